@@ -1,0 +1,62 @@
+/* What the parts of the shim share: errors, counters, devices, and the two tables through which C and Python know each
+ * other. */
+#ifndef OCP_CORE_H
+#define OCP_CORE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "driver.h"
+#include "ort_abi.h" /* generated from ort_cuda_plugin/abi by build_plugin.py */
+
+#define OCP_CORE_ABI 1u /* of ocp_core and ocp_python; bridge and library must agree */
+#define OCP_EP_NAME "CudaPluginExecutionProvider"
+
+/* ---- errors: a code, a node where one is to blame, and a message; made into an OrtStatus at the boundary only ---- */
+typedef struct ocp_error {
+  int code; /* OrtErrorCode; 0: none */
+  char text[1000];
+} ocp_error;
+/* Formats the message (truncating) and returns code. */
+int ocp_fail(ocp_error *error, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* "cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY (out of memory)", with the code that fits. */
+int ocp_fail_cuda(ocp_error *error, const ocp_driver *driver, CUresult result, const char *what);
+OrtStatus *ocp_status(const ocp_error *error); /* NULL when error->code is 0 */
+
+/* ---- counters: process wide, relaxed atomics; names in counters.c, read by ort_cuda_plugin.counters() ---- */
+typedef enum ocp_counter {
+  OCP_PYTHON_CALLS, /* calls from C into Python */
+  OCP_RUNS,         /* Compute calls of compiled clusters */
+  OCP_LAUNCHES,     /* kernels launched */
+  OCP_LIBRARY_CALLS,
+  OCP_COPIES_H2D,
+  OCP_COPIES_D2H,
+  OCP_COPIES_D2D,
+  OCP_PLAN_VARIANTS_BUILT,
+  OCP_PLAN_HITS,
+  OCP_HOST_VALUE_READS,
+  OCP_KERNELS_COMPILED,    /* added to by Python through counter_add */
+  OCP_KERNEL_CACHE_HITS,   /* likewise */
+  OCP_DEVICE_BYTES_IN_USE, /* handed out and not yet freed: ORT's tensors, slabs, weights */
+  OCP_PINNED_BYTES_IN_USE,
+  OCP_WEIGHT_BYTES,
+  OCP_STREAMS_LIVE,
+  OCP_NUM_COUNTERS
+} ocp_counter;
+extern _Atomic int64_t ocp_counters[OCP_NUM_COUNTERS];
+extern const char *const ocp_counter_names[OCP_NUM_COUNTERS];
+static inline void ocp_count(ocp_counter counter, int64_t by) {
+  atomic_fetch_add_explicit(&ocp_counters[counter], by, memory_order_relaxed);
+}
+
+/* ---- one CUDA or emulated device; made on first use, lives as long as the process ---- */
+typedef struct ocp_device ocp_device; /* memory.h */
+
+/* ---- opaque objects that cross the tables ---- */
+typedef struct ocp_stream ocp_stream;   /* memory.h */
+typedef struct ocp_cluster ocp_cluster; /* executor.h */
+typedef struct ocp_weight ocp_weight;   /* weights.h */
+
+#endif

@@ -1,0 +1,39 @@
+/* Configuration and reports of the emulated CUDA device. Everything else goes through the driver table. */
+#ifndef OCP_EMU_H
+#define OCP_EMU_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct ocp_emu_config {
+  uint32_t num_devices;  /* 1 .. 8 */
+  uint32_t workers;      /* threads that run blocks; 0: one per core of the process's affinity mask */
+  uint64_t device_bytes; /* memory of each device; address space only until it is touched */
+  uint32_t adversarial;  /* 0: inline streams; 1: deferred and interleaved by `seed` until somebody waits */
+  uint32_t check;        /* 1: the checking mode; needs kernels compiled with checks */
+  uint64_t seed;
+} ocp_emu_config;
+
+/* Sets the configuration. Allowed while no emulated memory, stream or module is alive; else returns
+ * CUDA_ERROR_INVALID_VALUE-like codes with the reason in text. The defaults come from the environment:
+ * ORT_CUDA_PLUGIN_EMULATE_DEVICES, _MEMORY (bytes, K/M/G suffixes), _STREAMS (inline|adversarial), _SEED, _CHECK,
+ * _WORKERS, each prefixed ORT_CUDA_PLUGIN_EMULATE. */
+int ocp_emu_configure(const ocp_emu_config *config, char *text, size_t text_bytes);
+void ocp_emu_get_config(ocp_emu_config *config);
+
+/* Findings of the checking mode since the last clear: kinds out-of-bounds, use-after-free, uninitialised-read,
+ * divergent-barrier, missing-wait. Each is one line of text that names kernel, block, thread, address, bytes. A finding
+ * also makes the launch fail with CUDA_ERROR_ILLEGAL_ADDRESS or CUDA_ERROR_LAUNCH_FAILED, as compute-sanitizer's
+ * --error-exitcode would. */
+int ocp_emu_num_findings(void);
+/* Copies finding `index` into text; returns its length, or -1. */
+int ocp_emu_finding(int index, char *text, size_t text_bytes);
+void ocp_emu_clear_findings(void);
+
+/* The host alias of an emulated device address, for the twins of library calls; NULL when the range is not allocated.
+ */
+void *ocp_emu_host_pointer(uint64_t address, size_t bytes);
+/* 1 when the address lies in the emulated devices' address space. */
+int ocp_emu_owns(uint64_t address);
+
+#endif

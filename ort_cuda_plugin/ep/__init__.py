@@ -1,0 +1,1 @@
+"""The control plane as ORT sees it: factory, provider, options, devices."""

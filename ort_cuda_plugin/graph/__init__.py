@@ -1,0 +1,1 @@
+"""From an OrtGraph to plans: IR, symbolic shapes, claims, partitioning, lowering."""

@@ -1,0 +1,1 @@
+"""Numba CUDA kernels and the generators that make kernels from expressions."""
