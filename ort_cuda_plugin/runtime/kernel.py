@@ -1,0 +1,73 @@
+"""What identifies one kernel: its Python code, its parameters' types and its compile-time constants.
+
+Importing this module imports neither Numba nor NumPy: operators make specs on every plan, warm or cold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+type_pattern = re.compile(r"\*(f16|bf16|f32|f64|b1|[iu](8|16|32|64))|i32|i64|f32|f64")
+"""Parameter types: pointers to elements of a storage type, and four kinds of scalars."""
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """One kernel with all that its machine code depends on, except the target.
+
+    ``signature`` has one entry per kernel parameter: ``"*f32"`` is a pointer to float32 (``*f16`` and ``*bf16`` are seen
+    as uint16 by the kernel, ``*b1`` as uint8), ``"i32" "i64" "f32" "f64"`` are scalars.
+
+    Exactly one of ``source`` and ``factory`` is given. ``source`` is Python text that defines ``def kernel(...)``.
+    ``factory`` is ``"package.module:function"``; the function is called with ``params`` as keyword arguments, which
+    thereby become compile-time constants, and returns the kernel function. Free names of a kernel are those of
+    `ort_cuda_plugin.kernels.intrinsics`, ``cuda``, ``math`` and the sized number types.
+
+    ``launch_bounds`` is the number of threads of the blocks it is launched with (0: unknown), ``max_registers`` limits
+    the registers of a thread (0: the compiler decides), ``fast_math`` allows approximate and reassociated float32 math.
+
+    Raises ValueError for a spec that contradicts this.
+    """
+
+    name: str
+    signature: tuple[str, ...]
+    source: str = ""
+    factory: str = ""
+    params: tuple[tuple[str, int | float | str], ...] = ()
+    launch_bounds: int = 0
+    max_registers: int = 0
+    fast_math: bool = False
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.name):
+            raise ValueError(f"kernel name {self.name!r} is not an identifier")
+        if bool(self.source) == bool(self.factory):
+            raise ValueError(f"kernel {self.name!r} needs either a source or a factory")
+        if self.source and self.params:
+            raise ValueError(f"kernel {self.name!r}: params belong to a factory")
+        for entry in self.signature:
+            if not type_pattern.fullmatch(entry):
+                raise ValueError(f"kernel {self.name!r}: {entry!r} is no parameter type")
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex SHA-256 of every field. The code behind ``factory`` is not part of it; see `cache.kernel_key`."""
+        fields = (
+            self.name,
+            self.signature,
+            self.source,
+            self.factory,
+            self.params,
+            self.launch_bounds,
+            self.max_registers,
+            self.fast_math,
+        )
+        return hashlib.sha256(repr(fields).encode()).hexdigest()
+
+    @property
+    def symbol(self) -> str:
+        """Name of the compiled kernel: ``name`` and a piece of the digest, so that two specs never share a symbol."""
+        return f"{self.name}_{self.digest[:12]}"

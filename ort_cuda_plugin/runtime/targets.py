@@ -1,0 +1,54 @@
+"""What kernels are compiled for, and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Target:
+    """A GPU architecture, or the emulated device on this host's CPU.
+
+    ``check`` compiles emulated kernels with the checking mode's calls before each access to memory.
+    """
+
+    kind: str
+    compute_capability: tuple[int, int] = (0, 0)
+    check: bool = False
+
+    @staticmethod
+    def emulated(check: bool = False) -> Target:
+        return Target("emulated", check=check)
+
+    @staticmethod
+    def cuda(major: int, minor: int) -> Target:
+        return Target("cuda", (major, minor))
+
+    @property
+    def is_emulated(self) -> bool:
+        return self.kind == "emulated"
+
+    @property
+    def arch(self) -> str:
+        """``"sm_90"`` for a GPU, ``"emulated"`` or ``"emulated_check"`` for the emulated device."""
+        if self.is_emulated:
+            return "emulated_check" if self.check else "emulated"
+        major, minor = self.compute_capability
+        return f"sm_{major}{minor}"
+
+
+@dataclass(frozen=True)
+class KernelImage:
+    """One compiled kernel, ready for ModuleLoadData.
+
+    ``data`` is a cubin, or for the emulated device a relocatable ELF object as ``csrc_shim/emu_kernel.h`` describes it;
+    ``entry`` is the kernel's symbol in it. ``metadata`` holds integers about it, such as ``static_shared_bytes``.
+    ``ptx`` is the PTX that the cubin was made from, for architectures newer than the target, else empty.
+    """
+
+    data: bytes
+    entry: str
+    target: Target
+    metadata: Mapping[str, int] = field(default_factory=dict)
+    ptx: bytes = b""
