@@ -1,0 +1,222 @@
+"""The operator table: one function per ONNX operator and range of versions.
+
+An operator is a plain function whose positional parameters are the ONNX inputs and whose keyword-only parameters are
+the ONNX attributes with their names and defaults::
+
+    @op("Gather", since=1, types={"T": ALL_TENSORS, "Tind": INDICES})
+    def gather(ctx: Lowering, data: T, indices: Tind, *, axis: int = 0) -> Tensor: ...
+
+An input's annotation names its ONNX type constraint: an alias such as ``T`` or ``Tind`` below. ``Tensor`` means ``T``;
+``HostTensor`` marks an integer input whose contents decide shapes, which the function reads with ``ctx.host_values``.
+An input with a default is optional, ``*inputs`` is variadic. Several functions may serve one operator: each serves the
+versions from its ``since`` up to the next one's, or to its own ``until``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeAlias, TypeVar
+
+from ort_cuda_plugin.graph.ir import DType
+from ort_cuda_plugin.graph.lowering import InvalidModel, Lowering, Tensor, Unsupported
+
+FLOATS = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64})
+SIGNED_INTS = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64})
+UNSIGNED_INTS = frozenset({DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64})
+INTS = SIGNED_INTS | UNSIGNED_INTS
+INDICES = frozenset({DType.INT32, DType.INT64})
+BOOL = frozenset({DType.BOOL})
+SIGNED = FLOATS | SIGNED_INTS
+ARITHMETIC = FLOATS | INTS
+ALL_TENSORS = ARITHMETIC | BOOL
+
+B: TypeAlias = Tensor
+M: TypeAlias = Tensor
+S: TypeAlias = Tensor
+T: TypeAlias = Tensor
+T1: TypeAlias = Tensor
+T2: TypeAlias = Tensor
+T3: TypeAlias = Tensor
+Tind: TypeAlias = Tensor
+U: TypeAlias = Tensor
+V: TypeAlias = Tensor
+HostTensor: TypeAlias = Tensor
+
+NEWEST_OPSETS = {"": 26, "com.microsoft": 1}
+"""The newest opset per domain whose changes this table knows; a node of a newer version may mean something else."""
+
+OperatorFunction: TypeAlias = Callable[..., "Tensor | tuple[Tensor, ...]"]
+F = TypeVar("F", bound=OperatorFunction)
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One row of the table. ``until`` is the last version that ``function`` serves, or None."""
+
+    name: str
+    domain: str
+    since: int
+    until: int | None
+    types: Mapping[str, frozenset[DType]]
+    function: OperatorFunction = field(repr=False)
+
+    @cached_property
+    def _parameters(self) -> list[inspect.Parameter]:
+        return list(inspect.signature(self.function).parameters.values())[1:]
+
+    @cached_property
+    def inputs(self) -> tuple[inspect.Parameter, ...]:
+        """The parameters that are ONNX inputs; the last may be variadic."""
+        return tuple(p for p in self._parameters if p.kind != p.KEYWORD_ONLY)
+
+    @cached_property
+    def attributes(self) -> Mapping[str, inspect.Parameter]:
+        """The parameters that are ONNX attributes, by name."""
+        return {p.name: p for p in self._parameters if p.kind == p.KEYWORD_ONLY}
+
+    @cached_property
+    def host_inputs(self) -> tuple[int, ...]:
+        """Indices of the inputs that the host reads."""
+        return tuple(
+            i for i, p in enumerate(self.inputs) if self._annotation(p) == "HostTensor"
+        )
+
+    @staticmethod
+    def _annotation(parameter: inspect.Parameter) -> str:
+        return str(parameter.annotation).removesuffix(" | None")
+
+    def constraint(self, index: int) -> str:
+        """Name of the type constraint of input ``index``, "" for an input without one."""
+        name = self._annotation(self.inputs[min(index, len(self.inputs) - 1)])
+        name = "T" if name == "Tensor" else name
+        return name if name in self.types else ""
+
+    def check_inputs(self, dtypes: Sequence[DType | None]) -> None:
+        """``dtypes`` has one entry per input of the node, None for one that is left out.
+
+        Raises InvalidModel for a wrong number of inputs, Unsupported("dtype") for a type that is not served.
+        """
+        variadic = (
+            bool(self.inputs)
+            and self.inputs[-1].kind == inspect.Parameter.VAR_POSITIONAL
+        )
+        if len(dtypes) > len(self.inputs) and not variadic:
+            raise InvalidModel(
+                f"{self.name} takes at most {len(self.inputs)} inputs, not {len(dtypes)}"
+            )
+        for index, parameter in enumerate(self.inputs):
+            missing = index >= len(dtypes) or dtypes[index] is None
+            if (
+                missing
+                and parameter.default is parameter.empty
+                and parameter.kind != parameter.VAR_POSITIONAL
+            ):
+                raise InvalidModel(f"{self.name} needs its input {parameter.name!r}")
+        for index, dtype in enumerate(dtypes):
+            constraint = self.constraint(index)
+            if dtype is not None and constraint and dtype not in self.types[constraint]:
+                raise Unsupported(
+                    "dtype", f"{self.name} with {constraint} = {dtype.short}"
+                )
+
+    def bind_attributes(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """Keyword arguments for ``function``.
+
+        Raises Unsupported("attribute") for an attribute that the function does not have, InvalidModel for a missing one.
+        """
+        for name in attributes:
+            if name not in self.attributes:
+                raise Unsupported(
+                    "attribute", f"{self.name} with the attribute {name!r}"
+                )
+        for name, parameter in self.attributes.items():
+            if parameter.default is parameter.empty and name not in attributes:
+                raise InvalidModel(f"{self.name} needs its attribute {name!r}")
+        return dict(attributes)
+
+    def lower(
+        self,
+        ctx: Lowering,
+        inputs: Sequence[Tensor | None],
+        attributes: Mapping[str, Any],
+    ) -> tuple[Tensor, ...]:
+        """Runs the operator's function; the results are the node's outputs in order, perhaps fewer.
+
+        Raises Unsupported or InvalidModel as the checks above and the function do.
+        """
+        self.check_inputs([None if x is None else x.dtype for x in inputs])
+        keywords = self.bind_attributes(attributes)
+        result = self.function(ctx, *inputs, **keywords)
+        return result if isinstance(result, tuple) else (result,)
+
+
+_table: dict[tuple[str, str], list[Operator]] = {}
+
+
+def op(
+    name: str,
+    *,
+    domain: str = "",
+    since: int = 1,
+    until: int | None = None,
+    types: Mapping[str, frozenset[DType]] | None = None,
+) -> Callable[[F], F]:
+    """Enters a function into the table. Decorators stack, for operators and domains that share a function.
+
+    ``since`` is the first version that the function serves, ``types`` maps ONNX constraint names to the served types.
+    Raises ValueError when the table already has this operator with this ``since``.
+    """
+
+    def enter(function: F) -> F:
+        versions = _table.setdefault((domain, name), [])
+        if any(entry.since == since for entry in versions):
+            raise ValueError(f"operator {name} since {since} is declared twice")
+        versions.append(Operator(name, domain, since, until, types or {}, function))
+        versions.sort(key=lambda entry: entry.since)
+        return function
+
+    return enter
+
+
+@functools.cache
+def _load() -> None:
+    """Imports every module of ort_cuda_plugin.ops, so that a new file is in the table by being there."""
+    package = importlib.import_module("ort_cuda_plugin.ops")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"ort_cuda_plugin.ops.{module.name}")
+
+
+def lookup(domain: str, op_type: str, since_version: int) -> Operator:
+    """The row that serves a node. ``since_version`` is that of the node's ONNX schema.
+
+    Raises Unsupported("op") or Unsupported("version").
+    """
+    _load()
+    domain = "" if domain == "ai.onnx" else domain
+    versions = _table.get((domain, op_type))
+    qualified = f"{domain}.{op_type}" if domain else op_type
+    if not versions:
+        raise Unsupported("op", f"{qualified} is not implemented")
+    if since_version > NEWEST_OPSETS.get(domain, since_version):
+        raise Unsupported(
+            "version",
+            f"{qualified}-{since_version} is newer than opset {NEWEST_OPSETS[domain]}",
+        )
+    serving = [entry for entry in versions if entry.since <= since_version]
+    if not serving or (
+        serving[-1].until is not None and since_version > serving[-1].until
+    ):
+        raise Unsupported("version", f"{qualified}-{since_version} is not implemented")
+    return serving[-1]
+
+
+def operators() -> Iterable[Operator]:
+    """Every row, ordered by domain, name and version."""
+    _load()
+    return [entry for key in sorted(_table) for entry in _table[key]]
