@@ -1,0 +1,71 @@
+"""What several commands need: the choice of a device, the model argument, errors made readable."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import ort_cuda_plugin
+from ort_cuda_plugin import models
+from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+
+DEVICES = ("auto", "cuda", "emulated")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="path of an ONNX file, or the name of a model in the onnx wheel (light_resnet50, ...)",
+    )
+    parser.add_argument(
+        "--device", choices=DEVICES, default="auto", help="auto: a GPU where there is one, else the emulated device"
+    )
+
+
+def model_path(name_or_path: str) -> Path:
+    try:
+        return models.find_model(name_or_path)
+    except models.ModelNotFoundError as error:
+        raise UserError(ExitCode.USAGE, str(error)) from None
+
+
+def select_device(choice: str) -> bool:
+    """Registers the plugin and says whether to use the emulated device."""
+    with unavailable_as_user_error():
+        ort_cuda_plugin.register()
+        has_cuda = any(not device.emulated for device in ort_cuda_plugin.devices())
+        if choice == "cuda" and not has_cuda:
+            raise UserError(
+                ExitCode.UNAVAILABLE, "no CUDA device was found; `ort-cuda-plugin info` says why; try --device emulated"
+            )
+        emulate = choice == "emulated" or not has_cuda
+        if emulate:
+            ort_cuda_plugin.register(emulate=True)
+        return emulate
+
+
+@contextmanager
+def unavailable_as_user_error() -> Iterator[None]:
+    """ORT missing or too old, a library that cannot be loaded."""
+    try:
+        yield
+    except (ImportError, RuntimeError, OSError) as error:
+        raise UserError(ExitCode.UNAVAILABLE, str(error)) from error
+
+
+@contextmanager
+def waiting(console: Console, what: str) -> Iterator[None]:
+    """A spinner on the terminal while the user waits; nothing when the output is not a terminal."""
+    with console.status(what) if console.is_terminal else _nothing():
+        yield
+
+
+@contextmanager
+def _nothing() -> Iterator[Any]:
+    yield

@@ -1,0 +1,46 @@
+"""Show each node of a model, where it runs, and the reason."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from collections import Counter
+
+from rich.console import Console
+from rich.table import Table
+
+import ort_cuda_plugin
+from ort_cuda_plugin.cli.common import add_model_arguments, model_path, select_device, waiting
+from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("--declined", action="store_true", help="only nodes that do not run on the EP")
+    parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    path = model_path(arguments.model)
+    emulate = select_device(arguments.device)
+    try:
+        with waiting(Console(stderr=True), "creating the session"):
+            verdicts = ort_cuda_plugin.explain(path, emulate=emulate)
+    except Exception as error:
+        raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {error}") from error
+    shown = [verdict for verdict in verdicts if not (arguments.declined and verdict.supported)]
+    if arguments.json:
+        print(json.dumps([asdict(verdict) for verdict in shown], indent=2))
+        return ExitCode.OK
+    table = Table("node", "operator", "runs on", "reason")
+    for verdict in shown:
+        operator = f"{verdict.domain or 'ai.onnx'}.{verdict.op_type}-{verdict.since_version}"
+        place = ort_cuda_plugin.get_ep_name() if verdict.supported else "another provider"
+        table.add_row(verdict.name, operator, place, verdict.reason)
+    console = Console(file=sys.stdout)
+    console.print(table)
+    counts = Counter(verdict.supported for verdict in verdicts)
+    console.print(f"{counts[True]} of {len(verdicts)} nodes run on {ort_cuda_plugin.get_ep_name()}")
+    return ExitCode.OK

@@ -1,0 +1,194 @@
+"""Run a model on the execution provider and compare it with ONNX Runtime's CPU provider.
+
+The weights of the onnx wheel's light models are one constant: they are replaced by seeded noise, and what stands before the final
+Softmax is compared, so that the comparison can fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import ort_cuda_plugin
+from ort_cuda_plugin import models
+from ort_cuda_plugin.cli.common import add_model_arguments, model_path, select_device, waiting
+from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+
+TOLERANCE = 1e-3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("--runs", type=int, default=5, metavar="N", help="timed runs after the first one (default 5)")
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME=FILE.npy",
+        help="values of one input; others are seeded noise",
+    )
+    parser.add_argument(
+        "--dim", action="append", default=[], metavar="NAME=N", help="size of a symbolic dimension (default 1)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the noise (default 0)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+
+
+@dataclass
+class RunReport:
+    """Times in seconds; `launches` per steady run; `error` is max|a-b|/max|b| against the CPU provider over the compared outputs."""
+
+    model: str
+    device: str
+    emulated: bool
+    nodes: int
+    nodes_on_ep: int
+    launches: int
+    library_calls: int
+    first_run: float
+    median_run: float | None
+    cpu_run: float
+    compared: list[str]
+    error: float
+    tolerance: float
+    kernels_compiled: int
+    python_calls_in_steady_runs: int
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    console = Console(stderr=True)
+    path = model_path(arguments.model)
+    if arguments.runs < 0:
+        raise UserError(ExitCode.USAGE, f"--runs {arguments.runs}: must not be negative")
+    emulate = select_device(arguments.device)
+    try:
+        report = measure(path, emulate, arguments, console)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {error}") from error
+    if arguments.json:
+        print(json.dumps(asdict(report), indent=2))
+    else:
+        print_table(report)
+    return ExitCode.OK if report.error <= TOLERANCE else ExitCode.MISMATCH
+
+
+def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: Console) -> RunReport:
+    """Creates the two sessions, runs both, and compares."""
+    import onnxruntime as ort
+
+    with waiting(console, f"loading {path.name}"):
+        light = models.is_wheel_model(path)
+        model = onnx.load(path, load_external_data=False)
+        names = [output.name for output in model.graph.output]
+        source: str | bytes = str(path)
+        if light:
+            model, compared = models.before_softmax(model)
+            model = models.with_noise_weights(model, arguments.seed)
+            names, source = [compared], model.SerializeToString()
+        feeds = _feeds(model, arguments)
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    before = ort_cuda_plugin.counters()
+    started = time.perf_counter()
+    with waiting(console, "creating the session"):
+        session = ort_cuda_plugin.session(source, emulate=emulate, sess_options=options)
+    with waiting(console, "first run: kernels that are not in the cache are compiled"):
+        actual = session.run(names, feeds)
+    first_run = time.perf_counter() - started
+    steady = ort_cuda_plugin.counters()
+    times = []
+    for _ in track(range(arguments.runs), "runs", console=console, transient=True, disable=not console.is_terminal):
+        begun = time.perf_counter()
+        session.run(names, feeds)
+        times.append(time.perf_counter() - begun)
+    after = ort_cuda_plugin.counters()
+    with waiting(console, "comparing with the CPU provider"):
+        cpu = ort.InferenceSession(source, providers=["CPUExecutionProvider"])
+        expected = cpu.run(names, feeds)
+        begun = time.perf_counter()
+        cpu.run(names, feeds)
+        cpu_run = time.perf_counter() - begun
+    runs = max(1, arguments.runs)
+    assignment = session.get_provider_graph_assignment_info()
+    on_ep = sum(len(part.get_nodes()) for part in assignment if part.ep_name == ort_cuda_plugin.get_ep_name())
+    return RunReport(
+        model=path.stem,
+        device=_device_name(emulate),
+        emulated=emulate,
+        nodes=sum(len(part.get_nodes()) for part in assignment),
+        nodes_on_ep=on_ep,
+        launches=(after["launches"] - steady["launches"]) // runs,
+        library_calls=(after["library_calls"] - steady["library_calls"]) // runs,
+        first_run=first_run,
+        median_run=statistics.median(times) if times else None,
+        cpu_run=cpu_run,
+        compared=names,
+        error=max(models.relative_error(np.asarray(a), np.asarray(b)) for a, b in zip(actual, expected, strict=True)),
+        tolerance=TOLERANCE,
+        kernels_compiled=after["kernels_compiled"] - before["kernels_compiled"],
+        python_calls_in_steady_runs=after["python_calls"] - steady["python_calls"],
+    )
+
+
+def print_table(report: RunReport) -> None:
+    table = Table(title=report.model, show_header=False, title_justify="left")
+    median = "-" if report.median_run is None else f"{report.median_run * 1e3:.2f} ms"
+    verdict = "ok" if report.error <= report.tolerance else "TOO LARGE"
+    rows: list[tuple[str, Any]] = [
+        ("device", report.device),
+        ("nodes on the EP", f"{report.nodes_on_ep} of {report.nodes}"),
+        ("launches per run", report.launches),
+        ("library calls per run", report.library_calls),
+        ("session and first run", f"{report.first_run:.2f} s ({report.kernels_compiled} kernels compiled)"),
+        ("run (median)", median),
+        ("CPU provider", f"{report.cpu_run * 1e3:.2f} ms"),
+        ("compared", ", ".join(report.compared)),
+        ("largest error", f"{report.error:.2e} of at most {report.tolerance:.0e}: {verdict}"),
+    ]
+    for name, value in rows:
+        table.add_row(name, str(value))
+    Console(file=sys.stdout).print(table)
+
+
+def _device_name(emulate: bool) -> str:
+    return next(device.name for device in ort_cuda_plugin.devices() if device.emulated == emulate)
+
+
+def _feeds(model: onnx.ModelProto, arguments: argparse.Namespace) -> dict[str, NDArray[np.generic]]:
+    given = dict(_pair(text, "--input", "NAME=FILE.npy") for text in arguments.input)
+    dims = dict(_pair(text, "--dim", "NAME=N") for text in arguments.dim)
+    inputs = {value.name for value in model.graph.input}
+    for name in given:
+        if name not in inputs:
+            raise UserError(
+                ExitCode.USAGE, f"--input {name}: the model has no such input; it has {', '.join(sorted(inputs))}"
+            )
+    try:
+        sizes = {name: int(size) for name, size in dims.items()}
+        arrays = {name: np.load(file) for name, file in given.items()}
+        feeds = models.random_inputs(model, arguments.seed, sizes, skip=set(arrays))
+    except (ValueError, OSError) as error:
+        raise UserError(ExitCode.USAGE, str(error)) from error
+    return {**feeds, **arrays}
+
+
+def _pair(text: str, option: str, form: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name or not value:
+        raise UserError(ExitCode.USAGE, f"{option} {text}: write {form}")
+    return name, value
