@@ -25,6 +25,13 @@ int ocp_fail(ocp_error *error, int code, const char *format, ...) __attribute__(
 int ocp_fail_cuda(ocp_error *error, const ocp_driver *driver, CUresult result, const char *what);
 OrtStatus *ocp_status(const ocp_error *error); /* NULL when error->code is 0 */
 
+/* ---- the host: set when a factory is created, before any other callback can run ---- */
+extern const OrtApi *ocp_api;
+extern const OrtEpApi *ocp_ep_api;
+/* min(OCP_NEWEST_API, the host's): goes into every ort_version_supported. A slot S newer than OCP_OLDEST_API may be set
+ * or called only when ocp_api_version >= <Struct>_<S>_SINCE (ort_abi.h). */
+extern uint32_t ocp_api_version;
+
 /* ---- counters: process wide, relaxed atomics; names in counters.c, read by ort_cuda_plugin.counters() ---- */
 typedef enum ocp_counter {
   OCP_PYTHON_CALLS, /* calls from C into Python */
@@ -57,6 +64,7 @@ typedef struct ocp_device ocp_device; /* memory.h */
 /* ---- opaque objects that cross the tables ---- */
 typedef struct ocp_stream ocp_stream;   /* memory.h */
 typedef struct ocp_cluster ocp_cluster; /* executor.h */
-typedef struct ocp_weight ocp_weight;   /* weights.h */
+typedef struct ocp_weight ocp_weight;   /* executor.h */
+typedef struct ocp_problem ocp_problem; /* library.h */
 
 #endif

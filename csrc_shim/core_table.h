@@ -35,4 +35,57 @@ typedef struct ocp_python {
                        const uint32_t *host_counts, uint32_t num_host_inputs, ocp_error *error);
 } ocp_python;
 
+/* The table to make one call into Python through, counted in OCP_PYTHON_CALLS; NULL with the error when Python must not
+ * be called: it was never started, is shutting down, or this process is a forked child. */
+const ocp_python *ocp_python_call(ocp_error *error);
+int ocp_set_python(const ocp_python *python, ocp_error *error);
+void ocp_shut_down(void);
+
+/* What Python gets from the library. Members never raise and take no GIL; those that can block release nothing, so
+ * cffi's release of the GIL around each call is what lets other threads go on. */
+typedef struct ocp_core {
+  uint32_t abi;
+  /* ---- counters ---- */
+  uint32_t num_counters;
+  const char *const *counter_names;
+  int64_t (*counter_get)(uint32_t counter);
+  void (*counter_add)(uint32_t counter, int64_t by);
+  void (*counters_reset)(void); /* what is in use or alive keeps its value */
+  /* ---- the two ways in ---- */
+  int (*set_python)(const ocp_python *python, ocp_error *error);
+  void (*shut_down)(void); /* the interpreter is about to go: no more calls into Python */
+  /* ---- devices ---- */
+  const ocp_driver *(*driver_cuda)(const char **why);
+  const ocp_driver *(*driver_emulator)(void);
+  int (*emu_configure)(const ocp_emu_config *config, char *text, size_t text_bytes);
+  void (*emu_get_config)(ocp_emu_config *config);
+  int (*emu_num_findings)(void);
+  int (*emu_finding)(int index, char *text, size_t text_bytes);
+  void (*emu_clear_findings)(void);
+  void *(*emu_host_pointer)(uint64_t address, size_t bytes);
+  int (*emu_owns)(uint64_t address);
+  ocp_device *(*device_open)(int emulated, int ordinal, ocp_error *error);
+  int (*device_enter)(ocp_device *device, ocp_error *error);
+  int (*device_alloc)(ocp_device *device, size_t bytes, ocp_stream *stream, CUdeviceptr *address, ocp_error *error);
+  void (*device_free)(ocp_device *device, CUdeviceptr address, ocp_stream *stream);
+  int (*stream_create)(ocp_device *device, ocp_stream **out, ocp_error *error);
+  void (*stream_release)(ocp_stream *stream);
+  int (*stream_synchronize)(ocp_stream *stream, ocp_error *error);
+  /* ---- clusters ---- */
+  ocp_cluster *(*cluster_create)(ocp_device *device, const char *name, int64_t python_handle);
+  void (*cluster_release)(ocp_cluster *cluster);
+  int (*cluster_add_kernels)(ocp_cluster *cluster, const ocp_kernel_ref *kernels, uint32_t count, ocp_error *error);
+  int (*cluster_add_weights)(ocp_cluster *cluster, ocp_weight *const *weights, uint32_t count, ocp_error *error);
+  int (*cluster_set_host_inputs)(ocp_cluster *cluster, const uint32_t *inputs, uint32_t count, ocp_error *error);
+  int (*cluster_add_plan)(ocp_cluster *cluster, const void *blob, size_t bytes, ocp_error *error);
+  int (*cluster_run)(ocp_cluster *cluster, ocp_stream *stream, const ocp_input *inputs, uint32_t num_inputs,
+                     ocp_output_fn output, void *output_context, ocp_error *error);
+  int (*weight_acquire)(ocp_device *device, const void *data, size_t bytes, ocp_weight **out, ocp_error *error);
+  void (*weight_release)(ocp_weight *weight);
+  CUdeviceptr (*weight_address)(const ocp_weight *weight);
+  /* ---- appended by the owners of other parts, in any order: bridge and library are built together ---- */
+} ocp_core;
+
+const ocp_core *ocp_core_table(void);
+
 #endif

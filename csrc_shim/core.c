@@ -1,0 +1,123 @@
+/* Errors, the host's API, and the table that Python gets. */
+#include "core_table.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+const OrtApi *ocp_api;
+const OrtEpApi *ocp_ep_api;
+uint32_t ocp_api_version;
+
+int ocp_fail(ocp_error *error, int code, const char *format, ...) {
+  error->code = code;
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(error->text, sizeof error->text, format, arguments);
+  va_end(arguments);
+  return code;
+}
+
+int ocp_fail_cuda(ocp_error *error, const ocp_driver *driver, CUresult result, const char *what) {
+  const char *name = NULL, *text = NULL;
+  if (driver->GetErrorName(result, &name) != CUDA_SUCCESS || !name)
+    name = "unknown error";
+  if (driver->GetErrorString(result, &text) != CUDA_SUCCESS || !text)
+    text = "no description";
+  return ocp_fail(error, result == CUDA_ERROR_INVALID_VALUE ? ORT_INVALID_ARGUMENT : ORT_EP_FAIL,
+                  "%s failed: %s (%d: %s)", what, name, result, text);
+}
+
+OrtStatus *ocp_status(const ocp_error *error) {
+  return error->code == ORT_OK ? NULL : ocp_api->CreateStatus((OrtErrorCode)error->code, error->text);
+}
+
+static int64_t counter_get(uint32_t counter) {
+  return counter < OCP_NUM_COUNTERS ? atomic_load_explicit(&ocp_counters[counter], memory_order_relaxed) : 0;
+}
+
+static void counter_add(uint32_t counter, int64_t by) {
+  if (counter < OCP_NUM_COUNTERS)
+    ocp_count((ocp_counter)counter, by);
+}
+
+static void counters_reset(void) {
+  for (int i = 0; i < OCP_DEVICE_BYTES_IN_USE; i++)
+    atomic_store_explicit(&ocp_counters[i], 0, memory_order_relaxed);
+}
+
+static ocp_device *device_open(int emulated, int ordinal, ocp_error *error) {
+  return ocp_device_open(emulated != 0, ordinal, error);
+}
+
+/* The parts that may be missing while the library is put together. */
+#pragma weak ocp_driver_cuda
+#pragma weak ocp_driver_emulator
+#pragma weak ocp_emu_configure
+#pragma weak ocp_emu_get_config
+#pragma weak ocp_emu_num_findings
+#pragma weak ocp_emu_finding
+#pragma weak ocp_emu_clear_findings
+#pragma weak ocp_emu_host_pointer
+#pragma weak ocp_emu_owns
+#pragma weak ocp_device_open
+#pragma weak ocp_device_enter
+#pragma weak ocp_device_alloc
+#pragma weak ocp_device_free
+#pragma weak ocp_stream_create
+#pragma weak ocp_stream_release
+#pragma weak ocp_stream_synchronize
+#pragma weak ocp_cluster_create
+#pragma weak ocp_cluster_release
+#pragma weak ocp_cluster_add_kernels
+#pragma weak ocp_cluster_add_weights
+#pragma weak ocp_cluster_set_host_inputs
+#pragma weak ocp_cluster_add_plan
+#pragma weak ocp_cluster_run
+#pragma weak ocp_weight_acquire
+#pragma weak ocp_weight_release
+#pragma weak ocp_weight_address
+
+const ocp_core *ocp_core_table(void) {
+  static ocp_core core;
+  static atomic_bool filled;
+  if (atomic_load(&filled))
+    return &core;
+  /* Idempotent: a race writes the same values twice. */
+  core.abi = OCP_CORE_ABI;
+  core.num_counters = OCP_NUM_COUNTERS;
+  core.counter_names = ocp_counter_names;
+  core.counter_get = counter_get;
+  core.counter_add = counter_add;
+  core.counters_reset = counters_reset;
+  core.set_python = ocp_set_python;
+  core.shut_down = ocp_shut_down;
+  core.driver_cuda = ocp_driver_cuda;
+  core.driver_emulator = ocp_driver_emulator;
+  core.emu_configure = ocp_emu_configure;
+  core.emu_get_config = ocp_emu_get_config;
+  core.emu_num_findings = ocp_emu_num_findings;
+  core.emu_finding = ocp_emu_finding;
+  core.emu_clear_findings = ocp_emu_clear_findings;
+  core.emu_host_pointer = ocp_emu_host_pointer;
+  core.emu_owns = ocp_emu_owns;
+  core.device_open = ocp_device_open ? device_open : NULL;
+  core.device_enter = ocp_device_enter;
+  core.device_alloc = ocp_device_alloc;
+  core.device_free = ocp_device_free;
+  core.stream_create = ocp_stream_create;
+  core.stream_release = ocp_stream_release;
+  core.stream_synchronize = ocp_stream_synchronize;
+  core.cluster_create = ocp_cluster_create;
+  core.cluster_release = ocp_cluster_release;
+  core.cluster_add_kernels = ocp_cluster_add_kernels;
+  core.cluster_add_weights = ocp_cluster_add_weights;
+  core.cluster_set_host_inputs = ocp_cluster_set_host_inputs;
+  core.cluster_add_plan = ocp_cluster_add_plan;
+  core.cluster_run = ocp_cluster_run;
+  core.weight_acquire = ocp_weight_acquire;
+  core.weight_release = ocp_weight_release;
+  core.weight_address = ocp_weight_address;
+  atomic_store(&filled, true);
+  return &core;
+}

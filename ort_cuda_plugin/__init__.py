@@ -1,0 +1,1 @@
+"""An ONNX Runtime plugin execution provider: Numba CUDA kernels run by a plain C library."""

@@ -1,0 +1,97 @@
+"""Python's end of the table ``ocp_core``: how Python code calls the C library.
+
+``core()`` is the cffi struct of ``csrc_shim/core_table.h``; calling a member releases the GIL. Members that can fail
+take an ``ocp_error *``::
+
+    error = new_error()
+    core().weight_acquire(device, data, nbytes, out, error)
+    check(error)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .. import _bridge
+
+ffi = _bridge.ffi
+lib = _bridge.lib
+
+LIBRARY_PATH = Path(__file__).resolve().parent.parent / "libort_cuda_plugin.so"
+
+_core: Any = None
+
+
+class PluginError(RuntimeError):
+    """The C library reported an error. ``code`` is its OrtErrorCode."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def core() -> Any:
+    """The library's table (``const ocp_core *``), opened on first use.
+
+    Raises:
+        PluginError: the library is missing, broken, or of another build than this package.
+    """
+    return _core if _core is not None else _open()
+
+
+def _open() -> Any:
+    global _core
+    text = ffi.new("char[1000]")
+    table = lib.ocp_bridge_open(str(LIBRARY_PATH).encode(), text, len(text))
+    if table == ffi.NULL:
+        raise PluginError(f"cannot open the plugin library: {ffi.string(text).decode(errors='replace')}")
+    if table.abi != lib.OCP_CORE_ABI or table.num_counters != lib.OCP_NUM_COUNTERS:
+        raise PluginError(f"{LIBRARY_PATH} is of another build than this package: run build_plugin.py again")
+    _core = table
+    return table
+
+
+def attach(address: int) -> None:
+    """Makes the library at work in this process, whose table is at ``address``, the one that Python uses.
+
+    Raises:
+        PluginError: Python already uses another copy of the library.
+    """
+    global _core
+    table = ffi.cast("const ocp_core *", address)
+    if _core is not None and _core != table:
+        raise PluginError("two copies of libort_cuda_plugin.so are loaded; register the one at get_library_path()")
+    _core = table
+
+
+def new_error() -> Any:
+    """A fresh ``ocp_error *`` that holds no error."""
+    return ffi.new("ocp_error *")
+
+
+def check(error: Any) -> None:
+    """Raises PluginError when ``error`` (``ocp_error *``) holds one, MemoryError-like codes included."""
+    if error.code:
+        raise PluginError(ffi.string(error.text).decode(errors="replace"), error.code)
+
+
+def counter_names() -> list[str]:
+    table = core()
+    return [ffi.string(table.counter_names[i]).decode() for i in range(table.num_counters)]
+
+
+def counters() -> dict[str, int]:
+    """The process-wide counters by name."""
+    table = core()
+    return {name: table.counter_get(i) for i, name in enumerate(counter_names())}
+
+
+def reset_counters() -> None:
+    """Sets the counters of events to 0; those of what is in use or alive stay."""
+    core().counters_reset()
+
+
+def count(name: str, by: int = 1) -> None:
+    """Adds to one counter; ``name`` is a member of ``ocp_counter`` without its prefix, for example KERNELS_COMPILED."""
+    core().counter_add(getattr(lib, f"OCP_{name}"), by)
