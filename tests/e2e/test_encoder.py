@@ -1,0 +1,47 @@
+"""Transformer encoders with dynamic batch and sequence."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from encoder import encoder, encoder_inputs
+
+import ort_cuda_plugin
+from ort_cuda_plugin import models
+
+TOLERANCE = 1e-3
+
+
+@functools.lru_cache
+def serialized(decomposed: bool, layers: int = 6) -> bytes:
+    return encoder(layers=layers, decomposed=decomposed).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    "level", [ort.GraphOptimizationLevel.ORT_ENABLE_ALL, ort.GraphOptimizationLevel.ORT_DISABLE_ALL]
+)
+@pytest.mark.parametrize("decomposed", [False, True], ids=["layer_norm", "decomposed"])
+def test_encoder_runs_whole_on_the_ep_and_matches_the_cpu_provider(ep_session, decomposed, level):
+    session = ep_session(serialized(decomposed), level)
+    cpu = ort.InferenceSession(serialized(decomposed), providers=["CPUExecutionProvider"])
+    for seed, (batch, sequence) in enumerate([(2, 16), (1, 33)]):
+        feeds = encoder_inputs(batch, sequence, seed)
+        assert models.relative_error(session.run(None, feeds)[0], cpu.run(None, feeds)[0]) <= TOLERANCE
+
+
+def test_unseen_batch_and_sequence_sizes_make_no_python_call(ep_session):
+    session = ep_session(serialized(False, layers=2))
+    cpu = ort.InferenceSession(serialized(False, layers=2), providers=["CPUExecutionProvider"])
+    session.run(None, encoder_inputs(2, 16))
+    rng = np.random.default_rng(7)
+    sizes = {(1, 1), (1, 7), (3, 1), *((int(b), int(s)) for b, s in rng.integers((1, 1), (6, 48), (60, 2)))} - {(2, 16)}
+    before = ort_cuda_plugin.counters()
+    for seed, (batch, sequence) in enumerate(sorted(sizes)[:50]):
+        feeds = encoder_inputs(batch, sequence, seed)
+        assert models.relative_error(session.run(None, feeds)[0], cpu.run(None, feeds)[0]) <= TOLERANCE
+    after = ort_cuda_plugin.counters()
+    assert after["python_calls"] == before["python_calls"]
+    assert after["plan_variants_built"] == before["plan_variants_built"]

@@ -1,0 +1,69 @@
+"""The nine architectures of the onnx wheel, with noise weights, against the CPU provider."""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+import onnx
+import onnxruntime as ort
+import pytest
+
+import ort_cuda_plugin
+from ort_cuda_plugin import models
+
+TOLERANCE = 1e-3
+# Weights of these need seconds of one core to make and to run: without ORT's optimisations only the others run here as well.
+HEAVY = {"light_vgg19", "light_bvlc_alexnet", "light_zfnet512"}
+LEVELS = [ort.GraphOptimizationLevel.ORT_ENABLE_ALL, ort.GraphOptimizationLevel.ORT_DISABLE_ALL]
+
+
+@functools.lru_cache(maxsize=1)
+def noisy(name: str) -> tuple[onnx.ModelProto, str, bytes]:
+    model, output = models.before_softmax(onnx.load(models.wheel_models()[name]))
+    model = models.with_noise_weights(model)
+    return model, output, model.SerializeToString()
+
+
+@functools.lru_cache(maxsize=1)
+def reference(name: str) -> tuple[list[dict], list]:
+    model, output, serialized = noisy(name)
+    feeds = [models.random_inputs(model, seed) for seed in (1, 2)]
+    cpu = ort.InferenceSession(serialized, providers=["CPUExecutionProvider"])
+    return feeds, [cpu.run([output], feed)[0] for feed in feeds]
+
+
+@pytest.mark.parametrize("level", LEVELS, ids=["optimised", "as_written"])
+@pytest.mark.parametrize("name", sorted(models.wheel_models()))
+def test_every_node_runs_on_the_ep_and_outputs_match_the_cpu_provider(ep_session, name, level):
+    _, output, serialized = noisy(name)
+    feeds, expected = reference(name)
+    session = ep_session(serialized, level)
+    actual = [session.run([output], feed)[0] for feed in feeds]
+    errors = [models.relative_error(a, e) for a, e in zip(actual, expected, strict=True)]
+    assert max(errors) <= TOLERANCE
+    assert models.relative_error(actual[0], actual[1]) > 10 * TOLERANCE, "the inputs must lead to different outputs"
+    before = ort_cuda_plugin.counters()
+    session.run([output], feeds[0])
+    after = ort_cuda_plugin.counters()
+    assert after["python_calls"] == before["python_calls"]
+    assert after["launches"] > before["launches"]
+
+
+def test_steady_runs_and_runs_from_new_threads_make_no_python_call(ep_session):
+    _, output, serialized = noisy("light_squeezenet")
+    feeds, expected = reference("light_squeezenet")
+    session = ep_session(serialized)
+    session.run([output], feeds[0])
+    before = ort_cuda_plugin.counters()["python_calls"]
+    for _ in range(20):
+        session.run([output], feeds[0])
+    results: list = []
+    threads = [threading.Thread(target=lambda: results.append(session.run([output], feeds[1])[0])) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ort_cuda_plugin.counters()["python_calls"] == before
+    assert len(results) == 4
+    assert max(models.relative_error(result, expected[1]) for result in results) <= TOLERANCE
