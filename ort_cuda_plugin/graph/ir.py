@@ -1,0 +1,217 @@
+"""The graph as the plugin sees it: values, nodes and graphs, independent of the ORT objects they were read from."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = "npt.NDArray[Any]"
+
+_storage: Final[Mapping[int, tuple[str, str, str]]] = {
+    1: ("f32", "float32", "float"),
+    2: ("u8", "uint8", "integer"),
+    3: ("i8", "int8", "integer"),
+    4: ("u16", "uint16", "integer"),
+    5: ("i16", "int16", "integer"),
+    6: ("i32", "int32", "integer"),
+    7: ("i64", "int64", "integer"),
+    9: ("b1", "bool", "bool"),
+    10: ("f16", "float16", "float"),
+    11: ("f64", "float64", "float"),
+    12: ("u32", "uint32", "integer"),
+    13: ("u64", "uint64", "integer"),
+    16: ("bf16", "uint16", "float"),
+}
+"""Short name, NumPy type of the same storage, and kind of the element types that live in device memory."""
+
+
+class DType(enum.Enum):
+    """Element types. A value is the number in ONNXTensorElementDataType, which is that of ONNX's TensorProto too."""
+
+    FLOAT32 = 1
+    UINT8 = 2
+    INT8 = 3
+    UINT16 = 4
+    INT16 = 5
+    INT32 = 6
+    INT64 = 7
+    STRING = 8
+    BOOL = 9
+    FLOAT16 = 10
+    FLOAT64 = 11
+    UINT32 = 12
+    UINT64 = 13
+    COMPLEX64 = 14
+    COMPLEX128 = 15
+    BFLOAT16 = 16
+    FLOAT8E4M3FN = 17
+    FLOAT8E4M3FNUZ = 18
+    FLOAT8E5M2 = 19
+    FLOAT8E5M2FNUZ = 20
+    UINT4 = 21
+    INT4 = 22
+    FLOAT4E2M1 = 23
+
+    def __init__(self, number: int) -> None:
+        short, numpy_name, kind = _storage.get(number, ("", "", ""))
+        self.onnx: int = number
+        self.short: str = short  # "f32", "bf16", "i64", "b1", ...; "" where the device has no such type
+        self.itemsize: int = np.dtype(numpy_name).itemsize if numpy_name else 0
+        self.is_float: bool = kind == "float"
+        self.is_integer: bool = kind == "integer"
+        self.is_supported: bool = bool(short)  # tensors of it can live in device memory
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The NumPy type of the same storage (uint16 for bfloat16). Raises ValueError where there is none."""
+        if not self.is_supported:
+            raise ValueError(f"{self.name} has no NumPy type")
+        return np.dtype(_storage[self.onnx][1])
+
+    @staticmethod
+    def from_numpy(dtype: npt.DTypeLike) -> DType:
+        """The type of NumPy arrays of ``dtype`` (never BFLOAT16). Raises ValueError where there is none."""
+        name = np.dtype(dtype).name.upper()
+        if name not in DType.__members__:
+            raise ValueError(f"{np.dtype(dtype)} is not the element type of a tensor")
+        return DType[name]
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Constant:
+    """The contents of an initializer or a constant, read when first asked for.
+
+    ``load`` gives an array of ``dtype.numpy`` and ``shape``; what it returns is kept, so it must outlive its source.
+    """
+
+    __slots__ = ("_array", "_load", "dtype", "shape")
+
+    def __init__(self, dtype: DType, shape: tuple[int, ...], load: Callable[[], Array]) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self._load = load
+        self._array: Array | None = None
+
+    @staticmethod
+    def of(array: Array, dtype: DType | None = None) -> Constant:
+        """A constant of contents at hand; ``dtype`` is needed for BFLOAT16 only (in a uint16 array)."""
+        return Constant(dtype or DType.from_numpy(array.dtype), array.shape, lambda: array)
+
+    @property
+    def array(self) -> Array:
+        """The contents. Raises OSError or InvalidModel where they cannot be read."""
+        if self._array is None:
+            array = self._load()
+            assert array.shape == self.shape and array.dtype == self.dtype.numpy
+            self._array = array
+        return self._array
+
+    @property
+    def size(self) -> int:
+        size = 1
+        for dim in self.shape:
+            size *= dim
+        return size
+
+
+@dataclass(eq=False)
+class Value:
+    """A named value. ``dtype`` is None where it is unknown or no tensor, ``shape`` is None where the rank is unknown.
+
+    A dimension is an int, a symbolic name, or None where nothing is known about it.
+    """
+
+    name: str
+    dtype: DType | None
+    shape: tuple[int | str | None, ...] | None
+    initializer: Constant | None = None
+
+    @property
+    def constant(self) -> Array | None:
+        """The contents of an initializer that no Run can change, else None."""
+        return None if self.initializer is None else self.initializer.array
+
+    def __repr__(self) -> str:
+        dims = "?" if self.shape is None else ", ".join("?" if dim is None else str(dim) for dim in self.shape)
+        return f"{self.name}: {self.dtype.name if self.dtype else 'unknown'}[{dims}]"
+
+
+AttrValue: TypeAlias = "int | float | str | Array | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | Graph"
+
+
+@dataclass(eq=False)
+class Node:
+    """One operator. ``domain`` is "" for ai.onnx. None stands for an omitted optional input or output.
+
+    ``implicit_inputs`` are the values of outer scopes that the node's subgraphs read.
+    """
+
+    name: str
+    op_type: str
+    domain: str
+    since_version: int
+    inputs: tuple[Value | None, ...]
+    outputs: tuple[Value | None, ...]
+    attributes: Mapping[str, AttrValue] = field(default_factory=dict)
+    index: int = 0
+    implicit_inputs: tuple[Value, ...] = ()
+    has_subgraphs: bool = False
+    unreadable_attributes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """How messages name the node: its name, or its first output where it has none, and its type."""
+        first = next((value.name for value in self.outputs if value is not None), "")
+        return f"{self.name or first or '(unnamed)'} ({self.op_type})"
+
+    def reads(self) -> Iterator[Value]:
+        """Every value that the node depends on, implicit ones included."""
+        for value in self.inputs:
+            if value is not None:
+                yield value
+        yield from self.implicit_inputs
+
+
+@dataclass(eq=False)
+class Graph:
+    """Nodes in topological order. Values are shared objects: one Value per name."""
+
+    name: str
+    nodes: list[Node]
+    inputs: list[Value]
+    outputs: list[Value]
+    opsets: Mapping[str, int] = field(default_factory=dict)
+    is_subgraph: bool = False
+
+    def producers(self) -> dict[Value, Node]:
+        return {value: node for node in self.nodes for value in node.outputs if value is not None}
+
+
+class Unsupported(Exception):
+    """The plugin does not run this node; ORT gives it to another execution provider.
+
+    ``kind`` is one of "op", "version", "dtype", "attribute", "shape", "control-flow", "cost".
+    """
+
+    kinds: Final = ("op", "version", "dtype", "attribute", "shape", "control-flow", "cost")
+
+    def __init__(self, kind: str, reason: str) -> None:
+        assert kind in self.kinds, kind
+        super().__init__(reason)
+        self.kind = kind
+        self.reason = reason
+
+
+class InvalidModel(Exception):
+    """The model, or the inputs of a Run, contradict the operator's definition."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason

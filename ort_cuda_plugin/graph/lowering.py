@@ -1,0 +1,651 @@
+"""What operators see while they are lowered: tensors, and the context that records launches on them.
+
+One pass over an operator's function serves three purposes: it infers shapes, decides whether the plugin runs the node
+(by raising `Unsupported`), and records what a plan does. Nothing here compiles, allocates or touches a device.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import product as cartesian
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from ..runtime.kernel import KernelSpec
+from .ir import Array, Constant, DType, Graph, InvalidModel, Node, Unsupported
+from .symbolic import (
+    Dim,
+    Expr,
+    divides,
+    eq,
+    le,
+    logical_not,
+    logical_or,
+    product,
+    select,
+)
+
+if TYPE_CHECKING:
+    from ..runtime.libraries import LibraryProblem
+
+__all__ = [
+    "Arg",
+    "Buffer",
+    "BufferKind",
+    "DType",
+    "DeviceProperties",
+    "Float32",
+    "Float64",
+    "Graph",
+    "Int32",
+    "Int64",
+    "InvalidModel",
+    "Lowering",
+    "LoweringOptions",
+    "Node",
+    "Tensor",
+    "Unsupported",
+    "broadcast_shapes",
+    "broadcast_strides",
+    "contiguous_strides",
+]
+
+MAX_HOST_ELEMENTS = 1024
+"""Integer tensors of at most this many elements are followed symbolically. Shape arithmetic has one per dimension."""
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """What lowering may depend on. ``libraries`` holds "cublaslt" and "cudnn" where the device offers them."""
+
+    compute_capability: tuple[int, int] = (8, 0)
+    emulated: bool = True
+    sm_count: int = 1
+    max_shared_bytes: int = 48 * 1024
+    warp_size: int = 32
+    libraries: frozenset[str] = frozenset()
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class LoweringOptions:
+    """Options of a session that change what is computed or how."""
+
+    use_tf32: bool = True
+    deterministic: bool = False
+    wide_indices: bool = False  # 64-bit index arithmetic even below 2**31 elements
+
+
+class BufferKind(enum.IntEnum):
+    """Where a tensor's elements are; the numbers are ``ocp_ref_kind``'s."""
+
+    INPUT = 0
+    OUTPUT = 1
+    WEIGHT = 2
+    SCRATCH = 3
+
+
+class Buffer:
+    """Memory that tensors view. ``index`` is the number of the input; outputs and weights get theirs from the planner.
+
+    Compared by identity. ``nbytes`` is its size; ``data`` are the contents of a WEIGHT.
+    """
+
+    __slots__ = ("data", "index", "kind", "nbytes")
+
+    def __init__(self, kind: BufferKind, nbytes: Dim, index: int = -1, data: Constant | None = None) -> None:
+        self.kind = kind
+        self.nbytes = nbytes
+        self.index = index
+        self.data = data
+
+
+class Tensor:
+    """A strided view of a buffer, immutable. Strides and ``offset`` count elements.
+
+    ``host`` holds the contents of an integer or bool tensor in row-major order where they are known symbolically
+    (results of Shape arithmetic, small constants), else None. A tensor with ``buffer`` None exists on the host only;
+    launches materialize it on the device when they use it.
+    """
+
+    __slots__ = ("_constant", "_contiguous", "_deferred_host", "_host", "buffer", "dtype", "offset", "shape", "strides")
+
+    def __init__(
+        self,
+        dtype: DType,
+        shape: Sequence[Dim],
+        buffer: Buffer | None,
+        *,
+        strides: Sequence[Dim] | None = None,
+        offset: Dim = 0,
+        constant: Constant | None = None,
+        host: tuple[Dim, ...] | None = None,
+        deferred_host: Callable[[], tuple[Dim, ...]] | None = None,
+    ) -> None:
+        self.dtype = dtype
+        self.shape: tuple[Dim, ...] = tuple(shape)
+        self.buffer = buffer
+        self.strides: tuple[Dim, ...] = contiguous_strides(self.shape) if strides is None else tuple(strides)
+        self.offset = offset
+        self._constant = constant
+        self._host = host
+        self._deferred_host = deferred_host
+        self._contiguous: bool | None = True if strides is None else None
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> Dim:
+        """Number of elements."""
+        return product(self.shape)
+
+    @property
+    def nbytes(self) -> Dim:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the contents are known now; unlike ``constant`` this reads nothing."""
+        return self._constant is not None
+
+    @property
+    def constant(self) -> Array | None:
+        """The contents, as an array of ``dtype.numpy`` and this shape, where they are known, else None."""
+        return None if self._constant is None else self._constant.array
+
+    @property
+    def host(self) -> tuple[Dim, ...] | None:
+        constant = self._constant
+        countable = self.dtype.is_integer or self.dtype is DType.BOOL
+        if self._host is None and constant is not None and countable and constant.size <= MAX_HOST_ELEMENTS:
+            self._host = tuple(int(x) for x in constant.array.reshape(-1).tolist())
+        return self._host
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether elements lie in row-major order without gaps (strides of dimensions of size 1 do not matter)."""
+        if self._contiguous is None:
+            self._contiguous = all(
+                dim == 1 or stride == dense
+                for dim, stride, dense in zip(self.shape, self.strides, contiguous_strides(self.shape), strict=True)
+            ) or any(dim == 0 for dim in self.shape)
+        return self._contiguous
+
+    def __repr__(self) -> str:
+        return f"{self.dtype.short}[{', '.join(map(repr, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Int32:
+    value: Dim
+
+
+@dataclass(frozen=True)
+class Int64:
+    value: Dim
+
+
+@dataclass(frozen=True)
+class Float32:
+    value: float
+
+
+@dataclass(frozen=True)
+class Float64:
+    value: float
+
+
+Arg: TypeAlias = Tensor | Int32 | Int64 | Float32 | Float64
+Grid: TypeAlias = tuple[Dim, Dim, Dim]
+_scalar_types = {Int32: "i32", Int64: "i64", Float32: "f32", Float64: "f64"}
+
+
+@dataclass(eq=False)
+class Launch:
+    """A kernel launch. ``reads`` and ``writes`` are the buffers it uses."""
+
+    node: Node | None
+    kernel: KernelSpec
+    grid: Grid
+    block: tuple[int, int, int]
+    args: tuple[Arg, ...]
+    shared_bytes: Dim
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+
+
+@dataclass(eq=False)
+class LibraryCall:
+    """A call of a vendor library; the meaning of ``args`` is the problem's."""
+
+    node: Node | None
+    problem: LibraryProblem
+    args: tuple[Arg, ...]
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+
+
+@dataclass(eq=False)
+class Copy:
+    """A device to device copy of contiguous bytes."""
+
+    node: Node | None
+    destination: Tensor
+    source: Tensor
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+
+
+@dataclass(eq=False)
+class Memset:
+    """Sets every byte of a contiguous tensor."""
+
+    node: Node | None
+    destination: Tensor
+    byte: int
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+
+
+Step: TypeAlias = Launch | LibraryCall | Copy | Memset
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A condition that must hold at Run time, or the Run fails with the node's name and the message."""
+
+    node: Node | None
+    condition: Expr
+    message: str
+
+
+@dataclass(eq=False)
+class Trace:
+    """What lowering recorded, in order."""
+
+    steps: list[Step] = field(default_factory=list)
+    requirements: list[Requirement] = field(default_factory=list)
+    guards: dict[Expr, None] = field(default_factory=dict)
+
+
+class Lowering:
+    """The context that an operator's function gets as its first argument.
+
+    ``node`` is the node being lowered, ``opset`` the version of its domain that the model imports, ``device`` and
+    ``options`` what the plan is for. With ``record=False`` launches are checked but not kept: claims need shapes only.
+    """
+
+    def __init__(
+        self,
+        device: DeviceProperties,
+        options: LoweringOptions | None = None,
+        *,
+        record: bool = True,
+        read_host_input: Callable[[Buffer, int], tuple[Dim, ...]] | None = None,
+    ) -> None:
+        self.device = device
+        self.options = options or LoweringOptions()
+        self.node: Node | None = None
+        self.opset = 0
+        self.trace = Trace()
+        self._record = record
+        self._read_host_input = read_host_input
+        self._materialized: dict[tuple[DType, tuple[Dim, ...]], Buffer] = {}
+
+    # ---- tensors ----
+
+    def empty(self, shape: Sequence[Dim], dtype: DType) -> Tensor:
+        """A new contiguous intermediate with undefined contents."""
+        tensor = Tensor(dtype, shape, None)
+        tensor.buffer = Buffer(BufferKind.SCRATCH, tensor.nbytes)
+        return tensor
+
+    def view(self, x: Tensor, shape: Sequence[Dim], strides: Sequence[Dim] | None = None, offset: Dim = 0) -> Tensor:
+        """Other elements of x's buffer, zero copy. ``strides`` None is contiguous; ``offset`` counts from the buffer.
+
+        Known contents follow: views of constants are constants, views of host tensors are host tensors.
+        """
+        shape = tuple(shape)
+        strides = contiguous_strides(shape) if strides is None else tuple(strides)
+        static = isinstance(offset, int) and all(isinstance(d, int) for d in (*shape, *strides))
+        if x._host is not None or x._deferred_host is not None or x._constant is not None:
+            if static and x.is_contiguous and isinstance(x.offset, int):
+                return self._static_view(x, shape, strides, offset)
+            if x.buffer is None:
+                raise Unsupported("shape", "a view of shape arithmetic that depends on dimensions is not supported")
+        return Tensor(x.dtype, shape, x.buffer, strides=strides, offset=offset)
+
+    def _static_view(self, x: Tensor, shape: Sequence[Dim], strides: Sequence[Dim], offset: Dim) -> Tensor:
+        """A view with known contents. x is contiguous, so positions in its buffer less its offset number its elements."""
+        assert isinstance(offset, int) and isinstance(x.offset, int)
+        dims = tuple(d for d in shape if isinstance(d, int))
+        steps = tuple(s for s in strides if isinstance(s, int))
+        start = offset - x.offset
+
+        def pick(values: Sequence[Dim]) -> tuple[Dim, ...]:
+            ranges = [range(dim) for dim in dims]
+            return tuple(
+                values[start + sum(i * s for i, s in zip(index, steps, strict=True))] for index in cartesian(*ranges)
+            )
+
+        constant = x._constant
+        if constant is not None:
+            source = constant
+
+            def load() -> Array:
+                flat = np.ascontiguousarray(source.array).reshape(-1)[start:]
+                return np.lib.stride_tricks.as_strided(
+                    flat, dims, [step * flat.itemsize for step in steps], writeable=False
+                )
+
+            constant = Constant(x.dtype, dims, load)
+        host = x._host
+        deferred = x._deferred_host
+        picked = None if host is None else pick(host)
+        if x.buffer is None:
+            return Tensor(x.dtype, dims, None, host=picked)
+        return Tensor(
+            x.dtype,
+            dims,
+            x.buffer,
+            strides=steps,
+            offset=offset,
+            constant=constant,
+            host=picked,
+            deferred_host=None if deferred is None else lambda: pick(deferred()),
+        )
+
+    def contiguous(self, x: Tensor, alignment: int = 1) -> Tensor:
+        """x itself when it is contiguous at an offset that is a multiple of ``alignment`` elements, else a copy."""
+        if x.buffer is None or (x.is_contiguous and divides(alignment, x.offset)):
+            return x
+        from ..kernels.elementwise import elementwise
+
+        return elementwise(self, lambda value: value, x)
+
+    def constant(self, array: Array, dtype: DType | None = None) -> Tensor:
+        """A tensor of known contents; it becomes a weight when a launch reads it. ``dtype`` is needed for BFLOAT16."""
+        return self.initializer(Constant.of(np.ascontiguousarray(array), dtype))
+
+    def initializer(self, contents: Constant) -> Tensor:
+        """A tensor of known contents that are not read yet."""
+        nbytes = contents.size * contents.dtype.itemsize
+        buffer = Buffer(BufferKind.WEIGHT, nbytes, data=contents)
+        return Tensor(contents.dtype, contents.shape, buffer, constant=contents)
+
+    def host_tensor(self, dims: Sequence[Dim], shape: Sequence[int], dtype: DType) -> Tensor:
+        """An integer or bool tensor whose elements, in row-major order, are ``dims``."""
+        values = tuple(dims)
+        if len(values) != product(shape):
+            raise ValueError(f"{len(values)} values for shape {tuple(shape)}")
+        if all(isinstance(value, int) for value in values):
+            return self.constant(np.array(values, dtype=np.int64).astype(dtype.numpy).reshape(tuple(shape)), dtype)
+        return Tensor(dtype, shape, None, host=values)
+
+    def host_map(
+        self, function: Callable[..., Dim], *inputs: Tensor, shape: Sequence[Dim], dtype: DType
+    ) -> Tensor | None:
+        """Elementwise shape arithmetic: ``function`` of the elements of ``inputs`` broadcast to ``shape``.
+
+        None where the contents of an input are not known on the host, or where the result is large: the operator then
+        launches a kernel. All inputs constant is left to the device too unless the result is small and integer.
+        """
+        if not (dtype.is_integer or dtype is DType.BOOL) or not all(isinstance(dim, int) for dim in shape):
+            return None
+        dims = tuple(dim for dim in shape if isinstance(dim, int))
+        if int(np.prod(dims)) > MAX_HOST_ELEMENTS:
+            return None
+        columns = []
+        for x in inputs:
+            values = x.host
+            if values is None:
+                return None
+            columns.append(_broadcast_values(values, x.shape, dims))
+        return self.host_tensor([function(*row) for row in zip(*columns, strict=True)], dims, dtype)
+
+    def defer_host(self, x: Tensor, values: Callable[[], tuple[Dim, ...]]) -> Tensor:
+        """x with contents that `host_values` can get from ``values``, which may itself call `host_values`.
+
+        For shape arithmetic on inputs of the cluster: computed on the device unless something asks for the contents.
+        """
+        return Tensor(
+            x.dtype, x.shape, x.buffer, strides=x.strides, offset=x.offset, constant=x._constant, deferred_host=values
+        )
+
+    def host_values(self, x: Tensor, what: str) -> tuple[Dim, ...]:
+        """The integer contents of x in row-major order; ``what`` names them in messages ("shape of Reshape").
+
+        An input of the cluster becomes a host input: read back once per Run. Raises Unsupported where the contents are
+        computed on the device.
+        """
+        if x.host is not None:
+            return x.host
+        if x._deferred_host is not None:
+            return x._deferred_host()
+        if not (x.dtype.is_integer or x.dtype is DType.BOOL):
+            raise Unsupported("dtype", f"{what} has element type {x.dtype.name}, which is no integer type")
+        if x.buffer is not None and x.buffer.kind is BufferKind.INPUT and self._read_host_input is not None:
+            if not x.is_contiguous or x.offset != 0 or not isinstance(x.size, int):
+                raise Unsupported("shape", f"{what} has a number of elements that is not known before the Run")
+            if x.size > MAX_HOST_ELEMENTS:
+                raise Unsupported("shape", f"{what} has {x.size} elements; at most {MAX_HOST_ELEMENTS} are read back")
+            return self._read_host_input(x.buffer, x.size)
+        raise Unsupported("shape", f"{what} is computed on the device")
+
+    # ---- conditions ----
+
+    def require(self, condition: Dim, message: str) -> None:
+        """Fails the Run with the node's name and ``message`` where the condition is 0. Raises InvalidModel for 0."""
+        truth = self.known(condition)
+        if truth is False:
+            raise InvalidModel(message)
+        if truth is None:
+            assert isinstance(condition, Expr)
+            self.trace.requirements.append(Requirement(self.node, condition, message))
+
+    def guard(self, condition: Dim) -> bool:
+        """The answer at the shapes that the plan is built for. The plan then holds only where the answer is the same."""
+        truth = self.known(condition)
+        if truth is not None:
+            return truth
+        assert isinstance(condition, Expr)
+        answer = condition.hint != 0
+        recorded = condition if answer else logical_not(condition)
+        if isinstance(recorded, Expr):
+            self.trace.guards[recorded] = None
+        return answer
+
+    def known(self, condition: Dim) -> bool | None:
+        """The answer where it is the same for all shapes, else None."""
+        if isinstance(condition, int):
+            return condition != 0
+        low, high = condition.bounds
+        return True if (low is not None and low > 0) or (high is not None and high < 0) else None
+
+    def index_dtype(self, *sizes: Dim) -> str:
+        """ "i32" where all sizes are below 2**31 (guarded), else "i64": the type for index arithmetic up to them."""
+        if self.options.wide_indices:
+            return "i64"
+        narrow = all(self.guard(le(size, _INT32_MAX)) for size in sizes)
+        return "i32" if narrow else "i64"
+
+    # ---- what the plan does ----
+
+    def launch(
+        self,
+        kernel: KernelSpec,
+        grid: Grid,
+        block: tuple[int, int, int],
+        args: Sequence[Arg],
+        *,
+        shared_bytes: Dim = 0,
+        reads: Sequence[Tensor] = (),
+        writes: Sequence[Tensor] = (),
+    ) -> None:
+        """Records a launch. Tensor arguments are reads unless they are among ``writes`` (in both: read and written).
+
+        A grid with a dimension of 0 launches nothing. Raises TypeError where arguments do not fit the signature.
+        """
+        signature = kernel.signature
+        if len(args) != len(signature):
+            raise TypeError(f"kernel {kernel.name} takes {len(signature)} arguments, got {len(args)}")
+        for number, (arg, expected) in enumerate(zip(args, signature, strict=True)):
+            given = f"*{arg.dtype.short}" if isinstance(arg, Tensor) else _scalar_types[type(arg)]
+            if given != expected:
+                raise TypeError(f"kernel {kernel.name}: argument {number} is {given}, the signature says {expected}")
+        if not self._record:
+            return
+        placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)
+        read, written = self._uses(placed, reads, writes)
+        self.trace.steps.append(Launch(self.node, kernel, grid, block, placed, shared_bytes, read, written))
+
+    def library(
+        self,
+        problem: LibraryProblem,
+        args: Sequence[Arg],
+        *,
+        reads: Sequence[Tensor] = (),
+        writes: Sequence[Tensor] = (),
+    ) -> None:
+        """Records a call of a vendor library (or its emulated twin); reads and writes as for `launch`."""
+        if not self._record:
+            return
+        placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)
+        read, written = self._uses(placed, reads, writes)
+        self.trace.steps.append(LibraryCall(self.node, problem, placed, read, written))
+
+    def copy(self, dst: Tensor, src: Tensor) -> None:
+        """Copies all elements; both are contiguous, of one element type and the same number of elements."""
+        if dst.dtype is not src.dtype or dst.size != src.size or not (dst.is_contiguous and src.is_contiguous):
+            raise TypeError(f"cannot copy {src!r} to {dst!r} as bytes")
+        if not self._record:
+            return
+        src = self.materialize(src)
+        read, written = self._uses((dst, src), (), (dst,))
+        self.trace.steps.append(Copy(self.node, dst, src, read, written))
+
+    def memset(self, dst: Tensor, byte: int) -> None:
+        """Sets every byte of a contiguous tensor."""
+        if not dst.is_contiguous:
+            raise TypeError(f"cannot set the bytes of {dst!r}, which is not contiguous")
+        if self._record:
+            _, written = self._uses((dst,), (), (dst,))
+            self.trace.steps.append(Memset(self.node, dst, byte, (), written))
+
+    def materialize(self, x: Tensor) -> Tensor:
+        """x with its elements on the device: a host tensor is written there by a small launch, once."""
+        if x.buffer is not None:
+            return x
+        assert x._host is not None
+        key = (x.dtype, x._host)
+        buffer = self._materialized.get(key)
+        if buffer is None:
+            target = self.empty((len(x._host),), x.dtype)
+            assert target.buffer is not None
+            buffer = self._materialized[key] = target.buffer
+            _store_values(self, target, x._host)
+        return Tensor(x.dtype, x.shape, buffer, host=x._host)
+
+    @staticmethod
+    def _uses(
+        args: Sequence[Arg], reads: Sequence[Tensor], writes: Sequence[Tensor]
+    ) -> tuple[tuple[Buffer, ...], tuple[Buffer, ...]]:
+        written: dict[Buffer, None] = {}
+        for tensor in writes:
+            if tensor.buffer is None or tensor.buffer.kind is not BufferKind.SCRATCH:
+                raise TypeError(f"{tensor!r} is not an intermediate, it cannot be written")
+            written[tensor.buffer] = None
+        read: dict[Buffer, None] = {}
+        for tensor in reads:
+            if tensor.buffer is not None:
+                read[tensor.buffer] = None
+        for arg in args:
+            if isinstance(arg, Tensor) and arg.buffer is not None and arg.buffer not in written:
+                read[arg.buffer] = None
+        return tuple(read), tuple(written)
+
+
+_STORE_WIDTH = 32
+_store_source = """
+def kernel(out, {names}):
+{body}
+"""
+
+
+def _store_values(ctx: Lowering, target: Tensor, values: Sequence[Dim]) -> None:
+    """Writes register values to the device: one thread, the values are the kernel's parameters."""
+    for start in range(0, len(values), _STORE_WIDTH):
+        chunk = values[start : start + _STORE_WIDTH]
+        names = [f"v{i}" for i in range(len(chunk))]
+        body = "\n".join(f"    out[{i}] = {name}" for i, name in enumerate(names))
+        spec = KernelSpec(
+            name=f"store_{target.dtype.short}",
+            signature=(f"*{target.dtype.short}", *["i64"] * len(chunk)),
+            source=_store_source.format(names=", ".join(names), body=body),
+            launch_bounds=1,
+        )
+        piece = Tensor(target.dtype, (len(chunk),), target.buffer, offset=start)
+        ctx.launch(spec, (1, 1, 1), (1, 1, 1), (piece, *map(Int64, chunk)), writes=(piece,))
+
+
+# ---- shapes ----
+
+
+def contiguous_strides(shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Strides of a row-major tensor, in elements."""
+    strides: list[Dim] = []
+    stride: Dim = 1
+    for dim in reversed(shape):
+        strides.append(stride)
+        stride = stride * dim
+    return tuple(reversed(strides))
+
+
+def broadcast_shapes(ctx: Lowering, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
+    """The shape that all ``shapes`` broadcast to, as ONNX's multidirectional broadcasting (NumPy's) has it.
+
+    A dimension that may be 1 gives ``select(eq(a, 1), b, a)`` and a requirement, not a guard: one plan serves both.
+    """
+    rank = max((len(shape) for shape in shapes), default=0)
+    result: list[Dim] = [1] * rank
+    for shape in shapes:
+        for axis, dim in enumerate(shape, rank - len(shape)):
+            result[axis] = _broadcast_dims(ctx, result[axis], dim)
+    return tuple(result)
+
+
+def _broadcast_dims(ctx: Lowering, a: Dim, b: Dim) -> Dim:
+    if a == b or b == 1:
+        return a
+    if a == 1:
+        return b
+    a_is_1, b_is_1 = eq(a, 1), eq(b, 1)
+    ctx.require(logical_or(eq(a, b), logical_or(a_is_1, b_is_1)), "dimensions cannot be broadcast to each other")
+    if a_is_1 == 0 and b_is_1 == 0:
+        return a if isinstance(a, int) else b
+    if a_is_1 == 0:
+        return a
+    if b_is_1 == 0:
+        return b
+    return select(a_is_1, b, a)
+
+
+def broadcast_strides(x: Tensor, shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Strides with which x is read as a tensor of ``shape``, to which it broadcasts: 0 where it is repeated."""
+    lead = len(shape) - x.rank
+    strides: list[Dim] = [0] * lead
+    for dim, stride, target in zip(x.shape, x.strides, shape[lead:], strict=True):
+        strides.append(stride if dim == target else select(eq(dim, 1), 0, stride))
+    return tuple(strides)
+
+
+def _broadcast_values(values: tuple[Dim, ...], shape: Sequence[Dim], target: tuple[int, ...]) -> list[Dim]:
+    dims = tuple(dim for dim in shape if isinstance(dim, int))
+    positions = np.arange(len(values)).reshape(dims)
+    return [values[i] for i in np.broadcast_to(positions, target).reshape(-1).tolist()]
