@@ -1,0 +1,498 @@
+"""The plan of one cluster variant as dataclasses, and its binary form.
+
+``csrc_shim/plan.h`` is the contract and says what every field means; ``csrc_shim/plan.c`` checks it when a plan is
+loaded. The classes mirror it with three conveniences: what C stores in side arrays stands where it belongs (an output
+holds its dimensions, a record its parameters), strings are ``str``, and "no register" is None.
+
+Registers are int64 values. Those of the inputs' dimensions come first, input by input, then the host values of the host
+inputs in the same order; expressions and read-backs define the others, each once. ``exprs``, ``asserts``, ``readbacks``
+and ``records`` are ordered by segment.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+magic = 0x4E4C504F
+version = 1
+no_register = 0xFFFFFFFF
+max_rank = 16
+
+header_layout = struct.Struct("<20I")
+input_layout = struct.Struct("<6I")
+output_layout = struct.Struct("<4I")
+index_layout = struct.Struct("<I")
+expr_layout = struct.Struct("<6Iq")
+assert_layout = struct.Struct("<4I")
+readback_layout = struct.Struct("<8I")
+buffer_layout = struct.Struct("<4I")
+record_layout = struct.Struct("<14I")
+param_layout = struct.Struct("<4Iq")
+segment_layout = struct.Struct("<2I")
+
+
+class Header(NamedTuple):
+    """``ocp_plan_header``."""
+
+    magic: int
+    version: int
+    num_registers: int
+    num_inputs: int
+    num_outputs: int
+    num_weights: int
+    num_kernels: int
+    num_problems: int
+    num_dims: int
+    num_exprs: int
+    num_guards: int
+    num_asserts: int
+    num_readbacks: int
+    num_buffers: int
+    num_records: int
+    num_params: int
+    num_segments: int
+    num_nodes: int
+    strings_bytes: int
+    reserved: int = 0
+
+
+class ExprOp(enum.IntEnum):
+    """Operations of an expression; the comparisons and logical ones give 0 or 1."""
+
+    CONST = 0
+    ADD = 1
+    SUB = 2
+    MUL = 3
+    FLOORDIV = 4
+    MOD = 5
+    CEILDIV = 6
+    MIN = 7
+    MAX = 8
+    EQ = 9
+    NE = 10
+    LT = 11
+    LE = 12
+    AND = 13
+    OR = 14
+    SELECT = 15
+    TRUNCDIV = 16
+
+
+class RefKind(enum.IntEnum):
+    INPUT = 0
+    OUTPUT = 1
+    WEIGHT = 2
+    BUFFER = 3
+
+
+class RecordKind(enum.IntEnum):
+    LAUNCH = 0
+    COPY = 1
+    MEMSET = 2
+    LIBRARY = 3
+
+
+class ParamKind(enum.IntEnum):
+    POINTER = 0
+    I32 = 1
+    I64 = 2
+    F32 = 3
+    F64 = 4
+    I8 = 5
+    I16 = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Memory that a record or a read-back names: input, output, weight or buffer ``index`` of the plan."""
+
+    kind: RefKind
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInput:
+    """``dtype`` is an ONNXTensorElementDataType. A host input has ``host_register`` and ``host_count`` elements."""
+
+    dtype: int
+    rank: int
+    first_register: int
+    host_register: int | None = None
+    host_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOutput:
+    """``dims`` are registers; ``segment`` allocates it."""
+
+    dtype: int
+    dims: tuple[int, ...]
+    segment: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanExpr:
+    """Register ``dst`` = ``op`` of registers ``a``, ``b``, ``c`` (all smaller than dst), or ``imm`` for CONST."""
+
+    op: ExprOp
+    dst: int
+    a: int = 0
+    b: int = 0
+    c: int = 0
+    segment: int = 0
+    imm: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAssert:
+    """The Run fails with the name of node ``node`` and ``message`` when ``register`` is 0."""
+
+    register: int
+    node: int
+    message: str
+    segment: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReadback:
+    """``count`` elements of an integer type or bool, read before ``segment`` into registers ``dst`` and following."""
+
+    ref: Ref
+    dtype: int
+    count: int
+    dst: int
+    segment: int
+    byte_offset_register: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanBuffer:
+    """Scratch of ``size_register`` bytes, alive from record ``first_record`` to ``last_record``, both inclusive."""
+
+    size_register: int
+    first_record: int
+    last_record: int
+    segment: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One parameter of a record: an address (``ref``, plus ``imm`` and ``register`` bytes) or a number.
+
+    A number is ``register`` or, where that is None, ``imm``; F32 and F64 hold their bits in ``imm``.
+    """
+
+    kind: ParamKind
+    ref: Ref | None = None
+    register: int | None = None
+    imm: int = 0
+
+    @staticmethod
+    def pointer(ref: Ref, register: int | None = None, offset: int = 0) -> Param:
+        return Param(ParamKind.POINTER, ref, register, offset)
+
+    @staticmethod
+    def i32(register: int | None = None, value: int = 0) -> Param:
+        return Param(ParamKind.I32, None, register, value)
+
+    @staticmethod
+    def i64(register: int | None = None, value: int = 0) -> Param:
+        return Param(ParamKind.I64, None, register, value)
+
+    @staticmethod
+    def f32(value: float) -> Param:
+        return Param(ParamKind.F32, imm=struct.unpack("<I", struct.pack("<f", value))[0])
+
+    @staticmethod
+    def f64(value: float) -> Param:
+        return Param(ParamKind.F64, imm=struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One piece of work on the stream. ``grid`` are registers, ``block`` numbers of threads; both only for LAUNCH.
+
+    ``index`` is the entry of ``Plan.kernels`` (LAUNCH) or ``Plan.problems`` (LIBRARY), ``node`` that of ``Plan.nodes``.
+    """
+
+    kind: RecordKind
+    node: int
+    params: tuple[Param, ...]
+    index: int = 0
+    segment: int = 0
+    grid: tuple[int, int, int] = (0, 0, 0)
+    block: tuple[int, int, int] = (1, 1, 1)
+    shared_register: int | None = None
+    condition_register: int | None = None
+
+    @staticmethod
+    def copy(
+        node: int, dst: Param, src: Param, nbytes: Param, segment: int = 0, condition: int | None = None
+    ) -> Record:
+        """Copies ``nbytes`` (I64) bytes from pointer ``src`` to pointer ``dst``, device to device."""
+        return Record(RecordKind.COPY, node, (dst, src, nbytes), segment=segment, condition_register=condition)
+
+    @staticmethod
+    def memset(
+        node: int, dst: Param, byte: Param, nbytes: Param, segment: int = 0, condition: int | None = None
+    ) -> Record:
+        """Sets ``nbytes`` (I64) bytes at pointer ``dst`` to ``byte`` (I32, 0..255)."""
+        return Record(RecordKind.MEMSET, node, (dst, byte, nbytes), segment=segment, condition_register=condition)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``weights``, ``kernels`` and ``problems`` are indices into those of the cluster."""
+
+    num_registers: int
+    inputs: tuple[PlanInput, ...]
+    outputs: tuple[PlanOutput, ...]
+    nodes: tuple[str, ...] = ()
+    exprs: tuple[PlanExpr, ...] = ()
+    guards: tuple[int, ...] = ()
+    asserts: tuple[PlanAssert, ...] = ()
+    readbacks: tuple[PlanReadback, ...] = ()
+    buffers: tuple[PlanBuffer, ...] = ()
+    records: tuple[Record, ...] = ()
+    weights: tuple[int, ...] = ()
+    kernels: tuple[int, ...] = ()
+    problems: tuple[int, ...] = ()
+    num_segments: int = 1
+
+
+class Strings:
+    """NUL-terminated strings behind each other, equal ones once."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.offsets: dict[str, int] = {}
+
+    def add(self, text: str) -> int:
+        if text not in self.offsets:
+            if "\0" in text:
+                raise ValueError(f"{text!r} contains a NUL character")
+            self.offsets[text] = len(self.data)
+            self.data += text.encode() + b"\0"
+        return self.offsets[text]
+
+
+def encode(plan: Plan) -> bytes:
+    """The blob that ``ocp_cluster_add_plan`` takes.
+
+    Raises ValueError when a number does not fit its field or records are not ordered by segment. Whether the plan is
+    consistent is checked where it is loaded.
+    """
+    strings = Strings()
+    dims = [register for output in plan.outputs for register in output.dims]
+    params = [param for record in plan.records for param in record.params]
+    nodes = [strings.add(name) for name in plan.nodes]
+    asserts = [(a.register, a.node, strings.add(a.message), a.segment) for a in plan.asserts]
+    try:
+        sections = [
+            pack(input_layout, [input_fields(i) for i in plan.inputs]),
+            pack(output_layout, output_fields(plan.outputs)),
+            pack_indices(plan.weights),
+            pack_indices(plan.kernels),
+            pack_indices(plan.problems),
+            pack_indices(dims),
+            pack(expr_layout, [(e.op, e.dst, e.a, e.b, e.c, e.segment, e.imm) for e in plan.exprs]),
+            pack_indices(plan.guards),
+            pack(assert_layout, asserts),
+            pack(readback_layout, [readback_fields(r) for r in plan.readbacks]),
+            pack(buffer_layout, [(b.size_register, b.first_record, b.last_record, b.segment) for b in plan.buffers]),
+            pack(record_layout, record_fields(plan.records)),
+            pack(param_layout, [param_fields(p) for p in params]),
+            pack(segment_layout, segment_fields(plan)),
+            pack_indices(nodes),
+            aligned(bytes(strings.data)),
+        ]
+        header = header_layout.pack(
+            *Header(
+                magic=magic,
+                version=version,
+                num_registers=plan.num_registers,
+                num_inputs=len(plan.inputs),
+                num_outputs=len(plan.outputs),
+                num_weights=len(plan.weights),
+                num_kernels=len(plan.kernels),
+                num_problems=len(plan.problems),
+                num_dims=len(dims),
+                num_exprs=len(plan.exprs),
+                num_guards=len(plan.guards),
+                num_asserts=len(asserts),
+                num_readbacks=len(plan.readbacks),
+                num_buffers=len(plan.buffers),
+                num_records=len(plan.records),
+                num_params=len(params),
+                num_segments=plan.num_segments,
+                num_nodes=len(nodes),
+                strings_bytes=len(strings.data),
+            )
+        )
+    except struct.error as error:
+        raise ValueError(f"a field of the plan is out of range: {error}") from error
+    return header + b"".join(sections)
+
+
+def decode(blob: bytes) -> Plan:
+    """The inverse of `encode`, for tests and tools. Raises ValueError for a blob that does not have the format."""
+    try:
+        return Reader(blob).plan()
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
+        raise ValueError(f"not a plan: {error}") from error
+
+
+class Reader:
+    """Takes the arrays of a blob in order."""
+
+    def __init__(self, blob: bytes) -> None:
+        self.blob = blob
+        self.position = header_layout.size
+        fields = header_layout.unpack_from(blob)
+        if fields[:2] != (magic, version):
+            raise ValueError(f"not a plan of version {version}: magic {fields[0]:#x}, version {fields[1]}")
+        self.header = Header(*fields)
+
+    def take(self, nbytes: int) -> bytes:
+        if nbytes > len(self.blob) - self.position:
+            raise ValueError("the plan is truncated")
+        taken = self.blob[self.position : self.position + nbytes]
+        self.position += -(-nbytes // 8) * 8
+        return taken
+
+    def rows(self, layout: struct.Struct, count: int) -> list[tuple[int, ...]]:
+        return list(layout.iter_unpack(self.take(layout.size * count)))
+
+    def indices(self, count: int) -> tuple[int, ...]:
+        return tuple(row[0] for row in self.rows(index_layout, count))
+
+    def plan(self) -> Plan:
+        h = self.header
+        inputs = self.rows(input_layout, h.num_inputs)
+        outputs = self.rows(output_layout, h.num_outputs)
+        weights, kernels, problems = (self.indices(n) for n in (h.num_weights, h.num_kernels, h.num_problems))
+        dims = self.indices(h.num_dims)
+        exprs = self.rows(expr_layout, h.num_exprs)
+        guards = self.indices(h.num_guards)
+        asserts = self.rows(assert_layout, h.num_asserts)
+        readbacks = self.rows(readback_layout, h.num_readbacks)
+        buffers = self.rows(buffer_layout, h.num_buffers)
+        records = self.rows(record_layout, h.num_records)
+        params = [param_of(row) for row in self.rows(param_layout, h.num_params)]
+        self.rows(segment_layout, h.num_segments)
+        nodes = self.indices(h.num_nodes)
+        strings = self.take(h.strings_bytes)
+
+        def text(offset: int) -> str:
+            return strings[offset : strings.index(0, offset)].decode()
+
+        return Plan(
+            num_registers=h.num_registers,
+            inputs=tuple(PlanInput(d, rank, first, optional(host), count) for d, rank, first, host, count, _ in inputs),
+            outputs=tuple(PlanOutput(d, dims[first : first + rank], segment) for d, rank, first, segment in outputs),
+            nodes=tuple(text(offset) for offset in nodes),
+            exprs=tuple(PlanExpr(ExprOp(row[0]), *row[1:]) for row in exprs),
+            guards=guards,
+            asserts=tuple(PlanAssert(register, node, text(message), seg) for register, node, message, seg in asserts),
+            readbacks=tuple(
+                PlanReadback(Ref(RefKind(row[0]), row[1]), row[3], row[4], row[5], row[6], optional(row[2]))
+                for row in readbacks
+            ),
+            buffers=tuple(PlanBuffer(*row) for row in buffers),
+            records=tuple(record_of(row, params) for row in records),
+            weights=weights,
+            kernels=kernels,
+            problems=problems,
+            num_segments=h.num_segments,
+        )
+
+
+def aligned(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 8)
+
+
+def pack(layout: struct.Struct, rows: Sequence[tuple[int, ...]]) -> bytes:
+    return aligned(b"".join(layout.pack(*row) for row in rows))
+
+
+def pack_indices(values: Sequence[int]) -> bytes:
+    return aligned(struct.pack(f"<{len(values)}I", *values))
+
+
+def register_field(register: int | None) -> int:
+    return no_register if register is None else register
+
+
+def optional(field: int) -> int | None:
+    return None if field == no_register else field
+
+
+def input_fields(i: PlanInput) -> tuple[int, ...]:
+    return i.dtype, i.rank, i.first_register, register_field(i.host_register), i.host_count, 0
+
+
+def output_fields(outputs: Sequence[PlanOutput]) -> list[tuple[int, ...]]:
+    rows: list[tuple[int, ...]] = []
+    first_dim = 0
+    for output in outputs:
+        rows.append((output.dtype, len(output.dims), first_dim, output.segment))
+        first_dim += len(output.dims)
+    return rows
+
+
+def readback_fields(r: PlanReadback) -> tuple[int, ...]:
+    return r.ref.kind, r.ref.index, register_field(r.byte_offset_register), r.dtype, r.count, r.dst, r.segment, 0
+
+
+def record_fields(records: Sequence[Record]) -> list[tuple[int, ...]]:
+    rows: list[tuple[int, ...]] = []
+    first_param = 0
+    for r in records:
+        tail = (register_field(r.shared_register), register_field(r.condition_register))
+        rows.append((r.kind, r.node, r.index, r.segment, first_param, len(r.params), *r.grid, *r.block, *tail))
+        first_param += len(r.params)
+    return rows
+
+
+def param_fields(p: Param) -> tuple[int, ...]:
+    kind, index = (0, 0) if p.ref is None else (p.ref.kind, p.ref.index)
+    return p.kind, kind, index, register_field(p.register), p.imm
+
+
+def segment_fields(plan: Plan) -> list[tuple[int, ...]]:
+    rows: list[tuple[int, ...]] = []
+    first = 0
+    for segment in range(plan.num_segments):
+        end = first
+        while end < len(plan.records) and plan.records[end].segment == segment:
+            end += 1
+        rows.append((first, end - first))
+        first = end
+    if first != len(plan.records):
+        raise ValueError(f"record {first} is in segment {plan.records[first].segment}: not ordered, or no such segment")
+    return rows
+
+
+def param_of(row: tuple[int, ...]) -> Param:
+    kind, ref_kind, ref_index, register, imm = row
+    ref = Ref(RefKind(ref_kind), ref_index) if kind == ParamKind.POINTER else None
+    return Param(ParamKind(kind), ref, optional(register), imm)
+
+
+def record_of(row: tuple[int, ...], params: Sequence[Param]) -> Record:
+    kind, node, index, segment, first, count, gx, gy, gz, bx, by, bz, shared, condition = row
+    return Record(
+        kind=RecordKind(kind),
+        node=node,
+        params=tuple(params[first : first + count]),
+        index=index,
+        segment=segment,
+        grid=(gx, gy, gz),
+        block=(bx, by, bz),
+        shared_register=optional(shared),
+        condition_register=optional(condition),
+    )
