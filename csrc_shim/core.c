@@ -1,6 +1,7 @@
 /* Errors, the host's API, and the table that Python gets. */
 #include "core_table.h"
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,6 +9,17 @@
 const OrtApi *ocp_api;
 const OrtEpApi *ocp_ep_api;
 uint32_t ocp_api_version;
+const OrtLogger *ocp_logger;
+atomic_bool ocp_forked;
+
+static void after_fork_in_child(void) { atomic_store(&ocp_forked, true); }
+
+void ocp_watch_forks(void) {
+  static atomic_bool watching;
+  /* Fails only without memory, when nothing else works either. */
+  if (!atomic_exchange(&watching, true))
+    (void)pthread_atfork(NULL, NULL, after_fork_in_child);
+}
 
 int ocp_fail(ocp_error *error, int code, const char *format, ...) {
   error->code = code;

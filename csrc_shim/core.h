@@ -31,6 +31,14 @@ extern const OrtEpApi *ocp_ep_api;
 /* min(OCP_NEWEST_API, the host's): goes into every ort_version_supported. A slot S newer than OCP_OLDEST_API may be set
  * or called only when ocp_api_version >= <Struct>_<S>_SINCE (ort_abi.h). */
 extern uint32_t ocp_api_version;
+/* The default logger of the environment, for what has no session; NULL before a factory is created. */
+extern const OrtLogger *ocp_logger;
+
+/* True in a child forked after ocp_watch_forks: neither Python nor CUDA works there. */
+extern atomic_bool ocp_forked;
+void ocp_watch_forks(void); /* called where Python or a device is first used */
+#define OCP_FORKED_TEXT                                                                                                \
+  "this process was forked from one that used the CUDA plugin; start it with the spawn or forkserver method"
 
 /* ---- counters: process wide, relaxed atomics; names in counters.c, read by ort_cuda_plugin.counters() ---- */
 typedef enum ocp_counter {

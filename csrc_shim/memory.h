@@ -5,6 +5,9 @@
 
 #include "core.h"
 
+/* Vendor ids of OrtMemoryDevices. PCI vendor ids have 16 bits, so no EP for real hardware has the emulated one. */
+enum { OCP_VENDOR_NVIDIA = 0x10DE, OCP_VENDOR_EMULATED = 0x10DE0E };
+
 struct ocp_device {
   const ocp_driver *driver;
   CUcontext context;
@@ -14,13 +17,20 @@ struct ocp_device {
   uint32_t vendor_id; /* of its OrtMemoryDevice: NVIDIA's, or the emulator's own */
   int cc_major, cc_minor;
   atomic_int lost;       /* a sticky CUDA error, 0 while healthy; set once */
-  struct ocp_pool *pool; /* private to memory.c: cached device memory; the arena's place */
+  struct ocp_pool *pool; /* pool.h: cached memory and the order of the streams; the arena's place */
 };
 
 /* The device with that ordinal, opened on first use (thread safe), or NULL with the error. Never closed. */
 ocp_device *ocp_device_open(bool emulated, int ordinal, ocp_error *error);
-/* Makes the device's context current on the calling thread; cheap when it already is. */
+/* Makes the device's context current on the calling thread; cheap when it already is. Fails when the device is lost,
+ * and in a forked child. */
 int ocp_device_enter(ocp_device *device, ocp_error *error);
+/* ocp_fail_cuda that also marks the device lost when the error is a sticky one. */
+int ocp_device_fail(ocp_device *device, CUresult result, const char *what, ocp_error *error);
+/* Waits for all of the device's streams. */
+int ocp_device_synchronize(ocp_device *device, ocp_error *error);
+/* A stream of the device's own, for work that comes without one; who enqueues on it waits for it. */
+int ocp_device_default_stream(ocp_device *device, ocp_stream **out, ocp_error *error);
 
 /* ocp_stream: a CUDA stream and what is ordered on it. */
 struct ocp_stream {
@@ -29,6 +39,7 @@ struct ocp_stream {
   CUstream handle;
   bool owned;
   void *cublaslt, *cudnn; /* library handles, made on first use by library.c */
+  atomic_bool capturing;  /* set by who captures it into a graph: nobody else queries it or waits for it meanwhile */
   struct ocp_stream_private *priv;
 };
 /* stream_of_handle finds our stream for a raw handle (ORT < 1.28 gives only that); NULL when it is not ours. */
@@ -36,11 +47,26 @@ int ocp_stream_create(ocp_device *device, ocp_stream **out, ocp_error *error);
 void ocp_stream_release(ocp_stream *stream);
 int ocp_stream_synchronize(ocp_stream *stream, ocp_error *error);
 ocp_stream *ocp_stream_of_handle(void *handle);
+/* Says that work was enqueued on the stream; called by everyone who enqueues, before memory that the work uses can be
+ * freed without naming the stream. ocp_device_free on the stream says it too. */
+void ocp_stream_enqueued(ocp_stream *stream);
 
-/* Device memory, at least 256-byte aligned, never host readable. Free is stream ordered when stream is not NULL: the
- * memory may be handed out again to work enqueued later on the same stream at once, and to other streams after what is
- * enqueued now has finished. bytes == 0 gives a valid address of its own. */
+/* Device memory, at least 256-byte aligned, never host readable; bytes == 0 gives a valid address of its own. The
+ * memory may be used by work enqueued on `stream`, or by anybody at once when that is NULL.
+ *
+ * Free is stream ordered. On a stream: all that used the memory is ordered before the stream's end; later work on the
+ * stream can get it at once, other streams when that has finished. With NULL: any stream may have used it; a stream can
+ * get it again once what is enqueued now on the other streams has finished. */
 int ocp_device_alloc(ocp_device *device, size_t bytes, ocp_stream *stream, CUdeviceptr *address, ocp_error *error);
 void ocp_device_free(ocp_device *device, CUdeviceptr address, ocp_stream *stream);
+
+/* Pinned host memory, for anybody at once; freed as device memory is with NULL. */
+int ocp_pinned_alloc(ocp_device *device, size_t bytes, void **address, ocp_error *error);
+void ocp_pinned_free(ocp_device *device, void *address);
+
+/* Gives cached memory that no enqueued work uses back to the driver. */
+void ocp_device_trim(ocp_device *device);
+/* ocp_device_trim of every open device: before the emulator is configured anew, at unregister. */
+void ocp_trim_all(void);
 
 #endif

@@ -1,21 +1,16 @@
 /* The library's relation to Python: the table of calls into it, and when it may be used. */
 #include "core_table.h"
 
-#include <pthread.h>
 #include <string.h>
 
 static ocp_python python;
-static atomic_bool python_ready, python_gone, forked;
-
-static void after_fork_in_child(void) { atomic_store(&forked, true); }
+static atomic_bool python_ready, python_gone;
 
 int ocp_set_python(const ocp_python *table, ocp_error *error) {
-  static atomic_bool fork_handler;
   if (table->abi != OCP_CORE_ABI)
     return ocp_fail(error, ORT_FAIL, "the bridge has ABI %u and the library %u: rebuild with build_plugin.py",
                     table->abi, OCP_CORE_ABI);
-  if (!atomic_exchange(&fork_handler, true) && pthread_atfork(NULL, NULL, after_fork_in_child) != 0)
-    return ocp_fail(error, ORT_FAIL, "pthread_atfork failed");
+  ocp_watch_forks();
   python = *table;
   atomic_store(&python_gone, false);
   atomic_store(&python_ready, true);
@@ -26,8 +21,8 @@ void ocp_shut_down(void) { atomic_store(&python_gone, true); }
 
 const ocp_python *ocp_python_call(ocp_error *error) {
   const char *why = NULL;
-  if (atomic_load(&forked))
-    why = "this process was forked from one that used the CUDA plugin; start it with the spawn or forkserver method";
+  if (atomic_load(&ocp_forked))
+    why = OCP_FORKED_TEXT;
   else if (atomic_load(&python_gone))
     why = "the Python interpreter is shutting down";
   else if (!atomic_load(&python_ready))

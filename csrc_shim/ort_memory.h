@@ -1,0 +1,37 @@
+/* ORT's views of device memory: OrtMemoryInfo, OrtAllocator, OrtSyncStreamImpl, OrtDataTransferImpl. The functions with
+ * the signature of an OrtEpFactory slot go into that slot as they are; they find the device by the OrtMemoryDevice that
+ * ORT names, so that they serve every device of a factory. */
+#ifndef OCP_ORT_MEMORY_H
+#define OCP_ORT_MEMORY_H
+
+#include "memory.h"
+
+/* The OrtMemoryInfo to advertise for a device (EpDevice_AddAllocatorInfo), for its device memory or its pinned host
+ * memory. Made on first use and never released, since ORT keeps the pointer. Does not open the device. */
+int ocp_ort_memory_info(bool emulated, int ordinal, OrtDeviceMemoryType type, const OrtMemoryInfo **out,
+                        ocp_error *error);
+
+/* ---- slots of OrtEpFactory ---- */
+OrtStatus *ocp_ort_create_allocator(OrtEpFactory *factory, const OrtMemoryInfo *memory_info,
+                                    const OrtKeyValuePairs *options, OrtAllocator **out);
+void ocp_ort_release_allocator(OrtEpFactory *factory, OrtAllocator *allocator);
+OrtStatus *ocp_ort_create_data_transfer(OrtEpFactory *factory, OrtDataTransferImpl **out);
+bool ocp_ort_is_stream_aware(const OrtEpFactory *factory); /* true */
+OrtStatus *ocp_ort_create_sync_stream(OrtEpFactory *factory, const OrtMemoryDevice *memory_device,
+                                      const OrtKeyValuePairs *options, OrtSyncStreamImpl **out);
+
+/* For OrtEp::Sync: waits until all work enqueued on the device's streams has finished. */
+OrtStatus *ocp_ort_synchronize_device(ocp_device *device);
+
+/* ---- for the other ORT views ---- */
+/* The ocp_stream behind ORT's stream, or NULL when it is NULL or belongs to another EP. */
+ocp_stream *ocp_ort_stream(const OrtSyncStream *stream);
+/* The stream that a kernel is to enqueue on, or NULL when ORT runs it without one: then device->default_stream serves,
+ * and the kernel waits for it. */
+int ocp_ort_stream_of_context(const OrtKernelContext *context, ocp_stream **out, ocp_error *error);
+/* Copies bytes between any two of host, pinned and device memory of the device (or of two devices of one kind).
+ * Asynchronous when a stream is given, with CUDA's semantics for pageable host memory; else done on return. */
+int ocp_ort_copy(ocp_device *device, void *dst, bool dst_on_device, const void *src, bool src_on_device, size_t bytes,
+                 ocp_stream *stream, ocp_error *error);
+
+#endif
