@@ -1,5 +1,7 @@
 /* Errors, the host's API, and the table that Python gets. */
 #include "core_table.h"
+#include "ort_compute.h"
+#include "ort_memory.h"
 
 #include <pthread.h>
 #include <stdarg.h>
@@ -58,8 +60,18 @@ static void counters_reset(void) {
     atomic_store_explicit(&ocp_counters[i], 0, memory_order_relaxed);
 }
 
+static const OrtApi *host_api(void) { return ocp_api; }
+static const OrtEpApi *host_ep_api(void) { return ocp_ep_api; }
+static uint32_t host_api_version(void) { return ocp_api_version; }
+static const OrtLogger *host_logger(void) { return ocp_logger; }
+
 static ocp_device *device_open(int emulated, int ordinal, ocp_error *error) {
   return ocp_device_open(emulated != 0, ordinal, error);
+}
+
+static int memory_info(int emulated, int ordinal, int pinned, const OrtMemoryInfo **out, ocp_error *error) {
+  return ocp_ort_memory_info(emulated != 0, ordinal,
+                             pinned ? OrtDeviceMemoryType_HOST_ACCESSIBLE : OrtDeviceMemoryType_DEFAULT, out, error);
 }
 
 /* The parts that may be missing while the library is put together. */
@@ -89,6 +101,9 @@ static ocp_device *device_open(int emulated, int ordinal, ocp_error *error) {
 #pragma weak ocp_weight_acquire
 #pragma weak ocp_weight_release
 #pragma weak ocp_weight_address
+#pragma weak ocp_compute_info_create
+#pragma weak ocp_compute_info_release
+#pragma weak ocp_ort_memory_info
 
 const ocp_core *ocp_core_table(void) {
   static ocp_core core;
@@ -130,6 +145,13 @@ const ocp_core *ocp_core_table(void) {
   core.weight_acquire = ocp_weight_acquire;
   core.weight_release = ocp_weight_release;
   core.weight_address = ocp_weight_address;
+  core.host_api = host_api;
+  core.host_ep_api = host_ep_api;
+  core.host_api_version = host_api_version;
+  core.host_logger = host_logger;
+  core.memory_info = ocp_ort_memory_info ? memory_info : NULL;
+  core.compute_info_create = ocp_compute_info_create;
+  core.compute_info_release = ocp_compute_info_release;
   atomic_store(&filled, true);
   return &core;
 }

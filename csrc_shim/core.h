@@ -40,6 +40,9 @@ void ocp_watch_forks(void); /* called where Python or a device is first used */
 #define OCP_FORKED_TEXT                                                                                                \
   "this process was forked from one that used the CUDA plugin; start it with the spawn or forkserver method"
 
+/* True when the interpreter is going: free nothing, call no CUDA. */
+bool ocp_is_shutting_down(void);
+
 /* ---- counters: process wide, relaxed atomics; names in counters.c, read by ort_cuda_plugin.counters() ---- */
 typedef enum ocp_counter {
   OCP_PYTHON_CALLS, /* calls from C into Python */

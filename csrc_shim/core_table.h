@@ -15,21 +15,27 @@
 /* Python's side. Every member is called through ocp_python_call (python_host.c), the one place that counts calls into
  * Python; each is an `extern "Python"` of the bridge that catches every exception and reports it through the error or
  * the status. */
+/* What an OrtEp's C callbacks need to know. */
+typedef struct ocp_ep_config {
+  int64_t handle; /* Python's */
+  ocp_device *device;
+  const OrtMemoryInfo *device_memory; /* owned by the factory */
+} ocp_ep_config;
+
 typedef struct ocp_python {
   uint32_t abi;
-  OrtStatus *(*create_factories)(const char *registered_name, const OrtApiBase *api_base, const OrtLogger *logger,
-                                 OrtEpFactory **factories, size_t max_factories, size_t *num_factories);
-  OrtStatus *(*release_factory)(OrtEpFactory *factory);
-  OrtStatus *(*get_supported_devices)(int64_t factory, const OrtHardwareDevice *const *devices, size_t num_devices,
+  OrtStatus *(*create_factory)(const char *registered_name, const OrtLogger *logger, int64_t *factory);
+  void (*release_factory)(int64_t factory);
+  OrtStatus *(*get_supported_devices)(int64_t factory, OrtEpFactory *ort_factory,
+                                      const OrtHardwareDevice *const *devices, size_t num_devices,
                                       OrtEpDevice **ep_devices, size_t max_ep_devices, size_t *num_ep_devices);
   OrtStatus *(*create_ep)(int64_t factory, const OrtHardwareDevice *const *devices,
                           const OrtKeyValuePairs *const *metadata, size_t num_devices, const OrtSessionOptions *options,
-                          const OrtLogger *logger, OrtEp **ep);
+                          const OrtLogger *logger, ocp_ep_config *config);
   void (*release_ep)(int64_t ep);
   OrtStatus *(*get_capability)(int64_t ep, const OrtGraph *graph, OrtEpGraphSupportInfo *info);
   OrtStatus *(*compile)(int64_t ep, const OrtGraph **graphs, const OrtNode **fused_nodes, size_t count,
                         OrtNodeComputeInfo **infos, OrtNode **ep_context_nodes);
-  void (*release_compute_infos)(int64_t ep, OrtNodeComputeInfo **infos, size_t count);
   /* Builds and adds the plan that these inputs need. host_values: for each host input in turn its elements as int64. */
   int (*build_variant)(int64_t cluster, const ocp_input *inputs, uint32_t num_inputs, const int64_t *host_values,
                        const uint32_t *host_counts, uint32_t num_host_inputs, ocp_error *error);
@@ -38,6 +44,10 @@ typedef struct ocp_python {
 /* The table to make one call into Python through, counted in OCP_PYTHON_CALLS; NULL with the error when Python must not
  * be called: it was never started, is shutting down, or this process is a forked child. */
 const ocp_python *ocp_python_call(ocp_error *error);
+/* Makes ocp_python_call work: uses the Python of this process, or starts the one of the environment that the library is
+ * installed in. Idempotent, thread safe. */
+int ocp_python_start(ocp_error *error);
+bool ocp_python_is_ready(void);
 int ocp_set_python(const ocp_python *python, ocp_error *error);
 void ocp_shut_down(void);
 
@@ -83,6 +93,15 @@ typedef struct ocp_core {
   int (*weight_acquire)(ocp_device *device, const void *data, size_t bytes, ocp_weight **out, ocp_error *error);
   void (*weight_release)(ocp_weight *weight);
   CUdeviceptr (*weight_address)(const ocp_weight *weight);
+  /* ---- the host ---- */
+  const OrtApi *(*host_api)(void);
+  const OrtEpApi *(*host_ep_api)(void);
+  uint32_t (*host_api_version)(void);
+  const OrtLogger *(*host_logger)(void);
+  int (*memory_info)(int emulated, int ordinal, int pinned, const OrtMemoryInfo **out, ocp_error *error);
+  OrtNodeComputeInfo *(*compute_info_create)(ocp_cluster *cluster, ocp_device *device, uint32_t num_inputs,
+                                             uint32_t num_outputs, ocp_error *error);
+  void (*compute_info_release)(OrtNodeComputeInfo *info);
   /* ---- appended by the owners of other parts, in any order: bridge and library are built together ---- */
 } ocp_core;
 

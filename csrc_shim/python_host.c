@@ -4,7 +4,7 @@
 #include <string.h>
 
 static ocp_python python;
-static atomic_bool python_ready, python_gone;
+static atomic_bool python_ready, shutting_down;
 
 int ocp_set_python(const ocp_python *table, ocp_error *error) {
   if (table->abi != OCP_CORE_ABI)
@@ -12,18 +12,21 @@ int ocp_set_python(const ocp_python *table, ocp_error *error) {
                     table->abi, OCP_CORE_ABI);
   ocp_watch_forks();
   python = *table;
-  atomic_store(&python_gone, false);
   atomic_store(&python_ready, true);
   return ORT_OK;
 }
 
-void ocp_shut_down(void) { atomic_store(&python_gone, true); }
+bool ocp_python_is_ready(void) { return atomic_load(&python_ready); }
+
+void ocp_shut_down(void) { atomic_store(&shutting_down, true); }
+
+bool ocp_is_shutting_down(void) { return atomic_load_explicit(&shutting_down, memory_order_relaxed); }
 
 const ocp_python *ocp_python_call(ocp_error *error) {
   const char *why = NULL;
   if (atomic_load(&ocp_forked))
     why = OCP_FORKED_TEXT;
-  else if (atomic_load(&python_gone))
+  else if (ocp_is_shutting_down())
     why = "the Python interpreter is shutting down";
   else if (!atomic_load(&python_ready))
     why = "Python has not been started";

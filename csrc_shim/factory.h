@@ -1,0 +1,16 @@
+/* The structs that ORT calls to create and to be an execution provider. */
+#ifndef OCP_FACTORY_H
+#define OCP_FACTORY_H
+
+#include "core_table.h"
+
+/* NULL: out of memory. */
+OrtEpFactory *ocp_factory_create(int64_t handle);
+void ocp_factory_release(OrtEpFactory *factory);
+int64_t ocp_factory_handle(const OrtEpFactory *factory);
+
+OrtEp *ocp_ep_create(const ocp_ep_config *config);
+void ocp_ep_release(OrtEp *ep);
+int64_t ocp_ep_handle(const OrtEp *ep);
+
+#endif
