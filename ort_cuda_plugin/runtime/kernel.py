@@ -14,12 +14,12 @@ type_pattern = re.compile(r"\*(f16|bf16|f32|f64|b1|[iu](8|16|32|64))|i32|i64|f32
 """Parameter types: pointers to elements of a storage type, and four kinds of scalars."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KernelSpec:
     """One kernel with all that its machine code depends on, except the target.
 
-    ``signature`` has one entry per kernel parameter: ``"*f32"`` is a pointer to float32 (``*f16`` and ``*bf16`` are seen
-    as uint16 by the kernel, ``*b1`` as uint8), ``"i32" "i64" "f32" "f64"`` are scalars.
+    ``signature`` has one entry per kernel parameter: ``"*f32"`` is a pointer to float32 (the kernel sees ``*f16`` and
+    ``*bf16`` as uint16, ``*b1`` as uint8), ``"i32" "i64" "f32" "f64"`` are scalars.
 
     Exactly one of ``source`` and ``factory`` is given. ``source`` is Python text that defines ``def kernel(...)``.
     ``factory`` is ``"package.module:function"``; the function is called with ``params`` as keyword arguments, which
@@ -66,6 +66,13 @@ class KernelSpec:
             self.fast_math,
         )
         return hashlib.sha256(repr(fields).encode()).hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        # By digest, since the fields' own equality takes 1 and 1.0 for the same constant.
+        return isinstance(other, KernelSpec) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
     @property
     def symbol(self) -> str:

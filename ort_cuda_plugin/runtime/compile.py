@@ -1,0 +1,331 @@
+"""Compiles kernels: Python function -> Numba -> LLVM IR -> cubin, or host object for the emulated device.
+
+This module and `ort_cuda_plugin.kernels.intrinsics` are the only ones that know Numba and llvmlite, and nothing imports
+them until a kernel has to be compiled.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import importlib
+import linecache
+import math
+import struct
+import threading
+import types as python_types
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import llvmlite.binding as llvm
+from numba import cuda
+from numba.cuda import types
+from numba.cuda.compiler import _compile_pyfunc_with_fixup
+from numba.cuda.core.errors import NumbaError
+from numba.cuda.cudadrv import nvrtc, nvvm
+
+from ort_cuda_plugin.kernels import intrinsics
+from ort_cuda_plugin.runtime import host_ir
+from ort_cuda_plugin.runtime.elf import Elf
+from ort_cuda_plugin.runtime.kernel import KernelSpec
+from ort_cuda_plugin.runtime.targets import KernelImage, Target
+
+scalar_types = {"i32": types.int32, "i64": types.int64, "f32": types.float32, "f64": types.float64}
+element_types = {
+    **scalar_types,
+    "f16": types.uint16,
+    "bf16": types.uint16,
+    "b1": types.uint8,
+    "i8": types.int8,
+    "i16": types.int16,
+    "u8": types.uint8,
+    "u16": types.uint16,
+    "u32": types.uint32,
+    "u64": types.uint64,
+}
+emulated_compute_capability = (9, 0)
+compile_lock = threading.RLock()
+
+
+class KernelCompileError(Exception):
+    """A kernel does not compile. The message names the kernel and, where it is known, the line of its source."""
+
+    def __init__(self, spec: KernelSpec, reason: str, filename: str = "", line: int = 0) -> None:
+        place = f" ({filename}, line {line})" if line else ""
+        source = linecache.getline(filename, line).strip() if line else ""
+        shown = f"\n    {source}" if source else ""
+        super().__init__(f"kernel {spec.name!r}{place}: {reason}{shown}")
+        self.spec, self.filename, self.line = spec, filename, line
+
+
+def compile_kernel(spec: KernelSpec, target: Target) -> KernelImage:
+    """Compiles one kernel. Raises KernelCompileError. Takes no device; safe to call from several threads."""
+    with compile_lock:
+        return compile_emulated(spec, target) if target.is_emulated else compile_cuda(spec, target)
+
+
+# ---- Python function ----
+
+
+@lru_cache(maxsize=1)
+def kernel_namespace() -> dict[str, Any]:
+    """The names that every kernel sees."""
+    names: dict[str, Any] = {"cuda": cuda, "math": math, "__builtins__": builtins}
+    for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"):
+        names[name] = getattr(types, name)
+    names.update({name: getattr(intrinsics, name) for name in intrinsics.__all__})
+    return names
+
+
+def kernel_function(spec: KernelSpec) -> Callable[..., None]:
+    """The Python function of the kernel, with every free name resolved."""
+    if spec.source:
+        filename = f"<kernel {spec.symbol}>"
+        linecache.cache[filename] = (len(spec.source), None, spec.source.splitlines(keepends=True), filename)
+        namespace = dict(kernel_namespace())
+        try:
+            exec(compile(spec.source, filename, "exec"), namespace)
+        except SyntaxError as error:
+            raise KernelCompileError(spec, error.msg, filename, error.lineno or 0) from error
+        function = namespace.get("kernel")
+        if not isinstance(function, python_types.FunctionType):
+            raise KernelCompileError(spec, "the source defines no function `kernel`", filename)
+        return function
+    module_name, _, attribute = spec.factory.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise KernelCompileError(spec, f"no factory {spec.factory!r}: {error}") from error
+    function = factory(**dict(spec.params))
+    if not isinstance(function, python_types.FunctionType):
+        raise KernelCompileError(spec, f"{spec.factory} returned {type(function).__name__}, not a function")
+    return bind_names(function, {})
+
+
+def bind_names(
+    function: python_types.FunctionType, done: dict[python_types.FunctionType, Any]
+) -> python_types.FunctionType:
+    """A copy of ``function`` that sees the kernel namespace; plain functions that it calls become device functions."""
+
+    def bound(value: Any) -> Any:
+        if isinstance(value, python_types.FunctionType) and value.__module__ != "math":
+            if value not in done:
+                done[value] = cuda.jit(device=True, forceinline=True)(bind_names(value, done))
+            return done[value]
+        return value
+
+    namespace = {**kernel_namespace(), **function.__globals__}
+    for name in function.__code__.co_names:
+        if name in function.__globals__:
+            namespace[name] = bound(function.__globals__[name])
+    cells = tuple(python_types.CellType(bound(cell.cell_contents)) for cell in function.__closure__ or ())
+    copy = python_types.FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, cells)
+    copy.__module__ = function.__module__
+    copy.__qualname__ = function.__qualname__
+    return copy
+
+
+# ---- LLVM IR ----
+
+
+@dataclass(frozen=True)
+class KernelIR:
+    """The IR of a kernel and its device functions, one text per module, as numba-cuda hands it to NVVM."""
+
+    modules: tuple[str, ...]
+    mangled_name: str
+
+
+@dataclass(frozen=True)
+class ComputeCapability:
+    """Stands in for the device whose compute capability numba-cuda asks for when it compiles a device function."""
+
+    compute_capability: tuple[int, int]
+
+
+def parameter_type(entry: str) -> types.Type:
+    return types.CPointer(element_types[entry[1:]]) if entry.startswith("*") else scalar_types[entry]
+
+
+def kernel_ir(spec: KernelSpec, compute_capability: tuple[int, int]) -> KernelIR:
+    """Runs Numba's front end."""
+    from numba.cuda import dispatcher
+
+    function = kernel_function(spec)
+    signature = types.void(*(parameter_type(entry) for entry in spec.signature))
+    current_device = dispatcher.get_current_device
+    dispatcher.get_current_device = lambda: ComputeCapability(compute_capability)
+    try:
+        library, _ = _compile_pyfunc_with_fixup(
+            function,
+            signature,
+            device=False,
+            abi="numba",
+            cc=compute_capability,
+            fastmath=spec.fast_math,
+            launch_bounds=spec.launch_bounds or None,
+        )
+        return KernelIR(tuple(library.llvm_strs), library._entry_name)
+    except (NumbaError, NameError, TypeError, ValueError, NotImplementedError) as error:
+        location = getattr(error, "loc", None)
+        filename = location.filename if location else function.__code__.co_filename
+        line = location.line if location else line_of_name(function, getattr(error, "name", None))
+        raise KernelCompileError(spec, str(error).strip(), filename, line) from error
+    finally:
+        dispatcher.get_current_device = current_device
+
+
+def line_of_name(function: Callable[..., None], name: str | None) -> int:
+    """The line where the function first uses a name; its first line when it does not."""
+    line = function.__code__.co_firstlineno
+    for instruction in dis.get_instructions(function):
+        line = instruction.starts_line or line
+        if instruction.argval == name:
+            return line
+    return function.__code__.co_firstlineno
+
+
+# ---- GPU ----
+
+
+def compile_cuda(spec: KernelSpec, target: Target) -> KernelImage:
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    ir = kernel_ir(spec, target.compute_capability)
+    modules = [text.replace(ir.mangled_name, spec.symbol) for text in ir.modules]
+    try:
+        arch = nvrtc.get_arch_option(*target.compute_capability)
+        ptx = nvvm.compile_ir(modules, arch=arch, opt=3, fastmath=spec.fast_math).strip(b"\0 \n")
+    except Exception as error:
+        raise KernelCompileError(spec, f"NVVM: {error}") from error
+    options = LinkerOptions(arch=target.arch, max_register_count=spec.max_registers or None)
+    try:
+        cubin = Linker(ObjectCode.from_ptx(ptx), options=options).link("cubin").code
+    except Exception as error:
+        raise KernelCompileError(spec, f"nvJitLink: {error}") from error
+    return KernelImage(bytes(cubin), spec.symbol, target, {}, bytes(ptx))
+
+
+# ---- emulated device ----
+
+
+@lru_cache(maxsize=1)
+def host_target_machine() -> llvm.TargetMachine:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=3,
+        reloc="static",
+        codemodel="large",
+    )
+
+
+def optimise(module: llvm.ModuleRef, configure: Callable[[llvm.ModulePassManager], None]) -> None:
+    builder = llvm.create_pass_builder(host_target_machine(), llvm.create_pipeline_tuning_options(3))
+    passes = llvm.create_new_module_pass_manager()
+    configure(passes)
+    passes.run(module, builder)
+
+
+def inline_into_kernel(ir: KernelIR, shared: host_ir.SharedMemory) -> str:
+    """One module in which the kernel is the only function left, its locals in registers."""
+    prepared = [host_ir.prepare_module(text, shared) for text in ir.modules]
+    shared.finish()
+    main = None
+    for text in prepared:
+        module = llvm.parse_assembly(text)
+        if main is None:
+            main = module
+        else:
+            main.link_in(module)
+    assert main is not None
+    main.triple = llvm.get_process_triple()
+    main.data_layout = str(host_target_machine().target_data)
+    for function in main.functions:
+        if not function.is_declaration and function.name != ir.mangled_name:
+            function.linkage = "internal"
+            function.add_function_attribute("alwaysinline")
+
+    def configure(passes: llvm.ModulePassManager) -> None:
+        passes.add_always_inliner_pass()
+        passes.add_sroa_pass()
+        passes.add_instruction_combine_pass()
+        passes.add_simplify_cfg_pass()
+        passes.add_global_dead_code_eliminate_pass()
+
+    optimise(main, configure)
+    return str(main)
+
+
+def emulated_ir(spec: KernelSpec, check: bool) -> host_ir.KernelText:
+    """The kernel's module for the emulated device, before optimisation."""
+    ir = kernel_ir(spec, emulated_compute_capability)
+    sizes = [0 if entry.startswith("*") else int(entry[1:]) // 8 for entry in spec.signature]
+    shared = host_ir.SharedMemory()
+    try:
+        text = inline_into_kernel(ir, shared)
+        return host_ir.kernel_module(text, ir.mangled_name, spec.symbol, sizes, shared, check)
+    except host_ir.UnsupportedIR as error:
+        raise KernelCompileError(spec, f"the emulated device does not support {error}") from error
+
+
+def optimised_module(spec: KernelSpec, check: bool = False) -> llvm.ModuleRef:
+    """The kernel's module for the emulated device, ready for code generation."""
+    kernel = emulated_ir(spec, check)
+    module = llvm.parse_assembly(kernel.text)
+    module.triple = llvm.get_process_triple()
+    module.data_layout = str(host_target_machine().target_data)
+    module.verify()
+    builder = llvm.create_pass_builder(host_target_machine(), llvm.create_pipeline_tuning_options(3))
+    builder.getModulePassManager().run(module, builder)
+    return module
+
+
+def compile_emulated(spec: KernelSpec, target: Target) -> KernelImage:
+    module = optimised_module(spec, target.check)
+    data = bytearray(host_target_machine().emit_object(module))
+    elf = Elf(bytes(data))
+    meta = elf.symbol_offset(elf.symbol(f"{spec.symbol}.meta"))
+    code = elf.symbol(spec.symbol)
+    start = elf.symbol_offset(code)
+    stack = frame_bytes(bytes(data[start : start + code.size]))
+    struct.pack_into("<I", data, meta + 12, stack)
+    mode, static_shared = struct.unpack_from("<II", data, meta + 4)
+    return KernelImage(
+        bytes(data),
+        spec.symbol,
+        target,
+        {"fibers": mode, "static_shared_bytes": static_shared, "stack_bytes": stack},
+    )
+
+
+callee_stack_bytes = 4096
+"""Room for the C library's functions and the emulator's switch, which kernels call."""
+
+
+def frame_bytes(code: bytes) -> int:
+    """Stack that an x86-64 function needs, read from its prologue; 0 where the prologue is none we know."""
+    position, pushed = 0, 8
+    while position < len(code):
+        byte = code[position]
+        if 0x50 <= byte <= 0x57:  # push
+            position, pushed = position + 1, pushed + 8
+        elif byte == 0x41 and 0x50 <= code[position + 1] <= 0x57:  # push r8..r15
+            position, pushed = position + 2, pushed + 8
+        elif code[position : position + 3] == b"\x48\x89\xe5":  # mov rbp, rsp
+            position += 3
+        elif code[position : position + 3] == b"\x48\x83\xe4":  # and rsp, imm8
+            position, pushed = position + 4, pushed + 64
+        elif code[position : position + 3] == b"\x48\x83\xec":  # sub rsp, imm8
+            return pushed + code[position + 3] + callee_stack_bytes
+        elif code[position : position + 3] == b"\x48\x81\xec":  # sub rsp, imm32
+            return pushed + int(struct.unpack_from("<I", code, position + 3)[0]) + callee_stack_bytes
+        elif code[position : position + 3] == b"\x48\x81\xe4":  # and rsp, imm32
+            position, pushed = position + 7, pushed + 4096
+        else:
+            break
+    return 0

@@ -1,0 +1,117 @@
+"""What the emulated device has in place of NVVM intrinsics and inline PTX, as LLVM IR."""
+
+from __future__ import annotations
+
+register_values = {
+    **{
+        f"nvvm.read.ptx.sreg.{kind}.{axis}": f"%ocp.{kind}.{axis}"
+        for kind in ("tid", "ntid", "ctaid", "nctaid")
+        for axis in "xyz"
+    },
+    "nvvm.read.ptx.sreg.laneid": "%ocp.laneid",
+    "nvvm.read.ptx.sreg.warpsize": "32",
+    "ptx.dynamic_smem_size": "%ocp.dynamic_shared",
+}
+fences = {"nvvm.membar.cta", "nvvm.membar.gl", "nvvm.membar.sys"}
+atomics = {
+    "nvvm.atomic.load.add.f32.p0f32": ("fadd", 4),
+    "nvvm.atomic.load.add.f64.p0f64": ("fadd", 8),
+    "nvvm.atomic.load.inc.32.p0i32": ("uinc_wrap", 4),
+    "nvvm.atomic.load.dec.32.p0i32": ("udec_wrap", 4),
+    "___numba_atomic_double_add": ("fadd", 8),
+    "___numba_atomic_float_sub": ("fsub", 4),
+    "___numba_atomic_double_sub": ("fsub", 8),
+    "___numba_atomic_u64_inc": ("uinc_wrap", 8),
+    "___numba_atomic_u64_dec": ("udec_wrap", 8),
+    **{
+        f"___numba_atomic_{ty}_{nan}{function}": (f"f{function}", size)
+        for ty, size in (("float", 4), ("double", 8))
+        for nan in ("", "nan")
+        for function in ("min", "max")
+    },
+}
+# Calls that let other threads of the block run, so that the kernel needs a fiber per thread; {} are the arguments.
+switching_calls = {
+    "nvvm.barrier0": "call void @ocp_emu_barrier(ptr %ocp.thread)",
+    "nvvm.bar.warp.sync": "call void @ocp_emu_warp_barrier(ptr %ocp.thread, {})",
+    "nvvm.shfl.sync.i32": "call {{i32, i1}} @ocp.shfl(ptr %ocp.thread, {})",
+    "nvvm.vote.sync": "call {{i32, i1}} @ocp.vote(ptr %ocp.thread, {})",
+}
+definitions = {
+    "ocp.shfl": """
+define internal {i32, i1} @ocp.shfl(ptr %thread, i32 %mask, i32 %mode, i32 %value, i32 %lane, i32 %clamp) alwaysinline {
+  %predicate = alloca i32
+  %v = call i32 @ocp_emu_shfl(ptr %thread, i32 %mask, i32 %mode, i32 %value, i32 %lane, i32 %clamp, ptr %predicate)
+  %p = load i32, ptr %predicate
+  %c = icmp ne i32 %p, 0
+  %a = insertvalue {i32, i1} undef, i32 %v, 0
+  %r = insertvalue {i32, i1} %a, i1 %c, 1
+  ret {i32, i1} %r
+}
+""",
+    "ocp.vote": """
+define internal {i32, i1} @ocp.vote(ptr %thread, i32 %mask, i32 %mode, i1 %predicate) alwaysinline {
+  %p = zext i1 %predicate to i32
+  %v = call i32 @ocp_emu_vote(ptr %thread, i32 %mask, i32 %mode, i32 %p)
+  %c = icmp ne i32 %v, 0
+  %a = insertvalue {i32, i1} undef, i32 %v, 0
+  %r = insertvalue {i32, i1} %a, i1 %c, 1
+  ret {i32, i1} %r
+}
+""",
+    "ptx.lanemask_lt": """
+define internal i32 @ptx.lanemask_lt(i32 %lane) alwaysinline {
+  %b = shl i32 1, %lane
+  %r = sub i32 %b, 1
+  ret i32 %r
+}
+""",
+    "ptx.cvt.f32.f16": """
+define internal float @ptx.cvt.f32.f16(i16 %x) alwaysinline {
+  %h = bitcast i16 %x to half
+  %r = fpext half %h to float
+  ret float %r
+}
+""",
+    "ptx.cvt.rn.f16.f32": """
+define internal i16 @ptx.cvt.rn.f16.f32(float %x) alwaysinline {
+  %h = fptrunc float %x to half
+  %r = bitcast half %h to i16
+  ret i16 %r
+}
+""",
+    "ptx.cvt.rn.bf16.f32": """
+define internal i16 @ptx.cvt.rn.bf16.f32(float %x) alwaysinline {
+  %i = bitcast float %x to i32
+  %high = lshr i32 %i, 16
+  %odd = and i32 %high, 1
+  %bias = add i32 %odd, 32767
+  %rounded = add i32 %i, %bias
+  %shifted = lshr i32 %rounded, 16
+  %nan = fcmp uno float %x, %x
+  %chosen = select i1 %nan, i32 32767, i32 %shifted
+  %r = trunc i32 %chosen to i16
+  ret i16 %r
+}
+""",
+    "ptx.tanh.approx.f32": """
+define internal float @ptx.tanh.approx.f32(float %x) alwaysinline {
+  %r = call float @tanhf(float %x)
+  ret float %r
+}
+""",
+    "ptx.nanosleep": """
+define internal void @ptx.nanosleep(i32 %x) alwaysinline {
+  ret void
+}
+""",
+}
+declarations = {
+    "ocp_emu_barrier": "declare void @ocp_emu_barrier(ptr) nounwind",
+    "ocp_emu_warp_barrier": "declare void @ocp_emu_warp_barrier(ptr, i32) nounwind",
+    "ocp_emu_shfl": "declare i32 @ocp_emu_shfl(ptr, i32, i32, i32, i32, i32, ptr) nounwind",
+    "ocp_emu_vote": "declare i32 @ocp_emu_vote(ptr, i32, i32, i32) nounwind",
+    "ocp_emu_check_load": "declare void @ocp_emu_check_load(ptr, ptr, i32) nounwind",
+    "ocp_emu_check_store": "declare void @ocp_emu_check_store(ptr, ptr, i32) nounwind",
+    "ocp_emu_check_atomic": "declare void @ocp_emu_check_atomic(ptr, ptr, i32) nounwind",
+}

@@ -1,0 +1,387 @@
+"""Rewrites the LLVM IR of a CUDA kernel, as text, into IR for the emulated device.
+
+Two steps, because special registers and shared memory become arguments of the kernel, which only the kernel itself has:
+`prepare_module` makes a module that LLVM's host side can parse, in which what needs those arguments is a call to a
+function named ``nvvm.*`` or ``ptx.*``; the caller then inlines every function into the kernel; `kernel_module` rewrites
+those calls and adds the entry point that ``csrc_shim/emu_kernel.h`` describes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from ort_cuda_plugin.runtime import host_intrinsics as intrinsics
+from ort_cuda_plugin.runtime import host_math
+
+
+class UnsupportedIR(Exception):
+    """The kernel uses something that the emulated device lacks; the message says what."""
+
+
+# ---- step 1: text that LLVM can parse for the host ----
+
+simple_pointer = re.compile(r'(?:\bi\d+|\bfloat|\bdouble|\bhalf|\bptr|%"[^"]*")(?: addrspace\(\d+\))?\*+')
+aggregate_pointer = re.compile(
+    r"(?:\{(?:[^{}\n]|\{(?:[^{}\n]|\{[^{}\n]*\})*\})*\}"
+    r"|\[(?:[^\[\]\n]|\[(?:[^\[\]\n]|\[[^\[\]\n]*\])*\])*\])(?: addrspace\(\d+\))?\*+"
+)
+address_space = re.compile(r" addrspace\(\d+\)")
+
+
+def opaque_pointers(text: str) -> str:
+    """The same IR with every typed pointer written as ``ptr`` in the default address space."""
+    text = address_space.sub("", text)
+    text = simple_pointer.sub("ptr", text)
+    while aggregate_pointer.search(text):
+        text = aggregate_pointer.sub("ptr", text)
+        text = simple_pointer.sub("ptr", text)
+    return text
+
+
+asm_functions = {
+    "mov.u32 $0, %dynamic_smem_size;": "ptx.dynamic_smem_size",
+    "mov.u32 $0, %lanemask_lt;": "ptx.lanemask_lt",
+    "cvt.f32.f16 $0, $1;": "ptx.cvt.f32.f16",
+    "cvt.rn.f16.f32 $0, $1;": "ptx.cvt.rn.f16.f32",
+    "cvt.rn.bf16.f32 $0, $1;": "ptx.cvt.rn.bf16.f32",
+    "tanh.approx.f32 $0, $1;": "ptx.tanh.approx.f32",
+    "nanosleep.u32 $0;": "ptx.nanosleep",
+}
+inline_asm = re.compile(r'call ([^\n]*?) asm\s+(?:sideeffect\s+)?"([^"]*)", "[^"]*"\s*\(([^\n]*)\)')
+shared_global = re.compile(
+    r'^@"?([\w.$]+)"? = (?:\w+ )*addrspace\(3\) (?:\w+ )*?(\[\d+ x [^\n]*?\])'
+    r"(?: undef| zeroinitializer)?(?:, align (\d+))?$",
+    re.MULTILINE,
+)
+dropped_lines = re.compile(
+    r'^(?:target |; ModuleID|source_filename|@"?llvm\.used|!nvvm|@"?_ZN08NumbaEnv)[^\n]*\n', re.MULTILINE
+)
+type_bytes = {"i1": 1, "i8": 1, "i16": 2, "half": 2, "i32": 4, "float": 4, "i64": 8, "double": 8, "ptr": 8}
+
+
+def size_of(ty: str) -> int:
+    """Bytes that a value of an LLVM first-class type takes in memory; structs are taken as packed."""
+    ty = ty.strip()
+    if ty in type_bytes:
+        return type_bytes[ty]
+    if match := re.fullmatch(r"[\[<](\d+) x (.*)[\]>]", ty):
+        return int(match[1]) * size_of(match[2])
+    if match := re.fullmatch(r"\{(.*)\}", ty):
+        return sum(size_of(member) for member in split_arguments(match[1]))
+    raise UnsupportedIR(f"type {ty!r} in memory")
+
+
+@dataclass
+class SharedMemory:
+    """Where each shared array of a kernel lies: byte offsets from the block's shared memory."""
+
+    offsets: dict[str, int] = field(default_factory=dict)
+    static_bytes: int = 0
+    dynamic: list[str] = field(default_factory=list)
+
+    def add(self, name: str, ty: str, alignment: int) -> None:
+        size = size_of(opaque_pointers(ty))
+        if size == 0:
+            self.dynamic.append(name)
+            return
+        alignment = max(alignment, 16)
+        self.static_bytes = -(-self.static_bytes // alignment) * alignment
+        self.offsets[name] = self.static_bytes
+        self.static_bytes += size
+
+    def finish(self) -> None:
+        self.static_bytes = -(-self.static_bytes // 16) * 16
+        for name in self.dynamic:
+            self.offsets[name] = self.static_bytes
+
+
+def prepare_module(text: str, shared: SharedMemory) -> str:
+    """Step 1 for the text of one module; adds its shared arrays to ``shared``."""
+    text = dropped_lines.sub("", text)
+    for name, ty, alignment in shared_global.findall(text):
+        shared.add(name, ty, int(alignment or 1))
+    text = shared_global.sub("", text)
+    text = opaque_pointers(text)
+    text = re.sub(r'addrspacecast ptr @"?(_cudapy_smem[\w.$]*)"? to ptr', r"call ptr @ptx.shared.\1()", text)
+    text = text.replace("addrspacecast ptr", "bitcast ptr")
+    text = re.sub(r'@"llvm\.nvvm\.', '@"nvvm.', text)
+    text = re.sub(r"@llvm\.nvvm\.", "@nvvm.", text)
+    text = re.sub(r"^(define [^\n]*?) noinline", r"\1", text, flags=re.MULTILINE)
+    declarations = {f"declare ptr @ptx.shared.{name}()" for name in re.findall(r"@ptx\.shared\.([\w.$]+)\(", text)}
+
+    def replace_asm(match: re.Match[str]) -> str:
+        result, code, arguments = match.groups()
+        function = asm_functions.get(code)
+        if function is None:
+            raise UnsupportedIR(f"inline assembly {code!r}")
+        types = ", ".join(argument.rsplit(" ", 1)[0] for argument in split_arguments(arguments))
+        declarations.add(f"declare {result} @{function}({types})")
+        return f"call {result} @{function}({arguments})"
+
+    text = inline_asm.sub(replace_asm, text)
+    return text + "\n" + "\n".join(sorted(declarations)) + "\n"
+
+
+def split_arguments(text: str) -> list[str]:
+    """Splits at the commas outside brackets."""
+    out, depth, start = [], 0, 0
+    for position, character in enumerate(text):
+        if character in "([{<":
+            depth += 1
+        elif character in ")]}>":
+            depth -= 1
+        elif character == "," and depth == 0:
+            out.append(text[start:position].strip())
+            start = position + 1
+    if text[start:].strip():
+        out.append(text[start:].strip())
+    return out
+
+
+# ---- step 2: calls that need the thread ----
+
+call_line = re.compile(
+    r"^(?P<head>\s*(?:%[-\w.$]+ = )?)(?:tail |notail )?call (?P<type>[^@]*?) ?@(?P<name>[\w.$]+)\((?P<args>.*?)\)"
+    r"(?: #\d+)?(?P<tail>(?:, !.*)?)$"
+)
+access_line = re.compile(
+    r"^\s*(?:%[-\w.$]+ = )?(?:"
+    r"load (?:atomic )?(?:volatile )?(?P<load>[^@%]+?), ptr (?P<load_ptr>[^,\s]+)"
+    r"|store (?:atomic )?(?:volatile )?(?P<store>.+), ptr (?P<store_ptr>[^,\s]+)"
+    r"|atomicrmw (?:volatile )?\w+ ptr (?P<rmw_ptr>[^,\s]+), (?P<rmw>\w+)"
+    r"|cmpxchg (?:volatile )?ptr (?P<cas_ptr>[^,\s]+), (?P<cas>\w+))"
+)
+stack_line = re.compile(r"^\s*(%[-\w.$]+) = (?:alloca |getelementptr [^@%]*?ptr (%[-\w.$]+)|bitcast ptr (%[-\w.$]+))")
+function_pattern = re.compile(
+    r"^define [^\n]*?void @([\w.$]+)\(([^\n]*)\)[^\n]*\{\n(.*?)^\}\n", re.MULTILINE | re.DOTALL
+)
+contracted = re.compile(r" = (fadd|fsub|fmul|fneg) (?=float|double|<)")
+axes = "xyz"
+thread_parameters = [
+    *(f"i32 %ocp.{kind}.{axis}" for kind in ("tid", "ntid", "ctaid", "nctaid") for axis in axes),
+    "i32 %ocp.laneid",
+    "i32 %ocp.dynamic_shared",
+    "ptr %ocp.shared",
+    "ptr %ocp.thread",
+]
+access_group = "!1000000"
+loop_id = "!1000001"
+loop_metadata = f"""{access_group} = distinct !{{}}
+{loop_id} = distinct !{{{loop_id}, !1000002}}
+!1000002 = !{{!"llvm.loop.parallel_accesses", {access_group}}}"""
+block_range, grid_range = "!1000003", "!1000004"
+range_metadata = f"{block_range} = !{{i32 1, i32 1025}}\n{grid_range} = !{{i32 1, i32 -2147483648}}"
+
+
+@dataclass(frozen=True)
+class KernelText:
+    """A complete module for the emulated device, as text, and what its meta data says."""
+
+    text: str
+    fibers: bool
+    static_shared_bytes: int
+
+
+def kernel_module(
+    text: str, mangled_name: str, name: str, parameter_bytes: list[int], shared: SharedMemory, check: bool
+) -> KernelText:
+    """Step 2 for a module in which every function was inlined into the kernel ``mangled_name``.
+
+    ``parameter_bytes`` holds the size of each scalar parameter and 0 for each pointer. Raises UnsupportedIR.
+    """
+    match = next((m for m in function_pattern.finditer(text) if m[1] == mangled_name), None)
+    if match is None:
+        raise UnsupportedIR("no kernel function in the module")
+    parameters = split_arguments(match[2])
+    calls: set[str] = set()
+    body = [rewrite_line(line, shared, calls) for line in contracted.sub(r" = \1 contract ", match[3]).splitlines()]
+    fibers = bool(calls & intrinsics.switching_calls.keys())
+    if check:
+        body = add_checks(body)
+    if not fibers:
+        body = [f"{line}, !llvm.access.group {access_group}" if access_line.match(line) else line for line in body]
+    rest = text[: match.start()] + text[match.end() :]
+    kept = [line for line in rest.splitlines() if not line.startswith(("declare ", "target ", "source_filename", ";"))]
+    module = [
+        f"define internal void @ocp.body({', '.join(parameters + thread_parameters)}) alwaysinline nounwind {{",
+        *body,
+        "}",
+        entry_point(name, parameters, fibers),
+        meta_data(name, fibers, shared.static_bytes, check, parameter_bytes),
+        *kept,
+        range_metadata,
+        *([] if fibers else [loop_metadata]),
+    ]
+    joined = "\n".join(module) + "\n"
+    return KernelText(joined + support(joined), fibers, shared.static_bytes)
+
+
+def rewrite_line(line: str, shared: SharedMemory, calls: set[str]) -> str:
+    """Rewrites one line of the kernel's body; adds the name it called to ``calls``."""
+    if " call " not in line:
+        return line
+    match = call_line.match(line)
+    if match is None:
+        raise UnsupportedIR(f"call {line.strip()!r}")
+    head, name, arguments = match["head"], match["name"], match["args"]
+    calls.add(name)
+    if name in intrinsics.register_values:
+        return f"{head}add i32 {intrinsics.register_values[name]}, 0"
+    if name.startswith("ptx.shared."):
+        return f"{head}getelementptr i8, ptr %ocp.shared, i64 {shared.offsets[name.removeprefix('ptx.shared.')]}"
+    if name in intrinsics.switching_calls:
+        return head + intrinsics.switching_calls[name].format(arguments)
+    if name in intrinsics.fences:
+        return f"{head}fence seq_cst"
+    if name == "ptx.lanemask_lt":
+        return f"{head}call i32 @ptx.lanemask_lt(i32 %ocp.laneid)"
+    if name in intrinsics.atomics:
+        operation, size = intrinsics.atomics[name]
+        return f"{head}atomicrmw {operation} {arguments} monotonic, align {size}"
+    return line
+
+
+def add_checks(body: list[str]) -> list[str]:
+    """The body with a call of the checking mode before each access to memory that is not an alloca of the kernel."""
+    on_stack: set[str] = set()
+    out = []
+    for line in body:
+        if match := stack_line.match(line):
+            base = match[2] or match[3]
+            if base is None or base in on_stack:
+                on_stack.add(match[1])
+        if match := access_line.match(line):
+            kind, ty, pointer = "atomic", match["rmw"] or match["cas"], match["rmw_ptr"] or match["cas_ptr"]
+            if match["load"]:
+                kind, ty, pointer = "load", match["load"], match["load_ptr"]
+            elif match["store"]:
+                kind, ty, pointer = "store", stored_type(match["store"]), match["store_ptr"]
+            if pointer not in on_stack:
+                out.append(f"  call void @ocp_emu_check_{kind}(ptr %ocp.thread, ptr {pointer}, i32 {size_of(ty)})")
+        out.append(line)
+    return out
+
+
+def stored_type(operand: str) -> str:
+    """The type in ``<type> <value>``."""
+    if operand[0] in "<[{":
+        depth = 0
+        for position, character in enumerate(operand):
+            depth += (character in "<[{") - (character in ">]}")
+            if depth == 0:
+                return operand[: position + 1]
+    return operand.split(" ", 1)[0]
+
+
+def entry_point(name: str, parameters: list[str], fibers: bool) -> str:
+    """The function that the emulator calls: loads the parameters and what the block knows, then runs its threads."""
+    types = [parameter.split()[0] for parameter in parameters]
+    lines = [f"define void @{name}(ptr %params, ptr %ocp.thread) nounwind {{", "entry:"]
+    values = []
+    for index, ty in enumerate(types):
+        lines += [
+            f"  %a{index}.slot = getelementptr ptr, ptr %params, i64 {index}",
+            f"  %a{index}.address = load ptr, ptr %a{index}.slot",
+            f"  %a{index} = load {ty}, ptr %a{index}.address",
+        ]
+        values.append(f"{ty} %a{index}")
+
+    def load(value: str, ty: str, offset: int, limits: str = "") -> None:
+        lines.append(f"  %{value}.slot = getelementptr i8, ptr %ocp.thread, i64 {offset}")
+        lines.append(f"  %{value} = load {ty}, ptr %{value}.slot" + (f", !range {limits}" if limits else ""))
+
+    for axis in range(3):
+        if fibers:
+            load(f"tid.{axes[axis]}", "i32", 4 * axis)
+        load(f"ntid.{axes[axis]}", "i32", 12 + 4 * axis, block_range)
+        load(f"ctaid.{axes[axis]}", "i32", 24 + 4 * axis)
+        load(f"nctaid.{axes[axis]}", "i32", 36 + 4 * axis, grid_range)
+    if fibers:
+        load("laneid", "i32", 48)
+    load("dynamic_shared", "i32", 52)
+    load("shared", "ptr", 56)
+    values += [f"i32 %{kind}.{axis}" for kind in ("tid", "ntid", "ctaid", "nctaid") for axis in axes]
+    values += ["i32 %laneid", "i32 %dynamic_shared", "ptr %shared", "ptr %ocp.thread"]
+    call = f"  call void @ocp.body({', '.join(values)})"
+    if fibers:
+        return "\n".join([*lines, call, "  ret void", "}"])
+    lines += [
+        "  br label %loop.z",
+        "loop.z:",
+        "  %tid.z = phi i32 [ 0, %entry ], [ %next.z, %end.y ]",
+        "  br label %loop.y",
+        "loop.y:",
+        "  %tid.y = phi i32 [ 0, %loop.z ], [ %next.y, %end.x ]",
+        "  %row.z = mul nuw nsw i32 %tid.z, %ntid.y",
+        "  %row.y = add nuw nsw i32 %row.z, %tid.y",
+        "  %row = mul nuw nsw i32 %row.y, %ntid.x",
+        "  br label %loop.x",
+        "loop.x:",
+        "  %tid.x = phi i32 [ 0, %loop.y ], [ %next.x, %loop.x ]",
+        "  %linear = add nuw nsw i32 %row, %tid.x",
+        "  %laneid = and i32 %linear, 31",
+        call,
+        "  %next.x = add nuw nsw i32 %tid.x, 1",
+        "  %more.x = icmp ult i32 %next.x, %ntid.x",
+        f"  br i1 %more.x, label %loop.x, label %end.x, !llvm.loop {loop_id}",
+        "end.x:",
+        "  %next.y = add nuw nsw i32 %tid.y, 1",
+        "  %more.y = icmp ult i32 %next.y, %ntid.y",
+        "  br i1 %more.y, label %loop.y, label %end.y",
+        "end.y:",
+        "  %next.z = add nuw nsw i32 %tid.z, 1",
+        "  %more.z = icmp ult i32 %next.z, %ntid.z",
+        "  br i1 %more.z, label %loop.z, label %done",
+        "done:",
+        "  ret void",
+        "}",
+    ]
+    return "\n".join(lines)
+
+
+meta_version, max_parameters, pointer_kind = 1, 64, 0x80
+
+
+def meta_data(name: str, fibers: bool, static_shared: int, check: bool, parameter_bytes: list[int]) -> str:
+    """NAME.meta, a constant ``ocp_emu_kernel_meta``; stack_bytes is 0 until the object is made."""
+    if len(parameter_bytes) > max_parameters:
+        raise UnsupportedIR(f"{len(parameter_bytes)} parameters; the emulated device allows {max_parameters}")
+    kinds = [size or pointer_kind for size in parameter_bytes]
+    kinds += [0] * (max_parameters - len(kinds))
+    words = [meta_version, int(fibers), static_shared, 0, int(check), len(parameter_bytes)]
+    ty = "{ " + ", ".join(["i32"] * len(words)) + f", [{max_parameters} x i8] }}"
+    value = ", ".join(f"i32 {word}" for word in words)
+    elements = ", ".join(f"i8 {kind}" for kind in kinds)
+    return f'@"{name}.meta" = constant {ty} {{ {value}, [{max_parameters} x i8] [{elements}] }}, align 8'
+
+
+def support(text: str) -> str:
+    """Definitions and declarations of all that ``text`` calls, transitively. Raises UnsupportedIR for the unknown."""
+    out: list[str] = []
+    seen = set(re.findall(r"^define [^@]*@([\w.$]+)\(", text, re.MULTILINE))
+    pending = [text]
+    llvm_calls: list[str] = [text]
+    while pending:
+        for name in sorted(set(re.findall(r"call [^@\n]*@([\w.$]+)\(", pending.pop())) - seen):
+            seen.add(name)
+            if definition := intrinsics.definitions.get(name) or host_math.definitions.get(name):
+                out.append(definition)
+                pending.append(definition)
+                llvm_calls.append(definition)
+            elif declaration := intrinsics.declarations.get(name) or host_math.libm_declarations.get(name):
+                out.append(declaration + "\n")
+            elif not name.startswith("llvm."):
+                raise UnsupportedIR(f"function {name!r}")
+    return "".join(out) + "\n".join(llvm_declarations(llvm_calls)) + "\n"
+
+
+def llvm_declarations(texts: list[str]) -> list[str]:
+    """Declarations of the LLVM intrinsics that the texts call."""
+    found: dict[str, str] = {}
+    for text in texts:
+        for line in text.splitlines():
+            if match := re.search(r"call (?:[a-z]+ )*?((?:\w+|[<{\[][^@]*)) @(llvm\.[\w.$]+)\((.*)\)", line):
+                types = ", ".join(stored_type(argument) for argument in split_arguments(match[3]))
+                found[match[2]] = f"declare {match[1]} @{match[2]}({types})"
+    return [found[name] for name in sorted(found)]
