@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
@@ -88,15 +89,19 @@ class DType(enum.Enum):
 class Constant:
     """The contents of an initializer or a constant, read when first asked for.
 
-    ``load`` gives an array of ``dtype.numpy`` and ``shape``; what it returns is kept, so it must outlive its source.
+    ``load`` gives an array of ``dtype.numpy`` and ``shape``. With ``borrowed`` the array is a view of memory that ORT
+    frees after Compile: `keep` before that, or never read it again.
     """
 
-    __slots__ = ("_array", "_load", "dtype", "shape")
+    __slots__ = ("_array", "_borrowed", "_load", "dtype", "shape")
 
-    def __init__(self, dtype: DType, shape: tuple[int, ...], load: Callable[[], Array]) -> None:
+    def __init__(
+        self, dtype: DType, shape: tuple[int, ...], load: Callable[[], Array], *, borrowed: bool = False
+    ) -> None:
         self.dtype = dtype
         self.shape = shape
         self._load = load
+        self._borrowed = borrowed
         self._array: Array | None = None
 
     @staticmethod
@@ -109,16 +114,24 @@ class Constant:
         """The contents. Raises OSError or InvalidModel where they cannot be read."""
         if self._array is None:
             array = self._load()
-            assert array.shape == self.shape and array.dtype == self.dtype.numpy
+            assert array.shape == self.shape
+            assert array.dtype == self.dtype.numpy
             self._array = array
         return self._array
 
+    def keep(self) -> None:
+        """Copies borrowed contents, so that they outlive ORT's."""
+        if self._borrowed:
+            self._array = self.array.copy()
+            self._borrowed = False
+
     @property
     def size(self) -> int:
-        size = 1
-        for dim in self.shape:
-            size *= dim
-        return size
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
 
 
 @dataclass(eq=False)

@@ -7,9 +7,9 @@ One pass over an operator's function serves three purposes: it infers shapes, de
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import product as cartesian
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -21,6 +21,7 @@ from .symbolic import (
     Expr,
     divides,
     eq,
+    floordiv,
     le,
     logical_not,
     logical_or,
@@ -81,60 +82,65 @@ class LoweringOptions:
 
 
 class BufferKind(enum.IntEnum):
-    """Where a tensor's elements are; the numbers are ``ocp_ref_kind``'s."""
+    """Where a tensor's elements are; the numbers are ``ocp_ref_kind``'s, except HOST: on the host only."""
 
     INPUT = 0
     OUTPUT = 1
     WEIGHT = 2
     SCRATCH = 3
+    HOST = 4
 
 
 class Buffer:
-    """Memory that tensors view. ``index`` is the number of the input; outputs and weights get theirs from the planner.
+    """Elements that tensors view, compared by identity. ``nbytes`` is the size, ``index`` the number of an INPUT.
 
-    Compared by identity. ``nbytes`` is its size; ``data`` are the contents of a WEIGHT.
+    What is known about the contents belongs to the buffer, so that every view knows it: ``data`` of a WEIGHT; ``host``,
+    the elements of a HOST buffer; ``deferred_host``, a function that finds the elements (see `Lowering.defer_host`).
     """
 
-    __slots__ = ("data", "index", "kind", "nbytes")
+    __slots__ = ("data", "deferred_host", "host", "index", "kind", "nbytes")
 
-    def __init__(self, kind: BufferKind, nbytes: Dim, index: int = -1, data: Constant | None = None) -> None:
+    def __init__(
+        self,
+        kind: BufferKind,
+        nbytes: Dim,
+        *,
+        index: int = -1,
+        data: Constant | None = None,
+        host: tuple[Dim, ...] | None = None,
+    ) -> None:
         self.kind = kind
         self.nbytes = nbytes
         self.index = index
         self.data = data
+        self.host = host
+        self.deferred_host: Callable[[], tuple[Dim, ...]] | None = None
 
 
 class Tensor:
     """A strided view of a buffer, immutable. Strides and ``offset`` count elements.
 
-    ``host`` holds the contents of an integer or bool tensor in row-major order where they are known symbolically
-    (results of Shape arithmetic, small constants), else None. A tensor with ``buffer`` None exists on the host only;
-    launches materialize it on the device when they use it.
+    A tensor in a HOST buffer is the result of shape arithmetic; launches that use it materialize it on the device.
     """
 
-    __slots__ = ("_constant", "_contiguous", "_deferred_host", "_host", "buffer", "dtype", "offset", "shape", "strides")
+    __slots__ = ("_contiguous", "_host", "buffer", "dtype", "offset", "shape", "strides")
 
     def __init__(
         self,
         dtype: DType,
         shape: Sequence[Dim],
-        buffer: Buffer | None,
+        buffer: Buffer,
         *,
         strides: Sequence[Dim] | None = None,
         offset: Dim = 0,
-        constant: Constant | None = None,
-        host: tuple[Dim, ...] | None = None,
-        deferred_host: Callable[[], tuple[Dim, ...]] | None = None,
     ) -> None:
         self.dtype = dtype
         self.shape: tuple[Dim, ...] = tuple(shape)
         self.buffer = buffer
         self.strides: tuple[Dim, ...] = contiguous_strides(self.shape) if strides is None else tuple(strides)
         self.offset = offset
-        self._constant = constant
-        self._host = host
-        self._deferred_host = deferred_host
         self._contiguous: bool | None = True if strides is None else None
+        self._host: tuple[Dim, ...] | None = None
 
     @property
     def rank(self) -> int:
@@ -152,20 +158,58 @@ class Tensor:
     @property
     def is_constant(self) -> bool:
         """Whether the contents are known now; unlike ``constant`` this reads nothing."""
-        return self._constant is not None
+        return self.buffer.data is not None and self._static
 
     @property
     def constant(self) -> Array | None:
         """The contents, as an array of ``dtype.numpy`` and this shape, where they are known, else None."""
-        return None if self._constant is None else self._constant.array
+        data = self.buffer.data
+        if data is None or not self._static:
+            return None
+        if self.is_contiguous and self.offset == 0 and data.size == self.size:
+            return data.array.reshape([int(dim) for dim in self.shape if isinstance(dim, int)])
+        assert isinstance(self.offset, int)
+        flat = np.ascontiguousarray(data.array).reshape(-1)[self.offset :]
+        dims = [dim for dim in self.shape if isinstance(dim, int)]
+        steps = [stride * flat.itemsize for stride in self.strides if isinstance(stride, int)]
+        return np.lib.stride_tricks.as_strided(flat, dims, steps, writeable=False)
 
     @property
     def host(self) -> tuple[Dim, ...] | None:
-        constant = self._constant
-        countable = self.dtype.is_integer or self.dtype is DType.BOOL
-        if self._host is None and constant is not None and countable and constant.size <= MAX_HOST_ELEMENTS:
-            self._host = tuple(int(x) for x in constant.array.reshape(-1).tolist())
+        """The elements of an integer or bool tensor in row-major order, where they are known symbolically, else None.
+
+        They are for results of shape arithmetic and for constants of at most `MAX_HOST_ELEMENTS` elements.
+        """
+        if self._host is None and (self.buffer.host is not None or self.buffer.data is not None):
+            positions = self.positions()
+            if positions is None:
+                return None
+            if self.buffer.host is not None:
+                self._host = tuple(self.buffer.host[position] for position in positions)
+            elif self.dtype.is_integer or self.dtype is DType.BOOL:
+                array = self.constant
+                assert array is not None
+                self._host = tuple(int(x) for x in array.reshape(-1).tolist())
         return self._host
+
+    def positions(self) -> tuple[int, ...] | None:
+        """Where in the buffer the elements are, in row-major order; None for many and for symbolic shapes."""
+        size = self.size
+        if not self._static or not isinstance(size, int) or size > MAX_HOST_ELEMENTS:
+            return None
+        assert isinstance(self.offset, int)
+        if self.is_contiguous:
+            return tuple(range(self.offset, self.offset + size))
+        found = [self.offset]
+        for dim, stride in zip(self.shape, self.strides, strict=True):
+            assert isinstance(dim, int)
+            assert isinstance(stride, int)
+            found = [position + i * stride for position in found for i in range(dim)]
+        return tuple(found)
+
+    @property
+    def _static(self) -> bool:
+        return all(isinstance(dim, int) for dim in (self.offset, *self.shape, *self.strides))
 
     @property
     def is_contiguous(self) -> bool:
@@ -302,68 +346,18 @@ class Lowering:
 
     def empty(self, shape: Sequence[Dim], dtype: DType) -> Tensor:
         """A new contiguous intermediate with undefined contents."""
-        tensor = Tensor(dtype, shape, None)
-        tensor.buffer = Buffer(BufferKind.SCRATCH, tensor.nbytes)
-        return tensor
+        return Tensor(dtype, shape, Buffer(BufferKind.SCRATCH, product(shape) * dtype.itemsize))
 
     def view(self, x: Tensor, shape: Sequence[Dim], strides: Sequence[Dim] | None = None, offset: Dim = 0) -> Tensor:
         """Other elements of x's buffer, zero copy. ``strides`` None is contiguous; ``offset`` counts from the buffer.
 
-        Known contents follow: views of constants are constants, views of host tensors are host tensors.
+        Views of constants are constants, views of results of shape arithmetic are such results.
         """
-        shape = tuple(shape)
-        strides = contiguous_strides(shape) if strides is None else tuple(strides)
-        static = isinstance(offset, int) and all(isinstance(d, int) for d in (*shape, *strides))
-        if x._host is not None or x._deferred_host is not None or x._constant is not None:
-            if static and x.is_contiguous and isinstance(x.offset, int):
-                return self._static_view(x, shape, strides, offset)
-            if x.buffer is None:
-                raise Unsupported("shape", "a view of shape arithmetic that depends on dimensions is not supported")
         return Tensor(x.dtype, shape, x.buffer, strides=strides, offset=offset)
-
-    def _static_view(self, x: Tensor, shape: Sequence[Dim], strides: Sequence[Dim], offset: Dim) -> Tensor:
-        """A view with known contents. x is contiguous, so positions in its buffer less its offset number its elements."""
-        assert isinstance(offset, int) and isinstance(x.offset, int)
-        dims = tuple(d for d in shape if isinstance(d, int))
-        steps = tuple(s for s in strides if isinstance(s, int))
-        start = offset - x.offset
-
-        def pick(values: Sequence[Dim]) -> tuple[Dim, ...]:
-            ranges = [range(dim) for dim in dims]
-            return tuple(
-                values[start + sum(i * s for i, s in zip(index, steps, strict=True))] for index in cartesian(*ranges)
-            )
-
-        constant = x._constant
-        if constant is not None:
-            source = constant
-
-            def load() -> Array:
-                flat = np.ascontiguousarray(source.array).reshape(-1)[start:]
-                return np.lib.stride_tricks.as_strided(
-                    flat, dims, [step * flat.itemsize for step in steps], writeable=False
-                )
-
-            constant = Constant(x.dtype, dims, load)
-        host = x._host
-        deferred = x._deferred_host
-        picked = None if host is None else pick(host)
-        if x.buffer is None:
-            return Tensor(x.dtype, dims, None, host=picked)
-        return Tensor(
-            x.dtype,
-            dims,
-            x.buffer,
-            strides=steps,
-            offset=offset,
-            constant=constant,
-            host=picked,
-            deferred_host=None if deferred is None else lambda: pick(deferred()),
-        )
 
     def contiguous(self, x: Tensor, alignment: int = 1) -> Tensor:
         """x itself when it is contiguous at an offset that is a multiple of ``alignment`` elements, else a copy."""
-        if x.buffer is None or (x.is_contiguous and divides(alignment, x.offset)):
+        if x.is_contiguous and divides(alignment, x.offset):
             return x
         from ..kernels.elementwise import elementwise
 
@@ -371,13 +365,11 @@ class Lowering:
 
     def constant(self, array: Array, dtype: DType | None = None) -> Tensor:
         """A tensor of known contents; it becomes a weight when a launch reads it. ``dtype`` is needed for BFLOAT16."""
-        return self.initializer(Constant.of(np.ascontiguousarray(array), dtype))
+        return self.initializer(Constant.of(np.ascontiguousarray(array).reshape(array.shape), dtype))
 
     def initializer(self, contents: Constant) -> Tensor:
         """A tensor of known contents that are not read yet."""
-        nbytes = contents.size * contents.dtype.itemsize
-        buffer = Buffer(BufferKind.WEIGHT, nbytes, data=contents)
-        return Tensor(contents.dtype, contents.shape, buffer, constant=contents)
+        return Tensor(contents.dtype, contents.shape, Buffer(BufferKind.WEIGHT, contents.nbytes, data=contents))
 
     def host_tensor(self, dims: Sequence[Dim], shape: Sequence[int], dtype: DType) -> Tensor:
         """An integer or bool tensor whose elements, in row-major order, are ``dims``."""
@@ -386,7 +378,7 @@ class Lowering:
             raise ValueError(f"{len(values)} values for shape {tuple(shape)}")
         if all(isinstance(value, int) for value in values):
             return self.constant(np.array(values, dtype=np.int64).astype(dtype.numpy).reshape(tuple(shape)), dtype)
-        return Tensor(dtype, shape, None, host=values)
+        return Tensor(dtype, shape, Buffer(BufferKind.HOST, len(values) * dtype.itemsize, host=values))
 
     def host_map(
         self, function: Callable[..., Dim], *inputs: Tensor, shape: Sequence[Dim], dtype: DType
@@ -399,7 +391,7 @@ class Lowering:
         if not (dtype.is_integer or dtype is DType.BOOL) or not all(isinstance(dim, int) for dim in shape):
             return None
         dims = tuple(dim for dim in shape if isinstance(dim, int))
-        if int(np.prod(dims)) > MAX_HOST_ELEMENTS:
+        if math.prod(dims) > MAX_HOST_ELEMENTS:
             return None
         columns = []
         for x in inputs:
@@ -410,13 +402,14 @@ class Lowering:
         return self.host_tensor([function(*row) for row in zip(*columns, strict=True)], dims, dtype)
 
     def defer_host(self, x: Tensor, values: Callable[[], tuple[Dim, ...]]) -> Tensor:
-        """x with contents that `host_values` can get from ``values``, which may itself call `host_values`.
+        """x, whose contents `host_values` can now get from ``values``, which may itself call `host_values`.
 
         For shape arithmetic on inputs of the cluster: computed on the device unless something asks for the contents.
+        ``values`` gives the elements in row-major order. Only for a new tensor of `empty`; others know their contents.
         """
-        return Tensor(
-            x.dtype, x.shape, x.buffer, strides=x.strides, offset=x.offset, constant=x._constant, deferred_host=values
-        )
+        if x.buffer.kind is BufferKind.SCRATCH and x.buffer.deferred_host is None:
+            x.buffer.deferred_host = values
+        return x
 
     def host_values(self, x: Tensor, what: str) -> tuple[Dim, ...]:
         """The integer contents of x in row-major order; ``what`` names them in messages ("shape of Reshape").
@@ -424,19 +417,26 @@ class Lowering:
         An input of the cluster becomes a host input: read back once per Run. Raises Unsupported where the contents are
         computed on the device.
         """
-        if x.host is not None:
-            return x.host
-        if x._deferred_host is not None:
-            return x._deferred_host()
+        known = x.host
+        if known is not None:
+            return known
         if not (x.dtype.is_integer or x.dtype is DType.BOOL):
             raise Unsupported("dtype", f"{what} has element type {x.dtype.name}, which is no integer type")
-        if x.buffer is not None and x.buffer.kind is BufferKind.INPUT and self._read_host_input is not None:
-            if not x.is_contiguous or x.offset != 0 or not isinstance(x.size, int):
-                raise Unsupported("shape", f"{what} has a number of elements that is not known before the Run")
-            if x.size > MAX_HOST_ELEMENTS:
-                raise Unsupported("shape", f"{what} has {x.size} elements; at most {MAX_HOST_ELEMENTS} are read back")
-            return self._read_host_input(x.buffer, x.size)
-        raise Unsupported("shape", f"{what} is computed on the device")
+        buffer, positions = x.buffer, x.positions()
+        elements = floordiv(buffer.nbytes, x.dtype.itemsize)
+        is_input = buffer.kind is BufferKind.INPUT and self._read_host_input is not None
+        if not is_input and buffer.deferred_host is None:
+            raise Unsupported("shape", f"{what} is computed on the device")
+        if positions is None or not isinstance(elements, int):
+            raise Unsupported("shape", f"{what} has a number of elements that is not known before the Run")
+        if elements > MAX_HOST_ELEMENTS:
+            raise Unsupported("shape", f"{what} has {elements} elements; at most {MAX_HOST_ELEMENTS} are read back")
+        if buffer.deferred_host is not None:
+            contents = buffer.deferred_host()
+        else:
+            assert self._read_host_input is not None
+            contents = self._read_host_input(buffer, elements)
+        return tuple(contents[position] for position in positions)
 
     # ---- conditions ----
 
@@ -450,7 +450,7 @@ class Lowering:
             self.trace.requirements.append(Requirement(self.node, condition, message))
 
     def guard(self, condition: Dim) -> bool:
-        """The answer at the shapes that the plan is built for. The plan then holds only where the answer is the same."""
+        """The answer at the shapes that the plan is built for; it holds only for shapes with the same answer."""
         truth = self.known(condition)
         if truth is not None:
             return truth
@@ -539,34 +539,29 @@ class Lowering:
             self.trace.steps.append(Memset(self.node, dst, byte, (), written))
 
     def materialize(self, x: Tensor) -> Tensor:
-        """x with its elements on the device: a host tensor is written there by a small launch, once."""
-        if x.buffer is not None:
+        """x with its elements on the device: those of a HOST buffer are written there by a small launch, once."""
+        buffer = x.buffer
+        if buffer.host is None:
             return x
-        assert x._host is not None
-        key = (x.dtype, x._host)
-        buffer = self._materialized.get(key)
-        if buffer is None:
-            target = self.empty((len(x._host),), x.dtype)
-            assert target.buffer is not None
-            buffer = self._materialized[key] = target.buffer
-            _store_values(self, target, x._host)
-        return Tensor(x.dtype, x.shape, buffer, host=x._host)
+        key = x.dtype, buffer.host
+        on_device = self._materialized.get(key)
+        if on_device is None:
+            target = self.empty((len(buffer.host),), x.dtype)
+            on_device = self._materialized[key] = target.buffer
+            _store_values(self, target, buffer.host)
+        return Tensor(x.dtype, x.shape, on_device, strides=x.strides, offset=x.offset)
 
     @staticmethod
     def _uses(
         args: Sequence[Arg], reads: Sequence[Tensor], writes: Sequence[Tensor]
     ) -> tuple[tuple[Buffer, ...], tuple[Buffer, ...]]:
-        written: dict[Buffer, None] = {}
         for tensor in writes:
-            if tensor.buffer is None or tensor.buffer.kind is not BufferKind.SCRATCH:
+            if tensor.buffer.kind is not BufferKind.SCRATCH:
                 raise TypeError(f"{tensor!r} is not an intermediate, it cannot be written")
-            written[tensor.buffer] = None
-        read: dict[Buffer, None] = {}
-        for tensor in reads:
-            if tensor.buffer is not None:
-                read[tensor.buffer] = None
+        written = dict.fromkeys(tensor.buffer for tensor in writes)
+        read = dict.fromkeys(tensor.buffer for tensor in reads)
         for arg in args:
-            if isinstance(arg, Tensor) and arg.buffer is not None and arg.buffer not in written:
+            if isinstance(arg, Tensor) and arg.buffer not in written:
                 read[arg.buffer] = None
         return tuple(read), tuple(written)
 

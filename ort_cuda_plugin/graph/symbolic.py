@@ -249,7 +249,7 @@ def _polynomial(terms: dict[Monomial, int], const: int, hint: int) -> Dim:
 
 
 def symbol(number: int, name: str, hint: int, lower: int | None = 0, upper: int | None = None) -> Expr:
-    """A fresh unknown. ``number`` makes it unique; ``lower`` and ``upper`` are bounds that the plan checks elsewhere."""
+    """A fresh unknown. ``number`` makes it unique; that it lies within its bounds is checked elsewhere."""
     return Expr((((Atom(Op.SYMBOL, (number,), hint, name, (lower, upper)),), 1),), 0, hint)
 
 
@@ -394,7 +394,7 @@ def _exact_quotient(dividend: Dim, divisor: Expr) -> Dim | None:
 
 
 def floordiv(a: Dim, b: Dim) -> Dim:
-    """``a // b`` rounded down. Simplifications assume b != 0, as the Run checks. A constant 0 raises ZeroDivisionError."""
+    """``a // b`` rounded down. A constant 0 as divisor raises ZeroDivisionError; simplifications assume b != 0."""
     if isinstance(b, int):
         if isinstance(a, int):
             return a // b

@@ -1,0 +1,97 @@
+"""Which nodes the plugin runs, and why not the others."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from .ir import Graph, InvalidModel, Node, Unsupported
+from .lowering import Buffer, DeviceProperties, LoweringOptions
+from .partition import partition
+from .shapes import InputSymbols, NodeLowering, symbolic_input
+from .symbolic import Dim
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class NodeVerdict:
+    """Whether the plugin runs a node. ``kind`` and ``reason`` say why not and are empty for a supported one.
+
+    ``kind`` is one of `Unsupported.kinds`.
+    """
+
+    name: str
+    op_type: str
+    domain: str
+    since_version: int
+    supported: bool
+    kind: str = ""
+    reason: str = ""
+
+
+def analyze(graph: Graph, device: DeviceProperties, options: LoweringOptions | None = None) -> list[NodeVerdict]:
+    """One verdict per node of ``graph``, in order. Runs operators on symbolic shapes; reads no large initializer.
+
+    A node that is declined does not stop the analysis: its results are taken from ORT's own type and shape inference.
+    """
+    return _Analysis(graph, device, options or LoweringOptions()).verdicts(graph.nodes)
+
+
+def claim(
+    graph: Graph, device: DeviceProperties, options: LoweringOptions | None = None
+) -> tuple[list[list[Node]], list[NodeVerdict]]:
+    """The clusters to fuse, and one verdict per node.
+
+    What an operator knows about its inputs in the whole graph (say the contents of a shape) it may not know in its
+    cluster, when a declined node or another cluster lies between. So each cluster is analysed again alone, and nodes
+    that are declined there are taken out until nothing changes.
+    """
+    options = options or LoweringOptions()
+    verdicts = dict(zip(graph.nodes, analyze(graph, device, options), strict=True))
+    while True:
+        clusters = partition(graph, [verdicts[node].supported for node in graph.nodes])
+        changed = False
+        if len(clusters) > 1 or not all(verdict.supported for verdict in verdicts.values()):
+            for cluster in clusters:
+                for node, verdict in zip(cluster, _Analysis(graph, device, options).verdicts(cluster), strict=True):
+                    if not verdict.supported:
+                        verdicts[node] = verdict
+                        changed = True
+        if not changed:
+            return clusters, [verdicts[node] for node in graph.nodes]
+
+
+class _Analysis:
+    def __init__(self, graph: Graph, device: DeviceProperties, options: LoweringOptions) -> None:
+        self.symbols = InputSymbols()
+        self.lowering = NodeLowering(graph, device, options, self._host_input, record=False)
+
+    def _host_input(self, buffer: Buffer, count: int) -> tuple[Dim, ...]:
+        return self.symbols.host_values(buffer, [1] * count)
+
+    def verdicts(self, nodes: list[Node]) -> list[NodeVerdict]:
+        return [self._verdict(node) for node in nodes]
+
+    def _verdict(self, node: Node) -> NodeVerdict:
+        kind, reason = "", ""
+        try:
+            self._lower(node)
+        except Unsupported as error:
+            kind, reason = error.kind, error.reason
+        except (InvalidModel, ZeroDivisionError, OverflowError) as error:
+            kind, reason = "shape", f"the model is not valid here: {error}"
+        except Exception as error:
+            # A mistake of an operator's function must not take the claims of all other nodes with it.
+            logger.exception("node %s", node.label)
+            kind, reason = "op", f"internal error: {type(error).__name__}: {error}"
+        return NodeVerdict(node.name, node.op_type, node.domain, node.since_version, not kind, kind, reason)
+
+    def _lower(self, node: Node) -> None:
+        known = self.lowering.tensors
+        inputs = []
+        for value in node.inputs:
+            if value is not None and value not in known and value.initializer is None:
+                known[value] = symbolic_input(self.symbols, value, 0)
+            inputs.append(None if value is None else self.lowering.tensor(value))
+        self.lowering.lower(node, inputs)

@@ -1,0 +1,157 @@
+"""Lowers a list of nodes on symbolic inputs: values become tensors, operators' functions run in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from ..ops import registry
+from .ir import Graph, InvalidModel, Node, Unsupported, Value
+from .lowering import Buffer, BufferKind, DeviceProperties, Lowering, LoweringOptions, Tensor
+from .symbolic import Dim, Expr, eq, le, product, symbol
+
+MAX_DIM = 2**40
+"""No dimension of an input may be larger: plans check it, expressions rely on it to fold clamps to INT64_MAX."""
+_TYPICAL_DIM = 16
+"""The hint of a dimension that is not known yet."""
+
+
+class InputSymbols:
+    """Symbols for the dimensions and the host values of the inputs of one plan.
+
+    They are numbered in the order of creation. When all inputs are made in order, and then all host inputs, a symbol's
+    number is the plan's register. ``guards`` are the conditions under which the symbols mean what they stand for.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.guards: list[Dim] = []
+        self._named: dict[tuple[str, int], Expr] = {}
+        self._host: dict[Buffer, tuple[Dim, ...]] = {}
+
+    def _fresh(self, name: str, hint: int, lower: int | None, upper: int | None) -> Expr:
+        self.count += 1
+        return symbol(self.count - 1, name, hint, lower, upper)
+
+    def dimension(self, dim: int | str | None, hint: int | None = None) -> Dim:
+        """``dim`` is what the model says. Dimensions of one name and one hint are one symbol, guarded to be equal."""
+        if isinstance(dim, int):
+            self.guards.append(eq(self._fresh("", dim, 0, None), dim))
+            return dim
+        hint = _TYPICAL_DIM if hint is None else hint
+        fresh = self._fresh(dim or "", hint, 0, None)
+        first = self._named.get((dim, hint)) if dim else None
+        if first is not None:
+            self.guards.append(eq(fresh, first))
+            return first
+        self.guards.append(le(fresh, MAX_DIM))
+        bounded = symbol(self.count - 1, dim or "", hint, 0, MAX_DIM)
+        if dim:
+            self._named[dim, hint] = bounded
+        return bounded
+
+    def host_values(self, buffer: Buffer, hints: Sequence[int]) -> tuple[Dim, ...]:
+        """The elements of a host input; the same ones when asked again."""
+        if buffer not in self._host:
+            self._host[buffer] = tuple(self._fresh("", hint, None, None) for hint in hints)
+        return self._host[buffer]
+
+
+class NodeError(Exception):
+    """A node of a cluster could not be lowered; the message names the node and the reason."""
+
+    def __init__(self, node: Node, reason: str) -> None:
+        super().__init__(f"node {node.label}: {reason}")
+        self.node = node
+        self.reason = reason
+
+
+def symbolic_input(symbols: InputSymbols, value: Value, index: int, hints: Sequence[int] | None = None) -> Tensor:
+    """The tensor that stands for an input of a cluster or of the graph.
+
+    ``hints`` are its dimensions at the Run that the plan is built for. Raises Unsupported where the device cannot hold
+    it or the rank is unknown, InvalidModel where ``hints`` contradict what the model says.
+    """
+    if value.dtype is None:
+        raise Unsupported("dtype", f"{value.name!r} is no tensor")
+    if not value.dtype.is_supported:
+        raise Unsupported("dtype", f"{value.name!r} has element type {value.dtype.name}")
+    if value.shape is None:
+        raise Unsupported("shape", f"the rank of {value.name!r} is not known")
+    if hints is not None and len(hints) != len(value.shape):
+        raise InvalidModel(f"input {value.name!r} has rank {len(hints)}, the model says {len(value.shape)}")
+    shape: list[Dim] = []
+    for axis, dim in enumerate(value.shape):
+        if isinstance(dim, int):
+            if hints is not None and hints[axis] != dim:
+                raise InvalidModel(f"input {value.name!r} has {hints[axis]} in dimension {axis}, the model says {dim}")
+        shape.append(symbols.dimension(dim, None if hints is None else hints[axis]))
+    return Tensor(value.dtype, shape, Buffer(BufferKind.INPUT, product(shape) * value.dtype.itemsize, index=index))
+
+
+class NodeLowering:
+    """Lowers nodes one after the other on tensors that are made for values as they are needed.
+
+    ``read_host_input(buffer, count)`` gives the symbols of a host input's elements.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        device: DeviceProperties,
+        options: LoweringOptions,
+        read_host_input: Callable[[Buffer, int], tuple[Dim, ...]],
+        *,
+        record: bool,
+    ) -> None:
+        self.graph = graph
+        self.ctx = Lowering(device, options, record=record, read_host_input=read_host_input)
+        self.tensors: dict[Value, Tensor] = {}
+
+    def tensor(self, value: Value) -> Tensor:
+        """The tensor of an initializer or of a value that is known already."""
+        tensor = self.tensors.get(value)
+        if tensor is None:
+            if value.initializer is None:
+                raise KeyError(value.name)
+            tensor = self.tensors[value] = self.ctx.initializer(value.initializer)
+        return tensor
+
+    def lower(self, node: Node, inputs: Sequence[Tensor | None]) -> None:
+        """Runs the operator's function and takes over its results. Raises what the function does."""
+        if node.has_subgraphs:
+            raise Unsupported("control-flow", f"{node.op_type} with subgraphs is not implemented")
+        if node.unreadable_attributes:
+            raise Unsupported("attribute", f"attribute {node.unreadable_attributes[0]!r} has an unsupported type")
+        self.ctx.node = node
+        self.ctx.opset = self.graph.opsets.get(node.domain, node.since_version)
+        operator = registry.lookup(node.domain, node.op_type, node.since_version)
+        results = operator.lower(self.ctx, inputs, node.attributes)
+        for number, value in enumerate(node.outputs):
+            if value is None:
+                continue
+            if number >= len(results):
+                raise Unsupported("attribute", f"output {number} of {node.op_type} is not implemented")
+            _check_result(value, results[number])
+            self.tensors[value] = results[number]
+
+
+def _check_result(value: Value, result: Tensor) -> None:
+    """Compares with what ORT infers: a contradiction would make ORT's allocations and ours differ."""
+    if value.dtype is not None and value.dtype is not result.dtype:
+        raise Unsupported("dtype", f"{value.name!r} is {value.dtype.name} for ORT, {result.dtype.name} here")
+    if value.shape is None:
+        return
+    if len(value.shape) != result.rank:
+        raise Unsupported("shape", f"{value.name!r} has rank {len(value.shape)} for ORT, {result.rank} here")
+    for expected, dim in zip(value.shape, result.shape, strict=True):
+        if isinstance(expected, int) and isinstance(dim, int) and expected != dim:
+            raise Unsupported("shape", f"{value.name!r} is {value.shape} for ORT, {result.shape} here")
+
+
+def consumers(nodes: Iterable[Node]) -> Mapping[Value, list[Node]]:
+    """The nodes that read each value."""
+    result: dict[Value, list[Node]] = {}
+    for node in nodes:
+        for value in node.reads():
+            result.setdefault(value, []).append(node)
+    return result
