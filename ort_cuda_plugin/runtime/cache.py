@@ -1,0 +1,266 @@
+"""The disk cache of compiled kernels, shared by all processes of a user.
+
+An entry's file name is a hash of all that its contents depend on. The folder has mode 0700 and belongs to the user,
+because what it holds is executed. Nothing here imports Numba or llvmlite.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import os
+import platform
+import stat
+import struct
+import tempfile
+import time
+from functools import lru_cache
+from pathlib import Path
+
+from ort_cuda_plugin.runtime.kernel import KernelSpec
+from ort_cuda_plugin.runtime.targets import KernelImage, Target
+
+logger = logging.getLogger("ort_cuda_plugin")
+
+CACHE_DIR_VARIABLE = "ORT_CUDA_PLUGIN_CACHE_DIR"
+max_cache_bytes = 512 << 20
+entry_magic = b"OCPK\x01\n"
+entry_suffix = ".kernel"
+touch_after_seconds = 3600.0
+kernel_package = "ort_cuda_plugin.kernels"
+
+
+# ---- keys ----
+
+
+def kernel_key(spec: KernelSpec, target: Target) -> str:
+    """Hex hash of the kernel's source, constants and flags, the target, and every tool that turns one into the other.
+
+    Raises ValueError for a factory in a module that does not exist.
+    """
+    parts = [spec.digest, target.arch, toolchain_digest(target.is_emulated)]
+    if spec.factory:
+        parts.append(module_digest(spec.factory.partition(":")[0]))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+@lru_cache(maxsize=2)
+def toolchain_digest(emulated: bool) -> str:
+    """Hash of the versions of the tools, of our own pipeline's source, and for the emulated device of the CPU."""
+    digest = hashlib.sha256()
+    tools = ["numba", "numba-cuda", "llvmlite"]
+    tools += [] if emulated else ["nvidia-nvvm", "nvidia-nvjitlink", "cuda-core"]
+    for tool in tools:
+        try:
+            digest.update(f"{tool} {importlib.metadata.version(tool)}\n".encode())
+        except importlib.metadata.PackageNotFoundError:
+            digest.update(f"{tool} absent\n".encode())
+    runtime = Path(__file__).parent
+    names = ("compile.py", "host_ir.py", "host_intrinsics.py", "host_math.py", "targets.py", "kernel.py")
+    for path in [*(runtime / name for name in names), runtime.parent / "kernels" / "intrinsics.py"]:
+        digest.update(path.read_bytes())
+    digest.update(platform.python_version().encode())
+    if emulated:
+        digest.update(host_cpu().encode())
+    return digest.hexdigest()
+
+
+def host_cpu() -> str:
+    """What tells apart the CPUs that LLVM generates different code for."""
+    keys = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU implementer", "CPU part", "Features")
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return "\n".join(line for line in first.splitlines() if line.split("\t")[0].rstrip(":") in keys)
+
+
+@lru_cache(maxsize=256)
+def module_digest(name: str) -> str:
+    """Hash of a kernel module's source and of every module of our kernels package that it imports."""
+    digest = hashlib.sha256()
+    pending, seen = [name], {name, f"{kernel_package}.intrinsics"}
+    while pending:
+        module = pending.pop()
+        source = module_source(module)
+        digest.update(f"{module}\0".encode() + source)
+        found = imported_modules(module, source) - seen
+        seen |= found
+        pending += sorted(found)
+    return digest.hexdigest()
+
+
+def module_source(name: str) -> bytes:
+    try:
+        found = importlib.util.find_spec(name)
+    except ImportError as error:
+        raise ValueError(f"no kernel module {name!r}: {error}") from error
+    if found is None or found.origin is None:
+        raise ValueError(f"no kernel module {name!r}")
+    return Path(found.origin).read_bytes()
+
+
+def imported_modules(module: str, source: bytes) -> set[str]:
+    """Modules of the kernels package that a module's source imports, directly or as ``from package import module``."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = module.rsplit(".", node.level)[0] if node.level else ""
+            package = ".".join(filter(None, (base, node.module)))
+            names = [package, *(f"{package}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        for name in names:
+            if name.startswith(f"{kernel_package}.") and importlib.util.find_spec(name):
+                found.add(name)
+    return found
+
+
+# ---- folder ----
+
+
+def cache_folder() -> Path:
+    """Where entries lie: $ORT_CUDA_PLUGIN_CACHE_DIR, or ort-cuda-plugin under the user's cache folder."""
+    if configured := os.environ.get(CACHE_DIR_VARIABLE):
+        return Path(configured)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base and os.path.isabs(base) else Path.home() / ".cache") / "ort-cuda-plugin"
+
+
+def folder_problem(folder: Path) -> str | None:
+    """Makes the folder where it is missing; says why it cannot be used, or None."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as error:
+        return f"it cannot be made: {error.strerror or error}"
+    if not stat.S_ISDIR(status.st_mode):
+        return "it is no folder"
+    if status.st_uid != os.geteuid():
+        return f"it belongs to user {status.st_uid}, and what it holds would be executed"
+    if status.st_mode & 0o022:
+        return f"other users can write to it (mode {stat.S_IMODE(status.st_mode):04o}); chmod 700 it"
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        return "it is not writable"
+    return None
+
+
+class KernelCache:
+    """Compiled kernels in one folder. A folder that cannot be used is reported once and then does without.
+
+    ``folder`` defaults to `cache_folder`; ``max_bytes`` bounds the sum of the entries' sizes: the least recently used
+    are removed.
+    """
+
+    def __init__(self, folder: Path | None = None, max_bytes: int = max_cache_bytes) -> None:
+        self.folder = folder if folder is not None else cache_folder()
+        self.max_bytes = max_bytes
+        self.usable = True
+        self.writes = 0
+        if problem := folder_problem(self.folder):
+            self.disable(problem)
+
+    def disable(self, problem: str) -> None:
+        if self.usable:
+            logger.warning(
+                "kernel cache %s is not used: %s. Each process compiles its kernels again; set %s to another folder.",
+                self.folder,
+                problem,
+                CACHE_DIR_VARIABLE,
+            )
+        self.usable = False
+
+    def path(self, key: str) -> Path:
+        return self.folder / f"{key}{entry_suffix}"
+
+    def load(self, key: str, target: Target) -> KernelImage | None:
+        """The entry, or None where there is none or it is damaged."""
+        if not self.usable:
+            return None
+        path = self.path(key)
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        image = decode(data, target)
+        if image is None:
+            logger.info("kernel cache entry %s is damaged; compiling again", path)
+            return None
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > touch_after_seconds:
+                os.utime(path)
+        return image
+
+    def store(self, key: str, image: KernelImage) -> None:
+        """Writes the entry atomically: a reader sees all of it or nothing."""
+        if not self.usable:
+            return
+        try:
+            descriptor, temporary = tempfile.mkstemp(dir=self.folder, suffix=".part")
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(encode(image))
+                os.replace(temporary, self.path(key))
+            except BaseException:
+                os.unlink(temporary)
+                raise
+        except OSError as error:
+            self.disable(f"writing failed: {error.strerror or error}")
+            return
+        if self.writes % 64 == 0:
+            self.trim()
+        self.writes += 1
+
+    def trim(self) -> None:
+        """Removes the least recently used entries until a tenth of the bound is free, and abandoned partial files."""
+        entries = []
+        for found in os.scandir(self.folder):
+            with contextlib.suppress(OSError):
+                status = found.stat()
+                if found.name.endswith(".part") and time.time() - status.st_mtime > touch_after_seconds:
+                    os.unlink(found.path)
+                elif found.name.endswith(entry_suffix):
+                    entries.append((status.st_mtime, status.st_size, found.path))
+        total = sum(size for _, size, _ in entries)
+        if total <= self.max_bytes:
+            return
+        for _, size, path in sorted(entries):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            total -= size
+            if total <= self.max_bytes * 9 // 10:
+                return
+
+
+# ---- entries: magic, SHA-256 of the rest, three lengths, JSON, image, PTX ----
+
+
+def encode(image: KernelImage) -> bytes:
+    header = json.dumps({"entry": image.entry, "metadata": dict(image.metadata)}).encode()
+    body = struct.pack("<III", len(header), len(image.data), len(image.ptx)) + header + image.data + image.ptx
+    return entry_magic + hashlib.sha256(body).digest() + body
+
+
+def decode(data: bytes, target: Target) -> KernelImage | None:
+    start = len(entry_magic) + 32
+    body = data[start:]
+    if not data.startswith(entry_magic) or hashlib.sha256(body).digest() != data[len(entry_magic) : start]:
+        return None
+    header_bytes, image_bytes, ptx_bytes = struct.unpack_from("<III", body)
+    image_start = 12 + header_bytes
+    ptx_start = image_start + image_bytes
+    header = json.loads(body[12:image_start])
+    return KernelImage(
+        body[image_start:ptx_start],
+        header["entry"],
+        target,
+        header["metadata"],
+        body[ptx_start : ptx_start + ptx_bytes],
+    )

@@ -1,0 +1,88 @@
+"""A helper process that compiles kernels, and the end of its pipe that its parent holds.
+
+A fresh process and not a fork: the parent has threads. It lives as long as one call of `compile_many`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from typing import IO, Any
+
+from ort_cuda_plugin.runtime.kernel import KernelSpec
+from ort_cuda_plugin.runtime.targets import KernelImage, Target
+
+
+class WorkerClient:
+    """The parent's end."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+
+    @staticmethod
+    def start() -> WorkerClient | None:
+        """A helper that is importing Numba, or None where this interpreter cannot start one."""
+        if not sys.executable:
+            return None
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+            )
+        except OSError:
+            return None
+        return WorkerClient(process)
+
+    def wait_ready(self) -> None:
+        """Returns once the helper can compile, or has failed."""
+        self.receive()
+
+    def compile(self, spec: KernelSpec, target: Target) -> KernelImage | None:
+        """The compiled kernel, or None where it did not compile or the helper died."""
+        assert self.process.stdin is not None
+        try:
+            send(self.process.stdin, (spec, target))
+        except OSError:
+            return None
+        image = self.receive()
+        return image if isinstance(image, KernelImage) else None
+
+    def receive(self) -> Any:
+        assert self.process.stdout is not None
+        try:
+            return pickle.load(self.process.stdout)
+        except (EOFError, pickle.UnpicklingError, OSError):
+            return None
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def send(pipe: IO[bytes], message: Any) -> None:
+    pipe.write(pickle.dumps(message))
+    pipe.flush()
+
+
+def main() -> None:
+    # Whatever a library prints must not get between the messages.
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    from ort_cuda_plugin.runtime.compile import KernelCompileError, compile_kernel
+
+    send(replies, "ready")
+    while True:
+        try:
+            spec, target = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            send(replies, compile_kernel(spec, target))
+        except KernelCompileError as error:
+            send(replies, str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Hands out compiled kernels: from memory, from the disk cache, or by compiling them, in parallel where that pays."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ort_cuda_plugin.runtime.cache import KernelCache, kernel_key
+from ort_cuda_plugin.runtime.kernel import KernelSpec
+from ort_cuda_plugin.runtime.targets import KernelImage, Target
+
+if TYPE_CHECKING:
+    from ort_cuda_plugin.runtime.compile_worker import WorkerClient
+
+MANIFEST_VARIABLE = "ORT_CUDA_PLUGIN_KERNEL_MANIFEST"
+min_parallel = 12
+"""Misses from which a second process, which spends over a second importing Numba, still ends sooner."""
+max_workers = 8
+
+
+def count_kernels(name: str, by: int) -> None:
+    """Adds to a counter of the C library."""
+    from ort_cuda_plugin.abi.core import count
+
+    count(name, by)
+
+
+class KernelLibrary:
+    """Compiled kernels of this process. Its methods may be called from any thread.
+
+    ``count(name, by)`` is called with KERNELS_COMPILED and KERNEL_CACHE_HITS.
+    """
+
+    def __init__(self, cache: KernelCache | None = None, count: Callable[[str, int], None] = count_kernels) -> None:
+        self.cache = cache if cache is not None else KernelCache()
+        self.count = count
+        self.images: dict[str, KernelImage] = {}
+        self.lock = threading.Lock()
+
+    def get(self, spec: KernelSpec, target: Target) -> KernelImage:
+        """One kernel; see `get_many`."""
+        return self.get_many([spec], target)[0]
+
+    def get_many(self, specs: Sequence[KernelSpec], target: Target) -> list[KernelImage]:
+        """The compiled kernels, in the order of ``specs``.
+
+        Raises KernelCompileError (of `ort_cuda_plugin.runtime.compile`) for the first kernel that does not compile.
+        """
+        record_specs(specs)
+        keys = [kernel_key(spec, target) for spec in specs]
+        with self.lock:
+            missing: dict[str, KernelSpec] = {}
+            hits = 0
+            for key, spec in dict(zip(keys, specs, strict=True)).items():
+                if key not in self.images and (image := self.cache.load(key, target)) is not None:
+                    self.images[key] = image
+                if key in self.images:
+                    hits += 1
+                else:
+                    missing[key] = spec
+            if hits:
+                self.count("KERNEL_CACHE_HITS", hits)
+            if missing:
+                for key, image in zip(missing, compile_many(list(missing.values()), target), strict=True):
+                    self.images[key] = image
+                    self.cache.store(key, image)
+                self.count("KERNELS_COMPILED", len(missing))
+            return [self.images[key] for key in keys]
+
+
+def compile_many(specs: Sequence[KernelSpec], target: Target) -> list[KernelImage]:
+    """Compiles all, sharing the work with helper processes when it is much. Raises KernelCompileError."""
+    images: list[KernelImage | None] = [None] * len(specs)
+    todo = deque(range(len(specs)))
+    workers = start_workers(len(specs))
+    threads = [threading.Thread(target=feed, args=(worker, specs, target, todo, images)) for worker in workers]
+    try:
+        for thread in threads:
+            thread.start()
+        compile_here(specs, target, todo, images)
+    finally:
+        todo.clear()
+        for thread in threads:
+            thread.join()
+        for worker in workers:
+            worker.close()
+    # What a helper could not do is done here, so that its error is raised here.
+    compile_here(specs, target, deque(i for i, image in enumerate(images) if image is None), images)
+    return [image for image in images if image is not None]
+
+
+def compile_here(
+    specs: Sequence[KernelSpec], target: Target, todo: deque[int], images: list[KernelImage | None]
+) -> None:
+    if not todo:
+        return
+    from ort_cuda_plugin.runtime.compile import compile_kernel
+
+    while todo:
+        try:
+            index = todo.popleft()
+        except IndexError:
+            return
+        images[index] = compile_kernel(specs[index], target)
+
+
+def start_workers(jobs: int) -> list[WorkerClient]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    wanted = min(cores - 1, max_workers, jobs // min_parallel)
+    if wanted <= 0:
+        return []
+    from ort_cuda_plugin.runtime.compile_worker import WorkerClient
+
+    return [worker for worker in (WorkerClient.start() for _ in range(wanted)) if worker is not None]
+
+
+def feed(
+    worker: WorkerClient,
+    specs: Sequence[KernelSpec],
+    target: Target,
+    todo: deque[int],
+    images: list[KernelImage | None],
+) -> None:
+    """Gives one helper a kernel at a time from the far end of the list, until none is left or the helper fails."""
+    worker.wait_ready()
+    while todo:
+        try:
+            index = todo.pop()
+        except IndexError:
+            return
+        image = worker.compile(specs[index], target)
+        if image is None:
+            return
+        images[index] = image
+
+
+# ---- manifest of the kernels that were asked for ----
+
+recorded: set[KernelSpec] = set()
+
+
+def record_specs(specs: Iterable[KernelSpec]) -> None:
+    """Appends the specs to the file that $ORT_CUDA_PLUGIN_KERNEL_MANIFEST names, one JSON object a line."""
+    path = os.environ.get(MANIFEST_VARIABLE)
+    if not path:
+        return
+    new = [spec for spec in dict.fromkeys(specs) if spec not in recorded]
+    recorded.update(new)
+    if new:
+        lines = "".join(json.dumps(asdict(spec)) + "\n" for spec in new)
+        # One write in append mode, so that the processes of a test run do not mix their lines.
+        with open(path, "ab", buffering=0) as file:
+            file.write(lines.encode())
+
+
+def read_manifest(path: Path) -> list[KernelSpec]:
+    """The distinct specs of a manifest, by name. Raises ValueError for a line that is no spec."""
+    specs = set()
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            fields = json.loads(line)
+            fields["signature"] = tuple(fields["signature"])
+            fields["params"] = tuple((name, value) for name, value in fields["params"])
+            specs.add(KernelSpec(**fields))
+        except (TypeError, KeyError, ValueError) as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+    return sorted(specs, key=lambda spec: (spec.name, spec.digest))
