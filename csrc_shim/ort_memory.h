@@ -24,11 +24,17 @@ OrtStatus *ocp_ort_create_sync_stream(OrtEpFactory *factory, const OrtMemoryDevi
 OrtStatus *ocp_ort_synchronize_device(ocp_device *device);
 
 /* ---- for the other ORT views ---- */
+/* Takes over a status of ORT's, not NULL: its code and message go into the error, and it is released. */
+int ocp_fail_status(ocp_error *error, OrtStatus *status);
+/* Fills stream->ort; called where streams are created. */
+void ocp_ort_init_stream(ocp_stream *stream);
 /* The ocp_stream behind ORT's stream, or NULL when it is NULL or belongs to another EP. */
 ocp_stream *ocp_ort_stream(const OrtSyncStream *stream);
 /* The stream that a kernel is to enqueue on, or NULL when ORT runs it without one: then device->default_stream serves,
  * and the kernel waits for it. */
 int ocp_ort_stream_of_context(const OrtKernelContext *context, ocp_stream **out, ocp_error *error);
+/* Copies a tensor into one of the same size, wherever the two are; see ocp_ort_copy for the stream. */
+int ocp_ort_copy_tensor(const OrtValue *src, OrtValue *dst, ocp_stream *stream, ocp_error *error);
 /* Copies bytes between any two of host, pinned and device memory of the device (or of two devices of one kind).
  * Asynchronous when a stream is given, with CUDA's semantics for pageable host memory; else done on return. */
 int ocp_ort_copy(ocp_device *device, void *dst, bool dst_on_device, const void *src, bool src_on_device, size_t bytes,

@@ -1,0 +1,120 @@
+/* OrtNodeComputeInfo over an ocp_cluster: from ORT's values to ocp_input, and back. No GIL, no Python, no allocation.
+ */
+#include "ort_compute.h"
+
+#include <stdlib.h>
+
+#include "ort_memory.h"
+
+enum { INPUTS_ON_STACK = 32 };
+
+typedef struct compute_info {
+  OrtNodeComputeInfo ort;
+  ocp_cluster *cluster;
+  ocp_device *device;
+  uint32_t num_inputs, num_outputs;
+  const OrtMemoryDevice *device_memory; /* of our device: where inputs normally are */
+} compute_info;
+
+static OrtStatus *create_state(OrtNodeComputeInfo *this_ptr, OrtNodeComputeContext *context, void **state) {
+  (void)context;
+  *state = this_ptr; /* Runs share it; what one Run needs is on its stack */
+  return NULL;
+}
+
+static void release_state(OrtNodeComputeInfo *this_ptr, void *state) {
+  (void)this_ptr;
+  (void)state;
+}
+
+static int gather_input(const compute_info *self, const OrtKernelContext *context, uint32_t index, ocp_input *input,
+                        ocp_error *error) {
+  const OrtValue *value = NULL;
+  ONNXTensorElementDataType dtype = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+  size_t rank = 0;
+  OrtStatus *status = ocp_api->KernelContext_GetInput(context, index, &value);
+  if (!status && !value)
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "input %u is missing", index);
+  if (!status)
+    status = ocp_api->GetTensorElementTypeAndShapeDataReference(value, &dtype, &input->dims, &rank);
+  if (!status)
+    status = ocp_api->GetTensorData(value, &input->data);
+  if (status)
+    return ocp_fail_status(error, status);
+  input->dtype = (uint32_t)dtype;
+  input->rank = (uint32_t)rank;
+  /* ORT can hand over host memory; so could a caller with memory of another device of ours. */
+  const OrtMemoryDevice *memory = ocp_ep_api->Value_GetMemoryDevice(value);
+  input->on_device = ocp_ep_api->MemoryDevice_AreEqual(memory, self->device_memory);
+  if (!input->on_device && ocp_ep_api->MemoryDevice_GetDeviceType(memory) != OrtMemoryInfoDeviceType_CPU &&
+      ocp_ep_api->MemoryDevice_GetMemoryType(memory) == OrtDeviceMemoryType_DEFAULT)
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "input %u is in the memory of another device", index);
+  return ORT_OK;
+}
+
+static int allocate_output(void *context, uint32_t index, const int64_t *dims, uint32_t rank, void **data,
+                           ocp_error *error) {
+  OrtValue *value = NULL;
+  OrtStatus *status = ocp_api->KernelContext_GetOutput(context, index, dims, rank, &value);
+  *data = NULL;
+  if (!status && value)
+    status = ocp_api->GetTensorMutableData(value, data);
+  return status ? ocp_fail_status(error, status) : ORT_OK;
+}
+
+static int run(const compute_info *self, OrtKernelContext *context, ocp_input *inputs, ocp_error *error) {
+  ocp_stream *stream = NULL;
+  for (uint32_t i = 0; i < self->num_inputs; i++)
+    if (gather_input(self, context, i, &inputs[i], error) != ORT_OK)
+      return error->code;
+  if (ocp_ort_stream_of_context(context, &stream, error) != ORT_OK)
+    return error->code;
+  bool wait = !stream || stream->device != self->device;
+  if (wait && ocp_device_default_stream(self->device, &stream, error) != ORT_OK)
+    return error->code;
+  int code = ocp_cluster_run(self->cluster, stream, inputs, self->num_inputs, allocate_output, (void *)context, error);
+  ocp_stream_enqueued(stream); /* also after a failure: part of the work may be enqueued */
+  return code == ORT_OK && wait ? ocp_stream_synchronize(stream, error) : code;
+}
+
+static OrtStatus *compute(OrtNodeComputeInfo *this_ptr, void *state, OrtKernelContext *context) {
+  (void)state;
+  const compute_info *self = (const compute_info *)(const void *)this_ptr;
+  ocp_input on_stack[INPUTS_ON_STACK], *inputs = on_stack;
+  ocp_error error;
+  error.code = ORT_OK; /* without clearing the text */
+  if (self->num_inputs > INPUTS_ON_STACK && !(inputs = malloc(self->num_inputs * sizeof *inputs)))
+    ocp_fail(&error, ORT_FAIL, "out of host memory");
+  else
+    run(self, context, inputs, &error);
+  if (inputs != on_stack)
+    free(inputs);
+  return ocp_status(&error);
+}
+
+OrtNodeComputeInfo *ocp_compute_info_create(ocp_cluster *cluster, ocp_device *device, uint32_t num_inputs,
+                                            uint32_t num_outputs, ocp_error *error) {
+  const OrtMemoryInfo *memory_info = NULL;
+  if (ocp_ort_memory_info(device->emulated, device->ordinal, OrtDeviceMemoryType_DEFAULT, &memory_info, error) !=
+      ORT_OK)
+    return NULL;
+  compute_info *self = calloc(1, sizeof *self);
+  if (!self) {
+    ocp_fail(error, ORT_FAIL, "out of host memory");
+    return NULL;
+  }
+  *self = (compute_info){
+      .ort = {.ort_version_supported = ocp_api_version,
+              .CreateState = create_state,
+              .Compute = compute,
+              .ReleaseState = release_state},
+      .cluster = cluster,
+      .device = device,
+      .num_inputs = num_inputs,
+      .num_outputs = num_outputs,
+      .device_memory = ocp_ep_api->MemoryInfo_GetMemoryDevice(memory_info),
+  };
+  return &self->ort;
+}
+
+void ocp_compute_info_release(OrtNodeComputeInfo *info) { free(info); }

@@ -1,0 +1,149 @@
+/* OrtSyncStreamImpl over ocp_stream, and OrtSyncNotificationImpl over events. */
+#include <stdlib.h>
+
+#include "ort_memory.h"
+#include "pool.h"
+
+/* ---- OrtSyncNotificationImpl ---- */
+
+typedef struct notification {
+  OrtSyncNotificationImpl ort;
+  ocp_stream *producer;           /* outlives the notification, as ORT promises */
+  uint64_t producer_id, position; /* the producer's end when activated */
+  CUevent event;
+  bool activated;
+} notification;
+
+static void notification_release(OrtSyncNotificationImpl *this_ptr) {
+  notification *self = (notification *)(void *)this_ptr;
+  ocp_error ignored = {0};
+  if (ocp_device_enter(self->producer->device, &ignored) == ORT_OK)
+    self->producer->device->driver->EventDestroy(self->event);
+  free(self);
+}
+
+static OrtStatus *notification_activate(OrtSyncNotificationImpl *this_ptr) {
+  notification *self = (notification *)(void *)this_ptr;
+  ocp_device *device = self->producer->device;
+  ocp_error error = {0};
+  if (ocp_device_enter(device, &error) == ORT_OK) {
+    self->position = ocp_stream_position(self->producer);
+    CUresult result = device->driver->EventRecord(self->event, self->producer->handle);
+    if (result != CUDA_SUCCESS)
+      ocp_device_fail(device, result, "cuEventRecord", &error);
+    self->activated = result == CUDA_SUCCESS;
+  }
+  return ocp_status(&error);
+}
+
+static int wait_on_host(notification *self, ocp_error *error) {
+  ocp_device *device = self->producer->device;
+  if (ocp_device_enter(device, error) != ORT_OK)
+    return error->code;
+  CUresult result = device->driver->EventSynchronize(self->event);
+  if (result != CUDA_SUCCESS)
+    return ocp_device_fail(device, result, "cuEventSynchronize", error);
+  if (self->activated)
+    ocp_stream_completed(device, self->producer_id, self->position);
+  return ORT_OK;
+}
+
+static OrtStatus *notification_wait_on_host(OrtSyncNotificationImpl *this_ptr) {
+  ocp_error error = {0};
+  wait_on_host((notification *)(void *)this_ptr, &error);
+  return ocp_status(&error);
+}
+
+static OrtStatus *notification_wait_on_device(OrtSyncNotificationImpl *this_ptr, OrtSyncStream *consumer_stream) {
+  notification *self = (notification *)(void *)this_ptr;
+  ocp_device *device = self->producer->device;
+  ocp_stream *consumer = ocp_ort_stream(consumer_stream);
+  ocp_error error = {0};
+  /* A stream of another EP, or of another driver, knows nothing of our events. */
+  if (!consumer || consumer->device->driver != device->driver) {
+    wait_on_host(self, &error);
+  } else if (ocp_device_enter(consumer->device, &error) == ORT_OK) {
+    CUresult result = device->driver->StreamWaitEvent(consumer->handle, self->event, 0);
+    if (result != CUDA_SUCCESS)
+      ocp_device_fail(consumer->device, result, "cuStreamWaitEvent", &error);
+    ocp_stream_enqueued(consumer);
+  }
+  return ocp_status(&error);
+}
+
+/* ---- OrtSyncStreamImpl ---- */
+
+static void stream_release(OrtSyncStreamImpl *this_ptr) { ocp_stream_release((ocp_stream *)(void *)this_ptr); }
+
+static void *stream_get_handle(OrtSyncStreamImpl *this_ptr) { return ((ocp_stream *)(void *)this_ptr)->handle; }
+
+static OrtStatus *stream_create_notification(OrtSyncStreamImpl *this_ptr, OrtSyncNotificationImpl **out) {
+  ocp_stream *stream = (ocp_stream *)(void *)this_ptr;
+  ocp_error error = {0};
+  *out = NULL;
+  if (ocp_device_enter(stream->device, &error) != ORT_OK)
+    return ocp_status(&error);
+  notification *self = calloc(1, sizeof *self);
+  if (!self) {
+    ocp_fail(&error, ORT_FAIL, "out of host memory");
+    return ocp_status(&error);
+  }
+  CUresult result = stream->device->driver->EventCreate(&self->event, CU_EVENT_DISABLE_TIMING);
+  if (result != CUDA_SUCCESS) {
+    free(self);
+    ocp_device_fail(stream->device, result, "cuEventCreate", &error);
+    return ocp_status(&error);
+  }
+  self->producer = stream;
+  self->producer_id = stream->priv->id;
+  self->ort = (OrtSyncNotificationImpl){.ort_version_supported = ocp_api_version,
+                                        .Release = notification_release,
+                                        .Activate = notification_activate,
+                                        .WaitOnDevice = notification_wait_on_device,
+                                        .WaitOnHost = notification_wait_on_host};
+  *out = &self->ort;
+  return NULL;
+}
+
+/* At the end of a Run ORT calls OnSessionRunEnd and then Flush. The host waits in whichever comes first: an error of
+ * the former reaches the user, one of the latter only the log. */
+static OrtStatus *stream_wait(OrtSyncStreamImpl *this_ptr) {
+  ocp_stream *stream = (ocp_stream *)(void *)this_ptr;
+  ocp_error error = {0};
+  if (!ocp_stream_is_idle(stream))
+    ocp_stream_synchronize(stream, &error);
+  return ocp_status(&error);
+}
+
+void ocp_ort_init_stream(ocp_stream *stream) {
+  stream->ort = (OrtSyncStreamImpl){.ort_version_supported = ocp_api_version,
+                                    .Release = stream_release,
+                                    .GetHandle = stream_get_handle,
+                                    .CreateNotification = stream_create_notification,
+                                    .Flush = stream_wait,
+                                    .OnSessionRunEnd = stream_wait};
+}
+
+/* ---- from ORT's streams to ours ---- */
+
+ocp_stream *ocp_ort_stream(const OrtSyncStream *stream) {
+  const OrtSyncStreamImpl *impl = stream ? ocp_ep_api->SyncStream_GetImpl(stream) : NULL;
+  return impl && impl->Release == stream_release ? (ocp_stream *)(void *)(uintptr_t)impl : NULL;
+}
+
+int ocp_ort_stream_of_context(const OrtKernelContext *context, ocp_stream **out, ocp_error *error) {
+  OrtStatus *status;
+  *out = NULL;
+  if (ocp_api_version >= OrtApi_KernelContext_GetSyncStream_SINCE) {
+    OrtSyncStream *stream = NULL;
+    status = ocp_api->KernelContext_GetSyncStream(context, &stream);
+    if (!status)
+      *out = ocp_ort_stream(stream);
+  } else {
+    void *handle = NULL;
+    status = ocp_api->KernelContext_GetGPUComputeStream(context, &handle);
+    if (!status && handle)
+      *out = ocp_stream_of_handle(handle);
+  }
+  return status ? ocp_fail_status(error, status) : ORT_OK;
+}

@@ -1,0 +1,222 @@
+/* Streams, and what is known of their progress. */
+#include <stdlib.h>
+
+#include "ort_memory.h"
+#include "pool.h"
+
+/* All streams of all devices by their handle, for hosts that give only that; few, so a list. */
+static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
+static ocp_stream **all_streams;
+static size_t num_streams, max_streams;
+
+static bool list_stream(ocp_stream *stream) {
+  pthread_mutex_lock(&all_lock);
+  if (num_streams == max_streams) {
+    size_t grown = max_streams ? 2 * max_streams : 16;
+    ocp_stream **streams = realloc(all_streams, grown * sizeof *streams);
+    if (!streams) {
+      pthread_mutex_unlock(&all_lock);
+      return false;
+    }
+    all_streams = streams;
+    max_streams = grown;
+  }
+  all_streams[num_streams++] = stream;
+  pthread_mutex_unlock(&all_lock);
+  return true;
+}
+
+static void unlist_stream(const ocp_stream *stream) {
+  pthread_mutex_lock(&all_lock);
+  for (size_t i = 0; i < num_streams; i++)
+    if (all_streams[i] == stream) {
+      all_streams[i] = all_streams[--num_streams];
+      break;
+    }
+  pthread_mutex_unlock(&all_lock);
+}
+
+ocp_stream *ocp_stream_of_handle(void *handle) {
+  ocp_stream *found = NULL;
+  pthread_mutex_lock(&all_lock);
+  for (size_t i = 0; i < num_streams && !found; i++)
+    if ((void *)all_streams[i]->handle == handle)
+      found = all_streams[i];
+  pthread_mutex_unlock(&all_lock);
+  return found;
+}
+
+int ocp_stream_create(ocp_device *device, ocp_stream **out, ocp_error *error) {
+  *out = NULL;
+  if (ocp_device_enter(device, error) != ORT_OK)
+    return error->code;
+  ocp_stream *stream = calloc(1, sizeof *stream);
+  struct ocp_stream_private *priv = calloc(1, sizeof *priv);
+  if (!stream || !priv) {
+    ocp_fail(error, ORT_FAIL, "out of host memory");
+    goto failed;
+  }
+  stream->device = device;
+  stream->owned = true;
+  stream->priv = priv;
+  priv->pending_from = OCP_IDLE;
+  CUresult result = device->driver->StreamCreate(&stream->handle, CU_STREAM_NON_BLOCKING);
+  if (result != CUDA_SUCCESS) {
+    ocp_device_fail(device, result, "cuStreamCreate", error);
+    goto failed;
+  }
+  if (!list_stream(stream)) {
+    device->driver->StreamDestroy(stream->handle);
+    ocp_fail(error, ORT_FAIL, "out of host memory");
+    goto failed;
+  }
+  pthread_mutex_lock(&device->pool->lock);
+  priv->id = ++device->pool->last_stream_id;
+  priv->next = device->pool->streams;
+  device->pool->streams = stream;
+  pthread_mutex_unlock(&device->pool->lock);
+  ocp_ort_init_stream(stream);
+  ocp_count(OCP_STREAMS_LIVE, 1);
+  *out = stream;
+  return ORT_OK;
+failed:
+  free(priv);
+  free(stream);
+  return error->code;
+}
+
+void ocp_stream_release(ocp_stream *stream) {
+  if (!stream || atomic_load(&ocp_forked))
+    return;
+  ocp_device *device = stream->device;
+  ocp_pool *pool = device->pool;
+  ocp_error ignored = {0};
+  /* Memory freed on the stream counts as finished when the stream is gone, so it must be. */
+  ocp_stream_synchronize(stream, &ignored);
+  unlist_stream(stream);
+  pthread_mutex_lock(&pool->streams_lock);
+  pthread_mutex_lock(&pool->lock);
+  ocp_stream **link = &pool->streams;
+  while (*link != stream)
+    link = &(*link)->priv->next;
+  *link = stream->priv->next;
+  pthread_mutex_unlock(&pool->lock);
+  device->driver->StreamDestroy(stream->handle);
+  pthread_mutex_unlock(&pool->streams_lock);
+  ocp_count(OCP_STREAMS_LIVE, -1);
+  free(stream->priv);
+  free(stream);
+}
+
+void ocp_pool_advance(ocp_pool *pool, ocp_stream *stream) {
+  struct ocp_stream_private *priv = stream->priv;
+  priv->enqueued = ++pool->sequence;
+  if (priv->pending_from == OCP_IDLE)
+    priv->pending_from = priv->enqueued;
+}
+
+void ocp_pool_completed(ocp_stream *stream, uint64_t up_to) {
+  struct ocp_stream_private *priv = stream->priv;
+  if (priv->enqueued <= up_to)
+    priv->pending_from = OCP_IDLE;
+  else if (priv->pending_from <= up_to)
+    priv->pending_from = up_to + 1;
+}
+
+void ocp_stream_enqueued(ocp_stream *stream) {
+  ocp_pool *pool = stream->device->pool;
+  pthread_mutex_lock(&pool->lock);
+  ocp_pool_advance(pool, stream);
+  pthread_mutex_unlock(&pool->lock);
+}
+
+uint64_t ocp_stream_position(ocp_stream *stream) {
+  ocp_pool *pool = stream->device->pool;
+  pthread_mutex_lock(&pool->lock);
+  uint64_t position = stream->priv->enqueued;
+  pthread_mutex_unlock(&pool->lock);
+  return position;
+}
+
+static void completed(ocp_stream *stream, uint64_t up_to) {
+  ocp_pool *pool = stream->device->pool;
+  pthread_mutex_lock(&pool->lock);
+  ocp_pool_completed(stream, up_to);
+  pthread_mutex_unlock(&pool->lock);
+}
+
+void ocp_stream_completed(ocp_device *device, uint64_t id, uint64_t up_to) {
+  pthread_mutex_lock(&device->pool->lock);
+  for (ocp_stream *stream = device->pool->streams; stream; stream = stream->priv->next)
+    if (stream->priv->id == id)
+      ocp_pool_completed(stream, up_to);
+  pthread_mutex_unlock(&device->pool->lock);
+}
+
+static int synchronize(ocp_stream *stream, ocp_error *error) {
+  ocp_device *device = stream->device;
+  uint64_t position = ocp_stream_position(stream);
+  CUresult result = device->driver->StreamSynchronize(stream->handle);
+  if (result != CUDA_SUCCESS)
+    return ocp_device_fail(device, result, "cuStreamSynchronize", error);
+  completed(stream, position);
+  return ORT_OK;
+}
+
+int ocp_stream_synchronize(ocp_stream *stream, ocp_error *error) {
+  return ocp_device_enter(stream->device, error) == ORT_OK ? synchronize(stream, error) : error->code;
+}
+
+bool ocp_stream_is_idle(ocp_stream *stream) {
+  ocp_pool *pool = stream->device->pool;
+  pthread_mutex_lock(&pool->lock);
+  bool idle = stream->priv->pending_from == OCP_IDLE;
+  pthread_mutex_unlock(&pool->lock);
+  return idle;
+}
+
+/* The stream after `stream`, or the first one; streams_lock is held, so that it lives. */
+static ocp_stream *next_stream(ocp_pool *pool, const ocp_stream *stream) {
+  pthread_mutex_lock(&pool->lock);
+  ocp_stream *next = stream ? stream->priv->next : pool->streams;
+  pthread_mutex_unlock(&pool->lock);
+  return next;
+}
+
+void ocp_pool_poll(ocp_device *device) {
+  ocp_pool *pool = device->pool;
+  pthread_mutex_lock(&pool->streams_lock);
+  for (ocp_stream *stream = NULL; (stream = next_stream(pool, stream));) {
+    if (ocp_stream_is_idle(stream) || atomic_load(&stream->capturing))
+      continue;
+    uint64_t position = ocp_stream_position(stream);
+    if (device->driver->StreamQuery(stream->handle) == CUDA_SUCCESS)
+      completed(stream, position);
+  }
+  pthread_mutex_unlock(&pool->streams_lock);
+}
+
+int ocp_pool_synchronize(ocp_device *device, ocp_error *error) {
+  ocp_pool *pool = device->pool;
+  int code = ORT_OK;
+  pthread_mutex_lock(&pool->streams_lock);
+  for (ocp_stream *stream = NULL; code == ORT_OK && (stream = next_stream(pool, stream));)
+    if (!ocp_stream_is_idle(stream) && !atomic_load(&stream->capturing))
+      code = synchronize(stream, error);
+  pthread_mutex_unlock(&pool->streams_lock);
+  return code;
+}
+
+int ocp_device_synchronize(ocp_device *device, ocp_error *error) {
+  return ocp_device_enter(device, error) == ORT_OK ? ocp_pool_synchronize(device, error) : error->code;
+}
+
+int ocp_device_default_stream(ocp_device *device, ocp_stream **out, ocp_error *error) {
+  ocp_pool *pool = device->pool;
+  pthread_mutex_lock(&pool->streams_lock);
+  if (!pool->default_stream)
+    ocp_stream_create(device, &pool->default_stream, error);
+  *out = pool->default_stream;
+  pthread_mutex_unlock(&pool->streams_lock);
+  return *out ? ORT_OK : error->code;
+}
