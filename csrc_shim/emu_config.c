@@ -1,0 +1,235 @@
+/* Configuration and life of the emulated devices: environment, address space, contexts, fork. */
+#define _GNU_SOURCE /* CPU_COUNT */
+#include "emu_driver.h"
+
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define ENVIRONMENT "ORT_CUDA_PLUGIN_EMULATE"
+#define DEFAULT_DEVICE_BYTES ((uint64_t)16 << 30)
+#define PINNED_BYTES ((uint64_t)16 << 30)
+#define MAX_DEVICE_BYTES ((uint64_t)512 << 30)
+
+emu_state emu;
+
+static pthread_mutex_t start_lock = PTHREAD_MUTEX_INITIALIZER;
+static atomic_bool started;
+static bool configured;
+static atomic_bool forked;
+static _Thread_local emu_device *current;
+static _Thread_local char last_error[400];
+
+CUresult emu_fail(CUresult code, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(last_error, sizeof last_error, format, arguments);
+  va_end(arguments);
+  return code;
+}
+
+const char *ocp_emu_last_error(void) { return last_error; }
+
+/* ---- configuration ---- */
+
+static uint64_t parse_bytes(const char *text, uint64_t otherwise) {
+  char *end;
+  uint64_t value = strtoull(text, &end, 10);
+  if (end == text)
+    return otherwise;
+  int shift = *end == 'K' || *end == 'k' ? 10 : *end == 'M' || *end == 'm' ? 20 : *end == 'G' || *end == 'g' ? 30 : 0;
+  return value > UINT64_MAX >> shift ? otherwise : value << shift;
+}
+
+static uint32_t parse_count(const char *name, uint32_t otherwise, uint32_t largest) {
+  const char *text = getenv(name);
+  if (!text || !*text)
+    return otherwise;
+  char *end;
+  unsigned long value = strtoul(text, &end, 10);
+  return end == text || *end || value > largest ? otherwise : (uint32_t)value;
+}
+
+/* The environment's settings; a value that cannot be read counts as not set. */
+static void configure_from_environment(void) {
+  if (configured)
+    return;
+  configured = true;
+  ocp_emu_config *config = &emu.config;
+  config->num_devices = parse_count(ENVIRONMENT "_DEVICES", 1, EMU_MAX_DEVICES);
+  if (config->num_devices == 0)
+    config->num_devices = 1;
+  config->workers = parse_count(ENVIRONMENT "_WORKERS", 0, 1024);
+  const char *memory = getenv(ENVIRONMENT "_MEMORY");
+  config->device_bytes = memory ? parse_bytes(memory, DEFAULT_DEVICE_BYTES) : DEFAULT_DEVICE_BYTES;
+  if (config->device_bytes == 0 || config->device_bytes > MAX_DEVICE_BYTES)
+    config->device_bytes = DEFAULT_DEVICE_BYTES;
+  const char *streams = getenv(ENVIRONMENT "_STREAMS");
+  config->adversarial = streams && strcmp(streams, "adversarial") == 0;
+  config->check = parse_count(ENVIRONMENT "_CHECK", 0, 1);
+  config->seed = parse_count(ENVIRONMENT "_SEED", 0, UINT32_MAX);
+}
+
+static int refuse(char *text, size_t text_bytes, const char *reason) {
+  if (text && text_bytes)
+    snprintf(text, text_bytes, "%s", reason);
+  return CUDA_ERROR_INVALID_VALUE;
+}
+
+static void stop(void);
+
+int ocp_emu_configure(const ocp_emu_config *config, char *text, size_t text_bytes) {
+  if (config->num_devices < 1 || config->num_devices > EMU_MAX_DEVICES)
+    return refuse(text, text_bytes, "the number of emulated devices must be 1 to 8");
+  if (config->device_bytes < 4096 || config->device_bytes > MAX_DEVICE_BYTES)
+    return refuse(text, text_bytes, "the memory of an emulated device must be 4 KiB to 512 GiB");
+  if (config->workers > 1024)
+    return refuse(text, text_bytes, "at most 1024 workers can run blocks");
+  pthread_mutex_lock(&start_lock);
+  configure_from_environment();
+  int result = CUDA_SUCCESS;
+  if (atomic_load(&emu.live) > 0) {
+    result = refuse(text, text_bytes, "memory, streams, events or modules of the emulated devices are alive");
+  } else {
+    stop();
+    emu.config = *config;
+  }
+  pthread_mutex_unlock(&start_lock);
+  return result;
+}
+
+void ocp_emu_get_config(ocp_emu_config *config) {
+  pthread_mutex_lock(&start_lock);
+  configure_from_environment();
+  *config = emu.config;
+  pthread_mutex_unlock(&start_lock);
+}
+
+static uint32_t count_threads(void) {
+  if (emu.config.workers)
+    return emu.config.workers;
+  cpu_set_t cpus;
+  if (sched_getaffinity(0, sizeof cpus, &cpus))
+    return 1;
+  int count = CPU_COUNT(&cpus);
+  return count > 0 ? (uint32_t)count : 1;
+}
+
+/* ---- life ---- */
+
+static void after_fork_in_child(void) { atomic_store(&forked, true); }
+
+static void *reserve(uint64_t bytes, int protection) {
+  void *range = mmap(NULL, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return range == MAP_FAILED ? NULL : range;
+}
+
+static void stop(void) {
+  if (!atomic_load(&started))
+    return;
+  atomic_store(&started, false);
+  for (uint32_t index = 0; index < emu.config.num_devices; index++) {
+    emu_heap_destroy(&emu.devices[index].heap);
+    pthread_mutex_destroy(&emu.devices[index].legacy.lock);
+  }
+  munmap((void *)emu.pinned.base, emu.pinned.bytes);
+  emu_heap_destroy(&emu.pinned);
+  munmap((void *)emu.base, emu.bytes);
+  munmap((void *)(emu.base + (uint64_t)emu.alias), emu.bytes);
+}
+
+static CUresult start_locked(void) {
+  static bool fork_handler;
+  configure_from_environment();
+  if (!fork_handler) {
+    pthread_atfork(NULL, NULL, after_fork_in_child);
+    fork_handler = true;
+  }
+  emu.threads = count_threads();
+  uint64_t each = emu.config.device_bytes = (emu.config.device_bytes + 4095) & ~(uint64_t)4095;
+  emu.bytes = each * emu.config.num_devices;
+  void *addresses = reserve(emu.bytes, PROT_NONE);
+  void *contents = reserve(emu.bytes, PROT_READ | PROT_WRITE);
+  void *pinned = reserve(PINNED_BYTES, PROT_READ | PROT_WRITE);
+  uint32_t redzone = emu.config.check ? EMU_GRANULE : 0;
+  uint32_t ready = 0;
+  if (addresses && contents && pinned && !emu_heap_init(&emu.pinned, (uint64_t)pinned, 0, PINNED_BYTES, 0)) {
+    emu.base = (uint64_t)addresses;
+    emu.alias = (char *)contents - (char *)addresses;
+    for (; ready < emu.config.num_devices; ready++) {
+      emu_device *device = &emu.devices[ready];
+      if (emu_heap_init(&device->heap, emu.base + ready * each, emu.alias, each, redzone))
+        break;
+      device->ordinal = (int)ready;
+      atomic_store(&device->retained, 0);
+      atomic_store(&device->error, 0);
+      device->legacy = (struct CUstream_st){.device = device};
+      pthread_mutex_init(&device->legacy.lock, NULL);
+    }
+  }
+  if (ready == emu.config.num_devices) {
+    atomic_store(&started, true);
+    return CUDA_SUCCESS;
+  }
+  while (ready > 0)
+    emu_heap_destroy(&emu.devices[--ready].heap);
+  if (emu.pinned.tables)
+    emu_heap_destroy(&emu.pinned);
+  if (addresses)
+    munmap(addresses, emu.bytes);
+  if (contents)
+    munmap(contents, emu.bytes);
+  if (pinned)
+    munmap(pinned, PINNED_BYTES);
+  return emu_fail(CUDA_ERROR_OUT_OF_MEMORY, "the system does not give %llu bytes of address space for emulated devices",
+                  (unsigned long long)emu.bytes);
+}
+
+CUresult emu_start(void) {
+  if (atomic_load_explicit(&forked, memory_order_relaxed))
+    return emu_fail(CUDA_ERROR_NOT_INITIALIZED, "the emulated device cannot be used in a forked child process");
+  if (atomic_load_explicit(&started, memory_order_acquire))
+    return CUDA_SUCCESS;
+  pthread_mutex_lock(&start_lock);
+  CUresult result = atomic_load(&started) ? CUDA_SUCCESS : start_locked();
+  pthread_mutex_unlock(&start_lock);
+  return result;
+}
+
+CUresult emu_enter(emu_device **device) {
+  if (atomic_load_explicit(&forked, memory_order_relaxed))
+    return emu_fail(CUDA_ERROR_NOT_INITIALIZED, "the emulated device cannot be used in a forked child process");
+  if (!atomic_load_explicit(&started, memory_order_acquire))
+    return CUDA_ERROR_NOT_INITIALIZED;
+  emu_device *context = current;
+  if (!context)
+    return CUDA_ERROR_INVALID_CONTEXT;
+  *device = context;
+  return atomic_load_explicit(&context->error, memory_order_relaxed);
+}
+
+/* ---- contexts ---- */
+
+CUresult emu_ctx_set_current(CUcontext context) {
+  current = context;
+  return CUDA_SUCCESS;
+}
+
+CUresult emu_ctx_get_current(CUcontext *context) {
+  if (!context)
+    return CUDA_ERROR_INVALID_VALUE;
+  *context = current;
+  return CUDA_SUCCESS;
+}
+
+void *ocp_emu_host_pointer(uint64_t address, size_t bytes) {
+  if (!atomic_load(&started) || !emu_is_device_address(address) ||
+      !emu_heap_find(&emu_device_of(address)->heap, address, bytes, NULL, NULL))
+    return NULL;
+  return (void *)(address + (uint64_t)emu.alias);
+}
+
+int ocp_emu_owns(uint64_t address) { return atomic_load(&started) && emu_is_device_address(address); }

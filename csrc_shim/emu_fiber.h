@@ -1,0 +1,60 @@
+/* The threads of a block as fibers of one host thread, and the host thread's means to run blocks. */
+#ifndef OCP_EMU_FIBER_H
+#define OCP_EMU_FIBER_H
+
+#include "emu_internal.h"
+
+#include <setjmp.h>
+
+typedef struct emu_fiber {
+  ocp_emu_thread thread; /* first: kernels know a fiber by it */
+  void *stack_pointer;   /* while it does not run */
+  uint32_t index;        /* linear index of the thread in its block */
+  uint32_t reserved;
+} emu_fiber;
+
+/* A lane that waits for the other lanes of its mask. */
+typedef struct emu_lane {
+  uint32_t mask;
+  uint32_t operation; /* lanes meet only at the same one */
+  uint32_t value, lane, clamp;
+  uint32_t result, predicate;
+} emu_lane;
+
+typedef struct emu_warp {
+  uint32_t live;     /* lanes that have not ended */
+  uint32_t runnable; /* lanes that wait for nothing */
+  uint32_t meeting;  /* lanes that wait in a warp operation */
+  emu_lane lanes[EMU_WARP];
+} emu_warp;
+
+struct emu_cpu {
+  emu_launch *launch;
+  uint8_t *shared; /* EMU_MAX_SHARED bytes, then a page that nobody can touch */
+  uint64_t block;  /* linear index of the block that runs */
+  jmp_buf abandon; /* checking mode: where a kernel without fibers is left */
+  uint32_t threads, live, arrived, runnable_warps, num_warps;
+  bool at_barrier; /* some threads wait at the block's barrier */
+  void *main_stack_pointer;
+  emu_fiber *fibers;
+  uint8_t *stacks;
+  size_t stacks_bytes, stride; /* of one stack with its guard page */
+  emu_warp warps[EMU_MAX_WARPS];
+  struct emu_cpu *next; /* list of those not in use */
+#if defined(__SANITIZE_ADDRESS__)
+  void *main_fake_stack;
+  const void *main_bottom;
+  size_t main_size;
+#elif defined(__SANITIZE_THREAD__)
+  void *main_tsan, *tsan[EMU_MAX_THREADS];
+#endif
+};
+
+/* Makes sure of stacks for the launch's fibers; false: out of host memory. */
+bool emu_fibers_prepare(emu_cpu *cpu, const emu_launch *launch);
+/* Runs one block whose threads are fibers; the fields of cpu->fibers that stay the same in a launch are set. */
+void emu_fibers_run_block(emu_cpu *cpu, const uint32_t block[3]);
+/* Leaves the running block at once, from inside a kernel. */
+_Noreturn void emu_abandon_block(ocp_emu_thread *thread);
+
+#endif

@@ -1,0 +1,148 @@
+/* Memory of the emulated device: allocation, and copies and fills as operations. */
+#include "emu_driver.h"
+
+#include <string.h>
+
+CUresult emu_mem_get_info(size_t *free_bytes, size_t *total_bytes) {
+  emu_device *device;
+  CUresult result = emu_enter(&device);
+  if (result)
+    return result;
+  pthread_mutex_lock(&device->heap.lock);
+  *total_bytes = device->heap.bytes;
+  *free_bytes = device->heap.bytes - device->heap.used;
+  pthread_mutex_unlock(&device->heap.lock);
+  return CUDA_SUCCESS;
+}
+
+CUresult emu_mem_alloc(CUdeviceptr *address, size_t bytes) {
+  emu_device *device;
+  CUresult result = emu_enter(&device);
+  if (result)
+    return result;
+  if (!address || bytes == 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  *address = emu_heap_alloc(&device->heap, bytes);
+  if (!*address)
+    return emu_fail(CUDA_ERROR_OUT_OF_MEMORY, "no room for %zu bytes on emulated device %d", bytes, device->ordinal);
+  atomic_fetch_add(&emu.live, 1);
+  return CUDA_SUCCESS;
+}
+
+/* Unlike cuMemFree this does not wait for the device: a program that relies on that wait reads freed memory here. */
+CUresult emu_mem_free(CUdeviceptr address) {
+  emu_device *device;
+  CUresult result = emu_enter(&device);
+  if (result)
+    return result;
+  if (!address)
+    return CUDA_SUCCESS;
+  if (!emu_is_device_address(address) || !emu_heap_free(&emu_device_of(address)->heap, address))
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "no allocation starts at 0x%llx", (unsigned long long)address);
+  atomic_fetch_sub(&emu.live, 1);
+  return CUDA_SUCCESS;
+}
+
+CUresult emu_mem_host_alloc(void **address, size_t bytes, unsigned flags) {
+  emu_device *device;
+  CUresult result = emu_enter(&device);
+  if (result)
+    return result;
+  if (!address || bytes == 0 || flags > 7)
+    return CUDA_ERROR_INVALID_VALUE;
+  *address = (void *)emu_heap_alloc(&emu.pinned, bytes);
+  if (!*address)
+    return emu_fail(CUDA_ERROR_OUT_OF_MEMORY, "no room for %zu bytes of page-locked memory", bytes);
+  atomic_fetch_add(&emu.live, 1);
+  return CUDA_SUCCESS;
+}
+
+CUresult emu_mem_free_host(void *address) {
+  emu_device *device;
+  CUresult result = emu_enter(&device);
+  if (result)
+    return result;
+  if (!emu_heap_free(&emu.pinned, (uint64_t)address))
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "%p is no page-locked allocation", address);
+  atomic_fetch_sub(&emu.live, 1);
+  return CUDA_SUCCESS;
+}
+
+bool emu_device_range(uint64_t address, uint64_t bytes) {
+  return emu_is_device_address(address) && emu_heap_find(&emu_device_of(address)->heap, address, bytes, NULL, NULL);
+}
+
+static CUresult check_range(const char *what, uint64_t address, uint64_t bytes) {
+  if (emu_device_range(address, bytes))
+    return CUDA_SUCCESS;
+  return emu_fail(CUDA_ERROR_INVALID_VALUE, "%s: 0x%llx with %llu bytes is not inside one device allocation", what,
+                  (unsigned long long)address, (unsigned long long)bytes);
+}
+
+/* Device memory, or page-locked host memory: where a copy may read or write while the host goes on. */
+bool emu_is_pageable(const void *pointer, uint64_t bytes) {
+  uint64_t address = (uint64_t)pointer;
+  return !(emu_is_pinned_address(address) && emu_heap_find(&emu.pinned, address, bytes, NULL, NULL));
+}
+
+CUresult emu_memcpy_h2d(CUdeviceptr dst, const void *src, size_t bytes, CUstream stream) {
+  emu_device *device;
+  CUresult result = emu_enter(&device);
+  if (result || bytes == 0 || (result = check_range("copy to the device", dst, bytes)))
+    return result;
+  if (!src || emu_is_device_address((uint64_t)src))
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "copy to the device: the source is not host memory");
+  emu_op op = {.kind = EMU_OP_COPY, .copy = {dst, (uint64_t)src, bytes, false, true}};
+  return emu_enqueue(stream ? stream : &device->legacy, &op);
+}
+
+CUresult emu_memcpy_d2h(void *dst, CUdeviceptr src, size_t bytes, CUstream stream) {
+  emu_device *device;
+  CUresult result = emu_enter(&device);
+  if (result || bytes == 0 || (result = check_range("copy to the host", src, bytes)))
+    return result;
+  if (!dst || emu_is_device_address((uint64_t)dst))
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "copy to the host: the destination is not host memory");
+  emu_op op = {.kind = EMU_OP_COPY, .copy = {(uint64_t)dst, src, bytes, true, false}};
+  return emu_enqueue(stream ? stream : &device->legacy, &op);
+}
+
+CUresult emu_memcpy_d2d(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream) {
+  emu_device *device;
+  CUresult result = emu_enter(&device);
+  if (result || bytes == 0 || (result = check_range("copy within the device", dst, bytes)) ||
+      (result = check_range("copy within the device", src, bytes)))
+    return result;
+  emu_op op = {.kind = EMU_OP_COPY, .copy = {dst, src, bytes, false, false}};
+  return emu_enqueue(stream ? stream : &device->legacy, &op);
+}
+
+CUresult emu_memset_d8(CUdeviceptr dst, unsigned char value, size_t count, CUstream stream) {
+  emu_device *device;
+  CUresult result = emu_enter(&device);
+  if (result || count == 0 || (result = check_range("fill", dst, count)))
+    return result;
+  emu_op op = {.kind = EMU_OP_SET, .set = {dst, count, value}};
+  return emu_enqueue(stream ? stream : &device->legacy, &op);
+}
+
+static void *host_view(uint64_t address, bool host) { return (void *)(host ? address : address + (uint64_t)emu.alias); }
+
+CUresult emu_run(emu_device *device, const emu_op *op, const emu_clock *clock) {
+  switch (op->kind) {
+  case EMU_OP_KERNEL:
+    return emu_run_kernel(device, op, clock);
+  case EMU_OP_COPY: /* checked again: the memory may have been freed since the copy was enqueued */
+    if ((!op->copy.dst_host && !emu_device_range(op->copy.dst, op->copy.bytes)) ||
+        (!op->copy.src_host && !emu_device_range(op->copy.src, op->copy.bytes)))
+      return emu_fail(CUDA_ERROR_ILLEGAL_ADDRESS, "a copy touches memory that was freed before it ran");
+    memmove(host_view(op->copy.dst, op->copy.dst_host), host_view(op->copy.src, op->copy.src_host), op->copy.bytes);
+    return CUDA_SUCCESS;
+  case EMU_OP_SET:
+    if (!emu_device_range(op->set.dst, op->set.bytes))
+      return emu_fail(CUDA_ERROR_ILLEGAL_ADDRESS, "a fill touches memory that was freed before it ran");
+    memset(host_view(op->set.dst, false), op->set.value, op->set.bytes);
+    return CUDA_SUCCESS;
+  }
+  return CUDA_ERROR_INVALID_VALUE;
+}

@@ -1,0 +1,65 @@
+/* Streams, events and captures: what emu_stream.c and emu_graph.c know of each other. */
+#ifndef OCP_EMU_STREAM_H
+#define OCP_EMU_STREAM_H
+
+#include "emu_driver.h"
+
+/* One recording of an event: a later one of the same event does not change what waits for this one. */
+typedef struct emu_record {
+  atomic_int references;
+  atomic_bool done;
+  double time;      /* milliseconds of the host's clock */
+  emu_clock *clock; /* checking mode: what happened before */
+} emu_record;
+
+struct CUevent_st {
+  unsigned flags;
+  emu_record *record;          /* the last one; NULL: never recorded */
+  struct emu_capture *capture; /* the capture that the last record belongs to */
+  struct CUgraphNode_st **nodes;
+  uint32_t num_nodes; /* of the capture, that stood before the record */
+};
+
+/* ---- a graph on its way through a stream ---- */
+typedef struct emu_replay {
+  struct CUgraphExec_st *exec;
+  CUresult result;
+  uint32_t done; /* nodes that have run */
+  uint32_t num_nodes;
+  bool *ran;
+  struct emu_call **calls; /* the operations as they were at the launch */
+} emu_replay;
+/* Runs one node whose dependencies have run; in order, or as random picks. False: none is left. */
+bool emu_replay_step(emu_replay *replay, emu_device *device, const emu_clock *clock,
+                     uint32_t (*random)(uint32_t below));
+void emu_replay_free(emu_replay *replay);
+/* Takes the replay over. */
+CUresult emu_enqueue_replay(CUstream stream, emu_replay *replay);
+
+/* ---- captures; called with the stream's lock or, in adversarial mode, the order held ---- */
+/* Whether operations of the stream become nodes; *result is the error of a capture that failed. */
+bool emu_is_capturing(CUstream stream, CUresult *result);
+CUresult emu_capture_op(CUstream stream, const emu_op *op);
+CUresult emu_capture_record(CUstream stream, CUevent event);
+CUresult emu_capture_wait(CUstream stream, CUevent event);
+void emu_capture_forget(CUevent event);
+/* ---- captures; called without ---- */
+void emu_capture_leave(CUstream stream);
+/* The error of a call that no capture allows: on that stream, or, for NULL, anywhere. */
+CUresult emu_capture_forbids(CUstream stream);
+void emu_capture_invalidate(CUevent event);
+
+/* Seeds the scheduler of the adversarial mode. */
+void emu_streams_reset(uint64_t seed);
+uint32_t emu_random(uint32_t below);
+
+/* ---- emu_clock.c: which operations happen before which, in checking mode; NULL and nothing otherwise ---- */
+/* The clock of a new operation of the stream, to be freed by its owner. */
+emu_clock *emu_clock_tick(CUstream stream);
+emu_clock *emu_clock_snapshot(CUstream stream);
+void emu_clock_join(CUstream stream, const emu_clock *clock);
+/* The host knows that all this has happened. */
+void emu_clock_host_waits(const emu_clock *clock);
+void emu_clock_free(emu_clock *clock);
+
+#endif
