@@ -90,24 +90,32 @@ class Constant:
     """The contents of an initializer or a constant, read when first asked for.
 
     ``load`` gives an array of ``dtype.numpy`` and ``shape``. With ``borrowed`` the array is a view of memory that ORT
-    frees after Compile: `keep` before that, or never read it again.
+    frees after Compile: `keep` before that, or never read it again. ``is_initializer`` tells the model's constants,
+    which are the same object in every plan, from those that operators make.
     """
 
-    __slots__ = ("_array", "_borrowed", "_load", "dtype", "shape")
+    __slots__ = ("_array", "_borrowed", "_load", "dtype", "is_initializer", "shape")
 
     def __init__(
-        self, dtype: DType, shape: tuple[int, ...], load: Callable[[], Array], *, borrowed: bool = False
+        self,
+        dtype: DType,
+        shape: tuple[int, ...],
+        load: Callable[[], Array],
+        *,
+        borrowed: bool = False,
+        is_initializer: bool = True,
     ) -> None:
         self.dtype = dtype
         self.shape = shape
         self._load = load
         self._borrowed = borrowed
+        self.is_initializer = is_initializer
         self._array: Array | None = None
 
     @staticmethod
     def of(array: Array, dtype: DType | None = None) -> Constant:
         """A constant of contents at hand; ``dtype`` is needed for BFLOAT16 only (in a uint16 array)."""
-        return Constant(dtype or DType.from_numpy(array.dtype), array.shape, lambda: array)
+        return Constant(dtype or DType.from_numpy(array.dtype), array.shape, lambda: array, is_initializer=False)
 
     @property
     def array(self) -> Array:

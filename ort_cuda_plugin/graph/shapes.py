@@ -81,9 +81,8 @@ def symbolic_input(symbols: InputSymbols, value: Value, index: int, hints: Seque
         raise InvalidModel(f"input {value.name!r} has rank {len(hints)}, the model says {len(value.shape)}")
     shape: list[Dim] = []
     for axis, dim in enumerate(value.shape):
-        if isinstance(dim, int):
-            if hints is not None and hints[axis] != dim:
-                raise InvalidModel(f"input {value.name!r} has {hints[axis]} in dimension {axis}, the model says {dim}")
+        if isinstance(dim, int) and hints is not None and hints[axis] != dim:
+            raise InvalidModel(f"input {value.name!r} has {hints[axis]} in dimension {axis}, the model says {dim}")
         shape.append(symbols.dimension(dim, None if hints is None else hints[axis]))
     return Tensor(value.dtype, shape, Buffer(BufferKind.INPUT, product(shape) * value.dtype.itemsize, index=index))
 

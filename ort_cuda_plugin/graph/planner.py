@@ -1,0 +1,273 @@
+"""Makes a plan from what lowering recorded: outputs placed, dead steps dropped, buffers with lifetimes, registers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from ..runtime.kernel import KernelSpec
+from ..runtime.plan_format import (
+    Param,
+    Plan,
+    PlanAssert,
+    PlanBuffer,
+    PlanInput,
+    PlanOutput,
+    Record,
+    RecordKind,
+    Ref,
+    RefKind,
+)
+from .ir import Constant, Node
+from .lowering import (
+    Arg,
+    Buffer,
+    BufferKind,
+    Copy,
+    Float32,
+    Float64,
+    Int32,
+    Int64,
+    Launch,
+    LibraryCall,
+    Lowering,
+    Step,
+    Tensor,
+)
+from .registers import Registers
+from .symbolic import Dim, Expr, Monomial, Op
+
+if TYPE_CHECKING:
+    from ..runtime.libraries import LibraryProblem
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Table(Generic[K, V]):
+    """Numbered things of a cluster that its plans share: those of earlier plans, and the new ones of one plan."""
+
+    def __init__(self, known: dict[K, int]) -> None:
+        self.known = known
+        self.keys: dict[K, int] = {}
+        self.new: list[V] = []
+        self.used: dict[int, int] = {}
+
+    def use(self, key: K, value: V) -> int:
+        """The plan's own number of an entry; ``used`` maps the cluster's numbers to these."""
+        number = self.known.get(key)
+        if number is None:
+            number = self.keys.get(key)
+        if number is None:
+            number = self.keys[key] = len(self.known) + len(self.new)
+            self.new.append(value)
+        return self.used.setdefault(number, len(self.used))
+
+
+class Tables:
+    """Kernels, weights and library problems of a cluster while one plan is made."""
+
+    def __init__(self, known: KnownEntries) -> None:
+        self.kernels: Table[KernelSpec, KernelSpec] = Table(known.kernels)
+        self.weights: Table[Hashable, Constant] = Table(known.weights)
+        self.problems: Table[LibraryProblem, LibraryProblem] = Table(known.problems)
+
+    def weight(self, constant: Constant) -> int:
+        return self.weights.use(_weight_key(constant), constant)
+
+
+class KnownEntries:
+    """The numbers that a cluster has given to kernels, weights and library problems."""
+
+    def __init__(self) -> None:
+        self.kernels: dict[KernelSpec, int] = {}
+        self.weights: dict[Hashable, int] = {}
+        self.problems: dict[LibraryProblem, int] = {}
+
+    def add(self, tables: Tables) -> None:
+        self.kernels.update(tables.kernels.keys)
+        self.weights.update(tables.weights.keys)
+        self.problems.update(tables.problems.keys)
+
+
+def _weight_key(constant: Constant) -> Hashable:
+    """Initializers are the same object in every plan; what operators compute anew is known by its contents."""
+    if constant.is_initializer:
+        return constant
+    array = constant.array
+    return constant.dtype, constant.shape, hashlib.blake2b(array.tobytes(), digest_size=16).digest()
+
+
+def make_plan(
+    ctx: Lowering, inputs: Sequence[PlanInput], outputs: Sequence[Tensor], input_guards: Iterable[Dim], tables: Tables
+) -> Plan:
+    """The plan of the steps in ``ctx.trace`` for a cluster whose results are ``outputs``.
+
+    Symbol numbers are the registers of ``inputs``. Buffers of the trace are changed: outputs are placed in them.
+    """
+    placed = _place_outputs(ctx, outputs)
+    steps = _live_steps(ctx.trace.steps)
+    num_inputs = sum(entry.rank + entry.host_count for entry in inputs)
+    return _Writer(ctx, Registers(num_inputs), tables, steps).plan(inputs, placed, input_guards)
+
+
+def _place_outputs(ctx: Lowering, outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Makes the producers of outputs write to them directly where they can; the others are copied."""
+    placed = []
+    for index, output in enumerate(outputs):
+        tensor = ctx.materialize(output)
+        if not tensor.is_contiguous:
+            ctx.node = None
+            tensor = ctx.contiguous(tensor)
+        buffer = tensor.buffer
+        if buffer.kind is not BufferKind.SCRATCH or tensor.offset != 0 or buffer.nbytes != tensor.nbytes:
+            copy = ctx.empty(tensor.shape, tensor.dtype)
+            ctx.node = None
+            ctx.copy(copy, tensor)
+            tensor, buffer = copy, copy.buffer
+        buffer.kind = BufferKind.OUTPUT
+        buffer.index = index
+        placed.append(tensor)
+    return placed
+
+
+def _live_steps(steps: Sequence[Step]) -> list[Step]:
+    """The steps that an output depends on."""
+    needed: set[Buffer] = set()
+    live = []
+    for step in reversed(steps):
+        if any(buffer in needed or buffer.kind is BufferKind.OUTPUT for buffer in step.writes):
+            needed.update(step.reads)
+            needed.update(step.writes)
+            live.append(step)
+    live.reverse()
+    return live
+
+
+class _Writer:
+    def __init__(self, ctx: Lowering, registers: Registers, tables: Tables, steps: Sequence[Step]) -> None:
+        self.ctx = ctx
+        self.registers = registers
+        self.tables = tables
+        self.steps = steps
+        self.nodes: dict[str, int] = {}
+        self.scratch: dict[Buffer, int] = {}
+        self.lifetimes: list[tuple[int, int]] = []
+
+    def plan(self, inputs: Sequence[PlanInput], outputs: Sequence[Tensor], input_guards: Iterable[Dim]) -> Plan:
+        registers = self.registers
+        # Guards come first: a plan that does not hold is found out by evaluating little.
+        conditions = dict.fromkeys([*input_guards, *_strongest(self.ctx.trace.guards)])
+        guards = tuple(registers.of(condition) for condition in conditions if not isinstance(condition, int))
+        asserts = tuple(
+            PlanAssert(registers.of(r.condition), self._node(r.node), r.message)
+            for r in dict.fromkeys(self.ctx.trace.requirements)
+        )
+        plan_outputs = tuple(
+            PlanOutput(output.dtype.onnx, tuple(registers.of(dim) for dim in output.shape)) for output in outputs
+        )
+        records = tuple(self._record(position, step) for position, step in enumerate(self.steps))
+        buffers = tuple(
+            PlanBuffer(registers.of(buffer.nbytes), first, last)
+            for buffer, (first, last) in zip(self.scratch, self.lifetimes, strict=True)
+        )
+        return Plan(
+            num_registers=registers.count,
+            inputs=tuple(inputs),
+            outputs=plan_outputs,
+            nodes=tuple(self.nodes),
+            exprs=tuple(registers.exprs),
+            guards=guards,
+            asserts=asserts,
+            buffers=buffers,
+            records=records,
+            weights=tuple(self.tables.weights.used),
+            kernels=tuple(self.tables.kernels.used),
+            problems=tuple(self.tables.problems.used),
+        )
+
+    def _node(self, node: Node | None) -> int:
+        label = "(outputs)" if node is None else node.label
+        return self.nodes.setdefault(label.replace("\0", ""), len(self.nodes))
+
+    def _record(self, position: int, step: Step) -> Record:
+        for buffer in (*step.reads, *step.writes):
+            if buffer.kind is BufferKind.SCRATCH:
+                self._use(buffer, position)
+        node = self._node(step.node)
+        if isinstance(step, Launch):
+            gx, gy, gz = (self.registers.of(dim) for dim in step.grid)
+            return Record(
+                RecordKind.LAUNCH,
+                node,
+                tuple(self._param(arg) for arg in step.args),
+                index=self.tables.kernels.use(step.kernel, step.kernel),
+                grid=(gx, gy, gz),
+                block=step.block,
+                shared_register=None if step.shared_bytes == 0 else self.registers.of(step.shared_bytes),
+            )
+        if isinstance(step, LibraryCall):
+            problem = self.tables.problems.use(step.problem, step.problem)
+            return Record(RecordKind.LIBRARY, node, tuple(self._param(arg) for arg in step.args), index=problem)
+        nbytes = self._param(Int64(step.destination.nbytes))
+        destination = self._param(step.destination)
+        if isinstance(step, Copy):
+            return Record.copy(node, destination, self._param(step.source), nbytes)
+        return Record.memset(node, destination, Param.i32(value=step.byte), nbytes)
+
+    def _use(self, buffer: Buffer, position: int) -> None:
+        index = self.scratch.get(buffer)
+        if index is None:
+            self.scratch[buffer] = len(self.lifetimes)
+            self.lifetimes.append((position, position))
+        else:
+            self.lifetimes[index] = self.lifetimes[index][0], position
+
+    def _param(self, arg: Arg) -> Param:
+        if isinstance(arg, Tensor):
+            offset = arg.offset * arg.dtype.itemsize
+            if isinstance(offset, int):
+                return Param.pointer(self._ref(arg.buffer), offset=offset)
+            return Param.pointer(self._ref(arg.buffer), register=self.registers.of(offset))
+        if isinstance(arg, Float32):
+            return Param.f32(arg.value)
+        if isinstance(arg, Float64):
+            return Param.f64(arg.value)
+        make = Param.i32 if isinstance(arg, Int32) else Param.i64
+        return make(value=arg.value) if isinstance(arg.value, int) else make(register=self.registers.of(arg.value))
+
+    def _ref(self, buffer: Buffer) -> Ref:
+        if buffer.kind is BufferKind.WEIGHT:
+            assert buffer.data is not None
+            return Ref(RefKind.WEIGHT, self.tables.weight(buffer.data))
+        if buffer.kind is BufferKind.SCRATCH:
+            return Ref(RefKind.BUFFER, self.scratch[buffer])
+        return Ref(RefKind(int(buffer.kind)), buffer.index)
+
+
+def _strongest(guards: Iterable[Expr]) -> list[Dim]:
+    """``guards`` without those that follow from others: of ``le(c * x, limit)`` only the largest c matters."""
+    kept: list[Dim] = []
+    limits: dict[tuple[Monomial, int], tuple[int, Expr]] = {}
+    for guard in guards:
+        limit = _monomial_limit(guard)
+        if limit is None:
+            kept.append(guard)
+            continue
+        monomial, coefficient, bound = limit
+        if (monomial, bound) not in limits or limits[monomial, bound][0] < coefficient:
+            limits[monomial, bound] = coefficient, guard
+    return kept + [guard for _, guard in limits.values()]
+
+
+def _monomial_limit(guard: Expr) -> tuple[Monomial, int, int] | None:
+    """(x, c, limit) of a guard ``le(c * x, limit)`` with positive c, else None."""
+    (monomial, factor), *more = guard.terms
+    if more or guard.const or factor != 1 or len(monomial) != 1 or monomial[0].op is not Op.LE:
+        return None
+    value, bound = monomial[0].args
+    if not isinstance(value, Expr) or not isinstance(bound, int) or value.const or len(value.terms) != 1:
+        return None
+    product, coefficient = value.terms[0]
+    return (product, coefficient, bound) if coefficient > 0 else None

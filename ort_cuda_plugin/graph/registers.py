@@ -1,0 +1,77 @@
+"""Turns symbolic integers into the register expressions of a plan, each subexpression once."""
+
+from __future__ import annotations
+
+from ..runtime.plan_format import ExprOp, PlanExpr
+from .ir import InvalidModel
+from .symbolic import Atom, Dim, Monomial, Op
+
+
+class Registers:
+    """The registers of one plan. ``exprs`` defines them in order, except the first ``num_inputs``.
+
+    Those hold the dimensions of the inputs and the host values; symbol number n is register n.
+    """
+
+    def __init__(self, num_inputs: int) -> None:
+        self.count = num_inputs
+        self.exprs: list[PlanExpr] = []
+        self._num_inputs = num_inputs
+        self._computed: dict[tuple[ExprOp, int, int, int], int] = {}
+        self._constants: dict[int, int] = {}
+        self._dims: dict[Dim, int] = {}
+
+    def of(self, dim: Dim) -> int:
+        """The register that holds ``dim``. Raises InvalidModel for a constant that no 64-bit integer holds."""
+        register = self._dims.get(dim)
+        if register is None:
+            register = self._dims[dim] = self._constant(dim) if isinstance(dim, int) else self._polynomial(dim)
+        return register
+
+    def _constant(self, value: int) -> int:
+        if value not in self._constants:
+            if not -(2**63) <= value < 2**63:
+                raise InvalidModel(f"the number {value} does not fit 64 bits")
+            self._constants[value] = self._append(PlanExpr(ExprOp.CONST, self.count, imm=value))
+        return self._constants[value]
+
+    def _append(self, expr: PlanExpr) -> int:
+        self.exprs.append(expr)
+        self.count += 1
+        return expr.dst
+
+    def _compute(self, op: ExprOp, a: int, b: int, c: int = 0) -> int:
+        key = op, a, b, c
+        if key not in self._computed:
+            self._computed[key] = self._append(PlanExpr(op, self.count, a, b, c))
+        return self._computed[key]
+
+    def _polynomial(self, expr: Dim) -> int:
+        assert not isinstance(expr, int)
+        total: int | None = None
+        for monomial, coefficient in sorted(expr.terms, key=lambda term: term[1] < 0):
+            term = self._monomial(monomial)
+            if total is not None and coefficient < 0:
+                total = self._compute(ExprOp.SUB, total, self._scaled(term, -coefficient))
+            else:
+                scaled = self._scaled(term, coefficient)
+                total = scaled if total is None else self._compute(ExprOp.ADD, total, scaled)
+        assert total is not None
+        return self._compute(ExprOp.ADD, total, self._constant(expr.const)) if expr.const else total
+
+    def _scaled(self, register: int, factor: int) -> int:
+        return register if factor == 1 else self._compute(ExprOp.MUL, register, self._constant(factor))
+
+    def _monomial(self, monomial: Monomial) -> int:
+        result = self._atom(monomial[0])
+        for atom in monomial[1:]:
+            result = self._compute(ExprOp.MUL, result, self._atom(atom))
+        return result
+
+    def _atom(self, atom: Atom) -> int:
+        if atom.op is Op.SYMBOL:
+            number = atom.args[0]
+            assert isinstance(number, int)
+            assert number < self._num_inputs, "a symbol of another plan"
+            return number
+        return self._compute(ExprOp(int(atom.op)), *(self.of(arg) for arg in atom.args))

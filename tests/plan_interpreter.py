@@ -1,0 +1,139 @@
+"""Runs plans in plain Python: registers by `evaluators`, kernels from their source text, memory as NumPy arrays.
+
+Slow and simple on purpose: what it computes is what a plan means.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ort_cuda_plugin.graph.ir import Constant, DType
+from ort_cuda_plugin.graph.symbolic import Op, evaluators
+from ort_cuda_plugin.runtime.kernel import KernelSpec
+from ort_cuda_plugin.runtime.plan_format import ExprOp, Param, ParamKind, Plan, RecordKind, Ref, RefKind
+
+
+class PlanMismatch(Exception):
+    """A guard does not hold."""
+
+
+class RunError(Exception):
+    """An assertion of the plan failed."""
+
+
+def evaluate_registers(plan: Plan, known: Sequence[int]) -> list[int]:
+    """All registers, from those of input dimensions and host values."""
+    registers = list(known)
+    for expr in plan.exprs:
+        assert expr.dst == len(registers)
+        if expr.op is ExprOp.CONST:
+            registers.append(expr.imm)
+        elif expr.op is ExprOp.SELECT:
+            registers.append(registers[expr.b] if registers[expr.a] else registers[expr.c])
+        else:
+            registers.append(evaluators[Op(int(expr.op))](registers[expr.a], registers[expr.b]))
+    assert len(registers) == plan.num_registers
+    return registers
+
+
+class _Coordinates:
+    def __init__(self, x: int, y: int, z: int) -> None:
+        self.x, self.y, self.z = x, y, z
+
+
+class _Cuda:
+    """The part of ``numba.cuda`` that simple kernels use, for one thread."""
+
+    def __init__(self, block: tuple[int, ...], dims: tuple[int, ...], thread: tuple[int, ...]) -> None:
+        self.blockIdx, self.blockDim = _Coordinates(*block), _Coordinates(*dims)
+        self.threadIdx = _Coordinates(*thread)
+
+    def grid(self, dimensions: int) -> int:
+        assert dimensions == 1
+        return self.blockIdx.x * self.blockDim.x + self.threadIdx.x
+
+
+def run_plan(
+    plan: Plan,
+    kernels: Sequence[KernelSpec],
+    weights: Sequence[Constant],
+    inputs: Sequence[np.ndarray],
+    host_inputs: Sequence[int] = (),
+) -> list[np.ndarray]:
+    """The outputs. ``kernels`` and ``weights`` are the cluster's. Raises PlanMismatch or RunError."""
+    known = [dim for array in inputs for dim in array.shape]
+    for index in host_inputs:
+        assert plan.inputs[index].host_register == len(known)
+        known.extend(int(x) for x in inputs[index].reshape(-1))
+    for array, declared in zip(inputs, plan.inputs, strict=True):
+        assert array.ndim == declared.rank
+    registers = evaluate_registers(plan, known)
+    if not all(registers[guard] for guard in plan.guards):
+        raise PlanMismatch
+    for check in plan.asserts:
+        if not registers[check.register]:
+            raise RunError(f"{plan.nodes[check.node]}: {check.message}")
+    outputs = [
+        np.full([registers[dim] for dim in output.dims], 77, DType(output.dtype).numpy) for output in plan.outputs
+    ]
+    scratch = [np.full(registers[buffer.size_register], 0xCD, np.uint8) for buffer in plan.buffers]
+    memory: dict[RefKind, list[np.ndarray]] = {
+        RefKind.INPUT: [_bytes(array) for array in inputs],
+        RefKind.OUTPUT: [_bytes(array) for array in outputs],
+        RefKind.WEIGHT: [_bytes(np.ascontiguousarray(weights[index].array)) for index in plan.weights],
+        RefKind.BUFFER: scratch,
+    }
+    for position, record in enumerate(plan.records):
+        for param in record.params:
+            if param.ref is not None and param.ref.kind is RefKind.BUFFER:
+                lifetime = plan.buffers[param.ref.index]
+                assert lifetime.first_record <= position <= lifetime.last_record
+
+        def address(param: Param) -> np.ndarray:
+            assert isinstance(param.ref, Ref)
+            start = param.imm + (0 if param.register is None else registers[param.register])
+            return memory[param.ref.kind][param.ref.index][start:]
+
+        def number(param: Param) -> int:
+            return param.imm if param.register is None else registers[param.register]
+
+        if record.kind is RecordKind.COPY:
+            destination, source, count = record.params
+            address(destination)[: number(count)] = address(source)[: number(count)]
+        elif record.kind is RecordKind.MEMSET:
+            destination, byte, count = record.params
+            address(destination)[: number(count)] = number(byte)
+        else:
+            assert record.kind is RecordKind.LAUNCH
+            spec = kernels[plan.kernels[record.index]]
+            args: list[Any] = []
+            for kind, param in zip(spec.signature, record.params, strict=True):
+                if param.kind is ParamKind.POINTER:
+                    dtype = next(d for d in DType if d.short == kind[1:]).numpy
+                    view = address(param)
+                    args.append(view[: len(view) // dtype.itemsize * dtype.itemsize].view(dtype))
+                elif param.kind is ParamKind.F32:
+                    args.append(struct.unpack("<f", struct.pack("<I", param.imm))[0])
+                else:
+                    args.append(number(param))
+            _launch(spec, [registers[r] for r in record.grid], record.block, args)
+    return outputs
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _launch(spec: KernelSpec, grid: Sequence[int], block: tuple[int, int, int], args: Sequence[Any]) -> None:
+    code = compile(spec.source, spec.name, "exec")
+    for place in itertools.product(*(range(dim) for dim in grid)):
+        for thread in itertools.product(*(range(dim) for dim in block)):
+            names: dict[str, Any] = {"cuda": _Cuda(place, block, thread), "math": math}
+            exec(code, names)
+            names["kernel"](*args)

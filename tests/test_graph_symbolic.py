@@ -1,0 +1,232 @@
+"""Symbolic integers against plain ints, and the registers that they become."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from plan_interpreter import evaluate_registers
+
+from ort_cuda_plugin.graph.registers import Registers
+from ort_cuda_plugin.graph.symbolic import (
+    Dim,
+    Op,
+    ceildiv,
+    divides,
+    eq,
+    evaluate,
+    evaluators,
+    floordiv,
+    le,
+    logical_and,
+    logical_not,
+    logical_or,
+    lt,
+    mod,
+    ne,
+    product,
+    select,
+    sym_max,
+    sym_min,
+    symbol,
+    symbols_of,
+    truncdiv,
+)
+from ort_cuda_plugin.runtime.plan_format import Plan
+
+BINARY = {
+    Op.ADD: lambda a, b: a + b,
+    Op.SUB: lambda a, b: a - b,
+    Op.MUL: lambda a, b: a * b,
+    Op.FLOORDIV: floordiv,
+    Op.MOD: mod,
+    Op.CEILDIV: ceildiv,
+    Op.TRUNCDIV: truncdiv,
+    Op.MIN: sym_min,
+    Op.MAX: sym_max,
+    Op.EQ: eq,
+    Op.NE: ne,
+    Op.LT: lt,
+    Op.LE: le,
+    Op.AND: logical_and,
+    Op.OR: logical_or,
+}
+NUM_SYMBOLS = 4
+leaves = st.one_of(
+    st.tuples(st.just("symbol"), st.integers(0, NUM_SYMBOLS - 1)), st.tuples(st.just("int"), st.integers(-9, 9))
+)
+trees = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.tuples(st.sampled_from(sorted(BINARY)), inner, inner),
+        st.tuples(st.just(Op.SELECT), inner, inner, inner),
+        st.tuples(st.just("not"), inner),
+    ),
+    max_leaves=12,
+)
+# Symbols 0 and 1 are dimensions, bounded as such; the others are host values and may be negative.
+points = st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(-12, 12), st.integers(-12, 12))
+
+
+def build(tree: tuple, hints: tuple[int, ...]) -> Dim:
+    """The tree as a Dim. Raises ZeroDivisionError where a divisor is the constant 0."""
+    head, *rest = tree
+    if head == "symbol":
+        return symbol(
+            rest[0], f"s{rest[0]}", hints[rest[0]], 0 if rest[0] < 2 else None, 2**40 if rest[0] < 2 else None
+        )
+    if head == "int":
+        return rest[0]
+    parts = [build(part, hints) for part in rest]
+    if head == "not":
+        return logical_not(parts[0])
+    return select(*parts) if head is Op.SELECT else BINARY[head](*parts)
+
+
+def compute(tree: tuple, point: tuple[int, ...]) -> int:
+    """The tree with plain ints. Raises ZeroDivisionError."""
+    head, *rest = tree
+    if head == "symbol":
+        return point[rest[0]]
+    if head == "int":
+        return rest[0]
+    parts = [compute(part, point) for part in rest]
+    return int(parts[0] == 0) if head == "not" else evaluators[head](*parts)
+
+
+@given(trees, points, points)
+def test_simplification_keeps_the_value_of_every_expression_that_divides_by_no_zero(tree, point, hints):
+    try:
+        expected = compute(tree, point)
+        dim = build(tree, hints)
+        actual = evaluate(dim, dict(enumerate(point)))
+    except ZeroDivisionError:
+        assume(False)
+    assert actual == expected
+
+
+@given(trees, points)
+def test_the_hint_is_the_value_at_the_hinted_symbols(tree, point):
+    try:
+        expected = compute(tree, point)
+        dim = build(tree, point)
+    except ZeroDivisionError:
+        assume(False)
+    assert (dim if isinstance(dim, int) else dim.hint) == expected
+
+
+@given(trees, points)
+def test_the_value_lies_within_the_bounds(tree, point):
+    try:
+        dim = build(tree, point)
+        value = evaluate(dim, dict(enumerate(point)))
+    except ZeroDivisionError:
+        assume(False)
+    low, high = (dim, dim) if isinstance(dim, int) else dim.bounds
+    assert low is None or low <= value
+    assert high is None or value <= high
+
+
+@given(st.lists(trees, min_size=1, max_size=3), points)
+def test_registers_hold_what_the_expressions_mean(forest, point):
+    registers = Registers(NUM_SYMBOLS)
+    try:
+        dims = [build(tree, point) for tree in forest]
+        values = [evaluate(dim, dict(enumerate(point))) for dim in dims]
+        numbers = [registers.of(dim) for dim in dims]
+        assume(all(-(2**63) <= expr.imm < 2**63 for expr in registers.exprs))
+        results = evaluate_registers(
+            Plan(registers.count, inputs=(), outputs=(), exprs=tuple(registers.exprs)), list(point)
+        )
+    except ZeroDivisionError:
+        assume(False)
+    assert [results[number] for number in numbers] == values
+
+
+@given(trees, trees, points)
+def test_equal_expressions_are_equal_everywhere_and_hash_alike(tree_a, tree_b, point):
+    try:
+        a, b = build(tree_a, point), build(tree_b, point)
+        same = evaluate(a, dict(enumerate(point))) == evaluate(b, dict(enumerate(point)))
+    except ZeroDivisionError:
+        assume(False)
+    if a == b:
+        assert same
+        assert hash(a) == hash(b)
+    assert build(tree_a, point) == a
+
+
+@given(trees, st.integers(1, 6), points)
+def test_divides_is_true_only_of_multiples(tree, divisor, point):
+    try:
+        dim = build(tree, point)
+        value = evaluate(dim, dict(enumerate(point)))
+    except ZeroDivisionError:
+        assume(False)
+    assert not divides(divisor, dim) or value % divisor == 0
+
+
+B = symbol(0, "batch", 2)
+S = symbol(1, "sequence", 16, 0, 2**40)
+H = symbol(2, "host", 5, None, None)
+
+
+@pytest.mark.parametrize(
+    ("dim", "expected"),
+    [
+        (B * S * 384 // (B * S), 384),
+        (B * S * 384 // (384 * S), B),
+        ((S * B + S) // (B + 1), S),
+        ((4 * S + 3) // 4, S),
+        (S // 2 // 3, S // 6),
+        ((B * 8 + S) % 4, S % 4),
+        ((B - S) + (S - B), 0),
+        ((B + S) * (B - S) - B * B + S * S, 0),
+        (ceildiv(B * 512, 256), 2 * B),
+        (truncdiv(B * S * 12, 4), 3 * B * S),
+        (sym_min(S, 2**63 - 1), S),
+        (sym_max(S, 0), S),
+        (sym_max(S + 3, S), S + 3),
+        (sym_min(B, S), sym_min(S, B)),
+        (eq(B + 1, 0), 0),
+        (eq(B, S), eq(S, B)),
+        (lt(B, B + 1), 1),
+        (le(0, S), 1),
+        (select(eq(B, -1), 7, B), B),
+        (select(eq(B, S), S, B), B),
+        (select(eq(H, 0), B, B), B),
+        (logical_and(eq(H, 1), 1), eq(H, 1)),
+        (logical_or(eq(H, 1), eq(H, 1)), eq(H, 1)),
+        (logical_not(lt(H, B)), le(B, H)),
+        (product([B, 12, S]), 12 * B * S),
+    ],
+)
+def test_what_shape_arithmetic_must_fold_is_folded(dim, expected):
+    assert dim == expected
+
+
+def test_an_expression_has_neither_truth_nor_order():
+    with pytest.raises(TypeError, match="truth"):
+        bool(B)
+    with pytest.raises(TypeError, match="order"):
+        B < S  # noqa: B015
+    with pytest.raises(TypeError, match="not a constant"):
+        range(B)
+    assert (B == 2) is False
+
+
+@pytest.mark.parametrize("divide", [floordiv, mod, ceildiv, truncdiv])
+def test_division_by_a_constant_zero_raises(divide):
+    with pytest.raises(ZeroDivisionError):
+        divide(H, 0)
+
+
+def test_symbols_of_looks_inside_operations():
+    assert symbols_of(select(eq(B, 1), S // 7, H * H)) == {0, 1, 2}
+
+
+def test_common_subexpressions_are_computed_once():
+    registers = Registers(2)
+    registers.of(B * S * 384)
+    registers.of(B * S * 1536)
+    assert [expr.op.name for expr in registers.exprs] == ["MUL", "CONST", "MUL", "CONST", "MUL"]
