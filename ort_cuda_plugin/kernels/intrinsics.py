@@ -255,3 +255,19 @@ for name, lanes in (("f32", 4), ("f32", 2), ("i32", 4), ("u32", 4), ("u16", 4), 
         (types.CPointer(ty), types.int64, *([ty] * lanes)),
         lambda builder, args, lanes=lanes: lower_vector_store(builder, args, lanes),
     )
+
+
+# ---- shared and local arrays as raw pointers, whose indices need no wrap-around for negative ones ----
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def array_pointer(typingctx: Any, array: Any) -> Any:
+    """The address of the first element of a one-dimensional shared or local array."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        return context.make_array(sig.args[0])(context, builder, args[0]).data
+
+    return signature(types.CPointer(array.dtype), array), codegen
+
+
+__all__.append("array_pointer")

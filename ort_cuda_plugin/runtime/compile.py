@@ -280,7 +280,10 @@ def optimised_module(spec: KernelSpec, check: bool = False) -> llvm.ModuleRef:
     module.triple = llvm.get_process_triple()
     module.data_layout = str(host_target_machine().target_data)
     module.verify()
-    builder = llvm.create_pass_builder(host_target_machine(), llvm.create_pipeline_tuning_options(3))
+    options = llvm.create_pipeline_tuning_options(3)
+    options.slp_vectorization = True  # what makes the register tiles of products vectors
+    options.loop_vectorization = True
+    builder = llvm.create_pass_builder(host_target_machine(), options)
     builder.getModulePassManager().run(module, builder)
     return module
 

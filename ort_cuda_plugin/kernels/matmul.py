@@ -1,0 +1,254 @@
+"""Matrix products: a block-tiled kernel, and one for few rows, whose blocks read each element of b once.
+
+Both compute out[batch] = alpha * a[batch] @ b[batch] + beta * addend and take the same arguments, in order::
+
+    out, a, b, [addend,] m, n, k, the strides of a(m), a(k), b(k), b(n) that are not known to be 1,
+    batch sizes but the first, batch strides of a, batch strides of b, [addend(m), addend(n),] [alpha, beta]
+
+Sizes are int32, strides within a matrix have the product's index type, batch strides are int64, factors float32 (float64
+for float64). out is contiguous [batches, m, n]; addend is one matrix for all batches, broadcast with strides of 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..runtime.kernel import KernelSpec
+from .tiles import Element, Operand, Tile, declare, fill_matrix, indent, log2, pipeline, store_matrix
+
+TALL = Tile(128, 64)
+SQUARE = Tile(64, 64)
+WIDE = Tile(32, 128)
+
+
+@dataclass(frozen=True)
+class Product:
+    """What the kernels have in common.
+
+    ``a_contiguous`` ("m", "k" or "") and ``b_contiguous`` ("n", "k" or "") name the dimension along which neighbours in
+    memory lie. Batches have ``batch_rank`` dimensions, over which operands are broadcast with strides of 0. ``index``
+    ("i32" or "i64") is the type of offsets within one matrix.
+    """
+
+    storage: str
+    a_contiguous: str = "k"
+    b_contiguous: str = "n"
+    batch_rank: int = 1
+    addend: bool = False
+    scaled: bool = False
+    index: str = "i32"
+
+    @property
+    def strides(self) -> tuple[str, ...]:
+        """Names of the strides that are parameters, out of a_m, a_k, b_k, b_n."""
+        known = (f"a_{self.a_contiguous}", f"b_{self.b_contiguous}")
+        return tuple(name for name in ("a_m", "a_k", "b_k", "b_n") if name not in known)
+
+    @property
+    def element(self) -> Element:
+        return Element(self.storage)
+
+    @property
+    def index_type(self) -> str:
+        return {"i32": "int32", "i64": "int64"}[self.index]
+
+    def parameters(self) -> list[tuple[str, str]]:
+        """Name and type of each kernel parameter."""
+        matrix, factor = f"*{self.storage}", self.element.scalar
+        result = [("out", matrix), ("a", matrix), ("b", matrix)]
+        result += [("addend", matrix)] if self.addend else []
+        result += [("m", "i32"), ("n", "i32"), ("k_end", "i32")]
+        result += [(name, self.index) for name in self.strides]
+        result += [(f"batch{i}", "i32") for i in range(1, self.batch_rank)]
+        result += [(f"{operand}_batch{i}", "i64") for operand in "ab" for i in range(self.batch_rank)]
+        result += [("addend_m", self.index), ("addend_n", self.index)] if self.addend else []
+        result += [("alpha", factor), ("beta", factor)] if self.scaled else []
+        return result
+
+    def stride(self, name: str) -> str:
+        return name if name in self.strides else "1"
+
+    def kernel(self, name: str, threads: int, body: list[str]) -> KernelSpec:
+        parameters = self.parameters()
+        header = f"def kernel({', '.join(name for name, _ in parameters)}):"
+        return KernelSpec(
+            name=f"{name}_{self.storage}",
+            signature=tuple(kind for _, kind in parameters),
+            source="\n".join([header, *(indent(fragment, 1) for fragment in body)]) + "\n",
+            launch_bounds=threads,
+        )
+
+    def batch_offsets(self) -> str:
+        """Decodes ``batch``, last dimension first, into the operands' offsets ``a_base`` and ``b_base``."""
+        lines = ["a_base = int64(0)", "b_base = int64(0)", "digits = batch"]
+        for i in reversed(range(1, self.batch_rank)):
+            lines += [
+                f"quotient = int32(digits // batch{i})",
+                f"digit = int64(digits - quotient * batch{i})",
+                f"a_base += digit * a_batch{i}",
+                f"b_base += digit * b_batch{i}",
+                "digits = quotient",
+            ]
+        return "\n".join([*lines, "a_base += int64(digits) * a_batch0", "b_base += int64(digits) * b_batch0"])
+
+    def value(self, total: str, row: str, column: str) -> str:
+        """The expression that is stored for a sum."""
+        if self.scaled:
+            total = f"{self.element.accumulator}({total} * alpha)"
+        if self.addend:
+            index = self.index_type
+            at = f"int64({index}({index}({row}) * addend_m)) + int64({index}({index}({column}) * addend_n))"
+            added = self.element.load("addend", at)
+            total = f"{total} + {self.element.accumulator}({added} * beta)" if self.scaled else f"{total} + {added}"
+        return total
+
+
+@dataclass(frozen=True)
+class TiledProduct(Product):
+    """One block of ``tile.threads`` per tile of out; the grid is (ceil(m/tile.m) * ceil(n/tile.n) * batches, 1, 1)."""
+
+    tile: Tile = SQUARE
+
+    @property
+    def spec(self) -> KernelSpec:
+        tile, element = self.tile, self.element
+        a = Operand("a", "a", "row0", "m", "k_end", self.stride("a_m"), self.stride("a_k"), self.a_contiguous != "m")
+        b = Operand("b", "b", "column0", "n", "k_end", self.stride("b_n"), self.stride("b_k"), self.b_contiguous == "k")
+        fill = [fill_matrix(x, extent, tile, element, self.index_type) for x, extent in ((a, tile.m), (b, tile.n))]
+        prologue = f"""
+            tiles_n = int32((n + {tile.n - 1}) >> {log2(tile.n)})
+            tiles_m = int32((m + {tile.m - 1}) >> {log2(tile.m)})
+            block = int32(cuda.blockIdx.x)
+            rest = int32(block // tiles_n)
+            column0 = int32((block - rest * tiles_n) * {tile.n})
+            batch = int32(rest // tiles_m)
+            row0 = int32((rest - batch * tiles_m) * {tile.m})
+            steps = int32((k_end + {tile.k - 1}) >> {log2(tile.k)})
+        """
+        value = self.value("total", "row", "column")
+        body = [
+            prologue,
+            self.batch_offsets(),
+            declare(tile, element.accumulator),
+            pipeline(tile, element.accumulator, "\n".join(fill)),
+            store_matrix(tile, "m", "n", "int64(batch) * int64(m) * int64(n)", value, element),
+        ]
+        return self.kernel(f"matmul_{tile.name}", tile.threads, body)
+
+
+@dataclass(frozen=True)
+class RowProduct(Product):
+    """One block per row of out and ``block_columns`` columns; the grid is (ceil(n/block_columns) * m * batches, 1, 1).
+
+    Where b is contiguous along k, a thread multiplies chunks of 8 neighbours for 4 columns; where it is contiguous along
+    n, a thread owns 8 neighbouring columns and every sixteenth k. Partial sums meet in shared memory. ``b_contiguous``
+    must not be "".
+    """
+
+    @property
+    def block_columns(self) -> int:
+        return 4 if self.b_contiguous == "k" else 64
+
+    @property
+    def threads(self) -> int:
+        return 64 if self.b_contiguous == "k" else 128
+
+    @property
+    def spec(self) -> KernelSpec:
+        if self.b_contiguous not in ("k", "n"):
+            raise ValueError("a row product needs a contiguous dimension of b")
+        prologue = f"""
+            blocks_n = int32((n + {self.block_columns - 1}) // {self.block_columns})
+            block = int32(cuda.blockIdx.x)
+            rest = int32(block // blocks_n)
+            column0 = int32((block - rest * blocks_n) * {self.block_columns})
+            batch = int32(rest // m)
+            row = int32(rest - batch * m)
+            thread = int32(cuda.threadIdx.x)
+            """
+        a_row = f"a_base += int64({self.index_type}(row * {self.stride('a_m')}))"
+        dot = self._along_k() if self.b_contiguous == "k" else self._along_n()
+        return self.kernel(
+            f"matmul_row_{self.b_contiguous}", self.threads, [prologue, self.batch_offsets(), a_row, dot]
+        )
+
+    def _load_a(self, k: str) -> str:
+        return self.element.load("a", f"a_base + int64({self.index_type}(({k}) * {self.stride('a_k')}))")
+
+    def _multiply_add(self, x: str, y: str, total: str) -> str:
+        return f"fma_f32({x}, {y}, {total})" if self.element.accumulator == "float32" else f"{total} + {x} * {y}"
+
+    def _along_k(self) -> str:
+        accumulator = self.element.accumulator
+        columns, chunk = range(4), range(8)
+        row = [f"int64({self.index_type}(min(int32(column0 + {r}), int32(n - 1)) * b_n))" for r in columns]
+        lines = [f"partial = array_pointer(cuda.shared.array({4 * self.threads}, {accumulator}, 16))"]
+        lines += [f"b{r} = b_base + {row[r]}" for r in columns]  # columns beyond n repeat the last one
+        lines += [f"c{r}_{i} = {accumulator}(0)" for r in columns for i in chunk]
+        lines += [f"for k in range(int32(thread * 8), k_end, {self.threads * 8}):", "    if k + 7 < k_end:"]
+        lines += [f"        a{i} = {self._load_a(f'k + {i}')}" for i in chunk]
+        for r in columns:
+            for i in chunk:
+                weight = self.element.load("b", f"b{r} + k + {i}")
+                lines.append(f"        c{r}_{i} = {self._multiply_add(f'a{i}', weight, f'c{r}_{i}')}")
+        lines += ["    else:", "        for last in range(k, k_end):", f"            x = {self._load_a('last')}"]
+        for r in columns:
+            weight = self.element.load("b", f"b{r} + last")
+            lines.append(f"            c{r}_0 = {self._multiply_add('x', weight, f'c{r}_0')}")
+        for r in columns:
+            total = " + ".join(f"((c{r}_{i} + c{r}_{i + 4}) + (c{r}_{i + 2} + c{r}_{i + 6}))" for i in range(2))
+            lines.append(f"partial[thread + {r * self.threads}] = {total}")
+        value = self.value("total", "row", "column0 + thread")
+        finish = f"""
+            cuda.syncthreads()
+            total = {accumulator}(0)
+            if thread < 32:
+                for i in range(8):
+                    total += partial[thread * 8 + i]
+            cuda.syncthreads()
+            if thread < 32:
+                partial[thread] = total
+            cuda.syncthreads()
+            if thread < 4 and column0 + thread < n:
+                total = {accumulator}(0)
+                for i in range(8):
+                    total += partial[thread * 8 + i]
+                at = (int64(batch) * int64(m) + int64(row)) * int64(n) + int64(column0 + thread)
+                out[at] = {self.element.cast(value)}
+            """
+        return "\n".join(lines) + "\n" + indent(finish, 0)
+
+    def _along_n(self) -> str:
+        accumulator = self.element.accumulator
+        chunk = range(8)
+        lines = [
+            f"partial = array_pointer(cuda.shared.array({16 * 64}, {accumulator}, 16))",
+            "slice = int32(thread >> 3)",
+            "column = int32(column0 + (thread & 7) * 8)",
+            *[f"c{i} = {accumulator}(0)" for i in chunk],
+            "for k in range(slice, k_end, 16):",
+            f"    x = {self._load_a('k')}",
+            f"    at = b_base + int64({self.index_type}(k * b_k)) + int64(column)",
+            "    if column + 7 < n:",
+        ]
+        for i in chunk:
+            weight = self.element.load("b", f"at + {i}")
+            lines.append(f"        c{i} = {self._multiply_add('x', weight, f'c{i}')}")
+        lines.append("    else:")
+        for i in chunk:
+            weight = self.element.load("b", f"at + {i}")
+            lines.append(f"        if column + {i} < n:")
+            lines.append(f"            c{i} = {self._multiply_add('x', weight, f'c{i}')}")
+        lines += ["place = int64(int32(slice * 64 + (thread & 7) * 8))"]
+        lines += [f"partial[place + {i}] = c{i}" for i in chunk]
+        value = self.value("total", "row", "column0 + thread")
+        finish = f"""
+            cuda.syncthreads()
+            if thread < 64 and column0 + thread < n:
+                total = {accumulator}(0)
+                for i in range(16):
+                    total += partial[thread + i * 64]
+                at = (int64(batch) * int64(m) + int64(row)) * int64(n) + int64(column0 + thread)
+                out[at] = {self.element.cast(value)}
+            """
+        return "\n".join(lines) + "\n" + indent(finish, 0)

@@ -1,0 +1,234 @@
+"""Source fragments of block-tiled products: tiles in shared memory, a tile of accumulators in each thread's registers.
+
+A block of ``threads`` threads computes a ``m`` x ``n`` tile of a product, stepping through the inner dimension ``k`` at
+a time. Both operands' tiles stand in shared memory with k as their slow dimension, twice: one copy is filled while the
+other is multiplied, so a step needs one barrier. The fragments are straight-line code with constant indices: the
+accumulators become registers on a GPU, and on the emulated device LLVM turns a row of them into one vector.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+CHUNK = 4
+"""Consecutive elements that one thread moves at a time when it fills a tile."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Sizes of a block's tile. Each thread has ``thread_m`` x ``thread_n`` accumulators; all are powers of two."""
+
+    m: int
+    n: int
+    k: int = 16
+    thread_m: int = 8
+    thread_n: int = 8
+
+    @property
+    def columns(self) -> int:
+        """Threads along n; thread t owns column t % columns of the block's grid of thread tiles."""
+        return self.n // self.thread_n
+
+    @property
+    def threads(self) -> int:
+        return self.columns * (self.m // self.thread_m)
+
+    @property
+    def name(self) -> str:
+        return f"{self.m}x{self.n}x{self.k}"
+
+
+@dataclass(frozen=True)
+class Element:
+    """How elements of a storage type (``DType.short``) are read, accumulated and written."""
+
+    storage: str
+
+    @property
+    def accumulator(self) -> str:
+        """Type of sums: float32 for the 16-bit floats."""
+        return {"f64": "float64", "i32": "int32", "i64": "int64", "u32": "uint32", "u64": "uint64"}.get(
+            self.storage, "float32"
+        )
+
+    @property
+    def scalar(self) -> str:
+        """Kernel parameter type of a factor such as alpha."""
+        return "f64" if self.storage == "f64" else "f32"
+
+    def load(self, pointer: str, index: str) -> str:
+        """Expression of the accumulator's type for the element at ``index``."""
+        value = f"{pointer}[{index}]"
+        return f"{self.storage}_to_f32({value})" if self.storage in ("f16", "bf16") else value
+
+    def cast(self, value: str) -> str:
+        """Expression of the storage type for a value of the accumulator's type."""
+        return f"f32_to_{self.storage}({value})" if self.storage in ("f16", "bf16") else value
+
+
+def indent(text: str, levels: int) -> str:
+    """Dedents a fragment and indents it by ``levels`` steps, without the trailing newline."""
+    return textwrap.indent(textwrap.dedent(text).strip("\n"), "    " * levels)
+
+
+def log2(value: int) -> int:
+    """Raises ValueError where value is no power of two."""
+    if value <= 0 or value & (value - 1):
+        raise ValueError(f"{value} is not a power of two")
+    return value.bit_length() - 1
+
+
+def declare(tile: Tile, accumulator: str) -> str:
+    """Shared memory, the thread's place in the block, and accumulators of 0.
+
+    ``tile_c`` holds the operands' tiles, [2][k][m] of a and then [2][k][n] of b, and at last the result's, [m][n].
+    """
+    operands = 2 * tile.k * (tile.m + tile.n)
+    lines = [
+        f"tile_c = array_pointer(cuda.shared.array({max(operands, tile.m * tile.n)}, {accumulator}, 16))",
+        "thread = int32(cuda.threadIdx.x)",
+        f"thread_row = int32((thread >> {log2(tile.columns)}) * {tile.thread_m})",
+        f"thread_column = int32((thread & {tile.columns - 1}) * {tile.thread_n})",
+    ]
+    lines += [f"c{i}_{j} = {accumulator}(0)" for i in range(tile.thread_m) for j in range(tile.thread_n)]
+    return "\n".join(lines)
+
+
+def multiply(tile: Tile, accumulator: str) -> str:
+    """Adds the product of copy ``current`` (0 or 1) of the shared tiles to the accumulators."""
+    lines = [
+        f"at_a = int64(int32(current * {tile.k * tile.m} + thread_row))",
+        f"at_b = int64(int32(current * {tile.k * tile.n} + {2 * tile.k * tile.m} + thread_column))",
+        f"for _ in range({tile.k}):",
+    ]
+    lines += [f"    a{i} = tile_c[at_a + {i}]" for i in range(tile.thread_m)]
+    lines += [f"    b{j} = tile_c[at_b + {j}]" for j in range(tile.thread_n)]
+    for i in range(tile.thread_m):
+        for j in range(tile.thread_n):
+            total = f"c{i}_{j}"
+            product = f"fma_f32(a{i}, b{j}, {total})" if accumulator == "float32" else f"{total} + a{i} * b{j}"
+            lines.append(f"    {total} = {product}")
+    lines += [f"    at_a += {tile.m}", f"    at_b += {tile.n}"]
+    return "\n".join(lines)
+
+
+def pipeline(tile: Tile, accumulator: str, fill: str) -> str:
+    """The loop over the inner dimension in ``steps`` steps. ``fill`` is a fragment that fills copy ``filling`` for ``step``.
+
+    A step multiplies what the step before it filled.
+    """
+    return "\n".join(
+        [
+            "for step in range(int32(steps + 1)):",
+            "    filling = int32(step & 1)",
+            "    if step < steps:",
+            indent(fill, 2),
+            "    if step > 0:",
+            "        current = int32(1 - filling)",
+            indent(multiply(tile, accumulator), 2),
+            "    cuda.syncthreads()",
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A strided matrix that fills a shared tile. All members but the flag are expressions or names in the kernel.
+
+    Element (x, k) stands at ``<name>_base + x*stride + k*inner_stride`` of ``pointer``; x runs along the operand's own
+    dimension (m or n), begins at ``origin`` and ends at ``bound``; k ends at ``inner_bound``. With ``inner_major`` a
+    thread moves elements that are neighbours along k, else along x.
+    """
+
+    name: str
+    pointer: str
+    origin: str
+    bound: str
+    inner_bound: str
+    stride: str
+    inner_stride: str
+    inner_major: bool
+
+
+def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, index: str) -> str:
+    """Fills copy ``filling`` of the shared tile for ``step``; zeros stand outside the matrix.
+
+    ``extent`` is the tile's size along x, ``index`` the type of index arithmetic within the matrix.
+    """
+    total = tile.k * extent
+    start = 2 * tile.k * tile.m if operand.name == "b" else 0
+    pieces, rest = divmod(total // CHUNK, tile.threads)
+    if rest:
+        raise ValueError(f"tile {tile.name}: {total} elements do not divide among {tile.threads} threads")
+    per_line = (tile.k if operand.inner_major else extent) // CHUNK
+    line, place = f"int32(chunk >> {log2(per_line)})", f"int32((chunk & {per_line - 1}) * {CHUNK})"
+    x, k = (line, place) if operand.inner_major else (place, line)
+    stride, shared_stride = (operand.inner_stride, extent) if operand.inner_major else (operand.stride, 1)
+    last_x, last_k = (0, CHUNK - 1) if operand.inner_major else (CHUNK - 1, 0)
+    edge_x, edge_k = ("0", "i") if operand.inner_major else ("i", "0")
+    name = operand.name
+
+    def read(i: str) -> str:
+        return element.load(operand.pointer, f"{name}_base + int64({index}({name}_at + {index}({i} * {stride})))")
+
+    return "\n".join(
+        [
+            f"for piece in range({pieces}):",
+            f"    chunk = int32(thread + piece * {tile.threads})",
+            f"    {name}_tile_x = {x}",
+            f"    {name}_tile_k = {k}",
+            f"    to = int64(int32(filling * {total} + {start} + {name}_tile_k * {extent} + {name}_tile_x))",
+            f"    x = int32({operand.origin} + {name}_tile_x)",
+            f"    k = int32(step * {tile.k} + {name}_tile_k)",
+            f"    {name}_at = {index}({index}(x * {operand.stride}) + {index}(k * {operand.inner_stride}))",
+            f"    if x + {last_x} < {operand.bound} and k + {last_k} < {operand.inner_bound}:",
+            *[f"        {name}_value{i} = {read(str(i))}" for i in range(CHUNK)],
+            *[f"        tile_c[to + {i * shared_stride}] = {name}_value{i}" for i in range(CHUNK)],
+            "    else:",
+            f"        for i in range({CHUNK}):",
+            f"            {name}_edge = {element.accumulator}(0)",
+            f"            if x + {edge_x} < {operand.bound} and k + {edge_k} < {operand.inner_bound}:",
+            f"                {name}_edge = {read('int32(i)')}",
+            f"            tile_c[to + i * {shared_stride}] = {name}_edge",
+        ]
+    )
+
+
+def store_matrix(tile: Tile, rows: str, columns: str, base: str, value: str, element: Element) -> str:
+    """Writes the block's accumulators to ``out``, whose rows of ``columns`` elements begin at index ``base`` (int64).
+
+    The block's tile begins at (``row0``, ``column0``) of a matrix of ``rows`` x ``columns``. ``value`` is the stored
+    expression of ``total`` at (``row``, ``column``). Through shared memory, so that neighbours in memory are written
+    together.
+    """
+    per_line = tile.n // CHUNK
+    lines = [f"to = int64(int32(thread_row * {tile.n} + thread_column))"]
+    for i in range(tile.thread_m):
+        lines += [f"tile_c[to + {i * tile.n + j}] = c{i}_{j}" for j in range(tile.thread_n)]
+    lines += [
+        "cuda.syncthreads()",
+        f"for piece in range({tile.m * tile.n // CHUNK // tile.threads}):",
+        f"    chunk = int32(thread + piece * {tile.threads})",
+        f"    row = int32(row0 + (chunk >> {log2(per_line)}))",
+        f"    column0_of_chunk = int32(column0 + (chunk & {per_line - 1}) * {CHUNK})",
+        "    at = int64(chunk) * 4",
+        f"    to = {base} + int64(row) * int64({columns}) + int64(column0_of_chunk)",
+        f"    if row < {rows}:",
+        f"        if column0_of_chunk + {CHUNK - 1} < {columns}:",
+    ]
+    for i in range(CHUNK):
+        lines += [
+            f"            column = int32(column0_of_chunk + {i})",
+            f"            total = tile_c[at + {i}]",
+            f"            out_value{i} = {value}",
+        ]
+    lines += [f"            out[to + {i}] = {element.cast(f'out_value{i}')}" for i in range(CHUNK)]
+    lines += [
+        "        else:",
+        f"            for i in range(int32({columns} - column0_of_chunk)):",
+        "                column = int32(column0_of_chunk + i)",
+        "                total = tile_c[at + i]",
+        f"                out[to + i] = {element.cast(f'({value})')}",
+    ]
+    return "\n".join(lines)
