@@ -61,7 +61,15 @@ def toolchain_digest(emulated: bool) -> str:
         except importlib.metadata.PackageNotFoundError:
             digest.update(f"{tool} absent\n".encode())
     runtime = Path(__file__).parent
-    names = ("compile.py", "host_ir.py", "host_intrinsics.py", "host_math.py", "targets.py", "kernel.py")
+    names = (
+        "compile.py",
+        "host_ir.py",
+        "host_entry.py",
+        "host_intrinsics.py",
+        "host_math.py",
+        "targets.py",
+        "kernel.py",
+    )
     for path in [*(runtime / name for name in names), runtime.parent / "kernels" / "intrinsics.py"]:
         digest.update(path.read_bytes())
     digest.update(platform.python_version().encode())

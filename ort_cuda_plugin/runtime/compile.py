@@ -27,7 +27,7 @@ from numba.cuda.core.errors import NumbaError
 from numba.cuda.cudadrv import nvrtc, nvvm
 
 from ort_cuda_plugin.kernels import intrinsics
-from ort_cuda_plugin.runtime import host_ir
+from ort_cuda_plugin.runtime import host_entry, host_ir
 from ort_cuda_plugin.runtime.elf import Elf
 from ort_cuda_plugin.runtime.kernel import KernelSpec
 from ort_cuda_plugin.runtime.targets import KernelImage, Target
@@ -269,7 +269,7 @@ def emulated_ir(spec: KernelSpec, check: bool) -> host_ir.KernelText:
     try:
         text = inline_into_kernel(ir, shared)
         return host_ir.kernel_module(text, ir.mangled_name, spec.symbol, sizes, shared, check)
-    except host_ir.UnsupportedIR as error:
+    except host_entry.UnsupportedIR as error:
         raise KernelCompileError(spec, f"the emulated device does not support {error}") from error
 
 

@@ -11,13 +11,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from ort_cuda_plugin.runtime import host_entry, host_math
 from ort_cuda_plugin.runtime import host_intrinsics as intrinsics
-from ort_cuda_plugin.runtime import host_math
-
-
-class UnsupportedIR(Exception):
-    """The kernel uses something that the emulated device lacks; the message says what."""
-
+from ort_cuda_plugin.runtime.host_entry import UnsupportedIR, access_line
 
 # ---- step 1: text that LLVM can parse for the host ----
 
@@ -145,33 +141,11 @@ call_line = re.compile(
     r"^(?P<head>\s*(?:%[-\w.$]+ = )?)(?:tail |notail )?call (?P<type>[^@]*?) ?@(?P<name>[\w.$]+)\((?P<args>.*?)\)"
     r"(?: #\d+)?(?P<tail>(?:, !.*)?)$"
 )
-access_line = re.compile(
-    r"^\s*(?:%[-\w.$]+ = )?(?:"
-    r"load (?:atomic )?(?:volatile )?(?P<load>[^@%]+?), ptr (?P<load_ptr>[^,\s]+)"
-    r"|store (?:atomic )?(?:volatile )?(?P<store>.+), ptr (?P<store_ptr>[^,\s]+)"
-    r"|atomicrmw (?:volatile )?\w+ ptr (?P<rmw_ptr>[^,\s]+), (?P<rmw>\w+)"
-    r"|cmpxchg (?:volatile )?ptr (?P<cas_ptr>[^,\s]+), (?P<cas>\w+))"
-)
 stack_line = re.compile(r"^\s*(%[-\w.$]+) = (?:alloca |getelementptr [^@%]*?ptr (%[-\w.$]+)|bitcast ptr (%[-\w.$]+))")
 function_pattern = re.compile(
     r"^define [^\n]*?void @([\w.$]+)\(([^\n]*)\)[^\n]*\{\n(.*?)^\}\n", re.MULTILINE | re.DOTALL
 )
 contracted = re.compile(r" = (fadd|fsub|fmul|fneg) (?=float|double|<)")
-axes = "xyz"
-thread_parameters = [
-    *(f"i32 %ocp.{kind}.{axis}" for kind in ("tid", "ntid", "ctaid", "nctaid") for axis in axes),
-    "i32 %ocp.laneid",
-    "i32 %ocp.dynamic_shared",
-    "ptr %ocp.shared",
-    "ptr %ocp.thread",
-]
-access_group = "!1000000"
-loop_id = "!1000001"
-loop_metadata = f"""{access_group} = distinct !{{}}
-{loop_id} = distinct !{{{loop_id}, !1000002}}
-!1000002 = !{{!"llvm.loop.parallel_accesses", {access_group}}}"""
-block_range, grid_range = "!1000003", "!1000004"
-range_metadata = f"{block_range} = !{{i32 1, i32 1025}}\n{grid_range} = !{{i32 1, i32 -2147483648}}"
 
 
 @dataclass(frozen=True)
@@ -199,21 +173,14 @@ def kernel_module(
     fibers = bool(calls & intrinsics.switching_calls.keys())
     if check:
         body = add_checks(body)
-    if not fibers:
-        body = [f"{line}, !llvm.access.group {access_group}" if access_line.match(line) else line for line in body]
-    rest = text[: match.start()] + text[match.end() :]
-    kept = [line for line in rest.splitlines() if not line.startswith(("declare ", "target ", "source_filename", ";"))]
-    module = [
-        f"define internal void @ocp.body({', '.join(parameters + thread_parameters)}) alwaysinline nounwind {{",
-        *body,
-        "}",
-        entry_point(name, parameters, fibers),
-        meta_data(name, fibers, shared.static_bytes, check, parameter_bytes),
-        *kept,
-        range_metadata,
-        *([] if fibers else [loop_metadata]),
+    kept = [
+        line
+        for line in (text[: match.start()] + text[match.end() :]).splitlines()
+        if not line.startswith(("declare ", "target ", "source_filename", ";"))
     ]
-    joined = "\n".join(module) + "\n"
+    functions = host_entry.kernel_functions(name, parameters, body, fibers)
+    meta = host_entry.meta_data(name, fibers, shared.static_bytes, check, parameter_bytes)
+    joined = "\n".join([functions, meta, *kept]) + "\n"
     return KernelText(joined + support(joined), fibers, shared.static_bytes)
 
 
@@ -272,88 +239,6 @@ def stored_type(operand: str) -> str:
             if depth == 0:
                 return operand[: position + 1]
     return operand.split(" ", 1)[0]
-
-
-def entry_point(name: str, parameters: list[str], fibers: bool) -> str:
-    """The function that the emulator calls: loads the parameters and what the block knows, then runs its threads."""
-    types = [parameter.split()[0] for parameter in parameters]
-    lines = [f"define void @{name}(ptr %params, ptr %ocp.thread) nounwind {{", "entry:"]
-    values = []
-    for index, ty in enumerate(types):
-        lines += [
-            f"  %a{index}.slot = getelementptr ptr, ptr %params, i64 {index}",
-            f"  %a{index}.address = load ptr, ptr %a{index}.slot",
-            f"  %a{index} = load {ty}, ptr %a{index}.address",
-        ]
-        values.append(f"{ty} %a{index}")
-
-    def load(value: str, ty: str, offset: int, limits: str = "") -> None:
-        lines.append(f"  %{value}.slot = getelementptr i8, ptr %ocp.thread, i64 {offset}")
-        lines.append(f"  %{value} = load {ty}, ptr %{value}.slot" + (f", !range {limits}" if limits else ""))
-
-    for axis in range(3):
-        if fibers:
-            load(f"tid.{axes[axis]}", "i32", 4 * axis)
-        load(f"ntid.{axes[axis]}", "i32", 12 + 4 * axis, block_range)
-        load(f"ctaid.{axes[axis]}", "i32", 24 + 4 * axis)
-        load(f"nctaid.{axes[axis]}", "i32", 36 + 4 * axis, grid_range)
-    if fibers:
-        load("laneid", "i32", 48)
-    load("dynamic_shared", "i32", 52)
-    load("shared", "ptr", 56)
-    values += [f"i32 %{kind}.{axis}" for kind in ("tid", "ntid", "ctaid", "nctaid") for axis in axes]
-    values += ["i32 %laneid", "i32 %dynamic_shared", "ptr %shared", "ptr %ocp.thread"]
-    call = f"  call void @ocp.body({', '.join(values)})"
-    if fibers:
-        return "\n".join([*lines, call, "  ret void", "}"])
-    lines += [
-        "  br label %loop.z",
-        "loop.z:",
-        "  %tid.z = phi i32 [ 0, %entry ], [ %next.z, %end.y ]",
-        "  br label %loop.y",
-        "loop.y:",
-        "  %tid.y = phi i32 [ 0, %loop.z ], [ %next.y, %end.x ]",
-        "  %row.z = mul nuw nsw i32 %tid.z, %ntid.y",
-        "  %row.y = add nuw nsw i32 %row.z, %tid.y",
-        "  %row = mul nuw nsw i32 %row.y, %ntid.x",
-        "  br label %loop.x",
-        "loop.x:",
-        "  %tid.x = phi i32 [ 0, %loop.y ], [ %next.x, %loop.x ]",
-        "  %linear = add nuw nsw i32 %row, %tid.x",
-        "  %laneid = and i32 %linear, 31",
-        call,
-        "  %next.x = add nuw nsw i32 %tid.x, 1",
-        "  %more.x = icmp ult i32 %next.x, %ntid.x",
-        f"  br i1 %more.x, label %loop.x, label %end.x, !llvm.loop {loop_id}",
-        "end.x:",
-        "  %next.y = add nuw nsw i32 %tid.y, 1",
-        "  %more.y = icmp ult i32 %next.y, %ntid.y",
-        "  br i1 %more.y, label %loop.y, label %end.y",
-        "end.y:",
-        "  %next.z = add nuw nsw i32 %tid.z, 1",
-        "  %more.z = icmp ult i32 %next.z, %ntid.z",
-        "  br i1 %more.z, label %loop.z, label %done",
-        "done:",
-        "  ret void",
-        "}",
-    ]
-    return "\n".join(lines)
-
-
-meta_version, max_parameters, pointer_kind = 1, 64, 0x80
-
-
-def meta_data(name: str, fibers: bool, static_shared: int, check: bool, parameter_bytes: list[int]) -> str:
-    """NAME.meta, a constant ``ocp_emu_kernel_meta``; stack_bytes is 0 until the object is made."""
-    if len(parameter_bytes) > max_parameters:
-        raise UnsupportedIR(f"{len(parameter_bytes)} parameters; the emulated device allows {max_parameters}")
-    kinds = [size or pointer_kind for size in parameter_bytes]
-    kinds += [0] * (max_parameters - len(kinds))
-    words = [meta_version, int(fibers), static_shared, 0, int(check), len(parameter_bytes)]
-    ty = "{ " + ", ".join(["i32"] * len(words)) + f", [{max_parameters} x i8] }}"
-    value = ", ".join(f"i32 {word}" for word in words)
-    elements = ", ".join(f"i8 {kind}" for kind in kinds)
-    return f'@"{name}.meta" = constant {ty} {{ {value}, [{max_parameters} x i8] [{elements}] }}, align 8'
 
 
 def support(text: str) -> str:

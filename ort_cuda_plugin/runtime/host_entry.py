@@ -1,0 +1,231 @@
+"""The entry point of a kernel on the emulated device, as LLVM IR text, and the meta data beside it.
+
+A kernel whose threads never wait for each other gets the loops over the threads of a block, in a form that LLVM can
+vectorise: one thread's memory accesses do not depend on another's, and where all threads pass the kernel's leading
+bounds check, the loop does without it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+class UnsupportedIR(Exception):
+    """The kernel uses something that the emulated device lacks; the message says what."""
+
+
+access_line = re.compile(
+    r"^\s*(?:%[-\w.$]+ = )?(?:"
+    r"load (?:atomic )?(?:volatile )?(?P<load>[^@%]+?), ptr (?P<load_ptr>[^,\s]+)"
+    r"|store (?:atomic )?(?:volatile )?(?P<store>.+), ptr (?P<store_ptr>[^,\s]+)"
+    r"|atomicrmw (?:volatile )?\w+ ptr (?P<rmw_ptr>[^,\s]+), (?P<rmw>\w+)"
+    r"|cmpxchg (?:volatile )?ptr (?P<cas_ptr>[^,\s]+), (?P<cas>\w+))"
+)
+guard_branch = re.compile(r"^\s*br i1 (?P<condition>%[-\w.$]+), label %(?P<then>[-\w.$]+), label %(?P<other>[-\w.$]+)")
+terminator = re.compile(r"^\s*(?:br|ret|switch|unreachable|indirectbr)\b")
+axes = "xyz"
+thread_parameters = [
+    *(f"i32 %ocp.{kind}.{axis}" for kind in ("tid", "ntid", "ctaid", "nctaid") for axis in axes),
+    "i32 %ocp.laneid",
+    "i32 %ocp.dynamic_shared",
+    "ptr %ocp.shared",
+    "ptr %ocp.thread",
+]
+# Numbers above those that LLVM gives the metadata of a kernel.
+access_group, parallel_loop, scalar_loop, block_range, grid_range = (f"!{1000000 + i}" for i in range(5))
+metadata = f"""{access_group} = distinct !{{}}
+{parallel_loop} = distinct !{{{parallel_loop}, !1000010}}
+{scalar_loop} = distinct !{{{scalar_loop}, !1000011, !1000012}}
+{block_range} = !{{i32 1, i32 1025}}
+{grid_range} = !{{i32 1, i32 -2147483648}}
+!1000010 = !{{!"llvm.loop.parallel_accesses", {access_group}}}
+!1000011 = !{{!"llvm.loop.vectorize.enable", i1 false}}
+!1000012 = !{{!"llvm.loop.unroll.disable"}}
+"""
+
+
+def kernel_functions(name: str, parameters: list[str], body: list[str], fibers: bool) -> str:
+    """Function ``name`` with the signature of ``csrc_shim/emu_kernel.h``, the functions it inlines, and metadata.
+
+    ``parameters`` are the kernel's, as ``<type> <name>``; ``body`` holds its lines, in which special registers are the
+    ``%ocp.*`` of `thread_parameters`.
+    """
+    if not fibers:
+        body = [f"{line}, !llvm.access.group {access_group}" if access_line.match(line) else line for line in body]
+    signature = ", ".join([*parameters, *thread_parameters])
+    guard = None if fibers else leading_guard(body)
+    functions = [function("void", "ocp.body", signature, body)]
+    if guard:
+        functions += [
+            function("i1", "ocp.guard", signature, guard.condition),
+            function("void", "ocp.inside", signature, guard.inside),
+        ]
+    return "\n".join([*functions, entry_point(name, parameters, fibers, guard is not None), metadata])
+
+
+def function(result: str, name: str, signature: str, body: list[str]) -> str:
+    return "\n".join([f"define internal {result} @{name}({signature}) alwaysinline nounwind {{", *body, "}"])
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A kernel that begins with bounds checks around all the rest, taken apart.
+
+    ``condition`` computes whether a thread passes them all; ``inside`` is the kernel without them.
+    """
+
+    condition: list[str]
+    inside: list[str]
+
+
+def leading_guard(body: list[str]) -> Guard | None:
+    """Takes the kernel apart when its first blocks only compute conditions, on one side of which the kernel ends."""
+    inside = list(body)
+    condition: list[str] = []
+    start = 0
+    while True:
+        end = next((i for i in range(start, len(body)) if terminator.match(body[i])), len(body))
+        block = body[start:end]
+        branch = guard_branch.match(body[end]) if end < len(body) else None
+        if branch is None or not all(is_computation(line) for line in block):
+            break
+        targets = [branch["then"], branch["other"]]
+        ends = [is_return(body, label) for label in targets]
+        if ends[0] == ends[1]:
+            break
+        onward = targets[ends.index(False)]
+        then, other = ("ocp.fails" if stops else onward for stops in ends)
+        condition += [*block, f"  br i1 {branch['condition']}, label %{then}, label %{other}"]
+        inside[end] = f"  br label %{onward}"
+        start = next((i for i in range(end, len(body)) if body[i].startswith(f"{onward}:")), len(body))
+        if sum(f"label %{onward}" in line for line in body) != 1:
+            break
+    if not condition:
+        return None
+    # The name of the block that the checks lead to; where the search stopped there, it is not in `condition` yet.
+    return Guard([*condition, f"{onward}:", "  ret i1 true", "ocp.fails:", "  ret i1 false"], inside)
+
+
+def is_computation(line: str) -> bool:
+    """True for a label and for an instruction that neither touches memory nor calls a function."""
+    return not access_line.match(line) and (" call " not in line or "@llvm." in line) and " phi " not in line
+
+
+def is_return(body: list[str], label: str) -> bool:
+    """True when the block only returns."""
+    for index, line in enumerate(body):
+        if line.startswith(f"{label}:"):
+            return body[index + 1].strip() == "ret void"
+    return False
+
+
+def entry_point(name: str, parameters: list[str], fibers: bool, guarded: bool) -> str:
+    """The function that the emulator calls: loads the parameters and what the block knows, then runs its threads."""
+    lines = [f"define void @{name}(ptr %params, ptr %ocp.thread) nounwind {{", "entry:"]
+    values = []
+    for index, ty in enumerate(parameter.split()[0] for parameter in parameters):
+        lines += [
+            f"  %a{index}.slot = getelementptr ptr, ptr %params, i64 {index}",
+            f"  %a{index}.address = load ptr, ptr %a{index}.slot",
+            f"  %a{index} = load {ty}, ptr %a{index}.address",
+        ]
+        values.append(f"{ty} %a{index}")
+
+    def load(value: str, ty: str, offset: int, limits: str = "") -> None:
+        lines.append(f"  %{value}.slot = getelementptr i8, ptr %ocp.thread, i64 {offset}")
+        lines.append(f"  %{value} = load {ty}, ptr %{value}.slot" + (f", !range {limits}" if limits else ""))
+
+    for index, axis in enumerate(axes):
+        if fibers:
+            load(f"tid.{axis}", "i32", 4 * index)
+        load(f"ntid.{axis}", "i32", 12 + 4 * index, block_range)
+        load(f"ctaid.{axis}", "i32", 24 + 4 * index)
+        load(f"nctaid.{axis}", "i32", 36 + 4 * index, grid_range)
+    if fibers:
+        load("laneid", "i32", 48)
+    load("dynamic_shared", "i32", 52)
+    load("shared", "ptr", 56)
+
+    def call(callee: str, prefix: str = "") -> str:
+        thread = [f"i32 %{prefix}tid.x", "i32 %tid.y", "i32 %tid.z"]
+        thread += [f"i32 %{kind}.{axis}" for kind in ("ntid", "ctaid", "nctaid") for axis in axes]
+        thread += [f"i32 %{prefix}laneid", "i32 %dynamic_shared", "ptr %shared", "ptr %ocp.thread"]
+        return f"@{callee}({', '.join(values + thread)})"
+
+    if fibers:
+        return "\n".join([*lines, f"  call void {call('ocp.body')}", "  ret void", "}"])
+    lines += [
+        "  br label %loop.z",
+        "loop.z:",
+        "  %tid.z = phi i32 [ 0, %entry ], [ %next.z, %end.y ]",
+        "  br label %loop.y",
+        "loop.y:",
+        "  %tid.y = phi i32 [ 0, %loop.z ], [ %next.y, %end.x ]",
+        "  %row.z = mul nuw nsw i32 %tid.z, %ntid.y",
+        "  %row.y = add nuw nsw i32 %row.z, %tid.y",
+        "  %row = mul nuw nsw i32 %row.y, %ntid.x",
+    ]
+    if guarded:
+        lines += [
+            "  br label %all.loop",
+            *x_loop("all.", "loop.y", parallel_loop, "choose", reduce=f"i1 {call('ocp.guard', 'all.')}"),
+            "choose:",
+            "  br i1 %all.reduced, label %in.loop, label %loop",
+            *x_loop("in.", "choose", parallel_loop, "end.x", f"void {call('ocp.inside', 'in.')}"),
+            *x_loop("", "choose", scalar_loop, "end.x", f"void {call('ocp.body')}"),
+        ]
+    else:
+        lines += ["  br label %loop", *x_loop("", "loop.y", parallel_loop, "end.x", f"void {call('ocp.body')}")]
+    lines += [
+        "end.x:",
+        "  %next.y = add nuw nsw i32 %tid.y, 1",
+        "  %more.y = icmp ult i32 %next.y, %ntid.y",
+        "  br i1 %more.y, label %loop.y, label %end.y",
+        "end.y:",
+        "  %next.z = add nuw nsw i32 %tid.z, 1",
+        "  %more.z = icmp ult i32 %next.z, %ntid.z",
+        "  br i1 %more.z, label %loop.z, label %done",
+        "done:",
+        "  ret void",
+        "}",
+    ]
+    return "\n".join(lines)
+
+
+def x_loop(prefix: str, before: str, loop: str, after: str, call: str = "", reduce: str = "") -> list[str]:
+    """A loop over tid.x, whose values are named with ``prefix``, that makes a call, or ands the results of one."""
+    lines = [f"{prefix}loop:", f"  %{prefix}tid.x = phi i32 [ 0, %{before} ], [ %{prefix}next.x, %{prefix}loop ]"]
+    if reduce:
+        lines.append(f"  %{prefix}so.far = phi i1 [ true, %{before} ], [ %{prefix}reduced, %{prefix}loop ]")
+    lines += [
+        f"  %{prefix}linear = add nuw nsw i32 %row, %{prefix}tid.x",
+        f"  %{prefix}laneid = and i32 %{prefix}linear, 31",
+    ]
+    if reduce:
+        lines.append(f"  %{prefix}result = call {reduce}")
+        lines.append(f"  %{prefix}reduced = and i1 %{prefix}so.far, %{prefix}result")
+    else:
+        lines.append(f"  call {call}")
+    return [
+        *lines,
+        f"  %{prefix}next.x = add nuw nsw i32 %{prefix}tid.x, 1",
+        f"  %{prefix}more.x = icmp ult i32 %{prefix}next.x, %ntid.x",
+        f"  br i1 %{prefix}more.x, label %{prefix}loop, label %{after}, !llvm.loop {loop}",
+    ]
+
+
+meta_version, max_parameters, pointer_kind = 1, 64, 0x80
+
+
+def meta_data(name: str, fibers: bool, static_shared: int, check: bool, parameter_bytes: list[int]) -> str:
+    """NAME.meta, a constant ``ocp_emu_kernel_meta``; stack_bytes is 0 until the object is made."""
+    if len(parameter_bytes) > max_parameters:
+        raise UnsupportedIR(f"{len(parameter_bytes)} parameters; the emulated device allows {max_parameters}")
+    kinds = [size or pointer_kind for size in parameter_bytes]
+    kinds += [0] * (max_parameters - len(kinds))
+    words = [meta_version, int(fibers), static_shared, 0, int(check), len(parameter_bytes)]
+    ty = "{ " + ", ".join(["i32"] * len(words)) + f", [{max_parameters} x i8] }}"
+    value = ", ".join(f"i32 {word}" for word in words)
+    elements = ", ".join(f"i8 {kind}" for kind in kinds)
+    return f'@"{name}.meta" = constant {ty} {{ {value}, [{max_parameters} x i8] [{elements}] }}, align 8'
