@@ -128,6 +128,7 @@ const ocp_core *ocp_core_table(void) {
   core.emu_clear_findings = ocp_emu_clear_findings;
   core.emu_host_pointer = ocp_emu_host_pointer;
   core.emu_owns = ocp_emu_owns;
+  core.emu_last_error = ocp_emu_last_error;
   core.device_open = ocp_device_open ? device_open : NULL;
   core.device_enter = ocp_device_enter;
   core.device_alloc = ocp_device_alloc;

@@ -102,6 +102,7 @@ typedef struct ocp_core {
   OrtNodeComputeInfo *(*compute_info_create)(ocp_cluster *cluster, ocp_device *device, uint32_t num_inputs,
                                              uint32_t num_outputs, ocp_error *error);
   void (*compute_info_release)(OrtNodeComputeInfo *info);
+  const char *(*emu_last_error)(void);
   /* ---- appended by the owners of other parts, in any order: bridge and library are built together ---- */
 } ocp_core;
 

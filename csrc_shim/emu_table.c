@@ -119,7 +119,7 @@ static CUresult device_get_attribute(int *value, int attribute, CUdevice device)
     *value = (int)emu.threads;
     return CUDA_SUCCESS;
   case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
-    *value = 8;
+    *value = 9;
     return CUDA_SUCCESS;
   case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
     *value = 0;
