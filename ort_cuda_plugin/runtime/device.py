@@ -7,6 +7,7 @@ For tests and tools; a session's Runs never come here. Every call makes the devi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -27,6 +28,10 @@ class CudaError(RuntimeError):
         self.call = call
         self.code = code
         self.name = name
+
+
+ignored_at_end = (CudaError, TypeError, AttributeError)
+"""What a finaliser may meet: a lost device, or an interpreter half gone."""
 
 
 class Device:
@@ -198,10 +203,8 @@ class DeviceArray:
             self.device.call("MemFree", address)
 
     def __del__(self) -> None:
-        try:
+        with suppress(*ignored_at_end):
             self.free()
-        except (CudaError, TypeError, AttributeError):
-            pass  # the device is lost, or the interpreter half gone
 
 
 class PinnedArray:
@@ -214,7 +217,9 @@ class PinnedArray:
         device.call("MemHostAlloc", pointer, nbytes, 0)
         self._pointer = pointer[0]
         view = np.frombuffer(ffi.buffer(self._pointer, nbytes), np.uint8)
-        self.array: NDArray[Any] = view[: int(np.prod(shape, dtype=np.int64)) * dtype.itemsize].view(dtype).reshape(shape)
+        self.array: NDArray[Any] = (
+            view[: int(np.prod(shape, dtype=np.int64)) * dtype.itemsize].view(dtype).reshape(shape)
+        )
 
     def free(self) -> None:
         if self._pointer:
@@ -263,19 +268,16 @@ class Module:
         )
 
     def unload(self) -> None:
-        """Unloads the kernels; none of them may be at work. Safe to call twice."""
+        """Unloads the kernels, once the device has no work left. Safe to call twice."""
         if self.handle is not None:
             handle, self.handle = self.handle, None
+            self.device.enter()
+            self.device.driver.CtxSynchronize()
             self.device.call("ModuleUnload", handle)
 
     def __del__(self) -> None:
-        try:
-            if self.handle is not None:
-                self.device.enter()
-                self.device.driver.CtxSynchronize()
-                self.unload()
-        except (CudaError, TypeError, AttributeError):
-            pass
+        with suppress(*ignored_at_end):
+            self.unload()
 
 
 class Params:
@@ -328,10 +330,8 @@ class Stream:
         self.destroy()
 
     def __del__(self) -> None:
-        try:
+        with suppress(*ignored_at_end):
             self.destroy()
-        except (CudaError, TypeError, AttributeError):
-            pass
 
 
 class Event:
@@ -366,10 +366,8 @@ class Event:
             self.device.call("EventDestroy", handle)
 
     def __del__(self) -> None:
-        try:
+        with suppress(*ignored_at_end):
             self.destroy()
-        except (CudaError, TypeError, AttributeError):
-            pass
 
 
 def handle_of(stream: Stream | None) -> Any:
