@@ -1,1 +1,100 @@
-"""An ONNX Runtime plugin execution provider: Numba CUDA kernels run by a plain C library."""
+"""An ONNX Runtime plugin execution provider: Numba CUDA kernels run by a plain C library, on a GPU or an emulated one.
+
+::
+
+    import onnxruntime, ort_cuda_plugin
+    ort_cuda_plugin.register()
+    session = onnxruntime.InferenceSession("model.onnx", providers=["CudaPluginExecutionProvider"])
+
+Importing this package imports neither ONNX Runtime nor Numba.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import devices, explain, register, session, unregister
+    from .ep.devices import DeviceInfo
+    from .graph.claims import NodeVerdict
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DeviceInfo",
+    "NodeVerdict",
+    "counters",
+    "devices",
+    "explain",
+    "get_ep_name",
+    "get_ep_names",
+    "get_library_path",
+    "register",
+    "reset_counters",
+    "session",
+    "unregister",
+]
+
+_EP_NAME = "CudaPluginExecutionProvider"
+_LAZY = {
+    "devices": "api",
+    "explain": "api",
+    "register": "api",
+    "session": "api",
+    "unregister": "api",
+    "DeviceInfo": "ep.devices",
+    "NodeVerdict": "graph.claims",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+
+
+def get_library_path() -> str:
+    """The path of ``libort_cuda_plugin.so``, for ``onnxruntime.register_execution_provider_library``.
+
+    Raises:
+        FileNotFoundError: the library was not built.
+    """
+    path = Path(__file__).resolve().parent / "libort_cuda_plugin.so"
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path} does not exist: run `python build_plugin.py` or `pip install` the package again"
+        )
+    return str(path)
+
+
+def get_ep_name() -> str:
+    """The name of the execution provider."""
+    return _EP_NAME
+
+
+def get_ep_names() -> list[str]:
+    """The names of all execution providers of the library: one."""
+    return [_EP_NAME]
+
+
+def counters() -> dict[str, int]:
+    """Counts of this process, by name.
+
+    ``python_calls`` (from C into Python), ``runs``, ``launches``, ``library_calls``, ``copies_h2d``, ``copies_d2h``,
+    ``copies_d2d``, ``plan_variants_built``, ``plan_hits``, ``host_value_reads``, ``kernels_compiled`` and
+    ``kernel_cache_hits`` only grow; ``device_bytes_in_use``, ``pinned_bytes_in_use``, ``weight_bytes`` and
+    ``streams_live`` are what is in use now.
+    """
+    from .abi.core import counters as read
+
+    return read()
+
+
+def reset_counters() -> None:
+    """Sets the counters that only grow to 0."""
+    from .abi.core import reset_counters as reset
+
+    reset()

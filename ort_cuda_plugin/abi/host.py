@@ -1,0 +1,117 @@
+"""The ONNX Runtime that has loaded the library: its function tables, statuses, key-value pairs and log.
+
+All of it works only inside a callback of the plugin, or between the registration of the library and its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .core import core, ffi, lib
+from .declarations import since
+
+
+class OrtError(RuntimeError):
+    """ONNX Runtime returned a status. ``code`` is its OrtErrorCode."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def api() -> Any:
+    """``const OrtApi *`` of the host.
+
+    Raises:
+        RuntimeError: the library is not registered.
+    """
+    table = core().host_api()
+    if table == ffi.NULL:
+        raise RuntimeError("the plugin library is not registered with ONNX Runtime")
+    return table
+
+
+def ep_api() -> Any:
+    """``const OrtEpApi *`` of the host."""
+    api()
+    return core().host_ep_api()
+
+
+def api_version() -> int:
+    """The negotiated API version, the N of ONNX Runtime 1.N or less; 0 before a registration."""
+    return int(core().host_api_version())
+
+
+def available(struct: str, slot: str) -> bool:
+    """Whether the host has a slot, for example ``available("OrtApi", "KernelContext_GetSyncStream")``."""
+    return since(struct, slot) <= api_version()
+
+
+def check_status(status: Any) -> None:
+    """Releases a returned ``OrtStatus *``.
+
+    Raises:
+        OrtError: the status was an error.
+    """
+    if status != ffi.NULL:
+        table = api()
+        message = ffi.string(table.GetErrorMessage(status)).decode(errors="replace")
+        code = int(table.GetErrorCode(status))
+        table.ReleaseStatus(status)
+        raise OrtError(message, code)
+
+
+def make_status(code: int, message: str) -> Any:
+    """A new ``OrtStatus *`` for ORT to release."""
+    return api().CreateStatus(code, message.encode())
+
+
+def text(pointer: Any) -> str:
+    """The UTF-8 text of a ``const char *``; "" for NULL."""
+    return "" if pointer == ffi.NULL else ffi.string(pointer).decode(errors="replace")
+
+
+def key_value_pairs(pairs: Any) -> dict[str, str]:
+    """The contents of an ``OrtKeyValuePairs *`` (NULL: none)."""
+    if pairs == ffi.NULL:
+        return {}
+    keys, values, count = ffi.new("const char *const **"), ffi.new("const char *const **"), ffi.new("size_t *")
+    api().GetKeyValuePairs(pairs, keys, values, count)
+    return {text(keys[0][i]): text(values[0][i]) for i in range(count[0])}
+
+
+class KeyValuePairs:
+    """An OrtKeyValuePairs of our own, released at the end of the with block; ORT copies what it is given."""
+
+    def __init__(self, items: Mapping[str, str] | Iterable[tuple[str, str]]) -> None:
+        self._items = dict(items)
+        self._out = ffi.new("OrtKeyValuePairs **")
+
+    def __enter__(self) -> Any:
+        api().CreateKeyValuePairs(self._out)
+        for key, value in self._items.items():
+            api().AddKeyValuePair(self._out[0], key.encode(), value.encode())
+        return self._out[0]
+
+    def __exit__(self, *_: object) -> None:
+        api().ReleaseKeyValuePairs(self._out[0])
+
+
+def log(level: str, message: str, logger: Any = None, *, where: str = "ort_cuda_plugin") -> None:
+    """Writes one line to ORT's log.
+
+    Args:
+        level: VERBOSE, INFO, WARNING, ERROR or FATAL.
+        message: the line.
+        logger: ``const OrtLogger *``; None is the default logger, which outlives the sessions.
+        where: what ORT prints as the function.
+    """
+    target = core().host_logger() if logger is None else logger
+    if target == ffi.NULL:
+        return
+    severity = getattr(lib, f"ORT_LOGGING_LEVEL_{level}")
+    # A file path is required: ORT prints it.
+    status = api().Logger_LogMessage(target, severity, message.encode(), b"ort_cuda_plugin", 0, where.encode())
+    if status != ffi.NULL:  # a log that fails is no reason to fail
+        api().ReleaseStatus(status)

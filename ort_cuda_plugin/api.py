@@ -1,0 +1,197 @@
+"""Registration, devices and sessions: what an application calls, on top of ONNX Runtime's Python API."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from . import get_ep_name, get_library_path
+from .abi.tables import OLDEST_API
+from .ep import boundary, factory
+from .ep.devices import DeviceInfo, cuda_devices
+from .ep.options import parse
+from .ep.provider import last_provider
+from .graph.claims import NodeVerdict
+
+_registered: list[str] = []
+
+
+def _onnxruntime() -> ModuleType:
+    """ONNX Runtime, of a version that can load plugins of this kind.
+
+    Raises:
+        ImportError: it is missing, broken, or too old; the message says what to install.
+    """
+    advice = 'install exactly one of "ort-cuda-plugin[cpu]" (onnxruntime) and "ort-cuda-plugin[gpu]" (onnxruntime-gpu)'
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ImportError(f"ONNX Runtime cannot be imported ({error}); {advice}") from error
+    version = getattr(onnxruntime, "__version__", "")
+    match = re.match(r"1\.(\d+)", version)
+    if match is None or int(match[1]) < OLDEST_API:
+        raise ImportError(
+            f"ort-cuda-plugin needs ONNX Runtime 1.{OLDEST_API} or newer and found {version or 'a broken installation'}; "
+            f"{advice}"
+        )
+    module: ModuleType = onnxruntime
+    return module
+
+
+def _ep_devices(ort: ModuleType) -> list[Any]:
+    return [device for device in ort.get_ep_devices() if device.ep_name == get_ep_name()]
+
+
+def _info(ep_device: Any) -> DeviceInfo:
+    return DeviceInfo.from_metadata(dict(ep_device.ep_metadata))
+
+
+def _is_registered(name: str) -> bool:
+    return any(known.registered_name == name for known in boundary.FACTORIES.values())
+
+
+def register(name: str = "cuda_plugin", emulate: bool | None = None) -> list[Any]:
+    """Registers the library with ONNX Runtime and returns the ``OrtEpDevice`` objects that it offers.
+
+    Safe to call again. Where the library is registered already, under this or any other name, that registration is
+    used. Emulated devices that are asked for and not offered yet are added by a second registration, ``<name>.virtual``.
+
+    Args:
+        name: the registration name. One that ends in ".virtual" offers emulated devices only.
+        emulate: True offers the emulated devices, False does not, None follows ``ORT_CUDA_PLUGIN_EMULATE``.
+
+    Raises:
+        ImportError: ONNX Runtime is missing or older than 1.26.
+        FileNotFoundError: the library was not built.
+        ValueError: ``ORT_CUDA_PLUGIN_EMULATE`` has no valid value.
+    """
+    ort = _onnxruntime()
+    if len(boundary.FACTORIES) == 0:
+        _register(ort, name, emulate)
+    offered = _ep_devices(ort)
+    virtual = name if name.endswith(factory.VIRTUAL_SUFFIX) else name + factory.VIRTUAL_SUFFIX
+    if emulate and not any(_info(device).emulated for device in offered) and not _is_registered(virtual):
+        _register(ort, virtual, emulate)
+        offered = _ep_devices(ort)
+    return offered
+
+
+def _register(ort: ModuleType, name: str, emulate: bool | None) -> None:
+    factory.emulate_override = emulate
+    try:
+        ort.register_execution_provider_library(name, get_library_path())
+    finally:
+        factory.emulate_override = None
+    _registered.append(name)
+
+
+def unregister() -> None:
+    """Undoes every `register` of this process; sessions on the provider must be gone. Safe to call again."""
+    while _registered:
+        name = _registered.pop()
+        if _is_registered(name):
+            _onnxruntime().unregister_execution_provider_library(name)
+
+
+def devices() -> list[DeviceInfo]:
+    """The devices that the registrations offer: GPUs, and emulated ones where they were asked for.
+
+    Raises: as `register`, which is called when nobody has.
+    """
+    ort = _onnxruntime()
+    if len(boundary.FACTORIES) == 0:
+        register()
+    return [_info(device) for device in _ep_devices(ort)]
+
+
+def session(
+    model: str | os.PathLike[str] | bytes,
+    *,
+    emulate: bool | None = None,
+    provider_options: Mapping[str, object] | None = None,
+    sess_options: Any = None,
+) -> Any:
+    """An ``onnxruntime.InferenceSession`` that runs on the plugin, with the CPU provider for what it declines.
+
+    Args:
+        model: path, or the bytes of a model.
+        emulate: True for the emulated device, False for a GPU; None: a GPU where there is one, else the emulated device
+            where ``ORT_CUDA_PLUGIN_EMULATE`` asks for it.
+        provider_options: options of the provider, for example ``{"device_id": 1}``.
+        sess_options: ``onnxruntime.SessionOptions``; gets the provider and an entry that records node placement.
+
+    Raises:
+        ImportError: ONNX Runtime is missing or too old.
+        RuntimeError: no such device exists, or no node of the model runs on the provider; the message says why.
+        ValueError: an option is unknown or has no valid value.
+    """
+    created, verdicts = _create(model, emulate, provider_options, sess_options)
+    placement = created.get_provider_graph_assignment_info()
+    if not any(part.ep_name == get_ep_name() and part.get_nodes() for part in placement):
+        raise RuntimeError(f"no node of the model runs on {get_ep_name()}: {_reasons(verdicts)}")
+    return created
+
+
+def explain(
+    model: str | os.PathLike[str] | bytes,
+    *,
+    emulate: bool | None = None,
+    provider_options: Mapping[str, object] | None = None,
+    sess_options: Any = None,
+) -> list[NodeVerdict]:
+    """One verdict per node of the model's main graph, after ONNX Runtime's optimisations: claimed, or the reason.
+
+    Arguments and errors are those of `session`, except that a model of which no node is claimed is no error.
+    """
+    return _create(model, emulate, provider_options, sess_options)[1]
+
+
+def _create(
+    model: str | os.PathLike[str] | bytes,
+    emulate: bool | None,
+    provider_options: Mapping[str, object] | None,
+    sess_options: Any,
+) -> tuple[Any, list[NodeVerdict]]:
+    ort = _onnxruntime()
+    options = {key: str(value) for key, value in (provider_options or {}).items()}
+    parsed, _ = parse(options)
+    ep_device = _select(register(emulate=emulate), emulate, parsed.device_id)
+    sess_options = ort.SessionOptions() if sess_options is None else sess_options
+    sess_options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    sess_options.add_provider_for_devices([ep_device], options)
+    source = model if isinstance(model, bytes) else os.fspath(model)
+    created = ort.InferenceSession(source, sess_options=sess_options)
+    provider = last_provider()
+    return created, provider.verdicts if provider is not None else []
+
+
+def _select(ep_devices: list[Any], emulate: bool | None, device_id: int | None) -> Any:
+    """The first device that fits.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    infos = [(_info(device), device) for device in ep_devices]
+    candidates = [(info, device) for info, device in infos if emulate is None or info.emulated == emulate]
+    for info, device in candidates:
+        if device_id is None or info.ordinal == device_id:
+            return device
+    if device_id is not None and candidates:
+        names = ", ".join(f"{info.ordinal} ({info.name})" for info, _ in candidates)
+        raise RuntimeError(f"there is no device {device_id}; there are: {names}")
+    _, why = cuda_devices()
+    raise RuntimeError(
+        f"no CUDA device: {why or 'none is offered'}. To run on the emulated device pass emulate=True or set "
+        "ORT_CUDA_PLUGIN_EMULATE=1"
+    )
+
+
+def _reasons(verdicts: list[NodeVerdict]) -> str:
+    if not verdicts:
+        return "ONNX Runtime left it no node"
+    lines = [f"{verdict.op_type} node {verdict.name!r} ({verdict.kind}): {verdict.reason}" for verdict in verdicts[:10]]
+    rest = len(verdicts) - len(lines)
+    return "; ".join(lines) + (f"; and {rest} more" if rest else "")

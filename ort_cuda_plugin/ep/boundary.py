@@ -1,0 +1,98 @@
+"""The callbacks that C makes into Python, and how they get there.
+
+``attach`` is called by the library when a factory is created: it installs the table ``ocp_python``.
+"""
+
+from __future__ import annotations
+
+import atexit
+from typing import Any
+
+from ..abi import core as abi_core
+from ..abi.core import ffi, lib
+from .factory import Factory
+from .fused_node import FUSED_NODES
+from .guards import error_guard, status_guard, void_guard
+from .handles import HandleTable
+from .provider import Provider
+
+FACTORIES: HandleTable[Factory] = HandleTable("factory")
+PROVIDERS: HandleTable[Provider] = HandleTable("execution provider")
+
+_table: Any = None
+
+
+def attach(address: int) -> None:
+    """Connects this interpreter with the library whose ``ocp_core`` is at ``address``. Idempotent.
+
+    Raises:
+        PluginError: Python uses another copy of the library, or one of another build.
+    """
+    global _table
+    abi_core.attach(address)
+    if _table is None:
+        table = ffi.new("ocp_python *")
+        table.abi = lib.OCP_CORE_ABI
+        for name, _ in ffi.typeof("ocp_python").fields[1:]:
+            setattr(table, name, getattr(lib, f"ocp_py_{name}"))
+        _table = table
+        atexit.register(abi_core.core().shut_down)
+    error = abi_core.new_error()
+    abi_core.core().set_python(_table, error)
+    abi_core.check(error)
+
+
+@status_guard
+def create_factory(registered_name: Any, logger: Any, factory: Any) -> None:
+    factory[0] = FACTORIES.add(Factory(ffi.string(registered_name).decode(errors="replace")))
+
+
+@void_guard
+def release_factory(factory: int) -> None:
+    FACTORIES.pop(factory).close()
+
+
+@status_guard
+def get_supported_devices(
+    factory: int, ort_factory: Any, devices: Any, num_devices: int, out: Any, max_out: int, num_out: Any
+) -> None:
+    num_out[0] = FACTORIES[factory].supported_devices(ort_factory, list(devices[0:num_devices]), out, max_out)
+
+
+@status_guard
+def create_ep(
+    factory: int, devices: Any, metadata: Any, num_devices: int, options: Any, logger: Any, config: Any
+) -> None:
+    provider = Provider(list(metadata[0:num_devices]), options, logger)
+    config.handle = PROVIDERS.add(provider)
+    config.device = provider.device.pointer
+    config.device_memory = provider.device_memory
+
+
+@void_guard
+def release_ep(ep: int) -> None:
+    PROVIDERS.pop(ep).close()
+
+
+@status_guard
+def get_capability(ep: int, graph: Any, info: Any) -> None:
+    PROVIDERS[ep].get_capability(graph, info)
+
+
+@status_guard
+def compile(ep: int, graphs: Any, fused_nodes: Any, count: int, infos: Any, ep_context_nodes: Any) -> None:
+    PROVIDERS[ep].compile(list(graphs[0:count]), list(fused_nodes[0:count]), infos)
+
+
+@error_guard
+def build_variant(
+    cluster: int, inputs: Any, num_inputs: int, host_values: Any, host_counts: Any, num_host_inputs: int
+) -> None:
+    counts = list(host_counts[0:num_host_inputs])
+    values = list(host_values[0 : sum(counts)]) if counts else []
+    per_input, position = [], 0
+    for length in counts:
+        per_input.append(tuple(values[position : position + length]))
+        position += length
+    shapes = [tuple(inputs[i].dims[0 : inputs[i].rank]) for i in range(num_inputs)]
+    FUSED_NODES[cluster].build(shapes, per_input)

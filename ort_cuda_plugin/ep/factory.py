@@ -1,0 +1,113 @@
+"""The factory: which devices the execution provider offers to ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..abi import host
+from ..abi.core import check, core, ffi, lib, new_error
+from .devices import DeviceInfo, cuda_devices, emulated_devices, emulation_requested, pci_bus_id_of_card
+
+#: A registration name that ends so offers the emulated devices and no other (ORT's convention for virtual devices).
+VIRTUAL_SUFFIX = ".virtual"
+
+NVIDIA_VENDOR_ID = 0x10DE
+
+#: What `register(emulate=False)` sets while it registers: it goes before the environment.
+emulate_override: bool | None = None
+
+
+class Factory:
+    """One registration of the library.
+
+    Attributes:
+        registered_name: the name that it was registered under.
+        devices: what it offers, in order; filled by `supported_devices`.
+        why_no_cuda: why it offers no GPU; "" where it does, or where none was looked for.
+    """
+
+    def __init__(self, registered_name: str) -> None:
+        self.registered_name = registered_name
+        self.devices: list[DeviceInfo] = []
+        self.why_no_cuda = ""
+        self._owned_hardware: list[Any] = []
+
+    def close(self) -> None:
+        """Releases the hardware devices that ORT did not know of; ORT has dropped its OrtEpDevices before."""
+        for device in self._owned_hardware:
+            host.ep_api().ReleaseHardwareDevice(device)
+        self._owned_hardware.clear()
+
+    def find_devices(self) -> list[DeviceInfo]:
+        """GPUs first, then emulated devices; each only where this registration is to offer it."""
+        if self.registered_name.endswith(VIRTUAL_SUFFIX):
+            return emulated_devices()
+        devices, self.why_no_cuda = cuda_devices()
+        emulate = emulation_requested() if emulate_override is None else emulate_override
+        return devices + emulated_devices() if emulate else devices
+
+    def supported_devices(self, ort_factory: Any, hardware: list[Any], out: Any, max_out: int) -> int:
+        """Fills ``out`` (``OrtEpDevice **``, ``max_out`` long) and returns how many devices there are."""
+        self.devices = self.find_devices()
+        if len(self.devices) > max_out:
+            host.log("WARNING", f"{len(self.devices)} devices, of which ONNX Runtime takes the first {max_out}")
+            del self.devices[max_out:]
+        if not self.devices:
+            host.log("WARNING", f"no CUDA device: {self.why_no_cuda}; the emulated one is offered on request only")
+        matched = _match(self.devices, hardware)
+        for index, (info, device) in enumerate(zip(self.devices, matched, strict=True)):
+            out[index] = self._ep_device(ort_factory, info, device or self._create_hardware(info))
+        return len(self.devices)
+
+    def _create_hardware(self, info: DeviceInfo) -> Any:
+        metadata = {"name": info.name}
+        if info.pci_bus_id:
+            metadata["pci_bus_id"] = info.pci_bus_id
+        if info.emulated:
+            metadata["emulated"] = "1"
+        created = ffi.new("OrtHardwareDevice **")
+        with host.KeyValuePairs(metadata) as pairs:
+            host.check_status(
+                host.ep_api().CreateHardwareDevice(
+                    lib.OrtHardwareDeviceType_GPU, NVIDIA_VENDOR_ID, info.ordinal, b"NVIDIA", pairs, created
+                )
+            )
+        self._owned_hardware.append(created[0])
+        return created[0]
+
+    def _ep_device(self, ort_factory: Any, info: DeviceInfo, hardware: Any) -> Any:
+        api = host.ep_api()
+        created = ffi.new("OrtEpDevice **")
+        # Without device_id here ORT would compare a session's device_id with the PCI model.
+        options = {"device_id": str(info.ordinal)}
+        with host.KeyValuePairs(info.metadata()) as metadata, host.KeyValuePairs(options) as ep_options:
+            host.check_status(api.CreateEpDevice(ort_factory, hardware, metadata, ep_options, created))
+        try:
+            for pinned in (False, True):
+                host.check_status(api.EpDevice_AddAllocatorInfo(created[0], memory_info(info, pinned=pinned)))
+        except BaseException:
+            api.ReleaseEpDevice(created[0])
+            raise
+        return created[0]
+
+
+def memory_info(info: DeviceInfo, *, pinned: bool = False) -> Any:
+    """``const OrtMemoryInfo *`` of a device's memory, or of its pinned host memory; lives as long as the process."""
+    out, error = ffi.new("const OrtMemoryInfo **"), new_error()
+    core().memory_info(info.emulated, info.ordinal, pinned, out, error)
+    check(error)
+    return out[0]
+
+
+def _match(devices: list[DeviceInfo], hardware: list[Any]) -> list[Any]:
+    """For each device ORT's hardware device, by PCI bus id, or None where ORT found none."""
+    api = host.api()
+    by_bus_id: dict[str, Any] = {}
+    for device in hardware:
+        if api.HardwareDevice_Type(device) != lib.OrtHardwareDeviceType_GPU:
+            continue
+        metadata = host.key_value_pairs(api.HardwareDevice_Metadata(device))
+        bus_id = metadata.get("pci_bus_id", "").lower() or pci_bus_id_of_card(metadata.get("card_idx", ""))
+        if bus_id:
+            by_bus_id[bus_id] = device
+    return [None if info.emulated else by_bus_id.get(info.pci_bus_id) for info in devices]

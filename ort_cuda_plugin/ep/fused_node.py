@@ -1,0 +1,110 @@
+"""A compiled cluster as the C executor sees it: plans, kernels and weights added as variants are built."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..abi.core import check, core, count, ffi, new_error
+from ..graph.cluster import CompiledCluster, Variant
+from ..graph.ir import Constant
+from ..runtime.plan_format import encode
+from .handles import HandleTable
+from .open_device import LoadedKernel, OpenDevice
+
+
+class FusedNode:
+    """Owns an ``ocp_cluster`` and what it refers to. `build` may be called from any thread."""
+
+    def __init__(self, name: str, cluster: CompiledCluster, device: OpenDevice) -> None:
+        self.name = name
+        self._cluster = cluster
+        self._device = device
+        self._kernels: list[LoadedKernel] = []
+        self._lock = threading.Lock()
+        self.handle = FUSED_NODES.add(self)
+        self.pointer = core().cluster_create(device.pointer, name.encode(), self.handle)
+        if self.pointer == ffi.NULL:
+            FUSED_NODES.pop(self.handle)
+            raise MemoryError(f"no memory for the fused node {name}")
+
+    def prepare(self) -> None:
+        """Reads what dies with ORT's graph, and builds the plan at once where the model fixes all shapes.
+
+        Raises:
+            NodeError: a node cannot be run after all.
+            PluginError: no device memory for the weights, or the plan is not valid.
+        """
+        with self._lock:
+            variant = self._cluster.prepare()
+            host_inputs = self._cluster.host_inputs
+            if host_inputs:
+                error = new_error()
+                core().cluster_set_host_inputs(self.pointer, host_inputs, len(host_inputs), error)
+                check(error)
+            if variant is not None:
+                self._add(variant)
+
+    def build(self, shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> None:
+        """Adds the plan for inputs of these shapes, with the contents of each host input.
+
+        Raises: as `prepare`.
+        """
+        with self._lock:
+            self._add(self._cluster.build(shapes, host_values))
+
+    def close(self) -> None:
+        """Releases cluster, weights and kernels. No Run may be active."""
+        FUSED_NODES.pop(self.handle)
+        core().cluster_release(self.pointer)
+        self._device.release_kernels(self._kernels)
+        self._kernels.clear()
+
+    def _add(self, variant: Variant) -> None:
+        if variant.problems:
+            raise NotImplementedError("library problems")
+        self._device.enter()
+        self._add_kernels(self._device.acquire_kernels(variant.kernels))
+        self._add_weights(variant.weights)
+        blob = encode(variant.plan)
+        error = new_error()
+        core().cluster_add_plan(self.pointer, ffi.from_buffer(blob), len(blob), error)
+        check(error)
+        self._cluster.commit(variant)
+        count("PLAN_VARIANTS_BUILT")
+
+    def _add_kernels(self, kernels: list[LoadedKernel]) -> None:
+        self._kernels += kernels
+        references = ffi.new("ocp_kernel_ref[]", len(kernels))
+        for reference, kernel in zip(references, kernels, strict=True):
+            reference.function = kernel.function
+            reference.name = kernel.name
+        error = new_error()
+        core().cluster_add_kernels(self.pointer, references, len(kernels), error)
+        check(error)
+
+    def _add_weights(self, constants: Sequence[Constant]) -> None:
+        weights = ffi.new("ocp_weight *[]", len(constants))
+        error = new_error()
+        taken = 0
+        try:
+            for index, constant in enumerate(constants):
+                array = np.ascontiguousarray(constant.array)
+                data = ffi.from_buffer(array) if array.nbytes else ffi.NULL
+                slot: Any = ffi.new("ocp_weight **")
+                core().weight_acquire(self._device.pointer, data, array.nbytes, slot, error)
+                check(error)
+                weights[index] = slot[0]
+                taken = index + 1
+            core().cluster_add_weights(self.pointer, weights, len(constants), error)
+            check(error)
+        except BaseException:
+            for index in range(taken):
+                core().weight_release(weights[index])
+            raise
+
+
+FUSED_NODES: HandleTable[FusedNode] = HandleTable("fused node")

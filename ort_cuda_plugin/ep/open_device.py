@@ -1,0 +1,154 @@
+"""A device in use: its C object, what lowering may know of it, and the modules loaded on it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from ..abi.core import check, core, ffi, lib, new_error
+from ..graph.lowering import DeviceProperties
+from ..runtime.kernel import KernelSpec
+from ..runtime.kernel_library import KernelLibrary
+from ..runtime.targets import KernelImage, Target
+from .devices import DeviceInfo, DriverError, open_device
+
+#: Shared memory that a block can have without asking.
+_DEFAULT_SHARED_BYTES = 48 * 1024
+
+
+class LoadedKernel:
+    """A kernel's module on a device. Shared by the clusters that use it; unloaded with the last of them."""
+
+    def __init__(self, module: Any, function: Any, name: str) -> None:
+        self.module = module
+        self.function = function
+        self.name = ffi.new("char[]", name.encode())
+        self.users = 0
+
+
+class OpenDevice:
+    """A device that sessions run on; one object per device and process. Thread safe."""
+
+    def __init__(self, info: DeviceInfo) -> None:
+        self.info = info
+        self.pointer = open_device(info)
+        self.driver = core().driver_emulator() if info.emulated else core().driver_cuda(ffi.new("const char **"))
+        self._loaded: dict[KernelSpec, LoadedKernel] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def target(self) -> Target:
+        """What kernels are compiled for; the emulated device's checking mode needs kernels of its own."""
+        if not self.info.emulated:
+            return Target.cuda(*self.info.compute_capability)
+        config = ffi.new("ocp_emu_config *")
+        core().emu_get_config(config)
+        return Target.emulated(check=bool(config.check))
+
+    def properties(self) -> DeviceProperties:
+        return DeviceProperties(
+            compute_capability=self.info.compute_capability,
+            emulated=self.info.emulated,
+            sm_count=self.info.multiprocessors,
+            max_shared_bytes=self.info.max_shared_bytes,
+            warp_size=self.info.warp_size,
+            name=self.info.name,
+        )
+
+    def enter(self) -> None:
+        """Makes the device's context current on this thread.
+
+        Raises:
+            PluginError: the device is lost, or this is a forked child.
+        """
+        error = new_error()
+        core().device_enter(self.pointer, error)
+        check(error)
+
+    def acquire_kernels(self, specs: Sequence[KernelSpec]) -> list[LoadedKernel]:
+        """The kernels of ``specs``, compiled, loaded, and held until `release_kernels`.
+
+        Raises:
+            KernelCompileError: one does not compile.
+            DriverError: the device does not take one.
+        """
+        images = dict(zip(specs, kernel_library().get_many(specs, self.target), strict=True))
+        self.enter()
+        held: list[LoadedKernel] = []
+        try:
+            with self._lock:
+                for spec in specs:
+                    kernel = self._loaded.get(spec)
+                    if kernel is None:
+                        kernel = self._loaded[spec] = self._load(images[spec])
+                    kernel.users += 1
+                    held.append(kernel)
+        except BaseException:
+            self.release_kernels(held)
+            raise
+        return held
+
+    def release_kernels(self, kernels: Sequence[LoadedKernel]) -> None:
+        """Gives up kernels of `acquire_kernels`. No work of them may be pending."""
+        unused = []
+        with self._lock:
+            for kernel in kernels:
+                kernel.users -= 1
+                if kernel.users == 0:
+                    unused.append(kernel)
+            for spec in [spec for spec, kernel in self._loaded.items() if kernel.users == 0]:
+                del self._loaded[spec]
+        if unused:
+            self.enter()
+            for kernel in unused:
+                self.driver.ModuleUnload(kernel.module)
+
+    def _load(self, image: KernelImage) -> LoadedKernel:
+        module, function = ffi.new("CUmodule *"), ffi.new("CUfunction *")
+        data = ffi.from_buffer(image.data)
+        self._check(self.driver.ModuleLoadData(module, data, len(image.data)), "cuModuleLoadData", image.entry)
+        try:
+            name = image.entry.encode()
+            self._check(self.driver.ModuleGetFunction(function, module[0], name), "cuModuleGetFunction", image.entry)
+            dynamic = self.info.max_shared_bytes - image.metadata.get("static_shared_bytes", 0)
+            if dynamic > _DEFAULT_SHARED_BYTES:
+                attribute = lib.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                result = self.driver.FuncSetAttribute(function[0], attribute, dynamic)
+                self._check(result, "cuFuncSetAttribute", image.entry)
+        except BaseException:
+            self.driver.ModuleUnload(module[0])
+            raise
+        return LoadedKernel(module[0], function[0], image.entry)
+
+    def _check(self, result: int, call: str, kernel: str) -> None:
+        if result != lib.CUDA_SUCCESS:
+            name = ffi.new("const char **")
+            self.driver.GetErrorName(result, name)
+            text = ffi.string(name[0]).decode() if name[0] != ffi.NULL else str(result)
+            raise DriverError(f"{call} failed for kernel {kernel}: {text}")
+
+
+@cache
+def kernel_library() -> KernelLibrary:
+    """The process's compiled kernels."""
+    return KernelLibrary()
+
+
+_open: dict[tuple[bool, int], OpenDevice] = {}
+_open_lock = threading.Lock()
+
+
+def use_device(info: DeviceInfo) -> OpenDevice:
+    """The open device of ``info``, opened on first use.
+
+    Raises:
+        PluginError: it does not exist or cannot be opened.
+    """
+    key = (info.emulated, info.ordinal)
+    with _open_lock:
+        device = _open.get(key)
+        if device is None or device.info != info:  # the emulator may have been configured anew
+            device = _open[key] = OpenDevice(info)
+        return device

@@ -1,0 +1,151 @@
+"""One execution provider instance: what a session asks for, claims and compiles."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from ..abi import host
+from ..abi.core import check, core, ffi, new_error
+from ..graph.claims import NodeVerdict, claim
+from ..graph.cluster import CompiledCluster
+from ..graph.lowering import LoweringOptions
+from ..graph.ort_graph import read_graph
+from .devices import DeviceInfo
+from .factory import memory_info
+from .fused_node import FusedNode
+from .open_device import use_device
+from .options import EP_NAME, OptionError, Options, collect, parse
+
+_thread = threading.local()
+
+
+def last_provider() -> Provider | None:
+    """The provider that was created last on this thread: a session creates its provider on the thread that makes it."""
+    return getattr(_thread, "provider", None)
+
+
+class Provider:
+    """The control plane of an ``OrtEp``.
+
+    Attributes:
+        verdicts: one per node of the main graph, from the last time ORT asked.
+    """
+
+    def __init__(self, metadata: list[Any], session_options: Any, logger: Any) -> None:
+        self._logger = logger  # ORT's session logger; it dies with the session, as this object does
+        self.options = self._read_options(session_options)
+        offered = [DeviceInfo.from_metadata(host.key_value_pairs(pairs)) for pairs in metadata]
+        self.device = use_device(_choose(offered, self.options.device_id))
+        self.device_memory = memory_info(self.device.info)
+        self.verdicts: list[NodeVerdict] = []
+        self._fused: list[FusedNode] = []
+        _thread.provider = self
+
+    def close(self) -> None:
+        """Releases clusters, weights and kernels; ORT has released the compute infos before."""
+        for fused in self._fused:
+            fused.close()
+        self._fused.clear()
+        if last_provider() is self:
+            _thread.provider = None
+
+    def _log(self, level: str, message: str) -> None:
+        host.log(level, message, self._logger)
+
+    def _read_options(self, session_options: Any) -> Options:
+        session = _entries("GetSessionOptionsConfigEntries", host.api(), session_options)
+        environment = _entries("GetEnvConfigEntries", host.ep_api())
+        options, ignored = parse(collect(session, environment))
+        if ignored:
+            self._log("WARNING", f"options without effect here: {', '.join(ignored)}")
+        return options
+
+    def _lowering_options(self) -> LoweringOptions:
+        return LoweringOptions(use_tf32=self.options.use_tf32, deterministic=self.options.deterministic)
+
+    # ---- claims ----
+
+    def get_capability(self, ort_graph: Any, info: Any) -> None:
+        """Claims the nodes of ``ort_graph`` (``const OrtGraph *``) that the device can run."""
+        graph = read_graph(host.api(), ort_graph)
+        clusters, verdicts = claim(graph, self.device.properties(), self._lowering_options())
+        self._report(graph.name, verdicts, len(clusters))
+        if not graph.is_subgraph:
+            self.verdicts = verdicts
+        nodes = _nodes(ort_graph)
+        fusion = ffi.new("OrtNodeFusionOptions *")
+        fusion.ort_version_supported = host.api_version()
+        fusion.drop_constant_initializers = True
+        for cluster in clusters:
+            members = ffi.new("const OrtNode *[]", [nodes[node.index] for node in cluster])
+            host.check_status(host.ep_api().EpGraphSupportInfo_AddNodesToFuse(info, members, len(members), fusion))
+
+    def _report(self, graph: str, verdicts: list[NodeVerdict], clusters: int) -> None:
+        declined = [verdict for verdict in verdicts if not verdict.supported]
+        for verdict in declined:
+            label = f"{verdict.op_type} node {verdict.name!r}"
+            self._log("INFO", f"{label} is left to other providers ({verdict.kind}): {verdict.reason}")
+        claimed = len(verdicts) - len(declined)
+        self._log("INFO", f"graph {graph!r}: {claimed} of {len(verdicts)} nodes claimed, in {clusters} clusters")
+
+    # ---- compilation ----
+
+    def compile(self, graphs: list[Any], fused_nodes: list[Any], infos: Any) -> None:
+        """Compiles each claimed cluster; ``infos`` (``OrtNodeComputeInfo **``) gets one entry for each."""
+        for index, (graph, node) in enumerate(zip(graphs, fused_nodes, strict=True)):
+            infos[index] = self._compile_one(graph, node)
+
+    def _compile_one(self, ort_graph: Any, fused_node: Any) -> Any:
+        name = _text("Node_GetName", fused_node)
+        inputs, outputs = _value_names(fused_node, "Inputs"), _value_names(fused_node, "Outputs")
+        graph = read_graph(host.api(), ort_graph)
+        cluster = CompiledCluster(graph, self.device.properties(), self._lowering_options(), inputs, outputs)
+        fused = FusedNode(name, cluster, self.device)
+        self._fused.append(fused)
+        fused.prepare()
+        error = new_error()
+        info = core().compute_info_create(fused.pointer, self.device.pointer, len(inputs), len(outputs), error)
+        check(error)
+        return info
+
+
+def _choose(offered: list[DeviceInfo], device_id: int | None) -> DeviceInfo:
+    """Of the devices that ORT selected the one with that ordinal, else the first."""
+    for info in offered:
+        if device_id is None or info.ordinal == device_id:
+            return info
+    names = ", ".join(str(info.ordinal) for info in offered)
+    raise OptionError(f"{EP_NAME} option device_id={device_id}: ONNX Runtime selected the devices {names or 'none'}")
+
+
+def _entries(function: str, table: Any, *arguments: Any) -> dict[str, str]:
+    pairs = ffi.new("OrtKeyValuePairs **")
+    host.check_status(getattr(table, function)(*arguments, pairs))
+    try:
+        return host.key_value_pairs(pairs[0])
+    finally:
+        host.api().ReleaseKeyValuePairs(pairs[0])
+
+
+def _nodes(ort_graph: Any) -> list[Any]:
+    count = ffi.new("size_t *")
+    host.check_status(host.api().Graph_GetNumNodes(ort_graph, count))
+    nodes = ffi.new("const OrtNode *[]", count[0])
+    host.check_status(host.api().Graph_GetNodes(ort_graph, nodes, count[0]))
+    return list(nodes)
+
+
+def _text(function: str, owner: Any) -> str:
+    out = ffi.new("const char **")
+    host.check_status(getattr(host.api(), function)(owner, out))
+    return host.text(out[0])
+
+
+def _value_names(node: Any, kind: str) -> list[str]:
+    """The names of a fused node's inputs or outputs, in its order."""
+    count = ffi.new("size_t *")
+    host.check_status(getattr(host.api(), f"Node_GetNum{kind}")(node, count))
+    values = ffi.new("const OrtValueInfo *[]", count[0])
+    host.check_status(getattr(host.api(), f"Node_Get{kind}")(node, values, count[0]))
+    return [_text("GetValueInfoName", value) for value in values]
