@@ -34,8 +34,8 @@ def _onnxruntime() -> ModuleType:
     match = re.match(r"1\.(\d+)", version)
     if match is None or int(match[1]) < OLDEST_API:
         raise ImportError(
-            f"ort-cuda-plugin needs ONNX Runtime 1.{OLDEST_API} or newer and found {version or 'a broken installation'}; "
-            f"{advice}"
+            f"ort-cuda-plugin needs ONNX Runtime 1.{OLDEST_API} or newer and found "
+            f"{version or 'a broken installation'}; {advice}"
         )
     module: ModuleType = onnxruntime
     return module
@@ -57,7 +57,7 @@ def register(name: str = "cuda_plugin", emulate: bool | None = None) -> list[Any
     """Registers the library with ONNX Runtime and returns the ``OrtEpDevice`` objects that it offers.
 
     Safe to call again. Where the library is registered already, under this or any other name, that registration is
-    used. Emulated devices that are asked for and not offered yet are added by a second registration, ``<name>.virtual``.
+    used. Emulated devices that are asked for and not offered yet come with a second registration, ``<name>.virtual``.
 
     Args:
         name: the registration name. One that ends in ".virtual" offers emulated devices only.
