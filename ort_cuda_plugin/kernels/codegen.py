@@ -1,0 +1,271 @@
+"""Kernel source from scalar expressions, and the parameters that the source asks for.
+
+Numba widens int32 arithmetic to int64 and float32 mixed with Python numbers to float64, so every value is cast to its
+own type. Half types are float32 in registers; bool tensors are bytes of 0 or 1.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from ort_cuda_plugin.graph.ir import DType
+from ort_cuda_plugin.graph.lowering import Arg, Float32, Float64, Int32, Int64, Lowering, Tensor
+from ort_cuda_plugin.graph.symbolic import Dim
+from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.runtime.kernel import KernelSpec
+
+HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
+
+_infix = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "eq": "==",
+    "ne": "!=",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+    "shl": "<<",
+    "shr": ">>",
+}
+_comparisons = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
+
+
+def register_type(dtype: DType) -> str:
+    """Name of the Numba type that holds an element in a register; "" for bool, which needs no cast."""
+    if dtype is DType.BOOL:
+        return ""
+    return "float32" if dtype in HALVES else dtype.name.lower()
+
+
+def literal(value: int | float | bool, dtype: DType) -> str:
+    """``value`` as source text of ``dtype``'s register type."""
+    if dtype is DType.BOOL:
+        return str(bool(value))
+    if dtype.is_float and not math.isfinite(value):
+        text = "math.nan" if value != value else "math.inf" if value > 0 else "-math.inf"
+    else:
+        text = repr(value)
+    return f"{register_type(dtype)}({text})"
+
+
+def load_text(pointer: str, index: str, dtype: DType) -> str:
+    """An element of memory as a register value."""
+    element = f"{pointer}[{index}]"
+    if dtype is DType.BOOL:
+        return f"{element} != 0"
+    return f"{dtype.short}_to_f32({element})" if dtype in HALVES else element
+
+
+def cast_text(x: str, source: DType, target: DType) -> str:
+    """Register value ``x`` converted between element types."""
+    if source is DType.BOOL:
+        return f"({literal(1, target)} if {x} else {literal(0, target)})"
+    if target is DType.BOOL:
+        return f"{x} != {literal(0, source)}"
+    if target in HALVES:
+        return f"{target.short}_to_f32(f32_to_{target.short}(float32({x})))"
+    if source.is_float and target.is_integer and target.itemsize < 4:
+        return f"{register_type(target)}(int64({x}))"
+    return f"{register_type(target)}({x})"
+
+
+class Emitter:
+    """Lines of a kernel's body. `value` emits what a Scalar needs and returns the name that holds it.
+
+    Every distinct computation is emitted once per scope; leaves are named with `bind`, operations that only a generator
+    knows (loads through an index map) with ``handlers``.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.handlers: dict[str, Callable[[Scalar], str]] = {}
+        self._indent = 1
+        self._count = 0
+        self._names: list[dict[Scalar, str]] = [{}]
+        self._computed: list[dict[str, str]] = [{}]
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self._indent + text)
+
+    def fresh(self, prefix: str = "v") -> str:
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+    def assign(self, text: str) -> str:
+        """A variable that holds ``text``, shared by equal texts: operands are never assigned twice."""
+        for scope in reversed(self._computed):
+            if text in scope:
+                return scope[text]
+        name = self.fresh()
+        self.line(f"{name} = {text}")
+        self._computed[-1][text] = name
+        return name
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Values emitted in a scope are not used again after it."""
+        self._names.append({})
+        self._computed.append({})
+        yield
+        self._names.pop()
+        self._computed.pop()
+
+    @contextmanager
+    def block(self, header: str) -> Iterator[None]:
+        """An indented scope."""
+        self.line(header)
+        self._indent += 1
+        with self.scope():
+            yield
+        self._indent -= 1
+
+    def bind(self, leaf: Scalar, name: str) -> None:
+        self._names[-1][leaf] = name
+
+    def value(self, x: Scalar) -> str:
+        for scope in reversed(self._names):
+            if x in scope:
+                return scope[x]
+        if x.op == "constant":
+            name = literal(x.value, x.dtype)
+        elif x.op in self.handlers:
+            name = self.handlers[x.op](x)
+        else:
+            name = self.assign(self._text(x))
+        self._names[-1][x] = name
+        return name
+
+    def store(self, pointer: str, index: str, x: Scalar) -> None:
+        """``pointer[index] = x``, in the memory form of x's type."""
+        if x.dtype in HALVES:
+            # The store rounds: a cast to the same type before it would round to the same value.
+            value = self.value(x.operands[0]) if x.op == "cast" and x.operands[0].dtype.is_float else self.value(x)
+            self.line(f"{pointer}[{index}] = f32_to_{x.dtype.short}(float32({value}))")
+        elif x.dtype is DType.BOOL:
+            self.line(f"{pointer}[{index}] = uint8(1) if {self.value(x)} else uint8(0)")
+        else:
+            self.line(f"{pointer}[{index}] = {self.value(x)}")
+
+    def _text(self, x: Scalar) -> str:
+        operands = [self.value(operand) for operand in x.operands]
+        source = x.operands[0].dtype if x.operands else x.dtype
+        a = operands[0] if operands else ""
+        b = operands[1] if len(operands) > 1 else ""
+        if x.op == "cast":
+            return cast_text(a, source, x.dtype)
+        if x.op in _comparisons:
+            return f"{a} {_infix[x.op]} {b}"
+        if x.op in _infix:
+            text = f"{a} {_infix[x.op]} {b}"
+            return f"{register_type(x.dtype)}({text})" if x.dtype.is_integer else text
+        if x.op == "where":
+            return f"{operands[1]} if {a} else {operands[2]}"
+        if x.op in ("min", "max"):
+            return self._extreme(x, a, b)
+        if x.op == "not":
+            return f"not {a}" if x.dtype is DType.BOOL else f"{register_type(x.dtype)}(~{a})"
+        if x.op == "neg":
+            return f"-{a}" if x.dtype.is_float else f"{register_type(x.dtype)}(-{a})"
+        if x.op == "abs" and not x.dtype.is_float:
+            return f"{a} if {a} >= 0 else {register_type(x.dtype)}(-{a})"
+        if x.op in ("truncdiv", "truncmod"):
+            return f"{register_type(x.dtype)}({x.op}({a}, {b}))"
+        function = "fabs" if x.op == "abs" else x.op
+        suffix = "" if x.dtype is DType.FLOAT64 else "f"
+        return f"libdevice.{function}{suffix}({', '.join(operands)})"
+
+    def _extreme(self, x: Scalar, a: str, b: str) -> str:
+        order = "<" if x.op == "min" else ">"
+        if not x.dtype.is_float:
+            return f"{a} if {a} {order} {b} else {b}"
+        constant = x.operands[1]
+        if constant.op == "constant" and constant.value == constant.value:
+            return f"{b} if {b} {order} {a} else {a}"
+        return f"{a} if ({a} {order} {b}) | ({a} != {a}) else {b}"
+
+
+class KernelBuilder:
+    """A kernel in the making: its parameters with the launch's arguments, and its body (``emit``).
+
+    Sizes and strides are parameters, so that the source depends on the structure of the computation alone.
+    """
+
+    def __init__(self) -> None:
+        self.emit = Emitter()
+        self._signature: list[str] = []
+        self._names: list[str] = []
+        self._args: list[Arg] = []
+        self._writes: list[Tensor] = []
+
+    def _parameter(self, name: str, kind: str, arg: Arg) -> str:
+        self._signature.append(kind)
+        self._names.append(name)
+        self._args.append(arg)
+        return name
+
+    def tensor(self, x: Tensor, *, written: bool = False) -> str:
+        """A pointer parameter to x's first element."""
+        if written:
+            self._writes.append(x)
+        return self._parameter(f"{'y' if written else 'x'}{len(self._names)}", f"*{x.dtype.short}", x)
+
+    def integer(self, value: Dim, dtype: DType = DType.INT64) -> str:
+        """An integer parameter of type int32 or int64."""
+        if dtype is DType.INT32:
+            return self._parameter(f"n{len(self._names)}", "i32", Int32(value))
+        return self._parameter(f"n{len(self._names)}", "i64", Int64(value))
+
+    def number(self, value: float, dtype: DType) -> str:
+        """A float parameter, float64 for FLOAT64, else float32."""
+        if dtype is DType.FLOAT64:
+            return self._parameter(f"f{len(self._names)}", "f64", Float64(value))
+        return self._parameter(f"f{len(self._names)}", "f32", Float32(value))
+
+    def stride(self, value: Dim) -> str:
+        """A stride: "0" and "1" are part of the structure, any other is an int64 parameter."""
+        return str(value) if isinstance(value, int) and value in (0, 1) else self.integer(value)
+
+    def element(self, x: Tensor) -> str | None:
+        """The only element of a one-element tensor whose contents are known: a parameter. None for other tensors."""
+        if x.size != 1 or (x.buffer is not None and not x.is_constant):
+            return None
+        if x.host is not None:
+            raw = self.integer(x.host[0])
+            return self.emit.assign(cast_text(raw, DType.INT64, x.dtype))
+        if x.constant is None:
+            return None
+        return self.number(float(_as_float(x)), x.dtype)
+
+    def launch(
+        self, ctx: Lowering, name: str, grid: tuple[Dim, Dim, Dim], block: tuple[int, int, int], shared_bytes: Dim = 0
+    ) -> None:
+        source = f"def kernel({', '.join(self._names)}):\n" + "\n".join(self.emit.lines) + "\n"
+        spec = KernelSpec(name=name, signature=tuple(self._signature), source=source)
+        ctx.launch(spec, grid, block, self._args, shared_bytes=shared_bytes, writes=self._writes)
+
+
+def _as_float(x: Tensor) -> float:
+    assert x.constant is not None
+    value = x.constant.reshape(-1)[0]
+    if x.dtype is DType.BFLOAT16:
+        bits: float = struct.unpack("<f", struct.pack("<I", int(value) << 16))[0]
+        return bits
+    return float(value)
+
+
+def offset_text(terms: Sequence[tuple[str, str]]) -> str:
+    """Source of the sum of coordinate * stride in int64."""
+    parts = []
+    for coordinate, stride in terms:
+        if stride != "0":
+            parts.append(f"int64({coordinate})" if stride == "1" else f"int64({coordinate}) * {stride}")
+    return " + ".join(parts) or "0"

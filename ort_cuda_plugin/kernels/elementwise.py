@@ -1,0 +1,137 @@
+"""Elementwise kernels from scalar expressions: broadcasting, any strides, several outputs, one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ort_cuda_plugin.graph.lowering import Lowering, Tensor, broadcast_shapes, broadcast_strides
+from ort_cuda_plugin.graph.symbolic import Dim
+from ort_cuda_plugin.kernels.codegen import KernelBuilder, load_text, offset_text
+from ort_cuda_plugin.kernels.fold import NotFoldable, fold
+from ort_cuda_plugin.kernels.host import HostArray, on_host
+from ort_cuda_plugin.kernels.layout import Plane, collapse
+from ort_cuda_plugin.kernels.scalar import Scalar
+
+__all__ = ["copy_into", "elementwise", "elementwise_into", "elementwise_tuple"]
+
+
+def elementwise(ctx: Lowering, fn: Callable[..., Scalar], *tensors: Tensor) -> Tensor:
+    """``fn`` of the elements of ``tensors``, broadcast to each other. The result has the type that ``fn`` returns.
+
+    Small integer tensors whose contents are known are computed on the host. Raises TypeError where ``fn`` mixes types.
+    """
+    leaves = [Scalar(x.dtype, "leaf") for x in tensors]
+    expression = fn(*leaves)
+    shape = broadcast_shapes(ctx, *(x.shape for x in tensors))
+
+    def on_device() -> Tensor:
+        if expression in leaves:
+            source = tensors[leaves.index(expression)]
+            if source.is_constant and source.size == 1 and source.shape == shape:
+                return source
+        result = ctx.empty(shape, expression.dtype)
+        _launch(ctx, leaves, tensors, [expression], [result])
+        return result
+
+    def on_symbols(*arrays: HostArray) -> HostArray:
+        operands = np.broadcast_arrays(*arrays)
+        result = np.empty(operands[0].shape, dtype=object)
+        for index in np.ndindex(result.shape):
+            values = {leaf: array[index] for leaf, array in zip(leaves, operands, strict=True)}
+            result[index] = fold(expression, values)
+        return result
+
+    return on_host(ctx, on_symbols, tensors, shape, expression.dtype, on_device)
+
+
+def elementwise_tuple(ctx: Lowering, fn: Callable[..., Sequence[Scalar]], *tensors: Tensor) -> tuple[Tensor, ...]:
+    """As `elementwise`, for a function of several results: one launch writes them all."""
+    leaves = [Scalar(x.dtype, "leaf") for x in tensors]
+    expressions = fn(*leaves)
+    shape = broadcast_shapes(ctx, *(x.shape for x in tensors))
+    results = [ctx.empty(shape, expression.dtype) for expression in expressions]
+    _launch(ctx, leaves, tensors, expressions, results)
+    return tuple(results)
+
+
+def elementwise_into(ctx: Lowering, fn: Callable[..., Scalar], destination: Tensor, *tensors: Tensor) -> None:
+    """As `elementwise`, into a view of any strides. ``tensors`` broadcast to the destination's shape."""
+    leaves = [Scalar(x.dtype, "leaf") for x in tensors]
+    expression = fn(*leaves)
+    if expression.dtype is not destination.dtype:
+        raise TypeError(f"cannot write {expression.dtype.name} into {destination!r}")
+    _launch(ctx, leaves, tensors, [expression], [destination])
+
+
+def copy_into(ctx: Lowering, destination: Tensor, source: Tensor) -> None:
+    """Copies the elements of ``source``, which broadcasts to the destination's shape; both may be views."""
+    elementwise_into(ctx, lambda x: x, destination, source)
+
+
+def _used(expressions: Sequence[Scalar]) -> set[Scalar]:
+    seen: set[Scalar] = set()
+    stack = list(expressions)
+    while stack:
+        x = stack.pop()
+        if x not in seen:
+            seen.add(x)
+            stack.extend(x.operands)
+    return seen
+
+
+def _is_plain_copy(
+    leaves: Sequence[Scalar], tensors: Sequence[Tensor], expressions: Sequence[Scalar], results: Sequence[Tensor]
+) -> bool:
+    if len(expressions) != 1 or expressions[0] not in leaves:
+        return False
+    source, result = tensors[leaves.index(expressions[0])], results[0]
+    return source.shape == result.shape and source.is_contiguous and result.is_contiguous
+
+
+def _launch(
+    ctx: Lowering,
+    leaves: Sequence[Scalar],
+    tensors: Sequence[Tensor],
+    expressions: Sequence[Scalar],
+    results: Sequence[Tensor],
+) -> None:
+    if _is_plain_copy(leaves, tensors, expressions, results):
+        ctx.copy(results[0], tensors[leaves.index(expressions[0])])
+        return
+    used = _used(expressions)
+    shape = results[0].shape
+    builder = KernelBuilder()
+    emit = builder.emit
+    loaded: list[tuple[Scalar, Tensor]] = []
+    for leaf, x in zip(leaves, tensors, strict=True):
+        if leaf in used:
+            element = builder.element(x)
+            if element is None:
+                loaded.append((leaf, x))
+            else:
+                emit.bind(leaf, element)
+    placed = [broadcast_strides(x, shape) for _, x in loaded] + [y.strides for y in results]
+    dims, strides = collapse(shape, placed)
+    plane = Plane(ctx, builder, dims or [1])
+    names = plane.names if dims else []
+
+    def offset(axes: tuple[Dim, ...]) -> str:
+        return offset_text([(name, builder.stride(s)) for name, s in zip(names, axes, strict=True)])
+
+    pointers = [builder.tensor(x) for _, x in loaded] + [builder.tensor(y, written=True) for y in results]
+    offsets = [offset(axes) for axes in strides]
+    with emit.block(f"if {plane.inside}:"):
+        for (leaf, x), pointer, at in zip(loaded, pointers, offsets, strict=False):
+            emit.bind(leaf, emit.assign(load_text(pointer, at, x.dtype)))
+        for y, expression, pointer, at in zip(
+            results, expressions, pointers[len(loaded) :], offsets[len(loaded) :], strict=True
+        ):
+            emit.store(pointer, at, expression)
+    builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block)
+
+
+def kernel_name(ctx: Lowering) -> str:
+    """A readable name for the kernels of the node being lowered."""
+    return ctx.node.op_type.lower() if ctx.node is not None else "elementwise"

@@ -1,0 +1,140 @@
+"""Data movement by index maps: an operator says which element comes from where, one kernel moves them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ort_cuda_plugin.graph.ir import DType
+from ort_cuda_plugin.graph.lowering import Lowering, Tensor
+from ort_cuda_plugin.graph.symbolic import Dim
+from ort_cuda_plugin.kernels import scalar as s
+from ort_cuda_plugin.kernels.codegen import KernelBuilder, load_text, offset_text
+from ort_cuda_plugin.kernels.elementwise import kernel_name
+from ort_cuda_plugin.kernels.layout import Plane
+from ort_cuda_plugin.kernels.scalar import Operand, Scalar
+
+__all__ = ["IndexMap", "Source", "gather_map", "scatter_map"]
+
+
+class Source:
+    """A tensor as an index map sees it: elements by coordinates (int64 Scalars)."""
+
+    def __init__(self, maps: IndexMap, tensor: Tensor) -> None:
+        self._maps = maps
+        self.tensor = tensor
+        self.dtype = tensor.dtype
+        self.rank = tensor.rank
+
+    def dim(self, axis: int) -> Scalar:
+        """The size of a dimension as an int64 Scalar."""
+        return self._maps.dim(self.tensor.shape[axis])
+
+    def at(self, coordinates: Sequence[Scalar], when: Scalar | None = None, other: Operand = 0) -> Scalar:
+        """The element at ``coordinates``, one per dimension; ``other`` where ``when`` is false, which reads nothing."""
+        if len(coordinates) != self.rank:
+            raise TypeError(f"{len(coordinates)} coordinates of a tensor of rank {self.rank}")
+        operands = tuple(coordinates)
+        if when is not None:
+            fallback = other if isinstance(other, Scalar) else s.constant(other, self.dtype)
+            operands += (when, fallback)
+        return Scalar(self.dtype, "load", operands, self)
+
+
+class IndexMap:
+    """A kernel over the elements of ``shape``, with ``coordinates`` for each: int64 Scalars."""
+
+    def __init__(self, ctx: Lowering, shape: Sequence[Dim]) -> None:
+        self._ctx = ctx
+        self._builder = KernelBuilder()
+        emit = self._builder.emit
+        emit.handlers["load"] = self._load
+        emit.handlers["dim"] = lambda x: self._builder.integer(x.value)
+        self._pointers: dict[Source, tuple[str, list[str]]] = {}
+        dims = [dim for dim in shape if dim != 1]
+        self._plane = Plane(ctx, self._builder, dims or [1])
+        names = iter(self._plane.names)
+        zero = s.constant(0, DType.INT64)
+        self.coordinates = [zero if dim == 1 else Scalar(DType.INT64, "coordinate") for dim in shape]
+        for coordinate in self.coordinates:
+            if coordinate is not zero:
+                emit.bind(coordinate, emit.assign(f"int64({next(names)})"))
+
+    def dim(self, value: Dim) -> Scalar:
+        """A size as an int64 Scalar; it is a parameter of the kernel."""
+        if isinstance(value, int) and value in (0, 1):
+            return s.constant(value, DType.INT64)
+        return Scalar(DType.INT64, "dim", (), value)
+
+    def number(self, x: Tensor) -> Scalar:
+        """A tensor of one element as a Scalar."""
+        leaf = Scalar(x.dtype, "leaf")
+        element = self._builder.element(x)
+        if element is None:
+            element = self._builder.emit.assign(load_text(self._builder.tensor(x), "0", x.dtype))
+        self._builder.emit.bind(leaf, element)
+        return leaf
+
+    def source(self, tensor: Tensor) -> Source:
+        return Source(self, tensor)
+
+    def _place(self, source: Source, written: bool = False) -> tuple[str, list[str]]:
+        if source not in self._pointers:
+            pointer = self._builder.tensor(source.tensor, written=written)
+            strides = [
+                "0" if dim == 1 else self._builder.stride(stride)
+                for dim, stride in zip(source.tensor.shape, source.tensor.strides, strict=True)
+            ]
+            self._pointers[source] = pointer, strides
+        return self._pointers[source]
+
+    def _load(self, x: Scalar) -> str:
+        emit, source = self._builder.emit, x.value
+        pointer, strides = self._place(source)
+        names = [emit.value(c) for c in x.operands[: source.rank]]
+        text = load_text(pointer, offset_text(list(zip(names, strides, strict=True))), x.dtype)
+        if len(x.operands) == source.rank:
+            return emit.assign(text)
+        condition, other = x.operands[source.rank :]
+        when, fallback, result = emit.value(condition), emit.value(other), emit.fresh()
+        emit.line(f"{result} = {fallback}")
+        with emit.block(f"if {when}:"):
+            emit.line(f"{result} = {text}")
+        return result
+
+    def store(self, destination: Tensor, coordinates: Sequence[Scalar], value: Scalar, when: Scalar | None) -> None:
+        """Emits the write of ``value`` at ``coordinates`` of ``destination`` (where ``when`` holds) and launches."""
+        emit = self._builder.emit
+        target = Source(self, destination)
+        pointer, strides = self._place(target, written=True)
+        with emit.block(f"if {self._plane.inside}:"):
+            names = [emit.value(c) for c in coordinates]
+            offset = offset_text(list(zip(names, strides, strict=True)))
+            if when is None:
+                emit.store(pointer, offset, value)
+            else:
+                condition = emit.value(when)
+                with emit.block(f"if {condition}:"):
+                    emit.store(pointer, offset, value)
+        self._builder.launch(self._ctx, kernel_name(self._ctx), self._plane.grid, self._plane.block)
+
+
+def gather_map(
+    ctx: Lowering, shape: Sequence[Dim], dtype: DType, fn: Callable[[IndexMap, list[Scalar]], Scalar]
+) -> Tensor:
+    """A new tensor whose element at coordinates c is ``fn(maps, c)``: loads from ``maps.source(x)``, and arithmetic."""
+    result = ctx.empty(shape, dtype)
+    maps = IndexMap(ctx, shape)
+    maps.store(result, maps.coordinates, fn(maps, maps.coordinates), None)
+    return result
+
+
+def scatter_map(
+    ctx: Lowering,
+    shape: Sequence[Dim],
+    destination: Tensor,
+    fn: Callable[[IndexMap, list[Scalar]], tuple[Sequence[Scalar], Scalar, Scalar | None]],
+) -> None:
+    """For each c in ``shape``, ``fn(maps, c)`` gives coordinates of ``destination``, a value, and whether to write it."""
+    maps = IndexMap(ctx, shape)
+    coordinates, value, when = fn(maps, maps.coordinates)
+    maps.store(destination, coordinates, value, when)

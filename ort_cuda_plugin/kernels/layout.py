@@ -1,0 +1,105 @@
+"""Dimensions and blocks of generated kernels: collapsing, coordinates, launch geometry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ort_cuda_plugin.graph.ir import DType
+from ort_cuda_plugin.graph.lowering import DeviceProperties, Lowering
+from ort_cuda_plugin.graph.symbolic import Dim, ceildiv, hint, product
+from ort_cuda_plugin.kernels.codegen import KernelBuilder, register_type
+
+Strides = tuple[Dim, ...]
+
+
+def collapse(shape: Sequence[Dim], strides: Sequence[Strides]) -> tuple[list[Dim], list[Strides]]:
+    """The fewest dimensions that address the same elements, for tensors that share ``shape``.
+
+    Dimensions of size 1 go, neighbours merge where every tensor's strides provably allow it.
+    """
+    dims: list[Dim] = []
+    kept: list[list[Dim]] = [[] for _ in strides]
+    for axis, dim in enumerate(shape):
+        if dim == 1:
+            continue
+        if dims and all(k[-1] == s[axis] * dim for k, s in zip(kept, strides, strict=True)):
+            dims[-1] = dims[-1] * dim
+            for k, s in zip(kept, strides, strict=True):
+                k[-1] = s[axis]
+        else:
+            dims.append(dim)
+            for k, s in zip(kept, strides, strict=True):
+                k.append(s[axis])
+    return dims, [tuple(k) for k in kept]
+
+
+def flat_block(device: DeviceProperties) -> int:
+    """Threads of a block whose threads do not cooperate. The emulated device pays for each block, not for threads."""
+    return 1024 if device.emulated else 256
+
+
+def plane_block(device: DeviceProperties, columns: Dim) -> tuple[int, int]:
+    """Threads of a block along columns and rows: wide enough for the columns expected, no wider."""
+    threads = flat_block(device)
+    width = 4
+    while width < threads and width < hint(columns):
+        width *= 2
+    return width, threads // width
+
+
+def index_type(ctx: Lowering, *sizes: Dim) -> DType:
+    """INT32 where all sizes fit it (a guard of the plan), else INT64."""
+    return DType.INT32 if ctx.index_dtype(*sizes) == "i32" else DType.INT64
+
+
+def coordinates(builder: KernelBuilder, flat: str, dims: Sequence[Dim], dtype: DType) -> list[str]:
+    """Names of the coordinates, of type ``dtype``, of row-major index ``flat`` in ``dims``."""
+    if not dims:
+        return []
+    index = register_type(dtype)
+    names = []
+    rest = flat
+    for dim in reversed(dims[1:]):
+        size = builder.integer(dim, dtype)
+        quotient = builder.emit.assign(f"{index}(quotient({rest}, {size}))")
+        names.append(builder.emit.assign(f"{index}({rest} - {quotient} * {size})"))
+        rest = quotient
+    return [rest, *reversed(names)]
+
+
+class Plane:
+    """A kernel's index space as rows x columns: columns along threadIdx.x, all dimensions but the last in rows.
+
+    Divisions then concern rows only, and neighbouring threads touch neighbouring elements. Emits the coordinates ahead
+    of the bounds check: ``names`` (one per dimension) and the condition ``inside``. Launch with ``grid`` and ``block``.
+    """
+
+    def __init__(self, ctx: Lowering, builder: KernelBuilder, dims: Sequence[Dim]) -> None:
+        *outer, columns = dims
+        emit = builder.emit
+        n_columns = builder.integer(columns)
+        if not outer:
+            threads = flat_block(ctx.device)
+            emit.line("column = int64(cuda.blockIdx.x) * int64(cuda.blockDim.x) + int64(cuda.threadIdx.x)")
+            self.names = ["column"]
+            self.inside = f"column < {n_columns}"
+            self.grid: tuple[Dim, Dim, Dim] = (ceildiv(columns, threads), 1, 1)
+            self.block = (threads, 1, 1)
+            return
+        rows = product(outer)
+        width, height = plane_block(ctx.device, columns)
+        tiles = ceildiv(columns, width)
+        blocks = tiles * ceildiv(rows, height)
+        dtype = index_type(ctx, rows, blocks)
+        index = register_type(dtype)
+        n_rows, n_tiles = builder.integer(rows, dtype), builder.integer(tiles, dtype)
+        emit.line(f"block = {index}(cuda.blockIdx.x)")
+        emit.line(f"tile_row = {index}(quotient(block, {n_tiles}))")
+        emit.line(f"row = {index}(tile_row * {index}(cuda.blockDim.y) + {index}(cuda.threadIdx.y))")
+        # In 64 bits the address is provably linear in threadIdx.x, which lets LLVM vectorise the emulator's loop over it.
+        emit.line(f"tile = int64(block) - int64(tile_row) * int64({n_tiles})")
+        emit.line("column = tile * int64(cuda.blockDim.x) + int64(cuda.threadIdx.x)")
+        self.names = [*coordinates(builder, "row", outer, dtype), "column"]
+        self.inside = f"(row < {n_rows}) & (column < {n_columns})"
+        self.grid = (blocks, 1, 1)
+        self.block = (width, height, 1)
