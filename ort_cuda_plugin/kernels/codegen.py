@@ -178,7 +178,8 @@ class Emitter:
         if x.op == "abs" and not x.dtype.is_float:
             return f"{a} if {a} >= 0 else {register_type(x.dtype)}(-{a})"
         if x.op in ("truncdiv", "truncmod"):
-            return f"{register_type(x.dtype)}({x.op}({a}, {b}))"
+            width = x.dtype.short if x.dtype.itemsize >= 4 else "i32"
+            return f"{register_type(x.dtype)}({x.op}_{width}({a}, {b}))"
         function = "fabs" if x.op == "abs" else x.op
         suffix = "" if x.dtype is DType.FLOAT64 else "f"
         return f"libdevice.{function}{suffix}({', '.join(operands)})"
@@ -236,7 +237,7 @@ class KernelBuilder:
 
     def element(self, x: Tensor) -> str | None:
         """The only element of a one-element tensor whose contents are known: a parameter. None for other tensors."""
-        if x.size != 1 or (x.buffer is not None and not x.is_constant):
+        if x.size != 1:
             return None
         if x.host is not None:
             raw = self.integer(x.host[0])

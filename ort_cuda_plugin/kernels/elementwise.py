@@ -9,7 +9,7 @@ import numpy as np
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor, broadcast_shapes, broadcast_strides
 from ort_cuda_plugin.graph.symbolic import Dim
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, load_text, offset_text
-from ort_cuda_plugin.kernels.fold import NotFoldable, fold
+from ort_cuda_plugin.kernels.fold import fold
 from ort_cuda_plugin.kernels.host import HostArray, on_host
 from ort_cuda_plugin.kernels.layout import Plane, collapse
 from ort_cuda_plugin.kernels.scalar import Scalar
@@ -36,12 +36,8 @@ def elementwise(ctx: Lowering, fn: Callable[..., Scalar], *tensors: Tensor) -> T
         return result
 
     def on_symbols(*arrays: HostArray) -> HostArray:
-        operands = np.broadcast_arrays(*arrays)
-        result = np.empty(operands[0].shape, dtype=object)
-        for index in np.ndindex(result.shape):
-            values = {leaf: array[index] for leaf, array in zip(leaves, operands, strict=True)}
-            result[index] = fold(expression, values)
-        return result
+        function = np.frompyfunc(lambda *row: fold(expression, dict(zip(leaves, row, strict=True))), len(arrays), 1)
+        return np.asarray(function(*arrays), dtype=object)
 
     return on_host(ctx, on_symbols, tensors, shape, expression.dtype, on_device)
 
@@ -125,9 +121,7 @@ def _launch(
     with emit.block(f"if {plane.inside}:"):
         for (leaf, x), pointer, at in zip(loaded, pointers, offsets, strict=False):
             emit.bind(leaf, emit.assign(load_text(pointer, at, x.dtype)))
-        for y, expression, pointer, at in zip(
-            results, expressions, pointers[len(loaded) :], offsets[len(loaded) :], strict=True
-        ):
+        for expression, pointer, at in zip(expressions, pointers[len(loaded) :], offsets[len(loaded) :], strict=True):
             emit.store(pointer, at, expression)
     builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block)
 

@@ -134,7 +134,7 @@ def scatter_map(
     destination: Tensor,
     fn: Callable[[IndexMap, list[Scalar]], tuple[Sequence[Scalar], Scalar, Scalar | None]],
 ) -> None:
-    """For each c in ``shape``, ``fn(maps, c)`` gives coordinates of ``destination``, a value, and whether to write it."""
+    """For each c in ``shape``, ``fn(maps, c)`` gives coordinates of ``destination``, a value, and when to write it."""
     maps = IndexMap(ctx, shape)
     coordinates, value, when = fn(maps, maps.coordinates)
     maps.store(destination, coordinates, value, when)

@@ -1,8 +1,10 @@
 """Functions that kernels call beside Python's ``math`` and ``cuda``; every kernel sees them by name.
 
 float16 and bfloat16 are storage types: kernels read and write their bits as uint16 and compute in float32. Atomics take
-a raw pointer and an index. Shuffles and votes involve all 32 lanes of a warp. The signatures are in ``intrinsics.pyi``,
-where kernel modules import them from under ``TYPE_CHECKING``; only the compile pipeline imports this module.
+a raw pointer and an index. Shuffles and votes involve all 32 lanes of a warp. ``truncdiv`` and ``truncmod`` round
+toward zero and give 0 for a divisor of 0; ``quotient_i32(x, 2**62 // d + 1)`` and ``quotient_i64(x, d)`` are x // d where x is
+not negative and d positive. The signatures are in ``intrinsics.pyi``, where kernel modules import them from under
+``TYPE_CHECKING``; only the compile pipeline imports this module.
 """
 
 from __future__ import annotations
@@ -163,6 +165,43 @@ for name, long_name in (("f32", "float"), ("f64", "double")):
             atomic,
             atomic_call(f"___numba_atomic_{long_name}_{function}", ir_types[ty]),
         )
+
+
+# ---- integer division without Numba's checks; an error in data must not stop the emulated device ----
+
+
+def lower_quotient_i32(builder: ir.IRBuilder, args: Any) -> ir.Value:
+    # A product instead of a division: cheaper everywhere, and LLVM may move it out of loops and past guards.
+    dividend, reciprocal = args
+    scaled = builder.shl(builder.zext(dividend, i64), i64(2))
+    return builder.trunc(call("__nv_umul64hi", i64, i64, i64)(builder, (scaled, reciprocal)), i32)
+
+
+def truncating(remainder: bool, signed: bool) -> Lowering:
+    def lower(builder: ir.IRBuilder, args: Any) -> ir.Value:
+        a, b = args
+        zero = builder.icmp_unsigned("==", b, b.type(0))
+        safe = builder.select(zero, b.type(1), b)
+        if not signed:
+            result = builder.urem(a, safe) if remainder else builder.udiv(a, safe)
+            return builder.select(zero, b.type(0), result)
+        # The smallest integer divided by -1 traps on x86: -1 goes another way.
+        minus = builder.icmp_signed("==", b, b.type(-1))
+        safe = builder.select(minus, b.type(1), safe)
+        result = builder.srem(a, safe) if remainder else builder.sdiv(a, safe)
+        negative = b.type(0) if remainder else builder.neg(a)
+        return builder.select(zero, b.type(0), builder.select(minus, negative, result))
+
+    return lower
+
+
+for name in ("i32", "u32", "i64", "u64"):
+    ty = by_name[name]
+    signed = name.startswith("i")
+    export(f"truncdiv_{name}", ty, (ty, ty), truncating(remainder=False, signed=signed))
+    export(f"truncmod_{name}", ty, (ty, ty), truncating(remainder=True, signed=signed))
+export("quotient_i32", types.int32, (types.int32, types.int64), lower_quotient_i32)
+export("quotient_i64", types.int64, (types.int64, types.int64), lambda builder, args: builder.udiv(*args))
 
 
 # ---- warp shuffles and votes, all lanes taking part ----

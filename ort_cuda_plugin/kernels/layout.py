@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ort_cuda_plugin.graph.ir import DType
 from ort_cuda_plugin.graph.lowering import DeviceProperties, Lowering
-from ort_cuda_plugin.graph.symbolic import Dim, ceildiv, hint, product
+from ort_cuda_plugin.graph.symbolic import Dim, ceildiv, hint, product, sym_max
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, register_type
 
 Strides = tuple[Dim, ...]
@@ -52,6 +52,12 @@ def index_type(ctx: Lowering, *sizes: Dim) -> DType:
     return DType.INT32 if ctx.index_dtype(*sizes) == "i32" else DType.INT64
 
 
+def divisor(builder: KernelBuilder, dim: Dim, dtype: DType) -> str:
+    """The parameter that ``quotient_i32`` or ``quotient_i64`` takes to divide by ``dim``, which a Run may make 0."""
+    positive = sym_max(dim, 1)
+    return builder.integer(2**62 // positive + 1 if dtype is DType.INT32 else positive)
+
+
 def coordinates(builder: KernelBuilder, flat: str, dims: Sequence[Dim], dtype: DType) -> list[str]:
     """Names of the coordinates, of type ``dtype``, of row-major index ``flat`` in ``dims``."""
     if not dims:
@@ -60,8 +66,8 @@ def coordinates(builder: KernelBuilder, flat: str, dims: Sequence[Dim], dtype: D
     names = []
     rest = flat
     for dim in reversed(dims[1:]):
-        size = builder.integer(dim, dtype)
-        quotient = builder.emit.assign(f"{index}(quotient({rest}, {size}))")
+        size, by = builder.integer(dim, dtype), divisor(builder, dim, dtype)
+        quotient = builder.emit.assign(f"quotient_{dtype.short}({rest}, {by})")
         names.append(builder.emit.assign(f"{index}({rest} - {quotient} * {size})"))
         rest = quotient
     return [rest, *reversed(names)]
@@ -93,10 +99,11 @@ class Plane:
         dtype = index_type(ctx, rows, blocks)
         index = register_type(dtype)
         n_rows, n_tiles = builder.integer(rows, dtype), builder.integer(tiles, dtype)
+        by_tiles = divisor(builder, tiles, dtype)
         emit.line(f"block = {index}(cuda.blockIdx.x)")
-        emit.line(f"tile_row = {index}(quotient(block, {n_tiles}))")
+        emit.line(f"tile_row = quotient_{dtype.short}(block, {by_tiles})")
         emit.line(f"row = {index}(tile_row * {index}(cuda.blockDim.y) + {index}(cuda.threadIdx.y))")
-        # In 64 bits the address is provably linear in threadIdx.x, which lets LLVM vectorise the emulator's loop over it.
+        # In 64 bits the address is provably linear in threadIdx.x, so that LLVM can vectorise the emulator's loop.
         emit.line(f"tile = int64(block) - int64(tile_row) * int64({n_tiles})")
         emit.line("column = tile * int64(cuda.blockDim.x) + int64(cuda.threadIdx.x)")
         self.names = [*coordinates(builder, "row", outer, dtype), "column"]

@@ -1,9 +1,9 @@
 """Scalar expressions: what an operator computes for one element, as a graph of typed operations.
 
-An operator's function is called with `Scalar` leaves and returns Scalars; nothing is computed. `codegen` turns the graph
-into kernel source and `fold` evaluates it on symbolic integers, so both have one definition of every operation:
-Python's operators for arithmetic and order (``a + b``, ``a < b``), and the functions of this module. Both operands of an
-operation have one type; Python numbers take the type of the other operand.
+An operator's function is called with `Scalar` leaves and returns Scalars; nothing is computed. `codegen` turns the
+graph into kernel source and `fold` evaluates it on symbolic integers. The operations are Python's operators for
+arithmetic and order (``a + b``, ``a < b``) and the functions of this module. Both operands of an operation have one
+type; Python numbers take the type of the other operand.
 
 Float16 and bfloat16 are storage types: their arithmetic is that of float32, rounded when an element is stored or cast.
 Integer arithmetic wraps around.
@@ -12,7 +12,7 @@ Integer arithmetic wraps around.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -214,22 +214,20 @@ def _is_unsigned(dtype: DType) -> bool:
 def power(a: Operand, b: Operand) -> Scalar:
     """``a ** b`` of floats, with a product or a square root for the usual constant exponents."""
     if isinstance(b, (int, float)) and isinstance(a, Scalar):
-        simple = {0.5: sqrt, 1.0: identity, 2.0: square, 3.0: lambda x: x * x * x, -1.0: lambda x: 1.0 / x}
+        simple: dict[float, Callable[[Scalar], Scalar]] = {
+            0.5: sqrt,
+            1.0: lambda x: x,
+            2.0: lambda x: x * x,
+            3.0: lambda x: x * x * x,
+            -1.0: lambda x: 1.0 / x,
+        }
         if b in simple:
             return simple[b](a)
     return _float_function("pow", a, b)
 
 
-def identity(x: Scalar) -> Scalar:
-    return x
-
-
-def square(x: Scalar) -> Scalar:
-    return x * x
-
-
 def cast(x: Scalar, dtype: DType) -> Scalar:
-    """``x`` as ``dtype``: floats to integers toward zero, anything nonzero to True, wider to narrower integers by wrapping.
+    """``x`` as ``dtype``: floats to integers toward zero, nonzero to True, wider to narrower integers by wrapping.
 
     Out-of-range floats have no defined integer.
     """

@@ -83,9 +83,7 @@ class Operator:
     @cached_property
     def host_inputs(self) -> tuple[int, ...]:
         """Indices of the inputs that the host reads."""
-        return tuple(
-            i for i, p in enumerate(self.inputs) if self._annotation(p) == "HostTensor"
-        )
+        return tuple(i for i, p in enumerate(self.inputs) if self._annotation(p) == "HostTensor")
 
     @staticmethod
     def _annotation(parameter: inspect.Parameter) -> str:
@@ -102,39 +100,26 @@ class Operator:
 
         Raises InvalidModel for a wrong number of inputs, Unsupported("dtype") for a type that is not served.
         """
-        variadic = (
-            bool(self.inputs)
-            and self.inputs[-1].kind == inspect.Parameter.VAR_POSITIONAL
-        )
+        variadic = bool(self.inputs) and self.inputs[-1].kind == inspect.Parameter.VAR_POSITIONAL
         if len(dtypes) > len(self.inputs) and not variadic:
-            raise InvalidModel(
-                f"{self.name} takes at most {len(self.inputs)} inputs, not {len(dtypes)}"
-            )
+            raise InvalidModel(f"{self.name} takes at most {len(self.inputs)} inputs, not {len(dtypes)}")
         for index, parameter in enumerate(self.inputs):
             missing = index >= len(dtypes) or dtypes[index] is None
-            if (
-                missing
-                and parameter.default is parameter.empty
-                and parameter.kind != parameter.VAR_POSITIONAL
-            ):
+            if missing and parameter.default is parameter.empty and parameter.kind != parameter.VAR_POSITIONAL:
                 raise InvalidModel(f"{self.name} needs its input {parameter.name!r}")
         for index, dtype in enumerate(dtypes):
             constraint = self.constraint(index)
             if dtype is not None and constraint and dtype not in self.types[constraint]:
-                raise Unsupported(
-                    "dtype", f"{self.name} with {constraint} = {dtype.short}"
-                )
+                raise Unsupported("dtype", f"{self.name} with {constraint} = {dtype.short}")
 
     def bind_attributes(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """Keyword arguments for ``function``.
 
-        Raises Unsupported("attribute") for an attribute that the function does not have, InvalidModel for a missing one.
+        Raises Unsupported("attribute") for one that the function does not have, InvalidModel for a missing one.
         """
         for name in attributes:
             if name not in self.attributes:
-                raise Unsupported(
-                    "attribute", f"{self.name} with the attribute {name!r}"
-                )
+                raise Unsupported("attribute", f"{self.name} with the attribute {name!r}")
         for name, parameter in self.attributes.items():
             if parameter.default is parameter.empty and name not in attributes:
                 raise InvalidModel(f"{self.name} needs its attribute {name!r}")
@@ -209,9 +194,7 @@ def lookup(domain: str, op_type: str, since_version: int) -> Operator:
             f"{qualified}-{since_version} is newer than opset {NEWEST_OPSETS[domain]}",
         )
     serving = [entry for entry in versions if entry.since <= since_version]
-    if not serving or (
-        serving[-1].until is not None and since_version > serving[-1].until
-    ):
+    if not serving or (serving[-1].until is not None and since_version > serving[-1].until):
         raise Unsupported("version", f"{qualified}-{since_version} is not implemented")
     return serving[-1]
 

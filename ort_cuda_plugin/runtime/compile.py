@@ -21,7 +21,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 from numba import cuda
-from numba.cuda import types
+from numba.cuda import libdevice, types
 from numba.cuda.compiler import _compile_pyfunc_with_fixup
 from numba.cuda.core.errors import NumbaError
 from numba.cuda.cudadrv import nvrtc, nvvm
@@ -72,7 +72,7 @@ def compile_kernel(spec: KernelSpec, target: Target) -> KernelImage:
 @lru_cache(maxsize=1)
 def kernel_namespace() -> dict[str, Any]:
     """The names that every kernel sees."""
-    names: dict[str, Any] = {"cuda": cuda, "math": math, "__builtins__": builtins}
+    names: dict[str, Any] = {"cuda": cuda, "libdevice": libdevice, "math": math, "__builtins__": builtins}
     for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"):
         names[name] = getattr(types, name)
     names.update({name: getattr(intrinsics, name) for name in intrinsics.__all__})

@@ -24,7 +24,7 @@ class KernelSpec:
     Exactly one of ``source`` and ``factory`` is given. ``source`` is Python text that defines ``def kernel(...)``.
     ``factory`` is ``"package.module:function"``; the function is called with ``params`` as keyword arguments, which
     thereby become compile-time constants, and returns the kernel function. Free names of a kernel are those of
-    `ort_cuda_plugin.kernels.intrinsics`, ``cuda``, ``math`` and the sized number types.
+    `ort_cuda_plugin.kernels.intrinsics`, ``cuda``, ``libdevice``, ``math`` and the sized number types.
 
     ``launch_bounds`` is the number of threads of the blocks it is launched with (0: unknown), ``max_registers`` limits
     the registers of a thread (0: the compiler decides), ``fast_math`` allows approximate and reassociated float32 math.
