@@ -6,6 +6,8 @@ emulator's table of symbols; they are declared free of memory effects, so that L
 
 from __future__ import annotations
 
+from ort_cuda_plugin.runtime import host_vector_math
+
 # fmt: off
 libm_unary = (
     "acos", "acosh", "asin", "asinh", "atan", "atanh", "cbrt", "cos", "cosh", "erf", "erfc", "exp", "exp2", "exp10",
@@ -186,4 +188,4 @@ libm_declarations = {
     "ldexp": f"declare double @ldexp(double, i32) {pure}",
 }
 
-definitions = table()
+definitions = {**table(), **host_vector_math.definitions}
