@@ -5,8 +5,9 @@ Both compute out[batch] = alpha * a[batch] @ b[batch] + beta * addend and take t
     out, a, b, [addend,] m, n, k, the strides of a(m), a(k), b(k), b(n) that are not known to be 1,
     batch sizes but the first, batch strides of a, batch strides of b, [addend(m), addend(n),] [alpha, beta]
 
-Sizes are int32, strides within a matrix have the product's index type, batch strides are int64, factors float32 (float64
-for float64). out is contiguous [batches, m, n]; addend is one matrix for all batches, broadcast with strides of 0.
+Sizes are int32, strides within a matrix have the product's index type, batch strides are int64, factors float32
+(float64 for float64). out is contiguous [batches, m, n]; addend is one matrix for all batches, broadcast with strides
+of 0.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .tiles import Element, Operand, Tile, declare, fill_matrix, indent, log2, p
 
 TALL = Tile(128, 64)
 SQUARE = Tile(64, 64)
-WIDE = Tile(32, 128)
+FLAT = Tile(32, 64, thread_m=4)
 
 
 @dataclass(frozen=True)
@@ -140,9 +141,9 @@ class TiledProduct(Product):
 class RowProduct(Product):
     """One block per row of out and ``block_columns`` columns; the grid is (ceil(n/block_columns) * m * batches, 1, 1).
 
-    Where b is contiguous along k, a thread multiplies chunks of 8 neighbours for 4 columns; where it is contiguous along
-    n, a thread owns 8 neighbouring columns and every sixteenth k. Partial sums meet in shared memory. ``b_contiguous``
-    must not be "".
+    Where b is contiguous along k, a thread multiplies chunks of 8 neighbours for 4 columns; where it is contiguous
+    along n, a thread owns 8 neighbouring columns and every sixteenth k. Partial sums meet in shared memory.
+    ``b_contiguous`` must not be "".
     """
 
     @property

@@ -114,9 +114,9 @@ def multiply(tile: Tile, accumulator: str) -> str:
 
 
 def pipeline(tile: Tile, accumulator: str, fill: str) -> str:
-    """The loop over the inner dimension in ``steps`` steps. ``fill`` is a fragment that fills copy ``filling`` for ``step``.
+    """The loop over the inner dimension in ``steps`` steps, each of which multiplies what the one before it filled.
 
-    A step multiplies what the step before it filled.
+    ``fill`` is a fragment that fills copy ``filling`` of both operands' tiles for ``step``.
     """
     return "\n".join(
         [
@@ -179,18 +179,48 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
             f"    {name}_tile_x = {x}",
             f"    {name}_tile_k = {k}",
             f"    to = int64(int32(filling * {total} + {start} + {name}_tile_k * {extent} + {name}_tile_x))",
-            f"    x = int32({operand.origin} + {name}_tile_x)",
-            f"    k = int32(step * {tile.k} + {name}_tile_k)",
-            f"    {name}_at = {index}({index}(x * {operand.stride}) + {index}(k * {operand.inner_stride}))",
-            f"    if x + {last_x} < {operand.bound} and k + {last_k} < {operand.inner_bound}:",
+            f"    {name}_x_at = int32({operand.origin} + {name}_tile_x)",
+            f"    {name}_k_at = int32(step * {tile.k} + {name}_tile_k)",
+            f"    {name}_at = {index}({index}({name}_x_at * {operand.stride}) + {index}({name}_k_at * {operand.inner_stride}))",
+            f"    if {name}_x_at + {last_x} < {operand.bound} and {name}_k_at + {last_k} < {operand.inner_bound}:",
             *[f"        {name}_value{i} = {read(str(i))}" for i in range(CHUNK)],
             *[f"        tile_c[to + {i * shared_stride}] = {name}_value{i}" for i in range(CHUNK)],
             "    else:",
             f"        for i in range({CHUNK}):",
             f"            {name}_edge = {element.accumulator}(0)",
-            f"            if x + {edge_x} < {operand.bound} and k + {edge_k} < {operand.inner_bound}:",
+            f"            if {name}_x_at + {edge_x} < {operand.bound} and {name}_k_at + {edge_k} < {operand.inner_bound}:",
             f"                {name}_edge = {read('int32(i)')}",
             f"            tile_c[to + i * {shared_stride}] = {name}_edge",
+        ]
+    )
+
+
+def fill_packed(pointer: str, base: str, tile: Tile, element: Element) -> str:
+    """Fills copy ``filling`` of a's shared tile for ``step`` from a matrix packed as [k][rows], whole tiles only.
+
+    ``base`` is the index (int64, a multiple of `CHUNK`) of the tile's first element at k = 0; rows are ``packed_rows``
+    apart.
+    """
+    total = tile.k * tile.m
+    pieces = total // CHUNK // tile.threads
+    per_line = tile.m // CHUNK
+    names = ", ".join(f"a_value{i}" for i in range(CHUNK))
+    at = f"{base} + int64(step * {tile.k} + a_tile_k) * packed_rows + int64(a_tile_x)"
+    vector = {"f32": "load_f32x4", "f16": "load_u16x4", "bf16": "load_u16x4"}.get(element.storage)
+    if vector:
+        read = [f"    {names} = {vector}({pointer}, {at})"]
+    else:
+        read = [f"    a_value{i} = {pointer}[{at} + {i}]" for i in range(CHUNK)]
+    convert = "{}" if element.storage not in ("f16", "bf16") else f"{element.storage}_to_f32({{}})"
+    return "\n".join(
+        [
+            f"for piece in range({pieces}):",
+            f"    chunk = int32(thread + piece * {tile.threads})",
+            f"    a_tile_k = int32(chunk >> {log2(per_line)})",
+            f"    a_tile_x = int32((chunk & {per_line - 1}) * {CHUNK})",
+            f"    to = int64(int32(filling * {total} + a_tile_k * {tile.m} + a_tile_x))",
+            *read,
+            *[f"    tile_c[to + {i}] = {convert.format(f'a_value{i}')}" for i in range(CHUNK)],
         ]
     )
 

@@ -1,0 +1,277 @@
+"""Convolutions: a block-tiled product over patches that are never stored, and a direct kernel for tiny groups.
+
+Tensors are contiguous: x is [images, groups * channels, z, y, x], out [images, groups * rows, z, y, x]; kernels for two
+spatial dimensions leave z out. ``rows`` are the output channels of one group, ``channels`` its input channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from ..graph.ir import Array
+from ..runtime.kernel import KernelSpec
+from .tiles import Element, Operand, Tile, declare, fill_matrix, fill_packed, indent, log2, pipeline, store_matrix
+
+OUTSIDE = -(2**30)
+"""A coordinate that no tensor has, even after a padded position is added to it."""
+
+
+def patch_table(channels: int, kernel: Sequence[int], dilations: Sequence[int], tile_k: int) -> Array:
+    """Where the elements of a patch stand, as int32 [k][4]: y, x, channel, z relative to the patch's first element.
+
+    k counts channels, then the kernel's positions in row-major order, and is padded to a multiple of ``tile_k`` with
+    places outside of every tensor. ``kernel`` and ``dilations`` have two or three entries.
+    """
+    rows = []
+    for channel, *position in product(range(channels), *map(range, kernel)):
+        z, y, x = [0] * (3 - len(kernel)) + [p * d for p, d in zip(position, dilations, strict=True)]
+        rows.append((y, x, channel, z))
+    padding = -len(rows) % tile_k
+    return np.array(rows + [(OUTSIDE, OUTSIDE, 0, 0)] * padding, dtype=np.int32).reshape(-1, 4)
+
+
+def pack_weights(weights: Array, groups: int, tile: Tile) -> Array:
+    """[groups * rows, channels, *kernel] as [groups][k][rows], zeros added up to whole tiles."""
+    rows = weights.shape[0] // groups
+    matrix = weights.reshape(groups, rows, -1).transpose(0, 2, 1)
+    padded = np.zeros((groups, -(-matrix.shape[1] // tile.k) * tile.k, -(-rows // tile.m) * tile.m), weights.dtype)
+    padded[:, : matrix.shape[1], :rows] = matrix
+    return padded
+
+
+@dataclass(frozen=True)
+class TiledConv:
+    """A block computes ``tile.m`` output channels of one group at ``tile.n`` positions of one image.
+
+    Arguments of a launch, in order::
+
+        out, x, weights, table (of `patch_table`, *i32), [bias,] rows, positions, k (not padded), channels, groups,
+        [in z,] in y, in x, [out y,] out x, strides [z,] y, x, pads at the beginning [z,] y, x
+
+    all int32. ``packed`` weights come from `pack_weights`, others are as ONNX has them. The grid is
+    (ceil(positions/tile.n) * ceil(rows/tile.m) * groups * images, 1, 1).
+    """
+
+    storage: str
+    tile: Tile
+    rank: int = 2
+    packed: bool = True
+    bias: bool = False
+    index: str = "i32"
+
+    @property
+    def spec(self) -> KernelSpec:
+        tile, element = self.tile, Element(self.storage)
+        axes = "zyx"[3 - self.rank :]
+        names = ["rows", "positions", "k_end", "channels", "groups"]
+        names += [f"in_{axis}" for axis in axes] + [f"out_{axis}" for axis in axes[1:]]
+        names += [f"stride_{axis}" for axis in axes] + [f"pad_{axis}" for axis in axes]
+        matrix = f"*{self.storage}"
+        parameters = [("out", matrix), ("x", matrix), ("weights", matrix), ("table", "*i32")]
+        parameters += [("bias", matrix)] if self.bias else []
+        parameters += [(name, "i32") for name in names]
+        prologue = f"""
+            tiles_n = int32((positions + {tile.n - 1}) >> {log2(tile.n)})
+            tiles_m = int32((rows + {tile.m - 1}) >> {log2(tile.m)})
+            block = int32(cuda.blockIdx.x)
+            rest = int32(block // tiles_n)
+            column0 = int32((block - rest * tiles_n) * {tile.n})
+            batch = int32(rest // tiles_m)
+            row0 = int32((rest - batch * tiles_m) * {tile.m})
+            group = int32(batch % groups)
+            steps = int32((k_end + {tile.k - 1}) >> {log2(tile.k)})
+            """
+        if self.packed:
+            weights = f"""
+                packed_rows = int64(tiles_m * {tile.m})
+                weights_base = int64(group) * int64(steps * {tile.k}) * packed_rows + int64(row0)
+                """
+            fill = fill_packed("weights", "weights_base", tile, element)
+        else:
+            weights = "a_base = int64(group) * int64(rows) * int64(k_end)"
+            operand = Operand("a", "weights", "row0", "rows", "k_end", "k_end", "1", True)
+            fill = fill_matrix(operand, tile.m, tile, element, "int32")
+        value = f"total + {element.load('bias', 'group * rows + row')}" if self.bias else "total"
+        body = [
+            prologue,
+            weights,
+            declare(tile, element.accumulator),
+            self._patch(),
+            pipeline(tile, element.accumulator, f"{fill}\n{self._fill_patches(element)}"),
+            store_matrix(
+                tile, "rows", "positions", "int64(batch) * int64(rows) * int64(positions)", value, element
+            ),
+        ]  # fmt: skip
+        header = f"def kernel({', '.join(name for name, _ in parameters)}):"
+        return KernelSpec(
+            name=f"conv{self.rank}d_{tile.name}_{self.storage}",
+            signature=tuple(kind for _, kind in parameters),
+            source="\n".join([header, *(indent(fragment, 1) for fragment in body)]) + "\n",
+            launch_bounds=tile.threads,
+        )
+
+    def _patch(self) -> str:
+        """A thread fills one column of b's tile: the place of its patch, outside of every tensor past the last one."""
+        lines = [
+            f"patch = int32(column0 + (thread & {self.tile.n - 1}))",
+            "inside = patch < positions",
+            "image = int64(batch) * int64(channels)",
+        ]
+        axes = "zyx"[3 - self.rank :]
+        lines += [f"image *= int64(in_{axis})" for axis in axes]
+        for axis in reversed(axes[1:]):
+            lines += [
+                f"quotient = int32(patch // out_{axis})",
+                f"{axis}0 = int32((patch - quotient * out_{axis}) * stride_{axis} - pad_{axis})",
+                "patch = quotient",
+            ]
+        lines += [
+            f"{axes[0]}0 = int32(patch * stride_{axes[0]} - pad_{axes[0]})",
+            "if not inside:",
+            f"    y0 = int32({OUTSIDE})",
+        ]
+        return "\n".join(lines)
+
+    def _fill_patches(self, element: Element) -> str:
+        """Fills copy ``filling`` of b's shared tile for ``step``; zeros stand in the padding."""
+        tile = self.tile
+        lines_of_threads = tile.threads // tile.n
+        count = tile.k // lines_of_threads
+        index = {"i32": "int32", "i64": "int64"}[self.index]
+        start = 2 * tile.k * tile.m
+        axes = "zyx"[3 - self.rank :]
+        place = "channel"
+        for axis in axes:
+            place = f"{index}({index}({place} * in_{axis}) + at_{axis})"
+        inside = " and ".join(f"uint32(at_{axis}) < uint32(in_{axis})" for axis in axes)
+        return "\n".join(
+            [
+                f"first = int32((thread >> {log2(tile.n)}) * {count})",
+                f"to = int64(int32(filling * {tile.k * tile.n} + {start} + first * {tile.n} + (thread & {tile.n - 1})))",
+                f"entry = int64(int32(step * {tile.k} + first)) * 4",
+                f"for _ in range({count}):",
+                "    dy, dx, channel, dz = load_i32x4(table, entry)",
+                "    entry += 4",
+                *[f"    at_{axis} = int32({axis}0 + d{axis})" for axis in axes],
+                f"    b_value = {element.accumulator}(0)",
+                f"    if {inside}:",
+                f"        b_value = {element.load('x', f'image + int64({place})')}",
+                "    tile_c[to] = b_value",
+                f"    to += {tile.n}",
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class DirectConv:
+    """One thread per output element, for groups too small to fill a tile; also the transposed convolution.
+
+    Arguments of a launch, in order::
+
+        out, x, weights, [bias,] rows, channels, groups, count (int64: elements of out), kernel [z,] y, x,
+        dilations [z,] y, x, in [z,] y, x, out [z,] y, x, strides [z,] y, x, pads at the beginning [z,] y, x
+
+    int32 but for count. Weights are as ONNX has them: [groups * rows, channels, *kernel], transposed
+    [groups * channels, rows, *kernel]. The grid is (ceil(count / 128), 1, 1).
+    """
+
+    storage: str
+    rank: int = 2
+    bias: bool = False
+    transposed: bool = False
+
+    threads = 128
+
+    @property
+    def spec(self) -> KernelSpec:
+        element = Element(self.storage)
+        axes = "zyx"[3 - self.rank :]
+        names = [f"{what}_{axis}" for what in ("kernel", "dilation", "in", "out", "stride", "pad") for axis in axes]
+        matrix = f"*{self.storage}"
+        parameters = [("out", matrix), ("x", matrix), ("weights", matrix)]
+        parameters += [("bias", matrix)] if self.bias else []
+        parameters += [("rows", "i32"), ("channels", "i32"), ("groups", "i32"), ("count", "i64")]
+        parameters += [(name, "i32") for name in names]
+        lines = [
+            f"number = int64(cuda.blockIdx.x) * {self.threads} + int64(cuda.threadIdx.x)",
+            "if number >= count:",
+            "    return",
+            "rest = number",
+        ]
+        for axis in reversed(axes):
+            lines += [
+                f"quotient = rest // int64(out_{axis})",
+                f"o{axis} = int32(rest - quotient * int64(out_{axis}))",
+                "rest = quotient",
+            ]
+            lines.append(
+                f"{axis}0 = int32(o{axis} + pad_{axis})"
+                if self.transposed
+                else f"{axis}0 = int32(o{axis} * stride_{axis} - pad_{axis})"
+            )
+        taps = " * ".join(f"int64(kernel_{axis})" for axis in axes)
+        size = " * ".join(f"int64(in_{axis})" for axis in axes)
+        channel_step = "int64(rows) * taps" if self.transposed else "taps"
+        first = "(int64(group) * int64(channels) * int64(rows) + int64(row)) * taps"
+        if not self.transposed:
+            first = "(int64(group) * int64(rows) + int64(row)) * int64(channels) * taps"
+        lines += [
+            "all_rows = int64(groups) * int64(rows)",
+            "image = rest // all_rows",
+            "row_of_image = int32(rest - image * all_rows)",
+            "group = int32(row_of_image // rows)",
+            "row = int32(row_of_image - group * rows)",
+            f"taps = {taps}",
+            f"size = {size}",
+            "plane = (image * int64(groups) + int64(group)) * int64(channels) * size",
+            f"first = {first}",
+            f"total = {element.accumulator}(0)",
+            "for channel in range(channels):",
+            "    tap = first",
+            *self._taps(axes, element),
+            "    plane += size",
+            f"    first += {channel_step}",
+        ]
+        if self.bias:
+            lines.append(f"total += {element.load('bias', 'row_of_image')}")
+        lines.append(f"out[number] = {element.cast('total')}")
+        header = f"def kernel({', '.join(name for name, _ in parameters)}):"
+        return KernelSpec(
+            name=f"conv{'_transposed' if self.transposed else ''}{self.rank}d_direct_{self.storage}",
+            signature=tuple(kind for _, kind in parameters),
+            source="\n".join([header, indent("\n".join(lines), 1)]) + "\n",
+            launch_bounds=self.threads,
+        )
+
+    def _taps(self, axes: str, element: Element) -> list[str]:
+        """Loops over the kernel's positions, in the order in which ``tap`` counts them."""
+        lines: list[str] = []
+        level = 1
+        for axis in axes:
+            lines.append("    " * level + f"for k{axis} in range(kernel_{axis}):")
+            level += 1
+            at = f"int32({axis}0 + int32(k{axis}) * dilation_{axis})"
+            if self.transposed:
+                lines += [
+                    "    " * level + f"t{axis} = int32({axis}0 - int32(k{axis}) * dilation_{axis})",
+                    "    " * level + f"at_{axis} = int32(t{axis} // stride_{axis})",
+                    "    " * level + f"if at_{axis} * stride_{axis} != t{axis}:",
+                    "    " * level + f"    at_{axis} = int32({OUTSIDE})",
+                ]
+            else:
+                lines.append("    " * level + f"at_{axis} = {at}")
+        place = f"int64(at_{axes[0]})"
+        for axis in axes[1:]:
+            place = f"({place} * int64(in_{axis}) + int64(at_{axis}))"
+        inside = " and ".join(f"uint32(at_{axis}) < uint32(in_{axis})" for axis in axes)
+        sum_ = f"{element.load('x', f'plane + {place}')} * {element.load('weights', 'tap')}"
+        lines += [
+            "    " * level + f"if {inside}:",
+            "    " * level + f"    total += {sum_}",
+            "    " * level + "tap += 1",
+        ]
+        return lines
