@@ -1,0 +1,520 @@
+/* Tests of the memory pool and of stream order over a driver whose streams finish their work when the test says. Each
+ * test is named on the command line, or all run; `time` prints the nanoseconds of a cached allocation and its free. */
+#include <pthread.h>
+#include <string.h>
+#include <time.h>
+
+#include "check.h"
+#include "pool.h"
+
+/* ---- the fake driver: memory is addresses only, streams are two numbers ---- */
+
+struct CUstream_st {
+  atomic_ullong enqueued, done;
+};
+
+static atomic_int driver_calls;
+static atomic_ullong next_address = 0x7000000000, bytes_live;
+static uint64_t capacity = (uint64_t)1 << 40;
+static CUresult synchronize_result = CUDA_SUCCESS;
+static pthread_mutex_t blocks_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct block {
+  uint64_t address, bytes;
+} blocks[1 << 16];
+static size_t num_blocks;
+
+static CUresult ctx_get_current(CUcontext *context) {
+  *context = NULL;
+  return CUDA_SUCCESS;
+}
+
+static CUresult ctx_set_current(CUcontext context) {
+  (void)context;
+  return CUDA_SUCCESS;
+}
+
+static CUresult get_error_text(CUresult error, const char **text) {
+  *text = error == CUDA_ERROR_LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED" : "some error";
+  return CUDA_SUCCESS;
+}
+
+static CUresult mem_alloc(CUdeviceptr *address, size_t bytes) {
+  atomic_fetch_add(&driver_calls, 1);
+  if (atomic_fetch_add(&bytes_live, bytes) + bytes > capacity) {
+    atomic_fetch_sub(&bytes_live, bytes);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  *address = atomic_fetch_add(&next_address, (bytes + 4095) / 4096 * 4096);
+  pthread_mutex_lock(&blocks_lock);
+  CHECK(num_blocks < sizeof blocks / sizeof *blocks);
+  blocks[num_blocks++] = (struct block){*address, bytes};
+  pthread_mutex_unlock(&blocks_lock);
+  return CUDA_SUCCESS;
+}
+
+static CUresult mem_free(CUdeviceptr address) {
+  atomic_fetch_add(&driver_calls, 1);
+  pthread_mutex_lock(&blocks_lock);
+  for (size_t i = 0; i < num_blocks; i++)
+    if (blocks[i].address == address) {
+      atomic_fetch_sub(&bytes_live, blocks[i].bytes);
+      blocks[i] = blocks[--num_blocks];
+      pthread_mutex_unlock(&blocks_lock);
+      return CUDA_SUCCESS;
+    }
+  CHECK(!"an address that MemAlloc gave");
+  return CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult mem_host_alloc(void **address, size_t bytes, unsigned flags) {
+  (void)flags;
+  CUdeviceptr device = 0;
+  CUresult result = mem_alloc(&device, bytes);
+  *address = (void *)(uintptr_t)device;
+  return result;
+}
+
+static CUresult mem_free_host(void *address) { return mem_free((CUdeviceptr)(uintptr_t)address); }
+
+static CUresult mem_get_info(size_t *free_bytes, size_t *total) {
+  *free_bytes = capacity - atomic_load(&bytes_live);
+  *total = capacity;
+  return CUDA_SUCCESS;
+}
+
+static CUresult stream_create(CUstream *stream, unsigned flags) {
+  (void)flags;
+  *stream = calloc(1, sizeof **stream);
+  return CUDA_SUCCESS;
+}
+
+static CUresult stream_destroy(CUstream stream) {
+  free(stream);
+  return CUDA_SUCCESS;
+}
+
+static CUresult stream_synchronize(CUstream stream) {
+  atomic_fetch_add(&driver_calls, 1);
+  if (synchronize_result == CUDA_SUCCESS)
+    atomic_store(&stream->done, atomic_load(&stream->enqueued));
+  return synchronize_result;
+}
+
+static CUresult stream_query(CUstream stream) {
+  atomic_fetch_add(&driver_calls, 1);
+  return atomic_load(&stream->done) == atomic_load(&stream->enqueued) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+static const ocp_driver fake_driver = {
+    .GetErrorName = get_error_text,
+    .GetErrorString = get_error_text,
+    .CtxGetCurrent = ctx_get_current,
+    .CtxSetCurrent = ctx_set_current,
+    .MemGetInfo = mem_get_info,
+    .MemAlloc = mem_alloc,
+    .MemFree = mem_free,
+    .MemHostAlloc = mem_host_alloc,
+    .MemFreeHost = mem_free_host,
+    .StreamCreate = stream_create,
+    .StreamDestroy = stream_destroy,
+    .StreamSynchronize = stream_synchronize,
+    .StreamQuery = stream_query,
+};
+
+/* ---- what the tests share ---- */
+
+static ocp_device *device;
+
+static ocp_stream *make_stream(void) {
+  ocp_stream *stream = NULL;
+  CHECK_OK(ocp_stream_create(device, &stream, error));
+  return stream;
+}
+
+static void enqueue(ocp_stream *stream) {
+  atomic_fetch_add(&stream->handle->enqueued, 1);
+  ocp_stream_enqueued(stream);
+}
+
+static CUdeviceptr alloc_on(ocp_stream *stream, size_t bytes) {
+  CUdeviceptr address = 0;
+  CHECK_OK(ocp_device_alloc(device, bytes, stream, &address, error));
+  CHECK(address != 0 && address % 256 == 0);
+  return address;
+}
+
+static int64_t in_use(void) { return atomic_load(&ocp_counters[OCP_DEVICE_BYTES_IN_USE]); }
+
+static void synchronize(ocp_stream *stream) { CHECK_OK(ocp_stream_synchronize(stream, error)); }
+
+/* ---- tests ---- */
+
+static void test_a_cached_chunk_needs_no_driver_call(void) {
+  ocp_stream *stream = make_stream();
+  ocp_device_free(device, alloc_on(stream, 5000), stream);
+  synchronize(stream);
+  ocp_device_free(device, alloc_on(NULL, 70000), NULL);
+  int before = atomic_load(&driver_calls);
+  ocp_device_free(device, alloc_on(stream, 5000), stream);
+  ocp_device_free(device, alloc_on(stream, 70000), NULL);
+  CHECK(atomic_load(&driver_calls) == before);
+  ocp_stream_release(stream);
+}
+
+static void test_memory_freed_on_a_stream_is_reused_there_at_once(void) {
+  ocp_stream *stream = make_stream();
+  CUdeviceptr address = alloc_on(stream, 1000);
+  enqueue(stream);
+  ocp_device_free(device, address, stream);
+  CHECK(alloc_on(stream, 1000) == address);
+  ocp_device_free(device, address, stream);
+  synchronize(stream);
+  ocp_stream_release(stream);
+}
+
+static void test_another_stream_gets_it_after_the_work_has_finished(void) {
+  ocp_stream *stream = make_stream(), *other = make_stream();
+  CUdeviceptr address = alloc_on(stream, 1000);
+  enqueue(stream);
+  ocp_device_free(device, address, stream);
+  enqueue(other);
+  CUdeviceptr fresh = alloc_on(other, 1000), anywhere = alloc_on(NULL, 1000);
+  CHECK(fresh != address && anywhere != address);
+  enqueue(stream); /* later work does not matter */
+  atomic_store(&stream->handle->done, 1);
+  CUdeviceptr still_fresh = alloc_on(other, 1000);
+  CHECK(still_fresh != address); /* nobody has been told that it finished */
+  synchronize(stream);
+  enqueue(stream);
+  CHECK(alloc_on(other, 1000) == address);
+  CUdeviceptr all[] = {address, fresh, anywhere, still_fresh};
+  for (size_t i = 0; i < 4; i++)
+    ocp_device_free(device, all[i], NULL);
+  ocp_stream_release(stream);
+  ocp_stream_release(other);
+}
+
+static void test_memory_freed_without_a_stream_waits_for_every_other_one(void) {
+  ocp_stream *stream = make_stream(), *reader = make_stream(), *idle = make_stream();
+  CUdeviceptr address = alloc_on(stream, 3000);
+  enqueue(stream);
+  enqueue(reader);
+  ocp_device_free(device, address, NULL);
+  CUdeviceptr first = alloc_on(stream, 3000), second = alloc_on(idle, 3000), third = alloc_on(NULL, 3000);
+  CHECK(first != address && second != address && third != address);
+  synchronize(reader);
+  CHECK(alloc_on(stream, 3000) == address); /* ordered after its own work */
+  ocp_device_free(device, address, NULL);
+  CUdeviceptr fourth = alloc_on(idle, 3000);
+  CHECK(fourth != address);
+  synchronize(stream);
+  CHECK(alloc_on(idle, 3000) == address);
+  CUdeviceptr all[] = {address, first, second, third, fourth};
+  for (size_t i = 0; i < 5; i++)
+    ocp_device_free(device, all[i], NULL);
+  ocp_stream_release(stream);
+  ocp_stream_release(reader);
+  ocp_stream_release(idle);
+}
+
+static void test_a_miss_asks_blocked_streams_for_their_progress(void) {
+  ocp_stream *stream = make_stream(), *other = make_stream();
+  CUdeviceptr address = alloc_on(stream, 9000);
+  enqueue(stream);
+  ocp_device_free(device, address, stream);
+  atomic_store(&stream->handle->done, atomic_load(&stream->handle->enqueued));
+  CHECK(alloc_on(other, 9000) == address);
+  ocp_device_free(device, address, other);
+  ocp_stream_release(stream);
+  ocp_stream_release(other);
+}
+
+static void test_a_stream_under_capture_is_left_alone(void) {
+  ocp_stream *stream = make_stream(), *other = make_stream();
+  CUdeviceptr address = alloc_on(stream, 9000);
+  enqueue(stream);
+  ocp_device_free(device, address, stream);
+  atomic_store(&stream->capturing, true);
+  atomic_store(&stream->handle->done, atomic_load(&stream->handle->enqueued));
+  CUdeviceptr fresh = alloc_on(other, 9000);
+  CHECK(fresh != address);
+  atomic_store(&stream->capturing, false);
+  ocp_device_free(device, fresh, other);
+  ocp_stream_release(stream);
+  ocp_stream_release(other);
+}
+
+static void test_a_released_stream_blocks_nothing(void) {
+  ocp_stream *stream = make_stream(), *other = make_stream();
+  CUdeviceptr address = alloc_on(stream, 20000);
+  enqueue(stream);
+  ocp_device_free(device, address, stream);
+  ocp_stream_release(stream);
+  CHECK(alloc_on(other, 20000) == address);
+  ocp_device_free(device, address, other);
+  ocp_stream_release(other);
+}
+
+static void test_an_event_wait_advances_the_producer(void) {
+  ocp_stream *stream = make_stream(), *other = make_stream();
+  CUdeviceptr address = alloc_on(stream, 20000);
+  enqueue(stream);
+  ocp_device_free(device, address, stream);
+  uint64_t position = ocp_stream_position(stream), id = stream->priv->id;
+  enqueue(stream);
+  ocp_stream_completed(device, id, position);
+  CHECK(!ocp_stream_is_idle(stream));
+  CHECK(alloc_on(other, 20000) == address);
+  ocp_stream_completed(device, 123456, UINT64_MAX); /* of a stream that is gone */
+  ocp_device_free(device, address, other);
+  ocp_stream_release(stream);
+  ocp_stream_release(other);
+}
+
+static void test_no_bytes_give_an_address_of_their_own(void) {
+  CUdeviceptr a = alloc_on(NULL, 0), b = alloc_on(NULL, 0);
+  CHECK(a != b);
+  ocp_device_free(device, a, NULL);
+  ocp_device_free(device, b, NULL);
+  ocp_device_free(device, 0, NULL);
+}
+
+static void test_chunks_fit_and_waste_little(void) {
+  int64_t before = in_use();
+  for (size_t bytes = 1; bytes < (size_t)1 << 33; bytes += bytes / 7 + 1) {
+    int64_t used = in_use();
+    CUdeviceptr address = alloc_on(NULL, bytes);
+    size_t size = (size_t)(in_use() - used);
+    CHECK(size >= bytes && size % 256 == 0 && size <= bytes + bytes / 8 + 256);
+    CHECK(bytes < (size_t)16 << 20 || size < bytes + ((size_t)2 << 20));
+    ocp_device_free(device, address, NULL);
+    CHECK(in_use() == used);
+  }
+  CHECK(in_use() == before);
+  ocp_device_trim(device);
+}
+
+static void test_out_of_memory_takes_back_what_is_cached(void) {
+  ocp_device_trim(device);
+  ocp_stream *stream = make_stream();
+  capacity = atomic_load(&bytes_live) + 10 * 1024;
+  CUdeviceptr address = alloc_on(stream, 8192);
+  enqueue(stream);
+  ocp_device_free(device, address, stream);
+  /* Another size class: the cached chunk must go, and the stream that still uses it must be waited for. */
+  CUdeviceptr other = alloc_on(NULL, 5000);
+  CHECK(atomic_load(&stream->handle->done) == atomic_load(&stream->handle->enqueued));
+  CUdeviceptr refused = 0;
+  ocp_error error = {0};
+  int64_t used = in_use();
+  CHECK(ocp_device_alloc(device, 9000, stream, &refused, &error) != 0 && refused == 0);
+  CHECK(strstr(error.text, "out of memory") && strstr(error.text, "9000 bytes"));
+  CHECK(in_use() == used);
+  error.code = 0;
+  CHECK(ocp_device_alloc(device, (size_t)1 << 62, stream, &refused, &error) != 0);
+  CHECK(ocp_device_alloc(device, SIZE_MAX, stream, &refused, &error) != 0);
+  ocp_device_free(device, other, NULL);
+  /* What is left would not hold the chunk's class, only the bytes themselves. */
+  address = alloc_on(stream, 10 * 1024 - 100);
+  ocp_device_free(device, address, stream);
+  capacity = (uint64_t)1 << 40;
+  ocp_stream_release(stream);
+}
+
+static void test_trimming_leaves_what_is_used(void) {
+  ocp_device_trim(device);
+  ocp_stream *stream = make_stream();
+  CUdeviceptr kept = alloc_on(stream, 1 << 20), pending = alloc_on(stream, 1 << 21);
+  uint64_t live = atomic_load(&bytes_live);
+  enqueue(stream);
+  ocp_device_free(device, pending, stream);
+  ocp_device_trim(device);
+  CHECK(atomic_load(&bytes_live) == live);
+  synchronize(stream);
+  ocp_device_trim(device);
+  CHECK(atomic_load(&bytes_live) == live - (1 << 21));
+  ocp_device_free(device, kept, NULL);
+  ocp_device_trim(device);
+  CHECK(atomic_load(&bytes_live) == live - (1 << 21) - (1 << 20));
+  ocp_stream_release(stream);
+}
+
+static void test_pinned_memory_waits_for_copies_that_use_it(void) {
+  ocp_stream *stream = make_stream();
+  void *address = NULL, *other = NULL;
+  CHECK_OK(ocp_pinned_alloc(device, 4096, &address, error));
+  enqueue(stream);
+  ocp_pinned_free(device, address);
+  CHECK_OK(ocp_pinned_alloc(device, 4096, &other, error));
+  CHECK(other != address);
+  synchronize(stream);
+  ocp_pinned_free(device, other);
+  CHECK(atomic_load(&ocp_counters[OCP_PINNED_BYTES_IN_USE]) == 0);
+  ocp_stream_release(stream);
+}
+
+static void test_what_was_not_handed_out_is_refused(void) {
+  CUdeviceptr address = alloc_on(NULL, 777);
+  CHECK(!ocp_pool_free(device, OCP_DEVICE_MEMORY, address + 256, NULL));
+  CHECK(!ocp_pool_free(device, OCP_PINNED_MEMORY, address, NULL));
+  CHECK(ocp_pool_free(device, OCP_DEVICE_MEMORY, address, NULL));
+  CHECK(!ocp_pool_free(device, OCP_DEVICE_MEMORY, address, NULL));
+}
+
+static void test_streams_are_found_by_handle(void) {
+  ocp_stream *streams[40];
+  for (int i = 0; i < 40; i++)
+    streams[i] = make_stream();
+  for (int i = 0; i < 40; i++)
+    CHECK(ocp_stream_of_handle(streams[i]->handle) == streams[i]);
+  CHECK(ocp_stream_of_handle(&streams) == NULL);
+  for (int i = 0; i < 40; i++)
+    ocp_stream_release(streams[i]);
+}
+
+/* Every address has an owner; two owners at once, or one whose earlier user has not finished, are found. */
+enum { THREADS = 4, ROUNDS = 3000, HELD = 12, SHADOW = 1 << 14 };
+typedef struct shadow {
+  uint64_t address;
+  struct CUstream_st *stream; /* that used it last */
+  unsigned long long work;    /* of that stream */
+  bool held;
+} shadow;
+static shadow shadows[SHADOW];
+static pthread_mutex_t shadows_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static shadow *shadow_of(uint64_t address) {
+  for (size_t slot = address / 4096 % SHADOW;; slot = (slot + 1) % SHADOW)
+    if (shadows[slot].address == address || shadows[slot].address == 0) {
+      shadows[slot].address = address;
+      return &shadows[slot];
+    }
+}
+
+static void hammer_free(ocp_stream *stream, uint64_t address, bool on_stream) {
+  enqueue(stream);
+  pthread_mutex_lock(&shadows_lock);
+  *shadow_of(address) = (shadow){address, stream->handle, atomic_load(&stream->handle->enqueued), false};
+  pthread_mutex_unlock(&shadows_lock);
+  ocp_device_free(device, address, on_stream ? stream : NULL);
+}
+
+static void *hammer(void *argument) {
+  unsigned seed = (unsigned)(uintptr_t)argument;
+  ocp_stream *stream = make_stream();
+  uint64_t held[HELD] = {0};
+  for (int round = 0; round < ROUNDS; round++) {
+    int index = rand_r(&seed) % HELD;
+    if (held[index]) {
+      hammer_free(stream, held[index], rand_r(&seed) % 2);
+      held[index] = 0;
+    } else {
+      bool on_stream = rand_r(&seed) % 4;
+      held[index] = alloc_on(on_stream ? stream : NULL, (size_t)1 << (rand_r(&seed) % 16));
+      pthread_mutex_lock(&shadows_lock);
+      shadow *known = shadow_of(held[index]);
+      CHECK(!known->held);
+      if (known->stream && !(on_stream && known->stream == stream->handle))
+        CHECK(atomic_load(&known->stream->done) >= known->work);
+      known->held = true;
+      pthread_mutex_unlock(&shadows_lock);
+    }
+    if (rand_r(&seed) % 16 == 0)
+      synchronize(stream);
+    if (rand_r(&seed) % 64 == 0)
+      ocp_device_trim(device);
+  }
+  for (int index = 0; index < HELD; index++)
+    if (held[index])
+      hammer_free(stream, held[index], true);
+  synchronize(stream);
+  return stream;
+}
+
+static void test_threads_never_share_memory_in_use(void) {
+  int64_t before = in_use();
+  pthread_t threads[THREADS];
+  for (uintptr_t i = 0; i < THREADS; i++)
+    CHECK(pthread_create(&threads[i], NULL, hammer, (void *)(i + 1)) == 0);
+  void *streams[THREADS];
+  for (int i = 0; i < THREADS; i++)
+    pthread_join(threads[i], &streams[i]);
+  for (int i = 0; i < THREADS; i++) /* not before: the shadows refer to them */
+    ocp_stream_release(streams[i]);
+  CHECK(in_use() == before);
+}
+
+static void test_a_sticky_error_loses_the_device(void) {
+  ocp_stream *stream = make_stream();
+  ocp_error error = {0};
+  enqueue(stream);
+  synchronize_result = CUDA_ERROR_LAUNCH_FAILED;
+  CHECK(ocp_stream_synchronize(stream, &error) != 0 && strstr(error.text, "cuStreamSynchronize"));
+  synchronize_result = CUDA_SUCCESS;
+  error.code = 0;
+  CHECK(ocp_device_enter(device, &error) != 0);
+  CHECK(strstr(error.text, "is lost") && strstr(error.text, "CUDA_ERROR_LAUNCH_FAILED"));
+  atomic_store(&device->lost, CUDA_SUCCESS);
+  synchronize(stream);
+  ocp_stream_release(stream);
+}
+
+static void print_time_of_a_cached_allocation(void) {
+  enum { BATCHES = 50, PAIRS = 20000 };
+  ocp_stream *stream = make_stream();
+  double best = 1e9;
+  for (int batch = 0; batch < BATCHES; batch++) {
+    struct timespec start, end;
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    for (int i = 0; i < PAIRS; i++)
+      ocp_device_free(device, alloc_on(stream, 4096), stream);
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    double ns = ((double)(end.tv_sec - start.tv_sec) * 1e9 + (double)(end.tv_nsec - start.tv_nsec)) / PAIRS;
+    best = ns < best ? ns : best;
+  }
+  printf("%.1f\n", best);
+  ocp_stream_release(stream);
+}
+
+#define TEST(name) {#name, test_##name}
+static const struct {
+  const char *name;
+  void (*run)(void);
+} tests[] = {
+    TEST(a_cached_chunk_needs_no_driver_call),
+    TEST(memory_freed_on_a_stream_is_reused_there_at_once),
+    TEST(another_stream_gets_it_after_the_work_has_finished),
+    TEST(memory_freed_without_a_stream_waits_for_every_other_one),
+    TEST(a_miss_asks_blocked_streams_for_their_progress),
+    TEST(a_stream_under_capture_is_left_alone),
+    TEST(a_released_stream_blocks_nothing),
+    TEST(an_event_wait_advances_the_producer),
+    TEST(no_bytes_give_an_address_of_their_own),
+    TEST(chunks_fit_and_waste_little),
+    TEST(out_of_memory_takes_back_what_is_cached),
+    TEST(trimming_leaves_what_is_used),
+    TEST(pinned_memory_waits_for_copies_that_use_it),
+    TEST(what_was_not_handed_out_is_refused),
+    TEST(streams_are_found_by_handle),
+    TEST(threads_never_share_memory_in_use),
+    TEST(a_sticky_error_loses_the_device),
+};
+
+int main(int argc, char **argv) {
+  static ocp_device fake;
+  fake.driver = &fake_driver;
+  fake.pool = ocp_pool_create();
+  device = &fake;
+  if (argc == 2 && strcmp(argv[1], "time") == 0) {
+    print_time_of_a_cached_allocation();
+    return 0;
+  }
+  int ran = 0;
+  for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
+    if (argc == 1 || strcmp(argv[1], tests[i].name) == 0) {
+      tests[i].run();
+      printf("%s\n", tests[i].name);
+      ran++;
+    }
+  return ran ? 0 : 2;
+}
