@@ -227,6 +227,7 @@ void ocp_device_trim(ocp_device *device) {
   ocp_error ignored = {0};
   if (ocp_device_enter(device, &ignored) != ORT_OK)
     return;
+  ocp_pool_release_idle_streams(device->pool);
   ocp_pool_poll(device);
   for (int memory = 0; memory < OCP_NUM_MEMORIES; memory++)
     trim(device, memory);

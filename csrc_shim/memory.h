@@ -29,8 +29,6 @@ int ocp_device_enter(ocp_device *device, ocp_error *error);
 int ocp_device_fail(ocp_device *device, CUresult result, const char *what, ocp_error *error);
 /* Waits for all of the device's streams. */
 int ocp_device_synchronize(ocp_device *device, ocp_error *error);
-/* A stream of the device's own, for work that comes without one; who enqueues on it waits for it. */
-int ocp_device_default_stream(ocp_device *device, ocp_stream **out, ocp_error *error);
 
 /* ocp_stream: a CUDA stream and what is ordered on it. */
 struct ocp_stream {
@@ -47,6 +45,9 @@ int ocp_stream_create(ocp_device *device, ocp_stream **out, ocp_error *error);
 void ocp_stream_release(ocp_stream *stream);
 int ocp_stream_synchronize(ocp_stream *stream, ocp_error *error);
 ocp_stream *ocp_stream_of_handle(void *handle);
+/* A stream for work that comes without one, kept for the next who borrows: cheaper than creating one. */
+int ocp_stream_borrow(ocp_device *device, ocp_stream **out, ocp_error *error);
+void ocp_stream_return(ocp_stream *stream);
 /* Says that work was enqueued on the stream; called by everyone who enqueues, before memory that the work uses can be
  * freed without naming the stream. ocp_device_free on the stream says it too. */
 void ocp_stream_enqueued(ocp_stream *stream);
@@ -64,7 +65,7 @@ void ocp_device_free(ocp_device *device, CUdeviceptr address, ocp_stream *stream
 int ocp_pinned_alloc(ocp_device *device, size_t bytes, void **address, ocp_error *error);
 void ocp_pinned_free(ocp_device *device, void *address);
 
-/* Gives cached memory that no enqueued work uses back to the driver. */
+/* Gives cached memory that no enqueued work uses back to the driver, and the streams that nobody borrows. */
 void ocp_device_trim(ocp_device *device);
 /* ocp_device_trim of every open device: before the emulator is configured anew, at unregister. */
 void ocp_trim_all(void);

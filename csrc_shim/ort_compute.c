@@ -69,12 +69,18 @@ static int run(const compute_info *self, OrtKernelContext *context, ocp_input *i
       return error->code;
   if (ocp_ort_stream_of_context(context, &stream, error) != ORT_OK)
     return error->code;
-  bool wait = !stream || stream->device != self->device;
-  if (wait && ocp_device_default_stream(self->device, &stream, error) != ORT_OK)
+  bool borrowed = !stream || stream->device != self->device;
+  if (borrowed && ocp_stream_borrow(self->device, &stream, error) != ORT_OK)
     return error->code;
-  int code = ocp_cluster_run(self->cluster, stream, inputs, self->num_inputs, allocate_output, (void *)context, error);
+  ocp_cluster_run(self->cluster, stream, inputs, self->num_inputs, allocate_output, (void *)context, error);
   ocp_stream_enqueued(stream); /* also after a failure: part of the work may be enqueued */
-  return code == ORT_OK && wait ? ocp_stream_synchronize(stream, error) : code;
+  if (borrowed) {
+    ocp_error late = {0};
+    if (ocp_stream_synchronize(stream, &late) != ORT_OK && error->code == ORT_OK)
+      *error = late;
+    ocp_stream_return(stream);
+  }
+  return error->code;
 }
 
 static OrtStatus *compute(OrtNodeComputeInfo *this_ptr, void *state, OrtKernelContext *context) {

@@ -83,6 +83,8 @@ typedef struct ort_allocator {
   _Atomic(ocp_device *) device;
 } ort_allocator;
 
+static atomic_int num_allocators;
+
 static int memory_of(const ort_allocator *allocator) {
   return allocator->where.kind == PLACE_DEVICE ? OCP_DEVICE_MEMORY : OCP_PINNED_MEMORY;
 }
@@ -201,16 +203,45 @@ OrtStatus *ocp_ort_create_allocator(OrtEpFactory *factory, const OrtMemoryInfo *
       /* Null for pinned memory: the host writes it at once. */
       .AllocOnStream = where.kind == PLACE_DEVICE ? allocator_alloc_on_stream : NULL,
   };
+  atomic_fetch_add(&num_allocators, 1);
   *out = &allocator->ort;
   return NULL;
 }
 
 void ocp_ort_release_allocator(OrtEpFactory *factory, OrtAllocator *allocator) {
   (void)factory;
+  if (!allocator)
+    return;
   free(allocator);
+  /* ORT holds one for each memory from registering to unregistering. */
+  if (atomic_fetch_sub(&num_allocators, 1) == 1)
+    ocp_trim_all();
 }
 
 /* ---- copies ---- */
+
+static int enqueue_copy(ocp_stream *stream, void *dst, bool dst_on_device, const void *src, bool src_on_device,
+                        size_t bytes, ocp_error *error) {
+  const ocp_driver *driver = stream->device->driver;
+  CUdeviceptr dst_address = (CUdeviceptr)(uintptr_t)dst, src_address = (CUdeviceptr)(uintptr_t)src;
+  CUresult result;
+  const char *what;
+  if (!src_on_device) {
+    what = "cuMemcpyHtoDAsync";
+    result = driver->MemcpyHtoDAsync(dst_address, src, bytes, stream->handle);
+    ocp_count(OCP_COPIES_H2D, 1);
+  } else if (!dst_on_device) {
+    what = "cuMemcpyDtoHAsync";
+    result = driver->MemcpyDtoHAsync(dst, src_address, bytes, stream->handle);
+    ocp_count(OCP_COPIES_D2H, 1);
+  } else {
+    what = "cuMemcpyDtoDAsync";
+    result = driver->MemcpyDtoDAsync(dst_address, src_address, bytes, stream->handle);
+    ocp_count(OCP_COPIES_D2D, 1);
+  }
+  ocp_stream_enqueued(stream);
+  return result == CUDA_SUCCESS ? ORT_OK : ocp_device_fail(stream->device, result, what, error);
+}
 
 int ocp_ort_copy(ocp_device *device, void *dst, bool dst_on_device, const void *src, bool src_on_device, size_t bytes,
                  ocp_stream *stream, ocp_error *error) {
@@ -218,36 +249,19 @@ int ocp_ort_copy(ocp_device *device, void *dst, bool dst_on_device, const void *
     return ORT_OK;
   if (ocp_device_enter(device, error) != ORT_OK)
     return error->code;
-  ocp_stream *used = stream;
-  if (!used && ocp_device_default_stream(device, &used, error) != ORT_OK)
-    return error->code;
   if (!dst_on_device && !src_on_device) {
-    if (stream && ocp_stream_synchronize(stream, error) != ORT_OK)
-      return error->code;
-    memcpy(dst, src, bytes);
-    return ORT_OK;
+    if (!stream || ocp_stream_synchronize(stream, error) == ORT_OK)
+      memcpy(dst, src, bytes);
+    return error->code;
   }
-  const ocp_driver *driver = device->driver;
-  CUdeviceptr dst_address = (CUdeviceptr)(uintptr_t)dst, src_address = (CUdeviceptr)(uintptr_t)src;
-  CUresult result;
-  const char *what;
-  if (!src_on_device) {
-    what = "cuMemcpyHtoDAsync";
-    result = driver->MemcpyHtoDAsync(dst_address, src, bytes, used->handle);
-    ocp_count(OCP_COPIES_H2D, 1);
-  } else if (!dst_on_device) {
-    what = "cuMemcpyDtoHAsync";
-    result = driver->MemcpyDtoHAsync(dst, src_address, bytes, used->handle);
-    ocp_count(OCP_COPIES_D2H, 1);
-  } else {
-    what = "cuMemcpyDtoDAsync";
-    result = driver->MemcpyDtoDAsync(dst_address, src_address, bytes, used->handle);
-    ocp_count(OCP_COPIES_D2D, 1);
-  }
-  ocp_stream_enqueued(used);
-  if (result != CUDA_SUCCESS)
-    return ocp_device_fail(device, result, what, error);
-  return stream ? ORT_OK : ocp_stream_synchronize(used, error);
+  if (stream)
+    return enqueue_copy(stream, dst, dst_on_device, src, src_on_device, bytes, error);
+  if (ocp_stream_borrow(device, &stream, error) != ORT_OK)
+    return error->code;
+  if (enqueue_copy(stream, dst, dst_on_device, src, src_on_device, bytes, error) == ORT_OK)
+    ocp_stream_synchronize(stream, error);
+  ocp_stream_return(stream);
+  return error->code;
 }
 
 /* ---- OrtDataTransferImpl ---- */

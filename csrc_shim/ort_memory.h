@@ -30,8 +30,8 @@ int ocp_fail_status(ocp_error *error, OrtStatus *status);
 void ocp_ort_init_stream(ocp_stream *stream);
 /* The ocp_stream behind ORT's stream, or NULL when it is NULL or belongs to another EP. */
 ocp_stream *ocp_ort_stream(const OrtSyncStream *stream);
-/* The stream that a kernel is to enqueue on, or NULL when ORT runs it without one: then device->default_stream serves,
- * and the kernel waits for it. */
+/* The stream that a kernel is to enqueue on, or NULL when ORT runs it without one: then a borrowed stream serves, and
+ * the kernel waits for it. */
 int ocp_ort_stream_of_context(const OrtKernelContext *context, ocp_stream **out, ocp_error *error);
 /* Copies a tensor into one of the same size, wherever the two are; see ocp_ort_copy for the stream. */
 int ocp_ort_copy_tensor(const OrtValue *src, OrtValue *dst, ocp_stream *stream, ocp_error *error);

@@ -15,6 +15,7 @@
 
 struct ocp_stream_private {
   ocp_stream *next;      /* of the pool's streams */
+  ocp_stream *next_idle; /* of those to borrow */
   uint64_t id;           /* never used twice */
   uint64_t enqueued;     /* number of the latest work */
   uint64_t pending_from; /* all work below this number has finished; OCP_IDLE: all work has */
@@ -27,11 +28,11 @@ typedef struct ocp_pool {
   pthread_mutex_t lock; /* guards all below, and ocp_stream_private; never held in a driver call */
   uint64_t sequence, last_stream_id;
   ocp_stream *streams;
+  ocp_stream *idle_streams; /* to borrow */
   ocp_cache *caches[OCP_NUM_MEMORIES];
   /* Held where somebody other than its owner waits for or queries a stream, and where a stream is destroyed. Taken
    * before lock. */
   pthread_mutex_t streams_lock;
-  ocp_stream *default_stream; /* guarded by streams_lock until set */
 } ocp_pool;
 
 typedef struct ocp_memory_stats {
@@ -62,5 +63,7 @@ bool ocp_stream_is_idle(ocp_stream *stream);
 void ocp_pool_poll(ocp_device *device);
 /* Waits for every stream that has unfinished work. */
 int ocp_pool_synchronize(ocp_device *device, ocp_error *error);
+/* Those that wait to be borrowed. */
+void ocp_pool_release_idle_streams(ocp_pool *pool);
 
 #endif

@@ -211,12 +211,29 @@ int ocp_device_synchronize(ocp_device *device, ocp_error *error) {
   return ocp_device_enter(device, error) == ORT_OK ? ocp_pool_synchronize(device, error) : error->code;
 }
 
-int ocp_device_default_stream(ocp_device *device, ocp_stream **out, ocp_error *error) {
-  ocp_pool *pool = device->pool;
-  pthread_mutex_lock(&pool->streams_lock);
-  if (!pool->default_stream)
-    ocp_stream_create(device, &pool->default_stream, error);
-  *out = pool->default_stream;
-  pthread_mutex_unlock(&pool->streams_lock);
-  return *out ? ORT_OK : error->code;
+static ocp_stream *take_idle(ocp_pool *pool) {
+  pthread_mutex_lock(&pool->lock);
+  ocp_stream *stream = pool->idle_streams;
+  if (stream)
+    pool->idle_streams = stream->priv->next_idle;
+  pthread_mutex_unlock(&pool->lock);
+  return stream;
+}
+
+int ocp_stream_borrow(ocp_device *device, ocp_stream **out, ocp_error *error) {
+  *out = take_idle(device->pool);
+  return *out ? ORT_OK : ocp_stream_create(device, out, error);
+}
+
+void ocp_stream_return(ocp_stream *stream) {
+  ocp_pool *pool = stream->device->pool;
+  pthread_mutex_lock(&pool->lock);
+  stream->priv->next_idle = pool->idle_streams;
+  pool->idle_streams = stream;
+  pthread_mutex_unlock(&pool->lock);
+}
+
+void ocp_pool_release_idle_streams(ocp_pool *pool) {
+  for (ocp_stream *stream; (stream = take_idle(pool));)
+    ocp_stream_release(stream);
 }
