@@ -2,61 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
+from graph_toys import Builder, strided_map
 from plan_interpreter import PlanMismatch, RunError, run_plan
 
 from ort_cuda_plugin.graph.cluster import CompiledCluster
-from ort_cuda_plugin.graph.ir import Array, AttrValue, Constant, DType, Graph, InvalidModel, Node, Value
-from ort_cuda_plugin.graph.lowering import (
-    DeviceProperties,
-    Int32,
-    Int64,
-    Lowering,
-    Tensor,
-    broadcast_shapes,
-    broadcast_strides,
-)
-from ort_cuda_plugin.graph.shapes import NodeError
-from ort_cuda_plugin.graph.symbolic import ceildiv, eq, floordiv, product, select
-from ort_cuda_plugin.ops.registry import op
+from ort_cuda_plugin.graph.ir import Array, Constant, DType, InvalidModel, Value
+from ort_cuda_plugin.graph.lowering import DeviceProperties, Lowering
+from ort_cuda_plugin.graph.node_lowering import NodeError
 from ort_cuda_plugin.runtime.kernel import KernelSpec
 from ort_cuda_plugin.runtime.plan_format import Plan, RecordKind, RefKind, decode, encode
-
-DOMAIN = "graph.test"
-
-
-def strided_map(ctx: Lowering, expression: str, *inputs: Tensor) -> Tensor:
-    """Elementwise kernel over broadcast strided inputs, as plain as can be."""
-    shape = broadcast_shapes(ctx, *(x.shape for x in inputs))
-    host = ctx.host_map(eval("lambda a, b=0: " + expression), *inputs, shape=shape, dtype=inputs[0].dtype)
-    if host is not None:
-        return host
-    out = ctx.empty(shape, inputs[0].dtype)
-    rank = len(shape)
-    letters = "ab"[: len(inputs)]
-    parameters = [f"p{x}" for x in letters] + ["out", "n"] + [f"d{i}" for i in range(rank)]
-    parameters += [f"{x}{i}" for x in letters for i in range(rank)]
-    lines = [f"def kernel({', '.join(parameters)}):", "    i = cuda.grid(1)", "    if i < n:", "        rest = i"]
-    lines += [f"        k{x} = 0" for x in letters]
-    for axis in reversed(range(rank)):
-        lines += [f"        k{x} += rest % d{axis} * {x}{axis}" for x in letters] + [f"        rest = rest // d{axis}"]
-    lines += [f"        {x} = p{x}[k{x}]" for x in letters] + [f"        out[i] = {expression}"]
-    index = ctx.index_dtype(out.size)
-    scalar = Int32 if index == "i32" else Int64
-    signature = tuple(f"*{x.dtype.short}" for x in (*inputs, out)) + (index,) * (1 + rank + rank * len(inputs))
-    spec = KernelSpec("strided_map", signature, source="\n".join(lines) + "\n", launch_bounds=4)
-    strides = [stride for x in inputs for stride in broadcast_strides(x, shape)]
-    args = [*inputs, out, scalar(out.size), *map(scalar, shape), *map(scalar, strides)]
-    ctx.launch(spec, (ceildiv(out.size, 4), 1, 1), (4, 1, 1), args, writes=[out])
-    return ctx.defer_host(out, lambda: host_sum(ctx, expression, inputs))
-
-
-def host_sum(ctx: Lowering, expression: str, inputs: Sequence[Tensor]) -> tuple[object, ...]:
-    function = eval("lambda a, b=0: " + expression)
-    return tuple(function(*row) for row in zip(*(ctx.host_values(x, "a shape") for x in inputs), strict=True))
 
 
 @pytest.fixture(autouse=True)
@@ -67,80 +23,8 @@ def copy_with_the_toy_kernel(monkeypatch):
     )
 
 
-@op("Add", domain=DOMAIN)
-def add(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
-    return strided_map(ctx, "a + b", a, b)
-
-
-@op("Mul", domain=DOMAIN)
-def mul(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
-    return strided_map(ctx, "a * b", a, b)
-
-
-@op("Transpose", domain=DOMAIN)
-def transpose(ctx: Lowering, x: Tensor) -> Tensor:
-    return ctx.view(x, x.shape[::-1], x.strides[::-1], x.offset)
-
-
-@op("Shape", domain=DOMAIN)
-def shape_of(ctx: Lowering, x: Tensor) -> Tensor:
-    return ctx.host_tensor(x.shape, (x.rank,), DType.INT64)
-
-
-@op("Row", domain=DOMAIN)
-def row(ctx: Lowering, x: Tensor, *, index: int) -> Tensor:
-    return ctx.view(x, x.shape[1:], x.strides[1:], x.offset + index * x.strides[0])
-
-
-@op("Reshape", domain=DOMAIN)
-def reshape(ctx: Lowering, x: Tensor, shape: Tensor) -> Tensor:
-    dims = ctx.host_values(shape, "shape of Reshape")
-    known = product(dims)  # one dimension may be -1
-    dims = tuple(select(eq(dim, -1), floordiv(x.size, -1 * known), dim) for dim in dims)
-    ctx.require(eq(product(dims), x.size), "the number of elements changes")
-    x = ctx.contiguous(x)
-    return ctx.view(x, dims, None, x.offset)
-
-
-@op("Zeros", domain=DOMAIN)
-def zeros(ctx: Lowering, x: Tensor) -> Tensor:
-    out = ctx.empty(x.shape, x.dtype)
-    ctx.memset(out, 0)
-    return out
-
-
-@op("Pick", domain=DOMAIN)
-def pick(ctx: Lowering, x: Tensor) -> Tensor:
-    """x + 1 for few rows, x * 2 for many: a guard decides."""
-    few = ctx.guard(eq(x.shape[0], 1))
-    return strided_map(ctx, "a + a * 0 + 1" if few else "a * 2", x)
-
-
-class Builder:
-    """A graph of toy operators."""
-
-    def __init__(self) -> None:
-        self.nodes: list[Node] = []
-        self.inputs: list[Value] = []
-
-    def input(self, name: str, *shape: int | str | None, dtype: DType = DType.FLOAT32) -> Value:
-        self.inputs.append(Value(name, dtype, shape))
-        return self.inputs[-1]
-
-    @staticmethod
-    def constant(array: Array) -> Value:
-        dtype = DType.from_numpy(array.dtype)
-        return Value("constant", dtype, array.shape, Constant(dtype, array.shape, lambda: array))
-
-    def node(self, op_type: str, *inputs: Value, dtype: DType = DType.FLOAT32, **attributes: AttrValue) -> Value:
-        output = Value(f"v{len(self.nodes)}", dtype, None)
-        self.nodes.append(
-            Node(f"{op_type}_{len(self.nodes)}", op_type, DOMAIN, 1, inputs, (output,), attributes, len(self.nodes))
-        )
-        return output
-
-    def cluster(self, *outputs: Value) -> CompiledCluster:
-        return CompiledCluster(Graph("toy", self.nodes, self.inputs, list(outputs)), DeviceProperties())
+def cluster(b: Builder, *outputs: Value) -> CompiledCluster:
+    return CompiledCluster(b.graph(*outputs), DeviceProperties())
 
 
 class Session:
@@ -179,7 +63,7 @@ def floats(*shape: int) -> Array:
 def test_a_static_cluster_has_its_plan_after_prepare():
     b = Builder()
     x, y = b.input("x", 2, 3), b.input("y", 3)
-    session = Session(b.cluster(b.node("Add", b.node("Mul", x, y), y)))
+    session = Session(cluster(b, b.node("Add", b.node("Mul", x, y), y)))
     assert len(session.plans) == 1
     np.testing.assert_array_equal(session.run(floats(2, 3), floats(3))[0], floats(2, 3) * floats(3) + floats(3))
     assert len(session.plans) == 1
@@ -188,7 +72,7 @@ def test_a_static_cluster_has_its_plan_after_prepare():
 def test_one_plan_serves_every_shape_including_ones():
     b = Builder()
     x, y = b.input("x", "batch", "sequence"), b.input("y", None)
-    session = Session(b.cluster(b.node("Add", b.node("Mul", x, y), x)))
+    session = Session(cluster(b, b.node("Add", b.node("Mul", x, y), x)))
     for batch, sequence, other in [(2, 3, 3), (2, 3, 1), (1, 1, 1), (1, 4, 4), (5, 1, 4), (0, 3, 3), (3, 2, 1)]:
         a, c = floats(batch, sequence), floats(other)
         np.testing.assert_array_equal(session.run(a, c)[0], a * c + a)
@@ -198,7 +82,7 @@ def test_one_plan_serves_every_shape_including_ones():
 def test_shapes_that_do_not_broadcast_fail_with_the_name_of_the_node():
     b = Builder()
     x, y = b.input("x", "n"), b.input("y", "m")
-    session = Session(b.cluster(b.node("Add", x, y)))
+    session = Session(cluster(b, b.node("Add", x, y)))
     session.run(floats(3), floats(3))
     with pytest.raises(RunError, match=r"Add_0 \(Add\): dimensions cannot be broadcast"):
         session.run(floats(3), floats(4))
@@ -207,7 +91,7 @@ def test_shapes_that_do_not_broadcast_fail_with_the_name_of_the_node():
 def test_dimensions_of_one_name_may_differ_at_the_price_of_a_variant():
     b = Builder()
     x, y = b.input("x", "n"), b.input("y", "n")
-    session = Session(b.cluster(b.node("Add", x, y)))
+    session = Session(cluster(b, b.node("Add", x, y)))
     session.run(floats(3), floats(3))
     session.run(floats(7), floats(7))
     assert len(session.plans) == 1
@@ -220,7 +104,7 @@ def test_shape_arithmetic_stays_on_the_host():
     x = b.input("x", "n", "m", 4)
     shape = b.node("Mul", b.node("Shape", x, dtype=DType.INT64), b.constant(np.array([1, 2, 1])), dtype=DType.INT64)
     shape = b.node("Add", shape, b.constant(np.array([0, 0, -5])), dtype=DType.INT64)
-    session = Session(b.cluster(b.node("Add", b.node("Reshape", x, shape), b.constant(floats(2)))))
+    session = Session(cluster(b, b.node("Add", b.node("Reshape", x, shape), b.constant(floats(2)))))
     for n, m in [(2, 3), (1, 1), (4, 1)]:
         np.testing.assert_array_equal(session.run(a := floats(n, m, 4))[0], a.reshape(n, 2 * m, 2) + floats(2))
     (plan,) = session.plans
@@ -232,7 +116,7 @@ def test_a_reshape_by_computed_shape_is_a_view_and_one_copy():
     b = Builder()
     x = b.input("x", "n", "m")
     shape = b.node("Shape", b.node("Transpose", x), dtype=DType.INT64)
-    session = Session(b.cluster(b.node("Reshape", x, shape)))
+    session = Session(cluster(b, b.node("Reshape", x, shape)))
     np.testing.assert_array_equal(session.run(floats(2, 3))[0], floats(2, 3).reshape(3, 2))
     np.testing.assert_array_equal(session.run(floats(5, 1))[0], floats(5, 1).reshape(1, 5))
     assert [record.kind for record in session.plans[0].records] == [RecordKind.COPY]
@@ -242,7 +126,7 @@ def test_a_reshape_by_computed_shape_is_a_view_and_one_copy():
 def test_a_graph_input_that_decides_a_shape_is_a_host_input():
     b = Builder()
     x, shape = b.input("x", "n"), b.input("shape", 2, dtype=DType.INT64)
-    session = Session(b.cluster(b.node("Reshape", x, shape)))
+    session = Session(cluster(b, b.node("Reshape", x, shape)))
     assert session.cluster.host_inputs == [1]
     np.testing.assert_array_equal(session.run(floats(6), np.array([2, 3]))[0], floats(6).reshape(2, 3))
     np.testing.assert_array_equal(session.run(floats(6), np.array([6, -1]))[0], floats(6).reshape(6, 1))
@@ -256,10 +140,10 @@ def test_arithmetic_on_an_integer_input_is_read_back_only_where_it_decides_a_sha
     b = Builder()
     x, y = b.input("x", "n"), b.input("y", 2, dtype=DType.INT64)
     doubled = b.node("Add", y, y, dtype=DType.INT64)
-    only_computed = Session(b.cluster(doubled))
+    only_computed = Session(cluster(b, doubled))
     assert only_computed.cluster.host_inputs == []
     np.testing.assert_array_equal(only_computed.run(floats(1), np.array([2, 5]))[0], [4, 10])
-    decides = Session(b.cluster(b.node("Reshape", x, doubled)))
+    decides = Session(cluster(b, b.node("Reshape", x, doubled)))
     assert decides.cluster.host_inputs == [1]
     np.testing.assert_array_equal(decides.run(floats(24), np.array([2, 3]))[0], floats(24).reshape(4, 6))
 
@@ -269,14 +153,14 @@ def test_a_shape_computed_from_floats_on_the_device_is_declined():
     x = b.input("x", 2)
     bad = b.node("Reshape", x, b.node("Add", x, x))
     with pytest.raises(NodeError, match=r"Reshape_1 \(Reshape\): shape of Reshape has element type FLOAT32"):
-        Session(b.cluster(bad))
+        Session(cluster(b, bad))
 
 
 def test_results_of_shape_arithmetic_can_be_outputs():
     b = Builder()
     x = b.input("x", "n", "m")
     shape = b.node("Shape", x, dtype=DType.INT64)
-    session = Session(b.cluster(shape, b.node("Row", shape, index=1, dtype=DType.INT64)))
+    session = Session(cluster(b, shape, b.node("Row", shape, index=1, dtype=DType.INT64)))
     outputs = session.run(floats(3, 5))
     np.testing.assert_array_equal(outputs[0], [3, 5])
     assert outputs[1].shape == ()
@@ -287,7 +171,7 @@ def test_outputs_are_written_by_their_producers():
     b = Builder()
     x = b.input("x", "n")
     product_value = b.node("Mul", x, x)
-    session = Session(b.cluster(product_value, b.node("Add", product_value, x)))
+    session = Session(cluster(b, product_value, b.node("Add", product_value, x)))
     outputs = session.run(floats(5))
     np.testing.assert_array_equal(outputs[1], floats(5) ** 2 + floats(5))
     plan = session.plans[0]
@@ -302,7 +186,7 @@ def test_inputs_constants_views_and_repeated_values_can_be_outputs():
     constant = b.constant(floats(2, 2))
     total = b.node("Add", x, x)
     outputs = (x, constant, b.node("Transpose", total), b.node("Row", total, index=1), total, total)
-    session = Session(b.cluster(*outputs))
+    session = Session(cluster(b, *outputs))
     a = floats(2, 3)
     expected = (a, floats(2, 2), 2 * a.T, 2 * a[1], 2 * a, 2 * a)
     for actual, wanted in zip(session.run(a), expected, strict=True):
@@ -314,7 +198,7 @@ def test_steps_whose_results_nobody_needs_are_dropped():
     x = b.input("x", "n")
     unused = b.node("Add", x, b.constant(floats(1)))
     b.node("Mul", unused, unused)
-    session = Session(b.cluster(b.node("Zeros", x)))
+    session = Session(cluster(b, b.node("Zeros", x)))
     np.testing.assert_array_equal(session.run(floats(4))[0], np.zeros(4))
     assert [record.kind for record in session.plans[0].records] == [RecordKind.MEMSET]
     assert session.plans[0].weights == ()
@@ -326,14 +210,14 @@ def test_intermediates_live_from_first_to_last_use():
     value = x
     for _ in range(4):
         value = b.node("Add", value, x)
-    plan = Session(b.cluster(value)).plans[0]
+    plan = Session(cluster(b, value)).plans[0]
     assert [(buffer.first_record, buffer.last_record) for buffer in plan.buffers] == [(0, 1), (1, 2), (2, 3)]
 
 
 def test_a_guard_gives_each_side_a_variant_and_weights_are_shared():
     b = Builder()
     x = b.input("x", "n")
-    session = Session(b.cluster(b.node("Add", b.node("Pick", x), b.constant(floats(1)))))
+    session = Session(cluster(b, b.node("Add", b.node("Pick", x), b.constant(floats(1)))))
     np.testing.assert_array_equal(session.run(floats(3))[0], floats(3) * 2 + 1)
     np.testing.assert_array_equal(session.run(floats(1))[0], floats(1) + 2)
     np.testing.assert_array_equal(session.run(floats(8))[0], floats(8) * 2 + 1)
@@ -346,7 +230,7 @@ def test_a_guard_gives_each_side_a_variant_and_weights_are_shared():
 
 def test_many_elements_take_64_bit_indices():
     b = Builder()
-    session = Session(b.cluster(b.node("Add", x := b.input("x", "n"), x)))
+    session = Session(cluster(b, b.node("Add", x := b.input("x", "n"), x)))
     session.run(floats(3))
     wide = session.cluster.build([(2**31,)], [])
     assert session.plans[0] is not wide.plan
@@ -356,17 +240,17 @@ def test_many_elements_take_64_bit_indices():
 def test_inputs_that_contradict_the_model_are_refused():
     b = Builder()
     x = b.input("x", 2, "n")
-    cluster = b.cluster(b.node("Add", x, x))
-    cluster.prepare()
+    made = cluster(b, b.node("Add", x, x))
+    made.prepare()
     with pytest.raises(InvalidModel, match="'x' has 3 in dimension 0, the model says 2"):
-        cluster.build([(3, 4)], [])
+        made.build([(3, 4)], [])
     with pytest.raises(InvalidModel, match="'x' has rank 1, the model says 2"):
-        cluster.build([(2,)], [])
+        made.build([(2,)], [])
 
 
 def test_a_plan_does_not_hold_for_other_static_dimensions_than_the_model_says():
     b = Builder()
-    session = Session(b.cluster(b.node("Add", x := b.input("x", 2, 3), x)))
+    session = Session(cluster(b, b.node("Add", x := b.input("x", 2, 3), x)))
     with pytest.raises(PlanMismatch):
         run_plan(session.plans[0], session.kernels, session.weights, [floats(3, 2)])
 
@@ -375,8 +259,8 @@ def test_borrowed_constants_are_copied_by_prepare_when_plans_are_made_later():
     source = floats(3)
     b = Builder()
     constant = Value("c", DType.FLOAT32, (3,), Constant(DType.FLOAT32, (3,), lambda: source, borrowed=True))
-    cluster = b.cluster(b.node("Add", b.input("x", "n"), constant))
-    assert cluster.prepare() is None
+    made = cluster(b, b.node("Add", b.input("x", "n"), constant))
+    assert made.prepare() is None
     source[:] = 99
-    (weight,) = cluster.build([(3,)], []).weights
+    (weight,) = made.build([(3,)], []).weights
     np.testing.assert_array_equal(weight.array, floats(3))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from .ir import Graph, InvalidModel, Node, Unsupported
 from .lowering import Buffer, DeviceProperties, LoweringOptions
+from .node_lowering import InputSymbols, NodeLowering, symbolic_input
 from .partition import partition
-from .shapes import InputSymbols, NodeLowering, symbolic_input
 from .symbolic import Dim
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,11 @@ def analyze(graph: Graph, device: DeviceProperties, options: LoweringOptions | N
 
     A node that is declined does not stop the analysis: its results are taken from ORT's own type and shape inference.
     """
-    return _Analysis(graph, device, options or LoweringOptions()).verdicts(graph.nodes)
+    if graph.is_subgraph:
+        reason = "it is in the body of a control-flow operator"
+        return [_declined(node, "control-flow", reason) for node in graph.nodes]
+    analysis = _Analysis(graph, device, options or LoweringOptions())
+    return analysis.without_idle_nodes(analysis.verdicts(graph.nodes))
 
 
 def claim(
@@ -73,19 +77,33 @@ class _Analysis:
     def verdicts(self, nodes: list[Node]) -> list[NodeVerdict]:
         return [self._verdict(node) for node in nodes]
 
+    def without_idle_nodes(self, verdicts: list[NodeVerdict]) -> list[NodeVerdict]:
+        """Declines shape arithmetic that only declined nodes use: on the device it would be launches and copies."""
+        graph, tensors = self.lowering.graph, self.lowering.tensors
+        used = set(graph.outputs)
+        result: list[NodeVerdict] = []
+        for node, verdict in zip(reversed(graph.nodes), reversed(verdicts), strict=True):
+            outputs = [value for value in node.outputs if value is not None]
+            if verdict.supported:
+                if used.isdisjoint(outputs) and all(tensors[value].host is not None for value in outputs):
+                    verdict = _declined(node, "cost", "only nodes of other providers use this shape arithmetic")
+                else:
+                    used.update(node.reads())
+            result.append(verdict)
+        return result[::-1]
+
     def _verdict(self, node: Node) -> NodeVerdict:
-        kind, reason = "", ""
         try:
             self._lower(node)
         except Unsupported as error:
-            kind, reason = error.kind, error.reason
+            return _declined(node, error.kind, error.reason)
         except (InvalidModel, ZeroDivisionError, OverflowError) as error:
-            kind, reason = "shape", f"the model is not valid here: {error}"
+            return _declined(node, "shape", f"the model is not valid here: {error}")
         except Exception as error:
-            # A mistake of an operator's function must not take the claims of all other nodes with it.
+            # A mistake in one operator's function must not take the claims of all other nodes with it.
             logger.exception("node %s", node.label)
-            kind, reason = "op", f"internal error: {type(error).__name__}: {error}"
-        return NodeVerdict(node.name, node.op_type, node.domain, node.since_version, not kind, kind, reason)
+            return _declined(node, "op", f"internal error: {type(error).__name__}: {error}")
+        return NodeVerdict(node.name, node.op_type, node.domain, node.since_version, True)
 
     def _lower(self, node: Node) -> None:
         known = self.lowering.tensors
@@ -95,3 +113,7 @@ class _Analysis:
                 known[value] = symbolic_input(self.symbols, value, 0)
             inputs.append(None if value is None else self.lowering.tensor(value))
         self.lowering.lower(node, inputs)
+
+
+def _declined(node: Node, kind: str, reason: str) -> NodeVerdict:
+    return NodeVerdict(node.name, node.op_type, node.domain, node.since_version, False, kind, reason)

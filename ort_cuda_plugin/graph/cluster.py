@@ -10,8 +10,8 @@ from ..runtime.kernel import KernelSpec
 from ..runtime.plan_format import Plan, PlanInput
 from .ir import Constant, Graph, InvalidModel, Node, Unsupported, Value
 from .lowering import Buffer, DeviceProperties, LoweringOptions, Tensor
+from .node_lowering import InputSymbols, NodeError, NodeLowering, symbolic_input
 from .planner import KnownEntries, Tables, make_plan
-from .shapes import InputSymbols, NodeError, NodeLowering, symbolic_input
 from .symbolic import Dim
 
 if TYPE_CHECKING:
@@ -133,10 +133,12 @@ class CompiledCluster:
         for node in self.graph.nodes:
             try:
                 lowering.lower(node, [None if v is None else self._input(lowering, node, v) for v in node.inputs])
-            except (Unsupported, InvalidModel) as error:
+            except Unsupported as error:
                 raise NodeError(node, error.reason) from error
+            except InvalidModel as error:
+                raise NodeError(node, error.reason, invalid_input=True) from error
             except (ZeroDivisionError, OverflowError) as error:
-                raise NodeError(node, str(error)) from error
+                raise NodeError(node, str(error), invalid_input=True) from error
 
     @staticmethod
     def _input(lowering: NodeLowering, node: Node, value: Value) -> Tensor:

@@ -233,6 +233,8 @@ class Unsupported(Exception):
 class InvalidModel(Exception):
     """The model, or the inputs of a Run, contradict the operator's definition."""
 
+    ort_code = 2  # ORT_INVALID_ARGUMENT
+
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason

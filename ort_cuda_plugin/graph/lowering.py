@@ -27,6 +27,7 @@ from .symbolic import (
     logical_or,
     product,
     select,
+    truth,
 )
 
 if TYPE_CHECKING:
@@ -442,18 +443,18 @@ class Lowering:
 
     def require(self, condition: Dim, message: str) -> None:
         """Fails the Run with the node's name and ``message`` where the condition is 0. Raises InvalidModel for 0."""
-        truth = self.known(condition)
-        if truth is False:
+        known = truth(condition)
+        if known is False:
             raise InvalidModel(message)
-        if truth is None:
+        if known is None:
             assert isinstance(condition, Expr)
             self.trace.requirements.append(Requirement(self.node, condition, message))
 
     def guard(self, condition: Dim) -> bool:
         """The answer at the shapes that the plan is built for; it holds only for shapes with the same answer."""
-        truth = self.known(condition)
-        if truth is not None:
-            return truth
+        known = truth(condition)
+        if known is not None:
+            return known
         assert isinstance(condition, Expr)
         answer = condition.hint != 0
         recorded = condition if answer else logical_not(condition)
@@ -463,10 +464,7 @@ class Lowering:
 
     def known(self, condition: Dim) -> bool | None:
         """The answer where it is the same for all shapes, else None."""
-        if isinstance(condition, int):
-            return condition != 0
-        low, high = condition.bounds
-        return True if (low is not None and low > 0) or (high is not None and high < 0) else None
+        return truth(condition)
 
     def index_dtype(self, *sizes: Dim) -> str:
         """ "i32" where all sizes are below 2**31 (guarded), else "i64": the type for index arithmetic up to them."""

@@ -160,9 +160,10 @@ class _Writer:
         # Guards come first: a plan that does not hold is found out by evaluating little.
         conditions = dict.fromkeys([*input_guards, *_strongest(self.ctx.trace.guards)])
         guards = tuple(registers.of(condition) for condition in conditions if not isinstance(condition, int))
+        first_to_require = {r.condition: r for r in reversed(self.ctx.trace.requirements)}
         asserts = tuple(
             PlanAssert(registers.of(r.condition), self._node(r.node), r.message)
-            for r in dict.fromkeys(self.ctx.trace.requirements)
+            for r in reversed(first_to_require.values())
         )
         plan_outputs = tuple(
             PlanOutput(output.dtype.onnx, tuple(registers.of(dim) for dim in output.shape)) for output in outputs

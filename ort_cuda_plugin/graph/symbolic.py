@@ -568,8 +568,8 @@ def le(a: Dim, b: Dim) -> Dim:
     return _atom(Op.LE, a, b)
 
 
-def _truth(condition: Dim) -> bool | None:
-    """Whether a condition provably holds (is not 0), provably does not, or neither."""
+def truth(condition: Dim) -> bool | None:
+    """Whether a condition holds (is not 0) for all values of the symbols, for none, or (None) that is not provable."""
     if isinstance(condition, int):
         return condition != 0
     low, high = condition.bounds
@@ -578,7 +578,7 @@ def _truth(condition: Dim) -> bool | None:
 
 def logical_and(a: Dim, b: Dim) -> Dim:
     """1 where both are not 0, else 0."""
-    truth_a, truth_b = _truth(a), _truth(b)
+    truth_a, truth_b = truth(a), truth(b)
     if truth_a is False or truth_b is False:
         return 0
     if truth_a:
@@ -590,7 +590,7 @@ def logical_and(a: Dim, b: Dim) -> Dim:
 
 def logical_or(a: Dim, b: Dim) -> Dim:
     """1 where at least one is not 0, else 0."""
-    truth_a, truth_b = _truth(a), _truth(b)
+    truth_a, truth_b = truth(a), truth(b)
     if truth_a or truth_b:
         return 1
     if truth_a is False:
@@ -622,9 +622,9 @@ def _is_boolean(dim: Dim) -> bool:
 
 def select(condition: Dim, a: Dim, b: Dim) -> Dim:
     """``a`` where condition is not 0, else ``b``. Both are evaluated at Run time: neither may divide by zero."""
-    truth = _truth(condition)
-    if truth is not None:
-        return a if truth else b
+    known = truth(condition)
+    if known is not None:
+        return a if known else b
     if a == b:
         return a
     atom = _single_atom(condition)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from ..ops import registry
 from .ir import Graph, InvalidModel, Node, Unsupported, Value
@@ -59,10 +59,11 @@ class InputSymbols:
 class NodeError(Exception):
     """A node of a cluster could not be lowered; the message names the node and the reason."""
 
-    def __init__(self, node: Node, reason: str) -> None:
+    def __init__(self, node: Node, reason: str, *, invalid_input: bool = False) -> None:
         super().__init__(f"node {node.label}: {reason}")
         self.node = node
         self.reason = reason
+        self.ort_code = 2 if invalid_input else 1  # ORT_INVALID_ARGUMENT or ORT_FAIL
 
 
 def symbolic_input(symbols: InputSymbols, value: Value, index: int, hints: Sequence[int] | None = None) -> Tensor:
@@ -145,12 +146,3 @@ def _check_result(value: Value, result: Tensor) -> None:
     for expected, dim in zip(value.shape, result.shape, strict=True):
         if isinstance(expected, int) and isinstance(dim, int) and expected != dim:
             raise Unsupported("shape", f"{value.name!r} is {value.shape} for ORT, {result.shape} here")
-
-
-def consumers(nodes: Iterable[Node]) -> Mapping[Value, list[Node]]:
-    """The nodes that read each value."""
-    result: dict[Value, list[Node]] = {}
-    for node in nodes:
-        for value in node.reads():
-            result.setdefault(value, []).append(node)
-    return result

@@ -1,0 +1,153 @@
+"""What is claimed of graphs of toy operators, and the reasons for the rest."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graph_toys import DOMAIN, Builder
+
+from ort_cuda_plugin.graph.claims import analyze, claim
+from ort_cuda_plugin.graph.ir import Constant, DType, Graph, Node, Value
+from ort_cuda_plugin.graph.lowering import DeviceProperties, Lowering, Tensor
+from ort_cuda_plugin.ops.registry import op
+
+DEVICE = DeviceProperties()
+
+
+@op("Broken", domain=DOMAIN)
+def broken(ctx: Lowering, x: Tensor) -> Tensor:
+    raise LookupError("a mistake in an operator")
+
+
+@op("Mistyped", domain=DOMAIN)
+def mistyped(ctx: Lowering, x: Tensor) -> Tensor:
+    return ctx.empty(x.shape, DType.FLOAT64)
+
+
+def reasons(graph: Graph) -> list[tuple[str, str]]:
+    return [(verdict.kind, verdict.reason) for verdict in analyze(graph, DEVICE)]
+
+
+def test_every_verdict_of_a_supported_graph_is_without_a_reason():
+    b = Builder()
+    x = b.input("x", "n", 3)
+    graph = b.graph(b.node("Add", b.node("Transpose", b.node("Transpose", x)), x))
+    assert reasons(graph) == [("", "")] * 3
+    assert [len(cluster) for cluster in claim(graph, DEVICE)[0]] == [3]
+
+
+def one_node(**changes: object) -> Graph:
+    b = Builder()
+    x = b.input("x", "n")
+    value = b.node("Add", x, x)
+    for name, change in changes.items():
+        setattr(b.nodes[0], name, change)
+    return b.graph(value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "text"),
+    [
+        ({"op_type": "Unheard"}, "op", "graph.test.Unheard is not implemented"),
+        (
+            {"op_type": "Broken", "inputs": (Value("x", DType.FLOAT32, ()),)},
+            "op",
+            "internal error: LookupError: a mistake",
+        ),
+        ({"attributes": {"axis": 1}}, "attribute", "axis"),
+        ({"unreadable_attributes": ("body",)}, "attribute", "'body' has an unsupported type"),
+        ({"has_subgraphs": True}, "control-flow", "subgraphs"),
+        ({"inputs": (Value("s", DType.STRING, ("n",)),) * 2}, "dtype", "'s' has element type STRING"),
+        ({"inputs": (Value("q", None, None),) * 2}, "dtype", "'q' is no tensor"),
+        ({"inputs": (Value("u", DType.FLOAT32, None),) * 2}, "shape", "the rank of 'u' is not known"),
+        ({"inputs": (Value("a", DType.FLOAT32, (2,)), Value("b", DType.FLOAT32, (3,)))}, "shape", "broadcast"),
+        ({"outputs": (Value("o", DType.INT8, None),)}, "dtype", "'o' is INT8 for ORT, FLOAT32 here"),
+        ({"outputs": (Value("o", DType.FLOAT32, (1, 2)),)}, "shape", "'o' has rank 2 for ORT, 1 here"),
+        ({"outputs": (None, Value("o", DType.FLOAT32, None))}, "attribute", "output 1 of Add is not implemented"),
+    ],
+)
+def test_a_declined_node_has_a_kind_and_a_reason(changes, kind, text):
+    ((actual_kind, reason),) = reasons(one_node(**changes))
+    assert actual_kind == kind
+    assert text in reason
+
+
+def test_nodes_after_a_declined_one_go_by_what_ort_infers():
+    b = Builder()
+    x = b.input("x", "n")
+    hidden = b.node("Unheard", x)
+    hidden.shape = ("n", 4)
+    total = b.node("Add", hidden, b.constant(np.zeros(4, np.float32)))
+    wrong = b.node("Add", hidden, b.constant(np.zeros(3, np.float32)))
+    assert [kind for kind, _ in reasons(b.graph(total, wrong))] == ["op", "", "shape"]
+
+
+def test_a_shape_computed_on_the_device_is_declined():
+    b = Builder()
+    x = b.input("x", 4, dtype=DType.INT64)
+    y = b.input("y", "n")
+    computed = b.node("Row", b.node("Zeros", x, dtype=DType.INT64), dtype=DType.INT64, index=0)
+    assert reasons(b.graph(b.node("Reshape", y, b.node("Zeros", x, dtype=DType.INT64)), computed))[-1] == (
+        "shape",
+        "shape of Reshape is computed on the device",
+    )
+
+
+def test_shape_arithmetic_for_declined_nodes_only_is_left_to_the_host():
+    b = Builder()
+    x = b.input("x", "n", "m")
+    shape = b.node("Shape", x, dtype=DType.INT64)
+    twice = b.node("Add", shape, shape, dtype=DType.INT64)
+    b.node("Unheard", twice)
+    graph = b.graph(b.node("Add", x, x))
+    assert [verdict.kind for verdict in analyze(graph, DEVICE)] == ["cost", "cost", "op", ""]
+    graph.outputs.append(shape)
+    assert [verdict.kind for verdict in analyze(graph, DEVICE)] == ["", "cost", "op", ""]
+
+
+def test_a_cluster_that_lost_what_the_whole_graph_knew_is_analysed_again():
+    b = Builder()
+    x, y = b.input("x", "n"), b.input("y", 2, dtype=DType.INT64)
+    shape = b.node("Add", y, b.constant(np.array([1, 2])), dtype=DType.INT64)
+    blocked = b.node("Unheard", shape, dtype=DType.INT64)
+    blocked.shape = (2,)
+    graph = b.graph(b.node("Reshape", x, b.node("Add", shape, blocked, dtype=DType.INT64)))
+    assert [verdict.supported for verdict in analyze(graph, DEVICE)] == [True, False, True, True]
+    # In its own cluster the second sum has two inputs, of which ORT knows no rank of the first.
+    _, verdicts = claim(graph, DEVICE)
+    assert [verdict.reason for verdict in verdicts[2:]] == [
+        "the rank of 'v0' is not known",
+        "the rank of 'v2' is not known",
+    ]
+    shape.shape = (2,)
+    # Now both can be read back.
+    clusters, _ = claim(graph, DEVICE)
+    assert [[node.op_type for node in cluster] for cluster in clusters] == [["Add"], ["Add", "Reshape"]]
+
+
+def test_the_body_of_a_control_flow_operator_is_declined_with_a_reason():
+    graph = one_node()
+    graph.is_subgraph = True
+    assert reasons(graph) == [("control-flow", "it is in the body of a control-flow operator")]
+    assert claim(graph, DEVICE)[0] == []
+
+
+def test_claims_do_not_read_large_initializers():
+    def fail() -> np.ndarray:
+        raise AssertionError("read")
+
+    b = Builder()
+    x = b.input("x", 3000)
+    value = Value("big", DType.FLOAT32, (3000,), Constant(DType.FLOAT32, (3000,), fail, borrowed=True))
+    assert reasons(b.graph(b.node("Add", x, value))) == [("", "")]
+
+
+def test_verdicts_keep_the_identity_of_the_node():
+    (verdict,) = analyze(one_node(), DEVICE)
+    assert (verdict.name, verdict.op_type, verdict.domain, verdict.since_version) == ("Add_0", "Add", DOMAIN, 1)
+    assert verdict.supported
+
+
+def test_a_node_is_labelled_by_its_first_output_where_it_has_no_name():
+    assert Node("", "Add", "", 7, (), (Value("sum", None, None),)).label == "sum (Add)"
+    assert Node("", "Add", "", 7, (), ()).label == "(unnamed) (Add)"
