@@ -6,6 +6,8 @@
 
 #include "memory.h"
 
+#define OCP_MAX_HOST_INPUTS 256u
+
 typedef struct ocp_input {
   const void *data;
   const int64_t *dims;
@@ -33,14 +35,14 @@ void ocp_cluster_release(ocp_cluster *cluster);
 int ocp_cluster_add_kernels(ocp_cluster *cluster, const ocp_kernel_ref *kernels, uint32_t count, ocp_error *error);
 int ocp_cluster_add_weights(ocp_cluster *cluster, ocp_weight *const *weights, uint32_t count, ocp_error *error);
 int ocp_cluster_add_problem(ocp_cluster *cluster, struct ocp_problem *problem, ocp_error *error);
-/* Which inputs are read back before the guards of any plan are evaluated (fixed for the cluster): their indices. */
+/* Which inputs are read back before the guards of any plan are evaluated (fixed for the cluster): their indices,
+ * ascending, at most OCP_MAX_HOST_INPUTS. Before the first plan. */
 int ocp_cluster_set_host_inputs(ocp_cluster *cluster, const uint32_t *inputs, uint32_t count, ocp_error *error);
 /* Checks and adds one plan. Later plans are tried first. Safe beside concurrent Runs. */
 int ocp_cluster_add_plan(ocp_cluster *cluster, const void *blob, size_t bytes, ocp_error *error);
 /* One Run. Enqueues on stream and returns before the work ends. Concurrent calls are fine. When no plan matches, calls
  * ocp_python.build_variant once (single flight: other threads with the same need wait without any lock that Python
- * could want) and tries again. The inputs of concurrent Runs may differ in shape. terminate may be NULL; polled between
- * segments. */
+ * could want) and tries again. The inputs of concurrent Runs may differ in shape. */
 int ocp_cluster_run(ocp_cluster *cluster, ocp_stream *stream, const ocp_input *inputs, uint32_t num_inputs,
                     ocp_output_fn output, void *output_context, ocp_error *error);
 
@@ -50,5 +52,6 @@ int ocp_cluster_run(ocp_cluster *cluster, ocp_stream *stream, const ocp_input *i
 int ocp_weight_acquire(ocp_device *device, const void *data, size_t bytes, ocp_weight **out, ocp_error *error);
 void ocp_weight_release(ocp_weight *weight);
 CUdeviceptr ocp_weight_address(const ocp_weight *weight);
+size_t ocp_weight_bytes(const ocp_weight *weight);
 
 #endif

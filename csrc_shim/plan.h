@@ -22,6 +22,9 @@
 #define OCP_PLAN_VERSION 1u
 #define OCP_NO_REG 0xFFFFFFFFu
 #define OCP_MAX_RANK 16
+#define OCP_MAX_REGISTERS (1u << 22)
+#define OCP_MAX_HOST_VALUES 65536u /* of one host input or read-back */
+#define OCP_MAX_LAUNCH_PARAMS 512u /* CUDA passes 4096 bytes to every device */
 
 typedef struct ocp_plan_header {
   uint32_t magic, version;
@@ -39,7 +42,7 @@ typedef struct ocp_plan_input {
   uint32_t rank;
   uint32_t first_register;
   uint32_t host_register; /* first register of its host values, or OCP_NO_REG: not a host input */
-  uint32_t host_count;    /* how many elements are read; the plan matches only inputs with exactly as many */
+  uint32_t host_count; /* how many elements are read; the plan matches only inputs with exactly as many; 0 when none */
   uint32_t reserved;
 } ocp_plan_input;
 
@@ -73,7 +76,7 @@ typedef enum ocp_expr_op {
 /* Arithmetic that overflows int64 is an error of the Run (the dimensions were hostile). */
 typedef struct ocp_plan_expr {
   uint32_t op;
-  uint32_t dst; /* register, larger than every operand's */
+  uint32_t dst; /* register, larger than every operand's; defined by nothing else */
   uint32_t a, b, c;
   uint32_t segment; /* evaluated when that segment starts; guards' expressions are in segment 0 */
   int64_t imm;
@@ -106,8 +109,9 @@ typedef struct ocp_plan_readback {
 } ocp_plan_readback;
 
 /* Scratch or intermediate memory. It lives from the first to the last record (inclusive) of its segment that names it;
- * one whose last record is in a later segment than `segment` lives to the end of the Run. The executor gives each an
- * offset into the slab of its segment such that those alive together do not overlap. */
+ * one whose last record is in a later segment than `segment`, or that a later segment reads back, lives to the end of
+ * the Run. The executor gives each an offset into the slab of its segment such that those alive together do not
+ * overlap. */
 typedef struct ocp_plan_buffer {
   uint32_t size_register; /* bytes */
   uint32_t first_record, last_record;
@@ -157,9 +161,10 @@ typedef struct ocp_plan_segment {
   uint32_t first_record, num_records;
 } ocp_plan_segment;
 
-/* The arrays stand in this order: inputs, outputs, weights (uint32_t index into the cluster's weights), kernels
- * (uint32_t index into the cluster's kernels), problems (likewise), dims (uint32_t), exprs, guards (uint32_t registers
- * that must be nonzero), asserts, readbacks, buffers, records, params, segments, nodes (uint32_t string offsets),
- * strings. */
+/* exprs, asserts, readbacks and records are ordered by segment; the dims of outputs and the params of records follow
+ * each other without gaps, in the order of outputs and records. The arrays stand in this order: inputs, outputs,
+ * weights (uint32_t index into the cluster's weights), kernels (uint32_t index into the cluster's kernels), problems
+ * (likewise), dims (uint32_t), exprs, guards (uint32_t registers that must be nonzero), asserts, readbacks, buffers,
+ * records, params, segments, nodes (uint32_t string offsets), strings. */
 
 #endif

@@ -107,5 +107,5 @@ def test_numbers_that_do_not_fit_their_field_are_refused() -> None:
 
 @pytest.mark.parametrize("blob", [b"", b"OPLN", bytes(80), encode(plan_with_everything)[:-200]])
 def test_decoding_something_else_is_refused(blob: bytes) -> None:
-    with pytest.raises(ValueError, match="not a plan|truncated"):
+    with pytest.raises(ValueError, match=r"not a plan|truncated"):
         decode(blob)

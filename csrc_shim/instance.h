@@ -1,0 +1,80 @@
+/* A plan made concrete: variants bind a plan to the handles of a cluster, instances evaluate a variant for one set of
+ * dimensions and host values. */
+#ifndef OCP_INSTANCE_H
+#define OCP_INSTANCE_H
+
+#include "executor.h"
+#include "plan_load.h"
+
+/* A plan and the handles that its indices stand for. Immutable; lives as long as its cluster. */
+typedef struct ocp_variant {
+  const struct ocp_variant *next; /* the one added before it */
+  ocp_plan *plan;
+  ocp_device *device;
+  const char *cluster_name; /* the cluster's */
+  CUfunction *functions;    /* of the plan's kernels */
+  const char **function_names;
+  CUdeviceptr *weights;
+  uint64_t *weight_bytes;
+  ocp_problem **problems;
+} ocp_variant;
+
+/* One record, ready to be enqueued. */
+typedef struct ocp_call {
+  uint32_t kind; /* ocp_record_kind */
+  bool skipped;
+  unsigned grid[3], shared_bytes;
+  uint32_t num_pointers; /* LIBRARY: the first parameters of `values`, the rest are numbers */
+  uint64_t *values;      /* the parameters */
+  void **params;         /* LAUNCH: kernelParams, pointing at values */
+} ocp_call;
+
+/* A pointer parameter that differs from Run to Run: *value = bases[base] + offset. */
+typedef struct ocp_fixup {
+  uint64_t *value;
+  uint64_t offset;
+  uint32_t base; /* index of an input, num_inputs + index of an output, or num_inputs + num_outputs + segment: a slab */
+} ocp_fixup;
+
+/* Everything of a plan that follows from dimensions and host values, and the scratch of a Run. Used by one Run at a
+ * time and then kept for the next one with the same key. One block of memory. */
+typedef struct ocp_instance {
+  const ocp_variant *variant;
+  struct ocp_instance *newer, *older, *chain; /* the cache's */
+  size_t bytes;
+  /* the key */
+  uint64_t hash;
+  uint32_t key_words;
+  const uint64_t *key;
+  /* evaluated */
+  int64_t *registers;
+  int64_t *dims;           /* of the outputs, as the plan's dims */
+  uint64_t *memory_bytes;  /* sizes of inputs, then of outputs */
+  uint64_t *buffer_offset; /* in the slab of the buffer's segment */
+  uint64_t *slab_bytes;    /* per segment */
+  ocp_call *calls;         /* per record */
+  ocp_fixup *fixups;       /* those of a segment start at its first parameter */
+  uint32_t *num_fixups;    /* per segment */
+  /* scratch of a Run */
+  uint64_t *bases;
+} ocp_instance;
+
+/* Whether the plan is for inputs of these element types, ranks and numbers of host values. host_counts has one entry
+ * per input: UINT32_MAX where it is no host input. */
+bool ocp_variant_accepts(const ocp_variant *variant, const ocp_input *inputs, uint32_t num_inputs,
+                         const uint32_t *host_counts);
+/* An instance for the inputs, which the plan accepts; host_values are those of all host inputs in order. *matches tells
+ * whether the guards hold; NULL without an error when they do not. The first segment is resolved. */
+ocp_instance *ocp_instance_create(const ocp_variant *variant, const ocp_input *inputs, const int64_t *host_values,
+                                  const uint64_t *key, uint32_t key_words, uint64_t hash, bool *matches,
+                                  ocp_error *error);
+/* Evaluates a segment, whose read-backs are in their registers: checks its assertions, sets the dimensions of its
+ * outputs, lays out its slab and fills its calls. */
+int ocp_instance_resolve(ocp_instance *instance, uint32_t segment, ocp_error *error);
+/* Enqueues a segment's records; bases must be set. */
+int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *stream, ocp_error *error);
+/* Where a read-back points. */
+int ocp_instance_locate(const ocp_instance *instance, const ocp_plan_readback *readback, CUdeviceptr *address,
+                        ocp_error *error);
+
+#endif
