@@ -13,7 +13,7 @@ from .abi.tables import OLDEST_API
 from .ep import boundary, factory
 from .ep.devices import DeviceInfo, cuda_devices
 from .ep.options import parse
-from .ep.provider import last_provider
+from .ep.provider import Provider, last_provider
 from .graph.claims import NodeVerdict
 
 _registered: list[str] = []
@@ -128,10 +128,10 @@ def session(
         RuntimeError: no such device exists, or no node of the model runs on the provider; the message says why.
         ValueError: an option is unknown or has no valid value.
     """
-    created, verdicts = _create(model, emulate, provider_options, sess_options)
+    created, provider = _create(model, emulate, provider_options, sess_options)
     placement = created.get_provider_graph_assignment_info()
     if not any(part.ep_name == get_ep_name() and part.get_nodes() for part in placement):
-        raise RuntimeError(f"no node of the model runs on {get_ep_name()}: {_reasons(verdicts)}")
+        raise RuntimeError(f"no node of the model runs on {get_ep_name()}: {_reasons(provider)}")
     return created
 
 
@@ -146,7 +146,10 @@ def explain(
 
     Arguments and errors are those of `session`, except that a model of which no node is claimed is no error.
     """
-    return _create(model, emulate, provider_options, sess_options)[1]
+    _, provider = _create(model, emulate, provider_options, sess_options)
+    if provider.failure:
+        raise RuntimeError(f"{get_ep_name()} could not look at the model: {provider.failure}")
+    return provider.verdicts
 
 
 def _create(
@@ -154,7 +157,7 @@ def _create(
     emulate: bool | None,
     provider_options: Mapping[str, object] | None,
     sess_options: Any,
-) -> tuple[Any, list[NodeVerdict]]:
+) -> tuple[Any, Provider]:
     ort = _onnxruntime()
     options = {key: str(value) for key, value in (provider_options or {}).items()}
     parsed, _ = parse(options)
@@ -163,9 +166,11 @@ def _create(
     sess_options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     sess_options.add_provider_for_devices([ep_device], options)
     source = model if isinstance(model, bytes) else os.fspath(model)
-    created = ort.InferenceSession(source, sess_options=sess_options)
+    # Without this ONNX Runtime answers an error of the provider by using the CPU.
+    created = ort.InferenceSession(source, sess_options=sess_options, enable_fallback=0)
     provider = last_provider()
-    return created, provider.verdicts if provider is not None else []
+    assert provider is not None, "the session was made with the device of a provider"
+    return created, provider
 
 
 def _select(ep_devices: list[Any], emulate: bool | None, device_id: int | None) -> Any:
@@ -189,9 +194,14 @@ def _select(ep_devices: list[Any], emulate: bool | None, device_id: int | None) 
     )
 
 
-def _reasons(verdicts: list[NodeVerdict]) -> str:
-    if not verdicts:
+def _reasons(provider: Provider) -> str:
+    if provider.failure:
+        return provider.failure
+    if not provider.verdicts:
         return "ONNX Runtime left it no node"
-    lines = [f"{verdict.op_type} node {verdict.name!r} ({verdict.kind}): {verdict.reason}" for verdict in verdicts[:10]]
-    rest = len(verdicts) - len(lines)
-    return "; ".join(lines) + (f"; and {rest} more" if rest else "")
+    shown = [
+        f"{verdict.op_type} node {verdict.name!r} ({verdict.kind}): {verdict.reason}"
+        for verdict in provider.verdicts[:10]
+    ]
+    rest = len(provider.verdicts) - len(shown)
+    return "; ".join(shown) + (f"; and {rest} more" if rest else "")

@@ -14,6 +14,7 @@ from ..graph.ort_graph import read_graph
 from .devices import DeviceInfo
 from .factory import memory_info
 from .fused_node import FusedNode
+from .guards import describe
 from .open_device import use_device
 from .options import EP_NAME, OptionError, Options, collect, parse
 
@@ -30,6 +31,7 @@ class Provider:
 
     Attributes:
         verdicts: one per node of the main graph, from the last time ORT asked.
+        failure: why the claims could not be made, which ORT only logs; "" where they were.
     """
 
     def __init__(self, metadata: list[Any], session_options: Any, logger: Any) -> None:
@@ -39,6 +41,7 @@ class Provider:
         self.device = use_device(_choose(offered, self.options.device_id))
         self.device_memory = memory_info(self.device.info)
         self.verdicts: list[NodeVerdict] = []
+        self.failure = ""
         self._fused: list[FusedNode] = []
         _thread.provider = self
 
@@ -68,6 +71,13 @@ class Provider:
 
     def get_capability(self, ort_graph: Any, info: Any) -> None:
         """Claims the nodes of ``ort_graph`` (``const OrtGraph *``) that the device can run."""
+        try:
+            self._claim(ort_graph, info)
+        except BaseException as error:
+            self.failure = describe(error)[1]
+            raise
+
+    def _claim(self, ort_graph: Any, info: Any) -> None:
         graph = read_graph(host.api(), ort_graph)
         clusters, verdicts = claim(graph, self.device.properties(), self._lowering_options())
         self._report(graph.name, verdicts, len(clusters))

@@ -1,0 +1,105 @@
+/* An application in C, linked to libonnxruntime and nothing else: registers the plugin, selects its emulated device, runs
+ * a model with one Add of eight floats, unregisters, and exits with 0.
+ *
+ *   host LIBRARY MODEL */
+#include "ort_abi.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EP_NAME "CudaPluginExecutionProvider"
+
+const OrtApiBase *OrtGetApiBase(void);
+
+static const OrtApi *api;
+
+static void check(OrtStatus *status, const char *what) {
+  if (!status)
+    return;
+  fprintf(stderr, "%s: %s\n", what, api->GetErrorMessage(status));
+  exit(1);
+}
+#define CALL(function, ...) check(api->function(__VA_ARGS__), #function)
+
+static void require(int condition, const char *what) {
+  if (condition)
+    return;
+  fprintf(stderr, "%s\n", what);
+  exit(2);
+}
+
+static const OrtEpDevice *find_device(OrtEnv *env) {
+  const OrtEpDevice *const *devices;
+  size_t count;
+  CALL(GetEpDevices, env, &devices, &count);
+  for (size_t i = 0; i < count; i++)
+    if (strcmp(api->EpDevice_EpName(devices[i]), EP_NAME) == 0)
+      return devices[i];
+  require(0, "the plugin offers no device");
+  return NULL;
+}
+
+static void require_placement(const OrtSession *session) {
+  const OrtEpAssignedSubgraph *const *parts;
+  size_t count;
+  CALL(Session_GetEpGraphAssignmentInfo, session, &parts, &count);
+  require(count == 1, "one subgraph expected");
+  const char *name;
+  CALL(EpAssignedSubgraph_GetEpName, parts[0], &name);
+  require(strcmp(name, EP_NAME) == 0, "the node does not run on the plugin");
+}
+
+static void run(OrtSession *session) {
+  float a[8], b[8];
+  for (int i = 0; i < 8; i++) {
+    a[i] = (float)i;
+    b[i] = 10.0f * (float)i;
+  }
+  const int64_t shape[] = {8};
+  OrtMemoryInfo *memory;
+  CALL(CreateCpuMemoryInfo, OrtDeviceAllocator, OrtMemTypeDefault, &memory);
+  OrtValue *inputs[2], *output = NULL;
+  CALL(CreateTensorWithDataAsOrtValue, memory, a, sizeof a, shape, 1, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, &inputs[0]);
+  CALL(CreateTensorWithDataAsOrtValue, memory, b, sizeof b, shape, 1, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, &inputs[1]);
+  const char *input_names[] = {"a", "b"}, *output_names[] = {"c"};
+  CALL(Run, session, NULL, input_names, (const OrtValue *const *)inputs, 2, output_names, 1, &output);
+  float *result;
+  CALL(GetTensorMutableData, output, (void **)&result);
+  for (int i = 0; i < 8; i++)
+    require(result[i] == 11.0f * (float)i, "wrong result");
+  api->ReleaseValue(output);
+  api->ReleaseValue(inputs[0]);
+  api->ReleaseValue(inputs[1]);
+  api->ReleaseMemoryInfo(memory);
+}
+
+int main(int argc, char **argv) {
+  require(argc == 3, "usage: host LIBRARY MODEL");
+  const char *version = OrtGetApiBase()->GetVersionString();
+  uint32_t number = (uint32_t)strtoul(version + 2, NULL, 10);
+  api = OrtGetApiBase()->GetApi(number < OCP_NEWEST_API ? number : OCP_NEWEST_API);
+  require(api != NULL, "no API");
+
+  OrtEnv *env;
+  CALL(CreateEnv, ORT_LOGGING_LEVEL_WARNING, "host", &env);
+  for (int round = 0; round < 2; round++) { /* the second round finds Python running */
+    CALL(RegisterExecutionProviderLibrary, env, "cuda.virtual", argv[1]);
+    const OrtEpDevice *device = find_device(env);
+    OrtSessionOptions *options;
+    CALL(CreateSessionOptions, &options);
+    CALL(AddSessionConfigEntry, options, "session.record_ep_graph_assignment_info", "1");
+    CALL(SessionOptionsAppendExecutionProvider_V2, options, env, &device, 1, NULL, NULL, 0);
+    OrtSession *session;
+    CALL(CreateSession, env, argv[2], options, &session);
+    require_placement(session);
+    run(session);
+    run(session);
+    api->ReleaseSession(session);
+    api->ReleaseSessionOptions(options);
+    CALL(UnregisterExecutionProviderLibrary, env, "cuda.virtual");
+  }
+  api->ReleaseEnv(env);
+  puts("ok");
+  return 0;
+}

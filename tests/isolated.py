@@ -1,0 +1,44 @@
+"""Fresh processes for tests whose subject is process-wide: registration, interpreter exit, fork, environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, helper
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def python(
+    code: str, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 120, check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Runs ``code`` in a new interpreter with this source tree first on its path."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])])
+    environment = {**os.environ, "PYTHONPATH": path, **(env or {})}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    if check:
+        assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def add_model(path: Path | None = None) -> bytes:
+    """c = a + b of eight floats, as bytes; also written to ``path``."""
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [8]) for name in "abc"]
+    graph = helper.make_graph([helper.make_node("Add", ["a", "b"], ["c"], name="add")], "add", values[:2], values[2:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    if path is not None:
+        onnx.save(model, path)
+    return bytes(model.SerializeToString())
