@@ -1,0 +1,230 @@
+"""Graphs as stock ONNX Runtime hands them over."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import ort_cuda_plugin
+from ort_cuda_plugin.abi.core import ffi
+from ort_cuda_plugin.ep import provider
+from ort_cuda_plugin.graph.ir import DType, Graph, Node
+from ort_cuda_plugin.graph.ort_graph import OrtCallError, read_graph
+
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+
+
+@pytest.fixture
+def read(monkeypatch, tmp_path):
+    """A function that creates a session and gives the graphs that the plugin read meanwhile.
+
+    ``inspect`` is called on each graph while ORT's is alive.
+    """
+    ort_cuda_plugin.register(emulate=True)
+
+    def run(graph: onnx.GraphProto, inspect=lambda graph: None, opset: int = 17, **saving: object) -> list[Graph]:
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+        path = tmp_path / "model.onnx"
+        onnx.save(model, path, **saving)
+        graphs: list[Graph] = []
+        failures: list[BaseException] = []
+
+        def reading(api, ort_graph) -> Graph:
+            graph = read_graph(api, ort_graph)
+            try:
+                inspect(graph)
+            except BaseException as error:  # pytest must see it, not the guard of the callback
+                failures.append(error)
+            graphs.append(graph)
+            return graph
+
+        monkeypatch.setattr(provider, "read_graph", reading)
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        ort.InferenceSession(path, options, providers=["CudaPluginExecutionProvider", "CPUExecutionProvider"])
+        for failure in failures:
+            raise failure
+        return graphs
+
+    return run
+
+
+def node_of(graphs: list[Graph], op_type: str) -> Node:
+    return next(node for graph in graphs for node in graph.nodes if node.op_type == op_type)
+
+
+def info(name: str, kind: int, shape: list[int | str | None] | None) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def test_names_types_and_dimensions_are_as_the_model_says(read):
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"], name="copy"), helper.make_node("Identity", ["u"], ["v"])],
+        "shapes",
+        [info("x", FLOAT, ["batch", 3, None]), info("u", BOOL, None)],
+        [info("y", FLOAT, None), info("v", BOOL, None)],
+    )
+    result = read(graph)[0]
+    assert result.name == "shapes"
+    assert result.opsets[""] == 17
+    assert not result.is_subgraph
+    assert [(v.name, v.dtype, v.shape) for v in result.inputs] == [
+        ("x", DType.FLOAT32, ("batch", 3, None)),
+        ("u", DType.BOOL, None),
+    ]
+    assert [value.name for value in result.outputs] == ["y", "v"]
+    copy = next(node for node in result.nodes if node.name == "copy")
+    assert copy.inputs == (result.inputs[0],)
+    assert (copy.op_type, copy.domain, copy.since_version) == ("Identity", "", 16)
+
+
+def test_attributes_of_every_type_are_read(read):
+    graph = helper.make_graph(
+        [
+            helper.make_node("Transpose", ["x"], ["a"], perm=[1, 0]),
+            helper.make_node("LeakyRelu", ["x"], ["b"], alpha=0.25),
+            helper.make_node("Softmax", ["x"], ["c"], axis=0),
+            helper.make_node("AveragePool", ["image"], ["d"], kernel_shape=[2, 2], auto_pad="SAME_UPPER"),
+            helper.make_node("ConstantOfShape", ["shape"], ["e"], value=helper.make_tensor("v", INT64, [1], [7])),
+            helper.make_node(
+                "LSTM",
+                ["s", "w", "r"],
+                ["f"],
+                hidden_size=2,
+                activations=["Tanh", "Relu", "Tanh"],
+                activation_alpha=[0.5, 1.5],
+            ),
+        ],
+        "attributes",
+        [
+            info("x", FLOAT, [2, 3]),
+            info("image", FLOAT, [1, 1, 4, 4]),
+            info("shape", INT64, [1]),
+            info("s", FLOAT, [1, 1, 3]),
+            info("w", FLOAT, [1, 8, 3]),
+            info("r", FLOAT, [1, 8, 2]),
+        ],
+        [info(name, INT64 if name == "e" else FLOAT, None) for name in "abcdef"],
+    )
+    graphs = read(graph)
+    assert node_of(graphs, "Transpose").attributes["perm"] == (1, 0)
+    assert node_of(graphs, "LeakyRelu").attributes["alpha"] == 0.25
+    assert node_of(graphs, "Softmax").attributes["axis"] == 0
+    assert node_of(graphs, "AveragePool").attributes["auto_pad"] == "SAME_UPPER"
+    np.testing.assert_array_equal(node_of(graphs, "ConstantOfShape").attributes["value"], np.array([7]))
+    lstm = node_of(graphs, "LSTM").attributes
+    assert lstm["activations"] == ("Tanh", "Relu", "Tanh")
+    assert lstm["activation_alpha"] == (0.5, 1.5)
+
+
+def test_omitted_inputs_are_none(read):
+    graph = helper.make_graph(
+        [helper.make_node("Clip", ["x", "", "high"], ["y"])],
+        "clip",
+        [info("x", FLOAT, [2])],
+        [info("y", FLOAT, None)],
+        [numpy_helper.from_array(np.float32(6), "high")],
+    )
+    x, low, high = node_of(read(graph), "Clip").inputs
+    assert (x.name, low, high.name) == ("x", None, "high")
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_initializers_have_their_contents(read, external):
+    arrays = {
+        "w": np.arange(4096, dtype=np.float32).reshape(64, 64),
+        "h": np.arange(600, dtype=np.float16),
+        "i": np.array([-1, 2**40], np.int64),
+        "scalar": np.array(True),
+        "none": np.zeros((0, 3), np.float32),
+    }
+    graph = helper.make_graph(
+        [helper.make_node("Identity", [name], [f"{name}_out"]) for name in arrays],
+        "initializers",
+        [],
+        [info(f"{name}_out", helper.np_dtype_to_tensor_dtype(array.dtype), None) for name, array in arrays.items()],
+        [numpy_helper.from_array(array, name) for name, array in arrays.items()],
+    )
+
+    def inspect(graph: Graph) -> None:
+        values = {value.name: value for node in graph.nodes for value in node.reads()}
+        for name, array in arrays.items():
+            actual = values[name].constant
+            assert actual is not None
+            assert actual.dtype == array.dtype
+            np.testing.assert_array_equal(actual, array)
+        assert isinstance(values["w"].constant, np.memmap) == external
+
+    saving = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 1000} if external else {}
+    assert len(read(graph, inspect, **saving)) == 1
+
+
+def test_kept_initializers_outlive_the_session(read):
+    array = np.arange(1000, dtype=np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["w"], ["y"])],
+        "kept",
+        [],
+        [info("y", FLOAT, None)],
+        [numpy_helper.from_array(array, "w")],
+    )
+    constants = []
+
+    def inspect(graph: Graph) -> None:
+        constants.append(graph.nodes[0].inputs[0].initializer)
+        constants[0].keep()
+
+    read(graph, inspect)
+    np.testing.assert_array_equal(constants[0].array, array)
+
+
+def test_an_initializer_that_the_application_may_replace_is_no_constant(read):
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "default"], ["y"])],
+        "overridable",
+        [info("x", FLOAT, [2]), info("default", FLOAT, [2])],
+        [info("y", FLOAT, None)],
+        [numpy_helper.from_array(np.ones(2, np.float32), "default")],
+    )
+    _, default = node_of(read(graph), "Add").inputs
+    assert default.initializer is None
+
+
+def test_bodies_of_control_flow_and_what_they_read_from_outside_are_known(read):
+    then_branch = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["t"], name="inside")], "then", [], [info("t", FLOAT, None)]
+    )
+    else_branch = helper.make_graph([helper.make_node("Identity", ["x"], ["e"])], "else", [], [info("e", FLOAT, None)])
+    graph = helper.make_graph(
+        [helper.make_node("If", ["c"], ["y"], then_branch=then_branch, else_branch=else_branch)],
+        "main",
+        [info("c", BOOL, []), info("x", FLOAT, ["n", 2])],
+        [info("y", FLOAT, None)],
+        [numpy_helper.from_array(np.ones(2, np.float32), "w")],
+    )
+    graphs = read(graph)
+    assert [(g.name, g.is_subgraph) for g in graphs] == [("else", True), ("then", True), ("main", False)]
+    conditional = node_of(graphs, "If")
+    assert conditional.has_subgraphs
+    assert {value.name for value in conditional.implicit_inputs} == {"x", "w"}
+    assert {value.name for value in conditional.reads()} == {"c", "x", "w"}
+    assert node_of(graphs, "Add").inputs[1].initializer is not None
+
+
+def test_a_failing_call_raises_its_name_and_message(read):
+    class Failing:
+        """An OrtApi whose calls all fail with one status."""
+
+        def __getattr__(self, name):
+            return {
+                "GetErrorMessage": lambda status: self.message,
+                "ReleaseStatus": lambda status: None,
+            }.get(name, lambda *args: ffi.cast("OrtStatus *", 1))
+
+        message = ffi.new("char[]", b"no such graph")
+
+    with pytest.raises(OrtCallError, match="Graph_GetModelPath: no such graph"):
+        read_graph(Failing(), ffi.NULL)
