@@ -14,10 +14,11 @@ typedef struct ocp_emu_config {
   uint64_t seed;
 } ocp_emu_config;
 
-/* Sets the configuration. Allowed while no emulated memory, stream or module is alive; else returns
- * CUDA_ERROR_INVALID_VALUE-like codes with the reason in text. The defaults come from the environment:
- * ORT_CUDA_PLUGIN_EMULATE_DEVICES, _MEMORY (bytes, K/M/G suffixes), _STREAMS (inline|adversarial), _SEED, _CHECK,
- * _WORKERS, each prefixed ORT_CUDA_PLUGIN_EMULATE. */
+/* Sets the configuration. Deferred work runs first. The number of devices and their memory can change only while no
+ * memory, stream, event, module or graph of theirs is alive; no other thread may use the devices meanwhile. Returns 0,
+ * or a CUresult with the reason in text. The defaults come from the environment: ORT_CUDA_PLUGIN_EMULATE_DEVICES,
+ * _MEMORY (bytes, K/M/G suffixes), _STREAMS (inline|adversarial), _SEED, _CHECK, _WORKERS, each prefixed
+ * ORT_CUDA_PLUGIN_EMULATE; one that cannot be read makes Init fail. */
 int ocp_emu_configure(const ocp_emu_config *config, char *text, size_t text_bytes);
 void ocp_emu_get_config(ocp_emu_config *config);
 

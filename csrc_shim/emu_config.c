@@ -1,7 +1,8 @@
 /* Configuration and life of the emulated devices: environment, address space, contexts, fork. */
 #define _GNU_SOURCE /* CPU_COUNT */
-#include "emu_driver.h"
+#include "emu_stream.h"
 
+#include <errno.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -12,6 +13,8 @@
 #define ENVIRONMENT "ORT_CUDA_PLUGIN_EMULATE"
 #define DEFAULT_DEVICE_BYTES ((uint64_t)16 << 30)
 #define PINNED_BYTES ((uint64_t)16 << 30)
+#define PAGE 4096u
+#define MAX_WORKERS 1024u
 #define MAX_DEVICE_BYTES ((uint64_t)512 << 30)
 
 emu_state emu;
@@ -19,6 +22,7 @@ emu_state emu;
 static pthread_mutex_t start_lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_bool started;
 static bool configured;
+static char environment_error[200];
 static atomic_bool forked;
 static _Thread_local emu_device *current;
 static _Thread_local char last_error[400];
@@ -35,77 +39,65 @@ const char *ocp_emu_last_error(void) { return last_error; }
 
 /* ---- configuration ---- */
 
-static uint64_t parse_bytes(const char *text, uint64_t otherwise) {
+/* A number with an optional K, M or G; false when the text is none or the number is too large. */
+static bool parse_number(const char *text, uint64_t largest, uint64_t *value) {
   char *end;
-  uint64_t value = strtoull(text, &end, 10);
-  if (end == text)
-    return otherwise;
-  int shift = *end == 'K' || *end == 'k' ? 10 : *end == 'M' || *end == 'm' ? 20 : *end == 'G' || *end == 'g' ? 30 : 0;
-  return value > UINT64_MAX >> shift ? otherwise : value << shift;
+  errno = 0;
+  unsigned long long number = strtoull(text, &end, 10);
+  int shift = 0;
+  if (*end == 'K' || *end == 'k')
+    shift = 10;
+  else if (*end == 'M' || *end == 'm')
+    shift = 20;
+  else if (*end == 'G' || *end == 'g')
+    shift = 30;
+  end += shift > 0;
+  if (end == text || *end || errno || *text == '-' || number > largest >> shift)
+    return false;
+  *value = number << shift;
+  return true;
 }
 
-static uint32_t parse_count(const char *name, uint32_t otherwise, uint32_t largest) {
+static bool read_number(const char *name, uint64_t least, uint64_t largest, uint64_t *value) {
   const char *text = getenv(name);
   if (!text || !*text)
-    return otherwise;
-  char *end;
-  unsigned long value = strtoul(text, &end, 10);
-  return end == text || *end || value > largest ? otherwise : (uint32_t)value;
+    return true;
+  if (parse_number(text, largest, value) && *value >= least)
+    return true;
+  snprintf(environment_error, sizeof environment_error, "%s=\"%.60s\" is not a number from %llu to %llu", name, text,
+           (unsigned long long)least, (unsigned long long)largest);
+  return false;
 }
 
-/* The environment's settings; a value that cannot be read counts as not set. */
+/* The environment's settings, unless ocp_emu_configure came first. What cannot be read makes Init fail. */
 static void configure_from_environment(void) {
   if (configured)
     return;
   configured = true;
-  ocp_emu_config *config = &emu.config;
-  config->num_devices = parse_count(ENVIRONMENT "_DEVICES", 1, EMU_MAX_DEVICES);
-  if (config->num_devices == 0)
-    config->num_devices = 1;
-  config->workers = parse_count(ENVIRONMENT "_WORKERS", 0, 1024);
-  const char *memory = getenv(ENVIRONMENT "_MEMORY");
-  config->device_bytes = memory ? parse_bytes(memory, DEFAULT_DEVICE_BYTES) : DEFAULT_DEVICE_BYTES;
-  if (config->device_bytes == 0 || config->device_bytes > MAX_DEVICE_BYTES)
-    config->device_bytes = DEFAULT_DEVICE_BYTES;
+  uint64_t devices = 1, workers = 0, bytes = DEFAULT_DEVICE_BYTES, seed = 0, check = 0;
   const char *streams = getenv(ENVIRONMENT "_STREAMS");
-  config->adversarial = streams && strcmp(streams, "adversarial") == 0;
-  config->check = parse_count(ENVIRONMENT "_CHECK", 0, 1);
-  config->seed = parse_count(ENVIRONMENT "_SEED", 0, UINT32_MAX);
+  bool adversarial = streams && strcmp(streams, "adversarial") == 0;
+  if (streams && *streams && !adversarial && strcmp(streams, "inline") != 0)
+    snprintf(environment_error, sizeof environment_error, "%s_STREAMS=\"%.60s\" is neither inline nor adversarial",
+             ENVIRONMENT, streams);
+  (void)(read_number(ENVIRONMENT "_DEVICES", 1, EMU_MAX_DEVICES, &devices) &&
+         read_number(ENVIRONMENT "_WORKERS", 0, MAX_WORKERS, &workers) &&
+         read_number(ENVIRONMENT "_MEMORY", PAGE, MAX_DEVICE_BYTES, &bytes) &&
+         read_number(ENVIRONMENT "_SEED", 0, UINT64_MAX, &seed) && read_number(ENVIRONMENT "_CHECK", 0, 1, &check));
+  emu.config = (ocp_emu_config){
+      .num_devices = (uint32_t)devices,
+      .workers = (uint32_t)workers,
+      .device_bytes = bytes,
+      .adversarial = adversarial,
+      .check = (uint32_t)check,
+      .seed = seed,
+  };
 }
 
 static int refuse(char *text, size_t text_bytes, const char *reason) {
   if (text && text_bytes)
     snprintf(text, text_bytes, "%s", reason);
   return CUDA_ERROR_INVALID_VALUE;
-}
-
-static void stop(void);
-
-int ocp_emu_configure(const ocp_emu_config *config, char *text, size_t text_bytes) {
-  if (config->num_devices < 1 || config->num_devices > EMU_MAX_DEVICES)
-    return refuse(text, text_bytes, "the number of emulated devices must be 1 to 8");
-  if (config->device_bytes < 4096 || config->device_bytes > MAX_DEVICE_BYTES)
-    return refuse(text, text_bytes, "the memory of an emulated device must be 4 KiB to 512 GiB");
-  if (config->workers > 1024)
-    return refuse(text, text_bytes, "at most 1024 workers can run blocks");
-  pthread_mutex_lock(&start_lock);
-  configure_from_environment();
-  int result = CUDA_SUCCESS;
-  if (atomic_load(&emu.live) > 0) {
-    result = refuse(text, text_bytes, "memory, streams, events or modules of the emulated devices are alive");
-  } else {
-    stop();
-    emu.config = *config;
-  }
-  pthread_mutex_unlock(&start_lock);
-  return result;
-}
-
-void ocp_emu_get_config(ocp_emu_config *config) {
-  pthread_mutex_lock(&start_lock);
-  configure_from_environment();
-  *config = emu.config;
-  pthread_mutex_unlock(&start_lock);
 }
 
 static uint32_t count_threads(void) {
@@ -116,6 +108,46 @@ static uint32_t count_threads(void) {
     return 1;
   int count = CPU_COUNT(&cpus);
   return count > 0 ? (uint32_t)count : 1;
+}
+
+static void stop(void);
+
+int ocp_emu_configure(const ocp_emu_config *config, char *text, size_t text_bytes) {
+  if (config->num_devices < 1 || config->num_devices > EMU_MAX_DEVICES)
+    return refuse(text, text_bytes, "the number of emulated devices must be 1 to 8");
+  if (config->device_bytes < PAGE || config->device_bytes > MAX_DEVICE_BYTES || config->device_bytes % PAGE)
+    return refuse(text, text_bytes, "the memory of an emulated device must be 4 KiB to 512 GiB, in whole pages");
+  if (config->workers > MAX_WORKERS)
+    return refuse(text, text_bytes, "at most 1024 workers can run blocks");
+  pthread_mutex_lock(&start_lock);
+  int result = CUDA_SUCCESS;
+  bool resize = config->num_devices != emu.config.num_devices || config->device_bytes != emu.config.device_bytes;
+  if (!configured || !atomic_load(&started)) {
+    emu.config = *config;
+  } else if (resize && atomic_load(&emu.live) > 0) {
+    result = refuse(text, text_bytes,
+                    "number and memory of the emulated devices cannot change while memory, streams, events, modules or "
+                    "graphs of theirs are alive");
+  } else {
+    emu_streams_drain();
+    if (resize)
+      stop();
+    bool check = config->check && !emu.config.check;
+    emu.config = *config;
+    emu.threads = count_threads();
+    emu_streams_reset(config->seed);
+    (void)check;
+  }
+  configured = result == CUDA_SUCCESS || configured;
+  pthread_mutex_unlock(&start_lock);
+  return result;
+}
+
+void ocp_emu_get_config(ocp_emu_config *config) {
+  pthread_mutex_lock(&start_lock);
+  configure_from_environment();
+  *config = emu.config;
+  pthread_mutex_unlock(&start_lock);
 }
 
 /* ---- life ---- */
@@ -144,12 +176,15 @@ static void stop(void) {
 static CUresult start_locked(void) {
   static bool fork_handler;
   configure_from_environment();
+  if (environment_error[0])
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "%s", environment_error);
   if (!fork_handler) {
     pthread_atfork(NULL, NULL, after_fork_in_child);
     fork_handler = true;
   }
   emu.threads = count_threads();
-  uint64_t each = emu.config.device_bytes = (emu.config.device_bytes + 4095) & ~(uint64_t)4095;
+  uint64_t each = emu.config.device_bytes = (emu.config.device_bytes + PAGE - 1) & ~(uint64_t)(PAGE - 1);
+  emu_streams_reset(emu.config.seed);
   emu.bytes = each * emu.config.num_devices;
   void *addresses = reserve(emu.bytes, PROT_NONE);
   void *contents = reserve(emu.bytes, PROT_READ | PROT_WRITE);

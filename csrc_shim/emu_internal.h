@@ -26,6 +26,7 @@
 
 /* Codes that callers of the table get but do not compare with. */
 enum {
+  EMU_ERROR_ILLEGAL_STATE = 401,
   EMU_ERROR_CAPTURE_MERGE = 902,
   EMU_ERROR_CAPTURE_UNJOINED = 904,
   EMU_ERROR_CAPTURED_EVENT = 907,
@@ -68,7 +69,7 @@ struct CUstream_st {
   pthread_mutex_t lock; /* inline: held while an operation runs */
   struct emu_item *head, *tail;
   bool destroyed; /* adversarial: released once its last operation has run */
-  struct emu_capture *capture;
+  struct emu_capture *_Atomic capture;
   struct CUgraphNode_st **frontier; /* the capture's nodes that the next one of this stream depends on */
   uint32_t num_frontier;
   struct CUstream_st *previous, *next; /* all streams of a device */
@@ -182,5 +183,7 @@ void emu_check_divergence(emu_cpu *cpu);
 
 /* ---- emu_stream.c, emu_graph.c ---- */
 CUresult emu_enqueue(CUstream stream, const emu_op *op);
+/* The error of a call that may wait for the device, such as an allocation, where a capture forbids it. */
+CUresult emu_capture_unsafe(void);
 
 #endif

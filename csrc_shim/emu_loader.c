@@ -316,7 +316,7 @@ static void destroy(struct CUmod_st *module) {
 CUresult emu_module_load(CUmodule *out, const void *image, size_t image_bytes) {
   emu_device *device;
   CUresult result = emu_enter(&device);
-  if (result)
+  if (result || (result = emu_capture_unsafe()))
     return result;
   if (!out || !image)
     return CUDA_ERROR_INVALID_VALUE;

@@ -18,7 +18,7 @@ CUresult emu_mem_get_info(size_t *free_bytes, size_t *total_bytes) {
 CUresult emu_mem_alloc(CUdeviceptr *address, size_t bytes) {
   emu_device *device;
   CUresult result = emu_enter(&device);
-  if (result)
+  if (result || (result = emu_capture_unsafe()))
     return result;
   if (!address || bytes == 0)
     return CUDA_ERROR_INVALID_VALUE;
@@ -33,7 +33,7 @@ CUresult emu_mem_alloc(CUdeviceptr *address, size_t bytes) {
 CUresult emu_mem_free(CUdeviceptr address) {
   emu_device *device;
   CUresult result = emu_enter(&device);
-  if (result)
+  if (result || (result = emu_capture_unsafe()))
     return result;
   if (!address)
     return CUDA_SUCCESS;
@@ -46,7 +46,7 @@ CUresult emu_mem_free(CUdeviceptr address) {
 CUresult emu_mem_host_alloc(void **address, size_t bytes, unsigned flags) {
   emu_device *device;
   CUresult result = emu_enter(&device);
-  if (result)
+  if (result || (result = emu_capture_unsafe()))
     return result;
   if (!address || bytes == 0 || flags > 7)
     return CUDA_ERROR_INVALID_VALUE;
@@ -60,7 +60,7 @@ CUresult emu_mem_host_alloc(void **address, size_t bytes, unsigned flags) {
 CUresult emu_mem_free_host(void *address) {
   emu_device *device;
   CUresult result = emu_enter(&device);
-  if (result)
+  if (result || (result = emu_capture_unsafe()))
     return result;
   if (!emu_heap_free(&emu.pinned, (uint64_t)address))
     return emu_fail(CUDA_ERROR_INVALID_VALUE, "%p is no page-locked allocation", address);

@@ -72,11 +72,6 @@ static bool is_done(const emu_record *record) {
 
 /* ---- the adversarial scheduler; all of it under `order` ---- */
 
-void emu_streams_reset(uint64_t seed) {
-  random_state = seed * 0x9E3779B97F4A7C15u + 0x2545F4914F6CDD1Du;
-  sequence = 0;
-}
-
 uint32_t emu_random(uint32_t below) {
   random_state ^= random_state << 13;
   random_state ^= random_state >> 7;
@@ -135,8 +130,10 @@ static void run_first(struct CUstream_st *stream) {
     return;
   if (item->kind == ITEM_OP && !lost)
     note_error(device, emu_run(device, &item->op, item->clock));
-  if (item->kind == ITEM_GRAPH)
+  if (item->kind == ITEM_GRAPH) {
+    note_error(device, emu_replay_result(item->replay));
     emu_replay_free(item->replay);
+  }
   if (item->kind == ITEM_RECORD)
     finish_record(item->record);
   release_record(item->record);
@@ -171,6 +168,21 @@ static bool run_something(void) {
 static void drain(struct CUstream_st *stream) {
   while (stream->head && run_something()) {
   }
+}
+
+void emu_streams_reset(uint64_t seed) {
+  pthread_mutex_lock(&order);
+  random_state = seed * 0x9E3779B97F4A7C15u + 0x2545F4914F6CDD1Du;
+  if (!random_state) /* a fixed point of the generator */
+    random_state = 1;
+  pthread_mutex_unlock(&order);
+}
+
+void emu_streams_drain(void) {
+  pthread_mutex_lock(&order);
+  while (run_something()) {
+  }
+  pthread_mutex_unlock(&order);
 }
 
 static void append(struct CUstream_st *stream, emu_item *item) {
@@ -236,7 +248,11 @@ CUresult emu_enqueue(CUstream stream, const emu_op *op) {
 }
 
 CUresult emu_enqueue_replay(CUstream stream, emu_replay *replay) {
-  CUresult result = CUDA_SUCCESS;
+  CUresult result = emu_capture_forbids(stream); /* no graphs within graphs */
+  if (result) {
+    emu_replay_free(replay);
+    return result;
+  }
   if (emu.config.adversarial) {
     emu_item *item = calloc(1, sizeof *item);
     if (!item) {
@@ -249,13 +265,13 @@ CUresult emu_enqueue_replay(CUstream stream, emu_replay *replay) {
     item->clock = emu_clock_tick(stream);
     append(stream, item);
     pthread_mutex_unlock(&order);
-    return CUDA_SUCCESS;
+    return atomic_load(&stream->device->error);
   }
   pthread_mutex_lock(&stream->lock);
   emu_clock *clock = emu_clock_tick(stream);
   while (emu_replay_step(replay, stream->device, clock, NULL)) {
   }
-  result = replay->result;
+  result = emu_replay_result(replay);
   note_error(stream->device, result);
   emu_clock_free(clock);
   pthread_mutex_unlock(&stream->lock);
@@ -264,6 +280,14 @@ CUresult emu_enqueue_replay(CUstream stream, emu_replay *replay) {
 }
 
 /* ---- streams ---- */
+
+void emu_streams_lock(void) { pthread_mutex_lock(&list); }
+void emu_streams_unlock(void) { pthread_mutex_unlock(&list); }
+
+void emu_streams_leave(const struct emu_capture *capture) {
+  for (struct CUstream_st *stream = streams; stream; stream = stream->next)
+    emu_capture_leave_stream(stream, capture);
+}
 
 CUresult emu_stream_create(CUstream *stream, unsigned flags) {
   emu_device *device;
@@ -299,8 +323,8 @@ CUresult emu_stream_destroy(CUstream stream) {
     return result;
   if (!stream)
     return CUDA_ERROR_INVALID_HANDLE;
-  emu_capture_leave(stream);
   pthread_mutex_lock(&list);
+  emu_capture_leave(stream);
   pthread_mutex_lock(&stream->lock); /* an operation that runs inline ends first */
   pthread_mutex_unlock(&stream->lock);
   pthread_mutex_lock(&order);
@@ -409,6 +433,12 @@ CUresult emu_event_create(CUevent *event, unsigned flags) {
   return CUDA_SUCCESS;
 }
 
+static void replace_record(CUevent event, emu_record *record) {
+  release_record(event->record);
+  event->record = record;
+  emu_capture_forget(event);
+}
+
 CUresult emu_event_destroy(CUevent event) {
   emu_device *device;
   CUresult result = emu_enter(&device);
@@ -416,17 +446,12 @@ CUresult emu_event_destroy(CUevent event) {
     return result;
   if (!event)
     return CUDA_ERROR_INVALID_HANDLE;
-  release_record(event->record);
-  emu_capture_forget(event);
+  pthread_mutex_lock(&order);
+  replace_record(event, NULL);
+  pthread_mutex_unlock(&order);
   free(event);
   atomic_fetch_sub(&emu.live, 1);
   return CUDA_SUCCESS;
-}
-
-static void replace_record(CUevent event, emu_record *record) {
-  release_record(event->record);
-  event->record = record;
-  emu_capture_forget(event);
 }
 
 CUresult emu_event_record(CUevent event, CUstream stream) {
@@ -444,6 +469,7 @@ CUresult emu_event_record(CUevent event, CUstream stream) {
   pthread_mutex_lock(&stream->lock);
   pthread_mutex_lock(&order);
   if (emu_is_capturing(stream, &result)) {
+    replace_record(event, NULL);
     result = emu_capture_record(stream, event);
   } else if (!result) {
     record->clock = emu_clock_snapshot(stream);
@@ -473,10 +499,7 @@ CUresult emu_stream_wait_event(CUstream stream, CUevent event, unsigned flags) {
     return event ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
   pthread_mutex_lock(&stream->lock);
   pthread_mutex_lock(&order);
-  bool capturing = emu_is_capturing(stream, &result);
-  if (!result && (capturing || event->capture)) {
-    result = emu_capture_wait(stream, event);
-  } else if (!result && event->record) {
+  if (!emu_capture_wait(stream, event, &result) && event->record) {
     emu_clock_join(stream, event->record->clock);
     if (emu.config.adversarial && !is_done(event->record)) {
       emu_item *item = calloc(1, sizeof *item);
@@ -501,17 +524,15 @@ CUresult emu_event_synchronize(CUevent event) {
     return result;
   if (!event)
     return CUDA_ERROR_INVALID_HANDLE;
+  result = emu_capture_event(event);
+  if (result)
+    return result;
   pthread_mutex_lock(&order);
   emu_record *record = share_record(event->record);
-  if (event->capture) {
-    emu_capture_invalidate(event);
-    result = EMU_ERROR_CAPTURED_EVENT;
-  } else {
-    while (!is_done(record) && run_something()) {
-    }
-    if (record)
-      emu_clock_host_waits(record->clock);
+  while (!is_done(record) && run_something()) {
   }
+  if (record)
+    emu_clock_host_waits(record->clock);
   release_record(record);
   pthread_mutex_unlock(&order);
   return result ? result : atomic_load(&device->error);
@@ -524,17 +545,15 @@ CUresult emu_event_query(CUevent event) {
     return result;
   if (!event)
     return CUDA_ERROR_INVALID_HANDLE;
+  result = emu_capture_event(event);
+  if (result)
+    return result;
   pthread_mutex_lock(&order);
-  if (event->capture) {
-    emu_capture_invalidate(event);
-    result = EMU_ERROR_CAPTURED_EVENT;
-  } else {
-    if (!is_done(event->record) && emu_random(2))
-      run_something();
-    result = is_done(event->record) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
-    if (!result && event->record)
-      emu_clock_host_waits(event->record->clock);
-  }
+  if (!is_done(event->record) && emu_random(2)) /* who polls gets on, too */
+    run_something();
+  result = is_done(event->record) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  if (!result && event->record)
+    emu_clock_host_waits(event->record->clock);
   pthread_mutex_unlock(&order);
   return result ? result : atomic_load(&device->error);
 }

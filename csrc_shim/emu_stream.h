@@ -17,40 +17,42 @@ struct CUevent_st {
   emu_record *record;          /* the last one; NULL: never recorded */
   struct emu_capture *capture; /* the capture that the last record belongs to */
   struct CUgraphNode_st **nodes;
-  uint32_t num_nodes; /* of the capture, that stood before the record */
+  uint32_t num_nodes;      /* of the capture, that stood before the record */
+  struct CUevent_st *next; /* of the capture */
 };
 
 /* ---- a graph on its way through a stream ---- */
-typedef struct emu_replay {
-  struct CUgraphExec_st *exec;
-  CUresult result;
-  uint32_t done; /* nodes that have run */
-  uint32_t num_nodes;
-  bool *ran;
-  struct emu_call **calls; /* the operations as they were at the launch */
-} emu_replay;
-/* Runs one node whose dependencies have run; in order, or as random picks. False: none is left. */
+typedef struct emu_replay emu_replay;
+/* Runs one node whose dependencies have run; in order, or as random picks. False: none is left, or one failed. */
 bool emu_replay_step(emu_replay *replay, emu_device *device, const emu_clock *clock,
                      uint32_t (*random)(uint32_t below));
+CUresult emu_replay_result(const emu_replay *replay);
 void emu_replay_free(emu_replay *replay);
 /* Takes the replay over. */
 CUresult emu_enqueue_replay(CUstream stream, emu_replay *replay);
 
 /* ---- captures; called with the stream's lock or, in adversarial mode, the order held ---- */
-/* Whether operations of the stream become nodes; *result is the error of a capture that failed. */
+/* Whether operations of the stream become nodes; *result is the error where they are not allowed at all. */
 bool emu_is_capturing(CUstream stream, CUresult *result);
 CUresult emu_capture_op(CUstream stream, const emu_op *op);
 CUresult emu_capture_record(CUstream stream, CUevent event);
-CUresult emu_capture_wait(CUstream stream, CUevent event);
+/* Whether the wait is a matter of captures, and then its result. */
+bool emu_capture_wait(CUstream stream, CUevent event, CUresult *result);
 void emu_capture_forget(CUevent event);
 /* ---- captures; called without ---- */
-void emu_capture_leave(CUstream stream);
-/* The error of a call that no capture allows: on that stream, or, for NULL, anywhere. */
+void emu_capture_leave(CUstream stream); /* the stream is about to be destroyed */
+/* The error of waiting for the stream, or for NULL of waiting for all, where a capture forbids it. */
 CUresult emu_capture_forbids(CUstream stream);
-void emu_capture_invalidate(CUevent event);
+CUresult emu_capture_event(CUevent event);
+/* For the end of a capture: visits the streams, which must be locked. */
+void emu_streams_lock(void);
+void emu_streams_unlock(void);
+void emu_streams_leave(const struct emu_capture *capture);
+void emu_capture_leave_stream(CUstream stream, const struct emu_capture *capture);
 
-/* Seeds the scheduler of the adversarial mode. */
+/* Seeds the scheduler of the adversarial mode; runs all that is deferred. */
 void emu_streams_reset(uint64_t seed);
+void emu_streams_drain(void);
 uint32_t emu_random(uint32_t below);
 
 /* ---- emu_clock.c: which operations happen before which, in checking mode; NULL and nothing otherwise ---- */
