@@ -6,11 +6,10 @@ One pass over an operator's function serves three purposes: it infers shapes, de
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,11 +28,28 @@ from .symbolic import (
     select,
     truth,
 )
+from .tensor import MAX_HOST_ELEMENTS, Buffer, BufferKind, Tensor, contiguous_strides
+from .trace import (
+    Arg,
+    Copy,
+    Float32,
+    Float64,
+    Grid,
+    Int32,
+    Int64,
+    Launch,
+    LibraryCall,
+    Memset,
+    Requirement,
+    Trace,
+    scalar_types,
+)
 
 if TYPE_CHECKING:
     from ..runtime.libraries import LibraryProblem
 
 __all__ = [
+    "MAX_HOST_ELEMENTS",
     "Arg",
     "Buffer",
     "BufferKind",
@@ -55,8 +71,6 @@ __all__ = [
     "contiguous_strides",
 ]
 
-MAX_HOST_ELEMENTS = 1024
-"""Integer tensors of at most this many elements are followed symbolically. Shape arithmetic has one per dimension."""
 _INT32_MAX = 2**31 - 1
 
 
@@ -80,243 +94,6 @@ class LoweringOptions:
     use_tf32: bool = True
     deterministic: bool = False
     wide_indices: bool = False  # 64-bit index arithmetic even below 2**31 elements
-
-
-class BufferKind(enum.IntEnum):
-    """Where a tensor's elements are; the numbers are ``ocp_ref_kind``'s, except HOST: on the host only."""
-
-    INPUT = 0
-    OUTPUT = 1
-    WEIGHT = 2
-    SCRATCH = 3
-    HOST = 4
-
-
-class Buffer:
-    """Elements that tensors view, compared by identity. ``nbytes`` is the size, ``index`` the number of an INPUT.
-
-    What is known about the contents belongs to the buffer, so that every view knows it: ``data`` of a WEIGHT; ``host``,
-    the elements of a HOST buffer; ``deferred_host``, a function that finds the elements (see `Lowering.defer_host`).
-    """
-
-    __slots__ = ("data", "deferred_host", "host", "index", "kind", "nbytes")
-
-    def __init__(
-        self,
-        kind: BufferKind,
-        nbytes: Dim,
-        *,
-        index: int = -1,
-        data: Constant | None = None,
-        host: tuple[Dim, ...] | None = None,
-    ) -> None:
-        self.kind = kind
-        self.nbytes = nbytes
-        self.index = index
-        self.data = data
-        self.host = host
-        self.deferred_host: Callable[[], tuple[Dim, ...]] | None = None
-
-
-class Tensor:
-    """A strided view of a buffer, immutable. Strides and ``offset`` count elements.
-
-    A tensor in a HOST buffer is the result of shape arithmetic; launches that use it materialize it on the device.
-    """
-
-    __slots__ = ("_contiguous", "_host", "buffer", "dtype", "offset", "shape", "strides")
-
-    def __init__(
-        self,
-        dtype: DType,
-        shape: Sequence[Dim],
-        buffer: Buffer,
-        *,
-        strides: Sequence[Dim] | None = None,
-        offset: Dim = 0,
-    ) -> None:
-        self.dtype = dtype
-        self.shape: tuple[Dim, ...] = tuple(shape)
-        self.buffer = buffer
-        self.strides: tuple[Dim, ...] = contiguous_strides(self.shape) if strides is None else tuple(strides)
-        self.offset = offset
-        self._contiguous: bool | None = True if strides is None else None
-        self._host: tuple[Dim, ...] | None = None
-
-    @property
-    def rank(self) -> int:
-        return len(self.shape)
-
-    @property
-    def size(self) -> Dim:
-        """Number of elements."""
-        return product(self.shape)
-
-    @property
-    def nbytes(self) -> Dim:
-        return self.size * self.dtype.itemsize
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether the contents are known now; unlike ``constant`` this reads nothing."""
-        return self.buffer.data is not None and self._static
-
-    @property
-    def constant(self) -> Array | None:
-        """The contents, as an array of ``dtype.numpy`` and this shape, where they are known, else None."""
-        data = self.buffer.data
-        if data is None or not self._static:
-            return None
-        if self.is_contiguous and self.offset == 0 and data.size == self.size:
-            return data.array.reshape([int(dim) for dim in self.shape if isinstance(dim, int)])
-        assert isinstance(self.offset, int)
-        flat = np.ascontiguousarray(data.array).reshape(-1)[self.offset :]
-        dims = [dim for dim in self.shape if isinstance(dim, int)]
-        steps = [stride * flat.itemsize for stride in self.strides if isinstance(stride, int)]
-        return np.lib.stride_tricks.as_strided(flat, dims, steps, writeable=False)
-
-    @property
-    def host(self) -> tuple[Dim, ...] | None:
-        """The elements of an integer or bool tensor in row-major order, where they are known symbolically, else None.
-
-        They are for results of shape arithmetic and for constants of at most `MAX_HOST_ELEMENTS` elements.
-        """
-        if self._host is None and (self.buffer.host is not None or self.buffer.data is not None):
-            positions = self.positions()
-            if positions is None:
-                return None
-            if self.buffer.host is not None:
-                self._host = tuple(self.buffer.host[position] for position in positions)
-            elif self.dtype.is_integer or self.dtype is DType.BOOL:
-                array = self.constant
-                assert array is not None
-                self._host = tuple(int(x) for x in array.reshape(-1).tolist())
-        return self._host
-
-    def positions(self) -> tuple[int, ...] | None:
-        """Where in the buffer the elements are, in row-major order; None for many and for symbolic shapes."""
-        size = self.size
-        if not self._static or not isinstance(size, int) or size > MAX_HOST_ELEMENTS:
-            return None
-        assert isinstance(self.offset, int)
-        if self.is_contiguous:
-            return tuple(range(self.offset, self.offset + size))
-        found = [self.offset]
-        for dim, stride in zip(self.shape, self.strides, strict=True):
-            assert isinstance(dim, int)
-            assert isinstance(stride, int)
-            found = [position + i * stride for position in found for i in range(dim)]
-        return tuple(found)
-
-    @property
-    def _static(self) -> bool:
-        return all(isinstance(dim, int) for dim in (self.offset, *self.shape, *self.strides))
-
-    @property
-    def is_contiguous(self) -> bool:
-        """Whether elements lie in row-major order without gaps (strides of dimensions of size 1 do not matter)."""
-        if self._contiguous is None:
-            self._contiguous = all(
-                dim == 1 or stride == dense
-                for dim, stride, dense in zip(self.shape, self.strides, contiguous_strides(self.shape), strict=True)
-            ) or any(dim == 0 for dim in self.shape)
-        return self._contiguous
-
-    def __repr__(self) -> str:
-        return f"{self.dtype.short}[{', '.join(map(repr, self.shape))}]"
-
-
-@dataclass(frozen=True)
-class Int32:
-    value: Dim
-
-
-@dataclass(frozen=True)
-class Int64:
-    value: Dim
-
-
-@dataclass(frozen=True)
-class Float32:
-    value: float
-
-
-@dataclass(frozen=True)
-class Float64:
-    value: float
-
-
-Arg: TypeAlias = Tensor | Int32 | Int64 | Float32 | Float64
-Grid: TypeAlias = tuple[Dim, Dim, Dim]
-_scalar_types = {Int32: "i32", Int64: "i64", Float32: "f32", Float64: "f64"}
-
-
-@dataclass(eq=False)
-class Launch:
-    """A kernel launch. ``reads`` and ``writes`` are the buffers it uses."""
-
-    node: Node | None
-    kernel: KernelSpec
-    grid: Grid
-    block: tuple[int, int, int]
-    args: tuple[Arg, ...]
-    shared_bytes: Dim
-    reads: tuple[Buffer, ...]
-    writes: tuple[Buffer, ...]
-
-
-@dataclass(eq=False)
-class LibraryCall:
-    """A call of a vendor library; the meaning of ``args`` is the problem's."""
-
-    node: Node | None
-    problem: LibraryProblem
-    args: tuple[Arg, ...]
-    reads: tuple[Buffer, ...]
-    writes: tuple[Buffer, ...]
-
-
-@dataclass(eq=False)
-class Copy:
-    """A device to device copy of contiguous bytes."""
-
-    node: Node | None
-    destination: Tensor
-    source: Tensor
-    reads: tuple[Buffer, ...]
-    writes: tuple[Buffer, ...]
-
-
-@dataclass(eq=False)
-class Memset:
-    """Sets every byte of a contiguous tensor."""
-
-    node: Node | None
-    destination: Tensor
-    byte: int
-    reads: tuple[Buffer, ...]
-    writes: tuple[Buffer, ...]
-
-
-Step: TypeAlias = Launch | LibraryCall | Copy | Memset
-
-
-@dataclass(frozen=True)
-class Requirement:
-    """A condition that must hold at Run time, or the Run fails with the node's name and the message."""
-
-    node: Node | None
-    condition: Expr
-    message: str
-
-
-@dataclass(eq=False)
-class Trace:
-    """What lowering recorded, in order."""
-
-    steps: list[Step] = field(default_factory=list)
-    requirements: list[Requirement] = field(default_factory=list)
-    guards: dict[Expr, None] = field(default_factory=dict)
 
 
 class Lowering:
@@ -494,7 +271,7 @@ class Lowering:
         if len(args) != len(signature):
             raise TypeError(f"kernel {kernel.name} takes {len(signature)} arguments, got {len(args)}")
         for number, (arg, expected) in enumerate(zip(args, signature, strict=True)):
-            given = f"*{arg.dtype.short}" if isinstance(arg, Tensor) else _scalar_types[type(arg)]
+            given = f"*{arg.dtype.short}" if isinstance(arg, Tensor) else scalar_types[type(arg)]
             if given != expected:
                 raise TypeError(f"kernel {kernel.name}: argument {number} is {given}, the signature says {expected}")
         if not self._record:
@@ -588,16 +365,6 @@ def _store_values(ctx: Lowering, target: Tensor, values: Sequence[Dim]) -> None:
 
 
 # ---- shapes ----
-
-
-def contiguous_strides(shape: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Strides of a row-major tensor, in elements."""
-    strides: list[Dim] = []
-    stride: Dim = 1
-    for dim in reversed(shape):
-        strides.append(stride)
-        stride = stride * dim
-    return tuple(reversed(strides))
 
 
 def broadcast_shapes(ctx: Lowering, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:

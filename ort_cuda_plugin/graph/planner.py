@@ -20,23 +20,11 @@ from ..runtime.plan_format import (
     RefKind,
 )
 from .ir import Constant, Node
-from .lowering import (
-    Arg,
-    Buffer,
-    BufferKind,
-    Copy,
-    Float32,
-    Float64,
-    Int32,
-    Int64,
-    Launch,
-    LibraryCall,
-    Lowering,
-    Step,
-    Tensor,
-)
+from .lowering import Lowering
 from .registers import Registers
 from .symbolic import Dim, Expr, Monomial, Op
+from .tensor import Buffer, BufferKind, Tensor
+from .trace import Arg, Copy, Float32, Float64, Int32, Int64, Launch, LibraryCall, Step
 
 if TYPE_CHECKING:
     from ..runtime.libraries import LibraryProblem

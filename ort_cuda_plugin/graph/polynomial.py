@@ -1,0 +1,493 @@
+"""Polynomials with integer coefficients over symbols and opaque operations, and their division.
+
+Import from `symbolic`, which has the rest of symbolic arithmetic.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeAlias
+
+Dim: TypeAlias = "int | Expr"
+
+
+class Op(enum.IntEnum):
+    """Operations of a plan's expressions; the numbers are ``ocp_expr_op``'s."""
+
+    SYMBOL = -1
+    CONST = 0
+    ADD = 1
+    SUB = 2
+    MUL = 3
+    FLOORDIV = 4
+    MOD = 5
+    CEILDIV = 6
+    MIN = 7
+    MAX = 8
+    EQ = 9
+    NE = 10
+    LT = 11
+    LE = 12
+    AND = 13
+    OR = 14
+    SELECT = 15
+    TRUNCDIV = 16
+
+
+def _truncdiv(a: int, b: int) -> int:
+    quotient = abs(a) // abs(b)
+    return quotient if (a >= 0) == (b >= 0) else -quotient
+
+
+evaluators: Final[Mapping[Op, Callable[..., int]]] = {
+    Op.ADD: lambda a, b: a + b,
+    Op.SUB: lambda a, b: a - b,
+    Op.MUL: lambda a, b: a * b,
+    Op.FLOORDIV: lambda a, b: a // b,
+    Op.MOD: lambda a, b: a % b,
+    Op.CEILDIV: lambda a, b: -(-a // b),
+    Op.MIN: min,
+    Op.MAX: max,
+    Op.EQ: lambda a, b: int(a == b),
+    Op.NE: lambda a, b: int(a != b),
+    Op.LT: lambda a, b: int(a < b),
+    Op.LE: lambda a, b: int(a <= b),
+    Op.AND: lambda a, b: int(a != 0 and b != 0),
+    Op.OR: lambda a, b: int(a != 0 or b != 0),
+    Op.SELECT: lambda c, a, b: a if c != 0 else b,
+    Op.TRUNCDIV: _truncdiv,
+}
+"""What each operation means for ints. Divisions raise ZeroDivisionError, where a Run fails."""
+
+boolean_ops: Final = frozenset((Op.EQ, Op.NE, Op.LT, Op.LE, Op.AND, Op.OR))
+_divisions: Final = frozenset((Op.FLOORDIV, Op.MOD, Op.CEILDIV, Op.TRUNCDIV))
+
+Bounds: TypeAlias = "tuple[int | None, int | None]"
+"""Smallest and largest possible value; None where there is no bound."""
+
+
+class Atom:
+    """A symbol, or an operation that polynomials cannot express. Immutable; equal when its structure is.
+
+    ``args`` of a symbol is its number, which makes it unique within one plan.
+    """
+
+    __slots__ = ("_bounds", "_hash", "args", "hint", "name", "op")
+
+    def __init__(self, op: Op, args: tuple[Dim, ...], hint: int, name: str = "", bounds: Bounds | None = None) -> None:
+        self.op = op
+        self.args = args
+        self.hint = hint
+        self.name = name
+        # Hashes of ints and of tuples of ints do not vary between processes: the order of terms is reproducible.
+        self._hash = hash((int(op), args))
+        self._bounds = bounds
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Atom):
+            return NotImplemented
+        return self._hash == other._hash and self.op == other.op and self.args == other.args
+
+    @property
+    def bounds(self) -> Bounds:
+        if self._bounds is None:
+            self._bounds = _atom_bounds(self.op, self.args)
+        return self._bounds
+
+    def __repr__(self) -> str:
+        if self.op is Op.SYMBOL:
+            return self.name or f"s{self.args[0]}"
+        return f"{self.op.name.lower()}({', '.join(map(repr, self.args))})"
+
+
+Monomial: TypeAlias = tuple[Atom, ...]
+"""A product of atoms, sorted by hash; a power is a repetition."""
+
+
+class Expr:
+    """A polynomial that is not constant: ``const + sum(coefficient * monomial)``.
+
+    ``hint`` is its value at the shapes that the plan is being built for. Immutable and hashable; ``==`` is structural.
+    Has no truth value and no order.
+    """
+
+    __slots__ = ("_bounds", "_hash", "const", "hint", "terms")
+
+    def __init__(self, terms: tuple[tuple[Monomial, int], ...], const: int, hint: int) -> None:
+        self.terms = terms
+        self.const = const
+        self.hint = hint
+        self._hash = hash((terms, const))
+        self._bounds: Bounds | None = None
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if isinstance(other, Expr):
+            return self._hash == other._hash and self.const == other.const and self.terms == other.terms
+        return False if isinstance(other, int) else NotImplemented
+
+    def __bool__(self) -> bool:
+        raise TypeError("a symbolic integer has no truth value; use ctx.known, ctx.guard or select")
+
+    def __lt__(self, other: object) -> bool:
+        raise TypeError("symbolic integers have no order; use lt, le, sym_min or sym_max")
+
+    __le__ = __gt__ = __ge__ = __lt__
+
+    def __index__(self) -> int:
+        raise TypeError(f"{self!r} is not a constant")
+
+    def __add__(self, other: Dim) -> Dim:
+        if isinstance(other, int):
+            return self if other == 0 else Expr(self.terms, self.const + other, self.hint + other)
+        if not isinstance(other, Expr):
+            return NotImplemented
+        terms = dict(self.terms)
+        for monomial, coefficient in other.terms:
+            terms[monomial] = terms.get(monomial, 0) + coefficient
+        return _polynomial(terms, self.const + other.const, self.hint + other.hint)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Expr:
+        return Expr(tuple((m, -c) for m, c in self.terms), -self.const, -self.hint)
+
+    def __sub__(self, other: Dim) -> Dim:
+        if not isinstance(other, (int, Expr)):
+            return NotImplemented
+        return self + -other
+
+    def __rsub__(self, other: int) -> Dim:
+        return -self + other
+
+    def __mul__(self, other: Dim) -> Dim:
+        if isinstance(other, int):
+            if other == 0:
+                return 0
+            if other == 1:
+                return self
+            return Expr(tuple((m, c * other) for m, c in self.terms), self.const * other, self.hint * other)
+        if not isinstance(other, Expr):
+            return NotImplemented
+        terms: dict[Monomial, int] = {}
+        for monomial, coefficient in self.terms:
+            if other.const:
+                terms[monomial] = terms.get(monomial, 0) + coefficient * other.const
+            for factor, by in other.terms:
+                product_monomial = _multiply(monomial, factor)
+                terms[product_monomial] = terms.get(product_monomial, 0) + coefficient * by
+        if self.const:
+            for factor, by in other.terms:
+                terms[factor] = terms.get(factor, 0) + by * self.const
+        return _polynomial(terms, self.const * other.const, self.hint * other.hint)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Dim) -> Dim:
+        return floordiv(self, other)
+
+    def __rfloordiv__(self, other: int) -> Dim:
+        return floordiv(other, self)
+
+    def __mod__(self, other: Dim) -> Dim:
+        return mod(self, other)
+
+    def __rmod__(self, other: int) -> Dim:
+        return mod(other, self)
+
+    @property
+    def bounds(self) -> Bounds:
+        """Provable bounds, by interval arithmetic over the bounds of the symbols."""
+        if self._bounds is None:
+            self._bounds = _polynomial_bounds(self)
+        return self._bounds
+
+    def atoms(self) -> Iterable[Atom]:
+        """The atoms of the polynomial (not those inside operations), with repetitions."""
+        for monomial, _ in self.terms:
+            yield from monomial
+
+    def __repr__(self) -> str:
+        parts = []
+        for monomial, coefficient in self.terms:
+            factors = "*".join(map(repr, monomial))
+            parts.append(factors if coefficient == 1 else f"{coefficient}*{factors}")
+        if self.const:
+            parts.append(str(self.const))
+        return "(" + " + ".join(parts) + ")" if len(parts) > 1 else parts[0]
+
+
+def _monomial_key(monomial: Monomial) -> tuple[int, ...]:
+    return tuple(atom._hash for atom in monomial)
+
+
+def _multiply(a: Monomial, b: Monomial) -> Monomial:
+    return tuple(sorted(a + b, key=hash))
+
+
+def _polynomial(terms: dict[Monomial, int], const: int, hint: int) -> Dim:
+    kept = [(monomial, coefficient) for monomial, coefficient in terms.items() if coefficient]
+    if not kept:
+        return const
+    if len(kept) > 1:
+        kept.sort(key=lambda term: _monomial_key(term[0]))
+    return Expr(tuple(kept), const, hint)
+
+
+def symbol(number: int, name: str, hint: int, lower: int | None = 0, upper: int | None = None) -> Expr:
+    """A fresh unknown. ``number`` makes it unique; that it lies within its bounds is checked elsewhere."""
+    return Expr((((Atom(Op.SYMBOL, (number,), hint, name, (lower, upper)),), 1),), 0, hint)
+
+
+def is_const(dim: Dim) -> bool:
+    return isinstance(dim, int)
+
+
+def hint(dim: Dim) -> int:
+    """The value at the shapes that the plan is being built for."""
+    return dim if isinstance(dim, int) else dim.hint
+
+
+def bounds(dim: Dim) -> Bounds:
+    return (dim, dim) if isinstance(dim, int) else dim.bounds
+
+
+# ---- bounds ----
+
+
+def _add_bounds(a: Bounds, b: Bounds) -> Bounds:
+    return (
+        None if a[0] is None or b[0] is None else a[0] + b[0],
+        None if a[1] is None or b[1] is None else a[1] + b[1],
+    )
+
+
+def _mul_bounds(a: Bounds, b: Bounds) -> Bounds:
+    if a[0] is not None and a[1] is not None and b[0] is not None and b[1] is not None:
+        corners = (a[0] * b[0], a[0] * b[1], a[1] * b[0], a[1] * b[1])
+        return min(corners), max(corners)
+    if a[0] is not None and a[0] >= 0 and b[0] is not None and b[0] >= 0:
+        return a[0] * b[0], None
+    return None, None
+
+
+def _polynomial_bounds(expr: Expr) -> Bounds:
+    total: Bounds = (expr.const, expr.const)
+    for monomial, coefficient in expr.terms:
+        term: Bounds = (coefficient, coefficient)
+        for atom in monomial:
+            term = _mul_bounds(term, atom.bounds) if term != (1, 1) else atom.bounds
+        if len(monomial) == 1 and coefficient != 1:
+            low, high = monomial[0].bounds
+            scaled = (None if low is None else low * coefficient, None if high is None else high * coefficient)
+            term = scaled if coefficient > 0 else (scaled[1], scaled[0])
+        total = _add_bounds(total, term)
+        if total == (None, None):
+            break
+    return total
+
+
+def _atom_bounds(op: Op, args: tuple[Dim, ...]) -> Bounds:
+    if op in boolean_ops:
+        return 0, 1
+    if op is Op.SELECT:
+        a, b = bounds(args[1]), bounds(args[2])
+        return (
+            None if a[0] is None or b[0] is None else min(a[0], b[0]),
+            None if a[1] is None or b[1] is None else max(a[1], b[1]),
+        )
+    a, b = bounds(args[0]), bounds(args[1])
+    if op is Op.MIN:
+        lows = None if a[0] is None or b[0] is None else min(a[0], b[0])
+        highs = [x for x in (a[1], b[1]) if x is not None]
+        return lows, min(highs, default=None)
+    if op is Op.MAX:
+        highs_max = None if a[1] is None or b[1] is None else max(a[1], b[1])
+        lows_max = [x for x in (a[0], b[0]) if x is not None]
+        return max(lows_max, default=None), highs_max
+    divisor = args[1]
+    if op is Op.MOD:
+        if b[0] is not None and b[0] > 0:
+            return 0, None if b[1] is None else b[1] - 1
+        return None, None
+    if isinstance(divisor, int) and divisor > 0:
+        evaluate_one = evaluators[op]
+        return tuple(None if x is None else evaluate_one(x, divisor) for x in a)  # type: ignore[return-value]
+    if a[0] is not None and a[0] >= 0 and b[0] is not None and b[0] >= 0:
+        return 0, a[1]
+    return None, None
+
+
+# ---- operations ----
+
+
+def operation(op: Op, *args: Dim) -> Expr:
+    hints = [hint(arg) for arg in args]
+    # Division by a hint of 0 fails the Run that gets there; the hint of what cannot be computed does not matter.
+    value = 0 if op in _divisions and hints[1] == 0 else evaluators[op](*hints)
+    return Expr((((Atom(op, args, value),), 1),), 0, value)
+
+
+def _split(dividend: Expr, divisor: int) -> tuple[Dim, Dim]:
+    """``(quotient, rest)`` with ``dividend == divisor * quotient + rest``, quotient as large as coefficients allow."""
+    quotient: dict[Monomial, int] = {}
+    rest: dict[Monomial, int] = {}
+    for monomial, coefficient in dividend.terms:
+        target = rest if coefficient % divisor else quotient
+        target[monomial] = coefficient
+    multiple, left = divmod(dividend.const, divisor)
+    if not quotient and not multiple:
+        return 0, dividend
+    divided = {monomial: coefficient // divisor for monomial, coefficient in quotient.items()}
+    divided_hint = sum(c * _monomial_hint(m) for m, c in divided.items()) + multiple
+    rest_hint = sum(c * _monomial_hint(m) for m, c in rest.items()) + left
+    return _polynomial(divided, multiple, divided_hint), _polynomial(rest, left, rest_hint)
+
+
+def _monomial_hint(monomial: Monomial) -> int:
+    result = 1
+    for atom in monomial:
+        result *= atom.hint
+    return result
+
+
+def _monomial_quotient(dividend: Monomial, divisor: Monomial) -> Monomial | None:
+    left = list(dividend)
+    for atom in divisor:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
+
+
+def _exact_quotient(dividend: Dim, divisor: Expr) -> Dim | None:
+    """The polynomial q with ``dividend == q * divisor``, or None when long division leaves a rest."""
+    quotient: Dim = 0
+    rest = dividend
+    lead, lead_coefficient = max(divisor.terms, key=lambda term: (len(term[0]), _monomial_key(term[0])))
+    for _ in range(64):
+        if isinstance(rest, int):
+            return quotient if rest == 0 else None
+        top, top_coefficient = max(rest.terms, key=lambda term: (len(term[0]), _monomial_key(term[0])))
+        factor = _monomial_quotient(top, lead)
+        if factor is None or top_coefficient % lead_coefficient:
+            return None
+        times = top_coefficient // lead_coefficient
+        step: Dim = Expr(((factor, times),), 0, times * _monomial_hint(factor)) if factor else times
+        quotient = quotient + step
+        rest = rest - step * divisor
+    return None
+
+
+def floordiv(a: Dim, b: Dim) -> Dim:
+    """``a // b`` rounded down. A constant 0 as divisor raises ZeroDivisionError; simplifications assume b != 0."""
+    if isinstance(b, int):
+        if isinstance(a, int):
+            return a // b
+        if b == 0:
+            raise ZeroDivisionError(f"{a!r} // 0")
+        if b < 0:
+            return floordiv(-a, -b)
+        if b == 1:
+            return a
+        quotient, rest = _split(a, b)
+        low, high = bounds(rest)
+        if low is not None and low >= 0 and high is not None and high < b:
+            return quotient
+        if isinstance(rest, int):
+            return quotient + rest // b
+        inner = single_atom(rest)
+        if inner is not None and inner.op is Op.FLOORDIV and isinstance(inner.args[1], int) and inner.args[1] > 0:
+            return quotient + floordiv(inner.args[0], inner.args[1] * b)
+        return quotient + operation(Op.FLOORDIV, rest, b)
+    if isinstance(a, int) and a == 0:
+        return 0
+    exact = _exact_quotient(a, b)
+    return operation(Op.FLOORDIV, a, b) if exact is None else exact
+
+
+def mod(a: Dim, b: Dim) -> Dim:
+    """``a % b`` with the sign of the divisor. A constant 0 as divisor raises ZeroDivisionError."""
+    if isinstance(b, int):
+        if isinstance(a, int):
+            return a % b
+        if b == 0:
+            raise ZeroDivisionError(f"{a!r} % 0")
+        if b in (1, -1):
+            return 0
+        if b > 0:
+            _, rest = _split(a, b)
+            low, high = bounds(rest)
+            if isinstance(rest, int) or (low is not None and low >= 0 and high is not None and high < b):
+                return rest
+            return operation(Op.MOD, rest, b)
+        return operation(Op.MOD, a, b)
+    if (isinstance(a, int) and a == 0) or _exact_quotient(a, b) is not None:
+        return 0
+    return operation(Op.MOD, a, b)
+
+
+def ceildiv(a: Dim, b: Dim) -> Dim:
+    """``a / b`` rounded up. A constant 0 as divisor raises ZeroDivisionError."""
+    if isinstance(b, int):
+        if isinstance(a, int):
+            return -(-a // b)
+        if b == 0:
+            raise ZeroDivisionError(f"ceildiv({a!r}, 0)")
+        if b < 0:
+            return ceildiv(-a, -b)
+        if b == 1:
+            return a
+        quotient, rest = _split(a, b)
+        if isinstance(rest, int):
+            return quotient + -(-rest // b)
+        return quotient + operation(Op.CEILDIV, rest, b)
+    if isinstance(a, int) and a == 0:
+        return 0
+    exact = _exact_quotient(a, b)
+    return operation(Op.CEILDIV, a, b) if exact is None else exact
+
+
+def truncdiv(a: Dim, b: Dim) -> Dim:
+    """``a / b`` rounded toward zero, as C and ONNX's Div do. A constant 0 as divisor raises ZeroDivisionError."""
+    if isinstance(a, int) and isinstance(b, int):
+        return _truncdiv(a, b)
+    if b == 0:
+        raise ZeroDivisionError(f"truncdiv({a!r}, 0)")
+    if _at_least(a, 0) and _at_least(b, 0):
+        return floordiv(a, b)
+    if isinstance(b, Expr):
+        exact = _exact_quotient(a, b)
+    else:
+        exact = floordiv(a, b) if divides(b, a) else None
+    return operation(Op.TRUNCDIV, a, b) if exact is None else exact
+
+
+def single_atom(dim: Dim) -> Atom | None:
+    if isinstance(dim, Expr) and not dim.const and len(dim.terms) == 1:
+        monomial, coefficient = dim.terms[0]
+        if coefficient == 1 and len(monomial) == 1:
+            return monomial[0]
+    return None
+
+
+def _at_least(dim: Dim, value: int) -> bool:
+    low = bounds(dim)[0]
+    return low is not None and low >= value
+
+
+def divides(divisor: int, dim: Dim) -> bool:
+    """Whether ``dim`` is provably a multiple of ``divisor``: every coefficient is."""
+    if isinstance(dim, int):
+        return dim % divisor == 0
+    return dim.const % divisor == 0 and all(coefficient % divisor == 0 for _, coefficient in dim.terms)

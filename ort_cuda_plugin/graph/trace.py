@@ -1,0 +1,107 @@
+"""What lowering records: launches, library calls, copies, requirements and guards, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from ..runtime.kernel import KernelSpec
+from .ir import Node
+from .symbolic import Dim, Expr
+from .tensor import Buffer, Tensor
+
+if TYPE_CHECKING:
+    from ..runtime.libraries import LibraryProblem
+
+
+@dataclass(frozen=True)
+class Int32:
+    value: Dim
+
+
+@dataclass(frozen=True)
+class Int64:
+    value: Dim
+
+
+@dataclass(frozen=True)
+class Float32:
+    value: float
+
+
+@dataclass(frozen=True)
+class Float64:
+    value: float
+
+
+Arg: TypeAlias = Tensor | Int32 | Int64 | Float32 | Float64
+Grid: TypeAlias = tuple[Dim, Dim, Dim]
+scalar_types: Final = {Int32: "i32", Int64: "i64", Float32: "f32", Float64: "f64"}
+
+
+@dataclass(eq=False)
+class Launch:
+    """A kernel launch. ``reads`` and ``writes`` are the buffers it uses."""
+
+    node: Node | None
+    kernel: KernelSpec
+    grid: Grid
+    block: tuple[int, int, int]
+    args: tuple[Arg, ...]
+    shared_bytes: Dim
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+
+
+@dataclass(eq=False)
+class LibraryCall:
+    """A call of a vendor library; the meaning of ``args`` is the problem's."""
+
+    node: Node | None
+    problem: LibraryProblem
+    args: tuple[Arg, ...]
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+
+
+@dataclass(eq=False)
+class Copy:
+    """A device to device copy of contiguous bytes."""
+
+    node: Node | None
+    destination: Tensor
+    source: Tensor
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+
+
+@dataclass(eq=False)
+class Memset:
+    """Sets every byte of a contiguous tensor."""
+
+    node: Node | None
+    destination: Tensor
+    byte: int
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+
+
+Step: TypeAlias = Launch | LibraryCall | Copy | Memset
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A condition that must hold at Run time, or the Run fails with the node's name and the message."""
+
+    node: Node | None
+    condition: Expr
+    message: str
+
+
+@dataclass(eq=False)
+class Trace:
+    """What lowering recorded, in order."""
+
+    steps: list[Step] = field(default_factory=list)
+    requirements: list[Requirement] = field(default_factory=list)
+    guards: dict[Expr, None] = field(default_factory=dict)
