@@ -69,6 +69,13 @@ static OrtStatus *is_concurrent_run_supported(OrtEp *ep, bool *is_supported) {
 
 static OrtStatus *sync_device(OrtEp *ep) { return ocp_ort_synchronize_device(self(ep)->config.device); }
 
+/* Here a forked child can be told what is wrong: the allocation that fails next has no message. */
+static OrtStatus *on_run_start(OrtEp *ep, const OrtRunOptions *options) {
+  (void)ep, (void)options;
+  return atomic_load_explicit(&ocp_forked, memory_order_relaxed) ? ocp_api->CreateStatus(ORT_FAIL, OCP_FORKED_TEXT)
+                                                                 : NULL;
+}
+
 static bool is_graph_capture_enabled(const OrtEp *ep) {
   (void)ep;
   return false;
@@ -101,6 +108,7 @@ OrtEp *ocp_ep_create(const ocp_ep_config *config) {
       .Compile = compile,
       .ReleaseNodeComputeInfos = release_compute_infos,
       .GetPreferredDataLayout = get_preferred_layout,
+      .OnRunStart = on_run_start,
       .GetKernelRegistry = get_kernel_registry,
       .IsConcurrentRunSupported = is_concurrent_run_supported,
       .Sync = sync_device,

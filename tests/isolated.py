@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -33,9 +33,9 @@ def python(
     return done
 
 
-def add_model(path: Path | None = None) -> bytes:
-    """c = a + b of eight floats, as bytes; also written to ``path``."""
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [8]) for name in "abc"]
+def add_model(path: Path | None = None, dims: Sequence[int | str] = (8,)) -> bytes:
+    """c = a + b of floats of that shape, as bytes; also written to ``path``."""
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name in "abc"]
     graph = helper.make_graph([helper.make_node("Add", ["a", "b"], ["c"], name="add")], "add", values[:2], values[2:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.checker.check_model(model)

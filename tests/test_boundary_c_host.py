@@ -1,0 +1,94 @@
+"""A C application, linked to nothing but ONNX Runtime and started with a bare environment, runs a model on the plugin.
+
+How the library finds Python is tested with copies of it: in an environment, outside of any, and without a Python.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import onnxruntime
+import pytest
+
+from isolated import ROOT, add_model
+from ort_cuda_plugin import get_library_path
+
+PACKAGE = ROOT / "ort_cuda_plugin"
+LIBRARY = "libort_cuda_plugin.so"
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled application, beside the library under the name that its soname asks for."""
+    folder = tmp_path_factory.mktemp("c_host")
+    wheel = next((Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.1.*"))
+    (folder / "libonnxruntime.so.1").symlink_to(wheel)
+    target = folder / "host"
+    command = ["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'csrc_shim'}", "-o", str(target)]
+    command += [str(ROOT / "tests" / "c_host" / "host.c"), str(folder / "libonnxruntime.so.1"), f"-Wl,-rpath,{folder}"]
+    subprocess.run(command, check=True)
+    add_model(folder / "add.onnx")
+    return target
+
+
+def run(host: Path, library: Path | str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [str(host), str(library), str(host.parent / "add.onnx")]
+    return subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, timeout=120)
+
+
+def environment_folder(prefix: Path) -> Path:
+    """A virtual environment's skeleton around this interpreter, without packages; returns its site-packages."""
+    (prefix / "bin").mkdir(parents=True)
+    (prefix / "bin" / "python3").symlink_to(Path(sys.executable).resolve())
+    home = Path(sys.executable).resolve().parent
+    (prefix / "pyvenv.cfg").write_text(f"home = {home}\ninclude-system-site-packages = false\n")
+    site = prefix / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    site.mkdir(parents=True)
+    return site
+
+
+def copy_package(site: Path) -> Path:
+    shutil.copytree(PACKAGE, site / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    return site / PACKAGE.name / LIBRARY
+
+
+def test_the_host_runs_a_model_and_exits_with_0(host: Path, tmp_path: Path) -> None:
+    done = run(host, get_library_path(), ORT_CUDA_PLUGIN_PYTHON=sys.executable, ORT_CUDA_PLUGIN_CACHE_DIR=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+def test_the_environment_that_the_library_is_installed_in_is_found(host: Path, tmp_path: Path) -> None:
+    site = environment_folder(tmp_path / "env")
+    (site / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    library = copy_package(site)
+    # What a host has in its own environment must not matter.
+    done = run(host, library, PYTHONHOME="/nonexistent", PYTHONPATH="/nonexistent", PATH="/nonexistent")
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+def test_an_environment_without_the_dependencies_is_named(host: Path, tmp_path: Path) -> None:
+    library = copy_package(environment_folder(tmp_path / "env"))
+    done = run(host, library)
+    assert done.returncode == 1
+    assert "cannot load the Python package of CudaPluginExecutionProvider: ModuleNotFoundError" in done.stderr
+    assert str(tmp_path / "env") in done.stderr
+
+
+def test_without_any_python_the_host_gets_a_status(host: Path, tmp_path: Path) -> None:
+    library = Path(shutil.copy(get_library_path(), tmp_path))
+    done = run(host, library)
+    assert done.returncode == 1
+    assert "RegisterExecutionProviderLibrary: found no Python for CudaPluginExecutionProvider" in done.stderr
+    assert "ORT_CUDA_PLUGIN_PYTHON" in done.stderr
+
+
+@pytest.mark.parametrize(("interpreter", "message"), [("/nonexistent", "cannot be executed"), ("/bin/sh", "no Python")])
+def test_a_wrong_interpreter_is_named(host: Path, tmp_path: Path, interpreter: str, message: str) -> None:
+    library = Path(shutil.copy(get_library_path(), tmp_path))
+    done = run(host, library, ORT_CUDA_PLUGIN_PYTHON=interpreter)
+    assert done.returncode == 1
+    assert interpreter in done.stderr
+    assert message in done.stderr

@@ -1,0 +1,147 @@
+"""What happens at the edges of a process: its end, a fork, and errors of Python inside a callback."""
+
+from __future__ import annotations
+
+import pytest
+
+from isolated import add_model, python
+
+START = """
+import sys, os, numpy as np, onnxruntime as ort, ort_cuda_plugin as plugin
+model = bytes.fromhex(sys.argv[1])
+x = np.arange(8, dtype=np.float32)
+feeds = {"a": x, "b": x}
+def run(session):
+    np.testing.assert_array_equal(session.run(None, feeds)[0], x + x)
+"""
+MODEL = add_model().hex()
+
+
+@pytest.mark.parametrize("streams", ["inline", "adversarial"])
+def test_exiting_with_live_sessions_exits_with_0(streams: str) -> None:
+    code = """
+    session = plugin.session(model, emulate=True)
+    run(session)
+    import builtins; builtins.kept = session  # outlives the modules
+    other = plugin.session(model, emulate=True)
+    cycle = [other]; cycle.append(cycle); del other
+    print("end")
+    """
+    done = python(START + code.replace("\n    ", "\n"), MODEL, env={"ORT_CUDA_PLUGIN_EMULATE_STREAMS": streams})
+    assert done.stdout == "end\n"
+    assert not done.stderr
+
+
+def test_a_forked_child_gets_an_error_and_the_parent_goes_on() -> None:
+    code = """
+session = plugin.session(model, emulate=True)
+run(session)
+child = os.fork()
+if child == 0:
+    for attempt in (lambda: run(session), lambda: plugin.session(model, emulate=True)):
+        try:
+            attempt()
+        except Exception as error:
+            if "was forked" not in str(error):
+                print(error, flush=True)
+                os._exit(2)
+        else:
+            os._exit(1)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+run(session)
+"""
+    python(START + code, MODEL)
+
+
+def test_an_error_inside_compile_reaches_the_user() -> None:
+    code = """
+from ort_cuda_plugin.ep.fused_node import FusedNode
+def broken(self):
+    raise KeyError("a mistake of ours")
+FusedNode.prepare = broken
+try:
+    plugin.session(model, emulate=True)
+except Exception as error:
+    assert "KeyError: 'a mistake of ours' (<string>:" in str(error), error
+else:
+    raise AssertionError("no error")
+"""
+    python(START + code, MODEL)
+
+
+def test_an_error_inside_a_run_reaches_the_user_and_the_session_recovers() -> None:
+    dynamic = add_model(dims=["n"]).hex()
+    code = """
+from ort_cuda_plugin.ep.fused_node import FusedNode
+session = plugin.session(model, emulate=True)
+build = FusedNode.build
+def broken(self, *arguments):
+    raise ZeroDivisionError("a mistake of ours")
+FusedNode.build = broken
+try:
+    run(session)
+except Exception as error:
+    assert "ZeroDivisionError: a mistake of ours" in str(error), error
+else:
+    raise AssertionError("no error")
+FusedNode.build = build
+run(session)
+"""
+    python(START + code, dynamic)
+
+
+def test_an_error_while_claiming_is_what_session_raises() -> None:
+    code = """
+from ort_cuda_plugin.ep import provider
+def broken(*arguments):
+    raise RuntimeError("cannot claim")
+provider.claim = broken
+try:
+    plugin.session(model, emulate=True)
+except RuntimeError as error:
+    assert "no node of the model runs" in str(error) and "cannot claim" in str(error), error
+else:
+    raise AssertionError("no error")
+"""
+    python(START + code, MODEL)
+
+
+def test_a_model_that_no_node_of_runs_is_refused_with_the_reasons() -> None:
+    code = """
+from onnx import helper, TensorProto
+value = lambda name: helper.make_tensor_value_info(name, TensorProto.STRING, [2])
+node = helper.make_node("Identity", ["a"], ["b"], name="words")
+graph = helper.make_graph([node], "g", [value("a")], [value("b")])
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+options = ort.SessionOptions()
+options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+try:
+    plugin.session(model, emulate=True, sess_options=options)
+except RuntimeError as error:
+    assert "Identity node 'words' (" in str(error), error
+else:
+    raise AssertionError("no error")
+"""
+    python(START + code, MODEL)
+
+
+def test_steady_runs_call_no_python() -> None:
+    code = """
+import threading
+session = plugin.session(model, emulate=True)
+run(session)
+before = plugin.counters()
+for _ in range(20):
+    run(session)
+threads = [threading.Thread(target=run, args=(session,)) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+after = plugin.counters()
+assert after["python_calls"] == before["python_calls"] > 0
+assert after["runs"] - before["runs"] == 24 and after["launches"] - before["launches"] == 24
+plugin.reset_counters()
+reset = plugin.counters()
+assert reset["python_calls"] == reset["runs"] == 0 and reset["streams_live"] == after["streams_live"]
+"""
+    python(START + code, MODEL)
