@@ -27,11 +27,12 @@ void ocp_emu_get_config(ocp_emu_config *config);
  * also makes the launch fail with CUDA_ERROR_ILLEGAL_ADDRESS or CUDA_ERROR_LAUNCH_FAILED, as compute-sanitizer's
  * --error-exitcode would. */
 int ocp_emu_num_findings(void);
-/* What the last failed call of this thread was about, in words: the symbol that a kernel object misses, the range that
- * a copy left. Stays until the next failure. */
+/* What the last call of this thread failed for, in words: the symbol that a kernel object misses, the range that a copy
+ * left. Empty where the code says it all. */
 const char *ocp_emu_last_error(void);
 /* Copies finding `index` into text; returns its length, or -1. */
 int ocp_emu_finding(int index, char *text, size_t text_bytes);
+/* Forgets the findings and the sticky errors of the devices. */
 void ocp_emu_clear_findings(void);
 
 /* The host alias of an emulated device address, for the twins of library calls; NULL when the range is not allocated.

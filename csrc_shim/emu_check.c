@@ -16,4 +16,7 @@ int ocp_emu_finding(int index, char *text, size_t text_bytes) {
   (void)index, (void)text, (void)text_bytes;
   return -1;
 }
-void ocp_emu_clear_findings(void) {}
+void ocp_emu_clear_findings(void) {
+  for (uint32_t index = 0; index < EMU_MAX_DEVICES; index++)
+    atomic_store(&emu.devices[index].error, CUDA_SUCCESS);
+}

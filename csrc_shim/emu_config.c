@@ -235,6 +235,7 @@ CUresult emu_start(void) {
 }
 
 CUresult emu_enter(emu_device **device) {
+  last_error[0] = 0;
   if (atomic_load_explicit(&forked, memory_order_relaxed))
     return emu_fail(CUDA_ERROR_NOT_INITIALIZED, "the emulated device cannot be used in a forked child process");
   if (!atomic_load_explicit(&started, memory_order_acquire))
@@ -245,6 +246,14 @@ CUresult emu_enter(emu_device **device) {
   *device = context;
   return atomic_load_explicit(&context->error, memory_order_relaxed);
 }
+
+CUresult emu_leave(void) {
+  emu_device *device;
+  CUresult result = emu_enter(&device);
+  return result == CUDA_ERROR_NOT_INITIALIZED || result == CUDA_ERROR_INVALID_CONTEXT ? result : CUDA_SUCCESS;
+}
+
+CUresult emu_lost(void) { return atomic_load(&current->error); }
 
 /* ---- contexts ---- */
 

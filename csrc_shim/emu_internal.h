@@ -101,6 +101,9 @@ static inline emu_device *emu_device_of(uint64_t address) {
 
 /* Entry of every call: not after a fork, a context is current, and no sticky error. */
 CUresult emu_enter(emu_device **device);
+/* Entry and result of calls that give something back: they do so even after a sticky error, and then return it. */
+CUresult emu_leave(void);
+CUresult emu_lost(void);
 CUresult emu_start(void); /* reserves the address space on the first call */
 /* Keeps the message for ocp_emu_last_error and returns code. */
 CUresult emu_fail(CUresult code, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -349,15 +349,14 @@ CUresult emu_module_load(CUmodule *out, const void *image, size_t image_bytes) {
 }
 
 CUresult emu_module_unload(CUmodule module) {
-  emu_device *device;
-  CUresult result = emu_enter(&device);
-  if (result == CUDA_ERROR_NOT_INITIALIZED)
+  CUresult result = emu_leave();
+  if (result)
     return result;
   if (!module)
     return CUDA_ERROR_INVALID_HANDLE;
   destroy(module);
   atomic_fetch_sub(&emu.live, 1);
-  return CUDA_SUCCESS;
+  return emu_lost();
 }
 
 static const struct symbol *find_symbol(const struct CUmod_st *module, const char *name, const char *suffix) {

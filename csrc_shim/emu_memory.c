@@ -31,8 +31,7 @@ CUresult emu_mem_alloc(CUdeviceptr *address, size_t bytes) {
 
 /* Unlike cuMemFree this does not wait for the device: a program that relies on that wait reads freed memory here. */
 CUresult emu_mem_free(CUdeviceptr address) {
-  emu_device *device;
-  CUresult result = emu_enter(&device);
+  CUresult result = emu_leave();
   if (result || (result = emu_capture_unsafe()))
     return result;
   if (!address)
@@ -40,7 +39,7 @@ CUresult emu_mem_free(CUdeviceptr address) {
   if (!emu_is_device_address(address) || !emu_heap_free(&emu_device_of(address)->heap, address))
     return emu_fail(CUDA_ERROR_INVALID_VALUE, "no allocation starts at 0x%llx", (unsigned long long)address);
   atomic_fetch_sub(&emu.live, 1);
-  return CUDA_SUCCESS;
+  return emu_lost();
 }
 
 CUresult emu_mem_host_alloc(void **address, size_t bytes, unsigned flags) {
@@ -58,14 +57,13 @@ CUresult emu_mem_host_alloc(void **address, size_t bytes, unsigned flags) {
 }
 
 CUresult emu_mem_free_host(void *address) {
-  emu_device *device;
-  CUresult result = emu_enter(&device);
+  CUresult result = emu_leave();
   if (result || (result = emu_capture_unsafe()))
     return result;
   if (!emu_heap_free(&emu.pinned, (uint64_t)address))
     return emu_fail(CUDA_ERROR_INVALID_VALUE, "%p is no page-locked allocation", address);
   atomic_fetch_sub(&emu.live, 1);
-  return CUDA_SUCCESS;
+  return emu_lost();
 }
 
 bool emu_device_range(uint64_t address, uint64_t bytes) {

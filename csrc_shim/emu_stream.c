@@ -317,9 +317,8 @@ CUresult emu_stream_create(CUstream *stream, unsigned flags) {
 
 /* Work that the stream still has is done later, as CUDA says. */
 CUresult emu_stream_destroy(CUstream stream) {
-  emu_device *device;
-  CUresult result = emu_enter(&device);
-  if (result == CUDA_ERROR_NOT_INITIALIZED)
+  CUresult result = emu_leave();
+  if (result)
     return result;
   if (!stream)
     return CUDA_ERROR_INVALID_HANDLE;
@@ -337,7 +336,7 @@ CUresult emu_stream_destroy(CUstream stream) {
   pthread_mutex_unlock(&order);
   pthread_mutex_unlock(&list);
   atomic_fetch_sub(&emu.live, 1);
-  return CUDA_SUCCESS;
+  return emu_lost();
 }
 
 static CUresult enter_stream(CUstream *stream) {
@@ -440,9 +439,8 @@ static void replace_record(CUevent event, emu_record *record) {
 }
 
 CUresult emu_event_destroy(CUevent event) {
-  emu_device *device;
-  CUresult result = emu_enter(&device);
-  if (result == CUDA_ERROR_NOT_INITIALIZED)
+  CUresult result = emu_leave();
+  if (result)
     return result;
   if (!event)
     return CUDA_ERROR_INVALID_HANDLE;
@@ -451,7 +449,7 @@ CUresult emu_event_destroy(CUevent event) {
   pthread_mutex_unlock(&order);
   free(event);
   atomic_fetch_sub(&emu.live, 1);
-  return CUDA_SUCCESS;
+  return emu_lost();
 }
 
 CUresult emu_event_record(CUevent event, CUstream stream) {

@@ -1,0 +1,64 @@
+"""What the tests of the emulated device share: its configuration, kernels written in C, fresh devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import build_plugin
+from ort_cuda_plugin.abi.core import core, ffi
+from ort_cuda_plugin.runtime.device import Device
+
+TESTS = Path(__file__).resolve().parent
+
+
+@dataclasses.dataclass
+class Emulator:
+    """Settings of the emulated devices; see csrc_shim/emu.h."""
+
+    num_devices: int
+    workers: int
+    device_bytes: int
+    adversarial: int
+    check: int
+    seed: int
+
+
+def current() -> Emulator:
+    config = ffi.new("ocp_emu_config *")
+    core().emu_get_config(config)
+    return Emulator(**{field.name: getattr(config, field.name) for field in dataclasses.fields(Emulator)})
+
+
+def apply(settings: Emulator) -> None:
+    """Raises ValueError with the library's reason where it refuses."""
+    text = ffi.new("char[200]")
+    if core().emu_configure(ffi.new("ocp_emu_config *", dataclasses.asdict(settings)), text, len(text)):
+        raise ValueError(ffi.string(text).decode())
+
+
+@contextmanager
+def configured(**changes: int) -> Iterator[Device]:
+    """Emulated device 0 under the changed settings, which are restored afterwards."""
+    before = current()
+    apply(dataclasses.replace(before, **changes))
+    device = Device.emulated(0)
+    try:
+        yield device
+    finally:
+        core().emu_clear_findings()
+        apply(before)
+
+
+def compile_kernels(folder: Path) -> bytes:
+    """The object file of emulator_kernels.c, as the compile pipeline would make it."""
+    target = folder / "emulator_kernels.o"
+    flags = ["-O2", "-mcmodel=large", "-fno-pic", "-fno-pie", "-fno-asynchronous-unwind-tables"]
+    source = TESTS / "emulator_kernels.c"
+    include = f"-I{build_plugin.SOURCES}"
+    command = [*build_plugin.compiler(), *flags, include, "-c", str(source), "-o", str(target)]
+    subprocess.run(command, check=True)
+    return target.read_bytes()
