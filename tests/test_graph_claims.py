@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from graph_toys import DOMAIN, Builder
 
+from graph_toys import DOMAIN, Builder
 from ort_cuda_plugin.graph.claims import analyze, claim
 from ort_cuda_plugin.graph.ir import Constant, DType, Graph, Node, Value
 from ort_cuda_plugin.graph.lowering import DeviceProperties, Lowering, Tensor

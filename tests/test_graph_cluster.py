@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from graph_toys import Builder, strided_map
-from plan_interpreter import PlanMismatch, RunError, run_plan
 
+from graph_toys import Builder, strided_map
 from ort_cuda_plugin.graph.cluster import CompiledCluster
 from ort_cuda_plugin.graph.ir import Array, Constant, DType, InvalidModel, Value
 from ort_cuda_plugin.graph.lowering import DeviceProperties, Lowering
 from ort_cuda_plugin.graph.node_lowering import NodeError
 from ort_cuda_plugin.runtime.kernel import KernelSpec
 from ort_cuda_plugin.runtime.plan_format import Plan, RecordKind, RefKind, decode, encode
+from plan_interpreter import PlanMismatch, RunError, run_plan
 
 
 @pytest.fixture(autouse=True)
@@ -264,3 +264,14 @@ def test_borrowed_constants_are_copied_by_prepare_when_plans_are_made_later():
     source[:] = 99
     (weight,) = made.build([(3,)], []).weights
     np.testing.assert_array_equal(weight.array, floats(3))
+
+
+def test_rearranging_a_constant_costs_no_launch(monkeypatch):
+    monkeypatch.undo()
+    b = Builder()
+    constant = b.node("Transpose", b.constant(floats(2, 3)))
+    session = Session(
+        cluster(b, b.node("Add", b.input("x", 6), b.node("Reshape", constant, b.constant(np.array([6])))))
+    )
+    np.testing.assert_array_equal(session.run(floats(6))[0], floats(6) + floats(2, 3).T.reshape(6))
+    assert [record.kind for record in session.plans[0].records] == [RecordKind.LAUNCH]

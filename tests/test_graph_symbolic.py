@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from plan_interpreter import evaluate_registers
 
 from ort_cuda_plugin.graph.registers import Registers
 from ort_cuda_plugin.graph.symbolic import (
@@ -33,6 +32,7 @@ from ort_cuda_plugin.graph.symbolic import (
     truncdiv,
 )
 from ort_cuda_plugin.runtime.plan_format import Plan
+from plan_interpreter import evaluate_registers
 
 BINARY = {
     Op.ADD: lambda a, b: a + b,

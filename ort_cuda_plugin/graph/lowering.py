@@ -137,6 +137,9 @@ class Lowering:
         """x itself when it is contiguous at an offset that is a multiple of ``alignment`` elements, else a copy."""
         if x.is_contiguous and divides(alignment, x.offset):
             return x
+        if x.is_constant:
+            # Rearranged once on the host rather than in every Run; read when a plan needs it.
+            return self.initializer(Constant(x.dtype, x.static_shape, x.contiguous_array, is_initializer=False))
         from ..kernels.elementwise import elementwise
 
         return elementwise(self, lambda value: value, x)

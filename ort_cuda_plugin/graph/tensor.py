@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import operator
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -94,18 +95,28 @@ class Tensor:
         return self.buffer.data is not None and self._static
 
     @property
+    def static_shape(self) -> tuple[int, ...]:
+        """The shape of a tensor whose dimensions are all known now. Raises TypeError for another."""
+        return tuple(operator.index(dim) for dim in self.shape)
+
+    @property
     def constant(self) -> Array | None:
         """The contents, as an array of ``dtype.numpy`` and this shape, where they are known, else None."""
         data = self.buffer.data
         if data is None or not self._static:
             return None
         if self.is_contiguous and self.offset == 0 and data.size == self.size:
-            return data.array.reshape([int(dim) for dim in self.shape if isinstance(dim, int)])
-        assert isinstance(self.offset, int)
-        flat = np.ascontiguousarray(data.array).reshape(-1)[self.offset :]
-        dims = [dim for dim in self.shape if isinstance(dim, int)]
-        steps = [stride * flat.itemsize for stride in self.strides if isinstance(stride, int)]
-        return np.lib.stride_tricks.as_strided(flat, dims, steps, writeable=False)
+            return data.array.reshape(self.static_shape)
+        flat = np.ascontiguousarray(data.array).reshape(-1)[operator.index(self.offset) :]
+        steps = [operator.index(stride) * flat.itemsize for stride in self.strides]
+        return np.lib.stride_tricks.as_strided(flat, self.static_shape, steps, writeable=False)
+
+    def contiguous_array(self) -> Array:
+        """A contiguous copy of ``constant``. Raises ValueError where the contents are not known."""
+        array = self.constant
+        if array is None:
+            raise ValueError(f"the contents of {self!r} are not known")
+        return np.ascontiguousarray(array).reshape(self.static_shape)
 
     @property
     def host(self) -> tuple[Dim, ...] | None:
