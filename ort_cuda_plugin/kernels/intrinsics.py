@@ -106,7 +106,7 @@ for a, b in (("f32", "i32"), ("f32", "u32"), ("f64", "i64"), ("f64", "u64")):
 for suffix, name, ty in (("f", "f32", types.float32), ("", "f64", types.float64)):
     value = ir_types[ty]
     export(f"fma_{name}", ty, (ty, ty, ty), lambda builder, args: builder.fma(*args))
-    for function in ("rsqrt", "rint", "normcdf", "cbrt"):
+    for function in ("rsqrt", "rint", "cbrt"):
         export(f"{function}_{name}", ty, (ty,), call(f"__nv_{function}{suffix}", value, value))
     for function in ("fmin", "fmax"):
         export(f"{function}_{name}", ty, (ty, ty), call(f"__nv_{function}{suffix}", value, value, value))

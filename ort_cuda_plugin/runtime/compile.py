@@ -11,6 +11,7 @@ import dis
 import importlib
 import linecache
 import math
+import re
 import struct
 import threading
 import types as python_types
@@ -169,22 +170,26 @@ def kernel_ir(spec: KernelSpec, compute_capability: tuple[int, int]) -> KernelIR
         )
         return KernelIR(tuple(library.llvm_strs), library._entry_name)
     except (NumbaError, NameError, TypeError, ValueError, NotImplementedError) as error:
-        location = getattr(error, "loc", None)
-        filename = location.filename if location else function.__code__.co_filename
-        line = location.line if location else line_of_name(function, getattr(error, "name", None))
-        raise KernelCompileError(spec, str(error).strip(), filename, line) from error
+        filename, line, reason = explain(function, error)
+        raise KernelCompileError(spec, reason, filename, line) from error
     finally:
         dispatcher.get_current_device = current_device
 
 
-def line_of_name(function: Callable[..., None], name: str | None) -> int:
-    """The line where the function first uses a name; its first line when it does not."""
+def explain(function: Callable[..., None], error: Exception) -> tuple[str, int, str]:
+    """File, line and reason of an error that Numba raised; it says the place in its text only."""
+    text = str(error)
+    lines = [line for line in text.splitlines() if not line.startswith(("Failed in ", "During: "))]
+    reason = "\n".join(lines).split("\n\n")[0].strip() or type(error).__name__
+    if place := re.search(r'File "([^"]+)", line (\d+)', text):
+        return place[1], int(place[2]), reason
     line = function.__code__.co_firstlineno
-    for instruction in dis.get_instructions(function):
-        line = instruction.starts_line or line
-        if instruction.argval == name:
-            return line
-    return function.__code__.co_firstlineno
+    if name := re.search(r"name '(\w+)' is not defined", text):
+        for instruction in dis.get_instructions(function):
+            line = instruction.starts_line or line
+            if instruction.argval == name[1]:
+                break
+    return function.__code__.co_filename, line, reason
 
 
 # ---- GPU ----
@@ -308,6 +313,7 @@ def compile_emulated(spec: KernelSpec, target: Target) -> KernelImage:
 
 callee_stack_bytes = 4096
 """Room for the C library's functions and the emulator's switch, which kernels call."""
+red_zone_bytes = 128
 
 
 def frame_bytes(code: bytes) -> int:
@@ -331,4 +337,4 @@ def frame_bytes(code: bytes) -> int:
             position, pushed = position + 7, pushed + 4096
         else:
             break
-    return 0
+    return pushed + red_zone_bytes + callee_stack_bytes if pushed > 8 else 0
