@@ -242,9 +242,8 @@ class KernelBuilder:
         if x.host is not None:
             raw = self.integer(x.host[0])
             return self.emit.assign(cast_text(raw, DType.INT64, x.dtype))
-        if x.constant is None:
-            return None
-        return self.number(float(_as_float(x)), x.dtype)
+        number = constant_number(x)
+        return None if number is None else self.number(float(number), x.dtype)
 
     def launch(
         self, ctx: Lowering, name: str, grid: tuple[Dim, Dim, Dim], block: tuple[int, int, int], shared_bytes: Dim = 0
@@ -254,13 +253,16 @@ class KernelBuilder:
         ctx.launch(spec, grid, block, self._args, shared_bytes=shared_bytes, writes=self._writes)
 
 
-def _as_float(x: Tensor) -> float:
-    assert x.constant is not None
+def constant_number(x: Tensor) -> int | float | bool | None:
+    """The value of a one-element tensor whose contents are known now, else None."""
+    if x.size != 1 or not x.is_constant or x.constant is None:
+        return None
     value = x.constant.reshape(-1)[0]
     if x.dtype is DType.BFLOAT16:
         bits: float = struct.unpack("<f", struct.pack("<I", int(value) << 16))[0]
         return bits
-    return float(value)
+    number: int | float | bool = value.item()
+    return number
 
 
 def offset_text(terms: Sequence[tuple[str, str]]) -> str:

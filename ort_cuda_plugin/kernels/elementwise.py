@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ort_cuda_plugin.graph.ir import DType
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor, broadcast_shapes, broadcast_strides
 from ort_cuda_plugin.graph.symbolic import Dim
+from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, load_text, offset_text
 from ort_cuda_plugin.kernels.fold import fold
 from ort_cuda_plugin.kernels.host import HostArray, on_host
 from ort_cuda_plugin.kernels.layout import Plane, collapse
-from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.kernels.scalar import Scalar, reachable
 
-__all__ = ["copy_into", "elementwise", "elementwise_into", "elementwise_tuple"]
+__all__ = ["copy_into", "elementwise", "elementwise_into", "elementwise_tuple", "full"]
 
 
 def elementwise(ctx: Lowering, fn: Callable[..., Scalar], *tensors: Tensor) -> Tensor:
@@ -66,15 +69,25 @@ def copy_into(ctx: Lowering, destination: Tensor, source: Tensor) -> None:
     elementwise_into(ctx, lambda x: x, destination, source)
 
 
-def _used(expressions: Sequence[Scalar]) -> set[Scalar]:
-    seen: set[Scalar] = set()
-    stack = list(expressions)
-    while stack:
-        x = stack.pop()
-        if x not in seen:
-            seen.add(x)
-            stack.extend(x.operands)
-    return seen
+def full(ctx: Lowering, shape: Sequence[Dim], value: int | float | bool, dtype: DType) -> Tensor:
+    """A tensor of equal elements; a small one of integers is known on the host."""
+
+    def on_device() -> Tensor:
+        result = ctx.empty(shape, dtype)
+        if value == 0 and math.copysign(1.0, value) > 0:
+            ctx.memset(result, 0)
+        elif dtype is DType.BOOL:
+            ctx.memset(result, 1)
+        else:
+            # float64 holds every float16 and bfloat16, and the cast makes one parameter serve all types.
+            number = ctx.constant(np.array(value, np.int64 if dtype.is_integer else np.float64))
+            elementwise_into(ctx, lambda x: s.cast(x, dtype), result, number)
+        return result
+
+    def on_symbols() -> HostArray:
+        return np.full([d for d in shape if isinstance(d, int)], int(value), dtype=object)
+
+    return on_host(ctx, on_symbols, (), shape, dtype, on_device)
 
 
 def _is_plain_copy(
@@ -96,7 +109,7 @@ def _launch(
     if _is_plain_copy(leaves, tensors, expressions, results):
         ctx.copy(results[0], tensors[leaves.index(expressions[0])])
         return
-    used = _used(expressions)
+    used = reachable(expressions)
     shape = results[0].shape
     builder = KernelBuilder()
     emit = builder.emit

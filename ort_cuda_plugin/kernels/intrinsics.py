@@ -2,9 +2,9 @@
 
 float16 and bfloat16 are storage types: kernels read and write their bits as uint16 and compute in float32. Atomics take
 a raw pointer and an index. Shuffles and votes involve all 32 lanes of a warp. ``truncdiv`` and ``truncmod`` round
-toward zero and give 0 for a divisor of 0; ``quotient_i32(x, 2**62 // d + 1)`` and ``quotient_i64(x, d)`` are x // d where x is
-not negative and d positive. The signatures are in ``intrinsics.pyi``, where kernel modules import them from under
-``TYPE_CHECKING``; only the compile pipeline imports this module.
+toward zero and give 0 for a divisor of 0; ``quotient_i32(x, 2**62 // d + 1)`` and ``quotient_i64(x, d)`` are x // d
+where x is not negative and d positive. The signatures are in ``intrinsics.pyi``, where kernel modules import them from
+under ``TYPE_CHECKING``; only the compile pipeline imports this module.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ort_cuda_plugin.graph.ir import DType
 from ort_cuda_plugin.graph.lowering import DeviceProperties, Lowering
 from ort_cuda_plugin.graph.symbolic import Dim, ceildiv, hint, product, sym_max
-from ort_cuda_plugin.kernels.codegen import KernelBuilder, register_type
+from ort_cuda_plugin.kernels.codegen import Emitter, KernelBuilder, register_type
 
 Strides = tuple[Dim, ...]
 
@@ -52,23 +52,25 @@ def index_type(ctx: Lowering, *sizes: Dim) -> DType:
     return DType.INT32 if ctx.index_dtype(*sizes) == "i32" else DType.INT64
 
 
-def divisor(builder: KernelBuilder, dim: Dim, dtype: DType) -> str:
-    """The parameter that ``quotient_i32`` or ``quotient_i64`` takes to divide by ``dim``, which a Run may make 0."""
+Extent = tuple[str, str]
+"""Parameters of a dimension: its size, and what ``quotient_i32`` or ``quotient_i64`` takes to divide by it."""
+
+
+def extent(builder: KernelBuilder, dim: Dim, dtype: DType) -> Extent:
+    """The parameters to count in ``dim`` with indices of type ``dtype``. A Run may make the dimension 0."""
     positive = sym_max(dim, 1)
-    return builder.integer(2**62 // positive + 1 if dtype is DType.INT32 else positive)
+    divisor = 2**62 // positive + 1 if dtype is DType.INT32 else positive
+    return builder.integer(dim, dtype), builder.integer(divisor)
 
 
-def coordinates(builder: KernelBuilder, flat: str, dims: Sequence[Dim], dtype: DType) -> list[str]:
-    """Names of the coordinates, of type ``dtype``, of row-major index ``flat`` in ``dims``."""
-    if not dims:
-        return []
+def coordinates(emit: Emitter, flat: str, inner: Sequence[Extent], dtype: DType) -> list[str]:
+    """Names of the coordinates of row-major index ``flat``; ``inner`` are all dimensions but the first."""
     index = register_type(dtype)
     names = []
     rest = flat
-    for dim in reversed(dims[1:]):
-        size, by = builder.integer(dim, dtype), divisor(builder, dim, dtype)
-        quotient = builder.emit.assign(f"quotient_{dtype.short}({rest}, {by})")
-        names.append(builder.emit.assign(f"{index}({rest} - {quotient} * {size})"))
+    for size, divisor in reversed(inner):
+        quotient = emit.assign(f"quotient_{dtype.short}({rest}, {divisor})")
+        names.append(emit.assign(f"{index}({rest} - {quotient} * {size})"))
         rest = quotient
     return [rest, *reversed(names)]
 
@@ -98,15 +100,16 @@ class Plane:
         blocks = tiles * ceildiv(rows, height)
         dtype = index_type(ctx, rows, blocks)
         index = register_type(dtype)
-        n_rows, n_tiles = builder.integer(rows, dtype), builder.integer(tiles, dtype)
-        by_tiles = divisor(builder, tiles, dtype)
+        n_rows = builder.integer(rows, dtype)
+        n_tiles, by_tiles = extent(builder, tiles, dtype)
+        inner = [extent(builder, dim, dtype) for dim in outer[1:]]
         emit.line(f"block = {index}(cuda.blockIdx.x)")
         emit.line(f"tile_row = quotient_{dtype.short}(block, {by_tiles})")
         emit.line(f"row = {index}(tile_row * {index}(cuda.blockDim.y) + {index}(cuda.threadIdx.y))")
         # In 64 bits the address is provably linear in threadIdx.x, so that LLVM can vectorise the emulator's loop.
         emit.line(f"tile = int64(block) - int64(tile_row) * int64({n_tiles})")
         emit.line("column = tile * int64(cuda.blockDim.x) + int64(cuda.threadIdx.x)")
-        self.names = [*coordinates(builder, "row", outer, dtype), "column"]
+        self.names = [*coordinates(emit, "row", inner, dtype), "column"]
         self.inside = f"(row < {n_rows}) & (column < {n_columns})"
         self.grid = (blocks, 1, 1)
         self.block = (width, height, 1)

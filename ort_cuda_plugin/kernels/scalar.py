@@ -12,7 +12,7 @@ Integer arithmetic wraps around.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -93,6 +93,18 @@ class Scalar:
 
     def __bool__(self) -> bool:
         raise TypeError("an expression has no value yet: use where(), & and | instead of if, and and or")
+
+
+def reachable(expressions: Iterable[Scalar]) -> set[Scalar]:
+    """All Scalars that the expressions are made of, themselves included."""
+    seen: set[Scalar] = set()
+    stack = list(expressions)
+    while stack:
+        x = stack.pop()
+        if x not in seen:
+            seen.add(x)
+            stack.extend(x.operands)
+    return seen
 
 
 def constant(value: Number, dtype: DType) -> Scalar:
@@ -213,16 +225,8 @@ def _is_unsigned(dtype: DType) -> bool:
 
 def power(a: Operand, b: Operand) -> Scalar:
     """``a ** b`` of floats, with a product or a square root for the usual constant exponents."""
-    if isinstance(b, (int, float)) and isinstance(a, Scalar):
-        simple: dict[float, Callable[[Scalar], Scalar]] = {
-            0.5: sqrt,
-            1.0: lambda x: x,
-            2.0: lambda x: x * x,
-            3.0: lambda x: x * x * x,
-            -1.0: lambda x: 1.0 / x,
-        }
-        if b in simple:
-            return simple[b](a)
+    if isinstance(b, (int, float)) and isinstance(a, Scalar) and b in SIMPLE_EXPONENTS:
+        return SIMPLE_EXPONENTS[b](a)
     return _float_function("pow", a, b)
 
 
@@ -237,6 +241,11 @@ def cast(x: Scalar, dtype: DType) -> Scalar:
     if x.op == "constant" and math.isfinite(x.value) and exact:
         return constant(int(x.value) if dtype.is_integer else x.value, dtype)
     return Scalar(dtype, "cast", (x,))
+
+
+def widen(x: Scalar) -> Scalar:
+    """x in the type that its arithmetic is done in: float32 for half types, else its own."""
+    return cast(x, DType.FLOAT32) if x.dtype in (DType.FLOAT16, DType.BFLOAT16) else x
 
 
 def absolute(x: Scalar) -> Scalar:
@@ -313,3 +322,13 @@ def truncate(x: Operand) -> Scalar:
 
 def sigmoid(x: Scalar) -> Scalar:
     return 1.0 / (1.0 + exp(-x))
+
+
+SIMPLE_EXPONENTS: Mapping[float, Callable[[Scalar], Scalar]] = {
+    0.5: sqrt,
+    1.0: lambda x: x,
+    2.0: lambda x: x * x,
+    3.0: lambda x: x * x * x,
+    -1.0: lambda x: 1.0 / x,
+}
+"""Exponents whose power is cheap, and how."""

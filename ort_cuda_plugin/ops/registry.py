@@ -6,10 +6,10 @@ the ONNX attributes with their names and defaults::
     @op("Gather", since=1, types={"T": ALL_TENSORS, "Tind": INDICES})
     def gather(ctx: Lowering, data: T, indices: Tind, *, axis: int = 0) -> Tensor: ...
 
-An input's annotation names its ONNX type constraint: an alias such as ``T`` or ``Tind`` below. ``Tensor`` means ``T``;
-``HostTensor`` marks an integer input whose contents decide shapes, which the function reads with ``ctx.host_values``.
-An input with a default is optional, ``*inputs`` is variadic. Several functions may serve one operator: each serves the
-versions from its ``since`` up to the next one's, or to its own ``until``.
+An input's annotation names its ONNX type constraint: an alias such as ``T`` or ``Tind`` below. ``Tensor`` means the
+only constraint, or else ``T``; ``HostTensor`` marks an integer input whose contents decide shapes, which the function
+reads with ``ctx.host_values``. An input with a default is optional, ``*inputs`` is variadic. Several functions may
+serve one operator: each serves the versions from its ``since`` up to the next one's, or to its own ``until``.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class Operator:
     def constraint(self, index: int) -> str:
         """Name of the type constraint of input ``index``, "" for an input without one."""
         name = self._annotation(self.inputs[min(index, len(self.inputs) - 1)])
-        name = "T" if name == "Tensor" else name
+        if name == "Tensor":
+            name = next(iter(self.types)) if len(self.types) == 1 else "T"
         return name if name in self.types else ""
 
     def check_inputs(self, dtypes: Sequence[DType | None]) -> None:

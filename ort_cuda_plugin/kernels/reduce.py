@@ -1,0 +1,390 @@
+"""Reductions, and row programs: reductions along some axes followed by work on each element, in one launch.
+
+A row program is a function of Scalars, as for `elementwise`, that may also reduce::
+
+    def softmax(row: Row, x: Scalar) -> Scalar:
+        e = s.exp(x - row.reduce(MAX, x))
+        return e / row.reduce(SUM, e)
+
+A reduction is declared by an initial value, a step that takes in an element, and a combination of two partial results;
+whatever follows is an expression again. Reductions that do not depend on each other share one pass over the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ort_cuda_plugin.graph.ir import DType
+from ort_cuda_plugin.graph.lowering import Lowering, Tensor, broadcast_shapes, broadcast_strides
+from ort_cuda_plugin.graph.symbolic import Dim, ceildiv, hint, product
+from ort_cuda_plugin.kernels import scalar as s
+from ort_cuda_plugin.kernels.codegen import HALVES, KernelBuilder, load_text, offset_text, register_type
+from ort_cuda_plugin.kernels.elementwise import kernel_name
+from ort_cuda_plugin.kernels.layout import Plane, collapse, coordinates, extent, index_type
+from ort_cuda_plugin.kernels.scalar import Scalar, reachable
+
+__all__ = ["MAX", "MIN", "PRODUCT", "SUM", "Reduction", "Row", "arg_max", "arg_min", "reduce", "row_map"]
+
+Values = tuple[Scalar, ...]
+Output = tuple[Scalar, Tensor]
+
+WARP = 32
+SERIAL_COLUMNS = 32
+"""A row of at most so many elements is reduced by one thread."""
+WARP_COLUMNS = 2048
+"""A row of at most so many elements is reduced by one warp."""
+BLOCK = 256
+"""Threads that reduce a longer row."""
+MANY_ROWS = 1024
+"""Rows that keep a device busy with one thread each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reduction:
+    """``initial(dtypes)`` gives the accumulators before the first element, for elements of these types.
+
+    ``step(accumulators, elements)`` takes in one element (of one or several values), ``combine(a, b)`` joins the
+    accumulators of two parts of the row; parts may be joined in any order.
+    """
+
+    initial: Callable[[tuple[DType, ...]], Values]
+    step: Callable[[Values, Values], Values]
+    combine: Callable[[Values, Values], Values]
+
+
+def _fold(initial: Callable[[DType], int | float], fn: Callable[[Scalar, Scalar], Scalar]) -> Reduction:
+    return Reduction(
+        lambda dtypes: (s.constant(initial(dtypes[0]), dtypes[0]),),
+        lambda totals, elements: (fn(totals[0], elements[0]),),
+        lambda a, b: (fn(a[0], b[0]),),
+    )
+
+
+def lowest(dtype: DType) -> int | float:
+    """The least value of a type, -inf for floats."""
+    if dtype.is_float:
+        return float("-inf")
+    return -(1 << (8 * dtype.itemsize - 1)) if dtype.short[0] == "i" else 0
+
+
+def highest(dtype: DType) -> int | float:
+    """The greatest value of a type, inf for floats."""
+    if dtype.is_float:
+        return float("inf")
+    return (1 << (8 * dtype.itemsize - (dtype.short[0] == "i"))) - 1
+
+
+SUM = _fold(lambda dtype: 0, lambda a, b: a + b)
+PRODUCT = _fold(lambda dtype: 1, lambda a, b: a * b)
+MAX = _fold(lowest, s.maximum)
+MIN = _fold(highest, s.minimum)
+
+
+def _arg(better: Callable[[Scalar, Scalar], Scalar], initial: Callable[[DType], int | float], last: bool) -> Reduction:
+    """Accumulators: the best value so far and its index, -1 for none; elements: value and index."""
+
+    def combine(a: Values, b: Values) -> Values:
+        tie = s.equal(a[0], b[0]) & (b[1] >= 0) & ((a[1] < b[1]) if last else (b[1] < a[1]))
+        take = (b[1] >= 0) & ((a[1] < 0) | better(b[0], a[0]) | tie)
+        return s.where(take, b[0], a[0]), s.where(take, b[1], a[1])
+
+    return Reduction(
+        lambda dtypes: (s.constant(initial(dtypes[0]), dtypes[0]), s.constant(-1, DType.INT64)), combine, combine
+    )
+
+
+def arg_max(last: bool) -> Reduction:
+    """Accumulators (maximum, index of its first or last occurrence) of elements (value, index)."""
+    return _arg(lambda a, b: a > b, lowest, last)
+
+
+def arg_min(last: bool) -> Reduction:
+    """Accumulators (minimum, index of its first or last occurrence) of elements (value, index)."""
+    return _arg(lambda a, b: a < b, highest, last)
+
+
+class Row:
+    """What a row program can use beside its elements."""
+
+    def __init__(self) -> None:
+        self.index = Scalar(DType.INT64, "index")
+        """Position of the element in its row."""
+        self.count = Scalar(DType.INT64, "count")
+        """Number of elements of a row."""
+
+    def reduce(self, reduction: Reduction, *elements: Scalar) -> Scalar:
+        """The first accumulator after all elements of the row."""
+        return self.reduce_all(reduction, *elements)[0]
+
+    def reduce_all(self, reduction: Reduction, *elements: Scalar) -> Values:
+        """Every accumulator after all elements of the row."""
+        initial = reduction.initial(tuple(x.dtype for x in elements))
+        stage = _Stage(reduction, initial, elements)
+        return tuple(Scalar(x.dtype, "reduced", elements, (stage, i)) for i, x in enumerate(initial))
+
+    def mean(self, x: Scalar) -> Scalar:
+        """The arithmetic mean of a float, in float32 for half types."""
+        x = s.widen(x)
+        return self.reduce(SUM, x) / s.cast(self.count, x.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class _Stage:
+    reduction: Reduction
+    initial: Values
+    elements: Values
+
+
+def reduce(
+    ctx: Lowering, fn: Callable[[Row, Scalar], Scalar], x: Tensor, axes: Iterable[int], keepdims: bool = True
+) -> Tensor:
+    """``fn`` reduces x along ``axes`` (not negative); those have size 1 in the result, or are gone."""
+    axes = frozenset(axes)
+    leaf, row = Scalar(x.dtype, "leaf"), Row()
+    expression = fn(row, leaf)
+    kept = [1 if axis in axes else dim for axis, dim in enumerate(x.shape)]
+    result = ctx.empty(kept, expression.dtype)
+    _RowKernel(ctx, row, [leaf], [x], x.shape, axes).launch([], [(expression, result)])
+    if keepdims:
+        return result
+    return ctx.view(result, [dim for axis, dim in enumerate(x.shape) if axis not in axes])
+
+
+def row_map(
+    ctx: Lowering,
+    fn: Callable[..., tuple[Sequence[Scalar], Sequence[Scalar]]],
+    axes: Iterable[int],
+    *tensors: Tensor,
+) -> tuple[Tensor, ...]:
+    """A row program along ``axes`` of tensors that are broadcast to each other.
+
+    ``fn(row, *elements)`` returns expressions per element and expressions per row; the results are theirs in order, of
+    the broadcast shape, and of that shape with size 1 along ``axes``.
+    """
+    axes = frozenset(axes)
+    leaves, row = [Scalar(x.dtype, "leaf") for x in tensors], Row()
+    per_element, per_row = fn(row, *leaves)
+    shape = broadcast_shapes(ctx, *(x.shape for x in tensors))
+    kept = [1 if axis in axes else dim for axis, dim in enumerate(shape)]
+    elements = [(x, ctx.empty(shape, x.dtype)) for x in per_element]
+    rows = [(x, ctx.empty(kept, x.dtype)) for x in per_row]
+    _RowKernel(ctx, row, leaves, tensors, shape, axes).launch(elements, rows)
+    return tuple(tensor for _, tensor in elements + rows)
+
+
+def _stages(expressions: Iterable[Scalar]) -> list[list[_Stage]]:
+    """The reductions that the expressions need, grouped: a group depends on earlier groups only."""
+    depths: dict[_Stage, int] = {}
+
+    def depth(x: Scalar, known: dict[Scalar, int]) -> int:
+        if x not in known:
+            known[x] = max((depth(operand, known) for operand in x.operands), default=0)
+            if x.op == "reduced":
+                depths[x.value[0]] = known[x]
+                known[x] += 1
+        return known[x]
+
+    known: dict[Scalar, int] = {}
+    groups = [depth(x, known) for x in expressions]
+    return [[stage for stage, d in depths.items() if d == group] for group in range(max(groups, default=0))]
+
+
+class _RowKernel:
+    """Emits and launches one row program.
+
+    ``threads`` threads work on a row: one, a warp, or a block. Every pass is a loop over the row's columns, strided by
+    the threads; partial results meet by shuffles, and across warps in shared memory.
+    """
+
+    def __init__(
+        self,
+        ctx: Lowering,
+        row: Row,
+        leaves: Sequence[Scalar],
+        tensors: Sequence[Tensor],
+        shape: Sequence[Dim],
+        axes: frozenset[int],
+    ) -> None:
+        self.ctx, self.row = ctx, row
+        self.leaves, self.tensors = leaves, tensors
+        self.shape, self.axes = shape, axes
+        self.builder = KernelBuilder()
+        self.emit = self.builder.emit
+        self.emit.handlers["leaf"] = self._load
+        self.emit.handlers["reduced"] = lambda x: self.accumulators[x.value[0]][x.value[1]]
+        self.accumulators: dict[_Stage, list[str]] = {}
+        self.sources: dict[Scalar, tuple[str, str, list[str]]] = {}
+        self.coordinates: list[str] | None = None
+
+    def launch(self, elements: Sequence[Output], rows: Sequence[Output]) -> None:
+        builder, emit = self.builder, self.emit
+        outputs = [*elements, *rows]
+        used = reachable(x for x, _ in outputs)
+        sources = [(leaf, x) for leaf, x in zip(self.leaves, self.tensors, strict=True) if leaf in used]
+        placed = [broadcast_strides(x, self.shape) for _, x in sources] + [y.strides for _, y in outputs]
+        row_dims, row_strides = self._collapse(placed, reduced=False)
+        column_dims, column_strides = self._collapse(placed, reduced=True)
+        self.n = builder.integer(product(column_dims))
+        emit.bind(self.row.count, self.n)
+        self.column_dtype = index_type(self.ctx, product(column_dims)) if len(column_dims) > 1 else DType.INT64
+        self.column_extents = [extent(builder, dim, self.column_dtype) for dim in column_dims[1:]]
+        adjacent = not column_strides[0] or column_strides[0][-1] == 1
+        self.threads = self._choose_threads(product(column_dims), product(row_dims), adjacent)
+        grid, block, names, inside = self._rows(row_dims)
+
+        places = []
+        for number, (by_row, by_column) in enumerate(zip(row_strides, column_strides, strict=True)):
+            tensor = sources[number][1] if number < len(sources) else outputs[number - len(sources)][1]
+            pointer = builder.tensor(tensor, written=number >= len(sources))
+            terms = [(name, builder.stride(stride)) for name, stride in zip(names, by_row, strict=True)]
+            places.append((pointer, emit.assign(offset_text(terms)), [builder.stride(stride) for stride in by_column]))
+        for (leaf, _), place in zip(sources, places, strict=False):
+            self.sources[leaf] = place
+        element_places = places[len(sources) : len(sources) + len(elements)]
+        row_places = places[len(sources) + len(elements) :]
+
+        with emit.block(f"if {inside}:"):
+            for group in _stages(x for x, _ in outputs):
+                self._reduce(group)
+            if elements:
+                with self._columns():
+                    for (x, _), (pointer, base, strides) in zip(elements, element_places, strict=True):
+                        emit.store(pointer, self._offset(base, strides), x)
+            if rows:
+                with emit.block("if lane == 0:"):
+                    for (x, _), (pointer, base, _) in zip(rows, row_places, strict=True):
+                        emit.store(pointer, base, x)
+        builder.launch(self.ctx, kernel_name(self.ctx), grid, block)
+
+    def _collapse(self, placed: Sequence[tuple[Dim, ...]], reduced: bool) -> tuple[list[Dim], list[tuple[Dim, ...]]]:
+        axes = [axis for axis in range(len(self.shape)) if (axis in self.axes) == reduced]
+        return collapse(
+            [self.shape[axis] for axis in axes], [tuple(strides[axis] for axis in axes) for strides in placed]
+        )
+
+    def _choose_threads(self, columns: Dim, rows: Dim, adjacent: bool) -> int:
+        """By the sizes that are expected; every choice is right for all sizes."""
+        if hint(columns) <= SERIAL_COLUMNS:
+            return 1
+        # Where the columns of a row are apart, threads of neighbouring rows read neighbouring elements.
+        if not adjacent and hint(rows) >= MANY_ROWS:
+            return 1
+        return WARP if hint(columns) <= WARP_COLUMNS else BLOCK
+
+    def _rows(self, dims: list[Dim]) -> tuple[tuple[Dim, Dim, Dim], tuple[int, int, int], list[str], str]:
+        """Emits the coordinates of the thread's row; gives grid, block, their names, and whether the row exists."""
+        if self.threads == 1:
+            plane = Plane(self.ctx, self.builder, dims or [1])
+            self.emit.line("lane = 0")
+            return plane.grid, plane.block, plane.names[: len(dims)], plane.inside
+        rows = product(dims)
+        height = BLOCK // 2 // WARP if self.threads == WARP else 1
+        dtype = index_type(self.ctx, rows)
+        index = register_type(dtype)
+        n_rows = self.builder.integer(rows, dtype)
+        extents = [extent(self.builder, dim, dtype) for dim in dims[1:]]
+        self.emit.line("lane = int64(cuda.threadIdx.x)")
+        block = f"{index}(cuda.blockIdx.x)"
+        self.emit.line(f"row = {index}({block} * {index}(cuda.blockDim.y) + {index}(cuda.threadIdx.y))")
+        names = coordinates(self.emit, "row", extents, dtype) if dims else []
+        return (ceildiv(rows, height), 1, 1), (self.threads, height, 1), names, f"row < {n_rows}"
+
+    @contextmanager
+    def _columns(self) -> Iterator[None]:
+        """A loop over the thread's share of the row."""
+        with self.emit.block(f"for j in range(lane, {self.n}, {self.threads}):"):
+            self.emit.bind(self.row.index, "j")
+            flat = "j" if self.column_dtype is DType.INT64 else "int32(j)"
+            self.coordinates = coordinates(self.emit, flat, self.column_extents, self.column_dtype)
+            yield
+            self.coordinates = None
+
+    def _offset(self, base: str, strides: Sequence[str]) -> str:
+        if self.coordinates is None:
+            raise TypeError("a value per row depends on an element other than through a reduction")
+        terms = offset_text(list(zip(self.coordinates, strides, strict=False)))
+        return base if terms == "0" else f"{base} + {terms}"
+
+    def _load(self, leaf: Scalar) -> str:
+        pointer, base, strides = self.sources[leaf]
+        return self.emit.assign(load_text(pointer, self._offset(base, strides), leaf.dtype))
+
+    def _reduce(self, stages: Sequence[_Stage]) -> None:
+        """One pass over the row for all ``stages``."""
+        emit = self.emit
+        for stage in stages:
+            self.accumulators[stage] = [emit.fresh("a") for _ in stage.initial]
+            for name, initial in zip(self.accumulators[stage], stage.initial, strict=True):
+                emit.line(f"{name} = {emit.value(initial)}")
+        with self._columns():
+            self._update(stages, lambda stage, totals: stage.reduction.step(totals, stage.elements))
+        if self.threads == 1:
+            return
+        for distance in (16, 8, 4, 2, 1):
+            with emit.scope():
+                other = _shuffled(distance)
+                self._update(stages, lambda stage, totals, other=other: self._combine(stage, totals, other))
+        if self.threads > WARP:
+            self._combine_warps(stages)
+
+    def _update(self, stages: Sequence[_Stage], change: Callable[[_Stage, Values], Values]) -> None:
+        """Assigns the accumulators of all stages anew; all new values are computed before the first is assigned."""
+        pending = []
+        for stage in stages:
+            names = self.accumulators[stage]
+            totals = tuple(Scalar(x.dtype, "accumulator") for x in stage.initial)
+            for total, name in zip(totals, names, strict=True):
+                self.emit.bind(total, name)
+            values = [self.emit.value(x) for x in change(stage, totals)]
+            pending += list(zip(names, values, strict=True))
+        for name, value in pending:
+            self.emit.line(f"{name} = {value}")
+
+    def _combine(self, stage: _Stage, totals: Values, other: Callable[[DType, str, int], str]) -> Values:
+        """``totals`` combined with those of another part, whose names ``other`` gives as source text."""
+        others = []
+        for number, (total, name) in enumerate(zip(totals, self.accumulators[stage], strict=True)):
+            partner = Scalar(total.dtype, "accumulator")
+            text = other(total.dtype, name, number)
+            variable = self.emit.fresh()
+            self.emit.line(f"{variable} = {text}")
+            self.emit.bind(partner, variable)
+            others.append(partner)
+        return stage.reduction.combine(totals, tuple(others))
+
+    def _combine_warps(self, stages: Sequence[_Stage]) -> None:
+        emit, warps = self.emit, self.threads // WARP
+        shared = {}
+        for stage in stages:
+            shared[stage] = [emit.fresh("shared") for _ in stage.initial]
+            for array, initial in zip(shared[stage], stage.initial, strict=True):
+                emit.line(f"{array} = cuda.shared.array({warps}, {register_type(initial.dtype)})")
+        with emit.block(f"if lane % {WARP} == 0:"):
+            for stage in stages:
+                for array, name in zip(shared[stage], self.accumulators[stage], strict=True):
+                    emit.line(f"{array}[lane // {WARP}] = {name}")
+        emit.line("cuda.syncthreads()")
+        for stage in stages:
+            for array, name in zip(shared[stage], self.accumulators[stage], strict=True):
+                emit.line(f"{name} = {array}[0]")
+        with emit.block(f"for warp in range(1, {warps}):"):
+
+            def combine(stage: _Stage, totals: Values) -> Values:
+                return self._combine(stage, totals, lambda dtype, name, number: f"{shared[stage][number]}[warp]")
+
+            self._update(stages, combine)
+
+
+def _shuffled(distance: int) -> Callable[[DType, str, int], str]:
+    """Source of the accumulator of the lane whose number differs in the bit ``distance``."""
+
+    def text(dtype: DType, name: str, number: int) -> str:
+        if dtype in HALVES:
+            return f"shfl_xor_f32({name}, {distance})"
+        if dtype.itemsize >= 4:
+            return f"shfl_xor_{dtype.short}({name}, {distance})"
+        return f"{register_type(dtype)}(shfl_xor_i32(int32({name}), {distance}))"
+
+    return text

@@ -1,0 +1,113 @@
+"""Activation functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ort_cuda_plugin.graph.ir import InvalidModel
+from ort_cuda_plugin.graph.lowering import Lowering, Tensor
+from ort_cuda_plugin.kernels import scalar as s
+from ort_cuda_plugin.kernels.elementwise import elementwise
+from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.ops.elementwise import unary
+from ort_cuda_plugin.ops.registry import FLOATS, SIGNED, op
+
+
+def softplus(x: Scalar) -> Scalar:
+    """log(1 + exp(x)), where the exponential cannot overflow."""
+    return s.maximum(x, 0.0) + s.log1p(s.exp(-s.absolute(x)))
+
+
+def gelu_erf(x: Scalar) -> Scalar:
+    return 0.5 * x * (1.0 + s.erf(x * math.sqrt(0.5)))
+
+
+def gelu_tanh(x: Scalar) -> Scalar:
+    return 0.5 * x * (1.0 + s.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+unary("Relu", 6, lambda x: s.maximum(x, 0), SIGNED)
+unary("Sigmoid", 6, s.sigmoid)
+unary("Tanh", 6, s.tanh)
+unary("Softplus", 1, softplus)
+unary("Softsign", 1, lambda x: x / (1.0 + s.absolute(x)))
+unary("Mish", 18, lambda x: x * s.tanh(softplus(x)))
+unary("HardSwish", 14, lambda x: x * s.maximum(0.0, s.minimum(1.0, x / 6.0 + 0.5)))
+
+
+@op("LeakyRelu", since=6, types={"T": FLOATS})
+def leaky_relu(ctx: Lowering, x: Tensor, *, alpha: float = 0.01) -> Tensor:
+    return elementwise(ctx, lambda a: s.where(a < 0, alpha * a, a), x)
+
+
+@op("PRelu", since=7, types={"T": SIGNED})
+def prelu(ctx: Lowering, x: Tensor, slope: Tensor) -> Tensor:
+    return elementwise(ctx, lambda a, b: s.where(a < 0, b * a, a), x, slope)
+
+
+@op("ThresholdedRelu", since=10, types={"T": FLOATS})
+def thresholded_relu(ctx: Lowering, x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    return elementwise(ctx, lambda a: s.where(a > alpha, a, 0.0), x)
+
+
+@op("Elu", since=6, types={"T": FLOATS})
+def elu(ctx: Lowering, x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    return elementwise(ctx, lambda a: s.where(a < 0, alpha * s.expm1(a), a), x)
+
+
+@op("Selu", since=6, types={"T": FLOATS})
+def selu(
+    ctx: Lowering, x: Tensor, *, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
+) -> Tensor:
+    return elementwise(ctx, lambda a: gamma * s.where(a < 0, alpha * s.expm1(a), a), x)
+
+
+@op("Celu", since=12, types={"T": FLOATS})
+def celu(ctx: Lowering, x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    return elementwise(ctx, lambda a: s.where(a < 0, alpha * s.expm1(a / alpha), a), x)
+
+
+@op("HardSigmoid", since=6, types={"T": FLOATS})
+def hard_sigmoid(ctx: Lowering, x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
+    return elementwise(ctx, lambda a: s.maximum(s.minimum(alpha * a + beta, 1.0), 0.0), x)
+
+
+@op("Shrink", since=9, types={"T": FLOATS})
+def shrink(ctx: Lowering, x: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> Tensor:
+    return elementwise(ctx, lambda a: s.where(a < -lambd, a + bias, s.where(a > lambd, a - bias, 0.0)), x)
+
+
+@op("Swish", since=24, types={"T": FLOATS})
+def swish(ctx: Lowering, x: Tensor, *, alpha: float = 1.0) -> Tensor:
+    return elementwise(ctx, lambda a: a * s.sigmoid(alpha * a), x)
+
+
+@op("QuickGelu", domain="com.microsoft", since=1, types={"T": FLOATS})
+def quick_gelu(ctx: Lowering, x: Tensor, *, alpha: float = 1.702) -> Tensor:
+    return swish(ctx, x, alpha=alpha)
+
+
+@op("Gelu", since=20, types={"T": FLOATS})
+def gelu(ctx: Lowering, x: Tensor, *, approximate: str = "none") -> Tensor:
+    forms: dict[str, Callable[[Scalar], Scalar]] = {"none": gelu_erf, "tanh": gelu_tanh}
+    if approximate not in forms:
+        raise InvalidModel(f"Gelu approximated by {approximate!r}")
+    return elementwise(ctx, forms[approximate], x)
+
+
+@op("Gelu", domain="com.microsoft", since=1, types={"T": FLOATS})
+def microsoft_gelu(ctx: Lowering, x: Tensor) -> Tensor:
+    return elementwise(ctx, gelu_erf, x)
+
+
+@op("BiasGelu", domain="com.microsoft", since=1, types={"T": FLOATS})
+def bias_gelu(ctx: Lowering, x: Tensor, bias: Tensor) -> Tensor:
+    return elementwise(ctx, lambda a, b: gelu_erf(a + b), x, bias)
+
+
+@op("FastGelu", domain="com.microsoft", since=1, types={"T": FLOATS})
+def fast_gelu(ctx: Lowering, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    if bias is None:
+        return elementwise(ctx, gelu_tanh, x)
+    return elementwise(ctx, lambda a, b: gelu_tanh(a + b), x, bias)

@@ -1,0 +1,221 @@
+"""Arithmetic, comparison, logic and type conversion, element by element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.graph.lowering import Lowering, Tensor
+from ort_cuda_plugin.kernels import scalar as s
+from ort_cuda_plugin.kernels.codegen import constant_number
+from ort_cuda_plugin.kernels.elementwise import elementwise
+from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.ops.registry import (
+    ALL_TENSORS,
+    ARITHMETIC,
+    BOOL,
+    FLOATS,
+    INTS,
+    SIGNED,
+    T1,
+    T2,
+    UNSIGNED_INTS,
+    B,
+    T,
+    op,
+)
+
+
+def unary(
+    name: str, since: int, fn: Callable[[Scalar], Scalar], types: frozenset[DType] = FLOATS, constraint: str = "T"
+) -> None:
+    """Enters an operator of one input and no attributes: ``fn`` of each element."""
+
+    def function(ctx: Lowering, x: Tensor) -> Tensor:
+        return elementwise(ctx, fn, x)
+
+    op(name, since=since, types={constraint: types})(function)
+
+
+unary("Abs", 6, s.absolute, ARITHMETIC)
+unary("Neg", 6, lambda x: -x, SIGNED)
+unary("Sign", 9, s.sign, ARITHMETIC)
+unary("Reciprocal", 6, lambda x: 1.0 / x)
+unary("Sqrt", 6, s.sqrt)
+unary("Exp", 6, s.exp)
+unary("Log", 6, s.log)
+unary("Floor", 6, s.floor)
+unary("Ceil", 6, s.ceil)
+unary("Round", 11, s.round_half_even)
+unary("Sin", 7, s.sin)
+unary("Cos", 7, s.cos)
+unary("Tan", 7, lambda x: s.unary_float("tan", x))
+unary("Asin", 7, lambda x: s.unary_float("asin", x))
+unary("Acos", 7, lambda x: s.unary_float("acos", x))
+unary("Atan", 7, lambda x: s.unary_float("atan", x))
+unary("Sinh", 9, lambda x: s.unary_float("sinh", x))
+unary("Cosh", 9, lambda x: s.unary_float("cosh", x))
+unary("Asinh", 9, lambda x: s.unary_float("asinh", x))
+unary("Acosh", 9, lambda x: s.unary_float("acosh", x))
+unary("Atanh", 9, lambda x: s.unary_float("atanh", x))
+unary("Erf", 9, s.erf)
+unary("Not", 1, lambda x: ~x, BOOL)
+unary("BitwiseNot", 18, lambda x: ~x, INTS)
+unary("IsNaN", 9, s.is_nan, constraint="T1")
+
+
+def binary(name: str, since: int, fn: Callable[[Scalar, Scalar], Scalar], types: frozenset[DType]) -> None:
+    """Enters an operator of two inputs of one type, which broadcast to each other, and no attributes."""
+
+    def function(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
+        return elementwise(ctx, fn, a, b)
+
+    op(name, since=since, types={"T": types})(function)
+
+
+def _divide(a: Scalar, b: Scalar) -> Scalar:
+    return s.trunc_divide(a, b) if a.dtype.is_integer else a / b
+
+
+binary("Add", 7, lambda a, b: a + b, ARITHMETIC)
+binary("Sub", 7, lambda a, b: a - b, ARITHMETIC)
+binary("Mul", 7, lambda a, b: a * b, ARITHMETIC)
+binary("Div", 7, _divide, ARITHMETIC)
+binary("Equal", 7, s.equal, ALL_TENSORS)
+binary("Less", 7, lambda a, b: a < b, ARITHMETIC)
+binary("Greater", 7, lambda a, b: a > b, ARITHMETIC)
+binary("LessOrEqual", 12, lambda a, b: a <= b, ARITHMETIC)
+binary("GreaterOrEqual", 12, lambda a, b: a >= b, ARITHMETIC)
+binary("And", 7, lambda a, b: a & b, BOOL)
+binary("Or", 7, lambda a, b: a | b, BOOL)
+binary("Xor", 7, lambda a, b: a ^ b, BOOL)
+binary("BitwiseAnd", 18, lambda a, b: a & b, INTS)
+binary("BitwiseOr", 18, lambda a, b: a | b, INTS)
+binary("BitwiseXor", 18, lambda a, b: a ^ b, INTS)
+
+
+def variadic(
+    name: str,
+    since: int,
+    step: Callable[[Scalar, Scalar], Scalar],
+    types: frozenset[DType],
+    finish: Callable[[Scalar, int], Scalar] = lambda total, count: total,
+) -> None:
+    """Enters an operator that combines any number of inputs: ``finish(step(step(a, b), c), 3)``."""
+
+    def combine(*elements: Scalar) -> Scalar:
+        total = elements[0]
+        for element in elements[1:]:
+            total = step(total, element)
+        return finish(total, len(elements))
+
+    def function(ctx: Lowering, *inputs: Tensor) -> Tensor:
+        if not inputs:
+            raise InvalidModel(f"{name} without inputs")
+        return elementwise(ctx, combine, *inputs)
+
+    op(name, since=since, types={"T": types})(function)
+
+
+variadic("Sum", 6, lambda a, b: a + b, FLOATS)
+variadic("Mean", 6, lambda a, b: a + b, FLOATS, lambda total, count: total / count)
+variadic("Min", 6, s.minimum, ARITHMETIC)
+variadic("Max", 6, s.maximum, ARITHMETIC)
+
+
+@op("Pow", since=7, types={"T": ARITHMETIC, "T1": ARITHMETIC})
+def pow_(ctx: Lowering, x: T, y: T1) -> Tensor:
+    exponent = constant_number(y)
+    if exponent is not None and y.rank <= x.rank:
+        if x.dtype.is_float and exponent in s.SIMPLE_EXPONENTS:
+            return elementwise(ctx, s.SIMPLE_EXPONENTS[exponent], x)
+        if exponent == 2:
+            return elementwise(ctx, lambda a: a * a, x)
+    # Double precision holds the integers up to 2**53 that a power may be.
+    compute = DType.FLOAT64 if x.dtype.is_integer or x.dtype is DType.FLOAT64 else DType.FLOAT32
+    return elementwise(ctx, lambda a, b: s.cast(s.power(s.cast(a, compute), s.cast(b, compute)), x.dtype), x, y)
+
+
+@op("Mod", since=10, types={"T": ARITHMETIC})
+def mod(ctx: Lowering, a: Tensor, b: Tensor, *, fmod: int = 0) -> Tensor:
+    if not fmod and a.dtype.is_float:
+        raise InvalidModel("Mod of floating-point numbers needs fmod=1")
+    return elementwise(ctx, s.trunc_modulo if fmod else s.floor_modulo, a, b)
+
+
+@op("BitShift", since=11, types={"T": UNSIGNED_INTS})
+def bit_shift(ctx: Lowering, x: Tensor, y: Tensor, *, direction: str) -> Tensor:
+    if direction not in ("LEFT", "RIGHT"):
+        raise InvalidModel(f"BitShift to {direction!r}")
+    width = 8 * x.dtype.itemsize
+
+    def shift(a: Scalar, b: Scalar) -> Scalar:
+        count = s.minimum(b, width - 1)
+        shifted = a << count if direction == "LEFT" else a >> count
+        return s.where(b < width, shifted, 0)
+
+    return elementwise(ctx, shift, x, y)
+
+
+@op("Where", since=9, types={"B": BOOL, "T": ALL_TENSORS})
+def where(ctx: Lowering, condition: B, x: T, y: T) -> Tensor:
+    return elementwise(ctx, s.where, condition, x, y)
+
+
+@op("IsInf", since=10, types={"T1": FLOATS})
+def is_inf(ctx: Lowering, x: T1, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
+    def test(a: Scalar) -> Scalar:
+        found = s.constant(False, DType.BOOL)
+        if detect_positive:
+            found = found | s.equal(a, float("inf"))
+        if detect_negative:
+            found = found | s.equal(a, float("-inf"))
+        return found
+
+    return elementwise(ctx, test, x)
+
+
+@op("Clip", since=6, types={"T": FLOATS})
+def clip_6(ctx: Lowering, x: Tensor, *, min: float = float("-inf"), max: float = float("inf")) -> Tensor:
+    return elementwise(ctx, lambda a: s.minimum(s.maximum(a, min), max), x)
+
+
+@op("Clip", since=11, types={"T": ARITHMETIC})
+def clip(ctx: Lowering, x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
+    bounds = [bound for bound in (min, max) if bound is not None]
+    if not bounds:
+        return x
+    for bound in bounds:
+        if bound.rank > 1:
+            raise InvalidModel("min and max of Clip are scalars")
+    scalars = [ctx.view(bound, (), (), bound.offset) for bound in bounds]
+
+    def clamp(a: Scalar, *limits: Scalar) -> Scalar:
+        remaining = list(limits)
+        if min is not None:
+            a = s.maximum(a, remaining.pop(0))
+        return s.minimum(a, remaining[0]) if remaining else a
+
+    return elementwise(ctx, clamp, x, *scalars)
+
+
+def _castable(number: int) -> DType:
+    try:
+        dtype = DType(number)
+    except ValueError:
+        raise Unsupported("dtype", f"a cast to element type {number}") from None
+    if not dtype.is_supported:
+        raise Unsupported("dtype", f"a cast to {dtype.name}")
+    return dtype
+
+
+@op("Cast", since=6, types={"T1": ALL_TENSORS, "T2": ALL_TENSORS})
+def cast(ctx: Lowering, x: T1, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
+    """``saturate`` and ``round_mode`` concern 8-bit floats alone."""
+    dtype = _castable(to)
+    return x if x.dtype is dtype else elementwise(ctx, lambda a: s.cast(a, dtype), x)
+
+
+@op("CastLike", since=15, types={"T1": ALL_TENSORS, "T2": ALL_TENSORS})
+def cast_like(ctx: Lowering, x: T1, target: T2, *, saturate: int = 1, round_mode: str = "up") -> Tensor:
+    return x if x.dtype is target.dtype else elementwise(ctx, lambda a: s.cast(a, target.dtype), x)
