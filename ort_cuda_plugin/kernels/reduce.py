@@ -12,6 +12,7 @@ whatever follows is an expression again. Reductions that do not depend on each o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -325,7 +326,7 @@ class _RowKernel:
         for distance in (16, 8, 4, 2, 1):
             with emit.scope():
                 other = _shuffled(distance)
-                self._update(stages, lambda stage, totals, other=other: self._combine(stage, totals, other))
+                self._update(stages, functools.partial(self._combine, other=other))
         if self.threads > WARP:
             self._combine_warps(stages)
 

@@ -1,0 +1,219 @@
+"""Runs ONNX models through lowering, plans and the C executor on the emulated device, without ONNX Runtime.
+
+`run_model` takes any ModelProto; `run_op` makes one of a single node.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from ort_cuda_plugin.abi.core import check, core, ffi, new_error
+from ort_cuda_plugin.ep.devices import emulated_devices
+from ort_cuda_plugin.ep.fused_node import FusedNode
+from ort_cuda_plugin.ep.open_device import OpenDevice, use_device
+from ort_cuda_plugin.graph.cluster import CompiledCluster
+from ort_cuda_plugin.graph.ir import Constant, DType, Graph, Node, Value
+
+Array = np.ndarray[Any, np.dtype[Any]]
+MICROSOFT = "com.microsoft"
+_NUMBER = {onnx.AttributeProto.FLOAT: "f", onnx.AttributeProto.INT: "i"}
+
+
+@functools.cache
+def device() -> OpenDevice:
+    return use_device(emulated_devices()[0])
+
+
+def storage(array: Array) -> tuple[Array, DType]:
+    """The array as the device stores it (bfloat16 as uint16), and its element type."""
+    if array.dtype.name == "bfloat16":
+        return array.view(np.uint16), DType.BFLOAT16
+    return array, DType.from_numpy(array.dtype)
+
+
+def _attribute(proto: onnx.AttributeProto) -> Any:
+    value = helper.get_attribute_value(proto)
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, onnx.TensorProto):
+        return storage(numpy_helper.to_array(value))[0]
+    if isinstance(value, (list, tuple, np.ndarray)) or hasattr(value, "__len__") and not isinstance(value, str):
+        return tuple(v.decode() if isinstance(v, bytes) else v for v in value)
+    return value
+
+
+def _value(info: onnx.ValueInfoProto, dynamic: bool) -> Value:
+    tensor = info.type.tensor_type
+    shape: list[int | str | None] = []
+    for dim in tensor.shape.dim:
+        known = dim.dim_value if dim.HasField("dim_value") and not dynamic else None
+        shape.append(known if known is not None else dim.dim_param or None)
+    dtype = DType(tensor.elem_type) if tensor.elem_type else None
+    return Value(info.name, dtype, tuple(shape) if tensor.HasField("shape") else None)
+
+
+def read_model(model: onnx.ModelProto, dynamic: bool = False) -> Graph:
+    """The IR of a model; ``dynamic`` forgets the sizes of its inputs."""
+    opsets = {entry.domain: entry.version for entry in model.opset_import}
+    values = {info.name: _value(info, dynamic) for info in model.graph.input}
+    for proto in model.graph.initializer:
+        array, dtype = storage(numpy_helper.to_array(proto))
+        values[proto.name] = Value(proto.name, dtype, array.shape, initializer=Constant.of(array, dtype))
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    outputs = {info.name: _value(info, dynamic=True) for info in (*inferred.value_info, *inferred.output)}
+
+    def value(name: str) -> Value | None:
+        if not name:
+            return None
+        if name not in values:
+            values[name] = outputs.get(name) or Value(name, None, None)
+        return values[name]
+
+    nodes = []
+    for index, proto in enumerate(model.graph.node):
+        domain = "" if proto.domain == "ai.onnx" else proto.domain
+        version = 1
+        if domain != MICROSOFT:
+            version = onnx.defs.get_schema(proto.op_type, opsets[domain], domain).since_version
+        nodes.append(
+            Node(
+                name=proto.name or proto.output[0],
+                op_type=proto.op_type,
+                domain=domain,
+                since_version=version,
+                inputs=tuple(value(name) for name in proto.input),
+                outputs=tuple(value(name) for name in proto.output),
+                attributes={a.name: _attribute(a) for a in proto.attribute},
+                index=index,
+            )
+        )
+    initializers = {proto.name for proto in model.graph.initializer}
+    inputs = [values[info.name] for info in model.graph.input if info.name not in initializers]
+    return Graph("harness", nodes, inputs, [values[info.name] for info in model.graph.output], opsets)
+
+
+@ffi.callback("ocp_output_fn")
+def _allocate(context: Any, index: int, dims: Any, rank: int, data: Any, error: Any) -> int:
+    outputs: dict[int, tuple[int, tuple[int, ...]]] = ffi.from_handle(context)
+    shape = tuple(dims[i] for i in range(rank))
+    address = ffi.new("CUdeviceptr *")
+    # No output is larger than 8 bytes an element; the element type is not known here.
+    if core().device_alloc(device().pointer, max(8 * int(np.prod(shape)), 8), ffi.NULL, address, error):
+        return int(error.code)
+    outputs[index] = (address[0], shape)
+    data[0] = ffi.cast("void *", address[0])
+    return 0
+
+
+def run_graph(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
+    """Compiles the graph as one cluster, runs it once, and returns its outputs (bfloat16 as uint16).
+
+    Raises NodeError, Unsupported or InvalidModel where a node is declined, PluginError where the Run fails.
+    """
+    arrays = [np.ascontiguousarray(storage(x)[0]).reshape(np.shape(x)) for x in inputs]
+    dtypes = [storage(x)[1] for x in inputs]
+    cluster = CompiledCluster(graph, device().properties())
+    fused = FusedNode("harness", cluster, device())
+    error = new_error()
+    stream = ffi.new("ocp_stream **")
+    core().stream_create(device().pointer, stream, error)
+    check(error)
+    outputs: dict[int, tuple[int, tuple[int, ...]]] = {}
+    try:
+        fused.prepare()
+        if not cluster.is_static:
+            host_values = [[int(x) for x in arrays[i].reshape(-1)] for i in cluster.host_inputs]
+            fused.build([x.shape for x in arrays], host_values)
+        records = ffi.new("ocp_input[]", len(arrays))
+        alive = []
+        for record, array, dtype in zip(records, arrays, dtypes, strict=True):
+            dims = ffi.new("int64_t[]", list(array.shape))
+            data = ffi.from_buffer(array) if array.nbytes else ffi.NULL
+            alive += [dims, data]
+            record.data, record.dims, record.rank, record.dtype = ffi.cast("void *", data), dims, array.ndim, dtype.onnx
+        handle = ffi.new_handle(outputs)
+        core().cluster_run(fused.pointer, stream[0], records, len(arrays), _allocate, handle, error)
+        check(error)
+        core().stream_synchronize(stream[0], error)
+        check(error)
+        return [_download(value, *outputs[index]) for index, value in enumerate(graph.outputs)]
+    finally:
+        core().stream_synchronize(stream[0], new_error())
+        for address, _ in outputs.values():
+            core().device_free(device().pointer, address, ffi.NULL)
+        fused.close()
+        core().stream_release(stream[0])
+
+
+def _download(value: Value, address: int, shape: tuple[int, ...]) -> Array:
+    assert value.dtype is not None
+    result = np.empty(shape, value.dtype.numpy)
+    if result.nbytes:
+        pointer = core().emu_host_pointer(address, result.nbytes)
+        assert pointer != ffi.NULL
+        result = np.frombuffer(ffi.buffer(pointer, result.nbytes), result.dtype).reshape(shape).copy()
+    return result
+
+
+def run_model(model: onnx.ModelProto, inputs: Sequence[Array], dynamic: bool = False) -> list[Array]:
+    """`run_graph` of a model; ``dynamic`` hides the input sizes, so that every size is a symbol of the plan."""
+    return run_graph(read_model(model, dynamic), inputs)
+
+
+def make_model(
+    op_type: str,
+    inputs: Sequence[Array | None],
+    attributes: Mapping[str, Any] | None = None,
+    opset: int = 21,
+    *,
+    domain: str = "",
+    outputs: int = 1,
+    constant: Sequence[int] = (),
+) -> onnx.ModelProto:
+    """A model of one node. None leaves an optional input out; inputs with an index in ``constant`` are initializers."""
+    names = [f"x{i}" if x is not None else "" for i, x in enumerate(inputs)]
+    present = [(i, name, x) for i, (name, x) in enumerate(zip(names, inputs, strict=True)) if x is not None]
+    node = helper.make_node(op_type, names, [f"y{i}" for i in range(outputs)], domain=domain, **(attributes or {}))
+    graph = helper.make_graph(
+        [node],
+        "harness",
+        [
+            helper.make_tensor_value_info(name, storage(x)[1].onnx, x.shape)
+            for i, name, x in present
+            if i not in constant
+        ],
+        [_output_info(f"y{i}", present[0][2] if domain else None) for i in range(outputs)],
+        [numpy_helper.from_array(x, name) for i, name, x in present if i in constant],
+    )
+    opsets = [helper.make_opsetid("", opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    return helper.make_model(graph, opset_imports=opsets)
+
+
+def _output_info(name: str, like: Array | None) -> onnx.ValueInfoProto:
+    """ONNX infers the types of its own operators; those of other domains give what they get."""
+    if like is None:
+        return helper.make_empty_tensor_value_info(name)
+    return helper.make_tensor_value_info(name, storage(like)[1].onnx, None)
+
+
+def run_op(
+    op_type: str,
+    inputs: Sequence[Array | None],
+    attributes: Mapping[str, Any] | None = None,
+    opset: int = 21,
+    *,
+    domain: str = "",
+    outputs: int = 1,
+    constant: Sequence[int] = (),
+    dynamic: bool = False,
+) -> list[Array]:
+    """The outputs of one operator; see `make_model` and `run_model`."""
+    model = make_model(op_type, inputs, attributes, opset, domain=domain, outputs=outputs, constant=constant)
+    given = [x for i, x in enumerate(inputs) if x is not None and i not in constant]
+    return run_model(model, given, dynamic)
