@@ -191,7 +191,10 @@ class Builder:
         script = self.work / "exports.map"
         write_if_changed(script, EXPORTS)
         objects = [self._object(source, WARNINGS) for source in sorted(SOURCES.glob("*.c"))]
-        return self._link(LIBRARY, objects, [f"-Wl,--version-script={script}", f"-Wl,-soname,{LIBRARY}"])
+        flags = [f"-Wl,--version-script={script}", f"-Wl,-soname,{LIBRARY}"]
+        if not any("sanitize" in flag for flag in self.flags):  # a sanitizer's runtime is found at run time
+            flags.append("-Wl,-z,defs")
+        return self._link(LIBRARY, objects, flags)
 
     def bridge(self) -> Path:
         from cffi import FFI
@@ -241,6 +244,11 @@ class BuildExt(build_ext):
             build(output)
         except BuildError as error:
             raise SystemExit(f"error: {error}") from error
+
+    def get_source_files(self) -> list[str]:
+        """What a source distribution needs: all of csrc_shim but the generated header, and this file."""
+        sources = [path for path in sorted(SOURCES.glob("*.[ch]")) if path.name != "ort_abi.h"]
+        return [str(path.relative_to(ROOT)) for path in [*sources, Path(__file__).resolve()]]
 
     def get_outputs(self) -> list[str]:
         if self.inplace or getattr(self, "editable_mode", False):

@@ -74,37 +74,6 @@ static int memory_info(int emulated, int ordinal, int pinned, const OrtMemoryInf
                              pinned ? OrtDeviceMemoryType_HOST_ACCESSIBLE : OrtDeviceMemoryType_DEFAULT, out, error);
 }
 
-/* The parts that may be missing while the library is put together. */
-#pragma weak ocp_driver_cuda
-#pragma weak ocp_driver_emulator
-#pragma weak ocp_emu_configure
-#pragma weak ocp_emu_get_config
-#pragma weak ocp_emu_num_findings
-#pragma weak ocp_emu_finding
-#pragma weak ocp_emu_clear_findings
-#pragma weak ocp_emu_host_pointer
-#pragma weak ocp_emu_owns
-#pragma weak ocp_device_open
-#pragma weak ocp_device_enter
-#pragma weak ocp_device_alloc
-#pragma weak ocp_device_free
-#pragma weak ocp_stream_create
-#pragma weak ocp_stream_release
-#pragma weak ocp_stream_synchronize
-#pragma weak ocp_cluster_create
-#pragma weak ocp_cluster_release
-#pragma weak ocp_cluster_add_kernels
-#pragma weak ocp_cluster_add_weights
-#pragma weak ocp_cluster_set_host_inputs
-#pragma weak ocp_cluster_add_plan
-#pragma weak ocp_cluster_run
-#pragma weak ocp_weight_acquire
-#pragma weak ocp_weight_release
-#pragma weak ocp_weight_address
-#pragma weak ocp_compute_info_create
-#pragma weak ocp_compute_info_release
-#pragma weak ocp_ort_memory_info
-
 const ocp_core *ocp_core_table(void) {
   static ocp_core core;
   static atomic_bool filled;
@@ -129,7 +98,7 @@ const ocp_core *ocp_core_table(void) {
   core.emu_host_pointer = ocp_emu_host_pointer;
   core.emu_owns = ocp_emu_owns;
   core.emu_last_error = ocp_emu_last_error;
-  core.device_open = ocp_device_open ? device_open : NULL;
+  core.device_open = device_open;
   core.device_enter = ocp_device_enter;
   core.device_alloc = ocp_device_alloc;
   core.device_free = ocp_device_free;
@@ -150,7 +119,7 @@ const ocp_core *ocp_core_table(void) {
   core.host_ep_api = host_ep_api;
   core.host_api_version = host_api_version;
   core.host_logger = host_logger;
-  core.memory_info = ocp_ort_memory_info ? memory_info : NULL;
+  core.memory_info = memory_info;
   core.compute_info_create = ocp_compute_info_create;
   core.compute_info_release = ocp_compute_info_release;
   atomic_store(&filled, true);

@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 def python(
     code: str, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 120, check: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """Runs ``code`` in a new interpreter with this source tree first on its path."""
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])])
-    environment = {**os.environ, "PYTHONPATH": path, **(env or {})}
+    """Runs ``code`` in a new interpreter with this source tree first on its path, before PYTHONPATH's folders."""
+    environment = {**os.environ, **(env or {})}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH", "")]))
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *arguments],
         env=environment,
