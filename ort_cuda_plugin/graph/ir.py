@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -94,7 +94,7 @@ class Constant:
     which are the same object in every plan, from those that operators make.
     """
 
-    __slots__ = ("_array", "_borrowed", "_load", "dtype", "is_initializer", "shape")
+    __slots__ = ("_array", "_borrowed", "_derived", "_load", "dtype", "is_initializer", "shape")
 
     def __init__(
         self,
@@ -111,6 +111,15 @@ class Constant:
         self._borrowed = borrowed
         self.is_initializer = is_initializer
         self._array: Array | None = None
+        self._derived: dict[Hashable, Constant] = {}
+
+    def derive(self, key: Hashable, shape: tuple[int, ...], compute: Callable[[], Array]) -> Constant:
+        """What ``compute`` makes of the contents, in the same element type; the same object for the same key."""
+        derived = self._derived.get(key)
+        if derived is None:
+            derived = Constant(self.dtype, shape, compute, is_initializer=self.is_initializer)
+            self._derived[key] = derived
+        return derived
 
     @staticmethod
     def of(array: Array, dtype: DType | None = None) -> Constant:

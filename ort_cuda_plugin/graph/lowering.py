@@ -7,7 +7,7 @@ One pass over an operator's function serves three purposes: it infers shapes, de
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -151,6 +151,22 @@ class Lowering:
     def initializer(self, contents: Constant) -> Tensor:
         """A tensor of known contents that are not read yet."""
         return Tensor(contents.dtype, contents.shape, Buffer(BufferKind.WEIGHT, contents.nbytes, data=contents))
+
+    def derived(self, x: Tensor, key: Hashable, shape: tuple[int, ...], function: Callable[[Array], Array]) -> Tensor:
+        """A constant made from the contents of the constant x, such as weights in another layout.
+
+        ``function`` runs only when a plan needs the contents, and once for all plans that ask with the same ``key``.
+        """
+        data = x.buffer.data
+        if data is None or not x.is_constant:
+            raise TypeError(f"the contents of {x!r} are not known")
+
+        def compute() -> Array:
+            contents = x.constant
+            assert contents is not None
+            return function(contents)
+
+        return self.initializer(data.derive((key, x.shape, x.strides, x.offset), shape, compute))
 
     def host_tensor(self, dims: Sequence[Dim], shape: Sequence[int], dtype: DType) -> Tensor:
         """An integer or bool tensor whose elements, in row-major order, are ``dims``."""

@@ -6,6 +6,7 @@ spatial dimensions leave z out. ``rows`` are the output channels of one group, `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -14,7 +15,21 @@ import numpy as np
 
 from ..graph.ir import Array
 from ..runtime.kernel import KernelSpec
-from .tiles import Element, Operand, Tile, declare, fill_matrix, fill_packed, indent, log2, pipeline, store_matrix
+from .tiles import (
+    THREADS,
+    Element,
+    Operand,
+    Tile,
+    declare,
+    fill_matrix,
+    fill_packed,
+    indent,
+    log2,
+    pipeline,
+    place_type,
+    store_matrix,
+    unravel,
+)
 
 OUTSIDE = -(2**30)
 """A coordinate that no tensor has, even after a padded position is added to it."""
@@ -34,11 +49,17 @@ def patch_table(channels: int, kernel: Sequence[int], dilations: Sequence[int], 
     return np.array(rows + [(OUTSIDE, OUTSIDE, 0, 0)] * padding, dtype=np.int32).reshape(-1, 4)
 
 
+def packed_shape(shape: Sequence[int], groups: int, tile: Tile) -> tuple[int, int, int]:
+    """The shape of `pack_weights` for weights of ``shape``."""
+    rows, k = shape[0] // groups, math.prod(shape[1:])
+    return groups, -(-k // tile.k) * tile.k, -(-rows // tile.m) * tile.m
+
+
 def pack_weights(weights: Array, groups: int, tile: Tile) -> Array:
     """[groups * rows, channels, *kernel] as [groups][k][rows], zeros added up to whole tiles."""
     rows = weights.shape[0] // groups
     matrix = weights.reshape(groups, rows, -1).transpose(0, 2, 1)
-    padded = np.zeros((groups, -(-matrix.shape[1] // tile.k) * tile.k, -(-rows // tile.m) * tile.m), weights.dtype)
+    padded = np.zeros(packed_shape(weights.shape, groups, tile), weights.dtype)
     padded[:, : matrix.shape[1], :rows] = matrix
     return padded
 
@@ -52,8 +73,8 @@ class TiledConv:
         out, x, weights, table (of `patch_table`, *i32), [bias,] rows, positions, k (not padded), channels, groups,
         [in z,] in y, in x, [out y,] out x, strides [z,] y, x, pads at the beginning [z,] y, x
 
-    all int32. ``packed`` weights come from `pack_weights`, others are as ONNX has them. The grid is
-    (ceil(positions/tile.n) * ceil(rows/tile.m) * groups * images, 1, 1).
+    all int32. ``index`` is the type of places within one image of x. ``packed`` weights come from `pack_weights`,
+    others are as ONNX has them. The grid is (ceil(positions/tile.n) * ceil(rows/tile.m) * groups * images, 1, 1).
     """
 
     storage: str
@@ -141,7 +162,7 @@ class TiledConv:
         tile = self.tile
         lines_of_threads = tile.threads // tile.n
         count = tile.k // lines_of_threads
-        index = {"i32": "int32", "i64": "int64"}[self.index]
+        index = place_type(self.index)
         start = 2 * tile.k * tile.m
         axes = "zyx"[3 - self.rank :]
         place = "channel"
@@ -151,7 +172,8 @@ class TiledConv:
         return "\n".join(
             [
                 f"first = int32((thread >> {log2(tile.n)}) * {count})",
-                f"to = int64(int32(filling * {tile.k * tile.n} + {start} + first * {tile.n} + (thread & {tile.n - 1})))",
+                f"to = int32(filling * {tile.k * tile.n} + {start} + first * {tile.n})",
+                f"to = int64(int32(to + (thread & {tile.n - 1})))",
                 f"entry = int64(int32(step * {tile.k} + first)) * 4",
                 f"for _ in range({count}):",
                 "    dy, dx, channel, dz = load_i32x4(table, entry)",
@@ -172,19 +194,18 @@ class DirectConv:
 
     Arguments of a launch, in order::
 
-        out, x, weights, [bias,] rows, channels, groups, count (int64: elements of out), kernel [z,] y, x,
+        out, x, weights, [bias,] rows, channels, groups, count (elements of out), kernel [z,] y, x,
         dilations [z,] y, x, in [z,] y, x, out [z,] y, x, strides [z,] y, x, pads at the beginning [z,] y, x
 
-    int32 but for count. Weights are as ONNX has them: [groups * rows, channels, *kernel], transposed
-    [groups * channels, rows, *kernel]. The grid is (ceil(count / 128), 1, 1).
+    int32 but for count, which like all places has the ``index`` type. Weights are as ONNX has them: [groups * rows,
+    channels, *kernel], transposed [groups * channels, rows, *kernel]. The grid is (ceil(count / THREADS), 1, 1).
     """
 
     storage: str
     rank: int = 2
     bias: bool = False
     transposed: bool = False
-
-    threads = 128
+    index: str = "i32"
 
     @property
     def spec(self) -> KernelSpec:
@@ -194,47 +215,31 @@ class DirectConv:
         matrix = f"*{self.storage}"
         parameters = [("out", matrix), ("x", matrix), ("weights", matrix)]
         parameters += [("bias", matrix)] if self.bias else []
-        parameters += [("rows", "i32"), ("channels", "i32"), ("groups", "i32"), ("count", "i64")]
+        parameters += [("rows", "i32"), ("channels", "i32"), ("groups", "i32"), ("count", self.index)]
         parameters += [(name, "i32") for name in names]
-        lines = [
-            f"number = int64(cuda.blockIdx.x) * {self.threads} + int64(cuda.threadIdx.x)",
-            "if number >= count:",
-            "    return",
-            "rest = number",
-        ]
-        for axis in reversed(axes):
-            lines += [
-                f"quotient = rest // int64(out_{axis})",
-                f"o{axis} = int32(rest - quotient * int64(out_{axis}))",
-                "rest = quotient",
-            ]
-            lines.append(
-                f"{axis}0 = int32(o{axis} + pad_{axis})"
-                if self.transposed
-                else f"{axis}0 = int32(o{axis} * stride_{axis} - pad_{axis})"
-            )
-        taps = " * ".join(f"int64(kernel_{axis})" for axis in axes)
-        size = " * ".join(f"int64(in_{axis})" for axis in axes)
-        channel_step = "int64(rows) * taps" if self.transposed else "taps"
-        first = "(int64(group) * int64(channels) * int64(rows) + int64(row)) * taps"
-        if not self.transposed:
-            first = "(int64(group) * int64(rows) + int64(row)) * int64(channels) * taps"
+        place = place_type(self.index)
+        lines = unravel(axes, self.index)
+        for axis in axes:
+            first = f"o{axis} + pad_{axis}" if self.transposed else f"o{axis} * stride_{axis} - pad_{axis}"
+            lines.append(f"{axis}0 = int32({first})")
+        taps = " * ".join(f"kernel_{axis}" for axis in axes)
+        size = " * ".join(f"in_{axis}" for axis in axes)
+        first = "group * channels * rows + row" if self.transposed else "(group * rows + row) * channels"
         lines += [
-            "all_rows = int64(groups) * int64(rows)",
-            "image = rest // all_rows",
-            "row_of_image = int32(rest - image * all_rows)",
+            f"image = {place}(rest // {place}(groups * rows))",
+            f"row_of_image = int32(rest - image * {place}(groups * rows))",
             "group = int32(row_of_image // rows)",
             "row = int32(row_of_image - group * rows)",
-            f"taps = {taps}",
-            f"size = {size}",
-            "plane = (image * int64(groups) + int64(group)) * int64(channels) * size",
-            f"first = {first}",
+            f"taps = {place}({taps})",
+            f"size = {place}({size})",
+            f"plane = {place}({place}({place}(image * groups) + group) * {place}(channels * size))",
+            f"first = {place}({place}({first}) * taps)",
             f"total = {element.accumulator}(0)",
             "for channel in range(channels):",
             "    tap = first",
             *self._taps(axes, element),
-            "    plane += size",
-            f"    first += {channel_step}",
+            f"    plane = {place}(plane + size)",
+            f"    first = {place}(first + {'rows * taps' if self.transposed else 'taps'})",
         ]
         if self.bias:
             lines.append(f"total += {element.load('bias', 'row_of_image')}")
@@ -244,7 +249,7 @@ class DirectConv:
             name=f"conv{'_transposed' if self.transposed else ''}{self.rank}d_direct_{self.storage}",
             signature=tuple(kind for _, kind in parameters),
             source="\n".join([header, indent("\n".join(lines), 1)]) + "\n",
-            launch_bounds=self.threads,
+            launch_bounds=THREADS,
         )
 
     def _taps(self, axes: str, element: Element) -> list[str]:
@@ -264,14 +269,14 @@ class DirectConv:
                 ]
             else:
                 lines.append("    " * level + f"at_{axis} = {at}")
-        place = f"int64(at_{axes[0]})"
+        place = f"at_{axes[0]}"
         for axis in axes[1:]:
-            place = f"({place} * int64(in_{axis}) + int64(at_{axis}))"
+            place = f"{place_type(self.index)}({place} * in_{axis} + at_{axis})"
         inside = " and ".join(f"uint32(at_{axis}) < uint32(in_{axis})" for axis in axes)
         sum_ = f"{element.load('x', f'plane + {place}')} * {element.load('weights', 'tap')}"
         lines += [
             "    " * level + f"if {inside}:",
             "    " * level + f"    total += {sum_}",
-            "    " * level + "tap += 1",
+            "    " * level + f"tap = {place_type(self.index)}(tap + 1)",
         ]
         return lines

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..runtime.kernel import KernelSpec
-from .tiles import Element, Operand, Tile, declare, fill_matrix, indent, log2, pipeline, store_matrix
+from .tiles import Element, Operand, Tile, declare, fill_matrix, indent, log2, pipeline, place_type, store_matrix
 
 TALL = Tile(128, 64)
 SQUARE = Tile(64, 64)
@@ -51,7 +51,11 @@ class Product:
 
     @property
     def index_type(self) -> str:
-        return {"i32": "int32", "i64": "int64"}[self.index]
+        return place_type(self.index)
+
+    @property
+    def spec(self) -> KernelSpec:
+        raise NotImplementedError
 
     def parameters(self) -> list[tuple[str, str]]:
         """Name and type of each kernel parameter."""

@@ -1,4 +1,4 @@
-"""Source fragments of block-tiled products: tiles in shared memory, a tile of accumulators in each thread's registers.
+"""Source fragments of kernels, above all of block-tiled products: tiles in shared memory, accumulators in registers.
 
 A block of ``threads`` threads computes a ``m`` x ``n`` tile of a product, stepping through the inner dimension ``k`` at
 a time. Both operands' tiles stand in shared memory with k as their slow dimension, twice: one copy is filled while the
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 CHUNK = 4
 """Consecutive elements that one thread moves at a time when it fills a tile."""
+THREADS = 128
+"""Threads of a block in kernels with one thread per element."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,34 @@ def log2(value: int) -> int:
     if value <= 0 or value & (value - 1):
         raise ValueError(f"{value} is not a power of two")
     return value.bit_length() - 1
+
+
+def place_type(index: str) -> str:
+    """The type of index arithmetic by its name in a signature, "i32" or "i64"."""
+    return {"i32": "int32", "i64": "int64"}[index]
+
+
+def element_number(index: str) -> str:
+    """One thread per element in blocks of `THREADS`: ``number``, below ``count``, both of the index type."""
+    place = place_type(index)
+    return f"""
+    number = {place}({place}(cuda.blockIdx.x) * {THREADS} + cuda.threadIdx.x)
+    if number >= count:
+        return
+    """
+
+
+def unravel(axes: str, index: str) -> list[str]:
+    """`element_number`, and its coordinates in out: ``o<axis>`` (int32) along the last axes, ``rest`` before them."""
+    place = place_type(index)
+    lines = [indent(element_number(index), 0), "rest = number"]
+    for axis in reversed(axes):
+        lines += [
+            f"quotient = {place}(rest // out_{axis})",
+            f"o{axis} = int32(rest - quotient * out_{axis})",
+            "rest = quotient",
+        ]
+    return lines
 
 
 def declare(tile: Tile, accumulator: str) -> str:
@@ -181,14 +211,16 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
             f"    to = int64(int32(filling * {total} + {start} + {name}_tile_k * {extent} + {name}_tile_x))",
             f"    {name}_x_at = int32({operand.origin} + {name}_tile_x)",
             f"    {name}_k_at = int32(step * {tile.k} + {name}_tile_k)",
-            f"    {name}_at = {index}({index}({name}_x_at * {operand.stride}) + {index}({name}_k_at * {operand.inner_stride}))",
+            f"    {name}_at = {index}({index}({name}_x_at * {operand.stride}))",
+            f"    {name}_at = {index}({name}_at + {index}({name}_k_at * {operand.inner_stride}))",
             f"    if {name}_x_at + {last_x} < {operand.bound} and {name}_k_at + {last_k} < {operand.inner_bound}:",
             *[f"        {name}_value{i} = {read(str(i))}" for i in range(CHUNK)],
             *[f"        tile_c[to + {i * shared_stride}] = {name}_value{i}" for i in range(CHUNK)],
             "    else:",
             f"        for i in range({CHUNK}):",
             f"            {name}_edge = {element.accumulator}(0)",
-            f"            if {name}_x_at + {edge_x} < {operand.bound} and {name}_k_at + {edge_k} < {operand.inner_bound}:",
+            f"            inside = {name}_x_at + {edge_x} < {operand.bound}",
+            f"            if inside and {name}_k_at + {edge_k} < {operand.inner_bound}:",
             f"                {name}_edge = {read('int32(i)')}",
             f"            tile_c[to + i * {shared_stride}] = {name}_edge",
         ]

@@ -1,0 +1,356 @@
+"""Operators over windows of spatial dimensions: convolutions, pooling, local response normalization."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..graph.ir import DType
+from ..graph.lowering import Arg, Float32, Float64, Int32, Int64, InvalidModel, Lowering, Tensor, Unsupported
+from ..graph.symbolic import Dim, ceildiv, eq, hint, le, lt, product, select, sym_max
+from ..kernels.conv import DirectConv, TiledConv, pack_weights, packed_shape, patch_table
+from ..kernels.pool import Pool, local_response_normalization
+from ..kernels.tiles import THREADS
+from .matmul import choose_tile
+from .registry import FLOATS, T, op
+
+Ints = Sequence[int]
+MAX_SPATIAL = 3
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How windows of ``kernel`` positions move over spatial dimensions ``size``, one entry per dimension each."""
+
+    size: tuple[Dim, ...]
+    kernel: tuple[Dim, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begin: tuple[Dim, ...]
+    end: tuple[Dim, ...]
+
+    @property
+    def extent(self) -> tuple[Dim, ...]:
+        """Elements that a window reaches over, gaps included."""
+        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+
+    def count(self, ctx: Lowering, ceil_mode: bool = False) -> tuple[Dim, ...]:
+        """Windows along each dimension. With ``ceil_mode`` the last may reach over the end, but not begin there."""
+        result = []
+        for size, extent, stride, begin, end in zip(
+            self.size, self.extent, self.strides, self.begin, self.end, strict=True
+        ):
+            room = size + begin + end - extent
+            ctx.require(le(0, room), "the window is larger than the padded input")
+            if ceil_mode:
+                number = ceildiv(room, stride) + 1
+                result.append(select(le(size + begin, (number - 1) * stride), number - 1, number))
+            else:
+                result.append(room // stride + 1)
+        return tuple(result)
+
+
+def _per_axis(name: str, values: Ints | None, default: int, rank: int, minimum: int = 1) -> tuple[int, ...]:
+    values = (default,) * rank if values is None else tuple(values)
+    if len(values) != rank:
+        raise InvalidModel(f"{name} has {len(values)} entries for {rank} dimensions")
+    if any(value < minimum for value in values):
+        raise InvalidModel(f"{name} = {list(values)} has an entry below {minimum}")
+    return values
+
+
+def windows(
+    size: Sequence[Dim], kernel: Sequence[Dim], strides: Ints | None, dilations: Ints | None, pads: Ints | None,
+    auto_pad: str,
+) -> Windows:  # fmt: skip
+    """Resolves the attributes that convolutions and pooling share.
+
+    Raises Unsupported for a rank or padding that the kernels do not have, InvalidModel for contradictions.
+    """
+    rank = len(size)
+    if not 1 <= rank <= MAX_SPATIAL:
+        raise Unsupported("shape", f"{rank} spatial dimensions; 1 to {MAX_SPATIAL} are implemented")
+    if len(kernel) != rank:
+        raise InvalidModel(f"the kernel has {len(kernel)} dimensions, the input has {rank}")
+    steps = _per_axis("strides", strides, 1, rank)
+    gaps = _per_axis("dilations", dilations, 1, rank)
+    extent = [(k - 1) * gap + 1 for k, gap in zip(kernel, gaps, strict=True)]
+    begin: tuple[Dim, ...] = (0,) * rank
+    end = begin
+    if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        totals = [
+            sym_max((ceildiv(n, step) - 1) * step + reach - n, 0)
+            for n, step, reach in zip(size, steps, extent, strict=True)
+        ]
+        smaller, larger = tuple(total // 2 for total in totals), tuple(ceildiv(total, 2) for total in totals)
+        begin, end = (smaller, larger) if auto_pad == "SAME_UPPER" else (larger, smaller)
+    elif auto_pad == "NOTSET":
+        if pads is not None and any(pad < 0 for pad in pads):
+            raise Unsupported("attribute", f"negative pads {list(pads)}")
+        both = _per_axis("pads", pads, 0, 2 * rank, 0)
+        begin, end = both[:rank], both[rank:]
+    elif auto_pad != "VALID":
+        raise InvalidModel(f"auto_pad is {auto_pad!r}")
+    return Windows(tuple(size), tuple(kernel), steps, gaps, begin, end)
+
+
+def _planar(w: Windows, out: Sequence[Dim]) -> tuple[Windows, tuple[Dim, ...]]:
+    """One spatial dimension as two, the first of size 1: kernels have two or three."""
+    if len(w.size) > 1:
+        return w, tuple(out)
+    widened = Windows((1, *w.size), (1, *w.kernel), (1, *w.strides), (1, *w.dilations), (0, *w.begin), (0, *w.end))
+    return widened, (1, *out)
+
+
+def _int32(values: Sequence[Dim]) -> list[Arg]:
+    return [Int32(value) for value in values]
+
+
+def _static_kernel(w: Tensor, kernel_shape: Ints | None) -> tuple[int, ...]:
+    kernel = tuple(dim for dim in w.shape[2:] if isinstance(dim, int))
+    if len(kernel) != w.rank - 2 or not all(isinstance(dim, int) for dim in w.shape):
+        raise Unsupported("shape", "the shape of the weights is not known before the Run")
+    if kernel_shape is not None and tuple(kernel_shape) != kernel:
+        raise InvalidModel(f"kernel_shape {list(kernel_shape)} contradicts weights of {list(kernel)}")
+    return kernel
+
+
+def _check_groups(x: Tensor, w: Tensor, group: int, channels: Dim, rows: Dim) -> None:
+    if x.rank != w.rank or x.rank < 3:
+        raise InvalidModel(f"input of rank {x.rank}, weights of rank {w.rank}; both need batch, channels, space")
+    if group < 1 or (isinstance(rows, int) and rows % group) or (isinstance(channels, int) and channels % group):
+        raise InvalidModel(f"{group} groups do not divide {channels!r} input and {rows!r} output channels")
+
+
+@op("Conv", since=1, types={"T": FLOATS})
+def conv(
+    ctx: Lowering,
+    x: T,
+    w: T,
+    b: T | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Tensor:
+    kernel = _static_kernel(w, kernel_shape)
+    _check_groups(x, w, group, x.shape[1], w.shape[0])
+    ctx.require(eq(x.shape[1], w.shape[1] * group), "the weights are for another number of input channels")
+    if b is not None:
+        ctx.require(eq(b.size, w.shape[0]), "the bias has another size than the output channels")
+    window = windows(x.shape[2:], kernel, strides, dilations, pads, auto_pad)
+    spatial = window.count(ctx)
+    out = ctx.empty((x.shape[0], w.shape[0], *spatial), x.dtype)
+    x = ctx.contiguous(x)
+    b = None if b is None else ctx.contiguous(b)
+    if _is_tiny(w, group, product(spatial)):
+        _direct_conv(ctx, out, x, ctx.contiguous(w), b, group, window, spatial)
+    else:
+        _tiled_conv(ctx, out, x, w, b, group, window, spatial)
+    return out
+
+
+def _static(w: Tensor) -> tuple[int, ...]:
+    return tuple(dim for dim in w.shape if isinstance(dim, int))
+
+
+def _is_tiny(w: Tensor, group: int, positions: Dim) -> bool:
+    """Whether tiles would be mostly padding, so that one thread per output element takes less time."""
+    rows, *inner = _static(w)
+    rows, k, positions = rows // group, product(inner), max(hint(positions), 1)
+    assert isinstance(k, int)
+    tile = choose_tile(rows, positions)
+    padded = -(-rows // tile.m) * tile.m * -(-positions // tile.n) * tile.n * -(-k // tile.k) * tile.k
+    return padded > 16 * rows * positions * k
+
+
+def _tiled_conv(
+    ctx: Lowering, out: Tensor, x: Tensor, w: Tensor, b: Tensor | None, group: int, window: Windows,
+    spatial: Sequence[Dim],
+) -> None:  # fmt: skip
+    flat, places = _planar(window, spatial)
+    outputs, channels, *_ = shape = _static(w)
+    rows, positions = outputs // group, product(spatial)
+    tile = choose_tile(rows, positions)
+    packed = w.is_constant
+    if packed:
+        weights = ctx.derived(
+            w, ("conv", group, tile), packed_shape(shape, group, tile), lambda array: pack_weights(array, group, tile)
+        )
+    else:
+        weights = ctx.contiguous(w)
+    kernel = [k for k in flat.kernel if isinstance(k, int)]
+    table = ctx.constant(patch_table(channels, kernel, flat.dilations, tile.k))
+    index = ctx.index_dtype(channels * product(x.shape[2:]), positions)
+    spec = TiledConv(x.dtype.short, tile, len(kernel), packed, b is not None, index).spec
+    args: list[Arg] = [out, x, weights, table, *([b] if b is not None else [])]
+    args += _int32([rows, positions, channels * product(kernel), channels, group])
+    args += _int32([*flat.size, *places[1:], *flat.strides, *flat.begin])
+    blocks = ceildiv(positions, tile.n) * ceildiv(rows, tile.m) * group * x.shape[0]
+    ctx.launch(spec, (blocks, 1, 1), (tile.threads, 1, 1), args, writes=(out,))
+
+
+def _direct_conv(
+    ctx: Lowering, out: Tensor, x: Tensor, w: Tensor, b: Tensor | None, group: int, window: Windows,
+    spatial: Sequence[Dim], transposed: bool = False,
+) -> None:  # fmt: skip
+    flat, places = _planar(window, spatial)
+    index = ctx.index_dtype(out.size, x.size, w.size)
+    kernel = DirectConv(x.dtype.short, len(flat.size), b is not None, transposed, index)
+    channels, rows = (w.shape[0] // group, w.shape[1]) if transposed else (w.shape[1], w.shape[0] // group)
+    args: list[Arg] = [out, x, w, *([b] if b is not None else []), *_int32([rows, channels, group])]
+    args.append(Int32(out.size) if index == "i32" else Int64(out.size))
+    args += _int32([*flat.kernel, *flat.dilations, *flat.size, *places, *flat.strides, *flat.begin])
+    ctx.launch(kernel.spec, (ceildiv(out.size, THREADS), 1, 1), (THREADS, 1, 1), args, writes=(out,))
+
+
+@op("ConvTranspose", since=1, types={"T": FLOATS})
+def conv_transpose(
+    ctx: Lowering,
+    x: T,
+    w: T,
+    b: T | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    output_padding: Ints | None = None,
+    output_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Tensor:
+    kernel = _static_kernel(w, kernel_shape)
+    rows = w.shape[1] * group
+    _check_groups(x, w, group, w.shape[0], rows)
+    ctx.require(eq(x.shape[1], w.shape[0]), "the weights are for another number of input channels")
+    if b is not None:
+        ctx.require(eq(b.size, rows), "the bias has another size than the output channels")
+    rank = x.rank - 2
+    explicit = pads if auto_pad == "NOTSET" and output_shape is None else None
+    plain = windows(x.shape[2:], kernel, strides, dilations, explicit, "NOTSET")
+    extra = _per_axis("output_padding", output_padding, 0, rank, 0)
+    full = [
+        (n - 1) * step + more + reach
+        for n, step, more, reach in zip(plain.size, plain.strides, extra, plain.extent, strict=True)
+    ]
+    begin = plain.begin
+    if output_shape is not None or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        wanted = [n * step for n, step in zip(plain.size, plain.strides, strict=True)]
+        spatial: list[Dim] = list(wanted if output_shape is None else output_shape[-rank:])
+        totals = [sym_max(reach - size, 0) for reach, size in zip(full, spatial, strict=True)]
+        begin = tuple(total // 2 if auto_pad == "SAME_UPPER" else ceildiv(total, 2) for total in totals)
+    elif auto_pad in ("NOTSET", "VALID"):
+        spatial = [reach - left - right for reach, left, right in zip(full, plain.begin, plain.end, strict=True)]
+    else:
+        raise InvalidModel(f"auto_pad is {auto_pad!r}")
+    for size in spatial:
+        ctx.require(lt(0, size), "the result has no elements along a spatial dimension")
+    out = ctx.empty((x.shape[0], rows, *spatial), x.dtype)
+    window = Windows(plain.size, plain.kernel, plain.strides, plain.dilations, begin, plain.end)
+    b = None if b is None else ctx.contiguous(b)
+    _direct_conv(ctx, out, ctx.contiguous(x), ctx.contiguous(w), b, group, window, spatial, transposed=True)
+    return out
+
+
+def _pool(
+    ctx: Lowering, x: Tensor, window: Windows, spatial: Sequence[Dim], kind: str, *,
+    include_pad: bool = False, indices: bool = False, column_major: bool = False,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    out = ctx.empty((*x.shape[:2], *spatial), x.dtype)
+    places = ctx.empty(out.shape, DType.INT64) if indices else None
+    x = ctx.contiguous(x)
+    index = ctx.index_dtype(out.size, x.size)
+    rank = len(spatial)
+    kernel = Pool(kind, x.dtype.short, rank, indices, column_major and rank > 1, include_pad, index)
+    args: list[Arg] = [out, *([places] if places is not None else []), x]
+    args.append(Int32(out.size) if index == "i32" else Int64(out.size))
+    args += _int32([*window.kernel, *window.dilations, *window.size, *spatial, *window.strides, *window.begin])
+    if include_pad:
+        args += _int32([size + end for size, end in zip(window.size, window.end, strict=True)])
+    results = (out,) if places is None else (out, places)
+    ctx.launch(kernel.spec, (ceildiv(out.size, THREADS), 1, 1), (THREADS, 1, 1), args, writes=results)
+    return results
+
+
+@op("MaxPool", since=1, types={"T": FLOATS | {DType.INT8, DType.UINT8}})
+def max_pool(
+    ctx: Lowering,
+    x: T,
+    *,
+    kernel_shape: Ints,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Ints | None = None,
+    pads: Ints | None = None,
+    storage_order: int = 0,
+    strides: Ints | None = None,
+) -> tuple[Tensor, ...]:
+    window = windows(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
+    spatial = window.count(ctx, bool(ceil_mode))
+    outputs = ctx.node.outputs if ctx.node is not None else ()
+    wants_indices = len(outputs) > 1 and outputs[1] is not None
+    return _pool(ctx, x, window, spatial, "max", indices=wants_indices, column_major=bool(storage_order))
+
+
+@op("AveragePool", since=1, types={"T": FLOATS})
+def average_pool(
+    ctx: Lowering,
+    x: T,
+    *,
+    kernel_shape: Ints,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    count_include_pad: int = 0,
+    dilations: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> tuple[Tensor, ...]:
+    window = windows(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
+    spatial = window.count(ctx, bool(ceil_mode))
+    return _pool(ctx, x, window, spatial, "average", include_pad=bool(count_include_pad))
+
+
+def _global_pool(ctx: Lowering, x: Tensor, kind: str) -> tuple[Tensor, ...]:
+    if x.rank < 3:
+        raise InvalidModel(f"global pooling of a tensor of rank {x.rank}")
+    flat = ctx.contiguous(x)
+    size = product(x.shape[2:])
+    flat = ctx.view(flat, (*x.shape[:2], size), offset=flat.offset)
+    window = windows((size,), (size,), None, None, None, "NOTSET")
+    return tuple(
+        ctx.view(result, (*x.shape[:2], *[1] * (x.rank - 2))) for result in _pool(ctx, flat, window, (1,), kind)
+    )
+
+
+@op("GlobalAveragePool", since=1, types={"T": FLOATS})
+def global_average_pool(ctx: Lowering, x: T) -> tuple[Tensor, ...]:
+    return _global_pool(ctx, x, "average")
+
+
+@op("GlobalMaxPool", since=1, types={"T": FLOATS})
+def global_max_pool(ctx: Lowering, x: T) -> tuple[Tensor, ...]:
+    return _global_pool(ctx, x, "max")
+
+
+@op("LRN", since=1, types={"T": FLOATS})
+def lrn(
+    ctx: Lowering, x: T, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
+) -> Tensor:  # fmt: skip
+    if x.rank < 2:
+        raise InvalidModel(f"LRN of a tensor of rank {x.rank}")
+    if size < 1:
+        raise InvalidModel(f"LRN over {size} channels")
+    x = ctx.contiguous(x)
+    out = ctx.empty(x.shape, x.dtype)
+    index = ctx.index_dtype(x.size)
+    place = Int32 if index == "i32" else Int64
+    factor = Float64 if x.dtype is DType.FLOAT64 else Float32
+    args: list[Arg] = [out, x, place(x.size), Int32(x.shape[1]), Int32((size - 1) // 2), Int32(size // 2)]
+    args += [place(product(x.shape[2:])), factor(alpha / size), factor(beta), factor(bias)]
+    spec = local_response_normalization(x.dtype.short, index)
+    ctx.launch(spec, (ceildiv(x.size, THREADS), 1, 1), (THREADS, 1, 1), args, writes=(out,))
+    return out
