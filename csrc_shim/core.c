@@ -115,6 +115,8 @@ const ocp_core *ocp_core_table(void) {
   core.weight_acquire = ocp_weight_acquire;
   core.weight_release = ocp_weight_release;
   core.weight_address = ocp_weight_address;
+  core.cluster_add_problem = ocp_cluster_add_problem;
+  core.slab_pack = ocp_slab_pack;
   core.host_api = host_api;
   core.host_ep_api = host_ep_api;
   core.host_api_version = host_api_version;

@@ -9,6 +9,7 @@
 
 #include "emu.h"
 #include "executor.h"
+#include "slab.h"
 
 #define OCP_CORE_REQUEST "ort_cuda_plugin.core"
 
@@ -104,6 +105,8 @@ typedef struct ocp_core {
   void (*compute_info_release)(OrtNodeComputeInfo *info);
   const char *(*emu_last_error)(void);
   /* ---- appended by the owners of other parts, in any order: bridge and library are built together ---- */
+  int (*cluster_add_problem)(ocp_cluster *cluster, ocp_problem *problem, ocp_error *error);
+  uint64_t (*slab_pack)(ocp_slab_item *items, uint32_t count);
 } ocp_core;
 
 const ocp_core *ocp_core_table(void);
