@@ -1,0 +1,609 @@
+/* A host of the shim without ONNX Runtime and without Python: every slot with hostile arguments, then sessions that run
+ * on several threads. Built with the sanitizers over all of the shim.
+ *
+ *     mock_host KERNELS.o [inline|adversarial] [seed] */
+#include <pthread.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "factory.h"
+#include "mock_ort.h"
+#include "ort_compute.h"
+#include "plan.h"
+
+enum { FLOAT = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT };
+
+static OrtEpFactory *factory;
+static OrtMemoryDevice device_memory, pinned_memory, other_device_memory;
+static OrtAllocator *device_allocator, *pinned_allocator;
+static OrtDataTransferImpl *transfer;
+static ocp_device *device;
+
+/* Takes an expected failure. */
+static void check_fails(OrtStatus *status, const char *with) {
+  CHECK(status);
+  if (!strstr(status->text, with)) {
+    fprintf(stderr, "expected «%s» in «%s»\n", with, status->text);
+    abort();
+  }
+  ocp_api->ReleaseStatus(status);
+}
+
+static void check_ok(OrtStatus *status) {
+  if (status)
+    fprintf(stderr, "%s\n", status->text);
+  CHECK(!status);
+}
+
+static OrtAllocator *make_allocator(OrtMemoryDevice memory) {
+  OrtMemoryInfo info = {.device = memory};
+  OrtAllocator *allocator = NULL;
+  check_ok(factory->CreateAllocator(factory, &info, NULL, &allocator));
+  return allocator;
+}
+
+static OrtSyncStream make_stream(void) {
+  OrtSyncStream stream = {0};
+  check_ok(factory->CreateSyncStreamForDevice(factory, &device_memory, NULL, &stream.impl));
+  return stream;
+}
+
+static void finish_run(OrtSyncStream *stream) {
+  check_ok(stream->impl->OnSessionRunEnd(stream->impl));
+  check_ok(stream->impl->Flush(stream->impl));
+}
+
+static void copy(const OrtValue *src, OrtValue *dst, OrtSyncStream *stream) {
+  check_ok(transfer->CopyTensors(transfer, &src, &dst, stream ? &stream : NULL, 1));
+}
+
+/* ---- slots with hostile arguments ---- */
+
+static void test_slots_that_need_python_say_that_it_is_missing(void) {
+  size_t count = 7;
+  check_fails(factory->GetSupportedDevices(factory, NULL, 0, NULL, 0, &count), "Python");
+  CHECK(count == 0);
+  OrtEp *ep = (OrtEp *)(uintptr_t)1;
+  check_fails(factory->CreateEp(factory, NULL, NULL, 0, NULL, NULL, &ep), "Python");
+  CHECK(ep == NULL);
+  factory->ReleaseEp(factory, NULL);
+  ocp_ep_config config = {.device = device};
+  ep = ocp_ep_create(&config);
+  CHECK(ep);
+  OrtNodeComputeInfo *infos[2] = {(OrtNodeComputeInfo *)(uintptr_t)1, (OrtNodeComputeInfo *)(uintptr_t)1};
+  OrtNode *nodes[2] = {(OrtNode *)(uintptr_t)1, (OrtNode *)(uintptr_t)1};
+  check_fails(ep->Compile(ep, NULL, NULL, 2, infos, nodes), "Python");
+  CHECK(!infos[0] && !infos[1] && !nodes[0] && !nodes[1]);
+  ep->ReleaseNodeComputeInfos(ep, infos, 2);
+  check_fails(ep->GetCapability(ep, NULL, NULL), "Python");
+  check_ok(ep->Sync(ep));
+  ocp_ep_release(ep);
+}
+
+static void test_memory_that_is_not_ours_is_refused(void) {
+  const OrtMemoryDevice foreign[] = {
+      mock_cpu,
+      {OrtMemoryInfoDeviceType_NPU, OCP_VENDOR_NVIDIA, 0, OrtDeviceMemoryType_DEFAULT},
+      {OrtMemoryInfoDeviceType_GPU, 0x1002, 0, OrtDeviceMemoryType_DEFAULT},
+      {OrtMemoryInfoDeviceType_GPU, OCP_VENDOR_EMULATED, 0, (OrtDeviceMemoryType)3},
+  };
+  for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
+    OrtMemoryInfo info = {.device = foreign[i]};
+    OrtAllocator *allocator = (OrtAllocator *)(uintptr_t)1;
+    check_fails(factory->CreateAllocator(factory, &info, NULL, &allocator), "no allocator");
+    CHECK(!allocator);
+    OrtSyncStreamImpl *stream = (OrtSyncStreamImpl *)(uintptr_t)1;
+    check_fails(factory->CreateSyncStreamForDevice(factory, &foreign[i], NULL, &stream), "no streams");
+    CHECK(!stream);
+    if (i > 0)
+      CHECK(!transfer->CanCopy(transfer, &foreign[i], &device_memory) &&
+            !transfer->CanCopy(transfer, &device_memory, &foreign[i]));
+  }
+  OrtMemoryDevice missing = mock_device(OCP_VENDOR_EMULATED, 63, OrtDeviceMemoryType_DEFAULT);
+  OrtSyncStreamImpl *stream = NULL;
+  check_fails(factory->CreateSyncStreamForDevice(factory, &missing, NULL, &stream), "no emulated CUDA device 63");
+  missing.id = UINT32_MAX;
+  check_fails(factory->CreateSyncStreamForDevice(factory, &missing, NULL, &stream), "no CUDA device");
+  missing.id = 63;
+  OrtAllocator *allocator = make_allocator(missing);
+  int messages = atomic_load(&mock_log_messages);
+  CHECK(allocator->Alloc(allocator, 16) == NULL && atomic_load(&mock_log_messages) == messages + 1);
+  factory->ReleaseAllocator(factory, allocator);
+  factory->ReleaseAllocator(factory, NULL);
+}
+
+static void test_a_data_transfer_claims_only_memory_of_one_kind_of_device(void) {
+  OrtMemoryDevice real = mock_device(OCP_VENDOR_NVIDIA, 0, OrtDeviceMemoryType_DEFAULT);
+  CHECK(transfer->CanCopy(transfer, &mock_cpu, &device_memory));
+  CHECK(transfer->CanCopy(transfer, &device_memory, &mock_cpu));
+  CHECK(transfer->CanCopy(transfer, &device_memory, &device_memory));
+  CHECK(transfer->CanCopy(transfer, &pinned_memory, &device_memory));
+  CHECK(transfer->CanCopy(transfer, &device_memory, &other_device_memory));
+  CHECK(transfer->CanCopy(transfer, &mock_cpu, &real));
+  CHECK(!transfer->CanCopy(transfer, &real, &device_memory));
+  CHECK(!transfer->CanCopy(transfer, &device_memory, &real));
+  CHECK(!transfer->CanCopy(transfer, &mock_cpu, &mock_cpu));
+}
+
+static void test_copies_that_cannot_be_say_why(void) {
+  const int64_t eight = 8, nine = 9;
+  float host[9] = {0};
+  OrtValue small = mock_tensor(device_allocator, device_memory, FLOAT, 1, &eight);
+  OrtValue large = mock_wrap(host, mock_cpu, FLOAT, 1, &nine);
+  OrtValue text = mock_wrap(host, mock_cpu, ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING, 1, &eight);
+  OrtValue here = mock_wrap(host, mock_cpu, FLOAT, 1, &eight);
+  const OrtValue *src = &large;
+  OrtValue *dst = &small;
+  check_fails(transfer->CopyTensors(transfer, &src, &dst, NULL, 1), "36 bytes into one of 32");
+  src = &text;
+  check_fails(transfer->CopyTensors(transfer, &src, &dst, NULL, 1), "strings");
+  src = &here;
+  dst = &here;
+  check_fails(transfer->CopyTensors(transfer, &src, &dst, NULL, 1), "cannot copy");
+  OrtValue nowhere = small;
+  nowhere.device.id = 63;
+  dst = &nowhere;
+  check_fails(transfer->CopyTensors(transfer, &src, &dst, NULL, 1), "no emulated CUDA device 63");
+  check_ok(transfer->CopyTensors(transfer, NULL, NULL, NULL, 0));
+  mock_free(&small);
+}
+
+static void test_free_takes_any_address(void) {
+  int messages = atomic_load(&mock_log_messages);
+  int local = 0;
+  device_allocator->Free(device_allocator, NULL);
+  CHECK(atomic_load(&mock_log_messages) == messages);
+  device_allocator->Free(device_allocator, &local);
+  void *address = device_allocator->Alloc(device_allocator, 100);
+  device_allocator->Free(device_allocator, address);
+  device_allocator->Free(device_allocator, address);
+  CHECK(atomic_load(&mock_log_messages) == messages + 2);
+}
+
+static void test_allocators_tell_their_statistics(void) {
+  void *address = device_allocator->Reserve(device_allocator, 5000);
+  OrtKeyValuePairs *stats = NULL;
+  check_ok(device_allocator->GetStats(device_allocator, &stats));
+  bool found = false;
+  for (size_t i = 0; i < stats->count; i++)
+    if (strcmp(stats->keys[i], "InUse") == 0)
+      found = atoll(stats->values[i]) >= 5000;
+  CHECK(found);
+  ocp_api->ReleaseKeyValuePairs(stats);
+  device_allocator->Free(device_allocator, address);
+  CHECK(device_allocator->Info(device_allocator)->device.vendor == OCP_VENDOR_EMULATED);
+  CHECK(!device_allocator->Shrink && !pinned_allocator->AllocOnStream);
+}
+
+static void test_device_memory_that_is_too_large_is_refused_and_logged(void) {
+  int messages = atomic_load(&mock_log_messages);
+  CHECK(device_allocator->Alloc(device_allocator, (size_t)1 << 50) == NULL);
+  CHECK(device_allocator->Alloc(device_allocator, SIZE_MAX) == NULL);
+  CHECK(atomic_load(&mock_log_messages) == messages + 2);
+}
+
+/* ---- copies, notifications, Memcpy kernels ---- */
+
+static void test_tensors_survive_a_way_through_all_memories(void) {
+  const int64_t dims[] = {3, 5, 7};
+  float there[105], back[105] = {0};
+  for (int i = 0; i < 105; i++)
+    there[i] = (float)i;
+  OrtSyncStream stream = make_stream();
+  for (int with_stream = 0; with_stream < 2; with_stream++) {
+    OrtSyncStream *used = with_stream ? &stream : NULL;
+    OrtValue a = mock_wrap(there, mock_cpu, FLOAT, 3, dims), z = mock_wrap(back, mock_cpu, FLOAT, 3, dims);
+    OrtValue pinned = mock_tensor(pinned_allocator, pinned_memory, FLOAT, 3, dims);
+    OrtValue first = mock_tensor(device_allocator, device_memory, FLOAT, 3, dims);
+    OrtValue second = mock_tensor(device_allocator, device_memory, FLOAT, 3, dims);
+    memset(back, 0, sizeof back);
+    copy(&a, &pinned, used);
+    copy(&pinned, &first, used);
+    copy(&first, &second, used);
+    copy(&second, &z, used);
+    if (used)
+      finish_run(used);
+    CHECK(memcmp(there, back, sizeof back) == 0);
+    mock_free(&pinned);
+    mock_free(&first);
+    mock_free(&second);
+  }
+  stream.impl->Release(stream.impl);
+}
+
+static void test_a_consumer_waits_for_the_producer(void) {
+  const int64_t dims[] = {1 << 16};
+  float *host = calloc(2 << 16, sizeof *host);
+  OrtSyncStream producer = make_stream(), consumer = make_stream();
+  OrtValue pinned = mock_tensor(pinned_allocator, pinned_memory, FLOAT, 1, dims);
+  OrtValue a = mock_tensor(device_allocator, device_memory, FLOAT, 1, dims);
+  OrtValue b = mock_tensor(device_allocator, device_memory, FLOAT, 1, dims);
+  OrtValue back = mock_tensor(pinned_allocator, pinned_memory, FLOAT, 1, dims);
+  OrtSyncNotificationImpl *notification = NULL, *again = NULL;
+  check_ok(producer.impl->CreateNotification(producer.impl, &notification));
+  check_ok(consumer.impl->CreateNotification(consumer.impl, &again));
+  check_ok(notification->WaitOnHost(notification)); /* never activated: nothing to wait for */
+  for (int round = 1; round <= 5; round++) {
+    for (int i = 0; i < dims[0]; i++)
+      ((float *)pinned.data)[i] = (float)(i + round);
+    copy(&pinned, &a, &producer);
+    check_ok(notification->Activate(notification));
+    check_ok(notification->WaitOnDevice(notification, &consumer));
+    copy(&a, &b, &consumer);
+    copy(&b, &back, &consumer);
+    check_ok(again->Activate(again));
+    check_ok(again->WaitOnHost(again));
+    for (int i = 0; i < dims[0]; i++)
+      CHECK(((float *)back.data)[i] == (float)(i + round));
+  }
+  check_ok(notification->WaitOnDevice(notification, NULL));
+  /* A stream of another EP: the host waits instead. */
+  OrtSyncStreamImpl foreign_impl = *producer.impl;
+  foreign_impl.Release = NULL;
+  OrtSyncStream foreign = {&foreign_impl};
+  check_ok(notification->WaitOnDevice(notification, &foreign));
+  notification->Release(notification);
+  again->Release(again);
+  OrtValue *all[] = {&pinned, &a, &b, &back};
+  for (int i = 0; i < 4; i++)
+    mock_free(all[i]);
+  producer.impl->Release(producer.impl);
+  consumer.impl->Release(consumer.impl);
+  free(host);
+}
+
+static void test_memcpy_kernels_copy_on_the_stream(void) {
+  const OrtKernelRegistry *registry = NULL;
+  CHECK_OK(ocp_kernel_registry(&registry, error));
+  CHECK(registry->count == 2);
+  const int64_t dims[] = {4, 4};
+  float there[16], back[16];
+  for (int i = 0; i < 16; i++)
+    there[i] = (float)i;
+  OrtSyncStream stream = make_stream();
+  OrtValue input = mock_wrap(there, mock_cpu, FLOAT, 2, dims);
+  for (int with_stream = 0; with_stream < 2; with_stream++) {
+    OrtKernelContext to_device = {.num_inputs = 1,
+                                  .num_outputs = 1,
+                                  .inputs = {&input},
+                                  .allocator = device_allocator,
+                                  .output_device = device_memory,
+                                  .stream = with_stream ? &stream : NULL};
+    OrtKernelContext to_host = {.num_inputs = 1,
+                                .num_outputs = 1,
+                                .inputs = {&to_device.outputs[0]},
+                                .allocator = pinned_allocator,
+                                .output_device = pinned_memory,
+                                .stream = with_stream ? &stream : NULL};
+    OrtKernelContext *contexts[] = {&to_device, &to_host};
+    for (size_t i = 0; i < 2; i++) {
+      const OrtKernelDef *definition = &registry->definitions[i];
+      CHECK(strcmp(definition->op_type, i ? "MemcpyToHost" : "MemcpyFromHost") == 0);
+      CHECK(strcmp(definition->ep, OCP_EP_NAME) == 0 && definition->num_types > 15);
+      CHECK(i ? definition->output_memory == OrtMemTypeCPUOutput : definition->input_memory == OrtMemTypeCPUInput);
+      OrtKernelImpl *kernel = NULL;
+      check_ok(registry->create[i](NULL, NULL, &kernel));
+      check_ok(kernel->Compute(kernel, contexts[i]));
+      kernel->Release(kernel);
+    }
+    finish_run(&stream);
+    memcpy(back, to_host.outputs[0].data, sizeof back);
+    CHECK(memcmp(there, back, sizeof back) == 0);
+    mock_free(&to_device.outputs[0]);
+    mock_free(&to_host.outputs[0]);
+    OrtKernelContext refused = to_device;
+    refused.refuse_outputs = true;
+    OrtKernelImpl *kernel = NULL;
+    check_ok(registry->create[0](NULL, NULL, &kernel));
+    check_fails(kernel->Compute(kernel, &refused), "no memory for the output");
+    kernel->Release(kernel);
+  }
+  stream.impl->Release(stream.impl);
+}
+
+/* ---- compute ---- */
+
+/* out = block_sum(a + b) for vectors of equal, dynamic length, in blocks of 64. */
+static size_t make_plan(uint8_t *out, size_t capacity) {
+  struct {
+    ocp_plan_header header;
+    ocp_plan_input inputs[2];
+    ocp_plan_output outputs[1];
+    uint32_t kernels[2];
+    uint32_t dims[2]; /* and padding to 8 bytes */
+    ocp_plan_expr exprs[5];
+    uint32_t guards[2];
+    ocp_plan_record records[2];
+    ocp_plan_param params[6];
+    ocp_plan_segment segments[1];
+    uint32_t nodes[2];
+    char strings[16];
+  } plan = {
+      .header = {.magic = OCP_PLAN_MAGIC,
+                 .version = OCP_PLAN_VERSION,
+                 .num_registers = 7,
+                 .num_inputs = 2,
+                 .num_outputs = 1,
+                 .num_kernels = 2,
+                 .num_dims = 1,
+                 .num_exprs = 5,
+                 .num_guards = 1,
+                 .num_records = 2,
+                 .num_params = 6,
+                 .num_segments = 1,
+                 .num_nodes = 2,
+                 .strings_bytes = 16},
+      .inputs = {{FLOAT, 1, 0, OCP_NO_REG, 0, 0}, {FLOAT, 1, 1, OCP_NO_REG, 0, 0}},
+      .outputs = {{FLOAT, 1, 0, 0}},
+      .kernels = {0, 1},
+      .dims = {0},
+      .exprs = {{OCP_EXPR_EQ, 2, 0, 1, 0, 0, 0},
+                {OCP_EXPR_CONST, 3, 0, 0, 0, 0, 64},
+                {OCP_EXPR_CEILDIV, 4, 0, 3, 0, 0, 0},
+                {OCP_EXPR_CONST, 5, 0, 0, 0, 0, 1},
+                {OCP_EXPR_CONST, 6, 0, 0, 0, 0, 4}},
+      .guards = {2},
+      .records = {{OCP_RECORD_LAUNCH, 0, 0, 0, 0, 4, {4, 5, 5}, {64, 1, 1}, OCP_NO_REG, OCP_NO_REG},
+                  {OCP_RECORD_LAUNCH, 1, 1, 0, 4, 2, {4, 5, 5}, {64, 1, 1}, OCP_NO_REG, OCP_NO_REG}},
+      .params = {{OCP_PARAM_POINTER, OCP_REF_INPUT, 0, OCP_NO_REG, 0},
+                 {OCP_PARAM_POINTER, OCP_REF_INPUT, 1, OCP_NO_REG, 0},
+                 {OCP_PARAM_POINTER, OCP_REF_OUTPUT, 0, OCP_NO_REG, 0},
+                 {OCP_PARAM_I64, 0, 0, 0, 0},
+                 {OCP_PARAM_POINTER, OCP_REF_OUTPUT, 0, OCP_NO_REG, 0},
+                 {OCP_PARAM_I64, 0, 0, 0, 0}},
+      .segments = {{0, 2}},
+      .nodes = {0, 4},
+      .strings = "add\0block_sum",
+  };
+  CHECK(sizeof plan <= capacity);
+  memcpy(out, &plan, sizeof plan);
+  return sizeof plan;
+}
+
+static ocp_cluster *make_cluster(const void *image, size_t bytes, CUmodule *module) {
+  ocp_kernel_ref kernels[2] = {{.name = "add"}, {.name = "block_sum"}};
+  const ocp_driver *driver = device->driver;
+  CHECK_OK(ocp_device_enter(device, error));
+  CHECK(driver->ModuleLoadData(module, image, bytes) == CUDA_SUCCESS);
+  for (int i = 0; i < 2; i++)
+    CHECK(driver->ModuleGetFunction(&kernels[i].function, *module, kernels[i].name) == CUDA_SUCCESS);
+  ocp_cluster *cluster = ocp_cluster_create(device, "mock cluster", 1);
+  CHECK(cluster);
+  ocp_error error = {0};
+  CHECK(ocp_cluster_add_kernels(cluster, kernels, 2, &error) == 0);
+  uint8_t plan[4096];
+  size_t size = make_plan(plan, sizeof plan);
+  CHECK_OK(ocp_cluster_add_plan(cluster, plan, size, error));
+  for (size_t cut = 0; cut < size; cut += 4)
+    CHECK(ocp_cluster_add_plan(cluster, plan, cut, &error) != 0);
+  return cluster;
+}
+
+typedef struct session {
+  OrtNodeComputeInfo *info;
+  void *state;
+  unsigned seed;
+  int runs;
+} session;
+
+static void run_once(const session *s, OrtSyncStream *stream, unsigned *seed) {
+  int64_t n = rand_r(seed) % 1000;
+  float *host = malloc(2 * (size_t)n * sizeof *host + 1);
+  OrtValue back = mock_tensor(pinned_allocator, pinned_memory, FLOAT, 1, &n);
+  for (int64_t i = 0; i < 2 * n; i++)
+    host[i] = (float)(rand_r(seed) % 100);
+  OrtValue host_a = mock_wrap(host, mock_cpu, FLOAT, 1, &n), b = mock_wrap(host + n, mock_cpu, FLOAT, 1, &n);
+  OrtValue a = mock_tensor(device_allocator, device_memory, FLOAT, 1, &n);
+  copy(&host_a, &a, stream);
+  OrtKernelContext context = {.num_inputs = 2,
+                              .num_outputs = 1,
+                              .inputs = {&a, &b},
+                              .allocator = device_allocator,
+                              .output_device = device_memory,
+                              .stream = stream};
+  check_ok(s->info->Compute(s->info, s->state, &context));
+  if (stream)
+    copy(&context.outputs[0], &back, stream);
+  mock_free(&a); /* as ORT does: when its last user is enqueued */
+  if (stream)
+    finish_run(stream);
+  else
+    copy(&context.outputs[0], &back, NULL);
+  for (int64_t first = 0; first < n; first += 64) {
+    int64_t end = first + 64 < n ? first + 64 : n;
+    float sum = 0;
+    for (int64_t i = first; i < end; i++)
+      sum += host[i] + host[n + i];
+    for (int64_t i = first; i < end; i++)
+      CHECK(((float *)back.data)[i] == sum);
+  }
+  mock_free(&context.outputs[0]);
+  mock_free(&back);
+  free(host);
+}
+
+static void *run_many(void *argument) {
+  session *s = argument;
+  unsigned seed = s->seed;
+  OrtSyncStream stream = make_stream();
+  for (int run = 0; run < s->runs; run++)
+    run_once(s, run % 8 == 7 ? NULL : &stream, &seed);
+  stream.impl->Release(stream.impl);
+  return NULL;
+}
+
+static void test_sessions_run_on_several_threads(session sessions[2]) {
+  pthread_t threads[4];
+  session per_thread[4];
+  for (int i = 0; i < 4; i++) {
+    per_thread[i] = sessions[i % 2];
+    per_thread[i].seed = (unsigned)i + 1;
+    CHECK(pthread_create(&threads[i], NULL, run_many, &per_thread[i]) == 0);
+  }
+  for (int i = 0; i < 4; i++)
+    pthread_join(threads[i], NULL);
+}
+
+static void test_hostile_values_fail_with_a_reason(const session *s) {
+  const int64_t eight[] = {8, 1}, nine[] = {9};
+  float host[9] = {0};
+  OrtSyncStream stream = make_stream();
+  OrtValue a = mock_wrap(host, mock_cpu, FLOAT, 1, eight), b = mock_wrap(host, mock_cpu, FLOAT, 1, nine);
+  OrtValue matrix = mock_wrap(host, mock_cpu, FLOAT, 2, eight);
+  OrtValue other = mock_wrap(host, other_device_memory, FLOAT, 1, eight);
+  OrtKernelContext context = {.num_inputs = 2,
+                              .num_outputs = 1,
+                              .inputs = {&a, &b},
+                              .allocator = device_allocator,
+                              .output_device = device_memory,
+                              .stream = &stream};
+  check_fails(s->info->Compute(s->info, s->state, &context), "Python"); /* no plan fits, and nobody can build one */
+  context.inputs[1] = &matrix;
+  check_fails(s->info->Compute(s->info, s->state, &context), "Python");
+  context.inputs[1] = &other;
+  check_fails(s->info->Compute(s->info, s->state, &context), "input 1 is in the memory of another device");
+  context.inputs[1] = NULL;
+  check_fails(s->info->Compute(s->info, s->state, &context), "input 1 is missing");
+  context.num_inputs = 1;
+  check_fails(s->info->Compute(s->info, s->state, &context), "out of range");
+  context.num_inputs = 2;
+  context.inputs[1] = &a;
+  context.refuse_outputs = true;
+  check_fails(s->info->Compute(s->info, s->state, &context), "no memory for the output");
+  context.refuse_outputs = false;
+  check_ok(s->info->Compute(s->info, s->state, &context)); /* nothing was lost */
+  finish_run(&stream);
+  mock_free(&context.outputs[0]);
+  stream.impl->Release(stream.impl);
+}
+
+static void test_a_forked_child_gets_a_clear_error(const session *s) {
+  const int64_t eight = 8;
+  float host[8] = {0};
+  OrtValue a = mock_wrap(host, mock_cpu, FLOAT, 1, &eight);
+  OrtSyncStream stream = make_stream();
+  void *address = device_allocator->Alloc(device_allocator, 64);
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    OrtKernelContext context = {.num_inputs = 2,
+                                .num_outputs = 1,
+                                .inputs = {&a, &a},
+                                .allocator = device_allocator,
+                                .output_device = device_memory,
+                                .stream = &stream};
+    check_fails(s->info->Compute(s->info, s->state, &context), "forked");
+    CHECK(!device_allocator->Alloc(device_allocator, 64));
+    device_allocator->Free(device_allocator, address);
+    OrtValue *dst = &a;
+    const OrtValue *src = &context.outputs[0];
+    context.outputs[0] = mock_wrap(address, device_memory, FLOAT, 1, &eight);
+    check_fails(transfer->CopyTensors(transfer, &src, &dst, NULL, 1), "forked");
+    check_fails(stream.impl->OnSessionRunEnd(stream.impl), "forked");
+    stream.impl->Release(stream.impl);
+    _exit(0);
+  }
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  device_allocator->Free(device_allocator, address);
+  stream.impl->Release(stream.impl);
+}
+
+/* ---- ---- */
+
+static void *read_file(const char *path, size_t *bytes) {
+  FILE *file = fopen(path, "rb");
+  CHECK(file && fseek(file, 0, SEEK_END) == 0);
+  *bytes = (size_t)ftell(file);
+  rewind(file);
+  void *data = malloc(*bytes);
+  CHECK(data && fread(data, 1, *bytes, file) == *bytes);
+  fclose(file);
+  return data;
+}
+
+static int64_t counter(ocp_counter which) { return atomic_load(&ocp_counters[which]); }
+
+/* One registration of the library: everything made, used and given back. */
+static void run_round(const void *image, size_t bytes, uint32_t version, int runs) {
+  mock_ort_install(version);
+  factory = ocp_factory_create(1);
+  CHECK(factory);
+  device_allocator = make_allocator(device_memory);
+  pinned_allocator = make_allocator(pinned_memory);
+  check_ok(factory->CreateDataTransfer(factory, &transfer));
+  test_slots_that_need_python_say_that_it_is_missing();
+  test_memory_that_is_not_ours_is_refused();
+  test_a_data_transfer_claims_only_memory_of_one_kind_of_device();
+  test_copies_that_cannot_be_say_why();
+  test_free_takes_any_address();
+  test_allocators_tell_their_statistics();
+  test_device_memory_that_is_too_large_is_refused_and_logged();
+  test_tensors_survive_a_way_through_all_memories();
+  test_a_consumer_waits_for_the_producer();
+  test_memcpy_kernels_copy_on_the_stream();
+  session sessions[2];
+  ocp_cluster *clusters[2];
+  CUmodule modules[2];
+  for (int i = 0; i < 2; i++) {
+    ocp_error error = {0};
+    clusters[i] = make_cluster(image, bytes, &modules[i]);
+    sessions[i] = (session){.info = ocp_compute_info_create(clusters[i], device, 2, 1, &error), .runs = runs};
+    CHECK(sessions[i].info);
+    check_ok(sessions[i].info->CreateState(sessions[i].info, NULL, &sessions[i].state));
+  }
+  test_sessions_run_on_several_threads(sessions);
+  test_hostile_values_fail_with_a_reason(&sessions[0]);
+  test_a_forked_child_gets_a_clear_error(&sessions[0]);
+  for (int i = 0; i < 2; i++) {
+    sessions[i].info->ReleaseState(sessions[i].info, sessions[i].state);
+    ocp_compute_info_release(sessions[i].info);
+    ocp_cluster_release(clusters[i]);
+    CHECK(device->driver->ModuleUnload(modules[i]) == CUDA_SUCCESS);
+  }
+  transfer->Release(transfer);
+  factory->ReleaseAllocator(factory, device_allocator);
+  factory->ReleaseAllocator(factory, pinned_allocator);
+  ocp_factory_release(factory);
+  CHECK(counter(OCP_DEVICE_BYTES_IN_USE) == 0 && counter(OCP_PINNED_BYTES_IN_USE) == 0);
+  CHECK(counter(OCP_STREAMS_LIVE) == 0);
+  CHECK(atomic_load(&mock_live_statuses) == 0);
+}
+
+int main(int argc, char **argv) {
+  if (argc < 2) {
+    fprintf(stderr, "usage: mock_host KERNELS.o [inline|adversarial] [seed] [runs]\n");
+    return 2;
+  }
+  ocp_emu_config config;
+  ocp_emu_get_config(&config);
+  config.num_devices = 2;
+  config.workers = 2;
+  config.device_bytes = (uint64_t)64 << 20;
+  config.adversarial = argc > 2 && strcmp(argv[2], "adversarial") == 0;
+  config.seed = argc > 3 ? (uint64_t)atoi(argv[3]) : 1;
+  char text[256] = "";
+  CHECK(ocp_emu_configure(&config, text, sizeof text) == 0);
+  size_t bytes = 0;
+  void *image = read_file(argv[1], &bytes);
+  mock_ort_install(OCP_NEWEST_API);
+  device_memory = mock_device(OCP_VENDOR_EMULATED, 0, OrtDeviceMemoryType_DEFAULT);
+  pinned_memory = mock_device(OCP_VENDOR_EMULATED, 0, OrtDeviceMemoryType_HOST_ACCESSIBLE);
+  other_device_memory = mock_device(OCP_VENDOR_EMULATED, 1, OrtDeviceMemoryType_DEFAULT);
+  ocp_error error = {0};
+  device = ocp_device_open(true, 0, &error);
+  CHECK(device);
+  int runs = argc > 4 ? atoi(argv[4]) : 100;
+  run_round(image, bytes, OCP_NEWEST_API, runs);
+  run_round(image, bytes, OCP_OLDEST_API, runs / 4 + 1);
+  /* All that was alive is gone, else the emulator would refuse. */
+  if (ocp_emu_configure(&config, text, sizeof text) != 0) {
+    fprintf(stderr, "%s\n", text);
+    return 1;
+  }
+  free(image);
+  puts("mock_host passed");
+  return 0;
+}

@@ -1,0 +1,81 @@
+/* A host without ONNX Runtime: the functions of OrtApi and OrtEpApi that the shim calls while a session runs, over
+ * plain structs. Slots that are not filled are null, so that an unexpected call shows. */
+#ifndef OCP_TESTS_MOCK_ORT_H
+#define OCP_TESTS_MOCK_ORT_H
+
+#include "ort_memory.h"
+
+struct OrtMemoryDevice {
+  OrtMemoryInfoDeviceType type;
+  uint32_t vendor, id;
+  OrtDeviceMemoryType memory;
+};
+
+struct OrtMemoryInfo {
+  OrtMemoryDevice device;
+  char name[32];
+};
+
+struct OrtStatus {
+  OrtErrorCode code;
+  char text[1024];
+};
+
+struct OrtSyncStream {
+  OrtSyncStreamImpl *impl;
+};
+
+enum { MOCK_MAX_RANK = 8, MOCK_MAX_VALUES = 64, MOCK_MAX_PAIRS = 16 };
+
+struct OrtValue {
+  OrtMemoryDevice device;
+  ONNXTensorElementDataType dtype;
+  size_t rank;
+  int64_t dims[MOCK_MAX_RANK];
+  void *data;
+  OrtAllocator *allocator; /* that gave data; NULL: not owned */
+};
+
+struct OrtKernelContext {
+  size_t num_inputs, num_outputs;
+  const OrtValue *inputs[MOCK_MAX_VALUES];
+  OrtValue outputs[MOCK_MAX_VALUES];
+  OrtAllocator *allocator; /* of the outputs */
+  OrtMemoryDevice output_device;
+  OrtSyncStream *stream;
+  bool refuse_outputs; /* GetOutput fails */
+};
+
+struct OrtKeyValuePairs {
+  size_t count;
+  char keys[MOCK_MAX_PAIRS][32], values[MOCK_MAX_PAIRS][32];
+};
+
+struct OrtKernelDef {
+  char op_type[32], domain[16], ep[64];
+  size_t num_types;
+  OrtMemType input_memory, output_memory;
+};
+
+struct OrtKernelRegistry {
+  size_t count;
+  OrtKernelDef definitions[8];
+  OrtKernelCreateFunc create[8];
+};
+
+/* Puts the tables into ocp_api and ocp_ep_api, at that API version. */
+void mock_ort_install(uint32_t version);
+
+extern atomic_int mock_live_statuses, mock_log_messages;
+
+extern const OrtMemoryDevice mock_cpu;
+OrtMemoryDevice mock_device(uint32_t vendor, uint32_t id, OrtDeviceMemoryType memory);
+size_t mock_bytes(const OrtValue *value);
+/* A tensor of a new allocation; free with mock_free. */
+OrtValue mock_tensor(OrtAllocator *allocator, OrtMemoryDevice device, ONNXTensorElementDataType dtype, size_t rank,
+                     const int64_t *dims);
+OrtValue mock_wrap(void *data, OrtMemoryDevice device, ONNXTensorElementDataType dtype, size_t rank,
+                   const int64_t *dims);
+void mock_free(OrtValue *value);
+
+#endif
