@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #elif defined(__SANITIZE_THREAD__)
 #include <sanitizer/tsan_interface.h>
@@ -334,6 +335,10 @@ void emu_fibers_run_block(emu_cpu *cpu, const uint32_t block[3]) {
   for (uint32_t index = 0; index < threads; index++) {
     emu_fiber *fiber = &cpu->fibers[index];
     memcpy(fiber->thread.ctaid, block, sizeof fiber->thread.ctaid);
+#if defined(__SANITIZE_ADDRESS__)
+    /* The last fiber on this stack never returned from its frames. */
+    __asan_unpoison_memory_region(stack_bottom(cpu, index), stack_size(cpu));
+#endif
     void **frame = (void **)(stack_bottom(cpu, index) + stack_size(cpu) - index % COLOURS * COLOUR_BYTES) - FRAME_WORDS;
     frame[FRAME_RBX] = fiber;
     frame[FRAME_RETURN] = (void *)ocp_emu_fiber_start;

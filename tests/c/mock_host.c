@@ -13,7 +13,7 @@
 #include "ort_compute.h"
 #include "plan.h"
 
-enum { FLOAT = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT };
+#define FLOAT ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT
 
 static OrtEpFactory *factory;
 static OrtMemoryDevice device_memory, pinned_memory, other_device_memory;
