@@ -173,7 +173,9 @@ class Builder:
             partial.replace(target)
         return target
 
-    def _link(self, name: str, objects: Sequence[Path], extra: Sequence[str]) -> Path:
+    def _link(
+        self, name: str, objects: Sequence[Path], extra: Sequence[str], flags: Sequence[str] = tuple(LINK_FLAGS)
+    ) -> Path:
         target = self.output / name
         stamp = self.work / f"{name}.stamp"
         key = self._key(sorted(path.name for path in objects), extra, str(target))
@@ -182,7 +184,7 @@ class Builder:
         # Linked beside the target and renamed: a running process keeps the file that it has mapped.
         with tempfile.TemporaryDirectory(dir=self.output) as folder:
             partial = Path(folder) / name
-            run([*self.cc, *self.flags, *LINK_FLAGS, *extra, "-o", partial, *objects, *LIBRARIES])
+            run([*self.cc, *self.flags, *flags, *extra, "-o", partial, *objects, *LIBRARIES])
             partial.replace(target)
         stamp.write_text(key)
         return target
@@ -195,6 +197,11 @@ class Builder:
         if not any("sanitize" in flag for flag in self.flags):  # a sanitizer's runtime is found at run time
             flags.append("-Wl,-z,defs")
         return self._link(LIBRARY, objects, flags)
+
+    def program(self, name: str, sources: Sequence[Path]) -> Path:
+        """An executable of ``sources`` and the whole shim, for tests."""
+        objects = [self._object(source, WARNINGS) for source in [*sources, *sorted(SOURCES.glob("*.c"))]]
+        return self._link(name, objects, [], ["-pthread"])
 
     def bridge(self) -> Path:
         from cffi import FFI
