@@ -126,9 +126,16 @@ def imported_modules(module: str, source: bytes) -> set[str]:
         else:
             continue
         for name in names:
-            if name.startswith(f"{kernel_package}.") and importlib.util.find_spec(name):
+            if name.startswith(f"{kernel_package}.") and is_module(name):
                 found.add(name)
     return found
+
+
+def is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # its parent is a module and no package: a name imported from there
+        return False
 
 
 # ---- folder ----

@@ -1,0 +1,331 @@
+"""The disk cache of kernels and the library that hands them out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from kernel_launch import kernel
+from ort_cuda_plugin.runtime import cache as cache_module
+from ort_cuda_plugin.runtime import kernel_library
+from ort_cuda_plugin.runtime.cache import KernelCache, cache_folder, kernel_key
+from ort_cuda_plugin.runtime.compile import KernelCompileError
+from ort_cuda_plugin.runtime.kernel import KernelSpec
+from ort_cuda_plugin.runtime.kernel_library import KernelLibrary, read_manifest
+from ort_cuda_plugin.runtime.targets import KernelImage, Target
+
+emulated = Target.emulated()
+
+
+def spec_number(number: int) -> KernelSpec:
+    return kernel("numbered", ("*f32",), f"def kernel(x):\n    x[cuda.grid(1)] = float32({number})\n")
+
+
+def library(folder: Path) -> tuple[KernelLibrary, Counter[str]]:
+    counts: Counter[str] = Counter()
+    return KernelLibrary(KernelCache(folder), lambda name, by: counts.update({name: by})), counts
+
+
+def image(size: int) -> KernelImage:
+    return KernelImage(os.urandom(size), "entry", emulated, {"fibers": 1}, b"ptx")
+
+
+# ---- library ----
+
+
+def test_a_kernel_is_compiled_once_and_then_found_in_memory_and_on_disk(tmp_path: Path) -> None:
+    first, counts = library(tmp_path)
+    images = first.get_many([spec_number(1), spec_number(2), spec_number(1)], emulated)
+    assert counts == {"KERNELS_COMPILED": 2}
+    assert images[0] is images[2]
+    assert images[0].entry != images[1].entry
+    first.get_many([spec_number(2)], emulated)
+    assert counts == {"KERNELS_COMPILED": 2, "KERNEL_CACHE_HITS": 1}
+    second, counts = library(tmp_path)
+    assert second.get_many([spec_number(1), spec_number(2)], emulated) == images[:2]
+    assert counts == {"KERNEL_CACHE_HITS": 2}
+
+
+def test_a_warm_process_imports_neither_numba_nor_llvm(tmp_path: Path) -> None:
+    program = textwrap.dedent(
+        """
+        import sys
+        from pathlib import Path
+        from ort_cuda_plugin.runtime.cache import KernelCache
+        from ort_cuda_plugin.runtime.kernel import KernelSpec
+        from ort_cuda_plugin.runtime.kernel_library import KernelLibrary
+        from ort_cuda_plugin.runtime.targets import Target
+        spec = KernelSpec("affine", ("*f32", "*f32", "i32"), factory="compile_kernels:affine",
+                          params=(("offset", 1.0), ("mode", "plain")))
+        KernelLibrary(KernelCache(Path(sys.argv[1])), print).get(spec, Target.emulated())
+        print(sorted({"numba", "llvmlite"} & set(sys.modules)))
+        """
+    )
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([*filter(None, sys.path), str(Path(__file__).parent)]))
+
+    def process() -> list[str]:
+        command = [sys.executable, "-c", program, str(tmp_path)]
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.splitlines()
+
+    assert process() == ["KERNELS_COMPILED 1", "['llvmlite', 'numba']"]
+    assert process() == ["KERNEL_CACHE_HITS 1", "[]"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_many_kernels_are_compiled_with_and_without_a_helper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    monkeypatch.setattr(kernel_library, "min_parallel", 3)
+    monkeypatch.setattr(kernel_library.os, "sched_getaffinity", lambda _: set(range(1 + workers)))
+    used = []
+    start = kernel_library.start_workers
+
+    def record(jobs: int) -> list[object]:
+        started = start(jobs)
+        used.extend(started)
+        return started
+
+    monkeypatch.setattr(kernel_library, "start_workers", record)
+    target, counts = library(tmp_path)
+    specs = [spec_number(i) for i in range(30)]
+    assert [image.entry for image in target.get_many(specs, emulated)] == [spec.symbol for spec in specs]
+    assert counts == {"KERNELS_COMPILED": 30}
+    assert len(used) == workers
+    assert all(worker.process.returncode is not None for worker in used)
+
+
+def test_a_helper_gives_the_same_image_and_no_error_hides_in_it() -> None:
+    from ort_cuda_plugin.runtime.compile import compile_kernel
+    from ort_cuda_plugin.runtime.compile_worker import WorkerClient
+
+    worker = WorkerClient.start()
+    assert worker is not None
+    worker.wait_ready()
+    assert worker.compile(kernel("wrong", ("*f32",), "def kernel(x):\n    nothing()\n"), emulated) is None
+    assert worker.compile(spec_number(3), emulated) == compile_kernel(spec_number(3), emulated)
+    worker.process.kill()
+    worker.process.wait()
+    assert worker.compile(spec_number(3), emulated) is None
+    worker.close()
+
+
+def test_a_kernel_that_does_not_compile_raises_and_the_others_survive(tmp_path: Path) -> None:
+    target, _ = library(tmp_path)
+    wrong = kernel("wrong", ("*f32",), "def kernel(x):\n    x[0] = nothing\n")
+    with pytest.raises(KernelCompileError, match="kernel 'wrong'"):
+        target.get_many([spec_number(1), wrong], emulated)
+    assert target.get(spec_number(1), emulated).entry == spec_number(1).symbol
+
+
+# ---- keys ----
+
+
+def test_a_key_depends_on_spec_target_and_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_number(1)
+    variants = [
+        (spec, emulated),
+        (spec, Target.emulated(check=True)),
+        (spec, Target.cuda(9, 0)),
+        (spec, Target.cuda(10, 0)),
+        (spec_number(2), emulated),
+        (kernel("numbered", ("*f64",), spec.source), emulated),
+        (kernel("numbered", ("*f32",), spec.source, fast_math=True), emulated),
+        (kernel("numbered", ("*f32",), spec.source, launch_bounds=64), emulated),
+    ]
+    keys = [kernel_key(*variant) for variant in variants]
+    assert len(set(keys)) == len(keys)
+    assert keys == [kernel_key(*variant) for variant in variants]
+    cache_module.toolchain_digest.cache_clear()
+    monkeypatch.setattr(cache_module.importlib.metadata, "version", lambda tool: "0.0")
+    assert kernel_key(spec, emulated) != keys[0]
+    monkeypatch.undo()
+    cache_module.toolchain_digest.cache_clear()
+    monkeypatch.setattr(cache_module, "host_cpu", lambda: "another")
+    assert kernel_key(spec, emulated) != keys[0]
+    assert kernel_key(spec, Target.cuda(9, 0)) == keys[2]
+    cache_module.toolchain_digest.cache_clear()
+
+
+def test_a_factory_key_depends_on_the_module_and_on_what_it_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "made_kernels"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "outer.py").write_text("from .inner import helper\nfrom made_kernels import sibling\n")
+    (package / "inner.py").write_text("import made_kernels.deepest\n")
+    for name in ("sibling", "deepest", "unrelated"):
+        (package / f"{name}.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(cache_module, "kernel_package", "made_kernels")
+    spec = KernelSpec("made", ("*f32",), factory="made_kernels.outer:make")
+
+    def key() -> str:
+        cache_module.module_digest.cache_clear()
+        return kernel_key(spec, emulated)
+
+    before = key()
+    (package / "unrelated.py").write_text("x = 1\n")
+    assert key() == before
+    seen = {before}
+    for name in ("outer", "inner", "sibling", "deepest"):
+        path = package / f"{name}.py"
+        path.write_text(path.read_text() + "# changed\n")
+        seen.add(key())
+    assert len(seen) == 5
+    cache_module.module_digest.cache_clear()
+
+
+def test_a_factory_in_no_module_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no kernel module 'nowhere'"):
+        kernel_key(KernelSpec("lost", (), factory="nowhere:make"), emulated)
+
+
+# ---- folder and entries ----
+
+
+def test_the_folder_is_private_and_moves_with_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.delenv("ORT_CUDA_PLUGIN_CACHE_DIR", raising=False)
+    assert cache_folder() == tmp_path / "xdg" / "ort-cuda-plugin"
+    monkeypatch.setenv("ORT_CUDA_PLUGIN_CACHE_DIR", str(tmp_path / "moved"))
+    cache = KernelCache()
+    assert cache.folder == tmp_path / "moved"
+    assert cache.folder.stat().st_mode & 0o777 == 0o700
+    cache.store("key", image(10))
+    assert [path.stat().st_mode & 0o777 for path in cache.folder.iterdir()] == [0o600]
+
+
+def test_an_entry_comes_back_as_it_was(tmp_path: Path) -> None:
+    cache, stored = KernelCache(tmp_path), image(1000)
+    cache.store("key", stored)
+    assert cache.load("key", emulated) == stored
+    assert cache.load("other", emulated) is None
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "other version"])
+def test_a_damaged_entry_is_a_miss_and_is_replaced(tmp_path: Path, damage: str) -> None:
+    target, counts = library(tmp_path)
+    target.get(spec_number(1), emulated)
+    (path,) = tmp_path.iterdir()
+    good = path.read_bytes()
+    middle = len(good) // 2
+    path.write_bytes(
+        {
+            "truncated": good[:-7],
+            "empty": b"",
+            "flipped": good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :],
+            "other version": b"OCPK\x00" + good[5:],
+        }[damage]
+    )
+    again, counts = library(tmp_path)
+    again.get(spec_number(1), emulated)
+    assert counts == {"KERNELS_COMPILED": 1}
+    assert path.read_bytes() == good
+
+
+def writable_by_others(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o770)
+
+
+def foreign(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    if os.geteuid():
+        pytest.skip("only root can give a folder away")
+    os.chown(folder, 12345, 12345)
+
+
+def under_a_file(folder: Path) -> None:
+    folder.parent.rmdir()
+    folder.parent.write_text("")
+
+
+def a_file(folder: Path) -> None:
+    folder.write_text("")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "reason"),
+    [
+        (writable_by_others, "other users can write to it (mode 0770)"),
+        (foreign, "it belongs to user 12345"),
+        (under_a_file, "it cannot be made"),
+        (a_file, "it cannot be made"),
+    ],
+)
+def test_a_folder_that_cannot_be_trusted_or_written_is_named_once_and_not_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, prepare: object, reason: str
+) -> None:
+    folder = tmp_path / "parent" / "cache"
+    folder.parent.mkdir()
+    prepare(folder)  # type: ignore[operator]
+    with caplog.at_level(logging.WARNING):
+        target, counts = library(folder)
+        target.get(spec_number(1), emulated)
+        target.get(spec_number(2), emulated)
+    assert counts == {"KERNELS_COMPILED": 2}
+    (record,) = caplog.records
+    assert str(folder) in record.getMessage()
+    assert reason in record.getMessage()
+    assert "ORT_CUDA_PLUGIN_CACHE_DIR" in record.getMessage()
+    assert not folder.is_dir() or not list(folder.iterdir())
+
+
+def test_a_folder_that_goes_away_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache = KernelCache(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with caplog.at_level(logging.WARNING):
+        cache.store("a", image(1))
+        cache.store("b", image(1))
+    assert len(caplog.records) == 1
+    assert "writing failed" in caplog.text
+
+
+def test_the_least_recently_used_entries_go_when_the_bound_is_passed(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path, max_bytes=10_000)
+    for age, key in enumerate(["new", "used", "old", "oldest"]):
+        cache.store(key, image(3000))
+        os.utime(cache.path(key), (1e9 - age * 1e5, 1e9 - age * 1e5))
+    os.utime(cache.path("used"))
+    abandoned = tmp_path / "crashed.part"
+    abandoned.write_bytes(b"x")
+    os.utime(abandoned, (1e9, 1e9))
+    cache.trim()
+    assert {path.name for path in tmp_path.iterdir()} == {"new.kernel", "used.kernel"}
+
+
+def test_using_an_entry_makes_it_recent(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+    cache.store("key", image(10))
+    os.utime(cache.path("key"), (1e9, 1e9))
+    cache.load("key", emulated)
+    assert cache.path("key").stat().st_mtime > 1.5e9
+
+
+# ---- manifest ----
+
+
+def test_asked_for_kernels_are_recorded_once_and_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "manifest.json"
+    monkeypatch.setenv("ORT_CUDA_PLUGIN_KERNEL_MANIFEST", str(path))
+    monkeypatch.setattr(kernel_library, "recorded", set())
+    made = KernelSpec("affine", ("*f32", "*f32", "i32"), factory="compile_kernels:affine", params=(("offset", 1.5),))
+    kernel_library.record_specs([spec_number(1), made])
+    kernel_library.record_specs([made, spec_number(2)])
+    assert len(path.read_text().splitlines()) == 3
+    assert set(read_manifest(path)) == {spec_number(1), spec_number(2), made}
+
+
+def test_a_manifest_that_holds_something_else_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_text('{"name": "x"}\n')
+    with pytest.raises(ValueError, match="line 1"):
+        read_manifest(path)
