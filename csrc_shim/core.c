@@ -74,56 +74,51 @@ static int memory_info(int emulated, int ordinal, int pinned, const OrtMemoryInf
                              pinned ? OrtDeviceMemoryType_HOST_ACCESSIBLE : OrtDeviceMemoryType_DEFAULT, out, error);
 }
 
-const ocp_core *ocp_core_table(void) {
-  static ocp_core core;
-  static atomic_bool filled;
-  if (atomic_load(&filled))
-    return &core;
-  /* Idempotent: a race writes the same values twice. */
-  core.abi = OCP_CORE_ABI;
-  core.num_counters = OCP_NUM_COUNTERS;
-  core.counter_names = ocp_counter_names;
-  core.counter_get = counter_get;
-  core.counter_add = counter_add;
-  core.counters_reset = counters_reset;
-  core.set_python = ocp_set_python;
-  core.shut_down = ocp_shut_down;
-  core.driver_cuda = ocp_driver_cuda;
-  core.driver_emulator = ocp_driver_emulator;
-  core.emu_configure = ocp_emu_configure;
-  core.emu_get_config = ocp_emu_get_config;
-  core.emu_num_findings = ocp_emu_num_findings;
-  core.emu_finding = ocp_emu_finding;
-  core.emu_clear_findings = ocp_emu_clear_findings;
-  core.emu_host_pointer = ocp_emu_host_pointer;
-  core.emu_owns = ocp_emu_owns;
-  core.emu_last_error = ocp_emu_last_error;
-  core.device_open = device_open;
-  core.device_enter = ocp_device_enter;
-  core.device_alloc = ocp_device_alloc;
-  core.device_free = ocp_device_free;
-  core.stream_create = ocp_stream_create;
-  core.stream_release = ocp_stream_release;
-  core.stream_synchronize = ocp_stream_synchronize;
-  core.cluster_create = ocp_cluster_create;
-  core.cluster_release = ocp_cluster_release;
-  core.cluster_add_kernels = ocp_cluster_add_kernels;
-  core.cluster_add_weights = ocp_cluster_add_weights;
-  core.cluster_set_host_inputs = ocp_cluster_set_host_inputs;
-  core.cluster_add_plan = ocp_cluster_add_plan;
-  core.cluster_run = ocp_cluster_run;
-  core.weight_acquire = ocp_weight_acquire;
-  core.weight_release = ocp_weight_release;
-  core.weight_address = ocp_weight_address;
-  core.cluster_add_problem = ocp_cluster_add_problem;
-  core.slab_pack = ocp_slab_pack;
-  core.host_api = host_api;
-  core.host_ep_api = host_ep_api;
-  core.host_api_version = host_api_version;
-  core.host_logger = host_logger;
-  core.memory_info = memory_info;
-  core.compute_info_create = ocp_compute_info_create;
-  core.compute_info_release = ocp_compute_info_release;
-  atomic_store(&filled, true);
-  return &core;
-}
+static const ocp_core core = {
+    .abi = OCP_CORE_ABI,
+    .num_counters = OCP_NUM_COUNTERS,
+    .counter_names = ocp_counter_names,
+    .counter_get = counter_get,
+    .counter_add = counter_add,
+    .counters_reset = counters_reset,
+    .set_python = ocp_set_python,
+    .shut_down = ocp_shut_down,
+    .driver_cuda = ocp_driver_cuda,
+    .driver_emulator = ocp_driver_emulator,
+    .emu_configure = ocp_emu_configure,
+    .emu_get_config = ocp_emu_get_config,
+    .emu_num_findings = ocp_emu_num_findings,
+    .emu_finding = ocp_emu_finding,
+    .emu_clear_findings = ocp_emu_clear_findings,
+    .emu_host_pointer = ocp_emu_host_pointer,
+    .emu_owns = ocp_emu_owns,
+    .emu_last_error = ocp_emu_last_error,
+    .device_open = device_open,
+    .device_enter = ocp_device_enter,
+    .device_alloc = ocp_device_alloc,
+    .device_free = ocp_device_free,
+    .stream_create = ocp_stream_create,
+    .stream_release = ocp_stream_release,
+    .stream_synchronize = ocp_stream_synchronize,
+    .cluster_create = ocp_cluster_create,
+    .cluster_release = ocp_cluster_release,
+    .cluster_add_kernels = ocp_cluster_add_kernels,
+    .cluster_add_weights = ocp_cluster_add_weights,
+    .cluster_set_host_inputs = ocp_cluster_set_host_inputs,
+    .cluster_add_plan = ocp_cluster_add_plan,
+    .cluster_add_problem = ocp_cluster_add_problem,
+    .cluster_run = ocp_cluster_run,
+    .weight_acquire = ocp_weight_acquire,
+    .weight_release = ocp_weight_release,
+    .weight_address = ocp_weight_address,
+    .host_api = host_api,
+    .host_ep_api = host_ep_api,
+    .host_api_version = host_api_version,
+    .host_logger = host_logger,
+    .memory_info = memory_info,
+    .compute_info_create = ocp_compute_info_create,
+    .compute_info_release = ocp_compute_info_release,
+    .slab_pack = ocp_slab_pack,
+};
+
+const ocp_core *ocp_core_table(void) { return &core; }
