@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ort_cuda_plugin.graph.ir import Constant, DType
+from ort_cuda_plugin.graph.ir import DType
 from ort_cuda_plugin.graph.symbolic import Op, evaluators
 from ort_cuda_plugin.runtime.kernel import KernelSpec
 from ort_cuda_plugin.runtime.plan_format import ExprOp, Param, ParamKind, Plan, RecordKind, Ref, RefKind
@@ -62,7 +62,7 @@ class _Cuda:
 def run_plan(
     plan: Plan,
     kernels: Sequence[KernelSpec],
-    weights: Sequence[Constant],
+    weights: Sequence[np.ndarray],
     inputs: Sequence[np.ndarray],
     host_inputs: Sequence[int] = (),
 ) -> list[np.ndarray]:
@@ -86,7 +86,7 @@ def run_plan(
     memory: dict[RefKind, list[np.ndarray]] = {
         RefKind.INPUT: [_bytes(array) for array in inputs],
         RefKind.OUTPUT: [_bytes(array) for array in outputs],
-        RefKind.WEIGHT: [_bytes(np.ascontiguousarray(weights[index].array)) for index in plan.weights],
+        RefKind.WEIGHT: [_bytes(np.ascontiguousarray(weights[index])) for index in plan.weights],
         RefKind.BUFFER: scratch,
     }
     for position, record in enumerate(plan.records):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from graph_toys import Builder, strided_map
-from ort_cuda_plugin.graph.cluster import CompiledCluster
+from ort_cuda_plugin.graph.cluster import CompiledCluster, Variant
 from ort_cuda_plugin.graph.ir import Array, Constant, DType, InvalidModel, Value
 from ort_cuda_plugin.graph.lowering import DeviceProperties, Lowering
 from ort_cuda_plugin.graph.node_lowering import NodeError
@@ -23,27 +23,27 @@ def copy_with_the_toy_kernel(monkeypatch):
     )
 
 
-def cluster(b: Builder, *outputs: Value) -> CompiledCluster:
-    return CompiledCluster(b.graph(*outputs), DeviceProperties())
-
-
 class Session:
     """What the provider and the executor do with a cluster, in Python."""
 
-    def __init__(self, cluster: CompiledCluster) -> None:
-        self.cluster = cluster
+    def __init__(self, b: Builder, *outputs: Value) -> None:
         self.kernels: list[KernelSpec] = []
-        self.weights: list[Constant] = []
+        self.weights: list[Array] = []
         self.plans: list[Plan] = []
-        variant = cluster.prepare()
-        if variant is not None:
-            self.add(variant)
+        self.cluster = CompiledCluster(b.graph(*outputs), DeviceProperties())
+        self.cluster.read_weight = self.read_weight
+        self.add(self.cluster.prepare())
 
-    def add(self, variant) -> None:
+    def read_weight(self, number: int) -> bytes:
+        return self.weights[number].tobytes()
+
+    def add(self, variant: Variant) -> None:
         self.kernels += variant.kernels
-        self.weights += variant.weights
-        self.plans.append(decode(encode(variant.plan)))
-        self.cluster.commit(variant)
+        self.cluster.kernels_added(variant)
+        self.weights += [constant.array.copy() for constant in variant.weights]
+        self.cluster.weights_added(variant)
+        if variant.plan is not None:
+            self.plans.append(decode(encode(variant.plan)))
 
     def run(self, *inputs: Array) -> list[Array]:
         for plan in reversed(self.plans):
@@ -63,7 +63,7 @@ def floats(*shape: int) -> Array:
 def test_a_static_cluster_has_its_plan_after_prepare():
     b = Builder()
     x, y = b.input("x", 2, 3), b.input("y", 3)
-    session = Session(cluster(b, b.node("Add", b.node("Mul", x, y), y)))
+    session = Session(b, b.node("Add", b.node("Mul", x, y), y))
     assert len(session.plans) == 1
     np.testing.assert_array_equal(session.run(floats(2, 3), floats(3))[0], floats(2, 3) * floats(3) + floats(3))
     assert len(session.plans) == 1
@@ -72,7 +72,7 @@ def test_a_static_cluster_has_its_plan_after_prepare():
 def test_one_plan_serves_every_shape_including_ones():
     b = Builder()
     x, y = b.input("x", "batch", "sequence"), b.input("y", None)
-    session = Session(cluster(b, b.node("Add", b.node("Mul", x, y), x)))
+    session = Session(b, b.node("Add", b.node("Mul", x, y), x))
     for batch, sequence, other in [(2, 3, 3), (2, 3, 1), (1, 1, 1), (1, 4, 4), (5, 1, 4), (0, 3, 3), (3, 2, 1)]:
         a, c = floats(batch, sequence), floats(other)
         np.testing.assert_array_equal(session.run(a, c)[0], a * c + a)
@@ -82,7 +82,7 @@ def test_one_plan_serves_every_shape_including_ones():
 def test_shapes_that_do_not_broadcast_fail_with_the_name_of_the_node():
     b = Builder()
     x, y = b.input("x", "n"), b.input("y", "m")
-    session = Session(cluster(b, b.node("Add", x, y)))
+    session = Session(b, b.node("Add", x, y))
     session.run(floats(3), floats(3))
     with pytest.raises(RunError, match=r"Add_0 \(Add\): dimensions cannot be broadcast"):
         session.run(floats(3), floats(4))
@@ -91,7 +91,7 @@ def test_shapes_that_do_not_broadcast_fail_with_the_name_of_the_node():
 def test_dimensions_of_one_name_may_differ_at_the_price_of_a_variant():
     b = Builder()
     x, y = b.input("x", "n"), b.input("y", "n")
-    session = Session(cluster(b, b.node("Add", x, y)))
+    session = Session(b, b.node("Add", x, y))
     session.run(floats(3), floats(3))
     session.run(floats(7), floats(7))
     assert len(session.plans) == 1
@@ -104,7 +104,7 @@ def test_shape_arithmetic_stays_on_the_host():
     x = b.input("x", "n", "m", 4)
     shape = b.node("Mul", b.node("Shape", x, dtype=DType.INT64), b.constant(np.array([1, 2, 1])), dtype=DType.INT64)
     shape = b.node("Add", shape, b.constant(np.array([0, 0, -5])), dtype=DType.INT64)
-    session = Session(cluster(b, b.node("Add", b.node("Reshape", x, shape), b.constant(floats(2)))))
+    session = Session(b, b.node("Add", b.node("Reshape", x, shape), b.constant(floats(2))))
     for n, m in [(2, 3), (1, 1), (4, 1)]:
         np.testing.assert_array_equal(session.run(a := floats(n, m, 4))[0], a.reshape(n, 2 * m, 2) + floats(2))
     (plan,) = session.plans
@@ -116,7 +116,7 @@ def test_a_reshape_by_computed_shape_is_a_view_and_one_copy():
     b = Builder()
     x = b.input("x", "n", "m")
     shape = b.node("Shape", b.node("Transpose", x), dtype=DType.INT64)
-    session = Session(cluster(b, b.node("Reshape", x, shape)))
+    session = Session(b, b.node("Reshape", x, shape))
     np.testing.assert_array_equal(session.run(floats(2, 3))[0], floats(2, 3).reshape(3, 2))
     np.testing.assert_array_equal(session.run(floats(5, 1))[0], floats(5, 1).reshape(1, 5))
     assert [record.kind for record in session.plans[0].records] == [RecordKind.COPY]
@@ -126,7 +126,7 @@ def test_a_reshape_by_computed_shape_is_a_view_and_one_copy():
 def test_a_graph_input_that_decides_a_shape_is_a_host_input():
     b = Builder()
     x, shape = b.input("x", "n"), b.input("shape", 2, dtype=DType.INT64)
-    session = Session(cluster(b, b.node("Reshape", x, shape)))
+    session = Session(b, b.node("Reshape", x, shape))
     assert session.cluster.host_inputs == [1]
     np.testing.assert_array_equal(session.run(floats(6), np.array([2, 3]))[0], floats(6).reshape(2, 3))
     np.testing.assert_array_equal(session.run(floats(6), np.array([6, -1]))[0], floats(6).reshape(6, 1))
@@ -140,10 +140,10 @@ def test_arithmetic_on_an_integer_input_is_read_back_only_where_it_decides_a_sha
     b = Builder()
     x, y = b.input("x", "n"), b.input("y", 2, dtype=DType.INT64)
     doubled = b.node("Add", y, y, dtype=DType.INT64)
-    only_computed = Session(cluster(b, doubled))
+    only_computed = Session(b, doubled)
     assert only_computed.cluster.host_inputs == []
     np.testing.assert_array_equal(only_computed.run(floats(1), np.array([2, 5]))[0], [4, 10])
-    decides = Session(cluster(b, b.node("Reshape", x, doubled)))
+    decides = Session(b, b.node("Reshape", x, doubled))
     assert decides.cluster.host_inputs == [1]
     np.testing.assert_array_equal(decides.run(floats(24), np.array([2, 3]))[0], floats(24).reshape(4, 6))
 
@@ -153,14 +153,14 @@ def test_a_shape_computed_from_floats_on_the_device_is_declined():
     x = b.input("x", 2)
     bad = b.node("Reshape", x, b.node("Add", x, x))
     with pytest.raises(NodeError, match=r"Reshape_1 \(Reshape\): shape of Reshape has element type FLOAT32"):
-        Session(cluster(b, bad))
+        Session(b, bad)
 
 
 def test_results_of_shape_arithmetic_can_be_outputs():
     b = Builder()
     x = b.input("x", "n", "m")
     shape = b.node("Shape", x, dtype=DType.INT64)
-    session = Session(cluster(b, shape, b.node("Row", shape, index=1, dtype=DType.INT64)))
+    session = Session(b, shape, b.node("Row", shape, index=1, dtype=DType.INT64))
     outputs = session.run(floats(3, 5))
     np.testing.assert_array_equal(outputs[0], [3, 5])
     assert outputs[1].shape == ()
@@ -171,7 +171,7 @@ def test_outputs_are_written_by_their_producers():
     b = Builder()
     x = b.input("x", "n")
     product_value = b.node("Mul", x, x)
-    session = Session(cluster(b, product_value, b.node("Add", product_value, x)))
+    session = Session(b, product_value, b.node("Add", product_value, x))
     outputs = session.run(floats(5))
     np.testing.assert_array_equal(outputs[1], floats(5) ** 2 + floats(5))
     plan = session.plans[0]
@@ -186,7 +186,7 @@ def test_inputs_constants_views_and_repeated_values_can_be_outputs():
     constant = b.constant(floats(2, 2))
     total = b.node("Add", x, x)
     outputs = (x, constant, b.node("Transpose", total), b.node("Row", total, index=1), total, total)
-    session = Session(cluster(b, *outputs))
+    session = Session(b, *outputs)
     a = floats(2, 3)
     expected = (a, floats(2, 2), 2 * a.T, 2 * a[1], 2 * a, 2 * a)
     for actual, wanted in zip(session.run(a), expected, strict=True):
@@ -198,7 +198,7 @@ def test_steps_whose_results_nobody_needs_are_dropped():
     x = b.input("x", "n")
     unused = b.node("Add", x, b.constant(floats(1)))
     b.node("Mul", unused, unused)
-    session = Session(cluster(b, b.node("Zeros", x)))
+    session = Session(b, b.node("Zeros", x))
     np.testing.assert_array_equal(session.run(floats(4))[0], np.zeros(4))
     assert [record.kind for record in session.plans[0].records] == [RecordKind.MEMSET]
     assert session.plans[0].weights == ()
@@ -210,14 +210,14 @@ def test_intermediates_live_from_first_to_last_use():
     value = x
     for _ in range(4):
         value = b.node("Add", value, x)
-    plan = Session(cluster(b, value)).plans[0]
+    plan = Session(b, value).plans[0]
     assert [(buffer.first_record, buffer.last_record) for buffer in plan.buffers] == [(0, 1), (1, 2), (2, 3)]
 
 
 def test_a_guard_gives_each_side_a_variant_and_weights_are_shared():
     b = Builder()
     x = b.input("x", "n")
-    session = Session(cluster(b, b.node("Add", b.node("Pick", x), b.constant(floats(1)))))
+    session = Session(b, b.node("Add", b.node("Pick", x), b.constant(floats(1))))
     np.testing.assert_array_equal(session.run(floats(3))[0], floats(3) * 2 + 1)
     np.testing.assert_array_equal(session.run(floats(1))[0], floats(1) + 2)
     np.testing.assert_array_equal(session.run(floats(8))[0], floats(8) * 2 + 1)
@@ -230,7 +230,7 @@ def test_a_guard_gives_each_side_a_variant_and_weights_are_shared():
 
 def test_many_elements_take_64_bit_indices():
     b = Builder()
-    session = Session(cluster(b, b.node("Add", x := b.input("x", "n"), x)))
+    session = Session(b, b.node("Add", x := b.input("x", "n"), x))
     session.run(floats(3))
     wide = session.cluster.build([(2**31,)], [])
     assert session.plans[0] is not wide.plan
@@ -240,8 +240,7 @@ def test_many_elements_take_64_bit_indices():
 def test_inputs_that_contradict_the_model_are_refused():
     b = Builder()
     x = b.input("x", 2, "n")
-    made = cluster(b, b.node("Add", x, x))
-    made.prepare()
+    made = Session(b, b.node("Add", x, x)).cluster
     with pytest.raises(InvalidModel, match="'x' has 3 in dimension 0, the model says 2"):
         made.build([(3, 4)], [])
     with pytest.raises(InvalidModel, match="'x' has rank 1, the model says 2"):
@@ -250,28 +249,55 @@ def test_inputs_that_contradict_the_model_are_refused():
 
 def test_a_plan_does_not_hold_for_other_static_dimensions_than_the_model_says():
     b = Builder()
-    session = Session(cluster(b, b.node("Add", x := b.input("x", 2, 3), x)))
+    session = Session(b, b.node("Add", x := b.input("x", 2, 3), x))
     with pytest.raises(PlanMismatch):
         run_plan(session.plans[0], session.kernels, session.weights, [floats(3, 2)])
 
 
-def test_borrowed_constants_are_copied_by_prepare_when_plans_are_made_later():
+def borrowed(source: Array) -> Value:
+    """An initializer in memory that ORT will free."""
+    constant = Constant(DType.FLOAT32, source.shape, lambda: source, borrowed=True)
+    return Value("borrowed", DType.FLOAT32, source.shape, constant)
+
+
+def test_weights_of_a_cluster_with_dynamic_shapes_are_known_before_the_first_run():
     source = floats(3)
     b = Builder()
-    constant = Value("c", DType.FLOAT32, (3,), Constant(DType.FLOAT32, (3,), lambda: source, borrowed=True))
-    made = cluster(b, b.node("Add", b.input("x", "n"), constant))
-    assert made.prepare() is None
+    session = Session(b, b.node("Add", b.input("x", "n"), borrowed(source)))
+    assert session.plans == []
+    assert len(session.weights) == 1
     source[:] = 99
-    (weight,) = made.build([(3,)], []).weights
-    np.testing.assert_array_equal(weight.array, floats(3))
+    np.testing.assert_array_equal(session.run(floats(3))[0], 2 * floats(3))
+    assert len(session.weights) == 1
+
+
+def test_small_constants_are_kept_and_large_ones_read_back_from_the_device():
+    small, large = floats(3), floats(20000)
+    b = Builder()
+    values = borrowed(small), borrowed(large)
+    Session(b, *(b.node("Add", b.input(f"x{i}", "n"), value) for i, value in enumerate(values)))
+    expected = large.copy()
+    small[:] = large[:] = 99
+    np.testing.assert_array_equal(values[0].constant, floats(3))
+    np.testing.assert_array_equal(values[1].constant, expected)
+
+
+def test_a_constant_that_no_launch_reads_at_first_is_kept_for_later_plans():
+    source = floats(20000)
+    b = Builder()
+    value = borrowed(source)
+    picked = b.node("Pick", b.input("x", "n"))
+    b.node("Add", b.constant(floats(1)), value)
+    session = Session(b, picked)
+    assert session.weights == []
+    source[:] = 99
+    np.testing.assert_array_equal(value.constant, floats(20000))
 
 
 def test_rearranging_a_constant_costs_no_launch(monkeypatch):
     monkeypatch.undo()
     b = Builder()
     constant = b.node("Transpose", b.constant(floats(2, 3)))
-    session = Session(
-        cluster(b, b.node("Add", b.input("x", 6), b.node("Reshape", constant, b.constant(np.array([6])))))
-    )
+    session = Session(b, b.node("Add", b.input("x", 6), b.node("Reshape", constant, b.constant(np.array([6])))))
     np.testing.assert_array_equal(session.run(floats(6))[0], floats(6) + floats(2, 3).T.reshape(6))
     assert [record.kind for record in session.plans[0].records] == [RecordKind.LAUNCH]

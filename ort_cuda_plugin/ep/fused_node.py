@@ -24,6 +24,8 @@ class FusedNode:
         self._cluster = cluster
         self._device = device
         self._kernels: list[LoadedKernel] = []
+        self._weights: list[tuple[Any, int]] = []  # ocp_weight *, held by the cluster, and its size in bytes
+        cluster.read_weight = self._read_weight
         self._lock = threading.Lock()
         self.handle = FUSED_NODES.add(self)
         self.pointer = core().cluster_create(device.pointer, name.encode(), self.handle)
@@ -45,8 +47,7 @@ class FusedNode:
                 error = new_error()
                 core().cluster_set_host_inputs(self.pointer, host_inputs, len(host_inputs), error)
                 check(error)
-            if variant is not None:
-                self._add(variant)
+            self._add(variant)
 
     def build(self, shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> None:
         """Adds the plan for inputs of these shapes, with the contents of each host input.
@@ -68,13 +69,23 @@ class FusedNode:
             raise NotImplementedError("library problems")
         self._device.enter()
         self._add_kernels(self._device.acquire_kernels(variant.kernels))
+        self._cluster.kernels_added(variant)
         self._add_weights(variant.weights)
+        self._cluster.weights_added(variant)
+        if variant.plan is None:
+            return
         blob = encode(variant.plan)
         error = new_error()
         core().cluster_add_plan(self.pointer, ffi.from_buffer(blob), len(blob), error)
         check(error)
-        self._cluster.commit(variant)
         count("PLAN_VARIANTS_BUILT")
+
+    def _read_weight(self, number: int) -> bytes:
+        """The bytes of a weight, copied back from the device."""
+        weight, nbytes = self._weights[number]
+        data = bytearray(nbytes)
+        self._device.read(core().weight_address(weight), data)
+        return bytes(data)
 
     def _add_kernels(self, kernels: list[LoadedKernel]) -> None:
         self._kernels += kernels
@@ -105,6 +116,7 @@ class FusedNode:
             for index in range(taken):
                 core().weight_release(weights[index])
             raise
+        self._weights += [(weight, constant.nbytes) for weight, constant in zip(weights, constants, strict=True)]
 
 
 FUSED_NODES: HandleTable[FusedNode] = HandleTable("fused node")

@@ -105,29 +105,46 @@ class OpenDevice:
             for kernel in unused:
                 self.driver.ModuleUnload(kernel.module)
 
+    def read(self, address: int, data: bytearray) -> None:
+        """Fills ``data`` from device memory at ``address``, which no pending work writes.
+
+        Raises:
+            DriverError: the copy failed.
+        """
+        if data:
+            self.enter()
+            buffer = ffi.from_buffer(data)
+            self._check(self.driver.MemcpyDtoHAsync(buffer, address, len(data), ffi.NULL), "cuMemcpyDtoH", "weights")
+            self._check(self.driver.StreamSynchronize(ffi.NULL), "cuStreamSynchronize", "weights")
+
     def _load(self, image: KernelImage) -> LoadedKernel:
         module, function = ffi.new("CUmodule *"), ffi.new("CUfunction *")
+        kernel = f"kernel {image.entry}"
         data = ffi.from_buffer(image.data)
-        self._check(self.driver.ModuleLoadData(module, data, len(image.data)), "cuModuleLoadData", image.entry)
+        self._check(
+            self.driver.ModuleLoadData(module, data, len(image.data)), "cuModuleLoadData", f"kernel {image.entry}"
+        )
         try:
             name = image.entry.encode()
-            self._check(self.driver.ModuleGetFunction(function, module[0], name), "cuModuleGetFunction", image.entry)
+            self._check(
+                self.driver.ModuleGetFunction(function, module[0], name), "cuModuleGetFunction", f"kernel {image.entry}"
+            )
             dynamic = self.info.max_shared_bytes - image.metadata.get("static_shared_bytes", 0)
             if dynamic > _DEFAULT_SHARED_BYTES:
                 attribute = lib.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 result = self.driver.FuncSetAttribute(function[0], attribute, dynamic)
-                self._check(result, "cuFuncSetAttribute", image.entry)
+                self._check(result, "cuFuncSetAttribute", kernel)
         except BaseException:
             self.driver.ModuleUnload(module[0])
             raise
         return LoadedKernel(module[0], function[0], image.entry)
 
-    def _check(self, result: int, call: str, kernel: str) -> None:
+    def _check(self, result: int, call: str, subject: str) -> None:
         if result != lib.CUDA_SUCCESS:
             name = ffi.new("const char **")
             self.driver.GetErrorName(result, name)
             text = ffi.string(name[0]).decode() if name[0] != ffi.NULL else str(result)
-            raise DriverError(f"{call} failed for kernel {kernel}: {text}")
+            raise DriverError(f"{call} failed for {subject}: {text}")
 
 
 @cache

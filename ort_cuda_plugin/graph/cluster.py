@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ..runtime.kernel import KernelSpec
 from ..runtime.plan_format import Plan, PlanInput
-from .ir import Constant, Graph, InvalidModel, Node, Unsupported, Value
+from .ir import Array, Constant, DType, Graph, InvalidModel, Node, Unsupported, Value
 from .lowering import Buffer, DeviceProperties, LoweringOptions, Tensor
 from .node_lowering import InputSymbols, NodeError, NodeLowering, symbolic_input
 from .planner import KnownEntries, Tables, make_plan
@@ -18,15 +21,20 @@ if TYPE_CHECKING:
     from ..runtime.libraries import LibraryProblem
 
 
+_SMALL_CONSTANT = 64 * 1024
+"""Constants of at most so many bytes stay in host memory; larger ones are read back from the device when needed."""
+
+
 @dataclass(frozen=True)
 class Variant:
     """A plan and what it needs that no earlier plan of the cluster did.
 
     Indices in ``plan`` count the cluster's kernels, weights and problems in the order in which all variants so far
-    added theirs: add these lists, then the plan, then call `CompiledCluster.commit`.
+    added theirs. So add each list, tell the cluster (`CompiledCluster.kernels_added`, ...), and add the plan last.
+    ``plan`` is None where only the weights that plans will share are known yet.
     """
 
-    plan: Plan
+    plan: Plan | None
     kernels: list[KernelSpec]
     weights: list[Constant]
     problems: list[LibraryProblem]
@@ -34,10 +42,11 @@ class Variant:
 
 
 class CompiledCluster:
-    """The nodes of one fused node. Not thread safe: `build` and `commit` belong together.
+    """The nodes of one fused node. Not thread safe: `build` and what is added for it belong together.
 
-    ``inputs`` and ``outputs`` name the fused node's, in its order; default: those of the graph. ``host_inputs`` are the
-    indices of the inputs whose contents decide shapes; set by `prepare`.
+    ``inputs`` and ``outputs`` name the fused node's, in its order; default: those of the graph. ``read_weight`` must be
+    set to what gives the bytes of one of the weights that were added, by its number. ``host_inputs`` are the indices of
+    the inputs whose contents decide shapes; set by `prepare`.
     """
 
     def __init__(
@@ -57,45 +66,76 @@ class CompiledCluster:
         self.inputs = graph.inputs if inputs is None else [values[name] for name in inputs]
         self.outputs = graph.outputs if outputs is None else [values[name] for name in outputs]
         self.host_inputs: list[int] = []
+        self.read_weight: Callable[[int], bytes] | None = None
         self._known = KnownEntries()
 
-    @property
-    def is_static(self) -> bool:
-        """Whether the model says every dimension of every input, and no input is a host input."""
-        shapes = [value.shape for value in self.inputs]
-        static = all(shape is not None and all(isinstance(dim, int) for dim in shape) for shape in shapes)
-        return static and not self.host_inputs
+    def prepare(self) -> Variant:
+        """Must be called, and its result added, while ORT's graph is alive.
 
-    def prepare(self) -> Variant | None:
-        """Must be called while ORT's graph is alive. Returns the only variant of a static cluster, else None.
-
-        Afterwards the constants that a later `build` may need are the cluster's own.
+        The result has a plan where the model says every dimension and no input is a host input: the only plan there
+        will be. For other clusters it has the weights, so that they need not be kept in host memory.
 
         Raises NodeError where a node cannot be run after all.
         """
-        symbols = InputSymbols()
-        tensors = [symbolic_input(symbols, value, index) for index, value in enumerate(self.inputs)]
+        shapes = [value.shape for value in self.inputs]
         found: set[int] = set()
-
-        def read(buffer: Buffer, count: int) -> tuple[Dim, ...]:
-            found.add(buffer.index)
-            return symbols.host_values(buffer, [1] * count)
-
-        lowering = NodeLowering(self.graph, self.device, self.options, read, record=False)
-        self._lower(lowering, tensors)
+        plan, tables = self._plan([None] * len(self.inputs), {}, found)
         self.host_inputs = sorted(found)
-        if self.is_static:
-            return self.build([[dim for dim in value.shape or () if isinstance(dim, int)] for value in self.inputs], [])
-        for node in self.graph.nodes:
-            for value in node.reads():
-                if value.initializer is not None:
-                    value.initializer.keep()
-        return None
+        if not found and all(shape is not None and all(isinstance(dim, int) for dim in shape) for shape in shapes):
+            return self._variant(plan, tables)
+        only_weights = Tables(self._known)
+        only_weights.weights = tables.weights
+        return self._variant(None, only_weights)
 
     def build(self, input_shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> Variant:
         """The variant for inputs of these shapes; ``host_values`` has the elements of each of ``host_inputs``.
 
         Raises NodeError, or InvalidModel where the shapes contradict the model.
+        """
+        return self._variant(*self._plan(input_shapes, dict(zip(self.host_inputs, host_values, strict=True)), None))
+
+    def kernels_added(self, variant: Variant) -> None:
+        """Takes note that ``variant.kernels`` follow those of earlier variants."""
+        variant.tables.kernels.commit()
+
+    def problems_added(self, variant: Variant) -> None:
+        """Takes note that ``variant.problems`` follow those of earlier variants."""
+        variant.tables.problems.commit()
+
+    def weights_added(self, variant: Variant) -> None:
+        """Takes note that ``variant.weights`` follow those of earlier variants.
+
+        Large constants among them are forgotten; all others that a later plan may need are copied.
+        """
+        variant.tables.weights.commit()
+        for constant in variant.weights:
+            if constant.is_initializer and constant.nbytes > _SMALL_CONSTANT:
+                number = self._known.weights[constant]
+                constant.release(partial(self._reload, number, constant.dtype, constant.shape))
+        if variant.plan is None:
+            for node in self.graph.nodes:
+                for value in node.reads():
+                    if value.initializer is not None:
+                        value.initializer.keep()
+
+    def _reload(self, number: int, dtype: DType, shape: tuple[int, ...]) -> Array:
+        assert self.read_weight is not None
+        return np.frombuffer(self.read_weight(number), dtype.numpy).reshape(shape)
+
+    @staticmethod
+    def _variant(plan: Plan | None, tables: Tables) -> Variant:
+        return Variant(plan, tables.kernels.new, tables.weights.new, tables.problems.new, tables)
+
+    def _plan(
+        self,
+        input_shapes: Sequence[Sequence[int] | None],
+        host_values: Mapping[int, Sequence[int]],
+        found: set[int] | None,
+    ) -> tuple[Plan, Tables]:
+        """The plan for these shapes; None stands for unknown ones.
+
+        Host inputs are those of ``host_values``. With ``found`` every input that is asked for becomes one, and its
+        index is added there: such a plan knows too little to run.
         """
         symbols = InputSymbols()
         plan_inputs: list[PlanInput] = []
@@ -105,13 +145,15 @@ class CompiledCluster:
             tensor = symbolic_input(symbols, value, index, shape)
             tensors.append(tensor)
             plan_inputs.append(PlanInput(tensor.dtype.onnx, tensor.rank, first))
-        for index, elements in zip(self.host_inputs, host_values, strict=True):
-            before = plan_inputs[index]
+        for index, elements in host_values.items():
             first = symbols.count
             symbols.host_values(tensors[index].buffer, elements)
-            plan_inputs[index] = PlanInput(before.dtype, before.rank, before.first_register, first, len(elements))
+            plan_inputs[index] = replace(plan_inputs[index], host_register=first, host_count=len(elements))
 
         def read(buffer: Buffer, count: int) -> tuple[Dim, ...]:
+            if found is not None and buffer.index not in found:
+                found.add(buffer.index)
+                return symbols.host_values(buffer, [1] * count)
             known = symbols.host_values(buffer, [])
             if len(known) != count:
                 raise Unsupported("shape", f"the contents of {self.inputs[buffer.index].name!r} are not read back")
@@ -121,12 +163,7 @@ class CompiledCluster:
         self._lower(lowering, tensors)
         results = [lowering.tensor(value) for value in self.outputs]
         tables = Tables(self._known)
-        plan = make_plan(lowering.ctx, plan_inputs, results, symbols.guards, tables)
-        return Variant(plan, tables.kernels.new, tables.weights.new, tables.problems.new, tables)
-
-    def commit(self, variant: Variant) -> None:
-        """Takes note that the variant's kernels, weights and problems were added."""
-        self._known.add(variant.tables)
+        return make_plan(lowering.ctx, plan_inputs, results, symbols.guards, tables, symbols.count), tables
 
     def _lower(self, lowering: NodeLowering, tensors: Sequence[Tensor]) -> None:
         lowering.tensors.update(zip(self.inputs, tensors, strict=True))

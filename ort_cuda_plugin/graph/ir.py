@@ -142,6 +142,12 @@ class Constant:
             self._array = self.array.copy()
             self._borrowed = False
 
+    def release(self, load: Callable[[], Array]) -> None:
+        """Lets go of the contents, which ``load`` can get from elsewhere from now on."""
+        self._array = None
+        self._load = load
+        self._borrowed = False
+
     @property
     def size(self) -> int:
         return math.prod(self.shape)

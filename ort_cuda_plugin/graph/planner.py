@@ -52,6 +52,10 @@ class Table(Generic[K, V]):
             self.new.append(value)
         return self.used.setdefault(number, len(self.used))
 
+    def commit(self) -> None:
+        """The new entries are the cluster's from now on."""
+        self.known.update(self.keys)
+
 
 class Tables:
     """Kernels, weights and library problems of a cluster while one plan is made."""
@@ -73,11 +77,6 @@ class KnownEntries:
         self.weights: dict[Hashable, int] = {}
         self.problems: dict[LibraryProblem, int] = {}
 
-    def add(self, tables: Tables) -> None:
-        self.kernels.update(tables.kernels.keys)
-        self.weights.update(tables.weights.keys)
-        self.problems.update(tables.problems.keys)
-
 
 def _weight_key(constant: Constant) -> Hashable:
     """Initializers are the same object in every plan; what operators compute anew is known by its contents."""
@@ -88,16 +87,21 @@ def _weight_key(constant: Constant) -> Hashable:
 
 
 def make_plan(
-    ctx: Lowering, inputs: Sequence[PlanInput], outputs: Sequence[Tensor], input_guards: Iterable[Dim], tables: Tables
+    ctx: Lowering,
+    inputs: Sequence[PlanInput],
+    outputs: Sequence[Tensor],
+    input_guards: Iterable[Dim],
+    tables: Tables,
+    num_symbols: int,
 ) -> Plan:
     """The plan of the steps in ``ctx.trace`` for a cluster whose results are ``outputs``.
 
-    Symbol numbers are the registers of ``inputs``. Buffers of the trace are changed: outputs are placed in them.
+    Symbols, of which there are ``num_symbols``, are the registers of ``inputs``. Buffers of the trace are changed:
+    outputs are placed in them.
     """
     placed = _place_outputs(ctx, outputs)
     steps = _live_steps(ctx.trace.steps)
-    num_inputs = sum(entry.rank + entry.host_count for entry in inputs)
-    return _Writer(ctx, Registers(num_inputs), tables, steps).plan(inputs, placed, input_guards)
+    return _Writer(ctx, Registers(num_symbols), tables, steps).plan(inputs, placed, input_guards)
 
 
 def _place_outputs(ctx: Lowering, outputs: Sequence[Tensor]) -> list[Tensor]:
