@@ -245,6 +245,8 @@ def test_inputs_that_contradict_the_model_are_refused():
         made.build([(3, 4)], [])
     with pytest.raises(InvalidModel, match="'x' has rank 1, the model says 2"):
         made.build([(2,)], [])
+    with pytest.raises(InvalidModel, match="'x' has 2199023255552 in dimension 1"):
+        made.build([(2, 2**41)], [])
 
 
 def test_a_plan_does_not_hold_for_other_static_dimensions_than_the_model_says():

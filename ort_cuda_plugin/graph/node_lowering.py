@@ -84,6 +84,10 @@ def symbolic_input(symbols: InputSymbols, value: Value, index: int, hints: Seque
     for axis, dim in enumerate(value.shape):
         if isinstance(dim, int) and hints is not None and hints[axis] != dim:
             raise InvalidModel(f"input {value.name!r} has {hints[axis]} in dimension {axis}, the model says {dim}")
+        if hints is not None and hints[axis] > MAX_DIM:
+            raise InvalidModel(
+                f"input {value.name!r} has {hints[axis]} in dimension {axis}; at most {MAX_DIM} is possible"
+            )
         shape.append(symbols.dimension(dim, None if hints is None else hints[axis]))
     return Tensor(value.dtype, shape, Buffer(BufferKind.INPUT, product(shape) * value.dtype.itemsize, index=index))
 
