@@ -62,7 +62,8 @@ __asm__(".text\n"
         "  call ocp_emu_fiber_main\n"
         "  ud2\n"
         ".size ocp_emu_fiber_start, .-ocp_emu_fiber_start\n");
-enum { FRAME_WORDS = 8, FRAME_RBX = 4, FRAME_RETURN = 6 }; /* the eighth keeps the stack aligned */
+/* The stack is empty, and so 16-byte aligned as the ABI wants it, when fiber_start calls. */
+enum { FRAME_WORDS = 7, FRAME_RBX = 4, FRAME_RETURN = 6 };
 #else
 /* The loader refuses every kernel on other hosts, so no fiber ever runs. */
 static void ocp_emu_switch(void **save, void *load) {
@@ -71,7 +72,7 @@ static void ocp_emu_switch(void **save, void *load) {
   abort();
 }
 static void ocp_emu_fiber_start(void) { abort(); }
-enum { FRAME_WORDS = 8, FRAME_RBX = 4, FRAME_RETURN = 6 };
+enum { FRAME_WORDS = 7, FRAME_RBX = 4, FRAME_RETURN = 6 };
 #endif
 __attribute__((used, visibility("hidden"))) _Noreturn void ocp_emu_fiber_main(emu_fiber *fiber);
 
