@@ -125,8 +125,10 @@ def _choose(offered: list[DeviceInfo], device_id: int | None) -> DeviceInfo:
     for info in offered:
         if device_id is None or info.ordinal == device_id:
             return info
+    if not offered:
+        raise OptionError(f"ONNX Runtime selected no device for {EP_NAME}")
     names = ", ".join(str(info.ordinal) for info in offered)
-    raise OptionError(f"{EP_NAME} option device_id={device_id}: ONNX Runtime selected the devices {names or 'none'}")
+    raise OptionError(f"{EP_NAME} option device_id={device_id}: ONNX Runtime selected the devices {names}")
 
 
 def _entries(function: str, table: Any, *arguments: Any) -> dict[str, str]:

@@ -1,0 +1,83 @@
+"""Options: where they come from, which values they take, and which device they select."""
+
+from __future__ import annotations
+
+import pytest
+
+from isolated import add_model, python
+from ort_cuda_plugin.ep.options import OptionError, Options, collect, parse
+
+SESSION = "ep.cudapluginexecutionprovider."
+ENVIRONMENT = "ep_factory.CudaPluginExecutionProvider."
+
+
+def test_the_session_goes_before_its_alias_and_that_before_the_environment() -> None:
+    environment = {ENVIRONMENT + "a": "env", ENVIRONMENT + "b": "env", ENVIRONMENT + "c": "env", "other.a": "x"}
+    session = {"ep.cuda.a": "alias", "ep.cuda.b": "alias", SESSION + "a": "session", "session.other": "x"}
+    assert collect(session, environment) == {"a": "session", "b": "alias", "c": "env"}
+
+
+def test_values_are_parsed() -> None:
+    assert parse({}) == (Options(), [])
+    options, ignored = parse({"device_id": "3", "use_tf32": "0", "deterministic": "true", "prefer_nhwc": "1"})
+    assert options == Options(device_id=3, use_tf32=False, deterministic=True)
+    assert ignored == ["prefer_nhwc"]
+
+
+@pytest.mark.parametrize("values", [{"nothing_like_it": "1"}, {"device_id": "x"}, {"prefer_nhwc": "maybe"}])
+def test_what_cannot_be_understood_is_refused(values: dict[str, str]) -> None:
+    with pytest.raises(OptionError, match=next(iter(values))):
+        parse(values)
+
+
+def test_a_user_compute_stream_is_refused_because_work_would_run_elsewhere() -> None:
+    with pytest.raises(OptionError, match="not supported"):
+        parse({"has_user_compute_stream": "1"})
+    assert parse({"has_user_compute_stream": "0"}) == (Options(), [])
+
+
+SELECT = """
+import sys, numpy as np, onnxruntime as ort, ort_cuda_plugin as plugin
+from ort_cuda_plugin.ep import boundary
+model = bytes.fromhex(sys.argv[1])
+name = plugin.get_ep_name()
+devices = plugin.register(emulate=True)
+assert len(devices) == 2
+def used():
+    (provider,) = boundary.PROVIDERS.values()
+    return provider.device.info.ordinal
+x = np.ones(8, np.float32)
+"""
+
+
+def test_device_id_selects_the_device_in_every_way_to_make_a_session() -> None:
+    code = """
+def by_name(ordinal):
+    return ort.InferenceSession(model, providers=[(name, {"device_id": ordinal})])
+def by_device(ordinal):
+    options = ort.SessionOptions()
+    options.add_provider_for_devices([devices[ordinal]], {})
+    return ort.InferenceSession(model, sess_options=options)
+def by_helper(ordinal):
+    return plugin.session(model, emulate=True, provider_options={"device_id": ordinal})
+for make in (by_name, by_device, by_helper):
+    for ordinal in (0, 1):
+        session = make(ordinal)
+        assert used() == ordinal, (make, ordinal)
+        np.testing.assert_array_equal(session.run(None, {"a": x, "b": x})[0], x + x)
+        del session
+session = ort.InferenceSession(model, providers=[name])
+assert used() == 0
+"""
+    python(SELECT + code, add_model().hex(), env={"ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": ""})
+
+
+def test_the_alias_of_the_cuda_provider_reaches_the_provider() -> None:
+    code = """
+options = ort.SessionOptions()
+options.add_session_config_entry("ep.cuda.use_tf32", "0")
+session = plugin.session(model, emulate=True, sess_options=options)
+(provider,) = boundary.PROVIDERS.values()
+assert provider.options.use_tf32 is False
+"""
+    python(SELECT + code, add_model().hex(), env={"ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": ""})

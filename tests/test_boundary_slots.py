@@ -1,0 +1,138 @@
+"""Every slot of the structs that ONNX Runtime gets, called as a careless host would, at two negotiated versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnxruntime
+import pytest
+
+from isolated import python
+
+# The real libonnxruntime, opened beside Python's, behind an OrtApiBase that states any version.
+HOST = """
+import ctypes, sys
+from ort_cuda_plugin import get_library_path
+from ort_cuda_plugin.abi.core import ffi
+from ort_cuda_plugin.abi.declarations import slots
+library, stated = sys.argv[1], sys.argv[2]
+version = int(stated.split(".")[1])
+get_base = ctypes.CDLL(library).OrtGetApiBase
+get_base.restype = ctypes.c_void_p
+real = ffi.cast("const OrtApiBase *", get_base())
+text = ffi.new("char[]", stated.encode())
+get_version = ffi.callback("const char *(void)", lambda: text)
+base = ffi.new("OrtApiBase *", {"GetApi": real.GetApi, "GetVersionString": get_version})
+api = real.GetApi(version)
+env = ffi.new("OrtEnv **")
+assert api.CreateEnv(3, b"host", env) == ffi.NULL
+plugin = ctypes.CDLL(get_library_path())
+plugin.CreateEpFactories.restype = plugin.ReleaseEpFactory.restype = ctypes.c_void_p
+out, count = ffi.new("OrtEpFactory *[4]"), ffi.new("size_t *")
+address = lambda p: ctypes.c_void_p(int(ffi.cast("uintptr_t", p)))
+def failure(status):
+    assert status != ffi.NULL
+    result = int(api.GetErrorCode(status)), ffi.string(api.GetErrorMessage(status)).decode()
+    api.ReleaseStatus(status)
+    return result
+def ok(status):
+    assert status == ffi.NULL, failure(status)
+status = plugin.CreateEpFactories(b"x.virtual", address(base), None, address(out), ctypes.c_size_t(4), address(count))
+assert status is None, failure(ffi.cast("OrtStatus *", status))
+assert count[0] == 1
+factory = out[0]
+assert factory.ort_version_supported == version
+NOT_IMPLEMENTED = 9
+"""
+
+FACTORY = """
+for slot in slots("OrtEpFactory")[1:]:
+    assert (getattr(factory, slot.name) != ffi.NULL) == (slot.since <= version), slot.name
+assert ffi.string(factory.GetName(factory)) == b"CudaPluginExecutionProvider"
+assert ffi.string(factory.GetVendor(factory)) and ffi.string(factory.GetVersion(factory)).count(b".") == 2
+assert factory.GetVendorId(factory) == 0x10DE
+assert factory.IsStreamAware(factory)
+number = ffi.new("size_t *", 7)
+ok(factory.GetSupportedDevices(factory, ffi.NULL, 0, ffi.NULL, 0, number)); assert number[0] == 0
+number[0] = 7
+ok(factory.GetNumCustomOpDomains(factory, number)); assert number[0] == 0
+ok(factory.GetCustomOpDomains(factory, ffi.NULL, 0))
+compatibility = ffi.new("OrtCompiledModelCompatibility *", 3)
+ok(factory.ValidateCompiledModelCompatibilityInfo(factory, ffi.NULL, 0, ffi.NULL, compatibility))
+assert compatibility[0] == 0
+ok(factory.GetHardwareDeviceIncompatibilityDetails(factory, ffi.NULL, ffi.NULL))
+importer = ffi.new("OrtExternalResourceImporterImpl **", ffi.cast("OrtExternalResourceImporterImpl *", 8))
+status = factory.CreateExternalResourceImporterForDevice(factory, ffi.NULL, importer)
+assert failure(status)[0] == NOT_IMPLEMENTED and importer[0] == ffi.NULL
+assert failure(factory.InitGraphicsInterop(factory, ffi.NULL, ffi.NULL))[0] == NOT_IMPLEMENTED
+ok(factory.DeinitGraphicsInterop(factory, ffi.NULL))
+if version >= 28:
+    ok(factory.SelectBestModelCandidate(factory, ffi.NULL, ffi.NULL, 3, ffi.NULL, number)); assert number[0] == 0
+    assert "no model candidates" in failure(
+        factory.SelectBestModelCandidate(factory, ffi.NULL, ffi.NULL, 0, ffi.NULL, number))[1]
+factory.ReleaseAllocator(factory, ffi.NULL)
+factory.ReleaseEp(factory, ffi.NULL)
+ep = ffi.new("OrtEp **", ffi.cast("OrtEp *", 8))
+options = ffi.new("OrtSessionOptions **")
+ok(api.CreateSessionOptions(options))
+message = failure(factory.CreateEp(factory, ffi.NULL, ffi.NULL, 0, options[0], ffi.NULL, ep))[1]
+assert "selected no device" in message and ep[0] == ffi.NULL, message
+assert plugin.ReleaseEpFactory(None) is None
+assert plugin.ReleaseEpFactory(address(factory)) is None
+print("end")
+"""
+
+EP = """
+from ort_cuda_plugin.abi.host import KeyValuePairs
+from ort_cuda_plugin.ep.devices import emulated_devices
+options, ep = ffi.new("OrtSessionOptions **"), ffi.new("OrtEp **")
+ok(api.CreateSessionOptions(options))
+with KeyValuePairs(emulated_devices()[0].metadata()) as pairs:
+    metadata = ffi.new("const OrtKeyValuePairs *[]", [pairs])
+    ok(factory.CreateEp(factory, ffi.NULL, metadata, 1, options[0], ffi.NULL, ep))
+ep = ep[0]
+assert ep.ort_version_supported == version
+for slot in slots("OrtEp")[1:]:
+    assert slot.since <= version or getattr(ep, slot.name) == ffi.NULL, slot.name
+assert ffi.string(ep.GetName(ep)) == b"CudaPluginExecutionProvider"
+layout = ffi.new("OrtEpDataLayout *", 1)
+ok(ep.GetPreferredDataLayout(ep, layout)); assert layout[0] == 0
+flag = ffi.new("bool *")
+ok(ep.IsConcurrentRunSupported(ep, flag)); assert flag[0]
+ok(ep.OnRunStart(ep, ffi.NULL))
+ok(ep.Sync(ep))
+assert not ep.IsGraphCaptureEnabled(ep) and not ep.IsGraphCaptured(ep, 0)
+assert failure(ep.ReplayGraph(ep, 0))[0] == NOT_IMPLEMENTED
+registry = ffi.new("const OrtKernelRegistry **")
+ok(ep.GetKernelRegistry(ep, registry)); assert registry[0] != ffi.NULL
+if version >= 27:
+    device = ffi.new("const OrtMemoryDevice **")
+    ok(ep.GetDefaultMemoryDevice(ep, device)); assert device[0] != ffi.NULL
+ok(ep.Compile(ep, ffi.NULL, ffi.NULL, 0, ffi.NULL, ffi.NULL))
+ep.ReleaseNodeComputeInfos(ep, ffi.NULL, 0)
+none = ffi.new("OrtNodeComputeInfo *[2]")
+ep.ReleaseNodeComputeInfos(ep, none, 2)
+# A compilation that fails leaves nothing for ORT to release, whatever stood there.
+graphs, nodes = ffi.new("const OrtGraph *[1]"), ffi.new("const OrtNode *[1]")
+none[0] = ffi.cast("OrtNodeComputeInfo *", 8)
+contexts = ffi.new("OrtNode *[1]", [ffi.cast("OrtNode *", 8)])
+import ort_cuda_plugin.ep.provider as provider
+def broken(*arguments): raise ValueError("deliberate")
+provider.Provider._compile_one = broken
+code, message = failure(ep.Compile(ep, graphs, nodes, 1, none, contexts))
+assert (code, message) == (2, "deliberate") and none[0] == ffi.NULL and contexts[0] == ffi.NULL
+factory.ReleaseEp(factory, ep)
+assert plugin.ReleaseEpFactory(address(factory)) is None
+print("end")
+"""
+
+
+@pytest.fixture(scope="module")
+def library() -> str:
+    return str(next((Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.1.*")))
+
+
+@pytest.mark.parametrize("version", ["1.26.0", "1.30.0"])
+@pytest.mark.parametrize("code", [FACTORY, EP], ids=["factory", "ep"])
+def test_every_slot_answers(library: str, version: str, code: str) -> None:
+    assert python(HOST + code, library, version).stdout == "end\n"
