@@ -205,12 +205,28 @@ def compile_cuda(spec: KernelSpec, target: Target) -> KernelImage:
         ptx = nvvm.compile_ir(modules, arch=arch, opt=3, fastmath=spec.fast_math).strip(b"\0 \n")
     except Exception as error:
         raise KernelCompileError(spec, f"NVVM: {error}") from error
-    options = LinkerOptions(arch=target.arch, max_register_count=spec.max_registers or None)
+    options = LinkerOptions(arch=target.arch, max_register_count=spec.max_registers or None, verbose=True)
+    linker = Linker(ObjectCode.from_ptx(ptx), options=options)
     try:
-        cubin = Linker(ObjectCode.from_ptx(ptx), options=options).link("cubin").code
+        cubin = linker.link("cubin").code
     except Exception as error:
-        raise KernelCompileError(spec, f"nvJitLink: {error}") from error
-    return KernelImage(bytes(cubin), spec.symbol, target, {}, bytes(ptx))
+        raise KernelCompileError(spec, f"nvJitLink: {error}\n{linker.get_error_log()}") from error
+    return KernelImage(bytes(cubin), spec.symbol, target, resource_usage(linker.get_info_log()), bytes(ptx))
+
+
+usage_patterns = {
+    "registers": r"\bused (\d+) registers",
+    "static_shared_bytes": r"(\d+) bytes smem",
+    "stack_bytes": r"(\d+) bytes stack frame",
+    "spill_store_bytes": r"(\d+) bytes spill stores",
+    "spill_load_bytes": r"(\d+) bytes spill loads",
+}
+
+
+def resource_usage(log: str) -> dict[str, int]:
+    """What the linker's verbose log says about a kernel; of several functions, the largest value of each kind."""
+    found = {name: [int(value) for value in re.findall(pattern, log)] for name, pattern in usage_patterns.items()}
+    return {name: max(values) for name, values in found.items() if values}
 
 
 # ---- emulated device ----
