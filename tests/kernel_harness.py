@@ -22,7 +22,6 @@ from ort_cuda_plugin.graph.ir import Constant, DType, Graph, Node, Value
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MICROSOFT = "com.microsoft"
-_NUMBER = {onnx.AttributeProto.FLOAT: "f", onnx.AttributeProto.INT: "i"}
 
 
 @functools.cache
@@ -43,9 +42,9 @@ def _attribute(proto: onnx.AttributeProto) -> Any:
         return value.decode()
     if isinstance(value, onnx.TensorProto):
         return storage(numpy_helper.to_array(value))[0]
-    if isinstance(value, (list, tuple, np.ndarray)) or hasattr(value, "__len__") and not isinstance(value, str):
-        return tuple(v.decode() if isinstance(v, bytes) else v for v in value)
-    return value
+    if isinstance(value, (int, float, str)):
+        return value
+    return tuple(v.decode() if isinstance(v, bytes) else v for v in value)
 
 
 def _value(info: onnx.ValueInfoProto, dynamic: bool) -> Value:

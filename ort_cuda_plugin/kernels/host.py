@@ -8,8 +8,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ort_cuda_plugin.graph.ir import DType
+from ort_cuda_plugin.graph.ir import DType, Unsupported
 from ort_cuda_plugin.graph.lowering import MAX_HOST_ELEMENTS, Lowering, Tensor
+from ort_cuda_plugin.graph.symbolic import Dim
 from ort_cuda_plugin.kernels.fold import NotFoldable
 
 HostArray: TypeAlias = npt.NDArray[np.object_]
@@ -19,10 +20,10 @@ HostArray: TypeAlias = npt.NDArray[np.object_]
 def host_array(x: Tensor) -> HostArray | None:
     """The contents of x with its shape where they are known, else None."""
     values = x.host
-    return None if values is None else _shaped(values, [dim for dim in x.shape if isinstance(dim, int)])
+    return None if values is None else _shaped(values, static_shape(x))
 
 
-def _shaped(values: Sequence[object], shape: Sequence[int]) -> HostArray:
+def _shaped(values: Sequence[Dim], shape: Sequence[int]) -> HostArray:
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array.reshape(tuple(shape))
@@ -32,7 +33,7 @@ def on_host(
     ctx: Lowering,
     compute: Callable[..., HostArray],
     inputs: Sequence[Tensor],
-    shape: Sequence[object],
+    shape: Sequence[Dim],
     dtype: DType,
     device: Callable[[], Tensor],
 ) -> Tensor:
@@ -53,20 +54,33 @@ def on_host(
             return device()
         return ctx.host_tensor(result.reshape(-1).tolist(), result.shape, dtype)
 
-    def values() -> tuple[object, ...]:
-        read = [
-            _shaped(ctx.host_values(x, "an input of shape arithmetic"), [d for d in x.shape if isinstance(d, int)])
-            for x in inputs
-        ]
-        return tuple(compute(*read).reshape(-1).tolist())
+    def values() -> tuple[Dim, ...]:
+        read = [_shaped(ctx.host_values(x, "an input of shape arithmetic"), static_shape(x)) for x in inputs]
+        try:
+            return tuple(compute(*read).reshape(-1).tolist())
+        except (NotFoldable, ZeroDivisionError):
+            raise Unsupported("shape", "shape arithmetic that has no symbolic form") from None
 
-    return ctx.defer_host(device(), values)  # type: ignore[arg-type]
+    return ctx.defer_host(device(), values)
 
 
-def _is_small(shape: Sequence[object]) -> bool:
+def static_shape(x: Tensor) -> tuple[int, ...]:
+    """The shape of a tensor whose dimensions are all known."""
+    assert all(isinstance(dim, int) for dim in x.shape)
+    return tuple(dim for dim in x.shape if isinstance(dim, int))
+
+
+def _is_small(shape: Sequence[Dim]) -> bool:
     size = 1
     for dim in shape:
         if not isinstance(dim, int):
             return False
         size *= dim
     return size <= MAX_HOST_ELEMENTS
+
+
+def integers(array: HostArray) -> npt.NDArray[np.int64]:
+    """The elements as numbers. Raises NotFoldable where one is symbolic."""
+    if not all(isinstance(value, int) for value in array.reshape(-1)):
+        raise NotFoldable
+    return array.astype(np.int64)

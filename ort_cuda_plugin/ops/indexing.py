@@ -1,0 +1,214 @@
+"""Operators whose elements come from, or go to, places that other elements name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.graph.lowering import Lowering, Tensor
+from ort_cuda_plugin.graph.symbolic import Dim, eq, le, logical_and, lt, product, select
+from ort_cuda_plugin.kernels import scalar as s
+from ort_cuda_plugin.kernels.elementwise import copy_into
+from ort_cuda_plugin.kernels.host import HostArray, integers, on_host
+from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map, scatter_map
+from ort_cuda_plugin.kernels.reduce import SUM, scan
+from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.kernels.views import reshape
+from ort_cuda_plugin.ops.axes import normalize_axis
+from ort_cuda_plugin.ops.registry import (
+    ALL_TENSORS,
+    ARITHMETIC,
+    FLOATS,
+    INDICES,
+    T1,
+    T3,
+    HostTensor,
+    Int64,
+    T,
+    Tind,
+    op,
+)
+
+
+def wrapped(index: Scalar, dim: Scalar) -> tuple[Scalar, Scalar]:
+    """The index counted from the front, and whether it lies in the dimension: data must not lead out of a buffer."""
+    position = s.cast(index, DType.INT64)
+    position = s.where(position < 0, position + dim, position)
+    return position, (position >= 0) & (position < dim)
+
+
+def _select(ctx: Lowering, x: Tensor, axis: int, index: Dim) -> Tensor:
+    """The view ``x[..., index, ...]`` without that dimension."""
+    dim = x.shape[axis]
+    position = select(lt(index, 0), index + dim, index)
+    ctx.require(logical_and(le(0, position), lt(position, dim)), f"index {index} is outside dimension {axis}")
+    offset = x.offset + position * x.strides[axis]
+    kept = [other for other in range(x.rank) if other != axis]
+    return ctx.view(x, [x.shape[other] for other in kept], [x.strides[other] for other in kept], offset)
+
+
+@op("Gather", since=1, types={"T": ALL_TENSORS, "Tind": INDICES})
+def gather(ctx: Lowering, data: T, indices: Tind, *, axis: int = 0) -> Tensor:
+    """An index outside its dimension gives 0."""
+    axis = normalize_axis(axis, data.rank)
+    if indices.rank == 0 and indices.host is not None:
+        return _select(ctx, data, axis, indices.host[0])
+    shape = [*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]]
+
+    def on_device() -> Tensor:
+        # Three dimensions are enough: before the axis, the axis, after it.
+        before, after = product(data.shape[:axis]), product(data.shape[axis + 1 :])
+        table = reshape(ctx, data, [before, data.shape[axis], after])
+        flat = reshape(ctx, indices, [indices.size])
+
+        def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            source = maps.source(table)
+            index, inside = wrapped(maps.source(flat).at([c[1]]), source.dim(1))
+            return source.at([c[0], index, c[2]], inside)
+
+        result = gather_map(ctx, [before, indices.size, after], data.dtype, element)
+        return ctx.view(result, shape, None, result.offset)
+
+    def on_symbols(values: HostArray, places: HostArray) -> HostArray:
+        return np.take(values, integers(places), axis=axis)
+
+    return on_host(ctx, on_symbols, (data, indices), shape, data.dtype, on_device)
+
+
+@op("GatherElements", since=11, types={"T": ALL_TENSORS, "Tind": INDICES})
+def gather_elements(ctx: Lowering, data: T, indices: Tind, *, axis: int = 0) -> Tensor:
+    axis = normalize_axis(axis, data.rank)
+    if indices.rank != data.rank:
+        raise InvalidModel(f"GatherElements of rank {data.rank} with indices of rank {indices.rank}")
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source = maps.source(data)
+        index, inside = wrapped(maps.source(indices).at(c), source.dim(axis))
+        return source.at([*c[:axis], index, *c[axis + 1 :]], inside)
+
+    return gather_map(ctx, indices.shape, data.dtype, element)
+
+
+def _tuple_length(indices: Tensor, most: int, what: str) -> int:
+    """The last dimension of ``indices``: how many dimensions one index tuple selects from."""
+    length = indices.shape[-1] if indices.rank else 0
+    if not isinstance(length, int):
+        raise Unsupported("shape", f"{what} with index tuples of a length that is not known before the Run")
+    if not 0 < length <= most:
+        raise InvalidModel(f"{what} with index tuples of length {length}")
+    return length
+
+
+def _index_tuple(
+    indices: Source, target: Source, at: Sequence[Scalar], first: int, length: int
+) -> tuple[list[Scalar], Scalar]:
+    """The index tuple ``indices[at, :]``, which selects from dimensions ``first`` on, and whether it is inside them."""
+    coordinates = []
+    everywhere = s.constant(True, DType.BOOL)
+    for k in range(length):
+        index, inside = wrapped(indices.at([*at, s.constant(k, DType.INT64)]), target.dim(first + k))
+        coordinates.append(index)
+        everywhere = everywhere & inside
+    return coordinates, everywhere
+
+
+@op("GatherND", since=11, types={"T": ALL_TENSORS})
+def gather_nd(ctx: Lowering, data: T, indices: Int64, *, batch_dims: int = 0) -> Tensor:
+    length = _tuple_length(indices, data.rank - batch_dims, "GatherND")
+    lead = indices.rank - 1
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source = maps.source(data)
+        index, inside = _index_tuple(maps.source(indices), source, c[:lead], batch_dims, length)
+        return source.at([*c[:batch_dims], *index, *c[lead:]], inside)
+
+    shape = [*indices.shape[:-1], *data.shape[batch_dims + length :]]
+    return gather_map(ctx, shape, data.dtype, element)
+
+
+def _copy_of(ctx: Lowering, x: Tensor) -> Tensor:
+    result = ctx.empty(x.shape, x.dtype)
+    copy_into(ctx, result, x)
+    return result
+
+
+def _check_reduction(name: str, reduction: str) -> None:
+    if reduction != "none":
+        raise Unsupported("attribute", f"{name} with reduction {reduction!r}")
+
+
+@op("Scatter", since=9, types={"T": ALL_TENSORS, "Tind": INDICES})
+@op("ScatterElements", since=11, types={"T": ALL_TENSORS, "Tind": INDICES})
+def scatter_elements(
+    ctx: Lowering, data: T, indices: Tind, updates: T, *, axis: int = 0, reduction: str = "none"
+) -> Tensor:
+    """Indices outside their dimension are ignored; of several updates of one element, any one stays."""
+    _check_reduction("ScatterElements", reduction)
+    axis = normalize_axis(axis, data.rank)
+    result = _copy_of(ctx, data)
+
+    def move(maps: IndexMap, c: list[Scalar]) -> tuple[Sequence[Scalar], Scalar, Scalar]:
+        index, inside = wrapped(maps.source(indices).at(c), maps.dim(data.shape[axis]))
+        return [*c[:axis], index, *c[axis + 1 :]], maps.source(updates).at(c), inside
+
+    scatter_map(ctx, indices.shape, result, move)
+    return result
+
+
+@op("ScatterND", since=11, types={"T": ALL_TENSORS})
+def scatter_nd(ctx: Lowering, data: T, indices: Int64, updates: T, *, reduction: str = "none") -> Tensor:
+    """As `scatter_elements` for slices that index tuples name."""
+    _check_reduction("ScatterND", reduction)
+    length = _tuple_length(indices, data.rank, "ScatterND")
+    lead = indices.rank - 1
+    result = _copy_of(ctx, data)
+
+    def move(maps: IndexMap, c: list[Scalar]) -> tuple[Sequence[Scalar], Scalar, Scalar]:
+        target = maps.source(result)
+        index, inside = _index_tuple(maps.source(indices), target, c[:lead], 0, length)
+        return [*index, *c[lead:]], maps.source(updates).at(c), inside
+
+    scatter_map(ctx, updates.shape, result, move)
+    return result
+
+
+@op("OneHot", since=9, types={"T1": ARITHMETIC, "T2": ARITHMETIC, "T3": ALL_TENSORS})
+def one_hot(ctx: Lowering, indices: T1, depth: HostTensor, values: T3, *, axis: int = -1) -> Tensor:
+    if values.rank != 1:
+        raise InvalidModel("values of OneHot are a vector of two")
+    at = normalize_axis(axis, indices.rank + 1)
+    if depth.dtype.is_float:
+        raise Unsupported("dtype", "OneHot with a floating-point depth")
+    classes = ctx.host_values(depth, "depth of OneHot")[0]
+    ctx.require(eq(values.size, 2), "values of OneHot are a vector of two")
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        index = s.cast(maps.source(indices).at([*c[:at], *c[at + 1 :]]), DType.INT64)
+        index = s.where(index < 0, index + maps.dim(classes), index)
+        choice = maps.source(values)
+        off, on = (choice.at([s.constant(k, DType.INT64)]) for k in (0, 1))
+        return s.where(s.equal(index, c[at]), on, off)
+
+    return gather_map(ctx, [*indices.shape[:at], classes, *indices.shape[at:]], values.dtype, element)
+
+
+@op("Trilu", since=14, types={"T": ALL_TENSORS})
+def trilu(ctx: Lowering, x: T, k: HostTensor | None = None, *, upper: int = 1) -> Tensor:
+    if x.rank < 2:
+        raise InvalidModel(f"Trilu of rank {x.rank}")
+    diagonal: Dim = 0 if k is None else ctx.host_values(k, "k of Trilu")[0]
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        distance = c[-1] - c[-2]
+        kept = distance >= maps.dim(diagonal) if upper else distance <= maps.dim(diagonal)
+        return maps.source(x).at(c, kept)
+
+    return gather_map(ctx, x.shape, x.dtype, element)
+
+
+@op("CumSum", since=11, types={"T": FLOATS | INDICES, "T2": INDICES})
+def cum_sum(ctx: Lowering, x: T, axis: HostTensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
+    at = normalize_axis(ctx.host_values(axis, "axis of CumSum")[0], x.rank)
+    return scan(ctx, SUM, x, at, exclusive=bool(exclusive), reverse=bool(reverse))

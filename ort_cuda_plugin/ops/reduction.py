@@ -1,0 +1,120 @@
+"""Reductions along axes, and the indices of extremes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ort_cuda_plugin.graph.ir import DType
+from ort_cuda_plugin.graph.lowering import Lowering, Tensor
+from ort_cuda_plugin.graph.symbolic import Dim
+from ort_cuda_plugin.kernels import scalar as s
+from ort_cuda_plugin.kernels.elementwise import elementwise
+from ort_cuda_plugin.kernels.reduce import MAX, MIN, PRODUCT, SUM, Row, arg_max, arg_min, reduce
+from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.ops.axes import normalize_axes, normalize_axis
+from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, INDICES, HostTensor, T, op
+
+RowFunction = Callable[[Row, Scalar], Scalar]
+
+
+def reduction(
+    name: str,
+    axes_input_since: int,
+    fn: RowFunction,
+    element: Callable[[Scalar], Scalar] = lambda x: x,
+    types: frozenset[DType] = FLOATS | INDICES,
+) -> None:
+    """Enters a reduction: ``fn`` of the row; ``element`` is the result for a row that is one element on its own.
+
+    ``axes`` is an attribute before version ``axes_input_since`` and an input from then on.
+    """
+
+    def run(ctx: Lowering, x: Tensor, axes: tuple[Dim, ...] | None, keepdims: int, noop: int) -> Tensor:
+        if not axes and noop:
+            return elementwise(ctx, element, x)
+        return reduce(ctx, fn, x, normalize_axes(axes, x.rank) if axes else range(x.rank), keepdims != 0)
+
+    @op(name, since=1, types={"T": types})
+    def by_attribute(ctx: Lowering, data: Tensor, *, axes: tuple[int, ...] | None = None, keepdims: int = 1) -> Tensor:
+        return run(ctx, data, axes, keepdims, 0)
+
+    @op(name, since=axes_input_since, types={"T": types})
+    def by_input(
+        ctx: Lowering,
+        data: T,
+        axes: HostTensor | None = None,
+        *,
+        keepdims: int = 1,
+        noop_with_empty_axes: int = 0,
+    ) -> Tensor:
+        values = ctx.host_values(axes, f"axes of {name}") if axes is not None else None
+        return run(ctx, data, values, keepdims, noop_with_empty_axes)
+
+
+def _mean(row: Row, x: Scalar) -> Scalar:
+    if x.dtype.is_integer:
+        return s.trunc_divide(row.reduce(SUM, x), s.cast(row.count, x.dtype))
+    return s.cast(row.mean(x), x.dtype)
+
+
+def _float(x: Scalar) -> Scalar:
+    """x in a type that has logarithms and roots."""
+    return s.cast(x, DType.FLOAT64) if x.dtype.is_integer else s.widen(x)
+
+
+def _sum_of(element: Callable[[Scalar], Scalar], finish: Callable[[Scalar], Scalar] = lambda x: x) -> RowFunction:
+    """finish(sum(element(x))), computed in a float type."""
+    return lambda row, x: s.cast(finish(row.reduce(SUM, element(_float(x)))), x.dtype)
+
+
+def _log_sum_exp(row: Row, x: Scalar) -> Scalar:
+    value = _float(x)
+    largest = row.reduce(MAX, value)
+    # An infinite maximum would make inf - inf.
+    shift = s.where(s.equal(s.absolute(largest), float("inf")), 0.0, largest)
+    return s.cast(s.log(row.reduce(SUM, s.exp(value - shift))) + shift, x.dtype)
+
+
+def _through(fn: Callable[[Scalar], Scalar]) -> Callable[[Scalar], Scalar]:
+    return lambda x: s.cast(fn(_float(x)), x.dtype)
+
+
+reduction("ReduceSum", 13, lambda row, x: row.reduce(SUM, x), types=ARITHMETIC)
+reduction("ReduceMean", 18, _mean)
+reduction("ReduceProd", 18, lambda row, x: row.reduce(PRODUCT, x), types=ARITHMETIC)
+reduction("ReduceL1", 18, lambda row, x: row.reduce(SUM, s.absolute(x)), s.absolute)
+reduction("ReduceL2", 18, _sum_of(lambda x: x * x, s.sqrt), s.absolute)
+reduction("ReduceSumSquare", 18, lambda row, x: row.reduce(SUM, x * x), lambda x: x * x)
+reduction("ReduceLogSum", 18, _sum_of(lambda x: x, s.log), _through(s.log))
+reduction("ReduceLogSumExp", 18, _log_sum_exp)
+
+
+def _extreme(name: str, arithmetic: RowFunction) -> None:
+    def fn(row: Row, x: Scalar) -> Scalar:
+        # Booleans are compared as integers: shuffles move numbers.
+        if x.dtype is DType.BOOL:
+            return s.cast(arithmetic(row, s.cast(x, DType.INT32)), DType.BOOL)
+        return arithmetic(row, x)
+
+    reduction(name, 18, fn, types=ARITHMETIC | BOOL)
+
+
+_extreme("ReduceMax", lambda row, x: row.reduce(MAX, x))
+_extreme("ReduceMin", lambda row, x: row.reduce(MIN, x))
+
+
+def _arg(ctx: Lowering, x: Tensor, axis: int, keepdims: int, last: int, largest: bool) -> Tensor:
+    axis = normalize_axis(axis, x.rank)
+    ctx.require(x.shape[axis], f"the index of an extreme of no elements (axis {axis})")
+    find = (arg_max if largest else arg_min)(bool(last))
+    return reduce(ctx, lambda row, e: row.reduce_all(find, e, row.index)[1], x, [axis], keepdims != 0)
+
+
+@op("ArgMax", since=1, types={"T": ARITHMETIC})
+def argmax(ctx: Lowering, data: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
+    return _arg(ctx, data, axis, keepdims, select_last_index, largest=True)
+
+
+@op("ArgMin", since=1, types={"T": ARITHMETIC})
+def argmin(ctx: Lowering, data: Tensor, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Tensor:
+    return _arg(ctx, data, axis, keepdims, select_last_index, largest=False)

@@ -1,0 +1,233 @@
+"""Operators that look at shapes or change them: views, shape arithmetic, and tensors made from nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ort_cuda_plugin.graph.ir import Array, Constant, DType, InvalidModel, Unsupported
+from ort_cuda_plugin.graph.lowering import Lowering, Tensor
+from ort_cuda_plugin.graph.symbolic import Dim, ceildiv, eq, floordiv, lt, product, sym_max
+from ort_cuda_plugin.kernels import scalar as s
+from ort_cuda_plugin.kernels.codegen import constant_number
+from ort_cuda_plugin.kernels.elementwise import full
+from ort_cuda_plugin.kernels.host import HostArray, on_host
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.kernels.views import expand, permute, reshape, squeeze, unsqueeze
+from ort_cuda_plugin.ops.axes import normalize_axes, normalize_axis
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, BOOL, FLOATS, T1, T2, HostTensor, T, op
+
+
+@op("Identity", since=1, types={"T": ALL_TENSORS, "V": ALL_TENSORS})
+def identity(ctx: Lowering, x: T) -> Tensor:
+    return x
+
+
+@op("Shape", since=1, types={"T": ALL_TENSORS})
+def shape(ctx: Lowering, data: Tensor, *, start: int = 0, end: int | None = None) -> Tensor:
+    dims = data.shape[slice(start, end)]
+    return ctx.host_tensor(dims, (len(dims),), DType.INT64)
+
+
+@op("Size", since=1, types={"T": ALL_TENSORS})
+def size(ctx: Lowering, data: Tensor) -> Tensor:
+    return ctx.host_tensor([data.size], (), DType.INT64)
+
+
+@op("Reshape", since=1, until=4, types={"T": ALL_TENSORS})
+def reshape_1(ctx: Lowering, data: Tensor, *, shape: tuple[int, ...]) -> Tensor:
+    return _reshape(ctx, data, shape, False)
+
+
+@op("Reshape", since=5, types={"T": ALL_TENSORS})
+def reshape_5(ctx: Lowering, data: T, shape: HostTensor, *, allowzero: int = 0) -> Tensor:
+    return _reshape(ctx, data, ctx.host_values(shape, "shape of Reshape"), bool(allowzero))
+
+
+def _reshape(ctx: Lowering, x: Tensor, values: Sequence[Dim], allow_zero: bool) -> Tensor:
+    dims: list[Dim] = []
+    inferred = None
+    for axis, value in enumerate(values):
+        if ctx.guard(eq(value, -1)):
+            if inferred is not None:
+                raise InvalidModel(f"Reshape to {tuple(values)}: more than one dimension is -1")
+            inferred = axis
+            dims.append(1)
+        elif not allow_zero and ctx.guard(eq(value, 0)):
+            if axis >= x.rank:
+                raise InvalidModel(f"Reshape of rank {x.rank} to {tuple(values)}: there is no dimension {axis} to copy")
+            dims.append(x.shape[axis])
+        else:
+            dims.append(value)
+    if inferred is not None:
+        dims[inferred] = floordiv(x.size, product(dims))
+    ctx.require(eq(product(dims), x.size), "Reshape to another number of elements")
+    return reshape(ctx, x, dims)
+
+
+@op("Flatten", since=1, types={"T": ALL_TENSORS})
+def flatten(ctx: Lowering, x: Tensor, *, axis: int = 1) -> Tensor:
+    split = x.rank if axis == x.rank else normalize_axis(axis, x.rank) if x.rank else 0
+    return reshape(ctx, x, [product(x.shape[:split]), product(x.shape[split:])])
+
+
+def _squeeze(ctx: Lowering, x: Tensor, axes: Sequence[Dim] | None) -> Tensor:
+    if axes is None:
+        chosen: Sequence[int] = [axis for axis, dim in enumerate(x.shape) if ctx.guard(eq(dim, 1))]
+    else:
+        chosen = normalize_axes(axes, x.rank)
+        for axis in chosen:
+            ctx.require(eq(x.shape[axis], 1), f"Squeeze of axis {axis}, whose size is not 1")
+    return squeeze(ctx, x, chosen)
+
+
+@op("Squeeze", since=1, types={"T": ALL_TENSORS})
+def squeeze_1(ctx: Lowering, data: Tensor, *, axes: tuple[int, ...] | None = None) -> Tensor:
+    return _squeeze(ctx, data, axes)
+
+
+@op("Squeeze", since=13, types={"T": ALL_TENSORS})
+def squeeze_13(ctx: Lowering, data: T, axes: HostTensor | None = None) -> Tensor:
+    return _squeeze(ctx, data, None if axes is None else ctx.host_values(axes, "axes of Squeeze"))
+
+
+@op("Unsqueeze", since=1, types={"T": ALL_TENSORS})
+def unsqueeze_1(ctx: Lowering, data: Tensor, *, axes: tuple[int, ...]) -> Tensor:
+    return unsqueeze(ctx, data, normalize_axes(axes, data.rank + len(axes)))
+
+
+@op("Unsqueeze", since=13, types={"T": ALL_TENSORS})
+def unsqueeze_13(ctx: Lowering, data: T, axes: HostTensor) -> Tensor:
+    values = ctx.host_values(axes, "axes of Unsqueeze")
+    return unsqueeze(ctx, data, normalize_axes(values, data.rank + len(values)))
+
+
+@op("Transpose", since=1, types={"T": ALL_TENSORS})
+def transpose(ctx: Lowering, data: Tensor, *, perm: tuple[int, ...] | None = None) -> Tensor:
+    axes = tuple(reversed(range(data.rank))) if perm is None else normalize_axes(perm, data.rank)
+    if len(axes) != data.rank:
+        raise InvalidModel(f"Transpose of rank {data.rank} by {perm}")
+    return permute(ctx, data, axes)
+
+
+@op("Expand", since=8, types={"T": ALL_TENSORS})
+def expand_8(ctx: Lowering, x: T, shape: HostTensor) -> Tensor:
+    return expand(ctx, x, ctx.host_values(shape, "shape of Expand"))
+
+
+@op("Dropout", since=7, types={"T": FLOATS})
+def dropout_7(ctx: Lowering, data: Tensor, *, ratio: float = 0.5) -> Tensor:
+    return data
+
+
+@op("Dropout", since=10, types={"T": FLOATS})
+def dropout_10(ctx: Lowering, data: Tensor, *, ratio: float = 0.5) -> tuple[Tensor, ...]:
+    return _dropout(ctx, data)
+
+
+@op("Dropout", since=12, types={"T": FLOATS, "T1": FLOATS, "T2": BOOL})
+def dropout_12(
+    ctx: Lowering, data: T, ratio: T1 | None = None, training_mode: T2 | None = None, *, seed: int = 0
+) -> tuple[Tensor, ...]:
+    if training_mode is not None and constant_number(training_mode) is not False:
+        ratio_is_zero = ratio is not None and constant_number(ratio) == 0
+        if not ratio_is_zero:
+            raise Unsupported("attribute", "Dropout in training mode")
+    return _dropout(ctx, data)
+
+
+def _dropout(ctx: Lowering, data: Tensor) -> tuple[Tensor, ...]:
+    """Inference keeps every element, and says so in the mask."""
+    if ctx.node is None or len(ctx.node.outputs) < 2 or ctx.node.outputs[1] is None:
+        return (data,)
+    return data, full(ctx, data.shape, True, DType.BOOL)
+
+
+@op("Constant", since=1)
+def constant(
+    ctx: Lowering,
+    *,
+    value: Array | None = None,
+    value_float: float | None = None,
+    value_floats: tuple[float, ...] | None = None,
+    value_int: int | None = None,
+    value_ints: tuple[int, ...] | None = None,
+) -> Tensor:
+    choices: list[tuple[Any, type[np.generic]]] = [
+        (value_float, np.float32),
+        (value_floats, np.float32),
+        (value_int, np.int64),
+        (value_ints, np.int64),
+    ]
+    for number, dtype in choices:
+        if number is not None:
+            return ctx.constant(np.array(number, dtype))
+    if value is None:
+        raise InvalidModel("Constant without a value")
+    dtype_of_output = ctx.node.outputs[0].dtype if ctx.node is not None and ctx.node.outputs[0] is not None else None
+    return ctx.constant(value, DType.BFLOAT16 if dtype_of_output is DType.BFLOAT16 else None)
+
+
+@op("ConstantOfShape", since=9)
+def constant_of_shape(ctx: Lowering, shape: HostTensor, *, value: Array | None = None) -> Tensor:
+    fill = np.zeros((1,), np.float32) if value is None else value
+    if fill.size != 1:
+        raise InvalidModel(f"ConstantOfShape with {fill.size} values")
+    dims = ctx.host_values(shape, "shape of ConstantOfShape")
+    dtype = DType.from_numpy(fill.dtype)
+    if all(isinstance(dim, int) for dim in dims):
+        # A weight is uploaded once, a tensor that every Run fills is not.
+        static = tuple(dim for dim in dims if isinstance(dim, int))
+        return ctx.initializer(Constant(dtype, static, lambda: np.full(static, fill.reshape(()))))
+    return full(ctx, dims, fill.reshape(()).item(), dtype)
+
+
+@op("Range", since=11, types={"T": frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT16, DType.INT32, DType.INT64})})
+def range_(ctx: Lowering, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
+    for x in (start, limit, delta):
+        if x.size != 1:
+            raise InvalidModel("the inputs of Range are scalars")
+    dtype = start.dtype
+    if dtype.is_float:
+        numbers = [constant_number(x) for x in (start, limit, delta)]
+        if any(number is None for number in numbers):
+            raise Unsupported("shape", "Range of floating-point numbers that are computed")
+        first, last, step = (float(number) for number in numbers if number is not None)
+        count: Dim = max(math.ceil((last - first) / step), 0)
+    else:
+        first_value, last_value, step_value = (
+            ctx.host_values(x, f"{what} of Range")[0]
+            for x, what in ((start, "start"), (limit, "limit"), (delta, "delta"))
+        )
+        ctx.require(1 - eq(step_value, 0), "Range with a delta of 0")
+        if ctx.guard(lt(step_value, 0)):
+            count = sym_max(ceildiv(first_value - last_value, 0 - step_value), 0)
+        else:
+            count = sym_max(ceildiv(last_value - first_value, step_value), 0)
+
+    def on_device() -> Tensor:
+        def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            return maps.number(start) + s.cast(c[0], dtype) * maps.number(delta)
+
+        return gather_map(ctx, (count,), dtype, element)
+
+    def on_symbols(first: HostArray, last: HostArray, step: HostArray) -> HostArray:
+        values = np.empty((count,), dtype=object)
+        values[:] = [first.item() + i * step.item() for i in range(len(values))]
+        return values
+
+    return on_host(ctx, on_symbols, (start, limit, delta), (count,), dtype, on_device)
+
+
+@op("EyeLike", since=9, types={"T1": ALL_TENSORS, "T2": ALL_TENSORS})
+def eye_like(ctx: Lowering, x: T1, *, dtype: int | None = None, k: int = 0) -> Tensor:
+    if x.rank != 2:
+        raise InvalidModel(f"EyeLike of rank {x.rank}")
+    result = x.dtype if dtype is None else DType(dtype)
+    if not result.is_supported:
+        raise Unsupported("dtype", f"EyeLike of {result.name}")
+    return gather_map(ctx, x.shape, result, lambda maps, c: s.cast(s.equal(c[0] + k, c[1]), result))

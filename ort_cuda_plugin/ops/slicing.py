@@ -1,0 +1,296 @@
+"""Operators that take tensors apart, put them together, or repeat them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ort_cuda_plugin.graph.ir import InvalidModel, Unsupported
+from ort_cuda_plugin.graph.lowering import Lowering, Tensor
+from ort_cuda_plugin.graph.symbolic import Dim, ceildiv, eq, le, lt, select, sym_max, sym_min
+from ort_cuda_plugin.kernels import scalar as s
+from ort_cuda_plugin.kernels.elementwise import copy_into
+from ort_cuda_plugin.kernels.host import HostArray, on_host
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.kernels.views import permute, reshape
+from ort_cuda_plugin.ops.axes import normalize_axes, normalize_axis
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, HostTensor, T, op
+
+
+def clamp(value: Dim, low: Dim, high: Dim) -> Dim:
+    return sym_max(low, sym_min(value, high))
+
+
+def slice_axis(ctx: Lowering, x: Tensor, axis: int, start: Dim, end: Dim, step: Dim = 1) -> Tensor:
+    """The view that Python's ``x[start:end:step]`` is along one axis."""
+    ctx.require(1 - eq(step, 0), "Slice with a step of 0")
+    dim = x.shape[axis]
+
+    def from_front(index: Dim) -> Dim:
+        return select(lt(index, 0), index + dim, index)
+
+    if ctx.guard(lt(step, 0)):
+        first = clamp(from_front(start), -1, dim - 1)
+        last = clamp(from_front(end), -1, dim - 1)
+        count = sym_max(ceildiv(first - last, 0 - step), 0)
+    else:
+        first, last = clamp(from_front(start), 0, dim), clamp(from_front(end), 0, dim)
+        count = sym_max(ceildiv(last - first, step), 0)
+    shape, strides = list(x.shape), list(x.strides)
+    offset = x.offset + first * strides[axis]
+    shape[axis], strides[axis] = count, strides[axis] * step
+    return ctx.view(x, shape, strides, offset)
+
+
+def _slice(
+    ctx: Lowering,
+    x: Tensor,
+    starts: Sequence[Dim],
+    ends: Sequence[Dim],
+    axes: Sequence[Dim] | None,
+    steps: Sequence[Dim] | None,
+) -> Tensor:
+    chosen = normalize_axes(range(len(starts)) if axes is None else axes, x.rank)
+    steps = [1] * len(starts) if steps is None else steps
+    if not len(starts) == len(ends) == len(chosen) == len(steps):
+        raise InvalidModel("starts, ends, axes and steps of Slice differ in length")
+    for axis, start, end, step in zip(chosen, starts, ends, steps, strict=True):
+        x = slice_axis(ctx, x, axis, start, end, step)
+    return x
+
+
+@op("Slice", since=1, types={"T": ALL_TENSORS})
+def slice_1(
+    ctx: Lowering, data: Tensor, *, starts: tuple[int, ...], ends: tuple[int, ...], axes: tuple[int, ...] | None = None
+) -> Tensor:
+    return _slice(ctx, data, starts, ends, axes, None)
+
+
+@op("Slice", since=10, types={"T": ALL_TENSORS})
+def slice_10(
+    ctx: Lowering,
+    data: T,
+    starts: HostTensor,
+    ends: HostTensor,
+    axes: HostTensor | None = None,
+    steps: HostTensor | None = None,
+) -> Tensor:
+    return _slice(
+        ctx,
+        data,
+        ctx.host_values(starts, "starts of Slice"),
+        ctx.host_values(ends, "ends of Slice"),
+        None if axes is None else ctx.host_values(axes, "axes of Slice"),
+        None if steps is None else ctx.host_values(steps, "steps of Slice"),
+    )
+
+
+def _split(ctx: Lowering, x: Tensor, axis: int, sizes: Sequence[Dim]) -> tuple[Tensor, ...]:
+    parts = []
+    offset = x.offset
+    total: Dim = 0
+    for size in sizes:
+        shape = [*x.shape[:axis], size, *x.shape[axis + 1 :]]
+        parts.append(ctx.view(x, shape, x.strides, offset))
+        offset = offset + size * x.strides[axis]
+        total = total + size
+        ctx.require(le(0, size), "Split into a part of negative size")
+    ctx.require(eq(total, x.shape[axis]), "the parts of Split do not add up to the dimension")
+    return tuple(parts)
+
+
+def _num_outputs(ctx: Lowering) -> int:
+    assert ctx.node is not None
+    return len(ctx.node.outputs)
+
+
+@op("Split", since=2, types={"T": ALL_TENSORS})
+def split_2(ctx: Lowering, x: Tensor, *, axis: int = 0, split: tuple[int, ...] | None = None) -> tuple[Tensor, ...]:
+    axis = normalize_axis(axis, x.rank)
+    return _split(ctx, x, axis, split or _equal_parts(x.shape[axis], _num_outputs(ctx)))
+
+
+@op("Split", since=13, types={"T": ALL_TENSORS})
+def split_13(
+    ctx: Lowering, x: T, split: HostTensor | None = None, *, axis: int = 0, num_outputs: int | None = None
+) -> tuple[Tensor, ...]:
+    """``num_outputs`` came with version 18, where the last part may be smaller."""
+    axis = normalize_axis(axis, x.rank)
+    dim = x.shape[axis]
+    if split is not None:
+        return _split(ctx, x, axis, ctx.host_values(split, "split of Split"))
+    if num_outputs is None:
+        return _split(ctx, x, axis, _equal_parts(dim, _num_outputs(ctx)))
+    part = ceildiv(dim, num_outputs)
+    return _split(ctx, x, axis, [part] * (num_outputs - 1) + [dim - part * (num_outputs - 1)])
+
+
+def _equal_parts(dim: Dim, count: int) -> list[Dim]:
+    return [dim // count] * count
+
+
+@op("Concat", since=1, types={"T": ALL_TENSORS})
+def concat(ctx: Lowering, *inputs: Tensor, axis: int = 1) -> Tensor:
+    """Each input is copied into its place in the result."""
+    first = inputs[0]
+    at = normalize_axis(axis, first.rank)
+    total: Dim = 0
+    for x in inputs:
+        if x.rank != first.rank:
+            raise InvalidModel(f"Concat of ranks {first.rank} and {x.rank}")
+        for other in range(x.rank):
+            if other != at:
+                ctx.require(eq(x.shape[other], first.shape[other]), f"the inputs of Concat differ in dimension {other}")
+        total = total + x.shape[at]
+    shape = [*first.shape[:at], total, *first.shape[at + 1 :]]
+
+    def on_device() -> Tensor:
+        if len(inputs) == 1:
+            return first
+        result = ctx.empty(shape, first.dtype)
+        offset = result.offset
+        for x in inputs:
+            place = [*first.shape[:at], x.shape[at], *first.shape[at + 1 :]]
+            if x.shape[at] != 0:
+                copy_into(ctx, ctx.view(result, place, result.strides, offset), x)
+            offset = offset + x.shape[at] * result.strides[at]
+        return result
+
+    def on_symbols(*arrays: HostArray) -> HostArray:
+        return np.concatenate(arrays, axis=at)
+
+    return on_host(ctx, on_symbols, inputs, shape, first.dtype, on_device)
+
+
+@op("Tile", since=6, types={"T": ALL_TENSORS})
+def tile(ctx: Lowering, x: T, repeats: HostTensor) -> Tensor:
+    """A copy from a view in which each dimension has a second one of stride 0 before it."""
+    counts = ctx.host_values(repeats, "repeats of Tile")
+    if len(counts) != x.rank:
+        raise InvalidModel(f"Tile of rank {x.rank} with {len(counts)} repeats")
+    shape: list[Dim] = []
+    strides: list[Dim] = []
+    for count, dim, stride in zip(counts, x.shape, x.strides, strict=True):
+        ctx.require(le(0, count), "Tile with a negative number of repeats")
+        shape += [count, dim]
+        strides += [0, stride]
+    repeated = ctx.view(x, shape, strides, x.offset)
+    return reshape(ctx, repeated, [count * dim for count, dim in zip(counts, x.shape, strict=True)])
+
+
+def _outside(mode: str) -> Callable[[Scalar, Scalar], Scalar]:
+    """Where an index outside 0..dim-1 reads, for the modes that read."""
+
+    def reflect(i: Scalar, dim: Scalar) -> Scalar:
+        period = (dim - 1) * 2
+        m = s.floor_modulo(i, period)
+        return s.where(m < dim, m, period - m)
+
+    modes: dict[str, Callable[[Scalar, Scalar], Scalar]] = {
+        "edge": lambda i, dim: s.minimum(s.maximum(i, 0), dim - 1),
+        "reflect": reflect,
+        "wrap": s.floor_modulo,
+    }
+    if mode not in modes:
+        raise Unsupported("attribute", f"Pad in mode {mode!r}")
+    return modes[mode]
+
+
+def pad(ctx: Lowering, x: Tensor, begins: Sequence[Dim], ends: Sequence[Dim], mode: str, fill: Tensor | None) -> Tensor:
+    """x with elements added, or for negative counts removed, at both ends of each dimension; ``fill`` None is 0."""
+    shape = [dim + begin + end for dim, begin, end in zip(x.shape, begins, ends, strict=True)]
+    for dim in shape:
+        ctx.require(le(0, dim), "Pad removes more elements than there are")
+    if all(count == 0 for count in (*begins, *ends)):
+        return x
+    outside = None if mode == "constant" else _outside(mode)
+    if outside is not None:
+        for dim, padded in zip(x.shape, shape, strict=True):
+            if dim != padded:
+                ctx.require(sym_max(dim, eq(padded, 0)), f"Pad of an empty dimension in mode {mode!r}")
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source = maps.source(x)
+        coordinates = []
+        inside = None
+        for axis, (at, begin, end) in enumerate(zip(c, begins, ends, strict=True)):
+            if begin == 0 and end == 0:
+                coordinates.append(at)
+                continue
+            i, dim = at - maps.dim(begin), source.dim(axis)
+            if outside is not None:
+                coordinates.append(outside(i, dim))
+                continue
+            test = (i >= 0) & (i < dim)
+            inside = test if inside is None else inside & test
+            coordinates.append(i)
+        if inside is None:
+            return source.at(coordinates)
+        return source.at(coordinates, inside, 0 if fill is None else maps.number(fill))
+
+    return gather_map(ctx, shape, x.dtype, element)
+
+
+@op("Pad", since=2, types={"T": ALL_TENSORS})
+def pad_2(ctx: Lowering, data: Tensor, *, pads: tuple[int, ...], mode: str = "constant", value: float = 0.0) -> Tensor:
+    if len(pads) != 2 * data.rank:
+        raise InvalidModel(f"Pad of rank {data.rank} with {len(pads)} pads")
+    fill = ctx.constant(np.array(value, data.dtype.numpy)) if value else None
+    return pad(ctx, data, pads[: data.rank], pads[data.rank :], mode, fill)
+
+
+@op("Pad", since=11, types={"T": ALL_TENSORS, "Tind": ALL_TENSORS})
+def pad_11(
+    ctx: Lowering,
+    data: T,
+    pads: HostTensor,
+    constant_value: T | None = None,
+    axes: HostTensor | None = None,
+    *,
+    mode: str = "constant",
+) -> Tensor:
+    counts = ctx.host_values(pads, "pads of Pad")
+    chosen = range(data.rank) if axes is None else ctx.host_values(axes, "axes of Pad")
+    positions = normalize_axes(chosen, data.rank)
+    if len(counts) != 2 * len(positions):
+        raise InvalidModel(f"Pad of {len(positions)} axes with {len(counts)} pads")
+    begins: list[Dim] = [0] * data.rank
+    ends: list[Dim] = [0] * data.rank
+    for axis, begin, end in zip(positions, counts, counts[len(positions) :], strict=False):
+        begins[axis], ends[axis] = begin, end
+    return pad(ctx, data, begins, ends, mode, constant_value)
+
+
+@op("DepthToSpace", since=1, types={"T": ALL_TENSORS})
+def depth_to_space(ctx: Lowering, x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
+    n, c, h, w = _image(x)
+    depth = c // (blocksize * blocksize)
+    ctx.require(eq(depth * blocksize * blocksize, c), "DepthToSpace: channels are no multiple of the squared block")
+    if mode == "DCR":
+        parted = reshape(ctx, x, [n, blocksize, blocksize, depth, h, w])
+        moved = permute(ctx, parted, (0, 3, 4, 1, 5, 2))
+    elif mode == "CRD":
+        parted = reshape(ctx, x, [n, depth, blocksize, blocksize, h, w])
+        moved = permute(ctx, parted, (0, 1, 4, 2, 5, 3))
+    else:
+        raise InvalidModel(f"DepthToSpace in mode {mode!r}")
+    return reshape(ctx, moved, [n, depth, h * blocksize, w * blocksize])
+
+
+@op("SpaceToDepth", since=1, types={"T": ALL_TENSORS})
+def space_to_depth(ctx: Lowering, x: Tensor, *, blocksize: int) -> Tensor:
+    n, c, h, w = _image(x)
+    height, width = h // blocksize, w // blocksize
+    ctx.require(eq(height * blocksize, h), "SpaceToDepth: the height is no multiple of the block")
+    ctx.require(eq(width * blocksize, w), "SpaceToDepth: the width is no multiple of the block")
+    parted = reshape(ctx, x, [n, c, height, blocksize, width, blocksize])
+    moved = permute(ctx, parted, (0, 3, 5, 1, 2, 4))
+    return reshape(ctx, moved, [n, c * blocksize * blocksize, height, width])
+
+
+def _image(x: Tensor) -> tuple[Dim, Dim, Dim, Dim]:
+    if x.rank != 4:
+        raise InvalidModel(f"an image of rank {x.rank}, not 4")
+    return x.shape[0], x.shape[1], x.shape[2], x.shape[3]
