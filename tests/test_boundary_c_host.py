@@ -28,7 +28,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "libonnxruntime.so.1").symlink_to(wheel)
     target = folder / "host"
     command = ["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'csrc_shim'}", "-o", str(target)]
-    command += [str(ROOT / "tests" / "c_host" / "host.c"), str(folder / "libonnxruntime.so.1"), f"-Wl,-rpath,{folder}"]
+    command += [str(ROOT / "tests" / "c" / "host.c"), str(folder / "libonnxruntime.so.1"), f"-Wl,-rpath,{folder}"]
     subprocess.run(command, check=True)
     add_model(folder / "add.onnx")
     return target

@@ -107,6 +107,19 @@ else:
     python(START + code, MODEL)
 
 
+def test_nodes_that_another_provider_has_are_left_to_it() -> None:
+    code = """
+plugin.register(emulate=True)
+from ort_cuda_plugin.ep import boundary
+session = ort.InferenceSession(model, providers=["CPUExecutionProvider", plugin.get_ep_name()])
+run(session)
+(provider,) = boundary.PROVIDERS.values()
+assert [verdict.reason for verdict in provider.verdicts] == ["CPUExecutionProvider runs it"]
+"""
+    done = python(START + code, MODEL)
+    assert "already assigned" not in done.stderr
+
+
 def test_a_model_that_no_node_of_runs_is_refused_with_the_reasons() -> None:
     code = """
 from onnx import helper, TensorProto

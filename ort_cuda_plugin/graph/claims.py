@@ -93,6 +93,8 @@ class _Analysis:
         return result[::-1]
 
     def _verdict(self, node: Node) -> NodeVerdict:
+        if node.provider:  # one such node makes ORT drop its whole cluster
+            return _declined(node, "op", f"{node.provider} runs it")
         try:
             self._lower(node)
         except Unsupported as error:

@@ -186,7 +186,8 @@ AttrValue: TypeAlias = "int | float | str | Array | tuple[int, ...] | tuple[floa
 class Node:
     """One operator. ``domain`` is "" for ai.onnx. None stands for an omitted optional input or output.
 
-    ``implicit_inputs`` are the values of outer scopes that the node's subgraphs read.
+    ``implicit_inputs`` are the values of outer scopes that the node's subgraphs read. ``provider`` is the execution
+    provider that ORT has given the node to already, or "".
     """
 
     name: str
@@ -200,6 +201,7 @@ class Node:
     implicit_inputs: tuple[Value, ...] = ()
     has_subgraphs: bool = False
     unreadable_attributes: tuple[str, ...] = ()
+    provider: str = ""
 
     @property
     def label(self) -> str:

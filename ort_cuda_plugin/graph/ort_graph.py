@@ -226,6 +226,7 @@ class _GraphReader:
             implicit_inputs=tuple(value for value in values("ImplicitInputs") if value is not None),
             has_subgraphs=self._out("Node_GetNumSubgraphs", "size_t", node) > 0,
             unreadable_attributes=tuple(unreadable),
+            provider=self._string(self._out("Node_GetEpName", "const char *", node)),
         )
 
     def _attribute(self, attribute: Any) -> AttrValue | None:
