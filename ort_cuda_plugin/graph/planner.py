@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+import numpy as np
+
 from ..runtime.kernel import KernelSpec
 from ..runtime.plan_format import (
     Param,
@@ -29,6 +31,8 @@ from .trace import Arg, Copy, Float32, Float64, Int32, Int64, Launch, LibraryCal
 if TYPE_CHECKING:
     from ..runtime.libraries import LibraryProblem
 
+_LARGE_CONSTANT = 2**20
+"""Bytes."""
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -79,11 +83,15 @@ class KnownEntries:
 
 
 def _weight_key(constant: Constant) -> Hashable:
-    """Initializers are the same object in every plan; what operators compute anew is known by its contents."""
-    if constant.is_initializer:
+    """What makes two constants of a cluster one weight.
+
+    Initializers are the same object in every plan. What operators compute anew is known by its contents if it is small;
+    of the large the device's store of weights finds the equal ones, which hashes them anyway.
+    """
+    if constant.is_initializer or constant.nbytes > _LARGE_CONSTANT:
         return constant
-    array = constant.array
-    return constant.dtype, constant.shape, hashlib.blake2b(array.tobytes(), digest_size=16).digest()
+    array = np.ascontiguousarray(constant.array)
+    return constant.dtype, constant.shape, hashlib.blake2b(array.data, digest_size=16).digest()
 
 
 def make_plan(

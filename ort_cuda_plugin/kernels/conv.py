@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 
@@ -41,12 +40,12 @@ def patch_table(channels: int, kernel: Sequence[int], dilations: Sequence[int], 
     k counts channels, then the kernel's positions in row-major order, and is padded to a multiple of ``tile_k`` with
     places outside of every tensor. ``kernel`` and ``dilations`` have two or three entries.
     """
-    rows = []
-    for channel, *position in product(range(channels), *map(range, kernel)):
-        z, y, x = [0] * (3 - len(kernel)) + [p * d for p, d in zip(position, dilations, strict=True)]
-        rows.append((y, x, channel, z))
-    padding = -len(rows) % tile_k
-    return np.array(rows + [(OUTSIDE, OUTSIDE, 0, 0)] * padding, dtype=np.int32).reshape(-1, 4)
+    channel, *position = np.indices((channels, *kernel), dtype=np.int32).reshape(1 + len(kernel), -1)
+    steps = [p * d for p, d in zip(position, dilations, strict=True)]
+    z, y, x = [np.zeros_like(channel)] * (3 - len(kernel)) + steps
+    rows = np.stack([y, x, channel, z], axis=1)
+    outside = np.tile(np.array([OUTSIDE, OUTSIDE, 0, 0], np.int32), (-len(rows) % tile_k, 1))
+    return np.concatenate([rows, outside])
 
 
 def packed_shape(shape: Sequence[int], groups: int, tile: Tile) -> tuple[int, int, int]:
