@@ -47,9 +47,8 @@ void ocp_cluster_release(ocp_cluster *cluster) {
   for (uint32_t i = 0; i < cluster->num_weights; i++)
     ocp_weight_release(cluster->weights[i]);
   for (uint32_t i = 0; i < cluster->num_kernels; i++)
-    free(cluster->function_names[i]);
-  free(cluster->functions);
-  free(cluster->function_names);
+    free((char *)cluster->kernels[i].name);
+  free(cluster->kernels);
   free(cluster->weights);
   free(cluster->problems);
   pthread_mutex_destroy(&cluster->setup);
@@ -73,17 +72,17 @@ static bool grow(void *array_of_pointers, uint32_t count, uint32_t more, size_t 
 
 static int add_kernels(ocp_cluster *cluster, const ocp_kernel_ref *kernels, uint32_t count, ocp_error *error) {
   const uint32_t first = cluster->num_kernels;
-  if (!grow(&cluster->functions, first, count, sizeof *cluster->functions) ||
-      !grow(&cluster->function_names, first, count, sizeof *cluster->function_names)) {
+  if (!grow(&cluster->kernels, first, count, sizeof *cluster->kernels)) {
     fail_memory(error);
     return -1;
   }
   for (uint32_t i = 0; i < count; i++) {
-    cluster->functions[first + i] = kernels[i].function;
-    cluster->function_names[first + i] = strdup(kernels[i].name);
-    if (!cluster->function_names[first + i]) {
+    ocp_kernel_ref *kernel = &cluster->kernels[first + i];
+    *kernel = kernels[i];
+    kernel->name = strdup(kernels[i].name);
+    if (!kernel->name) {
       while (i-- > 0)
-        free(cluster->function_names[first + i]);
+        free((char *)cluster->kernels[first + i].name);
       fail_memory(error);
       return -1;
     }
@@ -164,6 +163,15 @@ static int check_handles(const ocp_cluster *cluster, const ocp_plan *plan, ocp_e
       !in_range(plan->problems, h->num_problems, cluster->num_problems))
     return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: %s has not the kernels, weights or problems that it names",
                     cluster->name);
+  for (uint32_t i = 0; i < h->num_records; i++) {
+    const ocp_plan_record *record = &plan->records[i];
+    if (record->kind != OCP_RECORD_LAUNCH)
+      continue;
+    const ocp_kernel_ref *kernel = &cluster->kernels[plan->kernels[record->index]];
+    if (kernel->num_params != record->num_params)
+      return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: record %u has %u parameters, its kernel %s takes %u", i,
+                      record->num_params, kernel->name, kernel->num_params);
+  }
   for (uint32_t i = 0; i < h->num_inputs; i++)
     if ((plan->inputs[i].host_register != OCP_NO_REG) != is_host_input(cluster, i))
       return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: it and %s disagree whether input %u is a host input",
@@ -191,8 +199,8 @@ static ocp_variant *make_variant(const ocp_cluster *cluster, ocp_plan *plan) {
     return NULL;
   }
   for (uint32_t i = 0; i < h->num_kernels; i++) {
-    variant->functions[i] = cluster->functions[plan->kernels[i]];
-    variant->function_names[i] = cluster->function_names[plan->kernels[i]];
+    variant->functions[i] = cluster->kernels[plan->kernels[i]].function;
+    variant->function_names[i] = cluster->kernels[plan->kernels[i]].name;
   }
   for (uint32_t i = 0; i < h->num_weights; i++) {
     variant->weights[i] = ocp_weight_address(cluster->weights[plan->weights[i]]);

@@ -17,8 +17,7 @@ struct ocp_cluster {
   ocp_instance_cache cache;
   pthread_mutex_t setup; /* guards the arrays of handles and the adding of variants */
   uint32_t num_kernels, num_weights, num_problems;
-  CUfunction *functions;
-  char **function_names;
+  ocp_kernel_ref *kernels; /* names are owned */
   ocp_weight **weights;
   ocp_problem **problems;
   /* Building of variants: one thread at a time. */

@@ -26,6 +26,7 @@ typedef int (*ocp_output_fn)(void *context, uint32_t index, const int64_t *dims,
 typedef struct ocp_kernel_ref {
   CUfunction function;
   const char *name; /* copied */
+  uint32_t num_params;
 } ocp_kernel_ref;
 
 /* Makes a cluster for `device` with a name for errors (copied). python_handle identifies it in build_variant. */

@@ -1,6 +1,6 @@
 /* Packing of buffers by lifetime. Finding the smallest block is NP-hard; greedy placement of the largest first into the
  * tightest gap is within a few percent of the lower bound on real graphs (Pisarchyk and Lee, "Efficient Memory
- * Management for Deep Neural Net Inference", 2020). Where it misses the bound, a second order is tried. */
+ * Management for Deep Neural Net Inference", 2020). Where it misses the bound, other orders are tried. */
 #include "slab.h"
 
 #include <stdbool.h>
@@ -14,51 +14,70 @@ static bool alive_together(const ocp_slab_item *a, const ocp_slab_item *b) {
   return a->first <= b->last && b->first <= a->last;
 }
 
-/* Larger first; among equals the longer lived, then the earlier. */
+/* ---- orders of placement; equal items keep the order of their steps, so that results do not depend on qsort ---- */
+
+static int compare(uint64_t a, uint64_t b) { return a < b ? -1 : a > b; }
+
+static int by_step(const void *left, const void *right) {
+  const ocp_slab_item *a = *(ocp_slab_item *const *)left, *b = *(ocp_slab_item *const *)right;
+  const int first = compare(a->first, b->first);
+  return first ? first : compare((uintptr_t)a, (uintptr_t)b);
+}
+
+/* Larger first. */
 static int by_size(const void *left, const void *right) {
   const ocp_slab_item *a = *(ocp_slab_item *const *)left, *b = *(ocp_slab_item *const *)right;
-  if (align(a->bytes) != align(b->bytes))
-    return align(a->bytes) > align(b->bytes) ? -1 : 1;
-  const uint32_t life_a = a->last - a->first, life_b = b->last - b->first;
-  if (life_a != life_b)
-    return life_a > life_b ? -1 : 1;
-  if (a->first != b->first)
-    return a->first < b->first ? -1 : 1;
-  return a < b ? -1 : a > b;
+  const int size = compare(align(b->bytes), align(a->bytes));
+  const int life = compare(b->last - b->first, a->last - a->first);
+  return size ? size : life ? life : by_step(left, right);
 }
 
-/* Longer lived first, then larger: what lives long goes to the bottom and fragments nothing. */
+/* Longer lived first: what lives long goes to the bottom and fragments nothing. */
 static int by_life(const void *left, const void *right) {
   const ocp_slab_item *a = *(ocp_slab_item *const *)left, *b = *(ocp_slab_item *const *)right;
-  const uint32_t life_a = a->last - a->first, life_b = b->last - b->first;
-  if (life_a != life_b)
-    return life_a > life_b ? -1 : 1;
-  return by_size(left, right);
+  const int life = compare(b->last - b->first, a->last - a->first);
+  return life ? life : by_size(left, right);
 }
 
-/* Places the items in the given order, each into the tightest gap between those placed before it that are alive with
- * it. Reorders `order` by offset on the way. Returns the bytes of the block. */
-static uint64_t place(ocp_slab_item **order, uint32_t count) {
+static const struct strategy {
+  int (*order)(const void *, const void *);
+  bool at_the_ends; /* rather at the bottom or the top than in the tightest gap: neighbours of a chain alternate */
+} strategies[] = {{by_size, false}, {by_step, true}, {by_life, false}};
+enum { NUM_STRATEGIES = sizeof strategies / sizeof *strategies };
+
+/* Where an item goes, given those placed before it, which are sorted by offset. */
+static uint64_t find_offset(const ocp_slab_item *item, ocp_slab_item *const *placed, uint32_t count, bool at_the_ends,
+                            uint64_t top) {
+  const uint64_t bytes = align(item->bytes);
+  uint64_t best = UINT64_MAX, best_gap = UINT64_MAX, end = 0;
+  for (uint32_t k = 0; k < count; k++) {
+    if (!alive_together(item, placed[k]))
+      continue;
+    const uint64_t start = placed[k]->offset;
+    if (start > end && start - end >= bytes) {
+      if (at_the_ends && end == 0)
+        return 0;
+      if (start - end < best_gap) {
+        best = end;
+        best_gap = start - end;
+      }
+    }
+    if (start + align(placed[k]->bytes) > end)
+      end = start + align(placed[k]->bytes);
+  }
+  if (at_the_ends && end > 0 && end + bytes <= top)
+    return top - bytes;
+  return best != UINT64_MAX ? best : end;
+}
+
+/* Places the items in the given order, which it changes to that of their offsets. Returns the bytes of the block. */
+static uint64_t place(ocp_slab_item **order, uint32_t count, bool at_the_ends, uint64_t top) {
   uint64_t total = 0;
   for (uint32_t i = 0; i < count; i++) {
     ocp_slab_item *item = order[i];
-    const uint64_t bytes = align(item->bytes);
-    uint64_t best = UINT64_MAX, best_gap = UINT64_MAX, end = 0;
-    for (uint32_t k = 0; k < i; k++) {
-      const ocp_slab_item *placed = order[k];
-      if (!alive_together(item, placed))
-        continue;
-      if (placed->offset > end && placed->offset - end >= bytes && placed->offset - end < best_gap) {
-        best = end;
-        best_gap = placed->offset - end;
-      }
-      if (placed->offset + align(placed->bytes) > end)
-        end = placed->offset + align(placed->bytes);
-    }
-    item->offset = best != UINT64_MAX ? best : end;
-    if (item->offset + bytes > total)
-      total = item->offset + bytes;
-    /* order[0 .. i] stays sorted by offset. */
+    item->offset = find_offset(item, order, i, at_the_ends, top);
+    if (item->offset + align(item->bytes) > total)
+      total = item->offset + align(item->bytes);
     uint32_t k = i;
     for (; k > 0 && order[k - 1]->offset > item->offset; k--)
       order[k] = order[k - 1];
@@ -72,9 +91,9 @@ typedef struct event {
   uint64_t bytes;
 } event;
 
-static int by_step(const void *left, const void *right) {
+static int by_event_step(const void *left, const void *right) {
   const event *a = left, *b = right;
-  return a->step < b->step ? -1 : a->step > b->step;
+  return compare(a->step, b->step);
 }
 
 /* The most bytes alive at one step: no block is smaller. */
@@ -83,7 +102,7 @@ static uint64_t lower_bound(ocp_slab_item *const *items, uint32_t count, event *
     events[2 * i] = (event){2 * (uint64_t)items[i]->first, align(items[i]->bytes)};
     events[2 * i + 1] = (event){2 * (uint64_t)items[i]->last + 1, align(items[i]->bytes)};
   }
-  qsort(events, 2 * (size_t)count, sizeof *events, by_step);
+  qsort(events, 2 * (size_t)count, sizeof *events, by_event_step);
   uint64_t alive = 0, most = 0;
   for (uint32_t i = 0; i < 2 * count; i++) {
     alive = events[i].step % 2 ? alive - events[i].bytes : alive + events[i].bytes;
@@ -109,33 +128,29 @@ uint64_t ocp_slab_pack(ocp_slab_item *items, uint32_t count) {
   if (!scratch)
     return UINT64_MAX;
   event *events = (event *)scratch;
-  uint64_t *first_offsets = (uint64_t *)(events + 2 * (size_t)used);
-  ocp_slab_item **order = (ocp_slab_item **)(first_offsets + used);
-  uint32_t n = 0;
-  for (uint32_t i = 0; i < count; i++)
-    if (items[i].bytes)
-      order[n++] = &items[i];
-  const uint64_t bound = lower_bound(order, used, events);
-  qsort(order, used, sizeof *order, by_size);
-  uint64_t total = place(order, used);
-  if (total > bound) {
+  uint64_t *best_offsets = (uint64_t *)(events + 2 * (size_t)used);
+  ocp_slab_item **order = (ocp_slab_item **)(best_offsets + used);
+  uint64_t bound = 0, best = UINT64_MAX;
+  for (int s = 0; s < NUM_STRATEGIES && best > bound; s++) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < count; i++)
+      if (items[i].bytes)
+        order[n++] = &items[i];
+    if (s == 0)
+      bound = lower_bound(order, used, events);
+    qsort(order, used, sizeof *order, strategies[s].order);
+    const uint64_t total = place(order, used, strategies[s].at_the_ends, bound);
+    if (total >= best)
+      continue;
+    best = total;
     n = 0;
     for (uint32_t i = 0; i < count; i++)
-      if (items[i].bytes) {
-        first_offsets[n] = items[i].offset;
-        order[n++] = &items[i];
-      }
-    qsort(order, used, sizeof *order, by_life);
-    const uint64_t second = place(order, used);
-    if (second < total) {
-      total = second;
-    } else {
-      n = 0;
-      for (uint32_t i = 0; i < count; i++)
-        if (items[i].bytes)
-          items[i].offset = first_offsets[n++];
-    }
+      if (items[i].bytes)
+        best_offsets[n++] = items[i].offset;
   }
+  for (uint32_t i = 0, n = 0; i < count; i++)
+    if (items[i].bytes)
+      items[i].offset = best_offsets[n++];
   free(scratch);
-  return total;
+  return best;
 }

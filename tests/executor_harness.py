@@ -22,7 +22,8 @@ from ort_cuda_plugin.runtime.plan_format import ExprOp, Param, Plan, PlanExpr, R
 FLOAT, INT32, INT64, BOOL = 1, 6, 7, 9
 NUMPY_TYPES = {FLOAT: np.float32, INT32: np.int32, INT64: np.int64, BOOL: np.bool_}
 ONNX_TYPES = {np.dtype(v): k for k, v in NUMPY_TYPES.items()} | {np.dtype(np.uint64): 13, np.dtype(np.int8): 3}
-KERNELS = ("affine", "add", "keep_positive", "parameters", "idle", "fault")
+KERNELS = {"affine": 5, "add": 4, "keep_positive": 4, "parameters": 7, "idle": 2, "fault": 1}
+"""The kernels of executor_kernels.c and how many parameters they take."""
 AFFINE, ADD, KEEP_POSITIVE, PARAMETERS, IDLE, FAULT = range(6)
 """Indices of the kernels in a cluster made by `TestCluster`."""
 
@@ -46,8 +47,8 @@ def device() -> Any:
 
 
 @cache
-def functions() -> tuple[Any, ...]:
-    """The CUfunctions of executor_kernels.c, in the order of KERNELS."""
+def kernel_image() -> bytes:
+    """executor_kernels.c, compiled for the emulated device."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "kernels.o"
         compiler = shlex.split(os.environ.get("CC", "gcc"))
@@ -55,7 +56,13 @@ def functions() -> tuple[Any, ...]:
         includes = f"-I{here.parent / 'csrc_shim'}"
         source = str(here / "executor_kernels.c")
         subprocess.run([*compiler, *flags, includes, "-c", source, "-o", str(target)], check=True)
-        image = target.read_bytes()
+        return target.read_bytes()
+
+
+@cache
+def functions() -> tuple[Any, ...]:
+    """The CUfunctions of the test kernels, in the order of KERNELS."""
+    image = kernel_image()
     module = ffi.new("CUmodule *")
     succeed(driver().ModuleLoadData(module, ffi.from_buffer(image), len(image)))
     found = []
@@ -181,8 +188,8 @@ class TestCluster:
         self.pointer = core().cluster_create(device(), b"test cluster", self.handle)
         self._names = [ffi.new("char[]", name.encode()) for name in KERNELS]
         kernels = ffi.new("ocp_kernel_ref[]", len(KERNELS))
-        for kernel, function, name in zip(kernels, functions(), self._names, strict=True):
-            kernel.function, kernel.name = function, name
+        for kernel, function, name, count in zip(kernels, functions(), self._names, KERNELS.values(), strict=True):
+            kernel.function, kernel.name, kernel.num_params = function, name, count
         error = new_error()
         assert core().cluster_add_kernels(self.pointer, kernels, len(KERNELS), error) == 0
         for array in weights:

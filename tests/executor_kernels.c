@@ -60,10 +60,9 @@ void idle(const void *const *params, ocp_emu_thread *thread) {
 }
 META(idle, 2, 0x80, 8);
 
-/* Reads through a null pointer of the device: () */
+/* Reads where nothing is, as the checking mode sees it: (n i64) */
 void fault(const void *const *params, ocp_emu_thread *thread) {
   (void)params;
-  (void)thread;
-  *(volatile int *)0 = 0;
+  ocp_emu_check_load(thread, (const void *)64, 4);
 }
-META(fault, 0, 0);
+META(fault, 1, 8);

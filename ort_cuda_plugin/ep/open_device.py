@@ -21,10 +21,11 @@ _DEFAULT_SHARED_BYTES = 48 * 1024
 class LoadedKernel:
     """A kernel's module on a device. Shared by the clusters that use it; unloaded with the last of them."""
 
-    def __init__(self, module: Any, function: Any, name: str) -> None:
+    def __init__(self, module: Any, function: Any, name: str, num_params: int) -> None:
         self.module = module
         self.function = function
         self.name = ffi.new("char[]", name.encode())
+        self.num_params = num_params
         self.users = 0
 
 
@@ -82,7 +83,7 @@ class OpenDevice:
                 for spec in specs:
                     kernel = self._loaded.get(spec)
                     if kernel is None:
-                        kernel = self._loaded[spec] = self._load(images[spec])
+                        kernel = self._loaded[spec] = self._load(images[spec], len(spec.signature))
                     kernel.users += 1
                     held.append(kernel)
         except BaseException:
@@ -117,7 +118,7 @@ class OpenDevice:
             self._check(self.driver.MemcpyDtoHAsync(buffer, address, len(data), ffi.NULL), "cuMemcpyDtoH", "weights")
             self._check(self.driver.StreamSynchronize(ffi.NULL), "cuStreamSynchronize", "weights")
 
-    def _load(self, image: KernelImage) -> LoadedKernel:
+    def _load(self, image: KernelImage, num_params: int) -> LoadedKernel:
         module, function = ffi.new("CUmodule *"), ffi.new("CUfunction *")
         kernel = f"kernel {image.entry}"
         data = ffi.from_buffer(image.data)
@@ -137,7 +138,7 @@ class OpenDevice:
         except BaseException:
             self.driver.ModuleUnload(module[0])
             raise
-        return LoadedKernel(module[0], function[0], image.entry)
+        return LoadedKernel(module[0], function[0], image.entry, num_params)
 
     def _check(self, result: int, call: str, subject: str) -> None:
         if result != lib.CUDA_SUCCESS:

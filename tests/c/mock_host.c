@@ -363,7 +363,7 @@ static size_t make_plan(uint8_t *out, size_t capacity) {
 }
 
 static ocp_cluster *make_cluster(const void *image, size_t bytes, CUmodule *module) {
-  ocp_kernel_ref kernels[2] = {{.name = "add"}, {.name = "block_sum"}};
+  ocp_kernel_ref kernels[2] = {{.name = "add", .num_params = 4}, {.name = "block_sum", .num_params = 2}};
   const ocp_driver *driver = device->driver;
   CHECK_OK(ocp_device_enter(device, error));
   CHECK(driver->ModuleLoadData(module, image, bytes) == CUDA_SUCCESS);

@@ -1,0 +1,194 @@
+"""Plans that are damaged or inconsistent are refused when they are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from c_programs import build_program, run_program
+from executor_harness import FLOAT, IDLE, INT64, PluginError, TestCluster, kernel_image
+from ort_cuda_plugin.runtime.plan_format import (
+    ExprOp,
+    Param,
+    ParamKind,
+    Plan,
+    PlanAssert,
+    PlanBuffer,
+    PlanExpr,
+    PlanInput,
+    PlanOutput,
+    PlanReadback,
+    Record,
+    RecordKind,
+    Ref,
+    RefKind,
+    encode,
+)
+
+x, shape = Ref(RefKind.INPUT, 0), Ref(RefKind.INPUT, 1)
+first, second = Ref(RefKind.OUTPUT, 0), Ref(RefKind.OUTPUT, 1)
+weight, scratch, count = Ref(RefKind.WEIGHT, 0), Ref(RefKind.BUFFER, 0), Ref(RefKind.BUFFER, 1)
+pointer = Param.pointer
+
+# x is [2, 3] (registers 0, 1), shape [2] (register 2) with the host values 3 and 2 (registers 3, 4).
+exprs = (
+    PlanExpr(ExprOp.MUL, 5, 0, 1),
+    PlanExpr(ExprOp.CONST, 6, imm=4),
+    PlanExpr(ExprOp.MUL, 7, 5, 6),
+    PlanExpr(ExprOp.MUL, 8, 3, 4),
+    PlanExpr(ExprOp.EQ, 9, 5, 8),
+    PlanExpr(ExprOp.CONST, 10, imm=1),
+    PlanExpr(ExprOp.SELECT, 11, 9, 7, 6),
+    PlanExpr(ExprOp.ADD, 13, 12, 10, segment=1),
+)
+idle_params = (pointer(scratch), Param.i64(5))
+records = (
+    Record.memset(0, pointer(count), Param.i32(value=0), Param.i64(value=8)),
+    Record(RecordKind.LAUNCH, 0, idle_params, grid=(10, 10, 10), block=(32, 1, 1), shared_register=6),
+    Record.copy(1, pointer(first, register=6, offset=-4), pointer(x), Param.i64(11), condition=9),
+    Record.copy(1, pointer(scratch), pointer(weight, offset=8), Param.i64(value=16)),
+    Record(RecordKind.LAUNCH, 1, (pointer(second), Param.i64(13)), grid=(13, 10, 10), segment=1),
+    Record.memset(1, pointer(scratch), Param.i32(value=7), Param.i64(7), segment=1),
+)
+valid = Plan(
+    num_registers=14,
+    inputs=(PlanInput(FLOAT, 2, 0), PlanInput(INT64, 1, 2, host_register=3, host_count=2)),
+    outputs=(PlanOutput(FLOAT, (3, 4)), PlanOutput(FLOAT, (13,), 1)),
+    nodes=("Reshape_1", "Copy_2"),
+    exprs=exprs,
+    guards=(9,),
+    asserts=(PlanAssert(9, 0, "the shape does not fit"),),
+    readbacks=(PlanReadback(count, INT64, 1, 12, 1),),
+    buffers=(PlanBuffer(7, 1, 5), PlanBuffer(7, 0, 0)),
+    records=records,
+    weights=(0,),
+    kernels=(0,),
+    num_segments=2,
+)
+
+
+def changed(field: str, position: int, /, **changes: Any) -> Plan:
+    """The valid plan with some fields of one element of an array replaced."""
+    elements = list(getattr(valid, field))
+    elements[position] = replace(elements[position], **changes)
+    return replace(valid, **{field: tuple(elements)})
+
+
+def with_param(record: int, index: int, param: Param) -> Plan:
+    params = list(records[record].params)
+    params[index] = param
+    return changed("records", record, params=tuple(params))
+
+
+wrong_plans = {
+    "too many registers": replace(valid, num_registers=1 << 23),
+    "no segment": replace(valid, num_segments=0, records=()),
+    "unknown element type": changed("inputs", 0, dtype=99),
+    "string input": changed("inputs", 0, dtype=8),
+    "rank too high": changed("inputs", 0, rank=17),
+    "dimensions not in order": changed("inputs", 1, first_register=3),
+    "host values not after the dimensions": changed("inputs", 1, host_register=4),
+    "host values of a float": changed("inputs", 1, dtype=FLOAT),
+    "host values without a register": changed("inputs", 1, host_register=None),
+    "too many host values": changed("inputs", 1, host_count=70000),
+    "output in no segment": changed("outputs", 0, segment=2),
+    "output dimension defined later": changed("outputs", 0, dims=(3, 13)),
+    "output dimension out of range": changed("outputs", 0, dims=(3, 14)),
+    "unknown operation": changed("exprs", 0, op=17),
+    "operand not defined": changed("exprs", 0, b=12),
+    "operand not smaller": changed("exprs", 7, a=13),
+    "register defined twice": changed("exprs", 1, dst=5),
+    "register of an input defined again": changed("exprs", 1, dst=4),
+    "expression out of segment order": changed("exprs", 0, segment=1),
+    "expression in no segment": changed("exprs", 7, segment=2),
+    "guard that depends on the device": replace(valid, guards=(13,)),
+    "guard out of range": replace(valid, guards=(99,)),
+    "assertion of no node": changed("asserts", 0, node=2),
+    "assertion before its register": changed("asserts", 0, register=13),
+    "assertion in no segment": changed("asserts", 0, segment=2),
+    "read-back in the first segment": changed("readbacks", 0, segment=0),
+    "read-back of nothing": changed("readbacks", 0, count=0),
+    "read-back of too much": changed("readbacks", 0, count=70000),
+    "read-back beyond the registers": changed("readbacks", 0, count=3),
+    "read-back into a defined register": changed("readbacks", 0, dst=11),
+    "read-back of a float": changed("readbacks", 0, dtype=FLOAT),
+    "read-back of an output of its segment": changed("readbacks", 0, ref=second),
+    "read-back of an unknown buffer": changed("readbacks", 0, ref=Ref(RefKind.BUFFER, 2)),
+    "buffer that ends before it starts": changed("buffers", 0, first_record=5, last_record=1),
+    "buffer beyond the records": changed("buffers", 0, last_record=6),
+    "buffer in another segment than its first record": changed("buffers", 0, segment=1),
+    "buffer size defined later": changed("buffers", 1, size_register=13),
+    "record of no node": changed("records", 0, node=2),
+    "unknown kernel": changed("records", 1, index=1),
+    "grid not defined": changed("records", 1, grid=(13, 10, 10)),
+    "empty block": changed("records", 1, block=(0, 1, 1)),
+    "block too large": changed("records", 1, block=(64, 64, 1)),
+    "wrong number of parameters": changed("records", 1, params=idle_params[:1]),
+    "shared memory not defined": changed("records", 1, shared_register=13),
+    "condition out of range": changed("records", 1, condition_register=77),
+    "library problem that does not exist": changed("records", 1, kind=RecordKind.LIBRARY),
+    "copy without its size": changed("records", 2, params=records[2].params[:2]),
+    "copy between numbers": with_param(2, 0, Param.i64(value=0)),
+    "memset with a float": with_param(0, 1, Param.f32(0)),
+    "buffer named outside its life": with_param(3, 0, pointer(count)),
+    "output named before it is allocated": with_param(3, 0, pointer(second)),
+    "unknown input": with_param(2, 1, pointer(Ref(RefKind.INPUT, 2))),
+    "unknown weight": with_param(3, 1, pointer(Ref(RefKind.WEIGHT, 1))),
+    "offset not defined": with_param(2, 0, pointer(first, register=13)),
+    "float from a register": with_param(1, 1, Param(ParamKind.F64, register=5)),
+    "weight that the cluster lacks": replace(valid, weights=(1,)),
+    "kernel that the cluster lacks": replace(valid, kernels=(99,)),
+    "problem that the cluster lacks": replace(valid, problems=(0,)),
+}
+
+
+def make_cluster() -> TestCluster:
+    return TestCluster(weights=[np.zeros(16, np.float32)], host_inputs=[1])
+
+
+def test_the_valid_plan_is_accepted() -> None:
+    with make_cluster() as cluster:
+        cluster.add(replace(valid, kernels=(IDLE,)))
+
+
+@pytest.mark.parametrize("name", wrong_plans)
+def test_a_plan_is_refused_for(name: str) -> None:
+    plan = wrong_plans[name]
+    if plan.kernels == valid.kernels:
+        plan = replace(plan, kernels=(IDLE,))
+    with make_cluster() as cluster, pytest.raises(PluginError, match="invalid plan: "):
+        cluster.add(plan)
+
+
+def test_a_blob_of_another_size_magic_or_version_is_refused() -> None:
+    blob = encode(replace(valid, kernels=(IDLE,)))
+    wrong = [b"", blob[:79], blob[:-8], blob + bytes(8), b"X" + blob[1:], blob[:4] + b"\2" + blob[5:]]
+    with make_cluster() as cluster:
+        cluster.add_blob(blob)
+        for other in wrong:
+            with pytest.raises(PluginError, match="invalid plan: "):
+                cluster.add_blob(other)
+
+
+def test_strings_that_are_not_terminated_are_refused() -> None:
+    blob = bytearray(encode(replace(valid, kernels=(IDLE,))))
+    blob[blob.rindex(b"fit\0") + 3] = ord("x")
+    with make_cluster() as cluster, pytest.raises(PluginError, match="not terminated"):
+        cluster.add_blob(bytes(blob))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_damaged_plans_never_leave_their_memory(seed: int, tmp_path: Path) -> None:
+    program = build_program("plan_fuzz", ["plan_fuzz.c"], "address")
+    (tmp_path / "image").write_bytes(kernel_image())
+    (tmp_path / "plan").write_bytes(encode(valid))
+    done = run_program(program, tmp_path / "image", tmp_path / "plan", str(seed), "4000")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-8000:]
+    words = done.stdout.split()
+    outcome = {name: int(number) for name, number in zip(words[::2], words[1::2], strict=True)}
+    assert sum(outcome.values()) == 4000
+    assert all(number >= 20 for number in outcome.values()), outcome
