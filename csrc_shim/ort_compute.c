@@ -73,7 +73,6 @@ static int run(const compute_info *self, OrtKernelContext *context, ocp_input *i
   if (borrowed && ocp_stream_borrow(self->device, &stream, error) != ORT_OK)
     return error->code;
   ocp_cluster_run(self->cluster, stream, inputs, self->num_inputs, allocate_output, (void *)context, error);
-  ocp_stream_enqueued(stream); /* also after a failure: part of the work may be enqueued */
   if (borrowed) {
     ocp_error late = {0};
     if (ocp_stream_synchronize(stream, &late) != ORT_OK && error->code == ORT_OK)

@@ -167,13 +167,27 @@ def entry_point(name: str, parameters: list[str], fibers: bool, guarded: bool) -
         "  %row = mul nuw nsw i32 %row.y, %ntid.x",
     ]
     if guarded:
+        # Where the threads that pass are the first ones, as at the end of an array, only those run, without the check.
+        guard = f"i1 {call('ocp.guard', 'all.')}"
+        first = f"i1 {call('ocp.guard', 'first.')}"
         lines += [
             "  br label %all.loop",
-            *x_loop("all.", "loop.y", parallel_loop, "choose", reduce=f"i1 {call('ocp.guard', 'all.')}"),
+            *x_loop("all.", "loop.y", parallel_loop, "choose", condition=guard),
             "choose:",
-            "  br i1 %all.reduced, label %in.loop, label %loop",
-            *x_loop("in.", "choose", parallel_loop, "end.x", f"void {call('ocp.inside', 'in.')}"),
-            *x_loop("", "choose", scalar_loop, "end.x", f"void {call('ocp.body')}"),
+            "  %every = icmp eq i32 %all.count, %ntid.x",
+            "  br i1 %every, label %in, label %some",
+            "some:",
+            "  %none = icmp eq i32 %all.count, 0",
+            "  br i1 %none, label %end.x, label %first.loop",
+            *x_loop("first.", "some", parallel_loop, "compare", condition=first, limit="%all.count"),
+            "compare:",
+            "  %ordered = icmp eq i32 %first.count, %all.count",
+            "  br i1 %ordered, label %in, label %loop",
+            "in:",
+            "  %limit = phi i32 [ %ntid.x, %choose ], [ %all.count, %compare ]",
+            "  br label %in.loop",
+            *x_loop("in.", "in", parallel_loop, "end.x", f"void {call('ocp.inside', 'in.')}", limit="%limit"),
+            *x_loop("", "compare", scalar_loop, "end.x", f"void {call('ocp.body')}"),
         ]
     else:
         lines += ["  br label %loop", *x_loop("", "loop.y", parallel_loop, "end.x", f"void {call('ocp.body')}")]
@@ -193,24 +207,27 @@ def entry_point(name: str, parameters: list[str], fibers: bool, guarded: bool) -
     return "\n".join(lines)
 
 
-def x_loop(prefix: str, before: str, loop: str, after: str, call: str = "", reduce: str = "") -> list[str]:
-    """A loop over tid.x, whose values are named with ``prefix``, that makes a call, or ands the results of one."""
+def x_loop(
+    prefix: str, before: str, loop: str, after: str, call: str = "", condition: str = "", limit: str = "%ntid.x"
+) -> list[str]:
+    """A loop over tid.x, whose values are named with ``prefix``, that makes a call, or counts where one is true."""
     lines = [f"{prefix}loop:", f"  %{prefix}tid.x = phi i32 [ 0, %{before} ], [ %{prefix}next.x, %{prefix}loop ]"]
-    if reduce:
-        lines.append(f"  %{prefix}so.far = phi i1 [ true, %{before} ], [ %{prefix}reduced, %{prefix}loop ]")
+    if condition:
+        lines.append(f"  %{prefix}so.far = phi i32 [ 0, %{before} ], [ %{prefix}count, %{prefix}loop ]")
     lines += [
         f"  %{prefix}linear = add nuw nsw i32 %row, %{prefix}tid.x",
         f"  %{prefix}laneid = and i32 %{prefix}linear, 31",
     ]
-    if reduce:
-        lines.append(f"  %{prefix}result = call {reduce}")
-        lines.append(f"  %{prefix}reduced = and i1 %{prefix}so.far, %{prefix}result")
+    if condition:
+        lines.append(f"  %{prefix}result = call {condition}")
+        lines.append(f"  %{prefix}one = zext i1 %{prefix}result to i32")
+        lines.append(f"  %{prefix}count = add nuw nsw i32 %{prefix}so.far, %{prefix}one")
     else:
         lines.append(f"  call {call}")
     return [
         *lines,
         f"  %{prefix}next.x = add nuw nsw i32 %{prefix}tid.x, 1",
-        f"  %{prefix}more.x = icmp ult i32 %{prefix}next.x, %ntid.x",
+        f"  %{prefix}more.x = icmp ult i32 %{prefix}next.x, {limit}",
         f"  br i1 %{prefix}more.x, label %{prefix}loop, label %{after}, !llvm.loop {loop}",
     ]
 
