@@ -126,7 +126,8 @@ def run_graph(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
     outputs: dict[int, tuple[int, tuple[int, ...]]] = {}
     try:
         fused.prepare()
-        if not cluster.is_static:
+        sizes = [dim for value in graph.inputs for dim in ((None,) if value.shape is None else value.shape)]
+        if cluster.host_inputs or not all(isinstance(dim, int) for dim in sizes):
             host_values = [[int(x) for x in arrays[i].reshape(-1)] for i in cluster.host_inputs]
             fused.build([x.shape for x in arrays], host_values)
         records = ffi.new("ocp_input[]", len(arrays))

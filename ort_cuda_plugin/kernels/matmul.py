@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from ..runtime.kernel import KernelSpec
 from .tiles import Element, Operand, Tile, declare, fill_matrix, indent, log2, pipeline, place_type, store_matrix
 
+# One width, so that the number of rows alone decides which of them does the least work.
 TALL = Tile(128, 64)
 SQUARE = Tile(64, 64)
 FLAT = Tile(32, 64, thread_m=4)

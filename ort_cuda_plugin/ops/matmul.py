@@ -31,13 +31,9 @@ _costs = ((TALL, 1.0), (SQUARE, 1.1), (FLAT, 1.4))
 """Tiles with the relative time of one multiplication."""
 
 
-def choose_tile(rows: Dim, columns: Dim) -> Tile:
-    """The tile that does the least work for a result of this size, padding included."""
-
-    def cost(tile: Tile, factor: float) -> float:
-        return factor * hint(ceildiv(rows, tile.m)) * tile.m * hint(ceildiv(columns, tile.n)) * tile.n
-
-    return min(_costs, key=lambda entry: cost(*entry))[0]
+def choose_tile(rows: Dim) -> Tile:
+    """The tile that does the least work for a result of so many rows, padding included. All are as wide."""
+    return min(_costs, key=lambda entry: entry[1] * hint(ceildiv(rows, entry[0].m)) * entry[0].m)[0]
 
 
 def _contiguous_axis(x: Tensor, row: str, column: str) -> str:
@@ -116,7 +112,7 @@ def multiply(
         blocks = ceildiv(n, kernel.block_columns) * m
         launch(kernel, select(few_rows, blocks, 0), kernel.threads)
     if few_rows == 0 or not is_const(few_rows):
-        tile = choose_tile(m, n)
+        tile = choose_tile(m)
         blocks = ceildiv(m, tile.m) * ceildiv(n, tile.n)
         launch(TiledProduct(**common, tile=tile), select(few_rows, 0, blocks), tile.threads)  # type: ignore[arg-type]
     return out

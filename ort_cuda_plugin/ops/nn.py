@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..graph.ir import DType
 from ..graph.lowering import Arg, Float32, Float64, Int32, Int64, InvalidModel, Lowering, Tensor, Unsupported
-from ..graph.symbolic import Dim, ceildiv, eq, hint, le, lt, product, select, sym_max
+from ..graph.symbolic import Dim, ceildiv, eq, le, lt, product, select, sym_max
 from ..kernels.conv import DirectConv, TiledConv, pack_weights, packed_shape, patch_table
 from ..kernels.pool import Pool, local_response_normalization
 from ..kernels.tiles import THREADS
@@ -146,7 +147,7 @@ def conv(
     out = ctx.empty((x.shape[0], w.shape[0], *spatial), x.dtype)
     x = ctx.contiguous(x)
     b = None if b is None else ctx.contiguous(b)
-    if _is_tiny(w, group, product(spatial)):
+    if _is_tiny(w, group):
         _direct_conv(ctx, out, x, ctx.contiguous(w), b, group, window, spatial)
     else:
         _tiled_conv(ctx, out, x, w, b, group, window, spatial)
@@ -157,14 +158,16 @@ def _static(w: Tensor) -> tuple[int, ...]:
     return tuple(dim for dim in w.shape if isinstance(dim, int))
 
 
-def _is_tiny(w: Tensor, group: int, positions: Dim) -> bool:
-    """Whether tiles would be mostly padding, so that one thread per output element takes less time."""
-    rows, *inner = _static(w)
-    rows, k, positions = rows // group, product(inner), max(hint(positions), 1)
-    assert isinstance(k, int)
-    tile = choose_tile(rows, positions)
-    padded = -(-rows // tile.m) * tile.m * -(-positions // tile.n) * tile.n * -(-k // tile.k) * tile.k
-    return padded > 16 * rows * positions * k
+def _is_tiny(w: Tensor, group: int) -> bool:
+    """Whether tiles would be mostly padding, so that one thread per output element takes less time.
+
+    Depends on the weights alone, so that every plan wants them in the same layout.
+    """
+    outputs, *inner = _static(w)
+    rows, k = outputs // group, math.prod(inner)
+    tile = choose_tile(rows)
+    padded = -(-rows // tile.m) * tile.m * -(-k // tile.k) * tile.k
+    return padded > 16 * rows * k
 
 
 def _tiled_conv(
@@ -174,7 +177,7 @@ def _tiled_conv(
     flat, places = _planar(window, spatial)
     outputs, channels, *_ = shape = _static(w)
     rows, positions = outputs // group, product(spatial)
-    tile = choose_tile(rows, positions)
+    tile = choose_tile(rows)
     packed = w.is_constant
     if packed:
         weights = ctx.derived(
