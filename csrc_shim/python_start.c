@@ -152,20 +152,20 @@ static bool find_interpreter(const char *folder, char interpreter[PATH_MAX]) {
   return false;
 }
 
-/* The "3.N" of an interpreter's real path .../bin/python3.N. */
+/* The "3.N" of an interpreter's real path .../bin/python3.N; false for anything else, and below 3.11. */
 static bool version_of(const char *real, char version[16]) {
   const char *base = strrchr(real, '/');
   base = base ? base + 1 : real;
   if (strncmp(base, "python3.", 8) != 0 || strspn(base + 8, "0123456789") == 0)
     return false;
   snprintf(version, 16, "3.%.*s", (int)strspn(base + 8, "0123456789"), base + 8);
-  return true;
+  return strtoul(base + 8, NULL, 10) >= 11;
 }
 
 static void *open_libpython(const char *interpreter, ocp_error *error) {
   char real[PATH_MAX], version[16], path[PATH_MAX + 64];
   if (!realpath(interpreter, real) || !version_of(real, version)) {
-    ocp_fail(error, ORT_FAIL, "%s is no Python 3 interpreter", interpreter);
+    ocp_fail(error, ORT_FAIL, "%s is no interpreter of Python 3.11 or newer", interpreter);
     return NULL;
   }
   parent(real);
@@ -233,7 +233,7 @@ static int start_own_python(python_api *api, const char *folder, ocp_error *erro
   if (!library)
     return error->code;
   if (!resolve(library, api))
-    return ocp_fail(error, ORT_FAIL, "Python at %s is older than 3.11", interpreter);
+    return ocp_fail(error, ORT_FAIL, "Python at %s lacks a part of the stable ABI", interpreter);
   if (initialise(api, interpreter, error) != ORT_OK)
     return error->code;
   api->PyEval_SaveThread(); /* gives the GIL back; every later use takes it */

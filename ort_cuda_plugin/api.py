@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import weakref
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ from .ep.provider import Provider, last_provider
 from .graph.claims import NodeVerdict
 
 _registered: list[str] = []
+_chosen: weakref.WeakKeyDictionary[Any, tuple[DeviceInfo, dict[str, str]]] = weakref.WeakKeyDictionary()
 
 
 def _onnxruntime() -> ModuleType:
@@ -126,7 +128,7 @@ def session(
     Raises:
         ImportError: ONNX Runtime is missing or too old.
         RuntimeError: no such device exists, or no node of the model runs on the provider; the message says why.
-        ValueError: an option is unknown or has no valid value.
+        ValueError: an option is unknown or has no valid value; ``sess_options`` was used for another device.
     """
     created, provider = _create(model, emulate, provider_options, sess_options)
     placement = created.get_provider_graph_assignment_info()
@@ -163,14 +165,28 @@ def _create(
     parsed, _ = parse(options)
     ep_device = _select(register(emulate=emulate), emulate, parsed.device_id)
     sess_options = ort.SessionOptions() if sess_options is None else sess_options
-    sess_options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    sess_options.add_provider_for_devices([ep_device], options)
+    _add_provider(sess_options, ep_device, options)
     source = model if isinstance(model, bytes) else os.fspath(model)
     # Without this ONNX Runtime answers an error of the provider by using the CPU.
     created = ort.InferenceSession(source, sess_options=sess_options, enable_fallback=0)
     provider = last_provider()
     assert provider is not None, "the session was made with the device of a provider"
     return created, provider
+
+
+def _add_provider(sess_options: Any, ep_device: Any, options: dict[str, str]) -> None:
+    """Adds the provider, unless an earlier session did: ONNX Runtime refuses the second one.
+
+    Raises:
+        ValueError: the earlier session chose another device or other options.
+    """
+    choice = (_info(ep_device), options)
+    if sess_options not in _chosen:
+        sess_options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        sess_options.add_provider_for_devices([ep_device], options)
+        _chosen[sess_options] = choice
+    elif _chosen[sess_options] != choice:
+        raise ValueError("these SessionOptions were used with another device or other provider options: use new ones")
 
 
 def _select(ep_devices: list[Any], emulate: bool | None, device_id: int | None) -> Any:

@@ -85,7 +85,9 @@ def test_without_any_python_the_host_gets_a_status(host: Path, tmp_path: Path) -
     assert "ORT_CUDA_PLUGIN_PYTHON" in done.stderr
 
 
-@pytest.mark.parametrize(("interpreter", "message"), [("/nonexistent", "cannot be executed"), ("/bin/sh", "no Python")])
+@pytest.mark.parametrize(
+    ("interpreter", "message"), [("/nonexistent", "cannot be executed"), ("/bin/sh", "no interpreter of Python 3.11")]
+)
 def test_a_wrong_interpreter_is_named(host: Path, tmp_path: Path, interpreter: str, message: str) -> None:
     library = Path(shutil.copy(get_library_path(), tmp_path))
     done = run(host, library, ORT_CUDA_PLUGIN_PYTHON=interpreter)

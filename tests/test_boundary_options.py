@@ -81,3 +81,20 @@ session = plugin.session(model, emulate=True, sess_options=options)
 assert provider.options.use_tf32 is False
 """
     python(SELECT + code, add_model().hex(), env={"ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": ""})
+
+
+def test_session_options_serve_several_sessions_on_one_device() -> None:
+    code = """
+options = ort.SessionOptions()
+first = plugin.session(model, emulate=True, sess_options=options)
+second = plugin.session(model, emulate=True, sess_options=options)
+try:
+    plugin.session(model, emulate=True, sess_options=options, provider_options={"device_id": 1})
+except ValueError as error:
+    assert "another device" in str(error), error
+else:
+    raise AssertionError("accepted")
+for session in (first, second):
+    np.testing.assert_array_equal(session.run(None, {"a": x, "b": x})[0], x + x)
+"""
+    python(SELECT + code, add_model().hex(), env={"ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": ""})

@@ -1,5 +1,5 @@
-/* An application in C, linked to libonnxruntime and nothing else: registers the plugin, selects its emulated device, runs
- * a model with one Add of eight floats, unregisters, and exits with 0.
+/* An application in C, linked to libonnxruntime and nothing else: registers the plugin, selects its emulated device,
+ * runs a model with one Add of eight floats, unregisters, and exits with 0.
  *
  *   host LIBRARY MODEL */
 #include "ort_abi.h"
