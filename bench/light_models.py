@@ -1,9 +1,10 @@
-"""Session creation and Runs of the onnx wheel's light models: cold and warm kernel cache, steady Runs against the CPU provider.
+"""Session creation and Runs of the onnx wheel's light models: cold and warm kernel cache, steady Runs against the CPU
+provider.
 
     python bench/light_models.py [MODEL ...] [--runs N] [--device emulated|cuda]
 
-Cold and warm are fresh processes, imports included, from the start of the interpreter to the first result. Steady Runs are medians
-of Runs that alternate with the CPU provider's in one process.
+Cold and warm are fresh processes, imports included, from the start of the interpreter to the first result. Steady
+Runs are medians of Runs that alternate with the CPU provider's in one process.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ import numpy as np
 feeds = dict(np.load(sys.argv[4]))
 session.run([output], feeds)
 counters = ort_cuda_plugin.counters()
-print(json.dumps({"numba": "numba" in sys.modules, "llvmlite": "llvmlite" in sys.modules, "compiled": counters["kernels_compiled"]}))
+print(json.dumps({"numba": "numba" in sys.modules, "llvmlite": "llvmlite" in sys.modules, "compiled":
+counters["kernels_compiled"]}))
 """
 
 

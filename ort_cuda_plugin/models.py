@@ -1,8 +1,8 @@
 """Models by path or by the name of an architecture that the `onnx` wheel carries, made fit for comparisons.
 
-The wheel's ``light_*`` models hold every weight as one ``ConstantOfShape`` of one value, so that any two inputs give the same
-output and no comparison could fail. `with_noise_weights` replaces them by seeded noise, and `before_softmax` adds the tensor that
-the final Softmax reads as an output: after the Softmax of noise all classes look alike.
+The wheel's ``light_*`` models hold every weight as one ``ConstantOfShape`` of one value, so that any two inputs give
+the same output and no comparison could fail. `with_noise_weights` replaces them by seeded noise, and `before_softmax`
+adds the tensor that the final Softmax reads as an output: after the Softmax of noise all classes look alike.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def is_wheel_model(path: Path) -> bool:
 def with_noise_weights(model: onnx.ModelProto, seed: int = 0) -> onnx.ModelProto:
     """A copy in which each ConstantOfShape of a known shape is an initializer of seeded noise.
 
-    Weights of convolutions and matrix products are He-scaled normal noise (standard deviation ``sqrt(2 / fan_in)``), scales and
-    variances lie around 1, biases and means around 0, so that activations neither vanish nor explode.
+    Weights of convolutions and matrix products are He-scaled normal noise (standard deviation ``sqrt(2 / fan_in)``),
+    scales and variances lie around 1, biases and means around 0, so that activations neither vanish nor explode.
     """
     noisy = onnx.ModelProto()
     noisy.CopyFrom(model)
@@ -106,7 +106,8 @@ def before_softmax(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
 def random_inputs(
     model: onnx.ModelProto, seed: int = 0, dims: Mapping[str, int] | None = None, skip: Collection[str] = ()
 ) -> dict[str, NDArray[np.generic]]:
-    """Seeded values for every graph input: normal noise around an offset per channel for floats, 0 or 1 for integers and bool.
+    """Seeded values for every graph input: normal noise around an offset per channel for floats, 0 or 1 for integers
+    and bool.
 
     The offsets keep a network that averages over the image from seeing the same numbers for every seed.
     A symbolic dimension takes its size from ``dims`` by name, else 1. Inputs in ``skip`` are left out.

@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; see `ExitCode`."""
     parser = argparse.ArgumentParser(
         prog="ort-cuda-plugin",
-        description="Runs ONNX models on NVIDIA GPUs, or on an emulated one, as an ONNX Runtime plugin execution provider.",
+        description="Runs ONNX models on NVIDIA GPUs or an emulated one, as an ONNX Runtime plugin.",
         epilog="exit codes: " + ", ".join(f"{code.value} {code.meaning}" for code in ExitCode),
     )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

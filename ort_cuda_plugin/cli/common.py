@@ -38,15 +38,13 @@ def model_path(name_or_path: str) -> Path:
 def select_device(choice: str) -> bool:
     """Registers the plugin and says whether to use the emulated device."""
     with unavailable_as_user_error():
-        ort_cuda_plugin.register()
-        has_cuda = any(not device.emulated for device in ort_cuda_plugin.devices())
-        if choice == "cuda" and not has_cuda:
-            raise UserError(
-                ExitCode.UNAVAILABLE, "no CUDA device was found; `ort-cuda-plugin info` says why; try --device emulated"
-            )
-        emulate = choice == "emulated" or not has_cuda
-        if emulate:
-            ort_cuda_plugin.register(emulate=True)
+        from ort_cuda_plugin.ep.devices import cuda_devices
+
+        found, why = ([], "") if choice == "emulated" else cuda_devices()
+        if choice == "cuda" and not found:
+            raise UserError(ExitCode.UNAVAILABLE, f"no CUDA device: {why}; try --device emulated")
+        emulate = not found
+        ort_cuda_plugin.register(emulate=emulate)
         return emulate
 
 

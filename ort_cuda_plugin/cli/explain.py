@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict
 from collections import Counter
+from dataclasses import asdict
 
 from rich.console import Console
 from rich.table import Table

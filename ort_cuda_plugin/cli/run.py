@@ -1,7 +1,7 @@
 """Run a model on the execution provider and compare it with ONNX Runtime's CPU provider.
 
-The weights of the onnx wheel's light models are one constant: they are replaced by seeded noise, and what stands before the final
-Softmax is compared, so that the comparison can fail.
+The weights of the onnx wheel's light models are one constant: they are replaced by seeded noise, and what stands
+before the final Softmax is compared, so that the comparison can fail.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class RunReport:
-    """Times in seconds; `launches` per steady run; `error` is max|a-b|/max|b| against the CPU provider over the compared outputs."""
+    """Times in seconds; `launches` per steady run; `error` is max|a-b|/max|b| against the CPU provider over the
+    compared outputs."""
 
     model: str
     device: str
@@ -101,12 +102,10 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
             model = models.with_noise_weights(model, arguments.seed)
             names, source = [compared], model.SerializeToString()
         feeds = _feeds(model, arguments)
-    options = ort.SessionOptions()
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     before = ort_cuda_plugin.counters()
     started = time.perf_counter()
     with waiting(console, "creating the session"):
-        session = ort_cuda_plugin.session(source, emulate=emulate, sess_options=options)
+        session = ort_cuda_plugin.session(source, emulate=emulate)
     with waiting(console, "first run: kernels that are not in the cache are compiled"):
         actual = session.run(names, feeds)
     first_run = time.perf_counter() - started

@@ -20,7 +20,6 @@ def ep_session() -> Callable[..., ort.InferenceSession]:
     ) -> ort.InferenceSession:
         options = ort.SessionOptions()
         options.graph_optimization_level = level
-        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         session = ort_cuda_plugin.session(model, emulate=True, sess_options=options)
         placed = {part.ep_name for part in session.get_provider_graph_assignment_info()}
         assert placed == {ort_cuda_plugin.get_ep_name()}

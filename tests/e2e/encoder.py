@@ -52,7 +52,7 @@ class _Builder:
         return self.node("Add", self.node("Mul", self.node("Div", centred, deviation), scale), bias)
 
     def heads(self, x: str, like: str, heads: int, width: int) -> str:
-        """(batch, sequence, hidden) -> (batch, heads, sequence, width), with the shape taken from a tensor at Run time."""
+        """(batch, sequence, hidden) -> (batch, heads, sequence, width), the shape taken from a tensor at Run time."""
         sizes = [self.dim(like, 0), self.dim(like, 1), self.constant(heads), self.constant(width)]
         return self.node("Transpose", self.node("Reshape", x, self.shape(*sizes)), perm=[0, 2, 1, 3])
 
@@ -66,7 +66,8 @@ def encoder(
     decomposed: bool = False,
     seed: int = 0,
 ) -> onnx.ModelProto:
-    """Inputs ``input_ids`` and ``attention_mask`` (batch, sequence) int64, output ``last_hidden_state`` (batch, sequence, hidden).
+    """Inputs ``input_ids`` and ``attention_mask`` (batch, sequence) int64, output ``last_hidden_state`` (batch,
+    sequence, hidden).
 
     ``decomposed`` writes LayerNormalization as ReduceMean, Pow, Sqrt, ... as opsets below 17 do.
     """

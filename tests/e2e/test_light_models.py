@@ -13,8 +13,6 @@ import ort_cuda_plugin
 from ort_cuda_plugin import models
 
 TOLERANCE = 1e-3
-# Weights of these need seconds of one core to make and to run: without ORT's optimisations only the others run here as well.
-HEAVY = {"light_vgg19", "light_bvlc_alexnet", "light_zfnet512"}
 LEVELS = [ort.GraphOptimizationLevel.ORT_ENABLE_ALL, ort.GraphOptimizationLevel.ORT_DISABLE_ALL]
 
 

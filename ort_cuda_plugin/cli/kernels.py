@@ -1,0 +1,57 @@
+"""Compile kernels for GPU architectures, without a GPU, and report registers, shared memory and spills.
+
+By default those of the sample: the operators that models spend their time in. A manifest holds every specialisation
+that a test run asked for; record one with ORT_CUDA_PLUGIN_KERNEL_MANIFEST=FILE pytest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--manifest", metavar="FILE", type=Path, help="the kernels of this manifest instead of the sample"
+    )
+    parser.add_argument("--arch", action="append", metavar="SM", help="only this architecture, e.g. sm_90 (repeatable)")
+    parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    from ort_cuda_plugin.runtime.kernel_library import read_manifest
+    from ort_cuda_plugin.runtime.kernel_report import ARCHITECTURES, report, sample_specs
+
+    known = {target.arch: target for target in ARCHITECTURES}
+    unknown = [name for name in arguments.arch or () if name not in known]
+    if unknown:
+        raise UserError(ExitCode.USAGE, f"--arch {unknown[0]}: choose from {', '.join(known)}")
+    targets = [known[name] for name in arguments.arch] if arguments.arch else list(known.values())
+    try:
+        specs = read_manifest(arguments.manifest) if arguments.manifest else sample_specs()
+    except (OSError, ValueError) as error:
+        raise UserError(ExitCode.USAGE, f"--manifest {arguments.manifest}: {error}") from error
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("compiling", total=len(specs) * len(targets))
+        usages = report(specs, targets, progress=lambda done: progress.advance(task, done))
+    failures = [usage for usage in usages if usage.is_failure]
+    if arguments.json:
+        print(json.dumps([asdict(usage) for usage in usages], indent=2))
+    else:
+        table = Table("kernel", "architecture", "registers", "shared", "stack", "spilled", "why spills are accepted")
+        for usage in usages:
+            numbers = (usage.registers, usage.static_shared, usage.stack, usage.spill_stores + usage.spill_loads)
+            table.add_row(usage.kernel, usage.arch, *map(str, numbers), usage.reason)
+        Console(file=sys.stdout).print(table)
+        print(f"{len(specs)} kernels, {len(targets)} architectures, {len(failures)} with spills that no reason accepts")
+    return ExitCode.MISMATCH if failures else ExitCode.OK

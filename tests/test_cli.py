@@ -1,0 +1,101 @@
+"""The command line: what it prints and the exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from ort_cuda_plugin.cli import main
+from ort_cuda_plugin.cli.exit_codes import ExitCode
+
+
+@pytest.fixture
+def add_model(tmp_path: Path) -> str:
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in "abc"]
+    nodes = [helper.make_node("Add", ["a", "b"], ["c"], name="sum")]
+    graph = helper.make_graph(nodes, "add", values[:2], values[2:])
+    path = tmp_path / "add.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return str(path)
+
+
+def test_run_of_a_wheel_model_reports_every_node_on_the_ep_and_a_small_error(capsys):
+    assert main(["run", "light_squeezenet", "--device", "emulated", "--runs", "2", "--json"]) == ExitCode.OK
+    report = json.loads(capsys.readouterr().out)
+    assert report["nodes_on_ep"] == report["nodes"] > 0
+    assert report["emulated"] is True
+    assert report["launches"] > 0
+    assert 0 < report["error"] <= report["tolerance"]
+    assert report["python_calls_in_steady_runs"] == 0
+
+
+def test_run_prints_a_table(capsys, add_model):
+    assert main(["run", add_model, "--device", "emulated", "--runs", "1", "--dim", "n=3"]) == ExitCode.OK
+    printed = capsys.readouterr().out
+    assert "1 of 1" in printed
+    assert "largest error" in printed
+
+
+def test_run_takes_inputs_from_files(capsys, add_model, tmp_path):
+    np.save(tmp_path / "a.npy", np.full((2, 4), np.nan, np.float32))
+    np.save(tmp_path / "b.npy", np.ones((2, 4), np.float32))
+    inputs = [f"--input={name}={tmp_path / name}.npy" for name in "ab"]
+    assert main(["run", add_model, "--device", "emulated", "--runs", "0", *inputs]) == ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "no_such_model"], "light_resnet50"),
+        (["run", "MODEL", "--input", "x=y.npy"], "has no such input"),
+        (["run", "MODEL", "--input", "a"], "write NAME=FILE.npy"),
+        (["run", "MODEL", "--input", "a=/nonexistent.npy"], "nonexistent"),
+        (["run", "MODEL", "--dim", "n=x"], "x"),
+        (["run", "MODEL", "--runs", "-1"], "must not be negative"),
+        (["explain", "no_such_model"], "light_resnet50"),
+    ],
+)
+def test_wrong_arguments_end_with_the_usage_code_and_name_the_argument(capsys, add_model, arguments, message):
+    arguments = [add_model if argument == "MODEL" else argument for argument in arguments]
+    assert main([*arguments, "--device", "emulated"]) == ExitCode.USAGE
+    assert message in capsys.readouterr().err
+
+
+def test_a_truncated_model_ends_with_the_model_code(capsys, add_model, tmp_path):
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(Path(add_model).read_bytes()[:-20])
+    assert main(["run", str(broken), "--device", "emulated"]) == ExitCode.MODEL_FAILED
+    assert str(broken) in capsys.readouterr().err
+
+
+def test_explain_names_each_node_and_why_it_runs_elsewhere(capsys, tmp_path):
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 2]) for name in "xy"]
+    nodes = [helper.make_node("Relu", ["x"], ["r"], name="first"), helper.make_node("Det", ["s"], ["y"], name="last")]
+    nodes.insert(1, helper.make_node("Sinh", ["r"], ["s"], name="middle"))
+    values[1] = helper.make_tensor_value_info("y", TensorProto.FLOAT, [])
+    graph = helper.make_graph(nodes, "mixed", values[:1], values[1:])
+    path = tmp_path / "mixed.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    assert main(["explain", str(path), "--device", "emulated", "--json"]) == ExitCode.OK
+    verdicts = {verdict["name"]: verdict for verdict in json.loads(capsys.readouterr().out)}
+    assert verdicts["first"]["supported"]
+    assert not verdicts["last"]["supported"]
+    assert "Det" in verdicts["last"]["reason"]
+
+
+def test_info_reports_versions_devices_and_the_cache(capsys):
+    assert main(["info", "--json"]) == ExitCode.OK
+    report = json.loads(capsys.readouterr().out)
+    assert report["packages"]["onnx"] == onnx.__version__
+    assert any(device["emulated"] == "1" for device in report["devices"])
+    assert report["cache"]["folder"]
+
+
+def test_info_prints_tables(capsys):
+    assert main(["info"]) == ExitCode.OK
+    assert "emulated" in capsys.readouterr().out
