@@ -1,0 +1,74 @@
+"""Devices: matching with ONNX Runtime's hardware devices, metadata, and what the log says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from isolated import add_model, python
+from ort_cuda_plugin.ep.devices import DeviceInfo, emulated_devices, pci_bus_id_of_card
+
+
+def test_metadata_describe_the_whole_device() -> None:
+    info = DeviceInfo(3, False, "GPU", (9, 0), 80 << 30, "13.0", "0000:65:00.0", 132, 232448)
+    assert DeviceInfo.from_metadata(info.metadata()) == info
+    (emulated, *_) = emulated_devices()
+    assert DeviceInfo.from_metadata(emulated.metadata()) == emulated
+    assert emulated.emulated
+    assert emulated.pci_bus_id == ""
+
+
+def test_the_bus_id_of_a_card_is_that_of_its_pci_device(tmp_path: Path) -> None:
+    device = tmp_path / "devices" / "pci0000:64" / "0000:65:00.0"
+    device.mkdir(parents=True)
+    (tmp_path / "card1").mkdir()
+    (tmp_path / "card1" / "device").symlink_to(device)
+    assert pci_bus_id_of_card("1", tmp_path) == "0000:65:00.0"
+    assert pci_bus_id_of_card("2", tmp_path) == ""
+    assert pci_bus_id_of_card("", tmp_path) == ""
+
+
+def test_a_gpu_is_matched_by_bus_id_and_created_where_onnxruntime_found_none() -> None:
+    # Two GPUs of the driver, of which ONNX Runtime found the second one only, by its card number.
+    code = """
+    import ort_cuda_plugin as plugin
+    from ort_cuda_plugin.abi import host
+    from ort_cuda_plugin.abi.core import ffi, lib
+    from ort_cuda_plugin.ep import factory
+    from ort_cuda_plugin.ep.devices import DeviceInfo
+    plugin.register(emulate=True)
+    gpus = [DeviceInfo(i, False, "GPU", (9, 0), 1, "13.0", f"0000:6{i}:00.0", 1, 1) for i in range(2)]
+    factory.pci_bus_id_of_card = lambda card: "0000:61:00.0" if card == "7" else ""
+    def hardware(kind, metadata):
+        out = ffi.new("OrtHardwareDevice **")
+        with host.KeyValuePairs(metadata) as pairs:
+            host.check_status(host.ep_api().CreateHardwareDevice(kind, 0x10DE, 5, b"NVIDIA", pairs, out))
+        return out[0]
+    cpu = hardware(lib.OrtHardwareDeviceType_CPU, {"pci_bus_id": "0000:60:00.0"})
+    gpu = hardware(lib.OrtHardwareDeviceType_GPU, {"card_idx": "7"})
+    assert factory._match(gpus, [cpu, gpu]) == [None, gpu]
+    gpu = hardware(lib.OrtHardwareDeviceType_GPU, {"pci_bus_id": "0000:60:00.0"})
+    assert factory._match(gpus, [gpu]) == [gpu, None]
+    (emulated,) = plugin.devices()
+    assert factory._match([emulated], [gpu]) == [None]
+    """
+    python(code, env={"CUDA_VISIBLE_DEVICES": ""})
+
+
+def test_the_log_says_why_a_node_is_left_to_others() -> None:
+    code = """
+    import sys, onnxruntime as ort, ort_cuda_plugin as plugin
+    options = ort.SessionOptions()
+    options.log_severity_level = 1
+    model = bytes.fromhex(sys.argv[1])
+    from onnx import helper, TensorProto, load_model_from_string
+    model = load_model_from_string(model)
+    model.graph.node.append(helper.make_node("StringNormalizer", ["m"], ["q"], name="words"))
+    model.graph.input.append(helper.make_tensor_value_info("m", TensorProto.STRING, [2]))
+    model.graph.output.append(helper.make_tensor_value_info("q", TensorProto.STRING, [2]))
+    plugin.session(model.SerializeToString(), emulate=True, sess_options=options,
+                   provider_options={"prefer_nhwc": 1})
+    """
+    log = python(code, add_model().hex()).stderr
+    assert "StringNormalizer node 'words' is left to other providers (op): " in log
+    assert "1 of 2 nodes claimed, in 1 clusters" in log
+    assert "options without effect here: prefer_nhwc" in log
