@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from kernel_harness import run_op
 from nn_reference import check_op, noise
-
 from ort_cuda_plugin.graph.ir import InvalidModel
 from ort_cuda_plugin.graph.node_lowering import NodeError
 

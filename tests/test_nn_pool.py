@@ -1,4 +1,4 @@
-"""Pooling and LRN on the emulated device against onnx.reference in float64."""
+"""Pooling and LRN on the emulated device against NumPy in float64."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_harness import run_op
-from nn_reference import check_op, noise
 
+from kernel_harness import Array, run_op
+from nn_reference import check_close, check_op, lrn, noise, pool, tolerance_of
 from ort_cuda_plugin.graph.node_lowering import NodeError
 
 few = settings(max_examples=20, deadline=None)
 
 
 @st.composite
-def poolings(draw: st.DrawFn, rank: int, ceil: bool = True) -> tuple[tuple[int, ...], dict[str, Any]]:
+def poolings(draw: st.DrawFn, rank: int) -> tuple[tuple[int, ...], dict[str, Any]]:
     """A shape and attributes that fit it. Pads are smaller than the kernel, so that no window lies in padding alone."""
     axes = range(rank)
     kernel = [draw(st.integers(1, 3)) for _ in axes]
@@ -25,32 +25,55 @@ def poolings(draw: st.DrawFn, rank: int, ceil: bool = True) -> tuple[tuple[int, 
         "kernel_shape": kernel,
         "strides": [draw(st.integers(1, 3)) for _ in axes],
         "pads": [draw(st.integers(0, k - 1)) for k in kernel * 2],
-        "ceil_mode": draw(st.integers(0, int(ceil))),
+        "ceil_mode": draw(st.integers(0, 1)),
     }
     size = [draw(st.integers(3, 12)) for _ in axes]
     return (draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 3])), *size), attributes
 
 
-@few
-@given(case=poolings(2), dynamic=st.booleans())
-def test_max_pool_2d_is_the_references(case: Any, dynamic: bool) -> None:
-    shape, attributes = case
-    check_op("MaxPool", [noise(1, shape)], attributes, dynamic=dynamic)
+def check_max_pool(shape: tuple[int, ...], attributes: dict[str, Any], dynamic: bool) -> None:
+    x = noise(1, shape)
+    (result,) = run_op("MaxPool", [x], attributes, dynamic=dynamic)
+    check_close(result, pool(x, attributes, lambda values, _: values.max(axis=-1)), 0)
+
+
+def check_average_pool(shape: tuple[int, ...], attributes: dict[str, Any], include_pad: int, dynamic: bool) -> None:
+    def mean(values: Array, covered: int) -> Array:
+        return values.sum(axis=-1) / (covered if include_pad else values.shape[-1])
+
+    x = noise(1, shape)
+    (result,) = run_op("AveragePool", [x], {**attributes, "count_include_pad": include_pad}, dynamic=dynamic)
+    check_close(result, pool(x, attributes, mean), tolerance_of(x))
 
 
 @few
 @given(case=poolings(2), include_pad=st.integers(0, 1), dynamic=st.booleans())
-def test_average_pool_2d_is_the_references(case: Any, include_pad: int, dynamic: bool) -> None:
-    shape, attributes = case
-    check_op("AveragePool", [noise(1, shape)], {**attributes, "count_include_pad": include_pad}, dynamic=dynamic)
+def test_pools_in_2d_are_numpys(case: Any, include_pad: int, dynamic: bool) -> None:
+    check_max_pool(*case, dynamic)
+    check_average_pool(*case, include_pad, dynamic)
 
 
 @settings(max_examples=6, deadline=None)
-@given(case=st.one_of(poolings(1, ceil=False), poolings(3, ceil=False)))
-def test_pools_in_1d_and_3d_are_the_references(case: Any) -> None:
-    shape, attributes = case
-    check_op("MaxPool", [noise(1, shape)], attributes)
-    check_op("AveragePool", [noise(1, shape)], attributes)
+@given(case=st.one_of(poolings(1), poolings(3)))
+def test_pools_in_1d_and_3d_are_numpys(case: Any) -> None:
+    check_max_pool(*case, False)
+    check_average_pool(*case, 0, False)
+
+
+@pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
+def test_windows_with_gaps(op_type: str) -> None:
+    check_op(op_type, [noise(1, (1, 2, 9, 8))], {"kernel_shape": [3, 2], "dilations": [2, 3], "strides": [1, 2]})
+
+
+@pytest.mark.parametrize(
+    ("auto_pad", "pads"), [("SAME_UPPER", [1, 0, 1, 1]), ("SAME_LOWER", [1, 1, 1, 0]), ("VALID", [0, 0, 0, 0])]
+)
+def test_pads_by_name_are_those_in_numbers(auto_pad: str, pads: list[int]) -> None:
+    attributes: dict[str, Any] = {"kernel_shape": [3, 3], "strides": [2, 2]}
+    x = noise(1, (1, 2, 9, 8))
+    (named,) = run_op("MaxPool", [x], {**attributes, "auto_pad": auto_pad})
+    (numbered,) = run_op("MaxPool", [x], {**attributes, "pads": pads})
+    np.testing.assert_array_equal(named, numbered)
 
 
 @pytest.mark.parametrize("storage_order", [0, 1])
@@ -76,18 +99,23 @@ def test_max_pool_of_bytes(dtype: type) -> None:
     np.testing.assert_array_equal(result, x.reshape(1, 2, 3, 2, 3, 2).max(axis=(3, 5)))
 
 
-@pytest.mark.parametrize("op_type", ["GlobalAveragePool", "GlobalMaxPool"])
+@pytest.mark.parametrize(("op_type", "function"), [("GlobalAveragePool", np.mean), ("GlobalMaxPool", np.max)])
 @pytest.mark.parametrize("shape", [(2, 3, 5), (1, 4, 7, 6), (2, 2, 3, 4, 5), (0, 3, 5, 5)])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_global_pools_are_the_references(op_type: str, shape: tuple[int, ...], dynamic: bool) -> None:
-    check_op(op_type, [noise(1, shape)], dynamic=dynamic)
+def test_global_pools_are_numpys(op_type: str, function: Any, shape: tuple[int, ...], dynamic: bool) -> None:
+    x = noise(1, shape)
+    (result,) = run_op(op_type, [x], dynamic=dynamic)
+    axes = tuple(range(2, len(shape)))
+    check_close(result, function(x.astype(np.float64), axis=axes, keepdims=True), tolerance_of(x))
 
 
 @few
-@given(channels=st.integers(1, 9), size=st.sampled_from([1, 3, 5]), bias=st.sampled_from([1.0, 2.0]))
-def test_lrn_is_the_references(channels: int, size: int, bias: float) -> None:
+@given(channels=st.integers(1, 9), size=st.integers(1, 6), bias=st.sampled_from([1.0, 2.0]))
+def test_lrn_is_numpys(channels: int, size: int, bias: float) -> None:
+    x = noise(1, (2, channels, 4, 3))
     attributes = {"size": size, "alpha": 0.1, "beta": 0.6, "bias": bias}
-    check_op("LRN", [noise(1, (2, channels, 4, 3))], attributes, tolerance=1e-6)
+    (result,) = run_op("LRN", [x], attributes)
+    check_close(result, lrn(x, **attributes), 1e-6)
 
 
 def test_a_window_without_size_is_named() -> None:
