@@ -1,0 +1,207 @@
+"""Clusters, host values and views in stock ONNX Runtime, compared with its CPU execution provider."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import ort_cuda_plugin
+
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+RNG = np.random.default_rng(0)
+
+
+def info(name: str, kind: int, shape: list[int | str | None] | None) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape, dtype=np.float32)
+
+
+class Pair:
+    """One model on the plugin (with the CPU provider for what it declines) and on the CPU provider alone."""
+
+    def __init__(self, nodes, inputs, outputs, **initializers: np.ndarray) -> None:
+        constants = [numpy_helper.from_array(array, name) for name, array in initializers.items()]
+        graph = helper.make_graph(nodes, "g", inputs, outputs, constants)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        ort_cuda_plugin.register(emulate=True)
+        data = model.SerializeToString()
+        self.ours = ort.InferenceSession(
+            data, options, providers=["CudaPluginExecutionProvider", "CPUExecutionProvider"]
+        )
+        self.cpu = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+    @property
+    def clusters(self) -> list[list[str]]:
+        """Operators of each of the plugin's clusters."""
+        return [
+            sorted(node.op_type for node in subgraph.get_nodes())
+            for subgraph in self.ours.get_provider_graph_assignment_info()
+            if subgraph.ep_name == "CudaPluginExecutionProvider"
+        ]
+
+    def check(self, **feed: np.ndarray) -> list[np.ndarray]:
+        """Runs both. Raises AssertionError where they differ."""
+        results = self.ours.run(None, feed)
+        for actual, expected in zip(results, self.cpu.run(None, feed), strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5, strict=True)
+        return results
+
+
+def test_a_node_of_the_cpu_in_the_middle_splits_the_graph_and_results_stay_right():
+    pair = Pair(
+        [
+            helper.make_node("Mul", ["x", "x"], ["a"]),
+            helper.make_node("Det", ["a"], ["d"]),
+            helper.make_node("Add", ["a", "d"], ["y"]),
+        ],
+        [info("x", FLOAT, ["n", "n"])],
+        [info("y", FLOAT, None)],
+    )
+    assert sorted(pair.clusters) == [["Add"], ["Mul"]]
+    for n in (2, 3, 1):
+        pair.check(x=floats(n, n))
+
+
+def test_unseen_shapes_need_neither_python_nor_a_variant():
+    pair = Pair(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["a"]),
+            helper.make_node("Add", ["a", "x"], ["b"]),
+            helper.make_node("Transpose", ["b"], ["t"], perm=[0, 2, 1]),
+            helper.make_node("Softmax", ["t"], ["y"], axis=-1),
+        ],
+        [info("x", FLOAT, ["batch", "sequence", 8])],
+        [info("y", FLOAT, None)],
+        w=floats(8, 8),
+    )
+    pair.check(x=floats(2, 3, 8))
+    before = ort_cuda_plugin.counters()
+    for batch, sequence in [(1, 1), (1, 5), (7, 1), (4, 33), (0, 3), (3, 2)]:
+        pair.check(x=floats(batch, sequence, 8))
+    after = ort_cuda_plugin.counters()
+    assert after["python_calls"] == before["python_calls"]
+    assert after["plan_variants_built"] == before["plan_variants_built"]
+    assert after["plan_hits"] == before["plan_hits"] + 6
+
+
+def test_shape_arithmetic_is_neither_launched_nor_read_back():
+    pair = Pair(
+        [
+            helper.make_node("Shape", ["x"], ["s"]),
+            helper.make_node("Gather", ["s", "one"], ["m"]),
+            helper.make_node("Mul", ["m", "three"], ["m3"]),
+            helper.make_node("Unsqueeze", ["m3", "zero"], ["u"]),
+            helper.make_node("Concat", ["minus", "u"], ["shape"], axis=0),
+            helper.make_node("Reshape", ["x", "shape"], ["r"]),
+            helper.make_node("Neg", ["r"], ["y"]),
+        ],
+        [info("x", FLOAT, ["n", "m"])],
+        [info("y", FLOAT, None)],
+        one=np.array(1),
+        three=np.array(3),
+        zero=np.array([0]),
+        minus=np.array([-1]),
+    )
+    pair.check(x=floats(6, 5))
+    before = ort_cuda_plugin.counters()
+    pair.check(x=floats(9, 1))
+    after = ort_cuda_plugin.counters()
+    assert after["launches"] == before["launches"] + 1
+    assert after["host_value_reads"] == before["host_value_reads"]
+
+
+def test_a_shape_that_is_a_graph_input_is_read_back_once_per_run():
+    pair = Pair(
+        [helper.make_node("Reshape", ["x", "shape"], ["r"]), helper.make_node("Neg", ["r"], ["y"])],
+        [info("x", FLOAT, ["n"]), info("shape", INT64, [2])],
+        [info("y", FLOAT, None)],
+    )
+    assert pair.clusters == [["Neg", "Reshape"]]
+    pair.check(x=floats(6), shape=np.array([2, 3]))
+    before = ort_cuda_plugin.counters()
+    for n, shape in [(6, [3, 2]), (6, [-1, 1]), (8, [2, -1]), (6, [6, 1])]:
+        pair.check(x=floats(n), shape=np.array(shape))
+    after = ort_cuda_plugin.counters()
+    assert after["host_value_reads"] == before["host_value_reads"] + 4
+    assert after["plan_variants_built"] == before["plan_variants_built"]
+
+
+def test_inputs_constants_views_and_repeated_values_can_be_outputs():
+    pair = Pair(
+        [
+            helper.make_node("Identity", ["x"], ["same"]),
+            helper.make_node("Identity", ["w"], ["constant"]),
+            helper.make_node("Add", ["x", "w"], ["sum"]),
+            helper.make_node("Transpose", ["sum"], ["transposed"], perm=[1, 0]),
+            helper.make_node("Identity", ["sum"], ["again"]),
+            helper.make_node("Shape", ["sum"], ["shape"]),
+        ],
+        [info("x", FLOAT, ["n", 3])],
+        [
+            info(name, INT64 if name == "shape" else FLOAT, None)
+            for name in ("same", "constant", "sum", "transposed", "again", "shape")
+        ],
+        w=floats(3),
+    )
+    assert len(pair.clusters) == 1
+    pair.check(x=floats(2, 3))
+    pair.check(x=floats(1, 3))
+
+
+def test_a_shape_that_does_not_fit_fails_with_the_node_and_the_next_run_works():
+    pair = Pair(
+        [helper.make_node("Neg", ["x"], ["n"]), helper.make_node("Add", ["n", "z"], ["y"], name="the sum")],
+        [info("x", FLOAT, ["a"]), info("z", FLOAT, ["b"])],
+        [info("y", FLOAT, None)],
+    )
+    pair.check(x=floats(4), z=floats(4))
+    with pytest.raises(Exception, match=r"node .the sum \(Add\).: .*broadcast"):
+        pair.ours.run(None, {"x": floats(4), "z": floats(3)})
+    pair.check(x=floats(4), z=floats(1))
+
+
+def test_values_from_outside_reach_the_body_of_a_conditional():
+    then_branch = helper.make_graph([helper.make_node("Add", ["a", "w"], ["t"])], "then", [], [info("t", FLOAT, None)])
+    else_branch = helper.make_graph([helper.make_node("Sub", ["a", "w"], ["e"])], "else", [], [info("e", FLOAT, None)])
+    pair = Pair(
+        [
+            helper.make_node("Mul", ["x", "w"], ["a"]),
+            helper.make_node("If", ["c"], ["i"], then_branch=then_branch, else_branch=else_branch),
+            helper.make_node("Mul", ["i", "a"], ["y"]),
+        ],
+        [info("c", BOOL, []), info("x", FLOAT, ["n", 2])],
+        [info("y", FLOAT, None)],
+        w=floats(2),
+    )
+    assert pair.clusters == [["Mul"], ["Mul"]]
+    for condition in (True, False):
+        pair.check(c=np.array(condition), x=floats(3, 2))
+
+
+def test_weights_that_left_host_memory_serve_a_later_variant():
+    pair = Pair(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["a"]),
+            helper.make_node("Add", ["a", "z"], ["y"]),
+        ],
+        [info("x", FLOAT, ["n", 256]), info("z", FLOAT, ["n", 256])],
+        [info("y", FLOAT, None)],
+        w=floats(256, 256),
+    )
+    before = ort_cuda_plugin.counters()
+    pair.check(x=floats(5, 256), z=floats(5, 256))
+    # Dimensions of one name that differ are a variant of their own.
+    pair.check(x=floats(5, 256), z=floats(1, 256))
+    after = ort_cuda_plugin.counters()
+    assert after["plan_variants_built"] == before["plan_variants_built"] + 2
+    assert after["weight_bytes"] == before["weight_bytes"]
