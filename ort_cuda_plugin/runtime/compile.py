@@ -46,7 +46,8 @@ element_types = {
     "u32": types.uint32,
     "u64": types.uint64,
 }
-emulated_compute_capability = (9, 0)
+front_end_compute_capability = (8, 0)
+"""What Numba is told: the IR is the same for all architectures from here on, and for the emulated device."""
 compile_lock = threading.RLock()
 
 
@@ -150,21 +151,22 @@ def parameter_type(entry: str) -> types.Type:
     return types.CPointer(element_types[entry[1:]]) if entry.startswith("*") else scalar_types[entry]
 
 
-def kernel_ir(spec: KernelSpec, compute_capability: tuple[int, int]) -> KernelIR:
-    """Runs Numba's front end."""
+@lru_cache(maxsize=64)
+def kernel_ir(spec: KernelSpec) -> KernelIR:
+    """Runs Numba's front end. The last results are kept: a report compiles a kernel for several architectures."""
     from numba.cuda import dispatcher
 
     function = kernel_function(spec)
     signature = types.void(*(parameter_type(entry) for entry in spec.signature))
     current_device = dispatcher.get_current_device
-    dispatcher.get_current_device = lambda: ComputeCapability(compute_capability)
+    dispatcher.get_current_device = lambda: ComputeCapability(front_end_compute_capability)
     try:
         library, _ = _compile_pyfunc_with_fixup(
             function,
             signature,
             device=False,
             abi="numba",
-            cc=compute_capability,
+            cc=front_end_compute_capability,
             fastmath=spec.fast_math,
             launch_bounds=spec.launch_bounds or None,
         )
@@ -198,7 +200,7 @@ def explain(function: Callable[..., None], error: Exception) -> tuple[str, int, 
 def compile_cuda(spec: KernelSpec, target: Target) -> KernelImage:
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
-    ir = kernel_ir(spec, target.compute_capability)
+    ir = kernel_ir(spec)
     modules = [text.replace(ir.mangled_name, spec.symbol) for text in ir.modules]
     try:
         arch = nvrtc.get_arch_option(*target.compute_capability)
@@ -284,7 +286,7 @@ def inline_into_kernel(ir: KernelIR, shared: host_ir.SharedMemory) -> str:
 
 def emulated_ir(spec: KernelSpec, check: bool) -> host_ir.KernelText:
     """The kernel's module for the emulated device, before optimisation."""
-    ir = kernel_ir(spec, emulated_compute_capability)
+    ir = kernel_ir(spec)
     sizes = [0 if entry.startswith("*") else int(entry[1:]) // 8 for entry in spec.signature]
     shared = host_ir.SharedMemory()
     try:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ort_cuda_plugin.runtime.cache import KernelCache, kernel_key
 from ort_cuda_plugin.runtime.kernel import KernelSpec
@@ -18,6 +18,7 @@ from ort_cuda_plugin.runtime.targets import KernelImage, Target
 if TYPE_CHECKING:
     from ort_cuda_plugin.runtime.compile_worker import WorkerClient
 
+Job: TypeAlias = tuple[KernelSpec, Target]
 MANIFEST_VARIABLE = "ORT_CUDA_PLUGIN_KERNEL_MANIFEST"
 min_parallel = 12
 """Misses from which a second process, which spends over a second importing Numba, still ends sooner."""
@@ -52,62 +53,92 @@ class KernelLibrary:
 
         Raises KernelCompileError (of `ort_cuda_plugin.runtime.compile`) for the first kernel that does not compile.
         """
-        record_specs(specs)
-        keys = [kernel_key(spec, target) for spec in specs]
+        return self.get_jobs([(spec, target) for spec in specs])
+
+    def get_jobs(self, jobs: Sequence[Job], progress: Callable[[int], None] = lambda done: None) -> list[KernelImage]:
+        """As `get_many`, each kernel for a target of its own.
+
+        Jobs of one kernel should be neighbours: they share most of the work. ``progress`` is called with the number of
+        jobs just done, from any thread.
+        """
+        record_specs(spec for spec, _ in jobs)
+        keys = [kernel_key(spec, target) for spec, target in jobs]
         with self.lock:
-            missing: dict[str, KernelSpec] = {}
+            missing: dict[str, Job] = {}
             hits = 0
-            for key, spec in dict(zip(keys, specs, strict=True)).items():
-                if key not in self.images and (image := self.cache.load(key, target)) is not None:
+            for key, job in dict(zip(keys, jobs, strict=True)).items():
+                if key not in self.images and (image := self.cache.load(key, job[1])) is not None:
                     self.images[key] = image
                 if key in self.images:
                     hits += 1
                 else:
-                    missing[key] = spec
+                    missing[key] = job
             if hits:
                 self.count("KERNEL_CACHE_HITS", hits)
+                progress(hits)
             if missing:
-                for key, image in zip(missing, compile_many(list(missing.values()), target), strict=True):
+                for key, image in zip(missing, compile_many(list(missing.values()), progress), strict=True):
                     self.images[key] = image
                     self.cache.store(key, image)
                 self.count("KERNELS_COMPILED", len(missing))
             return [self.images[key] for key in keys]
 
 
-def compile_many(specs: Sequence[KernelSpec], target: Target) -> list[KernelImage]:
+class Compilation:
+    """Jobs that this process takes from the front and helpers from the back, until they meet."""
+
+    def __init__(self, jobs: Sequence[Job], progress: Callable[[int], None]) -> None:
+        self.jobs = jobs
+        self.progress = progress
+        self.images: list[KernelImage | None] = [None] * len(jobs)
+        self.todo = deque(range(len(jobs)))
+
+    def run_here(self) -> None:
+        """Raises KernelCompileError."""
+        if not self.todo:
+            return
+        from ort_cuda_plugin.runtime.compile import compile_kernel
+
+        while (index := self.take(self.todo.popleft)) is not None:
+            self.images[index] = compile_kernel(*self.jobs[index])
+            self.progress(1)
+
+    def run_in(self, worker: WorkerClient) -> None:
+        """Ends early where the helper fails; what it could not do is done here, so that its error is raised here."""
+        worker.wait_ready()
+        while (index := self.take(self.todo.pop)) is not None:
+            image = worker.compile(*self.jobs[index])
+            if image is None:
+                return
+            self.images[index] = image
+            self.progress(1)
+
+    @staticmethod
+    def take(pop: Callable[[], int]) -> int | None:
+        try:
+            return pop()
+        except IndexError:
+            return None
+
+
+def compile_many(jobs: Sequence[Job], progress: Callable[[int], None] = lambda done: None) -> list[KernelImage]:
     """Compiles all, sharing the work with helper processes when it is much. Raises KernelCompileError."""
-    images: list[KernelImage | None] = [None] * len(specs)
-    todo = deque(range(len(specs)))
-    workers = start_workers(len(specs))
-    threads = [threading.Thread(target=feed, args=(worker, specs, target, todo, images)) for worker in workers]
+    compilation = Compilation(jobs, progress)
+    workers = start_workers(len(jobs))
+    threads = [threading.Thread(target=compilation.run_in, args=(worker,)) for worker in workers]
     try:
         for thread in threads:
             thread.start()
-        compile_here(specs, target, todo, images)
+        compilation.run_here()
     finally:
-        todo.clear()
+        compilation.todo.clear()
         for thread in threads:
             thread.join()
         for worker in workers:
             worker.close()
-    # What a helper could not do is done here, so that its error is raised here.
-    compile_here(specs, target, deque(i for i, image in enumerate(images) if image is None), images)
-    return [image for image in images if image is not None]
-
-
-def compile_here(
-    specs: Sequence[KernelSpec], target: Target, todo: deque[int], images: list[KernelImage | None]
-) -> None:
-    if not todo:
-        return
-    from ort_cuda_plugin.runtime.compile import compile_kernel
-
-    while todo:
-        try:
-            index = todo.popleft()
-        except IndexError:
-            return
-        images[index] = compile_kernel(specs[index], target)
+    compilation.todo.extend(i for i, image in enumerate(compilation.images) if image is None)
+    compilation.run_here()
+    return [image for image in compilation.images if image is not None]
 
 
 def start_workers(jobs: int) -> list[WorkerClient]:
@@ -118,26 +149,6 @@ def start_workers(jobs: int) -> list[WorkerClient]:
     from ort_cuda_plugin.runtime.compile_worker import WorkerClient
 
     return [worker for worker in (WorkerClient.start() for _ in range(wanted)) if worker is not None]
-
-
-def feed(
-    worker: WorkerClient,
-    specs: Sequence[KernelSpec],
-    target: Target,
-    todo: deque[int],
-    images: list[KernelImage | None],
-) -> None:
-    """Gives one helper a kernel at a time from the far end of the list, until none is left or the helper fails."""
-    worker.wait_ready()
-    while todo:
-        try:
-            index = todo.pop()
-        except IndexError:
-            return
-        image = worker.compile(specs[index], target)
-        if image is None:
-            return
-        images[index] = image
 
 
 # ---- manifest of the kernels that were asked for ----

@@ -5,7 +5,7 @@ Behind the ``kernels`` command. Kernels come from a manifest that a test run rec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +19,6 @@ from ort_cuda_plugin.runtime.kernel_library import KernelLibrary
 from ort_cuda_plugin.runtime.targets import KernelImage, Target
 
 ARCHITECTURES = (Target.cuda(8, 0), Target.cuda(9, 0), Target.cuda(10, 0), Target.cuda(12, 0))
-BATCH = 16
-"""Kernels that are compiled between two calls of ``progress``."""
 
 ALLOWED_SPILLS: dict[tuple[str, str], str] = {}
 """(kernel name, architecture such as "sm_80", or "*") -> the reason why a spill there is accepted."""
@@ -66,24 +64,19 @@ def usage_of(spec: KernelSpec, image: KernelImage) -> KernelUsage:
 
 def report(
     specs: Sequence[KernelSpec],
-    targets: Iterable[Target] = ARCHITECTURES,
+    targets: Sequence[Target] = ARCHITECTURES,
     library: KernelLibrary | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[KernelUsage]:
     """Compiles every kernel for every architecture. ``progress`` is called with the number of kernels just done.
 
+    The result is ordered by kernel, then by architecture.
+
     Raises KernelCompileError for a kernel that does not compile.
     """
     library = library or KernelLibrary(count=lambda name, by: None)
-    usages = []
-    for target in targets:
-        for start in range(0, len(specs), BATCH):
-            batch = specs[start : start + BATCH]
-            usages += [
-                usage_of(spec, image) for spec, image in zip(batch, library.get_many(batch, target), strict=True)
-            ]
-            progress(len(batch))
-    return usages
+    jobs = [(spec, target) for spec in specs for target in targets]
+    return [usage_of(spec, image) for (spec, _), image in zip(jobs, library.get_jobs(jobs, progress), strict=True)]
 
 
 # ---- the sample: operators lowered for a GPU at typical sizes ----

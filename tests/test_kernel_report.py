@@ -1,0 +1,67 @@
+"""The report of what kernels cost on GPU architectures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernel_launch import kernel
+from ort_cuda_plugin.runtime import kernel_report
+from ort_cuda_plugin.runtime.cache import KernelCache
+from ort_cuda_plugin.runtime.kernel import KernelSpec
+from ort_cuda_plugin.runtime.kernel_library import KernelLibrary
+from ort_cuda_plugin.runtime.kernel_report import ARCHITECTURES, report, sample_specs
+
+plain = kernel("plain", ("*f32",), "def kernel(x):\n    x[cuda.threadIdx.x] += float32(1)\n", launch_bounds=64)
+
+
+def spilling() -> KernelSpec:
+    lines = [
+        "def kernel(x, n):",
+        *(f"    a{i} = x[{i}]" for i in range(64)),
+        "    for j in range(n):",
+        *(f"        a{i} += x[j] * a{(i + 7) % 64}" for i in range(64)),
+        "    x[0] = " + " + ".join(f"a{i}" for i in range(64)),
+    ]
+    source = "\n".join(lines) + "\n"
+    return kernel("spilling", ("*f32", "i32"), source, max_registers=32)
+
+
+def uncounted(folder: Path) -> KernelLibrary:
+    return KernelLibrary(KernelCache(folder), lambda name, by: None)
+
+
+def test_the_sample_spills_nowhere() -> None:
+    library = KernelLibrary(count=lambda name, by: None)
+    usages = report(sample_specs(), library=library)
+    assert len(usages) == len(sample_specs()) * len(ARCHITECTURES)
+    assert not [usage for usage in usages if usage.is_failure]
+    assert all(0 < usage.registers <= 255 for usage in usages)
+
+
+def test_a_spill_fails_unless_a_reason_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = [plain, spilling()]
+    done: list[int] = []
+    usages = report(specs, library=uncounted(tmp_path), progress=done.append)
+    assert sum(done) == len(usages) == 2 * len(ARCHITECTURES)
+    assert [usage.arch for usage in usages[:4]] == ["sm_80", "sm_90", "sm_100", "sm_120"]
+    assert [usage.is_failure for usage in usages] == [False] * 4 + [True] * 4
+    assert all(usage.registers == 32 and usage.spill_stores > 0 and usage.stack > 0 for usage in usages[4:])
+    monkeypatch.setitem(kernel_report.ALLOWED_SPILLS, ("spilling", "sm_90"), "a test")
+    usages = report(specs, library=uncounted(tmp_path))
+    assert [usage.is_failure for usage in usages[4:]] == [True, False, True, True]
+    assert usages[5].reason == "a test"
+
+
+def test_shared_memory_is_reported(tmp_path: Path) -> None:
+    source = """
+def kernel(x):
+    s = cuda.shared.array(1000, float32)
+    t = cuda.threadIdx.x
+    s[t] = x[t]
+    cuda.syncthreads()
+    x[t] = s[999 - t]
+"""
+    (usage,) = report([kernel("shared", ("*f32",), source)], [ARCHITECTURES[0]], uncounted(tmp_path))
+    assert usage.static_shared == 4000
