@@ -69,6 +69,6 @@ def test_the_log_says_why_a_node_is_left_to_others() -> None:
                    provider_options={"prefer_nhwc": 1})
     """
     log = python(code, add_model().hex()).stderr
-    assert "StringNormalizer node 'words' is left to other providers (op): " in log
+    assert "StringNormalizer node 'words' is left to other providers (dtype): " in log
     assert "1 of 2 nodes claimed, in 1 clusters" in log
     assert "options without effect here: prefer_nhwc" in log

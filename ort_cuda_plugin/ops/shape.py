@@ -120,8 +120,8 @@ def expand_8(ctx: Lowering, x: T, shape: HostTensor) -> Tensor:
 
 
 @op("Dropout", since=7, types={"T": FLOATS})
-def dropout_7(ctx: Lowering, data: Tensor, *, ratio: float = 0.5) -> Tensor:
-    return data
+def dropout_7(ctx: Lowering, data: Tensor, *, ratio: float = 0.5) -> tuple[Tensor, ...]:
+    return _dropout(ctx, data, data.dtype)
 
 
 @op("Dropout", since=10, types={"T": FLOATS})
@@ -140,11 +140,11 @@ def dropout_12(
     return _dropout(ctx, data)
 
 
-def _dropout(ctx: Lowering, data: Tensor) -> tuple[Tensor, ...]:
+def _dropout(ctx: Lowering, data: Tensor, mask: DType = DType.BOOL) -> tuple[Tensor, ...]:
     """Inference keeps every element, and says so in the mask."""
     if ctx.node is None or len(ctx.node.outputs) < 2 or ctx.node.outputs[1] is None:
         return (data,)
-    return data, full(ctx, data.shape, True, DType.BOOL)
+    return data, full(ctx, data.shape, 1, mask)
 
 
 @op("Constant", since=1)
