@@ -36,6 +36,13 @@ static void free_variant(ocp_variant *variant) {
   free(variant);
 }
 
+static void free_kernels(ocp_kernel_ref *kernels, uint32_t count) {
+  for (uint32_t i = 0; i < count; i++) {
+    free((void *)kernels[i].name);
+    free((void *)kernels[i].params);
+  }
+}
+
 void ocp_cluster_release(ocp_cluster *cluster) {
   if (!cluster)
     return;
@@ -46,8 +53,7 @@ void ocp_cluster_release(ocp_cluster *cluster) {
   }
   for (uint32_t i = 0; i < cluster->num_weights; i++)
     ocp_weight_release(cluster->weights[i]);
-  for (uint32_t i = 0; i < cluster->num_kernels; i++)
-    free((char *)cluster->kernels[i].name);
+  free_kernels(cluster->kernels, cluster->num_kernels);
   free(cluster->kernels);
   free(cluster->weights);
   free(cluster->problems);
@@ -78,14 +84,16 @@ static int add_kernels(ocp_cluster *cluster, const ocp_kernel_ref *kernels, uint
   }
   for (uint32_t i = 0; i < count; i++) {
     ocp_kernel_ref *kernel = &cluster->kernels[first + i];
+    uint8_t *params = malloc(kernels[i].num_params + 1);
     *kernel = kernels[i];
     kernel->name = strdup(kernels[i].name);
-    if (!kernel->name) {
-      while (i-- > 0)
-        free((char *)cluster->kernels[first + i].name);
+    kernel->params = params;
+    if (!kernel->name || !params) {
+      free_kernels(cluster->kernels + first, i + 1);
       fail_memory(error);
       return -1;
     }
+    memcpy(params, kernels[i].params, kernels[i].num_params);
   }
   cluster->num_kernels += count;
   return (int)first;
@@ -155,6 +163,16 @@ static bool in_range(const uint32_t *indices, uint32_t count, uint32_t limit) {
   return true;
 }
 
+/* Launching a kernel with parameters that it does not have would read memory that is not there. */
+static bool takes(const ocp_kernel_ref *kernel, const ocp_plan_param *params, uint32_t count) {
+  if (kernel->num_params != count)
+    return false;
+  for (uint32_t i = 0; i < count; i++)
+    if (kernel->params[i] != params[i].kind)
+      return false;
+  return true;
+}
+
 /* What a plan takes from its cluster exists. */
 static int check_handles(const ocp_cluster *cluster, const ocp_plan *plan, ocp_error *error) {
   const ocp_plan_header *h = &plan->header;
@@ -165,12 +183,10 @@ static int check_handles(const ocp_cluster *cluster, const ocp_plan *plan, ocp_e
                     cluster->name);
   for (uint32_t i = 0; i < h->num_records; i++) {
     const ocp_plan_record *record = &plan->records[i];
-    if (record->kind != OCP_RECORD_LAUNCH)
-      continue;
-    const ocp_kernel_ref *kernel = &cluster->kernels[plan->kernels[record->index]];
-    if (kernel->num_params != record->num_params)
-      return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: record %u has %u parameters, its kernel %s takes %u", i,
-                      record->num_params, kernel->name, kernel->num_params);
+    if (record->kind == OCP_RECORD_LAUNCH &&
+        !takes(&cluster->kernels[plan->kernels[record->index]], plan->params + record->first_param, record->num_params))
+      return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: record %u has other parameters than its kernel %s", i,
+                      cluster->kernels[plan->kernels[record->index]].name);
   }
   for (uint32_t i = 0; i < h->num_inputs; i++)
     if ((plan->inputs[i].host_register != OCP_NO_REG) != is_host_input(cluster, i))

@@ -27,6 +27,7 @@ typedef struct ocp_kernel_ref {
   CUfunction function;
   const char *name; /* copied */
   uint32_t num_params;
+  const uint8_t *params; /* the ocp_param_kind of each; copied */
 } ocp_kernel_ref;
 
 /* Makes a cluster for `device` with a name for errors (copied). python_handle identifies it in build_variant. */

@@ -17,13 +17,21 @@ import numpy as np
 from ort_cuda_plugin.abi.core import PluginError, check, core, ffi, new_error
 from ort_cuda_plugin.ep import boundary
 from ort_cuda_plugin.ep.fused_node import FUSED_NODES
-from ort_cuda_plugin.runtime.plan_format import ExprOp, Param, Plan, PlanExpr, Record, RecordKind, encode
+from ort_cuda_plugin.runtime.plan_format import ExprOp, Param, ParamKind, Plan, PlanExpr, Record, RecordKind, encode
 
 FLOAT, INT32, INT64, BOOL = 1, 6, 7, 9
 NUMPY_TYPES = {FLOAT: np.float32, INT32: np.int32, INT64: np.int64, BOOL: np.bool_}
 ONNX_TYPES = {np.dtype(v): k for k, v in NUMPY_TYPES.items()} | {np.dtype(np.uint64): 13, np.dtype(np.int8): 3}
-KERNELS = {"affine": 5, "add": 4, "keep_positive": 4, "parameters": 7, "idle": 2, "fault": 1}
-"""The kernels of executor_kernels.c and how many parameters they take."""
+P, I8, I16, I32, I64, F32, F64 = (getattr(ParamKind, k) for k in ("POINTER", "I8", "I16", "I32", "I64", "F32", "F64"))
+KERNELS = {
+    "affine": (P, P, I64, F32, F32),
+    "add": (P, P, P, I32),
+    "keep_positive": (P, P, P, I64),
+    "parameters": (P, I8, I16, I32, I64, F32, F64),
+    "idle": (P, I64),
+    "fault": (I64,),
+}
+"""The kernels of executor_kernels.c and their parameters."""
 AFFINE, ADD, KEEP_POSITIVE, PARAMETERS, IDLE, FAULT = range(6)
 """Indices of the kernels in a cluster made by `TestCluster`."""
 
@@ -188,8 +196,10 @@ class TestCluster:
         self.pointer = core().cluster_create(device(), b"test cluster", self.handle)
         self._names = [ffi.new("char[]", name.encode()) for name in KERNELS]
         kernels = ffi.new("ocp_kernel_ref[]", len(KERNELS))
-        for kernel, function, name, count in zip(kernels, functions(), self._names, KERNELS.values(), strict=True):
-            kernel.function, kernel.name, kernel.num_params = function, name, count
+        self._params = [ffi.new("uint8_t[]", kinds) for kinds in KERNELS.values()]
+        for kernel, function, name, params in zip(kernels, functions(), self._names, self._params, strict=True):
+            kernel.function, kernel.name = function, name
+            kernel.num_params, kernel.params = len(params), params
         error = new_error()
         assert core().cluster_add_kernels(self.pointer, kernels, len(KERNELS), error) == 0
         for array in weights:

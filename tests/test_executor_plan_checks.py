@@ -140,6 +140,7 @@ wrong_plans = {
     "unknown weight": with_param(3, 1, pointer(Ref(RefKind.WEIGHT, 1))),
     "offset not defined": with_param(2, 0, pointer(first, register=13)),
     "float from a register": with_param(1, 1, Param(ParamKind.F64, register=5)),
+    "another parameter than the kernel's": with_param(1, 1, Param.i32(5)),
     "weight that the cluster lacks": replace(valid, weights=(1,)),
     "kernel that the cluster lacks": replace(valid, kernels=(99,)),
     "problem that the cluster lacks": replace(valid, problems=(0,)),

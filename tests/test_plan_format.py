@@ -21,6 +21,7 @@ from ort_cuda_plugin.runtime.plan_format import (
     RefKind,
     decode,
     encode,
+    param_kind,
 )
 
 plan_with_everything = Plan(
@@ -86,6 +87,11 @@ def test_an_empty_plan_is_its_header_and_one_segment() -> None:
 def test_float_parameters_hold_their_bits() -> None:
     assert Param.f32(1.0) == Param(ParamKind.F32, imm=0x3F800000)
     assert Param.f64(-0.0) == Param(ParamKind.F64, imm=-(1 << 63))
+
+
+def test_kernel_signatures_have_parameter_kinds() -> None:
+    entries = ("*f32", "*bf16", "i32", "i64", "f32", "f64")
+    assert [param_kind(entry).name for entry in entries] == ["POINTER", "POINTER", "I32", "I64", "F32", "F64"]
 
 
 def test_equal_strings_are_stored_once() -> None:

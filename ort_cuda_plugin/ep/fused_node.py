@@ -93,7 +93,7 @@ class FusedNode:
         for reference, kernel in zip(references, kernels, strict=True):
             reference.function = kernel.function
             reference.name = kernel.name
-            reference.num_params = kernel.num_params
+            reference.num_params, reference.params = len(kernel.params), kernel.params
         error = new_error()
         core().cluster_add_kernels(self.pointer, references, len(kernels), error)
         check(error)

@@ -11,6 +11,7 @@ from ..abi.core import check, core, ffi, lib, new_error
 from ..graph.lowering import DeviceProperties
 from ..runtime.kernel import KernelSpec
 from ..runtime.kernel_library import KernelLibrary
+from ..runtime.plan_format import param_kind
 from ..runtime.targets import KernelImage, Target
 from .devices import DeviceInfo, DriverError, open_device
 
@@ -21,11 +22,11 @@ _DEFAULT_SHARED_BYTES = 48 * 1024
 class LoadedKernel:
     """A kernel's module on a device. Shared by the clusters that use it; unloaded with the last of them."""
 
-    def __init__(self, module: Any, function: Any, name: str, num_params: int) -> None:
+    def __init__(self, module: Any, function: Any, name: str, spec: KernelSpec) -> None:
         self.module = module
         self.function = function
         self.name = ffi.new("char[]", name.encode())
-        self.num_params = num_params
+        self.params = ffi.new("uint8_t[]", [param_kind(entry) for entry in spec.signature])
         self.users = 0
 
 
@@ -83,7 +84,7 @@ class OpenDevice:
                 for spec in specs:
                     kernel = self._loaded.get(spec)
                     if kernel is None:
-                        kernel = self._loaded[spec] = self._load(images[spec], len(spec.signature))
+                        kernel = self._loaded[spec] = self._load(images[spec], spec)
                     kernel.users += 1
                     held.append(kernel)
         except BaseException:
@@ -118,7 +119,7 @@ class OpenDevice:
             self._check(self.driver.MemcpyDtoHAsync(buffer, address, len(data), ffi.NULL), "cuMemcpyDtoH", "weights")
             self._check(self.driver.StreamSynchronize(ffi.NULL), "cuStreamSynchronize", "weights")
 
-    def _load(self, image: KernelImage, num_params: int) -> LoadedKernel:
+    def _load(self, image: KernelImage, spec: KernelSpec) -> LoadedKernel:
         module, function = ffi.new("CUmodule *"), ffi.new("CUfunction *")
         kernel = f"kernel {image.entry}"
         data = ffi.from_buffer(image.data)
@@ -138,7 +139,7 @@ class OpenDevice:
         except BaseException:
             self.driver.ModuleUnload(module[0])
             raise
-        return LoadedKernel(module[0], function[0], image.entry, num_params)
+        return LoadedKernel(module[0], function[0], image.entry, spec)
 
     def _check(self, result: int, call: str, subject: str) -> None:
         if result != lib.CUDA_SUCCESS:

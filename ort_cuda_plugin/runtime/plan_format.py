@@ -106,6 +106,11 @@ class ParamKind(enum.IntEnum):
     I16 = 6
 
 
+def param_kind(signature_entry: str) -> ParamKind:
+    """The kind of a kernel parameter, given its entry in ``KernelSpec.signature``. Raises KeyError for no such type."""
+    return ParamKind.POINTER if signature_entry.startswith("*") else ParamKind[signature_entry.upper()]
+
+
 @dataclass(frozen=True, slots=True)
 class Ref:
     """Memory that a record or a read-back names: input, output, weight or buffer ``index`` of the plan."""

@@ -363,7 +363,9 @@ static size_t make_plan(uint8_t *out, size_t capacity) {
 }
 
 static ocp_cluster *make_cluster(const void *image, size_t bytes, CUmodule *module) {
-  ocp_kernel_ref kernels[2] = {{.name = "add", .num_params = 4}, {.name = "block_sum", .num_params = 2}};
+  static const uint8_t add_params[] = {OCP_PARAM_POINTER, OCP_PARAM_POINTER, OCP_PARAM_POINTER, OCP_PARAM_I64};
+  ocp_kernel_ref kernels[2] = {{.name = "add", .num_params = 4, .params = add_params},
+                               {.name = "block_sum", .num_params = 2, .params = add_params + 2}};
   const ocp_driver *driver = device->driver;
   CHECK_OK(ocp_device_enter(device, error));
   CHECK(driver->ModuleLoadData(module, image, bytes) == CUDA_SUCCESS);
