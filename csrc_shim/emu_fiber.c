@@ -24,129 +24,123 @@
 #define COLOURS 16u
 #define COLOUR_BYTES 320u
 
-enum { BARRIER = 8, SHUFFLE = 0, VOTE = 4 }; /* operations of a warp; the modes of shfl and vote are added */
+_Thread_local __attribute__((tls_model("initial-exec"))) emu_cpu *emu_running;
+
+/* Saves the callee-saved registers on the stack and the stack pointer in *save; goes on where `load` was saved. */
+void ocp_emu_switch(void **save, void *load);
+/* The same, but goes on in ocp_emu_fiber_main(fiber) on a stack that nothing is on yet. */
+void ocp_emu_switch_new(void **save, void *stack_top, emu_fiber *fiber);
+/* Goes on where `load` was saved, and leaves nothing to come back to. */
+_Noreturn void ocp_emu_switch_last(void *load);
+__attribute__((used, visibility("hidden"))) _Noreturn void ocp_emu_fiber_main(emu_fiber *fiber);
 
 #ifdef __x86_64__
-/* Saves the callee-saved registers on the stack, and the stack pointer in *save; goes on where load was saved. */
-void ocp_emu_switch(void **save, void *load);
-void ocp_emu_fiber_start(void);
-__asm__(".text\n"
-        ".p2align 4\n"
-        ".hidden ocp_emu_switch\n"
-        ".globl ocp_emu_switch\n"
-        ".type ocp_emu_switch, @function\n"
-        "ocp_emu_switch:\n"
-        "  pushq %rbp\n"
-        "  pushq %rbx\n"
-        "  pushq %r12\n"
-        "  pushq %r13\n"
-        "  pushq %r14\n"
-        "  pushq %r15\n"
-        "  movq %rsp, (%rdi)\n"
-        "  movq %rsi, %rsp\n"
-        "  popq %r15\n"
-        "  popq %r14\n"
-        "  popq %r13\n"
-        "  popq %r12\n"
-        "  popq %rbx\n"
-        "  popq %rbp\n"
-        "  popq %rcx\n"
-        "  jmp *%rcx\n" /* not ret: the return predictor would always be wrong */
-        ".size ocp_emu_switch, .-ocp_emu_switch\n"
-        ".p2align 4\n"
-        ".hidden ocp_emu_fiber_start\n"
-        ".globl ocp_emu_fiber_start\n"
-        ".type ocp_emu_fiber_start, @function\n"
-        "ocp_emu_fiber_start:\n" /* the first switch to a fiber: rbx holds it */
-        "  movq %rbx, %rdi\n"
-        "  call ocp_emu_fiber_main\n"
-        "  ud2\n"
-        ".size ocp_emu_fiber_start, .-ocp_emu_fiber_start\n");
-/* The stack is empty, and so 16-byte aligned as the ABI wants it, when fiber_start calls. */
-enum { FRAME_WORDS = 7, FRAME_RBX = 4, FRAME_RETURN = 6 };
+#define FUNCTION(name, body)                                                                                           \
+  ".p2align 4\n.hidden " name "\n.globl " name "\n.type " name ", @function\n" name ":\n" body ".size " name           \
+  ", .-" name "\n"
+#define PUSH "  pushq %rbp\n  pushq %rbx\n  pushq %r12\n  pushq %r13\n  pushq %r14\n  pushq %r15\n"
+#define POP "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
+/* ocp_emu_switch ends in a return because that is predicted: fibers that wait were left at the same call as those that
+ * come back. The other two change the depth of calls, so they jump. */
+__asm__(".text\n" FUNCTION("ocp_emu_switch", PUSH "  movq %rsp, (%rdi)\n  movq %rsi, %rsp\n" POP "  ret\n")
+            FUNCTION("ocp_emu_switch_new", PUSH "  movq %rsp, (%rdi)\n  leaq -8(%rsi), %rsp\n  movq %rdx, %rdi\n"
+                                                "  jmp ocp_emu_fiber_main\n")
+                FUNCTION("ocp_emu_switch_last", "  movq %rdi, %rsp\n" POP "  popq %rcx\n  jmp *%rcx\n"));
 #else
 /* The loader refuses every kernel on other hosts, so no fiber ever runs. */
-static void ocp_emu_switch(void **save, void *load) {
-  (void)save;
+void ocp_emu_switch(void **save, void *load) {
+  (void)save, (void)load;
+  abort();
+}
+void ocp_emu_switch_new(void **save, void *stack_top, emu_fiber *fiber) {
+  (void)save, (void)stack_top, (void)fiber;
+  abort();
+}
+void ocp_emu_switch_last(void *load) {
   (void)load;
   abort();
 }
-static void ocp_emu_fiber_start(void) { abort(); }
-enum { FRAME_WORDS = 7, FRAME_RBX = 4, FRAME_RETURN = 6 };
 #endif
-__attribute__((used, visibility("hidden"))) _Noreturn void ocp_emu_fiber_main(emu_fiber *fiber);
 
 static uint32_t stack_size(const emu_cpu *cpu) { return (uint32_t)cpu->stride - PAGE; }
 static uint8_t *stack_bottom(const emu_cpu *cpu, uint32_t index) {
   return cpu->stacks + (size_t)index * cpu->stride + PAGE;
 }
+static void *stack_top(const emu_cpu *cpu, uint32_t index) {
+  return stack_bottom(cpu, index) + stack_size(cpu) - index % COLOURS * COLOUR_BYTES;
+}
 
-/* All switches go through these two, which also tell the sanitizers. */
-static void switch_to(emu_cpu *cpu, emu_fiber *from, emu_fiber *to, bool ends) {
-  void *ended;
+/* Leaves the stack pointer in *save (NULL: the fiber has ended) and runs thread `next`. */
+static inline void switch_to(emu_cpu *cpu, void **save, uint32_t next) {
+  emu_fiber *fiber = &cpu->fibers[next];
+  cpu->current = next;
 #if defined(__SANITIZE_ADDRESS__)
   void *fake_stack = NULL;
-  __sanitizer_start_switch_fiber(ends ? NULL : &fake_stack, stack_bottom(cpu, to->index), stack_size(cpu));
-  ocp_emu_switch(ends ? &ended : &from->stack_pointer, to->stack_pointer);
-  __sanitizer_finish_switch_fiber(fake_stack, NULL, NULL);
-#else
-#if defined(__SANITIZE_THREAD__)
-  __tsan_switch_to_fiber(cpu->tsan[to->index], 0);
-#else
-  (void)cpu;
+  if (next >= cpu->started) /* the last fiber on this stack never returned from its frames */
+    __asan_unpoison_memory_region(stack_bottom(cpu, next), stack_size(cpu));
+  __sanitizer_start_switch_fiber(save ? &fake_stack : NULL, stack_bottom(cpu, next), stack_size(cpu));
+#elif defined(__SANITIZE_THREAD__)
+  __tsan_switch_to_fiber(cpu->tsan[next], 0);
 #endif
-  ocp_emu_switch(ends ? &ended : &from->stack_pointer, to->stack_pointer);
+  void *ended;
+  if (next >= cpu->started) { /* threads start in their order */
+    cpu->started = next + 1;
+    ocp_emu_switch_new(save ? save : &ended, stack_top(cpu, next), fiber);
+  } else if (save) {
+    ocp_emu_switch(save, fiber->stack_pointer);
+  } else {
+    ocp_emu_switch_last(fiber->stack_pointer);
+  }
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(fake_stack, NULL, NULL);
 #endif
 }
 
 static _Noreturn void switch_to_main(emu_cpu *cpu) {
-  void *ended;
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(NULL, cpu->main_bottom, cpu->main_size);
 #elif defined(__SANITIZE_THREAD__)
   __tsan_switch_to_fiber(cpu->main_tsan, 0);
 #endif
-  ocp_emu_switch(&ended, cpu->main_stack_pointer);
-  __builtin_unreachable();
+  ocp_emu_switch_last(cpu->main_stack_pointer);
 }
 
-/* The fiber to run after lane `lane` of warp `warp`: first in the same warp, then in the warps after it. */
-static inline emu_fiber *next_fiber(emu_cpu *cpu, uint32_t warp, uint32_t lane) {
-  uint32_t runnable = cpu->warps[warp].runnable;
+#define NONE UINT32_MAX
+
+/* The thread to run after `index`: first in the same warp, then in the warps after it. */
+static inline uint32_t next_thread(const emu_cpu *cpu, uint32_t index) {
+  uint32_t warp = index / EMU_WARP, runnable = cpu->warps[warp].runnable;
   if (!runnable) {
     uint32_t warps = cpu->runnable_warps;
     if (!warps)
-      return NULL;
+      return NONE;
     uint32_t after = warps & ~(((uint32_t)2 << warp) - 1);
     warp = (uint32_t)__builtin_ctz(after ? after : warps);
-    return &cpu->fibers[warp * EMU_WARP + (uint32_t)__builtin_ctz(cpu->warps[warp].runnable)];
+    return warp * EMU_WARP + (uint32_t)__builtin_ctz(cpu->warps[warp].runnable);
   }
-  uint32_t after = runnable & ~(((uint32_t)2 << lane) - 1);
-  return &cpu->fibers[warp * EMU_WARP + (uint32_t)__builtin_ctz(after ? after : runnable)];
-}
-
-static inline void block_lane(emu_cpu *cpu, uint32_t warp, uint32_t lane) {
-  if (!(cpu->warps[warp].runnable &= ~((uint32_t)1 << lane)))
-    cpu->runnable_warps &= ~((uint32_t)1 << warp);
+  uint32_t after = runnable & ~(((uint32_t)2 << index % EMU_WARP) - 1);
+  return warp * EMU_WARP + (uint32_t)__builtin_ctz(after ? after : runnable);
 }
 
 /* Some threads wait for others that never come. */
-static void diverged(emu_cpu *cpu) {
+static _Noreturn void diverged(emu_cpu *cpu) {
   emu_check_divergence(cpu);
   atomic_store(&cpu->launch->error, CUDA_ERROR_LAUNCH_FAILED);
+  switch_to_main(cpu);
 }
 
-static inline void yield(emu_cpu *cpu, emu_fiber *fiber, uint32_t warp, uint32_t lane) {
-  emu_fiber *next = next_fiber(cpu, warp, lane);
-  if (!next) {
+static inline void yield(emu_cpu *cpu, uint32_t index) {
+  uint32_t next = next_thread(cpu, index);
+  if (next == NONE)
     diverged(cpu);
-    switch_to_main(cpu);
-  }
-  switch_to(cpu, fiber, next, false);
+  switch_to(cpu, &cpu->fibers[index].stack_pointer, next);
 }
+
+void emu_yield(emu_cpu *cpu, uint32_t index) { yield(cpu, index); }
 
 void ocp_emu_barrier(ocp_emu_thread *thread) {
-  emu_cpu *cpu = thread->scheduler;
+  (void)thread;
+  emu_cpu *cpu = emu_running;
   if (++cpu->arrived == cpu->threads) {
     cpu->arrived = 0;
     for (uint32_t warp = 0; warp < cpu->num_warps; warp++)
@@ -154,132 +148,33 @@ void ocp_emu_barrier(ocp_emu_thread *thread) {
     cpu->runnable_warps = (uint32_t)(((uint64_t)1 << cpu->num_warps) - 1);
     return;
   }
-  emu_fiber *fiber = (emu_fiber *)thread;
-  uint32_t warp = fiber->index / EMU_WARP, lane = fiber->index % EMU_WARP;
-  block_lane(cpu, warp, lane);
-  yield(cpu, fiber, warp, lane);
-}
-
-/* ---- warp operations ---- */
-
-static void shuffle(const emu_warp *warp, uint32_t lane, emu_lane *out) {
-  const emu_lane *own = &warp->lanes[lane];
-  uint32_t segment = own->clamp >> 8 & 31, clamp = own->clamp & 31, by = own->lane & 31;
-  uint32_t lowest = lane & segment, highest = lowest | (clamp & ~segment & 31);
-  int32_t source;
-  bool inside;
-  switch (own->operation - SHUFFLE) {
-  case 0:
-    source = (int32_t)(lowest | (by & ~segment & 31));
-    inside = source <= (int32_t)highest;
-    break;
-  case 1:
-    source = (int32_t)lane - (int32_t)by;
-    inside = source >= (int32_t)highest;
-    break;
-  case 2:
-    source = (int32_t)(lane + by);
-    inside = source <= (int32_t)highest;
-    break;
-  default:
-    source = (int32_t)(lane ^ by);
-    inside = source <= (int32_t)highest;
-    break;
-  }
-  out->predicate = inside;
-  /* A source that does not take part gives an undefined value; the lane's own is one. */
-  bool present = inside && (own->mask >> source & 1) && (warp->live >> source & 1);
-  out->result = present ? warp->lanes[source].value : own->value;
-}
-
-/* Lets the lanes of the mask go on, with their results, when all that live have met. */
-static bool complete(emu_cpu *cpu, emu_warp *warp, uint32_t lane) {
-  uint32_t mask = warp->lanes[lane].mask & warp->live, operation = warp->lanes[lane].operation;
-  if ((warp->meeting & mask) != mask)
-    return false;
-  uint32_t trues = 0;
-  for (uint32_t rest = mask; rest; rest &= rest - 1) {
-    uint32_t other = (uint32_t)__builtin_ctz(rest);
-    const emu_lane *there = &warp->lanes[other];
-    if (there->operation != operation || (there->mask & warp->live) != mask)
-      return false;
-    trues |= (uint32_t)(there->value != 0) << other;
-  }
-  for (uint32_t rest = mask; rest; rest &= rest - 1) {
-    uint32_t other = (uint32_t)__builtin_ctz(rest);
-    emu_lane *out = &warp->lanes[other];
-    if (operation < VOTE)
-      shuffle(warp, other, out);
-    else if (operation < BARRIER)
-      out->result = operation == VOTE + 3   ? trues
-                    : operation == VOTE + 2 ? trues == 0 || trues == mask
-                    : operation == VOTE + 1 ? trues != 0
-                                            : trues == mask;
-  }
-  warp->meeting &= ~mask;
-  warp->runnable |= mask;
-  cpu->runnable_warps |= (uint32_t)1 << (warp - cpu->warps);
-  return true;
-}
-
-static emu_lane *meet(ocp_emu_thread *thread, uint32_t mask, uint32_t operation, uint32_t value, uint32_t source,
-                      uint32_t clamp) {
-  emu_cpu *cpu = thread->scheduler;
-  emu_fiber *fiber = (emu_fiber *)thread;
-  uint32_t index = fiber->index / EMU_WARP, lane = fiber->index % EMU_WARP;
-  emu_warp *warp = &cpu->warps[index];
-  emu_lane *own = &warp->lanes[lane];
-  own->mask = mask | (uint32_t)1 << lane;
-  own->operation = operation;
-  own->value = value;
-  own->lane = source;
-  own->clamp = clamp;
-  warp->meeting |= (uint32_t)1 << lane;
-  if (!complete(cpu, warp, lane)) {
-    block_lane(cpu, index, lane);
-    yield(cpu, fiber, index, lane);
-  }
-  return own;
-}
-
-void ocp_emu_warp_barrier(ocp_emu_thread *thread, uint32_t mask) { meet(thread, mask, BARRIER, 0, 0, 0); }
-
-uint32_t ocp_emu_shfl(ocp_emu_thread *thread, uint32_t mask, uint32_t mode, uint32_t value, uint32_t lane,
-                      uint32_t clamp, uint32_t *predicate) {
-  const emu_lane *own = meet(thread, mask, SHUFFLE + (mode & 3), value, lane, clamp);
-  if (predicate)
-    *predicate = own->predicate;
-  return own->result;
-}
-
-uint32_t ocp_emu_vote(ocp_emu_thread *thread, uint32_t mask, uint32_t mode, uint32_t predicate) {
-  return meet(thread, mask, VOTE + (mode & 3), predicate, 0, 0)->result;
+  uint32_t index = cpu->current;
+  emu_block_thread(cpu, index);
+  yield(cpu, index);
 }
 
 /* ---- start and end ---- */
 
 void ocp_emu_fiber_main(emu_fiber *fiber) {
-  emu_cpu *cpu = fiber->thread.scheduler;
+  emu_cpu *cpu = emu_running;
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(NULL, cpu->main_bottom ? NULL : &cpu->main_bottom,
                                   cpu->main_bottom ? NULL : &cpu->main_size);
 #endif
+  memcpy(fiber->thread.ctaid, cpu->block_index, sizeof cpu->block_index);
   cpu->launch->function->entry(cpu->launch->params, &fiber->thread);
-  uint32_t index = fiber->index / EMU_WARP, lane = fiber->index % EMU_WARP;
-  emu_warp *warp = &cpu->warps[index];
-  warp->live &= ~((uint32_t)1 << lane);
-  block_lane(cpu, index, lane);
-  cpu->live--;
-  for (uint32_t rest = warp->meeting; rest; rest &= rest - 1) /* the others may have waited for this lane only */
-    if (complete(cpu, warp, (uint32_t)__builtin_ctz(rest)))
-      break;
-  emu_fiber *next = next_fiber(cpu, index, lane);
-  if (!next) {
-    if (cpu->live)
-      diverged(cpu);
+  uint32_t index = fiber->index;
+  emu_warp *warp = &cpu->warps[index / EMU_WARP];
+  warp->live &= ~((uint32_t)1 << index % EMU_WARP);
+  emu_block_thread(cpu, index);
+  if (warp->meeting)
+    emu_warp_lane_ended(cpu, warp);
+  uint32_t next = next_thread(cpu, index);
+  if (--cpu->live == 0)
     switch_to_main(cpu);
-  }
-  switch_to(cpu, fiber, next, true);
+  if (next == NONE)
+    diverged(cpu);
+  switch_to(cpu, NULL, next);
   __builtin_unreachable();
 }
 
@@ -291,10 +186,6 @@ bool emu_fibers_prepare(emu_cpu *cpu, const emu_launch *launch) {
     cpu->fibers = calloc(EMU_MAX_THREADS, sizeof *cpu->fibers);
     if (!cpu->fibers)
       return false;
-#if defined(__SANITIZE_THREAD__)
-    for (uint32_t index = 0; index < EMU_MAX_THREADS; index++)
-      cpu->tsan[index] = __tsan_create_fiber(0);
-#endif
   }
   if (stride > cpu->stride) {
     size_t bytes = stride * EMU_MAX_THREADS;
@@ -318,6 +209,10 @@ bool emu_fibers_prepare(emu_cpu *cpu, const emu_launch *launch) {
     emu_fiber *fiber = &cpu->fibers[index];
     ocp_emu_thread *thread = &fiber->thread;
     fiber->index = index;
+#if defined(__SANITIZE_THREAD__)
+    if (!cpu->tsan[index])
+      cpu->tsan[index] = __tsan_create_fiber(0);
+#endif
     thread->tid[0] = index % launch->block[0];
     thread->tid[1] = index / launch->block[0] % launch->block[1];
     thread->tid[2] = index / launch->block[0] / launch->block[1];
@@ -333,18 +228,7 @@ bool emu_fibers_prepare(emu_cpu *cpu, const emu_launch *launch) {
 
 void emu_fibers_run_block(emu_cpu *cpu, const uint32_t block[3]) {
   uint32_t threads = cpu->threads;
-  for (uint32_t index = 0; index < threads; index++) {
-    emu_fiber *fiber = &cpu->fibers[index];
-    memcpy(fiber->thread.ctaid, block, sizeof fiber->thread.ctaid);
-#if defined(__SANITIZE_ADDRESS__)
-    /* The last fiber on this stack never returned from its frames. */
-    __asan_unpoison_memory_region(stack_bottom(cpu, index), stack_size(cpu));
-#endif
-    void **frame = (void **)(stack_bottom(cpu, index) + stack_size(cpu) - index % COLOURS * COLOUR_BYTES) - FRAME_WORDS;
-    frame[FRAME_RBX] = fiber;
-    frame[FRAME_RETURN] = (void *)ocp_emu_fiber_start;
-    fiber->stack_pointer = frame;
-  }
+  memcpy(cpu->block_index, block, sizeof cpu->block_index);
   for (uint32_t warp = 0; warp < cpu->num_warps; warp++) {
     uint32_t lanes = threads - warp * EMU_WARP;
     cpu->warps[warp].live = cpu->warps[warp].runnable = lanes >= EMU_WARP ? UINT32_MAX : ((uint32_t)1 << lanes) - 1;
@@ -353,19 +237,14 @@ void emu_fibers_run_block(emu_cpu *cpu, const uint32_t block[3]) {
   cpu->runnable_warps = (uint32_t)(((uint64_t)1 << cpu->num_warps) - 1);
   cpu->live = threads;
   cpu->arrived = 0;
+  cpu->started = 0;
+  emu_running = cpu;
 #if defined(__SANITIZE_ADDRESS__)
-  void *fake_stack = NULL;
   cpu->main_bottom = NULL;
-  __sanitizer_start_switch_fiber(&fake_stack, stack_bottom(cpu, 0), stack_size(cpu));
-  ocp_emu_switch(&cpu->main_stack_pointer, cpu->fibers[0].stack_pointer);
-  __sanitizer_finish_switch_fiber(fake_stack, NULL, NULL);
 #elif defined(__SANITIZE_THREAD__)
   cpu->main_tsan = __tsan_get_current_fiber();
-  __tsan_switch_to_fiber(cpu->tsan[0], 0);
-  ocp_emu_switch(&cpu->main_stack_pointer, cpu->fibers[0].stack_pointer);
-#else
-  ocp_emu_switch(&cpu->main_stack_pointer, cpu->fibers[0].stack_pointer);
 #endif
+  switch_to(cpu, &cpu->main_stack_pointer, 0);
 }
 
 void emu_abandon_block(ocp_emu_thread *thread) {

@@ -10,31 +10,35 @@ typedef struct emu_fiber {
   ocp_emu_thread thread; /* first: kernels know a fiber by it */
   void *stack_pointer;   /* while it does not run */
   uint32_t index;        /* linear index of the thread in its block */
-  uint32_t reserved;
 } emu_fiber;
 
-/* A lane that waits for the other lanes of its mask. */
-typedef struct emu_lane {
-  uint32_t mask;
+/* What a lane waits for in a warp operation. */
+typedef struct emu_meeting {
+  uint32_t mask;      /* the lanes that take part */
   uint32_t operation; /* lanes meet only at the same one */
-  uint32_t value, lane, clamp;
-  uint32_t result, predicate;
-} emu_lane;
+  uint32_t source, clamp;
+} emu_meeting;
 
 typedef struct emu_warp {
-  uint32_t live;     /* lanes that have not ended */
-  uint32_t runnable; /* lanes that wait for nothing */
-  uint32_t meeting;  /* lanes that wait in a warp operation */
-  emu_lane lanes[EMU_WARP];
+  uint32_t live;       /* lanes that have not ended */
+  uint32_t runnable;   /* lanes that wait for nothing */
+  uint32_t meeting;    /* lanes that wait in a warp operation */
+  bool ragged;         /* they do not all wait for the same: each has its entry in lanes */
+  emu_meeting uniform; /* what they wait for otherwise */
+  uint32_t predicates; /* of the results */
+  uint32_t value[EMU_WARP], result[EMU_WARP];
+  emu_meeting lanes[EMU_WARP];
 } emu_warp;
 
 struct emu_cpu {
   emu_launch *launch;
-  uint8_t *shared; /* EMU_MAX_SHARED bytes, then a page that nobody can touch */
-  uint64_t block;  /* linear index of the block that runs */
-  jmp_buf abandon; /* checking mode: where a kernel without fibers is left */
+  uint8_t *shared;  /* EMU_MAX_SHARED bytes, then a page that nobody can touch */
+  uint64_t block;   /* linear index of the block that runs */
+  jmp_buf abandon;  /* checking mode: where a kernel without fibers is left */
+  uint32_t current; /* the thread that runs */
+  uint32_t started; /* threads below have a stack in use */
   uint32_t threads, live, arrived, runnable_warps, num_warps;
-  bool at_barrier; /* some threads wait at the block's barrier */
+  uint32_t block_index[3];
   void *main_stack_pointer;
   emu_fiber *fibers;
   uint8_t *stacks;
@@ -49,6 +53,21 @@ struct emu_cpu {
   void *main_tsan, *tsan[EMU_MAX_THREADS];
 #endif
 };
+
+/* The fibers that the calling host thread runs. Read from here and not from the fiber, whose own loads would have to
+ * come first: a switch is a chain of loads, and this halves its length. */
+extern _Thread_local __attribute__((tls_model("initial-exec"))) emu_cpu *emu_running;
+
+/* Takes a thread from those that can run, before it waits. */
+static inline void emu_block_thread(emu_cpu *cpu, uint32_t index) {
+  uint32_t warp = index / EMU_WARP;
+  if (!(cpu->warps[warp].runnable &= ~((uint32_t)1 << index % EMU_WARP)))
+    cpu->runnable_warps &= ~((uint32_t)1 << warp);
+}
+/* Lets others run; returns when somebody has made the thread runnable again. */
+void emu_yield(emu_cpu *cpu, uint32_t index);
+/* After a lane has ended: lets go those who waited for it only. */
+void emu_warp_lane_ended(emu_cpu *cpu, emu_warp *warp);
 
 /* Makes sure of stacks for the launch's fibers; false: out of host memory. */
 bool emu_fibers_prepare(emu_cpu *cpu, const emu_launch *launch);
