@@ -195,25 +195,25 @@ def _extreme(op: str, a: Operand, b: Operand) -> Scalar:
 
 
 def trunc_divide(a: Operand, b: Operand) -> Scalar:
-    """Integer quotient rounded toward zero, as C's ``/``. Undefined for ``b == 0``."""
+    """Integer quotient rounded toward zero, as C's ``/``; 0 where ``b == 0``."""
     return _bitwise("truncdiv", a, b, booleans=False)
 
 
 def trunc_modulo(a: Operand, b: Operand) -> Scalar:
-    """Remainder with the sign of ``a``, as C's ``%`` and ``fmod``. For integers undefined for ``b == 0``."""
+    """Remainder with the sign of ``a``, as C's ``%`` and ``fmod``. For integers 0 where ``b == 0``."""
     scalars = _unify((a, b))
     return Scalar(scalars[0].dtype, "fmod" if scalars[0].dtype.is_float else "truncmod", scalars)
 
 
 def floor_divide(a: Operand, b: Operand) -> Scalar:
-    """Integer quotient rounded down, as Python's ``//``. Undefined for ``b == 0``."""
+    """Integer quotient rounded down, as Python's ``//``; 0 where ``b == 0``."""
     q = trunc_divide(a, b)
     a, b = _unify((a, b))
     return q if _is_unsigned(q.dtype) else where(not_equal(q * b, a) & ((a < 0) ^ (b < 0)), q - 1, q)
 
 
 def floor_modulo(a: Operand, b: Operand) -> Scalar:
-    """Integer remainder with the sign of ``b``, as Python's ``%``. Undefined for ``b == 0``."""
+    """Remainder with the sign of ``b``, as Python's ``%``. For integers 0 where ``b == 0``."""
     m = trunc_modulo(a, b)
     _, b = _unify((a, b))
     return m if _is_unsigned(m.dtype) else where(not_equal(m, 0) & ((m < 0) ^ (b < 0)), m + b, m)

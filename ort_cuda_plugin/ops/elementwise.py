@@ -17,9 +17,9 @@ from ort_cuda_plugin.ops.registry import (
     FLOATS,
     INTS,
     SIGNED,
+    SIGNED_INTS,
     T1,
     T2,
-    UNSIGNED_INTS,
     B,
     T,
     op,
@@ -138,12 +138,10 @@ def pow_(ctx: Lowering, x: T, y: T1) -> Tensor:
 
 @op("Mod", since=10, types={"T": ARITHMETIC})
 def mod(ctx: Lowering, a: Tensor, b: Tensor, *, fmod: int = 0) -> Tensor:
-    if not fmod and a.dtype.is_float:
-        raise InvalidModel("Mod of floating-point numbers needs fmod=1")
     return elementwise(ctx, s.trunc_modulo if fmod else s.floor_modulo, a, b)
 
 
-@op("BitShift", since=11, types={"T": UNSIGNED_INTS})
+@op("BitShift", since=11, types={"T": INTS})
 def bit_shift(ctx: Lowering, x: Tensor, y: Tensor, *, direction: str) -> Tensor:
     if direction not in ("LEFT", "RIGHT"):
         raise InvalidModel(f"BitShift to {direction!r}")
@@ -151,8 +149,10 @@ def bit_shift(ctx: Lowering, x: Tensor, y: Tensor, *, direction: str) -> Tensor:
 
     def shift(a: Scalar, b: Scalar) -> Scalar:
         count = s.minimum(b, width - 1)
-        shifted = a << count if direction == "LEFT" else a >> count
-        return s.where(b < width, shifted, 0)
+        if direction == "LEFT":
+            return s.where(b < width, a << count, 0)
+        # Signed numbers keep their sign: all bits of it after as many shifts as there are bits.
+        return a >> count if a.dtype in SIGNED_INTS else s.where(b < width, a >> count, 0)
 
     return elementwise(ctx, shift, x, y)
 

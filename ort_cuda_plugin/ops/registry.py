@@ -50,7 +50,7 @@ V: TypeAlias = Tensor
 HostTensor: TypeAlias = Tensor
 Int64: TypeAlias = Tensor
 
-NEWEST_OPSETS = {"": 26, "com.microsoft": 1}
+NEWEST_OPSETS = {"": 28, "com.microsoft": 1}
 """The newest opset per domain whose changes this table knows; a node of a newer version may mean something else."""
 
 OperatorFunction: TypeAlias = Callable[..., "Tensor | tuple[Tensor, ...]"]

@@ -280,13 +280,16 @@ def depth_to_space(ctx: Lowering, x: Tensor, *, blocksize: int, mode: str = "DCR
 
 
 @op("SpaceToDepth", since=1, types={"T": ALL_TENSORS})
-def space_to_depth(ctx: Lowering, x: Tensor, *, blocksize: int) -> Tensor:
+def space_to_depth(ctx: Lowering, x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
     n, c, h, w = _image(x)
     height, width = h // blocksize, w // blocksize
     ctx.require(eq(height * blocksize, h), "SpaceToDepth: the height is no multiple of the block")
     ctx.require(eq(width * blocksize, w), "SpaceToDepth: the width is no multiple of the block")
     parted = reshape(ctx, x, [n, c, height, blocksize, width, blocksize])
-    moved = permute(ctx, parted, (0, 3, 5, 1, 2, 4))
+    orders = {"DCR": (0, 3, 5, 1, 2, 4), "CRD": (0, 1, 3, 5, 2, 4)}
+    if mode not in orders:
+        raise InvalidModel(f"SpaceToDepth in mode {mode!r}")
+    moved = permute(ctx, parted, orders[mode])
     return reshape(ctx, moved, [n, c * blocksize * blocksize, height, width])
 
 
