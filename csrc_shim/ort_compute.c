@@ -59,7 +59,13 @@ static int allocate_output(void *context, uint32_t index, const int64_t *dims, u
   *data = NULL;
   if (!status && value)
     status = ocp_api->GetTensorMutableData(value, data);
-  return status ? ocp_fail_status(error, status) : ORT_OK;
+  if (status)
+    return ocp_fail_status(error, status);
+  /* ORT makes a tensor of what its allocator gave, also of nothing; the log has the allocator's reason. */
+  bool empty = false;
+  for (uint32_t i = 0; i < rank; i++)
+    empty |= dims[i] == 0;
+  return *data || !value || empty ? ORT_OK : ocp_fail(error, ORT_EP_FAIL, "out of device memory for output %u", index);
 }
 
 static int run(const compute_info *self, OrtKernelContext *context, ocp_input *inputs, ocp_error *error) {

@@ -158,3 +158,24 @@ reset = plugin.counters()
 assert reset["python_calls"] == reset["runs"] == 0 and reset["streams_live"] == after["streams_live"]
 """
     python(START + code, MODEL)
+
+
+def test_out_of_device_memory_is_an_error_and_nothing_is_lost() -> None:
+    code = """
+session = plugin.session(model, emulate=True)
+run(session)
+before = plugin.counters()["device_bytes_in_use"]
+big = np.ones(1 << 20, np.float32)  # 4 MiB, so that inputs fit and the output does not
+for wanted in (big, np.ones(1 << 22, np.float32)):
+    try:
+        session.run(None, {"a": wanted, "b": wanted})
+    except Exception as error:
+        assert "out of device memory" in str(error) or "Allocation failed" in str(error), error
+    else:
+        raise AssertionError("no error")
+run(session)
+assert plugin.counters()["device_bytes_in_use"] == before
+"""
+    dynamic = add_model(dims=["n"]).hex()
+    log = python(START + code, dynamic, env={"ORT_CUDA_PLUGIN_EMULATE_MEMORY": "9M"}).stderr
+    assert "out of memory on emulated CUDA device 0: 4194304 bytes wanted" in log

@@ -19,6 +19,8 @@ _FALSE = {"", "0", "false", "no", "off"}
 class DriverError(RuntimeError):
     """A call of the CUDA driver (or of the emulator) failed."""
 
+    ort_code = 11  # ORT_EP_FAIL
+
 
 @dataclass(frozen=True)
 class DeviceInfo:
