@@ -136,7 +136,7 @@ static bool is_free_for(const ocp_pool *pool, const ocp_chunk *chunk, const ocp_
     return true;
   for (const ocp_stream *stream = pool->streams; stream; stream = stream->priv->next)
     if (stream != taker && (chunk->stream_id == 0 || chunk->stream_id == stream->priv->id) &&
-        stream->priv->pending_from <= chunk->freed_at)
+        atomic_load_explicit(&stream->priv->pending_from, memory_order_relaxed) <= chunk->freed_at)
       return false;
   return true;
 }

@@ -109,9 +109,9 @@ static OrtStatus *stream_create_notification(OrtSyncStreamImpl *this_ptr, OrtSyn
  * the former reaches the user, one of the latter only the log. */
 static OrtStatus *stream_wait(OrtSyncStreamImpl *this_ptr) {
   ocp_stream *stream = (ocp_stream *)(void *)this_ptr;
-  ocp_error error = {0};
-  if (!ocp_stream_is_idle(stream))
-    ocp_stream_synchronize(stream, &error);
+  ocp_error error;
+  if (ocp_stream_is_idle(stream) || ocp_stream_synchronize(stream, &error) == ORT_OK)
+    return NULL;
   return ocp_status(&error);
 }
 

@@ -17,8 +17,9 @@ struct ocp_stream_private {
   ocp_stream *next;      /* of the pool's streams */
   ocp_stream *next_idle; /* of those to borrow */
   uint64_t id;           /* never used twice */
-  uint64_t enqueued;     /* number of the latest work */
-  uint64_t pending_from; /* all work below this number has finished; OCP_IDLE: all work has */
+  /* Written under the lock; may be read without it by who enqueues on the stream. */
+  atomic_ullong enqueued;     /* number of the latest work */
+  atomic_ullong pending_from; /* all work below this number has finished; OCP_IDLE: all work has */
 };
 
 typedef struct ocp_cache ocp_cache; /* memory.c: the chunks of one kind of memory */
@@ -56,9 +57,9 @@ void ocp_pool_completed(ocp_stream *stream, uint64_t up_to);
 
 /* The number of the stream's latest work; that all work up to a number has finished, of the stream with that id if it
  * still exists; whether the stream is known to have none left. */
-uint64_t ocp_stream_position(ocp_stream *stream);
+uint64_t ocp_stream_position(const ocp_stream *stream);
 void ocp_stream_completed(ocp_device *device, uint64_t id, uint64_t up_to);
-bool ocp_stream_is_idle(ocp_stream *stream);
+bool ocp_stream_is_idle(const ocp_stream *stream);
 /* Finds out without waiting which streams have become idle. */
 void ocp_pool_poll(ocp_device *device);
 /* Waits for every stream that has unfinished work. */

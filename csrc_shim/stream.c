@@ -59,7 +59,7 @@ int ocp_stream_create(ocp_device *device, ocp_stream **out, ocp_error *error) {
   stream->device = device;
   stream->owned = true;
   stream->priv = priv;
-  priv->pending_from = OCP_IDLE;
+  atomic_init(&priv->pending_from, OCP_IDLE);
   CUresult result = device->driver->StreamCreate(&stream->handle, CU_STREAM_NON_BLOCKING);
   if (result != CUDA_SUCCESS) {
     ocp_device_fail(device, result, "cuStreamCreate", error);
@@ -108,19 +108,23 @@ void ocp_stream_release(ocp_stream *stream) {
   free(stream);
 }
 
+static uint64_t load(const atomic_ullong *number) { return atomic_load_explicit(number, memory_order_acquire); }
+static void store(atomic_ullong *number, uint64_t value) { atomic_store_explicit(number, value, memory_order_release); }
+
 void ocp_pool_advance(ocp_pool *pool, ocp_stream *stream) {
   struct ocp_stream_private *priv = stream->priv;
-  priv->enqueued = ++pool->sequence;
-  if (priv->pending_from == OCP_IDLE)
-    priv->pending_from = priv->enqueued;
+  uint64_t number = ++pool->sequence;
+  store(&priv->enqueued, number);
+  if (load(&priv->pending_from) == OCP_IDLE)
+    store(&priv->pending_from, number);
 }
 
 void ocp_pool_completed(ocp_stream *stream, uint64_t up_to) {
   struct ocp_stream_private *priv = stream->priv;
-  if (priv->enqueued <= up_to)
-    priv->pending_from = OCP_IDLE;
-  else if (priv->pending_from <= up_to)
-    priv->pending_from = up_to + 1;
+  if (load(&priv->enqueued) <= up_to)
+    store(&priv->pending_from, OCP_IDLE);
+  else if (load(&priv->pending_from) <= up_to)
+    store(&priv->pending_from, up_to + 1);
 }
 
 void ocp_stream_enqueued(ocp_stream *stream) {
@@ -130,13 +134,9 @@ void ocp_stream_enqueued(ocp_stream *stream) {
   pthread_mutex_unlock(&pool->lock);
 }
 
-uint64_t ocp_stream_position(ocp_stream *stream) {
-  ocp_pool *pool = stream->device->pool;
-  pthread_mutex_lock(&pool->lock);
-  uint64_t position = stream->priv->enqueued;
-  pthread_mutex_unlock(&pool->lock);
-  return position;
-}
+uint64_t ocp_stream_position(const ocp_stream *stream) { return load(&stream->priv->enqueued); }
+
+bool ocp_stream_is_idle(const ocp_stream *stream) { return load(&stream->priv->pending_from) == OCP_IDLE; }
 
 static void completed(ocp_stream *stream, uint64_t up_to) {
   ocp_pool *pool = stream->device->pool;
@@ -165,14 +165,6 @@ static int synchronize(ocp_stream *stream, ocp_error *error) {
 
 int ocp_stream_synchronize(ocp_stream *stream, ocp_error *error) {
   return ocp_device_enter(stream->device, error) == ORT_OK ? synchronize(stream, error) : error->code;
-}
-
-bool ocp_stream_is_idle(ocp_stream *stream) {
-  ocp_pool *pool = stream->device->pool;
-  pthread_mutex_lock(&pool->lock);
-  bool idle = stream->priv->pending_from == OCP_IDLE;
-  pthread_mutex_unlock(&pool->lock);
-  return idle;
 }
 
 /* The stream after `stream`, or the first one; streams_lock is held, so that it lives. */

@@ -1,0 +1,138 @@
+"""Host time of one Add of eight floats: this plugin on its emulated device, a C plugin that does nothing, the CPU EP.
+
+    python bench/host_overhead.py [--batches N] [--json]
+
+Batches of Runs alternate between the three sessions of one process; the table shows the median time of a Run, and the
+median over the batches of its ratio to the CPU provider's batch beside it. "run" is session.run with NumPy arrays,
+"bound" run_with_iobinding with inputs and output that stay on the session's device. Times are CPU time of the calling
+thread, which does all the work with inline streams, so that other load on the machine does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+import ort_cuda_plugin
+
+RUNS_PER_BATCH = 200
+NULL_VENDOR = 0x10DE0F
+ROOT = Path(__file__).resolve().parent.parent
+x = np.arange(8, dtype=np.float32)
+feeds = {"a": x, "b": x}
+
+
+def add_model() -> bytes:
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [8]) for name in "abc"]
+    graph = helper.make_graph([helper.make_node("Add", ["a", "b"], ["c"])], "add", values[:2], values[2:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString())
+
+
+def null_session(model: bytes, folder: Path) -> ort.InferenceSession:
+    """A session on bench/null_ep.c, which is built here."""
+    library = folder / "libnull_ep.so"
+    command = [os.environ.get("CC", "cc"), "-O2", "-fPIC", "-shared", f"-I{ROOT / 'csrc_shim'}"]
+    subprocess.run([*command, ROOT / "bench" / "null_ep.c", "-o", library], check=True)
+    ort.register_execution_provider_library("null", str(library))
+    options = ort.SessionOptions()
+    devices = [device for device in ort.get_ep_devices() if device.ep_name == "NullExecutionProvider"]
+    options.add_provider_for_devices(devices, {})
+    return ort.InferenceSession(model, options)
+
+
+def bound_run(session: ort.InferenceSession, vendor: int | None) -> Callable[[], object]:
+    """run_with_iobinding of a session whose values live on the device of that vendor; None: host memory."""
+    place = () if vendor is None else ("gpu", 0, vendor)
+    values = {name: ort.OrtValue.ortvalue_from_numpy(x, *place) for name in "abc"}
+    binding = session.io_binding()
+    binding.bind_ortvalue_input("a", values["a"])
+    binding.bind_ortvalue_input("b", values["b"])
+    binding.bind_ortvalue_output("c", values["c"])
+
+    def run() -> object:
+        session.run_with_iobinding(binding)
+        return values["c"]
+
+    return run
+
+
+def microseconds(run: Callable[[], object]) -> float:
+    started = time.thread_time_ns()
+    for _ in range(RUNS_PER_BATCH):
+        run()
+    return (time.thread_time_ns() - started) / RUNS_PER_BATCH / 1000
+
+
+def measure(runs: dict[str, Callable[[], object]], batches: int) -> dict[str, dict[str, float]]:
+    for run in runs.values():
+        microseconds(run)
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(batches):
+        for name, run in runs.items():
+            times[name].append(microseconds(run))
+    return {
+        name: {
+            "microseconds": statistics.median(values),
+            "ratio": statistics.median(value / cpu for value, cpu in zip(values, times["cpu"], strict=True)),
+        }
+        for name, values in times.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batches", type=int, default=200)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    model = add_model()
+    with tempfile.TemporaryDirectory() as folder:
+        plugin = ort_cuda_plugin.session(model, emulate=True)
+        null = null_session(model, Path(folder))
+        cpu = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+        memory = ort_cuda_plugin.register()[0].memory_info(ort.OrtDeviceMemoryType.DEFAULT)
+        results = {
+            "run": measure(
+                {
+                    "plugin": lambda: plugin.run(None, feeds),
+                    "null": lambda: null.run(None, feeds),
+                    "cpu": lambda: cpu.run(None, feeds),
+                },
+                arguments.batches,
+            ),
+            "bound": measure(
+                {
+                    "plugin": bound_run(plugin, memory.device_vendor_id),
+                    "null": bound_run(null, NULL_VENDOR),
+                    "cpu": bound_run(cpu, None),
+                },
+                arguments.batches,
+            ),
+        }
+        np.testing.assert_array_equal(plugin.run(None, feeds)[0], x + x)
+    if arguments.json:
+        print(json.dumps(results))
+        return
+    print(f"{'':8}{'plugin':>18}{'null plugin':>18}{'CPU provider':>18}")
+    for kind, row in results.items():
+        cells = [
+            f"{row[name]['microseconds']:8.2f} us {row[name]['ratio']:5.2f}x" for name in ("plugin", "null", "cpu")
+        ]
+        print(f"{kind:8}" + "".join(f"{cell:>18}" for cell in cells))
+
+
+if __name__ == "__main__":
+    main()
