@@ -123,8 +123,16 @@ static void run_range(void *context, uint64_t first, uint64_t last) {
 /* Blocks run in the calling thread for as long as the measured cost says that the rest is not worth waking a worker,
  * in steps that double, so that a wrong estimate costs little. */
 static CUresult run_grid(emu_launch *launch, struct CUfunc_st *function) {
+  if (launch->blocks == 1) { /* nothing to share: not worth reading the clock */
+    emu_cpu *cpu = emu_cpu_acquire(launch);
+    if (!cpu)
+      return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+    emu_run_blocks(launch, cpu, 0, 1);
+    emu_cpu_release(cpu);
+    return atomic_load(&launch->error);
+  }
   uint64_t cost = atomic_load_explicit(&function->ticks_per_block, memory_order_relaxed), done = 0;
-  if (launch->blocks == 1 || cost * launch->blocks < WAKE_TICKS || emu.threads == 1) {
+  if (cost * launch->blocks < WAKE_TICKS || emu.threads == 1) {
     emu_cpu *cpu = emu_cpu_acquire(launch);
     if (!cpu)
       return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
@@ -190,13 +198,14 @@ CUresult emu_run_kernel(emu_device *device, const emu_op *op, const emu_clock *c
       .clock = clock,
   };
 #ifdef __x86_64__
-  unsigned control = _mm_getcsr(); /* the host thread may flush denormals or round otherwise */
-  if (control != 0x1f80)
+  unsigned control = _mm_getcsr();             /* the host thread may flush denormals or round otherwise */
+  bool differs = (control & ~0x3fu) != 0x1f80; /* flags of past operations do not matter */
+  if (differs)
     _mm_setcsr(0x1f80);
 #endif
   result = run_grid(&launch, function);
 #ifdef __x86_64__
-  if (control != 0x1f80)
+  if (differs)
     _mm_setcsr(control);
 #endif
   return result;
