@@ -59,13 +59,13 @@ def measure(name: str, device: str, runs: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         model, output = models.before_softmax(onnx.load(models.wheel_models()[name]))
         model = models.with_noise_weights(model)
-        path, feeds_path, cache = Path(folder, "model.onnx"), Path(folder, "feeds.npz"), str(Path(folder, "cache"))
+        path, feeds_path = Path(folder, "model.onnx"), Path(folder, "feeds.npz")
         onnx.save(model, path)
         feeds = models.random_inputs(model)
         np.savez(feeds_path, **feeds)
-        cold, _ = first_result(path, output, device, feeds_path, cache)
-        warm, warm_state = first_result(path, output, device, feeds_path, cache)
-        os.environ["ORT_CUDA_PLUGIN_CACHE_DIR"] = cache
+        own_cache = str(Path(folder, "cache"))
+        cold, _ = first_result(path, output, device, feeds_path, own_cache)
+        warm, warm_state = first_result(path, output, device, feeds_path, own_cache)
         session = ort_cuda_plugin.session(path, emulate=device == "emulated")
         cpu = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
         sides = {"plugin": session, "cpu": cpu}
@@ -99,8 +99,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--device", choices=["emulated", "cuda"], default="emulated")
     arguments = parser.parse_args()
-    for name in arguments.models:
-        print(json.dumps(measure(name, arguments.device, arguments.runs)), flush=True)
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["ORT_CUDA_PLUGIN_CACHE_DIR"] = cache
+        for name in arguments.models:
+            print(json.dumps(measure(name, arguments.device, arguments.runs)), flush=True)
 
 
 if __name__ == "__main__":

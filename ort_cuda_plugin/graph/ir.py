@@ -6,6 +6,7 @@ import enum
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -227,6 +228,11 @@ class Graph:
     outputs: list[Value]
     opsets: Mapping[str, int] = field(default_factory=dict)
     is_subgraph: bool = False
+
+    @cached_property
+    def used_values(self) -> frozenset[Value]:
+        """Values that a node reads or that leave the graph."""
+        return frozenset(value for node in self.nodes for value in node.reads()) | frozenset(self.outputs)
 
     def producers(self) -> dict[Value, Node]:
         return {value: node for node in self.nodes for value in node.outputs if value is not None}

@@ -134,6 +134,8 @@ class NodeLowering:
             if value is None:
                 continue
             if number >= len(results):
+                if value not in self.graph.used_values:
+                    continue
                 raise Unsupported("attribute", f"output {number} of {node.op_type} is not implemented")
             _check_result(value, results[number])
             self.tensors[value] = results[number]

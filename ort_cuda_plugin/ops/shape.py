@@ -121,12 +121,13 @@ def expand_8(ctx: Lowering, x: T, shape: HostTensor) -> Tensor:
 
 @op("Dropout", since=7, types={"T": FLOATS})
 def dropout_7(ctx: Lowering, data: Tensor, *, ratio: float = 0.5) -> tuple[Tensor, ...]:
-    return _dropout(ctx, data, data.dtype)
+    # The mask of inference is undefined before opset 12; ONNX Runtime fills it with zeros.
+    return _dropout(ctx, data, data.dtype, 0)
 
 
 @op("Dropout", since=10, types={"T": FLOATS})
 def dropout_10(ctx: Lowering, data: Tensor, *, ratio: float = 0.5) -> tuple[Tensor, ...]:
-    return _dropout(ctx, data)
+    return _dropout(ctx, data, DType.BOOL, False)
 
 
 @op("Dropout", since=12, types={"T": FLOATS, "T1": FLOATS, "T2": BOOL})
@@ -137,14 +138,14 @@ def dropout_12(
         ratio_is_zero = ratio is not None and constant_number(ratio) == 0
         if not ratio_is_zero:
             raise Unsupported("attribute", "Dropout in training mode")
-    return _dropout(ctx, data)
+    return _dropout(ctx, data, DType.BOOL, True)
 
 
-def _dropout(ctx: Lowering, data: Tensor, mask: DType = DType.BOOL) -> tuple[Tensor, ...]:
-    """Inference keeps every element, and says so in the mask."""
+def _dropout(ctx: Lowering, data: Tensor, mask_dtype: DType, mask: float) -> tuple[Tensor, ...]:
+    """Inference keeps every element; the mask has one value."""
     if ctx.node is None or len(ctx.node.outputs) < 2 or ctx.node.outputs[1] is None:
         return (data,)
-    return data, full(ctx, data.shape, 1, mask)
+    return data, full(ctx, data.shape, mask, mask_dtype)
 
 
 @op("Constant", since=1)
