@@ -188,7 +188,7 @@ def explain(function: Callable[..., None], error: Exception) -> tuple[str, int, 
     line = function.__code__.co_firstlineno
     if name := re.search(r"name '(\w+)' is not defined", text):
         for instruction in dis.get_instructions(function):
-            line = instruction.starts_line or line
+            line = (instruction.positions and instruction.positions.lineno) or line
             if instruction.argval == name[1]:
                 break
     return function.__code__.co_filename, line, reason
