@@ -38,6 +38,11 @@ def flat_block(device: DeviceProperties) -> int:
     return 1024 if device.emulated else 256
 
 
+def no_wider(threads: int, dim: Dim) -> int:
+    """``threads``, or the power of two that covers ``dim`` where that is known and smaller; whole warps."""
+    return min(threads, max(32, 1 << (dim - 1).bit_length())) if isinstance(dim, int) and dim > 0 else threads
+
+
 def plane_block(device: DeviceProperties, columns: Dim) -> tuple[int, int]:
     """Threads of a block along columns and rows: wide enough for the columns expected, no wider."""
     threads = flat_block(device)
@@ -87,7 +92,7 @@ class Plane:
         emit = builder.emit
         n_columns = builder.integer(columns)
         if not outer:
-            threads = flat_block(ctx.device)
+            threads = no_wider(flat_block(ctx.device), columns)
             emit.line("column = int64(cuda.blockIdx.x) * int64(cuda.blockDim.x) + int64(cuda.threadIdx.x)")
             self.names = ["column"]
             self.inside = f"column < {n_columns}"
