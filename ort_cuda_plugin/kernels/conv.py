@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..graph.ir import Array
-from ..runtime.kernel import KernelSpec
+from ..runtime.kernel import KernelSpec, spec_property
 from .tiles import (
     THREADS,
     Element,
@@ -83,7 +83,7 @@ class TiledConv:
     bias: bool = False
     index: str = "i32"
 
-    @property
+    @spec_property
     def spec(self) -> KernelSpec:
         tile, element = self.tile, Element(self.storage)
         axes = "zyx"[3 - self.rank :]
@@ -206,7 +206,7 @@ class DirectConv:
     transposed: bool = False
     index: str = "i32"
 
-    @property
+    @spec_property
     def spec(self) -> KernelSpec:
         element = Element(self.storage)
         axes = "zyx"[3 - self.rank :]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..runtime.kernel import KernelSpec
+from ..runtime.kernel import KernelSpec, spec_property
 from .tiles import Element, Operand, Tile, declare, fill_matrix, indent, log2, pipeline, place_type, store_matrix
 
 # One width, so that the number of rows alone decides which of them does the least work.
@@ -54,7 +54,7 @@ class Product:
     def index_type(self) -> str:
         return place_type(self.index)
 
-    @property
+    @spec_property
     def spec(self) -> KernelSpec:
         raise NotImplementedError
 
@@ -115,7 +115,7 @@ class TiledProduct(Product):
 
     tile: Tile = SQUARE
 
-    @property
+    @spec_property
     def spec(self) -> KernelSpec:
         tile, element = self.tile, self.element
         a = Operand("a", "a", "row0", "m", "k_end", self.stride("a_m"), self.stride("a_k"), self.a_contiguous != "m")
@@ -159,7 +159,7 @@ class RowProduct(Product):
     def threads(self) -> int:
         return 64 if self.b_contiguous == "k" else 128
 
-    @property
+    @spec_property
     def spec(self) -> KernelSpec:
         if self.b_contiguous not in ("k", "n"):
             raise ValueError("a row product needs a contiguous dimension of b")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..runtime.kernel import KernelSpec
+from ..runtime.kernel import KernelSpec, spec_property
 from .tiles import THREADS, Element, element_number, indent, place_type, unravel
 
 _lowest = {"f32": "float32(-math.inf)", "f64": "float64(-math.inf)", "f16": "float32(-math.inf)"}
@@ -34,7 +34,7 @@ class Pool:
     include_pad: bool = False
     index: str = "i32"
 
-    @property
+    @spec_property
     def spec(self) -> KernelSpec:
         element = Element(self.storage)
         register = _registers.get(self.storage, element.accumulator)
