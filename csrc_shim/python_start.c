@@ -139,16 +139,22 @@ static void parent(char *path) {
   *(slash ? slash : path) = '\0';
 }
 
-/* The interpreter of the environment around `folder`: <env>/bin/python3 where some parent is <env> (an installed
- * package), or has one in .venv or venv (a source tree). */
+static bool in_prefix(const char *prefix, const char *place, char interpreter[PATH_MAX]) {
+  return snprintf(interpreter, PATH_MAX, "%s/%s", prefix, place) < PATH_MAX && exists(interpreter);
+}
+
+/* The interpreter of the environment that the package in `folder` belongs to: <env>/bin/python3, where <env> is above
+ * the site-packages or dist-packages that holds it, or .venv beside it in a source tree. */
 static bool find_interpreter(const char *folder, char interpreter[PATH_MAX]) {
-  static const char *const places[] = {"bin/python3", ".venv/bin/python3", "venv/bin/python3"};
   char prefix[PATH_MAX];
   snprintf(prefix, sizeof prefix, "%s", folder);
+  parent(prefix);
+  const char *base = strrchr(prefix, '/');
+  if (!base || (strcmp(base, "/site-packages") != 0 && strcmp(base, "/dist-packages") != 0))
+    return in_prefix(prefix, ".venv/bin/python3", interpreter);
   for (parent(prefix); prefix[0]; parent(prefix))
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
-      if (snprintf(interpreter, PATH_MAX, "%s/%s", prefix, places[i]) < PATH_MAX && exists(interpreter))
-        return true;
+    if (in_prefix(prefix, "bin/python3", interpreter))
+      return true;
   return false;
 }
 

@@ -69,6 +69,19 @@ def test_the_environment_that_the_library_is_installed_in_is_found(host: Path, t
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
+def test_the_environment_beside_a_source_tree_is_found_and_no_other(host: Path, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    library = copy_package(tree)
+    environment_folder(tmp_path / "venv")
+    done = run(host, library)
+    assert done.returncode == 1
+    assert "found no Python" in done.stderr
+    site = environment_folder(tree / ".venv")
+    (site / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    done = run(host, library)
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
 def test_an_environment_without_the_dependencies_is_named(host: Path, tmp_path: Path) -> None:
     library = copy_package(environment_folder(tmp_path / "env"))
     done = run(host, library)
