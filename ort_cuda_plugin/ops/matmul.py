@@ -31,8 +31,13 @@ _costs = ((TALL, 1.0), (SQUARE, 1.1), (FLAT, 1.4))
 """Tiles with the relative time of one multiplication."""
 
 
-def choose_tile(rows: Dim) -> Tile:
-    """The tile that does the least work for a result of so many rows, padding included. All are as wide."""
+def choose_tile(rows: Dim, dtype: DType) -> Tile:
+    """The tile that does the least work for a result of so many rows, padding included. All are as wide.
+
+    Tiles of 8-byte elements are small: larger ones have too many registers and too much shared memory for a GPU.
+    """
+    if dtype.itemsize == 8:
+        return FLAT
     return min(_costs, key=lambda entry: entry[1] * hint(ceildiv(rows, entry[0].m)) * entry[0].m)[0]
 
 
@@ -112,7 +117,7 @@ def multiply(
         blocks = ceildiv(n, kernel.block_columns) * m
         launch(kernel, select(few_rows, blocks, 0), kernel.threads)
     if few_rows == 0 or not is_const(few_rows):
-        tile = choose_tile(m)
+        tile = choose_tile(m, a.dtype)
         blocks = ceildiv(m, tile.m) * ceildiv(n, tile.n)
         launch(TiledProduct(**common, tile=tile), select(few_rows, 0, blocks), tile.threads)  # type: ignore[arg-type]
     return out

@@ -165,7 +165,7 @@ def _is_tiny(w: Tensor, group: int) -> bool:
     """
     outputs, *inner = _static(w)
     rows, k = outputs // group, math.prod(inner)
-    tile = choose_tile(rows)
+    tile = choose_tile(rows, w.dtype)
     padded = -(-rows // tile.m) * tile.m * -(-k // tile.k) * tile.k
     return padded > 16 * rows * k
 
@@ -177,7 +177,7 @@ def _tiled_conv(
     flat, places = _planar(window, spatial)
     outputs, channels, *_ = shape = _static(w)
     rows, positions = outputs // group, product(spatial)
-    tile = choose_tile(rows)
+    tile = choose_tile(rows, w.dtype)
     packed = w.is_constant
     if packed:
         weights = ctx.derived(
