@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ort_cuda_plugin.graph.ir import Array, AttrValue, Constant, DType, Graph, Node, Value
 from ort_cuda_plugin.graph.lowering import Int32, Int64, Lowering, Tensor, broadcast_shapes, broadcast_strides
 from ort_cuda_plugin.graph.symbolic import Dim, ceildiv, eq, floordiv, product, select
+from ort_cuda_plugin.kernels.host import HostArray, on_host
 from ort_cuda_plugin.ops.registry import op
 from ort_cuda_plugin.runtime.kernel import KernelSpec
 
@@ -14,11 +17,19 @@ DOMAIN = "graph.test"
 
 
 def strided_map(ctx: Lowering, expression: str, *inputs: Tensor) -> Tensor:
-    """Elementwise kernel over broadcast strided inputs, as plain as can be."""
+    """Elementwise operation over broadcast strided inputs, as plain as can be."""
     shape = broadcast_shapes(ctx, *(x.shape for x in inputs))
-    host = ctx.host_map(eval("lambda a, b=0: " + expression), *inputs, shape=shape, dtype=inputs[0].dtype)
-    if host is not None:
-        return host
+    function = eval("lambda a, b=0: " + expression)
+
+    def on_symbols(*arrays: HostArray) -> HostArray:
+        return np.asarray(function(*np.broadcast_arrays(*arrays)), dtype=object)
+
+    return on_host(
+        ctx, on_symbols, inputs, shape, inputs[0].dtype, lambda: launch_strided_map(ctx, expression, inputs, shape)
+    )
+
+
+def launch_strided_map(ctx: Lowering, expression: str, inputs: Sequence[Tensor], shape: Sequence[Dim]) -> Tensor:
     out = ctx.empty(shape, inputs[0].dtype)
     rank = len(shape)
     letters = "ab"[: len(inputs)]
@@ -36,12 +47,7 @@ def strided_map(ctx: Lowering, expression: str, *inputs: Tensor) -> Tensor:
     strides = [stride for x in inputs for stride in broadcast_strides(x, shape)]
     args = [*inputs, out, scalar(out.size), *map(scalar, shape), *map(scalar, strides)]
     ctx.launch(spec, (ceildiv(out.size, 4), 1, 1), (4, 1, 1), args, writes=[out])
-    return ctx.defer_host(out, lambda: host_sum(ctx, expression, inputs))
-
-
-def host_sum(ctx: Lowering, expression: str, inputs: Sequence[Tensor]) -> tuple[Dim, ...]:
-    function = eval("lambda a, b=0: " + expression)
-    return tuple(function(*row) for row in zip(*(ctx.host_values(x, "a shape") for x in inputs), strict=True))
+    return out
 
 
 @op("Add", domain=DOMAIN)

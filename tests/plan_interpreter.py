@@ -8,13 +8,13 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ort_cuda_plugin.graph.ir import DType
-from ort_cuda_plugin.graph.symbolic import Op, evaluators
+from ort_cuda_plugin.graph.symbolic import Atom, Dim, Op, evaluators
 from ort_cuda_plugin.runtime.kernel import KernelSpec
 from ort_cuda_plugin.runtime.plan_format import ExprOp, Param, ParamKind, Plan, RecordKind, Ref, RefKind
 
@@ -25,6 +25,29 @@ class PlanMismatch(Exception):
 
 class RunError(Exception):
     """An assertion of the plan failed."""
+
+
+def evaluate(dim: Dim, values: Mapping[int, int]) -> int:
+    """The value of ``dim`` when symbol number n is ``values[n]``. The reference for what C computes.
+
+    Raises KeyError for a symbol without a value and ZeroDivisionError.
+    """
+    if isinstance(dim, int):
+        return dim
+    total = dim.const
+    for monomial, coefficient in dim.terms:
+        for atom in monomial:
+            coefficient *= _evaluate_atom(atom, values)
+        total += coefficient
+    return total
+
+
+def _evaluate_atom(atom: Atom, values: Mapping[int, int]) -> int:
+    if atom.op is Op.SYMBOL:
+        number = atom.args[0]
+        assert isinstance(number, int)
+        return values[number]
+    return evaluators[atom.op](*(evaluate(arg, values) for arg in atom.args))
 
 
 def evaluate_registers(plan: Plan, known: Sequence[int]) -> list[int]:

@@ -83,7 +83,7 @@ class _Analysis:
         used = set(graph.outputs)
         result: list[NodeVerdict] = []
         for node, verdict in zip(reversed(graph.nodes), reversed(verdicts), strict=True):
-            outputs = [value for value in node.outputs if value is not None]
+            outputs = [value for value in node.outputs if value is not None and value in tensors]
             if verdict.supported:
                 if used.isdisjoint(outputs) and all(tensors[value].host is not None for value in outputs):
                     verdict = _declined(node, "cost", "only nodes of other providers use this shape arithmetic")

@@ -6,7 +6,6 @@ One pass over an operator's function serves three purposes: it infers shapes, de
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -176,27 +175,6 @@ class Lowering:
         if all(isinstance(value, int) for value in values):
             return self.constant(np.array(values, dtype=np.int64).astype(dtype.numpy).reshape(tuple(shape)), dtype)
         return Tensor(dtype, shape, Buffer(BufferKind.HOST, len(values) * dtype.itemsize, host=values))
-
-    def host_map(
-        self, function: Callable[..., Dim], *inputs: Tensor, shape: Sequence[Dim], dtype: DType
-    ) -> Tensor | None:
-        """Elementwise shape arithmetic: ``function`` of the elements of ``inputs`` broadcast to ``shape``.
-
-        None where the contents of an input are not known on the host, or where the result is large: the operator then
-        launches a kernel. All inputs constant is left to the device too unless the result is small and integer.
-        """
-        if not (dtype.is_integer or dtype is DType.BOOL) or not all(isinstance(dim, int) for dim in shape):
-            return None
-        dims = tuple(dim for dim in shape if isinstance(dim, int))
-        if math.prod(dims) > MAX_HOST_ELEMENTS:
-            return None
-        columns = []
-        for x in inputs:
-            values = x.host
-            if values is None:
-                return None
-            columns.append(_broadcast_values(values, x.shape, dims))
-        return self.host_tensor([function(*row) for row in zip(*columns, strict=True)], dims, dtype)
 
     def defer_host(self, x: Tensor, values: Callable[[], tuple[Dim, ...]]) -> Tensor:
         """x, whose contents `host_values` can now get from ``values``, which may itself call `host_values`.
@@ -422,9 +400,3 @@ def broadcast_strides(x: Tensor, shape: Sequence[Dim]) -> tuple[Dim, ...]:
     for dim, stride, target in zip(x.shape, x.strides, shape[lead:], strict=True):
         strides.append(stride if dim == target else select(eq(dim, 1), 0, stride))
     return tuple(strides)
-
-
-def _broadcast_values(values: tuple[Dim, ...], shape: Sequence[Dim], target: tuple[int, ...]) -> list[Dim]:
-    dims = tuple(dim for dim in shape if isinstance(dim, int))
-    positions = np.arange(len(values)).reshape(dims)
-    return [values[i] for i in np.broadcast_to(positions, target).reshape(-1).tolist()]

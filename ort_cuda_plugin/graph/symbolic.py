@@ -9,7 +9,7 @@ The operations and their meaning for negative numbers are those of ``ocp_plan_ex
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from .polynomial import (
     Atom,
@@ -44,7 +44,6 @@ __all__ = [
     "ceildiv",
     "divides",
     "eq",
-    "evaluate",
     "evaluators",
     "floordiv",
     "hint",
@@ -61,7 +60,6 @@ __all__ = [
     "sym_max",
     "sym_min",
     "symbol",
-    "symbols_of",
     "truncdiv",
     "truth",
 ]
@@ -215,44 +213,3 @@ def product(dims: Iterable[Dim]) -> Dim:
     for dim in dims:
         result = result * dim
     return result
-
-
-def evaluate(dim: Dim, values: Mapping[int, int]) -> int:
-    """The value of ``dim`` when symbol number n is ``values[n]``. The reference for what C computes; not fast.
-
-    Raises KeyError for a symbol without a value and ZeroDivisionError.
-    """
-    if isinstance(dim, int):
-        return dim
-    total = dim.const
-    for monomial, coefficient in dim.terms:
-        for atom in monomial:
-            coefficient *= evaluate_atom(atom, values)
-        total += coefficient
-    return total
-
-
-def evaluate_atom(atom: Atom, values: Mapping[int, int]) -> int:
-    if atom.op is Op.SYMBOL:
-        number = atom.args[0]
-        assert isinstance(number, int)
-        return values[number]
-    return evaluators[atom.op](*(evaluate(arg, values) for arg in atom.args))
-
-
-def symbols_of(dim: Dim) -> set[int]:
-    """The numbers of all symbols that ``dim`` depends on."""
-    found: set[int] = set()
-    pending: list[Dim] = [dim]
-    while pending:
-        expr = pending.pop()
-        if isinstance(expr, int):
-            continue
-        for atom in expr.atoms():
-            if atom.op is Op.SYMBOL:
-                number = atom.args[0]
-                assert isinstance(number, int)
-                found.add(number)
-            else:
-                pending.extend(atom.args)
-    return found
