@@ -1,0 +1,48 @@
+"""Small models for tests of memory and streams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx
+from onnx import NodeProto, TensorProto, helper
+
+FLOAT = TensorProto.FLOAT
+
+
+def model(
+    nodes: Sequence[NodeProto],
+    inputs: Mapping[str, Sequence[int | str]],
+    outputs: Mapping[str, Sequence[int | str]],
+    dtype: int = FLOAT,
+) -> bytes:
+    """The nodes with inputs and outputs of these names and shapes and one type, checked, as bytes."""
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info(name, dtype, dims) for name, dims in inputs.items()],
+        [helper.make_tensor_value_info(name, dtype, dims) for name, dims in outputs.items()],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(made, full_check=True)
+    return bytes(made.SerializeToString())
+
+
+def add_and_double() -> bytes:
+    """c = 2 (a + b) for vectors of any length."""
+    nodes = [helper.make_node("Add", ["a", "b"], ["s"]), helper.make_node("Add", ["s", "s"], ["c"])]
+    return model(nodes, {"a": ["n"], "b": ["n"]}, {"c": ["n"]})
+
+
+def with_cpu_nodes(dtype: int, rounds: int = 1) -> bytes:
+    """y = x, ``rounds`` + 1 times appended to itself by the plugin. Between two times the CPU provider casts to string
+    and back, which the plugin cannot do: ONNX Runtime must copy down and up again."""
+    nodes = [helper.make_node("Concat", ["x", "x"], ["t0"], axis=0)]
+    for i in range(rounds):
+        nodes += [
+            helper.make_node("Cast", [f"t{i}"], [f"text{i}"], to=TensorProto.STRING),
+            helper.make_node("Cast", [f"text{i}"], [f"back{i}"], to=dtype),
+            helper.make_node("Concat", [f"back{i}", f"back{i}"], [f"t{i + 1}"], axis=0),
+        ]
+    nodes[-1].output[0] = "y"
+    return model(nodes, {"x": ["rows", "columns"]}, {"y": ["more_rows", "columns"]}, dtype)
