@@ -130,7 +130,7 @@ def session(
         RuntimeError: no such device exists, or no node of the model runs on the provider; the message says why.
         ValueError: an option is unknown or has no valid value; ``sess_options`` was used for another device.
     """
-    created, provider = _create(model, emulate, provider_options, sess_options)
+    created, provider = create_session(model, emulate, provider_options, sess_options)
     placement = created.get_provider_graph_assignment_info()
     if not any(part.ep_name == get_ep_name() and part.get_nodes() for part in placement):
         raise RuntimeError(f"no node of the model runs on {get_ep_name()}: {_reasons(provider)}")
@@ -148,13 +148,13 @@ def explain(
 
     Arguments and errors are those of `session`, except that a model of which no node is claimed is no error.
     """
-    _, provider = _create(model, emulate, provider_options, sess_options)
+    _, provider = create_session(model, emulate, provider_options, sess_options)
     if provider.failure:
         raise RuntimeError(f"{get_ep_name()} could not look at the model: {provider.failure}")
     return provider.verdicts
 
 
-def _create(
+def create_session(
     model: str | os.PathLike[str] | bytes,
     emulate: bool | None,
     provider_options: Mapping[str, object] | None,

@@ -10,10 +10,16 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from ort_cuda_plugin.cli import explain, info, kernels, run
+from ort_cuda_plugin.cli import conformance, explain, info, kernels, run
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 
-COMMANDS: dict[str, ModuleType] = {"run": run, "info": info, "explain": explain, "kernels": kernels}
+COMMANDS: dict[str, ModuleType] = {
+    "run": run,
+    "info": info,
+    "explain": explain,
+    "kernels": kernels,
+    "conformance": conformance,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

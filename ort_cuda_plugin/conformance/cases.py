@@ -1,0 +1,106 @@
+"""The backend tests that the `onnx` wheel carries, as models and values in plain form."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test. Values of its data sets are arrays, lists of them for sequences, or None."""
+
+    kind: str
+    name: str
+    rtol: float
+    atol: float
+    _source: Any = field(repr=False)
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind}/{self.name}"
+
+    def model(self) -> onnx.ModelProto:
+        """A copy of the model, with the IR version that the host loads."""
+        if self._source.model is None:
+            model = onnx.load(Path(self._source.model_dir) / "model.onnx")
+        else:
+            model = onnx.ModelProto()
+            model.CopyFrom(self._source.model)
+        model.ir_version = min(model.ir_version, newest_ir_version())
+        return model
+
+    def data_sets(self, model: onnx.ModelProto) -> Iterator[tuple[list[Any], list[Any]]]:
+        if self._source.data_sets is not None:
+            for inputs, outputs in self._source.data_sets:
+                yield [_plain(value) for value in inputs], [_plain(value) for value in outputs]
+            return
+        for folder in sorted(Path(self._source.model_dir).glob("test_data_set_*")):
+            yield (
+                [_from_file(folder / f"input_{i}.pb", value.type) for i, value in enumerate(_fed_inputs(model))],
+                [_from_file(folder / f"output_{i}.pb", value.type) for i, value in enumerate(model.graph.output)],
+            )
+
+
+@functools.cache
+def load_cases() -> dict[str, Case]:
+    """Every test by key, in a stable order."""
+    from onnx.backend.test.loader import load_model_tests
+
+    cases = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # making the expected values overflows and divides by zero on purpose
+        for kind in KINDS:
+            for test in sorted(load_model_tests(kind=kind), key=lambda test: str(test.name)):
+                case = Case(kind, test.name.removeprefix("test_"), test.rtol, test.atol, test)
+                cases[case.key] = case
+    return cases
+
+
+@functools.cache
+def newest_ir_version() -> int:
+    """The newest IR version that the installed ONNX Runtime loads."""
+    import onnxruntime as ort
+
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    result = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "probe", [value], [result])
+    for version in range(onnx.IR_VERSION, 6, -1):
+        model = onnx.helper.make_model(graph, ir_version=version, opset_imports=[onnx.helper.make_opsetid("", 13)])
+        try:
+            ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        except Exception:
+            continue
+        return version
+    raise RuntimeError("ONNX Runtime loads no model at all")
+
+
+def _fed_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    return [value for value in model.graph.input if value.name not in initializers]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, onnx.TensorProto):
+        return numpy_helper.to_array(value)
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value if value is None else np.asarray(value)
+
+
+def _from_file(path: Path, value_type: onnx.TypeProto) -> Any:
+    if value_type.HasField("sequence_type"):
+        sequence = onnx.SequenceProto()
+        sequence.ParseFromString(path.read_bytes())
+        return numpy_helper.to_list(sequence)
+    return numpy_helper.to_array(onnx.load_tensor(str(path)))

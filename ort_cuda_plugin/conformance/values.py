@@ -1,0 +1,98 @@
+"""Values between NumPy and ONNX Runtime, also of element types that its Python API does not take from NumPy."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper
+
+Array = NDArray[Any]
+
+_SUB_BYTE = {
+    onnx.TensorProto.INT4: ml_dtypes.int4,
+    onnx.TensorProto.UINT4: ml_dtypes.uint4,
+    onnx.TensorProto.FLOAT4E2M1: ml_dtypes.float4_e2m1fn,
+}
+_WHOLE_BYTE = {
+    onnx.TensorProto.BFLOAT16: ml_dtypes.bfloat16,
+    onnx.TensorProto.FLOAT8E4M3FN: ml_dtypes.float8_e4m3fn,
+    onnx.TensorProto.FLOAT8E4M3FNUZ: ml_dtypes.float8_e4m3fnuz,
+    onnx.TensorProto.FLOAT8E5M2: ml_dtypes.float8_e5m2,
+    onnx.TensorProto.FLOAT8E5M2FNUZ: ml_dtypes.float8_e5m2fnuz,
+}
+
+
+def is_plain(value: Any) -> bool:
+    """Whether ONNX Runtime takes the value from NumPy as it is."""
+    if value is None or isinstance(value, list):
+        return True
+    return value.dtype.kind in "biufOSUc" and value.dtype.isbuiltin == 1
+
+
+def to_ort_value(array: Array) -> Any:
+    """An OrtValue in host memory; 4-bit elements are packed two to a byte, the first in the low half."""
+    import onnxruntime as ort
+
+    if is_plain(array):
+        return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
+    element_type = helper.np_dtype_to_tensor_dtype(array.dtype)
+    value = ort.OrtValue.ortvalue_from_shape_and_type(list(array.shape), element_type)
+    data = np.ascontiguousarray(array)
+    if element_type in _SUB_BYTE:
+        nibbles = data.view(np.uint8).reshape(-1) & 0xF
+        padded = np.zeros(nibbles.size + nibbles.size % 2, np.uint8)
+        padded[: nibbles.size] = nibbles
+        data = padded[0::2] | (padded[1::2] << 4)
+    ctypes.memmove(value.data_ptr(), data.ctypes.data, data.nbytes)
+    return value
+
+
+def from_ort_value(value: Any) -> Any:
+    """The contents as an array of the ml_dtypes type where NumPy has none, as a list for a sequence."""
+    if not value.is_tensor() or value.element_type() not in {**_SUB_BYTE, **_WHOLE_BYTE}:
+        return value.numpy()
+    shape, element_type = tuple(value.shape()), value.element_type()
+    count = int(np.prod(shape, dtype=np.int64))
+    if element_type in _WHOLE_BYTE:
+        dtype = np.dtype(_WHOLE_BYTE[element_type])
+        raw = ctypes.string_at(value.data_ptr(), count * dtype.itemsize)
+        return np.frombuffer(raw, dtype).reshape(shape)
+    packed = np.frombuffer(ctypes.string_at(value.data_ptr(), (count + 1) // 2), np.uint8)
+    nibbles = np.stack([packed & 0xF, packed >> 4], axis=1).reshape(-1)[:count]
+    if element_type == onnx.TensorProto.INT4:
+        nibbles = ((nibbles.astype(np.int8) ^ 8) - 8).view(np.uint8)
+    return nibbles.view(_SUB_BYTE[element_type]).reshape(shape)
+
+
+def difference(actual: Any, expected: Any, rtol: float, atol: float) -> str:
+    """What differs, in one line, or "". The rules are those of ONNX's test runner."""
+    if isinstance(expected, list) or isinstance(actual, list):
+        if not isinstance(actual, list) or not isinstance(expected, list) or len(actual) != len(expected):
+            return "another sequence"
+        return next((text for a, e in zip(actual, expected, strict=True) if (text := difference(a, e, rtol, atol))), "")
+    if expected is None or actual is None:
+        return "" if actual is expected else "a missing optional value"
+    actual = np.asarray(actual)
+    if actual.shape != expected.shape:
+        return f"shape {actual.shape} instead of {expected.shape}"
+    if expected.dtype.kind in "OSU":
+        return "" if np.array_equal(actual.astype(object), expected.astype(object)) else "other strings"
+    if actual.dtype != expected.dtype:
+        return f"element type {actual.dtype} instead of {expected.dtype}"
+    if expected.dtype == ml_dtypes.bfloat16:
+        rtol = max(rtol, 2**-6)
+    if expected.dtype.kind not in "biu" and not is_plain(expected):
+        actual, expected = actual.astype(np.float32), expected.astype(np.float32)
+    elif expected.dtype.kind == "V":
+        actual, expected = actual.astype(np.int32), expected.astype(np.int32)
+    close = np.isclose(actual, expected, rtol=rtol, atol=atol, equal_nan=True)
+    if close.all():
+        return ""
+    index = np.unravel_index(int(np.argmin(close)), close.shape)
+    wrong = close.size - int(close.sum())
+    return f"{wrong} of {close.size} elements, the first {actual[index]} instead of {expected[index]}"
