@@ -1,5 +1,6 @@
 /* Configuration and life of the emulated devices: environment, address space, contexts, fork. */
 #define _GNU_SOURCE /* CPU_COUNT */
+#include "emu_check.h"
 #include "emu_stream.h"
 
 #include <errno.h>
@@ -110,6 +111,12 @@ static uint32_t count_threads(void) {
   return count > 0 ? (uint32_t)count : 1;
 }
 
+/* In the checking mode some bytes after each allocation are never allocated. */
+static void set_redzones(void) {
+  for (uint32_t index = 0; index < emu.config.num_devices && atomic_load(&started); index++)
+    emu.devices[index].heap.redzone = emu.config.check ? EMU_GRANULE : 0;
+}
+
 static void stop(void);
 
 int ocp_emu_configure(const ocp_emu_config *config, char *text, size_t text_bytes) {
@@ -132,11 +139,17 @@ int ocp_emu_configure(const ocp_emu_config *config, char *text, size_t text_byte
     emu_streams_drain();
     if (resize)
       stop();
-    bool check = config->check && !emu.config.check;
+    else if (emu.config.check && !config->check)
+      emu_shadow_stop();
+    bool begins = config->check && !emu.config.check && !resize;
     emu.config = *config;
     emu.threads = count_threads();
     emu_streams_reset(config->seed);
-    (void)check;
+    set_redzones();
+    if (begins && emu_shadow_start()) {
+      emu.config.check = 0;
+      result = refuse(text, text_bytes, "no address space for the tables of the checking mode");
+    }
   }
   configured = result == CUDA_SUCCESS || configured;
   pthread_mutex_unlock(&start_lock);
@@ -163,6 +176,7 @@ static void stop(void) {
   if (!atomic_load(&started))
     return;
   atomic_store(&started, false);
+  emu_shadow_stop();
   for (uint32_t index = 0; index < emu.config.num_devices; index++) {
     emu_heap_destroy(&emu.devices[index].heap);
     pthread_mutex_destroy(&emu.devices[index].legacy.lock);
@@ -205,7 +219,7 @@ static CUresult start_locked(void) {
       pthread_mutex_init(&device->legacy.lock, NULL);
     }
   }
-  if (ready == emu.config.num_devices) {
+  if (ready == emu.config.num_devices && (!emu.config.check || !emu_shadow_start())) {
     atomic_store(&started, true);
     return CUDA_SUCCESS;
   }
@@ -273,6 +287,8 @@ void *ocp_emu_host_pointer(uint64_t address, size_t bytes) {
   if (!atomic_load(&started) || !emu_is_device_address(address) ||
       !emu_heap_find(&emu_device_of(address)->heap, address, bytes, NULL, NULL))
     return NULL;
+  if (emu.config.check)
+    emu_shadow_written(address, bytes); /* what the host does there is not seen */
   return (void *)(address + (uint64_t)emu.alias);
 }
 

@@ -233,3 +233,26 @@ bool emu_heap_find(emu_heap *heap, uint64_t address, uint64_t bytes, uint64_t *s
     *size = held;
   return true;
 }
+
+bool emu_heap_around(emu_heap *heap, uint64_t address, uint64_t *start, uint64_t *size) {
+  uint64_t offset = address - heap->base;
+  if (offset >= heap->bytes)
+    return false;
+  pthread_mutex_lock(&heap->lock);
+  uint32_t index = start_of(heap, (uint32_t)(offset / EMU_GRANULE));
+  if (!heap->blocks[index].live && index > 0)
+    index = start_of(heap, index - 1);
+  bool live = heap->blocks[index].live;
+  *start = heap->base + (uint64_t)index * EMU_GRANULE;
+  *size = live ? heap->blocks[index].bytes : 0;
+  pthread_mutex_unlock(&heap->lock);
+  return live;
+}
+
+void emu_heap_visit(emu_heap *heap, void (*visit)(void *context, uint64_t address, uint64_t bytes), void *context) {
+  pthread_mutex_lock(&heap->lock);
+  for (uint64_t index = 0; index * EMU_GRANULE < heap->bytes; index += heap->blocks[index].size)
+    if (heap->blocks[index].live)
+      visit(context, heap->base + index * EMU_GRANULE, heap->blocks[index].bytes);
+  pthread_mutex_unlock(&heap->lock);
+}

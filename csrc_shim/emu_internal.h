@@ -59,6 +59,9 @@ uint64_t emu_heap_alloc(emu_heap *heap, uint64_t bytes); /* 0: no room */
 bool emu_heap_free(emu_heap *heap, uint64_t address);    /* false: no live block starts there */
 /* Whether [address, address + bytes) lies in one live block; its start and size, where wanted. */
 bool emu_heap_find(emu_heap *heap, uint64_t address, uint64_t bytes, uint64_t *start, uint64_t *size);
+/* The live block that starts at the address or last before it, even when the address is beyond its end. */
+bool emu_heap_around(emu_heap *heap, uint64_t address, uint64_t *start, uint64_t *size);
+void emu_heap_visit(emu_heap *heap, void (*visit)(void *context, uint64_t address, uint64_t bytes), void *context);
 
 /* ---- devices ---- */
 typedef struct CUctx_st emu_device; /* a device and its primary context are one object */
@@ -118,6 +121,8 @@ struct CUfunc_st {
   _Atomic uint32_t ticks_per_block; /* cost estimate that decides whether to wake workers; 0: not known yet */
   struct CUfunc_st *next;
 };
+/* Whether the range lies in the module's read-only data. */
+bool emu_module_owns(const struct CUmod_st *module, uint64_t address, uint64_t bytes);
 /* Address of the function that a kernel object may call by that name, or NULL. */
 const void *emu_symbol(const char *name);
 
@@ -169,6 +174,7 @@ typedef struct emu_launch {
   emu_device *device;
   const emu_clock *clock;
   _Atomic int error;
+  _Atomic unsigned found; /* kinds of findings */
 } emu_launch;
 /* What one host thread needs to run blocks; lent from a list for the time of a launch. */
 typedef struct emu_cpu emu_cpu;
@@ -181,6 +187,8 @@ typedef void (*emu_range_fn)(void *context, uint64_t first, uint64_t last);
 void emu_pool_run(emu_range_fn run, void *context, uint64_t count, uint64_t chunk);
 
 /* ---- emu_check.c: the checking mode ---- */
+/* The result of a launch that has run, with its finding as the text where it has one. */
+CUresult emu_check_launched(emu_launch *launch);
 /* Reports that some threads of the block wait for others that never come. */
 void emu_check_divergence(emu_cpu *cpu);
 

@@ -156,7 +156,7 @@ static CUresult run_grid(emu_launch *launch, struct CUfunc_st *function) {
   }
   atomic_store_explicit(&function->ticks_per_block, cost < UINT32_MAX ? (uint32_t)cost : UINT32_MAX,
                         memory_order_relaxed);
-  return atomic_load(&launch->error);
+  return emu_check_launched(launch);
 }
 
 /* Device addresses become those where the bytes are; page-locked memory is itself; anything else is no address of the

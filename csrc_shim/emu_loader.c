@@ -359,6 +359,11 @@ CUresult emu_module_unload(CUmodule module) {
   return emu_lost();
 }
 
+bool emu_module_owns(const struct CUmod_st *module, uint64_t address, uint64_t bytes) {
+  uint64_t offset = address - (uint64_t)module->mapping - module->code_bytes;
+  return offset < module->constant_bytes && bytes <= module->constant_bytes - offset;
+}
+
 static const struct symbol *find_symbol(const struct CUmod_st *module, const char *name, const char *suffix) {
   size_t length = strlen(name);
   for (size_t i = 0; i < module->num_symbols; i++) {

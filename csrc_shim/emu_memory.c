@@ -1,4 +1,5 @@
 /* Memory of the emulated device: allocation, and copies and fills as operations. */
+#include "emu_check.h"
 #include "emu_driver.h"
 
 #include <string.h>
@@ -12,6 +13,7 @@ CUresult emu_mem_get_info(size_t *free_bytes, size_t *total_bytes) {
   *total_bytes = device->heap.bytes;
   *free_bytes = device->heap.bytes - device->heap.used;
   pthread_mutex_unlock(&device->heap.lock);
+  *free_bytes += emu_shadow_quarantined(device);
   return CUDA_SUCCESS;
 }
 
@@ -23,10 +25,21 @@ CUresult emu_mem_alloc(CUdeviceptr *address, size_t bytes) {
   if (!address || bytes == 0)
     return CUDA_ERROR_INVALID_VALUE;
   *address = emu_heap_alloc(&device->heap, bytes);
+  if (!*address && emu_shadow_flush(device))
+    *address = emu_heap_alloc(&device->heap, bytes);
   if (!*address)
     return emu_fail(CUDA_ERROR_OUT_OF_MEMORY, "no room for %zu bytes on emulated device %d", bytes, device->ordinal);
+  emu_shadow_allocated(*address, bytes);
   atomic_fetch_add(&emu.live, 1);
   return CUDA_SUCCESS;
+}
+
+static bool free_block(emu_device *device, uint64_t address) {
+  uint64_t start, size;
+  if (!emu.config.check)
+    return emu_heap_free(&device->heap, address);
+  return emu_heap_find(&device->heap, address, 0, &start, &size) && start == address &&
+         emu_shadow_free(device, address, size);
 }
 
 /* Unlike cuMemFree this does not wait for the device: a program that relies on that wait reads freed memory here. */
@@ -36,7 +49,7 @@ CUresult emu_mem_free(CUdeviceptr address) {
     return result;
   if (!address)
     return CUDA_SUCCESS;
-  if (!emu_is_device_address(address) || !emu_heap_free(&emu_device_of(address)->heap, address))
+  if (!emu_is_device_address(address) || !free_block(emu_device_of(address), address))
     return emu_fail(CUDA_ERROR_INVALID_VALUE, "no allocation starts at 0x%llx", (unsigned long long)address);
   atomic_fetch_sub(&emu.live, 1);
   return emu_lost();
@@ -67,7 +80,8 @@ CUresult emu_mem_free_host(void *address) {
 }
 
 bool emu_device_range(uint64_t address, uint64_t bytes) {
-  return emu_is_device_address(address) && emu_heap_find(&emu_device_of(address)->heap, address, bytes, NULL, NULL);
+  return emu_is_device_address(address) && emu_heap_find(&emu_device_of(address)->heap, address, bytes, NULL, NULL) &&
+         !emu_shadow_is_freed(address);
 }
 
 static CUresult check_range(const char *what, uint64_t address, uint64_t bytes) {
@@ -126,21 +140,34 @@ CUresult emu_memset_d8(CUdeviceptr dst, unsigned char value, size_t count, CUstr
 
 static void *host_view(uint64_t address, bool host) { return (void *)(host ? address : address + (uint64_t)emu.alias); }
 
+/* Ranges are checked again: the memory may have been freed since the operation was enqueued. */
+static CUresult run_copy(const emu_op *op, const emu_clock *clock) {
+  if ((!op->copy.dst_host && !emu_device_range(op->copy.dst, op->copy.bytes)) ||
+      (!op->copy.src_host && !emu_device_range(op->copy.src, op->copy.bytes)))
+    return emu_fail(CUDA_ERROR_ILLEGAL_ADDRESS, "a copy touches memory that was freed before it ran");
+  CUresult result = emu_check_op(op, clock);
+  memmove(host_view(op->copy.dst, op->copy.dst_host), host_view(op->copy.src, op->copy.src_host), op->copy.bytes);
+  return result;
+}
+
+static CUresult run_set(const emu_op *op, const emu_clock *clock) {
+  if (!emu_device_range(op->set.dst, op->set.bytes))
+    return emu_fail(CUDA_ERROR_ILLEGAL_ADDRESS, "a fill touches memory that was freed before it ran");
+  CUresult result = emu_check_op(op, clock);
+  memset(host_view(op->set.dst, false), op->set.value, op->set.bytes);
+  return result;
+}
+
 CUresult emu_run(emu_device *device, const emu_op *op, const emu_clock *clock) {
   switch (op->kind) {
-  case EMU_OP_KERNEL:
-    return emu_run_kernel(device, op, clock);
-  case EMU_OP_COPY: /* checked again: the memory may have been freed since the copy was enqueued */
-    if ((!op->copy.dst_host && !emu_device_range(op->copy.dst, op->copy.bytes)) ||
-        (!op->copy.src_host && !emu_device_range(op->copy.src, op->copy.bytes)))
-      return emu_fail(CUDA_ERROR_ILLEGAL_ADDRESS, "a copy touches memory that was freed before it ran");
-    memmove(host_view(op->copy.dst, op->copy.dst_host), host_view(op->copy.src, op->copy.src_host), op->copy.bytes);
-    return CUDA_SUCCESS;
+  case EMU_OP_KERNEL: {
+    CUresult result = emu_check_op(op, clock);
+    return result ? result : emu_run_kernel(device, op, clock);
+  }
+  case EMU_OP_COPY:
+    return run_copy(op, clock);
   case EMU_OP_SET:
-    if (!emu_device_range(op->set.dst, op->set.bytes))
-      return emu_fail(CUDA_ERROR_ILLEGAL_ADDRESS, "a fill touches memory that was freed before it ran");
-    memset(host_view(op->set.dst, false), op->set.value, op->set.bytes);
-    return CUDA_SUCCESS;
+    return run_set(op, clock);
   }
   return CUDA_ERROR_INVALID_VALUE;
 }

@@ -109,7 +109,7 @@ static void unlink_stream(struct CUstream_st *stream) {
 
 static void free_stream(struct CUstream_st *stream) {
   pthread_mutex_destroy(&stream->lock);
-  emu_clock_free(stream->clock);
+  emu_clock_end(stream);
   free(stream->frontier);
   free(stream);
 }

@@ -63,5 +63,6 @@ void emu_clock_join(CUstream stream, const emu_clock *clock);
 /* The host knows that all this has happened. */
 void emu_clock_host_waits(const emu_clock *clock);
 void emu_clock_free(emu_clock *clock);
+void emu_clock_end(CUstream stream); /* the stream is about to go */
 
 #endif

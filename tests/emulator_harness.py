@@ -49,8 +49,8 @@ def configured(**changes: int) -> Iterator[Device]:
     try:
         yield device
     finally:
+        apply(before)  # runs what is still deferred, which may fail
         core().emu_clear_findings()
-        apply(before)
 
 
 def compile_kernels(folder: Path) -> bytes:
@@ -62,3 +62,13 @@ def compile_kernels(folder: Path) -> bytes:
     command = [*build_plugin.compiler(), *flags, include, "-c", str(source), "-o", str(target)]
     subprocess.run(command, check=True)
     return target.read_bytes()
+
+
+def findings() -> list[str]:
+    """What the checking mode has found, in order."""
+    out = []
+    for index in range(core().emu_num_findings()):
+        text = ffi.new("char[500]")
+        core().emu_finding(index, text, len(text))
+        out.append(ffi.string(text).decode())
+    return out

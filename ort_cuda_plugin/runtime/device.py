@@ -172,9 +172,11 @@ class DeviceArray:
         return self.size * self.dtype.itemsize
 
     def copy_from(self, values: NDArray[Any], stream: Stream | None = None) -> None:
-        """Overwrites the array with ``values`` (C-contiguous, as many bytes)."""
+        """Overwrites the array with ``values`` (C-contiguous, as many bytes); waits when there is no stream."""
         self._check_host(values)
         self.device.call("MemcpyHtoDAsync", self.address, _pointer(values), values.nbytes, handle_of(stream))
+        if stream is None:
+            self.device.call("StreamSynchronize", ffi.NULL)
 
     def copy_to(self, values: NDArray[Any], stream: Stream | None = None) -> NDArray[Any]:
         """Copies into ``values`` (C-contiguous, as many bytes) and waits. Returns it."""

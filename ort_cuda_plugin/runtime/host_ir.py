@@ -173,6 +173,8 @@ def kernel_module(
     fibers = bool(calls & intrinsics.switching_calls.keys())
     if check:
         body = add_checks(body)
+        if not fibers:
+            body = add_thread_index(body)
     kept = [
         line
         for line in (text[: match.start()] + text[match.end() :]).splitlines()
@@ -228,6 +230,16 @@ def add_checks(body: list[str]) -> list[str]:
                 out.append(f"  call void @ocp_emu_check_{kind}(ptr %ocp.thread, ptr {pointer}, i32 {size_of(ty)})")
         out.append(line)
     return out
+
+
+def add_thread_index(body: list[str]) -> list[str]:
+    """The body of a kernel that runs in a loop over its threads, noting which one it is for the checks' reports."""
+    label = 1 if body and body[0].rstrip().endswith(":") else 0
+    stores = []
+    for index, axis in enumerate("xyz"):
+        stores.append(f"  %ocp.noted.{axis} = getelementptr i8, ptr %ocp.thread, i64 {4 * index}")
+        stores.append(f"  store i32 %ocp.tid.{axis}, ptr %ocp.noted.{axis}")
+    return [*body[:label], *stores, *body[label:]]
 
 
 def stored_type(operand: str) -> str:
