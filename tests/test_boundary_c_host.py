@@ -50,6 +50,12 @@ def environment_folder(prefix: Path) -> Path:
     return site
 
 
+def borrow_packages(site: Path) -> None:
+    """Makes this environment's packages importable in another, their .pth files included."""
+    lines = [f"import site; site.addsitedir({path!r})" for path in sys.path if path.endswith("site-packages")]
+    (site / "others.pth").write_text("\n".join(lines))
+
+
 def copy_package(site: Path) -> Path:
     shutil.copytree(PACKAGE, site / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
     return site / PACKAGE.name / LIBRARY
@@ -62,10 +68,11 @@ def test_the_host_runs_a_model_and_exits_with_0(host: Path, tmp_path: Path) -> N
 
 def test_the_environment_that_the_library_is_installed_in_is_found(host: Path, tmp_path: Path) -> None:
     site = environment_folder(tmp_path / "env")
-    (site / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    borrow_packages(site)
     library = copy_package(site)
     # What a host has in its own environment must not matter.
-    done = run(host, library, PYTHONHOME="/nonexistent", PYTHONPATH="/nonexistent", PATH="/nonexistent")
+    bad = dict.fromkeys(("PYTHONHOME", "PYTHONPATH", "PATH"), "/nonexistent")
+    done = run(host, library, **bad, ORT_CUDA_PLUGIN_CACHE_DIR=str(tmp_path / "cache"))
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
@@ -76,9 +83,8 @@ def test_the_environment_beside_a_source_tree_is_found_and_no_other(host: Path, 
     done = run(host, library)
     assert done.returncode == 1
     assert "found no Python" in done.stderr
-    site = environment_folder(tree / ".venv")
-    (site / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
-    done = run(host, library)
+    borrow_packages(environment_folder(tree / ".venv"))
+    done = run(host, library, ORT_CUDA_PLUGIN_CACHE_DIR=str(tmp_path / "cache"))
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
