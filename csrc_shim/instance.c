@@ -34,19 +34,20 @@ static size_t lay_out(ocp_instance *instance, char *block, const ocp_plan *plan,
   instance->buffer_offset = carve(block, &position, h->num_buffers, sizeof *instance->buffer_offset);
   instance->slab_bytes = carve(block, &position, h->num_segments, sizeof *instance->slab_bytes);
   instance->calls = carve(block, &position, h->num_records, sizeof *instance->calls);
-  instance->fixups = carve(block, &position, h->num_params, sizeof *instance->fixups);
+  const ocp_range last_pointers = plan->views[h->num_segments - 1].pointers;
+  instance->fixups = carve(block, &position, last_pointers.first + last_pointers.count, sizeof *instance->fixups);
   instance->num_fixups = carve(block, &position, h->num_segments, sizeof *instance->num_fixups);
   instance->bases = carve(block, &position, h->num_inputs + h->num_outputs + h->num_segments, sizeof *instance->bases);
-  uint64_t *values = carve(block, &position, h->num_params, sizeof *values);
+  instance->values = carve(block, &position, h->num_params, sizeof *instance->values);
   void **params = carve(block, &position, h->num_params, sizeof *params);
   if (block) {
     for (uint32_t i = 0; i < h->num_records; i++) {
       instance->calls[i].kind = plan->records[i].kind;
-      instance->calls[i].values = values + plan->records[i].first_param;
+      instance->calls[i].values = instance->values + plan->records[i].first_param;
       instance->calls[i].params = params + plan->records[i].first_param;
     }
     for (uint32_t i = 0; i < h->num_params; i++)
-      params[i] = &values[i];
+      params[i] = &instance->values[i];
   }
   return position;
 }
@@ -226,7 +227,7 @@ static bool pointer(ocp_instance *instance, const ocp_plan_param *param, uint64_
     return true;
   }
   ocp_fixup *fixup = (*next_fixup)++;
-  fixup->value = value;
+  fixup->value = (uint32_t)(value - instance->values);
   fixup->base = ref_base(instance, param->ref_kind, param->ref_index, &fixup->offset);
   fixup->offset += (uint64_t)offset;
   return true;
@@ -296,9 +297,7 @@ int ocp_instance_resolve(ocp_instance *instance, uint32_t segment, ocp_error *er
     return error->code;
   const ocp_range records = plan->views[segment].records;
   instance->num_fixups[segment] = 0;
-  if (records.count == 0)
-    return ORT_OK;
-  ocp_fixup *const first = instance->fixups + plan->records[records.first].first_param, *next = first;
+  ocp_fixup *const first = instance->fixups + plan->views[segment].pointers.first, *next = first;
   for (uint32_t i = records.first; i < records.first + records.count; i++)
     if (fill_call(instance, i, &next, error) != ORT_OK)
       return error->code;
@@ -389,11 +388,9 @@ int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *s
   const ocp_plan *plan = variant->plan;
   const ocp_driver *driver = variant->device->driver;
   const ocp_range records = plan->views[segment].records;
-  if (records.count == 0)
-    return ORT_OK;
-  const ocp_fixup *fixups = instance->fixups + plan->records[records.first].first_param;
+  const ocp_fixup *fixups = instance->fixups + plan->views[segment].pointers.first;
   for (uint32_t i = 0; i < instance->num_fixups[segment]; i++)
-    *fixups[i].value = instance->bases[fixups[i].base] + fixups[i].offset;
+    instance->values[fixups[i].value] = instance->bases[fixups[i].base] + fixups[i].offset;
   int64_t counts[OCP_RECORD_NUM_KINDS] = {0};
   CUresult result = CUDA_SUCCESS;
   int code = ORT_OK;

@@ -29,11 +29,11 @@ typedef struct ocp_call {
   void **params;         /* LAUNCH: kernelParams, pointing at values */
 } ocp_call;
 
-/* A pointer parameter that differs from Run to Run: *value = bases[base] + offset. */
+/* A pointer parameter that differs from Run to Run: values[value] = bases[base] + offset. */
 typedef struct ocp_fixup {
-  uint64_t *value;
-  uint64_t offset;
+  uint32_t value; /* index into the instance's values */
   uint32_t base; /* index of an input, num_inputs + index of an output, or num_inputs + num_outputs + segment: a slab */
+  uint64_t offset;
 } ocp_fixup;
 
 /* Everything of a plan that follows from dimensions and host values, and the scratch of a Run. Used by one Run at a
@@ -53,8 +53,9 @@ typedef struct ocp_instance {
   uint64_t *buffer_offset; /* in the slab of the buffer's segment */
   uint64_t *slab_bytes;    /* per segment */
   ocp_call *calls;         /* per record */
-  ocp_fixup *fixups;       /* those of a segment start at its first parameter */
-  uint32_t *num_fixups;    /* per segment */
+  uint64_t *values;        /* of all parameters; those of a record start where the plan's do */
+  ocp_fixup *fixups;       /* those of a segment start at the first of its view's pointers */
+  uint32_t *num_fixups;    /* per segment: less where records are skipped */
   /* scratch of a Run */
   uint64_t *bases;
 } ocp_instance;

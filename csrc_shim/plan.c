@@ -441,9 +441,21 @@ static void find_needs(ocp_plan *p) {
   for (uint32_t i = 0; i < p->header.num_inputs; i++)
     if (p->inputs[i].host_register != OCP_NO_REG)
       p->capturable = false;
-  for (uint32_t i = 0; i < p->header.num_params; i++)
-    if (p->params[i].kind == OCP_PARAM_POINTER && p->params[i].ref_kind == OCP_REF_INPUT)
-      p->input_needs_device[p->params[i].ref_index] = true;
+  uint32_t num_pointers = 0;
+  for (uint32_t s = 0; s < p->header.num_segments; s++) {
+    ocp_segment_view *view = &p->views[s];
+    view->pointers.first = num_pointers;
+    for (uint32_t i = view->records.first; i < view->records.first + view->records.count; i++)
+      for (uint32_t k = 0; k < p->records[i].num_params; k++) {
+        const ocp_plan_param *param = &p->params[p->records[i].first_param + k];
+        if (param->kind != OCP_PARAM_POINTER || param->ref_kind == OCP_REF_WEIGHT)
+          continue;
+        num_pointers++;
+        if (param->ref_kind == OCP_REF_INPUT)
+          p->input_needs_device[param->ref_index] = true;
+      }
+    view->pointers.count = num_pointers - view->pointers.first;
+  }
   for (uint32_t i = 0; i < p->header.num_readbacks; i++)
     if (p->readbacks[i].ref_kind == OCP_REF_INPUT)
       p->input_needs_device[p->readbacks[i].ref_index] = true;

@@ -15,6 +15,7 @@ typedef struct ocp_segment_view {
   ocp_range exprs, asserts, readbacks, records;
   ocp_range outputs, buffers; /* of output_order and buffer_order */
   bool keeps_slab;            /* a buffer outlives the segment */
+  ocp_range pointers;         /* addresses among its parameters that differ from Run to Run, of all segments' */
 } ocp_segment_view;
 
 typedef struct ocp_plan {

@@ -10,10 +10,6 @@ static const uint64_t max_total = UINT64_C(1) << 62;
 
 static uint64_t align(uint64_t bytes) { return (bytes + OCP_SLAB_ALIGNMENT - 1) & ~(uint64_t)(OCP_SLAB_ALIGNMENT - 1); }
 
-static bool alive_together(const ocp_slab_item *a, const ocp_slab_item *b) {
-  return a->first <= b->last && b->first <= a->last;
-}
-
 /* ---- orders of placement; equal items keep the order of their steps, so that results do not depend on qsort ---- */
 
 static int compare(uint64_t a, uint64_t b) { return a < b ? -1 : a > b; }
@@ -45,70 +41,74 @@ static const struct strategy {
 } strategies[] = {{by_size, false}, {by_step, true}, {by_life, false}};
 enum { NUM_STRATEGIES = sizeof strategies / sizeof *strategies };
 
-/* Where an item goes, given those placed before it, which are sorted by offset. */
-static uint64_t find_offset(const ocp_slab_item *item, ocp_slab_item *const *placed, uint32_t count, bool at_the_ends,
+/* An item that has its place. */
+typedef struct placement {
+  uint64_t start, end;
+  uint32_t first, last;
+} placement;
+
+/* Where an item goes, given those placed before it, which are sorted by start. */
+static uint64_t find_offset(const ocp_slab_item *item, const placement *placed, uint32_t count, bool at_the_ends,
                             uint64_t top) {
   const uint64_t bytes = align(item->bytes);
   uint64_t best = UINT64_MAX, best_gap = UINT64_MAX, end = 0;
-  for (uint32_t k = 0; k < count; k++) {
-    if (!alive_together(item, placed[k]))
+  for (const placement *p = placed; p < placed + count; p++) {
+    if (item->first > p->last || p->first > item->last)
       continue;
-    const uint64_t start = placed[k]->offset;
-    if (start > end && start - end >= bytes) {
+    if (p->start > end && p->start - end >= bytes) {
       if (at_the_ends && end == 0)
         return 0;
-      if (start - end < best_gap) {
+      if (p->start - end < best_gap) {
         best = end;
-        best_gap = start - end;
+        best_gap = p->start - end;
       }
     }
-    if (start + align(placed[k]->bytes) > end)
-      end = start + align(placed[k]->bytes);
+    if (p->end > end)
+      end = p->end;
   }
   if (at_the_ends && end > 0 && end + bytes <= top)
     return top - bytes;
   return best != UINT64_MAX ? best : end;
 }
 
-/* Places the items in the given order, which it changes to that of their offsets. Returns the bytes of the block. */
-static uint64_t place(ocp_slab_item **order, uint32_t count, bool at_the_ends, uint64_t top) {
+/* Places the items in the given order; `placed` is scratch for as many. Returns the bytes of the block. */
+static uint64_t place(ocp_slab_item *const *order, uint32_t count, bool at_the_ends, uint64_t top, placement *placed) {
   uint64_t total = 0;
   for (uint32_t i = 0; i < count; i++) {
     ocp_slab_item *item = order[i];
-    item->offset = find_offset(item, order, i, at_the_ends, top);
-    if (item->offset + align(item->bytes) > total)
-      total = item->offset + align(item->bytes);
+    item->offset = find_offset(item, placed, i, at_the_ends, top);
+    const placement here = {item->offset, item->offset + align(item->bytes), item->first, item->last};
+    if (here.end > total)
+      total = here.end;
     uint32_t k = i;
-    for (; k > 0 && order[k - 1]->offset > item->offset; k--)
-      order[k] = order[k - 1];
-    order[k] = item;
+    for (; k > 0 && placed[k - 1].start > here.start; k--)
+      placed[k] = placed[k - 1];
+    placed[k] = here;
   }
   return total;
 }
 
-typedef struct event {
-  uint64_t step; /* an item starts at 2 * first and ends at 2 * last + 1 */
-  uint64_t bytes;
-} event;
-
-static int by_event_step(const void *left, const void *right) {
-  const event *a = left, *b = right;
-  return compare(a->step, b->step);
-}
-
-/* The most bytes alive at one step: no block is smaller. */
-static uint64_t lower_bound(ocp_slab_item *const *items, uint32_t count, event *events) {
+/* The most bytes alive at one step, from the changes at each: no block is smaller. UINT64_MAX without host memory. */
+static uint64_t lower_bound(ocp_slab_item *const *items, uint32_t count) {
+  uint32_t first = UINT32_MAX, last = 0;
   for (uint32_t i = 0; i < count; i++) {
-    events[2 * i] = (event){2 * (uint64_t)items[i]->first, align(items[i]->bytes)};
-    events[2 * i + 1] = (event){2 * (uint64_t)items[i]->last + 1, align(items[i]->bytes)};
+    first = items[i]->first < first ? items[i]->first : first;
+    last = items[i]->first > last ? items[i]->first : last; /* after the last start the sum only falls */
   }
-  qsort(events, 2 * (size_t)count, sizeof *events, by_event_step);
+  uint64_t *change = calloc((size_t)(last - first) + 2, sizeof *change);
+  if (!change)
+    return UINT64_MAX;
+  for (uint32_t i = 0; i < count; i++) {
+    change[items[i]->first - first] += align(items[i]->bytes);
+    if (items[i]->last < last)
+      change[items[i]->last - first + 1] -= align(items[i]->bytes);
+  }
   uint64_t alive = 0, most = 0;
-  for (uint32_t i = 0; i < 2 * count; i++) {
-    alive = events[i].step % 2 ? alive - events[i].bytes : alive + events[i].bytes;
-    if (alive > most)
-      most = alive;
+  for (uint32_t step = 0; step <= last - first; step++) {
+    alive += change[step];
+    most = alive > most ? alive : most;
   }
+  free(change);
   return most;
 }
 
@@ -124,11 +124,11 @@ uint64_t ocp_slab_pack(ocp_slab_item *items, uint32_t count) {
   }
   if (used == 0)
     return 0;
-  char *scratch = malloc(used * (sizeof(ocp_slab_item *) + sizeof(uint64_t) + 2 * sizeof(event)));
+  char *scratch = malloc(used * (sizeof(placement) + sizeof(uint64_t) + sizeof(ocp_slab_item *)));
   if (!scratch)
     return UINT64_MAX;
-  event *events = (event *)scratch;
-  uint64_t *best_offsets = (uint64_t *)(events + 2 * (size_t)used);
+  placement *placed = (placement *)scratch;
+  uint64_t *best_offsets = (uint64_t *)(placed + used);
   ocp_slab_item **order = (ocp_slab_item **)(best_offsets + used);
   uint64_t bound = 0, best = UINT64_MAX;
   for (int s = 0; s < NUM_STRATEGIES && best > bound; s++) {
@@ -137,9 +137,9 @@ uint64_t ocp_slab_pack(ocp_slab_item *items, uint32_t count) {
       if (items[i].bytes)
         order[n++] = &items[i];
     if (s == 0)
-      bound = lower_bound(order, used, events);
+      bound = lower_bound(order, used);
     qsort(order, used, sizeof *order, strategies[s].order);
-    const uint64_t total = place(order, used, strategies[s].at_the_ends, bound);
+    const uint64_t total = place(order, used, strategies[s].at_the_ends, bound, placed);
     if (total >= best)
       continue;
     best = total;

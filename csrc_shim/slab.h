@@ -13,7 +13,8 @@ typedef struct ocp_slab_item {
 } ocp_slab_item;
 
 /* Gives each item an offset such that items alive at one step do not overlap. Returns the bytes of the block, or
- * UINT64_MAX when the sizes overflow or host memory runs out. */
+ * UINT64_MAX when the sizes overflow or host memory runs out. Takes host memory for each step between the first and the
+ * last one at which an item starts. */
 uint64_t ocp_slab_pack(ocp_slab_item *items, uint32_t count);
 
 #endif

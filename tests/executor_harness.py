@@ -29,10 +29,9 @@ KERNELS = {
     "keep_positive": (P, P, P, I64),
     "parameters": (P, I8, I16, I32, I64, F32, F64),
     "idle": (P, I64),
-    "fault": (I64,),
 }
 """The kernels of executor_kernels.c and their parameters."""
-AFFINE, ADD, KEEP_POSITIVE, PARAMETERS, IDLE, FAULT = range(6)
+AFFINE, ADD, KEEP_POSITIVE, PARAMETERS, IDLE = range(5)
 """Indices of the kernels in a cluster made by `TestCluster`."""
 
 here = Path(__file__).resolve().parent
@@ -43,6 +42,12 @@ class OnHost:
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = np.ascontiguousarray(array)
+
+
+class Wild:
+    """A float input of shape [1] that claims to be on the device and is not."""
+
+    address = 0xDEAD000
 
 
 @cache
@@ -222,7 +227,7 @@ class TestCluster:
         core().cluster_add_plan(self.pointer, ffi.from_buffer(blob), len(blob), error)
         check(error)
 
-    def run(self, *inputs: np.ndarray | OnHost, stream: Any = None) -> list[np.ndarray]:
+    def run(self, *inputs: np.ndarray | OnHost | Wild, stream: Any = None) -> list[np.ndarray]:
         """Runs once and waits. Raises PluginError."""
         if stream is None:
             with Stream() as own:
@@ -231,10 +236,15 @@ class TestCluster:
         self.enqueue(inputs, outputs, stream)
         return outputs.arrays(stream)
 
-    def enqueue(self, inputs: Sequence[np.ndarray | OnHost], outputs: Outputs, stream: Any) -> None:
+    def enqueue(self, inputs: Sequence[np.ndarray | OnHost | Wild], outputs: Outputs, stream: Any) -> None:
         rows = ffi.new("ocp_input[]", len(inputs))
         alive: list[Any] = []
         for row, value in zip(rows, inputs, strict=True):
+            if isinstance(value, Wild):
+                alive.append(ffi.new("int64_t[]", [1]))
+                row.dims, row.rank, row.dtype, row.on_device = alive[-1], 1, FLOAT, True
+                row.data = ffi.cast("void *", value.address)
+                continue
             array = value.array if isinstance(value, OnHost) else np.ascontiguousarray(value)
             dims = ffi.new("int64_t[]", array.shape)
             row.dims, row.rank, row.dtype = dims, array.ndim, ONNX_TYPES[array.dtype]

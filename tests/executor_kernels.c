@@ -59,10 +59,3 @@ void idle(const void *const *params, ocp_emu_thread *thread) {
   (void)thread;
 }
 META(idle, 2, 0x80, 8);
-
-/* Reads where nothing is, as the checking mode sees it: (n i64) */
-void fault(const void *const *params, ocp_emu_thread *thread) {
-  (void)params;
-  ocp_emu_check_load(thread, (const void *)64, 4);
-}
-META(fault, 1, 8);
