@@ -110,7 +110,8 @@ static OrtStatus *stream_create_notification(OrtSyncStreamImpl *this_ptr, OrtSyn
 static OrtStatus *stream_wait(OrtSyncStreamImpl *this_ptr) {
   ocp_stream *stream = (ocp_stream *)(void *)this_ptr;
   ocp_error error;
-  if (ocp_stream_is_idle(stream) || ocp_stream_synchronize(stream, &error) == ORT_OK)
+  const bool forked = atomic_load_explicit(&ocp_forked, memory_order_relaxed); /* synchronize says so */
+  if ((ocp_stream_is_idle(stream) && !forked) || ocp_stream_synchronize(stream, &error) == ORT_OK)
     return NULL;
   return ocp_status(&error);
 }
