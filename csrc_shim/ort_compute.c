@@ -61,11 +61,12 @@ static int allocate_output(void *context, uint32_t index, const int64_t *dims, u
     status = ocp_api->GetTensorMutableData(value, data);
   if (status)
     return ocp_fail_status(error, status);
-  /* ORT makes a tensor of what its allocator gave, also of nothing; the log has the allocator's reason. */
+  /* ORT makes a tensor of what its allocator gave, also of nothing. */
   bool empty = false;
   for (uint32_t i = 0; i < rank; i++)
     empty |= dims[i] == 0;
-  return *data || !value || empty ? ORT_OK : ocp_fail(error, ORT_EP_FAIL, "out of device memory for output %u", index);
+  return *data || !value || empty ? ORT_OK
+                                  : ocp_fail(error, ORT_EP_FAIL, "output %u: %s", index, ocp_ort_allocation_failure());
 }
 
 static int run(const compute_info *self, OrtKernelContext *context, ocp_input *inputs, ocp_error *error) {

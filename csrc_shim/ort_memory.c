@@ -89,7 +89,6 @@ static int memory_of(const ort_allocator *allocator) {
   return allocator->where.kind == PLACE_DEVICE ? OCP_DEVICE_MEMORY : OCP_PINNED_MEMORY;
 }
 
-/* ORT turns a null allocation into an error of its own that cannot say why; the log does. */
 static void log_error(const char *text) {
   if (!ocp_logger)
     return;
@@ -98,6 +97,12 @@ static void log_error(const char *text) {
   if (status)
     ocp_api->ReleaseStatus(status);
 }
+
+/* An allocator cannot say why it gives nothing. The log does, and where the tensor was meant for a kernel of ours the
+ * error of the Run, too. */
+static _Thread_local ocp_error last_failure;
+
+const char *ocp_ort_allocation_failure(void) { return last_failure.text; }
 
 static void *allocate(ort_allocator *allocator, size_t size, ocp_stream *stream) {
   ocp_error error = {0};
@@ -109,8 +114,10 @@ static void *allocate(ort_allocator *allocator, size_t size, ocp_stream *stream)
   }
   if (stream && stream->device != device)
     stream = NULL;
-  if (!device || ocp_pool_alloc(device, memory_of(allocator), size, stream, &address, &error) != ORT_OK)
+  if (!device || ocp_pool_alloc(device, memory_of(allocator), size, stream, &address, &error) != ORT_OK) {
+    last_failure = error;
     log_error(error.text);
+  }
   return (void *)(uintptr_t)address;
 }
 
@@ -289,6 +296,8 @@ int ocp_ort_copy_tensor(const OrtValue *src, OrtValue *dst, ocp_stream *stream, 
                     dst_bytes);
   place from = place_of(ocp_ep_api->Value_GetMemoryDevice(src)), to = place_of(ocp_ep_api->Value_GetMemoryDevice(dst));
   place ours = is_ours(to) ? to : from;
+  if (dst_bytes && (!src_data || !dst_data))
+    return ocp_fail(error, ORT_EP_FAIL, "cannot copy a tensor without memory: %s", ocp_ort_allocation_failure());
   if (!is_ours(ours) || from.kind == PLACE_FOREIGN || to.kind == PLACE_FOREIGN)
     return ocp_fail(error, ORT_INVALID_ARGUMENT, OCP_EP_NAME " cannot copy between these devices");
   ocp_device *device = ocp_device_open(ours.emulated, ours.ordinal, error);

@@ -33,6 +33,8 @@ ocp_stream *ocp_ort_stream(const OrtSyncStream *stream);
 /* The stream that a kernel is to enqueue on, or NULL when ORT runs it without one: then a borrowed stream serves, and
  * the kernel waits for it. */
 int ocp_ort_stream_of_context(const OrtKernelContext *context, ocp_stream **out, ocp_error *error);
+/* Why the calling thread's latest failed allocation through ORT's allocators failed. */
+const char *ocp_ort_allocation_failure(void);
 /* Copies a tensor into one of the same size, wherever the two are; see ocp_ort_copy for the stream. */
 int ocp_ort_copy_tensor(const OrtValue *src, OrtValue *dst, ocp_stream *stream, ocp_error *error);
 /* Copies bytes between any two of host, pinned and device memory of the device (or of two devices of one kind).
