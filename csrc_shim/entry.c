@@ -90,6 +90,7 @@ OrtStatus *ReleaseEpFactory(OrtEpFactory *factory) {
   if (python) /* at the end of the process there is nobody left to tell */
     python->release_factory(ocp_factory_handle(factory));
   ocp_factory_release(factory);
-  atomic_fetch_sub(&live_factories, 1);
+  if (atomic_fetch_sub(&live_factories, 1) == 1)
+    ocp_logger = NULL; /* the environment may end before the library is registered again */
   return NULL;
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import weakref
 from collections.abc import Mapping
 from types import ModuleType
@@ -17,6 +18,7 @@ from .ep.options import parse
 from .ep.provider import Provider, last_provider
 from .graph.claims import NodeVerdict
 
+_registration = threading.Lock()
 _registered: list[str] = []
 _chosen: weakref.WeakKeyDictionary[Any, tuple[DeviceInfo, dict[str, str]]] = weakref.WeakKeyDictionary()
 
@@ -71,13 +73,14 @@ def register(name: str = "cuda_plugin", emulate: bool | None = None) -> list[Any
         ValueError: ``ORT_CUDA_PLUGIN_EMULATE`` has no valid value.
     """
     ort = _onnxruntime()
-    if len(boundary.FACTORIES) == 0:
-        _register(ort, name, emulate)
-    offered = _ep_devices(ort)
-    virtual = name if name.endswith(factory.VIRTUAL_SUFFIX) else name + factory.VIRTUAL_SUFFIX
-    if emulate and not any(_info(device).emulated for device in offered) and not _is_registered(virtual):
-        _register(ort, virtual, emulate)
+    with _registration:
+        if len(boundary.FACTORIES) == 0:
+            _register(ort, name, emulate)
         offered = _ep_devices(ort)
+        virtual = name if name.endswith(factory.VIRTUAL_SUFFIX) else name + factory.VIRTUAL_SUFFIX
+        if emulate and not any(_info(device).emulated for device in offered) and not _is_registered(virtual):
+            _register(ort, virtual, emulate)
+            offered = _ep_devices(ort)
     return offered
 
 
@@ -92,10 +95,11 @@ def _register(ort: ModuleType, name: str, emulate: bool | None) -> None:
 
 def unregister() -> None:
     """Undoes every `register` of this process; sessions on the provider must be gone. Safe to call again."""
-    while _registered:
-        name = _registered.pop()
-        if _is_registered(name):
-            _onnxruntime().unregister_execution_provider_library(name)
+    with _registration:
+        while _registered:
+            name = _registered.pop()
+            if _is_registered(name):
+                _onnxruntime().unregister_execution_provider_library(name)
 
 
 def devices() -> list[DeviceInfo]:

@@ -37,6 +37,21 @@ assert plugin.register("other", emulate=True)
     )
 
 
+def test_threads_may_register_at_once() -> None:
+    python(
+        START
+        + """
+import threading
+found = []
+threads = [threading.Thread(target=lambda: found.append(len(plugin.register(emulate=True)))) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert found == [1] * 8, found
+""",
+        env=NO_GPU,
+    )
+
+
 def test_a_registration_under_another_name_is_used() -> None:
     python(
         START
