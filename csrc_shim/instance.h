@@ -72,6 +72,10 @@ ocp_instance *ocp_instance_create(const ocp_variant *variant, const ocp_input *i
 /* Evaluates a segment, whose read-backs are in their registers: checks its assertions, sets the dimensions of its
  * outputs, lays out its slab and fills its calls. */
 int ocp_instance_resolve(ocp_instance *instance, uint32_t segment, ocp_error *error);
+
+/* ---- calls.c ---- */
+/* Fills the calls of a segment whose registers, sizes and offsets are known. */
+int ocp_instance_fill_calls(ocp_instance *instance, uint32_t segment, ocp_error *error);
 /* Enqueues a segment's records; bases must be set. */
 int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *stream, ocp_error *error);
 /* Where a read-back points. */

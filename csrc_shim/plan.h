@@ -149,6 +149,8 @@ typedef enum ocp_param_kind {
   OCP_PARAM_NUM_KINDS
 } ocp_param_kind;
 
+/* The address of a record that is not skipped lies within its memory or at its end; copies and memsets stay within it.
+ */
 typedef struct ocp_plan_param {
   uint32_t kind;
   uint32_t ref_kind;  /* for POINTER */
