@@ -81,6 +81,11 @@ def log2(value: int) -> int:
     return value.bit_length() - 1
 
 
+def suffix(accumulator: str) -> str:
+    """What names of intrinsics for a type end in: "f32" for "float32"."""
+    return accumulator.replace("float", "f").replace("uint", "u").replace("int", "i")
+
+
 def place_type(index: str) -> str:
     """The type of index arithmetic by its name in a signature, "i32" or "i64"."""
     return {"i32": "int32", "i64": "int64"}[index]
@@ -121,7 +126,7 @@ def declare(tile: Tile, accumulator: str) -> str:
         f"thread_row = int32((thread >> {log2(tile.columns)}) * {tile.thread_m})",
         f"thread_column = int32((thread & {tile.columns - 1}) * {tile.thread_n})",
     ]
-    lines += [f"c{i}_{j} = {accumulator}(0)" for i in range(tile.thread_m) for j in range(tile.thread_n)]
+    lines.append(f"sums = registers_{suffix(accumulator)}({tile.thread_m * tile.thread_n})")
     return "\n".join(lines)
 
 
@@ -132,13 +137,8 @@ def multiply(tile: Tile, accumulator: str) -> str:
         f"at_b = int64(int32(current * {tile.k * tile.n} + {2 * tile.k * tile.m} + thread_column))",
         f"for _ in range({tile.k}):",
     ]
-    lines += [f"    a{i} = tile_c[at_a + {i}]" for i in range(tile.thread_m)]
-    lines += [f"    b{j} = tile_c[at_b + {j}]" for j in range(tile.thread_n)]
-    for i in range(tile.thread_m):
-        for j in range(tile.thread_n):
-            total = f"c{i}_{j}"
-            product = f"fma_f32(a{i}, b{j}, {total})" if accumulator == "float32" else f"{total} + a{i} * b{j}"
-            lines.append(f"    {total} = {product}")
+    sizes = f"{tile.thread_m}, {tile.thread_n}"
+    lines.append(f"    multiply_add_tile_{suffix(accumulator)}(sums, tile_c, at_a, tile_c, at_b, {sizes})")
     lines += [f"    at_a += {tile.m}", f"    at_b += {tile.n}"]
     return "\n".join(lines)
 
@@ -265,9 +265,11 @@ def store_matrix(tile: Tile, rows: str, columns: str, base: str, value: str, ele
     together.
     """
     per_line = tile.n // CHUNK
-    lines = [f"to = int64(int32(thread_row * {tile.n} + thread_column))"]
-    for i in range(tile.thread_m):
-        lines += [f"tile_c[to + {i * tile.n + j}] = c{i}_{j}" for j in range(tile.thread_n)]
+    sizes = f"{tile.thread_m}, {tile.thread_n}"
+    lines = [
+        f"to = int64(int32(thread_row * {tile.n} + thread_column))",
+        f"store_tile_{suffix(element.accumulator)}(tile_c, to, {tile.n}, sums, {sizes})",
+    ]
     lines += [
         "cuda.syncthreads()",
         f"for piece in range({tile.m * tile.n // CHUNK // tile.threads}):",

@@ -22,9 +22,10 @@ from typing import Any
 
 import llvmlite.binding as llvm
 from numba import cuda
+from numba.core.errors import NumbaError
 from numba.cuda import libdevice, types
 from numba.cuda.compiler import _compile_pyfunc_with_fixup
-from numba.cuda.core.errors import NumbaError
+from numba.cuda.core.errors import NumbaError as CudaNumbaError
 from numba.cuda.cudadrv import nvrtc, nvvm
 
 from ort_cuda_plugin.kernels import intrinsics
@@ -171,18 +172,22 @@ def kernel_ir(spec: KernelSpec) -> KernelIR:
             launch_bounds=spec.launch_bounds or None,
         )
         return KernelIR(tuple(library.llvm_strs), library._entry_name)
-    except (NumbaError, NameError, TypeError, ValueError, NotImplementedError) as error:
+    except (NumbaError, CudaNumbaError, NameError, TypeError, ValueError, NotImplementedError) as error:
         filename, line, reason = explain(function, error)
         raise KernelCompileError(spec, reason, filename, line) from error
     finally:
         dispatcher.get_current_device = current_device
 
 
+max_error_lines = 20
+
+
 def explain(function: Callable[..., None], error: Exception) -> tuple[str, int, str]:
     """File, line and reason of an error that Numba raised; it says the place in its text only."""
     text = str(error)
-    lines = [line for line in text.splitlines() if not line.startswith(("Failed in ", "During: "))]
-    reason = "\n".join(lines).split("\n\n")[0].strip() or type(error).__name__
+    shown = text.split('\nFile "')[0].split("\nDuring: ")[0].splitlines()
+    shown = [line for line in shown if line.strip() and not line.startswith("Failed in ")]
+    reason = "\n".join(shown[:max_error_lines]) or type(error).__name__
     if place := re.search(r'File "([^"]+)", line (\d+)', text):
         return place[1], int(place[2]), reason
     line = function.__code__.co_firstlineno
