@@ -193,24 +193,28 @@ static void *open_libpython(const char *interpreter, ocp_error *error) {
   return library;
 }
 
-/* Isolated from PYTHONHOME and PYTHONPATH of the host; the program name decides prefix and site-packages. PyConfig is
- * not in the stable ABI, so: PyInitConfig where it exists (3.14), the older calls before. */
-static int initialise(const python_api *api, const char *interpreter, ocp_error *error) {
-  if (api->PyInitConfig_Create) {
-    void *config = api->PyInitConfig_Create();
-    if (!config || api->PyInitConfig_SetInt(config, "use_environment", 0) ||
-        api->PyInitConfig_SetInt(config, "install_signal_handlers", 0) ||
-        api->PyInitConfig_SetStr(config, "program_name", interpreter) || api->Py_InitializeFromInitConfig(config)) {
-      const char *message = "out of memory";
-      if (config)
-        api->PyInitConfig_GetError(config, &message);
-      ocp_fail(error, ORT_FAIL, "cannot start Python at %s: %s", interpreter, message);
-    }
-    api->PyInitConfig_Free(config);
-    return error->code;
+static int initialise_by_config(const python_api *api, const char *interpreter, ocp_error *error) {
+  void *config = api->PyInitConfig_Create();
+  if (!config || api->PyInitConfig_SetInt(config, "use_environment", 0) ||
+      api->PyInitConfig_SetInt(config, "install_signal_handlers", 0) ||
+      api->PyInitConfig_SetStr(config, "program_name", interpreter) || api->Py_InitializeFromInitConfig(config)) {
+    const char *message = "out of memory";
+    if (config)
+      api->PyInitConfig_GetError(config, &message);
+    ocp_fail(error, ORT_FAIL, "cannot start Python at %s: %s", interpreter, message);
   }
+  api->PyInitConfig_Free(config);
+  return error->code;
+}
+
+/* Isolated from PYTHONHOME and PYTHONPATH of the host; the program name decides prefix and site-packages. PyConfig
+ * would say all this, but its layout differs from version to version: so the older calls, and PyInitConfig where those
+ * are gone. */
+static int initialise(const python_api *api, const char *interpreter, ocp_error *error) {
   if (!api->Py_DecodeLocale || !api->Py_SetProgramName || !api->Py_InitializeEx)
-    return ocp_fail(error, ORT_FAIL, "Python at %s is of an unknown kind", interpreter);
+    return api->PyInitConfig_Create
+               ? initialise_by_config(api, interpreter, error)
+               : ocp_fail(error, ORT_FAIL, "Python at %s lacks a part of the stable ABI", interpreter);
   int *ignore_environment = dlsym(RTLD_DEFAULT, "Py_IgnoreEnvironmentFlag");
   if (ignore_environment)
     *ignore_environment = 1;

@@ -55,6 +55,8 @@ compile_lock = threading.RLock()
 class KernelCompileError(Exception):
     """A kernel does not compile. The message names the kernel and, where it is known, the line of its source."""
 
+    ort_code = 11  # ORT_EP_FAIL
+
     def __init__(self, spec: KernelSpec, reason: str, filename: str = "", line: int = 0) -> None:
         place = f" ({filename}, line {line})" if line else ""
         source = linecache.getline(filename, line).strip() if line else ""
