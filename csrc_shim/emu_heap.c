@@ -234,6 +234,13 @@ bool emu_heap_find(emu_heap *heap, uint64_t address, uint64_t bytes, uint64_t *s
   return true;
 }
 
+uint64_t emu_heap_held(emu_heap *heap, uint64_t address) {
+  pthread_mutex_lock(&heap->lock);
+  uint64_t held = (uint64_t)heap->blocks[(address - heap->base) / EMU_GRANULE].size * EMU_GRANULE;
+  pthread_mutex_unlock(&heap->lock);
+  return held;
+}
+
 bool emu_heap_around(emu_heap *heap, uint64_t address, uint64_t *start, uint64_t *size) {
   uint64_t offset = address - heap->base;
   if (offset >= heap->bytes)

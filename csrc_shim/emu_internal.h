@@ -59,6 +59,8 @@ uint64_t emu_heap_alloc(emu_heap *heap, uint64_t bytes); /* 0: no room */
 bool emu_heap_free(emu_heap *heap, uint64_t address);    /* false: no live block starts there */
 /* Whether [address, address + bytes) lies in one live block; its start and size, where wanted. */
 bool emu_heap_find(emu_heap *heap, uint64_t address, uint64_t bytes, uint64_t *start, uint64_t *size);
+/* What the live block that starts at the address takes: its size, rounded up, and its red zone. */
+uint64_t emu_heap_held(emu_heap *heap, uint64_t address);
 /* The live block that starts at the address or last before it, even when the address is beyond its end. */
 bool emu_heap_around(emu_heap *heap, uint64_t address, uint64_t *start, uint64_t *size);
 void emu_heap_visit(emu_heap *heap, void (*visit)(void *context, uint64_t address, uint64_t bytes), void *context);

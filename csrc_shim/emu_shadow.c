@@ -11,6 +11,7 @@ typedef struct freed {
   struct freed *next;
   emu_device *device;
   uint64_t address, bytes;
+  uint64_t held; /* with its red zone */
 } freed;
 
 static uint8_t *states; /* one for each byte of the emulated devices */
@@ -73,7 +74,7 @@ static freed *take_oldest(void) {
   oldest = block->next;
   if (!oldest)
     newest = NULL;
-  quarantined[block->device->ordinal] -= block->bytes;
+  quarantined[block->device->ordinal] -= block->held;
   return block;
 }
 
@@ -91,14 +92,14 @@ bool emu_shadow_free(emu_device *device, uint64_t address, uint64_t bytes) {
     free(block);
     return false;
   }
-  *block = (freed){NULL, device, address, bytes};
+  *block = (freed){NULL, device, address, bytes, emu_heap_held(&device->heap, address)};
   memset(states + (address - emu.base), EMU_BYTE_FREED, bytes);
   if (newest)
     newest->next = block;
   else
     oldest = block;
   newest = block;
-  quarantined[device->ordinal] += bytes;
+  quarantined[device->ordinal] += block->held;
   uint64_t most = device->heap.bytes / 4 < QUARANTINE_BYTES ? device->heap.bytes / 4 : QUARANTINE_BYTES;
   while (oldest && quarantined[device->ordinal] > most)
     give_back(take_oldest());
