@@ -148,11 +148,12 @@ def bit_shift(ctx: Lowering, x: Tensor, y: Tensor, *, direction: str) -> Tensor:
     width = 8 * x.dtype.itemsize
 
     def shift(a: Scalar, b: Scalar) -> Scalar:
-        count = s.minimum(b, width - 1)
-        if direction == "LEFT":
-            return s.where(b < width, a << count, 0)
-        # Signed numbers keep their sign: all bits of it after as many shifts as there are bits.
-        return a >> count if a.dtype in SIGNED_INTS else s.where(b < width, a >> count, 0)
+        # Every bit leaves in a shift by the width or more, which a negative count stands for as well.
+        some_stay = (b >= 0) & (b < width)
+        count = s.where(some_stay, b, width - 1)
+        if direction == "RIGHT" and a.dtype in SIGNED_INTS:
+            return a >> count
+        return s.where(some_stay, a << count if direction == "LEFT" else a >> count, 0)
 
     return elementwise(ctx, shift, x, y)
 

@@ -1,0 +1,110 @@
+"""ONNX's own node tests, of every operator in the table, on the emulated device."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, numpy_helper
+from onnx.backend.test.loader import load_model_tests
+
+from kernel_harness import run_model, storage
+from ort_cuda_plugin.graph.ir import Unsupported
+from ort_cuda_plugin.graph.node_lowering import NodeError
+from ort_cuda_plugin.ops import registry
+
+OPERATORS = sorted({operator.name for operator in registry.operators() if operator.domain == ""})
+
+DECLINED = [
+    # Inputs that a model normally has as constants; as graph inputs they decide ranks or which axis is which.
+    r"an axis that is not known before the Run",
+    r"has a number of elements that is not known before the Run",
+    r"is computed on the device",
+    r"in training mode",
+    r"Range of floating-point numbers that are computed",
+    r"Range with T = ",
+    r"OneHot with a floating-point depth",
+    r"Scatter\w+ with reduction",
+    r"is no tensor",
+    r"with T\d? = (f64|bf16|f16|[iu]\d+)$",
+    r"output \d of \w+ is not implemented",
+    r"has element type (STRING|FLOAT8|FLOAT4|U?INT4|U?INT2)",
+    r"a cast to (element type \d+|FLOAT8|FLOAT4|STRING|U?INT4|U?INT2)",
+]
+"""What cases of implemented operators are declined for. A case that is declined for another reason fails."""
+
+RUN_TIME_AXES = {"CumSum", "OneHot", "Range", "Squeeze", "Unsqueeze"}
+"""Operators all of whose cases have such inputs; tests of our own cover them."""
+
+UNREPRESENTABLE = {"O", "U", "S", "c", "V"}
+EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+@functools.cache
+def cases() -> dict[str, list[Any]]:
+    """By operator; models of several nodes (functions written out) under ""."""
+    table = set(OPERATORS)
+    result = defaultdict(list)
+    for case in load_model_tests(kind="node"):
+        kinds = [node.op_type for node in case.model.graph.node]
+        if all(kind in table for kind in kinds):
+            result[kinds[0] if len(kinds) == 1 else ""].append(case)
+    return result
+
+
+def as_array(value: Any) -> np.ndarray:
+    return numpy_helper.to_array(value) if isinstance(value, TensorProto) else np.asarray(value)
+
+
+def as_float(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64)
+
+
+def check(case: Any) -> str:
+    """Runs a case; returns why it was declined, "" where it ran."""
+    inputs, expected = (list(map(as_array, arrays)) for arrays in case.data_sets[0])
+    if any(x.dtype.kind in UNREPRESENTABLE and x.dtype.name != "bfloat16" for x in (*inputs, *expected)):
+        return "has element type STRING"
+    try:
+        actual = run_model(case.model, inputs)
+    except Unsupported as error:
+        return error.reason
+    except NodeError as error:
+        if isinstance(error.__cause__, Unsupported):
+            return error.reason
+        raise
+    for got, want in zip(actual, expected, strict=True):
+        assert got.shape == want.shape, case.name
+        assert got.dtype == storage(want)[0].dtype, case.name
+        got = got.view(want.dtype)
+        relative = max(case.rtol, 4 * EPSILON.get(want.dtype.name, 0))
+        absolute = max(case.atol, 1e-6, EPSILON.get(want.dtype.name, 0))
+        np.testing.assert_allclose(as_float(got), as_float(want), relative, absolute, err_msg=case.name)
+    return ""
+
+
+def run_all(chosen: list[Any]) -> int:
+    ran = 0
+    for case in chosen:
+        reason = check(case)
+        assert not reason or any(re.search(pattern, reason) for pattern in DECLINED), f"{case.name}: {reason}"
+        ran += not reason
+    return ran
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_node_cases_of_onnx_pass_or_are_declined_for_a_known_reason(operator):
+    chosen = cases()[operator]
+    if not chosen:
+        pytest.skip(f"ONNX has no case of {operator} alone")
+    ran = run_all(chosen)
+    assert ran or operator in RUN_TIME_AXES, f"every case of {operator} is declined"
+
+
+@pytest.mark.slow
+def test_functions_of_onnx_written_out_as_nodes_pass():
+    assert run_all(cases()[""]) > 100
