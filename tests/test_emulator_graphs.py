@@ -1,0 +1,347 @@
+"""Stream capture and graphs of the emulated device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from emulator_harness import compile_kernels, configured
+from ort_cuda_plugin.abi.core import ffi
+from ort_cuda_plugin.runtime.device import CudaError, Device, DeviceArray, Module, Params, Stream
+
+GLOBAL, THREAD_LOCAL, RELAXED = range(3)
+KERNEL, MEMCPY, MEMSET = range(3)
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return compile_kernels(tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(params=[0, 1], ids=["inline", "adversarial"])
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    with configured(adversarial=request.param, seed=11) as device:
+        yield device
+
+
+@pytest.fixture
+def kernels(device: Device, image: bytes) -> Iterator[Module]:
+    module = device.load(image)
+    yield module
+    module.unload()
+
+
+class Graph:
+    """A captured graph and its executable; destroyed with `destroy`."""
+
+    def __init__(self, device: Device, handle: Any) -> None:
+        self.device = device
+        self.handle = handle
+        exec_ = ffi.new("CUgraphExec *")
+        device.call("GraphInstantiate", exec_, handle, 0)
+        self.exec = exec_[0]
+
+    def nodes(self) -> list[Any]:
+        count = ffi.new("size_t *")
+        self.device.call("GraphGetNodes", self.handle, ffi.NULL, count)
+        nodes = ffi.new("CUgraphNode[]", count[0])
+        self.device.call("GraphGetNodes", self.handle, nodes, count)
+        return list(nodes)
+
+    def types(self) -> list[int]:
+        kind = ffi.new("int *")
+        out = []
+        for node in self.nodes():
+            self.device.call("GraphNodeGetType", node, kind)
+            out.append(int(kind[0]))
+        return out
+
+    def launch(self, stream: Stream) -> None:
+        self.device.call("GraphLaunch", self.exec, stream.handle)
+
+    def destroy(self) -> None:
+        self.device.call("GraphExecDestroy", self.exec)
+        self.device.call("GraphDestroy", self.handle)
+
+
+def begin(device: Device, stream: Stream, mode: int = THREAD_LOCAL) -> None:
+    device.call("StreamBeginCapture", stream.handle, mode)
+
+
+def end(device: Device, stream: Stream) -> Graph:
+    graph = ffi.new("CUgraph *")
+    device.call("StreamEndCapture", stream.handle, graph)
+    return Graph(device, graph[0])
+
+
+def status(device: Device, stream: Stream) -> int:
+    out = ffi.new("int *")
+    device.call("StreamIsCapturing", stream.handle, out)
+    return int(out[0])
+
+
+def affine(kernels: Module, data: DeviceArray, factor: int, addend: int, stream: Stream) -> None:
+    kernels.launch("affine", 1, 8, [data, np.int32(factor), np.int32(addend)], stream=stream)
+
+
+def test_a_capture_runs_nothing_and_each_launch_runs_all(device: Device, kernels: Module) -> None:
+    stream = device.stream()
+    data, copy = device.upload(np.ones(8, np.int32)), device.upload(np.zeros(8, np.int32))
+    assert status(device, stream) == 0
+    begin(device, stream)
+    assert status(device, stream) == 1
+    affine(kernels, data, 2, 1, stream)
+    device.call("MemcpyDtoDAsync", copy.address, data.address, 32, stream.handle)
+    device.call("MemsetD8Async", data.address, 0, 4, stream.handle)
+    graph = end(device, stream)
+    assert status(device, stream) == 0
+    assert graph.types() == [KERNEL, MEMCPY, MEMSET]
+    assert (device.download(data) == 1).all()
+    for _ in range(3):
+        graph.launch(stream)
+    stream.synchronize()
+    np.testing.assert_array_equal(device.download(copy), [1, *[15] * 7])
+    np.testing.assert_array_equal(device.download(data), [0, *[15] * 7])
+    graph.destroy()
+
+
+def test_parameters_of_a_kernel_node_can_change_and_launches_on_their_way_keep_theirs(
+    device: Device, kernels: Module
+) -> None:
+    stream = device.stream()
+    data, other = device.upload(np.ones(8, np.int32)), device.upload(np.ones(8, np.int32))
+    begin(device, stream)
+    affine(kernels, data, 2, 1, stream)
+    affine(kernels, data, 1, 10, stream)
+    graph = end(device, stream)
+    graph.launch(stream)
+    values = Params([other, np.int32(5), np.int32(2)])
+    change = ffi.new("CUDA_KERNEL_NODE_PARAMS *")
+    change.func = kernels.function("affine")
+    change.gridDimX = change.gridDimY = change.gridDimZ = change.blockDimY = change.blockDimZ = 1
+    change.blockDimX, change.kernelParams = 8, values.pointers
+    device.call("GraphExecKernelNodeSetParams", graph.exec, graph.nodes()[0], change)
+    graph.launch(stream)
+    stream.synchronize()
+    assert (device.download(data) == 23).all()
+    assert (device.download(other) == 7).all()
+    change.blockDimX = 2000
+    with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_VALUE"):
+        device.call("GraphExecKernelNodeSetParams", graph.exec, graph.nodes()[0], change)
+    graph.destroy()
+
+
+def test_only_kernel_nodes_of_the_same_graph_can_change(device: Device, kernels: Module) -> None:
+    stream = device.stream()
+    data = device.upload(np.ones(8, np.int32))
+    graphs = []
+    for _ in range(2):
+        begin(device, stream)
+        affine(kernels, data, 2, 1, stream)
+        device.call("MemsetD8Async", data.address, 0, 4, stream.handle)
+        graphs.append(end(device, stream))
+    change = ffi.new("CUDA_KERNEL_NODE_PARAMS *")
+    for node in (graphs[0].nodes()[1], graphs[1].nodes()[0]):
+        with pytest.raises(CudaError, match="is no kernel node of the graph"):
+            device.call("GraphExecKernelNodeSetParams", graphs[0].exec, node, change)
+    for graph in graphs:
+        graph.destroy()
+
+
+def fork_and_join(device: Device, kernels: Module, joined: bool = True) -> tuple[Stream, Stream, list[DeviceArray]]:
+    """Captures a = a + 1; b = a * 2 beside c = a * 3; a = b + c, the latter as one chain over two streams."""
+    first, second = device.stream(), device.stream()
+    forked, back = device.event(), device.event()
+    a, b, c = (device.upload(np.full(8, value, np.float32)) for value in (1, 0, 0))
+    n = np.uint32(8)
+    begin(device, first)
+    kernels.launch("add", 1, 8, [a, a, a, n], stream=first)
+    forked.record(first)
+    second.wait(forked)
+    assert status(device, second) == 1
+    kernels.launch("add", 1, 8, [a, a, b, n], stream=first)
+    kernels.launch("add", 1, 8, [a, a, c, n], stream=second)
+    kernels.launch("add", 1, 8, [c, a, c, n], stream=second)
+    if joined:
+        back.record(second)
+        first.wait(back)
+        kernels.launch("add", 1, 8, [b, c, a, n], stream=first)
+    return first, second, [a, b, c]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_capture_follows_events_into_other_streams(image: bytes, seed: int) -> None:
+    with configured(adversarial=1, seed=seed) as device:
+        kernels = device.load(image)
+        first, second, arrays = fork_and_join(device, kernels)
+        graph = end(device, first)
+        assert status(device, second) == 0
+        assert graph.types() == [KERNEL] * 5
+        graph.launch(second)
+        graph.launch(second)
+        second.synchronize()
+        assert (device.download(arrays[0]) == 100).all()
+        graph.destroy()
+
+
+def test_a_stream_that_was_not_joined_back_fails_the_capture(device: Device, kernels: Module) -> None:
+    first, second, _arrays = fork_and_join(device, kernels, joined=False)
+    with pytest.raises(CudaError, match="CUDA_ERROR_STREAM_CAPTURE_UNJOINED"):
+        end(device, first)
+    assert status(device, first) == status(device, second) == 0
+
+
+def test_a_capture_ends_in_the_stream_where_it_began(device: Device, kernels: Module) -> None:
+    first, second, _arrays = fork_and_join(device, kernels)
+    with pytest.raises(CudaError, match="CUDA_ERROR_STREAM_CAPTURE_UNMATCHED"):
+        end(device, second)
+    with pytest.raises(CudaError, match="CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"):
+        end(device, first)
+
+
+FORBIDDEN: dict[str, tuple[Callable[[Device, Stream], object], str]] = {
+    "synchronise the stream": (lambda device, stream: stream.synchronize(), "CAPTURE_UNSUPPORTED"),
+    "query the stream": (lambda device, stream: stream.query(), "CAPTURE_UNSUPPORTED"),
+    "synchronise the device": (lambda device, stream: device.synchronize(), "CAPTURE_UNSUPPORTED"),
+    "allocate": (lambda device, stream: device.alloc(1), "CAPTURE_UNSUPPORTED"),
+    "allocate host memory": (lambda device, stream: device.pinned(1, np.int8), "CAPTURE_UNSUPPORTED"),
+    "use the null stream beside a blocking one": (
+        lambda device, stream: device.event().record(),
+        "CAPTURE_IMPLICIT",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_what_cuda_forbids_in_a_capture_fails_and_invalidates_it(device: Device, kernels: Module, name: str) -> None:
+    handle = ffi.new("CUstream *")
+    device.call("StreamCreate", handle, 0)
+    stream = device.stream()
+    stream.destroy()
+    stream.handle = handle[0]
+    data = device.upload(np.ones(8, np.int32))
+    action, error = FORBIDDEN[name]
+    begin(device, stream)
+    affine(kernels, data, 2, 1, stream)
+    with pytest.raises(CudaError, match=error):
+        action(device, stream)
+    assert status(device, stream) == 2
+    with pytest.raises(CudaError, match="CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"):
+        affine(kernels, data, 2, 1, stream)
+    with pytest.raises(CudaError, match="CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"):
+        end(device, stream)
+    assert status(device, stream) == 0
+    assert (device.download(data) == 1).all()
+    stream.destroy()
+
+
+def test_captured_events_cannot_be_waited_for_by_the_host(device: Device, kernels: Module) -> None:
+    stream, event = device.stream(), device.event()
+    data = device.upload(np.ones(8, np.int32))
+    for wait in (event.synchronize, event.query):
+        begin(device, stream)
+        affine(kernels, data, 2, 1, stream)
+        event.record(stream)
+        with pytest.raises(CudaError, match="CUDA_ERROR_CAPTURED_EVENT"):
+            wait()
+        with pytest.raises(CudaError, match="CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"):
+            end(device, stream)
+
+
+def test_a_capture_may_not_depend_on_work_outside_of_it(device: Device, kernels: Module) -> None:
+    stream, other, event = device.stream(), device.stream(), device.event()
+    data = device.upload(np.ones(8, np.int32))
+    affine(kernels, data, 2, 1, other)
+    event.record(other)
+    begin(device, stream)
+    with pytest.raises(CudaError, match="CUDA_ERROR_STREAM_CAPTURE_ISOLATION"):
+        stream.wait(event)
+    with pytest.raises(CudaError, match="CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"):
+        end(device, stream)
+
+
+def test_two_captures_cannot_become_one(device: Device) -> None:
+    first, second, event = device.stream(), device.stream(), device.event()
+    begin(device, first)
+    begin(device, second)
+    event.record(first)
+    with pytest.raises(CudaError, match="CUDA_ERROR_STREAM_CAPTURE_MERGE"):
+        second.wait(event)
+    for stream in (first, second):
+        with pytest.raises(CudaError, match="CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"):
+            end(device, stream)
+
+
+@pytest.mark.parametrize(("mode", "allowed"), [(GLOBAL, False), (THREAD_LOCAL, True), (RELAXED, True)])
+def test_the_mode_says_whether_other_threads_may_allocate(device: Device, mode: int, allowed: bool) -> None:
+    stream = device.stream()
+    begin(device, stream, mode)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(lambda: device.driver.CtxSetCurrent(device.context) or allocate(device)).result()
+    if not allowed:
+        assert done == "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"
+        with pytest.raises(CudaError, match="CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"):
+            end(device, stream)
+        return
+    assert done == ""
+    if mode == RELAXED:
+        assert allocate(device) == ""
+    end(device, stream).destroy()
+
+
+def allocate(device: Device) -> str:
+    """Allocates and frees; the name of the error, or nothing."""
+    address = ffi.new("CUdeviceptr *")
+    try:
+        device.call("MemAlloc", address, 100)
+        device.call("MemFree", address[0])
+    except CudaError as error:
+        return error.name
+    return ""
+
+
+def test_a_thread_local_capture_ends_in_the_thread_that_began_it(device: Device) -> None:
+    stream = device.stream()
+    begin(device, stream)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(CudaError, match="CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD"):
+        pool.submit(end, device, stream).result()
+    end(device, stream).destroy()
+
+
+def test_a_graph_outlives_its_streams_and_an_executable_its_graph(device: Device, kernels: Module) -> None:
+    stream, other = device.stream(), device.stream()
+    data = device.upload(np.ones(8, np.int32))
+    begin(device, stream)
+    affine(kernels, data, 3, 0, stream)
+    graph = end(device, stream)
+    stream.destroy()
+    device.call("GraphDestroy", graph.handle)
+    graph.launch(other)
+    device.call("GraphExecDestroy", graph.exec)
+    other.synchronize()
+    assert (device.download(data) == 3).all()
+
+
+def test_destroying_a_capturing_stream_leaves_nothing_behind(device: Device, kernels: Module) -> None:
+    data = device.upload(np.ones(8, np.int32))
+    stream = device.stream()
+    begin(device, stream, GLOBAL)
+    affine(kernels, data, 3, 0, stream)
+    stream.destroy()
+    assert allocate(device) == ""
+
+
+def test_a_stream_captures_once_at_a_time_and_the_null_stream_never(device: Device) -> None:
+    stream = device.stream()
+    begin(device, stream)
+    with pytest.raises(CudaError, match="CUDA_ERROR_ILLEGAL_STATE"):
+        begin(device, stream)
+    end(device, stream).destroy()
+    with pytest.raises(CudaError, match="CUDA_ERROR_ILLEGAL_STATE"):
+        end(device, stream)
+    with pytest.raises(CudaError, match="CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"):
+        device.call("StreamBeginCapture", ffi.NULL, RELAXED)
