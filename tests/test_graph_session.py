@@ -206,3 +206,28 @@ def test_weights_that_left_host_memory_serve_a_later_variant():
     after = ort_cuda_plugin.counters()
     assert after["plan_variants_built"] == before["plan_variants_built"] + 2
     assert after["weight_bytes"] == before["weight_bytes"]
+
+
+def test_nodes_of_a_function_are_explained_in_the_place_of_the_function(tmp_path):
+    body = [
+        helper.make_node("Neg", ["a"], ["n"]),
+        helper.make_node("Det", ["n"], ["d"]),
+        helper.make_node("Abs", ["d"], ["o"]),
+    ]
+    function = helper.make_function("local", "Volume", ["a"], ["o"], body, [helper.make_opsetid("", 17)])
+    graph = helper.make_graph(
+        [helper.make_node("Exp", ["x"], ["e"]), helper.make_node("Volume", ["e"], ["y"], domain="local")],
+        "functions",
+        [info("x", FLOAT, ["n", "n"])],
+        [info("y", FLOAT, [])],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, functions=[function], ir_version=9), path)
+    verdicts = ort_cuda_plugin.explain(path, emulate=True)
+    assert {verdict.op_type: verdict.supported for verdict in verdicts} == {
+        "Exp": True,
+        "Neg": True,
+        "Det": False,
+        "Abs": True,
+    }

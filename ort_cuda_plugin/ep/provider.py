@@ -30,7 +30,8 @@ class Provider:
     """The control plane of an ``OrtEp``.
 
     Attributes:
-        verdicts: one per node of the main graph, from the last time ORT asked.
+        verdicts: one per node of the main graph. ORT asks again after it replaced declined nodes by the nodes of their
+            functions; then these stand in their place.
         failure: why the claims could not be made, which ORT only logs; "" where they were.
     """
 
@@ -82,7 +83,9 @@ class Provider:
         clusters, verdicts = claim(graph, self.device.properties(), self._lowering_options())
         self._report(graph.name, verdicts, len(clusters))
         if not graph.is_subgraph:
-            self.verdicts = verdicts
+            ours = [verdict for verdict in self.verdicts if verdict.supported]
+            pairs = zip(graph.nodes, verdicts, strict=True)
+            self.verdicts = ours + [verdict for node, verdict in pairs if node.provider != EP_NAME]
         nodes = _nodes(ort_graph)
         fusion = ffi.new("OrtNodeFusionOptions *")
         fusion.ort_version_supported = host.api_version()

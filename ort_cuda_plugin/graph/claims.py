@@ -93,8 +93,6 @@ class _Analysis:
         return result[::-1]
 
     def _verdict(self, node: Node) -> NodeVerdict:
-        if node.provider:  # one such node makes ORT drop its whole cluster
-            return _declined(node, "op", f"{node.provider} runs it")
         try:
             self._lower(node)
         except Unsupported as error:
@@ -105,6 +103,8 @@ class _Analysis:
             # A mistake in one operator's function must not take the claims of all other nodes with it.
             logger.exception("node %s", node.label)
             return _declined(node, "op", f"internal error: {type(error).__name__}: {error}")
+        if node.provider:  # one such node makes ORT drop its whole cluster
+            return _declined(node, "op", f"{node.provider} runs it")
         return NodeVerdict(node.name, node.op_type, node.domain, node.since_version, True)
 
     def _lower(self, node: Node) -> None:
