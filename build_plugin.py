@@ -22,6 +22,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -159,6 +160,8 @@ class Builder:
         output.mkdir(parents=True, exist_ok=True)
         write_if_changed(SOURCES / "ort_abi.h", abi_header())
         self.headers = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.h")))
+        # Library and bridge share structs: each knows the headers that it was built from.
+        self.flags.append(f"-DOCP_CORE_ABI={zlib.crc32(self.headers)}u")
 
     def _key(self, *parts: object) -> str:
         return hashlib.sha256(repr((self.cc, self.flags, *parts)).encode() + self.headers).hexdigest()[:16]

@@ -11,7 +11,9 @@
 #include "driver.h"
 #include "ort_abi.h" /* generated from ort_cuda_plugin/abi by build_plugin.py */
 
-#define OCP_CORE_ABI 1u /* of ocp_core and ocp_python; bridge and library must agree */
+#ifndef OCP_CORE_ABI /* of ocp_core and ocp_python; build_plugin.py makes it a hash of the headers */
+#define OCP_CORE_ABI 0u
+#endif
 #define OCP_EP_NAME "CudaPluginExecutionProvider"
 
 /* ---- errors: a code, a node where one is to blame, and a message; made into an OrtStatus at the boundary only ---- */

@@ -8,7 +8,7 @@ import pytest
 
 from isolated import python
 from ort_cuda_plugin import get_library_path
-from ort_cuda_plugin.abi.core import ffi
+from ort_cuda_plugin.abi.core import PluginError, attach, core, ffi
 from ort_cuda_plugin.abi.declarations import since, slots
 from ort_cuda_plugin.abi.tables import CALLBACK_STRUCTS, FUNCTION_TABLES
 
@@ -48,7 +48,7 @@ def test_the_library_exports_two_functions_and_needs_no_python() -> None:
 FAKE_HOST = """
 import ctypes, sys
 from ort_cuda_plugin import get_library_path
-from ort_cuda_plugin.abi.core import ffi
+from ort_cuda_plugin.abi.core import PluginError, attach, core, ffi
 asked, said = [], []
 @ffi.callback("OrtStatus *(OrtErrorCode, const char *)")
 def create_status(code, message):
@@ -105,3 +105,15 @@ def test_missing_arguments_are_answered_and_not_followed() -> None:
         + "assert len(said) == 3 and all('room for one factory' in text for _, text in said)",
         "1.31.0",
     )
+
+
+def test_a_library_of_another_build_is_refused() -> None:
+    stale = ffi.new("ocp_core *", {"abi": core().abi ^ 1})
+    with pytest.raises(PluginError, match=r"different builds: run build_plugin\.py"):
+        attach(int(ffi.cast("uintptr_t", stale)))
+
+
+def test_a_second_copy_of_the_library_is_refused() -> None:
+    copy = ffi.new("ocp_core *", core()[0])
+    with pytest.raises(PluginError, match="two copies"):
+        attach(int(ffi.cast("uintptr_t", copy)))

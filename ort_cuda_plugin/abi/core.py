@@ -46,20 +46,25 @@ def _open() -> Any:
     table = lib.ocp_bridge_open(str(LIBRARY_PATH).encode(), text, len(text))
     if table == ffi.NULL:
         raise PluginError(f"cannot open the plugin library: {ffi.string(text).decode(errors='replace')}")
-    if table.abi != lib.OCP_CORE_ABI or table.num_counters != lib.OCP_NUM_COUNTERS:
-        raise PluginError(f"{LIBRARY_PATH} is of another build than this package: run build_plugin.py again")
+    _check_build(table)
     _core = table
     return table
+
+
+def _check_build(table: Any) -> None:
+    if table.abi != lib.OCP_CORE_ABI:
+        raise PluginError("libort_cuda_plugin.so and _bridge.abi3.so are of different builds: run build_plugin.py again")
 
 
 def attach(address: int) -> None:
     """Makes the library at work in this process, whose table is at ``address``, the one that Python uses.
 
     Raises:
-        PluginError: Python already uses another copy of the library.
+        PluginError: Python already uses another copy of the library, or it is of another build than the bridge.
     """
     global _core
     table = ffi.cast("const ocp_core *", address)
+    _check_build(table)
     if _core is not None and _core != table:
         raise PluginError("two copies of libort_cuda_plugin.so are loaded; register the one at get_library_path()")
     _core = table
