@@ -270,6 +270,22 @@ def test_an_undefined_symbol_is_named(device: Device, tmp_path: Path) -> None:
         device.load((tmp_path / "k.o").read_bytes())
 
 
+def test_every_symbol_of_the_table_is_found(device: Device, tmp_path: Path) -> None:
+    import re
+    import subprocess
+
+    import build_plugin
+
+    text = (build_plugin.SOURCES / "emu_symbols.c").read_text()
+    names = re.findall(r"SAME\((\w+)\),", text)
+    assert len(names) > 100
+    uses = "\n".join(f'__asm__(".quad {name}");' for name in names)
+    (tmp_path / "k.c").write_text(f"void k(void) {{}}\n{uses}\n")
+    command = [*build_plugin.compiler(), "-O1", "-mcmodel=large", "-fno-pic", "-c", "k.c", "-o", "k.o"]
+    subprocess.run(command, check=True, cwd=tmp_path)
+    device.load((tmp_path / "k.o").read_bytes()).unload()
+
+
 def test_a_kernel_that_does_not_exist_is_not_found(kernels: Module) -> None:
     with pytest.raises(CudaError, match=r'CUDA_ERROR_NOT_FOUND.*"nothing"'):
         kernels.function("nothing")
