@@ -13,7 +13,6 @@ import linecache
 import math
 import re
 import struct
-import threading
 import types as python_types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from numba import cuda
 from numba.core.errors import NumbaError
 from numba.cuda import libdevice, types
 from numba.cuda.compiler import _compile_pyfunc_with_fixup
+from numba.cuda.core.compiler_lock import global_compiler_lock
 from numba.cuda.core.errors import NumbaError as CudaNumbaError
 from numba.cuda.cudadrv import nvrtc, nvvm
 
@@ -49,7 +49,6 @@ element_types = {
 }
 front_end_compute_capability = (8, 0)
 """What Numba is told: the IR is the same for all architectures from here on, and for the emulated device."""
-compile_lock = threading.RLock()
 
 
 class KernelCompileError(Exception):
@@ -67,7 +66,8 @@ class KernelCompileError(Exception):
 
 def compile_kernel(spec: KernelSpec, target: Target) -> KernelImage:
     """Compiles one kernel. Raises KernelCompileError. Takes no device; safe to call from several threads."""
-    with compile_lock:
+    # Numba's own lock, for the seam in kernel_ir: what else this process compiles must not see it.
+    with global_compiler_lock:
         return compile_emulated(spec, target) if target.is_emulated else compile_cuda(spec, target)
 
 
@@ -161,6 +161,7 @@ def kernel_ir(spec: KernelSpec) -> KernelIR:
 
     function = kernel_function(spec)
     signature = types.void(*(parameter_type(entry) for entry in spec.signature))
+    # The device functions of a kernel, Numba's own among them, ask for the current device's compute capability.
     current_device = dispatcher.get_current_device
     dispatcher.get_current_device = lambda: ComputeCapability(front_end_compute_capability)
     try:
