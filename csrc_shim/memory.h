@@ -40,7 +40,7 @@ struct ocp_stream {
   atomic_bool capturing;  /* set by who captures it into a graph: nobody else queries it or waits for it meanwhile */
   struct ocp_stream_private *priv;
 };
-/* stream_of_handle finds our stream for a raw handle (ORT < 1.28 gives only that); NULL when it is not ours. */
+/* stream_of_handle finds our stream for a raw handle; NULL when it is not ours. */
 int ocp_stream_create(ocp_device *device, ocp_stream **out, ocp_error *error);
 void ocp_stream_release(ocp_stream *stream);
 int ocp_stream_synchronize(ocp_stream *stream, ocp_error *error);

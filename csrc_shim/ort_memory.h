@@ -28,8 +28,8 @@ OrtStatus *ocp_ort_synchronize_device(ocp_device *device);
 int ocp_fail_status(ocp_error *error, OrtStatus *status);
 /* Fills stream->ort; called where streams are created. */
 void ocp_ort_init_stream(ocp_stream *stream);
-/* The ocp_stream behind ORT's stream, or NULL when it is NULL or belongs to another EP. */
-ocp_stream *ocp_ort_stream(const OrtSyncStream *stream);
+/* The ocp_stream behind ORT's stream, or NULL when it is NULL or not ours. */
+ocp_stream *ocp_ort_stream(OrtSyncStream *stream);
 /* The stream that a kernel is to enqueue on, or NULL when ORT runs it without one: then a borrowed stream serves, and
  * the kernel waits for it. */
 int ocp_ort_stream_of_context(const OrtKernelContext *context, ocp_stream **out, ocp_error *error);

@@ -125,26 +125,17 @@ void ocp_ort_init_stream(ocp_stream *stream) {
                                     .OnSessionRunEnd = stream_wait};
 }
 
-/* ---- from ORT's streams to ours ---- */
+/* ---- from ORT's streams to ours: by handle, since ORT also hands over streams that no EP made, without an impl ----
+ */
 
-ocp_stream *ocp_ort_stream(const OrtSyncStream *stream) {
-  const OrtSyncStreamImpl *impl = stream ? ocp_ep_api->SyncStream_GetImpl(stream) : NULL;
-  return impl && impl->Release == stream_release ? (ocp_stream *)(void *)(uintptr_t)impl : NULL;
+ocp_stream *ocp_ort_stream(OrtSyncStream *stream) {
+  void *handle = stream ? ocp_api->SyncStream_GetHandle(stream) : NULL;
+  return handle ? ocp_stream_of_handle(handle) : NULL;
 }
 
 int ocp_ort_stream_of_context(const OrtKernelContext *context, ocp_stream **out, ocp_error *error) {
-  OrtStatus *status;
-  *out = NULL;
-  if (ocp_api_version >= OrtApi_KernelContext_GetSyncStream_SINCE) {
-    OrtSyncStream *stream = NULL;
-    status = ocp_api->KernelContext_GetSyncStream(context, &stream);
-    if (!status)
-      *out = ocp_ort_stream(stream);
-  } else {
-    void *handle = NULL;
-    status = ocp_api->KernelContext_GetGPUComputeStream(context, &handle);
-    if (!status && handle)
-      *out = ocp_stream_of_handle(handle);
-  }
+  void *handle = NULL;
+  OrtStatus *status = ocp_api->KernelContext_GetGPUComputeStream(context, &handle);
+  *out = handle ? ocp_stream_of_handle(handle) : NULL;
   return status ? ocp_fail_status(error, status) : ORT_OK;
 }

@@ -4,10 +4,11 @@
 #include "ort_memory.h"
 #include "pool.h"
 
-/* All streams of all devices by their handle, for hosts that give only that; few, so a list. */
+/* All streams of all devices by their handle; few, so a list. */
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
 static ocp_stream **all_streams;
 static size_t num_streams, max_streams;
+static atomic_uint all_generation = 1; /* counts the changes of the list */
 
 static bool list_stream(ocp_stream *stream) {
   pthread_mutex_lock(&all_lock);
@@ -22,6 +23,7 @@ static bool list_stream(ocp_stream *stream) {
     max_streams = grown;
   }
   all_streams[num_streams++] = stream;
+  atomic_fetch_add(&all_generation, 1);
   pthread_mutex_unlock(&all_lock);
   return true;
 }
@@ -33,16 +35,28 @@ static void unlist_stream(const ocp_stream *stream) {
       all_streams[i] = all_streams[--num_streams];
       break;
     }
+  atomic_fetch_add(&all_generation, 1);
   pthread_mutex_unlock(&all_lock);
 }
 
 ocp_stream *ocp_stream_of_handle(void *handle) {
+  static _Thread_local struct {
+    void *handle;
+    ocp_stream *stream;
+    unsigned generation;
+  } latest; /* of this thread, which asks for the same one again and again */
+  unsigned generation = atomic_load_explicit(&all_generation, memory_order_acquire);
+  if (latest.handle == handle && latest.generation == generation)
+    return latest.stream;
   ocp_stream *found = NULL;
   pthread_mutex_lock(&all_lock);
   for (size_t i = 0; i < num_streams && !found; i++)
     if ((void *)all_streams[i]->handle == handle)
       found = all_streams[i];
+  latest.generation = atomic_load_explicit(&all_generation, memory_order_relaxed);
   pthread_mutex_unlock(&all_lock);
+  latest.handle = handle;
+  latest.stream = found;
   return found;
 }
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
+from device_models import with_cpu_nodes
 from isolated import add_model, python
 from ort_cuda_plugin.abi.tables import NEWEST_API, OLDEST_API
 
-# 28 is the first with KernelContext_GetSyncStream: 26 takes the other path.
 VERSIONS = [f"1.{OLDEST_API}.0", "1.28.0", onnxruntime.__version__]
 
 CODE = """
@@ -29,6 +29,11 @@ for model, rows in ((sys.argv[2], 8), (sys.argv[3], 8), (sys.argv[3], 5)):
     for _ in range(3):
         np.testing.assert_array_equal(session.run(None, {"a": x, "b": x})[0], x + x)
     del session
+session = plugin.session(bytes.fromhex(sys.argv[4]), emulate=True)
+for rows in (3, 7):
+    x = np.arange(4 * rows, dtype=np.float32).reshape(rows, 4)
+    np.testing.assert_array_equal(session.run(None, {"x": x})[0], np.tile(x, (8, 1)))
+del session
 print(host.api_version())
 plugin.unregister()
 """
@@ -57,7 +62,7 @@ def path(version: str, pytestconfig: pytest.Config) -> str:
     return str(folder)
 
 
-def test_a_model_runs_with_the_newest_api_that_both_sides_have(version: str, path: str) -> None:
-    models = [add_model().hex(), add_model(dims=["n"]).hex()]
+def test_models_run_with_the_newest_api_that_both_sides_have(version: str, path: str) -> None:
+    models = [add_model().hex(), add_model(dims=["n"]).hex(), with_cpu_nodes(1, rounds=2).hex()]
     done = python(CODE, version, *models, env={"PYTHONPATH": path})
     assert int(done.stdout) == min(NEWEST_API, int(version.split(".")[1]))

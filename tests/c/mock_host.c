@@ -239,11 +239,11 @@ static void test_a_consumer_waits_for_the_producer(void) {
       CHECK(((float *)back.data)[i] == (float)(i + round));
   }
   check_ok(notification->WaitOnDevice(notification, NULL));
-  /* A stream of another EP: the host waits instead. */
-  OrtSyncStreamImpl foreign_impl = *producer.impl;
-  foreign_impl.Release = NULL;
-  OrtSyncStream foreign = {&foreign_impl};
+  OrtSyncStream foreign = {NULL}; /* the host waits instead */
   check_ok(notification->WaitOnDevice(notification, &foreign));
+  void *address = device_allocator->AllocOnStream(device_allocator, 64, &foreign); /* as ORT does for a whole Run */
+  CHECK(address);
+  device_allocator->Free(device_allocator, address);
   notification->Release(notification);
   again->Release(again);
   OrtValue *all[] = {&pinned, &a, &b, &back};

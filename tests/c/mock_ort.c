@@ -107,13 +107,10 @@ static OrtStatus *get_output(OrtKernelContext *context, size_t index, const int6
   return NULL;
 }
 
-static OrtStatus *get_sync_stream(const OrtKernelContext *context, OrtSyncStream **out) {
-  *out = context->stream;
-  return NULL;
-}
+static void *get_handle(OrtSyncStream *stream) { return stream->impl ? stream->impl->GetHandle(stream->impl) : NULL; }
 
 static OrtStatus *get_compute_stream(const OrtKernelContext *context, void **out) {
-  *out = context->stream ? context->stream->impl->GetHandle(context->stream->impl) : NULL;
+  *out = context->stream ? get_handle(context->stream) : NULL;
   return NULL;
 }
 
@@ -158,7 +155,6 @@ static OrtMemoryInfoDeviceType device_type(const OrtMemoryDevice *device) { retu
 static OrtDeviceMemoryType memory_type(const OrtMemoryDevice *device) { return device->memory; }
 static uint32_t vendor_id(const OrtMemoryDevice *device) { return device->vendor; }
 static uint32_t device_id(const OrtMemoryDevice *device) { return device->id; }
-static const OrtSyncStreamImpl *stream_impl(const OrtSyncStream *stream) { return stream->impl; }
 
 static bool are_equal(const OrtMemoryDevice *a, const OrtMemoryDevice *b) {
   return a->type == b->type && a->vendor == b->vendor && a->id == b->id && a->memory == b->memory;
@@ -261,7 +257,7 @@ void mock_ort_install(uint32_t version) {
   api.GetTensorElementTypeAndShapeDataReference = get_type_and_shape;
   api.KernelContext_GetInput = get_input;
   api.KernelContext_GetOutput = get_output;
-  api.KernelContext_GetSyncStream = version >= OrtApi_KernelContext_GetSyncStream_SINCE ? get_sync_stream : NULL;
+  api.SyncStream_GetHandle = get_handle;
   api.KernelContext_GetGPUComputeStream = get_compute_stream;
   api.CreateKeyValuePairs = create_pairs;
   api.AddKeyValuePair = add_pair;
@@ -275,7 +271,6 @@ void mock_ort_install(uint32_t version) {
   ep_api.MemoryDevice_GetVendorId = vendor_id;
   ep_api.MemoryDevice_GetDeviceId = device_id;
   ep_api.MemoryDevice_AreEqual = are_equal;
-  ep_api.SyncStream_GetImpl = stream_impl;
   ep_api.CreateKernelRegistry = create_registry;
   ep_api.ReleaseKernelRegistry = release_registry;
   ep_api.KernelRegistry_AddKernel = add_kernel;

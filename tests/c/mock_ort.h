@@ -22,7 +22,7 @@ struct OrtStatus {
 };
 
 struct OrtSyncStream {
-  OrtSyncStreamImpl *impl;
+  OrtSyncStreamImpl *impl; /* NULL: one of ORT's own, without a handle */
 };
 
 enum { MOCK_MAX_RANK = 8, MOCK_MAX_VALUES = 64, MOCK_MAX_PAIRS = 16 };

@@ -9,9 +9,9 @@ from threading import Barrier
 
 import numpy as np
 import onnxruntime as ort
-from device_models import add_and_double, with_cpu_nodes
 
 import ort_cuda_plugin
+from device_models import add_and_double, with_cpu_nodes
 
 THREADS = 4
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime as ort
 import pytest
-from device_models import with_cpu_nodes
 from onnx import helper
 
 import ort_cuda_plugin
+from device_models import with_cpu_nodes
 
 DTYPES = [
     "float32",

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import numpy as np
 import onnxruntime as ort
 import pytest
-from device_models import add_and_double
 
 import ort_cuda_plugin
+from device_models import add_and_double
 
 Make = Callable[..., ort.InferenceSession]
 
