@@ -82,7 +82,9 @@ class ModelMaker:
         return None if shape is None else Tensor(self.node(op_type, a.name, b.name)[0], shape)
 
     def transpose(self) -> Tensor | None:
-        x = self.pick()
+        x = self.pick(lambda tensor: tensor.rank)
+        if x is None:
+            return None
         perm = self.random.sample(range(x.rank), x.rank)
         return Tensor(self.node("Transpose", x.name, perm=perm)[0], tuple(x.shape[axis] for axis in perm))
 
