@@ -19,7 +19,7 @@ FLOATS = ["float32", "float16"]
 INTS = ["int32", "int64"]
 few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 dynamic = st.booleans()
-dims = st.integers(0, 7) | st.sampled_from([1, 1, 33, 300])
+dims = st.integers(0, 7) | st.sampled_from([1, 1, 33, 300, 1500, 2500])
 shapes = st.lists(dims, max_size=4).filter(lambda shape: math.prod(shape) <= 20000).map(tuple)
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, -2.5, math.inf, -math.inf, math.nan, 1e-4, 30.0]
 

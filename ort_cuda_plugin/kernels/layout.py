@@ -43,9 +43,8 @@ def no_wider(threads: int, dim: Dim) -> int:
     return min(threads, max(32, 1 << (dim - 1).bit_length())) if isinstance(dim, int) and dim > 0 else threads
 
 
-def plane_block(device: DeviceProperties, columns: Dim) -> tuple[int, int]:
-    """Threads of a block along columns and rows: wide enough for the columns expected, no wider."""
-    threads = flat_block(device)
+def plane_block(threads: int, columns: Dim) -> tuple[int, int]:
+    """``threads`` of a block along columns and rows: wide enough for the columns expected, no wider."""
     width = 4
     while width < threads and width < hint(columns):
         width *= 2
@@ -84,15 +83,17 @@ class Plane:
     """A kernel's index space as rows x columns: columns along threadIdx.x, all dimensions but the last in rows.
 
     Divisions then concern rows only, and neighbouring threads touch neighbouring elements. Emits the coordinates ahead
-    of the bounds check: ``names`` (one per dimension) and the condition ``inside``. Launch with ``grid`` and ``block``.
+    of the bounds check: ``names`` (one per dimension) and the condition ``inside``. Launch with ``grid`` and ``block``,
+    which has ``threads`` threads.
     """
 
-    def __init__(self, ctx: Lowering, builder: KernelBuilder, dims: Sequence[Dim]) -> None:
+    def __init__(self, ctx: Lowering, builder: KernelBuilder, dims: Sequence[Dim], threads: int = 0) -> None:
         *outer, columns = dims
+        threads = threads or flat_block(ctx.device)
         emit = builder.emit
         n_columns = builder.integer(columns)
         if not outer:
-            threads = no_wider(flat_block(ctx.device), columns)
+            threads = no_wider(threads, columns)
             emit.line("column = int64(cuda.blockIdx.x) * int64(cuda.blockDim.x) + int64(cuda.threadIdx.x)")
             self.names = ["column"]
             self.inside = f"column < {n_columns}"
@@ -100,7 +101,7 @@ class Plane:
             self.block = (threads, 1, 1)
             return
         rows = product(outer)
-        width, height = plane_block(ctx.device, columns)
+        width, height = plane_block(threads, columns)
         tiles = ceildiv(columns, width)
         blocks = tiles * ceildiv(rows, height)
         dtype = index_type(ctx, rows, blocks)

@@ -34,6 +34,10 @@ Output = tuple[Scalar, Tensor]
 WARP = 32
 SERIAL_COLUMNS = 32
 """A row of at most so many elements is reduced by one thread."""
+EMULATED_SERIAL_COLUMNS = 1024
+"""The same on the emulated device, where threads that work together cost more than a longer loop."""
+SERIAL_THREADS = 64
+"""Threads of a block of which each has a row: few, since each works for long."""
 WARP_COLUMNS = 2048
 """A row of at most so many elements is reduced by one warp."""
 BLOCK = 256
@@ -267,7 +271,7 @@ class _RowKernel:
 
     def _choose_threads(self, columns: Dim, rows: Dim, adjacent: bool) -> int:
         """By the sizes that are expected; every choice is right for all sizes."""
-        if hint(columns) <= SERIAL_COLUMNS:
+        if hint(columns) <= (EMULATED_SERIAL_COLUMNS if self.ctx.device.emulated else SERIAL_COLUMNS):
             return 1
         # Where the columns of a row are apart, threads of neighbouring rows read neighbouring elements.
         if not adjacent and hint(rows) >= MANY_ROWS:
@@ -277,7 +281,7 @@ class _RowKernel:
     def _rows(self, dims: list[Dim]) -> tuple[tuple[Dim, Dim, Dim], tuple[int, int, int], list[str], str]:
         """Emits the coordinates of the thread's row; gives grid, block, their names, and whether the row exists."""
         if self.threads == 1:
-            plane = Plane(self.ctx, self.builder, dims or [1])
+            plane = Plane(self.ctx, self.builder, dims or [1], SERIAL_THREADS)
             self.emit.line("lane = 0")
             return plane.grid, plane.block, plane.names[: len(dims)], plane.inside
         rows = product(dims)
@@ -402,7 +406,7 @@ def scan(ctx: Lowering, reduction: Reduction, x: Tensor, axis: int, *, exclusive
     kept = [other for other in range(x.rank) if other != axis]
     placed = [tuple(t.strides[other] for other in kept) for t in (x, result)]
     dims, strides = collapse([x.shape[other] for other in kept], placed)
-    plane = Plane(ctx, builder, dims or [1])
+    plane = Plane(ctx, builder, dims or [1], SERIAL_THREADS)
     count = builder.integer(x.shape[axis])
     pointers = [builder.tensor(x), builder.tensor(result, written=True)]
     offsets = []

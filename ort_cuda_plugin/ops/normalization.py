@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
+import numpy as np
+
+from ort_cuda_plugin.graph.ir import Array, DType, InvalidModel, Unsupported
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.elementwise import elementwise
@@ -156,11 +158,45 @@ def instance_normalization(ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor
     return row_map(ctx, program, range(2, x.rank), x, *affine)[0]
 
 
+def _folded_batch_norm(
+    ctx: Lowering, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor] | None:
+    """Factor and offset per channel where they can be computed once: from constants of a type that is wide enough."""
+    parameters = (scale, bias, mean, variance)
+    wide = (DType.FLOAT32, DType.FLOAT64)
+    if not all(x.is_constant and x.dtype is scale.dtype and x.shape == scale.shape for x in parameters):
+        return None
+    if scale.dtype not in wide or not all(isinstance(dim, int) for dim in scale.shape):
+        return None
+
+    def factor(scale: Array) -> Array:
+        assert variance.constant is not None
+        result: Array = scale / np.sqrt(variance.constant.astype(np.float64) + epsilon)
+        return result.astype(scale.dtype)
+
+    def offset(scale: Array) -> Array:
+        assert bias.constant is not None
+        assert mean.constant is not None
+        result: Array = bias.constant - mean.constant * factor(scale).astype(np.float64)
+        return result.astype(scale.dtype)
+
+    key = epsilon, *((x.buffer.data, x.offset, x.strides) for x in parameters)
+    shape = scale.static_shape
+    return (
+        ctx.derived(scale, ("batch norm factor", key), shape, factor),
+        ctx.derived(scale, ("batch norm offset", key), shape, offset),
+    )
+
+
 def batch_norm(
     ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, epsilon: float
 ) -> Tensor:
     """(x - mean) / sqrt(variance + epsilon) * scale + bias, each per channel (axis 1)."""
     rank = max(x.rank, 2)
+    folded = _folded_batch_norm(ctx, scale, bias, mean, variance, epsilon)
+    if folded is not None and x.dtype is scale.dtype:
+        factor, offset = (per_channel(ctx, value, rank) for value in folded)
+        return elementwise(ctx, lambda x, factor, offset: x * factor + offset, x, factor, offset)
     channels = [per_channel(ctx, value, rank) for value in (scale, bias, mean, variance)]
 
     def apply(x: Scalar, scale: Scalar, bias: Scalar, mean: Scalar, variance: Scalar) -> Scalar:
