@@ -19,7 +19,6 @@ typedef struct run {
   /* The key: element type, rank and dimensions of each input, then the host values. */
   uint64_t few_words[128], *key;
   uint32_t key_words;
-  uint64_t hash;
   int64_t *host_values; /* in the key */
   uint32_t *host_counts;
   CUdeviceptr uploads; /* copies of inputs that came in host memory */
@@ -103,7 +102,6 @@ static int make_key(run *r) {
   r->host_values = (int64_t *)r->key + first_value;
   if (host_inputs && read_host_inputs(r) != ORT_OK)
     return r->error->code;
-  r->hash = ocp_instance_key_hash(r->key, r->key_words);
   return ORT_OK;
 }
 
@@ -115,9 +113,7 @@ static ocp_instance *match(const run *r, const ocp_variant *newest) {
   for (const ocp_variant *variant = newest; variant; variant = variant->next) {
     if (!ocp_variant_accepts(variant, r->inputs, r->num_inputs, r->host_counts))
       continue;
-    bool matches;
-    ocp_instance *instance =
-        ocp_instance_create(variant, r->inputs, r->host_values, r->key, r->key_words, r->hash, &matches, r->error);
+    ocp_instance *instance = ocp_instance_create(variant, r->inputs, r->host_values, r->key, r->key_words, r->error);
     if (instance || r->error->code != ORT_OK)
       return instance;
   }
@@ -155,7 +151,7 @@ static int build_variant(const run *r, const ocp_variant *seen, bool *built) {
 /* NULL with the error. */
 static ocp_instance *find_instance(const run *r) {
   ocp_cluster *cluster = r->cluster;
-  ocp_instance *instance = ocp_instance_cache_take(&cluster->cache, r->key, r->key_words, r->hash);
+  ocp_instance *instance = ocp_instance_cache_take(&cluster->cache, r->key, r->key_words);
   for (bool built = false; !instance;) {
     const ocp_variant *newest = atomic_load_explicit(&cluster->variants, memory_order_acquire);
     instance = match(r, newest);

@@ -206,22 +206,27 @@ static int set_inputs(ocp_instance *instance, const ocp_input *inputs, const int
   return ORT_OK;
 }
 
+uint64_t ocp_instance_key_hash(const uint64_t *key, uint32_t words) {
+  uint64_t hash = words;
+  for (uint32_t i = 0; i < words; i++) {
+    hash = (hash ^ key[i]) * UINT64_C(0x9E3779B97F4A7C15);
+    hash ^= hash >> 29;
+  }
+  return hash;
+}
+
 ocp_instance *ocp_instance_create(const ocp_variant *variant, const ocp_input *inputs, const int64_t *host_values,
-                                  const uint64_t *key, uint32_t key_words, uint64_t hash, bool *matches,
-                                  ocp_error *error) {
-  *matches = false;
+                                  const uint64_t *key, uint32_t key_words, ocp_error *error) {
   ocp_instance *instance = allocate(variant, key_words);
   if (!instance) {
     ocp_fail(error, ORT_FAIL, "not enough host memory");
     return NULL;
   }
   memcpy((uint64_t *)instance->key, key, key_words * sizeof *key);
-  instance->hash = hash;
-  if (set_inputs(instance, inputs, host_values, error) == ORT_OK && guards_hold(instance)) {
-    *matches = true;
-    if (ocp_instance_resolve(instance, 0, error) == ORT_OK)
-      return instance;
-  }
+  instance->hash = ocp_instance_key_hash(key, key_words);
+  if (set_inputs(instance, inputs, host_values, error) == ORT_OK && guards_hold(instance) &&
+      ocp_instance_resolve(instance, 0, error) == ORT_OK)
+    return instance;
   free(instance);
   return NULL;
 }

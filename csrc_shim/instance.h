@@ -60,15 +60,15 @@ typedef struct ocp_instance {
   uint64_t *bases;
 } ocp_instance;
 
-/* Whether the plan is for inputs of these element types, ranks and numbers of host values. host_counts has one entry
- * per input: UINT32_MAX where it is no host input. */
+/* Whether the plan is for inputs of these element types and ranks, with these numbers of host values (one for each host
+ * input). */
 bool ocp_variant_accepts(const ocp_variant *variant, const ocp_input *inputs, uint32_t num_inputs,
                          const uint32_t *host_counts);
-/* An instance for the inputs, which the plan accepts; host_values are those of all host inputs in order. *matches tells
- * whether the guards hold; NULL without an error when they do not. The first segment is resolved. */
+/* An instance for the inputs, which the plan accepts, with its first segment resolved; host_values are those of all
+ * host inputs in order. NULL when the guards do not hold, or with the error. */
 ocp_instance *ocp_instance_create(const ocp_variant *variant, const ocp_input *inputs, const int64_t *host_values,
-                                  const uint64_t *key, uint32_t key_words, uint64_t hash, bool *matches,
-                                  ocp_error *error);
+                                  const uint64_t *key, uint32_t key_words, ocp_error *error);
+uint64_t ocp_instance_key_hash(const uint64_t *key, uint32_t words);
 /* Evaluates a segment, whose read-backs are in their registers: checks its assertions, sets the dimensions of its
  * outputs, lays out its slab and fills its calls. */
 int ocp_instance_resolve(ocp_instance *instance, uint32_t segment, ocp_error *error);

@@ -7,21 +7,13 @@
 static const size_t max_bytes = (size_t)64 << 20;
 static const uint32_t max_count = 256;
 
-uint64_t ocp_instance_key_hash(const uint64_t *key, uint32_t words) {
-  uint64_t hash = words;
-  for (uint32_t i = 0; i < words; i++) {
-    hash = (hash ^ key[i]) * UINT64_C(0x9E3779B97F4A7C15);
-    hash ^= hash >> 29;
-  }
-  return hash;
-}
-
 void ocp_instance_cache_init(ocp_instance_cache *cache) {
   memset(cache, 0, sizeof *cache);
   pthread_mutex_init(&cache->mutex, NULL);
 }
 
 void ocp_instance_cache_destroy(ocp_instance_cache *cache) {
+  free(atomic_load(&cache->last_used));
   for (ocp_instance *instance = cache->newest, *older; instance; instance = older) {
     older = instance->older;
     free(instance);
@@ -43,21 +35,7 @@ static void unlink_instance(ocp_instance_cache *cache, ocp_instance **link) {
   cache->count--;
 }
 
-ocp_instance *ocp_instance_cache_take(ocp_instance_cache *cache, const uint64_t *key, uint32_t words, uint64_t hash) {
-  pthread_mutex_lock(&cache->mutex);
-  ocp_instance **link = bucket_of(cache, hash), *found;
-  while ((found = *link) &&
-         (found->hash != hash || found->key_words != words || memcmp(found->key, key, words * sizeof *key) != 0))
-    link = &found->chain;
-  if (found)
-    unlink_instance(cache, link);
-  pthread_mutex_unlock(&cache->mutex);
-  return found;
-}
-
-void ocp_instance_cache_put(ocp_instance_cache *cache, ocp_instance *instance) {
-  ocp_instance *evicted = NULL;
-  pthread_mutex_lock(&cache->mutex);
+static void insert(ocp_instance_cache *cache, ocp_instance *instance) {
   ocp_instance **bucket = bucket_of(cache, instance->hash);
   instance->chain = *bucket;
   *bucket = instance;
@@ -67,7 +45,12 @@ void ocp_instance_cache_put(ocp_instance_cache *cache, ocp_instance *instance) {
   cache->newest = instance;
   cache->bytes += instance->bytes;
   cache->count++;
-  while (cache->oldest != instance && (cache->bytes > max_bytes || cache->count > max_count)) {
+}
+
+/* Unlinks what exceeds the limits, but not the newest; the result is linked by chain. */
+static ocp_instance *evict(ocp_instance_cache *cache) {
+  ocp_instance *evicted = NULL;
+  while (cache->oldest != cache->newest && (cache->bytes > max_bytes || cache->count > max_count)) {
     ocp_instance *victim = cache->oldest, **link = bucket_of(cache, victim->hash);
     while (*link != victim)
       link = &(*link)->chain;
@@ -75,9 +58,43 @@ void ocp_instance_cache_put(ocp_instance_cache *cache, ocp_instance *instance) {
     victim->chain = evicted;
     evicted = victim;
   }
+  return evicted;
+}
+
+static void put_into_table(ocp_instance_cache *cache, ocp_instance *instance) {
+  pthread_mutex_lock(&cache->mutex);
+  insert(cache, instance);
+  ocp_instance *evicted = evict(cache);
   pthread_mutex_unlock(&cache->mutex);
   for (ocp_instance *next; evicted; evicted = next) {
     next = evicted->chain;
     free(evicted);
   }
+}
+
+static bool has_key(const ocp_instance *instance, const uint64_t *key, uint32_t words) {
+  return instance->key_words == words && memcmp(instance->key, key, words * sizeof *key) == 0;
+}
+
+ocp_instance *ocp_instance_cache_take(ocp_instance_cache *cache, const uint64_t *key, uint32_t words) {
+  ocp_instance *last_used = atomic_exchange_explicit(&cache->last_used, NULL, memory_order_acq_rel);
+  if (last_used && has_key(last_used, key, words))
+    return last_used;
+  if (last_used)
+    put_into_table(cache, last_used);
+  const uint64_t hash = ocp_instance_key_hash(key, words);
+  pthread_mutex_lock(&cache->mutex);
+  ocp_instance **link = bucket_of(cache, hash), *found;
+  while ((found = *link) && !(found->hash == hash && has_key(found, key, words)))
+    link = &found->chain;
+  if (found)
+    unlink_instance(cache, link);
+  pthread_mutex_unlock(&cache->mutex);
+  return found;
+}
+
+void ocp_instance_cache_put(ocp_instance_cache *cache, ocp_instance *instance) {
+  ocp_instance *before = atomic_exchange_explicit(&cache->last_used, instance, memory_order_acq_rel);
+  if (before)
+    put_into_table(cache, before);
 }

@@ -1,4 +1,5 @@
-/* The instances of a cluster that no Run is using, by key, bounded, least recently used first out. */
+/* The instances of a cluster that no Run is using, by key, bounded, least recently used first out. The last one used
+ * waits outside the table, where a Run of the same shape takes it without a lock. */
 #ifndef OCP_INSTANCE_CACHE_H
 #define OCP_INSTANCE_CACHE_H
 
@@ -9,6 +10,7 @@
 #define OCP_CACHE_BUCKETS 64u
 
 typedef struct ocp_instance_cache {
+  _Atomic(ocp_instance *) last_used;
   pthread_mutex_t mutex; /* held for a few loads and stores, never across a call */
   ocp_instance *buckets[OCP_CACHE_BUCKETS];
   ocp_instance *newest, *oldest;
@@ -19,9 +21,8 @@ typedef struct ocp_instance_cache {
 void ocp_instance_cache_init(ocp_instance_cache *cache);
 void ocp_instance_cache_destroy(ocp_instance_cache *cache);
 
-uint64_t ocp_instance_key_hash(const uint64_t *key, uint32_t words);
 /* Takes an instance with that key out of the cache; NULL when there is none. */
-ocp_instance *ocp_instance_cache_take(ocp_instance_cache *cache, const uint64_t *key, uint32_t words, uint64_t hash);
+ocp_instance *ocp_instance_cache_take(ocp_instance_cache *cache, const uint64_t *key, uint32_t words);
 /* Gives an instance to the cache. */
 void ocp_instance_cache_put(ocp_instance_cache *cache, ocp_instance *instance);
 
