@@ -1,7 +1,7 @@
 /* Configuration and life of the emulated devices: environment, address space, contexts, fork. */
 #define _GNU_SOURCE /* CPU_COUNT */
 #include "emu_check.h"
-#include "emu_stream.h"
+#include "emu_queue.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -136,7 +136,7 @@ int ocp_emu_configure(const ocp_emu_config *config, char *text, size_t text_byte
                     "number and memory of the emulated devices cannot change while memory, streams, events, modules or "
                     "graphs of theirs are alive");
   } else {
-    emu_streams_drain();
+    emu_queue_run_all();
     if (resize)
       stop();
     else if (emu.config.check && !config->check)
@@ -144,7 +144,7 @@ int ocp_emu_configure(const ocp_emu_config *config, char *text, size_t text_byte
     bool begins = config->check && !emu.config.check && !resize;
     emu.config = *config;
     emu.threads = count_threads();
-    emu_streams_reset(config->seed);
+    emu_queue_seed(config->seed);
     set_redzones();
     if (begins && emu_shadow_start()) {
       emu.config.check = 0;
@@ -198,7 +198,7 @@ static CUresult start_locked(void) {
   }
   emu.threads = count_threads();
   uint64_t each = emu.config.device_bytes = (emu.config.device_bytes + PAGE - 1) & ~(uint64_t)(PAGE - 1);
-  emu_streams_reset(emu.config.seed);
+  emu_queue_seed(emu.config.seed);
   emu.bytes = each * emu.config.num_devices;
   void *addresses = reserve(emu.bytes, PROT_NONE);
   void *contents = reserve(emu.bytes, PROT_READ | PROT_WRITE);

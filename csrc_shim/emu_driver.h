@@ -25,6 +25,8 @@ CUresult emu_stream_create(CUstream *stream, unsigned flags);
 CUresult emu_stream_destroy(CUstream stream);
 CUresult emu_stream_synchronize(CUstream stream);
 CUresult emu_stream_query(CUstream stream);
+
+/* emu_event.c */
 CUresult emu_stream_wait_event(CUstream stream, CUevent event, unsigned flags);
 CUresult emu_event_create(CUevent *event, unsigned flags);
 CUresult emu_event_destroy(CUevent event);
@@ -44,10 +46,12 @@ CUresult emu_launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y
                            unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void **params,
                            void **extra);
 
-/* emu_graph.c */
+/* emu_capture.c */
 CUresult emu_stream_begin_capture(CUstream stream, int mode);
 CUresult emu_stream_end_capture(CUstream stream, CUgraph *graph);
 CUresult emu_stream_is_capturing(CUstream stream, int *status);
+
+/* emu_graph.c */
 CUresult emu_graph_get_nodes(CUgraph graph, CUgraphNode *nodes, size_t *count);
 CUresult emu_graph_node_get_type(CUgraphNode node, int *type);
 CUresult emu_graph_instantiate(CUgraphExec *exec, CUgraph graph, unsigned long long flags);

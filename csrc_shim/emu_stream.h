@@ -1,4 +1,4 @@
-/* Streams, events and captures: what emu_stream.c and emu_graph.c know of each other. */
+/* Streams, events and captures: what their files know of each other. */
 #ifndef OCP_EMU_STREAM_H
 #define OCP_EMU_STREAM_H
 
@@ -11,6 +11,11 @@ typedef struct emu_record {
   double time;      /* milliseconds of the host's clock */
   emu_clock *clock; /* checking mode: what happened before */
 } emu_record;
+/* NULL, the record of an event that was never recorded, is done. */
+bool emu_record_is_done(const emu_record *record);
+void emu_record_finish(emu_record *record);
+emu_record *emu_record_share(emu_record *record);
+void emu_record_release(emu_record *record);
 
 struct CUevent_st {
   unsigned flags;
@@ -50,10 +55,15 @@ void emu_streams_unlock(void);
 void emu_streams_leave(const struct emu_capture *capture);
 void emu_capture_leave_stream(CUstream stream, const struct emu_capture *capture);
 
-/* Seeds the scheduler of the adversarial mode; runs all that is deferred. */
-void emu_streams_reset(uint64_t seed);
-void emu_streams_drain(void);
-uint32_t emu_random(uint32_t below);
+/* ---- streams ---- */
+/* Those that StreamCreate made and that are alive or still have work. Guarded by the list's lock together with
+ * emu_order: who holds either may read, who holds both may write. */
+extern struct CUstream_st *emu_streams;
+void emu_stream_free(CUstream stream);
+/* Entry of calls on a stream: NULL becomes the null stream. */
+CUresult emu_enter_stream(CUstream *stream);
+/* Keeps a sticky error of an operation. */
+void emu_note_error(emu_device *device, CUresult result);
 
 /* ---- emu_clock.c: which operations happen before which, in checking mode; NULL and nothing otherwise ---- */
 /* The clock of a new operation of the stream, to be freed by its owner. */
