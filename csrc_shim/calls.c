@@ -2,11 +2,7 @@
 #include <stdio.h>
 
 #include "instance.h"
-
-/* library.c; without it library records fail. */
-int ocp_library_run(ocp_problem *problem, ocp_stream *stream, void *const *pointers, uint32_t count,
-                    const int64_t *values, ocp_error *error);
-#pragma weak ocp_library_run
+#include "library.h"
 
 /* ---- memory that records name ---- */
 
@@ -208,10 +204,13 @@ int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *s
       result = driver->MemsetD8Async(values[0], (unsigned char)values[1], values[2], stream->handle);
       break;
     default:
-      code = !ocp_library_run
-                 ? ocp_fail(error, ORT_NOT_IMPLEMENTED, "this build has no library calls")
-                 : ocp_library_run(variant->problems[record->index], stream, (void *const *)values, call->num_pointers,
-                                   (const int64_t *)values + call->num_pointers, error);
+      code =
+          ocp_library_run(variant->problems[record->index], stream, (void *const *)values, call->num_pointers,
+                          (const int64_t *)values + call->num_pointers, record->num_params - call->num_pointers, error);
+      if (code != ORT_OK) {
+        const ocp_error reason = *error;
+        ocp_fail(error, code, "node '%.200s': %.700s", ocp_plan_node_name(plan, record->node), reason.text);
+      }
     }
     if (result != CUDA_SUCCESS)
       code = fail_call(instance, i, result, error);

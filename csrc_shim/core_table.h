@@ -9,6 +9,7 @@
 
 #include "emu.h"
 #include "executor.h"
+#include "library.h"
 #include "slab.h"
 
 #define OCP_CORE_REQUEST "ort_cuda_plugin.core"
@@ -107,6 +108,9 @@ typedef struct ocp_core {
   /* ---- appended by the owners of other parts, in any order: bridge and library are built together ---- */
   int (*cluster_add_problem)(ocp_cluster *cluster, ocp_problem *problem, ocp_error *error);
   uint64_t (*slab_pack)(ocp_slab_item *items, uint32_t count);
+  int (*library_load)(uint32_t library, const char *path, ocp_error *error);
+  ocp_problem *(*problem_create)(const ocp_problem_spec *spec, ocp_error *error);
+  void (*problem_release)(ocp_problem *problem);
 } ocp_core;
 
 const ocp_core *ocp_core_table(void);

@@ -1,6 +1,7 @@
 /* Streams, and what is known of their progress. */
 #include <stdlib.h>
 
+#include "library.h"
 #include "ort_memory.h"
 #include "pool.h"
 
@@ -107,6 +108,7 @@ void ocp_stream_release(ocp_stream *stream) {
   ocp_error ignored = {0};
   /* Memory freed on the stream counts as finished when the stream is gone, so it must be. */
   ocp_stream_synchronize(stream, &ignored);
+  ocp_library_release_stream(stream);
   unlist_stream(stream);
   pthread_mutex_lock(&pool->streams_lock);
   pthread_mutex_lock(&pool->lock);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from ..abi.core import check, core, count, ffi, new_error
 from ..graph.cluster import CompiledCluster, Variant
 from ..graph.ir import Constant
+from ..runtime.libraries import LibraryProblem
 from ..runtime.plan_format import encode
 from .handles import HandleTable
 from .open_device import LoadedKernel, OpenDevice
@@ -24,6 +26,7 @@ class FusedNode:
         self._cluster = cluster
         self._device = device
         self._kernels: list[LoadedKernel] = []
+        self._problems: list[Any] = []  # ocp_problem *
         self._weights: list[tuple[Any, int]] = []  # ocp_weight *, held by the cluster, and its size in bytes
         cluster.read_weight = self._read_weight
         self._lock = threading.Lock()
@@ -61,15 +64,18 @@ class FusedNode:
         """Releases cluster, weights and kernels. No Run may be active."""
         FUSED_NODES.pop(self.handle)
         core().cluster_release(self.pointer)
+        for problem in self._problems:
+            core().problem_release(problem)
+        self._problems.clear()
         self._device.release_kernels(self._kernels)
         self._kernels.clear()
 
     def _add(self, variant: Variant) -> None:
-        if variant.problems:
-            raise NotImplementedError("library problems")
         self._device.enter()
         self._add_kernels(self._device.acquire_kernels(variant.kernels))
         self._cluster.kernels_added(variant)
+        self._add_problems(variant.problems)
+        self._cluster.problems_added(variant)
         self._add_weights(variant.weights)
         self._cluster.weights_added(variant)
         if variant.plan is None:
@@ -97,6 +103,17 @@ class FusedNode:
         error = new_error()
         core().cluster_add_kernels(self.pointer, references, len(kernels), error)
         check(error)
+
+    def _add_problems(self, problems: Sequence[LibraryProblem]) -> None:
+        error = new_error()
+        created = []
+        for problem in problems:
+            created.append(core().problem_create(ffi.new("ocp_problem_spec *", asdict(problem)), error))
+            self._problems.append(created[-1])
+            check(error)
+        for pointer in created:
+            core().cluster_add_problem(self.pointer, pointer, error)
+            check(error)
 
     def _add_weights(self, constants: Sequence[Constant]) -> None:
         weights = ffi.new("ocp_weight *[]", len(constants))

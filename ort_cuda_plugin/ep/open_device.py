@@ -11,6 +11,7 @@ from ..abi.core import check, core, ffi, lib, new_error
 from ..graph.lowering import DeviceProperties
 from ..runtime.kernel import KernelSpec
 from ..runtime.kernel_library import KernelLibrary
+from ..runtime.libraries import load_libraries
 from ..runtime.plan_format import param_kind
 from ..runtime.targets import KernelImage, Target
 from .devices import DeviceInfo, DriverError, open_device
@@ -56,6 +57,7 @@ class OpenDevice:
             sm_count=self.info.multiprocessors,
             max_shared_bytes=self.info.max_shared_bytes,
             warp_size=self.info.warp_size,
+            libraries=frozenset() if self.info.emulated else load_libraries(),
             name=self.info.name,
         )
 

@@ -18,10 +18,11 @@ from ..graph.lowering import (
     broadcast_shapes,
     broadcast_strides,
 )
-from ..graph.symbolic import Dim, ceildiv, eq, hint, is_const, le, logical_or, product, select
+from ..graph.symbolic import Dim, ceildiv, eq, hint, is_const, le, logical_or, lt, product, select
 from ..kernels.layout import collapse
 from ..kernels.matmul import FLAT, SQUARE, TALL, Product, RowProduct, TiledProduct
 from ..kernels.tiles import Tile
+from ..runtime.libraries import MATMUL, WORKSPACE_BYTES, LibraryProblem, ProblemFlags
 from .registry import FLOATS, T, op
 
 PRODUCTS = FLOATS | {DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}
@@ -89,6 +90,9 @@ def multiply(
     strides = (*a.strides[-2:], *b.strides[-2:])
     factor = Float64 if a.dtype is DType.FLOAT64 else Float32
 
+    if _library_product(ctx, out, a, b, addend, scaled, (a_contiguous, b_contiguous), batch_dims, (a_batch, b_batch)):
+        return out
+
     def launch(kernel: Product, blocks: Dim, threads: int) -> None:
         place = Int32 if kernel.index == "i32" else Int64
         names = dict(zip(("a_m", "a_k", "b_k", "b_n"), strides, strict=True))
@@ -121,6 +125,44 @@ def multiply(
         blocks = ceildiv(m, tile.m) * ceildiv(n, tile.n)
         launch(TiledProduct(**common, tile=tile), select(few_rows, 0, blocks), tile.threads)  # type: ignore[arg-type]
     return out
+
+
+def _library_product(
+    ctx: Lowering, out: Tensor, a: Tensor, b: Tensor, addend: Tensor | None, scaled: bool,
+    contiguous: tuple[str, str], batch_dims: Sequence[Dim], batch_strides: Sequence[Sequence[Dim]],
+) -> bool:  # fmt: skip
+    """Records a call of cuBLASLt for this product; False where it has none or the device does not offer it."""
+    if "cublaslt" not in ctx.device.libraries or not a.dtype.is_float or scaled or len(batch_dims) > 1:
+        return False
+    if "" in contiguous:
+        return False
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    if addend is not None and broadcast_strides(addend, (m, n)) != (0, 1):
+        return False
+    flags = ProblemFlags(0)
+    flags |= ProblemFlags.TF32 if ctx.options.use_tf32 else flags
+    flags |= ProblemFlags.DETERMINISTIC if ctx.options.deterministic else flags
+    flags |= ProblemFlags.BIAS if addend is not None else flags
+    leading = []
+    for x, transposed, flag in (
+        (a, contiguous[0] == "m", ProblemFlags.A_TRANSPOSED),
+        (b, contiguous[1] == "k", ProblemFlags.B_TRANSPOSED),
+    ):
+        lines, line = x.shape[-2:] if not transposed else x.shape[:-3:-1]
+        stride = x.strides[-1 if transposed else -2]
+        flags |= flag if transposed else ProblemFlags(0)
+        # The library does not take lines that overlap, such as those of a broadcast matrix.
+        if not ctx.guard(logical_or(le(lines, 1), le(line, stride))):
+            return False
+        leading.append(stride)
+    if not ctx.guard(lt(0, k)):
+        return False
+    workspace = ctx.empty((WORKSPACE_BYTES,), DType.UINT8)
+    tensors = [out, a, b, *([addend] if addend is not None else []), workspace]
+    sizes = [m, n, k, *leading, batch_dims[0], *(strides[0] for strides in batch_strides), WORKSPACE_BYTES]
+    problem = LibraryProblem(MATMUL, a.dtype.onnx, flags)
+    ctx.library(problem, [*tensors, *map(Int64, sizes)], writes=(out, workspace))
+    return True
 
 
 def _batch_strides(x: Tensor, batch: Sequence[Dim]) -> tuple[Dim, ...]:

@@ -10,8 +10,10 @@ from ..graph.ir import DType
 from ..graph.lowering import Arg, Float32, Float64, Int32, Int64, InvalidModel, Lowering, Tensor, Unsupported
 from ..graph.symbolic import Dim, ceildiv, eq, le, lt, product, select, sym_max
 from ..kernels.conv import DirectConv, TiledConv, pack_weights, packed_shape, patch_table
+from ..kernels.elementwise import elementwise
 from ..kernels.pool import Pool, local_response_normalization
 from ..kernels.tiles import THREADS
+from ..runtime.libraries import CONV, WORKSPACE_BYTES, LibraryProblem, ProblemFlags
 from .matmul import choose_tile
 from .registry import FLOATS, T, op
 
@@ -146,6 +148,13 @@ def conv(
     spatial = window.count(ctx)
     out = ctx.empty((x.shape[0], w.shape[0], *spatial), x.dtype)
     x = ctx.contiguous(x)
+    if "cudnn" in ctx.device.libraries and window.begin == window.end:
+        _library_conv(ctx, out, x, ctx.contiguous(w), group, window, spatial)
+        if b is None:
+            return out
+        b = ctx.contiguous(b)
+        per_channel = ctx.view(b, (b.size, *[1] * len(spatial)), offset=b.offset)
+        return elementwise(ctx, lambda y, bias: y + bias, out, per_channel)
     b = None if b is None else ctx.contiguous(b)
     if _is_tiny(w, group):
         _direct_conv(ctx, out, x, ctx.contiguous(w), b, group, window, spatial)
@@ -194,6 +203,21 @@ def _tiled_conv(
     args += _int32([*flat.size, *places[1:], *flat.strides, *flat.begin])
     blocks = ceildiv(positions, tile.n) * ceildiv(rows, tile.m) * group * x.shape[0]
     ctx.launch(spec, (blocks, 1, 1), (tile.threads, 1, 1), args, writes=(out,))
+
+
+def _library_conv(
+    ctx: Lowering, out: Tensor, x: Tensor, w: Tensor, group: int, window: Windows, spatial: Sequence[Dim]
+) -> None:  # fmt: skip
+    """Records a call of cuDNN, whose engines want the same padding at both ends."""
+    flat, places = _planar(window, spatial)
+    flags = ProblemFlags.TF32 if ctx.options.use_tf32 else ProblemFlags(0)
+    flags |= ProblemFlags.DETERMINISTIC if ctx.options.deterministic else flags
+    sizes = [x.shape[0], x.shape[1], w.shape[0], group]
+    for axis in zip(flat.size, flat.kernel, places, flat.strides, flat.dilations, flat.begin, flat.end, strict=True):
+        sizes += axis
+    workspace = ctx.empty((WORKSPACE_BYTES,), DType.UINT8)
+    problem = LibraryProblem(CONV, x.dtype.onnx, flags, len(flat.size))
+    ctx.library(problem, [out, x, w, workspace, *map(Int64, [*sizes, WORKSPACE_BYTES])], writes=(out, workspace))
 
 
 def _direct_conv(

@@ -1,0 +1,174 @@
+/* A stand-in for libcublasLt with the functions that library_cublaslt.c calls. */
+#include "fake_library.h"
+
+enum { SUCCESS = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15, ALGO = 0xA160 };
+
+typedef struct desc {
+  int compute, scale;
+  int32_t transposed[2], epilogue;
+  const void *bias;
+} desc;
+typedef struct layout {
+  int type;
+  uint64_t rows, columns;
+  int64_t leading;
+  int32_t batches;
+  int64_t stride;
+} layout;
+typedef struct preference {
+  uint64_t workspace;
+  uint32_t reductions, alignment[4];
+} preference;
+typedef struct heuristic {
+  uint64_t algo[8];
+  size_t workspace;
+  int state;
+  float waves;
+  int reserved[4];
+} heuristic;
+
+/* Of the last call, for the test to read. */
+int64_t fake_compute, fake_reductions, fake_alignments[4];
+
+int cublasLtCreate(void **handle) {
+  *handle = malloc(1);
+  fake_handles++;
+  return SUCCESS;
+}
+int cublasLtDestroy(void *handle) {
+  free(handle);
+  fake_handles--;
+  return SUCCESS;
+}
+const char *cublasLtGetStatusString(int status) { return status == INVALID_VALUE ? "invalid value" : "not supported"; }
+
+static int made(void *object, void **out) {
+  *out = object;
+  fake_descriptors++;
+  return SUCCESS;
+}
+static int destroyed(void *object) {
+  free(object);
+  fake_descriptors--;
+  return SUCCESS;
+}
+/* Copies an attribute of exactly as many bytes. */
+static int take(void *to, size_t expected, const void *value, size_t bytes) {
+  if (bytes != expected)
+    return INVALID_VALUE;
+  memcpy(to, value, bytes);
+  return SUCCESS;
+}
+
+int cublasLtMatmulDescCreate(void **out, int compute, int scale) {
+  desc *d = calloc(1, sizeof *d);
+  d->compute = compute;
+  d->scale = scale;
+  d->epilogue = 1;
+  return made(d, out);
+}
+int cublasLtMatmulDescDestroy(void *object) { return destroyed(object); }
+int cublasLtMatmulDescSetAttribute(desc *d, int attribute, const void *value, size_t bytes) {
+  switch (attribute) {
+  case 3: /* TRANSA */
+  case 4: /* TRANSB */
+    return take(&d->transposed[attribute - 3], 4, value, bytes);
+  case 7: /* EPILOGUE */
+    return take(&d->epilogue, 4, value, bytes);
+  case 8: /* BIAS_POINTER */
+    return take(&d->bias, 8, value, bytes);
+  default:
+    return INVALID_VALUE;
+  }
+}
+int cublasLtMatrixLayoutCreate(void **out, int type, uint64_t rows, uint64_t columns, int64_t leading) {
+  layout *l = calloc(1, sizeof *l);
+  *l = (layout){type, rows, columns, leading, 1, 0};
+  return made(l, out);
+}
+int cublasLtMatrixLayoutDestroy(void *object) { return destroyed(object); }
+int cublasLtMatrixLayoutSetAttribute(layout *l, int attribute, const void *value, size_t bytes) {
+  switch (attribute) {
+  case 5: /* BATCH_COUNT */
+    return take(&l->batches, 4, value, bytes);
+  case 6: /* STRIDED_BATCH_OFFSET */
+    return take(&l->stride, 8, value, bytes);
+  default:
+    return INVALID_VALUE;
+  }
+}
+int cublasLtMatmulPreferenceCreate(void **out) {
+  preference *p = calloc(1, sizeof *p);
+  p->reductions = 7;
+  return made(p, out);
+}
+int cublasLtMatmulPreferenceDestroy(void *object) { return destroyed(object); }
+int cublasLtMatmulPreferenceSetAttribute(preference *p, int attribute, const void *value, size_t bytes) {
+  switch (attribute) {
+  case 1: /* MAX_WORKSPACE_BYTES */
+    return take(&p->workspace, 8, value, bytes);
+  case 3: /* REDUCTION_SCHEME_MASK */
+    return take(&p->reductions, 4, value, bytes);
+  case 5: /* MIN_ALIGNMENT_A_BYTES and B, C, D */
+  case 6:
+  case 7:
+  case 8:
+    return take(&p->alignment[attribute - 5], 4, value, bytes);
+  default:
+    return INVALID_VALUE;
+  }
+}
+
+static int valid(const layout *l, uint64_t rows, uint64_t columns) {
+  return l->type == 0 && l->rows == rows && l->columns == columns && l->leading >= (int64_t)rows;
+}
+/* Whether the layouts fit each other: d is m x n, all column-major. */
+static int fits(const desc *d, const layout *a, const layout *b, const layout *out) {
+  const uint64_t m = out->rows, n = out->columns, k = d->transposed[0] ? a->rows : a->columns;
+  return d->transposed[0] <= 1 && d->transposed[1] <= 1 && d->scale == 0 &&
+         (d->transposed[0] ? valid(a, k, m) : valid(a, m, k)) && (d->transposed[1] ? valid(b, n, k) : valid(b, k, n)) &&
+         valid(out, m, n) && a->batches == out->batches && b->batches == out->batches;
+}
+
+int cublasLtMatmulAlgoGetHeuristic(void *handle, const desc *d, const layout *a, const layout *b, const layout *c,
+                                   const layout *out, const preference *p, int requested, heuristic *results,
+                                   int *found) {
+  if (!handle || c != out || requested < 1 || !fits(d, a, b, out))
+    return INVALID_VALUE;
+  fake_searches++;
+  fake_reductions = p->reductions;
+  for (int i = 0; i < 4; i++)
+    fake_alignments[i] = p->alignment[i];
+  *results = (heuristic){.algo = {ALGO}, .workspace = p->workspace};
+  *found = 1;
+  return SUCCESS;
+}
+
+int cublasLtMatmul(void *handle, const desc *d, const float *alpha, const void *a, const layout *a_layout,
+                   const void *b, const layout *b_layout, const float *beta, const void *c, const layout *c_layout,
+                   void *out, const layout *out_layout, const uint64_t *algo, void *workspace, size_t workspace_bytes,
+                   void *stream) {
+  (void)stream;
+  if (!handle || !fits(d, a_layout, b_layout, out_layout) || c_layout != out_layout || c != out || *beta != 0 ||
+      algo[0] != ALGO || !fake_translate((uint64_t)(uintptr_t)workspace, workspace_bytes))
+    return INVALID_VALUE;
+  fake_runs++;
+  fake_compute = d->compute;
+  const int64_t m = (int64_t)out_layout->rows, n = (int64_t)out_layout->columns;
+  const int64_t k = (int64_t)(d->transposed[0] ? a_layout->rows : a_layout->columns);
+  const float *bias = d->epilogue == 4 ? translate(d->bias, (size_t)m) : NULL;
+  for (int64_t batch = 0; batch < out_layout->batches; batch++) {
+    const float *x = translate((const float *)a + batch * a_layout->stride, 1);
+    const float *y = translate((const float *)b + batch * b_layout->stride, 1);
+    float *z = translate((float *)out + batch * out_layout->stride, 1);
+    for (int64_t i = 0; i < m; i++)
+      for (int64_t j = 0; j < n; j++) {
+        float total = 0;
+        for (int64_t l = 0; l < k; l++)
+          total += x[d->transposed[0] ? l + i * a_layout->leading : i + l * a_layout->leading] *
+                   y[d->transposed[1] ? j + l * b_layout->leading : l + j * b_layout->leading];
+        z[i + j * out_layout->leading] = *alpha * total + (bias ? bias[i] : 0);
+      }
+  }
+  return SUCCESS;
+}
