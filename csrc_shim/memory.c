@@ -13,11 +13,12 @@ enum { ALIGNMENT = 256, CLASSES_PER_DOUBLING = 8, NUM_CLASSES = 8 + CLASSES_PER_
 static const size_t LARGE_GRANULARITY = (size_t)2 << 20;
 static const size_t LARGE = (size_t)16 << 20;
 static const size_t MAX_BYTES = (size_t)1 << 47;
-/* How many chunks of a class are looked at; passing over a usable one costs a driver call and never correctness. */
-enum { MAX_LOOKS = 32 };
+/* How many chunks of a class are looked at from either end. Passing over a usable one costs a driver call and never
+ * correctness: the newest are warm in caches, the oldest the likeliest to be unused. */
+enum { MAX_LOOKS = 8 };
 
 typedef struct ocp_chunk {
-  struct ocp_chunk *next; /* of its class, while cached */
+  struct ocp_chunk *newer, *older; /* of its class, while cached */
   uint64_t address;
   size_t size;
   uint64_t stream_id; /* the only stream that used it before it was freed; 0: any may have */
@@ -25,8 +26,12 @@ typedef struct ocp_chunk {
   bool handed_out;
 } ocp_chunk;
 
+typedef struct ocp_chunks {
+  ocp_chunk *newest, *oldest;
+} ocp_chunks;
+
 struct ocp_cache {
-  ocp_chunk *classes[NUM_CLASSES];
+  ocp_chunks classes[NUM_CLASSES];
   /* All chunks by address: open addressing, a power of two of slots, at most half full. */
   ocp_chunk **table;
   size_t slots, count;
@@ -156,38 +161,60 @@ static void count_bytes(int memory, int64_t bytes) {
   ocp_count(memory == OCP_DEVICE_MEMORY ? OCP_DEVICE_BYTES_IN_USE : OCP_PINNED_BYTES_IN_USE, bytes);
 }
 
-/* Takes a cached chunk that fits, or NULL; *blocked says that one fits but may still be in use. */
-static ocp_chunk *take(ocp_pool *pool, ocp_cache *cache, size_t bytes, const ocp_stream *taker, bool *blocked) {
-  ocp_chunk **link = &cache->classes[size_class(bytes)];
-  for (int looks = 0; *link && looks < MAX_LOOKS; link = &(*link)->next, looks++) {
-    ocp_chunk *chunk = *link;
-    if (chunk->size < bytes)
-      continue;
-    if (is_free_for(pool, chunk, taker)) {
-      *link = chunk->next;
-      cache->stats.cached -= (int64_t)chunk->size;
-      hand_out(cache, chunk);
-      return chunk;
+static void add(ocp_cache *cache, ocp_chunk *chunk) {
+  ocp_chunks *list = &cache->classes[size_class(chunk->size)];
+  chunk->newer = NULL;
+  chunk->older = list->newest;
+  *(list->newest ? &list->newest->newer : &list->oldest) = chunk;
+  list->newest = chunk;
+  cache->stats.cached += (int64_t)chunk->size;
+}
+
+static void unlink_chunk(ocp_cache *cache, ocp_chunk *chunk) {
+  ocp_chunks *list = &cache->classes[size_class(chunk->size)];
+  *(chunk->newer ? &chunk->newer->older : &list->newest) = chunk->older;
+  *(chunk->older ? &chunk->older->newer : &list->oldest) = chunk->newer;
+  cache->stats.cached -= (int64_t)chunk->size;
+}
+
+/* Finds a cached chunk that fits, or NULL; *blocked says that one fits but may still be in use. */
+static ocp_chunk *find(const ocp_pool *pool, const ocp_cache *cache, size_t bytes, const ocp_stream *taker,
+                       bool *blocked) {
+  const ocp_chunks *list = &cache->classes[size_class(bytes)];
+  for (int end = 0; end < 2; end++) {
+    ocp_chunk *chunk = end == 0 ? list->newest : list->oldest;
+    for (int looks = 0; chunk && looks < MAX_LOOKS; chunk = end == 0 ? chunk->older : chunk->newer, looks++) {
+      if (chunk->size < bytes)
+        continue;
+      if (is_free_for(pool, chunk, taker))
+        return chunk;
+      *blocked = true;
     }
-    *blocked = true;
   }
   return NULL;
 }
 
-/* Removes the cached chunks that nobody can be using and returns them as a list. */
+/* Takes a cached chunk that fits, or NULL; blocked as in find. */
+static ocp_chunk *take(ocp_pool *pool, ocp_cache *cache, size_t bytes, const ocp_stream *taker, bool *blocked) {
+  ocp_chunk *chunk = find(pool, cache, bytes, taker, blocked);
+  if (chunk) {
+    unlink_chunk(cache, chunk);
+    hand_out(cache, chunk);
+  }
+  return chunk;
+}
+
+/* Removes the cached chunks that nobody can be using and returns them as a list by `older`. */
 static ocp_chunk *remove_free(ocp_pool *pool, ocp_cache *cache) {
   ocp_chunk *removed = NULL;
   for (int index = 0; index < NUM_CLASSES; index++)
-    for (ocp_chunk **link = &cache->classes[index]; *link;) {
-      ocp_chunk *chunk = *link;
-      if (!is_free_for(pool, chunk, NULL)) {
-        link = &chunk->next;
+    for (ocp_chunk *chunk = cache->classes[index].newest, *older; chunk; chunk = older) {
+      older = chunk->older;
+      if (!is_free_for(pool, chunk, NULL))
         continue;
-      }
-      *link = chunk->next;
+      unlink_chunk(cache, chunk);
       erase(cache, chunk->address);
-      cache->stats.cached -= (int64_t)chunk->size;
-      chunk->next = removed;
+      chunk->older = removed;
       removed = chunk;
     }
   return removed;
@@ -216,7 +243,7 @@ static void trim(ocp_device *device, int memory) {
   pool->caches[memory]->stats.num_trims++;
   pthread_mutex_unlock(&pool->lock);
   while (chunk) {
-    ocp_chunk *next = chunk->next;
+    ocp_chunk *next = chunk->older;
     driver_free(device->driver, memory, chunk->address);
     free(chunk);
     chunk = next;
@@ -336,16 +363,13 @@ bool ocp_pool_free(ocp_device *device, int memory, uint64_t address, ocp_stream 
   if (valid) {
     chunk->handed_out = false;
     cache->stats.in_use -= (int64_t)chunk->size;
-    cache->stats.cached += (int64_t)chunk->size;
     if (stream)
       ocp_pool_advance(pool, stream);
     else
       pool->sequence++;
     chunk->stream_id = stream ? stream->priv->id : 0;
     chunk->freed_at = pool->sequence;
-    ocp_chunk **head = &cache->classes[size_class(chunk->size)];
-    chunk->next = *head;
-    *head = chunk;
+    add(cache, chunk);
     count_bytes(memory, -(int64_t)chunk->size);
   }
   pthread_mutex_unlock(&pool->lock);

@@ -229,6 +229,29 @@ static void test_a_miss_asks_blocked_streams_for_their_progress(void) {
   ocp_stream_release(other);
 }
 
+static void test_old_chunks_are_found_behind_many_that_are_in_use(void) {
+  enum { MANY = 100 };
+  ocp_stream *reader = make_stream(), *other = make_stream();
+  CUdeviceptr old[MANY], young[MANY], taken[MANY];
+  for (int i = 0; i < MANY; i++) {
+    old[i] = alloc_on(other, 1536);
+    young[i] = alloc_on(other, 1536);
+  }
+  for (int i = 0; i < MANY; i++)
+    ocp_device_free(device, old[i], NULL);
+  enqueue(reader);
+  for (int i = 0; i < MANY; i++)
+    ocp_device_free(device, young[i], NULL);
+  uint64_t live = atomic_load(&bytes_live);
+  for (int i = 0; i < MANY; i++)
+    taken[i] = alloc_on(other, 1536);
+  CHECK(atomic_load(&bytes_live) == live);
+  for (int i = 0; i < MANY; i++)
+    ocp_device_free(device, taken[i], other);
+  ocp_stream_release(reader);
+  ocp_stream_release(other);
+}
+
 static void test_a_stream_under_capture_is_left_alone(void) {
   ocp_stream *stream = make_stream(), *other = make_stream();
   CUdeviceptr address = alloc_on(stream, 9000);
@@ -486,6 +509,7 @@ static const struct {
     TEST(another_stream_gets_it_after_the_work_has_finished),
     TEST(memory_freed_without_a_stream_waits_for_every_other_one),
     TEST(a_miss_asks_blocked_streams_for_their_progress),
+    TEST(old_chunks_are_found_behind_many_that_are_in_use),
     TEST(a_stream_under_capture_is_left_alone),
     TEST(a_released_stream_blocks_nothing),
     TEST(an_event_wait_advances_the_producer),
