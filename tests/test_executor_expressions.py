@@ -1,0 +1,94 @@
+"""The arithmetic of plans, against Python's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from executor_harness import INT64, PARAMETERS, OnHost, Registers, TestCluster, launch
+from ort_cuda_plugin.runtime.plan_format import (
+    ExprOp,
+    Param,
+    ParamKind,
+    Plan,
+    PlanInput,
+    PlanOutput,
+    Ref,
+    RefKind,
+)
+
+
+def truncated(a: int, b: int) -> int:
+    quotient = abs(a) // abs(b)
+    return quotient if (a < 0) == (b < 0) else -quotient
+
+
+meaning: dict[ExprOp, Callable[[int, int, int], int]] = {
+    ExprOp.ADD: lambda a, b, c: a + b,
+    ExprOp.SUB: lambda a, b, c: a - b,
+    ExprOp.MUL: lambda a, b, c: a * b,
+    ExprOp.FLOORDIV: lambda a, b, c: a // b,
+    ExprOp.MOD: lambda a, b, c: a % b,
+    ExprOp.CEILDIV: lambda a, b, c: -(-a // b),
+    ExprOp.MIN: lambda a, b, c: min(a, b),
+    ExprOp.MAX: lambda a, b, c: max(a, b),
+    ExprOp.EQ: lambda a, b, c: int(a == b),
+    ExprOp.NE: lambda a, b, c: int(a != b),
+    ExprOp.LT: lambda a, b, c: int(a < b),
+    ExprOp.LE: lambda a, b, c: int(a <= b),
+    ExprOp.AND: lambda a, b, c: int(a != 0 and b != 0),
+    ExprOp.OR: lambda a, b, c: int(a != 0 or b != 0),
+    ExprOp.SELECT: lambda a, b, c: b if a else c,
+    ExprOp.TRUNCDIV: lambda a, b, c: truncated(a, b),
+}
+
+
+def every_operation() -> Plan:
+    """Takes a, b, c as a host input; row i of the output [n, 6] has the result of operation i in column 3."""
+    r = Registers(4)
+    results = [r.op(op, 1, 2, 3) for op in meaning]
+    one, rows, columns = r.const(1), r.const(len(results)), r.const(6)
+    records = []
+    for row, result in enumerate(results):
+        params = [Param.pointer(Ref(RefKind.OUTPUT, 0), offset=48 * row)]
+        params += [
+            Param(ParamKind.I8),
+            Param(ParamKind.I16),
+            Param.i32(),
+            Param.i64(result),
+            Param.f32(0),
+            Param.f64(0),
+        ]
+        records.append(launch(PARAMETERS, (one, one, one), params))
+    return Plan(
+        num_registers=r.count,
+        inputs=(PlanInput(INT64, 1, 0, host_register=1, host_count=3),),
+        outputs=(PlanOutput(INT64, (rows, columns)),),
+        nodes=("arithmetic",),
+        exprs=tuple(r.exprs),
+        records=tuple(records),
+        kernels=tuple(range(PARAMETERS + 1)),
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[TestCluster]:
+    with TestCluster(every_operation(), host_inputs=[0], outputs=[INT64]) as made:
+        yield made
+
+
+numbers = st.one_of(st.integers(-9, 9), st.integers(-(1 << 31), 1 << 31))
+
+
+@given(a=numbers, b=numbers.filter(bool), c=numbers)
+def test_every_operation_means_what_python_means(cluster: TestCluster, a: int, b: int, c: int) -> None:
+    (out,) = cluster.run(OnHost(np.array([a, b, c], np.int64)))
+    assert dict(zip(meaning, out[:, 3].tolist(), strict=True)) == {op: f(a, b, c) for op, f in meaning.items()}
+
+
+def test_every_operation_is_tested() -> None:
+    assert set(meaning) | {ExprOp.CONST} == set(ExprOp)
