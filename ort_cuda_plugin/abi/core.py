@@ -53,7 +53,9 @@ def _open() -> Any:
 
 def _check_build(table: Any) -> None:
     if table.abi != lib.OCP_CORE_ABI:
-        raise PluginError("libort_cuda_plugin.so and _bridge.abi3.so are of different builds: run build_plugin.py again")
+        raise PluginError(
+            "libort_cuda_plugin.so and _bridge.abi3.so are of different builds: run build_plugin.py again"
+        )
 
 
 def attach(address: int) -> None:

@@ -15,16 +15,21 @@ import numpy as np
 from ..runtime.kernel import KernelSpec
 from .ir import Array, Constant, DType, Graph, InvalidModel, Node, Unsupported
 from .symbolic import (
+    READ_BACK,
     Dim,
     Expr,
+    bounds,
     divides,
     eq,
     floordiv,
+    hint,
+    is_read_back,
     le,
     logical_not,
     logical_or,
     product,
     select,
+    symbol,
     truth,
 )
 from .tensor import MAX_HOST_ELEMENTS, Buffer, BufferKind, Tensor, contiguous_strides
@@ -39,6 +44,7 @@ from .trace import (
     Launch,
     LibraryCall,
     Memset,
+    ReadBack,
     Requirement,
     Trace,
     scalar_types,
@@ -71,6 +77,7 @@ __all__ = [
 ]
 
 _INT32_MAX = 2**31 - 1
+_READ_BACK_HINT = 1
 
 
 @dataclass(frozen=True)
@@ -118,6 +125,8 @@ class Lowering:
         self._record = record
         self._read_host_input = read_host_input
         self._materialized: dict[tuple[DType, tuple[Dim, ...]], Buffer] = {}
+        self._read_backs: dict[Buffer, tuple[Expr, ...]] = {}
+        self._num_read_back = 0
 
     # ---- tensors ----
 
@@ -189,8 +198,8 @@ class Lowering:
     def host_values(self, x: Tensor, what: str) -> tuple[Dim, ...]:
         """The integer contents of x in row-major order; ``what`` names them in messages ("shape of Reshape").
 
-        An input of the cluster becomes a host input: read back once per Run. Raises Unsupported where the contents are
-        computed on the device.
+        An input of the cluster becomes a host input: read back once per Run. What is computed on the device is read
+        back in the middle of the Run (`read_back`).
         """
         known = x.host
         if known is not None:
@@ -199,9 +208,8 @@ class Lowering:
             raise Unsupported("dtype", f"{what} has element type {x.dtype.name}, which is no integer type")
         buffer, positions = x.buffer, x.positions()
         elements = floordiv(buffer.nbytes, x.dtype.itemsize)
-        is_input = buffer.kind is BufferKind.INPUT and self._read_host_input is not None
-        if not is_input and buffer.deferred_host is None:
-            raise Unsupported("shape", f"{what} is computed on the device")
+        if buffer.kind is not BufferKind.INPUT and buffer.deferred_host is None:
+            return self.read_back(x, what)
         if positions is None or not isinstance(elements, int):
             raise Unsupported("shape", f"{what} has a number of elements that is not known before the Run")
         if elements > MAX_HOST_ELEMENTS:
@@ -209,9 +217,39 @@ class Lowering:
         if buffer.deferred_host is not None:
             contents = buffer.deferred_host()
         else:
-            assert self._read_host_input is not None
+            if self._read_host_input is None:
+                raise Unsupported("shape", f"{what} is an input that is not read back")
             contents = self._read_host_input(buffer, elements)
         return tuple(contents[position] for position in positions)
+
+    def read_back(self, x: Tensor, what: str, lower: int | None = None, upper: Dim | None = None) -> tuple[Expr, ...]:
+        """The integer contents of x, which work of the same Run computes; ``what`` names them in messages.
+
+        The host waits for that work, reads the elements and goes on: a segment of the plan ends. So call it once for
+        all that an operator needs, and where the count of elements is small. ``lower`` and ``upper`` bound each
+        element; they are the operator's word. Nothing may be guarded on what was read back: see `guard`.
+        """
+        if not (x.dtype.is_integer or x.dtype is DType.BOOL):
+            raise Unsupported("dtype", f"{what} has element type {x.dtype.name}, which is no integer type")
+        count = x.size
+        if not isinstance(count, int):
+            raise Unsupported("shape", f"{what} has a number of elements that is not known before the Run")
+        if count > MAX_HOST_ELEMENTS:
+            raise Unsupported("shape", f"{what} has {count} elements; at most {MAX_HOST_ELEMENTS} are read back")
+        known = self._read_backs.get(x.buffer) if x.is_contiguous and x.offset == 0 else None
+        if known is not None and len(known) == count:
+            return known
+        source = self.materialize(self.contiguous(x))
+        most = bounds(upper)[1] if upper is not None else None
+        guess = max(hint(upper) if upper is not None else _READ_BACK_HINT, lower or 0)
+        first = READ_BACK + self._num_read_back
+        self._num_read_back += count
+        symbols = tuple(symbol(first + i, f"{what}[{i}]", guess, lower, most) for i in range(count))
+        if source.buffer is x.buffer:
+            self._read_backs[x.buffer] = symbols
+        if self._record and count:
+            self.trace.steps.append(ReadBack(self.node, source, first, count, (source.buffer,)))
+        return symbols
 
     # ---- conditions ----
 
@@ -225,11 +263,16 @@ class Lowering:
             self.trace.requirements.append(Requirement(self.node, condition, message))
 
     def guard(self, condition: Dim) -> bool:
-        """The answer at the shapes that the plan is built for; it holds only for shapes with the same answer."""
+        """The answer at the shapes that the plan is built for; it holds only for shapes with the same answer.
+
+        Raises Unsupported where the answer depends on what a Run computes: by then the plan was chosen.
+        """
         known = truth(condition)
         if known is not None:
             return known
         assert isinstance(condition, Expr)
+        if is_read_back(condition):
+            raise Unsupported("shape", "what it does depends on values that are computed on the device")
         answer = condition.hint != 0
         recorded = condition if answer else logical_not(condition)
         if isinstance(recorded, Expr):
@@ -244,7 +287,10 @@ class Lowering:
         """ "i32" where all sizes are below 2**31 (guarded), else "i64": the type for index arithmetic up to them."""
         if self.options.wide_indices:
             return "i64"
-        narrow = all(self.guard(le(size, _INT32_MAX)) for size in sizes)
+        fits = [le(size, _INT32_MAX) for size in sizes]
+        if any(self.known(fit) is None and is_read_back(fit) for fit in fits):
+            return "i64"
+        narrow = all(self.guard(fit) for fit in fits)
         return "i32" if narrow else "i64"
 
     # ---- what the plan does ----

@@ -16,6 +16,7 @@ from ..runtime.plan_format import (
     PlanBuffer,
     PlanInput,
     PlanOutput,
+    PlanReadback,
     Record,
     RecordKind,
     Ref,
@@ -26,7 +27,7 @@ from .lowering import Lowering
 from .registers import Registers
 from .symbolic import Dim, Expr, Monomial, Op
 from .tensor import Buffer, BufferKind, Tensor
-from .trace import Arg, Copy, Float32, Float64, Int32, Int64, Launch, LibraryCall, Step
+from .trace import Arg, Copy, Float32, Float64, Int32, Int64, Launch, LibraryCall, Memset, ReadBack, Step
 
 if TYPE_CHECKING:
     from ..runtime.libraries import LibraryProblem
@@ -137,7 +138,10 @@ def _live_steps(steps: Sequence[Step]) -> list[Step]:
     needed: set[Buffer] = set()
     live = []
     for step in reversed(steps):
-        if any(buffer in needed or buffer.kind is BufferKind.OUTPUT for buffer in step.writes):
+        # What is read back may be the size of an output, or end a Run with an error: it counts as used.
+        if isinstance(step, ReadBack) or any(
+            buffer in needed or buffer.kind is BufferKind.OUTPUT for buffer in step.writes
+        ):
             needed.update(step.reads)
             needed.update(step.writes)
             live.append(step)
@@ -150,7 +154,21 @@ class _Writer:
         self.ctx = ctx
         self.registers = registers
         self.tables = tables
-        self.steps = steps
+        # A step and the segment that it is in; what is read back one after the other is read before one segment.
+        self.steps: list[tuple[Launch | LibraryCall | Copy | Memset, int]] = []
+        self.read_backs: list[tuple[ReadBack, int, int]] = []
+        self.num_segments = 1
+        ended = False
+        for step in steps:
+            if isinstance(step, ReadBack):
+                self.num_segments += not ended
+                ended = True
+                segment = self.num_segments - 1
+                first = registers.read_back(step.first_symbol, step.count, segment)
+                self.read_backs.append((step, first, segment))
+            else:
+                self.steps.append((step, self.num_segments - 1))
+                ended = False
         self.nodes: dict[str, int] = {}
         self.scratch: dict[Buffer, int] = {}
         self.lifetimes: list[tuple[int, int]] = []
@@ -161,16 +179,16 @@ class _Writer:
         conditions = dict.fromkeys([*input_guards, *_strongest(self.ctx.trace.guards)])
         guards = tuple(registers.of(condition) for condition in conditions if not isinstance(condition, int))
         first_to_require = {r.condition: r for r in reversed(self.ctx.trace.requirements)}
-        asserts = tuple(
-            PlanAssert(registers.of(r.condition), self._node(r.node), r.message)
+        asserts = [
+            PlanAssert(register, self._node(r.node), r.message, registers.segment(register))
             for r in reversed(first_to_require.values())
-        )
-        plan_outputs = tuple(
-            PlanOutput(output.dtype.onnx, tuple(registers.of(dim) for dim in output.shape)) for output in outputs
-        )
-        records = tuple(self._record(position, step) for position, step in enumerate(self.steps))
+            for register in (registers.of(r.condition),)
+        ]
+        plan_outputs = tuple(self._output(output) for output in outputs)
+        records = tuple(self._record(position, step, segment) for position, (step, segment) in enumerate(self.steps))
+        read_backs = tuple(self._read_back(*read_back) for read_back in self.read_backs)
         buffers = tuple(
-            PlanBuffer(registers.of(buffer.nbytes), first, last)
+            PlanBuffer(registers.of(buffer.nbytes), first, last, self.steps[first][1])
             for buffer, (first, last) in zip(self.scratch, self.lifetimes, strict=True)
         )
         return Plan(
@@ -178,21 +196,38 @@ class _Writer:
             inputs=tuple(inputs),
             outputs=plan_outputs,
             nodes=tuple(self.nodes),
-            exprs=tuple(registers.exprs),
+            exprs=tuple(sorted(registers.exprs, key=lambda expr: expr.segment)),
             guards=guards,
-            asserts=asserts,
+            asserts=tuple(sorted(asserts, key=lambda check: check.segment)),
+            readbacks=read_backs,
             buffers=buffers,
             records=records,
             weights=tuple(self.tables.weights.used),
             kernels=tuple(self.tables.kernels.used),
             problems=tuple(self.tables.problems.used),
+            num_segments=self.num_segments,
+        )
+
+    def _output(self, output: Tensor) -> PlanOutput:
+        dims = tuple(self.registers.of(dim) for dim in output.shape)
+        return PlanOutput(output.dtype.onnx, dims, max(map(self.registers.segment, dims), default=0))
+
+    def _read_back(self, step: ReadBack, first: int, segment: int) -> PlanReadback:
+        offset = step.source.offset * step.source.dtype.itemsize
+        return PlanReadback(
+            self._ref(step.source.buffer),
+            step.source.dtype.onnx,
+            step.count,
+            first,
+            segment,
+            None if offset == 0 else self.registers.of(offset),
         )
 
     def _node(self, node: Node | None) -> int:
         label = "(outputs)" if node is None else node.label
         return self.nodes.setdefault(label.replace("\0", ""), len(self.nodes))
 
-    def _record(self, position: int, step: Step) -> Record:
+    def _record(self, position: int, step: Launch | LibraryCall | Copy | Memset, segment: int) -> Record:
         for buffer in (*step.reads, *step.writes):
             if buffer.kind is BufferKind.SCRATCH:
                 self._use(buffer, position)
@@ -204,18 +239,20 @@ class _Writer:
                 node,
                 tuple(self._param(arg) for arg in step.args),
                 index=self.tables.kernels.use(step.kernel, step.kernel),
+                segment=segment,
                 grid=(gx, gy, gz),
                 block=step.block,
                 shared_register=None if step.shared_bytes == 0 else self.registers.of(step.shared_bytes),
             )
         if isinstance(step, LibraryCall):
             problem = self.tables.problems.use(step.problem, step.problem)
-            return Record(RecordKind.LIBRARY, node, tuple(self._param(arg) for arg in step.args), index=problem)
+            params = tuple(self._param(arg) for arg in step.args)
+            return Record(RecordKind.LIBRARY, node, params, index=problem, segment=segment)
         nbytes = self._param(Int64(step.destination.nbytes))
         destination = self._param(step.destination)
         if isinstance(step, Copy):
-            return Record.copy(node, destination, self._param(step.source), nbytes)
-        return Record.memset(node, destination, Param.i32(value=step.byte), nbytes)
+            return Record.copy(node, destination, self._param(step.source), nbytes, segment)
+        return Record.memset(node, destination, Param.i32(value=step.byte), nbytes, segment)
 
     def _use(self, buffer: Buffer, position: int) -> None:
         index = self.scratch.get(buffer)

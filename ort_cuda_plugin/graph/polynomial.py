@@ -253,6 +253,24 @@ def is_const(dim: Dim) -> bool:
     return isinstance(dim, int)
 
 
+READ_BACK = 2**32
+"""Symbols with numbers from here on are read back in the middle of a Run, after guards were evaluated."""
+
+
+def is_read_back(dim: Dim) -> bool:
+    """Whether the value is known only after work of the same Run: it depends on what is read back."""
+    if isinstance(dim, int):
+        return False
+    return any(_is_read_back_atom(atom) for monomial, _ in dim.terms for atom in monomial)
+
+
+def _is_read_back_atom(atom: Atom) -> bool:
+    if atom.op is Op.SYMBOL:
+        number = atom.args[0]
+        return isinstance(number, int) and number >= READ_BACK
+    return any(is_read_back(arg) for arg in atom.args)
+
+
 def hint(dim: Dim) -> int:
     """The value at the shapes that the plan is being built for."""
     return dim if isinstance(dim, int) else dim.hint

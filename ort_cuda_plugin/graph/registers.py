@@ -4,22 +4,40 @@ from __future__ import annotations
 
 from ..runtime.plan_format import ExprOp, PlanExpr
 from .ir import InvalidModel
-from .symbolic import Atom, Dim, Monomial, Op
+from .symbolic import READ_BACK, Atom, Dim, Monomial, Op
 
 
 class Registers:
-    """The registers of one plan. ``exprs`` defines them in order, except the first ``num_inputs``.
+    """The registers of one plan.
 
-    Those hold the dimensions of the inputs and the host values; symbol number n is register n.
+    The first ``num_inputs`` hold the dimensions of the inputs and the host values: symbol number n is register n. Those
+    of `read_back` follow; ``exprs`` defines the others in order.
     """
 
     def __init__(self, num_inputs: int) -> None:
         self.count = num_inputs
         self.exprs: list[PlanExpr] = []
+        self._segments = [0] * num_inputs
+        self._read_back: dict[int, int] = {}
         self._num_inputs = num_inputs
         self._computed: dict[tuple[ExprOp, int, int, int], int] = {}
         self._constants: dict[int, int] = {}
         self._dims: dict[Dim, int] = {}
+
+    def read_back(self, first_symbol: int, count: int, segment: int) -> int:
+        """Gives registers to symbols that are read back before ``segment``; the first of the registers.
+
+        Comes before any expression: operands have smaller registers than results.
+        """
+        first = self.count
+        self._read_back.update({first_symbol + i: first + i for i in range(count)})
+        self._segments += [segment] * count
+        self.count += count
+        return first
+
+    def segment(self, register: int) -> int:
+        """The segment from which on a register is known."""
+        return self._segments[register]
 
     def of(self, dim: Dim) -> int:
         """The register that holds ``dim``. Raises InvalidModel for a constant that no 64-bit integer holds."""
@@ -32,18 +50,21 @@ class Registers:
         if value not in self._constants:
             if not -(2**63) <= value < 2**63:
                 raise InvalidModel(f"the number {value} does not fit 64 bits")
-            self._constants[value] = self._append(PlanExpr(ExprOp.CONST, self.count, imm=value))
+            self._constants[value] = self._append(PlanExpr(ExprOp.CONST, self.count, imm=value), 0)
         return self._constants[value]
 
-    def _append(self, expr: PlanExpr) -> int:
+    def _append(self, expr: PlanExpr, segment: int) -> int:
         self.exprs.append(expr)
+        self._segments.append(segment)
         self.count += 1
         return expr.dst
 
     def _compute(self, op: ExprOp, a: int, b: int, c: int = 0) -> int:
         key = op, a, b, c
         if key not in self._computed:
-            self._computed[key] = self._append(PlanExpr(op, self.count, a, b, c))
+            operands = (a, b, c) if op is ExprOp.SELECT else (a, b)
+            segment = max(self._segments[operand] for operand in operands)
+            self._computed[key] = self._append(PlanExpr(op, self.count, a, b, c, segment), segment)
         return self._computed[key]
 
     def _polynomial(self, expr: Dim) -> int:
@@ -72,6 +93,8 @@ class Registers:
         if atom.op is Op.SYMBOL:
             number = atom.args[0]
             assert isinstance(number, int)
+            if number >= READ_BACK:
+                return self._read_back[number]
             assert number < self._num_inputs, "a symbol of another plan"
             return number
         return self._compute(ExprOp(int(atom.op)), *(self.of(arg) for arg in atom.args))

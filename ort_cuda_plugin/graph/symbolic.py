@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .polynomial import (
+    READ_BACK,
     Atom,
     Bounds,
     Dim,
@@ -26,6 +27,7 @@ from .polynomial import (
     floordiv,
     hint,
     is_const,
+    is_read_back,
     mod,
     operation,
     single_atom,
@@ -34,6 +36,7 @@ from .polynomial import (
 )
 
 __all__ = [
+    "READ_BACK",
     "Atom",
     "Bounds",
     "Dim",
@@ -48,6 +51,7 @@ __all__ = [
     "floordiv",
     "hint",
     "is_const",
+    "is_read_back",
     "le",
     "logical_and",
     "logical_not",

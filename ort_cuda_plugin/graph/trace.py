@@ -86,7 +86,22 @@ class Memset:
     writes: tuple[Buffer, ...]
 
 
-Step: TypeAlias = Launch | LibraryCall | Copy | Memset
+@dataclass(eq=False)
+class ReadBack:
+    """The host reads ``source``, contiguous integers or bools; a new segment of the plan starts.
+
+    The elements are the ``count`` symbols from number ``first_symbol`` on.
+    """
+
+    node: Node | None
+    source: Tensor
+    first_symbol: int
+    count: int
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...] = ()
+
+
+Step: TypeAlias = Launch | LibraryCall | Copy | Memset | ReadBack
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ort_cuda_plugin.graph.ir import Array, Constant, DType, InvalidModel, Unsupported
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import Dim, ceildiv, eq, floordiv, lt, product, sym_max
+from ort_cuda_plugin.graph.symbolic import Dim, ceildiv, eq, floordiv, is_read_back, lt, product, select, sym_max
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.codegen import constant_number
 from ort_cuda_plugin.kernels.elementwise import full
@@ -49,6 +49,8 @@ def reshape_5(ctx: Lowering, data: T, shape: HostTensor, *, allowzero: int = 0) 
 
 
 def _reshape(ctx: Lowering, x: Tensor, values: Sequence[Dim], allow_zero: bool) -> Tensor:
+    if any(is_read_back(value) for value in values):
+        return _reshape_to_computed(ctx, x, values, allow_zero)
     dims: list[Dim] = []
     inferred = None
     for axis, value in enumerate(values):
@@ -65,6 +67,18 @@ def _reshape(ctx: Lowering, x: Tensor, values: Sequence[Dim], allow_zero: bool) 
             dims.append(value)
     if inferred is not None:
         dims[inferred] = floordiv(x.size, product(dims))
+    ctx.require(eq(product(dims), x.size), "Reshape to another number of elements")
+    return reshape(ctx, x, dims)
+
+
+def _reshape_to_computed(ctx: Lowering, x: Tensor, values: Sequence[Dim], allow_zero: bool) -> Tensor:
+    """Reshape to values that nothing may be guarded on: -1 and 0 are told apart by the expressions."""
+    copied = [
+        value if allow_zero or axis >= x.rank else select(eq(value, 0), x.shape[axis], value)
+        for axis, value in enumerate(values)
+    ]
+    others = product(select(eq(value, -1), 1, value) for value in copied)
+    dims = [select(eq(value, -1), floordiv(x.size, sym_max(others, 1)), value) for value in copied]
     ctx.require(eq(product(dims), x.size), "Reshape to another number of elements")
     return reshape(ctx, x, dims)
 
