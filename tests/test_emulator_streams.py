@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from driver_harness import blocking_stream
 from emulator_harness import compile_kernels, configured
 from ort_cuda_plugin.abi.core import ffi
 from ort_cuda_plugin.runtime.device import CudaError, Device, DeviceArray, Event, Module, Stream
@@ -184,15 +185,6 @@ def test_an_event_that_was_never_recorded_is_done(device: Device) -> None:
     event.synchronize()
     stream.wait(event)
     stream.synchronize()
-
-
-def blocking_stream(device: Device) -> Stream:
-    stream = device.stream()
-    stream.destroy()
-    handle = ffi.new("CUstream *")
-    device.call("StreamCreate", handle, 0)
-    stream.handle = handle[0]
-    return stream
 
 
 @pytest.mark.parametrize("seed", range(6))

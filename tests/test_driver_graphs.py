@@ -1,4 +1,4 @@
-"""Stream capture and graphs of the emulated device."""
+"""Stream capture and graphs, on the emulated device and, where there is one, on a GPU: both follow the same rules."""
 
 from __future__ import annotations
 
@@ -9,30 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emulator_harness import compile_kernels, configured
+from driver_harness import DEVICES, Kernels, blocking_stream, driver_device, load_kernels
 from ort_cuda_plugin.abi.core import ffi
-from ort_cuda_plugin.runtime.device import CudaError, Device, DeviceArray, Module, Params, Stream
+from ort_cuda_plugin.runtime.device import CudaError, Device, DeviceArray, Params, Stream
 
 GLOBAL, THREAD_LOCAL, RELAXED = range(3)
 KERNEL, MEMCPY, MEMSET = range(3)
 
 
-@pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    return compile_kernels(tmp_path_factory.mktemp("kernels"))
-
-
-@pytest.fixture(params=[0, 1], ids=["inline", "adversarial"])
+@pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
-    with configured(adversarial=request.param, seed=11) as device:
+    with driver_device(request.param, seed=11) as device:
         yield device
 
 
 @pytest.fixture
-def kernels(device: Device, image: bytes) -> Iterator[Module]:
-    module = device.load(image)
-    yield module
-    module.unload()
+def kernels(device: Device) -> Iterator[Kernels]:
+    with load_kernels(device) as kernels:
+        yield kernels
 
 
 class Graph:
@@ -84,11 +78,11 @@ def status(device: Device, stream: Stream) -> int:
     return int(out[0])
 
 
-def affine(kernels: Module, data: DeviceArray, factor: int, addend: int, stream: Stream) -> None:
+def affine(kernels: Kernels, data: DeviceArray, factor: int, addend: int, stream: Stream) -> None:
     kernels.launch("affine", 1, 8, [data, np.int32(factor), np.int32(addend)], stream=stream)
 
 
-def test_a_capture_runs_nothing_and_each_launch_runs_all(device: Device, kernels: Module) -> None:
+def test_a_capture_runs_nothing_and_each_launch_runs_all(device: Device, kernels: Kernels) -> None:
     stream = device.stream()
     data, copy = device.upload(np.ones(8, np.int32)), device.upload(np.zeros(8, np.int32))
     assert status(device, stream) == 0
@@ -110,7 +104,7 @@ def test_a_capture_runs_nothing_and_each_launch_runs_all(device: Device, kernels
 
 
 def test_parameters_of_a_kernel_node_can_change_and_launches_on_their_way_keep_theirs(
-    device: Device, kernels: Module
+    device: Device, kernels: Kernels
 ) -> None:
     stream = device.stream()
     data, other = device.upload(np.ones(8, np.int32)), device.upload(np.ones(8, np.int32))
@@ -135,7 +129,7 @@ def test_parameters_of_a_kernel_node_can_change_and_launches_on_their_way_keep_t
     graph.destroy()
 
 
-def test_only_kernel_nodes_of_the_same_graph_can_change(device: Device, kernels: Module) -> None:
+def test_only_kernel_nodes_of_the_same_graph_can_change(device: Device, kernels: Kernels) -> None:
     stream = device.stream()
     data = device.upload(np.ones(8, np.int32))
     graphs = []
@@ -152,7 +146,7 @@ def test_only_kernel_nodes_of_the_same_graph_can_change(device: Device, kernels:
         graph.destroy()
 
 
-def fork_and_join(device: Device, kernels: Module, joined: bool = True) -> tuple[Stream, Stream, list[DeviceArray]]:
+def fork_and_join(device: Device, kernels: Kernels, joined: bool = True) -> tuple[Stream, Stream, list[DeviceArray]]:
     """Captures a = a + 1; b = a * 2 beside c = a * 3; a = b + c, the latter as one chain over two streams."""
     first, second = device.stream(), device.stream()
     forked, back = device.event(), device.event()
@@ -174,9 +168,9 @@ def fork_and_join(device: Device, kernels: Module, joined: bool = True) -> tuple
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_capture_follows_events_into_other_streams(image: bytes, seed: int) -> None:
-    with configured(adversarial=1, seed=seed) as device:
-        kernels = device.load(image)
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_capture_follows_events_into_other_streams(name: str, seed: int) -> None:
+    with driver_device(name, seed=seed) as device, load_kernels(device) as kernels:
         first, second, arrays = fork_and_join(device, kernels)
         graph = end(device, first)
         assert status(device, second) == 0
@@ -188,14 +182,14 @@ def test_a_capture_follows_events_into_other_streams(image: bytes, seed: int) ->
         graph.destroy()
 
 
-def test_a_stream_that_was_not_joined_back_fails_the_capture(device: Device, kernels: Module) -> None:
+def test_a_stream_that_was_not_joined_back_fails_the_capture(device: Device, kernels: Kernels) -> None:
     first, second, _arrays = fork_and_join(device, kernels, joined=False)
     with pytest.raises(CudaError, match="CUDA_ERROR_STREAM_CAPTURE_UNJOINED"):
         end(device, first)
     assert status(device, first) == status(device, second) == 0
 
 
-def test_a_capture_ends_in_the_stream_where_it_began(device: Device, kernels: Module) -> None:
+def test_a_capture_ends_in_the_stream_where_it_began(device: Device, kernels: Kernels) -> None:
     first, second, _arrays = fork_and_join(device, kernels)
     with pytest.raises(CudaError, match="CUDA_ERROR_STREAM_CAPTURE_UNMATCHED"):
         end(device, second)
@@ -217,12 +211,8 @@ FORBIDDEN: dict[str, tuple[Callable[[Device, Stream], object], str]] = {
 
 
 @pytest.mark.parametrize("name", FORBIDDEN)
-def test_what_cuda_forbids_in_a_capture_fails_and_invalidates_it(device: Device, kernels: Module, name: str) -> None:
-    handle = ffi.new("CUstream *")
-    device.call("StreamCreate", handle, 0)
-    stream = device.stream()
-    stream.destroy()
-    stream.handle = handle[0]
+def test_what_cuda_forbids_in_a_capture_fails_and_invalidates_it(device: Device, kernels: Kernels, name: str) -> None:
+    stream = blocking_stream(device)
     data = device.upload(np.ones(8, np.int32))
     action, error = FORBIDDEN[name]
     begin(device, stream)
@@ -239,7 +229,7 @@ def test_what_cuda_forbids_in_a_capture_fails_and_invalidates_it(device: Device,
     stream.destroy()
 
 
-def test_captured_events_cannot_be_waited_for_by_the_host(device: Device, kernels: Module) -> None:
+def test_captured_events_cannot_be_waited_for_by_the_host(device: Device, kernels: Kernels) -> None:
     stream, event = device.stream(), device.event()
     data = device.upload(np.ones(8, np.int32))
     for wait in (event.synchronize, event.query):
@@ -252,7 +242,7 @@ def test_captured_events_cannot_be_waited_for_by_the_host(device: Device, kernel
             end(device, stream)
 
 
-def test_a_capture_may_not_depend_on_work_outside_of_it(device: Device, kernels: Module) -> None:
+def test_a_capture_may_not_depend_on_work_outside_of_it(device: Device, kernels: Kernels) -> None:
     stream, other, event = device.stream(), device.stream(), device.event()
     data = device.upload(np.ones(8, np.int32))
     affine(kernels, data, 2, 1, other)
@@ -312,7 +302,7 @@ def test_a_thread_local_capture_ends_in_the_thread_that_began_it(device: Device)
     end(device, stream).destroy()
 
 
-def test_a_graph_outlives_its_streams_and_an_executable_its_graph(device: Device, kernels: Module) -> None:
+def test_a_graph_outlives_its_streams_and_an_executable_its_graph(device: Device, kernels: Kernels) -> None:
     stream, other = device.stream(), device.stream()
     data = device.upload(np.ones(8, np.int32))
     begin(device, stream)
@@ -326,7 +316,7 @@ def test_a_graph_outlives_its_streams_and_an_executable_its_graph(device: Device
     assert (device.download(data) == 3).all()
 
 
-def test_destroying_a_capturing_stream_leaves_nothing_behind(device: Device, kernels: Module) -> None:
+def test_destroying_a_capturing_stream_leaves_nothing_behind(device: Device, kernels: Kernels) -> None:
     data = device.upload(np.ones(8, np.int32))
     stream = device.stream()
     begin(device, stream, GLOBAL)

@@ -1,0 +1,88 @@
+"""Tests of what every driver table does: the emulated device in both stream modes, and a GPU where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import pytest
+
+from emulator_harness import configured
+from ort_cuda_plugin.abi.core import ffi
+from ort_cuda_plugin.runtime.compile import compile_kernel
+from ort_cuda_plugin.runtime.device import Device, Module, Stream
+from ort_cuda_plugin.runtime.kernel import KernelSpec
+from ort_cuda_plugin.runtime.targets import KernelImage, Target
+
+DEVICES = ["inline", "adversarial", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+INDEX = "    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x\n"
+SPECS = {
+    # Does not commute, so the order of launches shows.
+    "affine": KernelSpec(
+        "affine", ("*i32", "i32", "i32"), source=f"def kernel(x, a, b):\n{INDEX}    x[i] = int32(x[i] * a + b)\n"
+    ),
+    "add": KernelSpec(
+        "add",
+        ("*f32", "*f32", "*f32", "i32"),
+        source=f"def kernel(a, b, c, n):\n{INDEX}    if i < n:\n        c[i] = a[i] + b[i]\n",
+    ),
+}
+
+
+@contextmanager
+def driver_device(name: str, seed: int = 0) -> Iterator[Device]:
+    """The device of that entry of DEVICES; skips where there is no GPU."""
+    if name != "cuda":
+        with configured(adversarial=int(name == "adversarial"), seed=seed) as device:
+            yield device
+        return
+    try:
+        device = Device.cuda(0)
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    yield device
+
+
+@lru_cache
+def compiled(name: str, target: Target) -> KernelImage:
+    return compile_kernel(SPECS[name], target)
+
+
+class Kernels:
+    """The kernels of SPECS, loaded on one device."""
+
+    def __init__(self, device: Device) -> None:
+        target = Target.emulated() if device.is_emulated else Target.cuda(*device.compute_capability)
+        self.modules: dict[str, tuple[Module, str]] = {}
+        for name in SPECS:
+            image = compiled(name, target)
+            self.modules[name] = device.load(image), image.entry
+
+    def function(self, name: str) -> Any:
+        module, entry = self.modules[name]
+        return module.function(entry)
+
+    def launch(self, name: str, grid: int, block: int, arguments: Sequence[Any], stream: Stream | None = None) -> None:
+        module, entry = self.modules[name]
+        module.launch(entry, grid, block, arguments, stream=stream)
+
+
+@contextmanager
+def load_kernels(device: Device) -> Iterator[Kernels]:
+    kernels = Kernels(device)
+    yield kernels
+    for module, _ in kernels.modules.values():
+        module.unload()
+
+
+def blocking_stream(device: Device) -> Stream:
+    """A stream that orders with the null stream."""
+    stream = device.stream()
+    stream.destroy()
+    handle = ffi.new("CUstream *")
+    device.call("StreamCreate", handle, 0)
+    stream.handle = handle[0]
+    return stream
