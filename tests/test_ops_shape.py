@@ -1,0 +1,305 @@
+"""Operators that move elements and compute shapes, against NumPy, and kernels on views of any strides."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from onnx.reference import ReferenceEvaluator
+
+from kernel_harness import make_model, read_model, run_model, run_op
+from ort_cuda_plugin.abi.core import PluginError
+from ort_cuda_plugin.graph.cluster import CompiledCluster
+from ort_cuda_plugin.graph.ir import InvalidModel, Unsupported
+from ort_cuda_plugin.graph.lowering import DeviceProperties
+from ort_cuda_plugin.graph.node_lowering import NodeError
+
+Array = np.ndarray
+few = settings(max_examples=12, deadline=None)
+dynamic = st.booleans()
+dtypes = st.sampled_from(["float32", "float16", "int32", "int64", "bool", "int8"])
+shapes = hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=6)
+
+
+def numbered(shape: tuple[int, ...], dtype: str = "float32") -> Array:
+    """Elements that tell where they come from, as far as the type can."""
+    values = np.arange(math.prod(shape)).reshape(shape)
+    return (values % 2).astype(bool) if dtype == "bool" else (values % 120).astype(dtype)
+
+
+def assert_same(actual: Array, expected: Array) -> None:
+    assert actual.shape == expected.shape
+    assert actual.dtype == expected.dtype
+    np.testing.assert_array_equal(actual, expected)
+
+
+def ints(*values: int) -> Array:
+    return np.array(values, np.int64)
+
+
+@given(shape=shapes, dtype=dtypes, data=st.data(), dynamic=dynamic)
+@few
+def test_slices_of_any_step_are_those_of_python(shape, dtype, data, dynamic):
+    axes = data.draw(st.lists(st.integers(0, len(shape) - 1), unique=True, min_size=1))
+    bound = st.integers(-9, 9) | st.sampled_from([2**63 - 1, -(2**63) + 1])
+    starts, ends = ([data.draw(bound) for _ in axes] for _ in range(2))
+    steps = [data.draw(st.integers(-3, 3).filter(bool)) for _ in axes]
+    x = numbered(shape, dtype)
+    index = [slice(None)] * x.ndim
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        # Backwards, an end before the first element stands for "up to it"; Python says None.
+        index[axis] = slice(start, None if step < 0 and end < -x.shape[axis] else end, step)
+    inputs = [x, *(ints(*values) for values in (starts, ends, axes, steps))]
+    (actual,) = run_op("Slice", inputs, constant=[1, 2, 3, 4], dynamic=dynamic)
+    assert_same(actual, x[tuple(index)])
+
+
+@given(shape=shapes, dtype=dtypes, data=st.data(), dynamic=dynamic)
+@few
+def test_transposes_and_sums_of_transposes(shape, dtype, data, dynamic):
+    perm = data.draw(st.permutations(range(len(shape))))
+    x = numbered(shape, dtype)
+    (actual,) = run_op("Transpose", [x], {"perm": perm}, dynamic=dynamic)
+    assert_same(actual, np.transpose(x, perm))
+
+
+@given(shape=shapes, dtype=dtypes, data=st.data(), dynamic=dynamic)
+@few
+def test_concat_puts_together_what_split_takes_apart(shape, dtype, data, dynamic):
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    x = numbered(shape, dtype)
+    cuts = sorted(data.draw(st.lists(st.integers(0, x.shape[axis]), max_size=3)))
+    parts = np.split(x, cuts, axis)
+    (actual,) = run_op("Concat", parts, {"axis": axis}, dynamic=dynamic)
+    assert_same(actual, x)
+    sizes = ints(*(part.shape[axis] for part in parts))
+    for got, part in zip(
+        run_op("Split", [x, sizes], {"axis": axis}, outputs=len(parts), constant=[1], dynamic=dynamic),
+        parts,
+        strict=True,
+    ):
+        assert_same(got, part)
+
+
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
+@given(shape=hnp.array_shapes(max_dims=3, min_side=2, max_side=5), dtype=dtypes, data=st.data(), dynamic=dynamic)
+@few
+def test_pad_in_every_mode(mode, shape, dtype, data, dynamic):
+    x = numbered(shape, dtype)
+    low = -1 if mode == "constant" else 0
+    counts = [(data.draw(st.integers(low, 7)), data.draw(st.integers(low, 7))) for _ in shape]
+    pads = ints(*(begin for begin, _ in counts), *(end for _, end in counts))
+    fill = np.ones((), x.dtype)
+    inputs = [x, pads, fill] if mode == "constant" else [x, pads]
+    (actual,) = run_op("Pad", inputs, {"mode": mode}, constant=[1], dynamic=dynamic)
+    cropped = x[tuple(slice(max(-b, 0), dim - max(-e, 0)) for dim, (b, e) in zip(shape, counts, strict=True))]
+    widths = [(max(b, 0), max(e, 0)) for b, e in counts]
+    options = {"constant_values": fill} if mode == "constant" else {}
+    assert_same(actual, np.pad(cropped, widths, mode=mode, **options))
+
+
+@given(shape=shapes, dtype=dtypes, data=st.data(), dynamic=dynamic)
+@few
+def test_tile_and_expand_repeat_elements(shape, dtype, data, dynamic):
+    x = numbered(shape, dtype)
+    repeats = [data.draw(st.integers(0, 3)) for _ in shape]
+    assert_same(run_op("Tile", [x, ints(*repeats)], constant=[1], dynamic=dynamic)[0], np.tile(x, repeats))
+    narrow = x[tuple(slice(0, 1) if data.draw(st.booleans()) else slice(None) for _ in shape)]
+    target = (2, *np.broadcast_shapes(narrow.shape, tuple(1 if d != 1 else 3 for d in narrow.shape)))
+    (actual,) = run_op("Expand", [narrow, ints(*target)], constant=[1], dynamic=dynamic)
+    assert_same(actual, np.broadcast_to(narrow, target))
+
+
+@given(
+    shape=hnp.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=6),
+    index_shape=hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+    dtype=dtypes,
+    index_type=st.sampled_from(["int32", "int64"]),
+    data=st.data(),
+    dynamic=dynamic,
+)
+@few
+def test_gather_takes_slices_along_an_axis(shape, index_shape, dtype, index_type, data, dynamic):
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    x = numbered(shape, dtype)
+    indices = data.draw(hnp.arrays(index_type, index_shape, elements=st.integers(-x.shape[axis], x.shape[axis] - 1)))
+    constant = data.draw(st.sampled_from([[], [1]]))
+    (actual,) = run_op("Gather", [x, indices], {"axis": axis}, constant=constant, dynamic=dynamic)
+    assert_same(actual, np.take(x, indices, axis))
+
+
+def test_gather_outside_the_dimension_gives_zero_and_reads_nothing():
+    x = np.ones((3, 2), np.float32)
+    (actual,) = run_op("Gather", [x, ints(0, 3, -4, 2**40)])
+    assert_same(actual, np.array([[1, 1], [0, 0], [0, 0], [0, 0]], np.float32))
+
+
+@given(shape=hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=6), data=st.data(), dynamic=dynamic)
+@few
+def test_gather_and_scatter_elements_are_inverse(shape, data, dynamic):
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    x = numbered(shape)
+    order = np.argsort(np.random.default_rng(1).random(shape), axis=axis)
+    (gathered,) = run_op("GatherElements", [x, order], {"axis": axis}, dynamic=dynamic)
+    assert_same(gathered, np.take_along_axis(x, order, axis))
+    (scattered,) = run_op("ScatterElements", [np.zeros_like(x), order, gathered], {"axis": axis}, dynamic=dynamic)
+    assert_same(scattered, x)
+
+
+@given(dynamic=dynamic, length=st.integers(1, 3), batch=st.integers(0, 1))
+@few
+def test_gather_nd_and_scatter_nd_select_by_index_tuples(dynamic, length, batch):
+    x = numbered((3, 4, 2, 5))
+    if batch + length > 4 or (batch and length > 3):
+        return
+    lead = (3, 2) if batch else (6,)
+    limits = x.shape[batch : batch + length]
+    random = np.random.default_rng(2)
+    indices = np.stack([random.integers(-limit, limit, lead) for limit in limits], axis=-1)
+    model = make_model("GatherND", [x, indices], {"batch_dims": batch})
+    (expected,) = ReferenceEvaluator(model).run(None, {"x0": x, "x1": indices % np.array(limits)})
+    declared = read_model(model, dynamic)
+    declared.inputs[1].shape = indices.shape  # the length of an index tuple is part of the model
+    from kernel_harness import run_graph
+
+    assert_same(run_graph(declared, [x, indices])[0], expected)
+    if not batch:
+        places = np.unique(indices % np.array(limits), axis=0)
+        updates = -1 - numbered((len(places), *x.shape[length:]))
+        expected = x.copy()
+        expected[tuple(places.T)] = updates
+        assert_same(run_op("ScatterND", [x, places, updates])[0], expected)
+
+
+@given(
+    shape=st.tuples(st.integers(0, 3), st.integers(1, 5), st.integers(1, 5)),
+    k=st.integers(-6, 6),
+    upper=st.booleans(),
+    dynamic=dynamic,
+)
+@few
+def test_triangles_and_one_hot(shape, k, upper, dynamic):
+    x = numbered(shape) + 1
+    (actual,) = run_op("Trilu", [x, np.array(k)], {"upper": int(upper)}, constant=[1], dynamic=dynamic)
+    assert_same(actual, (np.triu if upper else np.tril)(x, k))
+    indices = numbered(shape[:2], "int64") % 9 - 4
+    values = np.array([2.0, 5.0], np.float32)
+    (actual,) = run_op("OneHot", [indices, np.array(4), values], {"axis": 1}, constant=[1], dynamic=dynamic)
+    classes = np.where(indices < 0, indices + 4, indices)
+    assert_same(actual, np.where(classes[:, None] == np.arange(4)[:, None], values[1], values[0]))
+
+
+@given(shape=hnp.array_shapes(max_dims=4, min_side=1, max_side=6), data=st.data(), dynamic=dynamic)
+@few
+def test_reshape_copies_and_infers_dimensions(shape, data, dynamic):
+    x = numbered(shape)
+    target = list(shape)
+    inferred = data.draw(st.integers(0, len(shape) - 1))
+    target[inferred] = -1
+    for axis in range(len(shape)):
+        if axis != inferred and data.draw(st.booleans()):
+            target[axis] = 0
+    assert_same(run_op("Reshape", [x, ints(*target)], constant=[1], dynamic=dynamic)[0], x)
+    assert_same(run_op("Reshape", [x, ints(-1)], constant=[1], dynamic=dynamic)[0], x.reshape(-1))
+    assert_same(run_op("Flatten", [x], {"axis": 1}, dynamic=dynamic)[0], x.reshape(shape[0], -1))
+
+
+def test_a_shape_that_is_an_input_is_read_back():
+    x = numbered((4, 6))
+    assert_same(run_op("Reshape", [x, ints(3, -1)])[0], x.reshape(3, 8))
+    assert_same(run_op("Expand", [x[:1], ints(5, 6)])[0], np.broadcast_to(x[:1], (5, 6)))
+    assert_same(run_op("Tile", [x, ints(2, 1)])[0], np.tile(x, (2, 1)))
+    assert_same(run_op("Slice", [x, ints(1), ints(-1), ints(1), ints(2)], constant=[3])[0], x[:, 1:-1:2])
+    assert_same(run_op("Range", [np.array(7), np.array(-4), np.array(-3)])[0], np.arange(7, -4, -3))
+    assert_same(run_op("ConstantOfShape", [ints(2, 3)])[0], np.zeros((2, 3), np.float32))
+
+
+def test_a_shape_that_does_not_fit_is_an_error_of_the_run_that_names_the_node():
+    with pytest.raises(PluginError, match=r"Reshape.*another number of elements"):
+        run_op("Reshape", [numbered((4, 6)), ints(5, 5)], dynamic=False)
+    with pytest.raises((NodeError, InvalidModel), match="another number of elements"):
+        run_op("Reshape", [numbered((4, 6)), ints(5, 5)], constant=[1])
+
+
+VIEWS = """
+<ir_version: 8, opset_import: ["": 18]>
+views (float[{dims}] x, float[{other}] z) => (y, total, best, soft)
+{{
+    two = Constant <value_ints = [2]> ()
+    minus = Constant <value_ints = [-1]> ()
+    far = Constant <value_ints = [-9223372036854775807]> ()
+    one = Constant <value_ints = [1]> ()
+    reversed = Slice (x, minus, far, one, minus)
+    turned = Transpose <perm = [2, 0, 1]> (reversed)
+    y = Add (turned, z)
+    total = ReduceSum <keepdims = 0> (turned, two)
+    best = ArgMax <axis = 1> (turned)
+    soft = Softmax <axis = -1> (turned)
+}}
+"""
+
+
+@given(shape=st.tuples(*[st.integers(1, 5) | st.just(40)] * 3), wide=st.booleans(), dynamic=dynamic)
+@few
+def test_kernels_read_views_of_any_strides(shape, wide, dynamic):
+    a, _, c = shape
+    x = np.random.default_rng(3).random(shape, np.float32)
+    z = np.ones((c, a if wide else 1, 1), np.float32)
+    text = VIEWS.format(dims=",".join(map(str, shape)), other=",".join(map(str, z.shape)))
+    actual = run_model(onnx.parser.parse_model(text), [x, z], dynamic)
+    turned = np.transpose(x[:, ::-1], (2, 0, 1))
+    soft = np.exp(turned - turned.max(-1, keepdims=True))
+    expected = [turned + z, turned.sum(2), turned.argmax(1)[:, None], soft / soft.sum(-1, keepdims=True)]
+    assert len(actual) == 4
+    for got, want in zip(actual, expected, strict=True):
+        assert got.shape == want.shape
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+SHAPE_ARITHMETIC = """
+<ir_version: 8, opset_import: ["": 17]>
+heads (float[batch, sequence, hidden] x) => (y)
+{
+    shape = Shape (x)
+    zero = Constant <value_int = 0> ()
+    one = Constant <value_int = 1> ()
+    heads = Constant <value_ints = [4]> ()
+    axis = Constant <value_ints = [0]> ()
+    minus = Constant <value_ints = [-1]> ()
+    batch = Gather (shape, zero)
+    sequence = Gather (shape, one)
+    twice = Mul (batch, sequence)
+    rows = Unsqueeze (twice, axis)
+    target = Concat <axis = 0> (rows, heads, minus)
+    y = Reshape (x, target)
+}
+"""
+
+
+def test_shape_arithmetic_launches_nothing():
+    model = onnx.parser.parse_model(SHAPE_ARITHMETIC)
+    x = numbered((2, 3, 8))
+    assert_same(run_model(model, [x])[0], x.reshape(6, 4, 2))
+    cluster = CompiledCluster(read_model(model), DeviceProperties())
+    cluster.prepare()
+    assert not cluster.build([(2, 3, 8)], []).kernels
+
+
+def test_what_is_not_implemented_is_declined_with_its_kind():
+    for error, kind, call in [
+        ("training mode", "attribute", lambda: run_op("Dropout", [numbered((2,)), np.float32(0.5), np.array(True)])),
+        (
+            "reduction 'add'",
+            "attribute",
+            lambda: run_op("ScatterElements", [numbered((2,)), ints(0), numbered((1,))], {"reduction": "add"}, 18),
+        ),
+    ]:
+        with pytest.raises(NodeError, match=error) as caught:
+            call()
+        assert isinstance(caught.value.__cause__, Unsupported)
+        assert caught.value.__cause__.kind == kind
