@@ -31,7 +31,7 @@ class Variant:
 
     Indices in ``plan`` count the cluster's kernels, weights and problems in the order in which all variants so far
     added theirs. So add each list, tell the cluster (`CompiledCluster.kernels_added`, ...), and add the plan last.
-    ``plan`` is None where only the weights that plans will share are known yet.
+    ``plan`` is None where shapes are not known yet: the lists are then what plans are expected to need.
     """
 
     plan: Plan | None
@@ -73,7 +73,8 @@ class CompiledCluster:
         """Must be called, and its result added, while ORT's graph is alive.
 
         The result has a plan where the model says every dimension and no input is a host input: the only plan there
-        will be. For other clusters it has the weights, so that they need not be kept in host memory.
+        will be. For other clusters it has the weights, so that they need not be kept in host memory, and the kernels, so
+        that they are compiled with the session and not in the first Run.
 
         Raises NodeError where a node cannot be run after all.
         """
@@ -83,9 +84,7 @@ class CompiledCluster:
         self.host_inputs = sorted(found)
         if not found and all(shape is not None and all(isinstance(dim, int) for dim in shape) for shape in shapes):
             return self._variant(plan, tables)
-        only_weights = Tables(self._known)
-        only_weights.weights = tables.weights
-        return self._variant(None, only_weights)
+        return self._variant(None, tables)
 
     def build(self, input_shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> Variant:
         """The variant for inputs of these shapes; ``host_values`` has the elements of each of ``host_inputs``.
