@@ -17,7 +17,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("streams", "seed"), [("inline", 1), ("adversarial", 1), ("adversarial", 2)])
 @pytest.mark.parametrize("sanitize", ["address", "thread"])
 def test_the_mock_host_passes_under(sanitize: str, streams: str, seed: int, kernels: Path) -> None:
-    program = build_program("mock_host", ["mock_host.c", "mock_ort.c"], sanitize)
+    program = build_program("mock_host", ["mock_host.c", "mock_sessions.c", "mock_ort.c"], sanitize)
     done = run_program(program, kernels, streams, str(seed), "50")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-8000:]
     assert done.stdout == "mock_host passed\n"

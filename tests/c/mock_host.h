@@ -1,0 +1,25 @@
+/* What the parts of mock_host share: one registration of the library, as a host would have it. */
+#ifndef OCP_TESTS_MOCK_HOST_H
+#define OCP_TESTS_MOCK_HOST_H
+
+#include "mock_ort.h"
+
+#define FLOAT ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT
+
+extern OrtEpFactory *factory;
+extern OrtMemoryDevice device_memory, pinned_memory, other_device_memory;
+extern OrtAllocator *device_allocator, *pinned_allocator;
+extern OrtDataTransferImpl *transfer;
+extern ocp_device *device;
+
+void check_fails(OrtStatus *status, const char *with); /* takes an expected failure */
+void check_ok(OrtStatus *status);
+OrtSyncStream make_stream(void);
+void finish_run(OrtSyncStream *stream);
+void copy(const OrtValue *src, OrtValue *dst, OrtSyncStream *stream);
+
+/* mock_sessions.c: two clusters of the kernels in the image, each on two threads for so many Runs, and hostile values.
+ */
+void test_sessions(const void *image, size_t bytes, int runs);
+
+#endif

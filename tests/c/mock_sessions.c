@@ -1,0 +1,240 @@
+/* Sessions of the mock host: compiled clusters that run on several threads. */
+#include <pthread.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "mock_host.h"
+#include "ort_compute.h"
+#include "plan.h"
+
+/* out = block_sum(a + b) for vectors of equal, dynamic length, in blocks of 64. */
+static size_t make_plan(uint8_t *out, size_t capacity) {
+  struct {
+    ocp_plan_header header;
+    ocp_plan_input inputs[2];
+    ocp_plan_output outputs[1];
+    uint32_t kernels[2];
+    uint32_t dims[2]; /* and padding to 8 bytes */
+    ocp_plan_expr exprs[5];
+    uint32_t guards[2];
+    ocp_plan_record records[2];
+    ocp_plan_param params[6];
+    ocp_plan_segment segments[1];
+    uint32_t nodes[2];
+    char strings[16];
+  } plan = {
+      .header = {.magic = OCP_PLAN_MAGIC,
+                 .version = OCP_PLAN_VERSION,
+                 .num_registers = 7,
+                 .num_inputs = 2,
+                 .num_outputs = 1,
+                 .num_kernels = 2,
+                 .num_dims = 1,
+                 .num_exprs = 5,
+                 .num_guards = 1,
+                 .num_records = 2,
+                 .num_params = 6,
+                 .num_segments = 1,
+                 .num_nodes = 2,
+                 .strings_bytes = 16},
+      .inputs = {{FLOAT, 1, 0, OCP_NO_REG, 0, 0}, {FLOAT, 1, 1, OCP_NO_REG, 0, 0}},
+      .outputs = {{FLOAT, 1, 0, 0}},
+      .kernels = {0, 1},
+      .dims = {0},
+      .exprs = {{OCP_EXPR_EQ, 2, 0, 1, 0, 0, 0},
+                {OCP_EXPR_CONST, 3, 0, 0, 0, 0, 64},
+                {OCP_EXPR_CEILDIV, 4, 0, 3, 0, 0, 0},
+                {OCP_EXPR_CONST, 5, 0, 0, 0, 0, 1},
+                {OCP_EXPR_CONST, 6, 0, 0, 0, 0, 4}},
+      .guards = {2},
+      .records = {{OCP_RECORD_LAUNCH, 0, 0, 0, 0, 4, {4, 5, 5}, {64, 1, 1}, OCP_NO_REG, OCP_NO_REG},
+                  {OCP_RECORD_LAUNCH, 1, 1, 0, 4, 2, {4, 5, 5}, {64, 1, 1}, OCP_NO_REG, OCP_NO_REG}},
+      .params = {{OCP_PARAM_POINTER, OCP_REF_INPUT, 0, OCP_NO_REG, 0},
+                 {OCP_PARAM_POINTER, OCP_REF_INPUT, 1, OCP_NO_REG, 0},
+                 {OCP_PARAM_POINTER, OCP_REF_OUTPUT, 0, OCP_NO_REG, 0},
+                 {OCP_PARAM_I64, 0, 0, 0, 0},
+                 {OCP_PARAM_POINTER, OCP_REF_OUTPUT, 0, OCP_NO_REG, 0},
+                 {OCP_PARAM_I64, 0, 0, 0, 0}},
+      .segments = {{0, 2}},
+      .nodes = {0, 4},
+      .strings = "add\0block_sum",
+  };
+  CHECK(sizeof plan <= capacity);
+  memcpy(out, &plan, sizeof plan);
+  return sizeof plan;
+}
+
+static ocp_cluster *make_cluster(const void *image, size_t bytes, CUmodule *module) {
+  static const uint8_t add_params[] = {OCP_PARAM_POINTER, OCP_PARAM_POINTER, OCP_PARAM_POINTER, OCP_PARAM_I64};
+  ocp_kernel_ref kernels[2] = {{.name = "add", .num_params = 4, .params = add_params},
+                               {.name = "block_sum", .num_params = 2, .params = add_params + 2}};
+  const ocp_driver *driver = device->driver;
+  CHECK_OK(ocp_device_enter(device, error));
+  CHECK(driver->ModuleLoadData(module, image, bytes) == CUDA_SUCCESS);
+  for (int i = 0; i < 2; i++)
+    CHECK(driver->ModuleGetFunction(&kernels[i].function, *module, kernels[i].name) == CUDA_SUCCESS);
+  ocp_cluster *cluster = ocp_cluster_create(device, "mock cluster", 1);
+  CHECK(cluster);
+  ocp_error error = {0};
+  CHECK(ocp_cluster_add_kernels(cluster, kernels, 2, &error) == 0);
+  uint8_t plan[4096];
+  size_t size = make_plan(plan, sizeof plan);
+  CHECK_OK(ocp_cluster_add_plan(cluster, plan, size, error));
+  for (size_t cut = 0; cut < size; cut += 4)
+    CHECK(ocp_cluster_add_plan(cluster, plan, cut, &error) != 0);
+  return cluster;
+}
+
+typedef struct session {
+  OrtNodeComputeInfo *info;
+  void *state;
+  unsigned seed;
+  int runs;
+} session;
+
+static void run_once(const session *s, OrtSyncStream *stream, unsigned *seed) {
+  int64_t n = rand_r(seed) % 1000;
+  float *host = malloc(2 * (size_t)n * sizeof *host + 1);
+  OrtValue back = mock_tensor(pinned_allocator, pinned_memory, FLOAT, 1, &n);
+  for (int64_t i = 0; i < 2 * n; i++)
+    host[i] = (float)(rand_r(seed) % 100);
+  OrtValue host_a = mock_wrap(host, mock_cpu, FLOAT, 1, &n), b = mock_wrap(host + n, mock_cpu, FLOAT, 1, &n);
+  OrtValue a = mock_tensor(device_allocator, device_memory, FLOAT, 1, &n);
+  copy(&host_a, &a, stream);
+  OrtKernelContext context = {.num_inputs = 2,
+                              .num_outputs = 1,
+                              .inputs = {&a, &b},
+                              .allocator = device_allocator,
+                              .output_device = device_memory,
+                              .stream = stream};
+  check_ok(s->info->Compute(s->info, s->state, &context));
+  if (stream)
+    copy(&context.outputs[0], &back, stream);
+  mock_free(&a); /* as ORT does: when its last user is enqueued */
+  if (stream)
+    finish_run(stream);
+  else
+    copy(&context.outputs[0], &back, NULL);
+  for (int64_t first = 0; first < n; first += 64) {
+    int64_t end = first + 64 < n ? first + 64 : n;
+    float sum = 0;
+    for (int64_t i = first; i < end; i++)
+      sum += host[i] + host[n + i];
+    for (int64_t i = first; i < end; i++)
+      CHECK(((float *)back.data)[i] == sum);
+  }
+  mock_free(&context.outputs[0]);
+  mock_free(&back);
+  free(host);
+}
+
+static void *run_many(void *argument) {
+  session *s = argument;
+  unsigned seed = s->seed;
+  OrtSyncStream stream = make_stream();
+  for (int run = 0; run < s->runs; run++)
+    run_once(s, run % 8 == 7 ? NULL : &stream, &seed);
+  stream.impl->Release(stream.impl);
+  return NULL;
+}
+
+static void test_sessions_run_on_several_threads(session sessions[2]) {
+  pthread_t threads[4];
+  session per_thread[4];
+  for (int i = 0; i < 4; i++) {
+    per_thread[i] = sessions[i % 2];
+    per_thread[i].seed = (unsigned)i + 1;
+    CHECK(pthread_create(&threads[i], NULL, run_many, &per_thread[i]) == 0);
+  }
+  for (int i = 0; i < 4; i++)
+    pthread_join(threads[i], NULL);
+}
+
+static void test_hostile_values_fail_with_a_reason(const session *s) {
+  const int64_t eight[] = {8, 1}, nine[] = {9};
+  float host[9] = {0};
+  OrtSyncStream stream = make_stream();
+  OrtValue a = mock_wrap(host, mock_cpu, FLOAT, 1, eight), b = mock_wrap(host, mock_cpu, FLOAT, 1, nine);
+  OrtValue matrix = mock_wrap(host, mock_cpu, FLOAT, 2, eight);
+  OrtValue other = mock_wrap(host, other_device_memory, FLOAT, 1, eight);
+  OrtKernelContext context = {.num_inputs = 2,
+                              .num_outputs = 1,
+                              .inputs = {&a, &b},
+                              .allocator = device_allocator,
+                              .output_device = device_memory,
+                              .stream = &stream};
+  check_fails(s->info->Compute(s->info, s->state, &context), "Python"); /* no plan fits, and nobody can build one */
+  context.inputs[1] = &matrix;
+  check_fails(s->info->Compute(s->info, s->state, &context), "Python");
+  context.inputs[1] = &other;
+  check_fails(s->info->Compute(s->info, s->state, &context), "input 1 is in the memory of another device");
+  context.inputs[1] = NULL;
+  check_fails(s->info->Compute(s->info, s->state, &context), "input 1 is missing");
+  context.num_inputs = 1;
+  check_fails(s->info->Compute(s->info, s->state, &context), "out of range");
+  context.num_inputs = 2;
+  context.inputs[1] = &a;
+  context.refuse_outputs = true;
+  check_fails(s->info->Compute(s->info, s->state, &context), "no memory for the output");
+  context.refuse_outputs = false;
+  check_ok(s->info->Compute(s->info, s->state, &context)); /* nothing was lost */
+  finish_run(&stream);
+  mock_free(&context.outputs[0]);
+  stream.impl->Release(stream.impl);
+}
+
+static void test_a_forked_child_gets_a_clear_error(const session *s) {
+  const int64_t eight = 8;
+  float host[8] = {0};
+  OrtValue a = mock_wrap(host, mock_cpu, FLOAT, 1, &eight);
+  OrtSyncStream stream = make_stream();
+  void *address = device_allocator->Alloc(device_allocator, 64);
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    OrtKernelContext context = {.num_inputs = 2,
+                                .num_outputs = 1,
+                                .inputs = {&a, &a},
+                                .allocator = device_allocator,
+                                .output_device = device_memory,
+                                .stream = &stream};
+    check_fails(s->info->Compute(s->info, s->state, &context), "forked");
+    CHECK(!device_allocator->Alloc(device_allocator, 64));
+    device_allocator->Free(device_allocator, address);
+    OrtValue *dst = &a;
+    const OrtValue *src = &context.outputs[0];
+    context.outputs[0] = mock_wrap(address, device_memory, FLOAT, 1, &eight);
+    check_fails(transfer->CopyTensors(transfer, &src, &dst, NULL, 1), "forked");
+    check_fails(stream.impl->OnSessionRunEnd(stream.impl), "forked");
+    stream.impl->Release(stream.impl);
+    _exit(0);
+  }
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  device_allocator->Free(device_allocator, address);
+  stream.impl->Release(stream.impl);
+}
+
+void test_sessions(const void *image, size_t bytes, int runs) {
+  session sessions[2];
+  ocp_cluster *clusters[2];
+  CUmodule modules[2];
+  for (int i = 0; i < 2; i++) {
+    ocp_error error = {0};
+    clusters[i] = make_cluster(image, bytes, &modules[i]);
+    sessions[i] = (session){.info = ocp_compute_info_create(clusters[i], device, 2, 1, &error), .runs = runs};
+    CHECK(sessions[i].info);
+    check_ok(sessions[i].info->CreateState(sessions[i].info, NULL, &sessions[i].state));
+  }
+  test_sessions_run_on_several_threads(sessions);
+  test_hostile_values_fail_with_a_reason(&sessions[0]);
+  test_a_forked_child_gets_a_clear_error(&sessions[0]);
+  for (int i = 0; i < 2; i++) {
+    sessions[i].info->ReleaseState(sessions[i].info, sessions[i].state);
+    ocp_compute_info_release(sessions[i].info);
+    ocp_cluster_release(clusters[i]);
+    CHECK(device->driver->ModuleUnload(modules[i]) == CUDA_SUCCESS);
+  }
+}
