@@ -73,8 +73,8 @@ class CompiledCluster:
         """Must be called, and its result added, while ORT's graph is alive.
 
         The result has a plan where the model says every dimension and no input is a host input: the only plan there
-        will be. For other clusters it has the weights, so that they need not be kept in host memory, and the kernels, so
-        that they are compiled with the session and not in the first Run.
+        will be. For other clusters it has the weights, so that they need not be kept in host memory, and the kernels,
+        so that they are compiled with the session and not in the first Run.
 
         Raises NodeError where a node cannot be run after all.
         """
