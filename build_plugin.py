@@ -275,8 +275,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, help="folder for intermediate files")
     parser.add_argument("--sanitize", help="build with -fsanitize=LIST, for example address,undefined")
     arguments = parser.parse_args(argv)
-    flags = [f"-fsanitize={arguments.sanitize}", "-fno-omit-frame-pointer"] if arguments.sanitize else []
-    work = arguments.work or ROOT / "build" / f"shim{'-' + arguments.sanitize if arguments.sanitize else ''}"
+    flags = [f"-fsanitize={arguments.sanitize}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+    flags = flags if arguments.sanitize else []
+    work = arguments.work or ROOT / "build" / ("shim-sanitized" if arguments.sanitize else "shim")
     try:
         for path in build(arguments.output.resolve(), work.resolve(), flags):
             print(path)

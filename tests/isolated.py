@@ -16,13 +16,19 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def python(
-    code: str, *arguments: str, env: Mapping[str, str] | None = None, timeout: float = 120, check: bool = True
+    code: str,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 120,
+    check: bool = True,
+    root: Path = ROOT,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs ``code`` in a new interpreter with this source tree first on its path, before PYTHONPATH's folders."""
+    """Runs ``code`` in a new interpreter with the package in ``root`` on its path, before PYTHONPATH's folders."""
     environment = {**os.environ, **(env or {})}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH", "")]))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), environment.get("PYTHONPATH", "")]))
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        cwd=root,  # which the interpreter puts on its path first
         env=environment,
         capture_output=True,
         text=True,
