@@ -1,0 +1,112 @@
+"""The table over NVIDIA's driver: names against a stand-in library, numbers and layouts against CUDA's header."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import build_plugin
+from isolated import python
+
+HEADER = build_plugin.SOURCES / "driver.h"
+SOURCE = build_plugin.SOURCES / "driver_cuda.c"
+SYMBOLS = [*re.findall(r'MEMBER\(\w+, "(\w+)"\)', SOURCE.read_text()), "cuModuleLoadData"]
+
+
+def stand_in(folder: Path, missing: str = "") -> dict[str, str]:
+    """The environment in which libcuda.so.1 is a library whose functions return their index in SYMBOLS."""
+    functions = [f"int {name}(void) {{ return {i}; }}" for i, name in enumerate(SYMBOLS) if name != missing]
+    (folder / "cuda.c").write_text("\n".join(functions))
+    command = [*build_plugin.compiler(), "-shared", "-fPIC", "-o", "libcuda.so.1", "cuda.c"]
+    subprocess.run(command, check=True, cwd=folder)
+    return {"LD_LIBRARY_PATH": str(folder)}
+
+
+def test_each_member_is_the_function_of_its_name(tmp_path: Path) -> None:
+    code = """
+    from ort_cuda_plugin.abi.core import core, ffi
+    table = core().driver_cuda(ffi.NULL)
+    for member in dir(table):
+        print(member, ffi.cast("int (*)(void)", getattr(table, member))())
+    """
+    done = python(code, env=stand_in(tmp_path))
+    members = dict(line.split() for line in done.stdout.splitlines())
+    assert len(members) == len(SYMBOLS)
+    for member, index in members.items():
+        plain = re.sub(r"_v\d$", "", SYMBOLS[int(index)])
+        assert plain == {"GraphInstantiate": "cuGraphInstantiateWithFlags"}.get(member, f"cu{member}")
+
+
+def test_a_driver_that_lacks_a_function_is_named_too_old(tmp_path: Path) -> None:
+    code = "from ort_cuda_plugin.runtime.device import Device; Device.cuda()"
+    done = python(code, env=stand_in(tmp_path, missing="cuGraphExecKernelNodeSetParams_v2"), check=False)
+    assert "libcuda.so.1 has no cuGraphExecKernelNodeSetParams_v2: the driver is too old" in done.stderr
+
+
+def test_without_a_driver_the_reason_names_the_library(tmp_path: Path) -> None:
+    (tmp_path / "libcuda.so.1").write_text("no library")
+    code = "from ort_cuda_plugin.runtime.device import Device; Device.cuda()"
+    done = python(code, env={"LD_LIBRARY_PATH": str(tmp_path)}, check=False)
+    assert re.search(r"RuntimeError: no CUDA driver: libcuda\.so\.1 cannot be loaded: .*", done.stderr)
+
+
+def cuda_header() -> Path:
+    spec = find_spec("nvidia")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    for folder in spec.submodule_search_locations:
+        for path in Path(folder).glob("*/include/cuda.h"):
+            return path
+    pytest.skip("the CUDA headers from PyPI are not installed")
+
+
+def test_numbers_layouts_and_signatures_are_those_of_the_cuda_header(tmp_path: Path) -> None:
+    text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
+    constants = re.findall(r"\b(CU_\w+|CUDA_\w+) = (\d+)", text)
+    assert len(constants) > 40
+    lines = ["#include <cuda.h>", "#include <stddef.h>"]
+    lines += [f'_Static_assert((int){name} == {value}, "{name}");' for name, value in constants]
+    struct = re.search(r"typedef struct \{([^}]*)\} CUDA_KERNEL_NODE_PARAMS;", text)
+    assert struct is not None
+    lines.append(f"typedef struct {{ {struct[1]} }} ours;")
+    for name in re.findall(r"(\w+)[,;]", struct[1]):
+        same = f"offsetof(ours, {name}) == offsetof(CUDA_KERNEL_NODE_PARAMS, {name})"
+        lines.append(f'_Static_assert({same}, "{name}");')
+    # Enumerations of CUDA are ints of ours, which C lets pass by value; pointers to them are cast.
+    enums = {
+        "int status": "CUstreamCaptureStatus status",
+        "int *status": "CUstreamCaptureStatus *status",
+        "int *type": "CUgraphNodeType *type",
+        "int mode": "CUstreamCaptureMode mode",
+        "int attribute, CUdevice": "CUdevice_attribute attribute, CUdevice",
+        "int attribute, int value": "CUfunction_attribute attribute, int value",
+    }
+    table = re.search(r"typedef struct ocp_driver \{(.*)\} ocp_driver;", text, flags=re.DOTALL)
+    assert table is not None
+    for ours, theirs in enums.items():
+        table = re.match(r"(.*)", table[1].replace(ours, theirs), flags=re.DOTALL)
+        assert table is not None
+    members = re.findall(r"CUresult \(\*(\w+)\)\(([^;]*)\);", table[1])
+    assert len(members) == len(SYMBOLS)
+    by_name = {re.sub(r"_v\d$", "", symbol): symbol for symbol in SYMBOLS}
+    for member, parameters in members:
+        symbol = by_name[{"GraphInstantiate": "cuGraphInstantiateWithFlags"}.get(member, f"cu{member}")]
+        parameters = parameters.replace(", size_t image_bytes", "")
+        lines.append(f"CUresult (*check_{member})({parameters}) = {symbol};")
+    (tmp_path / "check.c").write_text("\n".join(lines) + "\n")
+    include = ["-I", str(cuda_header().parent)]
+    # Without this the header gives the old names to new functions, and these functions other names.
+    command = [
+        *build_plugin.compiler(),
+        "-Werror",
+        "-D__CUDA_API_VERSION_INTERNAL",
+        *include,
+        "-fsyntax-only",
+        "check.c",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
