@@ -4,8 +4,8 @@
 #include <string.h>
 
 /* Concurrent Runs of one shape keep an instance each, so both limits leave room for many threads. */
-static const size_t max_bytes = (size_t)64 << 20;
-static const uint32_t max_count = 256;
+static const size_t max_bytes = (size_t)32 << 20;
+static const uint32_t max_count = 128;
 
 void ocp_instance_cache_init(ocp_instance_cache *cache) {
   memset(cache, 0, sizeof *cache);
