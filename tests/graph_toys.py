@@ -92,6 +92,12 @@ def zeros(ctx: Lowering, x: Tensor) -> Tensor:
     return out
 
 
+@op("Negative", domain=DOMAIN)
+def negative(ctx: Lowering, x: Tensor) -> Tensor:
+    """On the device whatever is known: a value that shapes can only get by reading it back."""
+    return launch_strided_map(ctx, "-a", [x], x.shape)
+
+
 @op("Pick", domain=DOMAIN)
 def pick(ctx: Lowering, x: Tensor) -> Tensor:
     """x + 1 for few rows, x * 2 for many: a guard decides."""

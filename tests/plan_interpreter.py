@@ -50,19 +50,18 @@ def _evaluate_atom(atom: Atom, values: Mapping[int, int]) -> int:
     return evaluators[atom.op](*(evaluate(arg, values) for arg in atom.args))
 
 
-def evaluate_registers(plan: Plan, known: Sequence[int]) -> list[int]:
-    """All registers, from those of input dimensions and host values."""
-    registers = list(known)
+def evaluate_registers(plan: Plan, registers: dict[int, int], segment: int = 0) -> None:
+    """Adds what the expressions of a segment define to ``registers``."""
     for expr in plan.exprs:
-        assert expr.dst == len(registers)
-        if expr.op is ExprOp.CONST:
-            registers.append(expr.imm)
-        elif expr.op is ExprOp.SELECT:
-            registers.append(registers[expr.b] if registers[expr.a] else registers[expr.c])
-        else:
-            registers.append(evaluators[Op(int(expr.op))](registers[expr.a], registers[expr.b]))
-    assert len(registers) == plan.num_registers
-    return registers
+        if expr.segment != segment:
+            continue
+        assert expr.dst not in registers
+        operands = [registers[r] for r in (expr.a, expr.b, expr.c)[: OPERANDS.get(expr.op, 2)]]
+        assert max((expr.a, expr.b, expr.c)[: len(operands)], default=-1) < expr.dst
+        registers[expr.dst] = expr.imm if expr.op is ExprOp.CONST else evaluators[Op(int(expr.op))](*operands)
+
+
+OPERANDS = {ExprOp.CONST: 0, ExprOp.SELECT: 3}
 
 
 class _Coordinates:
@@ -96,23 +95,52 @@ def run_plan(
         known.extend(int(x) for x in inputs[index].reshape(-1))
     for array, declared in zip(inputs, plan.inputs, strict=True):
         assert array.ndim == declared.rank
-    registers = evaluate_registers(plan, known)
-    if not all(registers[guard] for guard in plan.guards):
-        raise PlanMismatch
-    for check in plan.asserts:
-        if not registers[check.register]:
-            raise RunError(f"{plan.nodes[check.node]}: {check.message}")
-    outputs = [
-        np.full([registers[dim] for dim in output.dims], 77, DType(output.dtype).numpy) for output in plan.outputs
-    ]
-    scratch = [np.full(registers[buffer.size_register], 0xCD, np.uint8) for buffer in plan.buffers]
-    memory: dict[RefKind, list[np.ndarray]] = {
+    registers = dict(enumerate(known))
+    outputs: dict[int, np.ndarray] = {}
+    scratch: dict[int, np.ndarray] = {}
+    memory: dict[RefKind, Any] = {
         RefKind.INPUT: [_bytes(array) for array in inputs],
-        RefKind.OUTPUT: [_bytes(array) for array in outputs],
+        RefKind.OUTPUT: {},
         RefKind.WEIGHT: [_bytes(np.ascontiguousarray(weights[index])) for index in plan.weights],
         RefKind.BUFFER: scratch,
     }
+    for segment in range(plan.num_segments):
+        for read in plan.readbacks:
+            if read.segment == segment:
+                start = 0 if read.byte_offset_register is None else registers[read.byte_offset_register]
+                dtype = DType(read.dtype).numpy
+                elements = memory[read.ref.kind][read.ref.index][start : start + read.count * dtype.itemsize].view(
+                    dtype
+                )
+                registers.update({read.dst + i: int(x) for i, x in enumerate(elements)})
+        evaluate_registers(plan, registers, segment)
+        if segment == 0 and not all(registers[guard] for guard in plan.guards):
+            raise PlanMismatch
+        for check in plan.asserts:
+            if check.segment == segment and not registers[check.register]:
+                raise RunError(f"{plan.nodes[check.node]}: {check.message}")
+        for index, output in enumerate(plan.outputs):
+            if output.segment == segment:
+                outputs[index] = np.full([registers[dim] for dim in output.dims], 77, DType(output.dtype).numpy)
+                memory[RefKind.OUTPUT][index] = _bytes(outputs[index])
+        for index, buffer in enumerate(plan.buffers):
+            if buffer.segment == segment:
+                scratch[index] = np.full(registers[buffer.size_register], 0xCD, np.uint8)
+        _run_segment(plan, segment, kernels, registers, memory)
+    assert len(registers) == plan.num_registers
+    return [outputs[index] for index in range(len(plan.outputs))]
+
+
+def _run_segment(
+    plan: Plan,
+    segment: int,
+    kernels: Sequence[KernelSpec],
+    registers: Mapping[int, int],
+    memory: Mapping[RefKind, Any],
+) -> None:
     for position, record in enumerate(plan.records):
+        if record.segment != segment:
+            continue
         for param in record.params:
             if param.ref is not None and param.ref.kind is RefKind.BUFFER:
                 lifetime = plan.buffers[param.ref.index]
@@ -146,7 +174,6 @@ def run_plan(
                 else:
                     args.append(number(param))
             _launch(spec, [registers[r] for r in record.grid], record.block, args)
-    return outputs
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

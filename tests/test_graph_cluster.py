@@ -156,6 +156,24 @@ def test_a_shape_computed_from_floats_on_the_device_is_declined():
         Session(b, bad)
 
 
+def test_a_shape_that_the_device_computes_is_read_back_in_the_middle_of_the_run():
+    b = Builder()
+    x, shape = b.input("x", "n"), b.input("shape", 2, dtype=DType.INT64)
+    negated = b.node("Negative", shape, dtype=DType.INT64)
+    before = b.node("Add", x, x)
+    session = Session(b, b.node("Add", b.node("Reshape", before, negated), b.constant(floats(1))), negated)
+    assert session.cluster.host_inputs == []
+    for n, dims in [(6, (2, 3)), (8, (8, 1)), (5, (1, 5))]:
+        out, values = session.run(floats(n), -np.array(dims))
+        np.testing.assert_array_equal(out, 2 * floats(n).reshape(dims) + 1)
+        np.testing.assert_array_equal(values, dims)
+    (plan,) = session.plans
+    assert plan.num_segments == 2
+    assert len(plan.readbacks) == 1
+    with pytest.raises(RunError, match=r"Reshape_2 \(Reshape\): the number of elements changes"):
+        session.run(floats(6), -np.array([2, 2]))
+
+
 def test_results_of_shape_arithmetic_can_be_outputs():
     b = Builder()
     x = b.input("x", "n", "m")

@@ -133,9 +133,8 @@ def test_registers_hold_what_the_expressions_mean(forest, point):
         values = [evaluate(dim, dict(enumerate(point))) for dim in dims]
         numbers = [registers.of(dim) for dim in dims]
         assume(all(-(2**63) <= expr.imm < 2**63 for expr in registers.exprs))
-        results = evaluate_registers(
-            Plan(registers.count, inputs=(), outputs=(), exprs=tuple(registers.exprs)), list(point)
-        )
+        results = dict(enumerate(point))
+        evaluate_registers(Plan(registers.count, inputs=(), outputs=(), exprs=tuple(registers.exprs)), results)
     except ZeroDivisionError:
         assume(False)
     assert [results[number] for number in numbers] == values
