@@ -79,16 +79,21 @@ ocp_device *ocp_device_open(bool emulated, int ordinal, ocp_error *error) {
   return device;
 }
 
-int ocp_device_enter(ocp_device *device, ocp_error *error) {
+int ocp_device_check(const ocp_device *device, ocp_error *error) {
   if (atomic_load_explicit(&ocp_forked, memory_order_relaxed))
     return ocp_fail(error, ORT_EP_FAIL, "%s", OCP_FORKED_TEXT);
   CUresult lost = atomic_load_explicit(&device->lost, memory_order_relaxed);
-  if (lost != CUDA_SUCCESS) {
-    ocp_fail_cuda(error, device->driver, lost, "an earlier operation");
-    ocp_error earlier = *error;
-    return ocp_fail(error, ORT_EP_FAIL, "CUDA device %d is lost, restart the process: %.800s", device->ordinal,
-                    earlier.text);
-  }
+  if (lost == CUDA_SUCCESS)
+    return ORT_OK;
+  ocp_error earlier;
+  ocp_fail_cuda(&earlier, device->driver, lost, "an earlier operation");
+  return ocp_fail(error, ORT_EP_FAIL, "CUDA device %d is lost, restart the process: %.800s", device->ordinal,
+                  earlier.text);
+}
+
+int ocp_device_enter(ocp_device *device, ocp_error *error) {
+  if (ocp_device_check(device, error) != ORT_OK)
+    return error->code;
   /* Asked each time, since other CUDA users of the process (PyTorch, CuPy) change it on the same thread. */
   CUcontext current = NULL;
   if (device->driver->CtxGetCurrent(&current) == CUDA_SUCCESS && current == device->context)

@@ -69,11 +69,11 @@ static OrtStatus *is_concurrent_run_supported(OrtEp *ep, bool *is_supported) {
 
 static OrtStatus *sync_device(OrtEp *ep) { return ocp_ort_synchronize_device(self(ep)->config.device); }
 
-/* Here a forked child can be told what is wrong: the allocation that fails next has no message. */
+/* Here a Run on a lost device or in a forked child can say so: the allocation that fails next has no message. */
 static OrtStatus *on_run_start(OrtEp *ep, const OrtRunOptions *options) {
-  (void)ep, (void)options;
-  return atomic_load_explicit(&ocp_forked, memory_order_relaxed) ? ocp_api->CreateStatus(ORT_FAIL, OCP_FORKED_TEXT)
-                                                                 : NULL;
+  (void)options;
+  ocp_error error;
+  return ocp_device_check(self(ep)->config.device, &error) == ORT_OK ? NULL : ocp_status(&error);
 }
 
 static bool is_graph_capture_enabled(const OrtEp *ep) {

@@ -22,8 +22,9 @@ struct ocp_device {
 
 /* The device with that ordinal, opened on first use (thread safe), or NULL with the error. Never closed. */
 ocp_device *ocp_device_open(bool emulated, int ordinal, ocp_error *error);
-/* Makes the device's context current on the calling thread; cheap when it already is. Fails when the device is lost,
- * and in a forked child. */
+/* Fails when the device is lost, and in a forked child. */
+int ocp_device_check(const ocp_device *device, ocp_error *error);
+/* ocp_device_check, and makes the device's context current on the calling thread; cheap when it already is. */
 int ocp_device_enter(ocp_device *device, ocp_error *error);
 /* ocp_fail_cuda that also marks the device lost when the error is a sticky one. */
 int ocp_device_fail(ocp_device *device, CUresult result, const char *what, ocp_error *error);

@@ -115,3 +115,34 @@ del result
 assert plugin.counters()["device_bytes_in_use"] == 0
 """
     python(code, add_model(dims=["n"]).hex())
+
+
+@pytest.mark.parametrize("streams", ["inline", "adversarial"])
+def test_a_fault_on_the_device_fails_its_run_and_every_later_one(streams: str) -> None:
+    code = """
+import sys
+import numpy as np, onnxruntime as ort, ort_cuda_plugin as plugin
+session = plugin.session(bytes.fromhex(sys.argv[1]), emulate=True)
+x = np.arange(100, dtype=np.float32)
+feeds = {"a": x, "b": x}
+session.run(None, feeds)
+[device] = [d for d in plugin.register(emulate=True) if d.ep_metadata["emulated"] == "1"]
+vendor = device.memory_info(ort.OrtDeviceMemoryType.DEFAULT).device_vendor_id
+binding = session.io_binding()
+binding.bind_cpu_input("a", x)
+binding.bind_cpu_input("b", x)
+# An address that no device memory has: the kernel faults, with adversarial streams long after its launch.
+place = ort.OrtDevice.make("gpu", 0, vendor)._get_c_device()
+binding._iobinding.bind_output("c", place, np.float32, [100], 4096)
+for attempt, words in [(lambda: session.run_with_iobinding(binding), "ILLEGAL_ADDRESS"),
+                       (lambda: session.run(None, feeds), "is lost"), (lambda: session.run(None, feeds), "is lost")]:
+    try:
+        attempt()
+    except Exception as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError("no error: " + words)
+print("end")
+"""
+    environment = {"ORT_CUDA_PLUGIN_EMULATE_STREAMS": streams}
+    assert python(code, add_model(dims=["n"]).hex(), env=environment).stdout == "end\n"

@@ -71,6 +71,7 @@ static void test_slots_that_need_python_say_that_it_is_missing(void) {
   CHECK(!infos[0] && !infos[1] && !nodes[0] && !nodes[1]);
   ep->ReleaseNodeComputeInfos(ep, infos, 2);
   check_fails(ep->GetCapability(ep, NULL, NULL), "Python");
+  check_ok(ep->OnRunStart(ep, NULL));
   check_ok(ep->Sync(ep));
   ocp_ep_release(ep);
 }
