@@ -95,7 +95,10 @@ class OpenDevice:
         return held
 
     def release_kernels(self, kernels: Sequence[LoadedKernel]) -> None:
-        """Gives up kernels of `acquire_kernels`. No work of them may be pending."""
+        """Gives up kernels of `acquire_kernels`. No work of them may be pending.
+
+        Raises: as `enter`; then their modules stay loaded, since nothing can be unloaded any more.
+        """
         unused = []
         with self._lock:
             for kernel in kernels:
@@ -108,6 +111,16 @@ class OpenDevice:
             self.enter()
             for kernel in unused:
                 self.driver.ModuleUnload(kernel.module)
+
+    def synchronize(self) -> None:
+        """Waits for all work on the device.
+
+        Raises:
+            PluginError: the device is lost, or this is a forked child.
+            DriverError: work failed.
+        """
+        self.enter()
+        self._check(self.driver.CtxSynchronize(), "cuCtxSynchronize", self.info.name)
 
     def read(self, address: int, data: bytearray) -> None:
         """Fills ``data`` from device memory at ``address``, which no pending work writes.
@@ -125,14 +138,10 @@ class OpenDevice:
         module, function = ffi.new("CUmodule *"), ffi.new("CUfunction *")
         kernel = f"kernel {image.entry}"
         data = ffi.from_buffer(image.data)
-        self._check(
-            self.driver.ModuleLoadData(module, data, len(image.data)), "cuModuleLoadData", f"kernel {image.entry}"
-        )
+        self._check(self.driver.ModuleLoadData(module, data, len(image.data)), "cuModuleLoadData", kernel)
         try:
             name = image.entry.encode()
-            self._check(
-                self.driver.ModuleGetFunction(function, module[0], name), "cuModuleGetFunction", f"kernel {image.entry}"
-            )
+            self._check(self.driver.ModuleGetFunction(function, module[0], name), "cuModuleGetFunction", kernel)
             dynamic = self.info.max_shared_bytes - image.metadata.get("static_shared_bytes", 0)
             if dynamic > _DEFAULT_SHARED_BYTES:
                 attribute = lib.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

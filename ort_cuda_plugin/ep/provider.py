@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -47,12 +48,19 @@ class Provider:
         _thread.provider = self
 
     def close(self) -> None:
-        """Releases clusters, weights and kernels; ORT has released the compute infos before."""
-        for fused in self._fused:
-            fused.close()
-        self._fused.clear()
+        """Releases clusters, weights and kernels; ORT has released the compute infos before.
+
+        Raises:
+            PluginError, DriverError: the device is lost or work failed; everything of the host's is released even so.
+        """
         if last_provider() is self:
             _thread.provider = None
+        with contextlib.ExitStack() as stack:
+            for fused in self._fused:
+                stack.callback(fused.close)
+            self._fused = []
+            # Runs can still be at work, on a stream of the application's or when it said not to wait for them.
+            self.device.synchronize()
 
     def _log(self, level: str, message: str) -> None:
         host.log(level, message, self._logger)
