@@ -231,3 +231,33 @@ def test_nodes_of_a_function_are_explained_in_the_place_of_the_function(tmp_path
         "Det": False,
         "Abs": True,
     }
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        ([-2, -3], "negative dimension"),
+        ([-1, -1], r"shape\[1\].*more than one dimension is -1"),
+        ([2**62, 4], "overflows"),
+        ([4, 2], "Reshape to another number of elements"),
+    ],
+)
+def test_a_hostile_shape_is_an_error_of_its_run_only(shape, text):
+    pair = Pair(
+        [helper.make_node("Reshape", ["x", "shape"], ["r"]), helper.make_node("Neg", ["r"], ["y"])],
+        [info("x", FLOAT, ["n"]), info("shape", INT64, [2])],
+        [info("y", FLOAT, None)],
+    )
+    with pytest.raises(Exception, match=text):
+        pair.ours.run(None, {"x": floats(6), "shape": np.array(shape)})
+    pair.check(x=floats(6), shape=np.array([3, 2]))
+
+
+def test_slices_beyond_both_ends_are_cut_where_the_ends_are_inputs():
+    pair = Pair(
+        [helper.make_node("Slice", ["x", "start", "end"], ["s"]), helper.make_node("Neg", ["s"], ["y"])],
+        [info("x", FLOAT, ["n"]), info("start", INT64, [1]), info("end", INT64, [1])],
+        [info("y", FLOAT, None)],
+    )
+    for start, end in [(1, 3), (5, 2), (-100, 100), (-(2**63), 2**63 - 1), (-3, -1), (2**62, -(2**62))]:
+        pair.check(x=floats(6), start=np.array([start]), end=np.array([end]))

@@ -185,6 +185,8 @@ H = symbol(2, "host", 5, None, None)
         (sym_max(S, 0), S),
         (sym_max(S + 3, S), S + 3),
         (sym_min(B, S), sym_min(S, B)),
+        (sym_min(sym_min(B, H), H), sym_min(B, H)),
+        (sym_max(H, sym_max(H, S)), sym_max(H, S)),
         (eq(B + 1, 0), 0),
         (eq(B, S), eq(S, B)),
         (lt(B, B + 1), 1),

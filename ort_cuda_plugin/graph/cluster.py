@@ -146,13 +146,13 @@ class CompiledCluster:
             plan_inputs.append(PlanInput(tensor.dtype.onnx, tensor.rank, first))
         for index, elements in host_values.items():
             first = symbols.count
-            symbols.host_values(tensors[index].buffer, elements)
+            symbols.host_values(tensors[index].buffer, elements, self.inputs[index].name)
             plan_inputs[index] = replace(plan_inputs[index], host_register=first, host_count=len(elements))
 
         def read(buffer: Buffer, count: int) -> tuple[Dim, ...]:
             if found is not None and buffer.index not in found:
                 found.add(buffer.index)
-                return symbols.host_values(buffer, [1] * count)
+                return symbols.host_values(buffer, [1] * count, self.inputs[buffer.index].name)
             known = symbols.host_values(buffer, [])
             if len(known) != count:
                 raise Unsupported("shape", f"the contents of {self.inputs[buffer.index].name!r} are not read back")

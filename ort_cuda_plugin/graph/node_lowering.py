@@ -49,10 +49,10 @@ class InputSymbols:
             self._named[dim, hint] = bounded
         return bounded
 
-    def host_values(self, buffer: Buffer, hints: Sequence[int]) -> tuple[Dim, ...]:
-        """The elements of a host input; the same ones when asked again."""
+    def host_values(self, buffer: Buffer, hints: Sequence[int], name: str = "") -> tuple[Dim, ...]:
+        """The elements of the host input ``name``; the same ones when asked again."""
         if buffer not in self._host:
-            self._host[buffer] = tuple(self._fresh("", hint, None, None) for hint in hints)
+            self._host[buffer] = tuple(self._fresh(f"{name}[{i}]", hint, None, None) for i, hint in enumerate(hints))
         return self._host[buffer]
 
 

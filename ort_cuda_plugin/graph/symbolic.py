@@ -91,7 +91,7 @@ def sym_min(a: Dim, b: Dim) -> Dim:
         return a
     if low is not None and low >= 0:
         return b
-    return operation(Op.MIN, *_ordered(a, b))
+    return _extreme(Op.MIN, a, b)
 
 
 def sym_max(a: Dim, b: Dim) -> Dim:
@@ -102,7 +102,16 @@ def sym_max(a: Dim, b: Dim) -> Dim:
         return b
     if low is not None and low >= 0:
         return a
-    return operation(Op.MAX, *_ordered(a, b))
+    return _extreme(Op.MAX, a, b)
+
+
+def _extreme(op: Op, a: Dim, b: Dim) -> Dim:
+    """MIN or MAX, where ``min(min(a, b), b)`` is ``min(a, b)``."""
+    for outer, inner in ((a, b), (b, a)):
+        atom = single_atom(outer)
+        if atom is not None and atom.op is op and inner in atom.args:
+            return outer
+    return operation(op, *_ordered(a, b))
 
 
 def eq(a: Dim, b: Dim) -> Dim:

@@ -29,6 +29,8 @@ def slice_axis(ctx: Lowering, x: Tensor, axis: int, start: Dim, end: Dim, step: 
     dim = x.shape[axis]
 
     def from_front(index: Dim) -> Dim:
+        if not isinstance(index, int):
+            index = clamp(index, -1 * dim - 1, dim)  # it may be near the ends of 64 bits
         return select(lt(index, 0), index + dim, index)
 
     if ctx.guard(lt(step, 0)):
