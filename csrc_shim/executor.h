@@ -21,8 +21,8 @@ typedef struct ocp_input {
 typedef int (*ocp_output_fn)(void *context, uint32_t index, const int64_t *dims, uint32_t rank, void **data,
                              ocp_error *error);
 
-/* What a cluster refers to by index. Owned by the cluster once added; handles stay valid until the cluster is released.
- */
+/* What a cluster refers to by index. Weights are the cluster's once added; functions and problems stay the caller's,
+ * who keeps them until the cluster is released. */
 typedef struct ocp_kernel_ref {
   CUfunction function;
   const char *name; /* copied */

@@ -48,6 +48,14 @@ typedef struct ocp_plan {
 ocp_plan *ocp_plan_load(const void *blob, size_t bytes, ocp_error *error);
 void ocp_plan_free(ocp_plan *plan);
 
+/* ---- plan_check.c ---- */
+/* Whether the plan, whose arrays and segment views are in place, is consistent; false with the error. */
+bool ocp_plan_check(const ocp_plan *plan, ocp_error *error);
+/* Sets the error "invalid plan: ..."; false. */
+bool ocp_plan_reject(ocp_error *error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* How many of an expression's operands its operation uses. */
+uint32_t ocp_plan_num_operands(uint32_t op);
+
 const char *ocp_plan_node_name(const ocp_plan *plan, uint32_t node);
 
 #endif
