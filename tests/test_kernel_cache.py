@@ -82,13 +82,13 @@ def test_a_warm_process_imports_neither_numba_nor_llvm(tmp_path: Path) -> None:
 def test_many_kernels_are_compiled_with_and_without_a_helper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    monkeypatch.setattr(kernel_library, "min_parallel", 3)
+    monkeypatch.setattr(kernel_library, "worker_pays_seconds", 1.0)
     monkeypatch.setattr(kernel_library.os, "sched_getaffinity", lambda _: set(range(1 + workers)))
     used = []
     start = kernel_library.start_workers
 
-    def record(jobs: int) -> list[object]:
-        started = start(jobs)
+    def record(seconds: float) -> list[object]:
+        started = start(seconds)
         used.extend(started)
         return started
 
@@ -99,6 +99,15 @@ def test_many_kernels_are_compiled_with_and_without_a_helper(
     assert counts == {"KERNELS_COMPILED": 30}
     assert len(used) == workers
     assert all(worker.process.returncode is not None for worker in used)
+
+
+def test_the_longest_kernels_come_first_and_targets_of_a_kernel_stay_together() -> None:
+    long = kernel("long", ("*f32",), spec_number(1).source + "    x[1] = float32(2)\n" * 50)
+    made = KernelSpec("affine", ("*f32", "*f32", "i32"), factory="compile_kernels:affine")
+    jobs = [(spec, target) for target in (emulated, Target.cuda(9, 0)) for spec in (spec_number(1), long, made)]
+    compilation = kernel_library.Compilation(jobs, lambda done: None)
+    assert list(compilation.take()) == [2, 5, 1, 4, 0, 3]
+    assert compilation.seconds > 0.4
 
 
 def test_a_helper_gives_the_same_image_and_no_error_hides_in_it() -> None:

@@ -20,6 +20,7 @@ class WorkerClient:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
+        self.is_ready = False
 
     @staticmethod
     def start() -> WorkerClient | None:
@@ -37,7 +38,12 @@ class WorkerClient:
 
     def wait_ready(self) -> None:
         """Returns once the helper can compile, or has failed."""
-        self.receive()
+        self.is_ready = self.receive() is not None
+
+    def stop_unless_ready(self) -> None:
+        """Ends a helper that is still importing: nothing is left that it could do."""
+        if not self.is_ready:
+            self.process.kill()
 
     def compile(self, spec: KernelSpec, target: Target) -> KernelImage | None:
         """The compiled kernel, or None where it did not compile or the helper died."""

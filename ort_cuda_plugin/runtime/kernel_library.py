@@ -6,7 +6,7 @@ import json
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 Job: TypeAlias = tuple[KernelSpec, Target]
 MANIFEST_VARIABLE = "ORT_CUDA_PLUGIN_KERNEL_MANIFEST"
-min_parallel = 12
-"""Misses from which a second process, which spends over a second importing Numba, still ends sooner."""
+worker_pays_seconds = 2.5
+"""Work for each helper process from which it, which spends over a second importing Numba, still ends sooner."""
 max_workers = 8
 
 
@@ -58,8 +58,7 @@ class KernelLibrary:
     def get_jobs(self, jobs: Sequence[Job], progress: Callable[[int], None] = lambda done: None) -> list[KernelImage]:
         """As `get_many`, each kernel for a target of its own.
 
-        Jobs of one kernel should be neighbours: they share most of the work. ``progress`` is called with the number of
-        jobs just done, from any thread.
+        ``progress`` is called with the number of jobs just done, from any thread.
         """
         record_specs(spec for spec, _ in jobs)
         keys = [kernel_key(spec, target) for spec, target in jobs]
@@ -84,14 +83,24 @@ class KernelLibrary:
             return [self.images[key] for key in keys]
 
 
+def expected_seconds(spec: KernelSpec) -> float:
+    """What compiling takes on one core: Numba's front end, most of it, is linear in the source."""
+    return 0.05 + len(spec.source) / 5500 if spec.source else 0.3
+
+
 class Compilation:
-    """Jobs that this process takes from the front and helpers from the back, until they meet."""
+    """Jobs that this process and helpers take from one list, the longest first; those of one kernel stay together."""
 
     def __init__(self, jobs: Sequence[Job], progress: Callable[[int], None]) -> None:
         self.jobs = jobs
         self.progress = progress
         self.images: list[KernelImage | None] = [None] * len(jobs)
-        self.todo = deque(range(len(jobs)))
+        kernels: dict[KernelSpec, list[int]] = {}
+        for index, (spec, _) in enumerate(jobs):
+            kernels.setdefault(spec, []).append(index)
+        self.seconds = sum(map(expected_seconds, kernels))
+        longest_first = sorted(kernels, key=expected_seconds, reverse=True)
+        self.todo = deque(kernels[spec] for spec in longest_first)
 
     def run_here(self) -> None:
         """Raises KernelCompileError."""
@@ -99,32 +108,33 @@ class Compilation:
             return
         from ort_cuda_plugin.runtime.compile import compile_kernel
 
-        while (index := self.take(self.todo.popleft)) is not None:
+        for index in self.take():
             self.images[index] = compile_kernel(*self.jobs[index])
             self.progress(1)
 
     def run_in(self, worker: WorkerClient) -> None:
         """Ends early where the helper fails; what it could not do is done here, so that its error is raised here."""
         worker.wait_ready()
-        while (index := self.take(self.todo.pop)) is not None:
+        for index in self.take():
             image = worker.compile(*self.jobs[index])
             if image is None:
                 return
             self.images[index] = image
             self.progress(1)
 
-    @staticmethod
-    def take(pop: Callable[[], int]) -> int | None:
-        try:
-            return pop()
-        except IndexError:
-            return None
+    def take(self) -> Iterator[int]:
+        while True:
+            try:
+                indices = self.todo.popleft()
+            except IndexError:
+                return
+            yield from indices
 
 
 def compile_many(jobs: Sequence[Job], progress: Callable[[int], None] = lambda done: None) -> list[KernelImage]:
     """Compiles all, sharing the work with helper processes when it is much. Raises KernelCompileError."""
     compilation = Compilation(jobs, progress)
-    workers = start_workers(len(jobs))
+    workers = start_workers(compilation.seconds)
     threads = [threading.Thread(target=compilation.run_in, args=(worker,)) for worker in workers]
     try:
         for thread in threads:
@@ -132,18 +142,21 @@ def compile_many(jobs: Sequence[Job], progress: Callable[[int], None] = lambda d
         compilation.run_here()
     finally:
         compilation.todo.clear()
+        for worker in workers:
+            worker.stop_unless_ready()
         for thread in threads:
             thread.join()
         for worker in workers:
             worker.close()
-    compilation.todo.extend(i for i, image in enumerate(compilation.images) if image is None)
+    compilation.todo.extend([i] for i, image in enumerate(compilation.images) if image is None)
     compilation.run_here()
     return [image for image in compilation.images if image is not None]
 
 
-def start_workers(jobs: int) -> list[WorkerClient]:
+def start_workers(seconds: float) -> list[WorkerClient]:
+    """Helpers for so much work beside this process."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    wanted = min(cores - 1, max_workers, jobs // min_parallel)
+    wanted = min(cores - 1, max_workers, int(seconds / worker_pays_seconds))
     if wanted <= 0:
         return []
     from ort_cuda_plugin.runtime.compile_worker import WorkerClient
