@@ -123,6 +123,12 @@ def abi_header() -> str:
     return str(declarations.header())
 
 
+def package_version() -> str:
+    match = re.search(r'^__version__ = "(.+)"$', (PACKAGE / "__init__.py").read_text(), flags=re.M)
+    assert match is not None
+    return match[1]
+
+
 def type_declarations(text: str) -> str:
     """The types of a header as cffi reads them: no comments, preprocessor lines, functions or variables."""
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
@@ -162,6 +168,7 @@ class Builder:
         self.headers = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.h")))
         # Library and bridge share structs: each knows the headers that it was built from.
         self.flags.append(f"-DOCP_CORE_ABI={zlib.crc32(self.headers)}u")
+        self.flags.append(f'-DOCP_VERSION="{package_version()}"')
 
     def _key(self, *parts: object) -> str:
         return hashlib.sha256(repr((self.cc, self.flags, *parts)).encode() + self.headers).hexdigest()[:16]

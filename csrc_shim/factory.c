@@ -4,7 +4,9 @@
 
 #include <stdlib.h>
 
-#define VERSION "0.1.0"
+#ifndef OCP_VERSION /* build_plugin.py takes it from the package */
+#define OCP_VERSION "0.0.0"
+#endif
 
 typedef struct ocp_factory {
   OrtEpFactory ort; /* first member: ORT's view */
@@ -30,7 +32,7 @@ static uint32_t get_vendor_id(const OrtEpFactory *factory) {
 
 static const char *get_version(const OrtEpFactory *factory) {
   (void)factory;
-  return VERSION;
+  return OCP_VERSION;
 }
 
 static OrtStatus *get_supported_devices(OrtEpFactory *factory, const OrtHardwareDevice *const *devices,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import ort_cuda_plugin
 from isolated import ROOT
 
 
@@ -32,7 +33,7 @@ def test_a_wheel_holds_library_and_bridge_for_every_python_from_3_11_on(source_t
     done = subprocess.run(command, cwd=source_tree, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
-    assert "-cp311-abi3-linux_" in wheel.name
+    assert f"-{ort_cuda_plugin.__version__}-cp311-abi3-linux_" in wheel.name
     names = zipfile.ZipFile(wheel).namelist()
     for name in ("libort_cuda_plugin.so", "_bridge.abi3.so", "py.typed", "abi/tables.py"):
         assert f"ort_cuda_plugin/{name}" in names
