@@ -23,6 +23,7 @@ import sys
 import sysconfig
 import tempfile
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -202,7 +203,8 @@ class Builder:
     def library(self) -> Path:
         script = self.work / "exports.map"
         write_if_changed(script, EXPORTS)
-        objects = [self._object(source, WARNINGS) for source in sorted(SOURCES.glob("*.c"))]
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            objects = list(pool.map(lambda source: self._object(source, WARNINGS), sorted(SOURCES.glob("*.c"))))
         flags = [f"-Wl,--version-script={script}", f"-Wl,-soname,{LIBRARY}"]
         if not any("sanitize" in flag for flag in self.flags):  # a sanitizer's runtime is found at run time
             flags.append("-Wl,-z,defs")
