@@ -31,7 +31,7 @@ class Session:
         self.weights: list[Array] = []
         self.plans: list[Plan] = []
         self.cluster = CompiledCluster(b.graph(*outputs), DeviceProperties())
-        self.cluster.read_weight = self.read_weight
+        self.cluster.weight_reader.read = self.read_weight
         self.add(self.cluster.prepare())
 
     def read_weight(self, number: int) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -9,6 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ort_cuda_plugin
+from ort_cuda_plugin.graph.cluster import CompiledCluster
+from ort_cuda_plugin.graph.ir import Graph
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 RNG = np.random.default_rng(0)
@@ -261,3 +265,25 @@ def test_slices_beyond_both_ends_are_cut_where_the_ends_are_inputs():
     )
     for start, end in [(1, 3), (5, 2), (-100, 100), (-(2**63), 2**63 - 1), (-3, -1), (2**62, -(2**62))]:
         pair.check(x=floats(6), start=np.array([start]), end=np.array([end]))
+
+
+def test_a_released_session_leaves_no_graph_behind():
+    def sessions() -> None:
+        pair = Pair(
+            [helper.make_node("MatMul", ["x", "w"], ["y"])],
+            [info("x", FLOAT, ["n", 200])],
+            [info("y", FLOAT, None)],
+            w=floats(200, 200),
+        )
+        pair.check(x=floats(3, 200))
+
+    sessions()
+    gc.collect()
+    gc.disable()
+    try:
+        before = [obj for obj in gc.get_objects() if isinstance(obj, (CompiledCluster, Graph))]
+        sessions()
+        after = [obj for obj in gc.get_objects() if isinstance(obj, (CompiledCluster, Graph))]
+        assert len(after) == len(before)
+    finally:
+        gc.enable()

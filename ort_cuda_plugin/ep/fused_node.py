@@ -28,7 +28,7 @@ class FusedNode:
         self._kernels: list[LoadedKernel] = []
         self._problems: list[Any] = []  # ocp_problem *
         self._weights: list[tuple[Any, int]] = []  # ocp_weight *, held by the cluster, and its size in bytes
-        cluster.read_weight = self._read_weight
+        cluster.weight_reader.read = self._read_weight
         self._lock = threading.Lock()
         self.handle = FUSED_NODES.add(self)
         self.pointer = core().cluster_create(device.pointer, name.encode(), self.handle)
@@ -63,6 +63,7 @@ class FusedNode:
     def close(self) -> None:
         """Releases cluster, weights and kernels. No Run may be active."""
         FUSED_NODES.pop(self.handle)
+        self._cluster.weight_reader.read = None
         core().cluster_release(self.pointer)
         for problem in self._problems:
             core().problem_release(problem)

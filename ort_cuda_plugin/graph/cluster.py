@@ -41,12 +41,24 @@ class Variant:
     tables: Tables
 
 
+class WeightReader:
+    """Gets weights back from the device. ``read`` gives the bytes of a weight by its number in the cluster."""
+
+    def __init__(self) -> None:
+        self.read: Callable[[int], bytes] | None = None
+
+    def array(self, number: int, dtype: DType, shape: tuple[int, ...]) -> Array:
+        if self.read is None:
+            raise RuntimeError("the weights of this fused node were released")
+        return np.frombuffer(self.read(number), dtype.numpy).reshape(shape)
+
+
 class CompiledCluster:
     """The nodes of one fused node. Not thread safe: `build` and what is added for it belong together.
 
-    ``inputs`` and ``outputs`` name the fused node's, in its order; default: those of the graph. ``read_weight`` must be
-    set to what gives the bytes of one of the weights that were added, by its number. ``host_inputs`` are the indices of
-    the inputs whose contents decide shapes; set by `prepare`.
+    ``inputs`` and ``outputs`` name the fused node's, in its order; default: those of the graph. The owner sets
+    ``weight_reader.read`` while the weights that were added exist. ``host_inputs`` are the indices of the inputs whose
+    contents decide shapes; set by `prepare`.
     """
 
     def __init__(
@@ -66,7 +78,7 @@ class CompiledCluster:
         self.inputs = graph.inputs if inputs is None else [values[name] for name in inputs]
         self.outputs = graph.outputs if outputs is None else [values[name] for name in outputs]
         self.host_inputs: list[int] = []
-        self.read_weight: Callable[[int], bytes] | None = None
+        self.weight_reader = WeightReader()
         self._known = KnownEntries()
 
     def prepare(self) -> Variant:
@@ -110,16 +122,12 @@ class CompiledCluster:
         for constant in variant.weights:
             if constant.is_initializer and constant.nbytes > _SMALL_CONSTANT:
                 number = self._known.weights[constant]
-                constant.release(partial(self._reload, number, constant.dtype, constant.shape))
+                constant.release(partial(self.weight_reader.array, number, constant.dtype, constant.shape))
         if variant.plan is None:
             for node in self.graph.nodes:
                 for value in node.reads():
                     if value.initializer is not None:
                         value.initializer.keep()
-
-    def _reload(self, number: int, dtype: DType, shape: tuple[int, ...]) -> Array:
-        assert self.read_weight is not None
-        return np.frombuffer(self.read_weight(number), dtype.numpy).reshape(shape)
 
     @staticmethod
     def _variant(plan: Plan | None, tables: Tables) -> Variant:

@@ -28,41 +28,69 @@ def read_graph(api: Any, ort_graph: Any) -> Graph:
     Raises:
         OrtCallError: a call failed.
     """
-    return _GraphReader(api, ort_graph).read()
+    return _GraphReader(_Ort(api), ort_graph).read()
 
 
-class _GraphReader:
-    def __init__(self, api: Any, graph: Any) -> None:
+class _Ort:
+    """Calls of ORT's API."""
+
+    def __init__(self, api: Any) -> None:
         self.api = api
-        self.graph = graph
-        self.values: dict[str, Value] = {}
-        path = self._string(self._out("Graph_GetModelPath", "const char *", graph))
-        self.folder = Path(path).parent if path else None
 
-    # ---- calls ----
-
-    def _call(self, name: str, *args: Any) -> None:
+    def call(self, name: str, *args: Any) -> None:
         status = getattr(self.api, name)(*args)
         if status != ffi.NULL:
-            message = self._string(self.api.GetErrorMessage(status))
+            message = _text(self.api.GetErrorMessage(status))
             self.api.ReleaseStatus(status)
             raise OrtCallError(f"{name}: {message}")
 
-    def _out(self, name: str, kind: str, *args: Any) -> Any:
+    def out(self, name: str, kind: str, *args: Any) -> Any:
         """Calls a function whose last parameter is an out pointer to ``kind``; gives what it wrote."""
         out = ffi.new(f"{kind}*" if kind.endswith("*") else f"{kind} *")
-        self._call(name, *args, out)
+        self.call(name, *args, out)
         return out[0]
 
-    def _list(self, count_name: str, name: str, kind: str, owner: Any) -> list[Any]:
-        count = self._out(count_name, "size_t", owner)
+    def list(self, count_name: str, name: str, kind: str, owner: Any) -> list[Any]:
+        count = self.out(count_name, "size_t", owner)
         items = ffi.new(f"{kind}[]", count)
-        self._call(name, owner, items, count)
-        return list(items)
+        self.call(name, owner, items, count)
+        return [*items]
 
-    @staticmethod
-    def _string(text: Any) -> str:
-        return "" if text == ffi.NULL else ffi.string(text).decode(errors="replace")
+    def tensor_data(self, tensor: Any, dtype: DType, dims: tuple[int, ...]) -> Array:
+        """The elements of an OrtValue in host memory, zero copy."""
+        size = math.prod(dims) * dtype.itemsize
+        if size == 0:
+            return np.empty(dims, dtype.numpy)
+        info = self.out("GetTensorTypeAndShape", "OrtTensorTypeAndShapeInfo *", tensor)
+        try:
+            actual = _dtype(self.out("GetTensorElementType", "ONNXTensorElementDataType", info))
+            elements = self.out("GetTensorShapeElementCount", "size_t", info)
+        finally:
+            self.api.ReleaseTensorTypeAndShapeInfo(info)
+        if actual is not dtype or elements != math.prod(dims):
+            raise OrtCallError(f"a tensor of {elements} {actual} elements is declared as {dtype}{list(dims)}")
+        data = self.out("GetTensorData", "const void *", tensor)
+        return np.frombuffer(ffi.buffer(data, size), dtype.numpy).reshape(dims)
+
+
+def _text(text: Any) -> str:
+    return "" if text == ffi.NULL else ffi.string(text).decode(errors="replace")
+
+
+def _dtype(number: int) -> DType | None:
+    try:
+        return DType(int(number))
+    except ValueError:  # undefined, or newer than this list
+        return None
+
+
+class _GraphReader:
+    def __init__(self, ort: _Ort, graph: Any) -> None:
+        self.ort = ort
+        self.graph = graph
+        self.values: dict[str, Value] = {}
+        path = _text(ort.out("Graph_GetModelPath", "const char *", graph))
+        self.folder = Path(path).parent if path else None
 
     # ---- graph ----
 
@@ -70,30 +98,30 @@ class _GraphReader:
         graph = self.graph
         inputs = [
             self._value(info)
-            for info in self._list("Graph_GetNumInputs", "Graph_GetInputs", "const OrtValueInfo *", graph)
+            for info in self.ort.list("Graph_GetNumInputs", "Graph_GetInputs", "const OrtValueInfo *", graph)
         ]
         nodes = [
             self._node(node, index)
-            for index, node in enumerate(self._list("Graph_GetNumNodes", "Graph_GetNodes", "const OrtNode *", graph))
+            for index, node in enumerate(self.ort.list("Graph_GetNumNodes", "Graph_GetNodes", "const OrtNode *", graph))
         ]
         outputs = [
             self._value(info)
-            for info in self._list("Graph_GetNumOutputs", "Graph_GetOutputs", "const OrtValueInfo *", graph)
+            for info in self.ort.list("Graph_GetNumOutputs", "Graph_GetOutputs", "const OrtValueInfo *", graph)
         ]
         return Graph(
-            name=self._string(self._out("Graph_GetName", "const char *", graph)),
+            name=_text(self.ort.out("Graph_GetName", "const char *", graph)),
             nodes=nodes,
             inputs=[value for value in inputs if value is not None],
             outputs=[value for value in outputs if value is not None],
             opsets=self._opsets(),
-            is_subgraph=self._out("Graph_GetParentNode", "const OrtNode *", graph) != ffi.NULL,
+            is_subgraph=self.ort.out("Graph_GetParentNode", "const OrtNode *", graph) != ffi.NULL,
         )
 
     def _opsets(self) -> dict[str, int]:
-        count = self._out("Graph_GetNumOperatorSets", "size_t", self.graph)
+        count = self.ort.out("Graph_GetNumOperatorSets", "size_t", self.graph)
         domains, versions = ffi.new("const char *[]", count), ffi.new("int64_t[]", count)
-        self._call("Graph_GetOperatorSets", self.graph, domains, versions, count)
-        names = [self._string(domain) for domain in domains]
+        self.ort.call("Graph_GetOperatorSets", self.graph, domains, versions, count)
+        names = [_text(domain) for domain in domains]
         return {"" if n == "ai.onnx" else n: int(v) for n, v in zip(names, versions, strict=True)}
 
     # ---- values ----
@@ -102,40 +130,33 @@ class _GraphReader:
         """The value that ``info`` describes; None for an omitted one."""
         if info == ffi.NULL:
             return None
-        name = self._string(self._out("GetValueInfoName", "const char *", info))
+        name = _text(self.ort.out("GetValueInfoName", "const char *", info))
         if not name:
             return None
         value = self.values.get(name)
         if value is None:
-            dtype, shape = self._tensor_type(self._out("GetValueInfoTypeInfo", "const OrtTypeInfo *", info))
+            dtype, shape = self._tensor_type(self.ort.out("GetValueInfoTypeInfo", "const OrtTypeInfo *", info))
             value = self.values[name] = Value(name, dtype, shape)
-            if self._out("ValueInfo_IsConstantInitializer", "bool", info):
+            if self.ort.out("ValueInfo_IsConstantInitializer", "bool", info):
                 value.initializer = self._initializer(info, value)
         return value
 
     def _tensor_type(self, info: Any) -> tuple[DType | None, tuple[int | str | None, ...] | None]:
-        if info == ffi.NULL or self._out("GetOnnxTypeFromTypeInfo", "ONNXType", info) != lib.ONNX_TYPE_TENSOR:
+        if info == ffi.NULL or self.ort.out("GetOnnxTypeFromTypeInfo", "ONNXType", info) != lib.ONNX_TYPE_TENSOR:
             return None, None
-        tensor = self._out("CastTypeInfoToTensorInfo", "const OrtTensorTypeAndShapeInfo *", info)
+        tensor = self.ort.out("CastTypeInfoToTensorInfo", "const OrtTensorTypeAndShapeInfo *", info)
         if tensor == ffi.NULL:
             return None, None
-        dtype = self._dtype(self._out("GetTensorElementType", "ONNXTensorElementDataType", tensor))
-        if not self.api.TensorTypeAndShape_HasShape(tensor):
+        dtype = _dtype(self.ort.out("GetTensorElementType", "ONNXTensorElementDataType", tensor))
+        if not self.ort.api.TensorTypeAndShape_HasShape(tensor):
             return dtype, None
-        rank = self._out("GetDimensionsCount", "size_t", tensor)
+        rank = self.ort.out("GetDimensionsCount", "size_t", tensor)
         dims, names = ffi.new("int64_t[]", rank), ffi.new("const char *[]", rank)
-        self._call("GetDimensions", tensor, dims, rank)
-        self._call("GetSymbolicDimensions", tensor, names, rank)
+        self.ort.call("GetDimensions", tensor, dims, rank)
+        self.ort.call("GetSymbolicDimensions", tensor, names, rank)
         return dtype, tuple(
-            int(dim) if dim >= 0 else self._string(name) or None for dim, name in zip(dims, names, strict=True)
+            int(dim) if dim >= 0 else _text(name) or None for dim, name in zip(dims, names, strict=True)
         )
-
-    @staticmethod
-    def _dtype(number: int) -> DType | None:
-        try:
-            return DType(int(number))
-        except ValueError:  # undefined, or newer than this list
-            return None
 
     def _initializer(self, info: Any, value: Value) -> Constant | None:
         dtype, shape = value.dtype, value.shape
@@ -148,9 +169,10 @@ class _GraphReader:
         if mapped is not None:
             return mapped
 
+        ort = self.ort  # the constant must not keep all other values alive
+
         def load() -> Array:
-            tensor = self._out("ValueInfo_GetInitializerValue", "const OrtValue *", info)
-            return self._tensor_data(tensor, dtype, dims)
+            return ort.tensor_data(ort.out("ValueInfo_GetInitializerValue", "const OrtValue *", info), dtype, dims)
 
         return Constant(dtype, dims, load, borrowed=True)
 
@@ -159,15 +181,15 @@ class _GraphReader:
 
         Then ORT is asked for the contents, and says what is wrong with them.
         """
-        external = self._out("ValueInfo_GetExternalInitializerInfo", "OrtExternalInitializerInfo *", info)
+        external = self.ort.out("ValueInfo_GetExternalInitializerInfo", "OrtExternalInitializerInfo *", info)
         if external == ffi.NULL:
             return None
         try:
-            path = Path(self._string(self.api.ExternalInitializerInfo_GetFilePath(external)))
-            offset = int(self.api.ExternalInitializerInfo_GetFileOffset(external))
-            size = int(self.api.ExternalInitializerInfo_GetByteSize(external))
+            path = Path(_text(self.ort.api.ExternalInitializerInfo_GetFilePath(external)))
+            offset = int(self.ort.api.ExternalInitializerInfo_GetFileOffset(external))
+            size = int(self.ort.api.ExternalInitializerInfo_GetByteSize(external))
         finally:
-            self.api.ReleaseExternalInitializerInfo(external)
+            self.ort.api.ReleaseExternalInitializerInfo(external)
         if not path.is_absolute() and self.folder is not None:
             path = self.folder / path
         if size != math.prod(dims) * dtype.itemsize or size == 0:
@@ -179,58 +201,42 @@ class _GraphReader:
             return None
         return Constant(dtype, dims, lambda: np.memmap(path, dtype.numpy, "r", offset, dims))
 
-    def _tensor_data(self, tensor: Any, dtype: DType, dims: tuple[int, ...]) -> Array:
-        """The elements of an OrtValue in host memory, zero copy."""
-        size = math.prod(dims) * dtype.itemsize
-        if size == 0:
-            return np.empty(dims, dtype.numpy)
-        info = self._out("GetTensorTypeAndShape", "OrtTensorTypeAndShapeInfo *", tensor)
-        try:
-            actual = self._dtype(self._out("GetTensorElementType", "ONNXTensorElementDataType", info))
-            elements = self._out("GetTensorShapeElementCount", "size_t", info)
-        finally:
-            self.api.ReleaseTensorTypeAndShapeInfo(info)
-        if actual is not dtype or elements != math.prod(dims):
-            raise OrtCallError(f"a tensor of {elements} {actual} elements is declared as {dtype}{list(dims)}")
-        data = self._out("GetTensorData", "const void *", tensor)
-        return np.frombuffer(ffi.buffer(data, size), dtype.numpy).reshape(dims)
-
     # ---- nodes ----
 
     def _node(self, node: Any, index: int) -> Node:
         def values(kind: str) -> list[Value | None]:
-            infos = self._list(f"Node_GetNum{kind}", f"Node_Get{kind}", "const OrtValueInfo *", node)
+            infos = self.ort.list(f"Node_GetNum{kind}", f"Node_Get{kind}", "const OrtValueInfo *", node)
             return [self._value(info) for info in infos]
 
-        domain = self._string(self._out("Node_GetDomain", "const char *", node))
+        domain = _text(self.ort.out("Node_GetDomain", "const char *", node))
         attributes: dict[str, AttrValue] = {}
         unreadable: list[str] = []
-        for attribute in self._list("Node_GetNumAttributes", "Node_GetAttributes", "const OrtOpAttr *", node):
+        for attribute in self.ort.list("Node_GetNumAttributes", "Node_GetAttributes", "const OrtOpAttr *", node):
             if attribute == ffi.NULL:
                 continue
-            name = self._string(self._out("OpAttr_GetName", "const char *", attribute))
+            name = _text(self.ort.out("OpAttr_GetName", "const char *", attribute))
             value = self._attribute(attribute)
             if value is None:
                 unreadable.append(name)
             else:
                 attributes[name] = value
         return Node(
-            name=self._string(self._out("Node_GetName", "const char *", node)),
-            op_type=self._string(self._out("Node_GetOperatorType", "const char *", node)),
+            name=_text(self.ort.out("Node_GetName", "const char *", node)),
+            op_type=_text(self.ort.out("Node_GetOperatorType", "const char *", node)),
             domain="" if domain == "ai.onnx" else domain,
-            since_version=int(self._out("Node_GetSinceVersion", "int", node)),
+            since_version=int(self.ort.out("Node_GetSinceVersion", "int", node)),
             inputs=tuple(values("Inputs")),
             outputs=tuple(values("Outputs")),
             attributes=attributes,
             index=index,
             implicit_inputs=tuple(value for value in values("ImplicitInputs") if value is not None),
-            has_subgraphs=self._out("Node_GetNumSubgraphs", "size_t", node) > 0,
+            has_subgraphs=self.ort.out("Node_GetNumSubgraphs", "size_t", node) > 0,
             unreadable_attributes=tuple(unreadable),
-            provider=self._string(self._out("Node_GetEpName", "const char *", node)),
+            provider=_text(self.ort.out("Node_GetEpName", "const char *", node)),
         )
 
     def _attribute(self, attribute: Any) -> AttrValue | None:
-        kind = self._out("OpAttr_GetType", "OrtOpAttrType", attribute)
+        kind = self.ort.out("OpAttr_GetType", "OrtOpAttrType", attribute)
         if kind == lib.ORT_OP_ATTR_INT:
             return int(self._attribute_data(attribute, kind, "int64_t")[0])
         if kind == lib.ORT_OP_ATTR_INTS:
@@ -251,27 +257,27 @@ class _GraphReader:
     def _attribute_data(self, attribute: Any, kind: int, element: str) -> Any:
         size = ffi.new("size_t *")
         # With no room the call fails and says how much it needs; that status is no error.
-        status = self.api.ReadOpAttr(attribute, kind, ffi.NULL, 0, size)
+        status = self.ort.api.ReadOpAttr(attribute, kind, ffi.NULL, 0, size)
         if status != ffi.NULL:
-            self.api.ReleaseStatus(status)
+            self.ort.api.ReleaseStatus(status)
         data = ffi.new(f"{element}[]", size[0] // ffi.sizeof(element))
         if size[0]:
-            self._call("ReadOpAttr", attribute, kind, data, size[0], size)
+            self.ort.call("ReadOpAttr", attribute, kind, data, size[0], size)
         return data
 
     def _tensor_attribute(self, attribute: Any) -> Array | None:
-        tensor = self._out("OpAttr_GetTensorAttributeAsOrtValue", "OrtValue *", attribute)
+        tensor = self.ort.out("OpAttr_GetTensorAttributeAsOrtValue", "OrtValue *", attribute)
         try:
-            info = self._out("GetTensorTypeAndShape", "OrtTensorTypeAndShapeInfo *", tensor)
+            info = self.ort.out("GetTensorTypeAndShape", "OrtTensorTypeAndShapeInfo *", tensor)
             try:
-                dtype = self._dtype(self._out("GetTensorElementType", "ONNXTensorElementDataType", info))
-                rank = self._out("GetDimensionsCount", "size_t", info)
+                dtype = _dtype(self.ort.out("GetTensorElementType", "ONNXTensorElementDataType", info))
+                rank = self.ort.out("GetDimensionsCount", "size_t", info)
                 dims = ffi.new("int64_t[]", rank)
-                self._call("GetDimensions", info, dims, rank)
+                self.ort.call("GetDimensions", info, dims, rank)
             finally:
-                self.api.ReleaseTensorTypeAndShapeInfo(info)
+                self.ort.api.ReleaseTensorTypeAndShapeInfo(info)
             if dtype is None or not dtype.is_supported:
                 return None
-            return self._tensor_data(tensor, dtype, tuple(int(dim) for dim in dims)).copy()
+            return self.ort.tensor_data(tensor, dtype, tuple(int(dim) for dim in dims)).copy()
         finally:
-            self.api.ReleaseValue(tensor)
+            self.ort.api.ReleaseValue(tensor)
