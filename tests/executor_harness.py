@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ort_cuda_plugin.abi.core import PluginError, check, core, ffi, new_error
+from ort_cuda_plugin.abi.core import check, core, ffi, new_error
 from ort_cuda_plugin.ep import boundary
 from ort_cuda_plugin.ep.fused_node import FUSED_NODES
 from ort_cuda_plugin.runtime.plan_format import ExprOp, Param, ParamKind, Plan, PlanExpr, Record, RecordKind, encode
@@ -324,6 +324,3 @@ class Registers:
 def launch(kernel: int, grid: tuple[int, int, int], params: Sequence[Param], **fields: Any) -> Record:
     """A launch of blocks of 32 threads that belongs to node 0."""
     return Record(RecordKind.LAUNCH, 0, tuple(params), index=kernel, grid=grid, block=(32, 1, 1), **fields)
-
-
-__all__ = [name for name in dir() if not name.startswith("_") and name != "annotations"] + ["PluginError"]

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executor_harness import FLOAT, IDLE, INT64, PluginError, TestCluster
+from executor_harness import FLOAT, IDLE, INT64, TestCluster
+from ort_cuda_plugin.abi.core import PluginError
 from ort_cuda_plugin.runtime.plan_format import (
     ExprOp,
     Param,

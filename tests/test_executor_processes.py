@@ -25,7 +25,8 @@ def test_runs_are_right_with_adversarial_streams(seed: str) -> None:
 
 def test_after_a_kernel_fault_the_device_is_lost_and_later_runs_say_so() -> None:
     code = """
-        from executor_harness import FLOAT, IDLE, PluginError, Registers, TestCluster, Wild, launch
+        from executor_harness import FLOAT, IDLE, Registers, TestCluster, Wild, launch
+        from ort_cuda_plugin.abi.core import PluginError
         from ort_cuda_plugin.runtime.plan_format import Param, Plan, PlanInput, Ref, RefKind
 
         r = Registers(1)
@@ -53,8 +54,8 @@ def test_memory_that_does_not_suffice_is_an_error_and_nothing_is_lost() -> None:
     code = """
         import numpy as np
         from test_executor_run import affine_plan
-        from executor_harness import OnHost, PluginError, TestCluster
-        from ort_cuda_plugin.abi.core import counters
+        from executor_harness import OnHost, TestCluster
+        from ort_cuda_plugin.abi.core import PluginError, counters
 
         cluster = TestCluster(affine_plan())
         small, large = OnHost(np.ones((10, 10), np.float32)), OnHost(np.ones((2000, 1000), np.float32))

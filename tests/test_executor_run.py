@@ -18,13 +18,12 @@ from executor_harness import (
     PARAMETERS,
     OnHost,
     Outputs,
-    PluginError,
     Registers,
     Stream,
     TestCluster,
     launch,
 )
-from ort_cuda_plugin.abi.core import counters
+from ort_cuda_plugin.abi.core import PluginError, counters
 from ort_cuda_plugin.runtime.plan_format import (
     ExprOp,
     Param,

@@ -16,12 +16,11 @@ from executor_harness import (
     NUMPY_TYPES,
     ONNX_TYPES,
     OnHost,
-    PluginError,
     Registers,
     TestCluster,
     launch,
 )
-from ort_cuda_plugin.abi.core import counters
+from ort_cuda_plugin.abi.core import PluginError, counters
 from ort_cuda_plugin.runtime.plan_format import (
     ExprOp,
     Param,
