@@ -68,11 +68,12 @@ def claim(
 
 class _Analysis:
     def __init__(self, graph: Graph, device: DeviceProperties, options: LoweringOptions) -> None:
-        self.symbols = InputSymbols()
-        self.lowering = NodeLowering(graph, device, options, self._host_input, record=False)
+        symbols = self.symbols = InputSymbols()
 
-    def _host_input(self, buffer: Buffer, count: int) -> tuple[Dim, ...]:
-        return self.symbols.host_values(buffer, [1] * count)
+        def read_host_input(buffer: Buffer, count: int) -> tuple[Dim, ...]:
+            return symbols.host_values(buffer, [1] * count)
+
+        self.lowering = NodeLowering(graph, device, options, read_host_input, record=False)
 
     def verdicts(self, nodes: list[Node]) -> list[NodeVerdict]:
         return [self._verdict(node) for node in nodes]
