@@ -35,6 +35,11 @@ int ocp_emu_finding(int index, char *text, size_t text_bytes);
 /* Forgets the findings and the sticky errors of the devices. */
 void ocp_emu_clear_findings(void);
 
+/* Tells the checking mode that an allocator of ours gives `held` bytes of its memory a new use of `bytes` bytes: what
+ * was written before no longer counts, and what is beyond them is not allocated. Happens in the order of the stream (a
+ * CUstream), or at once for NULL. */
+void ocp_emu_reuse(uint64_t address, size_t bytes, size_t held, void *stream);
+
 /* The host alias of an emulated device address, for the twins of library calls; NULL when the range is not allocated.
  */
 void *ocp_emu_host_pointer(uint64_t address, size_t bytes);

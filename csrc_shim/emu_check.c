@@ -281,6 +281,8 @@ CUresult emu_check_op(const emu_op *op, const emu_clock *clock) {
     emu_clock_name(clock, "fill");
     emu_shadow_written(op->set.dst, op->set.bytes);
     return note_range(clock, "fill", op->set.dst, op->set.bytes, true);
+  case EMU_OP_REUSE:
+    break;
   }
   return CUDA_SUCCESS;
 }

@@ -17,6 +17,7 @@ bool emu_shadow_free(emu_device *device, uint64_t address, uint64_t bytes);
 /* Frees what is in quarantine, for an allocation that finds no room; false: nothing was. */
 bool emu_shadow_flush(emu_device *device);
 uint64_t emu_shadow_quarantined(const emu_device *device);
+void emu_shadow_reused(uint64_t address, uint64_t bytes, uint64_t held);
 bool emu_shadow_is_freed(uint64_t address);
 void emu_shadow_written(uint64_t address, uint64_t bytes);
 void emu_shadow_copied(uint64_t dst, uint64_t src, uint64_t bytes);

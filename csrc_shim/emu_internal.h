@@ -129,7 +129,7 @@ bool emu_module_owns(const struct CUmod_st *module, uint64_t address, uint64_t b
 const void *emu_symbol(const char *name);
 
 /* ---- operations ---- */
-typedef enum emu_op_kind { EMU_OP_KERNEL, EMU_OP_COPY, EMU_OP_SET } emu_op_kind;
+typedef enum emu_op_kind { EMU_OP_KERNEL, EMU_OP_COPY, EMU_OP_SET, EMU_OP_REUSE } emu_op_kind;
 typedef struct emu_op {
   emu_op_kind kind;
   uint32_t num_params;
@@ -149,6 +149,10 @@ typedef struct emu_op {
       uint64_t bytes;
       unsigned char value;
     } set;
+    struct { /* checking mode: see ocp_emu_reuse */
+      uint64_t address;
+      uint64_t bytes, held;
+    } reuse;
   };
   uint64_t params[OCP_EMU_MAX_PARAMS]; /* only num_params of them are ever copied */
 } emu_op;

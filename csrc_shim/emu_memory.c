@@ -1,6 +1,6 @@
 /* Memory of the emulated device: allocation, and copies and fills as operations. */
 #include "emu_check.h"
-#include "emu_driver.h"
+#include "emu_stream.h"
 
 #include <string.h>
 
@@ -138,6 +138,17 @@ CUresult emu_memset_d8(CUdeviceptr dst, unsigned char value, size_t count, CUstr
   return emu_enqueue(stream ? stream : &device->legacy, &op);
 }
 
+void ocp_emu_reuse(uint64_t address, size_t bytes, size_t held, void *stream) {
+  if (!emu.config.check || bytes > held || !emu_device_range(address, held))
+    return;
+  emu_op op = {.kind = EMU_OP_REUSE, .reuse = {address, bytes, held}};
+  CUresult result = CUDA_SUCCESS;
+  if (!stream)
+    emu_shadow_reused(address, bytes, held);
+  else if (!emu_is_capturing(stream, &result) && !result) /* allocations are not part of graphs */
+    (void)emu_enqueue(stream, &op); /* fails only when the device is lost, and then nothing runs */
+}
+
 static void *host_view(uint64_t address, bool host) { return (void *)(host ? address : address + (uint64_t)emu.alias); }
 
 /* Ranges are checked again: the memory may have been freed since the operation was enqueued. */
@@ -168,6 +179,9 @@ CUresult emu_run(emu_device *device, const emu_op *op, const emu_clock *clock) {
     return run_copy(op, clock);
   case EMU_OP_SET:
     return run_set(op, clock);
+  case EMU_OP_REUSE:
+    emu_shadow_reused(op->reuse.address, op->reuse.bytes, op->reuse.held);
+    return CUDA_SUCCESS;
   }
   return CUDA_ERROR_INVALID_VALUE;
 }

@@ -69,6 +69,13 @@ void emu_shadow_allocated(uint64_t address, uint64_t bytes) {
   memset(states + (address - emu.base), EMU_BYTE_ALLOCATED, bytes);
 }
 
+void emu_shadow_reused(uint64_t address, uint64_t bytes, uint64_t held) {
+  if (!states)
+    return;
+  memset(states + (address - emu.base), EMU_BYTE_ALLOCATED, bytes);
+  memset(states + (address - emu.base) + bytes, 0, held - bytes);
+}
+
 static freed *take_oldest(void) {
   freed *block = oldest;
   oldest = block->next;

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "emu.h"
 #include "pool.h"
 
 enum { ALIGNMENT = 256, CLASSES_PER_DOUBLING = 8, NUM_CLASSES = 8 + CLASSES_PER_DOUBLING * (48 - 11) };
@@ -349,6 +350,8 @@ int ocp_pool_alloc(ocp_device *device, int memory, size_t bytes, ocp_stream *str
     return error->code;
   count_bytes(memory, (int64_t)chunk->size);
   *address = chunk->address;
+  if (device->emulated && memory == OCP_DEVICE_MEMORY)
+    ocp_emu_reuse(chunk->address, bytes, chunk->size, stream ? stream->handle : NULL);
   return ORT_OK;
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -266,3 +267,38 @@ def test_compiled_kernels_carry_the_checks(device: Device) -> None:
     finding = fails(device, launch, "CUDA_ERROR_ILLEGAL_ADDRESS")
     assert finding.startswith("out-of-bounds: kernel shifted_")
     assert "block (3,0,0), thread (63,0,0) reads 4 bytes" in finding
+
+
+# ---- memory that an allocator of ours hands out again ----
+
+
+@contextmanager
+def pooled(device: Device, elements: int, stream: object) -> Iterator[DeviceArray]:
+    """Memory that the plugin's own allocator hands out, as int32."""
+    error, address = ffi.new("ocp_error *"), ffi.new("CUdeviceptr *")
+    ours = core().device_open(1, 0, error)
+    assert core().device_alloc(ours, 4 * elements, stream, address, error) == 0
+    array = DeviceArray(device, int(address[0]), (elements,), np.dtype(np.int32))
+    yield array
+    array.address = 0  # not its own to free
+    core().device_free(ours, address[0], stream)
+
+
+def test_memory_of_a_pool_is_unwritten_again_when_it_gets_a_new_use(device: Device, kernels: Module) -> None:
+    source, target = device.upload(np.zeros(128, np.int32)), device.upload(np.zeros(128, np.int32))
+    with pooled(device, 128, ffi.NULL) as array:
+        copy(kernels, source, array)
+        copy(kernels, array, target)
+        device.synchronize()
+        first = array.address
+    with pooled(device, 128, ffi.NULL) as array:
+        assert array.address == first
+        finding = fails(device, lambda: copy(kernels, array, target), "CUDA_ERROR_LAUNCH_FAILED")
+    assert finding.startswith("uninitialised-read: kernel checked_copy, block (0,0,0), thread (0,0,0)")
+
+
+def test_an_access_beyond_what_was_asked_of_a_pool_is_found(device: Device, kernels: Module) -> None:
+    source = device.upload(np.zeros(128, np.int32))
+    with pooled(device, 127, ffi.NULL) as array:
+        finding = fails(device, lambda: copy(kernels, source, array), "CUDA_ERROR_ILLEGAL_ADDRESS")
+    assert finding.startswith("out-of-bounds: kernel checked_copy, block (3,0,0), thread (31,0,0) writes 4 bytes")
