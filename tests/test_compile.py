@@ -13,6 +13,7 @@ from kernel_launch import kernel, run
 from ort_cuda_plugin.runtime import host_intrinsics, host_math
 from ort_cuda_plugin.runtime.compile import KernelCompileError, compile_kernel, emulated_ir
 from ort_cuda_plugin.runtime.elf import Elf
+from ort_cuda_plugin.runtime.host_ir import opaque_pointers
 from ort_cuda_plugin.runtime.kernel import KernelSpec
 from ort_cuda_plugin.runtime.targets import Target
 
@@ -391,3 +392,39 @@ def test_constants_of_different_types_make_different_specs() -> None:
     other = KernelSpec("a", (), factory="m:f", params=(("n", 1.0),))
     assert one != other
     assert one.symbol != other.symbol
+
+
+def test_names_that_llvm_quotes_are_ordinary_names() -> None:
+    spec = kernel(
+        "quoted",
+        ("*f32", "*f32", "i32"),
+        """
+def kernel(größe, y, n):
+    é = cuda.grid(1)
+    if é < n:
+        ß = größe[é]
+        cuda.syncwarp()
+        y[é] = math.exp(ß) + shfl_xor_f32(ß, 1)
+""",
+    )
+    x = np.linspace(-1, 1, 64).astype(np.float32)
+    _, y = run(spec, (1, 1, 1), (64, 1, 1), x, np.zeros(64, np.float32), 64)
+    np.testing.assert_allclose(y, np.exp(x) + x.reshape(32, 2)[:, ::-1].ravel(), rtol=1e-6)
+    assert emulated_ir(spec, check=True).text.count("call void @ocp_emu_check_") == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "opaque"),
+    [
+        ("float* %x", "ptr %x"),
+        ("float** %x", "ptr %x"),
+        ("[4 x float] addrspace(3)* @s", "ptr @s"),
+        ("{i8*, i8*, i64, float*, [1 x i64]}* %a", "ptr %a"),
+        ("{{i8*, [2 x {i64*, i1}]}*, i64}** %a", "ptr %a"),
+        ("load {i64, i1}, {i64, i1}* %b", "load {i64, i1}, ptr %b"),
+        ("[2 x [3 x double]]* %c, i64 2", "ptr %c, i64 2"),
+        ("<4 x float>* %v", "ptr %v"),
+    ],
+)
+def test_typed_pointers_become_opaque(typed: str, opaque: str) -> None:
+    assert opaque_pointers(typed) == opaque

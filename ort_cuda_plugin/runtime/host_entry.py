@@ -15,14 +15,17 @@ class UnsupportedIR(Exception):
     """The kernel uses something that the emulated device lacks; the message says what."""
 
 
+value_name = r'%(?:[-\w.$]+|"[^"]*")'
 access_line = re.compile(
-    r"^\s*(?:%[-\w.$]+ = )?(?:"
+    rf"^\s*(?:{value_name} = )?(?:"
     r"load (?:atomic )?(?:volatile )?(?P<load>[^@%]+?), ptr (?P<load_ptr>[^,\s]+)"
     r"|store (?:atomic )?(?:volatile )?(?P<store>.+), ptr (?P<store_ptr>[^,\s]+)"
     r"|atomicrmw (?:volatile )?\w+ ptr (?P<rmw_ptr>[^,\s]+), (?P<rmw>\w+)"
     r"|cmpxchg (?:volatile )?ptr (?P<cas_ptr>[^,\s]+), (?P<cas>\w+))"
 )
-guard_branch = re.compile(r"^\s*br i1 (?P<condition>%[-\w.$]+), label %(?P<then>[-\w.$]+), label %(?P<other>[-\w.$]+)")
+guard_branch = re.compile(
+    rf"^\s*br i1 (?P<condition>{value_name}), label %(?P<then>[-\w.$]+), label %(?P<other>[-\w.$]+)"
+)
 terminator = re.compile(r"^\s*(?:br|ret|switch|unreachable|indirectbr)\b")
 axes = "xyz"
 thread_parameters = [

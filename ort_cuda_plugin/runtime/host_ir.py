@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 
 from ort_cuda_plugin.runtime import host_entry, host_math
 from ort_cuda_plugin.runtime import host_intrinsics as intrinsics
-from ort_cuda_plugin.runtime.host_entry import UnsupportedIR, access_line
+from ort_cuda_plugin.runtime.host_entry import UnsupportedIR, access_line, value_name
 
 # ---- step 1: text that LLVM can parse for the host ----
 
 simple_pointer = re.compile(r'(?:\bi\d+|\bfloat|\bdouble|\bhalf|\bptr|%"[^"]*")(?: addrspace\(\d+\))?\*+')
 aggregate_pointer = re.compile(
     r"(?:\{(?:[^{}\n]|\{(?:[^{}\n]|\{[^{}\n]*\})*\})*\}"
-    r"|\[(?:[^\[\]\n]|\[(?:[^\[\]\n]|\[[^\[\]\n]*\])*\])*\])(?: addrspace\(\d+\))?\*+"
+    r"|\[(?:[^\[\]\n]|\[(?:[^\[\]\n]|\[[^\[\]\n]*\])*\])*\]"
+    r"|<\d+ x \w+>)(?: addrspace\(\d+\))?\*+"
 )
 address_space = re.compile(r" addrspace\(\d+\)")
 
@@ -138,10 +139,12 @@ def split_arguments(text: str) -> list[str]:
 # ---- step 2: calls that need the thread ----
 
 call_line = re.compile(
-    r"^(?P<head>\s*(?:%[-\w.$]+ = )?)(?:tail |notail )?call (?P<type>[^@]*?) ?@(?P<name>[\w.$]+)\((?P<args>.*?)\)"
+    rf"^(?P<head>\s*(?:{value_name} = )?)(?:tail |notail )?call (?P<type>[^@]*?) ?@(?P<name>[\w.$]+)\((?P<args>.*?)\)"
     r"(?: #\d+)?(?P<tail>(?:, !.*)?)$"
 )
-stack_line = re.compile(r"^\s*(%[-\w.$]+) = (?:alloca |getelementptr [^@%]*?ptr (%[-\w.$]+)|bitcast ptr (%[-\w.$]+))")
+stack_line = re.compile(
+    rf"^\s*({value_name}) = (?:alloca |getelementptr [^@%]*?ptr ({value_name})|bitcast ptr ({value_name}))"
+)
 function_pattern = re.compile(
     r"^define [^\n]*?void @([\w.$]+)\(([^\n]*)\)[^\n]*\{\n(.*?)^\}\n", re.MULTILINE | re.DOTALL
 )
