@@ -302,6 +302,15 @@ def test_small_constants_are_kept_and_large_ones_read_back_from_the_device():
     np.testing.assert_array_equal(values[1].constant, expected)
 
 
+def test_constants_of_a_cluster_with_static_shapes_cannot_be_read_after_its_plan():
+    b = Builder()
+    value = borrowed(floats(3))
+    session = Session(b, b.node("Add", b.input("x", 3), value))
+    np.testing.assert_array_equal(session.run(floats(3))[0], 2 * floats(3))
+    with pytest.raises(RuntimeError, match="after ONNX Runtime freed it"):
+        value.constant  # noqa: B018
+
+
 def test_a_constant_that_no_launch_reads_at_first_is_kept_for_later_plans():
     source = floats(20000)
     b = Builder()

@@ -116,18 +116,20 @@ class CompiledCluster:
     def weights_added(self, variant: Variant) -> None:
         """Takes note that ``variant.weights`` follow those of earlier variants.
 
-        Large constants among them are forgotten; all others that a later plan may need are copied.
+        Large constants among them are forgotten; all others that a later plan may need are copied. After the only plan
+        of a cluster none is needed.
         """
         variant.tables.weights.commit()
         for constant in variant.weights:
             if constant.is_initializer and constant.nbytes > _SMALL_CONSTANT:
                 number = self._known.weights[constant]
                 constant.release(partial(self.weight_reader.array, number, constant.dtype, constant.shape))
-        if variant.plan is None:
-            for node in self.graph.nodes:
-                for value in node.reads():
-                    if value.initializer is not None:
-                        value.initializer.keep()
+        constants = [value.initializer for node in self.graph.nodes for value in node.reads() if value.initializer]
+        for constant in constants:
+            if variant.plan is None:
+                constant.keep()
+            else:
+                constant.forget_borrowed()
 
     @staticmethod
     def _variant(plan: Plan | None, tables: Tables) -> Variant:

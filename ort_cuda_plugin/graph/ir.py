@@ -143,6 +143,15 @@ class Constant:
             self._array = self.array.copy()
             self._borrowed = False
 
+    def forget_borrowed(self) -> None:
+        """Makes reading borrowed contents an error, because ORT is about to free them."""
+
+        def gone() -> Array:
+            raise RuntimeError("an initializer was asked for after ONNX Runtime freed it")
+
+        if self._borrowed:
+            self.release(gone)
+
     def release(self, load: Callable[[], Array]) -> None:
         """Lets go of the contents, which ``load`` can get from elsewhere from now on."""
         self._array = None
