@@ -191,26 +191,32 @@ class TiledConv:
 class DirectConv:
     """One thread per output element, for groups too small to fill a tile; also the transposed convolution.
 
-    Arguments of a launch, in order::
+    ``kernel`` has two or three sizes; they are constants of the code, and so is the number of a group's channels where
+    it is 1 (``depthwise``). Arguments of a launch, in order::
 
-        out, x, weights, [bias,] rows, channels, groups, count (elements of out), kernel [z,] y, x,
-        dilations [z,] y, x, in [z,] y, x, out [z,] y, x, strides [z,] y, x, pads at the beginning [z,] y, x
+        out, x, weights, [bias,] rows, channels, groups, count (elements of out), dilations [z,] y, x, in [z,] y, x,
+        out [z,] y, x, strides [z,] y, x, pads at the beginning [z,] y, x
 
     int32 but for count, which like all places has the ``index`` type. Weights are as ONNX has them: [groups * rows,
     channels, *kernel], transposed [groups * channels, rows, *kernel]. The grid is (ceil(count / THREADS), 1, 1).
     """
 
     storage: str
-    rank: int = 2
+    kernel: tuple[int, ...]
     bias: bool = False
     transposed: bool = False
+    depthwise: bool = False
     index: str = "i32"
+
+    @property
+    def rank(self) -> int:
+        return len(self.kernel)
 
     @spec_property
     def spec(self) -> KernelSpec:
         element = Element(self.storage)
         axes = "zyx"[3 - self.rank :]
-        names = [f"{what}_{axis}" for what in ("kernel", "dilation", "in", "out", "stride", "pad") for axis in axes]
+        names = [f"{what}_{axis}" for what in ("dilation", "in", "out", "stride", "pad") for axis in axes]
         matrix = f"*{self.storage}"
         parameters = [("out", matrix), ("x", matrix), ("weights", matrix)]
         parameters += [("bias", matrix)] if self.bias else []
@@ -221,7 +227,7 @@ class DirectConv:
         for axis in axes:
             first = f"o{axis} + pad_{axis}" if self.transposed else f"o{axis} * stride_{axis} - pad_{axis}"
             lines.append(f"{axis}0 = int32({first})")
-        taps = " * ".join(f"kernel_{axis}" for axis in axes)
+        taps = math.prod(self.kernel)
         size = " * ".join(f"in_{axis}" for axis in axes)
         first = "group * channels * rows + row" if self.transposed else "(group * rows + row) * channels"
         lines += [
@@ -229,16 +235,15 @@ class DirectConv:
             f"row_of_image = int32(rest - image * {place}(groups * rows))",
             "group = int32(row_of_image // rows)",
             "row = int32(row_of_image - group * rows)",
-            f"taps = {place}({taps})",
             f"size = {place}({size})",
             f"plane = {place}({place}({place}(image * groups) + group) * {place}(channels * size))",
-            f"first = {place}({place}({first}) * taps)",
+            f"first = {place}({place}({first}) * {taps})",
             f"total = {element.accumulator}(0)",
-            "for channel in range(channels):",
+            f"for channel in range({1 if self.depthwise else 'channels'}):",
             "    tap = first",
             *self._taps(axes, element),
             f"    plane = {place}(plane + size)",
-            f"    first = {place}(first + {'rows * taps' if self.transposed else 'taps'})",
+            f"    first = {place}(first + {f'rows * {taps}' if self.transposed else taps})",
         ]
         if self.bias:
             lines.append(f"total += {element.load('bias', 'row_of_image')}")
@@ -255,8 +260,8 @@ class DirectConv:
         """Loops over the kernel's positions, in the order in which ``tap`` counts them."""
         lines: list[str] = []
         level = 1
-        for axis in axes:
-            lines.append("    " * level + f"for k{axis} in range(kernel_{axis}):")
+        for axis, size in zip(axes, self.kernel, strict=True):
+            lines.append("    " * level + f"for k{axis} in range({size}):")
             level += 1
             at = f"int32({axis}0 + int32(k{axis}) * dilation_{axis})"
             if self.transposed:

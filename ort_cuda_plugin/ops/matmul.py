@@ -85,7 +85,7 @@ def multiply(
     if not batch_dims:
         batch_dims, a_batch, b_batch = [1], (0,), (0,)
     a_contiguous, b_contiguous = _contiguous_axis(a, "m", "k"), _contiguous_axis(b, "k", "n")
-    sizes = [dim * stride for x in (a, b) for dim, stride in zip(x.shape[-2:], x.strides[-2:], strict=True)]
+    reach = [x.shape[-2] * x.strides[-2] + x.shape[-1] * x.strides[-1] for x in (a, b)]
     scaled = alpha != 1.0 or (addend is not None and beta != 1.0)
     strides = (*a.strides[-2:], *b.strides[-2:])
     factor = Float64 if a.dtype is DType.FLOAT64 else Float32
@@ -113,7 +113,7 @@ def multiply(
         "batch_rank": len(batch_dims),
         "addend": addend is not None,
         "scaled": scaled,
-        "index": ctx.index_dtype(*sizes, product(out.shape[-2:])),
+        "index": ctx.index_dtype(*reach),
     }
     few_rows = le(m, MAX_ROWS) if b_contiguous else 0
     if few_rows != 0:

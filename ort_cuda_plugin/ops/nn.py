@@ -226,11 +226,12 @@ def _direct_conv(
 ) -> None:  # fmt: skip
     flat, places = _planar(window, spatial)
     index = ctx.index_dtype(out.size, x.size, w.size)
-    kernel = DirectConv(x.dtype.short, len(flat.size), b is not None, transposed, index)
+    sizes = tuple(size for size in flat.kernel if isinstance(size, int))
     channels, rows = (w.shape[0] // group, w.shape[1]) if transposed else (w.shape[1], w.shape[0] // group)
+    kernel = DirectConv(x.dtype.short, sizes, b is not None, transposed, channels == 1, index)
     args: list[Arg] = [out, x, w, *([b] if b is not None else []), *_int32([rows, channels, group])]
     args.append(Int32(out.size) if index == "i32" else Int64(out.size))
-    args += _int32([*flat.kernel, *flat.dilations, *flat.size, *places, *flat.strides, *flat.begin])
+    args += _int32([*flat.dilations, *flat.size, *places, *flat.strides, *flat.begin])
     ctx.launch(kernel.spec, (ceildiv(out.size, THREADS), 1, 1), (THREADS, 1, 1), args, writes=(out,))
 
 
