@@ -10,7 +10,8 @@ from isolated import python
 from ort_cuda_plugin import get_library_path
 from ort_cuda_plugin.abi.core import PluginError, attach, core, ffi
 from ort_cuda_plugin.abi.declarations import since, slots
-from ort_cuda_plugin.abi.tables import CALLBACK_STRUCTS, FUNCTION_TABLES
+from ort_cuda_plugin.abi.structs import CALLBACK_STRUCTS
+from ort_cuda_plugin.abi.tables import FUNCTION_TABLES
 
 
 @pytest.mark.parametrize("table", FUNCTION_TABLES)

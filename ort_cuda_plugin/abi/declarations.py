@@ -1,4 +1,4 @@
-"""C declarations of the ONNX Runtime ABI subset, made from ``abi.tables``.
+"""C declarations of the ONNX Runtime ABI subset, made from ``abi.tables`` and ``abi.structs``.
 
 The same text is the header of the shim (``csrc_shim/ort_abi.h``) and, without preprocessor lines, the cdef of the
 bridge, so that C and Python cannot disagree.
@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from .tables import CALLBACK_STRUCTS, ENUMS, FUNCTION_TABLES, NEWEST_API, OLDEST_API
+from .structs import CALLBACK_STRUCTS, ENUMS
+from .tables import FUNCTION_TABLES, NEWEST_API, OLDEST_API
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def declarations() -> str:
 def header() -> str:
     """The text of ``csrc_shim/ort_abi.h``."""
     return (
-        "/* Generated from ort_cuda_plugin/abi/tables.py by build_plugin.py. */\n"
+        "/* Generated from ort_cuda_plugin/abi by build_plugin.py. */\n"
         "#ifndef OCP_ORT_ABI_H\n#define OCP_ORT_ABI_H\n\n"
         "#include <stdbool.h>\n#include <stddef.h>\n#include <stdint.h>\n\n"
         f"{declarations()}\n#endif\n"
