@@ -93,7 +93,9 @@ def run_all(chosen: list[Any]) -> int:
     ran = 0
     for case in chosen:
         reason = check(case)
-        assert not reason or any(re.search(pattern, reason, re.IGNORECASE) for pattern in DECLINED), f"{case.name}: {reason}"
+        assert not reason or any(re.search(pattern, reason, re.IGNORECASE) for pattern in DECLINED), (
+            f"{case.name}: {reason}"
+        )
         ran += not reason
     return ran
 

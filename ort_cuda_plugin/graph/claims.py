@@ -73,7 +73,7 @@ class _Analysis:
         def read_host_input(buffer: Buffer, count: int) -> tuple[Dim, ...]:
             return symbols.host_values(buffer, [1] * count)
 
-        self.lowering = NodeLowering(graph, device, options, read_host_input, record=False)
+        self.lowering = NodeLowering(graph, device, options, read_host_input, record=False, guess=symbols.dimension)
 
     def verdicts(self, nodes: list[Node]) -> list[NodeVerdict]:
         return [self._verdict(node) for node in nodes]

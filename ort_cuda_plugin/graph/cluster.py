@@ -168,7 +168,9 @@ class CompiledCluster:
                 raise Unsupported("shape", f"the contents of {self.inputs[buffer.index].name!r} are not read back")
             return known
 
-        lowering = NodeLowering(self.graph, self.device, self.options, read, record=True)
+        lowering = NodeLowering(
+            self.graph, self.device, self.options, read, record=True, guess=None if found is None else symbols.dimension
+        )
         self._lower(lowering, tensors)
         results = [lowering.tensor(value) for value in self.outputs]
         tables = Tables(self._known)

@@ -107,6 +107,8 @@ class Lowering:
 
     ``node`` is the node being lowered, ``opset`` the version of its domain that the model imports, ``device`` and
     ``options`` what the plan is for. With ``record=False`` launches are checked but not kept: claims need shapes only.
+    With ``speculative`` the hints of host values mean nothing; ``guessed`` then says whether `host_constants` was asked
+    for one since it was last set to False.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class Lowering:
         options: LoweringOptions | None = None,
         *,
         record: bool = True,
+        speculative: bool = False,
         read_host_input: Callable[[Buffer, int], tuple[Dim, ...]] | None = None,
     ) -> None:
         self.device = device
@@ -122,7 +125,9 @@ class Lowering:
         self.node: Node | None = None
         self.opset = 0
         self.trace = Trace()
+        self.guessed = False
         self._record = record
+        self._speculative = speculative
         self._read_host_input = read_host_input
         self._materialized: dict[tuple[DType, tuple[Dim, ...]], Buffer] = {}
         self._read_backs: dict[Buffer, tuple[Expr, ...]] = {}
@@ -221,6 +226,23 @@ class Lowering:
                 raise Unsupported("shape", f"{what} is an input that is not read back")
             contents = self._read_host_input(buffer, elements)
         return tuple(contents[position] for position in positions)
+
+    def host_constants(self, x: Tensor, what: str, guess: Sequence[int]) -> tuple[int, ...]:
+        """As `host_values`, for what must be a number when the plan is made, such as axes.
+
+        The plan then holds only for these contents. ``guess`` is any valid contents, for when nothing is known yet.
+        """
+        values = self.host_values(x, what)
+        if any(is_read_back(value) for value in values):
+            raise Unsupported("shape", f"{what} is computed on the device")
+        if self._speculative and not all(isinstance(value, int) for value in values):
+            if len(guess) != len(values):
+                raise InvalidModel(f"{what} has {len(values)} elements")
+            self.guessed = True
+            return tuple(guess)
+        for value in values:
+            self.guard(eq(value, hint(value)))
+        return tuple(hint(value) for value in values)
 
     def read_back(self, x: Tensor, what: str, lower: int | None = None, upper: Dim | None = None) -> tuple[Expr, ...]:
         """The integer contents of x, which work of the same Run computes; ``what`` names them in messages.

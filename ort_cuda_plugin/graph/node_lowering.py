@@ -95,7 +95,8 @@ def symbolic_input(symbols: InputSymbols, value: Value, index: int, hints: Seque
 class NodeLowering:
     """Lowers nodes one after the other on tensors that are made for values as they are needed.
 
-    ``read_host_input(buffer, count)`` gives the symbols of a host input's elements.
+    ``read_host_input(buffer, count)`` gives the symbols of a host input's elements. ``guess`` is given where contents
+    of host inputs are not known yet: it makes symbols for dimensions that depend on them.
     """
 
     def __init__(
@@ -106,10 +107,14 @@ class NodeLowering:
         read_host_input: Callable[[Buffer, int], tuple[Dim, ...]],
         *,
         record: bool,
+        guess: Callable[[str | None], Dim] | None = None,
     ) -> None:
         self.graph = graph
-        self.ctx = Lowering(device, options, record=record, read_host_input=read_host_input)
+        self.ctx = Lowering(
+            device, options, record=record, speculative=guess is not None, read_host_input=read_host_input
+        )
         self.tensors: dict[Value, Tensor] = {}
+        self._guess = guess
 
     def tensor(self, value: Value) -> Tensor:
         """The tensor of an initializer or of a value that is known already."""
@@ -127,6 +132,7 @@ class NodeLowering:
         if node.unreadable_attributes:
             raise Unsupported("attribute", f"attribute {node.unreadable_attributes[0]!r} has an unsupported type")
         self.ctx.node = node
+        self.ctx.guessed = False
         self.ctx.opset = self.graph.opsets.get(node.domain, node.since_version)
         operator = registry.lookup(node.domain, node.op_type, node.since_version)
         results = operator.lower(self.ctx, inputs, node.attributes)
@@ -137,8 +143,13 @@ class NodeLowering:
                 if value not in self.graph.used_values:
                     continue
                 raise Unsupported("attribute", f"output {number} of {node.op_type} is not implemented")
-            _check_result(value, results[number])
-            self.tensors[value] = results[number]
+            result = results[number]
+            if self.ctx.guessed and self._guess and value.shape is not None and len(value.shape) == result.rank:
+                # The guess is good for the rank and the type; what can be known of the shape is what ORT infers.
+                shape = [dim if isinstance(dim, int) else self._guess(dim) for dim in value.shape]
+                result = self.ctx.empty(shape, result.dtype)
+            _check_result(value, result)
+            self.tensors[value] = result
 
 
 def _check_result(value: Value, result: Tensor) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from ort_cuda_plugin.graph.ir import InvalidModel, Unsupported
 from ort_cuda_plugin.graph.symbolic import Dim
+from ort_cuda_plugin.graph.tensor import Tensor
 
 
 def normalize_axis(axis: Dim, rank: int) -> int:
@@ -26,3 +27,10 @@ def normalize_axes(axes: Iterable[Dim], rank: int) -> tuple[int, ...]:
     if len(set(result)) != len(result):
         raise InvalidModel(f"axes {result} name one twice")
     return result
+
+
+def axes_count(axes: Tensor) -> int:
+    """How many axes a one-dimensional input names. Raises Unsupported where that is not known before the Run."""
+    if not isinstance(axes.size, int):
+        raise Unsupported("shape", "a number of axes that is not known before the Run")
+    return axes.size

@@ -210,5 +210,5 @@ def trilu(ctx: Lowering, x: T, k: HostTensor | None = None, *, upper: int = 1) -
 
 @op("CumSum", since=11, types={"T": FLOATS | INDICES, "T2": INDICES})
 def cum_sum(ctx: Lowering, x: T, axis: HostTensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
-    at = normalize_axis(ctx.host_values(axis, "axis of CumSum")[0], x.rank)
+    at = normalize_axis(ctx.host_constants(axis, "axis of CumSum", [0])[0], x.rank)
     return scan(ctx, SUM, x, at, exclusive=bool(exclusive), reverse=bool(reverse))

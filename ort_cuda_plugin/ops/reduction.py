@@ -11,7 +11,7 @@ from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.kernels.reduce import MAX, MIN, PRODUCT, SUM, Row, arg_max, arg_min, reduce
 from ort_cuda_plugin.kernels.scalar import Scalar
-from ort_cuda_plugin.ops.axes import normalize_axes, normalize_axis
+from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
 from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, INDICES, HostTensor, T, op
 
 RowFunction = Callable[[Row, Scalar], Scalar]
@@ -47,7 +47,7 @@ def reduction(
         keepdims: int = 1,
         noop_with_empty_axes: int = 0,
     ) -> Tensor:
-        values = ctx.host_values(axes, f"axes of {name}") if axes is not None else None
+        values = None if axes is None else ctx.host_constants(axes, f"axes of {name}", range(axes_count(axes)))
         return run(ctx, data, values, keepdims, noop_with_empty_axes)
 
 

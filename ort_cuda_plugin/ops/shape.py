@@ -18,7 +18,7 @@ from ort_cuda_plugin.kernels.host import HostArray, on_host
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.kernels.scalar import Scalar
 from ort_cuda_plugin.kernels.views import expand, permute, reshape, squeeze, unsqueeze
-from ort_cuda_plugin.ops.axes import normalize_axes, normalize_axis
+from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, BOOL, FLOATS, T1, T2, HostTensor, T, op
 
 
@@ -106,7 +106,10 @@ def squeeze_1(ctx: Lowering, data: Tensor, *, axes: tuple[int, ...] | None = Non
 
 @op("Squeeze", since=13, types={"T": ALL_TENSORS})
 def squeeze_13(ctx: Lowering, data: T, axes: HostTensor | None = None) -> Tensor:
-    return _squeeze(ctx, data, None if axes is None else ctx.host_values(axes, "axes of Squeeze"))
+    if axes is None:
+        return _squeeze(ctx, data, None)
+    maybe_one = [axis for axis, dim in enumerate(data.shape) if ctx.known(eq(dim, 1)) is not False]
+    return _squeeze(ctx, data, ctx.host_constants(axes, "axes of Squeeze", maybe_one[: axes_count(axes)]))
 
 
 @op("Unsqueeze", since=1, types={"T": ALL_TENSORS})
@@ -116,7 +119,7 @@ def unsqueeze_1(ctx: Lowering, data: Tensor, *, axes: tuple[int, ...]) -> Tensor
 
 @op("Unsqueeze", since=13, types={"T": ALL_TENSORS})
 def unsqueeze_13(ctx: Lowering, data: T, axes: HostTensor) -> Tensor:
-    values = ctx.host_values(axes, "axes of Unsqueeze")
+    values = ctx.host_constants(axes, "axes of Unsqueeze", range(axes_count(axes)))
     return unsqueeze(ctx, data, normalize_axes(values, data.rank + len(values)))
 
 

@@ -15,7 +15,7 @@ from ort_cuda_plugin.kernels.host import HostArray, on_host
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.kernels.scalar import Scalar
 from ort_cuda_plugin.kernels.views import permute, reshape
-from ort_cuda_plugin.ops.axes import normalize_axes, normalize_axis
+from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, HostTensor, T, op
 
 
@@ -84,7 +84,7 @@ def slice_10(
         data,
         ctx.host_values(starts, "starts of Slice"),
         ctx.host_values(ends, "ends of Slice"),
-        None if axes is None else ctx.host_values(axes, "axes of Slice"),
+        None if axes is None else ctx.host_constants(axes, "axes of Slice", range(axes_count(axes))),
         None if steps is None else ctx.host_values(steps, "steps of Slice"),
     )
 
@@ -254,7 +254,7 @@ def pad_11(
     mode: str = "constant",
 ) -> Tensor:
     counts = ctx.host_values(pads, "pads of Pad")
-    chosen = range(data.rank) if axes is None else ctx.host_values(axes, "axes of Pad")
+    chosen = range(data.rank) if axes is None else ctx.host_constants(axes, "axes of Pad", range(axes_count(axes)))
     positions = normalize_axes(chosen, data.rank)
     if len(counts) != 2 * len(positions):
         raise InvalidModel(f"Pad of {len(positions)} axes with {len(counts)} pads")

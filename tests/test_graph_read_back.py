@@ -1,0 +1,81 @@
+"""Shapes that depend on what a Run computes: values are read back in the middle of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+import ort_cuda_plugin
+
+
+def session(nodes: list[onnx.NodeProto], inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]):
+    graph = helper.make_graph(nodes, "g", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    made = ort_cuda_plugin.session(model.SerializeToString(), emulate=True, sess_options=options)
+    placed = {part.ep_name for part in made.get_provider_graph_assignment_info()}
+    assert placed == {ort_cuda_plugin.get_ep_name()}
+    return made
+
+
+@pytest.fixture(scope="module")
+def reshape() -> ort.InferenceSession:
+    return session(
+        [
+            helper.make_node("Cast", ["s"], ["shape"], to=TensorProto.INT64),
+            helper.make_node("Reshape", ["x", "shape"], ["r"], name="to_computed"),
+            helper.make_node("Relu", ["r"], ["y"]),
+        ],
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["a", "b"]),
+            helper.make_tensor_value_info("s", TensorProto.FLOAT, [3]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["p", "q", "r"])],
+    )
+
+
+def test_one_plan_serves_every_computed_shape(reshape):
+    x = np.random.default_rng(0).standard_normal((4, 6), dtype=np.float32)
+    reshape.run(None, {"x": x, "s": np.array([24, 1, 1], np.float32)})
+    before = ort_cuda_plugin.counters()
+    for shape, expected in [((2, 3, 4), (2, 3, 4)), ((-1, 2, 2), (6, 2, 2)), ((0, 3, -1), (4, 3, 2))]:
+        (y,) = reshape.run(None, {"x": x, "s": np.array(shape, np.float32)})
+        np.testing.assert_array_equal(y, np.maximum(x, 0).reshape(expected))
+    after = ort_cuda_plugin.counters()
+    assert after["python_calls"] == before["python_calls"]
+    assert after["host_value_reads"] > before["host_value_reads"]
+
+
+def test_a_computed_shape_that_does_not_fit_fails_the_run_by_name_and_the_next_one_works(reshape):
+    x = np.ones((4, 6), np.float32)
+    with pytest.raises(Exception, match=r"to_computed \(Reshape\)"):
+        reshape.run(None, {"x": x, "s": np.array([5, 5, 5], np.float32)})
+    (y,) = reshape.run(None, {"x": x, "s": np.array([1, 1, -1], np.float32)})
+    assert y.shape == (1, 1, 24)
+
+
+def test_several_read_backs_in_one_plan():
+    made = session(
+        [
+            helper.make_node("Cast", ["s"], ["first"], to=TensorProto.INT64),
+            helper.make_node("Reshape", ["x", "first"], ["r"]),
+            helper.make_node("ReduceMax", ["r"], ["largest"], keepdims=1),
+            helper.make_node("Reshape", ["largest", "one"], ["flat"]),
+            helper.make_node("Cast", ["flat"], ["count"], to=TensorProto.INT64),
+            helper.make_node("Concat", ["count", "one"], ["second"], axis=0),
+            helper.make_node("Expand", ["r", "second"], ["y"]),
+        ],
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"]),
+            helper.make_tensor_value_info("s", TensorProto.FLOAT, [2]),
+            helper.make_tensor_value_info("one", TensorProto.INT64, [1]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    x = np.array([1, 3, 2], np.float32)
+    feeds = {"x": x, "s": np.array([1, 3], np.float32), "one": np.array([1])}
+    np.testing.assert_array_equal(made.run(None, feeds)[0], np.broadcast_to(x, (3, 3)))
