@@ -110,6 +110,16 @@ def test_the_longest_kernels_come_first_and_targets_of_a_kernel_stay_together() 
     assert compilation.seconds > 0.4
 
 
+@pytest.mark.parametrize("executable", [None, "", "/opt/app/bin/server"])
+def test_a_program_that_embeds_python_is_not_started_as_helper(
+    monkeypatch: pytest.MonkeyPatch, executable: str | None
+) -> None:
+    from ort_cuda_plugin.runtime.compile_worker import WorkerClient
+
+    monkeypatch.setattr(sys, "executable", executable)
+    assert WorkerClient.start() is None
+
+
 def test_a_helper_gives_the_same_image_and_no_error_hides_in_it() -> None:
     from ort_cuda_plugin.runtime.compile import compile_kernel
     from ort_cuda_plugin.runtime.compile_worker import WorkerClient

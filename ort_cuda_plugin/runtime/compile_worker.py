@@ -24,8 +24,11 @@ class WorkerClient:
 
     @staticmethod
     def start() -> WorkerClient | None:
-        """A helper that is importing Numba, or None where this interpreter cannot start one."""
-        if not sys.executable:
+        """A helper that is importing Numba, or None where this interpreter cannot start one.
+
+        In a program that embeds Python, sys.executable may be that program.
+        """
+        if not os.path.basename(sys.executable or "").startswith("python"):
             return None
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
         try:
