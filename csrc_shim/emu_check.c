@@ -111,19 +111,16 @@ static void note(ocp_emu_thread *thread, access access, uint64_t address, uint32
 }
 
 static void check_device(ocp_emu_thread *thread, access access, uint64_t address, uint32_t bytes) {
-  const uint8_t fine = EMU_BYTE_ALLOCATED | EMU_BYTE_WRITTEN;
-  uint64_t bad = emu_shadow_first_not(address, bytes, fine);
-  if (bad < bytes) {
+  if (!emu_shadow_is_written(address, bytes)) {
     char where[200];
-    place(address + bad, where, sizeof where);
+    place(address + emu_shadow_first_not(address, bytes, EMU_BYTE_ALLOCATED | EMU_BYTE_WRITTEN), where, sizeof where);
     uint64_t missing = emu_shadow_first_not(address, bytes, EMU_BYTE_ALLOCATED);
     if (missing < bytes)
       refuse(thread, emu_shadow_state(address + missing) & EMU_BYTE_FREED ? USE_AFTER_FREE : OUT_OF_BOUNDS, access,
              address, bytes, where);
     if (access & LOAD)
       report(thread, UNINITIALISED_READ, access, address, bytes, where);
-    if (access & STORE || access & LOAD) /* once reported is enough */
-      emu_shadow_written(address, bytes);
+    emu_shadow_written(address, bytes); /* for a load, too: once reported is enough */
   }
   note(thread, access, address, bytes);
 }

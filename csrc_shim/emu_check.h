@@ -23,6 +23,8 @@ void emu_shadow_written(uint64_t address, uint64_t bytes);
 void emu_shadow_copied(uint64_t dst, uint64_t src, uint64_t bytes);
 /* The first byte of the range that is not in all of these states, as an offset; `bytes` when there is none. */
 uint64_t emu_shadow_first_not(uint64_t address, uint64_t bytes, uint8_t states);
+/* Whether every byte is allocated and written: what nearly every access finds. */
+bool emu_shadow_is_written(uint64_t address, uint32_t bytes);
 uint8_t emu_shadow_state(uint64_t address);
 
 /* ---- emu_clock.c: which operations happen before which ---- */

@@ -165,6 +165,10 @@ static bool overlaps(uint64_t access, uint32_t first, uint32_t last) {
   return first_of(access) <= last && first <= last_of(access);
 }
 
+static bool covers(uint64_t access, uint32_t first, uint32_t last) {
+  return first_of(access) <= first && last <= last_of(access);
+}
+
 static bool is_own(uint64_t access, const emu_clock *clock) {
   return access && slot_of(access) == clock->slot && time_of(access) == clock->time;
 }
@@ -180,8 +184,12 @@ static void store(_Atomic uint64_t *place, uint64_t before, const emu_clock *clo
 
 uint64_t emu_history_note(emu_history *history, const emu_clock *clock, uint32_t first, uint32_t last, bool write) {
   uint64_t written = atomic_load_explicit(&history->write, memory_order_relaxed), conflict = 0;
+  if (write && is_own(written, clock) && covers(written, first, last))
+    return 0; /* noted before, and compared then */
   uint64_t reads[2] = {atomic_load_explicit(&history->reads[0], memory_order_relaxed),
                        atomic_load_explicit(&history->reads[1], memory_order_relaxed)};
+  if (!write && is_own(reads[0], clock) && covers(reads[0], first, last))
+    return 0;
   if (written && overlaps(written, first, last) && !is_before(written, clock))
     conflict = written;
   if (write) {

@@ -33,7 +33,6 @@ typedef struct emu_warp {
 struct emu_cpu {
   emu_launch *launch;
   uint8_t *shared;  /* EMU_MAX_SHARED bytes, then a page that nobody can touch */
-  uint64_t block;   /* linear index of the block that runs */
   jmp_buf abandon;  /* checking mode: where a kernel without fibers is left */
   uint32_t current; /* the thread that runs */
   uint32_t started; /* threads below have a stack in use */

@@ -39,7 +39,7 @@ static emu_cpu *make_cpu(void) {
   return cpu;
 }
 
-emu_cpu *emu_cpu_acquire(const emu_launch *launch) {
+emu_cpu *emu_cpu_acquire(emu_launch *launch) {
   pthread_mutex_lock(&cpus_lock);
   emu_cpu *cpu = cpus;
   if (cpu)
@@ -47,7 +47,7 @@ emu_cpu *emu_cpu_acquire(const emu_launch *launch) {
   pthread_mutex_unlock(&cpus_lock);
   if (!cpu && !(cpu = make_cpu()))
     return NULL;
-  cpu->launch = (emu_launch *)launch;
+  cpu->launch = launch;
   if (launch->function->meta->mode == OCP_EMU_FIBER && !emu_fibers_prepare(cpu, launch)) {
     emu_cpu_release(cpu);
     return NULL;
@@ -84,7 +84,6 @@ void emu_run_blocks(emu_launch *launch, emu_cpu *cpu, uint64_t first, uint64_t l
   for (uint64_t index = first; index < last; index++) {
     if (atomic_load_explicit(&launch->error, memory_order_relaxed))
       return;
-    cpu->block = index;
     if (fibers) {
       emu_fibers_run_block(cpu, block);
     } else {
@@ -104,13 +103,14 @@ void emu_run_blocks(emu_launch *launch, emu_cpu *cpu, uint64_t first, uint64_t l
   }
 }
 
-typedef struct remainder {
+/* The blocks of a grid from `first` on. */
+typedef struct grid_rest {
   emu_launch *launch;
   uint64_t first;
-} remainder_of_grid;
+} grid_rest;
 
 static void run_range(void *context, uint64_t first, uint64_t last) {
-  const remainder_of_grid *rest = context;
+  const grid_rest *rest = context;
   emu_cpu *cpu = emu_cpu_acquire(rest->launch);
   if (!cpu) {
     atomic_store(&rest->launch->error, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
@@ -129,7 +129,7 @@ static CUresult run_grid(emu_launch *launch, struct CUfunc_st *function) {
       return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
     emu_run_blocks(launch, cpu, 0, 1);
     emu_cpu_release(cpu);
-    return atomic_load(&launch->error);
+    return emu_check_launched(launch);
   }
   uint64_t cost = atomic_load_explicit(&function->ticks_per_block, memory_order_relaxed), done = 0;
   if (cost * launch->blocks < WAKE_TICKS || emu.threads == 1) {
@@ -147,7 +147,7 @@ static CUresult run_grid(emu_launch *launch, struct CUfunc_st *function) {
     emu_cpu_release(cpu);
   }
   if (done < launch->blocks) {
-    remainder_of_grid rest = {launch, done};
+    grid_rest rest = {launch, done};
     uint64_t count = launch->blocks - done, fair = count / (4 * emu.threads), chunk = CHUNK_TICKS / (cost + 1);
     chunk = chunk < fair ? chunk : fair;
     uint64_t start = ticks();

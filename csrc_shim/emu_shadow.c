@@ -147,6 +147,13 @@ void emu_shadow_copied(uint64_t dst, uint64_t src, uint64_t bytes) {
   memmove(states + (dst - emu.base), states + (src - emu.base), bytes);
 }
 
+bool emu_shadow_is_written(uint64_t address, uint32_t bytes) {
+  const uint8_t *first = states + (address - emu.base);
+  if (bytes == 4 && address % 4 == 0)
+    return __atomic_load_n((const uint32_t *)first, __ATOMIC_RELAXED) == 0x03030303u;
+  return emu_shadow_first_not(address, bytes, EMU_BYTE_ALLOCATED | EMU_BYTE_WRITTEN) == bytes;
+}
+
 uint64_t emu_shadow_first_not(uint64_t address, uint64_t bytes, uint8_t wanted) {
   const uint8_t *first = states + (address - emu.base);
   for (uint64_t i = 0; i < bytes; i++)

@@ -142,6 +142,13 @@ def test_a_kernel_that_reads_what_nothing_wrote_is_found(device: Device, kernels
     assert "byte 480 of 512" in finding
 
 
+def test_a_launch_of_one_block_fails_for_a_finding_that_does_not_end_it(device: Device, kernels: Module) -> None:
+    source, total = device.empty(32, np.int32), device.upload(np.zeros(1, np.int32))
+    launch = lambda: kernels.launch("checked_shared", 1, 32, [source, total, np.int32(0)])  # noqa: E731
+    finding = fails(device, launch, "CUDA_ERROR_LAUNCH_FAILED")
+    assert finding.startswith("uninitialised-read: kernel checked_shared, block (0,0,0), thread (0,0,0) reads 4 bytes")
+
+
 def test_a_copy_of_what_nothing_wrote_is_found_at_the_host(device: Device) -> None:
     source, target = device.empty(128, np.int32), device.upload(np.zeros(128, np.int32))
     device.call("MemcpyDtoDAsync", target.address, source.address, 512, ffi.NULL)
