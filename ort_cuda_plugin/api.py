@@ -13,7 +13,7 @@ from typing import Any
 from . import get_ep_name, get_library_path
 from .abi.tables import OLDEST_API
 from .ep import boundary, factory
-from .ep.devices import DeviceInfo, cuda_devices
+from .ep.devices import DeviceInfo, cuda_devices, emulation_requested
 from .ep.options import parse
 from .ep.provider import Provider, last_provider
 from .graph.claims import NodeVerdict
@@ -73,6 +73,8 @@ def register(name: str = "cuda_plugin", emulate: bool | None = None) -> list[Any
         ValueError: ``ORT_CUDA_PLUGIN_EMULATE`` has no valid value.
     """
     ort = _onnxruntime()
+    if emulate is None:
+        emulation_requested()  # an error here is clearer than one that has passed through ONNX Runtime
     with _registration:
         if len(boundary.FACTORIES) == 0:
             _register(ort, name, emulate)

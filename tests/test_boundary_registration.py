@@ -76,7 +76,7 @@ def test_emulated_devices_come_only_when_asked_for() -> None:
 def test_an_unclear_wish_for_emulation_is_an_error() -> None:
     done = python(START + "plugin.register()", env={**NO_GPU, "ORT_CUDA_PLUGIN_EMULATE": "perhaps"}, check=False)
     assert done.returncode != 0
-    assert "ORT_CUDA_PLUGIN_EMULATE='perhaps': use 1 or 0" in done.stderr
+    assert "ValueError: ORT_CUDA_PLUGIN_EMULATE='perhaps': use 1 or 0" in done.stderr
 
 
 def test_devices_carry_what_applications_select_by() -> None:

@@ -1,6 +1,6 @@
-"""The functions of ONNX Runtime's C ABI that the plugin calls, and the versions that it speaks.
+"""The functions of ONNX Runtime's C ABI that concern an execution provider, and the versions that the plugin speaks.
 
-Only slots that are called are listed; all others become reserved space. A line is
+Slots that are not listed become reserved space. A line is
 
     slot since declaration
 
