@@ -61,6 +61,7 @@ def test_a_computed_shape_that_does_not_fit_fails_the_run_by_name_and_the_next_o
 def test_several_read_backs_in_one_plan():
     made = session(
         [
+            helper.make_node("Constant", [], ["one"], value_ints=[1]),
             helper.make_node("Cast", ["s"], ["first"], to=TensorProto.INT64),
             helper.make_node("Reshape", ["x", "first"], ["r"]),
             helper.make_node("ReduceMax", ["r"], ["largest"], keepdims=1),
@@ -72,10 +73,9 @@ def test_several_read_backs_in_one_plan():
         [
             helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"]),
             helper.make_tensor_value_info("s", TensorProto.FLOAT, [2]),
-            helper.make_tensor_value_info("one", TensorProto.INT64, [1]),
         ],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
     )
     x = np.array([1, 3, 2], np.float32)
-    feeds = {"x": x, "s": np.array([1, 3], np.float32), "one": np.array([1])}
+    feeds = {"x": x, "s": np.array([1, 3], np.float32)}
     np.testing.assert_array_equal(made.run(None, feeds)[0], np.broadcast_to(x, (3, 3)))
