@@ -188,6 +188,7 @@ H = symbol(2, "host", 5, None, None)
         (sym_min(sym_min(B, H), H), sym_min(B, H)),
         (sym_max(H, sym_max(H, S)), sym_max(H, S)),
         (eq(B + 1, 0), 0),
+        (le(-3 * B * S, 0), 1),
         (eq(B, S), eq(S, B)),
         (lt(B, B + 1), 1),
         (le(0, S), 1),

@@ -302,14 +302,11 @@ def _mul_bounds(a: Bounds, b: Bounds) -> Bounds:
 def _polynomial_bounds(expr: Expr) -> Bounds:
     total: Bounds = (expr.const, expr.const)
     for monomial, coefficient in expr.terms:
-        term: Bounds = (coefficient, coefficient)
-        for atom in monomial:
-            term = _mul_bounds(term, atom.bounds) if term != (1, 1) else atom.bounds
-        if len(monomial) == 1 and coefficient != 1:
-            low, high = monomial[0].bounds
-            scaled = (None if low is None else low * coefficient, None if high is None else high * coefficient)
-            term = scaled if coefficient > 0 else (scaled[1], scaled[0])
-        total = _add_bounds(total, term)
+        product = monomial[0].bounds
+        for atom in monomial[1:]:
+            product = _mul_bounds(product, atom.bounds)
+        low, high = (None if end is None else end * coefficient for end in product)
+        total = _add_bounds(total, (low, high) if coefficient > 0 else (high, low))
         if total == (None, None):
             break
     return total
