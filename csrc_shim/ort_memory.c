@@ -254,7 +254,7 @@ int ocp_ort_copy(ocp_device *device, void *dst, bool dst_on_device, const void *
                  ocp_stream *stream, ocp_error *error) {
   if (bytes == 0)
     return ORT_OK;
-  if (ocp_device_enter(device, error) != ORT_OK)
+  if (ocp_device_enter(stream ? stream->device : device, error) != ORT_OK)
     return error->code;
   if (!dst_on_device && !src_on_device) {
     if (!stream || ocp_stream_synchronize(stream, error) == ORT_OK)
@@ -295,7 +295,7 @@ int ocp_ort_copy_tensor(const OrtValue *src, OrtValue *dst, ocp_stream *stream, 
     return ocp_fail(error, ORT_INVALID_ARGUMENT, "cannot copy a tensor of %zu bytes into one of %zu", src_bytes,
                     dst_bytes);
   place from = place_of(ocp_ep_api->Value_GetMemoryDevice(src)), to = place_of(ocp_ep_api->Value_GetMemoryDevice(dst));
-  place ours = is_ours(to) ? to : from;
+  place ours = to.kind == PLACE_DEVICE ? to : from.kind == PLACE_DEVICE || !is_ours(to) ? from : to;
   if (dst_bytes && (!src_data || !dst_data))
     return ocp_fail(error, ORT_EP_FAIL, "cannot copy a tensor without memory: %s", ocp_ort_allocation_failure());
   if (!is_ours(ours) || from.kind == PLACE_FOREIGN || to.kind == PLACE_FOREIGN)

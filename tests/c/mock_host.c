@@ -207,6 +207,37 @@ static void test_tensors_survive_a_way_through_all_memories(void) {
   stream.impl->Release(stream.impl);
 }
 
+static void test_tensors_go_from_device_to_device(void) {
+  const int64_t dims[] = {1000};
+  float there[1000], back[1000] = {0};
+  for (int i = 0; i < 1000; i++)
+    there[i] = (float)i;
+  OrtAllocator *other_allocator = make_allocator(other_device_memory);
+  OrtSyncStream streams[2] = {make_stream(), {0}};
+  check_ok(factory->CreateSyncStreamForDevice(factory, &other_device_memory, NULL, &streams[1].impl));
+  for (int use = 0; use < 3; use++) {
+    OrtSyncStream *used = use == 2 ? NULL : &streams[use]; /* of the one device, of the other, none */
+    OrtValue a = mock_wrap(there, mock_cpu, FLOAT, 1, dims), z = mock_wrap(back, mock_cpu, FLOAT, 1, dims);
+    OrtValue first = mock_tensor(device_allocator, device_memory, FLOAT, 1, dims);
+    OrtValue second = mock_tensor(other_allocator, other_device_memory, FLOAT, 1, dims);
+    OrtValue pinned = mock_tensor(pinned_allocator, pinned_memory, FLOAT, 1, dims);
+    memset(back, 0, sizeof back);
+    copy(&a, &first, used);
+    copy(&first, &second, used);
+    copy(&second, &pinned, used); /* pinned memory of the first device */
+    copy(&pinned, &z, used);
+    CHECK(memcmp(there, back, sizeof back) == 0);
+    if (used)
+      finish_run(used);
+    mock_free(&first);
+    mock_free(&second);
+    mock_free(&pinned);
+  }
+  for (int i = 0; i < 2; i++)
+    streams[i].impl->Release(streams[i].impl);
+  factory->ReleaseAllocator(factory, other_allocator);
+}
+
 static void test_a_consumer_waits_for_the_producer(void) {
   const int64_t dims[] = {1 << 16};
   float *host = calloc(2 << 16, sizeof *host);
@@ -328,6 +359,7 @@ static void run_round(const void *image, size_t bytes, uint32_t version, int run
   test_allocators_tell_their_statistics();
   test_device_memory_that_is_too_large_is_refused_and_logged();
   test_tensors_survive_a_way_through_all_memories();
+  test_tensors_go_from_device_to_device();
   test_a_consumer_waits_for_the_producer();
   test_memcpy_kernels_copy_on_the_stream();
   test_sessions(image, bytes, runs);
