@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..graph.ir import DType
 from ..graph.lowering import (
@@ -13,6 +14,7 @@ from ..graph.lowering import (
     Int64,
     InvalidModel,
     Lowering,
+    LoweringOptions,
     Tensor,
     Unsupported,
     broadcast_shapes,
@@ -60,6 +62,40 @@ def _with_rows_folded(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
     return ctx.view(a, (rows, a.shape[-1]), (stride, a.strides[-1]), a.offset)
 
 
+@dataclass(frozen=True)
+class _Call:
+    """One product as our kernels and cuBLASLt take it: a [m, k] and b [k, n], for each index of ``batch``."""
+
+    out: Tensor
+    a: Tensor
+    b: Tensor
+    addend: Tensor | None
+    alpha: float
+    beta: float
+    batch: list[Dim]
+    a_batch: tuple[Dim, ...]
+    b_batch: tuple[Dim, ...]
+
+    @property
+    def sizes(self) -> tuple[Dim, Dim, Dim]:
+        """m, n, k."""
+        return self.a.shape[-2], self.b.shape[-1], self.a.shape[-1]
+
+    @property
+    def is_scaled(self) -> bool:
+        return self.alpha != 1.0 or (self.addend is not None and self.beta != 1.0)
+
+    @property
+    def addend_strides(self) -> tuple[Dim, ...]:
+        m, n, _ = self.sizes
+        return () if self.addend is None else broadcast_strides(self.addend, (m, n))
+
+    @property
+    def contiguous(self) -> tuple[str, str]:
+        """The dimensions along which neighbours of a and of b lie."""
+        return _contiguous_axis(self.a, "m", "k"), _contiguous_axis(self.b, "k", "n")
+
+
 def multiply(
     ctx: Lowering,
     a: Tensor,
@@ -76,93 +112,85 @@ def multiply(
     batch = broadcast_shapes(ctx, a.shape[:-2], b.shape[:-2])
     out = ctx.empty((*batch, a.shape[-2], b.shape[-1]), a.dtype)
     a = _with_rows_folded(ctx, a, b)
-    (m, k), n = a.shape[-2:], b.shape[-1]
     if a.rank == 2 and all(dim == 1 for dim in b.shape[:-2]):
         b = ctx.view(b, b.shape[-2:], b.strides[-2:], b.offset)
         batch = ()
-    batch_strides = [_batch_strides(x, batch) for x in (a, b)]
-    batch_dims, (a_batch, b_batch) = collapse(batch, batch_strides)
-    if not batch_dims:
-        batch_dims, a_batch, b_batch = [1], (0,), (0,)
-    a_contiguous, b_contiguous = _contiguous_axis(a, "m", "k"), _contiguous_axis(b, "k", "n")
-    reach = [x.shape[-2] * x.strides[-2] + x.shape[-1] * x.strides[-1] for x in (a, b)]
-    scaled = alpha != 1.0 or (addend is not None and beta != 1.0)
-    strides = (*a.strides[-2:], *b.strides[-2:])
-    factor = Float64 if a.dtype is DType.FLOAT64 else Float32
-
-    if _library_product(ctx, out, a, b, addend, scaled, (a_contiguous, b_contiguous), batch_dims, (a_batch, b_batch)):
-        return out
-
-    def launch(kernel: Product, blocks: Dim, threads: int) -> None:
-        place = Int32 if kernel.index == "i32" else Int64
-        names = dict(zip(("a_m", "a_k", "b_k", "b_n"), strides, strict=True))
-        args: list[Arg] = [out, a, b]
-        args += [addend] if addend is not None else []
-        args += [Int32(m), Int32(n), Int32(k)]
-        args += [place(names[name]) for name in kernel.strides]
-        args += [Int32(dim) for dim in batch_dims[1:]]
-        args += [Int64(stride) for stride in (*a_batch, *b_batch)]
-        args += [place(stride) for stride in broadcast_strides(addend, (m, n))] if addend is not None else []
-        args += [factor(alpha), factor(beta)] if scaled else []
-        ctx.launch(kernel.spec, (blocks * product(batch_dims), 1, 1), (threads, 1, 1), args, writes=(out,))
-
-    common = {
-        "storage": a.dtype.short,
-        "a_contiguous": a_contiguous,
-        "b_contiguous": b_contiguous,
-        "batch_rank": len(batch_dims),
-        "addend": addend is not None,
-        "scaled": scaled,
-        "index": ctx.index_dtype(*reach),
-    }
-    few_rows = le(m, MAX_ROWS) if b_contiguous else 0
-    if few_rows != 0:
-        kernel = RowProduct(**common)  # type: ignore[arg-type]
-        blocks = ceildiv(n, kernel.block_columns) * m
-        launch(kernel, select(few_rows, blocks, 0), kernel.threads)
-    if few_rows == 0 or not is_const(few_rows):
-        tile = choose_tile(m, a.dtype)
-        blocks = ceildiv(m, tile.m) * ceildiv(n, tile.n)
-        launch(TiledProduct(**common, tile=tile), select(few_rows, 0, blocks), tile.threads)  # type: ignore[arg-type]
+    dims, (a_batch, b_batch) = collapse(batch, [_batch_strides(x, batch) for x in (a, b)])
+    if not dims:
+        dims, a_batch, b_batch = [1], (0,), (0,)
+    call = _Call(out, a, b, addend, alpha, beta, dims, a_batch, b_batch)
+    if not _call_library(ctx, call):
+        _launch(ctx, call)
     return out
 
 
-def _library_product(
-    ctx: Lowering, out: Tensor, a: Tensor, b: Tensor, addend: Tensor | None, scaled: bool,
-    contiguous: tuple[str, str], batch_dims: Sequence[Dim], batch_strides: Sequence[Sequence[Dim]],
-) -> bool:  # fmt: skip
+def _launch(ctx: Lowering, call: _Call) -> None:
+    """Launches our kernels: where the number of rows is not known, both, one of them with an empty grid."""
+    a, b, (m, n, _) = call.a, call.b, call.sizes
+    reach = [x.shape[-2] * x.strides[-2] + x.shape[-1] * x.strides[-1] for x in (a, b)]
+    index = ctx.index_dtype(*reach)
+    form = (a.dtype.short, *call.contiguous, len(call.batch), call.addend is not None, call.is_scaled, index)
+    few_rows = le(m, MAX_ROWS) if call.contiguous[1] else 0
+    if few_rows != 0:
+        row = RowProduct(*form)
+        _launch_kernel(ctx, call, row, select(few_rows, ceildiv(n, row.block_columns) * m, 0), row.threads)
+    if few_rows == 0 or not is_const(few_rows):
+        tile = choose_tile(m, a.dtype)
+        blocks = ceildiv(m, tile.m) * ceildiv(n, tile.n)
+        _launch_kernel(ctx, call, TiledProduct(*form, tile), select(few_rows, 0, blocks), tile.threads)
+
+
+def _launch_kernel(ctx: Lowering, call: _Call, kernel: Product, blocks: Dim, threads: int) -> None:
+    place = Int32 if kernel.index == "i32" else Int64
+    factor = Float64 if call.a.dtype is DType.FLOAT64 else Float32
+    strides = dict(zip(("a_m", "a_k", "b_k", "b_n"), (*call.a.strides[-2:], *call.b.strides[-2:]), strict=True))
+    args: list[Arg] = [call.out, call.a, call.b]
+    args += [call.addend] if call.addend is not None else []
+    args += [Int32(size) for size in call.sizes]
+    args += [place(strides[name]) for name in kernel.strides]
+    args += [Int32(dim) for dim in call.batch[1:]]
+    args += [Int64(stride) for stride in (*call.a_batch, *call.b_batch)]
+    args += [place(stride) for stride in call.addend_strides]
+    args += [factor(call.alpha), factor(call.beta)] if call.is_scaled else []
+    ctx.launch(kernel.spec, (blocks * product(call.batch), 1, 1), (threads, 1, 1), args, writes=(call.out,))
+
+
+def _call_library(ctx: Lowering, call: _Call) -> bool:
     """Records a call of cuBLASLt for this product; False where it has none or the device does not offer it."""
-    if "cublaslt" not in ctx.device.libraries or not a.dtype.is_float or scaled or len(batch_dims) > 1:
+    a, b, addend = call.a, call.b, call.addend
+    if "cublaslt" not in ctx.device.libraries or not a.dtype.is_float or call.is_scaled or len(call.batch) > 1:
         return False
-    if "" in contiguous:
+    if "" in call.contiguous or (addend is not None and call.addend_strides != (0, 1)):
         return False
-    (m, k), n = a.shape[-2:], b.shape[-1]
-    if addend is not None and broadcast_strides(addend, (m, n)) != (0, 1):
-        return False
-    flags = ProblemFlags(0)
-    flags |= ProblemFlags.TF32 if ctx.options.use_tf32 else flags
-    flags |= ProblemFlags.DETERMINISTIC if ctx.options.deterministic else flags
-    flags |= ProblemFlags.BIAS if addend is not None else flags
+    flags = ProblemFlags(0) if addend is None else ProblemFlags.BIAS
+    flags |= precision_flags(ctx.options)
     leading = []
     for x, transposed, flag in (
-        (a, contiguous[0] == "m", ProblemFlags.A_TRANSPOSED),
-        (b, contiguous[1] == "k", ProblemFlags.B_TRANSPOSED),
+        (a, call.contiguous[0] == "m", ProblemFlags.A_TRANSPOSED),
+        (b, call.contiguous[1] == "k", ProblemFlags.B_TRANSPOSED),
     ):
-        lines, line = x.shape[-2:] if not transposed else x.shape[:-3:-1]
+        lines, line = x.shape[:-3:-1] if transposed else x.shape[-2:]
         stride = x.strides[-1 if transposed else -2]
         flags |= flag if transposed else ProblemFlags(0)
         # The library does not take lines that overlap, such as those of a broadcast matrix.
         if not ctx.guard(logical_or(le(lines, 1), le(line, stride))):
             return False
         leading.append(stride)
+    m, n, k = call.sizes
     if not ctx.guard(lt(0, k)):
         return False
     workspace = ctx.empty((WORKSPACE_BYTES,), DType.UINT8)
-    tensors = [out, a, b, *([addend] if addend is not None else []), workspace]
-    sizes = [m, n, k, *leading, batch_dims[0], *(strides[0] for strides in batch_strides), WORKSPACE_BYTES]
+    tensors = [call.out, a, b, *([addend] if addend is not None else []), workspace]
+    sizes = [m, n, k, *leading, call.batch[0], call.a_batch[0], call.b_batch[0], WORKSPACE_BYTES]
     problem = LibraryProblem(MATMUL, a.dtype.onnx, flags)
-    ctx.library(problem, [*tensors, *map(Int64, sizes)], writes=(out, workspace))
+    ctx.library(problem, [*tensors, *map(Int64, sizes)], writes=(call.out, workspace))
     return True
+
+
+def precision_flags(options: LoweringOptions) -> ProblemFlags:
+    """What the session's options say of the precision of library calls."""
+    flags = ProblemFlags.TF32 if options.use_tf32 else ProblemFlags(0)
+    return flags | (ProblemFlags.DETERMINISTIC if options.deterministic else ProblemFlags(0))
 
 
 def _batch_strides(x: Tensor, batch: Sequence[Dim]) -> tuple[Dim, ...]:

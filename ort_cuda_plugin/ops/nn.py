@@ -13,8 +13,8 @@ from ..kernels.conv import DirectConv, TiledConv, pack_weights, packed_shape, pa
 from ..kernels.elementwise import elementwise
 from ..kernels.pool import Pool, local_response_normalization
 from ..kernels.tiles import THREADS
-from ..runtime.libraries import CONV, WORKSPACE_BYTES, LibraryProblem, ProblemFlags
-from .matmul import choose_tile
+from ..runtime.libraries import CONV, WORKSPACE_BYTES, LibraryProblem
+from .matmul import choose_tile, precision_flags
 from .registry import FLOATS, T, op
 
 Ints = Sequence[int]
@@ -210,13 +210,11 @@ def _library_conv(
 ) -> None:  # fmt: skip
     """Records a call of cuDNN, whose engines want the same padding at both ends."""
     flat, places = _planar(window, spatial)
-    flags = ProblemFlags.TF32 if ctx.options.use_tf32 else ProblemFlags(0)
-    flags |= ProblemFlags.DETERMINISTIC if ctx.options.deterministic else flags
     sizes = [x.shape[0], x.shape[1], w.shape[0], group]
     for axis in zip(flat.size, flat.kernel, places, flat.strides, flat.dilations, flat.begin, flat.end, strict=True):
         sizes += axis
     workspace = ctx.empty((WORKSPACE_BYTES,), DType.UINT8)
-    problem = LibraryProblem(CONV, x.dtype.onnx, flags, len(flat.size))
+    problem = LibraryProblem(CONV, x.dtype.onnx, precision_flags(ctx.options), len(flat.size))
     ctx.library(problem, [out, x, w, workspace, *map(Int64, [*sizes, WORKSPACE_BYTES])], writes=(out, workspace))
 
 
