@@ -38,8 +38,9 @@ int ocp_fail_cuda(ocp_error *error, const ocp_driver *driver, CUresult result, c
     name = "unknown error";
   if (driver->GetErrorString(result, &text) != CUDA_SUCCESS || !text)
     text = "no description";
+  const char *detail = driver == ocp_driver_emulator() ? ocp_emu_last_error() : "";
   return ocp_fail(error, result == CUDA_ERROR_INVALID_VALUE ? ORT_INVALID_ARGUMENT : ORT_EP_FAIL,
-                  "%s failed: %s (%d: %s)", what, name, result, text);
+                  "%s failed: %s (%d: %s)%s%s", what, name, result, text, *detail ? ": " : "", detail);
 }
 
 OrtStatus *ocp_status(const ocp_error *error) {

@@ -233,7 +233,9 @@ static CUresult start_locked(void) {
     munmap(contents, emu.bytes);
   if (pinned)
     munmap(pinned, PINNED_BYTES);
-  return emu_fail(CUDA_ERROR_OUT_OF_MEMORY, "the system does not give %llu bytes of address space for emulated devices",
+  return emu_fail(CUDA_ERROR_OUT_OF_MEMORY,
+                  "the system does not give %llu bytes of address space for emulated devices; " ENVIRONMENT
+                  "_MEMORY sets their size",
                   (unsigned long long)emu.bytes);
 }
 

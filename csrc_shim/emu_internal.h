@@ -123,7 +123,7 @@ struct CUfunc_st {
   _Atomic uint32_t ticks_per_block; /* cost estimate that decides whether to wake workers; 0: not known yet */
   struct CUfunc_st *next;
 };
-/* Whether the range lies in the module's read-only data. */
+/* Whether the range lies in the module's data. */
 bool emu_module_owns(const struct CUmod_st *module, uint64_t address, uint64_t bytes);
 /* Address of the function that a kernel object may call by that name, or NULL. */
 const void *emu_symbol(const char *name);

@@ -1,16 +1,19 @@
 /* Contract between kernels compiled for the emulated device and the emulator that runs them.
  *
  * A kernel image is an x86-64 relocatable ELF object (static relocations, large code model) made by the compile
- * pipeline from the LLVM IR that the GPU build hands to NVVM. For a kernel NAME it defines two symbols: NAME void
- * NAME(const void *const *params, ocp_emu_thread *thread) NAME.meta   one constant ocp_emu_kernel_meta params[i] points
- * to the value of parameter i, as kernelParams of cuLaunchKernel does; pointer values were already translated by the
- * emulator from device addresses to the alias that host code can read.
+ * pipeline from the LLVM IR that the GPU build hands to NVVM. For a kernel NAME it defines two symbols:
+ *
+ * - NAME, a function `void NAME(const void *const *params, ocp_emu_thread *thread)`. params[i] points to the value of
+ *   parameter i, as kernelParams of cuLaunchKernel does; the emulator has already translated pointers from device
+ *   addresses to the alias that host code can read.
+ * - NAME.meta, a constant ocp_emu_kernel_meta.
  *
  * A kernel without barriers, shuffles or votes has mode OCP_EMU_BLOCK: one call runs every thread of the block (the
- * loop over threads is in the object, where LLVM can vectorise it), and thread->tid is ignored. Otherwise the mode is
- * OCP_EMU_FIBER: one call runs one thread, and the calls below switch fibers. Undefined symbols are resolved against
- * the emulator's table of intrinsics (the ocp_emu_* functions below, libm and memcpy/memset); any other name makes
- * ModuleLoadData fail. */
+ * loop over threads is in the object, where LLVM can vectorise it) and sets thread->tid only where it is checked, for
+ * the findings. Otherwise the mode is OCP_EMU_FIBER: one call runs one thread, and the calls below switch fibers.
+ *
+ * Undefined symbols are resolved against the table in emu_symbols.c: the ocp_emu_* functions below, libm, memcpy and
+ * the like. Any other name makes ModuleLoadData fail and name it. */
 #ifndef OCP_EMU_KERNEL_H
 #define OCP_EMU_KERNEL_H
 

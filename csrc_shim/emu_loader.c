@@ -360,8 +360,8 @@ CUresult emu_module_unload(CUmodule module) {
 }
 
 bool emu_module_owns(const struct CUmod_st *module, uint64_t address, uint64_t bytes) {
-  uint64_t offset = address - (uint64_t)module->mapping - module->code_bytes;
-  return offset < module->constant_bytes && bytes <= module->constant_bytes - offset;
+  uint64_t offset = address - (uint64_t)module->mapping;
+  return offset >= module->code_bytes && offset < module->mapping_bytes && bytes <= module->mapping_bytes - offset;
 }
 
 static const struct symbol *find_symbol(const struct CUmod_st *module, const char *name, const char *suffix) {

@@ -83,6 +83,17 @@ def check(error: Any) -> None:
         raise PluginError(ffi.string(error.text).decode(errors="replace"), error.code)
 
 
+def driver_error_text(driver: Any, code: int) -> str:
+    """Name of a CUresult that a call of ``driver`` (``const ocp_driver *``) just returned in this thread, and in
+    parentheses what the emulator has to say about it, if anything."""
+    name = ffi.new("const char **")
+    known = driver.GetErrorName(code, name) == 0 and name[0] != ffi.NULL
+    text = ffi.string(name[0]).decode() if known else f"CUDA error {code}"
+    if driver == core().driver_emulator() and (detail := ffi.string(core().emu_last_error())):
+        text += f" ({detail.decode(errors='replace')})"
+    return text
+
+
 def counter_names() -> list[str]:
     table = core()
     return [ffi.string(table.counter_names[i]).decode() for i in range(table.num_counters)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..abi.core import PluginError, core, ffi, lib
+from ..abi.core import PluginError, core, driver_error_text, ffi, lib
 
 #: "1", "true", "yes", "on": a plain registration offers the emulated devices as well.
 EMULATE_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE"
@@ -128,10 +128,7 @@ def _enumerate(driver: Any, *, emulated: bool) -> list[DeviceInfo]:
     def call(name: str, *arguments: Any) -> None:
         result = getattr(driver, name)(*arguments)
         if result != lib.CUDA_SUCCESS:
-            text = ffi.new("const char **")
-            driver.GetErrorName(result, text)
-            label = ffi.string(text[0]).decode() if text[0] != ffi.NULL else str(result)
-            raise DriverError(f"cu{name} failed: {label}")
+            raise DriverError(f"cu{name} failed: {driver_error_text(driver, result)}")
 
     def attribute(device: int, number: int) -> int:
         value = ffi.new("int *")

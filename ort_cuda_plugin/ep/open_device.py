@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from ..abi.core import check, core, ffi, lib, new_error
+from ..abi.core import check, core, driver_error_text, ffi, lib, new_error
 from ..graph.lowering import DeviceProperties
 from ..runtime.kernel import KernelSpec
 from ..runtime.kernel_library import KernelLibrary
@@ -154,10 +154,7 @@ class OpenDevice:
 
     def _check(self, result: int, call: str, subject: str) -> None:
         if result != lib.CUDA_SUCCESS:
-            name = ffi.new("const char **")
-            self.driver.GetErrorName(result, name)
-            text = ffi.string(name[0]).decode() if name[0] != ffi.NULL else str(result)
-            raise DriverError(f"{call} failed for {subject}: {text}")
+            raise DriverError(f"{call} failed for {subject}: {driver_error_text(self.driver, result)}")
 
 
 @cache

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from ..abi.core import core, ffi
+from ..abi.core import core, driver_error_text, ffi
 from .targets import KernelImage
 
 Dim3: TypeAlias = int | Sequence[int]
@@ -23,11 +23,11 @@ Dim3: TypeAlias = int | Sequence[int]
 class CudaError(RuntimeError):
     """A driver call failed. ``code`` is its CUresult, ``name`` that code's name, ``call`` the member of the table."""
 
-    def __init__(self, call: str, code: int, name: str, detail: str) -> None:
-        super().__init__(f"{call}: {name} ({detail})" if detail else f"{call}: {name}")
+    def __init__(self, call: str, code: int, text: str) -> None:
+        super().__init__(f"{call}: {text}")
         self.call = call
         self.code = code
-        self.name = name
+        self.name = text.partition(" ")[0]
 
 
 ignored_at_end = (CudaError, TypeError, AttributeError)
@@ -67,18 +67,8 @@ class Device:
         return Device(driver, ordinal, is_emulated=False)
 
     def _check(self, call: str, code: int) -> None:
-        if code == 0:
-            return
-        detail = core().emu_last_error() if self.is_emulated else ffi.NULL
-        text = ffi.string(detail).decode(errors="replace") if detail != ffi.NULL else ""
-        raise CudaError(call, code, self.error_name(code), text)
-
-    def error_name(self, code: int) -> str:
-        """``"CUDA_ERROR_OUT_OF_MEMORY"`` and the like; ``"CUDA error N"`` for a code the driver does not know."""
-        name = ffi.new("const char **")
-        if self.driver.GetErrorName(code, name) != 0 or name[0] == ffi.NULL:
-            return f"CUDA error {code}"
-        return str(ffi.string(name[0]).decode())
+        if code != 0:
+            raise CudaError(call, code, driver_error_text(self.driver, code))
 
     def enter(self) -> None:
         """Makes the device's context current in the calling thread."""
