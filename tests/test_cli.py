@@ -12,6 +12,8 @@ from onnx import TensorProto, helper
 
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
+from ort_cuda_plugin.runtime.kernel import KernelSpec
+from ort_cuda_plugin.runtime.kernel_library import MANIFEST_VARIABLE, record_specs
 
 
 @pytest.fixture
@@ -99,3 +101,19 @@ def test_info_reports_versions_devices_and_the_cache(capsys):
 def test_info_prints_tables(capsys):
     assert main(["info"]) == ExitCode.OK
     assert "emulated" in capsys.readouterr().out
+
+
+def test_kernels_reports_on_the_kernels_of_a_manifest(capsys, tmp_path, monkeypatch):
+    manifest = tmp_path / "kernels.jsonl"
+    monkeypatch.setenv(MANIFEST_VARIABLE, str(manifest))
+    record_specs([KernelSpec("add_one", ("*f32",), "def kernel(x):\n    x[0] = x[0] + float32(1)\n")])
+    assert main(["kernels", "--arch", "sm_90", "--manifest", str(manifest), "--json"]) == ExitCode.OK
+    (usage,) = json.loads(capsys.readouterr().out)
+    assert usage["arch"] == "sm_90"
+    assert usage["registers"] > 0
+    assert usage["spill_stores"] == usage["spill_loads"] == 0
+
+
+def test_kernels_without_a_manifest_says_how_to_get_one(capsys, tmp_path):
+    assert main(["kernels", "--manifest", str(tmp_path / "none")]) == ExitCode.USAGE
+    assert "--sample" in capsys.readouterr().err

@@ -1,13 +1,14 @@
 """Compile kernels for GPU architectures, without a GPU, and report registers, shared memory and spills.
 
-By default those of the sample: the operators that models spend their time in. A manifest holds every specialisation
-that a test run asked for; record one with ORT_CUDA_PLUGIN_KERNEL_MANIFEST=FILE pytest.
+The kernels are those that the test suite asked for, from the manifest that it records, or a fixed sample: the
+operators that models spend their time in.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -17,18 +18,26 @@ from rich.progress import Progress
 from rich.table import Table
 
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+from ort_cuda_plugin.runtime.kernel_library import MANIFEST_VARIABLE, read_manifest
+
+DEFAULT_MANIFEST = "build/kernels.jsonl"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--manifest", metavar="FILE", type=Path, help="the kernels of this manifest instead of the sample"
+    kernels = parser.add_mutually_exclusive_group()
+    kernels.add_argument("--sample", action="store_true", help="the fixed sample instead of a manifest")
+    kernels.add_argument(
+        "--manifest",
+        metavar="FILE",
+        type=Path,
+        default=Path(os.environ.get(MANIFEST_VARIABLE) or DEFAULT_MANIFEST),
+        help=f"the kernels that a test run recorded (default ${MANIFEST_VARIABLE} or {DEFAULT_MANIFEST})",
     )
     parser.add_argument("--arch", action="append", metavar="SM", help="only this architecture, e.g. sm_90 (repeatable)")
     parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    from ort_cuda_plugin.runtime.kernel_library import read_manifest
     from ort_cuda_plugin.runtime.kernel_report import ARCHITECTURES, report, sample_specs
 
     known = {target.arch: target for target in ARCHITECTURES}
@@ -37,9 +46,10 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UserError(ExitCode.USAGE, f"--arch {unknown[0]}: choose from {', '.join(known)}")
     targets = [known[name] for name in arguments.arch] if arguments.arch else list(known.values())
     try:
-        specs = read_manifest(arguments.manifest) if arguments.manifest else sample_specs()
+        specs = sample_specs() if arguments.sample else read_manifest(arguments.manifest)
     except (OSError, ValueError) as error:
-        raise UserError(ExitCode.USAGE, f"--manifest {arguments.manifest}: {error}") from error
+        message = f"no manifest at {arguments.manifest} ({error}): run pytest, which records one, or use --sample"
+        raise UserError(ExitCode.USAGE, message) from error
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("compiling", total=len(specs) * len(targets))
