@@ -310,6 +310,12 @@ def test_cubins_are_made_without_a_gpu(spec: KernelSpec, compute_capability: tup
     assert f".entry {spec.symbol}(".encode() in image.ptx
 
 
+def test_an_architecture_newer_than_the_toolkit_gets_ptx() -> None:
+    image = compile_kernel(triple, Target.cuda(99, 0))
+    assert image.data == image.ptx + b"\0"
+    assert f".entry {triple.symbol}(".encode() in image.data
+
+
 def test_launch_bounds_reach_the_ptx() -> None:
     spec = kernel("bounded", triple.signature, triple.source, launch_bounds=256)
     assert b".maxntid 256" in compile_kernel(spec, Target.cuda(9, 0)).ptx

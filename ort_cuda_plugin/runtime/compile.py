@@ -206,6 +206,7 @@ def explain(function: Callable[..., None], error: Exception) -> tuple[str, int, 
 
 
 def compile_cuda(spec: KernelSpec, target: Target) -> KernelImage:
+    """The image is a cubin; PTX, which the driver compiles, where the architecture is newer than the toolkit."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
     ir = kernel_ir(spec)
@@ -215,6 +216,8 @@ def compile_cuda(spec: KernelSpec, target: Target) -> KernelImage:
         ptx = nvvm.compile_ir(modules, arch=arch, opt=3, fastmath=spec.fast_math).strip(b"\0 \n")
     except Exception as error:
         raise KernelCompileError(spec, f"NVVM: {error}") from error
+    if target.compute_capability > max(nvrtc.get_supported_ccs()):
+        return KernelImage(bytes(ptx) + b"\0", spec.symbol, target, {}, bytes(ptx))
     options = LinkerOptions(arch=target.arch, max_register_count=spec.max_registers or None, verbose=True)
     linker = Linker(ObjectCode.from_ptx(ptx), options=options)
     try:

@@ -42,9 +42,9 @@ class Target:
 class KernelImage:
     """One compiled kernel, ready for ModuleLoadData.
 
-    ``data`` is a cubin, or for the emulated device a relocatable ELF object as ``csrc_shim/emu_kernel.h`` describes it;
-    ``entry`` is the kernel's symbol in it. ``metadata`` holds integers about it, such as ``static_shared_bytes``.
-    ``ptx`` is the PTX that the cubin was made from, for architectures newer than the target, else empty.
+    ``data`` is a cubin (NUL-terminated PTX for an architecture newer than the toolkit), or for the emulated device a
+    relocatable ELF object as ``csrc_shim/emu_kernel.h`` describes it; ``entry`` is the kernel's symbol in it.
+    ``metadata`` holds integers about it, such as ``static_shared_bytes``. ``ptx`` is what a cubin was made from.
     """
 
     data: bytes
