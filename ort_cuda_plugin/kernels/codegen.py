@@ -11,11 +11,14 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from ort_cuda_plugin.graph.ir import DType
+from ort_cuda_plugin.graph.ir import DType, Unsupported
 from ort_cuda_plugin.graph.lowering import Arg, Float32, Float64, Int32, Int64, Lowering, Tensor
 from ort_cuda_plugin.graph.symbolic import Dim
 from ort_cuda_plugin.kernels.scalar import Scalar
 from ort_cuda_plugin.runtime.kernel import KernelSpec
+
+MAX_PARAMETERS = 64
+"""Parameters that a kernel may have on every device."""
 
 HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
 
@@ -248,6 +251,8 @@ class KernelBuilder:
     def launch(
         self, ctx: Lowering, name: str, grid: tuple[Dim, Dim, Dim], block: tuple[int, int, int], shared_bytes: Dim = 0
     ) -> None:
+        if len(self._names) > MAX_PARAMETERS:
+            raise Unsupported("shape", f"{name} of so many strided dimensions needs {len(self._names)} parameters")
         source = f"def kernel({', '.join(self._names)}):\n" + "\n".join(self.emit.lines) + "\n"
         spec = KernelSpec(name=name, signature=tuple(self._signature), source=source)
         ctx.launch(spec, grid, block, self._args, shared_bytes=shared_bytes, writes=self._writes)

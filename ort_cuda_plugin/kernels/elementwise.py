@@ -17,7 +17,7 @@ from ort_cuda_plugin.kernels.host import HostArray, on_host
 from ort_cuda_plugin.kernels.layout import Plane, collapse
 from ort_cuda_plugin.kernels.scalar import Scalar, reachable
 
-__all__ = ["copy_into", "elementwise", "elementwise_into", "elementwise_tuple", "full"]
+__all__ = ["copy_into", "elementwise", "elementwise_into", "full"]
 
 
 def elementwise(ctx: Lowering, fn: Callable[..., Scalar], *tensors: Tensor) -> Tensor:
@@ -30,10 +30,6 @@ def elementwise(ctx: Lowering, fn: Callable[..., Scalar], *tensors: Tensor) -> T
     shape = broadcast_shapes(ctx, *(x.shape for x in tensors))
 
     def on_device() -> Tensor:
-        if expression in leaves:
-            source = tensors[leaves.index(expression)]
-            if source.is_constant and source.size == 1 and source.shape == shape:
-                return source
         result = ctx.empty(shape, expression.dtype)
         _launch(ctx, leaves, tensors, [expression], [result])
         return result
@@ -43,16 +39,6 @@ def elementwise(ctx: Lowering, fn: Callable[..., Scalar], *tensors: Tensor) -> T
         return np.asarray(function(*arrays), dtype=object)
 
     return on_host(ctx, on_symbols, tensors, shape, expression.dtype, on_device)
-
-
-def elementwise_tuple(ctx: Lowering, fn: Callable[..., Sequence[Scalar]], *tensors: Tensor) -> tuple[Tensor, ...]:
-    """As `elementwise`, for a function of several results: one launch writes them all."""
-    leaves = [Scalar(x.dtype, "leaf") for x in tensors]
-    expressions = fn(*leaves)
-    shape = broadcast_shapes(ctx, *(x.shape for x in tensors))
-    results = [ctx.empty(shape, expression.dtype) for expression in expressions]
-    _launch(ctx, leaves, tensors, expressions, results)
-    return tuple(results)
 
 
 def elementwise_into(ctx: Lowering, fn: Callable[..., Scalar], destination: Tensor, *tensors: Tensor) -> None:

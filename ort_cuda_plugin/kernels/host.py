@@ -20,7 +20,7 @@ HostArray: TypeAlias = npt.NDArray[np.object_]
 def host_array(x: Tensor) -> HostArray | None:
     """The contents of x with its shape where they are known, else None."""
     values = x.host
-    return None if values is None else _shaped(values, static_shape(x))
+    return None if values is None else _shaped(values, x.static_shape)
 
 
 def _shaped(values: Sequence[Dim], shape: Sequence[int]) -> HostArray:
@@ -55,19 +55,13 @@ def on_host(
         return ctx.host_tensor(result.reshape(-1).tolist(), result.shape, dtype)
 
     def values() -> tuple[Dim, ...]:
-        read = [_shaped(ctx.host_values(x, "an input of shape arithmetic"), static_shape(x)) for x in inputs]
+        read = [_shaped(ctx.host_values(x, "an input of shape arithmetic"), x.static_shape) for x in inputs]
         try:
             return tuple(compute(*read).reshape(-1).tolist())
         except (NotFoldable, ZeroDivisionError):
             raise Unsupported("shape", "shape arithmetic that has no symbolic form") from None
 
     return ctx.defer_host(device(), values)
-
-
-def static_shape(x: Tensor) -> tuple[int, ...]:
-    """The shape of a tensor whose dimensions are all known."""
-    assert all(isinstance(dim, int) for dim in x.shape)
-    return tuple(dim for dim in x.shape if isinstance(dim, int))
 
 
 def _is_small(shape: Sequence[Dim]) -> bool:

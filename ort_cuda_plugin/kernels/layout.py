@@ -11,6 +11,9 @@ from ort_cuda_plugin.kernels.codegen import Emitter, KernelBuilder, register_typ
 
 Strides = tuple[Dim, ...]
 
+SERIAL_THREADS = 64
+"""Threads of a block each of which works for long: few, so that there are blocks for all multiprocessors."""
+
 
 def collapse(shape: Sequence[Dim], strides: Sequence[Strides]) -> tuple[list[Dim], list[Strides]]:
     """The fewest dimensions that address the same elements, for tensors that share ``shape``.

@@ -1,13 +1,6 @@
-"""Reductions, and row programs: reductions along some axes followed by work on each element, in one launch.
+"""Kernels of row programs: reductions, and reductions followed by work on each element, in one launch.
 
-A row program is a function of Scalars, as for `elementwise`, that may also reduce::
-
-    def softmax(row: Row, x: Scalar) -> Scalar:
-        e = s.exp(x - row.reduce(MAX, x))
-        return e / row.reduce(SUM, e)
-
-A reduction is declared by an initial value, a step that takes in an element, and a combination of two partial results;
-whatever follows is an expression again. Reductions that do not depend on each other share one pass over the row.
+Reductions that do not depend on each other share one pass over the row.
 """
 
 from __future__ import annotations
@@ -15,20 +8,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from ort_cuda_plugin.graph.ir import DType
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor, broadcast_shapes, broadcast_strides
 from ort_cuda_plugin.graph.symbolic import Dim, ceildiv, hint, product
-from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.codegen import HALVES, KernelBuilder, load_text, offset_text, register_type
 from ort_cuda_plugin.kernels.elementwise import kernel_name
-from ort_cuda_plugin.kernels.layout import Plane, collapse, coordinates, extent, index_type
+from ort_cuda_plugin.kernels.layout import SERIAL_THREADS, Plane, collapse, coordinates, extent, index_type
+from ort_cuda_plugin.kernels.row_program import Row, Stage, Values
 from ort_cuda_plugin.kernels.scalar import Scalar, reachable
 
-__all__ = ["MAX", "MIN", "PRODUCT", "SUM", "Reduction", "Row", "arg_max", "arg_min", "reduce", "row_map", "scan"]
+__all__ = ["reduce", "row_map"]
 
-Values = tuple[Scalar, ...]
 Output = tuple[Scalar, Tensor]
 
 WARP = 32
@@ -36,110 +27,12 @@ SERIAL_COLUMNS = 32
 """A row of at most so many elements is reduced by one thread."""
 EMULATED_SERIAL_COLUMNS = 1024
 """The same on the emulated device, where threads that work together cost more than a longer loop."""
-SERIAL_THREADS = 64
-"""Threads of a block of which each has a row: few, since each works for long."""
 WARP_COLUMNS = 2048
 """A row of at most so many elements is reduced by one warp."""
 BLOCK = 256
 """Threads that reduce a longer row."""
 MANY_ROWS = 1024
 """Rows that keep a device busy with one thread each."""
-
-
-@dataclass(frozen=True, eq=False)
-class Reduction:
-    """``initial(dtypes)`` gives the accumulators before the first element, for elements of these types.
-
-    ``step(accumulators, elements)`` takes in one element (of one or several values), ``combine(a, b)`` joins the
-    accumulators of two parts of the row; parts may be joined in any order.
-    """
-
-    initial: Callable[[tuple[DType, ...]], Values]
-    step: Callable[[Values, Values], Values]
-    combine: Callable[[Values, Values], Values]
-
-
-def _fold(initial: Callable[[DType], int | float], fn: Callable[[Scalar, Scalar], Scalar]) -> Reduction:
-    return Reduction(
-        lambda dtypes: (s.constant(initial(dtypes[0]), dtypes[0]),),
-        lambda totals, elements: (fn(totals[0], elements[0]),),
-        lambda a, b: (fn(a[0], b[0]),),
-    )
-
-
-def lowest(dtype: DType) -> int | float:
-    """The least value of a type, -inf for floats."""
-    if dtype.is_float:
-        return float("-inf")
-    return -(1 << (8 * dtype.itemsize - 1)) if dtype.short[0] == "i" else 0
-
-
-def highest(dtype: DType) -> int | float:
-    """The greatest value of a type, inf for floats."""
-    if dtype.is_float:
-        return float("inf")
-    return (1 << (8 * dtype.itemsize - (dtype.short[0] == "i"))) - 1
-
-
-SUM = _fold(lambda dtype: 0, lambda a, b: a + b)
-PRODUCT = _fold(lambda dtype: 1, lambda a, b: a * b)
-MAX = _fold(lowest, s.maximum)
-MIN = _fold(highest, s.minimum)
-
-
-def _arg(better: Callable[[Scalar, Scalar], Scalar], initial: Callable[[DType], int | float], last: bool) -> Reduction:
-    """Accumulators: the best value so far and its index, -1 for none; elements: value and index."""
-
-    def combine(a: Values, b: Values) -> Values:
-        tie = s.equal(a[0], b[0]) & (b[1] >= 0) & ((a[1] < b[1]) if last else (b[1] < a[1]))
-        take = (b[1] >= 0) & ((a[1] < 0) | better(b[0], a[0]) | tie)
-        return s.where(take, b[0], a[0]), s.where(take, b[1], a[1])
-
-    return Reduction(
-        lambda dtypes: (s.constant(initial(dtypes[0]), dtypes[0]), s.constant(-1, DType.INT64)), combine, combine
-    )
-
-
-def arg_max(last: bool) -> Reduction:
-    """Accumulators (maximum, index of its first or last occurrence) of elements (value, index)."""
-    return _arg(lambda a, b: a > b, lowest, last)
-
-
-def arg_min(last: bool) -> Reduction:
-    """Accumulators (minimum, index of its first or last occurrence) of elements (value, index)."""
-    return _arg(lambda a, b: a < b, highest, last)
-
-
-class Row:
-    """What a row program can use beside its elements."""
-
-    def __init__(self) -> None:
-        self.index = Scalar(DType.INT64, "index")
-        """Position of the element in its row."""
-        self.count = Scalar(DType.INT64, "count")
-        """Number of elements of a row."""
-
-    def reduce(self, reduction: Reduction, *elements: Scalar) -> Scalar:
-        """The first accumulator after all elements of the row."""
-        return self.reduce_all(reduction, *elements)[0]
-
-    def reduce_all(self, reduction: Reduction, *elements: Scalar) -> Values:
-        """Every accumulator after all elements of the row."""
-        initial = reduction.initial(tuple(x.dtype for x in elements))
-        stage = _Stage(reduction, initial, elements)
-        return tuple(Scalar(x.dtype, "reduced", elements, (stage, i)) for i, x in enumerate(initial))
-
-    def mean(self, x: Scalar) -> Scalar:
-        """The arithmetic mean of a float, in float32 for half types."""
-        x = s.widen(x)
-        return self.reduce(SUM, x) / s.cast(self.count, x.dtype)
-
-
-@dataclass(frozen=True, eq=False)
-class _Stage:
-    reduction: Reduction
-    initial: Values
-    elements: Values
 
 
 def reduce(
@@ -179,9 +72,9 @@ def row_map(
     return tuple(tensor for _, tensor in elements + rows)
 
 
-def _stages(expressions: Iterable[Scalar]) -> list[list[_Stage]]:
+def _stages(expressions: Iterable[Scalar]) -> list[list[Stage]]:
     """The reductions that the expressions need, grouped: a group depends on earlier groups only."""
-    depths: dict[_Stage, int] = {}
+    depths: dict[Stage, int] = {}
 
     def depth(x: Scalar, known: dict[Scalar, int]) -> int:
         if x not in known:
@@ -219,7 +112,7 @@ class _RowKernel:
         self.emit = self.builder.emit
         self.emit.handlers["leaf"] = self._load
         self.emit.handlers["reduced"] = lambda x: self.accumulators[x.value[0]][x.value[1]]
-        self.accumulators: dict[_Stage, list[str]] = {}
+        self.accumulators: dict[Stage, list[str]] = {}
         self.sources: dict[Scalar, tuple[str, str, list[str]]] = {}
         self.coordinates: list[str] | None = None
 
@@ -316,7 +209,7 @@ class _RowKernel:
         pointer, base, strides = self.sources[leaf]
         return self.emit.assign(load_text(pointer, self._offset(base, strides), leaf.dtype))
 
-    def _reduce(self, stages: Sequence[_Stage]) -> None:
+    def _reduce(self, stages: Sequence[Stage]) -> None:
         """One pass over the row for all ``stages``."""
         emit = self.emit
         for stage in stages:
@@ -334,7 +227,7 @@ class _RowKernel:
         if self.threads > WARP:
             self._combine_warps(stages)
 
-    def _update(self, stages: Sequence[_Stage], change: Callable[[_Stage, Values], Values]) -> None:
+    def _update(self, stages: Sequence[Stage], change: Callable[[Stage, Values], Values]) -> None:
         """Assigns the accumulators of all stages anew; all new values are computed before the first is assigned."""
         pending = []
         for stage in stages:
@@ -347,7 +240,7 @@ class _RowKernel:
         for name, value in pending:
             self.emit.line(f"{name} = {value}")
 
-    def _combine(self, stage: _Stage, totals: Values, other: Callable[[DType, str, int], str]) -> Values:
+    def _combine(self, stage: Stage, totals: Values, other: Callable[[DType, str, int], str]) -> Values:
         """``totals`` combined with those of another part, whose names ``other`` gives as source text."""
         others = []
         for number, (total, name) in enumerate(zip(totals, self.accumulators[stage], strict=True)):
@@ -359,7 +252,7 @@ class _RowKernel:
             others.append(partner)
         return stage.reduction.combine(totals, tuple(others))
 
-    def _combine_warps(self, stages: Sequence[_Stage]) -> None:
+    def _combine_warps(self, stages: Sequence[Stage]) -> None:
         emit, warps = self.emit, self.threads // WARP
         shared = {}
         for stage in stages:
@@ -376,7 +269,7 @@ class _RowKernel:
                 emit.line(f"{name} = {array}[0]")
         with emit.block(f"for warp in range(1, {warps}):"):
 
-            def combine(stage: _Stage, totals: Values) -> Values:
+            def combine(stage: Stage, totals: Values) -> Values:
                 return self._combine(stage, totals, lambda dtype, name, number: f"{shared[stage][number]}[warp]")
 
             self._update(stages, combine)
@@ -393,43 +286,3 @@ def _shuffled(distance: int) -> Callable[[DType, str, int], str]:
         return f"{register_type(dtype)}(shfl_xor_i32(int32({name}), {distance}))"
 
     return text
-
-
-def scan(ctx: Lowering, reduction: Reduction, x: Tensor, axis: int, *, exclusive: bool, reverse: bool) -> Tensor:
-    """All partial results of a reduction along an axis: the first accumulator after each element, or before it.
-
-    ``reverse`` starts from the end. One thread works on a row.
-    """
-    result = ctx.empty(x.shape, x.dtype)
-    builder = KernelBuilder()
-    emit = builder.emit
-    kept = [other for other in range(x.rank) if other != axis]
-    placed = [tuple(t.strides[other] for other in kept) for t in (x, result)]
-    dims, strides = collapse([x.shape[other] for other in kept], placed)
-    plane = Plane(ctx, builder, dims or [1], SERIAL_THREADS)
-    count = builder.integer(x.shape[axis])
-    pointers = [builder.tensor(x), builder.tensor(result, written=True)]
-    offsets = []
-    for t, by_row in zip((x, result), strides, strict=True):
-        terms = [(name, builder.stride(stride)) for name, stride in zip(plane.names, by_row, strict=False)]
-        terms.append(("j", builder.stride(t.strides[axis])))
-        offsets.append(offset_text(terms))
-    total = Scalar(x.dtype, "accumulator")
-    (initial,) = reduction.initial((x.dtype,))
-    with emit.block(f"if {plane.inside}:"):
-        emit.line(f"total = {emit.value(initial)}")
-        with emit.block(f"for step in range({count}):"):
-            emit.line(f"j = {count} - 1 - step" if reverse else "j = step")
-            element = Scalar(x.dtype, "leaf")
-            emit.bind(element, emit.assign(load_text(pointers[0], offsets[0], x.dtype)))
-            emit.bind(total, "total")
-            (after,) = reduction.step((total,), (element,))
-            value = emit.value(after)
-            if exclusive:
-                emit.store(pointers[1], offsets[1], total)
-                emit.line(f"total = {value}")
-            else:
-                emit.line(f"total = {value}")
-                emit.store(pointers[1], offsets[1], total)
-    builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block)
-    return result

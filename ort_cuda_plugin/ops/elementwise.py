@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
@@ -94,6 +95,10 @@ binary("BitwiseOr", 18, lambda a, b: a | b, INTS)
 binary("BitwiseXor", 18, lambda a, b: a ^ b, INTS)
 
 
+MAX_TOGETHER = 6
+"""Inputs of a variadic operator that one kernel combines."""
+
+
 def variadic(
     name: str,
     since: int,
@@ -103,16 +108,14 @@ def variadic(
 ) -> None:
     """Enters an operator that combines any number of inputs: ``finish(step(step(a, b), c), 3)``."""
 
-    def combine(*elements: Scalar) -> Scalar:
-        total = elements[0]
-        for element in elements[1:]:
-            total = step(total, element)
-        return finish(total, len(elements))
-
     def function(ctx: Lowering, *inputs: Tensor) -> Tensor:
         if not inputs:
             raise InvalidModel(f"{name} without inputs")
-        return elementwise(ctx, combine, *inputs)
+        # A kernel has a limited number of parameters.
+        rest = list(inputs)
+        while len(rest) > MAX_TOGETHER:
+            rest[:MAX_TOGETHER] = [elementwise(ctx, lambda *x: functools.reduce(step, x), *rest[:MAX_TOGETHER])]
+        return elementwise(ctx, lambda *x: finish(functools.reduce(step, x), len(inputs)), *rest)
 
     op(name, since=since, types={"T": types})(function)
 

@@ -13,8 +13,9 @@ from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.elementwise import copy_into
 from ort_cuda_plugin.kernels.host import HostArray, integers, on_host
 from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map, scatter_map
-from ort_cuda_plugin.kernels.reduce import SUM, scan
+from ort_cuda_plugin.kernels.row_program import SUM
 from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.kernels.scan import scan
 from ort_cuda_plugin.kernels.views import reshape
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.registry import (

@@ -10,10 +10,11 @@ from ort_cuda_plugin.graph.ir import Array, DType, InvalidModel, Unsupported
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.elementwise import elementwise
-from ort_cuda_plugin.kernels.reduce import MAX, SUM, Row, row_map
+from ort_cuda_plugin.kernels.reduce import row_map
+from ort_cuda_plugin.kernels.row_program import MAX, SUM, Row
 from ort_cuda_plugin.kernels.scalar import Scalar
 from ort_cuda_plugin.ops.axes import normalize_axis
-from ort_cuda_plugin.ops.registry import FLOATS, T1, T2, T, V, op
+from ort_cuda_plugin.ops.registry import FLOATS, T1, T2, T, U, V, op
 
 Outputs = tuple[Sequence[Scalar], Sequence[Scalar]]
 
@@ -227,8 +228,36 @@ def batch_normalization_7(
     return batch_norm(ctx, x, scale, bias, mean, variance, epsilon)
 
 
-@op("BatchNormalization", since=14, types={"T": FLOATS, "T1": FLOATS, "T2": FLOATS, "U": FLOATS})
-def batch_normalization(
+def _batch_norm_inference(
+    ctx: Lowering,
+    x: Tensor,
+    parameters: tuple[Tensor, Tensor, Tensor, Tensor],
+    epsilon: float,
+    training_mode: int,
+) -> Tensor:
+    if training_mode:
+        raise Unsupported("attribute", "BatchNormalization in training mode")
+    return batch_norm(ctx, x, *parameters, epsilon)
+
+
+@op("BatchNormalization", since=14, types={"T": FLOATS, "U": FLOATS})
+def batch_normalization_14(
+    ctx: Lowering,
+    x: T,
+    scale: T,
+    bias: T,
+    mean: U,
+    variance: U,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    training_mode: int = 0,
+) -> Tensor:
+    return _batch_norm_inference(ctx, x, (scale, bias, mean, variance), epsilon, training_mode)
+
+
+@op("BatchNormalization", since=15, types={"T": FLOATS, "T1": FLOATS, "T2": FLOATS})
+def batch_normalization_15(
     ctx: Lowering,
     x: T,
     scale: T1,
@@ -240,6 +269,4 @@ def batch_normalization(
     momentum: float = 0.9,
     training_mode: int = 0,
 ) -> Tensor:
-    if training_mode:
-        raise Unsupported("attribute", "BatchNormalization in training mode")
-    return batch_norm(ctx, x, scale, bias, mean, variance, epsilon)
+    return _batch_norm_inference(ctx, x, (scale, bias, mean, variance), epsilon, training_mode)

@@ -9,7 +9,8 @@ from ort_cuda_plugin.graph.lowering import Lowering, Tensor
 from ort_cuda_plugin.graph.symbolic import Dim
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.elementwise import elementwise
-from ort_cuda_plugin.kernels.reduce import MAX, MIN, PRODUCT, SUM, Row, arg_max, arg_min, reduce
+from ort_cuda_plugin.kernels.reduce import reduce
+from ort_cuda_plugin.kernels.row_program import MAX, MIN, PRODUCT, SUM, Row, arg_max, arg_min
 from ort_cuda_plugin.kernels.scalar import Scalar
 from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
 from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, INDICES, HostTensor, T, op

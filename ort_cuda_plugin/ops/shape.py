@@ -22,8 +22,9 @@ from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, BOOL, FLOATS, T1, T2, HostTensor, T, op
 
 
-@op("Identity", since=1, types={"T": ALL_TENSORS, "V": ALL_TENSORS})
-def identity(ctx: Lowering, x: T) -> Tensor:
+@op("Identity", since=1, types={"T": ALL_TENSORS})
+@op("Identity", since=14, types={"V": ALL_TENSORS})
+def identity(ctx: Lowering, x: Tensor) -> Tensor:
     return x
 
 
@@ -36,11 +37,6 @@ def shape(ctx: Lowering, data: Tensor, *, start: int = 0, end: int | None = None
 @op("Size", since=1, types={"T": ALL_TENSORS})
 def size(ctx: Lowering, data: Tensor) -> Tensor:
     return ctx.host_tensor([data.size], (), DType.INT64)
-
-
-@op("Reshape", since=1, until=4, types={"T": ALL_TENSORS})
-def reshape_1(ctx: Lowering, data: Tensor, *, shape: tuple[int, ...]) -> Tensor:
-    return _reshape(ctx, data, shape, False)
 
 
 @op("Reshape", since=5, types={"T": ALL_TENSORS})
@@ -91,7 +87,9 @@ def flatten(ctx: Lowering, x: Tensor, *, axis: int = 1) -> Tensor:
 
 def _squeeze(ctx: Lowering, x: Tensor, axes: Sequence[Dim] | None) -> Tensor:
     if axes is None:
-        chosen: Sequence[int] = [axis for axis, dim in enumerate(x.shape) if ctx.guard(eq(dim, 1))]
+        if not all(isinstance(dim, int) for dim in x.shape):
+            raise Unsupported("shape", "Squeeze of every dimension of size 1 where sizes are not known before the Run")
+        chosen: Sequence[int] = [axis for axis, dim in enumerate(x.shape) if dim == 1]
     else:
         chosen = normalize_axes(axes, x.rank)
         for axis in chosen:
@@ -205,7 +203,8 @@ def constant_of_shape(ctx: Lowering, shape: HostTensor, *, value: Array | None =
 
 
 @op("Range", since=11, types={"T": frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT16, DType.INT32, DType.INT64})})
-def range_(ctx: Lowering, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
+def range_(ctx: Lowering, start: Tensor, limit: Tensor, delta: Tensor, *, stash_type: int = 1) -> Tensor:
+    """``stash_type`` concerns half types alone."""
     for x in (start, limit, delta):
         if x.size != 1:
             raise InvalidModel("the inputs of Range are scalars")

@@ -133,8 +133,8 @@ def _equal_parts(dim: Dim, count: int) -> list[Dim]:
     return [dim // count] * count
 
 
-@op("Concat", since=1, types={"T": ALL_TENSORS})
-def concat(ctx: Lowering, *inputs: Tensor, axis: int = 1) -> Tensor:
+@op("Concat", since=4, types={"T": ALL_TENSORS})
+def concat(ctx: Lowering, *inputs: Tensor, axis: int) -> Tensor:
     """Each input is copied into its place in the result."""
     first = inputs[0]
     at = normalize_axis(axis, first.rank)
