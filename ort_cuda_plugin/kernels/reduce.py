@@ -27,6 +27,8 @@ SERIAL_COLUMNS = 32
 """A row of at most so many elements is reduced by one thread."""
 EMULATED_SERIAL_COLUMNS = 1024
 """The same on the emulated device, where threads that work together cost more than a longer loop."""
+SERIAL_PARTS = 4
+"""Partial results that such a thread keeps."""
 WARP_COLUMNS = 2048
 """A row of at most so many elements is reduced by one warp."""
 BLOCK = 256
@@ -190,11 +192,18 @@ class _RowKernel:
         return (ceildiv(rows, height), 1, 1), (self.threads, height, 1), names, f"row < {n_rows}"
 
     @contextmanager
-    def _columns(self) -> Iterator[None]:
+    def _columns(self, start: str = "lane") -> Iterator[None]:
         """A loop over the thread's share of the row."""
-        with self.emit.block(f"for j in range(lane, {self.n}, {self.threads}):"):
-            self.emit.bind(self.row.index, "j")
-            flat = "j" if self.column_dtype is DType.INT64 else "int32(j)"
+        with self.emit.block(f"for j in range({start}, {self.n}, {self.threads}):"), self._column("j"):
+            yield
+
+    @contextmanager
+    def _column(self, index: str) -> Iterator[None]:
+        """A scope whose elements are those of column ``index``."""
+        with self.emit.scope():
+            name = self.emit.assign(index)
+            self.emit.bind(self.row.index, name)
+            flat = name if self.column_dtype is DType.INT64 else self.emit.assign(f"int32({name})")
             self.coordinates = coordinates(self.emit, flat, self.column_extents, self.column_dtype)
             yield
             self.coordinates = None
@@ -211,21 +220,49 @@ class _RowKernel:
 
     def _reduce(self, stages: Sequence[Stage]) -> None:
         """One pass over the row for all ``stages``."""
-        emit = self.emit
-        for stage in stages:
-            self.accumulators[stage] = [emit.fresh("a") for _ in stage.initial]
-            for name, initial in zip(self.accumulators[stage], stage.initial, strict=True):
-                emit.line(f"{name} = {emit.value(initial)}")
-        with self._columns():
-            self._update(stages, lambda stage, totals: stage.reduction.step(totals, stage.elements))
+        self.accumulators.update(self._accumulators(stages))
+        start = self._reduce_parts(stages) if self.threads == 1 else "lane"
+        with self._columns(start):
+            self._update(stages, _step)
         if self.threads == 1:
             return
         for distance in (16, 8, 4, 2, 1):
-            with emit.scope():
-                other = _shuffled(distance)
-                self._update(stages, functools.partial(self._combine, other=other))
+            with self.emit.scope():
+                self._update(stages, functools.partial(self._combine, other=_shuffled(distance)))
         if self.threads > WARP:
             self._combine_warps(stages)
+
+    def _accumulators(self, stages: Sequence[Stage]) -> dict[Stage, list[str]]:
+        """New variables that hold the initial values."""
+        names = {stage: [self.emit.fresh("a") for _ in stage.initial] for stage in stages}
+        for stage in stages:
+            for name, initial in zip(names[stage], stage.initial, strict=True):
+                self.emit.line(f"{name} = {self.emit.value(initial)}")
+        return names
+
+    def _reduce_parts(self, stages: Sequence[Stage]) -> str:
+        """The columns of one thread in several partial results side by side; gives the first column that is left.
+
+        Chains of dependent additions are shorter then, which is faster, and rounds less.
+        """
+        first = {stage: self.accumulators[stage] for stage in stages}
+        parts = [first, *(self._accumulators(stages) for _ in range(SERIAL_PARTS - 1))]
+        with self.emit.block(f"for j in range(0, {self.n} - {SERIAL_PARTS - 1}, {SERIAL_PARTS}):"):
+            for number, part in enumerate(parts):
+                self.accumulators.update(part)
+                with self._column(f"j + {number}"):
+                    self._update(stages, _step)
+        while len(parts) > 1:
+            half = len(parts) // 2
+            for part, other in zip(parts[:half], parts[half:], strict=True):
+                self.accumulators.update(part)
+                with self.emit.scope():
+                    self._update(stages, functools.partial(self._combine_part, other=other))
+            del parts[half:]
+        return f"{self.n} & -{SERIAL_PARTS}"
+
+    def _combine_part(self, stage: Stage, totals: Values, other: dict[Stage, list[str]]) -> Values:
+        return self._combine(stage, totals, lambda dtype, name, number: other[stage][number])
 
     def _update(self, stages: Sequence[Stage], change: Callable[[Stage, Values], Values]) -> None:
         """Assigns the accumulators of all stages anew; all new values are computed before the first is assigned."""
@@ -273,6 +310,10 @@ class _RowKernel:
                 return self._combine(stage, totals, lambda dtype, name, number: f"{shared[stage][number]}[warp]")
 
             self._update(stages, combine)
+
+
+def _step(stage: Stage, totals: Values) -> Values:
+    return stage.reduction.step(totals, stage.elements)
 
 
 def _shuffled(distance: int) -> Callable[[DType, str, int], str]:
