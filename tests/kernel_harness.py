@@ -66,6 +66,10 @@ def read_model(model: onnx.ModelProto, dynamic: bool = False) -> Graph:
         values[proto.name] = Value(proto.name, dtype, array.shape, initializer=Constant.of(array, dtype))
     inferred = onnx.shape_inference.infer_shapes(model).graph
     outputs = {info.name: _value(info, dynamic=True) for info in (*inferred.value_info, *inferred.output)}
+    for info in model.graph.output:
+        # ONNX infers no type for some of its functions; theirs is that of their first input.
+        if outputs[info.name].dtype is None:
+            outputs[info.name] = Value(info.name, next(iter(values.values())).dtype, None)
 
     def value(name: str) -> Value | None:
         if not name:

@@ -79,7 +79,12 @@ class _Analysis:
         return [self._verdict(node) for node in nodes]
 
     def without_idle_nodes(self, verdicts: list[NodeVerdict]) -> list[NodeVerdict]:
-        """Declines shape arithmetic that only declined nodes use: on the device it would be launches and copies."""
+        """Declines shape arithmetic that only declined nodes use: on the device it would be launches and copies.
+
+        Where the plugin runs all nodes nothing is declined: results that no node uses cost nothing.
+        """
+        if all(verdict.supported for verdict in verdicts):
+            return verdicts
         graph, tensors = self.lowering.graph, self.lowering.tensors
         used = set(graph.outputs)
         result: list[NodeVerdict] = []

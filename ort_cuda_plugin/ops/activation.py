@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ort_cuda_plugin.graph.ir import InvalidModel
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
+from ort_cuda_plugin.graph.symbolic import eq
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.kernels.scalar import Scalar
@@ -34,6 +35,16 @@ unary("Softplus", 1, softplus)
 unary("Softsign", 1, lambda x: x / (1.0 + s.absolute(x)))
 unary("Mish", 18, lambda x: x * s.tanh(softplus(x)))
 unary("HardSwish", 14, lambda x: x * s.maximum(0.0, s.minimum(1.0, x / 6.0 + 0.5)))
+
+
+@op("SwiGLU", since=28, types={"T": FLOATS})
+def swiglu(ctx: Lowering, a: Tensor, b: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """a gates b: a * sigmoid(alpha * a) * b, which do not broadcast to each other."""
+    if a.rank != b.rank:
+        raise InvalidModel(f"SwiGLU of ranks {a.rank} and {b.rank}")
+    for left, right in zip(a.shape, b.shape, strict=True):
+        ctx.require(eq(left, right), "the inputs of SwiGLU differ in shape")
+    return elementwise(ctx, lambda a, b: a * s.sigmoid(alpha * a) * b, a, b)
 
 
 @op("LeakyRelu", since=6, types={"T": FLOATS})

@@ -129,7 +129,7 @@ def gather_nd(ctx: Lowering, data: T, indices: Int64, *, batch_dims: int = 0) ->
     return gather_map(ctx, shape, data.dtype, element)
 
 
-def _copy_of(ctx: Lowering, x: Tensor) -> Tensor:
+def copy_of(ctx: Lowering, x: Tensor) -> Tensor:
     result = ctx.empty(x.shape, x.dtype)
     copy_into(ctx, result, x)
     return result
@@ -148,7 +148,7 @@ def scatter_elements(
     """Indices outside their dimension are ignored; of several updates of one element, any one stays."""
     _check_reduction("ScatterElements", reduction)
     axis = normalize_axis(axis, data.rank)
-    result = _copy_of(ctx, data)
+    result = copy_of(ctx, data)
 
     def move(maps: IndexMap, c: list[Scalar]) -> tuple[Sequence[Scalar], Scalar, Scalar]:
         index, inside = wrapped(maps.source(indices).at(c), maps.dim(data.shape[axis]))
@@ -164,7 +164,7 @@ def scatter_nd(ctx: Lowering, data: T, indices: Int64, updates: T, *, reduction:
     _check_reduction("ScatterND", reduction)
     length = _tuple_length(indices, data.rank, "ScatterND")
     lead = indices.rank - 1
-    result = _copy_of(ctx, data)
+    result = copy_of(ctx, data)
 
     def move(maps: IndexMap, c: list[Scalar]) -> tuple[Sequence[Scalar], Scalar, Scalar]:
         target = maps.source(result)

@@ -8,12 +8,14 @@ import numpy as np
 
 from ort_cuda_plugin.graph.ir import Array, DType, InvalidModel, Unsupported
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
+from ort_cuda_plugin.graph.symbolic import Dim, eq, floordiv
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.kernels.reduce import row_map
-from ort_cuda_plugin.kernels.row_program import MAX, SUM, Row
+from ort_cuda_plugin.kernels.row_program import MAX, SUM, Row, arg_max
 from ort_cuda_plugin.kernels.scalar import Scalar
-from ort_cuda_plugin.ops.axes import normalize_axis
+from ort_cuda_plugin.kernels.views import reshape
+from ort_cuda_plugin.ops.axes import normalize_axes, normalize_axis
 from ort_cuda_plugin.ops.registry import FLOATS, T1, T2, T, U, V, op
 
 Outputs = tuple[Sequence[Scalar], Sequence[Scalar]]
@@ -43,8 +45,28 @@ def _softmax(name: str, row: Callable[[Row, Scalar], Outputs]) -> None:
         return row_map(ctx, row, [normalize_axis(axis, x.rank)], x)[0]
 
 
+def hardmax_row(row: Row, x: Scalar) -> Outputs:
+    largest = row.reduce_all(arg_max(last=False), x, row.index)[1]
+    return [s.where(s.equal(row.index, largest), s.constant(1.0, x.dtype), 0.0)], []
+
+
 _softmax("Softmax", softmax_row)
 _softmax("LogSoftmax", log_softmax_row)
+_softmax("Hardmax", hardmax_row)
+
+
+@op("LpNormalization", since=1, types={"T": FLOATS})
+def lp_normalization(ctx: Lowering, x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
+    """A row of zeros stays one."""
+    if p not in (1, 2):
+        raise InvalidModel(f"LpNormalization with p = {p}, which is neither 1 nor 2")
+
+    def program(row: Row, x: Scalar) -> Outputs:
+        value = s.widen(x)
+        norm = row.reduce(SUM, s.absolute(value)) if p == 1 else s.sqrt(row.reduce(SUM, value * value))
+        return [s.cast(s.where(s.equal(norm, 0.0), 0.0, value / norm), x.dtype)], []
+
+    return row_map(ctx, program, [normalize_axis(axis, x.rank)], x)[0]
 
 
 def stash(x: Scalar, stash_type: int) -> Scalar:
@@ -157,6 +179,67 @@ def instance_normalization(ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor
         return [s.cast(normalized * s.widen(scale) + s.widen(bias), x.dtype)], []
 
     return row_map(ctx, program, range(2, x.rank), x, *affine)[0]
+
+
+@op("MeanVarianceNormalization", since=9, types={"T": FLOATS})
+def mean_variance_normalization(ctx: Lowering, x: Tensor, *, axes: tuple[int, ...] = (0, 2, 3)) -> Tensor:
+    def program(row: Row, x: Scalar) -> Outputs:
+        difference = s.widen(x) - row.mean(x)
+        deviation = s.sqrt(row.mean(difference * difference))
+        return [s.cast(difference / (deviation + 1e-9), x.dtype)], []
+
+    return row_map(ctx, program, normalize_axes(axes, x.rank), x)[0]
+
+
+def _group_norm(
+    ctx: Lowering, x: Tensor, affine: Sequence[Tensor], groups: int, epsilon: float, stash_type: int
+) -> Tensor:
+    """x [N, C, ...] normalized per sample and group of channels; affine: scale and bias, [groups, 1 or C / groups]."""
+    _check_stash(stash_type)
+    if x.rank < 2 or groups <= 0:
+        raise InvalidModel(f"GroupNormalization of rank {x.rank} in {groups} groups")
+    depth = floordiv(x.shape[1], groups)
+    ctx.require(eq(depth * groups, x.shape[1]), "GroupNormalization: the channels are no multiple of the groups")
+    trailing = [1] * (x.rank - 2)
+    placed = [ctx.view(y, (*y.shape, *trailing), (*y.strides, *([0] * len(trailing))), y.offset) for y in affine]
+
+    def program(row: Row, x: Scalar, scale: Scalar, bias: Scalar) -> Outputs:
+        value = stash(x, stash_type)
+        difference = value - row.mean(value)
+        normalized = difference / s.sqrt(row.mean(difference * difference) + epsilon)
+        return [s.cast(normalized * s.cast(scale, value.dtype) + s.cast(bias, value.dtype), x.dtype)], []
+
+    grouped = reshape(ctx, x, [x.shape[0], groups, depth, *x.shape[2:]])
+    result = row_map(ctx, program, range(2, grouped.rank), grouped, *placed)[0]
+    return ctx.view(result, x.shape)
+
+
+@op("GroupNormalization", since=18, until=20, types={"T": FLOATS})
+def group_normalization_18(
+    ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5
+) -> Tensor:
+    """Scale and bias are per group."""
+    affine = [reshape(ctx, y, [num_groups, 1]) for y in (scale, bias)]
+    return _group_norm(ctx, x, affine, num_groups, epsilon, DType.FLOAT32.onnx)
+
+
+@op("GroupNormalization", since=21, types={"T": FLOATS})
+def group_normalization_21(
+    ctx: Lowering,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    *,
+    num_groups: int,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> Tensor:
+    """Scale and bias are per channel."""
+    for y in (scale, bias):
+        ctx.require(eq(y.size, x.shape[1]), "GroupNormalization: scale and bias have one element per channel")
+    depth: Dim = floordiv(x.shape[1], num_groups)
+    affine = [reshape(ctx, y, [num_groups, depth]) for y in (scale, bias)]
+    return _group_norm(ctx, x, affine, num_groups, epsilon, stash_type)
 
 
 def _folded_batch_norm(

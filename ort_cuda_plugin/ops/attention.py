@@ -1,0 +1,267 @@
+"""Attention and what transformers put around it: rotary embedding and caches of keys and values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ort_cuda_plugin.graph.ir import DType, InvalidModel
+from ort_cuda_plugin.graph.lowering import Lowering, Tensor
+from ort_cuda_plugin.graph.symbolic import Dim, eq, floordiv, hint, le
+from ort_cuda_plugin.kernels import scalar as s
+from ort_cuda_plugin.kernels.elementwise import elementwise
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
+from ort_cuda_plugin.kernels.reduce import row_map
+from ort_cuda_plugin.kernels.row_program import MAX, SUM, Row
+from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.kernels.views import permute, reshape
+from ort_cuda_plugin.ops.axes import normalize_axis
+from ort_cuda_plugin.ops.indexing import copy_of, wrapped
+from ort_cuda_plugin.ops.matmul import multiply
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, T1, T2, Int64, M, T, U, op
+from ort_cuda_plugin.ops.slicing import concat, pad
+
+RAW, CAPPED, BIASED, PROBABILITIES = range(4)
+"""What ``qk_matmul_output_mode`` makes the fourth output of Attention."""
+
+
+def split_heads(ctx: Lowering, x: Tensor, heads: int | None) -> Tensor:
+    """x [batch, sequence, heads * size] as [batch, heads, sequence, size]; one of rank 4 is that already."""
+    if x.rank == 4:
+        return x
+    if x.rank != 3 or not heads or heads < 0:
+        raise InvalidModel(f"attention over a tensor of rank {x.rank} with {heads} heads")
+    size = floordiv(x.shape[2], heads)
+    ctx.require(eq(size * heads, x.shape[2]), "the hidden size is no multiple of the number of heads")
+    return permute(ctx, reshape(ctx, x, [x.shape[0], x.shape[1], heads, size]), (0, 2, 1, 3))
+
+
+def merge_heads(ctx: Lowering, x: Tensor) -> Tensor:
+    """x [batch, heads, sequence, size] as [batch, sequence, heads * size]."""
+    batch, heads, length, size = x.shape
+    return reshape(ctx, permute(ctx, x, (0, 2, 1, 3)), [batch, length, heads * size])
+
+
+def _grouped(ctx: Lowering, x: Tensor, kv_heads: Dim) -> Tensor:
+    """x [batch, heads, ...] as [batch, kv_heads, heads per kv head, ...]."""
+    return reshape(ctx, x, [x.shape[0], kv_heads, floordiv(x.shape[1], kv_heads), *x.shape[2:]])
+
+
+def _product_of_heads(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
+    """a [batch, heads, m, k] @ b [batch, kv heads, k, n]: neighbouring heads of a share one of b."""
+    heads, kv_heads = a.shape[1], b.shape[1]
+    if heads == kv_heads:
+        return multiply(ctx, a, b)
+    shared = ctx.view(b, (*b.shape[:2], 1, *b.shape[2:]), (*b.strides[:2], 0, *b.strides[2:]), b.offset)
+    result = multiply(ctx, _grouped(ctx, a, kv_heads), shared)
+    return reshape(ctx, result, [a.shape[0], heads, *result.shape[3:]])
+
+
+def _positions(ctx: Lowering, rows: Dim, past: Dim, lengths: Tensor | None) -> Tensor:
+    """The place of each query among the keys, int64 [batch or 1, 1, rows, 1]; the last query has the last valid key."""
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        if lengths is None:
+            return c[2] + maps.dim(past)
+        return c[2] + maps.source(lengths).at([c[0]]) - maps.dim(rows)
+
+    return gather_map(ctx, [1 if lengths is None else lengths.shape[0], 1, rows, 1], DType.INT64, element)
+
+
+def _padded_mask(ctx: Lowering, mask: Tensor, keys: Dim) -> Tensor:
+    """The mask for all keys: those that it has no column for are masked."""
+    if mask.rank == 0 or mask.shape[-1] == keys:
+        return mask
+    ctx.require(le(mask.shape[-1], keys), "the mask of Attention has more columns than there are keys")
+    fill = ctx.constant(np.array(-math.inf, np.float64))
+    number = elementwise(ctx, lambda x: s.cast(x, mask.dtype), fill) if mask.dtype.is_float else None
+    none = [0] * mask.rank
+    return pad(ctx, mask, none, [*none[:-1], keys - mask.shape[-1]], "constant", number)
+
+
+@op("Attention", since=23, types={"T1": FLOATS, "T2": FLOATS, "U": ALL_TENSORS})
+def attention(
+    ctx: Lowering,
+    q: T1,
+    k: T1,
+    v: T2,
+    attn_mask: U | None = None,
+    past_key: T1 | None = None,
+    past_value: T2 | None = None,
+    nonpad_kv_seqlen: Int64 | None = None,
+    *,
+    is_causal: int = 0,
+    kv_num_heads: int | None = None,
+    left_window_size: int = -1,
+    q_num_heads: int | None = None,
+    qk_matmul_output_mode: int = RAW,
+    right_window_size: int = -1,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    softmax_precision: int | None = None,
+) -> tuple[Tensor, ...]:
+    """(output, present key, present value, intermediate scores); keys and values without a past are present as given.
+
+    A query that may attend to no key gives zeros.
+    """
+    flat = q.rank == 3
+    q, k, v = split_heads(ctx, q, q_num_heads), split_heads(ctx, k, kv_num_heads), split_heads(ctx, v, kv_num_heads)
+    if (past_key is None) != (past_value is None):
+        raise InvalidModel("Attention with a past key or a past value alone")
+    past: Dim = 0
+    if past_key is not None and past_value is not None:
+        past = past_key.shape[2]
+        k, v = concat(ctx, past_key, k, axis=2), concat(ctx, past_value, v, axis=2)
+    (rows, size), keys = q.shape[2:], k.shape[2]
+    ctx.require(
+        eq(floordiv(q.shape[1], k.shape[1]) * k.shape[1], q.shape[1]), "query heads are no multiple of key heads"
+    )
+
+    # The query is scaled rather than the products, which would leave the range of float16.
+    scores = _product_of_heads(ctx, _scaled(ctx, q, size, scale), permute(ctx, k, (0, 1, 3, 2)))
+
+    mask = None if attn_mask is None else _padded_mask(ctx, attn_mask, keys)
+    lengths = nonpad_kv_seqlen
+    windowed = is_causal or left_window_size >= 0 or right_window_size >= 0
+    operands = {"score": scores}
+    if mask is not None:
+        operands["mask"] = mask
+    if windowed:
+        operands["position"] = _positions(ctx, rows, past, lengths if past_key is None else None)
+    if lengths is not None:
+        operands["length"] = ctx.view(lengths, (*lengths.shape, 1, 1, 1), (*lengths.strides, 0, 0, 0), lengths.offset)
+    precision = DType.FLOAT64 if softmax_precision == DType.FLOAT64.onnx or q.dtype is DType.FLOAT64 else DType.FLOAT32
+
+    def program(row: Row, *elements: Scalar) -> tuple[Sequence[Scalar], Sequence[Scalar]]:
+        given = dict(zip(operands, elements, strict=True))
+        value = s.cast(given["score"], precision)
+        if softcap > 0.0:
+            value = softcap * s.tanh(value / softcap)
+        capped = value
+        attended = s.constant(True, DType.BOOL)
+        if "mask" in given:
+            if mask is not None and mask.dtype is DType.BOOL:
+                attended = attended & given["mask"]
+            else:
+                bias = s.cast(given["mask"], precision)
+                attended = attended & s.not_equal(bias, -math.inf)
+                value = value + bias
+        if "position" in given:
+            distance = row.index - given["position"]
+            if is_causal:
+                attended = attended & (distance <= 0)
+            if left_window_size >= 0:
+                attended = attended & (distance >= -left_window_size)
+            if right_window_size >= 0:
+                attended = attended & (distance <= right_window_size)
+        if "length" in given:
+            attended = attended & (row.index < given["length"])
+        biased = s.where(attended, value, -math.inf) if attended.op != "constant" else value
+        largest = row.reduce(MAX, biased)
+        # A row without a key has no maximum, and its sum is 0.
+        e = s.exp(biased - s.where(s.equal(largest, -math.inf), 0.0, largest))
+        total = row.reduce(SUM, e)
+        probability = e / s.where(s.equal(total, 0.0), 1.0, total)
+        results = [s.cast(probability, v.dtype)]
+        if wants_scores and qk_matmul_output_mode != RAW:
+            kept = {CAPPED: capped, BIASED: biased, PROBABILITIES: probability}[qk_matmul_output_mode]
+            results.append(s.cast(kept, q.dtype))
+        return results, []
+
+    if qk_matmul_output_mode not in (RAW, CAPPED, BIASED, PROBABILITIES):
+        raise InvalidModel(f"Attention with qk_matmul_output_mode = {qk_matmul_output_mode}")
+    assert ctx.node is not None
+    wants_scores = len(ctx.node.outputs) > 3 and ctx.node.outputs[3] is not None
+    probabilities, *intermediate = row_map(ctx, program, [3], *operands.values())
+    output = _product_of_heads(ctx, probabilities, v)
+    if output.dtype is not q.dtype:
+        output = elementwise(ctx, lambda x: s.cast(x, q.dtype), output)
+    return merge_heads(ctx, output) if flat else output, k, v, (intermediate or [scores])[0]
+
+
+def _scaled(ctx: Lowering, q: Tensor, size: Dim, scale: float | None) -> Tensor:
+    """q times ``scale``, by default 1 / sqrt(size)."""
+    if scale is not None or isinstance(size, int):
+        factor = scale if scale is not None else 1.0 / math.sqrt(max(hint(size), 1))
+        return elementwise(ctx, lambda x: x * factor, q)
+    sizes = ctx.host_tensor([size], (), DType.INT64)
+    wide = s.widen(Scalar(q.dtype, "leaf")).dtype
+    return elementwise(ctx, lambda x, n: s.cast(s.widen(x) / s.sqrt(s.cast(n, wide)), x.dtype), q, sizes)
+
+
+@op("RotaryEmbedding", since=23, types={"T": FLOATS, "M": frozenset({DType.INT64})})
+def rotary_embedding(
+    ctx: Lowering,
+    x: T,
+    cos_cache: T,
+    sin_cache: T,
+    position_ids: M | None = None,
+    *,
+    interleaved: int = 0,
+    num_heads: int | None = None,
+    rotary_embedding_dim: int = 0,
+) -> Tensor:
+    """Rotates pairs of elements of each head; positions outside the caches rotate to zeros."""
+    heads = split_heads(ctx, x, num_heads)
+    if x.rank == 3:
+        heads = permute(ctx, heads, (0, 2, 1, 3))
+    sequence = 1 if x.rank == 3 else 2
+    rotated: Dim = rotary_embedding_dim or heads.shape[3]
+    rank = 3 if position_ids is None else 2
+    for cache in (cos_cache, sin_cache):
+        if cache.rank != rank:
+            raise InvalidModel(f"RotaryEmbedding with a cache of rank {cache.rank}, not {rank}")
+        ctx.require(eq(cache.shape[-1] * 2, rotated), "RotaryEmbedding: a cache has no element for each pair")
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source = maps.source(heads)
+        at = c[3]
+        half = maps.dim(floordiv(rotated, 2))
+        inside = at < maps.dim(rotated)
+        if interleaved:
+            first, pair, partner = s.equal(at & 1, 0), at >> 1, at ^ 1
+        else:
+            first = at < half
+            pair, partner = s.where(first, at, at - half), s.where(first, at + half, at - half)
+
+        def angle(cache: Tensor) -> Scalar:
+            table = maps.source(cache)
+            if position_ids is None:
+                return s.widen(table.at([c[0], c[sequence], pair], inside))
+            position, known = wrapped(maps.source(position_ids).at([c[0], c[sequence]]), table.dim(0))
+            return s.widen(table.at([position, pair], inside & known))
+
+        value, other = s.widen(source.at(c)), s.widen(source.at([*c[:3], partner], inside))
+        turned = value * angle(cos_cache) + s.where(first, -other, other) * angle(sin_cache)
+        return s.cast(s.where(inside, turned, value), x.dtype)
+
+    return ctx.view(gather_map(ctx, heads.shape, x.dtype, element), x.shape)
+
+
+@op("TensorScatter", since=24, types={"T": ALL_TENSORS})
+def tensor_scatter(
+    ctx: Lowering, past_cache: T, update: T, write_indices: Int64 | None = None, *, axis: int = -2, mode: str = "linear"
+) -> Tensor:
+    """A copy of the cache with ``update`` from write_indices[batch] on; what lies outside of it is not written."""
+    if mode not in ("linear", "circular"):
+        raise InvalidModel(f"TensorScatter in mode {mode!r}")
+    if update.rank != past_cache.rank:
+        raise InvalidModel(f"TensorScatter of rank {past_cache.rank} with an update of rank {update.rank}")
+    at = normalize_axis(axis, past_cache.rank)
+    for other, (dim, updated) in enumerate(zip(past_cache.shape, update.shape, strict=True)):
+        fits = le(updated, dim) if other == at else eq(updated, dim)
+        ctx.require(fits, f"TensorScatter: the update does not fit into dimension {other} of the cache")
+    result = copy_of(ctx, past_cache)
+
+    def move(maps: IndexMap, c: list[Scalar]) -> tuple[Sequence[Scalar], Scalar, Scalar]:
+        index, dim = c[at], maps.dim(past_cache.shape[at])
+        if write_indices is not None:
+            index = index + maps.source(write_indices).at([c[0]])
+        if mode == "circular":
+            index = s.floor_modulo(index, dim)
+        return [*c[:at], index, *c[at + 1 :]], maps.source(update).at(c), (index >= 0) & (index < dim)
+
+    scatter_map(ctx, update.shape, result, move)
+    return result

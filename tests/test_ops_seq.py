@@ -1,0 +1,151 @@
+"""Losses, normalizations, attention, Einsum and recurrent operators against ONNX's reference or NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from kernel_harness import make_model, run_model, run_op
+
+
+def random(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def check(op_type, inputs, attributes=None, opset=24, *, outputs=1, tolerance=1e-5, dynamic=(False, True)) -> None:
+    """Compares with ONNX's reference, for sizes that the plan knows and for sizes that it does not."""
+    model = make_model(op_type, inputs, attributes, opset, outputs=outputs)
+    given = [x for x in inputs if x is not None]
+    names = [value.name for value in model.graph.input]
+    expected = ReferenceEvaluator(model).run(None, dict(zip(names, given, strict=True)))
+    for hidden in dynamic:
+        for actual, wanted in zip(run_model(model, given, hidden), expected, strict=True):
+            assert actual.shape == np.shape(wanted)
+            np.testing.assert_allclose(actual, wanted, tolerance, tolerance)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("shape", [(3, 5), (2, 4, 3), (2, 3, 2, 2)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_cross_entropy_equals_the_reference(shape, reduction, weighted):
+    labels = np.random.default_rng(1).integers(0, shape[1], (shape[0], *shape[2:]))
+    weights = np.abs(random(shape[1], seed=2)) + 0.5 if weighted else None
+    attributes = {"reduction": reduction, "ignore_index": 1}
+    check("SoftmaxCrossEntropyLoss", [random(*shape), labels, weights], attributes, outputs=2)
+
+
+def test_labels_that_are_no_class_count_as_ignored():
+    scores = np.log(np.array([[0.5, 0.5], [0.25, 0.75], [0.5, 0.5]], np.float32))
+    labels = np.array([0, 2, -100], np.int64)
+    (loss,) = run_op("NegativeLogLikelihoodLoss", [scores, labels], {"reduction": "none"})
+    np.testing.assert_allclose(loss, [np.log(2), 0, 0], 1e-6)
+
+
+@pytest.mark.parametrize("opset", [12, 21])
+def test_hardmax_marks_the_first_maximum(opset):
+    x = np.array([[1, 3, 3], [-np.inf, -np.inf, -np.inf], [2, 0, 1]], np.float32)
+    (actual,) = run_op("Hardmax", [x], {"axis": 1}, opset)
+    np.testing.assert_array_equal(actual, [[0, 1, 0], [1, 0, 0], [1, 0, 0]])
+
+
+def test_lp_normalization_leaves_zeros():
+    x = np.array([[3, -4], [0, 0]], np.float32)
+    for p, expected in ((1, [[3 / 7, -4 / 7], [0, 0]]), (2, [[0.6, -0.8], [0, 0]])):
+        np.testing.assert_allclose(run_op("LpNormalization", [x], {"p": p})[0], expected, 1e-6)
+
+
+@pytest.mark.parametrize(("opset", "parameters"), [(18, 2), (21, 6)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_group_normalization(opset, parameters, dtype):
+    x, scale, bias = (y.astype(dtype) for y in (random(3, 6, 2, 4), random(parameters), random(parameters, seed=3)))
+    grouped = x.astype(np.float64).reshape(3, 2, -1)
+    normalized = grouped - grouped.mean(2, keepdims=True)
+    normalized = (normalized / np.sqrt((normalized**2).mean(2, keepdims=True) + 1e-5)).reshape(3, 6, 2, 4)
+    factor, offset = (np.repeat(y.astype(np.float64), 6 // parameters).reshape(1, 6, 1, 1) for y in (scale, bias))
+    expected = normalized * factor + offset
+    tolerance = 1e-5 if dtype is np.float32 else 4e-3
+    for dynamic in (False, True):
+        (actual,) = run_op("GroupNormalization", [x, scale, bias], {"num_groups": 2}, opset, dynamic=dynamic)
+        np.testing.assert_allclose(actual, expected, tolerance, tolerance)
+
+
+def test_mean_variance_normalization():
+    check("MeanVarianceNormalization", [random(2, 3, 4, 2)], {"axes": [0, 2, 3]})
+
+
+def test_swiglu():
+    a, b = random(3, 4), random(3, 4, seed=1)
+    (actual,) = run_op("SwiGLU", [a, b], {"alpha": 1.5}, 28)
+    np.testing.assert_allclose(actual, a / (1 + np.exp(-1.5 * a)) * b, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [{}, {"is_causal": 1}, {"softcap": 2.0, "qk_matmul_output_mode": 1}, {"scale": 0.3, "qk_matmul_output_mode": 3}],
+)
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
+def test_attention_with_a_past_equals_the_reference(attributes, heads):
+    query, shared = heads
+    q, k, v = random(2, query, 3, 8), random(2, shared, 3, 8, seed=1), random(2, shared, 3, 4, seed=2)
+    past = random(2, shared, 2, 8, seed=3), random(2, shared, 2, 4, seed=4)
+    mask = random(3, 5, seed=5) > -0.5
+    check("Attention", [q, k, v, mask, *past], attributes, outputs=4)
+
+
+def test_attention_of_queries_without_keys_is_zero():
+    q = random(1, 2, 3, 8)
+    mask = np.array([[True, True, True], [False, False, False], [True, False, False]])
+    (actual,) = run_op("Attention", [q, q, q, mask], opset=23)
+    assert not actual[:, :, 1].any()
+    assert actual[:, :, 0].all()
+
+
+def test_attention_reads_only_the_valid_keys_of_a_cache():
+    q, k, v = random(2, 6, 12), random(2, 5, 12, seed=1), random(2, 5, 12, seed=2)
+    attributes = {"q_num_heads": 3, "kv_num_heads": 3, "is_causal": 1}
+    check("Attention", [q, k, v, None, None, None, np.array([5, 3], np.int64)], attributes)
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize("dim", [0, 4])
+def test_rotary_embedding(interleaved, dim):
+    half = (dim or 8) // 2
+    cos, sin = random(10, half, seed=1), random(10, half, seed=2)
+    positions = np.array([[3, 0, 9], [1, 2, 3]], np.int64)
+    attributes = {"interleaved": interleaved, "rotary_embedding_dim": dim}
+    check("RotaryEmbedding", [random(2, 5, 3, 8), cos, sin, positions], attributes)
+    check("RotaryEmbedding", [random(2, 3, 40), cos[positions], sin[positions]], {**attributes, "num_heads": 5})
+
+
+@pytest.mark.parametrize("mode", ["linear", "circular"])
+def test_tensor_scatter(mode):
+    start = np.array([1, 2 if mode == "linear" else 3], np.int64)
+    check("TensorScatter", [random(2, 3, 4, 5), random(2, 3, 2, 5, seed=1), start], {"mode": mode})
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("ij->ji", [(2, 3)]),
+        ("ii->i", [(3, 3)]),
+        ("...ii->...", [(2, 3, 3)]),
+        ("ij,jk", [(2, 3), (3, 4)]),
+        ("bhqd,bhkd->bhqk", [(2, 2, 3, 4), (2, 2, 5, 4)]),
+        ("b...d,dk->b...k", [(2, 3, 2, 4), (4, 5)]),
+        ("...ij,...jk->...ik", [(2, 1, 2, 3), (4, 3, 2)]),
+        ("i,j->ij", [(2,), (3,)]),
+        ("ij,ik,k->j", [(2, 3), (2, 4), (4,)]),
+        ("ij,kl->il", [(2, 3), (4, 5)]),
+        ("ijk->", [(2, 3, 2)]),
+    ],
+)
+def test_einsum_equals_numpy(equation, shapes):
+    inputs = [random(*shape, seed=number) for number, shape in enumerate(shapes)]
+    for dtype in (np.float32, np.int32):
+        operands = [(4 * x).astype(dtype) for x in inputs]
+        for dynamic in (False, True):
+            (actual,) = run_op("Einsum", operands, {"equation": equation}, dynamic=dynamic)
+            expected = np.einsum(equation, *operands)
+            assert actual.shape == expected.shape
+            np.testing.assert_allclose(actual, expected, 1e-5, 1e-5)
