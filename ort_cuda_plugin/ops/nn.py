@@ -148,7 +148,7 @@ def conv(
     spatial = window.count(ctx)
     out = ctx.empty((x.shape[0], w.shape[0], *spatial), x.dtype)
     x = ctx.contiguous(x)
-    if "cudnn" in ctx.device.libraries and window.begin == window.end:
+    if "cudnn" in ctx.device.libraries and x.dtype.is_float and window.begin == window.end:
         _library_conv(ctx, out, x, ctx.contiguous(w), group, window, spatial)
         if b is None:
             return out

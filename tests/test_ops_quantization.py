@@ -1,0 +1,213 @@
+"""Quantization and products of quantized numbers against ONNX's reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx.reference import ReferenceEvaluator
+
+from kernel_harness import make_model, run_op
+from ort_cuda_plugin.graph.node_lowering import NodeError
+
+Array = np.ndarray
+few = settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+STORED = ["uint8", "int8", "uint16", "int16"]
+
+
+def reference(name: str, inputs: list[Array | None], attributes: dict[str, Any] | None = None, opset: int = 21) -> Any:
+    feeds = {f"x{i}": x for i, x in enumerate(inputs) if x is not None}
+    return ReferenceEvaluator(make_model(name, inputs, attributes, opset)).run(None, feeds)[0]
+
+
+def draw(shape: tuple[int, ...], dtype: str, random: np.random.Generator) -> Array:
+    info = np.iinfo(dtype)
+    return random.integers(info.min, info.max + 1, shape).astype(dtype)
+
+
+@st.composite
+def quantized(draw_from: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], dict[str, int], np.random.Generator]:
+    """A shape, that of the parameters, the attributes, and a source of numbers."""
+    shape = tuple(draw_from(st.lists(st.integers(0, 7), min_size=1, max_size=4)))
+    axis = draw_from(st.integers(-len(shape), len(shape) - 1))
+    kind = draw_from(st.sampled_from(["tensor", "axis", "blocks"]))
+    random = np.random.default_rng(draw_from(st.integers(0, 99)))
+    if kind == "tensor":
+        return shape, (), {"axis": axis}, random
+    if kind == "axis":
+        return shape, (shape[axis],), {"axis": axis}, random
+    # ONNX's reference cannot take blocks of a tensor without elements.
+    shape = tuple(max(dim, 1) for dim in shape)
+    block = draw_from(st.integers(1, shape[axis]))
+    parameters = list(shape)
+    parameters[axis] = -(-shape[axis] // block)
+    return shape, tuple(parameters), {"axis": axis, "block_size": block}, random
+
+
+@pytest.mark.parametrize("dtype", STORED)
+@given(case=quantized(), float_type=st.sampled_from(["float32", "float16"]), dynamic=st.booleans())
+@few
+def test_quantize_linear(dtype, case, float_type, dynamic):
+    shape, parameters, attributes, random = case
+    scale = random.choice([0.25, 0.5, 1.0, 2.0], parameters).astype(float_type)
+    # Halves of scales are ties; the range is left on both sides.
+    x = (random.integers(-700, 700, shape) * 0.25).astype(float_type) * (80 if dtype.endswith("16") else 1)
+    zero = draw(parameters, dtype, random)
+    expected = reference("QuantizeLinear", [x.astype(float_type), scale, zero], attributes)
+    (actual,) = run_op("QuantizeLinear", [x.astype(float_type), scale, zero], attributes, dynamic=dynamic)
+    assert actual.dtype == dtype
+    np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("dtype", [*STORED, "int32"])
+@given(case=quantized(), float_type=st.sampled_from(["float32", "float16"]), dynamic=st.booleans())
+@few
+def test_dequantize_linear(dtype, case, float_type, dynamic):
+    shape, parameters, attributes, random = case
+    scale = random.choice([0.001, 0.02, 1.0], parameters).astype(float_type)
+    x = random.integers(-1000, 1000, shape).astype(dtype) if dtype == "int32" else draw(shape, dtype, random)
+    zero = np.zeros(parameters, dtype) if dtype == "int32" else draw(parameters, dtype, random)
+    expected = reference("DequantizeLinear", [x, scale, zero], attributes)
+    (actual,) = run_op("DequantizeLinear", [x, scale, zero], attributes, dynamic=dynamic)
+    assert actual.dtype == float_type
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_quantize_saturates_what_is_not_finite_and_rounds_ties_to_even():
+    x = np.array([np.inf, -np.inf, 1e30, -1e30, 0.5, 1.5, -0.5, -2.5], np.float32)
+    (actual,) = run_op("QuantizeLinear", [x, np.float32(1), np.int8(3)])
+    assert actual.tolist() == [127, -128, 127, -128, 3, 5, 3, 1]
+
+
+def test_quantize_takes_its_type_from_the_zero_point_or_output_dtype():
+    x, scale = np.array([-3.0, 300.0], np.float32), np.float32(1)
+    assert run_op("QuantizeLinear", [x, scale])[0].dtype == np.uint8
+    (actual,) = run_op("QuantizeLinear", [x, scale], {"output_dtype": 5})
+    assert actual.dtype == np.int16
+    assert actual.tolist() == [-3, 300]
+    with pytest.raises(NodeError, match="output_dtype 5 with a zero point of INT8"):
+        run_op("QuantizeLinear", [x, scale, np.int8(0)], {"output_dtype": 5})
+
+
+def test_the_division_has_the_precision_of_the_scale():
+    x, scale = np.array([2001.0], np.float32), np.float16(1)
+    assert run_op("QuantizeLinear", [x + 1000, scale, np.int16(0)], opset=23)[0].tolist() == [3000]
+    assert run_op("QuantizeLinear", [x + 1000, scale, np.int16(0)], {"precision": 1}, 23)[0].tolist() == [3001]
+
+
+def test_int32_is_quantized_and_dequantize_has_an_output_type():
+    x = np.array([-7, 5, 100], np.int32)
+    assert run_op("QuantizeLinear", [x, np.float32(2), np.int8(0)], opset=13)[0].tolist() == [-4, 2, 50]
+    (actual,) = run_op("DequantizeLinear", [x, np.float32(0.5)], {"output_dtype": 10}, 23)
+    assert actual.dtype == np.float16
+    assert actual.tolist() == [-3.5, 2.5, 50.0]
+
+
+def test_blocks_have_to_fit():
+    x = np.zeros((2, 6), np.float32)
+    with pytest.raises(NodeError, match="do not fit blocks of 4 along axis 1"):
+        run_op("QuantizeLinear", [x, np.ones((2, 3), np.float32)], {"axis": 1, "block_size": 4})
+
+
+@given(
+    shape=st.lists(st.integers(1, 40), max_size=3), seed=st.integers(0, 99), sign=st.sampled_from([-1, 0, 1]),
+    dynamic=st.booleans(),
+)  # fmt: skip
+@few
+def test_dynamic_quantize_linear(shape, seed, sign, dynamic):
+    x = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    x = np.abs(x) * np.float32(sign) if sign else x
+    y, scale, zero = run_op("DynamicQuantizeLinear", [x], outputs=3, dynamic=dynamic)
+    low, high = min(x.min(), np.float32(0)), max(x.max(), np.float32(0))
+    assert scale.shape == zero.shape == ()
+    np.testing.assert_allclose(scale, (high - low) / np.float32(255), rtol=1e-6)
+    assert zero == np.rint(np.clip(-low / scale, 0, 255))
+    np.testing.assert_array_equal(y, np.clip(np.rint(x / scale) + zero, 0, 255).astype(np.uint8))
+
+
+def test_the_dynamic_scale_of_zeros_is_one():
+    y, scale, zero = run_op("DynamicQuantizeLinear", [np.zeros((3,), np.float32)], outputs=3)
+    assert (y.tolist(), scale.item(), zero.item()) == ([0, 0, 0], 1.0, 0)
+
+
+products = st.sampled_from(
+    [((3, 5), (5, 4)), ((1, 40), (40, 70)), ((2, 6, 9), (9, 3)), ((2, 1, 7, 2), (3, 2, 5)), ((0, 3), (3, 2))]
+)
+BYTES = st.sampled_from(["uint8", "int8"])
+
+
+@given(
+    shapes=products, a_type=BYTES, b_type=BYTES, zeros=st.sampled_from(["none", "tensor", "lines"]),
+    seed=st.integers(0, 99), dynamic=st.booleans(),
+)  # fmt: skip
+@few
+def test_matmul_integer(shapes, a_type, b_type, zeros, seed, dynamic):
+    random = np.random.default_rng(seed)
+    a, b = draw(shapes[0], a_type, random), draw(shapes[1], b_type, random)
+    inputs = [a, b]
+    left, right = a.astype(np.int32), b.astype(np.int32)
+    if zeros != "none":
+        rows, columns = ((), ()) if zeros == "tensor" else (a.shape[-2:-1], b.shape[-1:])
+        inputs += [draw(rows, a_type, random), draw(columns, b_type, random)]
+        left -= inputs[2].astype(np.int32).reshape((*rows, 1) if rows else ())
+        right -= inputs[3]
+    (actual,) = run_op("MatMulInteger", inputs, dynamic=dynamic)
+    assert actual.dtype == np.int32
+    np.testing.assert_array_equal(actual, left @ right)
+
+
+@given(shapes=products, dtype=BYTES, lines=st.booleans(), seed=st.integers(0, 99), dynamic=st.booleans())
+@few
+def test_qlinear_matmul(shapes, dtype, lines, seed, dynamic):
+    random = np.random.default_rng(seed)
+    a, b = draw(shapes[0], dtype, random), draw(shapes[1], dtype, random)
+    rows, columns = ((a.shape[-2],), (b.shape[-1],)) if lines else ((), ())
+    a_scale, b_scale, y_scale = (random.choice([0.25, 0.5], n).astype(np.float32) for n in (rows, columns, ()))
+    a_zero, b_zero, y_zero = (draw(n, dtype, random) for n in (rows, columns, ()))
+    (actual,) = run_op("QLinearMatMul", [a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero], dynamic=dynamic)
+    tall = (*rows, 1) if lines else ()
+    total = (a.astype(np.int32) - a_zero.astype(np.int32).reshape(tall)) @ (b.astype(np.int32) - b_zero)
+    scaled = np.rint(total * (a_scale.reshape(tall) * b_scale / y_scale)) + y_zero
+    np.testing.assert_array_equal(actual, np.clip(scaled, np.iinfo(dtype).min, np.iinfo(dtype).max).astype(dtype))
+
+
+CONVOLUTIONS = [
+    ((2, 3, 9, 8), (4, 3, 3, 3), {"pads": [1, 0, 1, 2], "strides": [2, 1]}),
+    ((1, 40, 6, 6), (70, 40, 3, 3), {"pads": [1, 1, 1, 1]}),
+    ((1, 4, 12), (6, 2, 3), {"group": 2, "dilations": [2]}),
+]
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS, ids=["small", "tiled", "groups"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_conv_integer(case, dynamic):
+    shape, weights, attributes = case
+    random = np.random.default_rng(3)
+    x, w = draw(shape, "uint8", random), draw(weights, "int8", random)
+    zero, channels = np.uint8(120), draw(weights[:1], "int8", random)
+    shifted = w.astype(np.int32) - channels.astype(np.int32).reshape(-1, *[1] * (w.ndim - 1))
+    # float64 holds these products exactly.
+    expected = reference("Conv", [x.astype(np.float64) - 120.0, shifted.astype(np.float64)], attributes)
+    (actual,) = run_op("ConvInteger", [x, w, zero, channels], attributes, constant=[1, 3], dynamic=dynamic)
+    assert actual.dtype == np.int32
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_qlinear_conv_with_a_scale_per_channel_and_a_bias():
+    random = np.random.default_rng(4)
+    x, w, bias = (
+        draw((1, 2, 5, 5), "uint8", random),
+        draw((3, 2, 3, 3), "int8", random),
+        np.array([10, -200, 3000], "i4"),
+    )
+    scales = np.array([0.25, 0.5, 0.125], np.float32)
+    inputs = [x, np.float32(0.5), np.uint8(7), w, scales, np.zeros(3, np.int8), np.float32(16), np.uint8(100), bias]
+    (actual,) = run_op("QLinearConv", inputs, {"pads": [1, 1, 1, 1]})
+    total = reference(
+        "Conv", [x.astype(np.float64) - 7, w.astype(np.float64), bias.astype(np.float64)], {"pads": [1] * 4}
+    )
+    expected = np.rint(total * (0.5 * scales[:, None, None] / 16)) + 100
+    np.testing.assert_array_equal(actual, expected.clip(0, 255))
