@@ -1,0 +1,157 @@
+"""Selection by data: stable sorting and counting prefixes for compaction.
+
+Each kernel gives a row to one block, whose threads meet at barriers.
+"""
+
+from __future__ import annotations
+
+from ort_cuda_plugin.graph.ir import DType
+from ort_cuda_plugin.graph.lowering import Int64, Lowering, Tensor
+from ort_cuda_plugin.graph.symbolic import product
+from ort_cuda_plugin.kernels.codegen import load_text
+from ort_cuda_plugin.runtime.kernel import KernelSpec
+
+__all__ = ["count_prefixes", "sort_rows"]
+
+THREADS = 256
+
+_sort_source = """
+def kernel(orders, heads, x, rows, n, m):
+    row = int64(cuda.blockIdx.x)
+    lane = int64(cuda.threadIdx.x)
+    result = row * n
+    data = result * m
+    # Two buffers take turns; the first one is to hold the result.
+    source = result
+    target = result + rows * n
+    width = int64(1)
+    while width < n:
+        width *= 2
+        source, target = target, source
+    for i in range(lane, n, {threads}):
+        orders[source + i] = i
+    cuda.syncthreads()
+    width = int64(1)
+    while width < n:
+        for i in range(lane, n, {threads}):
+            # An element's place in the merged run: its place in its own run, and those of the sibling before it.
+            me = int64(orders[source + i])
+            pair = i // (2 * width) * (2 * width)
+            middle = min(pair + width, n)
+            is_left = i < middle
+            low = middle if is_left else pair
+            high = min(pair + 2 * width, n) if is_left else middle
+            place = i if is_left else int64(i - middle + pair)
+            first_of_sibling = low
+            while low < high:
+                half = (low + high) // 2
+                other = int64(orders[source + half])
+                first = other if is_left else me
+                second = me if is_left else other
+{compare_search}
+                if less == is_left:
+                    low = half + 1
+                else:
+                    high = half
+            orders[target + place + low - first_of_sibling] = me
+        cuda.syncthreads()
+        source, target = target, source
+        width *= 2
+    for i in range(lane, n, {threads}):
+        less = True
+        if i > 0:
+            first = int64(orders[result + i - 1])
+            second = int64(orders[result + i])
+{compare_head}
+        heads[result + i] = 1 if less else 0
+"""
+
+_compare = """
+less = False
+for q in range(m):
+    a = {a}
+    b = {b}
+    if {a_less}:
+        less = True
+        break
+    if {b_less}:
+        break
+"""
+
+
+def _less(a: str, b: str, dtype: DType, descending: bool) -> str:
+    """Whether a comes before b. NaN is larger than all numbers, so that the order is total."""
+    if descending:
+        a, b = b, a
+    return f"{a} < {b} or ({a} == {a} and {b} != {b})" if dtype.is_float else f"{a} < {b}"
+
+
+def _indented(text: str, levels: int) -> str:
+    return "\n".join("    " * levels + line for line in text.strip().splitlines())
+
+
+def sort_rows(ctx: Lowering, x: Tensor, *, descending: bool = False) -> tuple[Tensor, Tensor]:
+    """Sorts the n items of each row of x [rows, n, m] by their m elements, lexicographically and stably.
+
+    Returns the items' numbers in order, int64 [rows, n], and where an item differs from the one before, bool [rows, n].
+    NaN is larger than every number and equal to itself. A merge sort of item numbers: any n, no padding.
+    """
+    rows, n, m = x.shape
+    orders, heads = ctx.empty((2, rows, n), DType.INT64), ctx.empty((rows, n), DType.BOOL)
+    stored = DType.UINT8 if x.dtype is DType.BOOL else x.dtype
+    compare = _compare.format(
+        a=load_text("x", "data + first * m + q", stored),
+        b=load_text("x", "data + second * m + q", stored),
+        a_less=_less("a", "b", x.dtype, descending),
+        b_less=_less("b", "a", x.dtype, descending),
+    )
+    spec = KernelSpec(
+        name=f"sort_rows_{x.dtype.short}",
+        signature=("*i64", "*b1", f"*{x.dtype.short}", "i64", "i64", "i64"),
+        source=_sort_source.format(
+            threads=THREADS, compare_search=_indented(compare, 4), compare_head=_indented(compare, 3)
+        ),
+        launch_bounds=THREADS,
+    )
+    args = (orders, heads, ctx.contiguous(x), Int64(rows), Int64(n), Int64(m))
+    ctx.launch(spec, (rows, 1, 1), (THREADS, 1, 1), args, writes=(orders, heads))
+    return ctx.view(orders, (rows, n)), heads
+
+
+_count_source = """
+def kernel(before, total, flags, n):
+    lane = int64(cuda.threadIdx.x)
+    counts = cuda.shared.array({threads}, int64)
+    # Every thread has a run of neighbours: two passes over it, and one barrier whatever n is.
+    share = (n + {threads} - 1) // {threads}
+    start = min(lane * share, n)
+    end = min(start + share, n)
+    count = int64(0)
+    for i in range(start, end):
+        count += int64(flags[i])
+    counts[lane] = count
+    cuda.syncthreads()
+    count = int64(0)
+    for other in range(lane):
+        count += counts[other]
+    for i in range(start, end):
+        before[i] = count
+        count += int64(flags[i])
+    if lane == {threads} - 1:
+        total[0] = count
+"""
+
+
+def count_prefixes(ctx: Lowering, flags: Tensor) -> tuple[Tensor, Tensor]:
+    """How many of the bool ``flags`` [n] are set before each, int64 [n], and in all, int64 [1]."""
+    n = product(flags.shape)
+    before, total = ctx.empty((n,), DType.INT64), ctx.empty((1,), DType.INT64)
+    spec = KernelSpec(
+        name="count_prefixes",
+        signature=("*i64", "*i64", "*b1", "i64"),
+        source=_count_source.format(threads=THREADS),
+        launch_bounds=THREADS,
+    )
+    args = (before, total, ctx.contiguous(flags), Int64(n))
+    ctx.launch(spec, (1, 1, 1), (THREADS, 1, 1), args, writes=(before, total))
+    return before, total
