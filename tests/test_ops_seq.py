@@ -149,3 +149,87 @@ def test_einsum_equals_numpy(equation, shapes):
             expected = np.einsum(equation, *operands)
             assert actual.shape == expected.shape
             np.testing.assert_allclose(actual, expected, 1e-5, 1e-5)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def step(kind, x, weights, hidden, cell, linear):
+    """One step of one sequence in float64, after the definitions of ONNX."""
+    w, r, wb, rb, peepholes = weights
+    a, b = w @ x + wb, r @ hidden + rb
+    if kind == "RNN":
+        return np.tanh(a + b), cell
+    if kind == "GRU":
+        size = len(hidden)
+        z, reset = sigmoid((a + b)[: 2 * size]).reshape(2, size)
+        inner = reset * b[2 * size :] if linear else r[2 * size :] @ (reset * hidden) + rb[2 * size :]
+        return (1 - z) * np.tanh(a[2 * size :] + inner) + z * hidden, cell
+    i, o, f, c = (a + b).reshape(4, -1)
+    pi, po, pf = peepholes.reshape(3, -1)
+    cell = sigmoid(f + pf * cell) * cell + sigmoid(i + pi * cell) * np.tanh(c)
+    return sigmoid(o + po * cell) * np.tanh(cell), cell
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize(("kind", "linear"), [("RNN", 0), ("GRU", 0), ("GRU", 1), ("LSTM", 0)])
+def test_recurrent_operators_stop_at_each_sequences_length(kind, linear, direction, dynamic):
+    steps, batch, width, size = 4, 3, 2, 5
+    count, gates = 1 + (direction == "bidirectional"), {"RNN": 1, "GRU": 3, "LSTM": 4}[kind]
+    shapes = [
+        (steps, batch, width),
+        (count, gates * size, width),
+        (count, gates * size, size),
+        (count, 2 * gates * size),
+    ]
+    x, w, r, b = (random(*shape, seed=seed) for seed, shape in enumerate(shapes))
+    h0, c0 = random(count, batch, size, seed=7), random(count, batch, size, seed=8)
+    peepholes = random(count, 3 * size, seed=9)
+    lengths = np.array([4, 2, 0], np.int32)
+    y, last_h, last_c = np.zeros((steps, count, batch, size)), h0.astype(np.float64), c0.astype(np.float64)
+    for d in range(count):
+        parameters = [v.astype(np.float64) for v in (w[d], r[d], *np.split(b[d], 2), peepholes[d])]
+        for n, length in enumerate(lengths):
+            order = range(length) if d == 0 and direction != "reverse" else reversed(range(length))
+            for t in order:
+                last_h[d, n], last_c[d, n] = step(kind, x[t, n], parameters, last_h[d, n], last_c[d, n], linear)
+                y[t, d, n] = last_h[d, n]
+    expected = [y, last_h, last_c]
+    inputs, attributes = [x, w, r, b, lengths, h0], {"direction": direction, "hidden_size": size}
+    if kind == "LSTM":
+        inputs += [c0, peepholes]
+    if kind == "GRU":
+        attributes["linear_before_reset"] = linear
+    actual = run_op(kind, inputs, attributes, 22, outputs=3 if kind == "LSTM" else 2, dynamic=dynamic)
+    for got, want in zip(actual, expected, strict=False):
+        np.testing.assert_allclose(got, want, 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+def test_batchwise_layout_is_the_other_one_transposed(kind):
+    gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[kind]
+    x, w, r = random(4, 3, 2), random(1, gates * 5, 2, seed=1), random(1, gates * 5, 5, seed=2)
+    h0 = random(1, 3, 5, seed=3)
+    plain = run_op(kind, [x, w, r, None, None, h0], {"hidden_size": 5}, 22, outputs=2)
+    swapped = [x.swapaxes(0, 1), w, r, None, None, h0.swapaxes(0, 1)]
+    batchwise = run_op(kind, swapped, {"hidden_size": 5, "layout": 1}, 22, outputs=2)
+    np.testing.assert_allclose(batchwise[0], plain[0].transpose(2, 0, 1, 3), 1e-5, 1e-6)
+    np.testing.assert_allclose(batchwise[1], plain[1].swapaxes(0, 1), 1e-5, 1e-6)
+
+
+def test_activations_take_their_parameters_in_order_and_clip_comes_first():
+    x, w, r = random(1, 2, 3), random(2, 4, 3, seed=1), np.zeros((2, 4, 4), np.float32)
+    attributes = {
+        "direction": "bidirectional",
+        "hidden_size": 4,
+        "activations": ["Affine", "LeakyRelu"],
+        "activation_alpha": [2.0, 0.5],
+        "activation_beta": [1.0],
+        "clip": 0.5,
+    }
+    (y,) = run_op("RNN", [x, w, r], attributes, 22)
+    first, second = (np.clip(x[0] @ w[d].T, -0.5, 0.5) for d in range(2))
+    np.testing.assert_allclose(y[0, 0], 2 * first + 1, 1e-5, 1e-6)
+    np.testing.assert_allclose(y[0, 1], np.where(second < 0, 0.5 * second, second), 1e-5, 1e-6)

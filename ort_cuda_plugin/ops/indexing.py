@@ -40,7 +40,7 @@ def wrapped(index: Scalar, dim: Scalar) -> tuple[Scalar, Scalar]:
     return position, (position >= 0) & (position < dim)
 
 
-def _select(ctx: Lowering, x: Tensor, axis: int, index: Dim) -> Tensor:
+def select_index(ctx: Lowering, x: Tensor, axis: int, index: Dim) -> Tensor:
     """The view ``x[..., index, ...]`` without that dimension."""
     dim = x.shape[axis]
     position = select(lt(index, 0), index + dim, index)
@@ -55,7 +55,7 @@ def gather(ctx: Lowering, data: T, indices: Tind, *, axis: int = 0) -> Tensor:
     """An index outside its dimension gives 0."""
     axis = normalize_axis(axis, data.rank)
     if indices.rank == 0 and indices.host is not None:
-        return _select(ctx, data, axis, indices.host[0])
+        return select_index(ctx, data, axis, indices.host[0])
     shape = [*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]]
 
     def on_device() -> Tensor:

@@ -1,0 +1,255 @@
+"""RNN, GRU and LSTM: gates as scalar expressions, one launch per direction for all steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.graph.lowering import Lowering, Tensor
+from ort_cuda_plugin.graph.symbolic import eq
+from ort_cuda_plugin.kernels import scalar as s
+from ort_cuda_plugin.kernels.recurrent import Cell, Gates, Sequences, run_cell
+from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.kernels.views import permute
+from ort_cuda_plugin.ops.activation import softplus
+from ort_cuda_plugin.ops.indexing import select_index
+from ort_cuda_plugin.ops.matmul import multiply
+from ort_cuda_plugin.ops.registry import FLOATS, T1, T, op
+
+Activation = Callable[[Scalar], Scalar]
+
+_TYPES = {"T": FLOATS, "T1": frozenset({DType.INT32})}
+
+_plain: dict[str, Activation] = {
+    "relu": lambda x: s.maximum(x, 0.0),
+    "tanh": s.tanh,
+    "sigmoid": s.sigmoid,
+    "softsign": lambda x: x / (1.0 + s.absolute(x)),
+    "softplus": softplus,
+}
+
+_of_alpha: dict[str, tuple[float, Callable[[float], Activation]]] = {
+    "leakyrelu": (0.01, lambda alpha: lambda x: s.where(x < 0, alpha * x, x)),
+    "thresholdedrelu": (1.0, lambda alpha: lambda x: s.where(x > alpha, x, 0.0)),
+    "elu": (1.0, lambda alpha: lambda x: s.where(x < 0, alpha * s.expm1(x), x)),
+}
+"""Functions of one parameter, with its default."""
+
+_of_alpha_beta: dict[str, tuple[float, float, Callable[[float, float], Activation]]] = {
+    "affine": (1.0, 0.0, lambda alpha, beta: lambda x: alpha * x + beta),
+    "scaledtanh": (1.0, 1.0, lambda alpha, beta: lambda x: alpha * s.tanh(beta * x)),
+    "hardsigmoid": (0.2, 0.5, lambda alpha, beta: lambda x: s.maximum(0.0, s.minimum(1.0, alpha * x + beta))),
+}
+"""Functions of two parameters, with their defaults."""
+
+
+def _activations(
+    names: Sequence[str], alphas: Sequence[float] | None, betas: Sequence[float] | None, clip: float | None
+) -> list[Activation]:
+    """The functions by name; each takes its parameters from the front of what is left of ``alphas`` and ``betas``."""
+    alpha, beta = iter(alphas or ()), iter(betas or ())
+
+    def of(name: str) -> Activation:
+        key = name.lower()
+        if key in _of_alpha:
+            default, make = _of_alpha[key]
+            return make(next(alpha, default))
+        if key in _of_alpha_beta:
+            first, second, make_both = _of_alpha_beta[key]
+            return make_both(next(alpha, first), next(beta, second))
+        if key not in _plain:
+            raise Unsupported("attribute", f"the activation {name!r}")
+        return _plain[key]
+
+    def clipped(function: Activation) -> Activation:
+        if clip is None:
+            return function
+        return lambda x: function(s.minimum(s.maximum(x, -clip), clip))
+
+    return [clipped(of(name)) for name in names]
+
+
+def _per_direction(
+    direction: str, defaults: Sequence[str], activations: Sequence[str] | None,
+    alphas: Sequence[float] | None, betas: Sequence[float] | None, clip: float | None,
+) -> Iterator[tuple[list[Activation], bool]]:  # fmt: skip
+    """For each direction its functions, and whether it runs backward."""
+    backward = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}.get(direction)
+    if backward is None:
+        raise InvalidModel(f"the direction {direction!r}")
+    names = activations or [*defaults] * len(backward)
+    if len(names) < len(defaults) * len(backward):  # the schema's default of RNN has one too many for one direction
+        raise InvalidModel(f"{len(names)} activations for {len(backward)} directions of {len(defaults)}")
+    functions = _activations(names, alphas, betas, clip)
+    for number, reverse in enumerate(backward):
+        yield functions[number * len(defaults) : (number + 1) * len(defaults)], reverse
+
+
+def _run(
+    ctx: Lowering, cells: Sequence[tuple[Cell, bool, Sequence[tuple[Scalar, Tensor]]]],
+    x: Tensor, w: Tensor, r: Tensor, b: Tensor | None, lengths: Tensor | None,
+    initial_h: Tensor | None, initial_c: Tensor | None, layout: int,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """(Y, last hidden[, last cell]) of one cell per direction."""
+    if x.rank != 3 or w.rank != 3 or r.rank != 3:
+        raise InvalidModel("a recurrent operator takes X, W and R of rank 3")
+    if layout not in (0, 1):
+        raise InvalidModel(f"layout {layout}")
+    count, size = len(cells), r.shape[2]
+    ctx.require(eq(w.shape[0], count), "the weights are not those of the directions")
+    if layout:
+        x = permute(ctx, x, (1, 0, 2))
+    steps, batch, _ = x.shape
+
+    def state() -> Tensor:
+        return ctx.empty((batch, count, size) if layout else (count, batch, size), x.dtype)
+
+    direction_axis = 1 if layout else 0
+    y = ctx.empty((batch, steps, count, size) if layout else (steps, count, batch, size), x.dtype)
+    last_h = state()
+    last_c = state() if cells[0][0].has_state else None
+    for number, (cell, backward, parameters) in enumerate(cells):
+
+        def own(tensor: Tensor | None, axis: int = 0, number: int = number) -> Tensor | None:
+            return None if tensor is None else select_index(ctx, tensor, axis, number)
+
+        outputs = select_index(ctx, y, 2 if layout else 1, number)
+        if layout:
+            outputs = permute(ctx, outputs, (1, 0, 2))
+        width = cell.gates * size
+        weights = permute(ctx, select_index(ctx, w, 0, number), (1, 0))
+        bias = own(b)
+        given = Sequences(
+            inputs=multiply(ctx, x, weights),
+            weights=ctx.contiguous(permute(ctx, select_index(ctx, r, 0, number), (1, 0))),
+            biases=None if bias is None else ctx.view(bias, (width,), bias.strides, bias.offset),
+            recurrent_biases=None
+            if bias is None
+            else ctx.view(bias, (width,), bias.strides, bias.offset + width * bias.strides[0]),
+            lengths=lengths,
+            hidden=own(initial_h, direction_axis),
+            state=own(initial_c, direction_axis),
+        )
+        final_c = own(last_c, direction_axis)
+        final_h = select_index(ctx, last_h, direction_axis, number)
+        run_cell(ctx, cell, given, parameters, outputs, final_h, final_c, backward=backward)
+    return (y, last_h) if last_c is None else (y, last_h, last_c)
+
+
+@op("RNN", since=7, types=_TYPES)
+def rnn(
+    ctx: Lowering,
+    x: T,
+    w: T,
+    r: T,
+    b: T | None = None,
+    sequence_lens: T1 | None = None,
+    initial_h: T | None = None,
+    *,
+    activation_alpha: tuple[float, ...] | None = None,
+    activation_beta: tuple[float, ...] | None = None,
+    activations: tuple[str, ...] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    layout: int = 0,
+) -> tuple[Tensor, ...]:
+    def cell(f: Activation) -> Cell:
+        return Cell(1, lambda inputs, sums, hidden, state: (f(inputs[0] + sums[0]), None))
+
+    directions = _per_direction(direction, ["Tanh"], activations, activation_alpha, activation_beta, clip)
+    cells = [(cell(*functions), backward, ()) for functions, backward in directions]
+    return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, None, layout)
+
+
+def _gru_cell(f: Activation, g: Activation, linear_before_reset: int) -> Cell:
+    """Gates in the order update, reset, hidden."""
+
+    def reset(inputs: Gates, sums: Gates) -> Scalar:
+        return f(inputs[1] + sums[1])
+
+    def update(inputs: Gates, sums: Gates, hidden: Scalar, state: Scalar | None) -> tuple[Scalar, None]:
+        z = f(inputs[0] + sums[0])
+        product = reset(inputs, sums) * sums[2] if linear_before_reset else sums[2]
+        candidate = g(inputs[2] + product)
+        return (1.0 - z) * candidate + z * hidden, None
+
+    return Cell(3, update, reset=None if linear_before_reset else reset)
+
+
+@op("GRU", since=7, types=_TYPES)
+def gru(
+    ctx: Lowering,
+    x: T,
+    w: T,
+    r: T,
+    b: T | None = None,
+    sequence_lens: T1 | None = None,
+    initial_h: T | None = None,
+    *,
+    activation_alpha: tuple[float, ...] | None = None,
+    activation_beta: tuple[float, ...] | None = None,
+    activations: tuple[str, ...] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    layout: int = 0,
+    linear_before_reset: int = 0,
+) -> tuple[Tensor, ...]:
+    directions = _per_direction(direction, ["Sigmoid", "Tanh"], activations, activation_alpha, activation_beta, clip)
+    cells = [(_gru_cell(f, g, linear_before_reset), backward, ()) for (f, g), backward in directions]
+    return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, None, layout)
+
+
+def _lstm_cell(f: Activation, g: Activation, h: Activation, peepholes: Sequence[Scalar], input_forget: int) -> Cell:
+    """Gates in the order input, output, forget, cell; ``peepholes`` are those of the first three, or none."""
+
+    def update(inputs: Gates, sums: Gates, hidden: Scalar, state: Scalar | None) -> tuple[Scalar, Scalar]:
+        assert state is not None
+
+        def peeped(gate: int, seen: Scalar) -> Scalar:
+            value = inputs[gate] + sums[gate]
+            return value + peepholes[gate] * seen if peepholes else value
+
+        i = f(peeped(0, state))
+        forget = 1.0 - i if input_forget else f(peeped(2, state))
+        after = forget * state + i * g(inputs[3] + sums[3])
+        return f(peeped(1, after)) * h(after), after
+
+    return Cell(4, update, has_state=True)
+
+
+@op("LSTM", since=7, types=_TYPES)
+def lstm(
+    ctx: Lowering,
+    x: T,
+    w: T,
+    r: T,
+    b: T | None = None,
+    sequence_lens: T1 | None = None,
+    initial_h: T | None = None,
+    initial_c: T | None = None,
+    p: T | None = None,
+    *,
+    activation_alpha: tuple[float, ...] | None = None,
+    activation_beta: tuple[float, ...] | None = None,
+    activations: tuple[str, ...] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    input_forget: int = 0,
+    layout: int = 0,
+) -> tuple[Tensor, ...]:
+    defaults = ["Sigmoid", "Tanh", "Tanh"]
+    compute = DType.FLOAT64 if x.dtype is DType.FLOAT64 else DType.FLOAT32
+    cells = []
+    directions = _per_direction(direction, defaults, activations, activation_alpha, activation_beta, clip)
+    for number, ((f, g, h), backward) in enumerate(directions):
+        parameters: list[tuple[Scalar, Tensor]] = []
+        if p is not None:
+            row, size = select_index(ctx, p, 0, number), r.shape[2]
+            for gate in range(3):
+                part = ctx.view(row, (size,), row.strides, row.offset + gate * size * row.strides[0])
+                parameters.append((Scalar(compute, "leaf"), part))
+        cells.append((_lstm_cell(f, g, h, [leaf for leaf, _ in parameters], input_forget), backward, parameters))
+    return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, initial_c, layout)
