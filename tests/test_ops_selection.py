@@ -134,3 +134,54 @@ def test_non_zero_finds_nan_and_nothing_in_zeros():
 def test_compress(axis, kept):
     attributes = {} if axis is None else {"axis": axis}
     check("Compress", [numbers((3, 4, 5), np.float32), np.array(kept, np.bool_)], **attributes)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.int8, np.float64])
+@pytest.mark.parametrize("sorted_", [0, 1])
+@pytest.mark.parametrize(("shape", "axis"), [((50,), None), ((4, 5), None), ((6, 2), 0), ((2, 9, 2), 1), ((1,), 0)])
+def test_unique(dtype, sorted_, shape, axis):
+    attributes = {} if axis is None else {"axis": axis}
+    x = rng().integers(0, 3, shape).astype(dtype)
+    check("Unique", [x], outputs=4, sorted=sorted_, **attributes)
+
+
+def test_unique_takes_all_nan_for_one_value():
+    x = np.array([np.nan, 1, np.nan, 0], np.float32)
+    y, indices, inverse, counts = run_op("Unique", [x], outputs=4)
+    np.testing.assert_array_equal(y, np.array([0, 1, np.nan], np.float32))
+    assert (indices.tolist(), inverse.tolist(), counts.tolist()) == ([3, 1, 0], [2, 1, 2, 0], [1, 1, 2])
+
+
+@pytest.mark.parametrize("center", [0, 1])
+@pytest.mark.parametrize("limit", [0, 3, 300])
+@pytest.mark.parametrize("threshold", [None, 0.3])
+def test_non_max_suppression(center, limit, threshold):
+    boxes = rng().random((2, 300, 4), np.float32)
+    scores = rng().integers(0, 50, (2, 3, 300)).astype(np.float32) / 50
+    score = None if threshold is None else np.array([threshold], np.float32)
+    inputs = [boxes, scores, np.array([limit]), np.array([0.4], np.float32), score]
+    check("NonMaxSuppression", inputs, constant=(2, 3), center_point_box=center)
+
+
+def test_non_max_suppression_keeps_nothing_without_a_limit():
+    boxes, scores = rng().random((1, 4, 4), np.float32), rng().random((1, 1, 4), np.float32)
+    check("NonMaxSuppression", [boxes, scores])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int16, np.bool_])
+@pytest.mark.parametrize(("shape", "batch", "time"), [((5, 3), 1, 0), ((3, 5, 2), 0, 1)])
+def test_reverse_sequence(dtype, shape, batch, time):
+    x = rng().integers(0, 2, shape).astype(dtype)
+    check("ReverseSequence", [x, np.array([1, 5, 3])], batch_axis=batch, time_axis=time)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint64])
+@pytest.mark.parametrize(("exclusive", "reverse"), [(0, 0), (1, 0), (0, 1), (1, 1)])
+def test_cum_prod(dtype, exclusive, reverse):
+    x = (rng().integers(1, 4, (3, 6))).astype(dtype)
+    (y,) = run_op("CumProd", [x, np.array(1)], {"exclusive": exclusive, "reverse": reverse}, 26, constant=(1,))
+    expected = x[:, ::-1] if reverse else x
+    expected = np.cumprod(expected, 1, dtype=dtype)
+    if exclusive:
+        expected = np.concatenate([np.ones((3, 1), dtype), expected[:, :-1]], axis=1)
+    np.testing.assert_array_equal(y, expected[:, ::-1] if reverse else expected)

@@ -1,4 +1,4 @@
-"""Selection by data: stable sorting and counting prefixes for compaction.
+"""Selection by data: stable sorting, counting prefixes for compaction, and greedy suppression of boxes.
 
 Each kernel gives a row to one block, whose threads meet at barriers.
 """
@@ -11,7 +11,7 @@ from ort_cuda_plugin.graph.symbolic import product
 from ort_cuda_plugin.kernels.codegen import load_text
 from ort_cuda_plugin.runtime.kernel import KernelSpec
 
-__all__ = ["count_prefixes", "sort_rows"]
+__all__ = ["count_prefixes", "sort_rows", "suppress_boxes"]
 
 THREADS = 256
 
@@ -155,3 +155,90 @@ def count_prefixes(ctx: Lowering, flags: Tensor) -> tuple[Tensor, Tensor]:
     args = (before, total, ctx.contiguous(flags), Int64(n))
     ctx.launch(spec, (1, 1, 1), (THREADS, 1, 1), args, writes=(before, total))
     return before, total
+
+
+_center_corners = """
+{box}_y, {box}_x = boxes[{at} + 1], boxes[{at}]
+{box}_h, {box}_w = float32(boxes[{at} + 3] / float32(2)), float32(boxes[{at} + 2] / float32(2))
+{box}_y1, {box}_y2 = float32({box}_y - {box}_h), float32({box}_y + {box}_h)
+{box}_x1, {box}_x2 = float32({box}_x - {box}_w), float32({box}_x + {box}_w)
+"""
+_any_corners = """
+{box}_y1, {box}_y2 = min(boxes[{at}], boxes[{at} + 2]), max(boxes[{at}], boxes[{at} + 2])
+{box}_x1, {box}_x2 = min(boxes[{at} + 1], boxes[{at} + 3]), max(boxes[{at} + 1], boxes[{at} + 3])
+"""
+
+_suppress_source = """
+def kernel(kept, order, boxes, scores, limit, iou_threshold, score_threshold, classes, n):
+    row = int64(cuda.blockIdx.x)
+    lane = int64(cuda.threadIdx.x)
+    base = row * n
+    corners = row // classes * n * 4
+    for i in range(lane, n, {threads}):
+        kept[base + i] = {candidate}
+    cuda.syncthreads()
+    left = int64(limit[0])
+    for i in range(n):
+        if kept[base + i] != 0:
+            if left <= 0:
+                # All threads have to read the flag before one of them clears it.
+                cuda.syncthreads()
+                if lane == 0:
+                    kept[base + i] = 0
+            else:
+                left -= 1
+                at = corners + int64(order[base + i]) * 4
+{first}
+                a_area = float32((a_y2 - a_y1) * (a_x2 - a_x1))
+                for j in range(i + 1 + lane, n, {threads}):
+                    if kept[base + j] != 0:
+                        at = corners + int64(order[base + j]) * 4
+{second}
+                        height = float32(min(a_y2, b_y2) - max(a_y1, b_y1))
+                        width = float32(min(a_x2, b_x2) - max(a_x1, b_x1))
+                        b_area = float32((b_y2 - b_y1) * (b_x2 - b_x1))
+                        if height > float32(0) and width > float32(0) and a_area > float32(0) and b_area > float32(0):
+                            shared = float32(height * width)
+                            union = float32(float32(a_area + b_area) - shared)
+                            if union > float32(0) and shared / union > iou_threshold[0]:
+                                kept[base + j] = 0
+            cuda.syncthreads()
+"""
+
+
+def suppress_boxes(
+    ctx: Lowering,
+    boxes: Tensor,
+    scores: Tensor,
+    order: Tensor,
+    limit: Tensor,
+    iou_threshold: Tensor,
+    score_threshold: Tensor | None,
+    *,
+    center: bool,
+) -> Tensor:
+    """Non-maximum suppression: which boxes are kept, bool [batches * classes, n] in the order of ``order``.
+
+    ``boxes`` is float32 [batches, n, 4], two opposite corners (y, x, y, x) or with ``center`` (x, y, width, height);
+    ``scores`` float32 [batches, classes, n]; ``order`` int64 [batches * classes, n]. ``limit`` (int64) boxes at most
+    are kept per row. The thresholds are float32 and of one element, as ``limit``.
+    """
+    batches, classes, n = scores.shape
+    kept = ctx.empty((batches * classes, n), DType.BOOL)
+    corners = _center_corners if center else _any_corners
+    candidate = "1" if score_threshold is None else "1 if scores[base + order[base + i]] > score_threshold[0] else 0"
+    spec = KernelSpec(
+        name="suppress_boxes",
+        signature=("*b1", "*i64", "*f32", "*f32", "*i64", "*f32", "*f32", "i64", "i64"),
+        source=_suppress_source.format(
+            threads=THREADS,
+            candidate=candidate,
+            first=_indented(corners.format(box="a", at="at"), 4),
+            second=_indented(corners.format(box="b", at="at"), 6),
+        ),
+        launch_bounds=THREADS,
+    )
+    least = iou_threshold if score_threshold is None else score_threshold  # not read without a threshold
+    args = (kept, order, ctx.contiguous(boxes), ctx.contiguous(scores), limit, iou_threshold, least)
+    ctx.launch(spec, (batches * classes, 1, 1), (THREADS, 1, 1), (*args, Int64(classes), Int64(n)), writes=(kept,))
+    return kept

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ort_cuda_plugin.graph.ir import DType, InvalidModel
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import Dim, le, logical_and, product, sym_min
+from ort_cuda_plugin.graph.symbolic import Dim, eq, le, logical_and, product, sym_min
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
+from ort_cuda_plugin.kernels.row_program import PRODUCT
 from ort_cuda_plugin.kernels.scalar import Scalar
-from ort_cuda_plugin.kernels.select import count_prefixes, sort_rows
+from ort_cuda_plugin.kernels.scan import scan
+from ort_cuda_plugin.kernels.select import count_prefixes, sort_rows, suppress_boxes
 from ort_cuda_plugin.kernels.views import permute, reshape
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.registry import (
@@ -17,8 +21,10 @@ from ort_cuda_plugin.ops.registry import (
     ARITHMETIC,
     BOOL,
     FLOATS,
+    INDICES,
     T1,
     HostTensor,
+    Int64,
     T,
     op,
 )
@@ -99,3 +105,127 @@ def compress(ctx: Lowering, x: T, condition: T1, *, axis: int | None = None) -> 
 
     scatter_map(ctx, (*x.shape[:at], n, *x.shape[at + 1 :]), result, move)
     return result
+
+
+@op("Unique", since=11, types={"T": ALL_TENSORS})
+def unique(ctx: Lowering, x: T, *, axis: int | None = None, sorted: int = 1) -> tuple[Tensor, ...]:
+    if axis is None:
+        x = reshape(ctx, x, (x.size,))
+    at = 0 if axis is None else normalize_axis(axis, x.rank)
+    n = x.shape[at]
+    others = [*x.shape[:at], *x.shape[at + 1 :]]
+    slices = permute(ctx, x, [at, *(a for a in range(x.rank) if a != at)])
+    order, heads = (reshape(ctx, t, (n,)) for t in sort_rows(ctx, reshape(ctx, slices, (1, n, product(others)))))
+    groups, count = _found(ctx, heads, "number of unique elements")
+    # Of a group of equal elements the first in order is the one that comes first in x, since the sort is stable.
+    starts, first = (ctx.empty((count,), DType.INT64) for _ in range(2))
+    for target, of in ((starts, None), (first, order)):
+
+        def head(maps: IndexMap, c: list[Scalar], of: Tensor | None = of) -> tuple[list[Scalar], Scalar, Scalar]:
+            value = c[0] if of is None else maps.source(of).at(c)
+            return [maps.source(groups).at(c)], value, maps.source(heads).at(c)
+
+        scatter_map(ctx, (n,), target, head)
+
+    def length(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        start, after = maps.source(starts), c[0] + 1
+        return start.at([after], after < maps.dim(count), maps.dim(n)) - start.at(c)
+
+    counts = gather_map(ctx, (count,), DType.INT64, length)
+    number = None if sorted else _order_of_appearance(ctx, first, n)
+    inverse = ctx.empty((n,), DType.INT64)
+
+    def member(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, None]:
+        is_head = s.cast(maps.source(heads).at(c), DType.INT64)
+        group = maps.source(groups).at(c) + is_head - 1
+        return [maps.source(order).at(c)], group if number is None else maps.source(number).at([group]), None
+
+    scatter_map(ctx, (n,), inverse, member)
+    if number is not None:
+        first, counts = (_scattered(ctx, t, number) for t in (first, counts))
+    indices = first
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return maps.source(x).at([*c[:at], maps.source(indices).at([c[at]]), *c[at + 1 :]])
+
+    return gather_map(ctx, [*x.shape[:at], count, *x.shape[at + 1 :]], x.dtype, element), indices, inverse, counts
+
+
+def _order_of_appearance(ctx: Lowering, first: Tensor, n: Dim) -> Tensor:
+    """For distinct places ``first`` below n: how many of them are smaller than each, int64."""
+
+    def mark(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, None]:
+        return [maps.source(first).at(c)], s.constant(True, DType.BOOL), None
+
+    marks = ctx.empty((n,), DType.BOOL)
+    ctx.memset(marks, 0)
+    scatter_map(ctx, first.shape, marks, mark)
+    before, _ = count_prefixes(ctx, marks)
+    return gather_map(ctx, first.shape, DType.INT64, lambda maps, c: maps.source(before).at([maps.source(first).at(c)]))
+
+
+def _scattered(ctx: Lowering, x: Tensor, places: Tensor) -> Tensor:
+    """The elements of a vector at other places, a permutation."""
+    result = ctx.empty(x.shape, x.dtype)
+    scatter_map(ctx, x.shape, result, lambda maps, c: ([maps.source(places).at(c)], maps.source(x).at(c), None))
+    return result
+
+
+@op("NonMaxSuppression", since=10)
+def non_max_suppression(
+    ctx: Lowering,
+    boxes: Tensor,
+    scores: Tensor,
+    max_output_boxes_per_class: Int64 | None = None,
+    iou_threshold: Tensor | None = None,
+    score_threshold: Tensor | None = None,
+    *,
+    center_point_box: int = 0,
+) -> Tensor:
+    if boxes.rank != 3 or scores.rank != 3:
+        raise InvalidModel("boxes and scores of NonMaxSuppression have three dimensions")
+    batches, classes, n = scores.shape
+    for size, expected in zip(boxes.shape, (batches, n, 4), strict=True):
+        ctx.require(eq(size, expected), "boxes of NonMaxSuppression do not fit the scores")
+    limit, overlap = max_output_boxes_per_class, iou_threshold
+    if limit is None:
+        limit = ctx.constant(np.zeros(1, np.int64))
+    if overlap is None:
+        overlap = ctx.constant(np.zeros(1, np.float32))
+    order, _ = sort_rows(ctx, reshape(ctx, scores, (batches * classes, n, 1)), descending=True)
+    kept = suppress_boxes(ctx, boxes, scores, order, limit, overlap, score_threshold, center=bool(center_point_box))
+    shape = (batches, classes, n)
+    flags, order = reshape(ctx, kept, shape), reshape(ctx, order, shape)
+    places, count = _found(ctx, flags, "number of boxes that NonMaxSuppression keeps")
+    result = ctx.empty((count, 3), DType.INT64)
+
+    def box(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
+        place, column = c[:3], c[3]
+        value = s.where(s.equal(column, 1), c[1], maps.source(order).at(place))
+        value = s.where(s.equal(column, 0), c[0], value)
+        return [maps.source(places).at(place), column], value, maps.source(flags).at(place)
+
+    scatter_map(ctx, (*shape, 3), result, box)
+    return result
+
+
+@op("ReverseSequence", since=10, types={"T": ALL_TENSORS})
+def reverse_sequence(ctx: Lowering, x: T, sequence_lens: Int64, *, batch_axis: int = 1, time_axis: int = 0) -> Tensor:
+    batch, time = normalize_axis(batch_axis, x.rank), normalize_axis(time_axis, x.rank)
+    if batch == time or x.rank < 2:
+        raise InvalidModel("batch_axis and time_axis of ReverseSequence are the same")
+    ctx.require(eq(sequence_lens.size, x.shape[batch]), "ReverseSequence needs one length per batch")
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        # A length beyond the dimension must not lead out of the buffer.
+        end = s.minimum(maps.source(sequence_lens).at([c[batch]]), maps.dim(x.shape[time]))
+        place = s.where(c[time] < end, end - 1 - c[time], c[time])
+        return maps.source(x).at([*c[:time], place, *c[time + 1 :]])
+
+    return gather_map(ctx, x.shape, x.dtype, element)
+
+
+@op("CumProd", since=26, types={"T": FLOATS | INDICES | {DType.UINT32, DType.UINT64}, "T2": INDICES})
+def cum_prod(ctx: Lowering, x: T, axis: HostTensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
+    at = normalize_axis(ctx.host_constants(axis, "axis of CumProd", [0])[0], x.rank)
+    return scan(ctx, PRODUCT, x, at, exclusive=bool(exclusive), reverse=bool(reverse))
