@@ -92,9 +92,9 @@ reduction("ReduceLogSumExp", 18, _log_sum_exp)
 
 def _extreme(name: str, arithmetic: RowFunction) -> None:
     def fn(row: Row, x: Scalar) -> Scalar:
-        # Booleans are compared as integers: shuffles move numbers.
+        # Booleans are compared as integers, which shuffles move; the least of these is 0, so no elements give False.
         if x.dtype is DType.BOOL:
-            return s.cast(arithmetic(row, s.cast(x, DType.INT32)), DType.BOOL)
+            return s.cast(arithmetic(row, s.cast(x, DType.UINT8)), DType.BOOL)
         return arithmetic(row, x)
 
     reduction(name, 18, fn, types=ARITHMETIC | BOOL)
