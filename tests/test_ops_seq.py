@@ -233,3 +233,14 @@ def test_activations_take_their_parameters_in_order_and_clip_comes_first():
     first, second = (np.clip(x[0] @ w[d].T, -0.5, 0.5) for d in range(2))
     np.testing.assert_allclose(y[0, 0], 2 * first + 1, 1e-5, 1e-6)
     np.testing.assert_allclose(y[0, 1], np.where(second < 0, 0.5 * second, second), 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
+@pytest.mark.parametrize("per_head", [False, True])
+def test_linear_attention(rule, per_head):
+    query, key, value = random(2, 3, 16), random(2, 3, 8, seed=1), random(2, 3, 6, seed=2)
+    past = random(2, 2, 4, 3, seed=3)
+    decay = -np.abs(random(2, 3, 2 if per_head else 8, seed=4)) if "gated" in rule else None
+    beta = sigmoid(random(2, 3, 1 if per_head else 2, seed=5)) if "delta" in rule else None
+    attributes = {"q_num_heads": 4, "kv_num_heads": 2, "update_rule": rule}
+    check("LinearAttention", [query, key, value, past, decay, beta], attributes, 27, outputs=2)

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from ort_cuda_plugin.graph.ir import DType
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
 from ort_cuda_plugin.kernels import scalar as s
-from ort_cuda_plugin.kernels.codegen import KernelBuilder, load_text, register_type
+from ort_cuda_plugin.kernels.codegen import KernelBuilder, load_text, offset_text, register_type
 from ort_cuda_plugin.kernels.elementwise import kernel_name
 from ort_cuda_plugin.kernels.layout import no_wider
 from ort_cuda_plugin.kernels.scalar import Scalar
 
-__all__ = ["Cell", "Sequences", "run_cell"]
+__all__ = ["Cell", "Elements", "Sequences", "accumulation", "run_cell"]
 
 THREADS = 128
 
@@ -60,6 +60,32 @@ class Sequences:
     state: Tensor | None
 
 
+class Elements:
+    """A tensor as a parameter of a kernel in the making, whose elements are read and written by int64 coordinates."""
+
+    def __init__(self, builder: KernelBuilder, tensor: Tensor, *, written: bool = False) -> None:
+        self._emit = builder.emit
+        self._dtype = tensor.dtype
+        self._pointer = builder.tensor(tensor, written=written)
+        self._strides = [builder.stride(stride) for stride in tensor.strides]
+
+    def _offset(self, at: Sequence[str]) -> str:
+        return offset_text(list(zip(at, self._strides, strict=True)))
+
+    def load(self, *at: str) -> str:
+        """The name of the element in the type that recurrences compute in."""
+        leaf = Scalar(self._dtype, "leaf")
+        self._emit.bind(leaf, self._emit.assign(load_text(self._pointer, self._offset(at), self._dtype)))
+        return self._emit.value(s.cast(leaf, accumulation(self._dtype)))
+
+    def store(self, value: Scalar, *at: str) -> None:
+        self._emit.store(self._pointer, self._offset(at), s.cast(value, self._dtype))
+
+
+def accumulation(dtype: DType) -> DType:
+    return DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
+
+
 def run_cell(
     ctx: Lowering,
     cell: Cell,
@@ -76,8 +102,7 @@ def run_cell(
     ``parameters`` are leaves of the cell's expressions that stand for an element per hidden element. Steps behind a
     sequence's length give zeros; ``backward`` starts with the sequence's last element.
     """
-    dtype = given.inputs.dtype
-    compute = DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
+    compute = accumulation(given.inputs.dtype)
     number = register_type(compute)
     steps, batch, _ = given.inputs.shape
     size = outputs.shape[2]
@@ -89,64 +114,45 @@ def run_cell(
     def scratch(copies: int) -> str:
         return builder.tensor(ctx.empty((copies, batch, size), compute), written=True)
 
-    def place(x: Tensor, *, written: bool = False) -> tuple[str, list[str]]:
-        return builder.tensor(x, written=written), [builder.stride(stride) for stride in x.strides]
-
-    def load(placed: tuple[str, list[str]], source: Tensor, *at: str) -> str:
-        pointer, strides = placed
-        offset = " + ".join(f"{index} * {stride}" for index, stride in zip(at, strides, strict=True))
-        leaf = Scalar(source.dtype, "leaf")
-        emit.bind(leaf, emit.assign(load_text(pointer, offset, source.dtype)))
-        return emit.value(s.cast(leaf, compute))
-
-    def store(placed: tuple[str, list[str]], target: Tensor, value: Scalar, *at: str) -> None:
-        pointer, strides = placed
-        offset = " + ".join(f"{index} * {stride}" for index, stride in zip(at, strides, strict=True))
-        emit.store(pointer, offset, s.cast(value, target.dtype))
-
     def named(text: str) -> Scalar:
         leaf = Scalar(compute, "leaf")
         emit.bind(leaf, text)
         return leaf
 
-    inputs, weights = place(given.inputs), place(given.weights)
-    biases = None if given.biases is None else place(given.biases)
-    recurrent_biases = None if given.recurrent_biases is None else place(given.recurrent_biases)
-    vectors = [(leaf, x, place(x)) for leaf, x in parameters]
-    results, final = place(outputs, written=True), place(last_hidden, written=True)
-    final_state = None if last_state is None else place(last_state, written=True)
+    inputs, weights = Elements(builder, given.inputs), Elements(builder, given.weights)
+    biases = None if given.biases is None else Elements(builder, given.biases)
+    recurrent_biases = None if given.recurrent_biases is None else Elements(builder, given.recurrent_biases)
+    vectors = [(leaf, Elements(builder, x)) for leaf, x in parameters]
+    results, final = Elements(builder, outputs, written=True), Elements(builder, last_hidden, written=True)
+    final_state = None if last_state is None else Elements(builder, last_state, written=True)
     hidden = scratch(2)
     states = scratch(1) if cell.has_state else ""
     reset = scratch(1) if cell.reset is not None else ""
     gated = [scratch(1) for _ in range(2 * (cell.gates - 1))] if cell.reset is not None else []
-
-    def bias_of(x: Tensor | None, placed: tuple[str, list[str]] | None, at: str) -> str | None:
-        return None if x is None or placed is None else load(placed, x, at)
 
     def products(gates: Sequence[int], vector: str) -> list[Scalar]:
         """The recurrent products of some gates for hidden element j."""
         names = [emit.fresh("sum") for _ in gates]
         for gate, name in zip(gates, names, strict=True):
             at = f"({gate} * {n} + j)"
-            emit.line(f"{name} = {number}({bias_of(given.recurrent_biases, recurrent_biases, at) or 0})")
+            emit.line(f"{name} = {number}({0 if recurrent_biases is None else recurrent_biases.load(at)})")
         with emit.block(f"for k in range({n}):"):
             emit.line(f"h = {vector}")
             for gate, name in zip(gates, names, strict=True):
-                emit.line(f"{name} += h * {load(weights, given.weights, 'k', f'({gate} * {n} + j)')}")
+                emit.line(f"{name} += h * {weights.load('k', f'({gate} * {n} + j)')}")
         return [named(name) for name in names]
 
     def input_gates(gates: Sequence[int]) -> list[Scalar]:
         values = []
         for gate in gates:
             at = f"({gate} * {n} + j)"
-            value = named(load(inputs, given.inputs, "t", "sequence", at))
-            bias = bias_of(given.biases, biases, at)
-            values.append(value if bias is None else value + named(bias))
+            value = named(inputs.load("t", "sequence", at))
+            values.append(value if biases is None else value + named(biases.load(at)))
         return values
 
     def bind_parameters() -> None:
-        for leaf, x, placed in vectors:
-            emit.bind(leaf, load(placed, x, "j"))
+        for leaf, elements in vectors:
+            emit.bind(leaf, elements.load("j"))
 
     def every_element() -> str:
         return f"for j in range(int64(cuda.threadIdx.x), {n}, {threads}):"
@@ -156,13 +162,13 @@ def run_cell(
     emit.line(f"other = {n_batch} * {n} + base")
     emit.line(f"length = {n_steps}")
     if given.lengths is not None:
-        pointer, (stride,) = place(given.lengths)
+        pointer, stride = builder.tensor(given.lengths), builder.stride(given.lengths.strides[0])
         emit.line(f"length = min(max(int64({pointer}[sequence * {stride}]), int64(0)), {n_steps})")
     for target, start in ((hidden, given.hidden), (states, given.state)):
         if target:
-            placed = None if start is None else place(start)
+            elements = None if start is None else Elements(builder, start)
             with emit.block(every_element()):
-                value = "0" if placed is None or start is None else load(placed, start, "sequence", "j")
+                value = "0" if elements is None else elements.load("sequence", "j")
                 emit.line(f"{target}[base + j] = {number}({value})")
     emit.line("cuda.syncthreads()")
     everything = list(range(cell.gates))
@@ -194,13 +200,13 @@ def run_cell(
             emit.line(f"{hidden}[next + j] = {result}")
             if new_state is not None:
                 emit.line(f"{states}[base + j] = {emit.value(new_state)}")
-            store(results, outputs, after, "t", "sequence", "j")
+            results.store(after, "t", "sequence", "j")
         emit.line("cuda.syncthreads()")
     with emit.block(every_element()):
         with emit.block(f"for t in range(length, {n_steps}):"):
-            store(results, outputs, s.constant(0.0, compute), "t", "sequence", "j")
+            results.store(s.constant(0.0, compute), "t", "sequence", "j")
         emit.line("last = base if length % 2 == 0 else other")
-        store(final, last_hidden, named(emit.assign(f"{hidden}[last + j]")), "sequence", "j")
-        if final_state is not None and last_state is not None:
-            store(final_state, last_state, named(emit.assign(f"{states}[base + j]")), "sequence", "j")
+        final.store(named(emit.assign(f"{hidden}[last + j]")), "sequence", "j")
+        if final_state is not None:
+            final_state.store(named(emit.assign(f"{states}[base + j]")), "sequence", "j")
     builder.launch(ctx, kernel_name(ctx), (batch, 1, 1), (threads, 1, 1))

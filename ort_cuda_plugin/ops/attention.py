@@ -9,18 +9,20 @@ import numpy as np
 
 from ort_cuda_plugin.graph.ir import DType, InvalidModel
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import Dim, eq, floordiv, hint, le
+from ort_cuda_plugin.graph.symbolic import Dim, eq, floordiv, hint, le, product
 from ort_cuda_plugin.kernels import scalar as s
-from ort_cuda_plugin.kernels.elementwise import elementwise
+from ort_cuda_plugin.kernels.elementwise import elementwise, full
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
+from ort_cuda_plugin.kernels.linear_attention import linear_attention
+from ort_cuda_plugin.kernels.recurrent import accumulation
 from ort_cuda_plugin.kernels.reduce import row_map
 from ort_cuda_plugin.kernels.row_program import MAX, SUM, Row
 from ort_cuda_plugin.kernels.scalar import Scalar
-from ort_cuda_plugin.kernels.views import permute, reshape
+from ort_cuda_plugin.kernels.views import expand, permute, reshape
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.indexing import copy_of, wrapped
 from ort_cuda_plugin.ops.matmul import multiply
-from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, T1, T2, Int64, M, T, U, op
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, T1, T2, Int64, M, S, T, U, op
 from ort_cuda_plugin.ops.slicing import concat, pad
 
 RAW, CAPPED, BIASED, PROBABILITIES = range(4)
@@ -265,3 +267,59 @@ def tensor_scatter(
 
     scatter_map(ctx, update.shape, result, move)
     return result
+
+
+@op("LinearAttention", since=27, types={"T": FLOATS, "S": FLOATS})
+def linear_attention_27(
+    ctx: Lowering,
+    query: T,
+    key: T,
+    value: T,
+    past_state: S | None = None,
+    decay: T | None = None,
+    beta: T | None = None,
+    *,
+    chunk_size: int | None = None,
+    kv_num_heads: int,
+    q_num_heads: int,
+    scale: float | None = None,
+    update_rule: str = "gated_delta",
+) -> tuple[Tensor, ...]:
+    """(output, present state). ``chunk_size`` is a hint for other ways to compute the same."""
+    if update_rule not in ("linear", "gated", "delta", "gated_delta"):
+        raise InvalidModel(f"LinearAttention with the update rule {update_rule!r}")
+    if ("gated" in update_rule) != (decay is not None) or ("delta" in update_rule) != (beta is not None):
+        raise InvalidModel(f"LinearAttention: the update rule {update_rule!r} does not fit its inputs decay and beta")
+    if kv_num_heads <= 0 or q_num_heads <= 0 or q_num_heads % kv_num_heads:
+        raise InvalidModel(f"LinearAttention of {q_num_heads} query heads and {kv_num_heads} others")
+    batch, steps, hidden = query.shape
+    heads, group = kv_num_heads, q_num_heads // kv_num_heads
+    size, width = floordiv(hidden, q_num_heads), floordiv(value.shape[2], heads)
+
+    def split(x: Tensor, *dims: Dim) -> Tensor:
+        ctx.require(eq(x.shape[2], product(dims)), "LinearAttention: a hidden size does not fit the heads")
+        return reshape(ctx, x, [batch, steps, *dims])
+
+    if decay is not None:
+        per_head = ctx.guard(eq(decay.shape[2], heads))
+        decay = expand(ctx, split(decay, heads, 1 if per_head else size), [batch, steps, heads, size])
+    if beta is not None:
+        beta = expand(ctx, reshape(ctx, beta, [batch, steps, beta.shape[2], 1]), [batch, steps, heads, 1])
+    compute = accumulation(query.dtype)
+    state = ctx.empty((batch, heads, size, width), compute)
+    output = ctx.empty((batch, steps, heads, group, width), query.dtype)
+    linear_attention(
+        ctx,
+        split(query, heads, group, size),
+        split(key, heads, size),
+        split(value, heads, width),
+        state,
+        output,
+        past_state,
+        decay,
+        beta,
+        _scaled(ctx, full(ctx, (), 1.0, compute), size, scale or None),
+    )
+    result = ctx.view(output, (batch, steps, q_num_heads * width))
+    kept = query.dtype if past_state is None else past_state.dtype
+    return result, state if kept is compute else elementwise(ctx, lambda x: s.cast(x, kept), state)
