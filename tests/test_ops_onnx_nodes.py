@@ -40,6 +40,12 @@ DECLINED = [
 RUN_TIME_AXES = {"CumSum", "OneHot", "Range", "Squeeze", "Unsqueeze"}
 """Operators all of whose cases have such inputs; tests of our own cover them."""
 
+DISPUTED = {
+    "test_resize_downsample_scales_cubic_align_corners",
+    "test_resize_downsample_scales_linear_align_corners",
+}
+"""Cases that align corners to a size before rounding; the specification, and ORT, align them to the real size."""
+
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
@@ -49,6 +55,8 @@ def cases() -> dict[str, list[Any]]:
     table = set(OPERATORS)
     result = defaultdict(list)
     for case in load_model_tests(kind="node"):
+        if case.name in DISPUTED:
+            continue
         kinds = [node.op_type for node in case.model.graph.node]
         if all(kind in table for kind in kinds):
             result[kinds[0] if len(kinds) == 1 else ""].append(case)

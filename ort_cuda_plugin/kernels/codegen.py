@@ -134,10 +134,14 @@ class Emitter:
     def bind(self, leaf: Scalar, name: str) -> None:
         self._names[-1][leaf] = name
 
+    def bound(self, x: Scalar) -> str | None:
+        """The name that holds x in an open scope."""
+        return next((scope[x] for scope in reversed(self._names) if x in scope), None)
+
     def value(self, x: Scalar) -> str:
-        for scope in reversed(self._names):
-            if x in scope:
-                return scope[x]
+        bound = self.bound(x)
+        if bound is not None:
+            return bound
         if x.op == "constant":
             name = literal(x.value, x.dtype)
         elif x.op in self.handlers:

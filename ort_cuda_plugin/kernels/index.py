@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ort_cuda_plugin.graph.ir import DType
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
@@ -11,6 +12,7 @@ from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, load_text, offset_text
 from ort_cuda_plugin.kernels.elementwise import kernel_name
 from ort_cuda_plugin.kernels.layout import Plane
+from ort_cuda_plugin.kernels.row_program import Reduction, Values
 from ort_cuda_plugin.kernels.scalar import Operand, Scalar
 
 __all__ = ["IndexMap", "Source", "gather_map", "scatter_map"]
@@ -40,6 +42,17 @@ class Source:
         return Scalar(self.dtype, "load", operands, self)
 
 
+@dataclass(frozen=True, eq=False)
+class _Loop:
+    """A loop of an index map: ``next`` are the accumulators after element ``index`` from those before, ``totals``."""
+
+    count: Scalar
+    index: Scalar
+    initial: Values
+    totals: Values
+    next: Values
+
+
 class IndexMap:
     """A kernel over the elements of ``shape``, with ``coordinates`` for each: int64 Scalars."""
 
@@ -49,6 +62,7 @@ class IndexMap:
         emit = self._builder.emit
         emit.handlers["load"] = self._load
         emit.handlers["dim"] = lambda x: self._builder.integer(x.value)
+        emit.handlers["fold"] = self._fold
         self._pointers: dict[Source, tuple[str, list[str]]] = {}
         dims = [dim for dim in shape if dim != 1]
         self._plane = Plane(ctx, self._builder, dims or [1])
@@ -73,6 +87,15 @@ class IndexMap:
             element = self._builder.emit.assign(load_text(self._builder.tensor(x), "0", x.dtype))
         self._builder.emit.bind(leaf, element)
         return leaf
+
+    def fold(self, reduction: Reduction, count: Scalar, fn: Callable[[Scalar], Sequence[Scalar]]) -> Values:
+        """The accumulators of ``reduction`` over the elements ``fn(i)`` for i in 0..count-1 (int64), in this order."""
+        index = Scalar(DType.INT64, "index")
+        elements = tuple(fn(index))
+        initial = reduction.initial(tuple(x.dtype for x in elements))
+        totals = tuple(Scalar(x.dtype, "accumulator") for x in initial)
+        loop = _Loop(count, index, initial, totals, reduction.step(totals, elements))
+        return tuple(Scalar(x.dtype, "fold", (), (loop, number)) for number, x in enumerate(initial))
 
     def source(self, tensor: Tensor) -> Source:
         return Source(self, tensor)
@@ -100,6 +123,29 @@ class IndexMap:
         with emit.block(f"if {when}:"):
             emit.line(f"{result} = {text}")
         return result
+
+    def _fold(self, x: Scalar) -> str:
+        emit = self._builder.emit
+        loop, number = x.value
+        names = self._folded(loop)
+        if names is None:
+            names = [emit.fresh("a") for _ in loop.initial]
+            for total, name, initial in zip(loop.totals, names, loop.initial, strict=True):
+                emit.line(f"{name} = {emit.value(initial)}")
+                emit.bind(total, name)
+            count, index = emit.value(loop.count), emit.fresh("i")
+            with emit.block(f"for {index} in range({count}):"):
+                emit.bind(loop.index, emit.assign(f"int64({index})"))
+                # All new values are computed before the first is assigned.
+                values = [emit.value(value) for value in loop.next]
+                for name, value in zip(names, values, strict=True):
+                    emit.line(f"{name} = {value}")
+        return names[number]
+
+    def _folded(self, loop: _Loop) -> list[str] | None:
+        """Names of the accumulators where the loop is already emitted in a scope that is still open."""
+        names = [self._builder.emit.bound(total) for total in loop.totals]
+        return None if None in names else [name for name in names if name is not None]
 
     def store(self, destination: Tensor, coordinates: Sequence[Scalar], value: Scalar, when: Scalar | None) -> None:
         """Emits the write of ``value`` at ``coordinates`` of ``destination`` (where ``when`` holds) and launches."""

@@ -7,10 +7,10 @@ the ONNX attributes with their names and defaults::
     def gather(ctx: Lowering, data: T, indices: Tind, *, axis: int = 0) -> Tensor: ...
 
 An input's annotation names its ONNX type constraint: an alias such as ``T`` or ``Tind`` below. ``Tensor`` means the
-only constraint, or else ``T``; ``Int64`` is an input that ONNX gives no other type; ``HostTensor`` marks an integer
-input whose contents decide shapes, which the function reads with ``ctx.host_values``. An input with a default is
-optional, ``*inputs`` is variadic. Several functions may serve one operator: each serves the versions from its ``since``
-up to the next one's, or to its own ``until``.
+only constraint, or else ``T``; ``Int64`` and ``Float32`` are inputs that ONNX gives no other type; ``HostTensor`` marks
+an integer input whose contents decide shapes, which the function reads with ``ctx.host_values``. An input with a
+default is optional, ``*inputs`` is variadic. Several functions may serve one operator: each serves the versions from
+its ``since`` up to the next one's, or to its own ``until``.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ U: TypeAlias = Tensor
 V: TypeAlias = Tensor
 HostTensor: TypeAlias = Tensor
 Int64: TypeAlias = Tensor
+Float32: TypeAlias = Tensor
 
 NEWEST_OPSETS = {"": 28, "com.microsoft": 1}
 """The newest opset per domain whose changes this table knows; a node of a newer version may mean something else."""

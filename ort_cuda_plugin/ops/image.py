@@ -1,0 +1,365 @@
+"""Operators that resample images: every element is a weighted sum of a few elements near one place."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+
+from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.graph.lowering import Lowering, Tensor
+from ort_cuda_plugin.graph.symbolic import Dim, eq, floordiv, hint, lt, select
+from ort_cuda_plugin.kernels import scalar as s
+from ort_cuda_plugin.kernels.elementwise import elementwise
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.kernels.row_program import Reduction, highest, lowest
+from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.ops.axes import normalize_axes
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, T1, T2, Float32, HostTensor, T, op
+
+SHORT_SCALE = 1 << 10
+"""Numerators of scales whose product with a dimension is exact, so that its integer part has an integer formula."""
+
+SUM_2 = Reduction(
+    lambda dtypes: tuple(s.constant(0, dtype) for dtype in dtypes),
+    lambda totals, elements: (totals[0] + elements[0], totals[1] + elements[1]),
+    lambda a, b: (a[0] + b[0], a[1] + b[1]),
+)
+"""Two sums side by side."""
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """How one axis is resampled. ``scale(maps)`` and ``roi(maps)`` give float32 Scalars; ``unscaled``: surely by 1."""
+
+    axis: int
+    size: Dim
+    scale: Callable[[IndexMap], Scalar]
+    unscaled: bool = False
+    roi: Callable[[IndexMap], tuple[Scalar, Scalar]] | None = None
+
+
+def _number_at(x: Tensor, at: int) -> Callable[[Lowering, IndexMap], Scalar]:
+    def number(ctx: Lowering, maps: IndexMap) -> Scalar:
+        return s.cast(maps.number(ctx.view(x, (1,), (1,), x.offset + at * x.strides[0])), DType.FLOAT32)
+
+    return number
+
+
+def _original(mode: str, maps: IndexMap, at: Scalar, old: Scalar, new: Scalar, how: Resampling, real: DType) -> Scalar:
+    """Where element ``at`` of a resampled axis lies on the axis of size ``old``, by the transformation mode."""
+    x, length, resized = (s.cast(value, real) for value in (at, old, new))
+    scale = s.cast(how.scale(maps), real)
+    if mode == "half_pixel":
+        return (x + 0.5) / scale - 0.5
+    if mode == "pytorch_half_pixel":
+        return s.where(new > 1, (x + 0.5) / scale - 0.5, 0.0)
+    if mode == "asymmetric":
+        return x / scale
+    if mode == "tf_half_pixel_for_nn":
+        return (x + 0.5) / scale
+    if mode == "align_corners":
+        return s.where(new > 1, x * (length - 1.0) / s.maximum(resized - 1.0, 1.0), 0.0)
+    if mode == "half_pixel_symmetric":
+        # The centre of the input maps to the centre of the output, whose size was rounded.
+        return length * 0.5 * (1.0 - resized / (scale * length)) + (x + 0.5) / scale - 0.5
+    if mode == "tf_crop_and_resize":
+        if how.roi is None:
+            raise InvalidModel("tf_crop_and_resize without a region of interest")
+        start, end = (s.cast(value, real) for value in how.roi(maps))
+        steps = s.where(new > 1, x / s.maximum(resized - 1.0, 1.0), 0.5)
+        return start * (length - 1.0) + steps * (end - start) * (length - 1.0)
+    raise InvalidModel(f"coordinate_transformation_mode {mode!r}")
+
+
+def _nearest(mode: str, x: Scalar, scale: Scalar) -> Scalar:
+    """``x`` rounded by ``nearest_mode``; "simple" is that of versions before the attribute."""
+    modes: dict[str, Callable[[], Scalar]] = {
+        "round_prefer_floor": lambda: s.ceil(x - 0.5),
+        "round_prefer_ceil": lambda: s.floor(x + 0.5),
+        "floor": lambda: s.floor(x),
+        "ceil": lambda: s.ceil(x),
+        "simple": lambda: s.where(s.cast(scale, x.dtype) < 1.0, s.ceil(x), s.floor(x)),
+    }
+    if mode not in modes:
+        raise InvalidModel(f"nearest_mode {mode!r}")
+    return s.cast(modes[mode](), DType.INT64)
+
+
+def clamped(index: Scalar, size: Scalar) -> Scalar:
+    return s.minimum(s.maximum(index, 0), size - 1)
+
+
+def triangle(distance: Scalar) -> Scalar:
+    """The weight of an element at a ``distance`` >= 0 in linear interpolation."""
+    return s.maximum(1.0 - distance, 0.0)
+
+
+def cubic(a: float) -> Callable[[Scalar], Scalar]:
+    """The weight of an element at a ``distance`` >= 0 in cubic convolution with parameter ``a``."""
+
+    def weight(t: Scalar) -> Scalar:
+        near = ((a + 2) * t - (a + 3)) * t * t + 1.0
+        far = ((t - 5.0) * t + 8.0) * t * a - 4 * a
+        return s.where(t <= 1.0, near, s.where(t < 2.0, far, 0.0))
+
+    return weight
+
+
+@dataclass(frozen=True)
+class Interpolation:
+    """What the axes of one Resize have in common; ``support`` is the distance at which ``weight`` becomes 0."""
+
+    weight: Callable[[Scalar], Scalar]
+    support: int
+    transformation: str
+    antialias: bool
+    exclude_outside: bool
+    extrapolation: float
+
+
+def real_type(dtype: DType) -> DType:
+    """The float type in which elements of ``dtype`` are weighted."""
+    return DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
+
+
+def _interpolate(ctx: Lowering, x: Tensor, how: Resampling, by: Interpolation, dtype: DType) -> Tensor:
+    """x resampled along one axis, as ``dtype``."""
+    real = real_type(x.dtype)
+    shape = [*x.shape[: how.axis], how.size, *x.shape[how.axis + 1 :]]
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source = maps.source(x)
+        size = source.dim(how.axis)
+        place = _original(by.transformation, maps, c[how.axis], size, maps.dim(how.size), how, real)
+        shrink = s.minimum(s.cast(how.scale(maps), real), 1.0) if by.antialias else s.constant(1, real)
+        first = s.cast(s.floor(place), DType.INT64)
+
+        def tap(offset: Scalar) -> tuple[Scalar, Scalar]:
+            index = first + offset
+            weight = by.weight(s.absolute(s.cast(index, real) - place) * shrink)
+            if by.exclude_outside:
+                weight = s.where((index >= 0) & (index < size), weight, 0.0)
+            value = source.at([*c[: how.axis], clamped(index, size), *c[how.axis + 1 :]])
+            return s.cast(value, real) * weight, weight
+
+        if by.antialias:
+            reach = s.cast(s.ceil(by.support / shrink), DType.INT64)
+            total, weights = maps.fold(SUM_2, reach * 2, lambda i: tap(i - reach + 1))
+        else:
+            taps = [tap(s.constant(k, DType.INT64)) for k in range(1 - by.support, 1 + by.support)]
+            total, weights = taps[0]
+            for value, weight in taps[1:]:
+                total, weights = total + value, weights + weight
+        if by.antialias or by.exclude_outside:
+            total = total / weights
+        if by.transformation == "tf_crop_and_resize":
+            outside = (place < 0.0) | (place > s.cast(size - 1, real))
+            total = s.where(outside, by.extrapolation, total)
+        return from_real(total, dtype)
+
+    return gather_map(ctx, shape, dtype, element)
+
+
+def from_real(x: Scalar, dtype: DType) -> Scalar:
+    """A weighted sum as an element: integers are cut off toward zero, and kept in their range."""
+    if dtype.is_integer:
+        x = s.minimum(s.maximum(x, float(lowest(dtype))), float(highest(dtype)))
+    return s.cast(x, dtype)
+
+
+def _nearest_elements(
+    ctx: Lowering, x: Tensor, axes: Sequence[Resampling], transformation: str, rounding: str, extrapolation: float
+) -> Tensor:
+    by_axis = {how.axis: how for how in axes}
+    shape = [by_axis[axis].size if axis in by_axis else dim for axis, dim in enumerate(x.shape)]
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source = maps.source(x)
+        coordinates = list(c)
+        inside = s.constant(True, DType.BOOL)
+        for axis, how in by_axis.items():
+            size = source.dim(axis)
+            place = _original(transformation, maps, c[axis], size, maps.dim(how.size), how, DType.FLOAT32)
+            coordinates[axis] = clamped(_nearest(rounding, place, how.scale(maps)), size)
+            inside = inside & (place >= 0.0) & (place <= s.cast(size - 1, DType.FLOAT32))
+        if transformation == "tf_crop_and_resize":
+            return source.at(coordinates, inside, s.cast(s.constant(extrapolation, DType.FLOAT32), x.dtype))
+        return source.at(coordinates)
+
+    return gather_map(ctx, shape, x.dtype, element)
+
+
+def _scaled(ctx: Lowering, x: Tensor, axes: Sequence[int], scales: Tensor) -> list[Resampling]:
+    """The sizes that ``scales`` give, the integer parts of float32 products."""
+    dims = [x.shape[axis] for axis in axes]
+    known = scales.constant if scales.is_constant else None
+    if known is None:
+        given = ctx.host_tensor(dims, [len(dims)], DType.INT64)
+        products = elementwise(
+            ctx, lambda n, f: s.cast(s.floor(s.cast(n, DType.FLOAT32) * f), DType.INT64), given, scales
+        )
+        sizes: list[Dim] = list(ctx.read_back(products, "sizes of the result", 0))
+    else:
+        sizes = [_scaled_size(ctx, dim, np.float32(f)) for dim, f in zip(dims, known.reshape(-1), strict=True)]
+    result = []
+    for k, (axis, size) in enumerate(zip(axes, sizes, strict=True)):
+        number = _number_at(scales, k)
+        unscaled = known is not None and bool(known.reshape(-1)[k] == 1)
+        result.append(Resampling(axis, size, functools.partial(number, ctx), unscaled))
+    return result
+
+
+def _scaled_size(ctx: Lowering, dim: Dim, scale: np.float32) -> Dim:
+    if not np.isfinite(scale) or scale <= 0:
+        raise InvalidModel(f"a scale of {scale}")
+    exact = Fraction(float(scale))
+    if not isinstance(dim, int):
+        if exact.numerator <= SHORT_SCALE and exact.denominator <= 1 << 20:
+            return floordiv(dim * exact.numerator, exact.denominator)
+        # What float32 rounds the product to has no formula in integers: the plan is for this size only.
+        ctx.guard(eq(dim, hint(dim)))
+    return int(np.floor(np.float32(hint(dim)) * scale))
+
+
+def _sized(ctx: Lowering, x: Tensor, axes: Sequence[int], sizes: Sequence[Dim], policy: str) -> list[Resampling]:
+    """Resampling to ``sizes``, or with "not_larger" and "not_smaller" to near them with one scale for all axes."""
+    dims = [x.shape[axis] for axis in axes]
+    ratios = list(zip(sizes, dims, strict=True))
+    for dim in dims:
+        ctx.require(lt(0, dim), "Resize of an empty dimension to a size")
+    if policy in ("not_larger", "not_smaller"):
+        p, q = ratios[0]
+        for size, dim in ratios[1:]:
+            smaller, larger = lt(size * q, p * dim), lt(p * dim, size * q)
+            better = smaller if policy == "not_larger" else larger
+            p, q = select(better, size, p), select(better, dim, q)
+        sizes = [floordiv(2 * p * dim + q, 2 * q) for dim in dims]
+        ratios = [(p, q)] * len(dims)
+    elif policy != "stretch":
+        raise InvalidModel(f"keep_aspect_ratio_policy {policy!r}")
+
+    def scale(size: Dim, dim: Dim) -> Callable[[IndexMap], Scalar]:
+        return lambda maps: s.cast(maps.dim(size), DType.FLOAT32) / s.cast(maps.dim(dim), DType.FLOAT32)
+
+    return [Resampling(axis, size, scale(p, q), p == q) for axis, size, (p, q) in zip(axes, sizes, ratios, strict=True)]
+
+
+def _present(x: Tensor | None) -> Tensor | None:
+    """Optional inputs may be left out by being empty."""
+    return None if x is None or x.size == 0 else x
+
+
+def _resize(
+    ctx: Lowering,
+    x: Tensor,
+    axes: Sequence[Resampling],
+    mode: str,
+    by: Interpolation,
+    rounding: str,
+) -> Tensor:
+    if by.transformation != "tf_crop_and_resize":
+        axes = [how for how in axes if not how.unscaled]
+    if not axes:
+        return x
+    for how in axes:
+        ctx.require(lt(-1, how.size), "Resize to a negative size")
+    if mode == "nearest":
+        return _nearest_elements(ctx, x, axes, by.transformation, rounding, by.extrapolation)
+    if mode not in ("linear", "cubic"):
+        raise InvalidModel(f"Resize in mode {mode!r}")
+    if x.dtype is DType.BOOL:
+        raise Unsupported("dtype", f"Resize in mode {mode!r} of booleans")
+    result = x
+    for how in axes:
+        dtype = x.dtype if how is axes[-1] else real_type(x.dtype)
+        result = _interpolate(ctx, result, how, by, dtype)
+    return result
+
+
+def _interpolation(
+    mode: str,
+    transformation: str,
+    antialias: int = 0,
+    exclude_outside: int = 0,
+    extrapolation: float = 0.0,
+    a: float = -0.75,
+) -> Interpolation:
+    weight, support = (cubic(a), 2) if mode == "cubic" else (triangle, 1)
+    return Interpolation(weight, support, transformation, bool(antialias), bool(exclude_outside), extrapolation)
+
+
+def _scale_axes(x: Tensor, scales: Tensor) -> range:
+    if not isinstance(scales.size, int):
+        raise Unsupported("shape", "Resize with a number of scales that is not known before the Run")
+    if scales.size != x.rank:
+        raise InvalidModel(f"Resize of rank {x.rank} with {scales.size} scales")
+    return range(x.rank)
+
+
+@op("Upsample", since=9, until=9, types={"T": ALL_TENSORS})
+@op("Resize", since=10, until=10, types={"T": ALL_TENSORS})
+def resize_10(ctx: Lowering, x: T, scales: Float32, *, mode: str = "nearest") -> Tensor:
+    mode = "linear" if mode == "bilinear" else mode
+    axes = _scaled(ctx, x, _scale_axes(x, scales), scales)
+    return _resize(ctx, x, axes, mode, _interpolation(mode, "asymmetric"), "simple")
+
+
+@op("Upsample", since=7, until=7, types={"T": ALL_TENSORS})
+def upsample_7(ctx: Lowering, x: T, *, scales: tuple[float, ...], mode: str = "nearest") -> Tensor:
+    return resize_10(ctx, x, ctx.constant(np.array(scales, np.float32)), mode=mode)
+
+
+@op("Resize", since=11, types={"T1": ALL_TENSORS, "T2": FLOATS - {DType.BFLOAT16}})
+def resize(
+    ctx: Lowering,
+    x: T1,
+    roi: T2 | None = None,
+    scales: Float32 | None = None,
+    sizes: HostTensor | None = None,
+    *,
+    antialias: int = 0,
+    axes: tuple[int, ...] | None = None,
+    coordinate_transformation_mode: str = "half_pixel",
+    cubic_coeff_a: float = -0.75,
+    exclude_outside: int = 0,
+    extrapolation_value: float = 0.0,
+    keep_aspect_ratio_policy: str = "stretch",
+    mode: str = "nearest",
+    nearest_mode: str = "round_prefer_floor",
+) -> Tensor:
+    """Exactly one of ``scales`` and ``sizes`` is given and not empty."""
+    chosen = normalize_axes(range(x.rank) if axes is None else axes, x.rank)
+    roi, scales, sizes = _present(roi), _present(scales), _present(sizes)
+    given = scales if scales is not None else sizes
+    if given is None or (scales is not None and sizes is not None):
+        raise InvalidModel("Resize needs either scales or sizes")
+    if not isinstance(given.size, int):
+        raise Unsupported("shape", "Resize with a number of scales that is not known before the Run")
+    if given.size != len(chosen):
+        raise InvalidModel(f"Resize of {len(chosen)} axes with {given.size} scales or sizes")
+    if scales is not None:
+        resampled = _scaled(ctx, x, chosen, scales)
+    else:
+        assert sizes is not None
+        resampled = _sized(ctx, x, chosen, ctx.host_values(sizes, "sizes of Resize"), keep_aspect_ratio_policy)
+    if coordinate_transformation_mode == "tf_crop_and_resize":
+        resampled = _with_roi(ctx, resampled, chosen, roi)
+    by = _interpolation(
+        mode, coordinate_transformation_mode, antialias, exclude_outside, extrapolation_value, cubic_coeff_a
+    )
+    return _resize(ctx, x, resampled, mode, by, nearest_mode)
+
+
+def _with_roi(ctx: Lowering, axes: Sequence[Resampling], chosen: Sequence[int], roi: Tensor | None) -> list[Resampling]:
+    if roi is None or roi.size != 2 * len(chosen):
+        raise InvalidModel("tf_crop_and_resize needs a start and an end for each axis")
+
+    def bounds(k: int) -> Callable[[IndexMap], tuple[Scalar, Scalar]]:
+        start, end = _number_at(roi, k), _number_at(roi, k + len(chosen))
+        return lambda maps: (start(ctx, maps), end(ctx, maps))
+
+    return [replace(how, roi=bounds(chosen.index(how.axis))) for how in axes]

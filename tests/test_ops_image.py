@@ -1,0 +1,80 @@
+"""Operators that resample images, against ONNX's reference implementation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx.reference import ReferenceEvaluator
+
+from kernel_harness import make_model, run_model, run_op
+
+few = settings(max_examples=8, deadline=None)
+TRANSFORMATIONS = ["half_pixel", "asymmetric", "align_corners", "half_pixel_symmetric", "pytorch_half_pixel"]
+
+
+def image(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
+
+
+@given(
+    mode=st.sampled_from(["linear", "cubic"]),
+    transformation=st.sampled_from(TRANSFORMATIONS),
+    sizes=st.tuples(st.integers(2, 9), st.integers(2, 9)),
+    antialias=st.booleans(),
+    exclude_outside=st.booleans(),
+    dynamic=st.booleans(),
+)
+@few
+def test_resize_to_sizes(mode, transformation, sizes, antialias, exclude_outside, dynamic):
+    x = image(1, 2, 5, 4)
+    attributes = {
+        "mode": mode,
+        "coordinate_transformation_mode": transformation,
+        "antialias": int(antialias),
+        "exclude_outside": int(exclude_outside and mode == "cubic"),
+        "axes": [2, 3],
+    }
+    inputs = [x, None, None, np.array(sizes, np.int64)]
+    (actual,) = run_op("Resize", inputs, attributes, constant=[3], dynamic=dynamic)
+    model = make_model("Resize", inputs, attributes, constant=[3])
+    (expected,) = ReferenceEvaluator(model).run(None, {"x0": x})
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.7, 1.5, 2.0])
+@pytest.mark.parametrize("constant", [[], [2]], ids=["computed", "constant"])
+def test_sizes_from_scales_are_those_of_float32_products(scale, constant):
+    x = image(1, 1, 10, 3)
+    scales = np.array([1, 1, scale, 1], np.float32)
+    (actual,) = run_op("Resize", [x, None, scales], {"mode": "linear"}, constant=constant, dynamic=bool(constant))
+    assert actual.shape == (1, 1, int(np.float32(10) * np.float32(scale)), 3)
+
+
+def test_a_scale_that_leaves_the_size_as_it_is_resamples():
+    x = np.arange(4, dtype=np.float32)
+    attributes = {"mode": "linear", "coordinate_transformation_mode": "asymmetric"}
+    (actual,) = run_op("Resize", [x, None, np.array([1.2], np.float32)], attributes, constant=[2])
+    np.testing.assert_allclose(actual, np.arange(4) / 1.2, rtol=1e-6)
+
+
+def test_crop_and_resize_reads_its_region_and_extrapolates():
+    x = np.arange(4, dtype=np.float32)
+    inputs = [x, np.array([0, 2], np.float32), None, np.array([4], np.int64)]
+    attributes = {
+        "mode": "linear",
+        "coordinate_transformation_mode": "tf_crop_and_resize",
+        "extrapolation_value": 7.0,
+    }
+    (actual,) = run_op("Resize", inputs, attributes, constant=[1, 3], dynamic=True)
+    np.testing.assert_allclose(actual, [0, 2, 7, 7], rtol=1e-6)
+
+
+def test_upsample_of_any_type():
+    x = np.arange(6, dtype=np.int16).reshape(2, 3)
+    (actual,) = run_op("Upsample", [x, np.array([2, 3], np.float32)], opset=9, constant=[1], dynamic=True)
+    np.testing.assert_array_equal(actual, x.repeat(2, 0).repeat(3, 1))
+    model = make_model("Upsample", [x.astype(np.float32)], {"scales": [2.0, 1.0]}, opset=7)
+    (actual,) = run_model(model, [x.astype(np.float32)])
+    np.testing.assert_array_equal(actual, x.repeat(2, 0))
