@@ -185,3 +185,17 @@ def test_cum_prod(dtype, exclusive, reverse):
     if exclusive:
         expected = np.concatenate([np.ones((3, 1), dtype), expected[:, :-1]], axis=1)
     np.testing.assert_array_equal(y, expected[:, ::-1] if reverse else expected)
+
+
+def test_non_zero_of_a_scalar_has_no_coordinates():
+    # As ONNX says; ONNX Runtime's CPU kernel gives one coordinate.
+    assert run_op("NonZero", [np.array(3, np.float32)])[0].shape == (0, 1)
+    assert run_op("NonZero", [np.array(0, np.float32)])[0].shape == (0, 0)
+
+
+def test_bfloat16_is_selected_by_value():
+    x = np.array([3, -1, 3, 2, -1], ml_dtypes.bfloat16)
+    y, *_ = run_op("Unique", [x], outputs=4)
+    assert y.view(ml_dtypes.bfloat16).tolist() == [-1, 2, 3]
+    (y,) = run_op("Compress", [x, np.array([True, False, False, True])])
+    assert y.view(ml_dtypes.bfloat16).tolist() == [3, 2]
