@@ -104,6 +104,16 @@ def test_shape_arithmetic_for_declined_nodes_only_is_left_to_the_host():
     assert [verdict.kind for verdict in analyze(graph, DEVICE)] == ["", "cost", "op", ""]
 
 
+def test_shape_arithmetic_that_nothing_uses_is_claimed_with_all_other_nodes():
+    b = Builder()
+    x = b.input("x", "n")
+    b.node("Shape", x, dtype=DType.INT64)
+    graph = b.graph(b.node("Add", x, x))
+    clusters, verdicts = claim(graph, DEVICE)
+    assert all(verdict.supported for verdict in verdicts)
+    assert [[node.op_type for node in cluster] for cluster in clusters] == [["Shape", "Add"]]
+
+
 def test_a_cluster_that_lost_what_the_whole_graph_knew_is_analysed_again():
     b = Builder()
     x, y = b.input("x", "n"), b.input("y", 2, dtype=DType.INT64)

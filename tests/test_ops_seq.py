@@ -172,8 +172,7 @@ def step(kind, x, weights, hidden, cell, linear):
     return sigmoid(o + po * cell) * np.tanh(cell), cell
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize(("direction", "dynamic"), [("forward", True), ("reverse", False), ("bidirectional", True)])
 @pytest.mark.parametrize(("kind", "linear"), [("RNN", 0), ("GRU", 0), ("GRU", 1), ("LSTM", 0)])
 def test_recurrent_operators_stop_at_each_sequences_length(kind, linear, direction, dynamic):
     steps, batch, width, size = 4, 3, 2, 5
@@ -244,3 +243,43 @@ def test_linear_attention(rule, per_head):
     beta = sigmoid(random(2, 3, 1 if per_head else 2, seed=5)) if "delta" in rule else None
     attributes = {"q_num_heads": 4, "kv_num_heads": 2, "update_rule": rule}
     check("LinearAttention", [query, key, value, past, decay, beta], attributes, 27, outputs=2)
+
+
+@pytest.mark.parametrize(("kind", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+def test_recurrent_operators_of_float16_sum_in_float32(kind, gates):
+    size = 64
+    x, w, r = random(6, 2, 3), random(1, gates * size, 3, seed=1) / 4, random(1, gates * size, size, seed=2) / 8
+    halves = [v.astype(np.float16) for v in (x, w, r)]
+    (actual,) = run_op(kind, halves, {"hidden_size": size}, 22)
+    (expected,) = run_op(kind, [v.astype(np.float32) for v in halves], {"hidden_size": size}, 22)
+    assert actual.dtype == np.float16
+    np.testing.assert_allclose(actual, expected, 4e-3, 2e-3)
+
+
+@pytest.mark.parametrize("softmax_precision", [None, 1])
+def test_attention_of_float16_stays_in_range(softmax_precision):
+    # Products of these queries and keys leave the range of float16 before they are scaled.
+    q = np.full((1, 1, 2, 64), 40, np.float16)
+    k = np.stack([q[0, 0, 0], q[0, 0, 0] / 2])[None, None]
+    v = random(1, 1, 2, 4).astype(np.float16)
+    attributes = {} if softmax_precision is None else {"softmax_precision": softmax_precision}
+    for dynamic in (False, True):
+        (actual,) = run_op("Attention", [q, k, v], attributes, 23, dynamic=dynamic)
+        np.testing.assert_allclose(actual, np.broadcast_to(v[:, :, :1], actual.shape), 1e-3, 1e-3)
+
+
+def test_empty_sequences():
+    q, k = np.zeros((1, 2, 0, 4), np.float32), random(1, 2, 3, 4)
+    assert run_op("Attention", [q, k, k], opset=23)[0].shape == (1, 2, 0, 4)
+    (y,) = run_op("Attention", [k, q, q], opset=23)
+    np.testing.assert_array_equal(y, np.zeros((1, 2, 3, 4)))
+    h0 = random(1, 2, 5)
+    outputs = run_op(
+        "RNN",
+        [np.zeros((0, 2, 3), np.float32), random(1, 5, 3), random(1, 5, 5), None, None, h0],
+        {"hidden_size": 5},
+        22,
+        outputs=2,
+    )
+    assert outputs[0].shape == (0, 1, 2, 5)
+    np.testing.assert_array_equal(outputs[1], h0)
