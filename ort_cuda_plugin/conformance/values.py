@@ -39,7 +39,7 @@ def to_ort_value(array: Array) -> Any:
     import onnxruntime as ort
 
     if is_plain(array):
-        return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
+        return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).reshape(array.shape))
     element_type = helper.np_dtype_to_tensor_dtype(array.dtype)
     value = ort.OrtValue.ortvalue_from_shape_and_type(list(array.shape), element_type)
     data = np.ascontiguousarray(array)
