@@ -8,7 +8,7 @@ import numpy as np
 
 from ort_cuda_plugin.graph.ir import InvalidModel, Unsupported
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import Dim, ceildiv, eq, le, lt, select, sym_max, sym_min
+from ort_cuda_plugin.graph.symbolic import Dim, ceildiv, eq, le, lt, select, sym_max, sym_min, truncdiv
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.elementwise import copy_into
 from ort_cuda_plugin.kernels.host import HostArray, on_host
@@ -16,7 +16,7 @@ from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.kernels.scalar import Scalar
 from ort_cuda_plugin.kernels.views import permute, reshape
 from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
-from ort_cuda_plugin.ops.registry import ALL_TENSORS, HostTensor, T, op
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, INDICES, HostTensor, T, op
 
 
 def clamp(value: Dim, low: Dim, high: Dim) -> Dim:
@@ -263,6 +263,21 @@ def pad_11(
     for axis, begin, end in zip(positions, counts, counts[len(positions) :], strict=False):
         begins[axis], ends[axis] = begin, end
     return pad(ctx, data, begins, ends, mode, constant_value)
+
+
+@op("CenterCropPad", since=18, types={"T": ALL_TENSORS, "Tind": INDICES})
+def center_crop_pad(ctx: Lowering, x: T, shape: HostTensor, *, axes: tuple[int, ...] | None = None) -> Tensor:
+    sizes = ctx.host_values(shape, "shape of CenterCropPad")
+    positions = normalize_axes(range(x.rank) if axes is None else axes, x.rank)
+    if len(sizes) != len(positions):
+        raise InvalidModel(f"CenterCropPad of {len(positions)} axes with {len(sizes)} sizes")
+    begins: list[Dim] = [0] * x.rank
+    ends: list[Dim] = [0] * x.rank
+    for axis, size in zip(positions, sizes, strict=True):
+        added = size - x.shape[axis]
+        begins[axis] = truncdiv(added, 2)
+        ends[axis] = added - begins[axis]
+    return pad(ctx, x, begins, ends, "constant", None)
 
 
 @op("DepthToSpace", since=1, types={"T": ALL_TENSORS})

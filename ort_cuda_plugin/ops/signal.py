@@ -1,0 +1,231 @@
+"""Fourier transforms and what surrounds them: windows, mel filters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.graph.lowering import Lowering, Tensor
+from ort_cuda_plugin.graph.symbolic import Dim, le, lt
+from ort_cuda_plugin.kernels import scalar as s
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.kernels.row_program import SUM
+from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.ops.axes import normalize_axis
+from ort_cuda_plugin.ops.registry import ARITHMETIC, FLOATS, INDICES, T1, T2, HostTensor, op
+
+
+def _element_type(number: int) -> DType:
+    dtype = DType(number)
+    if dtype not in ARITHMETIC:
+        raise Unsupported("dtype", f"an output of element type {dtype.name}")
+    return dtype
+
+
+def _window(
+    ctx: Lowering, size: Tensor, periodic: int, output_datatype: int, cosines: tuple[float, float, float]
+) -> Tensor:
+    """``cosines[0] - cosines[1] * cos(angle) + cosines[2] * cos(2 * angle)`` over a period of angles."""
+    count = ctx.host_values(size, "size of a window")[0]
+    ctx.require(le(0, count), "a window of negative size")
+    dtype = _element_type(output_datatype)
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        period = maps.dim(count if periodic else count - 1)
+        angle = s.cast(c[0], DType.FLOAT64) * (2 * math.pi) / s.cast(period, DType.FLOAT64)
+        constant, first, second = cosines
+        value = constant - first * s.cos(angle)
+        return s.cast(value + second * s.cos(2.0 * angle) if second else value, dtype)
+
+    return gather_map(ctx, [count], dtype, element)
+
+
+@op("HannWindow", since=17, types={"T1": INDICES})
+def hann_window(ctx: Lowering, size: HostTensor, *, output_datatype: int = 1, periodic: int = 1) -> Tensor:
+    return _window(ctx, size, periodic, output_datatype, (0.5, 0.5, 0.0))
+
+
+@op("HammingWindow", since=17, types={"T1": INDICES})
+def hamming_window(ctx: Lowering, size: HostTensor, *, output_datatype: int = 1, periodic: int = 1) -> Tensor:
+    return _window(ctx, size, periodic, output_datatype, (25 / 46, 21 / 46, 0.0))
+
+
+@op("BlackmanWindow", since=17, types={"T1": INDICES})
+def blackman_window(ctx: Lowering, size: HostTensor, *, output_datatype: int = 1, periodic: int = 1) -> Tensor:
+    return _window(ctx, size, periodic, output_datatype, (0.42, 0.5, 0.08))
+
+
+@op("MelWeightMatrix", since=17, types={"T1": INDICES, "T2": FLOATS})
+def mel_weight_matrix(
+    ctx: Lowering,
+    num_mel_bins: HostTensor,
+    dft_length: HostTensor,
+    sample_rate: HostTensor,
+    lower_edge_hertz: T2,
+    upper_edge_hertz: T2,
+    *,
+    output_datatype: int = 1,
+) -> Tensor:
+    bins = ctx.host_values(num_mel_bins, "num_mel_bins")[0]
+    length = ctx.host_values(dft_length, "dft_length")[0]
+    rate = ctx.host_values(sample_rate, "sample_rate")[0]
+    dtype, real = _element_type(output_datatype), DType.FLOAT64
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        def mel(edge: Tensor) -> Scalar:
+            return 2595.0 * s.unary_float("log10", 1.0 + s.cast(maps.number(edge), real) / 700.0)
+
+        low, high = mel(lower_edge_hertz), mel(upper_edge_hertz)
+        step = (high - low) / s.cast(maps.dim(bins) + 2, real)
+
+        def place(band: Scalar) -> Scalar:
+            hertz = 700.0 * (s.power(s.constant(10.0, real), (s.cast(band, real) * step + low) / 2595.0) - 1.0)
+            return s.floor(s.cast(maps.dim(length) + 1, real) * hertz / s.cast(maps.dim(rate), real))
+
+        at = s.cast(c[0], real)
+        lower, center, higher = (place(c[1] + k) for k in range(3))
+        rising = s.where(lower < center, (at - lower) / (center - lower), 1.0)
+        falling = (higher - at) / (higher - center)
+        value = s.where((at > center) & (at < higher), falling, 0.0)
+        return s.cast(s.where((at >= lower) & (at <= center), rising, value), dtype)
+
+    return gather_map(ctx, [length // 2 + 1, bins], dtype, element)
+
+
+def _spectrum(
+    ctx: Lowering,
+    shape: Sequence[Dim],
+    dtype: DType,
+    axis: int,
+    length: Dim,
+    sample: Callable[[IndexMap, list[Scalar], Scalar], tuple[Scalar, Scalar | None]],
+    inverse: bool = False,
+) -> Tensor:
+    """Discrete Fourier transforms of ``length``: frequencies along ``axis`` of ``shape``.
+
+    The last dimension is 2, or 1 for the real part alone.
+
+    ``sample(maps, c, i)`` gives the real and imaginary part (None for 0) of input i for the element at c.
+    """
+    # Frequencies that are absent are sums that cancel: in float32 the rest would be far from 0.
+    real = DType.FLOAT64
+    ctx.require(lt(0, length), "a Fourier transform of no elements")
+
+    def root(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        turn = 2 * math.pi * s.cast(c[0], DType.FLOAT64) / s.cast(maps.dim(length), DType.FLOAT64)
+        cosine, sine = s.cos(turn), s.sin(turn)
+        return s.cast(s.where(s.equal(c[1], 0), cosine, sine if inverse else -sine), real)
+
+    roots = gather_map(ctx, [length, 2], real, root)
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        table, period = maps.source(roots), maps.dim(length)
+        is_real = s.equal(c[-1], 0)
+
+        def product(i: Scalar) -> list[Scalar]:
+            power = s.trunc_modulo(c[axis] * i, period)
+            cosine, sine = (table.at([power, s.constant(k, DType.INT64)]) for k in (0, 1))
+            a, b = sample(maps, c, i)
+            value = s.cast(a, real) * s.where(is_real, cosine, sine)
+            if b is not None:
+                value = value + s.cast(b, real) * s.where(is_real, -sine, cosine)
+            return [value]
+
+        (total,) = maps.fold(SUM, period, product)
+        return s.cast(total / s.cast(period, real) if inverse else total, dtype)
+
+    return gather_map(ctx, shape, dtype, element)
+
+
+def _parts(x: Tensor) -> int:
+    """How many numbers make an element: 1, or 2 for complex ones."""
+    if x.shape[-1] not in (1, 2):
+        raise Unsupported("shape", "a signal that is not known to be real or complex before the Run")
+    return 1 if x.shape[-1] == 1 else 2
+
+
+def _dft(ctx: Lowering, x: Tensor, dft_length: Tensor | None, axis: int, inverse: int, onesided: int) -> Tensor:
+    if axis == x.rank - 1:
+        raise InvalidModel("DFT along the dimension of real and imaginary parts")
+    parts = _parts(x)
+    # The inverse of one side continues the frequencies symmetrically, and its result is real.
+    mirrored = bool(inverse and onesided)
+    given = (x.shape[axis] - 1) * 2 if mirrored else x.shape[axis]
+    length = given if dft_length is None else ctx.host_values(dft_length, "dft_length")[0]
+    shape = [*x.shape[:-1], 1 if mirrored else 2]
+    shape[axis] = length // 2 + 1 if onesided and not inverse else length
+
+    def sample(maps: IndexMap, c: list[Scalar], i: Scalar) -> tuple[Scalar, Scalar | None]:
+        source = maps.source(x)
+        second = i > s.trunc_divide(maps.dim(length), 2)
+        at = s.where(second, maps.dim(length) - i, i) if mirrored else i
+        place = [*c[:axis], at, *c[axis + 1 : -1]]
+        inside = None if length == x.shape[axis] else at < source.dim(axis)
+        a, *b = (source.at([*place, s.constant(part, DType.INT64)], inside) for part in range(parts))
+        if not b:
+            return a, None
+        return a, s.where(second, -b[0], b[0]) if mirrored else b[0]
+
+    return _spectrum(ctx, shape, x.dtype, axis, length, sample, bool(inverse))
+
+
+@op("DFT", since=17, until=17, types={"T1": FLOATS, "T2": INDICES})
+def dft_17(
+    ctx: Lowering, x: T1, dft_length: HostTensor | None = None, *, axis: int = 1, inverse: int = 0, onesided: int = 0
+) -> Tensor:
+    return _dft(ctx, x, dft_length, normalize_axis(axis, x.rank), inverse, onesided)
+
+
+@op("DFT", since=20, types={"T1": FLOATS, "T2": INDICES})
+def dft(
+    ctx: Lowering,
+    x: T1,
+    dft_length: HostTensor | None = None,
+    axis: HostTensor | None = None,
+    *,
+    inverse: int = 0,
+    onesided: int = 0,
+) -> Tensor:
+    at = -2 if axis is None else ctx.host_constants(axis, "axis of DFT", [-2])[0]
+    return _dft(ctx, x, dft_length, normalize_axis(at, x.rank), inverse, onesided)
+
+
+@op("STFT", since=17, types={"T1": FLOATS, "T2": INDICES})
+def stft(
+    ctx: Lowering,
+    signal: T1,
+    frame_step: HostTensor,
+    window: T1 | None = None,
+    frame_length: HostTensor | None = None,
+    *,
+    onesided: int = 1,
+) -> Tensor:
+    """The signal is [batch, samples, 1 or 2], or [batch, samples]."""
+    parts = _parts(signal) if signal.rank == 3 else 1
+    if signal.rank not in (2, 3):
+        raise InvalidModel(f"STFT of rank {signal.rank}")
+    if window is None and frame_length is None:
+        raise InvalidModel("STFT needs a window or a frame_length")
+    step = ctx.host_values(frame_step, "frame_step")[0]
+    ctx.require(lt(0, step), "STFT with a step of no samples")
+    if frame_length is not None:
+        length = ctx.host_values(frame_length, "frame_length")[0]
+    else:
+        assert window is not None
+        length = window.shape[0]
+    ctx.require(le(length, signal.shape[1]), "STFT of frames that are longer than the signal")
+    frames = (signal.shape[1] - length) // step + 1
+    bins = length // 2 + 1 if onesided else length
+
+    def sample(maps: IndexMap, c: list[Scalar], i: Scalar) -> tuple[Scalar, Scalar | None]:
+        source = maps.source(signal)
+        place = [c[0], c[1] * maps.dim(step) + i]
+        tails = [[s.constant(part, DType.INT64)] for part in range(parts)] if signal.rank == 3 else [[]]
+        values = [s.widen(source.at([*place, *tail])) for tail in tails]
+        if window is not None:
+            weight = s.widen(maps.source(window).at([i]))
+            values = [value * weight for value in values]
+        return values[0], values[1] if parts == 2 else None
+
+    return _spectrum(ctx, [signal.shape[0], frames, bins, 2], signal.dtype, 2, length, sample)
