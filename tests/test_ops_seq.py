@@ -283,3 +283,11 @@ def test_empty_sequences():
     )
     assert outputs[0].shape == (0, 1, 2, 5)
     np.testing.assert_array_equal(outputs[1], h0)
+
+
+@pytest.mark.parametrize("activation", ["none", "silu"])
+@pytest.mark.parametrize("past", [False, True])
+def test_causal_conv_with_state(activation, past):
+    state = random(2, 3, 3, seed=2) if past else None
+    inputs = [random(2, 3, 5), random(3, 1, 4, seed=1), random(3, seed=3), state]
+    check("CausalConvWithState", inputs, {"activation": activation}, 27, outputs=2)
