@@ -30,9 +30,12 @@ def device() -> OpenDevice:
 
 
 def storage(array: Array) -> tuple[Array, DType]:
-    """The array as the device stores it (bfloat16 as uint16), and its element type."""
+    """The array as the device stores it (bfloat16 as uint16, 8-bit floats as uint8), and its element type."""
     if array.dtype.name == "bfloat16":
         return array.view(np.uint16), DType.BFLOAT16
+    name = array.dtype.name.replace("_", "").upper()
+    if name.startswith("FLOAT8") and name in DType.__members__:
+        return array.view(np.uint8), DType[name]
     return array, DType.from_numpy(array.dtype)
 
 

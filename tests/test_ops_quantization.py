@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from onnx.numpy_helper import saturate_cast
 from onnx.reference import ReferenceEvaluator
 
 from kernel_harness import make_model, run_op
@@ -211,3 +213,69 @@ def test_qlinear_conv_with_a_scale_per_channel_and_a_bias():
     )
     expected = np.rint(total * (0.5 * scales[:, None, None] / 16)) + 100
     np.testing.assert_array_equal(actual, expected.clip(0, 255))
+
+
+FLOATS_8 = {17: ml_dtypes.float8_e4m3fn, 18: ml_dtypes.float8_e4m3fnuz, 19: ml_dtypes.float8_e5m2,
+            20: ml_dtypes.float8_e5m2fnuz}  # fmt: skip
+CODES = np.arange(256, dtype=np.uint8)
+
+
+def bits_of_float8(x: Array, number: int) -> Array:
+    """The codes, with one code for all NaNs."""
+    x = x.view(FLOATS_8[number])
+    return np.where(np.isnan(x.astype(np.float32)), 0xFFF, x.view(np.uint8))
+
+
+@pytest.mark.parametrize("number", FLOATS_8)
+def test_every_8_bit_float_becomes_its_float32(number):
+    x = CODES.view(FLOATS_8[number])
+    (actual,) = run_op("Cast", [x], {"to": 1}, 19)
+    np.testing.assert_array_equal(actual, x.astype(np.float32))
+
+
+@pytest.mark.parametrize("number", FLOATS_8)
+@pytest.mark.parametrize("saturate", [0, 1])
+def test_casts_to_8_bit_floats_round_half_to_even_and_saturate(number, saturate):
+    exact = CODES.view(FLOATS_8[number]).astype(np.float32)
+    exact = np.sort(exact[np.isfinite(exact)])
+    middle = (exact[1:] + exact[:-1]) / 2
+    near = [np.nextafter(middle, np.float32(-np.inf)), np.nextafter(middle, np.float32(np.inf))]
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e9, -1e9, 1e-30, -1e-42], np.float32)
+    x = np.concatenate([exact, middle, *near, special, exact * np.float32(1.5)])
+    (actual,) = run_op("Cast", [x], {"to": number, "saturate": saturate}, 19)
+    dtype = FLOATS_8[number]
+    with np.errstate(all="ignore"):
+        expected = saturate_cast(x, np.dtype(dtype)) if saturate else x.astype(dtype)
+    np.testing.assert_array_equal(bits_of_float8(actual, number), bits_of_float8(expected, number))
+
+
+@pytest.mark.parametrize("number", FLOATS_8)
+def test_8_bit_floats_are_moved_as_they_are(number):
+    x = CODES.view(FLOATS_8[number]).reshape(16, 16)
+    (actual,) = run_op("Transpose", [x])
+    np.testing.assert_array_equal(bits_of_float8(actual, number), bits_of_float8(x.T.copy(), number))
+
+
+@pytest.mark.parametrize("number", FLOATS_8)
+def test_8_bit_floats_are_quantized_types(number):
+    x = np.random.default_rng(5).normal(size=(3, 40)).astype(np.float32) * 100
+    scale = np.array([0.25, 0.5, 2.0], np.float32)
+    zero = np.zeros(3, FLOATS_8[number])
+    (actual,) = run_op("QuantizeLinear", [x, scale, zero], {"axis": 0})
+    expected = saturate_cast(x / scale[:, None], np.dtype(FLOATS_8[number]))
+    np.testing.assert_array_equal(bits_of_float8(actual, number), bits_of_float8(expected, number))
+    (back,) = run_op("DequantizeLinear", [expected, scale, zero], {"axis": 0})
+    np.testing.assert_array_equal(back, expected.astype(np.float32) * scale[:, None])
+
+
+@pytest.mark.parametrize(("source", "to"), [("float32", 6), ("int16", 10), ("uint8", 3), ("int64", 11), ("int8", 17)])
+def test_bit_cast_keeps_the_bytes(source, to):
+    x = draw((3, 4), source, np.random.default_rng(6)) if source != "float32" else np.float32([1.5, -0.0, np.nan])
+    (actual,) = run_op("BitCast", [x], {"to": to}, 26)
+    assert actual.shape == x.shape
+    assert actual.tobytes() == x.tobytes()
+
+
+def test_bit_cast_between_different_sizes_is_an_error():
+    with pytest.raises(NodeError, match="different sizes"):
+        run_op("BitCast", [np.zeros(2, np.float32)], {"to": 7}, 26)

@@ -28,6 +28,10 @@ _storage: Final[Mapping[int, tuple[str, str, str]]] = {
     12: ("u32", "uint32", "integer"),
     13: ("u64", "uint64", "integer"),
     16: ("bf16", "uint16", "float"),
+    17: ("f8e4m3fn", "uint8", "float"),
+    18: ("f8e4m3fnuz", "uint8", "float"),
+    19: ("f8e5m2", "uint8", "float"),
+    20: ("f8e5m2fnuz", "uint8", "float"),
 }
 """Short name, NumPy type of the same storage, and kind of the element types that live in device memory."""
 
@@ -70,14 +74,20 @@ class DType(enum.Enum):
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The NumPy type of the same storage (uint16 for bfloat16). Raises ValueError where there is none."""
+        """The NumPy type of the same storage (uint16 for bfloat16, uint8 for 8-bit floats).
+
+        Raises ValueError where there is none.
+        """
         if not self.is_supported:
             raise ValueError(f"{self.name} has no NumPy type")
         return np.dtype(_storage[self.onnx][1])
 
     @staticmethod
     def from_numpy(dtype: npt.DTypeLike) -> DType:
-        """The type of NumPy arrays of ``dtype`` (never BFLOAT16). Raises ValueError where there is none."""
+        """The type of NumPy arrays of ``dtype`` (never BFLOAT16 or an 8-bit float).
+
+        Raises ValueError where there is none.
+        """
         name = np.dtype(dtype).name.upper()
         if name not in DType.__members__:
             raise ValueError(f"{np.dtype(dtype)} is not the element type of a tensor")
@@ -85,6 +95,10 @@ class DType(enum.Enum):
 
     def __repr__(self) -> str:
         return self.name
+
+
+FLOATS_8: Final = frozenset({DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ})
+"""Storage types without arithmetic; ONNX defines conversions only."""
 
 
 class Constant:
@@ -124,7 +138,7 @@ class Constant:
 
     @staticmethod
     def of(array: Array, dtype: DType | None = None) -> Constant:
-        """A constant of contents at hand; ``dtype`` is needed for BFLOAT16 only (in a uint16 array)."""
+        """A constant of contents at hand; ``dtype`` is needed for BFLOAT16 and 8-bit floats only."""
         return Constant(dtype or DType.from_numpy(array.dtype), array.shape, lambda: array, is_initializer=False)
 
     @property

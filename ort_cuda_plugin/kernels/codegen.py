@@ -1,7 +1,7 @@
 """Kernel source from scalar expressions, and the parameters that the source asks for.
 
 Numba widens int32 arithmetic to int64 and float32 mixed with Python numbers to float64, so every value is cast to its
-own type. Half types are float32 in registers; bool tensors are bytes of 0 or 1.
+own type. Half types and 8-bit floats are float32 in registers; bool tensors are bytes of 0 or 1.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from ort_cuda_plugin.graph.ir import DType, Unsupported
+from ort_cuda_plugin.graph.ir import FLOATS_8, DType, Unsupported
 from ort_cuda_plugin.graph.lowering import Arg, Float32, Float64, Int32, Int64, Lowering, Tensor
 from ort_cuda_plugin.graph.symbolic import Dim
 from ort_cuda_plugin.kernels.scalar import Scalar
@@ -20,7 +20,8 @@ from ort_cuda_plugin.runtime.kernel import KernelSpec
 MAX_PARAMETERS = 64
 """Parameters that a kernel may have on every device."""
 
-HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
+NARROW_FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16}) | FLOATS_8
+"""Floats that are float32 in registers."""
 
 _infix = {
     "add": "+",
@@ -46,7 +47,7 @@ def register_type(dtype: DType) -> str:
     """Name of the Numba type that holds an element in a register; "" for bool, which needs no cast."""
     if dtype is DType.BOOL:
         return ""
-    return "float32" if dtype in HALVES else dtype.name.lower()
+    return "float32" if dtype in NARROW_FLOATS else dtype.name.lower()
 
 
 def literal(value: int | float | bool, dtype: DType) -> str:
@@ -65,17 +66,18 @@ def load_text(pointer: str, index: str, dtype: DType) -> str:
     element = f"{pointer}[{index}]"
     if dtype is DType.BOOL:
         return f"{element} != 0"
-    return f"{dtype.short}_to_f32({element})" if dtype in HALVES else element
+    return f"{dtype.short}_to_f32({element})" if dtype in NARROW_FLOATS else element
 
 
-def cast_text(x: str, source: DType, target: DType) -> str:
-    """Register value ``x`` converted between element types."""
+def cast_text(x: str, source: DType, target: DType, saturate: bool = True) -> str:
+    """Register value ``x`` converted between element types; ``saturate`` concerns 8-bit floats."""
     if source is DType.BOOL:
         return f"({literal(1, target)} if {x} else {literal(0, target)})"
     if target is DType.BOOL:
         return f"{x} != {literal(0, source)}"
-    if target in HALVES:
-        return f"{target.short}_to_f32(f32_to_{target.short}(float32({x})))"
+    if target in NARROW_FLOATS:
+        how = "_saturated" if target in FLOATS_8 and saturate else ""
+        return f"{target.short}_to_f32(f32_to_{target.short}{how}(float32({x})))"
     if source.is_float and target.is_integer and target.itemsize < 4:
         return f"{register_type(target)}(int64({x}))"
     return f"{register_type(target)}({x})"
@@ -153,9 +155,10 @@ class Emitter:
 
     def store(self, pointer: str, index: str, x: Scalar) -> None:
         """``pointer[index] = x``, in the memory form of x's type."""
-        if x.dtype in HALVES:
+        if x.dtype in NARROW_FLOATS:
             # The store rounds: a cast to the same type before it would round to the same value.
-            value = self.value(x.operands[0]) if x.op == "cast" and x.operands[0].dtype.is_float else self.value(x)
+            rounds = x.op == "cast" and x.operands[0].dtype.is_float and x.dtype not in FLOATS_8
+            value = self.value(x.operands[0]) if rounds else self.value(x)
             self.line(f"{pointer}[{index}] = f32_to_{x.dtype.short}(float32({value}))")
         elif x.dtype is DType.BOOL:
             self.line(f"{pointer}[{index}] = uint8(1) if {self.value(x)} else uint8(0)")
@@ -168,7 +171,7 @@ class Emitter:
         a = operands[0] if operands else ""
         b = operands[1] if len(operands) > 1 else ""
         if x.op == "cast":
-            return cast_text(a, source, x.dtype)
+            return cast_text(a, source, x.dtype, saturate=x.value is not False)
         if x.op in _comparisons:
             return f"{a} {_infix[x.op]} {b}"
         if x.op in _infix:
@@ -265,6 +268,8 @@ class KernelBuilder:
 def constant_number(x: Tensor) -> int | float | bool | None:
     """The value of a one-element tensor whose contents are known now, else None."""
     if x.size != 1 or not x.is_constant or x.constant is None:
+        return None
+    if x.dtype in FLOATS_8:
         return None
     value = x.constant.reshape(-1)[0]
     if x.dtype is DType.BFLOAT16:

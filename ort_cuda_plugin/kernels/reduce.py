@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from ort_cuda_plugin.graph.ir import DType
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor, broadcast_shapes, broadcast_strides
 from ort_cuda_plugin.graph.symbolic import Dim, ceildiv, hint, product
-from ort_cuda_plugin.kernels.codegen import HALVES, KernelBuilder, load_text, offset_text, register_type
+from ort_cuda_plugin.kernels.codegen import NARROW_FLOATS, KernelBuilder, load_text, offset_text, register_type
 from ort_cuda_plugin.kernels.elementwise import kernel_name
 from ort_cuda_plugin.kernels.layout import SERIAL_THREADS, Plane, collapse, coordinates, extent, index_type
 from ort_cuda_plugin.kernels.row_program import Row, Stage, Values
@@ -320,7 +320,7 @@ def _shuffled(distance: int) -> Callable[[DType, str, int], str]:
     """Source of the accumulator of the lane whose number differs in the bit ``distance``."""
 
     def text(dtype: DType, name: str, number: int) -> str:
-        if dtype in HALVES:
+        if dtype in NARROW_FLOATS:
             return f"shfl_xor_f32({name}, {distance})"
         if dtype.itemsize >= 4:
             return f"shfl_xor_{dtype.short}({name}, {distance})"

@@ -5,7 +5,8 @@ graph into kernel source and `fold` evaluates it on symbolic integers. The opera
 arithmetic and order (``a + b``, ``a < b``) and the functions of this module. Both operands of an operation have one
 type; Python numbers take the type of the other operand.
 
-Float16 and bfloat16 are storage types: their arithmetic is that of float32, rounded when an element is stored or cast.
+Float16, bfloat16 and 8-bit floats are storage types: their arithmetic is that of float32, rounded when an element is
+stored or cast.
 Integer arithmetic wraps around.
 """
 
@@ -230,17 +231,18 @@ def power(a: Operand, b: Operand) -> Scalar:
     return _float_function("pow", a, b)
 
 
-def cast(x: Scalar, dtype: DType) -> Scalar:
+def cast(x: Scalar, dtype: DType, *, saturate: bool = True) -> Scalar:
     """``x`` as ``dtype``: floats to integers toward zero, nonzero to True, wider to narrower integers by wrapping.
 
-    Out-of-range floats have no defined integer.
+    Out-of-range floats have no defined integer. What an 8-bit float cannot hold becomes its largest number with
+    ``saturate``, else infinity, or NaN where it has none.
     """
     if x.dtype is dtype:
         return x
     exact = not dtype.is_float or dtype in (DType.FLOAT32, DType.FLOAT64)
     if x.op == "constant" and math.isfinite(x.value) and exact:
         return constant(int(x.value) if dtype.is_integer else x.value, dtype)
-    return Scalar(dtype, "cast", (x,))
+    return Scalar(dtype, "cast", (x,), saturate)
 
 
 def widen(x: Scalar) -> Scalar:

@@ -215,11 +215,22 @@ def _castable(number: int) -> DType:
 
 @op("Cast", since=6, types={"T1": ALL_TENSORS, "T2": ALL_TENSORS})
 def cast(ctx: Lowering, x: T1, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
-    """``saturate`` and ``round_mode`` concern 8-bit floats alone."""
+    """``round_mode`` concerns powers of two alone."""
     dtype = _castable(to)
-    return x if x.dtype is dtype else elementwise(ctx, lambda a: s.cast(a, dtype), x)
+    return x if x.dtype is dtype else elementwise(ctx, lambda a: s.cast(a, dtype, saturate=saturate != 0), x)
 
 
 @op("CastLike", since=15, types={"T1": ALL_TENSORS, "T2": ALL_TENSORS})
 def cast_like(ctx: Lowering, x: T1, target: T2, *, saturate: int = 1, round_mode: str = "up") -> Tensor:
-    return x if x.dtype is target.dtype else elementwise(ctx, lambda a: s.cast(a, target.dtype), x)
+    return cast(ctx, x, to=target.dtype.onnx, saturate=saturate, round_mode=round_mode)
+
+
+@op("BitCast", since=26, types={"T1": ALL_TENSORS, "T2": ALL_TENSORS})
+def bit_cast(ctx: Lowering, x: T1, *, to: int) -> Tensor:
+    """A copy of the bytes: what is known of the contents of x must not be taken for those of the result."""
+    dtype = _castable(to)
+    if dtype.itemsize != x.dtype.itemsize:
+        raise InvalidModel(f"BitCast from {x.dtype.name} to {dtype.name}, which have different sizes")
+    copy = ctx.empty(x.shape, x.dtype)
+    ctx.copy(copy, ctx.contiguous(x))
+    return Tensor(dtype, copy.shape, copy.buffer)

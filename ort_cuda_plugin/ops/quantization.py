@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.graph.ir import FLOATS_8, DType, InvalidModel, Unsupported
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
 from ort_cuda_plugin.graph.symbolic import ceildiv, eq
 from ort_cuda_plugin.kernels import scalar as s
@@ -26,7 +26,7 @@ TS: TypeAlias = Tensor
 T4: TypeAlias = Tensor
 
 BYTES = frozenset({DType.INT8, DType.UINT8})
-QUANTIZED = BYTES | {DType.INT16, DType.UINT16}
+QUANTIZED = BYTES | {DType.INT16, DType.UINT16} | FLOATS_8
 FLOAT32_ONLY = frozenset({DType.FLOAT32})
 INT32_ONLY = frozenset({DType.INT32})
 SCALES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
@@ -118,6 +118,7 @@ def _quantize(
     block_size: int,
     output_dtype: int,
     precision: int,
+    saturate: int,
 ) -> Tensor:
     dtype = zero.dtype if zero is not None else _element_type(output_dtype or DType.UINT8.onnx, QUANTIZED)
     if output_dtype and output_dtype != dtype.onnx:
@@ -129,6 +130,8 @@ def _quantize(
 
     def fn(value: Scalar, factor: Scalar, offset: Scalar | None = None) -> Scalar:
         quotient = s.cast(_float32(value) / _float32(factor), divided)
+        if dtype in FLOATS_8:  # their zero points are 0
+            return s.cast(_float32(quotient), dtype, saturate=saturate != 0)
         return _quantized(_float32(quotient), offset, dtype)
 
     return _by_groups(ctx, fn, dtype, x, [scale] if zero is None else [scale, zero], axis, block_size)
@@ -146,8 +149,7 @@ def quantize_linear_10(
     block_size: int = 0,
     output_dtype: int = 0,
 ) -> Tensor:
-    """``saturate`` concerns 8-bit floats alone."""
-    return _quantize(ctx, x, y_scale, y_zero_point, axis, block_size, output_dtype, 0)
+    return _quantize(ctx, x, y_scale, y_zero_point, axis, block_size, output_dtype, 0, saturate)
 
 
 @op("QuantizeLinear", since=23, types={"T1": SCALES | INT32_ONLY, "T2": SCALES | INT32_ONLY, "T3": QUANTIZED})
@@ -163,8 +165,7 @@ def quantize_linear(
     output_dtype: int = 0,
     precision: int = 0,
 ) -> Tensor:
-    """``saturate`` concerns 8-bit floats alone."""
-    return _quantize(ctx, x, y_scale, y_zero_point, axis, block_size, output_dtype, precision)
+    return _quantize(ctx, x, y_scale, y_zero_point, axis, block_size, output_dtype, precision, saturate)
 
 
 @op("DequantizeLinear", since=10, types={"T": QUANTIZED | INT32_ONLY})
@@ -186,6 +187,8 @@ def dequantize_linear(
     dtype = _element_type(output_dtype, SCALES) if output_dtype else x_scale.dtype
 
     def fn(value: Scalar, factor: Scalar, offset: Scalar | None = None) -> Scalar:
+        if value.dtype in FLOATS_8:
+            return s.cast(_float32(value) * _float32(factor), dtype)
         whole = s.cast(value, DType.INT32)
         distance = whole if offset is None else whole - s.cast(offset, DType.INT32)
         return s.cast(_float32(distance) * _float32(factor), dtype)

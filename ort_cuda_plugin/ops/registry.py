@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
-from ort_cuda_plugin.graph.ir import DType
+from ort_cuda_plugin.graph.ir import FLOATS_8, DType
 from ort_cuda_plugin.graph.lowering import InvalidModel, Lowering, Tensor, Unsupported
 
 FLOATS = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64})
@@ -35,7 +35,7 @@ INDICES = frozenset({DType.INT32, DType.INT64})
 BOOL = frozenset({DType.BOOL})
 SIGNED = FLOATS | SIGNED_INTS
 ARITHMETIC = FLOATS | INTS
-ALL_TENSORS = ARITHMETIC | BOOL
+ALL_TENSORS = ARITHMETIC | FLOATS_8 | BOOL
 
 B: TypeAlias = Tensor
 M: TypeAlias = Tensor
