@@ -126,6 +126,8 @@ class IndexMap:
 
     def _fold(self, x: Scalar) -> str:
         emit = self._builder.emit
+        loop: _Loop
+        number: int
         loop, number = x.value
         names = self._folded(loop)
         if names is None:
