@@ -78,3 +78,14 @@ def test_upsample_of_any_type():
     model = make_model("Upsample", [x.astype(np.float32)], {"scales": [2.0, 1.0]}, opset=7)
     (actual,) = run_model(model, [x.astype(np.float32)])
     np.testing.assert_array_equal(actual, x.repeat(2, 0))
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_grid_sample_of_places_outside(mode, padding):
+    x, grid = image(2, 3, 5, 4), 1.5 * image(2, 6, 3, 2)
+    attributes = {"mode": mode, "padding_mode": padding, "align_corners": 1}
+    (actual,) = run_op("GridSample", [x, grid], attributes, opset=22, dynamic=True)
+    model = make_model("GridSample", [x, grid], attributes, opset=22)
+    (expected,) = ReferenceEvaluator(model).run(None, {"x0": x, "x1": grid})
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
