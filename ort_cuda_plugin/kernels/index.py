@@ -142,7 +142,8 @@ class IndexMap:
                 values = [emit.value(value) for value in loop.next]
                 for name, value in zip(names, values, strict=True):
                     emit.line(f"{name} = {value}")
-        return names[number]
+        chosen: str = names[number]
+        return chosen
 
     def _folded(self, loop: _Loop) -> list[str] | None:
         """Names of the accumulators where the loop is already emitted in a scope that is still open."""
