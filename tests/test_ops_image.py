@@ -89,3 +89,9 @@ def test_grid_sample_of_places_outside(mode, padding):
     model = make_model("GridSample", [x, grid], attributes, opset=22)
     (expected,) = ReferenceEvaluator(model).run(None, {"x0": x, "x1": grid})
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_global_norm_pooling():
+    x = image(2, 3, 4, 5)
+    (actual,) = run_op("GlobalLpPool", [x], {"p": 3}, dynamic=True)
+    np.testing.assert_allclose(actual, (np.abs(x) ** 3).sum((2, 3), keepdims=True) ** (1 / 3), rtol=1e-5)
