@@ -488,7 +488,7 @@ def test_a_vector_load_is_one_instruction_on_a_gpu() -> None:
 def test_every_intrinsic_compiles_for_gpus(compute_capability: tuple[int, int]) -> None:
     from ort_cuda_plugin.kernels import intrinsics
 
-    lines = ["def kernel(pf32, pf64, pi32, pi64, pu32, pu64, pu16):"]
+    lines = ["def kernel(pf32, pf64, pi32, pi64, pu32, pu64, pu16, pu8):"]
     for name in intrinsics.__all__:
         sig = getattr(intrinsics, name)._defn.__globals__.get("sig")
         if sig is None:  # typed by its arguments; tested where it is used
@@ -501,7 +501,7 @@ def test_every_intrinsic_compiles_for_gpus(compute_capability: tuple[int, int]) 
             short = base.replace("uint", "u").replace("int", "i").replace("float", "f")
             arguments.append(f"p{short}" if pointer else "pi32[0] > 3" if base == "bool" else f"{base}(p{short}[0])")
         lines.append(f"    {name}({', '.join(arguments)})")
-    signature = ("*f32", "*f64", "*i32", "*i64", "*u32", "*u64", "*u16")
+    signature = ("*f32", "*f64", "*i32", "*i64", "*u32", "*u64", "*u16", "*u8")
     spec = kernel("everything", signature, "\n".join(lines) + "\n")
     assert compile_kernel(spec, Target.cuda(*compute_capability)).data
     assert compile_kernel(spec, Target.emulated()).data
