@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from ort_cuda_plugin.conformance.verdict import Outcome, Verdict
 
+MAX_REASON = 160
+"""Characters of a reason in the table; the command's own output has all of it."""
+
 _HEADER = """# Conformance
 
 ONNX's backend tests (kinds node, simple, pytorch-operator, pytorch-converted) through stock ONNX Runtime on the
@@ -38,4 +41,5 @@ def render(as_written: Sequence[Outcome], optimised: Sequence[Outcome]) -> str:
 
 
 def _cell(text: str) -> str:
+    text = text if len(text) <= MAX_REASON else text[: MAX_REASON - 3] + "..."
     return text.replace("|", "\\|").replace("<", "&lt;")
