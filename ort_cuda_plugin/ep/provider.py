@@ -11,6 +11,7 @@ from ..abi.core import check, core, ffi, new_error
 from ..graph.claims import NodeVerdict, claim
 from ..graph.cluster import CompiledCluster
 from ..graph.lowering import LoweringOptions
+from ..graph.node_lowering import Ranks
 from ..graph.ort_graph import read_graph
 from .devices import DeviceInfo
 from .factory import memory_info
@@ -45,6 +46,7 @@ class Provider:
         self.verdicts: list[NodeVerdict] = []
         self.failure = ""
         self._fused: list[FusedNode] = []
+        self._ranks: Ranks = {}  # ORT forgets what it replaced by a fused node, so they outlive the claims
         _thread.provider = self
 
     def close(self) -> None:
@@ -88,7 +90,7 @@ class Provider:
 
     def _claim(self, ort_graph: Any, info: Any) -> None:
         graph = read_graph(host.api(), ort_graph)
-        clusters, verdicts = claim(graph, self.device.properties(), self._lowering_options())
+        clusters, verdicts = claim(graph, self.device.properties(), self._lowering_options(), self._ranks)
         self._report(graph.name, verdicts, len(clusters))
         if not graph.is_subgraph:
             ours = [verdict for verdict in self.verdicts if verdict.supported]
@@ -121,7 +123,9 @@ class Provider:
         name = _text("Node_GetName", fused_node)
         inputs, outputs = _value_names(fused_node, "Inputs"), _value_names(fused_node, "Outputs")
         graph = read_graph(host.api(), ort_graph)
-        cluster = CompiledCluster(graph, self.device.properties(), self._lowering_options(), inputs, outputs)
+        cluster = CompiledCluster(
+            graph, self.device.properties(), self._lowering_options(), inputs, outputs, self._ranks
+        )
         fused = FusedNode(name, cluster, self.device)
         self._fused.append(fused)
         fused.prepare()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .ir import Graph, InvalidModel, Node, Unsupported
 from .lowering import Buffer, DeviceProperties, LoweringOptions
-from .node_lowering import InputSymbols, NodeLowering, symbolic_input
+from .node_lowering import InputSymbols, NodeLowering, Ranks, symbolic_input
 from .partition import partition
 from .symbolic import Dim
 
@@ -30,35 +30,40 @@ class NodeVerdict:
     reason: str = ""
 
 
-def analyze(graph: Graph, device: DeviceProperties, options: LoweringOptions | None = None) -> list[NodeVerdict]:
+def analyze(
+    graph: Graph, device: DeviceProperties, options: LoweringOptions | None = None, ranks: Ranks | None = None
+) -> list[NodeVerdict]:
     """One verdict per node of ``graph``, in order. Runs operators on symbolic shapes; reads no large initializer.
 
     A node that is declined does not stop the analysis: its results are taken from ORT's own type and shape inference.
+    ``ranks`` says more than that about some values, and gets what the operators' functions say.
     """
     if graph.is_subgraph:
         reason = "it is in the body of a control-flow operator"
         return [_declined(node, "control-flow", reason) for node in graph.nodes]
-    analysis = _Analysis(graph, device, options or LoweringOptions())
+    analysis = _Analysis(graph, device, options or LoweringOptions(), {} if ranks is None else ranks)
     return analysis.without_idle_nodes(analysis.verdicts(graph.nodes))
 
 
 def claim(
-    graph: Graph, device: DeviceProperties, options: LoweringOptions | None = None
+    graph: Graph, device: DeviceProperties, options: LoweringOptions | None = None, ranks: Ranks | None = None
 ) -> tuple[list[list[Node]], list[NodeVerdict]]:
-    """The clusters to fuse, and one verdict per node.
+    """The clusters to fuse, and one verdict per node. ``ranks`` gets what the analysis of the whole graph infers.
 
     What an operator knows about its inputs in the whole graph (say the contents of a shape) it may not know in its
     cluster, when a declined node or another cluster lies between. So each cluster is analysed again alone, and nodes
     that are declined there are taken out until nothing changes.
     """
     options = options or LoweringOptions()
-    verdicts = dict(zip(graph.nodes, analyze(graph, device, options), strict=True))
+    ranks = {} if ranks is None else ranks
+    verdicts = dict(zip(graph.nodes, analyze(graph, device, options, ranks), strict=True))
     while True:
         clusters = partition(graph, [verdicts[node].supported for node in graph.nodes])
         changed = False
         if len(clusters) > 1 or not all(verdict.supported for verdict in verdicts.values()):
             for cluster in clusters:
-                for node, verdict in zip(cluster, _Analysis(graph, device, options).verdicts(cluster), strict=True):
+                alone = _Analysis(graph, device, options, ranks)
+                for node, verdict in zip(cluster, alone.verdicts(cluster), strict=True):
                     if not verdict.supported:
                         verdicts[node] = verdict
                         changed = True
@@ -67,7 +72,8 @@ def claim(
 
 
 class _Analysis:
-    def __init__(self, graph: Graph, device: DeviceProperties, options: LoweringOptions) -> None:
+    def __init__(self, graph: Graph, device: DeviceProperties, options: LoweringOptions, ranks: Ranks) -> None:
+        self.ranks = ranks
         symbols = self.symbols = InputSymbols()
 
         def read_host_input(buffer: Buffer, count: int) -> tuple[Dim, ...]:
@@ -118,9 +124,14 @@ class _Analysis:
         inputs = []
         for value in node.inputs:
             if value is not None and value not in known and value.initializer is None:
-                known[value] = symbolic_input(self.symbols, value, 0)
+                known[value] = symbolic_input(self.symbols, value, 0, ranks=self.ranks)
             inputs.append(None if value is None else self.lowering.tensor(value))
         self.lowering.lower(node, inputs)
+        self.ranks.update(
+            (value.name, known[value].rank)
+            for value in node.outputs
+            if value is not None and value in known and value.shape is None
+        )
 
 
 def _declined(node: Node, kind: str, reason: str) -> NodeVerdict:

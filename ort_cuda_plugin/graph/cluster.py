@@ -13,7 +13,7 @@ from ..runtime.kernel import KernelSpec
 from ..runtime.plan_format import Plan, PlanInput
 from .ir import Array, Constant, DType, Graph, InvalidModel, Node, Unsupported, Value
 from .lowering import Buffer, DeviceProperties, LoweringOptions, Tensor
-from .node_lowering import InputSymbols, NodeError, NodeLowering, symbolic_input
+from .node_lowering import InputSymbols, NodeError, NodeLowering, Ranks, symbolic_input
 from .planner import KnownEntries, Tables, make_plan
 from .symbolic import Dim
 
@@ -56,7 +56,8 @@ class WeightReader:
 class CompiledCluster:
     """The nodes of one fused node. Not thread safe: `build` and what is added for it belong together.
 
-    ``inputs`` and ``outputs`` name the fused node's, in its order; default: those of the graph. The owner sets
+    ``inputs`` and ``outputs`` name the fused node's, in its order; default: those of the graph. ``ranks`` are
+    those that were assumed when the nodes were claimed. The owner sets
     ``weight_reader.read`` while the weights that were added exist. ``host_inputs`` are the indices of the inputs whose
     contents decide shapes; set by `prepare`.
     """
@@ -68,6 +69,7 @@ class CompiledCluster:
         options: LoweringOptions | None = None,
         inputs: Sequence[str] | None = None,
         outputs: Sequence[str] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.graph = graph
         self.device = device
@@ -79,6 +81,7 @@ class CompiledCluster:
         self.outputs = graph.outputs if outputs is None else [values[name] for name in outputs]
         self.host_inputs: list[int] = []
         self.weight_reader = WeightReader()
+        self._ranks = ranks
         self._known = KnownEntries()
 
     def prepare(self) -> Variant:
@@ -151,7 +154,7 @@ class CompiledCluster:
         tensors: list[Tensor] = []
         for index, (value, shape) in enumerate(zip(self.inputs, input_shapes, strict=True)):
             first = symbols.count
-            tensor = symbolic_input(symbols, value, index, shape)
+            tensor = symbolic_input(symbols, value, index, shape, self._ranks)
             tensors.append(tensor)
             plan_inputs.append(PlanInput(tensor.dtype.onnx, tensor.rank, first))
         for index, elements in host_values.items():

@@ -66,22 +66,33 @@ class NodeError(Exception):
         self.ort_code = 2 if invalid_input else 1  # ORT_INVALID_ARGUMENT or ORT_FAIL
 
 
-def symbolic_input(symbols: InputSymbols, value: Value, index: int, hints: Sequence[int] | None = None) -> Tensor:
+Ranks = dict[str, int]
+"""What the plugin inferred of values whose rank ORT does not know, by their names."""
+
+
+def symbolic_input(
+    symbols: InputSymbols, value: Value, index: int, hints: Sequence[int] | None = None, ranks: Ranks | None = None
+) -> Tensor:
     """The tensor that stands for an input of a cluster or of the graph.
 
-    ``hints`` are its dimensions at the Run that the plan is built for. Raises Unsupported where the device cannot hold
-    it or the rank is unknown, InvalidModel where ``hints`` contradict what the model says.
+    ``hints`` are its dimensions at the Run that the plan is built for. Without them ``ranks`` says the rank where ORT
+    does not. Raises Unsupported where the device cannot hold it or the rank is unknown, InvalidModel where ``hints``
+    contradict what the model says.
     """
     if value.dtype is None:
         raise Unsupported("dtype", f"{value.name!r} is no tensor")
     if not value.dtype.is_supported:
         raise Unsupported("dtype", f"{value.name!r} has element type {value.dtype.name}")
-    if value.shape is None:
-        raise Unsupported("shape", f"the rank of {value.name!r} is not known")
-    if hints is not None and len(hints) != len(value.shape):
-        raise InvalidModel(f"input {value.name!r} has rank {len(hints)}, the model says {len(value.shape)}")
+    known = value.shape
+    if known is None:
+        rank = len(hints) if hints is not None else (ranks or {}).get(value.name)
+        if rank is None:
+            raise Unsupported("shape", f"the rank of {value.name!r} is not known")
+        known = (None,) * rank
+    if hints is not None and len(hints) != len(known):
+        raise InvalidModel(f"input {value.name!r} has rank {len(hints)}, the model says {len(known)}")
     shape: list[Dim] = []
-    for axis, dim in enumerate(value.shape):
+    for axis, dim in enumerate(known):
         if isinstance(dim, int) and hints is not None and hints[axis] != dim:
             raise InvalidModel(f"input {value.name!r} has {hints[axis]} in dimension {axis}, the model says {dim}")
         if hints is not None and hints[axis] > MAX_DIM:
@@ -144,9 +155,10 @@ class NodeLowering:
                     continue
                 raise Unsupported("attribute", f"output {number} of {node.op_type} is not implemented")
             result = results[number]
-            if self.ctx.guessed and self._guess and value.shape is not None and len(value.shape) == result.rank:
+            if self.ctx.guessed and self._guess and (value.shape is None or len(value.shape) == result.rank):
                 # The guess is good for the rank and the type; what can be known of the shape is what ORT infers.
-                shape = [dim if isinstance(dim, int) else self._guess(dim) for dim in value.shape]
+                known = value.shape or [None] * result.rank
+                shape = [dim if isinstance(dim, int) else self._guess(dim) for dim in known]
                 result = self.ctx.empty(shape, result.dtype)
             _check_result(value, result)
             self.tensors[value] = result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 from onnx import helper
@@ -58,3 +59,44 @@ def test_many_changes_between_device_and_host_give_right_results(level: ort.Grap
         x = rng.integers(-1000, 1000, (rows, columns)).astype(np.float32)
         np.testing.assert_array_equal(session.run(None, {"x": x})[0], np.tile(x, (64, 1)))
     assert ort_cuda_plugin.counters()["pinned_bytes_in_use"] == 0
+
+
+def reduced_around_a_string_node() -> bytes:
+    """y = relu(r + sum(r)) with r = sum(x, axes): ORT infers no rank of r, and text splits the graph."""
+    nodes = [
+        helper.make_node("ReduceSum", ["x", "axes"], ["r"], keepdims=0),
+        helper.make_node("ReduceSum", ["r"], ["reduced"], keepdims=0),
+        helper.make_node("Reshape", ["reduced", "scalar"], ["sum"]),
+        helper.make_node("Cast", ["sum"], ["text"], to=onnx.TensorProto.STRING),
+        helper.make_node("Cast", ["text"], ["number"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Add", ["r", "number"], ["added"]),
+        helper.make_node("Relu", ["added"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "reduced",
+        [
+            helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", "m", 2]),
+            helper.make_tensor_value_info("axes", onnx.TensorProto.INT64, [1]),
+        ],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+        [helper.make_tensor("scalar", onnx.TensorProto.INT64, [0], [])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return bytes(model.SerializeToString())
+
+
+def test_a_rank_that_ort_does_not_infer_passes_from_one_cluster_to_the_next() -> None:
+    session = ort_cuda_plugin.session(reduced_around_a_string_node(), emulate=True)
+    elsewhere = [
+        node.op_type
+        for part in session.get_provider_graph_assignment_info()
+        if part.ep_name != ort_cuda_plugin.get_ep_name()
+        for node in part.get_nodes()
+    ]
+    assert elsewhere == ["Cast", "Cast"]
+    x = np.arange(-12, 12, dtype=np.float32).reshape(4, 3, 2)
+    for axis in (0, 1, -1):
+        (y,) = session.run(None, {"x": x, "axes": np.array([axis], np.int64)})
+        reduced = x.sum(axis)
+        np.testing.assert_array_equal(y, np.maximum(reduced + reduced.sum(), 0))
