@@ -114,24 +114,34 @@ def test_shape_arithmetic_that_nothing_uses_is_claimed_with_all_other_nodes():
     assert [[node.op_type for node in cluster] for cluster in clusters] == [["Shape", "Add"]]
 
 
-def test_a_cluster_that_lost_what_the_whole_graph_knew_is_analysed_again():
+def split_shape_arithmetic() -> Graph:
+    """Reshape(x, (y + 1) + Unheard(y + 1)) for y of two elements; ORT infers only the rank of Unheard's result."""
     b = Builder()
     x, y = b.input("x", "n"), b.input("y", 2, dtype=DType.INT64)
     shape = b.node("Add", y, b.constant(np.array([1, 2])), dtype=DType.INT64)
     blocked = b.node("Unheard", shape, dtype=DType.INT64)
-    blocked.shape = (2,)
-    graph = b.graph(b.node("Reshape", x, b.node("Add", shape, blocked, dtype=DType.INT64)))
+    blocked.shape = (None,)
+    return b.graph(b.node("Reshape", x, b.node("Add", shape, blocked, dtype=DType.INT64)))
+
+
+def test_a_cluster_that_lost_what_the_whole_graph_knew_is_analysed_again():
+    graph = split_shape_arithmetic()
     assert [verdict.supported for verdict in analyze(graph, DEVICE)] == [True, False, True, True]
-    # In its own cluster the second sum has two inputs, of which ORT knows no rank of the first.
-    _, verdicts = claim(graph, DEVICE)
-    assert [verdict.reason for verdict in verdicts[2:]] == [
-        "the rank of 'v0' is not known",
-        "the rank of 'v2' is not known",
-    ]
-    shape.shape = (2,)
+    # In its own cluster the second sum has two inputs of unknown length.
+    clusters, verdicts = claim(graph, DEVICE)
+    assert [verdict.kind for verdict in verdicts] == ["", "op", "", "shape"]
+    assert "number of elements that is not known" in verdicts[3].reason
+    assert [[node.op_type for node in cluster] for cluster in clusters] == [["Add"], ["Add"]]
+    graph.nodes[1].outputs[0].shape = (2,)
     # Now both can be read back.
     clusters, _ = claim(graph, DEVICE)
     assert [[node.op_type for node in cluster] for cluster in clusters] == [["Add"], ["Add", "Reshape"]]
+
+
+def test_ranks_that_ort_does_not_infer_are_kept_from_the_analysis_of_the_whole_graph():
+    ranks: dict[str, int] = {}
+    claim(split_shape_arithmetic(), DEVICE, ranks=ranks)
+    assert ranks == {"v0": 1, "v2": 1, "v3": 2}
 
 
 def test_the_body_of_a_control_flow_operator_is_declined_with_a_reason():
