@@ -19,6 +19,7 @@ from ort_cuda_plugin.ep.fused_node import FusedNode
 from ort_cuda_plugin.ep.open_device import OpenDevice, use_device
 from ort_cuda_plugin.graph.cluster import CompiledCluster
 from ort_cuda_plugin.graph.ir import Constant, DType, Graph, Node, Value
+from ort_cuda_plugin.graph.lowering import LoweringOptions
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MICROSOFT = "com.microsoft"
@@ -117,14 +118,14 @@ def _allocate(context: Any, index: int, dims: Any, rank: int, data: Any, error: 
     return 0
 
 
-def run_graph(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
+def run_graph(graph: Graph, inputs: Sequence[Array], options: LoweringOptions | None = None) -> list[Array]:
     """Compiles the graph as one cluster, runs it once, and returns its outputs (bfloat16 as uint16).
 
     Raises NodeError, Unsupported or InvalidModel where a node is declined, PluginError where the Run fails.
     """
     arrays = [np.ascontiguousarray(storage(x)[0]).reshape(np.shape(x)) for x in inputs]
     dtypes = [storage(x)[1] for x in inputs]
-    cluster = CompiledCluster(graph, device().properties())
+    cluster = CompiledCluster(graph, device().properties(), options)
     fused = FusedNode("harness", cluster, device())
     error = new_error()
     stream = ffi.new("ocp_stream **")
@@ -168,9 +169,11 @@ def _download(value: Value, address: int, shape: tuple[int, ...]) -> Array:
     return result
 
 
-def run_model(model: onnx.ModelProto, inputs: Sequence[Array], dynamic: bool = False) -> list[Array]:
+def run_model(
+    model: onnx.ModelProto, inputs: Sequence[Array], dynamic: bool = False, options: LoweringOptions | None = None
+) -> list[Array]:
     """`run_graph` of a model; ``dynamic`` hides the input sizes, so that every size is a symbol of the plan."""
-    return run_graph(read_model(model, dynamic), inputs)
+    return run_graph(read_model(model, dynamic), inputs, options)
 
 
 def make_model(
@@ -219,8 +222,9 @@ def run_op(
     outputs: int = 1,
     constant: Sequence[int] = (),
     dynamic: bool = False,
+    options: LoweringOptions | None = None,
 ) -> list[Array]:
     """The outputs of one operator; see `make_model` and `run_model`."""
     model = make_model(op_type, inputs, attributes, opset, domain=domain, outputs=outputs, constant=constant)
     given = [x for i, x in enumerate(inputs) if x is not None and i not in constant]
-    return run_model(model, given, dynamic)
+    return run_model(model, given, dynamic, options)

@@ -28,7 +28,6 @@ DECLINED = [
     r"Range of floating-point numbers that are computed",
     r"Range with T = ",
     r"OneHot with a floating-point depth",
-    r"Scatter\w+ with reduction",
     r"is no tensor",
     r"with T\d? = (f64|bf16|f16|[iu]\d+)$",
     r"output \d of \w+ is not implemented",

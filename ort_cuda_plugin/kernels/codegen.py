@@ -10,6 +10,7 @@ import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from ort_cuda_plugin.graph.ir import FLOATS_8, DType, Unsupported
 from ort_cuda_plugin.graph.lowering import Arg, Float32, Float64, Int32, Int64, Lowering, Tensor
@@ -81,6 +82,24 @@ def cast_text(x: str, source: DType, target: DType, saturate: bool = True) -> st
     if source.is_float and target.is_integer and target.itemsize < 4:
         return f"{register_type(target)}(int64({x}))"
     return f"{register_type(target)}({x})"
+
+
+@dataclass(frozen=True, eq=False)
+class Combination:
+    """How an atomic update makes a new element of the old one and a value.
+
+    ``instruction`` names the atomic instruction that does the same to integers, and to floats for "add"; else "".
+    """
+
+    step: Callable[[Scalar, Scalar], Scalar]
+    instruction: str = ""
+
+
+def atomic_type(dtype: DType, how: Combination) -> DType:
+    """The type that memory of 4 or 8-byte elements is seen as where they are updated atomically."""
+    if not dtype.is_float or how.instruction == "add":
+        return dtype
+    return DType.UINT64 if dtype is DType.FLOAT64 else DType.UINT32
 
 
 class Emitter:
@@ -164,6 +183,28 @@ class Emitter:
             self.line(f"{pointer}[{index}] = uint8(1) if {self.value(x)} else uint8(0)")
         else:
             self.line(f"{pointer}[{index}] = {self.value(x)}")
+
+    def combine(self, pointer: str, index: str, x: Scalar, how: Combination) -> None:
+        """``pointer[index] = how(pointer[index], x)``, atomically: no update of another thread is lost.
+
+        ``pointer`` is one to `atomic_type` of x's type.
+        """
+        short, stored = x.dtype.short, atomic_type(x.dtype, how).short
+        value = self.value(x)
+        if stored == short and how.instruction:
+            self.line(f"atomic_{how.instruction}_{short}({pointer}, int64({index}), {value})")
+            return
+        at, before, seen = self.assign(f"int64({index})"), self.fresh(), self.fresh()
+        self.line(f"{before} = {pointer}[{at}]")
+        with self.block("while True:"):
+            old = Scalar(x.dtype, "leaf")
+            self.bind(old, before if stored == short else self.assign(f"{stored}_as_{short}({before})"))
+            new = self.value(how.step(old, x))
+            after = new if stored == short else f"{short}_as_{stored}({new})"
+            self.line(f"{seen} = atomic_cas_{stored}({pointer}, {at}, {before}, {after})")
+            self.line(f"if {seen} == {before}:")
+            self.line("    break")
+            self.line(f"{before} = {seen}")
 
     def _text(self, x: Scalar) -> str:
         operands = [self.value(operand) for operand in x.operands]

@@ -17,7 +17,7 @@ from ort_cuda_plugin.kernels.host import HostArray, on_host
 from ort_cuda_plugin.kernels.layout import Plane, collapse
 from ort_cuda_plugin.kernels.scalar import Scalar, reachable
 
-__all__ = ["copy_into", "elementwise", "elementwise_into", "full"]
+__all__ = ["copy_into", "copy_of", "elementwise", "elementwise_into", "full"]
 
 
 def elementwise(ctx: Lowering, fn: Callable[..., Scalar], *tensors: Tensor) -> Tensor:
@@ -53,6 +53,12 @@ def elementwise_into(ctx: Lowering, fn: Callable[..., Scalar], destination: Tens
 def copy_into(ctx: Lowering, destination: Tensor, source: Tensor) -> None:
     """Copies the elements of ``source``, which broadcasts to the destination's shape; both may be views."""
     elementwise_into(ctx, lambda x: x, destination, source)
+
+
+def copy_of(ctx: Lowering, x: Tensor) -> Tensor:
+    result = ctx.empty(x.shape, x.dtype)
+    copy_into(ctx, result, x)
+    return result
 
 
 def full(ctx: Lowering, shape: Sequence[Dim], value: int | float | bool, dtype: DType) -> Tensor:

@@ -9,7 +9,7 @@ from ort_cuda_plugin.graph.ir import DType
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
 from ort_cuda_plugin.graph.symbolic import Dim
 from ort_cuda_plugin.kernels import scalar as s
-from ort_cuda_plugin.kernels.codegen import KernelBuilder, load_text, offset_text
+from ort_cuda_plugin.kernels.codegen import Combination, KernelBuilder, atomic_type, load_text, offset_text
 from ort_cuda_plugin.kernels.elementwise import kernel_name
 from ort_cuda_plugin.kernels.layout import Plane
 from ort_cuda_plugin.kernels.row_program import Reduction, Values
@@ -150,20 +150,42 @@ class IndexMap:
         names = [self._builder.emit.bound(total) for total in loop.totals]
         return None if None in names else [name for name in names if name is not None]
 
-    def store(self, destination: Tensor, coordinates: Sequence[Scalar], value: Scalar, when: Scalar | None) -> None:
-        """Emits the write of ``value`` at ``coordinates`` of ``destination`` (where ``when`` holds) and launches."""
+    def store(
+        self,
+        destination: Tensor,
+        coordinates: Sequence[Scalar],
+        value: Scalar,
+        when: Scalar | None,
+        how: Combination | None = None,
+    ) -> None:
+        """Emits the write of ``value`` at ``coordinates`` of ``destination`` (where ``when`` holds) and launches.
+
+        With ``how`` the element there and the value are combined, atomically.
+        """
         emit = self._builder.emit
+        if how is not None:
+            stored = atomic_type(destination.dtype, how)
+            destination = Tensor(
+                stored, destination.shape, destination.buffer, strides=destination.strides, offset=destination.offset
+            )
         target = Source(self, destination)
+
+        def write(pointer: str, offset: str) -> None:
+            if how is None:
+                emit.store(pointer, offset, value)
+            else:
+                emit.combine(pointer, offset, value, how)
+
         pointer, strides = self._place(target, written=True)
         with emit.block(f"if {self._plane.inside}:"):
             names = [emit.value(c) for c in coordinates]
             offset = offset_text(list(zip(names, strides, strict=True)))
             if when is None:
-                emit.store(pointer, offset, value)
+                write(pointer, offset)
             else:
                 condition = emit.value(when)
                 with emit.block(f"if {condition}:"):
-                    emit.store(pointer, offset, value)
+                    write(pointer, offset)
         self._builder.launch(self._ctx, kernel_name(self._ctx), self._plane.grid, self._plane.block)
 
 
@@ -182,8 +204,13 @@ def scatter_map(
     shape: Sequence[Dim],
     destination: Tensor,
     fn: Callable[[IndexMap, list[Scalar]], tuple[Sequence[Scalar], Scalar, Scalar | None]],
+    how: Combination | None = None,
 ) -> None:
-    """For each c in ``shape``, ``fn(maps, c)`` gives coordinates of ``destination``, a value, and when to write it."""
+    """For each c in ``shape``, ``fn(maps, c)`` gives coordinates of ``destination``, a value, and when to write it.
+
+    Of several values for one element any one stays, or with ``how`` all are combined, in any order; elements then have
+    4 or 8 bytes.
+    """
     maps = IndexMap(ctx, shape)
     coordinates, value, when = fn(maps, maps.coordinates)
-    maps.store(destination, coordinates, value, when)
+    maps.store(destination, coordinates, value, when, how)

@@ -1,4 +1,4 @@
-"""Operators whose elements come from, or go to, places that other elements name."""
+"""Operators whose elements come from places that other elements name."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
 from ort_cuda_plugin.graph.symbolic import Dim, eq, le, logical_and, lt, product, select
 from ort_cuda_plugin.kernels import scalar as s
-from ort_cuda_plugin.kernels.elementwise import copy_into
 from ort_cuda_plugin.kernels.host import HostArray, integers, on_host
-from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map, scatter_map
+from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map
 from ort_cuda_plugin.kernels.row_program import SUM
 from ort_cuda_plugin.kernels.scalar import Scalar
 from ort_cuda_plugin.kernels.scan import scan
@@ -78,11 +77,20 @@ def gather(ctx: Lowering, data: T, indices: Tind, *, axis: int = 0) -> Tensor:
     return on_host(ctx, on_symbols, (data, indices), shape, data.dtype, on_device)
 
 
+def check_within(ctx: Lowering, name: str, data: Tensor, indices: Tensor, axis: int) -> None:
+    """Raises InvalidModel, or makes the Run fail, where ``indices`` reach over ``data`` in a dimension but ``axis``."""
+    if indices.rank != data.rank:
+        raise InvalidModel(f"{name} of rank {data.rank} with indices of rank {indices.rank}")
+    for other in range(data.rank):
+        if other != axis:
+            fits = le(indices.shape[other], data.shape[other])
+            ctx.require(fits, f"the indices of {name} are longer than the data in dimension {other}")
+
+
 @op("GatherElements", since=11, types={"T": ALL_TENSORS, "Tind": INDICES})
 def gather_elements(ctx: Lowering, data: T, indices: Tind, *, axis: int = 0) -> Tensor:
     axis = normalize_axis(axis, data.rank)
-    if indices.rank != data.rank:
-        raise InvalidModel(f"GatherElements of rank {data.rank} with indices of rank {indices.rank}")
+    check_within(ctx, "GatherElements", data, indices, axis)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         source = maps.source(data)
@@ -92,7 +100,7 @@ def gather_elements(ctx: Lowering, data: T, indices: Tind, *, axis: int = 0) -> 
     return gather_map(ctx, indices.shape, data.dtype, element)
 
 
-def _tuple_length(indices: Tensor, most: int, what: str) -> int:
+def tuple_length(indices: Tensor, most: int, what: str) -> int:
     """The last dimension of ``indices``: how many dimensions one index tuple selects from."""
     length = indices.shape[-1] if indices.rank else 0
     if not isinstance(length, int):
@@ -102,7 +110,7 @@ def _tuple_length(indices: Tensor, most: int, what: str) -> int:
     return length
 
 
-def _index_tuple(
+def index_tuple(
     indices: Source, target: Source, at: Sequence[Scalar], first: int, length: int
 ) -> tuple[list[Scalar], Scalar]:
     """The index tuple ``indices[at, :]``, which selects from dimensions ``first`` on, and whether it is inside them."""
@@ -117,62 +125,20 @@ def _index_tuple(
 
 @op("GatherND", since=11, types={"T": ALL_TENSORS})
 def gather_nd(ctx: Lowering, data: T, indices: Int64, *, batch_dims: int = 0) -> Tensor:
-    length = _tuple_length(indices, data.rank - batch_dims, "GatherND")
+    if not 0 <= batch_dims < min(indices.rank, data.rank):
+        raise InvalidModel(f"GatherND of ranks {data.rank} and {indices.rank} with batch_dims {batch_dims}")
+    length = tuple_length(indices, data.rank - batch_dims, "GatherND")
     lead = indices.rank - 1
+    for own, other in zip(indices.shape[:batch_dims], data.shape, strict=False):
+        ctx.require(eq(own, other), "data and indices of GatherND differ in a batch dimension")
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         source = maps.source(data)
-        index, inside = _index_tuple(maps.source(indices), source, c[:lead], batch_dims, length)
+        index, inside = index_tuple(maps.source(indices), source, c[:lead], batch_dims, length)
         return source.at([*c[:batch_dims], *index, *c[lead:]], inside)
 
     shape = [*indices.shape[:-1], *data.shape[batch_dims + length :]]
     return gather_map(ctx, shape, data.dtype, element)
-
-
-def copy_of(ctx: Lowering, x: Tensor) -> Tensor:
-    result = ctx.empty(x.shape, x.dtype)
-    copy_into(ctx, result, x)
-    return result
-
-
-def _check_reduction(name: str, reduction: str) -> None:
-    if reduction != "none":
-        raise Unsupported("attribute", f"{name} with reduction {reduction!r}")
-
-
-@op("Scatter", since=9, types={"T": ALL_TENSORS, "Tind": INDICES})
-@op("ScatterElements", since=11, types={"T": ALL_TENSORS, "Tind": INDICES})
-def scatter_elements(
-    ctx: Lowering, data: T, indices: Tind, updates: T, *, axis: int = 0, reduction: str = "none"
-) -> Tensor:
-    """Indices outside their dimension are ignored; of several updates of one element, any one stays."""
-    _check_reduction("ScatterElements", reduction)
-    axis = normalize_axis(axis, data.rank)
-    result = copy_of(ctx, data)
-
-    def move(maps: IndexMap, c: list[Scalar]) -> tuple[Sequence[Scalar], Scalar, Scalar]:
-        index, inside = wrapped(maps.source(indices).at(c), maps.dim(data.shape[axis]))
-        return [*c[:axis], index, *c[axis + 1 :]], maps.source(updates).at(c), inside
-
-    scatter_map(ctx, indices.shape, result, move)
-    return result
-
-
-@op("ScatterND", since=11, types={"T": ALL_TENSORS})
-def scatter_nd(ctx: Lowering, data: T, indices: Int64, updates: T, *, reduction: str = "none") -> Tensor:
-    """As `scatter_elements` for slices that index tuples name."""
-    _check_reduction("ScatterND", reduction)
-    length = _tuple_length(indices, data.rank, "ScatterND")
-    lead = indices.rank - 1
-    result = copy_of(ctx, data)
-
-    def move(maps: IndexMap, c: list[Scalar]) -> tuple[Sequence[Scalar], Scalar, Scalar]:
-        target = maps.source(result)
-        index, inside = _index_tuple(maps.source(indices), target, c[:lead], 0, length)
-        return [*index, *c[lead:]], maps.source(updates).at(c), inside
-
-    scatter_map(ctx, updates.shape, result, move)
-    return result
 
 
 @op("OneHot", since=9, types={"T1": ARITHMETIC, "T2": ARITHMETIC, "T3": ALL_TENSORS})
