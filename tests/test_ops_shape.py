@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -303,3 +305,74 @@ def test_what_is_not_implemented_is_declined_with_its_kind():
             call()
         assert isinstance(caught.value.__cause__, Unsupported)
         assert caught.value.__cause__.kind == kind
+
+
+def scalars(dtype: Any, *values: float) -> list[Array]:
+    return [np.array(value, dtype) for value in values]
+
+
+RANGES = [(1, 5, 2), (0.25, -1, -0.25), (0, 1, 0.1), (3, 3, 1), (5, 1, 1), (-1, 2, 3), (0, 300, 1), (0, math.nan, 1)]
+
+
+@pytest.mark.parametrize("limits", RANGES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("constant", [(), (0, 2), (0, 1, 2)])
+def test_range_of_floats_has_the_elements_below_its_limit(limits, dtype, constant):
+    start, limit, delta = scalars(dtype, *limits)
+    stash = np.float32 if np.dtype(dtype).itemsize == 2 else dtype
+    first, last, step = (x.astype(stash) for x in (start, limit, delta))
+    steps = np.ceil(float(last - first) / float(step))
+    expected = (first + np.arange(steps if steps > 0 else 0).astype(stash) * step).astype(dtype)
+    opset = 27 if np.dtype(dtype).itemsize == 2 else 11
+    actual = run_op("Range", [start, limit, delta], opset=opset, constant=constant)[0].view(dtype)
+    assert actual.shape == expected.shape
+    # One rounding of the product and the sum, or of each.
+    np.testing.assert_allclose(actual.astype(float), expected.astype(float), rtol=2 * float(ml_dtypes.finfo(dtype).eps))
+
+
+def test_range_of_halves_counts_in_the_type_of_stash_type():
+    # In bfloat16 every element from 256 on would be 256.
+    start, limit, delta = scalars(ml_dtypes.bfloat16, 250, 270, 1)
+    for stash_type in (1, 11):
+        (actual,) = run_op("Range", [start, limit, delta], {"stash_type": stash_type}, opset=27)
+        assert_same(actual.view(ml_dtypes.bfloat16), np.arange(250, 270).astype(ml_dtypes.bfloat16))
+    with pytest.raises(NodeError, match="stash_type of 10"):
+        run_op("Range", [start, limit, delta], {"stash_type": 10}, opset=27)
+
+
+@pytest.mark.parametrize("limits", [(1, 9, 2), (9, 1, -3), (0, 5, -1), (4, 4, 1)])
+@pytest.mark.parametrize("dtype", [np.int16, np.int32, np.int64])
+@pytest.mark.parametrize("constant", [(), (2,), (0, 1, 2)])
+def test_range_of_integers_is_that_of_python(limits, dtype, constant):
+    assert_same(run_op("Range", scalars(dtype, *limits), constant=constant)[0], np.arange(*limits, dtype=dtype))
+
+
+RANGE_OF_COMPUTED = """
+<ir_version: 8, opset_import: ["": 18]>
+computed (float a, float b, float d) => (int64[n] y)
+{
+    start = Cast <to = 7> (a)
+    limit = Cast <to = 7> (b)
+    delta = Cast <to = 7> (d)
+    y = Range (start, limit, delta)
+}
+"""
+
+
+@pytest.mark.parametrize("limits", [(4, 16, 2), (16, 4, -5), (4, 16, -2)])
+def test_range_of_integers_that_the_device_computes(limits):
+    (y,) = run_model(onnx.parser.parse_model(RANGE_OF_COMPUTED), scalars(np.float32, *limits))
+    assert_same(y, np.arange(*limits))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+def test_range_with_a_delta_of_0_names_the_node(dtype):
+    with pytest.raises(PluginError, match=r"y0 \(Range\)'?: Range with a delta of 0"):
+        run_op("Range", scalars(dtype, 1, 5, 0))
+    with pytest.raises(NodeError, match="delta of 0"):
+        run_op("Range", scalars(dtype, 1, 5, 0), constant=[0, 1, 2])
+
+
+def test_a_range_too_long_to_allocate_fails_the_run():
+    with pytest.raises(PluginError, match=r"too many bytes|memory"):
+        run_op("Range", scalars(np.float32, 0, math.inf, 1))

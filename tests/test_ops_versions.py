@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from kernel_harness import MICROSOFT, run_op
+from kernel_harness import MICROSOFT, run_model, run_op
 from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.graph.node_lowering import NodeError
 from ort_cuda_plugin.ops import registry
@@ -72,10 +72,16 @@ def test_earlier_definitions(case, dynamic):
     np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=1e-6)
 
 
-def test_squeeze_of_every_dimension_of_size_1_needs_the_sizes():
-    assert run_op("Squeeze", [X[:1, :, :1]])[0].shape == (3,)
-    with pytest.raises(NodeError, match="not known before the Run"):
-        run_op("Squeeze", [X[:1, :, :1]], dynamic=True)
+def test_squeeze_of_every_dimension_of_size_1_is_decided_by_the_sizes_of_the_run():
+    for dynamic in (False, True):
+        assert run_op("Squeeze", [X[:1, :, :1]], dynamic=dynamic)[0].shape == (3,)
+        assert run_op("Squeeze", [X], dynamic=dynamic)[0].shape == X.shape
+    computed = """
+    <ir_version: 8, opset_import: ["": 18]>
+    computed (float[n] x) => (int64[m] y) { found = NonZero (x)  y = Squeeze (found) }
+    """
+    with pytest.raises(NodeError, match="size 1 that Squeeze drops is computed on the device"):
+        run_model(onnx.parser.parse_model(computed), [X[0, 0]])
 
 
 def test_split_takes_its_parts_from_attribute_input_or_number_of_outputs():

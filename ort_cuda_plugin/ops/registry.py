@@ -28,6 +28,7 @@ from ort_cuda_plugin.graph.ir import FLOATS_8, DType
 from ort_cuda_plugin.graph.lowering import InvalidModel, Lowering, Tensor, Unsupported
 
 FLOATS = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64})
+HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
 SIGNED_INTS = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64})
 UNSIGNED_INTS = frozenset({DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64})
 INTS = SIGNED_INTS | UNSIGNED_INTS

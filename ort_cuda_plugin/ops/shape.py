@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,16 +9,29 @@ import numpy as np
 
 from ort_cuda_plugin.graph.ir import Array, Constant, DType, InvalidModel, Unsupported
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import Dim, ceildiv, eq, floordiv, is_read_back, lt, product, select, sym_max
+from ort_cuda_plugin.graph.symbolic import (
+    Dim,
+    Expr,
+    ceildiv,
+    eq,
+    floordiv,
+    is_read_back,
+    le,
+    lt,
+    ne,
+    product,
+    select,
+    sym_max,
+)
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.codegen import constant_number
-from ort_cuda_plugin.kernels.elementwise import full
+from ort_cuda_plugin.kernels.elementwise import elementwise, full
 from ort_cuda_plugin.kernels.host import HostArray, on_host
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.kernels.scalar import Scalar
 from ort_cuda_plugin.kernels.views import expand, permute, reshape, squeeze, unsqueeze
 from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
-from ort_cuda_plugin.ops.registry import ALL_TENSORS, BOOL, FLOATS, T1, T2, HostTensor, T, op
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, BOOL, FLOATS, HALVES, T1, T2, HostTensor, T, op
 
 
 @op("Identity", since=1, types={"T": ALL_TENSORS})
@@ -87,14 +99,29 @@ def flatten(ctx: Lowering, x: Tensor, *, axis: int = 1) -> Tensor:
 
 def _squeeze(ctx: Lowering, x: Tensor, axes: Sequence[Dim] | None) -> Tensor:
     if axes is None:
-        if not all(isinstance(dim, int) for dim in x.shape):
-            raise Unsupported("shape", "Squeeze of every dimension of size 1 where sizes are not known before the Run")
-        chosen: Sequence[int] = [axis for axis, dim in enumerate(x.shape) if dim == 1]
+        chosen: Sequence[int] = _axes_of_size_1(ctx, x)
     else:
         chosen = normalize_axes(axes, x.rank)
         for axis in chosen:
             ctx.require(eq(x.shape[axis], 1), f"Squeeze of axis {axis}, whose size is not 1")
     return squeeze(ctx, x, chosen)
+
+
+def _axes_of_size_1(ctx: Lowering, x: Tensor) -> list[int]:
+    """The plan holds only for inputs that have the same ones."""
+    flags = [eq(dim, 1) for dim in x.shape]
+    certain = [axis for axis, flag in enumerate(flags) if flag == 1]
+    possible = [axis for axis, flag in enumerate(flags) if isinstance(flag, Expr)]
+    output = ctx.node.outputs[0] if ctx.node is not None else None
+    # While sizes are not known, as many as the model's output tells.
+    dropped = len(certain) if output is None or output.shape is None else x.rank - len(output.shape)
+    guess = (certain + possible)[:dropped]
+    found = ctx.host_constants(
+        ctx.host_tensor(flags, (x.rank,), DType.INT64),
+        "the dimensions of size 1 that Squeeze drops",
+        [int(axis in guess) for axis in range(x.rank)],
+    )
+    return [axis for axis, flag in enumerate(found) if flag]
 
 
 @op("Squeeze", since=1, types={"T": ALL_TENSORS})
@@ -202,33 +229,37 @@ def constant_of_shape(ctx: Lowering, shape: HostTensor, *, value: Array | None =
     return full(ctx, dims, fill.reshape(()).item(), dtype)
 
 
-@op("Range", since=11, types={"T": frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT16, DType.INT32, DType.INT64})})
-def range_(ctx: Lowering, start: Tensor, limit: Tensor, delta: Tensor, *, stash_type: int = 1) -> Tensor:
-    """``stash_type`` concerns half types alone."""
-    for x in (start, limit, delta):
-        if x.size != 1:
-            raise InvalidModel("the inputs of Range are scalars")
+_RANGE_TYPES = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT16, DType.INT32, DType.INT64})
+_MAX_RANGE = 2**62
+"""What a longer floating-point Range is cut to; its allocation fails."""
+
+
+@op("Range", since=11, types={"T": _RANGE_TYPES})
+def range_11(ctx: Lowering, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
+    return _range(ctx, start, limit, delta, start.dtype)
+
+
+@op("Range", since=27, types={"T": _RANGE_TYPES | HALVES})
+def range_27(ctx: Lowering, start: Tensor, limit: Tensor, delta: Tensor, *, stash_type: int = 1) -> Tensor:
+    if start.dtype not in HALVES:
+        return _range(ctx, start, limit, delta, start.dtype)
+    if stash_type not in (DType.FLOAT32.onnx, DType.FLOAT64.onnx):
+        raise InvalidModel(f"Range with a stash_type of {stash_type}")
+    return _range(ctx, start, limit, delta, DType(stash_type))
+
+
+def _range(ctx: Lowering, start: Tensor, limit: Tensor, delta: Tensor, stash: DType) -> Tensor:
+    """``start + i * delta``, computed in ``stash``."""
+    inputs = (start, limit, delta)
+    if any(x.size != 1 for x in inputs):
+        raise InvalidModel("the inputs of Range are scalars")
     dtype = start.dtype
-    if dtype.is_float:
-        numbers = [constant_number(x) for x in (start, limit, delta)]
-        if any(number is None for number in numbers):
-            raise Unsupported("shape", "Range of floating-point numbers that are computed")
-        first, last, step = (float(number) for number in numbers if number is not None)
-        count: Dim = max(math.ceil((last - first) / step), 0)
-    else:
-        first_value, last_value, step_value = (
-            ctx.host_values(x, f"{what} of Range")[0]
-            for x, what in ((start, "start"), (limit, "limit"), (delta, "delta"))
-        )
-        ctx.require(1 - eq(step_value, 0), "Range with a delta of 0")
-        if ctx.guard(lt(step_value, 0)):
-            count = sym_max(ceildiv(first_value - last_value, 0 - step_value), 0)
-        else:
-            count = sym_max(ceildiv(last_value - first_value, step_value), 0)
+    count = _count_of_floats(ctx, inputs, stash) if dtype.is_float else _count_of_integers(ctx, inputs)
 
     def on_device() -> Tensor:
         def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-            return maps.number(start) + s.cast(c[0], dtype) * maps.number(delta)
+            first, step = (s.cast(maps.number(x), stash) for x in (start, delta))
+            return s.cast(first + s.cast(c[0], stash) * step, dtype)
 
         return gather_map(ctx, (count,), dtype, element)
 
@@ -237,7 +268,40 @@ def range_(ctx: Lowering, start: Tensor, limit: Tensor, delta: Tensor, *, stash_
         values[:] = [first.item() + i * step.item() for i in range(len(values))]
         return values
 
-    return on_host(ctx, on_symbols, (start, limit, delta), (count,), dtype, on_device)
+    return on_host(ctx, on_symbols, inputs, (count,), dtype, on_device)
+
+
+def _count_of_integers(ctx: Lowering, inputs: Sequence[Tensor]) -> Dim:
+    first, last, step = (
+        ctx.host_values(x, f"{what} of Range")[0] for x, what in zip(inputs, ("start", "limit", "delta"), strict=True)
+    )
+    ctx.require(ne(step, 0), "Range with a delta of 0")
+    # Nothing may be guarded on values that a Run computes; for a constant delta all this folds.
+    falls = lt(step, 0)
+    distance = select(falls, first - last, last - first)
+    return sym_max(ceildiv(distance, sym_max(select(falls, 0 - step, step), 1)), 0)
+
+
+def _count_of_floats(ctx: Lowering, inputs: Sequence[Tensor], stash: DType) -> Dim:
+    """As ONNX Runtime has it: the difference in ``stash``, the quotient in float64. The device knows the numbers."""
+
+    def count(first: Scalar, last: Scalar, step: Scalar) -> Scalar:
+        distance = s.cast(last, stash) - s.cast(first, stash)
+        steps = s.ceil(s.cast(distance, DType.FLOAT64) / s.cast(step, DType.FLOAT64))
+        whole = s.cast(s.minimum(s.where(steps > 0, steps, 0.0), float(_MAX_RANGE)), DType.INT64)
+        return s.where(s.equal(step, 0), -1, whole)
+
+    numbers = [constant_number(x) for x in inputs]
+    if all(number is not None for number in numbers):
+        first, last, step = (stash.numpy.type(number) for number in numbers)
+        if step == 0:
+            raise InvalidModel("Range with a delta of 0")
+        with np.errstate(all="ignore"):  # infinities and NaN give what they give on the device
+            steps = np.ceil(np.float64(last - first) / np.float64(step))
+        return int(min(steps, _MAX_RANGE)) if steps > 0 else 0
+    (found,) = ctx.read_back(elementwise(ctx, count, *inputs), "number of elements of Range", -1, _MAX_RANGE)
+    ctx.require(le(0, found), "Range with a delta of 0")
+    return sym_max(found, 0)
 
 
 @op("EyeLike", since=9, types={"T1": ALL_TENSORS, "T2": ALL_TENSORS})
