@@ -54,7 +54,13 @@ enum {
   CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2
 };
 enum { CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8 };
-enum { CU_GRAPH_NODE_TYPE_KERNEL = 0, CU_GRAPH_NODE_TYPE_MEMCPY = 1, CU_GRAPH_NODE_TYPE_MEMSET = 2 };
+enum {
+  CU_GRAPH_NODE_TYPE_KERNEL = 0,
+  CU_GRAPH_NODE_TYPE_MEMCPY = 1,
+  CU_GRAPH_NODE_TYPE_MEMSET = 2,
+  CU_GRAPH_NODE_TYPE_GRAPH = 4
+};
+enum { CU_MEMORYTYPE_DEVICE = 2 };
 /* Device attributes that callers ask for; the numbers are CUDA's. */
 enum {
   CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 1,
@@ -76,6 +82,31 @@ typedef struct {
   void *kern;
   CUcontext ctx;
 } CUDA_KERNEL_NODE_PARAMS;
+
+/* CUDA_MEMCPY3D_v2 */
+typedef struct {
+  size_t srcXInBytes, srcY, srcZ, srcLOD;
+  int srcMemoryType;
+  const void *srcHost;
+  CUdeviceptr srcDevice;
+  void *srcArray, *reserved0;
+  size_t srcPitch, srcHeight;
+  size_t dstXInBytes, dstY, dstZ, dstLOD;
+  int dstMemoryType;
+  void *dstHost;
+  CUdeviceptr dstDevice;
+  void *dstArray, *reserved1;
+  size_t dstPitch, dstHeight;
+  size_t WidthInBytes, Height, Depth;
+} CUDA_MEMCPY3D;
+
+/* CUDA_MEMSET_NODE_PARAMS_v1 */
+typedef struct {
+  CUdeviceptr dst;
+  size_t pitch;
+  unsigned value, elementSize;
+  size_t width, height;
+} CUDA_MEMSET_NODE_PARAMS;
 
 typedef struct ocp_driver {
   CUresult (*Init)(unsigned flags);
@@ -125,10 +156,24 @@ typedef struct ocp_driver {
   CUresult (*StreamBeginCapture)(CUstream stream, int mode);
   CUresult (*StreamEndCapture)(CUstream stream, CUgraph *graph);
   CUresult (*StreamIsCapturing)(CUstream stream, int *status);
+  CUresult (*GraphCreate)(CUgraph *graph, unsigned flags);
+  CUresult (*GraphAddKernelNode)(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t num_before,
+                                 const CUDA_KERNEL_NODE_PARAMS *params);
+  CUresult (*GraphAddMemcpyNode)(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t num_before,
+                                 const CUDA_MEMCPY3D *params, CUcontext context);
+  CUresult (*GraphAddMemsetNode)(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t num_before,
+                                 const CUDA_MEMSET_NODE_PARAMS *params, CUcontext context);
+  CUresult (*GraphAddChildGraphNode)(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t num_before,
+                                     CUgraph child);
   CUresult (*GraphGetNodes)(CUgraph graph, CUgraphNode *nodes, size_t *count);
   CUresult (*GraphNodeGetType)(CUgraphNode node, int *type);
   CUresult (*GraphInstantiate)(CUgraphExec *exec, CUgraph graph, unsigned long long flags);
   CUresult (*GraphExecKernelNodeSetParams)(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params);
+  CUresult (*GraphExecMemcpyNodeSetParams)(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D *params,
+                                           CUcontext context);
+  CUresult (*GraphExecMemsetNodeSetParams)(CUgraphExec exec, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS *params,
+                                           CUcontext context);
+  CUresult (*GraphExecChildGraphNodeSetParams)(CUgraphExec exec, CUgraphNode node, CUgraph child);
   CUresult (*GraphLaunch)(CUgraphExec exec, CUstream stream);
   CUresult (*GraphExecDestroy)(CUgraphExec exec);
   CUresult (*GraphDestroy)(CUgraph graph);

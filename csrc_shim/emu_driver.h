@@ -52,13 +52,29 @@ CUresult emu_stream_end_capture(CUstream stream, CUgraph *graph);
 CUresult emu_stream_is_capturing(CUstream stream, int *status);
 
 /* emu_graph.c */
+CUresult emu_graph_create(CUgraph *graph, unsigned flags);
+CUresult emu_graph_add_kernel_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t num_before,
+                                   const CUDA_KERNEL_NODE_PARAMS *params);
+CUresult emu_graph_add_memcpy_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t num_before,
+                                   const CUDA_MEMCPY3D *params, CUcontext context);
+CUresult emu_graph_add_memset_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t num_before,
+                                   const CUDA_MEMSET_NODE_PARAMS *params, CUcontext context);
+CUresult emu_graph_add_child_graph_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t num_before,
+                                        CUgraph child);
 CUresult emu_graph_get_nodes(CUgraph graph, CUgraphNode *nodes, size_t *count);
 CUresult emu_graph_node_get_type(CUgraphNode node, int *type);
+CUresult emu_graph_destroy(CUgraph graph);
+
+/* emu_graph_exec.c */
 CUresult emu_graph_instantiate(CUgraphExec *exec, CUgraph graph, unsigned long long flags);
 CUresult emu_graph_exec_kernel_node_set_params(CUgraphExec exec, CUgraphNode node,
                                                const CUDA_KERNEL_NODE_PARAMS *params);
+CUresult emu_graph_exec_memcpy_node_set_params(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D *params,
+                                               CUcontext context);
+CUresult emu_graph_exec_memset_node_set_params(CUgraphExec exec, CUgraphNode node,
+                                               const CUDA_MEMSET_NODE_PARAMS *params, CUcontext context);
+CUresult emu_graph_exec_child_graph_node_set_params(CUgraphExec exec, CUgraphNode node, CUgraph child);
 CUresult emu_graph_launch(CUgraphExec exec, CUstream stream);
 CUresult emu_graph_exec_destroy(CUgraphExec exec);
-CUresult emu_graph_destroy(CUgraph graph);
 
 #endif

@@ -1,69 +1,96 @@
-/* Graphs: nodes with their dependencies, executable copies whose kernel parameters can change, and their replay. */
+/* Graphs: nodes with their dependencies, captured or added one by one. */
 #include "emu_graph.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* An operation that never changes; shared by graphs, executable graphs and launches that are still to run. */
-typedef struct emu_call {
-  atomic_int references;
-  emu_op op; /* as long as it needs */
-} emu_call;
+/* ---- what nodes do ---- */
 
-struct CUgraphNode_st {
-  uint64_t graph; /* its identity */
-  uint32_t index, num_before;
-  uint32_t *before;
-  emu_call *call;
-};
+static size_t padded_bytes(const emu_op *op) { return (emu_op_bytes(op) + 15) & ~(size_t)15; }
 
-struct CUgraph_st {
-  uint64_t identity;
-  emu_device *device;
-  uint32_t count, capacity;
-  struct CUgraphNode_st **nodes; /* in the order of capture, which dependencies follow */
-};
-
-struct CUgraphExec_st {
-  atomic_int references; /* replays hold one, too */
-  pthread_mutex_t lock;
-  uint64_t identity; /* of the graph it was made from */
-  emu_device *device;
-  uint32_t count;
-  struct {
-    emu_call *call;
-    uint32_t num_before;
-    uint32_t *before;
-  } nodes[];
-};
-
-struct emu_replay {
-  struct CUgraphExec_st *exec;
-  CUresult result;
-  uint32_t done;
-  bool *ran;         /* after calls */
-  emu_call *calls[]; /* as they were at the launch */
-};
-
-/* ---- calls ---- */
-
-static emu_call *make_call(const emu_op *op) {
-  emu_call *call = malloc(offsetof(emu_call, op) + sizeof(emu_op));
-  if (!call)
+emu_work *emu_work_make(int type, const emu_op *const *ops, uint32_t count) {
+  const size_t head = (offsetof(emu_work, ops) + count * sizeof(emu_op *) + 15) & ~(size_t)15;
+  size_t bytes = head;
+  for (uint32_t i = 0; i < count; i++)
+    bytes += padded_bytes(ops[i]);
+  emu_work *work = malloc(bytes);
+  if (!work)
     return NULL;
-  atomic_init(&call->references, 1);
-  memcpy(&call->op, op, emu_op_bytes(op));
-  return call;
+  atomic_init(&work->references, 1);
+  work->type = type;
+  work->count = count;
+  char *next = (char *)work + head;
+  for (uint32_t i = 0; i < count; i++) {
+    memcpy(next, ops[i], emu_op_bytes(ops[i]));
+    work->ops[i] = (const emu_op *)(const void *)next;
+    next += padded_bytes(ops[i]);
+  }
+  return work;
 }
 
-static emu_call *share_call(emu_call *call) {
-  atomic_fetch_add_explicit(&call->references, 1, memory_order_relaxed);
-  return call;
+emu_work *emu_work_share(emu_work *work) {
+  atomic_fetch_add_explicit(&work->references, 1, memory_order_relaxed);
+  return work;
 }
 
-static void release_call(emu_call *call) {
-  if (call && atomic_fetch_sub(&call->references, 1) == 1)
-    free(call);
+void emu_work_release(emu_work *work) {
+  if (work && atomic_fetch_sub(&work->references, 1) == 1)
+    free(work);
+}
+
+static CUresult single(int type, const emu_op *op, emu_work **work) {
+  *work = emu_work_make(type, &op, 1);
+  return *work ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult emu_kernel_work(const CUDA_KERNEL_NODE_PARAMS *params, emu_work **work) {
+  const unsigned grid[3] = {params->gridDimX, params->gridDimY, params->gridDimZ};
+  const unsigned block[3] = {params->blockDimX, params->blockDimY, params->blockDimZ};
+  emu_op op;
+  CUresult result =
+      emu_make_launch(&op, params->func, grid, block, params->sharedMemBytes, params->kernelParams, params->extra);
+  return result ? result : single(CU_GRAPH_NODE_TYPE_KERNEL, &op, work);
+}
+
+/* Those that copy one row within the device: no other is ever asked for. */
+CUresult emu_memcpy_work(const CUDA_MEMCPY3D *params, emu_work **work) {
+  const bool row = params->srcMemoryType == CU_MEMORYTYPE_DEVICE && params->dstMemoryType == CU_MEMORYTYPE_DEVICE &&
+                   !params->srcXInBytes && !params->srcY && !params->srcZ && !params->srcLOD && !params->dstXInBytes &&
+                   !params->dstY && !params->dstZ && !params->dstLOD && params->WidthInBytes && params->Height == 1 &&
+                   params->Depth == 1;
+  if (!row)
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "a copy node of something else than one row within the device");
+  if (!emu_device_range(params->srcDevice, params->WidthInBytes) ||
+      !emu_device_range(params->dstDevice, params->WidthInBytes))
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "a copy node leaves its device allocation");
+  const emu_op op = {.kind = EMU_OP_COPY,
+                     .copy = {params->dstDevice, params->srcDevice, params->WidthInBytes, false, false}};
+  return single(CU_GRAPH_NODE_TYPE_MEMCPY, &op, work);
+}
+
+CUresult emu_memset_work(const CUDA_MEMSET_NODE_PARAMS *params, emu_work **work) {
+  if (params->elementSize != 1 || params->height != 1 || params->width == 0 || params->value > UINT8_MAX)
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "a memset node of something else than one row of bytes");
+  if (!emu_device_range(params->dst, params->width))
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "a memset node leaves its device allocation");
+  const emu_op op = {.kind = EMU_OP_SET, .set = {params->dst, params->width, (unsigned char)params->value}};
+  return single(CU_GRAPH_NODE_TYPE_MEMSET, &op, work);
+}
+
+CUresult emu_child_work(CUgraph child, emu_work **work) {
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < child->count; i++)
+    count += child->nodes[i]->work->count;
+  const emu_op **ops = malloc((count + 1) * sizeof *ops);
+  if (!ops)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  count = 0;
+  for (uint32_t i = 0; i < child->count; i++)
+    for (uint32_t k = 0; k < child->nodes[i]->work->count; k++)
+      ops[count++] = child->nodes[i]->work->ops[k];
+  *work = emu_work_make(CU_GRAPH_NODE_TYPE_GRAPH, ops, count);
+  free(ops);
+  return *work ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* ---- graphs ---- */
@@ -83,7 +110,7 @@ void emu_graph_free(CUgraph graph) {
   if (!graph)
     return;
   for (uint32_t i = 0; i < graph->count; i++) {
-    release_call(graph->nodes[i]->call);
+    emu_work_release(graph->nodes[i]->work);
     free(graph->nodes[i]->before);
     free(graph->nodes[i]);
   }
@@ -92,28 +119,35 @@ void emu_graph_free(CUgraph graph) {
   atomic_fetch_sub(&emu.live, 1);
 }
 
-CUgraphNode emu_graph_add(CUgraph graph, const emu_op *op, CUgraphNode const *before, uint32_t num_before) {
-  if (graph->count == graph->capacity) {
+/* Takes the work over. */
+static CUgraphNode add_node(CUgraph graph, emu_work *work, CUgraphNode const *before, uint32_t num_before) {
+  if (work && graph->count == graph->capacity) {
     uint32_t capacity = graph->capacity ? graph->capacity * 2 : 16;
     struct CUgraphNode_st **nodes = realloc(graph->nodes, capacity * sizeof *nodes);
-    if (!nodes)
+    if (!nodes) {
+      emu_work_release(work);
       return NULL;
+    }
     graph->nodes = nodes;
     graph->capacity = capacity;
   }
   CUgraphNode node = calloc(1, sizeof *node);
   uint32_t *indices = malloc((num_before + 1) * sizeof *indices);
-  emu_call *call = make_call(op);
-  if (!node || !indices || !call) {
+  if (!node || !indices || !work) {
     free(node);
     free(indices);
-    release_call(call);
+    emu_work_release(work);
     return NULL;
   }
   for (uint32_t i = 0; i < num_before; i++)
     indices[i] = before[i]->index;
-  *node = (struct CUgraphNode_st){graph->identity, graph->count, num_before, indices, call};
+  *node = (struct CUgraphNode_st){graph->identity, graph->count, num_before, indices, work};
   return graph->nodes[graph->count++] = node;
+}
+
+CUgraphNode emu_graph_add(CUgraph graph, const emu_op *op, CUgraphNode const *before, uint32_t num_before) {
+  static const int types[] = {CU_GRAPH_NODE_TYPE_KERNEL, CU_GRAPH_NODE_TYPE_MEMCPY, CU_GRAPH_NODE_TYPE_MEMSET};
+  return add_node(graph, emu_work_make(types[op->kind], &op, 1), before, num_before);
 }
 
 bool emu_graph_all_before(CUgraph graph, CUgraphNode const *last, uint32_t num_last) {
@@ -146,8 +180,7 @@ CUresult emu_graph_get_nodes(CUgraph graph, CUgraphNode *nodes, size_t *count) {
 CUresult emu_graph_node_get_type(CUgraphNode node, int *type) {
   if (!node || !type)
     return CUDA_ERROR_INVALID_VALUE;
-  static const int types[] = {CU_GRAPH_NODE_TYPE_KERNEL, CU_GRAPH_NODE_TYPE_MEMCPY, CU_GRAPH_NODE_TYPE_MEMSET};
-  *type = types[node->call->op.kind];
+  *type = node->work->type;
   return CUDA_SUCCESS;
 }
 
@@ -158,139 +191,78 @@ CUresult emu_graph_destroy(CUgraph graph) {
   return CUDA_SUCCESS;
 }
 
-/* ---- executable graphs ---- */
+/* ---- graphs that are made node by node ---- */
 
-static void release_exec(struct CUgraphExec_st *exec) {
-  if (atomic_fetch_sub(&exec->references, 1) != 1)
-    return;
-  for (uint32_t i = 0; i < exec->count; i++) {
-    release_call(exec->nodes[i].call);
-    free(exec->nodes[i].before);
-  }
-  pthread_mutex_destroy(&exec->lock);
-  free(exec);
-}
-
-CUresult emu_graph_instantiate(CUgraphExec *out, CUgraph graph, unsigned long long flags) {
+CUresult emu_graph_create(CUgraph *graph, unsigned flags) {
   emu_device *device;
   CUresult result = emu_enter(&device);
   if (result)
     return result;
-  if (!out || !graph || flags)
+  if (!graph || flags)
     return CUDA_ERROR_INVALID_VALUE;
-  struct CUgraphExec_st *exec = calloc(1, sizeof *exec + graph->count * sizeof exec->nodes[0]);
-  if (!exec)
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  atomic_store(&exec->references, 1);
-  pthread_mutex_init(&exec->lock, NULL);
-  exec->identity = graph->identity;
-  exec->device = graph->device;
-  for (; exec->count < graph->count; exec->count++) {
-    const struct CUgraphNode_st *node = graph->nodes[exec->count];
-    size_t bytes = node->num_before * sizeof *node->before;
-    uint32_t *before = malloc(bytes + 1);
-    if (!before) {
-      release_exec(exec);
-      return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    memcpy(before, node->before, bytes);
-    exec->nodes[exec->count].call = share_call(node->call);
-    exec->nodes[exec->count].num_before = node->num_before;
-    exec->nodes[exec->count].before = before;
-  }
-  atomic_fetch_add(&emu.live, 1);
-  *out = exec;
-  return CUDA_SUCCESS;
+  *graph = emu_graph_make(device);
+  return *graph ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Launches that are still to run keep their parameters. */
-CUresult emu_graph_exec_kernel_node_set_params(CUgraphExec exec, CUgraphNode node,
-                                               const CUDA_KERNEL_NODE_PARAMS *params) {
+static CUresult check_add(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t num_before,
+                          const void *params) {
   emu_device *device;
   CUresult result = emu_enter(&device);
   if (result)
     return result;
-  if (!exec || !node || !params || node->graph != exec->identity || node->call->op.kind != EMU_OP_KERNEL)
-    return emu_fail(CUDA_ERROR_INVALID_VALUE, "the node is no kernel node of the graph that was instantiated");
-  const unsigned grid[3] = {params->gridDimX, params->gridDimY, params->gridDimZ};
-  const unsigned block[3] = {params->blockDimX, params->blockDimY, params->blockDimZ};
-  emu_op op;
-  result = emu_make_launch(&op, params->func, grid, block, params->sharedMemBytes, params->kernelParams, params->extra);
-  if (result)
-    return result;
-  emu_call *call = make_call(&op);
-  if (!call)
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  pthread_mutex_lock(&exec->lock);
-  emu_call *before = exec->nodes[node->index].call;
-  exec->nodes[node->index].call = call;
-  pthread_mutex_unlock(&exec->lock);
-  release_call(before);
+  if (!node || !graph || !params || (num_before && !before))
+    return CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i < num_before; i++)
+    if (!before[i] || before[i]->graph != graph->identity)
+      return emu_fail(CUDA_ERROR_INVALID_VALUE, "a node depends on one of another graph");
   return CUDA_SUCCESS;
 }
 
-CUresult emu_graph_launch(CUgraphExec exec, CUstream stream) {
-  emu_device *device;
-  CUresult result = emu_enter(&device);
+static CUresult added(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t num_before, CUresult result,
+                      emu_work *work) {
   if (result)
     return result;
-  if (!exec)
-    return CUDA_ERROR_INVALID_VALUE;
-  size_t bytes = sizeof(emu_replay) + exec->count * (sizeof(emu_call *) + sizeof(bool));
-  emu_replay *replay = calloc(1, bytes);
-  if (!replay)
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  replay->ran = (bool *)&replay->calls[exec->count];
-  replay->exec = exec;
-  atomic_fetch_add(&exec->references, 1);
-  pthread_mutex_lock(&exec->lock);
-  for (uint32_t i = 0; i < exec->count; i++)
-    replay->calls[i] = share_call(exec->nodes[i].call);
-  pthread_mutex_unlock(&exec->lock);
-  return emu_enqueue_replay(stream ? stream : &device->legacy, replay);
+  *node = add_node(graph, work, before, (uint32_t)num_before);
+  return *node ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult emu_graph_exec_destroy(CUgraphExec exec) {
-  if (!exec)
-    return CUDA_ERROR_INVALID_VALUE;
-  release_exec(exec);
-  atomic_fetch_sub(&emu.live, 1);
-  return CUDA_SUCCESS;
+CUresult emu_graph_add_kernel_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t num_before,
+                                   const CUDA_KERNEL_NODE_PARAMS *params) {
+  emu_work *work = NULL;
+  CUresult result = check_add(node, graph, before, num_before, params);
+  if (!result)
+    result = emu_kernel_work(params, &work);
+  return added(node, graph, before, num_before, result, work);
 }
 
-/* ---- replay ---- */
-
-/* The next node in order, or any whose dependencies have run, picked by random. */
-static uint32_t pick(const emu_replay *replay, uint32_t (*random)(uint32_t below)) {
-  if (!random)
-    return replay->done;
-  uint32_t picked = 0, ready = 0;
-  for (uint32_t i = 0; i < replay->exec->count; i++) {
-    bool free_to_run = !replay->ran[i];
-    for (uint32_t k = 0; k < replay->exec->nodes[i].num_before && free_to_run; k++)
-      free_to_run = replay->ran[replay->exec->nodes[i].before[k]];
-    if (free_to_run && random(++ready) == 0)
-      picked = i;
-  }
-  return picked;
+CUresult emu_graph_add_memcpy_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t num_before,
+                                   const CUDA_MEMCPY3D *params, CUcontext context) {
+  emu_work *work = NULL;
+  CUresult result = check_add(node, graph, before, num_before, params);
+  if (!result && !context)
+    result = CUDA_ERROR_INVALID_CONTEXT;
+  if (!result)
+    result = emu_memcpy_work(params, &work);
+  return added(node, graph, before, num_before, result, work);
 }
 
-bool emu_replay_step(emu_replay *replay, emu_device *device, const emu_clock *clock,
-                     uint32_t (*random)(uint32_t below)) {
-  if (replay->done == replay->exec->count || replay->result)
-    return false;
-  uint32_t index = pick(replay, random);
-  replay->result = emu_run(device, &replay->calls[index]->op, clock);
-  replay->ran[index] = true;
-  replay->done++;
-  return true;
+CUresult emu_graph_add_memset_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t num_before,
+                                   const CUDA_MEMSET_NODE_PARAMS *params, CUcontext context) {
+  emu_work *work = NULL;
+  CUresult result = check_add(node, graph, before, num_before, params);
+  if (!result && !context)
+    result = CUDA_ERROR_INVALID_CONTEXT;
+  if (!result)
+    result = emu_memset_work(params, &work);
+  return added(node, graph, before, num_before, result, work);
 }
 
-CUresult emu_replay_result(const emu_replay *replay) { return replay->result; }
-
-void emu_replay_free(emu_replay *replay) {
-  for (uint32_t i = 0; i < replay->exec->count; i++)
-    release_call(replay->calls[i]);
-  release_exec(replay->exec);
-  free(replay);
+/* The child is copied. */
+CUresult emu_graph_add_child_graph_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t num_before,
+                                        CUgraph child) {
+  emu_work *work = NULL;
+  CUresult result = check_add(node, graph, before, num_before, child);
+  if (!result)
+    result = emu_child_work(child, &work);
+  return added(node, graph, before, num_before, result, work);
 }

@@ -335,3 +335,123 @@ def test_a_stream_captures_once_at_a_time_and_the_null_stream_never(device: Devi
         end(device, stream)
     with pytest.raises(CudaError, match="CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"):
         device.call("StreamBeginCapture", ffi.NULL, RELAXED)
+
+
+# ---- graphs that are made node by node ----
+
+
+def kernel_node(kernels: Kernels, values: Params) -> Any:
+    """Parameters of a node that launches affine over eight elements; ``values`` must outlive them."""
+    params = ffi.new("CUDA_KERNEL_NODE_PARAMS *")
+    params.func = kernels.function("affine")
+    params.gridDimX = params.gridDimY = params.gridDimZ = params.blockDimY = params.blockDimZ = 1
+    params.blockDimX, params.kernelParams = 8, values.pointers
+    return params
+
+
+def copy_node(target: DeviceArray, source: DeviceArray) -> Any:
+    params = ffi.new("CUDA_MEMCPY3D *")
+    params.srcMemoryType = params.dstMemoryType = 2
+    params.srcDevice, params.dstDevice = source.address, target.address
+    params.WidthInBytes, params.Height, params.Depth = 32, 1, 1
+    return params
+
+
+def memset_node(target: DeviceArray, value: int) -> Any:
+    params = ffi.new("CUDA_MEMSET_NODE_PARAMS *")
+    params.dst, params.value, params.elementSize, params.width, params.height = target.address, value, 1, 4, 1
+    return params
+
+
+class Chain:
+    """A graph whose nodes follow each other."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        out = ffi.new("CUgraph *")
+        device.call("GraphCreate", out, 0)
+        self.handle = out[0]
+        context = ffi.new("CUcontext *")
+        device.call("CtxGetCurrent", context)
+        self.context = context[0]
+        self.nodes: list[Any] = []
+
+    def add(self, kind: str, params: Any) -> Any:
+        out = ffi.new("CUgraphNode *")
+        before = self.nodes[-1:]
+        context = (self.context,) if kind in ("Memcpy", "Memset") else ()
+        self.device.call(f"GraphAdd{kind}Node", out, self.handle, before, len(before), params, *context)
+        self.nodes.append(out[0])
+        return out[0]
+
+    def change(self, graph: Graph, kind: str, node: Any, params: Any) -> None:
+        context = (self.context,) if kind in ("Memcpy", "Memset") else ()
+        self.device.call(f"GraphExec{kind}NodeSetParams", graph.exec, node, params, *context)
+
+
+def test_nodes_of_every_kind_run_in_order_and_can_change(device: Device, kernels: Kernels) -> None:
+    stream = device.stream()
+    data, copy, other = (device.upload(np.full(8, n, np.int32)) for n in (1, 0, 7))
+    values, inner = Params([data, np.int32(2), np.int32(1)]), Params([data, np.int32(1), np.int32(10)])
+    child = Chain(device)
+    child.add("Kernel", kernel_node(kernels, inner))
+    child.add("Kernel", kernel_node(kernels, inner))
+    chain = Chain(device)
+    kernel = chain.add("Kernel", kernel_node(kernels, values))
+    nested = chain.add("ChildGraph", child.handle)
+    memcpy = chain.add("Memcpy", copy_node(copy, data))
+    memset = chain.add("Memset", memset_node(data, 0))
+    graph = Graph(device, chain.handle)
+    assert sorted(graph.types()) == [KERNEL, MEMCPY, MEMSET, 4]
+    graph.launch(stream)
+    stream.synchronize()
+    np.testing.assert_array_equal(device.download(copy), [23] * 8)
+    np.testing.assert_array_equal(device.download(data), [0, *[23] * 7])
+
+    values, inner = Params([other, np.int32(3), np.int32(0)]), Params([other, np.int32(1), np.int32(1)])
+    second = Chain(device)
+    second.add("Kernel", kernel_node(kernels, inner))
+    second.add("Kernel", kernel_node(kernels, inner))
+    chain.change(graph, "Kernel", kernel, kernel_node(kernels, values))
+    chain.change(graph, "ChildGraph", nested, second.handle)
+    chain.change(graph, "Memcpy", memcpy, copy_node(copy, other))
+    chain.change(graph, "Memset", memset, memset_node(other, 1))
+    graph.launch(stream)
+    stream.synchronize()
+    np.testing.assert_array_equal(device.download(copy), [23] * 8)
+    np.testing.assert_array_equal(device.download(other), [0x01010101, *[23] * 7])
+    np.testing.assert_array_equal(device.download(data), [0, *[23] * 7])
+    for made in (child, second):
+        device.call("GraphDestroy", made.handle)
+    graph.destroy()
+
+
+def test_a_child_graph_of_another_shape_is_refused(device: Device, kernels: Kernels) -> None:
+    data = device.upload(np.ones(8, np.int32))
+    values = Params([data, np.int32(2), np.int32(1)])
+    one, two, chain = Chain(device), Chain(device), Chain(device)
+    for child in (one, two, two):
+        child.add("Kernel", kernel_node(kernels, values))
+    node = chain.add("ChildGraph", one.handle)
+    graph = Graph(device, chain.handle)
+    with pytest.raises(CudaError, match="CUDA_ERROR_"):
+        chain.change(graph, "ChildGraph", node, two.handle)
+    for made in (one, two):
+        device.call("GraphDestroy", made.handle)
+    graph.destroy()
+
+
+def test_what_makes_no_node_is_refused(device: Device, kernels: Kernels) -> None:
+    data = device.upload(np.ones(8, np.int32))
+    chain, other = Chain(device), Chain(device)
+    foreign = other.add("Memset", memset_node(data, 0))
+    wide = memset_node(data, 0)
+    wide.width = 1 << 40
+    if device.is_emulated:  # CUDA may find out when the node runs
+        with pytest.raises(CudaError, match="leaves its device allocation"):
+            chain.add("Memset", wide)
+    chain.nodes = [foreign]
+    with pytest.raises(CudaError, match="CUDA_ERROR_"):
+        chain.add("Memset", memset_node(data, 0))
+    for made in (chain, other):
+        device.call("GraphDestroy", made.handle)

@@ -1,0 +1,210 @@
+/* Executable graphs: copies of graphs whose nodes' parameters can change, and their replay. */
+#include "emu_graph.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct CUgraphExec_st {
+  atomic_int references; /* replays hold one, too */
+  pthread_mutex_t lock;
+  uint64_t identity; /* of the graph it was made from */
+  emu_device *device;
+  uint32_t count;
+  struct {
+    emu_work *work;
+    uint32_t num_before;
+    uint32_t *before;
+  } nodes[];
+};
+
+struct emu_replay {
+  struct CUgraphExec_st *exec;
+  CUresult result;
+  uint32_t done;
+  bool *ran;         /* after works */
+  emu_work *works[]; /* as they were at the launch */
+};
+
+static void release_exec(struct CUgraphExec_st *exec) {
+  if (atomic_fetch_sub(&exec->references, 1) != 1)
+    return;
+  for (uint32_t i = 0; i < exec->count; i++) {
+    emu_work_release(exec->nodes[i].work);
+    free(exec->nodes[i].before);
+  }
+  pthread_mutex_destroy(&exec->lock);
+  free(exec);
+}
+
+CUresult emu_graph_instantiate(CUgraphExec *out, CUgraph graph, unsigned long long flags) {
+  emu_device *device;
+  CUresult result = emu_enter(&device);
+  if (result)
+    return result;
+  if (!out || !graph || flags)
+    return CUDA_ERROR_INVALID_VALUE;
+  struct CUgraphExec_st *exec = calloc(1, sizeof *exec + graph->count * sizeof exec->nodes[0]);
+  if (!exec)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  atomic_store(&exec->references, 1);
+  pthread_mutex_init(&exec->lock, NULL);
+  exec->identity = graph->identity;
+  exec->device = graph->device;
+  for (; exec->count < graph->count; exec->count++) {
+    const struct CUgraphNode_st *node = graph->nodes[exec->count];
+    size_t bytes = node->num_before * sizeof *node->before;
+    uint32_t *before = malloc(bytes + 1);
+    if (!before) {
+      release_exec(exec);
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    memcpy(before, node->before, bytes);
+    exec->nodes[exec->count].work = emu_work_share(node->work);
+    exec->nodes[exec->count].num_before = node->num_before;
+    exec->nodes[exec->count].before = before;
+  }
+  atomic_fetch_add(&emu.live, 1);
+  *out = exec;
+  return CUDA_SUCCESS;
+}
+
+/* ---- changes; launches that are still to run keep their parameters ---- */
+
+static CUresult check_change(CUgraphExec exec, CUgraphNode node, int type, const void *params) {
+  static const char *const names[] = {"kernel", "copy", "memset", "host", "child graph"};
+  emu_device *device;
+  CUresult result = emu_enter(&device);
+  if (result)
+    return result;
+  if (!exec || !node || !params || node->graph != exec->identity || node->work->type != type)
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "the node is no %s node of the graph that was instantiated", names[type]);
+  return CUDA_SUCCESS;
+}
+
+static CUresult changed(CUgraphExec exec, CUgraphNode node, CUresult result, emu_work *work) {
+  if (result)
+    return result;
+  pthread_mutex_lock(&exec->lock);
+  emu_work *before = exec->nodes[node->index].work;
+  exec->nodes[node->index].work = work;
+  pthread_mutex_unlock(&exec->lock);
+  emu_work_release(before);
+  return CUDA_SUCCESS;
+}
+
+CUresult emu_graph_exec_kernel_node_set_params(CUgraphExec exec, CUgraphNode node,
+                                               const CUDA_KERNEL_NODE_PARAMS *params) {
+  emu_work *work = NULL;
+  CUresult result = check_change(exec, node, CU_GRAPH_NODE_TYPE_KERNEL, params);
+  if (!result)
+    result = emu_kernel_work(params, &work);
+  return changed(exec, node, result, work);
+}
+
+CUresult emu_graph_exec_memcpy_node_set_params(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D *params,
+                                               CUcontext context) {
+  emu_work *work = NULL;
+  CUresult result = check_change(exec, node, CU_GRAPH_NODE_TYPE_MEMCPY, params);
+  if (!result && !context)
+    result = CUDA_ERROR_INVALID_CONTEXT;
+  if (!result)
+    result = emu_memcpy_work(params, &work);
+  return changed(exec, node, result, work);
+}
+
+CUresult emu_graph_exec_memset_node_set_params(CUgraphExec exec, CUgraphNode node,
+                                               const CUDA_MEMSET_NODE_PARAMS *params, CUcontext context) {
+  emu_work *work = NULL;
+  CUresult result = check_change(exec, node, CU_GRAPH_NODE_TYPE_MEMSET, params);
+  if (!result && !context)
+    result = CUDA_ERROR_INVALID_CONTEXT;
+  if (!result)
+    result = emu_memset_work(params, &work);
+  return changed(exec, node, result, work);
+}
+
+/* A child of another shape would need another executable graph. */
+CUresult emu_graph_exec_child_graph_node_set_params(CUgraphExec exec, CUgraphNode node, CUgraph child) {
+  emu_work *work = NULL;
+  CUresult result = check_change(exec, node, CU_GRAPH_NODE_TYPE_GRAPH, child);
+  if (!result)
+    result = emu_child_work(child, &work);
+  bool same = !result && work->count == node->work->count;
+  for (uint32_t i = 0; same && i < work->count; i++)
+    same = work->ops[i]->kind == node->work->ops[i]->kind;
+  if (!result && !same) {
+    emu_work_release(work);
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "the child graph has other nodes than the one that was instantiated");
+  }
+  return changed(exec, node, result, work);
+}
+
+/* ---- launches ---- */
+
+CUresult emu_graph_launch(CUgraphExec exec, CUstream stream) {
+  emu_device *device;
+  CUresult result = emu_enter(&device);
+  if (result)
+    return result;
+  if (!exec)
+    return CUDA_ERROR_INVALID_VALUE;
+  size_t bytes = sizeof(emu_replay) + exec->count * (sizeof(emu_work *) + sizeof(bool));
+  emu_replay *replay = calloc(1, bytes);
+  if (!replay)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  replay->ran = (bool *)&replay->works[exec->count];
+  replay->exec = exec;
+  atomic_fetch_add(&exec->references, 1);
+  pthread_mutex_lock(&exec->lock);
+  for (uint32_t i = 0; i < exec->count; i++)
+    replay->works[i] = emu_work_share(exec->nodes[i].work);
+  pthread_mutex_unlock(&exec->lock);
+  return emu_enqueue_replay(stream ? stream : &device->legacy, replay);
+}
+
+CUresult emu_graph_exec_destroy(CUgraphExec exec) {
+  if (!exec)
+    return CUDA_ERROR_INVALID_VALUE;
+  release_exec(exec);
+  atomic_fetch_sub(&emu.live, 1);
+  return CUDA_SUCCESS;
+}
+
+/* ---- replay ---- */
+
+/* The next node in order, or any whose dependencies have run, picked by random. */
+static uint32_t pick(const emu_replay *replay, uint32_t (*random)(uint32_t below)) {
+  if (!random)
+    return replay->done;
+  uint32_t picked = 0, ready = 0;
+  for (uint32_t i = 0; i < replay->exec->count; i++) {
+    bool free_to_run = !replay->ran[i];
+    for (uint32_t k = 0; k < replay->exec->nodes[i].num_before && free_to_run; k++)
+      free_to_run = replay->ran[replay->exec->nodes[i].before[k]];
+    if (free_to_run && random(++ready) == 0)
+      picked = i;
+  }
+  return picked;
+}
+
+bool emu_replay_step(emu_replay *replay, emu_device *device, const emu_clock *clock,
+                     uint32_t (*random)(uint32_t below)) {
+  if (replay->done == replay->exec->count || replay->result)
+    return false;
+  uint32_t index = pick(replay, random);
+  const emu_work *work = replay->works[index];
+  for (uint32_t i = 0; i < work->count && !replay->result; i++)
+    replay->result = emu_run(device, work->ops[i], clock);
+  replay->ran[index] = true;
+  replay->done++;
+  return true;
+}
+
+CUresult emu_replay_result(const emu_replay *replay) { return replay->result; }
+
+void emu_replay_free(emu_replay *replay) {
+  for (uint32_t i = 0; i < replay->exec->count; i++)
+    emu_work_release(replay->works[i]);
+  release_exec(replay->exec);
+  free(replay);
+}
