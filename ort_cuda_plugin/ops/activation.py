@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 from ort_cuda_plugin.graph.ir import InvalidModel
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import eq
+from ort_cuda_plugin.graph.symbolic import eq, logical_or
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.kernels.views import unsqueeze
 from ort_cuda_plugin.ops.elementwise import unary
-from ort_cuda_plugin.ops.registry import FLOATS, SIGNED, op
+from ort_cuda_plugin.ops.registry import ARITHMETIC, FLOATS, SIGNED, op
 
 
 def softplus(x: Scalar) -> Scalar:
@@ -28,9 +29,9 @@ def gelu_tanh(x: Scalar) -> Scalar:
     return 0.5 * x * (1.0 + s.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
-unary("Relu", 6, lambda x: s.maximum(x, 0), SIGNED)
-unary("Sigmoid", 6, s.sigmoid)
-unary("Tanh", 6, s.tanh)
+unary("Relu", 1, lambda x: s.maximum(x, 0), SIGNED)
+unary("Sigmoid", 1, s.sigmoid)
+unary("Tanh", 1, s.tanh)
 unary("Softplus", 1, softplus)
 unary("Softsign", 1, lambda x: x / (1.0 + s.absolute(x)))
 unary("Mish", 18, lambda x: x * s.tanh(softplus(x)))
@@ -47,7 +48,7 @@ def swiglu(ctx: Lowering, a: Tensor, b: Tensor, *, alpha: float = 1.0) -> Tensor
     return elementwise(ctx, lambda a, b: a * s.sigmoid(alpha * a) * b, a, b)
 
 
-@op("LeakyRelu", since=6, types={"T": FLOATS})
+@op("LeakyRelu", since=1, types={"T": FLOATS})
 def leaky_relu(ctx: Lowering, x: Tensor, *, alpha: float = 0.01) -> Tensor:
     return elementwise(ctx, lambda a: s.where(a < 0, alpha * a, a), x)
 
@@ -57,12 +58,21 @@ def prelu(ctx: Lowering, x: Tensor, slope: Tensor) -> Tensor:
     return elementwise(ctx, lambda a, b: s.where(a < 0, b * a, a), x, slope)
 
 
-@op("ThresholdedRelu", since=10, types={"T": FLOATS})
+@op("PRelu", since=1, types={"T": FLOATS})
+def prelu_1(ctx: Lowering, x: Tensor, slope: Tensor) -> Tensor:
+    """One slope, or one per channel."""
+    if slope.rank == 1 and x.rank > 1:
+        slope = unsqueeze(ctx, slope, range(1, x.rank - 1))
+        ctx.require(logical_or(eq(slope.size, 1), eq(slope.size, x.shape[1])), "PRelu: one slope per channel")
+    return prelu(ctx, x, slope)
+
+
+@op("ThresholdedRelu", since=1, types={"T": FLOATS})
 def thresholded_relu(ctx: Lowering, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     return elementwise(ctx, lambda a: s.where(a > alpha, a, 0.0), x)
 
 
-@op("Elu", since=6, types={"T": FLOATS})
+@op("Elu", since=1, types={"T": FLOATS})
 def elu(ctx: Lowering, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     return elementwise(ctx, lambda a: s.where(a < 0, alpha * s.expm1(a), a), x)
 
@@ -74,17 +84,22 @@ def selu(
     return elementwise(ctx, lambda a: gamma * s.where(a < 0, alpha * s.expm1(a), a), x)
 
 
+@op("Selu", since=1, types={"T": FLOATS})
+def selu_1(ctx: Lowering, x: Tensor, *, alpha: float = 1.6732, gamma: float = 1.0507) -> Tensor:
+    return selu(ctx, x, alpha=alpha, gamma=gamma)
+
+
 @op("Celu", since=12, types={"T": FLOATS})
 def celu(ctx: Lowering, x: Tensor, *, alpha: float = 1.0) -> Tensor:
     return elementwise(ctx, lambda a: s.where(a < 0, alpha * s.expm1(a / alpha), a), x)
 
 
-@op("HardSigmoid", since=6, types={"T": FLOATS})
+@op("HardSigmoid", since=1, types={"T": FLOATS})
 def hard_sigmoid(ctx: Lowering, x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
     return elementwise(ctx, lambda a: s.maximum(s.minimum(alpha * a + beta, 1.0), 0.0), x)
 
 
-@op("Shrink", since=9, types={"T": FLOATS})
+@op("Shrink", since=9, types={"T": ARITHMETIC})
 def shrink(ctx: Lowering, x: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> Tensor:
     return elementwise(ctx, lambda a: s.where(a < -lambd, a + bias, s.where(a > lambd, a - bias, 0.0)), x)
 

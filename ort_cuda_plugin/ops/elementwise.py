@@ -7,10 +7,13 @@ from collections.abc import Callable
 
 from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
+from ort_cuda_plugin.graph.symbolic import eq, logical_or
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.codegen import constant_number
 from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.kernels.views import unsqueeze
+from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.registry import (
     ALL_TENSORS,
     ARITHMETIC,
@@ -38,15 +41,15 @@ def unary(
     op(name, since=since, types={constraint: types})(function)
 
 
-unary("Abs", 6, s.absolute, ARITHMETIC)
-unary("Neg", 6, lambda x: -x, SIGNED)
+unary("Abs", 1, s.absolute, ARITHMETIC)
+unary("Neg", 1, lambda x: -x, SIGNED)
 unary("Sign", 9, s.sign, ARITHMETIC)
-unary("Reciprocal", 6, lambda x: 1.0 / x)
-unary("Sqrt", 6, s.sqrt)
-unary("Exp", 6, s.exp)
-unary("Log", 6, s.log)
-unary("Floor", 6, s.floor)
-unary("Ceil", 6, s.ceil)
+unary("Reciprocal", 1, lambda x: 1.0 / x)
+unary("Sqrt", 1, s.sqrt)
+unary("Exp", 1, s.exp)
+unary("Log", 1, s.log)
+unary("Floor", 1, s.floor)
+unary("Ceil", 1, s.ceil)
 unary("Round", 11, s.round_half_even)
 unary("Sin", 7, s.sin)
 unary("Cos", 7, s.cos)
@@ -65,13 +68,39 @@ unary("BitwiseNot", 18, lambda x: ~x, INTS)
 unary("IsNaN", 9, s.is_nan, constraint="T1")
 
 
+BROADCAST_SINCE = 7
+"""The version from which on two inputs broadcast to each other; before it attributes place the second in the first."""
+
+
+def aligned(ctx: Lowering, a: Tensor, b: Tensor, axis: int | None, broadcast: int) -> Tensor:
+    """b as versions before `BROADCAST_SINCE` have it: as large as a, or with ``broadcast`` placed at ``axis`` of a.
+
+    Without an axis it is placed at the end.
+    """
+    start = a.rank - b.rank if axis is None else normalize_axis(axis, a.rank)
+    if start < 0 or start + b.rank > a.rank or (a.rank != b.rank and not broadcast):
+        raise InvalidModel(f"an input of rank {b.rank} does not fit into rank {a.rank} at axis {axis}")
+    for dim, wanted in zip(b.shape, a.shape[start:], strict=False):
+        fits = logical_or(eq(dim, wanted), eq(dim, 1)) if broadcast else eq(dim, wanted)
+        ctx.require(fits, "the second input does not broadcast to the first")
+    return unsqueeze(ctx, b, range(start + b.rank, a.rank))
+
+
 def binary(name: str, since: int, fn: Callable[[Scalar, Scalar], Scalar], types: frozenset[DType]) -> None:
-    """Enters an operator of two inputs of one type, which broadcast to each other, and no attributes."""
+    """Enters an operator of two inputs of one type, which broadcast to each other, and no attributes.
+
+    One of version 7 is older: earlier ones have the attributes of `aligned`.
+    """
 
     def function(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
         return elementwise(ctx, fn, a, b)
 
     op(name, since=since, types={"T": types})(function)
+    if since == BROADCAST_SINCE:
+
+        @op(name, since=1, types={"T": types})
+        def earlier(ctx: Lowering, a: Tensor, b: Tensor, *, axis: int | None = None, broadcast: int = 0) -> Tensor:
+            return elementwise(ctx, fn, a, aligned(ctx, a, b, axis, broadcast))
 
 
 def _divide(a: Scalar, b: Scalar) -> Scalar:
@@ -120,10 +149,10 @@ def variadic(
     op(name, since=since, types={"T": types})(function)
 
 
-variadic("Sum", 6, lambda a, b: a + b, FLOATS)
-variadic("Mean", 6, lambda a, b: a + b, FLOATS, lambda total, count: total / count)
-variadic("Min", 6, s.minimum, ARITHMETIC)
-variadic("Max", 6, s.maximum, ARITHMETIC)
+variadic("Sum", 1, lambda a, b: a + b, FLOATS)
+variadic("Mean", 1, lambda a, b: a + b, FLOATS, lambda total, count: total / count)
+variadic("Min", 1, s.minimum, ARITHMETIC)
+variadic("Max", 1, s.maximum, ARITHMETIC)
 
 
 @op("Pow", since=7, types={"T": ARITHMETIC, "T1": ARITHMETIC})
@@ -137,6 +166,11 @@ def pow_(ctx: Lowering, x: T, y: T1) -> Tensor:
     # Double precision holds the integers up to 2**53 that a power may be.
     compute = DType.FLOAT64 if x.dtype.is_integer or x.dtype is DType.FLOAT64 else DType.FLOAT32
     return elementwise(ctx, lambda a, b: s.cast(s.power(s.cast(a, compute), s.cast(b, compute)), x.dtype), x, y)
+
+
+@op("Pow", since=1, types={"T": FLOATS})
+def pow_1(ctx: Lowering, x: Tensor, y: Tensor, *, axis: int | None = None, broadcast: int = 0) -> Tensor:
+    return pow_(ctx, x, aligned(ctx, x, y, axis, broadcast))
 
 
 @op("Mod", since=10, types={"T": ARITHMETIC})
@@ -179,8 +213,8 @@ def is_inf(ctx: Lowering, x: T1, *, detect_negative: int = 1, detect_positive: i
     return elementwise(ctx, test, x)
 
 
-@op("Clip", since=6, types={"T": FLOATS})
-def clip_6(ctx: Lowering, x: Tensor, *, min: float = float("-inf"), max: float = float("inf")) -> Tensor:
+@op("Clip", since=1, types={"T": FLOATS})
+def clip_1(ctx: Lowering, x: Tensor, *, min: float = float("-inf"), max: float = float("inf")) -> Tensor:
     return elementwise(ctx, lambda a: s.minimum(s.maximum(a, min), max), x)
 
 
@@ -211,6 +245,15 @@ def _castable(number: int) -> DType:
     if not dtype.is_supported:
         raise Unsupported("dtype", f"a cast to {dtype.name}")
     return dtype
+
+
+@op("Cast", since=1, types={"T1": ALL_TENSORS, "T2": ALL_TENSORS})
+def cast_1(ctx: Lowering, x: T1, *, to: str) -> Tensor:
+    """The type is given by its name in ONNX."""
+    name = {"FLOAT": "FLOAT32", "DOUBLE": "FLOAT64"}.get(to.upper(), to.upper())
+    if name not in DType.__members__:
+        raise Unsupported("dtype", f"a cast to {to!r}")
+    return cast(ctx, x, to=DType[name].onnx)
 
 
 @op("Cast", since=6, types={"T1": ALL_TENSORS, "T2": ALL_TENSORS})

@@ -308,6 +308,13 @@ def resize_10(ctx: Lowering, x: T, scales: Float32, *, mode: str = "nearest") ->
     return _resize(ctx, x, axes, mode, _interpolation(mode, "asymmetric"), "simple")
 
 
+@op("Upsample", since=1, until=6, types={"T": ALL_TENSORS})
+def upsample_1(ctx: Lowering, x: T, *, height_scale: float, width_scale: float, mode: str = "nearest") -> Tensor:
+    if x.rank != 4:
+        raise InvalidModel(f"an image of rank {x.rank}, not 4")
+    return upsample_7(ctx, x, scales=(1.0, 1.0, height_scale, width_scale), mode=mode)
+
+
 @op("Upsample", since=7, until=7, types={"T": ALL_TENSORS})
 def upsample_7(ctx: Lowering, x: T, *, scales: tuple[float, ...], mode: str = "nearest") -> Tensor:
     return resize_10(ctx, x, ctx.constant(np.array(scales, np.float32)), mode=mode)

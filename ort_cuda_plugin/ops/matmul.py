@@ -258,4 +258,5 @@ def gemm_1(
     transA: int = 0,
     transB: int = 0,
 ) -> Tensor:
+    """``broadcast`` allows what `gemm` does anyway."""
     return gemm(ctx, a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
-
-from ort_cuda_plugin.graph.ir import Array, DType, InvalidModel, Unsupported
+from ort_cuda_plugin.graph.ir import DType, InvalidModel
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
 from ort_cuda_plugin.graph.symbolic import Dim, eq, floordiv
 from ort_cuda_plugin.kernels import scalar as s
-from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.kernels.reduce import row_map
 from ort_cuda_plugin.kernels.row_program import MAX, SUM, Row, arg_max
 from ort_cuda_plugin.kernels.scalar import Scalar
 from ort_cuda_plugin.kernels.views import reshape
 from ort_cuda_plugin.ops.axes import normalize_axes, normalize_axis
-from ort_cuda_plugin.ops.registry import FLOATS, T1, T2, T, U, V, op
+from ort_cuda_plugin.ops.registry import FLOATS, T, V, op
 
 Outputs = tuple[Sequence[Scalar], Sequence[Scalar]]
 
@@ -167,7 +164,7 @@ def per_channel(ctx: Lowering, x: Tensor, rank: int) -> Tensor:
     return ctx.view(x, (*x.shape, *([1] * trailing)), (*x.strides, *([0] * trailing)), x.offset)
 
 
-@op("InstanceNormalization", since=6, types={"T": FLOATS})
+@op("InstanceNormalization", since=1, types={"T": FLOATS})
 def instance_normalization(ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
     if x.rank < 3:
         raise InvalidModel(f"InstanceNormalization of a tensor of rank {x.rank}")
@@ -181,14 +178,22 @@ def instance_normalization(ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor
     return row_map(ctx, program, range(2, x.rank), x, *affine)[0]
 
 
-@op("MeanVarianceNormalization", since=9, types={"T": FLOATS})
-def mean_variance_normalization(ctx: Lowering, x: Tensor, *, axes: tuple[int, ...] = (0, 2, 3)) -> Tensor:
+def standardized(ctx: Lowering, x: Tensor, axes: Iterable[int], *, scale: bool = True) -> Tensor:
+    """x less its mean along ``axes``, divided by its standard deviation with ``scale``."""
+
     def program(row: Row, x: Scalar) -> Outputs:
         difference = s.widen(x) - row.mean(x)
+        if not scale:
+            return [s.cast(difference, x.dtype)], []
         deviation = s.sqrt(row.mean(difference * difference))
         return [s.cast(difference / (deviation + 1e-9), x.dtype)], []
 
-    return row_map(ctx, program, normalize_axes(axes, x.rank), x)[0]
+    return row_map(ctx, program, axes, x)[0]
+
+
+@op("MeanVarianceNormalization", since=9, types={"T": FLOATS})
+def mean_variance_normalization(ctx: Lowering, x: Tensor, *, axes: tuple[int, ...] = (0, 2, 3)) -> Tensor:
+    return standardized(ctx, x, normalize_axes(axes, x.rank))
 
 
 def _group_norm(
@@ -240,116 +245,3 @@ def group_normalization_21(
     depth: Dim = floordiv(x.shape[1], num_groups)
     affine = [reshape(ctx, y, [num_groups, depth]) for y in (scale, bias)]
     return _group_norm(ctx, x, affine, num_groups, epsilon, stash_type)
-
-
-def _folded_batch_norm(
-    ctx: Lowering, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, epsilon: float
-) -> tuple[Tensor, Tensor] | None:
-    """Factor and offset per channel where they can be computed once: from constants of a type that is wide enough."""
-    parameters = (scale, bias, mean, variance)
-    wide = (DType.FLOAT32, DType.FLOAT64)
-    if not all(x.is_constant and x.dtype is scale.dtype and x.shape == scale.shape for x in parameters):
-        return None
-    if scale.dtype not in wide or not all(isinstance(dim, int) for dim in scale.shape):
-        return None
-
-    def factor(scale: Array) -> Array:
-        assert variance.constant is not None
-        result: Array = scale / np.sqrt(variance.constant.astype(np.float64) + epsilon)
-        return result.astype(scale.dtype)
-
-    def offset(scale: Array) -> Array:
-        assert bias.constant is not None
-        assert mean.constant is not None
-        result: Array = bias.constant - mean.constant * factor(scale).astype(np.float64)
-        return result.astype(scale.dtype)
-
-    key = epsilon, *((x.buffer.data, x.offset, x.strides) for x in parameters)
-    shape = scale.static_shape
-    return (
-        ctx.derived(scale, ("batch norm factor", key), shape, factor),
-        ctx.derived(scale, ("batch norm offset", key), shape, offset),
-    )
-
-
-def batch_norm(
-    ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, epsilon: float
-) -> Tensor:
-    """(x - mean) / sqrt(variance + epsilon) * scale + bias, each per channel (axis 1)."""
-    rank = max(x.rank, 2)
-    folded = _folded_batch_norm(ctx, scale, bias, mean, variance, epsilon)
-    if folded is not None and x.dtype is scale.dtype:
-        factor, offset = (per_channel(ctx, value, rank) for value in folded)
-        return elementwise(ctx, lambda x, factor, offset: x * factor + offset, x, factor, offset)
-    channels = [per_channel(ctx, value, rank) for value in (scale, bias, mean, variance)]
-
-    def apply(x: Scalar, scale: Scalar, bias: Scalar, mean: Scalar, variance: Scalar) -> Scalar:
-        compute = DType.FLOAT64 if DType.FLOAT64 in (x.dtype, scale.dtype, mean.dtype) else DType.FLOAT32
-        value, scale, bias, mean, variance = (s.cast(a, compute) for a in (x, scale, bias, mean, variance))
-        factor = scale / s.sqrt(variance + epsilon)
-        return s.cast((value - mean) * factor + bias, x.dtype)
-
-    return elementwise(ctx, apply, x, *channels)
-
-
-@op("BatchNormalization", since=7, types={"T": FLOATS})
-def batch_normalization_7(
-    ctx: Lowering,
-    x: Tensor,
-    scale: Tensor,
-    bias: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    *,
-    epsilon: float = 1e-5,
-    momentum: float = 0.9,
-    spatial: int = 1,
-) -> Tensor:
-    """``spatial`` ended with version 9. More than one output means training."""
-    if not spatial:
-        raise Unsupported("attribute", "BatchNormalization with spatial=0")
-    return batch_norm(ctx, x, scale, bias, mean, variance, epsilon)
-
-
-def _batch_norm_inference(
-    ctx: Lowering,
-    x: Tensor,
-    parameters: tuple[Tensor, Tensor, Tensor, Tensor],
-    epsilon: float,
-    training_mode: int,
-) -> Tensor:
-    if training_mode:
-        raise Unsupported("attribute", "BatchNormalization in training mode")
-    return batch_norm(ctx, x, *parameters, epsilon)
-
-
-@op("BatchNormalization", since=14, types={"T": FLOATS, "U": FLOATS})
-def batch_normalization_14(
-    ctx: Lowering,
-    x: T,
-    scale: T,
-    bias: T,
-    mean: U,
-    variance: U,
-    *,
-    epsilon: float = 1e-5,
-    momentum: float = 0.9,
-    training_mode: int = 0,
-) -> Tensor:
-    return _batch_norm_inference(ctx, x, (scale, bias, mean, variance), epsilon, training_mode)
-
-
-@op("BatchNormalization", since=15, types={"T": FLOATS, "T1": FLOATS, "T2": FLOATS})
-def batch_normalization_15(
-    ctx: Lowering,
-    x: T,
-    scale: T1,
-    bias: T1,
-    mean: T2,
-    variance: T2,
-    *,
-    epsilon: float = 1e-5,
-    momentum: float = 0.9,
-    training_mode: int = 0,
-) -> Tensor:
-    return _batch_norm_inference(ctx, x, (scale, bias, mean, variance), epsilon, training_mode)

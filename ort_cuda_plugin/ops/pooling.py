@@ -16,7 +16,7 @@ from ort_cuda_plugin.ops.nn import Windows, windows
 from ort_cuda_plugin.ops.registry import FLOATS, T, op
 
 
-def _norm_pool(ctx: Lowering, x: Tensor, window: Windows, spatial: Sequence[Dim], p: int) -> Tensor:
+def _norm_pool(ctx: Lowering, x: Tensor, window: Windows, spatial: Sequence[Dim], p: float) -> Tensor:
     """The p-norm of every window; positions outside of x count as 0."""
     if p < 1:
         raise InvalidModel(f"the norm of order {p}")
@@ -61,7 +61,22 @@ def lp_pool(
     return _norm_pool(ctx, x, window, window.count(ctx, bool(ceil_mode)), p)
 
 
-@op("GlobalLpPool", since=2, types={"T": FLOATS})
-def global_lp_pool(ctx: Lowering, x: T, *, p: int = 2) -> Tensor:
+@op("LpPool", since=1, types={"T": FLOATS})
+def lp_pool_1(
+    ctx: Lowering,
+    x: T,
+    *,
+    kernel_shape: tuple[int, ...],
+    auto_pad: str = "NOTSET",
+    p: float = 2.0,
+    pads: tuple[int, ...] | None = None,
+    strides: tuple[int, ...] | None = None,
+) -> Tensor:
+    window = windows(x.shape[2:], kernel_shape, strides, None, pads, auto_pad)
+    return _norm_pool(ctx, x, window, window.count(ctx), p)
+
+
+@op("GlobalLpPool", since=1, types={"T": FLOATS})
+def global_lp_pool(ctx: Lowering, x: T, *, p: float = 2.0) -> Tensor:
     window = windows(x.shape[2:], x.shape[2:], None, None, None, "NOTSET")
     return _norm_pool(ctx, x, window, [1] * (x.rank - 2), p)

@@ -1,4 +1,7 @@
-"""RNN, GRU and LSTM: gates as scalar expressions, one launch per direction for all steps."""
+"""RNN, GRU and LSTM: gates as scalar expressions, one launch per direction for all steps.
+
+``output_sequence`` of versions before 7 says that the first output is used, which the node's outputs say too.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,8 @@ def _per_direction(
     alphas: Sequence[float] | None, betas: Sequence[float] | None, clip: float | None,
 ) -> Iterator[tuple[list[Activation], bool]]:  # fmt: skip
     """For each direction its functions, and whether it runs backward."""
-    backward = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}.get(direction)
+    # The schema of GRU-1 misspells its default.
+    backward = {"forward": [False], "foward": [False], "reverse": [True], "bidirectional": [False, True]}.get(direction)
     if backward is None:
         raise InvalidModel(f"the direction {direction!r}")
     names = activations or [*defaults] * len(backward)
@@ -136,7 +140,7 @@ def _run(
     return (y, last_h) if last_c is None else (y, last_h, last_c)
 
 
-@op("RNN", since=7, types=_TYPES)
+@op("RNN", since=1, types=_TYPES)
 def rnn(
     ctx: Lowering,
     x: T,
@@ -153,6 +157,7 @@ def rnn(
     direction: str = "forward",
     hidden_size: int | None = None,
     layout: int = 0,
+    output_sequence: int = 0,
 ) -> tuple[Tensor, ...]:
     def cell(f: Activation) -> Cell:
         return Cell(1, lambda inputs, sums, hidden, state: (f(inputs[0] + sums[0]), None))
@@ -177,7 +182,7 @@ def _gru_cell(f: Activation, g: Activation, linear_before_reset: int) -> Cell:
     return Cell(3, update, reset=None if linear_before_reset else reset)
 
 
-@op("GRU", since=7, types=_TYPES)
+@op("GRU", since=1, types=_TYPES)
 def gru(
     ctx: Lowering,
     x: T,
@@ -194,6 +199,7 @@ def gru(
     direction: str = "forward",
     hidden_size: int | None = None,
     layout: int = 0,
+    output_sequence: int = 0,
     linear_before_reset: int = 0,
 ) -> tuple[Tensor, ...]:
     directions = _per_direction(direction, ["Sigmoid", "Tanh"], activations, activation_alpha, activation_beta, clip)
@@ -219,7 +225,7 @@ def _lstm_cell(f: Activation, g: Activation, h: Activation, peepholes: Sequence[
     return Cell(4, update, has_state=True)
 
 
-@op("LSTM", since=7, types=_TYPES)
+@op("LSTM", since=1, types=_TYPES)
 def lstm(
     ctx: Lowering,
     x: T,
@@ -239,6 +245,7 @@ def lstm(
     hidden_size: int | None = None,
     input_forget: int = 0,
     layout: int = 0,
+    output_sequence: int = 0,
 ) -> tuple[Tensor, ...]:
     defaults = ["Sigmoid", "Tanh", "Tanh"]
     compute = DType.FLOAT64 if x.dtype is DType.FLOAT64 else DType.FLOAT32

@@ -55,6 +55,9 @@ Float32: TypeAlias = Tensor
 NEWEST_OPSETS = {"": 28, "com.microsoft": 1}
 """The newest opset per domain whose changes this table knows; a node of a newer version may mean something else."""
 
+IGNORED_ATTRIBUTES = frozenset({"consumed_inputs"})
+"""Hints of opset 1, that an operator may write over an input."""
+
 OperatorFunction: TypeAlias = Callable[..., "Tensor | tuple[Tensor, ...]"]
 F = TypeVar("F", bound=OperatorFunction)
 
@@ -122,6 +125,8 @@ class Operator:
 
         Raises Unsupported("attribute") for one that the function does not have, InvalidModel for a missing one.
         """
+        if self.since == 1:
+            attributes = {name: value for name, value in attributes.items() if name not in IGNORED_ATTRIBUTES}
         for name in attributes:
             if name not in self.attributes:
                 raise Unsupported("attribute", f"{self.name} with the attribute {name!r}")

@@ -51,6 +51,11 @@ def size(ctx: Lowering, data: Tensor) -> Tensor:
     return ctx.host_tensor([data.size], (), DType.INT64)
 
 
+@op("Reshape", since=1, types={"T": ALL_TENSORS})
+def reshape_1(ctx: Lowering, data: Tensor, *, shape: tuple[int, ...] = ()) -> Tensor:
+    return _reshape(ctx, data, shape, allow_zero=False)
+
+
 @op("Reshape", since=5, types={"T": ALL_TENSORS})
 def reshape_5(ctx: Lowering, data: T, shape: HostTensor, *, allowzero: int = 0) -> Tensor:
     return _reshape(ctx, data, ctx.host_values(shape, "shape of Reshape"), bool(allowzero))
@@ -159,6 +164,13 @@ def transpose(ctx: Lowering, data: Tensor, *, perm: tuple[int, ...] | None = Non
 @op("Expand", since=8, types={"T": ALL_TENSORS})
 def expand_8(ctx: Lowering, x: T, shape: HostTensor) -> Tensor:
     return expand(ctx, x, ctx.host_values(shape, "shape of Expand"))
+
+
+@op("Dropout", since=1, types={"T": FLOATS})
+def dropout_1(ctx: Lowering, data: Tensor, *, is_test: int = 0, ratio: float = 0.5) -> tuple[Tensor, ...]:
+    if not is_test and ratio != 0:
+        raise Unsupported("attribute", "Dropout in training mode")
+    return _dropout(ctx, data, data.dtype, 0)
 
 
 @op("Dropout", since=7, types={"T": FLOATS})

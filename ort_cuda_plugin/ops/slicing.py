@@ -6,17 +6,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ort_cuda_plugin.graph.ir import InvalidModel, Unsupported
+from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
 from ort_cuda_plugin.graph.symbolic import Dim, ceildiv, eq, le, lt, select, sym_max, sym_min, truncdiv
 from ort_cuda_plugin.kernels import scalar as s
-from ort_cuda_plugin.kernels.elementwise import copy_into
+from ort_cuda_plugin.kernels.codegen import constant_number
+from ort_cuda_plugin.kernels.elementwise import copy_into, elementwise
 from ort_cuda_plugin.kernels.host import HostArray, on_host
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.kernels.scalar import Scalar
 from ort_cuda_plugin.kernels.views import permute, reshape
 from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
-from ort_cuda_plugin.ops.registry import ALL_TENSORS, INDICES, HostTensor, T, op
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INDICES, HostTensor, T, op
 
 
 def clamp(value: Dim, low: Dim, high: Dim) -> Dim:
@@ -108,6 +109,23 @@ def _num_outputs(ctx: Lowering) -> int:
     return len(ctx.node.outputs)
 
 
+def _float_counts(ctx: Lowering, x: Tensor, what: str) -> tuple[Dim, ...]:
+    """Counts that opset 1 gives as floating-point numbers."""
+    if x.is_constant and x.constant is not None:
+        return tuple(int(value) for value in x.constant.reshape(-1))
+    whole = elementwise(ctx, lambda a: s.cast(s.widen(a), DType.INT64), x)
+    return tuple(ctx.read_back(whole, what, 0))
+
+
+@op("Split", since=1, types={"T": FLOATS})
+def split_1(
+    ctx: Lowering, x: Tensor, sizes: Tensor | None = None, *, axis: int = 0, split: tuple[int, ...] | None = None
+) -> tuple[Tensor, ...]:
+    if sizes is None:
+        return split_2(ctx, x, axis=axis, split=split)
+    return _split(ctx, x, normalize_axis(axis, x.rank), _float_counts(ctx, sizes, "sizes of Split"))
+
+
 @op("Split", since=2, types={"T": ALL_TENSORS})
 def split_2(ctx: Lowering, x: Tensor, *, axis: int = 0, split: tuple[int, ...] | None = None) -> tuple[Tensor, ...]:
     axis = normalize_axis(axis, x.rank)
@@ -131,6 +149,11 @@ def split_13(
 
 def _equal_parts(dim: Dim, count: int) -> list[Dim]:
     return [dim // count] * count
+
+
+@op("Concat", since=1, types={"T": ALL_TENSORS})
+def concat_1(ctx: Lowering, *inputs: Tensor, axis: int = 1) -> Tensor:
+    return concat(ctx, *inputs, axis=axis)
 
 
 @op("Concat", since=4, types={"T": ALL_TENSORS})
@@ -166,10 +189,26 @@ def concat(ctx: Lowering, *inputs: Tensor, axis: int) -> Tensor:
     return on_host(ctx, on_symbols, inputs, shape, first.dtype, on_device)
 
 
+@op("Tile", since=1, types={"T": FLOATS})
+def tile_1(ctx: Lowering, x: Tensor, tiles: Tensor, axis: Tensor) -> Tensor:
+    """``tiles`` copies along one axis."""
+    number = constant_number(axis)
+    if number is None:
+        raise Unsupported("shape", "Tile along an axis that is not known before the Run")
+    at = normalize_axis(int(number), x.rank)
+    if tiles.size != 1:
+        raise InvalidModel("the number of tiles is a scalar")
+    (count,) = _float_counts(ctx, tiles, "tiles of Tile")
+    return _tile(ctx, x, [count if other == at else 1 for other in range(x.rank)])
+
+
 @op("Tile", since=6, types={"T": ALL_TENSORS})
 def tile(ctx: Lowering, x: T, repeats: HostTensor) -> Tensor:
+    return _tile(ctx, x, ctx.host_values(repeats, "repeats of Tile"))
+
+
+def _tile(ctx: Lowering, x: Tensor, counts: Sequence[Dim]) -> Tensor:
     """A copy from a view in which each dimension has a second one of stride 0 before it."""
-    counts = ctx.host_values(repeats, "repeats of Tile")
     if len(counts) != x.rank:
         raise InvalidModel(f"Tile of rank {x.rank} with {len(counts)} repeats")
     shape: list[Dim] = []
@@ -233,6 +272,13 @@ def pad(ctx: Lowering, x: Tensor, begins: Sequence[Dim], ends: Sequence[Dim], mo
         return source.at(coordinates, inside, 0 if fill is None else maps.number(fill))
 
     return gather_map(ctx, shape, x.dtype, element)
+
+
+@op("Pad", since=1, types={"T": ALL_TENSORS})
+def pad_1(
+    ctx: Lowering, data: Tensor, *, paddings: tuple[int, ...], mode: str = "constant", value: float = 0.0
+) -> Tensor:
+    return pad_2(ctx, data, pads=paddings, mode=mode, value=value)
 
 
 @op("Pad", since=2, types={"T": ALL_TENSORS})

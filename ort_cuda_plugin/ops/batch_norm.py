@@ -1,0 +1,204 @@
+"""BatchNormalization: the affine map of inference, and the statistics of training."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ort_cuda_plugin.graph.ir import Array, DType, InvalidModel
+from ort_cuda_plugin.graph.lowering import Lowering, Tensor
+from ort_cuda_plugin.graph.symbolic import eq
+from ort_cuda_plugin.kernels import scalar as s
+from ort_cuda_plugin.kernels.elementwise import elementwise
+from ort_cuda_plugin.kernels.reduce import row_map
+from ort_cuda_plugin.kernels.row_program import Row
+from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.kernels.views import reshape, unsqueeze
+from ort_cuda_plugin.ops.registry import FLOATS, T1, T2, T, U, op
+
+
+def _folded_batch_norm(
+    ctx: Lowering, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor] | None:
+    """Factor and offset per channel where they can be computed once: from constants of a type that is wide enough."""
+    parameters = (scale, bias, mean, variance)
+    wide = (DType.FLOAT32, DType.FLOAT64)
+    if not all(x.is_constant and x.dtype is scale.dtype and x.shape == scale.shape for x in parameters):
+        return None
+    if scale.dtype not in wide or not all(isinstance(dim, int) for dim in scale.shape):
+        return None
+
+    def factor(scale: Array) -> Array:
+        assert variance.constant is not None
+        result: Array = scale / np.sqrt(variance.constant.astype(np.float64) + epsilon)
+        return result.astype(scale.dtype)
+
+    def offset(scale: Array) -> Array:
+        assert bias.constant is not None
+        assert mean.constant is not None
+        result: Array = bias.constant - mean.constant * factor(scale).astype(np.float64)
+        return result.astype(scale.dtype)
+
+    key = epsilon, *((x.buffer.data, x.offset, x.strides) for x in parameters)
+    shape = scale.static_shape
+    return (
+        ctx.derived(scale, ("batch norm factor", key), shape, factor),
+        ctx.derived(scale, ("batch norm offset", key), shape, offset),
+    )
+
+
+def _placed(ctx: Lowering, x: Tensor, y: Tensor, spatial: bool) -> Tensor:
+    """Parameters y as they broadcast to x [N, C, ...]: one per channel, or without ``spatial`` one per [C, ...]."""
+    shape = x.shape[1 : 2 if spatial else x.rank] or (1,)
+    if y.rank != len(shape):
+        raise InvalidModel(f"BatchNormalization with parameters of rank {y.rank}, not {len(shape)}")
+    for dim, wanted in zip(y.shape, shape, strict=True):
+        ctx.require(eq(dim, wanted), "the parameters of BatchNormalization have another size than the channels")
+    return unsqueeze(ctx, y, range(y.rank, x.rank - 1))
+
+
+def _compute_type(*tensors: Tensor) -> DType:
+    return DType.FLOAT64 if any(x.dtype is DType.FLOAT64 for x in tensors) else DType.FLOAT32
+
+
+def batch_norm(
+    ctx: Lowering,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    epsilon: float,
+    *,
+    spatial: bool = True,
+) -> Tensor:
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias, each per channel (axis 1), or per element of a sample."""
+    folded = _folded_batch_norm(ctx, scale, bias, mean, variance, epsilon)
+    if folded is not None and x.dtype is scale.dtype:
+        factor, offset = (_placed(ctx, x, value, spatial) for value in folded)
+        return elementwise(ctx, lambda x, factor, offset: x * factor + offset, x, factor, offset)
+    compute = _compute_type(x, scale, mean)
+
+    def apply(x: Scalar, scale: Scalar, bias: Scalar, mean: Scalar, variance: Scalar) -> Scalar:
+        value, scale, bias, mean, variance = (s.cast(a, compute) for a in (x, scale, bias, mean, variance))
+        factor = scale / s.sqrt(variance + epsilon)
+        return s.cast((value - mean) * factor + bias, x.dtype)
+
+    return elementwise(ctx, apply, x, *(_placed(ctx, x, value, spatial) for value in (scale, bias, mean, variance)))
+
+
+def batch_norm_training(
+    ctx: Lowering,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    epsilon: float,
+    momentum: float,
+    *,
+    spatial: bool = True,
+) -> tuple[Tensor, ...]:
+    """x normalized by the statistics of this batch, running mean and variance, the batch's mean and variance.
+
+    The variance is that of the population. Running statistics are old * momentum + new * (1 - momentum).
+    """
+    if x.rank < 2:
+        raise InvalidModel(f"BatchNormalization in training of rank {x.rank}")
+    compute = _compute_type(x, scale, mean)
+
+    def program(row: Row, x: Scalar, scale: Scalar, bias: Scalar) -> tuple[list[Scalar], list[Scalar]]:
+        value = s.cast(x, compute)
+        center = row.mean(value)
+        difference = value - center
+        spread = row.mean(difference * difference)
+        normalized = difference / s.sqrt(spread + epsilon) * s.cast(scale, compute) + s.cast(bias, compute)
+        return [s.cast(normalized, x.dtype)], [center, spread]
+
+    axes = [0, *range(2, x.rank)] if spatial else [0]
+    affine = [_placed(ctx, x, value, spatial) for value in (scale, bias)]
+    result, *statistics = row_map(ctx, program, axes, x, *affine)
+    batch = [reshape(ctx, value, old.shape) for value, old in zip(statistics, (mean, variance), strict=True)]
+
+    def follow(old: Scalar, new: Scalar) -> Scalar:
+        return s.cast(s.cast(old, compute) * momentum + new * (1 - momentum), old.dtype)
+
+    running = [elementwise(ctx, follow, old, new) for old, new in zip((mean, variance), batch, strict=True)]
+    saved = [elementwise(ctx, lambda a: s.cast(a, mean.dtype), value) for value in batch]
+    return result, *running, *saved
+
+
+@op("BatchNormalization", since=1, types={"T": FLOATS})
+def batch_normalization_1(
+    ctx: Lowering,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    *,
+    epsilon: float = 1e-5,
+    is_test: int = 0,
+    momentum: float = 0.9,
+    spatial: int = 1,
+) -> tuple[Tensor, ...]:
+    if is_test:
+        return (batch_norm(ctx, x, scale, bias, mean, variance, epsilon, spatial=bool(spatial)),)
+    return batch_norm_training(ctx, x, scale, bias, mean, variance, epsilon, momentum, spatial=bool(spatial))
+
+
+@op("BatchNormalization", since=7, types={"T": FLOATS})
+def batch_normalization_7(
+    ctx: Lowering,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    spatial: int = 1,
+) -> tuple[Tensor, ...]:
+    """``spatial`` ended with version 9. More than one output means training."""
+    training = ctx.node is not None and any(output is not None for output in ctx.node.outputs[1:])
+    return batch_normalization_1(
+        ctx, x, scale, bias, mean, variance,
+        epsilon=epsilon, is_test=int(not training), momentum=momentum, spatial=spatial,
+    )  # fmt: skip
+
+
+@op("BatchNormalization", since=14, types={"T": FLOATS, "U": FLOATS})
+def batch_normalization_14(
+    ctx: Lowering,
+    x: T,
+    scale: T,
+    bias: T,
+    mean: U,
+    variance: U,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    training_mode: int = 0,
+) -> tuple[Tensor, ...]:
+    parameters = (scale, bias, mean, variance)
+    if training_mode:
+        return batch_norm_training(ctx, x, *parameters, epsilon, momentum)[:3]
+    return (batch_norm(ctx, x, *parameters, epsilon),)
+
+
+@op("BatchNormalization", since=15, types={"T": FLOATS, "T1": FLOATS, "T2": FLOATS})
+def batch_normalization_15(
+    ctx: Lowering,
+    x: T,
+    scale: T1,
+    bias: T1,
+    mean: T2,
+    variance: T2,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    training_mode: int = 0,
+) -> tuple[Tensor, ...]:
+    return batch_normalization_14(
+        ctx, x, scale, bias, mean, variance, epsilon=epsilon, momentum=momentum, training_mode=training_mode
+    )
