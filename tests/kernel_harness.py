@@ -20,6 +20,7 @@ from ort_cuda_plugin.ep.open_device import OpenDevice, use_device
 from ort_cuda_plugin.graph.cluster import CompiledCluster
 from ort_cuda_plugin.graph.ir import Constant, DType, Graph, Node, Value
 from ort_cuda_plugin.graph.lowering import LoweringOptions
+from ort_cuda_plugin.kernels.packed import unpack_array
 
 Array = np.ndarray[Any, np.dtype[Any]]
 MICROSOFT = "com.microsoft"
@@ -31,13 +32,22 @@ def device() -> OpenDevice:
 
 
 def storage(array: Array) -> tuple[Array, DType]:
-    """The array as the device stores it (bfloat16 as uint16, 8-bit floats as uint8), and its element type."""
-    if array.dtype.name == "bfloat16":
-        return array.view(np.uint16), DType.BFLOAT16
-    name = array.dtype.name.replace("_", "").upper()
-    if name.startswith("FLOAT8") and name in DType.__members__:
-        return array.view(np.uint8), DType[name]
+    """The array as `Constant` holds it (bfloat16 as uint16, smaller floats as uint8), and its element type."""
+    if array.dtype.isbuiltin == 2:  # of ml_dtypes
+        dtype = DType(helper.np_dtype_to_tensor_dtype(array.dtype))
+        return (array.astype(dtype.numpy) if dtype.is_integer else array.view(dtype.numpy)), dtype
     return array, DType.from_numpy(array.dtype)
+
+
+def packed(array: Array, dtype: DType) -> Array:
+    """A stored array as ONNX Runtime has it in memory."""
+    if not dtype.is_packed:
+        return array
+    per_byte = 8 // dtype.bits
+    codes = np.zeros(-(-array.size // per_byte) * per_byte, np.uint8)
+    codes[: array.size] = array.reshape(-1).view(np.uint8) & ((1 << dtype.bits) - 1)
+    places = codes.reshape(-1, per_byte) << np.arange(0, 8, dtype.bits, dtype=np.uint8)
+    return np.bitwise_or.reduce(places, axis=1).astype(np.uint8)
 
 
 def _attribute(proto: onnx.AttributeProto) -> Any:
@@ -45,7 +55,7 @@ def _attribute(proto: onnx.AttributeProto) -> Any:
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, onnx.TensorProto):
-        return storage(numpy_helper.to_array(value))[0]
+        return Constant.of(*storage(numpy_helper.to_array(value)))
     if isinstance(value, (int, float, str)):
         return value
     return tuple(v.decode() if isinstance(v, bytes) else v for v in value)
@@ -125,6 +135,7 @@ def run_graph(graph: Graph, inputs: Sequence[Array], options: LoweringOptions | 
     """
     arrays = [np.ascontiguousarray(storage(x)[0]).reshape(np.shape(x)) for x in inputs]
     dtypes = [storage(x)[1] for x in inputs]
+    contents = [packed(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
     cluster = CompiledCluster(graph, device().properties(), options)
     fused = FusedNode("harness", cluster, device())
     error = new_error()
@@ -140,11 +151,11 @@ def run_graph(graph: Graph, inputs: Sequence[Array], options: LoweringOptions | 
             fused.build([x.shape for x in arrays], host_values)
         records = ffi.new("ocp_input[]", len(arrays))
         alive = []
-        for record, array, dtype in zip(records, arrays, dtypes, strict=True):
+        for record, array, content, dtype in zip(records, arrays, contents, dtypes, strict=True):
             dims = ffi.new("int64_t[]", list(array.shape))
-            data = ffi.from_buffer(array) if array.nbytes else ffi.NULL
+            data = ffi.from_buffer(content) if content.nbytes else ffi.NULL
             alive += [dims, data]
-            record.data, record.dims, record.rank, record.dtype = ffi.cast("void *", data), dims, array.ndim, dtype.onnx
+            record.data, record.dims, record.rank, record.dtype = ffi.cast("void *", data), dims, array.ndim, dtype.ort
         handle = ffi.new_handle(outputs)
         core().cluster_run(fused.pointer, stream[0], records, len(arrays), _allocate, handle, error)
         check(error)
@@ -161,12 +172,18 @@ def run_graph(graph: Graph, inputs: Sequence[Array], options: LoweringOptions | 
 
 def _download(value: Value, address: int, shape: tuple[int, ...]) -> Array:
     assert value.dtype is not None
-    result = np.empty(shape, value.dtype.numpy)
-    if result.nbytes:
-        pointer = core().emu_host_pointer(address, result.nbytes)
-        assert pointer != ffi.NULL
-        result = np.frombuffer(ffi.buffer(pointer, result.nbytes), result.dtype).reshape(shape).copy()
-    return result
+    dtype = value.dtype
+    nbytes = (int(np.prod(shape)) * dtype.bits + 7) // 8
+    if not nbytes:
+        return np.empty(shape, dtype.numpy)
+    pointer = core().emu_host_pointer(address, nbytes)
+    assert pointer != ffi.NULL
+    stored = np.frombuffer(ffi.buffer(pointer, nbytes), np.uint8).copy()
+    if dtype.is_packed:
+        unused = -int(np.prod(shape)) * dtype.bits % 8
+        assert stored[-1] >> (8 - unused) == 0, "bits after the last element"
+        return unpack_array(stored, dtype, shape)
+    return stored.view(dtype.numpy).reshape(shape)
 
 
 def run_model(

@@ -32,7 +32,8 @@ def test_a_case_gets_its_verdict(key: str, verdict: Verdict) -> None:
 
 @pytest.mark.parametrize(
     "dtype",
-    [np.float32, np.int64, np.bool_, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.int4, ml_dtypes.uint4],
+    [np.float32, np.int64, np.bool_, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.int4, ml_dtypes.uint4]
+    + [ml_dtypes.int2, ml_dtypes.uint2, ml_dtypes.float4_e2m1fn, ml_dtypes.float8_e8m0fnu],
     ids=lambda dtype: np.dtype(dtype).name,
 )
 @pytest.mark.parametrize("shape", [(3,), (2, 3), ()])

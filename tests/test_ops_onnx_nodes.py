@@ -29,8 +29,8 @@ DECLINED = [
     r"is no tensor",
     r"with T\d? = (f64|bf16|f16|[iu]\d+)$",
     r"output \d of \w+ is not implemented",
-    r"has element type (object|str\d*|float8_e8m0fnu|float4|u?int4|u?int2|complex)",
-    r"a cast to (element type \d+|FLOAT4|STRING|U?INT4|U?INT2)",
+    r"has element type (object|str\d*|complex)",
+    r"a cast to STRING",
 ]
 """What cases of implemented operators are declined for. A case that is declined for another reason fails."""
 
@@ -87,7 +87,8 @@ def check(case: Any) -> str:
     for got, want in zip(actual, expected, strict=True):
         assert got.shape == want.shape, case.name
         assert got.dtype == storage(want)[0].dtype, case.name
-        got = got.view(want.dtype)
+        integers = want.dtype.isbuiltin == 2 and storage(want)[1].is_integer
+        got = got.astype(want.dtype) if integers else got.view(want.dtype)
         relative = max(case.rtol, 4 * EPSILON.get(want.dtype.name, 0))
         absolute = max(case.atol, 1e-6, EPSILON.get(want.dtype.name, 0))
         np.testing.assert_allclose(as_float(got), as_float(want), relative, absolute, err_msg=case.name)

@@ -13,17 +13,21 @@ from onnx import helper
 
 Array = NDArray[Any]
 
-_SUB_BYTE = {
-    onnx.TensorProto.INT4: ml_dtypes.int4,
-    onnx.TensorProto.UINT4: ml_dtypes.uint4,
-    onnx.TensorProto.FLOAT4E2M1: ml_dtypes.float4_e2m1fn,
+_SUB_BYTE: dict[int, tuple[Any, int]] = {
+    onnx.TensorProto.INT4: (ml_dtypes.int4, 4),
+    onnx.TensorProto.UINT4: (ml_dtypes.uint4, 4),
+    onnx.TensorProto.INT2: (ml_dtypes.int2, 2),
+    onnx.TensorProto.UINT2: (ml_dtypes.uint2, 2),
+    onnx.TensorProto.FLOAT4E2M1: (ml_dtypes.float4_e2m1fn, 4),
 }
+"""Element types of fewer than 8 bits, and how many."""
 _WHOLE_BYTE = {
     onnx.TensorProto.BFLOAT16: ml_dtypes.bfloat16,
     onnx.TensorProto.FLOAT8E4M3FN: ml_dtypes.float8_e4m3fn,
     onnx.TensorProto.FLOAT8E4M3FNUZ: ml_dtypes.float8_e4m3fnuz,
     onnx.TensorProto.FLOAT8E5M2: ml_dtypes.float8_e5m2,
     onnx.TensorProto.FLOAT8E5M2FNUZ: ml_dtypes.float8_e5m2fnuz,
+    onnx.TensorProto.FLOAT8E8M0: ml_dtypes.float8_e8m0fnu,
 }
 
 
@@ -35,7 +39,7 @@ def is_plain(value: Any) -> bool:
 
 
 def to_ort_value(array: Array) -> Any:
-    """An OrtValue in host memory; 4-bit elements are packed two to a byte, the first in the low half."""
+    """An OrtValue in host memory; elements of fewer than 8 bits are packed, the first in the lowest bits."""
     import onnxruntime as ort
 
     if is_plain(array):
@@ -44,17 +48,18 @@ def to_ort_value(array: Array) -> Any:
     value = ort.OrtValue.ortvalue_from_shape_and_type(list(array.shape), element_type)
     data = np.ascontiguousarray(array)
     if element_type in _SUB_BYTE:
-        nibbles = data.view(np.uint8).reshape(-1) & 0xF
-        padded = np.zeros(nibbles.size + nibbles.size % 2, np.uint8)
-        padded[: nibbles.size] = nibbles
-        data = padded[0::2] | (padded[1::2] << 4)
+        bits = _SUB_BYTE[element_type][1]
+        codes = np.zeros(-(-data.size * bits // 8) * 8 // bits, np.uint8)
+        codes[: data.size] = data.view(np.uint8).reshape(-1) & ((1 << bits) - 1)
+        places = codes.reshape(-1, 8 // bits) << np.arange(0, 8, bits, dtype=np.uint8)
+        data = np.bitwise_or.reduce(places, axis=1)
     ctypes.memmove(value.data_ptr(), data.ctypes.data, data.nbytes)
     return value
 
 
 def from_ort_value(value: Any) -> Any:
     """The contents as an array of the ml_dtypes type where NumPy has none, as a list for a sequence."""
-    if not value.is_tensor() or value.element_type() not in {**_SUB_BYTE, **_WHOLE_BYTE}:
+    if not value.is_tensor() or value.element_type() not in (*_SUB_BYTE, *_WHOLE_BYTE):
         return value.numpy()
     shape, element_type = tuple(value.shape()), value.element_type()
     count = int(np.prod(shape, dtype=np.int64))
@@ -62,11 +67,13 @@ def from_ort_value(value: Any) -> Any:
         dtype = np.dtype(_WHOLE_BYTE[element_type])
         raw = ctypes.string_at(value.data_ptr(), count * dtype.itemsize)
         return np.frombuffer(raw, dtype).reshape(shape)
-    packed = np.frombuffer(ctypes.string_at(value.data_ptr(), (count + 1) // 2), np.uint8)
-    nibbles = np.stack([packed & 0xF, packed >> 4], axis=1).reshape(-1)[:count]
-    if element_type == onnx.TensorProto.INT4:
-        nibbles = ((nibbles.astype(np.int8) ^ 8) - 8).view(np.uint8)
-    return nibbles.view(_SUB_BYTE[element_type]).reshape(shape)
+    sub_byte, bits = _SUB_BYTE[element_type]
+    packed = np.frombuffer(ctypes.string_at(value.data_ptr(), (count * bits + 7) // 8), np.uint8)
+    codes = (packed[:, None] >> np.arange(0, 8, bits, dtype=np.uint8) & ((1 << bits) - 1)).reshape(-1)[:count]
+    if element_type in (onnx.TensorProto.INT4, onnx.TensorProto.INT2):
+        sign = 1 << (bits - 1)
+        codes = ((codes.astype(np.int8) ^ sign) - sign).view(np.uint8)
+    return codes.view(sub_byte).reshape(shape)
 
 
 def difference(actual: Any, expected: Any, rtol: float, atol: float) -> str:

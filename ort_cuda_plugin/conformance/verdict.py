@@ -90,7 +90,9 @@ def _run(session: Any, inputs: list[Any]) -> list[Any]:
     outputs = [value.name for value in session.get_outputs()]
     # Sequences and optional values exist in the first API only, some element types in the second only.
     needs_values = not all(map(is_plain, inputs)) or any(
-        kind in value.type for value in session.get_outputs() for kind in ("bfloat16", "float8", "int4", "float4")
+        kind in value.type
+        for value in session.get_outputs()
+        for kind in ("bfloat16", "float8", "int4", "int2", "float4")
     )
     if not needs_values:
         return list(session.run(outputs, feeds))

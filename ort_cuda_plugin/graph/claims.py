@@ -124,7 +124,7 @@ class _Analysis:
         inputs = []
         for value in node.inputs:
             if value is not None and value not in known and value.initializer is None:
-                known[value] = symbolic_input(self.symbols, value, 0, ranks=self.ranks)
+                self.lowering.add_input(value, symbolic_input(self.symbols, value, 0, ranks=self.ranks))
             inputs.append(None if value is None else self.lowering.tensor(value))
         self.lowering.lower(node, inputs)
         self.ranks.update(

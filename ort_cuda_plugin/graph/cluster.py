@@ -156,7 +156,7 @@ class CompiledCluster:
             first = symbols.count
             tensor = symbolic_input(symbols, value, index, shape, self._ranks)
             tensors.append(tensor)
-            plan_inputs.append(PlanInput(tensor.dtype.onnx, tensor.rank, first))
+            plan_inputs.append(PlanInput(tensor.dtype.ort, tensor.rank, first))
         for index, elements in host_values.items():
             first = symbols.count
             symbols.host_values(tensors[index].buffer, elements, self.inputs[index].name)
@@ -180,7 +180,8 @@ class CompiledCluster:
         return make_plan(lowering.ctx, plan_inputs, results, symbols.guards, tables, symbols.count), tables
 
     def _lower(self, lowering: NodeLowering, tensors: Sequence[Tensor]) -> None:
-        lowering.tensors.update(zip(self.inputs, tensors, strict=True))
+        for value, tensor in zip(self.inputs, tensors, strict=True):
+            lowering.add_input(value, tensor)
         for node in self.graph.nodes:
             try:
                 lowering.lower(node, [None if v is None else self._input(lowering, node, v) for v in node.inputs])

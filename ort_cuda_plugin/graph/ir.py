@@ -32,12 +32,26 @@ _storage: Final[Mapping[int, tuple[str, str, str]]] = {
     18: ("f8e4m3fnuz", "uint8", "float"),
     19: ("f8e5m2", "uint8", "float"),
     20: ("f8e5m2fnuz", "uint8", "float"),
+    21: ("u4", "uint8", "integer"),
+    22: ("i4", "int8", "integer"),
+    23: ("f4e2m1", "uint8", "float"),
+    24: ("f8e8m0", "uint8", "float"),
+    25: ("u2", "uint8", "integer"),
+    26: ("i2", "int8", "integer"),
 }
 """Short name, NumPy type of the same storage, and kind of the element types that live in device memory."""
+_packed_bits: Final[Mapping[int, int]] = {21: 4, 22: 4, 23: 4, 25: 2, 26: 2}
+_ort_numbers: Final[Mapping[int, int]] = {24: 26, 25: 24, 26: 25}
+"""Where ONNXTensorElementDataType numbers a type other than ONNX's TensorProto does."""
 
 
 class DType(enum.Enum):
-    """Element types. A value is the number in ONNXTensorElementDataType, which is that of ONNX's TensorProto too."""
+    """Element types. A value is the number in ONNX's TensorProto.
+
+    Types of fewer than 8 bits are packed, the first element in the lowest bits, where ORT sees them: in inputs and
+    outputs of a cluster. Inside a cluster, and in `Constant`, an element of any type has bytes of its own; an integer
+    is sign-extended. See `kernels.packed`.
+    """
 
     FLOAT32 = 1
     UINT8 = 2
@@ -62,19 +76,25 @@ class DType(enum.Enum):
     UINT4 = 21
     INT4 = 22
     FLOAT4E2M1 = 23
+    FLOAT8E8M0 = 24
+    UINT2 = 25
+    INT2 = 26
 
     def __init__(self, number: int) -> None:
         short, numpy_name, kind = _storage.get(number, ("", "", ""))
         self.onnx: int = number
+        self.ort: int = _ort_numbers.get(number, number)  # in ONNXTensorElementDataType
         self.short: str = short  # "f32", "bf16", "i64", "b1", ...; "" where the device has no such type
         self.itemsize: int = np.dtype(numpy_name).itemsize if numpy_name else 0
+        self.bits: int = _packed_bits.get(number, 8 * self.itemsize)
+        self.is_packed: bool = number in _packed_bits
         self.is_float: bool = kind == "float"
         self.is_integer: bool = kind == "integer"
         self.is_supported: bool = bool(short)  # tensors of it can live in device memory
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The NumPy type of the same storage (uint16 for bfloat16, uint8 for 8-bit floats).
+        """The NumPy type of the same storage (uint16 for bfloat16, uint8 for smaller floats, (u)int8 for integers).
 
         Raises ValueError where there is none.
         """
@@ -83,13 +103,18 @@ class DType(enum.Enum):
         return np.dtype(_storage[self.onnx][1])
 
     @staticmethod
+    def from_ort(number: int) -> DType:
+        """The type with this number in ONNXTensorElementDataType. Raises ValueError where there is none."""
+        return next((dtype for dtype in DType if dtype.ort == number), None) or DType(number)
+
+    @staticmethod
     def from_numpy(dtype: npt.DTypeLike) -> DType:
-        """The type of NumPy arrays of ``dtype`` (never BFLOAT16 or an 8-bit float).
+        """The type of NumPy arrays of ``dtype``, one of NumPy's own types.
 
         Raises ValueError where there is none.
         """
         name = np.dtype(dtype).name.upper()
-        if name not in DType.__members__:
+        if np.dtype(dtype).isbuiltin == 2 or name not in DType.__members__:
             raise ValueError(f"{np.dtype(dtype)} is not the element type of a tensor")
         return DType[name]
 
@@ -98,7 +123,9 @@ class DType(enum.Enum):
 
 
 FLOATS_8: Final = frozenset({DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ})
-"""Storage types without arithmetic; ONNX defines conversions only."""
+"""Storage types without arithmetic; ONNX defines conversions only, which may saturate or not."""
+NARROW_FLOATS: Final = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT4E2M1, DType.FLOAT8E8M0}) | FLOATS_8
+"""Floats that are float32 in registers."""
 
 
 class Constant:
@@ -138,7 +165,7 @@ class Constant:
 
     @staticmethod
     def of(array: Array, dtype: DType | None = None) -> Constant:
-        """A constant of contents at hand; ``dtype`` is needed for BFLOAT16 and 8-bit floats only."""
+        """A constant of contents at hand; ``dtype`` is needed for types that NumPy lacks."""
         return Constant(dtype or DType.from_numpy(array.dtype), array.shape, lambda: array, is_initializer=False)
 
     @property
@@ -203,7 +230,7 @@ class Value:
         return f"{self.name}: {self.dtype.name if self.dtype else 'unknown'}[{dims}]"
 
 
-AttrValue: TypeAlias = "int | float | str | Array | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | Graph"
+AttrValue: TypeAlias = "int | float | str | Constant | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | Graph"
 
 
 @dataclass(eq=False)

@@ -158,7 +158,7 @@ class Lowering:
         return elementwise(self, lambda value: value, x)
 
     def constant(self, array: Array, dtype: DType | None = None) -> Tensor:
-        """A tensor of known contents; it becomes a weight when a launch reads it. ``dtype`` is needed for BFLOAT16."""
+        """A tensor of known contents; it becomes a weight when a launch reads it. ``dtype``: see `Constant.of`."""
         return self.initializer(Constant.of(np.ascontiguousarray(array).reshape(array.shape), dtype))
 
     def initializer(self, contents: Constant) -> Tensor:
@@ -261,6 +261,11 @@ class Lowering:
         known = self._read_backs.get(x.buffer) if x.is_contiguous and x.offset == 0 else None
         if known is not None and len(known) == count:
             return known
+        if x.dtype.is_packed:
+            from ..kernels.elementwise import elementwise
+            from ..kernels.scalar import cast
+
+            x = elementwise(self, lambda value: cast(value, DType.INT32), x)
         source = self.materialize(self.contiguous(x))
         most = bounds(upper)[1] if upper is not None else None
         guess = max(hint(upper) if upper is not None else _READ_BACK_HINT, lower or 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ..kernels.packed import packed_bytes, unpack
 from ..ops import registry
 from .ir import Graph, InvalidModel, Node, Unsupported, Value
 from .lowering import Buffer, BufferKind, DeviceProperties, Lowering, LoweringOptions, Tensor
@@ -73,7 +74,7 @@ Ranks = dict[str, int]
 def symbolic_input(
     symbols: InputSymbols, value: Value, index: int, hints: Sequence[int] | None = None, ranks: Ranks | None = None
 ) -> Tensor:
-    """The tensor that stands for an input of a cluster or of the graph.
+    """The tensor that stands for an input of a cluster or of the graph; its elements are packed as ORT's.
 
     ``hints`` are its dimensions at the Run that the plan is built for. Without them ``ranks`` says the rank where ORT
     does not. Raises Unsupported where the device cannot hold it or the rank is unknown, InvalidModel where ``hints``
@@ -100,7 +101,9 @@ def symbolic_input(
                 f"input {value.name!r} has {hints[axis]} in dimension {axis}; at most {MAX_DIM} is possible"
             )
         shape.append(symbols.dimension(dim, None if hints is None else hints[axis]))
-    return Tensor(value.dtype, shape, Buffer(BufferKind.INPUT, product(shape) * value.dtype.itemsize, index=index))
+    size = product(shape)
+    nbytes = packed_bytes(size, value.dtype) if value.dtype.is_packed else size * value.dtype.itemsize
+    return Tensor(value.dtype, shape, Buffer(BufferKind.INPUT, nbytes, index=index))
 
 
 class NodeLowering:
@@ -135,6 +138,11 @@ class NodeLowering:
                 raise KeyError(value.name)
             tensor = self.tensors[value] = self.ctx.initializer(value.initializer)
         return tensor
+
+    def add_input(self, value: Value, tensor: Tensor) -> None:
+        """``value`` is an input of the cluster or of the graph, ``tensor`` what `symbolic_input` made for it."""
+        self.ctx.node = None
+        self.tensors[value] = unpack(self.ctx, tensor) if tensor.dtype.is_packed else tensor
 
     def lower(self, node: Node, inputs: Sequence[Tensor | None]) -> None:
         """Runs the operator's function and takes over its results. Raises what the function does."""

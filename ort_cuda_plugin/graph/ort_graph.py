@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..abi.core import ffi, lib
+from ..kernels.packed import unpack_array
 from .ir import Array, AttrValue, Constant, DType, Graph, Node, Value
 
 
@@ -57,8 +58,8 @@ class _Ort:
         return [*items]
 
     def tensor_data(self, tensor: Any, dtype: DType, dims: tuple[int, ...]) -> Array:
-        """The elements of an OrtValue in host memory, zero copy."""
-        size = math.prod(dims) * dtype.itemsize
+        """The elements of an OrtValue in host memory; zero copy, except that packed ones get a byte each."""
+        size = _stored_bytes(dtype, dims)
         if size == 0:
             return np.empty(dims, dtype.numpy)
         info = self.out("GetTensorTypeAndShape", "OrtTensorTypeAndShapeInfo *", tensor)
@@ -70,7 +71,7 @@ class _Ort:
         if actual is not dtype or elements != math.prod(dims):
             raise OrtCallError(f"a tensor of {elements} {actual} elements is declared as {dtype}{list(dims)}")
         data = self.out("GetTensorData", "const void *", tensor)
-        return np.frombuffer(ffi.buffer(data, size), dtype.numpy).reshape(dims)
+        return _elements(np.frombuffer(ffi.buffer(data, size), np.uint8), dtype, dims)
 
 
 def _text(text: Any) -> str:
@@ -79,9 +80,18 @@ def _text(text: Any) -> str:
 
 def _dtype(number: int) -> DType | None:
     try:
-        return DType(int(number))
+        return DType.from_ort(int(number))
     except ValueError:  # undefined, or newer than this list
         return None
+
+
+def _stored_bytes(dtype: DType, dims: tuple[int, ...]) -> int:
+    return (math.prod(dims) * dtype.bits + 7) // 8
+
+
+def _elements(stored: Array, dtype: DType, dims: tuple[int, ...]) -> Array:
+    """Bytes as ORT stores them as an array of ``dtype.numpy``."""
+    return unpack_array(stored, dtype, dims) if dtype.is_packed else stored.view(dtype.numpy).reshape(dims)
 
 
 class _GraphReader:
@@ -192,14 +202,14 @@ class _GraphReader:
             self.ort.api.ReleaseExternalInitializerInfo(external)
         if not path.is_absolute() and self.folder is not None:
             path = self.folder / path
-        if size != math.prod(dims) * dtype.itemsize or size == 0:
+        if size != _stored_bytes(dtype, dims) or size == 0:
             return None
         try:
             if offset < 0 or path.stat().st_size < offset + size:
                 return None
         except OSError:
             return None
-        return Constant(dtype, dims, lambda: np.memmap(path, dtype.numpy, "r", offset, dims))
+        return Constant(dtype, dims, lambda: _elements(np.memmap(path, np.uint8, "r", offset, (size,)), dtype, dims))
 
     # ---- nodes ----
 
@@ -265,7 +275,7 @@ class _GraphReader:
             self.ort.call("ReadOpAttr", attribute, kind, data, size[0], size)
         return data
 
-    def _tensor_attribute(self, attribute: Any) -> Array | None:
+    def _tensor_attribute(self, attribute: Any) -> Constant | None:
         tensor = self.ort.out("OpAttr_GetTensorAttributeAsOrtValue", "OrtValue *", attribute)
         try:
             info = self.ort.out("GetTensorTypeAndShape", "OrtTensorTypeAndShapeInfo *", tensor)
@@ -278,6 +288,6 @@ class _GraphReader:
                 self.ort.api.ReleaseTensorTypeAndShapeInfo(info)
             if dtype is None or not dtype.is_supported:
                 return None
-            return self.ort.tensor_data(tensor, dtype, tuple(int(dim) for dim in dims)).copy()
+            return Constant.of(self.ort.tensor_data(tensor, dtype, tuple(int(dim) for dim in dims)).copy(), dtype)
         finally:
             self.ort.api.ReleaseValue(tensor)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
+from ..kernels.packed import pack
 from ..runtime.kernel import KernelSpec
 from ..runtime.plan_format import (
     Param,
@@ -117,14 +118,18 @@ def _place_outputs(ctx: Lowering, outputs: Sequence[Tensor]) -> list[Tensor]:
     """Makes the producers of outputs write to them directly where they can; the others are copied."""
     placed = []
     for index, output in enumerate(outputs):
+        ctx.node = None
+        if output.dtype.is_packed:
+            buffer = pack(ctx, output).buffer
+            buffer.kind, buffer.index = BufferKind.OUTPUT, index
+            placed.append(Tensor(output.dtype, output.shape, buffer))
+            continue
         tensor = ctx.materialize(output)
         if not tensor.is_contiguous:
-            ctx.node = None
             tensor = ctx.contiguous(tensor)
         buffer = tensor.buffer
         if buffer.kind is not BufferKind.SCRATCH or tensor.offset != 0 or buffer.nbytes != tensor.nbytes:
             copy = ctx.empty(tensor.shape, tensor.dtype)
-            ctx.node = None
             ctx.copy(copy, tensor)
             tensor, buffer = copy, copy.buffer
         buffer.kind = BufferKind.OUTPUT
@@ -210,13 +215,13 @@ class _Writer:
 
     def _output(self, output: Tensor) -> PlanOutput:
         dims = tuple(self.registers.of(dim) for dim in output.shape)
-        return PlanOutput(output.dtype.onnx, dims, max(map(self.registers.segment, dims), default=0))
+        return PlanOutput(output.dtype.ort, dims, max(map(self.registers.segment, dims), default=0))
 
     def _read_back(self, step: ReadBack, first: int, segment: int) -> PlanReadback:
         offset = step.source.offset * step.source.dtype.itemsize
         return PlanReadback(
             self._ref(step.source.buffer),
-            step.source.dtype.onnx,
+            step.source.dtype.ort,
             step.count,
             first,
             segment,

@@ -1,7 +1,7 @@
 """Kernel source from scalar expressions, and the parameters that the source asks for.
 
 Numba widens int32 arithmetic to int64 and float32 mixed with Python numbers to float64, so every value is cast to its
-own type. Half types and 8-bit floats are float32 in registers; bool tensors are bytes of 0 or 1.
+own type. Half types and smaller floats are float32 in registers; bool tensors are bytes of 0 or 1.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ort_cuda_plugin.graph.ir import FLOATS_8, DType, Unsupported
+from ort_cuda_plugin.graph.ir import NARROW_FLOATS, DType, Unsupported
 from ort_cuda_plugin.graph.lowering import Arg, Float32, Float64, Int32, Int64, Lowering, Tensor
 from ort_cuda_plugin.graph.symbolic import Dim
 from ort_cuda_plugin.kernels.scalar import Scalar
@@ -20,9 +20,6 @@ from ort_cuda_plugin.runtime.kernel import KernelSpec
 
 MAX_PARAMETERS = 64
 """Parameters that a kernel may have on every device."""
-
-NARROW_FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16}) | FLOATS_8
-"""Floats that are float32 in registers."""
 
 _infix = {
     "add": "+",
@@ -48,7 +45,7 @@ def register_type(dtype: DType) -> str:
     """Name of the Numba type that holds an element in a register; "" for bool, which needs no cast."""
     if dtype is DType.BOOL:
         return ""
-    return "float32" if dtype in NARROW_FLOATS else dtype.name.lower()
+    return "float32" if dtype in NARROW_FLOATS else dtype.numpy.name
 
 
 def literal(value: int | float | bool, dtype: DType) -> str:
@@ -70,15 +67,27 @@ def load_text(pointer: str, index: str, dtype: DType) -> str:
     return f"{dtype.short}_to_f32({element})" if dtype in NARROW_FLOATS else element
 
 
-def cast_text(x: str, source: DType, target: DType, saturate: bool = True) -> str:
-    """Register value ``x`` converted between element types; ``saturate`` concerns 8-bit floats."""
+def encode_text(x: str, source: DType, target: DType, saturate: bool = True, round_mode: str = "up") -> str:
+    """Register value ``x`` in the memory form of a narrow float, rounded once; see `scalar.cast`."""
+    exact = target in (DType.FLOAT16, DType.BFLOAT16)
+    mode = f"_{round_mode}" if target is DType.FLOAT8E8M0 else ""
+    number = f"f64_to_f32_odd({x})" if source is DType.FLOAT64 else f"float32({x})"
+    return f"f32_to_{target.short}{mode}{'_saturated' if saturate and not exact else ''}({number})"
+
+
+def cast_text(x: str, source: DType, target: DType, saturate: bool = True, round_mode: str = "up") -> str:
+    """Register value ``x`` converted between element types; see `scalar.cast`."""
     if source is DType.BOOL:
         return f"({literal(1, target)} if {x} else {literal(0, target)})"
     if target is DType.BOOL:
         return f"{x} != {literal(0, source)}"
     if target in NARROW_FLOATS:
-        how = "_saturated" if target in FLOATS_8 and saturate else ""
-        return f"{target.short}_to_f32(f32_to_{target.short}{how}(float32({x})))"
+        return f"{target.short}_to_f32({encode_text(x, source, target, saturate, round_mode)})"
+    if target.is_packed:
+        whole = f"int64({x})"
+        if target.numpy.kind == "u":
+            return f"uint8({whole} & {(1 << target.bits) - 1})"
+        return f"int8(({whole} << {64 - target.bits}) >> {64 - target.bits})"
     if source.is_float and target.is_integer and target.itemsize < 4:
         return f"{register_type(target)}(int64({x}))"
     return f"{register_type(target)}({x})"
@@ -176,9 +185,11 @@ class Emitter:
         """``pointer[index] = x``, in the memory form of x's type."""
         if x.dtype in NARROW_FLOATS:
             # The store rounds: a cast to the same type before it would round to the same value.
-            rounds = x.op == "cast" and x.operands[0].dtype.is_float and x.dtype not in FLOATS_8
-            value = self.value(x.operands[0]) if rounds else self.value(x)
-            self.line(f"{pointer}[{index}] = f32_to_{x.dtype.short}(float32({value}))")
+            cast = x.op == "cast" and x.operands[0].dtype is not DType.BOOL
+            saturate, round_mode = x.value if cast else (False, "up")
+            source = x.operands[0] if cast else x
+            text = encode_text(self.value(source), source.dtype, x.dtype, saturate, round_mode)
+            self.line(f"{pointer}[{index}] = {text}")
         elif x.dtype is DType.BOOL:
             self.line(f"{pointer}[{index}] = uint8(1) if {self.value(x)} else uint8(0)")
         else:
@@ -212,7 +223,7 @@ class Emitter:
         a = operands[0] if operands else ""
         b = operands[1] if len(operands) > 1 else ""
         if x.op == "cast":
-            return cast_text(a, source, x.dtype, saturate=x.value is not False)
+            return cast_text(a, source, x.dtype, *x.value)
         if x.op in _comparisons:
             return f"{a} {_infix[x.op]} {b}"
         if x.op in _infix:
@@ -310,12 +321,12 @@ def constant_number(x: Tensor) -> int | float | bool | None:
     """The value of a one-element tensor whose contents are known now, else None."""
     if x.size != 1 or not x.is_constant or x.constant is None:
         return None
-    if x.dtype in FLOATS_8:
-        return None
     value = x.constant.reshape(-1)[0]
     if x.dtype is DType.BFLOAT16:
         bits: float = struct.unpack("<f", struct.pack("<I", int(value) << 16))[0]
         return bits
+    if x.dtype in NARROW_FLOATS - {DType.FLOAT16}:
+        return None
     number: int | float | bool = value.item()
     return number
 

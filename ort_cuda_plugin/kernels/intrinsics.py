@@ -1,8 +1,9 @@
 """Functions that kernels call beside Python's ``math`` and ``cuda``; every kernel sees them by name.
 
-float16, bfloat16 and 8-bit floats are storage types: kernels read and write their bits as uint16 and uint8 and compute
-in float32. ``f32_to_*`` of an 8-bit float gives infinity or NaN for what is too large, ``f32_to_*_saturated`` the
-largest number. Atomics take a raw pointer and an index. Shuffles and votes involve all 32 lanes of a warp.
+float16, bfloat16 and smaller floats are storage types: kernels read and write their bits as uint16 and uint8 and
+compute in float32. ``f32_to_*`` of an 8-bit float gives infinity or NaN for what is too large, ``f32_to_*_saturated``
+the largest number; `small_floats` has them. ``f64_to_f32_odd`` is for a float64 that is then rounded to a smaller type.
+Atomics take a raw pointer and an index. Shuffles and votes involve all 32 lanes of a warp.
 ``truncdiv`` and ``truncmod`` round toward zero and give 0 for a divisor of 0; ``quotient_i32(x, 2**62 // d + 1)`` and
 ``quotient_i64(x, d)`` are x // d where x is not negative and d positive. The signatures are in ``intrinsics.pyi``,
 where kernel modules import them from under ``TYPE_CHECKING``; only the compile pipeline imports this module.
@@ -10,8 +11,8 @@ where kernel modules import them from under ``TYPE_CHECKING``; only the compile 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
@@ -19,6 +20,8 @@ from numba.cuda import cgutils, types
 from numba.cuda.core.errors import RequireLiteralValue
 from numba.cuda.extending import intrinsic
 from numba.cuda.typing import signature
+
+from ort_cuda_plugin.kernels import small_floats
 
 __all__: list[str] = []
 
@@ -101,86 +104,22 @@ export("bf16_to_f32", types.float32, (types.uint16,), lower_bf16_to_f32)
 export("f32_to_bf16", types.uint16, (types.float32,), assembly("cvt.rn.bf16.f32 $0, $1;", "=h,f", i16, f32))
 
 
-@dataclass(frozen=True)
-class Float8:
-    """An 8-bit float: ``mantissa`` bits, exponents biased by ``bias``, the largest finite number, infinity and NaN.
-
-    ``unsigned_zero`` types spend the code of -0 on their only NaN.
-    """
-
-    mantissa: int
-    bias: int
-    largest: int
-    overflow: int
-    nan: int
-    unsigned_zero: bool
-
-    @property
-    def shift(self) -> int:
-        """From the lowest bit of a float32 to the lowest bit of this type."""
-        return 23 - self.mantissa
-
-    @property
-    def rebias(self) -> int:
-        return (127 - self.bias) << 23
-
-    def decode(self, builder: ir.IRBuilder, args: Any) -> ir.Value:
-        code = builder.zext(args[0], i32)
-        magnitude = builder.and_(code, i32(0x7F))
-        normal = builder.add(builder.shl(magnitude, i32(self.shift)), i32(self.rebias))
-        unit = f32(2.0 ** (1 - self.bias - self.mantissa))
-        subnormal = builder.bitcast(builder.fmul(builder.uitofp(magnitude, f32), unit), i32)
-        small = builder.icmp_unsigned("<", magnitude, i32(1 << self.mantissa))
-        bits = builder.select(small, subnormal, normal)
-        nan = i32(0x7FC00000)
-        if self.unsigned_zero:
-            bits = builder.select(builder.icmp_unsigned("==", code, i32(self.nan)), nan, bits)
-        else:
-            if self.overflow != self.nan:
-                infinite = builder.icmp_unsigned("==", magnitude, i32(self.overflow))
-                bits = builder.select(infinite, i32(0x7F800000), bits)
-            first_nan = max(self.largest, self.overflow - (self.overflow == self.nan))
-            bits = builder.select(builder.icmp_unsigned(">", magnitude, i32(first_nan)), nan, bits)
-        sign = builder.shl(builder.and_(code, i32(0x80)), i32(24))
-        return builder.bitcast(builder.or_(bits, sign), f32)
-
-    def encode(self, builder: ir.IRBuilder, args: Any, saturate: bool) -> ir.Value:
-        """Rounds half to even. What is too large becomes the largest number with ``saturate``, else infinity or NaN."""
-        bits = builder.bitcast(args[0], i32)
-        magnitude = builder.and_(bits, i32(0x7FFFFFFF))
-        scaled = builder.sub(magnitude, i32(self.rebias))
-        odd = builder.and_(builder.lshr(scaled, i32(self.shift)), i32(1))
-        rounded = builder.add(builder.add(scaled, i32((1 << (self.shift - 1)) - 1)), odd)
-        normal = builder.lshr(rounded, i32(self.shift))
-        # The sum with 2**23 rounds to an integer, which is in the low bits.
-        factor, magic = f32(2.0 ** (self.bias - 1 + self.mantissa)), f32(2.0**23)
-        total = builder.fadd(builder.fmul(builder.bitcast(magnitude, f32), factor), magic)
-        subnormal = builder.and_(builder.bitcast(total, i32), i32(0xFF))
-        small = builder.icmp_unsigned("<", magnitude, i32((128 - self.bias) << 23))
-        code = builder.select(small, subnormal, normal)
-        sign = builder.and_(builder.lshr(bits, i32(24)), i32(0x80))
-        too_large = builder.icmp_unsigned(">", code, i32(self.largest))
-        code = builder.select(too_large, i32(self.largest if saturate else self.overflow), code)
-        code = builder.select(builder.icmp_unsigned(">", magnitude, i32(0x7F800000)), i32(self.nan), code)
-        if self.unsigned_zero:
-            sign = builder.select(builder.icmp_unsigned("==", code, i32(0)), i32(0), sign)
-        return builder.trunc(builder.or_(code, sign), i8)
-
-
-for name, float8 in (
-    ("f8e4m3fn", Float8(3, 7, 0x7E, 0x7F, 0x7F, unsigned_zero=False)),
-    ("f8e4m3fnuz", Float8(3, 8, 0x7F, 0x80, 0x80, unsigned_zero=True)),
-    ("f8e5m2", Float8(2, 15, 0x7B, 0x7C, 0x7E, unsigned_zero=False)),
-    ("f8e5m2fnuz", Float8(2, 16, 0x7F, 0x80, 0x80, unsigned_zero=True)),
-):
-    export(f"{name}_to_f32", types.float32, (types.uint8,), float8.decode)
-    for function, saturate in ((f"f32_to_{name}", False), (f"f32_to_{name}_saturated", True)):
+for name, kind in small_floats.SMALL_FLOATS.items():
+    export(f"{name}_to_f32", types.float32, (types.uint8,), kind.decode)
+    for suffix, saturate in (("", False), ("_saturated", True)):
         export(
-            function,
+            f"f32_to_{name}{suffix}", types.uint8, (types.float32,), functools.partial(kind.encode, saturate=saturate)
+        )
+export("f8e8m0_to_f32", types.float32, (types.uint8,), small_floats.decode_e8m0)
+for mode in ("up", "down", "nearest"):
+    for suffix, saturate in (("", False), ("_saturated", True)):
+        export(
+            f"f32_to_f8e8m0_{mode}{suffix}",
             types.uint8,
             (types.float32,),
-            lambda builder, args, float8=float8, saturate=saturate: float8.encode(builder, args, saturate),
+            functools.partial(small_floats.encode_e8m0, mode=mode, saturate=saturate),
         )
+export("f64_to_f32_odd", types.float32, (types.float64,), small_floats.float64_to_float32_odd)
 
 for a, b in (("f32", "i32"), ("f32", "u32"), ("f64", "i64"), ("f64", "u64")):
     for source, result in ((a, b), (b, a)):

@@ -9,10 +9,10 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from ort_cuda_plugin.graph.ir import DType
+from ort_cuda_plugin.graph.ir import NARROW_FLOATS, DType
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor, broadcast_shapes, broadcast_strides
 from ort_cuda_plugin.graph.symbolic import Dim, ceildiv, hint, product
-from ort_cuda_plugin.kernels.codegen import NARROW_FLOATS, KernelBuilder, load_text, offset_text, register_type
+from ort_cuda_plugin.kernels.codegen import KernelBuilder, load_text, offset_text, register_type
 from ort_cuda_plugin.kernels.elementwise import kernel_name
 from ort_cuda_plugin.kernels.layout import SERIAL_THREADS, Plane, collapse, coordinates, extent, index_type
 from ort_cuda_plugin.kernels.row_program import Row, Stage, Values

@@ -5,7 +5,7 @@ graph into kernel source and `fold` evaluates it on symbolic integers. The opera
 arithmetic and order (``a + b``, ``a < b``) and the functions of this module. Both operands of an operation have one
 type; Python numbers take the type of the other operand.
 
-Float16, bfloat16 and 8-bit floats are storage types: their arithmetic is that of float32, rounded when an element is
+Float16, bfloat16 and smaller floats are storage types: their arithmetic is that of float32, rounded when an element is
 stored or cast.
 Integer arithmetic wraps around.
 """
@@ -116,7 +116,7 @@ def constant(value: Number, dtype: DType) -> Scalar:
         return Scalar(dtype, "constant", (), float(value))
     if value != int(value):
         raise TypeError(f"{value} is no {dtype.name}")
-    bits = 8 * dtype.itemsize
+    bits = dtype.bits
     wrapped = int(value) & ((1 << bits) - 1)
     if dtype.short[0] == "i" and wrapped >> (bits - 1):
         wrapped -= 1 << bits
@@ -231,18 +231,19 @@ def power(a: Operand, b: Operand) -> Scalar:
     return _float_function("pow", a, b)
 
 
-def cast(x: Scalar, dtype: DType, *, saturate: bool = True) -> Scalar:
+def cast(x: Scalar, dtype: DType, *, saturate: bool = True, round_mode: str = "up") -> Scalar:
     """``x`` as ``dtype``: floats to integers toward zero, nonzero to True, wider to narrower integers by wrapping.
 
     Out-of-range floats have no defined integer. What an 8-bit float cannot hold becomes its largest number with
-    ``saturate``, else infinity, or NaN where it has none.
+    ``saturate``, else infinity, or NaN where it has none. ``round_mode`` ("up", "down", "nearest") is for FLOAT8E8M0,
+    the powers of two.
     """
     if x.dtype is dtype:
         return x
     exact = not dtype.is_float or dtype in (DType.FLOAT32, DType.FLOAT64)
     if x.op == "constant" and math.isfinite(x.value) and exact:
         return constant(int(x.value) if dtype.is_integer else x.value, dtype)
-    return Scalar(dtype, "cast", (x,), saturate)
+    return Scalar(dtype, "cast", (x,), (saturate, round_mode))
 
 
 def widen(x: Scalar) -> Scalar:

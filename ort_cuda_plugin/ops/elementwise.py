@@ -258,9 +258,12 @@ def cast_1(ctx: Lowering, x: T1, *, to: str) -> Tensor:
 
 @op("Cast", since=6, types={"T1": ALL_TENSORS, "T2": ALL_TENSORS})
 def cast(ctx: Lowering, x: T1, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
-    """``round_mode`` concerns powers of two alone."""
+    if round_mode not in ("up", "down", "nearest"):
+        raise InvalidModel(f"Cast with round_mode {round_mode!r}")
     dtype = _castable(to)
-    return x if x.dtype is dtype else elementwise(ctx, lambda a: s.cast(a, dtype, saturate=saturate != 0), x)
+    if x.dtype is dtype:
+        return x
+    return elementwise(ctx, lambda a: s.cast(a, dtype, saturate=saturate != 0, round_mode=round_mode), x)
 
 
 @op("CastLike", since=15, types={"T1": ALL_TENSORS, "T2": ALL_TENSORS})
@@ -272,7 +275,7 @@ def cast_like(ctx: Lowering, x: T1, target: T2, *, saturate: int = 1, round_mode
 def bit_cast(ctx: Lowering, x: T1, *, to: int) -> Tensor:
     """A copy of the bytes: what is known of the contents of x must not be taken for those of the result."""
     dtype = _castable(to)
-    if dtype.itemsize != x.dtype.itemsize:
+    if dtype.bits != x.dtype.bits:
         raise InvalidModel(f"BitCast from {x.dtype.name} to {dtype.name}, which have different sizes")
     copy = ctx.empty(x.shape, x.dtype)
     ctx.copy(copy, ctx.contiguous(x))

@@ -20,25 +20,26 @@ from ort_cuda_plugin.kernels.scalar import Scalar
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.matmul import matmul
 from ort_cuda_plugin.ops.nn import Ints, conv
-from ort_cuda_plugin.ops.registry import T1, T2, T3, T, op
+from ort_cuda_plugin.ops.registry import PACKED, T1, T2, T3, T, op
 
 TS: TypeAlias = Tensor
 T4: TypeAlias = Tensor
 
 BYTES = frozenset({DType.INT8, DType.UINT8})
-QUANTIZED = BYTES | {DType.INT16, DType.UINT16} | FLOATS_8
+QUANTIZED = BYTES | {DType.INT16, DType.UINT16} | FLOATS_8 | PACKED
 FLOAT32_ONLY = frozenset({DType.FLOAT32})
 INT32_ONLY = frozenset({DType.INT32})
 SCALES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
+POWERS_OF_TWO = frozenset({DType.FLOAT8E8M0})
 
 
 def _limits(dtype: DType) -> tuple[int, int]:
-    bits = 8 * dtype.itemsize
+    bits = dtype.bits
     return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if dtype.short[0] == "i" else (0, (1 << bits) - 1)
 
 
 def saturate(x: Scalar, dtype: DType) -> Scalar:
-    """The float32 integer x as the nearest element of ``dtype`` (8 or 16 bits); the smallest for NaN."""
+    """The float32 integer x as the nearest element of ``dtype`` (2 to 16 bits); the smallest for NaN."""
     low, high = _limits(dtype)
     not_low = s.where(x > low, x, low)
     return s.cast(s.where(not_low < high, not_low, high), dtype)
@@ -126,12 +127,13 @@ def _quantize(
     if precision:
         divided = _element_type(precision, SCALES)
     else:
-        divided = scale.dtype if scale.dtype.is_float else DType.FLOAT32
+        divided = scale.dtype if scale.dtype in SCALES else DType.FLOAT32
 
     def fn(value: Scalar, factor: Scalar, offset: Scalar | None = None) -> Scalar:
         quotient = s.cast(_float32(value) / _float32(factor), divided)
-        if dtype in FLOATS_8:  # their zero points are 0
-            return s.cast(_float32(quotient), dtype, saturate=saturate != 0)
+        if dtype.is_float:
+            moved = _float32(quotient) if offset is None else _float32(quotient) + _float32(offset)
+            return s.cast(moved, dtype, saturate=saturate != 0)
         return _quantized(_float32(quotient), offset, dtype)
 
     return _by_groups(ctx, fn, dtype, x, [scale] if zero is None else [scale, zero], axis, block_size)
@@ -152,7 +154,11 @@ def quantize_linear_10(
     return _quantize(ctx, x, y_scale, y_zero_point, axis, block_size, output_dtype, 0, saturate)
 
 
-@op("QuantizeLinear", since=23, types={"T1": SCALES | INT32_ONLY, "T2": SCALES | INT32_ONLY, "T3": QUANTIZED})
+@op(
+    "QuantizeLinear",
+    since=23,
+    types={"T1": SCALES | INT32_ONLY, "T2": SCALES | INT32_ONLY | POWERS_OF_TWO, "T3": QUANTIZED},
+)
 def quantize_linear(
     ctx: Lowering,
     x: T1,
@@ -173,7 +179,7 @@ def dequantize_linear_10(ctx: Lowering, x: T, x_scale: T2, x_zero_point: T | Non
     return dequantize_linear(ctx, x, x_scale, x_zero_point, axis=axis)
 
 
-@op("DequantizeLinear", since=19, types={"T1": QUANTIZED | INT32_ONLY, "T2": SCALES})
+@op("DequantizeLinear", since=19, types={"T1": QUANTIZED | INT32_ONLY, "T2": SCALES | POWERS_OF_TWO})
 def dequantize_linear(
     ctx: Lowering,
     x: T1,
@@ -184,13 +190,11 @@ def dequantize_linear(
     block_size: int = 0,
     output_dtype: int = 0,
 ) -> Tensor:
-    dtype = _element_type(output_dtype, SCALES) if output_dtype else x_scale.dtype
+    dtype = _element_type(output_dtype or x_scale.dtype.onnx, SCALES)
 
     def fn(value: Scalar, factor: Scalar, offset: Scalar | None = None) -> Scalar:
-        if value.dtype in FLOATS_8:
-            return s.cast(_float32(value) * _float32(factor), dtype)
-        whole = s.cast(value, DType.INT32)
-        distance = whole if offset is None else whole - s.cast(offset, DType.INT32)
+        exact = DType.FLOAT32 if value.dtype.is_float else DType.INT32
+        distance = s.cast(value, exact) if offset is None else s.cast(value, exact) - s.cast(offset, exact)
         return s.cast(_float32(distance) * _float32(factor), dtype)
 
     parameters = [x_scale] if x_zero_point is None else [x_scale, x_zero_point]

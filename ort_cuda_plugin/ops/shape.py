@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ort_cuda_plugin.graph.ir import Array, Constant, DType, InvalidModel, Unsupported
+from ort_cuda_plugin.graph.ir import Constant, DType, InvalidModel, Unsupported
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
 from ort_cuda_plugin.graph.symbolic import (
     Dim,
@@ -206,7 +206,7 @@ def _dropout(ctx: Lowering, data: Tensor, mask_dtype: DType, mask: float) -> tup
 def constant(
     ctx: Lowering,
     *,
-    value: Array | None = None,
+    value: Constant | None = None,
     value_float: float | None = None,
     value_floats: tuple[float, ...] | None = None,
     value_int: int | None = None,
@@ -223,22 +223,20 @@ def constant(
             return ctx.constant(np.array(number, dtype))
     if value is None:
         raise InvalidModel("Constant without a value")
-    dtype_of_output = ctx.node.outputs[0].dtype if ctx.node is not None and ctx.node.outputs[0] is not None else None
-    return ctx.constant(value, DType.BFLOAT16 if dtype_of_output is DType.BFLOAT16 else None)
+    return ctx.initializer(value)
 
 
 @op("ConstantOfShape", since=9)
-def constant_of_shape(ctx: Lowering, shape: HostTensor, *, value: Array | None = None) -> Tensor:
-    fill = np.zeros((1,), np.float32) if value is None else value
+def constant_of_shape(ctx: Lowering, shape: HostTensor, *, value: Constant | None = None) -> Tensor:
+    fill = Constant.of(np.zeros((1,), np.float32)) if value is None else value
     if fill.size != 1:
         raise InvalidModel(f"ConstantOfShape with {fill.size} values")
     dims = ctx.host_values(shape, "shape of ConstantOfShape")
-    dtype = DType.from_numpy(fill.dtype)
     if all(isinstance(dim, int) for dim in dims):
         # A weight is uploaded once, a tensor that every Run fills is not.
         static = tuple(dim for dim in dims if isinstance(dim, int))
-        return ctx.initializer(Constant(dtype, static, lambda: np.full(static, fill.reshape(()))))
-    return full(ctx, dims, fill.reshape(()).item(), dtype)
+        return ctx.initializer(Constant(fill.dtype, static, lambda: np.full(static, fill.array.reshape(()))))
+    return elementwise(ctx, lambda x: x, expand(ctx, ctx.initializer(fill), dims))
 
 
 _RANGE_TYPES = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT16, DType.INT32, DType.INT64})

@@ -70,7 +70,8 @@ def toolchain_digest(emulated: bool) -> str:
         "targets.py",
         "kernel.py",
     )
-    for path in [*(runtime / name for name in names), runtime.parent / "kernels" / "intrinsics.py"]:
+    kernels = runtime.parent / "kernels"
+    for path in [*(runtime / name for name in names), kernels / "intrinsics.py", kernels / "small_floats.py"]:
         digest.update(path.read_bytes())
     digest.update(platform.python_version().encode())
     if emulated:

@@ -13,7 +13,9 @@ from functools import cache, cached_property
 from typing import Generic, TypeVar, overload
 
 T = TypeVar("T", bound=Hashable)
-type_pattern = re.compile(r"\*(f16|bf16|f8e4m3fn(uz)?|f8e5m2(fnuz)?|f32|f64|b1|[iu](8|16|32|64))|i32|i64|f32|f64")
+type_pattern = re.compile(
+    r"\*(f16|bf16|f8e4m3fn(uz)?|f8e5m2(fnuz)?|f8e8m0|f4e2m1|f32|f64|b1|[iu](2|4|8|16|32|64))|i32|i64|f32|f64"
+)
 """Parameter types: pointers to elements of a storage type, and four kinds of scalars."""
 
 
@@ -22,7 +24,7 @@ class KernelSpec:
     """One kernel with all that its machine code depends on, except the target.
 
     ``signature`` has one entry per kernel parameter: ``"*f32"`` is a pointer to float32 (the kernel sees ``*f16`` and
-    ``*bf16`` as uint16, 8-bit floats and ``*b1`` as uint8), ``"i32" "i64" "f32" "f64"`` are scalars.
+    ``*bf16`` as uint16, smaller floats and ``*b1`` as uint8, ``*i4`` as int8), ``"i32" "i64" "f32" "f64"`` are scalars.
 
     Exactly one of ``source`` and ``factory`` is given. ``source`` is Python text that defines ``def kernel(...)``.
     ``factory`` is ``"package.module:function"``; the function is called with ``params`` as keyword arguments, which
