@@ -114,7 +114,9 @@ def test_attributes_of_every_type_are_read(read):
     assert node_of(graphs, "LeakyRelu").attributes["alpha"] == 0.25
     assert node_of(graphs, "Softmax").attributes["axis"] == 0
     assert node_of(graphs, "AveragePool").attributes["auto_pad"] == "SAME_UPPER"
-    np.testing.assert_array_equal(node_of(graphs, "ConstantOfShape").attributes["value"], np.array([7]))
+    value = node_of(graphs, "ConstantOfShape").attributes["value"]
+    assert value.dtype is DType.INT64
+    np.testing.assert_array_equal(value.array, np.array([7]))
     lstm = node_of(graphs, "LSTM").attributes
     assert lstm["activations"] == ("Tanh", "Relu", "Tanh")
     assert lstm["activation_alpha"] == (0.5, 1.5)
