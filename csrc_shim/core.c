@@ -99,6 +99,7 @@ static const ocp_core core = {
     .device_alloc = ocp_device_alloc,
     .device_free = ocp_device_free,
     .stream_create = ocp_stream_create,
+    .stream_adopt = ocp_stream_adopt,
     .stream_release = ocp_stream_release,
     .stream_synchronize = ocp_stream_synchronize,
     .cluster_create = ocp_cluster_create,

@@ -22,6 +22,7 @@ typedef struct ocp_ep_config {
   int64_t handle; /* Python's */
   ocp_device *device;
   const OrtMemoryInfo *device_memory; /* owned by the factory */
+  ocp_stream *stream;                 /* of all Runs of the session; NULL: ORT makes one for each thread */
 } ocp_ep_config;
 
 typedef struct ocp_python {
@@ -81,6 +82,7 @@ typedef struct ocp_core {
   int (*device_alloc)(ocp_device *device, size_t bytes, ocp_stream *stream, CUdeviceptr *address, ocp_error *error);
   void (*device_free)(ocp_device *device, CUdeviceptr address, ocp_stream *stream);
   int (*stream_create)(ocp_device *device, ocp_stream **out, ocp_error *error);
+  int (*stream_adopt)(ocp_device *device, CUstream handle, ocp_stream **out, ocp_error *error);
   void (*stream_release)(ocp_stream *stream);
   int (*stream_synchronize)(ocp_stream *stream, ocp_error *error);
   /* ---- clusters ---- */

@@ -46,6 +46,9 @@ enum {
   CUDA_ERROR_UNKNOWN = 999,
 };
 
+enum { CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 }; /* int; the only one that callers ask for */
+/* The handle of the default stream that synchronises with all others but non-blocking ones; NULL means it, too. */
+#define CU_STREAM_LEGACY ((CUstream)1)
 enum { CU_STREAM_NON_BLOCKING = 1, CU_EVENT_DISABLE_TIMING = 2, CU_MEMHOSTALLOC_PORTABLE = 1 };
 enum { CU_STREAM_CAPTURE_MODE_GLOBAL = 0, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1, CU_STREAM_CAPTURE_MODE_RELAXED = 2 };
 enum {
@@ -133,10 +136,12 @@ typedef struct ocp_driver {
   CUresult (*MemcpyDtoHAsync)(void *dst, CUdeviceptr src, size_t bytes, CUstream stream);
   CUresult (*MemcpyDtoDAsync)(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream);
   CUresult (*MemsetD8Async)(CUdeviceptr dst, unsigned char value, size_t count, CUstream stream);
+  CUresult (*PointerGetAttribute)(void *data, int attribute, CUdeviceptr pointer);
   CUresult (*StreamCreate)(CUstream *stream, unsigned flags);
   CUresult (*StreamDestroy)(CUstream stream);
   CUresult (*StreamSynchronize)(CUstream stream);
   CUresult (*StreamQuery)(CUstream stream);
+  CUresult (*StreamGetCtx)(CUstream stream, CUcontext *context);
   CUresult (*StreamWaitEvent)(CUstream stream, CUevent event, unsigned flags);
   CUresult (*EventCreate)(CUevent *event, unsigned flags);
   CUresult (*EventDestroy)(CUevent event);

@@ -21,10 +21,12 @@ CUresult emu_memset_d8(CUdeviceptr dst, unsigned char value, size_t count, CUstr
 
 /* emu_stream.c */
 CUresult emu_ctx_synchronize(void);
+CUresult emu_pointer_get_attribute(void *data, int attribute, CUdeviceptr pointer);
 CUresult emu_stream_create(CUstream *stream, unsigned flags);
 CUresult emu_stream_destroy(CUstream stream);
 CUresult emu_stream_synchronize(CUstream stream);
 CUresult emu_stream_query(CUstream stream);
+CUresult emu_stream_get_ctx(CUstream stream, CUcontext *context);
 
 /* emu_event.c */
 CUresult emu_stream_wait_event(CUstream stream, CUevent event, unsigned flags);

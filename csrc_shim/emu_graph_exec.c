@@ -159,7 +159,7 @@ CUresult emu_graph_launch(CUgraphExec exec, CUstream stream) {
   for (uint32_t i = 0; i < exec->count; i++)
     replay->works[i] = emu_work_share(exec->nodes[i].work);
   pthread_mutex_unlock(&exec->lock);
-  return emu_enqueue_replay(stream ? stream : &device->legacy, replay);
+  return emu_enqueue_replay(emu_stream_of(device, stream), replay);
 }
 
 CUresult emu_graph_exec_destroy(CUgraphExec exec) {

@@ -200,6 +200,10 @@ void emu_check_divergence(emu_cpu *cpu);
 
 /* ---- emu_stream.c, emu_graph.c ---- */
 CUresult emu_enqueue(CUstream stream, const emu_op *op);
+/* The stream of a handle: NULL and CU_STREAM_LEGACY are the device's null stream. */
+static inline CUstream emu_stream_of(emu_device *device, CUstream stream) {
+  return stream && stream != CU_STREAM_LEGACY ? stream : &device->legacy;
+}
 /* The error of a call that may wait for the device, such as an allocation, where a capture forbids it. */
 CUresult emu_capture_unsafe(void);
 

@@ -97,6 +97,15 @@ bool emu_is_pageable(const void *pointer, uint64_t bytes) {
   return !(emu_is_pinned_address(address) && emu_heap_find(&emu.pinned, address, bytes, NULL, NULL));
 }
 
+CUresult emu_pointer_get_attribute(void *data, int attribute, CUdeviceptr pointer) {
+  if (!data || attribute != CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (!emu_is_device_address(pointer) || !emu_heap_find(&emu_device_of(pointer)->heap, pointer, 0, NULL, NULL))
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "0x%llx is not in device memory", (unsigned long long)pointer);
+  *(int *)data = (int)(emu_device_of(pointer) - emu.devices);
+  return CUDA_SUCCESS;
+}
+
 CUresult emu_memcpy_h2d(CUdeviceptr dst, const void *src, size_t bytes, CUstream stream) {
   emu_device *device;
   CUresult result = emu_enter(&device);
@@ -105,7 +114,7 @@ CUresult emu_memcpy_h2d(CUdeviceptr dst, const void *src, size_t bytes, CUstream
   if (!src || emu_is_device_address((uint64_t)src))
     return emu_fail(CUDA_ERROR_INVALID_VALUE, "copy to the device: the source is not host memory");
   emu_op op = {.kind = EMU_OP_COPY, .copy = {dst, (uint64_t)src, bytes, false, true}};
-  return emu_enqueue(stream ? stream : &device->legacy, &op);
+  return emu_enqueue(emu_stream_of(device, stream), &op);
 }
 
 CUresult emu_memcpy_d2h(void *dst, CUdeviceptr src, size_t bytes, CUstream stream) {
@@ -116,7 +125,7 @@ CUresult emu_memcpy_d2h(void *dst, CUdeviceptr src, size_t bytes, CUstream strea
   if (!dst || emu_is_device_address((uint64_t)dst))
     return emu_fail(CUDA_ERROR_INVALID_VALUE, "copy to the host: the destination is not host memory");
   emu_op op = {.kind = EMU_OP_COPY, .copy = {(uint64_t)dst, src, bytes, true, false}};
-  return emu_enqueue(stream ? stream : &device->legacy, &op);
+  return emu_enqueue(emu_stream_of(device, stream), &op);
 }
 
 CUresult emu_memcpy_d2d(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream) {
@@ -126,7 +135,7 @@ CUresult emu_memcpy_d2d(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream
       (result = check_range("copy within the device", src, bytes)))
     return result;
   emu_op op = {.kind = EMU_OP_COPY, .copy = {dst, src, bytes, false, false}};
-  return emu_enqueue(stream ? stream : &device->legacy, &op);
+  return emu_enqueue(emu_stream_of(device, stream), &op);
 }
 
 CUresult emu_memset_d8(CUdeviceptr dst, unsigned char value, size_t count, CUstream stream) {
@@ -135,7 +144,7 @@ CUresult emu_memset_d8(CUdeviceptr dst, unsigned char value, size_t count, CUstr
   if (result || count == 0 || (result = check_range("fill", dst, count)))
     return result;
   emu_op op = {.kind = EMU_OP_SET, .set = {dst, count, value}};
-  return emu_enqueue(stream ? stream : &device->legacy, &op);
+  return emu_enqueue(emu_stream_of(device, stream), &op);
 }
 
 void ocp_emu_reuse(uint64_t address, size_t bytes, size_t held, void *stream) {

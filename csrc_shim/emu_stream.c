@@ -140,9 +140,26 @@ CUresult emu_stream_destroy(CUstream stream) {
 CUresult emu_enter_stream(CUstream *stream) {
   emu_device *device;
   CUresult result = emu_enter(&device);
-  if (!result && !*stream)
-    *stream = &device->legacy;
+  if (!result)
+    *stream = emu_stream_of(device, *stream);
   return result;
+}
+
+CUresult emu_stream_get_ctx(CUstream stream, CUcontext *context) {
+  emu_device *device;
+  CUresult result = emu_enter(&device);
+  if (result)
+    return result;
+  if (!context)
+    return CUDA_ERROR_INVALID_VALUE;
+  stream = emu_stream_of(device, stream);
+  bool known = stream == &device->legacy;
+  pthread_mutex_lock(&list);
+  for (const struct CUstream_st *other = emu_streams; other && !known; other = other->next)
+    known = other == stream && !other->destroyed;
+  *context = known ? stream->device : NULL;
+  pthread_mutex_unlock(&list);
+  return known ? CUDA_SUCCESS : emu_fail(CUDA_ERROR_INVALID_HANDLE, "%p is no stream", (void *)stream);
 }
 
 CUresult emu_stream_synchronize(CUstream stream) {

@@ -60,7 +60,7 @@ void emu_capture_leave_stream(CUstream stream, const struct emu_capture *capture
  * emu_order: who holds either may read, who holds both may write. */
 extern struct CUstream_st *emu_streams;
 void emu_stream_free(CUstream stream);
-/* Entry of calls on a stream: NULL becomes the null stream. */
+/* Entry of calls on a stream, with emu_stream_of. */
 CUresult emu_enter_stream(CUstream *stream);
 /* Keeps a sticky error of an operation. */
 void emu_note_error(emu_device *device, CUresult result);

@@ -1,5 +1,5 @@
 /* OrtEp. Claims and compilation go to Python; everything that can happen in a Run is C. A slot left NULL means what
- * ORT does by default: the factory's allocators and streams, no profiler, no resource budget. */
+ * ORT does by default: the factory's allocators, no profiler, no resource budget. */
 #include "factory.h"
 #include "ort_compute.h"
 #include "ort_memory.h"
@@ -67,6 +67,20 @@ static OrtStatus *is_concurrent_run_supported(OrtEp *ep, bool *is_supported) {
   return NULL;
 }
 
+static OrtStatus *create_sync_stream(OrtEp *ep, const OrtMemoryDevice *memory_device, OrtSyncStreamImpl **out) {
+  (void)memory_device; /* ORT asks for streams of the EP's device only */
+  *out = NULL;
+  ocp_error error = {0};
+  ocp_stream *stream = self(ep)->config.stream;
+  if (stream)
+    ocp_stream_share(stream);
+  else
+    ocp_stream_create(self(ep)->config.device, &stream, &error);
+  if (stream)
+    *out = &stream->ort;
+  return ocp_status(&error);
+}
+
 static OrtStatus *sync_device(OrtEp *ep) { return ocp_ort_synchronize_device(self(ep)->config.device); }
 
 /* Here a Run on a lost device or in a forked child can say so: the allocation that fails next has no message. */
@@ -109,6 +123,7 @@ OrtEp *ocp_ep_create(const ocp_ep_config *config) {
       .ReleaseNodeComputeInfos = release_compute_infos,
       .GetPreferredDataLayout = get_preferred_layout,
       .OnRunStart = on_run_start,
+      .CreateSyncStreamForDevice = create_sync_stream,
       .GetKernelRegistry = get_kernel_registry,
       .IsConcurrentRunSupported = is_concurrent_run_supported,
       .Sync = sync_device,

@@ -23,7 +23,8 @@ static OrtStatus *kernel_compute(OrtKernelImpl *this_ptr, OrtKernelContext *cont
     return status;
   ocp_error error = {0};
   ocp_stream *stream = NULL;
-  if (ocp_ort_stream_of_context(context, &stream, &error) == ORT_OK)
+  const ocp_device *device = ocp_ort_copying_device(src, dst, &error);
+  if (device && ocp_ort_stream_of_context(context, device, &stream, &error) == ORT_OK)
     ocp_ort_copy_tensor(src, dst, stream, &error);
   return ocp_status(&error);
 }

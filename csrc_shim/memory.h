@@ -36,16 +36,22 @@ struct ocp_stream {
   OrtSyncStreamImpl ort; /* first member: ORT's view */
   ocp_device *device;
   CUstream handle;
-  bool owned;
+  bool owned;             /* by us; else by the application, which keeps it alive as long as sessions use it */
   void *cublaslt, *cudnn; /* library handles, made on first use by library.c */
   atomic_bool capturing;  /* set by who captures it into a graph: nobody else queries it or waits for it meanwhile */
   struct ocp_stream_private *priv;
 };
-/* stream_of_handle finds our stream for a raw handle; NULL when it is not ours. */
 int ocp_stream_create(ocp_device *device, ocp_stream **out, ocp_error *error);
+/* The application's stream with that handle (NULL: the default stream); the same object for all who adopt it. Fails
+ * where the driver does not know it, or it is of another context than the device's primary one. */
+int ocp_stream_adopt(ocp_device *device, CUstream handle, ocp_stream **out, ocp_error *error);
+/* One more user, who releases it; returns the stream. */
+ocp_stream *ocp_stream_share(ocp_stream *stream);
+/* Waits for its work and ends it when nobody else uses it. */
 void ocp_stream_release(ocp_stream *stream);
 int ocp_stream_synchronize(ocp_stream *stream, ocp_error *error);
-ocp_stream *ocp_stream_of_handle(void *handle);
+/* Our stream of a device for a raw handle; NULL when there is none. */
+ocp_stream *ocp_stream_of_handle(const ocp_device *device, void *handle);
 /* A stream for work that comes without one, kept for the next who borrows: cheaper than creating one. */
 int ocp_stream_borrow(ocp_device *device, ocp_stream **out, ocp_error *error);
 void ocp_stream_return(ocp_stream *stream);

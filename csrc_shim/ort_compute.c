@@ -74,9 +74,9 @@ static int run(const compute_info *self, OrtKernelContext *context, ocp_input *i
   for (uint32_t i = 0; i < self->num_inputs; i++)
     if (gather_input(self, context, i, &inputs[i], error) != ORT_OK)
       return error->code;
-  if (ocp_ort_stream_of_context(context, &stream, error) != ORT_OK)
+  if (ocp_ort_stream_of_context(context, self->device, &stream, error) != ORT_OK)
     return error->code;
-  bool borrowed = !stream || stream->device != self->device;
+  bool borrowed = !stream;
   if (borrowed && ocp_stream_borrow(self->device, &stream, error) != ORT_OK)
     return error->code;
   ocp_cluster_run(self->cluster, stream, inputs, self->num_inputs, allocate_output, (void *)context, error);

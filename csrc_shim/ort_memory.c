@@ -282,6 +282,15 @@ static bool can_copy(const OrtDataTransferImpl *this_ptr, const OrtMemoryDevice 
   return !is_ours(src) || !is_ours(dst) || src.emulated == dst.emulated;
 }
 
+ocp_device *ocp_ort_copying_device(const OrtValue *src, const OrtValue *dst, ocp_error *error) {
+  place from = place_of(ocp_ep_api->Value_GetMemoryDevice(src)), to = place_of(ocp_ep_api->Value_GetMemoryDevice(dst));
+  place ours = to.kind == PLACE_DEVICE ? to : from.kind == PLACE_DEVICE || !is_ours(to) ? from : to;
+  if (is_ours(ours) && from.kind != PLACE_FOREIGN && to.kind != PLACE_FOREIGN)
+    return ocp_device_open(ours.emulated, ours.ordinal, error);
+  ocp_fail(error, ORT_INVALID_ARGUMENT, OCP_EP_NAME " cannot copy between these devices");
+  return NULL;
+}
+
 int ocp_ort_copy_tensor(const OrtValue *src, OrtValue *dst, ocp_stream *stream, ocp_error *error) {
   size_t src_bytes = 0, dst_bytes = 0;
   const void *src_data = NULL;
@@ -294,17 +303,14 @@ int ocp_ort_copy_tensor(const OrtValue *src, OrtValue *dst, ocp_stream *stream, 
   if (src_bytes != dst_bytes)
     return ocp_fail(error, ORT_INVALID_ARGUMENT, "cannot copy a tensor of %zu bytes into one of %zu", src_bytes,
                     dst_bytes);
-  place from = place_of(ocp_ep_api->Value_GetMemoryDevice(src)), to = place_of(ocp_ep_api->Value_GetMemoryDevice(dst));
-  place ours = to.kind == PLACE_DEVICE ? to : from.kind == PLACE_DEVICE || !is_ours(to) ? from : to;
   if (dst_bytes && (!src_data || !dst_data))
     return ocp_fail(error, ORT_EP_FAIL, "cannot copy a tensor without memory: %s", ocp_ort_allocation_failure());
-  if (!is_ours(ours) || from.kind == PLACE_FOREIGN || to.kind == PLACE_FOREIGN)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, OCP_EP_NAME " cannot copy between these devices");
-  ocp_device *device = ocp_device_open(ours.emulated, ours.ordinal, error);
+  ocp_device *device = ocp_ort_copying_device(src, dst, error);
   if (!device)
     return error->code;
-  return ocp_ort_copy(device, dst_data, to.kind == PLACE_DEVICE, src_data, from.kind == PLACE_DEVICE, src_bytes, stream,
-                      error);
+  bool from_device = place_of(ocp_ep_api->Value_GetMemoryDevice(src)).kind == PLACE_DEVICE;
+  bool to_device = place_of(ocp_ep_api->Value_GetMemoryDevice(dst)).kind == PLACE_DEVICE;
+  return ocp_ort_copy(device, dst_data, to_device, src_data, from_device, src_bytes, stream, error);
 }
 
 static OrtStatus *copy_tensors(OrtDataTransferImpl *this_ptr, const OrtValue **src_tensors, OrtValue **dst_tensors,

@@ -32,7 +32,10 @@ void ocp_ort_init_stream(ocp_stream *stream);
 ocp_stream *ocp_ort_stream(OrtSyncStream *stream);
 /* The stream that a kernel is to enqueue on, or NULL when ORT runs it without one: then a borrowed stream serves, and
  * the kernel waits for it. */
-int ocp_ort_stream_of_context(const OrtKernelContext *context, ocp_stream **out, ocp_error *error);
+int ocp_ort_stream_of_context(const OrtKernelContext *context, const ocp_device *device, ocp_stream **out,
+                              ocp_error *error);
+/* The device that copies between the two tensors' memories: ours that is or owns one of them. NULL with the error. */
+ocp_device *ocp_ort_copying_device(const OrtValue *src, const OrtValue *dst, ocp_error *error);
 /* Why the calling thread's latest failed allocation through ORT's allocators failed. */
 const char *ocp_ort_allocation_failure(void);
 /* Copies a tensor into one of the same size, wherever the two are; see ocp_ort_copy for the stream. */

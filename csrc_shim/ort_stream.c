@@ -125,17 +125,18 @@ void ocp_ort_init_stream(ocp_stream *stream) {
                                     .OnSessionRunEnd = stream_wait};
 }
 
-/* ---- from ORT's streams to ours: by handle, since ORT also hands over streams that no EP made, without an impl ----
- */
+/* ---- from ORT's streams to ours ---- */
 
+/* ORT also hands over streams of other EPs, and some that no EP made, without an impl. */
 ocp_stream *ocp_ort_stream(OrtSyncStream *stream) {
-  void *handle = stream ? ocp_api->SyncStream_GetHandle(stream) : NULL;
-  return handle ? ocp_stream_of_handle(handle) : NULL;
+  const OrtSyncStreamImpl *impl = stream ? ocp_ep_api->SyncStream_GetImpl(stream) : NULL;
+  return impl && impl->Release == stream_release ? (ocp_stream *)(void *)impl : NULL;
 }
 
-int ocp_ort_stream_of_context(const OrtKernelContext *context, ocp_stream **out, ocp_error *error) {
+int ocp_ort_stream_of_context(const OrtKernelContext *context, const ocp_device *device, ocp_stream **out,
+                              ocp_error *error) {
   void *handle = NULL;
   OrtStatus *status = ocp_api->KernelContext_GetGPUComputeStream(context, &handle);
-  *out = handle ? ocp_stream_of_handle(handle) : NULL;
+  *out = handle ? ocp_stream_of_handle(device, handle) : NULL;
   return status ? ocp_fail_status(error, status) : ORT_OK;
 }

@@ -17,6 +17,7 @@ struct ocp_stream_private {
   ocp_stream *next;      /* of the pool's streams */
   ocp_stream *next_idle; /* of those to borrow */
   uint64_t id;           /* never used twice */
+  atomic_uint users;     /* the last one to release it ends it */
   /* Written under the lock; may be read without it by who enqueues on the stream. */
   atomic_ullong enqueued;     /* number of the latest work */
   atomic_ullong pending_from; /* all work below this number has finished; OCP_IDLE: all work has */

@@ -40,31 +40,35 @@ static void unlist_stream(const ocp_stream *stream) {
   pthread_mutex_unlock(&all_lock);
 }
 
-ocp_stream *ocp_stream_of_handle(void *handle) {
+static ocp_stream *find(const ocp_device *device, const void *handle) {
+  for (size_t i = 0; i < num_streams; i++)
+    if (all_streams[i]->device == device && (const void *)all_streams[i]->handle == handle)
+      return all_streams[i];
+  return NULL;
+}
+
+ocp_stream *ocp_stream_of_handle(const ocp_device *device, void *handle) {
   static _Thread_local struct {
+    const ocp_device *device;
     void *handle;
     ocp_stream *stream;
     unsigned generation;
   } latest; /* of this thread, which asks for the same one again and again */
   unsigned generation = atomic_load_explicit(&all_generation, memory_order_acquire);
-  if (latest.handle == handle && latest.generation == generation)
+  if (latest.handle == handle && latest.device == device && latest.generation == generation)
     return latest.stream;
-  ocp_stream *found = NULL;
   pthread_mutex_lock(&all_lock);
-  for (size_t i = 0; i < num_streams && !found; i++)
-    if ((void *)all_streams[i]->handle == handle)
-      found = all_streams[i];
+  latest.stream = find(device, handle);
   latest.generation = atomic_load_explicit(&all_generation, memory_order_relaxed);
   pthread_mutex_unlock(&all_lock);
   latest.handle = handle;
-  latest.stream = found;
-  return found;
+  latest.device = device;
+  return latest.stream;
 }
 
-int ocp_stream_create(ocp_device *device, ocp_stream **out, ocp_error *error) {
+/* A stream around `handle`, or around a new one of its own where that is NULL. */
+static int make(ocp_device *device, CUstream handle, ocp_stream **out, ocp_error *error) {
   *out = NULL;
-  if (ocp_device_enter(device, error) != ORT_OK)
-    return error->code;
   ocp_stream *stream = calloc(1, sizeof *stream);
   struct ocp_stream_private *priv = calloc(1, sizeof *priv);
   if (!stream || !priv) {
@@ -72,16 +76,19 @@ int ocp_stream_create(ocp_device *device, ocp_stream **out, ocp_error *error) {
     goto failed;
   }
   stream->device = device;
-  stream->owned = true;
+  stream->handle = handle;
+  stream->owned = !handle;
   stream->priv = priv;
+  atomic_init(&priv->users, 1);
   atomic_init(&priv->pending_from, OCP_IDLE);
-  CUresult result = device->driver->StreamCreate(&stream->handle, CU_STREAM_NON_BLOCKING);
+  CUresult result = handle ? CUDA_SUCCESS : device->driver->StreamCreate(&stream->handle, CU_STREAM_NON_BLOCKING);
   if (result != CUDA_SUCCESS) {
     ocp_device_fail(device, result, "cuStreamCreate", error);
     goto failed;
   }
   if (!list_stream(stream)) {
-    device->driver->StreamDestroy(stream->handle);
+    if (stream->owned)
+      device->driver->StreamDestroy(stream->handle);
     ocp_fail(error, ORT_FAIL, "out of host memory");
     goto failed;
   }
@@ -100,8 +107,55 @@ failed:
   return error->code;
 }
 
+int ocp_stream_create(ocp_device *device, ocp_stream **out, ocp_error *error) {
+  *out = NULL;
+  return ocp_device_enter(device, error) == ORT_OK ? make(device, NULL, out, error) : error->code;
+}
+
+/* Two threads that adopt one stream must not make two of it. */
+static pthread_mutex_t adopt_lock = PTHREAD_MUTEX_INITIALIZER;
+
+int ocp_stream_adopt(ocp_device *device, CUstream handle, ocp_stream **out, ocp_error *error) {
+  *out = NULL;
+  if (ocp_device_enter(device, error) != ORT_OK)
+    return error->code;
+  handle = handle ? handle : CU_STREAM_LEGACY;
+  CUcontext context = NULL;
+  CUresult result = device->driver->StreamGetCtx(handle, &context);
+  if (result != CUDA_SUCCESS)
+    return ocp_device_fail(device, result, "cuStreamGetCtx", error);
+  if (context != device->context)
+    return ocp_fail(error, ORT_INVALID_ARGUMENT,
+                    "stream %p belongs to another CUDA context than the primary one of device %d", (void *)handle,
+                    device->ordinal);
+  pthread_mutex_lock(&adopt_lock);
+  pthread_mutex_lock(&all_lock);
+  if ((*out = find(device, handle)))
+    ocp_stream_share(*out);
+  pthread_mutex_unlock(&all_lock);
+  if (!*out)
+    make(device, handle, out, error);
+  pthread_mutex_unlock(&adopt_lock);
+  return *out ? ORT_OK : error->code;
+}
+
+ocp_stream *ocp_stream_share(ocp_stream *stream) {
+  atomic_fetch_add(&stream->priv->users, 1);
+  return stream;
+}
+
+/* Whether that was the last user; then nobody finds the stream any more. */
+static bool leave(ocp_stream *stream) {
+  pthread_mutex_lock(&adopt_lock);
+  bool last = atomic_fetch_sub(&stream->priv->users, 1) == 1;
+  if (last)
+    unlist_stream(stream);
+  pthread_mutex_unlock(&adopt_lock);
+  return last;
+}
+
 void ocp_stream_release(ocp_stream *stream) {
-  if (!stream || atomic_load(&ocp_forked))
+  if (!stream || atomic_load(&ocp_forked) || !leave(stream))
     return;
   ocp_device *device = stream->device;
   ocp_pool *pool = device->pool;
@@ -109,7 +163,6 @@ void ocp_stream_release(ocp_stream *stream) {
   /* Memory freed on the stream counts as finished when the stream is gone, so it must be. */
   ocp_stream_synchronize(stream, &ignored);
   ocp_library_release_stream(stream);
-  unlist_stream(stream);
   pthread_mutex_lock(&pool->streams_lock);
   pthread_mutex_lock(&pool->lock);
   ocp_stream **link = &pool->streams;
@@ -117,7 +170,8 @@ void ocp_stream_release(ocp_stream *stream) {
     link = &(*link)->priv->next;
   *link = stream->priv->next;
   pthread_mutex_unlock(&pool->lock);
-  device->driver->StreamDestroy(stream->handle);
+  if (stream->owned)
+    device->driver->StreamDestroy(stream->handle);
   pthread_mutex_unlock(&pool->streams_lock);
   ocp_count(OCP_STREAMS_LIVE, -1);
   free(stream->priv);

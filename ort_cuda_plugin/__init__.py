@@ -16,14 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api import devices, explain, register, session, unregister
+    from .arrays import CudaArray, as_cuda_array, bind_input, bind_output
     from .ep.devices import DeviceInfo
     from .graph.claims import NodeVerdict
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CudaArray",
     "DeviceInfo",
     "NodeVerdict",
+    "as_cuda_array",
+    "bind_input",
+    "bind_output",
     "counters",
     "devices",
     "explain",
@@ -38,6 +43,10 @@ __all__ = [
 
 _EP_NAME = "CudaPluginExecutionProvider"
 _LAZY = {
+    "CudaArray": "arrays",
+    "as_cuda_array": "arrays",
+    "bind_input": "arrays",
+    "bind_output": "arrays",
     "devices": "api",
     "explain": "api",
     "register": "api",

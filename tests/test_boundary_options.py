@@ -30,10 +30,15 @@ def test_what_cannot_be_understood_is_refused(values: dict[str, str]) -> None:
         parse(values)
 
 
-def test_a_user_compute_stream_is_refused_because_work_would_run_elsewhere() -> None:
-    with pytest.raises(OptionError, match="not supported"):
+def test_a_user_compute_stream_is_an_address_that_its_flag_can_turn_off() -> None:
+    assert parse({"user_compute_stream": "0"})[0].user_compute_stream == 0
+    assert parse({"user_compute_stream": "0x7f00", "has_user_compute_stream": "1"})[0].user_compute_stream == 0x7F00
+    assert parse({"user_compute_stream": "5", "has_user_compute_stream": "0"}) == (Options(), [])
+    with pytest.raises(OptionError, match="needs user_compute_stream"):
         parse({"has_user_compute_stream": "1"})
-    assert parse({"has_user_compute_stream": "0"}) == (Options(), [])
+    for value in ("2", "-1", "stream", "0x1ffffffffffffffff"):
+        with pytest.raises(OptionError, match=f"user_compute_stream='{value}'"):
+            parse({"user_compute_stream": value})
 
 
 SELECT = """

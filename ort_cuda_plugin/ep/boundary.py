@@ -67,6 +67,7 @@ def create_ep(
     config.handle = PROVIDERS.add(provider)
     config.device = provider.device.pointer
     config.device_memory = provider.device_memory
+    config.stream = provider.stream
 
 
 @void_guard

@@ -18,6 +18,9 @@ ALIAS_PREFIX = "ep.cuda."
 ENVIRONMENT_PREFIX = f"ep_factory.{EP_NAME}."
 
 
+_PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
+
+
 class OptionError(ValueError):
     """An option is unknown or has a value that it cannot have."""
 
@@ -32,11 +35,16 @@ class Options:
         device_id: CUDA ordinal (of the emulated devices, theirs); None: the device that ORT selected.
         use_tf32: float32 matrix products and convolutions of libraries may round inputs to TF32.
         deterministic: only algorithms that give the same bits in every run.
+        user_compute_stream: address of the ``cudaStream_t`` that all Runs use, 0 for the default stream; None: ORT gets
+            a stream of our own for each thread.
+        use_ep_level_unified_stream: one stream of our own for all threads of the session.
     """
 
     device_id: int | None = None
     use_tf32: bool = True
     deterministic: bool = False
+    user_compute_stream: int | None = None
+    use_ep_level_unified_stream: bool = False
 
 
 def _flag(text: str) -> bool:
@@ -53,16 +61,30 @@ def _ordinal(text: str) -> int:
     return int(text)
 
 
-def _off(text: str) -> None:
-    if _flag(text):
-        raise ValueError("not supported; only 0")
+def _stream(text: str) -> int:
+    try:
+        address = int(text, 0)
+    except ValueError:
+        address = -1
+    if not 0 <= address < 2**64:
+        raise ValueError("use the address of a cudaStream_t as an integer; 0 is the default stream")
+    if address == _PER_THREAD_STREAM:
+        raise ValueError("the per-thread default stream is another one for each thread; create a stream")
+    return address
 
 
 def _any(text: str) -> None:
     del text
 
 
-_MEANINGFUL: dict[str, Callable[[str], Any]] = {"device_id": _ordinal, "use_tf32": _flag, "deterministic": _flag}
+_MEANINGFUL: dict[str, Callable[[str], Any]] = {
+    "deterministic": _flag,
+    "device_id": _ordinal,
+    "has_user_compute_stream": _flag,
+    "use_ep_level_unified_stream": _flag,
+    "use_tf32": _flag,
+    "user_compute_stream": _stream,
+}
 
 #: Keys of the CUDA execution provider that decide how fast or in how much memory, not what is computed: accepted, so
 #: that nobody has to change a configuration, and reported as without effect.
@@ -83,11 +105,7 @@ _WITHOUT_EFFECT: dict[str, Callable[[str], Any]] = {
     "tunable_op_enable": _flag,
     "tunable_op_max_tuning_duration_ms": _any,
     "tunable_op_tuning_enable": _flag,
-    "use_ep_level_unified_stream": _flag,
 }
-
-#: Keys that would change what the application may rely on: only their off value is accepted.
-_REFUSED: dict[str, Callable[[str], Any]] = {"has_user_compute_stream": _off, "user_compute_stream": _any}
 
 
 def collect(session: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
@@ -108,7 +126,7 @@ def parse(values: Mapping[str, str]) -> tuple[Options, list[str]]:
     Raises:
         OptionError: a key is unknown, or a value cannot be one of its key's.
     """
-    known = _MEANINGFUL | _WITHOUT_EFFECT | _REFUSED
+    known = _MEANINGFUL | _WITHOUT_EFFECT
     parsed: dict[str, Any] = {}
     for key, text in values.items():
         if key.startswith("arena."):
@@ -121,5 +139,10 @@ def parse(values: Mapping[str, str]) -> tuple[Options, list[str]]:
             parsed[key] = known[key](text)
         except ValueError as error:
             raise OptionError(f"{EP_NAME} option {key}={text!r}: {error}") from None
+    has_stream = parsed.pop("has_user_compute_stream", None)
+    if has_stream and "user_compute_stream" not in parsed:
+        raise OptionError(f"{EP_NAME} option has_user_compute_stream=1 needs user_compute_stream, the stream's address")
+    if has_stream is False:
+        parsed.pop("user_compute_stream", None)
     ignored = sorted(key for key in values if key in _WITHOUT_EFFECT or key.startswith("arena."))
     return Options(**{key: value for key, value in parsed.items() if key in _MEANINGFUL}), ignored

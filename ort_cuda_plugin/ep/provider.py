@@ -43,6 +43,7 @@ class Provider:
         offered = [DeviceInfo.from_metadata(host.key_value_pairs(pairs)) for pairs in metadata]
         self.device = use_device(_choose(offered, self.options.device_id))
         self.device_memory = memory_info(self.device.info)
+        self.stream = self._session_stream()
         self.verdicts: list[NodeVerdict] = []
         self.failure = ""
         self._fused: list[FusedNode] = []
@@ -61,8 +62,23 @@ class Provider:
             for fused in self._fused:
                 stack.callback(fused.close)
             self._fused = []
+            stack.callback(core().stream_release, self.stream)
             # Runs can still be at work, on a stream of the application's or when it said not to wait for them.
             self.device.synchronize()
+
+    def _session_stream(self) -> Any:
+        """``ocp_stream *`` of all Runs, or NULL where each thread gets one of its own."""
+        out, error = ffi.new("ocp_stream **"), new_error()
+        if self.options.user_compute_stream is not None:
+            handle = ffi.cast("CUstream", self.options.user_compute_stream)
+            if core().stream_adopt(self.device.pointer, handle, out, error):
+                address = hex(self.options.user_compute_stream)
+                text = ffi.string(error.text).decode(errors="replace")
+                raise OptionError(f"{EP_NAME} option user_compute_stream={address}: {text}")
+        elif self.options.use_ep_level_unified_stream:
+            core().stream_create(self.device.pointer, out, error)
+            check(error)
+        return out[0]
 
     def _log(self, level: str, message: str) -> None:
         host.log(level, message, self._logger)

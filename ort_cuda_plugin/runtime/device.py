@@ -161,6 +161,17 @@ class DeviceArray:
     def nbytes(self) -> int:
         return self.size * self.dtype.itemsize
 
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.address, False),
+            "strides": None,
+            "stream": None,
+            "version": 3,
+        }
+
     def copy_from(self, values: NDArray[Any], stream: Stream | None = None) -> None:
         """Overwrites the array with ``values`` (C-contiguous, as many bytes); waits when there is no stream."""
         self._check_host(values)

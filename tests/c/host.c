@@ -50,7 +50,7 @@ static void require_placement(const OrtSession *session) {
   require(strcmp(name, EP_NAME) == 0, "the node does not run on the plugin");
 }
 
-static void run(OrtSession *session) {
+static void run(OrtSession *session, const OrtRunOptions *options) {
   float a[8], b[8];
   for (int i = 0; i < 8; i++) {
     a[i] = (float)i;
@@ -63,7 +63,7 @@ static void run(OrtSession *session) {
   CALL(CreateTensorWithDataAsOrtValue, memory, a, sizeof a, shape, 1, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, &inputs[0]);
   CALL(CreateTensorWithDataAsOrtValue, memory, b, sizeof b, shape, 1, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, &inputs[1]);
   const char *input_names[] = {"a", "b"}, *output_names[] = {"c"};
-  CALL(Run, session, NULL, input_names, (const OrtValue *const *)inputs, 2, output_names, 1, &output);
+  CALL(Run, session, options, input_names, (const OrtValue *const *)inputs, 2, output_names, 1, &output);
   float *result;
   CALL(GetTensorMutableData, output, (void **)&result);
   for (int i = 0; i < 8; i++)
@@ -72,6 +72,18 @@ static void run(OrtSession *session) {
   api->ReleaseValue(inputs[0]);
   api->ReleaseValue(inputs[1]);
   api->ReleaseMemoryInfo(memory);
+}
+
+/* A Run on a stream that the application made and that the Run options name. */
+static void run_on_stream(OrtSession *session, const OrtEpDevice *device) {
+  OrtSyncStream *stream;
+  CALL(CreateSyncStreamForEpDevice, device, NULL, &stream);
+  OrtRunOptions *options;
+  CALL(CreateRunOptions, &options);
+  api->RunOptionsSetSyncStream(options, stream);
+  run(session, options);
+  api->ReleaseRunOptions(options);
+  api->ReleaseSyncStream(stream);
 }
 
 int main(int argc, char **argv) {
@@ -93,8 +105,9 @@ int main(int argc, char **argv) {
     OrtSession *session;
     CALL(CreateSession, env, argv[2], options, &session);
     require_placement(session);
-    run(session);
-    run(session);
+    run(session, NULL);
+    run(session, NULL);
+    run_on_stream(session, device);
     api->ReleaseSession(session);
     api->ReleaseSessionOptions(options);
     CALL(UnregisterExecutionProviderLibrary, env, "cuda.virtual");

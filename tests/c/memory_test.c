@@ -389,8 +389,8 @@ static void test_streams_are_found_by_handle(void) {
   for (int i = 0; i < 40; i++)
     streams[i] = make_stream();
   for (int i = 0; i < 40; i++)
-    CHECK(ocp_stream_of_handle(streams[i]->handle) == streams[i]);
-  CHECK(ocp_stream_of_handle(&streams) == NULL);
+    CHECK(ocp_stream_of_handle(streams[i]->device, streams[i]->handle) == streams[i]);
+  CHECK(ocp_stream_of_handle(streams[0]->device, &streams) == NULL);
   for (int i = 0; i < 40; i++)
     ocp_stream_release(streams[i]);
 }

@@ -109,6 +109,8 @@ static OrtStatus *get_output(OrtKernelContext *context, size_t index, const int6
 
 static void *get_handle(OrtSyncStream *stream) { return stream->impl ? stream->impl->GetHandle(stream->impl) : NULL; }
 
+static const OrtSyncStreamImpl *get_impl(const OrtSyncStream *stream) { return stream->impl; }
+
 static OrtStatus *get_compute_stream(const OrtKernelContext *context, void **out) {
   *out = context->stream ? get_handle(context->stream) : NULL;
   return NULL;
@@ -257,13 +259,13 @@ void mock_ort_install(uint32_t version) {
   api.GetTensorElementTypeAndShapeDataReference = get_type_and_shape;
   api.KernelContext_GetInput = get_input;
   api.KernelContext_GetOutput = get_output;
-  api.SyncStream_GetHandle = get_handle;
   api.KernelContext_GetGPUComputeStream = get_compute_stream;
   api.CreateKeyValuePairs = create_pairs;
   api.AddKeyValuePair = add_pair;
   api.ReleaseKeyValuePairs = release_pairs;
   api.CreateMemoryInfo_V2 = create_memory_info;
   api.Logger_LogMessage = log_message;
+  ep_api.SyncStream_GetImpl = get_impl;
   ep_api.MemoryInfo_GetMemoryDevice = memory_device_of_info;
   ep_api.Value_GetMemoryDevice = memory_device_of_value;
   ep_api.MemoryDevice_GetDeviceType = device_type;

@@ -1,0 +1,244 @@
+"""Arrays of other libraries (CuPy, PyTorch, Numba, JAX) as inputs and outputs of a session, and back, without a copy.
+
+The protocols are DLPack (version 1.0, https://dmlc.github.io/dlpack/latest/python_spec.html) and the CUDA array
+interface (version 3, https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import get_ep_name
+from .abi.core import core, ffi
+from .graph.ir import DType
+from .runtime.device import Device
+
+_DL_CUDA, _DL_CUDA_MANAGED = 2, 13
+_LEGACY_STREAM = 1
+"""How both protocols write CUDA's default stream."""
+
+_DL_TYPES = {
+    (0, 8): DType.INT8,
+    (0, 16): DType.INT16,
+    (0, 32): DType.INT32,
+    (0, 64): DType.INT64,
+    (1, 8): DType.UINT8,
+    (1, 16): DType.UINT16,
+    (1, 32): DType.UINT32,
+    (1, 64): DType.UINT64,
+    (2, 16): DType.FLOAT16,
+    (2, 32): DType.FLOAT32,
+    (2, 64): DType.FLOAT64,
+    (4, 16): DType.BFLOAT16,
+    (6, 8): DType.BOOL,
+}
+"""Element types by DLPack's code and bits."""
+
+
+def bind_input(binding: Any, name: str, array: Any) -> None:
+    """Binds a device array as the input ``name`` of an ``onnxruntime.IOBinding``, without a copy.
+
+    The binding keeps ``array`` alive. The call waits for the work that makes its contents, on the stream that the CUDA
+    array interface names, or on the default stream, before which DLPack orders it.
+
+    Args:
+        array: has ``__dlpack__`` or ``__cuda_array_interface__``, is C-contiguous and on the session's device.
+
+    Raises:
+        TypeError: it has neither protocol, is not in CUDA memory, or has an element type that ONNX does not.
+        ValueError: it is not contiguous, or in memory of no known device.
+    """
+    memory = _describe(array, f"input {name!r}")
+    binding._iobinding.bind_input(name, memory.ort_device(), memory.dtype.onnx, list(memory.shape), memory.address)
+    _keep(binding, ("input", name), memory)
+
+
+def bind_output(binding: Any, name: str, array: Any) -> None:
+    """Binds a device array as the memory of the output ``name``; its shape and element type must be the output's.
+
+    Arguments and errors as in `bind_input`; also ValueError where the array is read-only.
+    """
+    memory = _describe(array, f"output {name!r}")
+    if memory.is_read_only:
+        raise ValueError(f"output {name!r}: the array is read-only")
+    binding._iobinding.bind_output(name, memory.ort_device(), memory.dtype.onnx, list(memory.shape), memory.address)
+    _keep(binding, ("output", name), memory)
+
+
+class CudaArray:
+    """An ``onnxruntime.OrtValue`` in device memory, seen as an array of both protocols, without a copy.
+
+    ``cupy.asarray(view)``, ``torch.as_tensor(view)`` and ``numba.cuda.as_cuda_array(view)`` share its memory and keep
+    it alive. Work of the Run that made the value must be finished, as it is when ``run`` has returned.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.shape = tuple(value.shape())
+        self.dtype = DType(value.element_type())
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self.dtype is DType.BFLOAT16 or not self.dtype.is_supported:
+            raise AttributeError(f"the CUDA array interface has no type for {self.dtype.name}; use DLPack")
+        return {
+            "shape": self.shape,
+            "typestr": np.dtype(self.dtype.numpy).str,
+            "data": (self.value.data_ptr() if math.prod(self.shape) else 0, False),
+            "strides": None,
+            "stream": None,
+            "version": 3,
+        }
+
+    def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
+        if options.get("copy") or options.get("dl_device") not in (None, self.__dlpack_device__()):
+            raise BufferError("the memory is shared, where it is")
+        return self.value.__dlpack__(stream=stream)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        device: tuple[int, int] = self.value.__dlpack_device__()
+        return device
+
+
+def as_cuda_array(value: Any) -> CudaArray:
+    """A view of an ``onnxruntime.OrtValue`` that other libraries can use.
+
+    Raises:
+        TypeError: the value is no tensor in device memory.
+    """
+    if not value.is_tensor() or value.device_name() == "cpu":
+        raise TypeError("only a tensor in device memory is a CUDA array; a value of the CPU has numpy()")
+    return CudaArray(value)
+
+
+# ---- what an array says of itself ----
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """``owner`` keeps ``address`` valid."""
+
+    owner: Any
+    address: int
+    shape: tuple[int, ...]
+    dtype: DType
+    is_read_only: bool
+    device: Device
+
+    def ort_device(self) -> Any:
+        import onnxruntime as ort
+        from onnxruntime.capi.onnxruntime_inference_collection import OrtDevice
+
+        wanted = (str(self.device.ordinal), str(int(self.device.is_emulated)))
+        for offered in ort.get_ep_devices():
+            known = offered.ep_metadata
+            if offered.ep_name == get_ep_name() and (known["cuda_device_id"], known["emulated"]) == wanted:
+                vendor = offered.memory_info(ort.OrtDeviceMemoryType.DEFAULT).device_vendor_id
+                return OrtDevice.make("gpu", self.device.ordinal, vendor)._get_c_device()
+        raise ValueError(f"{get_ep_name()} does not offer CUDA device {self.device.ordinal}, where the array is")
+
+
+_kept: weakref.WeakKeyDictionary[Any, dict[tuple[str, str], _Memory]] = weakref.WeakKeyDictionary()
+
+
+def _keep(binding: Any, key: tuple[str, str], memory: _Memory) -> None:
+    _kept.setdefault(binding, {})[key] = memory
+
+
+def _describe(array: Any, what: str) -> _Memory:
+    if hasattr(array, "__dlpack__") and array.__dlpack_device__()[0] in (_DL_CUDA, _DL_CUDA_MANAGED):
+        return _from_dlpack(array, what)
+    if hasattr(array, "__cuda_array_interface__"):
+        return _from_interface(array, array.__cuda_array_interface__, what)
+    raise TypeError(
+        f"{what}: a {type(array).__name__} has neither __cuda_array_interface__ nor __dlpack__ on a CUDA device; "
+        "bind arrays of the host with IOBinding.bind_cpu_input"
+    )
+
+
+def _from_interface(array: Any, interface: dict[str, Any], what: str) -> _Memory:
+    address, is_read_only = interface["data"]
+    shape = tuple(interface["shape"])
+    if interface.get("mask") is not None:
+        raise TypeError(f"{what}: the array has a mask")
+    try:
+        element = np.dtype(interface["typestr"])
+        dtype = DType.from_numpy(element)
+    except (KeyError, TypeError, ValueError):
+        dtype = DType.STRING
+    if not dtype.is_supported:
+        raise TypeError(f"{what}: no tensor on the device has the element type {interface['typestr']!r}")
+    strides = interface.get("strides")
+    if strides is not None:
+        _check_contiguous(shape, [stride / element.itemsize for stride in strides], what)
+    device = _device_of(int(address), math.prod(shape), what)
+    stream = interface.get("stream")
+    if stream is not None:
+        device.call("StreamSynchronize", ffi.cast("CUstream", int(stream)))
+    return _Memory(array, int(address), shape, dtype, bool(is_read_only), device)
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype = ctypes.c_void_p
+_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+def _from_dlpack(array: Any, what: str) -> _Memory:
+    # The capsule is read and never consumed: when it goes, it gives back what it holds.
+    capsule = array.__dlpack__(stream=_LEGACY_STREAM)
+    tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    shape = tuple(tensor.shape[: tensor.ndim])
+    dtype = _DL_TYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
+    if dtype is None:
+        raise TypeError(f"{what}: no tensor on the device has DLPack's type code {tensor.code} with {tensor.bits} bits")
+    if dtype is DType.UINT8 and str(getattr(array, "dtype", "")).rpartition(".")[2].startswith("bool"):
+        dtype = DType.BOOL  # as older producers write it
+    if tensor.strides:
+        _check_contiguous(shape, tensor.strides[: tensor.ndim], what)
+    address = (tensor.data or 0) + tensor.byte_offset
+    device = _device_of(address, math.prod(shape), what)
+    device.call("StreamSynchronize", ffi.cast("CUstream", _LEGACY_STREAM))
+    return _Memory((array, capsule), address, shape, dtype, False, device)
+
+
+def _check_contiguous(shape: tuple[int, ...], strides: Any, what: str) -> None:
+    expected = 1
+    for dim, stride in zip(reversed(shape), reversed(list(strides)), strict=True):
+        if dim > 1 and stride != expected and math.prod(shape):
+            raise ValueError(f"{what}: the array has strides; make it C-contiguous first")
+        expected *= dim
+
+
+def _device_of(address: int, size: int, what: str) -> Device:
+    """The device whose memory that is, as its driver says."""
+    ordinal = ffi.new("int *")
+    drivers = [(core().driver_cuda(ffi.new("const char **")), False), (core().driver_emulator(), True)]
+    for driver, is_emulated in drivers:
+        if driver == ffi.NULL or is_emulated != bool(core().emu_owns(address)):
+            continue
+        if driver.PointerGetAttribute(ordinal, 9, address) == 0:
+            return Device(driver, ordinal[0], is_emulated=is_emulated)
+    if size == 0:
+        raise ValueError(f"{what}: an array without elements says no device; bind a NumPy array instead")
+    raise ValueError(f"{what}: {address:#x} is in memory of no device that {get_ep_name()} knows")
