@@ -13,7 +13,7 @@ from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.kernels.scalar import Scalar
 from ort_cuda_plugin.kernels.views import unsqueeze
 from ort_cuda_plugin.ops.elementwise import unary
-from ort_cuda_plugin.ops.registry import ARITHMETIC, FLOATS, SIGNED, op
+from ort_cuda_plugin.ops.registry import ARITHMETIC, FLOATS, SIGNED, WIDE_INTS, op
 
 
 def softplus(x: Scalar) -> Scalar:
@@ -53,7 +53,7 @@ def leaky_relu(ctx: Lowering, x: Tensor, *, alpha: float = 0.01) -> Tensor:
     return elementwise(ctx, lambda a: s.where(a < 0, alpha * a, a), x)
 
 
-@op("PRelu", since=7, types={"T": SIGNED})
+@op("PRelu", since=7, types={"T": SIGNED | WIDE_INTS})
 def prelu(ctx: Lowering, x: Tensor, slope: Tensor) -> Tensor:
     return elementwise(ctx, lambda a, b: s.where(a < 0, b * a, a), x, slope)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.graph.ir import FLOATS_8, DType, InvalidModel, Unsupported
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
 from ort_cuda_plugin.graph.symbolic import eq, logical_or
 from ort_cuda_plugin.kernels import scalar as s
@@ -62,10 +62,10 @@ unary("Cosh", 9, lambda x: s.unary_float("cosh", x))
 unary("Asinh", 9, lambda x: s.unary_float("asinh", x))
 unary("Acosh", 9, lambda x: s.unary_float("acosh", x))
 unary("Atanh", 9, lambda x: s.unary_float("atanh", x))
-unary("Erf", 9, s.erf)
+unary("Erf", 9, lambda x: s.cast(s.erf(s.cast(x, DType.FLOAT64) if x.dtype.is_integer else x), x.dtype), ARITHMETIC)
 unary("Not", 1, lambda x: ~x, BOOL)
 unary("BitwiseNot", 18, lambda x: ~x, INTS)
-unary("IsNaN", 9, s.is_nan, constraint="T1")
+unary("IsNaN", 9, s.is_nan, FLOATS | FLOATS_8, "T1")
 
 
 BROADCAST_SINCE = 7
@@ -200,7 +200,7 @@ def where(ctx: Lowering, condition: B, x: T, y: T) -> Tensor:
     return elementwise(ctx, s.where, condition, x, y)
 
 
-@op("IsInf", since=10, types={"T1": FLOATS})
+@op("IsInf", since=10, types={"T1": FLOATS | FLOATS_8})
 def is_inf(ctx: Lowering, x: T1, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
     def test(a: Scalar) -> Scalar:
         found = s.constant(False, DType.BOOL)

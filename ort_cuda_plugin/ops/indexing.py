@@ -10,6 +10,8 @@ from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
 from ort_cuda_plugin.graph.symbolic import Dim, eq, le, logical_and, lt, product, select
 from ort_cuda_plugin.kernels import scalar as s
+from ort_cuda_plugin.kernels.codegen import constant_number
+from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.kernels.host import HostArray, integers, on_host
 from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map
 from ort_cuda_plugin.kernels.row_program import SUM
@@ -24,6 +26,7 @@ from ort_cuda_plugin.ops.registry import (
     INDICES,
     T1,
     T3,
+    WIDE_INTS,
     HostTensor,
     Int64,
     T,
@@ -146,9 +149,12 @@ def one_hot(ctx: Lowering, indices: T1, depth: HostTensor, values: T3, *, axis: 
     if values.rank != 1:
         raise InvalidModel("values of OneHot are a vector of two")
     at = normalize_axis(axis, indices.rank + 1)
-    if depth.dtype.is_float:
-        raise Unsupported("dtype", "OneHot with a floating-point depth")
-    classes = ctx.host_values(depth, "depth of OneHot")[0]
+    number = constant_number(depth)
+    if depth.dtype.is_float and number is not None:
+        classes: Dim = int(number)
+    else:
+        whole = elementwise(ctx, lambda x: s.cast(x, DType.INT64), depth) if depth.dtype.is_float else depth
+        classes = ctx.host_values(whole, "depth of OneHot")[0]
     ctx.require(eq(values.size, 2), "values of OneHot are a vector of two")
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -175,7 +181,7 @@ def trilu(ctx: Lowering, x: T, k: HostTensor | None = None, *, upper: int = 1) -
     return gather_map(ctx, x.shape, x.dtype, element)
 
 
-@op("CumSum", since=11, types={"T": FLOATS | INDICES, "T2": INDICES})
+@op("CumSum", since=11, types={"T": FLOATS | WIDE_INTS, "T2": INDICES})
 def cum_sum(ctx: Lowering, x: T, axis: HostTensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
     at = normalize_axis(ctx.host_constants(axis, "axis of CumSum", [0])[0], x.rank)
     return scan(ctx, SUM, x, at, exclusive=bool(exclusive), reverse=bool(reverse))

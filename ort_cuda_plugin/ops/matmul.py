@@ -25,9 +25,9 @@ from ..kernels.layout import collapse
 from ..kernels.matmul import FLAT, SQUARE, TALL, Product, RowProduct, TiledProduct
 from ..kernels.tiles import Tile
 from ..runtime.libraries import MATMUL, WORKSPACE_BYTES, LibraryProblem, ProblemFlags
-from .registry import FLOATS, T, op
+from .registry import FLOATS, WIDE_INTS, T, op
 
-PRODUCTS = FLOATS | {DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}
+PRODUCTS = FLOATS | WIDE_INTS
 MAX_ROWS = 4
 """Products of at most this many rows go to the kernel for few rows."""
 _costs = ((TALL, 1.0), (SQUARE, 1.1), (FLAT, 1.4))

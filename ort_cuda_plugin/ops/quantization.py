@@ -49,8 +49,13 @@ def _float32(x: Scalar) -> Scalar:
     return s.cast(x, DType.FLOAT32)
 
 
-def _quantized(x: Scalar, zero: Scalar | None, dtype: DType) -> Scalar:
-    """x, which is divided by its scale already, rounded half to even and moved by the zero point."""
+def _quantized(x: Scalar, zero: Scalar | None, dtype: DType, saturates: bool = True) -> Scalar:
+    """x, which is divided by its scale already, rounded half to even and moved by the zero point.
+
+    ``saturates`` concerns 8-bit floats; they are moved before they are rounded.
+    """
+    if dtype.is_float:
+        return s.cast(x if zero is None else x + _float32(zero), dtype, saturate=saturates)
     rounded = s.round_half_even(x)
     return saturate(rounded if zero is None else rounded + _float32(zero), dtype)
 
@@ -131,10 +136,7 @@ def _quantize(
 
     def fn(value: Scalar, factor: Scalar, offset: Scalar | None = None) -> Scalar:
         quotient = s.cast(_float32(value) / _float32(factor), divided)
-        if dtype.is_float:
-            moved = _float32(quotient) if offset is None else _float32(quotient) + _float32(offset)
-            return s.cast(moved, dtype, saturate=saturate != 0)
-        return _quantized(_float32(quotient), offset, dtype)
+        return _quantized(_float32(quotient), offset, dtype, saturate != 0)
 
     return _by_groups(ctx, fn, dtype, x, [scale] if zero is None else [scale, zero], axis, block_size)
 
@@ -220,23 +222,28 @@ def _per_row(ctx: Lowering, x: Tensor) -> Tensor:
     return ctx.view(x, (*x.shape, 1), (*x.strides, 0), x.offset) if x.rank == 1 and x.size != 1 else x
 
 
-def _shifted(ctx: Lowering, x: Tensor, zero: Tensor | None) -> Tensor:
-    """x - zero as int32; x keeps its shape."""
+def _shifted(ctx: Lowering, x: Tensor, zero: Tensor | None, dtype: DType = DType.INT32) -> Tensor:
+    """x - zero as ``dtype``; x keeps its shape."""
     if zero is None:
-        return elementwise(ctx, lambda value: s.cast(value, DType.INT32), x)
+        return elementwise(ctx, lambda value: s.cast(value, dtype), x)
     if zero.size == 1:
         zero = ctx.view(zero, (), (), zero.offset)
     if zero.rank > x.rank:
         raise InvalidModel(f"a zero point of rank {zero.rank} for a tensor of rank {x.rank}")
-    return elementwise(ctx, lambda value, offset: s.cast(value, DType.INT32) - s.cast(offset, DType.INT32), x, zero)
+    return elementwise(ctx, lambda value, offset: s.cast(value, dtype) - s.cast(offset, dtype), x, zero)
 
 
 @op("MatMulInteger", since=10, types={"T1": BYTES, "T2": BYTES})
 def matmul_integer(
     ctx: Lowering, a: T1, b: T2, a_zero_point: T1 | None = None, b_zero_point: T2 | None = None
 ) -> Tensor:
-    rows = None if a_zero_point is None else _per_row(ctx, a_zero_point)
-    return matmul(ctx, _shifted(ctx, a, rows), _shifted(ctx, b, b_zero_point))
+    return _product(ctx, a, b, a_zero_point, b_zero_point, DType.INT32)
+
+
+def _product(ctx: Lowering, a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None, dtype: DType) -> Tensor:
+    """(a - a_zero) @ (b - b_zero), computed in ``dtype``; zero points are scalars, or one per row and column."""
+    rows = None if a_zero is None else _per_row(ctx, a_zero)
+    return matmul(ctx, _shifted(ctx, a, rows, dtype), _shifted(ctx, b, b_zero, dtype))
 
 
 def _requantize(
@@ -248,7 +255,7 @@ def _requantize(
     zero: Tensor,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """The int32 product x of quantized tensors, plus ``bias``, quantized; all parameters broadcast to x."""
+    """The product x of quantized tensors, plus ``bias``, quantized; all parameters broadcast to x."""
 
     def fn(value: Scalar, a: Scalar, b: Scalar, y: Scalar, offset: Scalar, *added: Scalar) -> Scalar:
         total = value + added[0] if added else value
@@ -261,7 +268,7 @@ def _scalar(ctx: Lowering, x: Tensor) -> Tensor:
     return ctx.view(x, (), (), x.offset) if x.size == 1 else x
 
 
-@op("QLinearMatMul", since=10, types={"TS": SCALES, "T1": BYTES, "T2": BYTES, "T3": BYTES})
+@op("QLinearMatMul", since=10, types=dict.fromkeys(("T1", "T2", "T3"), BYTES | FLOATS_8) | {"TS": SCALES})
 def qlinear_matmul(
     ctx: Lowering,
     a: T1,
@@ -273,7 +280,8 @@ def qlinear_matmul(
     y_scale: TS,
     y_zero_point: T3,
 ) -> Tensor:
-    total = matmul_integer(ctx, a, b, a_zero_point, b_zero_point)
+    exact = DType.FLOAT32 if a.dtype.is_float or b.dtype.is_float else DType.INT32
+    total = _product(ctx, a, b, a_zero_point, b_zero_point, exact)
     rows = [_scalar(ctx, _per_row(ctx, x)) for x in (a_scale, y_scale, y_zero_point)]
     return _requantize(ctx, total, rows[0], _scalar(ctx, b_scale), rows[1], rows[2])
 

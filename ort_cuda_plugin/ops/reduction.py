@@ -13,7 +13,7 @@ from ort_cuda_plugin.kernels.reduce import reduce
 from ort_cuda_plugin.kernels.row_program import MAX, MIN, PRODUCT, SUM, Row, arg_max, arg_min
 from ort_cuda_plugin.kernels.scalar import Scalar
 from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
-from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, INDICES, HostTensor, T, op
+from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, WIDE_INTS, HostTensor, T, op
 
 RowFunction = Callable[[Row, Scalar], Scalar]
 
@@ -23,7 +23,7 @@ def reduction(
     axes_input_since: int,
     fn: RowFunction,
     element: Callable[[Scalar], Scalar] = lambda x: x,
-    types: frozenset[DType] = FLOATS | INDICES,
+    types: frozenset[DType] = FLOATS | WIDE_INTS,
 ) -> None:
     """Enters a reduction: ``fn`` of the row; ``element`` is the result for a row that is one element on its own.
 

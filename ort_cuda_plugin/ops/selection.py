@@ -23,6 +23,7 @@ from ort_cuda_plugin.ops.registry import (
     FLOATS,
     INDICES,
     T1,
+    WIDE_INTS,
     HostTensor,
     Int64,
     T,
@@ -225,7 +226,7 @@ def reverse_sequence(ctx: Lowering, x: T, sequence_lens: Int64, *, batch_axis: i
     return gather_map(ctx, x.shape, x.dtype, element)
 
 
-@op("CumProd", since=26, types={"T": FLOATS | INDICES | {DType.UINT32, DType.UINT64}, "T2": INDICES})
+@op("CumProd", since=26, types={"T": FLOATS | WIDE_INTS, "T2": INDICES})
 def cum_prod(ctx: Lowering, x: T, axis: HostTensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
     at = normalize_axis(ctx.host_constants(axis, "axis of CumProd", [0])[0], x.rank)
     return scan(ctx, PRODUCT, x, at, exclusive=bool(exclusive), reverse=bool(reverse))

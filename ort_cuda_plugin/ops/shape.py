@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ort_cuda_plugin.graph.ir import Constant, DType, InvalidModel, Unsupported
+from ort_cuda_plugin.graph.ir import FLOATS_8, Constant, DType, InvalidModel, Unsupported
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
 from ort_cuda_plugin.graph.symbolic import (
     Dim,
@@ -184,7 +184,7 @@ def dropout_10(ctx: Lowering, data: Tensor, *, ratio: float = 0.5) -> tuple[Tens
     return _dropout(ctx, data, DType.BOOL, False)
 
 
-@op("Dropout", since=12, types={"T": FLOATS, "T1": FLOATS, "T2": BOOL})
+@op("Dropout", since=12, types={"T": FLOATS | FLOATS_8, "T1": FLOATS | FLOATS_8, "T2": BOOL})
 def dropout_12(
     ctx: Lowering, data: T, ratio: T1 | None = None, training_mode: T2 | None = None, *, seed: int = 0
 ) -> tuple[Tensor, ...]:
