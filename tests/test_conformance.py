@@ -6,15 +6,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ort_cuda_plugin.conformance import runner
+from ort_cuda_plugin.abi.core import core, ffi
+from ort_cuda_plugin.conformance import runner, verdict
 from ort_cuda_plugin.conformance.cases import load_cases
-from ort_cuda_plugin.conformance.report import render
+from ort_cuda_plugin.conformance.mode import Mode
+from ort_cuda_plugin.conformance.report import changes, read_verdicts, render
+from ort_cuda_plugin.conformance.scope import out_of_scope
 from ort_cuda_plugin.conformance.values import difference, from_ort_value, is_plain, to_ort_value
 from ort_cuda_plugin.conformance.verdict import Outcome, Verdict, judge
 
 
 @pytest.mark.parametrize(
-    ("key", "verdict"),
+    ("key", "expected"),
     [
         ("node/add", Verdict.ON_EP),
         ("node/shape", Verdict.ON_EP),
@@ -23,10 +26,10 @@ from ort_cuda_plugin.conformance.verdict import Outcome, Verdict, judge
         ("node/if", Verdict.PARTLY),
     ],
 )
-def test_a_case_gets_its_verdict(key: str, verdict: Verdict) -> None:
-    outcome = judge(load_cases()[key], optimised=False)
-    assert outcome.verdict is verdict, outcome.reason
-    assert bool(outcome.reason) == (verdict is not Verdict.ON_EP)
+def test_a_case_gets_its_verdict(key: str, expected: Verdict) -> None:
+    outcome = judge(load_cases()[key], Mode())
+    assert outcome.verdict is expected, outcome.reason
+    assert bool(outcome.reason) == (expected is not Verdict.ON_EP)
     assert outcome.cpu_passes
 
 
@@ -75,14 +78,75 @@ def test_a_worker_that_crashes_costs_one_verdict(monkeypatch: pytest.MonkeyPatch
         return real([command[0], "-c", broken] if len(started) == 1 else command, **options)
 
     monkeypatch.setattr(runner.subprocess, "Popen", start)
-    crashed, fine = runner.run(["node/abs", "node/add"], optimised=False, jobs=1)
+    crashed, fine = runner.run([load_cases()[key] for key in ("node/abs", "node/add")], Mode(), jobs=1)
     assert (crashed.verdict, fine.verdict) == (Verdict.FAILED, Verdict.ON_EP)
     assert "crashed" in crashed.reason
 
 
-def test_the_report_lists_every_test_that_is_not_on_the_ep() -> None:
-    outcomes = [Outcome("node/a", Verdict.ON_EP, "", True), Outcome("node/b", Verdict.PARTLY, "x | y", True)]
-    text = render(outcomes, outcomes)
+OUTCOMES = [
+    Outcome("node/a", Verdict.ON_EP, "", True),
+    Outcome("node/b", Verdict.PARTLY, "x | y", True),
+    Outcome("node/c_d", Verdict.PARTLY, "x | y", True),
+    Outcome("node/e", Verdict.HOST_CANNOT, "", False, "an old host"),
+]
+
+
+def test_the_report_lists_every_test_that_is_not_on_the_ep_by_group_and_reason() -> None:
+    text = render(OUTCOMES, OUTCOMES)
     assert "| passed on the EP | 1 | 1 |" in text
-    assert "| node/b | x \\| y |" in text
+    assert "not wholly on the EP: 2." in text
+    assert "### in scope (2)\n\n- x \\| y: `node/b`, `node/c_d`\n" in text
+    assert "### an old host (1)\n\n- `node/e`\n" in text
     assert "node/a" not in text
+
+
+def test_a_report_read_back_tells_which_verdicts_changed() -> None:
+    optimised = [Outcome("node/a", Verdict.NO_NODE, "", True), *OUTCOMES[1:]]
+    keys = [outcome.key for outcome in OUTCOMES]
+    first, second = read_verdicts(render(OUTCOMES, optimised), keys)
+    assert changes(first, OUTCOMES) == changes(second, optimised) == []
+    assert changes(second, OUTCOMES) == ["node/a: passed with no node left to run -> passed on the EP"]
+    assert changes(first, [Outcome("node/e", Verdict.WRONG, "1 of 2", True)]) == [
+        "node/e: the host cannot -> wrong 1 of 2"
+    ]
+    with pytest.raises(ValueError, match="no conformance report"):
+        read_verdicts("", keys)
+
+
+@pytest.mark.parametrize(
+    ("key", "placed", "scope"),
+    [
+        ("node/add", {"Add"}, ""),
+        ("node/string_concat", set(), "strings"),
+        ("node/if", set(), "control flow"),
+        ("node/if_opt", set(), "control flow, optional, sequences"),
+        ("node/sequence_insert_at_back", {"SequenceInsert"}, "sequences"),
+        ("node/ai_onnx_ml_binarizer", set(), "domain ai.onnx.ml"),
+        ("node/image_decoder_decode_bmp_rgb", {"ImageDecoder"}, "ImageDecoder"),
+        ("node/range_float16_type_positive_delta", {"Range"}, ""),
+        ("node/range_float16_type_positive_delta", set(), "control flow in the function body of Range"),
+        ("node/reversesequence_time", {"ReverseSequence"}, ""),
+    ],
+)
+def test_what_is_out_of_scope_is_found_in_the_model(key: str, placed: set[str], scope: str) -> None:
+    assert out_of_scope(load_cases()[key].model(), placed) == scope
+
+
+def test_findings_of_the_checking_mode_fail_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdict, "findings", lambda: ["out-of-bounds: kernel add"])
+    outcome = judge(load_cases()["node/add"], Mode())
+    assert (outcome.verdict, outcome.reason) == (Verdict.FAILED, "out-of-bounds: kernel add")
+
+
+def test_a_mode_reaches_the_worker_and_its_seed_depends_on_the_test() -> None:
+    mode = Mode(check=True, seed=5)
+    assert mode.environment(jobs=1)["ORT_CUDA_PLUGIN_EMULATE_CHECK"] == "1"
+    assert mode.environment(jobs=1)["ORT_CUDA_PLUGIN_EMULATE_STREAMS"] == "adversarial"
+    config = ffi.new("ocp_emu_config *")
+    seeds = []
+    for key in ("node/abs", "node/add", "node/abs"):
+        mode.apply(key)
+        core().emu_get_config(config)
+        seeds.append(config.seed)
+    assert seeds[0] == seeds[2] != seeds[1]
+    assert {seed >> 32 for seed in seeds} == {5}

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -27,6 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="worker processes")
     parser.add_argument("--optimised", action="store_true", help="with ONNX Runtime's graph optimisations")
+    parser.add_argument("--check", action="store_true", help="in the emulated device's checking mode; a finding fails")
+    parser.add_argument(
+        "--adversarial",
+        type=int,
+        metavar="SEED",
+        help="with streams that defer and interleave work, for each test by another seed made of this one",
+    )
     parser.add_argument(
         "--write", type=Path, metavar="FILE", help="run all tests both ways and write the report (Markdown)"
     )
@@ -35,34 +42,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     from ort_cuda_plugin.conformance.cases import load_cases
+    from ort_cuda_plugin.conformance.mode import Mode
     from ort_cuda_plugin.conformance.report import render
     from ort_cuda_plugin.conformance.runner import run
-    from ort_cuda_plugin.conformance.verdict import Outcome, Verdict
+    from ort_cuda_plugin.conformance.verdict import BAD, Outcome, Verdict
 
     console = Console(stderr=True)
     patterns = arguments.patterns or ["*"]
-    keys = [key for key in load_cases() if any(fnmatch.fnmatch(key, pattern) for pattern in patterns)]
-    if not keys:
+    mode = Mode(arguments.optimised, arguments.check, arguments.adversarial)
+    if arguments.write and (arguments.patterns or mode != Mode()):
+        raise UserError(ExitCode.USAGE, "--write runs all tests in modes of its own: give neither tests nor a mode")
+    if arguments.adversarial is not None and not 0 <= arguments.adversarial < 2**32:
+        raise UserError(ExitCode.USAGE, f"--adversarial {arguments.adversarial}: a seed is from 0 to {2**32 - 1}")
+    cases = [case for key, case in load_cases().items() if any(fnmatch.fnmatch(key, pattern) for pattern in patterns)]
+    if not cases:
         raise UserError(ExitCode.USAGE, f"no test matches {' '.join(patterns)}")
 
-    def measured(optimised: bool) -> list[Outcome]:
+    def measured(mode: Mode) -> list[Outcome]:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-            task = progress.add_task("tests", total=len(keys))
-            return run(keys, optimised=optimised, jobs=arguments.jobs, progress=lambda _: progress.advance(task))
+            task = progress.add_task("tests", total=len(cases))
+            return run(cases, mode, jobs=arguments.jobs, progress=lambda _: progress.advance(task))
 
     started = time.perf_counter()
-    outcomes = measured(arguments.optimised)
+    outcomes = measured(mode)
     seconds = time.perf_counter() - started
     if arguments.write:
-        arguments.write.write_text(render(outcomes, measured(not arguments.optimised)))
+        arguments.write.write_text(render(outcomes, measured(replace(mode, optimised=True))))
     if arguments.json:
         print(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
     else:
         for outcome in outcomes:
             if outcome.verdict is not Verdict.ON_EP:
-                print(f"{outcome.key}: {outcome.verdict}: {outcome.reason}")
+                print(f"{outcome.key}: {outcome.verdict}: {outcome.group}: {outcome.reason}")
         for verdict, count in Counter(outcome.verdict for outcome in outcomes).most_common():
             print(f"{count:5d} {verdict}", file=sys.stderr)
         print(f"{len(outcomes)} tests in {seconds:.0f} s", file=sys.stderr)
-    bad = [outcome for outcome in outcomes if outcome.verdict in (Verdict.WRONG, Verdict.FAILED)]
-    return ExitCode.MISMATCH if bad else ExitCode.OK
+    return ExitCode.MISMATCH if any(outcome.verdict in BAD for outcome in outcomes) else ExitCode.OK

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import queue
 import select
 import subprocess
@@ -11,6 +11,8 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
+from ort_cuda_plugin.conformance.cases import Case
+from ort_cuda_plugin.conformance.mode import Mode
 from ort_cuda_plugin.conformance.verdict import Outcome, Verdict
 
 TIMEOUT_S = 120
@@ -18,68 +20,67 @@ TIMEOUT_S = 120
 
 
 def run(
-    keys: Sequence[str], *, optimised: bool, jobs: int, progress: Callable[[Outcome], None] = lambda outcome: None
+    cases: Sequence[Case], mode: Mode, *, jobs: int, progress: Callable[[Outcome], None] = lambda outcome: None
 ) -> list[Outcome]:
-    """One outcome per key, in order. A worker that dies or hangs is replaced; its test has failed."""
-    todo: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for key in keys:
-        todo.put(key)
+    """One outcome per case, in order. A worker that dies or hangs is replaced; its test has failed."""
+    todo: queue.SimpleQueue[Case] = queue.SimpleQueue()
+    for case in cases:
+        todo.put(case)
     outcomes: dict[str, Outcome] = {}
+    jobs = min(jobs, len(cases))
 
     def work() -> None:
         worker: _Worker | None = None
         while True:
             try:
-                key = todo.get_nowait()
+                case = todo.get_nowait()
             except queue.Empty:
                 break
-            worker = worker or _Worker(optimised)
-            outcome = worker.judge(key)
+            worker = worker or _Worker(mode, jobs)
+            outcome = worker.judge(case)
             if outcome is None:
-                outcome = Outcome(key, Verdict.FAILED, worker.death(), False)
+                outcome = Outcome(case.key, Verdict.FAILED, worker.death(), False)
                 worker = None
-            outcomes[key] = outcome
+            outcomes[case.key] = outcome
             progress(outcome)
         if worker is not None:
             worker.close()
 
-    threads = [threading.Thread(target=work) for _ in range(min(jobs, len(keys)))]
+    threads = [threading.Thread(target=work) for _ in range(jobs)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [outcomes[key] for key in keys]
+    return [outcomes[case.key] for case in cases]
 
 
 class _Worker:
-    def __init__(self, optimised: bool) -> None:
-        environment = os.environ | {"ALLOW_RELEASED_ONNX_OPSET_ONLY": "0"}
-        command = [
-            sys.executable,
-            "-m",
-            "ort_cuda_plugin.conformance.worker",
-            "optimised" if optimised else "as-written",
-        ]
+    """A process of `ort_cuda_plugin.conformance.worker`. It gets tests, because making all of them takes seconds."""
+
+    def __init__(self, mode: Mode, jobs: int) -> None:
+        command = [sys.executable, "-m", "ort_cuda_plugin.conformance.worker"]
+        environment = os.environ | mode.environment(jobs)
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
         )
+        self._mode = mode
 
-    def judge(self, key: str) -> Outcome | None:
+    def judge(self, case: Case) -> Outcome | None:
         """None when the worker died or took too long."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
         try:
-            stdin.write(json.dumps(key).encode() + b"\n")
+            pickle.dump((self._mode, case), stdin)
             stdin.flush()
         except BrokenPipeError:
             return None
         ready, _, _ = select.select([stdout], [], [], TIMEOUT_S)
-        line = stdout.readline() if ready else b""
-        if not line:
+        try:
+            outcome = pickle.load(stdout) if ready else None
+        except (EOFError, pickle.UnpicklingError):
             return None
-        fields = json.loads(line)
-        return Outcome(fields["key"], Verdict(fields["verdict"]), fields["reason"], fields["cpu_passes"])
+        return outcome if isinstance(outcome, Outcome) else None
 
     def death(self) -> str:
         """Ends the worker and says how it ended."""

@@ -31,11 +31,15 @@ _WHOLE_BYTE = {
 }
 
 
+USER_DEFINED = 256
+"""The first number of types that are not NumPy's own."""
+
+
 def is_plain(value: Any) -> bool:
     """Whether ONNX Runtime takes the value from NumPy as it is."""
     if value is None or isinstance(value, list):
         return True
-    return value.dtype.kind in "biufOSUc" and value.dtype.isbuiltin == 1
+    return int(value.dtype.num) < USER_DEFINED
 
 
 def to_ort_value(array: Array) -> Any:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnx
 
 from ort_cuda_plugin import get_ep_name
 from ort_cuda_plugin.conformance.cases import Case
+from ort_cuda_plugin.conformance.mode import Mode, findings
+from ort_cuda_plugin.conformance.scope import is_random, out_of_scope
 from ort_cuda_plugin.conformance.values import difference, from_ort_value, is_plain, to_ort_value
 
 
@@ -22,66 +25,134 @@ class Verdict(enum.StrEnum):
     HOST_CANNOT = "the host cannot"
 
 
+LEFT_BY_ORT = "left there by ORT"
+BAD = (Verdict.WRONG, Verdict.FAILED)
+IN_SCOPE = "in scope"
+"""The group of what the plugin should do and does not."""
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """A verdict. ``reason`` names nodes, differences or errors; ``cpu_passes``: the CPU provider alone passes."""
+    """A verdict. ``reason`` names nodes, differences or errors; ``cpu_passes``: the CPU provider alone passes.
+
+    ``group`` is a heading for the outcomes that are not on the EP for one kind of reason.
+    """
 
     key: str
     verdict: Verdict
     reason: str
     cpu_passes: bool
+    group: str = IN_SCOPE
 
 
-def judge(case: Case, *, optimised: bool) -> Outcome:
+@dataclass
+class Attempt:
+    """What a provider made of a test: ``problem`` is "" where all was right, ``wrong`` tells results from errors.
+
+    ``placed`` has (provider, operator type, reason) of each node, ``declined`` the plugin's reasons where there is no
+    session, ``results`` the outputs of the data set that was judged last.
+    """
+
+    problem: str = ""
+    wrong: bool = False
+    placed: list[tuple[str, str, str]] = field(default_factory=list)
+    declined: list[str] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
+
+
+def judge(case: Case, mode: Mode) -> Outcome:
     """Never raises for what a model or a provider does wrong."""
     model = case.model()
-    cpu = _problem(case, model, optimised, on_plugin=False)[0]
-    problem, wrong, placed = _problem(case, model, optimised, on_plugin=True)
-    if problem:
-        if cpu:
-            return Outcome(case.key, Verdict.HOST_CANNOT, f"CPU provider: {cpu}; plugin: {problem}", False)
-        return Outcome(case.key, Verdict.WRONG if wrong else Verdict.FAILED, problem, True)
-    elsewhere = [f"{op_type}: {reason}" for provider, op_type, reason in placed if provider != get_ep_name()]
+    cpu = _attempt(case, model, mode, on_plugin=False)
+    mode.apply(case.key)
+    plugin = _attempt(case, model, mode, on_plugin=True)
+    if found := findings():
+        return Outcome(case.key, Verdict.FAILED, "; ".join(found), not cpu.problem)
+    if plugin.problem:
+        if cpu.problem:
+            return _host_cannot(case, model, cpu, plugin)
+        return Outcome(case.key, Verdict.WRONG if plugin.wrong else Verdict.FAILED, plugin.problem, True)
+    elsewhere = {op_type: reason for provider, op_type, reason in plugin.placed if provider != get_ep_name()}
     if elsewhere:
-        return Outcome(case.key, Verdict.PARTLY, "; ".join(dict.fromkeys(elsewhere)), not cpu)
-    return Outcome(case.key, Verdict.ON_EP if placed else Verdict.NO_NODE, "", not cpu)
+        # What ORT left there it left because of others that were declined.
+        declined = {f"{op_type}: {reason}": None for op_type, reason in elsewhere.items() if reason != LEFT_BY_ORT}
+        reasons = declined or {f"{op_type}: {LEFT_BY_ORT}": None for op_type in elsewhere}
+        scope = out_of_scope(model, {op_type for _, op_type, _ in plugin.placed})
+        group = f"out of scope: {scope}" if scope else IN_SCOPE
+        return Outcome(case.key, Verdict.PARTLY, "; ".join(reasons), not cpu.problem, group)
+    return Outcome(case.key, Verdict.ON_EP if plugin.placed else Verdict.NO_NODE, "", not cpu.problem)
 
 
-def _problem(
-    case: Case, model: onnx.ModelProto, optimised: bool, *, on_plugin: bool
-) -> tuple[str, bool, list[tuple[str, str, str]]]:
-    """What went wrong or "", whether that is a wrong result, and (provider, op type, reason) of each node."""
-    placed: list[tuple[str, str, str]] = []
+HOST_GROUPS = (
+    (r"No Op registered for \S+ with domain_version of (\d+)", r"ONNX Runtime does not know opset \1 of ai.onnx"),
+    (r"Unrecognized attribute: (\w+) for operator (\w+)", r"ONNX Runtime does not know the attribute \1 of \2"),
+    (r"([\w.]+):\w+\(-1\) is not a registered function/op", r"ONNX Runtime does not know the domain \1"),
+    (r"construct locale with name:([\w.-]+)", r"the machine has no locale \1"),
+)
+"""Patterns of the CPU provider's error for reasons that lie outside the plugin, and what they mean."""
+
+
+def _host_cannot(case: Case, model: onnx.ModelProto, cpu: Attempt, plugin: Attempt) -> Outcome:
+    def outcome(group: str, reason: str = "") -> Outcome:
+        return Outcome(case.key, Verdict.HOST_CANNOT, reason, False, group)
+
+    for pattern, meaning in HOST_GROUPS:
+        if match := re.search(pattern, cpu.problem):
+            return outcome(match.expand(meaning))
+    if scope := out_of_scope(model, {op_type for _, op_type, _ in plugin.placed}):
+        return outcome(f"out of scope: {scope}", cpu.problem)
+    if is_random(model):
+        return outcome("random values, which the test has from another generator")
+    if cpu.wrong and plugin.wrong:
+        pairs = zip(plugin.results, cpu.results, strict=True)
+        if not any(difference(ours, theirs, case.rtol, case.atol) for ours, theirs in pairs):
+            return outcome("the CPU provider and the plugin agree on other values than the test's", plugin.problem)
+    reason = "; ".join(dict.fromkeys(plugin.declined))
+    return outcome(IN_SCOPE, reason or f"{plugin.problem} (CPU provider: {cpu.problem})")
+
+
+def _attempt(case: Case, model: onnx.ModelProto, mode: Mode, *, on_plugin: bool) -> Attempt:
+    attempt = Attempt()
     try:
-        session, placed = _session(model.SerializeToString(), optimised, on_plugin)
+        session = _session(model.SerializeToString(), mode, attempt, on_plugin)
         for inputs, expected in case.data_sets(model):
-            actual = _run(session, inputs)
-            for name, a, e in zip([output.name for output in model.graph.output], actual, expected, strict=True):
+            attempt.results = _run(session, inputs)
+            names = [output.name for output in model.graph.output]
+            for name, a, e in zip(names, attempt.results, expected, strict=True):
                 if text := difference(a, e, case.rtol, case.atol):
-                    return f"output {name!r}: {text}", True, placed
+                    attempt.problem, attempt.wrong = f"output {name!r}: {text}", True
+                    return attempt
     except Exception as error:
-        return _one_line(error), False, placed
-    return "", False, placed
+        attempt.problem = _one_line(error)
+    return attempt
 
 
-def _session(model: bytes, optimised: bool, on_plugin: bool) -> tuple[Any, list[tuple[str, str, str]]]:
+def _session(model: bytes, mode: Mode, attempt: Attempt, on_plugin: bool) -> Any:
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     levels = ort.GraphOptimizationLevel
-    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimised else levels.ORT_DISABLE_ALL
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if mode.optimised else levels.ORT_DISABLE_ALL
     options.log_severity_level = 4
+    options.intra_op_num_threads = 1
     if not on_plugin:
-        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"]), []
+        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     from ort_cuda_plugin.api import create_session
+    from ort_cuda_plugin.ep.provider import last_verdicts
 
-    session, provider = create_session(model, True, None, options)
-    reasons = {(verdict.op_type, verdict.name): f"({verdict.kind}) {verdict.reason}" for verdict in provider.verdicts}
-    placed = []
+    try:
+        session, _ = create_session(model, True, None, options)
+    except Exception:
+        declined = [verdict for verdict in last_verdicts() if not verdict.supported]
+        attempt.declined = [f"{verdict.op_type}: ({verdict.kind}) {verdict.reason}" for verdict in declined]
+        raise
+    verdicts = [verdict for verdict in last_verdicts() if not verdict.supported]
+    reasons = {(verdict.op_type, verdict.name): f"({verdict.kind}) {verdict.reason}" for verdict in verdicts}
     for part in session.get_provider_graph_assignment_info():
         for node in part.get_nodes():
-            placed.append((part.ep_name, node.op_type, reasons.get((node.op_type, node.name), "left there by ORT")))
-    return session, placed
+            reason = reasons.get((node.op_type, node.name), LEFT_BY_ORT)
+            attempt.placed.append((part.ep_name, node.op_type, reason))
+    return session
 
 
 def _run(session: Any, inputs: list[Any]) -> list[Any]:

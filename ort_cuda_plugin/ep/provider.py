@@ -28,6 +28,11 @@ def last_provider() -> Provider | None:
     return getattr(_thread, "provider", None)
 
 
+def last_verdicts() -> list[NodeVerdict]:
+    """Those of the provider that was created last on this thread, also of one that is closed by now."""
+    return getattr(_thread, "verdicts", [])
+
+
 class Provider:
     """The control plane of an ``OrtEp``.
 
@@ -49,6 +54,7 @@ class Provider:
         self._fused: list[FusedNode] = []
         self._ranks: Ranks = {}  # ORT forgets what it replaced by a fused node, so they outlive the claims
         _thread.provider = self
+        _thread.verdicts = self.verdicts
 
     def close(self) -> None:
         """Releases clusters, weights and kernels; ORT has released the compute infos before.
@@ -112,6 +118,7 @@ class Provider:
             ours = [verdict for verdict in self.verdicts if verdict.supported]
             pairs = zip(graph.nodes, verdicts, strict=True)
             self.verdicts = ours + [verdict for node, verdict in pairs if node.provider != EP_NAME]
+            _thread.verdicts = self.verdicts
         nodes = _nodes(ort_graph)
         fusion = ffi.new("OrtNodeFusionOptions *")
         fusion.ort_version_supported = host.api_version()

@@ -1,0 +1,53 @@
+"""How the tests are run: ONNX Runtime's optimisations, and what the emulated device checks and defers."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mode:
+    """``check``: the emulated device's checking mode, whose findings fail a test. ``seed``: adversarial streams, which
+    defer and interleave work by this seed and the test's name; None for streams that run everything at once.
+    """
+
+    optimised: bool = False
+    check: bool = False
+    seed: int | None = None
+
+    def environment(self, jobs: int) -> dict[str, str]:
+        """Variables of a worker process that is one of ``jobs``."""
+        cores = len(os.sched_getaffinity(0))
+        return {
+            "ALLOW_RELEASED_ONNX_OPSET_ONLY": "0",
+            "ORT_CUDA_PLUGIN_EMULATE_CHECK": str(int(self.check)),
+            "ORT_CUDA_PLUGIN_EMULATE_STREAMS": "inline" if self.seed is None else "adversarial",
+            "ORT_CUDA_PLUGIN_EMULATE_WORKERS": str(max(1, cores // jobs)),
+        }
+
+    def apply(self, key: str) -> None:
+        """Prepares the emulated devices of this process for one test."""
+        from ort_cuda_plugin.abi.core import core, ffi
+
+        core().emu_clear_findings()
+        if self.seed is None:
+            return
+        config, text = ffi.new("ocp_emu_config *"), ffi.new("char[200]")
+        core().emu_get_config(config)
+        config.seed = (self.seed << 32) | zlib.crc32(key.encode())
+        if core().emu_configure(config, text, len(text)):
+            raise RuntimeError(ffi.string(text).decode())
+
+
+def findings() -> list[str]:
+    """What the checking mode found since `Mode.apply`, one line each."""
+    from ort_cuda_plugin.abi.core import core, ffi
+
+    found = []
+    for index in range(core().emu_num_findings()):
+        text = ffi.new("char[500]")
+        core().emu_finding(index, text, len(text))
+        found.append(ffi.string(text).decode())
+    return found
