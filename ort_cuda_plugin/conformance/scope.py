@@ -34,7 +34,7 @@ def out_of_scope(model: ModelProto, placed: Collection[str]) -> str:
         for node in graph.node:
             found.update(dict.fromkeys(_node_kinds(node)))
             if node.op_type not in placed and (body := _function_body(node, opsets, types)):
-                kinds = {kind for inner in body.node for kind in _node_kinds(inner)}
+                kinds = {kind for inner in body.node for kind in _node_kinds(inner)} - found.keys()
                 found.update((f"{kind} in the function body of {node.op_type}", None) for kind in sorted(kinds))
     return ", ".join(sorted(found))
 
