@@ -112,6 +112,7 @@ static const ocp_core core = {
     .library_load = ocp_library_load,
     .problem_create = ocp_problem_create,
     .problem_release = ocp_problem_release,
+    .weight_create_state = ocp_weight_create_state,
     .cluster_run = ocp_cluster_run,
     .weight_acquire = ocp_weight_acquire,
     .weight_release = ocp_weight_release,

@@ -113,6 +113,7 @@ typedef struct ocp_core {
   int (*library_load)(uint32_t library, const char *path, ocp_error *error);
   ocp_problem *(*problem_create)(const ocp_problem_spec *spec, ocp_error *error);
   void (*problem_release)(ocp_problem *problem);
+  int (*weight_create_state)(ocp_device *device, const void *data, size_t bytes, ocp_weight **out, ocp_error *error);
 } ocp_core;
 
 const ocp_core *ocp_core_table(void);

@@ -62,7 +62,6 @@ static void place(uint64_t address, char *text, size_t text_bytes) {
 typedef enum kind { OUT_OF_BOUNDS, USE_AFTER_FREE, UNINITIALISED_READ, MISSING_WAIT, DIVERGENT_BARRIER } kind;
 static const char *const kinds[] = {"out-of-bounds", "use-after-free", "uninitialised-read", "missing-wait",
                                     "divergent-barrier"};
-typedef enum access { LOAD = 1, STORE = 2, ATOMIC = 3 } access;
 static const char *const accesses[] = {"", "reads", "writes", "updates"};
 
 /* Keeps the first finding of each kind of a launch, and makes the launch fail. */
@@ -71,7 +70,7 @@ static bool first_of_kind(emu_launch *launch, kind kind) {
   return !(atomic_fetch_or(&launch->found, bit) & bit);
 }
 
-static void report(ocp_emu_thread *thread, kind kind, access access, uint64_t address, uint32_t bytes,
+static void report(ocp_emu_thread *thread, kind kind, emu_access access, uint64_t address, uint32_t bytes,
                    const char *where) {
   const emu_cpu *cpu = thread->scheduler;
   emu_launch *launch = cpu->launch;
@@ -85,7 +84,7 @@ static void report(ocp_emu_thread *thread, kind kind, access access, uint64_t ad
 }
 
 /* The access must not happen: the kernel ends here. */
-static _Noreturn void refuse(ocp_emu_thread *thread, kind kind, access access, uint64_t address, uint32_t bytes,
+static _Noreturn void refuse(ocp_emu_thread *thread, kind kind, emu_access access, uint64_t address, uint32_t bytes,
                              const char *where) {
   report(thread, kind, access, address, bytes, where);
   emu_cpu *cpu = thread->scheduler;
@@ -93,13 +92,13 @@ static _Noreturn void refuse(ocp_emu_thread *thread, kind kind, access access, u
   emu_abandon_block(thread);
 }
 
-static void note(ocp_emu_thread *thread, access access, uint64_t address, uint32_t bytes) {
+static void note(ocp_emu_thread *thread, emu_access access, uint64_t address, uint32_t bytes) {
   const emu_cpu *cpu = thread->scheduler;
   const emu_clock *clock = cpu->launch->clock;
   for (uint64_t end = address + bytes; clock && address < end;) {
     uint64_t within = address % EMU_GRANULE, last = within + (end - address) - 1;
     last = last < EMU_GRANULE ? last : EMU_GRANULE - 1;
-    uint64_t other = emu_history_note(emu_history_of(address), clock, (uint32_t)within, (uint32_t)last, access != LOAD);
+    uint64_t other = emu_history_note(emu_history_of(address), clock, (uint32_t)within, (uint32_t)last, access);
     if (other) {
       char name[100], where[200];
       emu_clock_describe(other, name, sizeof name);
@@ -110,7 +109,7 @@ static void note(ocp_emu_thread *thread, access access, uint64_t address, uint32
   }
 }
 
-static void check_device(ocp_emu_thread *thread, access access, uint64_t address, uint32_t bytes) {
+static void check_device(ocp_emu_thread *thread, emu_access access, uint64_t address, uint32_t bytes) {
   if (!emu_shadow_is_written(address, bytes)) {
     char where[200];
     place(address + emu_shadow_first_not(address, bytes, EMU_BYTE_ALLOCATED | EMU_BYTE_WRITTEN), where, sizeof where);
@@ -118,14 +117,14 @@ static void check_device(ocp_emu_thread *thread, access access, uint64_t address
     if (missing < bytes)
       refuse(thread, emu_shadow_state(address + missing) & EMU_BYTE_FREED ? USE_AFTER_FREE : OUT_OF_BOUNDS, access,
              address, bytes, where);
-    if (access & LOAD)
+    if (access & EMU_LOAD)
       report(thread, UNINITIALISED_READ, access, address, bytes, where);
     emu_shadow_written(address, bytes); /* for a load, too: once reported is enough */
   }
   note(thread, access, address, bytes);
 }
 
-static void check(ocp_emu_thread *thread, const void *pointer, uint32_t bytes, access access) {
+static void check(ocp_emu_thread *thread, const void *pointer, uint32_t bytes, emu_access access) {
   uint64_t host = (uint64_t)pointer, address = host - (uint64_t)emu.alias;
   const emu_cpu *cpu = thread->scheduler;
   if (!emu.config.check) /* a checked kernel outside of the checking mode */
@@ -152,19 +151,19 @@ static void check(ocp_emu_thread *thread, const void *pointer, uint32_t bytes, a
     return;
   }
   bool stack = host - (uint64_t)__builtin_frame_address(0) < NEAR_STACK;
-  bool constant = access == LOAD && emu_module_owns(cpu->launch->function->module, host, bytes);
+  bool constant = access == EMU_LOAD && emu_module_owns(cpu->launch->function->module, host, bytes);
   if (!stack && !constant)
     refuse(thread, OUT_OF_BOUNDS, access, address, bytes, "outside of device memory");
 }
 
 void ocp_emu_check_load(ocp_emu_thread *thread, const void *address, uint32_t bytes) {
-  check(thread, address, bytes, LOAD);
+  check(thread, address, bytes, EMU_LOAD);
 }
 void ocp_emu_check_store(ocp_emu_thread *thread, const void *address, uint32_t bytes) {
-  check(thread, address, bytes, STORE);
+  check(thread, address, bytes, EMU_STORE);
 }
 void ocp_emu_check_atomic(ocp_emu_thread *thread, const void *address, uint32_t bytes) {
-  check(thread, address, bytes, ATOMIC);
+  check(thread, address, bytes, EMU_ATOMIC);
 }
 
 void emu_check_divergence(emu_cpu *cpu) {
@@ -209,12 +208,13 @@ static CUresult finding(kind kind, const char *what, uint64_t address, uint64_t 
   return emu_fail(CUDA_ERROR_ILLEGAL_ADDRESS, "%s", text);
 }
 
-static CUresult note_range(const emu_clock *clock, const char *what, uint64_t address, uint64_t bytes, bool write) {
+static CUresult note_range(const emu_clock *clock, const char *what, uint64_t address, uint64_t bytes,
+                           emu_access access) {
   uint64_t other = 0;
   for (uint64_t at = address, end = address + bytes; at < end;) {
     uint64_t within = at % EMU_GRANULE, last = within + (end - at) - 1;
     last = last < EMU_GRANULE ? last : EMU_GRANULE - 1;
-    uint64_t conflict = emu_history_note(emu_history_of(at), clock, (uint32_t)within, (uint32_t)last, write);
+    uint64_t conflict = emu_history_note(emu_history_of(at), clock, (uint32_t)within, (uint32_t)last, access);
     other = other ? other : conflict;
     at += last - within + 1;
   }
@@ -234,9 +234,9 @@ static CUresult check_copy(const emu_op *op, const emu_clock *clock) {
   CUresult result = CUDA_SUCCESS;
   emu_clock_name(clock, what);
   if (!op->copy.src_host)
-    result = note_range(clock, what, src, bytes, false);
+    result = note_range(clock, what, src, bytes, EMU_LOAD);
   if (!op->copy.dst_host && !result)
-    result = note_range(clock, what, dst, bytes, true);
+    result = note_range(clock, what, dst, bytes, EMU_STORE);
   if (op->copy.src_host) {
     emu_shadow_written(dst, bytes);
   } else if (!op->copy.dst_host) {
@@ -277,7 +277,7 @@ CUresult emu_check_op(const emu_op *op, const emu_clock *clock) {
   case EMU_OP_SET:
     emu_clock_name(clock, "fill");
     emu_shadow_written(op->set.dst, op->set.bytes);
-    return note_range(clock, "fill", op->set.dst, op->set.bytes, true);
+    return note_range(clock, "fill", op->set.dst, op->set.bytes, EMU_STORE);
   case EMU_OP_REUSE:
     break;
   }

@@ -35,10 +35,13 @@ struct emu_clock {
 };
 /* The last accesses to a granule of device memory: slot, time, and the bytes of the granule. */
 typedef struct emu_history {
-  _Atomic uint64_t write, reads[2];
+  _Atomic uint64_t write, atomic, reads[2];
 } emu_history;
-/* Notes an access inside one granule; returns the earlier access that it is not ordered with, or 0. */
-uint64_t emu_history_note(emu_history *history, const emu_clock *clock, uint32_t first, uint32_t last, bool write);
+typedef enum emu_access { EMU_LOAD = 1, EMU_STORE = 2, EMU_ATOMIC = 3 } emu_access;
+/* Notes an access inside one granule; returns the earlier access that it is not ordered with, or 0. Atomic updates need
+ * no order among themselves. */
+uint64_t emu_history_note(emu_history *history, const emu_clock *clock, uint32_t first, uint32_t last,
+                          emu_access access);
 /* Names an operation for later reports, and finds that name again. */
 void emu_clock_name(const emu_clock *clock, const char *name);
 void emu_clock_describe(uint64_t access, char *text, size_t text_bytes);

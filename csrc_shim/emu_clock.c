@@ -182,21 +182,31 @@ static void store(_Atomic uint64_t *place, uint64_t before, const emu_clock *clo
   atomic_store_explicit(place, pack(clock, first, last), memory_order_relaxed);
 }
 
-uint64_t emu_history_note(emu_history *history, const emu_clock *clock, uint32_t first, uint32_t last, bool write) {
+uint64_t emu_history_note(emu_history *history, const emu_clock *clock, uint32_t first, uint32_t last,
+                          emu_access access) {
   uint64_t written = atomic_load_explicit(&history->write, memory_order_relaxed), conflict = 0;
-  if (write && is_own(written, clock) && covers(written, first, last))
-    return 0; /* noted before, and compared then */
+  uint64_t updated = atomic_load_explicit(&history->atomic, memory_order_relaxed);
+  /* Noted before, and compared then. */
+  if (access == EMU_STORE && is_own(written, clock) && covers(written, first, last))
+    return 0;
+  if (access == EMU_ATOMIC && is_own(updated, clock) && covers(updated, first, last))
+    return 0;
   uint64_t reads[2] = {atomic_load_explicit(&history->reads[0], memory_order_relaxed),
                        atomic_load_explicit(&history->reads[1], memory_order_relaxed)};
-  if (!write && is_own(reads[0], clock) && covers(reads[0], first, last))
+  if (access == EMU_LOAD && is_own(reads[0], clock) && covers(reads[0], first, last))
     return 0;
   if (written && overlaps(written, first, last) && !is_before(written, clock))
     conflict = written;
-  if (write) {
+  if (access != EMU_ATOMIC && updated && overlaps(updated, first, last) && !is_before(updated, clock))
+    conflict = updated;
+  if (access != EMU_LOAD) {
     for (int i = 0; i < 2; i++)
       if (reads[i] && overlaps(reads[i], first, last) && !is_before(reads[i], clock))
         conflict = reads[i];
-    store(&history->write, written, clock, first, last);
+    if (access == EMU_STORE)
+      store(&history->write, written, clock, first, last);
+    else
+      store(&history->atomic, updated, clock, first, last);
     return conflict;
   }
   /* Of two readers both stay, unless one of them was before this one anyway. */

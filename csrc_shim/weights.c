@@ -1,4 +1,5 @@
-/* The weight store: device copies of constants, keyed by device and content, shared by all clusters of the process. */
+/* The weight store: device copies of constants, keyed by device and content, shared by all clusters of the process.
+ * States are weights that Runs write: nobody shares them. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -19,6 +20,7 @@ struct ocp_weight {
   size_t bytes;
   CUdeviceptr address;
   uint32_t references;
+  bool is_shared; /* in a bucket */
   enum { UPLOADING, READY, FAILED } state;
 };
 
@@ -107,7 +109,8 @@ static ocp_weight *find_or_insert(ocp_device *device, content_hash hash, size_t 
   ocp_weight *weight = calloc(1, sizeof *weight);
   if (!weight)
     return NULL;
-  *weight = (ocp_weight){.next = *bucket, .device = device, .hash = hash, .bytes = bytes, .references = 1};
+  *weight =
+      (ocp_weight){.next = *bucket, .device = device, .hash = hash, .bytes = bytes, .references = 1, .is_shared = true};
   *bucket = weight;
   *is_new = true;
   return weight;
@@ -117,6 +120,8 @@ static ocp_weight *find_or_insert(ocp_device *device, content_hash hash, size_t 
 static ocp_weight *drop(ocp_weight *weight) {
   if (--weight->references)
     return NULL;
+  if (!weight->is_shared)
+    return weight;
   ocp_weight **link = bucket_of(weight->hash);
   while (*link != weight)
     link = &(*link)->next;
@@ -181,6 +186,19 @@ int ocp_weight_acquire(ocp_device *device, const void *data, size_t bytes, ocp_w
       *out = NULL;
     return code;
   }
+}
+
+int ocp_weight_create_state(ocp_device *device, const void *data, size_t bytes, ocp_weight **out, ocp_error *error) {
+  ocp_weight *weight = calloc(1, sizeof *weight);
+  if (!weight)
+    return ocp_fail(error, ORT_FAIL, "not enough host memory");
+  *weight = (ocp_weight){.device = device, .bytes = bytes, .references = 1, .state = READY};
+  if (upload(weight, data, error) != ORT_OK) {
+    free(weight);
+    return error->code;
+  }
+  *out = weight;
+  return ORT_OK;
 }
 
 void ocp_weight_release(ocp_weight *weight) {

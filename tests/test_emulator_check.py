@@ -11,7 +11,7 @@ import pytest
 from emulator_harness import compile_kernels, configured, findings
 from ort_cuda_plugin.abi.core import core, ffi
 from ort_cuda_plugin.runtime.compile import compile_kernel
-from ort_cuda_plugin.runtime.device import CudaError, Device, DeviceArray, Module
+from ort_cuda_plugin.runtime.device import CudaError, Device, DeviceArray, Module, Stream
 from ort_cuda_plugin.runtime.kernel import KernelSpec
 from ort_cuda_plugin.runtime.targets import Target
 
@@ -236,6 +236,41 @@ def test_readers_need_no_order_among_themselves(device: Device, kernels: Module)
         copy(kernels, source, target, stream=stream)
     device.synchronize()
     assert findings() == []
+
+
+def add_up(kernels: Module, source: DeviceArray, total: DeviceArray, stream: Stream) -> None:
+    kernels.launch("checked_shared", 1, 32, [source, total, np.int32(0)], stream=stream)
+
+
+def test_atomic_updates_need_no_order_among_themselves(device: Device, kernels: Module) -> None:
+    source, total = device.upload(np.ones(32, np.int32)), device.upload(np.zeros(1, np.int32))
+    device.synchronize()
+    streams = [device.stream() for _ in range(3)]
+    for stream in streams:
+        add_up(kernels, source, total, stream)
+    device.synchronize()
+    assert findings() == []
+    np.testing.assert_array_equal(device.download(total), 96)
+
+
+@pytest.mark.parametrize("update_first", [False, True])
+@pytest.mark.parametrize("write", [False, True])
+def test_an_atomic_update_and_a_plain_access_need_an_order(
+    device: Device, kernels: Module, update_first: bool, write: bool
+) -> None:
+    source, total, other = (device.upload(np.ones(n, np.int32)) for n in (32, 1, 1))
+    device.synchronize()
+    streams = [device.stream() for _ in range(2)]
+    written, read = (total, other) if write else (other, total)
+    works: list[Callable[[Stream], object]] = [
+        lambda stream: add_up(kernels, source, total, stream),
+        lambda stream: device.call("MemcpyDtoDAsync", written.address, read.address, 4, stream.handle),
+    ]
+    first, second = works if update_first else works[::-1]
+    first(streams[0])
+    with pytest.raises(CudaError):
+        both(lambda: second(streams[1]), device.synchronize)
+    assert findings()[0].startswith("missing-wait: ")
 
 
 def test_streams_may_use_neighbouring_bytes(device: Device, kernels: Module) -> None:

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor_harness import DeviceBlock, acquire, driver, succeed
-from ort_cuda_plugin.abi.core import core, counters, ffi
+from executor_harness import DeviceBlock, acquire, device, driver, succeed
+from ort_cuda_plugin.abi.core import core, counters, ffi, new_error
 
 
 def address(weight: object) -> int:
@@ -68,3 +68,18 @@ def test_a_weight_is_not_host_memory() -> None:
     assert address(weight) != block.address
     assert core().emu_owns(address(weight))
     core().weight_release(weight)
+
+
+def test_a_state_is_shared_with_nobody() -> None:
+    before = counters()
+    array = np.arange(2, dtype=np.uint64)
+    out = ffi.new("ocp_weight **")
+    succeed(core().weight_create_state(device(), ffi.from_buffer(array), array.nbytes, out, new_error()))
+    weights = [acquire(array), out[0], acquire(array)]
+    assert address(weights[0]) == address(weights[2]) != address(weights[1])
+    assert contents(weights[1], array.nbytes) == array.tobytes()
+    assert counters()["weight_bytes"] - before["weight_bytes"] == 2 * array.nbytes
+    for weight in weights:
+        core().weight_release(weight)
+    assert counters()["weight_bytes"] == before["weight_bytes"]
+    assert counters()["device_bytes_in_use"] == before["device_bytes_in_use"]

@@ -24,7 +24,6 @@ DECLINED = [
     r"an axis that is not known before the Run",
     r"has a number of elements that is not known before the Run",
     r"is computed on the device",
-    r"in training mode",
     r"is no tensor",
     r"with T\d? = (f64|bf16|f16|[iu]\d+)$",
     r"output \d of \w+ is not implemented",
@@ -41,6 +40,9 @@ DISPUTED = {
     "test_resize_downsample_scales_linear_align_corners",
 }
 """Cases whose expected values neither ONNX Runtime's CPU provider nor the plugin gives; these two agree."""
+
+DRAWN = re.compile(r"test_(bernoulli|training_dropout(?!_zero_ratio))")
+"""Cases that expect what NumPy's generator drew: types and shapes are compared."""
 
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 
@@ -86,6 +88,8 @@ def check(case: Any) -> str:
     for got, want in zip(actual, expected, strict=True):
         assert got.shape == want.shape, case.name
         assert got.dtype == storage(want)[0].dtype, case.name
+        if DRAWN.match(case.name):
+            continue
         integers = want.dtype.isbuiltin == 2 and storage(want)[1].is_integer
         got = got.astype(want.dtype) if integers else got.view(want.dtype)
         relative = max(case.rtol, 4 * EPSILON.get(want.dtype.name, 0))

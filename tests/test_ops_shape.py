@@ -293,13 +293,11 @@ def test_shape_arithmetic_launches_nothing():
 
 
 def test_what_is_not_implemented_is_declined_with_its_kind():
+    square = np.ones((2, 2), np.int32)
+    image, grid = np.ones((1, 1, 2, 2), bool), np.zeros((1, 2, 2, 2), np.float32)
     for error, kind, call in [
-        ("training mode", "attribute", lambda: run_op("Dropout", [numbered((2,)), np.float32(0.5), np.array(True)])),
-        (
-            "reduction 'add'",
-            "attribute",
-            lambda: run_op("ScatterElements", [numbered((2,)), ints(0), numbered((1,))], {"reduction": "add"}, 18),
-        ),
+        ("alpha or beta", "attribute", lambda: run_op("Gemm", [square, square], {"alpha": 2.0})),
+        ("of booleans", "dtype", lambda: run_op("GridSample", [image, grid], {"mode": "linear"}, 20)),
     ]:
         with pytest.raises(NodeError, match=error) as caught:
             call()

@@ -125,7 +125,8 @@ class FusedNode:
                 array = np.ascontiguousarray(constant.array)
                 data = ffi.from_buffer(array) if array.nbytes else ffi.NULL
                 slot: Any = ffi.new("ocp_weight **")
-                core().weight_acquire(self._device.pointer, data, array.nbytes, slot, error)
+                acquire = core().weight_create_state if constant.is_state else core().weight_acquire
+                acquire(self._device.pointer, data, array.nbytes, slot, error)
                 check(error)
                 weights[index] = slot[0]
                 taken = index + 1

@@ -83,6 +83,7 @@ class CompiledCluster:
         self.weight_reader = WeightReader()
         self._ranks = ranks
         self._known = KnownEntries()
+        self._states: dict[Node, Constant] = {}
 
     def prepare(self) -> Variant:
         """Must be called, and its result added, while ORT's graph is alive.
@@ -172,7 +173,13 @@ class CompiledCluster:
             return known
 
         lowering = NodeLowering(
-            self.graph, self.device, self.options, read, record=True, guess=None if found is None else symbols.dimension
+            self.graph,
+            self.device,
+            self.options,
+            read,
+            record=True,
+            guess=None if found is None else symbols.dimension,
+            states=self._states,
         )
         self._lower(lowering, tensors)
         results = [lowering.tensor(value) for value in self.outputs]

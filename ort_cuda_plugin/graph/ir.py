@@ -133,10 +133,11 @@ class Constant:
 
     ``load`` gives an array of ``dtype.numpy`` and ``shape``. With ``borrowed`` the array is a view of memory that ORT
     frees after Compile: `keep` before that, or never read it again. ``is_initializer`` tells the model's constants,
-    which are the same object in every plan, from those that operators make.
+    which are the same object in every plan, from those that operators make. One that ``is_state`` is what the memory
+    of a node holds before the first Run (see `Lowering.state`): it is nobody else's, and Runs change it.
     """
 
-    __slots__ = ("_array", "_borrowed", "_derived", "_load", "dtype", "is_initializer", "shape")
+    __slots__ = ("_array", "_borrowed", "_derived", "_load", "dtype", "is_initializer", "is_state", "shape")
 
     def __init__(
         self,
@@ -146,12 +147,14 @@ class Constant:
         *,
         borrowed: bool = False,
         is_initializer: bool = True,
+        is_state: bool = False,
     ) -> None:
         self.dtype = dtype
         self.shape = shape
         self._load = load
         self._borrowed = borrowed
         self.is_initializer = is_initializer
+        self.is_state = is_state
         self._array: Array | None = None
         self._derived: dict[Hashable, Constant] = {}
 

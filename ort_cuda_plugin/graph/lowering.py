@@ -108,7 +108,7 @@ class Lowering:
     ``node`` is the node being lowered, ``opset`` the version of its domain that the model imports, ``device`` and
     ``options`` what the plan is for. With ``record=False`` launches are checked but not kept: claims need shapes only.
     With ``speculative`` the hints of host values mean nothing; ``guessed`` then says whether `host_constants` was asked
-    for one since it was last set to False.
+    for one since it was last set to False. ``states`` are those of the cluster's nodes, which all its plans share.
     """
 
     def __init__(
@@ -119,6 +119,7 @@ class Lowering:
         record: bool = True,
         speculative: bool = False,
         read_host_input: Callable[[Buffer, int], tuple[Dim, ...]] | None = None,
+        states: dict[Node, Constant] | None = None,
     ) -> None:
         self.device = device
         self.options = options or LoweringOptions()
@@ -129,6 +130,7 @@ class Lowering:
         self._record = record
         self._speculative = speculative
         self._read_host_input = read_host_input
+        self._states = {} if states is None else states
         self._materialized: dict[tuple[DType, tuple[Dim, ...]], Buffer] = {}
         self._read_backs: dict[Buffer, tuple[Expr, ...]] = {}
         self._num_read_back = 0
@@ -189,6 +191,23 @@ class Lowering:
         if all(isinstance(value, int) for value in values):
             return self.constant(np.array(values, dtype=np.int64).astype(dtype.numpy).reshape(tuple(shape)), dtype)
         return Tensor(dtype, shape, Buffer(BufferKind.HOST, len(values) * dtype.itemsize, host=values))
+
+    def state(self, initial: Callable[[], Array]) -> Tensor:
+        """Memory of the node being lowered that keeps its contents from Run to Run; a launch may write it.
+
+        There is one in a session, shared by all plans of the node and by concurrent Runs: nothing orders their
+        launches, so what they write they must update atomically. ``initial`` gives the contents before the first Run.
+        """
+        if self.node is None:
+            raise TypeError("only a node has a state")
+        contents = self._states.get(self.node)
+        if contents is None:
+            array = initial()
+            contents = Constant(
+                DType.from_numpy(array.dtype), array.shape, lambda: array, is_initializer=False, is_state=True
+            )
+            self._states[self.node] = contents
+        return Tensor(contents.dtype, contents.shape, Buffer(BufferKind.STATE, contents.nbytes, state=contents))
 
     def defer_host(self, x: Tensor, values: Callable[[], tuple[Dim, ...]]) -> Tensor:
         """x, whose contents `host_values` can now get from ``values``, which may itself call `host_values`.
@@ -401,8 +420,8 @@ class Lowering:
         args: Sequence[Arg], reads: Sequence[Tensor], writes: Sequence[Tensor]
     ) -> tuple[tuple[Buffer, ...], tuple[Buffer, ...]]:
         for tensor in writes:
-            if tensor.buffer.kind is not BufferKind.SCRATCH:
-                raise TypeError(f"{tensor!r} is not an intermediate, it cannot be written")
+            if tensor.buffer.kind not in (BufferKind.SCRATCH, BufferKind.STATE):
+                raise TypeError(f"{tensor!r} is neither an intermediate nor a state, it cannot be written")
         written = dict.fromkeys(tensor.buffer for tensor in writes)
         read = dict.fromkeys(tensor.buffer for tensor in reads)
         for arg in args:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ..kernels.packed import packed_bytes, unpack
 from ..ops import registry
-from .ir import Graph, InvalidModel, Node, Unsupported, Value
+from .ir import Constant, Graph, InvalidModel, Node, Unsupported, Value
 from .lowering import Buffer, BufferKind, DeviceProperties, Lowering, LoweringOptions, Tensor
 from .symbolic import Dim, Expr, eq, le, product, symbol
 
@@ -110,7 +110,7 @@ class NodeLowering:
     """Lowers nodes one after the other on tensors that are made for values as they are needed.
 
     ``read_host_input(buffer, count)`` gives the symbols of a host input's elements. ``guess`` is given where contents
-    of host inputs are not known yet: it makes symbols for dimensions that depend on them.
+    of host inputs are not known yet: it makes symbols for dimensions that depend on them. ``states`` as for `Lowering`.
     """
 
     def __init__(
@@ -122,10 +122,16 @@ class NodeLowering:
         *,
         record: bool,
         guess: Callable[[str | None], Dim] | None = None,
+        states: dict[Node, Constant] | None = None,
     ) -> None:
         self.graph = graph
         self.ctx = Lowering(
-            device, options, record=record, speculative=guess is not None, read_host_input=read_host_input
+            device,
+            options,
+            record=record,
+            speculative=guess is not None,
+            read_host_input=read_host_input,
+            states=states,
         )
         self.tensors: dict[Value, Tensor] = {}
         self._guess = guess

@@ -87,10 +87,10 @@ class KnownEntries:
 def _weight_key(constant: Constant) -> Hashable:
     """What makes two constants of a cluster one weight.
 
-    Initializers are the same object in every plan. What operators compute anew is known by its contents if it is small;
-    of the large the device's store of weights finds the equal ones, which hashes them anyway.
+    Initializers and states are the same object in every plan. What operators compute anew is known by its contents if
+    it is small; of the large the device's store of weights finds the equal ones, which hashes them anyway.
     """
-    if constant.is_initializer or constant.nbytes > _LARGE_CONSTANT:
+    if constant.is_initializer or constant.is_state or constant.nbytes > _LARGE_CONSTANT:
         return constant
     array = np.ascontiguousarray(constant.array)
     return constant.dtype, constant.shape, hashlib.blake2b(array.data, digest_size=16).digest()
@@ -284,6 +284,9 @@ class _Writer:
         if buffer.kind is BufferKind.WEIGHT:
             assert buffer.data is not None
             return Ref(RefKind.WEIGHT, self.tables.weight(buffer.data))
+        if buffer.kind is BufferKind.STATE:
+            assert buffer.state is not None
+            return Ref(RefKind.WEIGHT, self.tables.weight(buffer.state))
         if buffer.kind is BufferKind.SCRATCH:
             return Ref(RefKind.BUFFER, self.scratch[buffer])
         return Ref(RefKind(int(buffer.kind)), buffer.index)

@@ -16,23 +16,28 @@ MAX_HOST_ELEMENTS = 1024
 
 
 class BufferKind(enum.IntEnum):
-    """Where a tensor's elements are; the numbers are ``ocp_ref_kind``'s, except HOST: on the host only."""
+    """Where a tensor's elements are; the numbers are ``ocp_ref_kind``'s, up to SCRATCH.
+
+    HOST is on the host only; a STATE is a weight of the plan that its node writes.
+    """
 
     INPUT = 0
     OUTPUT = 1
     WEIGHT = 2
     SCRATCH = 3
     HOST = 4
+    STATE = 5
 
 
 class Buffer:
     """Elements that tensors view, compared by identity. ``nbytes`` is the size, ``index`` the number of an INPUT.
 
-    What is known about the contents belongs to the buffer, so that every view knows it: ``data`` of a WEIGHT; ``host``,
-    the elements of a HOST buffer; ``deferred_host``, a function that finds the elements (see `Lowering.defer_host`).
+    What is known about the contents belongs to the buffer, so that every view knows it: ``data`` of a WEIGHT;
+    ``state``, what a STATE holds before the first Run; ``host``, the elements of a HOST buffer; ``deferred_host``, a
+    function that finds the elements (see `Lowering.defer_host`).
     """
 
-    __slots__ = ("data", "deferred_host", "host", "index", "kind", "nbytes")
+    __slots__ = ("data", "deferred_host", "host", "index", "kind", "nbytes", "state")
 
     def __init__(
         self,
@@ -42,12 +47,14 @@ class Buffer:
         index: int = -1,
         data: Constant | None = None,
         host: tuple[Dim, ...] | None = None,
+        state: Constant | None = None,
     ) -> None:
         self.kind = kind
         self.nbytes = nbytes
         self.index = index
         self.data = data
         self.host = host
+        self.state = state
         self.deferred_host: Callable[[], tuple[Dim, ...]] | None = None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ort_cuda_plugin.graph.ir import FLOATS_8, Constant, DType, InvalidModel, Unsupported
+from ort_cuda_plugin.graph.ir import Constant, DType, InvalidModel, Unsupported
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
 from ort_cuda_plugin.graph.symbolic import (
     Dim,
@@ -25,13 +25,13 @@ from ort_cuda_plugin.graph.symbolic import (
 )
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.codegen import constant_number
-from ort_cuda_plugin.kernels.elementwise import elementwise, full
+from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.kernels.host import HostArray, on_host
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.kernels.scalar import Scalar
 from ort_cuda_plugin.kernels.views import expand, permute, reshape, squeeze, unsqueeze
 from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
-from ort_cuda_plugin.ops.registry import ALL_TENSORS, BOOL, FLOATS, HALVES, T1, T2, HostTensor, T, op
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, HALVES, T1, HostTensor, T, op
 
 
 @op("Identity", since=1, types={"T": ALL_TENSORS})
@@ -164,42 +164,6 @@ def transpose(ctx: Lowering, data: Tensor, *, perm: tuple[int, ...] | None = Non
 @op("Expand", since=8, types={"T": ALL_TENSORS})
 def expand_8(ctx: Lowering, x: T, shape: HostTensor) -> Tensor:
     return expand(ctx, x, ctx.host_values(shape, "shape of Expand"))
-
-
-@op("Dropout", since=1, types={"T": FLOATS})
-def dropout_1(ctx: Lowering, data: Tensor, *, is_test: int = 0, ratio: float = 0.5) -> tuple[Tensor, ...]:
-    if not is_test and ratio != 0:
-        raise Unsupported("attribute", "Dropout in training mode")
-    return _dropout(ctx, data, data.dtype, 0)
-
-
-@op("Dropout", since=7, types={"T": FLOATS})
-def dropout_7(ctx: Lowering, data: Tensor, *, ratio: float = 0.5) -> tuple[Tensor, ...]:
-    # The mask of inference is undefined before opset 12; ONNX Runtime fills it with zeros.
-    return _dropout(ctx, data, data.dtype, 0)
-
-
-@op("Dropout", since=10, types={"T": FLOATS})
-def dropout_10(ctx: Lowering, data: Tensor, *, ratio: float = 0.5) -> tuple[Tensor, ...]:
-    return _dropout(ctx, data, DType.BOOL, False)
-
-
-@op("Dropout", since=12, types={"T": FLOATS | FLOATS_8, "T1": FLOATS | FLOATS_8, "T2": BOOL})
-def dropout_12(
-    ctx: Lowering, data: T, ratio: T1 | None = None, training_mode: T2 | None = None, *, seed: int = 0
-) -> tuple[Tensor, ...]:
-    if training_mode is not None and constant_number(training_mode) is not False:
-        ratio_is_zero = ratio is not None and constant_number(ratio) == 0
-        if not ratio_is_zero:
-            raise Unsupported("attribute", "Dropout in training mode")
-    return _dropout(ctx, data, DType.BOOL, True)
-
-
-def _dropout(ctx: Lowering, data: Tensor, mask_dtype: DType, mask: float) -> tuple[Tensor, ...]:
-    """Inference keeps every element; the mask has one value."""
-    if ctx.node is None or len(ctx.node.outputs) < 2 or ctx.node.outputs[1] is None:
-        return (data,)
-    return data, full(ctx, data.shape, mask, mask_dtype)
 
 
 @op("Constant", since=1)
