@@ -15,7 +15,16 @@ from ort_cuda_plugin.kernels.layout import Plane
 from ort_cuda_plugin.kernels.row_program import Reduction, Values
 from ort_cuda_plugin.kernels.scalar import Operand, Scalar
 
-__all__ = ["IndexMap", "Source", "gather_map", "scatter_map"]
+__all__ = ["IndexMap", "Source", "gather_map", "scatter_map", "unravel"]
+
+
+def unravel(index: Scalar, shape: Sequence[Scalar]) -> list[Scalar]:
+    """The coordinates of row-major ``index`` in ``shape``; the first is not limited."""
+    coordinates: list[Scalar] = []
+    for size in reversed(shape[1:]):
+        coordinates.insert(0, s.trunc_modulo(index, size))
+        index = s.trunc_divide(index, size)
+    return [index, *coordinates]
 
 
 class Source:
@@ -26,10 +35,13 @@ class Source:
         self.tensor = tensor
         self.dtype = tensor.dtype
         self.rank = tensor.rank
+        self._dims: dict[int, Scalar] = {}
 
     def dim(self, axis: int) -> Scalar:
         """The size of a dimension as an int64 Scalar."""
-        return self._maps.dim(self.tensor.shape[axis])
+        if axis not in self._dims:
+            self._dims[axis] = self._maps.dim(self.tensor.shape[axis])
+        return self._dims[axis]
 
     def at(self, coordinates: Sequence[Scalar], when: Scalar | None = None, other: Operand = 0) -> Scalar:
         """The element at ``coordinates``, one per dimension; ``other`` where ``when`` is false, which reads nothing."""
@@ -78,6 +90,9 @@ class IndexMap:
         if isinstance(value, int) and value in (0, 1):
             return s.constant(value, DType.INT64)
         return Scalar(DType.INT64, "dim", (), value)
+
+    def dims(self, values: Sequence[Dim]) -> list[Scalar]:
+        return [self.dim(value) for value in values]
 
     def number(self, x: Tensor) -> Scalar:
         """A tensor of one element as a Scalar."""

@@ -16,7 +16,7 @@ from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.kernels.row_program import Reduction, highest, lowest
-from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.kernels.scalar import Operand, Scalar
 from ort_cuda_plugin.ops.axes import normalize_axes
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, T1, T2, Float32, HostTensor, T, op
 
@@ -91,6 +91,12 @@ def _nearest(mode: str, x: Scalar, scale: Scalar) -> Scalar:
 
 def clamped(index: Scalar, size: Scalar) -> Scalar:
     return s.minimum(s.maximum(index, 0), size - 1)
+
+
+def clamped_integer(x: Scalar, low: Operand, high: Operand) -> Scalar:
+    """A float in low..high (int64) as int64, cut off toward zero; ``low`` for NaN."""
+    least, most = (s.cast(y if isinstance(y, Scalar) else s.constant(y, DType.INT64), x.dtype) for y in (low, high))
+    return s.cast(s.where(x > least, s.where(x < most, x, most), least), DType.INT64)
 
 
 def triangle(distance: Scalar) -> Scalar:

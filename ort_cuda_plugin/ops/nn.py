@@ -53,7 +53,8 @@ class Windows:
         return tuple(result)
 
 
-def _per_axis(name: str, values: Ints | None, default: int, rank: int, minimum: int = 1) -> tuple[int, ...]:
+def per_axis(name: str, values: Ints | None, default: int, rank: int, minimum: int = 1) -> tuple[int, ...]:
+    """An attribute of ``rank`` integers, all ``default`` where it is left out. Raises InvalidModel for a wrong one."""
     values = (default,) * rank if values is None else tuple(values)
     if len(values) != rank:
         raise InvalidModel(f"{name} has {len(values)} entries for {rank} dimensions")
@@ -75,8 +76,8 @@ def windows(
         raise Unsupported("shape", f"{rank} spatial dimensions; 1 to {MAX_SPATIAL} are implemented")
     if len(kernel) != rank:
         raise InvalidModel(f"the kernel has {len(kernel)} dimensions, the input has {rank}")
-    steps = _per_axis("strides", strides, 1, rank)
-    gaps = _per_axis("dilations", dilations, 1, rank)
+    steps = per_axis("strides", strides, 1, rank)
+    gaps = per_axis("dilations", dilations, 1, rank)
     extent = [(k - 1) * gap + 1 for k, gap in zip(kernel, gaps, strict=True)]
     begin: tuple[Dim, ...] = (0,) * rank
     end = begin
@@ -90,7 +91,7 @@ def windows(
     elif auto_pad == "NOTSET":
         if pads is not None and any(pad < 0 for pad in pads):
             raise Unsupported("attribute", f"negative pads {list(pads)}")
-        both = _per_axis("pads", pads, 0, 2 * rank, 0)
+        both = per_axis("pads", pads, 0, 2 * rank, 0)
         begin, end = both[:rank], both[rank:]
     elif auto_pad != "VALID":
         raise InvalidModel(f"auto_pad is {auto_pad!r}")
@@ -258,7 +259,7 @@ def conv_transpose(
     rank = x.rank - 2
     explicit = pads if auto_pad == "NOTSET" and output_shape is None else None
     plain = windows(x.shape[2:], kernel, strides, dilations, explicit, "NOTSET")
-    extra = _per_axis("output_padding", output_padding, 0, rank, 0)
+    extra = per_axis("output_padding", output_padding, 0, rank, 0)
     full = [
         (n - 1) * step + more + reach
         for n, step, more, reach in zip(plain.size, plain.strides, extra, plain.extent, strict=True)

@@ -1,4 +1,4 @@
-"""Pooling by norms of windows."""
+"""Pooling by norms of windows, and what puts windows back into images: MaxUnpool and Col2Im."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 from ort_cuda_plugin.graph.ir import DType, InvalidModel
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import Dim, product
+from ort_cuda_plugin.graph.symbolic import Dim, eq, floordiv, le, lt, product
 from ort_cuda_plugin.kernels import scalar as s
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.kernels.row_program import SUM
+from ort_cuda_plugin.kernels.elementwise import full
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map, unravel
+from ort_cuda_plugin.kernels.row_program import MAX, SUM
 from ort_cuda_plugin.kernels.scalar import Scalar
 from ort_cuda_plugin.ops.image import real_type
-from ort_cuda_plugin.ops.nn import Windows, windows
-from ort_cuda_plugin.ops.registry import FLOATS, T, op
+from ort_cuda_plugin.ops.nn import Windows, per_axis, windows
+from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, T1, HostTensor, Int64, T, op
 
 
 def _norm_pool(ctx: Lowering, x: Tensor, window: Windows, spatial: Sequence[Dim], p: float) -> Tensor:
@@ -25,16 +26,17 @@ def _norm_pool(ctx: Lowering, x: Tensor, window: Windows, spatial: Sequence[Dim]
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         source = maps.source(x)
 
+        kernel, steps, gaps, begin = (
+            maps.dims(values) for values in (window.kernel, window.strides, window.dilations, window.begin)
+        )
+
         def power(k: Scalar) -> list[Scalar]:
             places: list[Scalar] = []
             inside = s.constant(True, DType.BOOL)
-            for axis in reversed(range(len(spatial))):
-                size = maps.dim(window.kernel[axis])
-                within, k = s.trunc_modulo(k, size), s.trunc_divide(k, size)
-                start = c[2 + axis] * maps.dim(window.strides[axis]) - maps.dim(window.begin[axis])
-                place = start + within * maps.dim(window.dilations[axis])
+            for axis, within in enumerate(unravel(k, kernel)):
+                place = c[2 + axis] * steps[axis] - begin[axis] + within * gaps[axis]
                 inside = inside & (place >= 0) & (place < source.dim(2 + axis))
-                places.insert(0, place)
+                places.append(place)
             value = s.absolute(s.cast(source.at([*c[:2], *places], inside), real))
             return [s.power(value, float(p))]
 
@@ -80,3 +82,101 @@ def lp_pool_1(
 def global_lp_pool(ctx: Lowering, x: T, *, p: float = 2.0) -> Tensor:
     window = windows(x.shape[2:], x.shape[2:], None, None, None, "NOTSET")
     return _norm_pool(ctx, x, window, [1] * (x.rank - 2), p)
+
+
+@op("MaxUnpool", since=9, types={"T1": FLOATS})
+def max_unpool(
+    ctx: Lowering,
+    x: T1,
+    indices: Int64,
+    output_shape: HostTensor | None = None,
+    *,
+    kernel_shape: tuple[int, ...],
+    pads: tuple[int, ...] | None = None,
+    strides: tuple[int, ...] | None = None,
+) -> Tensor:
+    """Indices count in the shape that the attributes give; ``output_shape`` adds zeros after it, or cuts it off.
+
+    Indices outside of it are ignored.
+    """
+    rank = x.rank - 2
+    if rank < 1 or indices.rank != x.rank:
+        raise InvalidModel(f"MaxUnpool of rank {x.rank} with indices of rank {indices.rank}")
+    for dim, wanted in zip(indices.shape, x.shape, strict=True):
+        ctx.require(eq(dim, wanted), "MaxUnpool: one index per element")
+    steps, both = per_axis("strides", strides, 1, rank), per_axis("pads", pads, 0, 2 * rank, 0)
+    kernel = per_axis("kernel_shape", kernel_shape, 1, rank)
+    inferred = [*x.shape[:2]]
+    for axis in range(rank):
+        inferred.append((x.shape[2 + axis] - 1) * steps[axis] - both[axis] - both[rank + axis] + kernel[axis])
+    shape: Sequence[Dim] = inferred
+    if output_shape is not None:
+        shape = ctx.host_values(output_shape, "output_shape of MaxUnpool")
+        if len(shape) != x.rank:
+            raise InvalidModel(f"output_shape of MaxUnpool has {len(shape)} entries for rank {x.rank}")
+    for dim in (*inferred, *shape):
+        ctx.require(le(0, dim), "MaxUnpool to a negative size")
+    result = full(ctx, shape, 0, x.dtype)
+
+    def move(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
+        index = maps.source(indices).at(c)
+        inside = (index >= 0) & (index < maps.dim(product(inferred)))
+        place = unravel(index, maps.dims(inferred))
+        for at, limit in zip(place, shape, strict=True):
+            inside = inside & (at < maps.dim(limit))
+        return place, maps.source(x).at(c), inside
+
+    scatter_map(ctx, x.shape, result, move)
+    return result
+
+
+@op("Col2Im", since=18, types={"T": ARITHMETIC | BOOL})
+def col2im(
+    ctx: Lowering,
+    x: T,
+    image_shape: HostTensor,
+    block_shape: HostTensor,
+    *,
+    dilations: tuple[int, ...] | None = None,
+    pads: tuple[int, ...] | None = None,
+    strides: tuple[int, ...] | None = None,
+) -> Tensor:
+    """Every element of the image sums those of the blocks that lie over it."""
+    if x.rank != 3:
+        raise InvalidModel(f"Col2Im of rank {x.rank}, not 3")
+    image, block = (
+        ctx.host_values(shape, f"{what} of Col2Im")
+        for shape, what in ((image_shape, "image_shape"), (block_shape, "block_shape"))
+    )
+    if not image or len(image) != len(block):
+        raise InvalidModel(f"Col2Im of an image in {len(image)} dimensions from blocks in {len(block)}")
+    rank = len(image)
+    steps, gaps = per_axis("strides", strides, 1, rank), per_axis("dilations", dilations, 1, rank)
+    both = per_axis("pads", pads, 0, 2 * rank, 0)
+    window = Windows(tuple(image), tuple(block), steps, gaps, both[:rank], both[rank:])
+    for dim in (*image, *block):
+        ctx.require(lt(0, dim), "Col2Im with an empty image or block")
+    count, size = window.count(ctx), product(block)
+    channels = floordiv(x.shape[1], size)
+    ctx.require(eq(channels * size, x.shape[1]), "Col2Im: the rows are no multiple of the size of a block")
+    ctx.require(eq(product(count), x.shape[2]), "Col2Im: another number of columns than blocks")
+    reduction = MAX if x.dtype is DType.BOOL else SUM
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source, taps, counts = maps.source(x), maps.dims(block), maps.dims(count)
+        step, gap, begin = (maps.dims(values) for values in (steps, gaps, window.begin))
+        total_taps = maps.dim(size)
+
+        def covering(k: Scalar) -> list[Scalar]:
+            column, inside = s.constant(0, DType.INT64), s.constant(True, DType.BOOL)
+            for axis, tap in enumerate(unravel(k, taps)):
+                start = c[2 + axis] + begin[axis] - tap * gap[axis]
+                number = s.trunc_divide(start, step[axis])
+                on_step = (start >= 0) & s.equal(number * step[axis], start)
+                inside = inside & on_step & (number < counts[axis])
+                column = column * counts[axis] + number
+            return [s.widen(source.at([c[0], c[1] * total_taps + k, column], inside))]
+
+        return s.cast(maps.fold(reduction, total_taps, covering)[0], x.dtype)
+
+    return gather_map(ctx, [x.shape[0], channels, *image], x.dtype, element)
