@@ -9,6 +9,22 @@ enum { MAX_DEVICES = 64 };
 static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(ocp_device *) devices[2][MAX_DEVICES]; /* by kind and ordinal; written under the lock, never cleared */
 
+static uint32_t emulated_vendor_id;
+
+static void choose_vendor_id(void) {
+  const char *why = NULL;
+  const ocp_driver *cuda = ocp_driver_cuda(&why);
+  int gpus = 0;
+  bool found = cuda && cuda->Init(0) == CUDA_SUCCESS && cuda->DeviceGetCount(&gpus) == CUDA_SUCCESS && gpus > 0;
+  emulated_vendor_id = found ? OCP_VENDOR_EMULATED : OCP_VENDOR_NVIDIA;
+}
+
+uint32_t ocp_vendor_id(bool emulated) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, choose_vendor_id);
+  return emulated ? emulated_vendor_id : OCP_VENDOR_NVIDIA;
+}
+
 static int open_failed(ocp_device *device, CUresult result, const char *what, ocp_error *error) {
   return ocp_fail_cuda(error, device->driver, result, what);
 }
@@ -21,7 +37,6 @@ static int fill(ocp_device *device, bool emulated, int ordinal, ocp_error *error
   device->driver = driver;
   device->emulated = emulated;
   device->ordinal = ordinal;
-  device->vendor_id = emulated ? OCP_VENDOR_EMULATED : OCP_VENDOR_NVIDIA;
   CUresult result = driver->Init(0);
   if (result != CUDA_SUCCESS)
     return open_failed(device, result, "cuInit", error);

@@ -7,6 +7,9 @@
 
 /* Vendor ids of OrtMemoryDevices. PCI vendor ids have 16 bits, so no EP for real hardware has the emulated one. */
 enum { OCP_VENDOR_NVIDIA = 0x10DE, OCP_VENDOR_EMULATED = 0x10DE0E };
+/* That of the device's memory. The emulated device has NVIDIA's where the process sees no GPU, so that "cuda" in IO
+ * binding and DLPack mean it; beside a GPU it has its own. The same as long as the process lives. */
+uint32_t ocp_vendor_id(bool emulated);
 
 struct ocp_device {
   const ocp_driver *driver;
@@ -14,7 +17,6 @@ struct ocp_device {
   CUdevice device;
   int ordinal;
   bool emulated;
-  uint32_t vendor_id; /* of its OrtMemoryDevice: NVIDIA's, or the emulator's own */
   int cc_major, cc_minor;
   atomic_int lost;       /* a sticky CUDA error, 0 while healthy; set once */
   struct ocp_pool *pool; /* pool.h: cached memory and the order of the streams; the arena's place */

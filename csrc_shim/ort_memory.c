@@ -24,7 +24,7 @@ static place place_of(const OrtMemoryDevice *memory_device) {
   uint32_t vendor = ocp_ep_api->MemoryDevice_GetVendorId(memory_device);
   if (type != OrtMemoryInfoDeviceType_GPU || (vendor != OCP_VENDOR_NVIDIA && vendor != OCP_VENDOR_EMULATED))
     return (place){.kind = PLACE_FOREIGN};
-  place result = {.emulated = vendor == OCP_VENDOR_EMULATED,
+  place result = {.emulated = vendor == OCP_VENDOR_EMULATED || vendor == ocp_vendor_id(/*emulated=*/true),
                   .ordinal = (int)ocp_ep_api->MemoryDevice_GetDeviceId(memory_device)};
   switch (ocp_ep_api->MemoryDevice_GetMemoryType(memory_device)) {
   case OrtDeviceMemoryType_DEFAULT:
@@ -64,8 +64,8 @@ int ocp_ort_memory_info(bool emulated, int ordinal, OrtDeviceMemoryType type, co
   pthread_mutex_lock(&lock);
   OrtMemoryInfo **info = &infos[emulated][pinned][ordinal];
   if (!*info)
-    status = ocp_api->CreateMemoryInfo_V2(names[emulated][pinned], OrtMemoryInfoDeviceType_GPU,
-                                          emulated ? OCP_VENDOR_EMULATED : OCP_VENDOR_NVIDIA, ordinal, type,
+    status = ocp_api->CreateMemoryInfo_V2(names[emulated][pinned], OrtMemoryInfoDeviceType_GPU, ocp_vendor_id(emulated),
+                                          ordinal, type,
                                           /*alignment=*/0, OrtDeviceAllocator, info);
   *out = *info;
   pthread_mutex_unlock(&lock);

@@ -1,0 +1,247 @@
+"""Many threads on several sessions with shapes that change at random: right results, and everything given back.
+
+    python bench/stress.py [--seconds 120] [--threads 8] [--streams inline|adversarial] [--seed 0] [--replace]
+                            [--json]
+
+Four sessions: a classifier with a dynamic batch, a convolution with a dynamic image, a selection whose size depends on
+the data, and a model whose middle runs on the CPU provider. Each thread takes a session and a shape at random, compares
+with NumPy, and sometimes uses IO binding. With --replace a session is replaced by a new one every five seconds. At the
+end the report has the number of Runs, the growth of the process's own memory per minute after the first ten seconds,
+and what is still allocated.
+
+Exits with 1 where a result was wrong, a Run failed, or anything is still allocated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+WARM_UP = 10.0
+"""Seconds before the first sample of the memory: kernels, plans and thread pools come to be there."""
+SIZES = range(1, 17)
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    proto: bytes
+    feeds: Callable[[np.random.Generator, int], Arrays]
+    expected: Callable[[Arrays], NDArray[Any]]
+
+
+@dataclass
+class Outcome:
+    runs: int = 0
+    failures: list[str] = field(default_factory=list)
+    resident: list[tuple[float, int]] = field(default_factory=list)
+
+    def growth_per_minute(self) -> float:
+        """Bytes, by a straight line through the samples after the first ten seconds."""
+        start = self.resident[0][0] if self.resident else 0.0
+        late = np.array([(at, size) for at, size in self.resident if at - start >= WARM_UP], np.float64)
+        return float(np.polyfit(late[:, 0], late[:, 1], 1)[0] * 60) if len(late) > 2 else 0.0
+
+
+def build(nodes: list[onnx.NodeProto], x: list[Any], y: list[Any], constants: Arrays) -> bytes:
+    graph = helper.make_graph(
+        nodes,
+        "stress",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, y)],
+        [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model, full_check=True)
+    return bytes(model.SerializeToString())
+
+
+def classifier() -> Model:
+    rng = np.random.default_rng(1)
+    first, second = (rng.standard_normal(shape).astype(np.float32) for shape in ((40, 70), (70, 10)))
+    nodes = [
+        helper.make_node("MatMul", ["x", "first"], ["h"]),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("MatMul", ["r", "second"], ["logits"]),
+        helper.make_node("Softmax", ["logits"], ["y"], axis=-1),
+    ]
+
+    def expected(feeds: Arrays) -> NDArray[Any]:
+        logits = np.maximum(feeds["x"] @ first, 0) @ second
+        exponents = np.exp(logits - logits.max(-1, keepdims=True))
+        return exponents / exponents.sum(-1, keepdims=True)
+
+    proto = build(nodes, ["n", 40], ["n", 10], {"first": first, "second": second})
+    return Model("classifier", proto, lambda rng, n: {"x": rng.standard_normal((n, 40)).astype(np.float32)}, expected)
+
+
+def convolution() -> Model:
+    weights = np.random.default_rng(2).standard_normal((6, 3, 3, 3)).astype(np.float32)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("GlobalAveragePool", ["c"], ["p"]),
+        helper.make_node("Flatten", ["p"], ["y"]),
+    ]
+
+    def expected(feeds: Arrays) -> NDArray[Any]:
+        padded = np.pad(feeds["x"], ((0, 0), (0, 0), (1, 1), (1, 1)))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
+        return np.einsum("nchwij,fcij->nfhw", windows, weights).mean((2, 3))
+
+    def feeds(rng: np.random.Generator, n: int) -> Arrays:
+        return {"x": rng.standard_normal((1 + n % 3, 3, n + 2, 2 * n)).astype(np.float32)}
+
+    return Model("convolution", build(nodes, ["n", 3, "h", "w"], ["n", 6], {"w": weights}), feeds, expected)
+
+
+def selection() -> Model:
+    zero = np.zeros((), np.float32)
+    nodes = [
+        helper.make_node("Greater", ["x", "zero"], ["positive"]),
+        helper.make_node("Compress", ["x", "positive"], ["chosen"], axis=0),
+        helper.make_node("Add", ["chosen", "chosen"], ["y"]),
+    ]
+    return Model(
+        "selection",
+        build(nodes, ["n"], ["m"], {"zero": zero}),
+        lambda rng, n: {"x": rng.standard_normal(n * n).astype(np.float32)},
+        lambda feeds: 2 * feeds["x"][feeds["x"] > 0],
+    )
+
+
+def with_cpu_nodes() -> Model:
+    nodes = [
+        helper.make_node("Concat", ["x", "x"], ["twice"], axis=0),
+        helper.make_node("Cast", ["twice"], ["text"], to=TensorProto.STRING),
+        helper.make_node("Cast", ["text"], ["number"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["number", "number"], ["y"]),
+    ]
+
+    def feeds(rng: np.random.Generator, n: int) -> Arrays:
+        return {"x": rng.integers(-99, 99, (n, 3)).astype(np.float32)}
+
+    return Model(
+        "with_cpu_nodes", build(nodes, ["n", 3], ["m", 3], {}), feeds, lambda feeds: np.tile(feeds["x"], (2, 1)) ** 2
+    )
+
+
+MODELS = [classifier(), convolution(), selection(), with_cpu_nodes()]
+
+
+class Stress:
+    """The sessions, which threads share and one thread replaces now and then."""
+
+    def __init__(self, seed: int) -> None:
+        import ort_cuda_plugin
+
+        self.make = lambda model: ort_cuda_plugin.session(model.proto, emulate=True)
+        self.seed = seed
+        self.sessions = [self.make(model) for model in MODELS]
+        self.outcome = Outcome()
+        self.lock = threading.Lock()
+        self.end = 0.0
+
+    def run_once(self, rng: np.random.Generator, choose: random.Random) -> None:
+        index = choose.randrange(len(MODELS))
+        model, session = MODELS[index], self.sessions[index]
+        feeds = model.feeds(rng, choose.choice(SIZES))
+        if choose.random() < 0.3:
+            binding = session.io_binding()
+            for name, value in feeds.items():
+                binding.bind_cpu_input(name, value)
+            binding.bind_output("y")
+            session.run_with_iobinding(binding)
+            result = binding.copy_outputs_to_cpu()[0]
+        else:
+            result = session.run(None, feeds)[0]
+        np.testing.assert_allclose(result, model.expected(feeds), rtol=1e-4, atol=1e-5, err_msg=model.name)
+
+    def work(self, number: int) -> None:
+        rng, choose = np.random.default_rng([self.seed, number]), random.Random(self.seed * 1000 + number)
+        runs = 0
+        while time.monotonic() < self.end and not self.outcome.failures:
+            try:
+                self.run_once(rng, choose)
+                runs += 1
+            except Exception as error:
+                self.outcome.failures.append(f"{type(error).__name__}: {error}")
+        with self.lock:
+            self.outcome.runs += runs
+
+    def watch(self, replace: bool) -> None:
+        import psutil
+
+        process = psutil.Process()
+        choose = random.Random(self.seed)
+        while time.monotonic() < self.end and not self.outcome.failures:
+            time.sleep(1)
+            self.outcome.resident.append((time.monotonic(), process.memory_full_info().uss))
+            if replace and len(self.outcome.resident) % 5 == 0:
+                index = choose.randrange(len(MODELS))
+                self.sessions[index] = self.make(MODELS[index])
+
+    def run(self, seconds: float, threads: int, *, replace: bool) -> Outcome:
+        self.end = time.monotonic() + seconds
+        workers = [threading.Thread(target=self.work, args=(number,)) for number in range(threads)]
+        workers.append(threading.Thread(target=self.watch, args=(replace,)))
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        self.sessions.clear()
+        gc.collect()
+        return self.outcome
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--threads", type=int, default=8)
+    parser.add_argument("--streams", choices=["inline", "adversarial"], default="inline")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--replace", action="store_true", help="make sessions anew while the others run")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    os.environ["ORT_CUDA_PLUGIN_EMULATE_STREAMS"] = arguments.streams
+    import onnxruntime as ort
+
+    import ort_cuda_plugin
+
+    ort.set_default_logger_severity(3)  # a warning for each session with nodes on the CPU provider
+
+    outcome = Stress(arguments.seed).run(arguments.seconds, arguments.threads, replace=arguments.replace)
+    counters = ort_cuda_plugin.counters()
+    left = {name: counters[name] for name in ("device_bytes_in_use", "pinned_bytes_in_use", "weight_bytes")}
+    report = {
+        "streams": arguments.streams,
+        "runs": outcome.runs,
+        "failures": outcome.failures,
+        "host_bytes_per_minute": round(outcome.growth_per_minute()),
+        **left,
+    }
+    if arguments.json:
+        print(json.dumps(report))
+    else:
+        for name, value in report.items():
+            print(f"{name}: {value}")
+    return 1 if outcome.failures or any(left.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
