@@ -105,7 +105,7 @@ def test_the_longest_kernels_come_first_and_targets_of_a_kernel_stay_together() 
     long = kernel("long", ("*f32",), spec_number(1).source + "    x[1] = float32(2)\n" * 50)
     made = KernelSpec("affine", ("*f32", "*f32", "i32"), factory="compile_kernels:affine")
     jobs = [(spec, target) for target in (emulated, Target.cuda(9, 0)) for spec in (spec_number(1), long, made)]
-    compilation = kernel_library.Compilation(jobs, lambda done: None)
+    compilation = kernel_library.Compilation(jobs, lambda index, image: None)
     assert list(compilation.take()) == [2, 5, 1, 4, 0, 3]
     assert compilation.seconds > 0.4
 

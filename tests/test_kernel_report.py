@@ -59,14 +59,14 @@ def test_a_spill_fails_unless_a_reason_is_listed(tmp_path: Path, monkeypatch: py
     specs = [plain, spilling]
     done: list[int] = []
     usages = report(specs, library=uncounted(tmp_path), progress=done.append)
-    assert sum(done) == len(usages) == 2 * len(ARCHITECTURES)
-    assert [usage.arch for usage in usages[:4]] == ["sm_80", "sm_90", "sm_100", "sm_120"]
-    assert [usage.is_failure for usage in usages] == [False] * 4 + [True] * 4
-    assert all(usage.spill_stores > 0 and usage.stack > 0 for usage in usages[4:])
+    assert sum(done) == len(usages) == 2 * len(ARCHITECTURES) == 12
+    assert [usage.arch for usage in usages[:4]] == ["sm_80", "sm_86", "sm_89", "sm_90"]
+    assert [usage.is_failure for usage in usages] == [False] * 6 + [True] * 6
+    assert all(usage.spill_stores > 0 and usage.stack > 0 for usage in usages[6:])
     monkeypatch.setitem(kernel_report.ALLOWED_SPILLS, ("spilling", "sm_90"), "a test")
     usages = report(specs, library=uncounted(tmp_path))
-    assert [usage.is_failure for usage in usages[4:]] == [True, False, True, True]
-    assert usages[5].reason == "a test"
+    assert [usage.is_failure for usage in usages[6:]] == [True, True, True, False, True, True]
+    assert usages[9].reason == "a test"
 
 
 def test_shared_memory_is_reported(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Compile kernels for GPU architectures, without a GPU, and report registers, shared memory and spills.
 
 The kernels are those that the test suite asked for, from the manifest that it records, or a fixed sample: the
-operators that models spend their time in.
+operators that models spend their time in. What is compiled is kept in the kernel cache: an interrupted command goes on
+where it was.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,6 +23,8 @@ from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.runtime.kernel_library import MANIFEST_VARIABLE, read_manifest
 
 DEFAULT_MANIFEST = "build/kernels.jsonl"
+PROGRESS_SECONDS = 30
+"""Between lines of progress where the output is no terminal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,8 +63,17 @@ def execute(arguments: argparse.Namespace) -> int:
         console.print(f"left out: {len(foreign)} kernels that tests define outside the package")
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("compiling", total=len(specs) * len(targets))
+        shown = time.monotonic()
+
+        def advance(done: int) -> None:
+            nonlocal shown
+            progress.advance(task, done)
+            if not console.is_terminal and time.monotonic() - shown >= PROGRESS_SECONDS:
+                shown = time.monotonic()
+                console.print(f"{progress.tasks[0].completed:.0f} of {len(specs) * len(targets)} compiled")
+
         try:
-            usages = report(specs, targets, progress=lambda done: progress.advance(task, done))
+            usages = report(specs, targets, progress=advance)
         except (KernelCompileError, ValueError) as error:
             raise UserError(ExitCode.MODEL_FAILED, str(error)) from error
     failures = [usage for usage in usages if usage.is_failure]

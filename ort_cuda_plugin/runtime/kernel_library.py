@@ -76,9 +76,15 @@ class KernelLibrary:
                 self.count("KERNEL_CACHE_HITS", hits)
                 progress(hits)
             if missing:
-                for key, image in zip(missing, compile_many(list(missing.values()), progress), strict=True):
-                    self.images[key] = image
-                    self.cache.store(key, image)
+                missing_keys = list(missing)
+
+                def keep(index: int, image: KernelImage) -> None:
+                    # At once, so that what an interrupted call compiled is there for the next.
+                    self.images[missing_keys[index]] = image
+                    self.cache.store(missing_keys[index], image)
+                    progress(1)
+
+                compile_many(list(missing.values()), keep)
                 self.count("KERNELS_COMPILED", len(missing))
             return [self.images[key] for key in keys]
 
@@ -89,11 +95,15 @@ def expected_seconds(spec: KernelSpec) -> float:
 
 
 class Compilation:
-    """Jobs that this process and helpers take from one list, the longest first; those of one kernel stay together."""
+    """Jobs that this process and helpers take from one list, the longest first; those of one kernel stay together.
 
-    def __init__(self, jobs: Sequence[Job], progress: Callable[[int], None]) -> None:
+    ``done(index, image)`` is called as each job ends, from one thread at a time.
+    """
+
+    def __init__(self, jobs: Sequence[Job], done: Callable[[int, KernelImage], None]) -> None:
         self.jobs = jobs
-        self.progress = progress
+        self.done = done
+        self.lock = threading.Lock()
         self.images: list[KernelImage | None] = [None] * len(jobs)
         kernels: dict[KernelSpec, list[int]] = {}
         for index, (spec, _) in enumerate(jobs):
@@ -109,8 +119,7 @@ class Compilation:
         from ort_cuda_plugin.runtime.compile import compile_kernel
 
         for index in self.take():
-            self.images[index] = compile_kernel(*self.jobs[index])
-            self.progress(1)
+            self.finish(index, compile_kernel(*self.jobs[index]))
 
     def run_in(self, worker: WorkerClient) -> None:
         """Ends early where the helper fails; what it could not do is done here, so that its error is raised here."""
@@ -119,8 +128,12 @@ class Compilation:
             image = worker.compile(*self.jobs[index])
             if image is None:
                 return
+            self.finish(index, image)
+
+    def finish(self, index: int, image: KernelImage) -> None:
+        with self.lock:
             self.images[index] = image
-            self.progress(1)
+            self.done(index, image)
 
     def take(self) -> Iterator[int]:
         while True:
@@ -131,9 +144,14 @@ class Compilation:
             yield from indices
 
 
-def compile_many(jobs: Sequence[Job], progress: Callable[[int], None] = lambda done: None) -> list[KernelImage]:
-    """Compiles all, sharing the work with helper processes when it is much. Raises KernelCompileError."""
-    compilation = Compilation(jobs, progress)
+def compile_many(
+    jobs: Sequence[Job], done: Callable[[int, KernelImage], None] = lambda index, image: None
+) -> list[KernelImage]:
+    """Compiles all, sharing the work with helper processes when it is much. Raises KernelCompileError.
+
+    ``done`` is called with the index of each job as it ends, from one thread at a time.
+    """
+    compilation = Compilation(jobs, done)
     workers = start_workers(compilation.seconds)
     threads = [threading.Thread(target=compilation.run_in, args=(worker,)) for worker in workers]
     try:

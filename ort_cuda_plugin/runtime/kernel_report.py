@@ -18,7 +18,7 @@ from ort_cuda_plugin.runtime.kernel import KernelSpec
 from ort_cuda_plugin.runtime.kernel_library import KernelLibrary
 from ort_cuda_plugin.runtime.targets import KernelImage, Target
 
-ARCHITECTURES = (Target.cuda(8, 0), Target.cuda(9, 0), Target.cuda(10, 0), Target.cuda(12, 0))
+ARCHITECTURES = tuple(Target.cuda(major, minor) for major, minor in ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)))
 
 ALLOWED_SPILLS: dict[tuple[str, str], str] = {}
 """(kernel name, architecture such as "sm_80", or "*") -> the reason why a spill there is accepted."""
