@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import Dim, le, lt
+from ort_cuda_plugin.graph.symbolic import Dim, eq, le, lt
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.kernels.row_program import SUM
@@ -93,24 +95,62 @@ def mel_weight_matrix(
     return gather_map(ctx, [length // 2 + 1, bins], dtype, element)
 
 
+_FEW = 32
+"""Up to so many inputs are summed at once: taking them apart would cost more."""
+
+
+def _terms(length: Dim) -> Dim:
+    """How many terms to sum for a frequency after the other inputs were transformed; all of them, or a divisor."""
+    if not isinstance(length, int) or length <= _FEW:
+        return length
+    divisors = itertools.chain(range(_FEW // 2, 1, -1), range(_FEW // 2 + 1, math.isqrt(length) + 1))
+    return next((n for n in divisors if length % n == 0), length)
+
+
+Sample: TypeAlias = Callable[[IndexMap, list[Scalar], Scalar], tuple[Scalar, Scalar | None]]
+"""``sample(maps, c, i)`` gives the real and imaginary part (None for 0) of input i for the frequency at c."""
+
+
 def _spectrum(
     ctx: Lowering,
     shape: Sequence[Dim],
     dtype: DType,
     axis: int,
     length: Dim,
-    sample: Callable[[IndexMap, list[Scalar], Scalar], tuple[Scalar, Scalar | None]],
+    sample: Sample,
+    *,
     inverse: bool = False,
+    divisor: Dim = 1,
 ) -> Tensor:
     """Discrete Fourier transforms of ``length``: frequencies along ``axis`` of ``shape``.
 
-    The last dimension is 2, or 1 for the real part alone.
-
-    ``sample(maps, c, i)`` gives the real and imaginary part (None for 0) of input i for the element at c.
+    The last dimension is 2, or 1 for the real part alone. A known length that is composite is taken apart, as Cooley
+    and Tukey do: a sum of few terms for each factor.
     """
     # Frequencies that are absent are sums that cancel: in float32 the rest would be far from 0.
     real = DType.FLOAT64
     ctx.require(lt(0, length), "a Fourier transform of no elements")
+    terms = _terms(length)
+    if terms != length:
+        # The inputs terms * j + r are transformed for each r, which is the last dimension but one.
+        part = length // terms
+        parts = _spectrum(
+            ctx,
+            [*shape[:axis], part, *shape[axis + 1 : -1], terms, 2],
+            real,
+            axis,
+            part,
+            lambda maps, c, j: sample(maps, [*c[:-2], c[-1]], j * maps.dim(terms) + c[-2]),
+            inverse=inverse,
+        )
+
+    def term(maps: IndexMap, c: list[Scalar], r: Scalar) -> tuple[Scalar, Scalar | None]:
+        if terms == length:
+            return sample(maps, c, r)
+        source = maps.source(parts)
+        place = [*c[:axis], s.trunc_modulo(c[axis], maps.dim(part)), *c[axis + 1 : -1], r]
+        a, b = (source.at([*place, s.constant(k, DType.INT64)]) for k in (0, 1))
+        return a, b
 
     def root(maps: IndexMap, c: list[Scalar]) -> Scalar:
         turn = 2 * math.pi * s.cast(c[0], DType.FLOAT64) / s.cast(maps.dim(length), DType.FLOAT64)
@@ -126,29 +166,30 @@ def _spectrum(
         def product(i: Scalar) -> list[Scalar]:
             power = s.trunc_modulo(c[axis] * i, period)
             cosine, sine = (table.at([power, s.constant(k, DType.INT64)]) for k in (0, 1))
-            a, b = sample(maps, c, i)
+            a, b = term(maps, c, i)
             value = s.cast(a, real) * s.where(is_real, cosine, sine)
             if b is not None:
                 value = value + s.cast(b, real) * s.where(is_real, -sine, cosine)
             return [value]
 
-        (total,) = maps.fold(SUM, period, product)
-        return s.cast(total / s.cast(period, real) if inverse else total, dtype)
+        (total,) = maps.fold(SUM, maps.dim(terms), product)
+        return s.cast(total if divisor == 1 else total / s.cast(maps.dim(divisor), real), dtype)
 
     return gather_map(ctx, shape, dtype, element)
 
 
-def _parts(x: Tensor) -> int:
+def _parts(ctx: Lowering, x: Tensor) -> int:
     """How many numbers make an element: 1, or 2 for complex ones."""
-    if x.shape[-1] not in (1, 2):
-        raise Unsupported("shape", "a signal that is not known to be real or complex before the Run")
-    return 1 if x.shape[-1] == 1 else 2
+    if ctx.guard(eq(x.shape[-1], 1)):
+        return 1
+    ctx.require(eq(x.shape[-1], 2), "the signal has neither real nor complex numbers as its last dimension")
+    return 2
 
 
 def _dft(ctx: Lowering, x: Tensor, dft_length: Tensor | None, axis: int, inverse: int, onesided: int) -> Tensor:
     if axis == x.rank - 1:
         raise InvalidModel("DFT along the dimension of real and imaginary parts")
-    parts = _parts(x)
+    parts = _parts(ctx, x)
     # The inverse of one side continues the frequencies symmetrically, and its result is real.
     mirrored = bool(inverse and onesided)
     given = (x.shape[axis] - 1) * 2 if mirrored else x.shape[axis]
@@ -167,7 +208,8 @@ def _dft(ctx: Lowering, x: Tensor, dft_length: Tensor | None, axis: int, inverse
             return a, None
         return a, s.where(second, -b[0], b[0]) if mirrored else b[0]
 
-    return _spectrum(ctx, shape, x.dtype, axis, length, sample, bool(inverse))
+    divisor = length if inverse else 1
+    return _spectrum(ctx, shape, x.dtype, axis, length, sample, inverse=bool(inverse), divisor=divisor)
 
 
 @op("DFT", since=17, until=17, types={"T1": FLOATS, "T2": INDICES})
@@ -202,7 +244,7 @@ def stft(
     onesided: int = 1,
 ) -> Tensor:
     """The signal is [batch, samples, 1 or 2], or [batch, samples]."""
-    parts = _parts(signal) if signal.rank == 3 else 1
+    parts = _parts(ctx, signal) if signal.rank == 3 else 1
     if signal.rank not in (2, 3):
         raise InvalidModel(f"STFT of rank {signal.rank}")
     if window is None and frame_length is None:
