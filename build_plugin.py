@@ -46,7 +46,7 @@ LIBRARIES = ["-ldl", "-lm"]
 EXPORTS = "{ global: CreateEpFactories; ReleaseEpFactory; local: *; };\n"
 
 #: Headers whose types Python may use, in an order in which each finds what it needs.
-BRIDGE_HEADERS = ["driver.h", "core.h", "emu.h", "executor.h", "slab.h", "library.h", "core_table.h"]
+BRIDGE_HEADERS = ["driver.h", "core.h", "arena_config.h", "emu.h", "executor.h", "slab.h", "library.h", "core_table.h"]
 
 BRIDGE_SOURCE = """
 #include "core_table.h"

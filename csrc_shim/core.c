@@ -2,6 +2,7 @@
 #include "core_table.h"
 #include "ort_compute.h"
 #include "ort_memory.h"
+#include "pool.h"
 
 #include <pthread.h>
 #include <stdarg.h>
@@ -70,9 +71,15 @@ static ocp_device *device_open(int emulated, int ordinal, ocp_error *error) {
   return ocp_device_open(emulated != 0, ordinal, error);
 }
 
-static int memory_info(int emulated, int ordinal, int pinned, const OrtMemoryInfo **out, ocp_error *error) {
-  return ocp_ort_memory_info(emulated != 0, ordinal,
-                             pinned ? OrtDeviceMemoryType_HOST_ACCESSIBLE : OrtDeviceMemoryType_DEFAULT, out, error);
+static int memory_info(int emulated, int ordinal, int kind, const OrtMemoryInfo **out, ocp_error *error) {
+  return ocp_ort_memory_info(emulated != 0, ordinal, kind, out, error);
+}
+
+static int memory_stats(int emulated, int ordinal, int memory, ocp_memory_stats *stats, ocp_error *error) {
+  ocp_device *device = ocp_device_open(emulated != 0, ordinal, error);
+  if (device)
+    ocp_pool_stats(device, memory == OCP_PINNED_MEMORY ? OCP_PINNED_MEMORY : OCP_DEVICE_MEMORY, stats);
+  return error->code;
 }
 
 static const ocp_core core = {
@@ -125,6 +132,11 @@ static const ocp_core core = {
     .compute_info_create = ocp_compute_info_create,
     .compute_info_release = ocp_compute_info_release,
     .slab_pack = ocp_slab_pack,
+    .device_trim = ocp_device_trim,
+    .memory_stats = memory_stats,
+    .arena_check = ocp_arena_check,
+    .arena_configure = ocp_arena_configure,
+    .arena_set_limit = ocp_arena_set_limit,
 };
 
 const ocp_core *ocp_core_table(void) { return &core; }

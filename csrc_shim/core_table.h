@@ -7,6 +7,7 @@
 #ifndef OCP_CORE_TABLE_H
 #define OCP_CORE_TABLE_H
 
+#include "arena_config.h"
 #include "emu.h"
 #include "executor.h"
 #include "library.h"
@@ -102,7 +103,8 @@ typedef struct ocp_core {
   const OrtEpApi *(*host_ep_api)(void);
   uint32_t (*host_api_version)(void);
   const OrtLogger *(*host_logger)(void);
-  int (*memory_info)(int emulated, int ordinal, int pinned, const OrtMemoryInfo **out, ocp_error *error);
+  /* kind: OCP_INFO_... of ort_memory.h */
+  int (*memory_info)(int emulated, int ordinal, int kind, const OrtMemoryInfo **out, ocp_error *error);
   OrtNodeComputeInfo *(*compute_info_create)(ocp_cluster *cluster, ocp_device *device, uint32_t num_inputs,
                                              uint32_t num_outputs, ocp_error *error);
   void (*compute_info_release)(OrtNodeComputeInfo *info);
@@ -114,6 +116,12 @@ typedef struct ocp_core {
   ocp_problem *(*problem_create)(const ocp_problem_spec *spec, ocp_error *error);
   void (*problem_release)(ocp_problem *problem);
   int (*weight_create_state)(ocp_device *device, const void *data, size_t bytes, ocp_weight **out, ocp_error *error);
+  int64_t (*device_trim)(ocp_device *device);
+  int (*memory_stats)(int emulated, int ordinal, int memory, ocp_memory_stats *stats, ocp_error *error);
+  int (*arena_check)(const char *const *keys, const char *const *values, size_t count, ocp_error *error);
+  int (*arena_configure)(int emulated, int ordinal, int memory, const char *const *keys, const char *const *values,
+                         size_t count, char *warning, ocp_error *error);
+  int (*arena_set_limit)(int emulated, int ordinal, int memory, int64_t bytes, ocp_error *error);
 } ocp_core;
 
 const ocp_core *ocp_core_table(void);

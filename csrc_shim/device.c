@@ -4,10 +4,9 @@
 
 #include "pool.h"
 
-enum { MAX_DEVICES = 64 };
-
 static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic(ocp_device *) devices[2][MAX_DEVICES]; /* by kind and ordinal; written under the lock, never cleared */
+static _Atomic(ocp_device *) devices[2]
+                                    [OCP_MAX_DEVICES]; /* by kind and ordinal; written under the lock, never cleared */
 
 static uint32_t emulated_vendor_id;
 
@@ -66,6 +65,8 @@ static ocp_device *open_locked(bool emulated, int ordinal, ocp_error *error) {
   } else if (fill(device, emulated, ordinal, error) == ORT_OK) {
     device->pool = pool;
     atomic_store(&devices[emulated][ordinal], device);
+    for (int memory = 0; memory < OCP_NUM_MEMORIES; memory++)
+      ocp_arena_apply(emulated, ordinal, memory);
     return device;
   }
   free(device);
@@ -73,8 +74,10 @@ static ocp_device *open_locked(bool emulated, int ordinal, ocp_error *error) {
   return NULL;
 }
 
+ocp_device *ocp_device_find(bool emulated, int ordinal) { return atomic_load(&devices[emulated][ordinal]); }
+
 ocp_device *ocp_device_open(bool emulated, int ordinal, ocp_error *error) {
-  if (ordinal < 0 || ordinal >= MAX_DEVICES) {
+  if (ordinal < 0 || ordinal >= OCP_MAX_DEVICES) {
     ocp_fail(error, ORT_INVALID_ARGUMENT, "there is no CUDA device %d", ordinal);
     return NULL;
   }
@@ -146,7 +149,7 @@ int ocp_device_fail(ocp_device *device, CUresult result, const char *what, ocp_e
 
 void ocp_trim_all(void) {
   for (int kind = 0; kind < 2; kind++)
-    for (int ordinal = 0; ordinal < MAX_DEVICES; ordinal++) {
+    for (int ordinal = 0; ordinal < OCP_MAX_DEVICES; ordinal++) {
       ocp_device *device = atomic_load(&devices[kind][ordinal]);
       if (device)
         ocp_device_trim(device);

@@ -20,6 +20,7 @@ typedef struct CUevent_st *CUevent;
 typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUgraphExec_st *CUgraphExec;
+typedef struct CUmemPoolHandle_st *CUmemoryPool;
 
 enum {
   CUDA_SUCCESS = 0,
@@ -111,6 +112,30 @@ typedef struct {
   size_t width, height;
 } CUDA_MEMSET_NODE_PARAMS;
 
+enum { CU_MEM_ALLOCATION_TYPE_PINNED = 1, CU_MEM_LOCATION_TYPE_DEVICE = 1 };
+enum {
+  CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4,
+  CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5,
+  CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH = 6,
+  CU_MEMPOOL_ATTR_USED_MEM_CURRENT = 7,
+  CU_MEMPOOL_ATTR_USED_MEM_HIGH = 8,
+};
+
+typedef struct {
+  int type;
+  int id;
+} CUmemLocation;
+
+typedef struct {
+  int allocType;
+  int handleTypes;
+  CUmemLocation location;
+  void *win32SecurityAttributes;
+  size_t maxSize; /* bytes; 0: the driver's */
+  unsigned short usage;
+  unsigned char reserved[54];
+} CUmemPoolProps;
+
 typedef struct ocp_driver {
   CUresult (*Init)(unsigned flags);
   CUresult (*DriverGetVersion)(int *version);
@@ -132,6 +157,13 @@ typedef struct ocp_driver {
   CUresult (*MemFree)(CUdeviceptr address);
   CUresult (*MemHostAlloc)(void **address, size_t bytes, unsigned flags);
   CUresult (*MemFreeHost)(void *address);
+  CUresult (*MemPoolCreate)(CUmemoryPool *pool, const CUmemPoolProps *props);
+  CUresult (*MemPoolDestroy)(CUmemoryPool pool);
+  CUresult (*MemPoolSetAttribute)(CUmemoryPool pool, int attribute, void *value);
+  CUresult (*MemPoolGetAttribute)(CUmemoryPool pool, int attribute, void *value);
+  CUresult (*MemPoolTrimTo)(CUmemoryPool pool, size_t keep);
+  CUresult (*MemAllocFromPoolAsync)(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream);
+  CUresult (*MemFreeAsync)(CUdeviceptr address, CUstream stream);
   CUresult (*MemcpyHtoDAsync)(CUdeviceptr dst, const void *src, size_t bytes, CUstream stream);
   CUresult (*MemcpyDtoHAsync)(void *dst, CUdeviceptr src, size_t bytes, CUstream stream);
   CUresult (*MemcpyDtoDAsync)(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream);

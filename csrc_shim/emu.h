@@ -39,6 +39,8 @@ void ocp_emu_clear_findings(void);
  * was written before no longer counts, and what is beyond them is not allocated. Happens in the order of the stream (a
  * CUstream), or at once for NULL. */
 void ocp_emu_reuse(uint64_t address, size_t bytes, size_t held, void *stream);
+/* Bytes that such an allocator leaves unused after each use, so that overruns are seen; 0 without the checking mode. */
+size_t ocp_emu_redzone(void);
 
 /* The host alias of an emulated device address, for the twins of library calls; NULL when the range is not allocated.
  */

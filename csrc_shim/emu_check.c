@@ -278,6 +278,7 @@ CUresult emu_check_op(const emu_op *op, const emu_clock *clock) {
     emu_clock_name(clock, "fill");
     emu_shadow_written(op->set.dst, op->set.bytes);
     return note_range(clock, "fill", op->set.dst, op->set.bytes, EMU_STORE);
+  case EMU_OP_FREE:
   case EMU_OP_REUSE:
     break;
   }

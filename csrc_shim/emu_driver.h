@@ -19,6 +19,15 @@ CUresult emu_memcpy_d2h(void *dst, CUdeviceptr src, size_t bytes, CUstream strea
 CUresult emu_memcpy_d2d(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream);
 CUresult emu_memset_d8(CUdeviceptr dst, unsigned char value, size_t count, CUstream stream);
 
+/* emu_mempool.c */
+CUresult emu_mem_pool_create(CUmemoryPool *pool, const CUmemPoolProps *props);
+CUresult emu_mem_pool_destroy(CUmemoryPool pool);
+CUresult emu_mem_pool_set_attribute(CUmemoryPool pool, int attribute, void *value);
+CUresult emu_mem_pool_get_attribute(CUmemoryPool pool, int attribute, void *value);
+CUresult emu_mem_pool_trim_to(CUmemoryPool pool, size_t keep);
+CUresult emu_mem_alloc_from_pool_async(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream);
+CUresult emu_mem_free_async(CUdeviceptr address, CUstream stream);
+
 /* emu_stream.c */
 CUresult emu_ctx_synchronize(void);
 CUresult emu_pointer_get_attribute(void *data, int attribute, CUdeviceptr pointer);

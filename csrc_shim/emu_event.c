@@ -142,6 +142,7 @@ CUresult emu_event_synchronize(CUevent event) {
     emu_clock_host_waits(record->clock);
   emu_record_release(record);
   pthread_mutex_unlock(&emu_order);
+  emu_mempools_synchronized(device);
   return atomic_load(&device->error);
 }
 

@@ -129,7 +129,7 @@ bool emu_module_owns(const struct CUmod_st *module, uint64_t address, uint64_t b
 const void *emu_symbol(const char *name);
 
 /* ---- operations ---- */
-typedef enum emu_op_kind { EMU_OP_KERNEL, EMU_OP_COPY, EMU_OP_SET, EMU_OP_REUSE } emu_op_kind;
+typedef enum emu_op_kind { EMU_OP_KERNEL, EMU_OP_COPY, EMU_OP_SET, EMU_OP_REUSE, EMU_OP_FREE } emu_op_kind;
 typedef struct emu_op {
   emu_op_kind kind;
   uint32_t num_params;
@@ -153,6 +153,9 @@ typedef struct emu_op {
       uint64_t address;
       uint64_t bytes, held;
     } reuse;
+    struct {
+      uint64_t address; /* of a memory pool's block */
+    } free;
   };
   uint64_t params[OCP_EMU_MAX_PARAMS]; /* only num_params of them are ever copied */
 } emu_op;
@@ -197,6 +200,11 @@ void emu_pool_run(emu_range_fn run, void *context, uint64_t count, uint64_t chun
 CUresult emu_check_launched(emu_launch *launch);
 /* Reports that some threads of the block wait for others that never come. */
 void emu_check_divergence(emu_cpu *cpu);
+
+/* ---- emu_mempool.c ---- */
+void emu_mempool_run_free(uint64_t address);
+/* Somebody has waited for work of the device. */
+void emu_mempools_synchronized(const emu_device *device);
 
 /* ---- emu_stream.c, emu_graph.c ---- */
 CUresult emu_enqueue(CUstream stream, const emu_op *op);

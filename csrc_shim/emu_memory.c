@@ -147,6 +147,8 @@ CUresult emu_memset_d8(CUdeviceptr dst, unsigned char value, size_t count, CUstr
   return emu_enqueue(emu_stream_of(device, stream), &op);
 }
 
+size_t ocp_emu_redzone(void) { return emu.config.check ? EMU_GRANULE : 0; }
+
 void ocp_emu_reuse(uint64_t address, size_t bytes, size_t held, void *stream) {
   if (!emu.config.check || bytes > held || !emu_device_range(address, held))
     return;
@@ -190,6 +192,9 @@ CUresult emu_run(emu_device *device, const emu_op *op, const emu_clock *clock) {
     return run_set(op, clock);
   case EMU_OP_REUSE:
     emu_shadow_reused(op->reuse.address, op->reuse.bytes, op->reuse.held);
+    return CUDA_SUCCESS;
+  case EMU_OP_FREE:
+    emu_mempool_run_free(op->free.address);
     return CUDA_SUCCESS;
   }
   return CUDA_ERROR_INVALID_VALUE;

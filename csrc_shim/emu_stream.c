@@ -176,6 +176,7 @@ CUresult emu_stream_synchronize(CUstream stream) {
     emu_clock_host_waits(stream->clock);
     pthread_mutex_unlock(&stream->lock);
   }
+  emu_mempools_synchronized(stream->device);
   return atomic_load(&stream->device->error);
 }
 
@@ -227,5 +228,6 @@ CUresult emu_ctx_synchronize(void) {
       pthread_mutex_unlock(&stream->lock);
     }
   pthread_mutex_unlock(&list);
+  emu_mempools_synchronized(device);
   return atomic_load(&device->error);
 }

@@ -1,5 +1,5 @@
-/* Devices, device and pinned memory, streams. C callers only; ORT's view of them (OrtAllocator, OrtSyncStreamImpl,
- * OrtDataTransferImpl) is in ort_memory.c. */
+/* Devices, device and pinned memory, streams. C callers only; ORT's views of them are in ort_allocator.c, ort_memory.c
+ * and ort_stream.c. */
 #ifndef OCP_MEMORY_H
 #define OCP_MEMORY_H
 
@@ -19,11 +19,14 @@ struct ocp_device {
   bool emulated;
   int cc_major, cc_minor;
   atomic_int lost;       /* a sticky CUDA error, 0 while healthy; set once */
-  struct ocp_pool *pool; /* pool.h: cached memory and the order of the streams; the arena's place */
+  struct ocp_pool *pool; /* pool.h: the arenas, and the order of the streams */
 };
 
+enum { OCP_MAX_DEVICES = 64 };
 /* The device with that ordinal, opened on first use (thread safe), or NULL with the error. Never closed. */
 ocp_device *ocp_device_open(bool emulated, int ordinal, ocp_error *error);
+/* The same if it is open, else NULL. */
+ocp_device *ocp_device_find(bool emulated, int ordinal);
 /* Fails when the device is lost, and in a forked child. */
 int ocp_device_check(const ocp_device *device, ocp_error *error);
 /* ocp_device_check, and makes the device's context current on the calling thread; cheap when it already is. */
@@ -62,21 +65,36 @@ void ocp_stream_return(ocp_stream *stream);
 void ocp_stream_enqueued(ocp_stream *stream);
 
 /* Device memory, at least 256-byte aligned, never host readable; bytes == 0 gives a valid address of its own. The
- * memory may be used by work enqueued on `stream`, or by anybody at once when that is NULL.
+ * memory may be used by work enqueued on `stream`, or by anybody at once when that is NULL. While a graph is captured
+ * on the stream, only what needs no call of the driver is given; what a graph refers to must not be freed before it.
  *
  * Free is stream ordered. On a stream: all that used the memory is ordered before the stream's end; later work on the
  * stream can get it at once, other streams when that has finished. With NULL: any stream may have used it; a stream can
  * get it again once what is enqueued now on the other streams has finished. */
 int ocp_device_alloc(ocp_device *device, size_t bytes, ocp_stream *stream, CUdeviceptr *address, ocp_error *error);
 void ocp_device_free(ocp_device *device, CUdeviceptr address, ocp_stream *stream);
+/* Memory of its own for what lives long and is only read, such as weights: past the arena, for anybody at once. Freed
+ * by ocp_device_free. */
+int ocp_device_reserve(ocp_device *device, size_t bytes, CUdeviceptr *address, ocp_error *error);
 
 /* Pinned host memory, for anybody at once; freed as device memory is with NULL. */
 int ocp_pinned_alloc(ocp_device *device, size_t bytes, void **address, ocp_error *error);
 void ocp_pinned_free(ocp_device *device, void *address);
 
-/* Gives cached memory that no enqueued work uses back to the driver, and the streams that nobody borrows. */
-void ocp_device_trim(ocp_device *device);
+/* Gives memory that no enqueued work uses back to the driver, and the streams that nobody borrows. Returns the bytes of
+ * both kinds of memory. */
+int64_t ocp_device_trim(ocp_device *device);
 /* ocp_device_trim of every open device: before the emulator is configured anew, at unregister. */
 void ocp_trim_all(void);
+
+/* Somebody who keeps device memory that he can do without, such as the slabs of instances that no Run is using. When
+ * memory runs out, reclaim is called, on any thread that allocates and on none of whose behalf a lock of ours is held;
+ * it frees what it can. Removing one waits for a call in progress. */
+typedef struct ocp_reclaimer {
+  struct ocp_reclaimer *next;
+  void (*reclaim)(struct ocp_reclaimer *self);
+} ocp_reclaimer;
+void ocp_reclaimer_add(ocp_device *device, ocp_reclaimer *reclaimer);
+void ocp_reclaimer_remove(ocp_device *device, ocp_reclaimer *reclaimer);
 
 #endif

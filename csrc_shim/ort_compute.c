@@ -107,8 +107,7 @@ static OrtStatus *compute(OrtNodeComputeInfo *this_ptr, void *state, OrtKernelCo
 OrtNodeComputeInfo *ocp_compute_info_create(ocp_cluster *cluster, ocp_device *device, uint32_t num_inputs,
                                             uint32_t num_outputs, ocp_error *error) {
   const OrtMemoryInfo *memory_info = NULL;
-  if (ocp_ort_memory_info(device->emulated, device->ordinal, OrtDeviceMemoryType_DEFAULT, &memory_info, error) !=
-      ORT_OK)
+  if (ocp_ort_memory_info(device->emulated, device->ordinal, OCP_INFO_DEVICE, &memory_info, error) != ORT_OK)
     return NULL;
   compute_info *self = calloc(1, sizeof *self);
   if (!self) {

@@ -6,12 +6,25 @@
 
 #include "memory.h"
 
-/* The OrtMemoryInfo to advertise for a device (EpDevice_AddAllocatorInfo), for its device memory or its pinned host
- * memory. Made on first use and never released, since ORT keeps the pointer. Does not open the device. */
-int ocp_ort_memory_info(bool emulated, int ordinal, OrtDeviceMemoryType type, const OrtMemoryInfo **out,
-                        ocp_error *error);
+/* What an OrtMemoryDevice means. */
+typedef enum ocp_place_kind { OCP_PLACE_HOST, OCP_PLACE_DEVICE, OCP_PLACE_PINNED, OCP_PLACE_FOREIGN } ocp_place_kind;
+typedef struct ocp_place {
+  ocp_place_kind kind;
+  bool emulated;
+  int ordinal;
+} ocp_place;
+ocp_place ocp_ort_place(const OrtMemoryDevice *memory_device);
+
+/* The OrtMemoryInfo to advertise for a device (EpDevice_AddAllocatorInfo): device memory, pinned host memory, or device
+ * memory for initializers. Made on first use and never released, since ORT keeps the pointer. Does not open the device.
+ */
+enum { OCP_INFO_DEVICE = 0, OCP_INFO_PINNED = 1, OCP_INFO_READ_ONLY = 2, OCP_NUM_INFOS = 3 };
+int ocp_ort_memory_info(bool emulated, int ordinal, int kind, const OrtMemoryInfo **out, ocp_error *error);
 
 /* ---- slots of OrtEpFactory ---- */
+/* Options: "arena.<key>". All allocators of one memory share its arena; the first options that anybody gives are the
+ * arena's, and where later ones differ a warning names the keys. One of type OrtReadOnlyAllocator bypasses the arena.
+ */
 OrtStatus *ocp_ort_create_allocator(OrtEpFactory *factory, const OrtMemoryInfo *memory_info,
                                     const OrtKeyValuePairs *options, OrtAllocator **out);
 void ocp_ort_release_allocator(OrtEpFactory *factory, OrtAllocator *allocator);

@@ -66,6 +66,8 @@ static OrtStatus *notification_wait_on_device(OrtSyncNotificationImpl *this_ptr,
     CUresult result = device->driver->StreamWaitEvent(consumer->handle, self->event, 0);
     if (result != CUDA_SUCCESS)
       ocp_device_fail(consumer->device, result, "cuStreamWaitEvent", &error);
+    else if (self->activated && consumer->device == device)
+      ocp_stream_waits(consumer, self->producer_id, self->position);
     ocp_stream_enqueued(consumer);
   }
   return ocp_status(&error);
@@ -111,9 +113,10 @@ static OrtStatus *stream_wait(OrtSyncStreamImpl *this_ptr) {
   ocp_stream *stream = (ocp_stream *)(void *)this_ptr;
   ocp_error error;
   const bool forked = atomic_load_explicit(&ocp_forked, memory_order_relaxed); /* synchronize says so */
-  if ((ocp_stream_is_idle(stream) && !forked) || ocp_stream_synchronize(stream, &error) == ORT_OK)
-    return NULL;
-  return ocp_status(&error);
+  if ((!ocp_stream_is_idle(stream) || forked) && ocp_stream_synchronize(stream, &error) != ORT_OK)
+    return ocp_status(&error);
+  ocp_pool_run_ended(stream->device);
+  return NULL;
 }
 
 void ocp_ort_init_stream(ocp_stream *stream) {

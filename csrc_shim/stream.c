@@ -197,6 +197,39 @@ void ocp_pool_completed(ocp_stream *stream, uint64_t up_to) {
     store(&priv->pending_from, up_to + 1);
 }
 
+static bool was_waited_for(const ocp_stream *taker, const ocp_stream *stream, uint64_t up_to) {
+  const struct ocp_stream_private *priv = taker->priv;
+  for (unsigned i = 0; i < priv->num_waited && i < OCP_MAX_WAITED; i++)
+    if (priv->waited[i].id == stream->priv->id)
+      return priv->waited[i].position >= up_to || priv->waited[i].position >= load(&stream->priv->enqueued);
+  return false;
+}
+
+bool ocp_pool_is_finished(const ocp_pool *pool, uint64_t stream_id, uint64_t up_to, const ocp_stream *taker) {
+  if (taker && stream_id == taker->priv->id)
+    return true;
+  for (const ocp_stream *stream = pool->streams; stream; stream = stream->priv->next)
+    if (stream != taker && (stream_id == 0 || stream_id == stream->priv->id) &&
+        load(&stream->priv->pending_from) <= up_to && !(taker && was_waited_for(taker, stream, up_to)))
+      return false;
+  return true;
+}
+
+void ocp_stream_waits(ocp_stream *stream, uint64_t id, uint64_t up_to) {
+  struct ocp_stream_private *priv = stream->priv;
+  pthread_mutex_lock(&stream->device->pool->lock);
+  unsigned slot = 0;
+  while (slot < priv->num_waited && slot < OCP_MAX_WAITED && priv->waited[slot].id != id)
+    slot++;
+  if (slot == priv->num_waited || slot == OCP_MAX_WAITED)
+    slot = priv->num_waited++ % OCP_MAX_WAITED;
+  else if (priv->waited[slot].position > up_to)
+    up_to = priv->waited[slot].position;
+  priv->waited[slot].id = id;
+  priv->waited[slot].position = up_to;
+  pthread_mutex_unlock(&stream->device->pool->lock);
+}
+
 void ocp_stream_enqueued(ocp_stream *stream) {
   ocp_pool *pool = stream->device->pool;
   pthread_mutex_lock(&pool->lock);

@@ -70,12 +70,20 @@ def test_numbers_layouts_and_signatures_are_those_of_the_cuda_header(tmp_path: P
     assert len(constants) > 40
     lines = ["#include <cuda.h>", "#include <stddef.h>"]
     lines += [f'_Static_assert((int){name} == {value}, "{name}");' for name, value in constants]
-    struct = re.search(r"typedef struct \{([^}]*)\} CUDA_KERNEL_NODE_PARAMS;", text)
-    assert struct is not None
-    lines.append(f"typedef struct {{ {struct[1]} }} ours;")
-    for name in re.findall(r"(\w+)[,;]", struct[1]):
-        same = f"offsetof(ours, {name}) == offsetof(CUDA_KERNEL_NODE_PARAMS, {name})"
-        lines.append(f'_Static_assert({same}, "{name}");')
+    structs = re.findall(r"typedef struct \{([^}]*)\} (\w+);", text)
+    assert [name for _, name in structs] == [
+        "CUDA_KERNEL_NODE_PARAMS",
+        "CUDA_MEMCPY3D",
+        "CUDA_MEMSET_NODE_PARAMS",
+        "CUmemLocation",
+        "CUmemPoolProps",
+    ]
+    for body, struct in structs:
+        lines.append(f"typedef struct {{ {body} }} our_{struct};")
+        lines.append(f'_Static_assert(sizeof(our_{struct}) == sizeof({struct}), "{struct}");')
+        for name in re.findall(r"(\w+)[,;]", body):  # not the bytes that one version reserves and the next one uses
+            same = f"offsetof(our_{struct}, {name}) == offsetof({struct}, {name})"
+            lines.append(f'_Static_assert({same}, "{name}");')
     # Enumerations of CUDA are ints of ours, which C lets pass by value; pointers to them are cast.
     enums = {
         "int status": "CUstreamCaptureStatus status",
@@ -85,6 +93,7 @@ def test_numbers_layouts_and_signatures_are_those_of_the_cuda_header(tmp_path: P
         "int attribute, CUdeviceptr": "CUpointer_attribute attribute, CUdeviceptr",
         "int attribute, CUdevice": "CUdevice_attribute attribute, CUdevice",
         "int attribute, int value": "CUfunction_attribute attribute, int value",
+        "int attribute, void": "CUmemPool_attribute attribute, void",
     }
     table = re.search(r"typedef struct ocp_driver \{(.*)\} ocp_driver;", text, flags=re.DOTALL)
     assert table is not None

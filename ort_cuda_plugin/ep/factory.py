@@ -13,6 +13,9 @@ VIRTUAL_SUFFIX = ".virtual"
 
 NVIDIA_VENDOR_ID = 0x10DE
 
+#: The kinds of memory for which ORT may ask the factory for an allocator (OCP_INFO_... of ``ort_memory.h``).
+DEVICE_MEMORY, PINNED_MEMORY, INITIALIZER_MEMORY = range(3)
+
 #: What `register(emulate=False)` sets while it registers: it goes before the environment.
 emulate_override: bool | None = None
 
@@ -83,18 +86,18 @@ class Factory:
         with host.KeyValuePairs(info.metadata()) as metadata, host.KeyValuePairs(options) as ep_options:
             host.check_status(api.CreateEpDevice(ort_factory, hardware, metadata, ep_options, created))
         try:
-            for pinned in (False, True):
-                host.check_status(api.EpDevice_AddAllocatorInfo(created[0], memory_info(info, pinned=pinned)))
+            for kind in (DEVICE_MEMORY, PINNED_MEMORY, INITIALIZER_MEMORY):
+                host.check_status(api.EpDevice_AddAllocatorInfo(created[0], memory_info(info, kind)))
         except BaseException:
             api.ReleaseEpDevice(created[0])
             raise
         return created[0]
 
 
-def memory_info(info: DeviceInfo, *, pinned: bool = False) -> Any:
-    """``const OrtMemoryInfo *`` of a device's memory, or of its pinned host memory; lives as long as the process."""
+def memory_info(info: DeviceInfo, kind: int = DEVICE_MEMORY) -> Any:
+    """``const OrtMemoryInfo *`` of one kind of a device's memory; lives as long as the process."""
     out, error = ffi.new("const OrtMemoryInfo **"), new_error()
-    core().memory_info(info.emulated, info.ordinal, pinned, out, error)
+    core().memory_info(info.emulated, info.ordinal, kind, out, error)
     check(error)
     return out[0]
 

@@ -1,151 +1,10 @@
-/* Tests of the memory pool and of stream order over a driver whose streams finish their work when the test says. Each
- * test is named on the command line, or all run; `time` prints the nanoseconds of a cached allocation and its free. */
+/* Tests of memory in stream order. Each test is named on the command line, or all run; `time` prints the nanoseconds of
+ * a cached allocation and its free: alone, and the processor's for each of four threads. */
 #include <pthread.h>
 #include <string.h>
 #include <time.h>
 
-#include "check.h"
-#include "pool.h"
-
-/* ---- the fake driver: memory is addresses only, streams are two numbers ---- */
-
-struct CUstream_st {
-  atomic_ullong enqueued, done;
-};
-
-static atomic_int driver_calls;
-static atomic_ullong next_address = 0x7000000000, bytes_live;
-static uint64_t capacity = (uint64_t)1 << 40;
-static CUresult synchronize_result = CUDA_SUCCESS;
-static pthread_mutex_t blocks_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct block {
-  uint64_t address, bytes;
-} blocks[1 << 16];
-static size_t num_blocks;
-
-static CUresult ctx_get_current(CUcontext *context) {
-  *context = NULL;
-  return CUDA_SUCCESS;
-}
-
-static CUresult ctx_set_current(CUcontext context) {
-  (void)context;
-  return CUDA_SUCCESS;
-}
-
-static CUresult get_error_text(CUresult error, const char **text) {
-  *text = error == CUDA_ERROR_LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED" : "some error";
-  return CUDA_SUCCESS;
-}
-
-static CUresult mem_alloc(CUdeviceptr *address, size_t bytes) {
-  atomic_fetch_add(&driver_calls, 1);
-  if (atomic_fetch_add(&bytes_live, bytes) + bytes > capacity) {
-    atomic_fetch_sub(&bytes_live, bytes);
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
-  *address = atomic_fetch_add(&next_address, (bytes + 4095) / 4096 * 4096);
-  pthread_mutex_lock(&blocks_lock);
-  CHECK(num_blocks < sizeof blocks / sizeof *blocks);
-  blocks[num_blocks++] = (struct block){*address, bytes};
-  pthread_mutex_unlock(&blocks_lock);
-  return CUDA_SUCCESS;
-}
-
-static CUresult mem_free(CUdeviceptr address) {
-  atomic_fetch_add(&driver_calls, 1);
-  pthread_mutex_lock(&blocks_lock);
-  for (size_t i = 0; i < num_blocks; i++)
-    if (blocks[i].address == address) {
-      atomic_fetch_sub(&bytes_live, blocks[i].bytes);
-      blocks[i] = blocks[--num_blocks];
-      pthread_mutex_unlock(&blocks_lock);
-      return CUDA_SUCCESS;
-    }
-  CHECK(!"an address that MemAlloc gave");
-  return CUDA_ERROR_INVALID_VALUE;
-}
-
-static CUresult mem_host_alloc(void **address, size_t bytes, unsigned flags) {
-  (void)flags;
-  CUdeviceptr device = 0;
-  CUresult result = mem_alloc(&device, bytes);
-  *address = (void *)(uintptr_t)device;
-  return result;
-}
-
-static CUresult mem_free_host(void *address) { return mem_free((CUdeviceptr)(uintptr_t)address); }
-
-static CUresult mem_get_info(size_t *free_bytes, size_t *total) {
-  *free_bytes = capacity - atomic_load(&bytes_live);
-  *total = capacity;
-  return CUDA_SUCCESS;
-}
-
-static CUresult stream_create(CUstream *stream, unsigned flags) {
-  (void)flags;
-  *stream = calloc(1, sizeof **stream);
-  return CUDA_SUCCESS;
-}
-
-static CUresult stream_destroy(CUstream stream) {
-  free(stream);
-  return CUDA_SUCCESS;
-}
-
-static CUresult stream_synchronize(CUstream stream) {
-  atomic_fetch_add(&driver_calls, 1);
-  if (synchronize_result == CUDA_SUCCESS)
-    atomic_store(&stream->done, atomic_load(&stream->enqueued));
-  return synchronize_result;
-}
-
-static CUresult stream_query(CUstream stream) {
-  atomic_fetch_add(&driver_calls, 1);
-  return atomic_load(&stream->done) == atomic_load(&stream->enqueued) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
-}
-
-static const ocp_driver fake_driver = {
-    .GetErrorName = get_error_text,
-    .GetErrorString = get_error_text,
-    .CtxGetCurrent = ctx_get_current,
-    .CtxSetCurrent = ctx_set_current,
-    .MemGetInfo = mem_get_info,
-    .MemAlloc = mem_alloc,
-    .MemFree = mem_free,
-    .MemHostAlloc = mem_host_alloc,
-    .MemFreeHost = mem_free_host,
-    .StreamCreate = stream_create,
-    .StreamDestroy = stream_destroy,
-    .StreamSynchronize = stream_synchronize,
-    .StreamQuery = stream_query,
-};
-
-/* ---- what the tests share ---- */
-
-static ocp_device *device;
-
-static ocp_stream *make_stream(void) {
-  ocp_stream *stream = NULL;
-  CHECK_OK(ocp_stream_create(device, &stream, error));
-  return stream;
-}
-
-static void enqueue(ocp_stream *stream) {
-  atomic_fetch_add(&stream->handle->enqueued, 1);
-  ocp_stream_enqueued(stream);
-}
-
-static CUdeviceptr alloc_on(ocp_stream *stream, size_t bytes) {
-  CUdeviceptr address = 0;
-  CHECK_OK(ocp_device_alloc(device, bytes, stream, &address, error));
-  CHECK(address != 0 && address % 256 == 0);
-  return address;
-}
-
-static int64_t in_use(void) { return atomic_load(&ocp_counters[OCP_DEVICE_BYTES_IN_USE]); }
-
-static void synchronize(ocp_stream *stream) { CHECK_OK(ocp_stream_synchronize(stream, error)); }
+#include "fake_driver.h"
 
 /* ---- tests ---- */
 
@@ -218,13 +77,15 @@ static void test_memory_freed_without_a_stream_waits_for_every_other_one(void) {
 }
 
 static void test_a_miss_asks_blocked_streams_for_their_progress(void) {
+  configure(OCP_DEVICE_MEMORY, "arena.extend_strategy=1"); /* the arena has nothing else */
   ocp_stream *stream = make_stream(), *other = make_stream();
-  CUdeviceptr address = alloc_on(stream, 9000);
+  CUdeviceptr address = alloc_on(stream, 1 << 20);
   enqueue(stream);
   ocp_device_free(device, address, stream);
   atomic_store(&stream->handle->done, atomic_load(&stream->handle->enqueued));
-  CHECK(alloc_on(other, 9000) == address);
+  CHECK(alloc_on(other, 1 << 20) == address);
   ocp_device_free(device, address, other);
+  configure(OCP_DEVICE_MEMORY, "");
   ocp_stream_release(stream);
   ocp_stream_release(other);
 }
@@ -309,7 +170,6 @@ static void test_chunks_fit_and_waste_little(void) {
     CUdeviceptr address = alloc_on(NULL, bytes);
     size_t size = (size_t)(in_use() - used);
     CHECK(size >= bytes && size % 256 == 0 && size <= bytes + bytes / 8 + 256);
-    CHECK(bytes < (size_t)16 << 20 || size < bytes + ((size_t)2 << 20));
     ocp_device_free(device, address, NULL);
     CHECK(in_use() == used);
   }
@@ -345,7 +205,7 @@ static void test_out_of_memory_takes_back_what_is_cached(void) {
 }
 
 static void test_trimming_leaves_what_is_used(void) {
-  ocp_device_trim(device);
+  configure(OCP_DEVICE_MEMORY, "arena.extend_strategy=1"); /* each allocation is a region */
   ocp_stream *stream = make_stream();
   CUdeviceptr kept = alloc_on(stream, 1 << 20), pending = alloc_on(stream, 1 << 21);
   uint64_t live = atomic_load(&bytes_live);
@@ -360,6 +220,7 @@ static void test_trimming_leaves_what_is_used(void) {
   ocp_device_trim(device);
   CHECK(atomic_load(&bytes_live) == live - (1 << 21) - (1 << 20));
   ocp_stream_release(stream);
+  configure(OCP_DEVICE_MEMORY, "");
 }
 
 static void test_pinned_memory_waits_for_copies_that_use_it(void) {
@@ -482,28 +343,50 @@ static void test_a_sticky_error_loses_the_device(void) {
   ocp_stream_release(stream);
 }
 
-static void print_time_of_a_cached_allocation(void) {
-  enum { BATCHES = 50, PAIRS = 20000 };
-  ocp_stream *stream = make_stream();
+enum { PAIRS = 20000 };
+
+static void *allocate_and_free(void *stream) {
+  for (int i = 0; i < PAIRS; i++)
+    ocp_device_free(device, alloc_on(stream, 4096), stream);
+  return NULL;
+}
+
+static double now(clockid_t clock) {
+  struct timespec time;
+  clock_gettime(clock, &time);
+  return (double)time.tv_sec * 1e9 + (double)time.tv_nsec;
+}
+
+/* The best of many batches: nanoseconds of the process for each pair. */
+static double measure(int num_threads) {
+  enum { BATCHES = 50, MOST_THREADS = 4 };
+  ocp_stream *streams[MOST_THREADS];
+  pthread_t threads[MOST_THREADS];
   double best = 1e9;
+  for (int i = 0; i < num_threads; i++)
+    streams[i] = make_stream();
   for (int batch = 0; batch < BATCHES; batch++) {
-    struct timespec start, end;
-    clock_gettime(CLOCK_MONOTONIC, &start);
-    for (int i = 0; i < PAIRS; i++)
-      ocp_device_free(device, alloc_on(stream, 4096), stream);
-    clock_gettime(CLOCK_MONOTONIC, &end);
-    double ns = ((double)(end.tv_sec - start.tv_sec) * 1e9 + (double)(end.tv_nsec - start.tv_nsec)) / PAIRS;
+    const double start = now(CLOCK_PROCESS_CPUTIME_ID);
+    for (int i = 1; i < num_threads; i++)
+      CHECK(pthread_create(&threads[i], NULL, allocate_and_free, streams[i]) == 0);
+    allocate_and_free(streams[0]);
+    for (int i = 1; i < num_threads; i++)
+      pthread_join(threads[i], NULL);
+    const double ns = (now(CLOCK_PROCESS_CPUTIME_ID) - start) / (PAIRS * num_threads);
     best = ns < best ? ns : best;
   }
-  printf("%.1f\n", best);
-  ocp_stream_release(stream);
+  for (int i = 0; i < num_threads; i++)
+    ocp_stream_release(streams[i]);
+  return best;
+}
+
+static void print_times(void) {
+  const double alone = measure(1);
+  printf("%.1f %.1f\n", alone, measure(4));
 }
 
 #define TEST(name) {#name, test_##name}
-static const struct {
-  const char *name;
-  void (*run)(void);
-} tests[] = {
+static const test tests[] = {
     TEST(a_cached_chunk_needs_no_driver_call),
     TEST(memory_freed_on_a_stream_is_reused_there_at_once),
     TEST(another_stream_gets_it_after_the_work_has_finished),
@@ -525,20 +408,10 @@ static const struct {
 };
 
 int main(int argc, char **argv) {
-  static ocp_device fake;
-  fake.driver = &fake_driver;
-  fake.pool = ocp_pool_create();
-  device = &fake;
+  make_device();
   if (argc == 2 && strcmp(argv[1], "time") == 0) {
-    print_time_of_a_cached_allocation();
+    print_times();
     return 0;
   }
-  int ran = 0;
-  for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
-    if (argc == 1 || strcmp(argv[1], tests[i].name) == 0) {
-      tests[i].run();
-      printf("%s\n", tests[i].name);
-      ran++;
-    }
-  return ran ? 0 : 2;
+  return run_tests(tests, sizeof tests / sizeof *tests, argc, argv);
 }

@@ -129,12 +129,38 @@ static void add_pair(OrtKeyValuePairs *pairs, const char *key, const char *value
 
 static void release_pairs(OrtKeyValuePairs *pairs) { free(pairs); }
 
+static void get_pairs(const OrtKeyValuePairs *pairs, const char *const **keys, const char *const **values,
+                      size_t *count) {
+  static _Thread_local const char *found[2][MOCK_MAX_PAIRS];
+  for (size_t i = 0; i < pairs->count; i++) {
+    found[0][i] = pairs->keys[i];
+    found[1][i] = pairs->values[i];
+  }
+  *keys = found[0];
+  *values = found[1];
+  *count = pairs->count;
+}
+
+OrtKeyValuePairs mock_environment;
+
+static OrtStatus *get_env_config_entries(OrtKeyValuePairs **out) {
+  *out = malloc(sizeof **out);
+  **out = mock_environment;
+  return NULL;
+}
+
+static OrtStatus *get_allocator_type(const OrtMemoryInfo *info, OrtAllocatorType *type) {
+  *type = info->type;
+  return NULL;
+}
+
 static OrtStatus *create_memory_info(const char *name, OrtMemoryInfoDeviceType type, uint32_t vendor, int32_t id,
                                      OrtDeviceMemoryType memory, size_t alignment, OrtAllocatorType allocator_type,
                                      OrtMemoryInfo **out) {
-  CHECK(alignment == 0 && allocator_type == OrtDeviceAllocator);
+  CHECK(alignment == 0);
   *out = calloc(1, sizeof **out);
   CHECK(*out);
+  (*out)->type = allocator_type;
   (*out)->device = (OrtMemoryDevice){type, vendor, (uint32_t)id, memory};
   snprintf((*out)->name, sizeof(*out)->name, "%s", name);
   return NULL;
@@ -263,6 +289,9 @@ void mock_ort_install(uint32_t version) {
   api.CreateKeyValuePairs = create_pairs;
   api.AddKeyValuePair = add_pair;
   api.ReleaseKeyValuePairs = release_pairs;
+  api.GetKeyValuePairs = get_pairs;
+  api.MemoryInfoGetType = get_allocator_type;
+  ep_api.GetEnvConfigEntries = get_env_config_entries;
   api.CreateMemoryInfo_V2 = create_memory_info;
   api.Logger_LogMessage = log_message;
   ep_api.SyncStream_GetImpl = get_impl;

@@ -13,6 +13,7 @@ struct OrtMemoryDevice {
 
 struct OrtMemoryInfo {
   OrtMemoryDevice device;
+  OrtAllocatorType type;
   char name[32];
 };
 
@@ -48,7 +49,7 @@ struct OrtKernelContext {
 
 struct OrtKeyValuePairs {
   size_t count;
-  char keys[MOCK_MAX_PAIRS][32], values[MOCK_MAX_PAIRS][32];
+  char keys[MOCK_MAX_PAIRS][96], values[MOCK_MAX_PAIRS][32];
 };
 
 struct OrtKernelDef {
@@ -66,6 +67,7 @@ struct OrtKernelRegistry {
 /* Puts the tables into ocp_api and ocp_ep_api, at that API version. */
 void mock_ort_install(uint32_t version);
 
+extern OrtKeyValuePairs mock_environment; /* the environment's entries */
 extern atomic_int mock_live_statuses, mock_log_messages;
 
 extern const OrtMemoryDevice mock_cpu;

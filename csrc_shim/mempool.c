@@ -1,0 +1,220 @@
+#include "mempool.h"
+
+#include <stdlib.h>
+
+#include "arena.h"
+
+struct ocp_mempool {
+  pthread_mutex_t lock; /* held in driver calls */
+  atomic_bool wanted;
+  int64_t limit, keep_bytes;
+  uint64_t release_threshold;
+  CUmemoryPool handle; /* NULL: nothing is or was in use */
+  ocp_chunk_table table;
+  ocp_chunk *waiting; /* freed without a stream while several were busy; linked by older */
+  ocp_memory_stats stats;
+};
+
+ocp_mempool *ocp_mempool_create(void) {
+  ocp_mempool *mempool = calloc(1, sizeof *mempool);
+  if (mempool)
+    pthread_mutex_init(&mempool->lock, NULL);
+  return mempool;
+}
+
+void ocp_mempool_destroy(ocp_mempool *mempool) { free(mempool); }
+
+void ocp_mempool_configure(ocp_mempool *mempool, const ocp_arena_config *config) {
+  pthread_mutex_lock(&mempool->lock);
+  mempool->limit = config->max_mem;
+  mempool->keep_bytes = config->cuda_mempool_bytes_to_keep_on_shrink;
+  mempool->release_threshold = (uint64_t)config->cuda_mempool_release_threshold;
+  pthread_mutex_unlock(&mempool->lock);
+  atomic_store(&mempool->wanted, config->use_cuda_mempool != 0);
+}
+
+bool ocp_mempool_is_wanted(const ocp_mempool *mempool) {
+  return atomic_load_explicit(&mempool->wanted, memory_order_relaxed);
+}
+
+/* ---- the driver's pool ---- */
+
+static CUresult open_pool(ocp_mempool *mempool, const ocp_device *device) {
+  if (mempool->handle)
+    return CUDA_SUCCESS;
+  const CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = {CU_MEM_LOCATION_TYPE_DEVICE, device->device}};
+  CUresult result = device->driver->MemPoolCreate(&mempool->handle, &props);
+  if (result == CUDA_SUCCESS)
+    result = device->driver->MemPoolSetAttribute(mempool->handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+                                                 &mempool->release_threshold);
+  return result;
+}
+
+static int64_t reserved_bytes(const ocp_mempool *mempool, const ocp_device *device) {
+  uint64_t bytes = 0;
+  if (mempool->handle)
+    device->driver->MemPoolGetAttribute(mempool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes);
+  return (int64_t)bytes;
+}
+
+/* ---- freeing ---- */
+
+/* Hands the memory back on a stream: of all that may have used it the only one that is busy, or any when none is. False
+ * when several are, or the one is being captured. */
+static bool free_in_order(ocp_device *device, const ocp_chunk *chunk) {
+  ocp_pool *pool = device->pool;
+  ocp_stream *busy = NULL;
+  int num_busy = 0;
+  pthread_mutex_lock(&pool->streams_lock); /* streams are destroyed under it */
+  pthread_mutex_lock(&pool->lock);
+  for (ocp_stream *stream = pool->streams; stream; stream = stream->priv->next)
+    if (!ocp_pool_is_finished(pool, stream->priv->id, chunk->freed_at, NULL)) {
+      busy = stream;
+      num_busy++;
+    }
+  pthread_mutex_unlock(&pool->lock);
+  const bool can = num_busy == 0 || (num_busy == 1 && !atomic_load(&busy->capturing));
+  if (can)
+    device->driver->MemFreeAsync(chunk->address, busy ? busy->handle : NULL);
+  pthread_mutex_unlock(&pool->streams_lock);
+  return can;
+}
+
+static void collect(ocp_device *device, ocp_mempool *mempool) {
+  for (ocp_chunk **link = &mempool->waiting, *chunk; (chunk = *link);) {
+    if (!free_in_order(device, chunk)) {
+      link = &chunk->older;
+      continue;
+    }
+    *link = chunk->older;
+    free(chunk);
+  }
+}
+
+void ocp_mempool_collect(ocp_device *device) {
+  ocp_mempool *mempool = device->pool->mempool;
+  ocp_error ignored = {0};
+  pthread_mutex_lock(&mempool->lock);
+  if (mempool->waiting && ocp_device_enter(device, &ignored) == ORT_OK)
+    collect(device, mempool);
+  pthread_mutex_unlock(&mempool->lock);
+}
+
+bool ocp_mempool_free(ocp_device *device, uint64_t address, ocp_stream *stream, size_t *size) {
+  ocp_pool *pool = device->pool;
+  ocp_mempool *mempool = pool->mempool;
+  ocp_error ignored = {0};
+  pthread_mutex_lock(&mempool->lock);
+  ocp_chunk *chunk = ocp_chunk_table_find(&mempool->table, address);
+  if (chunk) {
+    ocp_chunk_table_erase(&mempool->table, chunk);
+    *size = chunk->size;
+    mempool->stats.in_use -= (int64_t)chunk->size;
+    pthread_mutex_lock(&pool->lock);
+    if (stream)
+      ocp_pool_advance(pool, stream);
+    chunk->freed_at = stream ? pool->sequence : ++pool->sequence;
+    pthread_mutex_unlock(&pool->lock);
+    const bool entered = ocp_device_enter(device, &ignored) == ORT_OK;
+    if (entered && stream && !atomic_load(&stream->capturing)) {
+      device->driver->MemFreeAsync(address, stream->handle);
+      free(chunk);
+    } else {
+      chunk->older = mempool->waiting;
+      mempool->waiting = chunk;
+      if (entered)
+        collect(device, mempool);
+    }
+  }
+  pthread_mutex_unlock(&mempool->lock);
+  return chunk != NULL;
+}
+
+/* ---- allocation ---- */
+
+static CUresult driver_alloc(ocp_device *device, const ocp_mempool *mempool, size_t size, ocp_stream *stream,
+                             uint64_t *address) {
+  const ocp_driver *driver = device->driver;
+  if (stream)
+    return driver->MemAllocFromPoolAsync(address, size, mempool->handle, stream->handle);
+  /* For anybody at once: the stream in whose order it is allocated must have come that far. */
+  ocp_error ignored = {0};
+  if (ocp_stream_borrow(device, &stream, &ignored) != ORT_OK)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult result = driver->MemAllocFromPoolAsync(address, size, mempool->handle, stream->handle);
+  if (result == CUDA_SUCCESS)
+    result = driver->StreamSynchronize(stream->handle);
+  ocp_stream_return(stream);
+  return result;
+}
+
+static void hand_out(ocp_mempool *mempool, const ocp_chunk *chunk) {
+  ocp_memory_stats *stats = &mempool->stats;
+  stats->in_use += (int64_t)chunk->size;
+  stats->num_allocs++;
+  if (stats->in_use > stats->max_in_use)
+    stats->max_in_use = stats->in_use;
+  if ((int64_t)chunk->size > stats->max_alloc_size)
+    stats->max_alloc_size = (int64_t)chunk->size;
+}
+
+CUresult ocp_mempool_alloc(ocp_device *device, size_t size, ocp_stream *stream, uint64_t *address) {
+  ocp_mempool *mempool = device->pool->mempool;
+  ocp_chunk *chunk = calloc(1, sizeof *chunk);
+  CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+  pthread_mutex_lock(&mempool->lock);
+  collect(device, mempool);
+  if (chunk && (int64_t)size <= mempool->limit - mempool->stats.in_use)
+    result = open_pool(mempool, device);
+  if (chunk && result == CUDA_SUCCESS)
+    result = driver_alloc(device, mempool, size, stream, &chunk->address);
+  if (result == CUDA_SUCCESS) {
+    chunk->size = size;
+    *address = chunk->address;
+    if (ocp_chunk_table_insert(&mempool->table, chunk)) {
+      hand_out(mempool, chunk);
+      chunk = NULL;
+    } else {
+      device->driver->MemFreeAsync(chunk->address, stream ? stream->handle : NULL);
+      result = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+  }
+  pthread_mutex_unlock(&mempool->lock);
+  free(chunk);
+  return result;
+}
+
+/* ---- shrinking and statistics ---- */
+
+int64_t ocp_mempool_shrink(ocp_device *device, bool keep) {
+  ocp_mempool *mempool = device->pool->mempool;
+  const ocp_driver *driver = device->driver;
+  pthread_mutex_lock(&mempool->lock);
+  const int64_t before = reserved_bytes(mempool, device);
+  if (mempool->handle) {
+    collect(device, mempool);
+    if (!keep && mempool->table.count == 0 && !mempool->waiting) {
+      driver->MemPoolDestroy(mempool->handle);
+      mempool->handle = NULL;
+    } else {
+      driver->MemPoolTrimTo(mempool->handle, keep ? (size_t)mempool->keep_bytes : 0);
+    }
+  }
+  const int64_t after = reserved_bytes(mempool, device);
+  pthread_mutex_unlock(&mempool->lock);
+  return before - after;
+}
+
+void ocp_mempool_add_stats(ocp_device *device, ocp_memory_stats *stats) {
+  const ocp_mempool *mempool = device->pool->mempool;
+  pthread_mutex_lock((pthread_mutex_t *)&mempool->lock);
+  stats->in_use += mempool->stats.in_use;
+  stats->max_in_use += mempool->stats.max_in_use;
+  stats->num_allocs += mempool->stats.num_allocs;
+  if (mempool->stats.max_alloc_size > stats->max_alloc_size)
+    stats->max_alloc_size = mempool->stats.max_alloc_size;
+  stats->total += reserved_bytes(mempool, device);
+  stats->is_mempool = ocp_mempool_is_wanted(mempool);
+  pthread_mutex_unlock((pthread_mutex_t *)&mempool->lock);
+}

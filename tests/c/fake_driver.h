@@ -1,0 +1,36 @@
+/* A driver whose memory is addresses only and whose streams finish their work when the test says; a device on it. */
+#ifndef OCP_TESTS_FAKE_DRIVER_H
+#define OCP_TESTS_FAKE_DRIVER_H
+
+#include "check.h"
+#include "pool.h"
+
+/* Two numbers: how much was enqueued, and how much of that is done. */
+struct CUstream_st {
+  atomic_ullong enqueued, done;
+};
+
+extern atomic_int driver_calls;
+extern atomic_ullong bytes_live; /* allocated and not freed */
+extern uint64_t capacity;        /* of the device; a test may change it */
+extern CUresult synchronize_result;
+extern ocp_device *device;
+
+void make_device(void);
+ocp_stream *make_stream(void);
+void enqueue(ocp_stream *stream);
+void synchronize(ocp_stream *stream);
+CUdeviceptr alloc_on(ocp_stream *stream, size_t bytes);
+int64_t in_use(void);
+/* Gives the device's arena these options, "arena.max_mem=1000 ..."; the others have their defaults. "" at the end of a
+ * test. */
+void configure(int memory, const char *options);
+
+/* Runs the test named on the command line, or all; returns what main does. */
+typedef struct test {
+  const char *name;
+  void (*run)(void);
+} test;
+int run_tests(const test *tests, size_t count, int argc, char **argv);
+
+#endif
