@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from ort_cuda_plugin.cli import conformance, explain, info, kernels, run
+from ort_cuda_plugin.cli import conformance, explain, info, kernels, operators, run
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 
 COMMANDS: dict[str, ModuleType] = {
@@ -19,6 +19,7 @@ COMMANDS: dict[str, ModuleType] = {
     "explain": explain,
     "kernels": kernels,
     "conformance": conformance,
+    "operators": operators,
 }
 
 

@@ -1,0 +1,20 @@
+"""Print the coverage table: each operator with its opset versions, types, and where it runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write it to a file instead")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    from ort_cuda_plugin.conformance.coverage import render
+
+    if arguments.write:
+        arguments.write.write_text(render())
+    else:
+        print(render(), end="")
+    return 0
