@@ -33,6 +33,14 @@ def test_a_case_gets_its_verdict(key: str, expected: Verdict) -> None:
     assert outcome.cpu_passes
 
 
+def test_random_values_that_are_right_by_chance_pass_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judge(load_cases()["node/training_dropout_zero_ratio"], Mode()).verdict is Verdict.ON_EP
+    monkeypatch.setattr(verdict, "difference", lambda *values: "")
+    outcome = judge(load_cases()["node/bernoulli"], Mode())
+    assert outcome.verdict is Verdict.HOST_CANNOT
+    assert outcome.group.startswith("random values")
+
+
 @pytest.mark.parametrize(
     "dtype",
     [np.float32, np.int64, np.bool_, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.int4, ml_dtypes.uint4]

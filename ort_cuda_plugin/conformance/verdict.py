@@ -68,9 +68,9 @@ def judge(case: Case, mode: Mode) -> Outcome:
     plugin = _attempt(case, model, mode, on_plugin=True)
     if found := findings():
         return Outcome(case.key, Verdict.FAILED, "; ".join(found), not cpu.problem)
+    if cpu.problem and (plugin.problem or is_random(model)):  # random values may be right by chance
+        return _host_cannot(case, model, cpu, plugin)
     if plugin.problem:
-        if cpu.problem:
-            return _host_cannot(case, model, cpu, plugin)
         return Outcome(case.key, Verdict.WRONG if plugin.wrong else Verdict.FAILED, plugin.problem, True)
     elsewhere = {op_type: reason for provider, op_type, reason in plugin.placed if provider != get_ep_name()}
     if elsewhere:
