@@ -21,7 +21,7 @@ from ort_cuda_plugin.ops.registry import ALL_TENSORS, INDICES, Int64, T, Tind, o
 Place: TypeAlias = Callable[[IndexMap, list[Scalar]], tuple[list[Scalar], Scalar]]
 """The coordinates in the result where an update goes, and whether they are inside of it."""
 
-_reductions = {
+REDUCTIONS = {
     "none": None,
     "add": Combination(lambda a, b: a + b, "add"),
     "mul": Combination(lambda a, b: a * b),
@@ -39,12 +39,12 @@ def _accumulator(dtype: DType) -> DType:
 
 def _scatter(ctx: Lowering, data: Tensor, updates: Tensor, place: Place, reduction: str) -> Tensor:
     """A copy of ``data`` with ``updates`` at their places, or combined with what is there."""
-    if reduction not in _reductions:
+    if reduction not in REDUCTIONS:
         raise InvalidModel(f"the reduction {reduction!r}")
-    how = _reductions[reduction]
+    how = REDUCTIONS[reduction]
     if data.dtype is DType.BOOL and how is not None:
         # The sum of truth values is that one is true, their product that all are.
-        how = _reductions[{"add": "max", "mul": "min"}.get(reduction, reduction)]
+        how = REDUCTIONS[{"add": "max", "mul": "min"}.get(reduction, reduction)]
     dtype = data.dtype if how is None else _accumulator(data.dtype)
     result = ctx.empty(data.shape, dtype)
     elementwise_into(ctx, lambda x: s.cast(x, dtype), result, data)
@@ -61,7 +61,7 @@ def _in_order(ctx: Lowering, data: Tensor, reduction: str) -> Combination | None
     """The combination, where its result depends on an order that has to be the same in every Run."""
     if not (ctx.options.deterministic and data.dtype.is_float):
         return None
-    return _reductions.get(reduction)
+    return REDUCTIONS.get(reduction)
 
 
 def _gather_updates(
