@@ -110,6 +110,18 @@ def read_verdicts(text: str, keys: Iterable[str]) -> tuple[dict[str, str], dict[
     return as_written, as_written | optimised
 
 
+def read_groups(text: str) -> dict[str, str]:
+    """The heading under which a report has each test that it lists."""
+    groups: dict[str, str] = {}
+    heading = ""
+    for line in text.split(f"\n## {_OPTIMISED}")[0].splitlines():
+        if found := re.fullmatch(r"### (.*) \(\d+\)", line):
+            heading = found[1]
+        elif line.startswith("- "):
+            groups.update(dict.fromkeys(_KEY.findall(line), heading))
+    return groups
+
+
 def changes(reported: Mapping[str, str], outcomes: Sequence[Outcome]) -> list[str]:
     """One line for each test whose verdict is not the reported one."""
     said = {outcome.key: reported.get(outcome.key, "not listed") for outcome in outcomes}
