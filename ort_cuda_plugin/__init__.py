@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .arrays import CudaArray, as_cuda_array, bind_input, bind_output
     from .ep.devices import DeviceInfo
     from .graph.claims import NodeVerdict
+    from .memory import memory_stats, set_limit, trim
 
 __version__ = "0.1.0"
 
@@ -35,9 +36,12 @@ __all__ = [
     "get_ep_name",
     "get_ep_names",
     "get_library_path",
+    "memory_stats",
     "register",
     "reset_counters",
     "session",
+    "set_limit",
+    "trim",
     "unregister",
 ]
 
@@ -49,8 +53,11 @@ _LAZY = {
     "bind_output": "arrays",
     "devices": "api",
     "explain": "api",
+    "memory_stats": "memory",
     "register": "api",
     "session": "api",
+    "set_limit": "memory",
+    "trim": "memory",
     "unregister": "api",
     "DeviceInfo": "ep.devices",
     "NodeVerdict": "graph.claims",

@@ -1,4 +1,4 @@
-"""The memory pool and stream order, below ONNX Runtime: the C tests of ``tests/c/memory_test.c``."""
+"""Memory in stream order and the arena, below ONNX Runtime: the C tests of ``tests/c``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ import pytest
 
 from c_programs import SOURCES, build_program, run_program
 
-TESTS = re.findall(r"^    TEST\((\w+)\),$", (SOURCES / "memory_test.c").read_text(), re.MULTILINE)
+
+def names(source: str) -> list[str]:
+    return re.findall(r"^    TEST\((\w+)\),$", (SOURCES / source).read_text(), re.MULTILINE)
+
+
+MEMORY_TESTS, ARENA_TESTS = names("memory_test.c"), names("arena_test.c")
 
 
 @pytest.fixture(scope="module")
@@ -17,13 +22,26 @@ def memory_test() -> Path:
     return build_program("memory_test", ["memory_test.c", "fake_driver.c"])
 
 
+@pytest.fixture(scope="module")
+def arena_test() -> Path:
+    return build_program("arena_test", ["arena_test.c", "fake_driver.c"])
+
+
 def test_the_c_tests_are_listed() -> None:
-    assert len(TESTS) > 10
+    assert len(MEMORY_TESTS) > 10
+    assert len(ARENA_TESTS) > 10
 
 
-@pytest.mark.parametrize("name", TESTS)
+@pytest.mark.parametrize("name", MEMORY_TESTS)
 def test_pool(memory_test: Path, name: str) -> None:
     done = run_program(memory_test, name)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{name}\n"
+
+
+@pytest.mark.parametrize("name", ARENA_TESTS)
+def test_arena(arena_test: Path, name: str) -> None:
+    done = run_program(arena_test, name)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{name}\n"
 

@@ -24,6 +24,7 @@ def test_the_mock_host_passes_under(sanitize: str, streams: str, seed: int, kern
 
 
 @pytest.mark.parametrize("sanitize", ["address", "thread"])
-def test_the_memory_pool_passes_under(sanitize: str) -> None:
-    done = run_program(build_program("memory_test", ["memory_test.c", "fake_driver.c"], sanitize))
+@pytest.mark.parametrize("name", ["memory_test", "arena_test"])
+def test_the_memory_pool_passes_under(name: str, sanitize: str) -> None:
+    done = run_program(build_program(name, [f"{name}.c", "fake_driver.c"], sanitize))
     assert done.returncode == 0, done.stderr[-8000:]

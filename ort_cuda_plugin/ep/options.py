@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from . import arena
 
 EP_NAME = "CudaPluginExecutionProvider"
 SESSION_PREFIX = f"ep.{EP_NAME.lower()}."
@@ -38,6 +40,8 @@ class Options:
         user_compute_stream: address of the ``cudaStream_t`` that all Runs use, 0 for the default stream; None: ORT gets
             a stream of our own for each thread.
         use_ep_level_unified_stream: one stream of our own for all threads of the session.
+        device_arena: options of the arena of device memory, by their keys ``arena.*``.
+        pinned_arena: of the arena of pinned host memory.
     """
 
     device_id: int | None = None
@@ -45,6 +49,8 @@ class Options:
     deterministic: bool = False
     user_compute_stream: int | None = None
     use_ep_level_unified_stream: bool = False
+    device_arena: Mapping[str, str] = field(default_factory=dict)
+    pinned_arena: Mapping[str, str] = field(default_factory=dict)
 
 
 def _flag(text: str) -> bool:
@@ -89,7 +95,6 @@ _MEANINGFUL: dict[str, Callable[[str], Any]] = {
 #: Keys of the CUDA execution provider that decide how fast or in how much memory, not what is computed: accepted, so
 #: that nobody has to change a configuration, and reported as without effect.
 _WITHOUT_EFFECT: dict[str, Callable[[str], Any]] = {
-    "arena_extend_strategy": _any,
     "cudnn_conv1d_pad_to_nc1d": _flag,
     "cudnn_conv_algo_search": _any,
     "cudnn_conv_use_max_workspace": _flag,
@@ -97,7 +102,6 @@ _WITHOUT_EFFECT: dict[str, Callable[[str], Any]] = {
     "enable_cuda_graph": _flag,
     "enable_skip_layer_norm_strict_mode": _flag,
     "fuse_conv_bias": _flag,
-    "gpu_mem_limit": _any,
     "min_num_runs_before_cuda_graph_capture": _any,
     "prefer_nhwc": _flag,
     "prefer_nhwc_layout": _flag,
@@ -127,12 +131,12 @@ def parse(values: Mapping[str, str]) -> tuple[Options, list[str]]:
         OptionError: a key is unknown, or a value cannot be one of its key's.
     """
     known = _MEANINGFUL | _WITHOUT_EFFECT
-    parsed: dict[str, Any] = {}
+    parsed: dict[str, Any] = _arena_options(values)
     for key, text in values.items():
-        if key.startswith("arena."):
+        if key.startswith(arena.PREFIX) or key in arena.CUDA_PROVIDER_KEYS:
             continue
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
+            close = difflib.get_close_matches(key, [*known, *arena.CUDA_PROVIDER_KEYS], n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(_MEANINGFUL))}"
             raise OptionError(f"{EP_NAME} has no option {key!r}{hint}")
         try:
@@ -144,5 +148,19 @@ def parse(values: Mapping[str, str]) -> tuple[Options, list[str]]:
         raise OptionError(f"{EP_NAME} option has_user_compute_stream=1 needs user_compute_stream, the stream's address")
     if has_stream is False:
         parsed.pop("user_compute_stream", None)
-    ignored = sorted(key for key in values if key in _WITHOUT_EFFECT or key.startswith("arena."))
-    return Options(**{key: value for key, value in parsed.items() if key in _MEANINGFUL}), ignored
+    ignored = sorted(key for key in values if key in _WITHOUT_EFFECT)
+    return Options(**{key: value for key, value in parsed.items() if key not in _WITHOUT_EFFECT}), ignored
+
+
+def _arena_options(values: Mapping[str, str]) -> dict[str, Any]:
+    own = {key: text for key, text in values.items() if key.startswith(arena.PREFIX)}
+    if problem := arena.check_options(own):
+        raise OptionError(problem)
+    aliases: dict[str, str] = {}
+    for key, ours in arena.CUDA_PROVIDER_KEYS.items():
+        if key not in values:
+            continue
+        if problem := arena.check_options({ours: values[key]}):
+            raise OptionError(problem.replace(ours, key))
+        aliases[ours] = values[key]
+    return {"device_arena": aliases | own, "pinned_arena": own}

@@ -7,12 +7,13 @@ import threading
 from typing import Any
 
 from ..abi import host
-from ..abi.core import check, core, ffi, new_error
+from ..abi.core import check, core, ffi, lib, new_error
 from ..graph.claims import NodeVerdict, claim
 from ..graph.cluster import CompiledCluster
 from ..graph.lowering import LoweringOptions
 from ..graph.node_lowering import Ranks
 from ..graph.ort_graph import read_graph
+from . import arena
 from .devices import DeviceInfo
 from .factory import memory_info
 from .fused_node import FusedNode
@@ -48,6 +49,7 @@ class Provider:
         offered = [DeviceInfo.from_metadata(host.key_value_pairs(pairs)) for pairs in metadata]
         self.device = use_device(_choose(offered, self.options.device_id))
         self.device_memory = memory_info(self.device.info)
+        self._configure_arenas()
         self.stream = self._session_stream()
         self.verdicts: list[NodeVerdict] = []
         self.failure = ""
@@ -85,6 +87,14 @@ class Provider:
             core().stream_create(self.device.pointer, out, error)
             check(error)
         return out[0]
+
+    def _configure_arenas(self) -> None:
+        for memory, values in (
+            (lib.OCP_DEVICE_MEMORY, self.options.device_arena),
+            (lib.OCP_PINNED_MEMORY, self.options.pinned_arena),
+        ):
+            if warning := arena.configure(self.device.info, memory, values):
+                self._log("WARNING", warning)
 
     def _log(self, level: str, message: str) -> None:
         host.log(level, message, self._logger)

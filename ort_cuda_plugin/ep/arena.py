@@ -1,0 +1,38 @@
+"""Options of the arenas: their keys are known to the library (``csrc_shim/arena_config.c``), which checks them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..abi.core import check, core, ffi, lib, new_error
+from .devices import DeviceInfo
+
+PREFIX = "arena."
+
+#: Keys of the CUDA execution provider for its arena of device memory.
+CUDA_PROVIDER_KEYS = {"gpu_mem_limit": "arena.max_mem", "arena_extend_strategy": "arena.extend_strategy"}
+
+
+def check_options(values: Mapping[str, str]) -> str:
+    """What is wrong with options of an arena; "" when nothing is."""
+    error, (keys, texts) = new_error(), _strings(values)
+    core().arena_check(keys, texts, len(keys), error)
+    return ffi.string(error.text).decode(errors="replace") if error.code else ""
+
+
+def configure(info: DeviceInfo, memory: int, values: Mapping[str, str]) -> str:
+    """Gives the arena of a device's memory these options; a warning where it lives with others, or "".
+
+    Raises:
+        PluginError: a key is unknown, or its value is not one that it takes.
+    """
+    warning, error, (keys, texts) = ffi.new("char[]", lib.OCP_ARENA_WARNING_BYTES), new_error(), _strings(values)
+    core().arena_configure(info.emulated, info.ordinal, memory, keys, texts, len(keys), warning, error)
+    check(error)
+    return str(ffi.string(warning).decode(errors="replace"))
+
+
+def _strings(values: Mapping[str, str]) -> tuple[list[Any], list[Any]]:
+    """Keys and values as C strings, which live as long as the lists; cffi makes arrays of the lists."""
+    return [ffi.new("char[]", key.encode()) for key in values], [ffi.new("char[]", v.encode()) for v in values.values()]

@@ -1,0 +1,86 @@
+"""The memory of a device as the process holds it: statistics, giving back what is unused, limits.
+
+Sessions of one device share two arenas, one of device memory and one of pinned host memory. Their options are the
+``arena.*`` options of sessions and of ONNX Runtime's environment (see the README).
+"""
+
+from __future__ import annotations
+
+from .abi.core import check, core, ffi, lib, new_error
+from .api import devices
+from .ep.devices import DeviceInfo, open_device
+
+KINDS = {"device": lib.OCP_DEVICE_MEMORY, "pinned": lib.OCP_PINNED_MEMORY}
+
+#: ONNX Runtime's names of allocator statistics, and one of ours, by the members of ``ocp_memory_stats``.
+NAMES = {
+    "Limit": "limit",
+    "InUse": "in_use",
+    "TotalAllocated": "total",
+    "MaxInUse": "max_in_use",
+    "NumAllocs": "num_allocs",
+    "NumReserves": "num_reserves",
+    "NumArenaExtensions": "num_extensions",
+    "NumArenaShrinkages": "num_shrinkages",
+    "MaxAllocSize": "max_alloc_size",
+    "Weights": "weights",
+}
+
+
+def memory_stats(device: DeviceInfo | int | None = None) -> dict[str, dict[str, int]]:
+    """What this process has of a device's memory and of pinned memory, since its start.
+
+    Args:
+        device: one of `devices`, or its ordinal; None: the first one.
+
+    Returns:
+        for ``"device"`` and ``"pinned"`` what ``OrtAllocator.GetStats`` tells, in bytes: ``Limit`` (2**63 - 1: none),
+        ``InUse`` and ``MaxInUse`` (handed out, weights included), ``TotalAllocated`` (held from the driver),
+        ``MaxAllocSize``; the counts ``NumAllocs``, ``NumReserves`` (allocations that bypass the arena),
+        ``NumArenaExtensions`` and ``NumArenaShrinkages``; and ``Weights``, the bytes that bypass the arena.
+
+    Raises:
+        ValueError: there is no such device.
+        PluginError: the device cannot be opened.
+    """
+    info = _find(device)
+    return {kind: _read(info, memory) for kind, memory in KINDS.items()}
+
+
+def trim(device: DeviceInfo | int | None = None) -> int:
+    """Gives memory that no tensor, weight or enqueued work uses back to the driver; returns its bytes.
+
+    Arguments and errors are those of `memory_stats`.
+    """
+    return int(core().device_trim(open_device(_find(device))))
+
+
+def set_limit(device: DeviceInfo | int | None, nbytes: int | None) -> None:
+    """The most device memory that this process may hold from now on, weights included; None: no limit.
+
+    A limit below what is held takes nothing back: see `trim`. Errors are those of `memory_stats`, and ValueError for a
+    limit that is not positive.
+    """
+    if nbytes is not None and not 0 < nbytes < 2**63:
+        raise ValueError(f"a limit of {nbytes} bytes; use a positive number, or None for no limit")
+    info, error = _find(device), new_error()
+    core().arena_set_limit(info.emulated, info.ordinal, lib.OCP_DEVICE_MEMORY, nbytes or 0, error)
+    check(error)
+
+
+def _read(info: DeviceInfo, memory: int) -> dict[str, int]:
+    stats, error = ffi.new("ocp_memory_stats *"), new_error()
+    core().memory_stats(info.emulated, info.ordinal, memory, stats, error)
+    check(error)
+    return {name: getattr(stats, member) for name, member in NAMES.items()}
+
+
+def _find(device: DeviceInfo | int | None) -> DeviceInfo:
+    if isinstance(device, DeviceInfo):
+        return device
+    known = devices()
+    for info in known:
+        if device is None or info.ordinal == device:
+            return info
+    names = ", ".join(f"{info.ordinal} ({info.name})" for info in known) or "none"
+    raise ValueError(f"there is no device {'' if device is None else device}; there are: {names}")

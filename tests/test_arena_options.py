@@ -1,0 +1,215 @@
+"""The options of the arenas from sessions, and the functions of `ort_cuda_plugin` that tell of memory and change it."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from isolated import add_model, python
+from ort_cuda_plugin.ep.options import OptionError, parse
+
+START = """
+import sys, numpy as np, onnxruntime as ort, ort_cuda_plugin as plugin
+model = bytes.fromhex(sys.argv[1])
+plugin.register(emulate=True)
+(VENDOR,) = {device.device.vendor_id for device in ort.get_ep_devices() if device.ep_name == plugin.get_ep_name()}
+x = np.ones((100, 100), np.float32)  # 40000 bytes, chunks of 40192
+def session(**options):
+    return plugin.session(model, emulate=True, provider_options={k.replace("__", "."): v for k, v in options.items()})
+def run(session, *arguments):
+    np.testing.assert_array_equal(session.run(None, {"a": x, "b": x}, *arguments)[0], x + x)
+def stats(kind="device"):
+    return plugin.memory_stats()[kind]
+"""
+
+
+def run(code: str, **environment: str) -> str:
+    """Runs the code after START in a fresh process; returns what it logged."""
+    model = add_model(dims=["n", "m"]).hex()
+    return python(START + textwrap.dedent(code), model, env={"CUDA_VISIBLE_DEVICES": "", **environment}).stderr
+
+
+def test_options_of_an_arena_are_checked_with_those_of_the_provider() -> None:
+    options, ignored = parse(
+        {"arena.max_mem": "1000", "gpu_mem_limit": "5", "arena_extend_strategy": "kSameAsRequested"}
+    )
+    assert ignored == []
+    assert options.device_arena == {"arena.max_mem": "1000", "arena.extend_strategy": "kSameAsRequested"}
+    assert options.pinned_arena == {"arena.max_mem": "1000"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "takes"),
+    [
+        ("arena.extend_strategy", "2", "0 (kNextPowerOfTwo) or 1 (kSameAsRequested)"),
+        ("arena.max_mem", "1G", "a number of bytes"),
+        ("arena.use_cuda_mempool", "maybe", "0 or 1"),
+        ("arena.no_such_key", "1", "known: arena.extend_strategy"),
+        ("gpu_mem_limit", "much", "a number of bytes"),
+        ("arena_extend_strategy", "kWhatever", "kNextPowerOfTwo"),
+    ],
+)
+def test_a_bad_option_names_its_key_and_what_it_takes(key: str, value: str, takes: str) -> None:
+    with pytest.raises(OptionError) as error:
+        parse({key: value})
+    assert key in str(error.value)
+    assert takes in str(error.value)
+
+
+def test_onnx_runtime_gets_the_error_of_a_bad_option() -> None:
+    code = """
+    options = ort.SessionOptions()
+    options.add_session_config_entry("ep.cudapluginexecutionprovider.arena.max_memory", "1")
+    try:
+        options.add_provider_for_devices([d for d in ort.get_ep_devices() if d.ep_name == plugin.get_ep_name()], {})
+        ort.InferenceSession(model, options, enable_fallback=0)
+    except Exception as error:
+        assert "arena.max_memory" in str(error) and "known: arena.extend_strategy" in str(error), error
+    else:
+        raise AssertionError("accepted")
+    """
+    run(code)
+
+
+@pytest.mark.parametrize(
+    ("options", "held"),
+    [
+        ({}, 1 << 20),
+        ({"arena__extend_strategy": "1"}, 3 * 40192),
+        ({"arena_extend_strategy": "kSameAsRequested"}, 3 * 40192),
+        ({"arena__initial_chunk_size_bytes": 1 << 16}, (1 << 16) + (1 << 17)),
+        ({"arena__initial_chunk_size_bytes": 1 << 16, "arena__max_power_of_two_extend_bytes": 1 << 16}, 3 << 16),
+        ({"arena__max_mem": 300_000}, 300_000 // 256 * 256),
+        ({"gpu_mem_limit": 300_000}, 300_000 // 256 * 256),
+    ],
+)
+def test_options_of_a_session_decide_how_the_arena_grows(options: dict[str, object], held: int) -> None:
+    code = f"""
+    run(session(**{options!r}))
+    assert stats()["TotalAllocated"] == {held}, stats()
+    """
+    run(code)
+
+
+def test_growth_after_a_shrink_begins_with_its_own_size() -> None:
+    code = """
+    first = session(arena__initial_growth_chunk_size_bytes=1 << 18)
+    run(first)
+    assert stats()["TotalAllocated"] == 1 << 20
+    assert plugin.trim() == 1 << 20
+    run(first)
+    assert stats()["TotalAllocated"] == 1 << 18, stats()
+    """
+    run(code)
+
+
+def test_dead_bytes_behind_a_chunk_are_bounded() -> None:
+    code = """
+    x = np.ones(240 * 1024, np.float32).reshape(240, 1024)  # 960 KiB of a region of 1 MiB
+    first = session(arena__max_dead_bytes_per_chunk={limit})
+    run(first)
+    assert stats()["MaxAllocSize"] == {size}, stats()
+    """
+    run(code.format(limit=1 << 20, size=1 << 20))
+    run(code.format(limit=1 << 14, size=960 << 10))
+
+
+def test_a_second_session_with_other_options_gets_one_warning_that_names_the_keys() -> None:
+    code = """
+    first = session(arena__max_mem=1_000_000, arena__extend_strategy=1)
+    second = session(arena__max_mem=2_000_000, arena__extend_strategy=1)
+    run(first)
+    run(second)
+    assert stats()["Limit"] == 1_000_000
+    """
+    log = run(code)
+    assert log.count("with other values of arena.max_mem and keeps them") == 1
+
+
+def test_options_end_with_the_registration() -> None:
+    code = """
+    run(session(arena__max_mem=1_000_000))
+    plugin.unregister()
+    plugin.register(emulate=True)
+    run(session())
+    assert stats()["Limit"] == 2**63 - 1
+    """
+    assert "WARN" not in run(code)
+
+
+def test_the_statistics_are_those_of_the_allocator() -> None:
+    code = """
+    assert set(stats()) == {"Limit", "InUse", "TotalAllocated", "MaxInUse", "NumAllocs", "NumReserves",
+        "NumArenaExtensions", "NumArenaShrinkages", "MaxAllocSize", "Weights"}
+    first = session()
+    run(first)
+    now = stats()
+    assert (now["NumAllocs"], now["InUse"], now["MaxInUse"]) == (3, 0, 3 * 40192), now
+    assert now["NumArenaExtensions"] == 1 and now["MaxAllocSize"] == 40192
+    value = ort.OrtValue.ortvalue_from_numpy(x, "gpu", 0, VENDOR)
+    assert stats()["InUse"] == 40192 == plugin.counters()["device_bytes_in_use"]
+    del value
+    assert stats()["InUse"] == 0 and plugin.memory_stats(plugin.devices()[0]) == plugin.memory_stats(0)
+    try:
+        plugin.memory_stats(7)
+    except ValueError as error:
+        assert "there is no device 7; there are: 0 (" in str(error), error
+    """
+    run(code)
+
+
+def test_the_run_option_of_onnx_runtime_shrinks_the_arena() -> None:
+    code = """
+    first = session()
+    run(first)
+    assert stats()["TotalAllocated"] == 1 << 20
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "gpu:0")
+    run(first, options)
+    assert stats()["TotalAllocated"] == 0 and stats()["NumArenaShrinkages"] == 1, stats()
+    run(first)
+    """
+    run(code)
+
+
+def test_without_synchronisation_at_the_end_the_arena_does_not_grow() -> None:
+    code = """
+    first = session()
+    run(first)
+    options = ort.RunOptions()
+    options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    binding = first.io_binding()
+    for name in "ab":
+        value = ort.OrtValue.ortvalue_from_numpy(x, "gpu", 0, VENDOR)
+        binding.bind_ortvalue_input(name, value)
+    binding.bind_output("c", "cpu")
+    for _ in range(200):
+        first.run_with_iobinding(binding, options)
+    assert stats()["TotalAllocated"] == 1 << 20, stats()
+    """
+    run(code, ORT_CUDA_PLUGIN_EMULATE_STREAMS="adversarial")
+
+
+def test_a_limit_can_be_set_and_taken_away() -> None:
+    code = """
+    first = session()
+    plugin.set_limit(0, 50_000)
+    try:
+        run(first)
+    except Exception:
+        pass
+    else:
+        raise AssertionError("more than the limit")
+    assert stats()["TotalAllocated"] <= 50_000
+    plugin.set_limit(0, None)
+    run(first)
+    for bad in (0, -1, 2**63):
+        try:
+            plugin.set_limit(0, bad)
+        except ValueError as error:
+            assert str(bad) in str(error)
+        else:
+            raise AssertionError(bad)
+    """
+    assert "40000 bytes wanted; this process uses" in run(code)
