@@ -81,6 +81,7 @@ UNARY = {
     "Gelu": lambda x: 0.5 * x * (1 + erf(x * math.sqrt(0.5))),
     "Elu": lambda x: np.where(x < 0, np.expm1(x), x),
     "LeakyRelu": lambda x: np.where(x < 0, 0.01 * x, x),
+    "ThresholdedRelu": lambda x: np.where(x > 1, x, 0),
     "IsNaN": np.isnan,
     "IsInf": np.isinf,
 }
