@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
+import onnx
 import pytest
 
 import kernel_harness
-from kernel_harness import run_op
+from kernel_harness import run_model, run_op
 from ort_cuda_plugin.graph.cluster import CompiledCluster
 from ort_cuda_plugin.graph.lowering import LoweringOptions
 from ort_cuda_plugin.runtime.kernel import KernelSpec
@@ -55,13 +54,80 @@ def test_wide_indices_do_not_change_the_result(op_type, monkeypatch):
             kernels[-1].update(variant.kernels)
             super().kernels_added(variant)
 
+    monkeypatch.setattr(kernel_harness, "CompiledCluster", Recording)
     results = []
     for wide in (False, True):
         kernels.append(set())
-        made = partial(Recording, options=LoweringOptions(wide_indices=wide))
-        monkeypatch.setattr(kernel_harness, "CompiledCluster", made)
-        results.append(run_op(op_type, inputs, attributes, 18, constant=constant, dynamic=True))
+        options = LoweringOptions(wide_indices=wide)
+        results.append(run_op(op_type, inputs, attributes, 18, constant=constant, dynamic=True, options=options))
     for narrow, wide in zip(*results, strict=True):
         np.testing.assert_array_equal(narrow, wide)
     # Normalization of a contiguous row addresses with 64 bits in any case.
     assert (kernels[0] == kernels[1]) == (op_type == "LayerNormalization")
+
+
+HUGE = 2**31 + 4096
+FAR = """
+<ir_version: 8, opset_import: ["": 18]>
+far (uint8[n] x, int64[k] at, int64[k] from_end, int64[k, 1] tuples, int64[2] shape, int64[2] pairs)
+    => (a, b, c, d, e, f, g, h, i)
+{
+    axis = Constant <value_ints = [0]> ()
+    a = Gather (x, at)
+    b = Gather (x, from_end)
+    c = GatherElements (x, at)
+    d = GatherND (x, tuples)
+    e_start = Constant <value_ints = [2147483645]> ()
+    e_end = Constant <value_ints = [2147483657]> ()
+    e = Slice (x, e_start, e_end, axis)
+    end = Constant <value_ints = [2147487744]> ()
+    f_step = Constant <value_ints = [2147483648]> ()
+    f = Slice (x, axis, end, axis, f_step)
+    g_end = Constant <value_ints = [2]> ()
+    g_step = Constant <value_ints = [-2147487736]> ()
+    g = Slice (x, end, g_end, axis, g_step)
+    pads = Constant <value_ints = [-2147487740, 2]> ()
+    h = Pad (x, pads)
+    rows = Reshape (x, shape)
+    i = GatherND (rows, pairs)
+}
+"""
+
+
+def test_elements_beyond_2_31_are_found():
+    """Offsets, strides, indices and coordinates that 32 bits do not hold."""
+    x = np.zeros(HUGE, np.uint8)
+    far = np.array([0, 7, 2**31 - 1, 2**31, 2**31 + 5, HUGE - 1])
+    x[far] = np.arange(1, 7)
+    columns = HUGE // 2
+    inputs = [x, far, far - HUGE, far[:, None], ints(2, columns), ints(1, columns - 1)]
+    actual = run_model(onnx.parser.parse_model(FAR), inputs)
+    slices = [x[2**31 - 3 : 2**31 + 9], x[:: 2**31], x[: 2 : -(2**31) - 4088]]
+    expected = [*[x[far]] * 4, *slices, np.concatenate([x[-4:], [0, 0]]), x[-1]]
+    for got, want in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+REPEATED = """
+<ir_version: 8, opset_import: ["": 18]>
+repeated (int32[3] x, int64[2] shape, int64[1] start, int64[1] end, int64[2] place) => (sums, part, one, count)
+{
+    axis = Constant <value_ints = [0]> ()
+    wide = Expand (x, shape)
+    part = Slice (wide, start, end, axis)
+    sums = ReduceSum <keepdims = 0> (part, axis)
+    one = GatherND (wide, place)
+    count = Size (wide)
+}
+"""
+
+
+def test_views_of_more_than_2_31_elements():
+    """A view that repeats three elements; what is read of it is small."""
+    x, rows = np.array([3, -4, 5], np.int32), 2**33
+    model = onnx.parser.parse_model(REPEATED)
+    inputs = [x, ints(rows, 3), ints(2**32), ints(2**32 + 5), ints(rows - 1, 2)]
+    sums, part, one, count = run_model(model, inputs)
+    np.testing.assert_array_equal(sums, 5 * x)
+    np.testing.assert_array_equal(part, np.broadcast_to(x, (5, 3)))
+    assert (one, count) == (5, 3 * rows)
