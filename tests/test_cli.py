@@ -117,3 +117,26 @@ def test_kernels_reports_on_the_kernels_of_a_manifest(capsys, tmp_path, monkeypa
 def test_kernels_without_a_manifest_says_how_to_get_one(capsys, tmp_path):
     assert main(["kernels", "--manifest", str(tmp_path / "none")]) == ExitCode.USAGE
     assert "--sample" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--write", "x.md", "--check"], "--write runs all tests"),
+        (["--write", "x.md", "node/add"], "--write runs all tests"),
+        (["--jobs", "0"], "--jobs 0"),
+        (["--adversarial", "-1"], "--adversarial -1"),
+        (["node/no_such_test"], "no test matches node/no_such_test"),
+    ],
+)
+def test_conformance_refuses_what_it_cannot_do(capsys, arguments, message):
+    assert main(["conformance", *arguments]) == ExitCode.USAGE
+    assert message in capsys.readouterr().err
+
+
+def test_conformance_in_both_modes_prints_what_is_not_on_the_ep(capsys):
+    arguments = ["conformance", "node/add", "node/if", "--check", "--adversarial", "3", "--jobs", "1"]
+    assert main(arguments) == ExitCode.OK
+    printed = capsys.readouterr()
+    assert printed.out.startswith("node/if: partly elsewhere: out of scope: control flow: If")
+    assert "2 tests in" in printed.err

@@ -41,6 +41,11 @@ def test_random_values_that_are_right_by_chance_pass_nothing(monkeypatch: pytest
     assert outcome.group.startswith("random values")
 
 
+def test_a_case_that_only_the_plugin_has_kernels_for_is_passed_on_the_ep() -> None:
+    outcome = judge(load_cases()["pytorch-converted/PReLU_1d"], Mode())
+    assert (outcome.verdict, outcome.cpu_passes) == (Verdict.ON_EP, False)
+
+
 @pytest.mark.parametrize(
     "dtype",
     [np.float32, np.int64, np.bool_, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.int4, ml_dtypes.uint4]

@@ -52,6 +52,8 @@ def execute(arguments: argparse.Namespace) -> int:
     mode = Mode(arguments.optimised, arguments.check, arguments.adversarial)
     if arguments.write and (arguments.patterns or mode != Mode()):
         raise UserError(ExitCode.USAGE, "--write runs all tests in modes of its own: give neither tests nor a mode")
+    if arguments.jobs < 1:
+        raise UserError(ExitCode.USAGE, f"--jobs {arguments.jobs}: at least one process is needed")
     if arguments.adversarial is not None and not 0 <= arguments.adversarial < 2**32:
         raise UserError(ExitCode.USAGE, f"--adversarial {arguments.adversarial}: a seed is from 0 to {2**32 - 1}")
     cases = [case for key, case in load_cases().items() if any(fnmatch.fnmatch(key, pattern) for pattern in patterns)]
