@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnxruntime
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "tests" / "c"
 
@@ -22,6 +24,17 @@ def build_program(name: str, sources: list[str], sanitize: str = "") -> Path:
     work = ROOT / "build" / f"tests-{sanitize or 'plain'}"
     flags = ["-O1", "-fno-omit-frame-pointer", *SANITIZE[sanitize]] if sanitize else []
     return Builder(work / "bin", work, flags).program(name, [SOURCES / source for source in sources])
+
+
+def build_host(name: str, folder: Path) -> Path:
+    """``tests/c/<name>.c`` as an application that is linked to ONNX Runtime's wheel, under the name of its soname."""
+    wheel = next((Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.1.*"))
+    (folder / "libonnxruntime.so.1").symlink_to(wheel)
+    target = folder / name
+    command = ["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'csrc_shim'}", "-o", str(target)]
+    command += [str(SOURCES / f"{name}.c"), str(folder / "libonnxruntime.so.1"), f"-Wl,-rpath,{folder}"]
+    subprocess.run(command, check=True)
+    return target
 
 
 def build_kernels(folder: Path) -> Path:

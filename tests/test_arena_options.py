@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
+from c_programs import build_host
 from isolated import add_model, python
+from ort_cuda_plugin import get_library_path
 from ort_cuda_plugin.ep.options import OptionError, parse
 
 START = """
@@ -113,6 +118,13 @@ def test_dead_bytes_behind_a_chunk_are_bounded() -> None:
     """
     run(code.format(limit=1 << 20, size=1 << 20))
     run(code.format(limit=1 << 14, size=960 << 10))
+
+
+def test_environment_and_shared_allocators_configure_the_arena(tmp_path: Path) -> None:
+    host = build_host("arena_host", tmp_path)
+    environment = {"ORT_CUDA_PLUGIN_PYTHON": sys.executable}
+    done = subprocess.run([host, get_library_path()], env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
 def test_a_second_session_with_other_options_gets_one_warning_that_names_the_keys() -> None:

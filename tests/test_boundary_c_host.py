@@ -10,9 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import onnxruntime
 import pytest
 
+from c_programs import build_host
 from isolated import ROOT, add_model
 from ort_cuda_plugin import get_library_path
 
@@ -24,14 +24,8 @@ LIBRARY = "libort_cuda_plugin.so"
 def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The compiled application, beside the library under the name that its soname asks for."""
     folder = tmp_path_factory.mktemp("c_host")
-    wheel = next((Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.1.*"))
-    (folder / "libonnxruntime.so.1").symlink_to(wheel)
-    target = folder / "host"
-    command = ["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'csrc_shim'}", "-o", str(target)]
-    command += [str(ROOT / "tests" / "c" / "host.c"), str(folder / "libonnxruntime.so.1"), f"-Wl,-rpath,{folder}"]
-    subprocess.run(command, check=True)
     add_model(folder / "add.onnx")
-    return target
+    return build_host("host", folder)
 
 
 def run(host: Path, library: Path | str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -320,6 +320,7 @@ FUNCTION_TABLES: Final[dict[str, str]] = {
     394 24 OrtStatus *KernelInfo_GetOperatorSinceVersion(const OrtKernelInfo *info, int *since_version)
     396 24 OrtStatus *SessionGetEpDeviceForOutputs(const OrtSession *session, const OrtEpDevice
                **outputs_ep_devices, size_t num_outputs)
+    406 24 OrtStatus *CreateEnvWithOptions(const OrtEnvCreationOptions *options, OrtEnv **out)
     407 24 OrtStatus *Session_GetEpGraphAssignmentInfo(const OrtSession *session, const OrtEpAssignedSubgraph
                *const **ep_subgraphs, size_t *num_ep_subgraphs)
     408 24 OrtStatus *EpAssignedSubgraph_GetEpName(const OrtEpAssignedSubgraph *ep_subgraph, const char **out)
