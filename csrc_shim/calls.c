@@ -174,14 +174,26 @@ static int fail_call(const ocp_instance *instance, uint32_t index, CUresult resu
   return ocp_device_fail(variant->device, result, text, error);
 }
 
+void ocp_instance_set_pointers(ocp_instance *instance, uint32_t segment) {
+  const ocp_fixup *fixups = instance->fixups + instance->variant->plan->views[segment].pointers.first;
+  for (uint32_t i = 0; i < instance->num_fixups[segment]; i++)
+    instance->values[fixups[i].value] = instance->bases[fixups[i].base] + fixups[i].offset;
+}
+
+void ocp_count_records(const int64_t counts[OCP_RECORD_NUM_KINDS]) {
+  ocp_count(OCP_LAUNCHES, counts[OCP_RECORD_LAUNCH]);
+  if (counts[OCP_RECORD_COPY])
+    ocp_count(OCP_COPIES_D2D, counts[OCP_RECORD_COPY]);
+  if (counts[OCP_RECORD_LIBRARY])
+    ocp_count(OCP_LIBRARY_CALLS, counts[OCP_RECORD_LIBRARY]);
+}
+
 int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *stream, ocp_error *error) {
   const ocp_variant *variant = instance->variant;
   const ocp_plan *plan = variant->plan;
   const ocp_driver *driver = variant->device->driver;
   const ocp_range records = plan->views[segment].records;
-  const ocp_fixup *fixups = instance->fixups + plan->views[segment].pointers.first;
-  for (uint32_t i = 0; i < instance->num_fixups[segment]; i++)
-    instance->values[fixups[i].value] = instance->bases[fixups[i].base] + fixups[i].offset;
+  ocp_instance_set_pointers(instance, segment);
   int64_t counts[OCP_RECORD_NUM_KINDS] = {0};
   CUresult result = CUDA_SUCCESS;
   int code = ORT_OK;
@@ -218,11 +230,7 @@ int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *s
       break;
     counts[call->kind]++;
   }
-  ocp_count(OCP_LAUNCHES, counts[OCP_RECORD_LAUNCH]);
-  if (counts[OCP_RECORD_COPY])
-    ocp_count(OCP_COPIES_D2D, counts[OCP_RECORD_COPY]);
-  if (counts[OCP_RECORD_LIBRARY])
-    ocp_count(OCP_LIBRARY_CALLS, counts[OCP_RECORD_LIBRARY]);
+  ocp_count_records(counts);
   return code;
 }
 

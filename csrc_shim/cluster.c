@@ -4,7 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "graph.h"
+
 /* ---- the cluster and its handles ---- */
+
+static void reclaim(ocp_reclaimer *self) {
+  ocp_cluster_release_graphs((ocp_cluster *)(void *)((char *)self - offsetof(ocp_cluster, reclaimer)));
+}
 
 ocp_cluster *ocp_cluster_create(ocp_device *device, const char *name, int64_t python_handle) {
   ocp_cluster *cluster = calloc(1, sizeof *cluster);
@@ -21,6 +27,8 @@ ocp_cluster *ocp_cluster_create(ocp_device *device, const char *name, int64_t py
   pthread_mutex_init(&cluster->build_mutex, NULL);
   pthread_cond_init(&cluster->build_done, NULL);
   ocp_instance_cache_init(&cluster->cache);
+  cluster->reclaimer.reclaim = reclaim;
+  ocp_reclaimer_add(device, &cluster->reclaimer);
   return cluster;
 }
 
@@ -46,6 +54,7 @@ static void free_kernels(ocp_kernel_ref *kernels, uint32_t count) {
 void ocp_cluster_release(ocp_cluster *cluster) {
   if (!cluster)
     return;
+  ocp_reclaimer_remove(cluster->device, &cluster->reclaimer);
   ocp_instance_cache_destroy(&cluster->cache);
   for (const ocp_variant *variant = atomic_load(&cluster->variants), *next; variant; variant = next) {
     next = variant->next;
@@ -62,6 +71,16 @@ void ocp_cluster_release(ocp_cluster *cluster) {
   pthread_cond_destroy(&cluster->build_done);
   free(cluster->name);
   free(cluster);
+}
+
+void ocp_cluster_set_graphs(ocp_cluster *cluster, uint32_t warm_runs, uint32_t max_graphs) {
+  cluster->graph_warm_runs = warm_runs < OCP_MAX_WARM_RUNS ? warm_runs : OCP_MAX_WARM_RUNS;
+  cluster->max_graphs = max_graphs;
+}
+
+void ocp_cluster_release_graphs(ocp_cluster *cluster) {
+  for (ocp_graph *graph; (graph = ocp_instance_cache_take_graph(&cluster->cache));)
+    ocp_graph_release(graph);
 }
 
 static int fail_memory(ocp_error *error) { return ocp_fail(error, ORT_FAIL, "not enough host memory"); }

@@ -15,7 +15,11 @@ struct ocp_cluster {
   /* Newest first. Read by Runs without a lock: variants are only ever added, and live as long as the cluster. */
   _Atomic(const ocp_variant *) variants;
   ocp_instance_cache cache;
-  pthread_mutex_t setup; /* guards the arrays of handles and the adding of variants */
+  /* Automatic graphs: after so many warm Runs, and at most so many; 0: none. */
+  uint32_t graph_warm_runs, max_graphs;
+  atomic_uint num_graphs;
+  ocp_reclaimer reclaimer; /* gives graphs up where memory runs out */
+  pthread_mutex_t setup;   /* guards the arrays of handles and the adding of variants */
   uint32_t num_kernels, num_weights, num_problems;
   ocp_kernel_ref *kernels; /* names are owned */
   ocp_weight **weights;

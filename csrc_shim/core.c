@@ -48,6 +48,14 @@ OrtStatus *ocp_status(const ocp_error *error) {
   return error->code == ORT_OK ? NULL : ocp_api->CreateStatus((OrtErrorCode)error->code, error->text);
 }
 
+void ocp_log(OrtLoggingLevel level, const char *text) {
+  if (!ocp_logger)
+    return;
+  OrtStatus *status = ocp_api->Logger_LogMessage(ocp_logger, level, text, __FILE__, __LINE__, OCP_EP_NAME);
+  if (status)
+    ocp_api->ReleaseStatus(status);
+}
+
 static int64_t counter_get(uint32_t counter) {
   return counter < OCP_NUM_COUNTERS ? atomic_load_explicit(&ocp_counters[counter], memory_order_relaxed) : 0;
 }
@@ -116,6 +124,8 @@ static const ocp_core core = {
     .cluster_set_host_inputs = ocp_cluster_set_host_inputs,
     .cluster_add_plan = ocp_cluster_add_plan,
     .cluster_add_problem = ocp_cluster_add_problem,
+    .cluster_set_graphs = ocp_cluster_set_graphs,
+    .cluster_release_graphs = ocp_cluster_release_graphs,
     .library_load = ocp_library_load,
     .problem_create = ocp_problem_create,
     .problem_release = ocp_problem_release,

@@ -24,6 +24,7 @@ typedef struct ocp_ep_config {
   ocp_device *device;
   const OrtMemoryInfo *device_memory; /* owned by the factory */
   ocp_stream *stream;                 /* of all Runs of the session; NULL: ORT makes one for each thread */
+  uint32_t capture_warm_runs;         /* ORT captures Runs after so many; 0: it does not */
 } ocp_ep_config;
 
 typedef struct ocp_python {
@@ -122,6 +123,8 @@ typedef struct ocp_core {
   int (*arena_configure)(int emulated, int ordinal, int memory, const char *const *keys, const char *const *values,
                          size_t count, char *warning, ocp_error *error);
   int (*arena_set_limit)(int emulated, int ordinal, int memory, int64_t bytes, ocp_error *error);
+  void (*cluster_set_graphs)(ocp_cluster *cluster, uint32_t warm_runs, uint32_t max_graphs);
+  void (*cluster_release_graphs)(ocp_cluster *cluster);
 } ocp_core;
 
 const ocp_core *ocp_core_table(void);

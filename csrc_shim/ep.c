@@ -1,14 +1,18 @@
 /* OrtEp. Claims and compilation go to Python; everything that can happen in a Run is C. A slot left NULL means what
  * ORT does by default: the factory's allocators, no profiler, no resource budget. */
+#include "capture.h"
 #include "factory.h"
 #include "ort_compute.h"
 #include "ort_memory.h"
 
+#include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 
 typedef struct ocp_ep {
   OrtEp ort; /* first member: ORT's view */
   ocp_ep_config config;
+  ocp_capture *capture; /* NULL: ORT captures nothing */
 } ocp_ep;
 
 static const ocp_ep *self(const OrtEp *ep) { return (const ocp_ep *)ep; }
@@ -72,7 +76,9 @@ static OrtStatus *create_sync_stream(OrtEp *ep, const OrtMemoryDevice *memory_de
   *out = NULL;
   ocp_error error = {0};
   ocp_stream *stream = self(ep)->config.stream;
-  if (stream)
+  if (self(ep)->capture)
+    ocp_capture_stream(self(ep)->capture, &stream, &error);
+  else if (stream)
     ocp_stream_share(stream);
   else
     ocp_stream_create(self(ep)->config.device, &stream, &error);
@@ -83,26 +89,70 @@ static OrtStatus *create_sync_stream(OrtEp *ep, const OrtMemoryDevice *memory_de
 
 static OrtStatus *sync_device(OrtEp *ep) { return ocp_ort_synchronize_device(self(ep)->config.device); }
 
+/* ---- capture of whole Runs ---- */
+
+static OrtStatus *annotation_id(const OrtRunOptions *options, int *id) {
+  const char *text = options ? ocp_api->GetRunConfigEntry(options, "gpu_graph_id") : NULL;
+  *id = 0;
+  if (!text || !*text)
+    return NULL;
+  char *end;
+  errno = 0;
+  const long value = strtol(text, &end, 10);
+  if (errno || *end || value < -1 || value > INT_MAX)
+    return ocp_api->CreateStatus(ORT_INVALID_ARGUMENT,
+                                 "the run option gpu_graph_id takes a number from 0, or -1 for no capture");
+  *id = (int)value;
+  return NULL;
+}
+
 /* Here a Run on a lost device or in a forked child can say so: the allocation that fails next has no message. */
 static OrtStatus *on_run_start(OrtEp *ep, const OrtRunOptions *options) {
-  (void)options;
   ocp_error error;
-  return ocp_device_check(self(ep)->config.device, &error) == ORT_OK ? NULL : ocp_status(&error);
+  if (ocp_device_check(self(ep)->config.device, &error) != ORT_OK)
+    return ocp_status(&error);
+  if (!self(ep)->capture)
+    return NULL;
+  int id;
+  OrtStatus *status = annotation_id(options, &id);
+  error.code = ORT_OK;
+  if (!status && ocp_capture_run_start(self(ep)->capture, id, &error) != ORT_OK)
+    status = ocp_status(&error);
+  return status;
 }
 
-static bool is_graph_capture_enabled(const OrtEp *ep) {
-  (void)ep;
-  return false;
+static OrtStatus *on_run_end(OrtEp *ep, const OrtRunOptions *options, bool sync_stream) {
+  int id;
+  ocp_error error = {0};
+  OrtStatus *status = annotation_id(options, &id);
+  if (!status && ocp_capture_run_end(self(ep)->capture, id, sync_stream, &error) != ORT_OK)
+    status = ocp_status(&error);
+  return status;
 }
+
+static bool is_graph_capture_enabled(const OrtEp *ep) { return self(ep)->capture != NULL; }
 
 static bool is_graph_captured(const OrtEp *ep, int graph_annotation_id) {
-  (void)ep, (void)graph_annotation_id;
-  return false;
+  return self(ep)->capture && ocp_capture_has(self(ep)->capture, graph_annotation_id);
 }
 
 static OrtStatus *replay_graph(OrtEp *ep, int graph_annotation_id) {
-  (void)ep, (void)graph_annotation_id;
-  return ocp_api->CreateStatus(ORT_NOT_IMPLEMENTED, "graph capture through ORT is not enabled");
+  if (!self(ep)->capture)
+    return ocp_api->CreateStatus(ORT_NOT_IMPLEMENTED, "graph capture through ORT is not enabled");
+  ocp_error error = {0};
+  ocp_capture_replay(self(ep)->capture, graph_annotation_id, &error);
+  return ocp_status(&error);
+}
+
+static OrtStatus *release_captured_graph(OrtEp *ep, int graph_annotation_id) {
+  if (self(ep)->capture)
+    ocp_capture_release(self(ep)->capture, graph_annotation_id);
+  return NULL;
+}
+
+static OrtGraphCaptureNodeAssignmentPolicy get_capture_policy(const OrtEp *ep) {
+  (void)ep;
+  return OrtGraphCaptureNodeAssignmentPolicy_ALLOW_CPU_FOR_SHAPES;
 }
 
 static OrtStatus *get_default_memory_device(const OrtEp *ep, const OrtMemoryDevice **device) {
@@ -115,6 +165,11 @@ OrtEp *ocp_ep_create(const ocp_ep_config *config) {
   if (!ep)
     return NULL;
   ep->config = *config;
+  if (config->capture_warm_runs &&
+      !(ep->capture = ocp_capture_create(config->device, config->stream, config->capture_warm_runs))) {
+    free(ep);
+    return NULL;
+  }
   ep->ort = (OrtEp){
       .ort_version_supported = ocp_api_version,
       .GetName = get_name,
@@ -130,10 +185,21 @@ OrtEp *ocp_ep_create(const ocp_ep_config *config) {
       .IsGraphCaptureEnabled = is_graph_capture_enabled,
       .IsGraphCaptured = is_graph_captured,
       .ReplayGraph = replay_graph,
+      .GetGraphCaptureNodeAssignmentPolicy = get_capture_policy,
   };
+  if (ep->capture)
+    ep->ort.OnRunEnd = on_run_end;
   if (ocp_api_version >= OrtEp_GetDefaultMemoryDevice_SINCE)
     ep->ort.GetDefaultMemoryDevice = get_default_memory_device;
+  if (ocp_api_version >= OrtEp_ReleaseCapturedGraph_SINCE)
+    ep->ort.ReleaseCapturedGraph = release_captured_graph;
   return &ep->ort;
+}
+
+void ocp_ep_close(OrtEp *ep) {
+  ocp_ep *own = (ocp_ep *)(void *)ep;
+  ocp_capture_destroy(own->capture);
+  own->capture = NULL;
 }
 
 void ocp_ep_release(OrtEp *ep) { free(ep); }

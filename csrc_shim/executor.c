@@ -6,6 +6,7 @@
 
 #include "cluster.h"
 #include "core_table.h"
+#include "graph.h"
 #include "host_values.h"
 
 typedef struct run {
@@ -21,6 +22,7 @@ typedef struct run {
   uint32_t key_words;
   int64_t *host_values; /* in the key */
   uint32_t *host_counts;
+  bool wants_graph;
   CUdeviceptr uploads; /* copies of inputs that came in host memory */
 } run;
 
@@ -69,6 +71,16 @@ static int read_host_inputs(run *r) {
   return ocp_host_values_read(r->stream, reads, cluster->num_host_inputs, r->error);
 }
 
+/* Whether the stream is captured into a graph of others, where nothing can be read back. */
+static bool is_capturing(const run *r) { return atomic_load_explicit(&r->stream->capturing, memory_order_relaxed); }
+
+static int fail_capture(const run *r, const char *why, uint32_t input) {
+  return ocp_fail(r->error, ORT_NOT_IMPLEMENTED,
+                  "%s: input %u %s, which a CUDA graph cannot capture; run with gpu_graph_id=-1, or without "
+                  "enable_cuda_graph",
+                  r->cluster->name, input, why);
+}
+
 static int make_key(run *r) {
   const ocp_cluster *cluster = r->cluster;
   r->key = r->few_words;
@@ -100,6 +112,9 @@ static int make_key(run *r) {
       *word++ = (uint64_t)r->inputs[i].dims[d];
   }
   r->host_values = (int64_t *)r->key + first_value;
+  for (uint32_t i = 0; i < host_inputs; i++)
+    if (r->inputs[cluster->host_inputs[i]].on_device && is_capturing(r))
+      return fail_capture(r, "has to be read back because it decides shapes", cluster->host_inputs[i]);
   if (host_inputs && read_host_inputs(r) != ORT_OK)
     return r->error->code;
   return ORT_OK;
@@ -151,7 +166,7 @@ static int build_variant(const run *r, const ocp_variant *seen, bool *built) {
 /* NULL with the error. */
 static ocp_instance *find_instance(const run *r) {
   ocp_cluster *cluster = r->cluster;
-  ocp_instance *instance = ocp_instance_cache_take(&cluster->cache, r->key, r->key_words);
+  ocp_instance *instance = ocp_instance_cache_take(&cluster->cache, r->key, r->key_words, r->stream);
   for (bool built = false; !instance;) {
     const ocp_variant *newest = atomic_load_explicit(&cluster->variants, memory_order_acquire);
     instance = match(r, newest);
@@ -183,6 +198,8 @@ static int bind_inputs(run *r, ocp_instance *instance) {
     instance->bases[i] = (uint64_t)(uintptr_t)r->inputs[i].data;
     if (!r->inputs[i].on_device && plan->input_needs_device[i])
       bytes += align(instance->memory_bytes[i]);
+    if (bytes && is_capturing(r))
+      return fail_capture(r, "is in host memory", i);
   }
   if (bytes == 0)
     return ORT_OK;
@@ -240,6 +257,11 @@ static void free_slab(const run *r, const ocp_instance *instance, uint32_t segme
 
 static int run_segment(const run *r, ocp_instance *instance, uint32_t segment) {
   const ocp_plan *plan = instance->variant->plan;
+  if (segment > 0 && is_capturing(r))
+    return ocp_fail(r->error, ORT_NOT_IMPLEMENTED,
+                    "%s: a size is computed on the device, which a CUDA graph cannot capture; run with "
+                    "gpu_graph_id=-1, or without enable_cuda_graph",
+                    r->cluster->name);
   if (segment > 0 &&
       (read_back(r, instance, segment) != ORT_OK || ocp_instance_resolve(instance, segment, r->error) != ORT_OK))
     return r->error->code;
@@ -255,6 +277,11 @@ static int run_segment(const run *r, ocp_instance *instance, uint32_t segment) {
     }
     instance->bases[r->num_inputs + index] = (uint64_t)(uintptr_t)data;
   }
+  if (r->wants_graph) {
+    bool launched;
+    if (ocp_graph_run(r->cluster, instance, r->stream, &launched, r->error) != ORT_OK || launched)
+      return r->error->code;
+  }
   if (instance->slab_bytes[segment] && ocp_device_alloc(r->cluster->device, instance->slab_bytes[segment], r->stream,
                                                         slab_of(instance, segment), r->error) != ORT_OK)
     return r->error->code;
@@ -268,6 +295,7 @@ static int execute(run *r, ocp_instance *instance) {
   const uint32_t num_segments = instance->variant->plan->header.num_segments;
   for (uint32_t s = 0; s < num_segments; s++)
     *slab_of(instance, s) = 0;
+  r->wants_graph = ocp_graph_is_due(r->cluster, instance, r->stream);
   int code = bind_inputs(r, instance);
   for (uint32_t s = 0; s < num_segments && code == ORT_OK; s++)
     code = run_segment(r, instance, s);
@@ -276,6 +304,8 @@ static int execute(run *r, ocp_instance *instance) {
   if (r->uploads)
     ocp_device_free(r->cluster->device, r->uploads, r->stream);
   ocp_stream_enqueued(r->stream);
+  if (instance->graph)
+    ocp_graph_launched(instance->graph, r->stream);
   return code;
 }
 

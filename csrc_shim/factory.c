@@ -70,6 +70,7 @@ static void release_ep(OrtEpFactory *factory, OrtEp *ep) {
   (void)factory;
   if (!ep)
     return;
+  ocp_ep_close(ep);
   ocp_error error = {0};
   const ocp_python *python = ocp_python_call(&error);
   if (python) /* at the end of the process there is nobody left to tell */

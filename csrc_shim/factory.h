@@ -10,6 +10,8 @@ void ocp_factory_release(OrtEpFactory *factory);
 int64_t ocp_factory_handle(const OrtEpFactory *factory);
 
 OrtEp *ocp_ep_create(const ocp_ep_config *config);
+/* Destroys what refers to clusters; before Python releases its side. */
+void ocp_ep_close(OrtEp *ep);
 void ocp_ep_release(OrtEp *ep);
 int64_t ocp_ep_handle(const OrtEp *ep);
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "expr.h"
+#include "graph.h"
 #include "slab.h"
 
 /* ---- memory ---- */
@@ -229,4 +230,11 @@ ocp_instance *ocp_instance_create(const ocp_variant *variant, const ocp_input *i
     return instance;
   free(instance);
   return NULL;
+}
+
+void ocp_instance_free(ocp_instance *instance) {
+  if (!instance)
+    return;
+  ocp_graph_release(instance->graph);
+  free(instance);
 }

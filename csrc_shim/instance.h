@@ -56,6 +56,11 @@ typedef struct ocp_instance {
   uint64_t *values;        /* of all parameters; those of a record start where the plan's do */
   ocp_fixup *fixups;       /* those of a segment start at the first of its view's pointers */
   uint32_t *num_fixups;    /* per segment: less where records are skipped */
+  /* its graph, once it is warm: graph.c */
+  struct ocp_graph *graph;
+  uint32_t warm_runs;        /* without a graph */
+  uint32_t graph_evictions;  /* how often others took the place of its graph: it has to be warmer each time */
+  ocp_counter graph_refused; /* why it never has one; 0: it may */
   /* scratch of a Run */
   uint64_t *bases;
 } ocp_instance;
@@ -68,6 +73,8 @@ bool ocp_variant_accepts(const ocp_variant *variant, const ocp_input *inputs, ui
  * host inputs in order. NULL when the guards do not hold, or with the error. */
 ocp_instance *ocp_instance_create(const ocp_variant *variant, const ocp_input *inputs, const int64_t *host_values,
                                   const uint64_t *key, uint32_t key_words, ocp_error *error);
+/* With its graph. */
+void ocp_instance_free(ocp_instance *instance);
 uint64_t ocp_instance_key_hash(const uint64_t *key, uint32_t words);
 /* Evaluates a segment, whose read-backs are in their registers: checks its assertions, sets the dimensions of its
  * outputs, lays out its slab and fills its calls. */
@@ -76,8 +83,12 @@ int ocp_instance_resolve(ocp_instance *instance, uint32_t segment, ocp_error *er
 /* ---- calls.c ---- */
 /* Fills the calls of a segment whose registers, sizes and offsets are known. */
 int ocp_instance_fill_calls(ocp_instance *instance, uint32_t segment, ocp_error *error);
+/* Writes the addresses into the parameters of a segment's calls; bases must be set. */
+void ocp_instance_set_pointers(ocp_instance *instance, uint32_t segment);
 /* Enqueues a segment's records; bases must be set. */
 int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *stream, ocp_error *error);
+/* Counts what was enqueued of each ocp_record_kind. */
+void ocp_count_records(const int64_t counts[OCP_RECORD_NUM_KINDS]);
 /* Where a read-back points. */
 int ocp_instance_locate(const ocp_instance *instance, const ocp_plan_readback *readback, CUdeviceptr *address,
                         ocp_error *error);

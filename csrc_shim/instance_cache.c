@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "graph.h"
+
 /* Concurrent Runs of one shape keep an instance each, so both limits leave room for many threads. */
 static const size_t max_bytes = (size_t)32 << 20;
 static const uint32_t max_count = 128;
@@ -13,10 +15,10 @@ void ocp_instance_cache_init(ocp_instance_cache *cache) {
 }
 
 void ocp_instance_cache_destroy(ocp_instance_cache *cache) {
-  free(atomic_load(&cache->last_used));
+  ocp_instance_free(atomic_load(&cache->last_used));
   for (ocp_instance *instance = cache->newest, *older; instance; instance = older) {
     older = instance->older;
-    free(instance);
+    ocp_instance_free(instance);
   }
   pthread_mutex_destroy(&cache->mutex);
 }
@@ -68,24 +70,26 @@ static void put_into_table(ocp_instance_cache *cache, ocp_instance *instance) {
   pthread_mutex_unlock(&cache->mutex);
   for (ocp_instance *next; evicted; evicted = next) {
     next = evicted->chain;
-    free(evicted);
+    ocp_instance_free(evicted);
   }
 }
 
-static bool has_key(const ocp_instance *instance, const uint64_t *key, uint32_t words) {
-  return instance->key_words == words && memcmp(instance->key, key, words * sizeof *key) == 0;
+static bool fits(const ocp_instance *instance, const uint64_t *key, uint32_t words, const ocp_stream *stream) {
+  return instance->key_words == words && memcmp(instance->key, key, words * sizeof *key) == 0 &&
+         (!instance->graph || ocp_graph_may_run_on(instance->graph, stream));
 }
 
-ocp_instance *ocp_instance_cache_take(ocp_instance_cache *cache, const uint64_t *key, uint32_t words) {
+ocp_instance *ocp_instance_cache_take(ocp_instance_cache *cache, const uint64_t *key, uint32_t words,
+                                      const ocp_stream *stream) {
   ocp_instance *last_used = atomic_exchange_explicit(&cache->last_used, NULL, memory_order_acq_rel);
-  if (last_used && has_key(last_used, key, words))
+  if (last_used && fits(last_used, key, words, stream))
     return last_used;
   if (last_used)
     put_into_table(cache, last_used);
   const uint64_t hash = ocp_instance_key_hash(key, words);
   pthread_mutex_lock(&cache->mutex);
   ocp_instance **link = bucket_of(cache, hash), *found;
-  while ((found = *link) && !(found->hash == hash && has_key(found, key, words)))
+  while ((found = *link) && !(found->hash == hash && fits(found, key, words, stream)))
     link = &found->chain;
   if (found)
     unlink_instance(cache, link);
@@ -97,4 +101,29 @@ void ocp_instance_cache_put(ocp_instance_cache *cache, ocp_instance *instance) {
   ocp_instance *before = atomic_exchange_explicit(&cache->last_used, instance, memory_order_acq_rel);
   if (before)
     put_into_table(cache, before);
+}
+
+static ocp_graph *take_graph(ocp_instance *instance) {
+  ocp_graph *graph = instance->graph;
+  instance->graph = NULL;
+  instance->warm_runs = 0;
+  instance->graph_evictions += instance->graph_evictions < 16;
+  return graph;
+}
+
+ocp_graph *ocp_instance_cache_take_graph(ocp_instance_cache *cache) {
+  pthread_mutex_lock(&cache->mutex);
+  ocp_instance *oldest = cache->oldest;
+  while (oldest && !oldest->graph)
+    oldest = oldest->newer;
+  ocp_graph *graph = oldest ? take_graph(oldest) : NULL;
+  pthread_mutex_unlock(&cache->mutex);
+  if (graph)
+    return graph;
+  ocp_instance *last_used = atomic_exchange_explicit(&cache->last_used, NULL, memory_order_acq_rel);
+  if (last_used) {
+    graph = last_used->graph ? take_graph(last_used) : NULL;
+    ocp_instance_cache_put(cache, last_used);
+  }
+  return graph;
 }

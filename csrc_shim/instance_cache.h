@@ -11,7 +11,7 @@
 
 typedef struct ocp_instance_cache {
   _Atomic(ocp_instance *) last_used;
-  pthread_mutex_t mutex; /* held for a few loads and stores, never across a call */
+  pthread_mutex_t mutex; /* held for a few loads and stores, never across a driver call; before a pool's lock */
   ocp_instance *buckets[OCP_CACHE_BUCKETS];
   ocp_instance *newest, *oldest;
   size_t bytes;
@@ -21,9 +21,12 @@ typedef struct ocp_instance_cache {
 void ocp_instance_cache_init(ocp_instance_cache *cache);
 void ocp_instance_cache_destroy(ocp_instance_cache *cache);
 
-/* Takes an instance with that key out of the cache; NULL when there is none. */
-ocp_instance *ocp_instance_cache_take(ocp_instance_cache *cache, const uint64_t *key, uint32_t words);
+/* Takes an instance with that key, whose graph may run on the stream, out of the cache; NULL when there is none. */
+ocp_instance *ocp_instance_cache_take(ocp_instance_cache *cache, const uint64_t *key, uint32_t words,
+                                      const ocp_stream *stream);
 /* Gives an instance to the cache. */
 void ocp_instance_cache_put(ocp_instance_cache *cache, ocp_instance *instance);
+/* Takes the graph of the instance that was used the longest ago from it; NULL when no instance here has one. */
+struct ocp_graph *ocp_instance_cache_take_graph(ocp_instance_cache *cache);
 
 #endif

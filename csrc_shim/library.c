@@ -123,23 +123,38 @@ static void **stream_handle(ocp_stream *stream, const ocp_library *library) {
   return library == &ocp_cublaslt ? &stream->cublaslt : &stream->cudnn;
 }
 
-int ocp_library_run(ocp_problem *problem, ocp_stream *stream, void *const *pointers, uint32_t num_pointers,
-                    const int64_t *values, uint32_t num_values, ocp_error *error) {
+/* The algorithm for a call; its stream's handle is open then. NULL with the error. */
+static const ocp_prepared *prepared_for(ocp_problem *problem, ocp_stream *stream, void *const *pointers,
+                                        uint32_t num_pointers, const int64_t *values, uint32_t num_values,
+                                        ocp_error *error) {
   const ocp_library *library = problem->library;
   if (num_pointers != library->num_pointers + !!(problem->spec.flags & OCP_PROBLEM_BIAS) ||
-      num_values != library->num_values + library->values_per_dimension * problem->spec.rank)
-    return ocp_fail(error, ORT_INVALID_GRAPH, "a call of %s has %u pointers and %u numbers", library->name,
-                    num_pointers, num_values);
+      num_values != library->num_values + library->values_per_dimension * problem->spec.rank) {
+    ocp_fail(error, ORT_INVALID_GRAPH, "a call of %s has %u pointers and %u numbers", library->name, num_pointers,
+             num_values);
+    return NULL;
+  }
   int64_t key[OCP_MAX_KEY] = {0};
   memcpy(key, values, num_values * sizeof *key);
   const uint32_t words = num_values + library->extend_key(&problem->spec, pointers, key + num_values);
   void **handle = stream_handle(stream, library);
   if (!*handle && library->open(handle, error) != ORT_OK)
-    return error->code;
+    return NULL;
   const ocp_prepared *prepared = find(problem, key, words);
-  if (!prepared)
-    prepared = prepare(problem, *handle, key, words, error);
-  return prepared ? library->run(&problem->spec, *handle, prepared, stream->handle, pointers, error) : error->code;
+  return prepared ? prepared : prepare(problem, *handle, key, words, error);
+}
+
+int ocp_library_prepare(ocp_problem *problem, ocp_stream *stream, void *const *pointers, uint32_t num_pointers,
+                        const int64_t *values, uint32_t num_values, ocp_error *error) {
+  return prepared_for(problem, stream, pointers, num_pointers, values, num_values, error) ? ORT_OK : error->code;
+}
+
+int ocp_library_run(ocp_problem *problem, ocp_stream *stream, void *const *pointers, uint32_t num_pointers,
+                    const int64_t *values, uint32_t num_values, ocp_error *error) {
+  const ocp_prepared *prepared = prepared_for(problem, stream, pointers, num_pointers, values, num_values, error);
+  return prepared ? problem->library->run(&problem->spec, *stream_handle(stream, problem->library), prepared,
+                                          stream->handle, pointers, error)
+                  : error->code;
 }
 
 void ocp_library_release_stream(ocp_stream *stream) {

@@ -48,6 +48,10 @@ typedef struct ocp_problem_spec {
 ocp_problem *ocp_problem_create(const ocp_problem_spec *spec, ocp_error *error);
 void ocp_problem_release(ocp_problem *problem);
 
+/* What the first call on a stream or with new sizes does beside enqueueing, which may allocate: opens the stream's
+ * handle and asks for an algorithm. */
+int ocp_library_prepare(ocp_problem *problem, ocp_stream *stream, void *const *pointers, uint32_t num_pointers,
+                        const int64_t *values, uint32_t num_values, ocp_error *error);
 /* Enqueues one call on the stream, whose device is current. Safe beside other threads on other streams. */
 int ocp_library_run(ocp_problem *problem, ocp_stream *stream, void *const *pointers, uint32_t num_pointers,
                     const int64_t *values, uint32_t num_values, ocp_error *error);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "arena.h"
+#include "capture.h"
 #include "emu.h"
 #include "mempool.h"
 
@@ -266,7 +267,7 @@ static int fetch_or_make_room(request *r, uint64_t *address, size_t *size, ocp_e
   ocp_device *device = r->device;
   if (r->bytes > OCP_ARENA_MAX_BYTES)
     return out_of_memory(device, r->memory, r->bytes, error);
-  if (r->stream && atomic_load(&r->stream->capturing))
+  if (ocp_capture_is_active() || (r->stream && atomic_load(&r->stream->capturing)))
     return fail_in_capture(r, error);
   if (ocp_device_enter(device, error) != ORT_OK)
     return error->code;
@@ -302,6 +303,8 @@ static int allocate(request *r, uint64_t *address, ocp_error *error) {
   error->code = ORT_OK;
   if (atomic_load_explicit(&ocp_forked, memory_order_relaxed))
     return ocp_fail(error, ORT_EP_FAIL, "%s", OCP_FORKED_TEXT);
+  if ((*address = ocp_capture_reuse(device, r->memory, r->bytes)))
+    return ORT_OK;
   const bool checked = device->emulated && r->memory == OCP_DEVICE_MEMORY;
   if (r->bytes <= OCP_ARENA_MAX_BYTES)
     r->size = ocp_arena_round(r->bytes, checked ? ocp_emu_redzone() : 0);
@@ -314,6 +317,11 @@ static int allocate(request *r, uint64_t *address, ocp_error *error) {
     return error->code;
   }
   count_bytes(r->memory, (int64_t)size);
+  if (!ocp_capture_allocated(device, r->memory, *address, size)) {
+    ocp_pool_free(device, r->memory, *address, NULL);
+    *address = 0;
+    return ocp_fail(error, ORT_FAIL, "out of host memory");
+  }
   if (checked)
     ocp_emu_reuse(*address, r->bytes ? r->bytes : 1, size, r->stream ? r->stream->handle : NULL);
   return ORT_OK;
@@ -345,7 +353,8 @@ static ocp_region *give(ocp_pool *pool, int memory, ocp_chunk *chunk) {
 }
 
 bool ocp_pool_free(ocp_device *device, int memory, uint64_t address, ocp_stream *stream) {
-  if (address == 0 || atomic_load_explicit(&ocp_forked, memory_order_relaxed))
+  if (address == 0 || atomic_load_explicit(&ocp_forked, memory_order_relaxed) ||
+      ocp_capture_keeps(device, memory, address))
     return true;
   ocp_pool *pool = device->pool;
   ocp_region *unused = NULL;

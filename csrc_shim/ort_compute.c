@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "capture.h"
 #include "ort_memory.h"
 
 enum { INPUTS_ON_STACK = 32 };
@@ -80,6 +81,7 @@ static int run(const compute_info *self, OrtKernelContext *context, ocp_input *i
   if (borrowed && ocp_stream_borrow(self->device, &stream, error) != ORT_OK)
     return error->code;
   ocp_cluster_run(self->cluster, stream, inputs, self->num_inputs, allocate_output, (void *)context, error);
+  ocp_capture_computed(stream, error->code == ORT_OK);
   if (borrowed) {
     ocp_error late = {0};
     if (ocp_stream_synchronize(stream, &late) != ORT_OK && error->code == ORT_OK)

@@ -44,6 +44,10 @@ int ocp_fail_status(ocp_error *error, OrtStatus *status) {
 static int enqueue_copy(ocp_stream *stream, void *dst, bool dst_on_device, const void *src, bool src_on_device,
                         size_t bytes, ocp_error *error) {
   const ocp_driver *driver = stream->device->driver;
+  if (atomic_load_explicit(&stream->capturing, memory_order_relaxed) && !(src_on_device && dst_on_device))
+    return ocp_fail(error, ORT_NOT_IMPLEMENTED,
+                    "a captured CUDA graph cannot copy from or to host memory: bind inputs and outputs on the device "
+                    "(IO binding), or run with gpu_graph_id=-1");
   CUdeviceptr dst_address = (CUdeviceptr)(uintptr_t)dst, src_address = (CUdeviceptr)(uintptr_t)src;
   CUresult result;
   const char *what;

@@ -175,10 +175,6 @@ static void find_guard_exprs(ocp_plan *p, bool *needed) {
 }
 
 static void find_needs(ocp_plan *p) {
-  p->capturable = p->header.num_readbacks == 0;
-  for (uint32_t i = 0; i < p->header.num_inputs; i++)
-    if (p->inputs[i].host_register != OCP_NO_REG)
-      p->capturable = false;
   uint32_t num_pointers = 0;
   for (uint32_t s = 0; s < p->header.num_segments; s++) {
     ocp_segment_view *view = &p->views[s];

@@ -1,6 +1,7 @@
 /* Streams, and what is known of their progress. */
 #include <stdlib.h>
 
+#include "capture.h"
 #include "library.h"
 #include "ort_memory.h"
 #include "pool.h"
@@ -279,6 +280,8 @@ static ocp_stream *next_stream(ocp_pool *pool, const ocp_stream *stream) {
 }
 
 void ocp_pool_poll(ocp_device *device) {
+  if (ocp_capture_is_active())
+    return; /* a query would end the capture */
   ocp_pool *pool = device->pool;
   pthread_mutex_lock(&pool->streams_lock);
   for (ocp_stream *stream = NULL; (stream = next_stream(pool, stream));) {

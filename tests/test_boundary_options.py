@@ -17,6 +17,20 @@ def test_the_session_goes_before_its_alias_and_that_before_the_environment() -> 
     assert collect(session, environment) == {"a": "session", "b": "alias", "c": "env"}
 
 
+def test_cuda_graphs_are_enabled_by_the_bare_key_too() -> None:
+    bare = {"enable_cuda_graph": "1", "use_tf32": "0"}
+    assert collect(bare, {}) == {"enable_cuda_graph": "1"}
+    assert collect(bare | {"ep.cuda.enable_cuda_graph": "0"}, {}) == {"enable_cuda_graph": "0"}
+
+
+def test_the_kind_of_graphs_follows_from_the_options() -> None:
+    assert parse({})[0].max_automatic_graphs == 16
+    assert parse({"automatic_cuda_graphs": "0"})[0].max_automatic_graphs == 0
+    assert parse({"enable_cuda_graph": "1", "cuda_graph_cache_size": "3"})[0].max_automatic_graphs == 0
+    options, ignored = parse({"cuda_graph_cache_size": "3", "min_num_runs_before_cuda_graph_capture": "7"})
+    assert (options.max_automatic_graphs, options.min_num_runs_before_cuda_graph_capture, ignored) == (3, 7, [])
+
+
 def test_values_are_parsed() -> None:
     assert parse({}) == (Options(), [])
     options, ignored = parse({"device_id": "3", "use_tf32": "0", "deterministic": "true", "prefer_nhwc": "1"})
@@ -24,7 +38,17 @@ def test_values_are_parsed() -> None:
     assert ignored == ["prefer_nhwc"]
 
 
-@pytest.mark.parametrize("values", [{"nothing_like_it": "1"}, {"device_id": "x"}, {"prefer_nhwc": "maybe"}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"nothing_like_it": "1"},
+        {"device_id": "x"},
+        {"prefer_nhwc": "maybe"},
+        {"cuda_graph_cache_size": "0"},
+        {"min_num_runs_before_cuda_graph_capture": "0"},
+        {"enable_cuda_graph": "yes"},
+    ],
+)
 def test_what_cannot_be_understood_is_refused(values: dict[str, str]) -> None:
     with pytest.raises(OptionError, match=next(iter(values))):
         parse(values)

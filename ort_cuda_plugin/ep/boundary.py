@@ -68,6 +68,8 @@ def create_ep(
     config.device = provider.device.pointer
     config.device_memory = provider.device_memory
     config.stream = provider.stream
+    options = provider.options
+    config.capture_warm_runs = options.min_num_runs_before_cuda_graph_capture if options.enable_cuda_graph else 0
 
 
 @void_guard

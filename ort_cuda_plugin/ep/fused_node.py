@@ -36,6 +36,13 @@ class FusedNode:
             FUSED_NODES.pop(self.handle)
             raise MemoryError(f"no memory for the fused node {name}")
 
+    def use_graphs(self, warm_runs: int, most: int) -> None:
+        """Has a plan replayed as a CUDA graph after ``warm_runs`` runs with the same sizes; at most so many are kept.
+
+        Before the first run. Without this, or with 0, no graphs are made.
+        """
+        core().cluster_set_graphs(self.pointer, warm_runs, most)
+
     def prepare(self) -> None:
         """Reads what dies with ORT's graph, and builds the plan at once where the model fixes all shapes.
 

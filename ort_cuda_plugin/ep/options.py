@@ -2,7 +2,8 @@
 
 They arrive as session entries ``ep.cudapluginexecutionprovider.<key>`` (from ``providers=[(name, {...})]`` or
 ``add_provider_for_devices``), as ``ep.cuda.<key>``, or from the environment's entries
-``ep_factory.CudaPluginExecutionProvider.<key>``; the first of these that has a key decides.
+``ep_factory.CudaPluginExecutionProvider.<key>``; the first of these that has a key decides. ``enable_cuda_graph`` is
+known as a session entry without a prefix, too, after the other two.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from . import arena
 EP_NAME = "CudaPluginExecutionProvider"
 SESSION_PREFIX = f"ep.{EP_NAME.lower()}."
 ALIAS_PREFIX = "ep.cuda."
+BARE_KEY = "enable_cuda_graph"
 ENVIRONMENT_PREFIX = f"ep_factory.{EP_NAME}."
 
 
@@ -42,6 +44,10 @@ class Options:
         use_ep_level_unified_stream: one stream of our own for all threads of the session.
         device_arena: options of the arena of device memory, by their keys ``arena.*``.
         pinned_arena: of the arena of pinned host memory.
+        automatic_cuda_graphs: a plan that has run a few times with the same sizes is replayed as a CUDA graph.
+        enable_cuda_graph: ONNX Runtime captures whole runs; it excludes automatic graphs.
+        min_num_runs_before_cuda_graph_capture: runs before a graph is made, of either kind; at least 1.
+        cuda_graph_cache_size: automatic graphs that each compiled cluster keeps, with their memory.
     """
 
     device_id: int | None = None
@@ -51,6 +57,15 @@ class Options:
     use_ep_level_unified_stream: bool = False
     device_arena: Mapping[str, str] = field(default_factory=dict)
     pinned_arena: Mapping[str, str] = field(default_factory=dict)
+    automatic_cuda_graphs: bool = True
+    enable_cuda_graph: bool = False
+    min_num_runs_before_cuda_graph_capture: int = 2
+    cuda_graph_cache_size: int = 16
+
+    @property
+    def max_automatic_graphs(self) -> int:
+        """How many automatic graphs a cluster may keep; 0: none are made."""
+        return self.cuda_graph_cache_size if self.automatic_cuda_graphs and not self.enable_cuda_graph else 0
 
 
 def _flag(text: str) -> bool:
@@ -83,10 +98,23 @@ def _any(text: str) -> None:
     del text
 
 
+def _count(least: int, most: int) -> Callable[[str], int]:
+    def parse_count(text: str) -> int:
+        if not text.strip().isdecimal() or not least <= int(text) <= most:
+            raise ValueError(f"use a number from {least} to {most}")
+        return int(text)
+
+    return parse_count
+
+
 _MEANINGFUL: dict[str, Callable[[str], Any]] = {
+    "automatic_cuda_graphs": _flag,
+    "cuda_graph_cache_size": _count(1, 1024),
     "deterministic": _flag,
     "device_id": _ordinal,
+    "enable_cuda_graph": _flag,
     "has_user_compute_stream": _flag,
+    "min_num_runs_before_cuda_graph_capture": _count(1, 1000),
     "use_ep_level_unified_stream": _flag,
     "use_tf32": _flag,
     "user_compute_stream": _stream,
@@ -99,10 +127,8 @@ _WITHOUT_EFFECT: dict[str, Callable[[str], Any]] = {
     "cudnn_conv_algo_search": _any,
     "cudnn_conv_use_max_workspace": _flag,
     "do_copy_in_default_stream": _flag,
-    "enable_cuda_graph": _flag,
     "enable_skip_layer_norm_strict_mode": _flag,
     "fuse_conv_bias": _flag,
-    "min_num_runs_before_cuda_graph_capture": _any,
     "prefer_nhwc": _flag,
     "prefer_nhwc_layout": _flag,
     "sdpa_kernel": _any,
@@ -117,6 +143,7 @@ def collect(session: Mapping[str, str], environment: Mapping[str, str]) -> dict[
     merged: dict[str, str] = {}
     for prefix, entries in (
         (ENVIRONMENT_PREFIX, environment),
+        ("", {key: value for key, value in session.items() if key == BARE_KEY}),
         (ALIAS_PREFIX, session),
         (SESSION_PREFIX, session),
     ):

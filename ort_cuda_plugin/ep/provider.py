@@ -161,6 +161,7 @@ class Provider:
         )
         fused = FusedNode(name, cluster, self.device)
         self._fused.append(fused)
+        fused.use_graphs(self.options.min_num_runs_before_cuda_graph_capture, self.options.max_automatic_graphs)
         fused.prepare()
         error = new_error()
         info = core().compute_info_create(fused.pointer, self.device.pointer, len(inputs), len(outputs), error)

@@ -45,6 +45,7 @@ def test_every_node_runs_on_the_ep_and_outputs_match_the_cpu_provider(ep_session
     session.run([output], feeds[0])
     after = ort_cuda_plugin.counters()
     assert after["python_calls"] == before["python_calls"]
+    assert after["graph_replays"] == before["graph_replays"] + 1
     assert after["launches"] > before["launches"]
 
 

@@ -1,0 +1,487 @@
+#include "capture.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "pool.h"
+
+/* Memory that a tracked Run got: the last warm one, and the captured one, which finds what it needs there. */
+typedef struct block {
+  struct block *next;
+  uint64_t address;
+  size_t bytes;
+  int memory;
+  bool freed; /* in the Run, so that it stays with the graph */
+} block;
+
+/* One annotation id on one thread. */
+typedef struct captured {
+  struct captured *next;
+  int id;
+  uint32_t warm_runs;
+  unsigned computations; /* of the latest Run */
+  CUgraphExec exec;      /* NULL: not captured yet */
+  block *blocks;
+} captured;
+
+/* What one thread has of one EP. */
+struct ocp_capture_thread {
+  ocp_capture *owner;
+  ocp_capture_thread *next_of_owner, *next_of_thread;
+  ocp_capture_thread **list; /* the thread's */
+  ocp_stream *stream;
+  pthread_mutex_t lock; /* guards the list of ids and what they have, except for the Run that is being captured */
+  captured *ids;
+  captured *active;      /* whose Run is tracked */
+  bool captures;         /* it */
+  unsigned computations; /* of the latest Run, by the thread itself */
+  atomic_bool failed;
+};
+
+struct ocp_capture {
+  ocp_device *device;
+  ocp_stream *stream; /* of all threads; NULL: each has one */
+  uint32_t warm_runs;
+  ocp_capture_thread *threads;
+};
+
+/* Guards which threads have what of which EP. */
+static pthread_mutex_t links = PTHREAD_MUTEX_INITIALIZER;
+static pthread_key_t thread_key; /* the list of the thread's */
+static bool has_thread_key;
+/* Whose Run this thread is in, and whether that is tracked. */
+static _Thread_local ocp_capture_thread *running, *tracked;
+/* Tracked Runs, for memory that another thread frees; guarded by active_lock. */
+enum { MAX_ACTIVE = 64 };
+static ocp_capture_thread *active[MAX_ACTIVE];
+static atomic_uint num_active;
+static pthread_mutex_t active_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* ---- graphs ---- */
+
+/* What the Run still holds at its end is its owner's. */
+static void forget_held(captured *entry) {
+  for (block **link = &entry->blocks, *b; (b = *link);) {
+    if (b->freed) {
+      link = &b->next;
+      continue;
+    }
+    *link = b->next;
+    free(b);
+  }
+}
+
+/* Gives back what the Run freed; what it still holds is its owner's. */
+static void free_blocks(ocp_device *device, captured *entry) {
+  for (block *b = entry->blocks, *next; b; b = next) {
+    next = b->next;
+    if (b->freed)
+      ocp_pool_free(device, b->memory, b->address, NULL);
+    free(b);
+  }
+  entry->blocks = NULL;
+}
+
+/* Back to cold. */
+static void drop_graph(ocp_device *device, captured *entry) {
+  ocp_error ignored;
+  if (!atomic_load(&ocp_forked)) {
+    ocp_device_enter(device, &ignored);
+    if (entry->exec)
+      device->driver->GraphExecDestroy(entry->exec);
+  }
+  if (entry->exec)
+    ocp_count(OCP_GRAPHS_LIVE, -1);
+  free_blocks(device, entry);
+  entry->exec = NULL;
+  entry->warm_runs = 0;
+}
+
+static captured *find_id(const ocp_capture_thread *thread, int id) {
+  captured *entry = thread->ids;
+  while (entry && entry->id != id)
+    entry = entry->next;
+  return entry;
+}
+
+/* ---- threads ---- */
+
+/* Unlinked from its owner and its thread. */
+static void destroy_thread(ocp_capture_thread *thread) {
+  ocp_device *device = thread->owner->device;
+  ocp_error ignored;
+  ocp_stream_synchronize(thread->stream, &ignored);
+  for (captured *entry = thread->ids, *next; entry; entry = next) {
+    next = entry->next;
+    drop_graph(device, entry);
+    free(entry);
+  }
+  ocp_stream_release(thread->stream);
+  pthread_mutex_destroy(&thread->lock);
+  free(thread);
+}
+
+static void unlink_from_owner(ocp_capture_thread *thread) {
+  ocp_capture_thread **link = &thread->owner->threads;
+  while (*link != thread)
+    link = &(*link)->next_of_owner;
+  *link = thread->next_of_owner;
+}
+
+/* A thread that had graphs ends. */
+static void thread_ends(void *list) {
+  ocp_capture_thread **head = list;
+  if (!ocp_is_shutting_down() && !atomic_load(&ocp_forked)) {
+    pthread_mutex_lock(&links);
+    for (ocp_capture_thread *thread; (thread = *head);) {
+      *head = thread->next_of_thread;
+      unlink_from_owner(thread);
+      destroy_thread(thread);
+    }
+    pthread_mutex_unlock(&links);
+  }
+  free(head);
+}
+
+static void make_key(void) { has_thread_key = pthread_key_create(&thread_key, thread_ends) == 0; }
+
+/* The list of the calling thread's; NULL where it has none yet. */
+static ocp_capture_thread **thread_list(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, make_key);
+  return has_thread_key ? pthread_getspecific(thread_key) : NULL;
+}
+
+/* What the calling thread has of the EP, or NULL. */
+static ocp_capture_thread *find_thread(const ocp_capture *capture) {
+  ocp_capture_thread **list = thread_list();
+  if (!list)
+    return NULL;
+  pthread_mutex_lock(&links); /* an EP that goes takes its entries out of the lists of all threads */
+  ocp_capture_thread *thread = *list;
+  while (thread && thread->owner != capture)
+    thread = thread->next_of_thread;
+  pthread_mutex_unlock(&links);
+  return thread;
+}
+
+static ocp_capture_thread *make_thread(ocp_capture *capture, ocp_error *error) {
+  ocp_capture_thread **list = thread_list();
+  if (!list && has_thread_key && (list = calloc(1, sizeof(ocp_capture_thread *))) &&
+      pthread_setspecific(thread_key, list) != 0) {
+    free(list);
+    list = NULL;
+  }
+  ocp_capture_thread *thread = list ? calloc(1, sizeof *thread) : NULL;
+  if (!thread) {
+    ocp_fail(error, ORT_FAIL, "out of host memory");
+    return NULL;
+  }
+  if (capture->stream) {
+    thread->stream = ocp_stream_share(capture->stream);
+  } else if (ocp_stream_create(capture->device, &thread->stream, error) != ORT_OK) {
+    free(thread);
+    return NULL;
+  }
+  thread->owner = capture;
+  pthread_mutex_init(&thread->lock, NULL);
+  pthread_mutex_lock(&links);
+  thread->next_of_owner = capture->threads;
+  capture->threads = thread;
+  thread->list = list;
+  thread->next_of_thread = *list;
+  *list = thread;
+  pthread_mutex_unlock(&links);
+  return thread;
+}
+
+static ocp_capture_thread *this_thread(ocp_capture *capture, ocp_error *error) {
+  ocp_capture_thread *thread = find_thread(capture);
+  return thread ? thread : make_thread(capture, error);
+}
+
+ocp_capture *ocp_capture_create(ocp_device *device, ocp_stream *stream, uint32_t warm_runs) {
+  ocp_capture *capture = calloc(1, sizeof *capture);
+  if (capture)
+    *capture = (ocp_capture){.device = device, .stream = stream, .warm_runs = warm_runs};
+  return capture;
+}
+
+static void unlink_from_thread(ocp_capture_thread *thread) {
+  ocp_capture_thread **link = thread->list;
+  while (*link != thread)
+    link = &(*link)->next_of_thread;
+  *link = thread->next_of_thread;
+}
+
+void ocp_capture_destroy(ocp_capture *capture) {
+  if (!capture)
+    return;
+  pthread_mutex_lock(&links);
+  for (ocp_capture_thread *thread; (thread = capture->threads);) {
+    capture->threads = thread->next_of_owner;
+    unlink_from_thread(thread);
+    destroy_thread(thread);
+  }
+  pthread_mutex_unlock(&links);
+  free(capture);
+}
+
+int ocp_capture_stream(ocp_capture *capture, ocp_stream **stream, ocp_error *error) {
+  ocp_capture_thread *thread = this_thread(capture, error);
+  *stream = thread ? ocp_stream_share(thread->stream) : NULL;
+  return thread ? ORT_OK : error->code;
+}
+
+/* ---- memory ---- */
+
+bool ocp_capture_is_active(void) { return tracked && tracked->captures; }
+
+uint64_t ocp_capture_reuse(const ocp_device *device, int memory, size_t bytes) {
+  ocp_capture_thread *thread = tracked;
+  if (!thread || thread->owner->device != device)
+    return 0;
+  pthread_mutex_lock(&active_lock);
+  block *best = NULL;
+  for (block *b = thread->active->blocks; b; b = b->next)
+    if (b->freed && b->memory == memory && b->bytes >= bytes && (!best || b->bytes < best->bytes))
+      best = b;
+  if (best)
+    best->freed = false;
+  pthread_mutex_unlock(&active_lock);
+  return best ? best->address : 0;
+}
+
+bool ocp_capture_allocated(const ocp_device *device, int memory, uint64_t address, size_t bytes) {
+  ocp_capture_thread *thread = tracked;
+  if (!thread || thread->owner->device != device)
+    return true;
+  block *b = malloc(sizeof *b);
+  if (!b)
+    return false;
+  pthread_mutex_lock(&active_lock);
+  *b = (block){.next = thread->active->blocks, .address = address, .bytes = bytes, .memory = memory};
+  thread->active->blocks = b;
+  pthread_mutex_unlock(&active_lock);
+  return true;
+}
+
+bool ocp_capture_keeps(const ocp_device *device, int memory, uint64_t address) {
+  if (atomic_load_explicit(&num_active, memory_order_relaxed) == 0)
+    return false;
+  bool kept = false;
+  pthread_mutex_lock(&active_lock);
+  for (int i = 0; i < MAX_ACTIVE && !kept; i++) {
+    if (!active[i] || active[i]->owner->device != device)
+      continue;
+    for (block *b = active[i]->active->blocks; b && !kept; b = b->next)
+      if (b->address == address && b->memory == memory && !b->freed)
+        kept = b->freed = true;
+  }
+  pthread_mutex_unlock(&active_lock);
+  return kept;
+}
+
+/* ---- Runs ---- */
+
+void ocp_capture_computed(const ocp_stream *stream, bool succeeded) {
+  if (running) {
+    running->computations++;
+    if (!succeeded)
+      atomic_store(&running->failed, true);
+  } else if (!succeeded && atomic_load_explicit(&stream->capturing, memory_order_relaxed)) {
+    /* ORT runs nodes on other threads, too, where the session asks for that. */
+    pthread_mutex_lock(&active_lock);
+    for (int i = 0; i < MAX_ACTIVE; i++)
+      if (active[i] && active[i]->stream == stream)
+        atomic_store(&active[i]->failed, true);
+    pthread_mutex_unlock(&active_lock);
+  }
+}
+
+static int activate(ocp_capture_thread *thread, captured *entry, bool captures, ocp_error *error) {
+  int place = MAX_ACTIVE;
+  bool taken = false;
+  pthread_mutex_lock(&active_lock);
+  for (int i = 0; i < MAX_ACTIVE; i++) {
+    taken |= captures && active[i] && active[i]->captures && active[i]->stream == thread->stream;
+    place = active[i] || place < MAX_ACTIVE ? place : i;
+  }
+  if (!taken && place < MAX_ACTIVE) {
+    active[place] = thread;
+    thread->active = entry;
+    thread->captures = captures;
+  }
+  pthread_mutex_unlock(&active_lock);
+  if (taken)
+    return ocp_fail(error, ORT_EP_FAIL, "another thread captures a CUDA graph on the stream that all share");
+  if (place == MAX_ACTIVE)
+    return ocp_fail(error, ORT_FAIL, "more than %d threads capture CUDA graphs at once", MAX_ACTIVE);
+  atomic_fetch_add(&num_active, 1);
+  tracked = thread;
+  if (captures)
+    atomic_store(&thread->stream->capturing, true);
+  return ORT_OK;
+}
+
+static void deactivate(ocp_capture_thread *thread) {
+  pthread_mutex_lock(&active_lock);
+  for (int i = 0; i < MAX_ACTIVE; i++)
+    if (active[i] == thread)
+      active[i] = NULL;
+  thread->active = NULL;
+  if (thread->captures)
+    atomic_store(&thread->stream->capturing, false);
+  thread->captures = false;
+  pthread_mutex_unlock(&active_lock);
+  atomic_fetch_sub(&num_active, 1);
+  tracked = NULL;
+}
+
+int ocp_capture_run_start(ocp_capture *capture, int id, ocp_error *error) {
+  ocp_capture_thread *thread = this_thread(capture, error);
+  if (!thread)
+    return error->code;
+  thread->computations = 0;
+  atomic_store(&thread->failed, false);
+  running = thread;
+  if (id == OCP_NO_CAPTURE)
+    return ORT_OK;
+  pthread_mutex_lock(&thread->lock);
+  captured *entry = find_id(thread, id);
+  if (!entry && (entry = calloc(1, sizeof *entry))) {
+    entry->id = id;
+    entry->next = thread->ids;
+    thread->ids = entry;
+  }
+  const bool warm = entry && !entry->exec && entry->warm_runs >= capture->warm_runs;
+  const bool last = entry && !entry->exec && entry->warm_runs + 1 == capture->warm_runs;
+  pthread_mutex_unlock(&thread->lock);
+  if (!entry)
+    return ocp_fail(error, ORT_FAIL, "out of host memory");
+  if (!warm && !last)
+    return ORT_OK;
+  if (ocp_device_enter(capture->device, error) != ORT_OK)
+    return error->code;
+  if (activate(thread, entry, warm, error) != ORT_OK || last)
+    return error->code;
+  const CUresult result =
+      capture->device->driver->StreamBeginCapture(thread->stream->handle, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+  if (result == CUDA_SUCCESS)
+    return ORT_OK;
+  deactivate(thread);
+  return ocp_device_fail(capture->device, result, "capturing a Run: cuStreamBeginCapture", error);
+}
+
+/* Ends the capture of a Run with its graph, or with the error. */
+static int end_capture(ocp_capture_thread *thread, captured *entry, ocp_error *error) {
+  ocp_device *device = thread->owner->device;
+  CUgraph graph = NULL;
+  CUgraphExec exec = NULL;
+  CUresult result = device->driver->StreamEndCapture(thread->stream->handle, &graph);
+  deactivate(thread);
+  const bool complete = !atomic_load(&thread->failed) && thread->computations == entry->computations;
+  if (result == CUDA_SUCCESS && complete)
+    result = device->driver->GraphInstantiate(&exec, graph, 0);
+  if (graph)
+    device->driver->GraphDestroy(graph);
+  pthread_mutex_lock(&thread->lock);
+  entry->exec = exec;
+  forget_held(entry);
+  if (exec)
+    ocp_count(OCP_GRAPHS_LIVE, 1);
+  else
+    drop_graph(device, entry);
+  pthread_mutex_unlock(&thread->lock);
+  if (result != CUDA_SUCCESS)
+    return ocp_device_fail(device, result,
+                           "capturing the Run into a CUDA graph (what a Run does that CUDA cannot capture is in the "
+                           "errors before this one; with gpu_graph_id=-1 it runs without capture)",
+                           error);
+  if (!exec)
+    return ocp_fail(error, ORT_EP_FAIL, "the Run that was to become CUDA graph %d did not run to its end", entry->id);
+  ocp_count(OCP_GRAPH_CAPTURES, 1);
+  return ORT_OK;
+}
+
+static int launch(ocp_capture_thread *thread, const captured *entry, ocp_error *error) {
+  ocp_device *device = thread->owner->device;
+  const CUresult result = device->driver->GraphLaunch(entry->exec, thread->stream->handle);
+  ocp_stream_enqueued(thread->stream);
+  if (result != CUDA_SUCCESS)
+    return ocp_device_fail(device, result, "replaying a captured Run: cuGraphLaunch", error);
+  ocp_count(OCP_GRAPH_REPLAYS, 1);
+  return ORT_OK;
+}
+
+static void end_warm_run(ocp_capture_thread *thread, captured *entry) {
+  if (!entry)
+    return;
+  if (atomic_load(&thread->failed)) {
+    drop_graph(thread->owner->device, entry);
+    return;
+  }
+  forget_held(entry);
+  entry->warm_runs++;
+  entry->computations = thread->computations;
+}
+
+int ocp_capture_run_end(ocp_capture *capture, int id, bool synchronize, ocp_error *error) {
+  ocp_capture_thread *thread = find_thread(capture);
+  if (!thread)
+    return ORT_OK;
+  captured *entry = thread->active;
+  running = NULL;
+  if (entry && thread->captures) {
+    ocp_device_enter(capture->device, error); /* a capture has to end on a lost device, too */
+    if (end_capture(thread, entry, error) != ORT_OK || launch(thread, entry, error) != ORT_OK)
+      return error->code;
+  } else if (id != OCP_NO_CAPTURE) {
+    if (entry)
+      deactivate(thread);
+    pthread_mutex_lock(&thread->lock);
+    end_warm_run(thread, find_id(thread, id));
+    pthread_mutex_unlock(&thread->lock);
+  }
+  return synchronize && !ocp_stream_is_idle(thread->stream) ? ocp_stream_synchronize(thread->stream, error) : ORT_OK;
+}
+
+bool ocp_capture_has(ocp_capture *capture, int id) {
+  ocp_capture_thread *thread = find_thread(capture);
+  if (!thread)
+    return false;
+  pthread_mutex_lock(&thread->lock);
+  const captured *entry = find_id(thread, id);
+  const bool has = entry && entry->exec;
+  pthread_mutex_unlock(&thread->lock);
+  return has;
+}
+
+int ocp_capture_replay(ocp_capture *capture, int id, ocp_error *error) {
+  ocp_capture_thread *thread = find_thread(capture);
+  if (!thread)
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "this thread has captured no CUDA graph %d", id);
+  if (ocp_device_enter(capture->device, error) != ORT_OK)
+    return error->code;
+  pthread_mutex_lock(&thread->lock); /* nobody releases the graph meanwhile */
+  const captured *entry = find_id(thread, id);
+  int code;
+  if (!entry || !entry->exec)
+    code = ocp_fail(error, ORT_INVALID_ARGUMENT, "this thread has captured no CUDA graph %d", id);
+  else if ((code = launch(thread, entry, error)) == ORT_OK)
+    code = ocp_stream_synchronize(thread->stream, error);
+  pthread_mutex_unlock(&thread->lock);
+  return code;
+}
+
+void ocp_capture_release(ocp_capture *capture, int id) {
+  pthread_mutex_lock(&links);
+  for (ocp_capture_thread *thread = capture->threads; thread; thread = thread->next_of_owner) {
+    pthread_mutex_lock(&thread->lock);
+    captured *entry = find_id(thread, id);
+    if (entry && entry->exec)
+      drop_graph(capture->device, entry);
+    pthread_mutex_unlock(&thread->lock);
+  }
+  pthread_mutex_unlock(&links);
+}

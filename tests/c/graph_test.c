@@ -1,0 +1,290 @@
+/* Automatic CUDA graphs by the driver calls that they make, through a table that counts and can be made to refuse.
+ *
+ * graph_test IMAGE PLAN STREAMS SEED ROUNDS: PLAN computes 2 * x + 1 for x float [n, m] by two launches of kernel 0 of
+ * IMAGE, "affine", the first from the input into a buffer; STREAMS is inline or adversarial. */
+#include <pthread.h>
+#include <string.h>
+
+#include "check.h"
+#include "emu.h"
+#include "executor.h"
+#include "plan.h"
+
+enum { MAX_BYTES = 1 << 20, NUM_THREADS = 4, MAX_ELEMENTS = 15, WARM = 2 };
+
+static ocp_device *device;
+static ocp_cluster *cluster;
+static const ocp_driver *real;
+static ocp_driver counting;
+
+/* ---- the table ---- */
+
+static atomic_int enqueued, launched, changed, made, waited, allocated, entered;
+static atomic_bool refuse_changes, refuse_graphs;
+
+static CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                              unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void **params,
+                              void **extra) {
+  atomic_fetch_add(&enqueued, 1);
+  return real->LaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, params,
+                            extra);
+}
+static CUresult graph_launch(CUgraphExec exec, CUstream stream) {
+  atomic_fetch_add(&launched, 1);
+  return real->GraphLaunch(exec, stream);
+}
+static CUresult set_kernel_params(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params) {
+  atomic_fetch_add(&changed, 1);
+  return refuse_changes ? CUDA_ERROR_INVALID_VALUE : real->GraphExecKernelNodeSetParams(exec, node, params);
+}
+static CUresult instantiate(CUgraphExec *exec, CUgraph graph, unsigned long long flags) {
+  atomic_fetch_add(&made, 1);
+  return refuse_graphs ? CUDA_ERROR_OUT_OF_MEMORY : real->GraphInstantiate(exec, graph, flags);
+}
+static CUresult synchronize(CUstream stream) {
+  atomic_fetch_add(&waited, 1);
+  return real->StreamSynchronize(stream);
+}
+static CUresult query(CUstream stream) {
+  atomic_fetch_add(&waited, 1);
+  return real->StreamQuery(stream);
+}
+static CUresult mem_alloc(CUdeviceptr *address, size_t bytes) {
+  atomic_fetch_add(&allocated, 1);
+  return real->MemAlloc(address, bytes);
+}
+static CUresult get_current(CUcontext *context) {
+  atomic_fetch_add(&entered, 1);
+  return real->CtxGetCurrent(context);
+}
+
+/* All calls since the last time; asking which context is current is no work for the device. */
+static int calls(void) {
+  return atomic_exchange(&enqueued, 0) + atomic_exchange(&launched, 0) + atomic_exchange(&changed, 0) +
+         atomic_exchange(&made, 0) + atomic_exchange(&waited, 0) + atomic_exchange(&allocated, 0);
+}
+
+/* ---- Runs ---- */
+
+typedef struct place {
+  CUdeviceptr input, output;
+} place;
+
+static int give_output(void *context, uint32_t index, const int64_t *dims, uint32_t rank, void **data,
+                       ocp_error *error) {
+  (void)index, (void)dims, (void)rank, (void)error;
+  *data = (void *)(uintptr_t)((place *)context)->output;
+  return ORT_OK;
+}
+
+static place make_place(void) {
+  place made_here;
+  CHECK_OK(ocp_device_alloc(device, MAX_ELEMENTS * sizeof(float), NULL, &made_here.input, error));
+  CHECK_OK(ocp_device_alloc(device, MAX_ELEMENTS * sizeof(float), NULL, &made_here.output, error));
+  return made_here;
+}
+
+static void free_place(place *where) {
+  ocp_device_free(device, where->input, NULL);
+  ocp_device_free(device, where->output, NULL);
+}
+
+static void upload(ocp_stream *stream, const place *where, float first) {
+  float x[MAX_ELEMENTS];
+  for (int i = 0; i < MAX_ELEMENTS; i++)
+    x[i] = first + (float)i;
+  CHECK(real->MemcpyHtoDAsync(where->input, x, sizeof x, stream->handle) == CUDA_SUCCESS);
+  ocp_stream_enqueued(stream);
+}
+
+static void run(ocp_stream *stream, place *where, int64_t rows) {
+  const int64_t dims[2] = {rows, 3};
+  const ocp_input in = {
+      .data = (void *)(uintptr_t)where->input, .dims = dims, .rank = 2, .dtype = 1, .on_device = true};
+  CHECK_OK(ocp_cluster_run(cluster, stream, &in, 1, give_output, where, error));
+}
+
+static void check_result(ocp_stream *stream, const place *where, int64_t rows, float first) {
+  float y[MAX_ELEMENTS];
+  CHECK(real->MemcpyDtoHAsync(y, where->output, (size_t)rows * 3 * sizeof *y, stream->handle) == CUDA_SUCCESS);
+  CHECK_OK(ocp_stream_synchronize(stream, error));
+  for (int i = 0; i < rows * 3; i++)
+    CHECK(y[i] == 2 * (first + (float)i) + 1);
+}
+
+/* ---- tests ---- */
+
+static void one_call_for_each_steady_run(ocp_stream *stream) {
+  place one = make_place(), two = make_place();
+  upload(stream, &one, 1);
+  upload(stream, &two, 2);
+  for (int i = 0; i < WARM + 1; i++)
+    run(stream, &one, 4);
+  calls();
+  for (int i = 0; i < 10; i++) {
+    run(stream, &one, 4);
+    CHECK(atomic_load(&launched) == 1);
+    CHECK(calls() == 1);
+  }
+  check_result(stream, &one, 4, 1);
+  calls();
+  run(stream, &two, 4); /* the input is in the first node, the output in the second */
+  CHECK(atomic_load(&changed) == 2 && atomic_load(&launched) == 1);
+  CHECK(calls() == 3);
+  place mixed = {one.input, two.output};
+  run(stream, &mixed, 4);
+  CHECK(atomic_load(&changed) == 1 && atomic_load(&launched) == 1);
+  CHECK(calls() == 2);
+  check_result(stream, &mixed, 4, 1);
+  free_place(&one);
+  free_place(&two);
+}
+
+static void a_change_that_is_refused_makes_the_graph_anew(ocp_stream *stream) {
+  place one = make_place(), two = make_place();
+  upload(stream, &two, 7);
+  for (int i = 0; i < WARM + 1; i++)
+    run(stream, &one, 4);
+  refuse_changes = true;
+  calls();
+  run(stream, &two, 4);
+  CHECK(atomic_load(&made) == 1 && atomic_load(&launched) == 1 && atomic_load(&enqueued) == 0);
+  refuse_changes = false;
+  check_result(stream, &two, 4, 7);
+  free_place(&one);
+  free_place(&two);
+}
+
+static void a_graph_that_is_refused_is_counted_and_not_tried_again(ocp_stream *stream) {
+  place where = make_place();
+  const int64_t before = atomic_load(&ocp_counters[OCP_GRAPH_FALLBACKS_DRIVER]);
+  upload(stream, &where, 3);
+  refuse_graphs = true;
+  for (int i = 0; i < WARM; i++)
+    run(stream, &where, 2);
+  calls();
+  for (int i = 0; i < 3; i++)
+    run(stream, &where, 2);
+  CHECK(atomic_load(&made) == 1 && atomic_load(&launched) == 0 && atomic_load(&enqueued) == 6);
+  CHECK(atomic_load(&ocp_counters[OCP_GRAPH_FALLBACKS_DRIVER]) == before + 3);
+  refuse_graphs = false;
+  check_result(stream, &where, 2, 3);
+  free_place(&where);
+}
+
+static void a_stream_that_somebody_captures_gets_the_records(ocp_stream *stream) {
+  place where = make_place();
+  upload(stream, &where, 5);
+  for (int i = 0; i < WARM + 1; i++)
+    run(stream, &where, 3);
+  const int64_t before = atomic_load(&ocp_counters[OCP_GRAPH_FALLBACKS_CAPTURING]);
+  atomic_store(&stream->capturing, true);
+  calls();
+  run(stream, &where, 3);
+  CHECK(atomic_load(&enqueued) == 2 && atomic_load(&launched) == 0);
+  CHECK(atomic_load(&ocp_counters[OCP_GRAPH_FALLBACKS_CAPTURING]) == before + 1);
+  atomic_store(&stream->capturing, false);
+  check_result(stream, &where, 3, 5);
+  place other = make_place();
+  upload(stream, &other, 6);
+  run(stream, &other, 3); /* the slab of that Run was another one */
+  run(stream, &other, 3);
+  check_result(stream, &other, 3, 6);
+  free_place(&where);
+  free_place(&other);
+}
+
+static long rounds;
+
+static void *run_shapes(void *argument) {
+  const int seed = *(const int *)argument;
+  ocp_stream *stream;
+  CHECK_OK(ocp_stream_create(device, &stream, error));
+  place places[2] = {make_place(), make_place()};
+  for (long round = 0; round < rounds; round++) {
+    place *where = &places[(round / 3 + seed) % 2];
+    const int64_t rows = 1 + (round / 2 * 7 + seed) % 3;
+    const float first = (float)(seed * 1000 + round % 100);
+    upload(stream, where, first);
+    run(stream, where, rows);
+    if (round % 4 == seed)
+      run(stream, where, rows);
+    check_result(stream, where, rows, first);
+    if (round % 50 == 49)
+      ocp_cluster_release_graphs(cluster); /* as who is out of memory does, while others run */
+  }
+  free_place(&places[0]);
+  free_place(&places[1]);
+  ocp_stream_release(stream);
+  return NULL;
+}
+
+static size_t read_file(const char *path, unsigned char *data) {
+  FILE *stream = fopen(path, "rb");
+  CHECK(stream);
+  size_t bytes = fread(data, 1, MAX_BYTES, stream);
+  CHECK(bytes > 0 && bytes < MAX_BYTES);
+  fclose(stream);
+  return bytes;
+}
+
+int main(int argc, char **argv) {
+  static _Alignas(64) unsigned char image[MAX_BYTES], plan[MAX_BYTES];
+  static const uint8_t params[] = {OCP_PARAM_POINTER, OCP_PARAM_POINTER, OCP_PARAM_I64, OCP_PARAM_F32, OCP_PARAM_F32};
+  CHECK(argc == 6);
+  const size_t image_bytes = read_file(argv[1], image), plan_bytes = read_file(argv[2], plan);
+  rounds = strtol(argv[5], NULL, 10);
+  ocp_emu_config config;
+  char text[200];
+  ocp_emu_get_config(&config);
+  config.adversarial = strcmp(argv[3], "adversarial") == 0;
+  config.seed = strtoull(argv[4], NULL, 10);
+  CHECK(ocp_emu_configure(&config, text, sizeof text) == 0);
+  ocp_error error = {0};
+  device = ocp_device_open(true, 0, &error);
+  CHECK(device);
+  CHECK_OK(ocp_device_enter(device, error));
+  CUmodule module;
+  ocp_kernel_ref kernel = {.name = "affine", .num_params = 5, .params = params};
+  real = device->driver;
+  CHECK(real->ModuleLoadData(&module, image, image_bytes) == CUDA_SUCCESS);
+  CHECK(real->ModuleGetFunction(&kernel.function, module, kernel.name) == CUDA_SUCCESS);
+  counting = *real;
+  counting.LaunchKernel = launch_kernel;
+  counting.GraphLaunch = graph_launch;
+  counting.GraphExecKernelNodeSetParams = set_kernel_params;
+  counting.GraphInstantiate = instantiate;
+  counting.StreamSynchronize = synchronize;
+  counting.StreamQuery = query;
+  counting.MemAlloc = mem_alloc;
+  counting.CtxGetCurrent = get_current;
+  device->driver = &counting;
+  cluster = ocp_cluster_create(device, "graphs", 0);
+  CHECK(cluster);
+  ocp_cluster_set_graphs(cluster, WARM, 5);
+  CHECK_OK(ocp_cluster_add_kernels(cluster, &kernel, 1, error));
+  CHECK_OK(ocp_cluster_add_plan(cluster, plan, plan_bytes, error));
+  ocp_stream *stream;
+  CHECK_OK(ocp_stream_create(device, &stream, error));
+  one_call_for_each_steady_run(stream);
+  a_change_that_is_refused_makes_the_graph_anew(stream);
+  a_graph_that_is_refused_is_counted_and_not_tried_again(stream);
+  a_stream_that_somebody_captures_gets_the_records(stream);
+  CHECK(atomic_load(&entered) > 0);
+  pthread_t threads[NUM_THREADS];
+  int seeds[NUM_THREADS];
+  for (int i = 0; i < NUM_THREADS; i++) {
+    seeds[i] = i;
+    CHECK(pthread_create(&threads[i], NULL, run_shapes, &seeds[i]) == 0);
+  }
+  for (int i = 0; i < NUM_THREADS; i++)
+    CHECK(pthread_join(threads[i], NULL) == 0);
+  CHECK(atomic_load(&ocp_counters[OCP_GRAPH_REPLAYS]) > 0);
+  ocp_stream_release(stream);
+  ocp_cluster_release(cluster);
+  CHECK(atomic_load(&ocp_counters[OCP_GRAPHS_LIVE]) == 0);
+  CHECK(atomic_load(&ocp_counters[OCP_DEVICE_BYTES_IN_USE]) == 0);
+  CHECK(real->ModuleUnload(module) == CUDA_SUCCESS);
+  puts("graph_test passed");
+  return 0;
+}

@@ -1,0 +1,311 @@
+"""CUDA graphs through ONNX Runtime: those that it captures, under the names of its plugin's test script, and ours."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Barrier
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from encoder import encoder, encoder_inputs
+from onnx import helper
+
+import ort_cuda_plugin
+from device_models import add_and_double, model
+from ort_cuda_plugin import models
+
+Arrays = dict[str, np.ndarray]
+CAPTURE = {"enable_cuda_graph": "1"}
+
+
+def vendor() -> int:
+    devices = ort_cuda_plugin.register(emulate=True)
+    device = next(device for device in devices if device.ep_metadata["emulated"] == "1")
+    return int(device.memory_info(ort.OrtDeviceMemoryType.DEFAULT).device_vendor_id)
+
+
+def on_device(array: np.ndarray) -> ort.OrtValue:
+    return ort.OrtValue.ortvalue_from_numpy(array, "gpu", 0, vendor())
+
+
+def write(value: ort.OrtValue, array: np.ndarray) -> None:
+    """Changes a value on the device in place."""
+    ort.copy_tensors([ort.OrtValue.ortvalue_from_numpy(array)], [value])
+
+
+class Bound:
+    """A session whose inputs and outputs stay where they are on the device."""
+
+    def __init__(self, session: ort.InferenceSession, inputs: Arrays, outputs: Arrays, graph_id: int | None = None):
+        self.session = session
+        self.values = {name: on_device(array) for name, array in (inputs | outputs).items()}
+        self.outputs = list(outputs)
+        self.binding = session.io_binding()
+        for name in inputs:
+            self.binding.bind_ortvalue_input(name, self.values[name])
+        for name in outputs:
+            self.binding.bind_ortvalue_output(name, self.values[name])
+        self.options = ort.RunOptions()
+        if graph_id is not None:
+            self.options.add_run_config_entry("gpu_graph_id", str(graph_id))
+
+    def run(self, **inputs: np.ndarray) -> np.ndarray:
+        for name, array in inputs.items():
+            write(self.values[name], array)
+        self.session.run_with_iobinding(self.binding, self.options)
+        result: np.ndarray = self.values[self.outputs[0]].numpy()
+        return result
+
+
+@contextmanager
+def changes() -> Iterator[dict[str, int]]:
+    """What the counters count meanwhile; those that stay are left out."""
+    before = ort_cuda_plugin.counters()
+    found: dict[str, int] = {}
+    yield found
+    after = ort_cuda_plugin.counters()
+    found.update({name: after[name] - before[name] for name in before if after[name] != before[name]})
+
+
+def captured(source: bytes = b"", **options: str) -> ort.InferenceSession:
+    return ort_cuda_plugin.session(source or add_and_double(), emulate=True, provider_options=CAPTURE | options)
+
+
+def vector(n: int, value: float) -> np.ndarray:
+    return np.full(n, value, np.float32)
+
+
+# ---- capture by ONNX Runtime ----
+
+
+def test_cuda_graph_capture_and_replay() -> None:
+    a, b = vector(100, 3), vector(100, 4)
+    bound = Bound(captured(), {"a": a, "b": b}, {"c": vector(100, 0)})
+    with changes() as first:  # ONNX Runtime repeats the Run until it is captured
+        np.testing.assert_array_equal(bound.run(), 2 * (a + b))
+    assert (first["runs"], first["graph_captures"], first["graph_replays"]) == (3, 1, 1)
+    for _ in range(3):
+        with changes() as replay:
+            bound.session.run_with_iobinding(bound.binding)
+        assert replay == {"graph_replays": 1}
+    np.testing.assert_array_equal(bound.run(), 2 * (a + b))
+
+
+def test_cuda_graph_replay_with_updated_input() -> None:
+    bound = Bound(captured(), {"a": vector(100, 3), "b": vector(100, 4)}, {"c": vector(100, 0)})
+    bound.run()
+    for n in range(5):
+        a = np.arange(100, dtype=np.float32) + n
+        np.testing.assert_array_equal(bound.run(a=a), 2 * (a + 4))
+
+
+def test_cuda_graph_with_mempool() -> None:
+    session = captured(add_and_double(), **{"arena.use_cuda_mempool": "1"})
+    bound = Bound(session, {"a": vector(100, 3), "b": vector(100, 4)}, {"c": vector(100, 0)})
+    with changes() as found:
+        for n in range(4):
+            np.testing.assert_array_equal(bound.run(a=vector(100, n)), vector(100, 2 * (n + 4)))
+    assert (found["graph_captures"], found["graph_replays"]) == (1, 4)
+
+
+def test_cuda_graph_annotation_id() -> None:
+    session = captured()
+    bounds = {n: Bound(session, {"a": vector(n, n), "b": vector(n, 1)}, {"c": vector(n, 0)}, n) for n in (1, 10, 1000)}
+    with changes() as capture:
+        for n, bound in bounds.items():
+            np.testing.assert_array_equal(bound.run(), vector(n, 2 * (n + 1)))
+    assert capture["graph_captures"] == 3
+    with changes() as replay:
+        for n in (10, 1000, 1, 10):
+            np.testing.assert_array_equal(bounds[n].run(a=vector(n, 5)), vector(n, 12))
+    assert replay["graph_replays"] == 4
+    assert "runs" not in replay
+
+
+def test_cuda_graph_add_model() -> None:
+    source = model([helper.make_node("Add", ["A", "B"], ["Y"])], {"A": [3, 2], "B": [3, 2]}, {"Y": [3, 2]})
+    a, b = (np.random.default_rng(n).random((3, 2), dtype=np.float32) for n in (1, 2))
+    bound = Bound(captured(source), {"A": a, "B": b}, {"Y": np.zeros((3, 2), np.float32)})
+    with changes() as found:
+        for _ in range(2):
+            np.testing.assert_array_equal(bound.run(), a + b)
+    assert (found["graph_captures"], found["graph_replays"]) == (1, 2)
+
+
+def test_an_id_of_minus_one_runs_without_capture() -> None:
+    a, b = vector(8, 1), vector(8, 2)
+    session = captured()
+    with changes() as found:
+        for _ in range(5):
+            bound = Bound(session, {"a": a, "b": b}, {"c": vector(8, 0)}, -1)
+            np.testing.assert_array_equal(bound.run(), vector(8, 6))
+    assert found["runs"] == 5
+    assert "graph_captures" not in found
+
+
+def test_more_warm_up_runs_are_the_sessions_choice() -> None:
+    session = captured(min_num_runs_before_cuda_graph_capture="5")
+    bound = Bound(session, {"a": vector(8, 1), "b": vector(8, 2)}, {"c": vector(8, 0)})
+    with changes() as found:
+        bound.run()
+    assert (found["runs"], found["graph_captures"]) == (6, 1)
+
+
+def test_outputs_that_onnxruntime_allocates_are_written_by_replays() -> None:
+    session = captured()
+    a = on_device(vector(50, 1))
+    binding = session.io_binding()
+    binding.bind_ortvalue_input("a", a)
+    binding.bind_ortvalue_input("b", a)
+    binding._iobinding.bind_output("c", ort.OrtDevice.make("gpu", 0, vendor())._get_c_device())
+    session.run_with_iobinding(binding)
+    [c] = binding.get_outputs()
+    for n in range(3):
+        write(a, vector(50, n))
+        session.run_with_iobinding(binding)
+        np.testing.assert_array_equal(c.numpy(), vector(50, 4 * n))
+
+
+@pytest.mark.parametrize("options", [{}, {"arena.use_cuda_mempool": "1"}], ids=["arena", "mempool"])
+def test_memory_of_a_captured_run_is_kept_for_its_replays_and_returned(options: dict[str, str]) -> None:
+    """Other sessions that take memory between replays must not get what the graph writes."""
+
+    def in_use() -> int:
+        return ort_cuda_plugin.counters()["device_bytes_in_use"]
+
+    before = in_use()
+    source = encoder(layers=2).SerializeToString()
+    session = captured(source, **options)
+    other = ort_cuda_plugin.session(add_and_double(), emulate=True)
+    cpu = ort.InferenceSession(source, providers=["CPUExecutionProvider"])
+    feeds = [encoder_inputs(2, 16, seed) for seed in (1, 2)]
+    expected = [cpu.run(None, feed)[0] for feed in feeds]
+    bound = Bound(session, feeds[0], {"last_hidden_state": np.zeros_like(expected[0])})
+    for n in range(6):
+        assert models.relative_error(bound.run(**feeds[n % 2]), expected[n % 2]) <= 1e-3
+        held = [on_device(vector(1000 * (n + 1), 7)) for _ in range(4)]
+        x = vector(5000, n)
+        np.testing.assert_array_equal(other.run(None, {"a": x, "b": x})[0], 4 * x)
+        assert all((value.numpy() == 7).all() for value in held)
+    del bound, session, other, held
+    gc.collect()
+    assert in_use() == before
+    assert ort_cuda_plugin.counters()["graphs_live"] == 0
+
+
+def test_each_thread_captures_and_replays_its_own_graphs() -> None:
+    session = captured()
+    start = Barrier(4)
+
+    def work(index: int) -> None:
+        n = 100 * (index + 1)
+        bound = Bound(session, {"a": vector(n, index), "b": vector(n, 1)}, {"c": vector(n, 0)})
+        start.wait()
+        for k in range(8):
+            np.testing.assert_array_equal(bound.run(a=vector(n, k)), vector(n, 2 * (k + 1)))
+
+    with changes() as found, ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work, index) for index in range(4)]:
+            done.result()
+    assert found["graph_captures"] == 4
+    assert found["graph_replays"] == 4 * 8
+    end = time.monotonic() + 10  # the last of a thread ends after Python has joined it
+    while ort_cuda_plugin.counters()["graphs_live"] and time.monotonic() < end:
+        time.sleep(0.01)
+    assert ort_cuda_plugin.counters()["graphs_live"] == 0
+
+
+def test_what_cannot_be_captured_is_an_error_that_says_what_to_do() -> None:
+    session = captured()
+    x = vector(10, 1)
+    with pytest.raises(Exception, match=r"bind inputs and outputs on the device .* gpu_graph_id=-1"):
+        session.run(None, {"a": x, "b": x})
+    options = ort.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", "-1")
+    np.testing.assert_array_equal(session.run(None, {"a": x, "b": x}, options)[0], 4 * x)
+    bound = Bound(session, {"a": x, "b": x}, {"c": vector(10, 0)}, 1)
+    np.testing.assert_array_equal(bound.run(), 4 * x)
+
+
+def test_a_size_on_the_device_cannot_be_captured() -> None:
+    nodes = [helper.make_node("NonZero", ["x"], ["found"]), helper.make_node("Abs", ["x"], ["y"])]
+    graph = helper.make_graph(
+        nodes,
+        "sizes",
+        [helper.make_tensor_value_info("x", 1, ["n"])],
+        [helper.make_tensor_value_info("found", 7, [1, "k"]), helper.make_tensor_value_info("y", 1, ["n"])],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = np.array([0, -1, 0, 2], np.float32)
+    bound = Bound(
+        captured(made.SerializeToString()),
+        {"x": x},
+        {"found": np.zeros((1, 2), np.int64), "y": np.zeros(4, np.float32)},
+    )
+    with pytest.raises(Exception, match=r"a CUDA graph cannot capture.*gpu_graph_id=-1"):
+        bound.run()
+
+
+# ---- automatic graphs ----
+
+
+def test_a_steady_session_replays_and_one_option_turns_that_off() -> None:
+    x = vector(100, 1)
+    for options, replays in (({}, 3), ({"automatic_cuda_graphs": "0"}, 0), ({"cuda_graph_cache_size": "1"}, 3)):
+        session = ort_cuda_plugin.session(add_and_double(), emulate=True, provider_options=options)
+        with changes() as found:
+            for n in range(5):
+                np.testing.assert_array_equal(session.run(None, {"a": n * x, "b": x})[0], 2 * (n * x + x))
+        assert found.get("graph_replays", 0) == replays
+        assert found["launches"] == 10
+
+
+def test_bound_runs_are_replays_without_any_change() -> None:
+    session = ort_cuda_plugin.session(add_and_double(), emulate=True)
+    bound = Bound(session, {"a": vector(64, 1), "b": vector(64, 2)}, {"c": vector(64, 0)})
+    for _ in range(3):
+        bound.run()
+    with changes() as found:
+        for _ in range(10):
+            session.run_with_iobinding(bound.binding)
+    assert found == {"runs": 10, "launches": 20, "plan_hits": 10, "graph_replays": 10}
+    np.testing.assert_array_equal(bound.run(a=vector(64, 5)), vector(64, 14))
+
+
+def test_random_operators_go_on_in_replays() -> None:
+    source = model(
+        [helper.make_node("RandomUniformLike", ["x"], ["r"], seed=3.0), helper.make_node("Add", ["x", "r"], ["y"])],
+        {"x": [64]},
+        {"y": [64]},
+    )
+    zero = np.zeros(64, np.float32)
+    plain = ort_cuda_plugin.session(source, emulate=True, provider_options={"automatic_cuda_graphs": "0"})
+    expected = [plain.run(None, {"x": zero})[0] for _ in range(6)]
+    assert len({array.tobytes() for array in expected}) == 6
+    session = ort_cuda_plugin.session(source, emulate=True)
+    for array in expected:
+        np.testing.assert_array_equal(session.run(None, {"x": zero})[0], array)
+    bound = Bound(captured(source), {"x": zero}, {"y": zero})
+    # The Run that is captured draws once, as every other one: the warm ones came before it.
+    for array in expected[2:]:
+        np.testing.assert_array_equal(bound.run(), array)
+
+
+def test_shapes_that_change_at_random_on_threads(ep_session: Callable[..., ort.InferenceSession]) -> None:
+    session = ep_session(add_and_double())
+
+    def work(index: int) -> None:
+        rng = np.random.default_rng(index)
+        for _ in range(40):
+            a, b = (rng.standard_normal(int(n)).astype(np.float32) for n in [rng.integers(1, 5) * 500] * 2)
+            np.testing.assert_array_equal(session.run(None, {"a": a, "b": b})[0], 2 * (a + b))
+
+    with changes() as found, ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work, index) for index in range(4)]:
+            done.result()
+    assert found["graph_replays"] > 40

@@ -1,0 +1,24 @@
+"""Automatic CUDA graphs in a C program that counts driver calls, with sanitizers and in both stream modes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from c_programs import build_program, run_program
+from executor_harness import kernel_image
+from ort_cuda_plugin.runtime.plan_format import encode
+from test_executor_run import affine_plan
+
+
+@pytest.mark.parametrize("streams", ["inline", "adversarial"])
+@pytest.mark.parametrize("sanitize", ["address", "thread"])
+def test_a_steady_run_is_one_driver_call_and_threads_share_graphs(sanitize: str, streams: str, tmp_path: Path) -> None:
+    program = build_program("graph_test", ["graph_test.c"], sanitize)
+    (tmp_path / "image").write_bytes(kernel_image())
+    (tmp_path / "plan").write_bytes(encode(replace(affine_plan(), kernels=(0,))))
+    done = run_program(program, tmp_path / "image", tmp_path / "plan", streams, "7", "300")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-8000:]
+    assert done.stdout == "graph_test passed\n"
