@@ -225,3 +225,70 @@ def test_a_limit_can_be_set_and_taken_away() -> None:
             raise AssertionError(bad)
     """
     assert "40000 bytes wanted; this process uses" in run(code)
+
+
+@pytest.mark.parametrize("streams", ["inline", "adversarial"])
+def test_a_mempool_serves_sessions_and_threads(streams: str) -> None:
+    code = """
+    import threading
+    def work(session, seed):
+        random = np.random.default_rng(seed)
+        for _ in range(15):
+            a = random.random((random.integers(1, 90), 50), np.float32)
+            np.testing.assert_array_equal(session.run(None, {"a": a, "b": a})[0], a + a)
+    sessions = [session(arena__use_cuda_mempool=1) for _ in range(2)]
+    threads = [threading.Thread(target=work, args=(s, i)) for i, s in enumerate(sessions * 2)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    now = stats()
+    assert now["NumAllocs"] >= 180 and now["NumArenaExtensions"] == 0 and now["InUse"] == 0, now
+    del sessions, threads
+    plugin.unregister()
+    assert plugin.counters()["device_bytes_in_use"] == 0
+    """
+    assert "ERROR" not in run(code, ORT_CUDA_PLUGIN_EMULATE_STREAMS=streams)
+
+
+@pytest.mark.parametrize(
+    ("options", "after_run", "after_shrink"),
+    [
+        ({}, 0, 0),
+        ({"arena__cuda_mempool_release_threshold": 1 << 20}, 3 * 40192, 0),
+        ({"arena__cuda_mempool_release_threshold": 50_000}, 40192, 0),
+        (
+            {"arena__cuda_mempool_release_threshold": 1 << 20, "arena__cuda_mempool_bytes_to_keep_on_shrink": 90_000},
+            3 * 40192,
+            2 * 40192,
+        ),
+    ],
+)
+def test_options_of_the_mempool_decide_what_it_keeps(
+    options: dict[str, object], after_run: int, after_shrink: int
+) -> None:
+    code = f"""
+    first = session(arena__use_cuda_mempool=1, **{options!r})
+    run(first)
+    value = ort.OrtValue.ortvalue_from_numpy(np.ones(1, np.float32), "gpu", 0, VENDOR)  # 256 bytes; waits
+    del value
+    assert stats()["TotalAllocated"] - {after_run} in (0, 256), stats()
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "gpu:0")
+    run(first, options)
+    assert stats()["TotalAllocated"] - {after_shrink} in (0, 256), stats()
+    """
+    run(code)
+
+
+def test_a_mempool_obeys_the_limit() -> None:
+    code = """
+    first = session(arena__use_cuda_mempool=1, arena__max_mem=100_000)
+    try:
+        run(first)
+    except Exception:
+        pass
+    else:
+        raise AssertionError("more than the limit")
+    plugin.set_limit(0, None)
+    run(first)
+    """
+    assert "bytes that it holds, limit 100000" in run(code)
