@@ -129,6 +129,36 @@ def test_casts_to_few_bits_keep_the_low_ones(name, source):
     np.testing.assert_array_equal(y, signed)
 
 
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("int4", "uint4"), ("uint4", "int4"), ("int2", "uint2"), ("int4", "float4e2m1"), ("float4e2m1", "int4")],
+)
+def test_bits_of_packed_elements_are_cast(source, target):
+    """What follows in the same cluster reads the element, not its packed bits."""
+    x = np.array(values_of(source)).astype(SMALL[source])
+    mask = (1 << ml_dtypes.iinfo(INTEGERS[source]).bits) - 1 if source in INTEGERS else 15
+    codes = x.astype(np.int8).view(np.uint8) & mask if source in INTEGERS else x.view(np.uint8)
+    expected = codes.view(SMALL[target])
+    if target in ("int4", "int2"):
+        expected = (codes.astype(np.int8) - np.where(codes > mask // 2, mask + 1, 0)).astype(SMALL[target])
+    nodes = [
+        helper.make_node("BitCast", ["x"], ["b"], to=NUMBER[target]),
+        helper.make_node("Cast", ["b"], ["y"], to=TensorProto.FLOAT),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "bits",
+        [helper.make_tensor_value_info("x", NUMBER[source], x.shape)],
+        [
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, x.shape),
+            helper.make_tensor_value_info("b", NUMBER[target], x.shape),
+        ],
+    )
+    y, bits = run_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 26)]), [x])
+    np.testing.assert_array_equal(y, expected.astype(np.float32))
+    assert_same(bits, expected, target)
+
+
 @given(shape=shapes, name=packed_types, to=st.sampled_from(["float32", "float16", "int32", "uint8", "bool"]))
 @few
 def test_casts_from_few_bits(shape, name, to):

@@ -277,6 +277,12 @@ def bit_cast(ctx: Lowering, x: T1, *, to: int) -> Tensor:
     dtype = _castable(to)
     if dtype.bits != x.dtype.bits:
         raise InvalidModel(f"BitCast from {x.dtype.name} to {dtype.name}, which have different sizes")
+    # The byte of a packed integer is sign-extended, that of a float is its code: as those of an unsigned integer.
+    code = (DType.UINT2 if x.dtype.bits == 2 else DType.UINT4) if x.dtype.is_packed else None
+    if code is not None and x.dtype.is_integer:
+        x = cast(ctx, x, to=code.onnx)
     copy = ctx.empty(x.shape, x.dtype)
     ctx.copy(copy, ctx.contiguous(x))
+    if code is not None and dtype.is_integer:
+        return cast(ctx, Tensor(code, copy.shape, copy.buffer), to=dtype.onnx)
     return Tensor(dtype, copy.shape, copy.buffer)
