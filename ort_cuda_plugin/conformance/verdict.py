@@ -101,7 +101,7 @@ def _host_cannot(case: Case, model: onnx.ModelProto, cpu: Attempt, plugin: Attem
             return outcome(match.expand(meaning))
     if scope := out_of_scope(model, {op_type for _, op_type, _ in plugin.placed}):
         return outcome(f"out of scope: {scope}", cpu.problem)
-    if plugin.wrong and is_random(model):
+    if (plugin.wrong or not plugin.problem) and is_random(model):
         return outcome("random values, which the test has from another generator")
     if cpu.wrong and plugin.wrong:
         pairs = zip(plugin.results, cpu.results, strict=True)
