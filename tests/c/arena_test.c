@@ -207,9 +207,10 @@ static int64_t idle_bytes_behind(size_t held, size_t bytes) {
 }
 
 static void test_few_bytes_stay_idle_behind_a_chunk(void) {
+  configure(OCP_DEVICE_MEMORY, "arena.extend_strategy=1");
   CHECK(idle_bytes_behind(1024 * KIB, 1000 * KIB) == 24 * KIB);
   CHECK(idle_bytes_behind(1024 * KIB, 800 * KIB) == 0);
-  configure(OCP_DEVICE_MEMORY, "arena.max_dead_bytes_per_chunk=8192");
+  configure(OCP_DEVICE_MEMORY, "arena.extend_strategy=1 arena.max_dead_bytes_per_chunk=8192");
   CHECK(idle_bytes_behind(1024 * KIB, 1000 * KIB) == 0);
   CHECK(idle_bytes_behind(1024 * KIB, 1020 * KIB) == 4 * KIB);
   configure(OCP_DEVICE_MEMORY, "");

@@ -256,10 +256,10 @@ static void test_streams_are_found_by_handle(void) {
     ocp_stream_release(streams[i]);
 }
 
-/* Every address has an owner; two owners at once, or one whose earlier user has not finished, are found. */
-enum { THREADS = 4, ROUNDS = 3000, HELD = 12, SHADOW = 1 << 14 };
+/* Every 256 bytes have an owner; two owners at once, or one whose earlier user has not finished, are found. */
+enum { THREADS = 4, ROUNDS = 3000, HELD = 12, GRANULE = 256, SHADOW = 1 << 19 };
 typedef struct shadow {
-  uint64_t address;
+  uint64_t granule;
   struct CUstream_st *stream; /* that used it last */
   unsigned long long work;    /* of that stream */
   bool held;
@@ -268,49 +268,94 @@ static shadow shadows[SHADOW];
 static pthread_mutex_t shadows_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static shadow *shadow_of(uint64_t address) {
-  for (size_t slot = address / 4096 % SHADOW;; slot = (slot + 1) % SHADOW)
-    if (shadows[slot].address == address || shadows[slot].address == 0) {
-      shadows[slot].address = address;
+  const uint64_t granule = address / GRANULE;
+  for (size_t slot = granule % SHADOW;; slot = (slot + 1) % SHADOW)
+    if (shadows[slot].granule == granule || shadows[slot].granule == 0) {
+      shadows[slot].granule = granule;
       return &shadows[slot];
     }
 }
 
-static void hammer_free(ocp_stream *stream, uint64_t address, bool on_stream) {
-  enqueue(stream);
+typedef struct piece {
+  uint64_t address;
+  size_t bytes;
+} piece;
+
+static void own(piece held, ocp_stream *stream) {
   pthread_mutex_lock(&shadows_lock);
-  *shadow_of(address) = (shadow){address, stream->handle, atomic_load(&stream->handle->enqueued), false};
+  for (size_t i = 0; i < held.bytes; i += GRANULE) {
+    shadow *known = shadow_of(held.address + i);
+    CHECK(!known->held);
+    if (known->stream && !(stream && known->stream == stream->handle))
+      CHECK(atomic_load(&known->stream->done) >= known->work);
+    known->held = true;
+  }
   pthread_mutex_unlock(&shadows_lock);
-  ocp_device_free(device, address, on_stream ? stream : NULL);
+}
+
+static void disown(piece held, ocp_stream *stream) {
+  pthread_mutex_lock(&shadows_lock);
+  for (size_t i = 0; i < held.bytes; i += GRANULE) {
+    shadow *known = shadow_of(held.address + i);
+    CHECK(known->held);
+    known->held = false;
+    known->stream = stream->handle;
+    known->work = atomic_load(&stream->handle->enqueued);
+  }
+  pthread_mutex_unlock(&shadows_lock);
+}
+
+static void hammer_free(ocp_stream *stream, piece *held, bool on_stream) {
+  enqueue(stream);
+  disown(*held, stream);
+  ocp_device_free(device, held->address, on_stream ? stream : NULL);
+  held->address = 0;
+}
+
+static void hammer_alloc(ocp_stream *stream, piece *held, unsigned *seed) {
+  const unsigned how = (unsigned)rand_r(seed) % 8;
+  held->bytes = (size_t)(rand_r(seed) % 60 + 1) << (rand_r(seed) % 10);
+  if (how == 0)
+    CHECK_OK(ocp_device_reserve(device, held->bytes, &held->address, error));
+  else
+    held->address = alloc_on(how > 2 ? stream : NULL, held->bytes);
+  own(*held, how > 2 ? stream : NULL);
 }
 
 static void *hammer(void *argument) {
   unsigned seed = (unsigned)(uintptr_t)argument;
   ocp_stream *stream = make_stream();
-  uint64_t held[HELD] = {0};
+  piece held[HELD] = {0};
+  ocp_memory_stats stats;
   for (int round = 0; round < ROUNDS; round++) {
-    int index = rand_r(&seed) % HELD;
-    if (held[index]) {
-      hammer_free(stream, held[index], rand_r(&seed) % 2);
-      held[index] = 0;
-    } else {
-      bool on_stream = rand_r(&seed) % 4;
-      held[index] = alloc_on(on_stream ? stream : NULL, (size_t)1 << (rand_r(&seed) % 16));
-      pthread_mutex_lock(&shadows_lock);
-      shadow *known = shadow_of(held[index]);
-      CHECK(!known->held);
-      if (known->stream && !(on_stream && known->stream == stream->handle))
-        CHECK(atomic_load(&known->stream->done) >= known->work);
-      known->held = true;
-      pthread_mutex_unlock(&shadows_lock);
-    }
-    if (rand_r(&seed) % 16 == 0)
+    const int index = rand_r(&seed) % HELD;
+    if (held[index].address)
+      hammer_free(stream, &held[index], rand_r(&seed) % 2);
+    else
+      hammer_alloc(stream, &held[index], &seed);
+    switch (rand_r(&seed) % 128) {
+    case 0 ... 7:
       synchronize(stream);
-    if (rand_r(&seed) % 64 == 0)
+      ocp_pool_run_ended(device);
+      break;
+    case 8:
       ocp_device_trim(device);
+      break;
+    case 9:
+      configure(OCP_DEVICE_MEMORY,
+                rand_r(&seed) % 2 ? "arena.extend_strategy=1" : "arena.max_dead_bytes_per_chunk=256");
+      break;
+    case 10:
+      ocp_pool_stats(device, OCP_DEVICE_MEMORY, &stats);
+      CHECK(stats.in_use >= 0 && stats.total >= stats.in_use);
+      break;
+    default:
+      break;
+    }
   }
   for (int index = 0; index < HELD; index++)
-    if (held[index])
-      hammer_free(stream, held[index], true);
+    if (held[index].address)
+      hammer_free(stream, &held[index], true);
   synchronize(stream);
   return stream;
 }
@@ -326,6 +371,9 @@ static void test_threads_never_share_memory_in_use(void) {
   for (int i = 0; i < THREADS; i++) /* not before: the shadows refer to them */
     ocp_stream_release(streams[i]);
   CHECK(in_use() == before);
+  configure(OCP_DEVICE_MEMORY, "");
+  ocp_device_trim(device);
+  CHECK(atomic_load(&bytes_live) == 0);
 }
 
 static void test_a_sticky_error_loses_the_device(void) {

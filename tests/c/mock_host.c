@@ -30,12 +30,14 @@ void check_ok(OrtStatus *status) {
   CHECK(!status);
 }
 
-static OrtAllocator *make_allocator(OrtMemoryDevice memory) {
+static OrtAllocator *make_allocator_with(OrtMemoryDevice memory, const OrtKeyValuePairs *options) {
   OrtMemoryInfo info = {.device = memory};
   OrtAllocator *allocator = NULL;
-  check_ok(factory->CreateAllocator(factory, &info, NULL, &allocator));
+  check_ok(factory->CreateAllocator(factory, &info, options, &allocator));
   return allocator;
 }
+
+static OrtAllocator *make_allocator(OrtMemoryDevice memory) { return make_allocator_with(memory, NULL); }
 
 OrtSyncStream make_stream(void) {
   OrtSyncStream stream = {0};
@@ -346,11 +348,11 @@ static void *read_file(const char *path, size_t *bytes) {
 static int64_t counter(ocp_counter which) { return atomic_load(&ocp_counters[which]); }
 
 /* One registration of the library: everything made, used and given back. */
-static void run_round(const void *image, size_t bytes, uint32_t version, int runs) {
+static void run_round(const void *image, size_t bytes, uint32_t version, int runs, const OrtKeyValuePairs *options) {
   mock_ort_install(version);
   factory = ocp_factory_create(1);
   CHECK(factory);
-  device_allocator = make_allocator(device_memory);
+  device_allocator = make_allocator_with(device_memory, options);
   pinned_allocator = make_allocator(pinned_memory);
   check_ok(factory->CreateDataTransfer(factory, &transfer));
   test_slots_that_need_python_say_that_it_is_missing();
@@ -398,8 +400,10 @@ int main(int argc, char **argv) {
   device = ocp_device_open(true, 0, &error);
   CHECK(device);
   int runs = argc > 4 ? atoi(argv[4]) : 100;
-  run_round(image, bytes, OCP_NEWEST_API, runs);
-  run_round(image, bytes, OCP_OLDEST_API, runs / 4 + 1);
+  static const OrtKeyValuePairs mempool = {.count = 1, .keys = {"arena.use_cuda_mempool"}, .values = {"1"}};
+  run_round(image, bytes, OCP_NEWEST_API, runs, NULL);
+  run_round(image, bytes, OCP_OLDEST_API, runs / 4 + 1, NULL);
+  run_round(image, bytes, OCP_NEWEST_API, runs / 2 + 1, &mempool);
   /* All that was alive is gone, else the emulator would refuse. */
   if (ocp_emu_configure(&config, text, sizeof text) != 0) {
     fprintf(stderr, "%s\n", text);
