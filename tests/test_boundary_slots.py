@@ -129,12 +129,71 @@ print("end")
 """
 
 
+# An empty Run captures as well as any other.
+CAPTURE = """
+from ort_cuda_plugin.abi.host import KeyValuePairs
+from ort_cuda_plugin.ep.devices import emulated_devices
+options, ep = ffi.new("OrtSessionOptions **"), ffi.new("OrtEp **")
+ok(api.CreateSessionOptions(options))
+ok(api.AddSessionConfigEntry(options[0], b"ep.cudapluginexecutionprovider.enable_cuda_graph", b"1"))
+with KeyValuePairs(emulated_devices()[0].metadata()) as pairs:
+    metadata = ffi.new("const OrtKeyValuePairs *[]", [pairs])
+    ok(factory.CreateEp(factory, ffi.NULL, metadata, 1, options[0], ffi.NULL, ep))
+ep = ep[0]
+def run_options(graph):
+    out = ffi.new("OrtRunOptions **")
+    ok(api.CreateRunOptions(out))
+    if graph is not None:
+        ok(api.AddRunConfigEntry(out[0], b"gpu_graph_id", graph))
+    return out[0]
+def run(graph=None):
+    made = run_options(graph)
+    ok(ep.OnRunStart(ep, made))
+    ok(ep.OnRunEnd(ep, made, True))
+    api.ReleaseRunOptions(made)
+assert ep.IsGraphCaptureEnabled(ep)
+assert ep.GetGraphCaptureNodeAssignmentPolicy(ep) == 1  # ALLOW_CPU_FOR_SHAPES
+assert "no CUDA graph 0" in failure(ep.ReplayGraph(ep, 0))[1]
+for text in (b"two", b"-2", b"1x", b"99999999999"):
+    code, message = failure(ep.OnRunStart(ep, run_options(text)))
+    assert code == 2 and "gpu_graph_id" in message, message
+for _ in range(4):
+    run(b"-1")
+assert not ep.IsGraphCaptured(ep, -1)
+for graph in (None, b"7"):
+    number = int(graph or 0)
+    for count in range(3):
+        assert not ep.IsGraphCaptured(ep, number), count
+        run(graph)
+    assert ep.IsGraphCaptured(ep, number)
+    ok(ep.ReplayGraph(ep, number))
+assert ort_cuda_plugin.counters()["graphs_live"] == 2
+if version >= 27:
+    ok(ep.ReleaseCapturedGraph(ep, 7))
+    ok(ep.ReleaseCapturedGraph(ep, 8))
+    assert not ep.IsGraphCaptured(ep, 7) and ep.IsGraphCaptured(ep, 0)
+    assert "no CUDA graph 7" in failure(ep.ReplayGraph(ep, 7))[1]
+    for _ in range(3):
+        run(b"7")
+    assert ep.IsGraphCaptured(ep, 7)
+import threading
+elsewhere = []
+thread = threading.Thread(target=lambda: elsewhere.append(ep.IsGraphCaptured(ep, 0)))
+thread.start(); thread.join()
+assert elsewhere == [False]
+factory.ReleaseEp(factory, ep)
+assert ort_cuda_plugin.counters()["graphs_live"] == 0
+assert plugin.ReleaseEpFactory(address(factory)) is None
+print("end")
+"""
+
+
 @pytest.fixture(scope="module")
 def library() -> str:
     return str(next((Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.1.*")))
 
 
 @pytest.mark.parametrize("version", ["1.26.0", "1.30.0"])
-@pytest.mark.parametrize("code", [FACTORY, EP], ids=["factory", "ep"])
+@pytest.mark.parametrize("code", [FACTORY, EP, CAPTURE], ids=["factory", "ep", "capture"])
 def test_every_slot_answers(library: str, version: str, code: str) -> None:
     assert python(HOST + code, library, version).stdout == "end\n"

@@ -17,7 +17,10 @@ from onnx import helper
 
 import ort_cuda_plugin
 from device_models import add_and_double, model
+from isolated import python
 from ort_cuda_plugin import models
+from ort_cuda_plugin.abi.core import ffi
+from ort_cuda_plugin.runtime.device import Device, Stream
 
 Arrays = dict[str, np.ndarray]
 CAPTURE = {"enable_cuda_graph": "1"}
@@ -220,6 +223,25 @@ def test_each_thread_captures_and_replays_its_own_graphs() -> None:
     assert ort_cuda_plugin.counters()["graphs_live"] == 0
 
 
+def test_capture_on_the_stream_of_the_application() -> None:
+    device = Device.emulated()
+    with Stream(device) as stream:
+        session = captured(user_compute_stream=str(int(ffi.cast("uintptr_t", stream.handle))))
+        a, c = device.empty(100, np.float32), device.empty(100, np.float32)
+        binding = session.io_binding()
+        for name in ("a", "b"):
+            ort_cuda_plugin.bind_input(binding, name, a)
+        ort_cuda_plugin.bind_output(binding, "c", c)
+        with changes() as found:
+            for n in range(4):
+                a.copy_from(vector(100, n), stream)
+                session.run_with_iobinding(binding)
+                np.testing.assert_array_equal(c.copy_to(np.empty(100, np.float32), stream), vector(100, 4 * n))
+        assert (found["graph_captures"], found["graph_replays"]) == (1, 4)
+        del binding, session
+        gc.collect()
+
+
 def test_what_cannot_be_captured_is_an_error_that_says_what_to_do() -> None:
     session = captured()
     x = vector(10, 1)
@@ -275,6 +297,28 @@ def test_bound_runs_are_replays_without_any_change() -> None:
             session.run_with_iobinding(bound.binding)
     assert found == {"runs": 10, "launches": 20, "plan_hits": 10, "graph_replays": 10}
     np.testing.assert_array_equal(bound.run(a=vector(64, 5)), vector(64, 14))
+
+
+def test_graphs_give_their_memory_to_a_run_that_lacks_it() -> None:
+    code = """
+import sys, numpy as np, ort_cuda_plugin as plugin
+session = plugin.session(bytes.fromhex(sys.argv[1]), emulate=True)
+def run(n):
+    x = np.arange(n, dtype=np.float32)
+    np.testing.assert_array_equal(session.run(None, {"a": x, "b": x})[0], 4 * x)
+for n in (500_000, 500_001, 500_002):
+    for _ in range(3):
+        run(n)
+assert plugin.counters()["graphs_live"] == 3  # six million bytes of 16 MiB
+run(800_000)
+assert plugin.counters()["graphs_live"] < 3
+for _ in range(8):
+    run(500_000)
+assert plugin.counters()["graphs_live"] > 0
+print("end")
+"""
+    environment = {"ORT_CUDA_PLUGIN_EMULATE_MEMORY": "16M"}
+    assert python(code, add_and_double().hex(), env=environment).stdout == "end\n"
 
 
 def test_random_operators_go_on_in_replays() -> None:

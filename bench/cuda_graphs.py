@@ -1,0 +1,129 @@
+"""What a steady Run costs the host with automatic CUDA graphs and without.
+
+    python bench/cuda_graphs.py [--model encoder|light_resnet50] [--runs N] [--device emulated|cuda] [--json]
+
+Two sessions of one process take turns, with and without graphs; inputs and outputs are bound on the device and stay
+there. Timed is the CPU time of the calling thread until run_with_iobinding returns, with
+disable_synchronize_execution_providers=1; the wait for the device comes after. The emulated device has adversarial
+streams, which keep the work until somebody waits, so that kernels are not in the time; what its driver calls cost is
+not what NVIDIA's cost, but how many there are is the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "e2e"))
+
+WARM_RUNS = 4
+
+
+def source_of(name: str) -> tuple[bytes, dict[str, Any], str]:
+    """The model, its feeds, and its output."""
+    import onnx
+
+    from ort_cuda_plugin import models
+
+    if name == "encoder":
+        from encoder import encoder, encoder_inputs
+
+        return encoder().SerializeToString(), encoder_inputs(1, 16), "last_hidden_state"
+    model, output = models.before_softmax(onnx.load(models.wheel_models()[name]))
+    model = models.with_noise_weights(model)
+    return model.SerializeToString(), models.random_inputs(model), output
+
+
+class Bound:
+    """A session with everything on the device."""
+
+    def __init__(self, model: bytes, feeds: dict[str, Any], output: str, emulate: bool, graphs: bool) -> None:
+        import onnxruntime as ort
+
+        import ort_cuda_plugin
+
+        options = {"automatic_cuda_graphs": str(int(graphs))}
+        self.session = ort_cuda_plugin.session(model, emulate=emulate, provider_options=options)
+        ep_device = next(
+            device
+            for device in ort_cuda_plugin.register(emulate=emulate)
+            if (device.ep_metadata["emulated"] == "1") == emulate
+        )
+        vendor = ep_device.memory_info(ort.OrtDeviceMemoryType.DEFAULT).device_vendor_id
+        self.values = {name: ort.OrtValue.ortvalue_from_numpy(array, "gpu", 0, vendor) for name, array in feeds.items()}
+        self.binding = self.session.io_binding()
+        for name, value in self.values.items():
+            self.binding.bind_ortvalue_input(name, value)
+        array = self.session.run([output], feeds)[0]
+        self.result = ort.OrtValue.ortvalue_from_numpy(array, "gpu", 0, vendor)
+        self.binding.bind_ortvalue_output(output, self.result)
+        self.options = ort.RunOptions()
+        self.options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+
+    def run(self) -> float:
+        """Microseconds of the host."""
+        started = time.thread_time_ns()
+        self.session.run_with_iobinding(self.binding, self.options)
+        spent = time.thread_time_ns() - started
+        self.binding.synchronize_outputs()
+        return spent / 1000
+
+
+def measure(name: str, runs: int, emulate: bool) -> dict[str, Any]:
+    import numpy as np
+
+    import ort_cuda_plugin
+
+    model, feeds, output = source_of(name)
+    bounds = {graphs: Bound(model, feeds, output, emulate, graphs) for graphs in (False, True)}
+    times: dict[bool, list[float]] = {False: [], True: []}
+    for bound in bounds.values():
+        for _ in range(WARM_RUNS):
+            bound.run()
+    before = ort_cuda_plugin.counters()
+    for _ in range(runs):
+        for graphs, bound in bounds.items():
+            times[graphs].append(bound.run())
+    after = ort_cuda_plugin.counters()
+    np.testing.assert_array_equal(bounds[False].result.numpy(), bounds[True].result.numpy())
+    assert after["graph_replays"] - before["graph_replays"] == runs
+    without, with_graphs = statistics.median(times[False]), statistics.median(times[True])
+    return {
+        "model": name,
+        "kernels": (after["launches"] - before["launches"]) // (2 * runs),
+        "microseconds_without_graphs": round(without, 1),
+        "microseconds_with_graphs": round(with_graphs, 1),
+        "ratio": round(with_graphs / without, 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", action="append")
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--device", choices=("emulated", "cuda"), default="emulated")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    emulate = arguments.device == "emulated"
+    if emulate:
+        os.environ["ORT_CUDA_PLUGIN_EMULATE_STREAMS"] = "adversarial"
+    rows = [measure(name, arguments.runs, emulate) for name in arguments.model or ("encoder", "light_resnet50")]
+    if arguments.json:
+        print(json.dumps(rows))
+        return
+    print(f"{'model':18}{'kernels':>9}{'one by one':>14}{'graph':>14}{'ratio':>8}")
+    for row in rows:
+        print(
+            f"{row['model']:18}{row['kernels']:>9}{row['microseconds_without_graphs']:>11} us"
+            f"{row['microseconds_with_graphs']:>11} us{row['ratio']:>8}"
+        )
+
+
+if __name__ == "__main__":
+    main()
