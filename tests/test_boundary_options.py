@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from isolated import add_model, python
-from ort_cuda_plugin.ep.options import OptionError, Options, collect, parse
+from isolated import ROOT, add_model, python
+from ort_cuda_plugin.ep import arena
+from ort_cuda_plugin.ep.options import MEANINGFUL, WITHOUT_EFFECT, OptionError, Options, collect, parse
 
 SESSION = "ep.cudapluginexecutionprovider."
 ENVIRONMENT = "ep_factory.CudaPluginExecutionProvider."
@@ -63,6 +66,23 @@ def test_a_user_compute_stream_is_an_address_that_its_flag_can_turn_off() -> Non
     for value in ("2", "-1", "stream", "0x1ffffffffffffffff"):
         with pytest.raises(OptionError, match=f"user_compute_stream='{value}'"):
             parse({"user_compute_stream": value})
+
+
+@pytest.mark.parametrize("key", sorted(WITHOUT_EFFECT))
+def test_keys_of_the_cuda_provider_without_a_meaning_are_checked_and_reported(key: str) -> None:
+    value = "HEURISTIC" if key == "cudnn_conv_algo_search" else "1"
+    assert parse({key: value}) == (Options(), [key])
+    with pytest.raises(OptionError, match=f"{key}='nonsense': use"):
+        parse({key: "nonsense"})
+
+
+def test_every_key_has_a_row_in_the_documentation() -> None:
+    rows = [line.split("|")[1] for line in (ROOT / "docs" / "options.md").read_text().splitlines() if "| `" in line]
+    documented = [key for row in rows for key in re.findall(r"`([^`]+)`", row)]
+    with pytest.raises(OptionError) as error:
+        parse({"arena.no_such_key": "1"})
+    of_arenas = set(re.findall(r"arena\.\w+", str(error.value))) - {"arena.no_such_key"}
+    assert sorted(documented) == sorted({*MEANINGFUL, *WITHOUT_EFFECT, *of_arenas, *arena.CUDA_PROVIDER_KEYS})
 
 
 SELECT = """

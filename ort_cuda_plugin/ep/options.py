@@ -21,7 +21,6 @@ ALIAS_PREFIX = "ep.cuda."
 BARE_KEY = "enable_cuda_graph"
 ENVIRONMENT_PREFIX = f"ep_factory.{EP_NAME}."
 
-
 _PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 
 
@@ -94,8 +93,13 @@ def _stream(text: str) -> int:
     return address
 
 
-def _any(text: str) -> None:
-    del text
+def _one_of(*names: str) -> Callable[[str], str]:
+    def parse_name(text: str) -> str:
+        if text.strip() not in names:
+            raise ValueError(f"use one of {', '.join(names)}")
+        return text.strip()
+
+    return parse_name
 
 
 def _count(least: int, most: int) -> Callable[[str], int]:
@@ -107,7 +111,10 @@ def _count(least: int, most: int) -> Callable[[str], int]:
     return parse_count
 
 
-_MEANINGFUL: dict[str, Callable[[str], Any]] = {
+_ANY_COUNT = _count(0, 2**31 - 1)
+
+#: How each key that decides something is read; docs/options.md says what they mean.
+MEANINGFUL: dict[str, Callable[[str], Any]] = {
     "automatic_cuda_graphs": _flag,
     "cuda_graph_cache_size": _count(1, 1024),
     "deterministic": _flag,
@@ -120,20 +127,20 @@ _MEANINGFUL: dict[str, Callable[[str], Any]] = {
     "user_compute_stream": _stream,
 }
 
-#: Keys of the CUDA execution provider that decide how fast or in how much memory, not what is computed: accepted, so
-#: that nobody has to change a configuration, and reported as without effect.
-_WITHOUT_EFFECT: dict[str, Callable[[str], Any]] = {
+#: Keys of the CUDA execution provider that have no meaning here and decide how fast or in how much memory, not what is
+#: computed: accepted, so that nobody has to change a configuration, and reported as without effect.
+WITHOUT_EFFECT: dict[str, Callable[[str], Any]] = {
     "cudnn_conv1d_pad_to_nc1d": _flag,
-    "cudnn_conv_algo_search": _any,
+    "cudnn_conv_algo_search": _one_of("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
     "cudnn_conv_use_max_workspace": _flag,
     "do_copy_in_default_stream": _flag,
     "enable_skip_layer_norm_strict_mode": _flag,
     "fuse_conv_bias": _flag,
     "prefer_nhwc": _flag,
     "prefer_nhwc_layout": _flag,
-    "sdpa_kernel": _any,
+    "sdpa_kernel": _ANY_COUNT,
     "tunable_op_enable": _flag,
-    "tunable_op_max_tuning_duration_ms": _any,
+    "tunable_op_max_tuning_duration_ms": _ANY_COUNT,
     "tunable_op_tuning_enable": _flag,
 }
 
@@ -157,14 +164,14 @@ def parse(values: Mapping[str, str]) -> tuple[Options, list[str]]:
     Raises:
         OptionError: a key is unknown, or a value cannot be one of its key's.
     """
-    known = _MEANINGFUL | _WITHOUT_EFFECT
+    known = MEANINGFUL | WITHOUT_EFFECT
     parsed: dict[str, Any] = _arena_options(values)
     for key, text in values.items():
         if key.startswith(arena.PREFIX) or key in arena.CUDA_PROVIDER_KEYS:
             continue
         if key not in known:
             close = difflib.get_close_matches(key, [*known, *arena.CUDA_PROVIDER_KEYS], n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(_MEANINGFUL))}"
+            hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(MEANINGFUL))}"
             raise OptionError(f"{EP_NAME} has no option {key!r}{hint}")
         try:
             parsed[key] = known[key](text)
@@ -175,8 +182,8 @@ def parse(values: Mapping[str, str]) -> tuple[Options, list[str]]:
         raise OptionError(f"{EP_NAME} option has_user_compute_stream=1 needs user_compute_stream, the stream's address")
     if has_stream is False:
         parsed.pop("user_compute_stream", None)
-    ignored = sorted(key for key in values if key in _WITHOUT_EFFECT)
-    return Options(**{key: value for key, value in parsed.items() if key not in _WITHOUT_EFFECT}), ignored
+    ignored = sorted(key for key in values if key in WITHOUT_EFFECT)
+    return Options(**{key: value for key, value in parsed.items() if key not in WITHOUT_EFFECT}), ignored
 
 
 def _arena_options(values: Mapping[str, str]) -> dict[str, Any]:
