@@ -224,20 +224,24 @@ bool ocp_arena_unbind(ocp_pool *pool, ocp_arena *arena) {
 
 /* ---- regions ---- */
 
+/* The largest region that growth leads to; a request for more gets a region of its own size. */
+static size_t most_growth(const ocp_arena *arena) {
+  const size_t most = ocp_arena_round((size_t)arena->config.max_power_of_two_extend_bytes, 0);
+  return arena->most_growth_bytes && arena->most_growth_bytes < most ? arena->most_growth_bytes : most;
+}
+
 static size_t planned_bytes(ocp_arena *arena, size_t size, bool exactly) {
-  const ocp_arena_config *config = &arena->config;
-  if (exactly || config->extend_strategy == OCP_EXTEND_SAME_AS_REQUESTED)
+  const size_t most = most_growth(arena);
+  if (exactly || size > most || arena->config.extend_strategy == OCP_EXTEND_SAME_AS_REQUESTED)
     return size;
   size_t bytes = arena->next_region_bytes;
   if (!bytes)
-    bytes = ocp_arena_round((size_t)config->initial_chunk_size_bytes, 0);
+    bytes = ocp_arena_round((size_t)arena->config.initial_chunk_size_bytes, 0);
   const bool fits = size <= bytes;
   while (bytes < size)
     bytes *= 2;
-  size_t next = fits ? 2 * bytes : bytes;
-  if (next > (size_t)config->max_power_of_two_extend_bytes && next > size)
-    next = ocp_arena_round((size_t)config->max_power_of_two_extend_bytes, 0);
-  arena->next_region_bytes = next;
+  bytes = bytes < most ? bytes : most;
+  arena->next_region_bytes = fits && bytes <= most / 2 ? 2 * bytes : bytes;
   return bytes;
 }
 

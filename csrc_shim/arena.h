@@ -31,6 +31,7 @@ struct ocp_arena {
   ocp_chunk_table table; /* of all chunks */
   ocp_chunk *spare;      /* unused structs, linked by older */
   size_t next_region_bytes;
+  size_t most_growth_bytes; /* beside what the options say; 0: no more than that */
   ocp_memory_stats stats;
 };
 

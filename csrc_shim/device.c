@@ -52,6 +52,8 @@ static int fill(ocp_device *device, bool emulated, int ordinal, ocp_error *error
       (result = driver->DeviceGetAttribute(&device->cc_minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
                                            device->device)) != CUDA_SUCCESS)
     return open_failed(device, result, "cuDeviceGetAttribute", error);
+  if ((result = driver->DeviceTotalMem(&device->total_bytes, device->device)) != CUDA_SUCCESS)
+    return open_failed(device, result, "cuDeviceTotalMem", error);
   if ((result = driver->DevicePrimaryCtxRetain(&device->context, device->device)) != CUDA_SUCCESS)
     return open_failed(device, result, "cuDevicePrimaryCtxRetain", error);
   return ORT_OK;
@@ -64,6 +66,7 @@ static ocp_device *open_locked(bool emulated, int ordinal, ocp_error *error) {
     ocp_fail(error, ORT_FAIL, "out of host memory");
   } else if (fill(device, emulated, ordinal, error) == ORT_OK) {
     device->pool = pool;
+    ocp_pool_set_device_bytes(pool, device->total_bytes);
     atomic_store(&devices[emulated][ordinal], device);
     for (int memory = 0; memory < OCP_NUM_MEMORIES; memory++)
       ocp_arena_apply(emulated, ordinal, memory);

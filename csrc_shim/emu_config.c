@@ -199,18 +199,20 @@ static CUresult start_locked(void) {
   emu.threads = count_threads();
   uint64_t each = emu.config.device_bytes = (emu.config.device_bytes + PAGE - 1) & ~(uint64_t)(PAGE - 1);
   emu_queue_seed(emu.config.seed);
-  emu.bytes = each * emu.config.num_devices;
+  emu.span = each <= MAX_DEVICE_BYTES / 2 ? 2 * each : each;
+  emu.bytes = emu.span * emu.config.num_devices;
   void *addresses = reserve(emu.bytes, PROT_NONE);
   void *contents = reserve(emu.bytes, PROT_READ | PROT_WRITE);
   void *pinned = reserve(PINNED_BYTES, PROT_READ | PROT_WRITE);
   uint32_t redzone = emu.config.check ? EMU_GRANULE : 0;
   uint32_t ready = 0;
-  if (addresses && contents && pinned && !emu_heap_init(&emu.pinned, (uint64_t)pinned, 0, PINNED_BYTES, 0)) {
+  if (addresses && contents && pinned &&
+      !emu_heap_init(&emu.pinned, (uint64_t)pinned, 0, PINNED_BYTES, PINNED_BYTES, 0)) {
     emu.base = (uint64_t)addresses;
     emu.alias = (char *)contents - (char *)addresses;
     for (; ready < emu.config.num_devices; ready++) {
       emu_device *device = &emu.devices[ready];
-      if (emu_heap_init(&device->heap, emu.base + ready * each, emu.alias, each, redzone))
+      if (emu_heap_init(&device->heap, emu.base + ready * emu.span, emu.alias, emu.span, each, redzone))
         break;
       device->ordinal = (int)ready;
       atomic_store(&device->retained, 0);

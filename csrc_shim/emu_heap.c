@@ -104,7 +104,7 @@ static uint32_t list_find(const emu_heap *heap, uint32_t size) {
   return NONE;
 }
 
-int emu_heap_init(emu_heap *heap, uint64_t base, ptrdiff_t alias, uint64_t bytes, uint32_t redzone) {
+int emu_heap_init(emu_heap *heap, uint64_t base, ptrdiff_t alias, uint64_t bytes, uint64_t capacity, uint32_t redzone) {
   uint64_t granules = bytes / EMU_GRANULE;
   uint64_t words[EMU_HEAP_LEVELS];
   uint64_t total = granules * sizeof(emu_heap_block);
@@ -132,6 +132,7 @@ int emu_heap_init(emu_heap *heap, uint64_t base, ptrdiff_t alias, uint64_t bytes
   heap->base = base;
   heap->alias = alias;
   heap->bytes = bytes;
+  heap->capacity = capacity;
   heap->used = 0;
   heap->redzone = redzone;
   for (uint32_t bin = 0; bin < EMU_HEAP_BINS; bin++)
@@ -151,12 +152,12 @@ void emu_heap_destroy(emu_heap *heap) {
 }
 
 uint64_t emu_heap_alloc(emu_heap *heap, uint64_t bytes) {
-  if (bytes > heap->bytes)
+  if (bytes > heap->capacity)
     return 0;
   uint32_t size = (uint32_t)((bytes + heap->redzone + EMU_GRANULE - 1) / EMU_GRANULE);
   uint64_t address = 0;
   pthread_mutex_lock(&heap->lock);
-  uint32_t index = list_find(heap, size);
+  uint32_t index = (uint64_t)size * EMU_GRANULE <= heap->capacity - heap->used ? list_find(heap, size) : NONE;
   if (index != NONE) {
     list_remove(heap, index);
     emu_heap_block *block = &heap->blocks[index];

@@ -39,11 +39,12 @@ typedef struct emu_heap_block emu_heap_block;
 #define EMU_HEAP_LEVELS 6
 typedef struct emu_heap {
   pthread_mutex_t lock;
-  uint64_t base;    /* first address handed out */
-  ptrdiff_t alias;  /* add it to an address to get the host pointer of its bytes */
-  uint64_t bytes;   /* a multiple of EMU_GRANULE */
-  uint64_t used;    /* bytes of live blocks, rounded to granules */
-  uint32_t redzone; /* bytes kept unallocated after each block */
+  uint64_t base;     /* first address handed out */
+  ptrdiff_t alias;   /* add it to an address to get the host pointer of its bytes */
+  uint64_t bytes;    /* of addresses, a multiple of EMU_GRANULE */
+  uint64_t capacity; /* that can be live at once */
+  uint64_t used;     /* bytes of live blocks, rounded to granules */
+  uint32_t redzone;  /* bytes kept unallocated after each block */
   emu_heap_block *blocks;
   uint64_t *starts[EMU_HEAP_LEVELS]; /* bitmap of the granules where a block starts, and its summaries */
   uint32_t levels;
@@ -53,7 +54,7 @@ typedef struct emu_heap {
   size_t tables_bytes;
 } emu_heap;
 /* 0, or -1 when the tables cannot be mapped. The heap owns its tables, not the range. */
-int emu_heap_init(emu_heap *heap, uint64_t base, ptrdiff_t alias, uint64_t bytes, uint32_t redzone);
+int emu_heap_init(emu_heap *heap, uint64_t base, ptrdiff_t alias, uint64_t bytes, uint64_t capacity, uint32_t redzone);
 void emu_heap_destroy(emu_heap *heap);
 uint64_t emu_heap_alloc(emu_heap *heap, uint64_t bytes); /* 0: no room */
 bool emu_heap_free(emu_heap *heap, uint64_t address);    /* false: no live block starts there */
@@ -90,6 +91,7 @@ struct CUctx_st {
 typedef struct emu_state {
   ocp_emu_config config;
   uint64_t base, bytes; /* the address space of all devices */
+  uint64_t span;        /* of one device: more than its memory, so that fragments of it can be used as on a GPU */
   ptrdiff_t alias;
   emu_heap pinned; /* page-locked host memory; its addresses are host pointers */
   struct CUctx_st devices[EMU_MAX_DEVICES];
@@ -100,9 +102,7 @@ extern emu_state emu;
 
 static inline bool emu_is_device_address(uint64_t address) { return address - emu.base < emu.bytes; }
 static inline bool emu_is_pinned_address(uint64_t address) { return address - emu.pinned.base < emu.pinned.bytes; }
-static inline emu_device *emu_device_of(uint64_t address) {
-  return &emu.devices[(address - emu.base) / emu.config.device_bytes];
-}
+static inline emu_device *emu_device_of(uint64_t address) { return &emu.devices[(address - emu.base) / emu.span]; }
 
 /* Entry of every call: not after a fork, a context is current, and no sticky error. */
 CUresult emu_enter(emu_device **device);

@@ -10,8 +10,8 @@ CUresult emu_mem_get_info(size_t *free_bytes, size_t *total_bytes) {
   if (result)
     return result;
   pthread_mutex_lock(&device->heap.lock);
-  *total_bytes = device->heap.bytes;
-  *free_bytes = device->heap.bytes - device->heap.used;
+  *total_bytes = device->heap.capacity;
+  *free_bytes = device->heap.capacity - device->heap.used;
   pthread_mutex_unlock(&device->heap.lock);
   *free_bytes += emu_shadow_quarantined(device);
   return CUDA_SUCCESS;

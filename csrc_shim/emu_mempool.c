@@ -241,7 +241,7 @@ CUresult emu_mem_alloc_from_pool_async(CUdeviceptr *address, size_t bytes, CUmem
   /* CUDA would make a node of the graph that allocates; no caller wants one, so it is not emulated. */
   if (result || (result = emu_capture_forbids(stream)))
     return result;
-  if (!address || bytes == 0 || bytes > stream->device->heap.bytes)
+  if (!address || bytes == 0 || bytes > stream->device->heap.capacity)
     return bytes && address ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
   const uint64_t rounded = (bytes + EMU_GRANULE - 1) / EMU_GRANULE * EMU_GRANULE;
   result = allocate(address, rounded, pool);

@@ -107,7 +107,7 @@ bool emu_shadow_free(emu_device *device, uint64_t address, uint64_t bytes) {
     oldest = block;
   newest = block;
   quarantined[device->ordinal] += block->held;
-  uint64_t most = device->heap.bytes / 4 < QUARANTINE_BYTES ? device->heap.bytes / 4 : QUARANTINE_BYTES;
+  uint64_t most = device->heap.capacity / 4 < QUARANTINE_BYTES ? device->heap.capacity / 4 : QUARANTINE_BYTES;
   while (oldest && quarantined[device->ordinal] > most)
     give_back(take_oldest());
   pthread_mutex_unlock(&lock);

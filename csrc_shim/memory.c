@@ -29,6 +29,10 @@ ocp_pool *ocp_pool_create(void) {
   return NULL;
 }
 
+void ocp_pool_set_device_bytes(ocp_pool *pool, size_t total_bytes) {
+  pool->arenas[OCP_DEVICE_MEMORY]->most_growth_bytes = ocp_arena_round(total_bytes / 16, 0);
+}
+
 void ocp_pool_destroy(ocp_pool *pool) {
   if (!pool)
     return;

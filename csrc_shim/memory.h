@@ -18,6 +18,7 @@ struct ocp_device {
   int ordinal;
   bool emulated;
   int cc_major, cc_minor;
+  size_t total_bytes;
   atomic_int lost;       /* a sticky CUDA error, 0 while healthy; set once */
   struct ocp_pool *pool; /* pool.h: the arenas, and the order of the streams */
 };

@@ -50,6 +50,8 @@ typedef struct ocp_pool {
 } ocp_pool;
 
 ocp_pool *ocp_pool_create(void);
+/* On a small device regions stay small, so that what lies in one keeps little from being given back. */
+void ocp_pool_set_device_bytes(ocp_pool *pool, size_t total_bytes);
 void ocp_pool_destroy(ocp_pool *pool); /* of a pool that was never used */
 /* The arena's options from now on; a lower limit takes nothing back. */
 void ocp_pool_configure(ocp_device *device, int memory, const ocp_arena_config *config);

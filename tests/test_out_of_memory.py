@@ -1,0 +1,110 @@
+"""What happens when device memory runs out: what is cached goes first, then what other sessions keep, then the Run."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from isolated import python
+
+START = """
+import sys, numpy as np, onnxruntime as ort, ort_cuda_plugin as plugin
+model = bytes.fromhex(sys.argv[1])
+plugin.register(emulate=True)
+MIB = 1 << 20
+def session(**options):
+    return plugin.session(model, emulate=True, provider_options=options)
+def run(session, rows):  # inputs, outputs and intermediate tensors of `rows` x 4 KiB
+    x = np.arange(rows * 1024, dtype=np.float32).reshape(rows, 1024) % 7
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], expected(x), rtol=1e-5)
+def expected(x):
+    for _ in range(3):
+        x = np.exp(x - x.max(1, keepdims=True))
+        x /= x.sum(1, keepdims=True)
+    return x
+def fails(session, rows):
+    try:
+        session.run(None, {"x": np.zeros((rows, 1024), np.float32)})
+    except Exception as error:
+        return str(error)
+    raise AssertionError("there was room")
+def stats():
+    return plugin.memory_stats()["device"]
+"""
+
+
+def softmax_chain() -> str:
+    """Three Softmax nodes in a row over [rows, 1024], as hexadecimal digits."""
+    names = ["x", "a", "b", "y"]
+    nodes = [helper.make_node("Softmax", [names[i]], [names[i + 1]], axis=1) for i in range(3)]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", 1024]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "chain", values[:1], values[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString()).hex()
+
+
+def run(code: str, streams: str = "inline") -> None:
+    environment = {
+        "CUDA_VISIBLE_DEVICES": "",
+        "ORT_CUDA_PLUGIN_EMULATE_MEMORY": "64M",
+        "ORT_CUDA_PLUGIN_EMULATE_STREAMS": streams,
+    }
+    python(START + code, softmax_chain(), env=environment)
+
+
+@pytest.mark.parametrize("streams", ["inline", "adversarial"])
+def test_memory_that_other_shapes_left_makes_room(streams: str) -> None:
+    code = """
+first = session()
+for rows in (1000, 2500, 300, 3000, 700, 2900):
+    run(first, rows)
+assert stats()["TotalAllocated"] <= 64 * MIB
+"""
+    run(code, streams)
+
+
+@pytest.mark.parametrize("streams", ["inline", "adversarial"])
+@pytest.mark.parametrize("options", [{}, {"arena.use_cuda_mempool": 1}], ids=["arena", "mempool"])
+def test_other_sessions_give_up_their_slabs(options: dict[str, int], streams: str) -> None:
+    code = f"""
+options = {options!r}
+first, second = session(**options), session(**options)
+for _ in range(5):
+    run(first, 2500)  # its graph keeps a slab of 20 MiB
+assert plugin.counters()["graphs_live"] == 1 and stats()["InUse"] >= 19 * MIB, (plugin.counters(), stats())
+run(second, 3500)  # input, output and slab leave no room for it
+assert plugin.counters()["graphs_live"] == 0
+run(first, 2500)
+"""
+    run(code, streams)
+
+
+@pytest.mark.parametrize("streams", ["inline", "adversarial"])
+def test_what_does_not_fit_fails_with_the_statistics_and_the_next_run_works(streams: str) -> None:
+    code = """
+first = session()
+run(first, 500)
+message = fails(first, 15000)
+for part in ("out of memory on emulated CUDA device 0", "bytes wanted; this process uses", "of the device's 67108864"):
+    assert part in message, message
+run(first, 500)
+fails(first, 15000)
+plugin.trim()
+assert stats()["InUse"] == 0
+run(first, 3000)
+"""
+    run(code, streams)
+
+
+def test_the_limit_of_one_session_is_one_for_all_and_says_so() -> None:
+    code = """
+first = session(gpu_mem_limit=8 * MIB)
+second = session()
+run(first, 300)
+message = fails(second, 1500)
+assert "limit 8388608" in message, message
+run(second, 300)
+"""
+    run(code)
