@@ -373,8 +373,18 @@ int ocp_capture_run_start(ocp_capture *capture, int id, ocp_error *error) {
   return ocp_device_fail(capture->device, result, "capturing a Run: cuStreamBeginCapture", error);
 }
 
-/* Ends the capture of a Run with its graph, or with the error. */
-static int end_capture(ocp_capture_thread *thread, captured *entry, ocp_error *error) {
+static int launch(ocp_capture_thread *thread, const captured *entry, ocp_error *error) {
+  ocp_device *device = thread->owner->device;
+  const CUresult result = device->driver->GraphLaunch(entry->exec, thread->stream->handle);
+  ocp_stream_enqueued(thread->stream);
+  if (result != CUDA_SUCCESS)
+    return ocp_device_fail(device, result, "replaying a captured Run: cuGraphLaunch", error);
+  ocp_count(OCP_GRAPH_REPLAYS, 1);
+  return ORT_OK;
+}
+
+/* Ends the capture of a Run with its graph, or with the error; under the thread's lock. */
+static int take_graph(ocp_capture_thread *thread, captured *entry, ocp_error *error) {
   ocp_device *device = thread->owner->device;
   CUgraph graph = NULL;
   CUgraphExec exec = NULL;
@@ -385,14 +395,12 @@ static int end_capture(ocp_capture_thread *thread, captured *entry, ocp_error *e
     result = device->driver->GraphInstantiate(&exec, graph, 0);
   if (graph)
     device->driver->GraphDestroy(graph);
-  pthread_mutex_lock(&thread->lock);
   entry->exec = exec;
   forget_held(entry);
   if (exec)
     ocp_count(OCP_GRAPHS_LIVE, 1);
   else
     drop_graph(device, entry);
-  pthread_mutex_unlock(&thread->lock);
   if (result != CUDA_SUCCESS)
     return ocp_device_fail(device, result,
                            "capturing the Run into a CUDA graph (what a Run does that CUDA cannot capture is in the "
@@ -404,14 +412,13 @@ static int end_capture(ocp_capture_thread *thread, captured *entry, ocp_error *e
   return ORT_OK;
 }
 
-static int launch(ocp_capture_thread *thread, const captured *entry, ocp_error *error) {
-  ocp_device *device = thread->owner->device;
-  const CUresult result = device->driver->GraphLaunch(entry->exec, thread->stream->handle);
-  ocp_stream_enqueued(thread->stream);
-  if (result != CUDA_SUCCESS)
-    return ocp_device_fail(device, result, "replaying a captured Run: cuGraphLaunch", error);
-  ocp_count(OCP_GRAPH_REPLAYS, 1);
-  return ORT_OK;
+/* A captured Run has done nothing yet: its graph does. */
+static int end_capture(ocp_capture_thread *thread, captured *entry, ocp_error *error) {
+  pthread_mutex_lock(&thread->lock); /* nobody releases the graph meanwhile */
+  if (take_graph(thread, entry, error) == ORT_OK)
+    launch(thread, entry, error);
+  pthread_mutex_unlock(&thread->lock);
+  return error->code;
 }
 
 static void end_warm_run(ocp_capture_thread *thread, captured *entry) {
@@ -434,7 +441,7 @@ int ocp_capture_run_end(ocp_capture *capture, int id, bool synchronize, ocp_erro
   running = NULL;
   if (entry && thread->captures) {
     ocp_device_enter(capture->device, error); /* a capture has to end on a lost device, too */
-    if (end_capture(thread, entry, error) != ORT_OK || launch(thread, entry, error) != ORT_OK)
+    if (end_capture(thread, entry, error) != ORT_OK)
       return error->code;
   } else if (id != OCP_NO_CAPTURE) {
     if (entry)

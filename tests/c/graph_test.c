@@ -1,20 +1,12 @@
 /* Automatic CUDA graphs by the driver calls that they make, through a table that counts and can be made to refuse.
  *
- * graph_test IMAGE PLAN STREAMS SEED ROUNDS: PLAN computes 2 * x + 1 for x float [n, m] by two launches of kernel 0 of
- * IMAGE, "affine", the first from the input into a buffer; STREAMS is inline or adversarial. */
+ * graph_test IMAGE PLAN STREAMS SEED ROUNDS */
 #include <pthread.h>
-#include <string.h>
 
-#include "check.h"
-#include "emu.h"
-#include "executor.h"
-#include "plan.h"
+#include "affine_cluster.h"
 
-enum { MAX_BYTES = 1 << 20, NUM_THREADS = 4, MAX_ELEMENTS = 15, WARM = 2 };
+enum { NUM_THREADS = 4, WARM = 2 };
 
-static ocp_device *device;
-static ocp_cluster *cluster;
-static const ocp_driver *real;
 static ocp_driver counting;
 
 /* ---- the table ---- */
@@ -62,54 +54,6 @@ static CUresult get_current(CUcontext *context) {
 static int calls(void) {
   return atomic_exchange(&enqueued, 0) + atomic_exchange(&launched, 0) + atomic_exchange(&changed, 0) +
          atomic_exchange(&made, 0) + atomic_exchange(&waited, 0) + atomic_exchange(&allocated, 0);
-}
-
-/* ---- Runs ---- */
-
-typedef struct place {
-  CUdeviceptr input, output;
-} place;
-
-static int give_output(void *context, uint32_t index, const int64_t *dims, uint32_t rank, void **data,
-                       ocp_error *error) {
-  (void)index, (void)dims, (void)rank, (void)error;
-  *data = (void *)(uintptr_t)((place *)context)->output;
-  return ORT_OK;
-}
-
-static place make_place(void) {
-  place made_here;
-  CHECK_OK(ocp_device_alloc(device, MAX_ELEMENTS * sizeof(float), NULL, &made_here.input, error));
-  CHECK_OK(ocp_device_alloc(device, MAX_ELEMENTS * sizeof(float), NULL, &made_here.output, error));
-  return made_here;
-}
-
-static void free_place(place *where) {
-  ocp_device_free(device, where->input, NULL);
-  ocp_device_free(device, where->output, NULL);
-}
-
-static void upload(ocp_stream *stream, const place *where, float first) {
-  float x[MAX_ELEMENTS];
-  for (int i = 0; i < MAX_ELEMENTS; i++)
-    x[i] = first + (float)i;
-  CHECK(real->MemcpyHtoDAsync(where->input, x, sizeof x, stream->handle) == CUDA_SUCCESS);
-  ocp_stream_enqueued(stream);
-}
-
-static void run(ocp_stream *stream, place *where, int64_t rows) {
-  const int64_t dims[2] = {rows, 3};
-  const ocp_input in = {
-      .data = (void *)(uintptr_t)where->input, .dims = dims, .rank = 2, .dtype = 1, .on_device = true};
-  CHECK_OK(ocp_cluster_run(cluster, stream, &in, 1, give_output, where, error));
-}
-
-static void check_result(ocp_stream *stream, const place *where, int64_t rows, float first) {
-  float y[MAX_ELEMENTS];
-  CHECK(real->MemcpyDtoHAsync(y, where->output, (size_t)rows * 3 * sizeof *y, stream->handle) == CUDA_SUCCESS);
-  CHECK_OK(ocp_stream_synchronize(stream, error));
-  for (int i = 0; i < rows * 3; i++)
-    CHECK(y[i] == 2 * (first + (float)i) + 1);
 }
 
 /* ---- tests ---- */
@@ -219,36 +163,10 @@ static void *run_shapes(void *argument) {
   return NULL;
 }
 
-static size_t read_file(const char *path, unsigned char *data) {
-  FILE *stream = fopen(path, "rb");
-  CHECK(stream);
-  size_t bytes = fread(data, 1, MAX_BYTES, stream);
-  CHECK(bytes > 0 && bytes < MAX_BYTES);
-  fclose(stream);
-  return bytes;
-}
-
 int main(int argc, char **argv) {
-  static _Alignas(64) unsigned char image[MAX_BYTES], plan[MAX_BYTES];
-  static const uint8_t params[] = {OCP_PARAM_POINTER, OCP_PARAM_POINTER, OCP_PARAM_I64, OCP_PARAM_F32, OCP_PARAM_F32};
   CHECK(argc == 6);
-  const size_t image_bytes = read_file(argv[1], image), plan_bytes = read_file(argv[2], plan);
+  make_affine_cluster(argv + 1);
   rounds = strtol(argv[5], NULL, 10);
-  ocp_emu_config config;
-  char text[200];
-  ocp_emu_get_config(&config);
-  config.adversarial = strcmp(argv[3], "adversarial") == 0;
-  config.seed = strtoull(argv[4], NULL, 10);
-  CHECK(ocp_emu_configure(&config, text, sizeof text) == 0);
-  ocp_error error = {0};
-  device = ocp_device_open(true, 0, &error);
-  CHECK(device);
-  CHECK_OK(ocp_device_enter(device, error));
-  CUmodule module;
-  ocp_kernel_ref kernel = {.name = "affine", .num_params = 5, .params = params};
-  real = device->driver;
-  CHECK(real->ModuleLoadData(&module, image, image_bytes) == CUDA_SUCCESS);
-  CHECK(real->ModuleGetFunction(&kernel.function, module, kernel.name) == CUDA_SUCCESS);
   counting = *real;
   counting.LaunchKernel = launch_kernel;
   counting.GraphLaunch = graph_launch;
@@ -259,11 +177,7 @@ int main(int argc, char **argv) {
   counting.MemAlloc = mem_alloc;
   counting.CtxGetCurrent = get_current;
   device->driver = &counting;
-  cluster = ocp_cluster_create(device, "graphs", 0);
-  CHECK(cluster);
   ocp_cluster_set_graphs(cluster, WARM, 5);
-  CHECK_OK(ocp_cluster_add_kernels(cluster, &kernel, 1, error));
-  CHECK_OK(ocp_cluster_add_plan(cluster, plan, plan_bytes, error));
   ocp_stream *stream;
   CHECK_OK(ocp_stream_create(device, &stream, error));
   one_call_for_each_steady_run(stream);
@@ -281,10 +195,7 @@ int main(int argc, char **argv) {
     CHECK(pthread_join(threads[i], NULL) == 0);
   CHECK(atomic_load(&ocp_counters[OCP_GRAPH_REPLAYS]) > 0);
   ocp_stream_release(stream);
-  ocp_cluster_release(cluster);
-  CHECK(atomic_load(&ocp_counters[OCP_GRAPHS_LIVE]) == 0);
-  CHECK(atomic_load(&ocp_counters[OCP_DEVICE_BYTES_IN_USE]) == 0);
-  CHECK(real->ModuleUnload(module) == CUDA_SUCCESS);
+  release_affine_cluster();
   puts("graph_test passed");
   return 0;
 }

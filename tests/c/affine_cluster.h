@@ -1,0 +1,32 @@
+/* A cluster that computes y = 2 * x + 1 for x float [rows, 3], for test programs about graphs. */
+#ifndef OCP_TESTS_AFFINE_CLUSTER_H
+#define OCP_TESTS_AFFINE_CLUSTER_H
+
+#include "check.h"
+#include "executor.h"
+
+enum { MAX_ELEMENTS = 15 };
+
+extern ocp_device *device; /* emulated */
+extern ocp_cluster *cluster;
+extern const ocp_driver *real; /* the emulator, whatever device->driver is */
+
+/* IMAGE PLAN STREAMS SEED: PLAN does it by two launches of kernel 0 of IMAGE, "affine", the first from the input into a
+ * buffer; STREAMS is inline or adversarial. */
+void make_affine_cluster(char **arguments);
+/* Everything has been given back. */
+void release_affine_cluster(void);
+
+/* Device memory for an input and an output. */
+typedef struct place {
+  CUdeviceptr input, output;
+} place;
+place make_place(void);
+void free_place(const place *where);
+/* Sets the input to first, first + 1, ... */
+void upload(ocp_stream *stream, const place *where, float first);
+void run(ocp_stream *stream, place *where, int64_t rows);
+/* Waits, and checks the output for such an input. */
+void check_result(ocp_stream *stream, const place *where, int64_t rows, float first);
+
+#endif
