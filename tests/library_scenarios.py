@@ -11,6 +11,12 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import onnxruntime as ort
+from onnx import helper
+
+import ort_cuda_plugin
+from device_models import model
 from nn_reference import check_op, noise
 from ort_cuda_plugin.abi.core import core, ffi, new_error
 from ort_cuda_plugin.ep.open_device import OpenDevice
@@ -87,7 +93,42 @@ def cudnn(path: str) -> dict[str, Any]:
     return {"runs": runs, "own": own, "engines": engines, "alive": number(fake, "fake_descriptors")}
 
 
+def graphs(path: str) -> dict[str, Any]:
+    """Sessions whose product is enqueued on the stream, computed at once, and enqueued with a wait."""
+    fake = use("cublaslt", 0, path)
+    driver = core().driver_emulator()
+
+    def set_pointer(name: str, function: Any) -> None:
+        ctypes.c_void_p.in_dll(fake, name).value = int(ffi.cast("uintptr_t", function))
+
+    source = model(
+        [helper.make_node("MatMul", ["x", "one"], ["p"]), helper.make_node("Mul", ["p", "x"], ["y"])],
+        {"x": [8, 8], "one": [8, 8]},
+        {"y": [8, 8]},
+    )
+    results = {}
+    for name, copy, wait in (
+        ("enqueued", driver.MemcpyDtoDAsync, ffi.NULL),
+        ("computed", ffi.NULL, ffi.NULL),
+        ("waits", driver.MemcpyDtoDAsync, driver.StreamSynchronize),
+    ):
+        set_pointer("fake_copy", copy)
+        set_pointer("fake_wait", wait)
+        session = ort_cuda_plugin.session(source, emulate=True)
+        before = ort_cuda_plugin.counters()
+        kept = []
+        for seed in range(6):
+            x = ort.OrtValue.ortvalue_from_numpy(noise(seed, (8, 8)), "cuda", 0)
+            one = ort.OrtValue.ortvalue_from_numpy(np.eye(8, dtype=np.float32), "cuda", 0)
+            kept += [x, one, *session.run_with_ort_values(None, {"x": x, "one": one})]
+        for seed in range(6):
+            np.testing.assert_array_equal(kept[3 * seed + 2].numpy(), noise(seed, (8, 8)) ** 2)
+        after = ort_cuda_plugin.counters()
+        results[name] = {key: after[key] - before[key] for key in after if "graph" in key or key == "library_calls"}
+    return results
+
+
 if __name__ == "__main__":
     scenario, path = sys.argv[1:]
-    result = {"cublaslt": cublaslt, "cudnn": cudnn}[scenario](path)
+    result = {"cublaslt": cublaslt, "cudnn": cudnn, "graphs": graphs}[scenario](path)
     print(json.dumps(result))

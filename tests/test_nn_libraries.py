@@ -27,8 +27,8 @@ def fake_library(name: str, folder: Path) -> Path:
     return path
 
 
-def run_scenario(name: str, folder: Path) -> dict[str, Any]:
-    arguments = [sys.executable, str(TESTS / "library_scenarios.py"), name, str(fake_library(name, folder))]
+def run_scenario(name: str, folder: Path, library: str = "") -> dict[str, Any]:
+    arguments = [sys.executable, str(TESTS / "library_scenarios.py"), name, str(fake_library(library or name, folder))]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -52,6 +52,17 @@ def test_cudnn_gets_convolutions_and_an_engine_of_the_precision_asked_for(tmp_pa
     assert result["own"] == 0
     assert result["engines"] == [0, 1, 1]  # the first has tensor cores and is not deterministic
     assert result["alive"] == 0
+
+
+def test_library_calls_are_nodes_of_graphs_unless_they_cannot_be_captured(tmp_path: Path) -> None:
+    result = run_scenario("graphs", tmp_path, "cublaslt")
+    enqueued = result["enqueued"]
+    assert (enqueued["graph_captures"], enqueued["graph_replays"], enqueued["library_calls"]) == (1, 4, 6)
+    assert enqueued["graph_updates"] == 3 * 2  # both nodes have the address of x, which differs in each run
+    assert enqueued["graph_fallbacks"] == 0
+    for name in ("computed", "waits"):
+        assert result[name]["graph_captures"] == 0
+        assert result[name]["graph_fallbacks_library"] == result[name]["graph_fallbacks"] == 4
 
 
 def test_a_problem_of_a_library_that_is_not_loaded_says_so() -> None:

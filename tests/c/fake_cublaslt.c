@@ -30,6 +30,11 @@ typedef struct heuristic {
 /* Of the last call, for the test to read. */
 int64_t fake_compute, fake_reductions, fake_alignments[4];
 
+/* Set by tests of graphs: the driver's calls. With fake_copy, products by the identity matrix are enqueued on the
+ * stream as a copy of the other factor; with fake_wait, too, the library waits for the stream, as a bad one would. */
+int (*fake_copy)(uint64_t dst, uint64_t src, size_t bytes, void *stream);
+int (*fake_wait)(void *stream);
+
 int cublasLtCreate(void **handle) {
   *handle = malloc(1);
   fake_handles++;
@@ -148,12 +153,18 @@ int cublasLtMatmul(void *handle, const desc *d, const float *alpha, const void *
                    const void *b, const layout *b_layout, const float *beta, const void *c, const layout *c_layout,
                    void *out, const layout *out_layout, const uint64_t *algo, void *workspace, size_t workspace_bytes,
                    void *stream) {
-  (void)stream;
   if (!handle || !fits(d, a_layout, b_layout, out_layout) || c_layout != out_layout || c != out || *beta != 0 ||
       algo[0] != ALGO || !fake_translate((uint64_t)(uintptr_t)workspace, workspace_bytes))
     return INVALID_VALUE;
   fake_runs++;
   fake_compute = d->compute;
+  if (fake_wait)
+    fake_wait(stream);
+  if (fake_copy)
+    return fake_copy((uint64_t)(uintptr_t)out, (uint64_t)(uintptr_t)b, out_layout->rows * out_layout->columns * 4,
+                     stream)
+               ? NOT_SUPPORTED
+               : SUCCESS;
   const int64_t m = (int64_t)out_layout->rows, n = (int64_t)out_layout->columns;
   const int64_t k = (int64_t)(d->transposed[0] ? a_layout->rows : a_layout->columns);
   const float *bias = d->epilogue == 4 ? translate(d->bias, (size_t)m) : NULL;
