@@ -142,6 +142,7 @@ static const ocp_core core = {
     .compute_info_create = ocp_compute_info_create,
     .compute_info_release = ocp_compute_info_release,
     .slab_pack = ocp_slab_pack,
+    .cluster_memory = ocp_cluster_memory,
     .device_trim = ocp_device_trim,
     .memory_stats = memory_stats,
     .arena_check = ocp_arena_check,

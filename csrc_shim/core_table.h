@@ -117,6 +117,7 @@ typedef struct ocp_core {
   ocp_problem *(*problem_create)(const ocp_problem_spec *spec, ocp_error *error);
   void (*problem_release)(ocp_problem *problem);
   int (*weight_create_state)(ocp_device *device, const void *data, size_t bytes, ocp_weight **out, ocp_error *error);
+  bool (*cluster_memory)(ocp_cluster *cluster, ocp_plan_memory *memory);
   int64_t (*device_trim)(ocp_device *device);
   int (*memory_stats)(int emulated, int ordinal, int memory, ocp_memory_stats *stats, ocp_error *error);
   int (*arena_check)(const char *const *keys, const char *const *values, size_t count, ocp_error *error);

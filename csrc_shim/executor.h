@@ -55,6 +55,13 @@ int ocp_cluster_add_plan(ocp_cluster *cluster, const void *blob, size_t bytes, o
 int ocp_cluster_run(ocp_cluster *cluster, ocp_stream *stream, const ocp_input *inputs, uint32_t num_inputs,
                     ocp_output_fn output, void *output_context, ocp_error *error);
 
+/* What the intermediate tensors of the last Run took, over its segments; false when there is none, or it is running. */
+typedef struct ocp_plan_memory {
+  uint64_t planned;       /* bytes of the slabs */
+  uint64_t alive_at_once; /* bytes of the largest set of tensors that had to be there at one time: no plan needs less */
+} ocp_plan_memory;
+bool ocp_cluster_memory(ocp_cluster *cluster, ocp_plan_memory *memory);
+
 /* ---- weights: device copies of constants, keyed by device and content, shared by all clusters, reference counted ----
  */
 /* Hashes the bytes, finds or uploads them (synchronously). */

@@ -67,6 +67,17 @@ class FusedNode:
         with self._lock:
             self._add(self._cluster.build(shapes, host_values))
 
+    def plan_memory(self) -> tuple[int, int]:
+        """Bytes of the intermediate tensors of the last Run: as planned, and of those alive at once at the worst time.
+
+        Raises:
+            RuntimeError: there was no Run yet, or one is running.
+        """
+        memory = ffi.new("ocp_plan_memory *")
+        if not core().cluster_memory(self.pointer, memory):
+            raise RuntimeError("no Run has ended whose memory could be told")
+        return int(memory.planned), int(memory.alive_at_once)
+
     def close(self) -> None:
         """Releases cluster, weights and kernels. No Run may be active."""
         FUSED_NODES.pop(self.handle)

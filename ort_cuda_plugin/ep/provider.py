@@ -41,6 +41,7 @@ class Provider:
         verdicts: one per node of the main graph. ORT asks again after it replaced declined nodes by the nodes of their
             functions; then these stand in their place.
         failure: why the claims could not be made, which ORT only logs; "" where they were.
+        fused_nodes: what was compiled, in the order of compilation.
     """
 
     def __init__(self, metadata: list[Any], session_options: Any, logger: Any) -> None:
@@ -53,7 +54,7 @@ class Provider:
         self.stream = self._session_stream()
         self.verdicts: list[NodeVerdict] = []
         self.failure = ""
-        self._fused: list[FusedNode] = []
+        self.fused_nodes: list[FusedNode] = []
         self._ranks: Ranks = {}  # ORT forgets what it replaced by a fused node, so they outlive the claims
         _thread.provider = self
         _thread.verdicts = self.verdicts
@@ -67,9 +68,9 @@ class Provider:
         if last_provider() is self:
             _thread.provider = None
         with contextlib.ExitStack() as stack:
-            for fused in self._fused:
+            for fused in self.fused_nodes:
                 stack.callback(fused.close)
-            self._fused = []
+            self.fused_nodes = []
             stack.callback(core().stream_release, self.stream)
             # Runs can still be at work, on a stream of the application's or when it said not to wait for them.
             self.device.synchronize()
@@ -160,7 +161,7 @@ class Provider:
             graph, self.device.properties(), self._lowering_options(), inputs, outputs, self._ranks
         )
         fused = FusedNode(name, cluster, self.device)
-        self._fused.append(fused)
+        self.fused_nodes.append(fused)
         fused.use_graphs(self.options.min_num_runs_before_cuda_graph_capture, self.options.max_automatic_graphs)
         fused.prepare()
         error = new_error()

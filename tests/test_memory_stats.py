@@ -1,0 +1,52 @@
+"""What is told of the memory of sessions: weights that they share, slabs of plans, what is alive at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from isolated import python
+
+CODE = """
+import sys, numpy as np, ort_cuda_plugin as plugin
+from ort_cuda_plugin.ep import boundary
+model = sys.argv[1]
+def stats():
+    return plugin.memory_stats()["device"]
+first = plugin.session(model, emulate=True, provider_options={"automatic_cuda_graphs": 0})
+assert stats()["Weights"] == 256 * 1024 == stats()["InUse"] and stats()["NumReserves"] == 1, stats()
+second = plugin.session(model, emulate=True)
+assert stats()["Weights"] == 256 * 1024 and stats()["NumReserves"] == 1, stats()
+x = np.ones((512, 256), np.float32)
+first.run(None, {"x": x})
+fused, _ = [provider.fused_nodes[0] for provider in boundary.PROVIDERS.values()]
+planned, alive = fused.plan_memory()
+# Softmax and MatMul in turn: two tensors of 512 KiB are alive at once, and the slab is no larger.
+assert (planned, alive) == (1 << 20, 1 << 20), (planned, alive)
+# Input and output of 512 KiB each stay to the end.
+assert stats()["MaxInUse"] == (256 << 10) + (2 << 20), stats()
+del first, second, fused
+plugin.unregister()
+plugin.register(emulate=True)
+assert stats()["Weights"] == stats()["TotalAllocated"] == 0, stats()
+"""
+
+
+def test_weights_are_counted_once_and_slabs_as_planned(tmp_path: Path) -> None:
+    weight = numpy_helper.from_array(np.full((256, 256), 1 / 256, np.float32), "w")
+    names = ["x", "a", "b", "c", "d", "y"]
+    nodes = [
+        helper.make_node("Softmax", [names[i]], [names[i + 1]], axis=1)
+        if i % 2 == 0
+        else helper.make_node("MatMul", [names[i], "w"], [names[i + 1]])
+        for i in range(5)
+    ]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 256]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    onnx.save(model, tmp_path / "model.onnx")
+    python(CODE, str(tmp_path / "model.onnx"), env={"CUDA_VISIBLE_DEVICES": "", "ORT_CUDA_PLUGIN_EMULATE": "1"})
