@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ort_cuda_plugin.graph.ir import DType
-from ort_cuda_plugin.graph.symbolic import Atom, Dim, Op, evaluators
+from ort_cuda_plugin.graph.symbolic import Atom, Dim, evaluators
 from ort_cuda_plugin.runtime.kernel import KernelSpec
 from ort_cuda_plugin.runtime.plan_format import ExprOp, Param, ParamKind, Plan, RecordKind, Ref, RefKind
 
@@ -43,7 +43,7 @@ def evaluate(dim: Dim, values: Mapping[int, int]) -> int:
 
 
 def _evaluate_atom(atom: Atom, values: Mapping[int, int]) -> int:
-    if atom.op is Op.SYMBOL:
+    if atom.op is None:
         number = atom.args[0]
         assert isinstance(number, int)
         return values[number]
@@ -58,7 +58,7 @@ def evaluate_registers(plan: Plan, registers: dict[int, int], segment: int = 0) 
         assert expr.dst not in registers
         operands = [registers[r] for r in (expr.a, expr.b, expr.c)[: OPERANDS.get(expr.op, 2)]]
         assert max((expr.a, expr.b, expr.c)[: len(operands)], default=-1) < expr.dst
-        registers[expr.dst] = expr.imm if expr.op is ExprOp.CONST else evaluators[Op(int(expr.op))](*operands)
+        registers[expr.dst] = expr.imm if expr.op is ExprOp.CONST else evaluators[expr.op](*operands)
 
 
 OPERANDS = {ExprOp.CONST: 0, ExprOp.SELECT: 3}

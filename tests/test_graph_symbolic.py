@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from ort_cuda_plugin.graph.registers import Registers
 from ort_cuda_plugin.graph.symbolic import (
     Dim,
-    Op,
     ceildiv,
     divides,
     eq,
@@ -29,25 +28,25 @@ from ort_cuda_plugin.graph.symbolic import (
     symbol,
     truncdiv,
 )
-from ort_cuda_plugin.runtime.plan_format import Plan
+from ort_cuda_plugin.runtime.plan_format import ExprOp, Plan
 from plan_interpreter import evaluate, evaluate_registers
 
 BINARY = {
-    Op.ADD: lambda a, b: a + b,
-    Op.SUB: lambda a, b: a - b,
-    Op.MUL: lambda a, b: a * b,
-    Op.FLOORDIV: floordiv,
-    Op.MOD: mod,
-    Op.CEILDIV: ceildiv,
-    Op.TRUNCDIV: truncdiv,
-    Op.MIN: sym_min,
-    Op.MAX: sym_max,
-    Op.EQ: eq,
-    Op.NE: ne,
-    Op.LT: lt,
-    Op.LE: le,
-    Op.AND: logical_and,
-    Op.OR: logical_or,
+    ExprOp.ADD: lambda a, b: a + b,
+    ExprOp.SUB: lambda a, b: a - b,
+    ExprOp.MUL: lambda a, b: a * b,
+    ExprOp.FLOORDIV: floordiv,
+    ExprOp.MOD: mod,
+    ExprOp.CEILDIV: ceildiv,
+    ExprOp.TRUNCDIV: truncdiv,
+    ExprOp.MIN: sym_min,
+    ExprOp.MAX: sym_max,
+    ExprOp.EQ: eq,
+    ExprOp.NE: ne,
+    ExprOp.LT: lt,
+    ExprOp.LE: le,
+    ExprOp.AND: logical_and,
+    ExprOp.OR: logical_or,
 }
 NUM_SYMBOLS = 4
 leaves = st.one_of(
@@ -57,7 +56,7 @@ trees = st.recursive(
     leaves,
     lambda inner: st.one_of(
         st.tuples(st.sampled_from(sorted(BINARY)), inner, inner),
-        st.tuples(st.just(Op.SELECT), inner, inner, inner),
+        st.tuples(st.just(ExprOp.SELECT), inner, inner, inner),
         st.tuples(st.just("not"), inner),
     ),
     max_leaves=12,
@@ -78,7 +77,7 @@ def build(tree: tuple, hints: tuple[int, ...]) -> Dim:
     parts = [build(part, hints) for part in rest]
     if head == "not":
         return logical_not(parts[0])
-    return select(*parts) if head is Op.SELECT else BINARY[head](*parts)
+    return select(*parts) if head is ExprOp.SELECT else BINARY[head](*parts)
 
 
 def compute(tree: tuple, point: tuple[int, ...]) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from ..kernels.packed import pack
 from ..runtime.kernel import KernelSpec
 from ..runtime.plan_format import (
+    ExprOp,
     Param,
     Plan,
     PlanAssert,
@@ -26,7 +27,7 @@ from ..runtime.plan_format import (
 from .ir import Constant, Node
 from .lowering import Lowering
 from .registers import Registers
-from .symbolic import Dim, Expr, Monomial, Op
+from .symbolic import Dim, Expr, Monomial
 from .tensor import Buffer, BufferKind, Tensor
 from .trace import Arg, Copy, Float32, Float64, Int32, Int64, Launch, LibraryCall, Memset, ReadBack, Step
 
@@ -310,7 +311,7 @@ def _strongest(guards: Iterable[Expr]) -> list[Dim]:
 def _monomial_limit(guard: Expr) -> tuple[Monomial, int, int] | None:
     """(x, c, limit) of a guard ``le(c * x, limit)`` with positive c, else None."""
     (monomial, factor), *more = guard.terms
-    if more or guard.const or factor != 1 or len(monomial) != 1 or monomial[0].op is not Op.LE:
+    if more or guard.const or factor != 1 or len(monomial) != 1 or monomial[0].op is not ExprOp.LE:
         return None
     value, bound = monomial[0].args
     if not isinstance(value, Expr) or not isinstance(bound, int) or value.const or len(value.terms) != 1:

@@ -5,34 +5,12 @@ Import from `symbolic`, which has the rest of symbolic arithmetic.
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
+from ..runtime.plan_format import ExprOp
+
 Dim: TypeAlias = "int | Expr"
-
-
-class Op(enum.IntEnum):
-    """Operations of a plan's expressions; the numbers are ``ocp_expr_op``'s."""
-
-    SYMBOL = -1
-    CONST = 0
-    ADD = 1
-    SUB = 2
-    MUL = 3
-    FLOORDIV = 4
-    MOD = 5
-    CEILDIV = 6
-    MIN = 7
-    MAX = 8
-    EQ = 9
-    NE = 10
-    LT = 11
-    LE = 12
-    AND = 13
-    OR = 14
-    SELECT = 15
-    TRUNCDIV = 16
 
 
 def _truncdiv(a: int, b: int) -> int:
@@ -40,28 +18,28 @@ def _truncdiv(a: int, b: int) -> int:
     return quotient if (a >= 0) == (b >= 0) else -quotient
 
 
-evaluators: Final[Mapping[Op, Callable[..., int]]] = {
-    Op.ADD: lambda a, b: a + b,
-    Op.SUB: lambda a, b: a - b,
-    Op.MUL: lambda a, b: a * b,
-    Op.FLOORDIV: lambda a, b: a // b,
-    Op.MOD: lambda a, b: a % b,
-    Op.CEILDIV: lambda a, b: -(-a // b),
-    Op.MIN: min,
-    Op.MAX: max,
-    Op.EQ: lambda a, b: int(a == b),
-    Op.NE: lambda a, b: int(a != b),
-    Op.LT: lambda a, b: int(a < b),
-    Op.LE: lambda a, b: int(a <= b),
-    Op.AND: lambda a, b: int(a != 0 and b != 0),
-    Op.OR: lambda a, b: int(a != 0 or b != 0),
-    Op.SELECT: lambda c, a, b: a if c != 0 else b,
-    Op.TRUNCDIV: _truncdiv,
+evaluators: Final[Mapping[ExprOp, Callable[..., int]]] = {
+    ExprOp.ADD: lambda a, b: a + b,
+    ExprOp.SUB: lambda a, b: a - b,
+    ExprOp.MUL: lambda a, b: a * b,
+    ExprOp.FLOORDIV: lambda a, b: a // b,
+    ExprOp.MOD: lambda a, b: a % b,
+    ExprOp.CEILDIV: lambda a, b: -(-a // b),
+    ExprOp.MIN: min,
+    ExprOp.MAX: max,
+    ExprOp.EQ: lambda a, b: int(a == b),
+    ExprOp.NE: lambda a, b: int(a != b),
+    ExprOp.LT: lambda a, b: int(a < b),
+    ExprOp.LE: lambda a, b: int(a <= b),
+    ExprOp.AND: lambda a, b: int(a != 0 and b != 0),
+    ExprOp.OR: lambda a, b: int(a != 0 or b != 0),
+    ExprOp.SELECT: lambda c, a, b: a if c != 0 else b,
+    ExprOp.TRUNCDIV: _truncdiv,
 }
 """What each operation means for ints. Divisions raise ZeroDivisionError, where a Run fails."""
 
-boolean_ops: Final = frozenset((Op.EQ, Op.NE, Op.LT, Op.LE, Op.AND, Op.OR))
-_divisions: Final = frozenset((Op.FLOORDIV, Op.MOD, Op.CEILDIV, Op.TRUNCDIV))
+boolean_ops: Final = frozenset((ExprOp.EQ, ExprOp.NE, ExprOp.LT, ExprOp.LE, ExprOp.AND, ExprOp.OR))
+_divisions: Final = frozenset((ExprOp.FLOORDIV, ExprOp.MOD, ExprOp.CEILDIV, ExprOp.TRUNCDIV))
 
 Bounds: TypeAlias = "tuple[int | None, int | None]"
 """Smallest and largest possible value; None where there is no bound."""
@@ -70,18 +48,20 @@ Bounds: TypeAlias = "tuple[int | None, int | None]"
 class Atom:
     """A symbol, or an operation that polynomials cannot express. Immutable; equal when its structure is.
 
-    ``args`` of a symbol is its number, which makes it unique within one plan.
+    A symbol has ``bounds`` and no ``op``; its ``args`` are its number, which makes it unique within one plan.
     """
 
     __slots__ = ("_bounds", "_hash", "args", "hint", "name", "op")
 
-    def __init__(self, op: Op, args: tuple[Dim, ...], hint: int, name: str = "", bounds: Bounds | None = None) -> None:
+    def __init__(
+        self, op: ExprOp | None, args: tuple[Dim, ...], hint: int, name: str = "", bounds: Bounds | None = None
+    ) -> None:
         self.op = op
         self.args = args
         self.hint = hint
         self.name = name
         # Hashes of ints and of tuples of ints do not vary between processes: the order of terms is reproducible.
-        self._hash = hash((int(op), args))
+        self._hash = hash((-1 if op is None else int(op), args))
         self._bounds = bounds
 
     def __hash__(self) -> int:
@@ -97,11 +77,12 @@ class Atom:
     @property
     def bounds(self) -> Bounds:
         if self._bounds is None:
+            assert self.op is not None
             self._bounds = _atom_bounds(self.op, self.args)
         return self._bounds
 
     def __repr__(self) -> str:
-        if self.op is Op.SYMBOL:
+        if self.op is None:
             return self.name or f"s{self.args[0]}"
         return f"{self.op.name.lower()}({', '.join(map(repr, self.args))})"
 
@@ -212,11 +193,6 @@ class Expr:
             self._bounds = _polynomial_bounds(self)
         return self._bounds
 
-    def atoms(self) -> Iterable[Atom]:
-        """The atoms of the polynomial (not those inside operations), with repetitions."""
-        for monomial, _ in self.terms:
-            yield from monomial
-
     def __repr__(self) -> str:
         parts = []
         for monomial, coefficient in self.terms:
@@ -246,7 +222,7 @@ def _polynomial(terms: dict[Monomial, int], const: int, hint: int) -> Dim:
 
 def symbol(number: int, name: str, hint: int, lower: int | None = 0, upper: int | None = None) -> Expr:
     """A fresh unknown. ``number`` makes it unique; that it lies within its bounds is checked elsewhere."""
-    return Expr((((Atom(Op.SYMBOL, (number,), hint, name, (lower, upper)),), 1),), 0, hint)
+    return Expr((((Atom(None, (number,), hint, name, (lower, upper)),), 1),), 0, hint)
 
 
 def is_const(dim: Dim) -> bool:
@@ -265,7 +241,7 @@ def is_read_back(dim: Dim) -> bool:
 
 
 def _is_read_back_atom(atom: Atom) -> bool:
-    if atom.op is Op.SYMBOL:
+    if atom.op is None:
         number = atom.args[0]
         return isinstance(number, int) and number >= READ_BACK
     return any(is_read_back(arg) for arg in atom.args)
@@ -312,26 +288,26 @@ def _polynomial_bounds(expr: Expr) -> Bounds:
     return total
 
 
-def _atom_bounds(op: Op, args: tuple[Dim, ...]) -> Bounds:
+def _atom_bounds(op: ExprOp, args: tuple[Dim, ...]) -> Bounds:
     if op in boolean_ops:
         return 0, 1
-    if op is Op.SELECT:
+    if op is ExprOp.SELECT:
         a, b = bounds(args[1]), bounds(args[2])
         return (
             None if a[0] is None or b[0] is None else min(a[0], b[0]),
             None if a[1] is None or b[1] is None else max(a[1], b[1]),
         )
     a, b = bounds(args[0]), bounds(args[1])
-    if op is Op.MIN:
+    if op is ExprOp.MIN:
         lows = None if a[0] is None or b[0] is None else min(a[0], b[0])
         highs = [x for x in (a[1], b[1]) if x is not None]
         return lows, min(highs, default=None)
-    if op is Op.MAX:
+    if op is ExprOp.MAX:
         highs_max = None if a[1] is None or b[1] is None else max(a[1], b[1])
         lows_max = [x for x in (a[0], b[0]) if x is not None]
         return max(lows_max, default=None), highs_max
     divisor = args[1]
-    if op is Op.MOD:
+    if op is ExprOp.MOD:
         if b[0] is not None and b[0] > 0:
             return 0, None if b[1] is None else b[1] - 1
         return None, None
@@ -346,7 +322,7 @@ def _atom_bounds(op: Op, args: tuple[Dim, ...]) -> Bounds:
 # ---- operations ----
 
 
-def operation(op: Op, *args: Dim) -> Expr:
+def operation(op: ExprOp, *args: Dim) -> Expr:
     hints = [hint(arg) for arg in args]
     # Division by a hint of 0 fails the Run that gets there; the hint of what cannot be computed does not matter.
     value = 0 if op in _divisions and hints[1] == 0 else evaluators[op](*hints)
@@ -422,13 +398,13 @@ def floordiv(a: Dim, b: Dim) -> Dim:
         if isinstance(rest, int):
             return quotient + rest // b
         inner = single_atom(rest)
-        if inner is not None and inner.op is Op.FLOORDIV and isinstance(inner.args[1], int) and inner.args[1] > 0:
+        if inner is not None and inner.op is ExprOp.FLOORDIV and isinstance(inner.args[1], int) and inner.args[1] > 0:
             return quotient + floordiv(inner.args[0], inner.args[1] * b)
-        return quotient + operation(Op.FLOORDIV, rest, b)
+        return quotient + operation(ExprOp.FLOORDIV, rest, b)
     if isinstance(a, int) and a == 0:
         return 0
     exact = _exact_quotient(a, b)
-    return operation(Op.FLOORDIV, a, b) if exact is None else exact
+    return operation(ExprOp.FLOORDIV, a, b) if exact is None else exact
 
 
 def mod(a: Dim, b: Dim) -> Dim:
@@ -445,11 +421,11 @@ def mod(a: Dim, b: Dim) -> Dim:
             low, high = bounds(rest)
             if isinstance(rest, int) or (low is not None and low >= 0 and high is not None and high < b):
                 return rest
-            return operation(Op.MOD, rest, b)
-        return operation(Op.MOD, a, b)
+            return operation(ExprOp.MOD, rest, b)
+        return operation(ExprOp.MOD, a, b)
     if (isinstance(a, int) and a == 0) or _exact_quotient(a, b) is not None:
         return 0
-    return operation(Op.MOD, a, b)
+    return operation(ExprOp.MOD, a, b)
 
 
 def ceildiv(a: Dim, b: Dim) -> Dim:
@@ -466,11 +442,11 @@ def ceildiv(a: Dim, b: Dim) -> Dim:
         quotient, rest = _split(a, b)
         if isinstance(rest, int):
             return quotient + -(-rest // b)
-        return quotient + operation(Op.CEILDIV, rest, b)
+        return quotient + operation(ExprOp.CEILDIV, rest, b)
     if isinstance(a, int) and a == 0:
         return 0
     exact = _exact_quotient(a, b)
-    return operation(Op.CEILDIV, a, b) if exact is None else exact
+    return operation(ExprOp.CEILDIV, a, b) if exact is None else exact
 
 
 def truncdiv(a: Dim, b: Dim) -> Dim:
@@ -485,7 +461,7 @@ def truncdiv(a: Dim, b: Dim) -> Dim:
         exact = _exact_quotient(a, b)
     else:
         exact = floordiv(a, b) if divides(b, a) else None
-    return operation(Op.TRUNCDIV, a, b) if exact is None else exact
+    return operation(ExprOp.TRUNCDIV, a, b) if exact is None else exact
 
 
 def single_atom(dim: Dim) -> Atom | None:

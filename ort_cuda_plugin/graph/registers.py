@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..runtime.plan_format import ExprOp, PlanExpr
 from .ir import InvalidModel
-from .symbolic import READ_BACK, Atom, Dim, Monomial, Op
+from .symbolic import READ_BACK, Atom, Dim, Monomial
 
 
 class Registers:
@@ -90,11 +90,11 @@ class Registers:
         return result
 
     def _atom(self, atom: Atom) -> int:
-        if atom.op is Op.SYMBOL:
+        if atom.op is None:
             number = atom.args[0]
             assert isinstance(number, int)
             if number >= READ_BACK:
                 return self._read_back[number]
             assert number < self._num_inputs, "a symbol of another plan"
             return number
-        return self._compute(ExprOp(int(atom.op)), *(self.of(arg) for arg in atom.args))
+        return self._compute(atom.op, *(self.of(arg) for arg in atom.args))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..runtime.plan_format import ExprOp
 from .polynomial import (
     READ_BACK,
     Atom,
@@ -18,7 +19,6 @@ from .polynomial import (
     Dim,
     Expr,
     Monomial,
-    Op,
     boolean_ops,
     bounds,
     ceildiv,
@@ -42,7 +42,6 @@ __all__ = [
     "Dim",
     "Expr",
     "Monomial",
-    "Op",
     "bounds",
     "ceildiv",
     "divides",
@@ -91,7 +90,7 @@ def sym_min(a: Dim, b: Dim) -> Dim:
         return a
     if low is not None and low >= 0:
         return b
-    return _extreme(Op.MIN, a, b)
+    return _extreme(ExprOp.MIN, a, b)
 
 
 def sym_max(a: Dim, b: Dim) -> Dim:
@@ -102,10 +101,10 @@ def sym_max(a: Dim, b: Dim) -> Dim:
         return b
     if low is not None and low >= 0:
         return a
-    return _extreme(Op.MAX, a, b)
+    return _extreme(ExprOp.MAX, a, b)
 
 
-def _extreme(op: Op, a: Dim, b: Dim) -> Dim:
+def _extreme(op: ExprOp, a: Dim, b: Dim) -> Dim:
     """MIN or MAX, where ``min(min(a, b), b)`` is ``min(a, b)``."""
     for outer, inner in ((a, b), (b, a)):
         atom = single_atom(outer)
@@ -123,13 +122,13 @@ def eq(a: Dim, b: Dim) -> Dim:
     low, high = _difference_bounds(a, b)
     if (low is not None and low > 0) or (high is not None and high < 0):
         return 0
-    return operation(Op.EQ, *_ordered(a, b))
+    return operation(ExprOp.EQ, *_ordered(a, b))
 
 
 def ne(a: Dim, b: Dim) -> Dim:
     """1 where ``a != b``, else 0."""
     same = eq(a, b)
-    return 1 - same if isinstance(same, int) else operation(Op.NE, *_ordered(a, b))
+    return 1 - same if isinstance(same, int) else operation(ExprOp.NE, *_ordered(a, b))
 
 
 def lt(a: Dim, b: Dim) -> Dim:
@@ -141,7 +140,7 @@ def lt(a: Dim, b: Dim) -> Dim:
         return 1
     if low is not None and low >= 0:
         return 0
-    return operation(Op.LT, a, b)
+    return operation(ExprOp.LT, a, b)
 
 
 def le(a: Dim, b: Dim) -> Dim:
@@ -153,7 +152,7 @@ def le(a: Dim, b: Dim) -> Dim:
         return 1
     if low is not None and low > 0:
         return 0
-    return operation(Op.LE, a, b)
+    return operation(ExprOp.LE, a, b)
 
 
 def truth(condition: Dim) -> bool | None:
@@ -173,7 +172,7 @@ def logical_and(a: Dim, b: Dim) -> Dim:
         return 1 if truth_b else ne(b, 0) if not _is_boolean(b) else b
     if truth_b or a == b:
         return a if _is_boolean(a) else ne(a, 0)
-    return operation(Op.AND, *_ordered(a, b))
+    return operation(ExprOp.AND, *_ordered(a, b))
 
 
 def logical_or(a: Dim, b: Dim) -> Dim:
@@ -185,20 +184,20 @@ def logical_or(a: Dim, b: Dim) -> Dim:
         return 0 if truth_b is False else b if _is_boolean(b) else ne(b, 0)
     if truth_b is False or a == b:
         return a if _is_boolean(a) else ne(a, 0)
-    return operation(Op.OR, *_ordered(a, b))
+    return operation(ExprOp.OR, *_ordered(a, b))
 
 
 def logical_not(a: Dim) -> Dim:
     """1 where a is 0, else 0."""
     atom = single_atom(a)
     if atom is not None:
-        if atom.op is Op.EQ:
+        if atom.op is ExprOp.EQ:
             return ne(*atom.args)
-        if atom.op is Op.NE:
+        if atom.op is ExprOp.NE:
             return eq(*atom.args)
-        if atom.op is Op.LT:
+        if atom.op is ExprOp.LT:
             return le(atom.args[1], atom.args[0])
-        if atom.op is Op.LE:
+        if atom.op is ExprOp.LE:
             return lt(atom.args[1], atom.args[0])
     return eq(a, 0)
 
@@ -216,9 +215,9 @@ def select(condition: Dim, a: Dim, b: Dim) -> Dim:
     if a == b:
         return a
     atom = single_atom(condition)
-    if atom is not None and atom.op is Op.EQ and (a, b) in (atom.args, atom.args[::-1]):
+    if atom is not None and atom.op is ExprOp.EQ and (a, b) in (atom.args, atom.args[::-1]):
         return b  # where a == b the two are one value
-    return operation(Op.SELECT, condition, a, b)
+    return operation(ExprOp.SELECT, condition, a, b)
 
 
 def product(dims: Iterable[Dim]) -> Dim:
