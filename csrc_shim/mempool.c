@@ -12,6 +12,7 @@ struct ocp_mempool {
   CUmemoryPool handle; /* NULL: nothing is or was in use */
   ocp_chunk_table table;
   ocp_chunk *waiting; /* freed without a stream while several were busy; linked by older */
+  atomic_bool has_waiting;
   ocp_memory_stats stats;
 };
 
@@ -90,13 +91,16 @@ static void collect(ocp_device *device, ocp_mempool *mempool) {
     *link = chunk->older;
     free(chunk);
   }
+  atomic_store_explicit(&mempool->has_waiting, mempool->waiting != NULL, memory_order_relaxed);
 }
 
 void ocp_mempool_collect(ocp_device *device) {
   ocp_mempool *mempool = device->pool->mempool;
   ocp_error ignored = {0};
+  if (!atomic_load_explicit(&mempool->has_waiting, memory_order_relaxed))
+    return;
   pthread_mutex_lock(&mempool->lock);
-  if (mempool->waiting && ocp_device_enter(device, &ignored) == ORT_OK)
+  if (ocp_device_enter(device, &ignored) == ORT_OK)
     collect(device, mempool);
   pthread_mutex_unlock(&mempool->lock);
 }
@@ -123,6 +127,7 @@ bool ocp_mempool_free(ocp_device *device, uint64_t address, ocp_stream *stream, 
     } else {
       chunk->older = mempool->waiting;
       mempool->waiting = chunk;
+      atomic_store_explicit(&mempool->has_waiting, true, memory_order_relaxed);
       if (entered)
         collect(device, mempool);
     }

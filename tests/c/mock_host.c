@@ -160,19 +160,38 @@ static void test_free_takes_any_address(void) {
   CHECK(atomic_load(&mock_log_messages) == messages + 2);
 }
 
+static int64_t stat_of(OrtAllocator *allocator, const char *name) {
+  OrtKeyValuePairs *stats = NULL;
+  int64_t value = -1;
+  check_ok(allocator->GetStats(allocator, &stats));
+  for (size_t i = 0; i < stats->count; i++)
+    if (strcmp(stats->keys[i], name) == 0)
+      value = atoll(stats->values[i]);
+  ocp_api->ReleaseKeyValuePairs(stats);
+  return value;
+}
+
 static void test_allocators_tell_their_statistics(void) {
   void *address = device_allocator->Reserve(device_allocator, 5000);
-  OrtKeyValuePairs *stats = NULL;
-  check_ok(device_allocator->GetStats(device_allocator, &stats));
-  bool found = false;
-  for (size_t i = 0; i < stats->count; i++)
-    if (strcmp(stats->keys[i], "InUse") == 0)
-      found = atoll(stats->values[i]) >= 5000;
-  CHECK(found);
-  ocp_api->ReleaseKeyValuePairs(stats);
+  CHECK(stat_of(device_allocator, "InUse") >= 5000);
   device_allocator->Free(device_allocator, address);
   CHECK(device_allocator->Info(device_allocator)->device.vendor == ocp_vendor_id(/*emulated=*/true));
   CHECK(device_allocator->Shrink && !pinned_allocator->AllocOnStream);
+}
+
+static void test_an_allocator_for_initializers_bypasses_the_arena(void) {
+  OrtMemoryInfo info = {.device = device_memory, .type = OrtReadOnlyAllocator};
+  OrtAllocator *allocator = NULL;
+  check_ok(factory->CreateAllocator(factory, &info, NULL, &allocator));
+  CHECK(!allocator->AllocOnStream && !allocator->Shrink && allocator->Info(allocator)->type == OrtReadOnlyAllocator);
+  const int64_t reserves = stat_of(allocator, "NumReserves"), extensions = stat_of(allocator, "NumArenaExtensions");
+  const int64_t in_use = stat_of(allocator, "InUse");
+  void *address = allocator->Alloc(allocator, 3 << 20);
+  CHECK(address && stat_of(allocator, "NumReserves") == reserves + 1);
+  CHECK(stat_of(allocator, "NumArenaExtensions") == extensions && stat_of(allocator, "InUse") == in_use + (3 << 20));
+  allocator->Free(allocator, address);
+  CHECK(stat_of(allocator, "InUse") == in_use);
+  factory->ReleaseAllocator(factory, allocator);
 }
 
 static void test_device_memory_that_is_too_large_is_refused_and_logged(void) {
@@ -361,6 +380,7 @@ static void run_round(const void *image, size_t bytes, uint32_t version, int run
   test_copies_that_cannot_be_say_why();
   test_free_takes_any_address();
   test_allocators_tell_their_statistics();
+  test_an_allocator_for_initializers_bypasses_the_arena();
   test_device_memory_that_is_too_large_is_refused_and_logged();
   test_tensors_survive_a_way_through_all_memories();
   test_tensors_go_from_device_to_device();
