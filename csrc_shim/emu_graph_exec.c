@@ -4,14 +4,22 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* What all nodes do. Launches that are still to run keep the one of their time: it changes only while nobody else has
+ * it. */
+typedef struct emu_snapshot {
+  atomic_int references;
+  uint32_t count;
+  emu_work *works[];
+} emu_snapshot;
+
 struct CUgraphExec_st {
   atomic_int references; /* replays hold one, too */
-  pthread_mutex_t lock;
-  uint64_t identity; /* of the graph it was made from */
+  pthread_mutex_t lock;  /* guards the snapshot */
+  uint64_t identity;     /* of the graph it was made from */
   emu_device *device;
+  emu_snapshot *snapshot;
   uint32_t count;
   struct {
-    emu_work *work;
     uint32_t num_before;
     uint32_t *before;
   } nodes[];
@@ -21,17 +29,33 @@ struct emu_replay {
   struct CUgraphExec_st *exec;
   CUresult result;
   uint32_t done;
-  bool *ran;         /* after works */
-  emu_work *works[]; /* as they were at the launch */
+  emu_snapshot *snapshot; /* as it was at the launch */
+  bool ran[];
 };
+
+static emu_snapshot *make_snapshot(uint32_t count) {
+  emu_snapshot *snapshot = calloc(1, sizeof *snapshot + count * sizeof(emu_work *));
+  if (snapshot) {
+    atomic_init(&snapshot->references, 1);
+    snapshot->count = count;
+  }
+  return snapshot;
+}
+
+static void release_snapshot(emu_snapshot *snapshot) {
+  if (!snapshot || atomic_fetch_sub(&snapshot->references, 1) != 1)
+    return;
+  for (uint32_t i = 0; i < snapshot->count; i++)
+    emu_work_release(snapshot->works[i]);
+  free(snapshot);
+}
 
 static void release_exec(struct CUgraphExec_st *exec) {
   if (atomic_fetch_sub(&exec->references, 1) != 1)
     return;
-  for (uint32_t i = 0; i < exec->count; i++) {
-    emu_work_release(exec->nodes[i].work);
+  release_snapshot(exec->snapshot);
+  for (uint32_t i = 0; i < exec->count; i++)
     free(exec->nodes[i].before);
-  }
   pthread_mutex_destroy(&exec->lock);
   free(exec);
 }
@@ -48,6 +72,11 @@ CUresult emu_graph_instantiate(CUgraphExec *out, CUgraph graph, unsigned long lo
     return CUDA_ERROR_OUT_OF_MEMORY;
   atomic_store(&exec->references, 1);
   pthread_mutex_init(&exec->lock, NULL);
+  exec->snapshot = make_snapshot(graph->count);
+  if (!exec->snapshot) {
+    release_exec(exec);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   exec->identity = graph->identity;
   exec->device = graph->device;
   for (; exec->count < graph->count; exec->count++) {
@@ -59,7 +88,7 @@ CUresult emu_graph_instantiate(CUgraphExec *out, CUgraph graph, unsigned long lo
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
     memcpy(before, node->before, bytes);
-    exec->nodes[exec->count].work = emu_work_share(node->work);
+    exec->snapshot->works[exec->count] = emu_work_share(node->work);
     exec->nodes[exec->count].num_before = node->num_before;
     exec->nodes[exec->count].before = before;
   }
@@ -85,8 +114,21 @@ static CUresult changed(CUgraphExec exec, CUgraphNode node, CUresult result, emu
   if (result)
     return result;
   pthread_mutex_lock(&exec->lock);
-  emu_work *before = exec->nodes[node->index].work;
-  exec->nodes[node->index].work = work;
+  emu_snapshot *snapshot = exec->snapshot;
+  if (atomic_load(&snapshot->references) > 1) {
+    emu_snapshot *copy = make_snapshot(snapshot->count);
+    for (uint32_t i = 0; copy && i < snapshot->count; i++)
+      copy->works[i] = emu_work_share(snapshot->works[i]);
+    if (!copy) {
+      pthread_mutex_unlock(&exec->lock);
+      emu_work_release(work);
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    release_snapshot(snapshot);
+    exec->snapshot = snapshot = copy;
+  }
+  emu_work *before = snapshot->works[node->index];
+  snapshot->works[node->index] = work;
   pthread_mutex_unlock(&exec->lock);
   emu_work_release(before);
   return CUDA_SUCCESS;
@@ -148,16 +190,14 @@ CUresult emu_graph_launch(CUgraphExec exec, CUstream stream) {
     return result;
   if (!exec)
     return CUDA_ERROR_INVALID_VALUE;
-  size_t bytes = sizeof(emu_replay) + exec->count * (sizeof(emu_work *) + sizeof(bool));
-  emu_replay *replay = calloc(1, bytes);
+  emu_replay *replay = calloc(1, sizeof *replay + exec->count * sizeof(bool));
   if (!replay)
     return CUDA_ERROR_OUT_OF_MEMORY;
-  replay->ran = (bool *)&replay->works[exec->count];
   replay->exec = exec;
   atomic_fetch_add(&exec->references, 1);
   pthread_mutex_lock(&exec->lock);
-  for (uint32_t i = 0; i < exec->count; i++)
-    replay->works[i] = emu_work_share(exec->nodes[i].work);
+  replay->snapshot = exec->snapshot;
+  atomic_fetch_add(&replay->snapshot->references, 1);
   pthread_mutex_unlock(&exec->lock);
   return emu_enqueue_replay(emu_stream_of(device, stream), replay);
 }
@@ -192,7 +232,7 @@ bool emu_replay_step(emu_replay *replay, emu_device *device, const emu_clock *cl
   if (replay->done == replay->exec->count || replay->result)
     return false;
   uint32_t index = pick(replay, random);
-  const emu_work *work = replay->works[index];
+  const emu_work *work = replay->snapshot->works[index];
   for (uint32_t i = 0; i < work->count && !replay->result; i++)
     replay->result = emu_run(device, work->ops[i], clock);
   replay->ran[index] = true;
@@ -203,8 +243,7 @@ bool emu_replay_step(emu_replay *replay, emu_device *device, const emu_clock *cl
 CUresult emu_replay_result(const emu_replay *replay) { return replay->result; }
 
 void emu_replay_free(emu_replay *replay) {
-  for (uint32_t i = 0; i < replay->exec->count; i++)
-    emu_work_release(replay->works[i]);
+  release_snapshot(replay->snapshot);
   release_exec(replay->exec);
   free(replay);
 }
