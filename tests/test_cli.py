@@ -27,11 +27,13 @@ def add_model(tmp_path: Path) -> str:
 
 
 def test_run_of_a_wheel_model_reports_every_node_on_the_ep_and_a_small_error(capsys):
-    assert main(["run", "light_squeezenet", "--device", "emulated", "--runs", "2", "--json"]) == ExitCode.OK
+    assert main(["run", "light_squeezenet", "--device", "emulated", "--runs", "3", "--json"]) == ExitCode.OK
     report = json.loads(capsys.readouterr().out)
     assert report["nodes_on_ep"] == report["nodes"] > 0
     assert report["emulated"] is True
     assert report["launches"] > 0
+    assert report["graph_replays"] == 2  # the first of these runs was still a warm-up
+    assert report["graph_fallbacks"] == {}
     assert 0 < report["error"] <= report["tolerance"]
     assert report["python_calls_in_steady_runs"] == 0
 
@@ -41,6 +43,17 @@ def test_run_prints_a_table(capsys, add_model):
     printed = capsys.readouterr().out
     assert "1 of 1" in printed
     assert "largest error" in printed
+
+
+def test_run_says_why_there_was_no_graph(capsys, tmp_path):
+    values = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])]
+    results = [helper.make_tensor_value_info("y", TensorProto.INT64, [1, "k"])]
+    nodes = [helper.make_node("Abs", ["x"], ["a"]), helper.make_node("NonZero", ["a"], ["y"])]
+    path = tmp_path / "nonzero.onnx"
+    graph = helper.make_graph(nodes, "nonzero", values, results)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    assert main(["run", str(path), "--device", "emulated", "--runs", "5"]) == ExitCode.OK
+    assert "4 not: read_back" in capsys.readouterr().out
 
 
 def test_run_takes_inputs_from_files(capsys, add_model, tmp_path):
@@ -77,9 +90,12 @@ def test_a_truncated_model_ends_with_the_model_code(capsys, add_model, tmp_path)
 
 def test_explain_names_each_node_and_why_it_runs_elsewhere(capsys, tmp_path):
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 2]) for name in "xy"]
-    nodes = [helper.make_node("Relu", ["x"], ["r"], name="first"), helper.make_node("Det", ["s"], ["y"], name="last")]
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"], name="first"),
+        helper.make_node("Cast", ["s"], ["y"], name="last", to=8),
+    ]
     nodes.insert(1, helper.make_node("Sinh", ["r"], ["s"], name="middle"))
-    values[1] = helper.make_tensor_value_info("y", TensorProto.FLOAT, [])
+    values[1] = helper.make_tensor_value_info("y", TensorProto.STRING, [2, 2])
     graph = helper.make_graph(nodes, "mixed", values[:1], values[1:])
     path = tmp_path / "mixed.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
@@ -87,7 +103,7 @@ def test_explain_names_each_node_and_why_it_runs_elsewhere(capsys, tmp_path):
     verdicts = {verdict["name"]: verdict for verdict in json.loads(capsys.readouterr().out)}
     assert verdicts["first"]["supported"]
     assert not verdicts["last"]["supported"]
-    assert "Det" in verdicts["last"]["reason"]
+    assert "a cast to STRING" in verdicts["last"]["reason"]
 
 
 def test_info_reports_versions_devices_and_the_cache(capsys):

@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class RunReport:
-    """Times in seconds; `launches` per steady run; `error` is max|a-b|/max|b| against the CPU provider over the
-    compared outputs."""
+    """Times in seconds; `launches` per steady run; `graph_fallbacks` has how often clusters ran without a CUDA graph
+    when warm, by reason; `error` is max|a-b|/max|b| against the CPU provider over the compared outputs."""
 
     model: str
     device: str
@@ -59,6 +59,8 @@ class RunReport:
     nodes_on_ep: int
     launches: int
     library_calls: int
+    graph_replays: int
+    graph_fallbacks: dict[str, int]
     first_run: float
     median_run: float | None
     cpu_run: float
@@ -133,6 +135,8 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
         nodes_on_ep=on_ep,
         launches=(after["launches"] - steady["launches"]) // runs,
         library_calls=(after["library_calls"] - steady["library_calls"]) // runs,
+        graph_replays=after["graph_replays"] - steady["graph_replays"],
+        graph_fallbacks=_fallbacks(steady, after),
         first_run=first_run,
         median_run=statistics.median(times) if times else None,
         cpu_run=cpu_run,
@@ -153,6 +157,7 @@ def print_table(report: RunReport) -> None:
         ("nodes on the EP", f"{report.nodes_on_ep} of {report.nodes}"),
         ("launches per run", report.launches),
         ("library calls per run", report.library_calls),
+        ("CUDA graph replays", _graphs(report)),
         ("session and first run", f"{report.first_run:.2f} s ({report.kernels_compiled} kernels compiled)"),
         ("run (median)", median),
         ("CPU provider", f"{report.cpu_run * 1e3:.2f} ms"),
@@ -162,6 +167,17 @@ def print_table(report: RunReport) -> None:
     for name, value in rows:
         table.add_row(name, str(value))
     Console(file=sys.stdout).print(table)
+
+
+def _fallbacks(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    prefix = "graph_fallbacks_"
+    found = {name.removeprefix(prefix): after[name] - before[name] for name in after if name.startswith(prefix)}
+    return {reason: times for reason, times in found.items() if times}
+
+
+def _graphs(report: RunReport) -> str:
+    reasons = "".join(f", {times} not: {reason}" for reason, times in report.graph_fallbacks.items())
+    return f"{report.graph_replays}{reasons}"
 
 
 def _device_name(emulate: bool) -> str:
