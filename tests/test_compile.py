@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kernel_launch import kernel, run
 from ort_cuda_plugin.runtime import host_intrinsics, host_math
-from ort_cuda_plugin.runtime.compile import KernelCompileError, compile_kernel, emulated_ir
+from ort_cuda_plugin.runtime.compile import KernelCompileError, compile_kernel, emulated_ir, kernel_ir
 from ort_cuda_plugin.runtime.elf import Elf
 from ort_cuda_plugin.runtime.host_ir import opaque_pointers
 from ort_cuda_plugin.runtime.kernel import KernelSpec
@@ -287,7 +287,7 @@ def kernel(x, count, k):
     atomic_add_i32(count, 0, 1)
 """,
     )
-    text = emulated_ir(spec, check=True).text
+    text = emulated_ir(spec, kernel_ir(spec), check=True).text
     body = text[text.index("@ocp.body") : text.index("\n}")]
     assert body.count("call void @ocp_emu_check_store") == 1
     assert body.count("call void @ocp_emu_check_load") >= 1
@@ -416,7 +416,7 @@ def kernel(größe, y, n):
     x = np.linspace(-1, 1, 64).astype(np.float32)
     _, y = run(spec, (1, 1, 1), (64, 1, 1), x, np.zeros(64, np.float32), 64)
     np.testing.assert_allclose(y, np.exp(x) + x.reshape(32, 2)[:, ::-1].ravel(), rtol=1e-6)
-    assert emulated_ir(spec, check=True).text.count("call void @ocp_emu_check_") == 2
+    assert emulated_ir(spec, kernel_ir(spec), check=True).text.count("call void @ocp_emu_check_") == 2
 
 
 @pytest.mark.parametrize(

@@ -87,8 +87,8 @@ def test_many_kernels_are_compiled_with_and_without_a_helper(
     used = []
     start = kernel_library.start_workers
 
-    def record(seconds: float) -> list[object]:
-        started = start(seconds)
+    def record(seconds: float, cache: KernelCache) -> list[object]:
+        started = start(seconds, cache)
         used.extend(started)
         return started
 
@@ -105,7 +105,7 @@ def test_the_longest_kernels_come_first_and_targets_of_a_kernel_stay_together() 
     long = kernel("long", ("*f32",), spec_number(1).source + "    x[1] = float32(2)\n" * 50)
     made = KernelSpec("affine", ("*f32", "*f32", "i32"), factory="compile_kernels:affine")
     jobs = [(spec, target) for target in (emulated, Target.cuda(9, 0)) for spec in (spec_number(1), long, made)]
-    compilation = kernel_library.Compilation(jobs, lambda index, image: None)
+    compilation = kernel_library.Compilation(jobs, lambda index, image: None, KernelCache())
     assert list(compilation.take()) == [2, 5, 1, 4, 0, 3]
     assert compilation.seconds > 0.4
 
@@ -117,14 +117,39 @@ def test_a_program_that_embeds_python_is_not_started_as_helper(
     from ort_cuda_plugin.runtime.compile_worker import WorkerClient
 
     monkeypatch.setattr(sys, "executable", executable)
-    assert WorkerClient.start() is None
+    assert WorkerClient.start(KernelCache()) is None
 
 
-def test_a_helper_gives_the_same_image_and_no_error_hides_in_it() -> None:
+def test_ir_is_kept_for_all_targets_so_that_numba_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ort_cuda_plugin.runtime import compile as pipeline
+
+    ran = []
+    front_end = pipeline.kernel_ir
+    monkeypatch.setattr(pipeline, "kernel_ir", lambda spec: ran.append(spec) or front_end(spec))
+    params = (("offset", 1.0), ("mode", "scaled"))
+    made = KernelSpec("affine", ("*f32", "*f32", "i32"), factory="compile_kernels:affine", params=params)
+    specs = [spec_number(7), made]
+    targets = (emulated, Target.emulated(check=True), Target.cuda(9, 0))
+    kept = [library(tmp_path)[0].get(spec, target) for target in targets for spec in specs]
+    assert ran == specs
+    assert kept == [pipeline.compile_kernel(spec, target) for target in targets for spec in specs]
+
+
+def test_damaged_ir_is_made_again(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+    cache.store_ir("key", ["name", "module"])
+    assert cache.load_ir("key") == ["name", "module"]
+    data = bytearray(cache.path("key").read_bytes())
+    data[-1] ^= 1
+    cache.path("key").write_bytes(data)
+    assert cache.load_ir("key") is None
+
+
+def test_a_helper_gives_the_same_image_and_no_error_hides_in_it(tmp_path: Path) -> None:
     from ort_cuda_plugin.runtime.compile import compile_kernel
     from ort_cuda_plugin.runtime.compile_worker import WorkerClient
 
-    worker = WorkerClient.start()
+    worker = WorkerClient.start(KernelCache(tmp_path))
     assert worker is not None
     worker.wait_ready()
     assert worker.compile(kernel("wrong", ("*f32",), "def kernel(x):\n    nothing()\n"), emulated) is None
@@ -162,14 +187,17 @@ def test_a_key_depends_on_spec_target_and_tools(monkeypatch: pytest.MonkeyPatch)
     assert len(set(keys)) == len(keys)
     assert keys == [kernel_key(*variant) for variant in variants]
     cache_module.toolchain_digest.cache_clear()
+    cache_module.front_end_digest.cache_clear()
     monkeypatch.setattr(cache_module.importlib.metadata, "version", lambda tool: "0.0")
     assert kernel_key(spec, emulated) != keys[0]
     monkeypatch.undo()
     cache_module.toolchain_digest.cache_clear()
+    cache_module.front_end_digest.cache_clear()
     monkeypatch.setattr(cache_module, "host_cpu", lambda: "another")
     assert kernel_key(spec, emulated) != keys[0]
     assert kernel_key(spec, Target.cuda(9, 0)) == keys[2]
     cache_module.toolchain_digest.cache_clear()
+    cache_module.front_end_digest.cache_clear()
 
 
 def test_a_factory_key_depends_on_the_module_and_on_what_it_imports(
@@ -233,7 +261,7 @@ def test_an_entry_comes_back_as_it_was(tmp_path: Path) -> None:
 def test_a_damaged_entry_is_a_miss_and_is_replaced(tmp_path: Path, damage: str) -> None:
     target, counts = library(tmp_path)
     target.get(spec_number(1), emulated)
-    (path,) = tmp_path.iterdir()
+    path = target.cache.path(kernel_key(spec_number(1), emulated))
     good = path.read_bytes()
     middle = len(good) // 2
     path.write_bytes(

@@ -1,4 +1,4 @@
-"""The disk cache of compiled kernels, shared by all processes of a user.
+"""The disk cache of compiled kernels and of their IR, shared by all processes of a user.
 
 An entry's file name is a hash of all that its contents depend on. The folder has mode 0700 and belongs to the user,
 because what it holds is executed. Nothing here imports Numba or llvmlite.
@@ -19,6 +19,8 @@ import stat
 import struct
 import tempfile
 import time
+import zlib
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -43,37 +45,48 @@ def kernel_key(spec: KernelSpec, target: Target) -> str:
 
     Raises ValueError for a factory in a module that does not exist.
     """
-    parts = [spec.digest, target.arch, toolchain_digest(target.is_emulated)]
-    if spec.factory:
-        parts.append(module_digest(spec.factory.partition(":")[0]))
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return joined_digest(spec, target.arch, toolchain_digest(target.is_emulated))
 
 
-@lru_cache(maxsize=2)
-def toolchain_digest(emulated: bool) -> str:
-    """Hash of the versions of the tools, of our own pipeline's source, and for the emulated device of the CPU."""
-    digest = hashlib.sha256()
-    tools = ["numba", "numba-cuda", "llvmlite"]
-    tools += [] if emulated else ["nvidia-nvvm", "nvidia-nvjitlink", "cuda-core"]
+def ir_key(spec: KernelSpec) -> str:
+    """Hex hash of all that a kernel's IR depends on; it is the same for every target. Raises as `kernel_key`."""
+    return joined_digest(spec, "ir", front_end_digest())
+
+
+def joined_digest(spec: KernelSpec, *parts: str) -> str:
+    of_module = [module_digest(spec.factory.partition(":")[0])] if spec.factory else []
+    return hashlib.sha256("\0".join([spec.digest, *parts, *of_module]).encode()).hexdigest()
+
+
+def update_with_versions(digest: hashlib._Hash, tools: Sequence[str]) -> None:
     for tool in tools:
         try:
             digest.update(f"{tool} {importlib.metadata.version(tool)}\n".encode())
         except importlib.metadata.PackageNotFoundError:
             digest.update(f"{tool} absent\n".encode())
-    runtime = Path(__file__).parent
-    names = (
-        "compile.py",
-        "host_ir.py",
-        "host_entry.py",
-        "host_intrinsics.py",
-        "host_math.py",
-        "targets.py",
-        "kernel.py",
-    )
-    kernels = runtime.parent / "kernels"
-    for path in [*(runtime / name for name in names), kernels / "intrinsics.py", kernels / "small_floats.py"]:
-        digest.update(path.read_bytes())
     digest.update(platform.python_version().encode())
+
+
+@lru_cache(maxsize=1)
+def front_end_digest() -> str:
+    """Hash of the versions of Numba and of our own source that turns a kernel into IR."""
+    digest = hashlib.sha256()
+    update_with_versions(digest, ["numba", "numba-cuda", "llvmlite"])
+    runtime = Path(__file__).parent
+    kernels = runtime.parent / "kernels"
+    for path in (runtime / "compile.py", runtime / "kernel.py", kernels / "intrinsics.py", kernels / "small_floats.py"):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=2)
+def toolchain_digest(emulated: bool) -> str:
+    """Hash of the versions of the tools, of our own pipeline's source, and for the emulated device of the CPU."""
+    digest = hashlib.sha256(front_end_digest().encode())
+    update_with_versions(digest, [] if emulated else ["nvidia-nvvm", "nvidia-nvjitlink", "cuda-core"])
+    runtime = Path(__file__).parent
+    for name in ("host_ir.py", "host_entry.py", "host_intrinsics.py", "host_math.py", "targets.py"):
+        digest.update((runtime / name).read_bytes())
     if emulated:
         digest.update(host_cpu().encode())
     return digest.hexdigest()
@@ -197,7 +210,25 @@ class KernelCache:
         return self.folder / f"{key}{entry_suffix}"
 
     def load(self, key: str, target: Target) -> KernelImage | None:
-        """The entry, or None where there is none or it is damaged."""
+        """The kernel, or None where there is none or its entry is damaged."""
+        body = self.read(key)
+        return None if body is None else decode(body, target)
+
+    def store(self, key: str, image: KernelImage) -> None:
+        """Keeps a kernel."""
+        self.write(key, encode(image))
+
+    def load_ir(self, key: str) -> list[str] | None:
+        """The texts of an IR, or None where there are none or their entry is damaged."""
+        body = self.read(key)
+        return None if body is None else [str(text) for text in json.loads(zlib.decompress(body))]
+
+    def store_ir(self, key: str, texts: Sequence[str]) -> None:
+        """Keeps the texts of an IR."""
+        self.write(key, zlib.compress(json.dumps(list(texts)).encode(), 1))
+
+    def read(self, key: str) -> bytes | None:
+        """What an entry holds, or None where there is none or it is damaged."""
         if not self.usable:
             return None
         path = self.path(key)
@@ -205,24 +236,24 @@ class KernelCache:
             data = path.read_bytes()
         except OSError:
             return None
-        image = decode(data, target)
-        if image is None:
+        start = len(entry_magic) + 32
+        if not data.startswith(entry_magic) or hashlib.sha256(data[start:]).digest() != data[len(entry_magic) : start]:
             logger.info("kernel cache entry %s is damaged; compiling again", path)
             return None
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > touch_after_seconds:
                 os.utime(path)
-        return image
+        return data[start:]
 
-    def store(self, key: str, image: KernelImage) -> None:
-        """Writes the entry atomically: a reader sees all of it or nothing."""
+    def write(self, key: str, body: bytes) -> None:
+        """Writes an entry atomically: a reader sees all of it or nothing."""
         if not self.usable:
             return
         try:
             descriptor, temporary = tempfile.mkstemp(dir=self.folder, suffix=".part")
             try:
                 with os.fdopen(descriptor, "wb") as file:
-                    file.write(encode(image))
+                    file.write(entry_magic + hashlib.sha256(body).digest() + body)
                 os.replace(temporary, self.path(key))
             except BaseException:
                 os.unlink(temporary)
@@ -255,20 +286,15 @@ class KernelCache:
                 return
 
 
-# ---- entries: magic, SHA-256 of the rest, three lengths, JSON, image, PTX ----
+# ---- entries: magic, SHA-256 of the rest; of a kernel then three lengths, JSON, image, PTX ----
 
 
 def encode(image: KernelImage) -> bytes:
     header = json.dumps({"entry": image.entry, "metadata": dict(image.metadata)}).encode()
-    body = struct.pack("<III", len(header), len(image.data), len(image.ptx)) + header + image.data + image.ptx
-    return entry_magic + hashlib.sha256(body).digest() + body
+    return struct.pack("<III", len(header), len(image.data), len(image.ptx)) + header + image.data + image.ptx
 
 
-def decode(data: bytes, target: Target) -> KernelImage | None:
-    start = len(entry_magic) + 32
-    body = data[start:]
-    if not data.startswith(entry_magic) or hashlib.sha256(body).digest() != data[len(entry_magic) : start]:
-        return None
+def decode(body: bytes, target: Target) -> KernelImage:
     header_bytes, image_bytes, ptx_bytes = struct.unpack_from("<III", body)
     image_start = 12 + header_bytes
     ptx_start = image_start + image_bytes

@@ -30,6 +30,7 @@ from numba.cuda.cudadrv import nvrtc, nvvm
 
 from ort_cuda_plugin.kernels import intrinsics
 from ort_cuda_plugin.runtime import host_entry, host_ir
+from ort_cuda_plugin.runtime.cache import KernelCache, ir_key
 from ort_cuda_plugin.runtime.elf import Elf
 from ort_cuda_plugin.runtime.kernel import KernelSpec
 from ort_cuda_plugin.runtime.targets import KernelImage, Target
@@ -74,11 +75,15 @@ class KernelCompileError(Exception):
         self.spec, self.filename, self.line = spec, filename, line
 
 
-def compile_kernel(spec: KernelSpec, target: Target) -> KernelImage:
-    """Compiles one kernel. Raises KernelCompileError. Takes no device; safe to call from several threads."""
+def compile_kernel(spec: KernelSpec, target: Target, cache: KernelCache | None = None) -> KernelImage:
+    """Compiles one kernel. Raises KernelCompileError. Takes no device; safe to call from several threads.
+
+    Where ``cache`` has the kernel's IR, Numba does not run; where it has not, it gets it.
+    """
     # Numba's own lock, for the seam in kernel_ir: what else this process compiles must not see it.
     with global_compiler_lock:
-        return compile_emulated(spec, target) if target.is_emulated else compile_cuda(spec, target)
+        ir = kernel_ir(spec) if cache is None else cached_ir(spec, cache)
+        return compile_emulated(spec, ir, target) if target.is_emulated else compile_cuda(spec, ir, target)
 
 
 # ---- Python function ----
@@ -192,6 +197,19 @@ def kernel_ir(spec: KernelSpec) -> KernelIR:
         dispatcher.get_current_device = current_device
 
 
+def cached_ir(spec: KernelSpec, cache: KernelCache) -> KernelIR:
+    try:
+        key = ir_key(spec)
+    except ValueError:  # kernel_function says it better
+        return kernel_ir(spec)
+    texts = cache.load_ir(key)
+    if texts is not None:
+        return KernelIR(tuple(texts[1:]), texts[0])
+    ir = kernel_ir(spec)
+    cache.store_ir(key, [ir.mangled_name, *ir.modules])
+    return ir
+
+
 max_error_lines = 20
 
 
@@ -215,11 +233,10 @@ def explain(function: Callable[..., None], error: Exception) -> tuple[str, int, 
 # ---- GPU ----
 
 
-def compile_cuda(spec: KernelSpec, target: Target) -> KernelImage:
+def compile_cuda(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:
     """The image is a cubin; PTX, which the driver compiles, where the architecture is newer than the toolkit."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
-    ir = kernel_ir(spec)
     modules = [text.replace(ir.mangled_name, spec.symbol) for text in ir.modules]
     try:
         arch = nvrtc.get_arch_option(*target.compute_capability)
@@ -305,9 +322,8 @@ def inline_into_kernel(ir: KernelIR, shared: host_ir.SharedMemory) -> str:
     return str(main)
 
 
-def emulated_ir(spec: KernelSpec, check: bool) -> host_ir.KernelText:
+def emulated_ir(spec: KernelSpec, ir: KernelIR, check: bool) -> host_ir.KernelText:
     """The kernel's module for the emulated device, before optimisation."""
-    ir = kernel_ir(spec)
     sizes = [0 if entry.startswith("*") else int(entry[1:]) // 8 for entry in spec.signature]
     shared = host_ir.SharedMemory()
     try:
@@ -317,9 +333,9 @@ def emulated_ir(spec: KernelSpec, check: bool) -> host_ir.KernelText:
         raise KernelCompileError(spec, f"the emulated device does not support {error}") from error
 
 
-def optimised_module(spec: KernelSpec, check: bool = False) -> llvm.ModuleRef:
+def optimised_module(spec: KernelSpec, ir: KernelIR, check: bool) -> llvm.ModuleRef:
     """The kernel's module for the emulated device, ready for code generation."""
-    kernel = emulated_ir(spec, check)
+    kernel = emulated_ir(spec, ir, check)
     module = llvm.parse_assembly(kernel.text)
     module.triple = llvm.get_process_triple()
     module.data_layout = str(host_target_machine().target_data)
@@ -332,8 +348,8 @@ def optimised_module(spec: KernelSpec, check: bool = False) -> llvm.ModuleRef:
     return module
 
 
-def compile_emulated(spec: KernelSpec, target: Target) -> KernelImage:
-    module = optimised_module(spec, target.check)
+def compile_emulated(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:
+    module = optimised_module(spec, ir, target.check)
     data = bytearray(host_target_machine().emit_object(module))
     elf = Elf(bytes(data))
     meta = elf.symbol_offset(elf.symbol(f"{spec.symbol}.meta"))

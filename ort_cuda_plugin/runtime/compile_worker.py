@@ -9,8 +9,10 @@ import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from typing import IO, Any
 
+from ort_cuda_plugin.runtime.cache import KernelCache
 from ort_cuda_plugin.runtime.kernel import KernelSpec
 from ort_cuda_plugin.runtime.targets import KernelImage, Target
 
@@ -23,18 +25,18 @@ class WorkerClient:
         self.is_ready = False
 
     @staticmethod
-    def start() -> WorkerClient | None:
+    def start(cache: KernelCache) -> WorkerClient | None:
         """A helper that is importing Numba, or None where this interpreter cannot start one.
 
-        In a program that embeds Python, sys.executable may be that program.
+        It finds and keeps IR in the folder of ``cache``, where that is usable. In a program that embeds Python,
+        sys.executable may be that program.
         """
         if not os.path.basename(sys.executable or "").startswith("python"):
             return None
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+        command = [sys.executable, "-m", __name__, *([str(cache.folder)] if cache.usable else [])]
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-            )
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         except OSError:
             return None
         return WorkerClient(process)
@@ -81,6 +83,7 @@ def main() -> None:
     os.dup2(2, 1)
     from ort_cuda_plugin.runtime.compile import KernelCompileError, compile_kernel
 
+    cache = KernelCache(Path(sys.argv[1])) if len(sys.argv) > 1 else None
     send(replies, "ready")
     while True:
         try:
@@ -88,7 +91,7 @@ def main() -> None:
         except EOFError:
             return
         try:
-            send(replies, compile_kernel(spec, target))
+            send(replies, compile_kernel(spec, target, cache))
         except KernelCompileError as error:
             send(replies, str(error))
 

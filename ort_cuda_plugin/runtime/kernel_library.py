@@ -84,7 +84,7 @@ class KernelLibrary:
                     self.cache.store(missing_keys[index], image)
                     progress(1)
 
-                compile_many(list(missing.values()), keep)
+                compile_many(list(missing.values()), keep, self.cache)
                 self.count("KERNELS_COMPILED", len(missing))
             return [self.images[key] for key in keys]
 
@@ -100,9 +100,10 @@ class Compilation:
     ``done(index, image)`` is called as each job ends, from one thread at a time.
     """
 
-    def __init__(self, jobs: Sequence[Job], done: Callable[[int, KernelImage], None]) -> None:
+    def __init__(self, jobs: Sequence[Job], done: Callable[[int, KernelImage], None], cache: KernelCache) -> None:
         self.jobs = jobs
         self.done = done
+        self.cache = cache
         self.lock = threading.Lock()
         self.images: list[KernelImage | None] = [None] * len(jobs)
         kernels: dict[KernelSpec, list[int]] = {}
@@ -119,7 +120,7 @@ class Compilation:
         from ort_cuda_plugin.runtime.compile import compile_kernel
 
         for index in self.take():
-            self.finish(index, compile_kernel(*self.jobs[index]))
+            self.finish(index, compile_kernel(*self.jobs[index], self.cache))
 
     def run_in(self, worker: WorkerClient) -> None:
         """Ends early where the helper fails; what it could not do is done here, so that its error is raised here."""
@@ -145,14 +146,14 @@ class Compilation:
 
 
 def compile_many(
-    jobs: Sequence[Job], done: Callable[[int, KernelImage], None] = lambda index, image: None
+    jobs: Sequence[Job], done: Callable[[int, KernelImage], None], cache: KernelCache
 ) -> list[KernelImage]:
     """Compiles all, sharing the work with helper processes when it is much. Raises KernelCompileError.
 
-    ``done`` is called with the index of each job as it ends, from one thread at a time.
+    ``done`` is called with the index of each job as it ends, from one thread at a time; ``cache`` has IR, and gets it.
     """
-    compilation = Compilation(jobs, done)
-    workers = start_workers(compilation.seconds)
+    compilation = Compilation(jobs, done, cache)
+    workers = start_workers(compilation.seconds, cache)
     threads = [threading.Thread(target=compilation.run_in, args=(worker,)) for worker in workers]
     try:
         for thread in threads:
@@ -171,7 +172,7 @@ def compile_many(
     return [image for image in compilation.images if image is not None]
 
 
-def start_workers(seconds: float) -> list[WorkerClient]:
+def start_workers(seconds: float, cache: KernelCache) -> list[WorkerClient]:
     """Helpers for so much work beside this process."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     wanted = min(cores - 1, max_workers, int(seconds / worker_pays_seconds))
@@ -179,7 +180,7 @@ def start_workers(seconds: float) -> list[WorkerClient]:
         return []
     from ort_cuda_plugin.runtime.compile_worker import WorkerClient
 
-    return [worker for worker in (WorkerClient.start() for _ in range(wanted)) if worker is not None]
+    return [worker for worker in (WorkerClient.start(cache) for _ in range(wanted)) if worker is not None]
 
 
 # ---- manifest of the kernels that were asked for ----
