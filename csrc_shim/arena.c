@@ -231,17 +231,21 @@ static size_t most_growth(const ocp_arena *arena) {
 }
 
 static size_t planned_bytes(ocp_arena *arena, size_t size, bool exactly) {
-  const size_t most = most_growth(arena);
-  if (exactly || size > most || arena->config.extend_strategy == OCP_EXTEND_SAME_AS_REQUESTED)
+  if (exactly || arena->config.extend_strategy == OCP_EXTEND_SAME_AS_REQUESTED)
     return size;
-  size_t bytes = arena->next_region_bytes;
-  if (!bytes)
-    bytes = ocp_arena_round((size_t)arena->config.initial_chunk_size_bytes, 0);
-  const bool fits = size <= bytes;
+  const size_t most = most_growth(arena);
+  size_t start = arena->next_region_bytes;
+  if (!start)
+    start = ocp_arena_round((size_t)arena->config.initial_chunk_size_bytes, 0);
+  if (size > start && size > most)
+    return size;
+  size_t bytes = start;
   while (bytes < size)
     bytes *= 2;
-  bytes = bytes < most ? bytes : most;
-  arena->next_region_bytes = fits && bytes <= most / 2 ? 2 * bytes : bytes;
+  if (bytes > start && bytes > most)
+    bytes = most;
+  const bool grows = bytes == start && start <= most / 2;
+  arena->next_region_bytes = grows ? 2 * start : bytes < most ? bytes : most;
   return bytes;
 }
 

@@ -31,7 +31,6 @@ static const struct {
     KEY(cuda_mempool_bytes_to_keep_on_shrink, 0, INT64_MAX, 0, "a number of bytes"),
 };
 enum { NUM_KEYS = sizeof keys_known / sizeof *keys_known, MAX_MEM = 5, USE_MEMPOOL = 6 };
-_Static_assert(OCP_ARENA_USE_MEMPOOL_BIT == UINT32_C(1) << USE_MEMPOOL, "the position of the key");
 
 static int64_t *member(ocp_arena_config *config, int index) {
   return (int64_t *)(void *)((char *)config + keys_known[index].offset);
@@ -44,6 +43,15 @@ static int64_t value_of(const ocp_arena_config *config, int index) {
 void ocp_arena_config_defaults(ocp_arena_config *config) {
   for (int i = 0; i < NUM_KEYS; i++)
     *member(config, i) = keys_known[i].initial;
+}
+
+/* "arena.max_mem, arena.extend_strategy": the keys of the bits. */
+static void list_keys(uint32_t bits, char *text, size_t text_bytes) {
+  size_t length = 0;
+  text[0] = 0;
+  for (int i = 0; i < NUM_KEYS; i++)
+    if (bits >> i & 1 && length < text_bytes)
+      length += (size_t)snprintf(text + length, text_bytes - length, "%s%s", length ? ", " : "", keys_known[i].key);
 }
 
 static bool parse_value(int index, const char *text, int64_t *value) {
@@ -76,7 +84,7 @@ static bool parse_value(int index, const char *text, int64_t *value) {
 
 static int unknown_key(const char *key, ocp_error *error) {
   char known[600] = "";
-  ocp_arena_config_names((UINT32_C(1) << NUM_KEYS) - 1, known, sizeof known);
+  list_keys((UINT32_C(1) << NUM_KEYS) - 1, known, sizeof known);
   return ocp_fail(error, ORT_INVALID_ARGUMENT, OCP_EP_NAME " has no option '%.100s'; known: %s", key, known);
 }
 
@@ -96,28 +104,13 @@ int ocp_arena_config_parse(const char *const *keys, const char *const *values, s
   return ORT_OK;
 }
 
-uint32_t ocp_arena_config_differences(const ocp_arena_config *config, const ocp_arena_config *wanted, uint32_t given) {
+/* The keys of `given` for which the two differ. */
+static uint32_t differences(const ocp_arena_config *config, const ocp_arena_config *wanted, uint32_t given) {
   uint32_t differ = 0;
   for (int i = 0; i < NUM_KEYS; i++)
     if (given >> i & 1 && value_of(config, i) != value_of(wanted, i))
       differ |= UINT32_C(1) << i;
   return differ;
-}
-
-uint32_t ocp_arena_config_merge(ocp_arena_config *config, const ocp_arena_config *wanted, uint32_t given) {
-  const uint32_t differ = ocp_arena_config_differences(config, wanted, given);
-  for (int i = 0; i < NUM_KEYS; i++)
-    if (differ >> i & 1)
-      *member(config, i) = value_of(wanted, i);
-  return differ;
-}
-
-void ocp_arena_config_names(uint32_t bits, char *text, size_t text_bytes) {
-  size_t length = 0;
-  text[0] = 0;
-  for (int i = 0; i < NUM_KEYS; i++)
-    if (bits >> i & 1 && length < text_bytes)
-      length += (size_t)snprintf(text + length, text_bytes - length, "%s%s", length ? ", " : "", keys_known[i].key);
 }
 
 /* ---- the arenas that live ---- */
@@ -190,8 +183,8 @@ static bool was_said(bool emulated, int ordinal, const ocp_arena_config *wanted,
     ocp_arena_config wanted;
     uint32_t refused;
   } latest[2][OCP_MAX_DEVICES];
-  const bool same = latest[emulated][ordinal].refused == refused &&
-                    !ocp_arena_config_differences(&latest[emulated][ordinal].wanted, wanted, refused);
+  const bool same =
+      latest[emulated][ordinal].refused == refused && !differences(&latest[emulated][ordinal].wanted, wanted, refused);
   latest[emulated][ordinal].wanted = *wanted;
   latest[emulated][ordinal].refused = refused;
   return same;
@@ -212,15 +205,17 @@ int ocp_arena_configure(int emulated, int ordinal, int memory, const char *const
     return ORT_OK;
   pthread_mutex_lock(&lock);
   settings *s = settings_of(emulated != 0, ordinal, memory);
-  const uint32_t refused = s->given ? ocp_arena_config_differences(&s->config, &wanted, given) : 0;
+  const uint32_t refused = s->given ? differences(&s->config, &wanted, given) : 0;
   if (refused && !was_said(emulated != 0, ordinal, &wanted, refused)) {
     char names[400];
-    ocp_arena_config_names(refused, names, sizeof names);
+    list_keys(refused, names, sizeof names);
     snprintf(warning, OCP_ARENA_WARNING_BYTES,
              "the %s arena of %sCUDA device %d is in use with other values of %s and keeps them",
              memory == OCP_PINNED_MEMORY ? "pinned" : "device", emulated ? "emulated " : "", ordinal, names);
   } else if (!s->given) {
-    ocp_arena_config_merge(&s->config, &wanted, given);
+    for (int i = 0; i < NUM_KEYS; i++)
+      if (given >> i & 1)
+        *member(&s->config, i) = value_of(&wanted, i);
     s->given = given;
     apply(emulated != 0, ordinal, memory, s);
   }

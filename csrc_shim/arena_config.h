@@ -33,7 +33,6 @@ typedef struct ocp_memory_stats {
   int64_t num_shrinkages;   /* shrinks asked for, or made for want of memory */
   int64_t max_alloc_size;   /* bytes */
   int64_t num_bound_chunks; /* free, and still used by work of a stream */
-  int64_t is_mempool;       /* 1: a CUDA memory pool serves */
 } ocp_memory_stats;
 
 void ocp_arena_config_defaults(ocp_arena_config *config);
@@ -42,12 +41,6 @@ void ocp_arena_config_defaults(ocp_arena_config *config);
  * that its key cannot have, is an error that names the key and what it takes. */
 int ocp_arena_config_parse(const char *const *keys, const char *const *values, size_t count, ocp_arena_config *config,
                            uint32_t *given, ocp_error *error);
-/* Takes the members whose bits are set in `given` from `wanted`. Returns the bits of those that differ. */
-uint32_t ocp_arena_config_merge(ocp_arena_config *config, const ocp_arena_config *wanted, uint32_t given);
-uint32_t ocp_arena_config_differences(const ocp_arena_config *config, const ocp_arena_config *wanted, uint32_t given);
-/* "arena.max_mem, arena.extend_strategy": the keys of the bits. */
-void ocp_arena_config_names(uint32_t bits, char *text, size_t text_bytes);
-#define OCP_ARENA_USE_MEMPOOL_BIT (UINT32_C(1) << 6)
 
 /* ---- the living arenas' options: one for each kind of device, ordinal and memory; kept from the first user of an
  * arena to its last, whether the device is open or not ---- */

@@ -149,12 +149,3 @@ int ocp_device_fail(ocp_device *device, CUresult result, const char *what, ocp_e
   }
   return ocp_fail_cuda(error, device->driver, result, what);
 }
-
-void ocp_trim_all(void) {
-  for (int kind = 0; kind < 2; kind++)
-    for (int ordinal = 0; ordinal < OCP_MAX_DEVICES; ordinal++) {
-      ocp_device *device = atomic_load(&devices[kind][ordinal]);
-      if (device)
-        ocp_device_trim(device);
-    }
-}

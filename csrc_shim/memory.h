@@ -85,8 +85,6 @@ void ocp_pinned_free(ocp_device *device, void *address);
 /* Gives memory that no enqueued work uses back to the driver, and the streams that nobody borrows. Returns the bytes of
  * both kinds of memory. */
 int64_t ocp_device_trim(ocp_device *device);
-/* ocp_device_trim of every open device: before the emulator is configured anew, at unregister. */
-void ocp_trim_all(void);
 
 /* Somebody who keeps device memory that he can do without, such as the slabs of instances that no Run is using. When
  * memory runs out, reclaim is called, on any thread that allocates and on none of whose behalf a lock of ours is held;

@@ -220,6 +220,5 @@ void ocp_mempool_add_stats(ocp_device *device, ocp_memory_stats *stats) {
   if (mempool->stats.max_alloc_size > stats->max_alloc_size)
     stats->max_alloc_size = mempool->stats.max_alloc_size;
   stats->total += reserved_bytes(mempool, device);
-  stats->is_mempool = ocp_mempool_is_wanted(mempool);
   pthread_mutex_unlock((pthread_mutex_t *)&mempool->lock);
 }

@@ -178,11 +178,16 @@ static void test_regions_double_up_to_a_largest_one(void) {
 }
 
 static void test_the_first_region_has_its_own_size(void) {
-  configure(OCP_DEVICE_MEMORY, "arena.initial_chunk_size_bytes=65536");
-  const int64_t before = stats().total;
-  CUdeviceptr address = alloc_on(NULL, 100);
-  CHECK(stats().total == before + 65536);
-  free_now(address);
+  static const char *const options[] = {"arena.initial_chunk_size_bytes=65536",
+                                        "arena.initial_chunk_size_bytes=4194304 arena.max_power_of_two_extend_bytes=1"};
+  for (int i = 0; i < 2; i++) {
+    configure(OCP_DEVICE_MEMORY, options[i]);
+    const int64_t before = stats().total;
+    CUdeviceptr address = alloc_on(NULL, 100);
+    CHECK(stats().total == before + (i ? 4 << 20 : 65536));
+    free_now(address);
+    ocp_device_trim(device);
+  }
   configure(OCP_DEVICE_MEMORY, "");
 }
 
