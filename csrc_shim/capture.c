@@ -338,6 +338,40 @@ static void deactivate(ocp_capture_thread *thread) {
   tracked = NULL;
 }
 
+/* The thread's entry for an annotation id, made where there is none yet; NULL: out of memory. */
+static captured *entry_of(ocp_capture_thread *thread, int id) {
+  captured *entry = find_id(thread, id);
+  if (entry || !(entry = calloc(1, sizeof *entry)))
+    return entry;
+  entry->id = id;
+  entry->next = thread->ids;
+  return thread->ids = entry;
+}
+
+static int begin_run(ocp_capture_thread *thread, int id, ocp_error *error) {
+  ocp_device *device = thread->owner->device;
+  const uint32_t enough = thread->owner->warm_runs;
+  pthread_mutex_lock(&thread->lock);
+  captured *entry = entry_of(thread, id);
+  const bool cold = entry && !entry->exec;
+  const bool last = cold && entry->warm_runs + 1 == enough, warm = cold && entry->warm_runs >= enough;
+  pthread_mutex_unlock(&thread->lock);
+  if (!entry)
+    return ocp_fail(error, ORT_FAIL, "out of host memory");
+  if (!warm && !last)
+    return ORT_OK;
+  if (ocp_device_enter(device, error) != ORT_OK || activate(thread, entry, warm, error) != ORT_OK)
+    return error->code;
+  if (!warm)
+    return ORT_OK;
+  const CUresult result =
+      device->driver->StreamBeginCapture(thread->stream->handle, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+  if (result == CUDA_SUCCESS)
+    return ORT_OK;
+  deactivate(thread);
+  return ocp_device_fail(device, result, "capturing a Run: cuStreamBeginCapture", error);
+}
+
 int ocp_capture_run_start(ocp_capture *capture, int id, ocp_error *error) {
   ocp_capture_thread *thread = this_thread(capture, error);
   if (!thread)
@@ -345,32 +379,10 @@ int ocp_capture_run_start(ocp_capture *capture, int id, ocp_error *error) {
   thread->computations = 0;
   atomic_store(&thread->failed, false);
   running = thread;
-  if (id == OCP_NO_CAPTURE)
-    return ORT_OK;
-  pthread_mutex_lock(&thread->lock);
-  captured *entry = find_id(thread, id);
-  if (!entry && (entry = calloc(1, sizeof *entry))) {
-    entry->id = id;
-    entry->next = thread->ids;
-    thread->ids = entry;
-  }
-  const bool warm = entry && !entry->exec && entry->warm_runs >= capture->warm_runs;
-  const bool last = entry && !entry->exec && entry->warm_runs + 1 == capture->warm_runs;
-  pthread_mutex_unlock(&thread->lock);
-  if (!entry)
-    return ocp_fail(error, ORT_FAIL, "out of host memory");
-  if (!warm && !last)
-    return ORT_OK;
-  if (ocp_device_enter(capture->device, error) != ORT_OK)
-    return error->code;
-  if (activate(thread, entry, warm, error) != ORT_OK || last)
-    return error->code;
-  const CUresult result =
-      capture->device->driver->StreamBeginCapture(thread->stream->handle, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
-  if (result == CUDA_SUCCESS)
-    return ORT_OK;
-  deactivate(thread);
-  return ocp_device_fail(capture->device, result, "capturing a Run: cuStreamBeginCapture", error);
+  const int code = id == OCP_NO_CAPTURE ? ORT_OK : begin_run(thread, id, error);
+  if (code != ORT_OK)
+    running = NULL; /* ORT ends no Run that did not start */
+  return code;
 }
 
 static int launch(ocp_capture_thread *thread, const captured *entry, ocp_error *error) {

@@ -253,7 +253,7 @@ CUresult emu_stream_begin_capture(CUstream stream, int mode) {
     return result;
   if (mode < CU_STREAM_CAPTURE_MODE_GLOBAL || mode > CU_STREAM_CAPTURE_MODE_RELAXED)
     return CUDA_ERROR_INVALID_VALUE;
-  if (!stream)
+  if (emu_stream_of(device, stream) == &device->legacy)
     return emu_fail(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "the null stream cannot capture");
   struct emu_capture *capture = calloc(1, sizeof *capture);
   CUgraph graph = emu_graph_make(stream->device);
@@ -310,8 +310,9 @@ CUresult emu_stream_end_capture(CUstream stream, CUgraph *graph) {
   CUresult result = emu_enter(&device);
   if (result)
     return result;
-  if (!stream || !graph)
+  if (!graph)
     return CUDA_ERROR_INVALID_VALUE;
+  stream = emu_stream_of(device, stream);
   *graph = NULL;
   emu_streams_lock(); /* finish() visits the streams */
   pthread_mutex_lock(&lock);
@@ -329,10 +330,10 @@ CUresult emu_stream_is_capturing(CUstream stream, int *status) {
   if (!status)
     return CUDA_ERROR_INVALID_VALUE;
   *status = CU_STREAM_CAPTURE_STATUS_NONE;
-  if (!stream || !any())
+  if (!any())
     return CUDA_SUCCESS;
   pthread_mutex_lock(&lock);
-  const struct emu_capture *capture = capture_of(stream);
+  const struct emu_capture *capture = capture_of(emu_stream_of(device, stream));
   if (capture)
     *status = capture->invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
   pthread_mutex_unlock(&lock);

@@ -242,6 +242,14 @@ def test_capture_on_the_stream_of_the_application() -> None:
         gc.collect()
 
 
+def test_the_default_stream_cannot_be_captured() -> None:
+    bound = Bound(captured(user_compute_stream="0"), {"a": vector(8, 1), "b": vector(8, 2)}, {"c": vector(8, 0)})
+    with pytest.raises(Exception, match="cuStreamBeginCapture"):
+        bound.run()
+    bound.options.add_run_config_entry("gpu_graph_id", "-1")
+    np.testing.assert_array_equal(bound.run(), vector(8, 6))
+
+
 def test_what_cannot_be_captured_is_an_error_that_says_what_to_do() -> None:
     session = captured()
     x = vector(10, 1)
