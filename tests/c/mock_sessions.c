@@ -135,8 +135,11 @@ static void *run_many(void *argument) {
   session *s = argument;
   unsigned seed = s->seed;
   OrtSyncStream stream = make_stream();
-  for (int run = 0; run < s->runs; run++)
+  for (int run = 0; run < s->runs; run++) {
     run_once(s, run % 8 == 7 ? NULL : &stream, &seed);
+    if (run % 16 == 5) /* as the run option memory.enable_memory_arena_shrinkage does */
+      check_ok(device_allocator->Shrink(device_allocator));
+  }
   stream.impl->Release(stream.impl);
   return NULL;
 }
