@@ -120,10 +120,13 @@ def test_dead_bytes_behind_a_chunk_are_bounded() -> None:
     run(code.format(limit=1 << 14, size=960 << 10))
 
 
-def test_environment_and_shared_allocators_configure_the_arena(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [[], ["bad"]], ids=["good", "bad"])
+def test_environment_and_shared_allocators_configure_the_arena(mode: list[str], tmp_path: Path) -> None:
     host = build_host("arena_host", tmp_path)
     environment = {"ORT_CUDA_PLUGIN_PYTHON": sys.executable}
-    done = subprocess.run([host, get_library_path()], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [host, get_library_path(), *mode], env=environment, capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 

@@ -1,7 +1,7 @@
 /* An application in C that configures the plugin's arena through ONNX Runtime's environment and through shared
  * allocators, and asks allocators for statistics.
  *
- *   arena_host LIBRARY */
+ *   arena_host LIBRARY [bad]    "bad": the environment has a key that does not exist */
 #include "ort_abi.h"
 
 #include <stdio.h>
@@ -58,8 +58,8 @@ static long long stat_of(const OrtAllocator *allocator, const char *name) {
   return value;
 }
 
-static OrtEnv *create_env(void) {
-  OrtKeyValuePairs *entries = pairs("ep_factory.CudaPluginExecutionProvider.arena.max_mem", "8000000");
+static OrtEnv *create_env(const char *key) {
+  OrtKeyValuePairs *entries = pairs(key, "8000000");
   api->AddKeyValuePair(entries, "ep_factory.CudaPluginExecutionProvider.use_tf32", "0"); /* the provider's */
   api->AddKeyValuePair(entries, "ep_factory.Other.arena.max_mem", "5");
   struct OrtEnvCreationOptions options = {.version = 24,
@@ -130,11 +130,23 @@ static void test_a_mempool_can_be_asked_for(OrtEnv *env, const OrtEpDevice *devi
   REQUIRE(stat_of(allocator, "InUse") == 0);
 }
 
+static int test_a_bad_key_of_the_environment_fails_the_registration(const char *library) {
+  OrtEnv *env = create_env("ep_factory.CudaPluginExecutionProvider.arena.max_memory");
+  OrtStatus *status = api->RegisterExecutionProviderLibrary(env, "cuda.virtual", library);
+  REQUIRE(status && strstr(api->GetErrorMessage(status), "has no option 'arena.max_memory'"));
+  api->ReleaseStatus(status);
+  api->ReleaseEnv(env);
+  puts("ok");
+  return 0;
+}
+
 int main(int argc, char **argv) {
-  REQUIRE(argc == 2);
+  REQUIRE(argc == 2 || argc == 3);
   const uint32_t number = (uint32_t)strtoul(OrtGetApiBase()->GetVersionString() + 2, NULL, 10);
   api = OrtGetApiBase()->GetApi(number < OCP_NEWEST_API ? number : OCP_NEWEST_API);
-  OrtEnv *env = create_env();
+  if (argc == 3)
+    return test_a_bad_key_of_the_environment_fails_the_registration(argv[1]);
+  OrtEnv *env = create_env("ep_factory.CudaPluginExecutionProvider.arena.max_mem");
   CALL(RegisterExecutionProviderLibrary, env, "cuda.virtual", argv[1]);
   const OrtEpDevice *const *devices, *device = NULL;
   size_t count;
