@@ -17,6 +17,8 @@ struct CUgraphExec_st {
   pthread_mutex_t lock;  /* guards the snapshot */
   uint64_t identity;     /* of the graph it was made from */
   emu_device *device;
+  pthread_mutex_t running;           /* inline: held while a launch runs */
+  uint64_t num_queued, num_finished; /* adversarial: launches; under emu_order */
   emu_snapshot *snapshot;
   uint32_t count;
   struct {
@@ -29,6 +31,7 @@ struct emu_replay {
   struct CUgraphExec_st *exec;
   CUresult result;
   uint32_t done;
+  uint64_t number;        /* among the queued ones of the executable graph, from 1; 0: not queued */
   emu_snapshot *snapshot; /* as it was at the launch */
   bool ran[];
 };
@@ -57,6 +60,7 @@ static void release_exec(struct CUgraphExec_st *exec) {
   for (uint32_t i = 0; i < exec->count; i++)
     free(exec->nodes[i].before);
   pthread_mutex_destroy(&exec->lock);
+  pthread_mutex_destroy(&exec->running);
   free(exec);
 }
 
@@ -72,6 +76,7 @@ CUresult emu_graph_instantiate(CUgraphExec *out, CUgraph graph, unsigned long lo
     return CUDA_ERROR_OUT_OF_MEMORY;
   atomic_store(&exec->references, 1);
   pthread_mutex_init(&exec->lock, NULL);
+  pthread_mutex_init(&exec->running, NULL);
   exec->snapshot = make_snapshot(graph->count);
   if (!exec->snapshot) {
     release_exec(exec);
@@ -240,9 +245,23 @@ bool emu_replay_step(emu_replay *replay, emu_device *device, const emu_clock *cl
   return true;
 }
 
+CUresult emu_replay_run(emu_replay *replay, emu_device *device, const emu_clock *clock) {
+  pthread_mutex_lock(&replay->exec->running);
+  while (emu_replay_step(replay, device, clock, NULL)) {
+  }
+  pthread_mutex_unlock(&replay->exec->running);
+  return replay->result;
+}
+
+void emu_replay_queued(emu_replay *replay) { replay->number = ++replay->exec->num_queued; }
+
+bool emu_replay_is_next(const emu_replay *replay) { return replay->number == replay->exec->num_finished + 1; }
+
 CUresult emu_replay_result(const emu_replay *replay) { return replay->result; }
 
 void emu_replay_free(emu_replay *replay) {
+  if (replay->number)
+    replay->exec->num_finished++;
   release_snapshot(replay->snapshot);
   release_exec(replay->exec);
   free(replay);

@@ -49,7 +49,8 @@ static bool legacy_allows(const struct CUstream_st *stream) {
 
 static bool is_ready(const struct CUstream_st *stream) {
   const emu_item *item = stream->head;
-  return item && (item->kind != ITEM_WAIT || emu_record_is_done(item->record)) && legacy_allows(stream);
+  return item && (item->kind != ITEM_WAIT || emu_record_is_done(item->record)) &&
+         (item->kind != ITEM_GRAPH || emu_replay_is_next(item->replay)) && legacy_allows(stream);
 }
 
 /* Runs the first item of a stream, or one node of it when it is a graph. After an error of the device nothing runs any
@@ -164,6 +165,7 @@ CUresult emu_queue_replay(CUstream stream, emu_replay *replay) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   item->replay = replay;
+  emu_replay_queued(replay);
   item->clock = emu_clock_tick(stream);
   append(stream, item);
   return atomic_load(&stream->device->error);

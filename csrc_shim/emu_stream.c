@@ -55,9 +55,7 @@ CUresult emu_enqueue_replay(CUstream stream, emu_replay *replay) {
   }
   pthread_mutex_lock(&stream->lock);
   emu_clock *clock = emu_clock_tick(stream);
-  while (emu_replay_step(replay, stream->device, clock, NULL)) {
-  }
-  result = emu_replay_result(replay);
+  result = emu_replay_run(replay, stream->device, clock);
   emu_note_error(stream->device, result);
   emu_clock_free(clock);
   pthread_mutex_unlock(&stream->lock);

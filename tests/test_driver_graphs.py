@@ -129,6 +129,26 @@ def test_parameters_of_a_kernel_node_can_change_and_launches_on_their_way_keep_t
     graph.destroy()
 
 
+@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize("seed", range(5))
+def test_an_executable_graph_runs_once_at_a_time_whatever_the_streams(name: str, seed: int) -> None:
+    with driver_device(name, seed=seed) as device, load_kernels(device) as kernels:
+        streams = [device.stream() for _ in range(3)]
+        data = device.upload(np.ones(8, np.int32))
+        begin(device, streams[0])
+        affine(kernels, data, 2, 1, streams[0])
+        affine(kernels, data, 1, 10, streams[0])
+        graph = end(device, streams[0])
+        expected = 1
+        for stream in streams * 2:
+            graph.launch(stream)
+            expected = 2 * expected + 11
+        for stream in streams:
+            stream.synchronize()
+        assert (device.download(data) == expected).all()
+        graph.destroy()
+
+
 def test_only_kernel_nodes_of_the_same_graph_can_change(device: Device, kernels: Kernels) -> None:
     stream = device.stream()
     data = device.upload(np.ones(8, np.int32))

@@ -16,7 +16,7 @@ from encoder import encoder, encoder_inputs
 from onnx import helper
 
 import ort_cuda_plugin
-from device_models import add_and_double, model
+from device_models import add_and_double, model, with_cpu_nodes
 from isolated import python
 from ort_cuda_plugin import models
 from ort_cuda_plugin.abi.core import ffi
@@ -240,6 +240,11 @@ def test_capture_on_the_stream_of_the_application() -> None:
         assert (found["graph_captures"], found["graph_replays"]) == (1, 4)
         del binding, session
         gc.collect()
+
+
+def test_a_model_with_nodes_elsewhere_is_refused_by_onnxruntime() -> None:
+    with pytest.raises(Exception, match="graph capture"):
+        captured(with_cpu_nodes(1))
 
 
 def test_the_default_stream_cannot_be_captured() -> None:
