@@ -16,12 +16,13 @@ static void fall_back(ocp_counter reason) {
   ocp_count(reason, 1);
 }
 
-/* The reason for this and all later Runs of the instance; said once. */
-static void refuse(ocp_instance *instance, ocp_counter reason, const ocp_error *error) {
+/* The reason for this and all later Runs of the instance; a cluster says the first one. */
+static void refuse(ocp_cluster *cluster, ocp_instance *instance, ocp_counter reason, const ocp_error *error) {
   char text[1200];
   instance->graph_refused = reason;
-  snprintf(text, sizeof text, "%.100s runs without a CUDA graph: %.1000s", instance->variant->cluster_name,
-           error->text);
+  if (atomic_exchange(&cluster->said_refusal, true))
+    return;
+  snprintf(text, sizeof text, "%.100s runs without a CUDA graph: %.1000s", cluster->name, error->text);
   ocp_log(ORT_LOGGING_LEVEL_WARNING, text);
 }
 
@@ -308,7 +309,7 @@ static bool make(ocp_cluster *cluster, ocp_instance *instance, ocp_stream *strea
   if (error.code == ORT_OK)
     ocp_fail_cuda(&error, cluster->device->driver, result, "making a CUDA graph");
   const ocp_counter reason = in_library ? OCP_GRAPH_FALLBACKS_LIBRARY : OCP_GRAPH_FALLBACKS_DRIVER;
-  refuse(instance, reason, &error);
+  refuse(cluster, instance, reason, &error);
   fall_back(reason);
   ocp_graph_release(graph);
   return false;

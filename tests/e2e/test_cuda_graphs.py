@@ -291,13 +291,26 @@ def test_a_size_on_the_device_cannot_be_captured() -> None:
 
 def test_a_steady_session_replays_and_one_option_turns_that_off() -> None:
     x = vector(100, 1)
-    for options, replays in (({}, 3), ({"automatic_cuda_graphs": "0"}, 0), ({"cuda_graph_cache_size": "1"}, 3)):
+    warm = {"min_num_runs_before_cuda_graph_capture": "4"}
+    for options, replays in (({}, 3), ({"automatic_cuda_graphs": "0"}, 0), (warm, 1)):
         session = ort_cuda_plugin.session(add_and_double(), emulate=True, provider_options=options)
         with changes() as found:
             for n in range(5):
                 np.testing.assert_array_equal(session.run(None, {"a": n * x, "b": x})[0], 2 * (n * x + x))
         assert found.get("graph_replays", 0) == replays
         assert found["launches"] == 10
+
+
+def test_a_session_keeps_as_many_graphs_as_its_option_says() -> None:
+    for options, live in (({"cuda_graph_cache_size": "2"}, 2), ({}, 4)):
+        session = ort_cuda_plugin.session(add_and_double(), emulate=True, provider_options=options)
+        for n in (10, 20, 30, 40):
+            for _ in range(3):
+                x = vector(n, n)
+                np.testing.assert_array_equal(session.run(None, {"a": x, "b": x})[0], 4 * x)
+        assert ort_cuda_plugin.counters()["graphs_live"] == live
+        del session
+        gc.collect()
 
 
 def test_bound_runs_are_replays_without_any_change() -> None:
