@@ -151,6 +151,13 @@ void ocp_arena_retain(bool emulated, int ordinal, int memory) {
   pthread_mutex_unlock(&lock);
 }
 
+/* What was refused last. Each session asks for the device's memory and for pinned memory, and both for itself and
+ * through ONNX Runtime: one warning will do. */
+static struct {
+  ocp_arena_config wanted;
+  uint32_t refused;
+} latest[2][OCP_MAX_DEVICES];
+
 bool ocp_arena_release(bool emulated, int ordinal, int memory) {
   pthread_mutex_lock(&lock);
   settings *s = settings_of(emulated, ordinal, memory);
@@ -158,6 +165,7 @@ bool ocp_arena_release(bool emulated, int ordinal, int memory) {
   if (last) {
     ocp_arena_config_defaults(&s->config);
     s->given = 0;
+    latest[emulated][ordinal].refused = 0;
     apply(emulated, ordinal, memory, s);
   }
   pthread_mutex_unlock(&lock);
@@ -176,13 +184,7 @@ int ocp_arena_check(const char *const *keys, const char *const *values, size_t c
   return ocp_arena_config_parse(keys, values, count, &config, &given, error);
 }
 
-/* Each session asks for the device's memory and for pinned memory, and both for itself and through ONNX Runtime: one
- * warning will do. */
 static bool was_said(bool emulated, int ordinal, const ocp_arena_config *wanted, uint32_t refused) {
-  static struct {
-    ocp_arena_config wanted;
-    uint32_t refused;
-  } latest[2][OCP_MAX_DEVICES];
   const bool same =
       latest[emulated][ordinal].refused == refused && !differences(&latest[emulated][ordinal].wanted, wanted, refused);
   latest[emulated][ordinal].wanted = *wanted;

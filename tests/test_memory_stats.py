@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from isolated import python
+from isolated import ROOT, python
 
 CODE = """
 import sys, numpy as np, ort_cuda_plugin as plugin
@@ -50,3 +54,14 @@ def test_weights_are_counted_once_and_slabs_as_planned(tmp_path: Path) -> None:
     onnx.checker.check_model(model)
     onnx.save(model, tmp_path / "model.onnx")
     python(CODE, str(tmp_path / "model.onnx"), env={"CUDA_VISIBLE_DEVICES": "", "ORT_CUDA_PLUGIN_EMULATE": "1"})
+
+
+def test_the_benchmark_tells_of_a_model() -> None:
+    command = [sys.executable, str(ROOT / "bench" / "memory.py"), "light_squeezenet", "--one"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=300)
+    mib = json.loads(done.stdout.splitlines()[-1])
+    assert 4 < mib["weights"] < 6
+    assert mib["alive at once"] <= mib["planned"] < 1.1 * mib["alive at once"]
+    assert mib["weights"] + mib["planned"] < mib["peak in use"] <= mib["peak held"]
+    assert mib["peak held"] < 1.1 * (mib["weights"] + mib["planned"] + mib["in and out"])
