@@ -108,3 +108,36 @@ assert "limit 8388608" in message, message
 run(second, 300)
 """
     run(code)
+
+
+@pytest.mark.parametrize("streams", ["inline", "adversarial"])
+@pytest.mark.parametrize("options", [{}, {"arena.use_cuda_mempool": 1}], ids=["arena", "mempool"])
+def test_threads_that_compete_for_memory_get_right_results_or_a_clear_error(
+    options: dict[str, int], streams: str
+) -> None:
+    code = f"""
+import threading
+options = {options!r}
+sessions = [session(**options) for _ in range(2)]
+failures, done = [], []
+def work(seed):
+    random = np.random.default_rng(seed)
+    for _ in range(12):
+        rows = int(random.choice([50, 400, 400, 900, 2000]))
+        try:
+            run(sessions[seed % 2], rows)
+            done.append(rows)
+        except Exception as error:
+            if "out of memory" not in str(error) and "Allocation failed" not in str(error):
+                failures.append(error)
+threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join(100)
+assert not any(thread.is_alive() for thread in threads)
+assert not failures and len(done) > 20, (failures, len(done))
+run(sessions[0], 2000)
+del sessions
+plugin.unregister()
+assert plugin.counters()["device_bytes_in_use"] == 0
+"""
+    run(code, streams)
