@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,32 +16,18 @@ from ort_cuda_plugin.runtime.kernel_report import ARCHITECTURES, report, sample_
 plain = kernel("plain", ("*f32",), "def kernel(x):\n    x[cuda.threadIdx.x] += float32(1)\n", launch_bounds=64)
 
 
+live = [f"a{i}" for i in range(100)]
 spilling = kernel(
     "spilling",
     ("*f32", "*f32", "i32"),
-    """
-def kernel(x, y, n):
-    i = cuda.grid(1)
-    s = cuda.shared.array(64, float32)
-    a0, a1, a2, a3, a4, a5, a6 = x[i], x[i + 1], x[i + 2], x[i + 3], x[i + 4], x[i + 5], x[i + 6]
-    local = cuda.local.array(64, float32)
-    for j in range(64):
-        local[j] = x[j + n]
-    for j in range(n):
-        b = x[j * 7]
-        a0 += b * a1
-        a1 += b * a2
-        a2 += b * a3
-        a3 += b * a4
-        a4 += b * a5
-        a5 += b * a6
-        a6 += b * a0
-        s[j] = a0 + local[j]
-    cuda.syncthreads()
-    y[i] = a0 + a1 + a2 + a3 + a4 + a5 + a6 + s[n]
-""",
-    max_registers=16,
+    "def kernel(x, y, n):\n    i = cuda.grid(1)\n"
+    + "".join(f"    {name} = x[i + {number}]\n" for number, name in enumerate(live))
+    + "    for j in range(n):\n        b = x[j]\n"
+    + "".join(f"        {name} += b * {after}\n" for name, after in pairwise(live))
+    + f"    y[i] = {' + '.join(live)}\n",
+    launch_bounds=1024,
 )
+"""A block of 1024 threads leaves 64 registers for each."""
 
 
 def uncounted(folder: Path) -> KernelLibrary:

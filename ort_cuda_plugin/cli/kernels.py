@@ -55,12 +55,7 @@ def execute(arguments: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         message = f"no manifest at {arguments.manifest} ({error}): run pytest, which records one, or use --sample"
         raise UserError(ExitCode.USAGE, message) from error
-    # Factories outside the package are those of tests: nothing finds them from here.
-    foreign = [spec for spec in specs if spec.factory and not spec.factory.startswith("ort_cuda_plugin.")]
-    specs = [spec for spec in specs if spec not in foreign]
     console = Console(stderr=True)
-    if foreign:
-        console.print(f"left out: {len(foreign)} kernels that tests define outside the package")
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("compiling", total=len(specs) * len(targets))
         shown = time.monotonic()

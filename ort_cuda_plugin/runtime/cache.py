@@ -6,11 +6,9 @@ because what it holds is executed. Nothing here imports Numba or llvmlite.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import logging
 import os
@@ -34,62 +32,62 @@ max_cache_bytes = 512 << 20
 entry_magic = b"OCPK\x01\n"
 entry_suffix = ".kernel"
 touch_after_seconds = 3600.0
-kernel_package = "ort_cuda_plugin.kernels"
+front_end_sources = ("kernels/intrinsics.py", "kernels/small_floats.py", "runtime/compile.py", "runtime/kernel.py")
+"""The modules of this package that make IR of a kernel's source."""
+back_end_sources = (
+    "runtime/elf.py",
+    "runtime/host_entry.py",
+    "runtime/host_intrinsics.py",
+    "runtime/host_ir.py",
+    "runtime/host_math.py",
+    "runtime/host_vector_math.py",
+    "runtime/targets.py",
+)
+"""Those that make machine code of the IR."""
 
 
 # ---- keys ----
 
 
 def kernel_key(spec: KernelSpec, target: Target) -> str:
-    """Hex hash of the kernel's source, constants and flags, the target, and every tool that turns one into the other.
-
-    Raises ValueError for a factory in a module that does not exist.
-    """
-    return joined_digest(spec, target.arch, toolchain_digest(target.is_emulated))
+    """Hex hash of the kernel's source and options, the target, and every tool that turns one into the other."""
+    return joined_digest(spec.digest, target.arch, toolchain_digest(target.is_emulated))
 
 
 def ir_key(spec: KernelSpec) -> str:
-    """Hex hash of all that a kernel's IR depends on; it is the same for every target. Raises as `kernel_key`."""
-    return joined_digest(spec, "ir", front_end_digest())
+    """Hex hash of all that a kernel's IR depends on; it is the same for every target."""
+    return joined_digest(spec.digest, "ir", front_end_digest())
 
 
-def joined_digest(spec: KernelSpec, *parts: str) -> str:
-    of_module = [module_digest(spec.factory.partition(":")[0])] if spec.factory else []
-    return hashlib.sha256("\0".join([spec.digest, *parts, *of_module]).encode()).hexdigest()
+def joined_digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def update_with_versions(digest: hashlib._Hash, tools: Sequence[str]) -> None:
+def tools_digest(tools: Sequence[str], sources: Sequence[str]) -> str:
+    """Hash of the versions of Python and of distributions, and of modules of this package."""
+    digest = hashlib.sha256(platform.python_version().encode())
     for tool in tools:
         try:
             digest.update(f"{tool} {importlib.metadata.version(tool)}\n".encode())
         except importlib.metadata.PackageNotFoundError:
             digest.update(f"{tool} absent\n".encode())
-    digest.update(platform.python_version().encode())
+    for source in sources:
+        digest.update((Path(__file__).parent.parent / source).read_bytes())
+    return digest.hexdigest()
 
 
 @lru_cache(maxsize=1)
 def front_end_digest() -> str:
-    """Hash of the versions of Numba and of our own source that turns a kernel into IR."""
-    digest = hashlib.sha256()
-    update_with_versions(digest, ["numba", "numba-cuda", "llvmlite"])
-    runtime = Path(__file__).parent
-    kernels = runtime.parent / "kernels"
-    for path in (runtime / "compile.py", runtime / "kernel.py", kernels / "intrinsics.py", kernels / "small_floats.py"):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    """What turns a kernel into IR."""
+    return tools_digest(["numba", "numba-cuda", "llvmlite"], front_end_sources)
 
 
 @lru_cache(maxsize=2)
 def toolchain_digest(emulated: bool) -> str:
-    """Hash of the versions of the tools, of our own pipeline's source, and for the emulated device of the CPU."""
-    digest = hashlib.sha256(front_end_digest().encode())
-    update_with_versions(digest, [] if emulated else ["nvidia-nvvm", "nvidia-nvjitlink", "cuda-core"])
-    runtime = Path(__file__).parent
-    for name in ("host_ir.py", "host_entry.py", "host_intrinsics.py", "host_math.py", "targets.py"):
-        digest.update((runtime / name).read_bytes())
-    if emulated:
-        digest.update(host_cpu().encode())
-    return digest.hexdigest()
+    """What turns a kernel into machine code; that for the emulated device depends on the CPU."""
+    tools = [] if emulated else ["nvidia-nvvm", "nvidia-nvjitlink", "cuda-core"]
+    back_end = tools_digest(tools, back_end_sources)
+    return joined_digest(front_end_digest(), back_end, host_cpu() if emulated else "")
 
 
 def host_cpu() -> str:
@@ -100,56 +98,6 @@ def host_cpu() -> str:
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
     return "\n".join(line for line in first.splitlines() if line.split("\t")[0].rstrip(":") in keys)
-
-
-@lru_cache(maxsize=256)
-def module_digest(name: str) -> str:
-    """Hash of a kernel module's source and of every module of our kernels package that it imports."""
-    digest = hashlib.sha256()
-    pending, seen = [name], {name, f"{kernel_package}.intrinsics"}
-    while pending:
-        module = pending.pop()
-        source = module_source(module)
-        digest.update(f"{module}\0".encode() + source)
-        found = imported_modules(module, source) - seen
-        seen |= found
-        pending += sorted(found)
-    return digest.hexdigest()
-
-
-def module_source(name: str) -> bytes:
-    try:
-        found = importlib.util.find_spec(name)
-    except ImportError as error:
-        raise ValueError(f"no kernel module {name!r}: {error}") from error
-    if found is None or found.origin is None:
-        raise ValueError(f"no kernel module {name!r}")
-    return Path(found.origin).read_bytes()
-
-
-def imported_modules(module: str, source: bytes) -> set[str]:
-    """Modules of the kernels package that a module's source imports, directly or as ``from package import module``."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = module.rsplit(".", node.level)[0] if node.level else ""
-            package = ".".join(filter(None, (base, node.module)))
-            names = [package, *(f"{package}.{alias.name}" for alias in node.names)]
-        else:
-            continue
-        for name in names:
-            if name.startswith(f"{kernel_package}.") and is_module(name):
-                found.add(name)
-    return found
-
-
-def is_module(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # its parent is a module and no package: a name imported from there
-        return False
 
 
 # ---- folder ----

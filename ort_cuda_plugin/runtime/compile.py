@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import dis
-import importlib
 import linecache
 import math
 import re
@@ -100,51 +99,18 @@ def kernel_namespace() -> dict[str, Any]:
 
 
 def kernel_function(spec: KernelSpec) -> Callable[..., None]:
-    """The Python function of the kernel, with every free name resolved."""
-    if spec.source:
-        filename = f"<kernel {spec.symbol}>"
-        linecache.cache[filename] = (len(spec.source), None, spec.source.splitlines(keepends=True), filename)
-        namespace = dict(kernel_namespace())
-        try:
-            exec(compile(spec.source, filename, "exec"), namespace)
-        except SyntaxError as error:
-            raise KernelCompileError(spec, error.msg, filename, error.lineno or 0) from error
-        function = namespace.get("kernel")
-        if not isinstance(function, python_types.FunctionType):
-            raise KernelCompileError(spec, "the source defines no function `kernel`", filename)
-        return function
-    module_name, _, attribute = spec.factory.partition(":")
+    """The Python function of the kernel."""
+    filename = f"<kernel {spec.symbol}>"
+    linecache.cache[filename] = (len(spec.source), None, spec.source.splitlines(keepends=True), filename)
+    namespace = dict(kernel_namespace())
     try:
-        factory = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise KernelCompileError(spec, f"no factory {spec.factory!r}: {error}") from error
-    function = factory(**dict(spec.params))
+        exec(compile(spec.source, filename, "exec"), namespace)
+    except SyntaxError as error:
+        raise KernelCompileError(spec, error.msg, filename, error.lineno or 0) from error
+    function = namespace.get("kernel")
     if not isinstance(function, python_types.FunctionType):
-        raise KernelCompileError(spec, f"{spec.factory} returned {type(function).__name__}, not a function")
-    return bind_names(function, {})
-
-
-def bind_names(
-    function: python_types.FunctionType, done: dict[python_types.FunctionType, Any]
-) -> python_types.FunctionType:
-    """A copy of ``function`` that sees the kernel namespace; plain functions that it calls become device functions."""
-
-    def bound(value: Any) -> Any:
-        if isinstance(value, python_types.FunctionType) and value.__module__ != "math":
-            if value not in done:
-                done[value] = cuda.jit(device=True, forceinline=True)(bind_names(value, done))
-            return done[value]
-        return value
-
-    namespace = {**kernel_namespace(), **function.__globals__}
-    for name in function.__code__.co_names:
-        if name in function.__globals__:
-            namespace[name] = bound(function.__globals__[name])
-    cells = tuple(python_types.CellType(bound(cell.cell_contents)) for cell in function.__closure__ or ())
-    copy = python_types.FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, cells)
-    copy.__module__ = function.__module__
-    copy.__qualname__ = function.__qualname__
-    return copy
+        raise KernelCompileError(spec, "the source defines no function `kernel`", filename)
+    return function
 
 
 # ---- LLVM IR ----
@@ -186,7 +152,6 @@ def kernel_ir(spec: KernelSpec) -> KernelIR:
             device=False,
             abi="numba",
             cc=front_end_compute_capability,
-            fastmath=spec.fast_math,
             launch_bounds=spec.launch_bounds or None,
         )
         return KernelIR(tuple(library.llvm_strs), library._entry_name)
@@ -198,10 +163,7 @@ def kernel_ir(spec: KernelSpec) -> KernelIR:
 
 
 def cached_ir(spec: KernelSpec, cache: KernelCache) -> KernelIR:
-    try:
-        key = ir_key(spec)
-    except ValueError:  # kernel_function says it better
-        return kernel_ir(spec)
+    key = ir_key(spec)
     texts = cache.load_ir(key)
     if texts is not None:
         return KernelIR(tuple(texts[1:]), texts[0])
@@ -240,12 +202,12 @@ def compile_cuda(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:
     modules = [text.replace(ir.mangled_name, spec.symbol) for text in ir.modules]
     try:
         arch = nvrtc.get_arch_option(*target.compute_capability)
-        ptx = nvvm.compile_ir(modules, arch=arch, opt=3, fastmath=spec.fast_math).strip(b"\0 \n")
+        ptx = nvvm.compile_ir(modules, arch=arch, opt=3).strip(b"\0 \n")
     except Exception as error:
         raise KernelCompileError(spec, f"NVVM: {error}") from error
     if target.compute_capability > max(nvrtc.get_supported_ccs()):
         return KernelImage(bytes(ptx) + b"\0", spec.symbol, target, {}, bytes(ptx))
-    options = LinkerOptions(arch=target.arch, max_register_count=spec.max_registers or None, verbose=True)
+    options = LinkerOptions(arch=target.arch, verbose=True)
     linker = Linker(ObjectCode.from_ptx(ptx), options=options)
     try:
         cubin = linker.link("cubin").code

@@ -1,4 +1,4 @@
-"""What identifies one kernel: its Python code, its parameters' types and its compile-time constants.
+"""What identifies one kernel: its Python source and its parameters' types.
 
 Importing this module imports neither Numba nor NumPy: operators make specs on every plan, warm or cold.
 """
@@ -19,65 +19,37 @@ type_pattern = re.compile(
 """Parameter types: pointers to elements of a storage type, and four kinds of scalars."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class KernelSpec:
     """One kernel with all that its machine code depends on, except the target.
 
     ``signature`` has one entry per kernel parameter: ``"*f32"`` is a pointer to float32 (the kernel sees ``*f16`` and
     ``*bf16`` as uint16, smaller floats and ``*b1`` as uint8, ``*i4`` as int8), ``"i32" "i64" "f32" "f64"`` are scalars.
 
-    Exactly one of ``source`` and ``factory`` is given. ``source`` is Python text that defines ``def kernel(...)``.
-    ``factory`` is ``"package.module:function"``; the function is called with ``params`` as keyword arguments, which
-    thereby become compile-time constants, and returns the kernel function. Free names of a kernel are those of
+    ``source`` is Python text that defines ``def kernel(...)``. Its free names are those of
     `ort_cuda_plugin.kernels.intrinsics`, ``cuda``, ``libdevice``, ``math`` and the sized number types.
+    ``launch_bounds`` is the number of threads of the blocks it is launched with (0: unknown).
 
-    ``launch_bounds`` is the number of threads of the blocks it is launched with (0: unknown), ``max_registers`` limits
-    the registers of a thread (0: the compiler decides), ``fast_math`` allows approximate and reassociated float32 math.
-
-    Raises ValueError for a spec that contradicts this.
+    Raises ValueError for a name that is no identifier and for an unknown parameter type.
     """
 
     name: str
     signature: tuple[str, ...]
-    source: str = ""
-    factory: str = ""
-    params: tuple[tuple[str, int | float | str], ...] = ()
+    source: str
     launch_bounds: int = 0
-    max_registers: int = 0
-    fast_math: bool = False
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.name):
             raise ValueError(f"kernel name {self.name!r} is not an identifier")
-        if bool(self.source) == bool(self.factory):
-            raise ValueError(f"kernel {self.name!r} needs either a source or a factory")
-        if self.source and self.params:
-            raise ValueError(f"kernel {self.name!r}: params belong to a factory")
         for entry in self.signature:
             if not type_pattern.fullmatch(entry):
                 raise ValueError(f"kernel {self.name!r}: {entry!r} is no parameter type")
 
     @cached_property
     def digest(self) -> str:
-        """Hex SHA-256 of every field. The code behind ``factory`` is not part of it; see `cache.kernel_key`."""
-        fields = (
-            self.name,
-            self.signature,
-            self.source,
-            self.factory,
-            self.params,
-            self.launch_bounds,
-            self.max_registers,
-            self.fast_math,
-        )
+        """Hex SHA-256 of every field."""
+        fields = (self.name, self.signature, self.source, self.launch_bounds)
         return hashlib.sha256(repr(fields).encode()).hexdigest()
-
-    def __eq__(self, other: object) -> bool:
-        # By digest, since the fields' own equality takes 1 and 1.0 for the same constant.
-        return isinstance(other, KernelSpec) and self.digest == other.digest
-
-    def __hash__(self) -> int:
-        return hash(self.digest)
 
     @property
     def symbol(self) -> str:
