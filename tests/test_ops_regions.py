@@ -23,6 +23,8 @@ from ort_cuda_plugin.graph.node_lowering import NodeError
 Array = np.ndarray[Any, np.dtype[Any]]
 
 REFUSED = (NodeError, InvalidModel, PluginError)
+PARAMETER = st.integers(2, 3)
+"""Strides, dilations, pads: from 2 on all are parameters of one kernel, while 0 and 1 make kernels of their own."""
 
 
 def floats(*shape: int, seed: int = 0) -> Array:
@@ -71,12 +73,22 @@ def test_det_of_other_matrices_is_refused(dynamic):
 # ---- Col2Im ----
 
 
-@settings(max_examples=12, deadline=None)
+@pytest.mark.parametrize(
+    ("rank", "dtype", "plain"),
+    [
+        (1, np.int8, False),
+        (1, np.bool_, True),
+        (2, np.float32, False),
+        (2, np.float16, True),
+        (3, np.int64, False),
+    ],
+)
+@settings(max_examples=6)
 @given(st.data())
-def test_col2im(data):
-    rank = data.draw(st.integers(1, 3))
-    block, steps, gaps = (tuple(data.draw(st.integers(1, 3)) for _ in range(rank)) for _ in range(3))
-    pads = tuple(data.draw(st.integers(0, 2)) for _ in range(2 * rank))
+def test_col2im(rank, dtype, plain, data):
+    block = tuple(data.draw(PARAMETER) for _ in range(rank))
+    steps, gaps = (tuple(1 if plain else data.draw(PARAMETER) for _ in range(rank)) for _ in range(2))
+    pads = tuple(0 if plain else data.draw(PARAMETER) for _ in range(2 * rank))
     image = tuple(
         max((k - 1) * gap + 1 - before - after, 1) + data.draw(st.integers(0, 4))
         for k, gap, before, after in zip(block, gaps, pads[:rank], pads[rank:], strict=True)
@@ -85,7 +97,6 @@ def test_col2im(data):
         (size + pads[d] + pads[rank + d] - (block[d] - 1) * gaps[d] - 1) // steps[d] + 1
         for d, size in enumerate(image)
     ]  # fmt: skip
-    dtype = data.draw(st.sampled_from([np.float32, np.int8, np.float16, np.int64, np.bool_]))
     rng = np.random.default_rng(0)
     x = rng.integers(0, 2 if dtype == np.bool_ else 5, (2, 3 * math.prod(block), math.prod(count))).astype(dtype)
     padded = np.zeros((2, 3, *(n + pads[d] + pads[rank + d] for d, n in enumerate(image))), dtype)
@@ -152,9 +163,13 @@ def test_max_unpool_ignores_indices_outside():
 # ---- RoiAlign and MaxRoiPool ----
 
 
-@settings(max_examples=12, deadline=None)
+@pytest.mark.parametrize(
+    ("mode", "sampling_ratio", "transformation"),
+    [("avg", 0, "half_pixel"), ("avg", 3, "output_half_pixel"), ("max", 3, "half_pixel")],
+)
+@settings(max_examples=8)
 @given(st.data())
-def test_roi_align(data):
+def test_roi_align(mode, sampling_ratio, transformation, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     height, width = data.draw(st.integers(2, 7)), data.draw(st.integers(2, 7))
     x = rng.standard_normal((2, 2, height, width)).astype(np.float32)
@@ -162,12 +177,12 @@ def test_roi_align(data):
     sizes = rng.uniform(-2 if data.draw(st.booleans()) else 0, 9, (3, 2))
     rois = np.concatenate([corners, corners + sizes], 1).astype(np.float32)
     attributes = {
-        "mode": data.draw(st.sampled_from(["avg", "max"])),
+        "mode": mode,
         "output_height": data.draw(st.integers(2, 3)),
         "output_width": data.draw(st.integers(2, 3)),
-        "sampling_ratio": data.draw(st.sampled_from([0, 3])),
+        "sampling_ratio": sampling_ratio,
         "spatial_scale": 0.5,
-        "coordinate_transformation_mode": data.draw(st.sampled_from(["half_pixel", "output_half_pixel"])),
+        "coordinate_transformation_mode": transformation,
     }
     inputs = [x, rois, rng.integers(0, 2, 3)]
     (expected,) = ReferenceEvaluator(make_model("RoiAlign", inputs, attributes, 16)).run(
@@ -209,17 +224,18 @@ def test_regions_of_any_numbers_end_soon(mode):
     assert pooled.shape == (4, 1, 2, 2)
 
 
-@settings(max_examples=12, deadline=None)
+@pytest.mark.parametrize(("sizes", "scale"), [(st.just(1), 0.25), (st.integers(2, 9), 0.5)])
+@settings(max_examples=12)
 @given(st.data())
-def test_max_roi_pool(data):
+def test_max_roi_pool(sizes, scale, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    x = rng.standard_normal((2, 3, data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9)))).astype(np.float32)
+    x = rng.standard_normal((2, 3, data.draw(sizes), data.draw(sizes))).astype(np.float32)
     corners = rng.integers(-2, 14, (4, 2))
     rois = np.concatenate([rng.integers(0, 2, (4, 1)), corners, corners + rng.integers(0, 12, (4, 2))], 1)
     rois = rois.astype(np.float32)
     attributes = {
-        "pooled_shape": [data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))],
-        "spatial_scale": data.draw(st.sampled_from([1.0, 0.5, 0.25])),
+        "pooled_shape": [min(data.draw(sizes), 4), min(data.draw(sizes), 4)],
+        "spatial_scale": scale,
     }
     (expected,) = on_cpu(make_model("MaxRoiPool", [x, rois], attributes, 21), [x, rois])
     for dynamic in (False, True):
@@ -230,13 +246,15 @@ def test_max_roi_pool(data):
 # ---- DeformConv ----
 
 
-@settings(max_examples=8, deadline=None)
+@pytest.mark.parametrize(("bias", "masked", "plain"), [(True, True, False), (False, False, False), (True, False, True)])
+@settings(max_examples=6)
 @given(st.data())
-def test_deform_conv(data):
+def test_deform_conv(bias, masked, plain, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     group, offset_group = data.draw(st.sampled_from([1, 2])), data.draw(st.sampled_from([1, 2]))
-    kernel, steps, gaps = ([data.draw(st.integers(1, 2)) for _ in range(2)] for _ in range(3))
-    pads = [data.draw(st.integers(0, 2)) for _ in range(4)]
+    kernel = [data.draw(PARAMETER) for _ in range(2)]
+    steps, gaps = ([1 if plain else data.draw(PARAMETER) for _ in range(2)] for _ in range(2))
+    pads = [0 if plain else data.draw(PARAMETER) for _ in range(4)]
     size = [5, 6]
     out = [(size[d] + pads[d] + pads[d + 2] - (kernel[d] - 1) * gaps[d] - 1) // steps[d] + 1 for d in range(2)]
     taps = math.prod(kernel)
@@ -245,8 +263,8 @@ def test_deform_conv(data):
         return rng.standard_normal(shape).astype(np.float32)
 
     inputs = [draw(2, 4, *size), draw(6, 4 // group, *kernel), draw(2, offset_group * taps * 2, *out) * 2]
-    inputs += [draw(6) if data.draw(st.booleans()) else None]
-    inputs += [draw(2, offset_group * taps, *out) if data.draw(st.booleans()) else None]
+    inputs += [draw(6) if bias else None]
+    inputs += [draw(2, offset_group * taps, *out) if masked else None]
     attributes = {"group": group, "offset_group": offset_group, "strides": steps, "dilations": gaps, "pads": pads}
     present = [x for x in inputs if x is not None]
     (expected,) = on_cpu(make_model("DeformConv", inputs, attributes, 19), present)

@@ -332,9 +332,9 @@ def constant_number(x: Tensor) -> int | float | bool | None:
 
 
 def offset_text(terms: Sequence[tuple[str, str]]) -> str:
-    """Source of the sum of coordinate * stride in int64."""
+    """Source of the sum of coordinate * stride, all of them int64."""
     parts = []
     for coordinate, stride in terms:
         if stride != "0":
-            parts.append(f"int64({coordinate})" if stride == "1" else f"int64({coordinate}) * {stride}")
+            parts.append(coordinate if stride == "1" else f"{coordinate} * {stride}")
     return " + ".join(parts) or "0"

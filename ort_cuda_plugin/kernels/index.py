@@ -83,7 +83,7 @@ class IndexMap:
         self.coordinates = [zero if dim == 1 else Scalar(DType.INT64, "coordinate") for dim in shape]
         for coordinate in self.coordinates:
             if coordinate is not zero:
-                emit.bind(coordinate, emit.assign(f"int64({next(names)})"))
+                emit.bind(coordinate, next(names))
 
     def dim(self, value: Dim) -> Scalar:
         """A size as an int64 Scalar; it is a parameter of the kernel."""

@@ -71,14 +71,16 @@ def extent(builder: KernelBuilder, dim: Dim, dtype: DType) -> Extent:
 
 
 def coordinates(emit: Emitter, flat: str, inner: Sequence[Extent], dtype: DType) -> list[str]:
-    """Names of the coordinates of row-major index ``flat``; ``inner`` are all dimensions but the first."""
+    """Names of the int64 coordinates of row-major index ``flat``; ``inner`` are all dimensions but the first."""
     index = register_type(dtype)
     names = []
     rest = flat
     for size, divisor in reversed(inner):
         quotient = emit.assign(f"quotient_{dtype.short}({rest}, {divisor})")
-        names.append(emit.assign(f"{index}({rest} - {quotient} * {size})"))
+        names.append(emit.assign(f"int64({index}({rest} - {quotient} * {size}))"))
         rest = quotient
+    if dtype is DType.INT32:
+        rest = emit.assign(f"int64({rest})")
     return [rest, *reversed(names)]
 
 
@@ -86,8 +88,8 @@ class Plane:
     """A kernel's index space as rows x columns: columns along threadIdx.x, all dimensions but the last in rows.
 
     Divisions then concern rows only, and neighbouring threads touch neighbouring elements. Emits the coordinates ahead
-    of the bounds check: ``names`` (one per dimension) and the condition ``inside``. Launch with ``grid`` and ``block``,
-    which has ``threads`` threads.
+    of the bounds check: ``names`` (an int64 per dimension) and the condition ``inside``. Launch with ``grid`` and
+    ``block``, which has ``threads`` threads.
     """
 
     def __init__(self, ctx: Lowering, builder: KernelBuilder, dims: Sequence[Dim], threads: int = 0) -> None:

@@ -55,29 +55,28 @@ def linear_attention(
         emit.bind(leaf, text)
         return leaf
 
+    b, h, m = plane.names
     with emit.block(f"if {plane.inside}:"):
-        for name, source in zip(("b", "h", "m"), plane.names, strict=True):
-            emit.line(f"{name} = int64({source})")
         with emit.block(f"for d in range({n}):"):
-            states.store(named(zero if start is None else start.load("b", "h", "d", "m")), "b", "h", "d", "m")
+            states.store(named(zero if start is None else start.load(b, h, "d", m)), b, h, "d", m)
         with emit.block(f"for t in range({n_steps}):"):
-            emit.line(f"added = {v.load('b', 't', 'h', 'm')}")
+            emit.line(f"added = {v.load(b, 't', h, m)}")
             if decays is not None or betas is not None:
                 emit.line(f"retrieved = {zero}")
                 with emit.block(f"for d in range({n}):"):
-                    kept = named(states.load("b", "h", "d", "m"))
+                    kept = named(states.load(b, h, "d", m))
                     if decays is not None:
-                        kept = kept * s.exp(named(decays.load("b", "t", "h", "d")))
-                        states.store(kept, "b", "h", "d", "m")
-                    emit.line(f"retrieved += {emit.value(kept * named(k.load('b', 't', 'h', 'd')))}")
+                        kept = kept * s.exp(named(decays.load(b, "t", h, "d")))
+                        states.store(kept, b, h, "d", m)
+                    emit.line(f"retrieved += {emit.value(kept * named(k.load(b, 't', h, 'd')))}")
                 if betas is not None:
-                    emit.line(f"added = {betas.load('b', 't', 'h', '0')} * (added - retrieved)")
+                    emit.line(f"added = {betas.load(b, 't', h, '0')} * (added - retrieved)")
             with emit.block(f"for d in range({n}):"):
-                product = named(k.load("b", "t", "h", "d")) * named("added")
-                states.store(named(states.load("b", "h", "d", "m")) + product, "b", "h", "d", "m")
+                product = named(k.load(b, "t", h, "d")) * named("added")
+                states.store(named(states.load(b, h, "d", m)) + product, b, h, "d", m)
             with emit.block(f"for g in range({n_group}):"):
                 emit.line(f"total = {zero}")
                 with emit.block(f"for d in range({n}):"):
-                    emit.line(f"total += {q.load('b', 't', 'h', 'g', 'd')} * {states.load('b', 'h', 'd', 'm')}")
-                results.store(named("total") * named(factor.load()), "b", "t", "h", "g", "m")
+                    emit.line(f"total += {q.load(b, 't', h, 'g', 'd')} * {states.load(b, h, 'd', m)}")
+                results.store(named("total") * named(factor.load()), b, "t", h, "g", m)
     builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block)

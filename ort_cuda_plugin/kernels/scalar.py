@@ -132,18 +132,41 @@ def _unify(operands: Sequence[Operand]) -> tuple[Scalar, ...]:
     return tuple(x if isinstance(x, Scalar) else constant(x, dtype) for x in operands)
 
 
+_right_identities: Mapping[str, int] = {
+    "add": 0, "sub": 0, "mul": 1, "truncdiv": 1, "or": 0, "xor": 0, "shl": 0, "shr": 0
+}  # fmt: skip
+_left_identities: Mapping[str, int] = {"add": 0, "mul": 1, "or": 0, "xor": 0}
+_of_constants: Mapping[str, Callable[[int, int], int]] = {"add": int.__add__, "sub": int.__sub__, "mul": int.__mul__}
+
+
+def _operation(op: str, scalars: tuple[Scalar, ...]) -> Scalar:
+    """The operation, or what it is without one: strides of 1 and pads of 0 are common, and compiling takes long."""
+    dtype = scalars[0].dtype
+    if len(scalars) == 2 and not dtype.is_float:
+        a, b = scalars
+        if a.op == b.op == "constant" and op in _of_constants:
+            return constant(_of_constants[op](a.value, b.value), dtype)
+        if b.op == "constant" and b.value == _right_identities.get(op):
+            return a
+        if a.op == "constant" and a.value == _left_identities.get(op):
+            return b
+        if op == "and" and a.op == "constant" and a.value is True:
+            return b
+    return Scalar(dtype, op, scalars)
+
+
 def _arithmetic(op: str, *operands: Operand) -> Scalar:
     scalars = _unify(operands)
     if scalars[0].dtype is DType.BOOL:
         raise TypeError(f"{op} of booleans")
-    return Scalar(scalars[0].dtype, op, scalars)
+    return _operation(op, scalars)
 
 
 def _bitwise(op: str, *operands: Operand, booleans: bool = True) -> Scalar:
     scalars = _unify(operands)
     if scalars[0].dtype.is_float or (scalars[0].dtype is DType.BOOL and not booleans):
         raise TypeError(f"{op} of {scalars[0].dtype.name}")
-    return Scalar(scalars[0].dtype, op, scalars)
+    return _operation(op, scalars)
 
 
 def _compare(op: str, a: Operand, b: Operand) -> Scalar:
@@ -204,13 +227,6 @@ def trunc_modulo(a: Operand, b: Operand) -> Scalar:
     """Remainder with the sign of ``a``, as C's ``%`` and ``fmod``. For integers 0 where ``b == 0``."""
     scalars = _unify((a, b))
     return Scalar(scalars[0].dtype, "fmod" if scalars[0].dtype.is_float else "truncmod", scalars)
-
-
-def floor_divide(a: Operand, b: Operand) -> Scalar:
-    """Integer quotient rounded down, as Python's ``//``; 0 where ``b == 0``."""
-    q = trunc_divide(a, b)
-    a, b = _unify((a, b))
-    return q if _is_unsigned(q.dtype) else where(not_equal(q * b, a) & ((a < 0) ^ (b < 0)), q - 1, q)
 
 
 def floor_modulo(a: Operand, b: Operand) -> Scalar:
@@ -317,10 +333,6 @@ def ceil(x: Operand) -> Scalar:
 
 def round_half_even(x: Operand) -> Scalar:
     return _float_function("rint", x)
-
-
-def truncate(x: Operand) -> Scalar:
-    return _float_function("trunc", x)
 
 
 def sigmoid(x: Scalar) -> Scalar:
