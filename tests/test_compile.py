@@ -29,7 +29,7 @@ def kernel(x, y, n):
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(n=st.integers(0, 300), block=st.sampled_from([1, 32, 33, 64, 256]), blocks=st.integers(1, 6))
 def test_a_bounds_check_holds_in_full_partial_and_empty_blocks(n: int, block: int, blocks: int) -> None:
     x = np.arange(2048, dtype=np.float32)
@@ -55,7 +55,7 @@ def kernel(x, y, rows, columns):
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=st.integers(0, 20), columns=st.integers(0, 40), block=st.sampled_from([(8, 4, 1), (32, 1, 1), (5, 3, 1)]))
 def test_nested_bounds_checks_hold(rows: int, columns: int, block: tuple[int, int, int]) -> None:
     x = np.arange(1000, dtype=np.int32)
@@ -149,7 +149,7 @@ def kernel(x, y, n):
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(n=st.integers(1, 500), warps=st.integers(1, 8), rows=st.integers(1, 5), seed=st.integers(0, 99))
 def test_a_reduction_with_shuffles_and_barriers(n: int, warps: int, rows: int, seed: int) -> None:
     x = np.random.default_rng(seed).integers(-9, 9, (rows, n)).astype(np.float32)

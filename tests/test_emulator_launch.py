@@ -62,7 +62,7 @@ def test_threads_see_their_indices(
     assert (got[..., 7:] == [block[1], grid[2], 16]).all()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(threads=st.integers(1, 1024), blocks=st.integers(1, 9), rounds=st.integers(0, 5), dynamic=st.booleans())
 def test_barriers_order_shared_memory(image: bytes, threads: int, blocks: int, rounds: int, dynamic: bool) -> None:
     with configured(adversarial=0, workers=2) as device:
@@ -91,7 +91,7 @@ def reference_shuffle(lanes: int, mask: int, mode: int, by: int, clamp: int) -> 
     return out, inside
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     lanes=st.integers(1, 32),
     mask=st.one_of(st.just(0xFFFFFFFF), st.integers(1, 0xFFFFFFFF)),
@@ -309,7 +309,7 @@ def test_objects_of_other_code_models_load_or_say_why(device: Device, tmp_path: 
     assert device.download(data)[0] == pytest.approx(0.8427008, rel=1e-6)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_damaged_objects_are_refused_or_harmless(image: bytes, data: st.DataObject) -> None:
     damaged = bytearray(image)

@@ -34,7 +34,7 @@ def allocate(device: Device, nbytes: int) -> int:
 sizes = st.one_of(st.integers(1, 5000), st.integers(1, 40 * MIB), st.sampled_from([255, 256, 257, MIB, MIB + 1]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps=st.lists(st.tuples(sizes, st.integers(0, 1 << 30)), max_size=80))
 def test_live_blocks_are_aligned_and_never_overlap(steps: list[tuple[int, int]]) -> None:
     with configured(check=0) as device:

@@ -34,7 +34,7 @@ def affine(kernels: Module, data: DeviceArray, factor: int, addend: int, stream:
 operation = st.tuples(st.sampled_from(["affine", "record", "wait", "synchronize", "query"]), st.integers(0, 1 << 20))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(operations=st.lists(operation, max_size=60), adversarial=st.booleans(), seed=st.integers(0, 1 << 30))
 def test_each_stream_keeps_its_order(
     image: bytes, operations: list[tuple[str, int]], adversarial: bool, seed: int

@@ -79,7 +79,7 @@ def test_float32_is_rounded_to_nearest_even(name: str, storage: Any) -> None:
 
 
 @given(arrays(np.float32, 50, elements=st.floats(width=32)))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_bit_casts_keep_the_bits(x: np.ndarray) -> None:
     np.testing.assert_array_equal(apply("f32_as_i32(a)", "i32", x), x.view(np.int32))
     np.testing.assert_array_equal(apply("u32_as_f32(a)", "f32", x.view(np.uint32)).view(np.uint32), x.view(np.uint32))
@@ -250,7 +250,7 @@ integers = {
 
 @pytest.mark.parametrize("name", list(integers))
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_integers_wrap_and_shift_as_numpy(name: str, data: st.DataObject) -> None:
     a = data.draw(arrays(sizes[name], 20, elements=integers[name]))
     b = data.draw(arrays(sizes[name], 20, elements=integers[name]))
@@ -262,7 +262,7 @@ def test_integers_wrap_and_shift_as_numpy(name: str, data: st.DataObject) -> Non
 
 @pytest.mark.parametrize("name", list(integers))
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_truncating_division_rounds_toward_zero(name: str, data: st.DataObject) -> None:
     a = data.draw(arrays(sizes[name], 20, elements=integers[name]))
     b = data.draw(arrays(sizes[name], 20, elements=st.one_of(st.sampled_from([0, 1, 2]), integers[name])))
@@ -285,14 +285,14 @@ def test_truncating_division_rounds_toward_zero(name: str, data: st.DataObject) 
     a=arrays(np.int32, 20, elements=st.integers(0, 2**31 - 1)),
     d=arrays(np.int32, 20, elements=st.one_of(st.integers(1, 9), st.integers(1, 2**31 - 1))),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_quotient_by_reciprocal_is_exact(a: np.ndarray, d: np.ndarray) -> None:
     reciprocal = 2**62 // d.astype(np.int64) + 1
     np.testing.assert_array_equal(apply("quotient_i32(a, b)", "i32", a, reciprocal), a // d)
 
 
 @given(arrays(np.uint32, 30, elements=integers["u32"]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_bit_counting(x: np.ndarray) -> None:
     bits = [f"{int(value):032b}" for value in x]
     np.testing.assert_array_equal(apply("cuda.popc(a)", "i32", x), [b.count("1") for b in bits])

@@ -15,7 +15,7 @@ from ort_cuda_plugin.graph.node_lowering import NodeError
 from ort_cuda_plugin.kernels.conv import OUTSIDE, pack_weights, patch_table
 from ort_cuda_plugin.kernels.matmul import FLAT
 
-few = settings(max_examples=25, deadline=None)
+few = settings(max_examples=25)
 
 
 @st.composite
@@ -53,7 +53,7 @@ def test_conv_2d_is_the_references(case: Any, bias: bool, constant: bool, dynami
     check_op("Conv", [noise(1, x), noise(2, w), *b], attributes, constant=[1] * (constant or dynamic), dynamic=dynamic)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(case=st.one_of(convolutions(1), convolutions(3)), dynamic=st.booleans())
 def test_conv_1d_and_3d_are_the_references(case: Any, dynamic: bool) -> None:
     x, w, attributes = case
@@ -78,7 +78,7 @@ def test_conv_of_each_type(dtype: str, rows: int) -> None:
     check_op("Conv", inputs, {"pads": [1, 2, 0, 1]}, constant=[1])
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     rank=st.sampled_from([1, 2]),
     group=st.sampled_from([1, 2]),

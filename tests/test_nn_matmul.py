@@ -12,7 +12,7 @@ from nn_reference import check_op, noise
 from ort_cuda_plugin.graph.ir import InvalidModel
 from ort_cuda_plugin.graph.node_lowering import NodeError
 
-few = settings(max_examples=12, deadline=None)
+few = settings(max_examples=12)
 sizes = st.sampled_from([0, 1, 3, 4, 5, 17, 33, 64, 100, 130])
 
 
@@ -62,7 +62,7 @@ GEMMS: list[tuple[bool, bool, tuple[int, ...] | None, float, float]] = [
 ]
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @pytest.mark.parametrize(("trans_a", "trans_b", "addend", "alpha", "beta"), GEMMS)
 @given(m=st.sampled_from([1, 4, 5, 70]), k=st.sampled_from([1, 21, 64]), constant=st.booleans(), dynamic=st.booleans())
 def test_gemm_is_numpys(

@@ -13,7 +13,7 @@ from kernel_harness import Array, run_op
 from nn_reference import check_close, check_op, lrn, noise, pool, tolerance_of
 from ort_cuda_plugin.graph.node_lowering import NodeError
 
-few = settings(max_examples=20, deadline=None)
+few = settings(max_examples=20)
 
 
 @st.composite
@@ -53,7 +53,7 @@ def test_pools_in_2d_are_numpys(case: Any, include_pad: int, dynamic: bool) -> N
     check_average_pool(*case, include_pad, dynamic)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(case=st.one_of(poolings(1), poolings(3)))
 def test_pools_in_1d_and_3d_are_numpys(case: Any) -> None:
     check_max_pool(*case, False)

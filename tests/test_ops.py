@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx.reference import ReferenceEvaluator
@@ -17,7 +17,7 @@ from kernel_harness import run_op
 Array = np.ndarray
 FLOATS = ["float32", "float16"]
 INTS = ["int32", "int64"]
-few = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=12)
 dynamic = st.booleans()
 dims = st.integers(0, 7) | st.sampled_from([1, 1, 33, 300, 1500, 2500])
 shapes = st.lists(dims, max_size=4).filter(lambda shape: math.prod(shape) <= 20000).map(tuple)

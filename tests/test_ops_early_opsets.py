@@ -35,7 +35,7 @@ COMPARISONS = {"Less": np.less, "Greater": np.greater, "Equal": np.equal}
 LOGIC = {"And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_the_second_input_is_placed_in_the_first(data):
     name, fn = data.draw(st.sampled_from([*ARITHMETIC.items(), *COMPARISONS.items(), *LOGIC.items()]))

@@ -10,7 +10,7 @@ from onnx.reference import ReferenceEvaluator
 
 from kernel_harness import make_model, run_model, run_op
 
-few = settings(max_examples=8, deadline=None)
+few = settings(max_examples=8)
 TRANSFORMATIONS = ["half_pixel", "asymmetric", "align_corners", "half_pixel_symmetric", "pytorch_half_pixel"]
 
 

@@ -23,7 +23,7 @@ FLOATS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float64": np.f
 NUMBERS = {**FLOATS, "int8": np.int8, "uint8": np.uint8, "int64": np.int64}
 PLAIN = {**NUMBERS, "bool": np.bool_}
 EVERY = {**PLAIN, "float8": ml_dtypes.float8_e4m3fn, "int4": ml_dtypes.int4, "float4": ml_dtypes.float4_e2m1fn}
-some = settings(max_examples=2, deadline=None)
+some = settings(max_examples=2)
 shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
 ranked = hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=5)
 filled = hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=5)

@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx.numpy_helper import saturate_cast
 from onnx.reference import ReferenceEvaluator
@@ -16,7 +16,7 @@ from kernel_harness import make_model, run_op
 from ort_cuda_plugin.graph.node_lowering import NodeError
 
 Array = np.ndarray
-few = settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=5)
 STORED = ["uint8", "int8", "uint16", "int16"]
 
 

@@ -79,7 +79,7 @@ def test_every_type(dtype, reduction):
     check("ScatterND", data, rng.integers(-3, 3, (6, 1)), numbers(rng, (6, 4), dtype), 0, reduction)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.data())
 def test_shapes(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))

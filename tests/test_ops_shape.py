@@ -22,7 +22,7 @@ from ort_cuda_plugin.graph.lowering import DeviceProperties
 from ort_cuda_plugin.graph.node_lowering import NodeError
 
 Array = np.ndarray
-few = settings(max_examples=12, deadline=None)
+few = settings(max_examples=12)
 dynamic = st.booleans()
 dtypes = st.sampled_from(["float32", "float16", "int32", "int64", "bool", "int8"])
 shapes = hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=6)

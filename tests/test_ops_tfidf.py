@@ -13,7 +13,7 @@ from ort_cuda_plugin.graph.ir import InvalidModel
 from ort_cuda_plugin.graph.node_lowering import NodeError
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_counts(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
