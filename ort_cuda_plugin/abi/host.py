@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .core import core, ffi, lib
-from .declarations import since
 
 
 class OrtError(RuntimeError):
@@ -41,11 +40,6 @@ def ep_api() -> Any:
 def api_version() -> int:
     """The negotiated API version, the N of ONNX Runtime 1.N or less; 0 before a registration."""
     return int(core().host_api_version())
-
-
-def available(struct: str, slot: str) -> bool:
-    """Whether the host has a slot, for example ``available("OrtApi", "KernelContext_GetSyncStream")``."""
-    return since(struct, slot) <= api_version()
 
 
 def check_status(status: Any) -> None:

@@ -23,13 +23,7 @@ from ort_cuda_plugin.ops.registry import Operator
 from ort_cuda_plugin.runtime.libraries import CONV, LIBRARIES, MATMUL
 
 WRITE_COMMAND = "ort-cuda-plugin operators --write docs/operators.md"
-GPU = DeviceProperties(
-    compute_capability=(9, 0),
-    emulated=False,
-    sm_count=132,
-    max_shared_bytes=227 * 1024,
-    libraries=frozenset(library.name for library in LIBRARIES),
-)
+GPU = DeviceProperties(emulated=False, libraries=frozenset(library.name for library in LIBRARIES))
 LIBRARY_NAMES = {MATMUL: "cuBLASLt", CONV: "cuDNN"}
 NO_LAUNCH = "no launch"
 

@@ -45,7 +45,6 @@ class DeviceInfo:
     pci_bus_id: str
     multiprocessors: int
     max_shared_bytes: int
-    warp_size: int = 32
 
     def metadata(self) -> dict[str, str]:
         """What ``OrtEpDevice.ep_metadata`` holds."""
@@ -156,7 +155,6 @@ def _enumerate(driver: Any, *, emulated: bool) -> list[DeviceInfo]:
             pci_bus_id=ffi.string(bus_id).decode().lower(),
             multiprocessors=attribute(device[0], lib.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
             max_shared_bytes=attribute(device[0], lib.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
-            warp_size=attribute(device[0], lib.CU_DEVICE_ATTRIBUTE_WARP_SIZE),
         )
 
     version, count = ffi.new("int *"), ffi.new("int *")

@@ -52,13 +52,7 @@ class OpenDevice:
 
     def properties(self) -> DeviceProperties:
         return DeviceProperties(
-            compute_capability=self.info.compute_capability,
-            emulated=self.info.emulated,
-            sm_count=self.info.multiprocessors,
-            max_shared_bytes=self.info.max_shared_bytes,
-            warp_size=self.info.warp_size,
-            libraries=frozenset() if self.info.emulated else load_libraries(),
-            name=self.info.name,
+            emulated=self.info.emulated, libraries=frozenset() if self.info.emulated else load_libraries()
         )
 
     def enter(self) -> None:

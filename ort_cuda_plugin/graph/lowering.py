@@ -84,13 +84,8 @@ _READ_BACK_HINT = 1
 class DeviceProperties:
     """What lowering may depend on. ``libraries`` holds "cublaslt" and "cudnn" where the device offers them."""
 
-    compute_capability: tuple[int, int] = (8, 0)
     emulated: bool = True
-    sm_count: int = 1
-    max_shared_bytes: int = 48 * 1024
-    warp_size: int = 32
     libraries: frozenset[str] = frozenset()
-    name: str = ""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from typing import NamedTuple
 magic = 0x4E4C504F
 version = 1
 no_register = 0xFFFFFFFF
-max_rank = 16
 
 header_layout = struct.Struct("<20I")
 input_layout = struct.Struct("<6I")
