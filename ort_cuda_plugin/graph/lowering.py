@@ -303,6 +303,13 @@ class Lowering:
             assert isinstance(condition, Expr)
             self.trace.requirements.append(Requirement(self.node, condition, message))
 
+    def require_shape(self, x: Tensor, shape: Sequence[Dim], what: str) -> None:
+        """As `require` for the shape of x, which ``what`` names ("bias of Gemm"). Raises InvalidModel for the rank."""
+        if x.rank != len(shape):
+            raise InvalidModel(f"the {what} has rank {x.rank}, not {len(shape)}")
+        for axis, (dim, wanted) in enumerate(zip(x.shape, shape, strict=True)):
+            self.require(eq(dim, wanted), f"the {what} has another size in dimension {axis} than it must have")
+
     def guard(self, condition: Dim) -> bool:
         """The answer at the shapes that the plan is built for; it holds only for shapes with the same answer.
 

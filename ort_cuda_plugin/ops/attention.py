@@ -9,7 +9,7 @@ import numpy as np
 
 from ort_cuda_plugin.graph.ir import DType, InvalidModel
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import Dim, eq, floordiv, hint, le, product
+from ort_cuda_plugin.graph.symbolic import Dim, eq, floordiv, hint, le, mod, product
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.elementwise import copy_of, elementwise, full
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
@@ -211,11 +211,14 @@ def rotary_embedding(
         heads = permute(ctx, heads, (0, 2, 1, 3))
     sequence = 1 if x.rank == 3 else 2
     rotated: Dim = rotary_embedding_dim or heads.shape[3]
-    rank = 3 if position_ids is None else 2
+    ctx.require(le(rotated, heads.shape[3]), "RotaryEmbedding of more elements than a head has")
+    ctx.require(eq(mod(rotated, 2), 0), "RotaryEmbedding of an odd number of elements")
+    places = (heads.shape[0], heads.shape[sequence])
+    if position_ids is not None:
+        ctx.require_shape(position_ids, places, "position_ids of RotaryEmbedding")
     for cache in (cos_cache, sin_cache):
-        if cache.rank != rank:
-            raise InvalidModel(f"RotaryEmbedding with a cache of rank {cache.rank}, not {rank}")
-        ctx.require(eq(cache.shape[-1] * 2, rotated), "RotaryEmbedding: a cache has no element for each pair")
+        rows = places if position_ids is None else cos_cache.shape[:1]
+        ctx.require_shape(cache, (*rows, floordiv(rotated, 2)), "cache of RotaryEmbedding")
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         source = maps.source(heads)
@@ -255,6 +258,8 @@ def tensor_scatter(
     for other, (dim, updated) in enumerate(zip(past_cache.shape, update.shape, strict=True)):
         fits = le(updated, dim) if other == at else eq(updated, dim)
         ctx.require(fits, f"TensorScatter: the update does not fit into dimension {other} of the cache")
+    if write_indices is not None:
+        ctx.require_shape(write_indices, past_cache.shape[:1], "write_indices of TensorScatter")
     result = copy_of(ctx, past_cache)
 
     def move(maps: IndexMap, c: list[Scalar]) -> tuple[Sequence[Scalar], Scalar, Scalar]:

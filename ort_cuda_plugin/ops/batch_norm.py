@@ -6,7 +6,7 @@ import numpy as np
 
 from ort_cuda_plugin.graph.ir import Array, DType, InvalidModel
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import eq
+from ort_cuda_plugin.graph.symbolic import Dim
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.kernels.reduce import row_map
@@ -46,13 +46,17 @@ def _folded_batch_norm(
     )
 
 
+_PARAMETER = "parameter of BatchNormalization"
+
+
+def _parameter_shape(x: Tensor, spatial: bool) -> tuple[Dim, ...]:
+    """One parameter per channel of x [N, C, ...], or without ``spatial`` one per [C, ...]."""
+    return x.shape[1 : 2 if spatial else x.rank] or (1,)
+
+
 def _placed(ctx: Lowering, x: Tensor, y: Tensor, spatial: bool) -> Tensor:
-    """Parameters y as they broadcast to x [N, C, ...]: one per channel, or without ``spatial`` one per [C, ...]."""
-    shape = x.shape[1 : 2 if spatial else x.rank] or (1,)
-    if y.rank != len(shape):
-        raise InvalidModel(f"BatchNormalization with parameters of rank {y.rank}, not {len(shape)}")
-    for dim, wanted in zip(y.shape, shape, strict=True):
-        ctx.require(eq(dim, wanted), "the parameters of BatchNormalization have another size than the channels")
+    """Parameters y as they broadcast to x."""
+    ctx.require_shape(y, _parameter_shape(x, spatial), _PARAMETER)
     return unsqueeze(ctx, y, range(y.rank, x.rank - 1))
 
 
@@ -116,6 +120,8 @@ def batch_norm_training(
 
     axes = [0, *range(2, x.rank)] if spatial else [0]
     affine = [_placed(ctx, x, value, spatial) for value in (scale, bias)]
+    for old in (mean, variance):
+        ctx.require_shape(old, _parameter_shape(x, spatial), _PARAMETER)
     result, *statistics = row_map(ctx, program, axes, x, *affine)
     batch = [reshape(ctx, value, old.shape) for value, old in zip(statistics, (mean, variance), strict=True)]
 

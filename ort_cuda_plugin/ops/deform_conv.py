@@ -101,10 +101,10 @@ def deform_conv(
     ctx.require(
         eq(floordiv(channels, offset_group) * offset_group, channels), "the offset groups do not divide the channels"
     )
-    _require_shape(ctx, "offset", offset, (samples, offset_group * taps * rank, *spatial))
+    ctx.require_shape(offset, (samples, offset_group * taps * rank, *spatial), "offset of DeformConv")
     offset = reshape(ctx, offset, [samples, offset_group, taps, rank, positions])
     if mask is not None:
-        _require_shape(ctx, "mask", mask, (samples, offset_group * taps, *spatial))
+        ctx.require_shape(mask, (samples, offset_group * taps, *spatial), "mask of DeformConv")
         mask = reshape(ctx, mask, [samples, offset_group, taps, positions])
     patches = _patches(ctx, x, offset, mask, window, spatial)
     patches = reshape(ctx, patches, [samples, group, depth * taps, positions])
@@ -112,12 +112,5 @@ def deform_conv(
     result = reshape(ctx, multiply(ctx, weights, patches), [samples, w.shape[0], *spatial])
     if b is None:
         return result
-    _require_shape(ctx, "bias", b, (w.shape[0],))
+    ctx.require_shape(b, (w.shape[0],), "bias of DeformConv")
     return elementwise(ctx, lambda y, bias: y + bias, result, unsqueeze(ctx, b, range(1, 1 + rank)))
-
-
-def _require_shape(ctx: Lowering, what: str, x: Tensor, shape: tuple[Dim, ...]) -> None:
-    if x.rank != len(shape):
-        raise InvalidModel(f"the {what} of DeformConv has rank {x.rank}, not {len(shape)}")
-    for axis, (dim, wanted) in enumerate(zip(x.shape, shape, strict=True)):
-        ctx.require(eq(dim, wanted), f"the {what} of DeformConv has another size in dimension {axis}")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import eq
+from ort_cuda_plugin.graph.symbolic import Dim
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.recurrent import Cell, Gates, Sequences, run_cell
 from ort_cuda_plugin.kernels.scalar import Scalar
@@ -92,7 +92,7 @@ def _per_direction(
 def _run(
     ctx: Lowering, cells: Sequence[tuple[Cell, bool, Sequence[tuple[Scalar, Tensor]]]],
     x: Tensor, w: Tensor, r: Tensor, b: Tensor | None, lengths: Tensor | None,
-    initial_h: Tensor | None, initial_c: Tensor | None, layout: int,
+    initial_h: Tensor | None, initial_c: Tensor | None, layout: int, peepholes: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """(Y, last hidden[, last cell]) of one cell per direction."""
     if x.rank != 3 or w.rank != 3 or r.rank != 3:
@@ -100,13 +100,26 @@ def _run(
     if layout not in (0, 1):
         raise InvalidModel(f"layout {layout}")
     count, size = len(cells), r.shape[2]
-    ctx.require(eq(w.shape[0], count), "the weights are not those of the directions")
     if layout:
         x = permute(ctx, x, (1, 0, 2))
-    steps, batch, _ = x.shape
+    steps, batch, depth = x.shape
+    rows = cells[0][0].gates * size
+    state_shape = (batch, count, size) if layout else (count, batch, size)
+    expected: list[tuple[str, Tensor | None, tuple[Dim, ...]]] = [
+        ("W", w, (count, rows, depth)),
+        ("R", r, (count, rows, size)),
+        ("B", b, (count, 2 * rows)),
+        ("sequence_lens", lengths, (batch,)),
+        ("initial_h", initial_h, state_shape),
+        ("initial_c", initial_c, state_shape),
+        ("P", peepholes, (count, 3 * size)),
+    ]
+    for name, tensor, shape in expected:
+        if tensor is not None:
+            ctx.require_shape(tensor, shape, f"{name} of a recurrent operator")
 
     def state() -> Tensor:
-        return ctx.empty((batch, count, size) if layout else (count, batch, size), x.dtype)
+        return ctx.empty(state_shape, x.dtype)
 
     direction_axis = 1 if layout else 0
     y = ctx.empty((batch, steps, count, size) if layout else (steps, count, batch, size), x.dtype)
@@ -120,16 +133,15 @@ def _run(
         outputs = select_index(ctx, y, 2 if layout else 1, number)
         if layout:
             outputs = permute(ctx, outputs, (1, 0, 2))
-        width = cell.gates * size
         weights = permute(ctx, select_index(ctx, w, 0, number), (1, 0))
         bias = own(b)
         given = Sequences(
             inputs=multiply(ctx, x, weights),
             weights=ctx.contiguous(permute(ctx, select_index(ctx, r, 0, number), (1, 0))),
-            biases=None if bias is None else ctx.view(bias, (width,), bias.strides, bias.offset),
+            biases=None if bias is None else ctx.view(bias, (rows,), bias.strides, bias.offset),
             recurrent_biases=None
             if bias is None
-            else ctx.view(bias, (width,), bias.strides, bias.offset + width * bias.strides[0]),
+            else ctx.view(bias, (rows,), bias.strides, bias.offset + rows * bias.strides[0]),
             lengths=lengths,
             hidden=own(initial_h, direction_axis),
             state=own(initial_c, direction_axis),
@@ -259,4 +271,4 @@ def lstm(
                 part = ctx.view(row, (size,), row.strides, row.offset + gate * size * row.strides[0])
                 parameters.append((Scalar(compute, "leaf"), part))
         cells.append((_lstm_cell(f, g, h, [leaf for leaf, _ in parameters], input_forget), backward, parameters))
-    return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, initial_c, layout)
+    return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, initial_c, layout, p)

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from ort_cuda_plugin.graph.ir import DType, InvalidModel
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import Dim, eq, product
+from ort_cuda_plugin.graph.symbolic import Dim, product
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.codegen import Combination
 from ort_cuda_plugin.kernels.elementwise import elementwise, elementwise_into
@@ -100,7 +100,7 @@ def scatter_elements(
     """Indices outside their dimension are ignored; of several updates of one element, any one stays."""
     axis = normalize_axis(axis, data.rank)
     check_within(ctx, "ScatterElements", data, indices, axis)
-    _check_updates(ctx, "ScatterElements", updates, indices.shape)
+    ctx.require_shape(updates, indices.shape, "updates of ScatterElements")
     dim = data.shape[axis]
 
     def place(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar]:
@@ -129,7 +129,7 @@ def scatter_nd(ctx: Lowering, data: T, indices: Int64, updates: T, *, reduction:
     """As `scatter_elements` for slices that index tuples name."""
     length = tuple_length(indices, data.rank, "ScatterND")
     lead = indices.rank - 1
-    _check_updates(ctx, "ScatterND", updates, (*indices.shape[:-1], *data.shape[length:]))
+    ctx.require_shape(updates, (*indices.shape[:-1], *data.shape[length:]), "updates of ScatterND")
 
     def place(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar]:
         index, inside = index_tuple(maps.source(indices), maps.source(data), c[:lead], 0, length)
@@ -150,10 +150,3 @@ def scatter_nd(ctx: Lowering, data: T, indices: Int64, updates: T, *, reduction:
         return maps.source(updates).at([*at, *c[length:]], is_own), is_own
 
     return _gather_updates(ctx, data, ordered, product(indices.shape[:-1]), update)
-
-
-def _check_updates(ctx: Lowering, name: str, updates: Tensor, shape: Sequence[Dim]) -> None:
-    if updates.rank != len(shape):
-        raise InvalidModel(f"{name} of updates of rank {updates.rank}, not {len(shape)}")
-    for axis, (dim, wanted) in enumerate(zip(updates.shape, shape, strict=True)):
-        ctx.require(eq(dim, wanted), f"the updates of {name} have another size than the indices in dimension {axis}")

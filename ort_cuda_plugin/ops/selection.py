@@ -188,6 +188,9 @@ def non_max_suppression(
     batches, classes, n = scores.shape
     for size, expected in zip(boxes.shape, (batches, n, 4), strict=True):
         ctx.require(eq(size, expected), "boxes of NonMaxSuppression do not fit the scores")
+    for number in (max_output_boxes_per_class, iou_threshold, score_threshold):
+        if number is not None:
+            ctx.require(eq(number.size, 1), "the limits of NonMaxSuppression are one number each")
     limit, overlap = max_output_boxes_per_class, iou_threshold
     if limit is None:
         limit = ctx.constant(np.zeros(1, np.int64))

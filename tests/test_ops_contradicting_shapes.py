@@ -1,0 +1,49 @@
+"""Shapes that contradict each other are refused before a kernel could read beyond a tensor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kernel_harness import run_op
+from ort_cuda_plugin.abi.core import PluginError
+from ort_cuda_plugin.graph.ir import InvalidModel
+from ort_cuda_plugin.graph.node_lowering import NodeError
+
+REFUSED = (NodeError, InvalidModel, PluginError)
+
+f, i32, i64 = np.float32, np.int32, np.int64
+
+RECURRENT = [(f, (5, 2, 3)), (f, (1, 16, 3)), (f, (1, 16, 4)), (f, (1, 32)), (i32, (2,))]
+LSTM = [*RECURRENT, (f, (1, 2, 4)), (f, (1, 2, 4)), (f, (1, 12))]
+BOXES = [(f, (1, 6, 4)), (f, (1, 2, 6)), (i64, (1,)), (f, (1,)), (f, (1,))]
+NORMALIZED = [(f, (2, 3, 4)), (f, (3,)), (f, (3,)), (f, (3,)), (f, (3,))]
+ROTATED = [(f, (2, 4, 3, 8)), (f, (2, 3, 4)), (f, (2, 3, 4))]
+PLACED = [(f, (2, 4, 3, 8)), (f, (9, 4)), (f, (9, 4)), (i64, (2, 3))]
+
+CASES = [
+    ("LSTM", {"hidden_size": 4}, LSTM, 1, (1, 4, 3)),
+    ("LSTM", {"hidden_size": 4}, LSTM, 3, (1, 31)),
+    ("LSTM", {"hidden_size": 4}, LSTM, 4, (1,)),
+    ("LSTM", {"hidden_size": 4}, LSTM, 5, (1, 1, 4)),
+    ("LSTM", {"hidden_size": 4}, LSTM, 6, (1, 2, 3)),
+    ("LSTM", {"hidden_size": 4}, LSTM, 7, (1, 8)),
+    ("NonMaxSuppression", {}, BOXES, 2, (0,)),
+    ("NonMaxSuppression", {}, BOXES, 3, (0,)),
+    ("NonMaxSuppression", {}, BOXES, 4, (0,)),
+    ("BatchNormalization", {"training_mode": 1}, NORMALIZED, 3, (4,)),
+    ("RotaryEmbedding", {}, ROTATED, 1, (1, 3, 4)),
+    ("RotaryEmbedding", {}, ROTATED, 2, (2, 2, 4)),
+    ("RotaryEmbedding", {"rotary_embedding_dim": 10}, PLACED, 1, (9, 5)),
+    ("RotaryEmbedding", {}, PLACED, 3, (1, 3)),
+    ("TensorScatter", {}, [(f, (2, 1, 4, 5)), (f, (2, 1, 1, 5)), (i64, (2,))], 2, (1,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("op_type", "attributes", "inputs", "number", "shape"), CASES)
+def test_an_input_of_another_size_is_refused(op_type, attributes, inputs, number, shape, dynamic):
+    given = [(dtype, shape if i == number else own) for i, (dtype, own) in enumerate(inputs)]
+    outputs = 3 if op_type in ("LSTM", "BatchNormalization") else 1
+    with pytest.raises(REFUSED, match=r"another size|one number|more elements"):
+        run_op(op_type, [np.ones(own, dtype) for dtype, own in given], attributes, 24, outputs=outputs, dynamic=dynamic)
