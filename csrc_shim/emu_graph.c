@@ -8,7 +8,8 @@
 
 static size_t padded_bytes(const emu_op *op) { return (emu_op_bytes(op) + 15) & ~(size_t)15; }
 
-emu_work *emu_work_make(int type, const emu_op *const *ops, uint32_t count) {
+/* Copies the operations; NULL: out of memory. */
+static emu_work *make_work(int type, const emu_op *const *ops, uint32_t count) {
   const size_t head = (offsetof(emu_work, ops) + count * sizeof(emu_op *) + 15) & ~(size_t)15;
   size_t bytes = head;
   for (uint32_t i = 0; i < count; i++)
@@ -39,7 +40,7 @@ void emu_work_release(emu_work *work) {
 }
 
 static CUresult single(int type, const emu_op *op, emu_work **work) {
-  *work = emu_work_make(type, &op, 1);
+  *work = make_work(type, &op, 1);
   return *work ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -88,7 +89,7 @@ CUresult emu_child_work(CUgraph child, emu_work **work) {
   for (uint32_t i = 0; i < child->count; i++)
     for (uint32_t k = 0; k < child->nodes[i]->work->count; k++)
       ops[count++] = child->nodes[i]->work->ops[k];
-  *work = emu_work_make(CU_GRAPH_NODE_TYPE_GRAPH, ops, count);
+  *work = make_work(CU_GRAPH_NODE_TYPE_GRAPH, ops, count);
   free(ops);
   return *work ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -147,7 +148,7 @@ static CUgraphNode add_node(CUgraph graph, emu_work *work, CUgraphNode const *be
 
 CUgraphNode emu_graph_add(CUgraph graph, const emu_op *op, CUgraphNode const *before, uint32_t num_before) {
   static const int types[] = {CU_GRAPH_NODE_TYPE_KERNEL, CU_GRAPH_NODE_TYPE_MEMCPY, CU_GRAPH_NODE_TYPE_MEMSET};
-  return add_node(graph, emu_work_make(types[op->kind], &op, 1), before, num_before);
+  return add_node(graph, make_work(types[op->kind], &op, 1), before, num_before);
 }
 
 bool emu_graph_all_before(CUgraph graph, CUgraphNode const *last, uint32_t num_last) {

@@ -12,7 +12,6 @@ typedef struct emu_work {
   uint32_t count;
   const emu_op *ops[];
 } emu_work;
-emu_work *emu_work_make(int type, const emu_op *const *ops, uint32_t count); /* copies them; NULL: out of memory */
 emu_work *emu_work_share(emu_work *work);
 void emu_work_release(emu_work *work);
 

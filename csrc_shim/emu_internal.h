@@ -187,10 +187,6 @@ typedef struct emu_launch {
 } emu_launch;
 /* What one host thread needs to run blocks; lent from a list for the time of a launch. */
 typedef struct emu_cpu emu_cpu;
-emu_cpu *emu_cpu_acquire(emu_launch *launch); /* NULL: out of host memory */
-void emu_cpu_release(emu_cpu *cpu);
-/* Runs blocks [first, last) of the launch. */
-void emu_run_blocks(emu_launch *launch, emu_cpu *cpu, uint64_t first, uint64_t last);
 /* Calls run(context, first, last) over [0, count) in the calling thread and the workers; returns when all is done. */
 typedef void (*emu_range_fn)(void *context, uint64_t first, uint64_t last);
 void emu_pool_run(emu_range_fn run, void *context, uint64_t count, uint64_t chunk);

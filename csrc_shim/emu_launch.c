@@ -39,7 +39,15 @@ static emu_cpu *make_cpu(void) {
   return cpu;
 }
 
-emu_cpu *emu_cpu_acquire(emu_launch *launch) {
+static void release_cpu(emu_cpu *cpu) {
+  pthread_mutex_lock(&cpus_lock);
+  cpu->next = cpus;
+  cpus = cpu;
+  pthread_mutex_unlock(&cpus_lock);
+}
+
+/* NULL: out of host memory. */
+static emu_cpu *acquire_cpu(emu_launch *launch) {
   pthread_mutex_lock(&cpus_lock);
   emu_cpu *cpu = cpus;
   if (cpu)
@@ -49,17 +57,10 @@ emu_cpu *emu_cpu_acquire(emu_launch *launch) {
     return NULL;
   cpu->launch = launch;
   if (launch->function->meta->mode == OCP_EMU_FIBER && !emu_fibers_prepare(cpu, launch)) {
-    emu_cpu_release(cpu);
+    release_cpu(cpu);
     return NULL;
   }
   return cpu;
-}
-
-void emu_cpu_release(emu_cpu *cpu) {
-  pthread_mutex_lock(&cpus_lock);
-  cpu->next = cpus;
-  cpus = cpu;
-  pthread_mutex_unlock(&cpus_lock);
 }
 
 /* ---- blocks ---- */
@@ -70,7 +71,8 @@ static void run_checked(const emu_launch *launch, emu_cpu *cpu, ocp_emu_thread *
     launch->function->entry(launch->params, thread);
 }
 
-void emu_run_blocks(emu_launch *launch, emu_cpu *cpu, uint64_t first, uint64_t last) {
+/* Blocks [first, last) of the launch. */
+static void run_blocks(emu_launch *launch, emu_cpu *cpu, uint64_t first, uint64_t last) {
   uint32_t block[3] = {(uint32_t)(first % launch->grid[0]), (uint32_t)(first / launch->grid[0] % launch->grid[1]),
                        (uint32_t)(first / launch->grid[0] / launch->grid[1])};
   bool fibers = launch->function->meta->mode == OCP_EMU_FIBER;
@@ -111,40 +113,40 @@ typedef struct grid_rest {
 
 static void run_range(void *context, uint64_t first, uint64_t last) {
   const grid_rest *rest = context;
-  emu_cpu *cpu = emu_cpu_acquire(rest->launch);
+  emu_cpu *cpu = acquire_cpu(rest->launch);
   if (!cpu) {
     atomic_store(&rest->launch->error, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
     return;
   }
-  emu_run_blocks(rest->launch, cpu, rest->first + first, rest->first + last);
-  emu_cpu_release(cpu);
+  run_blocks(rest->launch, cpu, rest->first + first, rest->first + last);
+  release_cpu(cpu);
 }
 
 /* Blocks run in the calling thread for as long as the measured cost says that the rest is not worth waking a worker,
  * in steps that double, so that a wrong estimate costs little. */
 static CUresult run_grid(emu_launch *launch, struct CUfunc_st *function) {
   if (launch->blocks == 1) { /* nothing to share: not worth reading the clock */
-    emu_cpu *cpu = emu_cpu_acquire(launch);
+    emu_cpu *cpu = acquire_cpu(launch);
     if (!cpu)
       return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
-    emu_run_blocks(launch, cpu, 0, 1);
-    emu_cpu_release(cpu);
+    run_blocks(launch, cpu, 0, 1);
+    release_cpu(cpu);
     return emu_check_launched(launch);
   }
   uint64_t cost = atomic_load_explicit(&function->ticks_per_block, memory_order_relaxed), done = 0;
   if (cost * launch->blocks < WAKE_TICKS || emu.threads == 1) {
-    emu_cpu *cpu = emu_cpu_acquire(launch);
+    emu_cpu *cpu = acquire_cpu(launch);
     if (!cpu)
       return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
     uint64_t step = 1;
     do {
       uint64_t start = ticks();
-      emu_run_blocks(launch, cpu, done, done + step);
+      run_blocks(launch, cpu, done, done + step);
       cost = (ticks() - start) / step + 1;
       done += step;
       step = done < launch->blocks - done ? done : launch->blocks - done;
     } while (step && (cost * (launch->blocks - done) < WAKE_TICKS || emu.threads == 1));
-    emu_cpu_release(cpu);
+    release_cpu(cpu);
   }
   if (done < launch->blocks) {
     grid_rest rest = {launch, done};

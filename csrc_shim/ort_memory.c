@@ -68,8 +68,8 @@ static int enqueue_copy(ocp_stream *stream, void *dst, bool dst_on_device, const
   return result == CUDA_SUCCESS ? ORT_OK : ocp_device_fail(stream->device, result, what, error);
 }
 
-int ocp_ort_copy(ocp_device *device, void *dst, bool dst_on_device, const void *src, bool src_on_device, size_t bytes,
-                 ocp_stream *stream, ocp_error *error) {
+static int copy(ocp_device *device, void *dst, bool dst_on_device, const void *src, bool src_on_device, size_t bytes,
+                ocp_stream *stream, ocp_error *error) {
   if (bytes == 0)
     return ORT_OK;
   if (ocp_device_enter(stream ? stream->device : device, error) != ORT_OK)
@@ -129,7 +129,7 @@ int ocp_ort_copy_tensor(const OrtValue *src, OrtValue *dst, ocp_stream *stream, 
     return error->code;
   bool from_device = ocp_ort_place(ocp_ep_api->Value_GetMemoryDevice(src)).kind == OCP_PLACE_DEVICE;
   bool to_device = ocp_ort_place(ocp_ep_api->Value_GetMemoryDevice(dst)).kind == OCP_PLACE_DEVICE;
-  return ocp_ort_copy(device, dst_data, to_device, src_data, from_device, src_bytes, stream, error);
+  return copy(device, dst_data, to_device, src_data, from_device, src_bytes, stream, error);
 }
 
 static OrtStatus *copy_tensors(OrtDataTransferImpl *this_ptr, const OrtValue **src_tensors, OrtValue **dst_tensors,

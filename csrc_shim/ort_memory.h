@@ -51,11 +51,9 @@ int ocp_ort_stream_of_context(const OrtKernelContext *context, const ocp_device 
 ocp_device *ocp_ort_copying_device(const OrtValue *src, const OrtValue *dst, ocp_error *error);
 /* Why the calling thread's latest failed allocation through ORT's allocators failed. */
 const char *ocp_ort_allocation_failure(void);
-/* Copies a tensor into one of the same size, wherever the two are; see ocp_ort_copy for the stream. */
+/* Copies a tensor into one of the same size, between any two of host, pinned and device memory of the device (or of two
+ * devices of one kind). Asynchronous when a stream is given, with CUDA's semantics for pageable host memory; else done
+ * on return. */
 int ocp_ort_copy_tensor(const OrtValue *src, OrtValue *dst, ocp_stream *stream, ocp_error *error);
-/* Copies bytes between any two of host, pinned and device memory of the device (or of two devices of one kind).
- * Asynchronous when a stream is given, with CUDA's semantics for pageable host memory; else done on return. */
-int ocp_ort_copy(ocp_device *device, void *dst, bool dst_on_device, const void *src, bool src_on_device, size_t bytes,
-                 ocp_stream *stream, ocp_error *error);
 
 #endif

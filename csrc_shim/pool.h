@@ -69,9 +69,8 @@ void ocp_pool_stats(ocp_device *device, int memory, ocp_memory_stats *stats);
 /* The end of a Run: chunks whose work has finished are bound to no stream any more. */
 void ocp_pool_run_ended(ocp_device *device);
 
-/* Under lock: work was enqueued on the stream; all its work up to a number has finished. */
+/* Under lock: work was enqueued on the stream. */
 void ocp_pool_advance(ocp_pool *pool, ocp_stream *stream);
-void ocp_pool_completed(ocp_stream *stream, uint64_t up_to);
 /* Under lock: whether what `taker` enqueues from now on (NULL: anybody, at once) comes after all work up to a number of
  * the stream with that id (0: of all streams). */
 bool ocp_pool_is_finished(const ocp_pool *pool, uint64_t stream_id, uint64_t up_to, const ocp_stream *taker);

@@ -190,7 +190,8 @@ void ocp_pool_advance(ocp_pool *pool, ocp_stream *stream) {
     store(&priv->pending_from, number);
 }
 
-void ocp_pool_completed(ocp_stream *stream, uint64_t up_to) {
+/* Under lock: all work of the stream up to a number has finished. */
+static void set_completed(ocp_stream *stream, uint64_t up_to) {
   struct ocp_stream_private *priv = stream->priv;
   if (load(&priv->enqueued) <= up_to)
     store(&priv->pending_from, OCP_IDLE);
@@ -245,7 +246,7 @@ bool ocp_stream_is_idle(const ocp_stream *stream) { return load(&stream->priv->p
 static void completed(ocp_stream *stream, uint64_t up_to) {
   ocp_pool *pool = stream->device->pool;
   pthread_mutex_lock(&pool->lock);
-  ocp_pool_completed(stream, up_to);
+  set_completed(stream, up_to);
   pthread_mutex_unlock(&pool->lock);
 }
 
@@ -253,7 +254,7 @@ void ocp_stream_completed(ocp_device *device, uint64_t id, uint64_t up_to) {
   pthread_mutex_lock(&device->pool->lock);
   for (ocp_stream *stream = device->pool->streams; stream; stream = stream->priv->next)
     if (stream->priv->id == id)
-      ocp_pool_completed(stream, up_to);
+      set_completed(stream, up_to);
   pthread_mutex_unlock(&device->pool->lock);
 }
 
