@@ -36,6 +36,8 @@ CASES = [
     ("RotaryEmbedding", {}, ROTATED, 2, (2, 2, 4)),
     ("RotaryEmbedding", {"rotary_embedding_dim": 10}, PLACED, 1, (9, 5)),
     ("RotaryEmbedding", {}, PLACED, 3, (1, 3)),
+    ("STFT", {}, [(f, (2, 64)), (i64, ()), (f, (1,)), (i64, ())], 2, (2,)),
+    ("MelWeightMatrix", {}, [*[(i64, ())] * 3, (f, (1,)), (f, ())], 3, (0,)),
     ("TensorScatter", {}, [(f, (2, 1, 4, 5)), (f, (2, 1, 1, 5)), (i64, (2,))], 2, (1,)),
 ]  # fmt: skip
 
@@ -47,3 +49,18 @@ def test_an_input_of_another_size_is_refused(op_type, attributes, inputs, number
     outputs = 3 if op_type in ("LSTM", "BatchNormalization") else 1
     with pytest.raises(REFUSED, match=r"another size|one number|more elements"):
         run_op(op_type, [np.ones(own, dtype) for dtype, own in given], attributes, 24, outputs=outputs, dynamic=dynamic)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attributes", "inputs", "message"),
+    [
+        ("OneHot", {}, [np.zeros(2, i64), np.array(-1), np.zeros(2, f)], "negative depth"),
+        ("Resize", {}, [np.zeros((4, 4), f), None, np.array([1, -1], f)], "not above 0"),
+        ("Resize", {}, [np.zeros((4, 4), f), None, np.array([np.nan, 1], f)], "not above 0"),
+        ("Tile", {}, [np.zeros((3, 4), f), np.array([2**62, 4])], "64-bit"),
+        ("Pad", {}, [np.zeros((3, 4), f), np.array([2**61, 0, 2**61, 0])], "64-bit"),
+    ],
+)
+def test_sizes_that_no_tensor_has_are_errors_of_the_node(op_type, attributes, inputs, message):
+    with pytest.raises(REFUSED, match=rf"{op_type}.*{message}"):
+        run_op(op_type, inputs, attributes)

@@ -77,6 +77,7 @@ __all__ = [
 ]
 
 _INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
 _READ_BACK_HINT = 1
 
 
@@ -133,8 +134,15 @@ class Lowering:
     # ---- tensors ----
 
     def empty(self, shape: Sequence[Dim], dtype: DType) -> Tensor:
-        """A new contiguous intermediate with undefined contents."""
-        return Tensor(dtype, shape, Buffer(BufferKind.SCRATCH, product(shape) * dtype.itemsize))
+        """A new contiguous intermediate with undefined contents.
+
+        Raises InvalidModel where a plan is made for sizes of which no 64-bit integer holds the bytes.
+        """
+        nbytes = product(shape) * dtype.itemsize
+        if not self._speculative and hint(nbytes) > _INT64_MAX:
+            sizes = " x ".join(str(hint(dim)) for dim in shape)
+            raise InvalidModel(f"a tensor of {sizes} elements has more bytes than a 64-bit integer holds")
+        return Tensor(dtype, shape, Buffer(BufferKind.SCRATCH, nbytes))
 
     def view(self, x: Tensor, shape: Sequence[Dim], strides: Sequence[Dim] | None = None, offset: Dim = 0) -> Tensor:
         """Other elements of x's buffer, zero copy. ``strides`` None is contiguous; ``offset`` counts from the buffer.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -11,7 +12,7 @@ import numpy as np
 
 from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import Dim, eq, floordiv, hint, lt, select
+from ort_cuda_plugin.graph.symbolic import Dim, eq, floordiv, hint, le, lt, select
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
@@ -205,10 +206,14 @@ def _scaled(ctx: Lowering, x: Tensor, axes: Sequence[int], scales: Tensor) -> li
     known = scales.constant if scales.is_constant else None
     if known is None:
         given = ctx.host_tensor(dims, [len(dims)], DType.INT64)
-        products = elementwise(
-            ctx, lambda n, f: s.cast(s.floor(s.cast(n, DType.FLOAT32) * f), DType.INT64), given, scales
-        )
-        sizes: list[Dim] = list(ctx.read_back(products, "sizes of the result", 0))
+
+        def whole_size(n: Scalar, factor: Scalar) -> Scalar:
+            whole = s.cast(s.floor(s.cast(n, DType.FLOAT32) * factor), DType.INT64)
+            return s.where((factor > 0) & (factor < math.inf), whole, -1)
+
+        sizes: list[Dim] = list(ctx.read_back(elementwise(ctx, whole_size, given, scales), "sizes of the result", -1))
+        for size in sizes:
+            ctx.require(le(0, size), "a scale that is not above 0, or not finite")
     else:
         sizes = [_scaled_size(ctx, dim, np.float32(f)) for dim, f in zip(dims, known.reshape(-1), strict=True)]
     result = []

@@ -156,6 +156,7 @@ def one_hot(ctx: Lowering, indices: T1, depth: HostTensor, values: T3, *, axis: 
         whole = elementwise(ctx, lambda x: s.cast(x, DType.INT64), depth) if depth.dtype.is_float else depth
         classes = ctx.host_values(whole, "depth of OneHot")[0]
     ctx.require(eq(values.size, 2), "values of OneHot are a vector of two")
+    ctx.require(le(0, classes), "a negative depth of OneHot")
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         index = s.cast(maps.source(indices).at([*c[:at], *c[at + 1 :]]), DType.INT64)

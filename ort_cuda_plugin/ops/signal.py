@@ -73,6 +73,10 @@ def mel_weight_matrix(
     length = ctx.host_values(dft_length, "dft_length")[0]
     rate = ctx.host_values(sample_rate, "sample_rate")[0]
     dtype, real = _element_type(output_datatype), DType.FLOAT64
+    ctx.require(le(0, bins), "a negative num_mel_bins")
+    ctx.require(le(0, length), "a negative dft_length")
+    for edge in (lower_edge_hertz, upper_edge_hertz):
+        ctx.require(eq(edge.size, 1), "an edge of MelWeightMatrix is one number")
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         def mel(edge: Tensor) -> Scalar:
@@ -256,6 +260,9 @@ def stft(
     else:
         assert window is not None
         length = window.shape[0]
+    if window is not None:
+        ctx.require_shape(window, (length,), "window of STFT")
+    ctx.require(lt(0, length), "STFT of frames of no samples")
     ctx.require(le(length, signal.shape[1]), "STFT of frames that are longer than the signal")
     frames = (signal.shape[1] - length) // step + 1
     bins = length // 2 + 1 if onesided else length
