@@ -179,16 +179,10 @@ static ocp_chunk *find(const ocp_pool *pool, const ocp_arena *arena, size_t size
 }
 
 static void hand_out(ocp_arena *arena, ocp_chunk *chunk, size_t size) {
-  ocp_memory_stats *stats = &arena->stats;
   chunk->handed_out = true;
   if (is_too_large(arena, chunk, size))
     cut(arena, chunk, size);
-  stats->in_use += (int64_t)chunk->size;
-  stats->num_allocs++;
-  if (stats->in_use > stats->max_in_use)
-    stats->max_in_use = stats->in_use;
-  if ((int64_t)chunk->size > stats->max_alloc_size)
-    stats->max_alloc_size = (int64_t)chunk->size;
+  ocp_memory_stats_take(&arena->stats, chunk->size);
 }
 
 ocp_chunk *ocp_arena_take(ocp_pool *pool, ocp_arena *arena, size_t size, const ocp_stream *taker, bool *blocked) {

@@ -426,16 +426,3 @@ void ocp_device_free(ocp_device *device, CUdeviceptr address, ocp_stream *stream
   assert(valid && "address was not handed out");
   (void)valid;
 }
-
-int ocp_pinned_alloc(ocp_device *device, size_t bytes, void **address, ocp_error *error) {
-  uint64_t host = 0;
-  int code = ocp_pool_alloc(device, OCP_PINNED_MEMORY, bytes, NULL, &host, error);
-  *address = (void *)(uintptr_t)host;
-  return code;
-}
-
-void ocp_pinned_free(ocp_device *device, void *address) {
-  bool valid = ocp_pool_free(device, OCP_PINNED_MEMORY, (uint64_t)(uintptr_t)address, NULL);
-  assert(valid && "address was not handed out");
-  (void)valid;
-}

@@ -78,10 +78,6 @@ void ocp_device_free(ocp_device *device, CUdeviceptr address, ocp_stream *stream
  * by ocp_device_free. */
 int ocp_device_reserve(ocp_device *device, size_t bytes, CUdeviceptr *address, ocp_error *error);
 
-/* Pinned host memory, for anybody at once; freed as device memory is with NULL. */
-int ocp_pinned_alloc(ocp_device *device, size_t bytes, void **address, ocp_error *error);
-void ocp_pinned_free(ocp_device *device, void *address);
-
 /* Gives memory that no enqueued work uses back to the driver, and the streams that nobody borrows. Returns the bytes of
  * both kinds of memory. */
 int64_t ocp_device_trim(ocp_device *device);

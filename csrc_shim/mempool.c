@@ -154,16 +154,6 @@ static CUresult driver_alloc(ocp_device *device, const ocp_mempool *mempool, siz
   return result;
 }
 
-static void hand_out(ocp_mempool *mempool, const ocp_chunk *chunk) {
-  ocp_memory_stats *stats = &mempool->stats;
-  stats->in_use += (int64_t)chunk->size;
-  stats->num_allocs++;
-  if (stats->in_use > stats->max_in_use)
-    stats->max_in_use = stats->in_use;
-  if ((int64_t)chunk->size > stats->max_alloc_size)
-    stats->max_alloc_size = (int64_t)chunk->size;
-}
-
 CUresult ocp_mempool_alloc(ocp_device *device, size_t size, ocp_stream *stream, uint64_t *address) {
   ocp_mempool *mempool = device->pool->mempool;
   ocp_chunk *chunk = calloc(1, sizeof *chunk);
@@ -178,7 +168,7 @@ CUresult ocp_mempool_alloc(ocp_device *device, size_t size, ocp_stream *stream, 
     chunk->size = size;
     *address = chunk->address;
     if (ocp_chunk_table_insert(&mempool->table, chunk)) {
-      hand_out(mempool, chunk);
+      ocp_memory_stats_take(&mempool->stats, chunk->size);
       chunk = NULL;
     } else {
       device->driver->MemFreeAsync(chunk->address, stream ? stream->handle : NULL);

@@ -49,6 +49,17 @@ typedef struct ocp_pool {
   pthread_mutex_t streams_lock;
 } ocp_pool;
 
+/* An allocation of that many bytes. */
+static inline void ocp_memory_stats_take(ocp_memory_stats *stats, size_t size) {
+  const int64_t bytes = (int64_t)size;
+  stats->num_allocs++;
+  stats->in_use += bytes;
+  if (stats->in_use > stats->max_in_use)
+    stats->max_in_use = stats->in_use;
+  if (bytes > stats->max_alloc_size)
+    stats->max_alloc_size = bytes;
+}
+
 ocp_pool *ocp_pool_create(void);
 /* On a small device regions stay small, so that what lies in one keeps little from being given back. */
 void ocp_pool_set_device_bytes(ocp_pool *pool, size_t total_bytes);

@@ -244,13 +244,14 @@ static void test_the_limit_holds_for_chunks_and_weights(void) {
 
 static void test_pinned_memory_has_options_of_its_own(void) {
   configure(OCP_PINNED_MEMORY, "arena.max_mem=4096");
-  void *address = NULL;
+  uint64_t address = 0;
   ocp_error error = {0};
-  CHECK(ocp_pinned_alloc(device, 5000, &address, &error) != 0 && strstr(error.text, "of pinned host memory"));
+  CHECK(ocp_pool_alloc(device, OCP_PINNED_MEMORY, 5000, NULL, &address, &error) != 0 &&
+        strstr(error.text, "of pinned host memory"));
   free_now(alloc_on(NULL, 5000));
-  CHECK_OK(ocp_pinned_alloc(device, 4000, &address, error));
+  CHECK_OK(ocp_pool_alloc(device, OCP_PINNED_MEMORY, 4000, NULL, &address, error));
   CHECK(stats_of(OCP_PINNED_MEMORY).total == 4096);
-  ocp_pinned_free(device, address);
+  CHECK(ocp_pool_free(device, OCP_PINNED_MEMORY, address, NULL));
   configure(OCP_PINNED_MEMORY, "");
 }
 

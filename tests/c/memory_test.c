@@ -225,14 +225,14 @@ static void test_trimming_leaves_what_is_used(void) {
 
 static void test_pinned_memory_waits_for_copies_that_use_it(void) {
   ocp_stream *stream = make_stream();
-  void *address = NULL, *other = NULL;
-  CHECK_OK(ocp_pinned_alloc(device, 4096, &address, error));
+  uint64_t address = 0, other = 0;
+  CHECK_OK(ocp_pool_alloc(device, OCP_PINNED_MEMORY, 4096, NULL, &address, error));
   enqueue(stream);
-  ocp_pinned_free(device, address);
-  CHECK_OK(ocp_pinned_alloc(device, 4096, &other, error));
+  CHECK(ocp_pool_free(device, OCP_PINNED_MEMORY, address, NULL));
+  CHECK_OK(ocp_pool_alloc(device, OCP_PINNED_MEMORY, 4096, NULL, &other, error));
   CHECK(other != address);
   synchronize(stream);
-  ocp_pinned_free(device, other);
+  CHECK(ocp_pool_free(device, OCP_PINNED_MEMORY, other, NULL));
   CHECK(atomic_load(&ocp_counters[OCP_PINNED_BYTES_IN_USE]) == 0);
   ocp_stream_release(stream);
 }
