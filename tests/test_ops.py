@@ -18,6 +18,8 @@ Array = np.ndarray
 FLOATS = ["float32", "float16"]
 INTS = ["int32", "int64"]
 few = settings(max_examples=12)
+each = settings(max_examples=5)
+"""For every row of a table: rows share their kernels' generator, which all of them together exercise."""
 dynamic = st.booleans()
 dims = st.integers(0, 7) | st.sampled_from([1, 1, 33, 300, 1500, 2500])
 shapes = st.lists(dims, max_size=4).filter(lambda shape: math.prod(shape) <= 20000).map(tuple)
@@ -91,7 +93,7 @@ FINITE_ONLY = {"Softsign", "HardSwish", "Gelu", "Sin", "Cos", "Sigmoid"}
 
 @pytest.mark.parametrize("name", sorted(UNARY))
 @given(shape=shapes, dtype=st.sampled_from(FLOATS), seed=st.integers(0, 99), dynamic=dynamic)
-@few
+@each
 @np.errstate(all="ignore")
 def test_functions_of_one_float_match_numpy(name, shape, dtype, seed, dynamic):
     x = seeded(shape, dtype, seed, special=name not in FINITE_ONLY)
@@ -122,7 +124,7 @@ def broadcastable(draw: st.DrawFn, count: int) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("name", sorted(BINARY))
 @given(pair=broadcastable(2), dtype=st.sampled_from(FLOATS + INTS), seed=st.integers(0, 99), dynamic=dynamic)
-@few
+@each
 @np.errstate(all="ignore")
 def test_functions_of_two_numbers_broadcast_as_numpy_does(name, pair, dtype, seed, dynamic):
     a, b = (seeded(shape, dtype, seed + i, special=True) for i, shape in enumerate(pair))
@@ -208,7 +210,7 @@ REDUCTIONS = {
 
 @pytest.mark.parametrize("name", sorted(REDUCTIONS))
 @given(case=with_axes(), keepdims=st.booleans(), dtype=st.sampled_from(FLOATS), dynamic=dynamic)
-@few
+@each
 @np.errstate(all="ignore")
 def test_reductions_match_numpy_along_any_axes(name, case, keepdims, dtype, dynamic):
     shape, axes = case
