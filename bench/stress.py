@@ -53,10 +53,15 @@ class Outcome:
     resident: list[tuple[float, int]] = field(default_factory=list)
 
     def growth_per_minute(self) -> float:
-        """Bytes, by a straight line through the samples after the first ten seconds."""
+        """Bytes: the median slope between any two samples after the first ten seconds (Theil and Sen).
+
+        A peak, such as a buffer that one Run needed, moves it little.
+        """
         start = self.resident[0][0] if self.resident else 0.0
         late = np.array([(at, size) for at, size in self.resident if at - start >= WARM_UP], np.float64)
-        return float(np.polyfit(late[:, 0], late[:, 1], 1)[0] * 60) if len(late) > 2 else 0.0
+        first, second = np.triu_indices(len(late), 1)
+        slopes = (late[second, 1] - late[first, 1]) / (late[second, 0] - late[first, 0])
+        return float(np.median(slopes) * 60) if len(slopes) else 0.0
 
 
 def build(nodes: list[onnx.NodeProto], x: list[Any], y: list[Any], constants: Arrays) -> bytes:
