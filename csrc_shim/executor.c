@@ -175,7 +175,10 @@ static ocp_instance *find_instance(const run *r) {
     if (instance || r->error->code != ORT_OK)
       break;
     if (built) {
-      ocp_fail(r->error, ORT_FAIL, "%s: the plan that was built for these inputs does not accept them", cluster->name);
+      if (!newest || !ocp_variant_accepts(newest, r->inputs, r->num_inputs, r->host_counts) ||
+          ocp_instance_refusal(newest, r->inputs, r->host_values, r->error) == ORT_OK)
+        ocp_fail(r->error, ORT_FAIL, "%s: the plan that was built for these inputs does not accept them",
+                 cluster->name);
       return NULL;
     }
     if (build_variant(r, newest, &built) != ORT_OK)

@@ -79,18 +79,36 @@ static int check_asserts(const ocp_instance *instance, uint32_t segment, ocp_err
   return ORT_OK;
 }
 
+/* Fails because expression `failed` of a segment has no value. An assertion may forbid just this and knows the node:
+ * those that can still be checked go first. What follows from an expression without a value counts as 1. */
+static int fail_evaluation(ocp_instance *instance, uint32_t segment, uint32_t failed, ocp_error *error) {
+  const ocp_plan *plan = instance->variant->plan;
+  const ocp_range range = plan->views[segment].exprs;
+  bool *unknown = calloc(plan->header.num_registers, sizeof *unknown);
+  if (!unknown)
+    return fail_arithmetic(instance->variant, error);
+  for (uint32_t i = failed; i < range.first + range.count; i++) {
+    const ocp_plan_expr *e = &plan->exprs[i];
+    const uint32_t operands[3] = {e->a, e->b, e->c};
+    for (uint32_t k = 0; k < ocp_plan_num_operands(e->op); k++)
+      unknown[e->dst] |= unknown[operands[k]];
+    if (unknown[e->dst] || !ocp_expr_evaluate(e, instance->registers)) {
+      unknown[e->dst] = true;
+      instance->registers[e->dst] = 1;
+    }
+  }
+  free(unknown);
+  if (check_asserts(instance, segment, error) != ORT_OK)
+    return error->code;
+  return fail_arithmetic(instance->variant, error);
+}
+
 static int evaluate(ocp_instance *instance, uint32_t segment, ocp_error *error) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_range range = plan->views[segment].exprs;
   for (uint32_t i = range.first; i < range.first + range.count; i++) {
-    if (ocp_expr_evaluate(&plan->exprs[i], instance->registers))
-      continue;
-    /* An assertion may forbid just this and knows the node: those that can still be checked go first. */
-    for (uint32_t k = i; k < range.first + range.count; k++)
-      instance->registers[plan->exprs[k].dst] = 1;
-    if (check_asserts(instance, segment, error) != ORT_OK)
-      return error->code;
-    return fail_arithmetic(instance->variant, error);
+    if (!ocp_expr_evaluate(&plan->exprs[i], instance->registers))
+      return fail_evaluation(instance, segment, i, error);
   }
   return check_asserts(instance, segment, error);
 }
@@ -230,6 +248,17 @@ ocp_instance *ocp_instance_create(const ocp_variant *variant, const ocp_input *i
     return instance;
   free(instance);
   return NULL;
+}
+
+int ocp_instance_refusal(const ocp_variant *variant, const ocp_input *inputs, const int64_t *host_values,
+                         ocp_error *error) {
+  ocp_instance *instance = allocate(variant, 0);
+  if (!instance)
+    return ocp_fail(error, ORT_FAIL, "not enough host memory");
+  if (set_inputs(instance, inputs, host_values, error) == ORT_OK)
+    evaluate(instance, 0, error);
+  free(instance);
+  return error->code;
 }
 
 void ocp_instance_free(ocp_instance *instance) {

@@ -73,6 +73,10 @@ bool ocp_variant_accepts(const ocp_variant *variant, const ocp_input *inputs, ui
  * host inputs in order. NULL when the guards do not hold, or with the error. */
 ocp_instance *ocp_instance_create(const ocp_variant *variant, const ocp_input *inputs, const int64_t *host_values,
                                   const uint64_t *key, uint32_t key_words, ocp_error *error);
+/* Why there is no instance of a plan that was built for just these inputs: its guards could not be computed. The error
+ * is that of the assertion that forbids such inputs, else of the arithmetic; ORT_OK where neither fails. */
+int ocp_instance_refusal(const ocp_variant *variant, const ocp_input *inputs, const int64_t *host_values,
+                         ocp_error *error);
 /* With its graph. */
 void ocp_instance_free(ocp_instance *instance);
 uint64_t ocp_instance_key_hash(const uint64_t *key, uint32_t words);

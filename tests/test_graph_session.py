@@ -243,7 +243,7 @@ def test_nodes_of_a_function_are_explained_in_the_place_of_the_function(tmp_path
     [
         ([-2, -3], "negative dimension"),
         ([-1, -1], r"shape\[1\].*more than one dimension is -1"),
-        ([2**62, 4], "overflows"),
+        ([2**62, 4], r"node \w+ \(Reshape\): .* 64-bit"),
         ([4, 2], "Reshape to another number of elements"),
     ],
 )
@@ -288,3 +288,20 @@ def test_a_released_session_leaves_no_graph_behind():
         assert len(after) == len(before)
     finally:
         gc.enable()
+
+
+def test_host_values_for_which_no_plan_can_be_evaluated_are_errors_of_the_node():
+    """The step divides in a guard of the plan, before the requirement that forbids 0 is looked at."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["signal"]),
+        helper.make_node("STFT", ["signal", "step", "", "length"], ["y"], name="frames"),
+    ]
+    inputs = [info("x", FLOAT, [1, "n", 1]), info("step", INT64, []), info("length", INT64, [])]
+    pair = Pair(nodes, inputs, [info("y", FLOAT, None)])
+    x, length = floats(1, 32, 1), np.array(8)
+    pair.check(x=x, step=np.array(4), length=length)
+    with pytest.raises(Exception, match=r"node 'frames \(STFT\)': STFT with a step of no samples"):
+        pair.ours.run(None, {"x": x, "step": np.array(0), "length": length})
+    with pytest.raises(Exception, match=r"node 'frames \(STFT\)'"):
+        pair.ours.run(None, {"x": x, "step": np.array(4), "length": np.array(-(2**63))})
+    pair.check(x=x, step=np.array(2), length=length)

@@ -136,19 +136,24 @@ class Lowering:
     def empty(self, shape: Sequence[Dim], dtype: DType) -> Tensor:
         """A new contiguous intermediate with undefined contents.
 
-        Raises InvalidModel where a plan is made for sizes of which no 64-bit integer holds the bytes.
+        Raises InvalidModel where a 64-bit integer does not hold its bytes; so does `view`.
         """
+        return Tensor(dtype, shape, Buffer(BufferKind.SCRATCH, self._countable_bytes(shape, dtype)))
+
+    def _countable_bytes(self, shape: Sequence[Dim], dtype: DType) -> Dim:
+        """The bytes of a tensor. Raises InvalidModel where a 64-bit integer does not hold them."""
         nbytes = product(shape) * dtype.itemsize
-        if not self._speculative and hint(nbytes) > _INT64_MAX:
+        if self.node is not None and not self._speculative and hint(nbytes) > _INT64_MAX:
             sizes = " x ".join(str(hint(dim)) for dim in shape)
             raise InvalidModel(f"a tensor of {sizes} elements has more bytes than a 64-bit integer holds")
-        return Tensor(dtype, shape, Buffer(BufferKind.SCRATCH, nbytes))
+        return nbytes
 
     def view(self, x: Tensor, shape: Sequence[Dim], strides: Sequence[Dim] | None = None, offset: Dim = 0) -> Tensor:
         """Other elements of x's buffer, zero copy. ``strides`` None is contiguous; ``offset`` counts from the buffer.
 
         Views of constants are constants, views of results of shape arithmetic are such results.
         """
+        self._countable_bytes(shape, x.dtype)
         return Tensor(x.dtype, shape, x.buffer, strides=strides, offset=offset)
 
     def contiguous(self, x: Tensor, alignment: int = 1) -> Tensor:
