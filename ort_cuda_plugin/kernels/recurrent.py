@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ort_cuda_plugin.graph.ir import DType
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, load_text, offset_text, register_type
@@ -19,7 +18,7 @@ from ort_cuda_plugin.kernels.elementwise import kernel_name
 from ort_cuda_plugin.kernels.layout import no_wider
 from ort_cuda_plugin.kernels.scalar import Scalar
 
-__all__ = ["Cell", "Elements", "Sequences", "accumulation", "run_cell"]
+__all__ = ["Cell", "Elements", "Sequences", "run_cell"]
 
 THREADS = 128
 
@@ -76,14 +75,10 @@ class Elements:
         """The name of the element in the type that recurrences compute in."""
         leaf = Scalar(self._dtype, "leaf")
         self._emit.bind(leaf, self._emit.assign(load_text(self._pointer, self._offset(at), self._dtype)))
-        return self._emit.value(s.cast(leaf, accumulation(self._dtype)))
+        return self._emit.value(s.cast(leaf, s.accumulation_type(self._dtype)))
 
     def store(self, value: Scalar, *at: str) -> None:
         self._emit.store(self._pointer, self._offset(at), s.cast(value, self._dtype))
-
-
-def accumulation(dtype: DType) -> DType:
-    return DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
 
 
 def run_cell(
@@ -102,7 +97,7 @@ def run_cell(
     ``parameters`` are leaves of the cell's expressions that stand for an element per hidden element. Steps behind a
     sequence's length give zeros; ``backward`` starts with the sequence's last element.
     """
-    compute = accumulation(given.inputs.dtype)
+    compute = s.accumulation_type(given.inputs.dtype)
     number = register_type(compute)
     steps, batch, _ = given.inputs.shape
     size = outputs.shape[2]

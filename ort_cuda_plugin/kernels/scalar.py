@@ -262,6 +262,11 @@ def cast(x: Scalar, dtype: DType, *, saturate: bool = True, round_mode: str = "u
     return Scalar(dtype, "cast", (x,), (saturate, round_mode))
 
 
+def accumulation_type(dtype: DType) -> DType:
+    """The float type in which elements of ``dtype`` are weighted and summed: float64 for float64, else float32."""
+    return DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
+
+
 def widen(x: Scalar) -> Scalar:
     """x in the type that its arithmetic is done in: float32 for half types, else its own."""
     return cast(x, DType.FLOAT32) if x.dtype in (DType.FLOAT16, DType.BFLOAT16) else x

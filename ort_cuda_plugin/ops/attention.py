@@ -14,7 +14,6 @@ from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.elementwise import copy_of, elementwise, full
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.kernels.linear_attention import linear_attention
-from ort_cuda_plugin.kernels.recurrent import accumulation
 from ort_cuda_plugin.kernels.reduce import row_map
 from ort_cuda_plugin.kernels.row_program import MAX, SUM, Row
 from ort_cuda_plugin.kernels.scalar import Scalar
@@ -310,7 +309,7 @@ def linear_attention_27(
         decay = expand(ctx, split(decay, heads, 1 if per_head else size), [batch, steps, heads, size])
     if beta is not None:
         beta = expand(ctx, reshape(ctx, beta, [batch, steps, beta.shape[2], 1]), [batch, steps, heads, 1])
-    compute = accumulation(query.dtype)
+    compute = s.accumulation_type(query.dtype)
     state = ctx.empty((batch, heads, size, width), compute)
     output = ctx.empty((batch, steps, heads, group, width), query.dtype)
     linear_attention(

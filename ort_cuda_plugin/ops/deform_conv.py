@@ -13,7 +13,7 @@ from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, unravel
 from ort_cuda_plugin.kernels.scalar import Scalar
 from ort_cuda_plugin.kernels.views import reshape, unsqueeze
-from ort_cuda_plugin.ops.image import clamped_integer, real_type
+from ort_cuda_plugin.ops.image import clamped_integer
 from ort_cuda_plugin.ops.matmul import multiply
 from ort_cuda_plugin.ops.nn import Windows, windows
 from ort_cuda_plugin.ops.registry import FLOATS, T, op
@@ -28,7 +28,7 @@ def _patches(
     between elements are interpolated linearly; elements outside of x count as 0.
     """
     rank = x.rank - 2
-    real = real_type(x.dtype)
+    real = s.accumulation_type(x.dtype)
     taps, positions = offset.shape[2], offset.shape[4]
     depth = floordiv(x.shape[1], offset.shape[1])
 

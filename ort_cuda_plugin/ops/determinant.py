@@ -8,7 +8,6 @@ from ort_cuda_plugin.graph.symbolic import eq
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.determinant import determinants
 from ort_cuda_plugin.kernels.elementwise import elementwise, elementwise_into
-from ort_cuda_plugin.ops.image import real_type
 from ort_cuda_plugin.ops.registry import FLOATS, op
 
 
@@ -17,7 +16,7 @@ def det(ctx: Lowering, x: Tensor) -> Tensor:
     if x.rank < 2:
         raise InvalidModel(f"Det of rank {x.rank}")
     ctx.require(eq(x.shape[-1], x.shape[-2]), "Det of matrices that are not square")
-    real = real_type(x.dtype)
+    real = s.accumulation_type(x.dtype)
     matrices = ctx.empty(x.shape, real)
     elementwise_into(ctx, lambda a: s.cast(a, real), matrices, x)
     result = determinants(ctx, matrices)

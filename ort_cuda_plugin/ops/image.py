@@ -128,14 +128,9 @@ class Interpolation:
     extrapolation: float
 
 
-def real_type(dtype: DType) -> DType:
-    """The float type in which elements of ``dtype`` are weighted."""
-    return DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
-
-
 def _interpolate(ctx: Lowering, x: Tensor, how: Resampling, by: Interpolation, dtype: DType) -> Tensor:
     """x resampled along one axis, as ``dtype``."""
-    real = real_type(x.dtype)
+    real = s.accumulation_type(x.dtype)
     shape = [*x.shape[: how.axis], how.size, *x.shape[how.axis + 1 :]]
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -286,7 +281,7 @@ def _resize(
         raise Unsupported("dtype", f"Resize in mode {mode!r} of booleans")
     result = x
     for how in axes:
-        dtype = x.dtype if how is axes[-1] else real_type(x.dtype)
+        dtype = x.dtype if how is axes[-1] else s.accumulation_type(x.dtype)
         result = _interpolate(ctx, result, how, by, dtype)
     return result
 

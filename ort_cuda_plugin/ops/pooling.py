@@ -12,7 +12,6 @@ from ort_cuda_plugin.kernels.elementwise import full
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map, unravel
 from ort_cuda_plugin.kernels.row_program import MAX, SUM
 from ort_cuda_plugin.kernels.scalar import Scalar
-from ort_cuda_plugin.ops.image import real_type
 from ort_cuda_plugin.ops.nn import Windows, per_axis, windows
 from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, T1, HostTensor, Int64, T, op
 
@@ -21,7 +20,7 @@ def _norm_pool(ctx: Lowering, x: Tensor, window: Windows, spatial: Sequence[Dim]
     """The p-norm of every window; positions outside of x count as 0."""
     if p < 1:
         raise InvalidModel(f"the norm of order {p}")
-    real = real_type(x.dtype)
+    real = s.accumulation_type(x.dtype)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         source = maps.source(x)

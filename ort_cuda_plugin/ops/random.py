@@ -29,11 +29,6 @@ _DIGITS = {DType.FLOAT16: (11, -24), DType.BFLOAT16: (8, -133), DType.FLOAT32: (
 """Binary digits of a type's numbers, and the exponent of the smallest positive one."""
 
 
-def _real(dtype: DType) -> DType:
-    """The type that random numbers of a type are computed in."""
-    return DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
-
-
 def _draw(ctx: Lowering, shape: Sequence[Dim], dtype: DType, seed: float | None, distribution: Distribution) -> Tensor:
     """A tensor of independent draws."""
     if dtype not in FLOATS:
@@ -49,7 +44,7 @@ def _draw(ctx: Lowering, shape: Sequence[Dim], dtype: DType, seed: float | None,
 
 
 def _normal(mean: float, scale: float) -> Distribution:
-    return lambda bits, dtype: s.cast(normal(bits, _real(dtype)) * scale + mean, dtype)
+    return lambda bits, dtype: s.cast(normal(bits, s.accumulation_type(dtype)) * scale + mean, dtype)
 
 
 def _uniform(low: float, high: float) -> Distribution:
@@ -57,7 +52,7 @@ def _uniform(low: float, high: float) -> Distribution:
         raise InvalidModel(f"random numbers from {low} to {high}")
 
     def between(bits: Bits, dtype: DType) -> Scalar:
-        u = uniform(bits, _real(dtype))
+        u = uniform(bits, s.accumulation_type(dtype))
         value = s.cast((1.0 - u) * low + u * high, dtype)
         # A number just below the upper limit may have been rounded to it.
         return s.maximum(s.minimum(value, _largest_below(high, dtype)), low)
@@ -137,7 +132,7 @@ def bernoulli(ctx: Lowering, x: T1, *, dtype: int | None = None, seed: float | N
     random = RandomRun(ctx, seed)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        real = _real(x.dtype)
+        real = s.accumulation_type(x.dtype)
         return s.cast(uniform(random.bits(maps, c[0]), real) < s.cast(maps.source(probabilities).at(c), real), result)
 
     return reshape(ctx, gather_map(ctx, (x.size,), result, element), x.shape)
@@ -252,7 +247,7 @@ def _dropped(
     if ratio.size != 1 or (training_mode is not None and training_mode.size != 1):
         raise InvalidModel("ratio and training_mode of Dropout are scalars")
     random = RandomRun(ctx, seed)
-    real, chance = _real(data.dtype), _real(ratio.dtype)
+    real, chance = s.accumulation_type(data.dtype), s.accumulation_type(ratio.dtype)
 
     def keeps(maps: IndexMap, c: list[Scalar]) -> Scalar:
         kept = uniform(random.bits(maps, c[0]), chance) >= s.cast(maps.number(ratio), chance)

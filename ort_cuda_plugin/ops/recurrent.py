@@ -260,7 +260,7 @@ def lstm(
     output_sequence: int = 0,
 ) -> tuple[Tensor, ...]:
     defaults = ["Sigmoid", "Tanh", "Tanh"]
-    compute = DType.FLOAT64 if x.dtype is DType.FLOAT64 else DType.FLOAT32
+    compute = s.accumulation_type(x.dtype)
     cells = []
     directions = _per_direction(direction, defaults, activations, activation_alpha, activation_beta, clip)
     for number, ((f, g, h), backward) in enumerate(directions):

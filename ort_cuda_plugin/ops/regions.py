@@ -12,7 +12,7 @@ from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map
 from ort_cuda_plugin.kernels.row_program import MAX, SUM, Reduction, lowest
 from ort_cuda_plugin.kernels.scalar import Scalar
-from ort_cuda_plugin.ops.image import clamped, clamped_integer, real_type
+from ort_cuda_plugin.ops.image import clamped, clamped_integer
 from ort_cuda_plugin.ops.registry import FLOATS, T1, T2, T, op
 
 FAR = 1 << 30
@@ -77,7 +77,7 @@ def _roi_align(
     if mode not in ("avg", "max"):
         raise InvalidModel(f"RoiAlign in mode {mode!r}")
     ctx.require(eq(batch_indices.shape[0], rois.shape[0]), "RoiAlign: one batch index per region")
-    real = real_type(x.dtype)
+    real = s.accumulation_type(x.dtype)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         source, regions = maps.source(x), maps.source(rois)
@@ -168,7 +168,7 @@ def max_roi_pool(ctx: Lowering, x: T, rois: T, *, pooled_shape: tuple[int, ...],
     _check(ctx, "MaxRoiPool", x, rois, 5)
     if len(pooled_shape) != 2 or min(pooled_shape) < 1:
         raise InvalidModel(f"MaxRoiPool to {list(pooled_shape)}")
-    real = real_type(x.dtype)
+    real = s.accumulation_type(x.dtype)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         source, regions = maps.source(x), maps.source(rois)

@@ -10,7 +10,7 @@ from ort_cuda_plugin.graph.symbolic import eq
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map
 from ort_cuda_plugin.kernels.scalar import Scalar
-from ort_cuda_plugin.ops.image import clamped, cubic, from_real, real_type, triangle
+from ort_cuda_plugin.ops.image import clamped, cubic, from_real, triangle
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, T1, T2, HostTensor, op
 
 
@@ -24,7 +24,7 @@ def affine_grid(ctx: Lowering, theta: T1, size: HostTensor, *, align_corners: in
     ctx.require(eq(theta.shape[0], sizes[0]), "theta has another batch size")
     ctx.require(eq(theta.shape[1], rank), "theta has another number of dimensions")
     ctx.require(eq(theta.shape[2], rank + 1), "theta has another number of dimensions")
-    real = real_type(theta.dtype)
+    real = s.accumulation_type(theta.dtype)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         matrix = maps.source(theta)
@@ -71,7 +71,7 @@ def grid_sample(
         raise Unsupported("dtype", f"GridSample in mode {mode!r} of booleans")
     ctx.require(eq(grid.shape[-1], rank), "the grid has another number of dimensions than the image")
     ctx.require(eq(grid.shape[0], x.shape[0]), "the grid has another batch size than the image")
-    real = real_type(x.dtype)
+    real = s.accumulation_type(x.dtype)
     weight, support = (cubic(-0.75), 2) if mode == "cubic" else (triangle, 1)
 
     def taps(source: Source, axis: int, coordinate: Scalar) -> list[tuple[Scalar, Scalar, Scalar]]:
