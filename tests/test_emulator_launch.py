@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 from emulator_harness import compile_kernels, configured
 from ort_cuda_plugin.runtime.device import CudaError, Device, Module
 
-ALL = np.uint32(0xFFFFFFFF)
-
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> bytes:

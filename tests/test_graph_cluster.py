@@ -11,7 +11,8 @@ from ort_cuda_plugin.graph.ir import Array, Constant, DType, InvalidModel, Value
 from ort_cuda_plugin.graph.lowering import DeviceProperties, Lowering
 from ort_cuda_plugin.graph.node_lowering import NodeError
 from ort_cuda_plugin.runtime.kernel import KernelSpec
-from ort_cuda_plugin.runtime.plan_format import Plan, RecordKind, RefKind, decode, encode
+from ort_cuda_plugin.runtime.plan_format import Plan, RecordKind, RefKind, encode
+from plan_decoder import decode
 from plan_interpreter import PlanMismatch, RunError, run_plan
 
 

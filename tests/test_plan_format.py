@@ -19,10 +19,10 @@ from ort_cuda_plugin.runtime.plan_format import (
     RecordKind,
     Ref,
     RefKind,
-    decode,
     encode,
     param_kind,
 )
+from plan_decoder import decode
 
 plan_with_everything = Plan(
     num_registers=9,
