@@ -120,10 +120,19 @@ int64_t ocp_pool_shrink(ocp_device *device, int memory, bool keep) {
   return bytes;
 }
 
+static void reclaim(ocp_device *device) {
+  ocp_pool *pool = device->pool;
+  pthread_mutex_lock(&pool->reclaim_lock);
+  for (ocp_reclaimer *reclaimer = pool->reclaimers; reclaimer; reclaimer = reclaimer->next)
+    reclaimer->reclaim(reclaimer);
+  pthread_mutex_unlock(&pool->reclaim_lock);
+}
+
 int64_t ocp_device_trim(ocp_device *device) {
   ocp_error ignored = {0};
   if (ocp_device_enter(device, &ignored) != ORT_OK)
     return 0;
+  reclaim(device);
   ocp_pool_release_idle_streams(device->pool);
   int64_t bytes = 0;
   for (int memory = 0; memory < OCP_NUM_MEMORIES; memory++)
@@ -158,14 +167,6 @@ void ocp_reclaimer_remove(ocp_device *device, ocp_reclaimer *reclaimer) {
       *link = reclaimer->next;
       break;
     }
-  pthread_mutex_unlock(&pool->reclaim_lock);
-}
-
-static void reclaim(ocp_device *device) {
-  ocp_pool *pool = device->pool;
-  pthread_mutex_lock(&pool->reclaim_lock);
-  for (ocp_reclaimer *reclaimer = pool->reclaimers; reclaimer; reclaimer = reclaimer->next)
-    reclaimer->reclaim(reclaimer);
   pthread_mutex_unlock(&pool->reclaim_lock);
 }
 

@@ -50,6 +50,8 @@ def memory_stats(device: DeviceInfo | int | None = None) -> dict[str, dict[str, 
 def trim(device: DeviceInfo | int | None = None) -> int:
     """Gives memory that no tensor, weight or enqueued work uses back to the driver; returns its bytes.
 
+    Automatic CUDA graphs that are not at work give up the memory of their intermediate tensors, and are made anew.
+
     Arguments and errors are those of `memory_stats`.
     """
     return int(core().device_trim(open_device(_find(device))))

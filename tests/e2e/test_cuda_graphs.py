@@ -379,3 +379,20 @@ def test_shapes_that_change_at_random_on_threads(ep_session: Callable[..., ort.I
         for done in [pool.submit(work, index) for index in range(4)]:
             done.result()
     assert found["graph_replays"] > 40
+
+
+def test_trim_releases_graphs_and_later_runs_make_them_anew() -> None:
+    bound = Bound(
+        ort_cuda_plugin.session(add_and_double(), emulate=True),
+        {"a": np.zeros(5000, np.float32), "b": np.ones(5000, np.float32)},
+        {"c": np.zeros(5000, np.float32)},
+    )
+    for number in range(6):
+        np.testing.assert_array_equal(bound.run(a=np.full(5000, number, np.float32)), np.full(5000, 2 * (number + 1)))
+    assert ort_cuda_plugin.counters()["graphs_live"] > 0
+    ort_cuda_plugin.trim()
+    assert ort_cuda_plugin.counters()["graphs_live"] == 0
+    with changes() as counted:
+        for number in range(6):
+            bound.run(a=np.full(5000, number, np.float32))
+    assert counted["graph_captures"] == 1
