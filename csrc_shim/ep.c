@@ -65,9 +65,9 @@ static OrtStatus *get_kernel_registry(OrtEp *ep, const OrtKernelRegistry **regis
   return ocp_status(&error);
 }
 
+/* What other threads enqueue on a stream that is being captured would become part of the graph. */
 static OrtStatus *is_concurrent_run_supported(OrtEp *ep, bool *is_supported) {
-  (void)ep;
-  *is_supported = true;
+  *is_supported = !(self(ep)->capture && self(ep)->config.stream);
   return NULL;
 }
 

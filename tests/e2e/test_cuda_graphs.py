@@ -396,3 +396,23 @@ def test_trim_releases_graphs_and_later_runs_make_them_anew() -> None:
         for number in range(6):
             bound.run(a=np.full(5000, number, np.float32))
     assert counted["graph_captures"] == 1
+
+
+def test_runs_on_a_shared_stream_wait_for_a_capture() -> None:
+    source = model([helper.make_node("Add", ["a", "b"], ["c"])], {"a": ["n"], "b": ["n"]}, {"c": ["n"]})
+    session = captured(source, use_ep_level_unified_stream="1")
+    threads, ids = 4, 8
+    start = Barrier(threads)
+
+    def work(index: int) -> None:
+        start.wait()
+        for graph_id in range(ids * index, ids * (index + 1)):
+            size = 100 + graph_id
+            bound = Bound(session, {"a": vector(size, 0), "b": vector(size, index)}, {"c": vector(size, 0)}, graph_id)
+            for number in range(4):
+                np.testing.assert_array_equal(bound.run(a=vector(size, number)), vector(size, number + index))
+
+    with changes() as counted, ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(work, index) for index in range(threads)]:
+            done.result()
+    assert counted["graph_captures"] == threads * ids
