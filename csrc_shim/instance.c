@@ -1,6 +1,8 @@
 /* Instances: a plan evaluated for one set of dimensions and host values, down to the parameters of every launch. */
 #include "instance.h"
 
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -62,9 +64,35 @@ static ocp_instance *allocate(const ocp_variant *variant, uint32_t key_words) {
 
 /* ---- evaluation ---- */
 
-static int fail_arithmetic(const ocp_variant *variant, ocp_error *error) {
-  return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s: a size computed from the input shapes overflows or divides by zero",
-                  variant->cluster_name);
+/* Fails with the name of a node of the plan, of the cluster for OCP_NO_NODE, and what follows. */
+static int fail_node(const ocp_instance *instance, uint32_t node, ocp_error *error, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+static int fail_node(const ocp_instance *instance, uint32_t node, ocp_error *error, const char *format, ...) {
+  char text[600];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  if (node == OCP_NO_NODE)
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "%.200s: %s", instance->variant->cluster_name, text);
+  return ocp_fail(error, ORT_INVALID_ARGUMENT, "node '%.200s': %s", ocp_plan_node_name(instance->variant->plan, node),
+                  text);
+}
+
+/* Fails because an expression, whose operands are known, has no value. */
+static int fail_arithmetic(const ocp_instance *instance, uint32_t expr, ocp_error *error) {
+  static const char *const signs[OCP_EXPR_NUM_OPS] = {
+      [OCP_EXPR_ADD] = "+",      [OCP_EXPR_SUB] = "-",     [OCP_EXPR_MUL] = "*",      [OCP_EXPR_FLOORDIV] = "/",
+      [OCP_EXPR_TRUNCDIV] = "/", [OCP_EXPR_CEILDIV] = "/", [OCP_EXPR_MOD] = "modulo",
+  };
+  const ocp_plan_expr *e = &instance->variant->plan->exprs[expr];
+  const long long a = instance->registers[e->a], b = instance->registers[e->b];
+  const bool divides =
+      e->op == OCP_EXPR_FLOORDIV || e->op == OCP_EXPR_TRUNCDIV || e->op == OCP_EXPR_CEILDIV || e->op == OCP_EXPR_MOD;
+  return fail_node(instance, e->node, error,
+                   "a size that it computes, %lld %s %lld, %s; check the shapes of the inputs and the values that "
+                   "decide sizes",
+                   a, signs[e->op], b, divides && b == 0 ? "divides by zero" : "overflows 64 bits");
 }
 
 static int check_asserts(const ocp_instance *instance, uint32_t segment, ocp_error *error) {
@@ -73,8 +101,7 @@ static int check_asserts(const ocp_instance *instance, uint32_t segment, ocp_err
   for (uint32_t i = range.first; i < range.first + range.count; i++) {
     const ocp_plan_assert *a = &plan->asserts[i];
     if (instance->registers[a->reg] == 0)
-      return ocp_fail(error, ORT_INVALID_ARGUMENT, "node '%.200s': %.600s", ocp_plan_node_name(plan, a->node),
-                      plan->strings + a->message);
+      return fail_node(instance, a->node, error, "%s", plan->strings + a->message);
   }
   return ORT_OK;
 }
@@ -86,7 +113,7 @@ static int fail_evaluation(ocp_instance *instance, uint32_t segment, uint32_t fa
   const ocp_range range = plan->views[segment].exprs;
   bool *unknown = calloc(plan->header.num_registers, sizeof *unknown);
   if (!unknown)
-    return fail_arithmetic(instance->variant, error);
+    return fail_arithmetic(instance, failed, error);
   for (uint32_t i = failed; i < range.first + range.count; i++) {
     const ocp_plan_expr *e = &plan->exprs[i];
     const uint32_t operands[3] = {e->a, e->b, e->c};
@@ -100,7 +127,7 @@ static int fail_evaluation(ocp_instance *instance, uint32_t segment, uint32_t fa
   free(unknown);
   if (check_asserts(instance, segment, error) != ORT_OK)
     return error->code;
-  return fail_arithmetic(instance->variant, error);
+  return fail_arithmetic(instance, failed, error); /* its operands still have their values */
 }
 
 static int evaluate(ocp_instance *instance, uint32_t segment, ocp_error *error) {
@@ -128,6 +155,20 @@ static uint64_t tensor_bytes(const int64_t *dims, uint32_t rank, uint32_t dtype)
   return ((uint64_t)bits + 7) / 8;
 }
 
+/* Fails because an output has a shape that no tensor can have. */
+static int fail_output(const ocp_instance *instance, uint32_t index, ocp_error *error) {
+  const ocp_plan_output *out = &instance->variant->plan->outputs[index];
+  char shape[OCP_MAX_RANK * 24] = "";
+  size_t used = 0;
+  for (uint32_t d = 0; d < out->rank; d++)
+    used += (size_t)snprintf(shape + used, sizeof shape - used, "%s%lld", d ? " x " : "",
+                             (long long)instance->dims[out->first_dim + d]);
+  return fail_node(instance, out->node, error,
+                   "its result would have the shape %s, which has a negative dimension or too many bytes; check the "
+                   "shapes of the inputs and the values that decide sizes",
+                   shape);
+}
+
 static int measure_outputs(ocp_instance *instance, uint32_t segment, ocp_error *error) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_range range = plan->views[segment].outputs;
@@ -139,8 +180,7 @@ static int measure_outputs(ocp_instance *instance, uint32_t segment, ocp_error *
       dims[d] = instance->registers[plan->dims[out->first_dim + d]];
     const uint64_t bytes = tensor_bytes(dims, out->rank, out->dtype);
     if (bytes == UINT64_MAX)
-      return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s: output %u would have a negative dimension or too many bytes",
-                      instance->variant->cluster_name, index);
+      return fail_output(instance, index, error);
     instance->memory_bytes[plan->header.num_inputs + index] = bytes;
   }
   return ORT_OK;
@@ -157,19 +197,26 @@ static int lay_out_slab(ocp_instance *instance, uint32_t segment, ocp_error *err
   if (!items)
     return ocp_fail(error, ORT_FAIL, "not enough host memory");
   bool ok = true;
+  uint32_t largest = 0; /* as unsigned numbers, so that a negative size is the largest */
   for (uint32_t i = 0; i < range.count; i++) {
     const uint32_t index = plan->buffer_order[range.first + i];
     const int64_t bytes = instance->registers[plan->buffers[index].size_register];
     ok = ok && bytes >= 0;
     items[i] = (ocp_slab_item){(uint64_t)bytes, plan->buffers[index].first_record, plan->buffer_last[index], 0};
+    if (items[i].bytes > items[largest].bytes)
+      largest = i;
   }
+  const uint32_t largest_record = items[largest].first;
+  const long long largest_bytes = (long long)items[largest].bytes;
   const uint64_t total = ok ? ocp_slab_pack(items, range.count) : UINT64_MAX;
   for (uint32_t i = 0; i < range.count; i++)
     instance->buffer_offset[plan->buffer_order[range.first + i]] = items[i].offset;
   free(items);
   if (total == UINT64_MAX)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s: the intermediate tensors would have too many bytes",
-                    instance->variant->cluster_name);
+    return fail_node(instance, plan->records[largest_record].node, error,
+                     "an intermediate tensor of %lld bytes is negative or too large; check the shapes of the inputs "
+                     "and the values that decide sizes",
+                     largest_bytes);
   instance->slab_bytes[segment] = total;
   return ORT_OK;
 }

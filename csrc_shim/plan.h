@@ -21,6 +21,7 @@
 #define OCP_PLAN_MAGIC 0x4E4C504Fu /* "OPLN" */
 #define OCP_PLAN_VERSION 1u
 #define OCP_NO_REG 0xFFFFFFFFu
+#define OCP_NO_NODE 0xFFFFFFFFu
 #define OCP_MAX_RANK 16
 #define OCP_MAX_REGISTERS (1u << 22)
 #define OCP_MAX_HOST_VALUES 65536u /* of one host input or read-back */
@@ -50,6 +51,8 @@ typedef struct ocp_plan_output {
   uint32_t dtype, rank;
   uint32_t first_dim; /* index into dims: rank register indices */
   uint32_t segment;   /* the segment that allocates it */
+  uint32_t node;      /* the node whose result it is, for errors, or OCP_NO_NODE */
+  uint32_t reserved;
 } ocp_plan_output;
 
 typedef enum ocp_expr_op {
@@ -80,6 +83,8 @@ typedef struct ocp_plan_expr {
   uint32_t a, b, c;
   uint32_t segment; /* evaluated when that segment starts; guards' expressions are in segment 0 */
   int64_t imm;
+  uint32_t node; /* the first node that needs the value, for errors, or OCP_NO_NODE */
+  uint32_t reserved;
 } ocp_plan_expr;
 
 typedef struct ocp_plan_assert {

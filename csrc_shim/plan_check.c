@@ -50,6 +50,10 @@ uint32_t ocp_plan_num_operands(uint32_t op) {
   return op == OCP_EXPR_SELECT ? 3 : 2;
 }
 
+static bool is_node(const ocp_plan *plan, uint32_t node) {
+  return node == OCP_NO_NODE || node < plan->header.num_nodes;
+}
+
 /* ---- the parts ---- */
 
 static bool check_strings(checker *c) {
@@ -102,6 +106,8 @@ static bool check_outputs(checker *c) {
     const ocp_plan_output *out = &p->outputs[i];
     if (out->rank > OCP_MAX_RANK || !ocp_dtype_bits(out->dtype))
       return ocp_plan_reject(c->error, "output %u has rank %u and element type %u", i, out->rank, out->dtype);
+    if (!is_node(p, out->node))
+      return ocp_plan_reject(c->error, "output %u is the result of no node", i);
     if (out->first_dim != next || out->rank > p->header.num_dims - next)
       return ocp_plan_reject(c->error, "the dimensions of output %u are out of range", i);
     next += out->rank;
@@ -166,6 +172,8 @@ static bool check_exprs(checker *c, uint32_t segment) {
     const uint32_t operands[3] = {e->a, e->b, e->c};
     if (e->op >= OCP_EXPR_NUM_OPS)
       return ocp_plan_reject(c->error, "expression %u has operation %u", i, e->op);
+    if (!is_node(p, e->node))
+      return ocp_plan_reject(c->error, "expression %u is of no node", i);
     for (uint32_t k = 0; k < ocp_plan_num_operands(e->op); k++) {
       if (!uses(c, operands[k], "expression", i))
         return false;

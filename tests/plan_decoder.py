@@ -93,9 +93,12 @@ class Reader:
         return Plan(
             num_registers=h.num_registers,
             inputs=tuple(PlanInput(d, rank, first, optional(host), count) for d, rank, first, host, count, _ in inputs),
-            outputs=tuple(PlanOutput(d, dims[first : first + rank], segment) for d, rank, first, segment in outputs),
+            outputs=tuple(
+                PlanOutput(d, dims[first : first + rank], segment, optional(node))
+                for d, rank, first, segment, node, _ in outputs
+            ),
             nodes=tuple(text(offset) for offset in nodes),
-            exprs=tuple(PlanExpr(ExprOp(row[0]), *row[1:]) for row in exprs),
+            exprs=tuple(PlanExpr(ExprOp(row[0]), *row[1:7], optional(row[7])) for row in exprs),
             guards=guards,
             asserts=tuple(PlanAssert(register, node, text(message), seg) for register, node, message, seg in asserts),
             readbacks=tuple(

@@ -35,7 +35,7 @@ pointer = Param.pointer
 
 # x is [2, 3] (registers 0, 1), shape [2] (register 2) with the host values 3 and 2 (registers 3, 4).
 exprs = (
-    PlanExpr(ExprOp.MUL, 5, 0, 1),
+    PlanExpr(ExprOp.MUL, 5, 0, 1, node=1),
     PlanExpr(ExprOp.CONST, 6, imm=4),
     PlanExpr(ExprOp.MUL, 7, 5, 6),
     PlanExpr(ExprOp.MUL, 8, 3, 4),
@@ -56,7 +56,7 @@ records = (
 valid = Plan(
     num_registers=14,
     inputs=(PlanInput(FLOAT, 2, 0), PlanInput(INT64, 1, 2, host_register=3, host_count=2)),
-    outputs=(PlanOutput(FLOAT, (3, 4)), PlanOutput(FLOAT, (13,), 1)),
+    outputs=(PlanOutput(FLOAT, (3, 4), node=0), PlanOutput(FLOAT, (13,), 1)),
     nodes=("Reshape_1", "Copy_2"),
     exprs=exprs,
     guards=(9,),
@@ -97,6 +97,8 @@ wrong_plans = {
     "output in no segment": changed("outputs", 0, segment=2),
     "output dimension defined later": changed("outputs", 0, dims=(3, 13)),
     "output dimension out of range": changed("outputs", 0, dims=(3, 14)),
+    "output of an unknown node": changed("outputs", 0, node=2),
+    "expression of an unknown node": changed("exprs", 0, node=2),
     "unknown operation": changed("exprs", 0, op=17),
     "operand not defined": changed("exprs", 0, b=12),
     "operand not smaller": changed("exprs", 7, a=13),

@@ -387,23 +387,31 @@ def test_a_failed_assertion_names_the_node_and_the_message_even_where_arithmetic
     ],
 )
 def test_arithmetic_that_has_no_result_is_an_error(op: ExprOp, a: int, b: int) -> None:
-    exprs = (PlanExpr(ExprOp.CONST, 0, imm=a), PlanExpr(ExprOp.CONST, 1, imm=b), PlanExpr(op, 2, 0, 1))
-    plan = Plan(3, (), (), exprs=exprs)
-    with TestCluster(plan) as cluster, pytest.raises(PluginError, match="overflows or divides by zero"):
-        cluster.run()
+    wrong = "divides by zero" if b == 0 else "overflows 64 bits"
+    for node, name in ((1, "node 'guilty'"), (None, "^")):
+        exprs = (PlanExpr(ExprOp.CONST, 0, imm=a), PlanExpr(ExprOp.CONST, 1, imm=b), PlanExpr(op, 2, 0, 1, node=node))
+        plan = Plan(3, (), (), nodes=("innocent", "guilty"), exprs=exprs)
+        text = rf"{name}.*: .* {a} \S+ {b}, {wrong}; check"
+        with TestCluster(plan) as cluster, pytest.raises(PluginError, match=text):
+            cluster.run()
 
 
 @pytest.mark.parametrize("dims", [(-1,), (1 << 62, 1 << 62)])
 def test_outputs_of_impossible_shape_are_an_error(dims: tuple[int, ...]) -> None:
     exprs = tuple(PlanExpr(ExprOp.CONST, i, imm=dim) for i, dim in enumerate(dims))
-    plan = Plan(len(dims), (), (PlanOutput(FLOAT, tuple(range(len(dims)))),), exprs=exprs)
-    with TestCluster(plan) as cluster, pytest.raises(PluginError, match="output 0 would have"):
+    plan = Plan(len(dims), (), (PlanOutput(FLOAT, tuple(range(len(dims))), node=0),), nodes=("vast",), exprs=exprs)
+    shape = " x ".join(map(str, dims))
+    with TestCluster(plan) as cluster, pytest.raises(PluginError, match=f"node 'vast': .* the shape {shape}, "):
         cluster.run()
 
 
 @pytest.mark.parametrize(
     ("grid", "shared", "message"),
-    [((-1, 1, 1), 0, "launch grid"), ((1, 65536, 1), 0, "launch grid"), ((1, 1, 1), -1, "dynamic shared memory")],
+    [
+        ((-1, 1, 1), 0, "an intermediate tensor of -1 bytes"),
+        ((1, 65536, 1), 0, "launch grid"),
+        ((1, 1, 1), -1, "dynamic shared memory"),
+    ],
 )
 def test_launches_out_of_range_are_an_error_of_the_node(grid: tuple[int, int, int], shared: int, message: str) -> None:
     r = Registers(0)
@@ -419,7 +427,7 @@ def test_launches_out_of_range_are_an_error_of_the_node(grid: tuple[int, int, in
         buffers=(PlanBuffer(x, 0, 0),),
         kernels=all_kernels,
     )
-    with TestCluster(plan) as cluster, pytest.raises(PluginError, match="too many bytes" if grid[0] < 0 else message):
+    with TestCluster(plan) as cluster, pytest.raises(PluginError, match="node 'huge': .*" + message):
         cluster.run()
 
 

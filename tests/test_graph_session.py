@@ -258,6 +258,69 @@ def test_a_hostile_shape_is_an_error_of_its_run_only(shape, text):
     pair.check(x=floats(6), shape=np.array([3, 2]))
 
 
+@pytest.mark.parametrize(
+    ("nodes", "value", "text"),
+    [
+        pytest.param(
+            [
+                ("Mul", ["v", "v"], "a"),
+                ("Sub", ["a", "v"], "b"),
+                ("Min", ["b", "one"], "c"),
+                ("Expand", ["x", "c"], "y"),
+            ],
+            2**33,
+            r"'a \(Mul\)': .* 8589934592 \* 8589934592, overflows 64 bits; check",
+            id="a product that a later node subtracts from",
+        ),
+        pytest.param(
+            [("Add", ["v", "v"], "a"), ("Min", ["a", "one"], "b"), ("Expand", ["x", "b"], "y")],
+            2**62,
+            r"'a \(Add\)': .* 4611686018427387904 \* 2, overflows 64 bits; check",
+            id="a sum of one value",
+        ),
+        pytest.param(
+            [("Div", ["one", "v"], "a"), ("Add", ["a", "v"], "b"), ("Expand", ["x", "b"], "y")],
+            0,
+            r"'a \(Div\)': .* 1 / 0, divides by zero; check",
+            id="a quotient in a sum",
+        ),
+        pytest.param(
+            [("Mod", ["one", "v"], "a"), ("Expand", ["x", "a"], "y")],
+            0,
+            r"'a \(Mod\)': .* 1 / 0, divides by zero; check",
+            id="a remainder",
+        ),
+        pytest.param(
+            [("Sub", ["v", "one"], "a"), ("Expand", ["x", "a"], "y")],
+            -4,
+            r"'y \(Expand\)': .* shape -5, .*negative",
+            id="a negative size",
+        ),
+        pytest.param(
+            [("Expand", ["x", "v"], "a"), ("Concat", ["a", "a", "a", "a"], "y", {"axis": 0})],
+            2**61 - 1,
+            r"node '?y \(Concat\)'?: .*(overflows 64 bits|bytes)",
+            id="too many bytes",
+        ),
+    ],
+)
+def test_shape_arithmetic_without_a_value_names_the_node_that_computes_it(nodes, value, text):
+    pair = Pair(
+        [
+            helper.make_node(op_type, inputs, [output], output, **(attributes[0] if attributes else {}))
+            for op_type, inputs, output, *attributes in nodes
+        ],
+        [info("x", FLOAT, [1]), info("v", INT64, [1])],
+        [info("y", FLOAT, None)],
+        one=np.array([1]),
+    )
+    assert pair.clusters == [sorted(node[0] for node in nodes)]
+    for _ in range(2):  # where the plan has to be built, and where it exists
+        with pytest.raises(Exception, match=text):
+            pair.ours.run(None, {"x": floats(1), "v": np.array([value])})
+        pair.ours.run(None, {"x": floats(1), "v": np.array([1])})
+
+
 def test_slices_beyond_both_ends_are_cut_where_the_ends_are_inputs():
     pair = Pair(
         [helper.make_node("Slice", ["x", "start", "end"], ["s"]), helper.make_node("Neg", ["s"], ["y"])],

@@ -27,10 +27,10 @@ from plan_decoder import decode
 plan_with_everything = Plan(
     num_registers=9,
     inputs=(PlanInput(1, 2, 0), PlanInput(7, 1, 2, host_register=3, host_count=1)),
-    outputs=(PlanOutput(1, (0, 4)), PlanOutput(7, (7,), segment=1)),
+    outputs=(PlanOutput(1, (0, 4)), PlanOutput(7, (7,), segment=1, node=1)),
     nodes=("first", "zweite Näherung", "first"),
     exprs=(
-        PlanExpr(ExprOp.MUL, 4, 0, 3),
+        PlanExpr(ExprOp.MUL, 4, 0, 3, node=2),
         PlanExpr(ExprOp.CONST, 5, imm=-(1 << 63)),
         PlanExpr(ExprOp.SELECT, 6, 4, 5, 0),
         PlanExpr(ExprOp.ADD, 8, 7, 0, segment=1),

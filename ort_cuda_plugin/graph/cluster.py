@@ -182,7 +182,8 @@ class CompiledCluster:
             states=self._states,
         )
         self._lower(lowering, tensors)
-        results = [lowering.tensor(value) for value in self.outputs]
+        producers = {value: node for node in self.graph.nodes for value in node.outputs if value is not None}
+        results = [(lowering.tensor(value), producers.get(value)) for value in self.outputs]
         tables = Tables(self._known)
         return make_plan(lowering.ctx, plan_inputs, results, symbols.guards, tables, symbols.count), tables
 

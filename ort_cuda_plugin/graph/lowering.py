@@ -143,6 +143,7 @@ class Lowering:
     def _countable_bytes(self, shape: Sequence[Dim], dtype: DType) -> Dim:
         """The bytes of a tensor. Raises InvalidModel where a 64-bit integer does not hold them."""
         nbytes = product(shape) * dtype.itemsize
+        self.trace.originate(self.node, (*shape, nbytes))
         if self.node is not None and not self._speculative and hint(nbytes) > _INT64_MAX:
             sizes = " x ".join(str(hint(dim)) for dim in shape)
             raise InvalidModel(f"a tensor of {sizes} elements has more bytes than a 64-bit integer holds")
@@ -196,6 +197,7 @@ class Lowering:
         values = tuple(dims)
         if len(values) != product(shape):
             raise ValueError(f"{len(values)} values for shape {tuple(shape)}")
+        self.trace.originate(self.node, values)
         if all(isinstance(value, int) for value in values):
             return self.constant(np.array(values, dtype=np.int64).astype(dtype.numpy).reshape(tuple(shape)), dtype)
         return Tensor(dtype, shape, Buffer(BufferKind.HOST, len(values) * dtype.itemsize, host=values))
@@ -223,8 +225,15 @@ class Lowering:
         For shape arithmetic on inputs of the cluster: computed on the device unless something asks for the contents.
         ``values`` gives the elements in row-major order. Only for a new tensor of `empty`; others know their contents.
         """
+        node = self.node
+
+        def contents() -> tuple[Dim, ...]:
+            dims = values()
+            self.trace.originate(node, dims)
+            return dims
+
         if x.buffer.kind is BufferKind.SCRATCH and x.buffer.deferred_host is None:
-            x.buffer.deferred_host = values
+            x.buffer.deferred_host = contents
         return x
 
     def host_values(self, x: Tensor, what: str) -> tuple[Dim, ...]:
@@ -314,6 +323,7 @@ class Lowering:
             raise InvalidModel(message)
         if known is None:
             assert isinstance(condition, Expr)
+            self.trace.originate(self.node, (condition,))
             self.trace.requirements.append(Requirement(self.node, condition, message))
 
     def require_shape(self, x: Tensor, shape: Sequence[Dim], what: str) -> None:
@@ -332,6 +342,7 @@ class Lowering:
         if known is not None:
             return known
         assert isinstance(condition, Expr)
+        self.trace.originate(self.node, (condition,))
         if is_read_back(condition):
             raise Unsupported("shape", "what it does depends on values that are computed on the device")
         answer = condition.hint != 0

@@ -100,30 +100,30 @@ def _weight_key(constant: Constant) -> Hashable:
 def make_plan(
     ctx: Lowering,
     inputs: Sequence[PlanInput],
-    outputs: Sequence[Tensor],
+    outputs: Sequence[tuple[Tensor, Node | None]],
     input_guards: Iterable[Dim],
     tables: Tables,
     num_symbols: int,
 ) -> Plan:
-    """The plan of the steps in ``ctx.trace`` for a cluster whose results are ``outputs``.
+    """The plan of the steps in ``ctx.trace`` for a cluster whose results are ``outputs``, with the nodes they are of.
 
     Symbols, of which there are ``num_symbols``, are the registers of ``inputs``. Buffers of the trace are changed:
     outputs are placed in them.
     """
     placed = _place_outputs(ctx, outputs)
     steps = _live_steps(ctx.trace.steps)
-    return _Writer(ctx, Registers(num_symbols), tables, steps).plan(inputs, placed, input_guards)
+    return _Writer(ctx, num_symbols, tables, steps).plan(inputs, placed, input_guards)
 
 
-def _place_outputs(ctx: Lowering, outputs: Sequence[Tensor]) -> list[Tensor]:
+def _place_outputs(ctx: Lowering, outputs: Sequence[tuple[Tensor, Node | None]]) -> list[tuple[Tensor, Node | None]]:
     """Makes the producers of outputs write to them directly where they can; the others are copied."""
     placed = []
-    for index, output in enumerate(outputs):
-        ctx.node = None
+    for index, (output, node) in enumerate(outputs):
+        ctx.node = node
         if output.dtype.is_packed:
             buffer = pack(ctx, output).buffer
             buffer.kind, buffer.index = BufferKind.OUTPUT, index
-            placed.append(Tensor(output.dtype, output.shape, buffer))
+            placed.append((Tensor(output.dtype, output.shape, buffer), node))
             continue
         tensor = ctx.materialize(output)
         if not tensor.is_contiguous:
@@ -135,7 +135,7 @@ def _place_outputs(ctx: Lowering, outputs: Sequence[Tensor]) -> list[Tensor]:
             tensor, buffer = copy, copy.buffer
         buffer.kind = BufferKind.OUTPUT
         buffer.index = index
-        placed.append(tensor)
+        placed.append((tensor, node))
     return placed
 
 
@@ -155,10 +155,22 @@ def _live_steps(steps: Sequence[Step]) -> list[Step]:
     return live
 
 
+class _NodeNames:
+    """The nodes that a plan names in errors, numbered."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def number(self, node: Node | None) -> int:
+        label = "(inputs)" if node is None else node.label
+        return self.numbers.setdefault(label.replace("\0", ""), len(self.numbers))
+
+
 class _Writer:
-    def __init__(self, ctx: Lowering, registers: Registers, tables: Tables, steps: Sequence[Step]) -> None:
+    def __init__(self, ctx: Lowering, num_symbols: int, tables: Tables, steps: Sequence[Step]) -> None:
         self.ctx = ctx
-        self.registers = registers
+        self.nodes = _NodeNames()
+        self.registers = registers = Registers(num_symbols, ctx.trace.origins, self.nodes.number)
         self.tables = tables
         # A step and the segment that it is in; what is read back one after the other is read before one segment.
         self.steps: list[tuple[Launch | LibraryCall | Copy | Memset, int]] = []
@@ -175,22 +187,26 @@ class _Writer:
             else:
                 self.steps.append((step, self.num_segments - 1))
                 ended = False
-        self.nodes: dict[str, int] = {}
         self.scratch: dict[Buffer, int] = {}
         self.lifetimes: list[tuple[int, int]] = []
 
-    def plan(self, inputs: Sequence[PlanInput], outputs: Sequence[Tensor], input_guards: Iterable[Dim]) -> Plan:
+    def plan(
+        self,
+        inputs: Sequence[PlanInput],
+        outputs: Sequence[tuple[Tensor, Node | None]],
+        input_guards: Iterable[Dim],
+    ) -> Plan:
         registers = self.registers
         # Guards come first: a plan that does not hold is found out by evaluating little.
         conditions = dict.fromkeys([*input_guards, *_strongest(self.ctx.trace.guards)])
         guards = tuple(registers.of(condition) for condition in conditions if not isinstance(condition, int))
         first_to_require = {r.condition: r for r in reversed(self.ctx.trace.requirements)}
         asserts = [
-            PlanAssert(register, self._node(r.node), r.message, registers.segment(register))
+            PlanAssert(register, self.nodes.number(r.node), r.message, registers.segment(register))
             for r in reversed(first_to_require.values())
             for register in (registers.of(r.condition),)
         ]
-        plan_outputs = tuple(self._output(output) for output in outputs)
+        plan_outputs = tuple(self._output(*output) for output in outputs)
         records = tuple(self._record(position, step, segment) for position, (step, segment) in enumerate(self.steps))
         read_backs = tuple(self._read_back(*read_back) for read_back in self.read_backs)
         buffers = tuple(
@@ -201,7 +217,7 @@ class _Writer:
             num_registers=registers.count,
             inputs=tuple(inputs),
             outputs=plan_outputs,
-            nodes=tuple(self.nodes),
+            nodes=tuple(self.nodes.numbers),
             exprs=tuple(sorted(registers.exprs, key=lambda expr: expr.segment)),
             guards=guards,
             asserts=tuple(sorted(asserts, key=lambda check: check.segment)),
@@ -214,11 +230,14 @@ class _Writer:
             num_segments=self.num_segments,
         )
 
-    def _output(self, output: Tensor) -> PlanOutput:
+    def _output(self, output: Tensor, node: Node | None) -> PlanOutput:
+        self.registers.node = node
         dims = tuple(self.registers.of(dim) for dim in output.shape)
-        return PlanOutput(output.dtype.ort, dims, max(map(self.registers.segment, dims), default=0))
+        number = None if node is None else self.nodes.number(node)
+        return PlanOutput(output.dtype.ort, dims, max(map(self.registers.segment, dims), default=0), number)
 
     def _read_back(self, step: ReadBack, first: int, segment: int) -> PlanReadback:
+        self.registers.node = step.node
         offset = step.source.offset * step.source.dtype.itemsize
         return PlanReadback(
             self._ref(step.source.buffer),
@@ -229,15 +248,12 @@ class _Writer:
             None if offset == 0 else self.registers.of(offset),
         )
 
-    def _node(self, node: Node | None) -> int:
-        label = "(outputs)" if node is None else node.label
-        return self.nodes.setdefault(label.replace("\0", ""), len(self.nodes))
-
     def _record(self, position: int, step: Launch | LibraryCall | Copy | Memset, segment: int) -> Record:
         for buffer in (*step.reads, *step.writes):
             if buffer.kind is BufferKind.SCRATCH:
                 self._use(buffer, position)
-        node = self._node(step.node)
+        node = self.nodes.number(step.node)
+        self.registers.node = step.node
         if isinstance(step, Launch):
             gx, gy, gz = (self.registers.of(dim) for dim in step.grid)
             return Record(

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from ..runtime.plan_format import ExprOp, PlanExpr
-from .ir import InvalidModel
-from .symbolic import READ_BACK, Atom, Dim, Monomial
+from .ir import InvalidModel, Node
+from .symbolic import READ_BACK, Atom, Dim, Expr, Monomial
 
 
 class Registers:
     """The registers of one plan.
 
     The first ``num_inputs`` hold the dimensions of the inputs and the host values: symbol number n is register n. Those
-    of `read_back` follow; ``exprs`` defines the others in order.
+    of `read_back` follow; ``exprs`` defines the others in order. An expression is of the node that ``origins`` has for
+    the value or the innermost one around it, else of ``node``: that which registers are being asked for. ``number``
+    gives the numbers of nodes.
     """
 
-    def __init__(self, num_inputs: int) -> None:
+    def __init__(
+        self,
+        num_inputs: int,
+        origins: Mapping[Expr | Monomial, Node] | None = None,
+        number: Callable[[Node], int] | None = None,
+    ) -> None:
         self.count = num_inputs
+        self.node: Node | None = None
         self.exprs: list[PlanExpr] = []
         self._segments = [0] * num_inputs
         self._read_back: dict[int, int] = {}
@@ -23,6 +33,8 @@ class Registers:
         self._computed: dict[tuple[ExprOp, int, int, int], int] = {}
         self._constants: dict[int, int] = {}
         self._dims: dict[Dim, int] = {}
+        self._origins = origins or {}
+        self._number = number
 
     def read_back(self, first_symbol: int, count: int, segment: int) -> int:
         """Gives registers to symbols that are read back before ``segment``; the first of the registers.
@@ -64,11 +76,13 @@ class Registers:
         if key not in self._computed:
             operands = (a, b, c) if op is ExprOp.SELECT else (a, b)
             segment = max(self._segments[operand] for operand in operands)
-            self._computed[key] = self._append(PlanExpr(op, self.count, a, b, c, segment), segment)
+            node = None if self.node is None or self._number is None else self._number(self.node)
+            self._computed[key] = self._append(PlanExpr(op, self.count, a, b, c, segment, node=node), segment)
         return self._computed[key]
 
     def _polynomial(self, expr: Dim) -> int:
         assert not isinstance(expr, int)
+        outer = self._enter(expr)
         total: int | None = None
         for monomial, coefficient in sorted(expr.terms, key=lambda term: term[1] < 0):
             term = self._monomial(monomial)
@@ -78,15 +92,26 @@ class Registers:
                 scaled = self._scaled(term, coefficient)
                 total = scaled if total is None else self._compute(ExprOp.ADD, total, scaled)
         assert total is not None
-        return self._compute(ExprOp.ADD, total, self._constant(expr.const)) if expr.const else total
+        if expr.const:
+            total = self._compute(ExprOp.ADD, total, self._constant(expr.const))
+        self.node = outer
+        return total
+
+    def _enter(self, value: Expr | Monomial) -> Node | None:
+        """Makes the node of ``value``, where it has one, that of what follows; the one before."""
+        outer = self.node
+        self.node = self._origins.get(value, outer)
+        return outer
 
     def _scaled(self, register: int, factor: int) -> int:
         return register if factor == 1 else self._compute(ExprOp.MUL, register, self._constant(factor))
 
     def _monomial(self, monomial: Monomial) -> int:
+        outer = self._enter(monomial)
         result = self._atom(monomial[0])
         for atom in monomial[1:]:
             result = self._compute(ExprOp.MUL, result, self._atom(atom))
+        self.node = outer
         return result
 
     def _atom(self, atom: Atom) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ..runtime.kernel import KernelSpec
 from .ir import Node
-from .symbolic import Dim, Expr
+from .symbolic import Dim, Expr, Monomial
 from .tensor import Buffer, Tensor
 
 if TYPE_CHECKING:
@@ -120,3 +121,16 @@ class Trace:
     steps: list[Step] = field(default_factory=list)
     requirements: list[Requirement] = field(default_factory=list)
     guards: dict[Expr, None] = field(default_factory=dict)
+    origins: dict[Expr | Monomial, Node] = field(default_factory=dict)
+    """The first node that needs a value, or the product of symbols and operations that is a part of it."""
+
+    def originate(self, node: Node | None, dims: Iterable[Dim]) -> None:
+        """Notes that ``node`` needs ``dims``: an error names it where one of them has no value in a Run."""
+        if node is None:
+            return
+        for dim in dims:
+            if isinstance(dim, int) or dim in self.origins:
+                continue
+            self.origins[dim] = node
+            for monomial, _ in dim.terms:
+                self.origins.setdefault(monomial, node)

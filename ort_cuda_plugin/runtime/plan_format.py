@@ -23,9 +23,9 @@ no_register = 0xFFFFFFFF
 
 header_layout = struct.Struct("<20I")
 input_layout = struct.Struct("<6I")
-output_layout = struct.Struct("<4I")
+output_layout = struct.Struct("<6I")
 index_layout = struct.Struct("<I")
-expr_layout = struct.Struct("<6Iq")
+expr_layout = struct.Struct("<6Iq2I")
 assert_layout = struct.Struct("<4I")
 readback_layout = struct.Struct("<8I")
 buffer_layout = struct.Struct("<4I")
@@ -131,16 +131,20 @@ class PlanInput:
 
 @dataclass(frozen=True, slots=True)
 class PlanOutput:
-    """``dims`` are registers; ``segment`` allocates it."""
+    """``dims`` are registers; ``segment`` allocates it; it is the result of node ``node``."""
 
     dtype: int
     dims: tuple[int, ...]
     segment: int = 0
+    node: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PlanExpr:
-    """Register ``dst`` = ``op`` of registers ``a``, ``b``, ``c`` (all smaller than dst), or ``imm`` for CONST."""
+    """Register ``dst`` = ``op`` of registers ``a``, ``b``, ``c`` (all smaller than dst), or ``imm`` for CONST.
+
+    ``node``, the first that needs the value, is named where there is none.
+    """
 
     op: ExprOp
     dst: int
@@ -149,6 +153,7 @@ class PlanExpr:
     c: int = 0
     segment: int = 0
     imm: int = 0
+    node: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +308,7 @@ def encode(plan: Plan) -> bytes:
             pack_indices(plan.kernels),
             pack_indices(plan.problems),
             pack_indices(dims),
-            pack(expr_layout, [(e.op, e.dst, e.a, e.b, e.c, e.segment, e.imm) for e in plan.exprs]),
+            pack(expr_layout, [expr_fields(e) for e in plan.exprs]),
             pack_indices(plan.guards),
             pack(assert_layout, asserts),
             pack(readback_layout, [readback_fields(r) for r in plan.readbacks]),
@@ -354,32 +359,38 @@ def pack_indices(values: Sequence[int]) -> bytes:
     return aligned(struct.pack(f"<{len(values)}I", *values))
 
 
-def register_field(register: int | None) -> int:
-    return no_register if register is None else register
+def optional_field(index: int | None) -> int:
+    """A register or a node; ``no_register`` is no node, too."""
+    return no_register if index is None else index
 
 
 def input_fields(i: PlanInput) -> tuple[int, ...]:
-    return i.dtype, i.rank, i.first_register, register_field(i.host_register), i.host_count, 0
+    return i.dtype, i.rank, i.first_register, optional_field(i.host_register), i.host_count, 0
 
 
 def output_fields(outputs: Sequence[PlanOutput]) -> list[tuple[int, ...]]:
     rows: list[tuple[int, ...]] = []
     first_dim = 0
     for output in outputs:
-        rows.append((output.dtype, len(output.dims), first_dim, output.segment))
+        node = optional_field(output.node)
+        rows.append((output.dtype, len(output.dims), first_dim, output.segment, node, 0))
         first_dim += len(output.dims)
     return rows
 
 
+def expr_fields(e: PlanExpr) -> tuple[int, ...]:
+    return e.op, e.dst, e.a, e.b, e.c, e.segment, e.imm, optional_field(e.node), 0
+
+
 def readback_fields(r: PlanReadback) -> tuple[int, ...]:
-    return r.ref.kind, r.ref.index, register_field(r.byte_offset_register), r.dtype, r.count, r.dst, r.segment, 0
+    return r.ref.kind, r.ref.index, optional_field(r.byte_offset_register), r.dtype, r.count, r.dst, r.segment, 0
 
 
 def record_fields(records: Sequence[Record]) -> list[tuple[int, ...]]:
     rows: list[tuple[int, ...]] = []
     first_param = 0
     for r in records:
-        tail = (register_field(r.shared_register), register_field(r.condition_register))
+        tail = (optional_field(r.shared_register), optional_field(r.condition_register))
         rows.append((r.kind, r.node, r.index, r.segment, first_param, len(r.params), *r.grid, *r.block, *tail))
         first_param += len(r.params)
     return rows
@@ -387,7 +398,7 @@ def record_fields(records: Sequence[Record]) -> list[tuple[int, ...]]:
 
 def param_fields(p: Param) -> tuple[int, ...]:
     kind, index = (0, 0) if p.ref is None else (p.ref.kind, p.ref.index)
-    return p.kind, kind, index, register_field(p.register), p.imm
+    return p.kind, kind, index, optional_field(p.register), p.imm
 
 
 def segment_fields(plan: Plan) -> list[tuple[int, ...]]:
