@@ -61,6 +61,26 @@ def test_slices_of_any_step_are_those_of_python(shape, dtype, data, dynamic):
     assert_same(actual, x[tuple(index)])
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "starts", "ends", "steps"),
+    [
+        ((2, 0, 3), (0, -1), (9, -(2**62)), (1, -1)),
+        ((2, 3), (2, 3), (9, 9), (1, 1)),
+        ((2, 3), (-9, -9), (0, 0), (-1, -2)),
+    ],
+)
+def test_kernels_run_on_slices_without_elements_wherever_they_begin(shape, starts, ends, steps, dynamic):
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 18]>
+        empty (float[{", ".join(map(str, shape))}] x) => (float y)
+        <int64[2] s = {{{", ".join(map(str, starts))}}}, int64[2] e = {{{", ".join(map(str, ends))}}},
+         int64[2] a = {{0, 1}}, int64[2] by = {{{", ".join(map(str, steps))}}}>
+        {{ part = Slice (x, s, e, a, by)  y = ReduceSum <keepdims = 0> (part) }}
+    """)
+    assert_same(run_model(model, [numbered(shape)], dynamic)[0], np.float32(0))
+
+
 @given(shape=shapes, dtype=dtypes, data=st.data(), dynamic=dynamic)
 @few
 def test_transposes_and_sums_of_transposes(shape, dtype, data, dynamic):

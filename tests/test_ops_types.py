@@ -82,8 +82,10 @@ def test_unsigned_integers_are_reduced(dtype):
     np.testing.assert_array_equal(y, x)
 
 
-def test_erf_of_integers_is_cut_off():
+def test_functions_of_integers_are_cut_off():
     assert run_op("Erf", [np.array([-7, -1, 0, 1, 7], np.int16)], opset=13)[0].tolist() == [-1, 0, 0, 0, 1]
+    shrunk = run_op("Shrink", [np.array([-7, -2, 0, 1, 7], np.int16)], {"lambd": 1.5, "bias": 0.75}, opset=9)
+    assert shrunk[0].tolist() == [-6, -1, 0, 0, 6]
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fnuz])

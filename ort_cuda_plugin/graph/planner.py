@@ -27,7 +27,7 @@ from ..runtime.plan_format import (
 from .ir import Constant, Node
 from .lowering import Lowering
 from .registers import Registers
-from .symbolic import Dim, Expr, Monomial
+from .symbolic import Dim, Expr, Monomial, eq, select
 from .tensor import Buffer, BufferKind, Tensor
 from .trace import Arg, Copy, Float32, Float64, Int32, Int64, Launch, LibraryCall, Memset, ReadBack, Step
 
@@ -286,7 +286,8 @@ class _Writer:
 
     def _param(self, arg: Arg) -> Param:
         if isinstance(arg, Tensor):
-            offset = arg.offset * arg.dtype.itemsize
+            # A view without elements may begin outside its buffer, and a launch that reads none of it still run.
+            offset = select(eq(arg.size, 0), 0, arg.offset * arg.dtype.itemsize)
             if isinstance(offset, int):
                 return Param.pointer(self._ref(arg.buffer), offset=offset)
             return Param.pointer(self._ref(arg.buffer), register=self.registers.of(offset))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ort_cuda_plugin.graph.ir import InvalidModel
+from ort_cuda_plugin.graph.ir import DType, InvalidModel
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
 from ort_cuda_plugin.graph.symbolic import eq, logical_or
 from ort_cuda_plugin.kernels import scalar as s
@@ -101,7 +101,11 @@ def hard_sigmoid(ctx: Lowering, x: Tensor, *, alpha: float = 0.2, beta: float = 
 
 @op("Shrink", since=9, types={"T": ARITHMETIC})
 def shrink(ctx: Lowering, x: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> Tensor:
-    return elementwise(ctx, lambda a: s.where(a < -lambd, a + bias, s.where(a > lambd, a - bias, 0.0)), x)
+    def shrunk(a: Scalar) -> Scalar:
+        value = s.cast(a, DType.FLOAT64) if a.dtype.is_integer else a
+        return s.cast(s.where(value < -lambd, value + bias, s.where(value > lambd, value - bias, 0.0)), a.dtype)
+
+    return elementwise(ctx, shrunk, x)
 
 
 @op("Swish", since=24, types={"T": FLOATS})
