@@ -274,6 +274,18 @@ def test_softmax_of_both_definitions(name, case, dtype, opset, dynamic):
         assert_close(actual, (np.exp(expected) if name == "Softmax" else expected).astype(dtype))
 
 
+@pytest.mark.parametrize("columns", [7, 70_000], ids=["sum-in-range", "sum-beyond-float16"])
+def test_softmax_of_float16_rounds_as_the_steps_that_define_it(columns):
+    x = (seeded((3, columns), "float32", 5) if columns < 100 else np.zeros((2, columns))).astype(np.float16)
+    (actual,) = run_op("Softmax", [x], {"axis": -1}, 13)
+    e = np.exp(widened(x) - widened(x).max(-1, keepdims=True)).astype(np.float16).astype(np.float32)
+    total = e.sum(-1, keepdims=True)
+    if columns < 100:
+        total = total.astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(actual, (e / total).astype(np.float16))
+    assert actual.all()
+
+
 @given(
     rows=st.integers(0, 5),
     columns=st.integers(1, 6) | st.sampled_from([31, 384, 5000]),
