@@ -34,6 +34,7 @@ struct ocp_capture_thread {
   captured *ids;
   captured *active;      /* whose Run is tracked */
   bool captures;         /* it */
+  bool has_turn;         /* on the stream, from the start of a Run to its end */
   unsigned computations; /* of the latest Run, by the thread itself */
   atomic_bool failed;
 };
@@ -106,11 +107,26 @@ static captured *find_id(const ocp_capture_thread *thread, int id) {
 
 /* ---- threads ---- */
 
-/* Unlinked from its owner and its thread. */
-static void destroy_thread(ocp_capture_thread *thread) {
-  ocp_device *device = thread->owner->device;
+/* Also that of a Run which ORT gave up without ending it. */
+static void end_turn(ocp_capture_thread *thread) {
+  if (thread->has_turn)
+    ocp_stream_end_turn(thread->stream);
+  thread->has_turn = false;
+}
+
+static void take_turn(ocp_capture_thread *thread, bool alone) {
+  end_turn(thread);
+  ocp_stream_take_turn(thread->stream, alone);
+  thread->has_turn = true;
+}
+
+/* Unlinked from its owner, which may be gone, and from its thread. Not under the lock of the links, since a capture on
+ * the stream may need that to end. */
+static void destroy_thread(ocp_capture_thread *thread, ocp_device *device) {
   ocp_error ignored;
+  take_turn(thread, false);
   ocp_stream_synchronize(thread->stream, &ignored);
+  end_turn(thread);
   for (captured *entry = thread->ids, *next; entry; entry = next) {
     next = entry->next;
     drop_graph(device, entry);
@@ -131,14 +147,18 @@ static void unlink_from_owner(ocp_capture_thread *thread) {
 /* A thread that had graphs ends. */
 static void thread_ends(void *list) {
   ocp_capture_thread **head = list;
-  if (!ocp_is_shutting_down() && !atomic_load(&ocp_forked)) {
+  while (!ocp_is_shutting_down() && !atomic_load(&ocp_forked)) {
     pthread_mutex_lock(&links);
-    for (ocp_capture_thread *thread; (thread = *head);) {
+    ocp_capture_thread *thread = *head;
+    ocp_device *device = thread ? thread->owner->device : NULL;
+    if (thread) {
       *head = thread->next_of_thread;
       unlink_from_owner(thread);
-      destroy_thread(thread);
     }
     pthread_mutex_unlock(&links);
+    if (!thread)
+      break;
+    destroy_thread(thread, device);
   }
   free(head);
 }
@@ -217,13 +237,18 @@ static void unlink_from_thread(ocp_capture_thread *thread) {
 void ocp_capture_destroy(ocp_capture *capture) {
   if (!capture)
     return;
-  pthread_mutex_lock(&links);
-  for (ocp_capture_thread *thread; (thread = capture->threads);) {
-    capture->threads = thread->next_of_owner;
-    unlink_from_thread(thread);
-    destroy_thread(thread);
+  for (;;) {
+    pthread_mutex_lock(&links);
+    ocp_capture_thread *thread = capture->threads;
+    if (thread) {
+      capture->threads = thread->next_of_owner;
+      unlink_from_thread(thread);
+    }
+    pthread_mutex_unlock(&links);
+    if (!thread)
+      break;
+    destroy_thread(thread, capture->device);
   }
-  pthread_mutex_unlock(&links);
   free(capture);
 }
 
@@ -301,20 +326,15 @@ void ocp_capture_computed(const ocp_stream *stream, bool succeeded) {
 
 static int activate(ocp_capture_thread *thread, captured *entry, bool captures, ocp_error *error) {
   int place = MAX_ACTIVE;
-  bool taken = false;
   pthread_mutex_lock(&active_lock);
-  for (int i = 0; i < MAX_ACTIVE; i++) {
-    taken |= captures && active[i] && active[i]->captures && active[i]->stream == thread->stream;
+  for (int i = 0; i < MAX_ACTIVE; i++)
     place = active[i] || place < MAX_ACTIVE ? place : i;
-  }
-  if (!taken && place < MAX_ACTIVE) {
+  if (place < MAX_ACTIVE) {
     active[place] = thread;
     thread->active = entry;
     thread->captures = captures;
   }
   pthread_mutex_unlock(&active_lock);
-  if (taken)
-    return ocp_fail(error, ORT_EP_FAIL, "another thread captures a CUDA graph on the stream that all share");
   if (place == MAX_ACTIVE)
     return ocp_fail(error, ORT_FAIL, "more than %d threads capture CUDA graphs at once", MAX_ACTIVE);
   atomic_fetch_add(&num_active, 1);
@@ -358,6 +378,7 @@ static int begin_run(ocp_capture_thread *thread, int id, ocp_error *error) {
   pthread_mutex_unlock(&thread->lock);
   if (!entry)
     return ocp_fail(error, ORT_FAIL, "out of host memory");
+  take_turn(thread, warm);
   if (!warm && !last)
     return ORT_OK;
   if (ocp_device_enter(device, error) != ORT_OK || activate(thread, entry, warm, error) != ORT_OK)
@@ -379,9 +400,15 @@ int ocp_capture_run_start(ocp_capture *capture, int id, ocp_error *error) {
   thread->computations = 0;
   atomic_store(&thread->failed, false);
   running = thread;
-  const int code = id == OCP_NO_CAPTURE ? ORT_OK : begin_run(thread, id, error);
-  if (code != ORT_OK)
-    running = NULL; /* ORT ends no Run that did not start */
+  int code = ORT_OK;
+  if (id == OCP_NO_CAPTURE)
+    take_turn(thread, false);
+  else
+    code = begin_run(thread, id, error);
+  if (code != ORT_OK) { /* ORT ends no Run that did not start */
+    running = NULL;
+    end_turn(thread);
+  }
   return code;
 }
 
@@ -451,10 +478,10 @@ int ocp_capture_run_end(ocp_capture *capture, int id, bool synchronize, ocp_erro
     return ORT_OK;
   captured *entry = thread->active;
   running = NULL;
+  int code = ORT_OK;
   if (entry && thread->captures) {
     ocp_device_enter(capture->device, error); /* a capture has to end on a lost device, too */
-    if (end_capture(thread, entry, error) != ORT_OK)
-      return error->code;
+    code = end_capture(thread, entry, error);
   } else if (id != OCP_NO_CAPTURE) {
     if (entry)
       deactivate(thread);
@@ -462,7 +489,10 @@ int ocp_capture_run_end(ocp_capture *capture, int id, bool synchronize, ocp_erro
     end_warm_run(thread, find_id(thread, id));
     pthread_mutex_unlock(&thread->lock);
   }
-  return synchronize && !ocp_stream_is_idle(thread->stream) ? ocp_stream_synchronize(thread->stream, error) : ORT_OK;
+  if (code == ORT_OK && synchronize && !ocp_stream_is_idle(thread->stream))
+    code = ocp_stream_synchronize(thread->stream, error);
+  end_turn(thread);
+  return code;
 }
 
 bool ocp_capture_has(ocp_capture *capture, int id) {
@@ -482,6 +512,7 @@ int ocp_capture_replay(ocp_capture *capture, int id, ocp_error *error) {
     return ocp_fail(error, ORT_INVALID_ARGUMENT, "this thread has captured no CUDA graph %d", id);
   if (ocp_device_enter(capture->device, error) != ORT_OK)
     return error->code;
+  take_turn(thread, false);
   pthread_mutex_lock(&thread->lock); /* nobody releases the graph meanwhile */
   const captured *entry = find_id(thread, id);
   int code;
@@ -490,6 +521,7 @@ int ocp_capture_replay(ocp_capture *capture, int id, ocp_error *error) {
   else if ((code = launch(thread, entry, error)) == ORT_OK)
     code = ocp_stream_synchronize(thread->stream, error);
   pthread_mutex_unlock(&thread->lock);
+  end_turn(thread);
   return code;
 }
 

@@ -112,6 +112,7 @@ static CUresult capture_library(const ocp_instance *instance, uint32_t index, CU
   CUresult result = CUDA_SUCCESS;
   /* What may allocate or load comes before the capture, which forbids it. */
   if (ocp_library_prepare(problem, stream, pointers, call->num_pointers, numbers, num_numbers, error) == ORT_OK) {
+    ocp_stream_take_turn(stream, true);
     atomic_store(&stream->capturing, true);
     result = device->driver->StreamBeginCapture(stream->handle, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
     if (result == CUDA_SUCCESS) {
@@ -119,6 +120,7 @@ static CUresult capture_library(const ocp_instance *instance, uint32_t index, CU
       result = device->driver->StreamEndCapture(stream->handle, child);
     }
     atomic_store(&stream->capturing, false);
+    ocp_stream_end_turn(stream);
   }
   ocp_stream_return(stream);
   size_t num_nodes = 0;

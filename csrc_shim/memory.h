@@ -44,7 +44,7 @@ struct ocp_stream {
   CUstream handle;
   bool owned;             /* by us; else by the application, which keeps it alive as long as sessions use it */
   void *cublaslt, *cudnn; /* library handles, made on first use by library.c */
-  atomic_bool capturing;  /* set by who captures it into a graph: nobody else queries it or waits for it meanwhile */
+  atomic_bool capturing;  /* set by who captures it into a graph, in a turn alone */
   struct ocp_stream_private *priv;
 };
 int ocp_stream_create(ocp_device *device, ocp_stream **out, ocp_error *error);
@@ -56,6 +56,11 @@ ocp_stream *ocp_stream_share(ocp_stream *stream);
 /* Waits for its work and ends it when nobody else uses it. */
 void ocp_stream_release(ocp_stream *stream);
 int ocp_stream_synchronize(ocp_stream *stream, ocp_error *error);
+/* A Run's turn on a stream that several share: `alone` waits until nobody else has one and keeps others out, since a
+ * capture takes in whatever is enqueued on the stream. The try does not wait, and fails during a turn alone. */
+void ocp_stream_take_turn(ocp_stream *stream, bool alone);
+bool ocp_stream_try_turn(ocp_stream *stream);
+void ocp_stream_end_turn(ocp_stream *stream);
 /* Our stream of a device for a raw handle; NULL when there is none. */
 ocp_stream *ocp_stream_of_handle(const ocp_device *device, void *handle);
 /* A stream for work that comes without one, kept for the next who borrows: cheaper than creating one. */

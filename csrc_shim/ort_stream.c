@@ -113,9 +113,14 @@ static OrtStatus *stream_wait(OrtSyncStreamImpl *this_ptr) {
   ocp_stream *stream = (ocp_stream *)(void *)this_ptr;
   ocp_error error;
   const bool forked = atomic_load_explicit(&ocp_forked, memory_order_relaxed); /* synchronize says so */
-  if (atomic_load_explicit(&stream->capturing, memory_order_relaxed))
-    return NULL; /* nothing runs yet; the end of the capture waits */
-  if ((!ocp_stream_is_idle(stream) || forked) && ocp_stream_synchronize(stream, &error) != ORT_OK)
+  if (!forked && !ocp_stream_try_turn(stream))
+    return NULL; /* it is being captured; the end of the capture waits */
+  int code = ORT_OK;
+  if (!ocp_stream_is_idle(stream) || forked)
+    code = ocp_stream_synchronize(stream, &error);
+  if (!forked)
+    ocp_stream_end_turn(stream);
+  if (code != ORT_OK)
     return ocp_status(&error);
   ocp_pool_run_ended(stream->device);
   return NULL;

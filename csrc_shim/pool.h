@@ -30,6 +30,11 @@ struct ocp_stream_private {
     uint64_t id, position;
   } waited[OCP_MAX_WAITED];
   unsigned num_waited;
+  /* Turns, see ocp_stream_take_turn. */
+  pthread_mutex_t turn_lock;
+  pthread_cond_t turn_ended;
+  unsigned sharing, want_alone;
+  bool alone;
 };
 
 typedef struct ocp_arena ocp_arena;     /* arena.h */

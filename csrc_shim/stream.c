@@ -82,6 +82,8 @@ static int make(ocp_device *device, CUstream handle, ocp_stream **out, ocp_error
   stream->priv = priv;
   atomic_init(&priv->users, 1);
   atomic_init(&priv->pending_from, OCP_IDLE);
+  pthread_mutex_init(&priv->turn_lock, NULL);
+  pthread_cond_init(&priv->turn_ended, NULL);
   CUresult result = handle ? CUDA_SUCCESS : device->driver->StreamCreate(&stream->handle, CU_STREAM_NON_BLOCKING);
   if (result != CUDA_SUCCESS) {
     ocp_device_fail(device, result, "cuStreamCreate", error);
@@ -272,6 +274,38 @@ int ocp_stream_synchronize(ocp_stream *stream, ocp_error *error) {
   return ocp_device_enter(stream->device, error) == ORT_OK ? synchronize(stream, error) : error->code;
 }
 
+void ocp_stream_take_turn(ocp_stream *stream, bool alone) {
+  struct ocp_stream_private *priv = stream->priv;
+  pthread_mutex_lock(&priv->turn_lock);
+  priv->want_alone += alone;
+  while (priv->alone || (alone ? priv->sharing : priv->want_alone)) /* who wants it alone comes first */
+    pthread_cond_wait(&priv->turn_ended, &priv->turn_lock);
+  priv->want_alone -= alone;
+  priv->alone = alone;
+  priv->sharing += !alone;
+  pthread_mutex_unlock(&priv->turn_lock);
+}
+
+bool ocp_stream_try_turn(ocp_stream *stream) {
+  struct ocp_stream_private *priv = stream->priv;
+  pthread_mutex_lock(&priv->turn_lock);
+  const bool free = !priv->alone;
+  priv->sharing += free;
+  pthread_mutex_unlock(&priv->turn_lock);
+  return free;
+}
+
+void ocp_stream_end_turn(ocp_stream *stream) {
+  struct ocp_stream_private *priv = stream->priv;
+  pthread_mutex_lock(&priv->turn_lock);
+  if (priv->alone)
+    priv->alone = false;
+  else
+    priv->sharing--;
+  pthread_cond_broadcast(&priv->turn_ended);
+  pthread_mutex_unlock(&priv->turn_lock);
+}
+
 /* The stream after `stream`, or the first one; streams_lock is held, so that it lives. */
 static ocp_stream *next_stream(ocp_pool *pool, const ocp_stream *stream) {
   pthread_mutex_lock(&pool->lock);
@@ -286,11 +320,12 @@ void ocp_pool_poll(ocp_device *device) {
   ocp_pool *pool = device->pool;
   pthread_mutex_lock(&pool->streams_lock);
   for (ocp_stream *stream = NULL; (stream = next_stream(pool, stream));) {
-    if (ocp_stream_is_idle(stream) || atomic_load(&stream->capturing))
+    if (ocp_stream_is_idle(stream) || !ocp_stream_try_turn(stream))
       continue;
     uint64_t position = ocp_stream_position(stream);
     if (device->driver->StreamQuery(stream->handle) == CUDA_SUCCESS)
       completed(stream, position);
+    ocp_stream_end_turn(stream);
   }
   pthread_mutex_unlock(&pool->streams_lock);
 }
@@ -299,9 +334,12 @@ int ocp_pool_synchronize(ocp_device *device, ocp_error *error) {
   ocp_pool *pool = device->pool;
   int code = ORT_OK;
   pthread_mutex_lock(&pool->streams_lock);
-  for (ocp_stream *stream = NULL; code == ORT_OK && (stream = next_stream(pool, stream));)
-    if (!ocp_stream_is_idle(stream) && !atomic_load(&stream->capturing))
-      code = synchronize(stream, error);
+  for (ocp_stream *stream = NULL; code == ORT_OK && (stream = next_stream(pool, stream));) {
+    if (ocp_stream_is_idle(stream) || !ocp_stream_try_turn(stream))
+      continue;
+    code = synchronize(stream, error);
+    ocp_stream_end_turn(stream);
+  }
   pthread_mutex_unlock(&pool->streams_lock);
   return code;
 }

@@ -78,26 +78,6 @@ static void test_slots_that_need_python_say_that_it_is_missing(void) {
   ocp_ep_release(ep);
 }
 
-static bool runs_at_once(ocp_stream *stream, uint32_t capture_warm_runs) {
-  ocp_ep_config config = {.device = device, .stream = stream, .capture_warm_runs = capture_warm_runs};
-  OrtEp *ep = ocp_ep_create(&config);
-  CHECK(ep);
-  bool supported = false;
-  check_ok(ep->IsConcurrentRunSupported(ep, &supported));
-  ocp_ep_close(ep);
-  ocp_ep_release(ep);
-  return supported;
-}
-
-static void test_runs_wait_for_each_other_where_one_stream_is_captured(void) {
-  ocp_error error = {0};
-  ocp_stream *stream = NULL;
-  CHECK(ocp_stream_create(device, &stream, &error) == ORT_OK);
-  CHECK(runs_at_once(NULL, 0) && runs_at_once(NULL, 2) && runs_at_once(stream, 0));
-  CHECK(!runs_at_once(stream, 2));
-  ocp_stream_release(stream);
-}
-
 static void test_memory_that_is_not_ours_is_refused(void) {
   const OrtMemoryDevice foreign[] = {
       mock_cpu,
@@ -395,7 +375,6 @@ static void run_round(const void *image, size_t bytes, uint32_t version, int run
   pinned_allocator = make_allocator(pinned_memory);
   check_ok(factory->CreateDataTransfer(factory, &transfer));
   test_slots_that_need_python_say_that_it_is_missing();
-  test_runs_wait_for_each_other_where_one_stream_is_captured();
   test_memory_that_is_not_ours_is_refused();
   test_a_data_transfer_claims_only_memory_of_one_kind_of_device();
   test_copies_that_cannot_be_say_why();
