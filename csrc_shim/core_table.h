@@ -49,12 +49,18 @@ typedef struct ocp_python {
 /* The table to make one call into Python through, counted in OCP_PYTHON_CALLS; NULL with the error when Python must not
  * be called: it was never started, is shutting down, or this process is a forked child. */
 const ocp_python *ocp_python_call(ocp_error *error);
+/* To be called after each: sends the interrupt on that Python has turned into an error. */
+void ocp_python_returned(void);
+/* The same, and what ORT gets for the status that Python returned. */
+OrtStatus *ocp_python_status(OrtStatus *status);
+enum { OCP_PYTHON_BROKE = 1 }; /* in place of a status: Python failed, and failed again when it made the status */
 /* Makes ocp_python_call work: uses the Python of this process, or starts the one of the environment that the library is
  * installed in. Idempotent, thread safe. */
 int ocp_python_start(ocp_error *error);
 bool ocp_python_is_ready(void);
 int ocp_set_python(const ocp_python *python, ocp_error *error);
 void ocp_shut_down(void);
+void ocp_interrupt_after_call(void);
 
 /* What Python gets from the library. Members never raise and take no GIL; those that can block release nothing, so
  * cffi's release of the GIL around each call is what lets other threads go on. */
@@ -126,6 +132,7 @@ typedef struct ocp_core {
   int (*arena_set_limit)(int emulated, int ordinal, int memory, int64_t bytes, ocp_error *error);
   void (*cluster_set_graphs)(ocp_cluster *cluster, uint32_t warm_runs, uint32_t max_graphs);
   void (*cluster_release_graphs)(ocp_cluster *cluster);
+  void (*interrupt_after_call)(void); /* SIGINT for this thread when its call into Python has returned */
 } ocp_core;
 
 const ocp_core *ocp_core_table(void);

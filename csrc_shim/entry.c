@@ -46,7 +46,8 @@ static OrtStatus *create_factory(const char *registered_name, const OrtLogger *l
   if (!python)
     return ocp_status(&error);
   int64_t handle = 0;
-  OrtStatus *status = python->create_factory(registered_name ? registered_name : "", logger, &handle);
+  OrtStatus *status =
+      ocp_python_status(python->create_factory(registered_name ? registered_name : "", logger, &handle));
   if (status)
     return status;
   *out = ocp_factory_create(handle);
@@ -87,8 +88,10 @@ OrtStatus *ReleaseEpFactory(OrtEpFactory *factory) {
     return NULL;
   ocp_error error = {0};
   const ocp_python *python = ocp_python_call(&error);
-  if (python) /* at the end of the process there is nobody left to tell */
+  if (python) { /* at the end of the process there is nobody left to tell */
     python->release_factory(ocp_factory_handle(factory));
+    ocp_python_returned();
+  }
   ocp_factory_release(factory);
   if (atomic_fetch_sub(&live_factories, 1) == 1)
     ocp_logger = NULL; /* the environment may end before the library is registered again */

@@ -25,7 +25,7 @@ static const char *get_name(const OrtEp *ep) {
 static OrtStatus *get_capability(OrtEp *ep, const OrtGraph *graph, OrtEpGraphSupportInfo *info) {
   ocp_error error = {0};
   const ocp_python *python = ocp_python_call(&error);
-  return python ? python->get_capability(self(ep)->config.handle, graph, info) : ocp_status(&error);
+  return python ? ocp_python_status(python->get_capability(self(ep)->config.handle, graph, info)) : ocp_status(&error);
 }
 
 static OrtStatus *compile(OrtEp *ep, const OrtGraph **graphs, const OrtNode **fused_nodes, size_t count,
@@ -38,7 +38,8 @@ static OrtStatus *compile(OrtEp *ep, const OrtGraph **graphs, const OrtNode **fu
   }
   ocp_error error = {0};
   const ocp_python *python = ocp_python_call(&error);
-  return python ? python->compile(self(ep)->config.handle, graphs, fused_nodes, count, infos, ep_context_nodes)
+  return python ? ocp_python_status(
+                      python->compile(self(ep)->config.handle, graphs, fused_nodes, count, infos, ep_context_nodes))
                 : ocp_status(&error);
 }
 

@@ -151,9 +151,11 @@ static int build_variant(const run *r, const ocp_variant *seen, bool *built) {
     return ORT_OK;
   const ocp_python *python = ocp_python_call(r->error);
   int code = r->error->code;
-  if (python)
+  if (python) {
     code = python->build_variant(cluster->python_handle, r->inputs, r->num_inputs, r->host_values, r->host_counts,
                                  cluster->num_host_inputs, r->error);
+    ocp_python_returned();
+  }
   if (code != ORT_OK && r->error->code == ORT_OK)
     ocp_fail(r->error, ORT_FAIL, "%s: building a plan failed without a message", cluster->name);
   pthread_mutex_lock(&cluster->build_mutex);

@@ -41,9 +41,10 @@ static OrtStatus *get_supported_devices(OrtEpFactory *factory, const OrtHardware
   *num_ep_devices = 0;
   ocp_error error = {0};
   const ocp_python *python = ocp_python_call(&error);
-  return python ? python->get_supported_devices(ocp_factory_handle(factory), factory, devices, num_devices, ep_devices,
-                                                max_ep_devices, num_ep_devices)
-                : ocp_status(&error);
+  return python
+             ? ocp_python_status(python->get_supported_devices(ocp_factory_handle(factory), factory, devices,
+                                                               num_devices, ep_devices, max_ep_devices, num_ep_devices))
+             : ocp_status(&error);
 }
 
 static OrtStatus *create_ep(OrtEpFactory *factory, const OrtHardwareDevice *const *devices,
@@ -55,14 +56,15 @@ static OrtStatus *create_ep(OrtEpFactory *factory, const OrtHardwareDevice *cons
   if (!python)
     return ocp_status(&error);
   ocp_ep_config config = {0};
-  OrtStatus *status =
-      python->create_ep(ocp_factory_handle(factory), devices, metadata, num_devices, options, logger, &config);
+  OrtStatus *status = ocp_python_status(
+      python->create_ep(ocp_factory_handle(factory), devices, metadata, num_devices, options, logger, &config));
   if (status)
     return status;
   *ep = ocp_ep_create(&config);
   if (*ep)
     return NULL;
   python->release_ep(config.handle);
+  ocp_python_returned();
   return ocp_api->CreateStatus(ORT_FAIL, "out of memory");
 }
 
@@ -73,8 +75,10 @@ static void release_ep(OrtEpFactory *factory, OrtEp *ep) {
   ocp_ep_close(ep);
   ocp_error error = {0};
   const ocp_python *python = ocp_python_call(&error);
-  if (python) /* at the end of the process there is nobody left to tell */
+  if (python) { /* at the end of the process there is nobody left to tell */
     python->release_ep(ocp_ep_handle(ep));
+    ocp_python_returned();
+  }
   ocp_ep_release(ep);
 }
 

@@ -1,6 +1,7 @@
 /* The library's relation to Python: the table of calls into it, and when it may be used. */
 #include "core_table.h"
 
+#include <signal.h>
 #include <string.h>
 
 static ocp_python python;
@@ -36,4 +37,24 @@ const ocp_python *ocp_python_call(ocp_error *error) {
   }
   ocp_count(OCP_PYTHON_CALLS, 1);
   return &python;
+}
+
+static _Thread_local bool interrupted;
+
+void ocp_interrupt_after_call(void) { interrupted = true; }
+
+void ocp_python_returned(void) {
+  if (interrupted) {
+    interrupted = false;
+    raise(SIGINT);
+  }
+}
+
+OrtStatus *ocp_python_status(OrtStatus *status) {
+  ocp_python_returned();
+  if ((uintptr_t)status != OCP_PYTHON_BROKE)
+    return status;
+  return ocp_api->CreateStatus(ORT_FAIL,
+                               OCP_EP_NAME ": Python failed and could not say why; stderr has more (the usual "
+                                           "reason is a call at the limit of Python's recursion)");
 }

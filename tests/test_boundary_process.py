@@ -179,3 +179,67 @@ assert plugin.counters()["device_bytes_in_use"] == before
     dynamic = add_model(dims=["n"]).hex()
     log = python(START + code, dynamic, env={"ORT_CUDA_PLUGIN_EMULATE_MEMORY": "9M"}).stderr
     assert "out of memory on emulated CUDA device 0: 4194304 bytes wanted" in log
+
+
+# The signal arrives in C, where no Python looks at it: the first line of the first callback does.
+INTERRUPTED = """
+import ctypes, functools, operator, signal
+from onnxruntime.capi import _pybind_state
+send = functools.partial(ctypes.CDLL(None)["raise"], signal.SIGINT)
+def interrupt_before(call):
+    try:
+        try:
+            list(map(operator.call, [send, call]))
+        except Exception as error:
+            assert "KeyboardInterrupt" in str(error), error
+        sum(range(1))  # Python looks at signals when a call has returned
+    except KeyboardInterrupt:
+        return
+    raise AssertionError("no interrupt")
+options = ort.SessionOptions()
+options.add_provider_for_devices(plugin.register(emulate=True)[:1], {})
+def new_session():
+    return _pybind_state.InferenceSession(options, model, False, False)
+"""
+
+
+def test_an_interrupt_before_a_callback_is_its_error_and_reaches_the_application() -> None:
+    code = """
+from ort_cuda_plugin.ep import boundary
+session = new_session()
+interrupt_before(functools.partial(session.initialize_session, [], [], set()))  # create_ep
+assert len(boundary.PROVIDERS) == 0
+session = new_session()
+session.initialize_session([], [], set())
+interrupt_before(functools.partial(session.run, ["c"], feeds, None))  # build_variant
+np.testing.assert_array_equal(session.run(["c"], feeds, None)[0], x + x)
+assert len(boundary.PROVIDERS) == 1
+held = [session]
+del session
+interrupt_before(held.clear)  # release_ep
+assert len(boundary.PROVIDERS) == 0
+"""
+    done = python(START + INTERRUPTED + code, add_model(dims=["n"]).hex())
+    assert "Exception ignored" not in done.stderr
+
+
+def test_a_session_at_the_limit_of_recursion_is_an_error() -> None:
+    code = """
+def create(depth):
+    if depth:
+        return create(depth - 1)
+    session = new_session()
+    session.initialize_session([], [], set())
+    return session.run(["c"], feeds, None)
+outcomes = set()
+for depth in range(900, sys.getrecursionlimit()):
+    try:
+        create(depth)
+        outcomes.add("ok")
+    except RuntimeError as error:  # RecursionError is one
+        assert "recursion" in str(error), error
+        outcomes.add("error")
+print(*sorted(outcomes))
+"""
+    done = python(START + INTERRUPTED + code, MODEL)
+    assert done.stdout == "error ok\n"

@@ -64,12 +64,12 @@ def create_ep(
     factory: int, devices: Any, metadata: Any, num_devices: int, options: Any, logger: Any, config: Any
 ) -> None:
     provider = Provider(list(metadata[0:num_devices]), options, logger)
-    config.handle = PROVIDERS.add(provider)
     config.device = provider.device.pointer
     config.device_memory = provider.device_memory
     config.stream = provider.stream
     options = provider.options
     config.capture_warm_runs = options.min_num_runs_before_cuda_graph_capture if options.enable_cuda_graph else 0
+    config.handle = PROVIDERS.add(provider)
 
 
 @void_guard

@@ -7,12 +7,14 @@ traceback of an error that is a bug of ours goes to ORT's log.
 from __future__ import annotations
 
 import functools
+import signal
 import traceback
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 from ..abi import host
-from ..abi.core import PluginError, ffi, lib
+from ..abi.core import PluginError, core, ffi, lib
 
 Callback = Callable[..., None]
 
@@ -46,58 +48,87 @@ def describe(error: BaseException) -> tuple[int, str]:
 def _report(name: str, error: BaseException) -> tuple[int, str]:
     code, message = describe(error)
     host.log("VERBOSE", "".join(traceback.format_exception(error)), where=name)
+    # ORT may go on after an error: the application gets its interrupt when the callback has returned. A handler of its
+    # own has seen the signal already.
+    if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        core().interrupt_after_call()
     return code, message
 
 
-def _install(name: str, call: Callable[..., Any]) -> None:
-    ffi.def_extern(name=f"ocp_py_{name}")(call)
+def _install(name: str, call: Callable[..., Any], failed: Callable[[BaseException, Any], Any], error: Any) -> None:
+    """Makes ``call`` the callback.
+
+    A signal handler or the limit of recursion can raise before the first line of ``call``, outside of its try:
+    ``failed`` gets that exception and the arguments, or None where there was no frame yet. ``error`` is what C gets
+    when ``failed`` raises, too.
+    """
+
+    def on_error(kind: Any, exception: BaseException, trace: TracebackType | None) -> Any:
+        return failed(exception, None if trace is None else trace.tb_frame.f_locals.get("arguments"))
+
+    ffi.def_extern(name=f"ocp_py_{name}", error=error, onerror=on_error)(call)
 
 
 def status_guard(function: Callback) -> Callback:
     """For callbacks that return ``OrtStatus *``: an exception becomes a status."""
+
+    def failed(error: BaseException, arguments: Any) -> Any:
+        return host.make_status(*_report(function.__name__, error))
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
         try:
             function(*arguments)
         except BaseException as error:
-            return host.make_status(*_report(function.__name__, error))
+            return failed(error, arguments)
         return ffi.NULL
 
-    _install(function.__name__, call)
+    _install(function.__name__, call, failed, ffi.cast("OrtStatus *", lib.OCP_PYTHON_BROKE))
     return function
 
 
 def error_guard(function: Callback) -> Callback:
     """For callbacks that return an error code and take an ``ocp_error *`` last."""
 
-    @functools.wraps(function)
-    def call(*arguments: Any) -> int:
-        try:
-            function(*arguments[:-1])
-        except BaseException as error:
-            code, message = _report(function.__name__, error)
+    def failed(error: BaseException, arguments: Any) -> int:
+        code, message = _report(function.__name__, error)
+        if arguments:
             target = arguments[-1]
             # Cut at a character, not inside one.
             data = message.encode()[: ffi.sizeof(target.text) - 1].decode(errors="ignore").encode()
             target.code = code
             target.text = data + b"\0"
-            return code
+        return code
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> int:
+        try:
+            function(*arguments[:-1])
+        except BaseException as error:
+            return failed(error, arguments)
         return 0
 
-    _install(function.__name__, call)
+    _install(function.__name__, call, failed, lib.ORT_FAIL)
     return function
 
 
 def void_guard(function: Callback) -> Callback:
-    """For callbacks that return nothing: an exception is logged."""
+    """For callbacks that return nothing and must be done: an exception is logged."""
+
+    def failed(error: BaseException, arguments: Any) -> None:
+        host.log("ERROR", _report(function.__name__, error)[1], where=function.__name__)
 
     @functools.wraps(function)
     def call(*arguments: Any) -> None:
         try:
             function(*arguments)
         except BaseException as error:
-            host.log("ERROR", _report(function.__name__, error)[1], where=function.__name__)
+            failed(error, arguments)
 
-    _install(function.__name__, call)
+    def interrupted(error: BaseException, arguments: Any) -> None:
+        if arguments:
+            call(*arguments)
+        failed(error, arguments)
+
+    _install(function.__name__, call, interrupted, None)
     return function
