@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 
 from ort_cuda_plugin.graph.registers import Registers
 from ort_cuda_plugin.graph.symbolic import (
+    READ_BACK,
     Dim,
     ceildiv,
     divides,
     eq,
     evaluators,
     floordiv,
+    is_read_back,
     le,
     logical_and,
     logical_not,
@@ -212,6 +214,24 @@ def test_an_expression_has_neither_truth_nor_order():
     with pytest.raises(TypeError, match="not a constant"):
         range(B)
     assert (B == 2) is False
+
+
+def padded_again_and_again() -> Dim:
+    """Every step has the one before twice, so that there are 2**60 paths to the symbol."""
+    size: Dim = H
+    for _ in range(60):
+        size = size + mod(-size, 8)
+    return size
+
+
+def test_work_does_not_grow_with_the_number_of_paths_through_shared_parts():
+    size, same = padded_again_and_again(), padded_again_and_again()
+    assert size is not same
+    assert size == same
+    assert size - same == 0
+    assert eq(size, same + 1) == 0
+    assert not is_read_back(size)
+    assert is_read_back(size + symbol(READ_BACK, "r", 1))
 
 
 @pytest.mark.parametrize("divide", [floordiv, mod, ceildiv, truncdiv])

@@ -51,7 +51,7 @@ class Atom:
     A symbol has ``bounds`` and no ``op``; its ``args`` are its number, which makes it unique within one plan.
     """
 
-    __slots__ = ("_bounds", "_hash", "args", "hint", "name", "op")
+    __slots__ = ("_bounds", "_hash", "args", "hint", "is_read_back", "name", "op")
 
     def __init__(
         self, op: ExprOp | None, args: tuple[Dim, ...], hint: int, name: str = "", bounds: Bounds | None = None
@@ -63,6 +63,11 @@ class Atom:
         # Hashes of ints and of tuples of ints do not vary between processes: the order of terms is reproducible.
         self._hash = hash((-1 if op is None else int(op), args))
         self._bounds = bounds
+        if op is None:
+            number = args[0]
+            self.is_read_back = isinstance(number, int) and number >= READ_BACK
+        else:
+            self.is_read_back = any(map(is_read_back, args))
 
     def __hash__(self) -> int:
         return self._hash
@@ -72,7 +77,11 @@ class Atom:
             return True
         if not isinstance(other, Atom):
             return NotImplemented
-        return self._hash == other._hash and self.op == other.op and self.args == other.args
+        if self._hash != other._hash or self.op != other.op or self.args != other.args:
+            return False
+        # Parts are shared, and a comparison visits each once for every path: what was compared becomes one object.
+        other.args = self.args
+        return True
 
     @property
     def bounds(self) -> Bounds:
@@ -98,7 +107,7 @@ class Expr:
     Has no truth value and no order.
     """
 
-    __slots__ = ("_bounds", "_hash", "const", "hint", "terms")
+    __slots__ = ("_bounds", "_hash", "_is_read_back", "const", "hint", "terms")
 
     def __init__(self, terms: tuple[tuple[Monomial, int], ...], const: int, hint: int) -> None:
         self.terms = terms
@@ -106,6 +115,7 @@ class Expr:
         self.hint = hint
         self._hash = hash((terms, const))
         self._bounds: Bounds | None = None
+        self._is_read_back: bool | None = None
 
     def __hash__(self) -> int:
         return self._hash
@@ -193,6 +203,13 @@ class Expr:
             self._bounds = _polynomial_bounds(self)
         return self._bounds
 
+    @property
+    def is_read_back(self) -> bool:
+        """See the function of this name. Kept: parts are shared, and a walk would visit each once for every path."""
+        if self._is_read_back is None:
+            self._is_read_back = any(atom.is_read_back for monomial, _ in self.terms for atom in monomial)
+        return self._is_read_back
+
     def __repr__(self) -> str:
         parts = []
         for monomial, coefficient in self.terms:
@@ -235,16 +252,7 @@ READ_BACK = 2**32
 
 def is_read_back(dim: Dim) -> bool:
     """Whether the value is known only after work of the same Run: it depends on what is read back."""
-    if isinstance(dim, int):
-        return False
-    return any(_is_read_back_atom(atom) for monomial, _ in dim.terms for atom in monomial)
-
-
-def _is_read_back_atom(atom: Atom) -> bool:
-    if atom.op is None:
-        number = atom.args[0]
-        return isinstance(number, int) and number >= READ_BACK
-    return any(is_read_back(arg) for arg in atom.args)
+    return not isinstance(dim, int) and dim.is_read_back
 
 
 def hint(dim: Dim) -> int:
