@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
 from kernel_harness import make_model, run_model, run_op
+from ort_cuda_plugin.abi.core import PluginError
 
 few = settings(max_examples=8)
 TRANSFORMATIONS = ["half_pixel", "asymmetric", "align_corners", "half_pixel_symmetric", "pytorch_half_pixel"]
@@ -41,6 +42,14 @@ def test_resize_to_sizes(mode, transformation, sizes, antialias, exclude_outside
     model = make_model("Resize", inputs, attributes, constant=[3])
     (expected,) = ReferenceEvaluator(model).run(None, {"x0": x})
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_empty_dimension_stays_empty():
+    x = np.zeros((0, 2, 5, 4), np.float32)
+    (actual,) = run_op("Resize", [x, None, None, np.array([0, 2, 7, 3])])
+    assert actual.shape == (0, 2, 7, 3)
+    with pytest.raises(PluginError, match=r"Resize.* of an empty dimension"):
+        run_op("Resize", [x, None, None, np.array([1, 2, 7, 3])])
 
 
 @pytest.mark.parametrize("scale", [0.5, 0.7, 1.5, 2.0])

@@ -248,6 +248,32 @@ def test_a_shape_that_does_not_fit_is_an_error_of_the_run_that_names_the_node():
         run_op("Reshape", [numbered((4, 6)), ints(5, 5)], constant=[1])
 
 
+@pytest.mark.parametrize(
+    ("operator", "shape"),
+    [("Reshape", (-2, -3)), ("Reshape", (-6, -1)), ("Expand", (1, -3)), ("ConstantOfShape", (-2, -3))],
+)
+def test_a_negative_dimension_is_an_error_though_the_number_of_elements_fits(operator, shape):
+    inputs = {"Reshape": [numbered((2, 3)), ints(*shape)], "Expand": [numbered((1, 1)), ints(*shape)]}
+    with pytest.raises(PluginError, match=rf"{operator}.* dimension"):
+        run_op(operator, inputs.get(operator, [ints(*shape)]))
+
+
+@pytest.mark.parametrize("kept", [0, 2, 6])
+def test_a_reshape_of_nothing_infers_from_the_dimensions_that_are_not_empty(kept):
+    """Sizes that come from elsewhere in the model, so that they do not cancel out of the quotient."""
+    x = np.zeros((kept, 20, 16), np.float32)
+    (actual,) = run_op("Reshape", [x, ints(kept, -1, 10)], {"allowzero": 1})
+    assert actual.shape == (kept, 32, 10)
+
+
+def test_a_reshape_of_nothing_that_tells_no_size_is_an_error_of_the_run():
+    x = np.zeros((0, 7), np.float32)
+    with pytest.raises((PluginError, NodeError), match=r"Reshape.* tell no size"):
+        run_op("Reshape", [x, ints(0, -1)])
+    with pytest.raises((PluginError, NodeError), match=r"Reshape.*another number of elements"):
+        run_op("Reshape", [x, ints(0, 3, -1)], {"allowzero": 1})
+
+
 VIEWS = """
 <ir_version: 8, opset_import: ["": 18]>
 views (float[{dims}] x, float[{other}] z) => (y, total, best, soft)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import Dim, eq, floordiv, hint, le, lt, select
+from ort_cuda_plugin.graph.symbolic import Dim, eq, floordiv, hint, le, lt, select, sym_max
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
@@ -235,8 +235,9 @@ def _sized(ctx: Lowering, x: Tensor, axes: Sequence[int], sizes: Sequence[Dim], 
     """Resampling to ``sizes``, or with "not_larger" and "not_smaller" to near them with one scale for all axes."""
     dims = [x.shape[axis] for axis in axes]
     ratios = list(zip(sizes, dims, strict=True))
-    for dim in dims:
-        ctx.require(lt(0, dim), "Resize of an empty dimension to a size")
+    for size, dim in ratios:
+        empty = eq(size, 0) if policy == "stretch" else 0
+        ctx.require(sym_max(dim, empty), "Resize of an empty dimension to a size")
     if policy in ("not_larger", "not_smaller"):
         p, q = ratios[0]
         for size, dim in ratios[1:]:

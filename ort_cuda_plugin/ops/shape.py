@@ -62,6 +62,8 @@ def reshape_5(ctx: Lowering, data: T, shape: HostTensor, *, allowzero: int = 0) 
 
 
 def _reshape(ctx: Lowering, x: Tensor, values: Sequence[Dim], allow_zero: bool) -> Tensor:
+    for value in values:
+        ctx.require(le(-1, value), "a negative dimension other than -1 in the shape of Reshape")
     if any(is_read_back(value) for value in values):
         return _reshape_to_computed(ctx, x, values, allow_zero)
     dims: list[Dim] = []
@@ -79,9 +81,30 @@ def _reshape(ctx: Lowering, x: Tensor, values: Sequence[Dim], allow_zero: bool) 
         else:
             dims.append(value)
     if inferred is not None:
-        dims[inferred] = floordiv(x.size, product(dims))
+        dims[inferred] = _inferred_dim(ctx, x, dims, allow_zero)
     ctx.require(eq(product(dims), x.size), "Reshape to another number of elements")
     return reshape(ctx, x, dims)
+
+
+def _inferred_dim(ctx: Lowering, x: Tensor, dims: Sequence[Dim], allow_zero: bool) -> Dim:
+    """What -1 stands for, which is a 1 in ``dims``. Beside an empty dimension the others decide, as in ONNX Runtime."""
+    others = product(dims)
+    if others != 0 and x.size != 0:
+        quotient = floordiv(x.size, others)
+        if quotient * others == x.size:
+            return quotient
+    no_elements = eq(others, 0)
+    if not allow_zero:
+        ctx.require(ne(others, 0), "Reshape to a shape with -1 and an empty dimension, which tell no size")
+    given, wanted = _size_of_filled(x.shape), _size_of_filled(dims)
+    filled = floordiv(given, wanted)
+    ctx.require(select(no_elements, eq(filled * wanted, given), 1), "Reshape to another number of elements")
+    return select(no_elements, filled, floordiv(x.size, select(no_elements, 1, others)))
+
+
+def _size_of_filled(shape: Sequence[Dim]) -> Dim:
+    """The product of the dimensions that are not 0."""
+    return product(select(eq(dim, 0), 1, dim) for dim in shape)
 
 
 def _reshape_to_computed(ctx: Lowering, x: Tensor, values: Sequence[Dim], allow_zero: bool) -> Tensor:
@@ -163,7 +186,14 @@ def transpose(ctx: Lowering, data: Tensor, *, perm: tuple[int, ...] | None = Non
 
 @op("Expand", since=8, types={"T": ALL_TENSORS})
 def expand_8(ctx: Lowering, x: T, shape: HostTensor) -> Tensor:
-    return expand(ctx, x, ctx.host_values(shape, "shape of Expand"))
+    return expand(ctx, x, _sizes(ctx, shape, "Expand"))
+
+
+def _sizes(ctx: Lowering, shape: HostTensor, operator: str) -> tuple[Dim, ...]:
+    sizes = ctx.host_values(shape, f"shape of {operator}")
+    for size in sizes:
+        ctx.require(le(0, size), f"a negative dimension in the shape of {operator}")
+    return sizes
 
 
 @op("Constant", since=1)
@@ -195,7 +225,7 @@ def constant_of_shape(ctx: Lowering, shape: HostTensor, *, value: Constant | Non
     fill = Constant.of(np.zeros((1,), np.float32)) if value is None else value
     if fill.size != 1:
         raise InvalidModel(f"ConstantOfShape with {fill.size} values")
-    dims = ctx.host_values(shape, "shape of ConstantOfShape")
+    dims = _sizes(ctx, shape, "ConstantOfShape")
     if all(isinstance(dim, int) for dim in dims):
         # A weight is uploaded once, a tensor that every Run fills is not.
         static = tuple(dim for dim in dims if isinstance(dim, int))
