@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from ort_cuda_plugin.runtime.kernel_library import MANIFEST_VARIABLE
@@ -14,6 +16,13 @@ MANIFEST = Path(__file__).resolve().parent.parent / "build" / "kernels.jsonl"
 # Test machines are shared and stall: how long one example takes says nothing.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+
+@pytest.fixture
+def collected() -> None:
+    """For tests that compare what is in use before and after: what earlier tests left in reference cycles (sessions,
+    arrays, streams) is freed now, and not in between."""
+    gc.collect()
 
 
 def pytest_configure() -> None:

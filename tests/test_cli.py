@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
+from ort_cuda_plugin.runtime import kernel_library
 from ort_cuda_plugin.runtime.kernel import KernelSpec
 from ort_cuda_plugin.runtime.kernel_library import MANIFEST_VARIABLE, record_specs
 
@@ -122,6 +123,7 @@ def test_info_prints_tables(capsys):
 def test_kernels_reports_on_the_kernels_of_a_manifest(capsys, tmp_path, monkeypatch):
     manifest = tmp_path / "kernels.jsonl"
     monkeypatch.setenv(MANIFEST_VARIABLE, str(manifest))
+    monkeypatch.setattr(kernel_library, "recorded", set())
     record_specs([KernelSpec("add_one", ("*f32",), "def kernel(x):\n    x[0] = x[0] + float32(1)\n")])
     assert main(["kernels", "--arch", "sm_90", "--manifest", str(manifest), "--json"]) == ExitCode.OK
     (usage,) = json.loads(capsys.readouterr().out)

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ort_cuda_plugin.abi.core import core, ffi
+from emulator_harness import configured, current
 from ort_cuda_plugin.conformance import runner, verdict
 from ort_cuda_plugin.conformance.cases import load_cases
 from ort_cuda_plugin.conformance.mode import Mode
@@ -155,11 +155,10 @@ def test_a_mode_reaches_the_worker_and_its_seed_depends_on_the_test() -> None:
     mode = Mode(check=True, seed=5)
     assert mode.environment(jobs=1)["ORT_CUDA_PLUGIN_EMULATE_CHECK"] == "1"
     assert mode.environment(jobs=1)["ORT_CUDA_PLUGIN_EMULATE_STREAMS"] == "adversarial"
-    config = ffi.new("ocp_emu_config *")
     seeds = []
-    for key in ("node/abs", "node/add", "node/abs"):
-        mode.apply(key)
-        core().emu_get_config(config)
-        seeds.append(config.seed)
+    with configured():
+        for key in ("node/abs", "node/add", "node/abs"):
+            mode.apply(key)
+            seeds.append(current().seed)
     assert seeds[0] == seeds[2] != seeds[1]
     assert {seed >> 32 for seed in seeds} == {5}

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from emulator_harness import compile_kernels, configured, findings
+from emulator_harness import compile_kernels, configured
 from ort_cuda_plugin.abi.core import core, ffi
+from ort_cuda_plugin.conformance.mode import findings
 from ort_cuda_plugin.runtime.compile import compile_kernel
 from ort_cuda_plugin.runtime.device import CudaError, Device, DeviceArray, Module, Stream
 from ort_cuda_plugin.runtime.kernel import KernelSpec

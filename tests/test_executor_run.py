@@ -338,6 +338,7 @@ def test_inputs_in_host_memory_are_copied_up_once_each() -> None:
         assert counters()["copies_h2d"] == before + 1
 
 
+@pytest.mark.usefixtures("collected")
 def test_device_memory_returns_after_every_run() -> None:
     with TestCluster(affine_plan()) as cluster, Stream() as stream:
         cluster.run(random_array(9, 9), stream=stream)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ def contents(weight: object, nbytes: int) -> bytes:
     return bytes(out)
 
 
+@pytest.mark.usefixtures("collected")
 def test_equal_contents_are_stored_once_and_freed_with_the_last_user() -> None:
     before = counters()
     first, second = (acquire(np.arange(1000, dtype=np.int64)) for _ in range(2))
@@ -46,6 +48,7 @@ def test_different_contents_are_different_weights(texts: list[bytes]) -> None:
         core().weight_release(weight)
 
 
+@pytest.mark.usefixtures("collected")
 def test_threads_that_acquire_the_same_contents_upload_them_once() -> None:
     before = counters()
     array = np.random.default_rng(0).standard_normal(1 << 18)
@@ -70,6 +73,7 @@ def test_a_weight_is_not_host_memory() -> None:
     core().weight_release(weight)
 
 
+@pytest.mark.usefixtures("collected")
 def test_a_state_is_shared_with_nobody() -> None:
     before = counters()
     array = np.arange(2, dtype=np.uint64)

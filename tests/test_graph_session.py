@@ -194,6 +194,7 @@ def test_values_from_outside_reach_the_body_of_a_conditional():
         pair.check(c=np.array(condition), x=floats(3, 2))
 
 
+@pytest.mark.usefixtures("collected")
 def test_weights_that_left_host_memory_serve_a_later_variant():
     pair = Pair(
         [

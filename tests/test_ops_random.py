@@ -15,9 +15,10 @@ import pytest
 from onnx import TensorProto, helper
 
 import ort_cuda_plugin
-from emulator_harness import configured, findings
+from emulator_harness import configured
 from kernel_harness import run_model, run_op, storage
 from kernel_launch import run
+from ort_cuda_plugin.conformance.mode import findings
 from ort_cuda_plugin.graph.ir import DType
 from ort_cuda_plugin.graph.node_lowering import NodeError
 from ort_cuda_plugin.kernels.codegen import Emitter

@@ -9,6 +9,7 @@ from threading import Barrier
 
 import numpy as np
 import onnxruntime as ort
+import pytest
 
 import ort_cuda_plugin
 from device_models import add_and_double, with_cpu_nodes
@@ -29,6 +30,7 @@ def in_threads(work: Callable[[int], None]) -> None:
             done.result()
 
 
+@pytest.mark.usefixtures("collected")
 def test_two_sessions_run_on_four_threads(ep_session: Callable[..., ort.InferenceSession]) -> None:
     before = ort_cuda_plugin.counters()
     sessions = [ep_session(add_and_double()), ort_cuda_plugin.session(with_cpu_nodes(1, rounds=2), emulate=True)]

@@ -37,6 +37,7 @@ def bytes_in_use() -> int:
     return ort_cuda_plugin.counters()["device_bytes_in_use"]
 
 
+@pytest.mark.usefixtures("collected")
 def test_a_value_on_the_device_is_its_array_and_frees_its_bytes(on_device: Callable[..., ort.OrtValue]) -> None:
     before = bytes_in_use()
     x = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
@@ -60,6 +61,7 @@ def test_host_code_cannot_read_device_memory(on_device: Callable[..., ort.OrtVal
             os.close(end)
 
 
+@pytest.mark.usefixtures("collected")
 def test_bound_inputs_and_outputs_stay_on_the_device(ep_session: Make, on_device: Callable[..., ort.OrtValue]) -> None:
     session = ep_session(add_and_double())
     a, b, c = (np.full(100, value, np.float32) for value in (1, 2, 0))
@@ -80,6 +82,7 @@ def test_bound_inputs_and_outputs_stay_on_the_device(ep_session: Make, on_device
     np.testing.assert_array_equal(values["c"].numpy(), 2 * (a + b))
 
 
+@pytest.mark.usefixtures("collected")
 def test_an_output_that_onnxruntime_allocates_feeds_the_next_run(
     ep_session: Make, on_device: Callable[..., ort.OrtValue], ep_device: ort.OrtEpDevice
 ) -> None:
@@ -148,6 +151,7 @@ def test_memory_that_a_deferred_run_reads_is_not_given_to_another_session(
         np.testing.assert_array_equal(result.numpy(), 4 * x)
 
 
+@pytest.mark.usefixtures("collected")
 def test_runs_of_many_shapes_keep_no_bytes(ep_session: Make) -> None:
     session = ep_session(add_and_double())
     rng = np.random.default_rng(3)

@@ -69,6 +69,7 @@ def check_order(device: Device, stream: Stream | None, session: ort.InferenceSes
         np.testing.assert_array_equal(result, 2 * (step + 1))
 
 
+@pytest.mark.usefixtures("collected")
 def test_runs_follow_the_work_of_the_stream_that_the_application_brings(device: Device, stream: Stream) -> None:
     before = streams_live()
     session = session_with(user_compute_stream=handle_of(stream), has_user_compute_stream=1)
@@ -83,6 +84,7 @@ def test_the_default_stream_is_a_stream_that_an_application_can_bring(device: De
     check_order(device, None, session_with(user_compute_stream=0))
 
 
+@pytest.mark.usefixtures("collected")
 def test_sessions_share_the_application_s_stream(device: Device, stream: Stream) -> None:
     before = streams_live()
     sessions = [session_with(user_compute_stream=handle_of(stream)) for _ in range(3)]
@@ -110,6 +112,7 @@ def run_on_threads(session: ort.InferenceSession) -> None:
             done.result()
 
 
+@pytest.mark.usefixtures("collected")
 def test_each_thread_of_a_session_has_a_stream_of_its_own_unless_one_is_to_be_shared() -> None:
     run_on_threads(session_with())  # leaves what is borrowed between Runs
     before = streams_live()
