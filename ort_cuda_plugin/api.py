@@ -137,8 +137,7 @@ def session(
         ValueError: an option is unknown or has no valid value; ``sess_options`` was used for another device.
     """
     created, provider = create_session(model, emulate, provider_options, sess_options)
-    placement = created.get_provider_graph_assignment_info()
-    if not any(part.ep_name == get_ep_name() and part.get_nodes() for part in placement):
+    if not provider.fused_nodes:  # ONNX Runtime's record leaves out models in its own format
         raise RuntimeError(f"no node of the model runs on {get_ep_name()}: {_reasons(provider)}")
     return created
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from isolated import add_model, python
@@ -243,3 +245,31 @@ print(*sorted(outcomes))
 """
     done = python(START + INTERRUPTED + code, MODEL)
     assert done.stdout == "error ok\n"
+
+
+def test_a_model_in_the_format_of_onnxruntime_runs(tmp_path: Path) -> None:
+    code = """
+path = sys.argv[2]
+options = ort.SessionOptions()
+options.optimized_model_filepath = path
+ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+session = plugin.session(path, emulate=True)
+run(session)
+assert plugin.counters()["launches"] > 0
+assert [verdict.supported for verdict in plugin.explain(path, emulate=True)] == [True]
+"""
+    python(START + code, MODEL, str(tmp_path / "add.ort"))
+
+
+def test_models_with_compiled_nodes_are_not_written() -> None:
+    code = """
+options = ort.SessionOptions()
+options.add_provider_for_devices(plugin.register(emulate=True)[:1], {})
+try:
+    ort.ModelCompiler(options, model).compile_to_bytes()
+except Exception as error:
+    assert "no compiled models (EPContext) to write" in str(error), error
+else:
+    raise AssertionError("no error")
+"""
+    python(START + code, MODEL)

@@ -46,7 +46,9 @@ class Provider:
 
     def __init__(self, metadata: list[Any], session_options: Any, logger: Any) -> None:
         self._logger = logger  # ORT's session logger; it dies with the session, as this object does
-        self.options = self._read_options(session_options)
+        entries = _entries("GetSessionOptionsConfigEntries", host.api(), session_options)
+        self.options = self._read_options(entries)
+        self._writes_context_model = entries.get("ep.context_enable") == "1"
         offered = [DeviceInfo.from_metadata(host.key_value_pairs(pairs)) for pairs in metadata]
         self.device = use_device(_choose(offered, self.options.device_id))
         self.device_memory = memory_info(self.device.info)
@@ -100,8 +102,7 @@ class Provider:
     def _log(self, level: str, message: str) -> None:
         host.log(level, message, self._logger)
 
-    def _read_options(self, session_options: Any) -> Options:
-        session = _entries("GetSessionOptionsConfigEntries", host.api(), session_options)
+    def _read_options(self, session: dict[str, str]) -> Options:
         environment = _entries("GetEnvConfigEntries", host.ep_api())
         options, ignored = parse(collect(session, environment))
         if ignored:
@@ -150,6 +151,10 @@ class Provider:
 
     def compile(self, graphs: list[Any], fused_nodes: list[Any], infos: Any) -> None:
         """Compiles each claimed cluster; ``infos`` (``OrtNodeComputeInfo **``) gets one entry for each."""
+        if self._writes_context_model:  # ORT would say that a node is NULL
+            raise NotImplementedError(
+                f"{EP_NAME} has no compiled models (EPContext) to write: leave out ep.context_enable and ModelCompiler"
+            )
         for index, (graph, node) in enumerate(zip(graphs, fused_nodes, strict=True)):
             infos[index] = self._compile_one(graph, node)
 
