@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from ort_cuda_plugin.graph import polynomial
 from ort_cuda_plugin.graph.registers import Registers
 from ort_cuda_plugin.graph.symbolic import (
     READ_BACK,
     Dim,
+    bounds,
     ceildiv,
     divides,
     eq,
     evaluators,
     floordiv,
+    hint,
     is_read_back,
     le,
     logical_and,
@@ -102,6 +107,21 @@ def test_simplification_keeps_the_value_of_every_expression_that_divides_by_no_z
     except ZeroDivisionError:
         assume(False)
     assert actual == expected
+
+
+@given(trees, points, points)
+def test_products_that_are_no_polynomials_have_the_same_value_hint_and_bounds(tree, point, hints):
+    try:
+        expected, expected_hint = compute(tree, point), compute(tree, hints)
+        with patch.object(polynomial, "MAX_DEGREE", 1):
+            dim = build(tree, hints)
+        actual = evaluate(dim, dict(enumerate(point)))
+    except ZeroDivisionError:
+        assume(False)
+    assert (actual, hint(dim)) == (expected, expected_hint)
+    low, high = bounds(dim)
+    assert low is None or low <= expected
+    assert high is None or high >= expected
 
 
 @given(trees, points)
@@ -232,6 +252,18 @@ def test_work_does_not_grow_with_the_number_of_paths_through_shared_parts():
     assert eq(size, same + 1) == 0
     assert not is_read_back(size)
     assert is_read_back(size + symbol(READ_BACK, "r", 1))
+
+
+@pytest.mark.parametrize("base", [S, S + 2, B * S - 1, -3 * S])
+def test_a_chain_of_squares_stays_small(base):
+    power: Dim = base
+    for _ in range(40):
+        power = power * power
+    assert eq(power + 1, power) == 0
+    assert hint(power).bit_length() < 10_000
+    registers = Registers(2)
+    registers.of(power)
+    assert len(registers.exprs) < 1000
 
 
 @pytest.mark.parametrize("divide", [floordiv, mod, ceildiv, truncdiv])

@@ -99,6 +99,13 @@ class Atom:
 Monomial: TypeAlias = tuple[Atom, ...]
 """A product of atoms, sorted by hash; a power is a repetition."""
 
+MAX_DEGREE: Final = 32
+MAX_TERMS: Final = 4096
+"""A product that would be larger, which a chain of squares soon is, is an opaque operation."""
+
+_LARGEST: Final = 2**64
+"""Hints and bounds of opaque products stay within: that a number does not fit 64 bits is all that matters of it."""
+
 
 class Expr:
     """A polynomial that is not constant: ``const + sum(coefficient * monomial)``.
@@ -170,6 +177,8 @@ class Expr:
             return Expr(tuple((m, c * other) for m, c in self.terms), self.const * other, self.hint * other)
         if not isinstance(other, Expr):
             return NotImplemented
+        if len(self.terms) * len(other.terms) > MAX_TERMS or self._degree() + other._degree() > MAX_DEGREE:
+            return operation(ExprOp.MUL, *((self, other) if hash(self) <= hash(other) else (other, self)))
         terms: dict[Monomial, int] = {}
         for monomial, coefficient in self.terms:
             if other.const:
@@ -209,6 +218,9 @@ class Expr:
         if self._is_read_back is None:
             self._is_read_back = any(atom.is_read_back for monomial, _ in self.terms for atom in monomial)
         return self._is_read_back
+
+    def _degree(self) -> int:
+        return max(len(monomial) for monomial, _ in self.terms)
 
     def __repr__(self) -> str:
         parts = []
@@ -306,6 +318,12 @@ def _atom_bounds(op: ExprOp, args: tuple[Dim, ...]) -> Bounds:
             None if a[1] is None or b[1] is None else max(a[1], b[1]),
         )
     a, b = bounds(args[0]), bounds(args[1])
+    if op is ExprOp.MUL:
+        low, high = _mul_bounds(a, b)
+        return (
+            None if low is None or low < -_LARGEST else min(low, _LARGEST),
+            None if high is None or high > _LARGEST else max(high, -_LARGEST),
+        )
     if op is ExprOp.MIN:
         lows = None if a[0] is None or b[0] is None else min(a[0], b[0])
         highs = [x for x in (a[1], b[1]) if x is not None]
@@ -334,6 +352,7 @@ def operation(op: ExprOp, *args: Dim) -> Expr:
     hints = [hint(arg) for arg in args]
     # Division by a hint of 0 fails the Run that gets there; the hint of what cannot be computed does not matter.
     value = 0 if op in _divisions and hints[1] == 0 else evaluators[op](*hints)
+    value = max(-_LARGEST, min(value, _LARGEST))
     return Expr((((Atom(op, args, value),), 1),), 0, value)
 
 
