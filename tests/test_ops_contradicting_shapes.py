@@ -20,6 +20,10 @@ BOXES = [(f, (1, 6, 4)), (f, (1, 2, 6)), (i64, (1,)), (f, (1,)), (f, (1,))]
 NORMALIZED = [(f, (2, 3, 4)), (f, (3,)), (f, (3,)), (f, (3,)), (f, (3,))]
 ROTATED = [(f, (2, 4, 3, 8)), (f, (2, 3, 4)), (f, (2, 3, 4))]
 PLACED = [(f, (2, 4, 3, 8)), (f, (9, 4)), (f, (9, 4)), (i64, (2, 3))]
+GROUPED = [(f, (2, 6, 5)), (f, (3,)), (f, (3,))]
+HEADS = [(f, (2, 4, 3, 8)), (f, (2, 2, 3, 8)), (f, (2, 2, 3, 8))]
+LINEAR = [(f, (2, 3, 16)), (f, (2, 3, 8)), (f, (2, 3, 6)), (f, (2, 2, 4, 3)), (f, (2, 3, 2)), (f, (2, 3, 2))]
+CAUSAL = [(f, (2, 3, 5)), (f, (3, 1, 4)), (f, (3,)), (f, (2, 3, 3))]
 
 CASES = [
     ("LSTM", {"hidden_size": 4}, LSTM, 1, (1, 4, 3)),
@@ -39,6 +43,18 @@ CASES = [
     ("STFT", {}, [(f, (2, 64)), (i64, ()), (f, (1,)), (i64, ())], 2, (2,)),
     ("MelWeightMatrix", {}, [*[(i64, ())] * 3, (f, (1,)), (f, ())], 3, (0,)),
     ("TensorScatter", {}, [(f, (2, 1, 4, 5)), (f, (2, 1, 1, 5)), (i64, (2,))], 2, (1,)),
+    ("GroupNormalization", {"num_groups": 3}, GROUPED, 1, (1,)),
+    ("GroupNormalization", {"num_groups": 3}, GROUPED, 2, (4,)),
+    ("Attention", {}, HEADS, 1, (1, 2, 3, 8)),
+    ("Attention", {}, HEADS, 1, (2, 2, 3, 7)),
+    ("Attention", {}, HEADS, 2, (2, 3, 3, 8)),
+    ("Attention", {}, HEADS, 2, (2, 2, 2, 8)),
+    ("LinearAttention", {"q_num_heads": 4, "kv_num_heads": 2}, LINEAR, 1, (1, 3, 8)),
+    ("LinearAttention", {"q_num_heads": 4, "kv_num_heads": 2}, LINEAR, 2, (2, 2, 6)),
+    ("LinearAttention", {"q_num_heads": 4, "kv_num_heads": 2}, LINEAR, 3, (2, 1, 4, 3)),
+    ("LinearAttention", {"q_num_heads": 4, "kv_num_heads": 2}, LINEAR, 4, (1, 3, 2)),
+    ("LinearAttention", {"q_num_heads": 4, "kv_num_heads": 2}, LINEAR, 5, (2, 1, 2)),
+    ("CausalConvWithState", {}, CAUSAL, 3, (1, 3, 3)),
 ]  # fmt: skip
 
 
@@ -46,9 +62,11 @@ CASES = [
 @pytest.mark.parametrize(("op_type", "attributes", "inputs", "number", "shape"), CASES)
 def test_an_input_of_another_size_is_refused(op_type, attributes, inputs, number, shape, dynamic):
     given = [(dtype, shape if i == number else own) for i, (dtype, own) in enumerate(inputs)]
-    outputs = 3 if op_type in ("LSTM", "BatchNormalization") else 1
-    with pytest.raises(REFUSED, match=r"another size|one number|more elements"):
-        run_op(op_type, [np.ones(own, dtype) for dtype, own in given], attributes, 24, outputs=outputs, dynamic=dynamic)
+    outputs = {"LSTM": 3, "BatchNormalization": 3, "LinearAttention": 2, "CausalConvWithState": 2}.get(op_type, 1)
+    opset = {"GroupNormalization": 18, "LinearAttention": 27, "CausalConvWithState": 27}.get(op_type, 24)
+    arrays = [np.ones(own, dtype) for dtype, own in given]
+    with pytest.raises(REFUSED, match=r"another size|one number|more elements|one element per group"):
+        run_op(op_type, arrays, attributes, opset, outputs=outputs, dynamic=dynamic)
 
 
 @pytest.mark.parametrize(

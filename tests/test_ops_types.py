@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from kernel_harness import run_op
+from kernel_harness import run_model, run_op
 from ort_cuda_plugin.graph.ir import DType
 from ort_cuda_plugin.ops import registry
 
@@ -86,6 +86,25 @@ def test_functions_of_integers_are_cut_off():
     assert run_op("Erf", [np.array([-7, -1, 0, 1, 7], np.int16)], opset=13)[0].tolist() == [-1, 0, 0, 0, 1]
     shrunk = run_op("Shrink", [np.array([-7, -2, 0, 1, 7], np.int16)], {"lambd": 1.5, "bias": 0.75}, opset=9)
     assert shrunk[0].tolist() == [-6, -1, 0, 0, 6]
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (4,)])
+def test_constants_above_the_largest_int64(shape):
+    x = np.array([5, 2**64 - 1, 2**64 - 2, 0], np.uint64)
+    large = np.full(shape, 2**64 - 1, np.uint64)
+    for name, expected in [("Div", x // large), ("Add", x + large), ("Min", x), ("Less", x < large)]:
+        np.testing.assert_array_equal(run_op(name, [x, large], opset=17, constant=[1])[0], expected)
+    (joined,) = run_op("Concat", [large.reshape(-1)] * 2, {"axis": 0}, constant=[0, 1])
+    np.testing.assert_array_equal(joined, large.max())
+
+
+def test_sizes_that_went_through_8_bits_have_wrapped_around():
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        through (float[a, b] x, int64[2] sizes) => (float[c, d] y)
+        { few = Cast <to = 2> (sizes)  wide = Cast <to = 7> (few)  y = Reshape (x, wide) }
+    """)
+    assert run_model(model, [np.zeros((3, 2), np.float32), np.array([258, -253])])[0].shape == (2, 3)
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fnuz])

@@ -199,7 +199,8 @@ class Lowering:
             raise ValueError(f"{len(values)} values for shape {tuple(shape)}")
         self.trace.originate(self.node, values)
         if all(isinstance(value, int) for value in values):
-            return self.constant(np.array(values, dtype=np.int64).astype(dtype.numpy).reshape(tuple(shape)), dtype)
+            bits = np.array([value % 2**64 for value in values], dtype=np.uint64)
+            return self.constant(bits.astype(dtype.numpy).reshape(tuple(shape)), dtype)
         return Tensor(dtype, shape, Buffer(BufferKind.HOST, len(values) * dtype.itemsize, host=values))
 
     def state(self, initial: Callable[[], Array]) -> Tensor:

@@ -296,7 +296,10 @@ class _Writer:
         if isinstance(arg, Float64):
             return Param.f64(arg.value)
         make = Param.i32 if isinstance(arg, Int32) else Param.i64
-        return make(value=arg.value) if isinstance(arg.value, int) else make(register=self.registers.of(arg.value))
+        if isinstance(arg.value, int):
+            # Large uint64 constants have the bits of negative numbers.
+            return make(value=arg.value - 2**64 if arg.value >= 2**63 else arg.value)
+        return make(register=self.registers.of(arg.value))
 
     def _ref(self, buffer: Buffer) -> Ref:
         if buffer.kind is BufferKind.WEIGHT:

@@ -42,8 +42,8 @@ def on_host(
     A device result whose inputs are themselves readable (graph inputs) can still give its contents to an operator that
     needs them on the host. ``compute`` may raise NotFoldable.
     """
-    # Symbolic integers do not wrap around, which a cast to a few bits has to.
-    if not (dtype.is_integer or dtype is DType.BOOL) or dtype.is_packed or not _is_small(shape):
+    # Symbolic integers do not wrap around, which results of few bits have to.
+    if not (dtype is DType.BOOL or (dtype.is_integer and dtype.itemsize >= 4)) or not _is_small(shape):
         return device()
     if not all(_is_small(x.shape) and (x.dtype.is_integer or x.dtype is DType.BOOL) for x in inputs):
         return device()

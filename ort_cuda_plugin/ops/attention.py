@@ -116,6 +116,8 @@ def attention(
         past = past_key.shape[2]
         k, v = concat(ctx, past_key, k, axis=2), concat(ctx, past_value, v, axis=2)
     (rows, size), keys = q.shape[2:], k.shape[2]
+    ctx.require_shape(k, (q.shape[0], *k.shape[1:3], size), "key of Attention")
+    ctx.require_shape(v, (*k.shape[:3], v.shape[3]), "value of Attention")
     ctx.require(
         eq(floordiv(q.shape[1], k.shape[1]) * k.shape[1], q.shape[1]), "query heads are no multiple of key heads"
     )
@@ -296,27 +298,31 @@ def linear_attention_27(
         raise InvalidModel(f"LinearAttention: the update rule {update_rule!r} does not fit its inputs decay and beta")
     if kv_num_heads <= 0 or q_num_heads <= 0 or q_num_heads % kv_num_heads:
         raise InvalidModel(f"LinearAttention of {q_num_heads} query heads and {kv_num_heads} others")
+    if any(x is not None and x.rank != 3 for x in (query, key, value, decay, beta)):
+        raise InvalidModel("LinearAttention takes tensors of rank 3")
     batch, steps, hidden = query.shape
     heads, group = kv_num_heads, q_num_heads // kv_num_heads
     size, width = floordiv(hidden, q_num_heads), floordiv(value.shape[2], heads)
 
-    def split(x: Tensor, *dims: Dim) -> Tensor:
-        ctx.require(eq(x.shape[2], product(dims)), "LinearAttention: a hidden size does not fit the heads")
+    def split(x: Tensor, what: str, *dims: Dim) -> Tensor:
+        ctx.require_shape(x, (batch, steps, product(dims)), f"{what} of LinearAttention")
         return reshape(ctx, x, [batch, steps, *dims])
 
+    if past_state is not None:
+        ctx.require_shape(past_state, (batch, heads, size, width), "past state of LinearAttention")
     if decay is not None:
         per_head = ctx.guard(eq(decay.shape[2], heads))
-        decay = expand(ctx, split(decay, heads, 1 if per_head else size), [batch, steps, heads, size])
+        decay = expand(ctx, split(decay, "decay", heads, 1 if per_head else size), [batch, steps, heads, size])
     if beta is not None:
-        beta = expand(ctx, reshape(ctx, beta, [batch, steps, beta.shape[2], 1]), [batch, steps, heads, 1])
+        beta = expand(ctx, split(beta, "beta", beta.shape[2], 1), [batch, steps, heads, 1])
     compute = s.accumulation_type(query.dtype)
     state = ctx.empty((batch, heads, size, width), compute)
     output = ctx.empty((batch, steps, heads, group, width), query.dtype)
     linear_attention(
         ctx,
-        split(query, heads, group, size),
-        split(key, heads, size),
-        split(value, heads, width),
+        split(query, "query", heads, group, size),
+        split(key, "key", heads, size),
+        split(value, "value", heads, width),
         state,
         output,
         past_state,

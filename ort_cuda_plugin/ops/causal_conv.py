@@ -32,7 +32,7 @@ def causal_conv_with_state(
     ctx.require(eq(weight.shape[0], channels), "CausalConvWithState: the filters are not one per channel")
     ctx.require(eq(weight.shape[1], 1), "CausalConvWithState: a filter is of one channel")
     past = full(ctx, (batch, channels, width - 1), 0.0, x.dtype) if past_state is None else past_state
-    ctx.require(eq(past.shape[2], width - 1), "CausalConvWithState: the past is not one element shorter than a filter")
+    ctx.require_shape(past, (batch, channels, width - 1), "past of CausalConvWithState")
     padded = concat(ctx, past, x, axis=2)
     outer, inner, step = padded.strides
     windows = ctx.view(padded, (batch, channels, length, width), (outer, inner, step, step), padded.offset)

@@ -242,6 +242,8 @@ def group_normalization_18(
     ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5
 ) -> Tensor:
     """Scale and bias are per group."""
+    for y in (scale, bias):
+        ctx.require(eq(y.size, num_groups), "GroupNormalization: scale and bias have one element per group")
     affine = [reshape(ctx, y, [num_groups, 1]) for y in (scale, bias)]
     return _group_norm(ctx, x, affine, num_groups, epsilon, DType.FLOAT32.onnx)
 
