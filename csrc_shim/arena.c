@@ -243,8 +243,13 @@ static size_t planned_bytes(ocp_arena *arena, size_t size, bool exactly) {
   return bytes;
 }
 
+/* What the limit leaves; negative where it was lowered. */
+static int64_t bytes_left(const ocp_arena *arena) {
+  return arena->config.max_mem - arena->stats.total - arena->pooled_bytes;
+}
+
 size_t ocp_arena_plan_region(ocp_arena *arena, size_t size, bool exactly) {
-  const int64_t left = arena->config.max_mem - arena->stats.total;
+  const int64_t left = bytes_left(arena);
   size_t bytes = planned_bytes(arena, size, exactly);
   if (left < 0 || (uint64_t)left < size)
     return 0;
@@ -283,6 +288,30 @@ ocp_chunk *ocp_arena_add_region(ocp_arena *arena, uint64_t address, size_t regio
   hand_out(arena, chunk, size);
   return chunk;
 }
+
+/* ---- a CUDA pool in the arena's place ---- */
+
+bool ocp_arena_expect_pooled(ocp_arena *arena, size_t size) {
+  const int64_t left = bytes_left(arena);
+  if (left < 0 || (uint64_t)left < size)
+    return false;
+  arena->pooled_bytes += (int64_t)size;
+  return true;
+}
+
+void ocp_arena_pooled(ocp_arena *arena, size_t size, bool given) {
+  if (given)
+    ocp_memory_stats_take(&arena->stats, size);
+  else
+    arena->pooled_bytes -= (int64_t)size;
+}
+
+void ocp_arena_pooled_freed(ocp_arena *arena, size_t size) {
+  arena->pooled_bytes -= (int64_t)size;
+  arena->stats.in_use -= (int64_t)size;
+}
+
+/* ---- what nobody uses ---- */
 
 static bool is_unused(const ocp_pool *pool, const ocp_region *region) {
   for (const ocp_chunk *chunk = region->first; chunk; chunk = chunk->right)

@@ -32,6 +32,7 @@ struct ocp_arena {
   ocp_chunk *spare;      /* unused structs, linked by older */
   size_t next_region_bytes;
   size_t most_growth_bytes; /* beside what the options say; 0: no more than that */
+  int64_t pooled_bytes;     /* handed out by a CUDA pool in the arena's place */
   ocp_memory_stats stats;
 };
 
@@ -53,6 +54,12 @@ size_t ocp_arena_plan_region(ocp_arena *arena, size_t size, bool exactly);
 void ocp_arena_cancel(ocp_arena *arena, size_t region_bytes);
 /* Takes the driver's memory over and hands out its first `size` bytes: NULL without host memory. */
 ocp_chunk *ocp_arena_add_region(ocp_arena *arena, uint64_t address, size_t region_bytes, size_t size);
+
+/* Memory that a CUDA pool hands out in the arena's place is within the arena's limit and part of its statistics. To
+ * count some before asking the pool: false where the limit leaves less; and to count what came of that, or its free. */
+bool ocp_arena_expect_pooled(ocp_arena *arena, size_t size);
+void ocp_arena_pooled(ocp_arena *arena, size_t size, bool given);
+void ocp_arena_pooled_freed(ocp_arena *arena, size_t size);
 
 /* Removes the regions that nobody uses, or a certain one if nobody does; returns them linked by next, for the driver.
  */

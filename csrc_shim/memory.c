@@ -409,7 +409,7 @@ void ocp_pool_stats(ocp_device *device, int memory, ocp_memory_stats *stats) {
   stats->limit = arena->config.max_mem;
   pthread_mutex_unlock(&device->pool->lock);
   if (memory == OCP_DEVICE_MEMORY)
-    ocp_mempool_add_stats(device, stats);
+    stats->total += ocp_mempool_held_bytes(device);
 }
 
 /* ---- for everybody ---- */

@@ -7,13 +7,12 @@
 struct ocp_mempool {
   pthread_mutex_t lock; /* held in driver calls */
   atomic_bool wanted;
-  int64_t limit, keep_bytes;
+  int64_t keep_bytes;
   uint64_t release_threshold;
   CUmemoryPool handle; /* NULL: nothing is or was in use */
   ocp_chunk_table table;
   ocp_chunk *waiting; /* freed without a stream while several were busy; linked by older */
   atomic_bool has_waiting;
-  ocp_memory_stats stats;
 };
 
 ocp_mempool *ocp_mempool_create(void) {
@@ -27,7 +26,6 @@ void ocp_mempool_destroy(ocp_mempool *mempool) { free(mempool); }
 
 void ocp_mempool_configure(ocp_mempool *mempool, const ocp_arena_config *config) {
   pthread_mutex_lock(&mempool->lock);
-  mempool->limit = config->max_mem;
   mempool->keep_bytes = config->cuda_mempool_bytes_to_keep_on_shrink;
   mempool->release_threshold = (uint64_t)config->cuda_mempool_release_threshold;
   pthread_mutex_unlock(&mempool->lock);
@@ -114,8 +112,8 @@ bool ocp_mempool_free(ocp_device *device, uint64_t address, ocp_stream *stream, 
   if (chunk) {
     ocp_chunk_table_erase(&mempool->table, chunk);
     *size = chunk->size;
-    mempool->stats.in_use -= (int64_t)chunk->size;
     pthread_mutex_lock(&pool->lock);
+    ocp_arena_pooled_freed(pool->arenas[OCP_DEVICE_MEMORY], chunk->size);
     if (stream)
       ocp_pool_advance(pool, stream);
     chunk->freed_at = stream ? pool->sequence : ++pool->sequence;
@@ -154,29 +152,40 @@ static CUresult driver_alloc(ocp_device *device, const ocp_mempool *mempool, siz
   return result;
 }
 
-CUresult ocp_mempool_alloc(ocp_device *device, size_t size, ocp_stream *stream, uint64_t *address) {
-  ocp_mempool *mempool = device->pool->mempool;
+/* The pool's lock is held. */
+static CUresult allocate(ocp_device *device, ocp_mempool *mempool, size_t size, ocp_stream *stream, uint64_t *address) {
   ocp_chunk *chunk = calloc(1, sizeof *chunk);
+  CUresult result = chunk ? open_pool(mempool, device) : CUDA_ERROR_OUT_OF_MEMORY;
+  if (result == CUDA_SUCCESS)
+    result = driver_alloc(device, mempool, size, stream, address);
+  if (result == CUDA_SUCCESS) {
+    *chunk = (ocp_chunk){.address = *address, .size = size};
+    if (ocp_chunk_table_insert(&mempool->table, chunk))
+      return CUDA_SUCCESS;
+    device->driver->MemFreeAsync(*address, stream ? stream->handle : NULL);
+    result = CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  free(chunk);
+  return result;
+}
+
+CUresult ocp_mempool_alloc(ocp_device *device, size_t size, ocp_stream *stream, uint64_t *address) {
+  ocp_pool *pool = device->pool;
+  ocp_mempool *mempool = pool->mempool;
+  ocp_arena *arena = pool->arenas[OCP_DEVICE_MEMORY];
   CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
   pthread_mutex_lock(&mempool->lock);
   collect(device, mempool);
-  if (chunk && (int64_t)size <= mempool->limit - mempool->stats.in_use)
-    result = open_pool(mempool, device);
-  if (chunk && result == CUDA_SUCCESS)
-    result = driver_alloc(device, mempool, size, stream, &chunk->address);
-  if (result == CUDA_SUCCESS) {
-    chunk->size = size;
-    *address = chunk->address;
-    if (ocp_chunk_table_insert(&mempool->table, chunk)) {
-      ocp_memory_stats_take(&mempool->stats, chunk->size);
-      chunk = NULL;
-    } else {
-      device->driver->MemFreeAsync(chunk->address, stream ? stream->handle : NULL);
-      result = CUDA_ERROR_OUT_OF_MEMORY;
-    }
+  pthread_mutex_lock(&pool->lock);
+  const bool within_limit = ocp_arena_expect_pooled(arena, size);
+  pthread_mutex_unlock(&pool->lock);
+  if (within_limit) {
+    result = allocate(device, mempool, size, stream, address);
+    pthread_mutex_lock(&pool->lock);
+    ocp_arena_pooled(arena, size, result == CUDA_SUCCESS);
+    pthread_mutex_unlock(&pool->lock);
   }
   pthread_mutex_unlock(&mempool->lock);
-  free(chunk);
   return result;
 }
 
@@ -201,14 +210,10 @@ int64_t ocp_mempool_shrink(ocp_device *device, bool keep) {
   return before - after;
 }
 
-void ocp_mempool_add_stats(ocp_device *device, ocp_memory_stats *stats) {
-  const ocp_mempool *mempool = device->pool->mempool;
-  pthread_mutex_lock((pthread_mutex_t *)&mempool->lock);
-  stats->in_use += mempool->stats.in_use;
-  stats->max_in_use += mempool->stats.max_in_use;
-  stats->num_allocs += mempool->stats.num_allocs;
-  if (mempool->stats.max_alloc_size > stats->max_alloc_size)
-    stats->max_alloc_size = mempool->stats.max_alloc_size;
-  stats->total += reserved_bytes(mempool, device);
-  pthread_mutex_unlock((pthread_mutex_t *)&mempool->lock);
+int64_t ocp_mempool_held_bytes(ocp_device *device) {
+  ocp_mempool *mempool = device->pool->mempool;
+  pthread_mutex_lock(&mempool->lock);
+  const int64_t bytes = reserved_bytes(mempool, device);
+  pthread_mutex_unlock(&mempool->lock);
+  return bytes;
 }

@@ -18,7 +18,7 @@ bool ocp_mempool_free(ocp_device *device, uint64_t address, ocp_stream *stream, 
 void ocp_mempool_collect(ocp_device *device);
 /* Gives unused memory back, but for what the options say if `keep`; returns the bytes. */
 int64_t ocp_mempool_shrink(ocp_device *device, bool keep);
-/* Adds what the pool has to the arena's. */
-void ocp_mempool_add_stats(ocp_device *device, ocp_memory_stats *stats);
+/* Bytes that the pool holds from the driver. What it hands out is in the arena's statistics. */
+int64_t ocp_mempool_held_bytes(ocp_device *device);
 
 #endif

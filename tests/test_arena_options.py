@@ -295,3 +295,28 @@ def test_a_mempool_obeys_the_limit() -> None:
     run(first)
     """
     assert "bytes that it holds, limit 100000" in run(code)
+
+
+def test_weights_and_a_mempool_have_one_limit_and_one_maximum() -> None:
+    code = """
+    import onnx
+    weighted = onnx.load_from_string(model)
+    weighted.graph.initializer.append(onnx.numpy_helper.from_array(x, "b"))
+    del weighted.graph.input[1]
+    weighted = plugin.session(weighted.SerializeToString(), emulate=True, provider_options={"arena.use_cuda_mempool": 1})
+    assert stats()["InUse"] == stats()["MaxInUse"] == stats()["Weights"] == 40192, stats()
+    first = session(arena__use_cuda_mempool=1)
+    plugin.set_limit(0, 4 * 40192 - 1)
+    try:
+        run(first)
+    except Exception:
+        pass
+    else:
+        raise AssertionError("more than the limit")
+    plugin.set_limit(0, 4 * 40192)
+    before = stats()["MaxInUse"]
+    del weighted
+    run(first)
+    assert stats()["MaxInUse"] == before == 3 * 40192, stats()
+    """
+    assert "this process uses 120576 (120576 at most, weights 40192)" in run(code)
