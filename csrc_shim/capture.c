@@ -120,10 +120,13 @@ static void take_turn(ocp_capture_thread *thread, bool alone) {
   thread->has_turn = true;
 }
 
+static void abandon_run(ocp_capture_thread *thread, ocp_device *device);
+
 /* Unlinked from its owner, which may be gone, and from its thread. Not under the lock of the links, since a capture on
  * the stream may need that to end. */
 static void destroy_thread(ocp_capture_thread *thread, ocp_device *device) {
   ocp_error ignored;
+  abandon_run(thread, device);
   take_turn(thread, false);
   ocp_stream_synchronize(thread->stream, &ignored);
   end_turn(thread);
@@ -368,18 +371,35 @@ static captured *entry_of(ocp_capture_thread *thread, int id) {
   return thread->ids = entry;
 }
 
-static int begin_run(ocp_capture_thread *thread, int id, ocp_error *error) {
-  ocp_device *device = thread->owner->device;
-  const uint32_t enough = thread->owner->warm_runs;
+/* Forgets a Run that ORT never ended, as where an exception left it. */
+static void abandon_run(ocp_capture_thread *thread, ocp_device *device) {
+  captured *entry = thread->active;
+  ocp_error ignored;
+  if (!entry)
+    return;
+  CUgraph graph = NULL;
+  ocp_device_enter(device, &ignored);
+  if (thread->captures && device->driver->StreamEndCapture(thread->stream->handle, &graph) == CUDA_SUCCESS && graph)
+    device->driver->GraphDestroy(graph);
   pthread_mutex_lock(&thread->lock);
-  captured *entry = entry_of(thread, id);
-  const bool cold = entry && !entry->exec;
-  const bool last = cold && entry->warm_runs + 1 == enough, warm = cold && entry->warm_runs >= enough;
+  deactivate(thread);
+  drop_graph(device, entry);
   pthread_mutex_unlock(&thread->lock);
+}
+
+static bool is_warm(const ocp_capture_thread *thread, const captured *entry) {
+  return entry && !entry->exec && entry->warm_runs >= thread->owner->warm_runs;
+}
+
+/* Begins the capture of a warm Run, and watches the one before it. Under the thread's lock, so that nobody releases the
+ * entry meanwhile. */
+static int track_run(ocp_capture_thread *thread, int id, ocp_error *error) {
+  ocp_device *device = thread->owner->device;
+  captured *entry = entry_of(thread, id);
   if (!entry)
     return ocp_fail(error, ORT_FAIL, "out of host memory");
-  take_turn(thread, warm);
-  if (!warm && !last)
+  const bool warm = is_warm(thread, entry);
+  if (!warm && (entry->exec || entry->warm_runs + 1 != thread->owner->warm_runs))
     return ORT_OK;
   if (ocp_device_enter(device, error) != ORT_OK || activate(thread, entry, warm, error) != ORT_OK)
     return error->code;
@@ -393,10 +413,24 @@ static int begin_run(ocp_capture_thread *thread, int id, ocp_error *error) {
   return ocp_device_fail(device, result, "capturing a Run: cuStreamBeginCapture", error);
 }
 
+static int begin_run(ocp_capture_thread *thread, int id, ocp_error *error) {
+  pthread_mutex_lock(&thread->lock);
+  const bool alone = is_warm(thread, find_id(thread, id)); /* a release can only make it cold */
+  pthread_mutex_unlock(&thread->lock);
+  take_turn(thread, alone);
+  pthread_mutex_lock(&thread->lock);
+  const int code = track_run(thread, id, error);
+  pthread_mutex_unlock(&thread->lock);
+  return code;
+}
+
+void ocp_capture_forget_run(void) { running = tracked = NULL; }
+
 int ocp_capture_run_start(ocp_capture *capture, int id, ocp_error *error) {
   ocp_capture_thread *thread = this_thread(capture, error);
   if (!thread)
     return error->code;
+  abandon_run(thread, capture->device);
   thread->computations = 0;
   atomic_store(&thread->failed, false);
   running = thread;
@@ -483,9 +517,9 @@ int ocp_capture_run_end(ocp_capture *capture, int id, bool synchronize, ocp_erro
     ocp_device_enter(capture->device, error); /* a capture has to end on a lost device, too */
     code = end_capture(thread, entry, error);
   } else if (id != OCP_NO_CAPTURE) {
+    pthread_mutex_lock(&thread->lock);
     if (entry)
       deactivate(thread);
-    pthread_mutex_lock(&thread->lock);
     end_warm_run(thread, find_id(thread, id));
     pthread_mutex_unlock(&thread->lock);
   }
@@ -512,6 +546,7 @@ int ocp_capture_replay(ocp_capture *capture, int id, ocp_error *error) {
     return ocp_fail(error, ORT_INVALID_ARGUMENT, "this thread has captured no CUDA graph %d", id);
   if (ocp_device_enter(capture->device, error) != ORT_OK)
     return error->code;
+  abandon_run(thread, capture->device);
   take_turn(thread, false);
   pthread_mutex_lock(&thread->lock); /* nobody releases the graph meanwhile */
   const captured *entry = find_id(thread, id);
@@ -525,13 +560,24 @@ int ocp_capture_replay(ocp_capture *capture, int id, ocp_error *error) {
   return code;
 }
 
+/* What the thread has of the id, but for that of a Run that is being tracked. Under the thread's lock. */
+static void release_id(ocp_capture_thread *thread, int id) {
+  captured **link = &thread->ids;
+  while (*link && (*link)->id != id)
+    link = &(*link)->next;
+  captured *entry = *link;
+  if (!entry || entry == thread->active)
+    return;
+  *link = entry->next;
+  drop_graph(thread->owner->device, entry);
+  free(entry);
+}
+
 void ocp_capture_release(ocp_capture *capture, int id) {
   pthread_mutex_lock(&links);
   for (ocp_capture_thread *thread = capture->threads; thread; thread = thread->next_of_owner) {
     pthread_mutex_lock(&thread->lock);
-    captured *entry = find_id(thread, id);
-    if (entry && entry->exec)
-      drop_graph(capture->device, entry);
+    release_id(thread, id);
     pthread_mutex_unlock(&thread->lock);
   }
   pthread_mutex_unlock(&links);

@@ -21,13 +21,16 @@ void ocp_capture_destroy(ocp_capture *capture);
 
 /* The stream that the calling thread runs the session on, with a reference for the caller. */
 int ocp_capture_stream(ocp_capture *capture, ocp_stream **stream, ocp_error *error);
+/* The Run before, on this thread, is over, whether ORT has ended it or not: at the start of any Run of any EP. */
+void ocp_capture_forget_run(void);
 /* Around a Run with that annotation id, on the thread that runs it. The end of a captured Run launches its graph. */
 int ocp_capture_run_start(ocp_capture *capture, int id, ocp_error *error);
 int ocp_capture_run_end(ocp_capture *capture, int id, bool synchronize, ocp_error *error);
 /* Whether the calling thread has the graph; launches it and waits. */
 bool ocp_capture_has(ocp_capture *capture, int id);
 int ocp_capture_replay(ocp_capture *capture, int id, ocp_error *error);
-/* Releases the graph of every thread that has it. Safe beside Runs; a thread that runs again starts with warm Runs. */
+/* Releases what every thread has of the id: its graph and the memory that it keeps. Safe beside Runs; one that is being
+ * captured goes on, and a thread that runs again starts with warm Runs. */
 void ocp_capture_release(ocp_capture *capture, int id);
 
 /* ---- for who enqueues ---- */

@@ -112,6 +112,7 @@ static OrtStatus *annotation_id(const OrtRunOptions *options, int *id) {
 /* Here a Run on a lost device or in a forked child can say so: the allocation that fails next has no message. */
 static OrtStatus *on_run_start(OrtEp *ep, const OrtRunOptions *options) {
   ocp_error error;
+  ocp_capture_forget_run();
   if (ocp_device_check(self(ep)->config.device, &error) != ORT_OK)
     return ocp_status(&error);
   if (!self(ep)->capture)

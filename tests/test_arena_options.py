@@ -303,7 +303,8 @@ def test_weights_and_a_mempool_have_one_limit_and_one_maximum() -> None:
     weighted = onnx.load_from_string(model)
     weighted.graph.initializer.append(onnx.numpy_helper.from_array(x, "b"))
     del weighted.graph.input[1]
-    weighted = plugin.session(weighted.SerializeToString(), emulate=True, provider_options={"arena.use_cuda_mempool": 1})
+    options = {"arena.use_cuda_mempool": 1}
+    weighted = plugin.session(weighted.SerializeToString(), emulate=True, provider_options=options)
     assert stats()["InUse"] == stats()["MaxInUse"] == stats()["Weights"] == 40192, stats()
     first = session(arena__use_cuda_mempool=1)
     plugin.set_limit(0, 4 * 40192 - 1)

@@ -3,6 +3,7 @@
  *
  * capture_test IMAGE PLAN STREAMS SEED ROUNDS */
 #include <pthread.h>
+#include <unistd.h>
 
 #include "affine_cluster.h"
 #include "capture.h"
@@ -77,6 +78,7 @@ static void *release_graphs(void *unused) {
   (void)unused;
   for (unsigned i = 0; !atomic_load(&done); i++) {
     ocp_capture_release(capture, (int)(i % NUM_IDS));
+    ocp_device_trim(device);
     for (int spin = 0; spin < 20000 && !atomic_load(&done); spin++)
       ;
   }
@@ -108,9 +110,109 @@ static void failing_runs_leave_no_graph(void) {
   CHECK_OK(ocp_capture_run_start(capture, 5, error));
   CHECK(ocp_device_alloc(device, (size_t)1 << 30, stream, &much, &error) != ORT_OK);
   CHECK(ocp_capture_run_end(capture, 5, true, &error) != ORT_OK);
+  /* ORT does not end a Run in which it threw; the thread's next one takes its place, whichever it was. */
+  for (int runs = 0; runs <= WARM; runs++) {
+    for (int i = 0; i < runs; i++)
+      run_whole(stream, &where, 5, 2);
+    CHECK_OK(ocp_capture_run_start(capture, 5, error));
+    CHECK_OK(ocp_device_alloc(device, 4096, stream, &much, error));
+    ocp_device_free(device, much, NULL);
+    ocp_capture_forget_run();
+    ocp_capture_release(capture, 5); /* has no effect on one that is not known to have ended */
+    CHECK_OK(ocp_capture_run_start(capture, OCP_NO_CAPTURE, error));
+    CHECK_OK(ocp_capture_run_end(capture, OCP_NO_CAPTURE, true, error));
+    ocp_capture_release(capture, 5);
+  }
   for (int i = 0; i <= WARM; i++)
     run_whole(stream, &where, 5, 2);
   CHECK(ocp_capture_has(capture, 5));
+  check_result(stream, &where, 2, 1);
+  free_place(&where);
+  ocp_stream_release(stream);
+}
+
+/* ---- what a capture keeps goes with it ---- */
+
+static int64_t bytes_in_use(void) { return atomic_load(&ocp_counters[OCP_DEVICE_BYTES_IN_USE]); }
+
+/* Ids that no graph was made of keep memory, too: of the last warm Run. */
+enum { FIRST_ID = 100, LAST_ID = 105 };
+
+static void *capture_some(void *where) {
+  ocp_stream *stream;
+  CHECK_OK(ocp_device_enter(device, error));
+  CHECK_OK(ocp_capture_stream(capture, &stream, error));
+  const int64_t before = bytes_in_use();
+  for (int id = FIRST_ID; id <= LAST_ID; id++)
+    for (int runs = 0; runs <= WARM - id % 2; runs++)
+      run_whole(stream, where, id, 2);
+  CHECK(ocp_capture_has(capture, FIRST_ID) && !ocp_capture_has(capture, LAST_ID));
+  CHECK(bytes_in_use() > before);
+  ocp_stream_release(stream);
+  return NULL;
+}
+
+static void releasing_an_id_or_the_end_of_its_thread_frees_all(void) {
+  place where = make_place();
+  const int64_t before = bytes_in_use(), graphs = atomic_load(&ocp_counters[OCP_GRAPHS_LIVE]);
+  capture_some(&where);
+  for (int id = FIRST_ID; id <= LAST_ID; id++)
+    ocp_capture_release(capture, id);
+  CHECK(bytes_in_use() == before && atomic_load(&ocp_counters[OCP_GRAPHS_LIVE]) == graphs);
+  pthread_t thread;
+  CHECK(pthread_create(&thread, NULL, capture_some, &where) == 0 && pthread_join(thread, NULL) == 0);
+  CHECK(bytes_in_use() == before && atomic_load(&ocp_counters[OCP_GRAPHS_LIVE]) == graphs);
+  free_place(&where);
+}
+
+/* ---- others ask how far a stream is when its capture begins ---- */
+
+static atomic_bool querying, capturing;
+
+static CUresult slow_query(CUstream stream) {
+  atomic_store(&querying, true);
+  for (int i = 0; i < 50; i++) {
+    CHECK(!atomic_load(&capturing)); /* the query would end the capture */
+    usleep(1000);
+  }
+  return real->StreamQuery(stream);
+}
+
+static CUresult begin_capture(CUstream stream, int mode) {
+  atomic_store(&capturing, true);
+  return real->StreamBeginCapture(stream, mode);
+}
+
+static CUresult end_capture(CUstream stream, CUgraph *graph) {
+  atomic_store(&capturing, false);
+  return real->StreamEndCapture(stream, graph);
+}
+
+static void *ask_for_progress(void *unused) {
+  ocp_device_trim(device);
+  return unused;
+}
+
+static void a_capture_waits_for_who_asks_its_stream_for_progress(void) {
+  ocp_stream *stream;
+  CHECK_OK(ocp_capture_stream(capture, &stream, error));
+  place where = make_place();
+  for (int i = 0; i < WARM; i++)
+    run_whole(stream, &where, 7, 2);
+  ocp_driver slow = *real;
+  slow.StreamQuery = slow_query;
+  slow.StreamBeginCapture = begin_capture;
+  slow.StreamEndCapture = end_capture;
+  device->driver = &slow;
+  upload(stream, &where, 1); /* the stream is not known to be idle */
+  pthread_t asking;
+  CHECK(pthread_create(&asking, NULL, ask_for_progress, NULL) == 0);
+  while (!atomic_load(&querying))
+    usleep(100);
+  run_whole(stream, &where, 7, 2);
+  CHECK(ocp_capture_has(capture, 7));
+  CHECK(pthread_join(asking, NULL) == 0);
+  device->driver = real;
   check_result(stream, &where, 2, 1);
   free_place(&where);
   ocp_stream_release(stream);
@@ -123,6 +225,8 @@ static void threads_capture_and_replay(ocp_stream *shared) {
   const long replays = atomic_load(&ocp_counters[OCP_GRAPH_REPLAYS]);
   atomic_store(&done, false);
   failing_runs_leave_no_graph();
+  releasing_an_id_or_the_end_of_its_thread_frees_all();
+  a_capture_waits_for_who_asks_its_stream_for_progress();
   pthread_t threads[NUM_THREADS], releasing;
   int seeds[NUM_THREADS];
   CHECK(pthread_create(&releasing, NULL, release_graphs, NULL) == 0);

@@ -17,7 +17,7 @@ from onnx import helper
 
 import ort_cuda_plugin
 from device_models import add_and_double, model, with_cpu_nodes
-from isolated import python
+from isolated import add_model, python
 from ort_cuda_plugin import models
 from ort_cuda_plugin.abi.core import ffi
 from ort_cuda_plugin.runtime.device import Device, Stream
@@ -427,3 +427,35 @@ def test_runs_on_a_shared_stream_wait_for_a_capture() -> None:
         for done in [pool.submit(work, index) for index in range(threads)]:
             done.result()
     assert counted["graph_captures"] == threads * ids
+
+
+def test_a_run_that_builds_a_plan_on_a_shared_stream_holds_up_no_other_use_of_the_session() -> None:
+    """ONNX Runtime's own lock for Runs that exclude each other is one that Python's threads take with the GIL."""
+    code = """
+    import sys, threading, numpy as np, onnxruntime as ort, ort_cuda_plugin as plugin
+    from ort_cuda_plugin.ep.fused_node import FusedNode
+    plugin.register(emulate=True)
+    options = {"enable_cuda_graph": 1, "use_ep_level_unified_stream": 1}
+    session = plugin.session(bytes.fromhex(sys.argv[1]), emulate=True, provider_options=options)
+    build, building, go_on = FusedNode.build, threading.Event(), threading.Event()
+    def slow_build(self, *arguments):
+        building.set()
+        assert go_on.wait(100)
+        build(self, *arguments)
+    FusedNode.build = slow_build
+    x = np.ones(8, np.float32)
+    (vendor,) = {d.device.vendor_id for d in ort.get_ep_devices() if d.ep_name == plugin.get_ep_name()}
+    binding = session.io_binding()
+    for name in "abc":
+        value = ort.OrtValue.ortvalue_from_numpy(x, "gpu", 0, vendor)
+        (binding.bind_ortvalue_output if name == "c" else binding.bind_ortvalue_input)(name, value)
+    thread = threading.Thread(target=session.run_with_iobinding, args=(binding,))
+    thread.start()
+    assert building.wait(100)
+    session.io_binding()
+    assert [i.name for i in session.get_inputs()] == ["a", "b"]
+    go_on.set()
+    thread.join(100)
+    np.testing.assert_array_equal(value.numpy(), x + x)
+    """
+    python(code, add_model(dims=["n"]).hex(), env={"CUDA_VISIBLE_DEVICES": ""})
