@@ -220,6 +220,26 @@ def test_the_folder_is_private_and_moves_with_the_variable(tmp_path: Path, monke
     assert [path.stat().st_mode & 0o777 for path in cache.folder.iterdir()] == [0o600]
 
 
+def test_a_user_without_a_home_folder_does_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unknown(user: int) -> None:
+        raise KeyError(user)
+
+    for name in ("HOME", "XDG_CACHE_HOME", "ORT_CUDA_PLUGIN_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.chdir(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        cache = KernelCache()
+        cache.store("key", image(10))
+    assert cache.load("key", emulated) is None
+    assert [record.getMessage().split(". ")[0] for record in caplog.records] == [
+        "kernel cache ~/.cache/ort-cuda-plugin is not used: this user has no home folder"
+    ]
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_entry_comes_back_as_it_was(tmp_path: Path) -> None:
     cache, stored = KernelCache(tmp_path), image(1000)
     cache.store("key", stored)

@@ -10,6 +10,7 @@ take an ``ocp_error *``::
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def core() -> Any:
 def _open() -> Any:
     global _core
     text = ffi.new("char[1000]")
-    table = lib.ocp_bridge_open(str(LIBRARY_PATH).encode(), text, len(text))
+    table = lib.ocp_bridge_open(os.fsencode(LIBRARY_PATH), text, len(text))
     if table == ffi.NULL:
         raise PluginError(f"cannot open the plugin library: {ffi.string(text).decode(errors='replace')}")
     _check_build(table)

@@ -58,7 +58,7 @@ def check_status(status: Any) -> None:
 
 def make_status(code: int, message: str) -> Any:
     """A new ``OrtStatus *`` for ORT to release."""
-    return api().CreateStatus(code, message.encode())
+    return api().CreateStatus(code, message.encode(errors="replace"))
 
 
 def text(pointer: Any) -> str:
@@ -106,6 +106,8 @@ def log(level: str, message: str, logger: Any = None, *, where: str = "ort_cuda_
         return
     severity = getattr(lib, f"ORT_LOGGING_LEVEL_{level}")
     # A file path is required: ORT prints it.
-    status = api().Logger_LogMessage(target, severity, message.encode(), b"ort_cuda_plugin", 0, where.encode())
+    status = api().Logger_LogMessage(
+        target, severity, message.encode(errors="replace"), b"ort_cuda_plugin", 0, where.encode()
+    )
     if status != ffi.NULL:  # a log that fails is no reason to fail
         api().ReleaseStatus(status)

@@ -95,7 +95,7 @@ def error_guard(function: Callback) -> Callback:
         if arguments:
             target = arguments[-1]
             # Cut at a character, not inside one.
-            data = message.encode()[: ffi.sizeof(target.text) - 1].decode(errors="ignore").encode()
+            data = message.encode(errors="replace")[: ffi.sizeof(target.text) - 1].decode(errors="ignore").encode()
             target.code = code
             target.text = data + b"\0"
         return code

@@ -104,15 +104,20 @@ def host_cpu() -> str:
 
 
 def cache_folder() -> Path:
-    """Where entries lie: $ORT_CUDA_PLUGIN_CACHE_DIR, or ort-cuda-plugin under the user's cache folder."""
+    """Where entries lie: $ORT_CUDA_PLUGIN_CACHE_DIR, or ort-cuda-plugin under the user's cache folder.
+
+    It begins with "~" for a user without a home folder, as containers have them.
+    """
     if configured := os.environ.get(CACHE_DIR_VARIABLE):
         return Path(configured)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base and os.path.isabs(base) else Path.home() / ".cache") / "ort-cuda-plugin"
+    return Path(base if base and os.path.isabs(base) else os.path.expanduser("~/.cache")) / "ort-cuda-plugin"
 
 
 def folder_problem(folder: Path) -> str | None:
     """Makes the folder where it is missing; says why it cannot be used, or None."""
+    if folder.parts[:1] == ("~",):
+        return "this user has no home folder"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()

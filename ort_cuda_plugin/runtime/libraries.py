@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import os
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ def load_libraries() -> frozenset[str]:
         reasons = []
         for path in candidates(library, Path(sysconfig.get_paths()["purelib"])):
             error = new_error()
-            if core().library_load(library.number, path.encode(), error) == 0:
+            if core().library_load(library.number, os.fsencode(path), error) == 0:
                 found.add(library.name)
                 break
             reasons.append(ffi.string(error.text).decode())
