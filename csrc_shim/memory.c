@@ -186,9 +186,9 @@ static int out_of_memory(ocp_device *device, int memory, size_t bytes, ocp_error
   }
   return ocp_fail(error, ORT_EP_FAIL,
                   "out of memory %s: %zu bytes wanted; this process uses %lld (%lld at most, weights %lld) of the %lld "
-                  "bytes that it holds%s%s",
+                  "bytes that it holds%s%s. Release sessions or tensors, use smaller inputs%s",
                   where, bytes, (long long)stats.in_use, (long long)stats.max_in_use, (long long)stats.weights,
-                  (long long)stats.total, limit, of_device);
+                  (long long)stats.total, limit, of_device, *limit ? ", or raise the limit (arena.max_mem)" : "");
 }
 
 /* What can be done when memory ran out for the n-th time; false when nothing is left. */
@@ -234,6 +234,8 @@ static CUresult add_region(const request *r, ocp_chunk **chunk) {
   pthread_mutex_unlock(&pool->lock);
   uint64_t address = 0;
   CUresult result = bytes ? driver_alloc(r->device->driver, r->memory, bytes, &address) : CUDA_ERROR_OUT_OF_MEMORY;
+  if (result == CUDA_SUCCESS && r->device->emulated && r->memory == OCP_DEVICE_MEMORY)
+    ocp_emu_reuse(address, 0, bytes, NULL); /* nothing of it is allocated until it is handed out */
   pthread_mutex_lock(&pool->lock);
   *chunk = result == CUDA_SUCCESS ? ocp_arena_add_region(arena, address, bytes, r->size) : NULL;
   if (!*chunk) {
@@ -246,11 +248,8 @@ static CUresult add_region(const request *r, ocp_chunk **chunk) {
     arena->stats.num_extensions++;
   }
   pthread_mutex_unlock(&pool->lock);
-  if (result != CUDA_SUCCESS || *chunk) {
-    if (*chunk && r->device->emulated && r->memory == OCP_DEVICE_MEMORY)
-      ocp_emu_reuse(address, 0, bytes, NULL); /* nothing of it is allocated until it is handed out */
+  if (result != CUDA_SUCCESS || *chunk)
     return result;
-  }
   driver_free(r->device->driver, r->memory, address);
   return CUDA_ERROR_OUT_OF_MEMORY;
 }

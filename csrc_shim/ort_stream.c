@@ -8,7 +8,7 @@
 
 typedef struct notification {
   OrtSyncNotificationImpl ort;
-  ocp_stream *producer;           /* outlives the notification, as ORT promises */
+  ocp_stream *producer;           /* shared: a host may release it first */
   uint64_t producer_id, position; /* the producer's end when activated */
   CUevent event;
   bool activated;
@@ -19,6 +19,7 @@ static void notification_release(OrtSyncNotificationImpl *this_ptr) {
   ocp_error ignored = {0};
   if (ocp_device_enter(self->producer->device, &ignored) == ORT_OK)
     self->producer->device->driver->EventDestroy(self->event);
+  ocp_stream_release(self->producer);
   free(self);
 }
 
@@ -96,7 +97,7 @@ static OrtStatus *stream_create_notification(OrtSyncStreamImpl *this_ptr, OrtSyn
     ocp_device_fail(stream->device, result, "cuEventCreate", &error);
     return ocp_status(&error);
   }
-  self->producer = stream;
+  self->producer = ocp_stream_share(stream);
   self->producer_id = stream->priv->id;
   self->ort = (OrtSyncNotificationImpl){.ort_version_supported = ocp_api_version,
                                         .Release = notification_release,

@@ -191,6 +191,29 @@ static void test_the_first_region_has_its_own_size(void) {
   configure(OCP_DEVICE_MEMORY, "");
 }
 
+static void test_options_may_be_as_large_as_numbers_go(void) {
+  capacity = UINT64_MAX / 2;
+  configure(OCP_DEVICE_MEMORY, "arena.initial_chunk_size_bytes=9223372036854775807 arena.max_mem=9223372036854775807 "
+                               "arena.initial_growth_chunk_size_bytes=9223372036854775807 "
+                               "arena.max_power_of_two_extend_bytes=9223372036854775807");
+  for (int i = 0; i < 2; i++) { /* the first region, and the first one after a shrink */
+    const int64_t before = stats().total;
+    CUdeviceptr address = alloc_on(NULL, 100);
+    CHECK(stats().total == before + (INT64_C(1) << 47));
+    free_now(address);
+    ocp_device_trim(device);
+  }
+  capacity = (uint64_t)1 << 40;
+  free_now(alloc_on(NULL, 100)); /* a device that has less */
+  configure(OCP_DEVICE_MEMORY, "arena.initial_chunk_size_bytes=1000000 arena.max_mem=1000"); /* and a limit below it */
+  ocp_device_trim(device);
+  CUdeviceptr address = alloc_on(NULL, 700);
+  CHECK(stats().total == 768);
+  refused(257, "limit 1000");
+  free_now(address);
+  configure(OCP_DEVICE_MEMORY, "");
+}
+
 static void test_same_as_requested_takes_what_is_asked_for(void) {
   configure(OCP_DEVICE_MEMORY, "arena.extend_strategy=kSameAsRequested");
   const int64_t before = stats().total;
@@ -381,6 +404,7 @@ static const test tests[] = {
     TEST(a_capturing_stream_gets_what_is_at_hand_or_an_error),
     TEST(regions_double_up_to_a_largest_one),
     TEST(the_first_region_has_its_own_size),
+    TEST(options_may_be_as_large_as_numbers_go),
     TEST(same_as_requested_takes_what_is_asked_for),
     TEST(few_bytes_stay_idle_behind_a_chunk),
     TEST(the_limit_holds_for_chunks_and_weights),

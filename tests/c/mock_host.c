@@ -154,10 +154,15 @@ static void test_free_takes_any_address(void) {
   device_allocator->Free(device_allocator, NULL);
   CHECK(atomic_load(&mock_log_messages) == messages);
   device_allocator->Free(device_allocator, &local);
-  void *address = device_allocator->Alloc(device_allocator, 100);
+  void *address = device_allocator->Alloc(device_allocator, 1000),
+       *pinned = pinned_allocator->Alloc(pinned_allocator, 1);
+  device_allocator->Free(device_allocator, (char *)address + 256);
+  device_allocator->Free(device_allocator, pinned);
+  pinned_allocator->Free(pinned_allocator, address);
   device_allocator->Free(device_allocator, address);
   device_allocator->Free(device_allocator, address);
-  CHECK(atomic_load(&mock_log_messages) == messages + 2);
+  pinned_allocator->Free(pinned_allocator, pinned);
+  CHECK(atomic_load(&mock_log_messages) == messages + 5);
 }
 
 static int64_t stat_of(OrtAllocator *allocator, const char *name) {
@@ -194,11 +199,37 @@ static void test_an_allocator_for_initializers_bypasses_the_arena(void) {
   factory->ReleaseAllocator(factory, allocator);
 }
 
-static void test_device_memory_that_is_too_large_is_refused_and_logged(void) {
+static void test_memory_that_is_too_large_is_refused_and_logged(void) {
+  static const size_t sizes[] = {(size_t)1 << 47, (size_t)1 << 50, (size_t)1 << 63, SIZE_MAX - 255, SIZE_MAX};
+  OrtSyncStream stream = make_stream();
   int messages = atomic_load(&mock_log_messages);
-  CHECK(device_allocator->Alloc(device_allocator, (size_t)1 << 50) == NULL);
-  CHECK(device_allocator->Alloc(device_allocator, SIZE_MAX) == NULL);
-  CHECK(atomic_load(&mock_log_messages) == messages + 2);
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+    CHECK(!device_allocator->Alloc(device_allocator, sizes[i]) &&
+          !device_allocator->Reserve(device_allocator, sizes[i]));
+    CHECK(!device_allocator->AllocOnStream(device_allocator, sizes[i], &stream));
+    CHECK(!pinned_allocator->Alloc(pinned_allocator, sizes[i]) &&
+          !pinned_allocator->Reserve(pinned_allocator, sizes[i]));
+    messages += 5;
+    CHECK(atomic_load(&mock_log_messages) == messages);
+  }
+  stream.impl->Release(stream.impl);
+}
+
+static void test_memory_for_streams_that_do_not_fit(void) {
+  OrtSyncStream other = {0};
+  check_ok(factory->CreateSyncStreamForDevice(factory, &other_device_memory, NULL, &other.impl));
+  void *all[] = {device_allocator->AllocOnStream(device_allocator, 0, &other),
+                 device_allocator->AllocOnStream(device_allocator, 100, &other),
+                 device_allocator->AllocOnStream(device_allocator, 100, NULL),
+                 device_allocator->Reserve(device_allocator, 0)};
+  other.impl->Release(other.impl);
+  for (size_t i = 0; i < 4; i++) {
+    CHECK(all[i]);
+    for (size_t k = 0; k < i; k++)
+      CHECK(all[i] != all[k]);
+  }
+  for (size_t i = 0; i < 4; i++)
+    device_allocator->Free(device_allocator, all[i]);
 }
 
 /* ---- copies, notifications, Memcpy kernels ---- */
@@ -292,13 +323,19 @@ static void test_a_consumer_waits_for_the_producer(void) {
   void *address = device_allocator->AllocOnStream(device_allocator, 64, &foreign); /* as ORT does for a whole Run */
   CHECK(address);
   device_allocator->Free(device_allocator, address);
+  /* Streams that go before their notifications, with work that has not finished. */
+  copy(&a, &b, &producer);
+  check_ok(notification->Activate(notification));
+  producer.impl->Release(producer.impl);
+  check_ok(notification->WaitOnDevice(notification, &consumer));
+  check_ok(notification->Activate(notification));
+  consumer.impl->Release(consumer.impl);
+  check_ok(again->WaitOnHost(again));
   notification->Release(notification);
   again->Release(again);
   OrtValue *all[] = {&pinned, &a, &b, &back};
   for (int i = 0; i < 4; i++)
     mock_free(all[i]);
-  producer.impl->Release(producer.impl);
-  consumer.impl->Release(consumer.impl);
   free(host);
 }
 
@@ -381,7 +418,8 @@ static void run_round(const void *image, size_t bytes, uint32_t version, int run
   test_free_takes_any_address();
   test_allocators_tell_their_statistics();
   test_an_allocator_for_initializers_bypasses_the_arena();
-  test_device_memory_that_is_too_large_is_refused_and_logged();
+  test_memory_that_is_too_large_is_refused_and_logged();
+  test_memory_for_streams_that_do_not_fit();
   test_tensors_survive_a_way_through_all_memories();
   test_tensors_go_from_device_to_device();
   test_a_consumer_waits_for_the_producer();

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "arena_config.h"
 #include "check.h"
 #include "mock_host.h"
 #include "ort_compute.h"
@@ -144,8 +145,28 @@ static void *run_many(void *argument) {
   return NULL;
 }
 
+static atomic_bool done;
+
+/* What an application may do at any time. */
+static void *look_at_memory_and_trim(void *unused) {
+  while (!atomic_load(&done)) {
+    OrtKeyValuePairs *stats = NULL;
+    check_ok(device_allocator->GetStats(device_allocator, &stats));
+    ocp_api->ReleaseKeyValuePairs(stats);
+    ocp_device_trim(device);
+    check_ok(pinned_allocator->Shrink(pinned_allocator));
+    ocp_error error = {0};
+    CHECK(ocp_arena_set_limit(1, 0, OCP_DEVICE_MEMORY, 32 << 20, &error) == ORT_OK);
+    device_allocator->Free(device_allocator, device_allocator->Reserve(device_allocator, 5000));
+    CHECK(ocp_arena_set_limit(1, 0, OCP_DEVICE_MEMORY, 0, &error) == ORT_OK);
+  }
+  return unused;
+}
+
 static void test_sessions_run_on_several_threads(session sessions[2]) {
-  pthread_t threads[4];
+  pthread_t threads[4], looking;
+  atomic_store(&done, false);
+  CHECK(pthread_create(&looking, NULL, look_at_memory_and_trim, NULL) == 0);
   session per_thread[4];
   for (int i = 0; i < 4; i++) {
     per_thread[i] = sessions[i % 2];
@@ -154,6 +175,8 @@ static void test_sessions_run_on_several_threads(session sessions[2]) {
   }
   for (int i = 0; i < 4; i++)
     pthread_join(threads[i], NULL);
+  atomic_store(&done, true);
+  pthread_join(looking, NULL);
 }
 
 static void test_hostile_values_fail_with_a_reason(const session *s) {
