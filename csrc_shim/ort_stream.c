@@ -108,23 +108,25 @@ static OrtStatus *stream_create_notification(OrtSyncStreamImpl *this_ptr, OrtSyn
   return NULL;
 }
 
-/* At the end of a Run ORT calls OnSessionRunEnd and then Flush. The host waits in whichever comes first: an error of
- * the former reaches the user, one of the latter only the log. */
 static OrtStatus *stream_wait(OrtSyncStreamImpl *this_ptr) {
   ocp_stream *stream = (ocp_stream *)(void *)this_ptr;
   ocp_error error;
   const bool forked = atomic_load_explicit(&ocp_forked, memory_order_relaxed); /* synchronize says so */
-  if (!forked && !ocp_stream_try_turn(stream))
-    return NULL; /* it is being captured; the end of the capture waits */
-  int code = ORT_OK;
-  if (!ocp_stream_is_idle(stream) || forked)
-    code = ocp_stream_synchronize(stream, &error);
+  if (!forked && (ocp_stream_is_idle(stream) || !ocp_stream_try_turn(stream)))
+    return NULL; /* or it is being captured; the end of the capture waits */
+  const int code = ocp_stream_synchronize(stream, &error);
   if (!forked)
     ocp_stream_end_turn(stream);
-  if (code != ORT_OK)
-    return ocp_status(&error);
-  ocp_pool_run_ended(stream->device);
-  return NULL;
+  return code == ORT_OK ? NULL : ocp_status(&error);
+}
+
+/* At the end of a Run ORT calls this and then Flush. The host waits here already: an error of this one reaches the
+ * user, one of Flush only the log. */
+static OrtStatus *stream_run_ends(OrtSyncStreamImpl *this_ptr) {
+  OrtStatus *status = stream_wait(this_ptr);
+  if (!status)
+    ocp_pool_run_ended(((ocp_stream *)(void *)this_ptr)->device);
+  return status;
 }
 
 void ocp_ort_init_stream(ocp_stream *stream) {
@@ -133,7 +135,7 @@ void ocp_ort_init_stream(ocp_stream *stream) {
                                     .GetHandle = stream_get_handle,
                                     .CreateNotification = stream_create_notification,
                                     .Flush = stream_wait,
-                                    .OnSessionRunEnd = stream_wait};
+                                    .OnSessionRunEnd = stream_run_ends};
 }
 
 /* ---- from ORT's streams to ours ---- */

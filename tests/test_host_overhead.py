@@ -26,7 +26,7 @@ def ratios() -> tuple[float, float]:
 
 def test_an_add_of_eight_floats_costs_at_most_twice_the_cpu_provider_and_bound_1_3_times() -> None:
     measured = []
-    for _ in range(3):  # a busy machine disturbs a measurement, and does not make one better than it is
+    for _ in range(10):  # a busy machine disturbs a measurement, and does not make one better than it is
         measured.append(ratios())
         if measured[-1][0] <= 2.0 and measured[-1][1] <= 1.3:
             return
