@@ -82,3 +82,21 @@ def test_an_input_of_another_size_is_refused(op_type, attributes, inputs, number
 def test_sizes_that_no_tensor_has_are_errors_of_the_node(op_type, attributes, inputs, message):
     with pytest.raises(REFUSED, match=rf"{op_type}.*{message}"):
         run_op(op_type, inputs, attributes)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs"),
+    [
+        ("Tile", [np.zeros((3, 4), f), np.array([2**62, 4])]),
+        ("Pad", [np.zeros((3, 4), f), np.array([2**61, 0, 2**61, 0])]),
+        ("DFT", [np.zeros((4, 2), f), np.array(2**62 - 1), np.array(0)]),
+    ],
+)
+def test_sizes_that_no_tensor_has_are_errors_of_the_node_where_they_are_constants(op_type, inputs):
+    with pytest.raises(NodeError, match=rf"{op_type}.*more bytes than a 64-bit integer"):
+        run_op(op_type, inputs, constant=range(1, len(inputs)))
+
+
+def test_an_input_in_the_middle_cannot_be_left_out():
+    with pytest.raises(NodeError, match=r"Concat needs its input 1"):
+        run_op("Concat", [np.zeros(2, f), None, np.zeros(2, f)], {"axis": 0})

@@ -118,6 +118,8 @@ class Operator:
             if missing and parameter.default is parameter.empty and parameter.kind != parameter.VAR_POSITIONAL:
                 raise InvalidModel(f"{self.name} needs its input {parameter.name!r}")
         for index, dtype in enumerate(dtypes):
+            if dtype is None and variadic and index >= len(self.inputs) - 1:
+                raise InvalidModel(f"{self.name} needs its input {index}")
             constraint = self.constraint(index)
             if dtype is not None and constraint and dtype not in self.types[constraint]:
                 raise Unsupported("dtype", f"{self.name} with {constraint} = {dtype.short}")

@@ -101,13 +101,16 @@ def mel_weight_matrix(
 
 _FEW = 32
 """Up to so many inputs are summed at once: taking them apart would cost more."""
+_LARGEST_DIVISOR = 2**16
+"""Larger ones are not looked for, which finds the factors of all lengths below 2**32."""
 
 
 def _terms(length: Dim) -> Dim:
     """How many terms to sum for a frequency after the other inputs were transformed; all of them, or a divisor."""
     if not isinstance(length, int) or length <= _FEW:
         return length
-    divisors = itertools.chain(range(_FEW // 2, 1, -1), range(_FEW // 2 + 1, math.isqrt(length) + 1))
+    largest = min(math.isqrt(length), _LARGEST_DIVISOR)
+    divisors = itertools.chain(range(_FEW // 2, 1, -1), range(_FEW // 2 + 1, largest + 1))
     return next((n for n in divisors if length % n == 0), length)
 
 
