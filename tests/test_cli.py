@@ -71,7 +71,10 @@ def test_run_takes_inputs_from_files(capsys, add_model, tmp_path):
         (["run", "MODEL", "--input", "x=y.npy"], "has no such input"),
         (["run", "MODEL", "--input", "a"], "write NAME=FILE.npy"),
         (["run", "MODEL", "--input", "a=/nonexistent.npy"], "nonexistent"),
-        (["run", "MODEL", "--dim", "n=x"], "x"),
+        (["run", "MODEL", "--input", f"a={__file__}"], f"--input a={__file__}: not an array"),
+        (["run", "MODEL", "--dim", "n=x"], "--dim n=x: a size"),
+        (["run", "MODEL", "--dim", "m=2"], "no such symbolic dimension; it has n"),
+        (["run", "MODEL", "--seed", "-1"], "--seed -1: must not"),
         (["run", "MODEL", "--runs", "-1"], "must not be negative"),
         (["explain", "no_such_model"], "light_resnet50"),
     ],
@@ -158,3 +161,12 @@ def test_conformance_in_both_modes_prints_what_is_not_on_the_ep(capsys):
     printed = capsys.readouterr()
     assert printed.out.startswith("node/if: partly elsewhere: out of scope: control flow: If")
     assert "2 tests in" in printed.err
+
+
+@pytest.mark.parametrize("command", ["operators", "conformance"])
+def test_a_report_that_cannot_be_written_is_refused_before_the_work(capsys, tmp_path, command):
+    for path in (tmp_path, tmp_path / "missing" / "report.md"):
+        with pytest.raises(SystemExit) as exit:
+            main([command, "--write", str(path)])
+        assert exit.value.code == ExitCode.USAGE
+        assert f"{path} cannot be written" in capsys.readouterr().err

@@ -13,11 +13,11 @@ import sys
 import time
 from collections import Counter
 from dataclasses import asdict, replace
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 
+from ort_cuda_plugin.cli.common import output_file
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with streams that defer and interleave work, for each test by another seed made of this one",
     )
     parser.add_argument(
-        "--write", type=Path, metavar="FILE", help="run all tests both ways and write the report (Markdown)"
+        "--write", type=output_file, metavar="FILE", help="run all tests both ways and write the report (Markdown)"
     )
     parser.add_argument("--json", action="store_true", help="print a JSON list of all outcomes")
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+
+from ort_cuda_plugin.cli.common import output_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write it to a file instead")
+    parser.add_argument("--write", type=output_file, metavar="FILE", help="write it to a file instead")
 
 
 def execute(arguments: argparse.Namespace) -> int:

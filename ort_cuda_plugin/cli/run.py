@@ -11,6 +11,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -74,8 +75,9 @@ class RunReport:
 def execute(arguments: argparse.Namespace) -> int:
     console = Console(stderr=True)
     path = model_path(arguments.model)
-    if arguments.runs < 0:
-        raise UserError(ExitCode.USAGE, f"--runs {arguments.runs}: must not be negative")
+    for option in ("runs", "seed"):
+        if (number := getattr(arguments, option)) < 0:
+            raise UserError(ExitCode.USAGE, f"--{option} {number}: must not be negative")
     emulate = select_device(arguments.device)
     try:
         report = measure(path, emulate, arguments, console)
@@ -187,19 +189,42 @@ def _device_name(emulate: bool) -> str:
 def _feeds(model: onnx.ModelProto, arguments: argparse.Namespace) -> dict[str, NDArray[np.generic]]:
     given = dict(_pair(text, "--input", "NAME=FILE.npy") for text in arguments.input)
     dims = dict(_pair(text, "--dim", "NAME=N") for text in arguments.dim)
-    inputs = {value.name for value in model.graph.input}
-    for name in given:
-        if name not in inputs:
-            raise UserError(
-                ExitCode.USAGE, f"--input {name}: the model has no such input; it has {', '.join(sorted(inputs))}"
-            )
+    inputs = model.graph.input
+    _check_names("--input", "input", given, {value.name for value in inputs})
+    symbols = {dim.dim_param for value in inputs for dim in value.type.tensor_type.shape.dim if dim.dim_param}
+    _check_names("--dim", "symbolic dimension", dims, symbols)
+    sizes = {name: _size(name, size) for name, size in dims.items()}
+    arrays = {name: _array(name, file) for name, file in given.items()}
     try:
-        sizes = {name: int(size) for name, size in dims.items()}
-        arrays = {name: np.load(file) for name, file in given.items()}
         feeds = models.random_inputs(model, arguments.seed, sizes, skip=set(arrays))
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         raise UserError(ExitCode.USAGE, str(error)) from error
     return {**feeds, **arrays}
+
+
+def _check_names(option: str, what: str, given: Iterable[str], known: set[str]) -> None:
+    for name in given:
+        if name not in known:
+            has = ", ".join(sorted(known)) or "none"
+            raise UserError(ExitCode.USAGE, f"{option} {name}: the model has no such {what}; it has {has}")
+
+
+def _size(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise UserError(ExitCode.USAGE, f"--dim {name}={text}: a size is a number from 0")
+    return int(text)
+
+
+def _array(name: str, file: str) -> NDArray[np.generic]:
+    try:
+        loaded = np.load(file)
+    except OSError as error:
+        raise UserError(ExitCode.USAGE, f"--input {name}={file}: {error.strerror or error}") from error
+    except ValueError:  # what is no array NumPy takes for a pickle, and advises to trust it
+        loaded = None
+    if not isinstance(loaded, np.ndarray):
+        raise UserError(ExitCode.USAGE, f"--input {name}={file}: not an array of numbers as numpy.save writes it")
+    return loaded
 
 
 def _pair(text: str, option: str, form: str) -> tuple[str, str]:
