@@ -29,10 +29,10 @@ def floats(*shape: int) -> np.ndarray:
 class Pair:
     """One model on the plugin (with the CPU provider for what it declines) and on the CPU provider alone."""
 
-    def __init__(self, nodes, inputs, outputs, **initializers: np.ndarray) -> None:
+    def __init__(self, nodes, inputs, outputs, opset: int = 17, **initializers: np.ndarray) -> None:
         constants = [numpy_helper.from_array(array, name) for name, array in initializers.items()]
         graph = helper.make_graph(nodes, "g", inputs, outputs, constants)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
         options = ort.SessionOptions()
         options.log_severity_level = 3
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL

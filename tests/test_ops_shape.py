@@ -46,7 +46,7 @@ def ints(*values: int) -> Array:
 
 @given(shape=shapes, dtype=dtypes, data=st.data(), dynamic=dynamic)
 @few
-def test_slices_of_any_step_are_those_of_python(shape, dtype, data, dynamic):
+def test_slices_of_any_step_are_those_of_onnx(shape, dtype, data, dynamic):
     axes = data.draw(st.lists(st.integers(0, len(shape) - 1), unique=True, min_size=1))
     bound = st.integers(-9, 9) | st.sampled_from([2**63 - 1, -(2**63) + 1])
     starts, ends = ([data.draw(bound) for _ in axes] for _ in range(2))
@@ -54,8 +54,12 @@ def test_slices_of_any_step_are_those_of_python(shape, dtype, data, dynamic):
     x = numbered(shape, dtype)
     index = [slice(None)] * x.ndim
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        # Backwards, an end before the first element stands for "up to it"; Python says None.
-        index[axis] = slice(start, None if step < 0 and end < -x.shape[axis] else end, step)
+        # Backwards, an end before the first element stands for "up to it", as the largest number does; Python says
+        # None. A start before the first element is this one.
+        if step < 0:
+            start = max(start, -x.shape[axis])
+            end = None if end < -x.shape[axis] or end == 2**63 - 1 else end
+        index[axis] = slice(start, end, step)
     inputs = [x, *(ints(*values) for values in (starts, ends, axes, steps))]
     (actual,) = run_op("Slice", inputs, constant=[1, 2, 3, 4], dynamic=dynamic)
     assert_same(actual, x[tuple(index)])
@@ -355,7 +359,7 @@ def scalars(dtype: Any, *values: float) -> list[Array]:
     return [np.array(value, dtype) for value in values]
 
 
-RANGES = [(1, 5, 2), (0.25, -1, -0.25), (0, 1, 0.1), (3, 3, 1), (5, 1, 1), (-1, 2, 3), (0, 300, 1), (0, math.nan, 1)]
+RANGES = [(1, 5, 2), (0.25, -1, -0.25), (0, 1, 0.1), (3, 3, 1), (5, 1, 1), (-1, 2, 3), (0, 300, 1)]
 
 
 @pytest.mark.parametrize("limits", RANGES)

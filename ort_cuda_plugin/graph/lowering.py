@@ -265,6 +265,13 @@ class Lowering:
             contents = self._read_host_input(buffer, elements)
         return tuple(contents[position] for position in positions)
 
+    def host_number(self, x: Tensor, what: str) -> Dim:
+        """As `host_values` for a tensor of one element. Raises InvalidModel for another number of elements."""
+        values = self.host_values(x, what)
+        if len(values) != 1:
+            raise InvalidModel(f"{what} has {len(values)} elements, not one")
+        return values[0]
+
     def host_constants(self, x: Tensor, what: str, guess: Sequence[int]) -> tuple[int, ...]:
         """As `host_values`, for what must be a number when the plan is made, such as axes.
 
@@ -344,11 +351,11 @@ class Lowering:
         if known is not None:
             return known
         assert isinstance(condition, Expr)
-        self.trace.originate(self.node, (condition,))
         if is_read_back(condition):
             raise Unsupported("shape", "what it does depends on values that are computed on the device")
         answer = condition.hint != 0
         recorded = condition if answer else logical_not(condition)
+        self.trace.originate(self.node, (recorded,))
         if isinstance(recorded, Expr):
             self.trace.guards[recorded] = None
         return answer

@@ -24,8 +24,9 @@ from ..runtime.plan_format import (
     Ref,
     RefKind,
 )
-from .ir import Constant, Node
+from .ir import Constant, InvalidModel, Node
 from .lowering import Lowering
+from .node_lowering import NodeError
 from .registers import Registers
 from .symbolic import Dim, Expr, Monomial, eq, select
 from .tensor import Buffer, BufferKind, Tensor
@@ -108,11 +109,17 @@ def make_plan(
     """The plan of the steps in ``ctx.trace`` for a cluster whose results are ``outputs``, with the nodes they are of.
 
     Symbols, of which there are ``num_symbols``, are the registers of ``inputs``. Buffers of the trace are changed:
-    outputs are placed in them.
+    outputs are placed in them. Raises NodeError where a node needs a number that no 64-bit integer holds.
     """
     placed = _place_outputs(ctx, outputs)
     steps = _live_steps(ctx.trace.steps)
-    return _Writer(ctx, num_symbols, tables, steps).plan(inputs, placed, input_guards)
+    writer = _Writer(ctx, num_symbols, tables, steps)
+    try:
+        return writer.plan(inputs, placed, input_guards)
+    except InvalidModel as error:
+        if writer.registers.node is None:
+            raise
+        raise NodeError(writer.registers.node, error.reason, invalid_input=True) from error
 
 
 def _place_outputs(ctx: Lowering, outputs: Sequence[tuple[Tensor, Node | None]]) -> list[tuple[Tensor, Node | None]]:

@@ -105,11 +105,11 @@ def sym_max(a: Dim, b: Dim) -> Dim:
 
 
 def _extreme(op: ExprOp, a: Dim, b: Dim) -> Dim:
-    """MIN or MAX, where ``min(min(a, b), b)`` is ``min(a, b)``."""
+    """MIN or MAX, where ``min(min(a, b), b)`` is ``min(a, b)`` and ``min(max(a, b), b)`` is ``b``."""
     for outer, inner in ((a, b), (b, a)):
         atom = single_atom(outer)
-        if atom is not None and atom.op is op and inner in atom.args:
-            return outer
+        if atom is not None and atom.op in (ExprOp.MIN, ExprOp.MAX) and inner in atom.args:
+            return outer if atom.op is op else inner
     return operation(op, *_ordered(a, b))
 
 

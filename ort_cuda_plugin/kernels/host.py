@@ -50,7 +50,7 @@ def on_host(
     arrays = [host_array(x) for x in inputs]
     if all(array is not None for array in arrays):
         try:
-            result = compute(*arrays)
+            result = _fitting(compute(*arrays))
         except (NotFoldable, ZeroDivisionError):
             return device()
         return ctx.host_tensor(result.reshape(-1).tolist(), result.shape, dtype)
@@ -58,11 +58,20 @@ def on_host(
     def values() -> tuple[Dim, ...]:
         read = [_shaped(ctx.host_values(x, "an input of shape arithmetic"), x.static_shape) for x in inputs]
         try:
-            return tuple(compute(*read).reshape(-1).tolist())
+            return tuple(_fitting(compute(*read)).reshape(-1).tolist())
         except (NotFoldable, ZeroDivisionError):
             raise Unsupported("shape", "shape arithmetic that has no symbolic form") from None
 
     return ctx.defer_host(device(), values)
+
+
+def _fitting(array: HostArray) -> HostArray:
+    """``array``. Raises NotFoldable where a number in it does not fit 64 bits: symbolic integers do not wrap around."""
+    for value in array.reshape(-1):
+        numbers = (value,) if isinstance(value, int) else (value.const, *(number for _, number in value.terms))
+        if not all(-(2**63) <= number < 2**63 for number in numbers):
+            raise NotFoldable
+    return array
 
 
 def _is_small(shape: Sequence[Dim]) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ort_cuda_plugin.graph.ir import DType
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import Dim
+from ort_cuda_plugin.graph.symbolic import Dim, eq
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.codegen import Combination, KernelBuilder, atomic_type, load_text, offset_text
 from ort_cuda_plugin.kernels.elementwise import kernel_name
@@ -95,7 +95,8 @@ class IndexMap:
         return [self.dim(value) for value in values]
 
     def number(self, x: Tensor) -> Scalar:
-        """A tensor of one element as a Scalar."""
+        """A tensor of one element as a Scalar. The Run fails where it has another number of elements."""
+        self._ctx.require(eq(x.size, 1), "an input that is one number has another number of elements")
         leaf = Scalar(x.dtype, "leaf")
         element = self._builder.element(x)
         if element is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ort_cuda_plugin.graph.ir import InvalidModel, Unsupported
+from ort_cuda_plugin.graph.lowering import Lowering, Tensor
 from ort_cuda_plugin.graph.symbolic import Dim
-from ort_cuda_plugin.graph.tensor import Tensor
 
 
 def normalize_axis(axis: Dim, rank: int) -> int:
@@ -34,3 +34,14 @@ def axes_count(axes: Tensor) -> int:
     if not isinstance(axes.size, int):
         raise Unsupported("shape", "a number of axes that is not known before the Run")
     return axes.size
+
+
+def axis_of_input(ctx: Lowering, axis: Tensor, rank: int, what: str, guess: int = 0) -> int:
+    """As `normalize_axis` for the axis that an input of one element names; the plan holds only for this one.
+
+    Raises InvalidModel for another number of elements. ``guess`` is a valid axis, for when nothing is known yet.
+    """
+    values = ctx.host_constants(axis, what, [guess])
+    if len(values) != 1:
+        raise InvalidModel(f"{what} has {len(values)} elements, not one")
+    return normalize_axis(values[0], rank)

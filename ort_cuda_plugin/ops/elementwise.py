@@ -215,7 +215,17 @@ def is_inf(ctx: Lowering, x: T1, *, detect_negative: int = 1, detect_positive: i
 
 @op("Clip", since=1, types={"T": FLOATS})
 def clip_1(ctx: Lowering, x: Tensor, *, min: float = float("-inf"), max: float = float("inf")) -> Tensor:
-    return elementwise(ctx, lambda a: s.minimum(s.maximum(a, min), max), x)
+    return elementwise(ctx, lambda a: _at_most(_at_least(a, min), max), x)
+
+
+def _at_least(a: Scalar, bound: Scalar | float) -> Scalar:
+    """The larger one; a bound that is NaN is none."""
+    return s.where(a < bound, bound, a) if a.dtype.is_float else s.maximum(a, bound)
+
+
+def _at_most(a: Scalar, bound: Scalar | float) -> Scalar:
+    """The smaller one; a bound that is NaN is none."""
+    return s.where(a > bound, bound, a) if a.dtype.is_float else s.minimum(a, bound)
 
 
 @op("Clip", since=11, types={"T": ARITHMETIC})
@@ -224,15 +234,14 @@ def clip(ctx: Lowering, x: Tensor, min: Tensor | None = None, max: Tensor | None
     if not bounds:
         return x
     for bound in bounds:
-        if bound.rank > 1:
-            raise InvalidModel("min and max of Clip are scalars")
+        ctx.require(eq(bound.size, 1), "min and max of Clip are one number each")
     scalars = [ctx.view(bound, (), (), bound.offset) for bound in bounds]
 
     def clamp(a: Scalar, *limits: Scalar) -> Scalar:
         remaining = list(limits)
         if min is not None:
-            a = s.maximum(a, remaining.pop(0))
-        return s.minimum(a, remaining[0]) if remaining else a
+            a = _at_least(a, remaining.pop(0))
+        return _at_most(a, remaining[0]) if remaining else a
 
     return elementwise(ctx, clamp, x, *scalars)
 

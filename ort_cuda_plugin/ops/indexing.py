@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,7 +19,7 @@ from ort_cuda_plugin.kernels.row_program import SUM
 from ort_cuda_plugin.kernels.scalar import Scalar
 from ort_cuda_plugin.kernels.scan import scan
 from ort_cuda_plugin.kernels.views import reshape
-from ort_cuda_plugin.ops.axes import normalize_axis
+from ort_cuda_plugin.ops.axes import axis_of_input, normalize_axis
 from ort_cuda_plugin.ops.registry import (
     ALL_TENSORS,
     ARITHMETIC,
@@ -151,10 +152,12 @@ def one_hot(ctx: Lowering, indices: T1, depth: HostTensor, values: T3, *, axis: 
     at = normalize_axis(axis, indices.rank + 1)
     number = constant_number(depth)
     if depth.dtype.is_float and number is not None:
+        if not math.isfinite(number):
+            raise InvalidModel(f"a depth of OneHot of {number}")
         classes: Dim = int(number)
     else:
         whole = elementwise(ctx, lambda x: s.cast(x, DType.INT64), depth) if depth.dtype.is_float else depth
-        classes = ctx.host_values(whole, "depth of OneHot")[0]
+        classes = ctx.host_number(whole, "depth of OneHot")
     ctx.require(eq(values.size, 2), "values of OneHot are a vector of two")
     ctx.require(le(0, classes), "a negative depth of OneHot")
 
@@ -172,7 +175,7 @@ def one_hot(ctx: Lowering, indices: T1, depth: HostTensor, values: T3, *, axis: 
 def trilu(ctx: Lowering, x: T, k: HostTensor | None = None, *, upper: int = 1) -> Tensor:
     if x.rank < 2:
         raise InvalidModel(f"Trilu of rank {x.rank}")
-    diagonal: Dim = 0 if k is None else ctx.host_values(k, "k of Trilu")[0]
+    diagonal: Dim = 0 if k is None else ctx.host_number(k, "k of Trilu")
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         distance = c[-1] - c[-2]
@@ -184,5 +187,5 @@ def trilu(ctx: Lowering, x: T, k: HostTensor | None = None, *, upper: int = 1) -
 
 @op("CumSum", since=11, types={"T": FLOATS | WIDE_INTS, "T2": INDICES})
 def cum_sum(ctx: Lowering, x: T, axis: HostTensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
-    at = normalize_axis(ctx.host_constants(axis, "axis of CumSum", [0])[0], x.rank)
+    at = axis_of_input(ctx, axis, x.rank, "axis of CumSum")
     return scan(ctx, SUM, x, at, exclusive=bool(exclusive), reverse=bool(reverse))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..graph.ir import DType
 from ..graph.lowering import Arg, Float32, Float64, Int32, Int64, InvalidModel, Lowering, Tensor, Unsupported
-from ..graph.symbolic import Dim, ceildiv, eq, le, lt, product, select, sym_max
+from ..graph.symbolic import Dim, ceildiv, eq, is_read_back, le, lt, product, select, sym_max, truncdiv
 from ..kernels.conv import DirectConv, TiledConv, pack_weights, packed_shape, patch_table
 from ..kernels.elementwise import elementwise
 from ..kernels.pool import Pool, local_response_normalization
@@ -37,13 +37,22 @@ class Windows:
         """Elements that a window reaches over, gaps included."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
-    def count(self, ctx: Lowering, ceil_mode: bool = False) -> tuple[Dim, ...]:
-        """Windows along each dimension. With ``ceil_mode`` the last may reach over the end, but not begin there."""
+    def count(self, ctx: Lowering, ceil_mode: bool = False, *, may_exceed: bool = False) -> tuple[Dim, ...]:
+        """Windows along each dimension. With ``ceil_mode`` the last may reach over the end, but not begin there.
+
+        With ``may_exceed`` a window may be larger than the padded input: there are none, or one, as ONNX's formula
+        has it with quotients that are rounded toward zero.
+        """
         result = []
         for size, extent, stride, begin, end in zip(
             self.size, self.extent, self.strides, self.begin, self.end, strict=True
         ):
             room = size + begin + end - extent
+            if may_exceed and not is_read_back(room) and not ctx.guard(le(0, room)):
+                number = truncdiv(room, stride) + 1
+                ctx.require(le(0, number), "the window is larger than the padded input by more than a stride")
+                result.append(number)
+                continue
             ctx.require(le(0, room), "the window is larger than the padded input")
             if ceil_mode:
                 number = ceildiv(room, stride) + 1
@@ -317,7 +326,7 @@ def max_pool(
     strides: Ints | None = None,
 ) -> tuple[Tensor, ...]:
     window = windows(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
-    spatial = window.count(ctx, bool(ceil_mode))
+    spatial = window.count(ctx, bool(ceil_mode), may_exceed=True)
     outputs = ctx.node.outputs if ctx.node is not None else ()
     wants_indices = len(outputs) > 1 and outputs[1] is not None
     return _pool(ctx, x, window, spatial, "max", indices=wants_indices, column_major=bool(storage_order))
@@ -337,7 +346,7 @@ def average_pool(
     strides: Ints | None = None,
 ) -> tuple[Tensor, ...]:
     window = windows(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
-    spatial = window.count(ctx, bool(ceil_mode))
+    spatial = window.count(ctx, bool(ceil_mode), may_exceed=True)
     return _pool(ctx, x, window, spatial, "average", include_pad=bool(count_include_pad))
 
 

@@ -59,7 +59,7 @@ def lp_pool(
     strides: tuple[int, ...] | None = None,
 ) -> Tensor:
     window = windows(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
-    return _norm_pool(ctx, x, window, window.count(ctx, bool(ceil_mode)), p)
+    return _norm_pool(ctx, x, window, window.count(ctx, bool(ceil_mode), may_exceed=True), p)
 
 
 @op("LpPool", since=1, types={"T": FLOATS})
@@ -74,7 +74,7 @@ def lp_pool_1(
     strides: tuple[int, ...] | None = None,
 ) -> Tensor:
     window = windows(x.shape[2:], kernel_shape, strides, None, pads, auto_pad)
-    return _norm_pool(ctx, x, window, window.count(ctx), p)
+    return _norm_pool(ctx, x, window, window.count(ctx, may_exceed=True), p)
 
 
 @op("GlobalLpPool", since=1, types={"T": FLOATS})

@@ -15,7 +15,7 @@ from ort_cuda_plugin.kernels.scalar import Scalar
 from ort_cuda_plugin.kernels.scan import scan
 from ort_cuda_plugin.kernels.select import count_prefixes, sort_rows, suppress_boxes
 from ort_cuda_plugin.kernels.views import permute, reshape
-from ort_cuda_plugin.ops.axes import normalize_axis
+from ort_cuda_plugin.ops.axes import axis_of_input, normalize_axis
 from ort_cuda_plugin.ops.registry import (
     ALL_TENSORS,
     ARITHMETIC,
@@ -60,7 +60,7 @@ def top_k(
     ctx: Lowering, x: T, k: HostTensor, *, axis: int = -1, largest: int = 1, sorted: int = 1
 ) -> tuple[Tensor, ...]:
     # The order of unsorted results is free; the sorted one serves. NaN is larger than every number.
-    return _top_k(ctx, x, ctx.host_values(k, "k of TopK")[0], axis, bool(largest))
+    return _top_k(ctx, x, ctx.host_number(k, "k of TopK"), axis, bool(largest))
 
 
 def _found(ctx: Lowering, flags: Tensor, what: str) -> tuple[Tensor, Dim]:
@@ -231,5 +231,5 @@ def reverse_sequence(ctx: Lowering, x: T, sequence_lens: Int64, *, batch_axis: i
 
 @op("CumProd", since=26, types={"T": FLOATS | WIDE_INTS, "T2": INDICES})
 def cum_prod(ctx: Lowering, x: T, axis: HostTensor, *, exclusive: int = 0, reverse: int = 0) -> Tensor:
-    at = normalize_axis(ctx.host_constants(axis, "axis of CumProd", [0])[0], x.rank)
+    at = axis_of_input(ctx, axis, x.rank, "axis of CumProd")
     return scan(ctx, PRODUCT, x, at, exclusive=bool(exclusive), reverse=bool(reverse))

@@ -12,12 +12,12 @@ from ort_cuda_plugin.graph.lowering import Lowering, Tensor
 from ort_cuda_plugin.graph.symbolic import (
     Dim,
     Expr,
-    ceildiv,
     eq,
     floordiv,
     is_read_back,
     le,
     lt,
+    mod,
     ne,
     product,
     select,
@@ -58,6 +58,8 @@ def reshape_1(ctx: Lowering, data: Tensor, *, shape: tuple[int, ...] = ()) -> Te
 
 @op("Reshape", since=5, types={"T": ALL_TENSORS})
 def reshape_5(ctx: Lowering, data: T, shape: HostTensor, *, allowzero: int = 0) -> Tensor:
+    if shape.rank != 1:
+        raise InvalidModel(f"the shape of Reshape is a vector, not a tensor of rank {shape.rank}")
     return _reshape(ctx, data, ctx.host_values(shape, "shape of Reshape"), bool(allowzero))
 
 
@@ -277,13 +279,20 @@ def _range(ctx: Lowering, start: Tensor, limit: Tensor, delta: Tensor, stash: DT
 
 def _count_of_integers(ctx: Lowering, inputs: Sequence[Tensor]) -> Dim:
     first, last, step = (
-        ctx.host_values(x, f"{what} of Range")[0] for x, what in zip(inputs, ("start", "limit", "delta"), strict=True)
+        ctx.host_number(x, f"{what} of Range") for x, what in zip(inputs, ("start", "limit", "delta"), strict=True)
     )
     ctx.require(ne(step, 0), "Range with a delta of 0")
-    # Nothing may be guarded on values that a Run computes; for a constant delta all this folds.
+    ctx.require(lt(-(2**63), step), "Range with a delta of -2**63, whose magnitude does not fit 64 bits")
+    # Nothing may be guarded on values that a Run computes; for a constant delta all this folds. The distance can
+    # overflow where the number of elements does not: so it is counted in whole steps.
     falls = lt(step, 0)
-    distance = select(falls, first - last, last - first)
-    return sym_max(ceildiv(distance, sym_max(select(falls, 0 - step, step), 1)), 0)
+    step = select(falls, 0 - step, step)
+    low, high = select(falls, last, first), select(falls, first, last)
+    count = floordiv(high, step) - floordiv(low, step) + lt(mod(low, step), mod(high, step))
+    return sym_max(count, 0)
+
+
+_NO_RANGE = "Range with a delta of 0, or with numbers that give no count of elements"
 
 
 def _count_of_floats(ctx: Lowering, inputs: Sequence[Tensor], stash: DType) -> Dim:
@@ -293,18 +302,20 @@ def _count_of_floats(ctx: Lowering, inputs: Sequence[Tensor], stash: DType) -> D
         distance = s.cast(last, stash) - s.cast(first, stash)
         steps = s.ceil(s.cast(distance, DType.FLOAT64) / s.cast(step, DType.FLOAT64))
         whole = s.cast(s.minimum(s.where(steps > 0, steps, 0.0), float(_MAX_RANGE)), DType.INT64)
-        return s.where(s.equal(step, 0), -1, whole)
+        return s.where(s.equal(step, 0) | s.is_nan(steps), -1, whole)
 
     numbers = [constant_number(x) for x in inputs]
     if all(number is not None for number in numbers):
         first, last, step = (stash.numpy.type(number) for number in numbers)
         if step == 0:
-            raise InvalidModel("Range with a delta of 0")
+            raise InvalidModel(_NO_RANGE)
         with np.errstate(all="ignore"):  # infinities and NaN give what they give on the device
             steps = np.ceil(np.float64(last - first) / np.float64(step))
+        if np.isnan(steps):
+            raise InvalidModel(_NO_RANGE)
         return int(min(steps, _MAX_RANGE)) if steps > 0 else 0
     (found,) = ctx.read_back(elementwise(ctx, count, *inputs), "number of elements of Range", -1, _MAX_RANGE)
-    ctx.require(le(0, found), "Range with a delta of 0")
+    ctx.require(le(0, found), _NO_RANGE)
     return sym_max(found, 0)
 
 

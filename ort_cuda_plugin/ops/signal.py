@@ -14,7 +14,7 @@ from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.kernels.row_program import SUM
 from ort_cuda_plugin.kernels.scalar import Scalar
-from ort_cuda_plugin.ops.axes import normalize_axis
+from ort_cuda_plugin.ops.axes import axis_of_input, normalize_axis
 from ort_cuda_plugin.ops.registry import ARITHMETIC, FLOATS, INDICES, T1, T2, HostTensor, op
 
 
@@ -29,7 +29,7 @@ def _window(
     ctx: Lowering, size: Tensor, periodic: int, output_datatype: int, cosines: tuple[float, float, float]
 ) -> Tensor:
     """``cosines[0] - cosines[1] * cos(angle) + cosines[2] * cos(2 * angle)`` over a period of angles."""
-    count = ctx.host_values(size, "size of a window")[0]
+    count = ctx.host_number(size, "size of a window")
     ctx.require(le(0, count), "a window of negative size")
     dtype = _element_type(output_datatype)
 
@@ -69,9 +69,9 @@ def mel_weight_matrix(
     *,
     output_datatype: int = 1,
 ) -> Tensor:
-    bins = ctx.host_values(num_mel_bins, "num_mel_bins")[0]
-    length = ctx.host_values(dft_length, "dft_length")[0]
-    rate = ctx.host_values(sample_rate, "sample_rate")[0]
+    bins = ctx.host_number(num_mel_bins, "num_mel_bins")
+    length = ctx.host_number(dft_length, "dft_length")
+    rate = ctx.host_number(sample_rate, "sample_rate")
     dtype, real = _element_type(output_datatype), DType.FLOAT64
     ctx.require(le(0, bins), "a negative num_mel_bins")
     ctx.require(le(0, length), "a negative dft_length")
@@ -200,7 +200,7 @@ def _dft(ctx: Lowering, x: Tensor, dft_length: Tensor | None, axis: int, inverse
     # The inverse of one side continues the frequencies symmetrically, and its result is real.
     mirrored = bool(inverse and onesided)
     given = (x.shape[axis] - 1) * 2 if mirrored else x.shape[axis]
-    length = given if dft_length is None else ctx.host_values(dft_length, "dft_length")[0]
+    length = given if dft_length is None else ctx.host_number(dft_length, "dft_length")
     shape = [*x.shape[:-1], 1 if mirrored else 2]
     shape[axis] = length // 2 + 1 if onesided and not inverse else length
 
@@ -236,8 +236,8 @@ def dft(
     inverse: int = 0,
     onesided: int = 0,
 ) -> Tensor:
-    at = -2 if axis is None else ctx.host_constants(axis, "axis of DFT", [-2])[0]
-    return _dft(ctx, x, dft_length, normalize_axis(at, x.rank), inverse, onesided)
+    at = normalize_axis(-2, x.rank) if axis is None else axis_of_input(ctx, axis, x.rank, "axis of DFT", -2)
+    return _dft(ctx, x, dft_length, at, inverse, onesided)
 
 
 @op("STFT", since=17, types={"T1": FLOATS, "T2": INDICES})
@@ -256,10 +256,10 @@ def stft(
         raise InvalidModel(f"STFT of rank {signal.rank}")
     if window is None and frame_length is None:
         raise InvalidModel("STFT needs a window or a frame_length")
-    step = ctx.host_values(frame_step, "frame_step")[0]
+    step = ctx.host_number(frame_step, "frame_step")
     ctx.require(lt(0, step), "STFT with a step of no samples")
     if frame_length is not None:
-        length = ctx.host_values(frame_length, "frame_length")[0]
+        length = ctx.host_number(frame_length, "frame_length")
     else:
         assert window is not None
         length = window.shape[0]

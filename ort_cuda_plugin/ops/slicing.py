@@ -8,7 +8,19 @@ import numpy as np
 
 from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import Dim, ceildiv, eq, le, lt, select, sym_max, sym_min, truncdiv
+from ort_cuda_plugin.graph.symbolic import (
+    Dim,
+    ceildiv,
+    eq,
+    is_read_back,
+    le,
+    logical_or,
+    lt,
+    select,
+    sym_max,
+    sym_min,
+    truncdiv,
+)
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.codegen import constant_number
 from ort_cuda_plugin.kernels.elementwise import copy_into, elementwise
@@ -24,10 +36,20 @@ def clamp(value: Dim, low: Dim, high: Dim) -> Dim:
     return sym_max(low, sym_min(value, high))
 
 
+_INT_MAX = (2**31 - 1, 2**63 - 1)
+"""Ends that mean the end of the dimension in the direction of the step."""
+
+
 def slice_axis(ctx: Lowering, x: Tensor, axis: int, start: Dim, end: Dim, step: Dim = 1) -> Tensor:
-    """The view that Python's ``x[start:end:step]`` is along one axis."""
+    """The view that Python's ``x[start:end:step]`` is along one axis, with `_INT_MAX`.
+
+    Going backward, one that starts before the first element has this one, as in ONNX.
+    """
     ctx.require(1 - eq(step, 0), "Slice with a step of 0")
     dim = x.shape[axis]
+    if not isinstance(step, int) or abs(step) > _INT_MAX[0]:
+        longest = sym_max(dim, 1)
+        step = clamp(step, -longest, longest)  # one step leaves the dimension anyway
 
     def from_front(index: Dim) -> Dim:
         if not isinstance(index, int):
@@ -35,9 +57,10 @@ def slice_axis(ctx: Lowering, x: Tensor, axis: int, start: Dim, end: Dim, step: 
         return select(lt(index, 0), index + dim, index)
 
     if ctx.guard(lt(step, 0)):
-        first = clamp(from_front(start), -1, dim - 1)
-        last = clamp(from_front(end), -1, dim - 1)
-        count = sym_max(ceildiv(first - last, 0 - step), 0)
+        first = sym_min(sym_max(from_front(start), 0), dim - 1)
+        to_end = logical_or(*(eq(end, limit) for limit in _INT_MAX))
+        last = select(to_end, -1, clamp(from_front(end), -1, dim - 1))
+        count = sym_max(ceildiv(first - last, -step), 0)
     else:
         first, last = clamp(from_front(start), 0, dim), clamp(from_front(end), 0, dim)
         count = sym_max(ceildiv(last - first, step), 0)
@@ -139,8 +162,12 @@ def split_13(
     """``num_outputs`` came with version 18, where the last part may be smaller."""
     axis = normalize_axis(axis, x.rank)
     dim = x.shape[axis]
+    if split is not None and num_outputs is not None:
+        raise InvalidModel("Split has both split and num_outputs")
     if split is not None:
         return _split(ctx, x, axis, ctx.host_values(split, "split of Split"))
+    if num_outputs is not None and num_outputs != _num_outputs(ctx):
+        raise InvalidModel(f"num_outputs = {num_outputs} of a Split with {_num_outputs(ctx)} outputs")
     if num_outputs is None:
         return _split(ctx, x, axis, _equal_parts(dim, _num_outputs(ctx)))
     part = ceildiv(dim, num_outputs)
@@ -158,13 +185,18 @@ def concat_1(ctx: Lowering, *inputs: Tensor, axis: int = 1) -> Tensor:
 
 @op("Concat", since=4, types={"T": ALL_TENSORS})
 def concat(ctx: Lowering, *inputs: Tensor, axis: int) -> Tensor:
-    """Each input is copied into its place in the result."""
+    """Each input is copied into its place in the result.
+
+    As in ONNX Runtime the other dimensions of an input that adds nothing do not matter.
+    """
+    at = normalize_axis(axis, inputs[0].rank)
+    for x in inputs:
+        if x.rank != inputs[0].rank:
+            raise InvalidModel(f"Concat of ranks {inputs[0].rank} and {x.rank}")
+    inputs = tuple(_inputs_that_add(ctx, inputs, at)) or inputs[:1]
     first = inputs[0]
-    at = normalize_axis(axis, first.rank)
     total: Dim = 0
     for x in inputs:
-        if x.rank != first.rank:
-            raise InvalidModel(f"Concat of ranks {first.rank} and {x.rank}")
         for other in range(x.rank):
             if other != at:
                 ctx.require(eq(x.shape[other], first.shape[other]), f"the inputs of Concat differ in dimension {other}")
@@ -187,6 +219,15 @@ def concat(ctx: Lowering, *inputs: Tensor, axis: int) -> Tensor:
         return np.concatenate(arrays, axis=at)
 
     return on_host(ctx, on_symbols, inputs, shape, first.dtype, on_device)
+
+
+def _inputs_that_add(ctx: Lowering, inputs: Sequence[Tensor], at: int) -> list[Tensor]:
+    """Those that are not empty along axis ``at``, and those whose other dimensions are the others' anyway."""
+    others = {(*x.shape[:at], *x.shape[at + 1 :]) for x in inputs}
+    if len(others) == 1:
+        return list(inputs)
+    empty = [eq(x.shape[at], 0) for x in inputs]
+    return [x for x, nothing in zip(inputs, empty, strict=True) if is_read_back(nothing) or not ctx.guard(nothing)]
 
 
 @op("Tile", since=1, types={"T": FLOATS})
@@ -239,6 +280,18 @@ def _outside(mode: str) -> Callable[[Scalar, Scalar], Scalar]:
     return modes[mode]
 
 
+def _cut(ctx: Lowering, x: Tensor, begins: Sequence[Dim], ends: Sequence[Dim]) -> Tensor:
+    """x without the elements that negative counts of Pad remove."""
+    removed = [(sym_max(0 - begin, 0), sym_max(0 - end, 0)) for begin, end in zip(begins, ends, strict=True)]
+    shape = [dim - first - last for dim, (first, last) in zip(x.shape, removed, strict=True)]
+    for dim in shape:
+        ctx.require(le(0, dim), "Pad removes more elements than there are")
+    offset = x.offset
+    for stride, (first, _) in zip(x.strides, removed, strict=True):
+        offset = offset + first * stride
+    return ctx.view(x, shape, x.strides, offset)
+
+
 def pad(ctx: Lowering, x: Tensor, begins: Sequence[Dim], ends: Sequence[Dim], mode: str, fill: Tensor | None) -> Tensor:
     """x with elements added, or for negative counts removed, at both ends of each dimension; ``fill`` None is 0."""
     shape = [dim + begin + end for dim, begin, end in zip(x.shape, begins, ends, strict=True)]
@@ -247,6 +300,10 @@ def pad(ctx: Lowering, x: Tensor, begins: Sequence[Dim], ends: Sequence[Dim], mo
     if all(count == 0 for count in (*begins, *ends)):
         return x
     outside = None if mode == "constant" else _outside(mode)
+    if outside is not None:
+        # What is added is made from what is left.
+        x = _cut(ctx, x, begins, ends)
+        begins, ends = ([sym_max(count, 0) for count in counts] for counts in (begins, ends))
     if outside is not None:
         for dim, padded in zip(x.shape, shape, strict=True):
             if dim != padded:
