@@ -189,15 +189,17 @@ import ctypes, functools, operator, signal
 from onnxruntime.capi import _pybind_state
 send = functools.partial(ctypes.CDLL(None)["raise"], signal.SIGINT)
 def interrupt_before(call):
+    seen = []
     try:
         try:
             list(map(operator.call, [send, call]))
         except Exception as error:
             assert "KeyboardInterrupt" in str(error), error
+            seen.append("error")
         sum(range(1))  # Python looks at signals when a call has returned
     except KeyboardInterrupt:
-        return
-    raise AssertionError("no interrupt")
+        seen.append("interrupt")
+    return seen
 options = ort.SessionOptions()
 options.add_provider_for_devices(plugin.register(emulate=True)[:1], {})
 def new_session():
@@ -205,20 +207,23 @@ def new_session():
 """
 
 
-def test_an_interrupt_before_a_callback_is_its_error_and_reaches_the_application() -> None:
+def test_an_interrupt_before_a_callback_reaches_the_application() -> None:
     code = """
 from ort_cuda_plugin.ep import boundary
 session = new_session()
-interrupt_before(functools.partial(session.initialize_session, [], [], set()))  # create_ep
+seen = interrupt_before(functools.partial(session.initialize_session, [], [], set()))  # create_ep
+assert "interrupt" in seen  # ONNX Runtime's Python goes on with the CPU provider after this error
 assert len(boundary.PROVIDERS) == 0
 session = new_session()
 session.initialize_session([], [], set())
-interrupt_before(functools.partial(session.run, ["c"], feeds, None))  # build_variant
+seen = interrupt_before(functools.partial(session.run, ["c"], feeds, None))  # build_variant
+assert seen == ["error"], seen
 np.testing.assert_array_equal(session.run(["c"], feeds, None)[0], x + x)
 assert len(boundary.PROVIDERS) == 1
 held = [session]
 del session
-interrupt_before(held.clear)  # release_ep
+seen = interrupt_before(held.clear)  # release_ep
+assert seen == ["interrupt"], seen
 assert len(boundary.PROVIDERS) == 0
 """
     done = python(START + INTERRUPTED + code, add_model(dims=["n"]).hex())

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import atexit
+from functools import partial
 from typing import Any
 
 from ..abi import core as abi_core
@@ -59,7 +60,7 @@ def get_supported_devices(
     num_out[0] = FACTORIES[factory].supported_devices(ort_factory, list(devices[0:num_devices]), out, max_out)
 
 
-@status_guard
+@partial(status_guard, forgiven=True)
 def create_ep(
     factory: int, devices: Any, metadata: Any, num_devices: int, options: Any, logger: Any, config: Any
 ) -> None:
@@ -77,7 +78,7 @@ def release_ep(ep: int) -> None:
     PROVIDERS.pop(ep).close()
 
 
-@status_guard
+@partial(status_guard, forgiven=True)
 def get_capability(ep: int, graph: Any, info: Any) -> None:
     PROVIDERS[ep].get_capability(graph, info)
 

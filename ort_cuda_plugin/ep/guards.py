@@ -48,11 +48,16 @@ def describe(error: BaseException) -> tuple[int, str]:
 def _report(name: str, error: BaseException) -> tuple[int, str]:
     code, message = describe(error)
     host.log("VERBOSE", "".join(traceback.format_exception(error)), where=name)
-    # ORT may go on after an error: the application gets its interrupt when the callback has returned. A handler of its
-    # own has seen the signal already.
+    return code, message
+
+
+def _pass_on(error: BaseException) -> None:
+    """For an error that ends where it is reported: the application gets its Ctrl-C when the callback has returned.
+
+    A signal handler of its own has seen the signal already.
+    """
     if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         core().interrupt_after_call()
-    return code, message
 
 
 def _install(name: str, call: Callable[..., Any], failed: Callable[[BaseException, Any], Any], error: Any) -> None:
@@ -69,10 +74,15 @@ def _install(name: str, call: Callable[..., Any], failed: Callable[[BaseExceptio
     ffi.def_extern(name=f"ocp_py_{name}", error=error, onerror=on_error)(call)
 
 
-def status_guard(function: Callback) -> Callback:
-    """For callbacks that return ``OrtStatus *``: an exception becomes a status."""
+def status_guard(function: Callback, *, forgiven: bool = False) -> Callback:
+    """For callbacks that return ``OrtStatus *``: an exception becomes a status.
+
+    With ``forgiven`` for those after whose failure a session can be made without the provider.
+    """
 
     def failed(error: BaseException, arguments: Any) -> Any:
+        if forgiven:
+            _pass_on(error)
         return host.make_status(*_report(function.__name__, error))
 
     @functools.wraps(function)
@@ -117,6 +127,7 @@ def void_guard(function: Callback) -> Callback:
 
     def failed(error: BaseException, arguments: Any) -> None:
         host.log("ERROR", _report(function.__name__, error)[1], where=function.__name__)
+        _pass_on(error)
 
     @functools.wraps(function)
     def call(*arguments: Any) -> None:
