@@ -193,6 +193,12 @@ static ocp_instance *find_instance(const run *r) {
 
 /* ---- execution ---- */
 
+/* Says for what there is no memory. */
+static int name_allocation(const run *r, const char *what) {
+  const ocp_error cause = *r->error;
+  return ocp_fail(r->error, cause.code, "%s: %.900s", what, cause.text); /* ORT names the node */
+}
+
 static uint64_t align(uint64_t bytes) { return (bytes + 255) & ~(uint64_t)255; }
 
 /* Sets the bases of the inputs; those in host memory that the device needs are copied up. */
@@ -210,7 +216,7 @@ static int bind_inputs(run *r, ocp_instance *instance) {
     return ORT_OK;
   ocp_device *device = r->cluster->device;
   if (ocp_device_alloc(device, bytes, r->stream, &r->uploads, r->error) != ORT_OK)
-    return r->error->code;
+    return name_allocation(r, "inputs that came in host memory");
   CUdeviceptr next = r->uploads;
   for (uint32_t i = 0; i < r->num_inputs; i++) {
     const uint64_t size = instance->memory_bytes[i];
@@ -289,7 +295,7 @@ static int run_segment(const run *r, ocp_instance *instance, uint32_t segment) {
   }
   if (instance->slab_bytes[segment] && ocp_device_alloc(r->cluster->device, instance->slab_bytes[segment], r->stream,
                                                         slab_of(instance, segment), r->error) != ORT_OK)
-    return r->error->code;
+    return name_allocation(r, "intermediate tensors");
   const int code = ocp_instance_enqueue(instance, segment, r->stream, r->error);
   if (!plan->views[segment].keeps_slab)
     free_slab(r, instance, segment);

@@ -292,6 +292,7 @@ static bool make(ocp_cluster *cluster, ocp_instance *instance, ocp_stream *strea
   if (!graph || (instance->slab_bytes[0] &&
                  ocp_device_alloc(cluster->device, instance->slab_bytes[0], stream, &graph->slab, &error) != ORT_OK)) {
     ocp_graph_release(graph);
+    ocp_instance_cool(instance);
     fall_back(OCP_GRAPH_FALLBACKS_MEMORY);
     return false;
   }
@@ -306,6 +307,12 @@ static bool make(ocp_cluster *cluster, ocp_instance *instance, ocp_stream *strea
     instance->graph = graph;
     ocp_count(OCP_GRAPH_CAPTURES, 1);
     return true;
+  }
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+    ocp_graph_release(graph);
+    ocp_instance_cool(instance);
+    fall_back(OCP_GRAPH_FALLBACKS_MEMORY);
+    return false;
   }
   const bool in_library = record < plan->header.num_records && plan->records[record].kind == OCP_RECORD_LIBRARY;
   if (error.code == ORT_OK)
@@ -354,6 +361,14 @@ int ocp_graph_run(ocp_cluster *cluster, ocp_instance *instance, ocp_stream *stre
   *launched = true;
   const ocp_device *device = cluster->device;
   const CUresult result = device->driver->GraphLaunch(instance->graph->exec, stream->handle);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) { /* the first launch takes memory */
+    ocp_graph_release(instance->graph);
+    instance->graph = NULL;
+    ocp_instance_cool(instance);
+    fall_back(OCP_GRAPH_FALLBACKS_MEMORY);
+    *launched = false;
+    return ORT_OK;
+  }
   if (result != CUDA_SUCCESS) {
     char what[300];
     snprintf(what, sizeof what, "%.200s: cuGraphLaunch", cluster->name);

@@ -308,6 +308,11 @@ int ocp_instance_refusal(const ocp_variant *variant, const ocp_input *inputs, co
   return error->code;
 }
 
+void ocp_instance_cool(ocp_instance *instance) {
+  instance->warm_runs = 0;
+  instance->graph_evictions += instance->graph_evictions < 16;
+}
+
 void ocp_instance_free(ocp_instance *instance) {
   if (!instance)
     return;

@@ -77,6 +77,8 @@ ocp_instance *ocp_instance_create(const ocp_variant *variant, const ocp_input *i
  * is that of the assertion that forbids such inputs, else of the arithmetic; ORT_OK where neither fails. */
 int ocp_instance_refusal(const ocp_variant *variant, const ocp_input *inputs, const int64_t *host_values,
                          ocp_error *error);
+/* It lost its graph, or got none for want of memory: it has to be warmer the next time. */
+void ocp_instance_cool(ocp_instance *instance);
 /* With its graph. */
 void ocp_instance_free(ocp_instance *instance);
 uint64_t ocp_instance_key_hash(const uint64_t *key, uint32_t words);

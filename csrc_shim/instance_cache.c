@@ -106,8 +106,7 @@ void ocp_instance_cache_put(ocp_instance_cache *cache, ocp_instance *instance) {
 static ocp_graph *take_graph(ocp_instance *instance) {
   ocp_graph *graph = instance->graph;
   instance->graph = NULL;
-  instance->warm_runs = 0;
-  instance->graph_evictions += instance->graph_evictions < 16;
+  ocp_instance_cool(instance);
   return graph;
 }
 

@@ -141,3 +141,71 @@ plugin.unregister()
 assert plugin.counters()["device_bytes_in_use"] == 0
 """
     run(code, streams)
+
+
+def test_a_session_that_cannot_be_created_leaves_nothing_behind() -> None:
+    code = """
+import onnx
+from onnx import helper, numpy_helper
+from ort_cuda_plugin.ep import boundary, fused_node, open_device
+def with_weights(count):  # x @ w0 @ w1 ..., 16 MiB each
+    weights = [numpy_helper.from_array(np.full((2048, 2048), i + 1, np.float32), f"w{i}") for i in range(count)]
+    names = ["x", *(f"t{i}" for i in range(count - 1)), "y"]
+    nodes = [helper.make_node("MatMul", [names[i], f"w{i}"], [names[i + 1]]) for i in range(count)]
+    values = [helper.make_tensor_value_info(name, 1, ["n", 2048]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], weights)
+    opsets = [helper.make_opsetid("", 17)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+for limited in (False, True):
+    plugin.set_limit(0, 40 * MIB if limited else None)
+    message = ""
+    try:
+        plugin.session(with_weights(5), emulate=True)
+    except Exception as error:
+        message = str(error)
+    parts = ["a constant of FLOAT32[2048, 2048]: out of memory on emulated CUDA device 0: 16777216 bytes wanted",
+             "Release sessions or tensors"] + ["or raise the limit (arena.max_mem)"] * limited
+    assert all(part in message for part in parts), message
+    (device,) = open_device._open.values()
+    assert not boundary.PROVIDERS and not fused_node.FUSED_NODES and not device._loaded
+    assert stats()["InUse"] == stats()["TotalAllocated"] == stats()["Weights"] == 0, stats()
+    second = plugin.session(with_weights(2), emulate=True)
+    assert stats()["Weights"] == 32 * MIB
+    assert second.run(None, {"x": np.ones((1, 2048), np.float32)})[0][0, 0] == 2 * 2048 * 2048
+    del second
+"""
+    run(code)
+
+
+def test_a_kernel_that_the_device_has_no_memory_for_gets_what_the_arena_does_not_use() -> None:
+    code = """
+from ort_cuda_plugin.abi.core import lib
+from ort_cuda_plugin.ep.open_device import _open
+first = session()
+run(first, 500)
+(device,) = _open.values()
+driver = device.driver
+class Scarce:
+    refused = 0
+    def __getattr__(self, name):
+        return getattr(driver, name)
+    def ModuleLoadData(self, *arguments):
+        if stats()["TotalAllocated"]:
+            Scarce.refused += 1
+            return lib.CUDA_ERROR_OUT_OF_MEMORY
+        return driver.ModuleLoadData(*arguments)
+device.driver = Scarce()
+device._loaded.clear()  # as if these sessions had other kernels
+second = session()
+run(second, 500)
+assert Scarce.refused > 0
+"""
+    run(code)
+
+
+def test_what_intermediate_tensors_lack_memory_for_is_said() -> None:
+    code = """
+message = fails(session(), 5000)
+assert "Status Message: intermediate tensors: out of memory on emulated CUDA device 0: 40960000 bytes wanted" in message, message
+"""
+    run(code)

@@ -78,10 +78,14 @@ def new_error() -> Any:
     return ffi.new("ocp_error *")
 
 
-def check(error: Any) -> None:
-    """Raises PluginError when ``error`` (``ocp_error *``) holds one, MemoryError-like codes included."""
+def check(error: Any, subject: str = "") -> None:
+    """Raises PluginError when ``error`` (``ocp_error *``) holds one, MemoryError-like codes included.
+
+    The message begins with the subject, where there is one.
+    """
     if error.code:
-        raise PluginError(ffi.string(error.text).decode(errors="replace"), error.code)
+        text = ffi.string(error.text).decode(errors="replace")
+        raise PluginError(f"{subject}: {text}" if subject else text, error.code)
 
 
 def driver_error_text(driver: Any, code: int) -> str:

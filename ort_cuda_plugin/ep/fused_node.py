@@ -145,7 +145,7 @@ class FusedNode:
                 slot: Any = ffi.new("ocp_weight **")
                 acquire = core().weight_create_state if constant.is_state else core().weight_acquire
                 acquire(self._device.pointer, data, array.nbytes, slot, error)
-                check(error)
+                check(error, f"a constant of {constant.dtype!r}{list(constant.shape)}")
                 weights[index] = slot[0]
                 taken = index + 1
             core().cluster_add_weights(self.pointer, weights, len(constants), error)

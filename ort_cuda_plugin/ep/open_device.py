@@ -132,7 +132,10 @@ class OpenDevice:
         module, function = ffi.new("CUmodule *"), ffi.new("CUfunction *")
         kernel = f"kernel {image.entry}"
         data = ffi.from_buffer(image.data)
-        self._check(self.driver.ModuleLoadData(module, data, len(image.data)), "cuModuleLoadData", kernel)
+        result = self.driver.ModuleLoadData(module, data, len(image.data))
+        if result == lib.CUDA_ERROR_OUT_OF_MEMORY and core().device_trim(self.pointer):  # what the arena does not use
+            result = self.driver.ModuleLoadData(module, data, len(image.data))
+        self._check(result, "cuModuleLoadData", kernel)
         try:
             name = image.entry.encode()
             self._check(self.driver.ModuleGetFunction(function, module[0], name), "cuModuleGetFunction", kernel)

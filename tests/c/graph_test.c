@@ -12,7 +12,8 @@ static ocp_driver counting;
 /* ---- the table ---- */
 
 static atomic_int enqueued, launched, changed, made, waited, allocated, entered;
-static atomic_bool refuse_changes, refuse_graphs;
+static atomic_bool refuse_changes;
+static _Atomic CUresult refuse_graphs, refuse_launches; /* with that error */
 
 static CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                               unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void **params,
@@ -23,7 +24,7 @@ static CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned gri
 }
 static CUresult graph_launch(CUgraphExec exec, CUstream stream) {
   atomic_fetch_add(&launched, 1);
-  return real->GraphLaunch(exec, stream);
+  return refuse_launches ? refuse_launches : real->GraphLaunch(exec, stream);
 }
 static CUresult set_kernel_params(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params) {
   atomic_fetch_add(&changed, 1);
@@ -31,7 +32,7 @@ static CUresult set_kernel_params(CUgraphExec exec, CUgraphNode node, const CUDA
 }
 static CUresult instantiate(CUgraphExec *exec, CUgraph graph, unsigned long long flags) {
   atomic_fetch_add(&made, 1);
-  return refuse_graphs ? CUDA_ERROR_OUT_OF_MEMORY : real->GraphInstantiate(exec, graph, flags);
+  return refuse_graphs ? refuse_graphs : real->GraphInstantiate(exec, graph, flags);
 }
 static CUresult synchronize(CUstream stream) {
   atomic_fetch_add(&waited, 1);
@@ -103,7 +104,7 @@ static void a_graph_that_is_refused_is_counted_and_not_tried_again(ocp_stream *s
   place where = make_place();
   const int64_t before = atomic_load(&ocp_counters[OCP_GRAPH_FALLBACKS_DRIVER]);
   upload(stream, &where, 3);
-  refuse_graphs = true;
+  refuse_graphs = CUDA_ERROR_INVALID_VALUE;
   for (int i = 0; i < WARM; i++)
     run(stream, &where, 2);
   calls();
@@ -111,8 +112,33 @@ static void a_graph_that_is_refused_is_counted_and_not_tried_again(ocp_stream *s
     run(stream, &where, 2);
   CHECK(atomic_load(&made) == 1 && atomic_load(&launched) == 0 && atomic_load(&enqueued) == 6);
   CHECK(atomic_load(&ocp_counters[OCP_GRAPH_FALLBACKS_DRIVER]) == before + 3);
-  refuse_graphs = false;
+  refuse_graphs = CUDA_SUCCESS;
   check_result(stream, &where, 2, 3);
+  free_place(&where);
+}
+
+/* Where the driver has no memory for a graph or its launch, the Run goes on without, and later ones try again. */
+static void a_graph_without_memory_is_tried_again_later(ocp_stream *stream) {
+  place where = make_place();
+  const int64_t before = atomic_load(&ocp_counters[OCP_GRAPH_FALLBACKS_MEMORY]);
+  upload(stream, &where, 4);
+  for (int i = 0; i < WARM; i++)
+    run(stream, &where, 5);
+  for (int attempt = 1; attempt <= 2; attempt++) {
+    *(attempt == 1 ? &refuse_graphs : &refuse_launches) = CUDA_ERROR_OUT_OF_MEMORY;
+    calls();
+    run(stream, &where, 5);
+    CHECK(atomic_load(&made) == 1 && atomic_load(&enqueued) == 2);
+    CHECK(atomic_load(&ocp_counters[OCP_GRAPH_FALLBACKS_MEMORY]) == before + attempt);
+    refuse_graphs = refuse_launches = CUDA_SUCCESS;
+    calls();
+    for (int i = 0; i < WARM << attempt; i++)
+      run(stream, &where, 5);
+    CHECK(atomic_load(&made) == 0 && atomic_load(&launched) == 0);
+  }
+  run(stream, &where, 5);
+  CHECK(atomic_load(&made) == 1 && atomic_load(&launched) == 1);
+  check_result(stream, &where, 5, 4);
   free_place(&where);
 }
 
@@ -183,6 +209,7 @@ int main(int argc, char **argv) {
   one_call_for_each_steady_run(stream);
   a_change_that_is_refused_makes_the_graph_anew(stream);
   a_graph_that_is_refused_is_counted_and_not_tried_again(stream);
+  a_graph_without_memory_is_tried_again_later(stream);
   a_stream_that_somebody_captures_gets_the_records(stream);
   CHECK(atomic_load(&entered) > 0);
   pthread_t threads[NUM_THREADS];
