@@ -18,6 +18,7 @@ struct ocp_cluster {
   /* Automatic graphs: after so many warm Runs, and at most so many; 0: none. */
   uint32_t graph_warm_runs, max_graphs;
   atomic_uint num_graphs;
+  atomic_ullong graph_bytes; /* of their slabs */
   atomic_bool said_refusal;
   ocp_reclaimer reclaimer; /* gives graphs up where memory runs out */
   pthread_mutex_t setup;   /* guards the arrays of handles and the adding of variants */

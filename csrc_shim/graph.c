@@ -11,6 +11,10 @@
 /* A graph of fewer nodes is no cheaper than the call itself. */
 enum { MIN_NODES = 2 };
 
+/* What the slabs of a cluster's graphs may take together, as a share of the device's memory; a single one may take
+ * more. */
+enum { MEMORY_SHARE = 4 };
+
 static void fall_back(ocp_counter reason) {
   ocp_count(OCP_GRAPH_FALLBACKS, 1);
   ocp_count(reason, 1);
@@ -205,6 +209,11 @@ static CUresult change_node(const ocp_instance *instance, uint32_t index, const 
 
 /* ---- making ---- */
 
+static void give_place(ocp_cluster *cluster, uint64_t slab_bytes) {
+  atomic_fetch_sub(&cluster->num_graphs, 1);
+  atomic_fetch_sub(&cluster->graph_bytes, slab_bytes);
+}
+
 void ocp_graph_release(ocp_graph *graph) {
   if (!graph)
     return;
@@ -219,15 +228,23 @@ void ocp_graph_release(ocp_graph *graph) {
     if (graph->slab)
       ocp_device_free(device, graph->slab, NULL); /* the stream of a launch that goes on may be gone meanwhile */
   }
-  atomic_fetch_sub(&graph->cluster->num_graphs, 1);
+  give_place(graph->cluster, graph->slab_bytes);
   ocp_count(OCP_GRAPHS_LIVE, -1);
   free(graph);
 }
 
+static bool try_place(ocp_cluster *cluster, uint64_t slab_bytes) {
+  const unsigned graphs = atomic_fetch_add(&cluster->num_graphs, 1);
+  const uint64_t held = atomic_fetch_add(&cluster->graph_bytes, slab_bytes);
+  if (graphs < cluster->max_graphs && (held == 0 || held + slab_bytes <= cluster->device->total_bytes / MEMORY_SHARE))
+    return true;
+  give_place(cluster, slab_bytes);
+  return false;
+}
+
 /* Takes a place among the cluster's graphs, if need be from the instance that waits for its next Run the longest. */
-static bool take_place(ocp_cluster *cluster) {
-  while (atomic_fetch_add(&cluster->num_graphs, 1) >= cluster->max_graphs) {
-    atomic_fetch_sub(&cluster->num_graphs, 1);
+static bool take_place(ocp_cluster *cluster, uint64_t slab_bytes) {
+  while (!try_place(cluster, slab_bytes)) {
     ocp_graph *oldest = ocp_instance_cache_take_graph(&cluster->cache);
     if (!oldest)
       return false;
@@ -242,11 +259,12 @@ static ocp_graph *allocate(ocp_cluster *cluster, const ocp_instance *instance, o
   ocp_graph *graph = calloc(1, sizeof *graph + num_records * sizeof *graph->nodes +
                                    num_bases(instance) * sizeof *graph->bases + num_fixups * sizeof *graph->records);
   if (!graph) {
-    atomic_fetch_sub(&cluster->num_graphs, 1);
+    give_place(cluster, instance->slab_bytes[0]);
     fail_memory(error);
     return NULL;
   }
   graph->cluster = cluster;
+  graph->slab_bytes = instance->slab_bytes[0];
   graph->nodes = (CUgraphNode *)(graph + 1);
   graph->bases = (uint64_t *)(graph->nodes + num_records);
   graph->records = (uint32_t *)(graph->bases + num_bases(instance));
@@ -284,7 +302,7 @@ static CUresult fill(const ocp_instance *instance, ocp_graph *graph, uint32_t *r
 static bool make(ocp_cluster *cluster, ocp_instance *instance, ocp_stream *stream) {
   const ocp_plan *plan = instance->variant->plan;
   ocp_error error = {0};
-  if (!take_place(cluster)) {
+  if (!take_place(cluster, instance->slab_bytes[0])) {
     fall_back(OCP_GRAPH_FALLBACKS_CACHE_FULL);
     return false;
   }

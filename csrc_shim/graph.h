@@ -13,7 +13,7 @@ typedef struct ocp_graph {
   ocp_cluster *cluster;
   CUgraph graph; /* kept: changes name its nodes */
   CUgraphExec exec;
-  uint64_t slab;
+  uint64_t slab, slab_bytes;
   uint64_t stream_id, position;         /* where it was launched last, and the end of that stream then */
   int64_t counts[OCP_RECORD_NUM_KINDS]; /* of its nodes */
   CUgraphNode *nodes;                   /* of the records */

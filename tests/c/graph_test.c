@@ -164,6 +164,39 @@ static void a_stream_that_somebody_captures_gets_the_records(ocp_stream *stream)
   free_place(&other);
 }
 
+static int64_t counter(ocp_counter which) { return atomic_load(&ocp_counters[which]); }
+
+static void capture(ocp_stream *stream, place *where, int64_t rows) {
+  const int64_t captures = counter(OCP_GRAPH_CAPTURES);
+  for (int i = 0; i < 2000 && counter(OCP_GRAPH_CAPTURES) == captures; i++)
+    run(stream, where, rows); /* warmer each time that the instance lost its graph */
+  CHECK(counter(OCP_GRAPH_CAPTURES) == captures + 1);
+}
+
+/* Each has a slab of 256 bytes. */
+static void graphs_keep_a_share_of_the_memory(ocp_stream *stream) {
+  const size_t total_bytes = device->total_bytes;
+  place where = make_place();
+  upload(stream, &where, 8);
+  static const struct {
+    size_t share;
+    int64_t graphs;
+  } cases[] = {{512, 2}, {256, 1}, {1, 1}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    ocp_cluster_release_graphs(cluster);
+    const int64_t before = counter(OCP_DEVICE_BYTES_IN_USE);
+    device->total_bytes = 4 * cases[i].share;
+    capture(stream, &where, 1);
+    capture(stream, &where, 3);
+    capture(stream, &where, 4);
+    CHECK(counter(OCP_GRAPHS_LIVE) == cases[i].graphs);
+    CHECK(counter(OCP_DEVICE_BYTES_IN_USE) == before + 256 * cases[i].graphs);
+    check_result(stream, &where, 4, 8);
+  }
+  device->total_bytes = total_bytes;
+  free_place(&where);
+}
+
 static long rounds;
 
 static void *run_shapes(void *argument) {
@@ -211,6 +244,7 @@ int main(int argc, char **argv) {
   a_graph_that_is_refused_is_counted_and_not_tried_again(stream);
   a_graph_without_memory_is_tried_again_later(stream);
   a_stream_that_somebody_captures_gets_the_records(stream);
+  graphs_keep_a_share_of_the_memory(stream);
   CHECK(atomic_load(&entered) > 0);
   pthread_t threads[NUM_THREADS];
   int seeds[NUM_THREADS];
