@@ -195,6 +195,14 @@ def test_pools_whose_window_is_larger_than_the_input_are_onnx_runtimes(op_type: 
         pair.check(x=floats(1, 2, size, size))
 
 
+@pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_convolution_to_no_channels_with_constant_weights(op_type: str, dynamic: bool) -> None:
+    weights = floats(0, 2, 3, 3) if op_type == "Conv" else floats(2, 0, 3, 3)
+    (result,) = run_op(op_type, [floats(1, 2, 5, 5), weights], constant=[1], dynamic=dynamic)
+    assert result.shape == ((1, 0, 3, 3) if op_type == "Conv" else (1, 0, 7, 7))
+
+
 def test_a_window_that_is_larger_by_more_than_a_stride_is_an_error_of_its_node() -> None:
     with pytest.raises(PluginError, match=r"\(MaxPool\)': the window is larger than the padded input by more than"):
         run_op("MaxPool", [floats(1, 1, 3, 3)], {"kernel_shape": [5, 5]}, dynamic=True)

@@ -57,7 +57,7 @@ def packed_shape(shape: Sequence[int], groups: int, tile: Tile) -> tuple[int, in
 def pack_weights(weights: Array, groups: int, tile: Tile) -> Array:
     """[groups * rows, channels, *kernel] as [groups][k][rows], zeros added up to whole tiles."""
     rows = weights.shape[0] // groups
-    matrix = weights.reshape(groups, rows, -1).transpose(0, 2, 1)
+    matrix = weights.reshape(groups, rows, math.prod(weights.shape[1:])).transpose(0, 2, 1)
     padded = np.zeros(packed_shape(weights.shape, groups, tile), weights.dtype)
     padded[:, : matrix.shape[1], :rows] = matrix
     return padded
