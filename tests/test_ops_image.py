@@ -100,6 +100,21 @@ def test_grid_sample_of_places_outside(mode, padding):
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("align_corners", [0, 1])
+@pytest.mark.parametrize(
+    "size", [(2, 3, 4, 5), (2, 1, 1, 3), (1, 2, 3, 1), (1, 2, 3, 4, 2), (1, 1, 1, 3, 2), (1, 1, 2, 1, 1)]
+)
+def test_affine_grids(size, align_corners):
+    rank = len(size) - 2
+    inputs = [image(size[0], rank, rank + 1), np.array(size, np.int64)]
+    (actual,) = run_op("AffineGrid", inputs, {"align_corners": align_corners}, constant=[1], dynamic=True)
+    model = make_model("AffineGrid", inputs, {"align_corners": align_corners}, 21)
+    with np.errstate(divide="ignore"):
+        (expected,) = ReferenceEvaluator(model).run(None, {"x0": inputs[0], "x1": inputs[1]})
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(actual, expected, 1e-5, 1e-6)
+
+
 def test_global_norm_pooling():
     x = image(2, 3, 4, 5)
     (actual,) = run_op("GlobalLpPool", [x], {"p": 3}, dynamic=True)

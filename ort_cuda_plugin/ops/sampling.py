@@ -37,7 +37,8 @@ def affine_grid(ctx: Lowering, theta: T1, size: HostTensor, *, align_corners: in
             axis = rank - 1 - column
             at, count = (s.cast(value, real) for value in (c[1 + axis], maps.dim(sizes[2 + axis])))
             if align_corners:
-                place = s.where(count > 1.0, at * 2.0 / s.maximum(count - 1.0, 1.0) - 1.0, 0.0)
+                # A single place is at the first corner, as for ONNX Runtime.
+                place = at * 2.0 / s.maximum(count - 1.0, 1.0) - 1.0
             else:
                 place = (at * 2.0 + 1.0) / count - 1.0
             total = total + factor(column) * place
