@@ -40,7 +40,9 @@ session = plugin.session(model, emulate=True)
 run(session)
 child = os.fork()
 if child == 0:
-    for attempt in (lambda: run(session), lambda: plugin.session(model, emulate=True)):
+    plugin.trim()
+    for attempt in (lambda: run(session), lambda: plugin.session(model, emulate=True), plugin.memory_stats,
+                    lambda: plugin.set_limit(0, 1 << 20)):
         try:
             attempt()
         except Exception as error:

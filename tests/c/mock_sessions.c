@@ -235,6 +235,10 @@ static void test_a_forked_child_gets_a_clear_error(const session *s) {
     context.outputs[0] = mock_wrap(address, device_memory, FLOAT, 1, &eight);
     check_fails(transfer->CopyTensors(transfer, &src, &dst, NULL, 1), "forked");
     check_fails(stream.impl->OnSessionRunEnd(stream.impl), "forked");
+    OrtKeyValuePairs *stats = NULL;
+    check_fails(device_allocator->GetStats(device_allocator, &stats), "forked");
+    check_fails(device_allocator->Shrink(device_allocator), "forked");
+    ocp_device_trim(device);
     stream.impl->Release(stream.impl);
     _exit(0);
   }
