@@ -142,7 +142,6 @@ static const ocp_core core = {
     .host_logger = host_logger,
     .memory_info = memory_info,
     .compute_info_create = ocp_compute_info_create,
-    .compute_info_release = ocp_compute_info_release,
     .slab_pack = ocp_slab_pack,
     .cluster_memory = ocp_cluster_memory,
     .device_trim = ocp_device_trim,

@@ -114,7 +114,6 @@ typedef struct ocp_core {
   int (*memory_info)(int emulated, int ordinal, int kind, const OrtMemoryInfo **out, ocp_error *error);
   OrtNodeComputeInfo *(*compute_info_create)(ocp_cluster *cluster, ocp_device *device, uint32_t num_inputs,
                                              uint32_t num_outputs, ocp_error *error);
-  void (*compute_info_release)(OrtNodeComputeInfo *info);
   const char *(*emu_last_error)(void);
   /* ---- appended by the owners of other parts, in any order: bridge and library are built together ---- */
   int (*cluster_add_problem)(ocp_cluster *cluster, ocp_problem *problem, ocp_error *error);

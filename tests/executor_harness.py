@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -324,3 +325,18 @@ class Registers:
 def launch(kernel: int, grid: tuple[int, int, int], params: Sequence[Param], **fields: Any) -> Record:
     """A launch of blocks of 32 threads that belongs to node 0."""
     return Record(RecordKind.LAUNCH, 0, tuple(params), index=kernel, grid=grid, block=(32, 1, 1), **fields)
+
+
+def run_in_threads(cluster: TestCluster, expected: Callable[[np.ndarray], np.ndarray], runs: int) -> None:
+    """Four threads, each with a stream of its own, run the cluster on [n, 50] with an n that changes, and compare."""
+
+    def work(seed: int) -> None:
+        generator = np.random.default_rng(seed)
+        with Stream() as stream:
+            for _ in range(runs):
+                x = generator.standard_normal((int(generator.integers(1, 4)), 50), dtype=np.float32)
+                np.testing.assert_array_equal(cluster.run(x, stream=stream)[0], expected(x))
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work, seed) for seed in range(4)]:
+            done.result()

@@ -23,7 +23,10 @@ def python(
     check: bool = True,
     root: Path = ROOT,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs ``code`` in a new interpreter with the package in ``root`` on its path, before PYTHONPATH's folders."""
+    """Runs ``code`` in a new interpreter with the package in ``root`` on its path, before PYTHONPATH's folders.
+
+    ``check``: it has to exit with 0, and none of its threads with an exception.
+    """
     environment = {**os.environ, **(env or {})}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), environment.get("PYTHONPATH", "")]))
     done = subprocess.run(
@@ -36,6 +39,7 @@ def python(
     )
     if check:
         assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert "Exception in thread" not in done.stderr, done.stderr
     return done
 
 

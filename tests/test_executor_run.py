@@ -22,6 +22,7 @@ from executor_harness import (
     Stream,
     TestCluster,
     launch,
+    run_in_threads,
 )
 from ort_cuda_plugin.abi.core import PluginError, counters
 from ort_cuda_plugin.runtime.plan_format import (
@@ -209,24 +210,8 @@ def test_threads_that_need_the_same_plan_have_it_built_once() -> None:
 
 
 def test_concurrent_runs_of_equal_and_different_shapes_do_not_disturb_each_other() -> None:
-    failures: list[str] = []
-
-    def work(seed: int) -> None:
-        generator = np.random.default_rng(seed)
-        with Stream() as stream:
-            for _ in range(30):
-                x = generator.standard_normal((int(generator.integers(1, 4)), 50), dtype=np.float32)
-                (y,) = cluster.run(x, stream=stream)
-                if not np.array_equal(y, 2 * x + 1):
-                    failures.append(f"thread {seed}, shape {x.shape}")
-
     with TestCluster(affine_plan()) as cluster:
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert failures == []
+        run_in_threads(cluster, lambda x: 2 * x + 1, 30)
 
 
 def biased_plan(elements_offset: int) -> Plan:
