@@ -252,6 +252,9 @@ def test_work_does_not_grow_with_the_number_of_paths_through_shared_parts():
     assert eq(size, same + 1) == 0
     assert not is_read_back(size)
     assert is_read_back(size + symbol(READ_BACK, "r", 1))
+    assert "..." in repr(size)
+    assert len(repr(size)) < 10_000
+    assert repr(mod(-H, 8) + 1) == "(mod(-1*host, 8) + 1)"
 
 
 @pytest.mark.parametrize("base", [S, S + 2, B * S - 1, -3 * S])

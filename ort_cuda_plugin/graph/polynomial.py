@@ -91,9 +91,14 @@ class Atom:
         return self._bounds
 
     def __repr__(self) -> str:
+        return self.text(_SHOWN_DEPTH)
+
+    def text(self, depth: int) -> str:
+        """The atom for people, with ``...`` for operations that are nested deeper."""
         if self.op is None:
             return self.name or f"s{self.args[0]}"
-        return f"{self.op.name.lower()}({', '.join(map(repr, self.args))})"
+        args = (arg.text(depth - 1) if isinstance(arg, Expr) else str(arg) for arg in self.args)
+        return f"{self.op.name.lower()}({', '.join(args) if depth else '...'})"
 
 
 Monomial: TypeAlias = tuple[Atom, ...]
@@ -102,6 +107,10 @@ Monomial: TypeAlias = tuple[Atom, ...]
 MAX_DEGREE: Final = 32
 MAX_TERMS: Final = 4096
 """A product that would be larger, which a chain of squares soon is, is an opaque operation."""
+
+_SHOWN_DEPTH: Final = 2
+_SHOWN_TERMS: Final = 6
+"""How much of an expression its text has: parts are shared, and the whole may be exponentially long."""
 
 _LARGEST: Final = 2**64
 """Hints and bounds of opaque products stay within: that a number does not fit 64 bits is all that matters of it."""
@@ -223,10 +232,16 @@ class Expr:
         return max(len(monomial) for monomial, _ in self.terms)
 
     def __repr__(self) -> str:
+        return self.text(_SHOWN_DEPTH)
+
+    def text(self, depth: int) -> str:
+        """The polynomial for people, with ``...`` for terms beyond the first ones and for what is nested deeper."""
         parts = []
-        for monomial, coefficient in self.terms:
-            factors = "*".join(map(repr, monomial))
+        for monomial, coefficient in self.terms[:_SHOWN_TERMS]:
+            factors = "*".join(atom.text(depth) for atom in monomial)
             parts.append(factors if coefficient == 1 else f"{coefficient}*{factors}")
+        if len(self.terms) > _SHOWN_TERMS:
+            parts.append("...")
         if self.const:
             parts.append(str(self.const))
         return "(" + " + ".join(parts) + ")" if len(parts) > 1 else parts[0]
