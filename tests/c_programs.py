@@ -46,7 +46,7 @@ def build_kernels(folder: Path) -> Path:
     return image
 
 
-def run_program(*command: str | Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+def run_program(*command: str | Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
     """Runs a test program with sanitizers that end it at the first finding."""
     environment = os.environ | {
         "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:exitcode=86",

@@ -19,7 +19,7 @@ def python(
     code: str,
     *arguments: str,
     env: Mapping[str, str] | None = None,
-    timeout: float = 120,
+    timeout: float = 600,  # of a slow machine with a cold cache
     check: bool = True,
     root: Path = ROOT,
 ) -> subprocess.CompletedProcess[str]:

@@ -125,7 +125,7 @@ def test_environment_and_shared_allocators_configure_the_arena(mode: list[str], 
     host = build_host("arena_host", tmp_path)
     environment = {"ORT_CUDA_PLUGIN_PYTHON": sys.executable}
     done = subprocess.run(
-        [host, get_library_path(), *mode], env=environment, capture_output=True, text=True, timeout=120
+        [host, get_library_path(), *mode], env=environment, capture_output=True, text=True, timeout=600
     )
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 

@@ -30,7 +30,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(host: Path, library: Path | str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [str(host), str(library), str(host.parent / "add.onnx")]
-    return subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, timeout=600)
 
 
 def environment_folder(prefix: Path) -> Path:

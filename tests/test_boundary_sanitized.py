@@ -65,7 +65,7 @@ def test_sessions_threads_and_errors_are_clean(sanitized: Path, streams: str) ->
         "ORT_CUDA_PLUGIN_EMULATE_MEMORY": "64M",
     }
     model = add_model(dims=["n", "m"]).hex()
-    done = python(CODE, model, str(sanitized), env=environment, root=sanitized, timeout=600)
+    done = python(CODE, model, str(sanitized), env=environment, root=sanitized)
     assert done.stdout == "end\n"
     assert "Sanitizer" not in done.stderr
     assert "runtime error" not in done.stderr

@@ -20,7 +20,7 @@ def test_eight_threads_on_four_sessions_get_right_results_and_leave_nothing(stre
         env=os.environ | {"PYTHONPATH": str(BENCHMARK.parent.parent)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     report = json.loads(done.stdout)
