@@ -54,7 +54,9 @@ struct emu_cpu {
 };
 
 /* The fibers that the calling host thread runs. Read from here and not from the fiber, whose own loads would have to
- * come first: a switch is a chain of loads, and this halves its length. */
+ * come first: a switch is a chain of loads, and this halves its length.
+ * The price of "initial-exec": all thread-local data of the library come out of the about 1.5 KB that glibc keeps for
+ * libraries that a process loads late, so they are to be few. */
 extern _Thread_local __attribute__((tls_model("initial-exec"))) emu_cpu *emu_running;
 
 /* Takes a thread from those that can run, before it waits. */

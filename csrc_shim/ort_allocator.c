@@ -52,9 +52,29 @@ static void log_text(OrtLoggingLevel level, const char *text, const char *functi
 
 /* An allocator cannot say why it gives nothing. The log does, and where the tensor was meant for a kernel of ours the
  * error of the Run, too. */
-static _Thread_local ocp_error last_failure;
+static pthread_key_t failure_key; /* an ocp_error: too large for a thread-local variable, see emu_fiber.h */
+static bool has_failure_key;
 
-const char *ocp_ort_allocation_failure(void) { return last_failure.text; }
+static void make_failure_key(void) { has_failure_key = pthread_key_create(&failure_key, free) == 0; }
+
+/* That of this thread; NULL where there was none, and with `make` only without memory. */
+static ocp_error *last_failure(bool make) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, make_failure_key);
+  ocp_error *failure = has_failure_key ? pthread_getspecific(failure_key) : NULL;
+  if (failure || !make || !has_failure_key)
+    return failure;
+  failure = calloc(1, sizeof *failure);
+  if (failure && pthread_setspecific(failure_key, failure) == 0)
+    return failure;
+  free(failure);
+  return NULL;
+}
+
+const char *ocp_ort_allocation_failure(void) {
+  const ocp_error *failure = last_failure(/*make=*/false);
+  return failure ? failure->text : "";
+}
 
 static ocp_device *open_device(ort_allocator *allocator, ocp_error *error) {
   ocp_device *device = atomic_load_explicit(&allocator->device, memory_order_acquire);
@@ -67,7 +87,9 @@ static ocp_device *open_device(ort_allocator *allocator, ocp_error *error) {
 
 static void *give(uint64_t address, const ocp_error *error) {
   if (!address) {
-    last_failure = *error;
+    ocp_error *failure = last_failure(/*make=*/true);
+    if (failure)
+      *failure = *error;
     log_text(ORT_LOGGING_LEVEL_ERROR, error->text, "Alloc");
   }
   return (void *)(uintptr_t)address;

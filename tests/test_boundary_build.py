@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import zipfile
@@ -69,3 +70,14 @@ def test_a_build_without_changes_compiles_nothing(tmp_path: Path) -> None:
     assert any(path.suffix == ".o" for path in before)
     subprocess.run(command, check=True, capture_output=True)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.[os]*")} == before
+
+
+def test_the_library_takes_little_of_what_the_loader_keeps_for_thread_local_data() -> None:
+    """Else a process that has loaded a few libraries of that kind before cannot load it."""
+    elf = Path(ort_cuda_plugin.get_library_path()).read_bytes()
+    (table,) = struct.unpack_from("<Q", elf, 32)
+    size, count = struct.unpack_from("<HH", elf, 54)
+    headers = [struct.unpack_from("<IIQQQQQQ", elf, table + size * index) for index in range(count)]
+    pt_tls = 7
+    (memory_bytes,) = [header[6] for header in headers if header[0] == pt_tls]
+    assert memory_bytes <= 512
