@@ -227,6 +227,22 @@ del session
 seen = interrupt_before(held.clear)  # release_ep
 assert seen == ["interrupt"], seen
 assert len(boundary.PROVIDERS) == 0
+table = type(boundary.PROVIDERS)
+pop, first = table.pop, [True]
+def interrupted_pop(self, handle):
+    if first and first.pop():
+        raise KeyboardInterrupt
+    return pop(self, handle)
+table.pop = interrupted_pop
+session = new_session()
+session.initialize_session([], [], set())
+try:
+    del session
+    sum(range(1))
+except KeyboardInterrupt:
+    assert len(boundary.PROVIDERS) == 0
+else:
+    raise AssertionError("no interrupt")
 """
     done = python(START + INTERRUPTED + code, add_model(dims=["n"]).hex())
     assert "Exception ignored" not in done.stderr

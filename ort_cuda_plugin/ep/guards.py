@@ -6,6 +6,7 @@ traceback of an error that is a bug of ours goes to ORT's log.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import signal
 import traceback
@@ -133,12 +134,15 @@ def void_guard(function: Callback) -> Callback:
     def call(*arguments: Any) -> None:
         try:
             function(*arguments)
+        except KeyboardInterrupt as error:
+            interrupted(error, arguments)
         except BaseException as error:
             failed(error, arguments)
 
     def interrupted(error: BaseException, arguments: Any) -> None:
         if arguments:
-            call(*arguments)
+            with contextlib.suppress(LookupError):  # it had begun
+                function(*arguments)
         failed(error, arguments)
 
     _install(function.__name__, call, interrupted, None)
