@@ -250,6 +250,7 @@ else:
 
 def test_a_session_at_the_limit_of_recursion_is_an_error() -> None:
     code = """
+run(plugin.session(model, emulate=True))  # the kernel is compiled
 def create(depth):
     if depth:
         return create(depth - 1)
@@ -261,7 +262,7 @@ for depth in range(900, sys.getrecursionlimit()):
     try:
         create(depth)
         outcomes.add("ok")
-    except RuntimeError as error:  # RecursionError is one
+    except Exception as error:
         assert "recursion" in str(error), error
         outcomes.add("error")
 print(*sorted(outcomes))
