@@ -413,6 +413,17 @@ def test_range_of_integers_that_the_device_computes(limits):
     assert_same(y, np.arange(*limits))
 
 
+def test_range_of_floats_in_a_plan_for_the_sizes_of_a_run():
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        positions (float[n] x, float limit) => (float[n] sum)
+        <float start = {0.0}, float delta = {0.5}>
+        { places = Range (start, limit, delta)  sum = Add (x, places) }
+    """)
+    (total,) = run_model(model, [np.ones(4, np.float32), np.array(2, np.float32)])
+    assert_same(total, np.array([1, 1.5, 2, 2.5], np.float32))
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])
 def test_range_with_a_delta_of_0_names_the_node(dtype):
     with pytest.raises(PluginError, match=r"y0 \(Range\)'?: Range with a delta of 0"):

@@ -144,7 +144,7 @@ class Lowering:
         """The bytes of a tensor. Raises InvalidModel where a 64-bit integer does not hold them."""
         nbytes = product(shape) * dtype.itemsize
         self.trace.originate(self.node, (*shape, nbytes))
-        known = isinstance(nbytes, int) or not self._speculative
+        known = isinstance(nbytes, int) or not (self._speculative or is_read_back(nbytes))
         if self.node is not None and known and hint(nbytes) > _INT64_MAX:
             sizes = " x ".join(str(hint(dim)) for dim in shape)
             raise InvalidModel(f"a tensor of {sizes} elements has more bytes than a 64-bit integer holds")
