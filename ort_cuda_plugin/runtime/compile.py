@@ -284,7 +284,7 @@ def inline_into_kernel(ir: KernelIR, shared: host_ir.SharedMemory) -> str:
     return str(main)
 
 
-def emulated_ir(spec: KernelSpec, ir: KernelIR, check: bool) -> host_ir.KernelText:
+def emulated_ir(spec: KernelSpec, ir: KernelIR, check: bool) -> str:
     """The kernel's module for the emulated device, before optimisation."""
     sizes = [0 if entry.startswith("*") else int(entry[1:]) // 8 for entry in spec.signature]
     shared = host_ir.SharedMemory()
@@ -297,8 +297,7 @@ def emulated_ir(spec: KernelSpec, ir: KernelIR, check: bool) -> host_ir.KernelTe
 
 def optimised_module(spec: KernelSpec, ir: KernelIR, check: bool) -> llvm.ModuleRef:
     """The kernel's module for the emulated device, ready for code generation."""
-    kernel = emulated_ir(spec, ir, check)
-    module = llvm.parse_assembly(kernel.text)
+    module = llvm.parse_assembly(emulated_ir(spec, ir, check))
     module.triple = llvm.get_process_triple()
     module.data_layout = str(host_target_machine().target_data)
     module.verify()

@@ -151,19 +151,10 @@ function_pattern = re.compile(
 contracted = re.compile(r" = (fadd|fsub|fmul|fneg) (?=float|double|<)")
 
 
-@dataclass(frozen=True)
-class KernelText:
-    """A complete module for the emulated device, as text, and what its meta data says."""
-
-    text: str
-    fibers: bool
-    static_shared_bytes: int
-
-
 def kernel_module(
     text: str, mangled_name: str, name: str, parameter_bytes: list[int], shared: SharedMemory, check: bool
-) -> KernelText:
-    """Step 2 for a module in which every function was inlined into the kernel ``mangled_name``.
+) -> str:
+    """Step 2 for a module in which every function was inlined into the kernel ``mangled_name``: the complete module.
 
     ``parameter_bytes`` holds the size of each scalar parameter and 0 for each pointer. Raises UnsupportedIR.
     """
@@ -186,7 +177,7 @@ def kernel_module(
     functions = host_entry.kernel_functions(name, parameters, body, fibers)
     meta = host_entry.meta_data(name, fibers, shared.static_bytes, check, parameter_bytes)
     joined = "\n".join([functions, meta, *kept]) + "\n"
-    return KernelText(joined + support(joined), fibers, shared.static_bytes)
+    return joined + support(joined)
 
 
 def rewrite_line(line: str, shared: SharedMemory, calls: set[str]) -> str:
