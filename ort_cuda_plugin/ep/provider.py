@@ -58,6 +58,7 @@ class Provider:
         self.failure = ""
         self.fused_nodes: list[FusedNode] = []
         self._ranks: Ranks = {}  # ORT forgets what it replaced by a fused node, so they outlive the claims
+        self._fed: set[str] = set()  # names of the model's inputs
         _thread.provider = self
         _thread.verdicts = self.verdicts
 
@@ -127,6 +128,7 @@ class Provider:
         clusters, verdicts = claim(graph, self.device.properties(), self._lowering_options(), self._ranks)
         self._report(graph.name, verdicts, len(clusters))
         if not graph.is_subgraph:
+            self._fed.update(value.name for value in graph.inputs)
             ours = [verdict for verdict in self.verdicts if verdict.supported]
             pairs = zip(graph.nodes, verdicts, strict=True)
             self.verdicts = ours + [verdict for node, verdict in pairs if node.provider != EP_NAME]
@@ -163,7 +165,7 @@ class Provider:
         inputs, outputs = _value_names(fused_node, "Inputs"), _value_names(fused_node, "Outputs")
         graph = read_graph(host.api(), ort_graph)
         cluster = CompiledCluster(
-            graph, self.device.properties(), self._lowering_options(), inputs, outputs, self._ranks
+            graph, self.device.properties(), self._lowering_options(), inputs, outputs, self._ranks, self._fed
         )
         fused = FusedNode(name, cluster, self.device)
         self.fused_nodes.append(fused)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -41,6 +41,14 @@ class Variant:
     tables: Tables
 
 
+def _agrees(value: Value, shape: Sequence[int] | None) -> bool:
+    """Whether an input has the shape that the model says, as far as both are known."""
+    if value.shape is None or shape is None:
+        return True
+    pairs = zip(value.shape, shape, strict=False)
+    return len(value.shape) == len(shape) and all(dim == size for dim, size in pairs if isinstance(dim, int))
+
+
 class WeightReader:
     """Gets weights back from the device. ``read`` gives the bytes of a weight by its number in the cluster."""
 
@@ -57,7 +65,8 @@ class CompiledCluster:
     """The nodes of one fused node. Not thread safe: `build` and what is added for it belong together.
 
     ``inputs`` and ``outputs`` name the fused node's, in its order; default: those of the graph. ``ranks`` are
-    those that were assumed when the nodes were claimed. The owner sets
+    those that were assumed when the nodes were claimed. ``fed`` names the values that the application feeds, so that
+    ORT checks their shapes; default: all inputs. The owner sets
     ``weight_reader.read`` while the weights that were added exist. ``host_inputs`` are the indices of the inputs whose
     contents decide shapes; set by `prepare`.
     """
@@ -70,6 +79,7 @@ class CompiledCluster:
         inputs: Sequence[str] | None = None,
         outputs: Sequence[str] | None = None,
         ranks: Ranks | None = None,
+        fed: Collection[str] | None = None,
     ) -> None:
         self.graph = graph
         self.device = device
@@ -82,6 +92,7 @@ class CompiledCluster:
         self.host_inputs: list[int] = []
         self.weight_reader = WeightReader()
         self._ranks = ranks
+        self._checked = [fed is None or value.name in fed for value in self.inputs]
         self._known = KnownEntries()
         self._states: dict[Node, Constant] = {}
 
@@ -121,7 +132,7 @@ class CompiledCluster:
         """Takes note that ``variant.weights`` follow those of earlier variants.
 
         Large constants among them are forgotten; all others that a later plan may need are copied. After the only plan
-        of a cluster none is needed.
+        of a cluster none is needed; a plan is the only one where ORT has checked that no input has another shape.
         """
         variant.tables.weights.commit()
         for constant in variant.weights:
@@ -130,7 +141,7 @@ class CompiledCluster:
                 constant.release(partial(self.weight_reader.array, number, constant.dtype, constant.shape))
         constants = [value.initializer for node in self.graph.nodes for value in node.reads() if value.initializer]
         for constant in constants:
-            if variant.plan is None:
+            if variant.plan is None or not all(self._checked):
                 constant.keep()
             else:
                 constant.forget_borrowed()
@@ -155,7 +166,7 @@ class CompiledCluster:
         tensors: list[Tensor] = []
         for index, (value, shape) in enumerate(zip(self.inputs, input_shapes, strict=True)):
             first = symbols.count
-            tensor = symbolic_input(symbols, value, index, shape, self._ranks)
+            tensor = symbolic_input(symbols, value, index, shape, self._ranks, is_checked=self._checked[index])
             tensors.append(tensor)
             plan_inputs.append(PlanInput(tensor.dtype.ort, tensor.rank, first))
         for index, elements in host_values.items():
@@ -180,6 +191,7 @@ class CompiledCluster:
             record=True,
             guess=None if found is None else symbols.dimension,
             states=self._states,
+            trusts_shapes=all(map(_agrees, self.inputs, input_shapes)),
         )
         self._lower(lowering, tensors)
         producers = {value: node for node in self.graph.nodes for value in node.outputs if value is not None}

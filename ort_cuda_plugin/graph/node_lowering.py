@@ -72,13 +72,22 @@ Ranks = dict[str, int]
 
 
 def symbolic_input(
-    symbols: InputSymbols, value: Value, index: int, hints: Sequence[int] | None = None, ranks: Ranks | None = None
+    symbols: InputSymbols,
+    value: Value,
+    index: int,
+    hints: Sequence[int] | None = None,
+    ranks: Ranks | None = None,
+    *,
+    is_checked: bool = True,
 ) -> Tensor:
     """The tensor that stands for an input of a cluster or of the graph; its elements are packed as ORT's.
 
     ``hints`` are its dimensions at the Run that the plan is built for. Without them ``ranks`` says the rank where ORT
-    does not. Raises Unsupported where the device cannot hold it or the rank is unknown, InvalidModel where ``hints``
-    contradict what the model says.
+    does not. ORT has checked the dimensions of what the application feeds. What a node of another provider computes
+    (not ``is_checked``) may have another shape than the model says: then ``hints`` count.
+
+    Raises Unsupported where the device cannot hold it or the rank is unknown, InvalidModel where ``hints`` contradict
+    what the model says.
     """
     if value.dtype is None:
         raise Unsupported("dtype", f"{value.name!r} is no tensor")
@@ -90,12 +99,16 @@ def symbolic_input(
         if rank is None:
             raise Unsupported("shape", f"the rank of {value.name!r} is not known")
         known = (None,) * rank
+    if hints is not None and len(hints) != len(known) and not is_checked:
+        known = (None,) * len(hints)
     if hints is not None and len(hints) != len(known):
         raise InvalidModel(f"input {value.name!r} has rank {len(hints)}, the model says {len(known)}")
     shape: list[Dim] = []
     for axis, dim in enumerate(known):
         if isinstance(dim, int) and hints is not None and hints[axis] != dim:
-            raise InvalidModel(f"input {value.name!r} has {hints[axis]} in dimension {axis}, the model says {dim}")
+            if is_checked:
+                raise InvalidModel(f"input {value.name!r} has {hints[axis]} in dimension {axis}, the model says {dim}")
+            dim = None
         if hints is not None and hints[axis] > MAX_DIM:
             raise InvalidModel(
                 f"input {value.name!r} has {hints[axis]} in dimension {axis}; at most {MAX_DIM} is possible"
@@ -111,6 +124,7 @@ class NodeLowering:
 
     ``read_host_input(buffer, count)`` gives the symbols of a host input's elements. ``guess`` is given where contents
     of host inputs are not known yet: it makes symbols for dimensions that depend on them. ``states`` as for `Lowering`.
+    ``trusts_shapes``: results have the shapes that ORT inferred.
     """
 
     def __init__(
@@ -123,8 +137,10 @@ class NodeLowering:
         record: bool,
         guess: Callable[[str | None], Dim] | None = None,
         states: dict[Node, Constant] | None = None,
+        trusts_shapes: bool = True,
     ) -> None:
         self.graph = graph
+        self._trusts_shapes = trusts_shapes
         self.ctx = Lowering(
             device,
             options,
@@ -174,15 +190,15 @@ class NodeLowering:
                 known = value.shape or [None] * result.rank
                 shape = [dim if isinstance(dim, int) else self._guess(dim) for dim in known]
                 result = self.ctx.empty(shape, result.dtype)
-            _check_result(value, result)
+            _check_result(value, result, self._trusts_shapes)
             self.tensors[value] = result
 
 
-def _check_result(value: Value, result: Tensor) -> None:
+def _check_result(value: Value, result: Tensor, trusts_shapes: bool) -> None:
     """Compares with what ORT infers: a contradiction would make ORT's allocations and ours differ."""
     if value.dtype is not None and value.dtype is not result.dtype:
         raise Unsupported("dtype", f"{value.name!r} is {value.dtype.name} for ORT, {result.dtype.name} here")
-    if value.shape is None:
+    if value.shape is None or not trusts_shapes:
         return
     if len(value.shape) != result.rank:
         raise Unsupported("shape", f"{value.name!r} has rank {len(value.shape)} for ORT, {result.rank} here")

@@ -103,3 +103,34 @@ def test_a_rank_that_ort_does_not_infer_passes_from_one_cluster_to_the_next() ->
         (y,) = session.run(None, {"x": x, "axes": np.array([axis], np.int64)})
         reduced = x.sum(axis)
         np.testing.assert_array_equal(y, np.maximum(reduced + reduced.sum(), 0))
+
+
+@pytest.mark.parametrize("said", [[1, 300], [1], [1, 1, 300]], ids=["dimension", "lower-rank", "higher-rank"])
+def test_what_a_cpu_node_computes_may_have_another_shape_than_the_model_says(said: list[int]) -> None:
+    """Exporters write such models. ONNX Runtime only warns; it checks no more than what the application feeds."""
+    text = """<ir_version: 9, opset_import: ["" : 18]> shapes (float[1, 2, 300] x, int64[1] axes) => (float[m, n] y) {
+        letters = Cast <to = 8> (x)
+        squeezed = Squeeze (letters, axes)
+        a = Cast <to = 1> (squeezed)
+        e = Exp (a)
+        scaled = Mul (e, factors)
+        y = MatMul (scaled, weights)
+    }"""
+    model = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(0)
+    constants = {
+        "factors": rng.standard_normal(300).astype(np.float32),  # its host copy is kept
+        "weights": rng.standard_normal((300, 100)).astype(np.float32),  # is read back from the device
+    }
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in constants.items())
+    model.graph.value_info.append(helper.make_tensor_value_info("a", onnx.TensorProto.FLOAT, said))
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    session = ort_cuda_plugin.session(model.SerializeToString(), emulate=True, sess_options=options)
+    assert ort_cuda_plugin.get_ep_name() in providers_of(session)
+    x = rng.integers(-3, 3, (1, 2, 300)).astype(np.float32)
+    expected = (np.exp(x[0]) * constants["factors"]) @ constants["weights"]
+    for _ in range(2):
+        (y,) = session.run(None, {"x": x, "axes": np.array([0], np.int64)})
+        np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-3)
