@@ -110,8 +110,10 @@ def as_cuda_array(value: Any) -> CudaArray:
     """A view of an ``onnxruntime.OrtValue`` that other libraries can use.
 
     Raises:
-        TypeError: the value is no tensor in device memory.
+        TypeError: it is no OrtValue, or no tensor in device memory.
     """
+    if not hasattr(value, "is_tensor"):
+        raise TypeError(f"a CUDA array is a view of an OrtValue, not of a {type(value).__name__}")
     if not value.is_tensor() or value.device_name() == "cpu":
         raise TypeError("only a tensor in device memory is a CUDA array; a value of the CPU has numpy()")
     return CudaArray(value)
