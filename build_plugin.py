@@ -178,7 +178,8 @@ class Builder:
         target = self.work / f"{source.stem}-{self._key(source.read_bytes(), extra)}.o"
         if not target.exists():
             for stale in self.work.glob(f"{source.stem}-*.o"):
-                stale.unlink()
+                if stale != target:  # which another process may have made meanwhile
+                    stale.unlink(missing_ok=True)
             partial = target.with_suffix(f".{os.getpid()}.tmp")
             run([*self.cc, *extra, *self.flags, f"-I{SOURCES}", "-c", source, "-o", partial])
             partial.replace(target)

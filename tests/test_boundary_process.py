@@ -189,6 +189,7 @@ assert plugin.counters()["device_bytes_in_use"] == before
 INTERRUPTED = """
 import ctypes, functools, operator, signal
 from onnxruntime.capi import _pybind_state
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what is started in the background ignores it
 send = functools.partial(ctypes.CDLL(None)["raise"], signal.SIGINT)
 def interrupt_before(call):
     seen = []
