@@ -164,9 +164,12 @@ class CompiledCluster:
         symbols = InputSymbols()
         plan_inputs: list[PlanInput] = []
         tensors: list[Tensor] = []
+        agree = list(map(_agrees, self.inputs, input_shapes))
         for index, (value, shape) in enumerate(zip(self.inputs, input_shapes, strict=True)):
             first = symbols.count
-            tensor = symbolic_input(symbols, value, index, shape, self._ranks, is_checked=self._checked[index])
+            if not (agree[index] or self._checked[index]):  # what another provider computes has the shape that it has
+                value = replace(value, shape=None)
+            tensor = symbolic_input(symbols, value, index, shape, self._ranks)
             tensors.append(tensor)
             plan_inputs.append(PlanInput(tensor.dtype.ort, tensor.rank, first))
         for index, elements in host_values.items():
@@ -191,10 +194,10 @@ class CompiledCluster:
             record=True,
             guess=None if found is None else symbols.dimension,
             states=self._states,
-            trusts_shapes=all(map(_agrees, self.inputs, input_shapes)),
+            trusts_shapes=all(agree),
         )
         self._lower(lowering, tensors)
-        producers = {value: node for node in self.graph.nodes for value in node.outputs if value is not None}
+        producers = self.graph.producers()
         results = [(lowering.tensor(value), producers.get(value)) for value in self.outputs]
         tables = Tables(self._known)
         return make_plan(lowering.ctx, plan_inputs, results, symbols.guards, tables, symbols.count), tables

@@ -72,22 +72,13 @@ Ranks = dict[str, int]
 
 
 def symbolic_input(
-    symbols: InputSymbols,
-    value: Value,
-    index: int,
-    hints: Sequence[int] | None = None,
-    ranks: Ranks | None = None,
-    *,
-    is_checked: bool = True,
+    symbols: InputSymbols, value: Value, index: int, hints: Sequence[int] | None = None, ranks: Ranks | None = None
 ) -> Tensor:
     """The tensor that stands for an input of a cluster or of the graph; its elements are packed as ORT's.
 
     ``hints`` are its dimensions at the Run that the plan is built for. Without them ``ranks`` says the rank where ORT
-    does not. ORT has checked the dimensions of what the application feeds. What a node of another provider computes
-    (not ``is_checked``) may have another shape than the model says: then ``hints`` count.
-
-    Raises Unsupported where the device cannot hold it or the rank is unknown, InvalidModel where ``hints`` contradict
-    what the model says.
+    does not. Raises Unsupported where the device cannot hold it or the rank is unknown, InvalidModel where ``hints``
+    contradict what the model says.
     """
     if value.dtype is None:
         raise Unsupported("dtype", f"{value.name!r} is no tensor")
@@ -99,16 +90,12 @@ def symbolic_input(
         if rank is None:
             raise Unsupported("shape", f"the rank of {value.name!r} is not known")
         known = (None,) * rank
-    if hints is not None and len(hints) != len(known) and not is_checked:
-        known = (None,) * len(hints)
     if hints is not None and len(hints) != len(known):
         raise InvalidModel(f"input {value.name!r} has rank {len(hints)}, the model says {len(known)}")
     shape: list[Dim] = []
     for axis, dim in enumerate(known):
         if isinstance(dim, int) and hints is not None and hints[axis] != dim:
-            if is_checked:
-                raise InvalidModel(f"input {value.name!r} has {hints[axis]} in dimension {axis}, the model says {dim}")
-            dim = None
+            raise InvalidModel(f"input {value.name!r} has {hints[axis]} in dimension {axis}, the model says {dim}")
         if hints is not None and hints[axis] > MAX_DIM:
             raise InvalidModel(
                 f"input {value.name!r} has {hints[axis]} in dimension {axis}; at most {MAX_DIM} is possible"
