@@ -61,8 +61,11 @@ int ocp_stream_synchronize(ocp_stream *stream, ocp_error *error);
 void ocp_stream_take_turn(ocp_stream *stream, bool alone);
 bool ocp_stream_try_turn(ocp_stream *stream);
 void ocp_stream_end_turn(ocp_stream *stream);
-/* Our stream of a device for a raw handle; NULL when there is none. */
+/* Our stream of a device, or of any, for a raw handle; NULL when there is none. Default streams have the same handle on
+ * every device. */
 ocp_stream *ocp_stream_of_handle(const ocp_device *device, void *handle);
+/* Our stream with that view for ORT; NULL when there is none. What the pointer points to is not looked at. */
+ocp_stream *ocp_stream_of_impl(const OrtSyncStreamImpl *impl);
 /* A stream for work that comes without one, kept for the next who borrows: cheaper than creating one. */
 int ocp_stream_borrow(ocp_device *device, ocp_stream **out, ocp_error *error);
 void ocp_stream_return(ocp_stream *stream);

@@ -140,10 +140,15 @@ void ocp_ort_init_stream(ocp_stream *stream) {
 
 /* ---- from ORT's streams to ours ---- */
 
-/* ORT also hands over streams of other EPs, and some that no EP made, without an impl. */
+/* ORT also hands over streams that no plugin made: those of EPs built into it, and older versions one of its own for
+ * the block of a memory pattern. SyncStream_GetImpl reads past the end of these objects; every stream has a handle. */
 ocp_stream *ocp_ort_stream(OrtSyncStream *stream) {
-  const OrtSyncStreamImpl *impl = stream ? ocp_ep_api->SyncStream_GetImpl(stream) : NULL;
-  return impl && impl->Release == stream_release ? (ocp_stream *)(void *)impl : NULL;
+  void *handle = stream ? ocp_api->SyncStream_GetHandle(stream) : NULL;
+  if (!handle)
+    return NULL;
+  if (handle == (void *)CU_STREAM_LEGACY || handle == (void *)CU_STREAM_PER_THREAD) /* on every device */
+    return ocp_stream_of_impl(ocp_ep_api->SyncStream_GetImpl(stream));
+  return ocp_stream_of_handle(NULL, handle);
 }
 
 int ocp_ort_stream_of_context(const OrtKernelContext *context, const ocp_device *device, ocp_stream **out,

@@ -43,28 +43,40 @@ static void unlist_stream(const ocp_stream *stream) {
 
 static ocp_stream *find(const ocp_device *device, const void *handle) {
   for (size_t i = 0; i < num_streams; i++)
-    if (all_streams[i]->device == device && (const void *)all_streams[i]->handle == handle)
+    if ((const void *)all_streams[i]->handle == handle && (!device || all_streams[i]->device == device))
       return all_streams[i];
   return NULL;
 }
 
 ocp_stream *ocp_stream_of_handle(const ocp_device *device, void *handle) {
-  static _Thread_local struct {
+  typedef struct answer {
     const ocp_device *device;
     void *handle;
     ocp_stream *stream;
     unsigned generation;
-  } latest; /* of this thread, which asks for the same one again and again */
+  } answer;
+  /* Of this thread, which asks for the same stream again and again, with its device and without. */
+  static _Thread_local answer answers[2];
+  answer *latest = &answers[device != NULL];
   unsigned generation = atomic_load_explicit(&all_generation, memory_order_acquire);
-  if (latest.handle == handle && latest.device == device && latest.generation == generation)
-    return latest.stream;
+  if (latest->handle == handle && latest->device == device && latest->generation == generation)
+    return latest->stream;
   pthread_mutex_lock(&all_lock);
-  latest.stream = find(device, handle);
-  latest.generation = atomic_load_explicit(&all_generation, memory_order_relaxed);
+  latest->stream = find(device, handle);
+  latest->generation = atomic_load_explicit(&all_generation, memory_order_relaxed);
   pthread_mutex_unlock(&all_lock);
-  latest.handle = handle;
-  latest.device = device;
-  return latest.stream;
+  latest->handle = handle;
+  latest->device = device;
+  return latest->stream;
+}
+
+ocp_stream *ocp_stream_of_impl(const OrtSyncStreamImpl *impl) {
+  ocp_stream *found = NULL;
+  pthread_mutex_lock(&all_lock);
+  for (size_t i = 0; i < num_streams && !found; i++)
+    found = &all_streams[i]->ort == impl ? all_streams[i] : NULL;
+  pthread_mutex_unlock(&all_lock);
+  return found;
 }
 
 /* A stream around `handle`, or around a new one of its own where that is NULL. */

@@ -292,6 +292,27 @@ static void test_tensors_go_from_device_to_device(void) {
   factory->ReleaseAllocator(factory, other_allocator);
 }
 
+static void *handle_of_nobody(OrtSyncStreamImpl *this_ptr) { return this_ptr; }
+
+/* What ORT hands over says by its handle only whose it is. */
+static void test_streams_are_known_by_their_handles(void) {
+  OrtSyncStreamImpl impl = {.GetHandle = handle_of_nobody};
+  OrtSyncStream stream = make_stream(), other = {0}, foreign = {&impl}, without_handle = {NULL};
+  CHECK(ocp_ort_stream(&stream) == (ocp_stream *)(void *)stream.impl);
+  CHECK(!ocp_ort_stream(&foreign) && !ocp_ort_stream(&without_handle) && !ocp_ort_stream(NULL));
+  stream.impl->Release(stream.impl);
+  ocp_stream *defaults[2];
+  CHECK_OK(ocp_stream_adopt(device, NULL, &defaults[0], error));
+  stream.impl = &defaults[0]->ort;
+  CHECK(ocp_ort_stream(&stream) == defaults[0]);
+  CHECK_OK(ocp_stream_adopt(ocp_device_find(true, 1), NULL, &defaults[1], error));
+  other.impl = &defaults[1]->ort;
+  CHECK(defaults[0]->handle == defaults[1]->handle);
+  CHECK(ocp_ort_stream(&stream) == defaults[0] && ocp_ort_stream(&other) == defaults[1]);
+  ocp_stream_release(defaults[0]);
+  ocp_stream_release(defaults[1]);
+}
+
 static void test_a_consumer_waits_for_the_producer(void) {
   const int64_t dims[] = {1 << 16};
   float *host = calloc(2 << 16, sizeof *host);
@@ -422,6 +443,7 @@ static void run_round(const void *image, size_t bytes, uint32_t version, int run
   test_memory_for_streams_that_do_not_fit();
   test_tensors_survive_a_way_through_all_memories();
   test_tensors_go_from_device_to_device();
+  test_streams_are_known_by_their_handles();
   test_a_consumer_waits_for_the_producer();
   test_memcpy_kernels_copy_on_the_stream();
   test_sessions(image, bytes, runs);

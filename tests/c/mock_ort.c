@@ -109,7 +109,11 @@ static OrtStatus *get_output(OrtKernelContext *context, size_t index, const int6
 
 static void *get_handle(OrtSyncStream *stream) { return stream->impl ? stream->impl->GetHandle(stream->impl) : NULL; }
 
-static const OrtSyncStreamImpl *get_impl(const OrtSyncStream *stream) { return stream->impl; }
+/* Of a plugin's stream. */
+static const OrtSyncStreamImpl *get_impl(const OrtSyncStream *stream) {
+  CHECK(stream->impl && stream->impl->Release);
+  return stream->impl;
+}
 
 static OrtStatus *get_compute_stream(const OrtKernelContext *context, void **out) {
   *out = context->stream ? get_handle(context->stream) : NULL;
@@ -294,6 +298,7 @@ void mock_ort_install(uint32_t version) {
   ep_api.GetEnvConfigEntries = get_env_config_entries;
   api.CreateMemoryInfo_V2 = create_memory_info;
   api.Logger_LogMessage = log_message;
+  api.SyncStream_GetHandle = get_handle;
   ep_api.SyncStream_GetImpl = get_impl;
   ep_api.MemoryInfo_GetMemoryDevice = memory_device_of_info;
   ep_api.Value_GetMemoryDevice = memory_device_of_value;
