@@ -115,22 +115,29 @@ static OrtStatus *on_run_start(OrtEp *ep, const OrtRunOptions *options) {
   ocp_capture_forget_run();
   if (ocp_device_check(self(ep)->config.device, &error) != ORT_OK)
     return ocp_status(&error);
-  if (!self(ep)->capture)
-    return NULL;
-  int id;
-  OrtStatus *status = annotation_id(options, &id);
-  error.code = ORT_OK;
-  if (!status && ocp_capture_run_start(self(ep)->capture, id, &error) != ORT_OK)
-    status = ocp_status(&error);
+  OrtStatus *status = NULL;
+  if (self(ep)->capture) {
+    int id;
+    status = annotation_id(options, &id);
+    error.code = ORT_OK;
+    if (!status && ocp_capture_run_start(self(ep)->capture, id, &error) != ORT_OK)
+      status = ocp_status(&error);
+  }
+  if (!status)
+    ocp_run_started();
   return status;
 }
 
 static OrtStatus *on_run_end(OrtEp *ep, const OrtRunOptions *options, bool sync_stream) {
-  int id;
-  ocp_error error = {0};
-  OrtStatus *status = annotation_id(options, &id);
-  if (!status && ocp_capture_run_end(self(ep)->capture, id, sync_stream, &error) != ORT_OK)
-    status = ocp_status(&error);
+  OrtStatus *status = NULL;
+  if (self(ep)->capture) {
+    int id;
+    ocp_error error = {0};
+    status = annotation_id(options, &id);
+    if (!status && ocp_capture_run_end(self(ep)->capture, id, sync_stream, &error) != ORT_OK)
+      status = ocp_status(&error);
+  }
+  ocp_run_ended(self(ep)->config.device, sync_stream);
   return status;
 }
 
@@ -144,7 +151,9 @@ static OrtStatus *replay_graph(OrtEp *ep, int graph_annotation_id) {
   if (!self(ep)->capture)
     return ocp_api->CreateStatus(ORT_NOT_IMPLEMENTED, "graph capture through ORT is not enabled");
   ocp_error error = {0};
+  ocp_run_started();
   ocp_capture_replay(self(ep)->capture, graph_annotation_id, &error);
+  ocp_run_ended(self(ep)->config.device, /*waited=*/error.code == ORT_OK);
   return ocp_status(&error);
 }
 
@@ -182,6 +191,7 @@ OrtEp *ocp_ep_create(const ocp_ep_config *config) {
       .ReleaseNodeComputeInfos = release_compute_infos,
       .GetPreferredDataLayout = get_preferred_layout,
       .OnRunStart = on_run_start,
+      .OnRunEnd = on_run_end,
       .CreateSyncStreamForDevice = create_sync_stream,
       .GetKernelRegistry = get_kernel_registry,
       .IsConcurrentRunSupported = is_concurrent_run_supported,
@@ -191,8 +201,6 @@ OrtEp *ocp_ep_create(const ocp_ep_config *config) {
       .ReplayGraph = replay_graph,
       .GetGraphCaptureNodeAssignmentPolicy = get_capture_policy,
   };
-  if (ep->capture)
-    ep->ort.OnRunEnd = on_run_end;
   if (ocp_api_version >= OrtEp_GetDefaultMemoryDevice_SINCE)
     ep->ort.GetDefaultMemoryDevice = get_default_memory_device;
   if (ocp_api_version >= OrtEp_ReleaseCapturedGraph_SINCE)

@@ -36,6 +36,14 @@ int ocp_device_enter(ocp_device *device, ocp_error *error);
 int ocp_device_fail(ocp_device *device, CUresult result, const char *what, ocp_error *error);
 /* Waits for all of the device's streams. */
 int ocp_device_synchronize(ocp_device *device, ocp_error *error);
+/* Waits for all work that the calling thread can have heard of. Not for that of Runs which other threads are in: their
+ * results are nobody's before they end. For who reads or writes memory and does not know on which streams it was used.
+ */
+int ocp_device_settle(ocp_device *device, ocp_error *error);
+/* Around each Run, on its thread: until the Run ends its work is the thread's alone; what was not waited for then is
+ * anybody's. */
+void ocp_run_started(void);
+void ocp_run_ended(ocp_device *device, bool waited);
 
 /* ocp_stream: a CUDA stream and what is ordered on it. */
 struct ocp_stream {

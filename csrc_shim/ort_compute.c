@@ -78,7 +78,8 @@ static int run(const compute_info *self, OrtKernelContext *context, ocp_input *i
   if (ocp_ort_stream_of_context(context, self->device, &stream, error) != ORT_OK)
     return error->code;
   bool borrowed = !stream;
-  if (borrowed && ocp_stream_borrow(self->device, &stream, error) != ORT_OK)
+  if (borrowed &&
+      (ocp_device_settle(self->device, error) != ORT_OK || ocp_stream_borrow(self->device, &stream, error) != ORT_OK))
     return error->code;
   ocp_cluster_run(self->cluster, stream, inputs, self->num_inputs, allocate_output, (void *)context, error);
   ocp_capture_computed(stream, error->code == ORT_OK);

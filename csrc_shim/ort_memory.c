@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "pool.h"
+#include "capture.h"
 
 /* ---- which memory an OrtMemoryDevice means ---- */
 
@@ -41,13 +41,19 @@ int ocp_fail_status(ocp_error *error, OrtStatus *status) {
 
 /* ---- copies ---- */
 
+/* The graph would be replayed without the copy, so there is to be none. */
+static int refuse_in_capture(const ocp_stream *stream, ocp_error *error) {
+  ocp_capture_computed(stream, false);
+  return ocp_fail(error, ORT_NOT_IMPLEMENTED,
+                  "a captured CUDA graph cannot copy from or to host memory: bind inputs and outputs on the device "
+                  "(IO binding), or run with gpu_graph_id=-1");
+}
+
 static int enqueue_copy(ocp_stream *stream, void *dst, bool dst_on_device, const void *src, bool src_on_device,
                         size_t bytes, ocp_error *error) {
   const ocp_driver *driver = stream->device->driver;
   if (atomic_load_explicit(&stream->capturing, memory_order_relaxed) && !(src_on_device && dst_on_device))
-    return ocp_fail(error, ORT_NOT_IMPLEMENTED,
-                    "a captured CUDA graph cannot copy from or to host memory: bind inputs and outputs on the device "
-                    "(IO binding), or run with gpu_graph_id=-1");
+    return refuse_in_capture(stream, error);
   CUdeviceptr dst_address = (CUdeviceptr)(uintptr_t)dst, src_address = (CUdeviceptr)(uintptr_t)src;
   CUresult result;
   const char *what;
@@ -68,11 +74,21 @@ static int enqueue_copy(ocp_stream *stream, void *dst, bool dst_on_device, const
   return result == CUDA_SUCCESS ? ORT_OK : ocp_device_fail(stream->device, result, what, error);
 }
 
+/* Without a stream nothing says which work the copy comes after. ORT copies so what it copied on a stream before: an
+ * input of the model that is fetched, a value of the application after a Run that was not waited for. */
+static int settle(ocp_device *device, ocp_device *other, ocp_error *error) {
+  if (ocp_capture_is_active())
+    return refuse_in_capture(NULL, error);
+  if (other && other != device && ocp_device_settle(other, error) != ORT_OK)
+    return error->code;
+  return ocp_device_settle(device, error);
+}
+
 static int copy(ocp_device *device, void *dst, bool dst_on_device, const void *src, bool src_on_device, size_t bytes,
                 ocp_stream *stream, ocp_error *error) {
   if (bytes == 0)
     return ORT_OK;
-  if (ocp_device_enter(stream ? stream->device : device, error) != ORT_OK)
+  if (ocp_device_enter(device, error) != ORT_OK)
     return error->code;
   if (!dst_on_device && !src_on_device) {
     if (!stream || ocp_stream_synchronize(stream, error) == ORT_OK)
@@ -110,6 +126,12 @@ ocp_device *ocp_ort_copying_device(const OrtValue *src, const OrtValue *dst, ocp
   return NULL;
 }
 
+/* Ours whose memory the tensor is in, or NULL. */
+static ocp_device *device_of(const OrtValue *tensor) {
+  const ocp_place where = ocp_ort_place(ocp_ep_api->Value_GetMemoryDevice(tensor));
+  return is_ours(where) ? ocp_device_find(where.emulated, where.ordinal) : NULL;
+}
+
 int ocp_ort_copy_tensor(const OrtValue *src, OrtValue *dst, ocp_stream *stream, ocp_error *error) {
   size_t src_bytes = 0, dst_bytes = 0;
   const void *src_data = NULL;
@@ -129,6 +151,10 @@ int ocp_ort_copy_tensor(const OrtValue *src, OrtValue *dst, ocp_stream *stream, 
     return error->code;
   bool from_device = ocp_ort_place(ocp_ep_api->Value_GetMemoryDevice(src)).kind == OCP_PLACE_DEVICE;
   bool to_device = ocp_ort_place(ocp_ep_api->Value_GetMemoryDevice(dst)).kind == OCP_PLACE_DEVICE;
+  if (stream && stream->device != device)
+    stream = NULL; /* it orders nothing there */
+  if (!stream && dst_bytes && settle(device, device_of(src), error) != ORT_OK)
+    return error->code;
   return copy(device, dst_data, to_device, src_data, from_device, src_bytes, stream, error);
 }
 

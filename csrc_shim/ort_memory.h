@@ -52,8 +52,8 @@ ocp_device *ocp_ort_copying_device(const OrtValue *src, const OrtValue *dst, ocp
 /* Why the calling thread's latest failed allocation through ORT's allocators failed. */
 const char *ocp_ort_allocation_failure(void);
 /* Copies a tensor into one of the same size, between any two of host, pinned and device memory of the device (or of two
- * devices of one kind). Asynchronous when a stream is given, with CUDA's semantics for pageable host memory; else done
- * on return. */
+ * devices of one kind). Asynchronous when a stream of the copying device is given, with CUDA's semantics for pageable
+ * host memory; else done on return, and after all work that the calling thread can have heard of. */
 int ocp_ort_copy_tensor(const OrtValue *src, OrtValue *dst, ocp_stream *stream, ocp_error *error);
 
 #endif

@@ -30,6 +30,7 @@ struct ocp_stream_private {
     uint64_t id, position;
   } waited[OCP_MAX_WAITED];
   unsigned num_waited;
+  const void *run; /* whose thread enqueued all unfinished work in one Run; NULL: nobody, or several. Under the lock. */
   /* Turns, see ocp_stream_take_turn. */
   pthread_mutex_t turn_lock;
   pthread_cond_t turn_ended;

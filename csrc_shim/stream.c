@@ -196,12 +196,34 @@ void ocp_stream_release(ocp_stream *stream) {
 static uint64_t load(const atomic_ullong *number) { return atomic_load_explicit(number, memory_order_acquire); }
 static void store(atomic_ullong *number, uint64_t value) { atomic_store_explicit(number, value, memory_order_release); }
 
+/* Whether this thread is in a Run; its address names the thread. */
+static _Thread_local bool in_run;
+
+void ocp_run_started(void) { in_run = true; }
+
+void ocp_run_ended(ocp_device *device, bool waited) {
+  in_run = false;
+  if (waited)
+    return;
+  ocp_pool *pool = device->pool;
+  pthread_mutex_lock(&pool->lock);
+  for (ocp_stream *stream = pool->streams; stream; stream = stream->priv->next)
+    if (stream->priv->run == &in_run)
+      stream->priv->run = NULL;
+  pthread_mutex_unlock(&pool->lock);
+}
+
 void ocp_pool_advance(ocp_pool *pool, ocp_stream *stream) {
   struct ocp_stream_private *priv = stream->priv;
+  const void *run = in_run ? &in_run : NULL;
   uint64_t number = ++pool->sequence;
   store(&priv->enqueued, number);
-  if (load(&priv->pending_from) == OCP_IDLE)
+  if (load(&priv->pending_from) == OCP_IDLE) {
     store(&priv->pending_from, number);
+    priv->run = run;
+  } else if (priv->run != run) {
+    priv->run = NULL;
+  }
 }
 
 /* Under lock: all work of the stream up to a number has finished. */
@@ -318,10 +340,20 @@ void ocp_stream_end_turn(ocp_stream *stream) {
   pthread_mutex_unlock(&priv->turn_lock);
 }
 
-/* The stream after `stream`, or the first one; streams_lock is held, so that it lives. */
-static ocp_stream *next_stream(ocp_pool *pool, const ocp_stream *stream) {
+static bool is_busy(const ocp_stream *stream) { return !ocp_stream_is_idle(stream); }
+
+/* Under lock: whether the calling thread can have heard of work that the stream has. */
+static bool is_known_to_be_busy(const ocp_stream *stream) {
+  const void *run = stream->priv->run;
+  return is_busy(stream) && (!run || run == &in_run);
+}
+
+/* The stream after `stream`, or the first one, for which that holds; streams_lock is held, so that it lives. */
+static ocp_stream *next_stream(ocp_pool *pool, const ocp_stream *stream, bool (*holds)(const ocp_stream *)) {
   pthread_mutex_lock(&pool->lock);
   ocp_stream *next = stream ? stream->priv->next : pool->streams;
+  while (next && !holds(next))
+    next = next->priv->next;
   pthread_mutex_unlock(&pool->lock);
   return next;
 }
@@ -331,8 +363,8 @@ void ocp_pool_poll(ocp_device *device) {
     return; /* a query would end the capture */
   ocp_pool *pool = device->pool;
   pthread_mutex_lock(&pool->streams_lock);
-  for (ocp_stream *stream = NULL; (stream = next_stream(pool, stream));) {
-    if (ocp_stream_is_idle(stream) || !ocp_stream_try_turn(stream))
+  for (ocp_stream *stream = NULL; (stream = next_stream(pool, stream, is_busy));) {
+    if (!ocp_stream_try_turn(stream))
       continue;
     uint64_t position = ocp_stream_position(stream);
     if (device->driver->StreamQuery(stream->handle) == CUDA_SUCCESS)
@@ -342,12 +374,13 @@ void ocp_pool_poll(ocp_device *device) {
   pthread_mutex_unlock(&pool->streams_lock);
 }
 
-int ocp_pool_synchronize(ocp_device *device, ocp_error *error) {
+/* Waits for the streams for which that holds, except for one that is being captured: it does no work. */
+static int synchronize_streams(ocp_device *device, bool (*holds)(const ocp_stream *), ocp_error *error) {
   ocp_pool *pool = device->pool;
   int code = ORT_OK;
   pthread_mutex_lock(&pool->streams_lock);
-  for (ocp_stream *stream = NULL; code == ORT_OK && (stream = next_stream(pool, stream));) {
-    if (ocp_stream_is_idle(stream) || !ocp_stream_try_turn(stream))
+  for (ocp_stream *stream = NULL; code == ORT_OK && (stream = next_stream(pool, stream, holds));) {
+    if (!ocp_stream_try_turn(stream))
       continue;
     code = synchronize(stream, error);
     ocp_stream_end_turn(stream);
@@ -356,8 +389,22 @@ int ocp_pool_synchronize(ocp_device *device, ocp_error *error) {
   return code;
 }
 
+int ocp_pool_synchronize(ocp_device *device, ocp_error *error) { return synchronize_streams(device, is_busy, error); }
+
 int ocp_device_synchronize(ocp_device *device, ocp_error *error) {
   return ocp_device_enter(device, error) == ORT_OK ? ocp_pool_synchronize(device, error) : error->code;
+}
+
+int ocp_device_settle(ocp_device *device, ocp_error *error) {
+  if (ocp_device_enter(device, error) != ORT_OK)
+    return error->code;
+  ocp_pool *pool = device->pool;
+  pthread_mutex_lock(&pool->lock); /* mostly there is nothing to wait for, nor need for the other lock */
+  const ocp_stream *stream = pool->streams;
+  while (stream && !is_known_to_be_busy(stream))
+    stream = stream->priv->next;
+  pthread_mutex_unlock(&pool->lock);
+  return stream ? synchronize_streams(device, is_known_to_be_busy, error) : ORT_OK;
 }
 
 static ocp_stream *take_idle(ocp_pool *pool) {

@@ -252,8 +252,57 @@ static void test_streams_are_found_by_handle(void) {
   for (int i = 0; i < 40; i++)
     CHECK(ocp_stream_of_handle(streams[i]->device, streams[i]->handle) == streams[i]);
   CHECK(ocp_stream_of_handle(streams[0]->device, &streams) == NULL);
+  CHECK(ocp_stream_of_handle(NULL, streams[7]->handle) == streams[7] && ocp_stream_of_handle(NULL, &streams) == NULL);
   for (int i = 0; i < 40; i++)
     ocp_stream_release(streams[i]);
+}
+
+static void *settle(void *unused) {
+  (void)unused;
+  ocp_error error = {0};
+  CHECK(ocp_device_settle(device, &error) == ORT_OK);
+  return NULL;
+}
+
+static void settle_on_another_thread(void) {
+  pthread_t thread;
+  CHECK(pthread_create(&thread, NULL, settle, NULL) == 0);
+  CHECK(pthread_join(thread, NULL) == 0);
+}
+
+static void test_what_settles_waits_for_all_work_but_that_of_other_threads_in_a_run(void) {
+  ocp_stream *stream = make_stream(), *other = make_stream();
+  enqueue(stream);
+  settle_on_another_thread();
+  CHECK(ocp_stream_is_idle(stream));
+  ocp_run_started();
+  enqueue(stream);
+  enqueue(stream);
+  settle_on_another_thread();
+  CHECK(!ocp_stream_is_idle(stream));
+  settle(NULL);
+  CHECK(ocp_stream_is_idle(stream));
+  enqueue(stream);
+  ocp_run_ended(device, /*waited=*/false);
+  enqueue(other);
+  settle_on_another_thread();
+  CHECK(ocp_stream_is_idle(stream) && ocp_stream_is_idle(other));
+  /* Of the work on one stream some was there before the Run. */
+  enqueue(stream);
+  ocp_run_started();
+  enqueue(stream);
+  settle_on_another_thread();
+  CHECK(ocp_stream_is_idle(stream));
+  enqueue(stream);
+  ocp_run_ended(device, /*waited=*/true);
+  settle_on_another_thread();
+  CHECK(!ocp_stream_is_idle(stream)); /* the Run's thread is about to wait */
+  synchronize(stream);
+  const int before = atomic_load(&driver_calls);
+  settle(NULL);
+  CHECK(atomic_load(&driver_calls) == before);
+  ocp_stream_release(stream);
+  ocp_stream_release(other);
 }
 
 /* Every 256 bytes have an owner; two owners at once, or one whose earlier user has not finished, are found. */
@@ -451,6 +500,7 @@ static const test tests[] = {
     TEST(pinned_memory_waits_for_copies_that_use_it),
     TEST(what_was_not_handed_out_is_refused),
     TEST(streams_are_found_by_handle),
+    TEST(what_settles_waits_for_all_work_but_that_of_other_threads_in_a_run),
     TEST(threads_never_share_memory_in_use),
     TEST(a_sticky_error_loses_the_device),
 };

@@ -274,6 +274,24 @@ def test_what_cannot_be_captured_is_an_error_that_says_what_to_do() -> None:
     np.testing.assert_array_equal(bound.run(), 4 * x)
 
 
+@pytest.mark.parametrize("name", ["c", "a"], ids=["output", "input"])
+def test_a_run_with_a_copy_to_the_host_gives_no_graph(name: str) -> None:
+    """Replays would leave it out."""
+    nodes = [helper.make_node("Add", ["a", "a"], ["c"])]
+    session = captured(model(nodes, {"a": [10]}, {"c": [10], "a": [10]}))
+    bound = Bound(session, {"a": vector(10, 1)}, {"c": vector(10, 0)})
+    bound.binding.bind_ortvalue_output("a", on_device(vector(10, 0)))
+    bound.binding.bind_output(name)
+    for _ in range(3):
+        with changes() as found, pytest.raises(Exception, match=r"bind inputs and outputs on the device"):
+            session.run_with_iobinding(bound.binding)
+        assert "graph_captures" not in found
+    assert graphs_live() == 0
+    bound.options.add_run_config_entry("gpu_graph_id", "-1")
+    session.run_with_iobinding(bound.binding, bound.options)
+    assert {value.numpy()[0] for value in bound.binding.get_outputs()} == {1, 2}
+
+
 def test_a_size_on_the_device_cannot_be_captured() -> None:
     nodes = [helper.make_node("NonZero", ["x"], ["found"]), helper.make_node("Abs", ["x"], ["y"])]
     graph = helper.make_graph(
