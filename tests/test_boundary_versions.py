@@ -1,11 +1,12 @@
-"""The plugin in the oldest ONNX Runtime, one in the middle, and the installed one.
+"""The plugin in the oldest ONNX Runtime, in others since, and in the installed one, with one list of models.
 
 The other versions are installed with pip into pytest's cache folder, beside nothing else.
 """
 
 from __future__ import annotations
 
-import os
+import fcntl
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,56 +14,48 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from device_models import with_cpu_nodes
-from isolated import add_model, python
+from isolated import python
 from ort_cuda_plugin.abi.tables import NEWEST_API, OLDEST_API
+from version_models import CASES
 
-VERSIONS = [f"1.{OLDEST_API}.0", "1.28.0", onnxruntime.__version__]
-
-CODE = """
-import sys, numpy as np, onnxruntime as ort, ort_cuda_plugin as plugin
-from ort_cuda_plugin.abi import host
-assert ort.__version__ == sys.argv[1], (ort.__version__, ort.__file__)
-for model, rows in ((sys.argv[2], 8), (sys.argv[3], 8), (sys.argv[3], 5)):
-    session = plugin.session(bytes.fromhex(model), emulate=True)
-    x = np.arange(rows, dtype=np.float32)
-    for _ in range(3):
-        np.testing.assert_array_equal(session.run(None, {"a": x, "b": x})[0], x + x)
-    del session
-session = plugin.session(bytes.fromhex(sys.argv[4]), emulate=True)
-for rows in (3, 7):
-    x = np.arange(4 * rows, dtype=np.float32).reshape(rows, 4)
-    np.testing.assert_array_equal(session.run(None, {"x": x})[0], np.tile(x, (8, 1)))
-del session
-print(host.api_version())
-plugin.unregister()
-"""
+OTHERS = [version for version in (f"1.{OLDEST_API}.0", "1.28.0", "1.30.0") if version != onnxruntime.__version__]
+TESTS = Path(__file__).resolve().parent
 
 
-@pytest.fixture(params=VERSIONS)
-def version(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def install(folder: Path, versions: list[str]) -> None:
+    """All that are not there yet, at once: their wheels are large."""
+    partial = {version: folder / f"{version}.partial" for version in versions if not (folder / version).exists()}
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--upgrade", "--target"]
+    started = [
+        subprocess.Popen([*command, str(target), f"onnxruntime=={version}"]) for version, target in partial.items()
+    ]
+    assert [process.wait() for process in started] == [0] * len(started)
+    for version, target in partial.items():
+        target.rename(folder / version)
 
 
-@pytest.fixture
-def path(version: str, pytestconfig: pytest.Config) -> str:
-    """The PYTHONPATH that makes ``version`` the one that is imported."""
-    if version == onnxruntime.__version__:
-        return ""
+@pytest.fixture(scope="session")
+def installed(pytestconfig: pytest.Config) -> Path:
+    """The folder with a folder of each other version; one worker installs, the others wait for it."""
     assert pytestconfig.cache is not None
-    folder = Path(pytestconfig.cache.mkdir("onnxruntime")) / version
-    if not folder.exists():
-        partial = folder.with_suffix(f".{os.getpid()}")
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(partial)]
-        subprocess.run([*command, f"onnxruntime=={version}"], check=True)
-        try:
-            partial.rename(folder)
-        except OSError:  # another worker was faster
-            assert folder.exists()
-    return str(folder)
+    folder = Path(pytestconfig.cache.mkdir("onnxruntime"))
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        install(folder, OTHERS)
+    return folder
 
 
-def test_models_run_with_the_newest_api_that_both_sides_have(version: str, path: str) -> None:
-    models = [add_model().hex(), add_model(dims=["n"]).hex(), with_cpu_nodes(1, rounds=2).hex()]
-    done = python(CODE, version, *models, env={"PYTHONPATH": path})
-    assert int(done.stdout) == min(NEWEST_API, int(version.split(".")[1]))
+@pytest.mark.parametrize("streams", ["inline", "adversarial"])
+@pytest.mark.parametrize("version", [*OTHERS, onnxruntime.__version__])
+def test_models_run_with_the_newest_api_that_both_sides_have(version: str, streams: str, installed: Path) -> None:
+    environment = {
+        "PYTHONPATH": ":".join([str(TESTS)] + [str(installed / version)] * (version in OTHERS)),
+        "ORT_CUDA_PLUGIN_EMULATE_STREAMS": streams,
+    }
+    done = python("import sys, version_models; version_models.main(sys.argv[1])", version, env=environment)
+    report = json.loads(done.stdout)
+    assert report == {
+        "api": min(NEWEST_API, int(version.split(".")[1])),
+        "done": list(CASES),
+        "wrong copies": {},
+    }

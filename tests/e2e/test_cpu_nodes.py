@@ -39,13 +39,15 @@ def test_a_tensor_goes_down_to_a_cpu_node_and_up_again(dtype: str) -> None:
     assert providers_of(session).count(ort_cuda_plugin.get_ep_name()) == 2
     assert "CPUExecutionProvider" in providers_of(session)
     x = np.random.default_rng(0).integers(0, 2 if dtype == "bool" else 100, (3, 4)).astype(dtype)
-    before = ort_cuda_plugin.counters()
-    np.testing.assert_array_equal(session.run(None, {"x": x})[0], np.tile(x, (4, 1)))
-    after = ort_cuda_plugin.counters()
-    # Input and output of the model, and the way down and up in its middle.
-    assert after["copies_h2d"] - before["copies_h2d"] == 2
-    assert after["copies_d2h"] - before["copies_d2h"] == 2
-    assert after["device_bytes_in_use"] == before["device_bytes_in_use"]
+    for run in range(5):
+        before = ort_cuda_plugin.counters()
+        np.testing.assert_array_equal(session.run(None, {"x": x})[0], np.tile(x, (4, 1)))
+        after = ort_cuda_plugin.counters()
+        # Input and output of the model, and the way down and up in its middle.
+        assert after["copies_h2d"] - before["copies_h2d"] == 2
+        assert after["copies_d2h"] - before["copies_d2h"] == 2
+        if run < 2:  # then there are graphs, which keep their memory
+            assert after["device_bytes_in_use"] == before["device_bytes_in_use"]
 
 
 @pytest.mark.usefixtures("collected")

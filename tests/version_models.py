@@ -1,0 +1,232 @@
+"""The models that run in every version of ONNX Runtime, compared with that version's CPU provider.
+
+``main(version)`` is for a process of its own. Each model runs several times, since ONNX Runtime takes other ways from
+the second Run on, in two sessions in turn, and in threads.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Barrier
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import parser
+
+import copy_paths
+import ort_cuda_plugin as plugin
+from device_models import with_cpu_nodes
+from isolated import add_model
+from ort_cuda_plugin import models
+from ort_cuda_plugin.abi import host
+
+RUNS, SESSIONS, THREADS = 5, 2, 3
+
+Arrays = dict[str, np.ndarray]
+
+
+def counting(rows: int, columns: int = 4) -> np.ndarray:
+    return np.arange(rows * columns, dtype=np.float32).reshape(rows, columns) - 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and its feeds for the n-th Run."""
+
+    model: bytes
+    feeds: Callable[[int], Arrays]
+    #: Some operators of its main graph that run elsewhere.
+    elsewhere: frozenset[str] = frozenset()
+    outputs: list[str] | None = None
+    tolerance: float = 0
+
+
+def case(graph: str, *elsewhere: str, outputs: list[str] | None = None) -> Case:
+    """Of a graph with an input ``x`` of four columns and any rows and, where it has one, a condition ``c``."""
+    model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18, "ai.onnx.ml" : 3]> version {graph}')
+    conditional = any(value.name == "c" for value in model.graph.input)
+
+    def feeds(n: int) -> Arrays:
+        return {"x": counting(3 + n % 3)} | ({"c": np.array(n % 2 == 0)} if conditional else {})
+
+    return Case(model.SerializeToString(), feeds, frozenset(elsewhere), outputs)
+
+
+def add(dims: list[int | str]) -> Case:
+    return Case(add_model(dims=dims), lambda n: {name: np.arange(8, dtype=np.float32) * n for name in "ab"})
+
+
+def squeezenet() -> Case:
+    model = models.with_noise_weights(onnx.load(models.find_model("light_squeezenet")))
+    inputs = models.random_inputs(model)
+    return Case(model.SerializeToString(), lambda n: inputs, tolerance=1e-4)
+
+
+IN_THE_MIDDLE = """(float[n, 4] x, bool c) => (float[m, 4] y)
+    {{ a = Add(x, x)  {nodes}  b = Mul(middle, middle) y = Concat<axis = 0>(b, a) }}"""
+
+CASES: dict[str, Callable[[], Case]] = {
+    "fixed shape": lambda: add([8]),
+    "unknown shape": lambda: add(["n"]),
+    "strings in the middle": lambda: Case(
+        with_cpu_nodes(1, rounds=2), lambda n: {"x": counting(3 + n % 3)}, frozenset({"Cast"})
+    ),
+    "sequence in the middle": lambda: case(
+        IN_THE_MIDDLE.format(
+            nodes="""s = SequenceConstruct(a, x) i = Constant<value_int = 1>() middle = SequenceAt(s, i)"""
+        ),
+        "SequenceConstruct",
+        "SequenceAt",
+    ),
+    "If in the middle": lambda: case(
+        IN_THE_MIDDLE.format(
+            nodes="""middle = If(c) <then_branch = yes () => (float[p, 4] t) { t = Mul(a, x) },
+              else_branch = no () => (float[q, 4] e) { s = Cast<to = 8>(a) e = Cast<to = 1>(s) }>"""
+        ),
+        "If",
+    ),
+    "Loop in the middle": lambda: case(
+        IN_THE_MIDDLE.format(
+            nodes="""trips = Constant<value_int = 3>() middle = Loop(trips, c, a)
+              <body = b (int64 i, bool on, float[p, 4] carried) => (bool still, float[p, 4] next)
+               { still = Identity(on) next = Add(carried, x) }>"""
+        ),
+        "Loop",
+    ),
+    "Scan in the middle": lambda: case(
+        IN_THE_MIDDLE.format(
+            nodes="""axis = Constant<value_ints = [0]>() sum = ReduceSum<keepdims = 0>(a, axis)
+              last, middle = Scan<num_scan_inputs = 1, body = b (float[4] state, float[4] row)
+                => (float[4] next, float[4] out) { next = Add(state, row) out = Identity(next) }>(sum, a)"""
+        ),
+        "Scan",
+    ),
+    "another domain in the middle": lambda: case(
+        IN_THE_MIDDLE.format(nodes="middle = ai.onnx.ml.Scaler<offset = [1.0], scale = [2.0]>(a)"), "Scaler"
+    ),
+    "a size that is computed": lambda: case(
+        """(float[n, 4] x) => (float[p, q] y)
+        { i = NonZero(x) t = Transpose<perm = [1, 0]>(i) v = GatherND(x, t)
+          one = Constant<value_ints = [1, -1]>() y = Reshape(v, one) }"""
+    ),
+    "several outputs": lambda: case(
+        """(float[n, 4] x) => (float[n, 4] y, float[n] s, int64[2] d)
+        { y = Add(x, x) axis = Constant<value_ints = [1]>() s = ReduceSum<keepdims = 0>(x, axis) d = Shape(x) }"""
+    ),
+    "an input that is an output": lambda: case("(float[n, 4] x) => (float[n, 4] x, float[n, 4] y) { y = Add(x, x) }"),
+    "nothing but an input fetched": lambda: case(
+        "(float[n, 4] x) => (float[n, 4] x, float[n, 4] y) { y = Add(x, x) }", outputs=["x"]
+    ),
+    "light_squeezenet": squeezenet,
+}
+
+
+def quietly() -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3  # that nodes run elsewhere is the point
+    options.intra_op_num_threads = 1
+    return options
+
+
+def check(chosen: Case, session: ort.InferenceSession, n: int, expected: list[np.ndarray], bound: bool = False) -> None:
+    feeds = chosen.feeds(n)
+    if bound:
+        binding = session.io_binding()
+        for name, array in feeds.items():
+            binding.bind_cpu_input(name, array)
+        for name in chosen.outputs or [value.name for value in session.get_outputs()]:
+            binding.bind_output(name)
+        session.run_with_iobinding(binding)
+        results = binding.copy_outputs_to_cpu()
+    else:
+        results = session.run(chosen.outputs, feeds)
+    for result, wanted in zip(results, expected, strict=True):
+        np.testing.assert_allclose(result, wanted, rtol=chosen.tolerance, atol=chosen.tolerance)
+
+
+def in_threads(work: Callable[[int], None]) -> None:
+    """``work`` with numbers, each in a thread of its own."""
+    start = Barrier(THREADS)
+
+    def begin(thread: int) -> None:
+        start.wait()
+        work(thread)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(begin, range(THREADS)))
+
+
+def run(chosen: Case) -> None:
+    """In two sessions in turn, by values and bound, and then in threads that share them."""
+    cpu = ort.InferenceSession(chosen.model, quietly(), providers=["CPUExecutionProvider"])
+    expected = [cpu.run(chosen.outputs, chosen.feeds(n)) for n in range(RUNS)]
+    sessions = [plugin.session(chosen.model, emulate=True, sess_options=quietly()) for _ in range(SESSIONS)]
+    before = plugin.counters()["runs"]
+    for bound in (False, True):
+        for n in range(RUNS):
+            for session in sessions:
+                check(chosen, session, n, expected[n], bound)
+    if chosen.outputs is None:
+        assert plugin.counters()["runs"] > before
+    placed = {
+        node.op_type
+        for part in sessions[0].get_provider_graph_assignment_info()
+        if part.ep_name != plugin.get_ep_name()
+        for node in part.get_nodes()
+    }
+    assert chosen.elsewhere <= placed, placed
+
+    def work(thread: int) -> None:
+        for n in range(RUNS):
+            check(chosen, sessions[thread % SESSIONS], n, expected[n], bound=n % 2 == 1)
+
+    in_threads(work)
+
+
+def run_captured() -> None:
+    """ONNX Runtime's own capture of whole Runs, in sessions and threads."""
+    chosen = add([8])
+    sessions = [
+        plugin.session(chosen.model, emulate=True, sess_options=quietly(), provider_options={"enable_cuda_graph": "1"})
+        for _ in range(SESSIONS)
+    ]
+
+    def work(thread: int) -> None:
+        session = sessions[thread % SESSIONS]
+        values = {name: copy_paths.on_device(np.zeros(8, np.float32)) for name in "abc"}
+        binding = session.io_binding()
+        for name in "ab":
+            binding.bind_ortvalue_input(name, values[name])
+        binding.bind_ortvalue_output("c", values["c"])
+        for n in range(RUNS):
+            for name, array in chosen.feeds(n).items():
+                values[name].update_inplace(array)
+            session.run_with_iobinding(binding)
+            np.testing.assert_array_equal(values["c"].numpy(), 2 * np.arange(8) * n)
+
+    before = plugin.counters()["graph_captures"]
+    work(0)
+    assert plugin.counters()["graph_captures"] > before
+    in_threads(work)  # each has graphs of its own
+
+
+def main(version: str) -> None:
+    """Prints the API version and what ran; what is being done goes to the standard error, for crashes."""
+    assert ort.__version__ == version, (ort.__version__, ort.__file__)
+    done = []
+    for name, make in CASES.items():
+        print(name, file=sys.stderr, flush=True)
+        run(make())
+        done.append(name)
+    run_captured()
+    print(json.dumps({"api": host.api_version(), "done": done, "wrong copies": copy_paths.wrong_results(0, 2)}))
+    plugin.unregister()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
