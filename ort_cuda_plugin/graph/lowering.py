@@ -32,7 +32,7 @@ from .symbolic import (
     symbol,
     truth,
 )
-from .tensor import MAX_HOST_ELEMENTS, Buffer, BufferKind, Tensor, contiguous_strides
+from .tensor import MAX_HOST_ELEMENTS, Buffer, BufferKind, DeferredContents, Tensor, contiguous_strides
 from .trace import (
     Arg,
     Copy,
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_HOST_ELEMENTS",
+    "MAX_HOST_WORK",
     "Arg",
     "Buffer",
     "BufferKind",
@@ -79,6 +80,9 @@ __all__ = [
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 _READ_BACK_HINT = 1
+MAX_HOST_WORK = 200_000
+"""Terms of the numbers that one pass over a graph computes on the host. More would take minutes: the device computes
+them, and sizes among them are read back."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,7 @@ class Lowering:
         self._materialized: dict[tuple[DType, tuple[Dim, ...]], Buffer] = {}
         self._read_backs: dict[Buffer, tuple[Expr, ...]] = {}
         self._num_read_back = 0
+        self._host_work = 0
 
     # ---- tensors ----
 
@@ -221,22 +226,42 @@ class Lowering:
             self._states[self.node] = contents
         return Tensor(contents.dtype, contents.shape, Buffer(BufferKind.STATE, contents.nbytes, state=contents))
 
-    def defer_host(self, x: Tensor, values: Callable[[], tuple[Dim, ...]]) -> Tensor:
-        """x, whose contents `host_values` can now get from ``values``, which may itself call `host_values`.
+    def may_compute_on_host(self) -> bool:
+        """Whether shape arithmetic stays on the host: below `MAX_HOST_WORK`."""
+        return self._host_work < MAX_HOST_WORK
+
+    def spend_host_work(self, work: int) -> None:
+        """Counts the terms of the numbers that shape arithmetic gave."""
+        self._host_work += work
+
+    def defer_host(self, x: Tensor, sources: Sequence[Tensor], compute: Callable[..., tuple[Dim, ...]]) -> Tensor:
+        """x, whose contents `host_values` can now get from ``compute``, which takes the contents of ``sources``.
 
         For shape arithmetic on inputs of the cluster: computed on the device unless something asks for the contents.
-        ``values`` gives the elements in row-major order. Only for a new tensor of `empty`; others know their contents.
+        Contents are elements in row-major order. Only for a new tensor of `empty`; others know their contents.
         """
-        node = self.node
-
-        def contents() -> tuple[Dim, ...]:
-            dims = values()
-            self.trace.originate(node, dims)
-            return dims
-
         if x.buffer.kind is BufferKind.SCRATCH and x.buffer.deferred_host is None:
-            x.buffer.deferred_host = contents
+            x.buffer.deferred_host = DeferredContents(self.node, tuple(sources), compute)
         return x
+
+    def _deferred_contents(self, buffer: Buffer) -> tuple[Dim, ...]:
+        """Sources first, on a stack of our own: how long a chain of them is, is up to the model."""
+        pending = [buffer]
+        while True:
+            deferred = pending[-1].deferred_host
+            assert deferred is not None
+            if deferred.contents is None:
+                sources = [x.buffer for x in deferred.sources if x.host is None]
+                missing = [x for x in sources if x.deferred_host is not None and x.deferred_host.contents is None]
+                if missing:
+                    pending += missing
+                    continue
+                read = [self.host_values(x, "an input of shape arithmetic") for x in deferred.sources]
+                deferred.contents = deferred.compute(*read)
+                self.trace.originate(deferred.node, deferred.contents)
+            pending.pop()
+            if not pending:
+                return deferred.contents
 
     def host_values(self, x: Tensor, what: str) -> tuple[Dim, ...]:
         """The integer contents of x in row-major order; ``what`` names them in messages ("shape of Reshape").
@@ -258,7 +283,7 @@ class Lowering:
         if elements > MAX_HOST_ELEMENTS:
             raise Unsupported("shape", f"{what} has {elements} elements; at most {MAX_HOST_ELEMENTS} are read back")
         if buffer.deferred_host is not None:
-            contents = buffer.deferred_host()
+            contents = self._deferred_contents(buffer)
         else:
             if self._read_host_input is None:
                 raise Unsupported("shape", f"{what} is an input that is not read back")

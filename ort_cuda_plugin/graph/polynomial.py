@@ -48,10 +48,11 @@ Bounds: TypeAlias = "tuple[int | None, int | None]"
 class Atom:
     """A symbol, or an operation that polynomials cannot express. Immutable; equal when its structure is.
 
-    A symbol has ``bounds`` and no ``op``; its ``args`` are its number, which makes it unique within one plan.
+    A symbol has ``bounds`` and no ``op``; its ``args`` are its number, which makes it unique within one plan. How deep
+    operations are nested is up to the model: nothing here may recur into them.
     """
 
-    __slots__ = ("_bounds", "_hash", "args", "hint", "is_read_back", "name", "op")
+    __slots__ = ("_hash", "args", "bounds", "hint", "is_read_back", "name", "op")
 
     def __init__(
         self, op: ExprOp | None, args: tuple[Dim, ...], hint: int, name: str = "", bounds: Bounds | None = None
@@ -62,11 +63,12 @@ class Atom:
         self.name = name
         # Hashes of ints and of tuples of ints do not vary between processes: the order of terms is reproducible.
         self._hash = hash((-1 if op is None else int(op), args))
-        self._bounds = bounds
         if op is None:
             number = args[0]
+            self.bounds = bounds or (None, None)
             self.is_read_back = isinstance(number, int) and number >= READ_BACK
         else:
+            self.bounds = _atom_bounds(op, args)
             self.is_read_back = any(map(is_read_back, args))
 
     def __hash__(self) -> int:
@@ -75,20 +77,7 @@ class Atom:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        if not isinstance(other, Atom):
-            return NotImplemented
-        if self._hash != other._hash or self.op != other.op or self.args != other.args:
-            return False
-        # Parts are shared, and a comparison visits each once for every path: what was compared becomes one object.
-        other.args = self.args
-        return True
-
-    @property
-    def bounds(self) -> Bounds:
-        if self._bounds is None:
-            assert self.op is not None
-            self._bounds = _atom_bounds(self.op, self.args)
-        return self._bounds
+        return _same(self, other) if isinstance(other, Atom) else NotImplemented
 
     def __repr__(self) -> str:
         return self.text(_SHOWN_DEPTH)
@@ -101,11 +90,38 @@ class Atom:
         return f"{self.op.name.lower()}({', '.join(args) if depth else '...'})"
 
 
+def _same(a: Atom, b: Atom) -> bool:
+    """Whether two atoms have the same structure. Afterwards they share their parts, so that a part is compared once."""
+    pending, visited = [(a, b)], {(id(a), id(b))}
+    for first, second in pending:
+        if first._hash != second._hash or first.op != second.op or len(first.args) != len(second.args):
+            return False
+        for x, y in zip(first.args, second.args, strict=True):
+            if isinstance(x, int) or isinstance(y, int):
+                if x is not y and x != y:
+                    return False
+                continue
+            if x is y:
+                continue
+            if x._hash != y._hash or x.const != y.const or len(x.terms) != len(y.terms):
+                return False
+            for (p, coefficient), (q, other_coefficient) in zip(x.terms, y.terms, strict=True):
+                if coefficient != other_coefficient or len(p) != len(q):
+                    return False
+                for pair in zip(p, q, strict=True):
+                    if pair[0] is not pair[1] and (key := (id(pair[0]), id(pair[1]))) not in visited:
+                        visited.add(key)
+                        pending.append(pair)
+    for first, second in pending:
+        second.args = first.args
+    return True
+
+
 Monomial: TypeAlias = tuple[Atom, ...]
 """A product of atoms, sorted by hash; a power is a repetition."""
 
 MAX_DEGREE: Final = 32
-MAX_TERMS: Final = 4096
+MAX_TERMS: Final = 256
 """A product that would be larger, which a chain of squares soon is, is an opaque operation."""
 
 _SHOWN_DEPTH: Final = 2

@@ -55,8 +55,36 @@ class Registers:
         """The register that holds ``dim``. Raises InvalidModel for a constant that no 64-bit integer holds."""
         register = self._dims.get(dim)
         if register is None:
-            register = self._dims[dim] = self._constant(dim) if isinstance(dim, int) else self._polynomial(dim)
+            register = self._dims[dim] = self._constant(dim) if isinstance(dim, int) else self._nested(dim)
         return register
+
+    def _nested(self, dim: Expr) -> int:
+        """Operands first, on a stack of our own: how deep operations are nested is up to the model."""
+        outer = self.node
+        pending = [(dim, outer)]
+        while pending:
+            value, self.node = pending[-1]
+            self._enter(value)
+            operands = [] if value in self._dims else self._missing_operands(value)
+            if operands:
+                pending += reversed(operands)
+                continue
+            if value not in self._dims:
+                self._dims[value] = self._polynomial(value)
+            pending.pop()
+        self.node = outer
+        return self._dims[dim]
+
+    def _missing_operands(self, expr: Expr) -> list[tuple[Expr, Node | None]]:
+        """The operands without a register of the operations in ``expr``, each with the node around it."""
+        return [
+            (arg, self._origins.get(monomial, self.node))
+            for monomial, _ in expr.terms
+            for atom in monomial
+            if atom.op is not None
+            for arg in atom.args
+            if isinstance(arg, Expr) and arg not in self._dims
+        ]
 
     def _constant(self, value: int) -> int:
         if value not in self._constants:
@@ -80,9 +108,7 @@ class Registers:
             self._computed[key] = self._append(PlanExpr(op, self.count, a, b, c, segment, node=node), segment)
         return self._computed[key]
 
-    def _polynomial(self, expr: Dim) -> int:
-        assert not isinstance(expr, int)
-        outer = self._enter(expr)
+    def _polynomial(self, expr: Expr) -> int:
         total: int | None = None
         for monomial, coefficient in sorted(expr.terms, key=lambda term: term[1] < 0):
             term = self._monomial(monomial)
@@ -94,7 +120,6 @@ class Registers:
         assert total is not None
         if expr.const:
             total = self._compute(ExprOp.ADD, total, self._constant(expr.const))
-        self.node = outer
         return total
 
     def _enter(self, value: Expr | Monomial) -> Node | None:

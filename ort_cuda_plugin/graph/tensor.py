@@ -5,10 +5,11 @@ from __future__ import annotations
 import enum
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from .ir import Array, Constant, DType
+from .ir import Array, Constant, DType, Node
 from .symbolic import Dim, product
 
 MAX_HOST_ELEMENTS = 1024
@@ -33,8 +34,8 @@ class Buffer:
     """Elements that tensors view, compared by identity. ``nbytes`` is the size, ``index`` the number of an INPUT.
 
     What is known about the contents belongs to the buffer, so that every view knows it: ``data`` of a WEIGHT;
-    ``state``, what a STATE holds before the first Run; ``host``, the elements of a HOST buffer; ``deferred_host``, a
-    function that finds the elements (see `Lowering.defer_host`).
+    ``state``, what a STATE holds before the first Run; ``host``, the elements of a HOST buffer; ``deferred_host``, how
+    the elements are found when something asks for them.
     """
 
     __slots__ = ("data", "deferred_host", "host", "index", "kind", "nbytes", "state")
@@ -55,7 +56,20 @@ class Buffer:
         self.data = data
         self.host = host
         self.state = state
-        self.deferred_host: Callable[[], tuple[Dim, ...]] | None = None
+        self.deferred_host: DeferredContents | None = None
+
+
+@dataclass(eq=False)
+class DeferredContents:
+    """Contents that ``compute`` finds from those of ``sources``, for ``node``; None while nothing asked for them.
+
+    See `Lowering.defer_host`.
+    """
+
+    node: Node | None
+    sources: tuple[Tensor, ...]
+    compute: Callable[..., tuple[Dim, ...]]
+    contents: tuple[Dim, ...] | None = None
 
 
 class Tensor:

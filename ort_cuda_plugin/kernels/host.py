@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -9,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ort_cuda_plugin.graph.ir import DType, Unsupported
-from ort_cuda_plugin.graph.lowering import MAX_HOST_ELEMENTS, Lowering, Tensor
+from ort_cuda_plugin.graph.lowering import MAX_HOST_ELEMENTS, MAX_HOST_WORK, Lowering, Tensor
 from ort_cuda_plugin.graph.symbolic import Dim
 from ort_cuda_plugin.kernels.fold import NotFoldable
 
+MAX_SYMBOLIC_ELEMENTS = 64
+"""Tensors of more elements that are not all known numbers are computed on the device: they are no shapes."""
 HostArray: TypeAlias = npt.NDArray[np.object_]
 """Symbolic integers in an array: NumPy's functions that move elements apply to it."""
 
@@ -47,30 +51,39 @@ def on_host(
         return device()
     if not all(_is_small(x.shape) and (x.dtype.is_integer or x.dtype is DType.BOOL) for x in inputs):
         return device()
+    few = math.prod(operator.index(dim) for dim in shape) <= MAX_SYMBOLIC_ELEMENTS
     arrays = [host_array(x) for x in inputs]
     if all(array is not None for array in arrays):
+        known = all(isinstance(value, int) for array in arrays if array is not None for value in array.reshape(-1))
+        if not (few or known) or not ctx.may_compute_on_host():
+            return device()
         try:
-            result = _fitting(compute(*arrays))
+            result = _fitting(ctx, compute(*arrays))
         except (NotFoldable, ZeroDivisionError):
             return device()
         return ctx.host_tensor(result.reshape(-1).tolist(), result.shape, dtype)
 
-    def values() -> tuple[Dim, ...]:
-        read = [_shaped(ctx.host_values(x, "an input of shape arithmetic"), x.static_shape) for x in inputs]
+    def values(*contents: Sequence[Dim]) -> tuple[Dim, ...]:
+        if not ctx.may_compute_on_host():
+            raise Unsupported("shape", f"the sizes of the model take more than {MAX_HOST_WORK} operations to compute")
+        read = [_shaped(values, x.static_shape) for values, x in zip(contents, inputs, strict=True)]
         try:
-            return tuple(_fitting(compute(*read)).reshape(-1).tolist())
+            return tuple(_fitting(ctx, compute(*read)).reshape(-1).tolist())
         except (NotFoldable, ZeroDivisionError):
             raise Unsupported("shape", "shape arithmetic that has no symbolic form") from None
 
-    return ctx.defer_host(device(), values)
+    return ctx.defer_host(device(), inputs, values) if few else device()
 
 
-def _fitting(array: HostArray) -> HostArray:
+def _fitting(ctx: Lowering, array: HostArray) -> HostArray:
     """``array``. Raises NotFoldable where a number in it does not fit 64 bits: symbolic integers do not wrap around."""
+    work = 0
     for value in array.reshape(-1):
         numbers = (value,) if isinstance(value, int) else (value.const, *(number for _, number in value.terms))
+        work += len(numbers)
         if not all(-(2**63) <= number < 2**63 for number in numbers):
             raise NotFoldable
+    ctx.spend_host_work(work)
     return array
 
 

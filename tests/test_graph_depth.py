@@ -1,0 +1,101 @@
+"""Models of which every value needs the one before: neither the stack nor the time grows with what a model nests."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import ort_cuda_plugin
+from ort_cuda_plugin.graph.registers import Registers
+from ort_cuda_plugin.graph.symbolic import Dim, eq, floordiv, is_read_back, mod, sym_max, symbol, truncdiv
+from ort_cuda_plugin.kernels import elementwise
+from ort_cuda_plugin.runtime.plan_format import Plan
+from plan_interpreter import evaluate_registers
+
+DEPTH = 3000
+STEPS = {
+    "quotients": lambda x: floordiv(x + 7, 2) + 5,
+    "remainders": lambda x: mod(x * 3 + 1, 1009) + 1,
+    "clamps": lambda x: sym_max(x - 3, 1) + mod(x, 5),
+    "signed": lambda x: truncdiv(0 - x, 3) + 11,
+    "shared": lambda x: mod(x, 8) + floordiv(x, 2) + 1,
+}
+
+
+def nested(step: str, x: Dim) -> Dim:
+    for _ in range(DEPTH):
+        x = STEPS[step](x)
+    return x
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_nested_size_arithmetic_has_registers_and_its_value(step):
+    registers = Registers(1)
+    register = registers.of(nested(step, symbol(0, "n", 40)))
+    values = {0: 1000}
+    evaluate_registers(Plan(registers.count, inputs=(), outputs=(), exprs=tuple(registers.exprs)), values)
+    assert values[register] == nested(step, 1000)
+    assert len(registers.exprs) < 12 * DEPTH
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_nested_size_arithmetic_that_was_made_twice_is_equal(step):
+    first, second = (nested(step, symbol(0, "n", 40)) for _ in range(2))
+    assert first is not second
+    assert eq(first, second) == 1
+    assert first - second == 0
+    assert not is_read_back(first)
+    assert first != nested(step, symbol(1, "m", 40))
+
+
+def chain(op_types: list[str], length: int, *, of_a_shape: bool, twice: bool = False) -> bytes:
+    """Integer nodes one behind the other; the last result, modulo 5, is the size of the output."""
+    first = helper.make_node("Shape", ["x"], ["v0"]) if of_a_shape else helper.make_node("Identity", ["x"], ["v0"])
+    nodes = [first]
+    for i in range(length):
+        other = f"v{i}" if twice else "two"
+        nodes.append(helper.make_node(op_types[i % len(op_types)], [f"v{i}", other], [f"v{i + 1}"], name=f"node{i}"))
+    nodes.append(helper.make_node("Mod", [f"v{length}", "five"], ["size"]))
+    nodes.append(helper.make_node("ConstantOfShape", ["size"], ["y"]))
+    kind, dims = (TensorProto.FLOAT, ["n"]) if of_a_shape else (TensorProto.INT64, [1])
+    graph = helper.make_graph(
+        nodes,
+        "chain",
+        [helper.make_tensor_value_info("x", kind, dims)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["size"])],
+        [numpy_helper.from_array(np.array([value]), name) for name, value in (("two", 2), ("five", 5))],
+    )
+    return bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString()
+    )
+
+
+def compare(data: bytes, feeds: list[np.ndarray]) -> None:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    ours = ort_cuda_plugin.session(data, emulate=True, sess_options=options)
+    cpu = ort.InferenceSession(data, providers=["CPUExecutionProvider"])
+    assert {part.ep_name for part in ours.get_provider_graph_assignment_info()} == {ort_cuda_plugin.get_ep_name()}
+    for x in feeds:
+        np.testing.assert_array_equal(ours.run(None, {"x": x})[0], cpu.run(None, {"x": x})[0], strict=True)
+
+
+@pytest.mark.parametrize("op_types", [["Add"], ["Div", "Add"], ["Max", "Add"], ["Mod", "Add", "Add"]])
+def test_six_hundred_operations_on_a_dimension_run_on_the_plugin(op_types):
+    compare(chain(op_types, 600, of_a_shape=True), [np.zeros(n, np.float32) for n in (1, 17)])
+
+
+@pytest.mark.parametrize("op_types", [["Add"], ["Mul", "Div", "Add"]])
+def test_six_hundred_operations_on_a_size_that_is_fed_run_on_the_plugin(op_types):
+    compare(chain(op_types, 600, of_a_shape=False), [np.array([n]) for n in (1, 17)])
+
+
+def test_shape_arithmetic_on_inputs_is_done_once_for_all_that_read_it(monkeypatch):
+    calls = []
+    fold = elementwise.fold
+    monkeypatch.setattr(elementwise, "fold", lambda *arguments: calls.append(1) or fold(*arguments))
+    data = chain(["Add"], 12, of_a_shape=False, twice=True)
+    compare(data, [np.array([3])])
+    assert 12 <= len(calls) <= 12 * 20
