@@ -260,9 +260,9 @@ def test_inputs_that_contradict_the_model_are_refused():
     b = Builder()
     x = b.input("x", 2, "n")
     made = Session(b, b.node("Add", x, x)).cluster
-    with pytest.raises(InvalidModel, match="'x' has 3 in dimension 0, the model says 2"):
+    with pytest.raises(InvalidModel, match="'x' came with 3 in dimension 0, the model declares 2: feed"):
         made.build([(3, 4)], [])
-    with pytest.raises(InvalidModel, match="'x' has rank 1, the model says 2"):
+    with pytest.raises(InvalidModel, match="'x' came with rank 1, the model declares rank 2: feed"):
         made.build([(2,)], [])
     with pytest.raises(InvalidModel, match="'x' has 2199023255552 in dimension 1"):
         made.build([(2, 2**41)], [])

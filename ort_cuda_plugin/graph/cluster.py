@@ -92,7 +92,9 @@ class CompiledCluster:
         self.host_inputs: list[int] = []
         self.weight_reader = WeightReader()
         self._ranks = ranks
-        self._checked = [fed is None or value.name in fed for value in self.inputs]
+        self._fed = [fed is None or value.name in fed for value in self.inputs]
+        # ORT checks the shape of what is fed against the model's, but not where the model says that it is a scalar.
+        self._checked = [is_fed and value.shape != () for is_fed, value in zip(self._fed, self.inputs, strict=True)]
         self._known = KnownEntries()
         self._states: dict[Node, Constant] = {}
 
@@ -164,11 +166,11 @@ class CompiledCluster:
         symbols = InputSymbols()
         plan_inputs: list[PlanInput] = []
         tensors: list[Tensor] = []
-        agree = list(map(_agrees, self.inputs, input_shapes))
         for index, (value, shape) in enumerate(zip(self.inputs, input_shapes, strict=True)):
             first = symbols.count
-            if not (agree[index] or self._checked[index]):  # what another provider computes has the shape that it has
-                value = replace(value, shape=None)
+            if shape is not None and not (self._checked[index] or _agrees(value, shape)):
+                # What came has the shape that it has. A scalar that is none, and what the host reads, seldom change.
+                value = replace(value, shape=tuple(shape) if self._fed[index] or index in host_values else None)
             tensor = symbolic_input(symbols, value, index, shape, self._ranks)
             tensors.append(tensor)
             plan_inputs.append(PlanInput(tensor.dtype.ort, tensor.rank, first))
@@ -194,7 +196,6 @@ class CompiledCluster:
             record=True,
             guess=None if found is None else symbols.dimension,
             states=self._states,
-            trusts_shapes=all(agree),
         )
         self._lower(lowering, tensors)
         producers = self.graph.producers()

@@ -12,6 +12,8 @@ from .symbolic import Dim, Expr, eq, le, product, symbol
 
 MAX_DIM = 2**40
 """No dimension of an input may be larger: plans check it, expressions rely on it to fold clamps to INT64_MAX."""
+MAX_RANK = 16
+"""As the executor has it (``OCP_MAX_RANK``), of inputs and outputs of clusters."""
 _TYPICAL_DIM = 16
 """The hint of a dimension that is not known yet."""
 
@@ -67,6 +69,7 @@ class NodeError(Exception):
         self.ort_code = 2 if invalid_input else 1  # ORT_INVALID_ARGUMENT or ORT_FAIL
 
 
+_MEND = "feed that shape, or correct what the model declares"
 Ranks = dict[str, int]
 """What the plugin inferred of values whose rank ORT does not know, by their names."""
 
@@ -90,12 +93,16 @@ def symbolic_input(
         if rank is None:
             raise Unsupported("shape", f"the rank of {value.name!r} is not known")
         known = (None,) * rank
+    _check_rank(value, len(known))
     if hints is not None and len(hints) != len(known):
-        raise InvalidModel(f"input {value.name!r} has rank {len(hints)}, the model says {len(known)}")
+        raise InvalidModel(
+            f"input {value.name!r} came with rank {len(hints)}, the model declares rank {len(known)}: {_MEND}"
+        )
     shape: list[Dim] = []
     for axis, dim in enumerate(known):
         if isinstance(dim, int) and hints is not None and hints[axis] != dim:
-            raise InvalidModel(f"input {value.name!r} has {hints[axis]} in dimension {axis}, the model says {dim}")
+            came = f"input {value.name!r} came with {hints[axis]} in dimension {axis}"
+            raise InvalidModel(f"{came}, the model declares {dim}: {_MEND}")
         if hints is not None and hints[axis] > MAX_DIM:
             raise InvalidModel(
                 f"input {value.name!r} has {hints[axis]} in dimension {axis}; at most {MAX_DIM} is possible"
@@ -111,7 +118,6 @@ class NodeLowering:
 
     ``read_host_input(buffer, count)`` gives the symbols of a host input's elements. ``guess`` is given where contents
     of host inputs are not known yet: it makes symbols for dimensions that depend on them. ``states`` as for `Lowering`.
-    ``trusts_shapes``: results have the shapes that ORT inferred.
     """
 
     def __init__(
@@ -124,10 +130,8 @@ class NodeLowering:
         record: bool,
         guess: Callable[[str | None], Dim] | None = None,
         states: dict[Node, Constant] | None = None,
-        trusts_shapes: bool = True,
     ) -> None:
         self.graph = graph
-        self._trusts_shapes = trusts_shapes
         self.ctx = Lowering(
             device,
             options,
@@ -177,18 +181,14 @@ class NodeLowering:
                 known = value.shape or [None] * result.rank
                 shape = [dim if isinstance(dim, int) else self._guess(dim) for dim in known]
                 result = self.ctx.empty(shape, result.dtype)
-            _check_result(value, result, self._trusts_shapes)
+            # What shape the model says that it has does not matter: nothing here depends on that.
+            if value.dtype is not None and value.dtype is not result.dtype:
+                declared = f"the model says that {value.name!r} is {value.dtype.name}"
+                raise Unsupported("dtype", f"{declared}, {node.op_type} makes it {result.dtype.name}")
+            _check_rank(value, result.rank)
             self.tensors[value] = result
 
 
-def _check_result(value: Value, result: Tensor, trusts_shapes: bool) -> None:
-    """Compares with what ORT infers: a contradiction would make ORT's allocations and ours differ."""
-    if value.dtype is not None and value.dtype is not result.dtype:
-        raise Unsupported("dtype", f"{value.name!r} is {value.dtype.name} for ORT, {result.dtype.name} here")
-    if value.shape is None or not trusts_shapes:
-        return
-    if len(value.shape) != result.rank:
-        raise Unsupported("shape", f"{value.name!r} has rank {len(value.shape)} for ORT, {result.rank} here")
-    for expected, dim in zip(value.shape, result.shape, strict=True):
-        if isinstance(expected, int) and isinstance(dim, int) and expected != dim:
-            raise Unsupported("shape", f"{value.name!r} is {value.shape} for ORT, {result.shape} here")
+def _check_rank(value: Value, rank: int) -> None:
+    if rank > MAX_RANK:
+        raise Unsupported("shape", f"{value.name!r} has rank {rank}; at most {MAX_RANK} is possible")
