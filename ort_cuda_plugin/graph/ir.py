@@ -108,6 +108,19 @@ class DType(enum.Enum):
         return next((dtype for dtype in DType if dtype.ort == number), None) or DType(number)
 
     @staticmethod
+    def of_attribute(number: int, what: str = "a result of element type") -> DType:
+        """The type that an attribute of a node says by its number in TensorProto; ``what`` it is, in messages.
+
+        Raises InvalidModel where there is none, Unsupported where the device has no such type.
+        """
+        if number not in DType._value2member_map_:
+            raise InvalidModel(f"{number} is the number of no element type")
+        dtype = DType(number)
+        if not dtype.is_supported:
+            raise Unsupported("dtype", f"{what} {dtype.name}")
+        return dtype
+
+    @staticmethod
     def from_numpy(dtype: npt.DTypeLike) -> DType:
         """The type of NumPy arrays of ``dtype``, one of NumPy's own types.
 

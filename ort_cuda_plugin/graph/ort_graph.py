@@ -14,7 +14,7 @@ import numpy as np
 
 from ..abi.core import ffi, lib
 from ..kernels.packed import unpack_array
-from .ir import Array, AttrValue, Constant, DType, Graph, Node, Value
+from .ir import Array, AttrValue, Constant, DType, Graph, InvalidModel, Node, Value
 
 
 class OrtCallError(RuntimeError):
@@ -179,10 +179,13 @@ class _GraphReader:
         if mapped is not None:
             return mapped
 
-        ort = self.ort  # the constant must not keep all other values alive
+        ort, name = self.ort, value.name  # the constant must not keep all other values alive
 
         def load() -> Array:
-            return ort.tensor_data(ort.out("ValueInfo_GetInitializerValue", "const OrtValue *", info), dtype, dims)
+            try:
+                return ort.tensor_data(ort.out("ValueInfo_GetInitializerValue", "const OrtValue *", info), dtype, dims)
+            except OrtCallError as error:
+                raise InvalidModel(f"the contents of {name!r} cannot be read: {error}") from error
 
         return Constant(dtype, dims, load, borrowed=True)
 
@@ -246,6 +249,13 @@ class _GraphReader:
         )
 
     def _attribute(self, attribute: Any) -> AttrValue | None:
+        """None for what this IR has no form for, and for what ORT cannot read."""
+        try:
+            return self._readable_attribute(attribute)
+        except OrtCallError:
+            return None
+
+    def _readable_attribute(self, attribute: Any) -> AttrValue | None:
         kind = self.ort.out("OpAttr_GetType", "OrtOpAttrType", attribute)
         if kind == lib.ORT_OP_ATTR_INT:
             return int(self._attribute_data(attribute, kind, "int64_t")[0])

@@ -246,16 +246,6 @@ def clip(ctx: Lowering, x: Tensor, min: Tensor | None = None, max: Tensor | None
     return elementwise(ctx, clamp, x, *scalars)
 
 
-def _castable(number: int) -> DType:
-    try:
-        dtype = DType(number)
-    except ValueError:
-        raise Unsupported("dtype", f"a cast to element type {number}") from None
-    if not dtype.is_supported:
-        raise Unsupported("dtype", f"a cast to {dtype.name}")
-    return dtype
-
-
 @op("Cast", since=1, types={"T1": ALL_TENSORS, "T2": ALL_TENSORS})
 def cast_1(ctx: Lowering, x: T1, *, to: str) -> Tensor:
     """The type is given by its name in ONNX."""
@@ -269,7 +259,7 @@ def cast_1(ctx: Lowering, x: T1, *, to: str) -> Tensor:
 def cast(ctx: Lowering, x: T1, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
     if round_mode not in ("up", "down", "nearest"):
         raise InvalidModel(f"Cast with round_mode {round_mode!r}")
-    dtype = _castable(to)
+    dtype = DType.of_attribute(to, "a cast to")
     if x.dtype is dtype:
         return x
     return elementwise(ctx, lambda a: s.cast(a, dtype, saturate=saturate != 0, round_mode=round_mode), x)
@@ -283,7 +273,7 @@ def cast_like(ctx: Lowering, x: T1, target: T2, *, saturate: int = 1, round_mode
 @op("BitCast", since=26, types={"T1": ALL_TENSORS, "T2": ALL_TENSORS})
 def bit_cast(ctx: Lowering, x: T1, *, to: int) -> Tensor:
     """A copy of the bytes: what is known of the contents of x must not be taken for those of the result."""
-    dtype = _castable(to)
+    dtype = DType.of_attribute(to, "a cast to")
     if dtype.bits != x.dtype.bits:
         raise InvalidModel(f"BitCast from {x.dtype.name} to {dtype.name}, which have different sizes")
     # The byte of a packed integer is sign-extended, that of a float is its code: as those of an unsigned integer.

@@ -76,7 +76,11 @@ def gather(ctx: Lowering, data: T, indices: Tind, *, axis: int = 0) -> Tensor:
         return ctx.view(result, shape, None, result.offset)
 
     def on_symbols(values: HostArray, places: HostArray) -> HostArray:
-        return np.take(values, integers(places), axis=axis)
+        index, size = integers(places), values.shape[axis]
+        index = np.where(index < 0, index + size, index)
+        outside = np.zeros([1 if i == axis else dim for i, dim in enumerate(values.shape)], object)
+        padded = np.concatenate([values, outside], axis)
+        return np.take(padded, np.where((index >= 0) & (index < size), index, size), axis=axis)
 
     return on_host(ctx, on_symbols, (data, indices), shape, data.dtype, on_device)
 

@@ -80,7 +80,7 @@ def random_normal(
     scale: float = 1.0,
     seed: float | None = None,
 ) -> Tensor:
-    return _draw(ctx, shape, DType(dtype), seed, _normal(mean, scale))
+    return _draw(ctx, shape, DType.of_attribute(dtype), seed, _normal(mean, scale))
 
 
 @op("RandomNormalLike", since=1, types={"T1": ALL_TENSORS})
@@ -93,7 +93,7 @@ def random_normal_like(
     scale: float = 1.0,
     seed: float | None = None,
 ) -> Tensor:
-    return _draw(ctx, x.shape, x.dtype if dtype is None else DType(dtype), seed, _normal(mean, scale))
+    return _draw(ctx, x.shape, x.dtype if dtype is None else DType.of_attribute(dtype), seed, _normal(mean, scale))
 
 
 @op("RandomUniform", since=1)
@@ -106,7 +106,7 @@ def random_uniform(
     high: float = 1.0,
     seed: float | None = None,
 ) -> Tensor:
-    return _draw(ctx, shape, DType(dtype), seed, _uniform(low, high))
+    return _draw(ctx, shape, DType.of_attribute(dtype), seed, _uniform(low, high))
 
 
 @op("RandomUniformLike", since=1, types={"T1": ALL_TENSORS})
@@ -119,13 +119,13 @@ def random_uniform_like(
     high: float = 1.0,
     seed: float | None = None,
 ) -> Tensor:
-    return _draw(ctx, x.shape, x.dtype if dtype is None else DType(dtype), seed, _uniform(low, high))
+    return _draw(ctx, x.shape, x.dtype if dtype is None else DType.of_attribute(dtype), seed, _uniform(low, high))
 
 
 @op("Bernoulli", since=15, types={"T1": FLOATS})
 def bernoulli(ctx: Lowering, x: T1, *, dtype: int | None = None, seed: float | None = None) -> Tensor:
     """Probabilities of float32 and half types count in steps of 2**-24."""
-    result = x.dtype if dtype is None else DType(dtype)
+    result = x.dtype if dtype is None else DType.of_attribute(dtype)
     if result not in ARITHMETIC | BOOL:
         raise InvalidModel(f"Bernoulli of element type {result.name}")
     probabilities = reshape(ctx, x, (x.size,))
@@ -163,7 +163,7 @@ def multinomial(ctx: Lowering, x: T1, *, dtype: int = 6, sample_size: int = 1, s
 
     As in ONNX Runtime a class whose logarithm is infinite or NaN is never drawn.
     """
-    result = DType(dtype)
+    result = DType.of_attribute(dtype)
     if result not in INDICES:
         raise InvalidModel(f"Multinomial of element type {result.name}")
     if x.rank != 2 or sample_size < 1:

@@ -60,6 +60,20 @@ NEWEST_OPSETS = {"": 28, "com.microsoft": 1}
 IGNORED_ATTRIBUTES = frozenset({"consumed_inputs"})
 """Hints of opset 1, that an operator may write over an input."""
 
+# fmt: off
+FLAGS = frozenset(
+    {
+        "across_channels", "align_corners", "allowzero", "antialias", "broadcast", "ceil_mode",
+        "center_point_box", "count_include_pad", "detect_negative", "detect_positive", "exclude_outside",
+        "exclusive", "fmod", "input_forget", "interleaved", "inverse", "is_causal", "is_test", "keepdims",
+        "largest", "layout", "linear_before_reset", "noop_with_empty_axes", "normalize_variance", "onesided",
+        "periodic", "reverse", "saturate", "select_last_index", "sorted", "spatial", "storage_order",
+        "training_mode", "transA", "transB", "upper",
+    }
+)
+# fmt: on
+"""Attributes that are 0 or 1. What another number means ONNX leaves open, and ONNX Runtime decides case by case."""
+
 OperatorFunction: TypeAlias = Callable[..., "Tensor | tuple[Tensor, ...]"]
 F = TypeVar("F", bound=OperatorFunction)
 
@@ -127,13 +141,16 @@ class Operator:
     def bind_attributes(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """Keyword arguments for ``function``.
 
-        Raises Unsupported("attribute") for one that the function does not have, InvalidModel for a missing one.
+        Raises Unsupported("attribute") for one that the function does not have and for a flag that is neither 0 nor 1,
+        InvalidModel for a missing one.
         """
         if self.since == 1:
             attributes = {name: value for name, value in attributes.items() if name not in IGNORED_ATTRIBUTES}
-        for name in attributes:
+        for name, value in attributes.items():
             if name not in self.attributes:
                 raise Unsupported("attribute", f"{self.name} with the attribute {name!r}")
+            if name in FLAGS and value not in (0, 1):
+                raise Unsupported("attribute", f"{self.name} with {name} = {value!r}, which is neither 0 nor 1")
         for name, parameter in self.attributes.items():
             if parameter.default is parameter.empty and name not in attributes:
                 raise InvalidModel(f"{self.name} needs its attribute {name!r}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ort_cuda_plugin.graph.ir import Constant, DType, InvalidModel, Unsupported
+from ort_cuda_plugin.graph.ir import Constant, DType, InvalidModel
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
 from ort_cuda_plugin.graph.symbolic import (
     Dim,
@@ -323,7 +323,5 @@ def _count_of_floats(ctx: Lowering, inputs: Sequence[Tensor], stash: DType) -> D
 def eye_like(ctx: Lowering, x: T1, *, dtype: int | None = None, k: int = 0) -> Tensor:
     if x.rank != 2:
         raise InvalidModel(f"EyeLike of rank {x.rank}")
-    result = x.dtype if dtype is None else DType(dtype)
-    if not result.is_supported:
-        raise Unsupported("dtype", f"EyeLike of {result.name}")
+    result = x.dtype if dtype is None else DType.of_attribute(dtype)
     return gather_map(ctx, x.shape, result, lambda maps, c: s.cast(s.equal(c[0] + k, c[1]), result))

@@ -19,7 +19,7 @@ from ort_cuda_plugin.ops.registry import ARITHMETIC, FLOATS, INDICES, T1, T2, Ho
 
 
 def _element_type(number: int) -> DType:
-    dtype = DType(number)
+    dtype = DType.of_attribute(number)
     if dtype not in ARITHMETIC:
         raise Unsupported("dtype", f"an output of element type {dtype.name}")
     return dtype
