@@ -116,7 +116,7 @@ def _attempt(case: Case, model: onnx.ModelProto, mode: Mode, *, on_plugin: bool)
     try:
         session = _session(model.SerializeToString(), mode, attempt, on_plugin)
         for inputs, expected in case.data_sets(model):
-            attempt.results = _run(session, inputs)
+            attempt.results = run_session(session, inputs)
             names = [output.name for output in model.graph.output]
             for name, a, e in zip(names, attempt.results, expected, strict=True):
                 if text := difference(a, e, case.rtol, case.atol):
@@ -155,7 +155,8 @@ def _session(model: bytes, mode: Mode, attempt: Attempt, on_plugin: bool) -> Any
     return session
 
 
-def _run(session: Any, inputs: list[Any]) -> list[Any]:
+def run_session(session: Any, inputs: list[Any]) -> list[Any]:
+    """The outputs for the inputs in order, as arrays, lists or None."""
     names = [value.name for value in session.get_inputs()]
     feeds = dict(zip(names, inputs, strict=False))
     outputs = [value.name for value in session.get_outputs()]

@@ -1,0 +1,50 @@
+"""A mutant is a base and steps; all of it follows from a number, and fewer steps make a smaller mutant."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mutation import node_mutators
+from mutation.bases import Base
+from mutation.mutators import MUTATORS
+from mutation.subject import Feeds, Subject, complete_feeds, parse
+
+assert node_mutators  # which enters its mutators by being there
+
+LEVELS = (0, 1, 99)
+"""ONNX Runtime's optimisation: none, basic, all."""
+Step = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    base: str
+    steps: tuple[Step, ...]
+    level: int
+
+    def __str__(self) -> str:
+        return f"{self.base} level={self.level} {' '.join(f'{name}:{seed}' for name, seed in self.steps)}"
+
+
+def mutant(number: int, bases: Mapping[str, Base]) -> Mutant:
+    """The mutant with this number; the same one where the names of the bases are the same."""
+    rng = random.Random(number)
+    names, weights = list(MUTATORS), [weight for _, weight in MUTATORS.values()]
+    count = rng.choice([1, 1, 1, 2, 2, 3, 4, 6])
+    base = rng.choice(sorted(bases))
+    steps = tuple((name, rng.getrandbits(32)) for name in rng.choices(names, weights, k=count))
+    return Mutant(base, steps, rng.choice(LEVELS))
+
+
+def build(mutated: Mutant, base: Base) -> tuple[bytes, Feeds]:
+    """The serialized model and what feeds it. A step that finds nothing to change does nothing."""
+    subject = Subject(parse(base.model), dict(base.feeds))
+    for name, seed in mutated.steps:
+        subject.rng = random.Random(seed)
+        MUTATORS[name][0](subject)
+    subject.rng = random.Random(zlib.crc32(mutated.base.encode()))
+    complete_feeds(subject)
+    return subject.serialize(), subject.feeds

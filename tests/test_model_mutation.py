@@ -1,0 +1,108 @@
+"""Mutated models against the CPU provider: a sample of the campaign, and the tool itself."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from mutation.bases import Base, operators, patterns
+from mutation.campaign import Worker, environment, minimise, run, stored, write
+from mutation.mutants import Mutant, build, mutant
+from mutation.mutators import MUTATORS
+from mutation.oracle import Kind, Outcome, judge
+
+SAMPLE = 500
+# Its judge does what the base is named after.
+FAULTY = """
+import os, time
+from mutation import worker
+def judge(data, feeds, level, stage):
+    stage("cpu")
+    stage(os.environ["STAGE"])
+    if os.environ["FAULT"] == "crash":
+        os.abort()
+    time.sleep(600)
+worker.judge = judge
+worker.main()
+"""
+
+
+def test_mutants_run_as_on_the_cpu_provider_or_are_refused_with_a_reason(tmp_path):
+    report = run(patterns() | operators(), range(SAMPLE), out=tmp_path)
+    found = [f"{path.read_text()}    {path.with_suffix('.onnx')}" for path in sorted(tmp_path.glob("*.txt"))]
+    assert not report.findings, "\n".join(found)
+    assert sum(report.counts.values()) == SAMPLE
+    assert report.counts[Kind.AGREES] > SAMPLE / 4
+
+
+def test_a_mutant_is_the_same_whenever_it_is_made():
+    bases = patterns()
+    for number in range(200):
+        mutated = mutant(number, bases)
+        assert mutated == mutant(number, bases)
+        assert build(mutated, bases[mutated.base])[0] == build(mutated, bases[mutated.base])[0]
+
+
+@pytest.mark.parametrize("name", MUTATORS)
+def test_a_mutator_changes_models(name):
+    bases = patterns()
+    plain = {base: build(Mutant(base, (), 0), bases[base]) for base in bases}
+    changed = 0
+    for number, base in enumerate(sorted(bases) * 3):
+        data, feeds = build(Mutant(base, ((name, number),), 0), bases[base])
+        same = data == plain[base][0] and feeds.keys() == plain[base][1].keys()
+        changed += not same or any(not np.array_equal(feeds[key], plain[base][1][key]) for key in feeds)
+    assert changed >= 3
+
+
+@pytest.mark.parametrize(("fault", "kind"), [("crash", Kind.CRASH), ("hang", Kind.HANG)])
+@pytest.mark.parametrize("stage", ["plugin", "cpu"])
+def test_a_process_that_dies_or_hangs_costs_one_mutant_and_has_a_culprit(fault, kind, stage):
+    with stored(patterns()) as file:
+        variables = environment(1) | {"FAULT": fault, "STAGE": stage}
+        worker = Worker(file, variables, 20.0 if fault == "crash" else 6.0, (sys.executable, "-c", FAULTY))
+        outcome = worker.judge(Mutant("encoder", (), 0))
+        worker.close()
+    assert outcome.kind is (kind if stage == "plugin" else Kind.CPU_SLOW)
+    assert stage in outcome.detail
+
+
+def test_a_wrong_result_is_found(monkeypatch):
+    base = patterns()["shape_chain"]
+    assert judge(base.model, base.feeds, 0, lambda stage: None).kind is Kind.AGREES
+    monkeypatch.setattr("ort_cuda_plugin.graph.symbolic.truncdiv", lambda a, b: a)
+    outcome = judge(base.model, base.feeds, 0, lambda stage: None)
+    assert outcome.kind in (Kind.DIFFERS, Kind.REFUSES)
+
+
+def test_a_mistake_that_declines_a_node_is_found(monkeypatch):
+    def broken(*arguments: object) -> None:
+        raise KeyError("a mistake")
+
+    base = patterns()["shape_chain"]
+    monkeypatch.setattr("ort_cuda_plugin.ops.reduction.reduce", broken)
+    outcome = judge(base.model, base.feeds, 0, lambda stage: None)
+    assert outcome.kind is Kind.INTERNAL
+    assert "KeyError: 'a mistake'" in outcome.detail
+
+
+def test_a_finding_is_made_small_and_written(tmp_path: Path):
+    steps = tuple((name, seed) for seed, name in enumerate(MUTATORS))
+
+    def fails_with_renamed_nodes(mutated: Mutant) -> Outcome:
+        named = any(name == "rename_nodes" for name, _ in mutated.steps)
+        return Outcome(Kind.DIFFERS if named else Kind.AGREES)
+
+    found = Outcome(Kind.DIFFERS, "another value")
+    small = minimise(Mutant("encoder", steps, 99), found, fails_with_renamed_nodes)
+    assert [name for name, _ in small.steps] == ["rename_nodes"]
+    assert small.level == 0
+    base: Base = patterns()["encoder"]
+    path = write(tmp_path, 7, small, found, base)
+    assert onnx.load(path).graph.node[0].name != onnx.load_model_from_string(base.model).graph.node[0].name
+    assert set(np.load(path.with_suffix(".npz")).files) == {"input_ids", "attention_mask"}
+    assert "another value" in path.with_suffix(".txt").read_text()
