@@ -67,9 +67,9 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    from .uninterrupted import imported
 
-    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    return getattr(imported(f"{__name__}.{_LAZY[name]}"), name)
 
 
 def get_library_path() -> str:

@@ -17,6 +17,7 @@ from .ep.devices import DeviceInfo, cuda_devices, emulation_requested
 from .ep.options import parse
 from .ep.provider import Provider, last_provider
 from .graph.claims import NodeVerdict
+from .uninterrupted import imported
 
 _registration = threading.Lock()
 _registered: list[str] = []
@@ -31,7 +32,7 @@ def _onnxruntime() -> ModuleType:
     """
     advice = 'install exactly one of "ort-cuda-plugin[cpu]" (onnxruntime) and "ort-cuda-plugin[gpu]" (onnxruntime-gpu)'
     try:
-        import onnxruntime
+        onnxruntime = imported("onnxruntime")
     except ImportError as error:
         raise ImportError(f"ONNX Runtime cannot be imported ({error}); {advice}") from error
     version = getattr(onnxruntime, "__version__", "")
@@ -41,8 +42,7 @@ def _onnxruntime() -> ModuleType:
             f"ort-cuda-plugin needs ONNX Runtime 1.{OLDEST_API} or newer and found "
             f"{version or 'a broken installation'}; {advice}"
         )
-    module: ModuleType = onnxruntime
-    return module
+    return onnxruntime
 
 
 def _ep_devices(ort: ModuleType) -> list[Any]:

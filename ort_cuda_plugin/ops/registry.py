@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
+from ort_cuda_plugin import uninterrupted
 from ort_cuda_plugin.graph.ir import FLOATS_8, DType
 from ort_cuda_plugin.graph.lowering import InvalidModel, Lowering, Tensor, Unsupported
 
@@ -204,8 +205,12 @@ def op(
 def _load() -> None:
     """Imports every module of ort_cuda_plugin.ops, so that a new file is in the table by being there."""
     package = importlib.import_module("ort_cuda_plugin.ops")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"ort_cuda_plugin.ops.{module.name}")
+
+    def import_all() -> None:
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"ort_cuda_plugin.ops.{module.name}")
+
+    uninterrupted.call(import_all)
 
 
 def lookup(domain: str, op_type: str, since_version: int) -> Operator:

@@ -1,0 +1,71 @@
+"""Calls functions, and imports modules, where no signal handler can raise: on a thread of their own.
+
+Python runs signal handlers on the main thread, between any two instructions. An import or a compilation that Ctrl-C
+ends so stays half done for the rest of the process: packages lack modules that are imported already, Numba's tables
+lack what was about to be entered.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class _Call(threading.Thread, Generic[T]):
+    """No daemon: Python waits for it before it takes itself down."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        super().__init__(name="ort-cuda-plugin")
+        self.function = function
+        self.result: T | None = None
+        self.error: BaseException | None = None
+        # No join: in Python 3.11 one that is interrupted takes the thread for ended.
+        self.unfinished = threading.Lock()
+        self.unfinished.acquire()
+
+    def run(self) -> None:
+        try:
+            self.result = self.function()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.unfinished.release()
+
+
+def call(function: Callable[[], T], abandoned: Callable[[], object] = lambda: None) -> T:
+    """What ``function`` returns or raises.
+
+    A signal handler that raises ends the wait and not the function: ``abandoned`` is called, its exception goes on to
+    the caller, and the function ends in the background. So it takes no lock that the caller holds.
+    """
+    running = _Call(function)
+    try:
+        try:
+            running.start()
+        except RuntimeError:  # no thread can be had
+            return function()
+        running.unfinished.acquire()
+    except BaseException:
+        abandoned()
+        raise
+    try:
+        if running.error is not None:
+            raise running.error
+        result: Any = running.result
+        return result  # type: ignore[no-any-return]
+    finally:
+        del running  # which refers to the error, whose traceback refers to this frame
+
+
+def imported(name: str) -> ModuleType:
+    """The module of that name, imported on a thread of its own where it is not there yet."""
+    module = sys.modules.get(name)
+    if module is None or getattr(module.__spec__, "_initializing", False):
+        return call(lambda: importlib.import_module(name))
+    return module
