@@ -47,10 +47,14 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def collect() -> dict[str, Any]:
     """Everything as plain data. ``problem`` is why the plugin cannot be registered, or empty."""
-    from ort_cuda_plugin.runtime.cache import cache_folder, folder_problem
+    from ort_cuda_plugin.runtime.cache import cache_folder, open_folder
+    from ort_cuda_plugin.runtime.trusted_files import Untrusted
 
-    folder = cache_folder()
-    entries = [path.stat().st_size for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
+    folder, entries, cache_problem = cache_folder(), [], ""
+    try:
+        entries = [status.st_size for _, status in open_folder(folder).files()]
+    except Untrusted as problem:
+        cache_problem = str(problem)
     report: dict[str, Any] = {
         "ort_cuda_plugin": ort_cuda_plugin.__version__,
         "python": platform.python_version(),
@@ -62,7 +66,7 @@ def collect() -> dict[str, Any]:
             "folder": str(folder),
             "entries": len(entries),
             "bytes": sum(entries),
-            "problem": folder_problem(folder) or "",
+            "problem": cache_problem,
         },
         "problem": "",
     }

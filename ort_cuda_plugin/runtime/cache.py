@@ -1,7 +1,8 @@
 """The disk cache of compiled kernels and of their IR, shared by all processes of a user.
 
-An entry's file name is a hash of all that its contents depend on. The folder has mode 0700 and belongs to the user,
-because what it holds is executed. Nothing here imports Numba or llvmlite.
+An entry's file name is a hash of all that its contents depend on. What the folder holds is executed: it is a
+`TrustedFolder`. An entry that is damaged, or that somebody else could have written, is a kernel that is compiled again.
+Nothing here imports Numba or llvmlite.
 """
 
 from __future__ import annotations
@@ -13,25 +14,28 @@ import json
 import logging
 import os
 import platform
-import stat
+import re
 import struct
-import tempfile
 import time
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from ort_cuda_plugin import uninterrupted
 from ort_cuda_plugin.runtime.kernel import KernelSpec
 from ort_cuda_plugin.runtime.targets import KernelImage, Target
+from ort_cuda_plugin.runtime.trusted_files import TrustedFolder, Untrusted
 
 logger = logging.getLogger("ort_cuda_plugin")
 
 CACHE_DIR_VARIABLE = "ORT_CUDA_PLUGIN_CACHE_DIR"
 max_cache_bytes = 512 << 20
+max_entry_bytes = 64 << 20
+"""Of an entry, and of the texts of an IR."""
 entry_magic = b"OCPK\x01\n"
 entry_suffix = ".kernel"
-touch_after_seconds = 3600.0
+abandoned_after_seconds = 3600.0
 front_end_sources = ("kernels/intrinsics.py", "kernels/small_floats.py", "runtime/compile.py", "runtime/kernel.py")
 """The modules of this package that make IR of a kernel's source."""
 back_end_sources = (
@@ -66,14 +70,19 @@ def joined_digest(*parts: str) -> str:
 def tools_digest(tools: Sequence[str], sources: Sequence[str]) -> str:
     """Hash of the versions of Python and of distributions, and of modules of this package."""
     digest = hashlib.sha256(platform.python_version().encode())
-    for tool in tools:
-        try:
-            digest.update(f"{tool} {importlib.metadata.version(tool)}\n".encode())
-        except importlib.metadata.PackageNotFoundError:
-            digest.update(f"{tool} absent\n".encode())
+    versions = uninterrupted.call(lambda: [version_of(tool) for tool in tools])  # which imports
+    for tool, version in zip(tools, versions, strict=True):
+        digest.update(f"{tool} {version}\n".encode())
     for source in sources:
         digest.update((Path(__file__).parent.parent / source).read_bytes())
     return digest.hexdigest()
+
+
+def version_of(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"
 
 
 @lru_cache(maxsize=1)
@@ -114,24 +123,16 @@ def cache_folder() -> Path:
     return Path(base if base and os.path.isabs(base) else os.path.expanduser("~/.cache")) / "ort-cuda-plugin"
 
 
-def folder_problem(folder: Path) -> str | None:
-    """Makes the folder where it is missing; says why it cannot be used, or None."""
+def open_folder(folder: Path) -> TrustedFolder:
+    """Makes the folder where it is missing. Raises Untrusted, with the reason, where it cannot be used."""
     if folder.parts[:1] == ("~",):
-        return "this user has no home folder"
+        raise Untrusted("this user has no home folder")
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
+        return TrustedFolder(folder)
+    except Untrusted:
+        raise
     except OSError as error:
-        return f"it cannot be made: {error.strerror or error}"
-    if not stat.S_ISDIR(status.st_mode):
-        return "it is no folder"
-    if status.st_uid != os.geteuid():
-        return f"it belongs to user {status.st_uid}, and what it holds would be executed"
-    if status.st_mode & 0o022:
-        return f"other users can write to it (mode {stat.S_IMODE(status.st_mode):04o}); chmod 700 it"
-    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        return "it is not writable"
-    return None
+        raise Untrusted(f"it cannot be made: {error.strerror or error}") from error
 
 
 class KernelCache:
@@ -144,10 +145,18 @@ class KernelCache:
     def __init__(self, folder: Path | None = None, max_bytes: int = max_cache_bytes) -> None:
         self.folder = folder if folder is not None else cache_folder()
         self.max_bytes = max_bytes
-        self.usable = True
         self.writes = 0
-        if problem := folder_problem(self.folder):
-            self.disable(problem)
+        self.opened: TrustedFolder | None = None
+        self.problem = ""
+        try:
+            self.opened = open_folder(self.folder)
+        except Untrusted as problem:
+            self.disable(str(problem))
+
+    @property
+    def usable(self) -> bool:
+        """Whether entries are found and kept; ``problem`` says why not."""
+        return not self.problem
 
     def disable(self, problem: str) -> None:
         if self.usable:
@@ -157,15 +166,14 @@ class KernelCache:
                 problem,
                 CACHE_DIR_VARIABLE,
             )
-        self.usable = False
+            self.problem = problem
 
     def path(self, key: str) -> Path:
-        return self.folder / f"{key}{entry_suffix}"
+        return self.folder / entry_name(key)
 
     def load(self, key: str, target: Target) -> KernelImage | None:
         """The kernel, or None where there is none or its entry is damaged."""
-        body = self.read(key)
-        return None if body is None else decode(body, target)
+        return decode(self.read(key) or b"", target)
 
     def store(self, key: str, image: KernelImage) -> None:
         """Keeps a kernel."""
@@ -173,70 +181,66 @@ class KernelCache:
 
     def load_ir(self, key: str) -> list[str] | None:
         """The texts of an IR, or None where there are none or their entry is damaged."""
-        body = self.read(key)
-        return None if body is None else [str(text) for text in json.loads(zlib.decompress(body))]
+        return decode_texts(self.read(key) or b"")
 
     def store_ir(self, key: str, texts: Sequence[str]) -> None:
         """Keeps the texts of an IR."""
-        self.write(key, zlib.compress(json.dumps(list(texts)).encode(), 1))
+        self.write(key, encode_texts(texts))
 
     def read(self, key: str) -> bytes | None:
-        """What an entry holds, or None where there is none or it is damaged."""
-        if not self.usable:
+        """What an entry holds, or None where there is none, or it is damaged or not this user's alone."""
+        if self.opened is None or not self.usable:
             return None
-        path = self.path(key)
         try:
-            data = path.read_bytes()
+            data = self.opened.read(entry_name(key), max_entry_bytes)
+        except Untrusted as problem:
+            logger.warning("kernel cache entry %s is not used: %s; compiling again", self.path(key), problem)
+            return None
         except OSError:
             return None
         start = len(entry_magic) + 32
         if not data.startswith(entry_magic) or hashlib.sha256(data[start:]).digest() != data[len(entry_magic) : start]:
-            logger.info("kernel cache entry %s is damaged; compiling again", path)
+            logger.info("kernel cache entry %s is damaged; compiling again", self.path(key))
             return None
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > touch_after_seconds:
-                os.utime(path)
         return data[start:]
 
     def write(self, key: str, body: bytes) -> None:
         """Writes an entry atomically: a reader sees all of it or nothing."""
-        if not self.usable:
+        data = entry_magic + hashlib.sha256(body).digest() + body
+        if self.opened is None or not self.usable or len(data) > max_entry_bytes:
             return
         try:
-            descriptor, temporary = tempfile.mkstemp(dir=self.folder, suffix=".part")
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(entry_magic + hashlib.sha256(body).digest() + body)
-                os.replace(temporary, self.path(key))
-            except BaseException:
-                os.unlink(temporary)
-                raise
+            self.opened.write(entry_name(key), data)
+            if self.writes % 64 == 0:
+                self.trim()
         except OSError as error:
             self.disable(f"writing failed: {error.strerror or error}")
-            return
-        if self.writes % 64 == 0:
-            self.trim()
         self.writes += 1
 
     def trim(self) -> None:
         """Removes the least recently used entries until a tenth of the bound is free, and abandoned partial files."""
+        if self.opened is None:
+            return
         entries = []
-        for found in os.scandir(self.folder):
-            with contextlib.suppress(OSError):
-                status = found.stat()
-                if found.name.endswith(".part") and time.time() - status.st_mtime > touch_after_seconds:
-                    os.unlink(found.path)
-                elif found.name.endswith(entry_suffix):
-                    entries.append((status.st_mtime, status.st_size, found.path))
+        for name, status in self.opened.files():
+            if name.endswith(".part") and time.time() - status.st_mtime > abandoned_after_seconds:
+                with contextlib.suppress(OSError):
+                    self.opened.remove(name)
+            elif name.endswith(entry_suffix):
+                entries.append((status.st_mtime, status.st_size, name))
         total = sum(size for _, size, _ in entries)
         if total <= self.max_bytes:
             return
-        for _, size, path in sorted(entries):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+        for _, size, name in sorted(entries):
+            with contextlib.suppress(OSError):  # another process was faster
+                self.opened.remove(name)
             total -= size
             if total <= self.max_bytes * 9 // 10:
                 return
+
+
+def entry_name(key: str) -> str:
+    return f"{key}{entry_suffix}"
 
 
 # ---- entries: magic, SHA-256 of the rest; of a kernel then three lengths, JSON, image, PTX ----
@@ -247,15 +251,39 @@ def encode(image: KernelImage) -> bytes:
     return struct.pack("<III", len(header), len(image.data), len(image.ptx)) + header + image.data + image.ptx
 
 
-def decode(body: bytes, target: Target) -> KernelImage:
-    header_bytes, image_bytes, ptx_bytes = struct.unpack_from("<III", body)
-    image_start = 12 + header_bytes
-    ptx_start = image_start + image_bytes
-    header = json.loads(body[12:image_start])
-    return KernelImage(
-        body[image_start:ptx_start],
-        header["entry"],
-        target,
-        header["metadata"],
-        body[ptx_start : ptx_start + ptx_bytes],
-    )
+def decode(body: bytes, target: Target) -> KernelImage | None:
+    """None where the bytes are no image."""
+    try:
+        header_bytes, image_bytes, ptx_bytes = struct.unpack_from("<III", body)
+        image_start = 12 + header_bytes
+        ptx_start = image_start + image_bytes
+        if ptx_start + ptx_bytes != len(body):
+            return None
+        header = json.loads(body[12:image_start])
+        entry, metadata = header["entry"], header["metadata"]
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", entry):
+            return None
+        numbers = metadata.values() if isinstance(metadata, dict) else [None]
+        if not all(type(number) is int and 0 <= number < 1 << 32 for number in numbers):
+            return None
+    except (struct.error, ValueError, TypeError, LookupError, RecursionError):
+        return None
+    return KernelImage(body[image_start:ptx_start], entry, target, metadata, body[ptx_start:])
+
+
+def encode_texts(texts: Sequence[str]) -> bytes:
+    return zlib.compress(json.dumps(list(texts)).encode(), 1)
+
+
+def decode_texts(body: bytes) -> list[str] | None:
+    """None where the bytes are no texts, or more than an entry may have."""
+    unpacker = zlib.decompressobj()
+    try:
+        data = unpacker.decompress(body, max_entry_bytes)
+        texts = json.loads(data) if unpacker.eof else None
+        if not isinstance(texts, list) or len(texts) < 2:
+            return None
+        "".join(texts).encode()  # LLVM wants UTF-8
+    except (zlib.error, ValueError, TypeError, RecursionError):
+        return None
+    return texts

@@ -1,0 +1,228 @@
+"""Files that are executed: nobody but this user and root can have written them, or can exchange them.
+
+The path of a folder is walked from the root, one component after the other, each through the handle of the one before.
+Whoever can rename something on the way would decide what is found at its end, so every folder and every link on it is
+checked. What was checked is held by its handle and used through it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+MOST_LINKS = 40
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+# A link is the choice of whoever made it, and a FIFO would keep its opener waiting.
+CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+class Untrusted(PermissionError):
+    """Somebody else decides what a folder or a file holds; the message says why."""
+
+
+class TrustedFolder:
+    """An open folder of this user's. Its methods take names of files in it and raise OSError.
+
+    Raises Untrusted, and other OSErrors where it cannot be made or opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_absolute():
+            raise Untrusted("it is no absolute path, and the working folder is not trusted")
+        walk = _Walk()
+        try:
+            walk.go(path)
+            self.handle = walk.open_end()
+        finally:
+            walk.close()
+        # Not when Python ends: threads may still use it.
+        weakref.finalize(self, os.close, self.handle).atexit = False
+
+    def read(self, name: str, most_bytes: int) -> bytes:
+        """What a file holds; one that was not used for an hour gets a new time."""
+        with os.fdopen(os.open(name, os.O_RDONLY | CAREFULLY, dir_fd=self.handle), "rb", buffering=0) as file:
+            status = _check_file(file.fileno())
+            if status.st_size > most_bytes:
+                raise Untrusted(f"it has {status.st_size} bytes")
+            data = file.read(status.st_size)
+            if time.time() - status.st_mtime > 3600:
+                with contextlib.suppress(OSError):
+                    os.utime(file.fileno())
+        return data
+
+    def write(self, name: str, data: bytes) -> None:
+        """Writes a file atomically: a reader sees all of it or nothing."""
+        temporary = f"{secrets.token_hex(8)}.part"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | CAREFULLY
+        descriptor = os.open(temporary, flags, 0o600, dir_fd=self.handle)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(descriptor, 0o600)  # whatever the umask is
+                file.write(data)
+            os.replace(temporary, name, src_dir_fd=self.handle, dst_dir_fd=self.handle)
+        except BaseException:
+            os.unlink(temporary, dir_fd=self.handle)
+            raise
+
+    def files(self) -> Iterator[tuple[str, os.stat_result]]:
+        """The names in the folder, with what they are; links are not followed."""
+        # A handle of its own has a position of its own.
+        own = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.handle)
+        try:
+            with os.scandir(own) as entries:
+                for entry in entries:
+                    with contextlib.suppress(OSError):
+                        yield entry.name, entry.stat(follow_symlinks=False)
+        finally:
+            os.close(own)
+
+    def remove(self, name: str) -> None:
+        os.unlink(name, dir_fd=self.handle)
+
+
+def read_file(path: Path) -> bytes:
+    """What a file holds whose place the user names. Raises Untrusted, and other OSErrors."""
+    with os.fdopen(os.open(path, os.O_RDONLY | CAREFULLY), "rb") as file:
+        _check_file(file.fileno())
+        return file.read()
+
+
+def append_to_file(path: Path, data: bytes) -> None:
+    """Adds to such a file, made where it is missing, in one write. Raises as `read_file`."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | CAREFULLY
+    with os.fdopen(os.open(path, flags, 0o600), "ab", buffering=0) as file:
+        _check_file(file.fileno())
+        file.write(data)
+
+
+# ---- checks ----
+
+
+def _check_file(descriptor: int) -> os.stat_result:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise Untrusted("it is no file")
+    _check_owner(status, "it")
+    _check_writers(status, "it")
+    return status
+
+
+def _check_owner(status: os.stat_result, subject: str) -> None:
+    if status.st_uid not in (0, os.geteuid()):
+        raise Untrusted(f"{subject} belongs to user {status.st_uid}, and what is there would be executed")
+
+
+def _check_writers(status: os.stat_result, subject: str) -> None:
+    if status.st_mode & OTHERS_WRITE:
+        raise Untrusted(f"other users can write to {subject} (mode {stat.S_IMODE(status.st_mode):04o})")
+
+
+def _is_group_of_one(group: int) -> bool:
+    """Whether a group is the one that many systems make for each user, with the user's name and no other member."""
+    import grp
+    import pwd
+
+    try:
+        user, entry = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return user.pw_gid == group and entry.gr_name == user.pw_name and set(entry.gr_mem) <= {user.pw_name}
+
+
+class _Walk:
+    """The way to a folder: handles of all folders from the root to where it has come."""
+
+    def __init__(self) -> None:
+        self.handles = [os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
+        self.names: list[str] = []
+        self.links = 0
+
+    def go(self, path: Path) -> None:
+        """Enters each component; folders that are missing are made."""
+        todo = deque(path.parts[1:])
+        self.check()
+        while todo:
+            name = todo.popleft()
+            if name in ("", "."):
+                continue
+            if name == "..":
+                self.leave()
+                continue
+            status = self.look(name)
+            if stat.S_ISLNK(status.st_mode):
+                todo.extendleft(reversed(self.follow(name, status).split("/")))
+            else:
+                self.enter(name)
+
+    def look(self, name: str) -> os.stat_result:
+        try:
+            return os.stat(name, dir_fd=self.handles[-1], follow_symlinks=False)
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=self.handles[-1])
+            return os.stat(name, dir_fd=self.handles[-1], follow_symlinks=False)
+
+    def follow(self, name: str, status: os.stat_result) -> str:
+        """Where a link leads that only its owner can exchange."""
+        _check_owner(status, f"the link {self.place(name)}")
+        self.links += 1
+        if self.links > MOST_LINKS:
+            raise Untrusted("its links lead in a circle")
+        target = os.readlink(name, dir_fd=self.handles[-1])
+        while target.startswith("/") and self.names:
+            self.leave()
+        return target
+
+    def enter(self, name: str) -> None:
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.handles.append(os.open(name, flags, dir_fd=self.handles[-1]))
+        self.names.append(name)
+        self.check()
+
+    def leave(self) -> None:
+        if self.names:
+            self.names.pop()
+            os.close(self.handles.pop())
+
+    def check(self) -> None:
+        """What others may write to, they may rename in; with the sticky bit only what is theirs."""
+        status = os.fstat(self.handles[-1])
+        _check_owner(status, self.place())
+        if status.st_mode & stat.S_ISVTX or (
+            status.st_mode & OTHERS_WRITE == stat.S_IWGRP
+            and _is_group_of_one(status.st_gid)
+            and not self.has_access_list()
+        ):
+            return
+        _check_writers(status, self.place())
+
+    def has_access_list(self) -> bool:
+        with contextlib.suppress(OSError):
+            return "system.posix_acl_access" in os.listxattr(f"/proc/self/fd/{self.handles[-1]}")
+        return False
+
+    def open_end(self) -> int:
+        """A handle to read and write in, of a folder that is this user's alone."""
+        status = os.fstat(self.handles[-1])
+        if status.st_uid != os.geteuid():
+            raise Untrusted(f"{self.place()} belongs to user {status.st_uid}")
+        _check_writers(status, self.place())
+        if not os.access(".", os.R_OK | os.W_OK | os.X_OK, dir_fd=self.handles[-1], effective_ids=True):
+            raise Untrusted("it is not writable")
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.handles[-1])
+
+    def close(self) -> None:
+        for handle in self.handles:
+            os.close(handle)
+
+    def place(self, *name: str) -> str:
+        return "/" + "/".join([*self.names, *name])
