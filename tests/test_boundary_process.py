@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from isolated import add_model, python
+from isolated import ROOT, add_model, python
 
 START = """
 import sys, os, numpy as np, onnxruntime as ort, ort_cuda_plugin as plugin
@@ -298,3 +301,59 @@ else:
     raise AssertionError("no error")
 """
     python(START + code, MODEL)
+
+
+@pytest.mark.parametrize("module", ["ort_cuda_plugin.graph.ir", "ort_cuda_plugin.ops.nn", "numba.core.types"])
+def test_an_interrupt_in_the_middle_of_an_import_leaves_it_whole(tmp_path: Path, module: str) -> None:
+    code = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+todo = {sys.argv[2]}
+def interrupt(event, arguments):
+    if event == "import" and arguments[0] in todo:
+        todo.remove(arguments[0])
+        signal.raise_signal(signal.SIGINT)
+sys.addaudithook(interrupt)
+try:
+    try:
+        run(plugin.session(model, emulate=True))
+    except Exception as error:
+        assert "KeyboardInterrupt" in str(error), error
+        sum(range(1))  # where it comes as itself
+        raise KeyboardInterrupt
+except KeyboardInterrupt:
+    run(plugin.session(model, emulate=True))
+else:
+    raise AssertionError("no interrupt")
+assert plugin.counters()["kernels_compiled"] > 0 and not todo
+"""
+    python(START + code, MODEL, module, env={"ORT_CUDA_PLUGIN_CACHE_DIR": str(tmp_path)})
+
+
+def test_nothing_is_imported_where_a_signal_can_interrupt_it(tmp_path: Path) -> None:
+    code = """
+import threading
+np.testing.assert_array_equal(0, 0)  # imports itself
+imported = []
+main = threading.current_thread()
+def note(event, arguments):
+    if event == "import" and threading.current_thread() is main:
+        imported.append(arguments[0])
+import ort_cuda_plugin.uninterrupted  # which does it
+sys.addaudithook(note)
+session = plugin.session(model, emulate=True)
+run(session)
+del session
+plugin.unregister()
+assert imported == [], imported
+"""
+    python(START + code, add_model(dims=["n"]).hex(), env={"ORT_CUDA_PLUGIN_CACHE_DIR": str(tmp_path)})
+
+
+def test_interrupts_at_any_time_leave_a_process_that_makes_sessions() -> None:
+    """A short form of bench/interrupts.py."""
+    command = [sys.executable, str(ROOT / "bench" / "interrupts.py"), "--json", "--jobs", "1"]
+    command += ["--count", "6", "--rounds", "2", "--step", "500"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    assert json.loads(done.stdout)["interrupts"] == 6

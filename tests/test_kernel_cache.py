@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import grp
+import json
 import logging
 import os
+import pwd
+import stat
+import struct
 import subprocess
 import sys
+import tempfile
 import textwrap
+import zlib
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
+from isolated import python
 from kernel_launch import kernel
 from ort_cuda_plugin.runtime import cache as cache_module
 from ort_cuda_plugin.runtime import kernel_library
-from ort_cuda_plugin.runtime.cache import KernelCache, cache_folder, kernel_key
+from ort_cuda_plugin.runtime.cache import KernelCache, cache_folder, decode, decode_texts, kernel_key
 from ort_cuda_plugin.runtime.compile import KernelCompileError
 from ort_cuda_plugin.runtime.kernel import KernelSpec
 from ort_cuda_plugin.runtime.kernel_library import KernelLibrary, read_manifest
@@ -108,16 +118,6 @@ def test_the_longest_kernels_come_first_and_targets_of_a_kernel_stay_together() 
     assert compilation.seconds > 0.3
 
 
-@pytest.mark.parametrize("executable", [None, "", "/opt/app/bin/server"])
-def test_a_program_that_embeds_python_is_not_started_as_helper(
-    monkeypatch: pytest.MonkeyPatch, executable: str | None
-) -> None:
-    from ort_cuda_plugin.runtime.compile_worker import WorkerClient
-
-    monkeypatch.setattr(sys, "executable", executable)
-    assert WorkerClient.start(KernelCache()) is None
-
-
 def test_ir_is_kept_for_all_targets_so_that_numba_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ort_cuda_plugin.runtime import compile as pipeline
 
@@ -148,13 +148,26 @@ def test_a_helper_gives_the_same_image_and_no_error_hides_in_it(tmp_path: Path) 
 
     worker = WorkerClient.start(KernelCache(tmp_path))
     assert worker is not None
-    worker.wait_ready()
+    assert worker.wait_ready()
+    assert os.getpgid(worker.process.pid) != os.getpgid(0)  # Ctrl-C at a terminal is not for it
     assert worker.compile(kernel("wrong", ("*f32",), "def kernel(x):\n    nothing()\n"), emulated) is None
     assert worker.compile(spec_number(3), emulated) == compile_kernel(spec_number(3), emulated)
     worker.process.kill()
     worker.process.wait()
     assert worker.compile(spec_number(3), emulated) is None
     worker.close()
+
+
+def test_a_helper_with_other_tools_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ort_cuda_plugin.runtime import compile_worker
+
+    monkeypatch.setattr(compile_worker, "tools", lambda: "others")
+    monkeypatch.setattr(kernel_library, "start_workers", lambda seconds, cache: [started[0]])
+    started = [compile_worker.WorkerClient.start(KernelCache(tmp_path))]
+    target, counts = library(tmp_path)
+    target.get_many([spec_number(1), spec_number(2)], emulated)
+    assert counts == {"KERNELS_COMPILED": 2}
+    assert not started[0].is_ready
 
 
 def test_a_kernel_that_does_not_compile_raises_and_the_others_survive(tmp_path: Path) -> None:
@@ -202,7 +215,7 @@ def test_keys_depend_on_every_module_that_the_compiler_imports() -> None:
     output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     imported = {"/".join(path.split("/")[-2:]) for path in output.split() if not path.endswith("/__init__.py")}
     sources = {*cache_module.front_end_sources, *cache_module.back_end_sources}
-    assert imported == sources | {"runtime/cache.py"}
+    assert imported == sources | {"runtime/cache.py", "runtime/trusted_files.py", "ort_cuda_plugin/uninterrupted.py"}
 
 
 # ---- folder and entries ----
@@ -268,6 +281,10 @@ def test_a_damaged_entry_is_a_miss_and_is_replaced(tmp_path: Path, damage: str) 
     assert path.read_bytes() == good
 
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+stranger = 12345
+
+
 def writable_by_others(folder: Path) -> None:
     folder.mkdir()
     folder.chmod(0o770)
@@ -277,7 +294,37 @@ def foreign(folder: Path) -> None:
     folder.mkdir(mode=0o700)
     if os.geteuid():
         pytest.skip("only root can give a folder away")
-    os.chown(folder, 12345, 12345)
+    os.chown(folder, stranger, stranger)
+
+
+def under_a_folder_that_others_write_to(folder: Path) -> None:
+    folder.parent.chmod(0o777)
+
+
+def under_somebody_elses(folder: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give a folder away")
+    os.chown(folder.parent, stranger, stranger)
+
+
+def behind_somebody_elses_link(folder: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give a link away")
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    folder.symlink_to(elsewhere)
+    os.chown(folder, stranger, stranger, follow_symlinks=False)
+
+
+def behind_a_link_through_a_folder_that_others_write_to(folder: Path) -> None:
+    shared = folder.parent / "shared"
+    (shared / "cache").mkdir(parents=True)
+    shared.chmod(0o777)
+    folder.symlink_to(Path("shared", "cache"))
+
+
+def in_a_circle(folder: Path) -> None:
+    folder.symlink_to(folder)
 
 
 def under_a_file(folder: Path) -> None:
@@ -292,8 +339,13 @@ def a_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("prepare", "reason"),
     [
-        (writable_by_others, "other users can write to it (mode 0770)"),
-        (foreign, "it belongs to user 12345"),
+        (writable_by_others, "(mode 0770)"),
+        (foreign, "belongs to user 12345, and what is there would be executed"),
+        (under_a_folder_that_others_write_to, "can write to"),
+        (under_somebody_elses, "belongs to user 12345"),
+        (behind_somebody_elses_link, "the link"),
+        (behind_a_link_through_a_folder_that_others_write_to, "/parent/shared (mode 0777)"),
+        (in_a_circle, "lead in a circle"),
         (under_a_file, "it cannot be made"),
         (a_file, "it cannot be made"),
     ],
@@ -314,6 +366,168 @@ def test_a_folder_that_cannot_be_trusted_or_written_is_named_once_and_not_used(
     assert reason in record.getMessage()
     assert "ORT_CUDA_PLUGIN_CACHE_DIR" in record.getMessage()
     assert not folder.is_dir() or not list(folder.iterdir())
+
+
+def test_a_relative_folder_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cache = KernelCache(Path("cache"))
+    cache.store("key", image(10))
+    assert "kernel cache cache is not used: it is no absolute path" in caplog.text
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_behind_links_of_the_user_is_used(tmp_path: Path) -> None:
+    (tmp_path / "real" / "deep").mkdir(parents=True, mode=0o700)
+    (tmp_path / "absolute").symlink_to(tmp_path / "real")
+    (tmp_path / "relative").symlink_to("absolute/deep/../deep")
+    (tmp_path / "sticky").mkdir()
+    (tmp_path / "sticky").chmod(0o1777)
+    (tmp_path / "sticky" / "link").symlink_to("../relative")
+    cache = KernelCache(tmp_path / "sticky" / "link")
+    cache.store("key", image(10))
+    assert os.listdir(tmp_path / "real" / "deep") == ["key.kernel"]
+
+
+def test_a_folder_that_is_exchanged_is_not_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to("first")
+    cache, kept = KernelCache(tmp_path / "link"), image(10)
+    cache.store("key", kept)
+    KernelCache(tmp_path / "second").store("key", image(10))
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to("second")
+    assert cache.load("key", emulated) == kept
+    cache.store("other", kept)
+    cache.max_bytes = 0
+    cache.trim()
+    assert (os.listdir(tmp_path / "first"), os.listdir(tmp_path / "second")) == ([], ["key.kernel"])
+
+
+def test_a_folder_that_its_users_group_may_write_to_is_on_the_way_where_the_group_is_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "parent").mkdir()
+    (tmp_path / "parent").chmod(0o775)
+    user = pwd.getpwuid(os.geteuid())
+    group = grp.struct_group((user.pw_name, "x", user.pw_gid, [user.pw_name]))
+    monkeypatch.setattr(grp, "getgrgid", lambda number: group)
+    assert KernelCache(tmp_path / "parent" / "cache").usable
+    group = grp.struct_group((user.pw_name, "x", user.pw_gid, ["somebody"]))
+    assert not KernelCache(tmp_path / "parent" / "cache").usable
+    group = grp.struct_group(("staff", "x", user.pw_gid, []))
+    assert not KernelCache(tmp_path / "parent" / "cache").usable
+
+
+def owned_by_another(entry: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give a file away")
+    os.chown(entry, stranger, stranger)
+
+
+def of_mode_0666(entry: Path) -> None:
+    entry.chmod(0o666)
+
+
+def a_link(entry: Path) -> None:
+    entry.rename(entry.parent / "elsewhere")
+    entry.symlink_to("elsewhere")
+
+
+def a_fifo(entry: Path) -> None:
+    entry.unlink()
+    os.mkfifo(entry, 0o600)
+
+
+def too_big(entry: Path) -> None:
+    os.truncate(entry, 1 << 40)
+
+
+@pytest.mark.parametrize("exchange", [owned_by_another, of_mode_0666, a_link, a_fifo, too_big])
+def test_an_entry_that_others_could_have_written_is_compiled_again(tmp_path: Path, exchange: object) -> None:
+    target, _ = library(tmp_path)
+    good = target.get(spec_number(1), emulated)
+    path = target.cache.path(kernel_key(spec_number(1), emulated))
+    content = path.read_bytes()
+    exchange(path)  # type: ignore[operator]
+    again, counts = library(tmp_path)
+    assert again.get(spec_number(1), emulated) == good
+    assert counts == {"KERNELS_COMPILED": 1}
+    assert (path.read_bytes(), stat.S_IMODE(path.lstat().st_mode)) == (content, 0o600)
+    assert stat.S_ISREG(path.lstat().st_mode)
+
+
+@needs_root
+def test_a_user_takes_the_entries_of_root_but_not_its_folder(tmp_path: Path) -> None:
+    """What root wrote into the folder of a user is as good as the user's own; root's folder is not the user's."""
+    program = """
+    import os, sys
+    from pathlib import Path
+    from ort_cuda_plugin.runtime.cache import KernelCache
+    from ort_cuda_plugin.runtime.targets import Target
+    os.setgroups([]), os.setgid(12345), os.setuid(12345)
+    caches = [KernelCache(Path(folder)) for folder in sys.argv[1:]]
+    print([(cache.usable, cache.load("key", Target.emulated()) is not None) for cache in caches])
+    """
+    with tempfile.TemporaryDirectory() as root:  # whose parents others may enter
+        os.chmod(root, 0o755)
+        folders = [Path(root, name) for name in ("users", "roots")]
+        for folder in folders:
+            KernelCache(folder).store("key", image(10))
+            (folder / "key.kernel").chmod(0o644)
+        os.chown(folders[0], stranger, stranger)
+        folders[1].chmod(0o755)
+        done = python(program, *map(str, folders))
+    assert done.stdout == "[(True, True), (False, False)]\n"
+    assert "roots belongs to user 0" in done.stderr
+
+
+image_bodies = st.one_of(
+    st.binary(max_size=100),
+    st.builds(
+        lambda sizes, rest: struct.pack("<III", *sizes) + rest,
+        st.tuples(*[st.integers(0, 1 << 32) | st.integers(0, 60) for _ in range(3)]).map(
+            lambda sizes: tuple(size % (1 << 32) for size in sizes)
+        ),
+        st.binary(max_size=100),
+    ),
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(image_bodies)
+def test_bytes_that_are_no_image_are_a_miss(body: bytes) -> None:
+    assert decode(body, emulated) is None
+
+
+@given(json_values | st.fixed_dictionaries({"entry": json_values, "metadata": json_values}))
+@example({"entry": "a\nb", "metadata": {}})
+@example({"entry": "a", "metadata": {"fibers": True}})
+@example({"entry": "a", "metadata": {"fibers": 1 << 32}})
+@example({"entry": "\ud800", "metadata": {}})
+def test_an_image_with_another_header_is_a_miss_or_has_a_name_and_numbers(header: object) -> None:
+    text = json.dumps(header).encode()
+    found = decode(struct.pack("<III", len(text), 1, 1) + text + b"ab", emulated)
+    if found is not None:
+        assert found.entry.isidentifier()
+        assert found.entry.isascii()
+        assert all(type(number) is int for number in found.metadata.values())
+
+
+@given(json_values.map(lambda value: zlib.compress(json.dumps(value).encode())) | st.binary(max_size=100))
+@example(zlib.compress(b"[" * 100_000))
+@example(zlib.compress(b'["' + b"9" * 100_000 + b'", ' + b"9" * 100_000 + b"]"))
+@example(zlib.compress(b'["name", "\\ud800"]'))
+@example(zlib.compress(b'["name", "' + b"x" * (80 << 20) + b'"]'))
+@example(zlib.compress(b'["name", "text"]')[:-3])
+def test_texts_of_an_ir_are_texts_or_a_miss(body: bytes) -> None:
+    texts = decode_texts(body)
+    assert texts is None or (len(texts) > 1 and all(isinstance(text, str) for text in texts))
 
 
 def test_a_folder_that_goes_away_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -359,6 +573,21 @@ def test_asked_for_kernels_are_recorded_once_and_read_back(tmp_path: Path, monke
     kernel_library.record_specs([bounded, spec_number(2)])
     assert len(path.read_text().splitlines()) == 3
     assert set(read_manifest(path)) == {spec_number(1), spec_number(2), bounded}
+
+
+@pytest.mark.parametrize("exchange", [owned_by_another, of_mode_0666, a_link, a_fifo])
+def test_a_manifest_that_others_could_have_written_is_neither_read_nor_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: object
+) -> None:
+    path = tmp_path / "manifest.json"
+    path.touch()
+    exchange(path)  # type: ignore[operator]
+    monkeypatch.setenv("ORT_CUDA_PLUGIN_KERNEL_MANIFEST", str(path))
+    monkeypatch.setattr(kernel_library, "recorded", set())
+    with pytest.raises(OSError, match=r"it belongs to|can write to it|symbolic link|it is no file|No such device"):
+        kernel_library.record_specs([spec_number(1)])
+    with pytest.raises(OSError, match=r"it belongs to|can write to it|symbolic link|it is no file"):
+        read_manifest(path)
 
 
 def test_a_manifest_that_holds_something_else_is_an_error(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from rich.table import Table
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.runtime.kernel_library import MANIFEST_VARIABLE, read_manifest
 
-DEFAULT_MANIFEST = "build/kernels.jsonl"
+DEFAULT_MANIFEST = Path(__file__).resolve().parents[2] / "build" / "kernels.jsonl"
+"""What the tests of a source tree record. Not in the working folder: a manifest is code."""
 PROGRESS_SECONDS = 30
 """Between lines of progress where the output is no terminal."""
 

@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from ort_cuda_plugin.conformance.cases import Case
 from ort_cuda_plugin.conformance.mode import Mode
 from ort_cuda_plugin.conformance.verdict import Outcome, Verdict
+from ort_cuda_plugin.runtime.isolation import COMPILER_DISTRIBUTIONS, python_command
 
+DISTRIBUTIONS = (*COMPILER_DISTRIBUTIONS, "cffi", "ml_dtypes", "onnx", "onnxruntime", "onnxruntime-gpu")
 TIMEOUT_S = 120
 """A test may compile many kernels; none needs this long."""
 
@@ -58,10 +60,12 @@ class _Worker:
     """A process of `ort_cuda_plugin.conformance.worker`. It gets tests, because making all of them takes seconds."""
 
     def __init__(self, mode: Mode, jobs: int) -> None:
-        command = [sys.executable, "-m", "ort_cuda_plugin.conformance.worker"]
+        command = python_command("ort_cuda_plugin.conformance.worker", distributions=DISTRIBUTIONS)
+        if command is None:
+            raise RuntimeError(f"{sys.executable} is no Python that could run the tests")
         environment = os.environ | mode.environment(jobs)
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, cwd="/"
         )
         self._mode = mode
 

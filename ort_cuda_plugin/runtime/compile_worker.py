@@ -1,18 +1,22 @@
 """A helper process that compiles kernels, and the end of its pipe that its parent holds.
 
-A fresh process and not a fork: the parent has threads. It lives as long as one call of `compile_many`.
+A fresh process and not a fork: the parent has threads. It lives as long as one call of `compile_many`. Messages are a
+length and bytes: JSON for a job, the form of a cache entry for an image, nothing for a kernel that did not compile.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import pickle
+import struct
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from ort_cuda_plugin.runtime.cache import KernelCache
+from ort_cuda_plugin.runtime import isolation
+from ort_cuda_plugin.runtime.cache import KernelCache, decode, encode, joined_digest, toolchain_digest
 from ort_cuda_plugin.runtime.kernel import KernelSpec
 from ort_cuda_plugin.runtime.targets import KernelImage, Target
 
@@ -28,22 +32,23 @@ class WorkerClient:
     def start(cache: KernelCache) -> WorkerClient | None:
         """A helper that is importing Numba, or None where this interpreter cannot start one.
 
-        It finds and keeps IR in the folder of ``cache``, where that is usable. In a program that embeds Python,
-        sys.executable may be that program.
+        It finds and keeps IR in the folder of ``cache``, where that is usable.
         """
-        if not os.path.basename(sys.executable or "").startswith("python"):
+        arguments = [str(cache.folder)] if cache.usable else []
+        command = isolation.python_command(__name__, *arguments, distributions=isolation.COMPILER_DISTRIBUTIONS)
+        if command is None:
             return None
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
-        command = [sys.executable, "-m", __name__, *([str(cache.folder)] if cache.usable else [])]
         try:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+            # A group of its own: Ctrl-C is for the parent, which ends the helper.
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/", process_group=0)
         except OSError:
             return None
         return WorkerClient(process)
 
-    def wait_ready(self) -> None:
-        """Returns once the helper can compile, or has failed."""
-        self.is_ready = self.receive() is not None
+    def wait_ready(self) -> bool:
+        """Whether the helper can compile, with the tools that this process has."""
+        self.is_ready = self.receive() == tools().encode()
+        return self.is_ready
 
     def stop_unless_ready(self) -> None:
         """Ends a helper that is still importing: nothing is left that it could do."""
@@ -54,47 +59,68 @@ class WorkerClient:
         """The compiled kernel, or None where it did not compile or the helper died."""
         assert self.process.stdin is not None
         try:
-            send(self.process.stdin, (spec, target))
+            send(self.process.stdin, encode_job(spec, target))
         except OSError:
             return None
-        image = self.receive()
-        return image if isinstance(image, KernelImage) else None
+        reply = self.receive()
+        return None if reply is None else decode(reply, target)
 
-    def receive(self) -> Any:
+    def receive(self) -> bytes | None:
         assert self.process.stdout is not None
-        try:
-            return pickle.load(self.process.stdout)
-        except (EOFError, pickle.UnpicklingError, OSError):
-            return None
+        return receive(self.process.stdout)
 
     def close(self) -> None:
         self.process.kill()
         self.process.communicate()
 
 
-def send(pipe: IO[bytes], message: Any) -> None:
-    pipe.write(pickle.dumps(message))
+def tools() -> str:
+    """What a process compiles with."""
+    return joined_digest(toolchain_digest(True), toolchain_digest(False))
+
+
+# ---- messages ----
+
+
+def send(pipe: IO[bytes], message: bytes) -> None:
+    pipe.write(struct.pack("<Q", len(message)) + message)
     pipe.flush()
 
 
-def main() -> None:
+def receive(pipe: IO[bytes]) -> bytes | None:
+    """None where the other end is gone."""
+    try:
+        head = pipe.read(8)
+        if len(head) < 8:
+            return None
+        (length,) = struct.unpack("<Q", head)
+        message = pipe.read(length)
+    except OSError:
+        return None
+    return message if len(message) == length else None
+
+
+def encode_job(spec: KernelSpec, target: Target) -> bytes:
+    return json.dumps([asdict(spec), asdict(target)]).encode()
+
+
+def decode_job(message: bytes) -> tuple[KernelSpec, Target]:
+    spec, target = json.loads(message)
+    spec["signature"] = tuple(spec["signature"])
+    target["compute_capability"] = tuple(target["compute_capability"])
+    return KernelSpec(**spec), Target(**target)
+
+
+def main(folder: str | None = None) -> None:
+    """The helper's end: answers jobs until there are no more."""
     # Whatever a library prints must not get between the messages.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    from ort_cuda_plugin.runtime.compile import KernelCompileError, compile_kernel
-
-    cache = KernelCache(Path(sys.argv[1])) if len(sys.argv) > 1 else None
-    send(replies, "ready")
-    while True:
+    compiler = isolation.import_compiler()
+    cache = None if folder is None else KernelCache(Path(folder))
+    send(replies, tools().encode())
+    while (message := receive(sys.stdin.buffer)) is not None:
         try:
-            spec, target = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
-        try:
-            send(replies, compile_kernel(spec, target, cache))
-        except KernelCompileError as error:
-            send(replies, str(error))
-
-
-if __name__ == "__main__":
-    main()
+            send(replies, encode(compiler.compile_kernel(*decode_job(message), cache)))
+        except compiler.KernelCompileError:
+            send(replies, b"")

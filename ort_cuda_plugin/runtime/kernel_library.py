@@ -11,9 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from ort_cuda_plugin import uninterrupted
 from ort_cuda_plugin.runtime.cache import KernelCache, kernel_key
+from ort_cuda_plugin.runtime.isolation import import_compiler
 from ort_cuda_plugin.runtime.kernel import KernelSpec
 from ort_cuda_plugin.runtime.targets import KernelImage, Target
+from ort_cuda_plugin.runtime.trusted_files import append_to_file, read_file
 
 if TYPE_CHECKING:
     from ort_cuda_plugin.runtime.compile_worker import WorkerClient
@@ -82,10 +85,10 @@ class KernelLibrary:
                     # At once, so that what an interrupted call compiled is there for the next.
                     self.images[missing_keys[index]] = image
                     self.cache.store(missing_keys[index], image)
+                    self.count("KERNELS_COMPILED", 1)
                     progress(1)
 
                 compile_many(list(missing.values()), keep, self.cache)
-                self.count("KERNELS_COMPILED", len(missing))
             return [self.images[key] for key in keys]
 
 
@@ -105,6 +108,8 @@ class Compilation:
         self.done = done
         self.cache = cache
         self.lock = threading.Lock()
+        self.abandoned = False
+        self.workers: list[WorkerClient] = []
         self.images: list[KernelImage | None] = [None] * len(jobs)
         kernels: dict[KernelSpec, list[int]] = {}
         for index, (spec, _) in enumerate(jobs):
@@ -113,18 +118,43 @@ class Compilation:
         longest_first = sorted(kernels, key=expected_seconds, reverse=True)
         self.todo = deque(kernels[spec] for spec in longest_first)
 
+    def run(self) -> None:
+        """Compiles all, with helpers where that pays. Raises KernelCompileError."""
+        self.workers = start_workers(self.seconds, self.cache)
+        threads = [threading.Thread(target=self.run_in, args=(worker,)) for worker in self.workers]
+        try:
+            for thread in threads:
+                thread.start()
+            self.run_here()
+        finally:
+            self.todo.clear()
+            for worker in self.workers:
+                worker.stop_unless_ready()
+            for thread in threads:
+                thread.join()
+            for worker in self.workers:
+                worker.close()
+        self.todo.extend([i] for i, image in enumerate(self.images) if image is None)
+        self.run_here()
+
+    def abandon(self) -> None:
+        """Nobody waits any more: what this process is compiling is the last."""
+        self.abandoned = True
+        for worker in self.workers:
+            worker.process.kill()
+
     def run_here(self) -> None:
         """Raises KernelCompileError."""
-        if not self.todo:
+        if self.abandoned or not self.todo:
             return
-        from ort_cuda_plugin.runtime.compile import compile_kernel
-
+        compile_kernel = import_compiler().compile_kernel
         for index in self.take():
             self.finish(index, compile_kernel(*self.jobs[index], self.cache))
 
     def run_in(self, worker: WorkerClient) -> None:
         """Ends early where the helper fails; what it could not do is done here, so that its error is raised here."""
-        worker.wait_ready()
+        if not worker.wait_ready():
+            return
         for index in self.take():
             image = worker.compile(*self.jobs[index])
             if image is None:
@@ -142,7 +172,10 @@ class Compilation:
                 indices = self.todo.popleft()
             except IndexError:
                 return
-            yield from indices
+            for index in indices:
+                if self.abandoned:
+                    return
+                yield index
 
 
 def compile_many(
@@ -151,24 +184,10 @@ def compile_many(
     """Compiles all, sharing the work with helper processes when it is much. Raises KernelCompileError.
 
     ``done`` is called with the index of each job as it ends, from one thread at a time; ``cache`` has IR, and gets it.
+    Where a signal handler ends the call, what this process is compiling goes on to its end, its ``done`` included.
     """
     compilation = Compilation(jobs, done, cache)
-    workers = start_workers(compilation.seconds, cache)
-    threads = [threading.Thread(target=compilation.run_in, args=(worker,)) for worker in workers]
-    try:
-        for thread in threads:
-            thread.start()
-        compilation.run_here()
-    finally:
-        compilation.todo.clear()
-        for worker in workers:
-            worker.stop_unless_ready()
-        for thread in threads:
-            thread.join()
-        for worker in workers:
-            worker.close()
-    compilation.todo.extend([i] for i, image in enumerate(compilation.images) if image is None)
-    compilation.run_here()
+    uninterrupted.call(compilation.run, compilation.abandon)
     return [image for image in compilation.images if image is not None]
 
 
@@ -197,15 +216,16 @@ def record_specs(specs: Iterable[KernelSpec]) -> None:
     recorded.update(new)
     if new:
         lines = "".join(json.dumps(asdict(spec)) + "\n" for spec in new)
-        # One write in append mode, so that the processes of a test run do not mix their lines.
-        with open(path, "ab", buffering=0) as file:
-            file.write(lines.encode())
+        append_to_file(Path(path), lines.encode())  # at once: the processes of a test run do not mix their lines
 
 
 def read_manifest(path: Path) -> list[KernelSpec]:
-    """The distinct specs of a manifest, by name. Raises ValueError for a line that is no spec."""
+    """The distinct specs of a manifest, by name, whose sources will be run.
+
+    Raises ValueError for a line that is no spec, OSError where somebody else can have written it.
+    """
     specs = set()
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(read_file(path).decode().splitlines(), 1):
         try:
             fields = json.loads(line)
             fields["signature"] = tuple(fields["signature"])
