@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <wchar.h>
 
@@ -80,10 +81,15 @@ enum {
 _Static_assert(sizeof(python_api) == NUM_NAMES * sizeof(void *), "one name per member");
 
 /* Loads the package that the library belongs to, by path, so that no other copy is imported in its place; a library
- * that was copied away from its package takes the installed one. */
+ * that was copied away from its package takes the installed one. A Python that was `started` here knows no folder of
+ * packages of the user's; when the package lies in one, its dependencies do. */
 static const char bootstrap[] =
     "try:\n"
     "    import sys, os\n"
+    "    packages = os.path.dirname(folder)\n"
+    "    if started and packages.endswith(('/site-packages', '/dist-packages')) and packages not in sys.path:\n"
+    "        import site\n"
+    "        site.addsitedir(packages)\n"
     "    start = os.path.join(folder, '__init__.py')\n"
     "    if 'ort_cuda_plugin' not in sys.modules and os.path.exists(start):\n"
     "        from importlib import util\n"
@@ -95,8 +101,8 @@ static const char bootstrap[] =
     "        except BaseException:\n"
     "            del sys.modules['ort_cuda_plugin']\n"
     "            raise\n"
-    "    from ort_cuda_plugin.ep import boundary\n"
-    "    boundary.attach(address)\n"
+    "    from ort_cuda_plugin.uninterrupted import imported\n"
+    "    imported('ort_cuda_plugin.ep.boundary').attach(address)\n"
     "except BaseException as error:\n"
     "    message = f'{type(error).__name__}: {error} (Python {sys.version.split()[0]} of {sys.prefix})'\n";
 
@@ -139,8 +145,21 @@ static void parent(char *path) {
   *(slash ? slash : path) = '\0';
 }
 
-static bool in_prefix(const char *prefix, const char *place, char interpreter[PATH_MAX]) {
-  return snprintf(interpreter, PATH_MAX, "%s/%s", prefix, place) < PATH_MAX && exists(interpreter);
+/* Not somebody else's, who may put things into a folder above the package, as everybody may in /tmp. */
+static bool belongs_to_us(const char *path, const char *package) {
+  struct stat status, ours;
+  return lstat(path, &status) == 0 && stat(package, &ours) == 0 &&
+         (status.st_uid == 0 || status.st_uid == geteuid() || status.st_uid == ours.st_uid) &&
+         (S_ISLNK(status.st_mode) || !(status.st_mode & S_IWOTH));
+}
+
+static bool in_prefix(const char *prefix, const char *place, const char *package, char interpreter[PATH_MAX]) {
+  char bin[PATH_MAX];
+  if (snprintf(interpreter, PATH_MAX, "%s/%s", prefix, place) >= PATH_MAX || !exists(interpreter))
+    return false;
+  snprintf(bin, sizeof bin, "%s", interpreter);
+  parent(bin);
+  return belongs_to_us(bin, package) && belongs_to_us(interpreter, package);
 }
 
 /* The interpreter of the environment that the package in `folder` belongs to: <env>/bin/python3, where <env> is above
@@ -151,9 +170,9 @@ static bool find_interpreter(const char *folder, char interpreter[PATH_MAX]) {
   parent(prefix);
   const char *base = strrchr(prefix, '/');
   if (!base || (strcmp(base, "/site-packages") != 0 && strcmp(base, "/dist-packages") != 0))
-    return in_prefix(prefix, ".venv/bin/python3", interpreter);
+    return in_prefix(prefix, ".venv/bin/python3", folder, interpreter);
   for (parent(prefix); prefix[0]; parent(prefix))
-    if (in_prefix(prefix, "bin/python3", interpreter))
+    if (in_prefix(prefix, "bin/python3", folder, interpreter))
       return true;
   return false;
 }
@@ -207,17 +226,22 @@ static int initialise_by_config(const python_api *api, const char *interpreter, 
   return error->code;
 }
 
-/* Isolated from PYTHONHOME and PYTHONPATH of the host; the program name decides prefix and site-packages. PyConfig
- * would say all this, but its layout differs from version to version: so the older calls, and PyInitConfig where those
+/* Isolated, as with `python -I`: from the variables of the host's environment and from the user's folder of packages,
+ * which HOME names. The program name decides prefix and site-packages. PyConfig would say all this, but its layout
+ * differs from version to version: so the older calls, and PyInitConfig, which is isolated from the start, where those
  * are gone. */
 static int initialise(const python_api *api, const char *interpreter, ocp_error *error) {
   if (!api->Py_DecodeLocale || !api->Py_SetProgramName || !api->Py_InitializeEx)
     return api->PyInitConfig_Create
                ? initialise_by_config(api, interpreter, error)
                : ocp_fail(error, ORT_FAIL, "Python at %s lacks a part of the stable ABI", interpreter);
-  int *ignore_environment = dlsym(RTLD_DEFAULT, "Py_IgnoreEnvironmentFlag");
-  if (ignore_environment)
-    *ignore_environment = 1;
+  static const char *const flags[] = {"Py_IsolatedFlag", "Py_IgnoreEnvironmentFlag", "Py_NoUserSiteDirectory"};
+  for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
+    int *flag = dlsym(RTLD_DEFAULT, flags[i]);
+    if (!flag)
+      return ocp_fail(error, ORT_FAIL, "Python at %s has no %s", interpreter, flags[i]);
+    *flag = 1;
+  }
   wchar_t *name = api->Py_DecodeLocale(interpreter, NULL); /* kept: Python refers to it */
   if (!name)
     return ocp_fail(error, ORT_FAIL, "cannot decode the path %s", interpreter);
@@ -229,12 +253,16 @@ static int initialise(const python_api *api, const char *interpreter, ocp_error 
 static int start_own_python(python_api *api, const char *folder, ocp_error *error) {
   char interpreter[PATH_MAX];
   if (!find_interpreter(folder, interpreter)) {
-    const char *configured = getenv("ORT_CUDA_PLUGIN_PYTHON");
+    const char *configured = secure_getenv("ORT_CUDA_PLUGIN_PYTHON");
     if (!configured || !configured[0])
       return ocp_fail(error, ORT_FAIL,
                       "found no Python for %s: %s belongs to no environment; install the package into one, or set "
                       "ORT_CUDA_PLUGIN_PYTHON to the interpreter of one that has it",
                       OCP_EP_NAME, folder);
+    if (configured[0] != '/')
+      return ocp_fail(error, ORT_FAIL,
+                      "ORT_CUDA_PLUGIN_PYTHON: %s is no absolute path, and the working folder is not trusted",
+                      configured);
     if (!exists(configured))
       return ocp_fail(error, ORT_FAIL, "ORT_CUDA_PLUGIN_PYTHON: %s cannot be executed", configured);
     snprintf(interpreter, sizeof interpreter, "%s", configured);
@@ -250,15 +278,17 @@ static int start_own_python(python_api *api, const char *folder, ocp_error *erro
   return ORT_OK;
 }
 
-static int load_package(const python_api *api, const char *folder, ocp_error *error) {
+static int load_package(const python_api *api, const char *folder, bool started, ocp_error *error) {
   int state = api->PyGILState_Ensure();
   PyObject *globals = api->PyDict_New();
   PyObject *path = api->PyUnicode_DecodeFSDefault(folder);
   PyObject *address = api->PyLong_FromUnsignedLongLong((uintptr_t)ocp_core_table());
+  PyObject *flag = api->PyLong_FromUnsignedLongLong(started);
   PyObject *code = api->Py_CompileString(bootstrap, "<libort_cuda_plugin.so>", PY_FILE_INPUT);
   PyObject *result = NULL;
-  if (globals && path && address && code && api->PyDict_SetItemString(globals, "folder", path) == 0 &&
-      api->PyDict_SetItemString(globals, "address", address) == 0)
+  if (globals && path && address && flag && code && api->PyDict_SetItemString(globals, "folder", path) == 0 &&
+      api->PyDict_SetItemString(globals, "address", address) == 0 &&
+      api->PyDict_SetItemString(globals, "started", flag) == 0)
     result = api->PyEval_EvalCode(code, globals, globals);
   PyObject *message = result ? api->PyDict_GetItemString(globals, "message") : NULL;
   if (!result || message) {
@@ -266,7 +296,7 @@ static int load_package(const python_api *api, const char *folder, ocp_error *er
     ocp_fail(error, ORT_FAIL, "cannot load the Python package of %s: %s", OCP_EP_NAME, text ? text : "out of memory");
   }
   api->PyErr_Clear();
-  PyObject *const owned[] = {globals, path, address, code, result};
+  PyObject *const owned[] = {globals, path, address, flag, code, result};
   for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
     if (owned[i])
       api->Py_DecRef(owned[i]);
@@ -286,13 +316,14 @@ int ocp_python_start(ocp_error *error) {
   /* Held only while there is no Python that could want it: never by or before somebody who takes the GIL. */
   static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
   python_api api;
+  bool started = false;
   if (!use_loaded_python(&api) || !api.Py_IsInitialized()) {
     pthread_mutex_lock(&starting);
     if (!use_loaded_python(&api) || !api.Py_IsInitialized())
-      start_own_python(&api, folder, error);
+      started = start_own_python(&api, folder, error) == ORT_OK;
     pthread_mutex_unlock(&starting);
     if (error->code)
       return error->code;
   }
-  return load_package(&api, folder, error);
+  return load_package(&api, folder, started, error);
 }

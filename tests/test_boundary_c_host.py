@@ -5,6 +5,7 @@ How the library finds Python is tested with copies of it: in an environment, out
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from c_programs import build_host
+from hostile import HostileFolder
 from isolated import ROOT, add_model
 from ort_cuda_plugin import get_library_path
 
@@ -28,9 +30,12 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_host("host", folder)
 
 
-def run(host: Path, library: Path | str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    host: Path, library: Path | str, folder: Path = Path("/"), **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """In ``folder``."""
     command = [str(host), str(library), str(host.parent / "add.onnx")]
-    return subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, timeout=600)
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=600)
 
 
 def environment_folder(prefix: Path) -> Path:
@@ -107,3 +112,98 @@ def test_a_wrong_interpreter_is_named(host: Path, tmp_path: Path, interpreter: s
     assert done.returncode == 1
     assert interpreter in done.stderr
     assert message in done.stderr
+
+
+# ---- what is not trusted ----
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> HostileFolder:
+    """A working folder that looks like an environment, a home folder and a Python as well."""
+    folder = HostileFolder(tmp_path_factory.mktemp("working") / "hostile")
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for place in (f".local/lib/{version}/site-packages", f"lib/{version}/site-packages", f"lib/{version}", version):
+        for name in ("sitecustomize.py", "usercustomize.py", "os.py", "encodings/__init__.py", "numba.py"):
+            folder.add(folder.folder / place / name)
+        folder.add(folder.folder / place / "hostile.pth", "import os; ")
+    folder.add(folder.folder / "startup.py")
+    for name in (f"{version.replace('.', '')}._pth", "python3._pth", "python._pth", "host._pth"):
+        (folder.folder / name).write_text(f"{version}\n.\nimport site\n")
+    (folder.folder / "pyvenv.cfg").write_text("home = .\ninclude-system-site-packages = true\n")
+    (folder.folder / "bin").mkdir()
+    (folder.folder / "bin" / "python3").symlink_to(Path(sys.executable).resolve())
+    return folder
+
+
+HOSTILE_ENVIRONMENT = {
+    "PYTHONPATH": ".:",
+    "PYTHONHOME": ".",
+    "PYTHONSTARTUP": "startup.py",
+    "PYTHONUSERBASE": ".local",
+    "PYTHONPLATLIBDIR": "lib",
+    "PYTHONINSPECT": "1",
+    "PYTHONSAFEPATH": "",
+    "HOME": ".",
+    "PATH": ".:bin",
+}
+
+
+def test_no_code_comes_from_the_working_folder_of_a_host(host: Path, hostile: HostileFolder, tmp_path: Path) -> None:
+    site = environment_folder(tmp_path / "env")
+    borrow_packages(site)
+    library = copy_package(site)
+    cache = str(tmp_path / "cache")
+    done = run(host, library, hostile.folder, **HOSTILE_ENVIRONMENT, ORT_CUDA_PLUGIN_CACHE_DIR=cache)
+    assert hostile.ran() == []
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+def test_no_code_comes_from_the_home_folder_that_a_host_names(
+    host: Path, hostile: HostileFolder, tmp_path: Path
+) -> None:
+    """The interpreter is of no virtual environment, and would take packages from there by itself."""
+    library = Path(shutil.copy(get_library_path(), tmp_path))
+    interpreter = str(Path(sys.executable).resolve())
+    for home in (".", str(hostile.folder)):
+        environment = HOSTILE_ENVIRONMENT | {"HOME": home, "ORT_CUDA_PLUGIN_PYTHON": interpreter}
+        del environment["PYTHONUSERBASE"]
+        done = run(host, library, hostile.folder, **environment)
+        assert hostile.ran() == []
+        assert "cannot load the Python package" in done.stderr  # of an interpreter that was started
+
+
+def test_a_package_in_a_folder_of_the_users_finds_its_dependencies_there(host: Path, tmp_path: Path) -> None:
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").symlink_to(Path(sys.executable).resolve())
+    site = tmp_path / "home" / ".local" / "lib" / version / "site-packages"
+    site.mkdir(parents=True)
+    borrow_packages(site)
+    done = run(host, copy_package(site), ORT_CUDA_PLUGIN_CACHE_DIR=str(tmp_path / "cache"))
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+@pytest.mark.parametrize("interpreter", ["bin/python3", "./bin/python3", "python3"])
+def test_a_relative_interpreter_is_refused(
+    host: Path, hostile: HostileFolder, tmp_path: Path, interpreter: str
+) -> None:
+    library = Path(shutil.copy(get_library_path(), tmp_path))
+    done = run(host, library, hostile.folder, ORT_CUDA_PLUGIN_PYTHON=interpreter)
+    assert done.returncode == 1
+    assert f"ORT_CUDA_PLUGIN_PYTHON: {interpreter} is no absolute path" in done.stderr
+    assert hostile.ran() == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("given_away", ["bin", "bin/python3"])
+def test_an_interpreter_that_somebody_else_put_above_the_package_is_not_taken(
+    host: Path, tmp_path: Path, given_away: str
+) -> None:
+    environment_folder(tmp_path / "shared")
+    site = tmp_path / "shared" / "mine" / "site-packages"
+    site.mkdir(parents=True)
+    library = copy_package(site)
+    assert "cannot load the Python package" in run(host, library).stderr
+    os.chown(tmp_path / "shared" / given_away, 12345, 12345, follow_symlinks=False)
+    done = run(host, library)
+    assert str(tmp_path) not in done.stderr.replace(str(site), "")
