@@ -1,6 +1,7 @@
 /* Loads relocatable x86-64 ELF objects, the form in which the compile pipeline hands kernels to the emulated device.
  *
- * The bytes come from a cache file, so every offset, index and size is checked before it is used. Sections go into one
+ * The bytes come from a cache file, so every offset, index and size is checked before it is used, and the work is
+ * bounded by the length of the file. What a kernel's code does once it runs is not checked. Sections go into one
  * mapping, code first, then read-only data, then writable data; nothing is ever writable and executable at once. */
 #include "emu_driver.h"
 
@@ -11,7 +12,11 @@
 
 #define PAGE 4096u
 #define MAX_IMAGE ((size_t)64 << 20)
+#define MAX_MAPPING (4 * (uint64_t)MAX_IMAGE)
 #define MAX_ALIGN PAGE
+
+/* Parts of the mapping, in their order. */
+enum group { CODE, CONSTANTS, WRITABLE, NUM_GROUPS };
 
 struct CUmod_st {
   emu_device *device;
@@ -21,7 +26,7 @@ struct CUmod_st {
     const char *name; /* in strings */
     uint64_t value;
     uint64_t bytes; /* from value to the end of its section */
-    bool code;
+    enum group group;
   } *symbols;
   size_t num_symbols;
   char *strings;
@@ -35,6 +40,12 @@ typedef struct import {
   uint8_t jump[8]; /* jmp *-14(%rip): through address */
 } import;
 
+/* A string table; its last byte is 0. */
+typedef struct strings {
+  const char *text;
+  size_t bytes;
+} strings;
+
 typedef struct loader {
   const uint8_t *image;
   size_t image_bytes;
@@ -43,10 +54,10 @@ typedef struct loader {
   uint32_t num_sections;
   uint8_t **placed; /* address of each section in the mapping, NULL where it has none */
   const Elf64_Sym *symbols;
-  uint32_t num_symbols;
-  const char *strings;
-  size_t strings_bytes;
-  import *imports; /* one per symbol; used for the undefined ones */
+  uint32_t num_symbols, symbol_table; /* the latter: its section */
+  strings strings;                    /* of the symbols */
+  strings section_names;              /* empty where there are none */
+  import *imports;                    /* one per symbol; used for the undefined ones and as the global offset table */
 } loader;
 
 static CUresult bad(const char *what) { return emu_fail(CUDA_ERROR_INVALID_IMAGE, "kernel object: %s", what); }
@@ -57,11 +68,65 @@ static const void *slice(const loader *in, uint64_t offset, uint64_t bytes) {
   return in->image + offset;
 }
 
-/* The NUL-terminated string at the offset, or NULL. */
-static const char *string_at(const char *strings, size_t strings_bytes, uint32_t offset) {
-  if (offset >= strings_bytes || !memchr(strings + offset, 0, strings_bytes - offset))
-    return NULL;
-  return strings + offset;
+/* The string at the offset, or NULL. */
+static const char *string_at(const strings *in, uint32_t offset) {
+  return offset < in->bytes ? in->text + offset : NULL;
+}
+
+/* Whether the section holds bytes of the file; an unused section header means nothing, whatever its fields say. */
+static bool has_bytes(const Elf64_Shdr *section) {
+  return section->sh_type != SHT_NOBITS && section->sh_type != SHT_NULL;
+}
+
+static CUresult read_strings(const loader *in, uint32_t index, strings *out) {
+  if (index >= in->num_sections || in->sections[index].sh_type != SHT_STRTAB)
+    return bad("a string table is missing");
+  const Elf64_Shdr *section = &in->sections[index];
+  out->text = slice(in, section->sh_offset, section->sh_size);
+  out->bytes = section->sh_size;
+  if (!out->text || (out->bytes && out->text[out->bytes - 1]))
+    return bad("a string table is malformed");
+  return CUDA_SUCCESS;
+}
+
+static CUresult read_symbols(loader *in, const Elf64_Shdr *section) {
+  if (in->symbols)
+    return bad("it has two symbol tables");
+  in->symbols = slice(in, section->sh_offset, section->sh_size);
+  if (!in->symbols || section->sh_entsize != sizeof(Elf64_Sym) || section->sh_offset % 8)
+    return bad("its symbol table is malformed");
+  in->num_symbols = (uint32_t)(section->sh_size / sizeof(Elf64_Sym));
+  in->symbol_table = (uint32_t)(section - in->sections);
+  return read_strings(in, section->sh_link, &in->strings);
+}
+
+/* Sections of one file do not overlap, so what they take together is bounded by its length. */
+static CUresult read_sections(loader *in) {
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < in->num_sections; i++) {
+    const Elf64_Shdr *section = &in->sections[i];
+    if (has_bytes(section)) {
+      if (!slice(in, section->sh_offset, section->sh_size))
+        return bad("a section is out of range");
+      bytes += section->sh_size;
+      if (bytes > in->image_bytes)
+        return bad("its sections overlap");
+    }
+    if (section->sh_size > MAX_IMAGE || section->sh_addralign > MAX_ALIGN ||
+        (section->sh_addralign & (section->sh_addralign - 1)))
+      return bad("a section has an impossible size or alignment");
+    if (section->sh_flags & (SHF_TLS | SHF_COMPRESSED) && section->sh_flags & SHF_ALLOC)
+      return bad("thread-local storage and compressed sections are not supported");
+    if (section->sh_type == SHT_REL)
+      return bad("relocations without addends are not supported");
+    CUresult result = section->sh_type == SHT_SYMTAB ? read_symbols(in, section) : CUDA_SUCCESS;
+    if (result)
+      return result;
+  }
+  if (!in->symbols)
+    return bad("it has no symbol table");
+  return in->header->e_shstrndx == SHN_UNDEF ? CUDA_SUCCESS
+                                             : read_strings(in, in->header->e_shstrndx, &in->section_names);
 }
 
 static CUresult read_headers(loader *in) {
@@ -83,92 +148,71 @@ static CUresult read_headers(loader *in) {
   in->sections = slice(in, in->header->e_shoff, (uint64_t)in->num_sections * sizeof(Elf64_Shdr));
   if (in->header->e_shentsize != sizeof(Elf64_Shdr) || !in->num_sections || !in->sections || in->header->e_shoff % 8)
     return bad("its section table is out of range");
-  for (uint32_t i = 0; i < in->num_sections; i++) {
-    const Elf64_Shdr *section = &in->sections[i];
-    if (section->sh_type != SHT_NOBITS && section->sh_type != SHT_NULL &&
-        !slice(in, section->sh_offset, section->sh_size))
-      return bad("a section is out of range");
-    if (section->sh_size > MAX_IMAGE || section->sh_addralign > MAX_ALIGN ||
-        (section->sh_addralign & (section->sh_addralign - 1)))
-      return bad("a section has an impossible size or alignment");
-    if (section->sh_flags & SHF_TLS)
-      return bad("thread-local storage is not supported");
-    if (section->sh_type == SHT_REL)
-      return bad("relocations without addends are not supported");
-    if (section->sh_type != SHT_SYMTAB)
-      continue;
-    if (in->symbols)
-      return bad("it has two symbol tables");
-    if (section->sh_entsize != sizeof(Elf64_Sym) || section->sh_offset % 8 || section->sh_link >= in->num_sections ||
-        in->sections[section->sh_link].sh_type != SHT_STRTAB)
-      return bad("its symbol table is malformed");
-    const Elf64_Shdr *strings = &in->sections[section->sh_link];
-    in->symbols = slice(in, section->sh_offset, section->sh_size);
-    in->num_symbols = (uint32_t)(section->sh_size / sizeof(Elf64_Sym));
-    in->strings = slice(in, strings->sh_offset, strings->sh_size);
-    in->strings_bytes = strings->sh_size;
-    if (!in->symbols || !in->strings)
-      return bad("its symbol table is out of range");
-  }
-  return in->symbols ? CUDA_SUCCESS : bad("it has no symbol table");
+  if (in->num_sections >= SHN_LORESERVE) /* symbols give these numbers another meaning */
+    return bad("it has too many sections");
+  return read_sections(in);
 }
 
 /* Unwind tables are not loaded: nothing unwinds through kernels. */
 static bool is_loaded(const loader *in, const Elf64_Shdr *section) {
-  if (!(section->sh_flags & SHF_ALLOC) || section->sh_size == 0)
+  if (!(section->sh_flags & SHF_ALLOC) || section->sh_size == 0 || section->sh_type == SHT_NULL)
     return false;
-  const Elf64_Shdr *names = in->header->e_shstrndx < in->num_sections ? &in->sections[in->header->e_shstrndx] : NULL;
-  const char *name = names && names->sh_type == SHT_STRTAB
-                         ? string_at((const char *)in->image + names->sh_offset, names->sh_size, section->sh_name)
-                         : NULL;
+  const char *name = string_at(&in->section_names, section->sh_name);
   return !name || strcmp(name, ".eh_frame") != 0;
 }
 
 static uint64_t round_up(uint64_t value, uint64_t to) { return (value + to - 1) & ~(to - 1); }
 
-/* 0: code, 1: constants, 2: writable data */
-static int group_of(const Elf64_Shdr *section) {
-  return section->sh_flags & SHF_EXECINSTR ? 0 : section->sh_flags & SHF_WRITE ? 2 : 1;
+static enum group group_of(const Elf64_Shdr *section) {
+  return section->sh_flags & SHF_EXECINSTR ? CODE : section->sh_flags & SHF_WRITE ? WRITABLE : CONSTANTS;
 }
 
-static CUresult place_sections(loader *in, struct CUmod_st *module) {
-  uint64_t imports_bytes = (uint64_t)in->num_symbols * sizeof(import);
-  uint64_t offset = imports_bytes; /* at the start of the code */
-  uint64_t *offsets = calloc(in->num_sections, sizeof *offsets);
-  if (!offsets)
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  uint64_t ends[3];
-  for (int group = 0; group < 3; group++) {
+/* Gives each loaded section its offset in the mapping, and each group its end. */
+static void lay_out(const loader *in, uint64_t *offsets, uint64_t ends[NUM_GROUPS]) {
+  uint64_t offset = (uint64_t)in->num_symbols * sizeof(import); /* the imports are at the start of the code */
+  for (enum group group = CODE; group < NUM_GROUPS; group++) {
     for (uint32_t i = 0; i < in->num_sections; i++) {
       const Elf64_Shdr *section = &in->sections[i];
       if (!is_loaded(in, section) || group_of(section) != group)
         continue;
       offset = round_up(offset, section->sh_addralign ? section->sh_addralign : 1);
       offsets[i] = offset;
-      offset += section->sh_size; /* no overflow: at most 2^16 sections of 2^26 bytes */
+      offset += section->sh_size; /* no overflow: less than 2^16 sections of 2^26 bytes */
     }
     ends[group] = offset = round_up(offset, PAGE);
   }
-  CUresult result = CUDA_SUCCESS;
-  void *mapping = offset > 4 * MAX_IMAGE
-                      ? MAP_FAILED
-                      : mmap(NULL, offset, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapping == MAP_FAILED) {
-    result = emu_fail(CUDA_ERROR_OUT_OF_MEMORY, "no room to load a kernel object of %zu bytes", in->image_bytes);
-  } else {
-    module->mapping = mapping;
-    module->mapping_bytes = offset;
-    module->code_bytes = ends[0];
-    module->constant_bytes = ends[1] - ends[0];
-    in->imports = mapping;
-    for (uint32_t i = 0; i < in->num_sections; i++) {
-      const Elf64_Shdr *section = &in->sections[i];
-      if (!is_loaded(in, section))
-        continue;
-      in->placed[i] = module->mapping + offsets[i];
-      if (section->sh_type != SHT_NOBITS)
-        memcpy(in->placed[i], in->image + section->sh_offset, section->sh_size);
-    }
+}
+
+static CUresult map_sections(loader *in, struct CUmod_st *module, const uint64_t *offsets, const uint64_t *ends) {
+  if (!ends[NUM_GROUPS - 1] || ends[NUM_GROUPS - 1] > MAX_MAPPING)
+    return bad("it has nothing to load, or too much");
+  void *mapping = mmap(NULL, ends[NUM_GROUPS - 1], PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping == MAP_FAILED)
+    return emu_fail(CUDA_ERROR_OUT_OF_MEMORY, "no room to load a kernel object of %zu bytes", in->image_bytes);
+  module->mapping = mapping;
+  module->mapping_bytes = ends[NUM_GROUPS - 1];
+  module->code_bytes = ends[CODE];
+  module->constant_bytes = ends[CONSTANTS] - ends[CODE];
+  in->imports = mapping;
+  for (uint32_t i = 0; i < in->num_sections; i++) {
+    const Elf64_Shdr *section = &in->sections[i];
+    if (!is_loaded(in, section))
+      continue;
+    in->placed[i] = module->mapping + offsets[i];
+    if (has_bytes(section))
+      memcpy(in->placed[i], in->image + section->sh_offset, section->sh_size);
+  }
+  return CUDA_SUCCESS;
+}
+
+static CUresult place_sections(loader *in, struct CUmod_st *module) {
+  in->placed = calloc(in->num_sections, sizeof *in->placed);
+  uint64_t *offsets = calloc(in->num_sections, sizeof *offsets);
+  uint64_t ends[NUM_GROUPS];
+  CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+  if (in->placed && offsets) {
+    lay_out(in, offsets, ends);
+    result = map_sections(in, module, offsets, ends);
   }
   free(offsets);
   return result;
@@ -191,7 +235,7 @@ static CUresult resolve(loader *in, uint32_t index, uint64_t *address) {
   }
   import *import = &in->imports[index];
   if (!import->address) {
-    const char *name = string_at(in->strings, in->strings_bytes, symbol->st_name);
+    const char *name = string_at(&in->strings, symbol->st_name);
     if (!name || !*name)
       return bad("an undefined symbol has no name");
     const void *found = emu_symbol(name);
@@ -261,7 +305,8 @@ static CUresult relocate(loader *in) {
     const Elf64_Shdr *section = &in->sections[i];
     if (section->sh_type != SHT_RELA)
       continue;
-    if (section->sh_info >= in->num_sections || section->sh_entsize != sizeof(Elf64_Rela) || section->sh_offset % 8)
+    if (section->sh_info >= in->num_sections || section->sh_link != in->symbol_table ||
+        section->sh_entsize != sizeof(Elf64_Rela) || section->sh_offset % 8)
       return bad("a relocation table is malformed");
     if (!in->placed[section->sh_info])
       continue;
@@ -278,13 +323,13 @@ static CUresult relocate(loader *in) {
 /* Keeps the defined symbols: the image does not outlive the call. */
 static CUresult keep_symbols(loader *in, struct CUmod_st *module) {
   module->symbols = calloc(in->num_symbols ? in->num_symbols : 1, sizeof *module->symbols);
-  module->strings = malloc(in->strings_bytes + 1);
+  module->strings = malloc(in->strings.bytes + 1);
   if (!module->symbols || !module->strings)
     return CUDA_ERROR_OUT_OF_MEMORY;
-  memcpy(module->strings, in->strings, in->strings_bytes);
+  memcpy(module->strings, in->strings.text, in->strings.bytes);
   for (uint32_t i = 0; i < in->num_symbols; i++) {
     const Elf64_Sym *symbol = &in->symbols[i];
-    const char *name = string_at(in->strings, in->strings_bytes, symbol->st_name);
+    const char *name = string_at(&in->strings, symbol->st_name);
     uint64_t address;
     if (symbol->st_shndx == SHN_UNDEF || symbol->st_shndx >= in->num_sections || !in->placed[symbol->st_shndx] ||
         ELF64_ST_TYPE(symbol->st_info) == STT_SECTION || !name || !*name || resolve(in, i, &address))
@@ -294,7 +339,7 @@ static CUresult keep_symbols(loader *in, struct CUmod_st *module) {
         module->strings + symbol->st_name,
         address,
         section->sh_size - symbol->st_value,
-        group_of(section) == 0,
+        group_of(section),
     };
   }
   return CUDA_SUCCESS;
@@ -327,10 +372,8 @@ CUresult emu_module_load(CUmodule *out, const void *image, size_t image_bytes) {
   pthread_mutex_init(&module->lock, NULL);
   loader in = {.image = image, .image_bytes = image_bytes};
   result = read_headers(&in);
-  if (!result) {
-    in.placed = calloc(in.num_sections, sizeof *in.placed);
-    result = in.placed ? place_sections(&in, module) : CUDA_ERROR_OUT_OF_MEMORY;
-  }
+  if (!result)
+    result = place_sections(&in, module);
   if (!result)
     result = relocate(&in);
   if (!result)
@@ -375,7 +418,8 @@ static const struct symbol *find_symbol(const struct CUmod_st *module, const cha
 }
 
 static CUresult check_meta(const char *name, const struct symbol *symbol) {
-  if (!symbol || symbol->bytes < sizeof(ocp_emu_kernel_meta) || symbol->value % _Alignof(ocp_emu_kernel_meta))
+  if (!symbol || symbol->group != CONSTANTS || symbol->bytes < sizeof(ocp_emu_kernel_meta) ||
+      symbol->value % _Alignof(ocp_emu_kernel_meta))
     return emu_fail(CUDA_ERROR_NOT_FOUND, "kernel object: no valid \"%s.meta\"", name);
   const ocp_emu_kernel_meta *meta = (const ocp_emu_kernel_meta *)symbol->value;
   if (meta->version != OCP_EMU_META_VERSION || meta->mode > OCP_EMU_FIBER || meta->num_params > OCP_EMU_MAX_PARAMS ||
@@ -396,7 +440,7 @@ static CUresult get_function(CUfunction *out, CUmodule module, const char *name)
       return CUDA_SUCCESS;
     }
   const struct symbol *entry = find_symbol(module, name, "");
-  if (!entry || !entry->code || !entry->bytes)
+  if (!entry || entry->group != CODE || !entry->bytes)
     return emu_fail(CUDA_ERROR_NOT_FOUND, "kernel object: no kernel \"%s\"", name);
   const struct symbol *meta = find_symbol(module, name, ".meta");
   CUresult result = check_meta(name, meta);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -63,10 +63,13 @@ def configured(**changes: int) -> Iterator[Device]:
                 gc.enable()
 
 
-def compile_kernels(folder: Path) -> bytes:
-    """The object file of emulator_kernels.c, as the compile pipeline would make it."""
+LARGE_CODE_MODEL = ("-mcmodel=large", "-fno-pic", "-fno-pie")
+
+
+def compile_kernels(folder: Path, code_model: Sequence[str] = LARGE_CODE_MODEL) -> bytes:
+    """The object file of emulator_kernels.c; with the large code model as the compile pipeline would make it."""
     target = folder / "emulator_kernels.o"
-    flags = ["-O2", "-mcmodel=large", "-fno-pic", "-fno-pie", "-fno-asynchronous-unwind-tables"]
+    flags = ["-O2", "-fno-asynchronous-unwind-tables", *code_model]
     source = TESTS / "emulator_kernels.c"
     include = f"-I{build_plugin.SOURCES}"
     command = [*build_plugin.compiler(), *flags, include, "-c", str(source), "-o", str(target)]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -305,29 +303,3 @@ def test_objects_of_other_code_models_load_or_say_why(device: Device, tmp_path: 
     data = device.upload(np.zeros(256, np.float32))
     kernels.launch("math", 1, 256, [data])
     assert device.download(data)[0] == pytest.approx(0.8427008, rel=1e-6)
-
-
-@settings(max_examples=300)
-@given(data=st.data())
-def test_damaged_objects_are_refused_or_harmless(image: bytes, data: st.DataObject) -> None:
-    damaged = bytearray(image)
-    headers = struct.unpack_from("<Q", image, 0x28)[0]
-    where = st.one_of(st.integers(0, 63), st.integers(headers, len(image) - 1), st.integers(0, len(image) - 1))
-    for position in data.draw(st.lists(where, min_size=1, max_size=4)):
-        damaged[position] = data.draw(st.integers(0, 255))
-    damaged = damaged[: data.draw(st.one_of(st.just(len(image)), st.integers(0, len(image))))]
-    with configured() as device:
-        if module := load_or_refuse(device, bytes(damaged)):
-            for name in ("add", "reverse", "shuffle"):
-                with suppress(CudaError):
-                    module.function(name)
-            module.unload()
-
-
-def load_or_refuse(device: Device, image: bytes) -> Module | None:
-    try:
-        return device.load(image)
-    except CudaError as error:
-        if error.name in ("CUDA_ERROR_INVALID_IMAGE", "CUDA_ERROR_OUT_OF_MEMORY", "CUDA_ERROR_INVALID_VALUE"):
-            return None
-        raise

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+SHT_SYMTAB = 2
+SHT_NOBITS = 8
+
 
 @dataclass(frozen=True)
 class Section:
@@ -31,34 +34,52 @@ class Symbol:
 
 
 class Elf:
-    """An ELF file in memory. Raises ValueError where the bytes are none."""
+    """An ELF file in memory. Its constructor and its members raise ValueError where the bytes are none."""
 
     def __init__(self, data: bytes) -> None:
         if data[:6] != b"\x7fELF\x02\x01":
             raise ValueError("not a 64-bit little-endian ELF file")
         self.data = data
 
+    def _unpack(self, layout: str, offset: int) -> tuple[int, ...]:
+        try:
+            return struct.unpack_from(layout, self.data, offset)
+        except (struct.error, OverflowError):
+            raise ValueError(f"an entry at offset {offset} lies outside of the ELF file") from None
+
     @cached_property
     def sections(self) -> list[Section]:
-        (table,) = struct.unpack_from("<Q", self.data, 40)
-        entry_bytes, count, names_index = struct.unpack_from("<HHH", self.data, 58)
-        headers = [struct.unpack_from("<IIQQQQIIQQ", self.data, table + i * entry_bytes) for i in range(count)]
+        (table,) = self._unpack("<Q", 40)
+        entry_bytes, count, names_index = self._unpack("<HHH", 58)
+        headers = [self._unpack("<IIQQQQIIQQ", table + i * entry_bytes) for i in range(count)]
+        if names_index >= count:
+            raise ValueError("the ELF file has no names of sections")
         names = headers[names_index][4]
         return [Section(self.string(names + h[0]), h[1], h[4], h[5], h[6], h[7]) for h in headers]
+
+    def _section(self, index: int) -> Section:
+        if index >= len(self.sections):
+            raise ValueError(f"the ELF file has no section {index}")
+        return self.sections[index]
 
     def string(self, offset: int) -> str:
         return self.data[offset : self.data.index(b"\0", offset)].decode()
 
     def contents(self, section: Section) -> bytes:
+        """The bytes that the section has in the file."""
+        if section.type == SHT_NOBITS:
+            return b""
+        if section.offset + section.size > len(self.data):
+            raise ValueError(f"the section {section.name!r} lies outside of the ELF file")
         return self.data[section.offset : section.offset + section.size]
 
     def symbols(self) -> Iterator[Symbol]:
         for table in self.sections:
-            if table.type != 2:  # SHT_SYMTAB
+            if table.type != SHT_SYMTAB:
                 continue
-            strings = self.sections[table.link].offset
+            strings = self._section(table.link).offset
             for offset in range(table.offset, table.offset + table.size, 24):
-                name, _, _, section, value, size = struct.unpack_from("<IBBHQQ", self.data, offset)
+                name, _, _, section, value, size = self._unpack("<IBBHQQ", offset)
                 yield Symbol(self.string(strings + name), section, value, size)
 
     def symbol(self, name: str) -> Symbol:
@@ -70,4 +91,7 @@ class Elf:
 
     def symbol_offset(self, symbol: Symbol) -> int:
         """Where the symbol's bytes start in the file of a relocatable object."""
-        return self.sections[symbol.section].offset + symbol.value
+        section = self._section(symbol.section)
+        if symbol.value > len(self.contents(section)):
+            raise ValueError(f"the symbol {symbol.name!r} lies outside of its section")
+        return section.offset + symbol.value
