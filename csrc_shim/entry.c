@@ -87,12 +87,12 @@ OrtStatus *ReleaseEpFactory(OrtEpFactory *factory) {
   if (!factory)
     return NULL;
   ocp_error error = {0};
+  const int64_t handle = ocp_factory_close(factory);
   const ocp_python *python = ocp_python_call(&error);
   if (python) { /* at the end of the process there is nobody left to tell */
-    python->release_factory(ocp_factory_handle(factory));
+    python->release_factory(handle);
     ocp_python_returned();
   }
-  ocp_factory_release(factory);
   if (atomic_fetch_sub(&live_factories, 1) == 1)
     ocp_logger = NULL; /* the environment may end before the library is registered again */
   return NULL;

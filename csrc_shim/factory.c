@@ -8,10 +8,15 @@
 #define OCP_VERSION "0.0.0"
 #endif
 
+/* A factory lives as long as the process: after the library was unregistered, ORT calls it to release the allocators of
+ * values and the EPs of sessions that are still there, and to create EPs for session options that name its devices. */
 typedef struct ocp_factory {
-  OrtEpFactory ort; /* first member: ORT's view */
-  int64_t handle;   /* Python's */
+  OrtEpFactory ort;            /* first member: ORT's view */
+  _Atomic int64_t handle;      /* Python's; 0 once it is unregistered */
+  struct ocp_factory *earlier; /* of `factories` */
 } ocp_factory;
+
+static _Atomic(ocp_factory *) factories;
 
 static OrtStatus *not_implemented(const char *what) { return ocp_api->CreateStatus(ORT_NOT_IMPLEMENTED, what); }
 
@@ -35,16 +40,25 @@ static const char *get_version(const OrtEpFactory *factory) {
   return OCP_VERSION;
 }
 
+/* The handle, or 0 and the error: what ORT still has of the devices is freed. */
+static int64_t registered_handle(const OrtEpFactory *factory, ocp_error *error) {
+  const int64_t handle = ocp_factory_handle(factory);
+  if (!handle)
+    ocp_fail(error, ORT_FAIL, "%s: the library was unregistered; get its devices anew after registering it again",
+             OCP_EP_NAME);
+  return handle;
+}
+
 static OrtStatus *get_supported_devices(OrtEpFactory *factory, const OrtHardwareDevice *const *devices,
                                         size_t num_devices, OrtEpDevice **ep_devices, size_t max_ep_devices,
                                         size_t *num_ep_devices) {
   *num_ep_devices = 0;
   ocp_error error = {0};
-  const ocp_python *python = ocp_python_call(&error);
-  return python
-             ? ocp_python_status(python->get_supported_devices(ocp_factory_handle(factory), factory, devices,
-                                                               num_devices, ep_devices, max_ep_devices, num_ep_devices))
-             : ocp_status(&error);
+  const int64_t handle = registered_handle(factory, &error);
+  const ocp_python *python = handle ? ocp_python_call(&error) : NULL;
+  return python ? ocp_python_status(python->get_supported_devices(handle, factory, devices, num_devices, ep_devices,
+                                                                  max_ep_devices, num_ep_devices))
+                : ocp_status(&error);
 }
 
 static OrtStatus *create_ep(OrtEpFactory *factory, const OrtHardwareDevice *const *devices,
@@ -52,12 +66,13 @@ static OrtStatus *create_ep(OrtEpFactory *factory, const OrtHardwareDevice *cons
                             const OrtSessionOptions *options, const OrtLogger *logger, OrtEp **ep) {
   *ep = NULL;
   ocp_error error = {0};
-  const ocp_python *python = ocp_python_call(&error);
+  const int64_t handle = registered_handle(factory, &error);
+  const ocp_python *python = handle ? ocp_python_call(&error) : NULL;
   if (!python)
     return ocp_status(&error);
   ocp_ep_config config = {0};
-  OrtStatus *status = ocp_python_status(
-      python->create_ep(ocp_factory_handle(factory), devices, metadata, num_devices, options, logger, &config));
+  OrtStatus *status =
+      ocp_python_status(python->create_ep(handle, devices, metadata, num_devices, options, logger, &config));
   if (status)
     return status;
   *ep = ocp_ep_create(&config);
@@ -162,9 +177,14 @@ OrtEpFactory *ocp_factory_create(int64_t handle) {
   };
   if (ocp_api_version >= OrtEpFactory_SelectBestModelCandidate_SINCE)
     factory->ort.SelectBestModelCandidate = select_model_candidate;
+  factory->earlier = atomic_load(&factories);
+  while (!atomic_compare_exchange_weak(&factories, &factory->earlier, factory))
+    ;
   return &factory->ort;
 }
 
-void ocp_factory_release(OrtEpFactory *factory) { free(factory); }
+int64_t ocp_factory_close(OrtEpFactory *factory) {
+  return atomic_exchange(&((ocp_factory *)(void *)factory)->handle, 0);
+}
 
 int64_t ocp_factory_handle(const OrtEpFactory *factory) { return ((const ocp_factory *)factory)->handle; }

@@ -6,7 +6,8 @@
 
 /* NULL: out of memory. */
 OrtEpFactory *ocp_factory_create(int64_t handle);
-void ocp_factory_release(OrtEpFactory *factory);
+/* The library was unregistered: returns the handle, which the factory has no longer. */
+int64_t ocp_factory_close(OrtEpFactory *factory);
 int64_t ocp_factory_handle(const OrtEpFactory *factory);
 
 OrtEp *ocp_ep_create(const ocp_ep_config *config);

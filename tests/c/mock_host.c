@@ -450,7 +450,7 @@ static void run_round(const void *image, size_t bytes, uint32_t version, int run
   transfer->Release(transfer);
   factory->ReleaseAllocator(factory, device_allocator);
   factory->ReleaseAllocator(factory, pinned_allocator);
-  ocp_factory_release(factory);
+  ocp_factory_close(factory);
   CHECK(counter(OCP_DEVICE_BYTES_IN_USE) == 0 && counter(OCP_PINNED_BYTES_IN_USE) == 0);
   CHECK(counter(OCP_STREAMS_LIVE) == 0);
   CHECK(atomic_load(&mock_live_statuses) == 0);
