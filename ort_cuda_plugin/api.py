@@ -24,6 +24,15 @@ _registered: list[str] = []
 _chosen: weakref.WeakKeyDictionary[Any, tuple[DeviceInfo, dict[str, str]]] = weakref.WeakKeyDictionary()
 
 
+def _after_fork() -> None:
+    """The thread that held the lock does not exist in the child, which is to get its error and not to wait."""
+    global _registration
+    _registration = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def _onnxruntime() -> ModuleType:
     """ONNX Runtime, of a version that can load plugins of this kind.
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from c_programs import build_host
+from destruction_orders import OVERWRITE_FREED
 from hostile import HostileFolder
 from isolated import ROOT, add_model
 from ort_cuda_plugin import get_library_path
@@ -61,7 +62,8 @@ def copy_package(site: Path) -> Path:
 
 
 def test_the_host_runs_a_model_and_exits_with_0(host: Path, tmp_path: Path) -> None:
-    done = run(host, get_library_path(), ORT_CUDA_PLUGIN_PYTHON=sys.executable, ORT_CUDA_PLUGIN_CACHE_DIR=str(tmp_path))
+    variables = {"ORT_CUDA_PLUGIN_PYTHON": sys.executable, "ORT_CUDA_PLUGIN_CACHE_DIR": str(tmp_path)}
+    done = run(host, get_library_path(), **variables, **OVERWRITE_FREED)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
