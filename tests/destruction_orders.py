@@ -199,10 +199,15 @@ def main() -> int:
     parser.add_argument("--exits", type=int, default=100)
     arguments = parser.parse_args()
     tried = orders(arguments.letters, arguments.orders)
-    failures = [failing_order(tried[i : i + 100]) for i in range(0, len(tried), 100)]
-    failures += [failing_end(seed) for seed in range(arguments.exits)]
-    failures = [failure for failure in failures if failure]
-    print(*failures, f"{len(tried)} orders, {arguments.exits} ends, {len(failures)} failures", sep="\n")
+    failures = 0
+    for failure in itertools.chain(
+        (failing_order(tried[i : i + 100]) for i in range(0, len(tried), 100)),
+        (failing_end(seed) for seed in range(arguments.exits)),
+    ):
+        if failure:
+            failures += 1
+            print(failure, flush=True)
+    print(f"{len(tried)} orders, {arguments.exits} ends, {failures} failures")
     return 1 if failures else 0
 
 
