@@ -190,6 +190,9 @@ typedef struct emu_cpu emu_cpu;
 /* Calls run(context, first, last) over [0, count) in the calling thread and the workers; returns when all is done. */
 typedef void (*emu_range_fn)(void *context, uint64_t first, uint64_t last);
 void emu_pool_run(emu_range_fn run, void *context, uint64_t count, uint64_t chunk);
+/* Around a launch: writes its time where the environment asks for it. */
+uint64_t emu_profile_begin(void);
+void emu_profile_end(uint64_t begun, const emu_launch *launch);
 
 /* ---- emu_check.c: the checking mode ---- */
 /* The result of a launch that has run, with its finding as the text where it has one. */

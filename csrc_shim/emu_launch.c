@@ -205,7 +205,9 @@ CUresult emu_run_kernel(emu_device *device, const emu_op *op, const emu_clock *c
   if (differs)
     _mm_setcsr(0x1f80);
 #endif
+  uint64_t begun = emu_profile_begin();
   result = run_grid(&launch, function);
+  emu_profile_end(begun, &launch);
 #ifdef __x86_64__
   if (differs)
     _mm_setcsr(control);
