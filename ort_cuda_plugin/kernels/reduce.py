@@ -24,11 +24,17 @@ Output = tuple[Scalar, Tensor]
 
 WARP = 32
 SERIAL_COLUMNS = 32
-"""A row of at most so many elements is reduced by one thread."""
-EMULATED_SERIAL_COLUMNS = 1024
-"""The same on the emulated device, where threads that work together cost more than a longer loop."""
+"""A row of at most so many elements is reduced by one thread; on the emulated device every row is.
+
+Threads of a block share one core there: working together they would only take turns.
+"""
 SERIAL_PARTS = 4
 """Partial results that such a thread keeps."""
+LONG_COLUMNS = 1024
+"""From so many columns on there are more parts, as many as a vector has, and new ones for each `PIECE` of the row."""
+LONG_PARTS = 16
+PIECE = 4096
+"""Columns after which partial results start again: a sum of fewer terms rounds less."""
 WARP_COLUMNS = 2048
 """A row of at most so many elements is reduced by one warp."""
 BLOCK = 256
@@ -123,7 +129,8 @@ class _RowKernel:
         outputs = [*elements, *rows]
         used = reachable(x for x, _ in outputs)
         sources = [(leaf, x) for leaf, x in zip(self.leaves, self.tensors, strict=True) if leaf in used]
-        placed = [broadcast_strides(x, self.shape) for _, x in sources] + [y.strides for _, y in outputs]
+        # A result per row has no place along the columns, so that it does not keep them from merging.
+        placed = [broadcast_strides(x, self.shape) for x in (*(x for _, x in sources), *(y for _, y in outputs))]
         row_dims, row_strides = self._collapse(placed, reduced=False)
         column_dims, column_strides = self._collapse(placed, reduced=True)
         self.n = builder.integer(product(column_dims))
@@ -132,6 +139,7 @@ class _RowKernel:
         self.column_extents = [extent(builder, dim, self.column_dtype) for dim in column_dims[1:]]
         adjacent = not column_strides[0] or column_strides[0][-1] == 1
         self.threads = self._choose_threads(product(column_dims), product(row_dims), adjacent)
+        self.long = self.ctx.device.emulated and hint(product(column_dims)) > LONG_COLUMNS
         grid, block, names, inside = self._rows(row_dims)
 
         places = []
@@ -166,7 +174,7 @@ class _RowKernel:
 
     def _choose_threads(self, columns: Dim, rows: Dim, adjacent: bool) -> int:
         """By the sizes that are expected; every choice is right for all sizes."""
-        if hint(columns) <= (EMULATED_SERIAL_COLUMNS if self.ctx.device.emulated else SERIAL_COLUMNS):
+        if self.ctx.device.emulated or hint(columns) <= SERIAL_COLUMNS:
             return 1
         # Where the columns of a row are apart, threads of neighbouring rows read neighbouring elements.
         if not adjacent and hint(rows) >= MANY_ROWS:
@@ -175,7 +183,7 @@ class _RowKernel:
 
     def _rows(self, dims: list[Dim]) -> tuple[tuple[Dim, Dim, Dim], tuple[int, int, int], list[str], str]:
         """Emits the coordinates of the thread's row; gives grid, block, their names, and whether the row exists."""
-        if self.threads == 1:
+        if self.threads == 1 and not self.long:
             plane = Plane(self.ctx, self.builder, dims or [1], SERIAL_THREADS)
             self.emit.line("lane = 0")
             return plane.grid, plane.block, plane.names[: len(dims)], plane.inside
@@ -245,12 +253,26 @@ class _RowKernel:
 
         Chains of dependent additions are shorter then, which is faster, and rounds less.
         """
-        first = {stage: self.accumulators[stage] for stage in stages}
-        parts = [first, *(self._accumulators(stages) for _ in range(SERIAL_PARTS - 1))]
-        with self.emit.block(f"for j in range(0, {self.n} - {SERIAL_PARTS - 1}, {SERIAL_PARTS}):"):
-            for number, part in enumerate(parts):
+        totals = {stage: self.accumulators[stage] for stage in stages}
+        if not self.long:
+            parts = [totals, *(self._accumulators(stages) for _ in range(SERIAL_PARTS - 1))]
+            self._fill_parts(stages, parts, "0", self.n)
+            return f"{self.n} & -{SERIAL_PARTS}"
+        with self.emit.block(f"for piece in range(0, {self.n} - {LONG_PARTS - 1}, {PIECE}):"):
+            parts = [self._accumulators(stages) for _ in range(LONG_PARTS)]
+            self._fill_parts(stages, parts, "piece", f"min({self.n}, piece + {PIECE})")
+            self.accumulators.update(totals)
+            with self.emit.scope():
+                self._update(stages, functools.partial(self._combine_part, other=parts[0]))
+        return f"{self.n} & -{LONG_PARTS}"
+
+    def _fill_parts(self, stages: Sequence[Stage], parts: list[dict[Stage, list[str]]], start: str, end: str) -> None:
+        """Columns from ``start`` on into ``parts``, while all get one, and then all parts into the first."""
+        number = len(parts)
+        with self.emit.block(f"for j in range({start}, {end} - {number - 1}, {number}):"):
+            for offset, part in enumerate(parts):
                 self.accumulators.update(part)
-                with self._column(f"j + {number}"):
+                with self._column(f"j + {offset}"):
                     self._update(stages, _step)
         while len(parts) > 1:
             half = len(parts) // 2
@@ -259,7 +281,6 @@ class _RowKernel:
                 with self.emit.scope():
                     self._update(stages, functools.partial(self._combine_part, other=other))
             del parts[half:]
-        return f"{self.n} & -{SERIAL_PARTS}"
 
     def _combine_part(self, stage: Stage, totals: Values, other: dict[Stage, list[str]]) -> Values:
         return self._combine(stage, totals, lambda dtype, name, number: other[stage][number])
