@@ -171,11 +171,13 @@ class Constant:
         self._array: Array | None = None
         self._derived: dict[Hashable, Constant] = {}
 
-    def derive(self, key: Hashable, shape: tuple[int, ...], compute: Callable[[], Array]) -> Constant:
-        """What ``compute`` makes of the contents, in the same element type; the same object for the same key."""
+    def derive(
+        self, key: Hashable, shape: tuple[int, ...], compute: Callable[[], Array], dtype: DType | None = None
+    ) -> Constant:
+        """What ``compute`` makes of the contents, of the same type unless told; the same object for the same key."""
         derived = self._derived.get(key)
         if derived is None:
-            derived = Constant(self.dtype, shape, compute, is_initializer=self.is_initializer)
+            derived = Constant(dtype or self.dtype, shape, compute, is_initializer=self.is_initializer)
             self._derived[key] = derived
         return derived
 

@@ -182,8 +182,15 @@ class Lowering:
         """A tensor of known contents that are not read yet."""
         return Tensor(contents.dtype, contents.shape, Buffer(BufferKind.WEIGHT, contents.nbytes, data=contents))
 
-    def derived(self, x: Tensor, key: Hashable, shape: tuple[int, ...], function: Callable[[Array], Array]) -> Tensor:
-        """A constant made from the contents of the constant x, such as weights in another layout.
+    def derived(
+        self,
+        x: Tensor,
+        key: Hashable,
+        shape: tuple[int, ...],
+        function: Callable[[Array], Array],
+        dtype: DType | None = None,
+    ) -> Tensor:
+        """A constant made from the contents of the constant x, such as weights in another layout or type.
 
         ``function`` runs only when a plan needs the contents, and once for all plans that ask with the same ``key``.
         """
@@ -196,7 +203,7 @@ class Lowering:
             assert contents is not None
             return function(contents)
 
-        return self.initializer(data.derive((key, x.shape, x.strides, x.offset), shape, compute))
+        return self.initializer(data.derive((key, x.shape, x.strides, x.offset), shape, compute, dtype))
 
     def host_tensor(self, dims: Sequence[Dim], shape: Sequence[int], dtype: DType) -> Tensor:
         """An integer or bool tensor whose elements, in row-major order, are ``dims``."""

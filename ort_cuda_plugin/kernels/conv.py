@@ -1,4 +1,4 @@
-"""Convolutions: a block-tiled product over patches that are never stored, and a direct kernel for tiny groups.
+"""Convolutions as a block-tiled product over patches that are never stored.
 
 Tensors are contiguous: x is [images, groups * channels, z, y, x], out [images, groups * rows, z, y, x]; kernels for two
 spatial dimensions leave z out. ``rows`` are the output channels of one group, ``channels`` its input channels.
@@ -15,7 +15,6 @@ import numpy as np
 from ..graph.ir import Array
 from ..runtime.kernel import KernelSpec, spec_property
 from .tiles import (
-    THREADS,
     Element,
     Operand,
     Tile,
@@ -27,7 +26,6 @@ from .tiles import (
     pipeline,
     place_type,
     store_matrix,
-    unravel,
 )
 
 OUTSIDE = -(2**30)
@@ -185,102 +183,3 @@ class TiledConv:
                 f"    to += {tile.n}",
             ]
         )
-
-
-@dataclass(frozen=True)
-class DirectConv:
-    """One thread per output element, for groups too small to fill a tile; also the transposed convolution.
-
-    ``kernel`` has two or three sizes; they are constants of the code, and so is the number of a group's channels where
-    it is 1 (``depthwise``). Arguments of a launch, in order::
-
-        out, x, weights, [bias,] rows, channels, groups, count (elements of out), dilations [z,] y, x, in [z,] y, x,
-        out [z,] y, x, strides [z,] y, x, pads at the beginning [z,] y, x
-
-    int32 but for count, which like all places has the ``index`` type. Weights are as ONNX has them: [groups * rows,
-    channels, *kernel], transposed [groups * channels, rows, *kernel]. The grid is (ceil(count / THREADS), 1, 1).
-    """
-
-    storage: str
-    kernel: tuple[int, ...]
-    bias: bool = False
-    transposed: bool = False
-    depthwise: bool = False
-    index: str = "i32"
-
-    @property
-    def rank(self) -> int:
-        return len(self.kernel)
-
-    @spec_property
-    def spec(self) -> KernelSpec:
-        element = Element(self.storage)
-        axes = "zyx"[3 - self.rank :]
-        names = [f"{what}_{axis}" for what in ("dilation", "in", "out", "stride", "pad") for axis in axes]
-        matrix = f"*{self.storage}"
-        parameters = [("out", matrix), ("x", matrix), ("weights", matrix)]
-        parameters += [("bias", matrix)] if self.bias else []
-        parameters += [("rows", "i32"), ("channels", "i32"), ("groups", "i32"), ("count", self.index)]
-        parameters += [(name, "i32") for name in names]
-        place = place_type(self.index)
-        lines = unravel(axes, self.index)
-        for axis in axes:
-            first = f"o{axis} + pad_{axis}" if self.transposed else f"o{axis} * stride_{axis} - pad_{axis}"
-            lines.append(f"{axis}0 = int32({first})")
-        taps = math.prod(self.kernel)
-        size = " * ".join(f"in_{axis}" for axis in axes)
-        first = "group * channels * rows + row" if self.transposed else "(group * rows + row) * channels"
-        lines += [
-            f"image = {place}(rest // {place}(groups * rows))",
-            f"row_of_image = int32(rest - image * {place}(groups * rows))",
-            "group = int32(row_of_image // rows)",
-            "row = int32(row_of_image - group * rows)",
-            f"size = {place}({size})",
-            f"plane = {place}({place}({place}(image * groups) + group) * {place}(channels * size))",
-            f"first = {place}({place}({first}) * {taps})",
-            f"total = {element.accumulator}(0)",
-            f"for channel in range({1 if self.depthwise else 'channels'}):",
-            "    tap = first",
-            *self._taps(axes, element),
-            f"    plane = {place}(plane + size)",
-            f"    first = {place}(first + {f'rows * {taps}' if self.transposed else taps})",
-        ]
-        if self.bias:
-            lines.append(f"total += {element.load('bias', 'row_of_image')}")
-        lines.append(f"out[number] = {element.cast('total')}")
-        header = f"def kernel({', '.join(name for name, _ in parameters)}):"
-        return KernelSpec(
-            name=f"conv{'_transposed' if self.transposed else ''}{self.rank}d_direct_{self.storage}",
-            signature=tuple(kind for _, kind in parameters),
-            source="\n".join([header, indent("\n".join(lines), 1)]) + "\n",
-            launch_bounds=THREADS,
-        )
-
-    def _taps(self, axes: str, element: Element) -> list[str]:
-        """Loops over the kernel's positions, in the order in which ``tap`` counts them."""
-        lines: list[str] = []
-        level = 1
-        for axis, size in zip(axes, self.kernel, strict=True):
-            lines.append("    " * level + f"for k{axis} in range({size}):")
-            level += 1
-            at = f"int32({axis}0 + int32(k{axis}) * dilation_{axis})"
-            if self.transposed:
-                lines += [
-                    "    " * level + f"t{axis} = int32({axis}0 - int32(k{axis}) * dilation_{axis})",
-                    "    " * level + f"at_{axis} = int32(t{axis} // stride_{axis})",
-                    "    " * level + f"if at_{axis} * stride_{axis} != t{axis}:",
-                    "    " * level + f"    at_{axis} = int32({OUTSIDE})",
-                ]
-            else:
-                lines.append("    " * level + f"at_{axis} = {at}")
-        place = f"at_{axes[0]}"
-        for axis in axes[1:]:
-            place = f"{place_type(self.index)}({place} * in_{axis} + at_{axis})"
-        inside = " and ".join(f"uint32(at_{axis}) < uint32(in_{axis})" for axis in axes)
-        sum_ = f"{element.load('x', f'plane + {place}')} * {element.load('weights', 'tap')}"
-        lines += [
-            "    " * level + f"if {inside}:",
-            "    " * level + f"    total += {sum_}",
-            "    " * level + f"tap = {place_type(self.index)}(tap + 1)",
-        ]
-        return lines

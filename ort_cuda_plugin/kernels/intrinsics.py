@@ -17,11 +17,11 @@ from typing import Any
 
 from llvmlite import ir
 from numba.cuda import cgutils, types
-from numba.cuda.core.errors import RequireLiteralValue
 from numba.cuda.extending import intrinsic
 from numba.cuda.typing import signature
 
 from ort_cuda_plugin.kernels import small_floats
+from ort_cuda_plugin.kernels.tile_intrinsics import strip_functions, tile_functions
 
 __all__: list[str] = []
 
@@ -343,74 +343,14 @@ def array_pointer(typingctx: Any, array: Any) -> Any:
 __all__.append("array_pointer")
 
 
-# ---- tiles of accumulators in registers ----
-# As intrinsics, because Numba takes over a second to type the hundreds of scalars that they stand for.
-
-
-def literal(ty: Any) -> int:
-    """The value of a literal argument. Numba tries again with literal types where this raises."""
-    if not isinstance(ty, types.IntegerLiteral):
-        raise RequireLiteralValue("the sizes of a register tile must be literal integers")
-    return int(ty.literal_value)
-
-
-def export_tile_functions(name: str) -> None:
-    """``registers_*``, ``multiply_add_tile_*`` and ``store_tile_*`` for one element type."""
-    ty = by_name[name]
-    pointer, element = types.CPointer(ty), ir_types[ty]
-    zero = 0.0 if name.startswith("f") else 0
-
-    def multiply_add_one(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, total: ir.Value) -> ir.Value:
-        return builder.fma(a, b, total) if name.startswith("f") else builder.add(builder.mul(a, b), total)
-
-    def element_address(builder: ir.IRBuilder, base: ir.Value, index: int) -> ir.Value:
-        return builder.gep(base, [i64(index)])
-
-    def registers(typingctx: Any, count: Any) -> Any:
-        number = literal(count)
-
-        def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-            array = cgutils.alloca_once(builder, ir.ArrayType(element, number))
-            base = builder.bitcast(array, element.as_pointer())
-            for index in range(number):
-                builder.store(element(zero), element_address(builder, base, index))
-            return base
-
-        return signature(pointer, count), codegen
-
-    def multiply_add(typingctx: Any, c: Any, a: Any, at_a: Any, b: Any, at_b: Any, rows: Any, columns: Any) -> Any:
-        m, n = literal(rows), literal(columns)
-
-        def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-            total, a_base, a_index, b_base, b_index, _, _ = args
-            a_base, b_base = builder.gep(a_base, [a_index]), builder.gep(b_base, [b_index])
-            left = [builder.load(element_address(builder, a_base, i)) for i in range(m)]
-            right = [builder.load(element_address(builder, b_base, j)) for j in range(n)]
-            for i in range(m):
-                for j in range(n):
-                    address = element_address(builder, total, i * n + j)
-                    builder.store(multiply_add_one(builder, left[i], right[j], builder.load(address)), address)
-            return context.get_dummy_value()
-
-        return signature(types.none, pointer, pointer, types.int64, pointer, types.int64, rows, columns), codegen
-
-    def store(typingctx: Any, out: Any, at: Any, stride: Any, c: Any, rows: Any, columns: Any) -> Any:
-        m, n, step = literal(rows), literal(columns), literal(stride)
-
-        def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-            base = builder.gep(args[0], [args[1]])
-            for i in range(m):
-                for j in range(n):
-                    value = builder.load(element_address(builder, args[3], i * n + j))
-                    builder.store(value, element_address(builder, base, i * step + j))
-            return context.get_dummy_value()
-
-        return signature(types.none, pointer, types.int64, stride, pointer, rows, columns), codegen
-
-    for prefix, function in (("registers", registers), ("multiply_add_tile", multiply_add), ("store_tile", store)):
-        globals()[f"{prefix}_{name}"] = intrinsic(function)
-        __all__.append(f"{prefix}_{name}")
-
+# ---- tiles and strips of accumulators in registers ----
 
 for name in ("f32", "f64", "i32", "i64", "u32", "u64"):
-    export_tile_functions(name)
+    for function_name, function in tile_functions(name, by_name[name], ir_types[by_name[name]]).items():
+        globals()[function_name] = intrinsic(function)
+        __all__.append(function_name)
+for name, storage in (("f32", "f32"), ("f64", "f64"), ("i32", "i32"), ("f32", "f16"), ("f32", "bf16")):
+    memory = by_name["u16" if storage.endswith("f16") else storage]
+    for function_name, function in strip_functions(storage, memory, by_name[name], ir_types[by_name[name]]).items():
+        globals()[function_name] = intrinsic(function)
+        __all__.append(function_name)

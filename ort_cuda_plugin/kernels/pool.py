@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..runtime.kernel import KernelSpec, spec_property
-from .tiles import THREADS, Element, element_number, indent, place_type, unravel
+from .tiles import THREADS, Element, element_number, indent, place_type
 
 _lowest = {"f32": "float32(-math.inf)", "f64": "float64(-math.inf)", "f16": "float32(-math.inf)"}
 _lowest |= {"bf16": "float32(-math.inf)", "i8": "int32(-128)", "u8": "int32(0)"}
@@ -18,12 +18,14 @@ class Pool:
 
     Arguments of a launch, in order (a letter of ``axes`` after each name that has one per axis)::
 
-        out, [indices (*i64),] x, count (elements of out), then int32: kernel, dilation, in, out, stride,
-        pad (at the beginning), [padded_end: in + pad at the end]
+        out, [indices (*i64),] x, count (of threads), then int32: strips (of a row of out), kernel, dilation, in, out,
+        stride, pad (at the beginning), [padded_end: in + pad at the end]
 
-    ``indices`` adds the place of each maximum in the whole of x, ``column_major`` within its plane; ``include_pad``
-    divides averages by the number of positions in the padded input and takes ``padded_end``. ``index`` is the type of
-    count and of places in the tensors. The grid is (ceil(count / THREADS), 1, 1).
+    A thread computes ``width`` neighbours along x: one on a GPU, as many as fill vectors on the emulated device.
+    ``stride`` is the stride along x where it is 1 or 2, else 0. ``indices``, for one neighbour only, adds the place of
+    each maximum in the whole of x, ``column_major`` within its plane; ``include_pad`` divides averages by the number of
+    positions in the padded input and takes ``padded_end``. ``index`` is the type of count and of places in the tensors.
+    The grid is (ceil(count / THREADS), 1, 1).
     """
 
     kind: str  # "max" or "average"
@@ -33,36 +35,55 @@ class Pool:
     column_major: bool = False
     include_pad: bool = False
     index: str = "i32"
+    width: int = 1
+    stride: int = 0
+
+    @property
+    def axes(self) -> str:
+        return "zyx"[3 - self.rank :]
+
+    @property
+    def element(self) -> Element:
+        return Element(self.storage)
+
+    @property
+    def register(self) -> str:
+        return _registers.get(self.storage, self.element.accumulator)
+
+    @property
+    def step(self) -> str:
+        return str(self.stride or "stride_x")
 
     @spec_property
     def spec(self) -> KernelSpec:
-        element = Element(self.storage)
-        register = _registers.get(self.storage, element.accumulator)
-        axes = "zyx"[3 - self.rank :]
-        matrix = f"*{self.storage}"
+        axes, matrix, place = self.axes, f"*{self.storage}", place_type(self.index)
         parameters = [("out", matrix)]
         parameters += [("indices", "*i64")] if self.indices else []
-        parameters += [("x", matrix), ("count", self.index)]
+        parameters += [("x", matrix), ("count", self.index), ("strips", "i32")]
         whats = ["kernel", "dilation", "in", "out", "stride", "pad"] + ["padded_end"] * self.include_pad
         parameters += [(f"{what}_{axis}", "i32") for what in whats for axis in axes]
-        place = place_type(self.index)
-        lines = unravel(axes, self.index)
-        for axis in axes:
-            lines.append(f"{axis}0 = int32(o{axis} * stride_{axis} - pad_{axis})")
+        lines = [
+            indent(element_number(self.index), 0),
+            f"rest = {place}(number // strips)",
+            f"ox = int32(int32(number - rest * strips) * {self.width})",
+            f"row = {place}(rest * out_x)",
+        ]
+        for axis in reversed(axes[:-1]):
+            lines += [
+                f"quotient = {place}(rest // out_{axis})",
+                f"o{axis} = int32(rest - quotient * out_{axis})",
+                "rest = quotient",
+            ]
+        lines += [f"{axis}0 = int32(o{axis} * stride_{axis} - pad_{axis})" for axis in axes]
         lines.append("plane = rest")
         lines += [f"plane = {place}(plane * in_{axis})" for axis in axes]
-        if self.kind == "max":
-            lines += [f"best = {_lowest[self.storage]}", "best_at = plane"]
-        else:
-            lines += [f"total = {register}(0)", "covered = int32(0)"]
-        lines += self._windows(axes, element, register)
-        if self.kind == "max":
-            lines.append(f"out[number] = {self._store('best', element)}")
-            if self.indices:
-                lines += self._index(axes)
-        else:
-            divisor = f"{register}(max(covered, int32(1)))"
-            lines.append(f"out[number] = {element.cast(f'(total / {divisor})')}")
+        lines.append(f"totals = array_pointer(cuda.local.array({self.width}, {self.register}))")
+        start = _lowest[self.storage] if self.kind == "max" else f"{self.register}(0)"
+        lines += self._for_each([f"totals[i] = {start}"])
+        lines += ["best_at = plane"] if self.indices else []
+        lines += self._windows()
+        lines += self._store()
+        lines += self._index(axes) if self.indices else []
         header = f"def kernel({', '.join(name for name, _ in parameters)}):"
         return KernelSpec(
             name=f"{self.kind}_pool{self.rank}d_{self.storage}",
@@ -71,43 +92,85 @@ class Pool:
             launch_bounds=THREADS,
         )
 
-    def _store(self, value: str, element: Element) -> str:
-        return {"i8": f"int8({value})", "u8": f"uint8({value})"}.get(self.storage, element.cast(value))
+    def _for_each(self, body: list[str]) -> list[str]:
+        """A loop over the thread's neighbours, ``i``."""
+        if self.width == 1:
+            return ["i = int32(0)", *body]
+        return [f"for i in range({self.width}):", *(f"    {line}" for line in body)]
 
-    def _windows(self, axes: str, element: Element, register: str) -> list[str]:
-        """The loops over a window; ``at`` is the place in x of each position inside of it."""
-        lines: list[str] = []
-        level = 0
+    def _windows(self) -> list[str]:
+        """The loops over a window, and for averages ``rows``: how many of its rows along x count."""
+        place = place_type(self.index)
+        lines = [
+            "reach = int32((kernel_x - 1) * dilation_x)",
+            f"whole = x0 >= 0 and x0 + {self.width - 1} * {self.step} + reach < in_x",
+        ]
+        if self.kind == "average":
+            lines.append("rows = int32(1)")
+            for axis in self.axes[:-1]:
+                lines += [*self._covered(axis, f"{axis}0"), "rows *= covered"]
+        level, line = 0, "plane"
+        for number, axis in enumerate(self.axes[:-1]):
+            inner = " * ".join(f"in_{after}" for after in self.axes[number + 1 :])
+            body = [
+                f"for k{axis} in range(kernel_{axis}):",
+                f"    at_{axis} = int32({axis}0 + int32(k{axis}) * dilation_{axis})",
+                f"    if uint32(at_{axis}) >= uint32(in_{axis}):",
+                "        continue",
+                f"    line_{axis} = {place}({line} + {place}(at_{axis} * {place}({inner})))",
+            ]
+            lines += ["    " * level + text for text in body]
+            line, level = f"line_{axis}", level + 1
+        return [*lines, indent("\n".join(self._row(line)), level)]
 
-        def add(text: str) -> None:
-            lines.append("    " * level + text)
+    def _covered(self, axis: str, start: str) -> list[str]:
+        """``covered``: how many positions of a window that begins at ``start`` an average divides by."""
+        at = f"int32({start} + int32(k) * dilation_{axis})"
+        inside = f"{at} < padded_end_{axis}" if self.include_pad else f"uint32({at}) < uint32(in_{axis})"
+        return ["covered = int32(0)", f"for k in range(kernel_{axis}):", f"    if {inside}:", "        covered += 1"]
 
-        for number, axis in enumerate(axes):
-            before = "plane" if number == 0 else f"line_{axes[number - 1]}"
-            add(f"for k{axis} in range(kernel_{axis}):")
-            level += 1
-            add(f"at_{axis} = int32({axis}0 + int32(k{axis}) * dilation_{axis})")
-            scale = " * ".join([f"at_{axis}", *(f"in_{inner}" for inner in axes[number + 1 :])])
-            add(f"line_{axis} = {place_type(self.index)}({before} + {scale})")
-        if self.include_pad:
-            add("if " + " and ".join(f"at_{axis} < padded_end_{axis}" for axis in axes) + ":")
-            add("    covered += 1")
-        add("if " + " and ".join(f"uint32(at_{axis}) < uint32(in_{axis})" for axis in axes) + ":")
-        value = element.load("x", f"line_{axes[-1]}")
-        if self.kind == "max":
-            add(f"    value = {register}({value})")
-            add("    if value > best:")
-            add("        best = value")
-            add(f"        best_at = line_{axes[-1]}")
+    def _row(self, line: str) -> list[str]:
+        """The positions along x, in a row of x that begins at ``line``."""
+        at = f"{place_type(self.index)}({line} + at)"
+        value = f"value = {self.register}({self.element.load('x', at)})"
+        if self.kind == "average":
+            take = [value, "totals[i] += value"]
+        elif self.indices:
+            take = [value, "if value > totals[i]:", "    totals[i] = value", f"    best_at = {at}"]
         else:
-            add(f"    total += {value}")
-            if not self.include_pad:
-                add("    covered += 1")
-        return lines
+            take = [value, "totals[i] = value if value > totals[i] else totals[i]"]
+        move = f"at = int32(x0 + int32(kx) * dilation_x + int32(i) * {self.step})"
+        checked = [move, "if uint32(at) < uint32(in_x):", *(f"    {text}" for text in take)]
+        loop = "for kx in range(kernel_x):"
+        slow = [loop, *(f"    {text}" for text in self._for_each(checked))]
+        if self.width == 1:
+            return slow
+        fast = [loop, *(f"    {text}" for text in self._for_each([move, *take]))]
+        return ["if whole:", *(f"    {text}" for text in fast), "else:", *(f"    {text}" for text in slow)]
+
+    def _store(self) -> list[str]:
+        def write(divisor: str) -> str:
+            value = f"(totals[i] / {self.register}({divisor}))" if self.kind == "average" else "totals[i]"
+            stored = {"i8": f"int8({value})", "u8": f"uint8({value})"}.get(self.storage, self.element.cast(value))
+            return f"out[{place_type(self.index)}(row + ox + int32(i))] = {stored}"
+
+        start = f"int32(x0 + int32(i) * {self.step})"
+        checked = self._covered("x", start) if self.kind == "average" else []
+        checked.append(write("max(int32(rows * covered), int32(1))"))
+        if self.width == 1:
+            return self._for_each(checked)
+        return [
+            f"if whole and ox + {self.width} <= out_x:",
+            "    divisor = max(int32(rows * kernel_x), int32(1))" if self.kind == "average" else "    pass",
+            *(f"    {text}" for text in self._for_each([write("divisor")])),
+            "else:",
+            f"    for i in range(min(int32({self.width}), int32(out_x - ox))):",
+            *(f"        {text}" for text in checked),
+        ]
 
     def _index(self, axes: str) -> list[str]:
         if not self.column_major:
-            return ["indices[number] = best_at"]
+            return ["indices[row + ox] = best_at"]
         place = place_type(self.index)
         lines = [f"rest = {place}(best_at - plane)"]
         for axis in reversed(axes):
@@ -119,7 +182,7 @@ class Pool:
         offset = f"best_{axes[-1]}"
         for axis in reversed(axes[:-1]):
             offset = f"({offset} * in_{axis} + best_{axis})"
-        return [*lines, f"indices[number] = plane + {offset}"]
+        return [*lines, f"indices[row + ox] = plane + {offset}"]
 
 
 def local_response_normalization(storage: str, index: str) -> KernelSpec:

@@ -101,19 +101,6 @@ def element_number(index: str) -> str:
     """
 
 
-def unravel(axes: str, index: str) -> list[str]:
-    """`element_number`, and its coordinates in out: ``o<axis>`` (int32) along the last axes, ``rest`` before them."""
-    place = place_type(index)
-    lines = [indent(element_number(index), 0), "rest = number"]
-    for axis in reversed(axes):
-        lines += [
-            f"quotient = {place}(rest // out_{axis})",
-            f"o{axis} = int32(rest - quotient * out_{axis})",
-            "rest = quotient",
-        ]
-    return lines
-
-
 def declare(tile: Tile, accumulator: str) -> str:
     """Shared memory, the thread's place in the block, and accumulators of 0.
 

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..graph.ir import DType
 from ..graph.lowering import Arg, Float32, Float64, Int32, Int64, InvalidModel, Lowering, Tensor, Unsupported
-from ..graph.symbolic import Dim, ceildiv, eq, is_read_back, le, lt, product, select, sym_max, truncdiv
-from ..kernels.conv import DirectConv, TiledConv, pack_weights, packed_shape, patch_table
+from ..graph.symbolic import Dim, ceildiv, eq, hint, is_read_back, le, lt, product, select, sym_max, truncdiv
+from ..kernels import scalar as s
+from ..kernels.conv import TiledConv, pack_weights, packed_shape, patch_table
 from ..kernels.elementwise import elementwise
 from ..kernels.pool import Pool, local_response_normalization
+from ..kernels.reduce import reduce
+from ..kernels.row_program import MAX, Row
+from ..kernels.scalar import Scalar
 from ..kernels.tiles import THREADS
 from ..runtime.libraries import CONV, WORKSPACE_BYTES, LibraryProblem
 from .matmul import choose_tile, precision_flags
 from .registry import FLOATS, T, op
+from .strips import int32s, static_shape, strip_conv
 
 Ints = Sequence[int]
 MAX_SPATIAL = 3
+STRIP_ROWS = 16
+"""Output channels of a group up to which a convolution runs in strips."""
+EMULATED_STRIP_COLUMNS = 48
+"""Columns of the result from which every convolution does on the emulated device."""
+EMULATED_POOL_WIDTH = 32
+"""Neighbours that a thread of pooling computes there."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +125,6 @@ def _planar(w: Windows, out: Sequence[Dim]) -> tuple[Windows, tuple[Dim, ...]]:
     return widened, (1, *out)
 
 
-def _int32(values: Sequence[Dim]) -> list[Arg]:
-    return [Int32(value) for value in values]
-
-
 def _static_kernel(w: Tensor, kernel_shape: Ints | None) -> tuple[int, ...]:
     kernel = tuple(dim for dim in w.shape[2:] if isinstance(dim, int))
     if len(kernel) != w.rank - 2 or not all(isinstance(dim, int) for dim in w.shape):
@@ -166,27 +172,22 @@ def conv(
         per_channel = ctx.view(b, (b.size, *[1] * len(spatial)), offset=b.offset)
         return elementwise(ctx, lambda y, bias: y + bias, out, per_channel)
     b = None if b is None else ctx.contiguous(b)
-    if _is_tiny(w, group):
-        _direct_conv(ctx, out, x, ctx.contiguous(w), b, group, window, spatial)
+    if _in_strips(ctx, w, group, spatial):
+        flat, places = _planar(window, spatial)
+        strip_conv(ctx, out, x, w, b, group, flat, places)
     else:
         _tiled_conv(ctx, out, x, w, b, group, window, spatial)
     return out
 
 
-def _static(w: Tensor) -> tuple[int, ...]:
-    return tuple(dim for dim in w.shape if isinstance(dim, int))
+def _in_strips(ctx: Lowering, w: Tensor, group: int, spatial: Sequence[Dim]) -> bool:
+    """Whether `StripConv` takes less time than tiles, which do much for nothing where a group has few outputs.
 
-
-def _is_tiny(w: Tensor, group: int) -> bool:
-    """Whether tiles would be mostly padding, so that one thread per output element takes less time.
-
-    Depends on the weights alone, so that every plan wants them in the same layout.
+    On a GPU that depends on the weights alone, so that every plan wants them in the same layout. The emulated device
+    has no use for shared memory where strips are as long as its vectors.
     """
-    outputs, *inner = _static(w)
-    rows, k = outputs // group, math.prod(inner)
-    tile = choose_tile(rows, w.dtype)
-    padded = -(-rows // tile.m) * tile.m * -(-k // tile.k) * tile.k
-    return padded > 16 * rows * k
+    rows = static_shape(w)[0] // group
+    return rows <= STRIP_ROWS or (ctx.device.emulated and hint(spatial[-1]) >= EMULATED_STRIP_COLUMNS)
 
 
 def _tiled_conv(
@@ -194,7 +195,7 @@ def _tiled_conv(
     spatial: Sequence[Dim],
 ) -> None:  # fmt: skip
     flat, places = _planar(window, spatial)
-    outputs, channels, *_ = shape = _static(w)
+    outputs, channels, *_ = shape = static_shape(w)
     rows, positions = outputs // group, product(spatial)
     tile = choose_tile(rows, w.dtype)
     packed = w.is_constant
@@ -209,8 +210,8 @@ def _tiled_conv(
     index = ctx.index_dtype(channels * product(x.shape[2:]), positions)
     spec = TiledConv(x.dtype.short, tile, len(kernel), packed, b is not None, index).spec
     args: list[Arg] = [out, x, weights, table, *([b] if b is not None else [])]
-    args += _int32([rows, positions, channels * product(kernel), channels, group])
-    args += _int32([*flat.size, *places[1:], *flat.strides, *flat.begin])
+    args += int32s([rows, positions, channels * product(kernel), channels, group])
+    args += int32s([*flat.size, *places[1:], *flat.strides, *flat.begin])
     blocks = ceildiv(positions, tile.n) * ceildiv(rows, tile.m) * group * x.shape[0]
     ctx.launch(spec, (blocks, 1, 1), (tile.threads, 1, 1), args, writes=(out,))
 
@@ -226,21 +227,6 @@ def _library_conv(
     workspace = ctx.empty((WORKSPACE_BYTES,), DType.UINT8)
     problem = LibraryProblem(CONV, x.dtype.onnx, precision_flags(ctx.options), len(flat.size))
     ctx.library(problem, [out, x, w, workspace, *map(Int64, [*sizes, WORKSPACE_BYTES])], writes=(out, workspace))
-
-
-def _direct_conv(
-    ctx: Lowering, out: Tensor, x: Tensor, w: Tensor, b: Tensor | None, group: int, window: Windows,
-    spatial: Sequence[Dim], transposed: bool = False,
-) -> None:  # fmt: skip
-    flat, places = _planar(window, spatial)
-    index = ctx.index_dtype(out.size, x.size, w.size)
-    sizes = tuple(size for size in flat.kernel if isinstance(size, int))
-    channels, rows = (w.shape[0] // group, w.shape[1]) if transposed else (w.shape[1], w.shape[0] // group)
-    kernel = DirectConv(x.dtype.short, sizes, b is not None, transposed, channels == 1, index)
-    args: list[Arg] = [out, x, w, *([b] if b is not None else []), *_int32([rows, channels, group])]
-    args.append(Int32(out.size) if index == "i32" else Int64(out.size))
-    args += _int32([*flat.dilations, *flat.size, *places, *flat.strides, *flat.begin])
-    ctx.launch(kernel.spec, (ceildiv(out.size, THREADS), 1, 1), (THREADS, 1, 1), args, writes=(out,))
 
 
 @op("ConvTranspose", since=1, types={"T": FLOATS})
@@ -288,7 +274,8 @@ def conv_transpose(
     out = ctx.empty((x.shape[0], rows, *spatial), x.dtype)
     window = Windows(plain.size, plain.kernel, plain.strides, plain.dilations, begin, plain.end)
     b = None if b is None else ctx.contiguous(b)
-    _direct_conv(ctx, out, ctx.contiguous(x), ctx.contiguous(w), b, group, window, spatial, transposed=True)
+    flat, places = _planar(window, spatial)
+    strip_conv(ctx, out, ctx.contiguous(x), w, b, group, flat, places, transposed=True)
     return out
 
 
@@ -301,14 +288,22 @@ def _pool(
     x = ctx.contiguous(x)
     index = ctx.index_dtype(out.size, x.size)
     rank = len(spatial)
-    kernel = Pool(kind, x.dtype.short, rank, indices, column_major and rank > 1, include_pad, index)
+    width = 1
+    if ctx.device.emulated and not indices:
+        width = max(8, min(EMULATED_POOL_WIDTH, 1 << (hint(spatial[-1]) - 1).bit_length()))
+    stride = window.strides[-1] if window.strides[-1] <= 2 else 0
+    kernel = Pool(
+        kind, x.dtype.short, rank, indices, column_major and rank > 1, include_pad, index, width, stride
+    )  # fmt: skip
+    strips = ceildiv(spatial[-1], width)
+    count = product(out.shape[:-1]) * strips
     args: list[Arg] = [out, *([places] if places is not None else []), x]
-    args.append(Int32(out.size) if index == "i32" else Int64(out.size))
-    args += _int32([*window.kernel, *window.dilations, *window.size, *spatial, *window.strides, *window.begin])
+    args.append(Int32(count) if index == "i32" else Int64(count))
+    args += int32s([strips, *window.kernel, *window.dilations, *window.size, *spatial, *window.strides, *window.begin])
     if include_pad:
-        args += _int32([size + end for size, end in zip(window.size, window.end, strict=True)])
+        args += int32s([size + end for size, end in zip(window.size, window.end, strict=True)])
     results = (out,) if places is None else (out, places)
-    ctx.launch(kernel.spec, (ceildiv(out.size, THREADS), 1, 1), (THREADS, 1, 1), args, writes=results)
+    ctx.launch(kernel.spec, (ceildiv(count, THREADS), 1, 1), (THREADS, 1, 1), args, writes=results)
     return results
 
 
@@ -350,26 +345,20 @@ def average_pool(
     return _pool(ctx, x, window, spatial, "average", include_pad=bool(count_include_pad))
 
 
-def _global_pool(ctx: Lowering, x: Tensor, kind: str) -> tuple[Tensor, ...]:
+def _global_pool(ctx: Lowering, x: Tensor, fn: Callable[[Row, Scalar], Scalar]) -> Tensor:
     if x.rank < 3:
         raise InvalidModel(f"global pooling of a tensor of rank {x.rank}")
-    flat = ctx.contiguous(x)
-    size = product(x.shape[2:])
-    flat = ctx.view(flat, (*x.shape[:2], size), offset=flat.offset)
-    window = windows((size,), (size,), None, None, None, "NOTSET")
-    return tuple(
-        ctx.view(result, (*x.shape[:2], *[1] * (x.rank - 2))) for result in _pool(ctx, flat, window, (1,), kind)
-    )
+    return reduce(ctx, fn, x, range(2, x.rank))
 
 
 @op("GlobalAveragePool", since=1, types={"T": FLOATS})
-def global_average_pool(ctx: Lowering, x: T) -> tuple[Tensor, ...]:
-    return _global_pool(ctx, x, "average")
+def global_average_pool(ctx: Lowering, x: T) -> Tensor:
+    return _global_pool(ctx, x, lambda row, value: s.cast(row.mean(value), value.dtype))
 
 
 @op("GlobalMaxPool", since=1, types={"T": FLOATS})
-def global_max_pool(ctx: Lowering, x: T) -> tuple[Tensor, ...]:
-    return _global_pool(ctx, x, "max")
+def global_max_pool(ctx: Lowering, x: T) -> Tensor:
+    return _global_pool(ctx, x, lambda row, value: row.reduce(MAX, value))
 
 
 @op("LRN", since=1, types={"T": FLOATS})

@@ -36,7 +36,13 @@ max_entry_bytes = 64 << 20
 entry_magic = b"OCPK\x01\n"
 entry_suffix = ".kernel"
 abandoned_after_seconds = 3600.0
-front_end_sources = ("kernels/intrinsics.py", "kernels/small_floats.py", "runtime/compile.py", "runtime/kernel.py")
+front_end_sources = (
+    "kernels/intrinsics.py",
+    "kernels/small_floats.py",
+    "kernels/tile_intrinsics.py",
+    "runtime/compile.py",
+    "runtime/kernel.py",
+)
 """The modules of this package that make IR of a kernel's source."""
 back_end_sources = (
     "runtime/elf.py",

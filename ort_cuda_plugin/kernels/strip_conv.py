@@ -1,0 +1,339 @@
+"""Convolutions without shared memory: a thread computes a strip of neighbouring positions for a few output channels.
+
+For what would leave a tile of a product mostly empty: few output channels, groups, and transposed convolutions. On a
+GPU a strip is one position; on the emulated device it is as long as vectors are, so that a weight is read once for all
+of them, and what lies within the image is read without a check of bounds.
+
+A transposed convolution of stride s is s ordinary ones for each axis, its phases: the outputs o with the same remainder
+of o + pad by s meet the same taps of the kernel, at places of the input that move by one from output to output.
+
+Tensors are contiguous: x is [images, groups * channels, z, y, x], out [images, groups * rows, z, y, x]; kernels for two
+spatial dimensions leave z out. ``rows`` are the output channels of one group, ``channels`` its input channels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from ort_cuda_plugin.graph.ir import Array
+from ort_cuda_plugin.runtime.kernel import KernelSpec, spec_property
+
+from .tiles import THREADS, Element, indent, place_type
+
+PHASE_ENTRIES = 12
+"""Integers of a phase in the table of `Phases`."""
+ACCUMULATORS = 128
+"""Accumulators of a thread on the emulated device: eight of its longest vectors."""
+EMULATED_THREADS = 16
+"""Threads of a block there, each of which works for long."""
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The phases of a transposed convolution, row-major over the axes' remainders; a plain one has one.
+
+    ``table`` has for each phase and axis its remainder, the first input place relative to that of a tap 0, and the
+    number of taps; then the number of the phase's first tap. ``taps`` lists the kernel's positions, flattened, phase by
+    phase. ``steps`` is by how much the input place changes from tap to tap of an axis.
+    """
+
+    table: tuple[tuple[int, ...], ...]
+    taps: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    @staticmethod
+    @cache
+    def plain(kernel: tuple[int, ...], dilations: tuple[int, ...]) -> Phases:
+        return Phases(((),), tuple(range(math.prod(kernel))), dilations)
+
+    @staticmethod
+    @cache
+    def transposed(kernel: tuple[int, ...], strides: tuple[int, ...], dilations: tuple[int, ...]) -> Phases:
+        numbers = np.arange(math.prod(kernel)).reshape(kernel)
+        table: list[tuple[int, ...]] = []
+        taps: list[int] = []
+        for remainders in itertools.product(*(range(stride) for stride in strides)):
+            entries: list[int] = []
+            chosen = []
+            for remainder, size, stride, dilation in zip(remainders, kernel, strides, dilations, strict=True):
+                own = [k for k in range(size) if (k * dilation - remainder) % stride == 0]
+                shift = (remainder - own[0] * dilation) // stride if own else 0
+                entries += (remainder, shift, len(own))
+                chosen.append(own)
+            table.append((*entries, *[0] * (PHASE_ENTRIES - 1 - len(entries)), len(taps)))
+            taps += numbers[np.ix_(*chosen)].reshape(-1).tolist()
+        steps = tuple(-d // math.gcd(d, s) for d, s in zip(dilations, strides, strict=True))
+        return Phases(tuple(table), tuple(taps), steps)
+
+    @property
+    def array(self) -> Array:
+        return np.array(self.table, np.int32)
+
+
+def rows_of_thread(rows: int, *, emulated: bool) -> int:
+    """How many of a group's output channels a thread computes: so that few of the last thread's are padding.
+
+    On a GPU they are one, two, or some multiples of four, whose weights are loaded at once.
+    """
+    most = 8 if emulated else 16
+    even = -(-rows // -(-rows // most))
+    return even if emulated or even <= 2 else -(-even // 4) * 4
+
+
+def strip_shape(shape: Sequence[int], groups: int, rows: int, thread_rows: int) -> tuple[int, int, int, int, int]:
+    """The shape of `pack_strips`: [groups, tiles of rows, channels, taps, rows of a thread]."""
+    taps = math.prod(shape[2:])
+    channels = math.prod(shape[:2]) // (groups * rows)
+    return groups, -(-rows // thread_rows), channels, taps, thread_rows
+
+
+def pack_strips(weights: Array, groups: int, thread_rows: int, taps: Sequence[int], transposed: bool) -> Array:
+    """Weights as ONNX has them in `strip_shape`, the kernel's positions in the order of ``taps``."""
+    flat = weights.reshape(*weights.shape[:2], -1)[:, :, list(taps)]
+    if transposed:
+        matrix = flat.reshape(groups, -1, *flat.shape[1:]).transpose(0, 2, 1, 3)
+    else:
+        matrix = flat.reshape(groups, -1, *flat.shape[1:])
+    rows = matrix.shape[1]
+    padded = np.zeros((groups, -(-rows // thread_rows) * thread_rows, *matrix.shape[2:]), weights.dtype)
+    padded[:, :rows] = matrix
+    tiles = padded.reshape(groups, -1, thread_rows, *matrix.shape[2:])
+    return np.ascontiguousarray(tiles.transpose(0, 1, 3, 4, 2))
+
+
+@dataclass(frozen=True)
+class StripConv:
+    """A thread computes ``rows`` output channels of one group at ``width`` neighbouring positions along x.
+
+    Arguments of a launch, in order (names with an axis have one for each, the slowest first)::
+
+        out, x, weights (of `pack_strips`, of the accumulators' type), [bias,] [phases (*i32),] rows, channels, groups,
+        tiles (of rows), taps (of the kernel), positions (of threads in one image and group), strips (of them along x),
+        chunks (of positions, one for each block), in <axes>, out <axes>, strides, pads at the beginning, steps, then
+        plain: sizes of the kernel; transposed: number of phases, counts (of outputs of one phase; not along x), bases
+
+    int32. ``stride`` is the stride along x where it is 1 or 2, else 0. ``index`` is the type of places in x and out.
+    Of a transposed convolution, base is pad // stride and the outputs of a phase are (base + i) * stride + remainder -
+    pad. The grid is (images * groups * chunks * phases * tiles, 1, 1).
+    """
+
+    storage: str
+    rows: int
+    width: int = 1
+    rank: int = 2
+    bias: bool = False
+    transposed: bool = False
+    stride: int = 0
+    index: str = "i32"
+
+    @property
+    def axes(self) -> str:
+        return "zyx"[3 - self.rank :]
+
+    @property
+    def element(self) -> Element:
+        return Element(self.storage)
+
+    @property
+    def accumulator(self) -> str:
+        """The suffix of intrinsics on accumulators, and the storage type of packed weights."""
+        return "f32" if self.storage in ("f16", "bf16") else self.storage
+
+    @property
+    def neighbour(self) -> str:
+        """How far the inputs of neighbouring positions are apart."""
+        return "1" if self.transposed else str(self.stride or "stride_x")
+
+    @property
+    def spacing(self) -> str:
+        """How far the outputs of neighbouring positions are apart."""
+        return str(self.stride or "stride_x") if self.transposed else "1"
+
+    @spec_property
+    def spec(self) -> KernelSpec:
+        axes = self.axes
+        matrix, packed = f"*{self.storage}", f"*{self.accumulator}"
+        parameters = [("out", matrix), ("x", matrix), ("weights", packed)]
+        parameters += [("bias", matrix)] if self.bias else []
+        parameters += [("phases", "*i32")] if self.transposed else []
+        names = ["rows", "channels", "groups", "tiles", "taps", "positions", "strips", "chunks"]
+        names += [f"{what}_{axis}" for what in ("in", "out", "stride", "pad", "step") for axis in axes]
+        if self.transposed:
+            names += ["num_phases", *(f"count_{axis}" for axis in axes[:-1]), *(f"base_{axis}" for axis in axes)]
+        else:
+            names += [f"taps_{axis}" for axis in axes]
+        parameters += [(name, "i32") for name in names]
+        body = [*self._decode(), *self._starts(), *self._sum(), *self._store()]
+        header = f"def kernel({', '.join(name for name, _ in parameters)}):"
+        return KernelSpec(
+            name=f"conv{'_transposed' if self.transposed else ''}{self.rank}d_{self.rows}x{self.width}_{self.storage}",
+            signature=tuple(kind for _, kind in parameters),
+            source="\n".join([header, indent("\n".join(body), 1)]) + "\n",
+            launch_bounds=THREADS,
+        )
+
+    def _decode(self) -> list[str]:
+        """The thread's coordinates: ``tile``, ``phase``, ``plane`` (image * groups + group), ``o<axis>``, ``strip``."""
+        lines = [
+            "block = int32(cuda.blockIdx.x)",
+            "rest = int32(block // tiles)",
+            "tile = int32(block - rest * tiles)",
+        ]
+        if self.transposed:
+            lines += ["quotient = int32(rest // num_phases)", "phase = int32(rest - quotient * num_phases)"]
+            lines += ["rest = quotient"]
+        lines += [
+            "plane = int32(rest // chunks)",
+            "number = int32((rest - plane * chunks) * int32(cuda.blockDim.x) + int32(cuda.threadIdx.x))",
+            "if number >= positions:",
+            "    return",
+            "group = int32(plane % groups)",
+            "quotient = int32(number // strips)",
+            f"ox = int32((number - quotient * strips) * {self.width})",
+        ]
+        outer = self.axes[:-1]
+        for axis in reversed(outer[1:]):
+            limit = f"count_{axis}" if self.transposed else f"out_{axis}"
+            lines += [
+                "rest = quotient",
+                f"quotient = int32(rest // {limit})",
+                f"o{axis} = int32(rest - quotient * {limit})",
+            ]
+        return [*lines, f"o{outer[0]} = quotient"]
+
+    def _starts(self) -> list[str]:
+        """The input place of the first tap on each axis, ``<axis>0``, and the output place ``o<axis>``.
+
+        Threads beyond the output along an axis but x return.
+        """
+        axes, lines = self.axes, []
+        for number, axis in enumerate(axes):
+            if not self.transposed:
+                lines.append(f"{axis}0 = int32(o{axis} * stride_{axis} - pad_{axis})")
+                continue
+            entry = f"phases[int64(phase * {PHASE_ENTRIES} + {3 * number}"
+            lines += [
+                f"turn = int32(o{axis} + base_{axis})",
+                f"{axis}0 = int32(turn + {entry} + 1)])",
+                f"taps_{axis} = {entry} + 2)]",
+                f"o{axis} = int32(turn * stride_{axis} + {entry})] - pad_{axis})",
+            ]
+            if axis != "x":
+                lines += [f"if uint32(o{axis}) >= uint32(out_{axis}):", "    return"]
+        return lines
+
+    def _sum(self) -> list[str]:
+        """The loops over channels and taps."""
+        place = place_type(self.index)
+        size = " * ".join(f"in_{axis}" for axis in self.axes)
+        first = f"phases[int64(phase * {PHASE_ENTRIES} + {PHASE_ENTRIES - 1})]" if self.transposed else "0"
+        lines = [
+            f"size = {place}({size})",
+            f"image = {place}({place}(plane * channels) * size)",
+            f"first = int64(group * tiles + tile) * int64(channels * taps) + int64({first})",
+            f"weight = first * {self.rows}",
+            f"sums = strips_{self.accumulator}({self.rows}, {self.width})",
+        ]
+        if self.width > 1:
+            last = f"({self.width - 1}) * {self.neighbour}"
+            lines += [
+                f"buffer = array_pointer(cuda.local.array({self.width}, {self.element.accumulator}))",
+                "reach = int32((taps_x - 1) * step_x)",
+                "whole = x0 + min(reach, int32(0)) >= 0",
+                f"whole = whole and x0 + {last} + max(reach, int32(0)) < in_x",
+            ]
+        lines += ["for _ in range(channels):", "    at_weight = weight"]
+        level, line = 1, "image"
+        for axis in self.axes[:-1]:
+            inner = " * ".join(f"in_{a}" for a in self.axes[self.axes.index(axis) + 1 :])
+            skipped = " * ".join(f"taps_{a}" for a in self.axes[self.axes.index(axis) + 1 :])
+            lines += [
+                "    " * level + f"for k{axis} in range(taps_{axis}):",
+                "    " * level + f"    at_{axis} = int32({axis}0 + int32(k{axis}) * step_{axis})",
+                "    " * level + f"    if uint32(at_{axis}) >= uint32(in_{axis}):",
+                "    " * level + f"        at_weight += int64(int32({skipped})) * {self.rows}",
+                "    " * level + "        continue",
+                "    " * level + f"    line_{axis} = {place}({line} + {place}(at_{axis} * {place}({inner})))",
+            ]
+            line, level = f"line_{axis}", level + 1
+        lines += [indent(self._row(line), level)]
+        return [*lines, f"    image = {place}(image + size)", f"    weight += int64(taps * {self.rows})"]
+
+    def _row(self, line: str) -> str:
+        """The taps along x, in a row of x that begins at ``line``."""
+        place, element, sizes = place_type(self.index), self.element, f"{self.rows}, {self.width}"
+
+        def add(pointer: str, at: str) -> str:
+            storage = self.storage if pointer == "x" else self.accumulator
+            return f"multiply_add_strip_{storage}(sums, weights, at_weight, {pointer}, int64({at}), {sizes})"
+
+        at_x = "at_x = int32(x0 + int32(kx) * step_x)"
+        checked = [
+            "for kx in range(taps_x):",
+            f"    {at_x}",
+        ]
+        if self.width == 1:
+            checked += ["    if uint32(at_x) < uint32(in_x):", f"        {add('x', f'{place}({line} + at_x)')}"]
+            return "\n".join([*checked, f"    at_weight += {self.rows}"])
+        each = f"int32(at_x + int32(i) * {self.neighbour})"
+        checked += [
+            f"    for i in range({self.width}):",
+            f"        value = {element.accumulator}(0)",
+            f"        if uint32({each}) < uint32(in_x):",
+            f"            value = {element.load('x', f'{place}({line} + {each})')}",
+            "        buffer[i] = value",
+            f"    {add('buffer', '0')}",
+            f"    at_weight += {self.rows}",
+        ]
+        whole = ["for kx in range(taps_x):", f"    at = {place}({line} + {place}(x0 + int32(kx) * step_x))"]
+        if self.neighbour == "1":
+            whole.append(f"    {add('x', 'at')}")
+        else:
+            read = element.load("x", f"{place}(at + {place}(int32(i) * {self.neighbour}))")
+            whole += [f"    for i in range({self.width}):", f"        buffer[i] = {read}", f"    {add('buffer', '0')}"]
+        whole.append(f"    at_weight += {self.rows}")
+        return "\n".join(["if whole:", *(f"    {x}" for x in whole), "else:", *(f"    {x}" for x in checked)])
+
+    def _store(self) -> list[str]:
+        place, element = place_type(self.index), self.element
+        size = " * ".join(f"out_{axis}" for axis in self.axes)
+        inner = "o" + self.axes[0]
+        for axis in self.axes[1:-1]:
+            inner = f"{place}({inner} * out_{axis} + o{axis})"
+        lines = [
+            f"size = {place}({size})",
+            f"to = {place}({place}({place}(plane * rows) + {place}(tile * {self.rows})) * size)",
+            f"to = {place}(to + {place}({place}({inner} * out_x) + ox))",
+            f"left = int32(rows - tile * {self.rows})",
+        ]
+        total = "buffer[i]"
+
+        def write(row: str, value: str, offset: str) -> list[str]:
+            added = f" + {element.load('bias', f'group * rows + tile * {self.rows} + {row}')}" if self.bias else ""
+            return [f"out[{place}(to + {offset})] = {element.cast(f'({value}{added})')}"]
+
+        if self.width == 1:
+            lines += [f"buffer = array_pointer(cuda.local.array(1, {element.accumulator}))"]
+            lines += ["if uint32(ox) >= uint32(out_x):", "    return"] if self.transposed else []
+            for row in range(self.rows):
+                lines += [f"if {row} < left:", f"    copy_strip_{self.accumulator}(buffer, sums, {row}, 1)"]
+                lines += [f"    {text}" for text in write(str(row), "buffer[0]", f"{place}({row} * size)")]
+            return lines
+        every = f"ox >= 0 and ox + {self.width - 1} * {self.spacing} < out_x"
+        lines.append(f"every = {every}")
+        for row in range(self.rows):
+            lines += [f"if {row} < left:", f"    copy_strip_{self.accumulator}(buffer, sums, {row}, {self.width})"]
+            lines += ["    if every:", f"        for i in range({self.width}):"]
+            offset = f"int32(i) * {self.spacing}" if self.spacing != "1" else "int32(i)"
+            lines += [f"            {text}" for text in write(str(row), total, offset)]
+            lines += ["    else:", f"        for i in range({self.width}):"]
+            lines += [f"            if uint32(ox + {offset}) < uint32(out_x):"]
+            lines += [f"                {text}" for text in write(str(row), total, offset)]
+            lines += [f"    to = {place}(to + size)"]
+        return lines

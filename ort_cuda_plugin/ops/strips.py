@@ -1,0 +1,115 @@
+"""How operators launch convolutions in strips (`ort_cuda_plugin.kernels.strip_conv`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..graph.ir import Array, DType
+from ..graph.lowering import Arg, Int32, Lowering, Tensor
+from ..graph.symbolic import Dim, ceildiv, hint, product
+from ..kernels import scalar as s
+from ..kernels.index import IndexMap, gather_map
+from ..kernels.scalar import Scalar
+from ..kernels.strip_conv import (
+    ACCUMULATORS,
+    EMULATED_THREADS,
+    Phases,
+    StripConv,
+    pack_strips,
+    rows_of_thread,
+    strip_shape,
+)
+from ..kernels.tiles import THREADS
+
+if TYPE_CHECKING:
+    from .nn import Windows
+
+
+def static_shape(w: Tensor) -> tuple[int, ...]:
+    """The shape of weights, whose dimensions are known."""
+    return tuple(dim for dim in w.shape if isinstance(dim, int))
+
+
+def int32s(values: Sequence[Dim]) -> list[Arg]:
+    return [Int32(value) for value in values]
+
+
+def strip_conv(
+    ctx: Lowering, out: Tensor, x: Tensor, w: Tensor, b: Tensor | None, group: int, flat: Windows,
+    places: Sequence[Dim], transposed: bool = False,
+) -> None:  # fmt: skip
+    """Launches the convolution of x, contiguous, into ``out``, whose sizes are ``places``; b is contiguous.
+
+    ``flat`` has two or three dimensions.
+    """
+    kernel = tuple(size for size in flat.kernel if isinstance(size, int))
+    outputs, inputs, *_ = static_shape(w)
+    channels, rows = (outputs // group, inputs) if transposed else (inputs, outputs // group)
+    thread_rows = rows_of_thread(rows, emulated=ctx.device.emulated)
+    if transposed:
+        phases = Phases.transposed(kernel, flat.strides, flat.dilations)
+        bases = [pad // stride for pad, stride in zip(flat.begin, flat.strides, strict=True)]
+        counts = [
+            (place + pad - 1) // stride - base + 1
+            for place, pad, stride, base in zip(places, flat.begin, flat.strides, bases, strict=True)
+        ]
+    else:
+        phases, bases, counts = Phases.plain(kernel, flat.dilations), [], list(places)
+    width = _strip_width(ctx, thread_rows, counts[-1], x.dtype)
+    strips = ceildiv(counts[-1], width)
+    positions = product(counts[:-1]) * strips
+    threads = EMULATED_THREADS if ctx.device.emulated else THREADS
+    tiles, chunks = -(-rows // thread_rows), ceildiv(positions, threads)
+    stride = flat.strides[-1] if flat.strides[-1] <= 2 else 0
+    index = ctx.index_dtype(out.size, x.size)
+    spec = StripConv(
+        x.dtype.short, thread_rows, width, len(kernel), b is not None, transposed, stride, index
+    ).spec  # fmt: skip
+    args: list[Arg] = [out, x, _strip_weights(ctx, w, group, thread_rows, phases, transposed)]
+    args += [b] if b is not None else []
+    args += [ctx.constant(phases.array)] if transposed else []
+    args += int32s([rows, channels, group, tiles, math.prod(kernel), positions, strips, chunks])
+    args += int32s([*flat.size, *places, *flat.strides, *flat.begin, *phases.steps])
+    args += int32s([len(phases.table), *counts[:-1], *bases] if transposed else kernel)
+    blocks = chunks * (tiles * len(phases.table) * group) * x.shape[0]
+    ctx.launch(spec, (blocks, 1, 1), (threads, 1, 1), args, writes=(out,))
+
+
+def _strip_width(ctx: Lowering, rows: int, columns: Dim, dtype: DType) -> int:
+    """Positions of a thread of `StripConv`: on the emulated device as many as fill its vectors, no more than there."""
+    if not ctx.device.emulated:
+        return 1
+    width = ACCUMULATORS // (1 << (rows - 1).bit_length()) * 4 // max(dtype.itemsize, 4)
+    return max(8, min(width, 64, 1 << (hint(columns) - 1).bit_length()))
+
+
+def _strip_weights(ctx: Lowering, w: Tensor, group: int, rows: int, phases: Phases, transposed: bool) -> Tensor:
+    """The weights as `StripConv` wants them: once where they are constant, else in every Run."""
+    shape = static_shape(w)
+    packed = strip_shape(shape, group, shape[1] if transposed else shape[0] // group, rows)
+    dtype = DType.FLOAT32 if w.dtype in (DType.FLOAT16, DType.BFLOAT16) else w.dtype
+    if w.is_constant:
+
+        def pack(array: Array) -> Array:
+            if w.dtype is DType.BFLOAT16:
+                array = (array.astype(np.uint32) << 16).view(np.float32)
+            return pack_strips(array.astype(dtype.numpy), group, rows, phases.taps, transposed)
+
+        return ctx.derived(w, ("strips", group, rows, phases.taps, transposed), packed, pack, dtype)
+    taps = ctx.constant(np.array(phases.taps, np.int64))
+    flat = ctx.contiguous(w)
+    flat = ctx.view(flat, (*shape[:2], math.prod(shape[2:])), offset=flat.offset)
+    inner = shape[0] // group if transposed else shape[1]
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        row = c[1] * rows + c[4]
+        limit = shape[1] if transposed else shape[0] // group
+        tap = maps.source(taps).at([c[3]])
+        place = [c[0] * inner + c[2], row, tap] if transposed else [c[0] * limit + row, c[2], tap]
+        return s.cast(maps.source(flat).at(place, row < limit), dtype)
+
+    return gather_map(ctx, packed, dtype, element)
