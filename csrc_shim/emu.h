@@ -2,6 +2,7 @@
 #ifndef OCP_EMU_H
 #define OCP_EMU_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -37,8 +38,8 @@ void ocp_emu_clear_findings(void);
 
 /* Tells the checking mode that an allocator of ours gives `held` bytes of its memory a new use of `bytes` bytes: what
  * was written before no longer counts, and what is beyond them is not allocated. Happens in the order of the stream (a
- * CUstream), or at once for NULL. */
-void ocp_emu_reuse(uint64_t address, size_t bytes, size_t held, void *stream);
+ * CUstream), or at once for NULL. Whether something was enqueued there. */
+bool ocp_emu_reuse(uint64_t address, size_t bytes, size_t held, void *stream);
 /* Bytes that such an allocator leaves unused after each use, so that overruns are seen; 0 without the checking mode. */
 size_t ocp_emu_redzone(void);
 

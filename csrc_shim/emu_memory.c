@@ -149,15 +149,18 @@ CUresult emu_memset_d8(CUdeviceptr dst, unsigned char value, size_t count, CUstr
 
 size_t ocp_emu_redzone(void) { return emu.config.check ? EMU_GRANULE : 0; }
 
-void ocp_emu_reuse(uint64_t address, size_t bytes, size_t held, void *stream) {
+bool ocp_emu_reuse(uint64_t address, size_t bytes, size_t held, void *stream) {
   if (!emu.config.check || bytes > held || !emu_device_range(address, held))
-    return;
+    return false;
   emu_op op = {.kind = EMU_OP_REUSE, .reuse = {address, bytes, held}};
   CUresult result = CUDA_SUCCESS;
-  if (!stream)
+  if (!stream) {
     emu_shadow_reused(address, bytes, held);
-  else if (!emu_is_capturing(stream, &result) && !result) /* allocations are not part of graphs */
-    (void)emu_enqueue(stream, &op); /* fails only when the device is lost, and then nothing runs */
+    return false;
+  }
+  if (emu_is_capturing(stream, &result) || result) /* allocations are not part of graphs */
+    return false;
+  return emu_enqueue(stream, &op) == CUDA_SUCCESS; /* fails only when the device is lost, and then nothing runs */
 }
 
 static void *host_view(uint64_t address, bool host) { return (void *)(host ? address : address + (uint64_t)emu.alias); }

@@ -336,8 +336,8 @@ static int allocate(request *r, uint64_t *address, ocp_error *error) {
     *address = 0;
     return ocp_fail(error, ORT_FAIL, "out of host memory");
   }
-  if (checked)
-    ocp_emu_reuse(*address, r->bytes ? r->bytes : 1, size, r->stream ? r->stream->handle : NULL);
+  if (checked && ocp_emu_reuse(*address, r->bytes ? r->bytes : 1, size, r->stream ? r->stream->handle : NULL))
+    ocp_stream_enqueued(r->stream);
   return ORT_OK;
 }
 

@@ -183,6 +183,8 @@ CUresult ocp_mempool_alloc(ocp_device *device, size_t size, ocp_stream *stream, 
     result = allocate(device, mempool, size, stream, address);
     pthread_mutex_lock(&pool->lock);
     ocp_arena_pooled(arena, size, result == CUDA_SUCCESS);
+    if (stream && result == CUDA_SUCCESS)
+      ocp_pool_advance(pool, stream); /* where the stream has not come that far the memory is not there */
     pthread_mutex_unlock(&pool->lock);
   }
   pthread_mutex_unlock(&mempool->lock);

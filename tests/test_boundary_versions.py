@@ -45,17 +45,23 @@ def installed(pytestconfig: pytest.Config) -> Path:
     return folder
 
 
+#: The checking mode is too slow for it.
+LARGE = ["light_squeezenet"]
+
+
 @pytest.mark.parametrize("streams", ["inline", "adversarial"])
 @pytest.mark.parametrize("version", [*OTHERS, onnxruntime.__version__])
 def test_models_run_with_the_newest_api_that_both_sides_have(version: str, streams: str, installed: Path) -> None:
+    checked = streams == "adversarial"
     environment = {
         "PYTHONPATH": ":".join([str(TESTS)] + [str(installed / version)] * (version in OTHERS)),
         "ORT_CUDA_PLUGIN_EMULATE_STREAMS": streams,
+        "ORT_CUDA_PLUGIN_EMULATE_CHECK": str(int(checked)),
     }
-    done = python("import sys, version_models; version_models.main(sys.argv[1])", version, env=environment)
-    report = json.loads(done.stdout)
-    assert report == {
+    left_out = LARGE if checked else []
+    done = python("import sys, version_models; version_models.main(*sys.argv[1:])", version, *left_out, env=environment)
+    assert json.loads(done.stdout) == {
         "api": min(NEWEST_API, int(version.split(".")[1])),
-        "done": list(CASES),
+        "done": [name for name in CASES if name not in left_out],
         "wrong copies": {},
     }

@@ -6,8 +6,10 @@
 
 #include "check.h"
 #include "factory.h"
+#include "mempool.h"
 #include "mock_host.h"
 #include "ort_compute.h"
+#include "pool.h"
 
 OrtEpFactory *factory;
 OrtMemoryDevice device_memory, pinned_memory, other_device_memory;
@@ -232,6 +234,16 @@ static void test_memory_for_streams_that_do_not_fit(void) {
     device_allocator->Free(device_allocator, all[i]);
 }
 
+/* Who uses the memory elsewhere has to wait for the stream. */
+static void test_an_allocation_of_a_pool_is_work_of_its_stream(void) {
+  OrtSyncStream stream = make_stream();
+  const ocp_stream *own = ocp_ort_stream(&stream);
+  void *address = device_allocator->AllocOnStream(device_allocator, 12345, &stream);
+  CHECK(ocp_stream_is_idle(own) == !ocp_mempool_is_wanted(device->pool->mempool));
+  device_allocator->Free(device_allocator, address);
+  stream.impl->Release(stream.impl);
+}
+
 /* ---- copies, notifications, Memcpy kernels ---- */
 
 static void test_tensors_survive_a_way_through_all_memories(void) {
@@ -443,6 +455,7 @@ static void run_round(const void *image, size_t bytes, uint32_t version, int run
   test_memory_for_streams_that_do_not_fit();
   test_tensors_survive_a_way_through_all_memories();
   test_tensors_go_from_device_to_device();
+  test_an_allocation_of_a_pool_is_work_of_its_stream();
   test_streams_are_known_by_their_handles();
   test_a_consumer_waits_for_the_producer();
   test_memcpy_kernels_copy_on_the_stream();
