@@ -97,6 +97,22 @@ def test_a_declined_node_in_the_middle_of_a_chain_splits_it():
     assert [[node.op_type for node in cluster] for cluster in clusters] == [["A", "B"], ["D", "E"]]
 
 
+def test_what_reads_no_cluster_is_computed_where_it_is_read():
+    graph = chain("A", "B", "C")
+    alone = Node("alone", "Alone", "", 1, (), (Value("free", DType.FLOAT32, ()),), index=0)
+    last = graph.nodes[2]
+    last.inputs = (*last.inputs, alone.outputs[0])
+    graph.nodes.insert(0, alone)
+    clusters = partition(graph, [True, True, False, True])
+    assert [[node.op_type for node in cluster] for cluster in clusters] == [["Alone", "C"], ["A"]]
+
+
+def test_many_declined_nodes_cost_no_more_than_many_nodes():
+    length = 4000
+    clusters = partition(chain(*["Op"] * length), [index % 2 == 0 for index in range(length)])
+    assert len(clusters) == length // 2
+
+
 def test_clusters_that_are_convex_alone_do_not_form_a_cycle_together():
     def value(name: str) -> Value:
         return Value(name, DType.FLOAT32, ())
