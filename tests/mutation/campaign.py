@@ -47,6 +47,7 @@ class Worker:
     ) -> None:
         self._command, self._environment, self._timeout_s = [*command, str(bases_file)], environment, timeout_s
         self._process: subprocess.Popen[bytes] | None = None
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
 
     def judge(self, mutated: Mutant) -> Outcome:
         process = self._process = self._process or self._start()
@@ -71,12 +72,15 @@ class Worker:
             self._process.stdin.close()
             self._process.wait()
             self._process = None
+        self._stderr.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
+        self._stderr.truncate(0)
+        self._stderr.seek(0)
         folders = [str(_TESTS), str(_TESTS.parent), os.environ.get("PYTHONPATH", "")]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders))} | self._environment
-        pipe, null = subprocess.PIPE, subprocess.DEVNULL
-        return subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=null, env=environment, bufsize=0)
+        pipe, stderr = subprocess.PIPE, self._stderr
+        return subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=stderr, env=environment, bufsize=0)
 
     @staticmethod
     def _line(process: subprocess.Popen[bytes], deadline: float) -> dict[str, str] | None:
@@ -101,7 +105,10 @@ class Worker:
             self._process.wait()
             kind, text = Kind.HANG, f"no answer within {self._timeout_s:g} s"
         self._process = None
-        return Outcome(kind if stage in ("plugin", "judge", "start") else Kind.CPU_SLOW, f"{text} in the stage {stage}")
+        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - 3000))
+        said = self._stderr.read().decode(errors="replace")
+        kind = kind if stage in ("plugin", "judge", "start") else Kind.CPU_SLOW
+        return Outcome(kind, f"{text} in the stage {stage}; the end of its stderr: {said}")
 
 
 # ---- smaller ----
@@ -194,7 +201,8 @@ def run(
             outcome = worker.judge(mutated)
             if outcome.is_finding and out is not None:
                 mutated = minimise(mutated, outcome, worker.judge)
-                outcome = replace(outcome, detail=worker.judge(mutated).detail)
+                again = worker.judge(mutated)
+                outcome = again if again.kind is outcome.kind else replace(outcome, detail=f"once: {outcome.detail}")
                 write(out, number, mutated, outcome, bases[mutated.base])
             with lock:
                 report.counts[outcome.kind] += 1

@@ -65,8 +65,11 @@ _INTERNAL = re.compile(
 """What only a mistake of the plugin says."""
 
 
-_DOCUMENTED = re.compile("overflows 64 bits|does not fit 64 bits|does not fit the kernel's parameter")
-"""Errors where the CPU provider's arithmetic wraps: those of sizes."""
+_DOCUMENTED = re.compile(
+    "overflows 64 bits|does not fit 64 bits|more bytes than a 64-bit integer|does not fit the kernel's parameter"
+    "|weights of a loss are not one per class|limits of NonMaxSuppression are one number each"
+)
+"""Errors where the CPU provider's arithmetic of sizes wraps, and where it reads what lies beside a tensor."""
 LOSSES = {"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"}
 """The CPU provider reads what lies beside the scores for labels that are no class."""
 
@@ -169,7 +172,8 @@ def _attempt(create: Callable[[], Any], feeds: Feeds, runs: int) -> _Attempt:
         session = create()
         values = [feeds[value.name] for value in session.get_inputs() if value.name in feeds]
         for _ in range(runs):
-            attempt.results = run_session(session, values)
+            # Arrays may be views of memory that dies with the session.
+            attempt.results = [x.copy() if isinstance(x, np.ndarray) else x for x in run_session(session, values)]
     except Exception as error:
         attempt.results = None
         attempt.error = f"{type(error).__name__}: {error}"

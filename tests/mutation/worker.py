@@ -6,6 +6,7 @@ that it is in, then the outcome. So a crash has a mutant and a culprit.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import pickle
@@ -22,6 +23,9 @@ from ort_cuda_plugin import session
 MEMORY = 4 * 2**30
 """Bytes that may be mapped beyond those of a worker that has begun: a mutant that asks for more gets an error and does
 not disturb the machine."""
+
+PATIENCE_S = 50
+"""Then the worker writes to stderr where its threads are, and goes on."""
 
 
 def main() -> None:
@@ -40,6 +44,7 @@ def main() -> None:
             mutant = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
+        faulthandler.dump_traceback_later(PATIENCE_S)
         answer(stage="build")
         try:
             data, feeds = build(mutant, bases[mutant.base])
