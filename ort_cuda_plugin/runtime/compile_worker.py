@@ -6,6 +6,7 @@ length and bytes: JSON for a job, the form of a cache entry for an image, nothin
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
@@ -118,9 +119,11 @@ def main(folder: str | None = None) -> None:
     os.dup2(2, 1)
     compiler = isolation.import_compiler()
     cache = None if folder is None else KernelCache(Path(folder))
-    send(replies, tools().encode())
-    while (message := receive(sys.stdin.buffer)) is not None:
-        try:
-            send(replies, encode(compiler.compile_kernel(*decode_job(message), cache)))
-        except compiler.KernelCompileError:
-            send(replies, b"")
+    with contextlib.suppress(BrokenPipeError):  # the parent is gone
+        send(replies, tools().encode())
+        while (message := receive(sys.stdin.buffer)) is not None:
+            try:
+                reply = encode(compiler.compile_kernel(*decode_job(message), cache))
+            except compiler.KernelCompileError:
+                reply = b""
+            send(replies, reply)
