@@ -111,3 +111,21 @@ def test_a_size_that_contradicts_another_one_at_run_time_names_the_node():
     for session in (ours, cpu):
         with pytest.raises(Exception, match=r"Add"):
             session.run(None, feed)
+
+
+def test_an_error_that_comes_of_a_wrong_declaration_says_so():
+    """Nodes are claimed by what the model declares of the result of another provider's node."""
+    text = """(float[n, m, k] x, int64[1] axes) => (float[p, q, r] y) <float[m, n, o] a> {
+        letters = Cast <to = 8> (x)
+        squeezed = Squeeze (letters, axes)
+        a = Cast <to = 1> (squeezed)
+        y = Transpose <perm = [2, 1, 0]> (a)
+    }"""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    data = onnx.parser.parse_model(HEAD + text).SerializeToString()
+    session = ort_cuda_plugin.session(data, emulate=True, sess_options=options)
+    wrong = r"y \(Transpose\): .*The model declares a wrong shape, correct it: a: FLOAT32\[m, n, o\] came as \[2, 3\]"
+    with pytest.raises(Exception, match=wrong):
+        session.run(None, {"x": np.ones((1, 2, 3), f32), "axes": np.array([0])})

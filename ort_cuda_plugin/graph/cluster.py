@@ -120,7 +120,15 @@ class CompiledCluster:
 
         Raises NodeError, or InvalidModel where the shapes contradict the model.
         """
-        return self._variant(*self._plan(input_shapes, dict(zip(self.host_inputs, host_values, strict=True)), None))
+        try:
+            return self._variant(*self._plan(input_shapes, dict(zip(self.host_inputs, host_values, strict=True)), None))
+        except NodeError as error:
+            pairs = zip(self.inputs, input_shapes, strict=True)
+            wrong = [f"{value!r} came as {list(shape)}" for value, shape in pairs if not _agrees(value, shape)]
+            if not wrong:
+                raise
+            reason = f"{error.reason}. The model declares a wrong shape, correct it: {', '.join(wrong)}"
+            raise NodeError(error.node, reason, invalid_input=True) from error
 
     def kernels_added(self, variant: Variant) -> None:
         """Takes note that ``variant.kernels`` follow those of earlier variants."""
