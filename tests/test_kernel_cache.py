@@ -7,16 +7,19 @@ import json
 import logging
 import os
 import pwd
+import signal
 import stat
 import struct
 import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import zlib
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -156,6 +159,44 @@ def test_a_helper_gives_the_same_image_and_no_error_hides_in_it(tmp_path: Path) 
     worker.process.wait()
     assert worker.compile(spec_number(3), emulated) is None
     worker.close()
+
+
+def test_an_interrupt_ends_the_helpers_and_keeps_what_was_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_library, "worker_pays_seconds", 0.3)
+    monkeypatch.setattr(kernel_library.os, "sched_getaffinity", lambda _: {0, 1})
+    target, counts = library(tmp_path)
+    specs = [spec_number(i) for i in range(20)]
+    compilations = []
+    run = kernel_library.Compilation.run
+
+    def noted(compilation: kernel_library.Compilation) -> None:
+        compilations.append(threading.current_thread())
+        run(compilation)
+
+    def interrupt(done: int) -> None:
+        if sum(counts.values()) == 1:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    def ring(number: int, frame: object) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(kernel_library.Compilation, "run", noted)
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        with pytest.raises(InterruptedError):
+            target.get_jobs([(spec, emulated) for spec in specs], interrupt)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    (compilation,) = compilations
+    compilation.join(600)
+    assert not compilation.is_alive()
+    assert not psutil.Process().children()
+    compiled = counts["KERNELS_COMPILED"]
+    assert 1 <= compiled < len(specs)
+    assert [image.entry for image in target.get_many(specs, emulated)] == [spec.symbol for spec in specs]
+    assert counts == {"KERNELS_COMPILED": len(specs), "KERNEL_CACHE_HITS": compiled}
 
 
 def test_a_helper_with_other_tools_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

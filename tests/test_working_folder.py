@@ -100,6 +100,8 @@ def test_a_helper_gets_the_folders_of_the_compiler_and_never_the_working_folder(
     assert isolation.distribution_folders(["numba"]) == [str(second)]
     monkeypatch.setattr(sys, "path", [str(second), str(first)])
     assert isolation.distribution_folders(["numba", "absent"]) == [str(second)]
+    monkeypatch.setattr(sys, "path", [f"{first}/", str(second)])
+    assert isolation.distribution_folders(["numba"]) == [f"{first}/"]
 
 
 @pytest.mark.parametrize("executable", [None, "", "/opt/app/bin/server", "python3", "bin/python3"])

@@ -58,7 +58,7 @@ def distribution_folders(names: Sequence[str]) -> list[str]:
         distribution = next(iter(importlib.metadata.distributions(name=name, path=trusted)), None)
         if distribution is not None:
             found.add(str(distribution.locate_file("")))
-    return [entry for entry in trusted if entry in found]
+    return [entry for entry in trusted if str(Path(entry)) in found]
 
 
 def _is_working_folder(folder: str) -> bool:

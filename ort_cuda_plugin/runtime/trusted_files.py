@@ -8,6 +8,7 @@ checked. What was checked is held by its handle and used through it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -206,9 +207,10 @@ class _Walk:
         _check_writers(status, self.place())
 
     def has_access_list(self) -> bool:
-        with contextlib.suppress(OSError):
+        try:
             return "system.posix_acl_access" in os.listxattr(f"/proc/self/fd/{self.handles[-1]}")
-        return False
+        except OSError as error:
+            return error.errno != errno.ENOTSUP
 
     def open_end(self) -> int:
         """A handle to read and write in, of a folder that is this user's alone."""
@@ -216,7 +218,7 @@ class _Walk:
         if status.st_uid != os.geteuid():
             raise Untrusted(f"{self.place()} belongs to user {status.st_uid}")
         _check_writers(status, self.place())
-        if not os.access(".", os.R_OK | os.W_OK | os.X_OK, dir_fd=self.handles[-1], effective_ids=True):
+        if not os.access(".", os.R_OK | os.W_OK | os.X_OK, dir_fd=self.handles[-1]):
             raise Untrusted("it is not writable")
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.handles[-1])
 
