@@ -295,8 +295,8 @@ static CUresult end_capture(CUstream stream, CUgraph *graph) {
   CUresult result = CUDA_SUCCESS;
   if (capture->invalidated)
     result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  else if (!emu_graph_all_before(capture->graph, stream->frontier, stream->num_frontier))
-    result = EMU_ERROR_CAPTURE_UNJOINED;
+  else
+    result = emu_graph_check_joined(capture->graph, stream->frontier, stream->num_frontier);
   if (result)
     emu_graph_free(capture->graph);
   else

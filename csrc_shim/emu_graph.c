@@ -151,10 +151,10 @@ CUgraphNode emu_graph_add(CUgraph graph, const emu_op *op, CUgraphNode const *be
   return add_node(graph, make_work(types[op->kind], &op, 1), before, num_before);
 }
 
-bool emu_graph_all_before(CUgraph graph, CUgraphNode const *last, uint32_t num_last) {
+CUresult emu_graph_check_joined(CUgraph graph, CUgraphNode const *last, uint32_t num_last) {
   bool *reached = calloc(graph->count + 1, sizeof *reached);
   if (!reached)
-    return false;
+    return CUDA_ERROR_OUT_OF_MEMORY;
   for (uint32_t i = 0; i < num_last; i++)
     reached[last[i]->index] = true;
   bool all = true;
@@ -164,7 +164,7 @@ bool emu_graph_all_before(CUgraph graph, CUgraphNode const *last, uint32_t num_l
       reached[graph->nodes[i]->before[k]] = true;
   }
   free(reached);
-  return all;
+  return all ? CUDA_SUCCESS : EMU_ERROR_CAPTURE_UNJOINED;
 }
 
 CUresult emu_graph_get_nodes(CUgraph graph, CUgraphNode *nodes, size_t *count) {

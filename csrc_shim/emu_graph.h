@@ -33,8 +33,8 @@ CUgraph emu_graph_make(emu_device *device); /* NULL: out of memory */
 void emu_graph_free(CUgraph graph);
 /* Appends a node with a copy of the operation that depends on `before`; NULL: out of memory. */
 CUgraphNode emu_graph_add(CUgraph graph, const emu_op *op, CUgraphNode const *before, uint32_t num_before);
-/* Whether every node is one of these or comes before one. */
-bool emu_graph_all_before(CUgraph graph, CUgraphNode const *last, uint32_t num_last);
+/* The error of a capture unless every node is one of these or comes before one. */
+CUresult emu_graph_check_joined(CUgraph graph, CUgraphNode const *last, uint32_t num_last);
 
 /* The work of a node with these parameters, checked as the call that runs them at once checks them. */
 CUresult emu_kernel_work(const CUDA_KERNEL_NODE_PARAMS *params, emu_work **work);

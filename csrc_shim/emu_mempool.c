@@ -256,8 +256,14 @@ CUresult emu_mem_alloc_from_pool_async(CUdeviceptr *address, size_t bytes, CUmem
 }
 
 CUresult emu_mem_free_async(CUdeviceptr address, CUstream stream) {
-  CUresult result = emu_enter_stream(&stream);
-  if (result || (result = emu_capture_forbids(stream)))
+  CUresult result = emu_leave();
+  if (result)
+    return result;
+  if (emu_lost()) { /* no work comes before it any more */
+    emu_mempool_run_free(address);
+    return emu_lost();
+  }
+  if ((result = emu_enter_stream(&stream)) || (result = emu_capture_forbids(stream)))
     return result;
   pthread_mutex_lock(&lock);
   block *freed = find_live(address);
@@ -269,5 +275,10 @@ CUresult emu_mem_free_async(CUdeviceptr address, CUstream stream) {
     return emu_fail(CUDA_ERROR_INVALID_VALUE, "no allocation of a memory pool starts at 0x%llx",
                     (unsigned long long)address);
   emu_op op = {.kind = EMU_OP_FREE, .free = {address}};
-  return emu_enqueue(stream, &op);
+  result = emu_enqueue(stream, &op);
+  pthread_mutex_lock(&lock);
+  if (result && (freed = find_live(address))) /* it can be freed again */
+    freed->freeing = false;
+  pthread_mutex_unlock(&lock);
+  return result;
 }

@@ -61,7 +61,7 @@ static void run_first(struct CUstream_st *stream) {
   bool lost = atomic_load(&device->error) != CUDA_SUCCESS;
   if (item->kind == ITEM_GRAPH && !lost && emu_replay_step(item->replay, device, item->clock, emu_random))
     return;
-  if (item->kind == ITEM_OP && !lost)
+  if (item->kind == ITEM_OP && (!lost || item->op.kind == EMU_OP_FREE))
     emu_note_error(device, emu_run(device, &item->op, item->clock));
   if (item->kind == ITEM_GRAPH) {
     emu_note_error(device, emu_replay_result(item->replay));
