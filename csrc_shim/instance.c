@@ -208,11 +208,13 @@ static int lay_out_slab(ocp_instance *instance, uint32_t segment, ocp_error *err
   }
   const uint32_t largest_record = items[largest].first;
   const long long largest_bytes = (long long)items[largest].bytes;
-  const uint64_t total = ok ? ocp_slab_pack(items, range.count) : UINT64_MAX;
+  const uint64_t total = ok ? ocp_slab_pack(items, range.count) : OCP_SLAB_OVERFLOW;
   for (uint32_t i = 0; i < range.count; i++)
     instance->buffer_offset[plan->buffer_order[range.first + i]] = items[i].offset;
   free(items);
-  if (total == UINT64_MAX)
+  if (total == OCP_SLAB_NO_MEMORY)
+    return ocp_fail(error, ORT_FAIL, "not enough host memory");
+  if (total == OCP_SLAB_OVERFLOW)
     return fail_node(instance, plan->records[largest_record].node, error,
                      "an intermediate tensor of %lld bytes is negative or too large; check the shapes of the inputs "
                      "and the values that decide sizes",

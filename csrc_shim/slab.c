@@ -119,14 +119,14 @@ uint64_t ocp_slab_pack(ocp_slab_item *items, uint32_t count) {
   for (uint32_t i = 0; i < count; i++) {
     items[i].offset = 0;
     if (items[i].bytes > max_total || (sum += align(items[i].bytes)) > max_total)
-      return UINT64_MAX;
+      return OCP_SLAB_OVERFLOW;
     used += items[i].bytes != 0;
   }
   if (used == 0)
     return 0;
   char *scratch = malloc(used * (sizeof(placement) + sizeof(uint64_t) + sizeof(ocp_slab_item *)));
   if (!scratch)
-    return UINT64_MAX;
+    return OCP_SLAB_NO_MEMORY;
   placement *placed = (placement *)scratch;
   uint64_t *best_offsets = (uint64_t *)(placed + used);
   ocp_slab_item **order = (ocp_slab_item **)(best_offsets + used);

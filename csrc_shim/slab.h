@@ -13,8 +13,10 @@ typedef struct ocp_slab_item {
 } ocp_slab_item;
 
 /* Gives each item an offset such that items alive at one step do not overlap. Returns the bytes of the block, or
- * UINT64_MAX when the sizes overflow or host memory runs out. Takes host memory for each step between the first and the
+ * one of the values below. Takes host memory for each step between the first and the
  * last one at which an item starts. */
+#define OCP_SLAB_OVERFLOW UINT64_MAX        /* the sizes are too large together */
+#define OCP_SLAB_NO_MEMORY (UINT64_MAX - 1) /* host memory ran out */
 uint64_t ocp_slab_pack(ocp_slab_item *items, uint32_t count);
 
 #endif
