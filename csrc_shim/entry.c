@@ -51,7 +51,11 @@ static OrtStatus *create_factory(const char *registered_name, const OrtLogger *l
   if (status)
     return status;
   *out = ocp_factory_create(handle);
-  return *out ? NULL : ocp_api->CreateStatus(ORT_FAIL, "out of memory");
+  if (*out)
+    return NULL;
+  python->release_factory(handle);
+  ocp_python_returned();
+  return ocp_api->CreateStatus(ORT_FAIL, "out of host memory");
 }
 
 OrtStatus *CreateEpFactories(const char *registered_name, const OrtApiBase *api_base, const OrtLogger *logger,

@@ -80,7 +80,7 @@ static OrtStatus *create_ep(OrtEpFactory *factory, const OrtHardwareDevice *cons
     return NULL;
   python->release_ep(config.handle);
   ocp_python_returned();
-  return ocp_api->CreateStatus(ORT_FAIL, "out of memory");
+  return ocp_api->CreateStatus(ORT_FAIL, "out of host memory");
 }
 
 static void release_ep(OrtEpFactory *factory, OrtEp *ep) {
