@@ -85,12 +85,8 @@ static void free_blocks(ocp_device *device, captured *entry) {
 
 /* Back to cold. */
 static void drop_graph(ocp_device *device, captured *entry) {
-  ocp_error ignored;
-  if (!atomic_load(&ocp_forked)) {
-    ocp_device_enter(device, &ignored);
-    if (entry->exec)
-      device->driver->GraphExecDestroy(entry->exec);
-  }
+  if (ocp_device_enter_to_release(device) && entry->exec)
+    device->driver->GraphExecDestroy(entry->exec);
   if (entry->exec)
     ocp_count(OCP_GRAPHS_LIVE, -1);
   free_blocks(device, entry);
@@ -374,12 +370,12 @@ static captured *entry_of(ocp_capture_thread *thread, int id) {
 /* Forgets a Run that ORT never ended, as where an exception left it. */
 static void abandon_run(ocp_capture_thread *thread, ocp_device *device) {
   captured *entry = thread->active;
-  ocp_error ignored;
   if (!entry)
     return;
   CUgraph graph = NULL;
-  ocp_device_enter(device, &ignored);
-  if (thread->captures && device->driver->StreamEndCapture(thread->stream->handle, &graph) == CUDA_SUCCESS && graph)
+  if (ocp_device_enter_to_release(device) && thread->captures)
+    ocp_stream_end_capture(thread->stream, &graph);
+  if (graph)
     device->driver->GraphDestroy(graph);
   pthread_mutex_lock(&thread->lock);
   deactivate(thread);
@@ -434,10 +430,10 @@ int ocp_capture_run_start(ocp_capture *capture, int id, ocp_error *error) {
   thread->computations = 0;
   atomic_store(&thread->failed, false);
   running = thread;
-  int code = ORT_OK;
-  if (id == OCP_NO_CAPTURE)
+  int code = ocp_stream_close_capture(thread->stream, error);
+  if (code == ORT_OK && id == OCP_NO_CAPTURE)
     take_turn(thread, false);
-  else
+  else if (code == ORT_OK)
     code = begin_run(thread, id, error);
   if (code != ORT_OK) { /* ORT ends no Run that did not start */
     running = NULL;
@@ -456,15 +452,20 @@ static int launch(ocp_capture_thread *thread, const captured *entry, ocp_error *
   return ORT_OK;
 }
 
+#define HINT                                                                                                           \
+  " (what a Run does that CUDA cannot capture is in the errors before this one; with gpu_graph_id=-1 it runs without " \
+  "capture)"
+
 /* Ends the capture of a Run with its graph, or with the error; under the thread's lock. */
 static int take_graph(ocp_capture_thread *thread, captured *entry, ocp_error *error) {
   ocp_device *device = thread->owner->device;
   CUgraph graph = NULL;
   CUgraphExec exec = NULL;
-  CUresult result = device->driver->StreamEndCapture(thread->stream->handle, &graph);
+  CUresult result = ocp_stream_end_capture(thread->stream, &graph);
   deactivate(thread);
+  const bool ended = result == CUDA_SUCCESS;
   const bool complete = !atomic_load(&thread->failed) && thread->computations == entry->computations;
-  if (result == CUDA_SUCCESS && complete)
+  if (ended && complete)
     result = device->driver->GraphInstantiate(&exec, graph, 0);
   if (graph)
     device->driver->GraphDestroy(graph);
@@ -476,8 +477,8 @@ static int take_graph(ocp_capture_thread *thread, captured *entry, ocp_error *er
     drop_graph(device, entry);
   if (result != CUDA_SUCCESS)
     return ocp_device_fail(device, result,
-                           "capturing the Run into a CUDA graph (what a Run does that CUDA cannot capture is in the "
-                           "errors before this one; with gpu_graph_id=-1 it runs without capture)",
+                           ended ? "capturing the Run into a CUDA graph" HINT ": cuGraphInstantiate"
+                                 : "capturing the Run into a CUDA graph" HINT ": cuStreamEndCapture",
                            error);
   if (!exec)
     return ocp_fail(error, ORT_EP_FAIL, "the Run that was to become CUDA graph %d did not run to its end", entry->id);
@@ -514,7 +515,7 @@ int ocp_capture_run_end(ocp_capture *capture, int id, bool synchronize, ocp_erro
   running = NULL;
   int code = ORT_OK;
   if (entry && thread->captures) {
-    ocp_device_enter(capture->device, error); /* a capture has to end on a lost device, too */
+    ocp_device_enter_to_release(capture->device); /* a capture has to end on a lost device, too */
     code = end_capture(thread, entry, error);
   } else if (id != OCP_NO_CAPTURE) {
     pthread_mutex_lock(&thread->lock);

@@ -113,6 +113,7 @@ static const ocp_core core = {
     .emu_last_error = ocp_emu_last_error,
     .device_open = device_open,
     .device_enter = ocp_device_enter,
+    .device_enter_to_release = ocp_device_enter_to_release,
     .device_alloc = ocp_device_alloc,
     .device_free = ocp_device_free,
     .stream_create = ocp_stream_create,

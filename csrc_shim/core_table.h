@@ -131,6 +131,7 @@ typedef struct ocp_core {
   int (*arena_set_limit)(int emulated, int ordinal, int memory, int64_t bytes, ocp_error *error);
   void (*cluster_set_graphs)(ocp_cluster *cluster, uint32_t warm_runs, uint32_t max_graphs);
   void (*cluster_release_graphs)(ocp_cluster *cluster);
+  bool (*device_enter_to_release)(const ocp_device *device); /* also a lost one; false in a forked child */
   void (*interrupt_after_call)(void); /* SIGINT for this thread when its call into Python has returned */
 } ocp_core;
 

@@ -112,15 +112,24 @@ int ocp_device_check(const ocp_device *device, ocp_error *error) {
                   earlier.text);
 }
 
+/* Asked each time, since other CUDA users of the process (PyTorch, CuPy) change it on the same thread. */
+static CUresult make_current(const ocp_device *device) {
+  CUcontext current = NULL;
+  if (device->driver->CtxGetCurrent(&current) == CUDA_SUCCESS && current == device->context)
+    return CUDA_SUCCESS;
+  return device->driver->CtxSetCurrent(device->context);
+}
+
 int ocp_device_enter(ocp_device *device, ocp_error *error) {
   if (ocp_device_check(device, error) != ORT_OK)
     return error->code;
-  /* Asked each time, since other CUDA users of the process (PyTorch, CuPy) change it on the same thread. */
-  CUcontext current = NULL;
-  if (device->driver->CtxGetCurrent(&current) == CUDA_SUCCESS && current == device->context)
-    return ORT_OK;
-  CUresult result = device->driver->CtxSetCurrent(device->context);
+  const CUresult result = make_current(device);
   return result == CUDA_SUCCESS ? ORT_OK : ocp_device_fail(device, result, "cuCtxSetCurrent", error);
+}
+
+bool ocp_device_enter_to_release(const ocp_device *device) {
+  /* Twice, since nobody comes back for what stays. */
+  return !atomic_load(&ocp_forked) && (make_current(device) == CUDA_SUCCESS || make_current(device) == CUDA_SUCCESS);
 }
 
 /* Errors after which every call on the context fails until the process ends. */

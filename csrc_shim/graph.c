@@ -38,11 +38,8 @@ static uint32_t num_bases(const ocp_instance *instance) {
 
 /* By ORT, or by the application whose stream it is. */
 static bool is_captured(const ocp_stream *stream) {
-  if (atomic_load_explicit(&stream->capturing, memory_order_relaxed))
-    return true;
-  int status = CU_STREAM_CAPTURE_STATUS_NONE;
-  return !stream->owned && stream->device->driver->StreamIsCapturing(stream->handle, &status) == CUDA_SUCCESS &&
-         status != CU_STREAM_CAPTURE_STATUS_NONE;
+  return atomic_load_explicit(&stream->capturing, memory_order_relaxed) ||
+         (!stream->owned && ocp_stream_is_captured(stream));
 }
 
 bool ocp_graph_is_due(const ocp_cluster *cluster, ocp_instance *instance, const ocp_stream *stream) {
@@ -121,7 +118,7 @@ static CUresult capture_library(const ocp_instance *instance, uint32_t index, CU
     result = device->driver->StreamBeginCapture(stream->handle, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
     if (result == CUDA_SUCCESS) {
       ocp_library_run(problem, stream, pointers, call->num_pointers, numbers, num_numbers, error);
-      result = device->driver->StreamEndCapture(stream->handle, child);
+      result = ocp_stream_end_capture(stream, child);
     }
     atomic_store(&stream->capturing, false);
     ocp_stream_end_turn(stream);
@@ -218,9 +215,7 @@ void ocp_graph_release(ocp_graph *graph) {
   if (!graph)
     return;
   ocp_device *device = graph->cluster->device;
-  ocp_error ignored;
-  if (!atomic_load(&ocp_forked)) {      /* there, nothing of the device's can be touched */
-    ocp_device_enter(device, &ignored); /* a lost device gives back, too */
+  if (ocp_device_enter_to_release(device)) {
     if (graph->exec)
       device->driver->GraphExecDestroy(graph->exec);
     if (graph->graph)

@@ -103,8 +103,7 @@ static void count_bytes(int memory, int64_t bytes) {
 int64_t ocp_pool_shrink(ocp_device *device, int memory, bool keep) {
   ocp_pool *pool = device->pool;
   ocp_arena *arena = pool->arenas[memory];
-  ocp_error ignored = {0};
-  if (ocp_device_enter(device, &ignored) != ORT_OK)
+  if (!ocp_device_enter_to_release(device))
     return 0;
   ocp_pool_poll(device);
   pthread_mutex_lock(&pool->lock);
@@ -129,8 +128,7 @@ static void reclaim(ocp_device *device) {
 }
 
 int64_t ocp_device_trim(ocp_device *device) {
-  ocp_error ignored = {0};
-  if (ocp_device_enter(device, &ignored) != ORT_OK)
+  if (!ocp_device_enter_to_release(device))
     return 0;
   reclaim(device);
   ocp_pool_release_idle_streams(device->pool);
@@ -291,20 +289,19 @@ static int fetch_or_make_room(request *r, uint64_t *address, size_t *size, ocp_e
     ocp_chunk *chunk = NULL;
     r->exactly = attempt > 0;
     if (mempool) {
-      result = ocp_mempool_alloc(device, r->size, r->stream, address);
+      result = ocp_mempool_alloc(device, r->size, r->stream, address, error);
       *size = r->size;
     } else if ((result = fetch(r, &chunk)) == CUDA_SUCCESS) {
       *address = chunk->address;
       *size = chunk->size;
+    } else {
+      ocp_device_fail(device, result, r->memory == OCP_DEVICE_MEMORY ? "cuMemAlloc" : "cuMemHostAlloc", error);
     }
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY)
+      return error->code;
+    error->code = ORT_OK;
     if (result == CUDA_SUCCESS)
       return ORT_OK;
-    if (result != CUDA_ERROR_OUT_OF_MEMORY)
-      return ocp_device_fail(device, result,
-                             mempool                          ? "cuMemAllocFromPoolAsync"
-                             : r->memory == OCP_DEVICE_MEMORY ? "cuMemAlloc"
-                                                              : "cuMemHostAlloc",
-                             error);
     if (!make_room(device, r->memory, attempt, error))
       return error->code != ORT_OK ? error->code : out_of_memory(device, r->memory, r->bytes, error);
   }
@@ -328,6 +325,7 @@ static int allocate(request *r, uint64_t *address, ocp_error *error) {
     *address = chunk->address;
     size = chunk->size;
   } else if (fetch_or_make_room(r, address, &size, error) != ORT_OK) {
+    *address = 0;
     return error->code;
   }
   count_bytes(r->memory, (int64_t)size);
@@ -386,11 +384,8 @@ bool ocp_pool_free(ocp_device *device, int memory, uint64_t address, ocp_stream 
     unused = give(pool, memory, chunk);
   }
   pthread_mutex_unlock(&pool->lock);
-  if (unused) {
-    ocp_error ignored = {0};
-    if (ocp_device_enter(device, &ignored) == ORT_OK)
-      free_regions(device, memory, unused);
-  }
+  if (unused && ocp_device_enter_to_release(device))
+    free_regions(device, memory, unused);
   if (valid || memory != OCP_DEVICE_MEMORY)
     return valid;
   size_t size = 0;

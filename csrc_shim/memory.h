@@ -32,6 +32,9 @@ ocp_device *ocp_device_find(bool emulated, int ordinal);
 int ocp_device_check(const ocp_device *device, ocp_error *error);
 /* ocp_device_check, and makes the device's context current on the calling thread; cheap when it already is. */
 int ocp_device_enter(ocp_device *device, ocp_error *error);
+/* Makes the context current for calls that give something back, which a lost device takes back as well. False in a
+ * forked child, where nothing of the device's can be touched. */
+bool ocp_device_enter_to_release(const ocp_device *device);
 /* ocp_fail_cuda that also marks the device lost when the error is a sticky one. */
 int ocp_device_fail(ocp_device *device, CUresult result, const char *what, ocp_error *error);
 /* Waits for all of the device's streams. */
@@ -64,6 +67,12 @@ ocp_stream *ocp_stream_share(ocp_stream *stream);
 /* Waits for its work and ends it when nobody else uses it. */
 void ocp_stream_release(ocp_stream *stream);
 int ocp_stream_synchronize(ocp_stream *stream, ocp_error *error);
+/* Whether the driver captures it, for whomever. */
+bool ocp_stream_is_captured(const ocp_stream *stream);
+/* Ends the capture of the stream, in a turn alone: its graph, or NULL and the error. Where that leaves the capture open
+ * it is tried once more at once, and again before a Run uses the stream. */
+CUresult ocp_stream_end_capture(ocp_stream *stream, CUgraph *graph);
+int ocp_stream_close_capture(ocp_stream *stream, ocp_error *error);
 /* A Run's turn on a stream that several share: `alone` waits until nobody else has one and keeps others out, since a
  * capture takes in whatever is enqueued on the stream. The try does not wait, and fails during a turn alone. */
 void ocp_stream_take_turn(ocp_stream *stream, bool alone);

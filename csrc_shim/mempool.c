@@ -38,16 +38,29 @@ bool ocp_mempool_is_wanted(const ocp_mempool *mempool) {
 
 /* ---- the driver's pool ---- */
 
-static CUresult open_pool(ocp_mempool *mempool, const ocp_device *device) {
+/* Returns the result, with the error unless that is success. */
+static CUresult check(ocp_device *device, CUresult result, const char *what, ocp_error *error) {
+  if (result != CUDA_SUCCESS)
+    ocp_device_fail(device, result, what, error);
+  return result;
+}
+
+static CUresult open_pool(ocp_mempool *mempool, ocp_device *device, ocp_error *error) {
+  const ocp_driver *driver = device->driver;
   if (mempool->handle)
     return CUDA_SUCCESS;
   const CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
                                 .location = {CU_MEM_LOCATION_TYPE_DEVICE, device->device}};
-  CUresult result = device->driver->MemPoolCreate(&mempool->handle, &props);
+  CUmemoryPool handle = NULL;
+  CUresult result = check(device, driver->MemPoolCreate(&handle, &props), "cuMemPoolCreate", error);
+  if (result != CUDA_SUCCESS)
+    return result;
+  result = driver->MemPoolSetAttribute(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &mempool->release_threshold);
   if (result == CUDA_SUCCESS)
-    result = device->driver->MemPoolSetAttribute(mempool->handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
-                                                 &mempool->release_threshold);
-  return result;
+    mempool->handle = handle;
+  else
+    driver->MemPoolDestroy(handle);
+  return check(device, result, "cuMemPoolSetAttribute", error);
 }
 
 static int64_t reserved_bytes(const ocp_mempool *mempool, const ocp_device *device) {
@@ -59,8 +72,13 @@ static int64_t reserved_bytes(const ocp_mempool *mempool, const ocp_device *devi
 
 /* ---- freeing ---- */
 
+/* False where the driver had no memory for that, which it may have later. */
+static bool driver_free(const ocp_device *device, uint64_t address, CUstream stream) {
+  return device->driver->MemFreeAsync(address, stream) != CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 /* Hands the memory back on a stream: of all that may have used it the only one that is busy, or any when none is. False
- * when several are, or the one is being captured. */
+ * when several are, or the one is being captured, or the driver cannot. */
 static bool free_in_order(ocp_device *device, const ocp_chunk *chunk) {
   ocp_pool *pool = device->pool;
   ocp_stream *busy = NULL;
@@ -74,10 +92,9 @@ static bool free_in_order(ocp_device *device, const ocp_chunk *chunk) {
     }
   pthread_mutex_unlock(&pool->lock);
   const bool can = num_busy == 0 || (num_busy == 1 && !atomic_load(&busy->capturing));
-  if (can)
-    device->driver->MemFreeAsync(chunk->address, busy ? busy->handle : NULL);
+  const bool freed = can && driver_free(device, chunk->address, busy ? busy->handle : NULL);
   pthread_mutex_unlock(&pool->streams_lock);
-  return can;
+  return freed;
 }
 
 static void collect(ocp_device *device, ocp_mempool *mempool) {
@@ -94,11 +111,10 @@ static void collect(ocp_device *device, ocp_mempool *mempool) {
 
 void ocp_mempool_collect(ocp_device *device) {
   ocp_mempool *mempool = device->pool->mempool;
-  ocp_error ignored = {0};
   if (!atomic_load_explicit(&mempool->has_waiting, memory_order_relaxed))
     return;
   pthread_mutex_lock(&mempool->lock);
-  if (ocp_device_enter(device, &ignored) == ORT_OK)
+  if (ocp_device_enter_to_release(device))
     collect(device, mempool);
   pthread_mutex_unlock(&mempool->lock);
 }
@@ -106,7 +122,6 @@ void ocp_mempool_collect(ocp_device *device) {
 bool ocp_mempool_free(ocp_device *device, uint64_t address, ocp_stream *stream, size_t *size) {
   ocp_pool *pool = device->pool;
   ocp_mempool *mempool = pool->mempool;
-  ocp_error ignored = {0};
   pthread_mutex_lock(&mempool->lock);
   ocp_chunk *chunk = ocp_chunk_table_find(&mempool->table, address);
   if (chunk) {
@@ -118,9 +133,8 @@ bool ocp_mempool_free(ocp_device *device, uint64_t address, ocp_stream *stream, 
       ocp_pool_advance(pool, stream);
     chunk->freed_at = stream ? pool->sequence : ++pool->sequence;
     pthread_mutex_unlock(&pool->lock);
-    const bool entered = ocp_device_enter(device, &ignored) == ORT_OK;
-    if (entered && stream && !atomic_load(&stream->capturing)) {
-      device->driver->MemFreeAsync(address, stream->handle);
+    const bool entered = ocp_device_enter_to_release(device);
+    if (entered && stream && !atomic_load(&stream->capturing) && driver_free(device, address, stream->handle)) {
       free(chunk);
     } else {
       chunk->older = mempool->waiting;
@@ -136,40 +150,57 @@ bool ocp_mempool_free(ocp_device *device, uint64_t address, ocp_stream *stream, 
 
 /* ---- allocation ---- */
 
-static CUresult driver_alloc(ocp_device *device, const ocp_mempool *mempool, size_t size, ocp_stream *stream,
-                             uint64_t *address) {
-  const ocp_driver *driver = device->driver;
-  if (stream)
-    return driver->MemAllocFromPoolAsync(address, size, mempool->handle, stream->handle);
-  /* For anybody at once: the stream in whose order it is allocated must have come that far. */
-  ocp_error ignored = {0};
-  if (ocp_stream_borrow(device, &stream, &ignored) != ORT_OK)
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult result = driver->MemAllocFromPoolAsync(address, size, mempool->handle, stream->handle);
-  if (result == CUDA_SUCCESS)
-    result = driver->StreamSynchronize(stream->handle);
+/* The functions of this part return a driver's result, and the error with it. */
+
+static CUresult driver_alloc(ocp_device *device, const ocp_mempool *mempool, size_t size, CUstream stream,
+                             uint64_t *address, ocp_error *error) {
+  return check(device, device->driver->MemAllocFromPoolAsync(address, size, mempool->handle, stream),
+               "cuMemAllocFromPoolAsync", error);
+}
+
+/* For anybody at once: the stream in whose order it is allocated must have come that far. */
+static CUresult driver_alloc_at_once(ocp_device *device, const ocp_mempool *mempool, size_t size, uint64_t *address,
+                                     ocp_error *error) {
+  ocp_stream *stream;
+  if (ocp_stream_borrow(device, &stream, error) != ORT_OK)
+    return CUDA_ERROR_UNKNOWN;
+  CUresult result = driver_alloc(device, mempool, size, stream->handle, address, error);
+  if (result == CUDA_SUCCESS) {
+    result = check(device, device->driver->StreamSynchronize(stream->handle), "cuStreamSynchronize", error);
+    if (result != CUDA_SUCCESS) {
+      device->driver->MemFreeAsync(*address, stream->handle);
+      *address = 0;
+    }
+  }
   ocp_stream_return(stream);
   return result;
 }
 
+static CUresult fail_host_memory(ocp_error *error) {
+  ocp_fail(error, ORT_FAIL, "not enough host memory");
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 /* The pool's lock is held. */
-static CUresult allocate(ocp_device *device, ocp_mempool *mempool, size_t size, ocp_stream *stream, uint64_t *address) {
+static CUresult allocate(ocp_device *device, ocp_mempool *mempool, size_t size, ocp_stream *stream, uint64_t *address,
+                         ocp_error *error) {
   ocp_chunk *chunk = calloc(1, sizeof *chunk);
-  CUresult result = chunk ? open_pool(mempool, device) : CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult result = chunk ? open_pool(mempool, device, error) : fail_host_memory(error);
   if (result == CUDA_SUCCESS)
-    result = driver_alloc(device, mempool, size, stream, address);
+    result = stream ? driver_alloc(device, mempool, size, stream->handle, address, error)
+                    : driver_alloc_at_once(device, mempool, size, address, error);
   if (result == CUDA_SUCCESS) {
     *chunk = (ocp_chunk){.address = *address, .size = size};
     if (ocp_chunk_table_insert(&mempool->table, chunk))
       return CUDA_SUCCESS;
     device->driver->MemFreeAsync(*address, stream ? stream->handle : NULL);
-    result = CUDA_ERROR_OUT_OF_MEMORY;
+    result = fail_host_memory(error);
   }
   free(chunk);
   return result;
 }
 
-CUresult ocp_mempool_alloc(ocp_device *device, size_t size, ocp_stream *stream, uint64_t *address) {
+CUresult ocp_mempool_alloc(ocp_device *device, size_t size, ocp_stream *stream, uint64_t *address, ocp_error *error) {
   ocp_pool *pool = device->pool;
   ocp_mempool *mempool = pool->mempool;
   ocp_arena *arena = pool->arenas[OCP_DEVICE_MEMORY];
@@ -180,12 +211,14 @@ CUresult ocp_mempool_alloc(ocp_device *device, size_t size, ocp_stream *stream, 
   const bool within_limit = ocp_arena_expect_pooled(arena, size);
   pthread_mutex_unlock(&pool->lock);
   if (within_limit) {
-    result = allocate(device, mempool, size, stream, address);
+    result = allocate(device, mempool, size, stream, address, error);
     pthread_mutex_lock(&pool->lock);
     ocp_arena_pooled(arena, size, result == CUDA_SUCCESS);
     if (stream && result == CUDA_SUCCESS)
       ocp_pool_advance(pool, stream); /* where the stream has not come that far the memory is not there */
     pthread_mutex_unlock(&pool->lock);
+  } else {
+    ocp_fail(error, ORT_EP_FAIL, "the limit leaves no %zu bytes", size);
   }
   pthread_mutex_unlock(&mempool->lock);
   return result;

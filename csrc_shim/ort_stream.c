@@ -16,8 +16,7 @@ typedef struct notification {
 
 static void notification_release(OrtSyncNotificationImpl *this_ptr) {
   notification *self = (notification *)(void *)this_ptr;
-  ocp_error ignored = {0};
-  if (ocp_device_enter(self->producer->device, &ignored) == ORT_OK)
+  if (ocp_device_enter_to_release(self->producer->device))
     self->producer->device->driver->EventDestroy(self->event);
   ocp_stream_release(self->producer);
   free(self);

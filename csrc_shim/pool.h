@@ -36,6 +36,7 @@ struct ocp_stream_private {
   pthread_cond_t turn_ended;
   unsigned sharing, want_alone;
   bool alone;
+  bool left_open; /* a capture that could not be ended */
 };
 
 typedef struct ocp_arena ocp_arena;     /* arena.h */

@@ -169,14 +169,17 @@ static bool leave(ocp_stream *stream) {
   return last;
 }
 
+static int synchronize(ocp_stream *stream, ocp_error *error);
+
 void ocp_stream_release(ocp_stream *stream) {
   if (!stream || atomic_load(&ocp_forked) || !leave(stream))
     return;
   ocp_device *device = stream->device;
   ocp_pool *pool = device->pool;
-  ocp_error ignored = {0};
+  ocp_error ignored;
   /* Memory freed on the stream counts as finished when the stream is gone, so it must be. */
-  ocp_stream_synchronize(stream, &ignored);
+  if (ocp_device_enter_to_release(device))
+    synchronize(stream, &ignored);
   ocp_library_release_stream(stream);
   pthread_mutex_lock(&pool->streams_lock);
   pthread_mutex_lock(&pool->lock);
@@ -294,18 +297,56 @@ void ocp_stream_completed(ocp_device *device, uint64_t id, uint64_t up_to) {
   pthread_mutex_unlock(&device->pool->lock);
 }
 
+/* On a lost device nothing runs any more: what uses memory there has finished, too. */
+static bool is_lost(const ocp_device *device) { return atomic_load_explicit(&device->lost, memory_order_relaxed); }
+
 static int synchronize(ocp_stream *stream, ocp_error *error) {
   ocp_device *device = stream->device;
   uint64_t position = ocp_stream_position(stream);
   CUresult result = device->driver->StreamSynchronize(stream->handle);
-  if (result != CUDA_SUCCESS)
-    return ocp_device_fail(device, result, "cuStreamSynchronize", error);
-  completed(stream, position);
-  return ORT_OK;
+  const int code = result == CUDA_SUCCESS ? ORT_OK : ocp_device_fail(device, result, "cuStreamSynchronize", error);
+  if (code == ORT_OK || is_lost(device))
+    completed(stream, position);
+  return code;
 }
 
 int ocp_stream_synchronize(ocp_stream *stream, ocp_error *error) {
   return ocp_device_enter(stream->device, error) == ORT_OK ? synchronize(stream, error) : error->code;
+}
+
+bool ocp_stream_is_captured(const ocp_stream *stream) {
+  int status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return stream->device->driver->StreamIsCapturing(stream->handle, &status) == CUDA_SUCCESS &&
+         status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+CUresult ocp_stream_end_capture(ocp_stream *stream, CUgraph *graph) {
+  const ocp_driver *driver = stream->device->driver;
+  const CUresult result = driver->StreamEndCapture(stream->handle, graph);
+  if (result == CUDA_SUCCESS)
+    return result;
+  if (*graph)
+    driver->GraphDestroy(*graph);
+  *graph = NULL;
+  stream->priv->left_open = ocp_stream_is_captured(stream);
+  ocp_error ignored;
+  ocp_stream_close_capture(stream, &ignored);
+  return result;
+}
+
+int ocp_stream_close_capture(ocp_stream *stream, ocp_error *error) {
+  if (!stream->priv->left_open)
+    return ORT_OK;
+  const ocp_driver *driver = stream->device->driver;
+  CUgraph graph = NULL;
+  ocp_device_enter_to_release(stream->device);
+  const CUresult result = driver->StreamEndCapture(stream->handle, &graph);
+  stream->priv->left_open = result != CUDA_SUCCESS && ocp_stream_is_captured(stream);
+  if (result == CUDA_SUCCESS && graph)
+    driver->GraphDestroy(graph);
+  return stream->priv->left_open
+             ? ocp_device_fail(stream->device, result, "ending a capture that failed before: cuStreamEndCapture", error)
+             : ORT_OK;
 }
 
 void ocp_stream_take_turn(ocp_stream *stream, bool alone) {
@@ -367,7 +408,7 @@ void ocp_pool_poll(ocp_device *device) {
     if (!ocp_stream_try_turn(stream))
       continue;
     uint64_t position = ocp_stream_position(stream);
-    if (device->driver->StreamQuery(stream->handle) == CUDA_SUCCESS)
+    if (device->driver->StreamQuery(stream->handle) == CUDA_SUCCESS || is_lost(device))
       completed(stream, position);
     ocp_stream_end_turn(stream);
   }
@@ -423,6 +464,10 @@ int ocp_stream_borrow(ocp_device *device, ocp_stream **out, ocp_error *error) {
 
 void ocp_stream_return(ocp_stream *stream) {
   ocp_pool *pool = stream->device->pool;
+  if (stream->priv->left_open) { /* nobody can use it */
+    ocp_stream_release(stream);
+    return;
+  }
   pthread_mutex_lock(&pool->lock);
   stream->priv->next_idle = pool->idle_streams;
   pool->idle_streams = stream;

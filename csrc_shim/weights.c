@@ -135,6 +135,7 @@ static int copy_up(const ocp_weight *weight, const void *data, ocp_error *error)
   if (ocp_stream_borrow(device, &stream, error) != ORT_OK)
     return error->code;
   const CUresult result = device->driver->MemcpyHtoDAsync(weight->address, data, weight->bytes, stream->handle);
+  ocp_stream_enqueued(stream); /* nobody may get the memory before that, even where waiting for it fails */
   int code = ocp_stream_synchronize(stream, error);
   if (result != CUDA_SUCCESS)
     code = ocp_device_fail(device, result, "uploading a weight: cuMemcpyHtoDAsync", error);

@@ -89,10 +89,7 @@ class OpenDevice:
         return held
 
     def release_kernels(self, kernels: Sequence[LoadedKernel]) -> None:
-        """Gives up kernels of `acquire_kernels`. No work of them may be pending.
-
-        Raises: as `enter`; then their modules stay loaded, since nothing can be unloaded any more.
-        """
+        """Gives up kernels of `acquire_kernels`. No work of them may be pending."""
         unused = []
         with self._lock:
             for kernel in kernels:
@@ -101,8 +98,7 @@ class OpenDevice:
                     unused.append(kernel)
             for spec in [spec for spec, kernel in self._loaded.items() if kernel.users == 0]:
                 del self._loaded[spec]
-        if unused:
-            self.enter()
+        if unused and core().device_enter_to_release(self.pointer):
             for kernel in unused:
                 self.driver.ModuleUnload(kernel.module)
 
