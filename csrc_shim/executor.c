@@ -1,6 +1,7 @@
 /* The Run: finds or makes the instance that the inputs need, then enqueues its segments. */
 #include "executor.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -193,10 +194,20 @@ static ocp_instance *find_instance(const run *r) {
 
 /* ---- execution ---- */
 
-/* Says for what there is no memory. */
-static int name_allocation(const run *r, const char *what) {
+/* Says what an error is about. */
+static int name_subject(const run *r, const char *what) {
   const ocp_error cause = *r->error;
   return ocp_fail(r->error, cause.code, "%s: %.900s", what, cause.text); /* ORT names the node */
+}
+
+static int name_output(const run *r, const ocp_plan *plan, uint32_t index) {
+  char what[300];
+  const uint32_t node = plan->outputs[index].node;
+  if (node == OCP_NO_NODE)
+    snprintf(what, sizeof what, "output %u", index);
+  else
+    snprintf(what, sizeof what, "output %u, of node '%.200s'", index, ocp_plan_node_name(plan, node));
+  return name_subject(r, what);
 }
 
 static uint64_t align(uint64_t bytes) { return (bytes + 255) & ~(uint64_t)255; }
@@ -216,7 +227,7 @@ static int bind_inputs(run *r, ocp_instance *instance) {
     return ORT_OK;
   ocp_device *device = r->cluster->device;
   if (ocp_device_alloc(device, bytes, r->stream, &r->uploads, r->error) != ORT_OK)
-    return name_allocation(r, "inputs that came in host memory");
+    return name_subject(r, "inputs that came in host memory");
   CUdeviceptr next = r->uploads;
   for (uint32_t i = 0; i < r->num_inputs; i++) {
     const uint64_t size = instance->memory_bytes[i];
@@ -283,8 +294,8 @@ static int run_segment(const run *r, ocp_instance *instance, uint32_t segment) {
     void *data = NULL;
     if (r->output(r->output_context, index, instance->dims + out->first_dim, out->rank, &data, r->error) != 0) {
       if (r->error->code == ORT_OK)
-        ocp_fail(r->error, ORT_FAIL, "%s: output %u could not be allocated", r->cluster->name, index);
-      return r->error->code;
+        ocp_fail(r->error, ORT_FAIL, "it could not be allocated");
+      return name_output(r, plan, index);
     }
     instance->bases[r->num_inputs + index] = (uint64_t)(uintptr_t)data;
   }
@@ -295,7 +306,7 @@ static int run_segment(const run *r, ocp_instance *instance, uint32_t segment) {
   }
   if (instance->slab_bytes[segment] && ocp_device_alloc(r->cluster->device, instance->slab_bytes[segment], r->stream,
                                                         slab_of(instance, segment), r->error) != ORT_OK)
-    return name_allocation(r, "intermediate tensors");
+    return name_subject(r, "intermediate tensors");
   const int code = ocp_instance_enqueue(instance, segment, r->stream, r->error);
   if (!plan->views[segment].keeps_slab)
     free_slab(r, instance, segment);

@@ -50,8 +50,8 @@ static void log_text(OrtLoggingLevel level, const char *text, const char *functi
     ocp_api->ReleaseStatus(status);
 }
 
-/* An allocator cannot say why it gives nothing. The log does, and where the tensor was meant for a kernel of ours the
- * error of the Run, too. */
+/* An allocator cannot say why it gives nothing. The log does, and so does the first call of ours that meets the tensor.
+ */
 static pthread_key_t failure_key; /* an ocp_error: too large for a thread-local variable, see emu_fiber.h */
 static bool has_failure_key;
 
@@ -71,10 +71,15 @@ static ocp_error *last_failure(bool make) {
   return NULL;
 }
 
-const char *ocp_ort_allocation_failure(void) {
+const char *ocp_ort_why_no_memory(void) {
   const ocp_error *failure = last_failure(/*make=*/false);
-  return failure ? failure->text : "";
+  return failure ? failure->text : "an allocation failed earlier, and ONNX Runtime's log says why";
 }
+
+/* What the calling thread allocates for. */
+static _Thread_local ocp_stream *allocating_on;
+
+void ocp_ort_allocating_on(ocp_stream *stream) { allocating_on = stream; }
 
 static ocp_device *open_device(ort_allocator *allocator, ocp_error *error) {
   ocp_device *device = atomic_load_explicit(&allocator->device, memory_order_acquire);
@@ -95,23 +100,15 @@ static void *give(uint64_t address, const ocp_error *error) {
   return (void *)(uintptr_t)address;
 }
 
-static void *allocate(ort_allocator *allocator, size_t size, ocp_stream *stream) {
+static void *allocator_alloc(OrtAllocator *this_, size_t size) {
+  ort_allocator *allocator = (ort_allocator *)(void *)this_;
   ocp_error error;
   uint64_t address = 0;
   ocp_device *device = open_device(allocator, &error);
-  if (stream && stream->device != device)
-    stream = NULL;
+  ocp_stream *stream = allocating_on && allocating_on->device == device ? allocating_on : NULL;
   if (device)
     ocp_pool_alloc(device, allocator->memory, size, stream, &address, &error);
   return give(address, &error);
-}
-
-static void *allocator_alloc(OrtAllocator *this_, size_t size) {
-  return allocate((ort_allocator *)(void *)this_, size, NULL);
-}
-
-static void *allocator_alloc_on_stream(OrtAllocator *this_, size_t size, OrtSyncStream *stream) {
-  return allocate((ort_allocator *)(void *)this_, size, ocp_ort_stream(stream));
 }
 
 static void *allocator_reserve(OrtAllocator *this_, size_t size) {
@@ -242,8 +239,9 @@ static int fill(ort_allocator *allocator, const OrtMemoryInfo *memory_info, ocp_
       .Info = allocator_info,
       .Reserve = allocator_reserve,
       .GetStats = allocator_get_stats,
-      /* Null for pinned memory, which the host writes at once, and for what is written once. */
-      .AllocOnStream = pinned || read_only ? NULL : allocator_alloc_on_stream,
+      /* AllocOnStream stays null: where it gives nothing ONNX Runtime says "Allocation failed." and no more, while of
+       * what Alloc gives it makes a tensor, also of nothing, whose first use is a call of ours, which can say why. The
+       * stream comes by ocp_ort_allocating_on. */
       .Shrink = read_only ? NULL : allocator_shrink,
   };
   const int kind = pinned ? OCP_INFO_PINNED : read_only ? OCP_INFO_READ_ONLY : OCP_INFO_DEVICE;

@@ -28,6 +28,13 @@ static void release_state(OrtNodeComputeInfo *this_ptr, void *state) {
   (void)state;
 }
 
+static bool is_empty(const int64_t *dims, size_t rank) {
+  bool empty = false;
+  for (size_t i = 0; i < rank; i++)
+    empty |= dims[i] == 0;
+  return empty;
+}
+
 static int gather_input(const compute_info *self, const OrtKernelContext *context, uint32_t index, ocp_input *input,
                         ocp_error *error) {
   const OrtValue *value = NULL;
@@ -42,6 +49,8 @@ static int gather_input(const compute_info *self, const OrtKernelContext *contex
     status = ocp_api->GetTensorData(value, &input->data);
   if (status)
     return ocp_fail_status(error, status);
+  if (!input->data && !is_empty(input->dims, rank))
+    return ocp_fail(error, ORT_EP_FAIL, "input %u has no memory: %s", index, ocp_ort_why_no_memory());
   input->dtype = (uint32_t)dtype;
   input->rank = (uint32_t)rank;
   /* ORT can hand over host memory; so could a caller with memory of another device of ours. */
@@ -63,11 +72,7 @@ static int allocate_output(void *context, uint32_t index, const int64_t *dims, u
   if (status)
     return ocp_fail_status(error, status);
   /* ORT makes a tensor of what its allocator gave, also of nothing. */
-  bool empty = false;
-  for (uint32_t i = 0; i < rank; i++)
-    empty |= dims[i] == 0;
-  return *data || !value || empty ? ORT_OK
-                                  : ocp_fail(error, ORT_EP_FAIL, "output %u: %s", index, ocp_ort_allocation_failure());
+  return *data || !value || is_empty(dims, rank) ? ORT_OK : ocp_fail(error, ORT_EP_FAIL, "%s", ocp_ort_why_no_memory());
 }
 
 static int run(const compute_info *self, OrtKernelContext *context, ocp_input *inputs, ocp_error *error) {
@@ -81,7 +86,9 @@ static int run(const compute_info *self, OrtKernelContext *context, ocp_input *i
   if (borrowed &&
       (ocp_device_settle(self->device, error) != ORT_OK || ocp_stream_borrow(self->device, &stream, error) != ORT_OK))
     return error->code;
+  ocp_ort_allocating_on(borrowed ? NULL : stream);
   ocp_cluster_run(self->cluster, stream, inputs, self->num_inputs, allocate_output, (void *)context, error);
+  ocp_ort_allocating_on(NULL);
   ocp_capture_computed(stream, error->code == ORT_OK);
   if (borrowed) {
     ocp_error late = {0};

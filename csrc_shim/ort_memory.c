@@ -145,7 +145,7 @@ int ocp_ort_copy_tensor(const OrtValue *src, OrtValue *dst, ocp_stream *stream, 
     return ocp_fail(error, ORT_INVALID_ARGUMENT, "cannot copy a tensor of %zu bytes into one of %zu", src_bytes,
                     dst_bytes);
   if (dst_bytes && (!src_data || !dst_data))
-    return ocp_fail(error, ORT_EP_FAIL, "cannot copy a tensor without memory: %s", ocp_ort_allocation_failure());
+    return ocp_fail(error, ORT_EP_FAIL, "cannot copy a tensor without memory: %s", ocp_ort_why_no_memory());
   ocp_device *device = ocp_ort_copying_device(src, dst, error);
   if (!device)
     return error->code;

@@ -49,8 +49,10 @@ int ocp_ort_stream_of_context(const OrtKernelContext *context, const ocp_device 
                               ocp_error *error);
 /* The device that copies between the two tensors' memories: ours that is or owns one of them. NULL with the error. */
 ocp_device *ocp_ort_copying_device(const OrtValue *src, const OrtValue *dst, ocp_error *error);
-/* Why the calling thread's latest failed allocation through ORT's allocators failed. */
-const char *ocp_ort_allocation_failure(void);
+/* Why a tensor has no memory: why the calling thread's latest failed allocation through ORT's allocators failed. */
+const char *ocp_ort_why_no_memory(void);
+/* What ORT's allocators give on this thread is for work on the stream, or for anybody when it is NULL. */
+void ocp_ort_allocating_on(ocp_stream *stream);
 /* Copies a tensor into one of the same size, between any two of host, pinned and device memory of the device (or of two
  * devices of one kind). Asynchronous when a stream of the copying device is given, with CUDA's semantics for pageable
  * host memory; else done on return, and after all work that the calling thread can have heard of. */

@@ -423,6 +423,6 @@ def test_an_output_that_cannot_be_allocated_fails_the_run_and_not_the_next_one()
         refused = Outputs([FLOAT])
         refused.allocate = lambda *_: 1  # type: ignore[method-assign]
         refused.bind()
-        with pytest.raises(PluginError, match="output 0 could not be allocated"):
+        with pytest.raises(PluginError, match="output 0: it could not be allocated"):
             cluster.enqueue([x], refused, stream)
         np.testing.assert_array_equal(cluster.run(x, stream=stream)[0], 2 * x + 1)

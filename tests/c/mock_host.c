@@ -183,7 +183,7 @@ static void test_allocators_tell_their_statistics(void) {
   CHECK(stat_of(device_allocator, "InUse") >= 5000);
   device_allocator->Free(device_allocator, address);
   CHECK(device_allocator->Info(device_allocator)->device.vendor == ocp_vendor_id(/*emulated=*/true));
-  CHECK(device_allocator->Shrink && !pinned_allocator->AllocOnStream);
+  CHECK(device_allocator->Shrink && !device_allocator->AllocOnStream && !pinned_allocator->AllocOnStream);
 }
 
 static void test_an_allocator_for_initializers_bypasses_the_arena(void) {
@@ -203,27 +203,24 @@ static void test_an_allocator_for_initializers_bypasses_the_arena(void) {
 
 static void test_memory_that_is_too_large_is_refused_and_logged(void) {
   static const size_t sizes[] = {(size_t)1 << 47, (size_t)1 << 50, (size_t)1 << 63, SIZE_MAX - 255, SIZE_MAX};
-  OrtSyncStream stream = make_stream();
   int messages = atomic_load(&mock_log_messages);
   for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
     CHECK(!device_allocator->Alloc(device_allocator, sizes[i]) &&
           !device_allocator->Reserve(device_allocator, sizes[i]));
-    CHECK(!device_allocator->AllocOnStream(device_allocator, sizes[i], &stream));
     CHECK(!pinned_allocator->Alloc(pinned_allocator, sizes[i]) &&
           !pinned_allocator->Reserve(pinned_allocator, sizes[i]));
-    messages += 5;
+    messages += 4;
     CHECK(atomic_load(&mock_log_messages) == messages);
   }
-  stream.impl->Release(stream.impl);
 }
 
 static void test_memory_for_streams_that_do_not_fit(void) {
   OrtSyncStream other = {0};
   check_ok(factory->CreateSyncStreamForDevice(factory, &other_device_memory, NULL, &other.impl));
-  void *all[] = {device_allocator->AllocOnStream(device_allocator, 0, &other),
-                 device_allocator->AllocOnStream(device_allocator, 100, &other),
-                 device_allocator->AllocOnStream(device_allocator, 100, NULL),
-                 device_allocator->Reserve(device_allocator, 0)};
+  ocp_ort_allocating_on(ocp_ort_stream(&other));
+  void *all[] = {device_allocator->Alloc(device_allocator, 0), device_allocator->Alloc(device_allocator, 100),
+                 device_allocator->Reserve(device_allocator, 100), device_allocator->Reserve(device_allocator, 0)};
+  ocp_ort_allocating_on(NULL);
   other.impl->Release(other.impl);
   for (size_t i = 0; i < 4; i++) {
     CHECK(all[i]);
@@ -353,9 +350,6 @@ static void test_a_consumer_waits_for_the_producer(void) {
   check_ok(notification->WaitOnDevice(notification, NULL));
   OrtSyncStream foreign = {NULL}; /* the host waits instead */
   check_ok(notification->WaitOnDevice(notification, &foreign));
-  void *address = device_allocator->AllocOnStream(device_allocator, 64, &foreign); /* as ORT does for a whole Run */
-  CHECK(address);
-  device_allocator->Free(device_allocator, address);
   /* Streams that go before their notifications, with work that has not finished. */
   copy(&a, &b, &producer);
   check_ok(notification->Activate(notification));

@@ -98,9 +98,7 @@ static OrtStatus *get_output(OrtKernelContext *context, size_t index, const int6
                       .rank = rank,
                       .allocator = context->allocator};
   memcpy(value->dims, dims, rank * sizeof *dims);
-  value->data = context->allocator->AllocOnStream && context->stream
-                    ? context->allocator->AllocOnStream(context->allocator, mock_bytes(value), context->stream)
-                    : context->allocator->Alloc(context->allocator, mock_bytes(value));
+  value->data = context->allocator->Alloc(context->allocator, mock_bytes(value));
   if (!value->data)
     return create_status(ORT_FAIL, "the allocator gave nothing");
   *out = value;
