@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from . import get_ep_name
-from .abi.core import core, ffi
+from .abi.core import core, driver_error_text, ffi, lib
 from .graph.ir import DType
-from .runtime.device import Device
+from .runtime.device import CudaError, Device
 
 _DL_CUDA, _DL_CUDA_MANAGED = 2, 13
 _LEGACY_STREAM = 1
@@ -239,8 +239,11 @@ def _device_of(address: int, size: int, what: str) -> Device:
     for driver, is_emulated in drivers:
         if driver == ffi.NULL or is_emulated != bool(core().emu_owns(address)):
             continue
-        if driver.PointerGetAttribute(ordinal, 9, address) == 0:
+        result = driver.PointerGetAttribute(ordinal, 9, address)
+        if result == lib.CUDA_SUCCESS:
             return Device(driver, ordinal[0], is_emulated=is_emulated)
+        if result != lib.CUDA_ERROR_INVALID_VALUE:
+            raise CudaError("PointerGetAttribute", result, driver_error_text(driver, result))
     if size == 0:
         raise ValueError(f"{what}: an array without elements says no device; bind a NumPy array instead")
     raise ValueError(f"{what}: {address:#x} is in memory of no device that {get_ep_name()} knows")
