@@ -299,19 +299,20 @@ def _interpolation(
     return Interpolation(weight, support, transformation, bool(antialias), bool(exclude_outside), extrapolation)
 
 
-def _scale_axes(x: Tensor, scales: Tensor) -> range:
-    if not isinstance(scales.size, int):
+def _check_one_per_axis(given: Tensor, axes: int) -> None:
+    """``given`` are the scales or the sizes."""
+    if not isinstance(given.size, int):
         raise Unsupported("shape", "Resize with a number of scales that is not known before the Run")
-    if scales.size != x.rank:
-        raise InvalidModel(f"Resize of rank {x.rank} with {scales.size} scales")
-    return range(x.rank)
+    if given.rank != 1 or given.size != axes:
+        raise InvalidModel(f"Resize of {axes} axes with scales or sizes of shape {list(given.shape)}")
 
 
 @op("Upsample", since=9, until=9, types={"T": ALL_TENSORS})
 @op("Resize", since=10, until=10, types={"T": ALL_TENSORS})
 def resize_10(ctx: Lowering, x: T, scales: Float32, *, mode: str = "nearest") -> Tensor:
     mode = "linear" if mode == "bilinear" else mode
-    axes = _scaled(ctx, x, _scale_axes(x, scales), scales)
+    _check_one_per_axis(scales, x.rank)
+    axes = _scaled(ctx, x, range(x.rank), scales)
     return _resize(ctx, x, axes, mode, _interpolation(mode, "asymmetric"), "simple")
 
 
@@ -351,10 +352,7 @@ def resize(
     given = scales if scales is not None else sizes
     if given is None or (scales is not None and sizes is not None):
         raise InvalidModel("Resize needs either scales or sizes")
-    if not isinstance(given.size, int):
-        raise Unsupported("shape", "Resize with a number of scales that is not known before the Run")
-    if given.size != len(chosen):
-        raise InvalidModel(f"Resize of {len(chosen)} axes with {given.size} scales or sizes")
+    _check_one_per_axis(given, len(chosen))
     if scales is not None:
         resampled = _scaled(ctx, x, chosen, scales)
     else:

@@ -54,6 +54,8 @@ def class_loss(
     if reduction not in ("none", "sum", "mean"):
         raise InvalidModel(f"a loss with reduction {reduction!r}")
     if weight is not None:
+        if weight.rank != 1:
+            raise InvalidModel(f"the weight of a loss has rank {weight.rank}, not 1")
         ctx.require(eq(weight.size, x.shape[1]), "the weights of a loss are not one per class")
     losses = _class_losses(ctx, x, target, weight, ignore_index, weights=False)
     axes = range(target.rank)

@@ -134,9 +134,12 @@ def _static_kernel(w: Tensor, kernel_shape: Ints | None) -> tuple[int, ...]:
     return kernel
 
 
-def _check_groups(x: Tensor, w: Tensor, group: int, channels: Dim, rows: Dim) -> None:
+def check_ranks(x: Tensor, w: Tensor) -> None:
     if x.rank != w.rank or x.rank < 3:
         raise InvalidModel(f"input of rank {x.rank}, weights of rank {w.rank}; both need batch, channels, space")
+
+
+def _check_groups(group: int, channels: Dim, rows: Dim) -> None:
     if group < 1 or (isinstance(rows, int) and rows % group) or (isinstance(channels, int) and channels % group):
         raise InvalidModel(f"{group} groups do not divide {channels!r} input and {rows!r} output channels")
 
@@ -155,8 +158,9 @@ def conv(
     pads: Ints | None = None,
     strides: Ints | None = None,
 ) -> Tensor:
+    check_ranks(x, w)
     kernel = _static_kernel(w, kernel_shape)
-    _check_groups(x, w, group, x.shape[1], w.shape[0])
+    _check_groups(group, x.shape[1], w.shape[0])
     ctx.require(eq(x.shape[1], w.shape[1] * group), "the weights are for another number of input channels")
     if b is not None:
         ctx.require(eq(b.size, w.shape[0]), "the bias has another size than the output channels")
@@ -245,9 +249,10 @@ def conv_transpose(
     pads: Ints | None = None,
     strides: Ints | None = None,
 ) -> Tensor:
+    check_ranks(x, w)
     kernel = _static_kernel(w, kernel_shape)
     rows = w.shape[1] * group
-    _check_groups(x, w, group, w.shape[0], rows)
+    _check_groups(group, w.shape[0], rows)
     ctx.require(eq(x.shape[1], w.shape[0]), "the weights are for another number of input channels")
     if b is not None:
         ctx.require(eq(b.size, rows), "the bias has another size than the output channels")

@@ -219,8 +219,6 @@ def _group_norm(
 ) -> Tensor:
     """x [N, C, ...] normalized per sample and group of channels; affine: scale and bias, [groups, 1 or C / groups]."""
     _check_stash(stash_type)
-    if x.rank < 2 or groups <= 0:
-        raise InvalidModel(f"GroupNormalization of rank {x.rank} in {groups} groups")
     depth = floordiv(x.shape[1], groups)
     ctx.require(eq(depth * groups, x.shape[1]), "GroupNormalization: the channels are no multiple of the groups")
     trailing = [1] * (x.rank - 2)
@@ -237,11 +235,17 @@ def _group_norm(
     return ctx.view(result, x.shape)
 
 
+def _check_groups(x: Tensor, groups: int) -> None:
+    if x.rank < 2 or groups <= 0:
+        raise InvalidModel(f"GroupNormalization of rank {x.rank} in {groups} groups")
+
+
 @op("GroupNormalization", since=18, until=20, types={"T": FLOATS})
 def group_normalization_18(
     ctx: Lowering, x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5
 ) -> Tensor:
     """Scale and bias are per group."""
+    _check_groups(x, num_groups)
     for y in (scale, bias):
         ctx.require(eq(y.size, num_groups), "GroupNormalization: scale and bias have one element per group")
     affine = [reshape(ctx, y, [num_groups, 1]) for y in (scale, bias)]
@@ -260,6 +264,7 @@ def group_normalization_21(
     stash_type: int = 1,
 ) -> Tensor:
     """Scale and bias are per channel."""
+    _check_groups(x, num_groups)
     for y in (scale, bias):
         ctx.require(eq(y.size, x.shape[1]), "GroupNormalization: scale and bias have one element per channel")
     depth: Dim = floordiv(x.shape[1], num_groups)

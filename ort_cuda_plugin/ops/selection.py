@@ -218,7 +218,7 @@ def reverse_sequence(ctx: Lowering, x: T, sequence_lens: Int64, *, batch_axis: i
     batch, time = normalize_axis(batch_axis, x.rank), normalize_axis(time_axis, x.rank)
     if batch == time or x.rank < 2:
         raise InvalidModel("batch_axis and time_axis of ReverseSequence are the same")
-    ctx.require(eq(sequence_lens.size, x.shape[batch]), "ReverseSequence needs one length per batch")
+    ctx.require_shape(sequence_lens, (x.shape[batch],), "sequence_lens of ReverseSequence")
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         # A length beyond the dimension must not lead out of the buffer.

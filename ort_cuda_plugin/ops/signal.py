@@ -256,6 +256,8 @@ def stft(
         raise InvalidModel(f"STFT of rank {signal.rank}")
     if window is None and frame_length is None:
         raise InvalidModel("STFT needs a window or a frame_length")
+    if window is not None and window.rank != 1:
+        raise InvalidModel(f"the window of STFT has rank {window.rank}, not 1")
     step = ctx.host_number(frame_step, "frame_step")
     ctx.require(lt(0, step), "STFT with a step of no samples")
     if frame_length is not None:
