@@ -265,6 +265,8 @@ def conv_transpose(
         for n, step, more, reach in zip(plain.size, plain.strides, extra, plain.extent, strict=True)
     ]
     begin = plain.begin
+    if output_shape is not None and len(output_shape) not in (rank, x.rank):
+        raise InvalidModel(f"output_shape {list(output_shape)} for {rank} spatial dimensions")
     if output_shape is not None or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         wanted = [n * step for n, step in zip(plain.size, plain.strides, strict=True)]
         spatial: list[Dim] = list(wanted if output_shape is None else output_shape[-rank:])

@@ -27,7 +27,7 @@ def _pool(pool: Sequence[int], starts: Sequence[int], columns: Sequence[int]) ->
     Raises InvalidModel where the three do not fit to each other.
     """
     ends = [*starts[1:], len(pool)]
-    if any(not 0 <= start <= end <= len(pool) for start, end in zip(starts, ends, strict=True)):
+    if not starts or any(not 0 <= start <= end <= len(pool) for start, end in zip(starts, ends, strict=True)):
         raise InvalidModel(f"ngram_counts {list(starts)} are no places in a pool of {len(pool)}, in order")
     remaining = iter(columns)
     result: dict[int, dict[tuple[int, ...], int]] = {}
