@@ -118,3 +118,13 @@ def test_an_attribute_that_onnx_runtime_does_not_hand_over_declines_its_node_onl
     proto = model([optional, has, NODE("Abs", ["x"], ["y"])], {"x": (TensorProto.FLOAT, ["n"])})
     assert "Abs" not in reasons(proto)
     agree(proto, x=np.ones(3, f32))
+
+
+def test_a_kernel_that_would_not_end_is_declined():
+    node = NODE("RoiAlign", ["x", "rois", "batch"], ["y"], sampling_ratio=2**31 - 1)
+    inputs = {
+        "x": (TensorProto.FLOAT, [1, 1, 4, 4]),
+        "rois": (TensorProto.FLOAT, ["n", 4]),
+        "batch": (TensorProto.INT64, ["n"]),
+    }
+    assert reasons(model([node], inputs)) == {"RoiAlign": "RoiAlign with a sampling_ratio of 2147483647, above 1024"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ort_cuda_plugin.graph.ir import DType, InvalidModel
+from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor
 from ort_cuda_plugin.graph.symbolic import eq
 from ort_cuda_plugin.kernels import scalar as s
@@ -56,6 +56,10 @@ def _samples(start: Scalar, extent: Scalar, bins: Scalar, at: Scalar, ratio: Sca
     return _Samples(samples, first, last - first, lambda i: begin + (s.cast(first + i, real) + 0.5) * width / number)
 
 
+MAX_SAMPLING_RATIO = 1024
+"""Its square is the number of samples that a thread takes one after another."""
+
+
 def _around(place: Scalar, size: Scalar) -> list[tuple[Scalar, Scalar]]:
     """The two elements next to a place, with their weights; places before the first or after the last are moved."""
     place = s.maximum(place, 0.0)
@@ -73,6 +77,10 @@ def _roi_align(
     if batch_indices.rank != 1 or height < 1 or width < 1 or sampling_ratio < 0:
         raise InvalidModel(
             f"RoiAlign to {height} x {width} with sampling_ratio {sampling_ratio}, indices of rank {batch_indices.rank}"
+        )
+    if sampling_ratio > MAX_SAMPLING_RATIO:
+        raise Unsupported(
+            "attribute", f"RoiAlign with a sampling_ratio of {sampling_ratio}, above {MAX_SAMPLING_RATIO}"
         )
     if mode not in ("avg", "max"):
         raise InvalidModel(f"RoiAlign in mode {mode!r}")

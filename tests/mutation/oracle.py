@@ -102,7 +102,7 @@ def _compare(data: bytes, feeds: Feeds, cpu: _Attempt, ours: _Attempt, reports: 
     if found := findings():
         return outcome(Kind.INTERNAL, "; ".join(found))
     for text in (ours.error, *reports):
-        # What ONNX Runtime says of itself, it says without us, too; a text that is no UTF-8 fails in its Python binding.
+        # ONNX Runtime says it without us, too. Its Python binding fails where an error has a name that is no text.
         same = text == cpu.error or text.split(":")[0] == cpu.error.split(":")[0] == "UnicodeDecodeError"
         if _INTERNAL.search(text) and not same:
             return outcome(Kind.INTERNAL, text)
