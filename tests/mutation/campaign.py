@@ -8,6 +8,7 @@ Exits with 1 where there is a finding. Each is minimised to a model, its feeds a
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import pickle
@@ -235,9 +236,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     bases = patterns() | ({} if options.patterns_only else operators())
 
+    done = itertools.count(1)
+
     def progress(number: int, mutated: Mutant, outcome: Outcome) -> None:
         if outcome.is_finding:
             print(f"{number} {outcome.kind}: {outcome.detail}\n    {mutated}", flush=True)
+        if not (count := next(done)) % 1000:
+            print(f"{count} of {options.count}", file=sys.stderr, flush=True)
 
     numbers = range(options.first, options.first + options.count)
     report = run(bases, numbers, jobs=options.jobs, check=options.check, out=options.out, progress=progress)
