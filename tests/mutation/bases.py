@@ -195,12 +195,13 @@ def _control_flow() -> Base:
     nodes = [
         helper.make_node("Mul", ["x", "x"], ["a"]),
         helper.make_node("If", ["flag"], ["b"], then_branch=branch("t", "Neg"), else_branch=branch("e", "Exp")),
-        helper.make_node("Loop", ["count", "", "b"], ["c", "means"], body=body),
+        helper.make_node("Min", ["count", "most"], ["few"]),
+        helper.make_node("Loop", ["few", "", "b"], ["c", "means"], body=body),
         helper.make_node("Add", ["c", "a"], ["y"]),
     ]
     inputs = [_info("x", FLOAT, ["n", 3]), _info("flag", TensorProto.BOOL, [])]
     feeds: Feeds = {"x": _floats(2, 3), "flag": np.array(True)}
-    return _base(nodes, inputs, ["y", "means"], feeds, {"count": np.array(3)})
+    return _base(nodes, inputs, ["y", "means"], feeds, {"count": np.array(3), "most": np.array(5)})
 
 
 def _quantized() -> Base:

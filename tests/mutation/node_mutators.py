@@ -338,7 +338,9 @@ def add_loop(subject: Subject) -> bool:
         return False
     graph, rng = subject.model.graph, subject.rng
     count, keep = _constant(subject, np.array(rng.choice([0, 1, 3, -1, 2]))), _constant(subject, np.array(True))
-    i, c, v, w, d = (fresh_name(subject) for _ in range(5))
+    i, c, v, w, d, few = (fresh_name(subject) for _ in range(6))
+    # Another mutation may make the count huge, and no provider ends then.
+    graph.node.append(helper.make_node("Min", [count, _constant(subject, np.array(5))], [few]))
     element = rng.choice([1, 1, 1, 7])
     body = helper.make_graph(
         [helper.make_node("Identity", [c], [d]), helper.make_node(rng.choice(["Neg", "Relu", "Abs"]), [v], [w])],
@@ -351,7 +353,7 @@ def add_loop(subject: Subject) -> bool:
         [helper.make_tensor_value_info(d, TensorProto.BOOL, []), helper.make_tensor_value_info(w, element, None)],
     )
     result = fresh_name(subject)
-    graph.node.append(helper.make_node("Loop", [count, keep, source], [result], body=body))
+    graph.node.append(helper.make_node("Loop", [few, keep, source], [result], body=body))
     after = fresh_name(subject)
     graph.node.append(helper.make_node("Add", [result, source], [after]))
     _leave(subject, after)
