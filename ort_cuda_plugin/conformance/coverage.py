@@ -16,6 +16,7 @@ from ort_cuda_plugin.graph.ir import DType, Graph, InvalidModel, Unsupported
 from ort_cuda_plugin.graph.lowering import Buffer, DeviceProperties, LoweringOptions
 from ort_cuda_plugin.graph.node_lowering import InputSymbols, NodeLowering, symbolic_input
 from ort_cuda_plugin.graph.onnx_graph import read_model
+from ort_cuda_plugin.graph.steps import Map
 from ort_cuda_plugin.graph.symbolic import Dim
 from ort_cuda_plugin.graph.trace import Copy, Launch, LibraryCall, Memset, ReadBack, Step
 from ort_cuda_plugin.ops import registry
@@ -110,7 +111,7 @@ def _kind(step: Step) -> str:
     match step:
         case LibraryCall():
             return LIBRARY_NAMES[step.problem.kind]
-        case Launch():
+        case Launch() | Map():
             return "kernel"
         case Copy() | Memset():
             return "copy"

@@ -100,6 +100,7 @@ class LoweringOptions:
     use_tf32: bool = True
     deterministic: bool = False
     wide_indices: bool = False  # 64-bit index arithmetic even below 2**31 elements
+    fusion: bool = True
 
 
 class Lowering:
@@ -123,7 +124,7 @@ class Lowering:
     ) -> None:
         self.device = device
         self.options = options or LoweringOptions()
-        self.node: Node | None = None
+        self.nodes: tuple[Node, ...] = ()
         self.opset = 0
         self.trace = Trace()
         self.guessed = False
@@ -135,6 +136,19 @@ class Lowering:
         self._read_backs: dict[Buffer, tuple[Expr, ...]] = {}
         self._num_read_back = 0
         self._host_work = 0
+
+    @property
+    def node(self) -> Node | None:
+        """The node being lowered, or the last of those whose kernel is being made."""
+        return self.nodes[-1] if self.nodes else None
+
+    @node.setter
+    def node(self, node: Node | None) -> None:
+        self.nodes = () if node is None else (node,)
+
+    @property
+    def is_recording(self) -> bool:
+        return self._record
 
     # ---- tensors ----
 
@@ -352,7 +366,7 @@ class Lowering:
         if source.buffer is x.buffer:
             self._read_backs[x.buffer] = symbols
         if self._record and count:
-            self.trace.steps.append(ReadBack(self.node, source, first, count, (source.buffer,)))
+            self.trace.steps.append(ReadBack(self.nodes, source, first, count, (source.buffer,)))
         return symbols
 
     # ---- conditions ----
@@ -434,7 +448,7 @@ class Lowering:
             return
         placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)
         read, written = self._uses(placed, reads, writes)
-        self.trace.steps.append(Launch(self.node, kernel, grid, block, placed, shared_bytes, read, written))
+        self.trace.steps.append(Launch(self.nodes, kernel, grid, block, placed, shared_bytes, read, written))
 
     def library(
         self,
@@ -449,7 +463,7 @@ class Lowering:
             return
         placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)
         read, written = self._uses(placed, reads, writes)
-        self.trace.steps.append(LibraryCall(self.node, problem, placed, read, written))
+        self.trace.steps.append(LibraryCall(self.nodes, problem, placed, read, written))
 
     def copy(self, dst: Tensor, src: Tensor) -> None:
         """Copies all elements; both are contiguous, of one element type and the same number of elements."""
@@ -459,7 +473,7 @@ class Lowering:
             return
         src = self.materialize(src)
         read, written = self._uses((dst, src), (), (dst,))
-        self.trace.steps.append(Copy(self.node, dst, src, read, written))
+        self.trace.steps.append(Copy(self.nodes, dst, src, read, written))
 
     def memset(self, dst: Tensor, byte: int) -> None:
         """Sets every byte of a contiguous tensor."""
@@ -467,7 +481,7 @@ class Lowering:
             raise TypeError(f"cannot set the bytes of {dst!r}, which is not contiguous")
         if self._record:
             _, written = self._uses((dst,), (), (dst,))
-            self.trace.steps.append(Memset(self.node, dst, byte, (), written))
+            self.trace.steps.append(Memset(self.nodes, dst, byte, (), written))
 
     def materialize(self, x: Tensor) -> Tensor:
         """x with its elements on the device: those of a HOST buffer are written there by a small launch, once."""
@@ -487,8 +501,8 @@ class Lowering:
         args: Sequence[Arg], reads: Sequence[Tensor], writes: Sequence[Tensor]
     ) -> tuple[tuple[Buffer, ...], tuple[Buffer, ...]]:
         for tensor in writes:
-            if tensor.buffer.kind not in (BufferKind.SCRATCH, BufferKind.STATE):
-                raise TypeError(f"{tensor!r} is neither an intermediate nor a state, it cannot be written")
+            if tensor.buffer.kind not in (BufferKind.SCRATCH, BufferKind.OUTPUT, BufferKind.STATE):
+                raise TypeError(f"{tensor!r} is neither an intermediate or output nor a state, it cannot be written")
         written = dict.fromkeys(tensor.buffer for tensor in writes)
         read = dict.fromkeys(tensor.buffer for tensor in reads)
         for arg in args:

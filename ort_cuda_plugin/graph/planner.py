@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
+from ..kernels.emit import emit
 from ..kernels.packed import pack
 from ..runtime.kernel import KernelSpec
 from ..runtime.plan_format import (
@@ -24,13 +25,14 @@ from ..runtime.plan_format import (
     Ref,
     RefKind,
 )
+from .fuse import fuse
 from .ir import Constant, InvalidModel, Node
 from .lowering import Lowering
 from .node_lowering import NodeError
 from .registers import Registers
 from .symbolic import Dim, Expr, Monomial, eq, select
 from .tensor import Buffer, BufferKind, Tensor
-from .trace import Arg, Copy, Float32, Float64, Int32, Int64, Launch, LibraryCall, Memset, ReadBack, Step
+from .trace import Arg, Copy, Float32, Float64, Int32, Int64, Launch, LibraryCall, Memset, ReadBack, Recordable, Step
 
 if TYPE_CHECKING:
     from ..runtime.libraries import LibraryProblem
@@ -112,7 +114,8 @@ def make_plan(
     outputs are placed in them. Raises NodeError where a node needs a number that no 64-bit integer holds.
     """
     placed = _place_outputs(ctx, outputs)
-    steps = _live_steps(ctx.trace.steps)
+    live = _live_steps(ctx.trace.steps)
+    steps = emit(ctx, fuse(ctx, live) if ctx.options.fusion else live)
     writer = _Writer(ctx, num_symbols, tables, steps)
     try:
         return writer.plan(inputs, placed, input_guards)
@@ -174,7 +177,7 @@ class _NodeNames:
 
 
 class _Writer:
-    def __init__(self, ctx: Lowering, num_symbols: int, tables: Tables, steps: Sequence[Step]) -> None:
+    def __init__(self, ctx: Lowering, num_symbols: int, tables: Tables, steps: Sequence[Recordable]) -> None:
         self.ctx = ctx
         self.nodes = _NodeNames()
         self.registers = registers = Registers(num_symbols, ctx.trace.origins, self.nodes.number)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ..runtime.kernel import KernelSpec
 from .ir import Node
+from .steps import Map
 from .symbolic import Dim, Expr, Monomial
 from .tensor import Buffer, Tensor
 
@@ -41,10 +42,20 @@ scalar_types: Final = {Int32: "i32", Int64: "i64", Float32: "f32", Float64: "f64
 
 
 @dataclass(eq=False)
-class Launch:
+class Recorded:
+    """What all steps have: the ONNX nodes that they are for; errors name the last one first."""
+
+    nodes: tuple[Node, ...]
+
+    @property
+    def node(self) -> Node | None:
+        return self.nodes[-1] if self.nodes else None
+
+
+@dataclass(eq=False)
+class Launch(Recorded):
     """A kernel launch. ``reads`` and ``writes`` are the buffers it uses."""
 
-    node: Node | None
     kernel: KernelSpec
     grid: Grid
     block: tuple[int, int, int]
@@ -55,10 +66,9 @@ class Launch:
 
 
 @dataclass(eq=False)
-class LibraryCall:
+class LibraryCall(Recorded):
     """A call of a vendor library; the meaning of ``args`` is the problem's."""
 
-    node: Node | None
     problem: LibraryProblem
     args: tuple[Arg, ...]
     reads: tuple[Buffer, ...]
@@ -66,10 +76,9 @@ class LibraryCall:
 
 
 @dataclass(eq=False)
-class Copy:
+class Copy(Recorded):
     """A device to device copy of contiguous bytes."""
 
-    node: Node | None
     destination: Tensor
     source: Tensor
     reads: tuple[Buffer, ...]
@@ -77,10 +86,9 @@ class Copy:
 
 
 @dataclass(eq=False)
-class Memset:
+class Memset(Recorded):
     """Sets every byte of a contiguous tensor."""
 
-    node: Node | None
     destination: Tensor
     byte: int
     reads: tuple[Buffer, ...]
@@ -88,13 +96,12 @@ class Memset:
 
 
 @dataclass(eq=False)
-class ReadBack:
+class ReadBack(Recorded):
     """The host reads ``source``, contiguous integers or bools; a new segment of the plan starts.
 
     The elements are the ``count`` symbols from number ``first_symbol`` on.
     """
 
-    node: Node | None
     source: Tensor
     first_symbol: int
     count: int
@@ -102,7 +109,9 @@ class ReadBack:
     writes: tuple[Buffer, ...] = ()
 
 
-Step: TypeAlias = Launch | LibraryCall | Copy | Memset | ReadBack
+Recordable: TypeAlias = Launch | LibraryCall | Copy | Memset | ReadBack
+"""What a plan holds."""
+Step: TypeAlias = Recordable | Map
 
 
 @dataclass(frozen=True)

@@ -169,17 +169,28 @@ class Emitter:
         return next((scope[x] for scope in reversed(self._names) if x in scope), None)
 
     def value(self, x: Scalar) -> str:
-        bound = self.bound(x)
-        if bound is not None:
-            return bound
-        if x.op == "constant":
-            name = literal(x.value, x.dtype)
-        elif x.op in self.handlers:
-            name = self.handlers[x.op](x)
-        else:
-            name = self.assign(self._text(x))
-        self._names[-1][x] = name
+        """The name that holds x. Emits operands first, without recursion: chains are as long as models are deep."""
+        pending = [x]
+        while pending:
+            current = pending[-1]
+            if self.bound(current) is None:
+                if current.op not in self.handlers:
+                    operands = [operand for operand in current.operands if self.bound(operand) is None]
+                    if operands:
+                        pending += reversed(operands)
+                        continue
+                self._names[-1][current] = self._emitted(current)
+            pending.pop()
+        name = self.bound(x)
+        assert name is not None
         return name
+
+    def _emitted(self, x: Scalar) -> str:
+        if x.op == "constant":
+            return literal(x.value, x.dtype)
+        if x.op in self.handlers:
+            return self.handlers[x.op](x)
+        return self.assign(self._text(x))
 
     def store(self, pointer: str, index: str, x: Scalar) -> None:
         """``pointer[index] = x``, in the memory form of x's type."""

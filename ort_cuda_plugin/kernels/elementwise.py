@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from ort_cuda_plugin.graph.ir import DType
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor, broadcast_shapes, broadcast_strides
+from ort_cuda_plugin.graph.steps import Input, Map, used_inputs
 from ort_cuda_plugin.graph.symbolic import Dim
 from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, load_text, offset_text
 from ort_cuda_plugin.kernels.fold import fold
 from ort_cuda_plugin.kernels.host import HostArray, on_host
 from ort_cuda_plugin.kernels.layout import Plane, collapse
-from ort_cuda_plugin.kernels.scalar import Scalar, reachable
+from ort_cuda_plugin.kernels.scalar import Scalar
 
-__all__ = ["copy_into", "copy_of", "elementwise", "elementwise_into", "full"]
+__all__ = ["copy_into", "copy_of", "elementwise", "elementwise_into", "full", "launch_map", "loadable", "record"]
+
+AnyMap = TypeVar("AnyMap", bound=Map)
 
 
 def elementwise(ctx: Lowering, fn: Callable[..., Scalar], *tensors: Tensor) -> Tensor:
@@ -31,7 +35,7 @@ def elementwise(ctx: Lowering, fn: Callable[..., Scalar], *tensors: Tensor) -> T
 
     def on_device() -> Tensor:
         result = ctx.empty(shape, expression.dtype)
-        _launch(ctx, leaves, tensors, [expression], [result])
+        _record(ctx, leaves, tensors, [expression], [result])
         return result
 
     def on_symbols(*arrays: HostArray) -> HostArray:
@@ -47,7 +51,7 @@ def elementwise_into(ctx: Lowering, fn: Callable[..., Scalar], destination: Tens
     expression = fn(*leaves)
     if expression.dtype is not destination.dtype:
         raise TypeError(f"cannot write {expression.dtype.name} into {destination!r}")
-    _launch(ctx, leaves, tensors, [expression], [destination])
+    _record(ctx, leaves, tensors, [expression], [destination])
 
 
 def copy_into(ctx: Lowering, destination: Tensor, source: Tensor) -> None:
@@ -82,55 +86,75 @@ def full(ctx: Lowering, shape: Sequence[Dim], value: int | float | bool, dtype: 
     return on_host(ctx, on_symbols, (), shape, dtype, on_device)
 
 
-def _is_plain_copy(
-    leaves: Sequence[Scalar], tensors: Sequence[Tensor], expressions: Sequence[Scalar], results: Sequence[Tensor]
-) -> bool:
-    if len(expressions) != 1 or expressions[0] not in leaves:
-        return False
-    source, result = tensors[leaves.index(expressions[0])], results[0]
-    return source.shape == result.shape and source.is_contiguous and result.is_contiguous
-
-
-def _launch(
+def _record(
     ctx: Lowering,
     leaves: Sequence[Scalar],
     tensors: Sequence[Tensor],
     expressions: Sequence[Scalar],
     results: Sequence[Tensor],
 ) -> None:
-    if _is_plain_copy(leaves, tensors, expressions, results):
-        ctx.copy(results[0], tensors[leaves.index(expressions[0])])
+    inputs = used_inputs(zip(leaves, tensors, strict=True), expressions)
+    outputs = tuple(zip(expressions, results, strict=True))
+    record(ctx, Map(ctx.nodes, results[0].shape, loadable(ctx, inputs), outputs), launch_map)
+
+
+def loadable(ctx: Lowering, inputs: Iterable[Input]) -> tuple[Input, ...]:
+    """``inputs`` with their elements on the device, but for single known elements: those become parameters."""
+    return tuple((leaf, x if x.size == 1 else ctx.materialize(x)) for leaf, x in inputs)
+
+
+def record(ctx: Lowering, step: AnyMap, launch: Callable[[Lowering, AnyMap], None]) -> None:
+    """Appends a step to the trace. A claim makes its kernel instead: that is where a step can be impossible."""
+    if ctx.is_recording:
+        ctx.trace.steps.append(step)
+    else:
+        launch(ctx, step)
+
+
+def _is_plain_copy(step: Map) -> bool:
+    if len(step.outputs) != 1 or len(step.inputs) != 1 or step.outputs[0][0] is not step.inputs[0][0]:
+        return False
+    source, result = step.inputs[0][1], step.outputs[0][1]
+    return source.shape == result.shape and source.is_contiguous and result.is_contiguous
+
+
+def launch_map(ctx: Lowering, step: Map) -> None:
+    """Makes the kernel of a Map and launches it."""
+    if _is_plain_copy(step):
+        ctx.copy(step.outputs[0][1], step.inputs[0][1])
         return
-    used = reachable(expressions)
-    shape = results[0].shape
     builder = KernelBuilder()
     emit = builder.emit
-    loaded: list[tuple[Scalar, Tensor]] = []
-    for leaf, x in zip(leaves, tensors, strict=True):
-        if leaf in used:
-            element = builder.element(x)
-            if element is None:
-                loaded.append((leaf, x))
-            else:
-                emit.bind(leaf, element)
-    placed = [broadcast_strides(x, shape) for _, x in loaded] + [y.strides for y in results]
-    dims, strides = collapse(shape, placed)
+    loaded: list[Input] = []
+    for leaf, x in step.inputs:
+        element = builder.element(x)
+        if element is None:
+            loaded.append((leaf, x))
+        else:
+            emit.bind(leaf, element)
+    placed = [broadcast_strides(x, step.shape) for _, x in loaded] + [y.strides for _, y in step.outputs]
+    dims, strides = collapse(step.shape, placed)
     plane = Plane(ctx, builder, dims or [1])
     names = plane.names if dims else []
 
     def offset(axes: tuple[Dim, ...]) -> str:
         return offset_text([(name, builder.stride(s)) for name, s in zip(names, axes, strict=True)])
 
-    pointers = [builder.tensor(x) for _, x in loaded] + [builder.tensor(y, written=True) for y in results]
+    pointers = [builder.tensor(x) for _, x in loaded] + [builder.tensor(y, written=True) for _, y in step.outputs]
     offsets = [offset(axes) for axes in strides]
     with emit.block(f"if {plane.inside}:"):
         for (leaf, x), pointer, at in zip(loaded, pointers, offsets, strict=False):
             emit.bind(leaf, emit.assign(load_text(pointer, at, x.dtype)))
-        for expression, pointer, at in zip(expressions, pointers[len(loaded) :], offsets[len(loaded) :], strict=True):
+        stores = zip(step.outputs, pointers[len(loaded) :], offsets[len(loaded) :], strict=True)
+        for (expression, _), pointer, at in stores:
             emit.store(pointer, at, expression)
     builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block)
 
 
+_NAME_LENGTH = 40
+
+
 def kernel_name(ctx: Lowering) -> str:
-    """A readable name for the kernels of the node being lowered."""
-    return ctx.node.op_type.lower() if ctx.node is not None else "elementwise"
+    """A readable name for the kernels of the nodes being lowered."""
+    names = [node.op_type.lower() for node in ctx.nodes]
+    return "_".join(names)[:_NAME_LENGTH] if names else "elementwise"

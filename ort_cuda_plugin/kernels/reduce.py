@@ -11,16 +11,15 @@ from contextlib import contextmanager
 
 from ort_cuda_plugin.graph.ir import NARROW_FLOATS, DType
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor, broadcast_shapes, broadcast_strides
+from ort_cuda_plugin.graph.steps import Input, Output, Rows, used_inputs
 from ort_cuda_plugin.graph.symbolic import Dim, ceildiv, hint, product
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, load_text, offset_text, register_type
-from ort_cuda_plugin.kernels.elementwise import kernel_name
+from ort_cuda_plugin.kernels.elementwise import kernel_name, loadable, record
 from ort_cuda_plugin.kernels.layout import SERIAL_THREADS, Plane, collapse, coordinates, extent, index_type
 from ort_cuda_plugin.kernels.row_program import Row, Stage, Values
-from ort_cuda_plugin.kernels.scalar import Scalar, reachable
+from ort_cuda_plugin.kernels.scalar import Scalar
 
-__all__ = ["reduce", "row_map"]
-
-Output = tuple[Scalar, Tensor]
+__all__ = ["launch_rows", "reduce", "row_map"]
 
 WARP = 32
 SERIAL_COLUMNS = 32
@@ -52,7 +51,7 @@ def reduce(
     expression = fn(row, leaf)
     kept = [1 if axis in axes else dim for axis, dim in enumerate(x.shape)]
     result = ctx.empty(kept, expression.dtype)
-    _RowKernel(ctx, row, [leaf], [x], x.shape, axes).launch([], [(expression, result)])
+    _record(ctx, x.shape, axes, row, [(leaf, x)], [], [(expression, result)])
     if keepdims:
         return result
     return ctx.view(result, [dim for axis, dim in enumerate(x.shape) if axis not in axes])
@@ -76,25 +75,52 @@ def row_map(
     kept = [1 if axis in axes else dim for axis, dim in enumerate(shape)]
     elements = [(x, ctx.empty(shape, x.dtype)) for x in per_element]
     rows = [(x, ctx.empty(kept, x.dtype)) for x in per_row]
-    _RowKernel(ctx, row, leaves, tensors, shape, axes).launch(elements, rows)
+    _record(ctx, shape, axes, row, list(zip(leaves, tensors, strict=True)), elements, rows)
     return tuple(tensor for _, tensor in elements + rows)
+
+
+def _record(
+    ctx: Lowering,
+    shape: Sequence[Dim],
+    axes: frozenset[int],
+    row: Row,
+    inputs: Sequence[Input],
+    elements: Sequence[Output],
+    rows: Sequence[Output],
+) -> None:
+    used = used_inputs(inputs, [x for x, _ in (*elements, *rows)])
+    step = Rows(ctx.nodes, tuple(shape), loadable(ctx, used), tuple(elements), axes, row, tuple(rows))
+    record(ctx, step, launch_rows)
+
+
+def launch_rows(ctx: Lowering, step: Rows) -> None:
+    """Makes the kernel of a row program and launches it."""
+    _RowKernel(ctx, step).launch()
 
 
 def _stages(expressions: Iterable[Scalar]) -> list[list[Stage]]:
     """The reductions that the expressions need, grouped: a group depends on earlier groups only."""
     depths: dict[Stage, int] = {}
-
-    def depth(x: Scalar, known: dict[Scalar, int]) -> int:
-        if x not in known:
-            known[x] = max((depth(operand, known) for operand in x.operands), default=0)
+    known: dict[Scalar, int] = {}
+    pending = list(expressions)
+    for expression in pending:
+        stack = [expression]
+        while stack:
+            x = stack[-1]
+            missing = [operand for operand in x.operands if operand not in known]
+            if x in known or not missing:
+                stack.pop()
+            else:
+                stack += missing
+                continue
+            if x in known:
+                continue
+            known[x] = max((known[operand] for operand in x.operands), default=0)
             if x.op == "reduced":
                 depths[x.value[0]] = known[x]
                 known[x] += 1
-        return known[x]
-
-    known: dict[Scalar, int] = {}
-    groups = [depth(x, known) for x in expressions]
-    return [[stage for stage, d in depths.items() if d == group] for group in range(max(groups, default=0))]
+    groups = max((known[x] for x in pending), default=0)
+    return [[stage for stage, depth in depths.items() if depth == group] for group in range(groups)]
 
 
 class _RowKernel:
@@ -104,18 +130,9 @@ class _RowKernel:
     the threads; partial results meet by shuffles, and across warps in shared memory.
     """
 
-    def __init__(
-        self,
-        ctx: Lowering,
-        row: Row,
-        leaves: Sequence[Scalar],
-        tensors: Sequence[Tensor],
-        shape: Sequence[Dim],
-        axes: frozenset[int],
-    ) -> None:
-        self.ctx, self.row = ctx, row
-        self.leaves, self.tensors = leaves, tensors
-        self.shape, self.axes = shape, axes
+    def __init__(self, ctx: Lowering, step: Rows) -> None:
+        self.ctx, self.step, self.row = ctx, step, step.row
+        self.shape, self.axes = step.shape, step.axes
         self.builder = KernelBuilder()
         self.emit = self.builder.emit
         self.emit.handlers["leaf"] = self._load
@@ -124,11 +141,16 @@ class _RowKernel:
         self.sources: dict[Scalar, tuple[str, str, list[str]]] = {}
         self.coordinates: list[str] | None = None
 
-    def launch(self, elements: Sequence[Output], rows: Sequence[Output]) -> None:
-        builder, emit = self.builder, self.emit
-        outputs = [*elements, *rows]
-        used = reachable(x for x, _ in outputs)
-        sources = [(leaf, x) for leaf, x in zip(self.leaves, self.tensors, strict=True) if leaf in used]
+    def launch(self) -> None:
+        builder, emit, elements, rows = self.builder, self.emit, self.step.outputs, self.step.row_outputs
+        outputs = self.step.all_outputs
+        sources: list[Input] = []
+        for leaf, x in self.step.inputs:
+            element = builder.element(x)
+            if element is None:
+                sources.append((leaf, x))
+            else:
+                emit.bind(leaf, element)
         # A result per row has no place along the columns, so that it does not keep them from merging.
         placed = [broadcast_strides(x, self.shape) for x in (*(x for _, x in sources), *(y for _, y in outputs))]
         row_dims, row_strides = self._collapse(placed, reduced=False)
@@ -158,12 +180,12 @@ class _RowKernel:
                 self._reduce(group)
             if elements:
                 with self._columns():
-                    for (x, _), (pointer, base, strides) in zip(elements, element_places, strict=True):
-                        emit.store(pointer, self._offset(base, strides), x)
+                    for (value, _), (pointer, base, strides) in zip(elements, element_places, strict=True):
+                        emit.store(pointer, self._offset(base, strides), value)
             if rows:
                 with emit.block("if lane == 0:"):
-                    for (x, _), (pointer, base, _) in zip(rows, row_places, strict=True):
-                        emit.store(pointer, base, x)
+                    for (value, _), (pointer, base, _) in zip(rows, row_places, strict=True):
+                        emit.store(pointer, base, value)
         builder.launch(self.ctx, kernel_name(self.ctx), grid, block)
 
     def _collapse(self, placed: Sequence[tuple[Dim, ...]], reduced: bool) -> tuple[list[Dim], list[tuple[Dim, ...]]]:

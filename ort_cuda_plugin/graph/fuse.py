@@ -1,0 +1,357 @@
+"""Combines maps and row programs, so that what one computes for another goes through no memory.
+
+A producer joins its consumer where the consumer reads each element of it along strides, nothing between the two has to
+run after the one and before the other, and no other step needs the result (unless the joint step can store it as
+well). Values are rounded to the type in which they were stored, so that fusing changes no result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ..kernels.layout import collapse
+from ..kernels.scalar import Scalar, reachable
+from .lowering import Lowering, broadcast_strides
+from .paths import Path, covers, find_path
+from .steps import Input, Map, Output, Rows, Substitution, dense, stored, used_inputs
+from .symbolic import Dim, hint, product
+from .tensor import Buffer, BufferKind, Tensor, contiguous_strides
+from .trace import ReadBack, Step
+
+MAX_TENSORS = 24
+"""Tensors of a joint step: a kernel takes a pointer and strides of each, and has a limited number of parameters."""
+MAX_PARAMETERS = 60
+MAX_OPERATIONS = 4000
+MAX_REPEATED_OPERATIONS = 16
+"""Operations that are computed again for each element that a producer's element is repeated to."""
+MAX_DISTANCE = 400
+"""Steps between producer and consumer that are looked at for dependencies."""
+FEW_ROWS, MANY_COLUMNS = 128, 8192
+"""So few rows of so many columns keep few threads busy: work on each element stays in a map of its own."""
+
+
+def fuse(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
+    """The steps of a trace with producers joined to their consumers. Order and dependencies are kept."""
+    return _Fusion(steps).run()
+
+
+class _Fusion:
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps = list(steps)
+        self.writers: dict[Buffer, list[Step]] = {}
+        self.readers: dict[Buffer, list[Step]] = {}
+        for step in self.steps:
+            self._enter(step)
+
+    def _enter(self, step: Step) -> None:
+        for buffer in step.writes:
+            self.writers.setdefault(buffer, []).append(step)
+        for buffer in step.reads:
+            self.readers.setdefault(buffer, []).append(step)
+
+    def _leave(self, step: Step) -> None:
+        for buffer in step.writes:
+            self.writers[buffer].remove(step)
+        for buffer in step.reads:
+            self.readers[buffer].remove(step)
+
+    def run(self) -> list[Step]:
+        position = 0
+        while position < len(self.steps):
+            consumer = self.steps[position]
+            if isinstance(consumer, Map):
+                joined = self._join_a_producer(consumer, position)
+                if joined is not None:
+                    position = joined  # the joint step may have more producers
+                    continue
+            position += 1
+        return self.steps
+
+    def _join_a_producer(self, consumer: Map, position: int) -> int | None:
+        """Joins one producer to the step at ``position``; the joint step's position, or None where none can be."""
+        for buffer in reversed(consumer.reads):
+            writers = self.writers.get(buffer, ())
+            if len(writers) != 1 or not isinstance(writers[0], Map) or writers[0] is consumer:
+                continue
+            producer = writers[0]
+            later = self._dependents(producer, consumer, position)
+            if later is None:
+                continue
+            joint = self._joint(producer, consumer)
+            if joint is None:
+                continue
+            self._replace(producer, consumer, joint, later, position)
+            return position - 1 - len(later)
+        return None
+
+    def _dependents(self, producer: Map, consumer: Map, position: int) -> list[Step] | None:
+        """The steps between the two that depend on the producer; None where the consumer depends on one of them."""
+        start = position - 1
+        while self.steps[start] is not producer:
+            start -= 1
+            if position - start > MAX_DISTANCE or start < 0:
+                return None
+        written, read = set(producer.writes), set(producer.reads)
+        later: list[Step] = []
+        for step in self.steps[start + 1 : position]:
+            if isinstance(step, ReadBack):
+                return None
+            if not (written.isdisjoint(step.reads) and written.isdisjoint(step.writes) and read.isdisjoint(step.writes)):
+                later.append(step)
+                written.update(step.writes)
+                read.update(step.reads)
+        theirs = written.difference(producer.writes)
+        if not (theirs.isdisjoint(consumer.reads) and written.isdisjoint(consumer.writes)):
+            return None
+        return later if read.isdisjoint(consumer.writes) else None
+
+    def _replace(self, producer: Map, consumer: Map, joint: Map, later: list[Step], position: int) -> None:
+        self._leave(producer)
+        self._leave(consumer)
+        self._enter(joint)
+        start = next(i for i in range(position, -1, -1) if self.steps[i] is producer)
+        dependents = set(map(id, later))
+        before = [step for step in self.steps[start + 1 : position] if id(step) not in dependents]
+        self.steps[start : position + 1] = [*before, joint, *later]
+
+    def _joint(self, producer: Map, consumer: Map) -> Map | None:
+        """One step that does what both do, or None where there is none or it would be slower."""
+        made = {y.buffer: (x, y) for x, y in producer.all_outputs}
+        if any(not dense(y) or len(self.writers[buffer]) != 1 for buffer, (_, y) in made.items()):
+            return None
+        kept = [
+            output
+            for output in producer.all_outputs
+            if output[1].buffer.kind is not BufferKind.SCRATCH
+            or any(step is not consumer for step in self.readers.get(output[1].buffer, ()))
+        ]
+        if isinstance(producer, Rows):
+            joint = _join_rows(producer, consumer, kept)
+        else:
+            joint = _join_map(producer, consumer, kept)
+        return joint if joint is not None and _is_small(joint) else None
+
+
+def _is_small(step: Map) -> bool:
+    tensors = [x for _, x in step.inputs if x.size != 1] + [y for _, y in step.all_outputs]
+    if len(tensors) > MAX_TENSORS:
+        return False
+    dims, strides = collapse(step.shape, [broadcast_strides(x, step.shape) for x in tensors])
+    numbers = sum(not isinstance(s, int) or s not in (0, 1) for axes in strides for s in axes)
+    parameters = len(step.inputs) + len(step.all_outputs) + numbers + 3 * len(dims) + 4
+    return parameters <= MAX_PARAMETERS and len(reachable(x for x, _ in step.all_outputs)) <= MAX_OPERATIONS
+
+
+# ---- maps as producers ----
+
+
+def _join_map(producer: Map, consumer: Map, kept: Sequence[Output]) -> Map | None:
+    views = _Views(producer, consumer.shape)
+    replaced: dict[Scalar, Scalar] = {}
+    rest: list[Input] = []
+    for leaf, x in consumer.inputs:
+        output = next((output for output in producer.outputs if output[1].buffer is x.buffer), None)
+        if output is None:
+            rest.append((leaf, x))
+            continue
+        if output[1].dtype is not x.dtype:
+            return None
+        value = views.value(output[0], x)
+        if value is None:
+            return None
+        replaced[leaf] = value
+    # What is stored as well has to be computed once for each of its elements.
+    outputs: list[Output] = []
+    for expression, y in kept:
+        view = views.covering()
+        if view is None:
+            return None
+        outputs.append(
+            (views.at(expression, view), Tensor(y.dtype, consumer.shape, y.buffer, strides=view.output_strides()))
+        )
+    if views.repeats and len(reachable(x for x, _ in producer.outputs)) > MAX_REPEATED_OPERATIONS:
+        return None
+    if isinstance(consumer, Rows) and _is_narrow(consumer) and len(reachable(x for x, _ in producer.outputs)) > 8:
+        return None
+    return _with_inputs(consumer, replaced, [*views.inputs, *rest], outputs, producer)
+
+
+class _Views:
+    """A producer as a consumer of ``shape`` reads it: for each path to its elements its inputs along that path."""
+
+    def __init__(self, producer: Map, shape: tuple[Dim, ...]) -> None:
+        self.producer, self.shape = producer, shape
+        placed = [broadcast_strides(x, producer.shape) for _, x in producer.inputs]
+        self.paths: dict[_View, Substitution] = {}
+        self.inputs: list[Input] = []
+        # A view that keeps the dimensions needs them as they are; one that merges them needs them merged.
+        self.forms = [_Form(producer.shape, tuple(placed))]
+        dims, merged = collapse(producer.shape, placed)
+        if len(dims) < len(producer.shape):
+            self.forms.append(_Form(tuple(dims), tuple(merged)))
+
+    @property
+    def repeats(self) -> bool:
+        return any(not self._covers(view) for view in self.paths)
+
+    def _covers(self, view: _View) -> bool:
+        return covers(self.shape, view.path, view.form.dims)
+
+    def value(self, expression: Scalar, x: Tensor) -> Scalar | None:
+        """``expression`` of the producer as the element of its stored result that the consumer reads through x."""
+        strides = broadcast_strides(x, self.shape)
+        for form in self.forms:
+            path = find_path(self.shape, strides, x.offset, form.dims)
+            if path is not None:
+                return stored(self.at(expression, _View(form, path)))
+        return None
+
+    def at(self, expression: Scalar, view: _View) -> Scalar:
+        if view not in self.paths:
+            replaced = {}
+            for (leaf, x), strides in zip(self.producer.inputs, view.form.placed, strict=True):
+                replaced[leaf] = new = Scalar(leaf.dtype, "leaf")
+                if x.size != 1:
+                    offset = x.offset + view.path.offset(strides)
+                    x = Tensor(x.dtype, self.shape, x.buffer, strides=view.path.strides(strides), offset=offset)
+                self.inputs.append((new, x))
+            self.paths[view] = Substitution(replaced)
+        return self.paths[view](expression)
+
+    def covering(self) -> _View | None:
+        return next((view for view in self.paths if self._covers(view)), None)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """The dimensions of a producer, and the strides of its inputs over them."""
+
+    dims: tuple[Dim, ...]
+    placed: tuple[tuple[Dim, ...], ...]
+
+
+@dataclass(frozen=True)
+class _View:
+    form: _Form
+    path: Path
+
+    def output_strides(self) -> tuple[Dim, ...]:
+        """The strides of the producer's dense results over the axes of the view."""
+        return self.path.strides(contiguous_strides(self.form.dims))
+
+
+def _is_narrow(step: Rows) -> bool:
+    """Whether few threads would do all the work on the elements."""
+    columns = product(dim for axis, dim in enumerate(step.shape) if axis in step.axes)
+    return hint(product(step.row_shape)) < FEW_ROWS and hint(columns) > MANY_COLUMNS
+
+
+# ---- row programs as producers ----
+
+
+def _join_rows(producer: Rows, consumer: Map, kept: Sequence[Output]) -> Map | None:
+    """A row program takes in what is computed from its elements and rows, in its own shape."""
+    by_row = _is_row_map(producer, consumer)
+    if not by_row and consumer.shape != producer.shape:
+        return None
+    if isinstance(consumer, Rows) and consumer.axes != producer.axes:
+        return None
+    if not by_row and _is_narrow(producer):
+        return None
+    replaced: dict[Scalar, Scalar] = {}
+    rest: list[Input] = []
+    element_strides = contiguous_strides(producer.shape)
+    row_strides = contiguous_strides(producer.row_shape)
+    for leaf, x in consumer.inputs:
+        output = next((output for output in producer.all_outputs if output[1].buffer is x.buffer), None)
+        if output is None:
+            rest.append((leaf, x))
+            continue
+        is_row = any(output is other for other in producer.row_outputs)
+        strides = broadcast_strides(x, consumer.shape)
+        wanted = row_strides if is_row else element_strides
+        if output[1].dtype is not x.dtype or x.offset != 0 or (by_row and not is_row):
+            return None
+        for axis, (dim, stride) in enumerate(zip(producer.shape, strides, strict=True)):
+            expected = 0 if is_row and axis in producer.axes else wanted[axis]
+            here = consumer.shape[axis]
+            if dim != 1 and here != 1 and stride != expected:
+                return None
+        replaced[leaf] = stored(output[0])
+    elements = [output for output in kept if any(output is other for other in producer.outputs)]
+    rows = [output for output in kept if any(output is other for other in producer.row_outputs)]
+    if isinstance(consumer, Rows):
+        replaced[consumer.row.index], replaced[consumer.row.count] = producer.row.index, producer.row.count
+    new = Substitution(replaced)
+    outputs = [(new(x), y) for x, y in consumer.outputs]
+    if by_row:
+        rows += outputs
+    else:
+        elements += outputs
+        if isinstance(consumer, Rows):
+            rows += [(new(x), y) for x, y in consumer.row_outputs]
+    expressions = [x for x, _ in (*elements, *rows)]
+    inputs = used_inputs([*producer.inputs, *rest], expressions)
+    joint = Rows(
+        _nodes(producer, consumer), producer.shape, inputs, tuple(elements), producer.axes, producer.row, tuple(rows)
+    )
+    return _unified(joint)
+
+
+def _is_row_map(producer: Rows, consumer: Map) -> bool:
+    return (
+        not isinstance(consumer, Rows) and consumer.shape != producer.shape and consumer.shape == producer.row_shape
+    )
+
+
+# ---- joint steps ----
+
+
+def _nodes(producer: Map, consumer: Map) -> tuple:  # type: ignore[type-arg]
+    return tuple(dict.fromkeys((*producer.nodes, *consumer.nodes)))
+
+
+def _with_inputs(
+    consumer: Map,
+    replaced: dict[Scalar, Scalar],
+    inputs: Iterable[Input],
+    outputs: Sequence[Output],
+    producer: Map,
+) -> Map:
+    new = Substitution(replaced)
+    own = [(new(x), y) for x, y in consumer.outputs]
+    rows: tuple[Output, ...] = ()
+    if isinstance(consumer, Rows):
+        rows = tuple((new(x), y) for x, y in consumer.row_outputs)
+    expressions = [x for x, _ in (*outputs, *own, *rows)]
+    changed = replace(
+        consumer,
+        nodes=_nodes(producer, consumer),
+        inputs=used_inputs(inputs, expressions),
+        outputs=(*outputs, *own),
+    )
+    if isinstance(changed, Rows):
+        changed = replace(changed, row_outputs=rows)
+    return _unified(changed)
+
+
+def _unified(step: Map) -> Map:
+    """The step with one leaf for each place that it reads."""
+    known: dict[object, Scalar] = {}
+    replaced: dict[Scalar, Scalar] = {}
+    inputs: list[Input] = []
+    for leaf, x in step.inputs:
+        key = x.buffer, x.dtype, x.offset, broadcast_strides(x, step.shape)
+        if key in known:
+            replaced[leaf] = known[key]
+        else:
+            known[key] = leaf
+            inputs.append((leaf, x))
+    if not replaced:
+        return step
+    new = Substitution(replaced)
+    changed = replace(step, inputs=tuple(inputs), outputs=tuple((new(x), y) for x, y in step.outputs))
+    if isinstance(changed, Rows):
+        changed = replace(changed, row_outputs=tuple((new(x), y) for x, y in changed.row_outputs))
+    return changed

@@ -1,0 +1,115 @@
+"""How the coordinates of a view lead to those of the tensor beneath it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .symbolic import Dim, floordiv, le, mod
+from .tensor import contiguous_strides
+
+
+@dataclass(frozen=True)
+class Path:
+    """Coordinate k of the tensor beneath is ``starts[k]`` plus, for each axis of the view with ``targets[axis] == k``,
+    ``factors[axis]`` times the axis's coordinate. Axes without a target repeat elements.
+    """
+
+    targets: tuple[int | None, ...]
+    factors: tuple[Dim, ...]
+    starts: tuple[Dim, ...]
+
+    def strides(self, beneath: Sequence[Dim]) -> tuple[Dim, ...]:
+        """Strides over the view's axes of what has the strides ``beneath`` over the dimensions of the tensor."""
+        return tuple(
+            0 if target is None else factor * beneath[target]
+            for target, factor in zip(self.targets, self.factors, strict=True)
+        )
+
+    def offset(self, beneath: Sequence[Dim]) -> Dim:
+        """Where the view's first element is."""
+        total: Dim = 0
+        for start, stride in zip(self.starts, beneath, strict=True):
+            total = total + start * stride
+        return total
+
+
+def find_path(shape: Sequence[Dim], strides: Sequence[Dim], offset: Dim, beneath: Sequence[Dim]) -> Path | None:
+    """The path from a view (``shape``, ``strides``, ``offset``) of a dense tensor with dimensions ``beneath``.
+
+    None where there is none, or it cannot be proven for all sizes: then an axis of the view crosses dimensions.
+    """
+    targets: list[int | None] = [None] * len(shape)
+    factors: list[Dim] = [0] * len(shape)
+    pending = {axis for axis, (dim, stride) in enumerate(zip(shape, strides, strict=True)) if dim != 1 and stride != 0}
+    starts: list[Dim] = [0] * len(beneath)
+    units = contiguous_strides(beneath)
+    for number in reversed(range(len(beneath))):
+        size, unit = beneath[number], units[number]
+        start = _start(offset, units, number)
+        starts[number] = start
+        offset = offset - start * unit
+        covered: Dim = 1
+        # Axes count within a dimension in mixed radix: each one's factor is the number of elements of those before it.
+        while covered != size:
+            axis = next((axis for axis in pending if strides[axis] == unit * covered), None)
+            if axis is None:
+                break
+            pending.remove(axis)
+            targets[axis], factors[axis] = number, covered
+            covered = covered * shape[axis]
+        if covered == 1 and size != 1:
+            found = _stepping_axis(shape, strides, pending, unit, size - start)
+            if found is not None:
+                axis, factor = found
+                pending.remove(axis)
+                targets[axis], factors[axis] = number, factor
+        elif le(start + covered, size) != 1:
+            return None
+    if pending or offset != 0:
+        return None
+    return Path(tuple(targets), tuple(factors), tuple(starts))
+
+
+def _start(offset: Dim, units: Sequence[Dim], number: int) -> Dim:
+    """The part of ``offset`` that dimension ``number`` and no outer one can count."""
+    if offset == 0:
+        return 0
+    if number == 0:
+        return floordiv(offset, units[0]) if units[0] == 1 else _exact_quotient(offset, units[0]) or 0
+    rest = mod(offset, units[number - 1]) if units[number - 1] != 0 else offset
+    return _exact_quotient(rest, units[number]) or 0
+
+
+def _stepping_axis(
+    shape: Sequence[Dim], strides: Sequence[Dim], pending: set[int], unit: Dim, room: Dim
+) -> tuple[int, Dim] | None:
+    """An axis that goes through a dimension with ``room`` elements in constant steps, and the step."""
+    for axis in sorted(pending):
+        factor = _exact_quotient(strides[axis], unit)
+        if isinstance(factor, int) and le((shape[axis] - 1) * factor + 1, room) == 1:
+            return axis, factor
+    return None
+
+
+def _exact_quotient(dividend: Dim, divisor: Dim) -> Dim | None:
+    """``dividend / divisor`` where that is a whole number for all sizes, else None."""
+    if divisor == 1:
+        return dividend
+    if divisor == 0:
+        return None
+    quotient = floordiv(dividend, divisor)
+    return quotient if quotient * divisor == dividend else None
+
+
+def covers(shape: Sequence[Dim], path: Path, beneath: Sequence[Dim]) -> bool:
+    """Whether every element beneath is an element of the view exactly once."""
+    if any(target is None and dim != 1 for target, dim in zip(path.targets, shape, strict=True)):
+        return False
+    counts: list[Dim] = [1] * len(beneath)
+    for target, dim, factor in zip(path.targets, shape, path.factors, strict=True):
+        if target is not None:
+            counts[target] = counts[target] * dim
+            if factor == 0:
+                return False
+    return all(count == size for count, size in zip(counts, beneath, strict=True))
