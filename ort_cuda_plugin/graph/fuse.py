@@ -7,14 +7,16 @@ well). Values are rounded to the type in which they were stored, so that fusing 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..kernels.layout import collapse
 from ..kernels.scalar import Scalar, reachable
+from .ir import Node
 from .lowering import Lowering, broadcast_strides
 from .paths import Path, covers, find_path
-from .steps import Input, Map, Output, Rows, Substitution, dense, stored, used_inputs
+from .steps import Contract, Input, Map, Output, Rows, Substitution, dense, stored, used_inputs
 from .symbolic import Dim, hint, product
 from .tensor import Buffer, BufferKind, Tensor, contiguous_strides
 from .trace import ReadBack, Step
@@ -75,6 +77,8 @@ class _Fusion:
             if len(writers) != 1 or not isinstance(writers[0], Map) or writers[0] is consumer:
                 continue
             producer = writers[0]
+            if isinstance(consumer, Contract) and buffer in (consumer.a.buffer, consumer.b.buffer):
+                continue  # the sums need all of it
             later = self._dependents(producer, consumer, position)
             if later is None:
                 continue
@@ -97,7 +101,9 @@ class _Fusion:
         for step in self.steps[start + 1 : position]:
             if isinstance(step, ReadBack):
                 return None
-            if not (written.isdisjoint(step.reads) and written.isdisjoint(step.writes) and read.isdisjoint(step.writes)):
+            if not (
+                written.isdisjoint(step.reads) and written.isdisjoint(step.writes) and read.isdisjoint(step.writes)
+            ):
                 later.append(step)
                 written.update(step.writes)
                 read.update(step.reads)
@@ -126,7 +132,10 @@ class _Fusion:
             if output[1].buffer.kind is not BufferKind.SCRATCH
             or any(step is not consumer for step in self.readers.get(output[1].buffer, ()))
         ]
-        if isinstance(producer, Rows):
+        joint: Map | None
+        if isinstance(producer, Contract):
+            joint = _join_sums(producer, consumer, kept)
+        elif isinstance(producer, Rows):
             joint = _join_rows(producer, consumer, kept)
         else:
             joint = _join_map(producer, consumer, kept)
@@ -252,63 +261,125 @@ def _is_narrow(step: Rows) -> bool:
 
 def _join_rows(producer: Rows, consumer: Map, kept: Sequence[Output]) -> Map | None:
     """A row program takes in what is computed from its elements and rows, in its own shape."""
-    by_row = _is_row_map(producer, consumer)
-    if not by_row and consumer.shape != producer.shape:
+    if isinstance(consumer, Rows):
+        if consumer.axes != producer.axes or consumer.shape != producer.shape:
+            return None
+    elif isinstance(consumer, Contract):
         return None
-    if isinstance(consumer, Rows) and consumer.axes != producer.axes:
+    row_buffers = {y.buffer for _, y in producer.row_outputs}
+    element_buffers = {y.buffer for _, y in producer.outputs}
+    own: Map | None = consumer
+    by_row = False
+    if consumer.shape != producer.shape:
+        read = [x for _, x in consumer.inputs if x.buffer in element_buffers]
+        by_row = not read
+        if by_row:
+            read = [x for _, x in consumer.inputs if x.buffer in row_buffers]
+        own = _rebased(consumer, producer.row_shape if by_row else producer.shape, read[0])
+    if own is None or (not by_row and _is_narrow(producer)):
         return None
-    if not by_row and _is_narrow(producer):
-        return None
+    element_strides = contiguous_strides(producer.shape)
+    row_strides = tuple(
+        0 if axis in producer.axes else stride for axis, stride in enumerate(contiguous_strides(producer.row_shape))
+    )
     replaced: dict[Scalar, Scalar] = {}
     rest: list[Input] = []
-    element_strides = contiguous_strides(producer.shape)
-    row_strides = contiguous_strides(producer.row_shape)
-    for leaf, x in consumer.inputs:
+    for leaf, x in own.inputs:
         output = next((output for output in producer.all_outputs if output[1].buffer is x.buffer), None)
         if output is None:
             rest.append((leaf, x))
             continue
-        is_row = any(output is other for other in producer.row_outputs)
-        strides = broadcast_strides(x, consumer.shape)
-        wanted = row_strides if is_row else element_strides
-        if output[1].dtype is not x.dtype or x.offset != 0 or (by_row and not is_row):
+        wanted = row_strides if x.buffer in row_buffers else element_strides
+        if not _reads_all(x, own.shape, output[1], wanted) or (by_row and x.buffer in element_buffers):
             return None
-        for axis, (dim, stride) in enumerate(zip(producer.shape, strides, strict=True)):
-            expected = 0 if is_row and axis in producer.axes else wanted[axis]
-            here = consumer.shape[axis]
-            if dim != 1 and here != 1 and stride != expected:
-                return None
         replaced[leaf] = stored(output[0])
-    elements = [output for output in kept if any(output is other for other in producer.outputs)]
-    rows = [output for output in kept if any(output is other for other in producer.row_outputs)]
-    if isinstance(consumer, Rows):
-        replaced[consumer.row.index], replaced[consumer.row.count] = producer.row.index, producer.row.count
+    if isinstance(own, Rows):
+        replaced[own.row.index], replaced[own.row.count] = producer.row.index, producer.row.count
     new = Substitution(replaced)
-    outputs = [(new(x), y) for x, y in consumer.outputs]
-    if by_row:
-        rows += outputs
+    elements = [output for output in kept if output[1].buffer in element_buffers]
+    rows = [output for output in kept if output[1].buffer in row_buffers]
+    (rows if by_row else elements).extend((new(x), y) for x, y in own.outputs)
+    if isinstance(own, Rows):
+        rows += [(new(x), y) for x, y in own.row_outputs]
+    inputs = used_inputs([*producer.inputs, *rest], [x for x, _ in (*elements, *rows)])
+    return _unified(
+        replace(
+            producer,
+            nodes=_nodes(producer, consumer),
+            inputs=inputs,
+            outputs=tuple(elements),
+            row_outputs=tuple(rows),
+        )
+    )
+
+
+def _reads_all(x: Tensor, shape: Sequence[Dim], y: Tensor, strides: Sequence[Dim]) -> bool:
+    """Whether x, read over ``shape``, is the dense result y element by element."""
+    if x.dtype is not y.dtype or x.offset != 0:
+        return False
+    triples = zip(shape, broadcast_strides(x, shape), strides, strict=True)
+    return all(dim == 1 or stride == wanted for dim, stride, wanted in triples)
+
+
+def _rebased(consumer: Map, shape: tuple[Dim, ...], x: Tensor) -> Map | None:
+    """The consumer over ``shape``, the dimensions of the dense tensor that it reads through x; None where none is."""
+    strides = broadcast_strides(x, consumer.shape)
+    over: Callable[[Sequence[Dim]], tuple[Dim, ...] | None]
+    path = find_path(consumer.shape, strides, x.offset, shape)
+    if path is not None and covers(consumer.shape, path, shape):
+        over = partial(path.strides_beneath, consumer.shape)
+    elif x.offset == 0 and strides == contiguous_strides(consumer.shape):
+        back = find_path(shape, contiguous_strides(shape), 0, consumer.shape)
+        if back is None or not covers(shape, back, consumer.shape):
+            return None
+        over = back.strides
     else:
-        elements += outputs
-        if isinstance(consumer, Rows):
-            rows += [(new(x), y) for x, y in consumer.row_outputs]
-    expressions = [x for x, _ in (*elements, *rows)]
-    inputs = used_inputs([*producer.inputs, *rest], expressions)
-    joint = Rows(
-        _nodes(producer, consumer), producer.shape, inputs, tuple(elements), producer.axes, producer.row, tuple(rows)
-    )
-    return _unified(joint)
+        return None
+
+    def moved(pairs: Sequence[Input]) -> tuple[Input, ...] | None:
+        result = []
+        for scalar, y in pairs:
+            if y.size != 1:
+                placed = over(broadcast_strides(y, consumer.shape))
+                if placed is None:
+                    return None
+                y = Tensor(y.dtype, shape, y.buffer, strides=placed, offset=y.offset)
+            result.append((scalar, y))
+        return tuple(result)
+
+    inputs, outputs = moved(consumer.inputs), moved(consumer.outputs)
+    return None if inputs is None or outputs is None else replace(consumer, shape=shape, inputs=inputs, outputs=outputs)
 
 
-def _is_row_map(producer: Rows, consumer: Map) -> bool:
-    return (
-        not isinstance(consumer, Rows) and consumer.shape != producer.shape and consumer.shape == producer.row_shape
-    )
+def _join_sums(producer: Contract, consumer: Map, kept: Sequence[Output]) -> Map | None:
+    """A product takes in an elementwise map of all its results."""
+    if isinstance(consumer, (Rows, Contract)):
+        return None
+    read = [x for _, x in consumer.inputs if any(x.buffer is y.buffer for _, y in producer.outputs)]
+    own = consumer if consumer.shape == producer.shape else _rebased(consumer, producer.shape, read[0])
+    if own is None:
+        return None
+    strides = contiguous_strides(producer.shape)
+    replaced: dict[Scalar, Scalar] = {}
+    rest: list[Input] = []
+    for leaf, x in own.inputs:
+        output = next((output for output in producer.outputs if output[1].buffer is x.buffer), None)
+        if output is None:
+            rest.append((leaf, x))
+        elif _reads_all(x, own.shape, output[1], strides):
+            replaced[leaf] = stored(output[0])
+        else:
+            return None
+    new = Substitution(replaced)
+    outputs = (*kept, *((new(x), y) for x, y in own.outputs))
+    inputs = used_inputs([*producer.inputs, *rest], [x for x, _ in outputs])
+    return _unified(replace(producer, nodes=_nodes(producer, consumer), inputs=inputs, outputs=outputs))
 
 
 # ---- joint steps ----
 
 
-def _nodes(producer: Map, consumer: Map) -> tuple:  # type: ignore[type-arg]
+def _nodes(producer: Map, consumer: Map) -> tuple[Node, ...]:
     return tuple(dict.fromkeys((*producer.nodes, *consumer.nodes)))
 
 

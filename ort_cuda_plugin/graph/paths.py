@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from .symbolic import Dim, floordiv, le, mod
 from .tensor import contiguous_strides
@@ -12,12 +13,14 @@ from .tensor import contiguous_strides
 @dataclass(frozen=True)
 class Path:
     """Coordinate k of the tensor beneath is ``starts[k]`` plus, for each axis of the view with ``targets[axis] == k``,
-    ``factors[axis]`` times the axis's coordinate. Axes without a target repeat elements.
+    ``factors[axis]`` times the axis's coordinate. Axes without a target repeat elements. ``digits[k]`` are the axes
+    with target k, the innermost first.
     """
 
     targets: tuple[int | None, ...]
     factors: tuple[Dim, ...]
     starts: tuple[Dim, ...]
+    digits: tuple[tuple[int, ...], ...]
 
     def strides(self, beneath: Sequence[Dim]) -> tuple[Dim, ...]:
         """Strides over the view's axes of what has the strides ``beneath`` over the dimensions of the tensor."""
@@ -25,6 +28,18 @@ class Path:
             0 if target is None else factor * beneath[target]
             for target, factor in zip(self.targets, self.factors, strict=True)
         )
+
+    def strides_beneath(self, shape: Sequence[Dim], strides: Sequence[Dim]) -> tuple[Dim, ...] | None:
+        """Strides over the dimensions beneath of what has ``strides`` over a view of ``shape`` that `covers` them.
+
+        None where the axes of a dimension do not lie at one stride.
+        """
+        result: list[Dim] = []
+        for axes in self.digits:
+            if any(strides[outer] != strides[inner] * shape[inner] for inner, outer in pairwise(axes)):
+                return None
+            result.append(strides[axes[0]] if axes else 0)
+        return tuple(result)
 
     def offset(self, beneath: Sequence[Dim]) -> Dim:
         """Where the view's first element is."""
@@ -43,6 +58,7 @@ def find_path(shape: Sequence[Dim], strides: Sequence[Dim], offset: Dim, beneath
     factors: list[Dim] = [0] * len(shape)
     pending = {axis for axis, (dim, stride) in enumerate(zip(shape, strides, strict=True)) if dim != 1 and stride != 0}
     starts: list[Dim] = [0] * len(beneath)
+    digits: list[list[int]] = [[] for _ in beneath]
     units = contiguous_strides(beneath)
     for number in reversed(range(len(beneath))):
         size, unit = beneath[number], units[number]
@@ -57,6 +73,7 @@ def find_path(shape: Sequence[Dim], strides: Sequence[Dim], offset: Dim, beneath
                 break
             pending.remove(axis)
             targets[axis], factors[axis] = number, covered
+            digits[number].append(axis)
             covered = covered * shape[axis]
         if covered == 1 and size != 1:
             found = _stepping_axis(shape, strides, pending, unit, size - start)
@@ -64,11 +81,12 @@ def find_path(shape: Sequence[Dim], strides: Sequence[Dim], offset: Dim, beneath
                 axis, factor = found
                 pending.remove(axis)
                 targets[axis], factors[axis] = number, factor
+                digits[number].append(axis)
         elif le(start + covered, size) != 1:
             return None
     if pending or offset != 0:
         return None
-    return Path(tuple(targets), tuple(factors), tuple(starts))
+    return Path(tuple(targets), tuple(factors), tuple(starts), tuple(map(tuple, digits)))
 
 
 def _start(offset: Dim, units: Sequence[Dim], number: int) -> Dim:

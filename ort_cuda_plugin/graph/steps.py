@@ -72,6 +72,24 @@ class Rows(Map):
         return tuple(1 if axis in self.axes else dim for axis, dim in enumerate(self.shape))
 
 
+@dataclass(frozen=True, eq=False)
+class Contract(Map):
+    """A matrix product a [batch..., m, k] @ b [batch..., k, n], and a Map over its sums.
+
+    ``total`` is the leaf that stands for a sum, in the type in which it is accumulated; ``core`` is what the product
+    alone gives, before any other step joined.
+    """
+
+    a: Tensor = field(kw_only=True)
+    b: Tensor = field(kw_only=True)
+    total: Scalar = field(kw_only=True)
+    core: Scalar = field(kw_only=True)
+
+    @property
+    def reads(self) -> tuple[Buffer, ...]:
+        return tuple(dict.fromkeys((self.a.buffer, self.b.buffer, *super().reads)))
+
+
 def used_inputs(inputs: Iterable[Input], expressions: Iterable[Scalar]) -> tuple[Input, ...]:
     """The inputs that the expressions depend on, those of stages of row programs included."""
     used = reachable(expressions)

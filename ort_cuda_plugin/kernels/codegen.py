@@ -118,10 +118,13 @@ class Emitter:
     knows (loads through an index map) with ``handlers``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "v", indent: int = 1) -> None:
         self.lines: list[str] = []
         self.handlers: dict[str, Callable[[Scalar], str]] = {}
-        self._indent = 1
+        self.suffix = ""
+        """Ends the names of variables from now on."""
+        self._prefix = prefix
+        self._indent = indent
         self._count = 0
         self._names: list[dict[Scalar, str]] = [{}]
         self._computed: list[dict[str, str]] = [{}]
@@ -129,9 +132,9 @@ class Emitter:
     def line(self, text: str) -> None:
         self.lines.append("    " * self._indent + text)
 
-    def fresh(self, prefix: str = "v") -> str:
+    def fresh(self, prefix: str = "") -> str:
         self._count += 1
-        return f"{prefix}{self._count}"
+        return f"{prefix or self._prefix}{self._count}{self.suffix}"
 
     def assign(self, text: str) -> str:
         """A variable that holds ``text``, shared by equal texts: operands are never assigned twice."""
@@ -142,6 +145,19 @@ class Emitter:
         self.line(f"{name} = {text}")
         self._computed[-1][text] = name
         return name
+
+    def taken(self) -> list[str]:
+        """The lines so far, which are no longer the emitter's."""
+        lines, self.lines = self.lines, []
+        return lines
+
+    @contextmanager
+    def detached(self) -> Iterator[list[str]]:
+        """Lines that are emitted meanwhile go to the list that it gives."""
+        before, self.lines = self.lines, []
+        apart = self.lines
+        yield apart
+        self.lines = before
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -194,17 +210,19 @@ class Emitter:
 
     def store(self, pointer: str, index: str, x: Scalar) -> None:
         """``pointer[index] = x``, in the memory form of x's type."""
+        self.line(f"{pointer}[{index}] = {self.memory_form(x)}")
+
+    def memory_form(self, x: Scalar) -> str:
+        """Source of x in the form of its type in memory."""
         if x.dtype in NARROW_FLOATS:
             # The store rounds: a cast to the same type before it would round to the same value.
             cast = x.op == "cast" and x.operands[0].dtype is not DType.BOOL
             saturate, round_mode = x.value if cast else (False, "up")
             source = x.operands[0] if cast else x
-            text = encode_text(self.value(source), source.dtype, x.dtype, saturate, round_mode)
-            self.line(f"{pointer}[{index}] = {text}")
-        elif x.dtype is DType.BOOL:
-            self.line(f"{pointer}[{index}] = uint8(1) if {self.value(x)} else uint8(0)")
-        else:
-            self.line(f"{pointer}[{index}] = {self.value(x)}")
+            return encode_text(self.value(source), source.dtype, x.dtype, saturate, round_mode)
+        if x.dtype is DType.BOOL:
+            return f"uint8(1) if {self.value(x)} else uint8(0)"
+        return self.value(x)
 
     def combine(self, pointer: str, index: str, x: Scalar, how: Combination) -> None:
         """``pointer[index] = how(pointer[index], x)``, atomically: no update of another thread is lost.
@@ -273,14 +291,16 @@ class KernelBuilder:
     Sizes and strides are parameters, so that the source depends on the structure of the computation alone.
     """
 
-    def __init__(self) -> None:
-        self.emit = Emitter()
+    def __init__(self, prefix: str = "", emit: Emitter | None = None) -> None:
+        self.emit = emit or Emitter()
+        self._prefix = prefix
         self._signature: list[str] = []
         self._names: list[str] = []
         self._args: list[Arg] = []
         self._writes: list[Tensor] = []
 
     def _parameter(self, name: str, kind: str, arg: Arg) -> str:
+        name = self._prefix + name
         self._signature.append(kind)
         self._names.append(name)
         self._args.append(arg)
@@ -317,6 +337,10 @@ class KernelBuilder:
             return self.emit.assign(cast_text(raw, DType.INT64, x.dtype))
         number = constant_number(x)
         return None if number is None else self.number(float(number), x.dtype)
+
+    def parameters(self) -> tuple[list[tuple[str, str]], list[Arg]]:
+        """Name and type of each parameter, and the arguments of the launch."""
+        return list(zip(self._names, self._signature, strict=True)), self._args
 
     def launch(
         self, ctx: Lowering, name: str, grid: tuple[Dim, Dim, Dim], block: tuple[int, int, int], shared_bytes: Dim = 0

@@ -1,12 +1,13 @@
-"""From steps to launches: makes the kernel of every map and row program of a trace."""
+"""From steps to launches: makes the kernel of every map, row program and product of a trace."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from ..graph.lowering import Lowering
-from ..graph.steps import Map, Rows
+from ..graph.steps import Contract, Map, Rows
 from ..graph.trace import Recordable, Step
+from .contract import launch_contract
 from .elementwise import launch_map
 from .reduce import launch_rows
 
@@ -22,7 +23,9 @@ def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
     for step in steps:
         if isinstance(step, Map):
             ctx.nodes = step.nodes
-            if isinstance(step, Rows):
+            if isinstance(step, Contract):
+                launch_contract(ctx, step)
+            elif isinstance(step, Rows):
                 launch_rows(ctx, step)
             else:
                 launch_map(ctx, step)

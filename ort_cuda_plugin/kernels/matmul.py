@@ -1,13 +1,12 @@
 """Matrix products: a block-tiled kernel, and one for few rows, whose blocks read each element of b once.
 
-Both compute out[batch] = alpha * a[batch] @ b[batch] + beta * addend and take the same arguments, in order::
+Both compute a[batch] @ b[batch], give each sum to an epilogue, and take the same arguments, in order::
 
-    out, a, b, [addend,] m, n, k, the strides of a(m), a(k), b(k), b(n) that are not known to be 1,
-    batch sizes but the first, batch strides of a, batch strides of b, [addend(m), addend(n),] [alpha, beta]
+    a, b, m, n, k, the strides of a(m), a(k), b(k), b(n) that are not known to be 1,
+    batch sizes but the first, batch strides of a, batch strides of b, those of the epilogue
 
-Sizes are int32, strides within a matrix have the product's index type, batch strides are int64, factors float32
-(float64 for float64). out is contiguous [batches, m, n]; addend is one matrix for all batches, broadcast with strides
-of 0.
+Sizes are int32, strides within a matrix have the product's index type, batch strides are int64. The epilogue's
+coordinates are ``batch``, ``row`` and ``column``.
 """
 
 from __future__ import annotations
@@ -15,7 +14,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..runtime.kernel import KernelSpec, spec_property
-from .tiles import Element, Operand, Tile, declare, fill_matrix, indent, log2, pipeline, place_type, store_matrix
+from .epilogue import Epilogue
+from .tiles import (
+    Element,
+    Operand,
+    Tile,
+    declare,
+    fill_matrix,
+    indent,
+    indented,
+    log2,
+    pipeline,
+    place_type,
+    store_tile,
+)
 
 # One width, so that the number of rows alone decides which of them does the least work.
 TALL = Tile(128, 64)
@@ -33,11 +45,10 @@ class Product:
     """
 
     storage: str
+    epilogue: Epilogue
     a_contiguous: str = "k"
     b_contiguous: str = "n"
     batch_rank: int = 1
-    addend: bool = False
-    scaled: bool = False
     index: str = "i32"
 
     @property
@@ -60,16 +71,12 @@ class Product:
 
     def parameters(self) -> list[tuple[str, str]]:
         """Name and type of each kernel parameter."""
-        matrix, factor = f"*{self.storage}", self.element.scalar
-        result = [("out", matrix), ("a", matrix), ("b", matrix)]
-        result += [("addend", matrix)] if self.addend else []
-        result += [("m", "i32"), ("n", "i32"), ("k_end", "i32")]
+        matrix = f"*{self.storage}"
+        result = [("a", matrix), ("b", matrix), ("m", "i32"), ("n", "i32"), ("k_end", "i32")]
         result += [(name, self.index) for name in self.strides]
         result += [(f"batch{i}", "i32") for i in range(1, self.batch_rank)]
         result += [(f"{operand}_batch{i}", "i64") for operand in "ab" for i in range(self.batch_rank)]
-        result += [("addend_m", self.index), ("addend_n", self.index)] if self.addend else []
-        result += [("alpha", factor), ("beta", factor)] if self.scaled else []
-        return result
+        return result + list(self.epilogue.parameters)
 
     def stride(self, name: str) -> str:
         return name if name in self.strides else "1"
@@ -97,16 +104,11 @@ class Product:
             ]
         return "\n".join([*lines, "a_base += int64(digits) * a_batch0", "b_base += int64(digits) * b_batch0"])
 
-    def value(self, total: str, row: str, column: str) -> str:
-        """The expression that is stored for a sum."""
-        if self.scaled:
-            total = f"{self.element.accumulator}({total} * alpha)"
-        if self.addend:
-            index = self.index_type
-            at = f"int64({index}({index}({row}) * addend_m)) + int64({index}({index}({column}) * addend_n))"
-            added = self.element.load("addend", at)
-            total = f"{total} + {self.element.accumulator}({added} * beta)" if self.scaled else f"{total} + {added}"
-        return total
+    def finish(self) -> list[str]:
+        """What a thread does with ``total`` of the element (``row``, ``column0 + thread``)."""
+        epilogue = self.epilogue
+        lines = ["column_0 = int32(column0 + thread)", "total_0 = total"]
+        return [*epilogue.row_lines, *lines, *epilogue.elements("_0"), *epilogue.stores("_0")]
 
 
 @dataclass(frozen=True)
@@ -131,13 +133,12 @@ class TiledProduct(Product):
             row0 = int32((rest - batch * tiles_m) * {tile.m})
             steps = int32((k_end + {tile.k - 1}) >> {log2(tile.k)})
         """
-        value = self.value("total", "row", "column")
         body = [
             prologue,
             self.batch_offsets(),
             declare(tile, element.accumulator),
             pipeline(tile, element.accumulator, "\n".join(fill)),
-            store_matrix(tile, "m", "n", "int64(batch) * int64(m) * int64(n)", value, element),
+            store_tile(tile, "m", "n", element, self.epilogue),
         ]
         return self.kernel(f"matmul_{tile.name}", tile.threads, body)
 
@@ -204,7 +205,6 @@ class RowProduct(Product):
         for r in columns:
             total = " + ".join(f"((c{r}_{i} + c{r}_{i + 4}) + (c{r}_{i + 2} + c{r}_{i + 6}))" for i in range(2))
             lines.append(f"partial[thread + {r * self.threads}] = {total}")
-        value = self.value("total", "row", "column0 + thread")
         finish = f"""
             cuda.syncthreads()
             total = {accumulator}(0)
@@ -219,10 +219,8 @@ class RowProduct(Product):
                 total = {accumulator}(0)
                 for i in range(8):
                     total += partial[thread * 8 + i]
-                at = (int64(batch) * int64(m) + int64(row)) * int64(n) + int64(column0 + thread)
-                out[at] = {self.element.cast(value)}
             """
-        return "\n".join(lines) + "\n" + indent(finish, 0)
+        return "\n".join([*lines, indent(finish, 0), *indented(self.finish(), 1)])
 
     def _along_n(self) -> str:
         accumulator = self.element.accumulator
@@ -247,14 +245,11 @@ class RowProduct(Product):
             lines.append(f"            c{i} = {self._multiply_add('x', weight, f'c{i}')}")
         lines += ["place = int64(int32(slice * 64 + (thread & 7) * 8))"]
         lines += [f"partial[place + {i}] = c{i}" for i in chunk]
-        value = self.value("total", "row", "column0 + thread")
         finish = f"""
             cuda.syncthreads()
             if thread < 64 and column0 + thread < n:
                 total = {accumulator}(0)
                 for i in range(16):
                     total += partial[thread + i * 64]
-                at = (int64(batch) * int64(m) + int64(row)) * int64(n) + int64(column0 + thread)
-                out[at] = {self.element.cast(value)}
             """
-        return "\n".join(lines) + "\n" + indent(finish, 0)
+        return "\n".join([*lines, indent(finish, 0), *indented(self.finish(), 1)])

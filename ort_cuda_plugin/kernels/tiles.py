@@ -9,7 +9,10 @@ accumulators become registers on a GPU, and on the emulated device LLVM turns a 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from .epilogue import Epilogue
 
 CHUNK = 4
 """Consecutive elements that one thread moves at a time when it fills a tile."""
@@ -283,3 +286,46 @@ def store_matrix(tile: Tile, rows: str, columns: str, base: str, value: str, ele
         f"                out[to + i] = {element.cast(f'({value})')}",
     ]
     return "\n".join(lines)
+
+
+def store_tile(tile: Tile, rows: str, columns: str, element: Element, epilogue: Epilogue) -> str:
+    """Gives the block's sums to ``epilogue``, whose coordinates are ``row`` and ``column``.
+
+    The block's tile begins at (``row0``, ``column0``) of a matrix of ``rows`` x ``columns``. Through shared memory, so
+    that neighbours in memory are written together.
+    """
+    per_line = tile.n // CHUNK
+    sizes = f"{tile.thread_m}, {tile.thread_n}"
+    lines = [
+        f"to = int64(int32(thread_row * {tile.n} + thread_column))",
+        f"store_tile_{suffix(element.accumulator)}(tile_c, to, {tile.n}, sums, {sizes})",
+        "cuda.syncthreads()",
+        f"for piece in range({tile.m * tile.n // CHUNK // tile.threads}):",
+        f"    chunk = int32(thread + piece * {tile.threads})",
+        f"    row = int32(row0 + (chunk >> {log2(per_line)}))",
+        f"    column0_of_chunk = int32(column0 + (chunk & {per_line - 1}) * {CHUNK})",
+        "    at = int64(chunk) * 4",
+        f"    if row < {rows}:",
+        *indented(epilogue.row_lines, 2),
+        f"        if column0_of_chunk + {CHUNK - 1} < {columns}:",
+    ]
+    for i in range(CHUNK):
+        lines += [
+            f"            column_{i} = int32(column0_of_chunk + {i})",
+            f"            total_{i} = tile_c[at + {i}]",
+            *indented(epilogue.elements(f"_{i}"), 3),
+        ]
+    for i in range(CHUNK):
+        lines += indented(epilogue.stores(f"_{i}"), 3)
+    lines += [
+        "        else:",
+        f"            for i in range(int32({columns} - column0_of_chunk)):",
+        "                column_e = int32(column0_of_chunk + i)",
+        "                total_e = tile_c[at + i]",
+        *indented([*epilogue.elements("_e"), *epilogue.stores("_e")], 4),
+    ]
+    return "\n".join(lines)
+
+
+def indented(lines: Iterable[str], levels: int) -> list[str]:
+    return ["    " * levels + line for line in lines]

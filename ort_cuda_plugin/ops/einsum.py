@@ -8,11 +8,12 @@ from collections.abc import Collection, Iterable, Sequence
 from ort_cuda_plugin.graph.ir import InvalidModel
 from ort_cuda_plugin.graph.lowering import Lowering, Tensor, broadcast_shapes
 from ort_cuda_plugin.graph.symbolic import Dim, eq, product
+from ort_cuda_plugin.kernels.contract import multiply
 from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.kernels.reduce import reduce, row_map
 from ort_cuda_plugin.kernels.row_program import SUM
 from ort_cuda_plugin.kernels.views import expand, permute, reshape, unsqueeze
-from ort_cuda_plugin.ops.matmul import PRODUCTS, multiply
+from ort_cuda_plugin.ops.matmul import PRODUCTS
 from ort_cuda_plugin.ops.registry import FLOATS, INTS, op
 
 Labels = list[str]

@@ -9,6 +9,7 @@ from ..graph.ir import DType
 from ..graph.lowering import Arg, Float32, Float64, Int32, Int64, InvalidModel, Lowering, Tensor, Unsupported
 from ..graph.symbolic import Dim, ceildiv, eq, hint, is_read_back, le, lt, product, select, sym_max, truncdiv
 from ..kernels import scalar as s
+from ..kernels.contract import choose_tile, precision_flags
 from ..kernels.conv import TiledConv, pack_weights, packed_shape, patch_table
 from ..kernels.elementwise import elementwise
 from ..kernels.pool import Pool, local_response_normalization
@@ -17,7 +18,6 @@ from ..kernels.row_program import MAX, Row
 from ..kernels.scalar import Scalar
 from ..kernels.tiles import THREADS
 from ..runtime.libraries import CONV, WORKSPACE_BYTES, LibraryProblem
-from .matmul import choose_tile, precision_flags
 from .registry import FLOATS, T, op
 from .strips import int32s, static_shape, strip_conv
 

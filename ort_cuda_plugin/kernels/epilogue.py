@@ -1,0 +1,128 @@
+"""What a kernel that makes tiles of sums does with each sum: an expression of it and of other tensors, stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..graph.lowering import Arg, Lowering, broadcast_strides
+from ..graph.steps import Input, Map
+from ..graph.symbolic import Dim, product
+from .codegen import Emitter, KernelBuilder, load_text, offset_text, register_type
+from .layout import collapse, coordinates, extent, index_type
+from .scalar import Scalar
+
+PREFIX = "e_"
+"""Begins the names of an epilogue, which no kernel has."""
+MARK = "@"
+"""Stands in element text for what tells apart the elements that a thread has at once."""
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """Source text of a kernel and the parameters that it needs, after those of the kernel itself.
+
+    ``row_lines`` come where the kernel's names for the outer coordinates are set and the element exists.
+    ``element_lines`` compute what ``store_lines`` store, for one element: its last coordinate is ``column<mark>``, its
+    sum ``total<mark>``.
+    """
+
+    parameters: tuple[tuple[str, str], ...]
+    row_lines: tuple[str, ...]
+    element_lines: tuple[str, ...]
+    store_lines: tuple[str, ...]
+
+    def elements(self, mark: str) -> list[str]:
+        return [line.replace(MARK, mark) for line in self.element_lines]
+
+    def stores(self, mark: str) -> list[str]:
+        return [line.replace(MARK, mark) for line in self.store_lines]
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Neighbouring dimensions of a result that a kernel counts with one number, and the kernel's name for that."""
+
+    name: str
+    dims: Sequence[int]
+
+
+def make_epilogue(
+    ctx: Lowering, step: Map, total: Scalar, outer: Iterable[Axes], last: Axes
+) -> tuple[Epilogue, list[Arg]]:
+    """The epilogue of a step whose sums are ``total``, and the arguments of its parameters.
+
+    ``outer`` and ``last`` are all dimensions of the step, in order.
+    """
+    emit = Emitter(PREFIX, indent=0)
+    builder = KernelBuilder(PREFIX, emit)
+    loaded: list[Input] = []
+    for leaf, x in step.inputs:
+        element = builder.element(x)
+        if element is None:
+            loaded.append((leaf, x))
+        else:
+            emit.bind(leaf, element)
+    tensors = [x for _, x in loaded] + [y for _, y in step.outputs]
+    pointers = [builder.tensor(x, written=number >= len(loaded)) for number, x in enumerate(tensors)]
+    placed = [broadcast_strides(x, step.shape) for x in tensors]
+    terms: list[Terms] = [[] for _ in tensors]
+    for axes in outer:
+        _count(ctx, builder, step, axes, placed, terms)
+    bases = [emit.assign(offset_text(mine)) if mine else "0" for mine in terms]
+    along: list[Terms] = [[] for _ in tensors]
+    with emit.detached() as counting:
+        emit.suffix = MARK
+        _count(ctx, builder, step, last, placed, along)
+        emit.suffix = ""
+    places = [_sum_text(base, offset_text(mine)) for base, mine in zip(bases, along, strict=True)]
+    loads = list(zip(loaded, pointers, places, along, strict=False))
+    for (leaf, x), pointer, place, mine in loads:
+        if not mine:
+            emit.bind(leaf, emit.assign(load_text(pointer, place, x.dtype)))
+    row_lines = emit.taken()
+    emit.lines += counting
+    emit.suffix = MARK
+    for (leaf, x), pointer, place, _ in loads:
+        if emit.bound(leaf) is None:
+            emit.bind(leaf, emit.assign(load_text(pointer, place, x.dtype)))
+    emit.bind(total, f"total{MARK}")
+    stores = []
+    for (expression, _), pointer, place in zip(
+        step.outputs, pointers[len(loaded) :], places[len(loaded) :], strict=True
+    ):
+        stores.append(f"{pointer}[{place}] = {emit.assign(emit.memory_form(expression))}")
+    element_lines = emit.taken()
+    parameters, args = builder.parameters()
+    return Epilogue(tuple(parameters), tuple(row_lines), tuple(element_lines), tuple(stores)), args
+
+
+Terms: TypeAlias = list[tuple[str, str]]
+"""Coordinates and strides whose products make an offset."""
+
+
+def _count(
+    ctx: Lowering, builder: KernelBuilder, step: Map, axes: Axes, placed: Sequence[Sequence[Dim]], terms: list[Terms]
+) -> None:
+    """Emits the coordinates along ``axes`` and adds those that a tensor's offset depends on to its ``terms``."""
+    shape = [step.shape[axis] for axis in axes.dims]
+    dims, strides = collapse(shape, [tuple(x[axis] for axis in axes.dims) for x in placed])
+    if not dims:
+        return
+    emit = builder.emit
+    if len(dims) == 1:
+        names = [emit.assign(f"int64({axes.name}{emit.suffix})")]
+    else:
+        dtype = index_type(ctx, product(dims))
+        extents = [extent(builder, dim, dtype) for dim in dims[1:]]
+        names = coordinates(emit, emit.assign(f"{register_type(dtype)}({axes.name}{emit.suffix})"), extents, dtype)
+    for mine, steps in zip(terms, strides, strict=True):
+        pairs = [(name, builder.stride(stride)) for name, stride in zip(names, steps, strict=True)]
+        mine += [pair for pair in pairs if pair[1] != "0"]
+
+
+def _sum_text(base: str, more: str) -> str:
+    if base == "0":
+        return more
+    return base if more == "0" else f"{base} + {more}"
