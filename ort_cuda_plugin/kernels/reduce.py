@@ -240,7 +240,9 @@ class _RowKernel:
 
     def _offset(self, base: str, strides: Sequence[str]) -> str:
         if self.coordinates is None:
-            raise TypeError("a value per row depends on an element other than through a reduction")
+            if any(stride != "0" for stride in strides):
+                raise TypeError("a value per row depends on an element other than through a reduction")
+            return base
         terms = offset_text(list(zip(self.coordinates, strides, strict=False)))
         return base if terms == "0" else f"{base} + {terms}"
 
