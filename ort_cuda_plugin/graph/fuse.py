@@ -14,7 +14,7 @@ from functools import partial
 from ..kernels.layout import collapse
 from ..kernels.scalar import Scalar, reachable
 from .ir import Node
-from .lowering import Lowering, broadcast_strides
+from .lowering import broadcast_strides
 from .paths import Path, covers, find_path
 from .steps import Contract, Input, Map, Output, Rows, Substitution, dense, stored, used_inputs
 from .symbolic import Dim, hint, product
@@ -33,7 +33,7 @@ FEW_ROWS, MANY_COLUMNS = 128, 8192
 """So few rows of so many columns keep few threads busy: work on each element stays in a map of its own."""
 
 
-def fuse(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
+def fuse(steps: Sequence[Step]) -> list[Step]:
     """The steps of a trace with producers joined to their consumers. Order and dependencies are kept."""
     return _Fusion(steps).run()
 

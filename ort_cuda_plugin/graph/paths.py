@@ -94,9 +94,9 @@ def _start(offset: Dim, units: Sequence[Dim], number: int) -> Dim:
     if offset == 0:
         return 0
     if number == 0:
-        return floordiv(offset, units[0]) if units[0] == 1 else _exact_quotient(offset, units[0]) or 0
+        return floordiv(offset, units[0]) if units[0] == 1 else exact_quotient(offset, units[0]) or 0
     rest = mod(offset, units[number - 1]) if units[number - 1] != 0 else offset
-    return _exact_quotient(rest, units[number]) or 0
+    return exact_quotient(rest, units[number]) or 0
 
 
 def _stepping_axis(
@@ -104,13 +104,13 @@ def _stepping_axis(
 ) -> tuple[int, Dim] | None:
     """An axis that goes through a dimension with ``room`` elements in constant steps, and the step."""
     for axis in sorted(pending):
-        factor = _exact_quotient(strides[axis], unit)
+        factor = exact_quotient(strides[axis], unit)
         if isinstance(factor, int) and le((shape[axis] - 1) * factor + 1, room) == 1:
             return axis, factor
     return None
 
 
-def _exact_quotient(dividend: Dim, divisor: Dim) -> Dim | None:
+def exact_quotient(dividend: Dim, divisor: Dim) -> Dim | None:
     """``dividend / divisor`` where that is a whole number for all sizes, else None."""
     if divisor == 1:
         return dividend

@@ -29,6 +29,7 @@ from .fuse import fuse
 from .ir import Constant, InvalidModel, Node
 from .lowering import Lowering
 from .node_lowering import NodeError
+from .place import place
 from .registers import Registers
 from .symbolic import Dim, Expr, Monomial, eq, select
 from .tensor import Buffer, BufferKind, Tensor
@@ -115,7 +116,7 @@ def make_plan(
     """
     placed = _place_outputs(ctx, outputs)
     live = _live_steps(ctx.trace.steps)
-    steps = emit(ctx, fuse(ctx, live) if ctx.options.fusion else live)
+    steps = emit(ctx, place(fuse(live)) if ctx.options.fusion else live)
     writer = _Writer(ctx, num_symbols, tables, steps)
     try:
         return writer.plan(inputs, placed, input_guards)
