@@ -278,7 +278,7 @@ def kernel(x, count, k):
     atomic_add_i32(count, 0, 1)
 """,
     )
-    text = emulated_ir(spec, kernel_ir(spec), check=True)
+    text = emulated_ir(spec, kernel_ir(spec), Target.emulated(check=True))
     body = text[text.index("@ocp.body") : text.index("\n}")]
     assert body.count("call void @ocp_emu_check_store") == 1
     assert body.count("call void @ocp_emu_check_load") >= 1
@@ -379,7 +379,7 @@ def kernel(größe, y, n):
     x = np.linspace(-1, 1, 64).astype(np.float32)
     _, y = run(spec, (1, 1, 1), (64, 1, 1), x, np.zeros(64, np.float32), 64)
     np.testing.assert_allclose(y, np.exp(x) + x.reshape(32, 2)[:, ::-1].ravel(), rtol=1e-6)
-    assert emulated_ir(spec, kernel_ir(spec), check=True).count("call void @ocp_emu_check_") == 2
+    assert emulated_ir(spec, kernel_ir(spec), Target.emulated(check=True)).count("call void @ocp_emu_check_") == 2
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .symbolic import Dim, floordiv, le, mod
+from .symbolic import Dim, floordiv, le
 from .tensor import contiguous_strides
 
 
@@ -57,14 +57,14 @@ def find_path(shape: Sequence[Dim], strides: Sequence[Dim], offset: Dim, beneath
     targets: list[int | None] = [None] * len(shape)
     factors: list[Dim] = [0] * len(shape)
     pending = {axis for axis, (dim, stride) in enumerate(zip(shape, strides, strict=True)) if dim != 1 and stride != 0}
-    starts: list[Dim] = [0] * len(beneath)
     digits: list[list[int]] = [[] for _ in beneath]
     units = contiguous_strides(beneath)
+    starts = _starts(offset, beneath, units)
+    if starts is None:
+        return None
     for number in reversed(range(len(beneath))):
         size, unit = beneath[number], units[number]
-        start = _start(offset, units, number)
-        starts[number] = start
-        offset = offset - start * unit
+        start = starts[number]
         covered: Dim = 1
         # Axes count within a dimension in mixed radix: each one's factor is the number of elements of those before it.
         while covered != size:
@@ -76,7 +76,7 @@ def find_path(shape: Sequence[Dim], strides: Sequence[Dim], offset: Dim, beneath
             digits[number].append(axis)
             covered = covered * shape[axis]
         if covered == 1 and size != 1:
-            found = _stepping_axis(shape, strides, pending, unit, size - start)
+            found = _stepping_axis(shape, strides, pending, unit, start, size)
             if found is not None:
                 axis, factor = found
                 pending.remove(axis)
@@ -84,29 +84,36 @@ def find_path(shape: Sequence[Dim], strides: Sequence[Dim], offset: Dim, beneath
                 digits[number].append(axis)
         elif le(start + covered, size) != 1:
             return None
-    if pending or offset != 0:
+    if pending:
         return None
-    return Path(tuple(targets), tuple(factors), tuple(starts), tuple(map(tuple, digits)))
+    return Path(tuple(targets), tuple(factors), starts, tuple(map(tuple, digits)))
 
 
-def _start(offset: Dim, units: Sequence[Dim], number: int) -> Dim:
-    """The part of ``offset`` that dimension ``number`` and no outer one can count."""
-    if offset == 0:
-        return 0
-    if number == 0:
-        return floordiv(offset, units[0]) if units[0] == 1 else exact_quotient(offset, units[0]) or 0
-    rest = mod(offset, units[number - 1]) if units[number - 1] != 0 else offset
-    return exact_quotient(rest, units[number]) or 0
+def _starts(offset: Dim, beneath: Sequence[Dim], units: Sequence[Dim]) -> tuple[Dim, ...] | None:
+    """The coordinates of the element at ``offset``; None where they are not provable."""
+    starts: list[Dim] = []
+    for size, unit in zip(beneath, units, strict=True):
+        if isinstance(offset, int) and isinstance(unit, int):
+            start: Dim | None = offset // unit if unit else 0
+        else:
+            start = exact_quotient(offset, unit)
+        if start is None or (start != 0 and le(start + 1, size) != 1):
+            start = 0
+        starts.append(start)
+        offset = offset - start * unit
+    return tuple(starts) if offset == 0 else None
 
 
 def _stepping_axis(
-    shape: Sequence[Dim], strides: Sequence[Dim], pending: set[int], unit: Dim, room: Dim
+    shape: Sequence[Dim], strides: Sequence[Dim], pending: set[int], unit: Dim, start: Dim, size: Dim
 ) -> tuple[int, Dim] | None:
-    """An axis that goes through a dimension with ``room`` elements in constant steps, and the step."""
+    """An axis that goes through a dimension of ``size`` from ``start`` in constant steps, and the step."""
     for axis in sorted(pending):
         factor = exact_quotient(strides[axis], unit)
-        if isinstance(factor, int) and le((shape[axis] - 1) * factor + 1, room) == 1:
-            return axis, factor
+        if isinstance(factor, int):
+            end = start + (shape[axis] - 1) * factor
+            if le(end + 1, size) == 1 and le(0, end) == 1:
+                return axis, factor
     return None
 
 

@@ -284,20 +284,20 @@ def inline_into_kernel(ir: KernelIR, shared: host_ir.SharedMemory) -> str:
     return str(main)
 
 
-def emulated_ir(spec: KernelSpec, ir: KernelIR, check: bool) -> str:
+def emulated_ir(spec: KernelSpec, ir: KernelIR, target: Target) -> str:
     """The kernel's module for the emulated device, before optimisation."""
     sizes = [0 if entry.startswith("*") else int(entry[1:]) // 8 for entry in spec.signature]
     shared = host_ir.SharedMemory()
     try:
         text = inline_into_kernel(ir, shared)
-        return host_ir.kernel_module(text, ir.mangled_name, spec.symbol, sizes, shared, check)
+        return host_ir.kernel_module(text, ir.mangled_name, spec.symbol, sizes, shared, target.check, target.contract)
     except host_entry.UnsupportedIR as error:
         raise KernelCompileError(spec, f"the emulated device does not support {error}") from error
 
 
-def optimised_module(spec: KernelSpec, ir: KernelIR, check: bool) -> llvm.ModuleRef:
+def optimised_module(spec: KernelSpec, ir: KernelIR, target: Target) -> llvm.ModuleRef:
     """The kernel's module for the emulated device, ready for code generation."""
-    module = llvm.parse_assembly(emulated_ir(spec, ir, check))
+    module = llvm.parse_assembly(emulated_ir(spec, ir, target))
     module.triple = llvm.get_process_triple()
     module.data_layout = str(host_target_machine().target_data)
     module.verify()
@@ -310,7 +310,7 @@ def optimised_module(spec: KernelSpec, ir: KernelIR, check: bool) -> llvm.Module
 
 
 def compile_emulated(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:
-    module = optimised_module(spec, ir, target.check)
+    module = optimised_module(spec, ir, target)
     data = bytearray(host_target_machine().emit_object(module))
     elf = Elf(bytes(data))
     meta = elf.symbol_offset(elf.symbol(f"{spec.symbol}.meta"))

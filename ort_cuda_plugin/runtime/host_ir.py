@@ -152,7 +152,13 @@ contracted = re.compile(r" = (fadd|fsub|fmul|fneg) (?=float|double|<)")
 
 
 def kernel_module(
-    text: str, mangled_name: str, name: str, parameter_bytes: list[int], shared: SharedMemory, check: bool
+    text: str,
+    mangled_name: str,
+    name: str,
+    parameter_bytes: list[int],
+    shared: SharedMemory,
+    check: bool,
+    contract: bool = True,
 ) -> str:
     """Step 2 for a module in which every function was inlined into the kernel ``mangled_name``: the complete module.
 
@@ -163,7 +169,8 @@ def kernel_module(
         raise UnsupportedIR("no kernel function in the module")
     parameters = split_arguments(match[2])
     calls: set[str] = set()
-    body = [rewrite_line(line, shared, calls) for line in contracted.sub(r" = \1 contract ", match[3]).splitlines()]
+    lines = contracted.sub(r" = \1 contract ", match[3]) if contract else match[3]
+    body = [rewrite_line(line, shared, calls) for line in lines.splitlines()]
     fibers = bool(calls & intrinsics.switching_calls.keys())
     if check:
         body = add_checks(body)

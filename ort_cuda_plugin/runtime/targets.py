@@ -10,16 +10,18 @@ from dataclasses import dataclass, field
 class Target:
     """A GPU architecture, or the emulated device on this host's CPU.
 
-    ``check`` compiles emulated kernels with the checking mode's calls before each access to memory.
+    ``check`` compiles emulated kernels with the checking mode's calls before each access to memory. Without
+    ``contract`` a product and a sum are never one operation with one rounding, for comparisons bit by bit.
     """
 
     kind: str
     compute_capability: tuple[int, int] = (0, 0)
     check: bool = False
+    contract: bool = True
 
     @staticmethod
-    def emulated(check: bool = False) -> Target:
-        return Target("emulated", check=check)
+    def emulated(check: bool = False, contract: bool = True) -> Target:
+        return Target("emulated", check=check, contract=contract)
 
     @staticmethod
     def cuda(major: int, minor: int) -> Target:
@@ -31,9 +33,9 @@ class Target:
 
     @property
     def arch(self) -> str:
-        """``"sm_90"`` for a GPU, ``"emulated"`` or ``"emulated_check"`` for the emulated device."""
+        """``"sm_90"`` for a GPU; for the emulated device ``"emulated"``, with what it is compiled with beside."""
         if self.is_emulated:
-            return "emulated_check" if self.check else "emulated"
+            return f"emulated{'_check' if self.check else ''}{'' if self.contract else '_uncontracted'}"
         major, minor = self.compute_capability
         return f"sm_{major}{minor}"
 
