@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -19,12 +21,19 @@ from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--declined", action="store_true", help="only nodes that do not run on the EP")
+    parser.add_argument(
+        "--program",
+        action="store_true",
+        help="print what each compiled cluster does, after each pass, in place of nodes",
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     path = model_path(arguments.model)
     emulate = select_device(arguments.device)
+    if arguments.program:
+        return _print_programs(arguments.model, path, emulate)
     try:
         with waiting(Console(stderr=True), "creating the session"):
             verdicts = ort_cuda_plugin.explain(path, emulate=emulate)
@@ -43,4 +52,18 @@ def execute(arguments: argparse.Namespace) -> int:
     console.print(table)
     counts = Counter(verdict.supported for verdict in verdicts)
     console.print(f"{counts[True]} of {len(verdicts)} nodes run on {ort_cuda_plugin.get_ep_name()}")
+    return ExitCode.OK
+
+
+def _print_programs(model: str, path: Path, emulate: bool) -> int:
+    """Prints the programs that are known when the session exists; sizes of inputs without one are guesses."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with waiting(Console(stderr=True), "creating the session"):
+                ort_cuda_plugin.session(path, emulate=emulate, provider_options={"program_folder": folder})
+        except Exception as error:
+            raise UserError(ExitCode.MODEL_FAILED, f"{model}: {error}") from error
+        for file in sorted(Path(folder).iterdir()):
+            print(f"cluster {file.stem}")
+            print(file.read_text())
     return ExitCode.OK

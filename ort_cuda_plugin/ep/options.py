@@ -9,6 +9,7 @@ known as a session entry without a prefix, too, after the other two.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,8 @@ class Options:
         device_id: CUDA ordinal (of the emulated devices, theirs); None: the device that ORT selected.
         use_tf32: float32 matrix products and convolutions of libraries may round inputs to TF32.
         deterministic: only algorithms that give the same bits in every run.
+        fusion: what one operator computes for another goes through no memory where that is possible.
+        program_folder: where the programs of compiled clusters are written as text; "" for nowhere.
         user_compute_stream: address of the ``cudaStream_t`` that all Runs use, 0 for the default stream; None: ORT gets
             a stream of our own for each thread.
         use_ep_level_unified_stream: one stream of our own for all threads of the session.
@@ -60,6 +63,8 @@ class Options:
     enable_cuda_graph: bool = False
     min_num_runs_before_cuda_graph_capture: int = 2
     cuda_graph_cache_size: int = 16
+    fusion: bool = True
+    program_folder: str = ""
 
     @property
     def max_automatic_graphs(self) -> int:
@@ -79,6 +84,12 @@ def _ordinal(text: str) -> int:
     if not text.strip().isdecimal():
         raise ValueError("use a CUDA ordinal: 0, 1, ...")
     return int(text)
+
+
+def _folder(text: str) -> str:
+    if not os.path.isdir(text):
+        raise ValueError("use a folder that exists")
+    return os.path.abspath(text)
 
 
 def _stream(text: str) -> int:
@@ -120,8 +131,10 @@ MEANINGFUL: dict[str, Callable[[str], Any]] = {
     "deterministic": _flag,
     "device_id": _ordinal,
     "enable_cuda_graph": _flag,
+    "fusion": _flag,
     "has_user_compute_stream": _flag,
     "min_num_runs_before_cuda_graph_capture": _count(1, 1000),
+    "program_folder": _folder,
     "use_ep_level_unified_stream": _flag,
     "use_tf32": _flag,
     "user_compute_stream": _stream,

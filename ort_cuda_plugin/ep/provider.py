@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from pathlib import Path
 from typing import Any
 
 from ..abi import host
@@ -111,7 +112,8 @@ class Provider:
         return options
 
     def _lowering_options(self) -> LoweringOptions:
-        return LoweringOptions(use_tf32=self.options.use_tf32, deterministic=self.options.deterministic)
+        options = self.options
+        return LoweringOptions(use_tf32=options.use_tf32, deterministic=options.deterministic, fusion=options.fusion)
 
     # ---- claims ----
 
@@ -167,6 +169,8 @@ class Provider:
         cluster = CompiledCluster(
             graph, self.device.properties(), self._lowering_options(), inputs, outputs, self._ranks, self._fed
         )
+        if self.options.program_folder:
+            cluster.show_program = _ProgramFile(Path(self.options.program_folder), name).append
         fused = FusedNode(name, cluster, self.device)
         self.fused_nodes.append(fused)
         fused.use_graphs(self.options.min_num_runs_before_cuda_graph_capture, self.options.max_automatic_graphs)
@@ -175,6 +179,18 @@ class Provider:
         info = core().compute_info_create(fused.pointer, self.device.pointer, len(inputs), len(outputs), error)
         check(error)
         return info
+
+
+class _ProgramFile:
+    """Where the programs of a fused node's plans are written, one after the other."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._path = folder / f"{name}.txt"
+        self._path.write_text("")
+
+    def append(self, text: str) -> None:
+        with self._path.open("a") as file:
+            file.write(text + "\n")
 
 
 def _choose(offered: list[DeviceInfo], device_id: int | None) -> DeviceInfo:

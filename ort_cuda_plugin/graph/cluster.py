@@ -14,7 +14,9 @@ from ..runtime.plan_format import Plan, PlanInput
 from .ir import Array, Constant, DType, Graph, InvalidModel, Node, Unsupported, Value
 from .lowering import Buffer, DeviceProperties, LoweringOptions, Tensor
 from .node_lowering import InputSymbols, NodeError, NodeLowering, Ranks, symbolic_input
+from .passes import Watch
 from .planner import KnownEntries, Tables, make_plan
+from .program_text import ProgramText
 from .symbolic import Dim
 
 if TYPE_CHECKING:
@@ -68,7 +70,8 @@ class CompiledCluster:
     those that were assumed when the nodes were claimed. ``fed`` names the values that the application feeds, so that
     ORT checks their shapes; default: all inputs. The owner sets
     ``weight_reader.read`` while the weights that were added exist. ``host_inputs`` are the indices of the inputs whose
-    contents decide shapes; set by `prepare`.
+    contents decide shapes; set by `prepare`. ``show_program``, where it is set, gets the program of each plan as text,
+    once after each pass.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class CompiledCluster:
         self.inputs = graph.inputs if inputs is None else [values[name] for name in inputs]
         self.outputs = graph.outputs if outputs is None else [values[name] for name in outputs]
         self.host_inputs: list[int] = []
+        self.show_program: Callable[[str], None] | None = None
         self.weight_reader = WeightReader()
         self._ranks = ranks
         self._fed = [fed is None or value.name in fed for value in self.inputs]
@@ -209,7 +213,14 @@ class CompiledCluster:
         producers = self.graph.producers()
         results = [(lowering.tensor(value), producers.get(value)) for value in self.outputs]
         tables = Tables(self._known)
-        return make_plan(lowering.ctx, plan_inputs, results, symbols.guards, tables, symbols.count), tables
+        plan = make_plan(lowering.ctx, plan_inputs, results, symbols.guards, tables, symbols.count, self._watch())
+        return plan, tables
+
+    def _watch(self) -> Watch | None:
+        if self.show_program is None:
+            return None
+        show, text = self.show_program, ProgramText([v.name for v in self.inputs], [v.name for v in self.outputs])
+        return lambda name, steps: show(text.program(name, steps))
 
     def _lower(self, lowering: NodeLowering, tensors: Sequence[Tensor]) -> None:
         for value, tensor in zip(self.inputs, tensors, strict=True):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from ..kernels.emit import emit
 from ..kernels.packed import pack
 from ..runtime.kernel import KernelSpec
 from ..runtime.plan_format import (
@@ -25,15 +24,14 @@ from ..runtime.plan_format import (
     Ref,
     RefKind,
 )
-from .fuse import fuse
 from .ir import Constant, InvalidModel, Node
 from .lowering import Lowering
 from .node_lowering import NodeError
-from .place import place
+from .passes import Watch, run_passes
 from .registers import Registers
 from .symbolic import Dim, Expr, Monomial, eq, select
 from .tensor import Buffer, BufferKind, Tensor
-from .trace import Arg, Copy, Float32, Float64, Int32, Int64, Launch, LibraryCall, Memset, ReadBack, Recordable, Step
+from .trace import Arg, Copy, Float32, Float64, Int32, Int64, Launch, LibraryCall, Memset, ReadBack, Recordable
 
 if TYPE_CHECKING:
     from ..runtime.libraries import LibraryProblem
@@ -108,15 +106,16 @@ def make_plan(
     input_guards: Iterable[Dim],
     tables: Tables,
     num_symbols: int,
+    watch: Watch | None = None,
 ) -> Plan:
     """The plan of the steps in ``ctx.trace`` for a cluster whose results are ``outputs``, with the nodes they are of.
 
     Symbols, of which there are ``num_symbols``, are the registers of ``inputs``. Buffers of the trace are changed:
-    outputs are placed in them. Raises NodeError where a node needs a number that no 64-bit integer holds.
+    outputs are placed in them. ``watch`` sees the steps after each pass. Raises NodeError where a node needs a number
+    that no 64-bit integer holds.
     """
     placed = _place_outputs(ctx, outputs)
-    live = _live_steps(ctx.trace.steps)
-    steps = emit(ctx, place(fuse(live)) if ctx.options.fusion else live)
+    steps = run_passes(ctx, watch)
     writer = _Writer(ctx, num_symbols, tables, steps)
     try:
         return writer.plan(inputs, placed, input_guards)
@@ -148,22 +147,6 @@ def _place_outputs(ctx: Lowering, outputs: Sequence[tuple[Tensor, Node | None]])
         buffer.index = index
         placed.append((tensor, node))
     return placed
-
-
-def _live_steps(steps: Sequence[Step]) -> list[Step]:
-    """The steps that an output depends on."""
-    needed: set[Buffer] = set()
-    live = []
-    for step in reversed(steps):
-        # What is read back may be the size of an output, or end a Run with an error: it counts as used.
-        if isinstance(step, ReadBack) or any(
-            buffer in needed or buffer.kind is BufferKind.OUTPUT for buffer in step.writes
-        ):
-            needed.update(step.reads)
-            needed.update(step.writes)
-            live.append(step)
-    live.reverse()
-    return live
 
 
 class _NodeNames:

@@ -1,0 +1,111 @@
+"""Steps as text, for people: what each computes, for which nodes, and the bytes that it reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .lowering import Tensor
+from .steps import Contract, Map, Rows
+from .symbolic import hint
+from .tensor import Buffer, BufferKind
+from .trace import Copy, Launch, LibraryCall, Memset, ReadBack, Step
+
+
+class ProgramText:
+    """Writes the programs of one plan; a buffer has one name in all of them. Sizes are those that are expected."""
+
+    def __init__(self, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        self._inputs, self._outputs = inputs, outputs
+        self._names: dict[Buffer, str] = {}
+
+    def program(self, name: str, steps: Sequence[Step]) -> str:
+        """The steps after the pass ``name``."""
+        lines = []
+        read = written = 0
+        for number, step in enumerate(steps):
+            reads, writes = _tensors(step)
+            read += sum(map(_bytes, reads))
+            written += sum(map(_bytes, writes))
+            nodes = ", ".join(f"{node.op_type} {node.name}".strip() for node in step.nodes) or "(inputs)"
+            lines.append(f"{number:4}  {_kind(step):28} {self._list(writes)} <- {self._list(reads)}")
+            lines.append(f"      {'':28} {nodes}")
+        header = f"after {name}: {len(steps)} steps, {_size(read)} read, {_size(written)} written"
+        return "\n".join([header, *lines, ""])
+
+    def _list(self, tensors: Iterable[Tensor]) -> str:
+        parts = []
+        for x in tensors:
+            shape = ", ".join(map(repr, x.shape))
+            parts.append(f"{self._name(x.buffer)} {x.dtype.short}[{shape}] {_size(_bytes(x))}")
+        return "; ".join(parts) or "-"
+
+    def _name(self, buffer: Buffer) -> str:
+        if buffer not in self._names:
+            if buffer.kind is BufferKind.INPUT:
+                name = self._inputs[buffer.index]
+            elif buffer.kind is BufferKind.OUTPUT:
+                name = self._outputs[buffer.index]
+            else:
+                prefix = {BufferKind.WEIGHT: "weight", BufferKind.STATE: "state", BufferKind.HOST: "sizes"}
+                name = f"{prefix.get(buffer.kind, '%')}{len(self._names)}"
+            self._names[buffer] = name
+        return self._names[buffer]
+
+
+def _kind(step: Step) -> str:
+    match step:
+        case Contract():
+            return "product"
+        case Rows():
+            return f"rows along {', '.join(map(str, sorted(step.axes)))}"
+        case Map():
+            return "map"
+        case Launch():
+            return step.kernel.name[:28]
+        case LibraryCall():
+            return "library call"
+        case Copy():
+            return "copy"
+        case Memset():
+            return "memset"
+        case ReadBack():
+            return "read-back"
+
+
+def _tensors(step: Step) -> tuple[list[Tensor], list[Tensor]]:
+    """What a step reads and writes, each place once."""
+    match step:
+        case Map():
+            read = [x for _, x in step.inputs]
+            if isinstance(step, Contract):
+                read = [step.a, step.b, *read]
+            return _distinct(read), _distinct(y for _, y in step.all_outputs)
+        case Launch() | LibraryCall():
+            tensors = [arg for arg in step.args if isinstance(arg, Tensor)]
+            writes = [x for x in tensors if x.buffer in step.writes]
+            return _distinct(x for x in tensors if x.buffer not in step.writes), _distinct(writes)
+        case Copy():
+            return [step.source], [step.destination]
+        case Memset():
+            return [], [step.destination]
+        case ReadBack():
+            return [step.source], []
+
+
+def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return list({(x.buffer, x.offset, x.strides, x.shape): x for x in tensors}.values())
+
+
+def _bytes(x: Tensor) -> int:
+    """Bytes of the elements that x is made of; repeated ones count once."""
+    count = 1
+    for dim, stride in zip(x.shape, x.strides, strict=True):
+        count *= 1 if stride == 0 else hint(dim)
+    return count * x.dtype.itemsize
+
+
+def _size(count: int) -> str:
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count} B"
