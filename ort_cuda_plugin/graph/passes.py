@@ -8,6 +8,7 @@ from typing import TypeAlias
 from ..kernels.emit import emit
 from .fuse import fuse
 from .lowering import Lowering
+from .merge import merge
 from .place import place
 from .tensor import Buffer, BufferKind
 from .trace import ReadBack, Recordable, Step
@@ -51,5 +52,6 @@ def live(steps: Sequence[Step]) -> list[Step]:
 PASSES: tuple[tuple[str, Callable[[Sequence[Step]], list[Step]]], ...] = (
     ("live", live),
     ("fuse", fuse),
+    ("merge", merge),
     ("place", place),
 )

@@ -23,7 +23,7 @@ def place(steps: Sequence[Step]) -> list[Step]:
 
 
 @dataclass(frozen=True)
-class _Copy:
+class Copy:
     """Output ``number`` of a step writes to ``target`` what all of ``source`` holds."""
 
     number: int
@@ -49,7 +49,7 @@ class _Placement:
     def _place_one(self, position: int, step: Map) -> bool:
         return any(self._place(position, step, copy) for copy in _copies(step))
 
-    def _place(self, position: int, step: Map, copy: _Copy) -> bool:
+    def _place(self, position: int, step: Map, copy: Copy) -> bool:
         """Makes the copy's source a view of its target and leaves the copy out, where that is possible."""
         users = sorted(self.users[copy.source.buffer])
         if not self._is_free(position, users, copy):
@@ -59,7 +59,7 @@ class _Placement:
         for user in users:
             moved = changed.get(user, self.steps[user])
             if moved is not None:
-                viewed = _with_view(moved, copy)
+                viewed = with_view(moved, copy)
                 if viewed is None:
                     return False
                 changed[user] = viewed
@@ -71,7 +71,7 @@ class _Placement:
             here.discard(position)
         return True
 
-    def _is_free(self, position: int, users: Sequence[int], copy: _Copy) -> bool:
+    def _is_free(self, position: int, users: Sequence[int], copy: Copy) -> bool:
         """Whether nothing else writes to the place, and it exists from the first step on that would use it."""
         source, target = copy.source.buffer, copy.target.buffer
         first = min(users[0], position)
@@ -94,14 +94,14 @@ class _Placement:
         return True
 
 
-def _copies(step: Map) -> Iterable[_Copy]:
+def _copies(step: Map) -> Iterable[Copy]:
     for number, (value, target) in enumerate(step.outputs):
         sources = [x for leaf, x in step.inputs if leaf is value and x.shape == step.shape]
         sources += [y for other, y in step.outputs[:number] if other is value]
         for source in sources:
             is_whole = source.buffer.kind is BufferKind.SCRATCH and dense(source) and source.shape == target.shape
             if is_whole and source.buffer is not target.buffer and source.dtype is target.dtype:
-                yield _Copy(number, source, target)
+                yield Copy(number, source, target)
 
 
 def _are_apart(x: Tensor, y: Tensor) -> bool:
@@ -121,7 +121,7 @@ def _are_apart(x: Tensor, y: Tensor) -> bool:
     return False
 
 
-def _with_view(step: Step, copy: _Copy) -> Step | None:
+def with_view(step: Step, copy: Copy) -> Step | None:
     """The step with views of the copy's target in place of those of its source; None where it cannot have them."""
     if not isinstance(step, Map):
         return None
@@ -141,11 +141,11 @@ class _NoView(Exception):
     """A view of the source is none of the target."""
 
 
-def _moved_outputs(outputs: Sequence[Output], copy: _Copy) -> tuple[Output, ...]:
+def _moved_outputs(outputs: Sequence[Output], copy: Copy) -> tuple[Output, ...]:
     return tuple((value, _moved(y, copy)) for value, y in outputs)
 
 
-def _moved(x: Tensor, copy: _Copy) -> Tensor:
+def _moved(x: Tensor, copy: Copy) -> Tensor:
     if x.buffer is not copy.source.buffer:
         return x
     if x.dtype is not copy.target.dtype:
