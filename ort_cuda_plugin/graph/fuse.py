@@ -356,7 +356,12 @@ def _join_sums(producer: Contract, consumer: Map, kept: Sequence[Output]) -> Map
     if isinstance(consumer, (Rows, Contract)):
         return None
     read = [x for _, x in consumer.inputs if any(x.buffer is y.buffer for _, y in producer.outputs)]
-    own = consumer if consumer.shape == producer.shape else _rebased(consumer, producer.shape, read[0])
+    own: Map | None = consumer
+    if consumer.shape != producer.shape:
+        own = _rebased(consumer, producer.shape, read[0])
+        if own is None:
+            producer, kept = _split(producer, consumer, read[0], kept)
+            own = _rebased(consumer, producer.shape, read[0])
     if own is None:
         return None
     strides = contiguous_strides(producer.shape)
@@ -374,6 +379,39 @@ def _join_sums(producer: Contract, consumer: Map, kept: Sequence[Output]) -> Map
     outputs = (*kept, *((new(x), y) for x, y in own.outputs))
     inputs = used_inputs([*producer.inputs, *rest], [x for x, _ in outputs])
     return _unified(replace(producer, nodes=_nodes(producer, consumer), inputs=inputs, outputs=outputs))
+
+
+def _split(producer: Contract, consumer: Map, x: Tensor, kept: Sequence[Output]) -> tuple[Contract, Sequence[Output]]:
+    """The product with more dimensions for its rows and columns, where the consumer reads them as several."""
+    path = find_path(consumer.shape, broadcast_strides(x, consumer.shape), x.offset, producer.shape)
+    batch = len(producer.batch)
+    if path is None or any(len(axes) > 1 for axes in path.digits[:batch]):
+        return producer, kept
+    shape: list[Dim] = []
+    for number, dim in enumerate(producer.shape):
+        axes = path.digits[number]
+        shape += [consumer.shape[axis] for axis in reversed(axes)] if len(axes) > 1 else [dim]
+
+    def placed(y: Tensor) -> Tensor:
+        strides: list[Dim] = []
+        for axes, stride in zip(path.digits, broadcast_strides(y, producer.shape), strict=True):
+            strides += [stride * path.factors[axis] for axis in reversed(axes)] if len(axes) > 1 else [stride]
+        return Tensor(y.dtype, shape, y.buffer, strides=strides, offset=y.offset)
+
+    def all_placed(pairs: Sequence[Input]) -> tuple[Input, ...]:
+        return tuple((scalar, y if y.size == 1 else placed(y)) for scalar, y in pairs)
+
+    end = len(producer.shape) - producer.column_axes
+    rows, columns = path.digits[batch:end], path.digits[end:]
+    split = replace(
+        producer,
+        shape=tuple(shape),
+        inputs=all_placed(producer.inputs),
+        outputs=all_placed(producer.outputs),
+        row_axes=sum(max(len(axes), 1) for axes in rows),
+        column_axes=sum(max(len(axes), 1) for axes in columns),
+    )
+    return split, all_placed(kept)
 
 
 # ---- joint steps ----

@@ -47,7 +47,7 @@ def _users(steps: Sequence[Step]) -> dict[Buffer, list[int]]:
 
 def _is_mergeable(step: Contract) -> bool:
     """Whether the weights are constant, and the only result is an intermediate."""
-    if len(step.outputs) != 1 or step.b.rank != 2 or not step.b.is_constant:
+    if len(step.outputs) != 1 or step.b.rank != 2 or not step.b.is_constant or step.column_axes != 1:
         return False
     y = step.outputs[0][1]
     return dense(y) and y.buffer.kind is BufferKind.SCRATCH and isinstance(step.shape[-1], int)

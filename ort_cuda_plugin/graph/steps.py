@@ -77,13 +77,19 @@ class Contract(Map):
     """A matrix product a [batch..., m, k] @ b [batch..., k, n], and a Map over its sums.
 
     ``total`` is the leaf that stands for a sum, in the type in which it is accumulated; ``core`` is what the product
-    alone gives, before any other step joined.
+    alone gives, before any other step joined. The last ``column_axes`` dimensions are n, ``row_axes`` before them m.
     """
 
     a: Tensor = field(kw_only=True)
     b: Tensor = field(kw_only=True)
     total: Scalar = field(kw_only=True)
     core: Scalar = field(kw_only=True)
+    row_axes: int = field(default=1, kw_only=True)
+    column_axes: int = field(default=1, kw_only=True)
+
+    @property
+    def batch(self) -> tuple[Dim, ...]:
+        return self.shape[: -self.row_axes - self.column_axes]
 
     @property
     def reads(self) -> tuple[Buffer, ...]:

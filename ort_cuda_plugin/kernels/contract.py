@@ -109,7 +109,7 @@ def _contiguous_axis(x: Tensor, row: str, column: str) -> str:
 
 def _call(ctx: Lowering, step: Contract) -> _Call:
     a, b = _with_rows_folded(ctx, step.a, step.b), step.b
-    batch = step.shape[:-2]
+    batch = step.batch
     folded = a.rank == 2 and all(dim == 1 for dim in b.shape[:-2])
     if folded:
         b = ctx.view(b, b.shape[-2:], b.strides[-2:], b.offset)
@@ -151,11 +151,12 @@ def _launch(ctx: Lowering, step: Contract, call: _Call) -> None:
     a, b, (m, n, _) = call.a, call.b, call.sizes
     reach = [x.shape[-2] * x.strides[-2] + x.shape[-1] * x.strides[-1] for x in (a, b)]
     index = ctx.index_dtype(*reach)
-    rank = len(step.shape)
-    rows = [Axes("row", range(rank - 1))]
+    batch, end = len(step.batch), len(step.shape)
+    columns = end - step.column_axes
+    rows = [Axes("row", range(columns))]
     if not call.rows_folded:
-        rows = [Axes("batch", range(rank - 2)), Axes("row", [rank - 2])]
-    epilogue, args = make_epilogue(ctx, step, step.total, rows, Axes("column", [rank - 1]))
+        rows = [Axes("batch", range(batch)), Axes("row", range(batch, columns))]
+    epilogue, args = make_epilogue(ctx, step, step.total, rows, Axes("column", range(columns, end)))
     form = (a.dtype.short, epilogue, *call.contiguous, len(call.batch), index)
     few_rows = le(m, MAX_ROWS) if call.contiguous[1] else 0
     if few_rows != 0:
@@ -236,6 +237,9 @@ def _bias(step: Contract) -> Tensor | None:
         return None
     added = core.operands[1].operands[0] if core.operands[1].op == "cast" else core.operands[1]
     for leaf, x in step.inputs:
-        if leaf is added and x.dtype is step.a.dtype and broadcast_strides(x, step.shape)[-2:] == (0, 1):
-            return x
+        if leaf is added and x.dtype is step.a.dtype:
+            strides = broadcast_strides(x, step.shape)
+            dims, (along,) = collapse(step.shape[-step.column_axes :], [strides[-step.column_axes :]])
+            if all(stride == 0 for stride in strides[: -step.column_axes]) and (not dims or along == (1,)):
+                return x
     return None
