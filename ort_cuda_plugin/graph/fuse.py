@@ -16,7 +16,7 @@ from ..kernels.scalar import Scalar, reachable
 from .ir import Node
 from .lowering import broadcast_strides
 from .paths import Path, covers, find_path
-from .steps import Contract, Input, Map, Output, Rows, Substitution, dense, stored, used_inputs
+from .steps import Contract, Input, Map, Output, Rows, Substitution, Sums, dense, stored, used_inputs
 from .symbolic import Dim, hint, product
 from .tensor import Buffer, BufferKind, Tensor, contiguous_strides
 from .trace import ReadBack, Step
@@ -77,7 +77,7 @@ class _Fusion:
             if len(writers) != 1 or not isinstance(writers[0], Map) or writers[0] is consumer:
                 continue
             producer = writers[0]
-            if isinstance(consumer, Contract) and buffer in (consumer.a.buffer, consumer.b.buffer):
+            if isinstance(consumer, Sums) and any(buffer is x.buffer for x in consumer.operands):
                 continue  # the sums need all of it
             later = self._dependents(producer, consumer, position)
             if later is None:
@@ -133,7 +133,7 @@ class _Fusion:
             or any(step is not consumer for step in self.readers.get(output[1].buffer, ()))
         ]
         joint: Map | None
-        if isinstance(producer, Contract):
+        if isinstance(producer, Sums):
             joint = _join_sums(producer, consumer, kept)
         elif isinstance(producer, Rows):
             joint = _join_rows(producer, consumer, kept)
@@ -264,7 +264,7 @@ def _join_rows(producer: Rows, consumer: Map, kept: Sequence[Output]) -> Map | N
     if isinstance(consumer, Rows):
         if consumer.axes != producer.axes or consumer.shape != producer.shape:
             return None
-    elif isinstance(consumer, Contract):
+    elif isinstance(consumer, Sums):
         return None
     row_buffers = {y.buffer for _, y in producer.row_outputs}
     element_buffers = {y.buffer for _, y in producer.outputs}
@@ -351,15 +351,15 @@ def _rebased(consumer: Map, shape: tuple[Dim, ...], x: Tensor) -> Map | None:
     return None if inputs is None or outputs is None else replace(consumer, shape=shape, inputs=inputs, outputs=outputs)
 
 
-def _join_sums(producer: Contract, consumer: Map, kept: Sequence[Output]) -> Map | None:
-    """A product takes in an elementwise map of all its results."""
-    if isinstance(consumer, (Rows, Contract)):
+def _join_sums(producer: Sums, consumer: Map, kept: Sequence[Output]) -> Map | None:
+    """A product or convolution takes in an elementwise map of all its results."""
+    if isinstance(consumer, (Rows, Sums)):
         return None
     read = [x for _, x in consumer.inputs if any(x.buffer is y.buffer for _, y in producer.outputs)]
     own: Map | None = consumer
     if consumer.shape != producer.shape:
         own = _rebased(consumer, producer.shape, read[0])
-        if own is None:
+        if own is None and isinstance(producer, Contract):
             producer, kept = _split(producer, consumer, read[0], kept)
             own = _rebased(consumer, producer.shape, read[0])
     if own is None:

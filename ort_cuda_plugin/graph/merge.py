@@ -88,7 +88,7 @@ def _merge(steps: list[Step], positions: Sequence[int], users: dict[Buffer, list
         first,
         nodes=tuple(dict.fromkeys(node for step in products for node in step.nodes)),
         shape=shape,
-        b=_joined([step.b for step in products], axis=1),
+        operands=(first.a, _joined([step.b for step in products], axis=1)),
         inputs=inputs,
         outputs=((first.outputs[0][0], joined),),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..kernels.layout import collapse
 from .paths import exact_quotient, find_path
-from .steps import Contract, Map, Output, Rows, dense
+from .steps import Contract, Map, Output, Rows, Sums, dense
 from .symbolic import Dim, le
 from .tensor import Buffer, BufferKind, Tensor
 from .trace import ReadBack, Step
@@ -131,7 +131,9 @@ def with_view(step: Step, copy: Copy) -> Step | None:
         if isinstance(changed, Rows):
             changed = replace(changed, row_outputs=_moved_outputs(changed.row_outputs, copy))
         if isinstance(changed, Contract):
-            changed = replace(changed, a=_moved(changed.a, copy), b=_moved(changed.b, copy))
+            changed = replace(changed, operands=tuple(_moved(x, copy) for x in changed.operands))
+        elif isinstance(changed, Sums) and any(x.buffer is copy.source.buffer for x in changed.operands):
+            return None  # convolutions read dense tensors
     except _NoView:
         return None
     return changed

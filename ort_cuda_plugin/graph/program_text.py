@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from .lowering import Tensor
-from .steps import Contract, Map, Rows
+from .steps import Contract, Map, Rows, Sums
 from .symbolic import hint
 from .tensor import Buffer, BufferKind
 from .trace import Copy, Launch, LibraryCall, Memset, ReadBack, Step
@@ -56,6 +56,8 @@ def _kind(step: Step) -> str:
     match step:
         case Contract():
             return "product"
+        case Sums():
+            return "convolution"
         case Rows():
             return f"rows along {', '.join(map(str, sorted(step.axes)))}"
         case Map():
@@ -77,8 +79,8 @@ def _tensors(step: Step) -> tuple[list[Tensor], list[Tensor]]:
     match step:
         case Map():
             read = [x for _, x in step.inputs]
-            if isinstance(step, Contract):
-                read = [step.a, step.b, *read]
+            if isinstance(step, Sums):
+                read = [*step.operands, *read]
             return _distinct(read), _distinct(y for _, y in step.all_outputs)
         case Launch() | LibraryCall():
             tensors = [arg for arg in step.args if isinstance(arg, Tensor)]

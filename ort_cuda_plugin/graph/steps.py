@@ -6,15 +6,18 @@ are Scalars whose leaves are elements of its inputs. Every tensor of a step broa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..kernels.row_program import Row, Stage
 from ..kernels.scalar import Scalar, reachable
 from .ir import NARROW_FLOATS, DType, Node
 from .symbolic import Dim
 from .tensor import Buffer, BufferKind, Tensor
+
+if TYPE_CHECKING:
+    from .lowering import Lowering
 
 Input: TypeAlias = tuple[Scalar, Tensor]
 """A leaf and the tensor whose elements it stands for."""
@@ -73,27 +76,55 @@ class Rows(Map):
 
 
 @dataclass(frozen=True, eq=False)
-class Contract(Map):
-    """A matrix product a [batch..., m, k] @ b [batch..., k, n], and a Map over its sums.
+class Sums(Map):
+    """A Map over sums of products of the elements of ``operands``.
 
-    ``total`` is the leaf that stands for a sum, in the type in which it is accumulated; ``core`` is what the product
-    alone gives, before any other step joined. The last ``column_axes`` dimensions are n, ``row_axes`` before them m.
+    ``total`` is the leaf that stands for a sum, in the type in which it is accumulated; ``core`` is what the operator
+    alone gives, before any other step joined.
     """
 
-    a: Tensor = field(kw_only=True)
-    b: Tensor = field(kw_only=True)
+    operands: tuple[Tensor, ...] = field(kw_only=True)
     total: Scalar = field(kw_only=True)
     core: Scalar = field(kw_only=True)
+
+    @property
+    def reads(self) -> tuple[Buffer, ...]:
+        return tuple(dict.fromkeys((*(x.buffer for x in self.operands), *super().reads)))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the operator's result is the sum itself."""
+        return self.core is self.total or (self.core.op == "cast" and self.core.operands == (self.total,))
+
+
+@dataclass(frozen=True, eq=False)
+class Contract(Sums):
+    """A matrix product a [batch..., m, k] @ b [batch..., k, n], and a Map over its sums.
+
+    The last ``column_axes`` dimensions of the result are n, the ``row_axes`` before them are m.
+    """
+
     row_axes: int = field(default=1, kw_only=True)
     column_axes: int = field(default=1, kw_only=True)
+
+    @property
+    def a(self) -> Tensor:
+        return self.operands[0]
+
+    @property
+    def b(self) -> Tensor:
+        return self.operands[1]
 
     @property
     def batch(self) -> tuple[Dim, ...]:
         return self.shape[: -self.row_axes - self.column_axes]
 
-    @property
-    def reads(self) -> tuple[Buffer, ...]:
-        return tuple(dict.fromkeys((self.a.buffer, self.b.buffer, *super().reads)))
+
+@dataclass(frozen=True, eq=False)
+class Convolve(Sums):
+    """A convolution, which ``launch`` makes, and a Map over its sums: [images, channels, space...]."""
+
+    launch: Callable[[Lowering, Convolve], None] = field(kw_only=True)
 
 
 def used_inputs(inputs: Iterable[Input], expressions: Iterable[Scalar]) -> tuple[Input, ...]:

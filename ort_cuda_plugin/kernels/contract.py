@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..graph.ir import DType
@@ -16,7 +16,7 @@ from ..graph.lowering import (
     broadcast_shapes,
     broadcast_strides,
 )
-from ..graph.steps import Contract, Input, Map, Output, Substitution, used_inputs
+from ..graph.steps import Contract, Input, Map, Output, Substitution, Sums, used_inputs
 from ..graph.symbolic import Dim, ceildiv, eq, hint, is_const, le, logical_or, lt, product, select
 from ..runtime.libraries import MATMUL, WORKSPACE_BYTES, LibraryProblem, ProblemFlags
 from . import scalar as s
@@ -27,7 +27,7 @@ from .matmul import FLAT, SQUARE, TALL, Product, RowProduct, TiledProduct
 from .scalar import Scalar
 from .tiles import Tile
 
-__all__ = ["choose_tile", "launch_contract", "multiply", "precision_flags"]
+__all__ = ["choose_tile", "launch_contract", "launch_rest", "multiply", "precision_flags"]
 
 MAX_ROWS = 4
 """Products of at most this many rows go to the kernel for few rows."""
@@ -57,7 +57,7 @@ def multiply(
     out = ctx.empty(shape, a.dtype)
     inputs = loadable(ctx, used_inputs(zip(leaves, others, strict=True), [core]))
     a, b = ctx.materialize(a), ctx.materialize(b)
-    step = Contract(ctx.nodes, shape, inputs, ((core, out),), a=a, b=b, total=total, core=core)
+    step = Contract(ctx.nodes, shape, inputs, ((core, out),), operands=(a, b), total=total, core=core)
     record(ctx, step, launch_contract)
     return out
 
@@ -191,7 +191,7 @@ def _call_library(ctx: Lowering, step: Contract, call: _Call) -> bool:
     if "cublaslt" not in ctx.device.libraries or not a.dtype.is_float or len(call.batch) > 1 or "" in call.contiguous:
         return False
     bias = _bias(step)
-    if bias is None and step.core is not step.total and step.core.operands != (step.total,):
+    if bias is None and not step.is_plain:
         return False
     flags = precision_flags(ctx.options) | (ProblemFlags(0) if bias is None else ProblemFlags.BIAS)
     leading = []
@@ -216,18 +216,18 @@ def _call_library(ctx: Lowering, step: Contract, call: _Call) -> bool:
     sizes = [m, n, k, *leading, call.batch[0], call.a_batch[0], call.b_batch[0], WORKSPACE_BYTES]
     problem = LibraryProblem(MATMUL, a.dtype.onnx, flags)
     ctx.library(problem, [*tensors, *map(Int64, sizes)], writes=(out, workspace))
-    launch_rest(ctx, step, out)
+    leaf = Scalar(out.dtype, "leaf")
+    launch_rest(ctx, step, {step.core: leaf}, (leaf, out))
     return True
 
 
-def launch_rest(ctx: Lowering, step: Contract, core: Tensor) -> None:
-    """Launches as a map what follows ``step.core``, whose values a library wrote to ``core``."""
-    leaf = Scalar(core.dtype, "leaf")
-    new = Substitution({step.core: leaf})
-    outputs: tuple[Output, ...] = tuple((new(x), y) for x, y in step.outputs if y is not core)
+def launch_rest(ctx: Lowering, step: Sums, replaced: Mapping[Scalar, Scalar], known: Input) -> None:
+    """Launches as a map what follows the values of ``known``, which a library wrote."""
+    new = Substitution(replaced)
+    outputs: tuple[Output, ...] = tuple((new(x), y) for x, y in step.outputs if y is not known[1])
     if outputs:
-        inputs: list[Input] = [(leaf, core), *step.inputs]
-        launch_map(ctx, Map(step.nodes, step.shape, used_inputs(inputs, [x for x, _ in outputs]), outputs))
+        inputs = used_inputs([known, *step.inputs], [x for x, _ in outputs])
+        launch_map(ctx, Map(step.nodes, step.shape, inputs, outputs))
 
 
 def _bias(step: Contract) -> Tensor | None:

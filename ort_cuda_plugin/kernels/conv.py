@@ -14,6 +14,7 @@ import numpy as np
 
 from ..graph.ir import Array
 from ..runtime.kernel import KernelSpec, spec_property
+from .epilogue import Epilogue
 from .tiles import (
     Element,
     Operand,
@@ -25,9 +26,11 @@ from .tiles import (
     log2,
     pipeline,
     place_type,
-    store_matrix,
+    store_tile,
 )
 
+COORDINATES = ("image = int32(batch // groups)", "channel = int32(group * rows + row)")
+"""What an epilogue of a convolution takes for coordinates, beside those in space."""
 OUTSIDE = -(2**30)
 """A coordinate that no tensor has, even after a padded position is added to it."""
 
@@ -67,18 +70,19 @@ class TiledConv:
 
     Arguments of a launch, in order::
 
-        out, x, weights, table (of `patch_table`, *i32), [bias,] rows, positions, k (not padded), channels, groups,
-        [in z,] in y, in x, [out y,] out x, strides [z,] y, x, pads at the beginning [z,] y, x
+        x, weights, table (of `patch_table`, *i32), rows, positions, k (not padded), channels, groups,
+        [in z,] in y, in x, [out y,] out x, strides [z,] y, x, pads at the beginning [z,] y, x, those of the epilogue
 
-    all int32. ``index`` is the type of places within one image of x. ``packed`` weights come from `pack_weights`,
-    others are as ONNX has them. The grid is (ceil(positions/tile.n) * ceil(rows/tile.m) * groups * images, 1, 1).
+    int32 but for the epilogue's, whose coordinates are ``image``, ``channel`` and ``column``, a position in space.
+    ``index`` is the type of places within one image of x. ``packed`` weights come from `pack_weights`, others are as
+    ONNX has them. The grid is (ceil(positions/tile.n) * ceil(rows/tile.m) * groups * images, 1, 1).
     """
 
     storage: str
+    epilogue: Epilogue
     tile: Tile
     rank: int = 2
     packed: bool = True
-    bias: bool = False
     index: str = "i32"
 
     @spec_property
@@ -89,9 +93,8 @@ class TiledConv:
         names += [f"in_{axis}" for axis in axes] + [f"out_{axis}" for axis in axes[1:]]
         names += [f"stride_{axis}" for axis in axes] + [f"pad_{axis}" for axis in axes]
         matrix = f"*{self.storage}"
-        parameters = [("out", matrix), ("x", matrix), ("weights", matrix), ("table", "*i32")]
-        parameters += [("bias", matrix)] if self.bias else []
-        parameters += [(name, "i32") for name in names]
+        parameters = [("x", matrix), ("weights", matrix), ("table", "*i32"), *((name, "i32") for name in names)]
+        parameters += self.epilogue.parameters
         prologue = f"""
             tiles_n = int32((positions + {tile.n - 1}) >> {log2(tile.n)})
             tiles_m = int32((rows + {tile.m - 1}) >> {log2(tile.m)})
@@ -113,17 +116,14 @@ class TiledConv:
             weights = "a_base = int64(group) * int64(rows) * int64(k_end)"
             operand = Operand("a", "weights", "row0", "rows", "k_end", "k_end", "1", True)
             fill = fill_matrix(operand, tile.m, tile, element, "int32")
-        value = f"total + {element.load('bias', 'group * rows + row')}" if self.bias else "total"
         body = [
             prologue,
             weights,
             declare(tile, element.accumulator),
             self._patch(),
             pipeline(tile, element.accumulator, f"{fill}\n{self._fill_patches(element)}"),
-            store_matrix(
-                tile, "rows", "positions", "int64(batch) * int64(rows) * int64(positions)", value, element
-            ),
-        ]  # fmt: skip
+            store_tile(tile, "rows", "positions", element, self.epilogue, COORDINATES),
+        ]
         header = f"def kernel({', '.join(name for name, _ in parameters)}):"
         return KernelSpec(
             name=f"conv{self.rank}d_{tile.name}_{self.storage}",

@@ -1,11 +1,11 @@
-"""From steps to launches: makes the kernel of every map, row program and product of a trace."""
+"""From steps to launches: makes the kernel of every map, row program, product and convolution of a trace."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from ..graph.lowering import Lowering
-from ..graph.steps import Contract, Map, Rows
+from ..graph.steps import Contract, Convolve, Map, Rows
 from ..graph.trace import Recordable, Step
 from .contract import launch_contract
 from .elementwise import launch_map
@@ -25,6 +25,8 @@ def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
             ctx.nodes = step.nodes
             if isinstance(step, Contract):
                 launch_contract(ctx, step)
+            elif isinstance(step, Convolve):
+                step.launch(ctx, step)
             elif isinstance(step, Rows):
                 launch_rows(ctx, step)
             else:

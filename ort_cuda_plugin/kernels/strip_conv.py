@@ -24,7 +24,8 @@ import numpy as np
 from ort_cuda_plugin.graph.ir import Array
 from ort_cuda_plugin.runtime.kernel import KernelSpec, spec_property
 
-from .tiles import THREADS, Element, indent, place_type
+from .epilogue import Epilogue
+from .tiles import THREADS, Element, indent, indented, place_type
 
 PHASE_ENTRIES = 12
 """Integers of a phase in the table of `Phases`."""
@@ -113,7 +114,7 @@ class StripConv:
 
     Arguments of a launch, in order (names with an axis have one for each, the slowest first)::
 
-        out, x, weights (of `pack_strips`, of the accumulators' type), [bias,] [phases (*i32),] rows, channels, groups,
+        x, weights (of `pack_strips`, of the accumulators' type), [phases (*i32),] rows, channels, groups,
         tiles (of rows), taps (of the kernel), positions (of threads in one image and group), strips (of them along x),
         chunks (of positions, one for each block), in <axes>, out <axes>, strides, pads at the beginning, steps, then
         plain: sizes of the kernel; transposed: number of phases, counts (of outputs of one phase; not along x), bases
@@ -124,10 +125,10 @@ class StripConv:
     """
 
     storage: str
+    epilogue: Epilogue
     rows: int
     width: int = 1
     rank: int = 2
-    bias: bool = False
     transposed: bool = False
     stride: int = 0
     index: str = "i32"
@@ -159,8 +160,7 @@ class StripConv:
     def spec(self) -> KernelSpec:
         axes = self.axes
         matrix, packed = f"*{self.storage}", f"*{self.accumulator}"
-        parameters = [("out", matrix), ("x", matrix), ("weights", packed)]
-        parameters += [("bias", matrix)] if self.bias else []
+        parameters = [("x", matrix), ("weights", packed)]
         parameters += [("phases", "*i32")] if self.transposed else []
         names = ["rows", "channels", "groups", "tiles", "taps", "positions", "strips", "chunks"]
         names += [f"{what}_{axis}" for what in ("in", "out", "stride", "pad", "step") for axis in axes]
@@ -169,6 +169,7 @@ class StripConv:
         else:
             names += [f"taps_{axis}" for axis in axes]
         parameters += [(name, "i32") for name in names]
+        parameters += self.epilogue.parameters
         body = [*self._decode(), *self._starts(), *self._sum(), *self._store()]
         header = f"def kernel({', '.join(name for name, _ in parameters)}):"
         return KernelSpec(
@@ -301,39 +302,32 @@ class StripConv:
         return "\n".join(["if whole:", *(f"    {x}" for x in whole), "else:", *(f"    {x}" for x in checked)])
 
     def _store(self) -> list[str]:
-        place, element = place_type(self.index), self.element
-        size = " * ".join(f"out_{axis}" for axis in self.axes)
-        inner = "o" + self.axes[0]
-        for axis in self.axes[1:-1]:
-            inner = f"{place}({inner} * out_{axis} + o{axis})"
-        lines = [
-            f"size = {place}({size})",
-            f"to = {place}({place}({place}(plane * rows) + {place}(tile * {self.rows})) * size)",
-            f"to = {place}(to + {place}({place}({inner} * out_x) + ox))",
-            f"left = int32(rows - tile * {self.rows})",
-        ]
-        total = "buffer[i]"
+        """Each row of sums goes to the epilogue, whose last coordinate is that along x."""
+        lines = ["image_of_batch = int32(plane // groups)", f"left = int32(rows - tile * {self.rows})"]
+        if self.width == 1:
+            lines += [f"buffer = array_pointer(cuda.local.array(1, {self.element.accumulator}))"]
+            lines += ["if uint32(ox) >= uint32(out_x):", "    return"] if self.transposed else []
+        else:
+            lines.append(f"every = ox >= 0 and ox + {self.width - 1} * {self.spacing} < out_x")
+        for row in range(self.rows):
+            lines += [
+                f"if {row} < left:",
+                f"    copy_strip_{self.accumulator}(buffer, sums, {row}, {self.width})",
+                f"    channel = int32(group * rows + tile * {self.rows} + {row})",
+                *indented(self.epilogue.row_lines, 1),
+                *indented(self._store_row(), 1),
+            ]
+        return lines
 
-        def write(row: str, value: str, offset: str) -> list[str]:
-            added = f" + {element.load('bias', f'group * rows + tile * {self.rows} + {row}')}" if self.bias else ""
-            return [f"out[{place}(to + {offset})] = {element.cast(f'({value}{added})')}"]
+    def _store_row(self) -> list[str]:
+        def write(column: str, total: str) -> list[str]:
+            elements = [*self.epilogue.elements("_0"), *self.epilogue.stores("_0")]
+            return [f"column_0 = {column}", f"total_0 = {total}", *elements]
 
         if self.width == 1:
-            lines += [f"buffer = array_pointer(cuda.local.array(1, {element.accumulator}))"]
-            lines += ["if uint32(ox) >= uint32(out_x):", "    return"] if self.transposed else []
-            for row in range(self.rows):
-                lines += [f"if {row} < left:", f"    copy_strip_{self.accumulator}(buffer, sums, {row}, 1)"]
-                lines += [f"    {text}" for text in write(str(row), "buffer[0]", f"{place}({row} * size)")]
-            return lines
-        every = f"ox >= 0 and ox + {self.width - 1} * {self.spacing} < out_x"
-        lines.append(f"every = {every}")
-        for row in range(self.rows):
-            lines += [f"if {row} < left:", f"    copy_strip_{self.accumulator}(buffer, sums, {row}, {self.width})"]
-            lines += ["    if every:", f"        for i in range({self.width}):"]
-            offset = f"int32(i) * {self.spacing}" if self.spacing != "1" else "int32(i)"
-            lines += [f"            {text}" for text in write(str(row), total, offset)]
-            lines += ["    else:", f"        for i in range({self.width}):"]
-            lines += [f"            if uint32(ox + {offset}) < uint32(out_x):"]
-            lines += [f"                {text}" for text in write(str(row), total, offset)]
-            lines += [f"    to = {place}(to + size)"]
-        return lines
+            return write("ox", "buffer[0]")
+        offset = f"int32(i) * {self.spacing}" if self.spacing != "1" else "int32(i)"
+        each = write(f"int32(ox + {offset})", "buffer[i]")
+        loop = f"    for i in range({self.width}):"
+        inside = f"        if uint32(ox + {offset}) < uint32(out_x):"
+        return ["if every:", loop, *indented(each, 2), "else:", loop, inside, *indented(each, 3)]

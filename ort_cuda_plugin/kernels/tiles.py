@@ -247,49 +247,10 @@ def fill_packed(pointer: str, base: str, tile: Tile, element: Element) -> str:
     )
 
 
-def store_matrix(tile: Tile, rows: str, columns: str, base: str, value: str, element: Element) -> str:
-    """Writes the block's accumulators to ``out``, whose rows of ``columns`` elements begin at index ``base`` (int64).
-
-    The block's tile begins at (``row0``, ``column0``) of a matrix of ``rows`` x ``columns``. ``value`` is the stored
-    expression of ``total`` at (``row``, ``column``). Through shared memory, so that neighbours in memory are written
-    together.
-    """
-    per_line = tile.n // CHUNK
-    sizes = f"{tile.thread_m}, {tile.thread_n}"
-    lines = [
-        f"to = int64(int32(thread_row * {tile.n} + thread_column))",
-        f"store_tile_{suffix(element.accumulator)}(tile_c, to, {tile.n}, sums, {sizes})",
-    ]
-    lines += [
-        "cuda.syncthreads()",
-        f"for piece in range({tile.m * tile.n // CHUNK // tile.threads}):",
-        f"    chunk = int32(thread + piece * {tile.threads})",
-        f"    row = int32(row0 + (chunk >> {log2(per_line)}))",
-        f"    column0_of_chunk = int32(column0 + (chunk & {per_line - 1}) * {CHUNK})",
-        "    at = int64(chunk) * 4",
-        f"    to = {base} + int64(row) * int64({columns}) + int64(column0_of_chunk)",
-        f"    if row < {rows}:",
-        f"        if column0_of_chunk + {CHUNK - 1} < {columns}:",
-    ]
-    for i in range(CHUNK):
-        lines += [
-            f"            column = int32(column0_of_chunk + {i})",
-            f"            total = tile_c[at + {i}]",
-            f"            out_value{i} = {value}",
-        ]
-    lines += [f"            out[to + {i}] = {element.cast(f'out_value{i}')}" for i in range(CHUNK)]
-    lines += [
-        "        else:",
-        f"            for i in range(int32({columns} - column0_of_chunk)):",
-        "                column = int32(column0_of_chunk + i)",
-        "                total = tile_c[at + i]",
-        f"                out[to + i] = {element.cast(f'({value})')}",
-    ]
-    return "\n".join(lines)
-
-
-def store_tile(tile: Tile, rows: str, columns: str, element: Element, epilogue: Epilogue) -> str:
-    """Gives the block's sums to ``epilogue``, whose coordinates are ``row`` and ``column``.
+def store_tile(
+    tile: Tile, rows: str, columns: str, element: Element, epilogue: Epilogue, setup: Iterable[str] = ()
+) -> str:
+    """Gives the block's sums to ``epilogue``, whose coordinates are ``column`` and what ``setup`` makes of ``row``.
 
     The block's tile begins at (``row0``, ``column0``) of a matrix of ``rows`` x ``columns``. Through shared memory, so
     that neighbours in memory are written together.
@@ -306,7 +267,7 @@ def store_tile(tile: Tile, rows: str, columns: str, element: Element, epilogue: 
         f"    column0_of_chunk = int32(column0 + (chunk & {per_line - 1}) * {CHUNK})",
         "    at = int64(chunk) * 4",
         f"    if row < {rows}:",
-        *indented(epilogue.row_lines, 2),
+        *indented([*setup, *epilogue.row_lines], 2),
         f"        if column0_of_chunk + {CHUNK - 1} < {columns}:",
     ]
     for i in range(CHUNK):

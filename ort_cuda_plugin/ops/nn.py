@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from ..graph.ir import DType
 from ..graph.lowering import Arg, Float32, Float64, Int32, Int64, InvalidModel, Lowering, Tensor, Unsupported
+from ..graph.steps import Convolve, Input, dense
 from ..graph.symbolic import Dim, ceildiv, eq, hint, is_read_back, le, lt, product, select, sym_max, truncdiv
 from ..kernels import scalar as s
-from ..kernels.contract import choose_tile, precision_flags
+from ..kernels.contract import choose_tile, launch_rest, precision_flags
 from ..kernels.conv import TiledConv, pack_weights, packed_shape, patch_table
-from ..kernels.elementwise import elementwise
+from ..kernels.elementwise import record
+from ..kernels.epilogue import Axes, make_epilogue
 from ..kernels.pool import Pool, local_response_normalization
 from ..kernels.reduce import reduce
 from ..kernels.row_program import MAX, Row
@@ -166,21 +168,46 @@ def conv(
         ctx.require(eq(b.size, w.shape[0]), "the bias has another size than the output channels")
     window = windows(x.shape[2:], kernel, strides, dilations, pads, auto_pad)
     spatial = window.count(ctx)
-    out = ctx.empty((x.shape[0], w.shape[0], *spatial), x.dtype)
-    x = ctx.contiguous(x)
-    if "cudnn" in ctx.device.libraries and x.dtype.is_float and window.begin == window.end:
-        _library_conv(ctx, out, x, ctx.contiguous(w), group, window, spatial)
-        if b is None:
-            return out
-        b = ctx.contiguous(b)
-        per_channel = ctx.view(b, (b.size, *[1] * len(spatial)), offset=b.offset)
-        return elementwise(ctx, lambda y, bias: y + bias, out, per_channel)
-    b = None if b is None else ctx.contiguous(b)
-    if _in_strips(ctx, w, group, spatial):
-        flat, places = _planar(window, spatial)
-        strip_conv(ctx, out, x, w, b, group, flat, places)
-    else:
-        _tiled_conv(ctx, out, x, w, b, group, window, spatial)
+    flat, places = _planar(window, spatial)
+
+    def launch(ctx: Lowering, step: Convolve) -> None:
+        if "cudnn" in ctx.device.libraries and x.dtype.is_float and window.begin == window.end:
+            _library_conv(ctx, step, group, flat, places)
+        elif _in_strips(ctx, w, group, spatial):
+            strip_conv(ctx, step, group, flat, places)
+        else:
+            _tiled_conv(ctx, step, group, flat, places, spatial)
+
+    return _convolve(ctx, x, w, b, (x.shape[0], w.shape[0], *spatial), launch)
+
+
+def _convolve(
+    ctx: Lowering,
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    shape: tuple[Dim, ...],
+    launch: Callable[[Lowering, Convolve], None],
+) -> Tensor:
+    """Records a convolution that ``launch`` makes, with a bias b for each channel; gives its result of ``shape``."""
+    total = Scalar(s.accumulation_type(x.dtype), "leaf")
+    inputs: list[Input] = []
+    value = total
+    if b is not None:
+        b = ctx.materialize(ctx.contiguous(b))
+        leaf = Scalar(b.dtype, "leaf")
+        inputs = [(leaf, ctx.view(b, (b.size, *[1] * (len(shape) - 2)), offset=b.offset))]
+        value = total + s.cast(leaf, total.dtype)
+    out = ctx.empty(shape, x.dtype)
+    core = s.cast(value, x.dtype)
+    operands = ctx.materialize(ctx.contiguous(x)), ctx.materialize(w)
+    record(
+        ctx,
+        Convolve(
+            ctx.nodes, shape, tuple(inputs), ((core, out),), operands=operands, total=total, core=core, launch=launch
+        ),
+        lambda ctx, step: launch(ctx, step),
+    )
     return out
 
 
@@ -195,10 +222,9 @@ def _in_strips(ctx: Lowering, w: Tensor, group: int, spatial: Sequence[Dim]) -> 
 
 
 def _tiled_conv(
-    ctx: Lowering, out: Tensor, x: Tensor, w: Tensor, b: Tensor | None, group: int, window: Windows,
-    spatial: Sequence[Dim],
-) -> None:  # fmt: skip
-    flat, places = _planar(window, spatial)
+    ctx: Lowering, step: Convolve, group: int, flat: Windows, places: Sequence[Dim], spatial: Sequence[Dim]
+) -> None:
+    x, w = step.operands
     outputs, channels, *_ = shape = static_shape(w)
     rows, positions = outputs // group, product(spatial)
     tile = choose_tile(rows, w.dtype)
@@ -212,25 +238,30 @@ def _tiled_conv(
     kernel = [k for k in flat.kernel if isinstance(k, int)]
     table = ctx.constant(patch_table(channels, kernel, flat.dilations, tile.k))
     index = ctx.index_dtype(channels * product(x.shape[2:]), positions)
-    spec = TiledConv(x.dtype.short, tile, len(kernel), packed, b is not None, index).spec
-    args: list[Arg] = [out, x, weights, table, *([b] if b is not None else [])]
+    outer = [Axes("image", [0]), Axes("channel", [1])]
+    epilogue, more = make_epilogue(ctx, step, step.total, outer, Axes("column", range(2, len(step.shape))))
+    spec = TiledConv(x.dtype.short, epilogue, tile, len(kernel), packed, index).spec
+    args: list[Arg] = [x, weights, table]
     args += int32s([rows, positions, channels * product(kernel), channels, group])
     args += int32s([*flat.size, *places[1:], *flat.strides, *flat.begin])
     blocks = ceildiv(positions, tile.n) * ceildiv(rows, tile.m) * group * x.shape[0]
-    ctx.launch(spec, (blocks, 1, 1), (tile.threads, 1, 1), args, writes=(out,))
+    ctx.launch(spec, (blocks, 1, 1), (tile.threads, 1, 1), [*args, *more], writes=[y for _, y in step.outputs])
 
 
-def _library_conv(
-    ctx: Lowering, out: Tensor, x: Tensor, w: Tensor, group: int, window: Windows, spatial: Sequence[Dim]
-) -> None:  # fmt: skip
-    """Records a call of cuDNN, whose engines want the same padding at both ends."""
-    flat, places = _planar(window, spatial)
+def _library_conv(ctx: Lowering, step: Convolve, group: int, flat: Windows, places: Sequence[Dim]) -> None:
+    """Records a call of cuDNN, whose engines want the same padding at both ends, and a map of what follows."""
+    x, w = step.operands[0], ctx.contiguous(step.operands[1])
+    (value, y), *_ = step.outputs
+    out = y if step.is_plain and value is step.core and dense(y) else ctx.empty(step.shape, x.dtype)
     sizes = [x.shape[0], x.shape[1], w.shape[0], group]
     for axis in zip(flat.size, flat.kernel, places, flat.strides, flat.dilations, flat.begin, flat.end, strict=True):
         sizes += axis
     workspace = ctx.empty((WORKSPACE_BYTES,), DType.UINT8)
     problem = LibraryProblem(CONV, x.dtype.onnx, precision_flags(ctx.options), len(flat.size))
     ctx.library(problem, [out, x, w, workspace, *map(Int64, [*sizes, WORKSPACE_BYTES])], writes=(out, workspace))
+    leaf = Scalar(out.dtype, "leaf")
+    replaced = {step.core: leaf} if step.is_plain else {step.total: s.cast(leaf, step.total.dtype)}
+    launch_rest(ctx, step, replaced, (leaf, out))
 
 
 @op("ConvTranspose", since=1, types={"T": FLOATS})
@@ -278,12 +309,13 @@ def conv_transpose(
         raise InvalidModel(f"auto_pad is {auto_pad!r}")
     for size in spatial:
         ctx.require(lt(0, size), "the result has no elements along a spatial dimension")
-    out = ctx.empty((x.shape[0], rows, *spatial), x.dtype)
     window = Windows(plain.size, plain.kernel, plain.strides, plain.dilations, begin, plain.end)
-    b = None if b is None else ctx.contiguous(b)
     flat, places = _planar(window, spatial)
-    strip_conv(ctx, out, ctx.contiguous(x), w, b, group, flat, places, transposed=True)
-    return out
+
+    def launch(ctx: Lowering, step: Convolve) -> None:
+        strip_conv(ctx, step, group, flat, places, transposed=True)
+
+    return _convolve(ctx, x, w, b, (x.shape[0], rows, *spatial), launch)
 
 
 def _pool(

@@ -10,8 +10,10 @@ import numpy as np
 
 from ..graph.ir import Array, DType
 from ..graph.lowering import Arg, Int32, Lowering, Tensor
+from ..graph.steps import Convolve
 from ..graph.symbolic import Dim, ceildiv, hint, product
 from ..kernels import scalar as s
+from ..kernels.epilogue import Axes, make_epilogue
 from ..kernels.index import IndexMap, gather_map
 from ..kernels.scalar import Scalar
 from ..kernels.strip_conv import (
@@ -39,13 +41,13 @@ def int32s(values: Sequence[Dim]) -> list[Arg]:
 
 
 def strip_conv(
-    ctx: Lowering, out: Tensor, x: Tensor, w: Tensor, b: Tensor | None, group: int, flat: Windows,
-    places: Sequence[Dim], transposed: bool = False,
-) -> None:  # fmt: skip
-    """Launches the convolution of x, contiguous, into ``out``, whose sizes are ``places``; b is contiguous.
+    ctx: Lowering, step: Convolve, group: int, flat: Windows, places: Sequence[Dim], transposed: bool = False
+) -> None:
+    """Launches a convolution of a contiguous tensor, whose results have the sizes ``places`` in space.
 
     ``flat`` has two or three dimensions.
     """
+    x, w = step.operands
     kernel = tuple(size for size in flat.kernel if isinstance(size, int))
     outputs, inputs, *_ = static_shape(w)
     channels, rows = (outputs // group, inputs) if transposed else (inputs, outputs // group)
@@ -65,18 +67,18 @@ def strip_conv(
     threads = EMULATED_THREADS if ctx.device.emulated else THREADS
     tiles, chunks = -(-rows // thread_rows), ceildiv(positions, threads)
     stride = flat.strides[-1] if flat.strides[-1] <= 2 else 0
-    index = ctx.index_dtype(out.size, x.size)
-    spec = StripConv(
-        x.dtype.short, thread_rows, width, len(kernel), b is not None, transposed, stride, index
-    ).spec  # fmt: skip
-    args: list[Arg] = [out, x, _strip_weights(ctx, w, group, thread_rows, phases, transposed)]
-    args += [b] if b is not None else []
+    index = ctx.index_dtype(x.size)
+    outer = [Axes("image_of_batch", [0]), Axes("channel", [1])]
+    outer += [Axes(f"o{axis}", [2 + i]) for i, axis in enumerate("zyx"[5 - len(step.shape) : -1])]
+    epilogue, more = make_epilogue(ctx, step, step.total, outer, Axes("column", [len(step.shape) - 1]))
+    spec = StripConv(x.dtype.short, epilogue, thread_rows, width, len(kernel), transposed, stride, index).spec
+    args: list[Arg] = [x, _strip_weights(ctx, w, group, thread_rows, phases, transposed)]
     args += [ctx.constant(phases.array)] if transposed else []
     args += int32s([rows, channels, group, tiles, math.prod(kernel), positions, strips, chunks])
     args += int32s([*flat.size, *places, *flat.strides, *flat.begin, *phases.steps])
     args += int32s([len(phases.table), *counts[:-1], *bases] if transposed else kernel)
     blocks = chunks * (tiles * len(phases.table) * group) * x.shape[0]
-    ctx.launch(spec, (blocks, 1, 1), (threads, 1, 1), args, writes=(out,))
+    ctx.launch(spec, (blocks, 1, 1), (threads, 1, 1), [*args, *more], writes=[y for _, y in step.outputs])
 
 
 def _strip_width(ctx: Lowering, rows: int, columns: Dim, dtype: DType) -> int:
