@@ -16,9 +16,9 @@ from ort_cuda_plugin.graph.ir import DType, Graph, InvalidModel, Unsupported
 from ort_cuda_plugin.graph.lowering import Buffer, DeviceProperties, LoweringOptions
 from ort_cuda_plugin.graph.node_lowering import InputSymbols, NodeLowering, symbolic_input
 from ort_cuda_plugin.graph.onnx_graph import read_model
-from ort_cuda_plugin.graph.steps import Map
 from ort_cuda_plugin.graph.symbolic import Dim
-from ort_cuda_plugin.graph.trace import Copy, Launch, LibraryCall, Memset, ReadBack, Step
+from ort_cuda_plugin.graph.trace import Copy, Launch, LibraryCall, Memset, ReadBack, Recordable
+from ort_cuda_plugin.kernels.emit import emit
 from ort_cuda_plugin.ops import registry
 from ort_cuda_plugin.ops.registry import Operator
 from ort_cuda_plugin.runtime.libraries import CONV, LIBRARIES, MATMUL
@@ -102,16 +102,16 @@ def _lowered(graph: Graph) -> Iterator[tuple[Operator, set[str]]]:
             before = len(steps)
             lowering.lower(node, [None if value is None else lowering.tensor(value) for value in node.inputs])
             operator = registry.lookup(node.domain, node.op_type, node.since_version)
-            yield operator, {_kind(step) for step in steps[before:]} or {NO_LAUNCH}
+            yield operator, {_kind(step) for step in emit(lowering.ctx, steps[before:])} or {NO_LAUNCH}
     except (Unsupported, InvalidModel, ZeroDivisionError, OverflowError, KeyError):
         return
 
 
-def _kind(step: Step) -> str:
+def _kind(step: Recordable) -> str:
     match step:
         case LibraryCall():
             return LIBRARY_NAMES[step.problem.kind]
-        case Launch() | Map():
+        case Launch():
             return "kernel"
         case Copy() | Memset():
             return "copy"
