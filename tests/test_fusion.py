@@ -145,7 +145,7 @@ def test_a_chain_of_three_hundred_operators_is_one_launch() -> None:
     steps = " ".join(f"x{i + 1} = {'Sin' if i % 2 else 'Add'}(x{i}{'' if i % 2 else ', x0'})" for i in range(300))
     model = program(f"(float[4, 8] x0) => (float[4, 8] x300) {{ {steps} }}")
     assert launches(model) == 1
-    (fused,) = run_model(model, [weights(4, 8)])
+    (fused,) = run_model(model, [weights(4, 8)], options=LoweringOptions(fusion=True))
     assert np.isfinite(fused).all()
 
 
@@ -155,7 +155,7 @@ def test_an_encoder_takes_nine_steps_a_layer(decomposed: bool) -> None:
     counts = []
     for layers in (1, 2):
         model = onnx.shape_inference.infer_shapes(encoder(layers, 48, 3, decomposed=decomposed))
-        cluster = CompiledCluster(read_model(model), DeviceProperties(), LoweringOptions())
+        cluster = CompiledCluster(read_model(model), DeviceProperties(), LoweringOptions(fusion=True))
         texts: list[str] = []
         cluster.show_program = texts.append
         cluster.prepare()
@@ -172,12 +172,12 @@ def test_a_step_between_two_others_that_needs_the_first_keeps_its_place() -> Non
         { a = Relu(x) g = Gather(a, i) s = ReduceSum<keepdims = 0>(g) b = Add(a, s) y = Neg(b) }"""
     )
     inputs = [weights(4, 8), np.array([0, 2, 3])]
-    (fused,) = run_model(model, inputs)
+    (fused,) = run_model(model, inputs, options=LoweringOptions(fusion=True))
     a = np.maximum(inputs[0], 0)
     np.testing.assert_allclose(fused, -(a + a[inputs[1]].sum()), rtol=1e-5)
 
 
-def test_the_option_turns_fusion_off() -> None:
+def test_the_option_turns_fusion_on_and_off() -> None:
     data = program(PROGRAMS["a chain"][0]).SerializeToString()
     counts = []
     for fusion in (0, 1):
@@ -193,7 +193,7 @@ def test_the_option_turns_fusion_off() -> None:
 def test_explain_shows_the_program_after_each_pass(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "chain.onnx"
     onnx.save(program(PROGRAMS["a chain"][0]), path)
-    assert main(["explain", str(path), "--program", "--device", "emulated"]) == 0
+    assert main(["explain", str(path), "--program", "--fusion", "--device", "emulated"]) == 0
     out = capsys.readouterr().out
     assert "after lowered: 4 steps" in out
     assert "after fuse: 1 steps, 128 B read, 128 B written" in out
