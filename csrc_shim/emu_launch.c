@@ -115,7 +115,7 @@ static void run_range(void *context, uint64_t first, uint64_t last) {
   const grid_rest *rest = context;
   emu_cpu *cpu = acquire_cpu(rest->launch);
   if (!cpu) {
-    atomic_store(&rest->launch->error, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+    atomic_store(&rest->launch->error, CUDA_ERROR_OUT_OF_MEMORY);
     return;
   }
   run_blocks(rest->launch, cpu, rest->first + first, rest->first + last);
@@ -128,7 +128,7 @@ static CUresult run_grid(emu_launch *launch, struct CUfunc_st *function) {
   if (launch->blocks == 1) { /* nothing to share: not worth reading the clock */
     emu_cpu *cpu = acquire_cpu(launch);
     if (!cpu)
-      return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+      return CUDA_ERROR_OUT_OF_MEMORY;
     run_blocks(launch, cpu, 0, 1);
     release_cpu(cpu);
     return emu_check_launched(launch);
@@ -137,7 +137,7 @@ static CUresult run_grid(emu_launch *launch, struct CUfunc_st *function) {
   if (cost * launch->blocks < WAKE_TICKS || emu.threads == 1) {
     emu_cpu *cpu = acquire_cpu(launch);
     if (!cpu)
-      return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+      return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t step = 1;
     do {
       uint64_t start = ticks();
