@@ -132,71 +132,80 @@ static uint32_t extend_key(const ocp_problem_spec *spec, void *const *pointers, 
   return KEY_END - NUM_VALUES;
 }
 
-static cublasStatus_t make_desc(const ocp_problem_spec *spec, const void *bias, cublasLtMatmulDesc_t *desc) {
+/* Calls in a row, and which one failed. */
+typedef struct calls {
+  cublasStatus_t status;
+  const char *failed;
+} calls;
+
+/* Whether to go on. */
+static bool note(calls *made, cublasStatus_t status, const char *what) {
+  *made = (calls){status, status ? what : NULL};
+  return !status;
+}
+
+static bool set_desc(calls *made, cublasLtMatmulDesc_t desc, int attribute, const void *value, size_t bytes) {
+  return note(made, lt.MatmulDescSetAttribute(desc, attribute, value, bytes), "cublasLtMatmulDescSetAttribute");
+}
+
+static bool make_desc(calls *made, const ocp_problem_spec *spec, const void *bias, cublasLtMatmulDesc_t *desc) {
   const bool is_double = spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
   const bool tf32 = spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT && spec->flags & OCP_PROBLEM_TF32;
   const int compute = is_double ? CUBLAS_COMPUTE_64F : tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
   const int32_t first = spec->flags & OCP_PROBLEM_B_TRANSPOSED ? CUBLAS_OP_T : CUBLAS_OP_N;
   const int32_t second = spec->flags & OCP_PROBLEM_A_TRANSPOSED ? CUBLAS_OP_T : CUBLAS_OP_N;
   const int32_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-  cublasStatus_t status = lt.MatmulDescCreate(desc, compute, is_double ? CUDA_R_64F : CUDA_R_32F);
-  if (status)
-    return status;
-  status = lt.MatmulDescSetAttribute(*desc, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first);
-  if (!status)
-    status = lt.MatmulDescSetAttribute(*desc, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second);
-  if (!status && spec->flags & OCP_PROBLEM_BIAS) {
-    status = lt.MatmulDescSetAttribute(*desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-    if (!status)
-      status = lt.MatmulDescSetAttribute(*desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
-  }
-  return status;
+  return note(made, lt.MatmulDescCreate(desc, compute, is_double ? CUDA_R_64F : CUDA_R_32F),
+              "cublasLtMatmulDescCreate") &&
+         set_desc(made, *desc, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) &&
+         set_desc(made, *desc, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second) &&
+         (!(spec->flags & OCP_PROBLEM_BIAS) ||
+          (set_desc(made, *desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue) &&
+           set_desc(made, *desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias)));
 }
 
-static cublasStatus_t make_layout(cublasLtMatrixLayout_t *layout, uint32_t dtype, int64_t rows, int64_t columns,
-                                  int64_t leading, int64_t batches, int64_t batch_stride) {
+static bool set_layout(calls *made, cublasLtMatrixLayout_t layout, int attribute, const void *value, size_t bytes) {
+  return note(made, lt.MatrixLayoutSetAttribute(layout, attribute, value, bytes), "cublasLtMatrixLayoutSetAttribute");
+}
+
+static bool make_layout(calls *made, cublasLtMatrixLayout_t *layout, uint32_t dtype, int64_t rows, int64_t columns,
+                        int64_t leading, int64_t batches, int64_t batch_stride) {
   const int32_t count = (int32_t)batches;
   /* The stride of a dimension of size 1 may be anything; the library wants one that spans a column. */
   const int64_t spanning = columns <= 1 && leading < rows ? rows : leading;
-  cublasStatus_t status =
-      lt.MatrixLayoutCreate(layout, (int)data_type(dtype), (uint64_t)rows, (uint64_t)columns, spanning);
-  if (!status)
-    status = lt.MatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count);
-  if (!status)
-    status = lt.MatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &batch_stride,
-                                         sizeof batch_stride);
-  return status;
+  return note(made, lt.MatrixLayoutCreate(layout, (int)data_type(dtype), (uint64_t)rows, (uint64_t)columns, spanning),
+              "cublasLtMatrixLayoutCreate") &&
+         set_layout(made, *layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count) &&
+         set_layout(made, *layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &batch_stride, sizeof batch_stride);
 }
 
-static cublasStatus_t make_layouts(const ocp_problem_spec *spec, const int64_t *v, matmul *call) {
+static bool make_layouts(calls *made, const ocp_problem_spec *spec, const int64_t *v, matmul *call) {
   const bool first = spec->flags & OCP_PROBLEM_B_TRANSPOSED, second = spec->flags & OCP_PROBLEM_A_TRANSPOSED;
-  cublasStatus_t status = make_layout(&call->first, spec->dtype, first ? v[K] : v[N], first ? v[N] : v[K], v[B_LEADING],
-                                      v[BATCHES], v[B_BATCH]);
-  if (!status)
-    status = make_layout(&call->second, spec->dtype, second ? v[M] : v[K], second ? v[K] : v[M], v[A_LEADING],
-                         v[BATCHES], v[A_BATCH]);
-  if (!status)
-    status = make_layout(&call->out, spec->dtype, v[N], v[M], v[N], v[BATCHES], v[M] * v[N]);
-  return status;
+  return make_layout(made, &call->first, spec->dtype, first ? v[K] : v[N], first ? v[N] : v[K], v[B_LEADING],
+                     v[BATCHES], v[B_BATCH]) &&
+         make_layout(made, &call->second, spec->dtype, second ? v[M] : v[K], second ? v[K] : v[M], v[A_LEADING],
+                     v[BATCHES], v[A_BATCH]) &&
+         make_layout(made, &call->out, spec->dtype, v[N], v[M], v[N], v[BATCHES], v[M] * v[N]);
 }
 
-static cublasStatus_t make_preference(const ocp_problem_spec *spec, const int64_t *key,
-                                      cublasLtMatmulPreference_t *preference) {
+static bool prefer(calls *made, cublasLtMatmulPreference_t preference, int attribute, const void *value, size_t bytes) {
+  return note(made, lt.MatmulPreferenceSetAttribute(preference, attribute, value, bytes),
+              "cublasLtMatmulPreferenceSetAttribute");
+}
+
+static bool make_preference(calls *made, const ocp_problem_spec *spec, const int64_t *key,
+                            cublasLtMatmulPreference_t *preference) {
   const uint64_t workspace = (uint64_t)key[WORKSPACE_BYTES];
   const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_MASK & ~CUBLASLT_REDUCTION_SCHEME_INPLACE;
   const uint32_t alignments[] = {(uint32_t)key[B_ALIGNMENT], (uint32_t)key[A_ALIGNMENT], (uint32_t)key[OUT_ALIGNMENT],
                                  (uint32_t)key[OUT_ALIGNMENT]};
-  cublasStatus_t status = lt.MatmulPreferenceCreate(preference);
-  if (!status)
-    status = lt.MatmulPreferenceSetAttribute(*preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
-                                             sizeof workspace);
-  if (!status && spec->flags & OCP_PROBLEM_DETERMINISTIC) /* reductions in place are by atomics */
-    status = lt.MatmulPreferenceSetAttribute(*preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
-                                             sizeof reductions);
-  for (int i = 0; i < 4 && !status; i++)
-    status = lt.MatmulPreferenceSetAttribute(*preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES + i,
-                                             &alignments[i], sizeof alignments[i]);
-  return status;
+  bool ok = note(made, lt.MatmulPreferenceCreate(preference), "cublasLtMatmulPreferenceCreate") &&
+            prefer(made, *preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
+  if (ok && spec->flags & OCP_PROBLEM_DETERMINISTIC) /* reductions in place are by atomics */
+    ok = prefer(made, *preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions);
+  for (int i = 0; i < 4 && ok; i++)
+    ok = prefer(made, *preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES + i, &alignments[i], sizeof *alignments);
+  return ok;
 }
 
 static void release(void *algorithm) {
@@ -223,24 +232,22 @@ static int prepare(const ocp_problem_spec *spec, void *handle, const int64_t *ke
   cublasLtMatmulPreference_t preference = NULL;
   cublasLtMatmulHeuristicResult_t best = {0};
   int found = 0;
+  calls made = {0};
   /* The search does not read the bias, it takes the alignment from the address. */
-  cublasStatus_t status = make_desc(spec, (const void *)(uintptr_t)key[BIAS_ALIGNMENT], &call->desc);
-  if (!status)
-    status = make_layouts(spec, key, call);
-  if (!status)
-    status = make_preference(spec, key, &preference);
-  if (!status)
-    status = lt.MatmulAlgoGetHeuristic(handle, call->desc, call->first, call->second, call->out, call->out, preference,
-                                       1, &best, &found);
+  (void)(make_desc(&made, spec, (const void *)(uintptr_t)key[BIAS_ALIGNMENT], &call->desc) &&
+         make_layouts(&made, spec, key, call) && make_preference(&made, spec, key, &preference) &&
+         note(&made,
+              lt.MatmulAlgoGetHeuristic(handle, call->desc, call->first, call->second, call->out, call->out, preference,
+                                        1, &best, &found),
+              "cublasLtMatmulAlgoGetHeuristic") &&
+         note(&made, best.state, "cublasLtMatmulAlgoGetHeuristic"));
   if (preference)
     lt.MatmulPreferenceDestroy(preference);
-  if (!status)
-    status = best.state;
-  if (status || !found) {
+  if (made.status || !found) {
     release(call);
-    return status ? fail(error, status, "cublasLtMatmulAlgoGetHeuristic")
-                  : ocp_fail(error, ORT_EP_FAIL, "cuBLASLt has no algorithm for a product of %lld x %lld x %lld",
-                             (long long)key[M], (long long)key[N], (long long)key[K]);
+    return made.status ? fail(error, made.status, made.failed)
+                       : ocp_fail(error, ORT_EP_FAIL, "cuBLASLt has no algorithm for a product of %lld x %lld x %lld",
+                                  (long long)key[M], (long long)key[N], (long long)key[K]);
   }
   call->algo = best.algo;
   *algorithm = call;
@@ -260,14 +267,16 @@ static int run(const ocp_problem_spec *spec, void *handle, const ocp_prepared *p
   const bool bias = spec->flags & OCP_PROBLEM_BIAS;
   /* The descriptor holds the bias's address: calls at the same time need one each. */
   cublasLtMatmulDesc_t desc = call->desc;
-  cublasStatus_t status = bias ? make_desc(spec, pointers[BIAS_OR_WORKSPACE], &desc) : 0;
-  if (!status)
-    status = lt.Matmul(handle, desc, alpha, pointers[B], call->first, pointers[A], call->second, beta, pointers[OUT],
-                       call->out, pointers[OUT], call->out, &call->algo, pointers[BIAS_OR_WORKSPACE + bias],
-                       (size_t)prepared->key[WORKSPACE_BYTES], stream);
+  calls made = {0};
+  if (!bias || make_desc(&made, spec, pointers[BIAS_OR_WORKSPACE], &desc))
+    note(&made,
+         lt.Matmul(handle, desc, alpha, pointers[B], call->first, pointers[A], call->second, beta, pointers[OUT],
+                   call->out, pointers[OUT], call->out, &call->algo, pointers[BIAS_OR_WORKSPACE + bias],
+                   (size_t)prepared->key[WORKSPACE_BYTES], stream),
+         "cublasLtMatmul");
   if (bias && desc != call->desc)
     lt.MatmulDescDestroy(desc);
-  return status ? fail(error, status, "cublasLtMatmul") : ORT_OK;
+  return made.status ? fail(error, made.status, made.failed) : ORT_OK;
 }
 
 const ocp_library ocp_cublaslt = {

@@ -362,23 +362,19 @@ static int run(const ocp_problem_spec *spec, void *handle, const ocp_prepared *p
   (void)spec;
   static const int64_t ids[] = {OUT, X, W};
   cudnnBackendDescriptor_t pack = NULL;
-  cudnnStatus_t status = dnn.SetStream(handle, stream);
-  if (!status)
-    status = dnn.BackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack);
-  if (!status)
-    status = dnn.BackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 3, ids);
-  if (!status)
-    status = dnn.BackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, pointers);
-  if (!status)
-    status =
-        dnn.BackendSetAttribute(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &pointers[WORKSPACE]);
-  if (!status)
-    status = dnn.BackendFinalize(pack);
-  if (!status)
-    status = dnn.BackendExecute(handle, conv->plan, pack);
+  builder b = {0};
+  note(&b, dnn.SetStream(handle, stream), "cudnnSetStream");
+  if (!b.status)
+    note(&b, dnn.BackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack), "cudnnBackendCreateDescriptor");
+  set(&b, pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 3, ids);
+  set(&b, pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, pointers);
+  set(&b, pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &pointers[WORKSPACE]);
+  finalize(&b, pack);
+  if (!b.status)
+    note(&b, dnn.BackendExecute(handle, conv->plan, pack), "cudnnBackendExecute");
   if (pack)
     dnn.BackendDestroyDescriptor(pack);
-  return status ? fail(error, status, "cudnnBackendExecute") : ORT_OK;
+  return b.status ? fail(error, b.status, b.failed) : ORT_OK;
 }
 
 const ocp_library ocp_cudnn = {
