@@ -12,8 +12,6 @@ device every step says that it is lost; and nothing of the device's is alive aft
 from __future__ import annotations
 
 import argparse
-import gc
-import importlib
 import json
 import os
 import queue
@@ -25,31 +23,20 @@ import subprocess
 import sys
 import tempfile
 import threading
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+from fault_worker import Outcome  # noqa: E402
+
 HANG_SECONDS = 60
 RELEASES = re.compile(r"Destroy|Free|Release|Unload|TrimTo")
 """Such a call gives something up even where it reports an error, as one of earlier work."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one injection led to: `kind` is absorbed, reported or not reached, unless `faults` says what was wrong."""
-
-    fault: str
-    kind: str
-    wrong: tuple[str, ...] = ()
-    errors: tuple[str, ...] = ()
-    callers: tuple[str, ...] = ()
 
 
 @dataclass
@@ -71,11 +58,12 @@ class Report:
 
 def faults_of(calls: dict[str, int]) -> Iterator[Any]:
     """Every injection for a scenario that makes these calls."""
-    from faults import HOST_FUNCTIONS, LAUNCH_FAILED, OUT_OF_MEMORY, UNKNOWN, Fault
+    from faults import HOST_FUNCTIONS, LAUNCH_FAILED, OUT_OF_MEMORY, UNKNOWN, Fault, library_functions
 
+    libraries = library_functions()
     for function, count in sorted(calls.items()):
         for at in range(1, count + 1):
-            if function in HOST_FUNCTIONS:
+            if function in HOST_FUNCTIONS or function in libraries:
                 yield from (Fault(function, at, 1, mode) for mode in ("once", "on"))
                 continue
             effect = bool(RELEASES.search(function)) or function == "StreamEndCapture"
@@ -97,215 +85,6 @@ def sample(faults: Iterable[Any], count: int, seed: int) -> list[Any]:
         groups.setdefault(fault.function, []).append(fault)
     chosen = random.Random(seed)
     return [fault for group in groups.values() for fault in chosen.sample(group, min(count, len(group)))]
-
-
-# ---- one injection, in the worker ----
-
-
-class Worker:
-    """A process that uses the plugin in one way, again and again."""
-
-    def __init__(self, scenario: str) -> None:
-        import onnxruntime as ort
-
-        import fault_scenarios
-        import ort_cuda_plugin as plugin
-        from faults import Faults
-
-        self.plugin = plugin
-        self.scenarios = fault_scenarios
-        self.kind = fault_scenarios.SCENARIOS[scenario]
-        ort.set_default_logger_severity(4)
-        self.faults = Faults()
-        if self.kind.is_registered:
-            plugin.register(emulate=True)
-
-    def count(self) -> dict[str, int]:
-        """The calls of one use, once everything is warm."""
-        rounds = 1 if self.kind.fresh_process else 3
-        for _ in range(rounds):
-            use = self.kind()
-            use.prepare()
-            self.faults.arm(None)
-            use.create()
-            for step in use.steps():
-                step()
-            use.close()
-            calls = self.faults.calls()
-            use.finish()
-        gc.collect()
-        gc.freeze()
-        return calls
-
-    def in_use(self) -> dict[str, Any]:
-        """What must be as before once all sessions are gone."""
-        from emulator_harness import apply, current
-        from ort_cuda_plugin.abi.core import core
-        from ort_cuda_plugin.ep import boundary, fused_node, open_device
-
-        gc.collect()
-        device = self.scenarios.plugin_device()
-        apply(current())  # runs what is deferred
-        core().device_trim(device)
-        apply(current())
-        usage = self.faults.usage(device)
-        kept = ("_in_use", "_live", "weight_bytes")
-        found: dict[str, Any] = {k: v for k, v in self.plugin.counters().items() if k.endswith(kept)}
-        found["objects of the emulator"], found["device bytes"] = usage.objects, usage.device_bytes
-        found["sessions in Python"] = len(boundary.PROVIDERS) + len(fused_node.FUSED_NODES)
-        found["loaded kernels"] = sum(len(opened._loaded) for opened in open_device._open.values())
-        return found
-
-    def inject(self, fault: Any) -> Outcome:
-        before = None if self.kind.fresh_process else self.in_use()
-        wrong: list[str] = []
-        errors: list[str] = []
-        use = self.kind()
-        use.prepare()
-        self.faults.arm(fault)
-        lost = fault.mode == "lost"
-
-        def attempt(what: str, action: Any, must_work: bool = False) -> bool:
-            fired = self.faults.fired
-            try:
-                action()
-            except self.scenarios.ValueWithoutMemory as error:
-                errors.append(f"{what}: {error}")
-                if must_work:
-                    wrong.append(f"{what}: {error}")
-                return False
-            except self.scenarios.WrongResult as error:
-                wrong.append(f"{what}: wrong result: {error}")
-                return True
-            except Exception as error:
-                texts = [str(one) for one in getattr(error, "exceptions", [error])]
-                errors.extend(f"{what}: {text}" for text in texts)
-                if must_work:
-                    wrong.append(f"{what} fails afterwards: {texts[0][:600]}")
-                elif not fired and not self.faults.fired:
-                    wrong.append(f"{what} fails before the injection: {texts[0][:600]}")
-                else:
-                    wrong.extend(f"{what}: not named: {text[:600]}" for text in texts if not names(fault, text))
-                return False
-            return True
-
-        created = attempt("create", use.create)
-        struck = self.faults.fired > 0
-        if created:
-            for index, step in enumerate(use.steps()):
-                # Once struck, a failure that does not last is over.
-                attempt(f"step {index}", step, must_work=fault.mode == "once" and struck)
-                struck = self.faults.fired > 0
-        if struck and fault.mode in ("once", "on"):
-            self.faults.disarm()
-            use.recover()
-            if not created:
-                use.close()
-                created = attempt("create again", use.create, must_work=True)
-            if created:
-                for index, step in enumerate(use.steps()):
-                    attempt(f"step {index} again", step, must_work=True)
-        attempt("close", use.close)
-        fired = self.faults.fired
-        self.faults.disarm()
-        try:
-            use.close()
-        except Exception as error:
-            wrong.append(f"close fails afterwards: {error}")
-        callers = self.faults.frames()
-        use.finish()
-        if before is not None:
-            after = self.in_use()
-            wrong.extend(
-                f"{name}: {before[name]} before, {after[name]} after" for name in before if before[name] != after[name]
-            )
-        if lost and fired:
-            self.faults.heal(self.scenarios.plugin_device())
-            use = self.kind()
-            use.prepare()
-            if attempt("create after healing", use.create, must_work=True):
-                for index, step in enumerate(use.steps()):
-                    attempt(f"step {index} after healing", step, must_work=True)
-            use.close()
-            use.finish()
-        if cannot_release(fault):
-            wrong = [text for text in wrong if " before, " not in text]
-        kind = "not reached" if not fired else "reported" if errors else "absorbed"
-        places = tuple(self.faults.places(callers)) if wrong else ()
-        return Outcome(str(fault), kind, tuple(wrong), tuple(errors), places)
-
-
-def cannot_release(fault: Any) -> bool:
-    """Whether nothing can be given back, because no thread gets the device's context."""
-    return fault.function == "CtxSetCurrent" and fault.mode in ("on", "end")
-
-
-def names(fault: Any, text: str) -> bool:
-    """Whether an error says what failed."""
-    from faults import ERROR_NAMES, HOST_FUNCTIONS, OUT_OF_MEMORY
-
-    if fault.function in HOST_FUNCTIONS:
-        return re.search("memory|thread", text, flags=re.I) is not None
-    error = ERROR_NAMES[fault.error]
-    if re.search(r"cublasLt\w+ failed|looking at the memory", text):
-        return True  # the library tells nothing of the driver's error
-    if fault.mode == "lost" and error in text and re.search(r"\bcu[A-Z]|is lost", text):
-        return True  # by whichever call met it
-    if fault.error == OUT_OF_MEMORY and re.search(r"out of memory on|out of memory of pinned", text):
-        return True
-    return error in text and re.search(rf"(cu)?{fault.function}", text) is not None
-
-
-def work(arguments: argparse.Namespace) -> None:
-    """The worker's side: a line of JSON for everything that the parent has to know."""
-    from faults import Fault
-
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def say(**values: Any) -> None:
-        print(json.dumps(values), file=out, flush=True)
-
-    def inject(worker: Worker, fault: str) -> None:
-        outcome = worker.inject(Fault.parse(fault))
-        say(outcome=[outcome.fault, outcome.kind, outcome.wrong, outcome.errors, outcome.callers])
-
-    worker = Worker(arguments.worker)
-    if not worker.kind.fresh_process:
-        say(calls=worker.count())
-        for line in sys.stdin:
-            say(begin=line.strip())
-            inject(worker, line.strip())
-        return
-
-    def first_use() -> None:
-        calls = worker.count()
-        say(modules=[name for name in sys.modules if name.startswith("ort_cuda_plugin.")], calls=calls)
-
-    in_child(first_use)
-    modules = json.loads(sys.stdin.readline())
-    for name in modules:  # so that the children need not
-        importlib.import_module(name)
-    for line in sys.stdin:
-        say(begin=line.strip())
-        in_child(partial(inject, worker, line.strip()))
-
-
-def in_child(action: Callable[[], None]) -> None:
-    """Runs the action in a process of its own, and dies as that does."""
-    child = os.fork()
-    if child == 0:
-        try:
-            action()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if status < 0:
-        os.kill(os.getpid(), -status)
-    if status:
-        sys.exit(status)
 
 
 # ---- the campaign, in the parent ----
@@ -332,7 +111,7 @@ def converse(scenario: str, choose: Choice, streams: str, seed: int) -> Iterator
     """What a worker says; at its end its exit status, where that is not 0, or that it hung."""
     with tempfile.TemporaryFile("w+") as log:
         worker = subprocess.Popen(
-            [sys.executable, __file__, "--worker", scenario],
+            [sys.executable, str(HERE / "fault_worker.py"), scenario],
             env=environment(scenario, streams, seed),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -434,11 +213,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=0, help="so many of each function; 0: all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--streams", default="inline", choices=["inline", "adversarial"])
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.worker:
-        work(arguments)
-        return 0
 
     def matches(fault: Any) -> bool:
         return (

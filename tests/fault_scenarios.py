@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -78,6 +79,10 @@ class Scenario:
 
     def finish(self) -> None:
         """Undoes `prepare`."""
+
+    def alive(self) -> dict[str, int]:
+        """What else must be as before once all sessions are gone."""
+        return {}
 
     def recover(self) -> None:
         """What the application does after failures, before it tries again."""
@@ -244,9 +249,10 @@ class Pooled(Bound):
 
     def steps(self) -> Sequence[Step]:
         runs = [lambda seed=seed: self.run(300, seed) for seed in range(4)]  # type: ignore[misc]
-        return [*super().steps(), *runs, lambda: self.trim()]
+        return [*super().steps(), *runs, self.run_and_trim]
 
-    def trim(self) -> None:
+    def run_and_trim(self) -> None:
+        self.run(300)
         plugin.trim()
 
 
@@ -478,18 +484,27 @@ class OwnStream(Sum):
 class Library(Scenario):
     """Products by a vendor library, which become parts of a graph."""
 
+    name, number = "cublaslt", 0
     fake: ClassVar[Any] = None
 
-    def create(self) -> None:
-        if Library.fake is None:
+    def prepare(self) -> None:
+        if type(self).fake is None:
             from library_scenarios import use
             from test_nn_libraries import fake_library
 
-            folder = Path(__file__).resolve().parent.parent / "build" / "faults"
-            folder.mkdir(parents=True, exist_ok=True)
-            Library.fake = use("cublaslt", 0, str(fake_library("cublaslt", folder)))
-            copy = int(ffi.cast("uintptr_t", core().driver_emulator().MemcpyDtoDAsync))
-            ctypes.c_void_p.in_dll(Library.fake, "fake_copy").value = copy
+            with tempfile.TemporaryDirectory() as folder:  # loaded, it needs no file any more
+                type(self).fake = use(self.name, self.number, str(fake_library(self.name, Path(folder))))
+            self.configure()
+
+    def configure(self) -> None:
+        copy = int(ffi.cast("uintptr_t", core().driver_emulator().MemcpyDtoDAsync))
+        ctypes.c_void_p.in_dll(self.fake, "fake_copy").value = copy
+
+    def alive(self) -> dict[str, int]:
+        names = ("fake_handles", "fake_descriptors")
+        return {name: ctypes.c_int64.in_dll(self.fake, name).value for name in names} if self.fake else {}
+
+    def create(self) -> None:
         nodes = [helper.make_node("MatMul", ["x", "one"], ["p"]), helper.make_node("Mul", ["p", "x"], ["y"])]
         self.session = session(model(nodes, {"x": [8, 8], "one": [8, 8]}, {"y": [8, 8]}))
         self.kept: list[object] = []
@@ -503,6 +518,29 @@ class Library(Scenario):
         outputs = self.session.run_with_ort_values(None, inputs)
         check(outputs[0].numpy(), x**2)
         self.kept = [inputs, outputs]
+
+
+class Convolutions(Library):
+    """Convolutions by a vendor library, whose stand-in does not wait for its stream."""
+
+    environment: ClassVar[Mapping[str, str]] = {"ORT_CUDA_PLUGIN_EMULATE_STREAMS": "inline"}
+    name, number = "cudnn", 1
+    fake: ClassVar[Any] = None
+
+    def configure(self) -> None:
+        pass
+
+    def create(self) -> None:
+        nodes = [helper.make_node("Conv", ["x", "w"], ["y"], kernel_shape=[1, 1])]
+        shape: list[int | str] = ["n", 2, 3, 3]
+        self.session = session(model(nodes, {"x": shape, "w": [2, 2, 1, 1]}, {"y": shape}))
+
+    def steps(self) -> Sequence[Step]:
+        return [lambda images=images: self.convolve(images) for images in (1, 1, 2)]  # type: ignore[misc]
+
+    def convolve(self, images: int) -> None:
+        x, w = numbers(18 * images, images).reshape(images, 2, 3, 3), numbers(4, 9).reshape(2, 2, 1, 1)
+        check(self.session.run(None, {"x": x, "w": w})[0], np.einsum("nchw,dc->ndhw", x, w[:, :, 0, 0]))
 
 
 def plugin_device() -> Any:
@@ -529,5 +567,6 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "registration": Registration,
     "own-stream": OwnStream,
     "library": Library,
+    "convolutions": Convolutions,
     "first-use": FirstUse,
 }

@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import re
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,12 @@ def driver_members() -> list[tuple[str, str]]:
     return re.findall(r"CUresult \(\*(\w+)\)\(([^;]*)\);", body[1])
 
 
+def library_functions() -> list[str]:
+    """Those of the vendor libraries' stand-ins that may fail."""
+    texts = [path.read_text() for path in sorted(SOURCE.parent.glob("fake_cu*.c"))]
+    return [name for text in texts for name in re.findall(r"^int (\w+)\([^{;]*\) \{\n  MAY_FAIL", text, flags=re.M)]
+
+
 def driver_header() -> str:
     """faults_driver.h: a number for each function, and for each of the driver one that may fail in its place."""
     members = driver_members()
@@ -82,7 +89,11 @@ def driver_header() -> str:
         ]
     lines += ["static const struct {", "  size_t offset;", "  void (*function)(void);", "} driver_functions[] = {"]
     lines += [f"    {{offsetof(ocp_driver, {name}), (void (*)(void))faulty_{name}}}," for name, _ in members]
-    lines += ["};", "enum { NUM_DRIVER_FUNCTIONS = sizeof driver_functions / sizeof *driver_functions };", ""]
+    lines += ["};", "enum { NUM_DRIVER_FUNCTIONS = sizeof driver_functions / sizeof *driver_functions };"]
+    first = len(members) + len(HOST_FUNCTIONS)
+    names = library_functions()
+    lines += [f"enum {{ FIRST_LIBRARY_FUNCTION = {first}, NUM_LIBRARY_FUNCTIONS = {len(names)} }};"]
+    lines += ["static const char *const library_functions[] = {", *(f'    "{name}",' for name in names), "};", ""]
     return "\n".join(lines)
 
 
@@ -97,10 +108,11 @@ def build() -> Path:
     target = folder / "faults.so"
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "faults_driver.h").write_text(header)
-        partial = folder / f"{id(target)}.tmp"
-        subprocess.run([*compiler(), *flags, f"-I{folder}", f"-I{SOURCES}", SOURCE, "-o", partial], check=True)
-        partial.replace(target)
+        with tempfile.TemporaryDirectory(dir=folder) as own:  # of this process; another may be at it, too
+            partial = Path(own) / target.name
+            (Path(own) / "faults_driver.h").write_text(header)
+            subprocess.run([*compiler(), *flags, f"-I{own}", f"-I{SOURCES}", SOURCE, "-o", partial], check=True)
+            partial.replace(target)
     return target
 
 
@@ -118,7 +130,7 @@ class Faults:
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(str(build()))
-        self.functions = [*(name for name, _ in driver_members()), *HOST_FUNCTIONS]
+        self.functions = [*(name for name, _ in driver_members()), *HOST_FUNCTIONS, *library_functions()]
         self._library.faults_calls.restype = ctypes.c_long
         self._library.faults_fired.restype = ctypes.c_long
         table = int(ffi.cast("uintptr_t", core().driver_emulator()))
@@ -146,6 +158,11 @@ class Faults:
         """How often each function was called since `arm`; those that were not are left out."""
         counts = {name: self._library.faults_calls(index) for index, name in enumerate(self.functions)}
         return {name: count for name, count in counts.items() if count and name not in TEXTS}
+
+    def may_fail(self, library: ctypes.CDLL) -> None:
+        """From now on the stand-in asks whether a call fails."""
+        asks = ctypes.cast(self._library.faults_library_fails, ctypes.c_void_p)
+        ctypes.c_void_p.in_dll(library, "fake_fails").value = asks.value
 
     @property
     def fired(self) -> int:
@@ -175,6 +192,7 @@ class Faults:
         return Usage(*values)
 
     def is_lost(self, device: object) -> bool:
+        """Whether the driver has lost it; it cannot in a call that is made without a context."""
         return bool(self._library.faults_device_lost(_pointer(device)))
 
     def heal(self, device: object) -> None:

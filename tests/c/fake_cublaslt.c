@@ -36,6 +36,7 @@ int (*fake_copy)(uint64_t dst, uint64_t src, size_t bytes, void *stream);
 int (*fake_wait)(void *stream);
 
 int cublasLtCreate(void **handle) {
+  MAY_FAIL();
   *handle = malloc(1);
   fake_handles++;
   return SUCCESS;
@@ -66,6 +67,7 @@ static int take(void *to, size_t expected, const void *value, size_t bytes) {
 }
 
 int cublasLtMatmulDescCreate(void **out, int compute, int scale) {
+  MAY_FAIL();
   desc *d = calloc(1, sizeof *d);
   d->compute = compute;
   d->scale = scale;
@@ -74,6 +76,7 @@ int cublasLtMatmulDescCreate(void **out, int compute, int scale) {
 }
 int cublasLtMatmulDescDestroy(void *object) { return destroyed(object); }
 int cublasLtMatmulDescSetAttribute(desc *d, int attribute, const void *value, size_t bytes) {
+  MAY_FAIL();
   switch (attribute) {
   case 3: /* TRANSA */
   case 4: /* TRANSB */
@@ -87,12 +90,14 @@ int cublasLtMatmulDescSetAttribute(desc *d, int attribute, const void *value, si
   }
 }
 int cublasLtMatrixLayoutCreate(void **out, int type, uint64_t rows, uint64_t columns, int64_t leading) {
+  MAY_FAIL();
   layout *l = calloc(1, sizeof *l);
   *l = (layout){type, rows, columns, leading, 1, 0};
   return made(l, out);
 }
 int cublasLtMatrixLayoutDestroy(void *object) { return destroyed(object); }
 int cublasLtMatrixLayoutSetAttribute(layout *l, int attribute, const void *value, size_t bytes) {
+  MAY_FAIL();
   switch (attribute) {
   case 5: /* BATCH_COUNT */
     return take(&l->batches, 4, value, bytes);
@@ -103,12 +108,14 @@ int cublasLtMatrixLayoutSetAttribute(layout *l, int attribute, const void *value
   }
 }
 int cublasLtMatmulPreferenceCreate(void **out) {
+  MAY_FAIL();
   preference *p = calloc(1, sizeof *p);
   p->reductions = 7;
   return made(p, out);
 }
 int cublasLtMatmulPreferenceDestroy(void *object) { return destroyed(object); }
 int cublasLtMatmulPreferenceSetAttribute(preference *p, int attribute, const void *value, size_t bytes) {
+  MAY_FAIL();
   switch (attribute) {
   case 1: /* MAX_WORKSPACE_BYTES */
     return take(&p->workspace, 8, value, bytes);
@@ -138,6 +145,7 @@ static int fits(const desc *d, const layout *a, const layout *b, const layout *o
 int cublasLtMatmulAlgoGetHeuristic(void *handle, const desc *d, const layout *a, const layout *b, const layout *c,
                                    const layout *out, const preference *p, int requested, heuristic *results,
                                    int *found) {
+  MAY_FAIL();
   if (!handle || c != out || requested < 1 || !fits(d, a, b, out))
     return INVALID_VALUE;
   fake_searches++;
@@ -153,6 +161,7 @@ int cublasLtMatmul(void *handle, const desc *d, const float *alpha, const void *
                    const void *b, const layout *b_layout, const float *beta, const void *c, const layout *c_layout,
                    void *out, const layout *out_layout, const uint64_t *algo, void *workspace, size_t workspace_bytes,
                    void *stream) {
+  MAY_FAIL();
   if (!handle || !fits(d, a_layout, b_layout, out_layout) || c_layout != out_layout || c != out || *beta != 0 ||
       algo[0] != ALGO || !fake_translate((uint64_t)(uintptr_t)workspace, workspace_bytes))
     return INVALID_VALUE;

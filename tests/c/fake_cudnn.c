@@ -31,6 +31,7 @@ typedef struct descriptor {
 int64_t fake_engine, fake_streams_set;
 
 int cudnnCreate(void **handle) {
+  MAY_FAIL();
   *handle = malloc(1);
   fake_handles++;
   return SUCCESS;
@@ -41,6 +42,7 @@ int cudnnDestroy(void *handle) {
   return SUCCESS;
 }
 int cudnnSetStream(void *handle, void *stream) {
+  MAY_FAIL();
   (void)handle, (void)stream;
   fake_streams_set++;
   return SUCCESS;
@@ -48,6 +50,7 @@ int cudnnSetStream(void *handle, void *stream) {
 const char *cudnnGetErrorString(int status) { return status == BAD_PARAM ? "bad parameter" : "not supported"; }
 
 int cudnnBackendCreateDescriptor(int type, void **out) {
+  MAY_FAIL();
   descriptor *d = calloc(1, sizeof *d);
   d->type = type;
   *out = d;
@@ -65,6 +68,7 @@ static size_t element_bytes(int type) { /* enums, booleans and floats have 4 byt
 }
 
 int cudnnBackendSetAttribute(descriptor *d, int name, int type, int64_t count, const void *elements) {
+  MAY_FAIL();
   if (!d || d->finalized || d->count == MAX_ATTRIBUTES || count < 1 || count > MAX_ELEMENTS || name / 100 == 3)
     return BAD_PARAM;
   attribute *a = &d->attributes[d->count++];
@@ -88,6 +92,7 @@ static const descriptor *get_descriptor(const descriptor *d, int name, int type)
 }
 
 int cudnnBackendFinalize(descriptor *d) {
+  MAY_FAIL();
   int complete = 1;
   switch (d->type) {
   case TENSOR:
@@ -127,6 +132,7 @@ int cudnnBackendFinalize(descriptor *d) {
 
 int cudnnBackendGetAttribute(const descriptor *d, int name, int type, int64_t requested, int64_t *count,
                              void *elements) {
+  MAY_FAIL();
   descriptor **results = elements;
   switch (name) {
   case 202: /* ENGINEHEUR_RESULTS */
@@ -178,6 +184,7 @@ static float *bind(const descriptor *pack, const descriptor *tensor, int64_t dim
 }
 
 int cudnnBackendExecute(void *handle, const descriptor *plan, const descriptor *pack) {
+  MAY_FAIL();
   const descriptor *config = get_descriptor(plan, 401, CONFIG);
   const descriptor *forward = get_descriptor(get_descriptor(config, 201, GRAPH), 801, FORWARD);
   const descriptor *conv = get_descriptor(forward, 702, CONVOLUTION);

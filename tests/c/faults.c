@@ -1,7 +1,8 @@
 /* Makes calls fail while a process runs: those of the emulated driver's functions, and those that the plugin's library
  * makes of the C library. A test loads this object into the process; the plugin knows nothing of it. The members of the
  * driver's table and the library's imported addresses are exchanged for functions that count, fail as told, and call
- * the real one. faults_driver.h, which tests/faults.py writes from driver.h, has those of the driver. */
+ * the real one. Stand-ins for vendor libraries ask here. faults_driver.h, which tests/faults.py writes from driver.h
+ * and the stand-ins, has the functions of the driver and all names. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <elf.h>
@@ -116,6 +117,16 @@ static const struct {
     IMPORT(malloc), IMPORT(calloc), IMPORT(realloc),        IMPORT(strdup),
     IMPORT(free),   IMPORT(mmap),   IMPORT(pthread_create), IMPORT(pthread_setspecific),
 };
+
+/* ---- stand-ins for vendor libraries ---- */
+
+/* What they ask at the beginning of each function. */
+EXPORT int faults_library_fails(const char *function) {
+  for (int i = 0; i < NUM_LIBRARY_FUNCTIONS; i++)
+    if (strcmp(library_functions[i], function) == 0)
+      return strikes(FIRST_LIBRARY_FUNCTION + i);
+  return 0;
+}
 
 /* ---- installing ---- */
 
@@ -232,7 +243,8 @@ EXPORT void faults_usage(const ocp_device *device, int64_t usage[3]) {
   usage[2] = atomic_load(&host_blocks);
 }
 
-EXPORT int faults_device_lost(const ocp_device *device) { return atomic_load(&device->lost); }
+/* Whether a sticky error has hit it; none does where no context is current. */
+EXPORT int faults_device_lost(const ocp_device *device) { return atomic_load(&device->context->error); }
 
 /* Heals a lost device, as only a new process does outside of tests. */
 EXPORT void faults_heal(ocp_device *device) {
