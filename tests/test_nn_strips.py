@@ -17,6 +17,7 @@ from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.graph.cluster import CompiledCluster
 from ort_cuda_plugin.graph.lowering import DeviceProperties
 from ort_cuda_plugin.graph.onnx_graph import read_model
+from ort_cuda_plugin.kernels.epilogue import MARK, Epilogue
 from ort_cuda_plugin.kernels.strip_conv import Phases, StripConv, pack_strips, rows_of_thread, strip_shape
 from ort_cuda_plugin.runtime.compile import compile_kernel
 from ort_cuda_plugin.runtime.kernel import KernelSpec
@@ -116,7 +117,8 @@ def test_a_thread_has_as_many_rows_as_leave_few_empty() -> None:
 
 
 def test_a_gpu_loads_four_weights_of_a_strip_at_once() -> None:
-    ptx = compile_kernel(StripConv("f16", 8).spec, Target.cuda(9, 0)).ptx
+    sums = Epilogue((("out", "*f32"),), (), (), (f"out[int64(channel)] = total{MARK}",))
+    ptx = compile_kernel(StripConv("f16", sums, 8).spec, Target.cuda(9, 0)).ptx
     assert b"ld.global.v4.f32" in ptx
     assert b"ld.global.f32" not in ptx
 

@@ -201,13 +201,15 @@ def _convolve(
     out = ctx.empty(shape, x.dtype)
     core = s.cast(value, x.dtype)
     operands = ctx.materialize(ctx.contiguous(x)), ctx.materialize(w)
-    record(
-        ctx,
-        Convolve(
-            ctx.nodes, shape, tuple(inputs), ((core, out),), operands=operands, total=total, core=core, launch=launch
-        ),
-        lambda ctx, step: launch(ctx, step),
+
+    def launch_some(ctx: Lowering, step: Convolve) -> None:
+        if 0 not in step.shape:
+            launch(ctx, step)
+
+    step = Convolve(
+        ctx.nodes, shape, tuple(inputs), ((core, out),), operands=operands, total=total, core=core, launch=launch_some
     )
+    record(ctx, step, launch_some)
     return out
 
 
