@@ -15,25 +15,29 @@ __all__ = ["emit"]
 
 
 def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
-    """``steps`` with launches in place of those that say no kernel yet. Guards of the kernels join the trace's."""
-    recorded, node = ctx.trace.steps, ctx.nodes
+    """``steps`` with launches in place of those that say no kernel yet. Guards of the kernels join the trace's.
+
+    What makes a step's launches may record steps of its own, such as a copy of weights, ahead of them.
+    """
+    recorded, nodes = ctx.trace.steps, ctx.nodes
     launched: list[Recordable] = []
-    launches: list[Step] = []
-    ctx.trace.steps = launches
     for step in steps:
-        if isinstance(step, Map):
-            ctx.nodes = step.nodes
-            if isinstance(step, Contract):
-                launch_contract(ctx, step)
-            elif isinstance(step, Convolve):
-                step.launch(ctx, step)
-            elif isinstance(step, Rows):
-                launch_rows(ctx, step)
-            else:
-                launch_map(ctx, step)
-            launched += (step for step in launches if not isinstance(step, Map))
-            launches.clear()
-        else:
+        if not isinstance(step, Map):
             launched.append(step)
-    ctx.trace.steps, ctx.nodes = recorded, node
+            continue
+        ctx.trace.steps, ctx.nodes = [], step.nodes
+        _launch(ctx, step)
+        launched += emit(ctx, ctx.trace.steps)
+    ctx.trace.steps, ctx.nodes = recorded, nodes
     return launched
+
+
+def _launch(ctx: Lowering, step: Map) -> None:
+    if isinstance(step, Contract):
+        launch_contract(ctx, step)
+    elif isinstance(step, Convolve):
+        step.launch(ctx, step)
+    elif isinstance(step, Rows):
+        launch_rows(ctx, step)
+    else:
+        launch_map(ctx, step)
