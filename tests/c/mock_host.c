@@ -231,11 +231,13 @@ static void test_memory_for_streams_that_do_not_fit(void) {
     device_allocator->Free(device_allocator, all[i]);
 }
 
-/* Who uses the memory elsewhere has to wait for the stream. */
+/* Work that uses the memory on another stream has to wait for this one. */
 static void test_an_allocation_of_a_pool_is_work_of_its_stream(void) {
   OrtSyncStream stream = make_stream();
-  const ocp_stream *own = ocp_ort_stream(&stream);
-  void *address = device_allocator->AllocOnStream(device_allocator, 12345, &stream);
+  ocp_stream *own = ocp_ort_stream(&stream);
+  ocp_ort_allocating_on(own);
+  void *address = device_allocator->Alloc(device_allocator, 12345);
+  ocp_ort_allocating_on(NULL);
   CHECK(ocp_stream_is_idle(own) == !ocp_mempool_is_wanted(device->pool->mempool));
   device_allocator->Free(device_allocator, address);
   stream.impl->Release(stream.impl);
