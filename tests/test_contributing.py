@@ -1,8 +1,9 @@
-"""What README.md says about adding an operator is true: its example is the whole operator."""
+"""What CONTRIBUTING.md says about adding an operator is true: its example is the whole operator."""
 
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,8 @@ from ort_cuda_plugin.graph.node_lowering import NodeError
 from ort_cuda_plugin.ops import activation, registry
 
 ROOT = Path(__file__).resolve().parent.parent
-SECTION = (ROOT / "README.md").read_text().split("## Adding an operator\n")[1].split("\n## ")[0]
-OPERATOR, LINE = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+SECTION = (ROOT / "CONTRIBUTING.md").read_text().split("## Add an operator\n")[1].split("\n## ")[0]
+OPERATOR, LINE = map(textwrap.dedent, re.findall(r"```python\n(.*?) *```", SECTION, re.DOTALL))
 
 
 def test_the_example_stands_in_the_sources() -> None:

@@ -1,0 +1,62 @@
+"""What is done by hand and again and again: ``nox -l`` lists it, ``nox -s test -- -k Softmax`` does one with arguments.
+
+Sessions run in the environment that nox is installed in, so that the `test` extra names every tool once.
+`.ci/run` makes an environment of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import nox
+
+nox.options.default_venv_backend = "none"
+nox.options.sessions = ["lint", "types", "test"]
+
+REPORTS = ("operators", "conformance")
+
+
+def python(session: nox.Session, *arguments: str) -> None:
+    session.run(sys.executable, *arguments, external=True)
+
+
+def pytest(session: nox.Session, *arguments: str) -> None:
+    python(session, "-m", "pytest", *arguments)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff and clang-format."""
+    pytest(session, "-q", "-n", "0", "tests/test_static.py", "-k", "not mypy", *session.posargs)
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy --strict."""
+    pytest(session, "-q", "-n", "0", "tests/test_static.py", "-k", "mypy", *session.posargs)
+
+
+@nox.session
+def test(session: nox.Session) -> None:
+    """The test suite; arguments are pytest's."""
+    pytest(session, *session.posargs)
+
+
+@nox.session
+def sanitize(session: nox.Session) -> None:
+    """C programs and the library under AddressSanitizer, UBSan and ThreadSanitizer."""
+    pytest(session, "-k", "sanitizers or sanitized or damaged", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """One benchmark: its file in bench/ and its arguments."""
+    name, *arguments = session.posargs or ["host_overhead.py"]
+    python(session, f"bench/{name}", *arguments)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Writes the generated reports again; an argument names one of them."""
+    for report in session.posargs or REPORTS:
+        python(session, "-m", "ort_cuda_plugin", report, "--write", f"docs/{report}.md")
