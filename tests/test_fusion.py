@@ -193,7 +193,7 @@ def test_the_option_turns_fusion_on_and_off() -> None:
 def test_explain_shows_the_program_after_each_pass(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "chain.onnx"
     onnx.save(program(PROGRAMS["a chain"][0]), path)
-    assert main(["explain", str(path), "--program", "--fusion", "--device", "emulated"]) == 0
+    assert main(["explain", str(path), "--program", "--device", "emulated"]) == 0
     out = capsys.readouterr().out
     assert "after lowered: 4 steps" in out
     assert "after fuse: 1 steps, 128 B read, 128 B written" in out

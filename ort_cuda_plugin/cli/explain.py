@@ -26,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print what each compiled cluster does, after each pass, in place of nodes",
     )
-    parser.add_argument("--fusion", action="store_true", help="with --program: as with the session option fusion=1")
     parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
 
 
@@ -34,7 +33,7 @@ def execute(arguments: argparse.Namespace) -> int:
     path = model_path(arguments.model)
     emulate = select_device(arguments.device)
     if arguments.program:
-        return _print_programs(arguments.model, path, emulate, arguments.fusion)
+        return _print_programs(arguments.model, path, emulate)
     try:
         with waiting(Console(stderr=True), "creating the session"):
             verdicts = ort_cuda_plugin.explain(path, emulate=emulate)
@@ -56,13 +55,12 @@ def execute(arguments: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _print_programs(model: str, path: Path, emulate: bool, fusion: bool) -> int:
+def _print_programs(model: str, path: Path, emulate: bool) -> int:
     """Prints the programs that are known when the session exists; sizes of inputs without one are guesses."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             with waiting(Console(stderr=True), "creating the session"):
-                options = {"program_folder": folder, "fusion": int(fusion)}
-                ort_cuda_plugin.session(path, emulate=emulate, provider_options=options)
+                ort_cuda_plugin.session(path, emulate=emulate, provider_options={"program_folder": folder})
         except Exception as error:
             raise UserError(ExitCode.MODEL_FAILED, f"{model}: {error}") from error
         for file in sorted(Path(folder).iterdir()):

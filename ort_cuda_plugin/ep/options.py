@@ -63,7 +63,7 @@ class Options:
     enable_cuda_graph: bool = False
     min_num_runs_before_cuda_graph_capture: int = 2
     cuda_graph_cache_size: int = 16
-    fusion: bool = False
+    fusion: bool = True
     program_folder: str = ""
 
     @property

@@ -100,7 +100,7 @@ class LoweringOptions:
     use_tf32: bool = True
     deterministic: bool = False
     wide_indices: bool = False  # 64-bit index arithmetic even below 2**31 elements
-    fusion: bool = False
+    fusion: bool = True
 
 
 class Lowering:
