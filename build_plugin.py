@@ -45,11 +45,22 @@ LINK_FLAGS = ["-shared", "-pthread", "-Wl,-z,nodelete", "-Wl,--no-undefined-vers
 LIBRARIES = ["-ldl", "-lm"]
 EXPORTS = "{ global: CreateEpFactories; ReleaseEpFactory; local: *; };\n"
 
+#: Generated from ``ort_cuda_plugin/abi``.
+ABI_HEADER = SOURCES / "base" / "ort_abi.h"
 #: Headers whose types Python may use, in an order in which each finds what it needs.
-BRIDGE_HEADERS = ["driver.h", "core.h", "arena_config.h", "emu.h", "executor.h", "slab.h", "library.h", "core_table.h"]
+BRIDGE_HEADERS = [
+    "driver/driver.h",
+    "base/core.h",
+    "device/arena_config.h",
+    "emulator/emulator.h",
+    "run/executor.h",
+    "plan/slab.h",
+    "vendor/problem.h",
+    "python/tables.h",
+]
 
 BRIDGE_SOURCE = """
-#include "core_table.h"
+#include "python/tables.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -107,13 +118,23 @@ def run(command: Sequence[str | Path]) -> None:
     sys.stderr.write(result.stderr)
 
 
+def shim_sources() -> list[Path]:
+    """The C files of the library."""
+    return sorted(SOURCES.rglob("*.c"))
+
+
+def all_headers() -> bytes:
+    """The text of every header of the library, of which an object may depend on any."""
+    return b"".join(path.read_bytes() for path in sorted(SOURCES.rglob("*.h")))
+
+
 def write_if_changed(path: Path, text: str) -> None:
     if not path.exists() or path.read_text() != text:
         path.write_text(text)
 
 
 def abi_header() -> str:
-    """The text of ort_abi.h, without importing the package (its dependencies may be missing at build time)."""
+    """The text of ``ABI_HEADER``, without importing the package (its dependencies may be missing at build time)."""
     namespace = {"__path__": [str(PACKAGE / "abi")]}
     import importlib.util
 
@@ -144,9 +165,9 @@ def type_declarations(text: str) -> str:
     return "\n".join(d for d in declarations if re.match(r"typedef\b|(enum|struct)\s*\w*\s*\{", d))
 
 
-def python_callbacks(core_table: str) -> str:
+def python_callbacks(tables: str) -> str:
     """An ``extern "Python"`` function ``ocp_py_<member>`` for each member of the ocp_python struct."""
-    body = re.search(r"typedef struct ocp_python \{(.*?)\} ocp_python;", core_table, flags=re.S)
+    body = re.search(r"typedef struct ocp_python \{(.*?)\} ocp_python;", tables, flags=re.S)
     assert body is not None
     prototypes = [
         f"{result.strip()}{' ' if not result.strip().endswith('*') else ''}ocp_py_{name}({parameters});"
@@ -165,8 +186,8 @@ class Builder:
         self.flags = [*COMPILE_FLAGS, *shlex.split(os.environ.get("CFLAGS", "")), *flags]
         work.mkdir(parents=True, exist_ok=True)
         output.mkdir(parents=True, exist_ok=True)
-        write_if_changed(SOURCES / "ort_abi.h", abi_header())
-        self.headers = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.h")))
+        write_if_changed(ABI_HEADER, abi_header())
+        self.headers = all_headers()
         # Library and bridge share structs: each knows the headers that it was built from.
         self.flags.append(f"-DOCP_CORE_ABI={zlib.crc32(self.headers)}u")
         self.flags.append(f'-DOCP_VERSION="{package_version()}"')
@@ -175,9 +196,11 @@ class Builder:
         return hashlib.sha256(repr((self.cc, self.flags, *parts)).encode() + self.headers).hexdigest()[:16]
 
     def _object(self, source: Path, extra: Sequence[str]) -> Path:
-        target = self.work / f"{source.stem}-{self._key(source.read_bytes(), extra)}.o"
+        # With its folder, since files of several folders have one name.
+        name = f"{source.parent.name}.{source.stem}"
+        target = self.work / f"{name}-{self._key(source.read_bytes(), extra)}.o"
         if not target.exists():
-            for stale in self.work.glob(f"{source.stem}-*.o"):
+            for stale in self.work.glob(f"{name}-*.o"):
                 if stale != target:  # which another process may have made meanwhile
                     stale.unlink(missing_ok=True)
             partial = target.with_suffix(f".{os.getpid()}.tmp")
@@ -205,7 +228,7 @@ class Builder:
         script = self.work / "exports.map"
         write_if_changed(script, EXPORTS)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            objects = list(pool.map(lambda source: self._object(source, WARNINGS), sorted(SOURCES.glob("*.c"))))
+            objects = list(pool.map(lambda source: self._object(source, WARNINGS), shim_sources()))
         flags = [f"-Wl,--version-script={script}", f"-Wl,-soname,{LIBRARY}"]
         if not any("sanitize" in flag for flag in self.flags):  # a sanitizer's runtime is found at run time
             flags.append("-Wl,-z,defs")
@@ -213,30 +236,25 @@ class Builder:
 
     def program(self, name: str, sources: Sequence[Path]) -> Path:
         """An executable of ``sources`` and the whole shim, for tests."""
-        objects = [self._object(source, WARNINGS) for source in [*sources, *sorted(SOURCES.glob("*.c"))]]
+        objects = [self._object(source, WARNINGS) for source in [*sources, *shim_sources()]]
         return self._link(name, objects, [], ["-pthread"])
 
     def bridge(self) -> Path:
         from cffi import FFI
 
-        core_table = (SOURCES / "core_table.h").read_text()
         ffi = FFI()
         ffi.cdef(
             "\n".join(
                 [
-                    type_declarations((SOURCES / "ort_abi.h").read_text()),
-                    *(
-                        type_declarations((SOURCES / name).read_text())
-                        for name in BRIDGE_HEADERS
-                        if (SOURCES / name).exists()
-                    ),
+                    type_declarations(ABI_HEADER.read_text()),
+                    *(type_declarations((SOURCES / name).read_text()) for name in BRIDGE_HEADERS),
                     "#define OCP_CORE_ABI ...",
-                    python_callbacks(core_table),
+                    python_callbacks((SOURCES / "python" / "tables.h").read_text()),
                     "static const ocp_core *ocp_bridge_open(const char *path, char *text, size_t text_bytes);",
                 ]
             )
         )
-        includes = "".join(f'#include "{name}"\n' for name in BRIDGE_HEADERS if (SOURCES / name).exists())
+        includes = "".join(f'#include "{name}"\n' for name in BRIDGE_HEADERS)
         ffi.set_source("ort_cuda_plugin._bridge", includes + BRIDGE_SOURCE)
         source = self.work / "_bridge.c"
         ffi.emit_c_code(str(source))
@@ -267,7 +285,7 @@ class BuildExt(build_ext):
 
     def get_source_files(self) -> list[str]:
         """What a source distribution needs: all of csrc_shim but the generated header, and this file."""
-        sources = [path for path in sorted(SOURCES.glob("*.[ch]")) if path.name != "ort_abi.h"]
+        sources = [path for path in sorted(SOURCES.rglob("*.[ch]")) if path != ABI_HEADER]
         return [str(path.relative_to(ROOT)) for path in [*sources, Path(__file__).resolve()]]
 
     def get_outputs(self) -> list[str]:

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "memory.h"
+#include "device/memory.h"
 
 enum { PAIRS = 200000, BATCHES = 20, MOST_THREADS = 4 };
 

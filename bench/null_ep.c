@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ort_abi.h"
+#include "base/ort_abi.h"
 
 #define NAME "NullExecutionProvider"
 enum { VENDOR = 0x10DE0F };

@@ -18,7 +18,7 @@ TESTS = Path(__file__).resolve().parent
 
 @dataclasses.dataclass
 class Emulator:
-    """Settings of the emulated devices; see csrc_shim/emu.h."""
+    """Settings of the emulated devices; see csrc_shim/emulator/emulator.h."""
 
     num_devices: int
     workers: int

@@ -1,5 +1,5 @@
 /* Kernels for the tests of the emulated device, written in C against the contract that compiled kernels follow. */
-#include "emu_kernel.h"
+#include "emulator/kernel.h"
 
 typedef const void *const *Params;
 #define POINTER(type, i) (*(type *const *)params[i])

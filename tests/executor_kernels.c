@@ -1,5 +1,5 @@
-/* Kernels of the executor's tests, in the form that the emulated device loads (csrc_shim/emu_kernel.h). */
-#include "emu_kernel.h"
+/* Kernels of the executor's tests, in the form that the emulated device loads (csrc_shim/emulator/kernel.h). */
+#include "emulator/kernel.h"
 
 #define META(kernel, count, ...)                                                                                       \
   const ocp_emu_kernel_meta kernel##_meta __asm__(#kernel ".meta") = {                                                 \

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_plugin import SOURCES, compiler
+from build_plugin import SOURCES, all_headers, compiler
 from ort_cuda_plugin.abi.core import LIBRARY_PATH, core, ffi
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,7 +58,7 @@ class Fault:
 
 def driver_members() -> list[tuple[str, str]]:
     """Name and parameters of each member of the driver's table, in the header's order."""
-    text = re.sub(r"/\*.*?\*/", "", (SOURCES / "driver.h").read_text(), flags=re.S)
+    text = re.sub(r"/\*.*?\*/", "", (SOURCES / "driver" / "driver.h").read_text(), flags=re.S)
     body = re.search(r"typedef struct ocp_driver \{(.*?)\} ocp_driver;", text, flags=re.S)
     assert body is not None
     return re.findall(r"CUresult \(\*(\w+)\)\(([^;]*)\);", body[1])
@@ -102,8 +102,7 @@ def build() -> Path:
     header = driver_header()
     flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-cast-function-type", "-O1", "-g", "-fPIC", "-shared"]
     flags += ["-fvisibility=hidden", "-pthread"]
-    headers = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.h")))
-    parts = (compiler(), flags, SOURCE.read_bytes(), header, headers)
+    parts = (compiler(), flags, SOURCE.read_bytes(), header, all_headers())
     folder = ROOT / "build" / "faults" / hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
     target = folder / "faults.so"
     if not target.exists():
@@ -181,9 +180,10 @@ class Faults:
         addresses = [hex(offset) for offset in frames]
         if not addresses:
             return []
-        command = ["addr2line", "-f", "-s", "-e", str(LIBRARY_PATH), *addresses]
+        command = ["addr2line", "-f", "-e", str(LIBRARY_PATH), *addresses]
         lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-        return [f"{name} ({place})" for name, place in zip(lines[::2], lines[1::2], strict=True)]
+        places = [place.removeprefix(f"{SOURCES}/") for place in lines[1::2]]
+        return [f"{name} ({place})" for name, place in zip(lines[::2], places, strict=True)]
 
     def usage(self, device: object) -> Usage:
         """Of an ``ocp_device *`` of cffi."""

@@ -12,8 +12,8 @@ import pytest
 import build_plugin
 from isolated import python
 
-HEADER = build_plugin.SOURCES / "driver.h"
-SOURCE = build_plugin.SOURCES / "driver_cuda.c"
+HEADER = build_plugin.SOURCES / "driver" / "driver.h"
+SOURCE = build_plugin.SOURCES / "driver" / "cuda.c"
 SYMBOLS = [*re.findall(r'MEMBER\(\w+, "(\w+)"\)', SOURCE.read_text()), "cuModuleLoadData"]
 
 

@@ -29,6 +29,5 @@ def test_c_sources_are_clang_formatted() -> None:
     sources = [
         str(path) for folder in ("csrc_shim", "tests", "bench") for path in sorted((ROOT / folder).rglob("*.[ch]"))
     ]
-    generated = str(ROOT / "csrc_shim" / "ort_abi.h")
     clang_format = str(Path(sys.executable).parent / "clang-format")
-    run(clang_format, "--dry-run", "-Werror", *(source for source in sources if source != generated))
+    run(clang_format, "--dry-run", "-Werror", *(source for source in sources if Path(source).name != "ort_abi.h"))

@@ -1,6 +1,6 @@
 """Python's end of the table ``ocp_core``: how Python code calls the C library.
 
-``core()`` is the cffi struct of ``csrc_shim/core_table.h``; calling a member releases the GIL. Members that can fail
+``core()`` is the cffi struct of ``csrc_shim/python/tables.h``; calling a member releases the GIL. Members that can fail
 take an ``ocp_error *``::
 
     error = new_error()

@@ -1,6 +1,6 @@
 """C declarations of the ONNX Runtime ABI subset, made from ``abi.tables`` and ``abi.structs``.
 
-The same text is the header of the shim (``csrc_shim/ort_abi.h``) and, without preprocessor lines, the cdef of the
+The same text is the header of the shim (``csrc_shim/base/ort_abi.h``) and, without preprocessor lines, the cdef of the
 bridge, so that C and Python cannot disagree.
 """
 
@@ -122,7 +122,7 @@ def declarations() -> str:
 
 
 def header() -> str:
-    """The text of ``csrc_shim/ort_abi.h``."""
+    """The text of ``csrc_shim/base/ort_abi.h``."""
     return (
         "/* Generated from ort_cuda_plugin/abi by build_plugin.py. */\n"
         "#ifndef OCP_ORT_ABI_H\n#define OCP_ORT_ABI_H\n\n"

@@ -1,4 +1,4 @@
-"""Options of the arenas: their keys are known to the library (``csrc_shim/arena_config.c``), which checks them."""
+"""Options of the arenas: ``csrc_shim/device/arena_config.c`` knows their keys and checks their values."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A `Dim` is a plain int or an `Expr`; everything that is constant folds to an int
 polynomials are equal as objects, so ``a == b`` means *provably* equal and nothing is ever decided by ``a < b``: ask
 `lt`, `eq`, ..., which give a Dim that is 0 or 1 and fold to an int where the answer is provable.
 
-The operations and their meaning for negative numbers are those of ``ocp_plan_expr`` in ``csrc_shim/plan.h``.
+The operations and their meaning for negative numbers are those of ``ocp_plan_expr`` in ``csrc_shim/plan/format.h``.
 """
 
 from __future__ import annotations

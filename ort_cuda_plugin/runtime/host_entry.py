@@ -49,7 +49,7 @@ metadata = f"""{access_group} = distinct !{{}}
 
 
 def kernel_functions(name: str, parameters: list[str], body: list[str], fibers: bool) -> str:
-    """Function ``name`` with the signature of ``csrc_shim/emu_kernel.h``, the functions it inlines, and metadata.
+    """Function ``name`` with the signature of ``csrc_shim/emulator/kernel.h``, the functions it inlines, and metadata.
 
     ``parameters`` are the kernel's, as ``<type> <name>``; ``body`` holds its lines, in which special registers are the
     ``%ocp.*`` of `thread_parameters`.

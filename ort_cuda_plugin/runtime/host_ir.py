@@ -3,7 +3,7 @@
 Two steps, because special registers and shared memory become arguments of the kernel, which only the kernel itself has:
 `prepare_module` makes a module that LLVM's host side can parse, in which what needs those arguments is a call to a
 function named ``nvvm.*`` or ``ptx.*``; the caller then inlines every function into the kernel; `kernel_module` rewrites
-those calls and adds the entry point that ``csrc_shim/emu_kernel.h`` describes.
+those calls and adds the entry point that ``csrc_shim/emulator/kernel.h`` describes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Vendor libraries: what a plan asks of cuBLASLt and cuDNN, and where they are found.
 
 An operator records a library call where `DeviceProperties.libraries` has the library, and otherwise launches its own
-kernel; both follow the contract in ``csrc_shim/library.h``. So the emulated device, and a GPU without the libraries,
-run our kernels, and a test on a GPU compares the two.
+kernel; both follow the contract in ``csrc_shim/vendor/problem.h``. So the emulated device, and a GPU without the
+libraries, run our kernels, and a test on a GPU compares the two.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The plan of one cluster variant as dataclasses, and its binary form.
 
-``csrc_shim/plan.h`` is the contract and says what every field means; ``csrc_shim/plan.c`` checks it when a plan is
-loaded. The classes mirror it with three conveniences: what C stores in side arrays stands where it belongs (an output
-holds its dimensions, a record its parameters), strings are ``str``, and "no register" is None.
+``csrc_shim/plan/format.h`` is the contract and says what every field means; ``csrc_shim/plan/check.c`` checks it when
+a plan is loaded. The classes mirror it with three conveniences: what C stores in side arrays stands where it belongs
+(an output holds its dimensions, a record its parameters), strings are ``str``, and "no register" is None.
 
 Registers are int64 values. Those of the inputs' dimensions come first, input by input, then the host values of the host
 inputs in the same order; expressions and read-backs define the others, each once. ``exprs``, ``asserts``, ``readbacks``

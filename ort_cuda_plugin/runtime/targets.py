@@ -45,7 +45,7 @@ class KernelImage:
     """One compiled kernel, ready for ModuleLoadData.
 
     ``data`` is a cubin (NUL-terminated PTX for an architecture newer than the toolkit), or for the emulated device a
-    relocatable ELF object as ``csrc_shim/emu_kernel.h`` describes it; ``entry`` is the kernel's symbol in it.
+    relocatable ELF object as ``csrc_shim/emulator/kernel.h`` describes it; ``entry`` is the kernel's symbol in it.
     ``metadata`` holds integers about it, such as ``static_shared_bytes``. ``ptx`` is what a cubin was made from.
     """
 

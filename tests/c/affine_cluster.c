@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-#include "emu.h"
-#include "plan.h"
+#include "emulator/emulator.h"
+#include "plan/format.h"
 
 enum { MAX_BYTES = 1 << 20 };
 

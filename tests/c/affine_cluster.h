@@ -3,7 +3,7 @@
 #define OCP_TESTS_AFFINE_CLUSTER_H
 
 #include "check.h"
-#include "executor.h"
+#include "run/executor.h"
 
 enum { MAX_ELEMENTS = 15 };
 

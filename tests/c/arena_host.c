@@ -2,7 +2,7 @@
  * allocators, and asks allocators for statistics.
  *
  *   arena_host LIBRARY [bad]    "bad": the environment has a key that does not exist */
-#include "ort_abi.h"
+#include "base/ort_abi.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "affine_cluster.h"
-#include "capture.h"
+#include "ort/capture.h"
 
 enum { NUM_THREADS = 4, NUM_IDS = 3, WARM = 2 };
 

@@ -4,7 +4,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "emu_kernel.h"
+#include "emulator/kernel.h"
 
 static uint64_t random_state;
 

@@ -4,8 +4,8 @@
 #include <pthread.h>
 
 #include "check.h"
-#include "executor.h"
-#include "plan.h"
+#include "plan/format.h"
+#include "run/executor.h"
 
 enum { MAX_BYTES = 1 << 20, NUM_THREADS = 4, MAX_ELEMENTS = 15, NUM_PLANS = 30 };
 

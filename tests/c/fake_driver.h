@@ -3,7 +3,7 @@
 #define OCP_TESTS_FAKE_DRIVER_H
 
 #include "check.h"
-#include "pool.h"
+#include "device/pool.h"
 
 /* Two numbers: how much was enqueued, and how much of that is done. */
 struct CUstream_st {

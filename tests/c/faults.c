@@ -14,8 +14,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "emu_internal.h"
-#include "memory.h"
+#include "device/memory.h"
+#include "emulator/internal.h"
 
 #define EXPORT __attribute__((visibility("default")))
 

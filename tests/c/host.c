@@ -3,7 +3,7 @@
  * outlives the registration can be released.
  *
  *   host LIBRARY MODEL */
-#include "ort_abi.h"
+#include "base/ort_abi.h"
 
 #include <malloc.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* Kernels for the C tests, as the compile pipeline would give them: gcc -c -mcmodel=large -fno-pic. */
-#include "emu_kernel.h"
+#include "emulator/kernel.h"
 
 #define META(kernel, ...)                                                                                              \
   const ocp_emu_kernel_meta kernel##_meta __asm__(#kernel ".meta") = {.version = OCP_EMU_META_VERSION, __VA_ARGS__}

@@ -8,8 +8,8 @@
 
 #include "check.h"
 #include "damage_object.h"
-#include "emu_driver.h"
-#include "memory.h"
+#include "device/memory.h"
+#include "emulator/driver.h"
 
 enum { MAX_OBJECTS = 16, MAX_NAMES = 1024 };
 

@@ -5,11 +5,11 @@
 #include <string.h>
 
 #include "check.h"
-#include "factory.h"
-#include "mempool.h"
+#include "device/mempool.h"
+#include "device/pool.h"
 #include "mock_host.h"
-#include "ort_compute.h"
-#include "pool.h"
+#include "ort/compute.h"
+#include "ort/factory.h"
 
 OrtEpFactory *factory;
 OrtMemoryDevice device_memory, pinned_memory, other_device_memory;

@@ -3,7 +3,7 @@
 #ifndef OCP_TESTS_MOCK_ORT_H
 #define OCP_TESTS_MOCK_ORT_H
 
-#include "ort_memory.h"
+#include "ort/memory.h"
 
 struct OrtMemoryDevice {
   OrtMemoryInfoDeviceType type;

@@ -4,11 +4,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "arena_config.h"
 #include "check.h"
+#include "device/arena_config.h"
 #include "mock_host.h"
-#include "ort_compute.h"
-#include "plan.h"
+#include "ort/compute.h"
+#include "plan/format.h"
 
 /* out = block_sum(a + b) for vectors of equal, dynamic length, in blocks of 64. */
 static size_t make_plan(uint8_t *out, size_t capacity) {

@@ -6,9 +6,9 @@
 #include <string.h>
 
 #include "check.h"
-#include "emu.h"
-#include "executor.h"
-#include "plan.h"
+#include "emulator/emulator.h"
+#include "plan/format.h"
+#include "run/executor.h"
 
 enum { MAX_BYTES = 1 << 20, DEVICE_BYTES = 32 << 20 };
 

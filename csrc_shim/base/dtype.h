@@ -1,0 +1,12 @@
+/* Sizes and kinds of ONNX element types (ONNXTensorElementDataType). */
+#ifndef OCP_BASE_DTYPE_H
+#define OCP_BASE_DTYPE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Bits of an element; 0 when the type is unknown or has no fixed size (strings). */
+uint32_t ocp_dtype_bits(uint32_t dtype);
+bool ocp_dtype_is_integer(uint32_t dtype); /* an integer of 8 to 64 bits, or bool */
+
+#endif

@@ -1,0 +1,71 @@
+/* A best-fit arena with coalescing: regions of the driver's memory, cut into chunks that are handed out and come back.
+ * Addresses and numbers only: nothing here calls the driver. Private to memory.c; all functions under the pool's lock.
+ *
+ * Chunks come back in stream order. A chunk that work of a stream may still use is bound: the stream may have it
+ * again at once, others when that work has finished. Bound chunks merge with neighbours bound to the same stream, free
+ * ones with free ones; ocp_arena_unbind makes bound ones free when their work is known to have finished. */
+#ifndef OCP_DEVICE_ARENA_H
+#define OCP_DEVICE_ARENA_H
+
+#include "device/chunk_table.h"
+#include "device/pool.h"
+
+enum { OCP_ARENA_ALIGNMENT = 256, OCP_ARENA_BINS = 320 };
+#define OCP_ARENA_MAX_BYTES ((size_t)1 << 47)
+
+/* Memory as the driver gave it. */
+struct ocp_region {
+  ocp_region *previous, *next;
+  uint64_t address;
+  size_t size;
+  ocp_chunk *first; /* the chunks cover the region */
+  bool reserved;    /* one chunk, which bypasses the arena */
+};
+
+struct ocp_arena {
+  ocp_arena_config config;
+  ocp_chunk *newest[OCP_ARENA_BINS], *oldest[OCP_ARENA_BINS]; /* free chunks by size */
+  uint64_t bin_mask[OCP_ARENA_BINS / 64];
+  ocp_chunk *bound;
+  ocp_region *regions;
+  ocp_chunk_table table; /* of all chunks */
+  ocp_chunk *spare;      /* unused structs, linked by older */
+  size_t next_region_bytes;
+  size_t most_growth_bytes; /* beside what the options say; 0: no more than that */
+  int64_t pooled_bytes;     /* handed out by a CUDA pool in the arena's place */
+  ocp_memory_stats stats;
+};
+
+/* The size of a chunk for a request; `redzone` bytes more where something looks for overruns. */
+size_t ocp_arena_round(size_t bytes, size_t redzone);
+
+/* Takes a chunk of at least `size` bytes (rounded) that `taker` may use at once (NULL: anybody), or NULL; *blocked says
+ * that one would fit but may still be in use. What is too much of a chunk goes back. */
+ocp_chunk *ocp_arena_take(ocp_pool *pool, ocp_arena *arena, size_t size, const ocp_stream *taker, bool *blocked);
+/* Gives back a chunk that was handed out; stream_id and freed_at are set. */
+void ocp_arena_give(ocp_pool *pool, ocp_arena *arena, ocp_chunk *chunk);
+/* Frees the bound chunks whose work has finished, and merges them. True when there was one. */
+bool ocp_arena_unbind(ocp_pool *pool, ocp_arena *arena);
+
+/* How large the next region is to be for a request of that size: what the extend strategy says, and never more than the
+ * limit leaves; 0 when that is less than the request. `exactly` leaves the strategy aside. The bytes count as held;
+ * ocp_arena_cancel takes them back where the driver does not give them. */
+size_t ocp_arena_plan_region(ocp_arena *arena, size_t size, bool exactly);
+void ocp_arena_cancel(ocp_arena *arena, size_t region_bytes);
+/* Takes the driver's memory over and hands out its first `size` bytes: NULL without host memory. */
+ocp_chunk *ocp_arena_add_region(ocp_arena *arena, uint64_t address, size_t region_bytes, size_t size);
+
+/* Memory that a CUDA pool hands out in the arena's place is within the arena's limit and part of its statistics. To
+ * count some before asking the pool: false where the limit leaves less; and to count what came of that, or its free. */
+bool ocp_arena_expect_pooled(ocp_arena *arena, size_t size);
+void ocp_arena_pooled(ocp_arena *arena, size_t size, bool given);
+void ocp_arena_pooled_freed(ocp_arena *arena, size_t size);
+
+/* Removes the regions that nobody uses, or a certain one if nobody does; returns them linked by next, for the driver.
+ */
+ocp_region *ocp_arena_remove_unused(ocp_pool *pool, ocp_arena *arena);
+ocp_region *ocp_arena_remove_region(ocp_pool *pool, ocp_arena *arena, ocp_region *region);
+/* After a shrink growth begins small again. */
+void ocp_arena_restart_growth(ocp_arena *arena);
+
+#endif

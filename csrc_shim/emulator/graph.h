@@ -1,0 +1,45 @@
+/* Graphs: what capture.c, graph.c and graph_exec.c know of each other. */
+#ifndef OCP_EMULATOR_GRAPH_H
+#define OCP_EMULATOR_GRAPH_H
+
+#include "emulator/stream.h"
+
+/* What a node does: one operation, or those of a child graph in their order. Never changes; shared by graphs,
+ * executable graphs and launches that are still to run. */
+typedef struct emu_work {
+  atomic_int references;
+  int type; /* of its node */
+  uint32_t count;
+  const emu_op *ops[];
+} emu_work;
+emu_work *emu_work_share(emu_work *work);
+void emu_work_release(emu_work *work);
+
+struct CUgraphNode_st {
+  uint64_t graph; /* its identity */
+  uint32_t index, num_before;
+  uint32_t *before;
+  emu_work *work;
+};
+
+struct CUgraph_st {
+  uint64_t identity;
+  emu_device *device;
+  uint32_t count, capacity;
+  struct CUgraphNode_st **nodes; /* in the order in which they were added, which dependencies follow */
+};
+
+CUgraph emu_graph_make(emu_device *device); /* NULL: out of memory */
+void emu_graph_free(CUgraph graph);
+/* Appends a node with a copy of the operation that depends on `before`; NULL: out of memory. */
+CUgraphNode emu_graph_add(CUgraph graph, const emu_op *op, CUgraphNode const *before, uint32_t num_before);
+/* The error of a capture unless every node is one of these or comes before one. */
+CUresult emu_graph_check_joined(CUgraph graph, CUgraphNode const *last, uint32_t num_last);
+
+/* The work of a node with these parameters, checked as the call that runs them at once checks them. */
+CUresult emu_kernel_work(const CUDA_KERNEL_NODE_PARAMS *params, emu_work **work);
+CUresult emu_memcpy_work(const CUDA_MEMCPY3D *params, emu_work **work);
+CUresult emu_memset_work(const CUDA_MEMSET_NODE_PARAMS *params, emu_work **work);
+CUresult emu_child_work(CUgraph child, emu_work **work);
+
+#endif

@@ -1,0 +1,65 @@
+/* Contract between kernels compiled for the emulated device and the emulator that runs them.
+ *
+ * A kernel image is an x86-64 relocatable ELF object (static relocations, large code model) made by the compile
+ * pipeline from the LLVM IR that the GPU build hands to NVVM. For a kernel NAME it defines two symbols:
+ *
+ * - NAME, a function `void NAME(const void *const *params, ocp_emu_thread *thread)`. params[i] points to the value of
+ *   parameter i, as kernelParams of cuLaunchKernel does; the emulator has already translated pointers from device
+ *   addresses to the alias that host code can read.
+ * - NAME.meta, a constant ocp_emu_kernel_meta.
+ *
+ * A kernel without barriers, shuffles or votes has mode OCP_EMU_BLOCK: one call runs every thread of the block (the
+ * loop over threads is in the object, where LLVM can vectorise it) and sets thread->tid only where it is checked, for
+ * the findings. Otherwise the mode is OCP_EMU_FIBER: one call runs one thread, and the calls below switch fibers.
+ *
+ * Undefined symbols are resolved against the table in symbols.c: the ocp_emu_* functions below, libm, memcpy and
+ * the like. Any other name makes ModuleLoadData fail and name it. */
+#ifndef OCP_EMULATOR_KERNEL_H
+#define OCP_EMULATOR_KERNEL_H
+
+#include <stdint.h>
+
+#define OCP_EMU_META_VERSION 1u
+#define OCP_EMU_MAX_PARAMS 64
+
+enum { OCP_EMU_BLOCK = 0, OCP_EMU_FIBER = 1 };
+/* Parameter kinds: a global pointer (translated), or a plain value of 1, 2, 4 or 8 bytes. */
+enum { OCP_EMU_PARAM_POINTER = 0x80 };
+
+typedef struct ocp_emu_kernel_meta {
+  uint32_t version;                   /* OCP_EMU_META_VERSION */
+  uint32_t mode;                      /* OCP_EMU_BLOCK or OCP_EMU_FIBER */
+  uint32_t static_shared_bytes;       /* static shared memory of a block */
+  uint32_t stack_bytes;               /* stack that one thread needs at most; 0 when unknown */
+  uint32_t checked;                   /* 1 when loads and stores call ocp_emu_check_* */
+  uint32_t num_params;                /* at most OCP_EMU_MAX_PARAMS */
+  uint8_t params[OCP_EMU_MAX_PARAMS]; /* OCP_EMU_PARAM_POINTER, or the size of the value in bytes */
+} ocp_emu_kernel_meta;
+
+/* What one thread of a block can read; offsets are part of the contract with the compile pipeline. */
+typedef struct ocp_emu_thread {
+  uint32_t tid[3];         /*  0: threadIdx */
+  uint32_t ntid[3];        /* 12: blockDim */
+  uint32_t ctaid[3];       /* 24: blockIdx */
+  uint32_t nctaid[3];      /* 36: gridDim */
+  uint32_t laneid;         /* 48 */
+  uint32_t dynamic_shared; /* 52: bytes of dynamic shared memory */
+  uint8_t *shared; /* 56: shared memory of the block: static part first, 16-byte aligned, then the dynamic part */
+  void *scheduler; /* 64: the emulator's own */
+} ocp_emu_thread;
+
+/* __syncthreads and friends. A fiber that ends without arriving at a barrier the others wait at is a divergence error.
+ */
+void ocp_emu_barrier(ocp_emu_thread *thread);
+void ocp_emu_warp_barrier(ocp_emu_thread *thread, uint32_t mask);
+/* shfl.sync: mode 0 idx, 1 up, 2 down, 3 bfly; value is the raw 32 bits; clamp is the c operand of PTX shfl. */
+uint32_t ocp_emu_shfl(ocp_emu_thread *thread, uint32_t mask, uint32_t mode, uint32_t value, uint32_t lane,
+                      uint32_t clamp, uint32_t *predicate);
+/* vote.sync: mode 0 all, 1 any, 2 uni (0 or 1), 3 ballot. */
+uint32_t ocp_emu_vote(ocp_emu_thread *thread, uint32_t mask, uint32_t mode, uint32_t predicate);
+/* Checking mode: called before each access through a pointer that is not provably on the stack. */
+void ocp_emu_check_load(ocp_emu_thread *thread, const void *address, uint32_t bytes);
+void ocp_emu_check_store(ocp_emu_thread *thread, const void *address, uint32_t bytes);
+void ocp_emu_check_atomic(ocp_emu_thread *thread, const void *address, uint32_t bytes);
+
+#endif

@@ -1,0 +1,276 @@
+/* Kernel launches: checks, parameters, and the blocks of a grid over the host's threads. */
+#include "emulator/driver.h"
+#include "emulator/fiber.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#ifdef __x86_64__
+#include <x86intrin.h>
+#endif
+
+/* Ticks are those of the time stamp counter, two to five in a nanosecond. */
+#define WAKE_TICKS 60000u  /* remaining work that is worth waking a worker for */
+#define CHUNK_TICKS 60000u /* work that a thread takes at a time */
+
+static uint64_t ticks(void) {
+#ifdef __x86_64__
+  return __rdtsc();
+#else
+  return 0;
+#endif
+}
+
+/* ---- what a host thread needs to run blocks ---- */
+
+static pthread_mutex_t cpus_lock = PTHREAD_MUTEX_INITIALIZER;
+static emu_cpu *cpus; /* those not in use; kept for the life of the process */
+
+static emu_cpu *make_cpu(void) {
+  emu_cpu *cpu = calloc(1, sizeof *cpu);
+  if (!cpu)
+    return NULL;
+  size_t bytes = (EMU_MAX_SHARED + 4095) & ~4095u;
+  cpu->shared = mmap(NULL, bytes + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (cpu->shared == MAP_FAILED || mprotect(cpu->shared + bytes, 4096, PROT_NONE)) {
+    free(cpu);
+    return NULL;
+  }
+  return cpu;
+}
+
+static void release_cpu(emu_cpu *cpu) {
+  pthread_mutex_lock(&cpus_lock);
+  cpu->next = cpus;
+  cpus = cpu;
+  pthread_mutex_unlock(&cpus_lock);
+}
+
+/* NULL: out of host memory. */
+static emu_cpu *acquire_cpu(emu_launch *launch) {
+  pthread_mutex_lock(&cpus_lock);
+  emu_cpu *cpu = cpus;
+  if (cpu)
+    cpus = cpu->next;
+  pthread_mutex_unlock(&cpus_lock);
+  if (!cpu && !(cpu = make_cpu()))
+    return NULL;
+  cpu->launch = launch;
+  if (launch->function->meta->mode == OCP_EMU_FIBER && !emu_fibers_prepare(cpu, launch)) {
+    release_cpu(cpu);
+    return NULL;
+  }
+  return cpu;
+}
+
+/* ---- blocks ---- */
+
+/* A checked kernel may leave its block in the middle. */
+static void run_checked(const emu_launch *launch, emu_cpu *cpu, ocp_emu_thread *thread) {
+  if (!setjmp(cpu->abandon))
+    launch->function->entry(launch->params, thread);
+}
+
+/* Blocks [first, last) of the launch. */
+static void run_blocks(emu_launch *launch, emu_cpu *cpu, uint64_t first, uint64_t last) {
+  uint32_t block[3] = {(uint32_t)(first % launch->grid[0]), (uint32_t)(first / launch->grid[0] % launch->grid[1]),
+                       (uint32_t)(first / launch->grid[0] / launch->grid[1])};
+  bool fibers = launch->function->meta->mode == OCP_EMU_FIBER;
+  ocp_emu_thread thread = {
+      .ntid = {launch->block[0], launch->block[1], launch->block[2]},
+      .nctaid = {launch->grid[0], launch->grid[1], launch->grid[2]},
+      .dynamic_shared = launch->dynamic_shared,
+      .shared = cpu->shared,
+      .scheduler = cpu,
+  };
+  for (uint64_t index = first; index < last; index++) {
+    if (atomic_load_explicit(&launch->error, memory_order_relaxed))
+      return;
+    if (fibers) {
+      emu_fibers_run_block(cpu, block);
+    } else {
+      memcpy(thread.ctaid, block, sizeof block);
+      if (launch->function->meta->checked)
+        run_checked(launch, cpu, &thread);
+      else
+        launch->function->entry(launch->params, &thread);
+    }
+    if (++block[0] == launch->grid[0]) {
+      block[0] = 0;
+      if (++block[1] == launch->grid[1]) {
+        block[1] = 0;
+        block[2]++;
+      }
+    }
+  }
+}
+
+/* The blocks of a grid from `first` on. */
+typedef struct grid_rest {
+  emu_launch *launch;
+  uint64_t first;
+} grid_rest;
+
+static void run_range(void *context, uint64_t first, uint64_t last) {
+  const grid_rest *rest = context;
+  emu_cpu *cpu = acquire_cpu(rest->launch);
+  if (!cpu) {
+    atomic_store(&rest->launch->error, CUDA_ERROR_OUT_OF_MEMORY);
+    return;
+  }
+  run_blocks(rest->launch, cpu, rest->first + first, rest->first + last);
+  release_cpu(cpu);
+}
+
+/* Blocks run in the calling thread for as long as the measured cost says that the rest is not worth waking a worker,
+ * in steps that double, so that a wrong estimate costs little. */
+static CUresult run_grid(emu_launch *launch, struct CUfunc_st *function) {
+  if (launch->blocks == 1) { /* nothing to share: not worth reading the clock */
+    emu_cpu *cpu = acquire_cpu(launch);
+    if (!cpu)
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    run_blocks(launch, cpu, 0, 1);
+    release_cpu(cpu);
+    return emu_check_launched(launch);
+  }
+  uint64_t cost = atomic_load_explicit(&function->ticks_per_block, memory_order_relaxed), done = 0;
+  if (cost * launch->blocks < WAKE_TICKS || emu.threads == 1) {
+    emu_cpu *cpu = acquire_cpu(launch);
+    if (!cpu)
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    uint64_t step = 1;
+    do {
+      uint64_t start = ticks();
+      run_blocks(launch, cpu, done, done + step);
+      cost = (ticks() - start) / step + 1;
+      done += step;
+      step = done < launch->blocks - done ? done : launch->blocks - done;
+    } while (step && (cost * (launch->blocks - done) < WAKE_TICKS || emu.threads == 1));
+    release_cpu(cpu);
+  }
+  if (done < launch->blocks) {
+    grid_rest rest = {launch, done};
+    uint64_t count = launch->blocks - done, fair = count / (4 * emu.threads), chunk = CHUNK_TICKS / (cost + 1);
+    chunk = chunk < fair ? chunk : fair;
+    uint64_t start = ticks();
+    emu_pool_run(run_range, &rest, count, chunk ? chunk : 1);
+    cost = (ticks() - start) * emu.threads / count + 1;
+  }
+  atomic_store_explicit(&function->ticks_per_block, cost < UINT32_MAX ? (uint32_t)cost : UINT32_MAX,
+                        memory_order_relaxed);
+  return emu_check_launched(launch);
+}
+
+/* Device addresses become those where the bytes are; page-locked memory is itself; anything else is no address of the
+ * device. */
+static CUresult translate(const emu_op *op, uint64_t *values, const void **pointers) {
+  const ocp_emu_kernel_meta *meta = op->kernel.function->meta;
+  for (uint32_t i = 0; i < op->num_params; i++) {
+    uint64_t value = op->params[i];
+    if (meta->params[i] == OCP_EMU_PARAM_POINTER) {
+      if (emu_is_device_address(value))
+        value += (uint64_t)emu.alias;
+      else if (value && !emu_is_pinned_address(value))
+        return emu_fail(CUDA_ERROR_ILLEGAL_ADDRESS, "parameter %u of kernel \"%s\" is 0x%llx: not device memory", i,
+                        op->kernel.function->name, (unsigned long long)value);
+    }
+    values[i] = value;
+    pointers[i] = &values[i];
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult emu_run_kernel(emu_device *device, const emu_op *op, const emu_clock *clock) {
+  uint64_t values[OCP_EMU_MAX_PARAMS];
+  const void *pointers[OCP_EMU_MAX_PARAMS];
+  CUresult result = translate(op, values, pointers);
+  if (result)
+    return result;
+  struct CUfunc_st *function = op->kernel.function;
+  const uint32_t *grid = op->kernel.grid, *block = op->kernel.block;
+  emu_launch launch = {
+      .function = function,
+      .params = pointers,
+      .grid = {grid[0], grid[1], grid[2]},
+      .block = {block[0], block[1], block[2]},
+      .threads = block[0] * block[1] * block[2],
+      .dynamic_shared = op->kernel.dynamic_shared,
+      .blocks = (uint64_t)grid[0] * grid[1] * grid[2],
+      .device = device,
+      .clock = clock,
+  };
+#ifdef __x86_64__
+  unsigned control = _mm_getcsr();             /* the host thread may flush denormals or round otherwise */
+  bool differs = (control & ~0x3fu) != 0x1f80; /* flags of past operations do not matter */
+  if (differs)
+    _mm_setcsr(0x1f80);
+#endif
+  uint64_t begun = emu_profile_begin();
+  result = run_grid(&launch, function);
+  emu_profile_end(begun, &launch);
+#ifdef __x86_64__
+  if (differs)
+    _mm_setcsr(control);
+#endif
+  return result;
+}
+
+/* ---- the driver's calls ---- */
+
+CUresult emu_make_launch(emu_op *op, CUfunction function, const unsigned grid[3], const unsigned block[3],
+                         unsigned shared_bytes, void **params, void **extra) {
+  if (!function)
+    return CUDA_ERROR_INVALID_HANDLE;
+  const ocp_emu_kernel_meta *meta = function->meta;
+  if (extra || (meta->num_params && !params))
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "kernel \"%s\": parameters must come as kernelParams", function->name);
+  if (grid[0] == 0 || grid[1] == 0 || grid[2] == 0 || grid[0] > INT32_MAX || grid[1] > 65535 || grid[2] > 65535)
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "kernel \"%s\": grid (%u, %u, %u) is not possible", function->name,
+                    grid[0], grid[1], grid[2]);
+  if (block[0] == 0 || block[1] == 0 || block[2] == 0 || block[0] > 1024 || block[1] > 1024 || block[2] > 64 ||
+      block[0] * block[1] * block[2] > EMU_MAX_THREADS)
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "kernel \"%s\": block (%u, %u, %u) is not possible", function->name,
+                    block[0], block[1], block[2]);
+  if (shared_bytes > function->max_dynamic_shared)
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "kernel \"%s\": %u bytes of dynamic shared memory, %u are allowed",
+                    function->name, shared_bytes, function->max_dynamic_shared);
+  op->kind = EMU_OP_KERNEL;
+  op->num_params = meta->num_params;
+  op->kernel.function = function;
+  memcpy(op->kernel.grid, grid, sizeof op->kernel.grid);
+  memcpy(op->kernel.block, block, sizeof op->kernel.block);
+  op->kernel.dynamic_shared = shared_bytes;
+  for (uint32_t i = 0; i < meta->num_params; i++) {
+    op->params[i] = 0;
+    memcpy(&op->params[i], params[i], meta->params[i] == OCP_EMU_PARAM_POINTER ? 8 : meta->params[i]);
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult emu_func_set_attribute(CUfunction function, int attribute, int value) {
+  emu_device *device;
+  CUresult result = emu_enter(&device);
+  if (result)
+    return result;
+  if (!function)
+    return CUDA_ERROR_INVALID_HANDLE;
+  if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value < 0 ||
+      (uint32_t)value + function->meta->static_shared_bytes > EMU_MAX_SHARED)
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "kernel \"%s\": attribute %d cannot be %d", function->name, attribute,
+                    value);
+  function->max_dynamic_shared = (uint32_t)value;
+  return CUDA_SUCCESS;
+}
+
+CUresult emu_launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                           unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void **params,
+                           void **extra) {
+  emu_device *device;
+  CUresult result = emu_enter(&device);
+  if (result)
+    return result;
+  const unsigned grid[3] = {grid_x, grid_y, grid_z}, block[3] = {block_x, block_y, block_z};
+  emu_op op;
+  result = emu_make_launch(&op, function, grid, block, shared_bytes, params, extra);
+  return result ? result : emu_enqueue(emu_stream_of(device, stream), &op);
+}

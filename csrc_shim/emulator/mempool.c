@@ -1,0 +1,284 @@
+/* Memory pools of the emulated device. An allocation has its address at once; a free is an operation of its stream, and
+ * the block can be given again when that has run. Freed blocks stay with the pool until somebody waits for the device
+ * and the pool holds more than its release threshold, or it is trimmed. */
+#include "emulator/check.h"
+#include "emulator/queue.h"
+
+#include <stdlib.h>
+
+typedef struct block {
+  struct block *next;
+  struct CUmemPoolHandle_st *pool;
+  uint64_t address, bytes;
+  bool live, freeing; /* handed out; and its free has been enqueued */
+} block;
+
+struct CUmemPoolHandle_st {
+  struct CUmemPoolHandle_st *next;
+  emu_device *device;
+  uint64_t threshold, max_bytes;
+  uint64_t reserved, used, most_reserved, most_used;
+  block *blocks;
+  bool destroyed;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* taken after all others but the heap's */
+static struct CUmemPoolHandle_st *pools;
+
+/* ---- under the lock ---- */
+
+static void release_block(block **link) {
+  block *gone = *link;
+  *link = gone->next;
+  gone->pool->reserved -= gone->bytes;
+  emu_heap_free(&gone->pool->device->heap, gone->address);
+  atomic_fetch_sub(&emu.live, 1);
+  free(gone);
+}
+
+/* Gives unused blocks back while the pool holds more than `keep` bytes. */
+static void trim(struct CUmemPoolHandle_st *pool, uint64_t keep) {
+  for (block **link = &pool->blocks; *link && pool->reserved > keep;)
+    if ((*link)->live)
+      link = &(*link)->next;
+    else
+      release_block(link);
+}
+
+static void release_pool_if_done(struct CUmemPoolHandle_st *pool) {
+  if (!pool->destroyed || pool->used)
+    return;
+  trim(pool, 0);
+  struct CUmemPoolHandle_st **link = &pools;
+  while (*link != pool)
+    link = &(*link)->next;
+  *link = pool->next;
+  atomic_fetch_sub(&emu.live, 1);
+  free(pool);
+}
+
+static void raise_to(uint64_t *most, uint64_t value) {
+  if (value > *most)
+    *most = value;
+}
+
+/* The smallest unused block that fits and is not twice too large. */
+static block *find_unused(const struct CUmemPoolHandle_st *pool, uint64_t bytes) {
+  block *best = NULL;
+  for (block *other = pool->blocks; other; other = other->next)
+    if (!other->live && other->bytes >= bytes && other->bytes <= 2 * bytes && (!best || other->bytes < best->bytes))
+      best = other;
+  return best;
+}
+
+static block *make_block(struct CUmemPoolHandle_st *pool, uint64_t bytes) {
+  if (pool->max_bytes && pool->reserved + bytes > pool->max_bytes)
+    return NULL;
+  block *made = calloc(1, sizeof *made);
+  const uint64_t address = made ? emu_heap_alloc(&pool->device->heap, bytes) : 0;
+  if (!address) {
+    free(made);
+    return NULL;
+  }
+  emu_shadow_allocated(address, bytes);
+  atomic_fetch_add(&emu.live, 1);
+  *made = (block){.next = pool->blocks, .pool = pool, .address = address, .bytes = bytes};
+  pool->blocks = made;
+  pool->reserved += bytes;
+  raise_to(&pool->most_reserved, pool->reserved);
+  return made;
+}
+
+static block *take(struct CUmemPoolHandle_st *pool, uint64_t bytes) {
+  block *found = find_unused(pool, bytes);
+  if (found)
+    emu_shadow_reused(found->address, bytes, found->bytes);
+  else
+    found = make_block(pool, bytes);
+  if (!found) {
+    for (struct CUmemPoolHandle_st *other = pools; other; other = other->next)
+      if (other->device == pool->device)
+        trim(other, 0);
+    found = make_block(pool, bytes);
+  }
+  if (!found)
+    return NULL;
+  found->live = true;
+  found->freeing = false;
+  pool->used += found->bytes;
+  raise_to(&pool->most_used, pool->used);
+  return found;
+}
+
+static block *find_live(uint64_t address) {
+  for (struct CUmemPoolHandle_st *pool = pools; pool; pool = pool->next)
+    for (block *other = pool->blocks; other; other = other->next)
+      if (other->address == address && other->live)
+        return other;
+  return NULL;
+}
+
+static bool is_pool(const struct CUmemPoolHandle_st *pool) {
+  const struct CUmemPoolHandle_st *known = pools;
+  while (known && known != pool)
+    known = known->next;
+  return known && !known->destroyed;
+}
+
+/* ---- for the rest of the emulator ---- */
+
+void emu_mempool_run_free(uint64_t address) {
+  pthread_mutex_lock(&lock);
+  block *freed = find_live(address);
+  if (freed) {
+    freed->live = false;
+    freed->pool->used -= freed->bytes;
+    emu_shadow_reused(address, 0, freed->bytes);
+    release_pool_if_done(freed->pool);
+  }
+  pthread_mutex_unlock(&lock);
+}
+
+void emu_mempools_synchronized(const emu_device *device) {
+  pthread_mutex_lock(&lock);
+  for (struct CUmemPoolHandle_st *pool = pools; pool; pool = pool->next)
+    if (pool->device == device)
+      trim(pool, pool->threshold);
+  pthread_mutex_unlock(&lock);
+}
+
+/* ---- the driver's calls ---- */
+
+CUresult emu_mem_pool_create(CUmemoryPool *pool, const CUmemPoolProps *props) {
+  CUresult result = emu_leave();
+  if (result == CUDA_ERROR_NOT_INITIALIZED)
+    return result;
+  if (!pool || !props || props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED ||
+      props->location.type != CU_MEM_LOCATION_TYPE_DEVICE || props->location.id < 0 ||
+      props->location.id >= (int)emu.config.num_devices)
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "a memory pool is of pinned allocations on one device");
+  struct CUmemPoolHandle_st *made = calloc(1, sizeof *made);
+  if (!made)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  made->device = &emu.devices[props->location.id];
+  made->max_bytes = props->maxSize;
+  pthread_mutex_lock(&lock);
+  made->next = pools;
+  pools = made;
+  pthread_mutex_unlock(&lock);
+  atomic_fetch_add(&emu.live, 1);
+  *pool = made;
+  return CUDA_SUCCESS;
+}
+
+CUresult emu_mem_pool_destroy(CUmemoryPool pool) {
+  pthread_mutex_lock(&lock);
+  const bool known = is_pool(pool);
+  if (known) {
+    pool->destroyed = true;
+    release_pool_if_done(pool);
+  }
+  pthread_mutex_unlock(&lock);
+  return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult emu_mem_pool_set_attribute(CUmemoryPool pool, int attribute, void *value) {
+  CUresult result = CUDA_SUCCESS;
+  pthread_mutex_lock(&lock);
+  if (!is_pool(pool) || !value)
+    result = CUDA_ERROR_INVALID_VALUE;
+  else if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
+    pool->threshold = *(const uint64_t *)value;
+  else
+    result = emu_fail(CUDA_ERROR_INVALID_VALUE, "memory pool attribute %d is not emulated", attribute);
+  pthread_mutex_unlock(&lock);
+  return result;
+}
+
+CUresult emu_mem_pool_get_attribute(CUmemoryPool pool, int attribute, void *value) {
+  CUresult result = CUDA_SUCCESS;
+  uint64_t *out = value;
+  pthread_mutex_lock(&lock);
+  if (!is_pool(pool) || !value)
+    result = CUDA_ERROR_INVALID_VALUE;
+  else if (attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
+    *out = pool->threshold;
+  else if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+    *out = pool->reserved;
+  else if (attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)
+    *out = pool->most_reserved;
+  else if (attribute == CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
+    *out = pool->used;
+  else if (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH)
+    *out = pool->most_used;
+  else
+    result = emu_fail(CUDA_ERROR_INVALID_VALUE, "memory pool attribute %d is not emulated", attribute);
+  pthread_mutex_unlock(&lock);
+  return result;
+}
+
+CUresult emu_mem_pool_trim_to(CUmemoryPool pool, size_t keep) {
+  pthread_mutex_lock(&lock);
+  const bool known = is_pool(pool);
+  if (known)
+    trim(pool, keep);
+  pthread_mutex_unlock(&lock);
+  return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult allocate(CUdeviceptr *address, uint64_t bytes, CUmemoryPool pool) {
+  pthread_mutex_lock(&lock);
+  const bool known = is_pool(pool);
+  const block *found = known ? take(pool, bytes) : NULL;
+  if (found)
+    *address = found->address;
+  pthread_mutex_unlock(&lock);
+  return found ? CUDA_SUCCESS : known ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult emu_mem_alloc_from_pool_async(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream) {
+  CUresult result = emu_enter_stream(&stream);
+  /* CUDA would make a node of the graph that allocates; no caller wants one, so it is not emulated. */
+  if (result || (result = emu_capture_forbids(stream)))
+    return result;
+  if (!address || bytes == 0 || bytes > stream->device->heap.capacity)
+    return bytes && address ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
+  const uint64_t rounded = (bytes + EMU_GRANULE - 1) / EMU_GRANULE * EMU_GRANULE;
+  result = allocate(address, rounded, pool);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+    emu_queue_run_all(); /* frees may be among what is deferred */
+    emu_shadow_flush(stream->device);
+    result = allocate(address, rounded, pool);
+  }
+  if (result == CUDA_ERROR_OUT_OF_MEMORY)
+    return emu_fail(result, "no room for %zu bytes on emulated device %d", bytes, stream->device->ordinal);
+  return result;
+}
+
+CUresult emu_mem_free_async(CUdeviceptr address, CUstream stream) {
+  CUresult result = emu_leave();
+  if (result)
+    return result;
+  if (emu_lost()) { /* no work comes before it any more */
+    emu_mempool_run_free(address);
+    return emu_lost();
+  }
+  if ((result = emu_enter_stream(&stream)) || (result = emu_capture_forbids(stream)))
+    return result;
+  pthread_mutex_lock(&lock);
+  block *freed = find_live(address);
+  const bool valid = freed && !freed->freeing;
+  if (valid)
+    freed->freeing = true;
+  pthread_mutex_unlock(&lock);
+  if (!valid)
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "no allocation of a memory pool starts at 0x%llx",
+                    (unsigned long long)address);
+  emu_op op = {.kind = EMU_OP_FREE, .free = {address}};
+  result = emu_enqueue(stream, &op);
+  pthread_mutex_lock(&lock);
+  if (result && (freed = find_live(address))) /* it can be freed again */
+    freed->freeing = false;
+  pthread_mutex_unlock(&lock);
+  return result;
+}

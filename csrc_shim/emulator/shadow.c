@@ -1,0 +1,163 @@
+/* The state of each byte of device memory in the checking mode, and the quarantine of freed blocks. */
+#include "emulator/check.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define QUARANTINE_BYTES ((uint64_t)256 << 20) /* and at most a quarter of the device */
+
+typedef struct freed {
+  struct freed *next;
+  emu_device *device;
+  uint64_t address, bytes;
+  uint64_t held; /* with its red zone */
+} freed;
+
+static uint8_t *states; /* one for each byte of the emulated devices */
+static emu_history *histories;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the quarantine */
+static freed *oldest, *newest;
+static uint64_t quarantined[EMU_MAX_DEVICES];
+
+static void *reserve(uint64_t bytes) {
+  void *range = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return range == MAP_FAILED ? NULL : range;
+}
+
+static void mark_live(void *unused, uint64_t address, uint64_t bytes) {
+  (void)unused;
+  memset(states + (address - emu.base), EMU_BYTE_ALLOCATED | EMU_BYTE_WRITTEN, bytes);
+}
+
+int emu_shadow_start(void) {
+  states = reserve(emu.bytes);
+  histories = reserve(emu.bytes / EMU_GRANULE * sizeof *histories);
+  if (!states || !histories) {
+    emu_shadow_stop();
+    return -1;
+  }
+  for (uint32_t index = 0; index < emu.config.num_devices; index++)
+    emu_heap_visit(&emu.devices[index].heap, mark_live, NULL);
+  return 0;
+}
+
+void emu_shadow_stop(void) {
+  if (states)
+    for (uint32_t index = 0; index < EMU_MAX_DEVICES; index++)
+      emu_shadow_flush(&emu.devices[index]);
+  if (states)
+    munmap(states, emu.bytes);
+  if (histories)
+    munmap(histories, emu.bytes / EMU_GRANULE * sizeof *histories);
+  states = NULL;
+  histories = NULL;
+}
+
+/* Pages that were given back read as zero: no state, no history. */
+static void forget(uint64_t address, uint64_t bytes) {
+  memset(states + (address - emu.base), 0, bytes);
+  memset(emu_history_of(address), 0, (bytes + EMU_GRANULE - 1) / EMU_GRANULE * sizeof *histories);
+}
+
+emu_history *emu_history_of(uint64_t address) { return &histories[(address - emu.base) / EMU_GRANULE]; }
+
+void emu_shadow_allocated(uint64_t address, uint64_t bytes) {
+  if (!states)
+    return;
+  forget(address, bytes);
+  memset(states + (address - emu.base), EMU_BYTE_ALLOCATED, bytes);
+}
+
+void emu_shadow_reused(uint64_t address, uint64_t bytes, uint64_t held) {
+  if (!states)
+    return;
+  memset(states + (address - emu.base), EMU_BYTE_ALLOCATED, bytes);
+  memset(states + (address - emu.base) + bytes, 0, held - bytes);
+}
+
+static freed *take_oldest(void) {
+  freed *block = oldest;
+  oldest = block->next;
+  if (!oldest)
+    newest = NULL;
+  quarantined[block->device->ordinal] -= block->held;
+  return block;
+}
+
+static void give_back(freed *block) {
+  forget(block->address, block->bytes);
+  emu_heap_free(&block->device->heap, block->address);
+  free(block);
+}
+
+bool emu_shadow_free(emu_device *device, uint64_t address, uint64_t bytes) {
+  freed *block = malloc(sizeof *block);
+  pthread_mutex_lock(&lock);
+  if (!block || emu_shadow_is_freed(address)) {
+    pthread_mutex_unlock(&lock);
+    free(block);
+    return false;
+  }
+  *block = (freed){NULL, device, address, bytes, emu_heap_held(&device->heap, address)};
+  memset(states + (address - emu.base), EMU_BYTE_FREED, bytes);
+  if (newest)
+    newest->next = block;
+  else
+    oldest = block;
+  newest = block;
+  quarantined[device->ordinal] += block->held;
+  uint64_t most = device->heap.capacity / 4 < QUARANTINE_BYTES ? device->heap.capacity / 4 : QUARANTINE_BYTES;
+  while (oldest && quarantined[device->ordinal] > most)
+    give_back(take_oldest());
+  pthread_mutex_unlock(&lock);
+  return true;
+}
+
+bool emu_shadow_flush(emu_device *device) {
+  bool any = false;
+  pthread_mutex_lock(&lock);
+  while (states && oldest && quarantined[device->ordinal] > 0) {
+    give_back(take_oldest());
+    any = true;
+  }
+  pthread_mutex_unlock(&lock);
+  return any;
+}
+
+uint64_t emu_shadow_quarantined(const emu_device *device) {
+  pthread_mutex_lock(&lock);
+  uint64_t bytes = quarantined[device->ordinal];
+  pthread_mutex_unlock(&lock);
+  return bytes;
+}
+
+uint8_t emu_shadow_state(uint64_t address) { return __atomic_load_n(&states[address - emu.base], __ATOMIC_RELAXED); }
+
+bool emu_shadow_is_freed(uint64_t address) { return states && emu_shadow_state(address) & EMU_BYTE_FREED; }
+
+/* Kernels on several host threads mark at once; all of them store the same value. */
+void emu_shadow_written(uint64_t address, uint64_t bytes) {
+  uint8_t *first = states + (address - emu.base);
+  for (uint64_t i = 0; i < bytes; i++)
+    __atomic_store_n(&first[i], EMU_BYTE_ALLOCATED | EMU_BYTE_WRITTEN, __ATOMIC_RELAXED);
+}
+
+void emu_shadow_copied(uint64_t dst, uint64_t src, uint64_t bytes) {
+  memmove(states + (dst - emu.base), states + (src - emu.base), bytes);
+}
+
+bool emu_shadow_is_written(uint64_t address, uint32_t bytes) {
+  const uint8_t *first = states + (address - emu.base);
+  if (bytes == 4 && address % 4 == 0)
+    return __atomic_load_n((const uint32_t *)first, __ATOMIC_RELAXED) == 0x03030303u;
+  return emu_shadow_first_not(address, bytes, EMU_BYTE_ALLOCATED | EMU_BYTE_WRITTEN) == bytes;
+}
+
+uint64_t emu_shadow_first_not(uint64_t address, uint64_t bytes, uint8_t wanted) {
+  const uint8_t *first = states + (address - emu.base);
+  for (uint64_t i = 0; i < bytes; i++)
+    if ((__atomic_load_n(&first[i], __ATOMIC_RELAXED) & wanted) != wanted)
+      return i;
+  return bytes;
+}

@@ -1,0 +1,50 @@
+/* ONNX Runtime's capture of whole Runs (the option enable_cuda_graph): the state of one OrtEp.
+ *
+ * Each thread that runs the session has a stream of its own, and graphs by annotation id. After some warm Runs a Run is
+ * captured between OnRunStart and OnRunEnd; from then on ORT asks for a replay instead of running. Memory that a
+ * captured Run frees is kept with its graph: replays use it again. */
+#ifndef OCP_ORT_CAPTURE_H
+#define OCP_ORT_CAPTURE_H
+
+#include "device/memory.h"
+
+#define OCP_NO_CAPTURE (-1) /* the annotation id of Runs that are never captured */
+
+typedef struct ocp_capture ocp_capture;
+typedef struct ocp_capture_thread ocp_capture_thread;
+
+/* For Runs on the stream, which is then captured by one thread at a time, or when NULL on a stream for each thread.
+ * NULL: out of memory. */
+ocp_capture *ocp_capture_create(ocp_device *device, ocp_stream *stream, uint32_t warm_runs);
+/* Destroys all graphs; no Run may be active. NULL is ignored. */
+void ocp_capture_destroy(ocp_capture *capture);
+
+/* The stream that the calling thread runs the session on, with a reference for the caller. */
+int ocp_capture_stream(ocp_capture *capture, ocp_stream **stream, ocp_error *error);
+/* The Run before, on this thread, is over, whether ORT has ended it or not: at the start of any Run of any EP. */
+void ocp_capture_forget_run(void);
+/* Around a Run with that annotation id, on the thread that runs it. The end of a captured Run launches its graph. */
+int ocp_capture_run_start(ocp_capture *capture, int id, ocp_error *error);
+int ocp_capture_run_end(ocp_capture *capture, int id, bool synchronize, ocp_error *error);
+/* Whether the calling thread has the graph; launches it and waits. */
+bool ocp_capture_has(ocp_capture *capture, int id);
+int ocp_capture_replay(ocp_capture *capture, int id, ocp_error *error);
+/* Releases what every thread has of the id: its graph and the memory that it keeps. Safe beside Runs; one that is being
+ * captured goes on, and a thread that runs again starts with warm Runs. */
+void ocp_capture_release(ocp_capture *capture, int id);
+
+/* ---- for who enqueues ---- */
+/* Notes a computation on the stream: a captured Run that lacks one, or in which one failed, gives no graph. */
+void ocp_capture_computed(const ocp_stream *stream, bool succeeded);
+
+/* ---- for who hands out memory ---- */
+/* Whether the calling thread is capturing: calls that may wait for the device are not allowed then. */
+bool ocp_capture_is_active(void);
+/* Memory that the Run which this thread captures has freed, of at least so many bytes, or 0. */
+uint64_t ocp_capture_reuse(const ocp_device *device, int memory, size_t bytes);
+/* That Run got memory. False: out of host memory. */
+bool ocp_capture_allocated(const ocp_device *device, int memory, uint64_t address, size_t bytes);
+/* Whether the memory that is being freed stays with the Run that is being captured, on whatever thread. */
+bool ocp_capture_keeps(const ocp_device *device, int memory, uint64_t address);
+
+#endif

@@ -1,0 +1,103 @@
+/* The two functions that the library exports. Plain C that answers with a status even where there is no Python. */
+#include "ort/factory.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+EXPORT OrtStatus *CreateEpFactories(const char *registered_name, const OrtApiBase *api_base, const OrtLogger *logger,
+                                    OrtEpFactory **factories, size_t max_factories, size_t *num_factories);
+EXPORT OrtStatus *ReleaseEpFactory(OrtEpFactory *factory);
+
+static atomic_int live_factories;
+
+/* The N of the host's version 1.N.x, which is its API version; 0 when it makes no sense. GetApi is no way to ask: for a
+ * version that it does not have it prints to stderr. */
+static uint32_t host_version(const OrtApiBase *api_base) {
+  const char *text = api_base->GetVersionString();
+  return text && strncmp(text, "1.", 2) == 0 ? (uint32_t)strtoul(text + 2, NULL, 10) : 0;
+}
+
+static int use_host(const OrtApiBase *api_base, ocp_error *error) {
+  uint32_t version = host_version(api_base);
+  if (version < OCP_OLDEST_API)
+    return ocp_fail(error, ORT_FAIL, "%s needs ONNX Runtime 1.%d or newer; this is %s", OCP_EP_NAME, OCP_OLDEST_API,
+                    api_base->GetVersionString());
+  if (version > OCP_NEWEST_API)
+    version = OCP_NEWEST_API;
+  const OrtApi *api = api_base->GetApi(version);
+  if (!api)
+    return ocp_fail(error, ORT_FAIL, "ONNX Runtime %s has no API version %u", api_base->GetVersionString(), version);
+  if (atomic_load(&live_factories) > 0 && api != ocp_api)
+    return ocp_fail(error, ORT_FAIL, "%s is already registered in another ONNX Runtime of this process", OCP_EP_NAME);
+  ocp_api = api;
+  ocp_ep_api = api->GetEpApi();
+  ocp_api_version = version;
+  return ORT_OK;
+}
+
+static OrtStatus *create_factory(const char *registered_name, const OrtLogger *logger, OrtEpFactory **out) {
+  ocp_error error = {0};
+  if (ocp_python_start(&error) != ORT_OK)
+    return ocp_status(&error);
+  const ocp_python *python = ocp_python_call(&error);
+  if (!python)
+    return ocp_status(&error);
+  int64_t handle = 0;
+  OrtStatus *status =
+      ocp_python_status(python->create_factory(registered_name ? registered_name : "", logger, &handle));
+  if (status)
+    return status;
+  *out = ocp_factory_create(handle);
+  if (*out)
+    return NULL;
+  python->release_factory(handle);
+  ocp_python_returned();
+  return ocp_api->CreateStatus(ORT_FAIL, "out of host memory");
+}
+
+OrtStatus *CreateEpFactories(const char *registered_name, const OrtApiBase *api_base, const OrtLogger *logger,
+                             OrtEpFactory **factories, size_t max_factories, size_t *num_factories) {
+  if (num_factories)
+    *num_factories = 0;
+  if (factories && max_factories > 0)
+    factories[0] = NULL;
+  if (!api_base) { /* Python's own request; without an API there is no status to answer anybody else with */
+    if (registered_name && strcmp(registered_name, OCP_CORE_REQUEST) == 0 && factories && num_factories &&
+        max_factories == 1) {
+      *(const ocp_core **)(void *)factories = ocp_core_table();
+      *num_factories = 1;
+    }
+    return NULL;
+  }
+  const OrtApi *oldest = api_base->GetApi(1);
+  if (!factories || !num_factories || max_factories < 1)
+    return oldest->CreateStatus(ORT_INVALID_ARGUMENT, "CreateEpFactories needs room for one factory");
+  ocp_error error = {0};
+  if (use_host(api_base, &error) != ORT_OK)
+    return oldest->CreateStatus((OrtErrorCode)error.code, error.text);
+  OrtStatus *status = create_factory(registered_name, logger, &factories[0]);
+  if (status)
+    return status;
+  atomic_fetch_add(&live_factories, 1);
+  *num_factories = 1;
+  ocp_logger = logger;
+  return NULL;
+}
+
+OrtStatus *ReleaseEpFactory(OrtEpFactory *factory) {
+  if (!factory)
+    return NULL;
+  ocp_error error = {0};
+  const int64_t handle = ocp_factory_close(factory);
+  const ocp_python *python = ocp_python_call(&error);
+  if (python) { /* at the end of the process there is nobody left to tell */
+    python->release_factory(handle);
+    ocp_python_returned();
+  }
+  if (atomic_fetch_sub(&live_factories, 1) == 1)
+    ocp_logger = NULL; /* the environment may end before the library is registered again */
+  return NULL;
+}

@@ -1,0 +1,219 @@
+/* OrtEp. Claims and compilation go to Python; everything that can happen in a Run is C. A slot left NULL means what
+ * ORT does by default: the factory's allocators, no profiler, no resource budget. */
+#include "ort/capture.h"
+#include "ort/compute.h"
+#include "ort/factory.h"
+#include "ort/memory.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+
+typedef struct ocp_ep {
+  OrtEp ort; /* first member: ORT's view */
+  ocp_ep_config config;
+  ocp_capture *capture; /* NULL: ORT captures nothing */
+} ocp_ep;
+
+static const ocp_ep *self(const OrtEp *ep) { return (const ocp_ep *)ep; }
+
+static const char *get_name(const OrtEp *ep) {
+  (void)ep;
+  return OCP_EP_NAME;
+}
+
+static OrtStatus *get_capability(OrtEp *ep, const OrtGraph *graph, OrtEpGraphSupportInfo *info) {
+  ocp_error error = {0};
+  const ocp_python *python = ocp_python_call(&error);
+  return python ? ocp_python_status(python->get_capability(self(ep)->config.handle, graph, info)) : ocp_status(&error);
+}
+
+static OrtStatus *compile(OrtEp *ep, const OrtGraph **graphs, const OrtNode **fused_nodes, size_t count,
+                          OrtNodeComputeInfo **infos, OrtNode **ep_context_nodes) {
+  /* Before anything else: ORT releases the infos even after a failure. */
+  for (size_t i = 0; i < count; i++) {
+    infos[i] = NULL;
+    if (ep_context_nodes)
+      ep_context_nodes[i] = NULL;
+  }
+  ocp_error error = {0};
+  const ocp_python *python = ocp_python_call(&error);
+  return python ? ocp_python_status(
+                      python->compile(self(ep)->config.handle, graphs, fused_nodes, count, infos, ep_context_nodes))
+                : ocp_status(&error);
+}
+
+static void release_compute_infos(OrtEp *ep, OrtNodeComputeInfo **infos, size_t count) {
+  (void)ep;
+  for (size_t i = 0; i < count; i++) {
+    if (infos[i])
+      ocp_compute_info_release(infos[i]);
+    infos[i] = NULL;
+  }
+}
+
+static OrtStatus *get_preferred_layout(OrtEp *ep, OrtEpDataLayout *layout) {
+  (void)ep;
+  *layout = OrtEpDataLayout_NCHW;
+  return NULL;
+}
+
+static OrtStatus *get_kernel_registry(OrtEp *ep, const OrtKernelRegistry **registry) {
+  (void)ep;
+  *registry = NULL;
+  ocp_error error = {0};
+  ocp_kernel_registry(registry, &error);
+  return ocp_status(&error);
+}
+
+/* Runs that must not meet take turns on their stream. Where this is false ORT holds a lock of the session during a Run,
+ * which Python's threads ask for with the GIL, and a Run may need the GIL. */
+static OrtStatus *is_concurrent_run_supported(OrtEp *ep, bool *is_supported) {
+  (void)ep;
+  *is_supported = true;
+  return NULL;
+}
+
+static OrtStatus *create_sync_stream(OrtEp *ep, const OrtMemoryDevice *memory_device, OrtSyncStreamImpl **out) {
+  (void)memory_device; /* ORT asks for streams of the EP's device only */
+  *out = NULL;
+  ocp_error error = {0};
+  ocp_stream *stream = self(ep)->config.stream;
+  if (self(ep)->capture)
+    ocp_capture_stream(self(ep)->capture, &stream, &error);
+  else if (stream)
+    ocp_stream_share(stream);
+  else
+    ocp_stream_create(self(ep)->config.device, &stream, &error);
+  if (stream)
+    *out = &stream->ort;
+  return ocp_status(&error);
+}
+
+static OrtStatus *sync_device(OrtEp *ep) { return ocp_ort_synchronize_device(self(ep)->config.device); }
+
+/* ---- capture of whole Runs ---- */
+
+static OrtStatus *annotation_id(const OrtRunOptions *options, int *id) {
+  const char *text = options ? ocp_api->GetRunConfigEntry(options, "gpu_graph_id") : NULL;
+  *id = 0;
+  if (!text || !*text)
+    return NULL;
+  char *end;
+  errno = 0;
+  const long value = strtol(text, &end, 10);
+  if (errno || *end || value < -1 || value > INT_MAX)
+    return ocp_api->CreateStatus(ORT_INVALID_ARGUMENT,
+                                 "the run option gpu_graph_id takes a number from 0, or -1 for no capture");
+  *id = (int)value;
+  return NULL;
+}
+
+/* Here a Run on a lost device or in a forked child can say so: the allocation that fails next has no message. */
+static OrtStatus *on_run_start(OrtEp *ep, const OrtRunOptions *options) {
+  ocp_error error;
+  ocp_capture_forget_run();
+  if (ocp_device_check(self(ep)->config.device, &error) != ORT_OK)
+    return ocp_status(&error);
+  OrtStatus *status = NULL;
+  if (self(ep)->capture) {
+    int id;
+    status = annotation_id(options, &id);
+    error.code = ORT_OK;
+    if (!status && ocp_capture_run_start(self(ep)->capture, id, &error) != ORT_OK)
+      status = ocp_status(&error);
+  }
+  if (!status)
+    ocp_run_started();
+  return status;
+}
+
+static OrtStatus *on_run_end(OrtEp *ep, const OrtRunOptions *options, bool sync_stream) {
+  OrtStatus *status = NULL;
+  if (self(ep)->capture) {
+    int id;
+    ocp_error error = {0};
+    status = annotation_id(options, &id);
+    if (!status && ocp_capture_run_end(self(ep)->capture, id, sync_stream, &error) != ORT_OK)
+      status = ocp_status(&error);
+  }
+  ocp_run_ended(self(ep)->config.device, sync_stream);
+  return status;
+}
+
+static bool is_graph_capture_enabled(const OrtEp *ep) { return self(ep)->capture != NULL; }
+
+static bool is_graph_captured(const OrtEp *ep, int graph_annotation_id) {
+  return self(ep)->capture && ocp_capture_has(self(ep)->capture, graph_annotation_id);
+}
+
+static OrtStatus *replay_graph(OrtEp *ep, int graph_annotation_id) {
+  if (!self(ep)->capture)
+    return ocp_api->CreateStatus(ORT_NOT_IMPLEMENTED, "graph capture through ORT is not enabled");
+  ocp_error error = {0};
+  ocp_run_started();
+  ocp_capture_replay(self(ep)->capture, graph_annotation_id, &error);
+  ocp_run_ended(self(ep)->config.device, /*waited=*/error.code == ORT_OK);
+  return ocp_status(&error);
+}
+
+static OrtStatus *release_captured_graph(OrtEp *ep, int graph_annotation_id) {
+  if (self(ep)->capture)
+    ocp_capture_release(self(ep)->capture, graph_annotation_id);
+  return NULL;
+}
+
+static OrtGraphCaptureNodeAssignmentPolicy get_capture_policy(const OrtEp *ep) {
+  (void)ep;
+  return OrtGraphCaptureNodeAssignmentPolicy_ALLOW_CPU_FOR_SHAPES;
+}
+
+static OrtStatus *get_default_memory_device(const OrtEp *ep, const OrtMemoryDevice **device) {
+  *device = ocp_ep_api->MemoryInfo_GetMemoryDevice(self(ep)->config.device_memory);
+  return NULL;
+}
+
+OrtEp *ocp_ep_create(const ocp_ep_config *config) {
+  ocp_ep *ep = calloc(1, sizeof *ep);
+  if (!ep)
+    return NULL;
+  ep->config = *config;
+  if (config->capture_warm_runs &&
+      !(ep->capture = ocp_capture_create(config->device, config->stream, config->capture_warm_runs))) {
+    free(ep);
+    return NULL;
+  }
+  ep->ort = (OrtEp){
+      .ort_version_supported = ocp_api_version,
+      .GetName = get_name,
+      .GetCapability = get_capability,
+      .Compile = compile,
+      .ReleaseNodeComputeInfos = release_compute_infos,
+      .GetPreferredDataLayout = get_preferred_layout,
+      .OnRunStart = on_run_start,
+      .OnRunEnd = on_run_end,
+      .CreateSyncStreamForDevice = create_sync_stream,
+      .GetKernelRegistry = get_kernel_registry,
+      .IsConcurrentRunSupported = is_concurrent_run_supported,
+      .Sync = sync_device,
+      .IsGraphCaptureEnabled = is_graph_capture_enabled,
+      .IsGraphCaptured = is_graph_captured,
+      .ReplayGraph = replay_graph,
+      .GetGraphCaptureNodeAssignmentPolicy = get_capture_policy,
+  };
+  if (ocp_api_version >= OrtEp_GetDefaultMemoryDevice_SINCE)
+    ep->ort.GetDefaultMemoryDevice = get_default_memory_device;
+  if (ocp_api_version >= OrtEp_ReleaseCapturedGraph_SINCE)
+    ep->ort.ReleaseCapturedGraph = release_captured_graph;
+  return &ep->ort;
+}
+
+void ocp_ep_close(OrtEp *ep) {
+  ocp_ep *own = (ocp_ep *)(void *)ep;
+  ocp_capture_destroy(own->capture);
+  own->capture = NULL;
+}
+
+void ocp_ep_release(OrtEp *ep) { free(ep); }
+
+int64_t ocp_ep_handle(const OrtEp *ep) { return self(ep)->config.handle; }

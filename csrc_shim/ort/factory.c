@@ -1,0 +1,190 @@
+/* OrtEpFactory. What decides goes to Python; what only answers is C. */
+#include "ort/factory.h"
+#include "ort/memory.h"
+
+#include <stdlib.h>
+
+#ifndef OCP_VERSION /* build_plugin.py takes it from the package */
+#define OCP_VERSION "0.0.0"
+#endif
+
+/* A factory lives as long as the process: after the library was unregistered, ORT calls it to release the allocators of
+ * values and the EPs of sessions that are still there, and to create EPs for session options that name its devices. */
+typedef struct ocp_factory {
+  OrtEpFactory ort;            /* first member: ORT's view */
+  _Atomic int64_t handle;      /* Python's; 0 once it is unregistered */
+  struct ocp_factory *earlier; /* of `factories` */
+} ocp_factory;
+
+static _Atomic(ocp_factory *) factories;
+
+static OrtStatus *not_implemented(const char *what) { return ocp_api->CreateStatus(ORT_NOT_IMPLEMENTED, what); }
+
+static const char *get_name(const OrtEpFactory *factory) {
+  (void)factory;
+  return OCP_EP_NAME;
+}
+
+static const char *get_vendor(const OrtEpFactory *factory) {
+  (void)factory;
+  return "ort-cuda-plugin";
+}
+
+static uint32_t get_vendor_id(const OrtEpFactory *factory) {
+  (void)factory;
+  return OCP_VENDOR_NVIDIA;
+}
+
+static const char *get_version(const OrtEpFactory *factory) {
+  (void)factory;
+  return OCP_VERSION;
+}
+
+/* The handle, or 0 and the error: what ORT still has of the devices is freed. */
+static int64_t registered_handle(const OrtEpFactory *factory, ocp_error *error) {
+  const int64_t handle = ocp_factory_handle(factory);
+  if (!handle)
+    ocp_fail(error, ORT_FAIL, "%s: the library was unregistered; get its devices anew after registering it again",
+             OCP_EP_NAME);
+  return handle;
+}
+
+static OrtStatus *get_supported_devices(OrtEpFactory *factory, const OrtHardwareDevice *const *devices,
+                                        size_t num_devices, OrtEpDevice **ep_devices, size_t max_ep_devices,
+                                        size_t *num_ep_devices) {
+  *num_ep_devices = 0;
+  ocp_error error = {0};
+  const int64_t handle = registered_handle(factory, &error);
+  const ocp_python *python = handle ? ocp_python_call(&error) : NULL;
+  return python ? ocp_python_status(python->get_supported_devices(handle, factory, devices, num_devices, ep_devices,
+                                                                  max_ep_devices, num_ep_devices))
+                : ocp_status(&error);
+}
+
+static OrtStatus *create_ep(OrtEpFactory *factory, const OrtHardwareDevice *const *devices,
+                            const OrtKeyValuePairs *const *metadata, size_t num_devices,
+                            const OrtSessionOptions *options, const OrtLogger *logger, OrtEp **ep) {
+  *ep = NULL;
+  ocp_error error = {0};
+  const int64_t handle = registered_handle(factory, &error);
+  const ocp_python *python = handle ? ocp_python_call(&error) : NULL;
+  if (!python)
+    return ocp_status(&error);
+  ocp_ep_config config = {0};
+  OrtStatus *status =
+      ocp_python_status(python->create_ep(handle, devices, metadata, num_devices, options, logger, &config));
+  if (status)
+    return status;
+  *ep = ocp_ep_create(&config);
+  if (*ep)
+    return NULL;
+  python->release_ep(config.handle);
+  ocp_python_returned();
+  return ocp_api->CreateStatus(ORT_FAIL, "out of host memory");
+}
+
+static void release_ep(OrtEpFactory *factory, OrtEp *ep) {
+  (void)factory;
+  if (!ep)
+    return;
+  ocp_ep_close(ep);
+  ocp_error error = {0};
+  const ocp_python *python = ocp_python_call(&error);
+  if (python) { /* at the end of the process there is nobody left to tell */
+    python->release_ep(ocp_ep_handle(ep));
+    ocp_python_returned();
+  }
+  ocp_ep_release(ep);
+}
+
+static OrtStatus *validate_compatibility(OrtEpFactory *factory, const OrtHardwareDevice *const *devices,
+                                         size_t num_devices, const char *info, OrtCompiledModelCompatibility *out) {
+  (void)factory, (void)devices, (void)num_devices, (void)info;
+  *out = OrtCompiledModelCompatibility_EP_NOT_APPLICABLE; /* no compiled models yet */
+  return NULL;
+}
+
+static OrtStatus *get_incompatibility(OrtEpFactory *factory, const OrtHardwareDevice *device,
+                                      OrtDeviceEpIncompatibilityDetails *details) {
+  (void)factory, (void)device, (void)details; /* untouched: no reason known */
+  return NULL;
+}
+
+static OrtStatus *create_importer(OrtEpFactory *factory, const OrtEpDevice *device,
+                                  OrtExternalResourceImporterImpl **importer) {
+  (void)factory, (void)device;
+  *importer = NULL;
+  return not_implemented("import of external memory and semaphores");
+}
+
+static OrtStatus *get_num_custom_op_domains(OrtEpFactory *factory, size_t *num_domains) {
+  (void)factory;
+  *num_domains = 0;
+  return NULL;
+}
+
+static OrtStatus *get_custom_op_domains(OrtEpFactory *factory, OrtCustomOpDomain **domains, size_t num_domains) {
+  (void)factory, (void)domains, (void)num_domains;
+  return NULL;
+}
+
+static OrtStatus *init_graphics(OrtEpFactory *factory, const OrtEpDevice *device,
+                                const OrtGraphicsInteropConfig *config) {
+  (void)factory, (void)device, (void)config;
+  return not_implemented("graphics interop");
+}
+
+static OrtStatus *deinit_graphics(OrtEpFactory *factory, const OrtEpDevice *device) {
+  (void)factory, (void)device;
+  return NULL;
+}
+
+static OrtStatus *select_model_candidate(OrtEpFactory *factory, const OrtHardwareDevice *device,
+                                         const OrtKeyValuePairs *const *candidates, size_t num_candidates,
+                                         const OrtSessionOptions *options, size_t *selected_index) {
+  (void)factory, (void)device, (void)candidates, (void)options;
+  *selected_index = 0;
+  return num_candidates > 0 ? NULL : ocp_api->CreateStatus(ORT_INVALID_ARGUMENT, "no model candidates");
+}
+
+/* ORT calls some slots without looking: each up to the negotiated version has a function. */
+OrtEpFactory *ocp_factory_create(int64_t handle) {
+  ocp_factory *factory = calloc(1, sizeof *factory);
+  if (!factory)
+    return NULL;
+  factory->handle = handle;
+  factory->ort = (OrtEpFactory){
+      .ort_version_supported = ocp_api_version,
+      .GetName = get_name,
+      .GetVendor = get_vendor,
+      .GetSupportedDevices = get_supported_devices,
+      .CreateEp = create_ep,
+      .ReleaseEp = release_ep,
+      .GetVendorId = get_vendor_id,
+      .GetVersion = get_version,
+      .ValidateCompiledModelCompatibilityInfo = validate_compatibility,
+      .CreateAllocator = ocp_ort_create_allocator,
+      .ReleaseAllocator = ocp_ort_release_allocator,
+      .CreateDataTransfer = ocp_ort_create_data_transfer,
+      .IsStreamAware = ocp_ort_is_stream_aware,
+      .CreateSyncStreamForDevice = ocp_ort_create_sync_stream,
+      .GetHardwareDeviceIncompatibilityDetails = get_incompatibility,
+      .CreateExternalResourceImporterForDevice = create_importer,
+      .GetNumCustomOpDomains = get_num_custom_op_domains,
+      .GetCustomOpDomains = get_custom_op_domains,
+      .InitGraphicsInterop = init_graphics,
+      .DeinitGraphicsInterop = deinit_graphics,
+  };
+  if (ocp_api_version >= OrtEpFactory_SelectBestModelCandidate_SINCE)
+    factory->ort.SelectBestModelCandidate = select_model_candidate;
+  factory->earlier = atomic_load(&factories);
+  while (!atomic_compare_exchange_weak(&factories, &factory->earlier, factory))
+    ;
+  return &factory->ort;
+}
+
+int64_t ocp_factory_close(OrtEpFactory *factory) {
+  return atomic_exchange(&((ocp_factory *)(void *)factory)->handle, 0);
+}
+
+int64_t ocp_factory_handle(const OrtEpFactory *factory) { return ((const ocp_factory *)factory)->handle; }

@@ -1,0 +1,310 @@
+/* What a plan must fulfil before anything relies on it: every count, index, range and register. */
+#include "plan/load.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+typedef struct checker {
+  const ocp_plan *plan;
+  bool *defined; /* per register: defined in the segments looked at so far */
+  ocp_error *error;
+} checker;
+
+bool ocp_plan_reject(ocp_error *error, const char *format, ...) {
+  char text[200];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: %s", text);
+  return false;
+}
+
+/* ---- registers ---- */
+
+static bool define(checker *c, uint32_t first, uint32_t count, const char *what, uint32_t index) {
+  if (first > c->plan->header.num_registers || count > c->plan->header.num_registers - first)
+    return ocp_plan_reject(c->error, "%s %u defines registers out of range", what, index);
+  for (uint32_t r = first; r < first + count; r++) {
+    if (c->defined[r])
+      return ocp_plan_reject(c->error, "%s %u defines register %u again", what, index, r);
+    c->defined[r] = true;
+  }
+  return true;
+}
+
+static bool uses(checker *c, uint32_t reg, const char *what, uint32_t index) {
+  if (reg >= c->plan->header.num_registers || !c->defined[reg])
+    return ocp_plan_reject(c->error, "%s %u uses register %u before it is defined", what, index, reg);
+  return true;
+}
+
+static bool may_use(checker *c, uint32_t reg, const char *what, uint32_t index) {
+  return reg == OCP_NO_REG || uses(c, reg, what, index);
+}
+
+uint32_t ocp_plan_num_operands(uint32_t op) {
+  if (op == OCP_EXPR_CONST)
+    return 0;
+  return op == OCP_EXPR_SELECT ? 3 : 2;
+}
+
+static bool is_node(const ocp_plan *plan, uint32_t node) {
+  return node == OCP_NO_NODE || node < plan->header.num_nodes;
+}
+
+/* ---- the parts ---- */
+
+static bool check_strings(checker *c) {
+  const ocp_plan *p = c->plan;
+  const uint32_t bytes = p->header.strings_bytes;
+  if (bytes && p->strings[bytes - 1])
+    return ocp_plan_reject(c->error, "the strings are not terminated");
+  for (uint32_t i = 0; i < p->header.num_nodes; i++)
+    if (p->nodes[i] >= bytes)
+      return ocp_plan_reject(c->error, "the name of node %u is out of range", i);
+  return true;
+}
+
+static bool check_inputs(checker *c) {
+  const ocp_plan *p = c->plan;
+  uint32_t next = 0;
+  for (uint32_t i = 0; i < p->header.num_inputs; i++) {
+    const ocp_plan_input *in = &p->inputs[i];
+    if (in->rank > OCP_MAX_RANK || !ocp_dtype_bits(in->dtype))
+      return ocp_plan_reject(c->error, "input %u has rank %u and element type %u", i, in->rank, in->dtype);
+    if (in->first_register != next)
+      return ocp_plan_reject(c->error, "the dimensions of input %u are not register %u and following", i, next);
+    if (!define(c, next, in->rank, "input", i))
+      return false;
+    next += in->rank;
+  }
+  for (uint32_t i = 0; i < p->header.num_inputs; i++) {
+    const ocp_plan_input *in = &p->inputs[i];
+    if (in->host_register == OCP_NO_REG) {
+      if (in->host_count)
+        return ocp_plan_reject(c->error, "input %u has host values but no register for them", i);
+      continue;
+    }
+    if (!ocp_dtype_is_integer(in->dtype) || in->host_count > OCP_MAX_HOST_VALUES)
+      return ocp_plan_reject(c->error, "host input %u has element type %u and %u elements", i, in->dtype,
+                             in->host_count);
+    if (in->host_register != next)
+      return ocp_plan_reject(c->error, "the host values of input %u are not register %u and following", i, next);
+    if (!define(c, next, in->host_count, "host input", i))
+      return false;
+    next += in->host_count;
+  }
+  return true;
+}
+
+static bool check_outputs(checker *c) {
+  const ocp_plan *p = c->plan;
+  uint32_t next = 0;
+  for (uint32_t i = 0; i < p->header.num_outputs; i++) {
+    const ocp_plan_output *out = &p->outputs[i];
+    if (out->rank > OCP_MAX_RANK || !ocp_dtype_bits(out->dtype))
+      return ocp_plan_reject(c->error, "output %u has rank %u and element type %u", i, out->rank, out->dtype);
+    if (!is_node(p, out->node))
+      return ocp_plan_reject(c->error, "output %u is the result of no node", i);
+    if (out->first_dim != next || out->rank > p->header.num_dims - next)
+      return ocp_plan_reject(c->error, "the dimensions of output %u are out of range", i);
+    next += out->rank;
+  }
+  return next == p->header.num_dims ||
+         ocp_plan_reject(c->error, "%u dimensions belong to no output", p->header.num_dims - next);
+}
+
+/* Memory that work of `segment` names. record is UINT32_MAX for a read-back, which happens before the segment. */
+static bool check_ref(checker *c, uint32_t kind, uint32_t index, uint32_t segment, uint32_t record) {
+  const ocp_plan *p = c->plan;
+  const bool readback = record == UINT32_MAX;
+  switch (kind) {
+  case OCP_REF_INPUT:
+    return index < p->header.num_inputs || ocp_plan_reject(c->error, "input %u does not exist", index);
+  case OCP_REF_WEIGHT:
+    return index < p->header.num_weights || ocp_plan_reject(c->error, "weight %u does not exist", index);
+  case OCP_REF_OUTPUT:
+    if (index >= p->header.num_outputs)
+      return ocp_plan_reject(c->error, "output %u does not exist", index);
+    if (p->outputs[index].segment + readback > segment)
+      return ocp_plan_reject(c->error, "output %u is named before it is allocated", index);
+    return true;
+  case OCP_REF_BUFFER:
+    if (index >= p->header.num_buffers)
+      return ocp_plan_reject(c->error, "buffer %u does not exist", index);
+    if (p->buffers[index].segment + readback > segment)
+      return ocp_plan_reject(c->error, "buffer %u is named before it is allocated", index);
+    if (!readback && (record < p->buffers[index].first_record || record > p->buffers[index].last_record))
+      return ocp_plan_reject(c->error, "record %u names buffer %u outside its life", record, index);
+    return true;
+  default:
+    return ocp_plan_reject(c->error, "reference kind %u does not exist", kind);
+  }
+}
+
+static bool check_readbacks(checker *c, uint32_t segment) {
+  const ocp_plan *p = c->plan;
+  const ocp_range range = p->views[segment].readbacks;
+  for (uint32_t i = range.first; i < range.first + range.count; i++) {
+    const ocp_plan_readback *r = &p->readbacks[i];
+    if (segment == 0)
+      return ocp_plan_reject(c->error, "read-back %u is in the first segment", i);
+    if (!ocp_dtype_is_integer(r->dtype) || r->count == 0 || r->count > OCP_MAX_HOST_VALUES)
+      return ocp_plan_reject(c->error, "read-back %u has element type %u and %u elements", i, r->dtype, r->count);
+    if (!check_ref(c, r->ref_kind, r->ref_index, segment, UINT32_MAX) ||
+        !may_use(c, r->byte_offset_register, "read-back", i))
+      return false;
+  }
+  /* Defined only after all of them were looked at: they are read at once. */
+  for (uint32_t i = range.first; i < range.first + range.count; i++)
+    if (!define(c, p->readbacks[i].dst, p->readbacks[i].count, "read-back", i))
+      return false;
+  return true;
+}
+
+static bool check_exprs(checker *c, uint32_t segment) {
+  const ocp_plan *p = c->plan;
+  const ocp_range range = p->views[segment].exprs;
+  for (uint32_t i = range.first; i < range.first + range.count; i++) {
+    const ocp_plan_expr *e = &p->exprs[i];
+    const uint32_t operands[3] = {e->a, e->b, e->c};
+    if (e->op >= OCP_EXPR_NUM_OPS)
+      return ocp_plan_reject(c->error, "expression %u has operation %u", i, e->op);
+    if (!is_node(p, e->node))
+      return ocp_plan_reject(c->error, "expression %u is of no node", i);
+    for (uint32_t k = 0; k < ocp_plan_num_operands(e->op); k++) {
+      if (!uses(c, operands[k], "expression", i))
+        return false;
+      if (operands[k] >= e->dst)
+        return ocp_plan_reject(c->error, "expression %u has an operand that is not smaller than its register", i);
+    }
+    if (!define(c, e->dst, 1, "expression", i))
+      return false;
+  }
+  return true;
+}
+
+static bool check_param(checker *c, uint32_t record, const ocp_plan_param *param) {
+  switch (param->kind) {
+  case OCP_PARAM_POINTER:
+    return check_ref(c, param->ref_kind, param->ref_index, c->plan->records[record].segment, record) &&
+           may_use(c, param->reg, "record", record);
+  case OCP_PARAM_I8:
+  case OCP_PARAM_I16:
+  case OCP_PARAM_I32:
+  case OCP_PARAM_I64:
+    return may_use(c, param->reg, "record", record);
+  case OCP_PARAM_F32:
+  case OCP_PARAM_F64:
+    return param->reg == OCP_NO_REG ||
+           ocp_plan_reject(c->error, "record %u takes a floating-point number from a register", record);
+  default:
+    return ocp_plan_reject(c->error, "record %u has a parameter of kind %u", record, param->kind);
+  }
+}
+
+static bool has_params(const ocp_plan_record *r, const ocp_plan_param *params, uint32_t first, uint32_t second,
+                       uint32_t third) {
+  const ocp_plan_param *p = params + r->first_param;
+  return r->num_params == 3 && p[0].kind == first && p[1].kind == second && p[2].kind == third;
+}
+
+static bool check_record(checker *c, uint32_t index) {
+  const ocp_plan *p = c->plan;
+  const ocp_plan_record *r = &p->records[index];
+  if (r->node >= p->header.num_nodes)
+    return ocp_plan_reject(c->error, "record %u belongs to no node", index);
+  if (!may_use(c, r->condition_register, "record", index) || !may_use(c, r->shared_register, "record", index))
+    return false;
+  switch (r->kind) {
+  case OCP_RECORD_LAUNCH:
+    if (r->index >= p->header.num_kernels)
+      return ocp_plan_reject(c->error, "record %u launches kernel %u, which does not exist", index, r->index);
+    for (int d = 0; d < 3; d++) {
+      if (!uses(c, r->grid[d], "record", index))
+        return false;
+      if (r->block[d] == 0 || r->block[d] > 1024)
+        return ocp_plan_reject(c->error, "record %u has a block of %u x %u x %u", index, r->block[0], r->block[1],
+                               r->block[2]);
+    }
+    if ((uint64_t)r->block[0] * r->block[1] * r->block[2] > 1024 || r->num_params > OCP_MAX_LAUNCH_PARAMS)
+      return ocp_plan_reject(c->error, "record %u has too many threads or parameters", index);
+    break;
+  case OCP_RECORD_COPY:
+    if (!has_params(r, p->params, OCP_PARAM_POINTER, OCP_PARAM_POINTER, OCP_PARAM_I64))
+      return ocp_plan_reject(c->error, "record %u is a copy with other parameters than two pointers and a size", index);
+    break;
+  case OCP_RECORD_MEMSET:
+    if (!has_params(r, p->params, OCP_PARAM_POINTER, OCP_PARAM_I32, OCP_PARAM_I64))
+      return ocp_plan_reject(c->error, "record %u is a memset with other parameters than a pointer, a byte and a size",
+                             index);
+    break;
+  case OCP_RECORD_LIBRARY:
+    if (r->index >= p->header.num_problems)
+      return ocp_plan_reject(c->error, "record %u runs library problem %u, which does not exist", index, r->index);
+    break;
+  default:
+    return ocp_plan_reject(c->error, "record %u has kind %u", index, r->kind);
+  }
+  for (uint32_t i = 0; i < r->num_params; i++)
+    if (!check_param(c, index, &p->params[r->first_param + i]))
+      return false;
+  return true;
+}
+
+static bool check_buffers(checker *c) {
+  const ocp_plan *p = c->plan;
+  for (uint32_t i = 0; i < p->header.num_buffers; i++) {
+    const ocp_plan_buffer *b = &p->buffers[i];
+    if (b->segment >= p->header.num_segments || b->first_record > b->last_record ||
+        b->last_record >= p->header.num_records || p->records[b->first_record].segment != b->segment)
+      return ocp_plan_reject(c->error, "buffer %u lives from record %u to %u of segment %u", i, b->first_record,
+                             b->last_record, b->segment);
+  }
+  return true;
+}
+
+/* All that happens in one segment, after those before it. */
+static bool check_segment(checker *c, uint32_t segment) {
+  const ocp_plan *p = c->plan;
+  const ocp_segment_view *v = &p->views[segment];
+  if (!check_readbacks(c, segment) || !check_exprs(c, segment))
+    return false;
+  if (segment == 0)
+    for (uint32_t i = 0; i < p->header.num_guards; i++)
+      if (!uses(c, p->guards[i], "guard", i))
+        return false;
+  for (uint32_t i = v->asserts.first; i < v->asserts.first + v->asserts.count; i++) {
+    const ocp_plan_assert *a = &p->asserts[i];
+    if (a->node >= p->header.num_nodes || a->message >= p->header.strings_bytes)
+      return ocp_plan_reject(c->error, "assertion %u has no node or message", i);
+    if (!uses(c, a->reg, "assertion", i))
+      return false;
+  }
+  for (uint32_t i = v->outputs.first; i < v->outputs.first + v->outputs.count; i++) {
+    const ocp_plan_output *out = &p->outputs[p->output_order[i]];
+    for (uint32_t d = 0; d < out->rank; d++)
+      if (!uses(c, p->dims[out->first_dim + d], "output", p->output_order[i]))
+        return false;
+  }
+  for (uint32_t i = v->buffers.first; i < v->buffers.first + v->buffers.count; i++)
+    if (!uses(c, p->buffers[p->buffer_order[i]].size_register, "buffer", p->buffer_order[i]))
+      return false;
+  for (uint32_t i = v->records.first; i < v->records.first + v->records.count; i++)
+    if (!check_record(c, i))
+      return false;
+  return true;
+}
+
+bool ocp_plan_check(const ocp_plan *plan, ocp_error *error) {
+  checker c = {plan, calloc(plan->header.num_registers + 1, sizeof *c.defined), error};
+  if (!c.defined)
+    return ocp_plan_reject(error, "not enough host memory to check it");
+  bool ok = check_strings(&c) && check_inputs(&c) && check_outputs(&c) && check_buffers(&c);
+  for (uint32_t s = 0; ok && s < plan->header.num_segments; s++)
+    ok = check_segment(&c, s);
+  free(c.defined);
+  return ok;
+}

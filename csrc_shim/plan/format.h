@@ -1,0 +1,177 @@
+/* A plan: what one variant of a compiled cluster does, as versioned plain data without pointers.
+ *
+ * ort_cuda_plugin/runtime/plan_format.py writes this format, load.c checks every count, index and range of it (a plan
+ * may come from a context file and is hostile until then), and run/executor.c runs it. All integers are little endian;
+ * a blob is the header followed by the arrays in the order of the header's counts, each array 8-byte aligned.
+ *
+ * Sizes, strides, offsets and grids are registers: int64 values. Registers 0.. hold, in this order, the dimensions of
+ * all inputs (input by input), then the host values of all host inputs (see below); expressions in single-assignment
+ * order fill the rest.
+ *
+ * A plan is a list of segments. A segment reads back what it needs from the device (after synchronising the stream),
+ * evaluates its expressions, checks its assertions, allocates its outputs and its slab, and enqueues its records.
+ * Nearly every plan has one segment and no read-back; an operator whose output size depends on data ends a segment.
+ * Guards belong to the whole plan and may depend only on input dimensions and host inputs. */
+#ifndef OCP_PLAN_FORMAT_H
+#define OCP_PLAN_FORMAT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define OCP_PLAN_MAGIC 0x4E4C504Fu /* "OPLN" */
+#define OCP_PLAN_VERSION 1u
+#define OCP_NO_REG 0xFFFFFFFFu
+#define OCP_NO_NODE 0xFFFFFFFFu
+#define OCP_MAX_RANK 16
+#define OCP_MAX_REGISTERS (1u << 22)
+#define OCP_MAX_HOST_VALUES 65536u /* of one host input or read-back */
+#define OCP_MAX_LAUNCH_PARAMS 512u /* CUDA passes 4096 bytes to every device */
+
+typedef struct ocp_plan_header {
+  uint32_t magic, version;
+  uint32_t num_registers, num_inputs, num_outputs, num_weights, num_kernels, num_problems;
+  uint32_t num_dims; /* register indices that the outputs' shapes point into */
+  uint32_t num_exprs, num_guards, num_asserts, num_readbacks, num_buffers, num_records, num_params, num_segments;
+  uint32_t num_nodes;     /* node names, for errors */
+  uint32_t strings_bytes; /* NUL-terminated strings, referred to by offset */
+  uint32_t reserved;
+} ocp_plan_header;
+
+/* A value of the cluster that a Run gets. Its dimensions are registers first_register .. first_register+rank-1. */
+typedef struct ocp_plan_input {
+  uint32_t dtype; /* ONNXTensorElementDataType */
+  uint32_t rank;
+  uint32_t first_register;
+  uint32_t host_register; /* first register of its host values, or OCP_NO_REG: not a host input */
+  uint32_t host_count; /* how many elements are read; the plan matches only inputs with exactly as many; 0 when none */
+  uint32_t reserved;
+} ocp_plan_input;
+
+typedef struct ocp_plan_output {
+  uint32_t dtype, rank;
+  uint32_t first_dim; /* index into dims: rank register indices */
+  uint32_t segment;   /* the segment that allocates it */
+  uint32_t node;      /* the node whose result it is, for errors, or OCP_NO_NODE */
+  uint32_t reserved;
+} ocp_plan_output;
+
+typedef enum ocp_expr_op {
+  OCP_EXPR_CONST = 0, /* dst = imm */
+  OCP_EXPR_ADD = 1,
+  OCP_EXPR_SUB = 2,
+  OCP_EXPR_MUL = 3,
+  OCP_EXPR_FLOORDIV = 4, /* floor, as Python's //; division by zero is an error of the Run */
+  OCP_EXPR_MOD = 5,      /* sign of the divisor, as Python's % */
+  OCP_EXPR_CEILDIV = 6,
+  OCP_EXPR_MIN = 7,
+  OCP_EXPR_MAX = 8,
+  OCP_EXPR_EQ = 9, /* 0 or 1, as the next ones */
+  OCP_EXPR_NE = 10,
+  OCP_EXPR_LT = 11,
+  OCP_EXPR_LE = 12,
+  OCP_EXPR_AND = 13, /* logical: both nonzero */
+  OCP_EXPR_OR = 14,
+  OCP_EXPR_SELECT = 15,   /* dst = a != 0 ? b : c */
+  OCP_EXPR_TRUNCDIV = 16, /* toward zero, as C's / */
+  OCP_EXPR_NUM_OPS
+} ocp_expr_op;
+
+/* Arithmetic that overflows int64 is an error of the Run (the dimensions were hostile). */
+typedef struct ocp_plan_expr {
+  uint32_t op;
+  uint32_t dst; /* register, larger than every operand's; defined by nothing else */
+  uint32_t a, b, c;
+  uint32_t segment; /* evaluated when that segment starts; guards' expressions are in segment 0 */
+  int64_t imm;
+  uint32_t node; /* the first node that needs the value, for errors, or OCP_NO_NODE */
+  uint32_t reserved;
+} ocp_plan_expr;
+
+typedef struct ocp_plan_assert {
+  uint32_t reg;     /* must be nonzero, else the Run fails with the node's name and the message */
+  uint32_t node;    /* index of the node's name */
+  uint32_t message; /* offset into strings */
+  uint32_t segment;
+} ocp_plan_assert;
+
+/* Memory that a parameter can point at. */
+typedef enum ocp_ref_kind {
+  OCP_REF_INPUT = 0,
+  OCP_REF_OUTPUT = 1,
+  OCP_REF_WEIGHT = 2,
+  OCP_REF_BUFFER = 3
+} ocp_ref_kind;
+
+/* Elements that the host needs before a segment can start. */
+typedef struct ocp_plan_readback {
+  uint32_t ref_kind, ref_index;
+  uint32_t byte_offset_register; /* or OCP_NO_REG */
+  uint32_t dtype;                /* an integer type or bool */
+  uint32_t count;
+  uint32_t dst; /* first of count registers */
+  uint32_t segment;
+  uint32_t reserved;
+} ocp_plan_readback;
+
+/* Scratch or intermediate memory. It lives from the first to the last record (inclusive) of its segment that names it;
+ * one whose last record is in a later segment than `segment`, or that a later segment reads back, lives to the end of
+ * the Run. The executor gives each an offset into the slab of its segment such that those alive together do not
+ * overlap. */
+typedef struct ocp_plan_buffer {
+  uint32_t size_register; /* bytes */
+  uint32_t first_record, last_record;
+  uint32_t segment;
+} ocp_plan_buffer;
+
+typedef enum ocp_record_kind {
+  OCP_RECORD_LAUNCH = 0,  /* kernel `index` with params; skipped when a grid dimension is 0 */
+  OCP_RECORD_COPY = 1,    /* params: dst, src, bytes (I64); device to device */
+  OCP_RECORD_MEMSET = 2,  /* params: dst, byte value (I32), bytes (I64) */
+  OCP_RECORD_LIBRARY = 3, /* library problem `index` with params; see vendor/problem.h */
+  OCP_RECORD_NUM_KINDS
+} ocp_record_kind;
+
+typedef struct ocp_plan_record {
+  uint32_t kind;
+  uint32_t node;
+  uint32_t index;
+  uint32_t segment;
+  uint32_t first_param, num_params;
+  uint32_t grid[3];            /* registers */
+  uint32_t block[3];           /* values, not registers */
+  uint32_t shared_register;    /* dynamic shared memory in bytes, or OCP_NO_REG: none */
+  uint32_t condition_register; /* the record is skipped when this register is 0; OCP_NO_REG: never */
+} ocp_plan_record;
+
+typedef enum ocp_param_kind {
+  OCP_PARAM_POINTER = 0,
+  OCP_PARAM_I32 = 1,
+  OCP_PARAM_I64 = 2,
+  OCP_PARAM_F32 = 3, /* imm holds the bits */
+  OCP_PARAM_F64 = 4,
+  OCP_PARAM_I8 = 5,
+  OCP_PARAM_I16 = 6,
+  OCP_PARAM_NUM_KINDS
+} ocp_param_kind;
+
+/* The address of a record that is not skipped lies within its memory or at its end; copies and memsets stay within it.
+ */
+typedef struct ocp_plan_param {
+  uint32_t kind;
+  uint32_t ref_kind;  /* for POINTER */
+  uint32_t ref_index; /* for POINTER */
+  uint32_t reg;       /* POINTER: register of the byte offset, or OCP_NO_REG; integers: register, or OCP_NO_REG: imm */
+  int64_t imm;        /* POINTER: constant byte offset, added to the register's; else the value */
+} ocp_plan_param;
+
+typedef struct ocp_plan_segment {
+  uint32_t first_record, num_records;
+} ocp_plan_segment;
+
+/* exprs, asserts, readbacks and records are ordered by segment; the dims of outputs and the params of records follow
+ * each other without gaps, in the order of outputs and records. The arrays stand in this order: inputs, outputs,
+ * weights (uint32_t index into the cluster's weights), kernels (uint32_t index into the cluster's kernels), problems
+ * (likewise), dims (uint32_t), exprs, guards (uint32_t registers that must be nonzero), asserts, readbacks, buffers,
+ * records, params, segments, nodes (uint32_t string offsets), strings. */
+
+#endif

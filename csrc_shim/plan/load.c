@@ -1,0 +1,261 @@
+/* Loading of plans. A blob may come from a file and is hostile until check.c has seen it; what runs plans relies
+ * on that and checks nothing of it again. */
+#include "plan/load.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const char *ocp_plan_node_name(const ocp_plan *plan, uint32_t node) { return plan->strings + plan->nodes[node]; }
+
+/* ---- the blob's arrays ---- */
+
+/* The next array of the blob. *position runs past the blob's end where the counts ask for more than it has; counts are
+ * 32 bits and elements small, so that it cannot wrap around. */
+static const void *take(const ocp_plan *p, uint64_t *position, uint32_t count, size_t element) {
+  const void *array = (const char *)p->blob + *position;
+  *position += ((uint64_t)count * element + 7) & ~(uint64_t)7;
+  return array;
+}
+
+static bool place_arrays(ocp_plan *p, size_t bytes, ocp_error *error) {
+  const ocp_plan_header *h = &p->header;
+  uint64_t position = sizeof *h;
+  p->inputs = take(p, &position, h->num_inputs, sizeof *p->inputs);
+  p->outputs = take(p, &position, h->num_outputs, sizeof *p->outputs);
+  p->weights = take(p, &position, h->num_weights, sizeof *p->weights);
+  p->kernels = take(p, &position, h->num_kernels, sizeof *p->kernels);
+  p->problems = take(p, &position, h->num_problems, sizeof *p->problems);
+  p->dims = take(p, &position, h->num_dims, sizeof *p->dims);
+  p->exprs = take(p, &position, h->num_exprs, sizeof *p->exprs);
+  p->guards = take(p, &position, h->num_guards, sizeof *p->guards);
+  p->asserts = take(p, &position, h->num_asserts, sizeof *p->asserts);
+  p->readbacks = take(p, &position, h->num_readbacks, sizeof *p->readbacks);
+  p->buffers = take(p, &position, h->num_buffers, sizeof *p->buffers);
+  p->records = take(p, &position, h->num_records, sizeof *p->records);
+  p->params = take(p, &position, h->num_params, sizeof *p->params);
+  p->segments = take(p, &position, h->num_segments, sizeof *p->segments);
+  p->nodes = take(p, &position, h->num_nodes, sizeof *p->nodes);
+  p->strings = take(p, &position, h->strings_bytes, 1);
+  return position == bytes ||
+         ocp_plan_reject(error, "it has %zu bytes, its counts ask for %llu", bytes, (unsigned long long)position);
+}
+
+/* ---- segments ---- */
+
+/* The field `segment` of the elements of an array, and the ocp_range of a segment view that tells which are its. */
+typedef struct segmented {
+  const uint32_t *segment_of_first;
+  size_t element;
+  uint32_t count;
+  size_t range_offset;
+} segmented;
+
+static uint32_t segment_of(const segmented *array, uint32_t index) {
+  return *(const uint32_t *)((const char *)array->segment_of_first + index * array->element);
+}
+
+static ocp_range *range_of(const ocp_plan *p, const segmented *array, uint32_t segment) {
+  return (ocp_range *)((char *)&p->views[segment] + array->range_offset);
+}
+
+/* Finds the ranges of an array that is ordered by segment. */
+static bool split(const ocp_plan *p, segmented array, const char *what, ocp_error *error) {
+  uint32_t last = 0;
+  for (uint32_t i = 0; i < array.count; i++) {
+    const uint32_t segment = segment_of(&array, i);
+    if (segment < last || segment >= p->header.num_segments)
+      return ocp_plan_reject(error, "%s %u is out of order or in no segment", what, i);
+    ocp_range *range = range_of(p, &array, segment);
+    if (!range->count)
+      range->first = i;
+    range->count++;
+    last = segment;
+  }
+  return true;
+}
+
+/* Fills order with the indices grouped by segment, and finds the ranges of it. */
+static bool group(const ocp_plan *p, segmented array, uint32_t *order, const char *what, ocp_error *error) {
+  for (uint32_t i = 0; i < array.count; i++) {
+    if (segment_of(&array, i) >= p->header.num_segments)
+      return ocp_plan_reject(error, "%s %u is in no segment", what, i);
+    range_of(p, &array, segment_of(&array, i))->count++;
+  }
+  uint32_t first = 0;
+  for (uint32_t s = 0; s < p->header.num_segments; s++) {
+    ocp_range *range = range_of(p, &array, s);
+    range->first = first;
+    first += range->count;
+    range->count = 0;
+  }
+  for (uint32_t i = 0; i < array.count; i++) {
+    ocp_range *range = range_of(p, &array, segment_of(&array, i));
+    order[range->first + range->count++] = i;
+  }
+  return true;
+}
+
+/* Finds the records of each segment, and that all records and parameters belong to one. */
+static bool split_records(ocp_plan *p, ocp_error *error) {
+  uint32_t next_record = 0, next_param = 0;
+  for (uint32_t s = 0; s < p->header.num_segments; s++) {
+    const ocp_plan_segment *segment = &p->segments[s];
+    if (segment->first_record != next_record || segment->num_records > p->header.num_records - next_record)
+      return ocp_plan_reject(error, "the records of segment %u are out of range", s);
+    p->views[s].records = (ocp_range){next_record, segment->num_records};
+    for (uint32_t i = next_record; i < next_record + segment->num_records; i++) {
+      const ocp_plan_record *r = &p->records[i];
+      if (r->segment != s)
+        return ocp_plan_reject(error, "record %u is not in segment %u", i, s);
+      if (r->first_param != next_param || r->num_params > p->header.num_params - next_param)
+        return ocp_plan_reject(error, "the parameters of record %u are out of range", i);
+      next_param += r->num_params;
+    }
+    next_record += segment->num_records;
+  }
+  if (next_record != p->header.num_records || next_param != p->header.num_params)
+    return ocp_plan_reject(error, "records or parameters belong to nothing");
+  return true;
+}
+
+/* Finds what belongs to each segment. */
+static bool split_all(ocp_plan *p, ocp_error *error) {
+  const ocp_plan_header *h = &p->header;
+  const segmented exprs = {&p->exprs->segment, sizeof *p->exprs, h->num_exprs, offsetof(ocp_segment_view, exprs)};
+  const segmented asserts = {&p->asserts->segment, sizeof *p->asserts, h->num_asserts,
+                             offsetof(ocp_segment_view, asserts)};
+  const segmented readbacks = {&p->readbacks->segment, sizeof *p->readbacks, h->num_readbacks,
+                               offsetof(ocp_segment_view, readbacks)};
+  const segmented outputs = {&p->outputs->segment, sizeof *p->outputs, h->num_outputs,
+                             offsetof(ocp_segment_view, outputs)};
+  const segmented buffers = {&p->buffers->segment, sizeof *p->buffers, h->num_buffers,
+                             offsetof(ocp_segment_view, buffers)};
+  return split_records(p, error) && split(p, exprs, "expression", error) && split(p, asserts, "assertion", error) &&
+         split(p, readbacks, "read-back", error) && group(p, outputs, p->output_order, "output", error) &&
+         group(p, buffers, p->buffer_order, "buffer", error);
+}
+
+/* ---- what is derived from a checked plan ---- */
+
+static void find_buffer_ends(ocp_plan *p) {
+  for (uint32_t i = 0; i < p->header.num_buffers; i++) {
+    const ocp_plan_buffer *b = &p->buffers[i];
+    const bool outlives = p->records[b->last_record].segment > b->segment;
+    p->buffer_last[i] = outlives ? UINT32_MAX : b->last_record;
+  }
+  for (uint32_t i = 0; i < p->header.num_readbacks; i++)
+    if (p->readbacks[i].ref_kind == OCP_REF_BUFFER)
+      p->buffer_last[p->readbacks[i].ref_index] = UINT32_MAX;
+  for (uint32_t i = 0; i < p->header.num_buffers; i++)
+    if (p->buffer_last[i] == UINT32_MAX)
+      p->views[p->buffers[i].segment].keeps_slab = true;
+}
+
+/* Walks back from the guards; `needed` has one entry per register, all false. */
+static void find_guard_exprs(ocp_plan *p, bool *needed) {
+  for (uint32_t i = 0; i < p->header.num_guards; i++)
+    needed[p->guards[i]] = true;
+  const ocp_range range = p->views[0].exprs;
+  uint32_t count = 0;
+  for (uint32_t i = range.first + range.count; i-- > range.first;) {
+    const ocp_plan_expr *e = &p->exprs[i];
+    if (!needed[e->dst])
+      continue;
+    const uint32_t operands[3] = {e->a, e->b, e->c};
+    for (uint32_t k = 0; k < ocp_plan_num_operands(e->op); k++)
+      needed[operands[k]] = true;
+    p->guard_exprs[count++] = i;
+  }
+  for (uint32_t i = 0; i < count / 2; i++) {
+    const uint32_t swap = p->guard_exprs[i];
+    p->guard_exprs[i] = p->guard_exprs[count - 1 - i];
+    p->guard_exprs[count - 1 - i] = swap;
+  }
+  p->num_guard_exprs = count;
+}
+
+static void find_needs(ocp_plan *p) {
+  uint32_t num_pointers = 0;
+  for (uint32_t s = 0; s < p->header.num_segments; s++) {
+    ocp_segment_view *view = &p->views[s];
+    view->pointers.first = num_pointers;
+    for (uint32_t i = view->records.first; i < view->records.first + view->records.count; i++)
+      for (uint32_t k = 0; k < p->records[i].num_params; k++) {
+        const ocp_plan_param *param = &p->params[p->records[i].first_param + k];
+        if (param->kind != OCP_PARAM_POINTER || param->ref_kind == OCP_REF_WEIGHT)
+          continue;
+        num_pointers++;
+        if (param->ref_kind == OCP_REF_INPUT)
+          p->input_needs_device[param->ref_index] = true;
+      }
+    view->pointers.count = num_pointers - view->pointers.first;
+  }
+  for (uint32_t i = 0; i < p->header.num_readbacks; i++)
+    if (p->readbacks[i].ref_kind == OCP_REF_INPUT)
+      p->input_needs_device[p->readbacks[i].ref_index] = true;
+}
+
+static bool load(ocp_plan *p, size_t bytes, ocp_error *error) {
+  const ocp_plan_header *h = &p->header;
+  if (h->magic != OCP_PLAN_MAGIC || h->version != OCP_PLAN_VERSION)
+    return ocp_plan_reject(error, "magic %#x, version %u; this build reads version %u", h->magic, h->version,
+                           OCP_PLAN_VERSION);
+  if (h->num_registers > OCP_MAX_REGISTERS || h->num_segments == 0)
+    return ocp_plan_reject(error, "%u registers, %u segments", h->num_registers, h->num_segments);
+  if (!place_arrays(p, bytes, error))
+    return false;
+  /* From here on counts are bounded by the size of the blob. calloc(0) may give NULL: ask for one more. */
+  p->views = calloc(h->num_segments, sizeof *p->views);
+  p->output_order = calloc(h->num_outputs + 1, sizeof *p->output_order);
+  p->buffer_order = calloc(h->num_buffers + 1, sizeof *p->buffer_order);
+  p->buffer_last = calloc(h->num_buffers + 1, sizeof *p->buffer_last);
+  p->guard_exprs = calloc(h->num_exprs + 1, sizeof *p->guard_exprs);
+  p->input_needs_device = calloc(h->num_inputs + 1, sizeof *p->input_needs_device);
+  bool *needed = calloc(h->num_registers + 1, sizeof *needed);
+  bool ok = p->views && p->output_order && p->buffer_order && p->buffer_last && p->guard_exprs &&
+            p->input_needs_device && needed;
+  if (!ok)
+    ocp_plan_reject(error, "not enough host memory to load it");
+  ok = ok && split_all(p, error) && ocp_plan_check(p, error);
+  if (ok) {
+    find_buffer_ends(p);
+    find_guard_exprs(p, needed);
+    find_needs(p);
+  }
+  free(needed);
+  return ok;
+}
+
+ocp_plan *ocp_plan_load(const void *blob, size_t bytes, ocp_error *error) {
+  ocp_plan *plan = calloc(1, sizeof *plan);
+  /* An own copy: aligned, and nobody can change it after it was checked. */
+  if (plan)
+    plan->blob = malloc(bytes ? bytes : 1);
+  bool ok = false;
+  if (!plan || !plan->blob) {
+    ocp_plan_reject(error, "not enough host memory to load it");
+  } else if (bytes < sizeof plan->header) {
+    ocp_plan_reject(error, "it is truncated");
+  } else {
+    memcpy(plan->blob, blob, bytes);
+    memcpy(&plan->header, blob, sizeof plan->header);
+    ok = load(plan, bytes, error);
+  }
+  if (ok)
+    return plan;
+  ocp_plan_free(plan);
+  return NULL;
+}
+
+void ocp_plan_free(ocp_plan *plan) {
+  if (!plan)
+    return;
+  free(plan->blob);
+  free(plan->views);
+  free(plan->output_order);
+  free(plan->buffer_order);
+  free(plan->buffer_last);
+  free(plan->guard_exprs);
+  free(plan->input_needs_device);
+  free(plan);
+}

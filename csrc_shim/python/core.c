@@ -1,0 +1,156 @@
+/* Errors, the host's API, and the table that Python gets. */
+#include "device/pool.h"
+#include "ort/compute.h"
+#include "ort/memory.h"
+#include "python/tables.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+const OrtApi *ocp_api;
+const OrtEpApi *ocp_ep_api;
+uint32_t ocp_api_version;
+const OrtLogger *ocp_logger;
+atomic_bool ocp_forked;
+
+static void after_fork_in_child(void) { atomic_store(&ocp_forked, true); }
+
+void ocp_watch_forks(void) {
+  static atomic_bool watching;
+  /* Fails only without memory, when nothing else works either. */
+  if (!atomic_exchange(&watching, true))
+    (void)pthread_atfork(NULL, NULL, after_fork_in_child);
+}
+
+int ocp_fail(ocp_error *error, int code, const char *format, ...) {
+  error->code = code;
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(error->text, sizeof error->text, format, arguments);
+  va_end(arguments);
+  return code;
+}
+
+int ocp_fail_cuda(ocp_error *error, const ocp_driver *driver, CUresult result, const char *what) {
+  const char *name = NULL, *text = NULL;
+  if (driver->GetErrorName(result, &name) != CUDA_SUCCESS || !name)
+    name = "unknown error";
+  if (driver->GetErrorString(result, &text) != CUDA_SUCCESS || !text)
+    text = "no description";
+  const char *detail = driver == ocp_driver_emulator() ? ocp_emu_last_error() : "";
+  return ocp_fail(error, result == CUDA_ERROR_INVALID_VALUE ? ORT_INVALID_ARGUMENT : ORT_EP_FAIL,
+                  "%s failed: %s (%d: %s)%s%s", what, name, result, text, *detail ? ": " : "", detail);
+}
+
+OrtStatus *ocp_status(const ocp_error *error) {
+  return error->code == ORT_OK ? NULL : ocp_api->CreateStatus((OrtErrorCode)error->code, error->text);
+}
+
+void ocp_log(OrtLoggingLevel level, const char *text) {
+  if (!ocp_logger)
+    return;
+  OrtStatus *status = ocp_api->Logger_LogMessage(ocp_logger, level, text, __FILE__, __LINE__, OCP_EP_NAME);
+  if (status)
+    ocp_api->ReleaseStatus(status);
+}
+
+static int64_t counter_get(uint32_t counter) {
+  return counter < OCP_NUM_COUNTERS ? atomic_load_explicit(&ocp_counters[counter], memory_order_relaxed) : 0;
+}
+
+static void counter_add(uint32_t counter, int64_t by) {
+  if (counter < OCP_NUM_COUNTERS)
+    ocp_count((ocp_counter)counter, by);
+}
+
+static void counters_reset(void) {
+  for (int i = 0; i < OCP_DEVICE_BYTES_IN_USE; i++)
+    atomic_store_explicit(&ocp_counters[i], 0, memory_order_relaxed);
+}
+
+static const OrtApi *host_api(void) { return ocp_api; }
+static const OrtEpApi *host_ep_api(void) { return ocp_ep_api; }
+static uint32_t host_api_version(void) { return ocp_api_version; }
+static const OrtLogger *host_logger(void) { return ocp_logger; }
+
+static ocp_device *device_open(int emulated, int ordinal, ocp_error *error) {
+  return ocp_device_open(emulated != 0, ordinal, error);
+}
+
+static int memory_info(int emulated, int ordinal, int kind, const OrtMemoryInfo **out, ocp_error *error) {
+  return ocp_ort_memory_info(emulated != 0, ordinal, kind, out, error);
+}
+
+static int memory_stats(int emulated, int ordinal, int memory, ocp_memory_stats *stats, ocp_error *error) {
+  if (atomic_load(&ocp_forked)) /* where other threads' locks stay locked */
+    return ocp_fail(error, ORT_EP_FAIL, "%s", OCP_FORKED_TEXT);
+  ocp_device *device = ocp_device_open(emulated != 0, ordinal, error);
+  if (device)
+    ocp_pool_stats(device, memory == OCP_PINNED_MEMORY ? OCP_PINNED_MEMORY : OCP_DEVICE_MEMORY, stats);
+  return error->code;
+}
+
+static const ocp_core core = {
+    .abi = OCP_CORE_ABI,
+    .num_counters = OCP_NUM_COUNTERS,
+    .counter_names = ocp_counter_names,
+    .counter_get = counter_get,
+    .counter_add = counter_add,
+    .counters_reset = counters_reset,
+    .set_python = ocp_set_python,
+    .shut_down = ocp_shut_down,
+    .driver_cuda = ocp_driver_cuda,
+    .driver_emulator = ocp_driver_emulator,
+    .emu_configure = ocp_emu_configure,
+    .emu_get_config = ocp_emu_get_config,
+    .emu_num_findings = ocp_emu_num_findings,
+    .emu_finding = ocp_emu_finding,
+    .emu_clear_findings = ocp_emu_clear_findings,
+    .emu_host_pointer = ocp_emu_host_pointer,
+    .emu_owns = ocp_emu_owns,
+    .emu_last_error = ocp_emu_last_error,
+    .device_open = device_open,
+    .device_enter = ocp_device_enter,
+    .device_enter_to_release = ocp_device_enter_to_release,
+    .device_alloc = ocp_device_alloc,
+    .device_free = ocp_device_free,
+    .stream_create = ocp_stream_create,
+    .stream_adopt = ocp_stream_adopt,
+    .stream_release = ocp_stream_release,
+    .stream_synchronize = ocp_stream_synchronize,
+    .cluster_create = ocp_cluster_create,
+    .cluster_release = ocp_cluster_release,
+    .cluster_add_kernels = ocp_cluster_add_kernels,
+    .cluster_add_weights = ocp_cluster_add_weights,
+    .cluster_set_host_inputs = ocp_cluster_set_host_inputs,
+    .cluster_add_plan = ocp_cluster_add_plan,
+    .cluster_add_problem = ocp_cluster_add_problem,
+    .cluster_set_graphs = ocp_cluster_set_graphs,
+    .cluster_release_graphs = ocp_cluster_release_graphs,
+    .library_load = ocp_library_load,
+    .problem_create = ocp_problem_create,
+    .problem_release = ocp_problem_release,
+    .weight_create_state = ocp_weight_create_state,
+    .cluster_run = ocp_cluster_run,
+    .weight_acquire = ocp_weight_acquire,
+    .weight_release = ocp_weight_release,
+    .weight_address = ocp_weight_address,
+    .host_api = host_api,
+    .host_ep_api = host_ep_api,
+    .host_api_version = host_api_version,
+    .host_logger = host_logger,
+    .memory_info = memory_info,
+    .compute_info_create = ocp_compute_info_create,
+    .slab_pack = ocp_slab_pack,
+    .cluster_memory = ocp_cluster_memory,
+    .device_trim = ocp_device_trim,
+    .memory_stats = memory_stats,
+    .arena_check = ocp_arena_check,
+    .arena_configure = ocp_arena_configure,
+    .arena_set_limit = ocp_arena_set_limit,
+    .interrupt_after_call = ocp_interrupt_after_call,
+};
+
+const ocp_core *ocp_core_table(void) { return &core; }

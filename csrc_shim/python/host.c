@@ -1,0 +1,60 @@
+/* The library's relation to Python: the table of calls into it, and when it may be used. */
+#include "python/tables.h"
+
+#include <signal.h>
+#include <string.h>
+
+static ocp_python python;
+static atomic_bool python_ready, shutting_down;
+
+int ocp_set_python(const ocp_python *table, ocp_error *error) {
+  if (table->abi != OCP_CORE_ABI)
+    return ocp_fail(error, ORT_FAIL, "the bridge has ABI %u and the library %u: rebuild with build_plugin.py",
+                    table->abi, OCP_CORE_ABI);
+  ocp_watch_forks();
+  python = *table;
+  atomic_store(&python_ready, true);
+  return ORT_OK;
+}
+
+bool ocp_python_is_ready(void) { return atomic_load(&python_ready); }
+
+void ocp_shut_down(void) { atomic_store(&shutting_down, true); }
+
+bool ocp_is_shutting_down(void) { return atomic_load_explicit(&shutting_down, memory_order_relaxed); }
+
+const ocp_python *ocp_python_call(ocp_error *error) {
+  const char *why = NULL;
+  if (atomic_load(&ocp_forked))
+    why = OCP_FORKED_TEXT;
+  else if (ocp_is_shutting_down())
+    why = "the Python interpreter is shutting down";
+  else if (!atomic_load(&python_ready))
+    why = "Python has not been started";
+  if (why) {
+    ocp_fail(error, ORT_FAIL, "%s: %s", OCP_EP_NAME, why);
+    return NULL;
+  }
+  ocp_count(OCP_PYTHON_CALLS, 1);
+  return &python;
+}
+
+static _Thread_local bool interrupted;
+
+void ocp_interrupt_after_call(void) { interrupted = true; }
+
+void ocp_python_returned(void) {
+  if (interrupted) {
+    interrupted = false;
+    raise(SIGINT);
+  }
+}
+
+OrtStatus *ocp_python_status(OrtStatus *status) {
+  ocp_python_returned();
+  if ((uintptr_t)status != OCP_PYTHON_BROKE)
+    return status;
+  return ocp_api->CreateStatus(ORT_FAIL,
+                               OCP_EP_NAME ": Python failed and could not say why; stderr has more (the usual "
+                                           "reason is a call at the limit of Python's recursion)");
+}

@@ -1,0 +1,329 @@
+/* Finds Python and loads the package into it.
+ *
+ * A Python process has an interpreter already. Another host gets the one of the environment that the library is
+ * installed in, else the one that ORT_CUDA_PLUGIN_PYTHON names. Everything is looked up by name at run time: the
+ * library is linked to no libpython, and serves every Python from 3.11 on. */
+#define _GNU_SOURCE
+#include "python/tables.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <link.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <wchar.h>
+
+enum { PY_FILE_INPUT = 257 };
+
+typedef struct PyObject PyObject;
+
+/* Stable ABI of Python, by its own names. The ones from Py_DecodeLocale on may be NULL: which of them exist depends on
+ * the version. */
+typedef struct python_api {
+  int (*Py_IsInitialized)(void);
+  int (*PyGILState_Ensure)(void);
+  void (*PyGILState_Release)(int state);
+  void *(*PyEval_SaveThread)(void);
+  PyObject *(*PyDict_New)(void);
+  int (*PyDict_SetItemString)(PyObject *dict, const char *key, PyObject *value);
+  PyObject *(*PyDict_GetItemString)(PyObject *dict, const char *key);
+  PyObject *(*PyLong_FromUnsignedLongLong)(unsigned long long value);
+  PyObject *(*PyUnicode_DecodeFSDefault)(const char *text);
+  const char *(*PyUnicode_AsUTF8AndSize)(PyObject *text, ptrdiff_t *size);
+  PyObject *(*Py_CompileString)(const char *text, const char *file, int start);
+  PyObject *(*PyEval_EvalCode)(PyObject *code, PyObject *globals, PyObject *locals);
+  void (*Py_DecRef)(PyObject *object);
+  void (*PyErr_Clear)(void);
+  wchar_t *(*Py_DecodeLocale)(const char *text, size_t *size);
+  void (*Py_SetProgramName)(const wchar_t *name);
+  void (*Py_InitializeEx)(int install_signal_handlers);
+  void *(*PyInitConfig_Create)(void);
+  void (*PyInitConfig_Free)(void *config);
+  int (*PyInitConfig_SetInt)(void *config, const char *name, int64_t value);
+  int (*PyInitConfig_SetStr)(void *config, const char *name, const char *value);
+  int (*PyInitConfig_GetError)(void *config, const char **message);
+  int (*Py_InitializeFromInitConfig)(void *config);
+} python_api;
+
+static const char *const names[] = {
+    "Py_IsInitialized",
+    "PyGILState_Ensure",
+    "PyGILState_Release",
+    "PyEval_SaveThread",
+    "PyDict_New",
+    "PyDict_SetItemString",
+    "PyDict_GetItemString",
+    "PyLong_FromUnsignedLongLong",
+    "PyUnicode_DecodeFSDefault",
+    "PyUnicode_AsUTF8AndSize",
+    "Py_CompileString",
+    "PyEval_EvalCode",
+    "Py_DecRef",
+    "PyErr_Clear",
+    "Py_DecodeLocale",
+    "Py_SetProgramName",
+    "Py_InitializeEx",
+    "PyInitConfig_Create",
+    "PyInitConfig_Free",
+    "PyInitConfig_SetInt",
+    "PyInitConfig_SetStr",
+    "PyInitConfig_GetError",
+    "Py_InitializeFromInitConfig",
+};
+enum {
+  NUM_NAMES = sizeof names / sizeof *names,
+  NUM_REQUIRED = offsetof(python_api, Py_DecodeLocale) / sizeof(void *)
+};
+_Static_assert(sizeof(python_api) == NUM_NAMES * sizeof(void *), "one name per member");
+
+/* Loads the package that the library belongs to, by path, so that no other copy is imported in its place; a library
+ * that was copied away from its package takes the installed one. A Python that was `started` here knows no folder of
+ * packages of the user's; when the package lies in one, its dependencies do. */
+static const char bootstrap[] =
+    "try:\n"
+    "    import sys, os\n"
+    "    packages = os.path.dirname(folder)\n"
+    "    if started and packages.endswith(('/site-packages', '/dist-packages')) and packages not in sys.path:\n"
+    "        import site\n"
+    "        site.addsitedir(packages)\n"
+    "    start = os.path.join(folder, '__init__.py')\n"
+    "    if 'ort_cuda_plugin' not in sys.modules and os.path.exists(start):\n"
+    "        from importlib import util\n"
+    "        spec = util.spec_from_file_location('ort_cuda_plugin', start, submodule_search_locations=[folder])\n"
+    "        module = util.module_from_spec(spec)\n"
+    "        sys.modules['ort_cuda_plugin'] = module\n"
+    "        try:\n"
+    "            spec.loader.exec_module(module)\n"
+    "        except BaseException:\n"
+    "            del sys.modules['ort_cuda_plugin']\n"
+    "            raise\n"
+    "    from ort_cuda_plugin.uninterrupted import imported\n"
+    "    imported('ort_cuda_plugin.ep.boundary').attach(address)\n"
+    "except BaseException as error:\n"
+    "    message = f'{type(error).__name__}: {error} (Python {sys.version.split()[0]} of {sys.prefix})'\n";
+
+static bool resolve(void *library, python_api *api) {
+  void **members = (void **)(void *)api;
+  for (int i = 0; i < NUM_NAMES; i++) {
+    members[i] = dlsym(library, names[i]);
+    if (!members[i] && i < NUM_REQUIRED)
+      return false;
+  }
+  return true;
+}
+
+/* ---- a Python that is there already ---- */
+
+static int find_libpython(struct dl_phdr_info *info, size_t size, void *path) {
+  (void)size;
+  const char *base = strrchr(info->dlpi_name, '/');
+  if (!base || strncmp(base, "/libpython3", 11) != 0 || strncmp(base, "/libpython3.so", 14) == 0)
+    return 0;
+  snprintf(path, PATH_MAX, "%s", info->dlpi_name);
+  return 1;
+}
+
+/* A host may have loaded libpython without making its symbols global, which extension modules need. */
+static bool use_loaded_python(python_api *api) {
+  if (resolve(RTLD_DEFAULT, api))
+    return true;
+  char path[PATH_MAX];
+  void *library = dl_iterate_phdr(find_libpython, path) ? dlopen(path, RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD) : NULL;
+  return library && resolve(library, api);
+}
+
+/* ---- a Python of our own ---- */
+
+static bool exists(const char *path) { return access(path, X_OK) == 0; }
+
+static void parent(char *path) {
+  char *slash = strrchr(path, '/');
+  *(slash ? slash : path) = '\0';
+}
+
+/* Not somebody else's, who may put things into a folder above the package, as everybody may in /tmp. */
+static bool belongs_to_us(const char *path, const char *package) {
+  struct stat status, ours;
+  return lstat(path, &status) == 0 && stat(package, &ours) == 0 &&
+         (status.st_uid == 0 || status.st_uid == geteuid() || status.st_uid == ours.st_uid) &&
+         (S_ISLNK(status.st_mode) || !(status.st_mode & S_IWOTH));
+}
+
+static bool in_prefix(const char *prefix, const char *place, const char *package, char interpreter[PATH_MAX]) {
+  char bin[PATH_MAX];
+  if (snprintf(interpreter, PATH_MAX, "%s/%s", prefix, place) >= PATH_MAX || !exists(interpreter))
+    return false;
+  snprintf(bin, sizeof bin, "%s", interpreter);
+  parent(bin);
+  return belongs_to_us(bin, package) && belongs_to_us(interpreter, package);
+}
+
+/* The interpreter of the environment that the package in `folder` belongs to: <env>/bin/python3, where <env> is above
+ * the site-packages or dist-packages that holds it, or .venv beside it in a source tree. */
+static bool find_interpreter(const char *folder, char interpreter[PATH_MAX]) {
+  char prefix[PATH_MAX];
+  snprintf(prefix, sizeof prefix, "%s", folder);
+  parent(prefix);
+  const char *base = strrchr(prefix, '/');
+  if (!base || (strcmp(base, "/site-packages") != 0 && strcmp(base, "/dist-packages") != 0))
+    return in_prefix(prefix, ".venv/bin/python3", folder, interpreter);
+  for (parent(prefix); prefix[0]; parent(prefix))
+    if (in_prefix(prefix, "bin/python3", folder, interpreter))
+      return true;
+  return false;
+}
+
+/* The "3.N" of an interpreter's real path .../bin/python3.N; false for anything else, and below 3.11. */
+static bool version_of(const char *real, char version[16]) {
+  const char *base = strrchr(real, '/');
+  base = base ? base + 1 : real;
+  if (strncmp(base, "python3.", 8) != 0 || strspn(base + 8, "0123456789") == 0)
+    return false;
+  snprintf(version, 16, "3.%.*s", (int)strspn(base + 8, "0123456789"), base + 8);
+  return strtoul(base + 8, NULL, 10) >= 11;
+}
+
+static void *open_libpython(const char *interpreter, ocp_error *error) {
+  char real[PATH_MAX], version[16], path[PATH_MAX + 64];
+  if (!realpath(interpreter, real) || !version_of(real, version)) {
+    ocp_fail(error, ORT_FAIL, "%s is no interpreter of Python 3.11 or newer", interpreter);
+    return NULL;
+  }
+  parent(real);
+  parent(real); /* the prefix */
+  static const char *const folders[] = {"%s/lib/libpython%s.so.1.0", "%s/lib64/libpython%s.so.1.0",
+                                        "%s/lib/x86_64-linux-gnu/libpython%s.so.1.0",
+                                        "%s/lib/aarch64-linux-gnu/libpython%s.so.1.0", "%.0slibpython%s.so.1.0"};
+  void *library = NULL;
+  for (size_t i = 0; !library && i < sizeof folders / sizeof *folders; i++) {
+    snprintf(path, sizeof path, folders[i], real, version);
+    library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+  }
+  if (!library)
+    ocp_fail(
+        error, ORT_FAIL,
+        "Python at %s has no shared library libpython%s.so.1.0 (Debian, Ubuntu: install libpython%s; others: build "
+        "Python with --enable-shared)",
+        interpreter, version, version);
+  return library;
+}
+
+static int initialise_by_config(const python_api *api, const char *interpreter, ocp_error *error) {
+  void *config = api->PyInitConfig_Create();
+  if (!config || api->PyInitConfig_SetInt(config, "use_environment", 0) ||
+      api->PyInitConfig_SetInt(config, "install_signal_handlers", 0) ||
+      api->PyInitConfig_SetStr(config, "program_name", interpreter) || api->Py_InitializeFromInitConfig(config)) {
+    const char *message = "out of memory";
+    if (config)
+      api->PyInitConfig_GetError(config, &message);
+    ocp_fail(error, ORT_FAIL, "cannot start Python at %s: %s", interpreter, message);
+  }
+  api->PyInitConfig_Free(config);
+  return error->code;
+}
+
+/* Isolated, as with `python -I`: from the variables of the host's environment and from the user's folder of packages,
+ * which HOME names. The program name decides prefix and site-packages. PyConfig would say all this, but its layout
+ * differs from version to version: so the older calls, and PyInitConfig, which is isolated from the start, where those
+ * are gone. */
+static int initialise(const python_api *api, const char *interpreter, ocp_error *error) {
+  if (!api->Py_DecodeLocale || !api->Py_SetProgramName || !api->Py_InitializeEx)
+    return api->PyInitConfig_Create
+               ? initialise_by_config(api, interpreter, error)
+               : ocp_fail(error, ORT_FAIL, "Python at %s lacks a part of the stable ABI", interpreter);
+  static const char *const flags[] = {"Py_IsolatedFlag", "Py_IgnoreEnvironmentFlag", "Py_NoUserSiteDirectory"};
+  for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
+    int *flag = dlsym(RTLD_DEFAULT, flags[i]);
+    if (!flag)
+      return ocp_fail(error, ORT_FAIL, "Python at %s has no %s", interpreter, flags[i]);
+    *flag = 1;
+  }
+  wchar_t *name = api->Py_DecodeLocale(interpreter, NULL); /* kept: Python refers to it */
+  if (!name)
+    return ocp_fail(error, ORT_FAIL, "cannot decode the path %s", interpreter);
+  api->Py_SetProgramName(name);
+  api->Py_InitializeEx(0);
+  return ORT_OK;
+}
+
+static int start_own_python(python_api *api, const char *folder, ocp_error *error) {
+  char interpreter[PATH_MAX];
+  if (!find_interpreter(folder, interpreter)) {
+    const char *configured = secure_getenv("ORT_CUDA_PLUGIN_PYTHON");
+    if (!configured || !configured[0])
+      return ocp_fail(error, ORT_FAIL,
+                      "found no Python for %s: %s belongs to no environment; install the package into one, or set "
+                      "ORT_CUDA_PLUGIN_PYTHON to the interpreter of one that has it",
+                      OCP_EP_NAME, folder);
+    if (configured[0] != '/')
+      return ocp_fail(error, ORT_FAIL,
+                      "ORT_CUDA_PLUGIN_PYTHON: %s is no absolute path, and the working folder is not trusted",
+                      configured);
+    if (!exists(configured))
+      return ocp_fail(error, ORT_FAIL, "ORT_CUDA_PLUGIN_PYTHON: %s cannot be executed", configured);
+    snprintf(interpreter, sizeof interpreter, "%s", configured);
+  }
+  void *library = open_libpython(interpreter, error);
+  if (!library)
+    return error->code;
+  if (!resolve(library, api))
+    return ocp_fail(error, ORT_FAIL, "Python at %s lacks a part of the stable ABI", interpreter);
+  if (initialise(api, interpreter, error) != ORT_OK)
+    return error->code;
+  api->PyEval_SaveThread(); /* gives the GIL back; every later use takes it */
+  return ORT_OK;
+}
+
+static int load_package(const python_api *api, const char *folder, bool started, ocp_error *error) {
+  int state = api->PyGILState_Ensure();
+  PyObject *globals = api->PyDict_New();
+  PyObject *path = api->PyUnicode_DecodeFSDefault(folder);
+  PyObject *address = api->PyLong_FromUnsignedLongLong((uintptr_t)ocp_core_table());
+  PyObject *flag = api->PyLong_FromUnsignedLongLong(started);
+  PyObject *code = api->Py_CompileString(bootstrap, "<libort_cuda_plugin.so>", PY_FILE_INPUT);
+  PyObject *result = NULL;
+  if (globals && path && address && flag && code && api->PyDict_SetItemString(globals, "folder", path) == 0 &&
+      api->PyDict_SetItemString(globals, "address", address) == 0 &&
+      api->PyDict_SetItemString(globals, "started", flag) == 0)
+    result = api->PyEval_EvalCode(code, globals, globals);
+  PyObject *message = result ? api->PyDict_GetItemString(globals, "message") : NULL;
+  if (!result || message) {
+    const char *text = message ? api->PyUnicode_AsUTF8AndSize(message, NULL) : NULL;
+    ocp_fail(error, ORT_FAIL, "cannot load the Python package of %s: %s", OCP_EP_NAME, text ? text : "out of memory");
+  }
+  api->PyErr_Clear();
+  PyObject *const owned[] = {globals, path, address, flag, code, result};
+  for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
+    if (owned[i])
+      api->Py_DecRef(owned[i]);
+  api->PyGILState_Release(state);
+  return error->code;
+}
+
+int ocp_python_start(ocp_error *error) {
+  if (ocp_python_is_ready())
+    return ORT_OK;
+  Dl_info info;
+  char folder[PATH_MAX];
+  if (!dladdr(bootstrap, &info) || !realpath(info.dli_fname, folder))
+    return ocp_fail(error, ORT_FAIL, "%s cannot find its own library", OCP_EP_NAME);
+  parent(folder);
+
+  /* Held only while there is no Python that could want it: never by or before somebody who takes the GIL. */
+  static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
+  python_api api;
+  bool started = false;
+  if (!use_loaded_python(&api) || !api.Py_IsInitialized()) {
+    pthread_mutex_lock(&starting);
+    if (!use_loaded_python(&api) || !api.Py_IsInitialized())
+      started = start_own_python(&api, folder, error) == ORT_OK;
+    pthread_mutex_unlock(&starting);
+    if (error->code)
+      return error->code;
+  }
+  return load_package(&api, folder, started, error);
+}

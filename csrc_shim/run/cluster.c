@@ -1,0 +1,266 @@
+/* Clusters: their plans, and the handles that plans refer to by index. */
+#include "run/cluster.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "run/replay.h"
+
+/* ---- the cluster and its handles ---- */
+
+static void reclaim(ocp_reclaimer *self) {
+  ocp_cluster_release_graphs((ocp_cluster *)(void *)((char *)self - offsetof(ocp_cluster, reclaimer)));
+}
+
+ocp_cluster *ocp_cluster_create(ocp_device *device, const char *name, int64_t python_handle) {
+  ocp_cluster *cluster = calloc(1, sizeof *cluster);
+  if (!cluster)
+    return NULL;
+  cluster->device = device;
+  cluster->python_handle = python_handle;
+  cluster->name = strdup(name);
+  if (!cluster->name) {
+    free(cluster);
+    return NULL;
+  }
+  pthread_mutex_init(&cluster->setup, NULL);
+  pthread_mutex_init(&cluster->build_mutex, NULL);
+  pthread_cond_init(&cluster->build_done, NULL);
+  ocp_instance_cache_init(&cluster->cache);
+  cluster->reclaimer.reclaim = reclaim;
+  ocp_reclaimer_add(device, &cluster->reclaimer);
+  return cluster;
+}
+
+static void free_variant(ocp_variant *variant) {
+  if (!variant)
+    return;
+  ocp_plan_free(variant->plan);
+  free(variant->functions);
+  free(variant->function_names);
+  free(variant->weights);
+  free(variant->weight_bytes);
+  free(variant->problems);
+  free(variant);
+}
+
+static void free_kernels(ocp_kernel_ref *kernels, uint32_t count) {
+  for (uint32_t i = 0; i < count; i++) {
+    free((void *)kernels[i].name);
+    free((void *)kernels[i].params);
+  }
+}
+
+void ocp_cluster_release(ocp_cluster *cluster) {
+  if (!cluster)
+    return;
+  ocp_reclaimer_remove(cluster->device, &cluster->reclaimer);
+  ocp_instance_cache_destroy(&cluster->cache);
+  for (const ocp_variant *variant = atomic_load(&cluster->variants), *next; variant; variant = next) {
+    next = variant->next;
+    free_variant((ocp_variant *)variant);
+  }
+  for (uint32_t i = 0; i < cluster->num_weights; i++)
+    ocp_weight_release(cluster->weights[i]);
+  free_kernels(cluster->kernels, cluster->num_kernels);
+  free(cluster->kernels);
+  free(cluster->weights);
+  free(cluster->problems);
+  pthread_mutex_destroy(&cluster->setup);
+  pthread_mutex_destroy(&cluster->build_mutex);
+  pthread_cond_destroy(&cluster->build_done);
+  free(cluster->name);
+  free(cluster);
+}
+
+void ocp_cluster_set_graphs(ocp_cluster *cluster, uint32_t warm_runs, uint32_t max_graphs) {
+  cluster->graph_warm_runs = warm_runs < OCP_MAX_WARM_RUNS ? warm_runs : OCP_MAX_WARM_RUNS;
+  cluster->max_graphs = max_graphs;
+}
+
+void ocp_cluster_release_graphs(ocp_cluster *cluster) {
+  for (ocp_graph *graph; (graph = ocp_instance_cache_take_graph(&cluster->cache));)
+    ocp_graph_release(graph);
+}
+
+static int fail_memory(ocp_error *error) { return ocp_fail(error, ORT_FAIL, "not enough host memory"); }
+
+/* Makes room for `more` elements behind `count`. */
+static bool grow(void *array_of_pointers, uint32_t count, uint32_t more, size_t element) {
+  void *old;
+  memcpy(&old, array_of_pointers, sizeof old);
+  void *grown = realloc(old, ((size_t)count + more + 1) * element);
+  if (grown)
+    memcpy(array_of_pointers, &grown, sizeof grown);
+  return grown != NULL;
+}
+
+static int add_kernels(ocp_cluster *cluster, const ocp_kernel_ref *kernels, uint32_t count, ocp_error *error) {
+  const uint32_t first = cluster->num_kernels;
+  if (!grow(&cluster->kernels, first, count, sizeof *cluster->kernels)) {
+    fail_memory(error);
+    return -1;
+  }
+  for (uint32_t i = 0; i < count; i++) {
+    ocp_kernel_ref *kernel = &cluster->kernels[first + i];
+    uint8_t *params = malloc(kernels[i].num_params + 1);
+    *kernel = kernels[i];
+    kernel->name = strdup(kernels[i].name);
+    kernel->params = params;
+    if (!kernel->name || !params) {
+      free_kernels(cluster->kernels + first, i + 1);
+      fail_memory(error);
+      return -1;
+    }
+    memcpy(params, kernels[i].params, kernels[i].num_params);
+  }
+  cluster->num_kernels += count;
+  return (int)first;
+}
+
+int ocp_cluster_add_kernels(ocp_cluster *cluster, const ocp_kernel_ref *kernels, uint32_t count, ocp_error *error) {
+  pthread_mutex_lock(&cluster->setup);
+  const int first = add_kernels(cluster, kernels, count, error);
+  pthread_mutex_unlock(&cluster->setup);
+  return first;
+}
+
+int ocp_cluster_add_weights(ocp_cluster *cluster, ocp_weight *const *weights, uint32_t count, ocp_error *error) {
+  pthread_mutex_lock(&cluster->setup);
+  int first = -1;
+  if (grow(&cluster->weights, cluster->num_weights, count, sizeof *cluster->weights)) {
+    first = (int)cluster->num_weights;
+    memcpy(cluster->weights + first, weights, count * sizeof *weights);
+    cluster->num_weights += count;
+  } else {
+    fail_memory(error);
+  }
+  pthread_mutex_unlock(&cluster->setup);
+  return first;
+}
+
+int ocp_cluster_add_problem(ocp_cluster *cluster, ocp_problem *problem, ocp_error *error) {
+  pthread_mutex_lock(&cluster->setup);
+  int first = -1;
+  if (grow(&cluster->problems, cluster->num_problems, 1, sizeof *cluster->problems)) {
+    first = (int)cluster->num_problems++;
+    cluster->problems[first] = problem;
+  } else {
+    fail_memory(error);
+  }
+  pthread_mutex_unlock(&cluster->setup);
+  return first;
+}
+
+int ocp_cluster_set_host_inputs(ocp_cluster *cluster, const uint32_t *inputs, uint32_t count, ocp_error *error) {
+  if (count > OCP_MAX_HOST_INPUTS)
+    return ocp_fail(error, ORT_NOT_IMPLEMENTED, "%s: %u inputs decide shapes, at most %u are supported", cluster->name,
+                    count, OCP_MAX_HOST_INPUTS);
+  for (uint32_t i = 1; i < count; i++)
+    if (inputs[i - 1] >= inputs[i])
+      return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s: host inputs are not in ascending order", cluster->name);
+  if (atomic_load(&cluster->variants))
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s: host inputs were set after a plan", cluster->name);
+  memcpy(cluster->host_inputs, inputs, count * sizeof *inputs);
+  cluster->num_host_inputs = count;
+  return ORT_OK;
+}
+
+/* ---- plans ---- */
+
+static bool is_host_input(const ocp_cluster *cluster, uint32_t input) {
+  for (uint32_t i = 0; i < cluster->num_host_inputs; i++)
+    if (cluster->host_inputs[i] == input)
+      return true;
+  return false;
+}
+
+static bool in_range(const uint32_t *indices, uint32_t count, uint32_t limit) {
+  for (uint32_t i = 0; i < count; i++)
+    if (indices[i] >= limit)
+      return false;
+  return true;
+}
+
+/* Launching a kernel with parameters that it does not have would read memory that is not there. */
+static bool takes(const ocp_kernel_ref *kernel, const ocp_plan_param *params, uint32_t count) {
+  if (kernel->num_params != count)
+    return false;
+  for (uint32_t i = 0; i < count; i++)
+    if (kernel->params[i] != params[i].kind)
+      return false;
+  return true;
+}
+
+/* What a plan takes from its cluster exists. */
+static int check_handles(const ocp_cluster *cluster, const ocp_plan *plan, ocp_error *error) {
+  const ocp_plan_header *h = &plan->header;
+  if (!in_range(plan->kernels, h->num_kernels, cluster->num_kernels) ||
+      !in_range(plan->weights, h->num_weights, cluster->num_weights) ||
+      !in_range(plan->problems, h->num_problems, cluster->num_problems))
+    return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: %s has not the kernels, weights or problems that it names",
+                    cluster->name);
+  for (uint32_t i = 0; i < h->num_records; i++) {
+    const ocp_plan_record *record = &plan->records[i];
+    if (record->kind == OCP_RECORD_LAUNCH &&
+        !takes(&cluster->kernels[plan->kernels[record->index]], plan->params + record->first_param, record->num_params))
+      return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: record %u has other parameters than its kernel %s", i,
+                      cluster->kernels[plan->kernels[record->index]].name);
+  }
+  for (uint32_t i = 0; i < h->num_inputs; i++)
+    if ((plan->inputs[i].host_register != OCP_NO_REG) != is_host_input(cluster, i))
+      return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: it and %s disagree whether input %u is a host input",
+                      cluster->name, i);
+  if (cluster->num_host_inputs && cluster->host_inputs[cluster->num_host_inputs - 1] >= h->num_inputs)
+    return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: %s has more inputs", cluster->name);
+  return ORT_OK;
+}
+
+static ocp_variant *make_variant(const ocp_cluster *cluster, ocp_plan *plan) {
+  const ocp_plan_header *h = &plan->header;
+  ocp_variant *variant = calloc(1, sizeof *variant);
+  if (!variant)
+    return NULL;
+  variant->device = cluster->device;
+  variant->cluster_name = cluster->name;
+  variant->functions = calloc(h->num_kernels + 1, sizeof *variant->functions);
+  variant->function_names = calloc(h->num_kernels + 1, sizeof *variant->function_names);
+  variant->weights = calloc(h->num_weights + 1, sizeof *variant->weights);
+  variant->weight_bytes = calloc(h->num_weights + 1, sizeof *variant->weight_bytes);
+  variant->problems = calloc(h->num_problems + 1, sizeof *variant->problems);
+  if (!variant->functions || !variant->function_names || !variant->weights || !variant->weight_bytes ||
+      !variant->problems) {
+    free_variant(variant);
+    return NULL;
+  }
+  for (uint32_t i = 0; i < h->num_kernels; i++) {
+    variant->functions[i] = cluster->kernels[plan->kernels[i]].function;
+    variant->function_names[i] = cluster->kernels[plan->kernels[i]].name;
+  }
+  for (uint32_t i = 0; i < h->num_weights; i++) {
+    variant->weights[i] = ocp_weight_address(cluster->weights[plan->weights[i]]);
+    variant->weight_bytes[i] = ocp_weight_bytes(cluster->weights[plan->weights[i]]);
+  }
+  for (uint32_t i = 0; i < h->num_problems; i++)
+    variant->problems[i] = cluster->problems[plan->problems[i]];
+  variant->plan = plan;
+  return variant;
+}
+
+int ocp_cluster_add_plan(ocp_cluster *cluster, const void *blob, size_t bytes, ocp_error *error) {
+  ocp_plan *plan = ocp_plan_load(blob, bytes, error);
+  if (!plan)
+    return error->code;
+  pthread_mutex_lock(&cluster->setup);
+  int code = check_handles(cluster, plan, error);
+  ocp_variant *variant = code == ORT_OK ? make_variant(cluster, plan) : NULL;
+  if (variant) {
+    variant->next = atomic_load_explicit(&cluster->variants, memory_order_relaxed);
+    atomic_store_explicit(&cluster->variants, variant, memory_order_release);
+  }
+  pthread_mutex_unlock(&cluster->setup);
+  if (variant)
+    return ORT_OK;
+  ocp_plan_free(plan);
+  return code != ORT_OK ? code : fail_memory(error);
+}

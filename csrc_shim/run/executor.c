@@ -1,0 +1,363 @@
+/* The Run: finds or makes the instance that the inputs need, then enqueues its segments. */
+#include "run/executor.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "python/tables.h"
+#include "run/cluster.h"
+#include "run/host_values.h"
+#include "run/replay.h"
+
+typedef struct run {
+  ocp_cluster *cluster;
+  ocp_stream *stream;
+  const ocp_input *inputs;
+  uint32_t num_inputs;
+  ocp_output_fn output;
+  void *output_context;
+  ocp_error *error;
+  /* The key: element type, rank and dimensions of each input, then the host values. */
+  uint64_t few_words[128], *key;
+  uint32_t key_words;
+  int64_t *host_values; /* in the key */
+  uint32_t *host_counts;
+  bool wants_graph;
+  CUdeviceptr uploads; /* copies of inputs that came in host memory */
+} run;
+
+/* ---- the key ---- */
+
+static int fail_memory(ocp_error *error) { return ocp_fail(error, ORT_FAIL, "not enough host memory"); }
+
+/* Elements of a host input; more than any plan can have when there are too many to count. */
+static uint64_t count_elements(const ocp_input *input) {
+  uint64_t elements = 1;
+  for (uint32_t d = 0; d < input->rank; d++)
+    if (input->dims[d] < 0 || __builtin_mul_overflow(elements, (uint64_t)input->dims[d], &elements))
+      return UINT64_MAX;
+  return elements;
+}
+
+static int count_host_values(run *r, uint32_t *total) {
+  const ocp_cluster *cluster = r->cluster;
+  *total = 0;
+  for (uint32_t i = 0; i < cluster->num_host_inputs; i++) {
+    const ocp_input *input = &r->inputs[cluster->host_inputs[i]];
+    const uint64_t elements = count_elements(input);
+    if (elements > OCP_MAX_HOST_VALUES || !ocp_dtype_is_integer(input->dtype))
+      return ocp_fail(r->error, ORT_INVALID_ARGUMENT,
+                      "%s: input %u decides shapes; it must have an integer type and at most %u elements",
+                      cluster->name, cluster->host_inputs[i], OCP_MAX_HOST_VALUES);
+    r->host_counts[i] = (uint32_t)elements;
+    *total += (uint32_t)elements;
+  }
+  return ORT_OK;
+}
+
+static int read_host_inputs(run *r) {
+  const ocp_cluster *cluster = r->cluster;
+  ocp_host_read reads[OCP_MAX_HOST_INPUTS];
+  int64_t *values = r->host_values;
+  for (uint32_t i = 0; i < cluster->num_host_inputs; i++) {
+    const ocp_input *input = &r->inputs[cluster->host_inputs[i]];
+    reads[i] = (ocp_host_read){.host = input->on_device ? NULL : input->data,
+                               .device = input->on_device ? (CUdeviceptr)(uintptr_t)input->data : 0,
+                               .dtype = input->dtype,
+                               .count = r->host_counts[i],
+                               .values = values};
+    values += r->host_counts[i];
+  }
+  return ocp_host_values_read(r->stream, reads, cluster->num_host_inputs, r->error);
+}
+
+/* Whether the stream is captured into a graph of others, where nothing can be read back. */
+static bool is_capturing(const run *r) { return atomic_load_explicit(&r->stream->capturing, memory_order_relaxed); }
+
+static int fail_capture(const run *r, const char *why, uint32_t input) {
+  return ocp_fail(r->error, ORT_NOT_IMPLEMENTED,
+                  "%s: input %u %s, which a CUDA graph cannot capture; run with gpu_graph_id=-1, or without "
+                  "enable_cuda_graph",
+                  r->cluster->name, input, why);
+}
+
+static int make_key(run *r) {
+  const ocp_cluster *cluster = r->cluster;
+  r->key = r->few_words;
+  for (uint32_t i = 0; i < r->num_inputs; i++) {
+    if (r->inputs[i].rank > OCP_MAX_RANK)
+      return ocp_fail(r->error, ORT_INVALID_ARGUMENT, "%s: input %u has rank %u, at most %u is supported",
+                      cluster->name, i, r->inputs[i].rank, OCP_MAX_RANK);
+    r->key_words += 1 + r->inputs[i].rank;
+  }
+  const uint32_t host_inputs = cluster->num_host_inputs;
+  uint32_t num_values = 0;
+  if (host_inputs) {
+    if (cluster->host_inputs[host_inputs - 1] >= r->num_inputs)
+      return ocp_fail(r->error, ORT_INVALID_ARGUMENT, "%s: it has more than %u inputs", cluster->name, r->num_inputs);
+    if (count_host_values(r, &num_values) != ORT_OK)
+      return r->error->code;
+  }
+  const uint32_t first_value = r->key_words;
+  r->key_words += num_values;
+  if (r->key_words > sizeof r->few_words / sizeof *r->few_words) {
+    r->key = malloc(r->key_words * sizeof *r->key);
+    if (!r->key)
+      return fail_memory(r->error);
+  }
+  uint64_t *word = r->key;
+  for (uint32_t i = 0; i < r->num_inputs; i++) {
+    *word++ = (uint64_t)r->inputs[i].dtype << 32 | r->inputs[i].rank;
+    for (uint32_t d = 0; d < r->inputs[i].rank; d++)
+      *word++ = (uint64_t)r->inputs[i].dims[d];
+  }
+  r->host_values = (int64_t *)r->key + first_value;
+  for (uint32_t i = 0; i < host_inputs; i++)
+    if (r->inputs[cluster->host_inputs[i]].on_device && is_capturing(r))
+      return fail_capture(r, "has to be read back because it decides shapes", cluster->host_inputs[i]);
+  if (host_inputs && read_host_inputs(r) != ORT_OK)
+    return r->error->code;
+  return ORT_OK;
+}
+
+/* ---- the instance ---- */
+
+/* An instance of the newest variant that matches; NULL when none does, or with the error when that cannot be evaluated.
+ */
+static ocp_instance *match(const run *r, const ocp_variant *newest) {
+  for (const ocp_variant *variant = newest; variant; variant = variant->next) {
+    if (!ocp_variant_accepts(variant, r->inputs, r->num_inputs, r->host_counts))
+      continue;
+    ocp_instance *instance = ocp_instance_create(variant, r->inputs, r->host_values, r->key, r->key_words, r->error);
+    if (instance || r->error->code != ORT_OK)
+      return instance;
+  }
+  return NULL;
+}
+
+/* Has Python build a variant, unless another thread is at it or has added one since `seen` was the newest: then waits
+ * for it, and the caller looks again. *built tells whether this call did. No mutex is held while Python runs, and
+ * threads that wait hold nothing that Python could want. */
+static int build_variant(const run *r, const ocp_variant *seen, bool *built) {
+  ocp_cluster *cluster = r->cluster;
+  pthread_mutex_lock(&cluster->build_mutex);
+  const bool waited = cluster->building;
+  while (cluster->building)
+    pthread_cond_wait(&cluster->build_done, &cluster->build_mutex);
+  *built = !waited && atomic_load(&cluster->variants) == seen;
+  cluster->building = *built;
+  pthread_mutex_unlock(&cluster->build_mutex);
+  if (!*built)
+    return ORT_OK;
+  const ocp_python *python = ocp_python_call(r->error);
+  int code = r->error->code;
+  if (python) {
+    code = python->build_variant(cluster->python_handle, r->inputs, r->num_inputs, r->host_values, r->host_counts,
+                                 cluster->num_host_inputs, r->error);
+    ocp_python_returned();
+  }
+  if (code != ORT_OK && r->error->code == ORT_OK)
+    ocp_fail(r->error, ORT_FAIL, "%s: building a plan failed without a message", cluster->name);
+  pthread_mutex_lock(&cluster->build_mutex);
+  cluster->building = false;
+  pthread_cond_broadcast(&cluster->build_done);
+  pthread_mutex_unlock(&cluster->build_mutex);
+  return code;
+}
+
+/* NULL with the error. */
+static ocp_instance *find_instance(const run *r) {
+  ocp_cluster *cluster = r->cluster;
+  ocp_instance *instance = ocp_instance_cache_take(&cluster->cache, r->key, r->key_words, r->stream);
+  for (bool built = false; !instance;) {
+    const ocp_variant *newest = atomic_load_explicit(&cluster->variants, memory_order_acquire);
+    instance = match(r, newest);
+    if (instance && built)
+      return instance; /* no hit: this Run had to build it */
+    if (instance || r->error->code != ORT_OK)
+      break;
+    if (built) {
+      if (!newest || !ocp_variant_accepts(newest, r->inputs, r->num_inputs, r->host_counts) ||
+          ocp_instance_refusal(newest, r->inputs, r->host_values, r->error) == ORT_OK)
+        ocp_fail(r->error, ORT_FAIL, "%s: the plan that was built for these inputs does not accept them",
+                 cluster->name);
+      return NULL;
+    }
+    if (build_variant(r, newest, &built) != ORT_OK)
+      return NULL;
+  }
+  if (instance)
+    ocp_count(OCP_PLAN_HITS, 1);
+  return instance;
+}
+
+/* ---- execution ---- */
+
+/* Says what an error is about. */
+static int name_subject(const run *r, const char *what) {
+  const ocp_error cause = *r->error;
+  return ocp_fail(r->error, cause.code, "%s: %.900s", what, cause.text); /* ORT names the node */
+}
+
+static int name_output(const run *r, const ocp_plan *plan, uint32_t index) {
+  char what[300];
+  const uint32_t node = plan->outputs[index].node;
+  if (node == OCP_NO_NODE)
+    snprintf(what, sizeof what, "output %u", index);
+  else
+    snprintf(what, sizeof what, "output %u, of node '%.200s'", index, ocp_plan_node_name(plan, node));
+  return name_subject(r, what);
+}
+
+static uint64_t align(uint64_t bytes) { return (bytes + 255) & ~(uint64_t)255; }
+
+/* Sets the bases of the inputs; those in host memory that the device needs are copied up. */
+static int bind_inputs(run *r, ocp_instance *instance) {
+  const ocp_plan *plan = instance->variant->plan;
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < r->num_inputs; i++) {
+    instance->bases[i] = (uint64_t)(uintptr_t)r->inputs[i].data;
+    if (!r->inputs[i].on_device && plan->input_needs_device[i])
+      bytes += align(instance->memory_bytes[i]);
+    if (bytes && is_capturing(r))
+      return fail_capture(r, "is in host memory", i);
+  }
+  if (bytes == 0)
+    return ORT_OK;
+  ocp_device *device = r->cluster->device;
+  if (ocp_device_alloc(device, bytes, r->stream, &r->uploads, r->error) != ORT_OK)
+    return name_subject(r, "inputs that came in host memory");
+  CUdeviceptr next = r->uploads;
+  for (uint32_t i = 0; i < r->num_inputs; i++) {
+    const uint64_t size = instance->memory_bytes[i];
+    if (r->inputs[i].on_device || !plan->input_needs_device[i] || size == 0)
+      continue;
+    const CUresult result = device->driver->MemcpyHtoDAsync(next, r->inputs[i].data, size, r->stream->handle);
+    if (result != CUDA_SUCCESS)
+      return ocp_device_fail(device, result, "copying an input to the device: cuMemcpyHtoDAsync", r->error);
+    ocp_count(OCP_COPIES_H2D, 1);
+    instance->bases[i] = next;
+    next += align(size);
+  }
+  return ORT_OK;
+}
+
+static int read_back(const run *r, ocp_instance *instance, uint32_t segment) {
+  const ocp_plan *plan = instance->variant->plan;
+  const ocp_range range = plan->views[segment].readbacks;
+  if (range.count == 0)
+    return ORT_OK;
+  ocp_host_read *reads = calloc(range.count, sizeof *reads);
+  if (!reads)
+    return fail_memory(r->error);
+  int code = ORT_OK;
+  for (uint32_t i = 0; i < range.count && code == ORT_OK; i++) {
+    const ocp_plan_readback *readback = &plan->readbacks[range.first + i];
+    reads[i] = (ocp_host_read){
+        .dtype = readback->dtype, .count = readback->count, .values = instance->registers + readback->dst};
+    code = ocp_instance_locate(instance, readback, &reads[i].device, r->error);
+  }
+  if (code == ORT_OK)
+    code = ocp_host_values_read(r->stream, reads, range.count, r->error);
+  free(reads);
+  return code;
+}
+
+/* The base of a segment's slab; 0 where there is none. */
+static uint64_t *slab_of(const ocp_instance *instance, uint32_t segment) {
+  const ocp_plan_header *h = &instance->variant->plan->header;
+  return &instance->bases[h->num_inputs + h->num_outputs + segment];
+}
+
+static void free_slab(const run *r, const ocp_instance *instance, uint32_t segment) {
+  uint64_t *slab = slab_of(instance, segment);
+  if (*slab)
+    ocp_device_free(r->cluster->device, *slab, r->stream);
+  *slab = 0;
+}
+
+static int run_segment(const run *r, ocp_instance *instance, uint32_t segment) {
+  const ocp_plan *plan = instance->variant->plan;
+  if (segment > 0 && is_capturing(r))
+    return ocp_fail(r->error, ORT_NOT_IMPLEMENTED,
+                    "%s: a size is computed on the device, which a CUDA graph cannot capture; run with "
+                    "gpu_graph_id=-1, or without enable_cuda_graph",
+                    r->cluster->name);
+  if (segment > 0 &&
+      (read_back(r, instance, segment) != ORT_OK || ocp_instance_resolve(instance, segment, r->error) != ORT_OK))
+    return r->error->code;
+  const ocp_range outputs = plan->views[segment].outputs;
+  for (uint32_t i = outputs.first; i < outputs.first + outputs.count; i++) {
+    const uint32_t index = plan->output_order[i];
+    const ocp_plan_output *out = &plan->outputs[index];
+    void *data = NULL;
+    if (r->output(r->output_context, index, instance->dims + out->first_dim, out->rank, &data, r->error) != 0) {
+      if (r->error->code == ORT_OK)
+        ocp_fail(r->error, ORT_FAIL, "it could not be allocated");
+      return name_output(r, plan, index);
+    }
+    instance->bases[r->num_inputs + index] = (uint64_t)(uintptr_t)data;
+  }
+  if (r->wants_graph) {
+    bool launched;
+    if (ocp_graph_run(r->cluster, instance, r->stream, &launched, r->error) != ORT_OK || launched)
+      return r->error->code;
+  }
+  if (instance->slab_bytes[segment] && ocp_device_alloc(r->cluster->device, instance->slab_bytes[segment], r->stream,
+                                                        slab_of(instance, segment), r->error) != ORT_OK)
+    return name_subject(r, "intermediate tensors");
+  const int code = ocp_instance_enqueue(instance, segment, r->stream, r->error);
+  if (!plan->views[segment].keeps_slab)
+    free_slab(r, instance, segment);
+  return code;
+}
+
+static int execute(run *r, ocp_instance *instance) {
+  const uint32_t num_segments = instance->variant->plan->header.num_segments;
+  for (uint32_t s = 0; s < num_segments; s++)
+    *slab_of(instance, s) = 0;
+  r->wants_graph = ocp_graph_is_due(r->cluster, instance, r->stream);
+  int code = bind_inputs(r, instance);
+  for (uint32_t s = 0; s < num_segments && code == ORT_OK; s++)
+    code = run_segment(r, instance, s);
+  for (uint32_t s = 0; s < num_segments; s++)
+    free_slab(r, instance, s);
+  if (r->uploads)
+    ocp_device_free(r->cluster->device, r->uploads, r->stream);
+  ocp_stream_enqueued(r->stream);
+  if (instance->graph)
+    ocp_graph_launched(instance->graph, r->stream);
+  return code;
+}
+
+int ocp_cluster_run(ocp_cluster *cluster, ocp_stream *stream, const ocp_input *inputs, uint32_t num_inputs,
+                    ocp_output_fn output, void *output_context, ocp_error *error) {
+  uint32_t host_counts[OCP_MAX_HOST_INPUTS];
+  run r;
+  r.cluster = cluster;
+  r.stream = stream;
+  r.inputs = inputs;
+  r.num_inputs = num_inputs;
+  r.output = output;
+  r.output_context = output_context;
+  r.error = error;
+  r.key = NULL;
+  r.key_words = 0;
+  r.host_counts = host_counts;
+  r.uploads = 0;
+  error->code = ORT_OK;
+  ocp_count(OCP_RUNS, 1);
+  if (ocp_device_enter(cluster->device, error) != ORT_OK)
+    return error->code;
+  if (make_key(&r) == ORT_OK) {
+    ocp_instance *instance = find_instance(&r);
+    if (instance) {
+      execute(&r, instance);
+      ocp_instance_cache_put(&cluster->cache, instance);
+    }
+  }
+  if (r.key != r.few_words)
+    free(r.key);
+  return error->code;
+}

@@ -1,0 +1,18 @@
+/* Elements that the host needs: host inputs, and what a segment reads back. */
+#ifndef OCP_RUN_HOST_VALUES_H
+#define OCP_RUN_HOST_VALUES_H
+
+#include "device/memory.h"
+
+typedef struct ocp_host_read {
+  const void *host;   /* read directly when not NULL */
+  CUdeviceptr device; /* else from here */
+  uint32_t dtype;     /* an integer type or bool */
+  uint32_t count;
+  int64_t *values; /* out */
+} ocp_host_read;
+
+/* Reads all of them, waiting for the stream once when any is on the device. */
+int ocp_host_values_read(ocp_stream *stream, const ocp_host_read *reads, uint32_t count, ocp_error *error);
+
+#endif

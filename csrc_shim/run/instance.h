@@ -1,0 +1,102 @@
+/* A plan made concrete: variants bind a plan to the handles of a cluster, instances evaluate a variant for one set of
+ * dimensions and host values. */
+#ifndef OCP_RUN_INSTANCE_H
+#define OCP_RUN_INSTANCE_H
+
+#include "plan/load.h"
+#include "run/executor.h"
+
+/* A plan and the handles that its indices stand for. Immutable; lives as long as its cluster. */
+typedef struct ocp_variant {
+  const struct ocp_variant *next; /* the one added before it */
+  ocp_plan *plan;
+  ocp_device *device;
+  const char *cluster_name; /* the cluster's */
+  CUfunction *functions;    /* of the plan's kernels */
+  const char **function_names;
+  CUdeviceptr *weights;
+  uint64_t *weight_bytes;
+  ocp_problem **problems;
+} ocp_variant;
+
+/* One record, ready to be enqueued. */
+typedef struct ocp_call {
+  uint32_t kind; /* ocp_record_kind */
+  bool skipped;
+  unsigned grid[3], shared_bytes;
+  uint32_t num_pointers; /* LIBRARY: the first parameters of `values`, the rest are numbers */
+  uint64_t *values;      /* the parameters */
+  void **params;         /* LAUNCH: kernelParams, pointing at values */
+} ocp_call;
+
+/* A pointer parameter that differs from Run to Run: values[value] = bases[base] + offset. */
+typedef struct ocp_fixup {
+  uint32_t value; /* index into the instance's values */
+  uint32_t base; /* index of an input, num_inputs + index of an output, or num_inputs + num_outputs + segment: a slab */
+  uint64_t offset;
+} ocp_fixup;
+
+/* Everything of a plan that follows from dimensions and host values, and the scratch of a Run. Used by one Run at a
+ * time and then kept for the next one with the same key. One block of memory. */
+typedef struct ocp_instance {
+  const ocp_variant *variant;
+  struct ocp_instance *newer, *older, *chain; /* the cache's */
+  size_t bytes;
+  /* the key */
+  uint64_t hash;
+  uint32_t key_words;
+  const uint64_t *key;
+  /* evaluated */
+  int64_t *registers;
+  int64_t *dims;           /* of the outputs, as the plan's dims */
+  uint64_t *memory_bytes;  /* sizes of inputs, then of outputs */
+  uint64_t *buffer_offset; /* in the slab of the buffer's segment */
+  uint64_t *slab_bytes;    /* per segment */
+  ocp_call *calls;         /* per record */
+  uint64_t *values;        /* of all parameters; those of a record start where the plan's do */
+  ocp_fixup *fixups;       /* those of a segment start at the first of its view's pointers */
+  uint32_t *num_fixups;    /* per segment: less where records are skipped */
+  /* its graph, once it is warm: replay.c */
+  struct ocp_graph *graph;
+  uint32_t warm_runs;        /* without a graph */
+  uint32_t graph_evictions;  /* how often others took the place of its graph: it has to be warmer each time */
+  ocp_counter graph_refused; /* why it never has one; 0: it may */
+  /* scratch of a Run */
+  uint64_t *bases;
+} ocp_instance;
+
+/* Whether the plan is for inputs of these element types and ranks, with these numbers of host values (one for each host
+ * input). */
+bool ocp_variant_accepts(const ocp_variant *variant, const ocp_input *inputs, uint32_t num_inputs,
+                         const uint32_t *host_counts);
+/* An instance for the inputs, which the plan accepts, with its first segment resolved; host_values are those of all
+ * host inputs in order. NULL when the guards do not hold, or with the error. */
+ocp_instance *ocp_instance_create(const ocp_variant *variant, const ocp_input *inputs, const int64_t *host_values,
+                                  const uint64_t *key, uint32_t key_words, ocp_error *error);
+/* Why there is no instance of a plan that was built for just these inputs: its guards could not be computed. The error
+ * is that of the assertion that forbids such inputs, else of the arithmetic; ORT_OK where neither fails. */
+int ocp_instance_refusal(const ocp_variant *variant, const ocp_input *inputs, const int64_t *host_values,
+                         ocp_error *error);
+/* It lost its graph, or got none for want of memory: it has to be warmer the next time. */
+void ocp_instance_cool(ocp_instance *instance);
+/* With its graph. */
+void ocp_instance_free(ocp_instance *instance);
+uint64_t ocp_instance_key_hash(const uint64_t *key, uint32_t words);
+/* Evaluates a segment, whose read-backs are in their registers: checks its assertions, sets the dimensions of its
+ * outputs, lays out its slab and fills its calls. */
+int ocp_instance_resolve(ocp_instance *instance, uint32_t segment, ocp_error *error);
+
+/* ---- calls.c ---- */
+/* Fills the calls of a segment whose registers, sizes and offsets are known. */
+int ocp_instance_fill_calls(ocp_instance *instance, uint32_t segment, ocp_error *error);
+/* Writes the addresses into the parameters of a segment's calls; bases must be set. */
+void ocp_instance_set_pointers(ocp_instance *instance, uint32_t segment);
+/* Enqueues a segment's records; bases must be set. */
+int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *stream, ocp_error *error);
+/* Counts what was enqueued of each ocp_record_kind. */
+void ocp_count_records(const int64_t counts[OCP_RECORD_NUM_KINDS]);
+/* Where a read-back points. */
+int ocp_instance_locate(const ocp_instance *instance, const ocp_plan_readback *readback, CUdeviceptr *address,
+                        ocp_error *error);
+
+#endif

@@ -1,0 +1,36 @@
+/* What the intermediate tensors of a cluster take: for reports, not for Runs. */
+#include <string.h>
+
+#include "run/cluster.h"
+
+/* The most bytes of a segment's buffers that are alive at one record. */
+static uint64_t alive_at_once(const ocp_instance *instance, uint32_t segment) {
+  const ocp_plan *plan = instance->variant->plan;
+  const ocp_range range = plan->views[segment].buffers;
+  uint64_t most = 0;
+  for (uint32_t i = 0; i < range.count; i++) {
+    const uint32_t start = plan->buffers[plan->buffer_order[range.first + i]].first_record;
+    uint64_t alive = 0; /* where this one comes to life */
+    for (uint32_t k = 0; k < range.count; k++) {
+      const uint32_t other = plan->buffer_order[range.first + k];
+      if (plan->buffers[other].first_record <= start && plan->buffer_last[other] >= start)
+        alive += (uint64_t)instance->registers[plan->buffers[other].size_register];
+    }
+    most = alive > most ? alive : most;
+  }
+  return most;
+}
+
+bool ocp_cluster_memory(ocp_cluster *cluster, ocp_plan_memory *memory) {
+  memset(memory, 0, sizeof *memory);
+  ocp_instance *instance = atomic_exchange(&cluster->cache.last_used, NULL);
+  if (!instance)
+    return false;
+  const uint32_t num_segments = instance->variant->plan->header.num_segments;
+  for (uint32_t s = 0; s < num_segments; s++) {
+    memory->planned += instance->slab_bytes[s];
+    memory->alive_at_once += alive_at_once(instance, s);
+  }
+  ocp_instance_cache_put(&cluster->cache, instance);
+  return true;
+}

@@ -1,0 +1,408 @@
+#include "run/replay.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/pool.h"
+#include "run/cluster.h"
+#include "vendor/problem.h"
+
+/* A graph of fewer nodes is no cheaper than the call itself. */
+enum { MIN_NODES = 2 };
+
+/* What the slabs of a cluster's graphs may take together, as a share of the device's memory; a single one may take
+ * more. */
+enum { MEMORY_SHARE = 4 };
+
+static void fall_back(ocp_counter reason) {
+  ocp_count(OCP_GRAPH_FALLBACKS, 1);
+  ocp_count(reason, 1);
+}
+
+/* The reason for this and all later Runs of the instance; a cluster says the first one. */
+static void refuse(ocp_cluster *cluster, ocp_instance *instance, ocp_counter reason, const ocp_error *error) {
+  char text[1200];
+  instance->graph_refused = reason;
+  if (atomic_exchange(&cluster->said_refusal, true))
+    return;
+  snprintf(text, sizeof text, "%.100s runs without a CUDA graph: %.1000s", cluster->name, error->text);
+  ocp_log(ORT_LOGGING_LEVEL_WARNING, text);
+}
+
+static int fail_memory(ocp_error *error) { return ocp_fail(error, ORT_FAIL, "not enough host memory"); }
+
+static uint32_t num_bases(const ocp_instance *instance) {
+  return instance->variant->plan->header.num_inputs + instance->variant->plan->header.num_outputs;
+}
+
+/* By ORT, or by the application whose stream it is. */
+static bool is_captured(const ocp_stream *stream) {
+  return atomic_load_explicit(&stream->capturing, memory_order_relaxed) ||
+         (!stream->owned && ocp_stream_is_captured(stream));
+}
+
+bool ocp_graph_is_due(const ocp_cluster *cluster, ocp_instance *instance, const ocp_stream *stream) {
+  if (cluster->max_graphs == 0)
+    return false;
+  if (!instance->graph) {
+    if (instance->warm_runs < cluster->graph_warm_runs << instance->graph_evictions) {
+      instance->warm_runs++;
+      return false;
+    }
+    uint32_t nodes = 0;
+    for (uint32_t i = 0; i < instance->variant->plan->header.num_records && nodes < MIN_NODES; i++)
+      nodes += !instance->calls[i].skipped;
+    if (nodes < MIN_NODES)
+      return false;
+  }
+  ocp_counter reason = instance->graph_refused;
+  if (instance->variant->plan->header.num_segments > 1)
+    reason = OCP_GRAPH_FALLBACKS_READ_BACK;
+  else if (is_captured(stream))
+    reason = OCP_GRAPH_FALLBACKS_CAPTURING;
+  if (reason)
+    fall_back(reason);
+  return !reason;
+}
+
+/* ---- nodes ---- */
+
+static CUDA_KERNEL_NODE_PARAMS kernel_params(const ocp_instance *instance, uint32_t index) {
+  const ocp_plan_record *record = &instance->variant->plan->records[index];
+  const ocp_call *call = &instance->calls[index];
+  return (CUDA_KERNEL_NODE_PARAMS){.func = instance->variant->functions[record->index],
+                                   .gridDimX = call->grid[0],
+                                   .gridDimY = call->grid[1],
+                                   .gridDimZ = call->grid[2],
+                                   .blockDimX = record->block[0],
+                                   .blockDimY = record->block[1],
+                                   .blockDimZ = record->block[2],
+                                   .sharedMemBytes = call->shared_bytes,
+                                   .kernelParams = call->params};
+}
+
+static CUDA_MEMCPY3D copy_params(const uint64_t *values) {
+  return (CUDA_MEMCPY3D){.dstMemoryType = CU_MEMORYTYPE_DEVICE,
+                         .dstDevice = values[0],
+                         .srcMemoryType = CU_MEMORYTYPE_DEVICE,
+                         .srcDevice = values[1],
+                         .WidthInBytes = values[2],
+                         .Height = 1,
+                         .Depth = 1};
+}
+
+static CUDA_MEMSET_NODE_PARAMS memset_params(const uint64_t *values) {
+  return (CUDA_MEMSET_NODE_PARAMS){
+      .dst = values[0], .value = (unsigned char)values[1], .elementSize = 1, .width = values[2], .height = 1};
+}
+
+/* What a library enqueues for a call, captured on a stream of its own. */
+static CUresult capture_library(const ocp_instance *instance, uint32_t index, CUgraph *child, ocp_error *error) {
+  const ocp_plan_record *record = &instance->variant->plan->records[index];
+  const ocp_call *call = &instance->calls[index];
+  ocp_device *device = instance->variant->device;
+  ocp_problem *problem = instance->variant->problems[record->index];
+  void *const *pointers = (void *const *)call->values;
+  const int64_t *numbers = (const int64_t *)call->values + call->num_pointers;
+  const uint32_t num_numbers = record->num_params - call->num_pointers;
+  ocp_stream *stream;
+  *child = NULL;
+  if (ocp_stream_borrow(device, &stream, error) != ORT_OK)
+    return CUDA_ERROR_UNKNOWN;
+  CUresult result = CUDA_SUCCESS;
+  /* What may allocate or load comes before the capture, which forbids it. */
+  if (ocp_library_prepare(problem, stream, pointers, call->num_pointers, numbers, num_numbers, error) == ORT_OK) {
+    ocp_stream_take_turn(stream, true);
+    atomic_store(&stream->capturing, true);
+    result = device->driver->StreamBeginCapture(stream->handle, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+    if (result == CUDA_SUCCESS) {
+      ocp_library_run(problem, stream, pointers, call->num_pointers, numbers, num_numbers, error);
+      result = ocp_stream_end_capture(stream, child);
+    }
+    atomic_store(&stream->capturing, false);
+    ocp_stream_end_turn(stream);
+  }
+  ocp_stream_return(stream);
+  size_t num_nodes = 0;
+  if (result == CUDA_SUCCESS && error->code == ORT_OK)
+    result = device->driver->GraphGetNodes(*child, NULL, &num_nodes);
+  if (result != CUDA_SUCCESS)
+    ocp_fail_cuda(error, device->driver, result, "capturing a library call");
+  else if (error->code == ORT_OK && num_nodes == 0)
+    ocp_fail(error, ORT_EP_FAIL, "a library call that enqueues nothing on its stream");
+  if (error->code == ORT_OK)
+    return CUDA_SUCCESS;
+  if (*child)
+    device->driver->GraphDestroy(*child);
+  *child = NULL;
+  return result != CUDA_SUCCESS ? result : CUDA_ERROR_UNKNOWN;
+}
+
+/* Adds the node of a record behind `before`, unless that is NULL. */
+static CUresult add_node(const ocp_instance *instance, uint32_t index, CUgraph graph, CUgraphNode before,
+                         CUgraphNode *node, ocp_error *error) {
+  const ocp_device *device = instance->variant->device;
+  const ocp_driver *driver = device->driver;
+  const uint64_t *values = instance->calls[index].values;
+  const size_t num_before = before != NULL;
+  switch (instance->calls[index].kind) {
+  case OCP_RECORD_LAUNCH: {
+    const CUDA_KERNEL_NODE_PARAMS params = kernel_params(instance, index);
+    return driver->GraphAddKernelNode(node, graph, &before, num_before, &params);
+  }
+  case OCP_RECORD_COPY: {
+    const CUDA_MEMCPY3D params = copy_params(values);
+    return driver->GraphAddMemcpyNode(node, graph, &before, num_before, &params, device->context);
+  }
+  case OCP_RECORD_MEMSET: {
+    const CUDA_MEMSET_NODE_PARAMS params = memset_params(values);
+    return driver->GraphAddMemsetNode(node, graph, &before, num_before, &params, device->context);
+  }
+  default: {
+    CUgraph child;
+    CUresult result = capture_library(instance, index, &child, error);
+    if (result == CUDA_SUCCESS) {
+      result = driver->GraphAddChildGraphNode(node, graph, &before, num_before, child);
+      driver->GraphDestroy(child);
+    }
+    return result;
+  }
+  }
+}
+
+/* Brings the node of a record up to date with its parameters. */
+static CUresult change_node(const ocp_instance *instance, uint32_t index, const ocp_graph *graph) {
+  const ocp_device *device = instance->variant->device;
+  const ocp_driver *driver = device->driver;
+  const uint64_t *values = instance->calls[index].values;
+  CUgraphNode node = graph->nodes[index];
+  ocp_count(OCP_GRAPH_UPDATES, 1);
+  switch (instance->calls[index].kind) {
+  case OCP_RECORD_LAUNCH: {
+    const CUDA_KERNEL_NODE_PARAMS params = kernel_params(instance, index);
+    return driver->GraphExecKernelNodeSetParams(graph->exec, node, &params);
+  }
+  case OCP_RECORD_COPY: {
+    const CUDA_MEMCPY3D params = copy_params(values);
+    return driver->GraphExecMemcpyNodeSetParams(graph->exec, node, &params, device->context);
+  }
+  case OCP_RECORD_MEMSET: {
+    const CUDA_MEMSET_NODE_PARAMS params = memset_params(values);
+    return driver->GraphExecMemsetNodeSetParams(graph->exec, node, &params, device->context);
+  }
+  default: {
+    CUgraph child;
+    ocp_error ignored = {0}; /* the graph is made anew then, which reports it */
+    CUresult result = capture_library(instance, index, &child, &ignored);
+    if (result == CUDA_SUCCESS) {
+      result = driver->GraphExecChildGraphNodeSetParams(graph->exec, node, child);
+      driver->GraphDestroy(child);
+    }
+    return result;
+  }
+  }
+}
+
+/* ---- making ---- */
+
+static void give_place(ocp_cluster *cluster, uint64_t slab_bytes) {
+  atomic_fetch_sub(&cluster->num_graphs, 1);
+  atomic_fetch_sub(&cluster->graph_bytes, slab_bytes);
+}
+
+void ocp_graph_release(ocp_graph *graph) {
+  if (!graph)
+    return;
+  ocp_device *device = graph->cluster->device;
+  if (ocp_device_enter_to_release(device)) {
+    if (graph->exec)
+      device->driver->GraphExecDestroy(graph->exec);
+    if (graph->graph)
+      device->driver->GraphDestroy(graph->graph);
+    if (graph->slab)
+      ocp_device_free(device, graph->slab, NULL); /* the stream of a launch that goes on may be gone meanwhile */
+  }
+  give_place(graph->cluster, graph->slab_bytes);
+  ocp_count(OCP_GRAPHS_LIVE, -1);
+  free(graph);
+}
+
+static bool try_place(ocp_cluster *cluster, uint64_t slab_bytes) {
+  const unsigned graphs = atomic_fetch_add(&cluster->num_graphs, 1);
+  const uint64_t held = atomic_fetch_add(&cluster->graph_bytes, slab_bytes);
+  if (graphs < cluster->max_graphs && (held == 0 || held + slab_bytes <= cluster->device->total_bytes / MEMORY_SHARE))
+    return true;
+  give_place(cluster, slab_bytes);
+  return false;
+}
+
+/* Takes a place among the cluster's graphs, if need be from the instance that waits for its next Run the longest. */
+static bool take_place(ocp_cluster *cluster, uint64_t slab_bytes) {
+  while (!try_place(cluster, slab_bytes)) {
+    ocp_graph *oldest = ocp_instance_cache_take_graph(&cluster->cache);
+    if (!oldest)
+      return false;
+    ocp_graph_release(oldest);
+  }
+  return true;
+}
+
+/* An empty graph with its arrays, in one block; the place in the cluster is taken. */
+static ocp_graph *allocate(ocp_cluster *cluster, const ocp_instance *instance, ocp_error *error) {
+  const uint32_t num_records = instance->variant->plan->header.num_records, num_fixups = instance->num_fixups[0];
+  ocp_graph *graph = calloc(1, sizeof *graph + num_records * sizeof *graph->nodes +
+                                   num_bases(instance) * sizeof *graph->bases + num_fixups * sizeof *graph->records);
+  if (!graph) {
+    give_place(cluster, instance->slab_bytes[0]);
+    fail_memory(error);
+    return NULL;
+  }
+  graph->cluster = cluster;
+  graph->slab_bytes = instance->slab_bytes[0];
+  graph->nodes = (CUgraphNode *)(graph + 1);
+  graph->bases = (uint64_t *)(graph->nodes + num_records);
+  graph->records = (uint32_t *)(graph->bases + num_bases(instance));
+  ocp_count(OCP_GRAPHS_LIVE, 1);
+  return graph;
+}
+
+/* Both are in the order of the parameters. */
+static void find_records(const ocp_instance *instance, ocp_graph *graph) {
+  const ocp_plan_record *records = instance->variant->plan->records;
+  for (uint32_t i = 0, record = 0; i < instance->num_fixups[0]; i++) {
+    while (instance->fixups[i].value >= records[record].first_param + records[record].num_params)
+      record++;
+    graph->records[i] = record;
+  }
+}
+
+static CUresult fill(const ocp_instance *instance, ocp_graph *graph, uint32_t *record, ocp_error *error) {
+  const ocp_driver *driver = instance->variant->device->driver;
+  CUresult result = driver->GraphCreate(&graph->graph, 0);
+  CUgraphNode last = NULL;
+  for (; *record < instance->variant->plan->header.num_records && result == CUDA_SUCCESS; ++*record) {
+    if (instance->calls[*record].skipped)
+      continue;
+    result = add_node(instance, *record, graph->graph, last, &graph->nodes[*record], error);
+    if (result != CUDA_SUCCESS)
+      break;
+    last = graph->nodes[*record];
+    graph->counts[instance->calls[*record].kind]++;
+  }
+  return result == CUDA_SUCCESS ? driver->GraphInstantiate(&graph->exec, graph->graph, 0) : result;
+}
+
+/* Gives the instance a graph with the present addresses; where that is not possible the reason is counted. */
+static bool make(ocp_cluster *cluster, ocp_instance *instance, ocp_stream *stream) {
+  const ocp_plan *plan = instance->variant->plan;
+  ocp_error error = {0};
+  if (!take_place(cluster, instance->slab_bytes[0])) {
+    fall_back(OCP_GRAPH_FALLBACKS_CACHE_FULL);
+    return false;
+  }
+  ocp_graph *graph = allocate(cluster, instance, &error);
+  if (!graph || (instance->slab_bytes[0] &&
+                 ocp_device_alloc(cluster->device, instance->slab_bytes[0], stream, &graph->slab, &error) != ORT_OK)) {
+    ocp_graph_release(graph);
+    ocp_instance_cool(instance);
+    fall_back(OCP_GRAPH_FALLBACKS_MEMORY);
+    return false;
+  }
+  instance->bases[num_bases(instance)] = graph->slab;
+  ocp_instance_set_pointers(instance, 0);
+  instance->bases[num_bases(instance)] = 0; /* the Run itself takes none */
+  memcpy(graph->bases, instance->bases, num_bases(instance) * sizeof *graph->bases);
+  find_records(instance, graph);
+  uint32_t record = 0;
+  const CUresult result = fill(instance, graph, &record, &error);
+  if (result == CUDA_SUCCESS) {
+    instance->graph = graph;
+    ocp_count(OCP_GRAPH_CAPTURES, 1);
+    return true;
+  }
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+    ocp_graph_release(graph);
+    ocp_instance_cool(instance);
+    fall_back(OCP_GRAPH_FALLBACKS_MEMORY);
+    return false;
+  }
+  const bool in_library = record < plan->header.num_records && plan->records[record].kind == OCP_RECORD_LIBRARY;
+  if (error.code == ORT_OK)
+    ocp_fail_cuda(&error, cluster->device->driver, result, "making a CUDA graph");
+  const ocp_counter reason = in_library ? OCP_GRAPH_FALLBACKS_LIBRARY : OCP_GRAPH_FALLBACKS_DRIVER;
+  refuse(cluster, instance, reason, &error);
+  fall_back(reason);
+  ocp_graph_release(graph);
+  return false;
+}
+
+/* ---- running ---- */
+
+/* Changes the nodes that hold addresses other than the instance's; false where one cannot be changed. */
+static bool update(ocp_instance *instance) {
+  ocp_graph *graph = instance->graph;
+  const size_t bytes = num_bases(instance) * sizeof *graph->bases;
+  if (memcmp(graph->bases, instance->bases, bytes) == 0)
+    return true;
+  const uint32_t count = instance->num_fixups[0];
+  for (uint32_t i = 0; i < count;) {
+    const uint32_t record = graph->records[i];
+    bool changed = false;
+    for (; i < count && graph->records[i] == record; i++) {
+      /* All addresses of the record, since a Run without the graph may have left others. */
+      const ocp_fixup *fixup = &instance->fixups[i];
+      const bool in_slab = fixup->base >= num_bases(instance);
+      instance->values[fixup->value] = (in_slab ? graph->slab : instance->bases[fixup->base]) + fixup->offset;
+      changed |= !in_slab && graph->bases[fixup->base] != instance->bases[fixup->base];
+    }
+    if (changed && change_node(instance, record, graph) != CUDA_SUCCESS)
+      return false;
+  }
+  memcpy(graph->bases, instance->bases, bytes);
+  return true;
+}
+
+int ocp_graph_run(ocp_cluster *cluster, ocp_instance *instance, ocp_stream *stream, bool *launched, ocp_error *error) {
+  *launched = false;
+  if (instance->graph && !update(instance)) {
+    ocp_graph_release(instance->graph);
+    instance->graph = NULL;
+  }
+  if (!instance->graph && !make(cluster, instance, stream))
+    return ORT_OK;
+  *launched = true;
+  const ocp_device *device = cluster->device;
+  const CUresult result = device->driver->GraphLaunch(instance->graph->exec, stream->handle);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) { /* the first launch takes memory */
+    ocp_graph_release(instance->graph);
+    instance->graph = NULL;
+    ocp_instance_cool(instance);
+    fall_back(OCP_GRAPH_FALLBACKS_MEMORY);
+    *launched = false;
+    return ORT_OK;
+  }
+  if (result != CUDA_SUCCESS) {
+    char what[300];
+    snprintf(what, sizeof what, "%.200s: cuGraphLaunch", cluster->name);
+    return ocp_device_fail(cluster->device, result, what, error);
+  }
+  ocp_count(OCP_GRAPH_REPLAYS, 1);
+  ocp_count_records(instance->graph->counts);
+  return ORT_OK;
+}
+
+void ocp_graph_launched(ocp_graph *graph, const ocp_stream *stream) {
+  graph->stream_id = stream->priv->id;
+  graph->position = ocp_stream_position(stream);
+}
+
+bool ocp_graph_may_run_on(const ocp_graph *graph, const ocp_stream *stream) {
+  if (graph->stream_id == stream->priv->id)
+    return true;
+  ocp_pool *pool = stream->device->pool;
+  pthread_mutex_lock(&pool->lock);
+  const bool finished = ocp_pool_is_finished(pool, graph->stream_id, graph->position, stream);
+  pthread_mutex_unlock(&pool->lock);
+  return finished;
+}

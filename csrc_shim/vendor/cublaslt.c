@@ -1,0 +1,295 @@
+/* Matrix products by cuBLASLt.
+ *
+ * cuBLASLt's matrices are column-major. A row-major product out = a @ b is the column-major product out' = b' @ a' of
+ * the same memory, so b is the library's first operand, a its second, and bias[n] runs along out's rows there. */
+#include "vendor/library.h"
+
+#include <stdlib.h>
+
+typedef int cublasStatus_t;
+typedef struct cublasLtContext *cublasLtHandle_t;
+typedef struct cublasLtMatmulDesc *cublasLtMatmulDesc_t;
+typedef struct cublasLtMatrixLayout *cublasLtMatrixLayout_t;
+typedef struct cublasLtMatmulPreference *cublasLtMatmulPreference_t;
+typedef struct {
+  uint64_t data[8];
+} cublasLtMatmulAlgo_t;
+typedef struct {
+  cublasLtMatmulAlgo_t algo;
+  size_t workspaceSize;
+  cublasStatus_t state;
+  float wavesCount;
+  int reserved[4];
+} cublasLtMatmulHeuristicResult_t;
+
+enum { CUDA_R_32F = 0, CUDA_R_64F = 1, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
+enum { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_64F = 70, CUBLAS_COMPUTE_32F_FAST_TF32 = 77 };
+enum { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
+enum { CUBLASLT_EPILOGUE_BIAS = 4 };
+enum { CUBLASLT_REDUCTION_SCHEME_INPLACE = 1, CUBLASLT_REDUCTION_SCHEME_MASK = 7 };
+enum {
+  CUBLASLT_MATMUL_DESC_TRANSA = 3,
+  CUBLASLT_MATMUL_DESC_TRANSB = 4,
+  CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
+  CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
+};
+enum { CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT = 5, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET = 6 };
+enum {
+  CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
+  CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
+  CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5, /* those of B, C and D follow */
+};
+
+static const char *const symbols[] = {
+    "cublasLtCreate",
+    "cublasLtDestroy",
+    "cublasLtGetStatusString",
+    "cublasLtMatmulDescCreate",
+    "cublasLtMatmulDescDestroy",
+    "cublasLtMatmulDescSetAttribute",
+    "cublasLtMatrixLayoutCreate",
+    "cublasLtMatrixLayoutDestroy",
+    "cublasLtMatrixLayoutSetAttribute",
+    "cublasLtMatmulPreferenceCreate",
+    "cublasLtMatmulPreferenceDestroy",
+    "cublasLtMatmulPreferenceSetAttribute",
+    "cublasLtMatmulAlgoGetHeuristic",
+    "cublasLtMatmul",
+};
+static struct {
+  cublasStatus_t (*Create)(cublasLtHandle_t *handle);
+  cublasStatus_t (*Destroy)(cublasLtHandle_t handle);
+  const char *(*GetStatusString)(cublasStatus_t status);
+  cublasStatus_t (*MatmulDescCreate)(cublasLtMatmulDesc_t *desc, int compute_type, int scale_type);
+  cublasStatus_t (*MatmulDescDestroy)(cublasLtMatmulDesc_t desc);
+  cublasStatus_t (*MatmulDescSetAttribute)(cublasLtMatmulDesc_t desc, int attribute, const void *value, size_t bytes);
+  cublasStatus_t (*MatrixLayoutCreate)(cublasLtMatrixLayout_t *layout, int type, uint64_t rows, uint64_t columns,
+                                       int64_t leading_dimension);
+  cublasStatus_t (*MatrixLayoutDestroy)(cublasLtMatrixLayout_t layout);
+  cublasStatus_t (*MatrixLayoutSetAttribute)(cublasLtMatrixLayout_t layout, int attribute, const void *value,
+                                             size_t bytes);
+  cublasStatus_t (*MatmulPreferenceCreate)(cublasLtMatmulPreference_t *preference);
+  cublasStatus_t (*MatmulPreferenceDestroy)(cublasLtMatmulPreference_t preference);
+  cublasStatus_t (*MatmulPreferenceSetAttribute)(cublasLtMatmulPreference_t preference, int attribute,
+                                                 const void *value, size_t bytes);
+  cublasStatus_t (*MatmulAlgoGetHeuristic)(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                                           cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                           cublasLtMatmulPreference_t preference, int requested,
+                                           cublasLtMatmulHeuristicResult_t *results, int *found);
+  cublasStatus_t (*Matmul)(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha, const void *a,
+                           cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout,
+                           const void *beta, const void *c, cublasLtMatrixLayout_t c_layout, void *d,
+                           cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algo, void *workspace,
+                           size_t workspace_bytes, CUstream stream);
+} lt;
+_Static_assert(sizeof lt == sizeof symbols, "one function per symbol");
+
+enum { M, N, K, A_LEADING, B_LEADING, BATCHES, A_BATCH, B_BATCH, WORKSPACE_BYTES, NUM_VALUES };
+enum { OUT, A, B, BIAS_OR_WORKSPACE, NUM_POINTERS };
+/* The key's words after the values. */
+enum { B_ALIGNMENT = NUM_VALUES, A_ALIGNMENT, OUT_ALIGNMENT, BIAS_ALIGNMENT, KEY_END };
+
+typedef struct matmul {
+  cublasLtMatmulDesc_t desc;
+  cublasLtMatrixLayout_t first, second, out; /* b, a and out */
+  cublasLtMatmulAlgo_t algo;
+} matmul;
+
+static int fail(ocp_error *error, cublasStatus_t status, const char *what) {
+  return ocp_fail(error, ORT_EP_FAIL, "%s failed: %s", what, lt.GetStatusString(status));
+}
+
+static int open_handle(void **handle, ocp_error *error) {
+  const cublasStatus_t status = lt.Create((cublasLtHandle_t *)handle);
+  return status ? fail(error, status, "cublasLtCreate") : ORT_OK;
+}
+
+static void close_handle(void *handle) { lt.Destroy(handle); }
+
+static uint32_t data_type(uint32_t dtype) {
+  switch (dtype) {
+  case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16:
+    return CUDA_R_16F;
+  case ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16:
+    return CUDA_R_16BF;
+  case ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE:
+    return CUDA_R_64F;
+  default:
+    return CUDA_R_32F;
+  }
+}
+
+static int64_t alignment(const void *pointer) {
+  const uint64_t address = (uint64_t)(uintptr_t)pointer | 256;
+  return (int64_t)(address & -address);
+}
+
+static uint32_t extend_key(const ocp_problem_spec *spec, void *const *pointers, int64_t *key) {
+  key[0] = alignment(pointers[B]);
+  key[1] = alignment(pointers[A]);
+  key[2] = alignment(pointers[OUT]);
+  key[3] = spec->flags & OCP_PROBLEM_BIAS ? alignment(pointers[BIAS_OR_WORKSPACE]) : 0;
+  return KEY_END - NUM_VALUES;
+}
+
+/* Calls in a row, and which one failed. */
+typedef struct calls {
+  cublasStatus_t status;
+  const char *failed;
+} calls;
+
+/* Whether to go on. */
+static bool note(calls *made, cublasStatus_t status, const char *what) {
+  *made = (calls){status, status ? what : NULL};
+  return !status;
+}
+
+static bool set_desc(calls *made, cublasLtMatmulDesc_t desc, int attribute, const void *value, size_t bytes) {
+  return note(made, lt.MatmulDescSetAttribute(desc, attribute, value, bytes), "cublasLtMatmulDescSetAttribute");
+}
+
+static bool make_desc(calls *made, const ocp_problem_spec *spec, const void *bias, cublasLtMatmulDesc_t *desc) {
+  const bool is_double = spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
+  const bool tf32 = spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT && spec->flags & OCP_PROBLEM_TF32;
+  const int compute = is_double ? CUBLAS_COMPUTE_64F : tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+  const int32_t first = spec->flags & OCP_PROBLEM_B_TRANSPOSED ? CUBLAS_OP_T : CUBLAS_OP_N;
+  const int32_t second = spec->flags & OCP_PROBLEM_A_TRANSPOSED ? CUBLAS_OP_T : CUBLAS_OP_N;
+  const int32_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+  return note(made, lt.MatmulDescCreate(desc, compute, is_double ? CUDA_R_64F : CUDA_R_32F),
+              "cublasLtMatmulDescCreate") &&
+         set_desc(made, *desc, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) &&
+         set_desc(made, *desc, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second) &&
+         (!(spec->flags & OCP_PROBLEM_BIAS) ||
+          (set_desc(made, *desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue) &&
+           set_desc(made, *desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias)));
+}
+
+static bool set_layout(calls *made, cublasLtMatrixLayout_t layout, int attribute, const void *value, size_t bytes) {
+  return note(made, lt.MatrixLayoutSetAttribute(layout, attribute, value, bytes), "cublasLtMatrixLayoutSetAttribute");
+}
+
+static bool make_layout(calls *made, cublasLtMatrixLayout_t *layout, uint32_t dtype, int64_t rows, int64_t columns,
+                        int64_t leading, int64_t batches, int64_t batch_stride) {
+  const int32_t count = (int32_t)batches;
+  /* The stride of a dimension of size 1 may be anything; the library wants one that spans a column. */
+  const int64_t spanning = columns <= 1 && leading < rows ? rows : leading;
+  return note(made, lt.MatrixLayoutCreate(layout, (int)data_type(dtype), (uint64_t)rows, (uint64_t)columns, spanning),
+              "cublasLtMatrixLayoutCreate") &&
+         set_layout(made, *layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count) &&
+         set_layout(made, *layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &batch_stride, sizeof batch_stride);
+}
+
+static bool make_layouts(calls *made, const ocp_problem_spec *spec, const int64_t *v, matmul *call) {
+  const bool first = spec->flags & OCP_PROBLEM_B_TRANSPOSED, second = spec->flags & OCP_PROBLEM_A_TRANSPOSED;
+  return make_layout(made, &call->first, spec->dtype, first ? v[K] : v[N], first ? v[N] : v[K], v[B_LEADING],
+                     v[BATCHES], v[B_BATCH]) &&
+         make_layout(made, &call->second, spec->dtype, second ? v[M] : v[K], second ? v[K] : v[M], v[A_LEADING],
+                     v[BATCHES], v[A_BATCH]) &&
+         make_layout(made, &call->out, spec->dtype, v[N], v[M], v[N], v[BATCHES], v[M] * v[N]);
+}
+
+static bool prefer(calls *made, cublasLtMatmulPreference_t preference, int attribute, const void *value, size_t bytes) {
+  return note(made, lt.MatmulPreferenceSetAttribute(preference, attribute, value, bytes),
+              "cublasLtMatmulPreferenceSetAttribute");
+}
+
+static bool make_preference(calls *made, const ocp_problem_spec *spec, const int64_t *key,
+                            cublasLtMatmulPreference_t *preference) {
+  const uint64_t workspace = (uint64_t)key[WORKSPACE_BYTES];
+  const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_MASK & ~CUBLASLT_REDUCTION_SCHEME_INPLACE;
+  const uint32_t alignments[] = {(uint32_t)key[B_ALIGNMENT], (uint32_t)key[A_ALIGNMENT], (uint32_t)key[OUT_ALIGNMENT],
+                                 (uint32_t)key[OUT_ALIGNMENT]};
+  bool ok = note(made, lt.MatmulPreferenceCreate(preference), "cublasLtMatmulPreferenceCreate") &&
+            prefer(made, *preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
+  if (ok && spec->flags & OCP_PROBLEM_DETERMINISTIC) /* reductions in place are by atomics */
+    ok = prefer(made, *preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions);
+  for (int i = 0; i < 4 && ok; i++)
+    ok = prefer(made, *preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES + i, &alignments[i], sizeof *alignments);
+  return ok;
+}
+
+static void release(void *algorithm) {
+  matmul *call = algorithm;
+  if (!call)
+    return;
+  if (call->desc)
+    lt.MatmulDescDestroy(call->desc);
+  if (call->first)
+    lt.MatrixLayoutDestroy(call->first);
+  if (call->second)
+    lt.MatrixLayoutDestroy(call->second);
+  if (call->out)
+    lt.MatrixLayoutDestroy(call->out);
+  free(call);
+}
+
+static int prepare(const ocp_problem_spec *spec, void *handle, const int64_t *key, void **algorithm, ocp_error *error) {
+  if (key[M] == 0 || key[N] == 0 || key[BATCHES] == 0)
+    return ORT_OK; /* nothing to compute: no algorithm */
+  matmul *call = calloc(1, sizeof *call);
+  if (!call)
+    return ocp_fail(error, ORT_FAIL, "not enough host memory");
+  cublasLtMatmulPreference_t preference = NULL;
+  cublasLtMatmulHeuristicResult_t best = {0};
+  int found = 0;
+  calls made = {0};
+  /* The search does not read the bias, it takes the alignment from the address. */
+  (void)(make_desc(&made, spec, (const void *)(uintptr_t)key[BIAS_ALIGNMENT], &call->desc) &&
+         make_layouts(&made, spec, key, call) && make_preference(&made, spec, key, &preference) &&
+         note(&made,
+              lt.MatmulAlgoGetHeuristic(handle, call->desc, call->first, call->second, call->out, call->out, preference,
+                                        1, &best, &found),
+              "cublasLtMatmulAlgoGetHeuristic") &&
+         note(&made, best.state, "cublasLtMatmulAlgoGetHeuristic"));
+  if (preference)
+    lt.MatmulPreferenceDestroy(preference);
+  if (made.status || !found) {
+    release(call);
+    return made.status ? fail(error, made.status, made.failed)
+                       : ocp_fail(error, ORT_EP_FAIL, "cuBLASLt has no algorithm for a product of %lld x %lld x %lld",
+                                  (long long)key[M], (long long)key[N], (long long)key[K]);
+  }
+  call->algo = best.algo;
+  *algorithm = call;
+  return ORT_OK;
+}
+
+static int run(const ocp_problem_spec *spec, void *handle, const ocp_prepared *prepared, CUstream stream,
+               void *const *pointers, ocp_error *error) {
+  const matmul *call = prepared->algorithm;
+  if (!call)
+    return ORT_OK;
+  static const double double_factors[] = {1, 0};
+  static const float float_factors[] = {1, 0};
+  const bool is_double = spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
+  const void *alpha = is_double ? (const void *)&double_factors[0] : &float_factors[0];
+  const void *beta = is_double ? (const void *)&double_factors[1] : &float_factors[1];
+  const bool bias = spec->flags & OCP_PROBLEM_BIAS;
+  /* The descriptor holds the bias's address: calls at the same time need one each. */
+  cublasLtMatmulDesc_t desc = call->desc;
+  calls made = {0};
+  if (!bias || make_desc(&made, spec, pointers[BIAS_OR_WORKSPACE], &desc))
+    note(&made,
+         lt.Matmul(handle, desc, alpha, pointers[B], call->first, pointers[A], call->second, beta, pointers[OUT],
+                   call->out, pointers[OUT], call->out, &call->algo, pointers[BIAS_OR_WORKSPACE + bias],
+                   (size_t)prepared->key[WORKSPACE_BYTES], stream),
+         "cublasLtMatmul");
+  if (bias && desc != call->desc)
+    lt.MatmulDescDestroy(desc);
+  return made.status ? fail(error, made.status, made.failed) : ORT_OK;
+}
+
+const ocp_library ocp_cublaslt = {
+    .name = "cuBLASLt",
+    .symbols = symbols,
+    .functions = (void **)&lt,
+    .num_symbols = sizeof symbols / sizeof *symbols,
+    .num_pointers = NUM_POINTERS,
+    .num_values = NUM_VALUES,
+    .open = open_handle,
+    .close = close_handle,
+    .extend_key = extend_key,
+    .prepare = prepare,
+    .release = release,
+    .run = run,
+};

@@ -1,0 +1,394 @@
+/* Convolutions by cuDNN's backend: a graph of one operation, whose engine the library's heuristics choose. */
+#include "vendor/library.h"
+
+#include <stdlib.h>
+
+typedef int cudnnStatus_t;
+typedef struct cudnnContext *cudnnHandle_t;
+typedef void *cudnnBackendDescriptor_t;
+
+enum { CUDNN_DATA_FLOAT = 0, CUDNN_DATA_DOUBLE = 1, CUDNN_DATA_HALF = 2, CUDNN_DATA_BFLOAT16 = 9 };
+enum { CUDNN_CROSS_CORRELATION = 1 };
+enum { CUDNN_HEUR_MODE_FALLBACK = 2, CUDNN_HEUR_MODE_A = 3 };
+enum {
+  CUDNN_NUMERICAL_NOTE_TENSOR_CORE = 0,
+  CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS = 1,
+  CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION = 2,
+  CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC = 4,
+  MAX_NOTES = 16
+};
+enum {
+  CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR = 1,
+  CUDNN_BACKEND_ENGINE_DESCRIPTOR = 2,
+  CUDNN_BACKEND_ENGINECFG_DESCRIPTOR = 3,
+  CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR = 4,
+  CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR = 5,
+  CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR = 10,
+  CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR = 15,
+  CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR = 16,
+  CUDNN_BACKEND_TENSOR_DESCRIPTOR = 17,
+};
+enum {
+  CUDNN_TYPE_HANDLE = 0,
+  CUDNN_TYPE_DATA_TYPE = 1,
+  CUDNN_TYPE_INT64 = 3,
+  CUDNN_TYPE_FLOAT = 4,
+  CUDNN_TYPE_DOUBLE = 5,
+  CUDNN_TYPE_VOID_PTR = 6,
+  CUDNN_TYPE_CONVOLUTION_MODE = 7,
+  CUDNN_TYPE_HEUR_MODE = 8,
+  CUDNN_TYPE_NUMERICAL_NOTE = 11,
+  CUDNN_TYPE_BACKEND_DESCRIPTOR = 15,
+};
+enum {
+  CUDNN_ATTR_CONVOLUTION_COMP_TYPE = 100,
+  CUDNN_ATTR_CONVOLUTION_CONV_MODE = 101,
+  CUDNN_ATTR_CONVOLUTION_DILATIONS = 102,
+  CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES = 103,
+  CUDNN_ATTR_CONVOLUTION_POST_PADDINGS = 104,
+  CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS = 105,
+  CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS = 106,
+  CUDNN_ATTR_ENGINEHEUR_MODE = 200,
+  CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH = 201,
+  CUDNN_ATTR_ENGINEHEUR_RESULTS = 202,
+  CUDNN_ATTR_ENGINECFG_ENGINE = 300,
+  CUDNN_ATTR_EXECUTION_PLAN_HANDLE = 400,
+  CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG = 401,
+  CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE = 402,
+  CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA = 700,
+  CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA = 701,
+  CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC = 702,
+  CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W = 703,
+  CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X = 704,
+  CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y = 705,
+  CUDNN_ATTR_OPERATIONGRAPH_HANDLE = 800,
+  CUDNN_ATTR_OPERATIONGRAPH_OPS = 801,
+  CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT = 900,
+  CUDNN_ATTR_TENSOR_DATA_TYPE = 901,
+  CUDNN_ATTR_TENSOR_DIMENSIONS = 902,
+  CUDNN_ATTR_TENSOR_STRIDES = 903,
+  CUDNN_ATTR_TENSOR_UNIQUE_ID = 906,
+  CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS = 1000,
+  CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS = 1001,
+  CUDNN_ATTR_VARIANT_PACK_WORKSPACE = 1003,
+  CUDNN_ATTR_ENGINE_NUMERICAL_NOTE = 1303,
+};
+
+static const char *const symbols[] = {
+    "cudnnCreate",
+    "cudnnDestroy",
+    "cudnnSetStream",
+    "cudnnGetErrorString",
+    "cudnnBackendCreateDescriptor",
+    "cudnnBackendDestroyDescriptor",
+    "cudnnBackendFinalize",
+    "cudnnBackendSetAttribute",
+    "cudnnBackendGetAttribute",
+    "cudnnBackendExecute",
+};
+static struct {
+  cudnnStatus_t (*Create)(cudnnHandle_t *handle);
+  cudnnStatus_t (*Destroy)(cudnnHandle_t handle);
+  cudnnStatus_t (*SetStream)(cudnnHandle_t handle, CUstream stream);
+  const char *(*GetErrorString)(cudnnStatus_t status);
+  cudnnStatus_t (*BackendCreateDescriptor)(int type, cudnnBackendDescriptor_t *descriptor);
+  cudnnStatus_t (*BackendDestroyDescriptor)(cudnnBackendDescriptor_t descriptor);
+  cudnnStatus_t (*BackendFinalize)(cudnnBackendDescriptor_t descriptor);
+  cudnnStatus_t (*BackendSetAttribute)(cudnnBackendDescriptor_t descriptor, int attribute, int type, int64_t count,
+                                       const void *elements);
+  cudnnStatus_t (*BackendGetAttribute)(cudnnBackendDescriptor_t descriptor, int attribute, int type, int64_t requested,
+                                       int64_t *count, void *elements);
+  cudnnStatus_t (*BackendExecute)(cudnnHandle_t handle, cudnnBackendDescriptor_t plan, cudnnBackendDescriptor_t pack);
+} dnn;
+_Static_assert(sizeof dnn == sizeof symbols, "one function per symbol");
+
+enum { IMAGES, CHANNELS, ROWS, GROUPS, FIRST_DIMENSION, NUM_VALUES };
+enum { IN, KERNEL, SPATIAL, STRIDE, DILATION, PRE_PAD, POST_PAD, PER_DIMENSION };
+enum { OUT, X, W, WORKSPACE, NUM_POINTERS };
+enum { MAX_SPATIAL = 3, MAX_DIMS = MAX_SPATIAL + 2, MAX_CONFIGS = 16 };
+
+/* Descriptors that live until the plan is destroyed, in the order of their making. */
+typedef struct convolution {
+  cudnnBackendDescriptor_t plan;
+  cudnnBackendDescriptor_t descriptors[8 + 2 * MAX_CONFIGS];
+  uint32_t num_descriptors;
+  uint64_t workspace_bytes;
+} convolution;
+
+/* A step of making descriptors; after the first failure the others do nothing. */
+typedef struct builder {
+  convolution *conv;
+  cudnnStatus_t status;
+  const char *failed;
+} builder;
+
+static void note(builder *b, cudnnStatus_t status, const char *what) {
+  if (!b->status && status) {
+    b->status = status;
+    b->failed = what;
+  }
+}
+
+static cudnnBackendDescriptor_t create(builder *b, int type) {
+  cudnnBackendDescriptor_t descriptor = NULL;
+  if (b->status)
+    return NULL;
+  note(b, dnn.BackendCreateDescriptor(type, &descriptor), "cudnnBackendCreateDescriptor");
+  if (descriptor)
+    b->conv->descriptors[b->conv->num_descriptors++] = descriptor;
+  return descriptor;
+}
+
+static void set(builder *b, cudnnBackendDescriptor_t descriptor, int attribute, int type, int64_t count,
+                const void *elements) {
+  if (!b->status)
+    note(b, dnn.BackendSetAttribute(descriptor, attribute, type, count, elements), "cudnnBackendSetAttribute");
+}
+
+static void finalize(builder *b, cudnnBackendDescriptor_t descriptor) {
+  if (!b->status)
+    note(b, dnn.BackendFinalize(descriptor), "cudnnBackendFinalize");
+}
+
+static int fail(ocp_error *error, cudnnStatus_t status, const char *what) {
+  return ocp_fail(error, ORT_EP_FAIL, "%s failed: %s", what, dnn.GetErrorString(status));
+}
+
+static int open_handle(void **handle, ocp_error *error) {
+  const cudnnStatus_t status = dnn.Create((cudnnHandle_t *)handle);
+  return status ? fail(error, status, "cudnnCreate") : ORT_OK;
+}
+
+static void close_handle(void *handle) { dnn.Destroy(handle); }
+
+static int data_type(uint32_t dtype) {
+  switch (dtype) {
+  case ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16:
+    return CUDNN_DATA_HALF;
+  case ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16:
+    return CUDNN_DATA_BFLOAT16;
+  case ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE:
+    return CUDNN_DATA_DOUBLE;
+  default:
+    return CUDNN_DATA_FLOAT;
+  }
+}
+
+/* The least alignment of the tensors, up to what vector loads want. */
+static uint32_t extend_key(const ocp_problem_spec *spec, void *const *pointers, int64_t *key) {
+  (void)spec;
+  const uint64_t addresses =
+      (uint64_t)(uintptr_t)pointers[OUT] | (uint64_t)(uintptr_t)pointers[X] | (uint64_t)(uintptr_t)pointers[W] | 16;
+  key[0] = (int64_t)(addresses & -addresses);
+  return 1;
+}
+
+static cudnnBackendDescriptor_t make_tensor(builder *b, const ocp_problem_spec *spec, int64_t id, int64_t alignment,
+                                            const int64_t *dims) {
+  const int64_t rank = spec->rank + 2;
+  const int type = data_type(spec->dtype);
+  int64_t strides[MAX_DIMS];
+  for (int64_t i = rank, stride = 1; i-- > 0; stride *= dims[i])
+    strides[i] = stride;
+  cudnnBackendDescriptor_t tensor = create(b, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+  set(b, tensor, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
+  set(b, tensor, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, rank, dims);
+  set(b, tensor, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, rank, strides);
+  set(b, tensor, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &id);
+  set(b, tensor, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment);
+  finalize(b, tensor);
+  return tensor;
+}
+
+static cudnnBackendDescriptor_t make_convolution(builder *b, const ocp_problem_spec *spec, const int64_t *key) {
+  const int64_t rank = spec->rank;
+  const bool is_double = spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
+  const int compute = is_double ? CUDNN_DATA_DOUBLE : CUDNN_DATA_FLOAT, mode = CUDNN_CROSS_CORRELATION;
+  int64_t values[PER_DIMENSION][MAX_SPATIAL];
+  for (int64_t i = 0; i < rank; i++)
+    for (int what = 0; what < PER_DIMENSION; what++)
+      values[what][i] = key[FIRST_DIMENSION + i * PER_DIMENSION + what];
+  cudnnBackendDescriptor_t conv = create(b, CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
+  set(b, conv, CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &compute);
+  set(b, conv, CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, 1, &mode);
+  set(b, conv, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, 1, &rank);
+  set(b, conv, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, rank, values[STRIDE]);
+  set(b, conv, CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, rank, values[DILATION]);
+  set(b, conv, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, rank, values[PRE_PAD]);
+  set(b, conv, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, rank, values[POST_PAD]);
+  finalize(b, conv);
+  return conv;
+}
+
+static cudnnBackendDescriptor_t make_graph(builder *b, const ocp_problem_spec *spec, const int64_t *key,
+                                           cudnnHandle_t *handle) {
+  const int64_t alignment = key[NUM_VALUES + (int64_t)spec->rank * PER_DIMENSION];
+  int64_t x[MAX_DIMS] = {key[IMAGES], key[CHANNELS]}, out[MAX_DIMS] = {key[IMAGES], key[ROWS]};
+  int64_t w[MAX_DIMS] = {key[ROWS], key[CHANNELS] / key[GROUPS]};
+  for (uint32_t i = 0; i < spec->rank; i++) {
+    const int64_t *dimension = key + FIRST_DIMENSION + i * PER_DIMENSION;
+    x[i + 2] = dimension[IN];
+    w[i + 2] = dimension[KERNEL];
+    out[i + 2] = dimension[SPATIAL];
+  }
+  cudnnBackendDescriptor_t tensors[] = {make_tensor(b, spec, OUT, alignment, out),
+                                        make_tensor(b, spec, X, alignment, x), make_tensor(b, spec, W, alignment, w)};
+  cudnnBackendDescriptor_t conv = make_convolution(b, spec, key);
+  cudnnBackendDescriptor_t operation = create(b, CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR);
+  const bool is_double = spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
+  const double double_factors[] = {1, 0};
+  const float float_factors[] = {1, 0};
+  const int factor = is_double ? CUDNN_TYPE_DOUBLE : CUDNN_TYPE_FLOAT;
+  const void *alpha = is_double ? (const void *)&double_factors[0] : &float_factors[0];
+  const void *beta = is_double ? (const void *)&double_factors[1] : &float_factors[1];
+  const int descriptor = CUDNN_TYPE_BACKEND_DESCRIPTOR;
+  set(b, operation, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, descriptor, 1, &tensors[X]);
+  set(b, operation, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W, descriptor, 1, &tensors[W]);
+  set(b, operation, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y, descriptor, 1, &tensors[OUT]);
+  set(b, operation, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, descriptor, 1, &conv);
+  set(b, operation, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA, factor, 1, alpha);
+  set(b, operation, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA, factor, 1, beta);
+  finalize(b, operation);
+  cudnnBackendDescriptor_t graph = create(b, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+  set(b, graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, handle);
+  set(b, graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, descriptor, 1, &operation);
+  finalize(b, graph);
+  return graph;
+}
+
+/* Whether the engine of a configuration computes as the problem's flags want it. */
+static bool engine_allowed(const ocp_problem_spec *spec, cudnnBackendDescriptor_t config) {
+  cudnnBackendDescriptor_t engine = NULL;
+  int64_t count = 0;
+  int notes[MAX_NOTES] = {0};
+  if (dnn.BackendCreateDescriptor(CUDNN_BACKEND_ENGINE_DESCRIPTOR, &engine))
+    return false;
+  bool allowed = !dnn.BackendGetAttribute(config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count,
+                                          &engine) &&
+                 !dnn.BackendGetAttribute(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
+                                          MAX_NOTES, &count, notes);
+  const bool exact = spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT && !(spec->flags & OCP_PROBLEM_TF32);
+  for (int64_t i = 0; allowed && i < count && i < MAX_NOTES; i++) {
+    const bool inexact = notes[i] == CUDNN_NUMERICAL_NOTE_TENSOR_CORE && exact;
+    const bool changing = notes[i] == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC && spec->flags & OCP_PROBLEM_DETERMINISTIC;
+    allowed = !inexact && !changing && notes[i] != CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS &&
+              notes[i] != CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION;
+  }
+  dnn.BackendDestroyDescriptor(engine);
+  return allowed;
+}
+
+/* The plan of one configuration, or NULL where the engine or its workspace does not fit. */
+static cudnnBackendDescriptor_t try_config(cudnnHandle_t *handle, cudnnBackendDescriptor_t config, uint64_t most) {
+  cudnnBackendDescriptor_t plan = NULL;
+  int64_t count = 0, workspace = 0;
+  if (dnn.BackendCreateDescriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, &plan))
+    return NULL;
+  if (!dnn.BackendSetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, handle) &&
+      !dnn.BackendSetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1,
+                               &config) &&
+      !dnn.BackendFinalize(plan) &&
+      !dnn.BackendGetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &count,
+                               &workspace) &&
+      workspace >= 0 && (uint64_t)workspace <= most)
+    return plan;
+  dnn.BackendDestroyDescriptor(plan);
+  return NULL;
+}
+
+/* The best plan of one heuristic mode, or NULL. */
+static cudnnBackendDescriptor_t search(builder *b, const ocp_problem_spec *spec, cudnnHandle_t *handle,
+                                       cudnnBackendDescriptor_t graph, int mode, uint64_t workspace) {
+  cudnnBackendDescriptor_t heuristic = create(b, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR), configs[MAX_CONFIGS],
+                           plan = NULL;
+  set(b, heuristic, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &graph);
+  set(b, heuristic, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
+  finalize(b, heuristic);
+  for (int i = 0; i < MAX_CONFIGS; i++)
+    configs[i] = create(b, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+  int64_t found = 0;
+  if (!b->status)
+    note(b,
+         dnn.BackendGetAttribute(heuristic, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, MAX_CONFIGS,
+                                 &found, configs),
+         "cudnnBackendGetAttribute");
+  for (int64_t i = 0; !b->status && !plan && i < found && i < MAX_CONFIGS; i++)
+    if (engine_allowed(spec, configs[i]))
+      plan = try_config(handle, configs[i], workspace);
+  return plan;
+}
+
+static void release(void *algorithm) {
+  convolution *conv = algorithm;
+  if (!conv)
+    return;
+  if (conv->plan)
+    dnn.BackendDestroyDescriptor(conv->plan);
+  while (conv->num_descriptors)
+    dnn.BackendDestroyDescriptor(conv->descriptors[--conv->num_descriptors]);
+  free(conv);
+}
+
+static uint64_t workspace_of(const ocp_problem_spec *spec, const int64_t *key) {
+  return (uint64_t)key[FIRST_DIMENSION + (int64_t)spec->rank * PER_DIMENSION];
+}
+
+static int prepare(const ocp_problem_spec *spec, void *handle, const int64_t *key, void **algorithm, ocp_error *error) {
+  if (key[IMAGES] == 0)
+    return ORT_OK; /* nothing to compute: no plan */
+  convolution *conv = calloc(1, sizeof *conv);
+  if (!conv)
+    return ocp_fail(error, ORT_FAIL, "not enough host memory");
+  builder b = {.conv = conv};
+  cudnnHandle_t own = handle;
+  cudnnBackendDescriptor_t graph = make_graph(&b, spec, key, &own);
+  static const int modes[] = {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK};
+  for (int i = 0; i < 2 && !b.status && !conv->plan; i++)
+    conv->plan = search(&b, spec, &own, graph, modes[i], workspace_of(spec, key));
+  if (conv->plan) {
+    *algorithm = conv;
+    return ORT_OK;
+  }
+  release(conv);
+  return b.status ? fail(error, b.status, b.failed)
+                  : ocp_fail(error, ORT_EP_FAIL, "cuDNN has no engine for a convolution in the precision asked for");
+}
+
+static int run(const ocp_problem_spec *spec, void *handle, const ocp_prepared *prepared, CUstream stream,
+               void *const *pointers, ocp_error *error) {
+  const convolution *conv = prepared->algorithm;
+  if (!conv)
+    return ORT_OK;
+  (void)spec;
+  static const int64_t ids[] = {OUT, X, W};
+  cudnnBackendDescriptor_t pack = NULL;
+  builder b = {0};
+  note(&b, dnn.SetStream(handle, stream), "cudnnSetStream");
+  if (!b.status)
+    note(&b, dnn.BackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack), "cudnnBackendCreateDescriptor");
+  set(&b, pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 3, ids);
+  set(&b, pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, pointers);
+  set(&b, pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &pointers[WORKSPACE]);
+  finalize(&b, pack);
+  if (!b.status)
+    note(&b, dnn.BackendExecute(handle, conv->plan, pack), "cudnnBackendExecute");
+  if (pack)
+    dnn.BackendDestroyDescriptor(pack);
+  return b.status ? fail(error, b.status, b.failed) : ORT_OK;
+}
+
+const ocp_library ocp_cudnn = {
+    .name = "cuDNN",
+    .symbols = symbols,
+    .functions = (void **)&dnn,
+    .num_symbols = sizeof symbols / sizeof *symbols,
+    .num_pointers = NUM_POINTERS,
+    .num_values = NUM_VALUES,
+    .values_per_dimension = PER_DIMENSION,
+    .open = open_handle,
+    .close = close_handle,
+    .extend_key = extend_key,
+    .prepare = prepare,
+    .release = release,
+    .run = run,
+};

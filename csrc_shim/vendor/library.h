@@ -1,0 +1,38 @@
+/* What problem.c and the two libraries share. */
+#ifndef OCP_VENDOR_LIBRARY_H
+#define OCP_VENDOR_LIBRARY_H
+
+#include "device/memory.h"
+#include "vendor/problem.h"
+
+enum { OCP_MAX_KEY = 40 };
+
+/* What a library prepared for one problem at one set of sizes; never changes once it is in the problem's list. */
+typedef struct ocp_prepared {
+  struct ocp_prepared *next;
+  uint32_t key_words;
+  int64_t key[OCP_MAX_KEY];
+  void *algorithm; /* the library's own */
+} ocp_prepared;
+
+/* One library: its table of functions is filled by ocp_library_load from `symbols`, in order. */
+typedef struct ocp_library {
+  const char *name;
+  const char *const *symbols;
+  void **functions;
+  uint32_t num_symbols;
+  uint32_t num_pointers, num_values; /* of a call without bias; num_values is for rank 0 */
+  uint32_t values_per_dimension;
+  int (*open)(void **handle, ocp_error *error);
+  void (*close)(void *handle);
+  /* The numbers besides the values that decide the algorithm, such as alignments; returns how many. */
+  uint32_t (*extend_key)(const ocp_problem_spec *spec, void *const *pointers, int64_t *key);
+  int (*prepare)(const ocp_problem_spec *spec, void *handle, const int64_t *key, void **algorithm, ocp_error *error);
+  void (*release)(void *algorithm);
+  int (*run)(const ocp_problem_spec *spec, void *handle, const ocp_prepared *prepared, CUstream stream,
+             void *const *pointers, ocp_error *error);
+} ocp_library;
+
+extern const ocp_library ocp_cublaslt, ocp_cudnn;
+
+#endif

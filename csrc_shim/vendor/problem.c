@@ -1,0 +1,167 @@
+/* Loads the vendor libraries, and keeps what they prepared for each problem and set of sizes. */
+#include "vendor/library.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct ocp_problem {
+  ocp_problem_spec spec;
+  const ocp_library *library;
+  pthread_mutex_t lock;             /* one thread prepares at a time */
+  _Atomic(ocp_prepared *) prepared; /* grows at its head; read without the lock */
+};
+
+static const ocp_library *const libraries[OCP_NUM_LIBRARIES] = {&ocp_cublaslt, &ocp_cudnn};
+static atomic_bool loaded[OCP_NUM_LIBRARIES];
+static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static int load(const ocp_library *library, const char *path, ocp_error *error) {
+  void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* never closed: streams may hold its handles at exit */
+  if (!handle)
+    return ocp_fail(error, ORT_FAIL, "%s: %s", library->name, dlerror());
+  for (uint32_t i = 0; i < library->num_symbols; i++) {
+    library->functions[i] = dlsym(handle, library->symbols[i]);
+    if (!library->functions[i]) {
+      dlclose(handle);
+      return ocp_fail(error, ORT_FAIL, "%s: %s has no %s", library->name, path, library->symbols[i]);
+    }
+  }
+  return ORT_OK;
+}
+
+int ocp_library_load(uint32_t id, const char *path, ocp_error *error) {
+  if (id >= OCP_NUM_LIBRARIES)
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "there is no library %u", id);
+  pthread_mutex_lock(&load_lock);
+  int code = ORT_OK;
+  if (!atomic_load(&loaded[id])) {
+    code = load(libraries[id], path, error);
+    atomic_store(&loaded[id], code == ORT_OK);
+  }
+  pthread_mutex_unlock(&load_lock);
+  return code;
+}
+
+/* ---- problems ---- */
+
+ocp_problem *ocp_problem_create(const ocp_problem_spec *spec, ocp_error *error) {
+  const bool conv = spec->kind == OCP_PROBLEM_CONV;
+  const ocp_library_id id = conv ? OCP_CUDNN : OCP_CUBLASLT;
+  const uint32_t known = OCP_PROBLEM_TF32 | OCP_PROBLEM_DETERMINISTIC |
+                         (conv ? 0u : OCP_PROBLEM_BIAS | OCP_PROBLEM_A_TRANSPOSED | OCP_PROBLEM_B_TRANSPOSED);
+  const bool is_float =
+      spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT || spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 ||
+      spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16 || spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
+  if (spec->kind > OCP_PROBLEM_CONV || !is_float || spec->flags & ~known ||
+      (conv ? spec->rank < 2 || spec->rank > 3 : spec->rank != 0)) {
+    ocp_fail(error, ORT_INVALID_ARGUMENT, "no library problem has kind %u, type %u, flags %u and rank %u", spec->kind,
+             spec->dtype, spec->flags, spec->rank);
+    return NULL;
+  }
+  if (!atomic_load(&loaded[id])) {
+    ocp_fail(error, ORT_FAIL, "%s is not loaded", libraries[id]->name);
+    return NULL;
+  }
+  ocp_problem *problem = calloc(1, sizeof *problem);
+  if (!problem) {
+    ocp_fail(error, ORT_FAIL, "not enough host memory");
+    return NULL;
+  }
+  problem->spec = *spec;
+  problem->library = libraries[id];
+  pthread_mutex_init(&problem->lock, NULL);
+  return problem;
+}
+
+void ocp_problem_release(ocp_problem *problem) {
+  if (!problem)
+    return;
+  for (ocp_prepared *prepared = atomic_load(&problem->prepared), *next; prepared; prepared = next) {
+    next = prepared->next;
+    problem->library->release(prepared->algorithm);
+    free(prepared);
+  }
+  pthread_mutex_destroy(&problem->lock);
+  free(problem);
+}
+
+static const ocp_prepared *find(ocp_problem *problem, const int64_t *key, uint32_t words) {
+  const ocp_prepared *prepared = atomic_load_explicit(&problem->prepared, memory_order_acquire);
+  while (prepared && memcmp(prepared->key, key, words * sizeof *key) != 0)
+    prepared = prepared->next;
+  return prepared;
+}
+
+/* All keys of a problem have as many words: they depend on its spec alone. */
+static const ocp_prepared *prepare(ocp_problem *problem, void *handle, const int64_t *key, uint32_t words,
+                                   ocp_error *error) {
+  pthread_mutex_lock(&problem->lock);
+  const ocp_prepared *known = find(problem, key, words);
+  ocp_prepared *prepared = known ? NULL : calloc(1, sizeof *prepared);
+  if (prepared) {
+    prepared->key_words = words;
+    memcpy(prepared->key, key, words * sizeof *key);
+    if (problem->library->prepare(&problem->spec, handle, key, &prepared->algorithm, error) == ORT_OK) {
+      prepared->next = atomic_load(&problem->prepared);
+      atomic_store_explicit(&problem->prepared, prepared, memory_order_release);
+      known = prepared;
+    } else {
+      free(prepared);
+    }
+  } else if (!known) {
+    ocp_fail(error, ORT_FAIL, "not enough host memory");
+  }
+  pthread_mutex_unlock(&problem->lock);
+  return known;
+}
+
+/* ---- calls ---- */
+
+static void **stream_handle(ocp_stream *stream, const ocp_library *library) {
+  return library == &ocp_cublaslt ? &stream->cublaslt : &stream->cudnn;
+}
+
+/* The algorithm for a call; its stream's handle is open then. NULL with the error. */
+static const ocp_prepared *prepared_for(ocp_problem *problem, ocp_stream *stream, void *const *pointers,
+                                        uint32_t num_pointers, const int64_t *values, uint32_t num_values,
+                                        ocp_error *error) {
+  const ocp_library *library = problem->library;
+  if (num_pointers != library->num_pointers + !!(problem->spec.flags & OCP_PROBLEM_BIAS) ||
+      num_values != library->num_values + library->values_per_dimension * problem->spec.rank) {
+    ocp_fail(error, ORT_INVALID_GRAPH, "a call of %s has %u pointers and %u numbers", library->name, num_pointers,
+             num_values);
+    return NULL;
+  }
+  int64_t key[OCP_MAX_KEY] = {0};
+  memcpy(key, values, num_values * sizeof *key);
+  const uint32_t words = num_values + library->extend_key(&problem->spec, pointers, key + num_values);
+  void **handle = stream_handle(stream, library);
+  if (!*handle && library->open(handle, error) != ORT_OK)
+    return NULL;
+  const ocp_prepared *prepared = find(problem, key, words);
+  return prepared ? prepared : prepare(problem, *handle, key, words, error);
+}
+
+int ocp_library_prepare(ocp_problem *problem, ocp_stream *stream, void *const *pointers, uint32_t num_pointers,
+                        const int64_t *values, uint32_t num_values, ocp_error *error) {
+  return prepared_for(problem, stream, pointers, num_pointers, values, num_values, error) ? ORT_OK : error->code;
+}
+
+int ocp_library_run(ocp_problem *problem, ocp_stream *stream, void *const *pointers, uint32_t num_pointers,
+                    const int64_t *values, uint32_t num_values, ocp_error *error) {
+  const ocp_prepared *prepared = prepared_for(problem, stream, pointers, num_pointers, values, num_values, error);
+  return prepared ? problem->library->run(&problem->spec, *stream_handle(stream, problem->library), prepared,
+                                          stream->handle, pointers, error)
+                  : error->code;
+}
+
+void ocp_library_release_stream(ocp_stream *stream) {
+  for (uint32_t i = 0; i < OCP_NUM_LIBRARIES; i++) {
+    void **handle = stream_handle(stream, libraries[i]);
+    if (*handle)
+      libraries[i]->close(*handle);
+    *handle = NULL;
+  }
+}

@@ -1,0 +1,62 @@
+/* Calls of vendor libraries: matrix products by cuBLASLt, convolutions by cuDNN.
+ *
+ * A problem is plain data (what is computed, in which precision); sizes and pointers come with each call, so one
+ * problem serves every shape of a plan. The first call with new sizes asks the library for an algorithm and keeps it.
+ * Nothing here is linked to the libraries: they are opened when Python names them, and an operator uses them only where
+ * that worked. The emulated device has none: there, and on a GPU without them, operators launch our own kernels, which
+ * follow the same contract. */
+#ifndef OCP_VENDOR_PROBLEM_H
+#define OCP_VENDOR_PROBLEM_H
+
+#include "base/core.h"
+
+typedef enum ocp_library_id { OCP_CUBLASLT = 0, OCP_CUDNN = 1, OCP_NUM_LIBRARIES } ocp_library_id;
+
+/* Opens a library by path, or by name where the system knows it, and finds its functions. Thread safe; the first
+ * success stays. 0, or a code with the reason. */
+int ocp_library_load(uint32_t library, const char *path, ocp_error *error);
+
+typedef enum ocp_problem_kind {
+  /* out[batch][m][n] = a[batch] @ b[batch] (+ bias[n]); out is contiguous.
+   * pointers: out, a, b, [bias,] workspace
+   * values: m, n, k, leading dimensions of a and b, batches, batch strides of a and b (elements), workspace bytes
+   * The leading dimension is the stride of the dimension that is not contiguous. */
+  OCP_PROBLEM_MATMUL = 0,
+  /* out = convolution of x with w, all contiguous: [images, channels, space...], [rows, channels / groups, space...].
+   * pointers: out, x, w, workspace
+   * values: images, channels, rows, groups, then for each of `rank` (2 or 3) dimensions: size of x, of the kernel, of
+   * out, stride, dilation, pad at the beginning, pad at the end; then workspace bytes */
+  OCP_PROBLEM_CONV = 1
+} ocp_problem_kind;
+
+enum {
+  OCP_PROBLEM_TF32 = 1,          /* float32 may be computed in TensorFloat-32; else in float32 */
+  OCP_PROBLEM_DETERMINISTIC = 2, /* the same inputs give the same bits in every Run */
+  OCP_PROBLEM_BIAS = 4,          /* MATMUL */
+  OCP_PROBLEM_A_TRANSPOSED = 8,  /* MATMUL: a is contiguous along m, not along k */
+  OCP_PROBLEM_B_TRANSPOSED = 16  /* MATMUL: b is contiguous along k, not along n */
+};
+
+typedef struct ocp_problem_spec {
+  uint32_t kind;
+  uint32_t dtype; /* FLOAT, FLOAT16, BFLOAT16, or DOUBLE; sums are float32, for DOUBLE float64 */
+  uint32_t flags;
+  uint32_t rank; /* CONV */
+} ocp_problem_spec;
+
+/* NULL with the error where the spec makes no sense or its library is not loaded. Release it after the last Run. */
+ocp_problem *ocp_problem_create(const ocp_problem_spec *spec, ocp_error *error);
+void ocp_problem_release(ocp_problem *problem);
+
+/* What the first call on a stream or with new sizes does beside enqueueing, which may allocate: opens the stream's
+ * handle and asks for an algorithm. */
+int ocp_library_prepare(ocp_problem *problem, ocp_stream *stream, void *const *pointers, uint32_t num_pointers,
+                        const int64_t *values, uint32_t num_values, ocp_error *error);
+/* Enqueues one call on the stream, whose device is current. Safe beside other threads on other streams. */
+int ocp_library_run(ocp_problem *problem, ocp_stream *stream, void *const *pointers, uint32_t num_pointers,
+                    const int64_t *values, uint32_t num_values, ocp_error *error);
+
+/* Closes the stream's library handles. */
+void ocp_library_release_stream(ocp_stream *stream);
+
+#endif
