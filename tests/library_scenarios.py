@@ -8,7 +8,8 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,14 @@ from onnx import helper
 
 import ort_cuda_plugin
 from device_models import model
+from executor_harness import FLOAT, TestCluster
 from nn_reference import check_op, noise
-from ort_cuda_plugin.abi.core import core, ffi, new_error
+from ort_cuda_plugin.abi.core import PluginError, core, ffi, new_error
 from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.graph import cluster
 from ort_cuda_plugin.graph.lowering import LoweringOptions
+from ort_cuda_plugin.runtime.libraries import CONV, MATMUL, LibraryProblem, ProblemFlags
+from ort_cuda_plugin.runtime.plan_format import Param, Plan, PlanInput, PlanOutput, Record, RecordKind, Ref, RefKind
 
 
 def use(name: str, number: int, path: str) -> ctypes.CDLL:
@@ -128,7 +132,60 @@ def graphs(path: str) -> dict[str, Any]:
     return results
 
 
+def plans(path: str) -> dict[str, Any]:
+    """What is said of plans whose calls have other parameters than their problem, and of sizes that cannot be."""
+    use("cublaslt", 0, str(Path(path).with_name("libcublaslt.so")))
+    use("cudnn", 1, path)
+    fields = PlanInput(FLOAT, 1, 0), PlanOutput(FLOAT, (0,), 0)
+    x, out = Param.pointer(Ref(RefKind.INPUT, 0)), Param.pointer(Ref(RefKind.OUTPUT, 0))
+    product = LibraryProblem(MATMUL, FLOAT, ProblemFlags(0))
+    finished = LibraryProblem(
+        MATMUL, FLOAT, ProblemFlags.BIAS | ProblemFlags.RESIDUAL | ProblemFlags.GELU, beta=1.0
+    )  # fmt: skip
+    convolution = LibraryProblem(CONV, FLOAT, ProblemFlags.BIAS | ProblemFlags.RELU, rank=2)
+    ones = {product: 9, finished: 9, convolution: 4 + 2 * 7 + 1}
+    pointers = {product: 4, finished: 6, convolution: 5}
+
+    def attempt(problem: LibraryProblem, params: list[Param]) -> str:
+        record = Record(RecordKind.LIBRARY, 0, tuple(params))
+        plan = Plan(1, fields[:1], fields[1:], ("Call_1",), (), records=(record,), problems=(0,))
+        error = new_error()
+        spec = ffi.new("ocp_problem_spec *", asdict(problem))
+        with TestCluster() as cluster:
+            made = core().problem_create(spec, error)
+            assert made != ffi.NULL, ffi.string(error.text)
+            core().cluster_add_problem(cluster.pointer, made, error)
+            try:
+                cluster.add(plan)
+                cluster.run(np.ones(4096, np.float32))
+            except PluginError as failure:
+                return str(failure)
+            finally:
+                core().problem_release(made)
+        return ""
+
+    results: dict[str, list[str]] = {"right": [], "parameters": [], "sizes": []}
+    for problem, count in ones.items():
+        addresses, numbers = [out] + [x] * (pointers[problem] - 1), [Param.i64(value=1)] * count
+        # No images and no batches: nothing is computed.
+        empty = 0 if problem is convolution else 5
+        numbers[empty] = Param.i64(value=0)
+        results["right"].append(attempt(problem, addresses + numbers))
+        for wrong in (
+            addresses[1:] + numbers,
+            [*addresses, x, *numbers],
+            addresses + numbers[1:],
+            [*addresses, *numbers[1:], Param.i32(value=1)],
+        ):
+            results["parameters"].append(attempt(problem, wrong))
+        for place, size in ((empty, -1), (1, -5), (3 if problem is convolution else 2, 0)):
+            results["sizes"].append(
+                attempt(problem, addresses + [*numbers[:place], Param.i64(value=size), *numbers[place + 1 :]])
+            )
+    return results
+
+
 if __name__ == "__main__":
     scenario, path = sys.argv[1:]
-    result = {"cublaslt": cublaslt, "cudnn": cudnn, "graphs": graphs}[scenario](path)
+    result = {"cublaslt": cublaslt, "cudnn": cudnn, "graphs": graphs, "plans": plans}[scenario](path)
     print(json.dumps(result))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,7 @@ from build_plugin import compiler
 from isolated import ROOT, python
 from ort_cuda_plugin.abi.core import core, ffi, new_error
 from ort_cuda_plugin.ep.devices import cuda_devices
-from ort_cuda_plugin.runtime.libraries import LIBRARIES, MATMUL, LibraryProblem, ProblemFlags, candidates
+from ort_cuda_plugin.runtime.libraries import CONV, LIBRARIES, MATMUL, LibraryProblem, ProblemFlags, candidates
 
 TESTS = Path(__file__).parent
 
@@ -23,13 +25,14 @@ def fake_library(name: str, folder: Path) -> Path:
     path = folder / f"lib{name}.so"
     source = TESTS / "c" / f"fake_{name}.c"
     flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC"]
-    subprocess.run([*compiler(), *flags, source, "-o", path], check=True)
+    subprocess.run([*compiler(), *flags, source, "-o", path, "-lm"], check=True)
     return path
 
 
 def run_scenario(name: str, folder: Path, library: str = "") -> dict[str, Any]:
     arguments = [sys.executable, str(TESTS / "library_scenarios.py"), name, str(fake_library(library or name, folder))]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=600, env={"PYTHONPATH": str(ROOT)})
+    env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=600, env=env)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
@@ -65,11 +68,21 @@ def test_library_calls_are_nodes_of_graphs_unless_they_cannot_be_captured(tmp_pa
         assert result[name]["graph_fallbacks_library"] == result[name]["graph_fallbacks"] == 4
 
 
+def test_plans_with_other_parameters_than_a_librarys_are_refused(tmp_path: Path) -> None:
+    fake_library("cublaslt", tmp_path)
+    result = run_scenario("plans", tmp_path, "cudnn")
+    assert result["right"] == [""] * 3
+    assert len(result["parameters"]) == 12
+    assert all("has other parameters than its library problem" in text for text in result["parameters"])
+    assert len(result["sizes"]) == 9
+    assert all("has sizes that contradict each other" in text for text in result["sizes"])
+
+
 def test_a_problem_of_a_library_that_is_not_loaded_says_so() -> None:
     code = """
     from ort_cuda_plugin.abi.core import core, ffi, new_error
     error = new_error()
-    spec = ffi.new("ocp_problem_spec *", {"kind": 0, "dtype": 1})
+    spec = ffi.new("ocp_problem_spec *", {"kind": 0, "dtype": 1, "alpha": 1.0})
     assert core().problem_create(spec, error) == ffi.NULL
     assert ffi.string(error.text) == b"cuBLASLt is not loaded", ffi.string(error.text)
     """
@@ -77,10 +90,32 @@ def test_a_problem_of_a_library_that_is_not_loaded_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", [{"kind": 2}, {"dtype": 7}, {"flags": 32}, {"rank": 2}, {"kind": 1, "rank": 4}, {"kind": 1, "flags": 4}]
+    "field",
+    [
+        {"kind": 2},
+        {"dtype": 7},
+        {"flags": 256},
+        {"flags": ProblemFlags.RELU | ProblemFlags.GELU},
+        {"flags": ProblemFlags.RESIDUAL},
+        {"beta": 1.0},
+        {"alpha": math.nan},
+        {"alpha": math.inf},
+        {"flags": ProblemFlags.RESIDUAL, "beta": math.inf},
+        {"rank": 2},
+        {"kind": CONV, "rank": 4},
+        {"kind": CONV, "rank": 2, "flags": ProblemFlags.A_TRANSPOSED},
+        {"kind": CONV, "rank": 2, "flags": ProblemFlags.BIAS | ProblemFlags.GELU},
+        {"kind": CONV, "rank": 2, "flags": ProblemFlags.RELU},
+        {"kind": CONV, "rank": 2, "flags": ProblemFlags.RESIDUAL, "beta": 1.0},
+        {"kind": CONV, "rank": 2, "flags": ProblemFlags.BIAS, "dtype": 11},
+        {"kind": CONV, "rank": 2, "alpha": 2.0},
+        {"kind": CONV, "rank": 2, "flags": ProblemFlags.BIAS | ProblemFlags.RESIDUAL, "beta": 2.0},
+    ],
+    ids=str,
 )
-def test_problems_that_do_not_exist_are_refused(field: dict[str, int]) -> None:
-    spec = ffi.new("ocp_problem_spec *", {"kind": 0, "dtype": 1, "flags": 0, "rank": 0, **field})
+def test_problems_that_do_not_exist_are_refused(field: dict[str, float]) -> None:
+    fields = {"kind": 0, "dtype": 1, "flags": 0, "rank": 0, "alpha": 1.0, "beta": 0.0, **field}
+    spec = ffi.new("ocp_problem_spec *", fields)
     error = new_error()
     assert core().problem_create(spec, error) == ffi.NULL
     assert ffi.string(error.text).startswith(b"no library problem")

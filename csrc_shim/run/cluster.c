@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "run/replay.h"
+#include "vendor/problem.h"
 
 /* ---- the cluster and its handles ---- */
 
@@ -192,6 +193,15 @@ static bool takes(const ocp_kernel_ref *kernel, const ocp_plan_param *params, ui
   return true;
 }
 
+static bool problem_takes(const ocp_problem *problem, const ocp_plan_param *params, uint32_t count) {
+  uint32_t pointers = 0, numbers = 0;
+  for (uint32_t i = 0; i < count; i++) {
+    pointers += params[i].kind == OCP_PARAM_POINTER;
+    numbers += params[i].kind == OCP_PARAM_I64;
+  }
+  return pointers + numbers == count && ocp_problem_takes(problem, pointers, numbers);
+}
+
 /* What a plan takes from its cluster exists. */
 static int check_handles(const ocp_cluster *cluster, const ocp_plan *plan, ocp_error *error) {
   const ocp_plan_header *h = &plan->header;
@@ -206,6 +216,10 @@ static int check_handles(const ocp_cluster *cluster, const ocp_plan *plan, ocp_e
         !takes(&cluster->kernels[plan->kernels[record->index]], plan->params + record->first_param, record->num_params))
       return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: record %u has other parameters than its kernel %s", i,
                       cluster->kernels[plan->kernels[record->index]].name);
+    if (record->kind == OCP_RECORD_LIBRARY && !problem_takes(cluster->problems[plan->problems[record->index]],
+                                                             plan->params + record->first_param, record->num_params))
+      return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: record %u has other parameters than its library problem",
+                      i);
   }
   for (uint32_t i = 0; i < h->num_inputs; i++)
     if ((plan->inputs[i].host_register != OCP_NO_REG) != is_host_input(cluster, i))

@@ -25,7 +25,8 @@ typedef struct {
 enum { CUDA_R_32F = 0, CUDA_R_64F = 1, CUDA_R_16F = 2, CUDA_R_16BF = 14 };
 enum { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_64F = 70, CUBLAS_COMPUTE_32F_FAST_TF32 = 77 };
 enum { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
-enum { CUBLASLT_EPILOGUE_BIAS = 4 };
+/* The activation and the bias are bits of an epilogue. */
+enum { CUBLASLT_EPILOGUE_RELU = 2, CUBLASLT_EPILOGUE_BIAS = 4, CUBLASLT_EPILOGUE_GELU = 32 };
 enum { CUBLASLT_REDUCTION_SCHEME_INPLACE = 1, CUBLASLT_REDUCTION_SCHEME_MASK = 7 };
 enum {
   CUBLASLT_MATMUL_DESC_TRANSA = 3,
@@ -85,9 +86,9 @@ static struct {
 _Static_assert(sizeof lt == sizeof symbols, "one function per symbol");
 
 enum { M, N, K, A_LEADING, B_LEADING, BATCHES, A_BATCH, B_BATCH, WORKSPACE_BYTES, NUM_VALUES };
-enum { OUT, A, B, BIAS_OR_WORKSPACE, NUM_POINTERS };
+enum { OUT, A, B, MORE, NUM_POINTERS }; /* MORE: bias, residual and workspace, as far as there are any */
 /* The key's words after the values. */
-enum { B_ALIGNMENT = NUM_VALUES, A_ALIGNMENT, OUT_ALIGNMENT, BIAS_ALIGNMENT, KEY_END };
+enum { B_ALIGNMENT = NUM_VALUES, A_ALIGNMENT, C_ALIGNMENT, OUT_ALIGNMENT, BIAS_ALIGNMENT, KEY_END };
 
 typedef struct matmul {
   cublasLtMatmulDesc_t desc;
@@ -97,6 +98,12 @@ typedef struct matmul {
 
 static int fail(ocp_error *error, cublasStatus_t status, const char *what) {
   return ocp_fail(error, ORT_EP_FAIL, "%s failed: %s", what, lt.GetStatusString(status));
+}
+
+static bool valid(const ocp_problem_spec *spec, const int64_t *v) {
+  (void)spec;
+  return v[M] >= 0 && v[N] >= 0 && v[K] > 0 && v[A_LEADING] >= 0 && v[B_LEADING] >= 0 && v[BATCHES] >= 0 &&
+         v[BATCHES] <= INT32_MAX && v[WORKSPACE_BYTES] >= 0;
 }
 
 static int open_handle(void **handle, ocp_error *error) {
@@ -124,11 +131,17 @@ static int64_t alignment(const void *pointer) {
   return (int64_t)(address & -address);
 }
 
+/* The library's operand C: the residual, or without one the result, of which it takes nothing. */
+static void *addend(const ocp_problem_spec *spec, void *const *pointers) {
+  return pointers[spec->flags & OCP_PROBLEM_RESIDUAL ? MORE + !!(spec->flags & OCP_PROBLEM_BIAS) : OUT];
+}
+
 static uint32_t extend_key(const ocp_problem_spec *spec, void *const *pointers, int64_t *key) {
   key[0] = alignment(pointers[B]);
   key[1] = alignment(pointers[A]);
-  key[2] = alignment(pointers[OUT]);
-  key[3] = spec->flags & OCP_PROBLEM_BIAS ? alignment(pointers[BIAS_OR_WORKSPACE]) : 0;
+  key[2] = alignment(addend(spec, pointers));
+  key[3] = alignment(pointers[OUT]);
+  key[4] = spec->flags & OCP_PROBLEM_BIAS ? alignment(pointers[MORE]) : 0;
   return KEY_END - NUM_VALUES;
 }
 
@@ -154,14 +167,16 @@ static bool make_desc(calls *made, const ocp_problem_spec *spec, const void *bia
   const int compute = is_double ? CUBLAS_COMPUTE_64F : tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
   const int32_t first = spec->flags & OCP_PROBLEM_B_TRANSPOSED ? CUBLAS_OP_T : CUBLAS_OP_N;
   const int32_t second = spec->flags & OCP_PROBLEM_A_TRANSPOSED ? CUBLAS_OP_T : CUBLAS_OP_N;
-  const int32_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+  const uint32_t epilogue = (spec->flags & OCP_PROBLEM_RELU ? (uint32_t)CUBLASLT_EPILOGUE_RELU : 0) |
+                            (spec->flags & OCP_PROBLEM_GELU ? (uint32_t)CUBLASLT_EPILOGUE_GELU : 0) |
+                            (spec->flags & OCP_PROBLEM_BIAS ? (uint32_t)CUBLASLT_EPILOGUE_BIAS : 0);
   return note(made, lt.MatmulDescCreate(desc, compute, is_double ? CUDA_R_64F : CUDA_R_32F),
               "cublasLtMatmulDescCreate") &&
          set_desc(made, *desc, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) &&
          set_desc(made, *desc, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second) &&
+         (!epilogue || set_desc(made, *desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue)) &&
          (!(spec->flags & OCP_PROBLEM_BIAS) ||
-          (set_desc(made, *desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue) &&
-           set_desc(made, *desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias)));
+          set_desc(made, *desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
 }
 
 static bool set_layout(calls *made, cublasLtMatrixLayout_t layout, int attribute, const void *value, size_t bytes) {
@@ -197,7 +212,7 @@ static bool make_preference(calls *made, const ocp_problem_spec *spec, const int
                             cublasLtMatmulPreference_t *preference) {
   const uint64_t workspace = (uint64_t)key[WORKSPACE_BYTES];
   const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_MASK & ~CUBLASLT_REDUCTION_SCHEME_INPLACE;
-  const uint32_t alignments[] = {(uint32_t)key[B_ALIGNMENT], (uint32_t)key[A_ALIGNMENT], (uint32_t)key[OUT_ALIGNMENT],
+  const uint32_t alignments[] = {(uint32_t)key[B_ALIGNMENT], (uint32_t)key[A_ALIGNMENT], (uint32_t)key[C_ALIGNMENT],
                                  (uint32_t)key[OUT_ALIGNMENT]};
   bool ok = note(made, lt.MatmulPreferenceCreate(preference), "cublasLtMatmulPreferenceCreate") &&
             prefer(made, *preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
@@ -259,20 +274,20 @@ static int run(const ocp_problem_spec *spec, void *handle, const ocp_prepared *p
   const matmul *call = prepared->algorithm;
   if (!call)
     return ORT_OK;
-  static const double double_factors[] = {1, 0};
-  static const float float_factors[] = {1, 0};
+  const double double_factors[] = {spec->alpha, spec->beta};
+  const float float_factors[] = {(float)spec->alpha, (float)spec->beta};
   const bool is_double = spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
   const void *alpha = is_double ? (const void *)&double_factors[0] : &float_factors[0];
   const void *beta = is_double ? (const void *)&double_factors[1] : &float_factors[1];
-  const bool bias = spec->flags & OCP_PROBLEM_BIAS;
+  const bool bias = spec->flags & OCP_PROBLEM_BIAS, residual = spec->flags & OCP_PROBLEM_RESIDUAL;
   /* The descriptor holds the bias's address: calls at the same time need one each. */
   cublasLtMatmulDesc_t desc = call->desc;
   calls made = {0};
-  if (!bias || make_desc(&made, spec, pointers[BIAS_OR_WORKSPACE], &desc))
+  if (!bias || make_desc(&made, spec, pointers[MORE], &desc))
     note(&made,
-         lt.Matmul(handle, desc, alpha, pointers[B], call->first, pointers[A], call->second, beta, pointers[OUT],
-                   call->out, pointers[OUT], call->out, &call->algo, pointers[BIAS_OR_WORKSPACE + bias],
-                   (size_t)prepared->key[WORKSPACE_BYTES], stream),
+         lt.Matmul(handle, desc, alpha, pointers[B], call->first, pointers[A], call->second, beta,
+                   addend(spec, pointers), call->out, pointers[OUT], call->out, &call->algo,
+                   pointers[MORE + bias + residual], (size_t)prepared->key[WORKSPACE_BYTES], stream),
          "cublasLtMatmul");
   if (bias && desc != call->desc)
     lt.MatmulDescDestroy(desc);
@@ -286,6 +301,7 @@ const ocp_library ocp_cublaslt = {
     .num_symbols = sizeof symbols / sizeof *symbols,
     .num_pointers = NUM_POINTERS,
     .num_values = NUM_VALUES,
+    .valid = valid,
     .open = open_handle,
     .close = close_handle,
     .extend_key = extend_key,

@@ -1,4 +1,9 @@
-/* Convolutions by cuDNN's backend: a graph of one operation, whose engine the library's heuristics choose. */
+/* Convolutions by cuDNN's backend: a graph of the convolution and what follows it, whose engine the library's
+ * heuristics choose.
+ *
+ * Engines that are compiled already exist, for tensors whose channels do not come last, for a convolution alone and for
+ * one with a residual, a bias and ReLU in this order, of which residual and ReLU may be missing; what lies between the
+ * operations is float32. Others compile for seconds, or want channels last. */
 #include "vendor/library.h"
 
 #include <stdlib.h>
@@ -9,6 +14,7 @@ typedef void *cudnnBackendDescriptor_t;
 
 enum { CUDNN_DATA_FLOAT = 0, CUDNN_DATA_DOUBLE = 1, CUDNN_DATA_HALF = 2, CUDNN_DATA_BFLOAT16 = 9 };
 enum { CUDNN_CROSS_CORRELATION = 1 };
+enum { CUDNN_POINTWISE_ADD = 0, CUDNN_POINTWISE_RELU_FWD = 100, CUDNN_PROPAGATE_NAN = 1 };
 enum { CUDNN_HEUR_MODE_FALLBACK = 2, CUDNN_HEUR_MODE_A = 3 };
 enum {
   CUDNN_NUMERICAL_NOTE_TENSOR_CORE = 0,
@@ -18,12 +24,14 @@ enum {
   MAX_NOTES = 16
 };
 enum {
+  CUDNN_BACKEND_POINTWISE_DESCRIPTOR = 0,
   CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR = 1,
   CUDNN_BACKEND_ENGINE_DESCRIPTOR = 2,
   CUDNN_BACKEND_ENGINECFG_DESCRIPTOR = 3,
   CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR = 4,
   CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR = 5,
   CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR = 10,
+  CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR = 13,
   CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR = 15,
   CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR = 16,
   CUDNN_BACKEND_TENSOR_DESCRIPTOR = 17,
@@ -31,16 +39,22 @@ enum {
 enum {
   CUDNN_TYPE_HANDLE = 0,
   CUDNN_TYPE_DATA_TYPE = 1,
+  CUDNN_TYPE_BOOLEAN = 2,
   CUDNN_TYPE_INT64 = 3,
   CUDNN_TYPE_FLOAT = 4,
   CUDNN_TYPE_DOUBLE = 5,
   CUDNN_TYPE_VOID_PTR = 6,
   CUDNN_TYPE_CONVOLUTION_MODE = 7,
   CUDNN_TYPE_HEUR_MODE = 8,
+  CUDNN_TYPE_NAN_PROPOGATION = 10,
   CUDNN_TYPE_NUMERICAL_NOTE = 11,
+  CUDNN_TYPE_POINTWISE_MODE = 14,
   CUDNN_TYPE_BACKEND_DESCRIPTOR = 15,
 };
 enum {
+  CUDNN_ATTR_POINTWISE_MODE = 0,
+  CUDNN_ATTR_POINTWISE_MATH_PREC = 1,
+  CUDNN_ATTR_POINTWISE_NAN_PROPAGATION = 2,
   CUDNN_ATTR_CONVOLUTION_COMP_TYPE = 100,
   CUDNN_ATTR_CONVOLUTION_CONV_MODE = 101,
   CUDNN_ATTR_CONVOLUTION_DILATIONS = 102,
@@ -61,6 +75,10 @@ enum {
   CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W = 703,
   CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X = 704,
   CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y = 705,
+  CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR = 750,
+  CUDNN_ATTR_OPERATION_POINTWISE_XDESC = 751,
+  CUDNN_ATTR_OPERATION_POINTWISE_BDESC = 752,
+  CUDNN_ATTR_OPERATION_POINTWISE_YDESC = 753,
   CUDNN_ATTR_OPERATIONGRAPH_HANDLE = 800,
   CUDNN_ATTR_OPERATIONGRAPH_OPS = 801,
   CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT = 900,
@@ -68,6 +86,7 @@ enum {
   CUDNN_ATTR_TENSOR_DIMENSIONS = 902,
   CUDNN_ATTR_TENSOR_STRIDES = 903,
   CUDNN_ATTR_TENSOR_UNIQUE_ID = 906,
+  CUDNN_ATTR_TENSOR_IS_VIRTUAL = 907,
   CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS = 1000,
   CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS = 1001,
   CUDNN_ATTR_VARIANT_PACK_WORKSPACE = 1003,
@@ -104,13 +123,18 @@ _Static_assert(sizeof dnn == sizeof symbols, "one function per symbol");
 
 enum { IMAGES, CHANNELS, ROWS, GROUPS, FIRST_DIMENSION, NUM_VALUES };
 enum { IN, KERNEL, SPATIAL, STRIDE, DILATION, PRE_PAD, POST_PAD, PER_DIMENSION };
-enum { OUT, X, W, WORKSPACE, NUM_POINTERS };
-enum { MAX_SPATIAL = 3, MAX_DIMS = MAX_SPATIAL + 2, MAX_CONFIGS = 16 };
+enum { OUT, X, W, MORE, NUM_POINTERS }; /* MORE: bias, residual and workspace, as far as there are any */
+/* Tensors are known by numbers: OUT, X, W, then these, and those that the operations give to each other. */
+enum { BIAS = MORE, RESIDUAL, FIRST_VIRTUAL };
+enum { MAX_SPATIAL = 3, MAX_DIMS = MAX_SPATIAL + 2, MAX_CONFIGS = 16, MAX_OPERATIONS = 4 };
+enum { MAX_ALIGNMENT = 16 };
+/* Bias and residual, what the operations give to each other, and two descriptors for each that follows. */
+enum { MAX_EPILOGUE = 2 + 3 * (MAX_OPERATIONS - 1) };
 
 /* Descriptors that live until the plan is destroyed, in the order of their making. */
 typedef struct convolution {
   cudnnBackendDescriptor_t plan;
-  cudnnBackendDescriptor_t descriptors[8 + 2 * MAX_CONFIGS];
+  cudnnBackendDescriptor_t descriptors[8 + MAX_EPILOGUE + 2 * MAX_CONFIGS];
   uint32_t num_descriptors;
   uint64_t workspace_bytes;
 } convolution;
@@ -154,6 +178,14 @@ static int fail(ocp_error *error, cudnnStatus_t status, const char *what) {
   return ocp_fail(error, ORT_EP_FAIL, "%s failed: %s", what, dnn.GetErrorString(status));
 }
 
+static bool valid(const ocp_problem_spec *spec, const int64_t *v) {
+  const uint32_t count = NUM_VALUES + PER_DIMENSION * spec->rank;
+  for (uint32_t i = 0; i < count; i++)
+    if (v[i] < 0)
+      return false;
+  return v[GROUPS] > 0 && v[CHANNELS] % v[GROUPS] == 0 && v[ROWS] % v[GROUPS] == 0;
+}
+
 static int open_handle(void **handle, ocp_error *error) {
   const cudnnStatus_t status = dnn.Create((cudnnHandle_t *)handle);
   return status ? fail(error, status, "cudnnCreate") : ORT_OK;
@@ -174,19 +206,32 @@ static int data_type(uint32_t dtype) {
   }
 }
 
+/* The numbers of the tensors that a call has pointers to, in their order; returns how many. */
+static uint32_t tensor_numbers(const ocp_problem_spec *spec, int64_t numbers[FIRST_VIRTUAL]) {
+  uint32_t count = 0;
+  for (int64_t number = OUT; number < FIRST_VIRTUAL; number++)
+    if ((number != BIAS || spec->flags & OCP_PROBLEM_BIAS) &&
+        (number != RESIDUAL || spec->flags & OCP_PROBLEM_RESIDUAL))
+      numbers[count++] = number;
+  return count;
+}
+
 /* The least alignment of the tensors, up to what vector loads want. */
 static uint32_t extend_key(const ocp_problem_spec *spec, void *const *pointers, int64_t *key) {
-  (void)spec;
-  const uint64_t addresses =
-      (uint64_t)(uintptr_t)pointers[OUT] | (uint64_t)(uintptr_t)pointers[X] | (uint64_t)(uintptr_t)pointers[W] | 16;
+  int64_t numbers[FIRST_VIRTUAL];
+  uint64_t addresses = MAX_ALIGNMENT;
+  for (uint32_t i = tensor_numbers(spec, numbers); i-- > 0;)
+    addresses |= (uint64_t)(uintptr_t)pointers[i];
   key[0] = (int64_t)(addresses & -addresses);
   return 1;
 }
 
-static cudnnBackendDescriptor_t make_tensor(builder *b, const ocp_problem_spec *spec, int64_t id, int64_t alignment,
+static cudnnBackendDescriptor_t make_tensor(builder *b, const ocp_problem_spec *spec, int64_t number, int64_t alignment,
                                             const int64_t *dims) {
   const int64_t rank = spec->rank + 2;
-  const int type = data_type(spec->dtype);
+  const bool is_virtual = number >= FIRST_VIRTUAL;
+  const int type = is_virtual ? CUDNN_DATA_FLOAT : data_type(spec->dtype);
+  alignment = is_virtual ? MAX_ALIGNMENT : alignment; /* a multiple of the element's bytes, though nobody sees it */
   int64_t strides[MAX_DIMS];
   for (int64_t i = rank, stride = 1; i-- > 0; stride *= dims[i])
     strides[i] = stride;
@@ -194,8 +239,10 @@ static cudnnBackendDescriptor_t make_tensor(builder *b, const ocp_problem_spec *
   set(b, tensor, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
   set(b, tensor, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, rank, dims);
   set(b, tensor, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, rank, strides);
-  set(b, tensor, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &id);
+  set(b, tensor, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &number);
   set(b, tensor, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment);
+  if (is_virtual)
+    set(b, tensor, CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, 1, &is_virtual);
   finalize(b, tensor);
   return tensor;
 }
@@ -220,19 +267,52 @@ static cudnnBackendDescriptor_t make_convolution(builder *b, const ocp_problem_s
   return conv;
 }
 
-static cudnnBackendDescriptor_t make_graph(builder *b, const ocp_problem_spec *spec, const int64_t *key,
-                                           cudnnHandle_t *handle) {
-  const int64_t alignment = key[NUM_VALUES + (int64_t)spec->rank * PER_DIMENSION];
-  int64_t x[MAX_DIMS] = {key[IMAGES], key[CHANNELS]}, out[MAX_DIMS] = {key[IMAGES], key[ROWS]};
-  int64_t w[MAX_DIMS] = {key[ROWS], key[CHANNELS] / key[GROUPS]};
+/* The graph's tensors all have the alignment of the key; `out` are the dimensions of the result. */
+typedef struct operations {
+  const ocp_problem_spec *spec;
+  int64_t alignment, out[MAX_DIMS], num_virtual;
+  uint32_t count;
+  cudnnBackendDescriptor_t all[MAX_OPERATIONS];
+} operations;
+
+/* What the next operation writes: the result where it is the last one. */
+static cudnnBackendDescriptor_t make_result(builder *b, operations *ops, bool last) {
+  return make_tensor(b, ops->spec, last ? OUT : FIRST_VIRTUAL + ops->num_virtual++, ops->alignment, ops->out);
+}
+
+/* Appends an operation on the elements of x and, where it is not NULL, of `other`; returns what it writes. */
+static cudnnBackendDescriptor_t append(builder *b, operations *ops, int mode, cudnnBackendDescriptor_t x,
+                                       cudnnBackendDescriptor_t other, bool last) {
+  const int precision = CUDNN_DATA_FLOAT, nan = CUDNN_PROPAGATE_NAN, descriptor = CUDNN_TYPE_BACKEND_DESCRIPTOR;
+  cudnnBackendDescriptor_t result = make_result(b, ops, last);
+  cudnnBackendDescriptor_t pointwise = create(b, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
+  set(b, pointwise, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
+  set(b, pointwise, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &precision);
+  if (mode == CUDNN_POINTWISE_RELU_FWD)
+    set(b, pointwise, CUDNN_ATTR_POINTWISE_NAN_PROPAGATION, CUDNN_TYPE_NAN_PROPOGATION, 1, &nan);
+  finalize(b, pointwise);
+  cudnnBackendDescriptor_t operation = create(b, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+  set(b, operation, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, descriptor, 1, &pointwise);
+  set(b, operation, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, descriptor, 1, &x);
+  if (other)
+    set(b, operation, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, descriptor, 1, &other);
+  set(b, operation, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, descriptor, 1, &result);
+  finalize(b, operation);
+  ops->all[ops->count++] = operation;
+  return result;
+}
+
+/* Appends the convolution itself; returns what it writes. */
+static cudnnBackendDescriptor_t convolve(builder *b, operations *ops, const int64_t *key, bool last) {
+  const ocp_problem_spec *spec = ops->spec;
+  int64_t x[MAX_DIMS] = {key[IMAGES], key[CHANNELS]}, w[MAX_DIMS] = {key[ROWS], key[CHANNELS] / key[GROUPS]};
   for (uint32_t i = 0; i < spec->rank; i++) {
     const int64_t *dimension = key + FIRST_DIMENSION + i * PER_DIMENSION;
     x[i + 2] = dimension[IN];
     w[i + 2] = dimension[KERNEL];
-    out[i + 2] = dimension[SPATIAL];
   }
-  cudnnBackendDescriptor_t tensors[] = {make_tensor(b, spec, OUT, alignment, out),
-                                        make_tensor(b, spec, X, alignment, x), make_tensor(b, spec, W, alignment, w)};
+  cudnnBackendDescriptor_t tensors[] = {make_result(b, ops, last), make_tensor(b, spec, X, ops->alignment, x),
+                                        make_tensor(b, spec, W, ops->alignment, w)};
   cudnnBackendDescriptor_t conv = make_convolution(b, spec, key);
   cudnnBackendDescriptor_t operation = create(b, CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR);
   const bool is_double = spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
@@ -249,9 +329,31 @@ static cudnnBackendDescriptor_t make_graph(builder *b, const ocp_problem_spec *s
   set(b, operation, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA, factor, 1, alpha);
   set(b, operation, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA, factor, 1, beta);
   finalize(b, operation);
+  ops->all[ops->count++] = operation;
+  return tensors[OUT];
+}
+
+static cudnnBackendDescriptor_t make_graph(builder *b, const ocp_problem_spec *spec, const int64_t *key,
+                                           cudnnHandle_t *handle) {
+  const bool bias = spec->flags & OCP_PROBLEM_BIAS, relu = spec->flags & OCP_PROBLEM_RELU;
+  operations ops = {.spec = spec,
+                    .alignment = key[NUM_VALUES + (int64_t)spec->rank * PER_DIMENSION],
+                    .out = {key[IMAGES], key[ROWS]}};
+  int64_t channels[MAX_DIMS] = {1, key[ROWS]};
+  for (uint32_t i = 0; i < spec->rank; i++) {
+    ops.out[i + 2] = key[FIRST_DIMENSION + i * PER_DIMENSION + SPATIAL];
+    channels[i + 2] = 1;
+  }
+  cudnnBackendDescriptor_t value = convolve(b, &ops, key, !bias);
+  if (spec->flags & OCP_PROBLEM_RESIDUAL)
+    value = append(b, &ops, CUDNN_POINTWISE_ADD, value, make_tensor(b, spec, RESIDUAL, ops.alignment, ops.out), false);
+  if (bias)
+    value = append(b, &ops, CUDNN_POINTWISE_ADD, value, make_tensor(b, spec, BIAS, ops.alignment, channels), !relu);
+  if (relu)
+    append(b, &ops, CUDNN_POINTWISE_RELU_FWD, value, NULL, true);
   cudnnBackendDescriptor_t graph = create(b, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
   set(b, graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, handle);
-  set(b, graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, descriptor, 1, &operation);
+  set(b, graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, ops.count, ops.all);
   finalize(b, graph);
   return graph;
 }
@@ -359,16 +461,16 @@ static int run(const ocp_problem_spec *spec, void *handle, const ocp_prepared *p
   const convolution *conv = prepared->algorithm;
   if (!conv)
     return ORT_OK;
-  (void)spec;
-  static const int64_t ids[] = {OUT, X, W};
+  int64_t numbers[FIRST_VIRTUAL];
+  const uint32_t count = tensor_numbers(spec, numbers);
   cudnnBackendDescriptor_t pack = NULL;
   builder b = {0};
   note(&b, dnn.SetStream(handle, stream), "cudnnSetStream");
   if (!b.status)
     note(&b, dnn.BackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack), "cudnnBackendCreateDescriptor");
-  set(&b, pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, 3, ids);
-  set(&b, pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, 3, pointers);
-  set(&b, pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &pointers[WORKSPACE]);
+  set(&b, pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, numbers);
+  set(&b, pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, pointers);
+  set(&b, pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &pointers[count]);
   finalize(&b, pack);
   if (!b.status)
     note(&b, dnn.BackendExecute(handle, conv->plan, pack), "cudnnBackendExecute");
@@ -385,6 +487,7 @@ const ocp_library ocp_cudnn = {
     .num_pointers = NUM_POINTERS,
     .num_values = NUM_VALUES,
     .values_per_dimension = PER_DIMENSION,
+    .valid = valid,
     .open = open_handle,
     .close = close_handle,
     .extend_key = extend_key,

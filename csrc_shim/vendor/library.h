@@ -21,8 +21,10 @@ typedef struct ocp_library {
   const char *const *symbols;
   void **functions;
   uint32_t num_symbols;
-  uint32_t num_pointers, num_values; /* of a call without bias; num_values is for rank 0 */
+  uint32_t num_pointers, num_values; /* of a call without bias and residual; num_values is for rank 0 */
   uint32_t values_per_dimension;
+  /* Whether there are problems of these sizes. */
+  bool (*valid)(const ocp_problem_spec *spec, const int64_t *values);
   int (*open)(void **handle, ocp_error *error);
   void (*close)(void *handle);
   /* The numbers besides the values that decide the algorithm, such as alignments; returns how many. */

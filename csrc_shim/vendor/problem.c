@@ -2,6 +2,7 @@
 #include "vendor/library.h"
 
 #include <dlfcn.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,18 +47,33 @@ int ocp_library_load(uint32_t id, const char *path, ocp_error *error) {
 
 /* ---- problems ---- */
 
+static bool is_matmul(const ocp_problem_spec *spec) {
+  const uint32_t known = OCP_PROBLEM_TF32 | OCP_PROBLEM_DETERMINISTIC | OCP_PROBLEM_BIAS | OCP_PROBLEM_A_TRANSPOSED |
+                         OCP_PROBLEM_B_TRANSPOSED | OCP_PROBLEM_RELU | OCP_PROBLEM_GELU | OCP_PROBLEM_RESIDUAL;
+  return !(spec->flags & ~known) && !(spec->flags & OCP_PROBLEM_RELU && spec->flags & OCP_PROBLEM_GELU) &&
+         spec->rank == 0 && isfinite(spec->alpha) && isfinite(spec->beta) &&
+         (spec->beta != 0) == !!(spec->flags & OCP_PROBLEM_RESIDUAL);
+}
+
+static bool is_convolution(const ocp_problem_spec *spec) {
+  const uint32_t finish = OCP_PROBLEM_RELU | OCP_PROBLEM_RESIDUAL,
+                 known = OCP_PROBLEM_TF32 | OCP_PROBLEM_DETERMINISTIC | OCP_PROBLEM_BIAS | finish;
+  const bool bias = spec->flags & OCP_PROBLEM_BIAS;
+  return !(spec->flags & ~known) && (bias || !(spec->flags & finish)) &&
+         !(bias && spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE) && spec->rank >= 2 && spec->rank <= 3 &&
+         spec->alpha == 1 && spec->beta == !!(spec->flags & OCP_PROBLEM_RESIDUAL);
+}
+
 ocp_problem *ocp_problem_create(const ocp_problem_spec *spec, ocp_error *error) {
   const bool conv = spec->kind == OCP_PROBLEM_CONV;
   const ocp_library_id id = conv ? OCP_CUDNN : OCP_CUBLASLT;
-  const uint32_t known = OCP_PROBLEM_TF32 | OCP_PROBLEM_DETERMINISTIC |
-                         (conv ? 0u : OCP_PROBLEM_BIAS | OCP_PROBLEM_A_TRANSPOSED | OCP_PROBLEM_B_TRANSPOSED);
   const bool is_float =
       spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT || spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 ||
       spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16 || spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
-  if (spec->kind > OCP_PROBLEM_CONV || !is_float || spec->flags & ~known ||
-      (conv ? spec->rank < 2 || spec->rank > 3 : spec->rank != 0)) {
-    ocp_fail(error, ORT_INVALID_ARGUMENT, "no library problem has kind %u, type %u, flags %u and rank %u", spec->kind,
-             spec->dtype, spec->flags, spec->rank);
+  if (spec->kind > OCP_PROBLEM_CONV || !is_float || !(conv ? is_convolution(spec) : is_matmul(spec))) {
+    ocp_fail(error, ORT_INVALID_ARGUMENT,
+             "no library problem has kind %u, type %u, flags %u, rank %u and factors %g and %g", spec->kind,
+             spec->dtype, spec->flags, spec->rank, spec->alpha, spec->beta);
     return NULL;
   }
   if (!atomic_load(&loaded[id])) {
@@ -85,6 +101,14 @@ void ocp_problem_release(ocp_problem *problem) {
   }
   pthread_mutex_destroy(&problem->lock);
   free(problem);
+}
+
+bool ocp_problem_takes(const ocp_problem *problem, uint32_t num_pointers, uint32_t num_values) {
+  const ocp_library *library = problem->library;
+  const ocp_problem_spec *spec = &problem->spec;
+  const uint32_t more = !!(spec->flags & OCP_PROBLEM_BIAS) + !!(spec->flags & OCP_PROBLEM_RESIDUAL);
+  return num_pointers == library->num_pointers + more &&
+         num_values == library->num_values + library->values_per_dimension * spec->rank;
 }
 
 static const ocp_prepared *find(ocp_problem *problem, const int64_t *key, uint32_t words) {
@@ -128,10 +152,13 @@ static const ocp_prepared *prepared_for(ocp_problem *problem, ocp_stream *stream
                                         uint32_t num_pointers, const int64_t *values, uint32_t num_values,
                                         ocp_error *error) {
   const ocp_library *library = problem->library;
-  if (num_pointers != library->num_pointers + !!(problem->spec.flags & OCP_PROBLEM_BIAS) ||
-      num_values != library->num_values + library->values_per_dimension * problem->spec.rank) {
+  if (!ocp_problem_takes(problem, num_pointers, num_values)) {
     ocp_fail(error, ORT_INVALID_GRAPH, "a call of %s has %u pointers and %u numbers", library->name, num_pointers,
              num_values);
+    return NULL;
+  }
+  if (!library->valid(&problem->spec, values)) {
+    ocp_fail(error, ORT_INVALID_GRAPH, "a call of %s has sizes that contradict each other", library->name);
     return NULL;
   }
   int64_t key[OCP_MAX_KEY] = {0};

@@ -17,13 +17,16 @@ typedef enum ocp_library_id { OCP_CUBLASLT = 0, OCP_CUDNN = 1, OCP_NUM_LIBRARIES
 int ocp_library_load(uint32_t library, const char *path, ocp_error *error);
 
 typedef enum ocp_problem_kind {
-  /* out[batch][m][n] = a[batch] @ b[batch] (+ bias[n]); out is contiguous.
-   * pointers: out, a, b, [bias,] workspace
+  /* out[batch][m][n] = activation(alpha * a[batch] @ b[batch] (+ beta * residual[batch][m][n]) (+ bias[n])); out and
+   * residual are contiguous.
+   * pointers: out, a, b, [bias,] [residual,] workspace
    * values: m, n, k, leading dimensions of a and b, batches, batch strides of a and b (elements), workspace bytes
    * The leading dimension is the stride of the dimension that is not contiguous. */
   OCP_PROBLEM_MATMUL = 0,
-  /* out = convolution of x with w, all contiguous: [images, channels, space...], [rows, channels / groups, space...].
-   * pointers: out, x, w, workspace
+  /* out = activation(convolution of x with w (+ residual) (+ bias)), all contiguous: [images, channels, space...],
+   * [rows, channels / groups, space...], out and residual [images, rows, space...], bias [rows]. A residual or an
+   * activation needs a bias, since cuDNN has no engine without one for this layout; nor has it one for DOUBLE.
+   * pointers: out, x, w, [bias,] [residual,] workspace
    * values: images, channels, rows, groups, then for each of `rank` (2 or 3) dimensions: size of x, of the kernel, of
    * out, stride, dilation, pad at the beginning, pad at the end; then workspace bytes */
   OCP_PROBLEM_CONV = 1
@@ -32,21 +35,27 @@ typedef enum ocp_problem_kind {
 enum {
   OCP_PROBLEM_TF32 = 1,          /* float32 may be computed in TensorFloat-32; else in float32 */
   OCP_PROBLEM_DETERMINISTIC = 2, /* the same inputs give the same bits in every Run */
-  OCP_PROBLEM_BIAS = 4,          /* MATMUL */
+  OCP_PROBLEM_BIAS = 4,
   OCP_PROBLEM_A_TRANSPOSED = 8,  /* MATMUL: a is contiguous along m, not along k */
-  OCP_PROBLEM_B_TRANSPOSED = 16  /* MATMUL: b is contiguous along k, not along n */
+  OCP_PROBLEM_B_TRANSPOSED = 16, /* MATMUL: b is contiguous along k, not along n */
+  OCP_PROBLEM_RELU = 32,         /* the activation; cuBLASLt's gives 0 for NaN */
+  OCP_PROBLEM_GELU = 64,         /* MATMUL: the activation, in the form with tanh */
+  OCP_PROBLEM_RESIDUAL = 128
 };
 
 typedef struct ocp_problem_spec {
   uint32_t kind;
-  uint32_t dtype; /* FLOAT, FLOAT16, BFLOAT16, or DOUBLE; sums are float32, for DOUBLE float64 */
+  uint32_t dtype; /* FLOAT, FLOAT16, BFLOAT16, or DOUBLE; all but what is stored is float32, for DOUBLE float64 */
   uint32_t flags;
-  uint32_t rank; /* CONV */
+  uint32_t rank;      /* CONV */
+  double alpha, beta; /* MATMUL; CONV: 1, and 1 with a residual. beta is 0 without a residual */
 } ocp_problem_spec;
 
 /* NULL with the error where the spec makes no sense or its library is not loaded. Release it after the last Run. */
 ocp_problem *ocp_problem_create(const ocp_problem_spec *spec, ocp_error *error);
 void ocp_problem_release(ocp_problem *problem);
+/* Whether calls of the problem have so many pointers and numbers. */
+bool ocp_problem_takes(const ocp_problem *problem, uint32_t num_pointers, uint32_t num_values);
 
 /* What the first call on a stream or with new sizes does beside enqueueing, which may allocate: opens the stream's
  * handle and asks for an algorithm. */

@@ -33,6 +33,9 @@ class ProblemFlags(enum.IntFlag):
     BIAS = 4
     A_TRANSPOSED = 8
     B_TRANSPOSED = 16
+    RELU = 32
+    GELU = 64
+    RESIDUAL = 128
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class LibraryProblem:
     dtype: int
     flags: ProblemFlags
     rank: int = 0
+    alpha: float = 1.0
+    beta: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,10 @@
 /* A stand-in for libcublasLt with the functions that library_cublaslt.c calls. */
 #include "fake_library.h"
 
+#include <math.h>
+
 enum { SUCCESS = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15, ALGO = 0xA160 };
+enum { DEFAULT = 1, RELU = 2, BIAS = 4, GELU = 32 }; /* epilogues */
 
 typedef struct desc {
   int compute, scale;
@@ -28,7 +31,7 @@ typedef struct heuristic {
 } heuristic;
 
 /* Of the last call, for the test to read. */
-int64_t fake_compute, fake_reductions, fake_alignments[4];
+int64_t fake_compute, fake_reductions, fake_alignments[4], fake_epilogue;
 
 /* Set by tests of graphs: the driver's calls. With fake_copy, products by the identity matrix are enqueued on the
  * stream as a copy of the other factor; with fake_wait, too, the library waits for the stream, as a bad one would. */
@@ -71,7 +74,7 @@ int cublasLtMatmulDescCreate(void **out, int compute, int scale) {
   desc *d = calloc(1, sizeof *d);
   d->compute = compute;
   d->scale = scale;
-  d->epilogue = 1;
+  d->epilogue = DEFAULT;
   return made(d, out);
 }
 int cublasLtMatmulDescDestroy(void *object) { return destroyed(object); }
@@ -131,13 +134,20 @@ int cublasLtMatmulPreferenceSetAttribute(preference *p, int attribute, const voi
   }
 }
 
+static element type_of(const layout *l) {
+  return l->type == 0 ? FLOAT32 : l->type == 2 ? FLOAT16 : l->type == 14 ? BFLOAT16 : UNKNOWN;
+}
+
 static int valid(const layout *l, uint64_t rows, uint64_t columns) {
-  return l->type == 0 && l->rows == rows && l->columns == columns && l->leading >= (int64_t)rows;
+  return type_of(l) != UNKNOWN && l->rows == rows && l->columns == columns && l->leading >= (int64_t)rows;
 }
 /* Whether the layouts fit each other: d is m x n, all column-major. */
 static int fits(const desc *d, const layout *a, const layout *b, const layout *out) {
   const uint64_t m = out->rows, n = out->columns, k = d->transposed[0] ? a->rows : a->columns;
-  return d->transposed[0] <= 1 && d->transposed[1] <= 1 && d->scale == 0 &&
+  const int activation = d->epilogue & ~BIAS, bias = d->epilogue & BIAS;
+  return (d->epilogue == DEFAULT || (d->epilogue && !(d->epilogue & ~(RELU | GELU | BIAS)))) &&
+         activation != (RELU | GELU) && !bias == !d->bias && a->type == out->type && b->type == out->type &&
+         d->transposed[0] <= 1 && d->transposed[1] <= 1 && d->scale == 0 &&
          (d->transposed[0] ? valid(a, k, m) : valid(a, m, k)) && (d->transposed[1] ? valid(b, n, k) : valid(b, k, n)) &&
          valid(out, m, n) && a->batches == out->batches && b->batches == out->batches;
 }
@@ -157,16 +167,25 @@ int cublasLtMatmulAlgoGetHeuristic(void *handle, const desc *d, const layout *a,
   return SUCCESS;
 }
 
+static float finished(const desc *d, float value) {
+  if (d->epilogue & RELU)
+    return value > 0 ? value : 0; /* of NaN, too */
+  if (d->epilogue & GELU)
+    return 0.5F * value * (1 + tanhf(0.7978845608F * (value + 0.044715F * value * value * value)));
+  return value;
+}
+
 int cublasLtMatmul(void *handle, const desc *d, const float *alpha, const void *a, const layout *a_layout,
                    const void *b, const layout *b_layout, const float *beta, const void *c, const layout *c_layout,
                    void *out, const layout *out_layout, const uint64_t *algo, void *workspace, size_t workspace_bytes,
                    void *stream) {
   MAY_FAIL();
-  if (!handle || !fits(d, a_layout, b_layout, out_layout) || c_layout != out_layout || c != out || *beta != 0 ||
+  if (!handle || !fits(d, a_layout, b_layout, out_layout) || c_layout != out_layout || (c == out) != (*beta == 0) ||
       algo[0] != ALGO || !fake_translate((uint64_t)(uintptr_t)workspace, workspace_bytes))
     return INVALID_VALUE;
   fake_runs++;
   fake_compute = d->compute;
+  fake_epilogue = d->epilogue;
   if (fake_wait)
     fake_wait(stream);
   if (fake_copy)
@@ -174,20 +193,28 @@ int cublasLtMatmul(void *handle, const desc *d, const float *alpha, const void *
                      stream)
                ? NOT_SUPPORTED
                : SUCCESS;
+  const element type = type_of(out_layout);
   const int64_t m = (int64_t)out_layout->rows, n = (int64_t)out_layout->columns;
   const int64_t k = (int64_t)(d->transposed[0] ? a_layout->rows : a_layout->columns);
-  const float *bias = d->epilogue == 4 ? translate(d->bias, (size_t)m) : NULL;
+  const void *bias = d->epilogue & BIAS ? translate(d->bias, type, (size_t)m) : NULL;
   for (int64_t batch = 0; batch < out_layout->batches; batch++) {
-    const float *x = translate((const float *)a + batch * a_layout->stride, 1);
-    const float *y = translate((const float *)b + batch * b_layout->stride, 1);
-    float *z = translate((float *)out + batch * out_layout->stride, 1);
+    const void *x = translate(at(type, a, batch * a_layout->stride), type, 1);
+    const void *y = translate(at(type, b, batch * b_layout->stride), type, 1);
+    const void *old = translate(at(type, c, batch * c_layout->stride), type, (size_t)(m * n));
+    void *z = translate(at(type, out, batch * out_layout->stride), type, (size_t)(m * n));
     for (int64_t i = 0; i < m; i++)
       for (int64_t j = 0; j < n; j++) {
         float total = 0;
         for (int64_t l = 0; l < k; l++)
-          total += x[d->transposed[0] ? l + i * a_layout->leading : i + l * a_layout->leading] *
-                   y[d->transposed[1] ? j + l * b_layout->leading : l + j * b_layout->leading];
-        z[i + j * out_layout->leading] = *alpha * total + (bias ? bias[i] : 0);
+          total += load(type, x, d->transposed[0] ? l + i * a_layout->leading : i + l * a_layout->leading) *
+                   load(type, y, d->transposed[1] ? j + l * b_layout->leading : l + j * b_layout->leading);
+        const int64_t place = i + j * out_layout->leading;
+        float value = *alpha * total;
+        if (*beta != 0)
+          value += *beta * load(type, old, place);
+        if (bias)
+          value += load(type, bias, i);
+        store(type, z, place, finished(d, value));
       }
   }
   return SUCCESS;

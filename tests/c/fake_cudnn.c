@@ -1,19 +1,24 @@
-/* A stand-in for libcudnn with the functions that library_cudnn.c calls. It offers two engines: the first with tensor
- * cores and results that vary, the second exact. */
+/* A stand-in for libcudnn with the functions that library_cudnn.c calls. For a convolution, and for one with a
+ * residual, a bias and ReLU, as far as the real library has compiled engines for them, it offers two engines: the first
+ * with tensor cores and results that vary, the second exact. */
 #include "fake_library.h"
 
 enum { SUCCESS = 0, BAD_PARAM = 2000, NOT_SUPPORTED = 3000 };
 enum {
+  POINTWISE = 0,
   CONVOLUTION = 1,
   ENGINE = 2,
   CONFIG = 3,
   HEURISTIC = 4,
   PLAN = 5,
   FORWARD = 10,
+  ELEMENTS = 13, /* an operation by POINTWISE */
   GRAPH = 15,
   PACK = 16,
   TENSOR = 17
 };
+enum { ADD = 0, RELU = 100 };
+enum { MAX_OPERATIONS = 4 };
 enum { MAX_ATTRIBUTES = 12, MAX_ELEMENTS = 8 };
 
 typedef struct attribute {
@@ -28,7 +33,7 @@ typedef struct descriptor {
 } descriptor;
 
 /* The engine of the last run, and its stream's being set, for the test to read. */
-int64_t fake_engine, fake_streams_set;
+int64_t fake_engine, fake_streams_set, fake_operations;
 
 int cudnnCreate(void **handle) {
   MAY_FAIL();
@@ -85,10 +90,70 @@ static const int64_t *get(const descriptor *d, int name, int type, int64_t count
   return NULL;
 }
 
-static const descriptor *get_descriptor(const descriptor *d, int name, int type) {
-  const int64_t *element = get(d, name, 15, 1);
-  const descriptor *found = element ? (const descriptor *)(uintptr_t)*element : NULL;
+static element type_of(const descriptor *tensor) {
+  const int64_t type = *get(tensor, 901, 1, 1);
+  return type == 0 ? FLOAT32 : type == 2 ? FLOAT16 : type == 9 ? BFLOAT16 : UNKNOWN;
+}
+/* How many tensors a pack has memory for. */
+static int64_t tensors_of(const descriptor *pack) {
+  for (int64_t count = 3; count <= 5; count++)
+    if (get(pack, 1000, 3, count))
+      return count;
+  return 0;
+}
+
+/* Element `index` of an attribute of `count`. */
+static const descriptor *get_one(const descriptor *d, int name, int type, int64_t count, int64_t index) {
+  const int64_t *elements = d ? get(d, name, 15, count) : NULL;
+  const descriptor *found = elements ? (const descriptor *)(uintptr_t)elements[index] : NULL;
   return found && found->type == type && (found->finalized || type == CONFIG) ? found : NULL;
+}
+static const descriptor *get_descriptor(const descriptor *d, int name, int type) {
+  return get_one(d, name, type, 1, 0);
+}
+
+static int is_virtual(const descriptor *tensor) { return get(tensor, 907, 2, 1) != NULL; }
+static int64_t count_operations(const descriptor *graph) {
+  for (int64_t count = 1; count <= MAX_OPERATIONS; count++)
+    if (get(graph, 801, 15, count))
+      return count;
+  return 0;
+}
+static int mode_of(const descriptor *operation) {
+  return (int)*get(get_descriptor(operation, 750, POINTWISE), 0, 14, 1);
+}
+/* How many elements a pointwise operation's second tensor has; 0 without one. */
+static int64_t added_elements(const descriptor *operation) {
+  const descriptor *b = get_descriptor(operation, 752, TENSOR);
+  int64_t count = b != NULL;
+  for (int64_t rank = 4; b && rank <= 5; rank++)
+    for (int64_t i = 0; get(b, 902, 3, rank) && i < rank; i++)
+      count *= get(b, 902, 3, rank)[i];
+  return count;
+}
+
+/* Whether the operations are a chain of virtual tensors that an engine computes: residual, bias, ReLU. */
+static int has_engines(const descriptor *graph) {
+  const int64_t count = count_operations(graph);
+  const descriptor *forward = get_one(graph, 801, FORWARD, count, 0), *value = get_descriptor(forward, 705, TENSOR);
+  const descriptor *bias = NULL;
+  for (int64_t i = 1; i < count; i++) {
+    const descriptor *operation = get_one(graph, 801, ELEMENTS, count, i);
+    if (!operation || !is_virtual(value) || get_descriptor(operation, 751, TENSOR) != value)
+      return 0;
+    value = get_descriptor(operation, 753, TENSOR);
+    if (mode_of(operation) == RELU ? !bias || i != count - 1 : bias != NULL)
+      return 0; /* nothing but ReLU follows the bias, and ReLU follows nothing else */
+    const descriptor *b = get_descriptor(operation, 752, TENSOR);
+    const int last_addend = i == count - 1 || mode_of(get_one(graph, 801, ELEMENTS, count, i + 1)) == RELU;
+    if (mode_of(operation) == ADD && last_addend) {
+      const int rank = get(b, 902, 3, 5) ? 5 : 4;
+      if (added_elements(operation) != get(b, 902, 3, rank)[1])
+        return 0;
+      bias = b;
+    }
+  }
+  return !is_virtual(value);
 }
 
 int cudnnBackendFinalize(descriptor *d) {
@@ -96,7 +161,8 @@ int cudnnBackendFinalize(descriptor *d) {
   int complete = 1;
   switch (d->type) {
   case TENSOR:
-    complete = get(d, 901, 1, 1) && get(d, 906, 3, 1) && get(d, 900, 3, 1) &&
+    complete = get(d, 901, 1, 1) && type_of(d) != UNKNOWN && (!is_virtual(d) || type_of(d) == FLOAT32) &&
+               get(d, 906, 3, 1) && get(d, 900, 3, 1) && *get(d, 900, 3, 1) % (type_of(d) == FLOAT32 ? 4 : 2) == 0 &&
                ((get(d, 902, 3, 4) && get(d, 903, 3, 4)) || (get(d, 902, 3, 5) && get(d, 903, 3, 5)));
     break;
   case CONVOLUTION: {
@@ -111,18 +177,31 @@ int cudnnBackendFinalize(descriptor *d) {
                get_descriptor(d, 704, TENSOR) && get_descriptor(d, 705, TENSOR) && get(d, 700, 4, 1) &&
                get(d, 701, 4, 1);
     break;
-  case GRAPH:
-    complete = get(d, 800, 0, 1) && get_descriptor(d, 801, FORWARD);
+  case POINTWISE: {
+    const int64_t *mode = get(d, 0, 14, 1);
+    complete = mode && (*mode == ADD || (*mode == RELU && get(d, 2, 10, 1))) && get(d, 1, 1, 1);
     break;
+  }
+  case ELEMENTS:
+    complete = get_descriptor(d, 750, POINTWISE) && get_descriptor(d, 751, TENSOR) && get_descriptor(d, 753, TENSOR) &&
+               (mode_of(d) == ADD) == (added_elements(d) > 0);
+    break;
+  case GRAPH: {
+    const int64_t count = count_operations(d);
+    complete = get(d, 800, 0, 1) && get_one(d, 801, FORWARD, count, 0);
+    break;
+  }
   case HEURISTIC:
     complete = get_descriptor(d, 201, GRAPH) && get(d, 200, 8, 1);
     break;
   case PLAN:
     complete = get(d, 400, 0, 1) && get_descriptor(d, 401, CONFIG);
     break;
-  case PACK:
-    complete = get(d, 1000, 3, 3) && get(d, 1001, 6, 3) && get(d, 1003, 6, 1);
+  case PACK: {
+    const int64_t count = tensors_of(d);
+    complete = count && get(d, 1001, 6, count) && get(d, 1003, 6, 1);
     break;
+  }
   default:
     complete = 0;
   }
@@ -139,8 +218,8 @@ int cudnnBackendGetAttribute(const descriptor *d, int name, int type, int64_t re
     if (type != 15 || requested < 2)
       return BAD_PARAM;
     fake_searches++;
-    *count = 2;
-    for (int64_t i = 0; i < 2; i++) {
+    *count = has_engines(get_descriptor(d, 201, GRAPH)) ? 2 : 0;
+    for (int64_t i = 0; i < *count; i++) {
       results[i]->engine = i;
       results[i]->attributes[results[i]->count++] =
           (attribute){201, 15, 1, {get(d, 201, 15, 1)[0]}}; /* the graph, for the run */
@@ -165,7 +244,7 @@ int cudnnBackendGetAttribute(const descriptor *d, int name, int type, int64_t re
 }
 
 /* The tensor's memory of a pack, and its dimensions as [n, c, z, y, x]. */
-static float *bind(const descriptor *pack, const descriptor *tensor, int64_t dims[5]) {
+static void *bind(const descriptor *pack, const descriptor *tensor, int64_t dims[5]) {
   const int rank = get(tensor, 902, 3, 5) ? 5 : 4;
   const int64_t *sizes = get(tensor, 902, 3, rank), *strides = get(tensor, 903, 3, rank);
   int64_t dense = 1;
@@ -175,28 +254,74 @@ static float *bind(const descriptor *pack, const descriptor *tensor, int64_t dim
   dims[2] = 1;
   for (int i = 0; i < rank; i++)
     dims[i < 2 ? i : i + 5 - rank] = sizes[i];
-  for (int i = 0; i < 3; i++)
-    if (get(pack, 1000, 3, 3)[i] == *get(tensor, 906, 3, 1)) {
-      const int64_t address = get(pack, 1001, 6, 3)[i];
-      return address % *get(tensor, 900, 3, 1) ? NULL : translate((void *)(uintptr_t)address, (size_t)dense);
+  const int64_t count = tensors_of(pack);
+  for (int64_t i = 0; i < count; i++)
+    if (get(pack, 1000, 3, count)[i] == *get(tensor, 906, 3, 1)) {
+      const int64_t address = get(pack, 1001, 6, count)[i];
+      return address % *get(tensor, 900, 3, 1) ? NULL
+                                               : translate((void *)(uintptr_t)address, type_of(tensor), (size_t)dense);
     }
   return NULL;
 }
 
+/* What follows the convolution, with the memory of the tensors that it adds. */
+typedef struct epilogue {
+  int64_t count;
+  int modes[MAX_OPERATIONS];
+  const void *added[MAX_OPERATIONS];
+  int by_channel[MAX_OPERATIONS];
+  const descriptor *out;
+} epilogue;
+
+/* Whether the pack has every tensor. */
+static int bind_epilogue(const descriptor *pack, const descriptor *graph, epilogue *e) {
+  const int64_t count = count_operations(graph);
+  e->out = get_descriptor(get_one(graph, 801, FORWARD, count, 0), 705, TENSOR);
+  for (int64_t i = 1; i < count; i++) {
+    const descriptor *operation = get_one(graph, 801, ELEMENTS, count, i);
+    int64_t dims[5];
+    e->modes[e->count] = mode_of(operation);
+    e->by_channel[e->count] = added_elements(operation) == 0;
+    if (mode_of(operation) == ADD) {
+      e->added[e->count] = bind(pack, get_descriptor(operation, 752, TENSOR), dims);
+      if (!e->added[e->count])
+        return 0;
+      e->by_channel[e->count] = dims[0] * dims[2] * dims[3] * dims[4] == 1;
+    }
+    e->count++;
+    e->out = get_descriptor(operation, 753, TENSOR);
+  }
+  return 1;
+}
+
+static float finished(const epilogue *e, element type, float value, int64_t place, int64_t row) {
+  for (int64_t i = 0; i < e->count; i++)
+    if (e->modes[i] == ADD)
+      value += load(type, e->added[i], e->by_channel[i] ? row : place);
+    else
+      value = value < 0 ? 0 : value;
+  return value;
+}
+
 int cudnnBackendExecute(void *handle, const descriptor *plan, const descriptor *pack) {
   MAY_FAIL();
-  const descriptor *config = get_descriptor(plan, 401, CONFIG);
-  const descriptor *forward = get_descriptor(get_descriptor(config, 201, GRAPH), 801, FORWARD);
+  const descriptor *config = get_descriptor(plan, 401, CONFIG), *graph = get_descriptor(config, 201, GRAPH);
+  const descriptor *forward = get_one(graph, 801, FORWARD, count_operations(graph), 0);
   const descriptor *conv = get_descriptor(forward, 702, CONVOLUTION);
   int64_t in[5], kernel[5], size[5];
-  const float *w = bind(pack, get_descriptor(forward, 703, TENSOR), kernel);
-  const float *x = bind(pack, get_descriptor(forward, 704, TENSOR), in);
-  float *out = bind(pack, get_descriptor(forward, 705, TENSOR), size);
-  if (!handle || !plan->finalized || !pack->finalized || !w || !x || !out || *get(conv, 101, 7, 1) != 1 ||
-      !translate((void *)(uintptr_t)*get(pack, 1003, 6, 1), 256))
+  epilogue e = {0};
+  const void *w = bind(pack, get_descriptor(forward, 703, TENSOR), kernel);
+  const void *x = bind(pack, get_descriptor(forward, 704, TENSOR), in);
+  if (!handle || !plan->finalized || !pack->finalized || !w || !x || !bind_epilogue(pack, graph, &e) ||
+      *get(conv, 101, 7, 1) != 1 || !translate((void *)(uintptr_t)*get(pack, 1003, 6, 1), FLOAT32, 256))
+    return BAD_PARAM;
+  void *out = bind(pack, e.out, size);
+  const element type = type_of(e.out);
+  if (!out)
     return BAD_PARAM;
   fake_runs++;
   fake_engine = config->engine;
+  fake_operations = count_operations(graph);
   const int64_t rank = *get(conv, 106, 3, 1), groups = in[1] / kernel[1], rows = size[1] / groups;
   int64_t dilation[3] = {1, 1, 1}, stride[3] = {1, 1, 1}, pad[3] = {0, 0, 0};
   for (int64_t i = 0; i < rank; i++) {
@@ -211,16 +336,16 @@ int cudnnBackendExecute(void *handle, const descriptor *plan, const descriptor *
     float total = 0;
     for (int64_t t = 0; t < kernel[1] * taps; t++) {
       const int64_t k[3] = {t % taps / (kernel[3] * kernel[4]), t % taps / kernel[4] % kernel[3], t % kernel[4]};
-      int64_t at = image * in[1] + row / rows * kernel[1] + t / taps, inside = 1;
+      int64_t from = image * in[1] + row / rows * kernel[1] + t / taps, inside = 1;
       for (int axis = 0; axis < 3; axis++) {
         const int64_t p = o[axis] * stride[axis] - pad[axis] + k[axis] * dilation[axis];
         inside &= p >= 0 && p < in[2 + axis];
-        at = at * in[2 + axis] + p;
+        from = from * in[2 + axis] + p;
       }
       if (inside)
-        total += x[at] * w[row * kernel[1] * taps + t];
+        total += load(type, x, from) * load(type, w, row * kernel[1] * taps + t);
     }
-    out[i] = total;
+    store(type, out, i, finished(&e, type, total, i, row));
   }
   return SUCCESS;
 }

@@ -1,5 +1,5 @@
 /* What the stand-ins for vendor libraries share: they compute on the emulated device's memory, plainly and in float32,
- * and refuse what the real ones would refuse. */
+ * round once what they store, and refuse what the real ones would refuse. */
 #ifndef FAKE_LIBRARY_H
 #define FAKE_LIBRARY_H
 
@@ -22,8 +22,49 @@ int (*fake_fails)(const char *function);
       return NOT_SUPPORTED;                                                                                            \
   } while (0)
 
-static inline float *translate(const void *address, size_t elements) {
-  return fake_translate((uint64_t)(uintptr_t)address, elements * sizeof(float));
+typedef enum element { FLOAT32, FLOAT16, BFLOAT16, UNKNOWN } element;
+
+static inline void *translate(const void *address, element type, size_t elements) {
+  return fake_translate((uint64_t)(uintptr_t)address, elements * (type == FLOAT32 ? 4 : 2));
+}
+
+static inline const void *at(element type, const void *memory, int64_t index) {
+  return (const char *)memory + index * (type == FLOAT32 ? 4 : 2);
+}
+
+static inline float load(element type, const void *memory, int64_t index) {
+  float value;
+  uint16_t bits;
+  _Float16 half;
+  switch (type) {
+  case FLOAT16:
+    memcpy(&half, at(type, memory, index), sizeof half);
+    return (float)half;
+  case BFLOAT16:
+    memcpy(&bits, at(type, memory, index), sizeof bits);
+    memcpy(&value, &(uint32_t){(uint32_t)bits << 16}, sizeof value);
+    return value;
+  default:
+    memcpy(&value, at(type, memory, index), sizeof value);
+    return value;
+  }
+}
+
+static inline void store(element type, void *memory, int64_t index, float value) {
+  void *to = (void *)at(type, memory, index);
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  switch (type) {
+  case FLOAT16:
+    memcpy(to, &(_Float16){(_Float16)value}, 2);
+    break;
+  case BFLOAT16: /* to nearest, ties to even; NaN stays one */
+    bits = value == value ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : 0x7fc0;
+    memcpy(to, &(uint16_t){(uint16_t)bits}, 2);
+    break;
+  default:
+    memcpy(to, &value, sizeof value);
+  }
 }
 
 #endif
