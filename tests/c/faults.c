@@ -1,8 +1,8 @@
 /* Makes calls fail while a process runs: those of the emulated driver's functions, and those that the plugin's library
  * makes of the C library. A test loads this object into the process; the plugin knows nothing of it. The members of the
  * driver's table and the library's imported addresses are exchanged for functions that count, fail as told, and call
- * the real one. Stand-ins for vendor libraries ask here. faults_driver.h, which tests/faults.py writes from driver.h
- * and the stand-ins, has the functions of the driver and all names. */
+ * the real one. Stand-ins for vendor libraries ask here. faults_driver.h, which tests/harness/faults.py writes from
+ * driver.h and the stand-ins, has the functions of the driver and all names. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <elf.h>

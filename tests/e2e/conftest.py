@@ -1,5 +1,5 @@
 """End-to-end tests through stock ONNX Runtime. They run with inline streams, and once more with adversarial ones by
-tests/test_adversarial_streams.py."""
+tests/streams/test_adversarial_streams.py."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ from threading import Barrier
 import numpy as np
 import onnxruntime as ort
 import pytest
-from encoder import encoder, encoder_inputs
 from onnx import helper
 
 import ort_cuda_plugin
 from device_models import add_and_double, model, with_cpu_nodes
+from encoder import encoder, encoder_inputs
 from isolated import add_model, python
 from ort_cuda_plugin import models
 from ort_cuda_plugin.abi.core import ffi

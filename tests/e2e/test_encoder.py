@@ -7,9 +7,9 @@ import functools
 import numpy as np
 import onnxruntime as ort
 import pytest
-from encoder import encoder, encoder_inputs
 
 import ort_cuda_plugin
+from encoder import encoder, encoder_inputs
 from ort_cuda_plugin import models
 
 TOLERANCE = 1e-3

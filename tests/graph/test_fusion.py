@@ -1,0 +1,200 @@
+"""Fused programs give the bits of unfused ones, and take the launches that they should."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper, parser
+
+import ort_cuda_plugin
+from encoder import encoder
+from kernel_harness import run_model
+from ort_cuda_plugin.cli import main
+from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.graph.cluster import CompiledCluster
+from ort_cuda_plugin.graph.lowering import DeviceProperties, LoweringOptions
+from ort_cuda_plugin.graph.onnx_graph import read_model, storage
+from ort_cuda_plugin.runtime.targets import Target
+from random_models import ModelMaker, feed
+
+TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+
+
+@pytest.fixture
+def uncontracted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product and a sum that fusing brings together stay two operations with a rounding each."""
+    monkeypatch.setattr(OpenDevice, "target", property(lambda self: Target.emulated(contract=False)))
+
+
+def as_type(model: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
+    """The model with another type in place of float32."""
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = dtype
+    for initializer in model.graph.initializer:
+        if initializer.data_type == TensorProto.FLOAT:
+            array = numpy_helper.to_array(initializer).astype(onnx.helper.tensor_dtype_to_np_dtype(dtype))
+            initializer.CopyFrom(numpy_helper.from_array(array, initializer.name))
+    return model
+
+
+def bits(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    return [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
+
+
+def compare(model: onnx.ModelProto, inputs: list[np.ndarray], *, dynamic: bool = False) -> None:
+    fused, plain = (run_model(model, inputs, dynamic, LoweringOptions(fusion=fusion)) for fusion in (True, False))
+    for one, other in zip(bits(fused), bits(plain), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.usefixtures("uncontracted")
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("seed", range(8))
+def test_a_random_model_has_the_same_bits_fused(seed: int, dtype: str) -> None:
+    maker = ModelMaker(seed + 100 * list(TYPES).index(dtype), foreign=False)
+    model = as_type(maker.model(20), TYPES[dtype])
+    arrays = feed(2, 3, seed)
+    inputs = [
+        arrays[value.name].astype(onnx.helper.tensor_dtype_to_np_dtype(TYPES[dtype])) for value in model.graph.input
+    ]
+    assert all(storage(x)[1].name == dtype.upper() for x in inputs)
+    compare(model, inputs, dynamic=bool(seed % 2))
+
+
+# ---- how many launches ----
+
+
+def launches(model: onnx.ModelProto, *, fusion: bool = True) -> int:
+    """Records of the plan of a model whose sizes are all known."""
+    cluster = CompiledCluster(read_model(model), DeviceProperties(), LoweringOptions(fusion=fusion))
+    plan = cluster.prepare().plan
+    assert plan is not None
+    return len(plan.records)
+
+
+def program(text: str) -> onnx.ModelProto:
+    """A model in ONNX's textual syntax, with the shapes that ONNX infers."""
+    model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> fused {text}')
+    onnx.checker.check_model(model)
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def weights(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+LAYER_NORM = """axes = Constant<value_ints = [-1]>() two = Constant<value_float = 2.0>()
+    eps = Constant<value_float = 1e-5>() mean = ReduceMean(h, axes) d = Sub(h, mean)
+    squared = Pow(d, two) variance = ReduceMean(squared, axes)
+    shifted = Add(variance, eps) deviation = Sqrt(shifted) normal = Div(d, deviation) scaled = Mul(normal, w)
+    y = Add(scaled, w)"""
+GELU = """k = Constant<value_float = 1.4142>() one = Constant<value_float = 1.0>()
+    half = Constant<value_float = 0.5>()
+    e = Div(h, k) f = Erf(e) g = Add(f, one) m = Mul(h, g) y = Mul(m, half)"""
+TANH_GELU = """c = Constant<value_float = 0.044715>() r = Constant<value_float = 0.79788>()
+    three = Constant<value_float = 3.0>() one = Constant<value_float = 1.0>() half = Constant<value_float = 0.5>()
+    cube = Pow(h, three) q = Mul(cube, c) s = Add(h, q) t = Mul(s, r) u = Tanh(t) v = Add(u, one) m = Mul(h, v)
+    y = Mul(m, half)"""
+SUM = "(float[4, 8] x, float[4, 8] r, float[8] w) => (float[4, 8] y{more}) {{ h = Add(x, r) {rest} }}"
+PRODUCT = "(float[4, 8] x, float[8, 6] b, float[6] w) => (float[4, 6] y) {{ p = MatMul(x, b) h = Add(w, p) {rest} }}"
+
+PROGRAMS = {
+    "a chain": ("(float[4, 8] x) => (float[4, 8] y) { a = Relu(x) b = Neg(a) c = Add(b, x) y = Sigmoid(c) }", 1),
+    "a decomposed LayerNormalization of a sum": (SUM.format(more="", rest=LAYER_NORM), 1),
+    "a product with bias and GELU": (PRODUCT.format(rest=GELU), 1),
+    "a product with bias and GELU by tanh": (PRODUCT.format(rest=TANH_GELU), 1),
+    "a softmax between maps": (
+        """(float[4, 8] x, float[4, 8] m) => (float16[4, 8] y)
+        { k = Constant<value_float = 0.125>() a = Mul(x, k) b = Add(a, m) p = Softmax(b) y = Cast<to = 10>(p) }""",
+        1,
+    ),
+    "a sum that is needed twice": (SUM.format(more=", float[4, 8] h", rest=LAYER_NORM), 1),
+    "parts of a concatenation": (
+        """(float[4, 8] x, float[8, 6] b) => (float[4, 20] y)
+        { r = Relu(x) p = MatMul(r, b) n = Neg(p) t = Tanh(n) y = Concat<axis = 1>(r, n, t) }""",
+        2,
+    ),
+    "heads of a transposed product": (
+        """(float[2, 4, 8] x, float[8, 6] b) => (float[2, 3, 4, 2] y)
+        { s = Constant<value_ints = [2, 4, 3, 2]>() p = MatMul(x, b) h = Reshape(p, s)
+          t = Transpose<perm = [0, 2, 1, 3]>(h) y = Neg(t) }""",
+        1,
+    ),
+    "a row of few elements, and what it is subtracted from": (
+        """(float[4, 8] x) => (float[4, 8] y)
+        { axes = Constant<value_ints = [1]>() m = ReduceMax<keepdims = 1>(x, axes) d = Sub(x, m) y = Exp(d) }""",
+        1,
+    ),
+}
+
+
+@pytest.mark.usefixtures("uncontracted")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_takes_so_many_launches_and_has_the_bits_of_the_unfused_one(name: str) -> None:
+    text, expected = PROGRAMS[name]
+    model = program(text)
+    assert launches(model) == expected < launches(model, fusion=False)
+    sizes = [[dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.graph.input]
+    compare(model, [weights(*shape, seed=seed) for seed, shape in enumerate(sizes)])
+
+
+def test_a_chain_of_three_hundred_operators_is_one_launch() -> None:
+    steps = " ".join(f"x{i + 1} = {'Sin' if i % 2 else 'Add'}(x{i}{'' if i % 2 else ', x0'})" for i in range(300))
+    model = program(f"(float[4, 8] x0) => (float[4, 8] x300) {{ {steps} }}")
+    assert launches(model) == 1
+    (fused,) = run_model(model, [weights(4, 8)], options=LoweringOptions(fusion=True))
+    assert np.isfinite(fused).all()
+
+
+@pytest.mark.parametrize("decomposed", [False, True])
+def test_an_encoder_takes_nine_steps_a_layer(decomposed: bool) -> None:
+    """For every batch and length; where the number of rows is not known a product has two kernels, and one runs."""
+    counts = []
+    for layers in (1, 2):
+        model = onnx.shape_inference.infer_shapes(encoder(layers, 48, 3, decomposed=decomposed))
+        cluster = CompiledCluster(read_model(model), DeviceProperties(), LoweringOptions(fusion=True))
+        texts: list[str] = []
+        cluster.show_program = texts.append
+        cluster.prepare()
+        last = next(text for text in reversed(texts) if text.startswith("after place"))
+        counts.append(int(last.split()[2]))
+    assert counts[1] - counts[0] <= 9
+    assert counts[0] <= 9 + 8
+
+
+def test_a_step_between_two_others_that_needs_the_first_keeps_its_place() -> None:
+    """The gather reads what the map before it stores, and the map after it needs both."""
+    model = program(
+        """(float[4, 8] x, int64[3] i) => (float[4, 8] y)
+        { a = Relu(x) g = Gather(a, i) s = ReduceSum<keepdims = 0>(g) b = Add(a, s) y = Neg(b) }"""
+    )
+    inputs = [weights(4, 8), np.array([0, 2, 3])]
+    (fused,) = run_model(model, inputs, options=LoweringOptions(fusion=True))
+    a = np.maximum(inputs[0], 0)
+    np.testing.assert_allclose(fused, -(a + a[inputs[1]].sum()), rtol=1e-5)
+
+
+def test_the_option_turns_fusion_on_and_off() -> None:
+    data = program(PROGRAMS["a chain"][0]).SerializeToString()
+    counts = []
+    for fusion in (0, 1):
+        session = ort_cuda_plugin.session(
+            data, emulate=True, provider_options={"fusion": fusion, "automatic_cuda_graphs": 0}
+        )
+        before = ort_cuda_plugin.counters()["launches"]
+        session.run(None, {"x": weights(4, 8)})
+        counts.append(ort_cuda_plugin.counters()["launches"] - before)
+    assert counts == [4, 1]
+
+
+def test_explain_shows_the_program_after_each_pass(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "chain.onnx"
+    onnx.save(program(PROGRAMS["a chain"][0]), path)
+    assert main(["explain", str(path), "--program", "--device", "emulated"]) == 0
+    out = capsys.readouterr().out
+    assert "after lowered: 4 steps" in out
+    assert "after fuse: 1 steps, 128 B read, 128 B written" in out
+    assert "Relu" in out.split("after emitted")[1]

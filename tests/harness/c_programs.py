@@ -1,0 +1,67 @@
+"""C test programs: built from ``tests/c`` and the whole shim, plain or with sanitizers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import onnxruntime
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "tests" / "c"
+
+sys.path.insert(0, str(ROOT))
+
+from build_plugin import Builder, compiler  # noqa: E402
+
+SANITIZE = {"": [], "thread": ["-fsanitize=thread"], "address": ["-fsanitize=address,undefined"]}
+
+
+def build_program(name: str, sources: list[str], sanitize: str = "") -> Path:
+    """The executable of the named files of ``tests/c`` and the shim; an unchanged one is not built again."""
+    work = ROOT / "build" / f"tests-{sanitize or 'plain'}"
+    flags = ["-O1", "-fno-omit-frame-pointer", *SANITIZE[sanitize]] if sanitize else []
+    return Builder(work / "bin", work, flags).program(name, [SOURCES / source for source in sources])
+
+
+def build_host(name: str, folder: Path) -> Path:
+    """``tests/c/<name>.c`` as an application that is linked to ONNX Runtime's wheel, under the name of its soname."""
+    wheel = next((Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.1.*"))
+    (folder / "libonnxruntime.so.1").symlink_to(wheel)
+    target = folder / name
+    command = ["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'csrc_shim'}", "-o", str(target)]
+    command += [str(SOURCES / f"{name}.c"), str(folder / "libonnxruntime.so.1"), f"-Wl,-rpath,{folder}"]
+    subprocess.run(command, check=True)
+    return target
+
+
+def build_kernels(folder: Path) -> Path:
+    """The kernels of ``tests/c/kernels.c`` as an image for the emulated device."""
+    image = folder / "kernels.o"
+    flags = ["-O1", "-mcmodel=large", "-fno-pic", "-fno-stack-protector", "-fcf-protection=none"]
+    source = SOURCES / "kernels.c"
+    subprocess.run([*compiler(), *flags, f"-I{ROOT / 'csrc_shim'}", "-c", source, "-o", image], check=True)
+    return image
+
+
+def fake_library(name: str, folder: Path) -> Path:
+    """``tests/c/fake_<name>.c`` as a shared library that stands in for a vendor's."""
+    path = folder / f"lib{name}.so"
+    source = SOURCES / f"fake_{name}.c"
+    flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC"]
+    subprocess.run([*compiler(), *flags, source, "-o", path, "-lm"], check=True)
+    return path
+
+
+def run_program(*command: str | Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+    """Runs a test program with sanitizers that end it at the first finding."""
+    environment = os.environ | {
+        "ASAN_OPTIONS": "detect_leaks=1:abort_on_error=0:exitcode=86",
+        "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1:exitcode=86",
+        "TSAN_OPTIONS": "halt_on_error=1:exitcode=86",
+    }
+    return subprocess.run(
+        [str(part) for part in command], env=environment, capture_output=True, text=True, timeout=timeout
+    )

@@ -1,0 +1,112 @@
+"""Damages kernel objects of the compilers where a reader can go wrong; for the emulator's loader and for `Elf`.
+
+``python tests/harness/damaged_objects.py --rounds 100000`` loads that many under AddressSanitizer and
+UndefinedBehaviorSanitizer and reads as many in Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from c_programs import build_program, run_program
+from emulator_harness import LARGE_CODE_MODEL, compile_kernels
+from kernel_launch import kernel
+from ort_cuda_plugin.runtime.compile import compile_kernel
+from ort_cuda_plugin.runtime.elf import Elf
+from ort_cuda_plugin.runtime.targets import Target
+
+SUM = kernel(
+    "sum",
+    ("*f32", "*f32", "i32"),
+    """
+def kernel(x, y, n):
+    shared = cuda.shared.array(32, float32)
+    i = cuda.grid(1)
+    shared[cuda.threadIdx.x] = math.exp(x[i]) if i < n else float32(0)
+    cuda.syncthreads()
+    if cuda.threadIdx.x == 0:
+        total = float32(0)
+        for k in range(32):
+            total += shared[k]
+        y[cuda.blockIdx.x] = total
+""",
+)
+CODE_MODELS = [
+    LARGE_CODE_MODEL,
+    ("-mcmodel=small", "-fPIC"),
+    ("-mcmodel=medium", "-fPIC", "-g"),
+]
+
+
+def write_objects(folder: Path) -> list[Path]:
+    """Objects of the compile pipeline, plain and checked, and of the C compiler with relocations of every kind."""
+    images = [compile_kernel(SUM, Target.emulated(check)).data for check in (False, True)]
+    images += [compile_kernels(folder, model) for model in CODE_MODELS]
+    paths = [folder / f"{index}.o" for index in range(len(images))]
+    for path, image in zip(paths, images, strict=True):
+        path.write_bytes(image)
+    return paths
+
+
+def program() -> Path:
+    return build_program("loader_fuzz", ["loader_fuzz.c", "damage_object.c"], "address")
+
+
+def load_damaged(seed: int, rounds: int) -> dict[str, int]:
+    """Loads damaged objects; how many were refused and loaded, and how many kernels were found in them.
+
+    Raises AssertionError with the report of the sanitizer.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        done = run_program(program(), "load", str(seed), str(rounds), *write_objects(Path(folder)), timeout=7200)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-8000:]
+    words = done.stdout.split()
+    return {name: int(number) for name, number in zip(words[::2], words[1::2], strict=True)}
+
+
+def damaged_objects(seed: int, rounds: int) -> Iterator[bytes]:
+    """The objects that `load_damaged` loads."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(program()), "print", str(seed), str(rounds), *map(str, write_objects(Path(folder)))]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            for _ in range(rounds):
+                length = int.from_bytes(process.stdout.read(4), "little")
+                yield process.stdout.read(length)
+        assert process.returncode == 0
+
+
+def read_damaged(seed: int, rounds: int) -> dict[str, int]:
+    """Reads damaged objects in Python; how many were refused and read. Any other error than ValueError is raised."""
+    outcome = {"refused": 0, "read": 0}
+    for data in damaged_objects(seed, rounds):
+        try:
+            elf = Elf(data)
+            for section in elf.sections:
+                elf.contents(section)
+            for symbol in elf.symbols():
+                if symbol.section < len(elf.sections):  # the numbers above have other meanings
+                    elf.symbol_offset(symbol)
+            outcome["read"] += 1
+        except ValueError:
+            outcome["refused"] += 1
+    return outcome
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Loads and reads damaged kernel objects.")
+    parser.add_argument("--rounds", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    print("loaded in C:", load_damaged(arguments.seed, arguments.rounds))
+    print("read in Python:", read_damaged(arguments.seed, arguments.rounds))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""What the tests of the emulated device share: its configuration, kernels written in C, fresh devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import build_plugin
+from ort_cuda_plugin.abi.core import core, ffi
+from ort_cuda_plugin.runtime.device import Device
+
+SOURCES = Path(__file__).resolve().parents[1] / "c"
+
+
+@dataclasses.dataclass
+class Emulator:
+    """Settings of the emulated devices; see csrc_shim/emulator/emulator.h."""
+
+    num_devices: int
+    workers: int
+    device_bytes: int
+    adversarial: int
+    check: int
+    seed: int
+
+
+def current() -> Emulator:
+    config = ffi.new("ocp_emu_config *")
+    core().emu_get_config(config)
+    return Emulator(**{field.name: getattr(config, field.name) for field in dataclasses.fields(Emulator)})
+
+
+def apply(settings: Emulator) -> None:
+    """Raises ValueError with the library's reason where it refuses."""
+    text = ffi.new("char[200]")
+    if core().emu_configure(ffi.new("ocp_emu_config *", dataclasses.asdict(settings)), text, len(text)):
+        raise ValueError(ffi.string(text).decode())
+
+
+@contextmanager
+def configured(**changes: int) -> Iterator[Device]:
+    """Emulated device 0 under the changed settings, without findings. Afterwards settings and device are as before.
+
+    Nothing that other tests left in reference cycles is freed meanwhile: where a test loses the device, the plugin
+    would find it lost, for the rest of the process.
+    """
+    before, collects = current(), gc.isenabled()
+    apply(dataclasses.replace(before, **changes))
+    core().emu_clear_findings()
+    gc.disable()
+    try:
+        yield Device.emulated(0)
+    finally:
+        try:
+            apply(before)  # runs what is still deferred, which may fail
+        finally:
+            core().emu_clear_findings()
+            if collects:
+                gc.enable()
+
+
+LARGE_CODE_MODEL = ("-mcmodel=large", "-fno-pic", "-fno-pie")
+
+
+def compile_kernels(folder: Path, code_model: Sequence[str] = LARGE_CODE_MODEL) -> bytes:
+    """The object file of emulator_kernels.c; with the large code model as the compile pipeline would make it."""
+    target = folder / "emulator_kernels.o"
+    flags = ["-O2", "-fno-asynchronous-unwind-tables", *code_model]
+    source = SOURCES / "emulator_kernels.c"
+    include = f"-I{build_plugin.SOURCES}"
+    command = [*build_plugin.compiler(), *flags, include, "-c", str(source), "-o", str(target)]
+    subprocess.run(command, check=True)
+    return target.read_bytes()

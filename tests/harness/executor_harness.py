@@ -1,0 +1,342 @@
+"""Drives clusters through the library's table, without ONNX Runtime: plans from Python, kernels from C."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ort_cuda_plugin.abi.core import check, core, ffi, new_error
+from ort_cuda_plugin.ep import boundary
+from ort_cuda_plugin.ep.fused_node import FUSED_NODES
+from ort_cuda_plugin.runtime.plan_format import ExprOp, Param, ParamKind, Plan, PlanExpr, Record, RecordKind, encode
+
+FLOAT, INT32, INT64, BOOL = 1, 6, 7, 9
+NUMPY_TYPES = {FLOAT: np.float32, INT32: np.int32, INT64: np.int64, BOOL: np.bool_}
+ONNX_TYPES = {np.dtype(v): k for k, v in NUMPY_TYPES.items()} | {np.dtype(np.uint64): 13, np.dtype(np.int8): 3}
+P, I8, I16, I32, I64, F32, F64 = (getattr(ParamKind, k) for k in ("POINTER", "I8", "I16", "I32", "I64", "F32", "F64"))
+KERNELS = {
+    "affine": (P, P, I64, F32, F32),
+    "add": (P, P, P, I32),
+    "keep_positive": (P, P, P, I64),
+    "parameters": (P, I8, I16, I32, I64, F32, F64),
+    "idle": (P, I64),
+}
+"""The kernels of executor_kernels.c and their parameters."""
+AFFINE, ADD, KEEP_POSITIVE, PARAMETERS, IDLE = range(5)
+"""Indices of the kernels in a cluster made by `TestCluster`."""
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class OnHost:
+    """An input that is handed over in host memory."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = np.ascontiguousarray(array)
+
+
+class Wild:
+    """A float input of shape [1] that claims to be on the device and is not."""
+
+    address = 0xDEAD000
+
+
+@cache
+def device() -> Any:
+    """The emulated device (``ocp_device *``)."""
+    error = new_error()
+    opened = core().device_open(1, 0, error)
+    check(error)
+    return opened
+
+
+@cache
+def kernel_image() -> bytes:
+    """executor_kernels.c, compiled for the emulated device."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "kernels.o"
+        compiler = shlex.split(os.environ.get("CC", "gcc"))
+        flags = ["-O2", "-mcmodel=large", "-fno-pic", "-fno-pie", "-fno-stack-protector", "-fcf-protection=none"]
+        includes = f"-I{ROOT / 'csrc_shim'}"
+        source = str(ROOT / "tests" / "c" / "executor_kernels.c")
+        subprocess.run([*compiler, *flags, includes, "-c", source, "-o", str(target)], check=True)
+        return target.read_bytes()
+
+
+@cache
+def functions() -> tuple[Any, ...]:
+    """The CUfunctions of the test kernels, in the order of KERNELS."""
+    image = kernel_image()
+    module = ffi.new("CUmodule *")
+    succeed(driver().ModuleLoadData(module, ffi.from_buffer(image), len(image)))
+    found = []
+    for name in KERNELS:
+        function = ffi.new("CUfunction *")
+        succeed(driver().ModuleGetFunction(function, module[0], name.encode()))
+        found.append(function[0])
+    return tuple(found)
+
+
+def driver() -> Any:
+    error = new_error()
+    core().device_enter(device(), error)
+    check(error)
+    return core().driver_emulator()
+
+
+def succeed(result: int) -> None:
+    assert result == 0, f"CUDA error {result}"
+
+
+def synchronize(stream: Any) -> None:
+    error = new_error()
+    core().stream_synchronize(stream, error)
+    check(error)
+
+
+class DeviceBlock:
+    """Device memory with the bytes of an array."""
+
+    def __init__(self, nbytes: int) -> None:
+        address = ffi.new("CUdeviceptr *")
+        error = new_error()
+        core().device_alloc(device(), nbytes, ffi.NULL, address, error)
+        check(error)
+        self.address: int = address[0]
+        self.nbytes = nbytes
+
+    def upload(self, array: np.ndarray) -> DeviceBlock:
+        data = np.ascontiguousarray(array)
+        if data.nbytes:
+            raw = ffi.from_buffer(data.reshape(-1).view(np.uint8))
+            succeed(driver().MemcpyHtoDAsync(self.address, raw, data.nbytes, ffi.NULL))
+            succeed(driver().CtxSynchronize())
+        return self
+
+    def download(self, shape: Sequence[int], dtype: Any, stream: Any) -> np.ndarray:
+        """The contents, after what was enqueued on the stream."""
+        synchronize(stream)
+        array = np.empty(tuple(shape), dtype)
+        if array.nbytes:
+            raw = ffi.from_buffer(array.reshape(-1).view(np.uint8), require_writable=True)
+            succeed(driver().MemcpyDtoHAsync(raw, self.address, array.nbytes, ffi.NULL))
+            succeed(driver().CtxSynchronize())
+        return array
+
+    def __del__(self) -> None:
+        core().device_free(device(), self.address, ffi.NULL)
+
+
+class Stream:
+    """An ``ocp_stream *`` for the time of a with statement."""
+
+    def __enter__(self) -> Any:
+        out = ffi.new("ocp_stream **")
+        error = new_error()
+        core().stream_create(device(), out, error)
+        check(error)
+        self.pointer = out[0]
+        return self.pointer
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        core().stream_release(self.pointer)
+
+
+class Outputs:
+    """The output callback of one Run."""
+
+    def __init__(self, plan_dtypes: Sequence[int]) -> None:
+        self.dtypes = plan_dtypes
+        self.blocks: dict[int, tuple[DeviceBlock, tuple[int, ...]]] = {}
+        self.bind()
+
+    def bind(self) -> None:
+        signature = "int(void *, uint32_t, const int64_t *, uint32_t, void **, ocp_error *)"
+        self.callback = ffi.callback(signature, self.allocate)
+
+    def allocate(self, _context: Any, index: int, dims: Any, rank: int, data: Any, _error: Any) -> int:
+        shape = tuple(dims[d] for d in range(rank))
+        block = DeviceBlock(int(np.prod(shape, dtype=np.int64)) * np.dtype(NUMPY_TYPES[self.dtypes[index]]).itemsize)
+        self.blocks[index] = (block, shape)
+        data[0] = ffi.cast("void *", block.address)
+        return 0
+
+    def arrays(self, stream: Any) -> list[np.ndarray]:
+        """The outputs. Ends the cycle of object and callback, so that the memory goes with the object."""
+        self.callback = None
+        return [
+            block.download(shape, NUMPY_TYPES[self.dtypes[index]], stream)
+            for index, (block, shape) in sorted(self.blocks.items())
+        ]
+
+
+class TestCluster:
+    """An ``ocp_cluster`` with all test kernels. ``build`` is what Python does when no plan matches."""
+
+    __test__ = False
+
+    def __init__(
+        self,
+        *plans: Plan,
+        weights: Sequence[np.ndarray] = (),
+        host_inputs: Sequence[int] = (),
+        outputs: Sequence[int] = (FLOAT,),
+        build: Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]]], None] | None = None,
+    ) -> None:
+        boundary.attach(int(ffi.cast("uintptr_t", core())))
+        self.outputs = outputs
+        self.builder = build
+        self.handle = FUSED_NODES.add(self)  # type: ignore[arg-type]
+        self.pointer = core().cluster_create(device(), b"test cluster", self.handle)
+        self._names = [ffi.new("char[]", name.encode()) for name in KERNELS]
+        kernels = ffi.new("ocp_kernel_ref[]", len(KERNELS))
+        self._params = [ffi.new("uint8_t[]", kinds) for kinds in KERNELS.values()]
+        for kernel, function, name, params in zip(kernels, functions(), self._names, self._params, strict=True):
+            kernel.function, kernel.name = function, name
+            kernel.num_params, kernel.params = len(params), params
+        error = new_error()
+        assert core().cluster_add_kernels(self.pointer, kernels, len(KERNELS), error) == 0
+        for array in weights:
+            core().cluster_add_weights(self.pointer, ffi.new("ocp_weight *[]", [acquire(array)]), 1, error)
+        core().cluster_set_host_inputs(self.pointer, list(host_inputs), len(host_inputs), error)
+        check(error)
+        for plan in plans:
+            self.add(plan)
+
+    def build(self, shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> None:
+        if self.builder is None:
+            raise AssertionError("no plan matched")
+        self.builder(shapes, host_values)
+
+    def add(self, plan: Plan) -> None:
+        self.add_blob(encode(plan))
+
+    def add_blob(self, blob: bytes) -> None:
+        error = new_error()
+        core().cluster_add_plan(self.pointer, ffi.from_buffer(blob), len(blob), error)
+        check(error)
+
+    def run(self, *inputs: np.ndarray | OnHost | Wild, stream: Any = None) -> list[np.ndarray]:
+        """Runs once and waits. Raises PluginError."""
+        if stream is None:
+            with Stream() as own:
+                return self.run(*inputs, stream=own)
+        outputs = Outputs(self.outputs)
+        self.enqueue(inputs, outputs, stream)
+        return outputs.arrays(stream)
+
+    def enqueue(self, inputs: Sequence[np.ndarray | OnHost | Wild], outputs: Outputs, stream: Any) -> None:
+        rows = ffi.new("ocp_input[]", len(inputs))
+        alive: list[Any] = []
+        for row, value in zip(rows, inputs, strict=True):
+            if isinstance(value, Wild):
+                alive.append(ffi.new("int64_t[]", [1]))
+                row.dims, row.rank, row.dtype, row.on_device = alive[-1], 1, FLOAT, True
+                row.data = ffi.cast("void *", value.address)
+                continue
+            array = value.array if isinstance(value, OnHost) else np.ascontiguousarray(value)
+            dims = ffi.new("int64_t[]", array.shape)
+            row.dims, row.rank, row.dtype = dims, array.ndim, ONNX_TYPES[array.dtype]
+            row.on_device = not isinstance(value, OnHost)
+            if isinstance(value, OnHost):
+                row.data = ffi.cast("void *", array.ctypes.data)
+                alive += [dims, array]
+            else:
+                block = DeviceBlock(array.nbytes).upload(array)
+                row.data = ffi.cast("void *", block.address)
+                alive += [dims, block]
+        error = new_error()
+        core().cluster_run(self.pointer, stream, rows, len(inputs), outputs.callback, ffi.NULL, error)
+        try:
+            check(error)
+        finally:
+            core().stream_synchronize(stream, new_error())  # the inputs go now
+
+    def close(self) -> None:
+        core().cluster_release(self.pointer)
+        FUSED_NODES.pop(self.handle)
+
+    def __enter__(self) -> TestCluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def acquire(array: np.ndarray) -> Any:
+    """A weight (``ocp_weight *``) with the bytes of the array."""
+    data = np.ascontiguousarray(array)
+    raw = ffi.from_buffer(data.reshape(-1).view(np.uint8)) if data.nbytes else ffi.NULL
+    out = ffi.new("ocp_weight **")
+    error = new_error()
+    core().weight_acquire(device(), raw, data.nbytes, out, error)
+    check(error)
+    return out[0]
+
+
+class Registers:
+    """Hands out registers and collects the expressions behind them."""
+
+    def __init__(self, first: int) -> None:
+        """``first``: how many registers the inputs take."""
+        self.count = first
+        self.segment = 0
+        self.exprs: list[PlanExpr] = []
+
+    def op(self, op: ExprOp, a: int = 0, b: int = 0, c: int = 0, imm: int = 0) -> int:
+        self.exprs.append(PlanExpr(op, self.count, a, b, c, self.segment, imm))
+        self.count += 1
+        return self.count - 1
+
+    def const(self, value: int) -> int:
+        return self.op(ExprOp.CONST, imm=value)
+
+    def take(self, count: int) -> int:
+        """Registers that something else than an expression defines."""
+        self.count += count
+        return self.count - count
+
+    def product(self, *registers: int) -> int:
+        total = self.const(1)
+        for register in registers:
+            total = self.op(ExprOp.MUL, total, register)
+        return total
+
+    def grid(self, size: int, block: int) -> tuple[int, int, int]:
+        """A one-dimensional grid for ``size`` threads."""
+        one = self.const(1)
+        return self.op(ExprOp.CEILDIV, size, self.const(block)), one, one
+
+
+def launch(kernel: int, grid: tuple[int, int, int], params: Sequence[Param], **fields: Any) -> Record:
+    """A launch of blocks of 32 threads that belongs to node 0."""
+    return Record(RecordKind.LAUNCH, 0, tuple(params), index=kernel, grid=grid, block=(32, 1, 1), **fields)
+
+
+def run_in_threads(cluster: TestCluster, expected: Callable[[np.ndarray], np.ndarray], runs: int) -> None:
+    """Four threads, each with a stream of its own, run the cluster on [n, 50] with an n that changes, and compare."""
+
+    def work(seed: int) -> None:
+        generator = np.random.default_rng(seed)
+        with Stream() as stream:
+            for _ in range(runs):
+                x = generator.standard_normal((int(generator.integers(1, 4)), 50), dtype=np.float32)
+                np.testing.assert_array_equal(cluster.run(x, stream=stream)[0], expected(x))
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work, seed) for seed in range(4)]:
+            done.result()

@@ -1,0 +1,238 @@
+"""Every failure of every call: what an application sees of it, what is left behind, and whether the next Run is right.
+
+``python tests/harness/fault_campaign.py`` counts the calls of each scenario (fault_scenarios.py) and makes each of
+them fail in each way, one at a time. ``--scenario``, ``--function`` and ``--mode`` choose some, ``--sample`` takes so
+many of each function, picked by ``--seed``, and ``--fault FUNCTION:AT:ERROR:MODE[:effect]`` repeats one and says all
+about it.
+
+What has to hold for each: no crash, no hang; every step succeeds with right results or fails with an error that names
+the call and CUDA's error, or for memory says so; after a failure that passes, the next step is right; after a lost
+device every step says that it is lost; and nothing of the device's is alive afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+
+from fault_worker import Outcome  # noqa: E402
+
+HANG_SECONDS = 60
+RELEASES = re.compile(r"Destroy|Free|Release|Unload|TrimTo")
+"""Such a call gives something up even where it reports an error, as one of earlier work."""
+
+
+@dataclass
+class Report:
+    """Of one scenario."""
+
+    scenario: str
+    outcomes: list[Outcome] = field(default_factory=list)
+    calls: dict[str, int] = field(default_factory=dict)
+    processor_seconds: float = 0.0
+
+    @property
+    def wrong(self) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if outcome.wrong]
+
+
+# ---- which injections ----
+
+
+def faults_of(calls: dict[str, int]) -> Iterator[Any]:
+    """Every injection for a scenario that makes these calls."""
+    from faults import HOST_FUNCTIONS, LAUNCH_FAILED, OUT_OF_MEMORY, UNKNOWN, Fault, library_functions
+
+    libraries = library_functions()
+    for function, count in sorted(calls.items()):
+        for at in range(1, count + 1):
+            if function in HOST_FUNCTIONS or function in libraries:
+                yield from (Fault(function, at, 1, mode) for mode in ("once", "on"))
+                continue
+            effect = bool(RELEASES.search(function)) or function == "StreamEndCapture"
+            for error, mode in ((UNKNOWN, "once"), (OUT_OF_MEMORY, "once"), (UNKNOWN, "on"), (UNKNOWN, "end")):
+                yield Fault(function, at, error, mode, effect)
+            if "Alloc" in function:
+                yield Fault(function, at, OUT_OF_MEMORY, "on")
+            if function in ("StreamEndCapture", "GraphLaunch", "LaunchKernel"):
+                yield Fault(function, at, UNKNOWN, "once", effect=not effect)
+            yield Fault(function, at, LAUNCH_FAILED, "lost")
+
+
+def sample(faults: Iterable[Any], count: int, seed: int) -> list[Any]:
+    """So many of each function; all for 0."""
+    if not count:
+        return list(faults)
+    groups: dict[str, list[Any]] = {}
+    for fault in faults:
+        groups.setdefault(fault.function, []).append(fault)
+    chosen = random.Random(seed)
+    return [fault for group in groups.values() for fault in chosen.sample(group, min(count, len(group)))]
+
+
+# ---- the campaign, in the parent ----
+
+
+def environment(scenario: str, streams: str, seed: int) -> dict[str, str]:
+    import fault_scenarios
+
+    values = {
+        "CUDA_VISIBLE_DEVICES": "",
+        "ORT_CUDA_PLUGIN_EMULATE_WORKERS": "1",
+        "ORT_CUDA_PLUGIN_EMULATE_STREAMS": streams,
+        "ORT_CUDA_PLUGIN_EMULATE_SEED": str(seed),
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    return {**os.environ, **values, **fault_scenarios.SCENARIOS[scenario].environment}
+
+
+Choice = Callable[[dict[str, int]], Sequence[str]]
+"""The injections, given the calls of the scenario."""
+
+
+def converse(scenario: str, choose: Choice, streams: str, seed: int) -> Iterator[dict[str, Any]]:
+    """What a worker says; at its end its exit status, where that is not 0, or that it hung."""
+    with tempfile.TemporaryFile("w+") as log:
+        worker = subprocess.Popen(
+            [sys.executable, str(HERE / "fault_worker.py"), scenario],
+            env=environment(scenario, streams, seed),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
+        lines: queue.Queue[str] = queue.Queue()
+
+        def listen(stdout: Any) -> None:
+            for line in stdout:
+                lines.put(line)
+            lines.put("")
+
+        threading.Thread(target=listen, args=(worker.stdout,), daemon=True).start()
+        hangs = False
+        try:
+            while line := lines.get(timeout=HANG_SECONDS):
+                said = json.loads(line)
+                yield said
+                if "calls" in said:
+                    assert worker.stdin is not None
+                    modules = [json.dumps(said["modules"])] if "modules" in said else []
+                    worker.stdin.write("".join(f"{line}\n" for line in [*modules, *choose(said["calls"])]))
+                    worker.stdin.close()
+        except queue.Empty:
+            hangs = True
+            os.killpg(worker.pid, signal.SIGKILL)
+        if status := worker.wait():
+            log.seek(0)
+            yield {"died": f"{'hangs' if hangs else f'exit status {status}'}: {log.read()[-2000:]}"}
+
+
+def run_scenario(scenario: str, count: int, seed: int, streams: str, matches: Any = lambda fault: True) -> Report:
+    """Injects the faults that `matches` accepts, or `count` of each function."""
+    used = processor_seconds()
+    report = Report(scenario)
+    left: list[str] = []
+
+    def first(calls: dict[str, int]) -> Sequence[str]:
+        report.calls = calls
+        left.extend(str(fault) for fault in sample(filter(matches, faults_of(calls)), count, seed))
+        return list(left)
+
+    talk(report, left, converse(scenario, first, streams, seed))
+    while left:  # what comes after one that the worker did not survive
+        talk(report, left, converse(scenario, lambda calls: list(left), streams, seed))
+    report.processor_seconds = processor_seconds() - used
+    return report
+
+
+def processor_seconds() -> float:
+    """Of the workers that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def talk(report: Report, left: list[str], said: Iterator[dict[str, Any]]) -> None:
+    """Notes what a worker says, and takes what it has done from what is left."""
+    current = ""
+    for message in said:
+        if "begin" in message:
+            current = message["begin"]
+        elif "outcome" in message:
+            name, kind, wrong, errors, callers = message["outcome"]
+            report.outcomes.append(Outcome(name, kind, tuple(wrong), tuple(errors), tuple(callers)))
+            left.remove(name)
+            current = ""
+        elif "died" in message:
+            if not current:
+                raise RuntimeError(f"{report.scenario} does not work without any injection: {message['died']}")
+            report.outcomes.append(Outcome(current, "died", (message["died"],)))
+            left.remove(current)
+
+
+def describe(report: Report, verbose: bool) -> str:
+    kinds = Counter("wrong" if outcome.wrong else outcome.kind for outcome in report.outcomes)
+    lines = [
+        f"{report.scenario}: {sum(report.calls.values())} calls of {len(report.calls)} functions, "
+        f"{len(report.outcomes)} injections in {report.processor_seconds:.0f} s of a processor: "
+        + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    ]
+    for outcome in report.outcomes if verbose else report.wrong:
+        lines.append(f"  {outcome.fault} ({outcome.kind})")
+        lines += [f"    WRONG {text}" for text in outcome.wrong]
+        lines += [f"    error {text}" for text in outcome.errors]
+        lines += [f"    at    {text}" for text in outcome.callers[:8]]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    from fault_scenarios import SCENARIOS
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scenario", action="append", choices=SCENARIOS, help="only these; default: all")
+    parser.add_argument("--function", help="only functions whose name matches this expression")
+    parser.add_argument("--mode", help="only this mode")
+    parser.add_argument("--fault", help="only this injection")
+    parser.add_argument("--sample", type=int, default=0, help="so many of each function; 0: all")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--streams", default="inline", choices=["inline", "adversarial"])
+    arguments = parser.parse_args()
+
+    def matches(fault: Any) -> bool:
+        return (
+            (not arguments.fault or str(fault) == arguments.fault)
+            and (not arguments.function or re.fullmatch(arguments.function, fault.function) is not None)
+            and (not arguments.mode or fault.mode == arguments.mode)
+        )
+
+    reports = []
+    for scenario in arguments.scenario or SCENARIOS:
+        reports.append(run_scenario(scenario, arguments.sample, arguments.seed, arguments.streams, matches))
+        print(describe(reports[-1], verbose=bool(arguments.fault)), flush=True)
+    total = sum(len(report.outcomes) for report in reports)
+    wrong = sum(len(report.wrong) for report in reports)
+    seconds = sum(report.processor_seconds for report in reports)
+    print(f"{total} injections in {seconds:.0f} s of a processor, {wrong} of them wrong")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

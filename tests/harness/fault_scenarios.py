@@ -1,0 +1,574 @@
+"""What an application does while calls fail: sessions of every kind with their Runs, small enough for thousands.
+
+A scenario makes what it needs (`create`), uses it step by step, each of which checks its results and stands alone, and
+gives everything up again (`close`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+
+import ort_cuda_plugin as plugin
+from device_models import add_and_double, model, with_cpu_nodes
+from ort_cuda_plugin.abi.core import core, ffi
+from ort_cuda_plugin.runtime.device import CudaError, Device
+
+Array = np.ndarray
+Step = Callable[[], None]
+
+
+class WrongResult(AssertionError):
+    """A Run succeeded, and what it gave is not right."""
+
+
+class ValueWithoutMemory(Exception):
+    """ONNX Runtime made a value of memory that its allocator did not give, and says nothing."""
+
+
+def check(result: Array, expected: Array) -> None:
+    if result.shape != expected.shape or not np.allclose(result, expected, rtol=1e-5, atol=1e-6):
+        raise WrongResult(f"{result.shape} instead of {expected.shape}: {result.reshape(-1)[:8]}")
+
+
+def session(source: bytes, *, optimized: bool = True, **options: object) -> ort.InferenceSession:
+    settings = ort.SessionOptions()
+    settings.log_severity_level = 4
+    if not optimized:
+        settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return plugin.session(source, emulate=True, provider_options=options, sess_options=settings)
+
+
+def on_device(array: Array) -> ort.OrtValue:
+    return ort.OrtValue.ortvalue_from_numpy(array, "cuda", 0)
+
+
+def space_on_device(count: int) -> ort.OrtValue:
+    value = ort.OrtValue.ortvalue_from_shape_and_type([count], np.float32, "cuda", 0)
+    if not value.data_ptr():
+        raise ValueWithoutMemory("a value without memory")
+    return value
+
+
+def numbers(count: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(count, dtype=np.float32)
+
+
+class Scenario:
+    """One way to use the plugin."""
+
+    environment: ClassVar[Mapping[str, str]] = {}
+    """Of its process."""
+    is_registered = True
+    """Whether the library is registered around it."""
+    fresh_process = False
+    """Whether it shows something only in a process that has not used the plugin before."""
+
+    def prepare(self) -> None:
+        """Makes what is the application's own, whose calls do not fail."""
+
+    def finish(self) -> None:
+        """Undoes `prepare`."""
+
+    def alive(self) -> dict[str, int]:
+        """What else must be as before once all sessions are gone."""
+        return {}
+
+    def recover(self) -> None:
+        """What the application does after failures, before it tries again."""
+
+    def create(self) -> None:
+        raise NotImplementedError
+
+    def steps(self) -> Sequence[Step]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.__dict__.clear()
+        gc.collect()
+
+
+class Sum(Scenario):
+    """c = 2 (a + b)."""
+
+    options: ClassVar[Mapping[str, object]] = {"automatic_cuda_graphs": 0}
+
+    def create(self) -> None:
+        self.session = session(add_and_double(), **self.options)
+
+    def feed(self, count: int, seed: int) -> dict[str, Array]:
+        return {"a": numbers(count, seed), "b": numbers(count, seed + 100)}
+
+    def run(self, count: int, seed: int = 0) -> None:
+        feed = self.feed(count, seed)
+        check(self.session.run(None, feed)[0], 2 * (feed["a"] + feed["b"]))
+
+
+class Plain(Sum):
+    """Arrays of the host, with sizes that come back and one that is new."""
+
+    def steps(self) -> Sequence[Step]:
+        return [lambda: self.run(8), lambda: self.run(8, 1), lambda: self.run(1000)]
+
+
+class Bound(Sum):
+    """Inputs on the device, and outputs in memory of the application's or of the session's."""
+
+    def create(self) -> None:
+        super().create()
+        self.values = {name: on_device(array) for name, array in self.feed(16, 0).items()}
+        self.result = space_on_device(16)
+
+    def steps(self) -> Sequence[Step]:
+        return [lambda: self.bound(own=True), lambda: self.bound(own=False), lambda: self.mixed()]
+
+    def bound(self, own: bool) -> None:
+        binding = self.session.io_binding()
+        for name, value in self.values.items():
+            binding.bind_ortvalue_input(name, value)
+        if own:
+            binding.bind_ortvalue_output("c", self.result)
+        else:
+            binding.bind_output("c", "cuda", 0)
+        self.session.run_with_iobinding(binding)
+        feed = self.feed(16, 0)
+        check(binding.get_outputs()[0].numpy(), 2 * (feed["a"] + feed["b"]))
+
+    def mixed(self) -> None:
+        binding = self.session.io_binding()
+        feed = self.feed(16, 0)
+        binding.bind_cpu_input("a", feed["a"])
+        binding.bind_ortvalue_input("b", self.values["b"])
+        binding.bind_output("c")
+        self.session.run_with_iobinding(binding)
+        check(binding.copy_outputs_to_cpu()[0], 2 * (feed["a"] + feed["b"]))
+
+
+class ReadBack(Scenario):
+    """Sizes that an input decides, and sizes that the device computes."""
+
+    def create(self) -> None:
+        nodes = [
+            helper.make_node("Cast", ["s"], ["shape"], to=TensorProto.INT64),
+            helper.make_node("Reshape", ["x", "shape"], ["r"]),
+            helper.make_node("NonZero", ["r"], ["places"]),
+            helper.make_node("Transpose", ["places"], ["rows"]),
+            helper.make_node("GatherND", ["r", "rows"], ["found"]),
+            helper.make_node("Expand", ["found", "more"], ["y"]),
+        ]
+        values = [("x", 1, ["a", "b"]), ("s", 1, [2]), ("more", 7, [2]), ("y", 1, ["p", "q"])]
+        infos = [helper.make_tensor_value_info(*value) for value in values]
+        graph = helper.make_graph(nodes, "sizes", infos[:3], infos[3:])
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+        self.session = session(made.SerializeToString(), optimized=False)
+
+    def steps(self) -> Sequence[Step]:
+        return [
+            lambda: self.run((4, 6), (3, 8), 2),
+            lambda: self.run((4, 6), (24, 1), 3),
+            lambda: self.run((2, 3), (6, 1), 1),
+        ]
+
+    def run(self, shape: tuple[int, int], computed: tuple[int, int], times: int) -> None:
+        x = np.maximum(numbers(shape[0] * shape[1], shape[0]).reshape(shape), 0)
+        feed = {"x": x, "s": np.array(computed, np.float32), "more": np.array([times, 1])}
+        found = x.reshape(computed)[x.reshape(computed) != 0]
+        check(self.session.run(None, feed)[0], np.broadcast_to(found, (times, found.size)))
+
+
+class Graphs(Scenario):
+    """Plans that become CUDA graphs, with other addresses in every Run."""
+
+    def create(self) -> None:
+        nodes = [
+            helper.make_node("Mul", ["a", "b"], ["p"]),
+            helper.make_node("Softmax", ["p"], ["q"], axis=1),
+            helper.make_node("Identity", ["q"], ["u"]),
+            helper.make_node("Shape", ["a"], ["shape"]),
+            helper.make_node("ConstantOfShape", ["shape"], ["v"]),
+        ]
+        shape = ["n", 16]
+        self.session = session(
+            model(nodes, {"a": shape, "b": shape}, {"q": shape, "u": shape, "v": shape}), optimized=False
+        )
+        self.kept: list[object] = []
+
+    def steps(self) -> Sequence[Step]:
+        return [lambda seed=seed: self.run(seed) for seed in range(6)]  # type: ignore[misc]
+
+    def run(self, seed: int) -> None:
+        a, b = numbers(64, seed).reshape(4, 16), numbers(64, seed + 10).reshape(4, 16)
+        inputs = {"a": on_device(a), "b": on_device(b)}
+        outputs = self.session.run_with_ort_values(None, inputs)
+        exps = np.exp(a * b)
+        expected = exps / exps.sum(1, keepdims=True)
+        for value, right in zip(outputs, (expected, expected, np.zeros((4, 16))), strict=True):
+            check(value.numpy(), right)
+        self.kept = [inputs, outputs]  # so that the next Run gets other memory
+
+
+class Captured(Sum):
+    """ONNX Runtime captures whole Runs."""
+
+    options: ClassVar[Mapping[str, object]] = {"enable_cuda_graph": 1}
+
+    def create(self) -> None:
+        super().create()
+        self.values = {name: on_device(array) for name, array in self.feed(16, 0).items()}
+        self.result = space_on_device(16)
+        self.binding = self.session.io_binding()
+        for name, value in self.values.items():
+            self.binding.bind_ortvalue_input(name, value)
+        self.binding.bind_ortvalue_output("c", self.result)
+
+    def steps(self) -> Sequence[Step]:
+        return [lambda seed=seed: self.replay(seed) for seed in range(6)]  # type: ignore[misc]
+
+    def replay(self, seed: int) -> None:
+        feed = self.feed(16, seed)
+        for name, array in feed.items():
+            ort.copy_tensors([ort.OrtValue.ortvalue_from_numpy(array)], [self.values[name]])
+        self.session.run_with_iobinding(self.binding)
+        check(self.result.numpy(), 2 * (feed["a"] + feed["b"]))
+
+
+class Pooled(Bound):
+    """CUDA's own memory pool in place of the arena."""
+
+    options: ClassVar[Mapping[str, object]] = {"automatic_cuda_graphs": 1, "arena.use_cuda_mempool": 1}
+
+    def steps(self) -> Sequence[Step]:
+        runs = [lambda seed=seed: self.run(300, seed) for seed in range(4)]  # type: ignore[misc]
+        return [*super().steps(), *runs, self.run_and_trim]
+
+    def run_and_trim(self) -> None:
+        self.run(300)
+        plugin.trim()
+
+
+class Threads(Sum):
+    """Three threads in one session."""
+
+    options: ClassVar[Mapping[str, object]] = {}
+
+    def steps(self) -> Sequence[Step]:
+        return [self.together, self.together, self.together]
+
+    def together(self) -> None:
+        errors: list[Exception] = []
+
+        def work(seed: int) -> None:
+            try:
+                for _ in range(2):
+                    self.run(50 + seed, seed)
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise ExceptionGroup("in threads", errors)
+
+
+class Weights(Scenario):
+    """Sessions that share weights, made and given up in the middle."""
+
+    def source(self) -> bytes:
+        nodes = [
+            helper.make_node("MatMul", ["x", "w"], ["p"]),
+            helper.make_node("Add", ["p", "bias"], ["y"]),
+        ]
+        constants = [
+            numpy_helper.from_array(numbers(64, 5).reshape(8, 8), "w"),
+            numpy_helper.from_array(numbers(8, 6), "bias"),
+        ]
+        values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 8]) for name in "xy"]
+        graph = helper.make_graph(nodes, "weights", values[:1], values[1:], constants)
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        return bytes(made.SerializeToString())
+
+    def create(self) -> None:
+        self.first = session(self.source())
+        self.second: ort.InferenceSession | None = session(self.source())
+
+    def steps(self) -> Sequence[Step]:
+        return [lambda: self.run(self.first, 3), self.exchange, lambda: self.run(self.first, 5)]
+
+    def exchange(self) -> None:
+        self.second = None
+        gc.collect()
+        self.second = session(self.source())
+        self.run(self.second, 4)
+
+    def run(self, used: ort.InferenceSession, rows: int) -> None:
+        x = numbers(8 * rows, rows).reshape(rows, 8)
+        check(used.run(None, {"x": x})[0], x @ numbers(64, 5).reshape(8, 8) + numbers(8, 6))
+
+
+class State(Scenario):
+    """A node that remembers something from Run to Run."""
+
+    def create(self) -> None:
+        nodes = [helper.make_node("RandomUniformLike", ["x"], ["r"], low=2.0, high=3.0)]
+        self.session = session(model(nodes, {"x": [8]}, {"r": [8]}))
+        self.last = np.zeros(8, np.float32)
+
+    def steps(self) -> Sequence[Step]:
+        return [self.draw, self.draw]
+
+    def draw(self) -> None:
+        (drawn,) = self.session.run(None, {"x": np.zeros(8, np.float32)})
+        if drawn.min() < 2 or drawn.max() >= 3 or np.array_equal(drawn, self.last):
+            raise WrongResult(f"random numbers {drawn}")
+        self.last = drawn
+
+
+class Values(Scenario):
+    """Values, copies and streams that belong to no session, from the shared allocators."""
+
+    def create(self) -> None:
+        pass
+
+    def steps(self) -> Sequence[Step]:
+        return [self.there_and_back, self.on_a_stream, self.statistics]
+
+    def there_and_back(self) -> None:
+        x = numbers(500)
+        first = on_device(x)
+        second = on_device(np.zeros(500, np.float32))
+        ort.copy_tensors([first], [second])
+        check(second.numpy(), x)
+        second.update_inplace(2 * x)
+        check(second.numpy(), 2 * x)
+
+    def on_a_stream(self) -> None:
+        device = next(device for device in plugin.register(emulate=True) if device.ep_metadata["emulated"] == "1")
+        stream = device.create_sync_stream()
+        x = numbers(300)
+        value, result = on_device(np.zeros(300, np.float32)), np.zeros(300, np.float32)
+        host = ort.OrtValue.ortvalue_from_numpy(result)
+        ort.copy_tensors([ort.OrtValue.ortvalue_from_numpy(x)], [value], stream)
+        ort.copy_tensors([value], [host], stream)
+        core().device_trim(plugin_device())
+        check(value.numpy(), x)
+
+    def statistics(self) -> None:
+        plugin.set_limit(0, 1 << 20)
+        value = on_device(numbers(10))
+        plugin.set_limit(0, None)
+        if plugin.memory_stats()["device"]["InUse"] < 40:
+            raise WrongResult(f"{plugin.memory_stats()} with {value}")
+        plugin.trim()
+
+
+class CpuNodes(Scenario):
+    """Nodes of the CPU provider in the middle: ONNX Runtime copies down and up on its streams."""
+
+    def create(self) -> None:
+        self.session = session(with_cpu_nodes(TensorProto.FLOAT, rounds=2))
+
+    def steps(self) -> Sequence[Step]:
+        return [lambda rows=rows: self.run(rows) for rows in (3, 3, 7)]  # type: ignore[misc]
+
+    def run(self, rows: int) -> None:
+        x = np.arange(4 * rows, dtype=np.float32).reshape(rows, 4)
+        check(self.session.run(None, {"x": x})[0], np.tile(x, (8, 1)))
+
+
+class Pressure(Scenario):
+    """A device on which memory runs out: graphs give up their slabs, and what cannot fit says so."""
+
+    environment: ClassVar[Mapping[str, str]] = {"ORT_CUDA_PLUGIN_EMULATE_MEMORY": "1M"}
+    axes = (1, 0, 1)
+    """Normalisations along different axes do not become one launch."""
+
+    def create(self) -> None:
+        names = ["x", "a", "b", "y"]
+        nodes = [helper.make_node("Softmax", [names[i]], [names[i + 1]], axis=self.axes[i]) for i in range(3)]
+        shape = ["rows", 256]
+        source, options = model(nodes, {"x": shape}, {"y": shape}), {"arena.extend_strategy": 1}
+        self.first, self.second = session(source, **options), session(source, **options)
+
+    def steps(self) -> Sequence[Step]:
+        first = [lambda: self.run(self.first, 156)] * 4
+        return [*first, lambda: self.run(self.second, 190), self.too_large, lambda: self.run(self.first, 156)]
+
+    def recover(self) -> None:
+        plugin.trim()  # what other sizes left, where tensors would lie in the way of larger ones
+
+    def run(self, used: ort.InferenceSession, rows: int) -> None:
+        x = numbers(rows * 256, rows).reshape(rows, 256)
+        y = used.run(None, {"x": x})[0]
+        for axis in self.axes:
+            x = np.exp(x - x.max(axis, keepdims=True))
+            x /= x.sum(axis, keepdims=True)
+        check(y, x)
+
+    def too_large(self) -> None:
+        try:
+            self.run(self.second, 500)
+        except Exception as error:
+            if "out of memory on emulated CUDA device 0" not in str(error):
+                raise
+        else:
+            raise WrongResult("there was room")
+
+
+class Registration(Plain):
+    """The library is registered and unregistered with every use."""
+
+    is_registered = False
+
+    def create(self) -> None:
+        plugin.register(emulate=True)
+        super().create()
+
+    def close(self) -> None:
+        super().close()
+        plugin.unregister()
+
+
+class FirstUse(Registration):
+    """The first use in a process: the emulator starts and the device is opened."""
+
+    fresh_process = True
+
+
+class OwnStream(Sum):
+    """A stream of the application's, and its arrays by the CUDA array interface."""
+
+    def prepare(self) -> None:
+        device = Device.emulated()
+        self.stream = device.stream()
+        self.arrays = {name: device.upload(array) for name, array in self.feed(32, 0).items()}
+        self.output = device.empty(32, np.float32)
+
+    def create(self) -> None:
+        handle = int(ffi.cast("uintptr_t", self.stream.handle))
+        self.session = session(add_and_double(), user_compute_stream=handle)
+
+    def steps(self) -> Sequence[Step]:
+        return [self.arrays_in_place] * 5
+
+    def arrays_in_place(self) -> None:
+        binding = self.session.io_binding()
+        for name, array in self.arrays.items():
+            plugin.bind_input(binding, name, array)
+        plugin.bind_output(binding, "c", self.output)
+        self.session.run_with_iobinding(binding)
+        feed = self.feed(32, 0)
+        check(binding.get_outputs()[0].numpy(), 2 * (feed["a"] + feed["b"]))
+
+    def close(self) -> None:
+        self.__dict__.pop("session", None)
+        gc.collect()
+
+    def finish(self) -> None:
+        for give_up in (*(array.free for array in (*self.arrays.values(), self.output)), self.stream.destroy):
+            with suppress(CudaError):  # of a lost device, which takes it all the same
+                give_up()
+        self.__dict__.clear()
+
+
+class Library(Scenario):
+    """Products by a vendor library, which become parts of a graph."""
+
+    name, number = "cublaslt", 0
+    fake: ClassVar[Any] = None
+
+    def prepare(self) -> None:
+        if type(self).fake is None:
+            from c_programs import fake_library
+            from library_scenarios import use
+
+            with tempfile.TemporaryDirectory() as folder:  # loaded, it needs no file any more
+                type(self).fake = use(self.name, self.number, str(fake_library(self.name, Path(folder))))
+            self.configure()
+
+    def configure(self) -> None:
+        copy = int(ffi.cast("uintptr_t", core().driver_emulator().MemcpyDtoDAsync))
+        ctypes.c_void_p.in_dll(self.fake, "fake_copy").value = copy
+
+    def alive(self) -> dict[str, int]:
+        names = ("fake_handles", "fake_descriptors")
+        return {name: ctypes.c_int64.in_dll(self.fake, name).value for name in names} if self.fake else {}
+
+    def create(self) -> None:
+        nodes = [helper.make_node("MatMul", ["x", "one"], ["p"]), helper.make_node("Mul", ["p", "x"], ["y"])]
+        self.session = session(model(nodes, {"x": [8, 8], "one": [8, 8]}, {"y": [8, 8]}))
+        self.kept: list[object] = []
+
+    def steps(self) -> Sequence[Step]:
+        return [lambda seed=seed: self.run(seed) for seed in range(6)]  # type: ignore[misc]
+
+    def run(self, seed: int) -> None:
+        x = numbers(64, seed).reshape(8, 8)
+        inputs = {"x": on_device(x), "one": on_device(np.eye(8, dtype=np.float32))}
+        outputs = self.session.run_with_ort_values(None, inputs)
+        check(outputs[0].numpy(), x**2)
+        self.kept = [inputs, outputs]
+
+
+class Convolutions(Library):
+    """Convolutions by a vendor library, whose stand-in does not wait for its stream."""
+
+    environment: ClassVar[Mapping[str, str]] = {"ORT_CUDA_PLUGIN_EMULATE_STREAMS": "inline"}
+    name, number = "cudnn", 1
+    fake: ClassVar[Any] = None
+
+    def configure(self) -> None:
+        pass
+
+    def create(self) -> None:
+        nodes = [helper.make_node("Conv", ["x", "w"], ["y"], kernel_shape=[1, 1])]
+        shape: list[int | str] = ["n", 2, 3, 3]
+        self.session = session(model(nodes, {"x": shape, "w": [2, 2, 1, 1]}, {"y": shape}))
+
+    def steps(self) -> Sequence[Step]:
+        return [lambda images=images: self.convolve(images) for images in (1, 1, 2)]  # type: ignore[misc]
+
+    def convolve(self, images: int) -> None:
+        x, w = numbers(18 * images, images).reshape(images, 2, 3, 3), numbers(4, 9).reshape(2, 2, 1, 1)
+        check(self.session.run(None, {"x": x, "w": w})[0], np.einsum("nchw,dc->ndhw", x, w[:, :, 0, 0]))
+
+
+def plugin_device() -> Any:
+    """The ``ocp_device *`` of emulated device 0, which is open."""
+    error = ffi.new("ocp_error *")
+    device = core().device_open(1, 0, error)
+    assert device != ffi.NULL, ffi.string(error.text)
+    return device
+
+
+SCENARIOS: dict[str, type[Scenario]] = {
+    "plain": Plain,
+    "bound": Bound,
+    "read-back": ReadBack,
+    "graphs": Graphs,
+    "captured": Captured,
+    "mempool": Pooled,
+    "threads": Threads,
+    "weights": Weights,
+    "state": State,
+    "values": Values,
+    "cpu-nodes": CpuNodes,
+    "pressure": Pressure,
+    "registration": Registration,
+    "own-stream": OwnStream,
+    "library": Library,
+    "convolutions": Convolutions,
+    "first-use": FirstUse,
+}

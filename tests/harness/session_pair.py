@@ -1,0 +1,65 @@
+"""Small models that run on the plugin and on ONNX Runtime's CPU provider, and are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+
+import ort_cuda_plugin
+
+FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+RNG = np.random.default_rng(0)
+
+
+def info(name: str, kind: int, shape: list[int | str | None] | None) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape, dtype=np.float32)
+
+
+class Pair:
+    """One model on the plugin (with the CPU provider for what it declines) and on the CPU provider alone."""
+
+    def __init__(
+        self,
+        nodes: Sequence[onnx.NodeProto],
+        inputs: Sequence[onnx.ValueInfoProto],
+        outputs: Sequence[onnx.ValueInfoProto],
+        opset: int = 17,
+        **initializers: np.ndarray,
+    ) -> None:
+        constants = [numpy_helper.from_array(array, name) for name, array in initializers.items()]
+        graph = helper.make_graph(nodes, "g", inputs, outputs, constants)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        ort_cuda_plugin.register(emulate=True)
+        data = model.SerializeToString()
+        self.ours = ort.InferenceSession(
+            data, options, providers=["CudaPluginExecutionProvider", "CPUExecutionProvider"]
+        )
+        self.cpu = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+    @property
+    def clusters(self) -> list[list[str]]:
+        """Operators of each of the plugin's clusters."""
+        return [
+            sorted(node.op_type for node in subgraph.get_nodes())
+            for subgraph in self.ours.get_provider_graph_assignment_info()
+            if subgraph.ep_name == "CudaPluginExecutionProvider"
+        ]
+
+    def check(self, **feed: np.ndarray) -> list[np.ndarray]:
+        """Runs both. Raises AssertionError where they differ."""
+        results = self.ours.run(None, feed)
+        for actual, expected in zip(results, self.cpu.run(None, feed), strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5, strict=True)
+        return results

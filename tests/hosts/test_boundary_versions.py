@@ -1,0 +1,66 @@
+"""The plugin in the oldest ONNX Runtime, in others since, and in the installed one, with one list of models.
+
+The other versions are installed with pip into pytest's cache folder, beside nothing else.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import onnxruntime
+import pytest
+
+from isolated import HARNESS, python
+from ort_cuda_plugin.abi.tables import NEWEST_API, OLDEST_API
+from version_models import CASES
+
+OTHERS = [version for version in (f"1.{OLDEST_API}.0", "1.28.0", "1.30.0") if version != onnxruntime.__version__]
+
+
+def install(folder: Path, versions: list[str]) -> None:
+    """All that are not there yet, at once: their wheels are large."""
+    partial = {version: folder / f"{version}.partial" for version in versions if not (folder / version).exists()}
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--upgrade", "--target"]
+    started = [
+        subprocess.Popen([*command, str(target), f"onnxruntime=={version}"]) for version, target in partial.items()
+    ]
+    assert [process.wait() for process in started] == [0] * len(started)
+    for version, target in partial.items():
+        target.rename(folder / version)
+
+
+@pytest.fixture(scope="session")
+def installed(pytestconfig: pytest.Config) -> Path:
+    """The folder with a folder of each other version; one worker installs, the others wait for it."""
+    assert pytestconfig.cache is not None
+    folder = Path(pytestconfig.cache.mkdir("onnxruntime"))
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        install(folder, OTHERS)
+    return folder
+
+
+#: The checking mode is too slow for it.
+LARGE = ["light_squeezenet"]
+
+
+@pytest.mark.parametrize("streams", ["inline", "adversarial"])
+@pytest.mark.parametrize("version", [*OTHERS, onnxruntime.__version__])
+def test_models_run_with_the_newest_api_that_both_sides_have(version: str, streams: str, installed: Path) -> None:
+    checked = streams == "adversarial"
+    environment = {
+        "PYTHONPATH": ":".join([str(HARNESS)] + [str(installed / version)] * (version in OTHERS)),
+        "ORT_CUDA_PLUGIN_EMULATE_STREAMS": streams,
+        "ORT_CUDA_PLUGIN_EMULATE_CHECK": str(int(checked)),
+    }
+    left_out = LARGE if checked else []
+    done = python("import sys, version_models; version_models.main(*sys.argv[1:])", version, *left_out, env=environment)
+    assert json.loads(done.stdout) == {
+        "api": min(NEWEST_API, int(version.split(".")[1])),
+        "done": [name for name in CASES if name not in left_out],
+        "wrong copies": {},
+    }

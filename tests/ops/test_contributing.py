@@ -1,0 +1,46 @@
+"""What CONTRIBUTING.md says about adding an operator is true: its example is the whole operator."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import test_ops
+from kernel_harness import run_op
+from ort_cuda_plugin.graph.ir import Unsupported
+from ort_cuda_plugin.graph.node_lowering import NodeError
+from ort_cuda_plugin.ops import activation, registry
+
+ROOT = Path(__file__).resolve().parents[2]
+SECTION = (ROOT / "CONTRIBUTING.md").read_text().split("## Add an operator\n")[1].split("\n## ")[0]
+OPERATOR, LINE = map(textwrap.dedent, re.findall(r"```python\n(.*?) *```", SECTION, re.DOTALL))
+
+
+def test_the_example_stands_in_the_sources() -> None:
+    assert OPERATOR in (ROOT / "ort_cuda_plugin/ops/activation.py").read_text()
+    assert LINE in (ROOT / "tests/ops/test_ops.py").read_text()
+
+
+def test_the_example_alone_makes_the_operator_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    list(registry.operators())  # all are loaded
+    x = np.array([[-1.0, 0.5, 1.0], [1.5, np.inf, np.nan]], np.float32)
+    monkeypatch.delitem(registry._table, ("", "ThresholdedRelu"))
+    with pytest.raises((NodeError, Unsupported), match="ThresholdedRelu is not implemented"):
+        run_op("ThresholdedRelu", [x])
+    exec(OPERATOR, dict(vars(activation)))
+    (expected_of,) = eval(f"{{{LINE}}}", dict(vars(test_ops))).values()
+    for dynamic in (False, True):
+        (actual,) = run_op("ThresholdedRelu", [x], dynamic=dynamic)
+        np.testing.assert_array_equal(actual, expected_of(x))
+
+
+def test_the_commands_of_the_section_exist() -> None:
+    from ort_cuda_plugin.cli import COMMANDS
+
+    commands = re.findall(r"`ort-cuda-plugin (\w+) --write (\S+)`", SECTION)
+    assert len(commands) == 2
+    assert all(command in COMMANDS and (ROOT / path).exists() for command, path in commands)

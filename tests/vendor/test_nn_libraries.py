@@ -1,0 +1,195 @@
+"""Vendor libraries: the calls against stand-ins that compute, and on a GPU the real ones against our kernels."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from build_plugin import compiler
+from c_programs import fake_library
+from isolated import HARNESS, ROOT, python
+from ort_cuda_plugin.abi.core import core, ffi, new_error
+from ort_cuda_plugin.ep.devices import cuda_devices
+from ort_cuda_plugin.runtime.libraries import CONV, LIBRARIES, MATMUL, LibraryProblem, ProblemFlags, candidates
+
+
+def run_scenario(name: str, folder: Path, library: str = "") -> dict[str, Any]:
+    stand_in = fake_library(library or name, folder)
+    arguments = [sys.executable, str(HARNESS / "library_scenarios.py"), name, str(stand_in)]
+    env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=600, env=env)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def test_cublaslt_gets_products_of_every_layout_and_computes_them_right(tmp_path: Path) -> None:
+    result = run_scenario("cublaslt", tmp_path)
+    assert result["runs"] >= 14
+    assert result["own"] == 0  # our kernels did those
+    tf32, float32, deterministic = result["computes"]
+    assert tf32 == [77, 7]  # CUBLAS_COMPUTE_32F_FAST_TF32, every reduction scheme
+    assert float32 == [68, 7]  # CUBLAS_COMPUTE_32F
+    assert deterministic == [77, 6]  # no reductions in place
+    assert result["alive"] == 0  # every descriptor was destroyed
+
+
+def test_cudnn_gets_convolutions_and_an_engine_of_the_precision_asked_for(tmp_path: Path) -> None:
+    result = run_scenario("cudnn", tmp_path)
+    assert result["runs"] == 8
+    assert result["own"] == 0
+    assert result["engines"] == [0, 1, 1]  # the first has tensor cores and is not deterministic
+    assert result["alive"] == 0
+
+
+def test_library_calls_are_nodes_of_graphs_unless_they_cannot_be_captured(tmp_path: Path) -> None:
+    result = run_scenario("graphs", tmp_path, "cublaslt")
+    enqueued = result["enqueued"]
+    assert (enqueued["graph_captures"], enqueued["graph_replays"], enqueued["library_calls"]) == (1, 4, 6)
+    assert enqueued["graph_updates"] == 3 * 2  # both nodes have the address of x, which differs in each run
+    assert enqueued["graph_fallbacks"] == 0
+    for name in ("computed", "waits"):
+        assert result[name]["graph_captures"] == 0
+        assert result[name]["graph_fallbacks_library"] == result[name]["graph_fallbacks"] == 4
+
+
+def test_plans_with_other_parameters_than_a_librarys_are_refused(tmp_path: Path) -> None:
+    fake_library("cublaslt", tmp_path)
+    result = run_scenario("plans", tmp_path, "cudnn")
+    assert result["right"] == [""] * 3
+    assert len(result["parameters"]) == 12
+    assert all("has other parameters than its library problem" in text for text in result["parameters"])
+    assert len(result["sizes"]) == 9
+    assert all("has sizes that contradict each other" in text for text in result["sizes"])
+
+
+def test_a_problem_of_a_library_that_is_not_loaded_says_so() -> None:
+    code = """
+    from ort_cuda_plugin.abi.core import core, ffi, new_error
+    error = new_error()
+    spec = ffi.new("ocp_problem_spec *", {"kind": 0, "dtype": 1, "alpha": 1.0})
+    assert core().problem_create(spec, error) == ffi.NULL
+    assert ffi.string(error.text) == b"cuBLASLt is not loaded", ffi.string(error.text)
+    """
+    python(code)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"kind": 2},
+        {"dtype": 7},
+        {"flags": 256},
+        {"flags": ProblemFlags.RELU | ProblemFlags.GELU},
+        {"flags": ProblemFlags.RESIDUAL},
+        {"beta": 1.0},
+        {"alpha": math.nan},
+        {"alpha": math.inf},
+        {"flags": ProblemFlags.RESIDUAL, "beta": math.inf},
+        {"rank": 2},
+        {"kind": CONV, "rank": 4},
+        {"kind": CONV, "rank": 2, "flags": ProblemFlags.A_TRANSPOSED},
+        {"kind": CONV, "rank": 2, "flags": ProblemFlags.BIAS | ProblemFlags.GELU},
+        {"kind": CONV, "rank": 2, "flags": ProblemFlags.RELU},
+        {"kind": CONV, "rank": 2, "flags": ProblemFlags.RESIDUAL, "beta": 1.0},
+        {"kind": CONV, "rank": 2, "flags": ProblemFlags.BIAS, "dtype": 11},
+        {"kind": CONV, "rank": 2, "alpha": 2.0},
+        {"kind": CONV, "rank": 2, "flags": ProblemFlags.BIAS | ProblemFlags.RESIDUAL, "beta": 2.0},
+    ],
+    ids=str,
+)
+def test_problems_that_do_not_exist_are_refused(field: dict[str, float]) -> None:
+    fields = {"kind": 0, "dtype": 1, "flags": 0, "rank": 0, "alpha": 1.0, "beta": 0.0, **field}
+    spec = ffi.new("ocp_problem_spec *", fields)
+    error = new_error()
+    assert core().problem_create(spec, error) == ffi.NULL
+    assert ffi.string(error.text).startswith(b"no library problem")
+
+
+def test_a_file_without_the_functions_is_refused_by_name(tmp_path: Path) -> None:
+    source, path = tmp_path / "empty.c", tmp_path / "libempty.so"
+    source.write_text("int cublasLtCreate;\n")
+    subprocess.run([*compiler(), "-shared", "-fPIC", source, "-o", path], check=True)
+    code = """
+    import sys
+    from ort_cuda_plugin.abi.core import core, ffi, new_error
+    error = new_error()
+    assert core().library_load(0, sys.argv[1].encode(), error) != 0
+    assert b"has no cublasLtDestroy" in ffi.string(error.text), ffi.string(error.text)
+    assert core().library_load(1, b"/no/such/file.so", error) != 0
+    assert b"cuDNN: /no/such/file.so" in ffi.string(error.text), ffi.string(error.text)
+    """
+    python(code, str(path))
+
+
+def test_pips_packages_come_before_the_system(tmp_path: Path) -> None:
+    folder = tmp_path / "nvidia" / "cu13" / "lib"
+    folder.mkdir(parents=True)
+    (folder / "libcublasLt.so.13").touch()
+    found = list(candidates(LIBRARIES[0], tmp_path))
+    assert found == [str(folder / "libcublasLt.so.13"), "libcublasLt.so.13", "libcublasLt.so.12"]
+
+
+def test_equal_problems_are_one() -> None:
+    first = LibraryProblem(MATMUL, 1, ProblemFlags.TF32 | ProblemFlags.BIAS)
+    assert first == LibraryProblem(MATMUL, 1, ProblemFlags.BIAS | ProblemFlags.TF32)
+    assert len({first, LibraryProblem(MATMUL, 1, ProblemFlags.BIAS)}) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("use_tf32", [False, True])
+def test_libraries_and_our_kernels_agree_on_a_gpu(use_tf32: bool) -> None:
+    devices, why = cuda_devices()
+    if not devices:
+        pytest.skip(why)
+    code = """
+    import sys
+    from dataclasses import replace
+    sys.path.insert(0, sys.argv[1])
+    import numpy as np
+    import ort_cuda_plugin as plugin
+    from kernel_harness import make_model
+    from nn_reference import noise
+    from ort_cuda_plugin.ep.open_device import OpenDevice
+    from ort_cuda_plugin.runtime.libraries import load_libraries
+    use_tf32 = sys.argv[2] == "True"
+    available = load_libraries()
+    if not available:
+        print("SKIP: neither cuBLASLt nor cuDNN is installed")
+        raise SystemExit
+    properties = OpenDevice.properties
+    cases = [
+        ("cublaslt", "MatMul", [noise(1, (3, 70, 50)), noise(2, (3, 50, 33))], {}),
+        ("cublaslt", "Gemm", [noise(1, (70, 50)), noise(2, (33, 50)), noise(3, (33,))], {"transB": 1}),
+        ("cublaslt", "MatMul", [noise(1, (1, 50), "float16"), noise(2, (50, 34), "float16")], {}),
+        ("cudnn", "Conv", [noise(1, (2, 8, 14, 15)), noise(2, (16, 8, 3, 3)), noise(3, (16,))], {"pads": [1] * 4}),
+        ("cudnn", "Conv", [noise(1, (2, 8, 14, 15)), noise(2, (16, 4, 3, 3))], {"group": 2, "strides": [2, 2]}),
+        ("cudnn", "Conv", [noise(1, (1, 8, 9)), noise(2, (8, 8, 3))], {}),
+    ]
+    for library, op_type, inputs, attributes in cases:
+        if library not in available:
+            continue
+        results = []
+        for libraries in (available, frozenset()):
+            OpenDevice.properties = lambda self: replace(properties(self), libraries=libraries)
+            model = make_model(op_type, inputs, attributes, constant=range(1, len(inputs))).SerializeToString()
+            session = plugin.session(model, emulate=False, provider_options={"use_tf32": str(int(use_tf32))})
+            before = plugin.counters()["library_calls"]
+            for _ in range(4):
+                (result,) = session.run(None, {"x0": inputs[0]})
+            assert (plugin.counters()["library_calls"] > before) == bool(libraries), (op_type, libraries)
+            results.append(result.astype(np.float64))
+        error = np.abs(results[0] - results[1]).max() / np.abs(results[1]).max()
+        limit = 2e-3 if use_tf32 or inputs[0].dtype == np.float16 else 5e-6
+        assert error <= limit, (op_type, attributes, error)
+    """
+    done = python(code, str(HARNESS), str(use_tf32), env={"ORT_CUDA_PLUGIN_EMULATE": "0"})
+    if done.stdout.startswith("SKIP: "):
+        pytest.skip(done.stdout.removeprefix("SKIP: ").strip())
