@@ -64,8 +64,8 @@ def new_model(choose: random.Random, kind: str) -> bytes:
 
 def forget_kernels() -> None:
     """Has this process compile every kernel again."""
+    from ort_cuda_plugin.compiler.compile import kernel_ir
     from ort_cuda_plugin.ep.open_device import kernel_library
-    from ort_cuda_plugin.runtime.compile import kernel_ir
 
     library = kernel_library()
     for entry in library.cache.folder.iterdir():

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .api import devices, explain, register, session, unregister
     from .arrays import CudaArray, as_cuda_array, bind_input, bind_output
+    from .clusters.claims import NodeVerdict
     from .ep.devices import DeviceInfo
-    from .graph.claims import NodeVerdict
     from .memory import memory_stats, set_limit, trim
 
 __version__ = "0.1.0"
@@ -60,7 +60,7 @@ _LAZY = {
     "trim": "memory",
     "unregister": "api",
     "DeviceInfo": "ep.devices",
-    "NodeVerdict": "graph.claims",
+    "NodeVerdict": "clusters.claims",
 }
 
 

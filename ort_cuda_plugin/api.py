@@ -12,11 +12,11 @@ from typing import Any
 
 from . import get_ep_name, get_library_path
 from .abi.tables import OLDEST_API
+from .clusters.claims import NodeVerdict
 from .ep import boundary, factory
 from .ep.devices import DeviceInfo, cuda_devices, emulation_requested
 from .ep.options import parse
 from .ep.provider import Provider, last_provider
-from .graph.claims import NodeVerdict
 from .uninterrupted import imported
 
 _registration = threading.Lock()

@@ -16,8 +16,8 @@ import numpy as np
 
 from . import get_ep_name
 from .abi.core import core, driver_error_text, ffi, lib
-from .graph.ir import DType
-from .runtime.device import CudaError, Device
+from .abi.device import CudaError, Device
+from .model.ir import DType
 
 _DL_CUDA, _DL_CUDA_MANAGED = 2, 13
 _LEGACY_STREAM = 1

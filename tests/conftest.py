@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ort_cuda_plugin.runtime.kernel_library import MANIFEST_VARIABLE
+from ort_cuda_plugin.compiler.kernel_library import MANIFEST_VARIABLE
 
 MANIFEST = Path(__file__).resolve().parent.parent / "build" / "kernels.jsonl"
 

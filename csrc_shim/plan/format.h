@@ -1,6 +1,6 @@
 /* A plan: what one variant of a compiled cluster does, as versioned plain data without pointers.
  *
- * ort_cuda_plugin/runtime/plan_format.py writes this format, load.c checks every count, index and range of it (a plan
+ * ort_cuda_plugin/plan/format.py writes this format, load.c checks every count, index and range of it (a plan
  * may come from a context file and is hostile until then), and run/executor.c runs it. All integers are little endian;
  * a blob is the header followed by the arrays in the order of the header's counts, each array 8-byte aligned.
  *

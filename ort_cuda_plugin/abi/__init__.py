@@ -1,1 +1,1 @@
-"""The ORT C ABI as tables, version negotiation, and the boundary between exceptions and statuses."""
+"""The ORT C ABI as tables, version negotiation, and what Python sees of the C library: its core and the driver."""

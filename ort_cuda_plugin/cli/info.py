@@ -47,8 +47,8 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def collect() -> dict[str, Any]:
     """Everything as plain data. ``problem`` is why the plugin cannot be registered, or empty."""
-    from ort_cuda_plugin.runtime.cache import cache_folder, open_folder
-    from ort_cuda_plugin.runtime.trusted_files import Untrusted
+    from ort_cuda_plugin.compiler.cache import cache_folder, open_folder
+    from ort_cuda_plugin.compiler.trusted_files import Untrusted
 
     folder, entries, cache_problem = cache_folder(), [], ""
     try:

@@ -20,7 +20,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
-from ort_cuda_plugin.runtime.kernel_library import MANIFEST_VARIABLE, read_manifest
+from ort_cuda_plugin.compiler.kernel_library import MANIFEST_VARIABLE, read_manifest
 
 DEFAULT_MANIFEST = Path(__file__).resolve().parents[2] / "build" / "kernels.jsonl"
 """What the tests of a source tree record. Not in the working folder: a manifest is code."""
@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    from ort_cuda_plugin.runtime.compile import KernelCompileError
-    from ort_cuda_plugin.runtime.kernel_report import ARCHITECTURES, report, sample_specs
+    from ort_cuda_plugin.cli.kernel_report import ARCHITECTURES, report, sample_specs
+    from ort_cuda_plugin.compiler.compile import KernelCompileError
 
     known = {target.arch: target for target in ARCHITECTURES}
     unknown = [name for name in arguments.arch or () if name not in known]

@@ -11,17 +11,17 @@ from collections.abc import Iterator, Mapping
 
 import onnx
 
+from ort_cuda_plugin.clusters.node_lowering import InputSymbols, NodeLowering, symbolic_input
 from ort_cuda_plugin.conformance.cases import load_cases
-from ort_cuda_plugin.graph.ir import DType, Graph, InvalidModel, Unsupported
-from ort_cuda_plugin.graph.lowering import Buffer, DeviceProperties, LoweringOptions
-from ort_cuda_plugin.graph.node_lowering import InputSymbols, NodeLowering, symbolic_input
-from ort_cuda_plugin.graph.onnx_graph import read_model
-from ort_cuda_plugin.graph.symbolic import Dim
-from ort_cuda_plugin.graph.trace import Copy, Launch, LibraryCall, Memset, ReadBack, Recordable
 from ort_cuda_plugin.kernels.emit import emit
+from ort_cuda_plugin.model.ir import DType, Graph, InvalidModel, Unsupported
+from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.ops import registry
 from ort_cuda_plugin.ops.registry import Operator
-from ort_cuda_plugin.runtime.libraries import CONV, LIBRARIES, MATMUL
+from ort_cuda_plugin.program.libraries import CONV, LIBRARIES, MATMUL
+from ort_cuda_plugin.program.lowering import Buffer, DeviceProperties, LoweringOptions
+from ort_cuda_plugin.program.symbolic import Dim
+from ort_cuda_plugin.program.trace import Copy, Launch, LibraryCall, Memset, ReadBack, Recordable
 
 WRITE_COMMAND = "ort-cuda-plugin operators --write docs/operators.md"
 GPU = DeviceProperties(emulated=False, libraries=frozenset(library.name for library in LIBRARIES))

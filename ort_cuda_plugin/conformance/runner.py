@@ -11,10 +11,10 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
+from ort_cuda_plugin.compiler.isolation import COMPILER_DISTRIBUTIONS, python_command
 from ort_cuda_plugin.conformance.cases import Case
 from ort_cuda_plugin.conformance.mode import Mode
 from ort_cuda_plugin.conformance.verdict import Outcome, Verdict
-from ort_cuda_plugin.runtime.isolation import COMPILER_DISTRIBUTIONS, python_command
 
 DISTRIBUTIONS = (*COMPILER_DISTRIBUTIONS, "cffi", "ml_dtypes", "onnx", "onnxruntime", "onnxruntime-gpu")
 TIMEOUT_S = 120

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from ..abi.core import check, core, count, ffi, new_error
-from ..graph.cluster import CompiledCluster, Variant
-from ..graph.ir import Constant
-from ..runtime.libraries import LibraryProblem
-from ..runtime.plan_format import encode
+from ..clusters.cluster import CompiledCluster, Variant
+from ..model.ir import Constant
+from ..plan.format import encode
+from ..program.libraries import LibraryProblem
 from .handles import HandleTable
 from .open_device import LoadedKernel, OpenDevice
 

@@ -8,12 +8,12 @@ from functools import cache
 from typing import Any
 
 from ..abi.core import check, core, driver_error_text, ffi, lib, new_error
-from ..graph.lowering import DeviceProperties
-from ..runtime.kernel import KernelSpec
-from ..runtime.kernel_library import KernelLibrary
-from ..runtime.libraries import load_libraries
-from ..runtime.plan_format import param_kind
-from ..runtime.targets import KernelImage, Target
+from ..compiler.kernel import KernelSpec
+from ..compiler.kernel_library import KernelLibrary
+from ..compiler.targets import KernelImage, Target
+from ..plan.format import param_kind
+from ..program.libraries import load_libraries
+from ..program.lowering import DeviceProperties
 from .devices import DeviceInfo, DriverError, open_device
 
 #: Shared memory that a block can have without asking.

@@ -9,11 +9,11 @@ from typing import Any
 
 from ..abi import host
 from ..abi.core import check, core, ffi, lib, new_error
-from ..graph.claims import NodeVerdict, claim
-from ..graph.cluster import CompiledCluster
-from ..graph.lowering import LoweringOptions
-from ..graph.node_lowering import Ranks
-from ..graph.ort_graph import read_graph
+from ..clusters.claims import NodeVerdict, claim
+from ..clusters.cluster import CompiledCluster
+from ..clusters.node_lowering import Ranks
+from ..model.ort_graph import read_graph
+from ..program.lowering import LoweringOptions
 from . import arena
 from .devices import DeviceInfo
 from .factory import memory_info

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ort_cuda_plugin.graph.ir import NARROW_FLOATS, DType, Unsupported
-from ort_cuda_plugin.graph.lowering import Arg, Float32, Float64, Int32, Int64, Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import Dim
-from ort_cuda_plugin.kernels.scalar import Scalar
-from ort_cuda_plugin.runtime.kernel import KernelSpec
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.model.ir import NARROW_FLOATS, DType, Unsupported
+from ort_cuda_plugin.program.lowering import Arg, Float32, Float64, Int32, Int64, Lowering, Tensor
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim
 
 MAX_PARAMETERS = 64
 """Parameters that a kernel may have on every device."""

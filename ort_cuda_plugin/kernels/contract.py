@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..graph.ir import DType
-from ..graph.lowering import (
+from ..model.ir import DType
+from ..program import scalar as s
+from ..program.libraries import MATMUL, WORKSPACE_BYTES, LibraryProblem, ProblemFlags
+from ..program.lowering import (
     Arg,
     Int32,
     Int64,
@@ -16,15 +18,13 @@ from ..graph.lowering import (
     broadcast_shapes,
     broadcast_strides,
 )
-from ..graph.steps import Contract, Input, Map, Output, Substitution, Sums, used_inputs
-from ..graph.symbolic import Dim, ceildiv, eq, hint, is_const, le, logical_or, lt, product, select
-from ..runtime.libraries import MATMUL, WORKSPACE_BYTES, LibraryProblem, ProblemFlags
-from . import scalar as s
+from ..program.scalar import Scalar
+from ..program.steps import Contract, Input, Map, Output, Substitution, Sums, used_inputs
+from ..program.symbolic import Dim, ceildiv, eq, hint, is_const, le, logical_or, lt, product, select
 from .elementwise import launch_map, loadable, record
 from .epilogue import Axes, make_epilogue
 from .layout import collapse
 from .matmul import FLAT, SQUARE, TALL, Product, RowProduct, TiledProduct
-from .scalar import Scalar
 from .tiles import Tile
 
 __all__ = ["choose_tile", "launch_contract", "launch_rest", "multiply", "precision_flags"]

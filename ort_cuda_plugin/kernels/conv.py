@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..graph.ir import Array
-from ..runtime.kernel import KernelSpec, spec_property
+from ..compiler.kernel import KernelSpec, spec_property
+from ..model.ir import Array
 from .epilogue import Epilogue
 from .tiles import (
     Element,

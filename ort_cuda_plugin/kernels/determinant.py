@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.graph.lowering import Int64, Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import product
+from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.kernels.codegen import register_type
-from ort_cuda_plugin.runtime.kernel import KernelSpec
+from ort_cuda_plugin.program.lowering import Int64, Lowering, Tensor
+from ort_cuda_plugin.program.symbolic import product
 
 __all__ = ["determinants"]
 

@@ -8,16 +8,16 @@ from typing import TypeVar
 
 import numpy as np
 
-from ort_cuda_plugin.graph.ir import DType
-from ort_cuda_plugin.graph.lowering import Lowering, Tensor, broadcast_shapes, broadcast_strides
-from ort_cuda_plugin.graph.steps import Input, Map, used_inputs
-from ort_cuda_plugin.graph.symbolic import Dim
-from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, load_text, offset_text
-from ort_cuda_plugin.kernels.fold import fold
-from ort_cuda_plugin.kernels.host import HostArray, on_host
 from ort_cuda_plugin.kernels.layout import Plane, collapse
-from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.fold import fold
+from ort_cuda_plugin.program.host import HostArray, on_host
+from ort_cuda_plugin.program.lowering import Lowering, Tensor, broadcast_shapes, broadcast_strides
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.steps import Input, Map, used_inputs
+from ort_cuda_plugin.program.symbolic import Dim
 
 __all__ = ["copy_into", "copy_of", "elementwise", "elementwise_into", "full", "launch_map", "loadable", "record"]
 

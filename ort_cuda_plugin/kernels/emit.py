@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..graph.lowering import Lowering
-from ..graph.steps import Contract, Convolve, Map, Rows
-from ..graph.trace import Recordable, Step
+from ..program.lowering import Lowering
+from ..program.steps import Contract, Convolve, Map, Rows
+from ..program.trace import Recordable, Step
 from .contract import launch_contract
 from .elementwise import launch_map
 from .reduce import launch_rows

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..graph.lowering import Arg, Lowering, broadcast_strides
-from ..graph.steps import Input, Map
-from ..graph.symbolic import Dim, product
+from ..program.lowering import Arg, Lowering, broadcast_strides
+from ..program.scalar import Scalar
+from ..program.steps import Input, Map
+from ..program.symbolic import Dim, product
 from .codegen import Emitter, KernelBuilder, load_text, offset_text, register_type
 from .layout import collapse, coordinates, extent, index_type
-from .scalar import Scalar
 
 PREFIX = "e_"
 """Begins the names of an epilogue, which no kernel has."""

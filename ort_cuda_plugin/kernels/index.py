@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ort_cuda_plugin.graph.ir import DType
-from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import Dim, eq
-from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.codegen import Combination, KernelBuilder, atomic_type, load_text, offset_text
 from ort_cuda_plugin.kernels.elementwise import kernel_name
 from ort_cuda_plugin.kernels.layout import Plane
-from ort_cuda_plugin.kernels.row_program import Reduction, Values
-from ort_cuda_plugin.kernels.scalar import Operand, Scalar
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.row_program import Reduction, Values
+from ort_cuda_plugin.program.scalar import Operand, Scalar
+from ort_cuda_plugin.program.symbolic import Dim, eq
 
 __all__ = ["IndexMap", "Source", "gather_map", "scatter_map", "unravel"]
 

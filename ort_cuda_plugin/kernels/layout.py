@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ort_cuda_plugin.graph.ir import DType
-from ort_cuda_plugin.graph.lowering import DeviceProperties, Lowering
-from ort_cuda_plugin.graph.symbolic import Dim, ceildiv, hint, product, sym_max
 from ort_cuda_plugin.kernels.codegen import Emitter, KernelBuilder, register_type
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering
+from ort_cuda_plugin.program.symbolic import Dim, ceildiv, hint, product, sym_max
 
 Strides = tuple[Dim, ...]
 

@@ -6,13 +6,13 @@ without a barrier. Neighbouring threads have neighbouring columns.
 
 from __future__ import annotations
 
-from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, register_type
 from ort_cuda_plugin.kernels.elementwise import kernel_name
 from ort_cuda_plugin.kernels.layout import Plane
 from ort_cuda_plugin.kernels.recurrent import Elements
-from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.scalar import Scalar
 
 THREADS = 64
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..runtime.kernel import KernelSpec, spec_property
+from ..compiler.kernel import KernelSpec, spec_property
 from .epilogue import Epilogue
 from .tiles import (
     Element,

@@ -11,12 +11,12 @@ import functools
 
 import numpy as np
 
-from ort_cuda_plugin.graph.ir import Array, DType
-from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import Dim, ceildiv
-from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.model.ir import Array, DType
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, ceildiv
 
 __all__ = ["pack", "packed_bytes", "unpack", "unpack_array"]
 

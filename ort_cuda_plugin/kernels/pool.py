@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..runtime.kernel import KernelSpec, spec_property
+from ..compiler.kernel import KernelSpec, spec_property
 from .tiles import THREADS, Element, element_number, indent, place_type
 
 _lowest = {"f32": "float32(-math.inf)", "f64": "float64(-math.inf)", "f16": "float32(-math.inf)"}

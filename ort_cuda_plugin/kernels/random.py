@@ -13,12 +13,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ort_cuda_plugin.graph.ir import Array, DType
-from ort_cuda_plugin.graph.lowering import Lowering
-from ort_cuda_plugin.kernels import scalar as s
+from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.kernels.index import IndexMap
-from ort_cuda_plugin.kernels.scalar import Scalar
-from ort_cuda_plugin.runtime.kernel import KernelSpec
+from ort_cuda_plugin.model.ir import Array, DType
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering
+from ort_cuda_plugin.program.scalar import Scalar
 
 __all__ = ["Bits", "RandomRun", "normal", "philox_4x32", "uniform"]
 

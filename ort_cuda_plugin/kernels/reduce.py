@@ -9,15 +9,15 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from ort_cuda_plugin.graph.ir import NARROW_FLOATS, DType
-from ort_cuda_plugin.graph.lowering import Lowering, Tensor, broadcast_shapes, broadcast_strides
-from ort_cuda_plugin.graph.steps import Input, Output, Rows, used_inputs
-from ort_cuda_plugin.graph.symbolic import Dim, ceildiv, hint, product
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, load_text, offset_text, register_type
 from ort_cuda_plugin.kernels.elementwise import kernel_name, loadable, record
 from ort_cuda_plugin.kernels.layout import SERIAL_THREADS, Plane, collapse, coordinates, extent, index_type
-from ort_cuda_plugin.kernels.row_program import Row, Stage, Values
-from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.model.ir import NARROW_FLOATS, DType
+from ort_cuda_plugin.program.lowering import Lowering, Tensor, broadcast_shapes, broadcast_strides
+from ort_cuda_plugin.program.row_program import Row, Stage, Values
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.steps import Input, Output, Rows, used_inputs
+from ort_cuda_plugin.program.symbolic import Dim, ceildiv, hint, product
 
 __all__ = ["launch_rows", "reduce", "row_map"]
 

@@ -5,11 +5,11 @@ Each kernel gives a row to one block, whose threads meet at barriers.
 
 from __future__ import annotations
 
-from ort_cuda_plugin.graph.ir import DType
-from ort_cuda_plugin.graph.lowering import Int64, Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import product
+from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.kernels.codegen import load_text
-from ort_cuda_plugin.runtime.kernel import KernelSpec
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.program.lowering import Int64, Lowering, Tensor
+from ort_cuda_plugin.program.symbolic import product
 
 __all__ = ["count_prefixes", "sort_rows", "suppress_boxes"]
 

@@ -21,8 +21,8 @@ from functools import cache
 
 import numpy as np
 
-from ort_cuda_plugin.graph.ir import Array
-from ort_cuda_plugin.runtime.kernel import KernelSpec, spec_property
+from ort_cuda_plugin.compiler.kernel import KernelSpec, spec_property
+from ort_cuda_plugin.model.ir import Array
 
 from .epilogue import Epilogue
 from .tiles import THREADS, Element, indent, indented, place_type

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ort_cuda_plugin.graph.ir import DType, InvalidModel
-from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import eq, logical_or
-from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.elementwise import elementwise
-from ort_cuda_plugin.kernels.scalar import Scalar
-from ort_cuda_plugin.kernels.views import unsqueeze
+from ort_cuda_plugin.model.ir import DType, InvalidModel
 from ort_cuda_plugin.ops.elementwise import unary
 from ort_cuda_plugin.ops.registry import ARITHMETIC, FLOATS, SIGNED, WIDE_INTS, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import eq, logical_or
+from ort_cuda_plugin.program.views import unsqueeze
 
 
 def softplus(x: Scalar) -> Scalar:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ort_cuda_plugin.graph.ir import InvalidModel, Unsupported
-from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import Dim
+from ort_cuda_plugin.model.ir import InvalidModel, Unsupported
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.symbolic import Dim
 
 
 def normalize_axis(axis: Dim, rank: int) -> int:

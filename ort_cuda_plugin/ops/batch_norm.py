@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from ort_cuda_plugin.graph.ir import Array, DType, InvalidModel
-from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import Dim
-from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.kernels.reduce import row_map
-from ort_cuda_plugin.kernels.row_program import Row
-from ort_cuda_plugin.kernels.scalar import Scalar
-from ort_cuda_plugin.kernels.views import reshape, unsqueeze
+from ort_cuda_plugin.model.ir import Array, DType, InvalidModel
 from ort_cuda_plugin.ops.registry import FLOATS, T1, T2, T, U, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.row_program import Row
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim
+from ort_cuda_plugin.program.views import reshape, unsqueeze
 
 
 def _folded_batch_norm(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.graph.ir import InvalidModel
-from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import eq
-from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.elementwise import elementwise, full
 from ort_cuda_plugin.kernels.reduce import row_map
-from ort_cuda_plugin.kernels.row_program import SUM
-from ort_cuda_plugin.kernels.scalar import Scalar
-from ort_cuda_plugin.kernels.views import squeeze
+from ort_cuda_plugin.model.ir import InvalidModel
 from ort_cuda_plugin.ops.registry import FLOATS, T, op
 from ort_cuda_plugin.ops.slicing import concat
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.row_program import SUM
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import eq
+from ort_cuda_plugin.program.views import squeeze
 
 
 @op("CausalConvWithState", since=27, types={"T": FLOATS})

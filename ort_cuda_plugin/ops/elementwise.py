@@ -5,14 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from ort_cuda_plugin.graph.ir import FLOATS_8, DType, InvalidModel, Unsupported
-from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import eq, logical_or
-from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.codegen import constant_number
 from ort_cuda_plugin.kernels.elementwise import elementwise
-from ort_cuda_plugin.kernels.scalar import Scalar
-from ort_cuda_plugin.kernels.views import unsqueeze
+from ort_cuda_plugin.model.ir import FLOATS_8, DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.registry import (
     ALL_TENSORS,
@@ -28,6 +23,11 @@ from ort_cuda_plugin.ops.registry import (
     T,
     op,
 )
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import eq, logical_or
+from ort_cuda_plugin.program.views import unsqueeze
 
 
 def unary(

@@ -10,16 +10,16 @@ from fractions import Fraction
 
 import numpy as np
 
-from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
-from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import Dim, eq, floordiv, hint, le, lt, select, sym_max
-from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.kernels.row_program import Reduction, highest, lowest
-from ort_cuda_plugin.kernels.scalar import Operand, Scalar
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.axes import normalize_axes
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, T1, T2, Float32, HostTensor, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.row_program import Reduction, highest, lowest
+from ort_cuda_plugin.program.scalar import Operand, Scalar
+from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, hint, le, lt, select, sym_max
 
 SHORT_SCALE = 1 << 10
 """Numerators of scales whose product with a dimension is exact, so that its integer part has an integer formula."""

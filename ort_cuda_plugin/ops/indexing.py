@@ -7,18 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
-from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import Dim, eq, le, logical_and, lt, product, select
-from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.codegen import constant_number
 from ort_cuda_plugin.kernels.elementwise import elementwise
-from ort_cuda_plugin.kernels.host import HostArray, integers, on_host
 from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map
-from ort_cuda_plugin.kernels.row_program import SUM
-from ort_cuda_plugin.kernels.scalar import Scalar
 from ort_cuda_plugin.kernels.scan import scan
-from ort_cuda_plugin.kernels.views import reshape
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.axes import axis_of_input, normalize_axis
 from ort_cuda_plugin.ops.registry import (
     ALL_TENSORS,
@@ -34,6 +27,13 @@ from ort_cuda_plugin.ops.registry import (
     Tind,
     op,
 )
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.host import HostArray, integers, on_host
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.row_program import SUM
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, eq, le, logical_and, lt, product, select
+from ort_cuda_plugin.program.views import reshape
 
 
 def wrapped(index: Scalar, dim: Scalar) -> tuple[Scalar, Scalar]:

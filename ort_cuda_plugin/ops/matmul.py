@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ..graph.lowering import InvalidModel, Lowering, Tensor, Unsupported
-from ..graph.symbolic import eq, logical_or
-from ..kernels import scalar as s
 from ..kernels.contract import multiply
-from ..kernels.scalar import Scalar
+from ..program import scalar as s
+from ..program.lowering import InvalidModel, Lowering, Tensor, Unsupported
+from ..program.scalar import Scalar
+from ..program.symbolic import eq, logical_or
 from .registry import FLOATS, WIDE_INTS, T, op
 
 PRODUCTS = FLOATS | WIDE_INTS

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..graph.ir import DType
-from ..graph.lowering import Arg, Float32, Float64, Int32, Int64, InvalidModel, Lowering, Tensor, Unsupported
-from ..graph.steps import Convolve, Input, dense
-from ..graph.symbolic import Dim, ceildiv, eq, hint, is_read_back, le, lt, product, select, sym_max, truncdiv
-from ..kernels import scalar as s
 from ..kernels.contract import choose_tile, launch_rest, precision_flags
 from ..kernels.conv import TiledConv, pack_weights, packed_shape, patch_table
 from ..kernels.elementwise import record
 from ..kernels.epilogue import Axes, make_epilogue
 from ..kernels.pool import Pool, local_response_normalization
 from ..kernels.reduce import reduce
-from ..kernels.row_program import MAX, Row
-from ..kernels.scalar import Scalar
 from ..kernels.tiles import THREADS
-from ..runtime.libraries import CONV, WORKSPACE_BYTES, LibraryProblem
+from ..model.ir import DType
+from ..program import scalar as s
+from ..program.libraries import CONV, WORKSPACE_BYTES, LibraryProblem
+from ..program.lowering import Arg, Float32, Float64, Int32, Int64, InvalidModel, Lowering, Tensor, Unsupported
+from ..program.row_program import MAX, Row
+from ..program.scalar import Scalar
+from ..program.steps import Convolve, Input, dense
+from ..program.symbolic import Dim, ceildiv, eq, hint, is_read_back, le, lt, product, select, sym_max, truncdiv
 from .registry import FLOATS, T, op
 from .strips import int32s, static_shape, strip_conv
 

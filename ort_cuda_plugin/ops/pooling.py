@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ort_cuda_plugin.graph.ir import DType, InvalidModel
-from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import Dim, eq, floordiv, le, lt, product
-from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.elementwise import full
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map, unravel
-from ort_cuda_plugin.kernels.row_program import MAX, SUM
-from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.model.ir import DType, InvalidModel
 from ort_cuda_plugin.ops.nn import Windows, per_axis, windows
 from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, T1, HostTensor, Int64, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.row_program import MAX, SUM
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, le, lt, product
 
 
 def _norm_pool(ctx: Lowering, x: Tensor, window: Windows, spatial: Sequence[Dim], p: float) -> Tensor:

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
-from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import Dim
-from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.contract import multiply
 from ort_cuda_plugin.kernels.recurrent import Cell, Gates, Sequences, run_cell
-from ort_cuda_plugin.kernels.scalar import Scalar
-from ort_cuda_plugin.kernels.views import permute
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.activation import softplus
 from ort_cuda_plugin.ops.indexing import select_index
 from ort_cuda_plugin.ops.registry import FLOATS, T1, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim
+from ort_cuda_plugin.program.views import permute
 
 Activation = Callable[[Scalar], Scalar]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
-from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import eq
-from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map
-from ort_cuda_plugin.kernels.row_program import MAX, SUM, Reduction, lowest
-from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.image import clamped, clamped_integer
 from ort_cuda_plugin.ops.registry import FLOATS, T1, T2, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.row_program import MAX, SUM, Reduction, lowest
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import eq
 
 FAR = 1 << 30
 """Bound of coordinates as integers: beyond any image, and far from overflow."""

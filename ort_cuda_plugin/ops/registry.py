@@ -25,8 +25,8 @@ from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
 from ort_cuda_plugin import uninterrupted
-from ort_cuda_plugin.graph.ir import FLOATS_8, DType
-from ort_cuda_plugin.graph.lowering import InvalidModel, Lowering, Tensor, Unsupported
+from ort_cuda_plugin.model.ir import FLOATS_8, DType
+from ort_cuda_plugin.program.lowering import InvalidModel, Lowering, Tensor, Unsupported
 
 FLOATS = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64})
 HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})

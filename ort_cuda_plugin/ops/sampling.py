@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 
-from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
-from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import eq
-from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map
-from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.image import clamped, cubic, from_real, triangle
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, T1, T2, HostTensor, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import eq
 
 
 @op("AffineGrid", since=20, types={"T1": FLOATS, "T2": frozenset({DType.INT64})})

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ort_cuda_plugin.graph.ir import DType, InvalidModel
-from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import Dim, product
-from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.codegen import Combination
 from ort_cuda_plugin.kernels.elementwise import elementwise, elementwise_into
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
-from ort_cuda_plugin.kernels.row_program import Reduction
-from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.model.ir import DType, InvalidModel
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.indexing import check_within, index_tuple, tuple_length, wrapped
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, INDICES, Int64, T, Tind, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.row_program import Reduction
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, product
 
 Place: TypeAlias = Callable[[IndexMap, list[Scalar]], tuple[list[Scalar], Scalar]]
 """The coordinates in the result where an update goes, and whether they are inside of it."""

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ort_cuda_plugin.graph.ir import DType, InvalidModel
-from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import Dim, eq, le, logical_and, product, sym_min
-from ort_cuda_plugin.kernels import scalar as s
 from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
-from ort_cuda_plugin.kernels.row_program import PRODUCT
-from ort_cuda_plugin.kernels.scalar import Scalar
 from ort_cuda_plugin.kernels.scan import scan
 from ort_cuda_plugin.kernels.select import count_prefixes, sort_rows, suppress_boxes
-from ort_cuda_plugin.kernels.views import permute, reshape
+from ort_cuda_plugin.model.ir import DType, InvalidModel
 from ort_cuda_plugin.ops.axes import axis_of_input, normalize_axis
 from ort_cuda_plugin.ops.registry import (
     ALL_TENSORS,
@@ -29,6 +23,12 @@ from ort_cuda_plugin.ops.registry import (
     T,
     op,
 )
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.row_program import PRODUCT
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, eq, le, logical_and, product, sym_min
+from ort_cuda_plugin.program.views import permute, reshape
 
 
 def _top_k(ctx: Lowering, x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[Tensor, Tensor]:

@@ -7,9 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from ort_cuda_plugin.graph.ir import Constant, DType, InvalidModel
-from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import (
+from ort_cuda_plugin.kernels.codegen import constant_number
+from ort_cuda_plugin.kernels.elementwise import elementwise
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.model.ir import Constant, DType, InvalidModel
+from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, HALVES, T1, HostTensor, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.host import HostArray, on_host
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import (
     Dim,
     Expr,
     eq,
@@ -23,15 +31,7 @@ from ort_cuda_plugin.graph.symbolic import (
     select,
     sym_max,
 )
-from ort_cuda_plugin.kernels import scalar as s
-from ort_cuda_plugin.kernels.codegen import constant_number
-from ort_cuda_plugin.kernels.elementwise import elementwise
-from ort_cuda_plugin.kernels.host import HostArray, on_host
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.kernels.scalar import Scalar
-from ort_cuda_plugin.kernels.views import expand, permute, reshape, squeeze, unsqueeze
-from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
-from ort_cuda_plugin.ops.registry import ALL_TENSORS, HALVES, T1, HostTensor, T, op
+from ort_cuda_plugin.program.views import expand, permute, reshape, squeeze, unsqueeze
 
 
 @op("Identity", since=1, types={"T": ALL_TENSORS})

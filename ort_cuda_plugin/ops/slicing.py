@@ -6,9 +6,17 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
-from ort_cuda_plugin.graph.lowering import Lowering, Tensor
-from ort_cuda_plugin.graph.symbolic import (
+from ort_cuda_plugin.kernels.codegen import constant_number
+from ort_cuda_plugin.kernels.elementwise import copy_into, elementwise
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INDICES, HostTensor, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.host import HostArray, on_host
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import (
     Dim,
     ceildiv,
     eq,
@@ -21,15 +29,7 @@ from ort_cuda_plugin.graph.symbolic import (
     sym_min,
     truncdiv,
 )
-from ort_cuda_plugin.kernels import scalar as s
-from ort_cuda_plugin.kernels.codegen import constant_number
-from ort_cuda_plugin.kernels.elementwise import copy_into, elementwise
-from ort_cuda_plugin.kernels.host import HostArray, on_host
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.kernels.scalar import Scalar
-from ort_cuda_plugin.kernels.views import permute, reshape
-from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
-from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INDICES, HostTensor, T, op
+from ort_cuda_plugin.program.views import permute, reshape
 
 
 def clamp(value: Dim, low: Dim, high: Dim) -> Dim:

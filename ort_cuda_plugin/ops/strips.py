@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..graph.ir import Array, DType
-from ..graph.lowering import Arg, Int32, Lowering, Tensor
-from ..graph.steps import Convolve
-from ..graph.symbolic import Dim, ceildiv, hint, product
-from ..kernels import scalar as s
 from ..kernels.epilogue import Axes, make_epilogue
 from ..kernels.index import IndexMap, gather_map
-from ..kernels.scalar import Scalar
 from ..kernels.strip_conv import (
     ACCUMULATORS,
     EMULATED_THREADS,
@@ -26,6 +20,12 @@ from ..kernels.strip_conv import (
     strip_shape,
 )
 from ..kernels.tiles import THREADS
+from ..model.ir import Array, DType
+from ..program import scalar as s
+from ..program.lowering import Arg, Int32, Lowering, Tensor
+from ..program.scalar import Scalar
+from ..program.steps import Convolve
+from ..program.symbolic import Dim, ceildiv, hint, product
 
 if TYPE_CHECKING:
     from .nn import Windows

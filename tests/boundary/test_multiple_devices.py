@@ -14,7 +14,7 @@ TWO = {"ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": ""}
 PREAMBLE = """
 import sys, threading, numpy as np, onnxruntime as ort, ort_cuda_plugin as plugin
 from ort_cuda_plugin.abi.core import ffi
-from ort_cuda_plugin.runtime.device import Device, Stream
+from ort_cuda_plugin.abi.device import Device, Stream
 model = bytes.fromhex(sys.argv[1])
 def session(ordinal, **options):
     return plugin.session(model, emulate=True, provider_options={"device_id": ordinal, **options})

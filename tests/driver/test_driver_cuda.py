@@ -42,14 +42,14 @@ def test_each_member_is_the_function_of_its_name(tmp_path: Path) -> None:
 
 
 def test_a_driver_that_lacks_a_function_is_named_too_old(tmp_path: Path) -> None:
-    code = "from ort_cuda_plugin.runtime.device import Device; Device.cuda()"
+    code = "from ort_cuda_plugin.abi.device import Device; Device.cuda()"
     done = python(code, env=stand_in(tmp_path, missing="cuGraphExecKernelNodeSetParams_v2"), check=False)
     assert "libcuda.so.1 has no cuGraphExecKernelNodeSetParams_v2: the driver is too old" in done.stderr
 
 
 def test_without_a_driver_the_reason_names_the_library(tmp_path: Path) -> None:
     (tmp_path / "libcuda.so.1").write_text("no library")
-    code = "from ort_cuda_plugin.runtime.device import Device; Device.cuda()"
+    code = "from ort_cuda_plugin.abi.device import Device; Device.cuda()"
     done = python(code, env={"LD_LIBRARY_PATH": str(tmp_path)}, check=False)
     assert re.search(r"RuntimeError: no CUDA driver: libcuda\.so\.1 cannot be loaded: .*", done.stderr)
 

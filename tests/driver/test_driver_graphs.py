@@ -11,7 +11,7 @@ import pytest
 
 from driver_harness import DEVICES, Kernels, blocking_stream, driver_device, load_kernels
 from ort_cuda_plugin.abi.core import ffi
-from ort_cuda_plugin.runtime.device import CudaError, Device, DeviceArray, Params, Stream
+from ort_cuda_plugin.abi.device import CudaError, Device, DeviceArray, Params, Stream
 
 GLOBAL, THREAD_LOCAL, RELAXED = range(3)
 KERNEL, MEMCPY, MEMSET = range(3)

@@ -11,7 +11,7 @@ import pytest
 from driver_harness import DEVICES, driver_device
 from emulator_harness import configured
 from ort_cuda_plugin.abi.core import ffi, lib
-from ort_cuda_plugin.runtime.device import CudaError, Device, Stream
+from ort_cuda_plugin.abi.device import CudaError, Device, Stream
 
 MIB = 1 << 20
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 import ort_cuda_plugin
 from device_models import add_and_double, model
 from ort_cuda_plugin.abi.core import ffi
-from ort_cuda_plugin.runtime.device import Device, DeviceArray
+from ort_cuda_plugin.abi.device import Device, DeviceArray
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from encoder import encoder, encoder_inputs
 from isolated import add_model, python
 from ort_cuda_plugin import models
 from ort_cuda_plugin.abi.core import ffi
-from ort_cuda_plugin.runtime.device import Device, Stream
+from ort_cuda_plugin.abi.device import Device, Stream
 
 Arrays = dict[str, np.ndarray]
 CAPTURE = {"enable_cuda_graph": "1"}

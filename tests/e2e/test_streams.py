@@ -13,7 +13,7 @@ import pytest
 import ort_cuda_plugin
 from device_models import add_and_double
 from ort_cuda_plugin.abi.core import ffi
-from ort_cuda_plugin.runtime.device import Device, DeviceArray, Stream
+from ort_cuda_plugin.abi.device import Device, DeviceArray, Stream
 
 SIZE = 1000
 THREADS = 4

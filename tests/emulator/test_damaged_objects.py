@@ -11,7 +11,7 @@ import pytest
 from damaged_objects import load_damaged, read_damaged
 from emulator_harness import compile_kernels
 from isolated import python
-from ort_cuda_plugin.runtime.elf import Elf
+from ort_cuda_plugin.compiler.elf import Elf
 
 SECTION_BYTES, SYMBOL_BYTES = 64, 24
 TYPE, FLAGS, OFFSET, SIZE, LINK = 4, 8, 24, 32, 40
@@ -117,7 +117,7 @@ def description_in_the_code(image: Patched) -> None:
 LOAD = """
 import sys
 from pathlib import Path
-from ort_cuda_plugin.runtime.device import Device
+from ort_cuda_plugin.abi.device import Device
 Device.emulated(0).load(Path(sys.argv[1]).read_bytes()).function("add")
 """
 

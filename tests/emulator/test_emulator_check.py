@@ -10,11 +10,11 @@ import pytest
 
 from emulator_harness import compile_kernels, configured
 from ort_cuda_plugin.abi.core import core, ffi
+from ort_cuda_plugin.abi.device import CudaError, Device, DeviceArray, Module, Stream
+from ort_cuda_plugin.compiler.compile import compile_kernel
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.conformance.mode import findings
-from ort_cuda_plugin.runtime.compile import compile_kernel
-from ort_cuda_plugin.runtime.device import CudaError, Device, DeviceArray, Module, Stream
-from ort_cuda_plugin.runtime.kernel import KernelSpec
-from ort_cuda_plugin.runtime.targets import Target
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emulator_harness import compile_kernels, configured
-from ort_cuda_plugin.runtime.device import CudaError, Device, Module
+from ort_cuda_plugin.abi.device import CudaError, Device, Module
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def test_parameters_of_every_size_arrive(device: Device, kernels: Module) -> Non
 
 
 def test_parameters_are_read_when_the_launch_is_enqueued(device: Device, kernels: Module) -> None:
-    from ort_cuda_plugin.runtime.device import Params, ffi
+    from ort_cuda_plugin.abi.device import Params, ffi
 
     data = device.upload(np.zeros(8, np.int32))
     amount = ffi.new("int *", 5)
@@ -200,7 +200,7 @@ def test_parameters_are_read_when_the_launch_is_enqueued(device: Device, kernels
 def test_impossible_launches_are_refused(
     device: Device, kernels: Module, grid: object, block: object, shared: int
 ) -> None:
-    from ort_cuda_plugin.runtime.device import Params, dim3, ffi
+    from ort_cuda_plugin.abi.device import Params, dim3, ffi
 
     data = device.upload(np.zeros(8, np.int32))
     dims = (*dim3(grid), *dim3(block))  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from emulator_harness import apply, configured, current
 from isolated import python
 from ort_cuda_plugin.abi.core import core, ffi
-from ort_cuda_plugin.runtime.device import CudaError, Device
+from ort_cuda_plugin.abi.device import CudaError, Device
 
 MIB = 1 << 20
 
@@ -59,7 +59,7 @@ def test_live_blocks_are_aligned_and_never_overlap(steps: list[tuple[int, int]])
 
 def test_free_neighbours_become_one_block_again() -> None:
     code = """
-    from ort_cuda_plugin.runtime.device import CudaError, Device
+    from ort_cuda_plugin.abi.device import CudaError, Device
     device = Device.emulated()
     arrays = [device.alloc(1 << 20) for _ in range(64)]
     for array in arrays[::2] + arrays[1::2]:
@@ -76,7 +76,7 @@ def test_free_neighbours_become_one_block_again() -> None:
 
 def test_memory_runs_out_at_the_configured_size_and_comes_back() -> None:
     code = """
-    from ort_cuda_plugin.runtime.device import CudaError, Device
+    from ort_cuda_plugin.abi.device import CudaError, Device
     device = Device.emulated()
     kept, full = [], False
     while not full:
@@ -115,7 +115,7 @@ def test_large_freed_blocks_return_their_pages(device: Device) -> None:
 def test_the_host_cannot_touch_device_memory() -> None:
     code = """
     import ctypes
-    from ort_cuda_plugin.runtime.device import Device
+    from ort_cuda_plugin.abi.device import Device
     array = Device.emulated().alloc(16)
     print("before", flush=True)
     ctypes.string_at(array.address, 1)
@@ -206,7 +206,7 @@ def test_pinned_copies_run_later_in_adversarial_mode() -> None:
 def test_devices_have_memory_of_their_own() -> None:
     code = """
     import numpy as np
-    from ort_cuda_plugin.runtime.device import CudaError, Device
+    from ort_cuda_plugin.abi.device import CudaError, Device
     devices = [Device.emulated(i) for i in range(3)]
     values = [device.upload(np.full(100, i)) for i, device in enumerate(devices)]
     assert [device.memory[1] for device in devices] == [1 << 30] * 3
@@ -226,7 +226,7 @@ def test_devices_have_memory_of_their_own() -> None:
     [("MEMORY", "lots"), ("MEMORY", "1T"), ("DEVICES", "9"), ("DEVICES", "0"), ("STREAMS", "random"), ("SEED", "-1")],
 )
 def test_settings_that_cannot_be_read_are_named(name: str, value: str) -> None:
-    code = "from ort_cuda_plugin.runtime.device import Device; Device.emulated()"
+    code = "from ort_cuda_plugin.abi.device import Device; Device.emulated()"
     done = python(code, env={f"ORT_CUDA_PLUGIN_EMULATE_{name}": value}, check=False)
     assert f'ORT_CUDA_PLUGIN_EMULATE_{name}="{value}"' in done.stderr
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from driver_harness import blocking_stream
 from emulator_harness import compile_kernels, configured
 from ort_cuda_plugin.abi.core import ffi
-from ort_cuda_plugin.runtime.device import CudaError, Device, DeviceArray, Event, Module, Stream
+from ort_cuda_plugin.abi.device import CudaError, Device, DeviceArray, Event, Module, Stream
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor_harness import INT64, PARAMETERS, OnHost, Registers, TestCluster, launch
-from ort_cuda_plugin.graph.symbolic import evaluators
-from ort_cuda_plugin.runtime.plan_format import (
+from ort_cuda_plugin.plan.format import (
     ExprOp,
     Param,
     ParamKind,
@@ -21,6 +20,7 @@ from ort_cuda_plugin.runtime.plan_format import (
     Ref,
     RefKind,
 )
+from ort_cuda_plugin.program.symbolic import evaluators
 
 
 def meaning(a: int, b: int, c: int) -> dict[ExprOp, int]:

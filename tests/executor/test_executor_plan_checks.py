@@ -10,7 +10,7 @@ import pytest
 
 from executor_harness import FLOAT, IDLE, INT64, TestCluster
 from ort_cuda_plugin.abi.core import PluginError
-from ort_cuda_plugin.runtime.plan_format import (
+from ort_cuda_plugin.plan.format import (
     ExprOp,
     Param,
     ParamKind,

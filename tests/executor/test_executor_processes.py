@@ -28,7 +28,7 @@ def test_after_a_kernel_fault_the_device_is_lost_and_later_runs_say_so() -> None
     code = """
         from executor_harness import FLOAT, IDLE, Registers, TestCluster, Wild, launch
         from ort_cuda_plugin.abi.core import PluginError
-        from ort_cuda_plugin.runtime.plan_format import Param, Plan, PlanInput, Ref, RefKind
+        from ort_cuda_plugin.plan.format import Param, Plan, PlanInput, Ref, RefKind
 
         r = Registers(1)
         one = r.const(1)

@@ -25,7 +25,7 @@ from executor_harness import (
     run_in_threads,
 )
 from ort_cuda_plugin.abi.core import PluginError, counters
-from ort_cuda_plugin.runtime.plan_format import (
+from ort_cuda_plugin.plan.format import (
     ExprOp,
     Param,
     ParamKind,

@@ -9,7 +9,7 @@ import pytest
 
 from c_programs import build_program, run_program
 from executor_harness import kernel_image
-from ort_cuda_plugin.runtime.plan_format import encode
+from ort_cuda_plugin.plan.format import encode
 from test_executor_run import affine_plan
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ort_cuda_plugin.runtime.plan_format import (
+from ort_cuda_plugin.plan.decoder import decode
+from ort_cuda_plugin.plan.format import (
     ExprOp,
     Param,
     ParamKind,
@@ -22,7 +23,6 @@ from ort_cuda_plugin.runtime.plan_format import (
     encode,
     param_kind,
 )
-from plan_decoder import decode
 
 plan_with_everything = Plan(
     num_registers=9,

@@ -13,11 +13,11 @@ import ort_cuda_plugin
 from encoder import encoder
 from kernel_harness import run_model
 from ort_cuda_plugin.cli import main
+from ort_cuda_plugin.clusters.cluster import CompiledCluster
+from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.ep.open_device import OpenDevice
-from ort_cuda_plugin.graph.cluster import CompiledCluster
-from ort_cuda_plugin.graph.lowering import DeviceProperties, LoweringOptions
-from ort_cuda_plugin.graph.onnx_graph import read_model, storage
-from ort_cuda_plugin.runtime.targets import Target
+from ort_cuda_plugin.model.onnx_graph import read_model, storage
+from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
 from random_models import ModelMaker, feed
 
 TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from graph_toys import DOMAIN, Builder
-from ort_cuda_plugin.graph.claims import analyze, claim
-from ort_cuda_plugin.graph.ir import Constant, DType, Graph, Node, Value
-from ort_cuda_plugin.graph.lowering import DeviceProperties, Lowering, Tensor
+from ort_cuda_plugin.clusters.claims import analyze, claim
+from ort_cuda_plugin.model.ir import Constant, DType, Graph, Node, Value
 from ort_cuda_plugin.ops.registry import op
+from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering, Tensor
 
 DEVICE = DeviceProperties()
 

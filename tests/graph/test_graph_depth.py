@@ -8,10 +8,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ort_cuda_plugin
-from ort_cuda_plugin.graph.registers import Registers
-from ort_cuda_plugin.graph.symbolic import Dim, eq, floordiv, is_read_back, mod, sym_max, symbol, truncdiv
 from ort_cuda_plugin.kernels import elementwise
-from ort_cuda_plugin.runtime.plan_format import Plan
+from ort_cuda_plugin.plan.format import Plan
+from ort_cuda_plugin.plan.registers import Registers
+from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, is_read_back, mod, sym_max, symbol, truncdiv
 from plan_interpreter import evaluate_registers
 
 DEPTH = 3000

@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 import ort_cuda_plugin
 from ort_cuda_plugin.abi.core import ffi
 from ort_cuda_plugin.ep import provider
-from ort_cuda_plugin.graph.ir import DType, Graph, Node
-from ort_cuda_plugin.graph.ort_graph import OrtCallError, read_graph
+from ort_cuda_plugin.model.ir import DType, Graph, Node
+from ort_cuda_plugin.model.ort_graph import OrtCallError, read_graph
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 

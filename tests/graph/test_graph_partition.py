@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ort_cuda_plugin.graph.ir import DType, Graph, Node, Value
-from ort_cuda_plugin.graph.partition import partition
+from ort_cuda_plugin.model.ir import DType, Graph, Node, Value
+from ort_cuda_plugin.model.partition import partition
 
 
 @st.composite

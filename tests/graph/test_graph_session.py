@@ -10,8 +10,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import ort_cuda_plugin
-from ort_cuda_plugin.graph.cluster import CompiledCluster
-from ort_cuda_plugin.graph.ir import Graph
+from ort_cuda_plugin.clusters.cluster import CompiledCluster
+from ort_cuda_plugin.model.ir import Graph
 from session_pair import BOOL, FLOAT, INT64, Pair, floats, info
 
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ort_cuda_plugin.graph import polynomial
-from ort_cuda_plugin.graph.registers import Registers
-from ort_cuda_plugin.graph.symbolic import (
+from ort_cuda_plugin.plan.format import ExprOp, Plan
+from ort_cuda_plugin.plan.registers import Registers
+from ort_cuda_plugin.program import polynomial
+from ort_cuda_plugin.program.symbolic import (
     READ_BACK,
     Dim,
     bounds,
@@ -35,7 +36,6 @@ from ort_cuda_plugin.graph.symbolic import (
     symbol,
     truncdiv,
 )
-from ort_cuda_plugin.runtime.plan_format import ExprOp, Plan
 from plan_interpreter import evaluate, evaluate_registers
 
 BINARY = {

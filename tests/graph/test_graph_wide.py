@@ -8,9 +8,9 @@ import pytest
 
 import kernel_harness
 from kernel_harness import run_model, run_op
-from ort_cuda_plugin.graph.cluster import CompiledCluster
-from ort_cuda_plugin.graph.lowering import LoweringOptions
-from ort_cuda_plugin.runtime.kernel import KernelSpec
+from ort_cuda_plugin.clusters.cluster import CompiledCluster
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.program.lowering import LoweringOptions
 
 RNG = np.random.default_rng(3)
 

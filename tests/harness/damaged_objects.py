@@ -16,9 +16,9 @@ from pathlib import Path
 from c_programs import build_program, run_program
 from emulator_harness import LARGE_CODE_MODEL, compile_kernels
 from kernel_launch import kernel
-from ort_cuda_plugin.runtime.compile import compile_kernel
-from ort_cuda_plugin.runtime.elf import Elf
-from ort_cuda_plugin.runtime.targets import Target
+from ort_cuda_plugin.compiler.compile import compile_kernel
+from ort_cuda_plugin.compiler.elf import Elf
+from ort_cuda_plugin.compiler.targets import Target
 
 SUM = kernel(
     "sum",

@@ -11,10 +11,10 @@ import pytest
 
 from emulator_harness import configured
 from ort_cuda_plugin.abi.core import ffi
-from ort_cuda_plugin.runtime.compile import compile_kernel
-from ort_cuda_plugin.runtime.device import Device, Module, Stream
-from ort_cuda_plugin.runtime.kernel import KernelSpec
-from ort_cuda_plugin.runtime.targets import KernelImage, Target
+from ort_cuda_plugin.abi.device import Device, Module, Stream
+from ort_cuda_plugin.compiler.compile import compile_kernel
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.targets import KernelImage, Target
 
 DEVICES = ["inline", "adversarial", pytest.param("cuda", marks=pytest.mark.gpu)]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import build_plugin
 from ort_cuda_plugin.abi.core import core, ffi
-from ort_cuda_plugin.runtime.device import Device
+from ort_cuda_plugin.abi.device import Device
 
 SOURCES = Path(__file__).resolve().parents[1] / "c"
 

@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 import ort_cuda_plugin as plugin
 from device_models import add_and_double, model, with_cpu_nodes
 from ort_cuda_plugin.abi.core import core, ffi
-from ort_cuda_plugin.runtime.device import CudaError, Device
+from ort_cuda_plugin.abi.device import CudaError, Device
 
 Array = np.ndarray
 Step = Callable[[], None]

@@ -15,9 +15,9 @@ import sys
 names = set()
 sys.addaudithook(lambda event, arguments: names.add(arguments[0]) if event == "import" else None)
 sys.path.append(sys.argv[1])
-from ort_cuda_plugin.runtime import compile_worker, isolation
-from ort_cuda_plugin.runtime.kernel import KernelSpec
-from ort_cuda_plugin.runtime.targets import Target
+from ort_cuda_plugin.compiler import compile_worker, isolation
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.targets import Target
 compiler = isolation.import_compiler()
 spec = KernelSpec("zero", ("*f32",), "def kernel(x):\\n    x[0] = float32(0)\\n")
 for target in (Target.emulated(), Target.cuda(9, 0)):

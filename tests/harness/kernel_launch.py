@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ort_cuda_plugin.runtime.compile import compile_kernel
-from ort_cuda_plugin.runtime.device import Device, DeviceArray, Module
-from ort_cuda_plugin.runtime.kernel import KernelSpec
-from ort_cuda_plugin.runtime.targets import Target
+from ort_cuda_plugin.abi.device import Device, DeviceArray, Module
+from ort_cuda_plugin.compiler.compile import compile_kernel
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.targets import Target
 
 scalars = {"i32": np.int32, "i64": np.int64, "f32": np.float32, "f64": np.float64}
 

@@ -21,11 +21,11 @@ from device_models import model
 from executor_harness import FLOAT, TestCluster
 from nn_reference import check_op, noise
 from ort_cuda_plugin.abi.core import PluginError, core, ffi, new_error
+from ort_cuda_plugin.clusters import cluster
 from ort_cuda_plugin.ep.open_device import OpenDevice
-from ort_cuda_plugin.graph import cluster
-from ort_cuda_plugin.graph.lowering import LoweringOptions
-from ort_cuda_plugin.runtime.libraries import CONV, MATMUL, LibraryProblem, ProblemFlags
-from ort_cuda_plugin.runtime.plan_format import Param, Plan, PlanInput, PlanOutput, Record, RecordKind, Ref, RefKind
+from ort_cuda_plugin.plan.format import Param, Plan, PlanInput, PlanOutput, Record, RecordKind, Ref, RefKind
+from ort_cuda_plugin.program.libraries import CONV, MATMUL, LibraryProblem, ProblemFlags
+from ort_cuda_plugin.program.lowering import LoweringOptions
 
 
 def use(name: str, number: int, path: str) -> ctypes.CDLL:

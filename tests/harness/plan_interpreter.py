@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ort_cuda_plugin.graph.ir import DType
-from ort_cuda_plugin.graph.symbolic import Atom, Dim, evaluators
-from ort_cuda_plugin.runtime.kernel import KernelSpec
-from ort_cuda_plugin.runtime.plan_format import ExprOp, Param, ParamKind, Plan, RecordKind, Ref, RefKind
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.plan.format import ExprOp, Param, ParamKind, Plan, RecordKind, Ref, RefKind
+from ort_cuda_plugin.program.symbolic import Atom, Dim, evaluators
 
 
 class PlanMismatch(Exception):

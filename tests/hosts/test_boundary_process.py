@@ -303,7 +303,7 @@ else:
     python(START + code, MODEL)
 
 
-@pytest.mark.parametrize("module", ["ort_cuda_plugin.graph.ir", "ort_cuda_plugin.ops.nn", "numba.core.types"])
+@pytest.mark.parametrize("module", ["ort_cuda_plugin.model.ir", "ort_cuda_plugin.ops.nn", "numba.core.types"])
 def test_an_interrupt_in_the_middle_of_an_import_leaves_it_whole(tmp_path: Path, module: str) -> None:
     code = """
 import signal

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernel_launch import kernel, run
-from ort_cuda_plugin.runtime import host_intrinsics, host_math
-from ort_cuda_plugin.runtime.compile import KernelCompileError, compile_kernel, emulated_ir, kernel_ir
-from ort_cuda_plugin.runtime.elf import Elf
-from ort_cuda_plugin.runtime.host_ir import opaque_pointers
-from ort_cuda_plugin.runtime.kernel import KernelSpec
-from ort_cuda_plugin.runtime.targets import Target
+from ort_cuda_plugin.compiler.compile import KernelCompileError, compile_kernel, emulated_ir, kernel_ir
+from ort_cuda_plugin.compiler.elf import Elf
+from ort_cuda_plugin.compiler.host import intrinsics as host_intrinsics
+from ort_cuda_plugin.compiler.host import math as host_math
+from ort_cuda_plugin.compiler.host.ir import opaque_pointers
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.targets import Target
 
 triple = kernel(
     "triple",

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from kernel_launch import kernel, run
-from ort_cuda_plugin.runtime.compile import KernelCompileError, compile_kernel
-from ort_cuda_plugin.runtime.kernel import KernelSpec
-from ort_cuda_plugin.runtime.targets import Target
+from ort_cuda_plugin.compiler.compile import KernelCompileError, compile_kernel
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.targets import Target
 
 sizes = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64, "u32": np.uint32, "u64": np.uint64}
 
@@ -486,7 +486,7 @@ def test_a_vector_load_is_one_instruction_on_a_gpu() -> None:
 
 @pytest.mark.parametrize("compute_capability", [(8, 0), (12, 0)])
 def test_every_intrinsic_compiles_for_gpus(compute_capability: tuple[int, int]) -> None:
-    from ort_cuda_plugin.kernels import intrinsics
+    from ort_cuda_plugin.compiler import intrinsics
 
     lines = ["def kernel(pf32, pf64, pi32, pi64, pu32, pu64, pu16, pu8):"]
     for name in intrinsics.__all__:

@@ -15,13 +15,13 @@ import psutil
 import pytest
 
 from kernel_launch import kernel
-from ort_cuda_plugin.runtime import cache as cache_module
-from ort_cuda_plugin.runtime import kernel_library
-from ort_cuda_plugin.runtime.cache import KernelCache, kernel_key
-from ort_cuda_plugin.runtime.compile import KernelCompileError
-from ort_cuda_plugin.runtime.kernel import KernelSpec
-from ort_cuda_plugin.runtime.kernel_library import KernelLibrary
-from ort_cuda_plugin.runtime.targets import KernelImage, Target
+from ort_cuda_plugin.compiler import cache as cache_module
+from ort_cuda_plugin.compiler import kernel_library
+from ort_cuda_plugin.compiler.cache import KernelCache, kernel_key
+from ort_cuda_plugin.compiler.compile import KernelCompileError
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
+from ort_cuda_plugin.compiler.targets import KernelImage, Target
 
 emulated = Target.emulated()
 
@@ -60,10 +60,10 @@ def test_a_warm_process_imports_neither_numba_nor_llvm(tmp_path: Path) -> None:
         """
         import sys
         from pathlib import Path
-        from ort_cuda_plugin.runtime.cache import KernelCache
-        from ort_cuda_plugin.runtime.kernel import KernelSpec
-        from ort_cuda_plugin.runtime.kernel_library import KernelLibrary
-        from ort_cuda_plugin.runtime.targets import Target
+        from ort_cuda_plugin.compiler.cache import KernelCache
+        from ort_cuda_plugin.compiler.kernel import KernelSpec
+        from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
+        from ort_cuda_plugin.compiler.targets import Target
         spec = KernelSpec("zero", ("*f32",), "def kernel(x):\\n    x[0] = float32(0)\\n")
         KernelLibrary(KernelCache(Path(sys.argv[1])), print).get(spec, Target.emulated())
         print(sorted({"numba", "llvmlite"} & set(sys.modules)))
@@ -111,7 +111,7 @@ def test_the_longest_kernels_come_first_and_targets_of_a_kernel_stay_together() 
 
 
 def test_ir_is_kept_for_all_targets_so_that_numba_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ort_cuda_plugin.runtime import compile as pipeline
+    from ort_cuda_plugin.compiler import compile as pipeline
 
     ran = []
     front_end = pipeline.kernel_ir
@@ -135,8 +135,8 @@ def test_damaged_ir_is_made_again(tmp_path: Path) -> None:
 
 
 def test_a_helper_gives_the_same_image_and_no_error_hides_in_it(tmp_path: Path) -> None:
-    from ort_cuda_plugin.runtime.compile import compile_kernel
-    from ort_cuda_plugin.runtime.compile_worker import WorkerClient
+    from ort_cuda_plugin.compiler.compile import compile_kernel
+    from ort_cuda_plugin.compiler.compile_worker import WorkerClient
 
     worker = WorkerClient.start(KernelCache(tmp_path))
     assert worker is not None
@@ -189,7 +189,7 @@ def test_an_interrupt_ends_the_helpers_and_keeps_what_was_compiled(
 
 
 def test_a_helper_with_other_tools_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ort_cuda_plugin.runtime import compile_worker
+    from ort_cuda_plugin.compiler import compile_worker
 
     monkeypatch.setattr(compile_worker, "tools", lambda: "others")
     monkeypatch.setattr(kernel_library, "start_workers", lambda seconds, cache: [started[0]])
@@ -240,9 +240,9 @@ def test_a_key_depends_on_spec_target_and_tools(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_keys_depend_on_every_module_that_the_compiler_imports() -> None:
-    program = "import sys, ort_cuda_plugin.runtime.compile\nprint(*(m.__file__ for m in list(sys.modules.values())"
+    program = "import sys, ort_cuda_plugin.compiler.compile\nprint(*(m.__file__ for m in list(sys.modules.values())"
     program += " if m.__name__.startswith('ort_cuda_plugin.') and m.__file__.endswith('.py')))"
     output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-    imported = {"/".join(path.split("/")[-2:]) for path in output.split() if not path.endswith("/__init__.py")}
+    imported = {path.rpartition("/ort_cuda_plugin/")[2] for path in output.split() if not path.endswith("/__init__.py")}
     sources = {*cache_module.front_end_sources, *cache_module.back_end_sources}
-    assert imported == sources | {"runtime/cache.py", "runtime/trusted_files.py", "ort_cuda_plugin/uninterrupted.py"}
+    assert imported == sources | {"compiler/cache.py", "compiler/trusted_files.py", "uninterrupted.py"}

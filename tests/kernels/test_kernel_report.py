@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from kernel_launch import kernel
-from ort_cuda_plugin.runtime import kernel_report
-from ort_cuda_plugin.runtime.cache import KernelCache
-from ort_cuda_plugin.runtime.kernel_library import KernelLibrary
-from ort_cuda_plugin.runtime.kernel_report import ARCHITECTURES, report, sample_specs
+from ort_cuda_plugin.cli import kernel_report
+from ort_cuda_plugin.cli.kernel_report import ARCHITECTURES, report, sample_specs
+from ort_cuda_plugin.compiler.cache import KernelCache
+from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
 
 plain = kernel("plain", ("*f32",), "def kernel(x):\n    x[cuda.threadIdx.x] += float32(1)\n", launch_bounds=64)
 

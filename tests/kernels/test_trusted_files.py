@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from isolated import python
 from kernel_launch import kernel
-from ort_cuda_plugin.runtime import kernel_library
-from ort_cuda_plugin.runtime.cache import KernelCache, cache_folder, decode, decode_texts, kernel_key
-from ort_cuda_plugin.runtime.kernel_library import read_manifest
+from ort_cuda_plugin.compiler import kernel_library
+from ort_cuda_plugin.compiler.cache import KernelCache, cache_folder, decode, decode_texts, kernel_key
+from ort_cuda_plugin.compiler.kernel_library import read_manifest
 from test_kernel_cache import emulated, image, library, spec_number
 
 
@@ -268,8 +268,8 @@ def test_a_user_takes_the_entries_of_root_but_not_its_folder(tmp_path: Path) -> 
     program = """
     import os, sys
     from pathlib import Path
-    from ort_cuda_plugin.runtime.cache import KernelCache
-    from ort_cuda_plugin.runtime.targets import Target
+    from ort_cuda_plugin.compiler.cache import KernelCache
+    from ort_cuda_plugin.compiler.targets import Target
     os.setgroups([]), os.setgid(12345), os.setuid(12345)
     caches = [KernelCache(Path(folder)) for folder in sys.argv[1:]]
     print([(cache.usable, cache.load("key", Target.emulated()) is not None) for cache in caches])

@@ -11,8 +11,8 @@ import pytest
 
 import test_ops
 from kernel_harness import run_op
-from ort_cuda_plugin.graph.ir import Unsupported
-from ort_cuda_plugin.graph.node_lowering import NodeError
+from ort_cuda_plugin.clusters.node_lowering import NodeError
+from ort_cuda_plugin.model.ir import Unsupported
 from ort_cuda_plugin.ops import activation, registry
 
 ROOT = Path(__file__).resolve().parents[2]

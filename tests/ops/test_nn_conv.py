@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kernel_harness import run_op
 from nn_reference import check_close, check_op, conv_transpose, noise, tolerance_of
-from ort_cuda_plugin.graph.node_lowering import NodeError
+from ort_cuda_plugin.clusters.node_lowering import NodeError
 from ort_cuda_plugin.kernels.conv import OUTSIDE, pack_weights, patch_table
 from ort_cuda_plugin.kernels.matmul import FLAT
 

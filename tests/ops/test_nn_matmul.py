@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from kernel_harness import run_op
 from nn_reference import check_op, noise
-from ort_cuda_plugin.graph.ir import InvalidModel
-from ort_cuda_plugin.graph.node_lowering import NodeError
+from ort_cuda_plugin.clusters.node_lowering import NodeError
+from ort_cuda_plugin.model.ir import InvalidModel
 
 few = settings(max_examples=12)
 sizes = st.sampled_from([0, 1, 3, 4, 5, 17, 33, 64, 100, 130])
@@ -82,8 +82,8 @@ def test_gemm_of_integers_with_factors_is_declined() -> None:
 
 
 def test_different_inner_dimensions_are_an_invalid_model() -> None:
-    from ort_cuda_plugin.graph.lowering import Buffer, BufferKind, DeviceProperties, DType, Lowering, Tensor
     from ort_cuda_plugin.ops.matmul import matmul
+    from ort_cuda_plugin.program.lowering import Buffer, BufferKind, DeviceProperties, DType, Lowering, Tensor
 
     a, b = (Tensor(DType.FLOAT32, shape, Buffer(BufferKind.INPUT, 0)) for shape in ((2, 3), (4, 5)))
     with pytest.raises(InvalidModel, match="inner dimensions"):

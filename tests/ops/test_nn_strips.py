@@ -13,15 +13,15 @@ import pytest
 
 from kernel_harness import Array, make_model, run_op
 from nn_reference import check_close, check_op, conv_transpose, noise, pool, tolerance_of
+from ort_cuda_plugin.clusters.cluster import CompiledCluster
+from ort_cuda_plugin.compiler.compile import compile_kernel
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.ep.open_device import OpenDevice
-from ort_cuda_plugin.graph.cluster import CompiledCluster
-from ort_cuda_plugin.graph.lowering import DeviceProperties
-from ort_cuda_plugin.graph.onnx_graph import read_model
 from ort_cuda_plugin.kernels.epilogue import MARK, Epilogue
 from ort_cuda_plugin.kernels.strip_conv import Phases, StripConv, pack_strips, rows_of_thread, strip_shape
-from ort_cuda_plugin.runtime.compile import compile_kernel
-from ort_cuda_plugin.runtime.kernel import KernelSpec
-from ort_cuda_plugin.runtime.targets import Target
+from ort_cuda_plugin.model.onnx_graph import read_model
+from ort_cuda_plugin.program.lowering import DeviceProperties
 
 EVERY_FORM = pytest.mark.parametrize("form", ["emulated", "gpu"], indirect=True)
 """Operators lowered for the emulated device and for a GPU; the emulated device runs both."""

@@ -8,9 +8,9 @@ import onnx
 from onnx import AttributeProto, ModelProto, helper
 
 from mutation.bases import operators
-from ort_cuda_plugin.graph.claims import analyze
-from ort_cuda_plugin.graph.lowering import DeviceProperties
-from ort_cuda_plugin.graph.onnx_graph import read_model
+from ort_cuda_plugin.clusters.claims import analyze
+from ort_cuda_plugin.model.onnx_graph import read_model
+from ort_cuda_plugin.program.lowering import DeviceProperties
 
 
 def with_shape(model: ModelProto, number: int, dims: list[int | str]) -> ModelProto:

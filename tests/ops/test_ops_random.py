@@ -18,14 +18,14 @@ import ort_cuda_plugin
 from emulator_harness import configured
 from kernel_harness import run_model, run_op, storage
 from kernel_launch import run
+from ort_cuda_plugin.clusters.node_lowering import NodeError
+from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.conformance.mode import findings
-from ort_cuda_plugin.graph.ir import DType
-from ort_cuda_plugin.graph.node_lowering import NodeError
 from ort_cuda_plugin.kernels.codegen import Emitter
 from ort_cuda_plugin.kernels.random import philox_4x32
-from ort_cuda_plugin.kernels.scalar import Scalar
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.random import _largest_below
-from ort_cuda_plugin.runtime.kernel import KernelSpec
+from ort_cuda_plugin.program.scalar import Scalar
 
 Array = np.ndarray[Any, np.dtype[Any]]
 HALVES = {np.float16: TensorProto.FLOAT16, ml_dtypes.bfloat16: TensorProto.BFLOAT16}

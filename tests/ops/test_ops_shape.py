@@ -16,10 +16,10 @@ from onnx.reference import ReferenceEvaluator
 
 from kernel_harness import make_model, read_model, run_model, run_op
 from ort_cuda_plugin.abi.core import PluginError
-from ort_cuda_plugin.graph.cluster import CompiledCluster
-from ort_cuda_plugin.graph.ir import InvalidModel, Unsupported
-from ort_cuda_plugin.graph.lowering import DeviceProperties
-from ort_cuda_plugin.graph.node_lowering import NodeError
+from ort_cuda_plugin.clusters.cluster import CompiledCluster
+from ort_cuda_plugin.clusters.node_lowering import NodeError
+from ort_cuda_plugin.model.ir import InvalidModel, Unsupported
+from ort_cuda_plugin.program.lowering import DeviceProperties
 
 Array = np.ndarray
 few = settings(max_examples=12)

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from kernel_harness import run_model, run_op
-from ort_cuda_plugin.graph.ir import DType
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops import registry
 
 OTHER_NAMES = {"float": "FLOAT32", "double": "FLOAT64"}

@@ -10,9 +10,9 @@ import onnx
 import pytest
 
 from kernel_harness import run_model, run_op
-from ort_cuda_plugin.graph.ir import DType, InvalidModel, Unsupported
-from ort_cuda_plugin.graph.node_lowering import NodeError
-from ort_cuda_plugin.graph.onnx_graph import MICROSOFT
+from ort_cuda_plugin.clusters.node_lowering import NodeError
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.onnx_graph import MICROSOFT
 from ort_cuda_plugin.ops import registry
 
 Array = np.ndarray

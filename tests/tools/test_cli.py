@@ -12,9 +12,9 @@ from onnx import TensorProto, helper
 
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
-from ort_cuda_plugin.runtime import kernel_library
-from ort_cuda_plugin.runtime.kernel import KernelSpec
-from ort_cuda_plugin.runtime.kernel_library import MANIFEST_VARIABLE, record_specs
+from ort_cuda_plugin.compiler import kernel_library
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.kernel_library import MANIFEST_VARIABLE, record_specs
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from c_programs import fake_library
 from isolated import HARNESS, ROOT, python
 from ort_cuda_plugin.abi.core import core, ffi, new_error
 from ort_cuda_plugin.ep.devices import cuda_devices
-from ort_cuda_plugin.runtime.libraries import CONV, LIBRARIES, MATMUL, LibraryProblem, ProblemFlags, candidates
+from ort_cuda_plugin.program.libraries import CONV, LIBRARIES, MATMUL, LibraryProblem, ProblemFlags, candidates
 
 
 def run_scenario(name: str, folder: Path, library: str = "") -> dict[str, Any]:
@@ -158,7 +158,7 @@ def test_libraries_and_our_kernels_agree_on_a_gpu(use_tf32: bool) -> None:
     from kernel_harness import make_model
     from nn_reference import noise
     from ort_cuda_plugin.ep.open_device import OpenDevice
-    from ort_cuda_plugin.runtime.libraries import load_libraries
+    from ort_cuda_plugin.program.libraries import load_libraries
     use_tf32 = sys.argv[2] == "True"
     available = load_libraries()
     if not available:

@@ -1,0 +1,1 @@
+"""Where the model, operators and plans meet: claims, clusters, the lowering of a graph's nodes."""

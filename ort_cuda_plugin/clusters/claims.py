@@ -1,0 +1,138 @@
+"""Which nodes the plugin runs, and why not the others."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from ..model.ir import Graph, InvalidModel, Node, Unsupported
+from ..model.partition import partition
+from ..program.lowering import Buffer, DeviceProperties, LoweringOptions
+from ..program.symbolic import Dim
+from .node_lowering import InputSymbols, NodeLowering, Ranks, symbolic_input
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class NodeVerdict:
+    """Whether the plugin runs a node. ``kind`` and ``reason`` say why not and are empty for a supported one.
+
+    ``kind`` is one of `Unsupported.kinds`.
+    """
+
+    name: str
+    op_type: str
+    domain: str
+    since_version: int
+    supported: bool
+    kind: str = ""
+    reason: str = ""
+
+
+def analyze(
+    graph: Graph, device: DeviceProperties, options: LoweringOptions | None = None, ranks: Ranks | None = None
+) -> list[NodeVerdict]:
+    """One verdict per node of ``graph``, in order. Runs operators on symbolic shapes; reads no large initializer.
+
+    A node that is declined does not stop the analysis: its results are taken from ORT's own type and shape inference.
+    ``ranks`` says more than that about some values, and gets what the operators' functions say.
+    """
+    if graph.is_subgraph:
+        reason = "it is in the body of a control-flow operator"
+        return [_declined(node, "control-flow", reason) for node in graph.nodes]
+    analysis = _Analysis(graph, device, options or LoweringOptions(), {} if ranks is None else ranks)
+    return analysis.without_idle_nodes(analysis.verdicts(graph.nodes))
+
+
+def claim(
+    graph: Graph, device: DeviceProperties, options: LoweringOptions | None = None, ranks: Ranks | None = None
+) -> tuple[list[list[Node]], list[NodeVerdict]]:
+    """The clusters to fuse, and one verdict per node. ``ranks`` gets what the analysis of the whole graph infers.
+
+    What an operator knows about its inputs in the whole graph (say the contents of a shape) it may not know in its
+    cluster, when a declined node or another cluster lies between. So each cluster is analysed again alone, and nodes
+    that are declined there are taken out until nothing changes.
+    """
+    options = options or LoweringOptions()
+    ranks = {} if ranks is None else ranks
+    verdicts = dict(zip(graph.nodes, analyze(graph, device, options, ranks), strict=True))
+    while True:
+        clusters = partition(graph, [verdicts[node].supported for node in graph.nodes])
+        changed = False
+        if len(clusters) > 1 or not all(verdict.supported for verdict in verdicts.values()):
+            for cluster in clusters:
+                alone = _Analysis(graph, device, options, ranks)
+                for node, verdict in zip(cluster, alone.verdicts(cluster), strict=True):
+                    if not verdict.supported:
+                        verdicts[node] = verdict
+                        changed = True
+        if not changed:
+            return clusters, [verdicts[node] for node in graph.nodes]
+
+
+class _Analysis:
+    def __init__(self, graph: Graph, device: DeviceProperties, options: LoweringOptions, ranks: Ranks) -> None:
+        self.ranks = ranks
+        symbols = self.symbols = InputSymbols()
+
+        def read_host_input(buffer: Buffer, count: int) -> tuple[Dim, ...]:
+            return symbols.host_values(buffer, [1] * count)
+
+        self.lowering = NodeLowering(graph, device, options, read_host_input, record=False, guess=symbols.dimension)
+
+    def verdicts(self, nodes: list[Node]) -> list[NodeVerdict]:
+        return [self._verdict(node) for node in nodes]
+
+    def without_idle_nodes(self, verdicts: list[NodeVerdict]) -> list[NodeVerdict]:
+        """Declines shape arithmetic that only declined nodes use: on the device it would be launches and copies.
+
+        Where the plugin runs all nodes nothing is declined: results that no node uses cost nothing.
+        """
+        if all(verdict.supported for verdict in verdicts):
+            return verdicts
+        graph, tensors = self.lowering.graph, self.lowering.tensors
+        used = set(graph.outputs)
+        result: list[NodeVerdict] = []
+        for node, verdict in zip(reversed(graph.nodes), reversed(verdicts), strict=True):
+            outputs = [value for value in node.outputs if value is not None and value in tensors]
+            if verdict.supported:
+                if used.isdisjoint(outputs) and all(tensors[value].host is not None for value in outputs):
+                    verdict = _declined(node, "cost", "only nodes of other providers use this shape arithmetic")
+                else:
+                    used.update(node.reads())
+            result.append(verdict)
+        return result[::-1]
+
+    def _verdict(self, node: Node) -> NodeVerdict:
+        try:
+            self._lower(node)
+        except Unsupported as error:
+            return _declined(node, error.kind, error.reason)
+        except (InvalidModel, ZeroDivisionError, OverflowError) as error:
+            return _declined(node, "shape", f"the model is not valid here: {error}")
+        except Exception as error:
+            # A mistake in one operator's function must not take the claims of all other nodes with it.
+            logger.exception("node %s", node.label)
+            return _declined(node, "op", f"internal error: {type(error).__name__}: {error}")
+        if node.provider:  # one such node makes ORT drop its whole cluster
+            return _declined(node, "op", f"{node.provider} runs it")
+        return NodeVerdict(node.name, node.op_type, node.domain, node.since_version, True)
+
+    def _lower(self, node: Node) -> None:
+        known = self.lowering.tensors
+        inputs = []
+        for value in node.inputs:
+            if value is not None and value not in known and value.initializer is None:
+                self.lowering.add_input(value, symbolic_input(self.symbols, value, 0, ranks=self.ranks))
+            inputs.append(None if value is None else self.lowering.tensor(value))
+        self.lowering.lower(node, inputs)
+        self.ranks.update(
+            (value.name, known[value].rank)
+            for value in node.outputs
+            if value is not None and value in known and value.shape is None
+        )
+
+
+def _declined(node: Node, kind: str, reason: str) -> NodeVerdict:
+    return NodeVerdict(node.name, node.op_type, node.domain, node.since_version, False, kind, reason)

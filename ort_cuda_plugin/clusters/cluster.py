@@ -1,0 +1,243 @@
+"""A compiled cluster: what a fused node needs to make plans, after ORT's own graph is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..compiler.kernel import KernelSpec
+from ..model.ir import Array, Constant, DType, Graph, InvalidModel, Node, Unsupported, Value
+from ..plan.format import Plan, PlanInput
+from ..plan.planner import KnownEntries, Tables, make_plan
+from ..program.lowering import Buffer, DeviceProperties, LoweringOptions, Tensor
+from ..program.passes.run import Watch
+from ..program.program_text import ProgramText
+from ..program.symbolic import Dim
+from .node_lowering import InputSymbols, NodeError, NodeLowering, Ranks, symbolic_input
+
+if TYPE_CHECKING:
+    from ..program.libraries import LibraryProblem
+
+
+_SMALL_CONSTANT = 64 * 1024
+"""Constants of at most so many bytes stay in host memory; larger ones are read back from the device when needed."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A plan and what it needs that no earlier plan of the cluster did.
+
+    Indices in ``plan`` count the cluster's kernels, weights and problems in the order in which all variants so far
+    added theirs. So add each list, tell the cluster (`CompiledCluster.kernels_added`, ...), and add the plan last.
+    ``plan`` is None where shapes are not known yet: the lists are then what plans are expected to need.
+    """
+
+    plan: Plan | None
+    kernels: list[KernelSpec]
+    weights: list[Constant]
+    problems: list[LibraryProblem]
+    tables: Tables
+
+
+def _agrees(value: Value, shape: Sequence[int] | None) -> bool:
+    """Whether an input has the shape that the model says, as far as both are known."""
+    if value.shape is None or shape is None:
+        return True
+    pairs = zip(value.shape, shape, strict=False)
+    return len(value.shape) == len(shape) and all(dim == size for dim, size in pairs if isinstance(dim, int))
+
+
+class WeightReader:
+    """Gets weights back from the device. ``read`` gives the bytes of a weight by its number in the cluster."""
+
+    def __init__(self) -> None:
+        self.read: Callable[[int], bytes] | None = None
+
+    def array(self, number: int, dtype: DType, shape: tuple[int, ...]) -> Array:
+        if self.read is None:
+            raise RuntimeError("the weights of this fused node were released")
+        return np.frombuffer(self.read(number), dtype.numpy).reshape(shape)
+
+
+class CompiledCluster:
+    """The nodes of one fused node. Not thread safe: `build` and what is added for it belong together.
+
+    ``inputs`` and ``outputs`` name the fused node's, in its order; default: those of the graph. ``ranks`` are
+    those that were assumed when the nodes were claimed. ``fed`` names the values that the application feeds, so that
+    ORT checks their shapes; default: all inputs. The owner sets
+    ``weight_reader.read`` while the weights that were added exist. ``host_inputs`` are the indices of the inputs whose
+    contents decide shapes; set by `prepare`. ``show_program``, where it is set, gets the program of each plan as text,
+    once after each pass.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        device: DeviceProperties,
+        options: LoweringOptions | None = None,
+        inputs: Sequence[str] | None = None,
+        outputs: Sequence[str] | None = None,
+        ranks: Ranks | None = None,
+        fed: Collection[str] | None = None,
+    ) -> None:
+        self.graph = graph
+        self.device = device
+        self.options = options or LoweringOptions()
+        values = {value.name: value for value in (*graph.inputs, *graph.outputs)}
+        for node in graph.nodes:
+            values.update((value.name, value) for value in (*node.reads(), *node.outputs) if value is not None)
+        self.inputs = graph.inputs if inputs is None else [values[name] for name in inputs]
+        self.outputs = graph.outputs if outputs is None else [values[name] for name in outputs]
+        self.host_inputs: list[int] = []
+        self.show_program: Callable[[str], None] | None = None
+        self.weight_reader = WeightReader()
+        self._ranks = ranks
+        self._fed = [fed is None or value.name in fed for value in self.inputs]
+        # ORT checks the shape of what is fed against the model's, but not where the model says that it is a scalar.
+        self._checked = [is_fed and value.shape != () for is_fed, value in zip(self._fed, self.inputs, strict=True)]
+        self._known = KnownEntries()
+        self._states: dict[Node, Constant] = {}
+
+    def prepare(self) -> Variant:
+        """Must be called, and its result added, while ORT's graph is alive.
+
+        The result has a plan where the model says every dimension and no input is a host input: the only plan there
+        will be. For other clusters it has the weights, so that they need not be kept in host memory, and the kernels,
+        so that they are compiled with the session and not in the first Run.
+
+        Raises NodeError where a node cannot be run after all.
+        """
+        shapes = [value.shape for value in self.inputs]
+        found: set[int] = set()
+        plan, tables = self._plan([None] * len(self.inputs), {}, found)
+        self.host_inputs = sorted(found)
+        if not found and all(shape is not None and all(isinstance(dim, int) for dim in shape) for shape in shapes):
+            return self._variant(plan, tables)
+        return self._variant(None, tables)
+
+    def build(self, input_shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> Variant:
+        """The variant for inputs of these shapes; ``host_values`` has the elements of each of ``host_inputs``.
+
+        Raises NodeError, or InvalidModel where the shapes contradict the model.
+        """
+        try:
+            return self._variant(*self._plan(input_shapes, dict(zip(self.host_inputs, host_values, strict=True)), None))
+        except NodeError as error:
+            pairs = zip(self.inputs, input_shapes, strict=True)
+            wrong = [f"{value!r} came as {list(shape)}" for value, shape in pairs if not _agrees(value, shape)]
+            if not wrong:
+                raise
+            reason = f"{error.reason}. The model declares a wrong shape, correct it: {', '.join(wrong)}"
+            raise NodeError(error.node, reason, invalid_input=True) from error
+
+    def kernels_added(self, variant: Variant) -> None:
+        """Takes note that ``variant.kernels`` follow those of earlier variants."""
+        variant.tables.kernels.commit()
+
+    def problems_added(self, variant: Variant) -> None:
+        """Takes note that ``variant.problems`` follow those of earlier variants."""
+        variant.tables.problems.commit()
+
+    def weights_added(self, variant: Variant) -> None:
+        """Takes note that ``variant.weights`` follow those of earlier variants.
+
+        Large constants among them are forgotten; all others that a later plan may need are copied. After the only plan
+        of a cluster none is needed; a plan is the only one where ORT has checked that no input has another shape.
+        """
+        variant.tables.weights.commit()
+        for constant in variant.weights:
+            if constant.is_initializer and constant.nbytes > _SMALL_CONSTANT:
+                number = self._known.weights[constant]
+                constant.release(partial(self.weight_reader.array, number, constant.dtype, constant.shape))
+        constants = [value.initializer for node in self.graph.nodes for value in node.reads() if value.initializer]
+        for constant in constants:
+            if variant.plan is None or not all(self._checked):
+                constant.keep()
+            else:
+                constant.forget_borrowed()
+
+    @staticmethod
+    def _variant(plan: Plan | None, tables: Tables) -> Variant:
+        return Variant(plan, tables.kernels.new, tables.weights.new, tables.problems.new, tables)
+
+    def _plan(
+        self,
+        input_shapes: Sequence[Sequence[int] | None],
+        host_values: Mapping[int, Sequence[int]],
+        found: set[int] | None,
+    ) -> tuple[Plan, Tables]:
+        """The plan for these shapes; None stands for unknown ones.
+
+        Host inputs are those of ``host_values``. With ``found`` every input that is asked for becomes one, and its
+        index is added there: such a plan knows too little to run.
+        """
+        symbols = InputSymbols()
+        plan_inputs: list[PlanInput] = []
+        tensors: list[Tensor] = []
+        for index, (value, shape) in enumerate(zip(self.inputs, input_shapes, strict=True)):
+            first = symbols.count
+            if shape is not None and not (self._checked[index] or _agrees(value, shape)):
+                # What came has the shape that it has. A scalar that is none, and what the host reads, seldom change.
+                value = replace(value, shape=tuple(shape) if self._fed[index] or index in host_values else None)
+            tensor = symbolic_input(symbols, value, index, shape, self._ranks)
+            tensors.append(tensor)
+            plan_inputs.append(PlanInput(tensor.dtype.ort, tensor.rank, first))
+        for index, elements in host_values.items():
+            first = symbols.count
+            symbols.host_values(tensors[index].buffer, elements, self.inputs[index].name)
+            plan_inputs[index] = replace(plan_inputs[index], host_register=first, host_count=len(elements))
+
+        def read(buffer: Buffer, count: int) -> tuple[Dim, ...]:
+            if found is not None and buffer.index not in found:
+                found.add(buffer.index)
+                return symbols.host_values(buffer, [1] * count, self.inputs[buffer.index].name)
+            known = symbols.host_values(buffer, [])
+            if len(known) != count:
+                raise Unsupported("shape", f"the contents of {self.inputs[buffer.index].name!r} are not read back")
+            return known
+
+        lowering = NodeLowering(
+            self.graph,
+            self.device,
+            self.options,
+            read,
+            record=True,
+            guess=None if found is None else symbols.dimension,
+            states=self._states,
+        )
+        self._lower(lowering, tensors)
+        producers = self.graph.producers()
+        results = [(lowering.tensor(value), producers.get(value)) for value in self.outputs]
+        tables = Tables(self._known)
+        plan = make_plan(lowering.ctx, plan_inputs, results, symbols.guards, tables, symbols.count, self._watch())
+        return plan, tables
+
+    def _watch(self) -> Watch | None:
+        if self.show_program is None:
+            return None
+        show, text = self.show_program, ProgramText([v.name for v in self.inputs], [v.name for v in self.outputs])
+        return lambda name, steps: show(text.program(name, steps))
+
+    def _lower(self, lowering: NodeLowering, tensors: Sequence[Tensor]) -> None:
+        for value, tensor in zip(self.inputs, tensors, strict=True):
+            lowering.add_input(value, tensor)
+        for node in self.graph.nodes:
+            try:
+                lowering.lower(node, [None if v is None else self._input(lowering, node, v) for v in node.inputs])
+            except Unsupported as error:
+                raise NodeError(node, error.reason) from error
+            except InvalidModel as error:
+                raise NodeError(node, error.reason, invalid_input=True) from error
+            except (ZeroDivisionError, OverflowError) as error:
+                raise NodeError(node, str(error), invalid_input=True) from error
+
+    @staticmethod
+    def _input(lowering: NodeLowering, node: Node, value: Value) -> Tensor:
+        try:
+            return lowering.tensor(value)
+        except KeyError:
+            raise NodeError(node, f"{value.name!r} is neither an input of the cluster nor computed in it") from None

@@ -1,0 +1,194 @@
+"""Lowers a list of nodes on symbolic inputs: values become tensors, operators' functions run in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..kernels.packed import packed_bytes, unpack
+from ..model.ir import Constant, Graph, InvalidModel, Node, Unsupported, Value
+from ..ops import registry
+from ..program.lowering import Buffer, BufferKind, DeviceProperties, Lowering, LoweringOptions, Tensor
+from ..program.symbolic import Dim, Expr, eq, le, product, symbol
+
+MAX_DIM = 2**40
+"""No dimension of an input may be larger: plans check it, expressions rely on it to fold clamps to INT64_MAX."""
+MAX_RANK = 16
+"""As the executor has it (``OCP_MAX_RANK``), of inputs and outputs of clusters."""
+_TYPICAL_DIM = 16
+"""The hint of a dimension that is not known yet."""
+
+
+class InputSymbols:
+    """Symbols for the dimensions and the host values of the inputs of one plan.
+
+    They are numbered in the order of creation. When all inputs are made in order, and then all host inputs, a symbol's
+    number is the plan's register. ``guards`` are the conditions under which the symbols mean what they stand for.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.guards: list[Dim] = []
+        self._named: dict[tuple[str, int], Expr] = {}
+        self._host: dict[Buffer, tuple[Dim, ...]] = {}
+
+    def _fresh(self, name: str, hint: int, lower: int | None, upper: int | None) -> Expr:
+        self.count += 1
+        return symbol(self.count - 1, name, hint, lower, upper)
+
+    def dimension(self, dim: int | str | None, hint: int | None = None) -> Dim:
+        """``dim`` is what the model says. Dimensions of one name and one hint are one symbol, guarded to be equal."""
+        if isinstance(dim, int):
+            self.guards.append(eq(self._fresh("", dim, 0, None), dim))
+            return dim
+        hint = _TYPICAL_DIM if hint is None else hint
+        fresh = self._fresh(dim or "", hint, 0, None)
+        first = self._named.get((dim, hint)) if dim else None
+        if first is not None:
+            self.guards.append(eq(fresh, first))
+            return first
+        self.guards.append(le(fresh, MAX_DIM))
+        bounded = symbol(self.count - 1, dim or "", hint, 0, MAX_DIM)
+        if dim:
+            self._named[dim, hint] = bounded
+        return bounded
+
+    def host_values(self, buffer: Buffer, hints: Sequence[int], name: str = "") -> tuple[Dim, ...]:
+        """The elements of the host input ``name``; the same ones when asked again."""
+        if buffer not in self._host:
+            self._host[buffer] = tuple(self._fresh(f"{name}[{i}]", hint, None, None) for i, hint in enumerate(hints))
+        return self._host[buffer]
+
+
+class NodeError(Exception):
+    """A node of a cluster could not be lowered; the message names the node and the reason."""
+
+    def __init__(self, node: Node, reason: str, *, invalid_input: bool = False) -> None:
+        super().__init__(f"node {node.label}: {reason}")
+        self.node = node
+        self.reason = reason
+        self.ort_code = 2 if invalid_input else 1  # ORT_INVALID_ARGUMENT or ORT_FAIL
+
+
+_MEND = "feed that shape, or correct what the model declares"
+Ranks = dict[str, int]
+"""What the plugin inferred of values whose rank ORT does not know, by their names."""
+
+
+def symbolic_input(
+    symbols: InputSymbols, value: Value, index: int, hints: Sequence[int] | None = None, ranks: Ranks | None = None
+) -> Tensor:
+    """The tensor that stands for an input of a cluster or of the graph; its elements are packed as ORT's.
+
+    ``hints`` are its dimensions at the Run that the plan is built for. Without them ``ranks`` says the rank where ORT
+    does not. Raises Unsupported where the device cannot hold it or the rank is unknown, InvalidModel where ``hints``
+    contradict what the model says.
+    """
+    if value.dtype is None:
+        raise Unsupported("dtype", f"{value.name!r} is no tensor")
+    if not value.dtype.is_supported:
+        raise Unsupported("dtype", f"{value.name!r} has element type {value.dtype.name}")
+    known = value.shape
+    if known is None:
+        rank = len(hints) if hints is not None else (ranks or {}).get(value.name)
+        if rank is None:
+            raise Unsupported("shape", f"the rank of {value.name!r} is not known")
+        known = (None,) * rank
+    _check_rank(value, len(known))
+    if hints is not None and len(hints) != len(known):
+        raise InvalidModel(
+            f"input {value.name!r} came with rank {len(hints)}, the model declares rank {len(known)}: {_MEND}"
+        )
+    shape: list[Dim] = []
+    for axis, dim in enumerate(known):
+        if isinstance(dim, int) and hints is not None and hints[axis] != dim:
+            came = f"input {value.name!r} came with {hints[axis]} in dimension {axis}"
+            raise InvalidModel(f"{came}, the model declares {dim}: {_MEND}")
+        if hints is not None and hints[axis] > MAX_DIM:
+            raise InvalidModel(
+                f"input {value.name!r} has {hints[axis]} in dimension {axis}; at most {MAX_DIM} is possible"
+            )
+        shape.append(symbols.dimension(dim, None if hints is None else hints[axis]))
+    size = product(shape)
+    nbytes = packed_bytes(size, value.dtype) if value.dtype.is_packed else size * value.dtype.itemsize
+    return Tensor(value.dtype, shape, Buffer(BufferKind.INPUT, nbytes, index=index))
+
+
+class NodeLowering:
+    """Lowers nodes one after the other on tensors that are made for values as they are needed.
+
+    ``read_host_input(buffer, count)`` gives the symbols of a host input's elements. ``guess`` is given where contents
+    of host inputs are not known yet: it makes symbols for dimensions that depend on them. ``states`` as for `Lowering`.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        device: DeviceProperties,
+        options: LoweringOptions,
+        read_host_input: Callable[[Buffer, int], tuple[Dim, ...]],
+        *,
+        record: bool,
+        guess: Callable[[str | None], Dim] | None = None,
+        states: dict[Node, Constant] | None = None,
+    ) -> None:
+        self.graph = graph
+        self.ctx = Lowering(
+            device,
+            options,
+            record=record,
+            speculative=guess is not None,
+            read_host_input=read_host_input,
+            states=states,
+        )
+        self.tensors: dict[Value, Tensor] = {}
+        self._guess = guess
+
+    def tensor(self, value: Value) -> Tensor:
+        """The tensor of an initializer or of a value that is known already."""
+        tensor = self.tensors.get(value)
+        if tensor is None:
+            if value.initializer is None:
+                raise KeyError(value.name)
+            tensor = self.tensors[value] = self.ctx.initializer(value.initializer)
+        return tensor
+
+    def add_input(self, value: Value, tensor: Tensor) -> None:
+        """``value`` is an input of the cluster or of the graph, ``tensor`` what `symbolic_input` made for it."""
+        self.ctx.node = None
+        self.tensors[value] = unpack(self.ctx, tensor) if tensor.dtype.is_packed else tensor
+
+    def lower(self, node: Node, inputs: Sequence[Tensor | None]) -> None:
+        """Runs the operator's function and takes over its results. Raises what the function does."""
+        if node.has_subgraphs:
+            raise Unsupported("control-flow", f"{node.op_type} with subgraphs is not implemented")
+        if node.unreadable_attributes:
+            raise Unsupported("attribute", f"attribute {node.unreadable_attributes[0]!r} has an unsupported type")
+        self.ctx.node = node
+        self.ctx.guessed = False
+        self.ctx.opset = self.graph.opsets.get(node.domain, node.since_version)
+        operator = registry.lookup(node.domain, node.op_type, node.since_version)
+        results = operator.lower(self.ctx, inputs, node.attributes)
+        for number, value in enumerate(node.outputs):
+            if value is None:
+                continue
+            if number >= len(results):
+                if value not in self.graph.used_values:
+                    continue
+                raise Unsupported("attribute", f"output {number} of {node.op_type} is not implemented")
+            result = results[number]
+            if self.ctx.guessed and self._guess and (value.shape is None or len(value.shape) == result.rank):
+                # The guess is good for the rank and the type; what can be known of the shape is what ORT infers.
+                known = value.shape or [None] * result.rank
+                shape = [dim if isinstance(dim, int) else self._guess(dim) for dim in known]
+                result = self.ctx.empty(shape, result.dtype)
+            # What shape the model says that it has does not matter: nothing here depends on that.
+            if value.dtype is not None and value.dtype is not result.dtype:
+                declared = f"the model says that {value.name!r} is {value.dtype.name}"
+                raise Unsupported("dtype", f"{declared}, {node.op_type} makes it {result.dtype.name}")
+            _check_rank(value, result.rank)
+            self.tensors[value] = result
+
+
+def _check_rank(value: Value, rank: int) -> None:
+    if rank > MAX_RANK:
+        raise Unsupported("shape", f"{value.name!r} has rank {rank}; at most {MAX_RANK} is possible")

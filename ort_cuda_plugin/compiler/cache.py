@@ -1,0 +1,295 @@
+"""The disk cache of compiled kernels and of their IR, shared by all processes of a user.
+
+An entry's file name is a hash of all that its contents depend on. What the folder holds is executed: it is a
+`TrustedFolder`. An entry that is damaged, or that somebody else could have written, is a kernel that is compiled again.
+Nothing here imports Numba or llvmlite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import re
+import struct
+import time
+import zlib
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from ort_cuda_plugin import uninterrupted
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.targets import KernelImage, Target
+from ort_cuda_plugin.compiler.trusted_files import TrustedFolder, Untrusted
+
+logger = logging.getLogger("ort_cuda_plugin")
+
+CACHE_DIR_VARIABLE = "ORT_CUDA_PLUGIN_CACHE_DIR"
+max_cache_bytes = 512 << 20
+max_entry_bytes = 64 << 20
+"""Of an entry, and of the texts of an IR."""
+entry_magic = b"OCPK\x01\n"
+entry_suffix = ".kernel"
+abandoned_after_seconds = 3600.0
+front_end_sources = (
+    "compiler/intrinsics.py",
+    "compiler/small_floats.py",
+    "compiler/tile_intrinsics.py",
+    "compiler/compile.py",
+    "compiler/kernel.py",
+)
+"""The modules of this package that make IR of a kernel's source."""
+back_end_sources = (
+    "compiler/elf.py",
+    "compiler/host/entry.py",
+    "compiler/host/intrinsics.py",
+    "compiler/host/ir.py",
+    "compiler/host/math.py",
+    "compiler/host/vector_math.py",
+    "compiler/targets.py",
+)
+"""Those that make machine code of the IR."""
+
+
+# ---- keys ----
+
+
+def kernel_key(spec: KernelSpec, target: Target) -> str:
+    """Hex hash of the kernel's source and options, the target, and every tool that turns one into the other."""
+    return joined_digest(spec.digest, target.arch, toolchain_digest(target.is_emulated))
+
+
+def ir_key(spec: KernelSpec) -> str:
+    """Hex hash of all that a kernel's IR depends on; it is the same for every target."""
+    return joined_digest(spec.digest, "ir", front_end_digest())
+
+
+def joined_digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def tools_digest(tools: Sequence[str], sources: Sequence[str]) -> str:
+    """Hash of the versions of Python and of distributions, and of modules of this package."""
+    digest = hashlib.sha256(platform.python_version().encode())
+    versions = uninterrupted.call(lambda: [version_of(tool) for tool in tools])  # which imports
+    for tool, version in zip(tools, versions, strict=True):
+        digest.update(f"{tool} {version}\n".encode())
+    for source in sources:
+        digest.update((Path(__file__).parent.parent / source).read_bytes())
+    return digest.hexdigest()
+
+
+def version_of(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"
+
+
+@lru_cache(maxsize=1)
+def front_end_digest() -> str:
+    """What turns a kernel into IR."""
+    return tools_digest(["numba", "numba-cuda", "llvmlite"], front_end_sources)
+
+
+@lru_cache(maxsize=2)
+def toolchain_digest(emulated: bool) -> str:
+    """What turns a kernel into machine code; that for the emulated device depends on the CPU."""
+    tools = [] if emulated else ["nvidia-nvvm", "nvidia-nvjitlink", "cuda-core"]
+    back_end = tools_digest(tools, back_end_sources)
+    return joined_digest(front_end_digest(), back_end, host_cpu() if emulated else "")
+
+
+def host_cpu() -> str:
+    """What tells apart the CPUs that LLVM generates different code for."""
+    keys = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU implementer", "CPU part", "Features")
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return "\n".join(line for line in first.splitlines() if line.split("\t")[0].rstrip(":") in keys)
+
+
+# ---- folder ----
+
+
+def cache_folder() -> Path:
+    """Where entries lie: $ORT_CUDA_PLUGIN_CACHE_DIR, or ort-cuda-plugin under the user's cache folder.
+
+    It begins with "~" for a user without a home folder, as containers have them.
+    """
+    if configured := os.environ.get(CACHE_DIR_VARIABLE):
+        return Path(configured)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return Path(base if base and os.path.isabs(base) else os.path.expanduser("~/.cache")) / "ort-cuda-plugin"
+
+
+def open_folder(folder: Path) -> TrustedFolder:
+    """Makes the folder where it is missing. Raises Untrusted, with the reason, where it cannot be used."""
+    if folder.parts[:1] == ("~",):
+        raise Untrusted("this user has no home folder")
+    try:
+        return TrustedFolder(folder)
+    except Untrusted:
+        raise
+    except OSError as error:
+        raise Untrusted(f"it cannot be made: {error.strerror or error}") from error
+
+
+class KernelCache:
+    """Compiled kernels in one folder. A folder that cannot be used is reported once and then does without.
+
+    ``folder`` defaults to `cache_folder`; ``max_bytes`` bounds the sum of the entries' sizes: the least recently used
+    are removed.
+    """
+
+    def __init__(self, folder: Path | None = None, max_bytes: int = max_cache_bytes) -> None:
+        self.folder = folder if folder is not None else cache_folder()
+        self.max_bytes = max_bytes
+        self.writes = 0
+        self.opened: TrustedFolder | None = None
+        self.problem = ""
+        try:
+            self.opened = open_folder(self.folder)
+        except Untrusted as problem:
+            self.disable(str(problem))
+
+    @property
+    def usable(self) -> bool:
+        """Whether entries are found and kept; ``problem`` says why not."""
+        return not self.problem
+
+    def disable(self, problem: str) -> None:
+        if self.usable:
+            logger.warning(
+                "kernel cache %s is not used: %s. Each process compiles its kernels again; set %s to another folder.",
+                self.folder,
+                problem,
+                CACHE_DIR_VARIABLE,
+            )
+            self.problem = problem
+
+    def path(self, key: str) -> Path:
+        return self.folder / entry_name(key)
+
+    def load(self, key: str, target: Target) -> KernelImage | None:
+        """The kernel, or None where there is none or its entry is damaged."""
+        return decode(self.read(key) or b"", target)
+
+    def store(self, key: str, image: KernelImage) -> None:
+        """Keeps a kernel."""
+        self.write(key, encode(image))
+
+    def load_ir(self, key: str) -> list[str] | None:
+        """The texts of an IR, or None where there are none or their entry is damaged."""
+        return decode_texts(self.read(key) or b"")
+
+    def store_ir(self, key: str, texts: Sequence[str]) -> None:
+        """Keeps the texts of an IR."""
+        self.write(key, encode_texts(texts))
+
+    def read(self, key: str) -> bytes | None:
+        """What an entry holds, or None where there is none, or it is damaged or not this user's alone."""
+        if self.opened is None or not self.usable:
+            return None
+        try:
+            data = self.opened.read(entry_name(key), max_entry_bytes)
+        except Untrusted as problem:
+            logger.warning("kernel cache entry %s is not used: %s; compiling again", self.path(key), problem)
+            return None
+        except OSError:
+            return None
+        start = len(entry_magic) + 32
+        if not data.startswith(entry_magic) or hashlib.sha256(data[start:]).digest() != data[len(entry_magic) : start]:
+            logger.info("kernel cache entry %s is damaged; compiling again", self.path(key))
+            return None
+        return data[start:]
+
+    def write(self, key: str, body: bytes) -> None:
+        """Writes an entry atomically: a reader sees all of it or nothing."""
+        data = entry_magic + hashlib.sha256(body).digest() + body
+        if self.opened is None or not self.usable or len(data) > max_entry_bytes:
+            return
+        try:
+            self.opened.write(entry_name(key), data)
+            if self.writes % 64 == 0:
+                self.trim()
+        except OSError as error:
+            self.disable(f"writing failed: {error.strerror or error}")
+        self.writes += 1
+
+    def trim(self) -> None:
+        """Removes the least recently used entries until a tenth of the bound is free, and abandoned partial files."""
+        if self.opened is None:
+            return
+        entries = []
+        for name, status in self.opened.files():
+            if name.endswith(".part") and time.time() - status.st_mtime > abandoned_after_seconds:
+                with contextlib.suppress(OSError):
+                    self.opened.remove(name)
+            elif name.endswith(entry_suffix):
+                entries.append((status.st_mtime, status.st_size, name))
+        total = sum(size for _, size, _ in entries)
+        if total <= self.max_bytes:
+            return
+        for _, size, name in sorted(entries):
+            with contextlib.suppress(OSError):  # another process was faster
+                self.opened.remove(name)
+            total -= size
+            if total <= self.max_bytes * 9 // 10:
+                return
+
+
+def entry_name(key: str) -> str:
+    return f"{key}{entry_suffix}"
+
+
+# ---- entries: magic, SHA-256 of the rest; of a kernel then three lengths, JSON, image, PTX ----
+
+
+def encode(image: KernelImage) -> bytes:
+    header = json.dumps({"entry": image.entry, "metadata": dict(image.metadata)}).encode()
+    return struct.pack("<III", len(header), len(image.data), len(image.ptx)) + header + image.data + image.ptx
+
+
+def decode(body: bytes, target: Target) -> KernelImage | None:
+    """None where the bytes are no image."""
+    try:
+        header_bytes, image_bytes, ptx_bytes = struct.unpack_from("<III", body)
+        image_start = 12 + header_bytes
+        ptx_start = image_start + image_bytes
+        if ptx_start + ptx_bytes != len(body):
+            return None
+        header = json.loads(body[12:image_start])
+        entry, metadata = header["entry"], header["metadata"]
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", entry):
+            return None
+        numbers = metadata.values() if isinstance(metadata, dict) else [None]
+        if not all(type(number) is int and 0 <= number < 1 << 32 for number in numbers):
+            return None
+    except (struct.error, ValueError, TypeError, LookupError, RecursionError):
+        return None
+    return KernelImage(body[image_start:ptx_start], entry, target, metadata, body[ptx_start:])
+
+
+def encode_texts(texts: Sequence[str]) -> bytes:
+    return zlib.compress(json.dumps(list(texts)).encode(), 1)
+
+
+def decode_texts(body: bytes) -> list[str] | None:
+    """None where the bytes are no texts, or more than an entry may have."""
+    unpacker = zlib.decompressobj()
+    try:
+        data = unpacker.decompress(body, max_entry_bytes)
+        texts = json.loads(data) if unpacker.eof else None
+        if not isinstance(texts, list) or len(texts) < 2:
+            return None
+        "".join(texts).encode()  # LLVM wants UTF-8
+    except (zlib.error, ValueError, TypeError, RecursionError):
+        return None
+    return texts

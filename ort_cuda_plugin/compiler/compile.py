@@ -1,0 +1,357 @@
+"""Compiles kernels: Python function -> Numba -> LLVM IR -> cubin, or host object for the emulated device.
+
+This module and `ort_cuda_plugin.compiler.intrinsics` are the only ones that know Numba and llvmlite, and nothing
+imports them until a kernel has to be compiled.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import linecache
+import math
+import re
+import struct
+import types as python_types
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import llvmlite.binding as llvm
+from numba import cuda
+from numba.core.errors import NumbaError
+from numba.cuda import libdevice, types
+from numba.cuda.compiler import _compile_pyfunc_with_fixup
+from numba.cuda.core.compiler_lock import global_compiler_lock
+from numba.cuda.core.errors import NumbaError as CudaNumbaError
+from numba.cuda.cudadrv import nvrtc, nvvm
+
+from ort_cuda_plugin.compiler import intrinsics
+from ort_cuda_plugin.compiler.cache import KernelCache, ir_key
+from ort_cuda_plugin.compiler.elf import Elf
+from ort_cuda_plugin.compiler.host import entry as host_entry
+from ort_cuda_plugin.compiler.host import ir as host_ir
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.targets import KernelImage, Target
+
+scalar_types = {"i32": types.int32, "i64": types.int64, "f32": types.float32, "f64": types.float64}
+element_types = {
+    **scalar_types,
+    "f16": types.uint16,
+    "bf16": types.uint16,
+    "f8e4m3fn": types.uint8,
+    "f8e4m3fnuz": types.uint8,
+    "f8e5m2": types.uint8,
+    "f8e5m2fnuz": types.uint8,
+    "f8e8m0": types.uint8,
+    "f4e2m1": types.uint8,
+    "b1": types.uint8,
+    "i2": types.int8,
+    "i4": types.int8,
+    "u2": types.uint8,
+    "u4": types.uint8,
+    "i8": types.int8,
+    "i16": types.int16,
+    "u8": types.uint8,
+    "u16": types.uint16,
+    "u32": types.uint32,
+    "u64": types.uint64,
+}
+front_end_compute_capability = (8, 0)
+"""What Numba is told: the IR is the same for all architectures from here on, and for the emulated device."""
+
+
+class KernelCompileError(Exception):
+    """A kernel does not compile. The message names the kernel and, where it is known, the line of its source."""
+
+    ort_code = 11  # ORT_EP_FAIL
+
+    def __init__(self, spec: KernelSpec, reason: str, filename: str = "", line: int = 0) -> None:
+        place = f" ({filename}, line {line})" if line else ""
+        source = linecache.getline(filename, line).strip() if line else ""
+        shown = f"\n    {source}" if source else ""
+        super().__init__(f"kernel {spec.name!r}{place}: {reason}{shown}")
+        self.spec, self.filename, self.line = spec, filename, line
+
+
+def compile_kernel(spec: KernelSpec, target: Target, cache: KernelCache | None = None) -> KernelImage:
+    """Compiles one kernel. Raises KernelCompileError. Takes no device; safe to call from several threads.
+
+    Where ``cache`` has the kernel's IR, Numba does not run; where it has not, it gets it.
+    """
+    # Numba's own lock, for the seam in kernel_ir: what else this process compiles must not see it.
+    with global_compiler_lock:
+        ir = kernel_ir(spec) if cache is None else cached_ir(spec, cache)
+        return compile_emulated(spec, ir, target) if target.is_emulated else compile_cuda(spec, ir, target)
+
+
+# ---- Python function ----
+
+
+@lru_cache(maxsize=1)
+def kernel_namespace() -> dict[str, Any]:
+    """The names that every kernel sees."""
+    names: dict[str, Any] = {"cuda": cuda, "libdevice": libdevice, "math": math, "__builtins__": builtins}
+    for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"):
+        names[name] = getattr(types, name)
+    names.update({name: getattr(intrinsics, name) for name in intrinsics.__all__})
+    return names
+
+
+def kernel_function(spec: KernelSpec) -> Callable[..., None]:
+    """The Python function of the kernel."""
+    filename = f"<kernel {spec.symbol}>"
+    linecache.cache[filename] = (len(spec.source), None, spec.source.splitlines(keepends=True), filename)
+    namespace = dict(kernel_namespace())
+    try:
+        exec(compile(spec.source, filename, "exec"), namespace)
+    except SyntaxError as error:
+        raise KernelCompileError(spec, error.msg, filename, error.lineno or 0) from error
+    function = namespace.get("kernel")
+    if not isinstance(function, python_types.FunctionType):
+        raise KernelCompileError(spec, "the source defines no function `kernel`", filename)
+    return function
+
+
+# ---- LLVM IR ----
+
+
+@dataclass(frozen=True)
+class KernelIR:
+    """The IR of a kernel and its device functions, one text per module, as numba-cuda hands it to NVVM."""
+
+    modules: tuple[str, ...]
+    mangled_name: str
+
+
+@dataclass(frozen=True)
+class ComputeCapability:
+    """Stands in for the device whose compute capability numba-cuda asks for when it compiles a device function."""
+
+    compute_capability: tuple[int, int]
+
+
+def parameter_type(entry: str) -> types.Type:
+    return types.CPointer(element_types[entry[1:]]) if entry.startswith("*") else scalar_types[entry]
+
+
+@lru_cache(maxsize=64)
+def kernel_ir(spec: KernelSpec) -> KernelIR:
+    """Runs Numba's front end. The last results are kept: a report compiles a kernel for several architectures."""
+    from numba.cuda import dispatcher
+
+    function = kernel_function(spec)
+    signature = types.void(*(parameter_type(entry) for entry in spec.signature))
+    # The device functions of a kernel, Numba's own among them, ask for the current device's compute capability.
+    current_device = dispatcher.get_current_device
+    dispatcher.get_current_device = lambda: ComputeCapability(front_end_compute_capability)
+    try:
+        library, _ = _compile_pyfunc_with_fixup(
+            function,
+            signature,
+            device=False,
+            abi="numba",
+            cc=front_end_compute_capability,
+            launch_bounds=spec.launch_bounds or None,
+        )
+        return KernelIR(tuple(library.llvm_strs), library._entry_name)
+    except (NumbaError, CudaNumbaError, NameError, TypeError, ValueError, NotImplementedError) as error:
+        filename, line, reason = explain(function, error)
+        raise KernelCompileError(spec, reason, filename, line) from error
+    finally:
+        dispatcher.get_current_device = current_device
+
+
+def cached_ir(spec: KernelSpec, cache: KernelCache) -> KernelIR:
+    key = ir_key(spec)
+    texts = cache.load_ir(key)
+    if texts is not None:
+        return KernelIR(tuple(texts[1:]), texts[0])
+    ir = kernel_ir(spec)
+    cache.store_ir(key, [ir.mangled_name, *ir.modules])
+    return ir
+
+
+max_error_lines = 20
+
+
+def explain(function: Callable[..., None], error: Exception) -> tuple[str, int, str]:
+    """File, line and reason of an error that Numba raised; it says the place in its text only."""
+    text = str(error)
+    shown = text.split('\nFile "')[0].split("\nDuring: ")[0].splitlines()
+    shown = [line for line in shown if line.strip() and not line.startswith("Failed in ")]
+    reason = "\n".join(shown[:max_error_lines]) or type(error).__name__
+    if place := re.search(r'File "([^"]+)", line (\d+)', text):
+        return place[1], int(place[2]), reason
+    line = function.__code__.co_firstlineno
+    if name := re.search(r"name '(\w+)' is not defined", text):
+        for instruction in dis.get_instructions(function):
+            line = (instruction.positions and instruction.positions.lineno) or line
+            if instruction.argval == name[1]:
+                break
+    return function.__code__.co_filename, line, reason
+
+
+# ---- GPU ----
+
+
+def compile_cuda(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:
+    """The image is a cubin; PTX, which the driver compiles, where the architecture is newer than the toolkit."""
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    modules = [text.replace(ir.mangled_name, spec.symbol) for text in ir.modules]
+    try:
+        arch = nvrtc.get_arch_option(*target.compute_capability)
+        ptx = nvvm.compile_ir(modules, arch=arch, opt=3).strip(b"\0 \n")
+    except Exception as error:
+        raise KernelCompileError(spec, f"NVVM: {error}") from error
+    if target.compute_capability > max(nvrtc.get_supported_ccs()):
+        return KernelImage(bytes(ptx) + b"\0", spec.symbol, target, {}, bytes(ptx))
+    options = LinkerOptions(arch=target.arch, verbose=True)
+    linker = Linker(ObjectCode.from_ptx(ptx), options=options)
+    try:
+        cubin = linker.link("cubin").code
+    except Exception as error:
+        raise KernelCompileError(spec, f"nvJitLink: {error}\n{linker.get_error_log()}") from error
+    return KernelImage(bytes(cubin), spec.symbol, target, resource_usage(linker.get_info_log()), bytes(ptx))
+
+
+usage_patterns = {
+    "registers": r"\bused (\d+) registers",
+    "static_shared_bytes": r"(\d+) bytes smem",
+    "stack_bytes": r"(\d+) bytes stack frame",
+    "spill_store_bytes": r"(\d+) bytes spill stores",
+    "spill_load_bytes": r"(\d+) bytes spill loads",
+}
+
+
+def resource_usage(log: str) -> dict[str, int]:
+    """What the linker's verbose log says about a kernel; of several functions, the largest value of each kind."""
+    found = {name: [int(value) for value in re.findall(pattern, log)] for name, pattern in usage_patterns.items()}
+    return {name: max(values) for name, values in found.items() if values}
+
+
+# ---- emulated device ----
+
+
+@lru_cache(maxsize=1)
+def host_target_machine() -> llvm.TargetMachine:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=3,
+        reloc="static",
+        codemodel="large",
+    )
+
+
+def optimise(module: llvm.ModuleRef, configure: Callable[[llvm.ModulePassManager], None]) -> None:
+    builder = llvm.create_pass_builder(host_target_machine(), llvm.create_pipeline_tuning_options(3))
+    passes = llvm.create_new_module_pass_manager()
+    configure(passes)
+    passes.run(module, builder)
+
+
+def inline_into_kernel(ir: KernelIR, shared: host_ir.SharedMemory) -> str:
+    """One module in which the kernel is the only function left, its locals in registers."""
+    prepared = [host_ir.prepare_module(text, shared) for text in ir.modules]
+    shared.finish()
+    main = None
+    for text in prepared:
+        module = llvm.parse_assembly(text)
+        if main is None:
+            main = module
+        else:
+            main.link_in(module)
+    assert main is not None
+    main.triple = llvm.get_process_triple()
+    main.data_layout = str(host_target_machine().target_data)
+    for function in main.functions:
+        if not function.is_declaration and function.name != ir.mangled_name:
+            function.linkage = "internal"
+            function.add_function_attribute("alwaysinline")
+
+    def configure(passes: llvm.ModulePassManager) -> None:
+        passes.add_always_inliner_pass()
+        passes.add_sroa_pass()
+        passes.add_instruction_combine_pass()
+        passes.add_simplify_cfg_pass()
+        passes.add_global_dead_code_eliminate_pass()
+
+    optimise(main, configure)
+    return str(main)
+
+
+def emulated_ir(spec: KernelSpec, ir: KernelIR, target: Target) -> str:
+    """The kernel's module for the emulated device, before optimisation."""
+    sizes = [0 if entry.startswith("*") else int(entry[1:]) // 8 for entry in spec.signature]
+    shared = host_ir.SharedMemory()
+    try:
+        text = inline_into_kernel(ir, shared)
+        return host_ir.kernel_module(text, ir.mangled_name, spec.symbol, sizes, shared, target.check, target.contract)
+    except host_entry.UnsupportedIR as error:
+        raise KernelCompileError(spec, f"the emulated device does not support {error}") from error
+
+
+def optimised_module(spec: KernelSpec, ir: KernelIR, target: Target) -> llvm.ModuleRef:
+    """The kernel's module for the emulated device, ready for code generation."""
+    module = llvm.parse_assembly(emulated_ir(spec, ir, target))
+    module.triple = llvm.get_process_triple()
+    module.data_layout = str(host_target_machine().target_data)
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(3)
+    options.slp_vectorization = True  # what makes the register tiles of products vectors
+    options.loop_vectorization = True
+    builder = llvm.create_pass_builder(host_target_machine(), options)
+    builder.getModulePassManager().run(module, builder)
+    return module
+
+
+def compile_emulated(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:
+    module = optimised_module(spec, ir, target)
+    data = bytearray(host_target_machine().emit_object(module))
+    elf = Elf(bytes(data))
+    meta = elf.symbol_offset(elf.symbol(f"{spec.symbol}.meta"))
+    code = elf.symbol(spec.symbol)
+    start = elf.symbol_offset(code)
+    stack = frame_bytes(bytes(data[start : start + code.size]))
+    struct.pack_into("<I", data, meta + 12, stack)
+    mode, static_shared = struct.unpack_from("<II", data, meta + 4)
+    return KernelImage(
+        bytes(data),
+        spec.symbol,
+        target,
+        {"fibers": mode, "static_shared_bytes": static_shared, "stack_bytes": stack},
+    )
+
+
+callee_stack_bytes = 4096
+"""Room for the C library's functions and the emulator's switch, which kernels call."""
+red_zone_bytes = 128
+
+
+def frame_bytes(code: bytes) -> int:
+    """Stack that an x86-64 function needs, read from its prologue; 0 where the prologue is none we know."""
+    position, pushed = 0, 8
+    while position < len(code):
+        byte = code[position]
+        if 0x50 <= byte <= 0x57:  # push
+            position, pushed = position + 1, pushed + 8
+        elif byte == 0x41 and 0x50 <= code[position + 1] <= 0x57:  # push r8..r15
+            position, pushed = position + 2, pushed + 8
+        elif code[position : position + 3] == b"\x48\x89\xe5":  # mov rbp, rsp
+            position += 3
+        elif code[position : position + 3] == b"\x48\x83\xe4":  # and rsp, imm8
+            position, pushed = position + 4, pushed + 64
+        elif code[position : position + 3] == b"\x48\x83\xec":  # sub rsp, imm8
+            return pushed + code[position + 3] + callee_stack_bytes
+        elif code[position : position + 3] == b"\x48\x81\xec":  # sub rsp, imm32
+            return pushed + int(struct.unpack_from("<I", code, position + 3)[0]) + callee_stack_bytes
+        elif code[position : position + 3] == b"\x48\x81\xe4":  # and rsp, imm32
+            position, pushed = position + 7, pushed + 4096
+        else:
+            break
+    return pushed + red_zone_bytes + callee_stack_bytes if pushed > 8 else 0

@@ -1,0 +1,356 @@
+"""Functions that kernels call beside Python's ``math`` and ``cuda``; every kernel sees them by name.
+
+float16, bfloat16 and smaller floats are storage types: kernels read and write their bits as uint16 and uint8 and
+compute in float32. ``f32_to_*`` of an 8-bit float gives infinity or NaN for what is too large, ``f32_to_*_saturated``
+the largest number; `small_floats` has them. ``f64_to_f32_odd`` is for a float64 that is then rounded to a smaller type.
+Atomics take a raw pointer and an index. Shuffles and votes involve all 32 lanes of a warp.
+``truncdiv`` and ``truncmod`` round toward zero and give 0 for a divisor of 0; ``quotient_i32(x, 2**62 // d + 1)`` and
+``quotient_i64(x, d)`` are x // d where x is not negative and d positive. The signatures are in ``intrinsics.pyi``,
+where kernel modules import them from under ``TYPE_CHECKING``; only the compile pipeline imports this module.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import cgutils, types
+from numba.cuda.extending import intrinsic
+from numba.cuda.typing import signature
+
+from ort_cuda_plugin.compiler import small_floats
+from ort_cuda_plugin.compiler.tile_intrinsics import strip_functions, tile_functions
+
+__all__: list[str] = []
+
+ir_types = {
+    types.int16: ir.IntType(16),
+    types.uint16: ir.IntType(16),
+    types.int32: ir.IntType(32),
+    types.uint32: ir.IntType(32),
+    types.int64: ir.IntType(64),
+    types.uint64: ir.IntType(64),
+    types.float32: ir.FloatType(),
+    types.float64: ir.DoubleType(),
+}
+by_name = {
+    "i32": types.int32,
+    "u32": types.uint32,
+    "i64": types.int64,
+    "u64": types.uint64,
+    "f32": types.float32,
+    "f64": types.float64,
+    "u16": types.uint16,
+}
+Lowering = Callable[[ir.IRBuilder, Any], ir.Value]
+
+
+def export(name: str, result: types.Type, parameters: tuple[types.Type, ...], lower: Lowering) -> None:
+    """Makes an intrinsic of this module: ``lower(builder, args)`` emits it for arguments of the given types."""
+    sig = signature(result, *parameters)
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        value = lower(builder, args)
+        return context.get_dummy_value() if result == types.none else value
+
+    # Numba takes the number of parameters from the Python function's signature.
+    names = ", ".join(f"a{index}" for index in range(len(parameters)))
+    namespace: dict[str, Any] = {"sig": sig, "codegen": codegen}
+    exec(f"def {name}(typingctx, {names}):\n    return sig, codegen\n", namespace)
+    globals()[name] = intrinsic(namespace[name])
+    __all__.append(name)
+
+
+def call(name: str, result: ir.Type, *parameters: ir.Type) -> Lowering:
+    """Emits a call of the external function ``name``."""
+
+    def lower(builder: ir.IRBuilder, args: Any) -> ir.Value:
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, parameters), name)
+        return builder.call(function, args)
+
+    return lower
+
+
+def assembly(code: str, constraints: str, result: ir.Type, *parameters: ir.Type) -> Lowering:
+    """Emits inline PTX; `ort_cuda_plugin.compiler.host.intrinsics` has its twin for the emulated device."""
+
+    def lower(builder: ir.IRBuilder, args: Any) -> ir.Value:
+        return builder.call(ir.InlineAsm(ir.FunctionType(result, parameters), code, constraints), args)
+
+    return lower
+
+
+# ---- storage types and bit casts ----
+
+i8, i16, i32, i64, f32, f64 = (
+    ir.IntType(8),
+    ir.IntType(16),
+    ir.IntType(32),
+    ir.IntType(64),
+    ir.FloatType(),
+    ir.DoubleType(),
+)
+
+
+def lower_bf16_to_f32(builder: ir.IRBuilder, args: Any) -> ir.Value:
+    return builder.bitcast(builder.shl(builder.zext(args[0], i32), i32(16)), f32)
+
+
+export("f16_to_f32", types.float32, (types.uint16,), assembly("cvt.f32.f16 $0, $1;", "=f,h", f32, i16))
+export("f32_to_f16", types.uint16, (types.float32,), assembly("cvt.rn.f16.f32 $0, $1;", "=h,f", i16, f32))
+export("bf16_to_f32", types.float32, (types.uint16,), lower_bf16_to_f32)
+export("f32_to_bf16", types.uint16, (types.float32,), assembly("cvt.rn.bf16.f32 $0, $1;", "=h,f", i16, f32))
+
+
+for name, kind in small_floats.SMALL_FLOATS.items():
+    export(f"{name}_to_f32", types.float32, (types.uint8,), kind.decode)
+    for suffix, saturate in (("", False), ("_saturated", True)):
+        export(
+            f"f32_to_{name}{suffix}", types.uint8, (types.float32,), functools.partial(kind.encode, saturate=saturate)
+        )
+export("f8e8m0_to_f32", types.float32, (types.uint8,), small_floats.decode_e8m0)
+for mode in ("up", "down", "nearest"):
+    for suffix, saturate in (("", False), ("_saturated", True)):
+        export(
+            f"f32_to_f8e8m0_{mode}{suffix}",
+            types.uint8,
+            (types.float32,),
+            functools.partial(small_floats.encode_e8m0, mode=mode, saturate=saturate),
+        )
+export("f64_to_f32_odd", types.float32, (types.float64,), small_floats.float64_to_float32_odd)
+
+for a, b in (("f32", "i32"), ("f32", "u32"), ("f64", "i64"), ("f64", "u64")):
+    for source, result in ((a, b), (b, a)):
+        result_type = ir_types[by_name[result]]
+        export(
+            f"{source}_as_{result}",
+            by_name[result],
+            (by_name[source],),
+            lambda builder, args, ty=result_type: builder.bitcast(args[0], ty),
+        )
+
+
+# ---- math that Python's math module lacks ----
+
+for suffix, name, ty in (("f", "f32", types.float32), ("", "f64", types.float64)):
+    value = ir_types[ty]
+    export(f"fma_{name}", ty, (ty, ty, ty), lambda builder, args: builder.fma(*args))
+    for function in ("rsqrt", "rint", "cbrt"):
+        export(f"{function}_{name}", ty, (ty,), call(f"__nv_{function}{suffix}", value, value))
+    for function in ("fmin", "fmax"):
+        export(f"{function}_{name}", ty, (ty, ty), call(f"__nv_{function}{suffix}", value, value, value))
+
+
+# ---- atomics on raw pointers; each returns the old value ----
+
+
+def atomic_rmw(operation: str) -> Lowering:
+    def lower(builder: ir.IRBuilder, args: Any) -> ir.Value:
+        pointer, index, value = args
+        return builder.atomic_rmw(operation, builder.gep(pointer, [index]), value, "monotonic")
+
+    return lower
+
+
+def atomic_call(name: str, ty: ir.Type) -> Lowering:
+    emit = call(name, ty, ty.as_pointer(), ty)
+
+    def lower(builder: ir.IRBuilder, args: Any) -> ir.Value:
+        pointer, index, value = args
+        return emit(builder, (builder.gep(pointer, [index]), value))
+
+    return lower
+
+
+def lower_atomic_cas(builder: ir.IRBuilder, args: Any) -> ir.Value:
+    pointer, index, expected, value = args
+    pair = builder.cmpxchg(builder.gep(pointer, [index]), expected, value, "monotonic", "monotonic")
+    return builder.extract_value(pair, 0)
+
+
+for name in ("i32", "u32", "i64", "u64"):
+    ty = by_name[name]
+    atomic = (types.CPointer(ty), types.int64, ty)
+    unsigned = "u" if name.startswith("u") else ""
+    for function, operation in (
+        ("add", "add"),
+        ("and", "and"),
+        ("or", "or"),
+        ("xor", "xor"),
+        ("exch", "xchg"),
+        ("min", f"{unsigned}min"),
+        ("max", f"{unsigned}max"),
+    ):
+        export(f"atomic_{function}_{name}", ty, atomic, atomic_rmw(operation))
+    export(f"atomic_cas_{name}", ty, (types.CPointer(ty), types.int64, ty, ty), lower_atomic_cas)
+for name, long_name in (("f32", "float"), ("f64", "double")):
+    ty = by_name[name]
+    atomic = (types.CPointer(ty), types.int64, ty)
+    export(f"atomic_add_{name}", ty, atomic, atomic_call(f"llvm.nvvm.atomic.load.add.{name}.p0{name}", ir_types[ty]))
+    for function in ("min", "max"):
+        export(
+            f"atomic_{function}_{name}",
+            ty,
+            atomic,
+            atomic_call(f"___numba_atomic_{long_name}_{function}", ir_types[ty]),
+        )
+
+
+# ---- integer division without Numba's checks; an error in data must not stop the emulated device ----
+
+
+def lower_quotient_i32(builder: ir.IRBuilder, args: Any) -> ir.Value:
+    # A product instead of a division: cheaper everywhere, and LLVM may move it out of loops and past guards.
+    dividend, reciprocal = args
+    scaled = builder.shl(builder.zext(dividend, i64), i64(2))
+    return builder.trunc(call("__nv_umul64hi", i64, i64, i64)(builder, (scaled, reciprocal)), i32)
+
+
+def truncating(remainder: bool, signed: bool) -> Lowering:
+    def lower(builder: ir.IRBuilder, args: Any) -> ir.Value:
+        a, b = args
+        zero = builder.icmp_unsigned("==", b, b.type(0))
+        safe = builder.select(zero, b.type(1), b)
+        if not signed:
+            result = builder.urem(a, safe) if remainder else builder.udiv(a, safe)
+            return builder.select(zero, b.type(0), result)
+        # The smallest integer divided by -1 traps on x86: -1 goes another way.
+        minus = builder.icmp_signed("==", b, b.type(-1))
+        safe = builder.select(minus, b.type(1), safe)
+        result = builder.srem(a, safe) if remainder else builder.sdiv(a, safe)
+        negative = b.type(0) if remainder else builder.neg(a)
+        return builder.select(zero, b.type(0), builder.select(minus, negative, result))
+
+    return lower
+
+
+for name in ("i32", "u32", "i64", "u64"):
+    ty = by_name[name]
+    signed = name.startswith("i")
+    export(f"truncdiv_{name}", ty, (ty, ty), truncating(remainder=False, signed=signed))
+    export(f"truncmod_{name}", ty, (ty, ty), truncating(remainder=True, signed=signed))
+export("quotient_i32", types.int32, (types.int32, types.int64), lower_quotient_i32)
+export("quotient_i64", types.int64, (types.int64, types.int64), lambda builder, args: builder.udiv(*args))
+
+
+# ---- warp shuffles and votes, all lanes taking part ----
+
+full_mask = i32(0xFFFFFFFF)
+pair_type = ir.LiteralStructType([i32, ir.IntType(1)])
+shuffle_modes = {"": (0, 31), "up_": (1, 0), "down_": (2, 31), "xor_": (3, 31)}
+
+
+def shuffle_word(builder: ir.IRBuilder, mode: int, clamp: int, word: ir.Value, lane: ir.Value) -> ir.Value:
+    emit = call("llvm.nvvm.shfl.sync.i32", pair_type, i32, i32, i32, i32, i32)
+    return builder.extract_value(emit(builder, (full_mask, i32(mode), word, lane, i32(clamp))), 0)
+
+
+def shuffle(mode: int, clamp: int, ty: ir.Type, bits: int) -> Lowering:
+    integer = ir.IntType(bits)
+
+    def lower(builder: ir.IRBuilder, args: Any) -> ir.Value:
+        value, lane = args
+        whole = value if ty == integer else builder.bitcast(value, integer)
+        if bits == 32:
+            moved = shuffle_word(builder, mode, clamp, whole, lane)
+        else:
+            low = shuffle_word(builder, mode, clamp, builder.trunc(whole, i32), lane)
+            high = shuffle_word(builder, mode, clamp, builder.trunc(builder.lshr(whole, i64(32)), i32), lane)
+            moved = builder.or_(builder.zext(low, i64), builder.shl(builder.zext(high, i64), i64(32)))
+        return moved if ty == integer else builder.bitcast(moved, ty)
+
+    return lower
+
+
+for name in ("i32", "u32", "i64", "u64", "f32", "f64"):
+    ty = by_name[name]
+    for kind, (mode, clamp) in shuffle_modes.items():
+        lower = shuffle(mode, clamp, ir_types[ty], int(name[1:]))
+        export(f"shfl_{kind}{name}", ty, (ty, types.int32), lower)
+
+
+def vote(mode: int, field: int) -> Lowering:
+    def lower(builder: ir.IRBuilder, args: Any) -> ir.Value:
+        emit = call("llvm.nvvm.vote.sync", pair_type, i32, i32, ir.IntType(1))
+        return builder.extract_value(emit(builder, (full_mask, i32(mode), args[0])), field)
+
+    return lower
+
+
+export("vote_all", types.boolean, (types.boolean,), vote(0, 1))
+export("vote_any", types.boolean, (types.boolean,), vote(1, 1))
+export("ballot", types.uint32, (types.boolean,), vote(3, 0))
+
+
+# ---- vectors: one access of 16 or 8 bytes, which the address has to be a multiple of ----
+
+
+def lower_vector_load(builder: ir.IRBuilder, args: Any, lanes: int) -> ir.Value:
+    pointer, index = args
+    element = pointer.type.pointee
+    vector = ir.VectorType(element, lanes)
+    address = builder.bitcast(builder.gep(pointer, [index]), vector.as_pointer())
+    loaded = builder.load(address, align=lanes * element_bytes(element))
+    return cgutils.pack_array(builder, [builder.extract_element(loaded, i32(lane)) for lane in range(lanes)])
+
+
+def lower_vector_store(builder: ir.IRBuilder, args: Any, lanes: int) -> None:
+    pointer, index, *values = args
+    element = pointer.type.pointee
+    vector = ir.VectorType(element, lanes)
+    packed = ir.Constant(vector, ir.Undefined)
+    for lane, value in enumerate(values):
+        packed = builder.insert_element(packed, value, i32(lane))
+    address = builder.bitcast(builder.gep(pointer, [index]), vector.as_pointer())
+    builder.store(packed, address, align=lanes * element_bytes(element))
+
+
+def element_bytes(ty: ir.Type) -> int:
+    return {f32: 4, f64: 8}.get(ty) or int(ty.width) // 8
+
+
+for name, lanes in (("f32", 4), ("f32", 2), ("i32", 4), ("u32", 4), ("u16", 4), ("u16", 8), ("f64", 2), ("i64", 2)):
+    ty = by_name[name]
+    export(
+        f"load_{name}x{lanes}",
+        types.UniTuple(ty, lanes),
+        (types.CPointer(ty), types.int64),
+        lambda builder, args, lanes=lanes: lower_vector_load(builder, args, lanes),
+    )
+    export(
+        f"store_{name}x{lanes}",
+        types.none,
+        (types.CPointer(ty), types.int64, *([ty] * lanes)),
+        lambda builder, args, lanes=lanes: lower_vector_store(builder, args, lanes),
+    )
+
+
+# ---- shared and local arrays as raw pointers, whose indices need no wrap-around for negative ones ----
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def array_pointer(typingctx: Any, array: Any) -> Any:
+    """The address of the first element of a one-dimensional shared or local array."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        return context.make_array(sig.args[0])(context, builder, args[0]).data
+
+    return signature(types.CPointer(array.dtype), array), codegen
+
+
+__all__.append("array_pointer")
+
+
+# ---- tiles and strips of accumulators in registers ----
+
+for name in ("f32", "f64", "i32", "i64", "u32", "u64"):
+    for function_name, function in tile_functions(name, by_name[name], ir_types[by_name[name]]).items():
+        globals()[function_name] = intrinsic(function)
+        __all__.append(function_name)
+for name, storage in (("f32", "f32"), ("f64", "f64"), ("i32", "i32"), ("f32", "f16"), ("f32", "bf16")):
+    memory = by_name["u16" if storage.endswith("f16") else storage]
+    for function_name, function in strip_functions(storage, memory, by_name[name], ir_types[by_name[name]]).items():
+        globals()[function_name] = intrinsic(function)
+        __all__.append(function_name)

@@ -1,0 +1,112 @@
+"""Keeps the working folder out: neither the compiler nor a helper process takes code or settings from it.
+
+A helper process has the standard library, the folders that this process has the compiler in, and the environment of
+its interpreter on its path, in this order, and gets the package by its place.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+PACKAGE = Path(__file__).resolve().parent.parent
+COMPILER_DISTRIBUTIONS = ("llvmlite", "numba", "numba-cuda", "numpy", "cuda-core", "cuda-bindings")
+
+BOOTSTRAP = """
+import json, site, sys
+module, package, folders, arguments = json.loads(sys.argv[1])
+for folder in folders:
+    site.addsitedir(folder)
+site.main()
+from importlib import import_module, util
+spec = util.spec_from_file_location(
+    "ort_cuda_plugin", package + "/__init__.py", submodule_search_locations=[package]
+)
+sys.modules["ort_cuda_plugin"] = util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["ort_cuda_plugin"])
+import_module(module).main(*arguments)
+"""
+
+
+def python_command(module: str, *arguments: str, distributions: Sequence[str]) -> list[str] | None:
+    """Has a new interpreter call ``main(*arguments)`` of a module of this package; None where it cannot be started.
+
+    Start it with "/" as its working folder. In a program that embeds Python, sys.executable may be that program.
+    """
+    executable = sys.executable or ""
+    if not os.path.isabs(executable) or not os.path.basename(executable).startswith("python"):
+        return None
+    plan = json.dumps([module, str(PACKAGE), distribution_folders(distributions), arguments])
+    return [executable, "-I", "-S", "-c", BOOTSTRAP, plan]
+
+
+def distribution_folders(names: Sequence[str]) -> list[str]:
+    """The folders that distributions are installed in, in the order of sys.path, the working folder not among them."""
+    absolute = [entry for entry in sys.path if os.path.isabs(entry)]
+    trusted = [entry for entry in absolute if not _is_working_folder(entry)]
+    found = set()
+    for name in names:
+        distribution = next(iter(importlib.metadata.distributions(name=name, path=trusted)), None)
+        if distribution is not None:
+            found.add(str(distribution.locate_file("")))
+    return [entry for entry in trusted if str(Path(entry)) in found]
+
+
+def _is_working_folder(folder: str) -> bool:
+    try:
+        return os.path.samefile(folder, os.curdir)
+    except OSError:
+        return False
+
+
+# ---- Numba's file of settings ----
+
+NUMBA_SETTINGS = ".numba_config.yaml"
+NO_FILE = os.devnull + "/none"
+
+
+class _SettingsLoader(SourceFileLoader):
+    """Loads Numba's configuration with another name in the place of its file's."""
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        code = super().get_code(fullname)
+        if code is None:
+            return None
+        names = tuple(NO_FILE if constant == NUMBA_SETTINGS else constant for constant in code.co_consts)
+        return code.replace(co_consts=names)
+
+
+class _SettingsFinder(MetaPathFinder):
+    modules = ("numba.core.config", "numba.cuda.core.config")
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in self.modules:
+            return None
+        others: list[Any] = [finder for finder in sys.meta_path if finder is not self]
+        for finder in others:
+            spec: ModuleSpec | None = finder.find_spec(name, path, target)
+            if spec is not None:
+                if isinstance(spec.loader, SourceFileLoader):
+                    spec.loader = _SettingsLoader(name, spec.loader.path)
+                return spec
+        return None
+
+
+def import_compiler() -> Any:
+    """`ort_cuda_plugin.compiler.compile`, imported so that Numba reads its settings from the environment only.
+
+    Where the application has imported Numba before, they are the application's.
+    """
+    if not any(isinstance(finder, _SettingsFinder) for finder in sys.meta_path):
+        # It stays: another thread that is importing would miss a finder when one before it goes away.
+        sys.meta_path.insert(0, _SettingsFinder())
+    return importlib.import_module("ort_cuda_plugin.compiler.compile")

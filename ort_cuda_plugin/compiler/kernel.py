@@ -1,0 +1,75 @@
+"""What identifies one kernel: its Python source and its parameters' types.
+
+Importing this module imports neither Numba nor NumPy: operators make specs on every plan, warm or cold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Generic, TypeVar, overload
+
+T = TypeVar("T", bound=Hashable)
+type_pattern = re.compile(
+    r"\*(f16|bf16|f8e4m3fn(uz)?|f8e5m2(fnuz)?|f8e8m0|f4e2m1|f32|f64|b1|[iu](2|4|8|16|32|64))|i32|i64|f32|f64"
+)
+"""Parameter types: pointers to elements of a storage type, and four kinds of scalars."""
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """One kernel with all that its machine code depends on, except the target.
+
+    ``signature`` has one entry per kernel parameter: ``"*f32"`` is a pointer to float32 (the kernel sees ``*f16`` and
+    ``*bf16`` as uint16, smaller floats and ``*b1`` as uint8, ``*i4`` as int8), ``"i32" "i64" "f32" "f64"`` are scalars.
+
+    ``source`` is Python text that defines ``def kernel(...)``. Its free names are those of
+    `ort_cuda_plugin.compiler.intrinsics`, ``cuda``, ``libdevice``, ``math`` and the sized number types.
+    ``launch_bounds`` is the number of threads of the blocks it is launched with (0: unknown).
+
+    Raises ValueError for a name that is no identifier and for an unknown parameter type.
+    """
+
+    name: str
+    signature: tuple[str, ...]
+    source: str
+    launch_bounds: int = 0
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.name):
+            raise ValueError(f"kernel name {self.name!r} is not an identifier")
+        for entry in self.signature:
+            if not type_pattern.fullmatch(entry):
+                raise ValueError(f"kernel {self.name!r}: {entry!r} is no parameter type")
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex SHA-256 of every field."""
+        fields = (self.name, self.signature, self.source, self.launch_bounds)
+        return hashlib.sha256(repr(fields).encode()).hexdigest()
+
+    @property
+    def symbol(self) -> str:
+        """Name of the compiled kernel: ``name`` and a piece of the digest, so that two specs never share a symbol."""
+        return f"{self.name}_{self.digest[:12]}"
+
+
+class spec_property(Generic[T]):
+    """A property that makes the spec of a parametrised kernel; equal objects share what was made once.
+
+    For frozen dataclasses: each lowering makes new ones, and generating a kernel's text takes longer than all else.
+    """
+
+    def __init__(self, make: Callable[[T], KernelSpec]) -> None:
+        self._make = cache(make)
+        self.__doc__ = make.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type[T]) -> spec_property[T]: ...
+    @overload
+    def __get__(self, instance: T, owner: type[T]) -> KernelSpec: ...
+    def __get__(self, instance: T | None, owner: type[T]) -> KernelSpec | spec_property[T]:
+        return self if instance is None else self._make(instance)

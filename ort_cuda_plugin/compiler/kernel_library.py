@@ -1,0 +1,235 @@
+"""Hands out compiled kernels: from memory, from the disk cache, or by compiling them, in parallel where that pays."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from ort_cuda_plugin import uninterrupted
+from ort_cuda_plugin.compiler.cache import KernelCache, kernel_key
+from ort_cuda_plugin.compiler.isolation import import_compiler
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.targets import KernelImage, Target
+from ort_cuda_plugin.compiler.trusted_files import append_to_file, read_file
+
+if TYPE_CHECKING:
+    from ort_cuda_plugin.compiler.compile_worker import WorkerClient
+
+Job: TypeAlias = tuple[KernelSpec, Target]
+MANIFEST_VARIABLE = "ORT_CUDA_PLUGIN_KERNEL_MANIFEST"
+worker_pays_seconds = 2.5
+"""Work for each helper process from which it, which spends over a second importing Numba, still ends sooner."""
+max_workers = 8
+
+
+def count_kernels(name: str, by: int) -> None:
+    """Adds to a counter of the C library."""
+    from ort_cuda_plugin.abi.core import count
+
+    count(name, by)
+
+
+class KernelLibrary:
+    """Compiled kernels of this process. Its methods may be called from any thread.
+
+    ``count(name, by)`` is called with KERNELS_COMPILED and KERNEL_CACHE_HITS.
+    """
+
+    def __init__(self, cache: KernelCache | None = None, count: Callable[[str, int], None] = count_kernels) -> None:
+        self.cache = cache if cache is not None else KernelCache()
+        self.count = count
+        self.images: dict[str, KernelImage] = {}
+        self.lock = threading.Lock()
+
+    def get(self, spec: KernelSpec, target: Target) -> KernelImage:
+        """One kernel; see `get_many`."""
+        return self.get_many([spec], target)[0]
+
+    def get_many(self, specs: Sequence[KernelSpec], target: Target) -> list[KernelImage]:
+        """The compiled kernels, in the order of ``specs``.
+
+        Raises KernelCompileError (of `ort_cuda_plugin.compiler.compile`) for the first kernel that does not compile.
+        """
+        return self.get_jobs([(spec, target) for spec in specs])
+
+    def get_jobs(self, jobs: Sequence[Job], progress: Callable[[int], None] = lambda done: None) -> list[KernelImage]:
+        """As `get_many`, each kernel for a target of its own.
+
+        ``progress`` is called with the number of jobs just done, from any thread.
+        """
+        record_specs(spec for spec, _ in jobs)
+        keys = [kernel_key(spec, target) for spec, target in jobs]
+        with self.lock:
+            missing: dict[str, Job] = {}
+            hits = 0
+            for key, job in dict(zip(keys, jobs, strict=True)).items():
+                if key not in self.images and (image := self.cache.load(key, job[1])) is not None:
+                    self.images[key] = image
+                if key in self.images:
+                    hits += 1
+                else:
+                    missing[key] = job
+            if hits:
+                self.count("KERNEL_CACHE_HITS", hits)
+                progress(hits)
+            if missing:
+                missing_keys = list(missing)
+
+                def keep(index: int, image: KernelImage) -> None:
+                    # At once, so that what an interrupted call compiled is there for the next.
+                    self.images[missing_keys[index]] = image
+                    self.cache.store(missing_keys[index], image)
+                    self.count("KERNELS_COMPILED", 1)
+                    progress(1)
+
+                compile_many(list(missing.values()), keep, self.cache)
+            return [self.images[key] for key in keys]
+
+
+def expected_seconds(spec: KernelSpec) -> float:
+    """What compiling takes on one core: Numba's front end, most of it, is linear in the source."""
+    return 0.05 + len(spec.source) / 5500
+
+
+class Compilation:
+    """Jobs that this process and helpers take from one list, the longest first; those of one kernel stay together.
+
+    ``done(index, image)`` is called as each job ends, from one thread at a time.
+    """
+
+    def __init__(self, jobs: Sequence[Job], done: Callable[[int, KernelImage], None], cache: KernelCache) -> None:
+        self.jobs = jobs
+        self.done = done
+        self.cache = cache
+        self.lock = threading.Lock()
+        self.abandoned = False
+        self.workers: list[WorkerClient] = []
+        self.images: list[KernelImage | None] = [None] * len(jobs)
+        kernels: dict[KernelSpec, list[int]] = {}
+        for index, (spec, _) in enumerate(jobs):
+            kernels.setdefault(spec, []).append(index)
+        self.seconds = sum(map(expected_seconds, kernels))
+        longest_first = sorted(kernels, key=expected_seconds, reverse=True)
+        self.todo = deque(kernels[spec] for spec in longest_first)
+
+    def run(self) -> None:
+        """Compiles all, with helpers where that pays. Raises KernelCompileError."""
+        self.workers = start_workers(self.seconds, self.cache)
+        threads = [threading.Thread(target=self.run_in, args=(worker,)) for worker in self.workers]
+        try:
+            for thread in threads:
+                thread.start()
+            self.run_here()
+        finally:
+            self.todo.clear()
+            for worker in self.workers:
+                worker.stop_unless_ready()
+            for thread in threads:
+                thread.join()
+            for worker in self.workers:
+                worker.close()
+        self.todo.extend([i] for i, image in enumerate(self.images) if image is None)
+        self.run_here()
+
+    def abandon(self) -> None:
+        """Nobody waits any more: what this process is compiling is the last."""
+        self.abandoned = True
+        for worker in self.workers:
+            worker.process.kill()
+
+    def run_here(self) -> None:
+        """Raises KernelCompileError."""
+        if self.abandoned or not self.todo:
+            return
+        compile_kernel = import_compiler().compile_kernel
+        for index in self.take():
+            self.finish(index, compile_kernel(*self.jobs[index], self.cache))
+
+    def run_in(self, worker: WorkerClient) -> None:
+        """Ends early where the helper fails; what it could not do is done here, so that its error is raised here."""
+        if not worker.wait_ready():
+            return
+        for index in self.take():
+            image = worker.compile(*self.jobs[index])
+            if image is None:
+                return
+            self.finish(index, image)
+
+    def finish(self, index: int, image: KernelImage) -> None:
+        with self.lock:
+            self.images[index] = image
+            self.done(index, image)
+
+    def take(self) -> Iterator[int]:
+        while True:
+            try:
+                indices = self.todo.popleft()
+            except IndexError:
+                return
+            for index in indices:
+                if self.abandoned:
+                    return
+                yield index
+
+
+def compile_many(
+    jobs: Sequence[Job], done: Callable[[int, KernelImage], None], cache: KernelCache
+) -> list[KernelImage]:
+    """Compiles all, sharing the work with helper processes when it is much. Raises KernelCompileError.
+
+    ``done`` is called with the index of each job as it ends, from one thread at a time; ``cache`` has IR, and gets it.
+    Where a signal handler ends the call, what this process is compiling goes on to its end, its ``done`` included.
+    """
+    compilation = Compilation(jobs, done, cache)
+    uninterrupted.call(compilation.run, compilation.abandon)
+    return [image for image in compilation.images if image is not None]
+
+
+def start_workers(seconds: float, cache: KernelCache) -> list[WorkerClient]:
+    """Helpers for so much work beside this process."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    wanted = min(cores - 1, max_workers, int(seconds / worker_pays_seconds))
+    if wanted <= 0:
+        return []
+    from ort_cuda_plugin.compiler.compile_worker import WorkerClient
+
+    return [worker for worker in (WorkerClient.start(cache) for _ in range(wanted)) if worker is not None]
+
+
+# ---- manifest of the kernels that were asked for ----
+
+recorded: set[KernelSpec] = set()
+
+
+def record_specs(specs: Iterable[KernelSpec]) -> None:
+    """Appends the specs to the file that $ORT_CUDA_PLUGIN_KERNEL_MANIFEST names, one JSON object a line."""
+    path = os.environ.get(MANIFEST_VARIABLE)
+    if not path:
+        return
+    new = [spec for spec in dict.fromkeys(specs) if spec not in recorded]
+    recorded.update(new)
+    if new:
+        lines = "".join(json.dumps(asdict(spec)) + "\n" for spec in new)
+        append_to_file(Path(path), lines.encode())  # at once: the processes of a test run do not mix their lines
+
+
+def read_manifest(path: Path) -> list[KernelSpec]:
+    """The distinct specs of a manifest, by name, whose sources will be run.
+
+    Raises ValueError for a line that is no spec, OSError where somebody else can have written it.
+    """
+    specs = set()
+    for number, line in enumerate(read_file(path).decode().splitlines(), 1):
+        try:
+            fields = json.loads(line)
+            fields["signature"] = tuple(fields["signature"])
+            specs.add(KernelSpec(**fields))
+        except (TypeError, KeyError, ValueError) as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+    return sorted(specs, key=lambda spec: (spec.name, spec.digest))

@@ -1,0 +1,170 @@
+"""Accumulators in registers, as intrinsics: Numba takes over a second to type the hundreds of scalars they stand for.
+
+`ort_cuda_plugin.compiler.intrinsics` gives them to kernels by name.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import cgutils, types
+from numba.cuda.core.errors import RequireLiteralValue
+from numba.cuda.typing import signature
+
+i32, i64 = ir.IntType(32), ir.IntType(64)
+
+
+def literal(ty: Any) -> int:
+    """The value of a literal argument. Numba tries again with literal types where this raises."""
+    if not isinstance(ty, types.IntegerLiteral):
+        raise RequireLiteralValue("the sizes of a register tile must be literal integers")
+    return int(ty.literal_value)
+
+
+def tile_functions(name: str, ty: types.Type, element: ir.Type) -> dict[str, Any]:
+    """``registers_*``, ``multiply_add_tile_*`` and ``store_tile_*`` for one element type."""
+    pointer = types.CPointer(ty)
+    zero = 0.0 if name.startswith("f") else 0
+
+    def multiply_add_one(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, total: ir.Value) -> ir.Value:
+        return builder.fma(a, b, total) if name.startswith("f") else builder.add(builder.mul(a, b), total)
+
+    def element_address(builder: ir.IRBuilder, base: ir.Value, index: int) -> ir.Value:
+        return builder.gep(base, [i64(index)])
+
+    def registers(typingctx: Any, count: Any) -> Any:
+        number = literal(count)
+
+        def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+            array = cgutils.alloca_once(builder, ir.ArrayType(element, number))
+            base = builder.bitcast(array, element.as_pointer())
+            for index in range(number):
+                builder.store(element(zero), element_address(builder, base, index))
+            return base
+
+        return signature(pointer, count), codegen
+
+    def multiply_add(typingctx: Any, c: Any, a: Any, at_a: Any, b: Any, at_b: Any, rows: Any, columns: Any) -> Any:
+        m, n = literal(rows), literal(columns)
+
+        def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+            total, a_base, a_index, b_base, b_index, _, _ = args
+            a_base, b_base = builder.gep(a_base, [a_index]), builder.gep(b_base, [b_index])
+            left = [builder.load(element_address(builder, a_base, i)) for i in range(m)]
+            right = [builder.load(element_address(builder, b_base, j)) for j in range(n)]
+            for i in range(m):
+                for j in range(n):
+                    address = element_address(builder, total, i * n + j)
+                    builder.store(multiply_add_one(builder, left[i], right[j], builder.load(address)), address)
+            return context.get_dummy_value()
+
+        return signature(types.none, pointer, pointer, types.int64, pointer, types.int64, rows, columns), codegen
+
+    def store(typingctx: Any, out: Any, at: Any, stride: Any, c: Any, rows: Any, columns: Any) -> Any:
+        m, n, step = literal(rows), literal(columns), literal(stride)
+
+        def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+            base = builder.gep(args[0], [args[1]])
+            for i in range(m):
+                for j in range(n):
+                    value = builder.load(element_address(builder, args[3], i * n + j))
+                    builder.store(value, element_address(builder, base, i * step + j))
+            return context.get_dummy_value()
+
+        return signature(types.none, pointer, types.int64, stride, pointer, rows, columns), codegen
+
+    functions = {"registers": registers, "multiply_add_tile": multiply_add, "store_tile": store}
+    return {f"{prefix}_{name}": function for prefix, function in functions.items()}
+
+
+def strip_functions(storage: str, memory: types.Type, ty: types.Type, element: ir.Type) -> dict[str, Any]:
+    """Strips are neighbouring elements in one vector: on the emulated device as long as its registers, on a GPU one.
+
+    ``strips_*(rows, n)`` are accumulators of 0, ``multiply_add_strip_*(sums, weights, at_w, x, at_x, rows, n)`` adds
+    the products of ``rows`` weights from ``at_w`` on, a multiple of ``rows``, with the strip of x at ``at_x``, and
+    ``copy_strip_*(to, sums, row, n)`` takes a row out. Named by the type in memory of x; ``ty`` is that of sums and
+    weights, ``element`` in LLVM.
+    """
+    pointer, source = types.CPointer(ty), types.CPointer(memory)
+    real = isinstance(element, (ir.FloatType, ir.DoubleType))
+
+    def vector(base: ir.Type, n: int) -> ir.Type:
+        return base if n == 1 else ir.VectorType(base, n)
+
+    def at(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, n: int) -> ir.Value:
+        address = builder.gep(base, [index])
+        return builder.bitcast(address, vector(base.type.pointee, n).as_pointer())
+
+    def widened(builder: ir.IRBuilder, x: ir.Value, n: int) -> ir.Value:
+        if storage == "f16" and n == 1:
+            assembly = ir.InlineAsm(ir.FunctionType(element, [ir.IntType(16)]), "cvt.f32.f16 $0, $1;", "=f,h")
+            return builder.call(assembly, [x])
+        if storage == "f16":
+            return builder.fpext(builder.bitcast(x, vector(ir.HalfType(), n)), vector(element, n))
+        if storage == "bf16":
+            shift = ir.Constant(vector(i32, n), 16 if n == 1 else [16] * n)
+            return builder.bitcast(builder.shl(builder.zext(x, vector(i32, n)), shift), vector(element, n))
+        return x
+
+    def repeated(builder: ir.IRBuilder, x: ir.Value, n: int) -> ir.Value:
+        if n == 1:
+            return x
+        nothing = ir.Constant(vector(element, n), ir.Undefined)
+        first = builder.insert_element(nothing, x, i32(0))
+        return builder.shuffle_vector(first, nothing, ir.Constant(vector(i32, n), [0] * n))
+
+    def multiply_add_one(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, total: ir.Value, n: int) -> ir.Value:
+        if not real:
+            return builder.add(builder.mul(a, b), total)
+        bits = "f32" if isinstance(element, ir.FloatType) else "f64"
+        name = f"llvm.fma.{bits if n == 1 else f'v{n}{bits}'}"
+        function_type = ir.FunctionType(vector(element, n), [vector(element, n)] * 3)
+        return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), [a, b, total])
+
+    def strips(typingctx: Any, rows: Any, columns: Any) -> Any:
+        m, n = literal(rows), literal(columns)
+
+        def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+            array = cgutils.alloca_once(builder, ir.ArrayType(vector(element, n), m))
+            base = builder.bitcast(array, element.as_pointer())
+            for row in range(m):
+                builder.store(ir.Constant(vector(element, n), None), at(builder, base, i64(row * n), n), align=size)
+            return base
+
+        return signature(pointer, rows, columns), codegen
+
+    def multiply_add(typingctx: Any, c: Any, a: Any, at_a: Any, b: Any, at_b: Any, rows: Any, columns: Any) -> Any:
+        m, n = literal(rows), literal(columns)
+
+        def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+            total, weights, first, x, place, _, _ = args
+            right = widened(builder, builder.load(at(builder, x, place, n), align=x_size), n)
+            base = builder.gep(weights, [first])
+            for row in range(m):
+                # Weights begin at a multiple of their number, so that a GPU loads up to 16 bytes at once.
+                aligned = math.gcd(m * size, row * size, 16)
+                left = repeated(builder, builder.load(builder.gep(base, [i64(row)]), align=aligned), n)
+                address = at(builder, total, i64(row * n), n)
+                value = multiply_add_one(builder, left, right, builder.load(address, align=size), n)
+                builder.store(value, address, align=size)
+            return context.get_dummy_value()
+
+        return signature(types.none, pointer, pointer, types.int64, source, types.int64, rows, columns), codegen
+
+    def copy(typingctx: Any, out: Any, c: Any, row: Any, columns: Any) -> Any:
+        number, n = literal(row), literal(columns)
+
+        def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+            value = builder.load(at(builder, args[1], i64(number * n), n), align=size)
+            builder.store(value, at(builder, args[0], i64(0), n), align=size)
+            return context.get_dummy_value()
+
+        return signature(types.none, pointer, pointer, row, columns), codegen
+
+    size, x_size = (int(t.bitwidth) // 8 for t in (ty, memory))
+    functions: dict[str, Any] = {f"multiply_add_strip_{storage}": multiply_add}
+    if memory == ty:
+        functions |= {f"strips_{storage}": strips, f"copy_strip_{storage}": copy}
+    return functions

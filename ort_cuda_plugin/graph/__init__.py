@@ -1,1 +1,0 @@
-"""From an OrtGraph to plans: IR, symbolic shapes, claims, partitioning, lowering."""

@@ -1,0 +1,1 @@
+"""Plans: made of a program's launches, written as C reads them, and read back."""

@@ -1,0 +1,334 @@
+"""Makes a plan from what lowering recorded: outputs placed, dead steps dropped, buffers with lifetimes, registers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import numpy as np
+
+from ..clusters.node_lowering import NodeError
+from ..compiler.kernel import KernelSpec
+from ..kernels.packed import pack
+from ..model.ir import Constant, InvalidModel, Node
+from ..program.lowering import Lowering
+from ..program.passes.run import Watch, run_passes
+from ..program.symbolic import Dim, Expr, Monomial, eq, select
+from ..program.tensor import Buffer, BufferKind, Tensor
+from ..program.trace import Arg, Copy, Float32, Float64, Int32, Int64, Launch, LibraryCall, Memset, ReadBack, Recordable
+from .format import (
+    ExprOp,
+    Param,
+    Plan,
+    PlanAssert,
+    PlanBuffer,
+    PlanInput,
+    PlanOutput,
+    PlanReadback,
+    Record,
+    RecordKind,
+    Ref,
+    RefKind,
+)
+from .registers import Registers
+
+if TYPE_CHECKING:
+    from ..program.libraries import LibraryProblem
+
+_LARGE_CONSTANT = 2**20
+"""Bytes."""
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Table(Generic[K, V]):
+    """Numbered things of a cluster that its plans share: those of earlier plans, and the new ones of one plan."""
+
+    def __init__(self, known: dict[K, int]) -> None:
+        self.known = known
+        self.keys: dict[K, int] = {}
+        self.new: list[V] = []
+        self.used: dict[int, int] = {}
+
+    def use(self, key: K, value: V) -> int:
+        """The plan's own number of an entry; ``used`` maps the cluster's numbers to these."""
+        number = self.known.get(key)
+        if number is None:
+            number = self.keys.get(key)
+        if number is None:
+            number = self.keys[key] = len(self.known) + len(self.new)
+            self.new.append(value)
+        return self.used.setdefault(number, len(self.used))
+
+    def commit(self) -> None:
+        """The new entries are the cluster's from now on."""
+        self.known.update(self.keys)
+
+
+class Tables:
+    """Kernels, weights and library problems of a cluster while one plan is made."""
+
+    def __init__(self, known: KnownEntries) -> None:
+        self.kernels: Table[KernelSpec, KernelSpec] = Table(known.kernels)
+        self.weights: Table[Hashable, Constant] = Table(known.weights)
+        self.problems: Table[LibraryProblem, LibraryProblem] = Table(known.problems)
+
+    def weight(self, constant: Constant) -> int:
+        return self.weights.use(_weight_key(constant), constant)
+
+
+class KnownEntries:
+    """The numbers that a cluster has given to kernels, weights and library problems."""
+
+    def __init__(self) -> None:
+        self.kernels: dict[KernelSpec, int] = {}
+        self.weights: dict[Hashable, int] = {}
+        self.problems: dict[LibraryProblem, int] = {}
+
+
+def _weight_key(constant: Constant) -> Hashable:
+    """What makes two constants of a cluster one weight.
+
+    Initializers and states are the same object in every plan. What operators compute anew is known by its contents if
+    it is small; of the large the device's store of weights finds the equal ones, which hashes them anyway.
+    """
+    if constant.is_initializer or constant.is_state or constant.nbytes > _LARGE_CONSTANT:
+        return constant
+    array = np.ascontiguousarray(constant.array)
+    return constant.dtype, constant.shape, hashlib.blake2b(array.data, digest_size=16).digest()
+
+
+def make_plan(
+    ctx: Lowering,
+    inputs: Sequence[PlanInput],
+    outputs: Sequence[tuple[Tensor, Node | None]],
+    input_guards: Iterable[Dim],
+    tables: Tables,
+    num_symbols: int,
+    watch: Watch | None = None,
+) -> Plan:
+    """The plan of the steps in ``ctx.trace`` for a cluster whose results are ``outputs``, with the nodes they are of.
+
+    Symbols, of which there are ``num_symbols``, are the registers of ``inputs``. Buffers of the trace are changed:
+    outputs are placed in them. ``watch`` sees the steps after each pass. Raises NodeError where a node needs a number
+    that no 64-bit integer holds.
+    """
+    placed = _place_outputs(ctx, outputs)
+    steps = run_passes(ctx, watch)
+    writer = _Writer(ctx, num_symbols, tables, steps)
+    try:
+        return writer.plan(inputs, placed, input_guards)
+    except InvalidModel as error:
+        if writer.registers.node is None:
+            raise
+        raise NodeError(writer.registers.node, error.reason, invalid_input=True) from error
+
+
+def _place_outputs(ctx: Lowering, outputs: Sequence[tuple[Tensor, Node | None]]) -> list[tuple[Tensor, Node | None]]:
+    """Makes the producers of outputs write to them directly where they can; the others are copied."""
+    placed = []
+    for index, (output, node) in enumerate(outputs):
+        ctx.node = node
+        if output.dtype.is_packed:
+            buffer = pack(ctx, output).buffer
+            buffer.kind, buffer.index = BufferKind.OUTPUT, index
+            placed.append((Tensor(output.dtype, output.shape, buffer), node))
+            continue
+        tensor = ctx.materialize(output)
+        if not tensor.is_contiguous:
+            tensor = ctx.contiguous(tensor)
+        buffer = tensor.buffer
+        if buffer.kind is not BufferKind.SCRATCH or tensor.offset != 0 or buffer.nbytes != tensor.nbytes:
+            copy = ctx.empty(tensor.shape, tensor.dtype)
+            ctx.copy(copy, tensor)
+            tensor, buffer = copy, copy.buffer
+        buffer.kind = BufferKind.OUTPUT
+        buffer.index = index
+        placed.append((tensor, node))
+    return placed
+
+
+class _NodeNames:
+    """The nodes that a plan names in errors, numbered."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+
+    def number(self, node: Node | None) -> int:
+        label = "(inputs)" if node is None else node.label
+        return self.numbers.setdefault(label.replace("\0", ""), len(self.numbers))
+
+
+class _Writer:
+    def __init__(self, ctx: Lowering, num_symbols: int, tables: Tables, steps: Sequence[Recordable]) -> None:
+        self.ctx = ctx
+        self.nodes = _NodeNames()
+        self.registers = registers = Registers(num_symbols, ctx.trace.origins, self.nodes.number)
+        self.tables = tables
+        # A step and the segment that it is in; what is read back one after the other is read before one segment.
+        self.steps: list[tuple[Launch | LibraryCall | Copy | Memset, int]] = []
+        self.read_backs: list[tuple[ReadBack, int, int]] = []
+        self.num_segments = 1
+        ended = False
+        for step in steps:
+            if isinstance(step, ReadBack):
+                self.num_segments += not ended
+                ended = True
+                segment = self.num_segments - 1
+                first = registers.read_back(step.first_symbol, step.count, segment)
+                self.read_backs.append((step, first, segment))
+            else:
+                self.steps.append((step, self.num_segments - 1))
+                ended = False
+        self.scratch: dict[Buffer, int] = {}
+        self.lifetimes: list[tuple[int, int]] = []
+
+    def plan(
+        self,
+        inputs: Sequence[PlanInput],
+        outputs: Sequence[tuple[Tensor, Node | None]],
+        input_guards: Iterable[Dim],
+    ) -> Plan:
+        registers = self.registers
+        # Guards come first: a plan that does not hold is found out by evaluating little.
+        conditions = dict.fromkeys([*input_guards, *_strongest(self.ctx.trace.guards)])
+        guards = tuple(registers.of(condition) for condition in conditions if not isinstance(condition, int))
+        first_to_require = {r.condition: r for r in reversed(self.ctx.trace.requirements)}
+        asserts = [
+            PlanAssert(register, self.nodes.number(r.node), r.message, registers.segment(register))
+            for r in reversed(first_to_require.values())
+            for register in (registers.of(r.condition),)
+        ]
+        plan_outputs = tuple(self._output(*output) for output in outputs)
+        records = tuple(self._record(position, step, segment) for position, (step, segment) in enumerate(self.steps))
+        read_backs = tuple(self._read_back(*read_back) for read_back in self.read_backs)
+        buffers = tuple(
+            PlanBuffer(registers.of(buffer.nbytes), first, last, self.steps[first][1])
+            for buffer, (first, last) in zip(self.scratch, self.lifetimes, strict=True)
+        )
+        return Plan(
+            num_registers=registers.count,
+            inputs=tuple(inputs),
+            outputs=plan_outputs,
+            nodes=tuple(self.nodes.numbers),
+            exprs=tuple(sorted(registers.exprs, key=lambda expr: expr.segment)),
+            guards=guards,
+            asserts=tuple(sorted(asserts, key=lambda check: check.segment)),
+            readbacks=read_backs,
+            buffers=buffers,
+            records=records,
+            weights=tuple(self.tables.weights.used),
+            kernels=tuple(self.tables.kernels.used),
+            problems=tuple(self.tables.problems.used),
+            num_segments=self.num_segments,
+        )
+
+    def _output(self, output: Tensor, node: Node | None) -> PlanOutput:
+        self.registers.node = node
+        dims = tuple(self.registers.of(dim) for dim in output.shape)
+        number = None if node is None else self.nodes.number(node)
+        return PlanOutput(output.dtype.ort, dims, max(map(self.registers.segment, dims), default=0), number)
+
+    def _read_back(self, step: ReadBack, first: int, segment: int) -> PlanReadback:
+        self.registers.node = step.node
+        offset = step.source.offset * step.source.dtype.itemsize
+        return PlanReadback(
+            self._ref(step.source.buffer),
+            step.source.dtype.ort,
+            step.count,
+            first,
+            segment,
+            None if offset == 0 else self.registers.of(offset),
+        )
+
+    def _record(self, position: int, step: Launch | LibraryCall | Copy | Memset, segment: int) -> Record:
+        for buffer in (*step.reads, *step.writes):
+            if buffer.kind is BufferKind.SCRATCH:
+                self._use(buffer, position)
+        node = self.nodes.number(step.node)
+        self.registers.node = step.node
+        if isinstance(step, Launch):
+            gx, gy, gz = (self.registers.of(dim) for dim in step.grid)
+            return Record(
+                RecordKind.LAUNCH,
+                node,
+                tuple(self._param(arg) for arg in step.args),
+                index=self.tables.kernels.use(step.kernel, step.kernel),
+                segment=segment,
+                grid=(gx, gy, gz),
+                block=step.block,
+                shared_register=None if step.shared_bytes == 0 else self.registers.of(step.shared_bytes),
+            )
+        if isinstance(step, LibraryCall):
+            problem = self.tables.problems.use(step.problem, step.problem)
+            params = tuple(self._param(arg) for arg in step.args)
+            return Record(RecordKind.LIBRARY, node, params, index=problem, segment=segment)
+        nbytes = self._param(Int64(step.destination.nbytes))
+        destination = self._param(step.destination)
+        if isinstance(step, Copy):
+            return Record.copy(node, destination, self._param(step.source), nbytes, segment)
+        return Record.memset(node, destination, Param.i32(value=step.byte), nbytes, segment)
+
+    def _use(self, buffer: Buffer, position: int) -> None:
+        index = self.scratch.get(buffer)
+        if index is None:
+            self.scratch[buffer] = len(self.lifetimes)
+            self.lifetimes.append((position, position))
+        else:
+            self.lifetimes[index] = self.lifetimes[index][0], position
+
+    def _param(self, arg: Arg) -> Param:
+        if isinstance(arg, Tensor):
+            # A view without elements may begin outside its buffer, and a launch that reads none of it still run.
+            offset = select(eq(arg.size, 0), 0, arg.offset * arg.dtype.itemsize)
+            if isinstance(offset, int):
+                return Param.pointer(self._ref(arg.buffer), offset=offset)
+            return Param.pointer(self._ref(arg.buffer), register=self.registers.of(offset))
+        if isinstance(arg, Float32):
+            return Param.f32(arg.value)
+        if isinstance(arg, Float64):
+            return Param.f64(arg.value)
+        make = Param.i32 if isinstance(arg, Int32) else Param.i64
+        if isinstance(arg.value, int):
+            # Large uint64 constants have the bits of negative numbers.
+            return make(value=arg.value - 2**64 if arg.value >= 2**63 else arg.value)
+        return make(register=self.registers.of(arg.value))
+
+    def _ref(self, buffer: Buffer) -> Ref:
+        if buffer.kind is BufferKind.WEIGHT:
+            assert buffer.data is not None
+            return Ref(RefKind.WEIGHT, self.tables.weight(buffer.data))
+        if buffer.kind is BufferKind.STATE:
+            assert buffer.state is not None
+            return Ref(RefKind.WEIGHT, self.tables.weight(buffer.state))
+        if buffer.kind is BufferKind.SCRATCH:
+            return Ref(RefKind.BUFFER, self.scratch[buffer])
+        return Ref(RefKind(int(buffer.kind)), buffer.index)
+
+
+def _strongest(guards: Iterable[Expr]) -> list[Dim]:
+    """``guards`` without those that follow from others: of ``le(c * x, limit)`` only the largest c matters."""
+    kept: list[Dim] = []
+    limits: dict[tuple[Monomial, int], tuple[int, Expr]] = {}
+    for guard in guards:
+        limit = _monomial_limit(guard)
+        if limit is None:
+            kept.append(guard)
+            continue
+        monomial, coefficient, bound = limit
+        if (monomial, bound) not in limits or limits[monomial, bound][0] < coefficient:
+            limits[monomial, bound] = coefficient, guard
+    return kept + [guard for _, guard in limits.values()]
+
+
+def _monomial_limit(guard: Expr) -> tuple[Monomial, int, int] | None:
+    """(x, c, limit) of a guard ``le(c * x, limit)`` with positive c, else None."""
+    (monomial, factor), *more = guard.terms
+    if more or guard.const or factor != 1 or len(monomial) != 1 or monomial[0].op is not ExprOp.LE:
+        return None
+    value, bound = monomial[0].args
+    if not isinstance(value, Expr) or not isinstance(bound, int) or value.const or len(value.terms) != 1:
+        return None
+    product, coefficient = value.terms[0]
+    return (product, coefficient, bound) if coefficient > 0 else None

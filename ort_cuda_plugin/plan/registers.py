@@ -1,0 +1,150 @@
+"""Turns symbolic integers into the register expressions of a plan, each subexpression once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ..model.ir import InvalidModel, Node
+from ..program.symbolic import READ_BACK, Atom, Dim, Expr, Monomial
+from .format import ExprOp, PlanExpr
+
+
+class Registers:
+    """The registers of one plan.
+
+    The first ``num_inputs`` hold the dimensions of the inputs and the host values: symbol number n is register n. Those
+    of `read_back` follow; ``exprs`` defines the others in order. An expression is of the node that ``origins`` has for
+    the value or the innermost one around it, else of ``node``: that which registers are being asked for. ``number``
+    gives the numbers of nodes.
+    """
+
+    def __init__(
+        self,
+        num_inputs: int,
+        origins: Mapping[Expr | Monomial, Node] | None = None,
+        number: Callable[[Node], int] | None = None,
+    ) -> None:
+        self.count = num_inputs
+        self.node: Node | None = None
+        self.exprs: list[PlanExpr] = []
+        self._segments = [0] * num_inputs
+        self._read_back: dict[int, int] = {}
+        self._num_inputs = num_inputs
+        self._computed: dict[tuple[ExprOp, int, int, int], int] = {}
+        self._constants: dict[int, int] = {}
+        self._dims: dict[Dim, int] = {}
+        self._origins = origins or {}
+        self._number = number
+
+    def read_back(self, first_symbol: int, count: int, segment: int) -> int:
+        """Gives registers to symbols that are read back before ``segment``; the first of the registers.
+
+        Comes before any expression: operands have smaller registers than results.
+        """
+        first = self.count
+        self._read_back.update({first_symbol + i: first + i for i in range(count)})
+        self._segments += [segment] * count
+        self.count += count
+        return first
+
+    def segment(self, register: int) -> int:
+        """The segment from which on a register is known."""
+        return self._segments[register]
+
+    def of(self, dim: Dim) -> int:
+        """The register that holds ``dim``. Raises InvalidModel for a constant that no 64-bit integer holds."""
+        register = self._dims.get(dim)
+        if register is None:
+            register = self._dims[dim] = self._constant(dim) if isinstance(dim, int) else self._nested(dim)
+        return register
+
+    def _nested(self, dim: Expr) -> int:
+        """Operands first, on a stack of our own: how deep operations are nested is up to the model."""
+        outer = self.node
+        pending = [(dim, outer)]
+        while pending:
+            value, self.node = pending[-1]
+            self._enter(value)
+            operands = [] if value in self._dims else self._missing_operands(value)
+            if operands:
+                pending += reversed(operands)
+                continue
+            if value not in self._dims:
+                self._dims[value] = self._polynomial(value)
+            pending.pop()
+        self.node = outer
+        return self._dims[dim]
+
+    def _missing_operands(self, expr: Expr) -> list[tuple[Expr, Node | None]]:
+        """The operands without a register of the operations in ``expr``, each with the node around it."""
+        return [
+            (arg, self._origins.get(monomial, self.node))
+            for monomial, _ in expr.terms
+            for atom in monomial
+            if atom.op is not None
+            for arg in atom.args
+            if isinstance(arg, Expr) and arg not in self._dims
+        ]
+
+    def _constant(self, value: int) -> int:
+        if value not in self._constants:
+            if not -(2**63) <= value < 2**63:
+                raise InvalidModel(f"the number {value} does not fit 64 bits")
+            self._constants[value] = self._append(PlanExpr(ExprOp.CONST, self.count, imm=value), 0)
+        return self._constants[value]
+
+    def _append(self, expr: PlanExpr, segment: int) -> int:
+        self.exprs.append(expr)
+        self._segments.append(segment)
+        self.count += 1
+        return expr.dst
+
+    def _compute(self, op: ExprOp, a: int, b: int, c: int = 0) -> int:
+        key = op, a, b, c
+        if key not in self._computed:
+            operands = (a, b, c) if op is ExprOp.SELECT else (a, b)
+            segment = max(self._segments[operand] for operand in operands)
+            node = None if self.node is None or self._number is None else self._number(self.node)
+            self._computed[key] = self._append(PlanExpr(op, self.count, a, b, c, segment, node=node), segment)
+        return self._computed[key]
+
+    def _polynomial(self, expr: Expr) -> int:
+        total: int | None = None
+        for monomial, coefficient in sorted(expr.terms, key=lambda term: term[1] < 0):
+            term = self._monomial(monomial)
+            if total is not None and coefficient < 0:
+                total = self._compute(ExprOp.SUB, total, self._scaled(term, -coefficient))
+            else:
+                scaled = self._scaled(term, coefficient)
+                total = scaled if total is None else self._compute(ExprOp.ADD, total, scaled)
+        assert total is not None
+        if expr.const:
+            total = self._compute(ExprOp.ADD, total, self._constant(expr.const))
+        return total
+
+    def _enter(self, value: Expr | Monomial) -> Node | None:
+        """Makes the node of ``value``, where it has one, that of what follows; the one before."""
+        outer = self.node
+        self.node = self._origins.get(value, outer)
+        return outer
+
+    def _scaled(self, register: int, factor: int) -> int:
+        return register if factor == 1 else self._compute(ExprOp.MUL, register, self._constant(factor))
+
+    def _monomial(self, monomial: Monomial) -> int:
+        outer = self._enter(monomial)
+        result = self._atom(monomial[0])
+        for atom in monomial[1:]:
+            result = self._compute(ExprOp.MUL, result, self._atom(atom))
+        self.node = outer
+        return result
+
+    def _atom(self, atom: Atom) -> int:
+        if atom.op is None:
+            number = atom.args[0]
+            assert isinstance(number, int)
+            if number >= READ_BACK:
+                return self._read_back[number]
+            assert number < self._num_inputs, "a symbol of another plan"
+            return number
+        return self._compute(atom.op, *(self.of(arg) for arg in atom.args))

@@ -1,0 +1,59 @@
+"""Evaluation of scalar expressions on symbolic integers: shape arithmetic costs no launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ort_cuda_plugin.program import symbolic
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim
+
+
+class NotFoldable(Exception):
+    """The expression is not one of integers and booleans."""
+
+
+_operations: Mapping[str, Callable[..., Dim]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "neg": lambda a: 0 - a,
+    "truncdiv": symbolic.truncdiv,
+    "truncmod": lambda a, b: a - symbolic.truncdiv(a, b) * b,
+    "min": symbolic.sym_min,
+    "max": symbolic.sym_max,
+    "abs": lambda a: symbolic.sym_max(a, 0 - a),
+    "eq": symbolic.eq,
+    "ne": symbolic.ne,
+    "lt": symbolic.lt,
+    "le": symbolic.le,
+    "gt": lambda a, b: symbolic.lt(b, a),
+    "ge": lambda a, b: symbolic.le(b, a),
+    "where": symbolic.select,
+}
+_booleans: Mapping[str, Callable[..., Dim]] = {
+    "and": symbolic.logical_and,
+    "or": symbolic.logical_or,
+    "xor": symbolic.ne,
+    "not": symbolic.logical_not,
+}
+
+
+def fold(x: Scalar, leaves: Mapping[Scalar, Dim]) -> Dim:
+    """The value of x as a symbolic integer, booleans as 0 and 1. Values are taken to fit x's type.
+
+    Raises NotFoldable for floats and for operations that symbolic integers lack, ZeroDivisionError for a constant 0.
+    """
+    if x in leaves:
+        return leaves[x]
+    if x.dtype.is_float:
+        raise NotFoldable
+    if x.op == "constant":
+        return int(x.value)
+    operands = [fold(operand, leaves) for operand in x.operands]
+    if x.op == "cast":
+        return symbolic.ne(operands[0], 0) if not x.dtype.is_integer else operands[0]
+    table = _operations if x.dtype.is_integer or x.op in _operations else _booleans
+    if x.op not in table:
+        raise NotFoldable
+    return table[x.op](*operands)

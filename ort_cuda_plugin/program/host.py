@@ -1,0 +1,103 @@
+"""Small integer tensors on the host: operators compute them symbolically and launch nothing."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ort_cuda_plugin.model.ir import DType, Unsupported
+from ort_cuda_plugin.program.fold import NotFoldable
+from ort_cuda_plugin.program.lowering import MAX_HOST_ELEMENTS, MAX_HOST_WORK, Lowering, Tensor
+from ort_cuda_plugin.program.symbolic import Dim
+
+MAX_SYMBOLIC_ELEMENTS = 64
+"""Tensors of more elements that are not all known numbers are computed on the device: they are no shapes."""
+HostArray: TypeAlias = npt.NDArray[np.object_]
+"""Symbolic integers in an array: NumPy's functions that move elements apply to it."""
+
+
+def host_array(x: Tensor) -> HostArray | None:
+    """The contents of x with its shape where they are known, else None."""
+    values = x.host
+    return None if values is None else _shaped(values, x.static_shape)
+
+
+def _shaped(values: Sequence[Dim], shape: Sequence[int]) -> HostArray:
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array.reshape(tuple(shape))
+
+
+def on_host(
+    ctx: Lowering,
+    compute: Callable[..., HostArray],
+    inputs: Sequence[Tensor],
+    shape: Sequence[Dim],
+    dtype: DType,
+    device: Callable[[], Tensor],
+) -> Tensor:
+    """``compute`` of the contents of ``inputs`` where they are known, else the result of ``device``.
+
+    A device result whose inputs are themselves readable (graph inputs) can still give its contents to an operator that
+    needs them on the host. ``compute`` may raise NotFoldable.
+    """
+    # Symbolic integers do not wrap around, which results of few bits have to.
+    if not (dtype is DType.BOOL or (dtype.is_integer and dtype.itemsize >= 4)) or not _is_small(shape):
+        return device()
+    if not all(_is_small(x.shape) and (x.dtype.is_integer or x.dtype is DType.BOOL) for x in inputs):
+        return device()
+    few = math.prod(operator.index(dim) for dim in shape) <= MAX_SYMBOLIC_ELEMENTS
+    arrays = [host_array(x) for x in inputs]
+    if all(array is not None for array in arrays):
+        known = all(isinstance(value, int) for array in arrays if array is not None for value in array.reshape(-1))
+        if not (few or known) or not ctx.may_compute_on_host():
+            return device()
+        try:
+            result = _fitting(ctx, compute(*arrays))
+        except (NotFoldable, ZeroDivisionError):
+            return device()
+        return ctx.host_tensor(result.reshape(-1).tolist(), result.shape, dtype)
+
+    def values(*contents: Sequence[Dim]) -> tuple[Dim, ...]:
+        if not ctx.may_compute_on_host():
+            raise Unsupported("shape", f"the sizes of the model take more than {MAX_HOST_WORK} operations to compute")
+        read = [_shaped(values, x.static_shape) for values, x in zip(contents, inputs, strict=True)]
+        try:
+            return tuple(_fitting(ctx, compute(*read)).reshape(-1).tolist())
+        except (NotFoldable, ZeroDivisionError):
+            raise Unsupported("shape", "shape arithmetic that has no symbolic form") from None
+
+    return ctx.defer_host(device(), inputs, values) if few else device()
+
+
+def _fitting(ctx: Lowering, array: HostArray) -> HostArray:
+    """``array``. Raises NotFoldable where a number in it does not fit 64 bits: symbolic integers do not wrap around."""
+    work = 0
+    for value in array.reshape(-1):
+        numbers = (value,) if isinstance(value, int) else (value.const, *(number for _, number in value.terms))
+        work += len(numbers)
+        if not all(-(2**63) <= number < 2**63 for number in numbers):
+            raise NotFoldable
+    ctx.spend_host_work(work)
+    return array
+
+
+def _is_small(shape: Sequence[Dim]) -> bool:
+    size = 1
+    for dim in shape:
+        if not isinstance(dim, int):
+            return False
+        size *= dim
+    return size <= MAX_HOST_ELEMENTS
+
+
+def integers(array: HostArray) -> npt.NDArray[np.int64]:
+    """The elements as numbers. Raises NotFoldable where one is symbolic."""
+    if not all(isinstance(value, int) for value in array.reshape(-1)):
+        raise NotFoldable
+    return array.astype(np.int64)

@@ -1,0 +1,575 @@
+"""What operators see while they are lowered: tensors, and the context that records launches on them.
+
+One pass over an operator's function serves three purposes: it infers shapes, decides whether the plugin runs the node
+(by raising `Unsupported`), and records what a plan does. Nothing here compiles, allocates or touches a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..compiler.kernel import KernelSpec
+from ..model.ir import Array, Constant, DType, Graph, InvalidModel, Node, Unsupported
+from .symbolic import (
+    READ_BACK,
+    Dim,
+    Expr,
+    bounds,
+    divides,
+    eq,
+    floordiv,
+    hint,
+    is_read_back,
+    le,
+    logical_not,
+    logical_or,
+    product,
+    select,
+    symbol,
+    truth,
+)
+from .tensor import MAX_HOST_ELEMENTS, Buffer, BufferKind, DeferredContents, Tensor, contiguous_strides
+from .trace import (
+    Arg,
+    Copy,
+    Float32,
+    Float64,
+    Grid,
+    Int32,
+    Int64,
+    Launch,
+    LibraryCall,
+    Memset,
+    ReadBack,
+    Requirement,
+    Trace,
+    scalar_types,
+)
+
+if TYPE_CHECKING:
+    from .libraries import LibraryProblem
+
+__all__ = [
+    "MAX_HOST_ELEMENTS",
+    "MAX_HOST_WORK",
+    "Arg",
+    "Buffer",
+    "BufferKind",
+    "DType",
+    "DeviceProperties",
+    "Float32",
+    "Float64",
+    "Graph",
+    "Int32",
+    "Int64",
+    "InvalidModel",
+    "Lowering",
+    "LoweringOptions",
+    "Node",
+    "Tensor",
+    "Unsupported",
+    "broadcast_shapes",
+    "broadcast_strides",
+    "contiguous_strides",
+]
+
+_INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
+_READ_BACK_HINT = 1
+MAX_HOST_WORK = 200_000
+"""Terms of the numbers that one pass over a graph computes on the host. More would take minutes: the device computes
+them, and sizes among them are read back."""
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """What lowering may depend on. ``libraries`` holds "cublaslt" and "cudnn" where the device offers them."""
+
+    emulated: bool = True
+    libraries: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class LoweringOptions:
+    """Options of a session that change what is computed or how."""
+
+    use_tf32: bool = True
+    deterministic: bool = False
+    wide_indices: bool = False  # 64-bit index arithmetic even below 2**31 elements
+    fusion: bool = True
+
+
+class Lowering:
+    """The context that an operator's function gets as its first argument.
+
+    ``node`` is the node being lowered, ``opset`` the version of its domain that the model imports, ``device`` and
+    ``options`` what the plan is for. With ``record=False`` launches are checked but not kept: claims need shapes only.
+    With ``speculative`` the hints of host values mean nothing; ``guessed`` then says whether `host_constants` was asked
+    for one since it was last set to False. ``states`` are those of the cluster's nodes, which all its plans share.
+    """
+
+    def __init__(
+        self,
+        device: DeviceProperties,
+        options: LoweringOptions | None = None,
+        *,
+        record: bool = True,
+        speculative: bool = False,
+        read_host_input: Callable[[Buffer, int], tuple[Dim, ...]] | None = None,
+        states: dict[Node, Constant] | None = None,
+    ) -> None:
+        self.device = device
+        self.options = options or LoweringOptions()
+        self.nodes: tuple[Node, ...] = ()
+        self.opset = 0
+        self.trace = Trace()
+        self.guessed = False
+        self._record = record
+        self._speculative = speculative
+        self._read_host_input = read_host_input
+        self._states = {} if states is None else states
+        self._materialized: dict[tuple[DType, tuple[Dim, ...]], Buffer] = {}
+        self._read_backs: dict[Buffer, tuple[Expr, ...]] = {}
+        self._num_read_back = 0
+        self._host_work = 0
+
+    @property
+    def node(self) -> Node | None:
+        """The node being lowered, or the last of those whose kernel is being made."""
+        return self.nodes[-1] if self.nodes else None
+
+    @node.setter
+    def node(self, node: Node | None) -> None:
+        self.nodes = () if node is None else (node,)
+
+    @property
+    def is_recording(self) -> bool:
+        return self._record
+
+    # ---- tensors ----
+
+    def empty(self, shape: Sequence[Dim], dtype: DType) -> Tensor:
+        """A new contiguous intermediate with undefined contents.
+
+        Raises InvalidModel where a 64-bit integer does not hold its bytes; so does `view`.
+        """
+        return Tensor(dtype, shape, Buffer(BufferKind.SCRATCH, self._countable_bytes(shape, dtype)))
+
+    def _countable_bytes(self, shape: Sequence[Dim], dtype: DType) -> Dim:
+        """The bytes of a tensor. Raises InvalidModel where a 64-bit integer does not hold them."""
+        nbytes = product(shape) * dtype.itemsize
+        self.trace.originate(self.node, (*shape, nbytes))
+        known = isinstance(nbytes, int) or not (self._speculative or is_read_back(nbytes))
+        if self.node is not None and known and hint(nbytes) > _INT64_MAX:
+            sizes = " x ".join(str(hint(dim)) for dim in shape)
+            raise InvalidModel(f"a tensor of {sizes} elements has more bytes than a 64-bit integer holds")
+        return nbytes
+
+    def view(self, x: Tensor, shape: Sequence[Dim], strides: Sequence[Dim] | None = None, offset: Dim = 0) -> Tensor:
+        """Other elements of x's buffer, zero copy. ``strides`` None is contiguous; ``offset`` counts from the buffer.
+
+        Views of constants are constants, views of results of shape arithmetic are such results.
+        """
+        self._countable_bytes(shape, x.dtype)
+        return Tensor(x.dtype, shape, x.buffer, strides=strides, offset=offset)
+
+    def contiguous(self, x: Tensor, alignment: int = 1) -> Tensor:
+        """x itself when it is contiguous at an offset that is a multiple of ``alignment`` elements, else a copy."""
+        if x.is_contiguous and divides(alignment, x.offset):
+            return x
+        if x.is_constant:
+            # Rearranged once on the host rather than in every Run; read when a plan needs it.
+            return self.initializer(Constant(x.dtype, x.static_shape, x.contiguous_array, is_initializer=False))
+        from ..kernels.elementwise import elementwise
+
+        return elementwise(self, lambda value: value, x)
+
+    def constant(self, array: Array, dtype: DType | None = None) -> Tensor:
+        """A tensor of known contents; it becomes a weight when a launch reads it. ``dtype``: see `Constant.of`."""
+        return self.initializer(Constant.of(np.ascontiguousarray(array).reshape(array.shape), dtype))
+
+    def initializer(self, contents: Constant) -> Tensor:
+        """A tensor of known contents that are not read yet."""
+        return Tensor(contents.dtype, contents.shape, Buffer(BufferKind.WEIGHT, contents.nbytes, data=contents))
+
+    def derived(
+        self,
+        x: Tensor,
+        key: Hashable,
+        shape: tuple[int, ...],
+        function: Callable[[Array], Array],
+        dtype: DType | None = None,
+    ) -> Tensor:
+        """A constant made from the contents of the constant x, such as weights in another layout or type.
+
+        ``function`` runs only when a plan needs the contents, and once for all plans that ask with the same ``key``.
+        """
+        data = x.buffer.data
+        if data is None or not x.is_constant:
+            raise TypeError(f"the contents of {x!r} are not known")
+
+        def compute() -> Array:
+            contents = x.constant
+            assert contents is not None
+            return function(contents)
+
+        return self.initializer(data.derive((key, x.shape, x.strides, x.offset), shape, compute, dtype))
+
+    def host_tensor(self, dims: Sequence[Dim], shape: Sequence[int], dtype: DType) -> Tensor:
+        """An integer or bool tensor whose elements, in row-major order, are ``dims``."""
+        values = tuple(dims)
+        if len(values) != product(shape):
+            raise ValueError(f"{len(values)} values for shape {tuple(shape)}")
+        self.trace.originate(self.node, values)
+        if all(isinstance(value, int) for value in values):
+            bits = np.array([value % 2**64 for value in values], dtype=np.uint64)
+            return self.constant(bits.astype(dtype.numpy).reshape(tuple(shape)), dtype)
+        return Tensor(dtype, shape, Buffer(BufferKind.HOST, len(values) * dtype.itemsize, host=values))
+
+    def state(self, initial: Callable[[], Array]) -> Tensor:
+        """Memory of the node being lowered that keeps its contents from Run to Run; a launch may write it.
+
+        There is one in a session, shared by all plans of the node and by concurrent Runs: nothing orders their
+        launches, so what they write they must update atomically. ``initial`` gives the contents before the first Run.
+        """
+        if self.node is None:
+            raise TypeError("only a node has a state")
+        contents = self._states.get(self.node)
+        if contents is None:
+            array = initial()
+            contents = Constant(
+                DType.from_numpy(array.dtype), array.shape, lambda: array, is_initializer=False, is_state=True
+            )
+            self._states[self.node] = contents
+        return Tensor(contents.dtype, contents.shape, Buffer(BufferKind.STATE, contents.nbytes, state=contents))
+
+    def may_compute_on_host(self) -> bool:
+        """Whether shape arithmetic stays on the host: below `MAX_HOST_WORK`."""
+        return self._host_work < MAX_HOST_WORK
+
+    def spend_host_work(self, work: int) -> None:
+        """Counts the terms of the numbers that shape arithmetic gave."""
+        self._host_work += work
+
+    def defer_host(self, x: Tensor, sources: Sequence[Tensor], compute: Callable[..., tuple[Dim, ...]]) -> Tensor:
+        """x, whose contents `host_values` can now get from ``compute``, which takes the contents of ``sources``.
+
+        For shape arithmetic on inputs of the cluster: computed on the device unless something asks for the contents.
+        Contents are elements in row-major order. Only for a new tensor of `empty`; others know their contents.
+        """
+        if x.buffer.kind is BufferKind.SCRATCH and x.buffer.deferred_host is None:
+            x.buffer.deferred_host = DeferredContents(self.node, tuple(sources), compute)
+        return x
+
+    def _deferred_contents(self, buffer: Buffer) -> tuple[Dim, ...]:
+        """Sources first, on a stack of our own: how long a chain of them is, is up to the model."""
+        pending = [buffer]
+        while True:
+            deferred = pending[-1].deferred_host
+            assert deferred is not None
+            if deferred.contents is None:
+                sources = [x.buffer for x in deferred.sources if x.host is None]
+                missing = [x for x in sources if x.deferred_host is not None and x.deferred_host.contents is None]
+                if missing:
+                    pending += missing
+                    continue
+                read = [self.host_values(x, "an input of shape arithmetic") for x in deferred.sources]
+                deferred.contents = deferred.compute(*read)
+                self.trace.originate(deferred.node, deferred.contents)
+            pending.pop()
+            if not pending:
+                return deferred.contents
+
+    def host_values(self, x: Tensor, what: str) -> tuple[Dim, ...]:
+        """The integer contents of x in row-major order; ``what`` names them in messages ("shape of Reshape").
+
+        An input of the cluster becomes a host input: read back once per Run. What is computed on the device is read
+        back in the middle of the Run (`read_back`).
+        """
+        known = x.host
+        if known is not None:
+            return known
+        if not (x.dtype.is_integer or x.dtype is DType.BOOL):
+            raise Unsupported("dtype", f"{what} has element type {x.dtype.name}, which is no integer type")
+        buffer, positions = x.buffer, x.positions()
+        elements = floordiv(buffer.nbytes, x.dtype.itemsize)
+        if buffer.kind is not BufferKind.INPUT and buffer.deferred_host is None:
+            return self.read_back(x, what)
+        if positions is None or not isinstance(elements, int):
+            raise Unsupported("shape", f"{what} has a number of elements that is not known before the Run")
+        if elements > MAX_HOST_ELEMENTS:
+            raise Unsupported("shape", f"{what} has {elements} elements; at most {MAX_HOST_ELEMENTS} are read back")
+        if buffer.deferred_host is not None:
+            contents = self._deferred_contents(buffer)
+        else:
+            if self._read_host_input is None:
+                raise Unsupported("shape", f"{what} is an input that is not read back")
+            contents = self._read_host_input(buffer, elements)
+        return tuple(contents[position] for position in positions)
+
+    def host_number(self, x: Tensor, what: str) -> Dim:
+        """As `host_values` for a tensor of one element. Raises InvalidModel for another number of elements."""
+        values = self.host_values(x, what)
+        if len(values) != 1:
+            raise InvalidModel(f"{what} has {len(values)} elements, not one")
+        return values[0]
+
+    def host_constants(self, x: Tensor, what: str, guess: Sequence[int]) -> tuple[int, ...]:
+        """As `host_values`, for what must be a number when the plan is made, such as axes.
+
+        The plan then holds only for these contents. ``guess`` is any valid contents, for when nothing is known yet.
+        """
+        values = self.host_values(x, what)
+        if any(is_read_back(value) for value in values):
+            raise Unsupported("shape", f"{what} is computed on the device")
+        if self._speculative and not all(isinstance(value, int) for value in values):
+            if len(guess) != len(values):
+                raise InvalidModel(f"{what} has {len(values)} elements")
+            self.guessed = True
+            return tuple(guess)
+        for value in values:
+            self.guard(eq(value, hint(value)))
+        return tuple(hint(value) for value in values)
+
+    def read_back(self, x: Tensor, what: str, lower: int | None = None, upper: Dim | None = None) -> tuple[Expr, ...]:
+        """The integer contents of x, which work of the same Run computes; ``what`` names them in messages.
+
+        The host waits for that work, reads the elements and goes on: a segment of the plan ends. So call it once for
+        all that an operator needs, and where the count of elements is small. ``lower`` and ``upper`` bound each
+        element; they are the operator's word. Nothing may be guarded on what was read back: see `guard`.
+        """
+        if not (x.dtype.is_integer or x.dtype is DType.BOOL):
+            raise Unsupported("dtype", f"{what} has element type {x.dtype.name}, which is no integer type")
+        count = x.size
+        if not isinstance(count, int):
+            raise Unsupported("shape", f"{what} has a number of elements that is not known before the Run")
+        if count > MAX_HOST_ELEMENTS:
+            raise Unsupported("shape", f"{what} has {count} elements; at most {MAX_HOST_ELEMENTS} are read back")
+        known = self._read_backs.get(x.buffer) if x.is_contiguous and x.offset == 0 else None
+        if known is not None and len(known) == count:
+            return known
+        if x.dtype.is_packed:
+            from ..kernels.elementwise import elementwise
+            from .scalar import cast
+
+            x = elementwise(self, lambda value: cast(value, DType.INT32), x)
+        source = self.materialize(self.contiguous(x))
+        most = bounds(upper)[1] if upper is not None else None
+        guess = max(hint(upper) if upper is not None else _READ_BACK_HINT, lower or 0)
+        first = READ_BACK + self._num_read_back
+        self._num_read_back += count
+        symbols = tuple(symbol(first + i, f"{what}[{i}]", guess, lower, most) for i in range(count))
+        if source.buffer is x.buffer:
+            self._read_backs[x.buffer] = symbols
+        if self._record and count:
+            self.trace.steps.append(ReadBack(self.nodes, source, first, count, (source.buffer,)))
+        return symbols
+
+    # ---- conditions ----
+
+    def require(self, condition: Dim, message: str) -> None:
+        """Fails the Run with the node's name and ``message`` where the condition is 0. Raises InvalidModel for 0."""
+        known = truth(condition)
+        if known is False:
+            raise InvalidModel(message)
+        if known is None:
+            assert isinstance(condition, Expr)
+            self.trace.originate(self.node, (condition,))
+            self.trace.requirements.append(Requirement(self.node, condition, message))
+
+    def require_shape(self, x: Tensor, shape: Sequence[Dim], what: str) -> None:
+        """As `require` for the shape of x, which ``what`` names ("bias of Gemm"). Raises InvalidModel for the rank."""
+        if x.rank != len(shape):
+            raise InvalidModel(f"the {what} has rank {x.rank}, not {len(shape)}")
+        for axis, (dim, wanted) in enumerate(zip(x.shape, shape, strict=True)):
+            self.require(eq(dim, wanted), f"the {what} has another size in dimension {axis} than it must have")
+
+    def guard(self, condition: Dim) -> bool:
+        """The answer at the shapes that the plan is built for; it holds only for shapes with the same answer.
+
+        Raises Unsupported where the answer depends on what a Run computes: by then the plan was chosen.
+        """
+        known = truth(condition)
+        if known is not None:
+            return known
+        assert isinstance(condition, Expr)
+        if is_read_back(condition):
+            raise Unsupported("shape", "what it does depends on values that are computed on the device")
+        answer = condition.hint != 0
+        recorded = condition if answer else logical_not(condition)
+        self.trace.originate(self.node, (recorded,))
+        if isinstance(recorded, Expr):
+            self.trace.guards[recorded] = None
+        return answer
+
+    def known(self, condition: Dim) -> bool | None:
+        """The answer where it is the same for all shapes, else None."""
+        return truth(condition)
+
+    def index_dtype(self, *sizes: Dim) -> str:
+        """ "i32" where all sizes are below 2**31 (guarded), else "i64": the type for index arithmetic up to them."""
+        if self.options.wide_indices:
+            return "i64"
+        fits = [le(size, _INT32_MAX) for size in sizes]
+        if any(self.known(fit) is None and is_read_back(fit) for fit in fits):
+            return "i64"
+        narrow = all(self.guard(fit) for fit in fits)
+        return "i32" if narrow else "i64"
+
+    # ---- what the plan does ----
+
+    def launch(
+        self,
+        kernel: KernelSpec,
+        grid: Grid,
+        block: tuple[int, int, int],
+        args: Sequence[Arg],
+        *,
+        shared_bytes: Dim = 0,
+        reads: Sequence[Tensor] = (),
+        writes: Sequence[Tensor] = (),
+    ) -> None:
+        """Records a launch. Tensor arguments are reads unless they are among ``writes`` (in both: read and written).
+
+        A grid with a dimension of 0 launches nothing. Raises TypeError where arguments do not fit the signature.
+        """
+        signature = kernel.signature
+        if len(args) != len(signature):
+            raise TypeError(f"kernel {kernel.name} takes {len(signature)} arguments, got {len(args)}")
+        for number, (arg, expected) in enumerate(zip(args, signature, strict=True)):
+            given = f"*{arg.dtype.short}" if isinstance(arg, Tensor) else scalar_types[type(arg)]
+            if given != expected:
+                raise TypeError(f"kernel {kernel.name}: argument {number} is {given}, the signature says {expected}")
+        if not self._record:
+            return
+        placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)
+        read, written = self._uses(placed, reads, writes)
+        self.trace.steps.append(Launch(self.nodes, kernel, grid, block, placed, shared_bytes, read, written))
+
+    def library(
+        self,
+        problem: LibraryProblem,
+        args: Sequence[Arg],
+        *,
+        reads: Sequence[Tensor] = (),
+        writes: Sequence[Tensor] = (),
+    ) -> None:
+        """Records a call of a vendor library (or its emulated twin); reads and writes as for `launch`."""
+        if not self._record:
+            return
+        placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)
+        read, written = self._uses(placed, reads, writes)
+        self.trace.steps.append(LibraryCall(self.nodes, problem, placed, read, written))
+
+    def copy(self, dst: Tensor, src: Tensor) -> None:
+        """Copies all elements; both are contiguous, of one element type and the same number of elements."""
+        if dst.dtype is not src.dtype or dst.size != src.size or not (dst.is_contiguous and src.is_contiguous):
+            raise TypeError(f"cannot copy {src!r} to {dst!r} as bytes")
+        if not self._record:
+            return
+        src = self.materialize(src)
+        read, written = self._uses((dst, src), (), (dst,))
+        self.trace.steps.append(Copy(self.nodes, dst, src, read, written))
+
+    def memset(self, dst: Tensor, byte: int) -> None:
+        """Sets every byte of a contiguous tensor."""
+        if not dst.is_contiguous:
+            raise TypeError(f"cannot set the bytes of {dst!r}, which is not contiguous")
+        if self._record:
+            _, written = self._uses((dst,), (), (dst,))
+            self.trace.steps.append(Memset(self.nodes, dst, byte, (), written))
+
+    def materialize(self, x: Tensor) -> Tensor:
+        """x with its elements on the device: those of a HOST buffer are written there by a small launch, once."""
+        buffer = x.buffer
+        if buffer.host is None:
+            return x
+        key = x.dtype, buffer.host
+        on_device = self._materialized.get(key)
+        if on_device is None:
+            target = self.empty((len(buffer.host),), x.dtype)
+            on_device = self._materialized[key] = target.buffer
+            _store_values(self, target, buffer.host)
+        return Tensor(x.dtype, x.shape, on_device, strides=x.strides, offset=x.offset)
+
+    @staticmethod
+    def _uses(
+        args: Sequence[Arg], reads: Sequence[Tensor], writes: Sequence[Tensor]
+    ) -> tuple[tuple[Buffer, ...], tuple[Buffer, ...]]:
+        for tensor in writes:
+            if tensor.buffer.kind not in (BufferKind.SCRATCH, BufferKind.OUTPUT, BufferKind.STATE):
+                raise TypeError(f"{tensor!r} is neither an intermediate or output nor a state, it cannot be written")
+        written = dict.fromkeys(tensor.buffer for tensor in writes)
+        read = dict.fromkeys(tensor.buffer for tensor in reads)
+        for arg in args:
+            if isinstance(arg, Tensor) and arg.buffer not in written:
+                read[arg.buffer] = None
+        return tuple(read), tuple(written)
+
+
+_STORE_WIDTH = 32
+_store_source = """
+def kernel(out, {names}):
+{body}
+"""
+
+
+def _store_values(ctx: Lowering, target: Tensor, values: Sequence[Dim]) -> None:
+    """Writes register values to the device: one thread, the values are the kernel's parameters."""
+    for start in range(0, len(values), _STORE_WIDTH):
+        chunk = values[start : start + _STORE_WIDTH]
+        names = [f"v{i}" for i in range(len(chunk))]
+        body = "\n".join(f"    out[{i}] = {name}" for i, name in enumerate(names))
+        spec = KernelSpec(
+            name=f"store_{target.dtype.short}",
+            signature=(f"*{target.dtype.short}", *["i64"] * len(chunk)),
+            source=_store_source.format(names=", ".join(names), body=body),
+            launch_bounds=1,
+        )
+        piece = Tensor(target.dtype, (len(chunk),), target.buffer, offset=start)
+        ctx.launch(spec, (1, 1, 1), (1, 1, 1), (piece, *map(Int64, chunk)), writes=(piece,))
+
+
+# ---- shapes ----
+
+
+def broadcast_shapes(ctx: Lowering, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
+    """The shape that all ``shapes`` broadcast to, as ONNX's multidirectional broadcasting (NumPy's) has it.
+
+    A dimension that may be 1 gives ``select(eq(a, 1), b, a)`` and a requirement, not a guard: one plan serves both.
+    """
+    rank = max((len(shape) for shape in shapes), default=0)
+    result: list[Dim] = [1] * rank
+    for shape in shapes:
+        for axis, dim in enumerate(shape, rank - len(shape)):
+            result[axis] = _broadcast_dims(ctx, result[axis], dim)
+    return tuple(result)
+
+
+def _broadcast_dims(ctx: Lowering, a: Dim, b: Dim) -> Dim:
+    if a == b or b == 1:
+        return a
+    if a == 1:
+        return b
+    a_is_1, b_is_1 = eq(a, 1), eq(b, 1)
+    ctx.require(logical_or(eq(a, b), logical_or(a_is_1, b_is_1)), "dimensions cannot be broadcast to each other")
+    if a_is_1 == 0 and b_is_1 == 0:
+        return a if isinstance(a, int) else b
+    if a_is_1 == 0:
+        return a
+    if b_is_1 == 0:
+        return b
+    return select(a_is_1, b, a)
+
+
+def broadcast_strides(x: Tensor, shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Strides with which x is read as a tensor of ``shape``, to which it broadcasts: 0 where it is repeated."""
+    lead = len(shape) - x.rank
+    strides: list[Dim] = [0] * lead
+    for dim, stride, target in zip(x.shape, x.strides, shape[lead:], strict=True):
+        strides.append(stride if dim == target else select(eq(dim, 1), 0, stride))
+    return tuple(strides)

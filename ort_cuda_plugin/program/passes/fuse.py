@@ -1,0 +1,466 @@
+"""Combines maps and row programs, so that what one computes for another goes through no memory.
+
+A producer joins its consumer where the consumer reads each element of it along strides, nothing between the two has to
+run after the one and before the other, and no other step needs the result (unless the joint step can store it as
+well). Values are rounded to the type in which they were stored, so that fusing changes no result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ...kernels.layout import collapse
+from ...model.ir import Node
+from ..lowering import broadcast_strides
+from ..scalar import Scalar, reachable
+from ..steps import Contract, Input, Map, Output, Rows, Substitution, Sums, dense, stored, used_inputs
+from ..symbolic import Dim, hint, product
+from ..tensor import Buffer, BufferKind, Tensor, contiguous_strides
+from ..trace import ReadBack, Step
+from .paths import Path, covers, find_path
+
+MAX_TENSORS = 24
+"""Tensors of a joint step: a kernel takes a pointer and strides of each, and has a limited number of parameters."""
+MAX_PARAMETERS = 60
+MAX_OPERATIONS = 4000
+MAX_REPEATED_OPERATIONS = 16
+"""Operations that are computed again for each element that a producer's element is repeated to."""
+MAX_DISTANCE = 400
+"""Steps between producer and consumer that are looked at for dependencies."""
+FEW_ROWS, MANY_COLUMNS = 128, 8192
+"""So few rows of so many columns keep few threads busy: work on each element stays in a map of its own."""
+
+
+def fuse(steps: Sequence[Step]) -> list[Step]:
+    """The steps of a trace with producers joined to their consumers. Order and dependencies are kept."""
+    return _Fusion(steps).run()
+
+
+class _Fusion:
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps = list(steps)
+        self.writers: dict[Buffer, list[Step]] = {}
+        self.readers: dict[Buffer, list[Step]] = {}
+        for step in self.steps:
+            self._enter(step)
+
+    def _enter(self, step: Step) -> None:
+        for buffer in step.writes:
+            self.writers.setdefault(buffer, []).append(step)
+        for buffer in step.reads:
+            self.readers.setdefault(buffer, []).append(step)
+
+    def _leave(self, step: Step) -> None:
+        for buffer in step.writes:
+            self.writers[buffer].remove(step)
+        for buffer in step.reads:
+            self.readers[buffer].remove(step)
+
+    def run(self) -> list[Step]:
+        position = 0
+        while position < len(self.steps):
+            consumer = self.steps[position]
+            if isinstance(consumer, Map):
+                joined = self._join_a_producer(consumer, position)
+                if joined is not None:
+                    position = joined  # the joint step may have more producers
+                    continue
+            position += 1
+        return self.steps
+
+    def _join_a_producer(self, consumer: Map, position: int) -> int | None:
+        """Joins one producer to the step at ``position``; the joint step's position, or None where none can be."""
+        for buffer in reversed(consumer.reads):
+            writers = self.writers.get(buffer, ())
+            if len(writers) != 1 or not isinstance(writers[0], Map) or writers[0] is consumer:
+                continue
+            producer = writers[0]
+            if isinstance(consumer, Sums) and any(buffer is x.buffer for x in consumer.operands):
+                continue  # the sums need all of it
+            later = self._dependents(producer, consumer, position)
+            if later is None:
+                continue
+            joint = self._joint(producer, consumer)
+            if joint is None:
+                continue
+            self._replace(producer, consumer, joint, later, position)
+            return position - 1 - len(later)
+        return None
+
+    def _dependents(self, producer: Map, consumer: Map, position: int) -> list[Step] | None:
+        """The steps between the two that depend on the producer; None where the consumer depends on one of them."""
+        start = position - 1
+        while self.steps[start] is not producer:
+            start -= 1
+            if position - start > MAX_DISTANCE or start < 0:
+                return None
+        written, read = set(producer.writes), set(producer.reads)
+        later: list[Step] = []
+        for step in self.steps[start + 1 : position]:
+            if isinstance(step, ReadBack):
+                return None
+            if not (
+                written.isdisjoint(step.reads) and written.isdisjoint(step.writes) and read.isdisjoint(step.writes)
+            ):
+                later.append(step)
+                written.update(step.writes)
+                read.update(step.reads)
+        theirs = written.difference(producer.writes)
+        if not (theirs.isdisjoint(consumer.reads) and written.isdisjoint(consumer.writes)):
+            return None
+        return later if read.isdisjoint(consumer.writes) else None
+
+    def _replace(self, producer: Map, consumer: Map, joint: Map, later: list[Step], position: int) -> None:
+        self._leave(producer)
+        self._leave(consumer)
+        self._enter(joint)
+        start = next(i for i in range(position, -1, -1) if self.steps[i] is producer)
+        dependents = set(map(id, later))
+        before = [step for step in self.steps[start + 1 : position] if id(step) not in dependents]
+        self.steps[start : position + 1] = [*before, joint, *later]
+
+    def _joint(self, producer: Map, consumer: Map) -> Map | None:
+        """One step that does what both do, or None where there is none or it would be slower."""
+        made = {y.buffer: (x, y) for x, y in producer.all_outputs}
+        if any(not dense(y) or len(self.writers[buffer]) != 1 for buffer, (_, y) in made.items()):
+            return None
+        kept = [
+            output
+            for output in producer.all_outputs
+            if output[1].buffer.kind is not BufferKind.SCRATCH
+            or any(step is not consumer for step in self.readers.get(output[1].buffer, ()))
+        ]
+        joint: Map | None
+        if isinstance(producer, Sums):
+            joint = _join_sums(producer, consumer, kept)
+        elif isinstance(producer, Rows):
+            joint = _join_rows(producer, consumer, kept)
+        else:
+            joint = _join_map(producer, consumer, kept)
+        return joint if joint is not None and _is_small(joint) else None
+
+
+def _is_small(step: Map) -> bool:
+    tensors = [x for _, x in step.inputs if x.size != 1] + [y for _, y in step.all_outputs]
+    if len(tensors) > MAX_TENSORS:
+        return False
+    dims, strides = collapse(step.shape, [broadcast_strides(x, step.shape) for x in tensors])
+    numbers = sum(not isinstance(s, int) or s not in (0, 1) for axes in strides for s in axes)
+    parameters = len(step.inputs) + len(step.all_outputs) + numbers + 3 * len(dims) + 4
+    return parameters <= MAX_PARAMETERS and len(reachable(x for x, _ in step.all_outputs)) <= MAX_OPERATIONS
+
+
+# ---- maps as producers ----
+
+
+def _join_map(producer: Map, consumer: Map, kept: Sequence[Output]) -> Map | None:
+    views = _Views(producer, consumer.shape)
+    replaced: dict[Scalar, Scalar] = {}
+    rest: list[Input] = []
+    for leaf, x in consumer.inputs:
+        output = next((output for output in producer.outputs if output[1].buffer is x.buffer), None)
+        if output is None:
+            rest.append((leaf, x))
+            continue
+        if output[1].dtype is not x.dtype:
+            return None
+        value = views.value(output[0], x)
+        if value is None:
+            return None
+        replaced[leaf] = value
+    # What is stored as well has to be computed once for each of its elements.
+    outputs: list[Output] = []
+    for expression, y in kept:
+        view = views.covering()
+        if view is None:
+            return None
+        outputs.append(
+            (views.at(expression, view), Tensor(y.dtype, consumer.shape, y.buffer, strides=view.output_strides()))
+        )
+    if views.repeats and len(reachable(x for x, _ in producer.outputs)) > MAX_REPEATED_OPERATIONS:
+        return None
+    if isinstance(consumer, Rows) and _is_narrow(consumer) and len(reachable(x for x, _ in producer.outputs)) > 8:
+        return None
+    return _with_inputs(consumer, replaced, [*views.inputs, *rest], outputs, producer)
+
+
+class _Views:
+    """A producer as a consumer of ``shape`` reads it: for each path to its elements its inputs along that path."""
+
+    def __init__(self, producer: Map, shape: tuple[Dim, ...]) -> None:
+        self.producer, self.shape = producer, shape
+        placed = [broadcast_strides(x, producer.shape) for _, x in producer.inputs]
+        self.paths: dict[_View, Substitution] = {}
+        self.inputs: list[Input] = []
+        # A view that keeps the dimensions needs them as they are; one that merges them needs them merged.
+        self.forms = [_Form(producer.shape, tuple(placed))]
+        dims, merged = collapse(producer.shape, placed)
+        if len(dims) < len(producer.shape):
+            self.forms.append(_Form(tuple(dims), tuple(merged)))
+
+    @property
+    def repeats(self) -> bool:
+        return any(not self._covers(view) for view in self.paths)
+
+    def _covers(self, view: _View) -> bool:
+        return covers(self.shape, view.path, view.form.dims)
+
+    def value(self, expression: Scalar, x: Tensor) -> Scalar | None:
+        """``expression`` of the producer as the element of its stored result that the consumer reads through x."""
+        strides = broadcast_strides(x, self.shape)
+        for form in self.forms:
+            path = find_path(self.shape, strides, x.offset, form.dims)
+            if path is not None:
+                return stored(self.at(expression, _View(form, path)))
+        return None
+
+    def at(self, expression: Scalar, view: _View) -> Scalar:
+        if view not in self.paths:
+            replaced = {}
+            for (leaf, x), strides in zip(self.producer.inputs, view.form.placed, strict=True):
+                replaced[leaf] = new = Scalar(leaf.dtype, "leaf")
+                if x.size != 1:
+                    offset = x.offset + view.path.offset(strides)
+                    x = Tensor(x.dtype, self.shape, x.buffer, strides=view.path.strides(strides), offset=offset)
+                self.inputs.append((new, x))
+            self.paths[view] = Substitution(replaced)
+        return self.paths[view](expression)
+
+    def covering(self) -> _View | None:
+        return next((view for view in self.paths if self._covers(view)), None)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """The dimensions of a producer, and the strides of its inputs over them."""
+
+    dims: tuple[Dim, ...]
+    placed: tuple[tuple[Dim, ...], ...]
+
+
+@dataclass(frozen=True)
+class _View:
+    form: _Form
+    path: Path
+
+    def output_strides(self) -> tuple[Dim, ...]:
+        """The strides of the producer's dense results over the axes of the view."""
+        return self.path.strides(contiguous_strides(self.form.dims))
+
+
+def _is_narrow(step: Rows) -> bool:
+    """Whether few threads would do all the work on the elements."""
+    columns = product(dim for axis, dim in enumerate(step.shape) if axis in step.axes)
+    return hint(product(step.row_shape)) < FEW_ROWS and hint(columns) > MANY_COLUMNS
+
+
+# ---- row programs as producers ----
+
+
+def _join_rows(producer: Rows, consumer: Map, kept: Sequence[Output]) -> Map | None:
+    """A row program takes in what is computed from its elements and rows, in its own shape."""
+    if isinstance(consumer, Rows):
+        if consumer.axes != producer.axes or consumer.shape != producer.shape:
+            return None
+    elif isinstance(consumer, Sums):
+        return None
+    row_buffers = {y.buffer for _, y in producer.row_outputs}
+    element_buffers = {y.buffer for _, y in producer.outputs}
+    own: Map | None = consumer
+    by_row = False
+    if consumer.shape != producer.shape:
+        read = [x for _, x in consumer.inputs if x.buffer in element_buffers]
+        by_row = not read
+        if by_row:
+            read = [x for _, x in consumer.inputs if x.buffer in row_buffers]
+        own = _rebased(consumer, producer.row_shape if by_row else producer.shape, read[0])
+    if own is None or (not by_row and _is_narrow(producer)):
+        return None
+    element_strides = contiguous_strides(producer.shape)
+    row_strides = tuple(
+        0 if axis in producer.axes else stride for axis, stride in enumerate(contiguous_strides(producer.row_shape))
+    )
+    replaced: dict[Scalar, Scalar] = {}
+    rest: list[Input] = []
+    for leaf, x in own.inputs:
+        output = next((output for output in producer.all_outputs if output[1].buffer is x.buffer), None)
+        if output is None:
+            rest.append((leaf, x))
+            continue
+        wanted = row_strides if x.buffer in row_buffers else element_strides
+        if not _reads_all(x, own.shape, output[1], wanted) or (by_row and x.buffer in element_buffers):
+            return None
+        replaced[leaf] = stored(output[0])
+    if isinstance(own, Rows):
+        replaced[own.row.index], replaced[own.row.count] = producer.row.index, producer.row.count
+    new = Substitution(replaced)
+    elements = [output for output in kept if output[1].buffer in element_buffers]
+    rows = [output for output in kept if output[1].buffer in row_buffers]
+    (rows if by_row else elements).extend((new(x), y) for x, y in own.outputs)
+    if isinstance(own, Rows):
+        rows += [(new(x), y) for x, y in own.row_outputs]
+    inputs = used_inputs([*producer.inputs, *rest], [x for x, _ in (*elements, *rows)])
+    return _unified(
+        replace(
+            producer,
+            nodes=_nodes(producer, consumer),
+            inputs=inputs,
+            outputs=tuple(elements),
+            row_outputs=tuple(rows),
+        )
+    )
+
+
+def _reads_all(x: Tensor, shape: Sequence[Dim], y: Tensor, strides: Sequence[Dim]) -> bool:
+    """Whether x, read over ``shape``, is the dense result y element by element."""
+    if x.dtype is not y.dtype or x.offset != 0:
+        return False
+    triples = zip(shape, broadcast_strides(x, shape), strides, strict=True)
+    return all(dim == 1 or stride == wanted for dim, stride, wanted in triples)
+
+
+def _rebased(consumer: Map, shape: tuple[Dim, ...], x: Tensor) -> Map | None:
+    """The consumer over ``shape``, the dimensions of the dense tensor that it reads through x; None where none is."""
+    strides = broadcast_strides(x, consumer.shape)
+    over: Callable[[Sequence[Dim]], tuple[Dim, ...] | None]
+    path = find_path(consumer.shape, strides, x.offset, shape)
+    if path is not None and covers(consumer.shape, path, shape):
+        over = partial(path.strides_beneath, consumer.shape)
+    elif x.offset == 0 and strides == contiguous_strides(consumer.shape):
+        back = find_path(shape, contiguous_strides(shape), 0, consumer.shape)
+        if back is None or not covers(shape, back, consumer.shape):
+            return None
+        over = back.strides
+    else:
+        return None
+
+    def moved(pairs: Sequence[Input]) -> tuple[Input, ...] | None:
+        result = []
+        for scalar, y in pairs:
+            if y.size != 1:
+                placed = over(broadcast_strides(y, consumer.shape))
+                if placed is None:
+                    return None
+                y = Tensor(y.dtype, shape, y.buffer, strides=placed, offset=y.offset)
+            result.append((scalar, y))
+        return tuple(result)
+
+    inputs, outputs = moved(consumer.inputs), moved(consumer.outputs)
+    return None if inputs is None or outputs is None else replace(consumer, shape=shape, inputs=inputs, outputs=outputs)
+
+
+def _join_sums(producer: Sums, consumer: Map, kept: Sequence[Output]) -> Map | None:
+    """A product or convolution takes in an elementwise map of all its results."""
+    if isinstance(consumer, (Rows, Sums)):
+        return None
+    read = [x for _, x in consumer.inputs if any(x.buffer is y.buffer for _, y in producer.outputs)]
+    own: Map | None = consumer
+    if consumer.shape != producer.shape:
+        own = _rebased(consumer, producer.shape, read[0])
+        if own is None and isinstance(producer, Contract):
+            producer, kept = _split(producer, consumer, read[0], kept)
+            own = _rebased(consumer, producer.shape, read[0])
+    if own is None:
+        return None
+    strides = contiguous_strides(producer.shape)
+    replaced: dict[Scalar, Scalar] = {}
+    rest: list[Input] = []
+    for leaf, x in own.inputs:
+        output = next((output for output in producer.outputs if output[1].buffer is x.buffer), None)
+        if output is None:
+            rest.append((leaf, x))
+        elif _reads_all(x, own.shape, output[1], strides):
+            replaced[leaf] = stored(output[0])
+        else:
+            return None
+    new = Substitution(replaced)
+    outputs = (*kept, *((new(x), y) for x, y in own.outputs))
+    inputs = used_inputs([*producer.inputs, *rest], [x for x, _ in outputs])
+    return _unified(replace(producer, nodes=_nodes(producer, consumer), inputs=inputs, outputs=outputs))
+
+
+def _split(producer: Contract, consumer: Map, x: Tensor, kept: Sequence[Output]) -> tuple[Contract, Sequence[Output]]:
+    """The product with more dimensions for its rows and columns, where the consumer reads them as several."""
+    path = find_path(consumer.shape, broadcast_strides(x, consumer.shape), x.offset, producer.shape)
+    batch = len(producer.batch)
+    if path is None or any(len(axes) > 1 for axes in path.digits[:batch]):
+        return producer, kept
+    shape: list[Dim] = []
+    for number, dim in enumerate(producer.shape):
+        axes = path.digits[number]
+        shape += [consumer.shape[axis] for axis in reversed(axes)] if len(axes) > 1 else [dim]
+
+    def placed(y: Tensor) -> Tensor:
+        strides: list[Dim] = []
+        for axes, stride in zip(path.digits, broadcast_strides(y, producer.shape), strict=True):
+            strides += [stride * path.factors[axis] for axis in reversed(axes)] if len(axes) > 1 else [stride]
+        return Tensor(y.dtype, shape, y.buffer, strides=strides, offset=y.offset)
+
+    def all_placed(pairs: Sequence[Input]) -> tuple[Input, ...]:
+        return tuple((scalar, y if y.size == 1 else placed(y)) for scalar, y in pairs)
+
+    end = len(producer.shape) - producer.column_axes
+    rows, columns = path.digits[batch:end], path.digits[end:]
+    split = replace(
+        producer,
+        shape=tuple(shape),
+        inputs=all_placed(producer.inputs),
+        outputs=all_placed(producer.outputs),
+        row_axes=sum(max(len(axes), 1) for axes in rows),
+        column_axes=sum(max(len(axes), 1) for axes in columns),
+    )
+    return split, all_placed(kept)
+
+
+# ---- joint steps ----
+
+
+def _nodes(producer: Map, consumer: Map) -> tuple[Node, ...]:
+    return tuple(dict.fromkeys((*producer.nodes, *consumer.nodes)))
+
+
+def _with_inputs(
+    consumer: Map,
+    replaced: dict[Scalar, Scalar],
+    inputs: Iterable[Input],
+    outputs: Sequence[Output],
+    producer: Map,
+) -> Map:
+    new = Substitution(replaced)
+    own = [(new(x), y) for x, y in consumer.outputs]
+    rows: tuple[Output, ...] = ()
+    if isinstance(consumer, Rows):
+        rows = tuple((new(x), y) for x, y in consumer.row_outputs)
+    expressions = [x for x, _ in (*outputs, *own, *rows)]
+    changed = replace(
+        consumer,
+        nodes=_nodes(producer, consumer),
+        inputs=used_inputs(inputs, expressions),
+        outputs=(*outputs, *own),
+    )
+    if isinstance(changed, Rows):
+        changed = replace(changed, row_outputs=rows)
+    return _unified(changed)
+
+
+def _unified(step: Map) -> Map:
+    """The step with one leaf for each place that it reads."""
+    known: dict[object, Scalar] = {}
+    replaced: dict[Scalar, Scalar] = {}
+    inputs: list[Input] = []
+    for leaf, x in step.inputs:
+        key = x.buffer, x.dtype, x.offset, broadcast_strides(x, step.shape)
+        if key in known:
+            replaced[leaf] = known[key]
+        else:
+            known[key] = leaf
+            inputs.append((leaf, x))
+    if not replaced:
+        return step
+    new = Substitution(replaced)
+    changed = replace(step, inputs=tuple(inputs), outputs=tuple((new(x), y) for x, y in step.outputs))
+    if isinstance(changed, Rows):
+        changed = replace(changed, row_outputs=tuple((new(x), y) for x, y in changed.row_outputs))
+    return changed

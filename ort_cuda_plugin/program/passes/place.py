@@ -1,0 +1,164 @@
+"""Writes the parts of a larger tensor where they belong, instead of copying them there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ...kernels.layout import collapse
+from ..steps import Contract, Map, Output, Rows, Sums, dense
+from ..symbolic import Dim, le
+from ..tensor import Buffer, BufferKind, Tensor
+from ..trace import ReadBack, Step
+from .paths import exact_quotient, find_path
+
+
+def place(steps: Sequence[Step]) -> list[Step]:
+    """The steps without copies of whole intermediates into other tensors, as Concat makes them.
+
+    What is copied becomes a view of where it is copied to, for all steps that use it. The last copies come first, so
+    that what would be copied from tensor to tensor ends in the last one.
+    """
+    return _Placement(steps).run()
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Output ``number`` of a step writes to ``target`` what all of ``source`` holds."""
+
+    number: int
+    source: Tensor
+    target: Tensor
+
+
+class _Placement:
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps: list[Step | None] = list(steps)
+        self.users: dict[Buffer, set[int]] = {}
+        for position, step in enumerate(steps):
+            for buffer in (*step.reads, *step.writes):
+                self.users.setdefault(buffer, set()).add(position)
+
+    def run(self) -> list[Step]:
+        for position in reversed(range(len(self.steps))):
+            step = self.steps[position]
+            while isinstance(step, Map) and self._place_one(position, step):
+                step = self.steps[position]
+        return [step for step in self.steps if step is not None]
+
+    def _place_one(self, position: int, step: Map) -> bool:
+        return any(self._place(position, step, copy) for copy in _copies(step))
+
+    def _place(self, position: int, step: Map, copy: Copy) -> bool:
+        """Makes the copy's source a view of its target and leaves the copy out, where that is possible."""
+        users = sorted(self.users[copy.source.buffer])
+        if not self._is_free(position, users, copy):
+            return False
+        remaining = tuple(output for number, output in enumerate(step.outputs) if number != copy.number)
+        changed: dict[int, Step | None] = {position: replace(step, outputs=remaining) if remaining else None}
+        for user in users:
+            moved = changed.get(user, self.steps[user])
+            if moved is not None:
+                viewed = with_view(moved, copy)
+                if viewed is None:
+                    return False
+                changed[user] = viewed
+        for user, new in changed.items():
+            self.steps[user] = new
+        here = self.users[copy.target.buffer]
+        here.update(self.users.pop(copy.source.buffer))
+        if changed[position] is None:
+            here.discard(position)
+        return True
+
+    def _is_free(self, position: int, users: Sequence[int], copy: Copy) -> bool:
+        """Whether nothing else writes to the place, and it exists from the first step on that would use it."""
+        source, target = copy.source.buffer, copy.target.buffer
+        first = min(users[0], position)
+        if any(isinstance(step, ReadBack) for step in self.steps[first:position]):
+            return False
+        for user in users:
+            step = self.steps[user]
+            if step is not None and user > position and source in step.writes:
+                return False
+        for user in self.users[target]:
+            step = self.steps[user]
+            if step is None or target not in step.writes:
+                continue
+            if not isinstance(step, Map):
+                return False
+            for number, (_, y) in enumerate(step.all_outputs):
+                is_copy = user == position and number == copy.number
+                if y.buffer is target and not is_copy and not _are_apart(y, copy.target):
+                    return False
+        return True
+
+
+def _copies(step: Map) -> Iterable[Copy]:
+    for number, (value, target) in enumerate(step.outputs):
+        sources = [x for leaf, x in step.inputs if leaf is value and x.shape == step.shape]
+        sources += [y for other, y in step.outputs[:number] if other is value]
+        for source in sources:
+            is_whole = source.buffer.kind is BufferKind.SCRATCH and dense(source) and source.shape == target.shape
+            if is_whole and source.buffer is not target.buffer and source.dtype is target.dtype:
+                yield Copy(number, source, target)
+
+
+def _are_apart(x: Tensor, y: Tensor) -> bool:
+    """Whether two views of a buffer provably share no element: one begins where the other has ended, along an axis."""
+    if x.rank != y.rank or any(
+        a != b for a, b, n, m in zip(x.strides, y.strides, x.shape, y.shape, strict=True) if n != 1 or m != 1
+    ):
+        return False
+    for axis in range(x.rank):
+        others = [number for number in range(x.rank) if number != axis]
+        if any(x.shape[number] != y.shape[number] for number in others):
+            continue
+        for first, second in ((x, y), (y, x)):
+            distance = exact_quotient(second.offset - first.offset, y.strides[axis])
+            if distance is not None and le(first.shape[axis], distance) == 1:
+                return True
+    return False
+
+
+def with_view(step: Step, copy: Copy) -> Step | None:
+    """The step with views of the copy's target in place of those of its source; None where it cannot have them."""
+    if not isinstance(step, Map):
+        return None
+    try:
+        inputs = tuple((leaf, _moved(x, copy)) for leaf, x in step.inputs)
+        changed = replace(step, inputs=inputs, outputs=_moved_outputs(step.outputs, copy))
+        if isinstance(changed, Rows):
+            changed = replace(changed, row_outputs=_moved_outputs(changed.row_outputs, copy))
+        if isinstance(changed, Contract):
+            changed = replace(changed, operands=tuple(_moved(x, copy) for x in changed.operands))
+        elif isinstance(changed, Sums) and any(x.buffer is copy.source.buffer for x in changed.operands):
+            return None  # convolutions read dense tensors
+    except _NoView:
+        return None
+    return changed
+
+
+class _NoView(Exception):
+    """A view of the source is none of the target."""
+
+
+def _moved_outputs(outputs: Sequence[Output], copy: Copy) -> tuple[Output, ...]:
+    return tuple((value, _moved(y, copy)) for value, y in outputs)
+
+
+def _moved(x: Tensor, copy: Copy) -> Tensor:
+    if x.buffer is not copy.source.buffer:
+        return x
+    if x.dtype is not copy.target.dtype:
+        raise _NoView
+    target = copy.target
+    forms: list[tuple[Sequence[Dim], Sequence[Dim]]] = [(target.shape, target.strides)]
+    dims, (strides,) = collapse(target.shape, [target.strides])
+    forms.append((dims, strides))
+    for beneath, placed in forms:
+        path = find_path(x.shape, x.strides, x.offset, beneath)
+        if path is not None:
+            offset = target.offset + path.offset(placed)
+            return Tensor(x.dtype, x.shape, target.buffer, strides=path.strides(placed), offset=offset)
+    raise _NoView

@@ -1,0 +1,122 @@
+"""Row programs: reductions along some axes of tensors, and what is computed from their results.
+
+A row program is a function of Scalars, as for `elementwise`, that may also reduce::
+
+    def normalized(row: Row, x: Scalar) -> Scalar:
+        e = s.exp(x - row.reduce(MAX, x))
+        return e / row.reduce(SUM, e)
+
+A reduction is declared by an initial value, a step that takes in an element, and a combination of two partial results;
+whatever follows is an expression again. `ort_cuda_plugin.kernels.reduce` makes kernels of such programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.scalar import Scalar
+
+__all__ = ["MAX", "MIN", "PRODUCT", "SUM", "Reduction", "Row", "Stage", "Values", "arg_max", "arg_min"]
+
+Values = tuple[Scalar, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Reduction:
+    """``initial(dtypes)`` gives the accumulators before the first element, for elements of these types.
+
+    ``step(accumulators, elements)`` takes in one element (of one or several values), ``combine(a, b)`` joins the
+    accumulators of two parts of the row; parts may be joined in any order.
+    """
+
+    initial: Callable[[tuple[DType, ...]], Values]
+    step: Callable[[Values, Values], Values]
+    combine: Callable[[Values, Values], Values]
+
+
+def _fold(initial: Callable[[DType], int | float], fn: Callable[[Scalar, Scalar], Scalar]) -> Reduction:
+    return Reduction(
+        lambda dtypes: (s.constant(initial(dtypes[0]), dtypes[0]),),
+        lambda totals, elements: (fn(totals[0], elements[0]),),
+        lambda a, b: (fn(a[0], b[0]),),
+    )
+
+
+def lowest(dtype: DType) -> int | float:
+    """The least value of a type, -inf for floats."""
+    if dtype.is_float:
+        return float("-inf")
+    return -(1 << (8 * dtype.itemsize - 1)) if dtype.short[0] == "i" else 0
+
+
+def highest(dtype: DType) -> int | float:
+    """The greatest value of a type, inf for floats."""
+    if dtype.is_float:
+        return float("inf")
+    return (1 << (8 * dtype.itemsize - (dtype.short[0] == "i"))) - 1
+
+
+SUM = _fold(lambda dtype: 0, lambda a, b: a + b)
+PRODUCT = _fold(lambda dtype: 1, lambda a, b: a * b)
+MAX = _fold(lowest, s.maximum)
+MIN = _fold(highest, s.minimum)
+
+
+def _arg(better: Callable[[Scalar, Scalar], Scalar], initial: Callable[[DType], int | float], last: bool) -> Reduction:
+    """Accumulators: the best value so far and its index, -1 for none; elements: value and index."""
+
+    def combine(a: Values, b: Values) -> Values:
+        tie = s.equal(a[0], b[0]) & (b[1] >= 0) & ((a[1] < b[1]) if last else (b[1] < a[1]))
+        take = (b[1] >= 0) & ((a[1] < 0) | better(b[0], a[0]) | tie)
+        return s.where(take, b[0], a[0]), s.where(take, b[1], a[1])
+
+    return Reduction(
+        lambda dtypes: (s.constant(initial(dtypes[0]), dtypes[0]), s.constant(-1, DType.INT64)), combine, combine
+    )
+
+
+def arg_max(last: bool) -> Reduction:
+    """Accumulators (maximum, index of its first or last occurrence) of elements (value, index)."""
+    return _arg(lambda a, b: a > b, lowest, last)
+
+
+def arg_min(last: bool) -> Reduction:
+    """Accumulators (minimum, index of its first or last occurrence) of elements (value, index)."""
+    return _arg(lambda a, b: a < b, highest, last)
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One reduction of a row program; its results are the Scalars ``op="reduced"``, ``value=(stage, accumulator)``."""
+
+    reduction: Reduction
+    initial: Values
+    elements: Values
+
+
+class Row:
+    """What a row program can use beside its elements."""
+
+    def __init__(self) -> None:
+        self.index = Scalar(DType.INT64, "index")
+        """Position of the element in its row."""
+        self.count = Scalar(DType.INT64, "count")
+        """Number of elements of a row."""
+
+    def reduce(self, reduction: Reduction, *elements: Scalar) -> Scalar:
+        """The first accumulator after all elements of the row."""
+        return self.reduce_all(reduction, *elements)[0]
+
+    def reduce_all(self, reduction: Reduction, *elements: Scalar) -> Values:
+        """Every accumulator after all elements of the row."""
+        initial = reduction.initial(tuple(x.dtype for x in elements))
+        stage = Stage(reduction, initial, elements)
+        return tuple(Scalar(x.dtype, "reduced", elements, (stage, i)) for i, x in enumerate(initial))
+
+    def mean(self, x: Scalar) -> Scalar:
+        """The arithmetic mean of a float, in float32 for half types."""
+        x = s.widen(x)
+        return self.reduce(SUM, x) / s.cast(self.count, x.dtype)

@@ -1,0 +1,354 @@
+"""Scalar expressions: what an operator computes for one element, as a graph of typed operations.
+
+An operator's function is called with `Scalar` leaves and returns Scalars; nothing is computed. `codegen` turns the
+graph into kernel source and `fold` evaluates it on symbolic integers. The operations are Python's operators for
+arithmetic and order (``a + b``, ``a < b``) and the functions of this module. Both operands of an operation have one
+type; Python numbers take the type of the other operand.
+
+Float16, bfloat16 and smaller floats are storage types: their arithmetic is that of float32, rounded when an element is
+stored or cast.
+Integer arithmetic wraps around.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ort_cuda_plugin.model.ir import DType
+
+Number: TypeAlias = "int | float | bool"
+Operand: TypeAlias = "Scalar | int | float | bool"
+
+
+@dataclass(frozen=True, eq=False)
+class Scalar:
+    """One value of an expression: a leaf, or an operation on operands. Identity is equality; see `equal` for values.
+
+    ``op`` names the operation; ``value`` is the number of an ``op="constant"``, and the generator's own for its leaves.
+    """
+
+    dtype: DType
+    op: str
+    operands: tuple[Scalar, ...] = ()
+    value: Any = None
+
+    def __add__(self, other: Operand) -> Scalar:
+        return _arithmetic("add", self, other)
+
+    def __radd__(self, other: Number) -> Scalar:
+        return _arithmetic("add", other, self)
+
+    def __sub__(self, other: Operand) -> Scalar:
+        return _arithmetic("sub", self, other)
+
+    def __rsub__(self, other: Number) -> Scalar:
+        return _arithmetic("sub", other, self)
+
+    def __mul__(self, other: Operand) -> Scalar:
+        return _arithmetic("mul", self, other)
+
+    def __rmul__(self, other: Number) -> Scalar:
+        return _arithmetic("mul", other, self)
+
+    def __truediv__(self, other: Operand) -> Scalar:
+        return _arithmetic("div", self, other)
+
+    def __rtruediv__(self, other: Number) -> Scalar:
+        return _arithmetic("div", other, self)
+
+    def __neg__(self) -> Scalar:
+        return _arithmetic("neg", self)
+
+    def __and__(self, other: Operand) -> Scalar:
+        return _bitwise("and", self, other)
+
+    def __or__(self, other: Operand) -> Scalar:
+        return _bitwise("or", self, other)
+
+    def __xor__(self, other: Operand) -> Scalar:
+        return _bitwise("xor", self, other)
+
+    def __invert__(self) -> Scalar:
+        return _bitwise("not", self)
+
+    def __lshift__(self, other: Operand) -> Scalar:
+        return _bitwise("shl", self, other, booleans=False)
+
+    def __rshift__(self, other: Operand) -> Scalar:
+        return _bitwise("shr", self, other, booleans=False)
+
+    def __lt__(self, other: Operand) -> Scalar:
+        return _compare("lt", self, other)
+
+    def __le__(self, other: Operand) -> Scalar:
+        return _compare("le", self, other)
+
+    def __gt__(self, other: Operand) -> Scalar:
+        return _compare("gt", self, other)
+
+    def __ge__(self, other: Operand) -> Scalar:
+        return _compare("ge", self, other)
+
+    def __bool__(self) -> bool:
+        raise TypeError("an expression has no value yet: use where(), & and | instead of if, and and or")
+
+
+def reachable(expressions: Iterable[Scalar]) -> set[Scalar]:
+    """All Scalars that the expressions are made of, themselves included."""
+    seen: set[Scalar] = set()
+    stack = list(expressions)
+    while stack:
+        x = stack.pop()
+        if x not in seen:
+            seen.add(x)
+            stack.extend(x.operands)
+    return seen
+
+
+def constant(value: Number, dtype: DType) -> Scalar:
+    """``value`` as an element of ``dtype``. Raises TypeError for a fraction as an integer."""
+    if dtype is DType.BOOL:
+        return Scalar(dtype, "constant", (), bool(value))
+    if dtype.is_float:
+        return Scalar(dtype, "constant", (), float(value))
+    if value != int(value):
+        raise TypeError(f"{value} is no {dtype.name}")
+    bits = dtype.bits
+    wrapped = int(value) & ((1 << bits) - 1)
+    if dtype.short[0] == "i" and wrapped >> (bits - 1):
+        wrapped -= 1 << bits
+    return Scalar(dtype, "constant", (), wrapped)
+
+
+def _unify(operands: Sequence[Operand]) -> tuple[Scalar, ...]:
+    """The operands with numbers made constants of the others' type. Raises TypeError where types differ."""
+    dtypes = {x.dtype for x in operands if isinstance(x, Scalar)}
+    if len(dtypes) != 1:
+        raise TypeError(f"operands of types {sorted(d.name for d in dtypes)}: cast them to one type")
+    (dtype,) = dtypes
+    return tuple(x if isinstance(x, Scalar) else constant(x, dtype) for x in operands)
+
+
+_right_identities: Mapping[str, int] = {
+    "add": 0, "sub": 0, "mul": 1, "truncdiv": 1, "or": 0, "xor": 0, "shl": 0, "shr": 0
+}  # fmt: skip
+_left_identities: Mapping[str, int] = {"add": 0, "mul": 1, "or": 0, "xor": 0}
+_of_constants: Mapping[str, Callable[[int, int], int]] = {"add": int.__add__, "sub": int.__sub__, "mul": int.__mul__}
+
+
+def _operation(op: str, scalars: tuple[Scalar, ...]) -> Scalar:
+    """The operation, or what it is without one: strides of 1 and pads of 0 are common, and compiling takes long."""
+    dtype = scalars[0].dtype
+    if len(scalars) == 2 and not dtype.is_float:
+        a, b = scalars
+        if a.op == b.op == "constant" and op in _of_constants:
+            return constant(_of_constants[op](a.value, b.value), dtype)
+        if b.op == "constant" and b.value == _right_identities.get(op):
+            return a
+        if a.op == "constant" and a.value == _left_identities.get(op):
+            return b
+        if op == "and" and a.op == "constant" and a.value is True:
+            return b
+    return Scalar(dtype, op, scalars)
+
+
+def _arithmetic(op: str, *operands: Operand) -> Scalar:
+    scalars = _unify(operands)
+    if scalars[0].dtype is DType.BOOL:
+        raise TypeError(f"{op} of booleans")
+    return _operation(op, scalars)
+
+
+def _bitwise(op: str, *operands: Operand, booleans: bool = True) -> Scalar:
+    scalars = _unify(operands)
+    if scalars[0].dtype.is_float or (scalars[0].dtype is DType.BOOL and not booleans):
+        raise TypeError(f"{op} of {scalars[0].dtype.name}")
+    return _operation(op, scalars)
+
+
+def _compare(op: str, a: Operand, b: Operand) -> Scalar:
+    return Scalar(DType.BOOL, op, _unify((a, b)))
+
+
+def _float_function(op: str, *operands: Operand) -> Scalar:
+    scalars = _unify(operands)
+    if not scalars[0].dtype.is_float:
+        raise TypeError(f"{op} of {scalars[0].dtype.name}")
+    return Scalar(scalars[0].dtype, op, scalars)
+
+
+def equal(a: Operand, b: Operand) -> Scalar:
+    """``a == b``; false where one is NaN."""
+    return _compare("eq", a, b)
+
+
+def not_equal(a: Operand, b: Operand) -> Scalar:
+    """``a != b``; true where one is NaN."""
+    return _compare("ne", a, b)
+
+
+def where(condition: Scalar, a: Operand, b: Operand) -> Scalar:
+    """``a`` where the boolean ``condition`` holds, else ``b``. Both are evaluated."""
+    if condition.dtype is not DType.BOOL:
+        raise TypeError(f"condition of type {condition.dtype.name}")
+    scalars = _unify((a, b))
+    return Scalar(scalars[0].dtype, "where", (condition, *scalars))
+
+
+def minimum(a: Operand, b: Operand) -> Scalar:
+    """The smaller one; NaN where one of them is NaN."""
+    return _extreme("min", a, b)
+
+
+def maximum(a: Operand, b: Operand) -> Scalar:
+    """The larger one; NaN where one of them is NaN."""
+    return _extreme("max", a, b)
+
+
+def _extreme(op: str, a: Operand, b: Operand) -> Scalar:
+    scalars = _unify((a, b))
+    if scalars[0].dtype is DType.BOOL:
+        return Scalar(DType.BOOL, "and" if op == "min" else "or", scalars)
+    # A constant goes last: it is no NaN, which spares a comparison.
+    if scalars[0].op == "constant":
+        scalars = (scalars[1], scalars[0])
+    return Scalar(scalars[0].dtype, op, scalars)
+
+
+def trunc_divide(a: Operand, b: Operand) -> Scalar:
+    """Integer quotient rounded toward zero, as C's ``/``; 0 where ``b == 0``."""
+    return _bitwise("truncdiv", a, b, booleans=False)
+
+
+def trunc_modulo(a: Operand, b: Operand) -> Scalar:
+    """Remainder with the sign of ``a``, as C's ``%`` and ``fmod``. For integers 0 where ``b == 0``."""
+    scalars = _unify((a, b))
+    return Scalar(scalars[0].dtype, "fmod" if scalars[0].dtype.is_float else "truncmod", scalars)
+
+
+def floor_modulo(a: Operand, b: Operand) -> Scalar:
+    """Remainder with the sign of ``b``, as Python's ``%``. For integers 0 where ``b == 0``."""
+    m = trunc_modulo(a, b)
+    _, b = _unify((a, b))
+    return m if _is_unsigned(m.dtype) else where(not_equal(m, 0) & ((m < 0) ^ (b < 0)), m + b, m)
+
+
+def _is_unsigned(dtype: DType) -> bool:
+    return dtype.short[0] == "u"
+
+
+def power(a: Operand, b: Operand) -> Scalar:
+    """``a ** b`` of floats, with a product or a square root for the usual constant exponents."""
+    if isinstance(b, (int, float)) and isinstance(a, Scalar) and b in SIMPLE_EXPONENTS:
+        return SIMPLE_EXPONENTS[b](a)
+    return _float_function("pow", a, b)
+
+
+def cast(x: Scalar, dtype: DType, *, saturate: bool = True, round_mode: str = "up") -> Scalar:
+    """``x`` as ``dtype``: floats to integers toward zero, nonzero to True, wider to narrower integers by wrapping.
+
+    Out-of-range floats have no defined integer. What an 8-bit float cannot hold becomes its largest number with
+    ``saturate``, else infinity, or NaN where it has none. ``round_mode`` ("up", "down", "nearest") is for FLOAT8E8M0,
+    the powers of two.
+    """
+    if x.dtype is dtype:
+        return x
+    exact = not dtype.is_float or dtype in (DType.FLOAT32, DType.FLOAT64)
+    if x.op == "constant" and math.isfinite(x.value) and exact:
+        return constant(int(x.value) if dtype.is_integer else x.value, dtype)
+    return Scalar(dtype, "cast", (x,), (saturate, round_mode))
+
+
+def accumulation_type(dtype: DType) -> DType:
+    """The float type in which elements of ``dtype`` are weighted and summed: float64 for float64, else float32."""
+    return DType.FLOAT64 if dtype is DType.FLOAT64 else DType.FLOAT32
+
+
+def widen(x: Scalar) -> Scalar:
+    """x in the type that its arithmetic is done in: float32 for half types, else its own."""
+    return cast(x, DType.FLOAT32) if x.dtype in (DType.FLOAT16, DType.BFLOAT16) else x
+
+
+def absolute(x: Scalar) -> Scalar:
+    return x if _is_unsigned(x.dtype) else _arithmetic("abs", x)
+
+
+def sign(x: Scalar) -> Scalar:
+    """-1, 0 or 1; NaN for NaN."""
+    if _is_unsigned(x.dtype):
+        return where(x > 0, constant(1, x.dtype), 0)
+    return where(x > 0, constant(1, x.dtype), where(x < 0, constant(-1, x.dtype), x))
+
+
+def is_nan(x: Scalar) -> Scalar:
+    return not_equal(x, x)
+
+
+def exp(x: Operand) -> Scalar:
+    return _float_function("exp", x)
+
+
+def log(x: Operand) -> Scalar:
+    return _float_function("log", x)
+
+
+def log1p(x: Operand) -> Scalar:
+    return _float_function("log1p", x)
+
+
+def expm1(x: Operand) -> Scalar:
+    return _float_function("expm1", x)
+
+
+def sqrt(x: Operand) -> Scalar:
+    return _float_function("sqrt", x)
+
+
+def erf(x: Operand) -> Scalar:
+    return _float_function("erf", x)
+
+
+def tanh(x: Operand) -> Scalar:
+    return _float_function("tanh", x)
+
+
+def sin(x: Operand) -> Scalar:
+    return _float_function("sin", x)
+
+
+def cos(x: Operand) -> Scalar:
+    return _float_function("cos", x)
+
+
+def unary_float(name: str, x: Operand) -> Scalar:
+    """One of C's functions of a float: tan, asin, acos, atan, sinh, cosh, asinh, acosh, atanh, exp2, log2, ..."""
+    return _float_function(name, x)
+
+
+def floor(x: Operand) -> Scalar:
+    return _float_function("floor", x)
+
+
+def ceil(x: Operand) -> Scalar:
+    return _float_function("ceil", x)
+
+
+def round_half_even(x: Operand) -> Scalar:
+    return _float_function("rint", x)
+
+
+def sigmoid(x: Scalar) -> Scalar:
+    return 1.0 / (1.0 + exp(-x))
+
+
+SIMPLE_EXPONENTS: Mapping[float, Callable[[Scalar], Scalar]] = {
+    0.5: sqrt,
+    1.0: lambda x: x,
+    2.0: lambda x: x * x,
+    3.0: lambda x: x * x * x,
+    -1.0: lambda x: 1.0 / x,
+}
+"""Exponents whose power is cheap, and how."""

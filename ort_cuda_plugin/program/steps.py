@@ -1,0 +1,205 @@
+"""Steps that say what is computed and not how: elementwise maps and row programs over strided tensors.
+
+Operators append them to the trace; `fuse` combines them; emitters make kernels of what is left. A step's expressions
+are Scalars whose leaves are elements of its inputs. Every tensor of a step broadcasts to the step's shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from ..model.ir import NARROW_FLOATS, DType, Node
+from .row_program import Row, Stage
+from .scalar import Scalar, reachable
+from .symbolic import Dim
+from .tensor import Buffer, BufferKind, Tensor
+
+if TYPE_CHECKING:
+    from .lowering import Lowering
+
+Input: TypeAlias = tuple[Scalar, Tensor]
+"""A leaf and the tensor whose elements it stands for."""
+Output: TypeAlias = tuple[Scalar, Tensor]
+"""An expression and the tensor that its values are stored in, in the tensor's type."""
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """Every element of the outputs is an expression of the inputs' elements at the same coordinates of ``shape``.
+
+    ``nodes`` are the ONNX nodes that it computes, in the model's order.
+    """
+
+    nodes: tuple[Node, ...]
+    shape: tuple[Dim, ...]
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+
+    @property
+    def all_outputs(self) -> tuple[Output, ...]:
+        return self.outputs
+
+    @property
+    def reads(self) -> tuple[Buffer, ...]:
+        return tuple(dict.fromkeys(x.buffer for _, x in self.inputs if x.buffer.kind is not BufferKind.HOST))
+
+    @property
+    def writes(self) -> tuple[Buffer, ...]:
+        return tuple(dict.fromkeys(y.buffer for _, y in self.all_outputs))
+
+    @property
+    def node(self) -> Node | None:
+        """The node that errors of the step's launch name first."""
+        return self.nodes[-1] if self.nodes else None
+
+
+@dataclass(frozen=True, eq=False)
+class Rows(Map):
+    """A Map whose expressions may also reduce along ``axes`` (`row_program`).
+
+    ``outputs`` have a value for each element; ``row_outputs`` have one for each row, and size 1 along ``axes``.
+    """
+
+    axes: frozenset[int] = frozenset()
+    row: Row = field(default_factory=Row)
+    row_outputs: tuple[Output, ...] = ()
+
+    @property
+    def all_outputs(self) -> tuple[Output, ...]:
+        return (*self.outputs, *self.row_outputs)
+
+    @property
+    def row_shape(self) -> tuple[Dim, ...]:
+        return tuple(1 if axis in self.axes else dim for axis, dim in enumerate(self.shape))
+
+
+@dataclass(frozen=True, eq=False)
+class Sums(Map):
+    """A Map over sums of products of the elements of ``operands``.
+
+    ``total`` is the leaf that stands for a sum, in the type in which it is accumulated; ``core`` is what the operator
+    alone gives, before any other step joined.
+    """
+
+    operands: tuple[Tensor, ...] = field(kw_only=True)
+    total: Scalar = field(kw_only=True)
+    core: Scalar = field(kw_only=True)
+
+    @property
+    def reads(self) -> tuple[Buffer, ...]:
+        return tuple(dict.fromkeys((*(x.buffer for x in self.operands), *super().reads)))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the operator's result is the sum itself."""
+        return self.core is self.total or (self.core.op == "cast" and self.core.operands == (self.total,))
+
+
+@dataclass(frozen=True, eq=False)
+class Contract(Sums):
+    """A matrix product a [batch..., m, k] @ b [batch..., k, n], and a Map over its sums.
+
+    The last ``column_axes`` dimensions of the result are n, the ``row_axes`` before them are m.
+    """
+
+    row_axes: int = field(default=1, kw_only=True)
+    column_axes: int = field(default=1, kw_only=True)
+
+    @property
+    def a(self) -> Tensor:
+        return self.operands[0]
+
+    @property
+    def b(self) -> Tensor:
+        return self.operands[1]
+
+    @property
+    def batch(self) -> tuple[Dim, ...]:
+        return self.shape[: -self.row_axes - self.column_axes]
+
+
+@dataclass(frozen=True, eq=False)
+class Convolve(Sums):
+    """A convolution, which ``launch`` makes, and a Map over its sums: [images, channels, space...]."""
+
+    launch: Callable[[Lowering, Convolve], None] = field(kw_only=True)
+
+
+def used_inputs(inputs: Iterable[Input], expressions: Iterable[Scalar]) -> tuple[Input, ...]:
+    """The inputs that the expressions depend on, those of stages of row programs included."""
+    used = reachable(expressions)
+    return tuple((leaf, x) for leaf, x in inputs if leaf in used)
+
+
+_selections = frozenset({"where", "min", "max", "neg", "abs"})
+"""Operations whose result is one of their operands, but for the sign."""
+
+
+def stored(x: Scalar) -> Scalar:
+    """The value that a load gives after x was stored: narrow floats are rounded to their type."""
+    if x.dtype not in NARROW_FLOATS or _is_rounded(x):
+        return x
+    return Scalar(x.dtype, "cast", (x,), (False, "up"))
+
+
+def _is_rounded(x: Scalar) -> bool:
+    if x.op == "leaf":
+        return True
+    if x.op == "constant":
+        return x.dtype in (DType.FLOAT16, DType.BFLOAT16) and x.value in (0.0, 1.0, -1.0)
+    if x.op == "cast":
+        return x.operands[0].dtype is not DType.BOOL
+    values = x.operands[1:] if x.op == "where" else x.operands
+    return x.op in _selections and all(map(_is_rounded, values))
+
+
+class Substitution:
+    """Expressions with other Scalars in place of some; what is shared stays shared.
+
+    A stage of a row program that depends on what is replaced becomes another stage, one for all its results.
+    """
+
+    def __init__(self, replaced: Mapping[Scalar, Scalar]) -> None:
+        self._new: dict[Scalar, Scalar] = dict(replaced)
+        self._stages: dict[Stage, Stage] = {}
+
+    def __call__(self, x: Scalar) -> Scalar:
+        """The new expression. Does not recurse: a chain of operators may be as long as the model."""
+        stack = [x]
+        while stack:
+            current = stack[-1]
+            if current in self._new:
+                stack.pop()
+                continue
+            pending = [operand for operand in current.operands if operand not in self._new]
+            if pending:
+                stack.extend(pending)
+                continue
+            stack.pop()
+            self._new[current] = self._rebuilt(current)
+        return self._new[x]
+
+    def _rebuilt(self, x: Scalar) -> Scalar:
+        operands = tuple(self._new[operand] for operand in x.operands)
+        if all(new is old for new, old in zip(operands, x.operands, strict=True)):
+            return x
+        if x.op != "reduced":
+            return Scalar(x.dtype, x.op, operands, x.value)
+        stage, number = x.value
+        if stage not in self._stages:
+            self._stages[stage] = Stage(stage.reduction, stage.initial, operands)
+        return Scalar(x.dtype, x.op, operands, (self._stages[stage], number))
+
+
+def dense(x: Tensor) -> bool:
+    """Whether x is all of its buffer, in row-major order."""
+    return x.offset == 0 and x.is_contiguous and x.buffer.nbytes == x.nbytes
+
+
+def same_place(x: Tensor, y: Tensor, strides: Sequence[Dim], other_strides: Sequence[Dim]) -> bool:
+    """Whether x and y, read with these strides, are the same elements."""
+    return (
+        x.buffer is y.buffer and x.dtype is y.dtype and x.offset == y.offset and tuple(strides) == tuple(other_strides)
+    )

@@ -1,0 +1,200 @@
+"""Tensors as operators see them: strided views of buffers, with what is known about their contents."""
+
+from __future__ import annotations
+
+import enum
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..model.ir import Array, Constant, DType, Node
+from .symbolic import Dim, product
+
+MAX_HOST_ELEMENTS = 1024
+"""Integer tensors of at most this many elements are followed symbolically. Shape arithmetic has one per dimension."""
+
+
+class BufferKind(enum.IntEnum):
+    """Where a tensor's elements are; the numbers are ``ocp_ref_kind``'s, up to SCRATCH.
+
+    HOST is on the host only; a STATE is a weight of the plan that its node writes.
+    """
+
+    INPUT = 0
+    OUTPUT = 1
+    WEIGHT = 2
+    SCRATCH = 3
+    HOST = 4
+    STATE = 5
+
+
+class Buffer:
+    """Elements that tensors view, compared by identity. ``nbytes`` is the size, ``index`` the number of an INPUT.
+
+    What is known about the contents belongs to the buffer, so that every view knows it: ``data`` of a WEIGHT;
+    ``state``, what a STATE holds before the first Run; ``host``, the elements of a HOST buffer; ``deferred_host``, how
+    the elements are found when something asks for them.
+    """
+
+    __slots__ = ("data", "deferred_host", "host", "index", "kind", "nbytes", "state")
+
+    def __init__(
+        self,
+        kind: BufferKind,
+        nbytes: Dim,
+        *,
+        index: int = -1,
+        data: Constant | None = None,
+        host: tuple[Dim, ...] | None = None,
+        state: Constant | None = None,
+    ) -> None:
+        self.kind = kind
+        self.nbytes = nbytes
+        self.index = index
+        self.data = data
+        self.host = host
+        self.state = state
+        self.deferred_host: DeferredContents | None = None
+
+
+@dataclass(eq=False)
+class DeferredContents:
+    """Contents that ``compute`` finds from those of ``sources``, for ``node``; None while nothing asked for them.
+
+    See `Lowering.defer_host`.
+    """
+
+    node: Node | None
+    sources: tuple[Tensor, ...]
+    compute: Callable[..., tuple[Dim, ...]]
+    contents: tuple[Dim, ...] | None = None
+
+
+class Tensor:
+    """A strided view of a buffer, immutable. Strides and ``offset`` count elements.
+
+    A tensor in a HOST buffer is the result of shape arithmetic; launches that use it materialize it on the device.
+    """
+
+    __slots__ = ("_contiguous", "_host", "buffer", "dtype", "offset", "shape", "strides")
+
+    def __init__(
+        self,
+        dtype: DType,
+        shape: Sequence[Dim],
+        buffer: Buffer,
+        *,
+        strides: Sequence[Dim] | None = None,
+        offset: Dim = 0,
+    ) -> None:
+        self.dtype = dtype
+        self.shape: tuple[Dim, ...] = tuple(shape)
+        self.buffer = buffer
+        self.strides: tuple[Dim, ...] = contiguous_strides(self.shape) if strides is None else tuple(strides)
+        self.offset = offset
+        self._contiguous: bool | None = True if strides is None else None
+        self._host: tuple[Dim, ...] | None = None
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> Dim:
+        """Number of elements."""
+        return product(self.shape)
+
+    @property
+    def nbytes(self) -> Dim:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the contents are known now; unlike ``constant`` this reads nothing."""
+        return self.buffer.data is not None and self._static
+
+    @property
+    def static_shape(self) -> tuple[int, ...]:
+        """The shape of a tensor whose dimensions are all known now. Raises TypeError for another."""
+        return tuple(operator.index(dim) for dim in self.shape)
+
+    @property
+    def constant(self) -> Array | None:
+        """The contents, as an array of ``dtype.numpy`` and this shape, where they are known, else None."""
+        data = self.buffer.data
+        if data is None or not self._static:
+            return None
+        if self.is_contiguous and self.offset == 0 and data.size == self.size:
+            return data.array.reshape(self.static_shape)
+        flat = np.ascontiguousarray(data.array).reshape(-1)[operator.index(self.offset) :]
+        steps = [operator.index(stride) * flat.itemsize for stride in self.strides]
+        return np.lib.stride_tricks.as_strided(flat, self.static_shape, steps, writeable=False)
+
+    def contiguous_array(self) -> Array:
+        """A contiguous copy of ``constant``. Raises ValueError where the contents are not known."""
+        array = self.constant
+        if array is None:
+            raise ValueError(f"the contents of {self!r} are not known")
+        return np.ascontiguousarray(array).reshape(self.static_shape)
+
+    @property
+    def host(self) -> tuple[Dim, ...] | None:
+        """The elements of an integer or bool tensor in row-major order, where they are known symbolically, else None.
+
+        They are for results of shape arithmetic and for constants of at most `MAX_HOST_ELEMENTS` elements.
+        """
+        if self._host is None and (self.buffer.host is not None or self.buffer.data is not None):
+            positions = self.positions()
+            if positions is None:
+                return None
+            if self.buffer.host is not None:
+                self._host = tuple(self.buffer.host[position] for position in positions)
+            elif self.dtype.is_integer or self.dtype is DType.BOOL:
+                array = self.constant
+                assert array is not None
+                self._host = tuple(int(x) for x in array.reshape(-1).tolist())
+        return self._host
+
+    def positions(self) -> tuple[int, ...] | None:
+        """Where in the buffer the elements are, in row-major order; None for many and for symbolic shapes."""
+        size = self.size
+        if not self._static or not isinstance(size, int) or size > MAX_HOST_ELEMENTS:
+            return None
+        assert isinstance(self.offset, int)
+        if self.is_contiguous:
+            return tuple(range(self.offset, self.offset + size))
+        found = [self.offset]
+        for dim, stride in zip(self.shape, self.strides, strict=True):
+            assert isinstance(dim, int)
+            assert isinstance(stride, int)
+            found = [position + i * stride for position in found for i in range(dim)]
+        return tuple(found)
+
+    @property
+    def _static(self) -> bool:
+        return all(isinstance(dim, int) for dim in (self.offset, *self.shape, *self.strides))
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether elements lie in row-major order without gaps (strides of dimensions of size 1 do not matter)."""
+        if self._contiguous is None:
+            self._contiguous = all(
+                dim == 1 or stride == dense
+                for dim, stride, dense in zip(self.shape, self.strides, contiguous_strides(self.shape), strict=True)
+            ) or any(dim == 0 for dim in self.shape)
+        return self._contiguous
+
+    def __repr__(self) -> str:
+        return f"{self.dtype.short}[{', '.join(map(repr, self.shape))}]"
+
+
+def contiguous_strides(shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Strides of a row-major tensor, in elements."""
+    strides: list[Dim] = []
+    stride: Dim = 1
+    for dim in reversed(shape):
+        strides.append(stride)
+        stride = stride * dim
+    return tuple(reversed(strides))

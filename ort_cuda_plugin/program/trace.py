@@ -1,0 +1,145 @@
+"""What lowering records: launches, library calls, copies, requirements and guards, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from ..compiler.kernel import KernelSpec
+from ..model.ir import Node
+from .steps import Map
+from .symbolic import Dim, Expr, Monomial
+from .tensor import Buffer, Tensor
+
+if TYPE_CHECKING:
+    from .libraries import LibraryProblem
+
+
+@dataclass(frozen=True)
+class Int32:
+    value: Dim
+
+
+@dataclass(frozen=True)
+class Int64:
+    value: Dim
+
+
+@dataclass(frozen=True)
+class Float32:
+    value: float
+
+
+@dataclass(frozen=True)
+class Float64:
+    value: float
+
+
+Arg: TypeAlias = Tensor | Int32 | Int64 | Float32 | Float64
+Grid: TypeAlias = tuple[Dim, Dim, Dim]
+scalar_types: Final = {Int32: "i32", Int64: "i64", Float32: "f32", Float64: "f64"}
+
+
+@dataclass(eq=False)
+class Recorded:
+    """What all steps have: the ONNX nodes that they are for; errors name the last one first."""
+
+    nodes: tuple[Node, ...]
+
+    @property
+    def node(self) -> Node | None:
+        return self.nodes[-1] if self.nodes else None
+
+
+@dataclass(eq=False)
+class Launch(Recorded):
+    """A kernel launch. ``reads`` and ``writes`` are the buffers it uses."""
+
+    kernel: KernelSpec
+    grid: Grid
+    block: tuple[int, int, int]
+    args: tuple[Arg, ...]
+    shared_bytes: Dim
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+
+
+@dataclass(eq=False)
+class LibraryCall(Recorded):
+    """A call of a vendor library; the meaning of ``args`` is the problem's."""
+
+    problem: LibraryProblem
+    args: tuple[Arg, ...]
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+
+
+@dataclass(eq=False)
+class Copy(Recorded):
+    """A device to device copy of contiguous bytes."""
+
+    destination: Tensor
+    source: Tensor
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+
+
+@dataclass(eq=False)
+class Memset(Recorded):
+    """Sets every byte of a contiguous tensor."""
+
+    destination: Tensor
+    byte: int
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+
+
+@dataclass(eq=False)
+class ReadBack(Recorded):
+    """The host reads ``source``, contiguous integers or bools; a new segment of the plan starts.
+
+    The elements are the ``count`` symbols from number ``first_symbol`` on.
+    """
+
+    source: Tensor
+    first_symbol: int
+    count: int
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...] = ()
+
+
+Recordable: TypeAlias = Launch | LibraryCall | Copy | Memset | ReadBack
+"""What a plan holds."""
+Step: TypeAlias = Recordable | Map
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A condition that must hold at Run time, or the Run fails with the node's name and the message."""
+
+    node: Node | None
+    condition: Expr
+    message: str
+
+
+@dataclass(eq=False)
+class Trace:
+    """What lowering recorded, in order."""
+
+    steps: list[Step] = field(default_factory=list)
+    requirements: list[Requirement] = field(default_factory=list)
+    guards: dict[Expr, None] = field(default_factory=dict)
+    origins: dict[Expr | Monomial, Node] = field(default_factory=dict)
+    """The first node that needs a value, or the product of symbols and operations that is a part of it."""
+
+    def originate(self, node: Node | None, dims: Iterable[Dim]) -> None:
+        """Notes that ``node`` needs ``dims``: an error names it where one of them has no value in a Run."""
+        if node is None:
+            return
+        for dim in dims:
+            if isinstance(dim, int) or dim in self.origins:
+                continue
+            self.origins[dim] = node
+            for monomial, _ in dim.terms:
+                self.origins.setdefault(monomial, node)

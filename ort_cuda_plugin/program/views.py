@@ -1,0 +1,77 @@
+"""Views of strided tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from ort_cuda_plugin.program.lowering import Lowering, Tensor, broadcast_shapes, broadcast_strides
+from ort_cuda_plugin.program.symbolic import Dim, hint
+
+__all__ = ["expand", "permute", "reshape", "squeeze", "unsqueeze"]
+
+
+def permute(ctx: Lowering, x: Tensor, axes: Sequence[int]) -> Tensor:
+    """The dimensions in another order; zero copy."""
+    return ctx.view(x, [x.shape[axis] for axis in axes], [x.strides[axis] for axis in axes], x.offset)
+
+
+def expand(ctx: Lowering, x: Tensor, shape: Sequence[Dim]) -> Tensor:
+    """x broadcast together with ``shape``; zero copy."""
+    target = broadcast_shapes(ctx, x.shape, shape)
+    return ctx.view(x, target, broadcast_strides(x, target), x.offset)
+
+
+def squeeze(ctx: Lowering, x: Tensor, axes: Sequence[int]) -> Tensor:
+    """Without the dimensions ``axes``, which have size 1; zero copy."""
+    kept = [axis for axis in range(x.rank) if axis not in axes]
+    return permute(ctx, x, kept)
+
+
+def unsqueeze(ctx: Lowering, x: Tensor, axes: Sequence[int]) -> Tensor:
+    """With dimensions of size 1, which are ``axes`` of the result; zero copy."""
+    shape, strides = list(x.shape), list(x.strides)
+    for axis in sorted(axes):
+        shape.insert(axis, 1)
+        strides.insert(axis, 0)
+    return ctx.view(x, shape, strides, x.offset)
+
+
+def reshape(ctx: Lowering, x: Tensor, shape: Sequence[Dim]) -> Tensor:
+    """The elements in row-major order as ``shape``, which has as many; a copy only where strides cannot express it."""
+    strides = None if x.is_contiguous else _reshaped_strides(x, shape)
+    if strides is None:
+        x = ctx.contiguous(x)
+    return ctx.view(x, shape, strides, x.offset)
+
+
+def _reshaped_strides(x: Tensor, shape: Sequence[Dim]) -> list[Dim] | None:
+    """Strides of x as ``shape``, or None: runs of dimensions whose sizes agree must each have a common stride."""
+    source = [(dim, stride) for dim, stride in zip(x.shape, x.strides, strict=True) if dim != 1]
+    target = [dim for dim in shape if dim != 1]
+    strides: list[Dim] = []
+    while source or target:
+        if not source or not target:
+            return None
+        run, wanted = [source.pop(0)], [target.pop(0)]
+        size, wanted_size = run[0][0], wanted[0]
+        while size != wanted_size:
+            # The expected sizes tell which side has to grow; only a proof that both came out equal ends the loop.
+            if hint(size) < hint(wanted_size) and source:
+                run.append(source.pop(0))
+                size = size * run[-1][0]
+            elif hint(size) > hint(wanted_size) and target:
+                wanted.append(target.pop(0))
+                wanted_size = wanted_size * wanted[-1]
+            else:
+                return None
+        if any(outer[1] != inner[1] * inner[0] for outer, inner in pairwise(run)):
+            return None
+        stride = run[-1][1]
+        piece: list[Dim] = []
+        for dim in reversed(wanted):
+            piece.append(stride)
+            stride = stride * dim
+        strides += reversed(piece)
+    remaining = iter(strides)
+    return [0 if dim == 1 else next(remaining) for dim in shape]

@@ -1,1 +1,0 @@
-"""Compile pipeline, caches, plan format, and the Python face of the driver table."""
