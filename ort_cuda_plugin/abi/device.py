@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from ..compiler.targets import KernelImage
 from .core import core, driver_error_text, ffi
 
 Dim3: TypeAlias = int | Sequence[int]
@@ -128,9 +127,9 @@ class Device:
         """Page-locked host memory, which copies read and write while the host goes on."""
         return PinnedArray(self, (shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype))
 
-    def load(self, image: KernelImage | bytes) -> Module:
+    def load(self, image: bytes) -> Module:
         """Loads a compiled kernel: a cubin on a GPU, an object file on the emulated device."""
-        return Module(self, image.data if isinstance(image, KernelImage) else image)
+        return Module(self, image)
 
     def stream(self) -> Stream:
         """A new stream that does not order with the null stream."""

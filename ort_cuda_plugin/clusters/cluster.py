@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..compiler.kernel import KernelSpec
-from ..model.ir import Array, Constant, DType, Graph, InvalidModel, Node, Unsupported, Value
+from ..model.ir import Array, Constant, DType, Graph, InvalidModel, Node, NodeError, Unsupported, Value
 from ..plan.format import Plan, PlanInput
 from ..plan.planner import KnownEntries, Tables, make_plan
 from ..program.lowering import Buffer, DeviceProperties, LoweringOptions, Tensor
 from ..program.passes.run import Watch
 from ..program.program_text import ProgramText
 from ..program.symbolic import Dim
-from .node_lowering import InputSymbols, NodeError, NodeLowering, Ranks, symbolic_input
+from .node_lowering import InputSymbols, NodeLowering, Ranks, symbolic_input
 
 if TYPE_CHECKING:
     from ..program.libraries import LibraryProblem

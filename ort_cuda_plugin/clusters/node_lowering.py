@@ -59,16 +59,6 @@ class InputSymbols:
         return self._host[buffer]
 
 
-class NodeError(Exception):
-    """A node of a cluster could not be lowered; the message names the node and the reason."""
-
-    def __init__(self, node: Node, reason: str, *, invalid_input: bool = False) -> None:
-        super().__init__(f"node {node.label}: {reason}")
-        self.node = node
-        self.reason = reason
-        self.ort_code = 2 if invalid_input else 1  # ORT_INVALID_ARGUMENT or ORT_FAIL
-
-
 _MEND = "feed that shape, or correct what the model declares"
 Ranks = dict[str, int]
 """What the plugin inferred of values whose rank ORT does not know, by their names."""

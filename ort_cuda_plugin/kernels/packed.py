@@ -1,24 +1,22 @@
 """Elements of fewer than 8 bits: packed where ONNX Runtime sees them, a byte each everywhere else.
 
-Packed bytes hold elements in row-major order, the first in the lowest bits; bits after the last element are 0. A byte
-of one element holds an integer sign-extended, a float's code with zeros above. So views, offsets and index maps need
-not know of packing, and no two threads write one byte.
+So views, offsets and index maps need not know of packing, and no two threads write one byte. `model.packed` describes
+both forms.
 """
 
 from __future__ import annotations
 
 import functools
 
-import numpy as np
-
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import Array, DType
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.model.packed import sign_bit
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.symbolic import Dim, ceildiv
 
-__all__ = ["pack", "packed_bytes", "unpack", "unpack_array"]
+__all__ = ["pack", "packed_bytes", "unpack"]
 
 
 def packed_bytes(size: Dim, dtype: DType) -> Dim:
@@ -26,14 +24,10 @@ def packed_bytes(size: Dim, dtype: DType) -> Dim:
     return ceildiv(size, 8 // dtype.bits)
 
 
-def _sign_bit(dtype: DType) -> int:
-    return 1 << (dtype.bits - 1) if dtype.is_integer and dtype.numpy.kind == "i" else 0
-
-
 def unpack(ctx: Lowering, x: Tensor) -> Tensor:
     """A byte for each element of x, whose buffer holds contiguous packed elements from its start."""
     dtype = x.dtype
-    per_byte, mask, sign = 8 // dtype.bits, (1 << dtype.bits) - 1, _sign_bit(dtype)
+    per_byte, mask, sign = 8 // dtype.bits, (1 << dtype.bits) - 1, sign_bit(dtype)
     packed = Tensor(DType.UINT8, (packed_bytes(x.size, dtype),), x.buffer)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -62,12 +56,3 @@ def pack(ctx: Lowering, x: Tensor) -> Tensor:
         return functools.reduce(lambda a, b: a | b, parts)
 
     return gather_map(ctx, (packed_bytes(count, dtype),), DType.UINT8, element)
-
-
-def unpack_array(packed: Array, dtype: DType, shape: tuple[int, ...]) -> Array:
-    """On the host: the elements of ``packed``, one-dimensional uint8, as ``dtype.numpy`` with ``shape``."""
-    size = int(np.prod(shape, dtype=np.int64))
-    places = np.arange(0, 8, dtype.bits, dtype=np.uint8)
-    codes = (packed[:, None] >> places & ((1 << dtype.bits) - 1)).reshape(-1)[:size]
-    sign = np.uint8(_sign_bit(dtype))
-    return ((codes ^ sign) - sign).view(dtype.numpy).reshape(shape)

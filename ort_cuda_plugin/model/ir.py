@@ -329,3 +329,13 @@ class InvalidModel(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class NodeError(Exception):
+    """A node of a cluster could not be lowered; the message names the node and the reason."""
+
+    def __init__(self, node: Node, reason: str, *, invalid_input: bool = False) -> None:
+        super().__init__(f"node {node.label}: {reason}")
+        self.node = node
+        self.reason = reason
+        self.ort_code = 2 if invalid_input else 1  # ORT_INVALID_ARGUMENT or ORT_FAIL

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..abi.core import ffi, lib
-from ..kernels.packed import unpack_array
 from .ir import Array, AttrValue, Constant, DType, Graph, InvalidModel, Node, Value
+from .packed import unpack_array
 
 
 class OrtCallError(RuntimeError):

@@ -6,7 +6,6 @@ import struct
 from collections.abc import Sequence
 
 from ort_cuda_plugin.plan.format import (
-    ExprOp,
     Header,
     Param,
     ParamKind,
@@ -36,6 +35,7 @@ from ort_cuda_plugin.plan.format import (
     segment_layout,
     version,
 )
+from ort_cuda_plugin.program.operations import ExprOp
 
 
 def decode(blob: bytes) -> Plan:

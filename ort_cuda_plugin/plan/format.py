@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..program.operations import ExprOp
+
 magic = 0x4E4C504F
 version = 1
 no_register = 0xFFFFFFFF
@@ -57,28 +59,6 @@ class Header(NamedTuple):
     num_nodes: int
     strings_bytes: int
     reserved: int = 0
-
-
-class ExprOp(enum.IntEnum):
-    """Operations of an expression; the comparisons and logical ones give 0 or 1."""
-
-    CONST = 0
-    ADD = 1
-    SUB = 2
-    MUL = 3
-    FLOORDIV = 4
-    MOD = 5
-    CEILDIV = 6
-    MIN = 7
-    MAX = 8
-    EQ = 9
-    NE = 10
-    LT = 11
-    LE = 12
-    AND = 13
-    OR = 14
-    SELECT = 15
-    TRUNCDIV = 16
 
 
 class RefKind(enum.IntEnum):

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from ..clusters.node_lowering import NodeError
 from ..compiler.kernel import KernelSpec
 from ..kernels.packed import pack
-from ..model.ir import Constant, InvalidModel, Node
+from ..model.ir import Constant, InvalidModel, Node, NodeError
 from ..program.lowering import Lowering
+from ..program.operations import ExprOp
 from ..program.passes.run import Watch, run_passes
 from ..program.symbolic import Dim, Expr, Monomial, eq, select
 from ..program.tensor import Buffer, BufferKind, Tensor
 from ..program.trace import Arg, Copy, Float32, Float64, Int32, Int64, Launch, LibraryCall, Memset, ReadBack, Recordable
 from .format import (
-    ExprOp,
     Param,
     Plan,
     PlanAssert,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ..model.ir import InvalidModel, Node
+from ..program.operations import ExprOp
 from ..program.symbolic import READ_BACK, Atom, Dim, Expr, Monomial
-from .format import ExprOp, PlanExpr
+from .format import PlanExpr
 
 
 class Registers:

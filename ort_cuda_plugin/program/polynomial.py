@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
-from ..plan.format import ExprOp
+from .operations import ExprOp
 
 Dim: TypeAlias = "int | Expr"
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..plan.format import ExprOp
+from .operations import ExprOp
 from .polynomial import (
     READ_BACK,
     Atom,

@@ -302,7 +302,7 @@ def kernel(a, out, shift):
 
 def test_compiled_kernels_carry_the_checks(device: Device) -> None:
     image = compile_kernel(SHIFTED, Target.emulated(check=True))
-    module = device.load(image)
+    module = device.load(image.data)
     a, out = device.upload(np.arange(256, dtype=np.float32)), device.empty(256, np.float32)
     module.launch(image.entry, 4, 64, [a, out, np.int32(0)])
     np.testing.assert_array_equal(device.download(out), np.arange(256))

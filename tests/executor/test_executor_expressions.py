@@ -10,16 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor_harness import INT64, PARAMETERS, OnHost, Registers, TestCluster, launch
-from ort_cuda_plugin.plan.format import (
-    ExprOp,
-    Param,
-    ParamKind,
-    Plan,
-    PlanInput,
-    PlanOutput,
-    Ref,
-    RefKind,
-)
+from ort_cuda_plugin.plan.format import Param, ParamKind, Plan, PlanInput, PlanOutput, Ref, RefKind
+from ort_cuda_plugin.program.operations import ExprOp
 from ort_cuda_plugin.program.symbolic import evaluators
 
 

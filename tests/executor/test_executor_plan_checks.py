@@ -11,7 +11,6 @@ import pytest
 from executor_harness import FLOAT, IDLE, INT64, TestCluster
 from ort_cuda_plugin.abi.core import PluginError
 from ort_cuda_plugin.plan.format import (
-    ExprOp,
     Param,
     ParamKind,
     Plan,
@@ -27,6 +26,7 @@ from ort_cuda_plugin.plan.format import (
     RefKind,
     encode,
 )
+from ort_cuda_plugin.program.operations import ExprOp
 
 x, shape = Ref(RefKind.INPUT, 0), Ref(RefKind.INPUT, 1)
 first, second = Ref(RefKind.OUTPUT, 0), Ref(RefKind.OUTPUT, 1)

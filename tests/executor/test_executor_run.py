@@ -26,7 +26,6 @@ from executor_harness import (
 )
 from ort_cuda_plugin.abi.core import PluginError, counters
 from ort_cuda_plugin.plan.format import (
-    ExprOp,
     Param,
     ParamKind,
     Plan,
@@ -39,6 +38,7 @@ from ort_cuda_plugin.plan.format import (
     Ref,
     RefKind,
 )
+from ort_cuda_plugin.program.operations import ExprOp
 
 pointer = Param.pointer
 

@@ -22,7 +22,6 @@ from executor_harness import (
 )
 from ort_cuda_plugin.abi.core import PluginError, counters
 from ort_cuda_plugin.plan.format import (
-    ExprOp,
     Param,
     Plan,
     PlanBuffer,
@@ -33,6 +32,7 @@ from ort_cuda_plugin.plan.format import (
     Ref,
     RefKind,
 )
+from ort_cuda_plugin.program.operations import ExprOp
 
 data = Ref(RefKind.INPUT, 0)
 output = Ref(RefKind.OUTPUT, 0)

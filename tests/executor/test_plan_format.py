@@ -6,7 +6,6 @@ import pytest
 
 from ort_cuda_plugin.plan.decoder import decode
 from ort_cuda_plugin.plan.format import (
-    ExprOp,
     Param,
     ParamKind,
     Plan,
@@ -23,6 +22,7 @@ from ort_cuda_plugin.plan.format import (
     encode,
     param_kind,
 )
+from ort_cuda_plugin.program.operations import ExprOp
 
 plan_with_everything = Plan(
     num_registers=9,

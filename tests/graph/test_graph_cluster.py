@@ -7,9 +7,8 @@ import pytest
 
 from graph_toys import Builder, strided_map
 from ort_cuda_plugin.clusters.cluster import CompiledCluster, Variant
-from ort_cuda_plugin.clusters.node_lowering import NodeError
 from ort_cuda_plugin.compiler.kernel import KernelSpec
-from ort_cuda_plugin.model.ir import Array, Constant, DType, InvalidModel, Value
+from ort_cuda_plugin.model.ir import Array, Constant, DType, InvalidModel, NodeError, Value
 from ort_cuda_plugin.plan.decoder import decode
 from ort_cuda_plugin.plan.format import Plan, RecordKind, RefKind, encode
 from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ort_cuda_plugin.plan.format import ExprOp, Plan
+from ort_cuda_plugin.plan.format import Plan
 from ort_cuda_plugin.plan.registers import Registers
 from ort_cuda_plugin.program import polynomial
+from ort_cuda_plugin.program.operations import ExprOp
 from ort_cuda_plugin.program.symbolic import (
     READ_BACK,
     Dim,

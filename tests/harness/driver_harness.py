@@ -59,7 +59,7 @@ class Kernels:
         self.modules: dict[str, tuple[Module, str]] = {}
         for name in SPECS:
             image = compiled(name, target)
-            self.modules[name] = device.load(image), image.entry
+            self.modules[name] = device.load(image.data), image.entry
 
     def function(self, name: str) -> Any:
         module, entry = self.modules[name]

@@ -18,9 +18,9 @@ from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.ep.devices import emulated_devices
 from ort_cuda_plugin.ep.fused_node import FusedNode
 from ort_cuda_plugin.ep.open_device import OpenDevice, use_device
-from ort_cuda_plugin.kernels.packed import unpack_array
 from ort_cuda_plugin.model.ir import DType, Graph, Value
 from ort_cuda_plugin.model.onnx_graph import read_model, storage
+from ort_cuda_plugin.model.packed import unpack_array
 from ort_cuda_plugin.program.lowering import LoweringOptions
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -18,7 +18,7 @@ scalars = {"i32": np.int32, "i64": np.int64, "f32": np.float32, "f64": np.float6
 
 @lru_cache(maxsize=512)
 def loaded(spec: KernelSpec, check: bool = False) -> Module:
-    return Device.emulated(0).load(compile_kernel(spec, Target.emulated(check)))
+    return Device.emulated(0).load(compile_kernel(spec, Target.emulated(check)).data)
 
 
 def run(

@@ -11,8 +11,7 @@ import pytest
 
 import test_ops
 from kernel_harness import run_op
-from ort_cuda_plugin.clusters.node_lowering import NodeError
-from ort_cuda_plugin.model.ir import Unsupported
+from ort_cuda_plugin.model.ir import NodeError, Unsupported
 from ort_cuda_plugin.ops import activation, registry
 
 ROOT = Path(__file__).resolve().parents[2]

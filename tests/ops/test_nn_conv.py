@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from kernel_harness import run_op
 from nn_reference import check_close, check_op, conv_transpose, noise, tolerance_of
-from ort_cuda_plugin.clusters.node_lowering import NodeError
 from ort_cuda_plugin.kernels.conv import OUTSIDE, pack_weights, patch_table
 from ort_cuda_plugin.kernels.matmul import FLAT
+from ort_cuda_plugin.model.ir import NodeError
 
 few = settings(max_examples=25)
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from kernel_harness import run_op
 from nn_reference import check_op, noise
-from ort_cuda_plugin.clusters.node_lowering import NodeError
-from ort_cuda_plugin.model.ir import InvalidModel
+from ort_cuda_plugin.model.ir import InvalidModel, NodeError
 
 few = settings(max_examples=12)
 sizes = st.sampled_from([0, 1, 3, 4, 5, 17, 33, 64, 100, 130])

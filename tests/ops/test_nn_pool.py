@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kernel_harness import Array, run_op
 from nn_reference import check_close, check_op, lrn, noise, pool, tolerance_of
-from ort_cuda_plugin.clusters.node_lowering import NodeError
+from ort_cuda_plugin.model.ir import NodeError
 
 few = settings(max_examples=20)
 

@@ -7,8 +7,7 @@ import pytest
 
 from kernel_harness import run_op
 from ort_cuda_plugin.abi.core import PluginError
-from ort_cuda_plugin.clusters.node_lowering import NodeError
-from ort_cuda_plugin.model.ir import InvalidModel
+from ort_cuda_plugin.model.ir import InvalidModel, NodeError
 
 REFUSED = (NodeError, InvalidModel, PluginError)
 

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from kernel_harness import make_model, run_op
 from ort_cuda_plugin.abi.core import PluginError
-from ort_cuda_plugin.clusters.node_lowering import NodeError
+from ort_cuda_plugin.model.ir import NodeError
 from session_pair import FLOAT, INT64, Pair, floats, info
 from test_ops_selection import check, on_cpu
 

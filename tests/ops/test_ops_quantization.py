@@ -13,7 +13,7 @@ from onnx.numpy_helper import saturate_cast
 from onnx.reference import ReferenceEvaluator
 
 from kernel_harness import make_model, run_op
-from ort_cuda_plugin.clusters.node_lowering import NodeError
+from ort_cuda_plugin.model.ir import NodeError
 
 Array = np.ndarray
 few = settings(max_examples=5)

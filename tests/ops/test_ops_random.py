@@ -18,12 +18,11 @@ import ort_cuda_plugin
 from emulator_harness import configured
 from kernel_harness import run_model, run_op, storage
 from kernel_launch import run
-from ort_cuda_plugin.clusters.node_lowering import NodeError
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.conformance.mode import findings
 from ort_cuda_plugin.kernels.codegen import Emitter
 from ort_cuda_plugin.kernels.random import philox_4x32
-from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.model.ir import DType, NodeError
 from ort_cuda_plugin.ops.random import _largest_below
 from ort_cuda_plugin.program.scalar import Scalar
 

@@ -17,8 +17,7 @@ from onnx.reference import ReferenceEvaluator
 
 from kernel_harness import make_model, run_op
 from ort_cuda_plugin.abi.core import PluginError
-from ort_cuda_plugin.clusters.node_lowering import NodeError
-from ort_cuda_plugin.model.ir import InvalidModel
+from ort_cuda_plugin.model.ir import InvalidModel, NodeError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -17,8 +17,7 @@ from onnx.reference import ReferenceEvaluator
 from kernel_harness import make_model, read_model, run_model, run_op
 from ort_cuda_plugin.abi.core import PluginError
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
-from ort_cuda_plugin.clusters.node_lowering import NodeError
-from ort_cuda_plugin.model.ir import InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import InvalidModel, NodeError, Unsupported
 from ort_cuda_plugin.program.lowering import DeviceProperties
 
 Array = np.ndarray

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
 from kernel_harness import make_model, run_op
-from ort_cuda_plugin.clusters.node_lowering import NodeError
-from ort_cuda_plugin.model.ir import InvalidModel
+from ort_cuda_plugin.model.ir import InvalidModel, NodeError
 
 
 @settings(max_examples=30)

@@ -10,8 +10,7 @@ import onnx
 import pytest
 
 from kernel_harness import run_model, run_op
-from ort_cuda_plugin.clusters.node_lowering import NodeError
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import DType, InvalidModel, NodeError, Unsupported
 from ort_cuda_plugin.model.onnx_graph import MICROSOFT
 from ort_cuda_plugin.ops import registry
 
