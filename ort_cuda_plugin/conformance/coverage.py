@@ -20,6 +20,7 @@ from ort_cuda_plugin.ops import registry
 from ort_cuda_plugin.ops.registry import Operator
 from ort_cuda_plugin.program.libraries import CONV, LIBRARIES, MATMUL
 from ort_cuda_plugin.program.lowering import Buffer, DeviceProperties, LoweringOptions
+from ort_cuda_plugin.program.passes.choose import choose
 from ort_cuda_plugin.program.symbolic import Dim
 from ort_cuda_plugin.program.trace import Copy, Launch, LibraryCall, Memset, ReadBack, Recordable
 
@@ -102,7 +103,10 @@ def _lowered(graph: Graph) -> Iterator[tuple[Operator, set[str]]]:
             before = len(steps)
             lowering.lower(node, [None if value is None else lowering.tensor(value) for value in node.inputs])
             operator = registry.lookup(node.domain, node.op_type, node.since_version)
-            yield operator, {_kind(step) for step in emit(lowering.ctx, steps[before:])} or {NO_LAUNCH}
+            yield (
+                operator,
+                {_kind(step) for step in emit(lowering.ctx, choose(lowering.ctx, steps[before:]))} or {NO_LAUNCH},
+            )
     except (Unsupported, InvalidModel, ZeroDivisionError, OverflowError, KeyError):
         return
 

@@ -1,33 +1,31 @@
-"""Matrix products with what follows them: records them as steps, and launches our kernels or calls cuBLASLt."""
+"""Matrix products with what follows them: records them as steps, and launches our kernels for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..model.ir import DType
 from ..program import scalar as s
-from ..program.libraries import MATMUL, WORKSPACE_BYTES, LibraryProblem, ProblemFlags
 from ..program.lowering import (
     Arg,
     Int32,
     Int64,
     Lowering,
-    LoweringOptions,
     Tensor,
     broadcast_shapes,
     broadcast_strides,
 )
 from ..program.scalar import Scalar
-from ..program.steps import Contract, Input, Map, Output, Substitution, Sums, used_inputs
-from ..program.symbolic import Dim, ceildiv, eq, hint, is_const, le, logical_or, lt, product, select
-from .elementwise import launch_map, loadable, record
+from ..program.steps import Contract, used_inputs
+from ..program.symbolic import Dim, ceildiv, eq, hint, is_const, le, product, select
+from .elementwise import loadable, record
 from .epilogue import Axes, make_epilogue
 from .layout import collapse
 from .matmul import FLAT, SQUARE, TALL, Product, RowProduct, TiledProduct
 from .tiles import Tile
 
-__all__ = ["choose_tile", "launch_contract", "launch_rest", "multiply", "precision_flags"]
+__all__ = ["Folded", "choose_tile", "folded", "launch_contract", "multiply"]
 
 MAX_ROWS = 4
 """Products of at most this many rows go to the kernel for few rows."""
@@ -57,7 +55,7 @@ def multiply(
     out = ctx.empty(shape, a.dtype)
     inputs = loadable(ctx, used_inputs(zip(leaves, others, strict=True), [core]))
     a, b = ctx.materialize(a), ctx.materialize(b)
-    step = Contract(ctx.nodes, shape, inputs, ((core, out),), operands=(a, b), total=total, core=core)
+    step = Contract(ctx.nodes, shape, inputs, ((core, out),), operands=(a, b), total=total)
     record(ctx, step, launch_contract)
     return out
 
@@ -72,14 +70,8 @@ def choose_tile(rows: Dim, dtype: DType) -> Tile:
     return min(_costs, key=lambda entry: entry[1] * hint(ceildiv(rows, entry[0].m)) * entry[0].m)[0]
 
 
-def precision_flags(options: LoweringOptions) -> ProblemFlags:
-    """What the session's options say of the precision of library calls."""
-    flags = ProblemFlags.TF32 if options.use_tf32 else ProblemFlags(0)
-    return flags | (ProblemFlags.DETERMINISTIC if options.deterministic else ProblemFlags(0))
-
-
 @dataclass(frozen=True)
-class _Call:
+class Folded:
     """One product as our kernels and cuBLASLt take it: a [m, k] and b [k, n], for each index of ``batch``."""
 
     a: Tensor
@@ -107,7 +99,8 @@ def _contiguous_axis(x: Tensor, row: str, column: str) -> str:
     return row if x.strides[-2] == 1 else ""
 
 
-def _call(ctx: Lowering, step: Contract) -> _Call:
+def folded(ctx: Lowering, step: Contract) -> Folded:
+    """The product with as few dimensions as it has."""
     a, b = _with_rows_folded(ctx, step.a, step.b), step.b
     batch = step.batch
     folded = a.rank == 2 and all(dim == 1 for dim in b.shape[:-2])
@@ -117,7 +110,7 @@ def _call(ctx: Lowering, step: Contract) -> _Call:
     dims, (a_batch, b_batch) = collapse(batch, [_batch_strides(x, batch) for x in (a, b)])
     if not dims:
         dims, a_batch, b_batch = [1], (0,), (0,)
-    return _Call(a, b, dims, a_batch, b_batch, folded)
+    return Folded(a, b, dims, a_batch, b_batch, folded)
 
 
 def _with_rows_folded(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
@@ -137,17 +130,8 @@ def _batch_strides(x: Tensor, batch: Sequence[Dim]) -> tuple[Dim, ...]:
 
 
 def launch_contract(ctx: Lowering, step: Contract) -> None:
-    """Launches a product with its epilogue: cuBLASLt's and a map, or our own kernel."""
-    call = _call(ctx, step)
-    if not _call_library(ctx, step, call):
-        _launch(ctx, step, call)
-
-
-# ---- our kernels ----
-
-
-def _launch(ctx: Lowering, step: Contract, call: _Call) -> None:
     """Launches our kernels: where the number of rows is not known, both, one of them with an empty grid."""
+    call = folded(ctx, step)
     a, b, (m, n, _) = call.a, call.b, call.sizes
     reach = [x.shape[-2] * x.strides[-2] + x.shape[-1] * x.strides[-1] for x in (a, b)]
     index = ctx.index_dtype(*reach)
@@ -170,7 +154,13 @@ def _launch(ctx: Lowering, step: Contract, call: _Call) -> None:
 
 
 def _launch_kernel(
-    ctx: Lowering, step: Contract, call: _Call, kernel: Product, epilogue: Sequence[Arg], blocks: Dim, threads: int
+    ctx: Lowering,
+    step: Contract,
+    call: Folded,
+    kernel: Product,
+    epilogue: Sequence[Arg],
+    blocks: Dim,
+    threads: int,
 ) -> None:
     place = Int32 if kernel.index == "i32" else Int64
     strides = dict(zip(("a_m", "a_k", "b_k", "b_n"), (*call.a.strides[-2:], *call.b.strides[-2:]), strict=True))
@@ -180,66 +170,3 @@ def _launch_kernel(
     args += [Int64(stride) for stride in (*call.a_batch, *call.b_batch)]
     grid = (blocks * product(call.batch), 1, 1)
     ctx.launch(kernel.spec, grid, (threads, 1, 1), [*args, *epilogue], writes=[y for _, y in step.outputs])
-
-
-# ---- cuBLASLt ----
-
-
-def _call_library(ctx: Lowering, step: Contract, call: _Call) -> bool:
-    """Records a call of cuBLASLt for this product; False where it has none or the device does not offer it."""
-    a, b = call.a, call.b
-    if "cublaslt" not in ctx.device.libraries or not a.dtype.is_float or len(call.batch) > 1 or "" in call.contiguous:
-        return False
-    bias = _bias(step)
-    if bias is None and not step.is_plain:
-        return False
-    flags = precision_flags(ctx.options) | (ProblemFlags(0) if bias is None else ProblemFlags.BIAS)
-    leading = []
-    for x, transposed, flag in (
-        (a, call.contiguous[0] == "m", ProblemFlags.A_TRANSPOSED),
-        (b, call.contiguous[1] == "k", ProblemFlags.B_TRANSPOSED),
-    ):
-        lines, line = x.shape[:-3:-1] if transposed else x.shape[-2:]
-        stride = x.strides[-1 if transposed else -2]
-        flags |= flag if transposed else ProblemFlags(0)
-        # The library does not take lines that overlap, such as those of a broadcast matrix.
-        if not ctx.guard(logical_or(le(lines, 1), le(line, stride))):
-            return False
-        leading.append(stride)
-    m, n, k = call.sizes
-    if not ctx.guard(lt(0, k)):
-        return False
-    direct = next((y for x, y in step.outputs if x is step.core and y.is_contiguous and y.offset == 0), None)
-    out = direct if direct is not None else ctx.empty(step.shape, a.dtype)
-    workspace = ctx.empty((WORKSPACE_BYTES,), DType.UINT8)
-    tensors = [out, a, b, *([bias] if bias is not None else []), workspace]
-    sizes = [m, n, k, *leading, call.batch[0], call.a_batch[0], call.b_batch[0], WORKSPACE_BYTES]
-    problem = LibraryProblem(MATMUL, a.dtype.onnx, flags)
-    ctx.library(problem, [*tensors, *map(Int64, sizes)], writes=(out, workspace))
-    leaf = Scalar(out.dtype, "leaf")
-    launch_rest(ctx, step, {step.core: leaf}, (leaf, out))
-    return True
-
-
-def launch_rest(ctx: Lowering, step: Sums, replaced: Mapping[Scalar, Scalar], known: Input) -> None:
-    """Launches as a map what follows the values of ``known``, which a library wrote."""
-    new = Substitution(replaced)
-    outputs: tuple[Output, ...] = tuple((new(x), y) for x, y in step.outputs if y is not known[1])
-    if outputs:
-        inputs = used_inputs([known, *step.inputs], [x for x, _ in outputs])
-        launch_map(ctx, Map(step.nodes, step.shape, inputs, outputs))
-
-
-def _bias(step: Contract) -> Tensor | None:
-    """The vector that ``step.core`` adds to each row of sums, where it does that and no more."""
-    core = step.core.operands[0] if step.core.op == "cast" else step.core
-    if core.op != "add" or core.operands[0] is not step.total:
-        return None
-    added = core.operands[1].operands[0] if core.operands[1].op == "cast" else core.operands[1]
-    for leaf, x in step.inputs:
-        if leaf is added and x.dtype is step.a.dtype:
-            strides = broadcast_strides(x, step.shape)
-            dims, (along,) = collapse(step.shape[-step.column_axes :], [strides[-step.column_axes :]])
-            if all(stride == 0 for stride in strides[: -step.column_axes]) and (not dims or along == (1,)):
-                return x
-    return None

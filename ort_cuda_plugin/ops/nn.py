@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..kernels.contract import choose_tile, launch_rest, precision_flags
+from ..kernels.contract import choose_tile
 from ..kernels.conv import TiledConv, pack_weights, packed_shape, patch_table
 from ..kernels.elementwise import record
 from ..kernels.epilogue import Axes, make_epilogue
+from ..kernels.library_calls import call_cudnn
 from ..kernels.pool import Pool, local_response_normalization
 from ..kernels.reduce import reduce
 from ..kernels.tiles import THREADS
 from ..model.ir import DType
 from ..program import scalar as s
-from ..program.libraries import CONV, WORKSPACE_BYTES, LibraryProblem
 from ..program.lowering import Arg, Float32, Float64, Int32, Int64, InvalidModel, Lowering, Tensor, Unsupported
 from ..program.row_program import MAX, Row
 from ..program.scalar import Scalar
-from ..program.steps import Convolve, Input, dense
+from ..program.steps import Convolve, Input
 from ..program.symbolic import Dim, ceildiv, eq, hint, is_read_back, le, lt, product, select, sym_max, truncdiv
 from .registry import FLOATS, T, op
 from .strips import int32s, static_shape, strip_conv
@@ -171,14 +171,16 @@ def conv(
     flat, places = _planar(window, spatial)
 
     def launch(ctx: Lowering, step: Convolve) -> None:
-        if "cudnn" in ctx.device.libraries and x.dtype.is_float and window.begin == window.end:
-            _library_conv(ctx, step, group, flat, places)
-        elif _in_strips(ctx, w, group, spatial):
+        if _in_strips(ctx, w, group, spatial):
             strip_conv(ctx, step, group, flat, places)
         else:
             _tiled_conv(ctx, step, group, flat, places, spatial)
 
-    return _convolve(ctx, x, w, b, (x.shape[0], w.shape[0], *spatial), launch)
+    def call(ctx: Lowering, step: Convolve) -> bool:
+        # The engines of cuDNN want the same padding at both ends.
+        return window.begin == window.end and _call_library(ctx, step, group, flat, places)
+
+    return _convolve(ctx, x, w, b, (x.shape[0], w.shape[0], *spatial), launch, call)
 
 
 def _convolve(
@@ -188,8 +190,9 @@ def _convolve(
     b: Tensor | None,
     shape: tuple[Dim, ...],
     launch: Callable[[Lowering, Convolve], None],
+    call: Callable[[Lowering, Convolve], bool],
 ) -> Tensor:
-    """Records a convolution that ``launch`` makes, with a bias b for each channel; gives its result of ``shape``."""
+    """Records a convolution with a bias b for each channel; gives its result of ``shape``. See `Convolve`."""
     total = Scalar(s.accumulation_type(x.dtype), "leaf")
     inputs: list[Input] = []
     value = total
@@ -207,7 +210,14 @@ def _convolve(
             launch(ctx, step)
 
     step = Convolve(
-        ctx.nodes, shape, tuple(inputs), ((core, out),), operands=operands, total=total, core=core, launch=launch_some
+        ctx.nodes,
+        shape,
+        tuple(inputs),
+        ((core, out),),
+        operands=operands,
+        total=total,
+        launch=launch_some,
+        call=call,
     )
     record(ctx, step, launch_some)
     return out
@@ -250,20 +260,12 @@ def _tiled_conv(
     ctx.launch(spec, (blocks, 1, 1), (tile.threads, 1, 1), [*args, *more], writes=[y for _, y in step.outputs])
 
 
-def _library_conv(ctx: Lowering, step: Convolve, group: int, flat: Windows, places: Sequence[Dim]) -> None:
-    """Records a call of cuDNN, whose engines want the same padding at both ends, and a map of what follows."""
-    x, w = step.operands[0], ctx.contiguous(step.operands[1])
-    (value, y), *_ = step.outputs
-    out = y if step.is_plain and value is step.core and dense(y) else ctx.empty(step.shape, x.dtype)
+def _call_library(ctx: Lowering, step: Convolve, group: int, flat: Windows, places: Sequence[Dim]) -> bool:
+    x, w = step.operands
     sizes = [x.shape[0], x.shape[1], w.shape[0], group]
     for axis in zip(flat.size, flat.kernel, places, flat.strides, flat.dilations, flat.begin, flat.end, strict=True):
         sizes += axis
-    workspace = ctx.empty((WORKSPACE_BYTES,), DType.UINT8)
-    problem = LibraryProblem(CONV, x.dtype.onnx, precision_flags(ctx.options), len(flat.size))
-    ctx.library(problem, [out, x, w, workspace, *map(Int64, [*sizes, WORKSPACE_BYTES])], writes=(out, workspace))
-    leaf = Scalar(out.dtype, "leaf")
-    replaced = {step.core: leaf} if step.is_plain else {step.total: s.cast(leaf, step.total.dtype)}
-    launch_rest(ctx, step, replaced, (leaf, out))
+    return call_cudnn(ctx, step, w, sizes, len(flat.size))
 
 
 @op("ConvTranspose", since=1, types={"T": FLOATS})
@@ -317,7 +319,7 @@ def conv_transpose(
     def launch(ctx: Lowering, step: Convolve) -> None:
         strip_conv(ctx, step, group, flat, places, transposed=True)
 
-    return _convolve(ctx, x, w, b, (x.shape[0], rows, *spatial), launch)
+    return _convolve(ctx, x, w, b, (x.shape[0], rows, *spatial), launch, lambda ctx, step: False)
 
 
 def _pool(

@@ -457,13 +457,14 @@ class Lowering:
         *,
         reads: Sequence[Tensor] = (),
         writes: Sequence[Tensor] = (),
+        note: str = "",
     ) -> None:
-        """Records a call of a vendor library (or its emulated twin); reads and writes as for `launch`."""
+        """Records a call of a vendor library; reads and writes as for `launch`. ``note`` tells people what it does."""
         if not self._record:
             return
         placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)
         read, written = self._uses(placed, reads, writes)
-        self.trace.steps.append(LibraryCall(self.nodes, problem, placed, read, written))
+        self.trace.steps.append(LibraryCall(self.nodes, problem, placed, read, written, note))
 
     def copy(self, dst: Tensor, src: Tensor) -> None:
         """Copies all elements; both are contiguous, of one element type and the same number of elements."""

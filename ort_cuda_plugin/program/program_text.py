@@ -29,6 +29,8 @@ class ProgramText:
             nodes = ", ".join(f"{node.op_type} {node.name}".strip() for node in step.nodes) or "(inputs)"
             lines.append(f"{number:4}  {_kind(step):28} {self._list(writes)} <- {self._list(reads)}")
             lines.append(f"      {'':28} {nodes}")
+            if isinstance(step, LibraryCall) and step.note:
+                lines.append(f"      {'':28} {step.note}")
         header = f"after {name}: {len(steps)} steps, {_size(read)} read, {_size(written)} written"
         return "\n".join([header, *lines, ""])
 

@@ -79,22 +79,15 @@ class Rows(Map):
 class Sums(Map):
     """A Map over sums of products of the elements of ``operands``.
 
-    ``total`` is the leaf that stands for a sum, in the type in which it is accumulated; ``core`` is what the operator
-    alone gives, before any other step joined.
+    ``total`` is the leaf that stands for a sum, in the type in which it is accumulated.
     """
 
     operands: tuple[Tensor, ...] = field(kw_only=True)
     total: Scalar = field(kw_only=True)
-    core: Scalar = field(kw_only=True)
 
     @property
     def reads(self) -> tuple[Buffer, ...]:
         return tuple(dict.fromkeys((*(x.buffer for x in self.operands), *super().reads)))
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the operator's result is the sum itself."""
-        return self.core is self.total or (self.core.op == "cast" and self.core.operands == (self.total,))
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,9 +115,14 @@ class Contract(Sums):
 
 @dataclass(frozen=True, eq=False)
 class Convolve(Sums):
-    """A convolution, which ``launch`` makes, and a Map over its sums: [images, channels, space...]."""
+    """A convolution and a Map over its sums: [images, channels, space...].
+
+    ``launch`` launches our kernel for it; ``call`` records a call of a library and what that leaves to a map, or gives
+    False.
+    """
 
     launch: Callable[[Lowering, Convolve], None] = field(kw_only=True)
+    call: Callable[[Lowering, Convolve], bool] = field(kw_only=True)
 
 
 def used_inputs(inputs: Iterable[Input], expressions: Iterable[Scalar]) -> tuple[Input, ...]:

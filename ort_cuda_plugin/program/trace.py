@@ -67,12 +67,13 @@ class Launch(Recorded):
 
 @dataclass(eq=False)
 class LibraryCall(Recorded):
-    """A call of a vendor library; the meaning of ``args`` is the problem's."""
+    """A call of a vendor library; the meaning of ``args`` is the problem's. ``note`` says in words what it does."""
 
     problem: LibraryProblem
     args: tuple[Arg, ...]
     reads: tuple[Buffer, ...]
     writes: tuple[Buffer, ...]
+    note: str = ""
 
 
 @dataclass(eq=False)

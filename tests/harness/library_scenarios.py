@@ -35,9 +35,16 @@ def use(name: str, number: int, path: str) -> ctypes.CDLL:
     fake = ctypes.CDLL(path)
     translate = int(ffi.cast("uintptr_t", core().emu_host_pointer))
     ctypes.c_void_p.in_dll(fake, "fake_translate").value = translate
-    properties = OpenDevice.properties
-    OpenDevice.properties = lambda self: replace(properties(self), libraries=frozenset({name}))  # type: ignore[method-assign]
+    offer(name)
     return fake
+
+
+_properties = OpenDevice.properties
+
+
+def offer(*names: str) -> None:
+    """Has the emulated device offer these libraries."""
+    OpenDevice.properties = lambda self: replace(_properties(self), libraries=frozenset(names))  # type: ignore[method-assign]
 
 
 def number(fake: ctypes.CDLL, name: str) -> int:
@@ -61,11 +68,15 @@ def cublaslt(path: str) -> dict[str, Any]:
         for trans_a, trans_b in ((0, 0), (0, 1), (1, 0), (1, 1)):
             a, b = noise(1, (7, 5) if trans_a else (5, 7)), noise(2, (6, 7) if trans_b else (7, 6))
             check_op("Gemm", [a, b, noise(3, (6,))], {"transA": trans_a, "transB": trans_b}, dynamic=dynamic)
+        check_op(
+            "Gemm", [noise(1, (5, 7)), noise(2, (7, 6)), noise(3, (5, 6))], {"alpha": 0.5, "beta": 2.0}, dynamic=dynamic
+        )
+        check_op("Gemm", [noise(1, (5, 7)), noise(2, (7, 6)), noise(3, (5, 1))], dynamic=dynamic)
     runs = number(fake, "fake_runs")
-    # What the library is not asked: two dimensions of batches that do not collapse, factors, other addends.
+    # What the library is not asked: two dimensions of batches that do not collapse, and an addend that is none of its
+    # own behind a sum that must not be rounded.
     check_op("MatMul", [noise(1, (2, 1, 5, 7)), noise(2, (1, 3, 7, 6))])
-    check_op("Gemm", [noise(1, (5, 7)), noise(2, (7, 6)), noise(3, (5, 1))])
-    check_op("Gemm", [noise(1, (5, 7)), noise(2, (7, 6))], {"alpha": 2.0})
+    check_op("Gemm", [noise(seed, shape, "float16") for seed, shape in enumerate([(5, 7), (7, 6), (5, 1)])])
     own = number(fake, "fake_runs") - runs
     for options in ({"use_tf32": True}, {"use_tf32": False}, {"deterministic": True}):
         set_options(**options)

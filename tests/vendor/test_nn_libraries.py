@@ -22,12 +22,17 @@ from ort_cuda_plugin.program.libraries import CONV, LIBRARIES, MATMUL, LibraryPr
 
 def run_scenario(name: str, folder: Path, library: str = "") -> dict[str, Any]:
     stand_in = fake_library(library or name, folder)
-    arguments = [sys.executable, str(HARNESS / "library_scenarios.py"), name, str(stand_in)]
-    env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=600, env=env)
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    result: dict[str, Any] = run_in_process("library_scenarios.py", name, str(stand_in))
     return result
+
+
+def run_in_process(file: str, *arguments: str) -> Any:
+    """What a file of the harness prints: a library stays loaded once it is."""
+    command = [sys.executable, str(HARNESS / file), *arguments]
+    env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_cublaslt_gets_products_of_every_layout_and_computes_them_right(tmp_path: Path) -> None:
@@ -47,6 +52,19 @@ def test_cudnn_gets_convolutions_and_an_engine_of_the_precision_asked_for(tmp_pa
     assert result["own"] == 0
     assert result["engines"] == [0, 1, 1]  # the first has tensor cores and is not deterministic
     assert result["alive"] == 0
+
+
+def test_a_fused_call_is_the_exact_result_rounded_once(tmp_path: Path) -> None:
+    stand_ins = [str(fake_library(name, tmp_path)) for name in ("cublaslt", "cudnn")]
+    for result in run_in_process("library_epilogues.py", *stand_ins):
+        fused, unfused = result["fused"], result["unfused"]
+        runs = [1, 0] if result["case"].startswith("product") else [0, 1]
+        assert fused["runs"] == unfused["runs"] == runs, result
+        # Only of GELU the sums are not exact.
+        assert fused["error"] <= (1e-6 if "GELU" in result["case"] else 0), result
+        # A Conv with its bias is one operator, which rounds once.
+        rounds_twice = result["dtype"] != "float32" and result["case"] != "convolution, ReLU"
+        assert unfused["error"] > 1e-4 if rounds_twice else unfused["error"] == fused["error"], result
 
 
 def test_library_calls_are_nodes_of_graphs_unless_they_cannot_be_captured(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from ...kernels.emit import emit
 from ..lowering import Lowering
 from ..tensor import Buffer, BufferKind
 from ..trace import ReadBack, Recordable, Step
+from .choose import choose
 from .fuse import fuse
 from .merge import merge
 from .place import place
@@ -27,6 +28,10 @@ def run_passes(ctx: Lowering, watch: Watch | None = None) -> list[Recordable]:
             steps = run(steps)
             if watch:
                 watch(name, steps)
+    if ctx.device.libraries:
+        steps = choose(ctx, steps)
+        if watch:
+            watch("choose", steps)
     launches = emit(ctx, steps)
     if watch:
         watch("emitted", launches)

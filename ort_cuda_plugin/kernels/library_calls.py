@@ -1,0 +1,115 @@
+"""Calls of vendor libraries for products and convolutions, with as much of their epilogues as the libraries have."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..model.ir import DType
+from ..program.libraries import CONV, MATMUL, WORKSPACE_BYTES, LibraryProblem, ProblemFlags
+from ..program.lowering import Arg, Int64, Lowering, LoweringOptions, Tensor
+from ..program.scalar import Scalar
+from ..program.steps import Contract, Map, Output, Substitution, Sums, used_inputs
+from ..program.symbolic import Dim, le, logical_or, lt
+from .contract import folded
+from .elementwise import launch_map, record
+from .library_form import GELU, RELU, LibraryForm, Offer, find_form, holds
+
+__all__ = ["call_cublaslt", "call_cudnn"]
+
+_activations = {"": ProblemFlags(0), RELU: ProblemFlags.RELU, GELU: ProblemFlags.GELU}
+
+
+def call_cublaslt(ctx: Lowering, step: Contract) -> bool:
+    """Records a call of cuBLASLt and what it leaves; False where the device or the library does not offer it."""
+    call, dtype = folded(ctx, step), step.a.dtype
+    if "cublaslt" not in ctx.device.libraries or not dtype.is_float or len(call.batch) > 1 or "" in call.contiguous:
+        return False
+    columns = range(len(step.shape) - step.column_axes, len(step.shape))
+    form = find_form(ctx, step, Offer("cuBLASLt", columns, factors=True, activations=frozenset({RELU, GELU})))
+    if form is None:
+        return False
+    flags = _flags(ctx.options, form)
+    leading = []
+    for x, transposed, flag in (
+        (call.a, call.contiguous[0] == "m", ProblemFlags.A_TRANSPOSED),
+        (call.b, call.contiguous[1] == "k", ProblemFlags.B_TRANSPOSED),
+    ):
+        lines, line = x.shape[:-3:-1] if transposed else x.shape[-2:]
+        stride = x.strides[-1 if transposed else -2]
+        flags |= flag if transposed else ProblemFlags(0)
+        # The library does not take lines that overlap, such as those of a broadcast matrix.
+        if not holds(ctx, logical_or(le(lines, 1), le(line, stride))):
+            return False
+        leading.append(stride)
+    m, n, k = call.sizes
+    if not holds(ctx, lt(0, k)):
+        return False
+    problem = LibraryProblem(MATMUL, dtype.onnx, flags, alpha=form.alpha, beta=form.beta)
+    sizes = [m, n, k, *leading, call.batch[0], call.a_batch[0], call.b_batch[0]]
+    _record(ctx, step, problem, form, "cuBLASLt: product", (call.a, call.b), sizes)
+    return True
+
+
+def call_cudnn(ctx: Lowering, step: Sums, weights: Tensor, sizes: Sequence[Dim], rank: int) -> bool:
+    """Records a call of cuDNN and what it leaves, for a convolution in ``rank`` dimensions with its problem's sizes.
+
+    False where the device does not offer it.
+    """
+    x, dtype = step.operands[0], step.operands[0].dtype
+    if "cudnn" not in ctx.device.libraries or not dtype.is_float:
+        return False
+    # For these it has engines in our layout that need not be compiled first.
+    finishes = dtype is not DType.FLOAT64
+    form = find_form(ctx, step, Offer("cuDNN", [1], finishes, activations=frozenset({RELU} if finishes else ())))
+    if form is None:
+        return False
+    weights = ctx.contiguous(weights)
+    if form.bias is None and (form.residual is not None or form.activation):
+        # It has none of those without a bias.
+        form = replace(form, bias=ctx.constant(np.zeros(operator.index(step.shape[1]), dtype.numpy), dtype))
+    problem = LibraryProblem(CONV, dtype.onnx, _flags(ctx.options, form), rank, form.alpha, form.beta)
+    _record(ctx, step, problem, form, "cuDNN: convolution", (x, weights), sizes)
+    return True
+
+
+def _flags(options: LoweringOptions, form: LibraryForm) -> ProblemFlags:
+    flags = _activations[form.activation]
+    for flag, is_set in (
+        (ProblemFlags.TF32, options.use_tf32),
+        (ProblemFlags.DETERMINISTIC, options.deterministic),
+        (ProblemFlags.BIAS, form.bias is not None),
+        (ProblemFlags.RESIDUAL, form.residual is not None),
+    ):
+        flags |= flag if is_set else ProblemFlags(0)
+    return flags
+
+
+def _record(
+    ctx: Lowering,
+    step: Sums,
+    problem: LibraryProblem,
+    form: LibraryForm,
+    what: str,
+    operands: Sequence[Tensor],
+    sizes: Sequence[Dim],
+) -> None:
+    """Records the call, and as a map what follows its values."""
+    direct = next((y for x, y in step.outputs if x is form.value and y.is_contiguous and y.offset == 0), None)
+    out = direct if direct is not None else ctx.empty(step.shape, step.operands[0].dtype)
+    leaf = Scalar(out.dtype, "leaf")
+    new = Substitution({form.value: leaf})
+    outputs: tuple[Output, ...] = tuple((new(x), y) for x, y in step.outputs if y is not direct)
+    leftover = form.leftover or ("the result is not dense" if outputs else "")
+    note = f"{what}{' + ' if form.parts else ''}{form.parts}{f'; a map follows: {leftover}' if leftover else ''}"
+    workspace = ctx.empty((WORKSPACE_BYTES,), DType.UINT8)
+    addends = [x for x in (form.bias, form.residual) if x is not None]
+    numbers = [*sizes, WORKSPACE_BYTES]
+    args: list[Arg] = [out, *operands, *addends, workspace, *map(Int64, numbers)]
+    ctx.library(problem, args, writes=(out, workspace), note=note)
+    if outputs:
+        inputs = used_inputs([(leaf, out), *step.inputs], [x for x, _ in outputs])
+        record(ctx, Map(step.nodes, step.shape, inputs, outputs), launch_map)

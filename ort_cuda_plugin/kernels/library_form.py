@@ -1,0 +1,270 @@
+"""Which part of an epilogue a vendor library computes with its product or convolution, found by what it computes.
+
+A library adds and activates in the type of its sums and rounds once, when it stores. So a float16 or bfloat16 result
+may differ from that of one step after the other, which rounds after each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..model.ir import NARROW_FLOATS, Array
+from ..program.lowering import Lowering, broadcast_strides
+from ..program.scalar import Scalar, reachable
+from ..program.steps import Sums, stored
+from ..program.symbolic import Dim, eq, is_read_back, logical_or
+from ..program.tensor import Tensor, contiguous_strides
+from .codegen import constant_number
+from .layout import collapse
+
+RELU, GELU = "ReLU", "GELU"
+MAX_ACTIVATION = 80
+"""Operations that an activation is looked for in."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a library can do after its sums, in this order: factors, a residual and a bias, an activation.
+
+    A bias runs along ``bias_axes`` of the result; a residual is as dense as the result. ``factors`` are numbers that
+    multiply the sums and the residual.
+    """
+
+    library: str
+    bias_axes: Sequence[int]
+    addends: bool = True
+    factors: bool = False
+    activations: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class LibraryForm:
+    """``value`` = activation(alpha * sums + beta * residual + bias), which a library stores.
+
+    ``leftover`` says why there is more to compute than that; "" where there is not.
+    """
+
+    value: Scalar
+    alpha: float = 1.0
+    beta: float = 0.0
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    activation: str = ""
+    leftover: str = ""
+
+    @property
+    def parts(self) -> str:
+        """What the library does beside its sums."""
+        factor = "" if self.beta in (0.0, 1.0) else f" times {self.beta:g}"
+        parts = [
+            "" if self.alpha == 1.0 else f"times {self.alpha:g}",
+            "" if self.residual is None else f"residual{factor}",
+            "" if self.bias is None else "bias",
+            self.activation,
+        ]
+        return ", ".join(part for part in parts if part)
+
+
+def holds(ctx: Lowering, condition: Dim) -> bool:
+    """As a guard, but False where only a Run's own results can tell."""
+    return not is_read_back(condition) and ctx.guard(condition)
+
+
+def find_form(ctx: Lowering, step: Sums, offer: Offer) -> LibraryForm | None:
+    """The largest part of what ``step`` computes that the library can do.
+
+    None where storing a part would round more often than the step does. Guards say that a residual is not broadcast.
+    """
+    return _Search(ctx, step, offer).run()
+
+
+class _Search:
+    def __init__(self, ctx: Lowering, step: Sums, offer: Offer) -> None:
+        self.ctx, self.step, self.offer = ctx, step, offer
+        self.dtype = step.operands[0].dtype
+        self.tensors = dict(step.inputs)
+        numbers = ((leaf, constant_number(x)) for leaf, x in step.inputs)
+        self.numbers = {leaf: float(number) for leaf, number in numbers if number is not None}
+        self.results = [x for x, _ in step.outputs]
+        self.users: dict[Scalar, list[Scalar]] = {}
+        for x in reachable(self.results):
+            for operand in dict.fromkeys(x.operands):
+                self.users.setdefault(operand, []).append(x)
+
+    def run(self) -> LibraryForm | None:
+        form = LibraryForm(self.step.total)
+        best = form if self._is_storable(form.value) else None
+        while form.value not in self.results:
+            extended = self._extended(form)
+            if extended is None:
+                break
+            form = extended
+            if self._is_storable(form.value):
+                best = form
+        return best and replace(best, leftover=self._leftover(best.value))
+
+    def _is_storable(self, x: Scalar) -> bool:
+        """Whether x, stored in the type of the operands, is what the step uses."""
+        if x.dtype is not self.dtype:
+            return False
+        if x.dtype not in NARROW_FLOATS or stored(x) is x:
+            return True
+        return x in self.results and all(user.op == "cast" for user in self.users.get(x, ()))
+
+    def _extended(self, form: LibraryForm) -> LibraryForm | None:
+        """The form with one operation more; every use of its value must go through that."""
+        x = form.value
+        users = self.users.get(x, [])
+        if len(users) == 1:
+            (user,) = users
+            if user.op == "cast" and user.dtype in (self.dtype, self.step.total.dtype):
+                return replace(form, value=user)
+            if form.activation:
+                return None
+            if user.op == "add" and self.offer.addends:
+                return self._with_addend(replace(form, value=user), _other(user, x))
+            if user.op == "mul" and self.offer.factors and form.bias is None and form.residual is None:
+                factor = self._number(_other(user, x))
+                return None if factor is None else replace(form, value=user, alpha=form.alpha * factor)
+        if form.activation:
+            return None
+        for activation, end in self._activations(x):
+            if activation in self.offer.activations:
+                return replace(form, value=end, activation=activation)
+        return None
+
+    def _with_addend(self, form: LibraryForm, addend: Scalar) -> LibraryForm | None:
+        addend, factor = _without_casts(addend), 1.0
+        if addend.op == "mul":
+            for number, rest in (addend.operands, addend.operands[::-1]):
+                known = self._number(number)
+                if known is not None:
+                    addend, factor = _without_casts(rest), known
+                    break
+        x = self.tensors.get(addend)
+        if x is None or x.dtype is not self.dtype:
+            return None
+        strides = broadcast_strides(x, self.step.shape)
+        if form.bias is None and factor == 1.0 and self._is_bias(strides):
+            return replace(form, bias=x)
+        takes = form.residual is None and (factor == 1.0 or (self.offer.factors and factor != 0.0))
+        if takes and x.rank == len(strides) and self._is_dense(strides):
+            return replace(form, residual=x, beta=factor)
+        return None
+
+    def _is_bias(self, strides: Sequence[Dim]) -> bool:
+        axes = self.offer.bias_axes
+        if any(stride != 0 for axis, stride in enumerate(strides) if axis not in axes and self.step.shape[axis] != 1):
+            return False
+        dims, (along,) = collapse([self.step.shape[axis] for axis in axes], [tuple(strides[axis] for axis in axes)])
+        return not dims or along == (1,)
+
+    def _number(self, x: Scalar) -> float | None:
+        """The number that x always is."""
+        x = _without_casts(x)
+        return float(x.value) if x.op == "constant" else self.numbers.get(x)
+
+    def _is_dense(self, strides: Sequence[Dim]) -> bool:
+        """Whether strides over the step's shape are those of a dense tensor; a guard where that depends on sizes."""
+        conditions = [
+            logical_or(eq(dim, 1), eq(stride, dense))
+            for dim, stride, dense in zip(self.step.shape, strides, contiguous_strides(self.step.shape), strict=True)
+        ]
+        return 0 not in conditions and all(holds(self.ctx, condition) for condition in conditions)
+
+    def _activations(self, x: Scalar) -> Iterator[tuple[str, Scalar]]:
+        """What is an activation of x, where the step uses x for nothing else."""
+        above: dict[Scalar, None] = {}
+        stack = [x]
+        while stack:
+            for user in self.users.get(stack.pop(), ()):
+                if user not in above:
+                    above[user] = None
+                    stack.append(user)
+            if len(above) > MAX_ACTIVATION:
+                return
+        for end in above:
+            inside = {y for y in reachable([end]) if y in above and y is not end} | {x}
+            uses = (user for y in inside for user in self.users.get(y, ()))
+            if inside.isdisjoint(self.results) and all(user in inside or user is end for user in uses):
+                if self._is_relu(end, x):
+                    yield RELU, end
+                elif _is_gelu(end, {x: _points, **self.numbers}):
+                    yield GELU, end
+
+    def _is_relu(self, y: Scalar, x: Scalar) -> bool:
+        if y.op == "max":
+            return x in y.operands and self._number(_other(y, x)) == 0.0
+        if y.op != "where" or y.operands[0].op not in _orders:
+            return False
+        condition, *values = y.operands
+        if condition.operands[0] is not x:
+            return False
+        smaller, larger = values if condition.op in ("lt", "le") else reversed(values)
+        return larger is x and self._number(condition.operands[1]) == 0.0 == self._number(smaller)
+
+    def _leftover(self, value: Scalar) -> str:
+        if all(x is value for x in self.results):
+            return "" if len(self.results) == 1 else "its result is stored twice"
+        if value in self.results:
+            return "its result is stored as well"
+        above = reachable(self.results) - reachable([value])
+        operations = sorted({x.op for x in above} - {"leaf", "constant", "cast"})
+        if not operations:
+            return "another element type"
+        return f"{self.offer.library} cannot do {', '.join(operations)} then"
+
+
+def _without_casts(x: Scalar) -> Scalar:
+    while x.op == "cast" and x.dtype.is_float:
+        x = x.operands[0]
+    return x
+
+
+def _other(x: Scalar, operand: Scalar) -> Scalar:
+    """The second operand of x, of which ``operand`` is one."""
+    first, second = x.operands
+    return second if first is operand else first
+
+
+_orders = frozenset({"lt", "le", "gt", "ge"})
+_points = np.concatenate([np.linspace(-12.0, 12.0, 97), [1e-3, -1e-3, 1e3, -1e3]])
+_smooth: Mapping[str, Callable[..., Array]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative, "tanh": np.tanh,
+    "exp": np.exp, "cast": lambda x: x,
+}  # fmt: skip
+"""Operations whose results have no corners: what they compute is known from a few points."""
+
+
+def _is_gelu(y: Scalar, known: Mapping[Scalar, Array | float]) -> bool:
+    """Whether y is x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2, however it is written.
+
+    ``known`` are the values of leaves: ``_points`` for x, the same number everywhere for others.
+    """
+    with np.errstate(all="ignore"):
+        value = _evaluate(y, known)
+        cubic = np.sqrt(2.0 / np.pi) * (_points + 0.044715 * _points**3)
+        wanted = 0.5 * _points * (1.0 + np.tanh(cubic))
+    return value is not None and bool(np.all(np.abs(value - wanted) <= 1e-6 * np.maximum(np.abs(_points), 1.0)))
+
+
+def _evaluate(y: Scalar, leaves: Mapping[Scalar, Array | float]) -> Array | float | None:
+    """The values of y; None where it depends on more than ``leaves`` or has other operations than ``_smooth``."""
+    known = dict(leaves)
+    stack = [y]
+    while stack:
+        current = stack[-1]
+        if current in known or current.op == "constant":
+            known.setdefault(current, current.value)
+            stack.pop()
+            continue
+        if current.op not in _smooth or not current.dtype.is_float:
+            return None
+        missing = [operand for operand in current.operands if operand not in known]
+        stack += missing
+        if not missing:
+            known[current] = _smooth[current.op](*(known[operand] for operand in current.operands))
+    return known[y]

@@ -1,0 +1,31 @@
+"""Chooses what computes the sums of a product or convolution: a vendor library, or a kernel of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...kernels.library_calls import call_cublaslt
+from ..lowering import Lowering
+from ..steps import Contract, Convolve
+from ..trace import Step
+
+
+def choose(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
+    """The steps with calls of the libraries that the device offers, where these can do the sums.
+
+    Such a call takes as much of the step's epilogue as the library has; what is left is a map after it. Guards of the
+    calls join the trace's.
+    """
+    recorded, nodes = ctx.trace.steps, ctx.nodes
+    chosen: list[Step] = []
+    for step in steps:
+        ctx.trace.steps, ctx.nodes = [], step.nodes
+        chosen += ctx.trace.steps if _is_called(ctx, step) else [step]
+    ctx.trace.steps, ctx.nodes = recorded, nodes
+    return chosen
+
+
+def _is_called(ctx: Lowering, step: Step) -> bool:
+    if isinstance(step, Contract):
+        return call_cublaslt(ctx, step)
+    return isinstance(step, Convolve) and 0 not in step.shape and step.call(ctx, step)

@@ -1,0 +1,175 @@
+"""Which part of an epilogue a vendor library gets, and what stays a map, for a device that offers the libraries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx
+import pytest
+from onnx import parser
+
+from ort_cuda_plugin.clusters.cluster import CompiledCluster, Variant
+from ort_cuda_plugin.model.onnx_graph import read_model
+from ort_cuda_plugin.plan.format import RecordKind
+from ort_cuda_plugin.program.libraries import LibraryProblem, ProblemFlags
+from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
+
+BIAS, RELU, GELU, RESIDUAL = ProblemFlags.BIAS, ProblemFlags.RELU, ProblemFlags.GELU, ProblemFlags.RESIDUAL
+NONE = ProblemFlags(0)
+
+
+@dataclass
+class Chosen:
+    problem: LibraryProblem
+    flags: ProblemFlags
+    maps: int
+    text: str
+
+
+def prepare(text: str, fusion: bool = True) -> tuple[Variant, list[str]]:
+    """The only plan of a model, and its program after each pass."""
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> chosen {text}')
+    onnx.checker.check_model(model, full_check=True)
+    graph = read_model(onnx.shape_inference.infer_shapes(model))
+    device = DeviceProperties(emulated=False, libraries=frozenset({"cublaslt", "cudnn"}))
+    cluster = CompiledCluster(graph, device, LoweringOptions(fusion=fusion))
+    texts: list[str] = []
+    cluster.show_program = texts.append
+    return cluster.prepare(), texts
+
+
+def choose(text: str, *, fusion: bool = True) -> Chosen:
+    """What is chosen for a model with one product or convolution."""
+    variant, texts = prepare(text, fusion)
+    assert variant.plan is not None
+    (problem,) = variant.problems
+    kinds = [record.kind for record in variant.plan.records]
+    assert kinds.count(RecordKind.LIBRARY) == 1
+    (chosen,) = (text for text in texts if text.startswith("after choose"))
+    return Chosen(problem, problem.flags & ~ProblemFlags.TF32, len(kinds) - 1, chosen)
+
+
+TANH_GELU = """k = Constant<value_float = 0.7978845834732056>() c = Constant<value_float = 0.044714998453855515>()
+    three = Constant<value_float = 3.0>() one = Constant<value_float = 1.0>() half = Constant<value_float = 0.5>()
+    cube = Pow(h, three) q = Mul(c, cube) s = Add(h, q) t = Mul(s, k) u = Tanh(t) v = Add(one, u) m = Mul(v, half)
+    y = Mul(m, h)"""
+# Twice this with sigmoid in place of tanh is the same function.
+SIGMOID_GELU = """a = Constant<value_float = 1.5957691216057308>() c = Constant<value_float = 0.07135481282806396>()
+    square = Mul(h, h) cube = Mul(square, h) k = Mul(h, a) q = Mul(cube, c) t = Add(k, q) u = Sigmoid(t)
+    y = Mul(h, u)"""
+
+PRODUCTS = {
+    "a bias": ("y = Add(p, w)", BIAS, ""),
+    "a bias and ReLU": ("h = Add(w, p) y = Relu(h)", BIAS | RELU, ""),
+    "ReLU": ("y = Relu(p)", RELU, ""),
+    "ReLU as a maximum": ("zero = Constant<value_float = 0.0>() y = Max(zero, p)", RELU, ""),
+    "a bias and GELU by tanh": ('h = Add(p, w) y = Gelu<approximate = "tanh">(h)', BIAS | GELU, ""),
+    "GELU by tanh": ('y = Gelu<approximate = "tanh">(p)', GELU, ""),
+    "a bias and GELU in single operations": (f"h = Add(p, w) {TANH_GELU}", BIAS | GELU, ""),
+    "a bias and GELU by the logistic function": (f"h = Add(p, w) {SIGMOID_GELU}", BIAS | GELU, ""),
+    "a bias and GELU with rounded factors": (
+        f"h = Add(p, w) {TANH_GELU}".replace("0.044714998453855515", "0.0447"),
+        BIAS,
+        "cannot do add, mul, tanh then",
+    ),
+    "a bias and GELU by erf": ("h = Add(p, w) y = Gelu(h)", BIAS, "cannot do add, erf, mul then"),
+    "a residual": ("y = Add(p, residual)", RESIDUAL, ""),
+    "a residual, a bias and ReLU": ("h = Add(p, w) i = Add(residual, h) y = Relu(i)", BIAS | RESIDUAL | RELU, ""),
+    "a bias after a residual": ("h = Add(p, residual) y = Add(h, w)", BIAS | RESIDUAL, ""),
+    "a factor": ("k = Constant<value_float = 0.125>() y = Mul(p, k)", NONE, ""),
+    "a factor after a bias": ("k = Constant<value_float = 2.0>() h = Add(p, w) y = Mul(h, k)", BIAS,
+                              "cannot do mul then"),
+    "two biases": ("h = Add(p, w) y = Add(h, w)", BIAS, "cannot do add then"),
+    "a bias after ReLU": ("h = Relu(p) y = Add(h, w)", RELU, "cannot do add then"),
+    "a bias for each row": ("y = Add(p, column)", NONE, "cannot do add then"),
+    "a residual that is transposed": ("t = Transpose(turned) y = Add(p, t)", NONE, "cannot do add then"),
+    "a residual that is computed": ("e = Exp(residual) y = Add(p, e)", NONE, "cannot do add, exp then"),
+    "a difference": ("y = Sub(p, residual)", NONE, "cannot do sub then"),
+    "a limit from above": ("six = Constant<value_float = 6.0>() zero = Constant<value_float = 0.0>() "
+                           "y = Clip(p, zero, six)", RELU, "cannot do gt, where then"),
+    "a value that is used twice": ("h = Add(p, w) s = Sigmoid(h) y = Mul(h, s)", BIAS,
+                                   "cannot do add, div, exp, mul, neg then"),
+    "another element type": ("h = Add(p, w) i = Cast<to = 10>(h) y = Cast<to = 1>(i)", BIAS, "another element type"),
+    "a result that is not dense": ("h = Add(p, w) y = Transpose(h)", BIAS, "not dense"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_takes_what_cublaslt_has(name: str) -> None:
+    rest, flags, leftover = PRODUCTS[name]
+    shape = "[6, 4]" if "Transpose(h)" in rest else "[4, 6]"
+    inputs = "float[4, 8] x, float[8, 6] b, float[6] w, float[4, 6] residual, float[6, 4] turned, float[4, 1] column"
+    chosen = choose(f"({inputs}) => (float{shape} y) {{ p = MatMul(x, b) {rest} }}")
+    assert chosen.flags == flags, chosen.text
+    assert chosen.maps == bool(leftover), chosen.text
+    assert f"a map follows: {leftover}" in chosen.text or leftover in chosen.text.partition("a map follows")[2]
+    assert ("a map follows" in chosen.text) == bool(leftover)
+    factor = 0.125 if name == "a factor" else 1.0
+    assert (chosen.problem.alpha, chosen.problem.beta) == (factor, float(RESIDUAL in flags))
+
+
+def test_an_addend_with_a_factor_is_a_residual() -> None:
+    chosen = choose(
+        """(float[8, 4] x, float[8, 6] b, float[4, 6] c) => (float[4, 6] y)
+        { y = Gemm<alpha = 0.5, beta = 2.0, transA = 1>(x, b, c) }"""
+    )
+    assert chosen.flags == RESIDUAL | ProblemFlags.A_TRANSPOSED
+    assert (chosen.problem.alpha, chosen.problem.beta, chosen.maps) == (0.5, 2.0, 0)
+    assert "cuBLASLt: product + times 0.5, residual times 2" in chosen.text
+
+
+def test_a_value_that_is_stored_as_well_ends_what_the_library_does() -> None:
+    chosen = choose(
+        """(float[4, 8] x, float[8, 6] b, float[6] w) => (float[4, 6] h, float[4, 6] y)
+        { p = MatMul(x, b) h = Add(p, w) y = Relu(h) }"""
+    )
+    assert (chosen.flags, chosen.maps) == (BIAS, 1)
+    assert "product + bias; a map follows: its result is stored as well" in chosen.text
+
+
+def test_without_fusion_a_library_takes_what_its_operator_does() -> None:
+    text = """(float[4, 8] x, float[8, 6] b, float[6] w) => (float[4, 6] y) { p = Gemm(x, b, w) y = Relu(p) }"""
+    assert (choose(text).flags, choose(text).maps) == (BIAS | RELU, 0)
+    assert (choose(text, fusion=False).flags, choose(text, fusion=False).maps) == (BIAS, 1)
+
+
+HALF = "float16[4, 8] x, float16[8, 6] b, float16[6] w, float16[4, 6] residual"
+
+
+def test_a_narrow_value_is_stored_where_the_program_rounds_and_nowhere_else() -> None:
+    text = "p = MatMul(x, b) h = Add(p, w) i = Add(h, residual) y = Sigmoid(i)"
+    assert choose(f"({HALF}) => (float16[4, 6] y) {{ {text} }}").flags == BIAS | RESIDUAL
+    # Gemm rounds once: its sums are no result that could be stored before the addend, which no library takes, comes.
+    variant, _ = prepare(f"({HALF}) => (float16[4, 6] y) {{ y = Gemm<beta = 0.5>(x, b, w) }}")
+    assert not variant.problems
+
+
+CONVOLUTIONS = {
+    "nothing": ("y = Conv(x, k)", NONE, ""),
+    "a bias": ("y = Conv(x, k, b)", BIAS, ""),
+    "a bias and ReLU": ("c = Conv(x, k, b) y = Relu(c)", BIAS | RELU, ""),
+    "a residual and ReLU": ("c = Conv(x, k, b) s = Add(c, r) y = Relu(s)", BIAS | RESIDUAL | RELU, ""),
+    "ReLU without a bias": ("c = Conv(x, k) y = Relu(c)", BIAS | RELU, ""),
+    "a residual without a bias": ("c = Conv(x, k) y = Add(r, c)", BIAS | RESIDUAL, ""),
+    "a factor": ("two = Constant<value_float = 2.0>() c = Conv(x, k, b) y = Mul(c, two)", BIAS, "cannot do mul then"),
+    "GELU": ('c = Conv(x, k, b) y = Gelu<approximate = "tanh">(c)', BIAS, "cannot do add, mul, tanh then"),
+    "sigmoid": ("c = Conv(x, k, b) y = Sigmoid(c)", BIAS, "cannot do add, div, exp, neg then"),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_a_convolution_takes_what_cudnn_has_compiled(name: str) -> None:
+    rest, flags, leftover = CONVOLUTIONS[name]
+    inputs = "float[2, 4, 7, 5] x, float[6, 4, 3, 3] k, float[6] b, float[2, 6, 5, 3] r"
+    chosen = choose(f"({inputs}) => (float[2, 6, 5, 3] y) {{ {rest} }}")
+    assert chosen.flags == flags, chosen.text
+    assert chosen.maps == bool(leftover), chosen.text
+    assert leftover in chosen.text.partition("a map follows")[2]
+    assert chosen.problem.beta == float(RESIDUAL in flags)
+
+
+def test_a_convolution_of_doubles_is_nothing_but_that() -> None:
+    inputs = "double[2, 4, 7, 5] x, double[6, 4, 3, 3] k, double[6] b"
+    chosen = choose(f"({inputs}) => (double[2, 6, 5, 3] y) {{ c = Conv(x, k, b) y = Relu(c) }}")
+    assert (chosen.flags, chosen.maps) == (NONE, 1)
+    assert "cuDNN cannot do add, max then" in chosen.text
