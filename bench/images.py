@@ -18,7 +18,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -39,7 +41,7 @@ class Layer:
     op_type: str
     inputs: tuple[Shape, ...]
     weights: tuple[Shape | np.ndarray | None, ...] = ()
-    attributes: dict[str, object] = field(default_factory=dict)
+    attributes: dict[str, Any] = field(default_factory=dict)
     dtype: int = TensorProto.FLOAT
     outputs: int = 1
 
@@ -81,7 +83,7 @@ def transposed(name: str, x: Shape, w: Shape, stride: int, pad: int = 0, group: 
 
 
 def pool(name: str, op_type: str, x: Shape, kernel: int, stride: int, pad: int = 0) -> Layer:
-    attributes = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4}
+    attributes: dict[str, Any] = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4}
     return Layer(f"pool/{name}", op_type, (x,), (), attributes)
 
 
@@ -223,7 +225,7 @@ def measure(name: str, model: bytes, emulate: bool, threads: int, runs: int, sec
     started = time.perf_counter()
     while len(times[0]) < runs and (len(times[0]) < 3 or time.perf_counter() - started < seconds):
         for session, spent in zip((own, cpu), times, strict=True):
-            spent.append(timed(lambda session=session: session.run(None, feeds)))
+            spent.append(timed(partial(session.run, None, feeds)))
     ratios = [a / b for a, b in zip(*times, strict=True)]
     plugin, base = (statistics.median(spent) * 1e3 for spent in times)
     return Result(name, plugin, base, statistics.median(ratios), error)
@@ -256,7 +258,7 @@ def main() -> None:
     models: dict[str, Callable[[], bytes]] = {layer.name: layer.model for layer in LAYERS}
     for name in NETWORKS:
         for variant in (name, f"{name}/f16", f"{name}/u8"):
-            models[variant] = lambda variant=variant: network(variant, arguments.size)
+            models[variant] = partial(network, variant, arguments.size)
     if arguments.names:
         # A name chosen exactly does not bring those that begin with it along.
         exact = {name for name in arguments.names if name in models}

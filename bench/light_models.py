@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 CHILD = """
 import sys, time, json
@@ -34,7 +35,7 @@ counters["kernels_compiled"]}))
 """
 
 
-def first_result(model: Path, output: str, device: str, feeds: Path, cache: str) -> tuple[float, dict]:
+def first_result(model: Path, output: str, device: str, feeds: Path, cache: str) -> tuple[float, dict[str, Any]]:
     """Seconds of a fresh process to its first result, and what it says of itself."""
     environment = os.environ | {"ORT_CUDA_PLUGIN_CACHE_DIR": cache}
     started = time.perf_counter()
@@ -48,7 +49,7 @@ def first_result(model: Path, output: str, device: str, feeds: Path, cache: str)
     return time.perf_counter() - started, json.loads(done.stdout.splitlines()[-1])
 
 
-def measure(name: str, device: str, runs: int) -> dict:
+def measure(name: str, device: str, runs: int) -> dict[str, Any]:
     import numpy as np
     import onnx
     import onnxruntime as ort
@@ -62,7 +63,7 @@ def measure(name: str, device: str, runs: int) -> dict:
         path, feeds_path = Path(folder, "model.onnx"), Path(folder, "feeds.npz")
         onnx.save(model, path)
         feeds = models.random_inputs(model)
-        np.savez(feeds_path, **feeds)
+        np.savez(feeds_path, allow_pickle=False, **feeds)
         own_cache = str(Path(folder, "cache"))
         cold, _ = first_result(path, output, device, feeds_path, own_cache)
         warm, warm_state = first_result(path, output, device, feeds_path, own_cache)

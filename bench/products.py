@@ -14,6 +14,7 @@ import json
 import math
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -36,7 +37,7 @@ class Layer:
     group: int = 1
 
     @property
-    def attributes(self) -> dict[str, object]:
+    def attributes(self) -> dict[str, Any]:
         if self.operator == "Conv":
             return {"strides": [self.stride] * 2, "pads": [self.pad] * 4, "group": self.group}
         return {"transB": 1} if self.operator == "Gemm" else {}

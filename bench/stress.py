@@ -90,7 +90,8 @@ def classifier() -> Model:
     def expected(feeds: Arrays) -> NDArray[Any]:
         logits = np.maximum(feeds["x"] @ first, 0) @ second
         exponents = np.exp(logits - logits.max(-1, keepdims=True))
-        return exponents / exponents.sum(-1, keepdims=True)
+        result: NDArray[Any] = exponents / exponents.sum(-1, keepdims=True)
+        return result
 
     proto = build(nodes, ["n", 40], ["n", 10], {"first": first, "second": second})
     return Model("classifier", proto, lambda rng, n: {"x": rng.standard_normal((n, 40)).astype(np.float32)}, expected)
@@ -107,7 +108,8 @@ def convolution() -> Model:
     def expected(feeds: Arrays) -> NDArray[Any]:
         padded = np.pad(feeds["x"], ((0, 0), (0, 0), (1, 1), (1, 1)))
         windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
-        return np.einsum("nchwij,fcij->nfhw", windows, weights).mean((2, 3))
+        result: NDArray[Any] = np.einsum("nchwij,fcij->nfhw", windows, weights).mean((2, 3))
+        return result
 
     def feeds(rng: np.random.Generator, n: int) -> Arrays:
         return {"x": rng.standard_normal((1 + n % 3, 3, n + 2, 2 * n)).astype(np.float32)}
@@ -153,9 +155,13 @@ class Stress:
     """The sessions, which threads share and one thread replaces now and then."""
 
     def __init__(self, seed: int) -> None:
+        import onnxruntime as ort
+
         import ort_cuda_plugin
 
-        self.make = lambda model: ort_cuda_plugin.session(model.proto, emulate=True)
+        self.make: Callable[[Model], ort.InferenceSession] = lambda model: ort_cuda_plugin.session(
+            model.proto, emulate=True
+        )
         self.seed = seed
         self.sessions = [self.make(model) for model in MODELS]
         self.outcome = Outcome()

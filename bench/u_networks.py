@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -81,7 +82,7 @@ class Builder:
         self._rng = np.random.default_rng(seed)
         self._sizes: dict[str, str] = {}
 
-    def add(self, op_type: str, inputs: list[str], **attributes: object) -> str:
+    def add(self, op_type: str, inputs: list[str], **attributes: Any) -> str:
         name = f"{op_type.lower()}{len(self.nodes)}"
         self.nodes.append(helper.make_node(op_type, inputs, [name], name=name, **attributes))
         return name

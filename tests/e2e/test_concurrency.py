@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 
 import ort_cuda_plugin
 from device_models import add_and_double, with_cpu_nodes
+from session_pair import ep_session
 
 THREADS = 4
 
@@ -31,7 +31,7 @@ def in_threads(work: Callable[[int], None]) -> None:
 
 
 @pytest.mark.usefixtures("collected")
-def test_two_sessions_run_on_four_threads(ep_session: Callable[..., ort.InferenceSession]) -> None:
+def test_two_sessions_run_on_four_threads() -> None:
     before = ort_cuda_plugin.counters()
     sessions = [ep_session(add_and_double()), ort_cuda_plugin.session(with_cpu_nodes(1, rounds=2), emulate=True)]
 
@@ -54,7 +54,7 @@ def test_two_sessions_run_on_four_threads(ep_session: Callable[..., ort.Inferenc
     assert after["pinned_bytes_in_use"] == before["pinned_bytes_in_use"]
 
 
-def test_one_session_runs_on_four_threads_without_python(ep_session: Callable[..., ort.InferenceSession]) -> None:
+def test_one_session_runs_on_four_threads_without_python() -> None:
     session = ep_session(add_and_double())
     x = np.arange(64, dtype=np.float32)
     session.run(None, {"a": x, "b": x})
@@ -72,7 +72,7 @@ def test_one_session_runs_on_four_threads_without_python(ep_session: Callable[..
     assert after["plan_variants_built"] == before["plan_variants_built"]
 
 
-def test_first_runs_at_once_build_one_variant(ep_session: Callable[..., ort.InferenceSession]) -> None:
+def test_first_runs_at_once_build_one_variant() -> None:
     session = ep_session(add_and_double())
     before = ort_cuda_plugin.counters()["plan_variants_built"]
 

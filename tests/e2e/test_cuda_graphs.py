@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Barrier
@@ -21,6 +21,7 @@ from isolated import add_model, python
 from ort_cuda_plugin import models
 from ort_cuda_plugin.abi.core import ffi
 from ort_cuda_plugin.abi.device import Device, Stream
+from session_pair import ep_session
 
 Arrays = dict[str, np.ndarray]
 CAPTURE = {"enable_cuda_graph": "1"}
@@ -393,7 +394,7 @@ def test_random_operators_go_on_in_replays() -> None:
         np.testing.assert_array_equal(bound.run(), array)
 
 
-def test_shapes_that_change_at_random_on_threads(ep_session: Callable[..., ort.InferenceSession]) -> None:
+def test_shapes_that_change_at_random_on_threads() -> None:
     session = ep_session(add_and_double())
 
     def work(index: int) -> None:

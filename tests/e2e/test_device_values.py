@@ -14,8 +14,7 @@ import pytest
 
 import ort_cuda_plugin
 from device_models import add_and_double
-
-Make = Callable[..., ort.InferenceSession]
+from session_pair import ep_session
 
 
 @pytest.fixture
@@ -62,7 +61,7 @@ def test_host_code_cannot_read_device_memory(on_device: Callable[..., ort.OrtVal
 
 
 @pytest.mark.usefixtures("collected")
-def test_bound_inputs_and_outputs_stay_on_the_device(ep_session: Make, on_device: Callable[..., ort.OrtValue]) -> None:
+def test_bound_inputs_and_outputs_stay_on_the_device(on_device: Callable[..., ort.OrtValue]) -> None:
     session = ep_session(add_and_double())
     a, b, c = (np.full(100, value, np.float32) for value in (1, 2, 0))
     values = {"a": on_device(a), "b": on_device(b), "c": on_device(c)}
@@ -84,7 +83,7 @@ def test_bound_inputs_and_outputs_stay_on_the_device(ep_session: Make, on_device
 
 @pytest.mark.usefixtures("collected")
 def test_an_output_that_onnxruntime_allocates_feeds_the_next_run(
-    ep_session: Make, on_device: Callable[..., ort.OrtValue], ep_device: ort.OrtEpDevice
+    on_device: Callable[..., ort.OrtValue], ep_device: ort.OrtEpDevice
 ) -> None:
     before = bytes_in_use()
     session = ep_session(add_and_double())
@@ -129,7 +128,7 @@ def test_tensors_of_different_sizes_are_not_copied(on_device: Callable[..., ort.
 
 
 def test_memory_that_a_deferred_run_reads_is_not_given_to_another_session(
-    ep_session: Make, on_device: Callable[..., ort.OrtValue]
+    on_device: Callable[..., ort.OrtValue],
 ) -> None:
     """A reader is enqueued and not waited for, its input is freed at once, another session writes into new memory."""
     reader, writer = ep_session(add_and_double()), ep_session(add_and_double())
@@ -152,7 +151,7 @@ def test_memory_that_a_deferred_run_reads_is_not_given_to_another_session(
 
 
 @pytest.mark.usefixtures("collected")
-def test_runs_of_many_shapes_keep_no_bytes(ep_session: Make) -> None:
+def test_runs_of_many_shapes_keep_no_bytes() -> None:
     session = ep_session(add_and_double())
     rng = np.random.default_rng(3)
     before = bytes_in_use()

@@ -11,20 +11,23 @@ import pytest
 import ort_cuda_plugin
 from encoder import encoder, encoder_inputs
 from ort_cuda_plugin import models
+from session_pair import ep_session
 
 TOLERANCE = 1e-3
 
 
 @functools.lru_cache
 def serialized(decomposed: bool, layers: int = 6) -> bytes:
-    return encoder(layers=layers, decomposed=decomposed).SerializeToString()
+    return bytes(encoder(layers=layers, decomposed=decomposed).SerializeToString())
 
 
 @pytest.mark.parametrize(
     "level", [ort.GraphOptimizationLevel.ORT_ENABLE_ALL, ort.GraphOptimizationLevel.ORT_DISABLE_ALL]
 )
 @pytest.mark.parametrize("decomposed", [False, True], ids=["layer_norm", "decomposed"])
-def test_encoder_runs_whole_on_the_ep_and_matches_the_cpu_provider(ep_session, decomposed, level):
+def test_encoder_runs_whole_on_the_ep_and_matches_the_cpu_provider(
+    decomposed: bool, level: ort.GraphOptimizationLevel
+) -> None:
     session = ep_session(serialized(decomposed), level)
     cpu = ort.InferenceSession(serialized(decomposed), providers=["CPUExecutionProvider"])
     for seed, (batch, sequence) in enumerate([(2, 16), (1, 33)]):
@@ -32,7 +35,7 @@ def test_encoder_runs_whole_on_the_ep_and_matches_the_cpu_provider(ep_session, d
         assert models.relative_error(session.run(None, feeds)[0], cpu.run(None, feeds)[0]) <= TOLERANCE
 
 
-def test_unseen_batch_and_sequence_sizes_make_no_python_call(ep_session):
+def test_unseen_batch_and_sequence_sizes_make_no_python_call() -> None:
     session = ep_session(serialized(False, layers=2))
     cpu = ort.InferenceSession(serialized(False, layers=2), providers=["CPUExecutionProvider"])
     session.run(None, encoder_inputs(2, 16))

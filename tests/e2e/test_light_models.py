@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import threading
 
+import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
 
 import ort_cuda_plugin
 from ort_cuda_plugin import models
+from session_pair import ep_session
 
 TOLERANCE = 1e-3
 LEVELS = [ort.GraphOptimizationLevel.ORT_ENABLE_ALL, ort.GraphOptimizationLevel.ORT_DISABLE_ALL]
@@ -24,7 +26,7 @@ def noisy(name: str) -> tuple[onnx.ModelProto, str, bytes]:
 
 
 @functools.lru_cache(maxsize=1)
-def reference(name: str) -> tuple[list[dict], list]:
+def reference(name: str) -> tuple[list[dict[str, np.ndarray]], list[np.ndarray]]:
     model, output, serialized = noisy(name)
     feeds = [models.random_inputs(model, seed) for seed in (1, 2)]
     cpu = ort.InferenceSession(serialized, providers=["CPUExecutionProvider"])
@@ -33,7 +35,9 @@ def reference(name: str) -> tuple[list[dict], list]:
 
 @pytest.mark.parametrize("level", LEVELS, ids=["optimised", "as_written"])
 @pytest.mark.parametrize("name", sorted(models.wheel_models()))
-def test_every_node_runs_on_the_ep_and_outputs_match_the_cpu_provider(ep_session, name, level):
+def test_every_node_runs_on_the_ep_and_outputs_match_the_cpu_provider(
+    name: str, level: ort.GraphOptimizationLevel
+) -> None:
     _, output, serialized = noisy(name)
     feeds, expected = reference(name)
     session = ep_session(serialized, level)
@@ -49,7 +53,7 @@ def test_every_node_runs_on_the_ep_and_outputs_match_the_cpu_provider(ep_session
     assert after["launches"] > before["launches"]
 
 
-def test_steady_runs_and_runs_from_new_threads_make_no_python_call(ep_session):
+def test_steady_runs_and_runs_from_new_threads_make_no_python_call() -> None:
     _, output, serialized = noisy("light_squeezenet")
     feeds, expected = reference("light_squeezenet")
     session = ep_session(serialized)
@@ -57,7 +61,7 @@ def test_steady_runs_and_runs_from_new_threads_make_no_python_call(ep_session):
     before = ort_cuda_plugin.counters()["python_calls"]
     for _ in range(20):
         session.run([output], feeds[0])
-    results: list = []
+    results: list[np.ndarray] = []
     threads = [threading.Thread(target=lambda: results.append(session.run([output], feeds[1])[0])) for _ in range(4)]
     for thread in threads:
         thread.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
@@ -333,11 +334,12 @@ def test_memory_of_a_pool_is_unwritten_again_when_it_gets_a_new_use(device: Devi
     source, target = device.upload(np.zeros(128, np.int32)), device.upload(np.zeros(128, np.int32))
     error = ffi.new("ocp_error *")
     core().device_trim(core().device_open(1, 0, error))  # the allocator learns which streams of the process are idle
-    finding, written = "", set()
+    finding = ""
+    written: set[int] = set()
     while not finding and len(written) < 100:  # which of the chunks that it has free it hands out is its own choice
         with pooled(device, 128, ffi.NULL) as array:
             if array.address in written:
-                finding = fails(device, lambda array=array: copy(kernels, array, target), "CUDA_ERROR_LAUNCH_FAILED")
+                finding = fails(device, partial(copy, kernels, array, target), "CUDA_ERROR_LAUNCH_FAILED")
                 continue
             copy(kernels, source, array)
             copy(kernels, array, target)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emulator_harness import compile_kernels, configured
-from ort_cuda_plugin.abi.device import CudaError, Device, Module
+from ort_cuda_plugin.abi.device import CudaError, Device, DeviceArray, Module
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_threads_see_their_indices(
     shape = (*grid[::-1], *block[::-1])
     out = device.upload(np.full((*shape, 10), -1, np.int32))
     kernels.launch("indices", grid, block, [out], shared=16)
-    expected = np.stack(np.indices(shape)[[2, 1, 0, 5, 4, 3]], axis=-1)
+    expected = np.moveaxis(np.indices(shape)[[2, 1, 0, 5, 4, 3]], 0, -1)
     got = device.download(out)
     np.testing.assert_array_equal(got[..., :6], expected)
     linear = np.arange(np.prod(block)).reshape(block[::-1])
@@ -102,7 +102,7 @@ def test_shuffles_follow_the_ptx_definition(
     with configured(adversarial=0) as device:
         kernels = device.load(image)
         out, inside = device.upload(np.zeros(lanes, np.uint32)), device.upload(np.zeros(lanes, np.uint32))
-        arguments = [out, inside, *(np.uint32(v) for v in (mask, mode, by, clamp))]
+        arguments: list[DeviceArray | np.generic] = [out, inside, *(np.uint32(v) for v in (mask, mode, by, clamp))]
         kernels.launch("shuffle", 1, lanes, arguments)
         got = device.download(out).tolist(), device.download(inside).tolist()
     assert got == reference_shuffle(lanes, mask, mode, by, clamp)
@@ -166,13 +166,21 @@ def test_kernels_call_libm(device: Device, kernels: Module) -> None:
 
 def test_parameters_of_every_size_arrive(device: Device, kernels: Module) -> None:
     out = device.empty(1, np.float64)
-    arguments = [np.int8(-3), np.int16(-300), np.int32(70_000), np.int64(1 << 40), np.float32(0.5), np.float64(0.25)]
+    arguments: list[np.number] = [
+        np.int8(-3),
+        np.int16(-300),
+        np.int32(70_000),
+        np.int64(1 << 40),
+        np.float32(0.5),
+        np.float64(0.25),
+    ]
     kernels.launch("parameters", 1, 1, [out, *arguments])
-    assert device.download(out)[0] == sum(float(a) for a in arguments)
+    assert device.download(out)[0] == sum((float(a) for a in arguments), 0.0)
 
 
 def test_parameters_are_read_when_the_launch_is_enqueued(device: Device, kernels: Module) -> None:
-    from ort_cuda_plugin.abi.device import Params, ffi
+    from ort_cuda_plugin.abi.core import ffi
+    from ort_cuda_plugin.abi.device import Params
 
     data = device.upload(np.zeros(8, np.int32))
     amount = ffi.new("int *", 5)
@@ -200,7 +208,8 @@ def test_parameters_are_read_when_the_launch_is_enqueued(device: Device, kernels
 def test_impossible_launches_are_refused(
     device: Device, kernels: Module, grid: object, block: object, shared: int
 ) -> None:
-    from ort_cuda_plugin.abi.device import Params, dim3, ffi
+    from ort_cuda_plugin.abi.core import ffi
+    from ort_cuda_plugin.abi.device import Params, dim3
 
     data = device.upload(np.zeros(8, np.int32))
     dims = (*dim3(grid), *dim3(block))  # type: ignore[arg-type]

@@ -74,7 +74,8 @@ def changed(field: str, position: int, /, **changes: Any) -> Plan:
     """The valid plan with some fields of one element of an array replaced."""
     elements = list(getattr(valid, field))
     elements[position] = replace(elements[position], **changes)
-    return replace(valid, **{field: tuple(elements)})
+    fields: dict[str, Any] = {field: tuple(elements)}
+    return replace(valid, **fields)
 
 
 def with_param(record: int, index: int, param: Param) -> Plan:

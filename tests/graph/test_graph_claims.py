@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -28,7 +30,7 @@ def reasons(graph: Graph) -> list[tuple[str, str]]:
     return [(verdict.kind, verdict.reason) for verdict in analyze(graph, DEVICE)]
 
 
-def test_every_verdict_of_a_supported_graph_is_without_a_reason():
+def test_every_verdict_of_a_supported_graph_is_without_a_reason() -> None:
     b = Builder()
     x = b.input("x", "n", 3)
     graph = b.graph(b.node("Add", b.node("Transpose", b.node("Transpose", x)), x))
@@ -69,13 +71,13 @@ def one_node(**changes: object) -> Graph:
         ({"outputs": (None, Value("o", DType.FLOAT32, None))}, "attribute", "output 1 of Add is not implemented"),
     ],
 )
-def test_a_declined_node_has_a_kind_and_a_reason(changes, kind, text):
+def test_a_declined_node_has_a_kind_and_a_reason(changes: dict[str, Any], kind: str, text: str) -> None:
     ((actual_kind, reason),) = reasons(one_node(**changes))
     assert actual_kind == kind
     assert text in reason
 
 
-def test_nodes_after_a_declined_one_go_by_what_ort_infers():
+def test_nodes_after_a_declined_one_go_by_what_ort_infers() -> None:
     b = Builder()
     x = b.input("x", "n")
     hidden = b.node("Unheard", x)
@@ -85,7 +87,7 @@ def test_nodes_after_a_declined_one_go_by_what_ort_infers():
     assert [kind for kind, _ in reasons(b.graph(total, wrong))] == ["op", "", "shape"]
 
 
-def test_a_shape_of_unknown_rank_that_the_device_computes_is_declined():
+def test_a_shape_of_unknown_rank_that_the_device_computes_is_declined() -> None:
     b = Builder()
     x, y = b.input("x", "k", dtype=DType.INT64), b.input("y", "n")
     computed = b.node("Negative", x, dtype=DType.INT64)
@@ -95,7 +97,7 @@ def test_a_shape_of_unknown_rank_that_the_device_computes_is_declined():
     ]
 
 
-def test_shape_arithmetic_for_declined_nodes_only_is_left_to_the_host():
+def test_shape_arithmetic_for_declined_nodes_only_is_left_to_the_host() -> None:
     b = Builder()
     x = b.input("x", "n", "m")
     shape = b.node("Shape", x, dtype=DType.INT64)
@@ -107,7 +109,7 @@ def test_shape_arithmetic_for_declined_nodes_only_is_left_to_the_host():
     assert [verdict.kind for verdict in analyze(graph, DEVICE)] == ["", "cost", "op", ""]
 
 
-def test_shape_arithmetic_that_nothing_uses_is_claimed_with_all_other_nodes():
+def test_shape_arithmetic_that_nothing_uses_is_claimed_with_all_other_nodes() -> None:
     b = Builder()
     x = b.input("x", "n")
     b.node("Shape", x, dtype=DType.INT64)
@@ -127,7 +129,7 @@ def split_shape_arithmetic() -> Graph:
     return b.graph(b.node("Reshape", x, b.node("Add", shape, blocked, dtype=DType.INT64)))
 
 
-def test_a_cluster_that_lost_what_the_whole_graph_knew_is_analysed_again():
+def test_a_cluster_that_lost_what_the_whole_graph_knew_is_analysed_again() -> None:
     graph = split_shape_arithmetic()
     assert [verdict.supported for verdict in analyze(graph, DEVICE)] == [True, False, True, True]
     # In its own cluster the second sum has two inputs of unknown length.
@@ -135,26 +137,28 @@ def test_a_cluster_that_lost_what_the_whole_graph_knew_is_analysed_again():
     assert [verdict.kind for verdict in verdicts] == ["", "op", "", "shape"]
     assert "number of elements that is not known" in verdicts[3].reason
     assert [[node.op_type for node in cluster] for cluster in clusters] == [["Add"], ["Add"]]
-    graph.nodes[1].outputs[0].shape = (2,)
+    output = graph.nodes[1].outputs[0]
+    assert output is not None
+    output.shape = (2,)
     # Now both can be read back.
     clusters, _ = claim(graph, DEVICE)
     assert [[node.op_type for node in cluster] for cluster in clusters] == [["Add"], ["Add", "Reshape"]]
 
 
-def test_ranks_that_ort_does_not_infer_are_kept_from_the_analysis_of_the_whole_graph():
+def test_ranks_that_ort_does_not_infer_are_kept_from_the_analysis_of_the_whole_graph() -> None:
     ranks: dict[str, int] = {}
     claim(split_shape_arithmetic(), DEVICE, ranks=ranks)
     assert ranks == {"v0": 1, "v2": 1, "v3": 2}
 
 
-def test_the_body_of_a_control_flow_operator_is_declined_with_a_reason():
+def test_the_body_of_a_control_flow_operator_is_declined_with_a_reason() -> None:
     graph = one_node()
     graph.is_subgraph = True
     assert reasons(graph) == [("control-flow", "it is in the body of a control-flow operator")]
     assert claim(graph, DEVICE)[0] == []
 
 
-def test_claims_do_not_read_large_initializers():
+def test_claims_do_not_read_large_initializers() -> None:
     def fail() -> np.ndarray:
         raise AssertionError("read")
 
@@ -164,12 +168,12 @@ def test_claims_do_not_read_large_initializers():
     assert reasons(b.graph(b.node("Add", x, value))) == [("", "")]
 
 
-def test_verdicts_keep_the_identity_of_the_node():
+def test_verdicts_keep_the_identity_of_the_node() -> None:
     (verdict,) = analyze(one_node(), DEVICE)
     assert (verdict.name, verdict.op_type, verdict.domain, verdict.since_version) == ("Add_0", "Add", DOMAIN, 1)
     assert verdict.supported
 
 
-def test_a_node_is_labelled_by_its_first_output_where_it_has_no_name():
+def test_a_node_is_labelled_by_its_first_output_where_it_has_no_name() -> None:
     assert Node("", "Add", "", 7, (), (Value("sum", None, None),)).label == "sum (Add)"
     assert Node("", "Add", "", 7, (), ()).label == "(unnamed) (Add)"

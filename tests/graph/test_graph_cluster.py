@@ -16,7 +16,7 @@ from plan_interpreter import PlanMismatch, RunError, run_plan
 
 
 @pytest.fixture(autouse=True)
-def copy_with_the_toy_kernel(monkeypatch):
+def copy_with_the_toy_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """`Lowering.contiguous` without the operators of the package."""
     monkeypatch.setattr(
         Lowering, "contiguous", lambda ctx, x, alignment=1: x if x.is_contiguous else strided_map(ctx, "a", x)
@@ -60,7 +60,7 @@ def floats(*shape: int) -> Array:
     return np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + 1
 
 
-def test_a_static_cluster_has_its_plan_after_prepare():
+def test_a_static_cluster_has_its_plan_after_prepare() -> None:
     b = Builder()
     x, y = b.input("x", 2, 3), b.input("y", 3)
     session = Session(b, b.node("Add", b.node("Mul", x, y), y))
@@ -69,7 +69,7 @@ def test_a_static_cluster_has_its_plan_after_prepare():
     assert len(session.plans) == 1
 
 
-def test_one_plan_serves_every_shape_including_ones():
+def test_one_plan_serves_every_shape_including_ones() -> None:
     b = Builder()
     x, y = b.input("x", "batch", "sequence"), b.input("y", None)
     session = Session(b, b.node("Add", b.node("Mul", x, y), x))
@@ -79,7 +79,7 @@ def test_one_plan_serves_every_shape_including_ones():
     assert len(session.plans) == 1
 
 
-def test_shapes_that_do_not_broadcast_fail_with_the_name_of_the_node():
+def test_shapes_that_do_not_broadcast_fail_with_the_name_of_the_node() -> None:
     b = Builder()
     x, y = b.input("x", "n"), b.input("y", "m")
     session = Session(b, b.node("Add", x, y))
@@ -88,7 +88,7 @@ def test_shapes_that_do_not_broadcast_fail_with_the_name_of_the_node():
         session.run(floats(3), floats(4))
 
 
-def test_dimensions_of_one_name_may_differ_at_the_price_of_a_variant():
+def test_dimensions_of_one_name_may_differ_at_the_price_of_a_variant() -> None:
     b = Builder()
     x, y = b.input("x", "n"), b.input("y", "n")
     session = Session(b, b.node("Add", x, y))
@@ -99,7 +99,7 @@ def test_dimensions_of_one_name_may_differ_at_the_price_of_a_variant():
     assert len(session.plans) == 2
 
 
-def test_shape_arithmetic_stays_on_the_host():
+def test_shape_arithmetic_stays_on_the_host() -> None:
     b = Builder()
     x = b.input("x", "n", "m", 4)
     shape = b.node("Mul", b.node("Shape", x, dtype=DType.INT64), b.constant(np.array([1, 2, 1])), dtype=DType.INT64)
@@ -112,7 +112,7 @@ def test_shape_arithmetic_stays_on_the_host():
     assert session.cluster.host_inputs == []
 
 
-def test_a_reshape_by_computed_shape_is_a_view_and_one_copy():
+def test_a_reshape_by_computed_shape_is_a_view_and_one_copy() -> None:
     b = Builder()
     x = b.input("x", "n", "m")
     shape = b.node("Shape", b.node("Transpose", x), dtype=DType.INT64)
@@ -123,7 +123,7 @@ def test_a_reshape_by_computed_shape_is_a_view_and_one_copy():
     assert session.plans[0].buffers == ()
 
 
-def test_a_graph_input_that_decides_a_shape_is_a_host_input():
+def test_a_graph_input_that_decides_a_shape_is_a_host_input() -> None:
     b = Builder()
     x, shape = b.input("x", "n"), b.input("shape", 2, dtype=DType.INT64)
     session = Session(b, b.node("Reshape", x, shape))
@@ -136,7 +136,7 @@ def test_a_graph_input_that_decides_a_shape_is_a_host_input():
         session.run(floats(8), np.array([3, 2]))
 
 
-def test_arithmetic_on_an_integer_input_is_read_back_only_where_it_decides_a_shape():
+def test_arithmetic_on_an_integer_input_is_read_back_only_where_it_decides_a_shape() -> None:
     b = Builder()
     x, y = b.input("x", "n"), b.input("y", 2, dtype=DType.INT64)
     doubled = b.node("Add", y, y, dtype=DType.INT64)
@@ -148,7 +148,7 @@ def test_arithmetic_on_an_integer_input_is_read_back_only_where_it_decides_a_sha
     np.testing.assert_array_equal(decides.run(floats(24), np.array([2, 3]))[0], floats(24).reshape(4, 6))
 
 
-def test_a_shape_computed_from_floats_on_the_device_is_declined():
+def test_a_shape_computed_from_floats_on_the_device_is_declined() -> None:
     b = Builder()
     x = b.input("x", 2)
     bad = b.node("Reshape", x, b.node("Add", x, x))
@@ -156,7 +156,7 @@ def test_a_shape_computed_from_floats_on_the_device_is_declined():
         Session(b, bad)
 
 
-def test_a_shape_that_the_device_computes_is_read_back_in_the_middle_of_the_run():
+def test_a_shape_that_the_device_computes_is_read_back_in_the_middle_of_the_run() -> None:
     b = Builder()
     x, shape = b.input("x", "n"), b.input("shape", 2, dtype=DType.INT64)
     negated = b.node("Negative", shape, dtype=DType.INT64)
@@ -174,7 +174,7 @@ def test_a_shape_that_the_device_computes_is_read_back_in_the_middle_of_the_run(
         session.run(floats(6), -np.array([2, 2]))
 
 
-def test_results_of_shape_arithmetic_can_be_outputs():
+def test_results_of_shape_arithmetic_can_be_outputs() -> None:
     b = Builder()
     x = b.input("x", "n", "m")
     shape = b.node("Shape", x, dtype=DType.INT64)
@@ -185,7 +185,7 @@ def test_results_of_shape_arithmetic_can_be_outputs():
     assert outputs[1] == 5
 
 
-def test_outputs_are_written_by_their_producers():
+def test_outputs_are_written_by_their_producers() -> None:
     b = Builder()
     x = b.input("x", "n")
     product_value = b.node("Mul", x, x)
@@ -198,7 +198,7 @@ def test_outputs_are_written_by_their_producers():
     assert {p.ref.kind for p in plan.records[1].params if p.ref} == {RefKind.INPUT, RefKind.OUTPUT}
 
 
-def test_inputs_constants_views_and_repeated_values_can_be_outputs():
+def test_inputs_constants_views_and_repeated_values_can_be_outputs() -> None:
     b = Builder()
     x = b.input("x", "n", "m")
     constant = b.constant(floats(2, 2))
@@ -211,7 +211,7 @@ def test_inputs_constants_views_and_repeated_values_can_be_outputs():
         np.testing.assert_array_equal(actual, wanted)
 
 
-def test_steps_whose_results_nobody_needs_are_dropped():
+def test_steps_whose_results_nobody_needs_are_dropped() -> None:
     b = Builder()
     x = b.input("x", "n")
     unused = b.node("Add", x, b.constant(floats(1)))
@@ -222,7 +222,7 @@ def test_steps_whose_results_nobody_needs_are_dropped():
     assert session.plans[0].weights == ()
 
 
-def test_intermediates_live_from_first_to_last_use():
+def test_intermediates_live_from_first_to_last_use() -> None:
     b = Builder()
     x = b.input("x", 4)
     value = x
@@ -232,7 +232,7 @@ def test_intermediates_live_from_first_to_last_use():
     assert [(buffer.first_record, buffer.last_record) for buffer in plan.buffers] == [(0, 1), (1, 2), (2, 3)]
 
 
-def test_a_guard_gives_each_side_a_variant_and_weights_are_shared():
+def test_a_guard_gives_each_side_a_variant_and_weights_are_shared() -> None:
     b = Builder()
     x = b.input("x", "n")
     session = Session(b, b.node("Add", b.node("Pick", x), b.constant(floats(1))))
@@ -246,7 +246,7 @@ def test_a_guard_gives_each_side_a_variant_and_weights_are_shared():
     assert session.plans[1].kernels == (2, 1)
 
 
-def test_many_elements_take_64_bit_indices():
+def test_many_elements_take_64_bit_indices() -> None:
     b = Builder()
     session = Session(b, b.node("Add", x := b.input("x", "n"), x))
     session.run(floats(3))
@@ -255,7 +255,7 @@ def test_many_elements_take_64_bit_indices():
     assert "i64" in wide.kernels[0].signature
 
 
-def test_inputs_that_contradict_the_model_are_refused():
+def test_inputs_that_contradict_the_model_are_refused() -> None:
     b = Builder()
     x = b.input("x", 2, "n")
     made = Session(b, b.node("Add", x, x)).cluster
@@ -267,7 +267,7 @@ def test_inputs_that_contradict_the_model_are_refused():
         made.build([(2, 2**41)], [])
 
 
-def test_a_plan_does_not_hold_for_other_static_dimensions_than_the_model_says():
+def test_a_plan_does_not_hold_for_other_static_dimensions_than_the_model_says() -> None:
     b = Builder()
     session = Session(b, b.node("Add", x := b.input("x", 2, 3), x))
     with pytest.raises(PlanMismatch):
@@ -280,7 +280,7 @@ def borrowed(source: Array) -> Value:
     return Value("borrowed", DType.FLOAT32, source.shape, constant)
 
 
-def test_weights_of_a_cluster_with_dynamic_shapes_are_known_before_the_first_run():
+def test_weights_of_a_cluster_with_dynamic_shapes_are_known_before_the_first_run() -> None:
     source = floats(3)
     b = Builder()
     session = Session(b, b.node("Add", b.input("x", "n"), borrowed(source)))
@@ -291,7 +291,7 @@ def test_weights_of_a_cluster_with_dynamic_shapes_are_known_before_the_first_run
     assert len(session.weights) == 1
 
 
-def test_small_constants_are_kept_and_large_ones_read_back_from_the_device():
+def test_small_constants_are_kept_and_large_ones_read_back_from_the_device() -> None:
     small, large = floats(3), floats(20000)
     b = Builder()
     values = borrowed(small), borrowed(large)
@@ -302,7 +302,7 @@ def test_small_constants_are_kept_and_large_ones_read_back_from_the_device():
     np.testing.assert_array_equal(values[1].constant, expected)
 
 
-def test_constants_of_a_cluster_with_static_shapes_cannot_be_read_after_its_plan():
+def test_constants_of_a_cluster_with_static_shapes_cannot_be_read_after_its_plan() -> None:
     b = Builder()
     value = borrowed(floats(3))
     session = Session(b, b.node("Add", b.input("x", 3), value))
@@ -311,7 +311,7 @@ def test_constants_of_a_cluster_with_static_shapes_cannot_be_read_after_its_plan
         value.constant  # noqa: B018
 
 
-def test_a_constant_that_no_launch_reads_at_first_is_kept_for_later_plans():
+def test_a_constant_that_no_launch_reads_at_first_is_kept_for_later_plans() -> None:
     source = floats(20000)
     b = Builder()
     value = borrowed(source)
@@ -323,7 +323,7 @@ def test_a_constant_that_no_launch_reads_at_first_is_kept_for_later_plans():
     np.testing.assert_array_equal(value.constant, floats(20000))
 
 
-def test_rearranging_a_constant_costs_no_launch(monkeypatch):
+def test_rearranging_a_constant_costs_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     b = Builder()
     constant = b.node("Transpose", b.constant(floats(2, 3)))

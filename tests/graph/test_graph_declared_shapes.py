@@ -82,7 +82,7 @@ def sessions(text: str, level: ort.GraphOptimizationLevel) -> tuple[Any, Any]:
     "level", [ort.GraphOptimizationLevel.ORT_DISABLE_ALL, ort.GraphOptimizationLevel.ORT_ENABLE_ALL]
 )
 @pytest.mark.parametrize("name", RUNS)
-def test_a_declaration_that_nothing_depends_on_may_be_wrong(name, level):
+def test_a_declaration_that_nothing_depends_on_may_be_wrong(name: str, level: ort.GraphOptimizationLevel) -> None:
     text, feeds = RUNS[name]
     ours, cpu = sessions(text, level)
     for feed in feeds * 2:
@@ -97,13 +97,15 @@ def test_a_declaration_that_nothing_depends_on_may_be_wrong(name, level):
         ("(float[2, n] x) => (float[2, n] y) { y = Relu (x) }", {"x": np.ones(2, f32)}, "Got: 1 Expected: 2"),
     ],
 )
-def test_a_graph_input_of_another_shape_is_refused_in_the_words_of_the_cpu_provider(text, feed, message):
+def test_a_graph_input_of_another_shape_is_refused_in_the_words_of_the_cpu_provider(
+    text: str, feed: dict[str, np.ndarray], message: str
+) -> None:
     for session in sessions(text, ort.GraphOptimizationLevel.ORT_ENABLE_ALL):
         with pytest.raises(Exception, match=message):
             session.run(None, feed)
 
 
-def test_a_size_that_contradicts_another_one_at_run_time_names_the_node():
+def test_a_size_that_contradicts_another_one_at_run_time_names_the_node() -> None:
     ours, cpu = sessions(
         "(float[n] x, float[n] v) => (float[n] y) { y = Add (x, v) }", ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     )
@@ -113,7 +115,7 @@ def test_a_size_that_contradicts_another_one_at_run_time_names_the_node():
             session.run(None, feed)
 
 
-def test_an_error_that_comes_of_a_wrong_declaration_says_so():
+def test_an_error_that_comes_of_a_wrong_declaration_says_so() -> None:
     """Nodes are claimed by what the model declares of the result of another provider's node."""
     text = """(float[n, m, k] x, int64[1] axes) => (float[p, q, r] y) <float[m, n, o] a> {
         letters = Cast <to = 8> (x)

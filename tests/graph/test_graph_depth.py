@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnxruntime as ort
 import pytest
@@ -11,6 +13,7 @@ import ort_cuda_plugin
 from ort_cuda_plugin.kernels import elementwise
 from ort_cuda_plugin.plan.format import Plan
 from ort_cuda_plugin.plan.registers import Registers
+from ort_cuda_plugin.program.fold import fold
 from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, is_read_back, mod, sym_max, symbol, truncdiv
 from plan_interpreter import evaluate_registers
 
@@ -31,7 +34,7 @@ def nested(step: str, x: Dim) -> Dim:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_nested_size_arithmetic_has_registers_and_its_value(step):
+def test_nested_size_arithmetic_has_registers_and_its_value(step: str) -> None:
     registers = Registers(1)
     register = registers.of(nested(step, symbol(0, "n", 40)))
     values = {0: 1000}
@@ -41,7 +44,7 @@ def test_nested_size_arithmetic_has_registers_and_its_value(step):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_nested_size_arithmetic_that_was_made_twice_is_equal(step):
+def test_nested_size_arithmetic_that_was_made_twice_is_equal(step: str) -> None:
     first, second = (nested(step, symbol(0, "n", 40)) for _ in range(2))
     assert first is not second
     assert eq(first, second) == 1
@@ -83,19 +86,23 @@ def compare(data: bytes, feeds: list[np.ndarray]) -> None:
 
 
 @pytest.mark.parametrize("op_types", [["Add"], ["Div", "Add"], ["Max", "Add"], ["Mod", "Add", "Add"]])
-def test_six_hundred_operations_on_a_dimension_run_on_the_plugin(op_types):
+def test_six_hundred_operations_on_a_dimension_run_on_the_plugin(op_types: list[str]) -> None:
     compare(chain(op_types, 600, of_a_shape=True), [np.zeros(n, np.float32) for n in (1, 17)])
 
 
 @pytest.mark.parametrize("op_types", [["Add"], ["Mul", "Div", "Add"]])
-def test_six_hundred_operations_on_a_size_that_is_fed_run_on_the_plugin(op_types):
+def test_six_hundred_operations_on_a_size_that_is_fed_run_on_the_plugin(op_types: list[str]) -> None:
     compare(chain(op_types, 600, of_a_shape=False), [np.array([n]) for n in (1, 17)])
 
 
-def test_shape_arithmetic_on_inputs_is_done_once_for_all_that_read_it(monkeypatch):
-    calls = []
-    fold = elementwise.fold
-    monkeypatch.setattr(elementwise, "fold", lambda *arguments: calls.append(1) or fold(*arguments))
+def test_shape_arithmetic_on_inputs_is_done_once_for_all_that_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def counting(*arguments: Any) -> Any:
+        calls.append(1)
+        return fold(*arguments)
+
+    monkeypatch.setattr(elementwise, "fold", counting)
     data = chain(["Add"], 12, of_a_shape=False, twice=True)
     compare(data, [np.array([3])])
     assert 12 <= len(calls) <= 12 * 20

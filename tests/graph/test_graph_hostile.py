@@ -14,6 +14,7 @@ import ort_cuda_plugin
 from ort_cuda_plugin.kernels import elementwise
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.registry import FLAGS, operators
+from ort_cuda_plugin.program.fold import fold
 
 f32 = np.float32
 INFO = helper.make_tensor_value_info
@@ -59,14 +60,14 @@ def agree(proto: onnx.ModelProto, **feeds: np.ndarray[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize("dims", [[1] * 20, [None] * 20])
-def test_a_rank_above_that_of_plans_is_declined(dims):
+def test_a_rank_above_that_of_plans_is_declined(dims: list[int | str | None]) -> None:
     proto = model([NODE("Neg", ["x"], ["n"]), NODE("ReduceSum", ["n"], ["y"])], {"x": (TensorProto.FLOAT, dims)})
     values = {"Neg": "x", "ReduceSum": "n"}
     assert reasons(proto) == {op: f"'{name}' has rank 20; at most 16 is possible" for op, name in values.items()}
     agree(proto, x=np.ones([1] * 20, f32))
 
 
-def test_a_result_of_a_rank_above_that_of_plans_is_declined():
+def test_a_result_of_a_rank_above_that_of_plans_is_declined() -> None:
     nodes = [NODE("Abs", ["x"], ["a"]), NODE("Unsqueeze", ["a", "axes"], ["y"])]
     proto = model(nodes, {"x": (TensorProto.FLOAT, ["n"])}, {"axes": np.arange(1, 17)})
     assert reasons(proto) == {"Unsqueeze": "'y' has rank 17; at most 16 is possible"}
@@ -74,14 +75,14 @@ def test_a_result_of_a_rank_above_that_of_plans_is_declined():
 
 
 @pytest.mark.parametrize("index", [2, -3, 2**40])
-def test_an_index_outside_a_shape_gives_0_as_on_the_device(index):
+def test_an_index_outside_a_shape_gives_0_as_on_the_device(index: int) -> None:
     nodes = [NODE("Shape", ["x"], ["s"]), NODE("Gather", ["s", "i"], ["g"]), NODE("ConstantOfShape", ["g"], ["y"])]
     proto = model(nodes, {"x": (TensorProto.FLOAT, ["n", "m"])}, {"i": np.array([1, index])})
     session = ort_cuda_plugin.session(proto.SerializeToString(), emulate=True, sess_options=options())
     assert session.run(None, {"x": np.ones((2, 3), f32)})[0].shape == (3, 0)
 
 
-def test_the_number_of_no_element_type_is_an_error_with_a_reason():
+def test_the_number_of_no_element_type_is_an_error_with_a_reason() -> None:
     assert DType.of_attribute(1) is DType.FLOAT32
     for number in (0, -1, 99, 2**32):
         with pytest.raises(InvalidModel, match=f"{number} is the number of no element type"):
@@ -91,7 +92,7 @@ def test_the_number_of_no_element_type_is_an_error_with_a_reason():
 
 
 @pytest.mark.parametrize("name", sorted(FLAGS))
-def test_a_flag_that_is_neither_0_nor_1_is_declined(name):
+def test_a_flag_that_is_neither_0_nor_1_is_declined(name: str) -> None:
     having = [operator for operator in operators() if name in operator.attributes]
     assert having
     for operator in having:
@@ -99,10 +100,14 @@ def test_a_flag_that_is_neither_0_nor_1_is_declined(name):
             operator.bind_attributes({name: 4})
 
 
-def test_large_tensors_of_sizes_are_computed_on_the_device(monkeypatch):
+def test_large_tensors_of_sizes_are_computed_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    fold = elementwise.fold
-    monkeypatch.setattr(elementwise, "fold", lambda *arguments: calls.append(1) or fold(*arguments))
+
+    def counting(*arguments: Any) -> Any:
+        calls.append(1)
+        return fold(*arguments)
+
+    monkeypatch.setattr(elementwise, "fold", counting)
     nodes = [NODE("Shape", ["x"], ["s"]), NODE("Mul", ["ones", "s"], ["v0"])]
     nodes += [NODE(("Div", "Add")[i % 2], [f"v{i}", "three"], [f"v{i + 1}"]) for i in range(40)]
     nodes.append(NODE("Identity", ["v40"], ["y"]))
@@ -112,7 +117,7 @@ def test_large_tensors_of_sizes_are_computed_on_the_device(monkeypatch):
     assert len(calls) < 1000
 
 
-def test_an_attribute_that_onnx_runtime_does_not_hand_over_declines_its_node_only():
+def test_an_attribute_that_onnx_runtime_does_not_hand_over_declines_its_node_only() -> None:
     optional = NODE("Optional", [], ["nothing"], type=helper.make_tensor_type_proto(TensorProto.FLOAT, [1]))
     has = NODE("OptionalHasElement", ["nothing"], ["has"])
     proto = model([optional, has, NODE("Abs", ["x"], ["y"])], {"x": (TensorProto.FLOAT, ["n"])})
@@ -120,9 +125,9 @@ def test_an_attribute_that_onnx_runtime_does_not_hand_over_declines_its_node_onl
     agree(proto, x=np.ones(3, f32))
 
 
-def test_a_kernel_that_would_not_end_is_declined():
+def test_a_kernel_that_would_not_end_is_declined() -> None:
     node = NODE("RoiAlign", ["x", "rois", "batch"], ["y"], sampling_ratio=2**31 - 1)
-    inputs = {
+    inputs: dict[str, tuple[int, list[int | str | None]]] = {
         "x": (TensorProto.FLOAT, [1, 1, 4, 4]),
         "rois": (TensorProto.FLOAT, ["n", 4]),
         "batch": (TensorProto.INT64, ["n"]),

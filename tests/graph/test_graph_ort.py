@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -11,28 +15,33 @@ from onnx import TensorProto, helper, numpy_helper
 import ort_cuda_plugin
 from ort_cuda_plugin.abi.core import ffi
 from ort_cuda_plugin.ep import provider
-from ort_cuda_plugin.model.ir import DType, Graph, Node
+from ort_cuda_plugin.model.ir import Constant, DType, Graph, Node
 from ort_cuda_plugin.model.ort_graph import OrtCallError, read_graph
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 
 
+Read: TypeAlias = Callable[..., list[Graph]]
+
+
 @pytest.fixture
-def read(monkeypatch, tmp_path):
+def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Read:
     """A function that creates a session and gives the graphs that the plugin read meanwhile.
 
     ``inspect`` is called on each graph while ORT's is alive.
     """
     ort_cuda_plugin.register(emulate=True)
 
-    def run(graph: onnx.GraphProto, inspect=lambda graph: None, opset: int = 17, **saving: object) -> list[Graph]:
+    def run(
+        graph: onnx.GraphProto, inspect: Callable[[Graph], object] = lambda graph: None, opset: int = 17, **saving: Any
+    ) -> list[Graph]:
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
         path = tmp_path / "model.onnx"
         onnx.save(model, path, **saving)
         graphs: list[Graph] = []
         failures: list[BaseException] = []
 
-        def reading(api, ort_graph) -> Graph:
+        def reading(api: Any, ort_graph: Any) -> Graph:
             graph = read_graph(api, ort_graph)
             try:
                 inspect(graph)
@@ -60,7 +69,7 @@ def info(name: str, kind: int, shape: list[int | str | None] | None) -> onnx.Val
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-def test_names_types_and_dimensions_are_as_the_model_says(read):
+def test_names_types_and_dimensions_are_as_the_model_says(read: Read) -> None:
     graph = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["y"], name="copy"), helper.make_node("Identity", ["u"], ["v"])],
         "shapes",
@@ -81,7 +90,7 @@ def test_names_types_and_dimensions_are_as_the_model_says(read):
     assert (copy.op_type, copy.domain, copy.since_version) == ("Identity", "", 16)
 
 
-def test_attributes_of_every_type_are_read(read):
+def test_attributes_of_every_type_are_read(read: Read) -> None:
     graph = helper.make_graph(
         [
             helper.make_node("Transpose", ["x"], ["a"], perm=[1, 0]),
@@ -115,6 +124,7 @@ def test_attributes_of_every_type_are_read(read):
     assert node_of(graphs, "Softmax").attributes["axis"] == 0
     assert node_of(graphs, "AveragePool").attributes["auto_pad"] == "SAME_UPPER"
     value = node_of(graphs, "ConstantOfShape").attributes["value"]
+    assert isinstance(value, Constant)
     assert value.dtype is DType.INT64
     np.testing.assert_array_equal(value.array, np.array([7]))
     lstm = node_of(graphs, "LSTM").attributes
@@ -122,21 +132,23 @@ def test_attributes_of_every_type_are_read(read):
     assert lstm["activation_alpha"] == (0.5, 1.5)
 
 
-def test_omitted_inputs_are_none(read):
+def test_omitted_inputs_are_none(read: Read) -> None:
     graph = helper.make_graph(
         [helper.make_node("Clip", ["x", "", "high"], ["y"])],
         "clip",
         [info("x", FLOAT, [2])],
         [info("y", FLOAT, None)],
-        [numpy_helper.from_array(np.float32(6), "high")],
+        [numpy_helper.from_array(np.array(6, np.float32), "high")],
     )
     x, low, high = node_of(read(graph), "Clip").inputs
+    assert x is not None
+    assert high is not None
     assert (x.name, low, high.name) == ("x", None, "high")
 
 
 @pytest.mark.parametrize("external", [False, True])
-def test_initializers_have_their_contents(read, external):
-    arrays = {
+def test_initializers_have_their_contents(read: Read, external: bool) -> None:
+    arrays: dict[str, np.ndarray] = {
         "w": np.arange(4096, dtype=np.float32).reshape(64, 64),
         "h": np.arange(600, dtype=np.float16),
         "i": np.array([-1, 2**40], np.int64),
@@ -168,7 +180,7 @@ def test_initializers_have_their_contents(read, external):
     assert "initializers" in inspected
 
 
-def test_kept_initializers_outlive_the_session(read):
+def test_kept_initializers_outlive_the_session(read: Read) -> None:
     array = np.arange(1000, dtype=np.float32)
     graph = helper.make_graph(
         [helper.make_node("Identity", ["w"], ["y"])],
@@ -177,17 +189,20 @@ def test_kept_initializers_outlive_the_session(read):
         [info("y", FLOAT, None)],
         [numpy_helper.from_array(array, "w")],
     )
-    constants = []
+    constants: list[Constant] = []
 
     def inspect(graph: Graph) -> None:
-        constants.append(graph.nodes[0].inputs[0].initializer)
+        value = graph.nodes[0].inputs[0]
+        assert value is not None
+        assert value.initializer is not None
+        constants.append(value.initializer)
         constants[0].keep()
 
     read(graph, inspect)
     np.testing.assert_array_equal(constants[0].array, array)
 
 
-def test_an_initializer_that_the_application_may_replace_is_no_constant(read):
+def test_an_initializer_that_the_application_may_replace_is_no_constant(read: Read) -> None:
     graph = helper.make_graph(
         [helper.make_node("Add", ["x", "default"], ["y"])],
         "overridable",
@@ -196,10 +211,11 @@ def test_an_initializer_that_the_application_may_replace_is_no_constant(read):
         [numpy_helper.from_array(np.ones(2, np.float32), "default")],
     )
     _, default = node_of(read(graph), "Add").inputs
+    assert default is not None
     assert default.initializer is None
 
 
-def test_bodies_of_control_flow_and_what_they_read_from_outside_are_known(read):
+def test_bodies_of_control_flow_and_what_they_read_from_outside_are_known(read: Read) -> None:
     then_branch = helper.make_graph(
         [helper.make_node("Add", ["x", "w"], ["t"], name="inside")], "then", [], [info("t", FLOAT, None)]
     )
@@ -217,14 +233,16 @@ def test_bodies_of_control_flow_and_what_they_read_from_outside_are_known(read):
     assert conditional.has_subgraphs
     assert {value.name for value in conditional.implicit_inputs} == {"x", "w"}
     assert {value.name for value in conditional.reads()} == {"c", "x", "w"}
-    assert node_of(graphs, "Add").inputs[1].initializer is not None
+    weights = node_of(graphs, "Add").inputs[1]
+    assert weights is not None
+    assert weights.initializer is not None
 
 
-def test_a_failing_call_raises_its_name_and_message(read):
+def test_a_failing_call_raises_its_name_and_message(read: Read) -> None:
     class Failing:
         """An OrtApi whose calls all fail with one status."""
 
-        def __getattr__(self, name):
+        def __getattr__(self, name: str) -> Callable[..., Any]:
             return {
                 "GetErrorMessage": lambda status: self.message,
                 "ReleaseStatus": lambda status: None,

@@ -48,20 +48,20 @@ def contracted_is_acyclic(graph: Graph, clusters: list[list[Node]]) -> bool:
 
 
 @given(random_graphs())
-def test_every_claimed_node_is_in_exactly_one_cluster(case):
+def test_every_claimed_node_is_in_exactly_one_cluster(case: tuple[Graph, list[bool]]) -> None:
     graph, claimed = case
     placed = sorted(node.index for cluster in partition(graph, claimed) for node in cluster)
     assert placed == [i for i, claim in enumerate(claimed) if claim]
 
 
 @given(random_graphs())
-def test_contracting_all_clusters_leaves_no_cycle(case):
+def test_contracting_all_clusters_leaves_no_cycle(case: tuple[Graph, list[bool]]) -> None:
     graph, claimed = case
     assert contracted_is_acyclic(graph, partition(graph, claimed))
 
 
 @given(random_graphs())
-def test_no_two_clusters_could_be_merged(case):
+def test_no_two_clusters_could_be_merged(case: tuple[Graph, list[bool]]) -> None:
     graph, claimed = case
     clusters = partition(graph, claimed)
     for i, first in enumerate(clusters):
@@ -71,7 +71,7 @@ def test_no_two_clusters_could_be_merged(case):
 
 
 @given(random_graphs())
-def test_the_nodes_of_a_cluster_are_in_topological_order(case):
+def test_the_nodes_of_a_cluster_are_in_topological_order(case: tuple[Graph, list[bool]]) -> None:
     graph, claimed = case
     clusters = partition(graph, claimed)
     assert all([node.index for node in cluster] == sorted(node.index for node in cluster) for cluster in clusters)
@@ -88,16 +88,16 @@ def chain(*op_types: str) -> Graph:
     return Graph("chain", nodes, [], [value])
 
 
-def test_a_fully_claimed_graph_is_one_cluster():
+def test_a_fully_claimed_graph_is_one_cluster() -> None:
     assert len(partition(chain(*["Relu"] * 200), [True] * 200)) == 1
 
 
-def test_a_declined_node_in_the_middle_of_a_chain_splits_it():
+def test_a_declined_node_in_the_middle_of_a_chain_splits_it() -> None:
     clusters = partition(chain("A", "B", "C", "D", "E"), [True, True, False, True, True])
     assert [[node.op_type for node in cluster] for cluster in clusters] == [["A", "B"], ["D", "E"]]
 
 
-def test_what_reads_no_cluster_is_computed_where_it_is_read():
+def test_what_reads_no_cluster_is_computed_where_it_is_read() -> None:
     graph = chain("A", "B", "C")
     alone = Node("alone", "Alone", "", 1, (), (Value("free", DType.FLOAT32, ()),), index=0)
     last = graph.nodes[2]
@@ -107,13 +107,13 @@ def test_what_reads_no_cluster_is_computed_where_it_is_read():
     assert [[node.op_type for node in cluster] for cluster in clusters] == [["Alone", "C"], ["A"]]
 
 
-def test_many_declined_nodes_cost_no_more_than_many_nodes():
+def test_many_declined_nodes_cost_no_more_than_many_nodes() -> None:
     length = 4000
     clusters = partition(chain(*["Op"] * length), [index % 2 == 0 for index in range(length)])
     assert len(clusters) == length // 2
 
 
-def test_clusters_that_are_convex_alone_do_not_form_a_cycle_together():
+def test_clusters_that_are_convex_alone_do_not_form_a_cycle_together() -> None:
     def value(name: str) -> Value:
         return Value(name, DType.FLOAT32, ())
 

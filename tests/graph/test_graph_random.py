@@ -13,7 +13,7 @@ SHAPES = [(2, 3), (1, 1), (3, 1), (1, 4), (2, 2), (5, 7)]
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_random_model_computes_what_the_cpu_does_at_every_shape(seed):
+def test_a_random_model_computes_what_the_cpu_does_at_every_shape(seed: int) -> None:
     ort_cuda_plugin.register(emulate=True)
     data = ModelMaker(seed, foreign=seed % 3 == 0).model(14).SerializeToString()
     options = ort.SessionOptions()

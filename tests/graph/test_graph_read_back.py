@@ -11,7 +11,9 @@ from onnx import TensorProto, helper
 import ort_cuda_plugin
 
 
-def session(nodes: list[onnx.NodeProto], inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]):
+def session(
+    nodes: list[onnx.NodeProto], inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]
+) -> ort.InferenceSession:
     graph = helper.make_graph(nodes, "g", inputs, outputs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     options = ort.SessionOptions()
@@ -38,7 +40,7 @@ def reshape() -> ort.InferenceSession:
     )
 
 
-def test_one_plan_serves_every_computed_shape(reshape):
+def test_one_plan_serves_every_computed_shape(reshape: ort.InferenceSession) -> None:
     x = np.random.default_rng(0).standard_normal((4, 6), dtype=np.float32)
     reshape.run(None, {"x": x, "s": np.array([24, 1, 1], np.float32)})
     before = ort_cuda_plugin.counters()
@@ -50,7 +52,9 @@ def test_one_plan_serves_every_computed_shape(reshape):
     assert after["host_value_reads"] > before["host_value_reads"]
 
 
-def test_a_computed_shape_that_does_not_fit_fails_the_run_by_name_and_the_next_one_works(reshape):
+def test_a_computed_shape_that_does_not_fit_fails_the_run_by_name_and_the_next_one_works(
+    reshape: ort.InferenceSession,
+) -> None:
     x = np.ones((4, 6), np.float32)
     with pytest.raises(Exception, match=r"to_computed \(Reshape\)"):
         reshape.run(None, {"x": x, "s": np.array([5, 5, 5], np.float32)})
@@ -58,7 +62,7 @@ def test_a_computed_shape_that_does_not_fit_fails_the_run_by_name_and_the_next_o
     assert y.shape == (1, 1, 24)
 
 
-def test_several_read_backs_in_one_plan():
+def test_several_read_backs_in_one_plan() -> None:
     made = session(
         [
             helper.make_node("Constant", [], ["one"], value_ints=[1]),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,7 +17,7 @@ from ort_cuda_plugin.model.ir import Graph
 from session_pair import BOOL, FLOAT, INT64, Pair, floats, info
 
 
-def test_a_node_of_the_cpu_in_the_middle_splits_the_graph_and_results_stay_right():
+def test_a_node_of_the_cpu_in_the_middle_splits_the_graph_and_results_stay_right() -> None:
     pair = Pair(
         [
             helper.make_node("Mul", ["x", "x"], ["a"]),
@@ -31,7 +33,7 @@ def test_a_node_of_the_cpu_in_the_middle_splits_the_graph_and_results_stay_right
         pair.check(x=floats(n, n))
 
 
-def test_unseen_shapes_need_neither_python_nor_a_variant():
+def test_unseen_shapes_need_neither_python_nor_a_variant() -> None:
     pair = Pair(
         [
             helper.make_node("MatMul", ["x", "w"], ["a"]),
@@ -53,7 +55,7 @@ def test_unseen_shapes_need_neither_python_nor_a_variant():
     assert after["plan_hits"] == before["plan_hits"] + 6
 
 
-def test_shape_arithmetic_is_neither_launched_nor_read_back():
+def test_shape_arithmetic_is_neither_launched_nor_read_back() -> None:
     pair = Pair(
         [
             helper.make_node("Shape", ["x"], ["s"]),
@@ -79,7 +81,7 @@ def test_shape_arithmetic_is_neither_launched_nor_read_back():
     assert after["host_value_reads"] == before["host_value_reads"]
 
 
-def test_a_shape_that_is_a_graph_input_is_read_back_once_per_run():
+def test_a_shape_that_is_a_graph_input_is_read_back_once_per_run() -> None:
     pair = Pair(
         [helper.make_node("Reshape", ["x", "shape"], ["r"]), helper.make_node("Neg", ["r"], ["y"])],
         [info("x", FLOAT, ["n"]), info("shape", INT64, [2])],
@@ -96,7 +98,7 @@ def test_a_shape_that_is_a_graph_input_is_read_back_once_per_run():
     pair.check(x=floats(6), shape=np.array([-1, 2]))
 
 
-def test_inputs_constants_views_and_repeated_values_can_be_outputs():
+def test_inputs_constants_views_and_repeated_values_can_be_outputs() -> None:
     pair = Pair(
         [
             helper.make_node("Identity", ["x"], ["same"]),
@@ -118,7 +120,7 @@ def test_inputs_constants_views_and_repeated_values_can_be_outputs():
     pair.check(x=floats(1, 3))
 
 
-def test_a_shape_that_does_not_fit_fails_with_the_node_and_the_next_run_works():
+def test_a_shape_that_does_not_fit_fails_with_the_node_and_the_next_run_works() -> None:
     pair = Pair(
         [helper.make_node("Neg", ["x"], ["n"]), helper.make_node("Add", ["n", "z"], ["y"], name="the sum")],
         [info("x", FLOAT, ["a"]), info("z", FLOAT, ["b"])],
@@ -130,7 +132,7 @@ def test_a_shape_that_does_not_fit_fails_with_the_node_and_the_next_run_works():
     pair.check(x=floats(4), z=floats(1))
 
 
-def test_values_from_outside_reach_the_body_of_a_conditional():
+def test_values_from_outside_reach_the_body_of_a_conditional() -> None:
     then_branch = helper.make_graph([helper.make_node("Add", ["a", "w"], ["t"])], "then", [], [info("t", FLOAT, None)])
     else_branch = helper.make_graph([helper.make_node("Sub", ["a", "w"], ["e"])], "else", [], [info("e", FLOAT, None)])
     pair = Pair(
@@ -149,7 +151,7 @@ def test_values_from_outside_reach_the_body_of_a_conditional():
 
 
 @pytest.mark.usefixtures("collected")
-def test_weights_that_left_host_memory_serve_a_later_variant():
+def test_weights_that_left_host_memory_serve_a_later_variant() -> None:
     pair = Pair(
         [
             helper.make_node("MatMul", ["x", "w"], ["a"]),
@@ -168,7 +170,7 @@ def test_weights_that_left_host_memory_serve_a_later_variant():
     assert after["weight_bytes"] == before["weight_bytes"]
 
 
-def test_nodes_of_a_function_are_explained_in_the_place_of_the_function(tmp_path):
+def test_nodes_of_a_function_are_explained_in_the_place_of_the_function(tmp_path: Path) -> None:
     body = [
         helper.make_node("Neg", ["a"], ["n"]),
         helper.make_node("Abs", ["n"], ["d"]),
@@ -202,7 +204,7 @@ def test_nodes_of_a_function_are_explained_in_the_place_of_the_function(tmp_path
         ([4, 2], "Reshape to another number of elements"),
     ],
 )
-def test_a_hostile_shape_is_an_error_of_its_run_only(shape, text):
+def test_a_hostile_shape_is_an_error_of_its_run_only(shape: list[int], text: str) -> None:
     pair = Pair(
         [helper.make_node("Reshape", ["x", "shape"], ["r"]), helper.make_node("Neg", ["r"], ["y"])],
         [info("x", FLOAT, ["n"]), info("shape", INT64, [2])],
@@ -259,7 +261,7 @@ def test_a_hostile_shape_is_an_error_of_its_run_only(shape, text):
         ),
     ],
 )
-def test_shape_arithmetic_without_a_value_names_the_node_that_computes_it(nodes, value, text):
+def test_shape_arithmetic_without_a_value_names_the_node_that_computes_it(nodes: Any, value: int, text: str) -> None:
     pair = Pair(
         [
             helper.make_node(op_type, inputs, [output], output, **(attributes[0] if attributes else {}))
@@ -276,7 +278,7 @@ def test_shape_arithmetic_without_a_value_names_the_node_that_computes_it(nodes,
         pair.ours.run(None, {"x": floats(1), "v": np.array([1])})
 
 
-def test_slices_beyond_both_ends_are_cut_where_the_ends_are_inputs():
+def test_slices_beyond_both_ends_are_cut_where_the_ends_are_inputs() -> None:
     pair = Pair(
         [helper.make_node("Slice", ["x", "start", "end"], ["s"]), helper.make_node("Neg", ["s"], ["y"])],
         [info("x", FLOAT, ["n"]), info("start", INT64, [1]), info("end", INT64, [1])],
@@ -286,7 +288,7 @@ def test_slices_beyond_both_ends_are_cut_where_the_ends_are_inputs():
         pair.check(x=floats(6), start=np.array([start]), end=np.array([end]))
 
 
-def test_a_released_session_leaves_no_graph_behind():
+def test_a_released_session_leaves_no_graph_behind() -> None:
     def sessions() -> None:
         pair = Pair(
             [helper.make_node("MatMul", ["x", "w"], ["y"])],
@@ -308,7 +310,7 @@ def test_a_released_session_leaves_no_graph_behind():
         gc.enable()
 
 
-def test_host_values_for_which_no_plan_can_be_evaluated_are_errors_of_the_node():
+def test_host_values_for_which_no_plan_can_be_evaluated_are_errors_of_the_node() -> None:
     """The step divides in a guard of the plan, before the requirement that forbids 0 is looked at."""
     nodes = [
         helper.make_node("Relu", ["x"], ["signal"]),

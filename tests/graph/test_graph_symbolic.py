@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeAlias
 from unittest.mock import patch
 
 import pytest
@@ -12,6 +14,7 @@ from ort_cuda_plugin.plan.format import Plan
 from ort_cuda_plugin.plan.registers import Registers
 from ort_cuda_plugin.program import polynomial
 from ort_cuda_plugin.program.operations import ExprOp
+from ort_cuda_plugin.program.polynomial import Expr
 from ort_cuda_plugin.program.symbolic import (
     READ_BACK,
     Dim,
@@ -60,6 +63,8 @@ NUM_SYMBOLS = 4
 leaves = st.one_of(
     st.tuples(st.just("symbol"), st.integers(0, NUM_SYMBOLS - 1)), st.tuples(st.just("int"), st.integers(-9, 9))
 )
+Tree: TypeAlias = tuple[Any, ...]
+"""An operation and its operands, or a leaf and its number."""
 trees = st.recursive(
     leaves,
     lambda inner: st.one_of(
@@ -73,7 +78,7 @@ trees = st.recursive(
 points = st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(-12, 12), st.integers(-12, 12))
 
 
-def build(tree: tuple, hints: tuple[int, ...]) -> Dim:
+def build(tree: Tree, hints: tuple[int, ...]) -> Dim:
     """The tree as a Dim. Raises ZeroDivisionError where a divisor is the constant 0."""
     head, *rest = tree
     if head == "symbol":
@@ -81,26 +86,28 @@ def build(tree: tuple, hints: tuple[int, ...]) -> Dim:
             rest[0], f"s{rest[0]}", hints[rest[0]], 0 if rest[0] < 2 else None, 2**40 if rest[0] < 2 else None
         )
     if head == "int":
-        return rest[0]
+        return int(rest[0])
     parts = [build(part, hints) for part in rest]
     if head == "not":
         return logical_not(parts[0])
     return select(*parts) if head is ExprOp.SELECT else BINARY[head](*parts)
 
 
-def compute(tree: tuple, point: tuple[int, ...]) -> int:
+def compute(tree: Tree, point: tuple[int, ...]) -> int:
     """The tree with plain ints. Raises ZeroDivisionError."""
     head, *rest = tree
     if head == "symbol":
-        return point[rest[0]]
+        return point[int(rest[0])]
     if head == "int":
-        return rest[0]
+        return int(rest[0])
     parts = [compute(part, point) for part in rest]
     return int(parts[0] == 0) if head == "not" else evaluators[head](*parts)
 
 
 @given(trees, points, points)
-def test_simplification_keeps_the_value_of_every_expression_that_divides_by_no_zero(tree, point, hints):
+def test_simplification_keeps_the_value_of_every_expression_that_divides_by_no_zero(
+    tree: Tree, point: tuple[int, ...], hints: tuple[int, ...]
+) -> None:
     try:
         expected = compute(tree, point)
         dim = build(tree, hints)
@@ -111,7 +118,9 @@ def test_simplification_keeps_the_value_of_every_expression_that_divides_by_no_z
 
 
 @given(trees, points, points)
-def test_products_that_are_no_polynomials_have_the_same_value_hint_and_bounds(tree, point, hints):
+def test_products_that_are_no_polynomials_have_the_same_value_hint_and_bounds(
+    tree: Tree, point: tuple[int, ...], hints: tuple[int, ...]
+) -> None:
     try:
         expected, expected_hint = compute(tree, point), compute(tree, hints)
         with patch.object(polynomial, "MAX_DEGREE", 1):
@@ -126,7 +135,7 @@ def test_products_that_are_no_polynomials_have_the_same_value_hint_and_bounds(tr
 
 
 @given(trees, points)
-def test_the_hint_is_the_value_at_the_hinted_symbols(tree, point):
+def test_the_hint_is_the_value_at_the_hinted_symbols(tree: Tree, point: tuple[int, ...]) -> None:
     try:
         expected = compute(tree, point)
         dim = build(tree, point)
@@ -136,7 +145,7 @@ def test_the_hint_is_the_value_at_the_hinted_symbols(tree, point):
 
 
 @given(trees, points)
-def test_the_value_lies_within_the_bounds(tree, point):
+def test_the_value_lies_within_the_bounds(tree: Tree, point: tuple[int, ...]) -> None:
     try:
         dim = build(tree, point)
         value = evaluate(dim, dict(enumerate(point)))
@@ -148,7 +157,7 @@ def test_the_value_lies_within_the_bounds(tree, point):
 
 
 @given(st.lists(trees, min_size=1, max_size=3), points)
-def test_registers_hold_what_the_expressions_mean(forest, point):
+def test_registers_hold_what_the_expressions_mean(forest: list[Tree], point: tuple[int, ...]) -> None:
     registers = Registers(NUM_SYMBOLS)
     try:
         dims = [build(tree, point) for tree in forest]
@@ -163,7 +172,9 @@ def test_registers_hold_what_the_expressions_mean(forest, point):
 
 
 @given(trees, trees, points)
-def test_equal_expressions_are_equal_everywhere_and_hash_alike(tree_a, tree_b, point):
+def test_equal_expressions_are_equal_everywhere_and_hash_alike(
+    tree_a: Tree, tree_b: Tree, point: tuple[int, ...]
+) -> None:
     try:
         a, b = build(tree_a, point), build(tree_b, point)
         same = evaluate(a, dict(enumerate(point))) == evaluate(b, dict(enumerate(point)))
@@ -176,7 +187,7 @@ def test_equal_expressions_are_equal_everywhere_and_hash_alike(tree_a, tree_b, p
 
 
 @given(trees, st.integers(1, 6), points)
-def test_divides_is_true_only_of_multiples(tree, divisor, point):
+def test_divides_is_true_only_of_multiples(tree: Tree, divisor: int, point: tuple[int, ...]) -> None:
     try:
         dim = build(tree, point)
         value = evaluate(dim, dict(enumerate(point)))
@@ -223,11 +234,11 @@ H = symbol(2, "host", 5, None, None)
         (product([B, 12, S]), 12 * B * S),
     ],
 )
-def test_what_shape_arithmetic_must_fold_is_folded(dim, expected):
+def test_what_shape_arithmetic_must_fold_is_folded(dim: Expr | int, expected: Expr | int) -> None:
     assert dim == expected
 
 
-def test_an_expression_has_neither_truth_nor_order():
+def test_an_expression_has_neither_truth_nor_order() -> None:
     with pytest.raises(TypeError, match="truth"):
         bool(B)
     with pytest.raises(TypeError, match="order"):
@@ -245,7 +256,7 @@ def padded_again_and_again() -> Dim:
     return size
 
 
-def test_work_does_not_grow_with_the_number_of_paths_through_shared_parts():
+def test_work_does_not_grow_with_the_number_of_paths_through_shared_parts() -> None:
     size, same = padded_again_and_again(), padded_again_and_again()
     assert size is not same
     assert size == same
@@ -259,7 +270,7 @@ def test_work_does_not_grow_with_the_number_of_paths_through_shared_parts():
 
 
 @pytest.mark.parametrize("base", [S, S + 2, B * S - 1, -3 * S])
-def test_a_chain_of_squares_stays_small(base):
+def test_a_chain_of_squares_stays_small(base: Expr) -> None:
     power: Dim = base
     for _ in range(40):
         power = power * power
@@ -271,12 +282,12 @@ def test_a_chain_of_squares_stays_small(base):
 
 
 @pytest.mark.parametrize("divide", [floordiv, mod, ceildiv, truncdiv])
-def test_division_by_a_constant_zero_raises(divide):
+def test_division_by_a_constant_zero_raises(divide: Callable[..., Any]) -> None:
     with pytest.raises(ZeroDivisionError):
         divide(H, 0)
 
 
-def test_common_subexpressions_are_computed_once():
+def test_common_subexpressions_are_computed_once() -> None:
     registers = Registers(2)
     registers.of(B * S * 384)
     registers.of(B * S * 1536)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
 
 import kernel_harness
 from kernel_harness import run_model, run_op
-from ort_cuda_plugin.clusters.cluster import CompiledCluster
+from ort_cuda_plugin.clusters.cluster import CompiledCluster, Variant
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.program.lowering import LoweringOptions
 
@@ -23,7 +25,7 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-CASES = {
+CASES: dict[str, tuple[list[np.ndarray], dict[str, Any], tuple[int, ...]]] = {
     "Add": ([floats(3, 1, 5), floats(1, 4, 1)], {}, ()),
     "Transpose": ([floats(3, 4, 5)], {"perm": [2, 0, 1]}, ()),
     "Concat": ([floats(2, 3, 4), floats(2, 1, 4)], {"axis": 1}, ()),
@@ -45,12 +47,12 @@ CASES = {
 
 
 @pytest.mark.parametrize("op_type", CASES)
-def test_wide_indices_do_not_change_the_result(op_type, monkeypatch):
+def test_wide_indices_do_not_change_the_result(op_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, attributes, constant = CASES[op_type]
     kernels: list[set[KernelSpec]] = []
 
     class Recording(CompiledCluster):
-        def kernels_added(self, variant) -> None:
+        def kernels_added(self, variant: Variant) -> None:
             kernels[-1].update(variant.kernels)
             super().kernels_added(variant)
 
@@ -94,7 +96,7 @@ far (uint8[n] x, int64[k] at, int64[k] from_end, int64[k, 1] tuples, int64[2] sh
 """
 
 
-def test_elements_beyond_2_31_are_found():
+def test_elements_beyond_2_31_are_found() -> None:
     """Offsets, strides, indices and coordinates that 32 bits do not hold."""
     x = np.zeros(HUGE, np.uint8)
     far = np.array([0, 7, 2**31 - 1, 2**31, 2**31 + 5, HUGE - 1])
@@ -122,7 +124,7 @@ repeated (int32[3] x, int64[2] shape, int64[1] start, int64[1] end, int64[2] pla
 """
 
 
-def test_views_of_more_than_2_31_elements():
+def test_views_of_more_than_2_31_elements() -> None:
     """A view that repeats three elements; what is read of it is small."""
     x, rows = np.array([3, -4, 5], np.int32), 2**33
     model = onnx.parser.parse_model(REPEATED)
@@ -130,4 +132,4 @@ def test_views_of_more_than_2_31_elements():
     sums, part, one, count = run_model(model, inputs)
     np.testing.assert_array_equal(sums, 5 * x)
     np.testing.assert_array_equal(part, np.broadcast_to(x, (5, 3)))
-    assert (one, count) == (5, 3 * rows)
+    assert (int(one), int(count)) == (5, 3 * rows)

@@ -31,7 +31,7 @@ worker.main()
 """
 
 
-def test_mutants_run_as_on_the_cpu_provider_or_are_refused_with_a_reason(tmp_path):
+def test_mutants_run_as_on_the_cpu_provider_or_are_refused_with_a_reason(tmp_path: Path) -> None:
     report = run(patterns() | operators(), range(SAMPLE), out=tmp_path)
     found = [f"{path.read_text()}    {path.with_suffix('.onnx')}" for path in sorted(tmp_path.glob("*.txt"))]
     assert not report.findings, "\n".join(found)
@@ -39,7 +39,7 @@ def test_mutants_run_as_on_the_cpu_provider_or_are_refused_with_a_reason(tmp_pat
     assert report.counts[Kind.AGREES] > SAMPLE / 4
 
 
-def test_a_mutant_is_the_same_whenever_it_is_made():
+def test_a_mutant_is_the_same_whenever_it_is_made() -> None:
     bases = patterns()
     for number in range(200):
         mutated = mutant(number, bases)
@@ -48,7 +48,7 @@ def test_a_mutant_is_the_same_whenever_it_is_made():
 
 
 @pytest.mark.parametrize("name", MUTATORS)
-def test_a_mutator_changes_models(name):
+def test_a_mutator_changes_models(name: str) -> None:
     bases = patterns()
     plain = {base: build(Mutant(base, (), 0), bases[base]) for base in bases}
     changed = 0
@@ -61,7 +61,7 @@ def test_a_mutator_changes_models(name):
 
 @pytest.mark.parametrize(("fault", "kind"), [("crash", Kind.CRASH), ("hang", Kind.HANG)])
 @pytest.mark.parametrize("stage", ["plugin", "cpu"])
-def test_a_process_that_dies_or_hangs_costs_one_mutant_and_has_a_culprit(fault, kind, stage):
+def test_a_process_that_dies_or_hangs_costs_one_mutant_and_has_a_culprit(fault: str, kind: Kind, stage: str) -> None:
     with stored(patterns()) as file:
         variables = environment(1) | {"FAULT": fault, "STAGE": stage}
         worker = Worker(file, variables, 20.0 if fault == "crash" else 6.0, (sys.executable, "-c", FAULTY))
@@ -71,7 +71,7 @@ def test_a_process_that_dies_or_hangs_costs_one_mutant_and_has_a_culprit(fault, 
     assert stage in outcome.detail
 
 
-def test_a_wrong_result_is_found(monkeypatch):
+def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     base = patterns()["shape_chain"]
     assert judge(base.model, base.feeds, 0, lambda stage: None).kind is Kind.AGREES
     monkeypatch.setattr("ort_cuda_plugin.program.symbolic.truncdiv", lambda a, b: a)
@@ -79,7 +79,7 @@ def test_a_wrong_result_is_found(monkeypatch):
     assert outcome.kind in (Kind.DIFFERS, Kind.REFUSES)
 
 
-def test_a_mistake_that_declines_a_node_is_found(monkeypatch):
+def test_a_mistake_that_declines_a_node_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: object) -> None:
         raise KeyError("a mistake")
 
@@ -90,7 +90,7 @@ def test_a_mistake_that_declines_a_node_is_found(monkeypatch):
     assert "KeyError: 'a mistake'" in outcome.detail
 
 
-def test_a_finding_is_made_small_and_written(tmp_path: Path):
+def test_a_finding_is_made_small_and_written(tmp_path: Path) -> None:
     steps = tuple((name, seed) for seed, name in enumerate(MUTATORS))
 
     def fails_with_renamed_nodes(mutated: Mutant) -> Outcome:

@@ -100,7 +100,8 @@ CHAIN = "(float[n] x) => (float[n] y) { a = Add(x, x) b = Mul(a, x) c = Add(b, a
 
 def chain(x: Array) -> Array:
     a = x + x
-    return (a * x + a) + x
+    result: Array = (a * x + a) + x
+    return result
 
 
 @path
@@ -388,7 +389,8 @@ def value_of_one_thread_consumed_by_another(x: Array) -> Result:
         binding.bind_output("x")
         binding.bind_output("y")
         made.run_with_iobinding(binding)
-        return binding.copy_outputs_to_cpu()
+        results: list[Array] = binding.copy_outputs_to_cpu()
+        return results
 
     return second.submit(consume).result(), [chain(x), chain(x) + chain(x)]
 

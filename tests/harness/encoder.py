@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import onnx
@@ -23,7 +24,7 @@ class _Builder:
     def noise(self, *shape: int, scale: float, offset: float = 0.0) -> str:
         return self.constant(offset + scale * self.rng.standard_normal(shape, dtype=np.float32), np.float32)
 
-    def node(self, op_type: str, *inputs: str, outputs: int = 1, **attributes: object) -> str:
+    def node(self, op_type: str, *inputs: str, outputs: int = 1, **attributes: Any) -> str:
         names = [f"{op_type.lower()}_{len(self.nodes)}_{i}" for i in range(outputs)]
         self.nodes.append(
             helper.make_node(op_type, list(inputs), names, name=f"/{op_type}_{len(self.nodes)}", **attributes)

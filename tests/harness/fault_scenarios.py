@@ -41,7 +41,7 @@ def check(result: Array, expected: Array) -> None:
         raise WrongResult(f"{result.shape} instead of {expected.shape}: {result.reshape(-1)[:8]}")
 
 
-def session(source: bytes, *, optimized: bool = True, **options: object) -> ort.InferenceSession:
+def session(source: bytes, *, optimized: bool = True, **options: Any) -> ort.InferenceSession:
     settings = ort.SessionOptions()
     settings.log_severity_level = 4
     if not optimized:
@@ -67,6 +67,8 @@ def numbers(count: int, seed: int = 0) -> Array:
 class Scenario:
     """One way to use the plugin."""
 
+    fake: ClassVar[Any] = None
+    """The stand-in for a vendor library that it uses, whose calls may fail."""
     environment: ClassVar[Mapping[str, str]] = {}
     """Of its process."""
     is_registered = True
@@ -101,7 +103,7 @@ class Scenario:
 class Sum(Scenario):
     """c = 2 (a + b)."""
 
-    options: ClassVar[Mapping[str, object]] = {"automatic_cuda_graphs": 0}
+    options: ClassVar[Mapping[str, Any]] = {"automatic_cuda_graphs": 0}
 
     def create(self) -> None:
         self.session = session(add_and_double(), **self.options)
@@ -166,7 +168,12 @@ class ReadBack(Scenario):
             helper.make_node("GatherND", ["r", "rows"], ["found"]),
             helper.make_node("Expand", ["found", "more"], ["y"]),
         ]
-        values = [("x", 1, ["a", "b"]), ("s", 1, [2]), ("more", 7, [2]), ("y", 1, ["p", "q"])]
+        values: list[tuple[str, int, list[int | str]]] = [
+            ("x", 1, ["a", "b"]),
+            ("s", 1, [2]),
+            ("more", 7, [2]),
+            ("y", 1, ["p", "q"]),
+        ]
         infos = [helper.make_tensor_value_info(*value) for value in values]
         graph = helper.make_graph(nodes, "sizes", infos[:3], infos[3:])
         made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
@@ -197,7 +204,7 @@ class Graphs(Scenario):
             helper.make_node("Shape", ["a"], ["shape"]),
             helper.make_node("ConstantOfShape", ["shape"], ["v"]),
         ]
-        shape = ["n", 16]
+        shape: list[int | str] = ["n", 16]
         self.session = session(
             model(nodes, {"a": shape, "b": shape}, {"q": shape, "u": shape, "v": shape}), optimized=False
         )
@@ -220,7 +227,7 @@ class Graphs(Scenario):
 class Captured(Sum):
     """ONNX Runtime captures whole Runs."""
 
-    options: ClassVar[Mapping[str, object]] = {"enable_cuda_graph": 1}
+    options: ClassVar[Mapping[str, Any]] = {"enable_cuda_graph": 1}
 
     def create(self) -> None:
         super().create()
@@ -245,10 +252,10 @@ class Captured(Sum):
 class Pooled(Bound):
     """CUDA's own memory pool in place of the arena."""
 
-    options: ClassVar[Mapping[str, object]] = {"automatic_cuda_graphs": 1, "arena.use_cuda_mempool": 1}
+    options: ClassVar[Mapping[str, Any]] = {"automatic_cuda_graphs": 1, "arena.use_cuda_mempool": 1}
 
     def steps(self) -> Sequence[Step]:
-        runs = [lambda seed=seed: self.run(300, seed) for seed in range(4)]  # type: ignore[misc]
+        runs = [lambda seed=seed: self.run(300, seed) for seed in range(4)]
         return [*super().steps(), *runs, self.run_and_trim]
 
     def run_and_trim(self) -> None:
@@ -259,7 +266,7 @@ class Pooled(Bound):
 class Threads(Sum):
     """Three threads in one session."""
 
-    options: ClassVar[Mapping[str, object]] = {}
+    options: ClassVar[Mapping[str, Any]] = {}
 
     def steps(self) -> Sequence[Step]:
         return [self.together, self.together, self.together]
@@ -398,8 +405,9 @@ class Pressure(Scenario):
     def create(self) -> None:
         names = ["x", "a", "b", "y"]
         nodes = [helper.make_node("Softmax", [names[i]], [names[i + 1]], axis=self.axes[i]) for i in range(3)]
-        shape = ["rows", 256]
-        source, options = model(nodes, {"x": shape}, {"y": shape}), {"arena.extend_strategy": 1}
+        shape: list[int | str] = ["rows", 256]
+        source = model(nodes, {"x": shape}, {"y": shape})
+        options: dict[str, Any] = {"arena.extend_strategy": 1}
         self.first, self.second = session(source, **options), session(source, **options)
 
     def steps(self) -> Sequence[Step]:

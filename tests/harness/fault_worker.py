@@ -58,7 +58,7 @@ class Worker:
         for _ in range(rounds):
             use = self.kind()
             use.prepare()
-            if use.alive():
+            if use.fake is not None:
                 self.faults.may_fail(use.fake)
             self.faults.arm(None)
             use.create()

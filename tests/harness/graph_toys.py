@@ -45,8 +45,8 @@ def launch_strided_map(ctx: Lowering, expression: str, inputs: Sequence[Tensor],
     signature = tuple(f"*{x.dtype.short}" for x in (*inputs, out)) + (index,) * (1 + rank + rank * len(inputs))
     spec = KernelSpec("strided_map", signature, source="\n".join(lines) + "\n", launch_bounds=4)
     strides = [stride for x in inputs for stride in broadcast_strides(x, shape)]
-    args = [*inputs, out, scalar(out.size), *map(scalar, shape), *map(scalar, strides)]
-    ctx.launch(spec, (ceildiv(out.size, 4), 1, 1), (4, 1, 1), args, writes=[out])
+    numbers: list[Int32 | Int64] = [scalar(number) for number in (out.size, *shape, *strides)]
+    ctx.launch(spec, (ceildiv(out.size, 4), 1, 1), (4, 1, 1), [*inputs, out, *numbers], writes=[out])
     return out
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -24,6 +24,8 @@ from ort_cuda_plugin.model.packed import unpack_array
 from ort_cuda_plugin.program.lowering import LoweringOptions
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Input: TypeAlias = Array | np.generic
+"""A tensor; a number of NumPy's is one of rank 0."""
 
 
 @functools.cache
@@ -39,10 +41,11 @@ def packed(array: Array, dtype: DType) -> Array:
     codes = np.zeros(-(-array.size // per_byte) * per_byte, np.uint8)
     codes[: array.size] = array.reshape(-1).view(np.uint8) & ((1 << dtype.bits) - 1)
     places = codes.reshape(-1, per_byte) << np.arange(0, 8, dtype.bits, dtype=np.uint8)
-    return np.bitwise_or.reduce(places, axis=1).astype(np.uint8)
+    result: Array = np.bitwise_or.reduce(places, axis=1).astype(np.uint8)
+    return result
 
 
-@ffi.callback("ocp_output_fn")
+@ffi.callback("ocp_output_fn")  # type: ignore[untyped-decorator]
 def _allocate(context: Any, index: int, dims: Any, rank: int, data: Any, error: Any) -> int:
     outputs: dict[int, tuple[int, tuple[int, ...]]] = ffi.from_handle(context)
     shape = tuple(dims[i] for i in range(rank))
@@ -55,13 +58,14 @@ def _allocate(context: Any, index: int, dims: Any, rank: int, data: Any, error: 
     return 0
 
 
-def run_graph(graph: Graph, inputs: Sequence[Array], options: LoweringOptions | None = None) -> list[Array]:
+def run_graph(graph: Graph, inputs: Sequence[Input], options: LoweringOptions | None = None) -> list[Array]:
     """Compiles the graph as one cluster, runs it once, and returns its outputs (bfloat16 as uint16).
 
     Raises NodeError, Unsupported or InvalidModel where a node is declined, PluginError where the Run fails.
     """
-    arrays = [np.ascontiguousarray(storage(x)[0]).reshape(np.shape(x)) for x in inputs]
-    dtypes = [storage(x)[1] for x in inputs]
+    stored = [storage(np.asarray(x)) for x in inputs]
+    arrays = [np.ascontiguousarray(array).reshape(array.shape) for array, _ in stored]
+    dtypes = [dtype for _, dtype in stored]
     contents = [packed(array, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
     cluster = CompiledCluster(graph, device().properties(), options)
     fused = FusedNode("harness", cluster, device())
@@ -114,7 +118,7 @@ def _download(value: Value, address: int, shape: tuple[int, ...]) -> Array:
 
 
 def run_model(
-    model: onnx.ModelProto, inputs: Sequence[Array], dynamic: bool = False, options: LoweringOptions | None = None
+    model: onnx.ModelProto, inputs: Sequence[Input], dynamic: bool = False, options: LoweringOptions | None = None
 ) -> list[Array]:
     """`run_graph` of a model; ``dynamic`` hides the input sizes, so that every size is a symbol of the plan."""
     return run_graph(read_model(model, dynamic), inputs, options)
@@ -122,7 +126,7 @@ def run_model(
 
 def make_model(
     op_type: str,
-    inputs: Sequence[Array | None],
+    inputs: Sequence[Input | None],
     attributes: Mapping[str, Any] | None = None,
     opset: int = 21,
     *,
@@ -132,7 +136,7 @@ def make_model(
 ) -> onnx.ModelProto:
     """A model of one node. None leaves an optional input out; inputs with an index in ``constant`` are initializers."""
     names = [f"x{i}" if x is not None else "" for i, x in enumerate(inputs)]
-    present = [(i, name, x) for i, (name, x) in enumerate(zip(names, inputs, strict=True)) if x is not None]
+    present = [(i, name, np.asarray(x)) for i, (name, x) in enumerate(zip(names, inputs, strict=True)) if x is not None]
     node = helper.make_node(op_type, names, [f"y{i}" for i in range(outputs)], domain=domain, **(attributes or {}))
     graph = helper.make_graph(
         [node],
@@ -158,7 +162,7 @@ def _output_info(name: str, like: Array | None) -> onnx.ValueInfoProto:
 
 def run_op(
     op_type: str,
-    inputs: Sequence[Array | None],
+    inputs: Sequence[Input | None],
     attributes: Mapping[str, Any] | None = None,
     opset: int = 21,
     *,

@@ -71,13 +71,14 @@ def windows(x: Array, attributes: Mapping[str, Any]) -> Iterator[tuple[tuple[int
 
 def pool(x: Array, attributes: Mapping[str, Any], function: Callable[[Array, int], Array]) -> Array:
     """``function`` of the values [n, c, window] and the window's size with its padding, at every place."""
-    parts = {
+    parts: dict[tuple[int, ...], Array] = {
         place: function(values.reshape(*x.shape[:2], -1).astype(np.float64), covered)
         for place, values, covered in windows(x, attributes)
     }
-    result = np.empty((*x.shape[:2], *(1 + n for n in max(parts))))
+    result: Array = np.empty((*x.shape[:2], *(1 + n for n in max(parts))))
     for place, value in parts.items():
-        result[:, :, *place] = value
+        places: tuple[Any, ...] = (slice(None), slice(None), *place)
+        result[places] = value
     return result
 
 

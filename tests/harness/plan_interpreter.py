@@ -150,7 +150,8 @@ def _run_segment(
         def address(param: Param) -> np.ndarray:
             assert isinstance(param.ref, Ref)
             start = param.imm + (0 if param.register is None else registers[param.register])
-            return memory[param.ref.kind][param.ref.index][start:]
+            tensor: np.ndarray = memory[param.ref.kind][param.ref.index]
+            return tensor[start:]
 
         def number(param: Param) -> int:
             return param.imm if param.register is None else registers[param.register]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -55,15 +57,20 @@ class ModelMaker:
         self.initializers.append(numpy_helper.from_array(array, name))
         return name
 
-    def node(self, op_type: str, *inputs: str, outputs: int = 1, **attributes: object) -> list[str]:
+    def node(self, op_type: str, *inputs: str, outputs: int = 1, **attributes: Any) -> list[str]:
         names = [f"t{len(self.nodes)}_{i}" for i in range(outputs)]
         self.nodes.append(helper.make_node(op_type, list(inputs), names, **attributes))
         return names
 
-    def pick(self, condition=lambda tensor: True) -> Tensor | None:
+    def pick(self, condition: Callable[[Tensor], object] = lambda tensor: True) -> Tensor | None:
         suitable = [tensor for tensor in self.tensors if condition(tensor)]
         # Mostly the newest, so that models are deep.
         return self.random.choice(suitable[-4:] if self.random.random() < 0.7 else suitable) if suitable else None
+
+    def any(self) -> Tensor:
+        picked = self.pick()
+        assert picked is not None
+        return picked
 
     def static_axis(self, x: Tensor, least: int = 1) -> int | None:
         axes = [axis for axis, dim in enumerate(x.shape) if isinstance(dim, int) and dim >= least]
@@ -72,11 +79,11 @@ class ModelMaker:
     # ---- one random node each; None where it does not fit ----
 
     def unary(self) -> Tensor | None:
-        x = self.pick()
+        x = self.any()
         return Tensor(self.node(self.random.choice(["Neg", "Relu", "Tanh", "Abs"]), x.name)[0], x.shape)
 
     def binary(self) -> Tensor | None:
-        a, b = self.pick(), self.pick()
+        a, b = self.any(), self.any()
         shape = broadcast(a.shape, b.shape)
         op_type = self.random.choice(["Add", "Sub", "Mul", "Max"])
         return None if shape is None else Tensor(self.node(op_type, a.name, b.name)[0], shape)
@@ -103,13 +110,13 @@ class ModelMaker:
         parts[axis : axis + 2] = [merged] if self.random.random() < 0.5 else [self.constant(np.array([-1]))]
         (target,) = self.node("Concat", *parts, axis=0)
         a, b = x.shape[axis : axis + 2]
-        dim = a * b if isinstance(a, int) and isinstance(b, int) else f"({a}*{b})"
-        return Tensor(self.node("Reshape", x.name, target)[0], (*x.shape[:axis], dim, *x.shape[axis + 2 :]))
+        both: Dim = a * b if isinstance(a, int) and isinstance(b, int) else f"({a}*{b})"
+        return Tensor(self.node("Reshape", x.name, target)[0], (*x.shape[:axis], both, *x.shape[axis + 2 :]))
 
     def concat(self) -> Tensor | None:
-        x = self.pick()
+        x = self.any()
         axis = self.static_axis(x)
-        if axis is None or x.shape[axis] > 16:
+        if axis is None or size_of(x, axis) > 16:
             return None
         others = [
             t
@@ -120,15 +127,15 @@ class ModelMaker:
         ]
         y = self.random.choice(others)
         shape = list(x.shape)
-        shape[axis] = x.shape[axis] + y.shape[axis]
+        shape[axis] = size_of(x, axis) + size_of(y, axis)
         return Tensor(self.node("Concat", x.name, y.name, axis=axis)[0], tuple(shape))
 
     def slice(self) -> Tensor | None:
-        x = self.pick()
+        x = self.any()
         axis = self.static_axis(x, 2)
         if axis is None:
             return None
-        size = x.shape[axis]
+        size = size_of(x, axis)
         step = self.random.choice([1, 1, 2, -1])
         places = list(range(size))[self.random.randrange(size) :: step]
         start, end = places[0], (places[-1] + 1 if step > 0 else -size - 1)
@@ -140,18 +147,19 @@ class ModelMaker:
         x = self.pick(lambda tensor: tensor.rank and isinstance(tensor.shape[-1], int) and tensor.shape[-1] >= 2)
         if x is None:
             return None
-        first = self.random.randrange(1, x.shape[-1])
-        sizes = self.constant(np.array([first, x.shape[-1] - first]))
+        size = size_of(x, -1)
+        first = self.random.randrange(1, size)
+        sizes = self.constant(np.array([first, size - first]))
         names = self.node("Split", x.name, sizes, outputs=2, axis=-1)
         which = self.random.randrange(2)
-        return Tensor(names[which], (*x.shape[:-1], (first, x.shape[-1] - first)[which]))
+        return Tensor(names[which], (*x.shape[:-1], (first, size - first)[which]))
 
     def gather(self) -> Tensor | None:
-        x = self.pick()
+        x = self.any()
         axis = self.static_axis(x)
         if axis is None:
             return None
-        indices = self.rng.integers(-x.shape[axis], x.shape[axis], self.random.randint(1, 4))
+        indices = self.rng.integers(-size_of(x, axis), size_of(x, axis), self.random.randint(1, 4))
         (name,) = self.node("Gather", x.name, self.constant(indices), axis=axis)
         return Tensor(name, (*x.shape[:axis], len(indices), *x.shape[axis + 1 :]))
 
@@ -179,11 +187,12 @@ class ModelMaker:
         x = self.pick(lambda tensor: tensor.rank >= 2 and isinstance(tensor.shape[-1], int))
         if x is None:
             return None
-        weights = self.rng.standard_normal((x.shape[-1], 8), dtype=np.float32) / np.float32(np.sqrt(x.shape[-1]))
+        size = size_of(x, -1)
+        weights = self.rng.standard_normal((size, 8), dtype=np.float32) / np.float32(np.sqrt(size))
         return Tensor(self.node("MatMul", x.name, self.constant(weights))[0], (*x.shape[:-1], 8))
 
     def expand(self) -> Tensor | None:
-        a, b = self.pick(), self.pick()
+        a, b = self.any(), self.any()
         shape = broadcast(a.shape, b.shape)
         if shape != b.shape:
             return None
@@ -202,8 +211,8 @@ class ModelMaker:
             if made is not None:
                 self.tensors.append(made)
                 size -= 1
-        made = self.tensors[len(self.inputs) :]
-        outputs = {tensor.name: tensor for tensor in (*made[-3:], made[len(made) // 2])}
+        new = self.tensors[len(self.inputs) :]
+        outputs = {tensor.name: tensor for tensor in (*new[-3:], new[len(new) // 2])}
         graph = helper.make_graph(
             self.nodes,
             "random",
@@ -212,6 +221,12 @@ class ModelMaker:
             self.initializers,
         )
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def size_of(x: Tensor, axis: int) -> int:
+    size = x.shape[axis]
+    assert isinstance(size, int)
+    return size
 
 
 def broadcast(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> tuple[Dim, ...] | None:

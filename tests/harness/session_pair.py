@@ -1,4 +1,4 @@
-"""Small models that run on the plugin and on ONNX Runtime's CPU provider, and are compared."""
+"""Sessions on the plugin: those that have to run every node there, and pairs with one on the CPU provider."""
 
 from __future__ import annotations
 
@@ -21,6 +21,18 @@ def info(name: str, kind: int, shape: list[int | str | None] | None) -> onnx.Val
 
 def floats(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape, dtype=np.float32)
+
+
+def ep_session(
+    model: bytes, level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+) -> ort.InferenceSession:
+    """A session on the emulated device. Raises AssertionError unless the provider runs all nodes."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = level
+    session = ort_cuda_plugin.session(model, emulate=True, sess_options=options)
+    placed = {part.ep_name for part in session.get_provider_graph_assignment_info()}
+    assert placed == {ort_cuda_plugin.get_ep_name()}
+    return session
 
 
 class Pair:
@@ -59,7 +71,7 @@ class Pair:
 
     def check(self, **feed: np.ndarray) -> list[np.ndarray]:
         """Runs both. Raises AssertionError where they differ."""
-        results = self.ours.run(None, feed)
+        results: list[np.ndarray] = self.ours.run(None, feed)
         for actual, expected in zip(results, self.cpu.run(None, feed), strict=True):
             np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5, strict=True)
         return results

@@ -32,7 +32,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(
-    host: Path, library: Path | str, folder: Path = Path("/"), **environment: str
+    host: Path, library: Path | str, folder: Path = Path("/"), /, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """In ``folder``."""
     command = [str(host), str(library), str(host.parent / "add.onnx")]

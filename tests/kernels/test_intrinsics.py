@@ -316,7 +316,7 @@ def test_atomics_combine_all_threads_of_all_blocks(name: str, function: str, red
     )
     low = -50 if name[0] != "u" else 1
     x = np.random.default_rng(5).integers(low, 1000, 960).astype(sizes[name])
-    start = sizes[name](7)
+    start = np.array(7, sizes[name])
     _, out = run(spec, (15, 1, 1), (64, 1, 1), x, np.full(3, start))
     for lane in range(3):
         assert out[lane] == reduce(np.append(x[lane::3], start))
@@ -334,7 +334,7 @@ def test_bitwise_atomics(name: str, function: str, reduce: Any) -> None:
     )
     x = np.random.default_rng(5).integers(0, 2**31, 128).astype(sizes[name])
     _, out = run(spec, (2, 1, 1), (64, 1, 1), x, np.full(1, 12345, sizes[name]))
-    assert out[0] == reduce.reduce(np.append(x, sizes[name](12345)))
+    assert out[0] == reduce.reduce(np.append(x, np.array(12345, sizes[name])))
 
 
 @pytest.mark.parametrize("name", ["i32", "i64"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import textwrap
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,6 +21,7 @@ from ort_cuda_plugin.compiler import cache as cache_module
 from ort_cuda_plugin.compiler import kernel_library
 from ort_cuda_plugin.compiler.cache import KernelCache, kernel_key
 from ort_cuda_plugin.compiler.compile import KernelCompileError
+from ort_cuda_plugin.compiler.compile_worker import WorkerClient
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
@@ -84,11 +87,11 @@ def test_many_kernels_are_compiled_with_and_without_a_helper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     monkeypatch.setattr(kernel_library, "worker_pays_seconds", 1.0)
-    monkeypatch.setattr(kernel_library.os, "sched_getaffinity", lambda _: set(range(1 + workers)))
-    used = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(1 + workers)))
+    used: list[WorkerClient] = []
     start = kernel_library.start_workers
 
-    def record(seconds: float, cache: KernelCache) -> list[object]:
+    def record(seconds: float, cache: KernelCache) -> list[WorkerClient]:
         started = start(seconds, cache)
         used.extend(started)
         return started
@@ -113,9 +116,14 @@ def test_the_longest_kernels_come_first_and_targets_of_a_kernel_stay_together() 
 def test_ir_is_kept_for_all_targets_so_that_numba_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ort_cuda_plugin.compiler import compile as pipeline
 
-    ran = []
+    ran: list[KernelSpec] = []
     front_end = pipeline.kernel_ir
-    monkeypatch.setattr(pipeline, "kernel_ir", lambda spec: ran.append(spec) or front_end(spec))
+
+    def recording(spec: KernelSpec) -> Any:
+        ran.append(spec)
+        return front_end(spec)
+
+    monkeypatch.setattr(pipeline, "kernel_ir", recording)
     source = "def kernel(x):\n    x[0] = f16_to_f32(f32_to_f16(x[1]))\n"
     specs = [spec_number(7), kernel("with_device_functions", ("*f32",), source)]
     targets = (emulated, Target.emulated(check=True), Target.cuda(9, 0))
@@ -154,7 +162,7 @@ def test_an_interrupt_ends_the_helpers_and_keeps_what_was_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel_library, "worker_pays_seconds", 0.3)
-    monkeypatch.setattr(kernel_library.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     target, counts = library(tmp_path)
     specs = [spec_number(i) for i in range(20)]
     compilations = []
@@ -192,12 +200,13 @@ def test_a_helper_with_other_tools_is_not_used(tmp_path: Path, monkeypatch: pyte
     from ort_cuda_plugin.compiler import compile_worker
 
     monkeypatch.setattr(compile_worker, "tools", lambda: "others")
-    monkeypatch.setattr(kernel_library, "start_workers", lambda seconds, cache: [started[0]])
-    started = [compile_worker.WorkerClient.start(KernelCache(tmp_path))]
+    started = WorkerClient.start(KernelCache(tmp_path))
+    assert started is not None
+    monkeypatch.setattr(kernel_library, "start_workers", lambda seconds, cache: [started])
     target, counts = library(tmp_path)
     target.get_many([spec_number(1), spec_number(2)], emulated)
     assert counts == {"KERNELS_COMPILED": 2}
-    assert not started[0].is_ready
+    assert not started.is_ready
 
 
 def test_a_kernel_that_does_not_compile_raises_and_the_others_survive(tmp_path: Path) -> None:
@@ -227,7 +236,7 @@ def test_a_key_depends_on_spec_target_and_tools(monkeypatch: pytest.MonkeyPatch)
     assert keys == [kernel_key(*variant) for variant in variants]
     cache_module.toolchain_digest.cache_clear()
     cache_module.front_end_digest.cache_clear()
-    monkeypatch.setattr(cache_module.importlib.metadata, "version", lambda tool: "0.0")
+    monkeypatch.setattr(importlib.metadata, "version", lambda tool: "0.0")
     assert kernel_key(spec, emulated) != keys[0]
     monkeypatch.undo()
     cache_module.toolchain_digest.cache_clear()

@@ -39,7 +39,8 @@ def check_max_pool(shape: tuple[int, ...], attributes: dict[str, Any], dynamic: 
 
 def check_average_pool(shape: tuple[int, ...], attributes: dict[str, Any], include_pad: int, dynamic: bool) -> None:
     def mean(values: Array, covered: int) -> Array:
-        return values.sum(axis=-1) / (covered if include_pad else values.shape[-1])
+        total: Array = values.sum(axis=-1)
+        return total / (covered if include_pad else values.shape[-1])
 
     x = noise(1, shape)
     (result,) = run_op("AveragePool", [x], {**attributes, "count_include_pad": include_pad}, dynamic=dynamic)
@@ -49,15 +50,17 @@ def check_average_pool(shape: tuple[int, ...], attributes: dict[str, Any], inclu
 @few
 @given(case=poolings(2), include_pad=st.integers(0, 1), dynamic=st.booleans())
 def test_pools_in_2d_are_numpys(case: Any, include_pad: int, dynamic: bool) -> None:
-    check_max_pool(*case, dynamic)
-    check_average_pool(*case, include_pad, dynamic)
+    shape, attributes = case
+    check_max_pool(shape, attributes, dynamic)
+    check_average_pool(shape, attributes, include_pad, dynamic)
 
 
 @settings(max_examples=6)
 @given(case=st.one_of(poolings(1), poolings(3)))
 def test_pools_in_1d_and_3d_are_numpys(case: Any) -> None:
-    check_max_pool(*case, False)
-    check_average_pool(*case, 0, False)
+    shape, attributes = case
+    check_max_pool(shape, attributes, False)
+    check_average_pool(shape, attributes, 0, False)
 
 
 @pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
@@ -93,8 +96,8 @@ def test_pools_of_each_float_type(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
-def test_max_pool_of_bytes(dtype: type) -> None:
-    x = np.random.default_rng(1).integers(np.iinfo(dtype).min, np.iinfo(dtype).max, (1, 2, 6, 6)).astype(dtype)
+def test_max_pool_of_bytes(dtype: type[np.integer]) -> None:
+    x: Array = np.random.default_rng(1).integers(np.iinfo(dtype).min, np.iinfo(dtype).max, (1, 2, 6, 6)).astype(dtype)
     (result,) = run_op("MaxPool", [x], {"kernel_shape": [2, 2], "strides": [2, 2]})
     np.testing.assert_array_equal(result, x.reshape(1, 2, 3, 2, 3, 2).max(axis=(3, 5)))
 
@@ -113,7 +116,7 @@ def test_global_pools_are_numpys(op_type: str, function: Any, shape: tuple[int, 
 @given(channels=st.integers(1, 9), size=st.integers(1, 6), bias=st.sampled_from([1.0, 2.0]))
 def test_lrn_is_numpys(channels: int, size: int, bias: float) -> None:
     x = noise(1, (2, channels, 4, 3))
-    attributes = {"size": size, "alpha": 0.1, "beta": 0.6, "bias": bias}
+    attributes: dict[str, Any] = {"size": size, "alpha": 0.1, "beta": 0.6, "bias": bias}
     (result,) = run_op("LRN", [x], attributes)
     check_close(result, lrn(x, **attributes), 1e-6)
 

@@ -14,7 +14,7 @@ from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering, Lowerin
 @pytest.fixture(autouse=True)
 def wide_indices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "LoweringOptions", lambda: LoweringOptions(wide_indices=True))
-    assert Lowering(DeviceProperties(), cluster.LoweringOptions()).index_dtype(1) == "i64"
+    assert Lowering(DeviceProperties(), vars(cluster)["LoweringOptions"]()).index_dtype(1) == "i64"
 
 
 @pytest.mark.parametrize("m", [1, 70])

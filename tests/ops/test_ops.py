@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -57,10 +58,11 @@ def widened(x: Array) -> Array:
 
 
 def erf(x: Array) -> Array:
-    return np.vectorize(math.erf, otypes=[np.float64])(x)
+    result: Array = np.vectorize(math.erf, otypes=[np.float64])(x)
+    return result
 
 
-UNARY = {
+UNARY: dict[str, Callable[[Array], Array]] = {
     "Abs": np.abs,
     "Neg": np.negative,
     "Sign": np.sign,
@@ -95,7 +97,9 @@ FINITE_ONLY = {"Softsign", "HardSwish", "Gelu", "Sin", "Cos", "Sigmoid"}
 @given(shape=shapes, dtype=st.sampled_from(FLOATS), seed=st.integers(0, 99), dynamic=dynamic)
 @each
 @np.errstate(all="ignore")
-def test_functions_of_one_float_match_numpy(name, shape, dtype, seed, dynamic):
+def test_functions_of_one_float_match_numpy(
+    name: str, shape: tuple[int, ...], dtype: str, seed: int, dynamic: bool
+) -> None:
     x = seeded(shape, dtype, seed, special=name not in FINITE_ONLY)
     (actual,) = run_op(name, [x], dynamic=dynamic)
     expected = UNARY[name](widened(x))
@@ -126,7 +130,9 @@ def broadcastable(draw: st.DrawFn, count: int) -> list[tuple[int, ...]]:
 @given(pair=broadcastable(2), dtype=st.sampled_from(FLOATS + INTS), seed=st.integers(0, 99), dynamic=dynamic)
 @each
 @np.errstate(all="ignore")
-def test_functions_of_two_numbers_broadcast_as_numpy_does(name, pair, dtype, seed, dynamic):
+def test_functions_of_two_numbers_broadcast_as_numpy_does(
+    name: str, pair: list[tuple[int, ...]], dtype: str, seed: int, dynamic: bool
+) -> None:
     a, b = (seeded(shape, dtype, seed + i, special=True) for i, shape in enumerate(pair))
     expected = BINARY[name](widened(a), widened(b))
     if name == "Div" and dtype in INTS:
@@ -138,7 +144,9 @@ def test_functions_of_two_numbers_broadcast_as_numpy_does(name, pair, dtype, see
 
 @given(pair=broadcastable(2), dtype=st.sampled_from([*INTS, "uint8", "int8"]), fmod=st.booleans(), dynamic=dynamic)
 @few
-def test_mod_of_integers_has_the_sign_of_the_divisor_or_of_the_dividend(pair, dtype, fmod, dynamic):
+def test_mod_of_integers_has_the_sign_of_the_divisor_or_of_the_dividend(
+    pair: list[tuple[int, ...]], dtype: str, fmod: bool, dynamic: bool
+) -> None:
     a, b = (seeded(shape, dtype, i) for i, shape in enumerate(pair))
     b = np.where(b == 0, 3, b).astype(dtype)
     (actual,) = run_op("Mod", [a, b], {"fmod": int(fmod)}, dynamic=dynamic)
@@ -146,7 +154,7 @@ def test_mod_of_integers_has_the_sign_of_the_divisor_or_of_the_dividend(pair, dt
 
 
 @pytest.mark.parametrize("dtype", INTS)
-def test_integer_division_by_zero_and_of_the_smallest_number_does_not_trap(dtype):
+def test_integer_division_by_zero_and_of_the_smallest_number_does_not_trap(dtype: str) -> None:
     smallest = np.iinfo(dtype).min
     a, b = np.array([1, smallest, smallest], dtype), np.array([0, -1, 0], dtype)
     assert run_op("Div", [a, b])[0][1] == smallest
@@ -155,7 +163,7 @@ def test_integer_division_by_zero_and_of_the_smallest_number_does_not_trap(dtype
 
 @given(triple=broadcastable(3), dtype=st.sampled_from([*FLOATS, *INTS, "bool"]), dynamic=dynamic)
 @few
-def test_where_takes_elements_of_either_side(triple, dtype, dynamic):
+def test_where_takes_elements_of_either_side(triple: list[tuple[int, ...]], dtype: str, dynamic: bool) -> None:
     condition = seeded(triple[0], "bool", 1)
     x, y = seeded(triple[1], dtype, 2), seeded(triple[2], dtype, 3)
     (actual,) = run_op("Where", [condition, x, y], dynamic=dynamic)
@@ -164,7 +172,7 @@ def test_where_takes_elements_of_either_side(triple, dtype, dynamic):
 
 @given(shape=shapes, source=st.sampled_from([*FLOATS, *INTS, "bool"]), target=st.sampled_from([*FLOATS, *INTS, "bool"]))
 @few
-def test_cast_converts_as_numpy_does(shape, source, target):
+def test_cast_converts_as_numpy_does(shape: tuple[int, ...], source: str, target: str) -> None:
     from onnx import helper
 
     x = seeded(shape, source, 5)
@@ -175,7 +183,9 @@ def test_cast_converts_as_numpy_does(shape, source, target):
 @given(shape=shapes, exponent=st.sampled_from([2.0, 0.5, 3.0, -1.0, 1.7]), dtype=st.sampled_from(FLOATS))
 @few
 @np.errstate(all="ignore")
-def test_pow_by_a_constant_and_by_an_input_agree_with_numpy(shape, exponent, dtype):
+def test_pow_by_a_constant_and_by_an_input_agree_with_numpy(
+    shape: tuple[int, ...], exponent: float, dtype: str
+) -> None:
     x = np.abs(seeded(shape, dtype, 8))
     power = np.array(exponent, dtype)
     expected = (widened(x) ** float(power)).astype(dtype)
@@ -192,10 +202,11 @@ def with_axes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def log_sum_exp(x: Array, axis: Any, keepdims: bool) -> Array:
-    return np.log(np.sum(np.exp(x), axis=axis, keepdims=keepdims))
+    result: Array = np.log(np.sum(np.exp(x), axis=axis, keepdims=keepdims))
+    return result
 
 
-REDUCTIONS = {
+REDUCTIONS: dict[str, Callable[..., Any]] = {
     "ReduceSum": np.sum,
     "ReduceMean": np.mean,
     "ReduceMax": lambda x, axis, keepdims: np.max(x, axis=axis, keepdims=keepdims, initial=-np.inf),
@@ -212,7 +223,9 @@ REDUCTIONS = {
 @given(case=with_axes(), keepdims=st.booleans(), dtype=st.sampled_from(FLOATS), dynamic=dynamic)
 @each
 @np.errstate(all="ignore")
-def test_reductions_match_numpy_along_any_axes(name, case, keepdims, dtype, dynamic):
+def test_reductions_match_numpy_along_any_axes(
+    name: str, case: tuple[tuple[int, ...], ...], keepdims: bool, dtype: str, dynamic: bool
+) -> None:
     shape, axes = case
     x = (seeded(shape, dtype, 3) / 3).astype(dtype)
     (actual,) = run_op(name, [x, np.array(axes, np.int64)], {"keepdims": int(keepdims)}, constant=[1], dynamic=dynamic)
@@ -233,7 +246,7 @@ def test_reductions_match_numpy_along_any_axes(name, case, keepdims, dtype, dyna
 
 @given(case=with_axes(), dtype=st.sampled_from(INTS), dynamic=dynamic)
 @few
-def test_integer_sums_are_exact(case, dtype, dynamic):
+def test_integer_sums_are_exact(case: tuple[tuple[int, ...], ...], dtype: str, dynamic: bool) -> None:
     shape, axes = case
     x = seeded(shape, dtype, 4)
     (actual,) = run_op("ReduceSum", [x, np.array(axes, np.int64)], constant=[1], dynamic=dynamic)
@@ -250,7 +263,9 @@ def test_integer_sums_are_exact(case, dtype, dynamic):
     dynamic=dynamic,
 )
 @few
-def test_the_index_of_an_extreme_is_the_first_or_last_one(name, shape, data, last, dynamic):
+def test_the_index_of_an_extreme_is_the_first_or_last_one(
+    name: str, shape: list[int], data: st.DataObject, last: bool, dynamic: bool
+) -> None:
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     x = seeded(tuple(shape), "int32", 6).astype(data.draw(st.sampled_from(["float32", "int64"])))
     (actual,) = run_op(name, [x], {"axis": axis, "select_last_index": int(last), "keepdims": 0}, dynamic=dynamic)
@@ -262,7 +277,9 @@ def test_the_index_of_an_extreme_is_the_first_or_last_one(name, shape, data, las
 @pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
 @given(case=with_axes(), dtype=st.sampled_from(FLOATS), opset=st.sampled_from([11, 13]), dynamic=dynamic)
 @few
-def test_softmax_of_both_definitions(name, case, dtype, opset, dynamic):
+def test_softmax_of_both_definitions(
+    name: str, case: tuple[tuple[int, ...], ...], dtype: str, opset: int, dynamic: bool
+) -> None:
     shape, (axis, *_) = case
     x = seeded(shape, dtype, 9)
     (actual,) = run_op(name, [x], {"axis": axis}, opset, dynamic=dynamic)
@@ -275,7 +292,7 @@ def test_softmax_of_both_definitions(name, case, dtype, opset, dynamic):
 
 
 @pytest.mark.parametrize("columns", [7, 70_000], ids=["sum-in-range", "sum-beyond-float16"])
-def test_softmax_of_float16_rounds_as_the_steps_that_define_it(columns):
+def test_softmax_of_float16_rounds_as_the_steps_that_define_it(columns: int) -> None:
     x = (seeded((3, columns), "float32", 5) if columns < 100 else np.zeros((2, columns))).astype(np.float16)
     (actual,) = run_op("Softmax", [x], {"axis": -1}, 13)
     e = np.exp(widened(x) - widened(x).max(-1, keepdims=True)).astype(np.float16).astype(np.float32)
@@ -294,7 +311,9 @@ def test_softmax_of_float16_rounds_as_the_steps_that_define_it(columns):
     dynamic=dynamic,
 )
 @few
-def test_layer_normalization_of_rows_far_from_zero(rows, columns, dtype, bias, dynamic):
+def test_layer_normalization_of_rows_far_from_zero(
+    rows: int, columns: int, dtype: str, bias: bool, dynamic: bool
+) -> None:
     x = seeded((2, rows, columns), dtype, 1) + np.array(50, dtype)
     scale, shift = seeded((columns,), dtype, 2), seeded((columns,), dtype, 3)
     actual = run_op(
@@ -317,7 +336,7 @@ def test_layer_normalization_of_rows_far_from_zero(rows, columns, dtype, bias, d
     dynamic=dynamic,
 )
 @few
-def test_batch_and_instance_normalization(shape, dtype, constant, dynamic):
+def test_batch_and_instance_normalization(shape: tuple[int, ...], dtype: str, constant: bool, dynamic: bool) -> None:
     x = seeded(shape, dtype, 1)
     scale, bias, mean = (seeded(shape[1:2], dtype, i) for i in (2, 3, 4))
     variance = np.abs(seeded(shape[1:2], dtype, 5)) + np.array(0.5, dtype)
@@ -335,7 +354,7 @@ def test_batch_and_instance_normalization(shape, dtype, constant, dynamic):
         np.testing.assert_allclose(widened(actual), expected, rtol=1e-2, atol=1e-2)
 
 
-def test_the_reference_evaluator_agrees_on_a_cumulative_sum():
+def test_the_reference_evaluator_agrees_on_a_cumulative_sum() -> None:
     x = seeded((3, 40, 2), "float32", 7)
     from kernel_harness import make_model
 
@@ -345,4 +364,4 @@ def test_the_reference_evaluator_agrees_on_a_cumulative_sum():
             model = make_model("CumSum", [x, np.array(1)], attributes, constant=[1])
             (expected,) = ReferenceEvaluator(model).run(None, {"x0": x})
             (actual,) = run_op("CumSum", [x, np.array(1)], attributes, constant=[1])
-            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(actual, np.asarray(expected), rtol=1e-5, atol=1e-5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -59,7 +61,9 @@ CASES = [
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(("op_type", "attributes", "inputs", "number", "shape"), CASES)
-def test_an_input_of_another_size_is_refused(op_type, attributes, inputs, number, shape, dynamic):
+def test_an_input_of_another_size_is_refused(
+    op_type: str, attributes: dict[str, int], inputs: Any, number: int, shape: tuple[int, ...], dynamic: bool
+) -> None:
     given = [(dtype, shape if i == number else own) for i, (dtype, own) in enumerate(inputs)]
     outputs = {"LSTM": 3, "BatchNormalization": 3, "LinearAttention": 2, "CausalConvWithState": 2}.get(op_type, 1)
     opset = {"GroupNormalization": 18, "LinearAttention": 27, "CausalConvWithState": 27}.get(op_type, 24)
@@ -78,7 +82,9 @@ def test_an_input_of_another_size_is_refused(op_type, attributes, inputs, number
         ("Pad", {}, [np.zeros((3, 4), f), np.array([2**61, 0, 2**61, 0])], "64-bit"),
     ],
 )
-def test_sizes_that_no_tensor_has_are_errors_of_the_node(op_type, attributes, inputs, message):
+def test_sizes_that_no_tensor_has_are_errors_of_the_node(
+    op_type: str, attributes: dict[str, Any], inputs: list[np.ndarray | None] | list[np.ndarray], message: str
+) -> None:
     with pytest.raises(REFUSED, match=rf"{op_type}.*{message}"):
         run_op(op_type, inputs, attributes)
 
@@ -91,11 +97,13 @@ def test_sizes_that_no_tensor_has_are_errors_of_the_node(op_type, attributes, in
         ("DFT", [np.zeros((4, 2), f), np.array(2**62 - 1), np.array(0)]),
     ],
 )
-def test_sizes_that_no_tensor_has_are_errors_of_the_node_where_they_are_constants(op_type, inputs):
+def test_sizes_that_no_tensor_has_are_errors_of_the_node_where_they_are_constants(
+    op_type: str, inputs: list[np.ndarray]
+) -> None:
     with pytest.raises(NodeError, match=rf"{op_type}.*more bytes than a 64-bit integer"):
         run_op(op_type, inputs, constant=range(1, len(inputs)))
 
 
-def test_an_input_in_the_middle_cannot_be_left_out():
+def test_an_input_in_the_middle_cannot_be_left_out() -> None:
     with pytest.raises(NodeError, match=r"Concat needs its input 1"):
         run_op("Concat", [np.zeros(2, f), None, np.zeros(2, f)], {"axis": 0})

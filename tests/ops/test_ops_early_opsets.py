@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ LOGIC = {"And": np.logical_and, "Or": np.logical_or, "Xor": np.logical_xor}
 
 @settings(max_examples=40)
 @given(st.data())
-def test_the_second_input_is_placed_in_the_first(data):
+def test_the_second_input_is_placed_in_the_first(data: st.DataObject) -> None:
     name, fn = data.draw(st.sampled_from([*ARITHMETIC.items(), *COMPARISONS.items(), *LOGIC.items()]))
     shape = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
     axis = data.draw(st.integers(0, len(shape)))
@@ -69,14 +70,16 @@ def test_the_second_input_is_placed_in_the_first(data):
         ((2, 3, 4, 1), {}),
     ],
 )
-def test_a_second_input_that_does_not_fit_is_refused(shape, attributes, dynamic):
+def test_a_second_input_that_does_not_fit_is_refused(
+    shape: tuple[int, ...], attributes: dict[str, int], dynamic: bool
+) -> None:
     with pytest.raises(REFUSED, match=r"fit|broadcast|axis"):
         run_op("Add", [X, floats(*shape)], attributes, 6, dynamic=dynamic)
 
 
 HINT = {"consumed_inputs": [0]}
 
-UNARY = {
+UNARY: dict[str, Callable[[Array], Array]] = {
     "Abs": np.abs,
     "Neg": np.negative,
     "Exp": np.exp,
@@ -95,7 +98,7 @@ UNARY = {
 
 
 @pytest.mark.parametrize("name", UNARY)
-def test_functions_of_opset_1(name):
+def test_functions_of_opset_1(name: str) -> None:
     attributes = HINT | ({"is_test": 1} if name == "Dropout" else {})
     (y,) = run_op(name, [X], attributes, 1)
     np.testing.assert_allclose(y, UNARY[name](X), rtol=1e-5, atol=1e-6)
@@ -120,7 +123,7 @@ MOVED = [
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("case", MOVED, ids=lambda case: f"{case[0]}-{case[1]}")
-def test_earlier_definitions(case, dynamic):
+def test_earlier_definitions(case: tuple[Any, ...], dynamic: bool) -> None:
     name, opset, inputs, attributes, expected = case
     (y,) = run_op(name, inputs, attributes, opset, dynamic=dynamic)
     assert y.dtype == expected.dtype
@@ -128,7 +131,7 @@ def test_earlier_definitions(case, dynamic):
 
 
 @pytest.mark.parametrize(("to", "dtype"), [("DOUBLE", np.float64), ("INT32", np.int32), ("BOOL", np.bool_)])
-def test_cast_of_opset_1_names_the_type(to, dtype):
+def test_cast_of_opset_1_names_the_type(to: str, dtype: type[np.generic]) -> None:
     graph = helper.make_graph(
         [helper.make_node("Cast", ["x"], ["y"], to=to)],
         "g",
@@ -141,13 +144,13 @@ def test_cast_of_opset_1_names_the_type(to, dtype):
 
 
 @pytest.mark.parametrize("constant", [(1, 2), (2,)])
-def test_tile_of_opset_1_along_one_axis(constant):
+def test_tile_of_opset_1_along_one_axis(constant: tuple[int, ...]) -> None:
     (y,) = run_op("Tile", [X, np.float32(3), np.float32(2)], {}, 1, constant=constant)
     np.testing.assert_array_equal(y, np.concatenate([X] * 3, 2))
 
 
 @pytest.mark.parametrize("constant", [(1,), ()])
-def test_split_of_opset_1_by_an_input(constant):
+def test_split_of_opset_1_by_an_input(constant: tuple[int, ...]) -> None:
     parts = run_op("Split", [X, np.array([1, 3], np.float32)], {"axis": 2}, 1, outputs=2, constant=constant)
     np.testing.assert_array_equal(np.concatenate(parts, 2), X)
     assert parts[0].shape[2] == 1
@@ -155,7 +158,7 @@ def test_split_of_opset_1_by_an_input(constant):
 
 @pytest.mark.parametrize(("name", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
 @pytest.mark.parametrize("opset", [1, 3, 6])
-def test_recurrent_operators_are_those_of_version_7(name, gates, opset):
+def test_recurrent_operators_are_those_of_version_7(name: str, gates: int, opset: int) -> None:
     inputs = [floats(3, 2, 4), floats(1, gates * 5, 4), floats(1, gates * 5, 5)]
     now = run_op(name, inputs, {"hidden_size": 5}, 7, outputs=2)
     then = run_op(name, inputs, {"hidden_size": 5, "output_sequence": 1}, opset, outputs=2)
@@ -179,7 +182,9 @@ VERSIONS += [(14, {"training_mode": 1}), (15, {"training_mode": 1})]
 @pytest.mark.parametrize("spatial", [1, 0])
 @pytest.mark.parametrize(("opset", "attributes"), VERSIONS)
 @pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5), (2, 3, 4, 5)])
-def test_batch_normalization_in_training(shape, opset, attributes, spatial, dynamic):
+def test_batch_normalization_in_training(
+    shape: tuple[int, ...], opset: int, attributes: dict[str, Any], spatial: int, dynamic: bool
+) -> None:
     if not spatial and opset >= 9:
         pytest.skip("spatial ended with version 9")
     x = floats(*shape, dtype=np.float64)
@@ -188,7 +193,7 @@ def test_batch_normalization_in_training(shape, opset, attributes, spatial, dyna
     variance = np.abs(variance)
     axes = (0, *range(2, x.ndim)) if spatial else (0,)
     lined = [value.reshape(size + (1,) * (x.ndim - 1 - len(size))) for value in (scale, bias)]
-    y, batch_mean, batch_variance = normalized(x, axes, *lined, 1e-3)
+    y, batch_mean, batch_variance = normalized(x, axes, lined[0], lined[1], 1e-3)
     batch_mean, batch_variance = batch_mean.reshape(size), batch_variance.reshape(size)
     expected = [y, mean * 0.7 + batch_mean * 0.3, variance * 0.7 + batch_variance * 0.3, batch_mean, batch_variance]
     attributes = attributes | {"epsilon": 1e-3, "momentum": 0.7} | ({} if spatial else {"spatial": 0})
@@ -201,7 +206,7 @@ def test_batch_normalization_in_training(shape, opset, attributes, spatial, dyna
 
 @pytest.mark.parametrize(("opset", "attributes"), [(1, {"is_test": 1}), (6, {"is_test": 1}), (7, {}), (15, {})])
 @pytest.mark.parametrize("spatial", [1, 0])
-def test_batch_normalization_in_inference(opset, attributes, spatial):
+def test_batch_normalization_in_inference(opset: int, attributes: dict[str, Any], spatial: int) -> None:
     if not spatial and opset > 7:
         pytest.skip("spatial ended with version 9")
     size = (3,) if spatial else (3, 4)
@@ -218,7 +223,7 @@ def test_batch_normalization_in_inference(opset, attributes, spatial):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_batch_statistics_do_not_cancel(dtype):
+def test_batch_statistics_do_not_cancel(dtype: type[np.generic]) -> None:
     x = (floats(64, 2, 3) * 0.1 + 100).astype(dtype)
     ones = np.ones(2, np.float32)
     _, _, variance = run_op(
@@ -230,7 +235,7 @@ def test_batch_statistics_do_not_cancel(dtype):
 
 @pytest.mark.parametrize("training", [0, 1])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_parameters_of_another_size_are_refused(training, dynamic):
+def test_parameters_of_another_size_are_refused(training: int, dynamic: bool) -> None:
     with pytest.raises(REFUSED, match="another size"):
         run_op("BatchNormalization", [floats(2, 1, 4), *floats(4, 3)], {"training_mode": training}, 15, dynamic=dynamic)
 
@@ -257,7 +262,7 @@ REMOVED = [
 
 @pytest.mark.parametrize(("name", "attributes", "more"), REMOVED)
 @pytest.mark.parametrize("known", [False, True])
-def test_removed_operators(name, attributes, more, known):
+def test_removed_operators(name: str, attributes: dict[str, Any], more: list[np.ndarray], known: bool) -> None:
     names = ["x", *(f"i{k}" for k in range(len(more)))]
     graph = helper.make_graph(
         [helper.make_node(name, names, ["y"], **attributes)],
@@ -272,7 +277,7 @@ def test_removed_operators(name, attributes, more, known):
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_crop_of_more_than_there_is_is_refused():
+def test_crop_of_more_than_there_is_is_refused() -> None:
     graph = helper.make_graph(
         [helper.make_node("Crop", ["x"], ["y"], border=[1, 1, 0, 0], scale=[4, 3])],
         "g",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import onnx
+import pytest
 from onnx import AttributeProto, ModelProto, helper
 
 from mutation.bases import operators
@@ -13,7 +15,7 @@ from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering import DeviceProperties
 
 
-def with_shape(model: ModelProto, number: int, dims: list[int | str]) -> ModelProto:
+def with_shape(model: ModelProto, number: int, dims: Sequence[int | str]) -> ModelProto:
     """A copy whose input of that number has this shape, and whose outputs have any."""
     copy = ModelProto()
     copy.CopyFrom(model)
@@ -31,7 +33,7 @@ def has_subgraphs(model: ModelProto) -> bool:
     return any(attribute.type == AttributeProto.GRAPH for node in model.graph.node for attribute in node.attribute)
 
 
-def test_an_input_of_any_rank_gives_a_verdict_with_a_reason():
+def test_an_input_of_any_rank_gives_a_verdict_with_a_reason() -> None:
     mistakes = []
     for key, base in operators(per_operator=1).items():
         model = onnx.load_model_from_string(base.model)
@@ -40,7 +42,12 @@ def test_an_input_of_any_rank_gives_a_verdict_with_a_reason():
         for number, value in enumerate(model.graph.input):
             own = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
             for rank in range(6):
-                for dims in ([1] * rank, [f"n{axis}" for axis in range(rank)], (own + [1] * rank)[:rank]):
+                shapes: list[Sequence[int | str]] = [
+                    [1] * rank,
+                    [f"n{axis}" for axis in range(rank)],
+                    (own + [1] * rank)[:rank],
+                ]
+                for dims in shapes:
                     verdicts = analyze(read_model(with_shape(model, number, dims)), DeviceProperties())
                     mistakes += [(key, number, dims, v.reason) for v in verdicts if "internal error" in v.reason]
     assert not mistakes
@@ -73,7 +80,7 @@ def with_attribute(model: ModelProto, name: str, kind: str, value: Any) -> Model
     return copy
 
 
-def test_an_attribute_of_any_value_gives_a_verdict_with_a_reason(monkeypatch):
+def test_an_attribute_of_any_value_gives_a_verdict_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     # ONNX's own inference reads beyond a shape for some of these.
     monkeypatch.setattr(onnx.shape_inference, "infer_shapes", lambda model: model)
     mistakes = []
@@ -84,8 +91,9 @@ def test_an_attribute_of_any_value_gives_a_verdict_with_a_reason(monkeypatch):
         node, opsets = model.graph.node[-1], {entry.domain: entry.version for entry in model.opset_import}
         schema = onnx.defs.get_schema(node.op_type, opsets[node.domain], node.domain)
         for name, attribute in schema.attributes.items():
-            for value in VALUES.get(attribute.type.name, []):
-                graph = read_model(with_attribute(model, name, attribute.type.name, value), dynamic=len(name) % 2 == 0)
+            kind: str = attribute.type.name  # type: ignore[attr-defined]
+            for value in VALUES.get(kind, []):
+                graph = read_model(with_attribute(model, name, kind, value), dynamic=len(name) % 2 == 0)
                 verdicts = analyze(graph, DeviceProperties())
                 mistakes += [(key, name, value, v.reason) for v in verdicts if "internal error" in v.reason]
     assert not mistakes

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from onnx import helper, numpy_helper
+from onnx import NodeProto, helper, numpy_helper
 
-from kernel_harness import run_model, storage
+from kernel_harness import run_model
+from ort_cuda_plugin.model.onnx_graph import storage
 
 Array = np.ndarray
 FLOATS = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float64": np.float64}
@@ -34,12 +35,13 @@ seeds = st.integers(0, 99)
 
 def draw(shape: Sequence[int], dtype: Any, seed: int) -> Array:
     """Small multiples of a quarter, or small whole numbers."""
-    whole = np.random.default_rng(seed).integers(-6, 7, tuple(shape))
+    whole: Array = np.random.default_rng(seed).integers(-6, 7, tuple(shape))
     kind = storage(np.zeros((), dtype))[1]
     if kind.is_float:
         return (whole * 0.25).astype(dtype)
     if dtype is np.bool_:
-        return whole % 2 == 0
+        even: Array = whole % 2 == 0
+        return even
     return (np.abs(whole) if np.dtype(dtype).kind == "u" else whole).astype(dtype)
 
 
@@ -50,7 +52,7 @@ class View:
         self.name = name
         self.input = f"{name}_base"
         self.constants: dict[str, Array] = {}
-        self.nodes = []
+        self.nodes: list[NodeProto] = []
         if value.ndim == 0:
             kind = "plain"
         if kind == "repeated":
@@ -124,7 +126,9 @@ def wide(x: Array) -> Array:
 @pytest.mark.parametrize("dtype", PLAIN.values(), ids=PLAIN)
 @given(shape=shapes, kinds=st.tuples(views, views), seed=seeds, dynamic=st.booleans())
 @some
-def test_elementwise(dtype, shape, kinds, seed, dynamic):
+def test_elementwise(
+    dtype: type[np.generic], shape: tuple[int, ...], kinds: tuple[str, ...], seed: int, dynamic: bool
+) -> None:
     a, b = View(draw(shape, dtype, seed), kinds[0], "a"), View(draw(shape, dtype, seed + 1), kinds[1], "b")
     op_type, function = ("Xor", np.logical_xor) if dtype is np.bool_ else ("Sub", np.subtract)
     (y,) = run(op_type, [a, b], dynamic=dynamic)
@@ -134,7 +138,9 @@ def test_elementwise(dtype, shape, kinds, seed, dynamic):
 @pytest.mark.parametrize("dtype", NUMBERS.values(), ids=NUMBERS)
 @given(shape=ranked, kind=views, seed=seeds, data=st.data(), dynamic=st.booleans())
 @some
-def test_reduce(dtype, shape, kind, seed, data, dynamic):
+def test_reduce(
+    dtype: type[np.generic], shape: tuple[int, ...], kind: str, seed: int, data: st.DataObject, dynamic: bool
+) -> None:
     x = View(draw(shape, dtype, seed), kind, "x")
     axes = tuple(data.draw(st.lists(st.integers(0, len(shape) - 1), unique=True, min_size=1)))
     (y,) = run("ReduceSum", [x], [np.array(axes)], {"keepdims": 0}, dynamic=dynamic)
@@ -144,7 +150,14 @@ def test_reduce(dtype, shape, kind, seed, data, dynamic):
 @pytest.mark.parametrize("dtype", EVERY.values(), ids=EVERY)
 @given(shape=filled, kinds=st.tuples(views, views), seed=seeds, data=st.data(), dynamic=st.booleans())
 @some
-def test_gather_and_scatter(dtype, shape, kinds, seed, data, dynamic):
+def test_gather_and_scatter(
+    dtype: type[np.generic],
+    shape: tuple[int, ...],
+    kinds: tuple[str, ...],
+    seed: int,
+    data: st.DataObject,
+    dynamic: bool,
+) -> None:
     axis = data.draw(st.integers(0, len(shape) - 1))
     x = View(draw(shape, dtype, seed), kinds[0], "x")
     count = data.draw(st.integers(0, 4))
@@ -171,7 +184,15 @@ SCANNED = {**FLOATS, "int64": np.int64}
 @pytest.mark.parametrize("dtype", SCANNED.values(), ids=SCANNED)
 @given(shape=ranked, kind=views, seed=seeds, reverse=st.booleans(), data=st.data(), dynamic=st.booleans())
 @some
-def test_scan(dtype, shape, kind, seed, reverse, data, dynamic):
+def test_scan(
+    dtype: type[np.generic],
+    shape: tuple[int, ...],
+    kind: str,
+    seed: int,
+    reverse: bool,
+    data: st.DataObject,
+    dynamic: bool,
+) -> None:
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     x = View(np.abs(draw(shape, np.int64, seed)).astype(dtype), kind, "x")
     (y,) = run("CumSum", [x], [np.array(axis)], {"reverse": int(reverse)}, dynamic=dynamic)
@@ -183,7 +204,15 @@ def test_scan(dtype, shape, kind, seed, reverse, data, dynamic):
 @pytest.mark.parametrize("dtype", NUMBERS.values(), ids=NUMBERS)
 @given(shape=filled, kind=views, seed=seeds, data=st.data(), largest=st.booleans(), dynamic=st.booleans())
 @some
-def test_select(dtype, shape, kind, seed, data, largest, dynamic):
+def test_select(
+    dtype: type[np.generic],
+    shape: tuple[int, ...],
+    kind: str,
+    seed: int,
+    data: st.DataObject,
+    largest: bool,
+    dynamic: bool,
+) -> None:
     axis = data.draw(st.integers(0, len(shape) - 1))
     k = data.draw(st.integers(0, shape[axis]))
     x = View(draw(shape, dtype, seed), kind, "x")
@@ -198,7 +227,7 @@ def test_select(dtype, shape, kind, seed, data, largest, dynamic):
 @pytest.mark.parametrize("dtype", PLAIN.values(), ids=PLAIN)
 @given(shape=ranked, kind=views, seed=seeds, dynamic=st.booleans())
 @some
-def test_compact(dtype, shape, kind, seed, dynamic):
+def test_compact(dtype: type[np.generic], shape: tuple[int, ...], kind: str, seed: int, dynamic: bool) -> None:
     x = View(draw(shape, dtype, seed), kind, "x")
     (y,) = run("NonZero", [x], dynamic=dynamic)
     np.testing.assert_array_equal(y, np.array(np.nonzero(x.value)))
@@ -211,7 +240,9 @@ sizes = st.tuples(st.integers(1, 5), st.integers(0, 9), st.integers(0, 20), st.i
 @pytest.mark.parametrize("dtype", PRODUCTS.values(), ids=PRODUCTS)
 @given(size=sizes, kinds=st.tuples(views, views), seed=seeds, dynamic=st.booleans())
 @some
-def test_matmul(dtype, size, kinds, seed, dynamic):
+def test_matmul(
+    dtype: type[np.generic], size: tuple[int, ...], kinds: tuple[str, ...], seed: int, dynamic: bool
+) -> None:
     batch, m, k, n = size
     a, b = View(draw((batch, m, k), dtype, seed), kinds[0], "a"), View(draw((k, n), dtype, seed + 1), kinds[1], "b")
     (y,) = run("MatMul", [a, b], dynamic=dynamic)
@@ -221,7 +252,7 @@ def test_matmul(dtype, size, kinds, seed, dynamic):
 @pytest.mark.parametrize("dtype", FLOATS.values(), ids=FLOATS)
 @given(batch=st.integers(0, 3), kinds=st.tuples(views, views), seed=seeds)
 @some
-def test_conv(dtype, batch, kinds, seed):
+def test_conv(dtype: type[np.generic], batch: int, kinds: tuple[str, ...], seed: int) -> None:
     x = View(draw((batch, 3, 6, 5), dtype, seed), kinds[0], "x")
     w = View(draw((4, 3, 3, 2), dtype, seed + 1), kinds[1], "w")
     (y,) = run("Conv", [x, w], (), {"pads": [1, 0, 1, 1], "strides": [2, 1]})
@@ -236,7 +267,7 @@ POOLED = {**FLOATS, "int8": np.int8, "uint8": np.uint8}
 @pytest.mark.parametrize("dtype", POOLED.values(), ids=POOLED)
 @given(batch=st.integers(0, 3), kind=views, seed=seeds, dynamic=st.booleans())
 @some
-def test_pool(dtype, batch, kind, seed, dynamic):
+def test_pool(dtype: type[np.generic], batch: int, kind: str, seed: int, dynamic: bool) -> None:
     x = View(draw((batch, 2, 6, 5), dtype, seed), kind, "x")
     windows = np.lib.stride_tricks.sliding_window_view(wide(x.value), (2, 4), (2, 3))
     (y,) = run("MaxPool", [x], (), {"kernel_shape": [2, 4]}, dynamic=dynamic)
@@ -249,14 +280,14 @@ def test_pool(dtype, batch, kind, seed, dynamic):
 @pytest.mark.parametrize("dtype", EVERY.values(), ids=EVERY)
 @given(batch=st.integers(0, 3), kind=views, seed=seeds, dynamic=st.booleans())
 @some
-def test_resize(dtype, batch, kind, seed, dynamic):
+def test_resize(dtype: type[np.generic], batch: int, kind: str, seed: int, dynamic: bool) -> None:
     x = View(draw((batch, 2, 4), dtype, seed), kind, "x")
     attributes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    (y,) = run("Resize", [x], [None, np.float32([1, 1, 2])], attributes, dynamic=dynamic)
+    (y,) = run("Resize", [x], [None, np.array([1, 1, 2], np.float32)], attributes, dynamic=dynamic)
     assert_equal(y, x.value.repeat(2, 2), dtype)
     if dtype in FLOATS.values():
         attributes = {"mode": "linear", "coordinate_transformation_mode": "asymmetric"}
-        (y,) = run("Resize", [x], [None, np.float32([1, 1, 2])], attributes, dynamic=dynamic)
+        (y,) = run("Resize", [x], [None, np.array([1, 1, 2], np.float32)], attributes, dynamic=dynamic)
         values = wide(x.value)
         after = np.concatenate([values[..., 1:], values[..., -1:]], 2)
         assert_equal(y, np.stack([values, (values + after) / 2], 3).reshape(batch, 2, 8), dtype)
@@ -265,7 +296,7 @@ def test_resize(dtype, batch, kind, seed, dynamic):
 @pytest.mark.parametrize("dtype", EVERY.values(), ids=EVERY)
 @given(shape=ranked, kind=views, seed=seeds, dynamic=st.booleans())
 @some
-def test_pad_and_tile(dtype, shape, kind, seed, dynamic):
+def test_pad_and_tile(dtype: type[np.generic], shape: tuple[int, ...], kind: str, seed: int, dynamic: bool) -> None:
     x = View(draw(shape, dtype, seed), kind, "x")
     (y,) = run("Pad", [x], [np.array([1, 2]), None, np.array([len(shape) - 1])], dynamic=dynamic)
     expected = np.pad(wide(x.value.astype(np.float32)), [(0, 0)] * (len(shape) - 1) + [(1, 2)])

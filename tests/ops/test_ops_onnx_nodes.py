@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernel_harness import run_model, storage
+from kernel_harness import run_model
 from ort_cuda_plugin.conformance.cases import Case, load_cases
 from ort_cuda_plugin.conformance.report import read_groups
 from ort_cuda_plugin.conformance.scope import is_random, out_of_scope
 from ort_cuda_plugin.conformance.values import difference
 from ort_cuda_plugin.model.ir import NodeError, Unsupported
+from ort_cuda_plugin.model.onnx_graph import storage
 
 REPORT = Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
 

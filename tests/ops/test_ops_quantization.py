@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onnx.numpy_helper import saturate_cast
 from onnx.reference import ReferenceEvaluator
 
-from kernel_harness import make_model, run_op
+from kernel_harness import Input, make_model, run_op
 from ort_cuda_plugin.model.ir import NodeError
 
 Array = np.ndarray
@@ -22,7 +22,8 @@ STORED = ["uint8", "int8", "uint16", "int16"]
 
 def reference(name: str, inputs: list[Array | None], attributes: dict[str, Any] | None = None, opset: int = 21) -> Any:
     feeds = {f"x{i}": x for i, x in enumerate(inputs) if x is not None}
-    return ReferenceEvaluator(make_model(name, inputs, attributes, opset)).run(None, feeds)[0]
+    (result,) = ReferenceEvaluator(make_model(name, inputs, attributes, opset)).run(None, feeds)
+    return result
 
 
 def draw(shape: tuple[int, ...], dtype: str, random: np.random.Generator) -> Array:
@@ -52,7 +53,7 @@ def quantized(draw_from: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], d
 @pytest.mark.parametrize("dtype", STORED)
 @given(case=quantized(), float_type=st.sampled_from(["float32", "float16"]), dynamic=st.booleans())
 @few
-def test_quantize_linear(dtype, case, float_type, dynamic):
+def test_quantize_linear(dtype: str, case: tuple[Any, ...], float_type: str, dynamic: bool) -> None:
     shape, parameters, attributes, random = case
     scale = random.choice([0.25, 0.5, 1.0, 2.0], parameters).astype(float_type)
     # Halves of scales are ties; the range is left on both sides.
@@ -67,7 +68,7 @@ def test_quantize_linear(dtype, case, float_type, dynamic):
 @pytest.mark.parametrize("dtype", [*STORED, "int32"])
 @given(case=quantized(), float_type=st.sampled_from(["float32", "float16"]), dynamic=st.booleans())
 @few
-def test_dequantize_linear(dtype, case, float_type, dynamic):
+def test_dequantize_linear(dtype: str, case: tuple[Any, ...], float_type: str, dynamic: bool) -> None:
     shape, parameters, attributes, random = case
     scale = random.choice([0.001, 0.02, 1.0], parameters).astype(float_type)
     x = random.integers(-1000, 1000, shape).astype(dtype) if dtype == "int32" else draw(shape, dtype, random)
@@ -78,13 +79,13 @@ def test_dequantize_linear(dtype, case, float_type, dynamic):
     np.testing.assert_array_equal(actual, expected)
 
 
-def test_quantize_saturates_what_is_not_finite_and_rounds_ties_to_even():
+def test_quantize_saturates_what_is_not_finite_and_rounds_ties_to_even() -> None:
     x = np.array([np.inf, -np.inf, 1e30, -1e30, 0.5, 1.5, -0.5, -2.5], np.float32)
     (actual,) = run_op("QuantizeLinear", [x, np.float32(1), np.int8(3)])
     assert actual.tolist() == [127, -128, 127, -128, 3, 5, 3, 1]
 
 
-def test_quantize_takes_its_type_from_the_zero_point_or_output_dtype():
+def test_quantize_takes_its_type_from_the_zero_point_or_output_dtype() -> None:
     x, scale = np.array([-3.0, 300.0], np.float32), np.float32(1)
     assert run_op("QuantizeLinear", [x, scale])[0].dtype == np.uint8
     (actual,) = run_op("QuantizeLinear", [x, scale], {"output_dtype": 5})
@@ -94,13 +95,13 @@ def test_quantize_takes_its_type_from_the_zero_point_or_output_dtype():
         run_op("QuantizeLinear", [x, scale, np.int8(0)], {"output_dtype": 5})
 
 
-def test_the_division_has_the_precision_of_the_scale():
+def test_the_division_has_the_precision_of_the_scale() -> None:
     x, scale = np.array([2001.0], np.float32), np.float16(1)
     assert run_op("QuantizeLinear", [x + 1000, scale, np.int16(0)], opset=23)[0].tolist() == [3000]
     assert run_op("QuantizeLinear", [x + 1000, scale, np.int16(0)], {"precision": 1}, 23)[0].tolist() == [3001]
 
 
-def test_int32_is_quantized_and_dequantize_has_an_output_type():
+def test_int32_is_quantized_and_dequantize_has_an_output_type() -> None:
     x = np.array([-7, 5, 100], np.int32)
     assert run_op("QuantizeLinear", [x, np.float32(2), np.int8(0)], opset=13)[0].tolist() == [-4, 2, 50]
     (actual,) = run_op("DequantizeLinear", [x, np.float32(0.5)], {"output_dtype": 10}, 23)
@@ -108,7 +109,7 @@ def test_int32_is_quantized_and_dequantize_has_an_output_type():
     assert actual.tolist() == [-3.5, 2.5, 50.0]
 
 
-def test_blocks_have_to_fit():
+def test_blocks_have_to_fit() -> None:
     x = np.zeros((2, 6), np.float32)
     with pytest.raises(NodeError, match="do not fit blocks of 4 along axis 1"):
         run_op("QuantizeLinear", [x, np.ones((2, 3), np.float32)], {"axis": 1, "block_size": 4})
@@ -119,7 +120,7 @@ def test_blocks_have_to_fit():
     dynamic=st.booleans(),
 )  # fmt: skip
 @few
-def test_dynamic_quantize_linear(shape, seed, sign, dynamic):
+def test_dynamic_quantize_linear(shape: list[int], seed: int, sign: int, dynamic: bool) -> None:
     x = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
     x = np.abs(x) * np.float32(sign) if sign else x
     y, scale, zero = run_op("DynamicQuantizeLinear", [x], outputs=3, dynamic=dynamic)
@@ -130,7 +131,7 @@ def test_dynamic_quantize_linear(shape, seed, sign, dynamic):
     np.testing.assert_array_equal(y, np.clip(np.rint(x / scale) + zero, 0, 255).astype(np.uint8))
 
 
-def test_the_dynamic_scale_of_zeros_is_one():
+def test_the_dynamic_scale_of_zeros_is_one() -> None:
     y, scale, zero = run_op("DynamicQuantizeLinear", [np.zeros((3,), np.float32)], outputs=3)
     assert (y.tolist(), scale.item(), zero.item()) == ([0, 0, 0], 1.0, 0)
 
@@ -146,7 +147,9 @@ BYTES = st.sampled_from(["uint8", "int8"])
     seed=st.integers(0, 99), dynamic=st.booleans(),
 )  # fmt: skip
 @few
-def test_matmul_integer(shapes, a_type, b_type, zeros, seed, dynamic):
+def test_matmul_integer(
+    shapes: tuple[tuple[int, ...], ...], a_type: str, b_type: str, zeros: str, seed: int, dynamic: bool
+) -> None:
     random = np.random.default_rng(seed)
     a, b = draw(shapes[0], a_type, random), draw(shapes[1], b_type, random)
     inputs = [a, b]
@@ -163,7 +166,7 @@ def test_matmul_integer(shapes, a_type, b_type, zeros, seed, dynamic):
 
 @given(shapes=products, dtype=BYTES, lines=st.booleans(), seed=st.integers(0, 99), dynamic=st.booleans())
 @few
-def test_qlinear_matmul(shapes, dtype, lines, seed, dynamic):
+def test_qlinear_matmul(shapes: tuple[tuple[int, ...], ...], dtype: str, lines: bool, seed: int, dynamic: bool) -> None:
     random = np.random.default_rng(seed)
     a, b = draw(shapes[0], dtype, random), draw(shapes[1], dtype, random)
     rows, columns = ((a.shape[-2],), (b.shape[-1],)) if lines else ((), ())
@@ -185,7 +188,7 @@ CONVOLUTIONS = [
 
 @pytest.mark.parametrize("case", CONVOLUTIONS, ids=["small", "tiled", "groups"])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_conv_integer(case, dynamic):
+def test_conv_integer(case: tuple[Any, ...], dynamic: bool) -> None:
     shape, weights, attributes = case
     random = np.random.default_rng(3)
     x, w = draw(shape, "uint8", random), draw(weights, "int8", random)
@@ -198,7 +201,7 @@ def test_conv_integer(case, dynamic):
     np.testing.assert_array_equal(actual, expected)
 
 
-def test_qlinear_conv_with_a_scale_per_channel_and_a_bias():
+def test_qlinear_conv_with_a_scale_per_channel_and_a_bias() -> None:
     random = np.random.default_rng(4)
     x, w, bias = (
         draw((1, 2, 5, 5), "uint8", random),
@@ -206,7 +209,17 @@ def test_qlinear_conv_with_a_scale_per_channel_and_a_bias():
         np.array([10, -200, 3000], "i4"),
     )
     scales = np.array([0.25, 0.5, 0.125], np.float32)
-    inputs = [x, np.float32(0.5), np.uint8(7), w, scales, np.zeros(3, np.int8), np.float32(16), np.uint8(100), bias]
+    inputs: list[Input] = [
+        x,
+        np.float32(0.5),
+        np.uint8(7),
+        w,
+        scales,
+        np.zeros(3, np.int8),
+        np.float32(16),
+        np.uint8(100),
+        bias,
+    ]
     (actual,) = run_op("QLinearConv", inputs, {"pads": [1, 1, 1, 1]})
     total = reference(
         "Conv", [x.astype(np.float64) - 7, w.astype(np.float64), bias.astype(np.float64)], {"pads": [1] * 4}
@@ -227,7 +240,7 @@ def bits_of_float8(x: Array, number: int) -> Array:
 
 
 @pytest.mark.parametrize("number", FLOATS_8)
-def test_every_8_bit_float_becomes_its_float32(number):
+def test_every_8_bit_float_becomes_its_float32(number: int) -> None:
     x = CODES.view(FLOATS_8[number])
     (actual,) = run_op("Cast", [x], {"to": 1}, 19)
     np.testing.assert_array_equal(actual, x.astype(np.float32))
@@ -235,7 +248,7 @@ def test_every_8_bit_float_becomes_its_float32(number):
 
 @pytest.mark.parametrize("number", FLOATS_8)
 @pytest.mark.parametrize("saturate", [0, 1])
-def test_casts_to_8_bit_floats_round_half_to_even_and_saturate(number, saturate):
+def test_casts_to_8_bit_floats_round_half_to_even_and_saturate(number: int, saturate: int) -> None:
     exact = CODES.view(FLOATS_8[number]).astype(np.float32)
     exact = np.sort(exact[np.isfinite(exact)])
     middle = (exact[1:] + exact[:-1]) / 2
@@ -250,14 +263,14 @@ def test_casts_to_8_bit_floats_round_half_to_even_and_saturate(number, saturate)
 
 
 @pytest.mark.parametrize("number", FLOATS_8)
-def test_8_bit_floats_are_moved_as_they_are(number):
+def test_8_bit_floats_are_moved_as_they_are(number: int) -> None:
     x = CODES.view(FLOATS_8[number]).reshape(16, 16)
     (actual,) = run_op("Transpose", [x])
     np.testing.assert_array_equal(bits_of_float8(actual, number), bits_of_float8(x.T.copy(), number))
 
 
 @pytest.mark.parametrize("number", FLOATS_8)
-def test_8_bit_floats_are_quantized_types(number):
+def test_8_bit_floats_are_quantized_types(number: int) -> None:
     x = np.random.default_rng(5).normal(size=(3, 40)).astype(np.float32) * 100
     scale = np.array([0.25, 0.5, 2.0], np.float32)
     zero = np.zeros(3, FLOATS_8[number])
@@ -269,13 +282,17 @@ def test_8_bit_floats_are_quantized_types(number):
 
 
 @pytest.mark.parametrize(("source", "to"), [("float32", 6), ("int16", 10), ("uint8", 3), ("int64", 11), ("int8", 17)])
-def test_bit_cast_keeps_the_bytes(source, to):
-    x = draw((3, 4), source, np.random.default_rng(6)) if source != "float32" else np.float32([1.5, -0.0, np.nan])
+def test_bit_cast_keeps_the_bytes(source: str, to: int) -> None:
+    x = (
+        draw((3, 4), source, np.random.default_rng(6))
+        if source != "float32"
+        else np.array([1.5, -0.0, np.nan], np.float32)
+    )
     (actual,) = run_op("BitCast", [x], {"to": to}, 26)
     assert actual.shape == x.shape
     assert actual.tobytes() == x.tobytes()
 
 
-def test_bit_cast_between_different_sizes_is_an_error():
+def test_bit_cast_between_different_sizes_is_an_error() -> None:
     with pytest.raises(NodeError, match="different sizes"):
         run_op("BitCast", [np.zeros(2, np.float32)], {"to": 7}, 26)

@@ -16,13 +16,14 @@ from onnx import TensorProto, helper
 
 import ort_cuda_plugin
 from emulator_harness import configured
-from kernel_harness import run_model, run_op, storage
+from kernel_harness import run_model, run_op
 from kernel_launch import run
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.conformance.mode import findings
 from ort_cuda_plugin.kernels.codegen import Emitter
 from ort_cuda_plugin.kernels.random import philox_4x32
 from ort_cuda_plugin.model.ir import DType, NodeError
+from ort_cuda_plugin.model.onnx_graph import storage
 from ort_cuda_plugin.ops.random import _largest_below
 from ort_cuda_plugin.program.scalar import Scalar
 
@@ -40,7 +41,8 @@ def draw(op_type: str, dtype: Any = np.float32, n: int = N, **attributes: Any) -
     node = helper.make_node(op_type, [], ["y"], shape=[n], dtype=FLOATS[dtype], **({"seed": 1.0} | attributes))
     graph = helper.make_graph([node], "g", [], [info])
     (y,) = run_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)]), [])
-    return y.view(dtype).astype(np.float64)
+    result: Array = y.view(dtype).astype(np.float64)
+    return result
 
 
 def distance(sample: Array, distribution: Callable[[Array], Array]) -> float:
@@ -74,7 +76,7 @@ def words(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
-def test_philox_gives_the_published_answers(counter, key, answer):
+def test_philox_gives_the_published_answers(counter: str, key: str, answer: str) -> None:
     emit = Emitter()
     leaves = [Scalar(DType.UINT32, "leaf") for _ in range(6)]
     for number, leaf in enumerate(leaves):
@@ -91,7 +93,7 @@ def test_philox_gives_the_published_answers(counter, key, answer):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_uniform_numbers_are_distributed_as_asked(dtype):
+def test_uniform_numbers_are_distributed_as_asked(dtype: type[np.generic]) -> None:
     low, high = -2.0, 6.0
     y = draw("RandomUniform", dtype, low=low, high=high)
     grid = 2 * float(ml_dtypes.finfo(dtype).eps)
@@ -104,7 +106,7 @@ def test_uniform_numbers_are_distributed_as_asked(dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_normal_numbers_are_distributed_as_asked(dtype):
+def test_normal_numbers_are_distributed_as_asked(dtype: type[np.generic]) -> None:
     mean, scale = 0.5, 2.0
     y = (draw("RandomNormal", dtype, mean=mean, scale=scale) - mean) / scale
     assert distance(y, normal_distribution) < LIMIT + 2 * float(ml_dtypes.finfo(dtype).eps)
@@ -117,7 +119,7 @@ def test_normal_numbers_are_distributed_as_asked(dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (1.0, 2.0), (-1.0, 0.0), (-2.0, -1.0), (3.0, 3.0)])
-def test_uniform_numbers_are_less_than_the_upper_limit(dtype, low, high):
+def test_uniform_numbers_are_less_than_the_upper_limit(dtype: type[np.generic], low: float, high: float) -> None:
     y = draw("RandomUniform", dtype, low=low, high=high)
     assert low <= y.min() <= y.max() <= high
     assert y.max() < high or low == high
@@ -125,14 +127,14 @@ def test_uniform_numbers_are_less_than_the_upper_limit(dtype, low, high):
 
 @pytest.mark.parametrize("x", [1.0, 0.0, -1.0, -2.0, 0.75, 1e-6, -3e-5, 1000.5])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_the_largest_number_below_another(dtype, x):
+def test_the_largest_number_below_another(dtype: type[np.generic], x: float) -> None:
     found = _largest_below(x, storage(np.empty(0, dtype))[1])
     assert float(dtype(found)) == found < x
     if float(dtype(x)) == x:
         assert found == float(np.nextafter(dtype(x), dtype(-np.inf)))
 
 
-def test_small_and_large_results():
+def test_small_and_large_results() -> None:
     assert run_op("RandomNormalLike", [np.zeros((), np.float32)], opset=22)[0].shape == ()
     assert run_op("RandomUniformLike", [np.zeros((0, 3), np.float32)], opset=22)[0].shape == (0, 3)
     x = np.zeros((3, 5, 7), np.int8)
@@ -142,7 +144,7 @@ def test_small_and_large_results():
     assert np.unique(y).size == y.size
 
 
-def test_random_numbers_that_are_no_floats_name_the_node():
+def test_random_numbers_that_are_no_floats_name_the_node() -> None:
     with pytest.raises(NodeError, match=r"RandomNormalLike.*element type INT8"):
         run_op("RandomNormalLike", [np.zeros(3, np.int8)], opset=22)
     with pytest.raises(NodeError, match=r"RandomUniform.*from 2.0 to 1.0"):
@@ -154,7 +156,7 @@ def test_random_numbers_that_are_no_floats_name_the_node():
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_bernoulli_draws_ones_with_the_probability_of_each_element(dtype, dynamic):
+def test_bernoulli_draws_ones_with_the_probability_of_each_element(dtype: type[np.generic], dynamic: bool) -> None:
     probabilities = np.array([0, 0.125, 0.5, 0.9375, 1], dtype)
     x = np.ascontiguousarray(np.broadcast_to(probabilities, (N // 5, 5)))
     y = run_op("Bernoulli", [x], {"seed": 1.0}, opset=22, dynamic=dynamic)[0].view(dtype).astype(np.float64)
@@ -167,7 +169,7 @@ def test_bernoulli_draws_ones_with_the_probability_of_each_element(dtype, dynami
 
 
 @pytest.mark.parametrize("dtype", ["BOOL", "INT8", "UINT16", "INT64", "FLOAT16", "DOUBLE"])
-def test_bernoulli_of_other_types(dtype):
+def test_bernoulli_of_other_types(dtype: str) -> None:
     number = TensorProto.DataType.Value(dtype)
     (y,) = run_op("Bernoulli", [np.full(1000, 0.5, np.float32)], {"dtype": number, "seed": 2.0}, opset=22)
     assert y.dtype == helper.tensor_dtype_to_np_dtype(number)
@@ -175,7 +177,7 @@ def test_bernoulli_of_other_types(dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_multinomial_draws_classes_with_their_probabilities(dtype):
+def test_multinomial_draws_classes_with_their_probabilities(dtype: type[np.generic]) -> None:
     weights = np.array([[1, 2, 3, 4, 6], [8, 0, 1, 0, 1]], np.float64)
     with np.errstate(divide="ignore"):
         logarithms = (np.log(weights) + 3).astype(dtype)
@@ -189,7 +191,7 @@ def test_multinomial_draws_classes_with_their_probabilities(dtype):
 
 
 @pytest.mark.parametrize("classes", [1, 2, 3, 8, 9, 1000])
-def test_multinomial_finds_every_class(classes):
+def test_multinomial_finds_every_class(classes: int) -> None:
     x = np.zeros((2, classes), np.float32)
     (y,) = run_op("Multinomial", [x], {"sample_size": 20 * classes, "dtype": 7, "seed": 3.0}, opset=22, dynamic=True)
     assert y.dtype == np.int64
@@ -199,7 +201,7 @@ def test_multinomial_finds_every_class(classes):
         assert counts.min() > 0
 
 
-def test_multinomial_never_draws_what_is_not_finite():
+def test_multinomial_never_draws_what_is_not_finite() -> None:
     x = np.array([[np.inf, 1, np.nan, 2, -np.inf], [np.nan] * 5], np.float32)
     (y,) = run_op("Multinomial", [x], {"sample_size": 1000}, opset=22)
     assert set(y[0]) == {1, 3}
@@ -214,14 +216,14 @@ DROPPED = {**FLOATS, ml_dtypes.float8_e5m2: TensorProto.FLOAT8E5M2, ml_dtypes.fl
 
 @pytest.mark.parametrize("dtype", DROPPED)
 @pytest.mark.parametrize("ratio", RATIOS)
-def test_dropout_drops_its_ratio_and_scales_the_rest(dtype, ratio):
+def test_dropout_drops_its_ratio_and_scales_the_rest(dtype: type[np.generic], ratio: float) -> None:
     x = np.linspace(1, 4, N, dtype=np.float32).astype(dtype)
     inputs = [x, np.array(ratio, np.float32), np.array(True)]
     y, mask = run_op("Dropout", inputs, {"seed": 5}, opset=22, outputs=2)
     y = y.view(dtype).astype(np.float64)
     assert mask.dtype == np.bool_
     assert abs(mask.mean() - (1 - ratio)) <= 5 * math.sqrt(ratio * (1 - ratio) / N)
-    real = np.float64 if dtype is np.float64 else np.float32
+    real: Any = np.float64 if dtype is np.float64 else np.float32
     with np.errstate(divide="ignore"):
         scaled = (x.astype(real) * (1 / real(1 - ratio))).astype(dtype).astype(np.float64)
     np.testing.assert_allclose(y[mask], scaled[mask], rtol=2 * float(ml_dtypes.finfo(dtype).eps))
@@ -230,9 +232,9 @@ def test_dropout_drops_its_ratio_and_scales_the_rest(dtype, ratio):
 
 @pytest.mark.parametrize("constant", [(), (1,), (1, 2)])
 @pytest.mark.parametrize("training", [False, True])
-def test_dropout_looks_on_the_device_whether_it_is_training(constant, training):
+def test_dropout_looks_on_the_device_whether_it_is_training(constant: tuple[int, ...], training: bool) -> None:
     x = np.ones((50, 20), np.float32)
-    inputs = [x, np.array(0.5, np.float64), np.array(training)]
+    inputs: list[Array] = [x, np.array(0.5, np.float64), np.array(training)]
     y, mask = run_op("Dropout", inputs, opset=13, outputs=2, constant=constant, dynamic=True)
     assert 400 < mask.sum() < 600 if training else mask.all()
     np.testing.assert_array_equal(y, np.where(mask, 2, 0) if training else x)
@@ -240,7 +242,7 @@ def test_dropout_looks_on_the_device_whether_it_is_training(constant, training):
 
 @pytest.mark.parametrize("is_test", [0, 1])
 @pytest.mark.parametrize("opset", [1, 6])
-def test_the_first_versions_of_dropout_train_unless_they_are_told(opset, is_test):
+def test_the_first_versions_of_dropout_train_unless_they_are_told(opset: int, is_test: int) -> None:
     x = np.ones(1000, np.float32)
     y, mask = run_op("Dropout", [x], {"ratio": 0.75, "is_test": is_test}, opset=opset, outputs=2)
     assert mask.dtype == x.dtype
@@ -248,7 +250,7 @@ def test_the_first_versions_of_dropout_train_unless_they_are_told(opset, is_test
     np.testing.assert_array_equal(y, mask if is_test else mask * 4)
 
 
-def test_dropout_without_a_ratio_drops_half_and_refuses_an_impossible_one():
+def test_dropout_without_a_ratio_drops_half_and_refuses_an_impossible_one() -> None:
     (y,) = run_op("Dropout", [np.ones(1000, np.float32), None, np.array(True)], opset=13)
     assert 400 < np.count_nonzero(y) < 600
     with pytest.raises(NodeError, match=r"Dropout with a ratio of 1.5"):
@@ -278,7 +280,7 @@ def runs(made: ort.InferenceSession, *sizes: int) -> list[Array]:
     return [np.stack(made.run(None, {"x": np.zeros(size)})) for size in sizes]
 
 
-def test_a_seed_gives_the_same_sequence_of_runs_in_every_session():
+def test_a_seed_gives_the_same_sequence_of_runs_in_every_session() -> None:
     first, second = (runs(session(node(0, seed=7.0)), 1000, 50, 1000) for _ in range(2))
     for a, b in zip(first, second, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -287,7 +289,7 @@ def test_a_seed_gives_the_same_sequence_of_runs_in_every_session():
     assert abs(correlation(first[0], other)) < 5 / math.sqrt(1000)
 
 
-def test_without_a_seed_sessions_nodes_and_runs_are_independent():
+def test_without_a_seed_sessions_nodes_and_runs_are_independent() -> None:
     sessions = [session(node(0), node(1)) for _ in range(2)]
     drawn = [y for made in sessions for rows in runs(made, 4000, 4000) for y in rows]
     assert np.unique(drawn).size == 8 * 4000
@@ -297,13 +299,13 @@ def test_without_a_seed_sessions_nodes_and_runs_are_independent():
             assert abs(correlation(a, b)) < 6 / math.sqrt(4000)
 
 
-def test_nodes_with_equal_seeds_draw_equal_numbers_as_in_onnx_runtime():
+def test_nodes_with_equal_seeds_draw_equal_numbers_as_in_onnx_runtime() -> None:
     ((a, b, c),) = runs(session(node(0, seed=1.0), node(1, seed=1.0), node(2, seed=2.0)), 100)
     np.testing.assert_array_equal(a, b)
     assert not np.isin(a, c).any()
 
 
-def test_a_steady_run_counts_on_without_python():
+def test_a_steady_run_counts_on_without_python() -> None:
     made = session(node(0, "RandomNormalLike", seed=1.0))
     runs(made, 10, 20)
     before = ort_cuda_plugin.counters()
@@ -315,7 +317,7 @@ def test_a_steady_run_counts_on_without_python():
 
 
 @pytest.mark.parametrize("adversarial", [0, 1])
-def test_concurrent_runs_draw_different_numbers(adversarial):
+def test_concurrent_runs_draw_different_numbers(adversarial: int) -> None:
     with configured(adversarial=adversarial, check=1):
         made = session(node(0, seed=1.0))
         expected = np.concatenate(runs(made, *[50] * 40), 1)

@@ -35,7 +35,8 @@ def on_cpu(model: onnx.ModelProto, inputs: list[Array]) -> list[Array]:
     session = ort.InferenceSession(
         onnx.shape_inference.infer_shapes(model).SerializeToString(), providers=["CPUExecutionProvider"]
     )
-    return session.run(None, dict(zip([value.name for value in session.get_inputs()], inputs, strict=True)))
+    results: list[Array] = session.run(None, dict(zip([v.name for v in session.get_inputs()], inputs, strict=True)))
+    return results
 
 
 # ---- Det ----
@@ -44,7 +45,7 @@ def on_cpu(model: onnx.ModelProto, inputs: list[Array]) -> list[Array]:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("shape", [(0, 0), (1, 1), (2, 2), (3, 5, 5), (2, 3, 4, 4), (0, 3, 3), (17, 17)])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_det(shape, dtype, dynamic):
+def test_det(shape: tuple[int, ...], dtype: type[np.generic], dynamic: bool) -> None:
     x = floats(*shape).astype(dtype)
     (y,) = run_op("Det", [x], opset=22, dynamic=dynamic)
     expected = np.asarray(np.linalg.det(x.astype(np.float64)))
@@ -55,7 +56,7 @@ def test_det(shape, dtype, dynamic):
     np.testing.assert_allclose(y.view(dtype).astype(np.float64), rounded, rtol=tolerance)
 
 
-def test_det_exchanges_rows_and_sees_that_a_matrix_is_singular():
+def test_det_exchanges_rows_and_sees_that_a_matrix_is_singular() -> None:
     for order in itertools.permutations(range(4)):
         x = np.eye(4, dtype=np.float32)[list(order)]
         assert run_op("Det", [x])[0] == round(np.linalg.det(x))
@@ -64,7 +65,7 @@ def test_det_exchanges_rows_and_sees_that_a_matrix_is_singular():
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_det_of_other_matrices_is_refused(dynamic):
+def test_det_of_other_matrices_is_refused(dynamic: bool) -> None:
     with pytest.raises(REFUSED, match="square"):
         run_op("Det", [floats(2, 3)], dynamic=dynamic)
 
@@ -84,7 +85,7 @@ def test_det_of_other_matrices_is_refused(dynamic):
 )
 @settings(max_examples=6)
 @given(st.data())
-def test_col2im(rank, dtype, plain, data):
+def test_col2im(rank: int, dtype: type[np.generic], plain: bool, data: st.DataObject) -> None:
     block = tuple(data.draw(PARAMETER) for _ in range(rank))
     steps, gaps = (tuple(1 if plain else data.draw(PARAMETER) for _ in range(rank)) for _ in range(2))
     pads = tuple(0 if plain else data.draw(PARAMETER) for _ in range(2 * rank))
@@ -101,11 +102,12 @@ def test_col2im(rank, dtype, plain, data):
     padded = np.zeros((2, 3, *(n + pads[d] + pads[rank + d] for d, n in enumerate(image))), dtype)
     columns = x.reshape(2, 3, *block, *count)
     for tap in np.ndindex(*block):
-        places = tuple(
+        places: tuple[Any, ...] = tuple(
             slice(t * gap, t * gap + n * step, step) for t, gap, n, step in zip(tap, gaps, count, steps, strict=True)
         )
         padded[(..., *places)] += columns[(slice(None), slice(None), *tap)]
-    expected = padded[(..., *(slice(pads[d], pads[d] + n) for d, n in enumerate(image)))]
+    inner: list[Any] = [slice(pads[d], pads[d] + n) for d, n in enumerate(image)]
+    expected = padded[(..., *inner)]
     attributes = {"strides": steps, "dilations": gaps, "pads": pads}
     inputs = [x, np.array(image), np.array(block)]
     for constant, dynamic in (((1, 2), False), ((1, 2), True), ((), False)):
@@ -115,7 +117,7 @@ def test_col2im(rank, dtype, plain, data):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("shape", [(1, 5, 4), (1, 4, 5)])
-def test_col2im_of_blocks_that_do_not_fit_is_refused(shape, dynamic):
+def test_col2im_of_blocks_that_do_not_fit_is_refused(shape: tuple[int, ...], dynamic: bool) -> None:
     with pytest.raises(REFUSED, match=r"no multiple|than blocks"):
         run_op("Col2Im", [floats(*shape), np.array([3, 3]), np.array([2, 2])], constant=(1, 2), dynamic=dynamic)
 
@@ -126,7 +128,7 @@ def test_col2im_of_blocks_that_do_not_fit_is_refused(shape, dynamic):
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("size", [(8,), (6, 4), (4, 6, 2)])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_max_unpool_puts_back_what_max_pool_took(size, dtype, dynamic):
+def test_max_unpool_puts_back_what_max_pool_took(size: tuple[int, ...], dtype: type[np.generic], dynamic: bool) -> None:
     rng = np.random.default_rng(0)
     x = rng.permutation(6 * math.prod(size)).reshape(2, 3, *size).astype(np.float32)
     attributes = {"kernel_shape": [2] * len(size), "strides": [2] * len(size)}
@@ -139,7 +141,7 @@ def test_max_unpool_puts_back_what_max_pool_took(size, dtype, dynamic):
 
 @pytest.mark.parametrize("constant", [(2,), ()])
 @pytest.mark.parametrize("shape", [(1, 1, 5, 6), (1, 1, 4, 4), (1, 2, 3, 4)])
-def test_max_unpool_to_another_shape(shape, constant):
+def test_max_unpool_to_another_shape(shape: tuple[int, ...], constant: tuple[int, ...]) -> None:
     x, indices = floats(1, 1, 2, 2), np.array([[[[0, 7], [8, 15]]]])
     attributes = {"kernel_shape": [2, 2], "strides": [2, 2]}
     inner = np.zeros(16, np.float32)
@@ -151,7 +153,7 @@ def test_max_unpool_to_another_shape(shape, constant):
     np.testing.assert_array_equal(y, expected)
 
 
-def test_max_unpool_ignores_indices_outside():
+def test_max_unpool_ignores_indices_outside() -> None:
     indices = np.array([[[-1, 4, 2**62, -(2**63)]]])
     (y,) = run_op("MaxUnpool", [np.ones((1, 1, 4), np.float32), indices], {"kernel_shape": [1]})
     assert y.tolist() == [[[0, 0, 0, 0]]]
@@ -168,7 +170,7 @@ def test_max_unpool_ignores_indices_outside():
 )
 @settings(max_examples=8)
 @given(st.data())
-def test_roi_align(mode, sampling_ratio, transformation, data):
+def test_roi_align(mode: str, sampling_ratio: int, transformation: str, data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     height, width = data.draw(st.integers(2, 7)), data.draw(st.integers(2, 7))
     x = rng.standard_normal((2, 2, height, width)).astype(np.float32)
@@ -183,17 +185,17 @@ def test_roi_align(mode, sampling_ratio, transformation, data):
         "spatial_scale": 0.5,
         "coordinate_transformation_mode": transformation,
     }
-    inputs = [x, rois, rng.integers(0, 2, 3)]
+    inputs: list[Array] = [x, rois, rng.integers(0, 2, 3)]
     (expected,) = ReferenceEvaluator(make_model("RoiAlign", inputs, attributes, 16)).run(
         None, {f"x{i}": value for i, value in enumerate(inputs)}
     )
     for dynamic in (False, True):
         (y,) = run_op("RoiAlign", inputs, attributes, 22 if dynamic else 16, dynamic=dynamic)
-        np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(y, np.asarray(expected), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
-def test_roi_align_of_other_types(dtype):
+def test_roi_align_of_other_types(dtype: type[np.generic]) -> None:
     x, rois = floats(1, 2, 5, 6), np.array([[0, 1, 4, 3.5], [1, 1, 2, 5]], np.float32)
     attributes = {"output_height": 2, "output_width": 2}
     (expected,) = run_op("RoiAlign", [x.astype(dtype).astype(np.float32), rois, np.zeros(2, np.int64)], attributes, 22)
@@ -202,7 +204,7 @@ def test_roi_align_of_other_types(dtype):
     np.testing.assert_allclose(y.view(dtype).astype(np.float32), expected, rtol=tolerance, atol=tolerance / 8)
 
 
-def test_roi_align_of_version_10_has_no_half_pixel():
+def test_roi_align_of_version_10_has_no_half_pixel() -> None:
     inputs = [floats(1, 1, 6, 6), np.array([[1, 1, 3, 4]], np.float32), np.zeros(1, np.int64)]
     attributes = {"output_height": 2, "output_width": 2}
     (y,) = run_op("RoiAlign", inputs, attributes, 10)
@@ -211,7 +213,7 @@ def test_roi_align_of_version_10_has_no_half_pixel():
 
 
 @pytest.mark.parametrize("mode", ["avg", "max"])
-def test_regions_of_any_numbers_end_soon(mode):
+def test_regions_of_any_numbers_end_soon(mode: str) -> None:
     huge, nan, inf = 1e30, np.nan, np.inf
     rois = np.array([[-huge, -huge, huge, huge], [nan] * 4, [-inf, 0, inf, 3], [0, 0, huge, 2]], np.float32)
     inputs = [floats(1, 1, 4, 4), rois, np.zeros(4, np.int64)]
@@ -226,7 +228,7 @@ def test_regions_of_any_numbers_end_soon(mode):
 @pytest.mark.parametrize(("sizes", "scale"), [(st.just(1), 0.25), (st.integers(2, 9), 0.5)])
 @settings(max_examples=12)
 @given(st.data())
-def test_max_roi_pool(sizes, scale, data):
+def test_max_roi_pool(sizes: Any, scale: float, data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     x = rng.standard_normal((2, 3, data.draw(sizes), data.draw(sizes))).astype(np.float32)
     corners = rng.integers(-2, 14, (4, 2))
@@ -248,7 +250,7 @@ def test_max_roi_pool(sizes, scale, data):
 @pytest.mark.parametrize(("bias", "masked", "plain"), [(True, True, False), (False, False, False), (True, False, True)])
 @settings(max_examples=6)
 @given(st.data())
-def test_deform_conv(bias, masked, plain, data):
+def test_deform_conv(bias: bool, masked: bool, plain: bool, data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     group, offset_group = data.draw(st.sampled_from([1, 2])), data.draw(st.sampled_from([1, 2]))
     kernel = [data.draw(PARAMETER) for _ in range(2)]
@@ -261,7 +263,11 @@ def test_deform_conv(bias, masked, plain, data):
     def draw(*shape: int) -> Array:
         return rng.standard_normal(shape).astype(np.float32)
 
-    inputs = [draw(2, 4, *size), draw(6, 4 // group, *kernel), draw(2, offset_group * taps * 2, *out) * 2]
+    inputs: list[Array | None] = [
+        draw(2, 4, *size),
+        draw(6, 4 // group, *kernel),
+        draw(2, offset_group * taps * 2, *out) * 2,
+    ]
     inputs += [draw(6) if bias else None]
     inputs += [draw(2, offset_group * taps, *out) if masked else None]
     attributes = {"group": group, "offset_group": offset_group, "strides": steps, "dilations": gaps, "pads": pads}
@@ -273,7 +279,7 @@ def test_deform_conv(bias, masked, plain, data):
 
 
 @pytest.mark.parametrize(("size", "kernel"), [((7,), (3,)), ((4, 5, 6), (2, 3, 2))])
-def test_deform_conv_without_offsets_is_a_convolution(size, kernel):
+def test_deform_conv_without_offsets_is_a_convolution(size: tuple[int, ...], kernel: tuple[int, ...]) -> None:
     x, w = floats(2, 4, *size), floats(6, 2, *kernel)
     (expected,) = run_op("Conv", [x, w], {"group": 2})
     offset = np.zeros((2, math.prod(kernel) * len(size), *expected.shape[2:]), np.float32)
@@ -282,7 +288,7 @@ def test_deform_conv_without_offsets_is_a_convolution(size, kernel):
 
 
 @pytest.mark.parametrize("number", [1e30, np.inf, -np.inf, np.nan])
-def test_deform_conv_far_from_the_image_is_0_or_nan(number):
+def test_deform_conv_far_from_the_image_is_0_or_nan(number: float) -> None:
     x, w, offset = np.ones((1, 1, 3, 3), np.float32), np.ones((1, 1, 1, 1), np.float32), np.zeros((1, 2, 3, 3))
     offset[0, 0, 0, 0] = number
     (y,) = run_op("DeformConv", [x, w, offset.astype(np.float32)], {}, 19)
@@ -292,7 +298,7 @@ def test_deform_conv_far_from_the_image_is_0_or_nan(number):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(("which", "what"), [(2, "offset"), (3, "bias"), (4, "mask")])
-def test_deform_conv_of_other_shapes_is_refused(which, what, dynamic):
+def test_deform_conv_of_other_shapes_is_refused(which: int, what: str, dynamic: bool) -> None:
     inputs = [floats(1, 2, 4, 4), floats(2, 2, 2, 2), floats(1, 8, 3, 3), floats(2), floats(1, 4, 3, 3)]
     inputs[which] = inputs[which][..., :1]
     with pytest.raises(REFUSED, match=what):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -18,7 +19,7 @@ from ort_cuda_plugin.program.lowering import LoweringOptions
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-COMBINE = {
+COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "none": lambda a, b: b,
     "add": operator.add,
     "mul": operator.mul,
@@ -71,7 +72,7 @@ def check(op_type: str, data: Array, indices: Array, updates: Array, axis: int =
 
 @pytest.mark.parametrize("reduction", ["add", "mul", "min", "max"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_type(dtype, reduction):
+def test_every_type(dtype: type[np.generic], reduction: str) -> None:
     rng = np.random.default_rng(0)
     data = numbers(rng, (3, 4), dtype)
     check("ScatterElements", data, rng.integers(-4, 4, (2, 5)), numbers(rng, (2, 5), dtype), 1, reduction)
@@ -80,7 +81,7 @@ def test_every_type(dtype, reduction):
 
 @settings(max_examples=20)
 @given(st.data())
-def test_shapes(data):
+def test_shapes(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     shape = tuple(data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))
     reduction = data.draw(st.sampled_from(["add", "mul", "min", "max"]))
@@ -97,19 +98,19 @@ def test_shapes(data):
 
 
 @pytest.mark.parametrize("reduction", ["min", "max", "add", "mul"])
-def test_nan_spreads(reduction):
+def test_nan_spreads(reduction: str) -> None:
     data, updates = np.zeros(4, np.float32), np.array([1, np.nan, 2, np.nan, 3], np.float32)
     (y,) = run_op("ScatterElements", [data, np.array([0, 0, 0, 1, 2]), updates], {"reduction": reduction}, 18)
     assert np.isnan(y).tolist() == [True, True, False, False]
 
 
-def test_many_updates_of_one_element():
+def test_many_updates_of_one_element() -> None:
     updates = np.ones(5000, np.float16)
     (y,) = run_op("ScatterElements", [np.zeros(1, np.float16), np.zeros(5000, np.int64), updates], {"reduction": "add"})
     assert y.tolist() == [5000.0]
 
 
-def test_deterministic_sums_are_in_order():
+def test_deterministic_sums_are_in_order() -> None:
     rng = np.random.default_rng(0)
     data, updates = np.zeros(3, np.float32), rng.standard_normal(300).astype(np.float32)
     indices = rng.integers(0, 3, 300)
@@ -133,13 +134,17 @@ X = np.zeros((3, 4), np.float32)
     ],
 )
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_shapes_that_lead_out_of_a_tensor_are_refused(op_type, indices, updates, dynamic):
-    inputs = [X, np.zeros(indices, np.int64)] + ([] if updates is None else [np.zeros(updates, np.float32)])
+def test_shapes_that_lead_out_of_a_tensor_are_refused(
+    op_type: str, indices: tuple[int, ...], updates: tuple[int, ...] | None, dynamic: bool
+) -> None:
+    inputs: list[Array] = [X, np.zeros(indices, np.int64)]
+    if updates is not None:
+        inputs.append(np.zeros(updates, np.float32))
     attributes = {} if op_type == "ScatterND" else {"axis": 1}
     with pytest.raises((NodeError, InvalidModel, PluginError), match=r"longer|another size|rank"):
         run_op(op_type, inputs, attributes, dynamic=dynamic, constant=(1,))
 
 
-def test_indices_outside_are_ignored():
+def test_indices_outside_are_ignored() -> None:
     (y,) = run_op("ScatterND", [np.zeros(3, np.float32), np.array([[7], [-9], [1]]), np.ones(3, np.float32)])
     assert y.tolist() == [0, 1, 0]

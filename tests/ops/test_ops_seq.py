@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 from onnx.reference import ReferenceEvaluator
@@ -13,7 +16,16 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def check(op_type, inputs, attributes=None, opset=24, *, outputs=1, tolerance=1e-5, dynamic=(False, True)) -> None:
+def check(
+    op_type: str,
+    inputs: Sequence[np.ndarray | None],
+    attributes: Mapping[str, Any] | None = None,
+    opset: int = 24,
+    *,
+    outputs: int = 1,
+    tolerance: float = 1e-5,
+    dynamic: Sequence[bool] = (False, True),
+) -> None:
     """Compares with ONNX's reference, for sizes that the plan knows and for sizes that it does not."""
     model = make_model(op_type, inputs, attributes, opset, outputs=outputs)
     given = [x for x in inputs if x is not None]
@@ -22,20 +34,20 @@ def check(op_type, inputs, attributes=None, opset=24, *, outputs=1, tolerance=1e
     for hidden in dynamic:
         for actual, wanted in zip(run_model(model, given, hidden), expected, strict=True):
             assert actual.shape == np.shape(wanted)
-            np.testing.assert_allclose(actual, wanted, tolerance, tolerance)
+            np.testing.assert_allclose(actual, np.asarray(wanted), tolerance, tolerance)
 
 
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 @pytest.mark.parametrize("shape", [(3, 5), (2, 4, 3), (2, 3, 2, 2)])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_cross_entropy_equals_the_reference(shape, reduction, weighted):
+def test_cross_entropy_equals_the_reference(shape: tuple[int, ...], reduction: str, weighted: bool) -> None:
     labels = np.random.default_rng(1).integers(0, shape[1], (shape[0], *shape[2:]))
     weights = np.abs(random(shape[1], seed=2)) + 0.5 if weighted else None
     attributes = {"reduction": reduction, "ignore_index": 1}
     check("SoftmaxCrossEntropyLoss", [random(*shape), labels, weights], attributes, outputs=2)
 
 
-def test_labels_that_are_no_class_count_as_ignored():
+def test_labels_that_are_no_class_count_as_ignored() -> None:
     scores = np.log(np.array([[0.5, 0.5], [0.25, 0.75], [0.5, 0.5]], np.float32))
     labels = np.array([0, 2, -100], np.int64)
     (loss,) = run_op("NegativeLogLikelihoodLoss", [scores, labels], {"reduction": "none"})
@@ -43,21 +55,21 @@ def test_labels_that_are_no_class_count_as_ignored():
 
 
 @pytest.mark.parametrize("opset", [12, 21])
-def test_hardmax_marks_the_first_maximum(opset):
+def test_hardmax_marks_the_first_maximum(opset: int) -> None:
     x = np.array([[1, 3, 3], [-np.inf, -np.inf, -np.inf], [2, 0, 1]], np.float32)
     (actual,) = run_op("Hardmax", [x], {"axis": 1}, opset)
     np.testing.assert_array_equal(actual, [[0, 1, 0], [1, 0, 0], [1, 0, 0]])
 
 
-def test_lp_normalization_leaves_zeros():
+def test_lp_normalization_leaves_zeros() -> None:
     x = np.array([[3, -4], [0, 0]], np.float32)
     for p, expected in ((1, [[3 / 7, -4 / 7], [0, 0]]), (2, [[0.6, -0.8], [0, 0]])):
-        np.testing.assert_allclose(run_op("LpNormalization", [x], {"p": p})[0], expected, 1e-6)
+        np.testing.assert_allclose(run_op("LpNormalization", [x], {"p": p})[0], np.array(expected), 1e-6)
 
 
 @pytest.mark.parametrize(("opset", "parameters"), [(18, 2), (21, 6)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_group_normalization(opset, parameters, dtype):
+def test_group_normalization(opset: int, parameters: int, dtype: type[np.generic]) -> None:
     x, scale, bias = (y.astype(dtype) for y in (random(3, 6, 2, 4), random(parameters), random(parameters, seed=3)))
     grouped = x.astype(np.float64).reshape(3, 2, -1)
     normalized = grouped - grouped.mean(2, keepdims=True)
@@ -70,11 +82,11 @@ def test_group_normalization(opset, parameters, dtype):
         np.testing.assert_allclose(actual, expected, tolerance, tolerance)
 
 
-def test_mean_variance_normalization():
+def test_mean_variance_normalization() -> None:
     check("MeanVarianceNormalization", [random(2, 3, 4, 2)], {"axes": [0, 2, 3]})
 
 
-def test_swiglu():
+def test_swiglu() -> None:
     a, b = random(3, 4), random(3, 4, seed=1)
     (actual,) = run_op("SwiGLU", [a, b], {"alpha": 1.5}, 28)
     np.testing.assert_allclose(actual, a / (1 + np.exp(-1.5 * a)) * b, 1e-5, 1e-6)
@@ -85,7 +97,7 @@ def test_swiglu():
     [{}, {"is_causal": 1}, {"softcap": 2.0, "qk_matmul_output_mode": 1}, {"scale": 0.3, "qk_matmul_output_mode": 3}],
 )
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
-def test_attention_with_a_past_equals_the_reference(attributes, heads):
+def test_attention_with_a_past_equals_the_reference(attributes: dict[str, Any], heads: tuple[int, ...]) -> None:
     query, shared = heads
     q, k, v = random(2, query, 3, 8), random(2, shared, 3, 8, seed=1), random(2, shared, 3, 4, seed=2)
     past = random(2, shared, 2, 8, seed=3), random(2, shared, 2, 4, seed=4)
@@ -93,7 +105,7 @@ def test_attention_with_a_past_equals_the_reference(attributes, heads):
     check("Attention", [q, k, v, mask, *past], attributes, outputs=4)
 
 
-def test_attention_of_queries_without_keys_is_zero():
+def test_attention_of_queries_without_keys_is_zero() -> None:
     q = random(1, 2, 3, 8)
     mask = np.array([[True, True, True], [False, False, False], [True, False, False]])
     (actual,) = run_op("Attention", [q, q, q, mask], opset=23)
@@ -101,7 +113,7 @@ def test_attention_of_queries_without_keys_is_zero():
     assert actual[:, :, 0].all()
 
 
-def test_attention_reads_only_the_valid_keys_of_a_cache():
+def test_attention_reads_only_the_valid_keys_of_a_cache() -> None:
     q, k, v = random(2, 6, 12), random(2, 5, 12, seed=1), random(2, 5, 12, seed=2)
     attributes = {"q_num_heads": 3, "kv_num_heads": 3, "is_causal": 1}
     check("Attention", [q, k, v, None, None, None, np.array([5, 3], np.int64)], attributes)
@@ -109,7 +121,7 @@ def test_attention_reads_only_the_valid_keys_of_a_cache():
 
 @pytest.mark.parametrize("interleaved", [0, 1])
 @pytest.mark.parametrize("dim", [0, 4])
-def test_rotary_embedding(interleaved, dim):
+def test_rotary_embedding(interleaved: int, dim: int) -> None:
     half = (dim or 8) // 2
     cos, sin = random(10, half, seed=1), random(10, half, seed=2)
     positions = np.array([[3, 0, 9], [1, 2, 3]], np.int64)
@@ -119,7 +131,7 @@ def test_rotary_embedding(interleaved, dim):
 
 
 @pytest.mark.parametrize("mode", ["linear", "circular"])
-def test_tensor_scatter(mode):
+def test_tensor_scatter(mode: str) -> None:
     start = np.array([1, 2 if mode == "linear" else 3], np.int64)
     check("TensorScatter", [random(2, 3, 4, 5), random(2, 3, 2, 5, seed=1), start], {"mode": mode})
 
@@ -140,7 +152,7 @@ def test_tensor_scatter(mode):
         ("ijk->", [(2, 3, 2)]),
     ],
 )
-def test_einsum_equals_numpy(equation, shapes):
+def test_einsum_equals_numpy(equation: str, shapes: list[tuple[int, ...]]) -> None:
     inputs = [random(*shape, seed=number) for number, shape in enumerate(shapes)]
     for dtype in (np.float32, np.int32):
         operands = [(4 * x).astype(dtype) for x in inputs]
@@ -152,10 +164,13 @@ def test_einsum_equals_numpy(equation, shapes):
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
+    result: np.ndarray = 1 / (1 + np.exp(-x))
+    return result
 
 
-def step(kind, x, weights, hidden, cell, linear):
+def step(
+    kind: str, x: np.ndarray, weights: Sequence[np.ndarray], hidden: np.ndarray, cell: np.ndarray, linear: int
+) -> tuple[np.ndarray, np.ndarray]:
     """One step of one sequence in float64, after the definitions of ONNX."""
     w, r, wb, rb, peepholes = weights
     a, b = w @ x + wb, r @ hidden + rb
@@ -174,7 +189,9 @@ def step(kind, x, weights, hidden, cell, linear):
 
 @pytest.mark.parametrize(("direction", "dynamic"), [("forward", True), ("reverse", False), ("bidirectional", True)])
 @pytest.mark.parametrize(("kind", "linear"), [("RNN", 0), ("GRU", 0), ("GRU", 1), ("LSTM", 0)])
-def test_recurrent_operators_stop_at_each_sequences_length(kind, linear, direction, dynamic):
+def test_recurrent_operators_stop_at_each_sequences_length(
+    kind: str, linear: int, direction: str, dynamic: bool
+) -> None:
     steps, batch, width, size = 4, 3, 2, 5
     count, gates = 1 + (direction == "bidirectional"), {"RNN": 1, "GRU": 3, "LSTM": 4}[kind]
     shapes = [
@@ -207,7 +224,7 @@ def test_recurrent_operators_stop_at_each_sequences_length(kind, linear, directi
 
 
 @pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
-def test_batchwise_layout_is_the_other_one_transposed(kind):
+def test_batchwise_layout_is_the_other_one_transposed(kind: str) -> None:
     gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[kind]
     x, w, r = random(4, 3, 2), random(1, gates * 5, 2, seed=1), random(1, gates * 5, 5, seed=2)
     h0 = random(1, 3, 5, seed=3)
@@ -218,7 +235,7 @@ def test_batchwise_layout_is_the_other_one_transposed(kind):
     np.testing.assert_allclose(batchwise[1], plain[1].swapaxes(0, 1), 1e-5, 1e-6)
 
 
-def test_activations_take_their_parameters_in_order_and_clip_comes_first():
+def test_activations_take_their_parameters_in_order_and_clip_comes_first() -> None:
     x, w, r = random(1, 2, 3), random(2, 4, 3, seed=1), np.zeros((2, 4, 4), np.float32)
     attributes = {
         "direction": "bidirectional",
@@ -236,7 +253,7 @@ def test_activations_take_their_parameters_in_order_and_clip_comes_first():
 
 @pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
 @pytest.mark.parametrize("per_head", [False, True])
-def test_linear_attention(rule, per_head):
+def test_linear_attention(rule: str, per_head: bool) -> None:
     query, key, value = random(2, 3, 16), random(2, 3, 8, seed=1), random(2, 3, 6, seed=2)
     past = random(2, 2, 4, 3, seed=3)
     decay = -np.abs(random(2, 3, 2 if per_head else 8, seed=4)) if "gated" in rule else None
@@ -246,7 +263,7 @@ def test_linear_attention(rule, per_head):
 
 
 @pytest.mark.parametrize(("kind", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
-def test_recurrent_operators_of_float16_sum_in_float32(kind, gates):
+def test_recurrent_operators_of_float16_sum_in_float32(kind: str, gates: int) -> None:
     size = 64
     x, w, r = random(6, 2, 3), random(1, gates * size, 3, seed=1) / 4, random(1, gates * size, size, seed=2) / 8
     halves = [v.astype(np.float16) for v in (x, w, r)]
@@ -257,7 +274,7 @@ def test_recurrent_operators_of_float16_sum_in_float32(kind, gates):
 
 
 @pytest.mark.parametrize("softmax_precision", [None, 1])
-def test_attention_of_float16_stays_in_range(softmax_precision):
+def test_attention_of_float16_stays_in_range(softmax_precision: int | None) -> None:
     # Products of these queries and keys leave the range of float16 before they are scaled.
     q = np.full((1, 1, 2, 64), 40, np.float16)
     k = np.stack([q[0, 0, 0], q[0, 0, 0] / 2])[None, None]
@@ -268,7 +285,7 @@ def test_attention_of_float16_stays_in_range(softmax_precision):
         np.testing.assert_allclose(actual, np.broadcast_to(v[:, :, :1], actual.shape), 1e-3, 1e-3)
 
 
-def test_empty_sequences():
+def test_empty_sequences() -> None:
     q, k = np.zeros((1, 2, 0, 4), np.float32), random(1, 2, 3, 4)
     assert run_op("Attention", [q, k, k], opset=23)[0].shape == (1, 2, 0, 4)
     (y,) = run_op("Attention", [k, q, q], opset=23)
@@ -287,7 +304,7 @@ def test_empty_sequences():
 
 @pytest.mark.parametrize("activation", ["none", "silu"])
 @pytest.mark.parametrize("past", [False, True])
-def test_causal_conv_with_state(activation, past):
+def test_causal_conv_with_state(activation: str, past: bool) -> None:
     state = random(2, 3, 3, seed=2) if past else None
     inputs = [random(2, 3, 5), random(3, 1, 4, seed=1), random(3, seed=3), state]
     check("CausalConvWithState", inputs, {"activation": activation}, 27, outputs=2)

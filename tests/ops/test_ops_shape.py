@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx.reference import ReferenceEvaluator
 
-from kernel_harness import make_model, read_model, run_model, run_op
+from kernel_harness import make_model, run_model, run_op
 from ort_cuda_plugin.abi.core import PluginError
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.model.ir import InvalidModel, NodeError, Unsupported
+from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering import DeviceProperties
 
 Array = np.ndarray
@@ -45,7 +47,9 @@ def ints(*values: int) -> Array:
 
 @given(shape=shapes, dtype=dtypes, data=st.data(), dynamic=dynamic)
 @few
-def test_slices_of_any_step_are_those_of_onnx(shape, dtype, data, dynamic):
+def test_slices_of_any_step_are_those_of_onnx(
+    shape: tuple[int, ...], dtype: str, data: st.DataObject, dynamic: bool
+) -> None:
     axes = data.draw(st.lists(st.integers(0, len(shape) - 1), unique=True, min_size=1))
     bound = st.integers(-9, 9) | st.sampled_from([2**63 - 1, -(2**63) + 1])
     starts, ends = ([data.draw(bound) for _ in axes] for _ in range(2))
@@ -57,8 +61,8 @@ def test_slices_of_any_step_are_those_of_onnx(shape, dtype, data, dynamic):
         # None. A start before the first element is this one.
         if step < 0:
             start = max(start, -x.shape[axis])
-            end = None if end < -x.shape[axis] or end == 2**63 - 1 else end
-        index[axis] = slice(start, end, step)
+        to_the_first = step < 0 and (end < -x.shape[axis] or end == 2**63 - 1)
+        index[axis] = slice(start, None if to_the_first else end, step)
     inputs = [x, *(ints(*values) for values in (starts, ends, axes, steps))]
     (actual,) = run_op("Slice", inputs, constant=[1, 2, 3, 4], dynamic=dynamic)
     assert_same(actual, x[tuple(index)])
@@ -73,7 +77,9 @@ def test_slices_of_any_step_are_those_of_onnx(shape, dtype, data, dynamic):
         ((2, 3), (-9, -9), (0, 0), (-1, -2)),
     ],
 )
-def test_kernels_run_on_slices_without_elements_wherever_they_begin(shape, starts, ends, steps, dynamic):
+def test_kernels_run_on_slices_without_elements_wherever_they_begin(
+    shape: tuple[int, ...], starts: tuple[int, ...], ends: tuple[int, ...], steps: tuple[int, ...], dynamic: bool
+) -> None:
     model = onnx.parser.parse_model(f"""
         <ir_version: 8, opset_import: ["": 18]>
         empty (float[{", ".join(map(str, shape))}] x) => (float y)
@@ -81,12 +87,14 @@ def test_kernels_run_on_slices_without_elements_wherever_they_begin(shape, start
          int64[2] a = {{0, 1}}, int64[2] by = {{{", ".join(map(str, steps))}}}>
         {{ part = Slice (x, s, e, a, by)  y = ReduceSum <keepdims = 0> (part) }}
     """)
-    assert_same(run_model(model, [numbered(shape)], dynamic)[0], np.float32(0))
+    assert_same(run_model(model, [numbered(shape)], dynamic)[0], np.array(0, np.float32))
 
 
 @given(shape=shapes, dtype=dtypes, data=st.data(), dynamic=dynamic)
 @few
-def test_transposes_and_sums_of_transposes(shape, dtype, data, dynamic):
+def test_transposes_and_sums_of_transposes(
+    shape: tuple[int, ...], dtype: str, data: st.DataObject, dynamic: bool
+) -> None:
     perm = data.draw(st.permutations(range(len(shape))))
     x = numbered(shape, dtype)
     (actual,) = run_op("Transpose", [x], {"perm": perm}, dynamic=dynamic)
@@ -95,7 +103,9 @@ def test_transposes_and_sums_of_transposes(shape, dtype, data, dynamic):
 
 @given(shape=shapes, dtype=dtypes, data=st.data(), dynamic=dynamic)
 @few
-def test_concat_puts_together_what_split_takes_apart(shape, dtype, data, dynamic):
+def test_concat_puts_together_what_split_takes_apart(
+    shape: tuple[int, ...], dtype: str, data: st.DataObject, dynamic: bool
+) -> None:
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     x = numbered(shape, dtype)
     cuts = sorted(data.draw(st.lists(st.integers(0, x.shape[axis]), max_size=3)))
@@ -114,7 +124,7 @@ def test_concat_puts_together_what_split_takes_apart(shape, dtype, data, dynamic
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
 @given(shape=hnp.array_shapes(max_dims=3, min_side=2, max_side=5), dtype=dtypes, data=st.data(), dynamic=dynamic)
 @few
-def test_pad_in_every_mode(mode, shape, dtype, data, dynamic):
+def test_pad_in_every_mode(mode: str, shape: tuple[int, ...], dtype: str, data: st.DataObject, dynamic: bool) -> None:
     x = numbered(shape, dtype)
     low = -1 if mode == "constant" else 0
     counts = [(data.draw(st.integers(low, 7)), data.draw(st.integers(low, 7))) for _ in shape]
@@ -124,13 +134,16 @@ def test_pad_in_every_mode(mode, shape, dtype, data, dynamic):
     (actual,) = run_op("Pad", inputs, {"mode": mode}, constant=[1], dynamic=dynamic)
     cropped = x[tuple(slice(max(-b, 0), dim - max(-e, 0)) for dim, (b, e) in zip(shape, counts, strict=True))]
     widths = [(max(b, 0), max(e, 0)) for b, e in counts]
-    options = {"constant_values": fill} if mode == "constant" else {}
-    assert_same(actual, np.pad(cropped, widths, mode=mode, **options))
+    options: dict[str, Any] = {"mode": mode} | ({"constant_values": fill} if mode == "constant" else {})
+    padded: np.ndarray = np.pad(cropped, widths, **options)
+    assert_same(actual, padded)
 
 
 @given(shape=shapes, dtype=dtypes, data=st.data(), dynamic=dynamic)
 @few
-def test_tile_and_expand_repeat_elements(shape, dtype, data, dynamic):
+def test_tile_and_expand_repeat_elements(
+    shape: tuple[int, ...], dtype: str, data: st.DataObject, dynamic: bool
+) -> None:
     x = numbered(shape, dtype)
     repeats = [data.draw(st.integers(0, 3)) for _ in shape]
     assert_same(run_op("Tile", [x, ints(*repeats)], constant=[1], dynamic=dynamic)[0], np.tile(x, repeats))
@@ -149,7 +162,14 @@ def test_tile_and_expand_repeat_elements(shape, dtype, data, dynamic):
     dynamic=dynamic,
 )
 @few
-def test_gather_takes_slices_along_an_axis(shape, index_shape, dtype, index_type, data, dynamic):
+def test_gather_takes_slices_along_an_axis(
+    shape: tuple[int, ...],
+    index_shape: tuple[int, ...],
+    dtype: str,
+    index_type: str,
+    data: st.DataObject,
+    dynamic: bool,
+) -> None:
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     x = numbered(shape, dtype)
     indices = data.draw(hnp.arrays(index_type, index_shape, elements=st.integers(-x.shape[axis], x.shape[axis] - 1)))
@@ -158,7 +178,7 @@ def test_gather_takes_slices_along_an_axis(shape, index_shape, dtype, index_type
     assert_same(actual, np.take(x, indices, axis))
 
 
-def test_gather_outside_the_dimension_gives_zero_and_reads_nothing():
+def test_gather_outside_the_dimension_gives_zero_and_reads_nothing() -> None:
     x = np.ones((3, 2), np.float32)
     (actual,) = run_op("Gather", [x, ints(0, 3, -4, 2**40)])
     assert_same(actual, np.array([[1, 1], [0, 0], [0, 0], [0, 0]], np.float32))
@@ -166,7 +186,7 @@ def test_gather_outside_the_dimension_gives_zero_and_reads_nothing():
 
 @given(shape=hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=6), data=st.data(), dynamic=dynamic)
 @few
-def test_gather_and_scatter_elements_are_inverse(shape, data, dynamic):
+def test_gather_and_scatter_elements_are_inverse(shape: tuple[int, ...], data: st.DataObject, dynamic: bool) -> None:
     axis = data.draw(st.integers(0, len(shape) - 1))
     x = numbered(shape)
     order = np.argsort(np.random.default_rng(1).random(shape), axis=axis)
@@ -178,7 +198,7 @@ def test_gather_and_scatter_elements_are_inverse(shape, data, dynamic):
 
 @given(dynamic=dynamic, length=st.integers(1, 3), batch=st.integers(0, 1))
 @few
-def test_gather_nd_and_scatter_nd_select_by_index_tuples(dynamic, length, batch):
+def test_gather_nd_and_scatter_nd_select_by_index_tuples(dynamic: bool, length: int, batch: int) -> None:
     x = numbered((3, 4, 2, 5))
     if batch + length > 4 or (batch and length > 3):
         return
@@ -192,7 +212,7 @@ def test_gather_nd_and_scatter_nd_select_by_index_tuples(dynamic, length, batch)
     declared.inputs[1].shape = indices.shape  # the length of an index tuple is part of the model
     from kernel_harness import run_graph
 
-    assert_same(run_graph(declared, [x, indices])[0], expected)
+    assert_same(run_graph(declared, [x, indices])[0], np.asarray(expected))
     if not batch:
         places = np.unique(indices % np.array(limits), axis=0)
         updates = -1 - numbered((len(places), *x.shape[length:]))
@@ -208,7 +228,7 @@ def test_gather_nd_and_scatter_nd_select_by_index_tuples(dynamic, length, batch)
     dynamic=dynamic,
 )
 @few
-def test_triangles_and_one_hot(shape, k, upper, dynamic):
+def test_triangles_and_one_hot(shape: tuple[int, ...], k: int, upper: bool, dynamic: bool) -> None:
     x = numbered(shape) + 1
     (actual,) = run_op("Trilu", [x, np.array(k)], {"upper": int(upper)}, constant=[1], dynamic=dynamic)
     assert_same(actual, (np.triu if upper else np.tril)(x, k))
@@ -221,7 +241,7 @@ def test_triangles_and_one_hot(shape, k, upper, dynamic):
 
 @given(shape=hnp.array_shapes(max_dims=4, min_side=1, max_side=6), data=st.data(), dynamic=dynamic)
 @few
-def test_reshape_copies_and_infers_dimensions(shape, data, dynamic):
+def test_reshape_copies_and_infers_dimensions(shape: tuple[int, ...], data: st.DataObject, dynamic: bool) -> None:
     x = numbered(shape)
     target = list(shape)
     inferred = data.draw(st.integers(0, len(shape) - 1))
@@ -234,7 +254,7 @@ def test_reshape_copies_and_infers_dimensions(shape, data, dynamic):
     assert_same(run_op("Flatten", [x], {"axis": 1}, dynamic=dynamic)[0], x.reshape(shape[0], -1))
 
 
-def test_a_shape_that_is_an_input_is_read_back():
+def test_a_shape_that_is_an_input_is_read_back() -> None:
     x = numbered((4, 6))
     assert_same(run_op("Reshape", [x, ints(3, -1)])[0], x.reshape(3, 8))
     assert_same(run_op("Expand", [x[:1], ints(5, 6)])[0], np.broadcast_to(x[:1], (5, 6)))
@@ -244,7 +264,7 @@ def test_a_shape_that_is_an_input_is_read_back():
     assert_same(run_op("ConstantOfShape", [ints(2, 3)])[0], np.zeros((2, 3), np.float32))
 
 
-def test_a_shape_that_does_not_fit_is_an_error_of_the_run_that_names_the_node():
+def test_a_shape_that_does_not_fit_is_an_error_of_the_run_that_names_the_node() -> None:
     with pytest.raises(PluginError, match=r"Reshape.*another number of elements"):
         run_op("Reshape", [numbered((4, 6)), ints(5, 5)], dynamic=False)
     with pytest.raises((NodeError, InvalidModel), match="another number of elements"):
@@ -255,21 +275,23 @@ def test_a_shape_that_does_not_fit_is_an_error_of_the_run_that_names_the_node():
     ("operator", "shape"),
     [("Reshape", (-2, -3)), ("Reshape", (-6, -1)), ("Expand", (1, -3)), ("ConstantOfShape", (-2, -3))],
 )
-def test_a_negative_dimension_is_an_error_though_the_number_of_elements_fits(operator, shape):
+def test_a_negative_dimension_is_an_error_though_the_number_of_elements_fits(
+    operator: str, shape: tuple[int, ...]
+) -> None:
     inputs = {"Reshape": [numbered((2, 3)), ints(*shape)], "Expand": [numbered((1, 1)), ints(*shape)]}
     with pytest.raises(PluginError, match=rf"{operator}.* dimension"):
         run_op(operator, inputs.get(operator, [ints(*shape)]))
 
 
 @pytest.mark.parametrize("kept", [0, 2, 6])
-def test_a_reshape_of_nothing_infers_from_the_dimensions_that_are_not_empty(kept):
+def test_a_reshape_of_nothing_infers_from_the_dimensions_that_are_not_empty(kept: int) -> None:
     """Sizes that come from elsewhere in the model, so that they do not cancel out of the quotient."""
     x = np.zeros((kept, 20, 16), np.float32)
     (actual,) = run_op("Reshape", [x, ints(kept, -1, 10)], {"allowzero": 1})
     assert actual.shape == (kept, 32, 10)
 
 
-def test_a_reshape_of_nothing_that_tells_no_size_is_an_error_of_the_run():
+def test_a_reshape_of_nothing_that_tells_no_size_is_an_error_of_the_run() -> None:
     x = np.zeros((0, 7), np.float32)
     with pytest.raises((PluginError, NodeError), match=r"Reshape.* tell no size"):
         run_op("Reshape", [x, ints(0, -1)])
@@ -297,7 +319,7 @@ views (float[{dims}] x, float[{other}] z) => (y, total, best, soft)
 
 @given(shape=st.tuples(*[st.integers(1, 5) | st.just(40)] * 3), wide=st.booleans(), dynamic=dynamic)
 @few
-def test_kernels_read_views_of_any_strides(shape, wide, dynamic):
+def test_kernels_read_views_of_any_strides(shape: tuple[int, ...], wide: bool, dynamic: bool) -> None:
     a, _, c = shape
     x = np.random.default_rng(3).random(shape, np.float32)
     z = np.ones((c, a if wide else 1, 1), np.float32)
@@ -332,7 +354,7 @@ heads (float[batch, sequence, hidden] x) => (y)
 """
 
 
-def test_shape_arithmetic_launches_nothing():
+def test_shape_arithmetic_launches_nothing() -> None:
     model = onnx.parser.parse_model(SHAPE_ARITHMETIC)
     x = numbered((2, 3, 8))
     assert_same(run_model(model, [x])[0], x.reshape(6, 4, 2))
@@ -341,13 +363,14 @@ def test_shape_arithmetic_launches_nothing():
     assert not cluster.build([(2, 3, 8)], []).kernels
 
 
-def test_what_is_not_implemented_is_declined_with_its_kind():
+def test_what_is_not_implemented_is_declined_with_its_kind() -> None:
     square = np.ones((2, 2), np.int32)
     image, grid = np.ones((1, 1, 2, 2), bool), np.zeros((1, 2, 2, 2), np.float32)
-    for error, kind, call in [
+    calls: list[tuple[str, str, Callable[[], object]]] = [
         ("alpha or beta", "attribute", lambda: run_op("Gemm", [square, square], {"alpha": 2.0})),
         ("of booleans", "dtype", lambda: run_op("GridSample", [image, grid], {"mode": "linear"}, 20)),
-    ]:
+    ]
+    for error, kind, call in calls:
         with pytest.raises(NodeError, match=error) as caught:
             call()
         assert isinstance(caught.value.__cause__, Unsupported)
@@ -364,7 +387,9 @@ RANGES = [(1, 5, 2), (0.25, -1, -0.25), (0, 1, 0.1), (3, 3, 1), (5, 1, 1), (-1, 
 @pytest.mark.parametrize("limits", RANGES)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("constant", [(), (0, 2), (0, 1, 2)])
-def test_range_of_floats_has_the_elements_below_its_limit(limits, dtype, constant):
+def test_range_of_floats_has_the_elements_below_its_limit(
+    limits: tuple[Any, ...], dtype: type[np.generic], constant: tuple[int, ...]
+) -> None:
     start, limit, delta = scalars(dtype, *limits)
     stash = np.float32 if np.dtype(dtype).itemsize == 2 else dtype
     first, last, step = (x.astype(stash) for x in (start, limit, delta))
@@ -377,7 +402,7 @@ def test_range_of_floats_has_the_elements_below_its_limit(limits, dtype, constan
     np.testing.assert_allclose(actual.astype(float), expected.astype(float), rtol=2 * float(ml_dtypes.finfo(dtype).eps))
 
 
-def test_range_of_halves_counts_in_the_type_of_stash_type():
+def test_range_of_halves_counts_in_the_type_of_stash_type() -> None:
     # In bfloat16 every element from 256 on would be 256.
     start, limit, delta = scalars(ml_dtypes.bfloat16, 250, 270, 1)
     for stash_type in (1, 11):
@@ -390,7 +415,9 @@ def test_range_of_halves_counts_in_the_type_of_stash_type():
 @pytest.mark.parametrize("limits", [(1, 9, 2), (9, 1, -3), (0, 5, -1), (4, 4, 1)])
 @pytest.mark.parametrize("dtype", [np.int16, np.int32, np.int64])
 @pytest.mark.parametrize("constant", [(), (2,), (0, 1, 2)])
-def test_range_of_integers_is_that_of_python(limits, dtype, constant):
+def test_range_of_integers_is_that_of_python(
+    limits: tuple[int, ...], dtype: type[np.generic], constant: tuple[int, ...]
+) -> None:
     assert_same(run_op("Range", scalars(dtype, *limits), constant=constant)[0], np.arange(*limits, dtype=dtype))
 
 
@@ -407,12 +434,12 @@ computed (float a, float b, float d) => (int64[n] y)
 
 
 @pytest.mark.parametrize("limits", [(4, 16, 2), (16, 4, -5), (4, 16, -2)])
-def test_range_of_integers_that_the_device_computes(limits):
+def test_range_of_integers_that_the_device_computes(limits: tuple[int, ...]) -> None:
     (y,) = run_model(onnx.parser.parse_model(RANGE_OF_COMPUTED), scalars(np.float32, *limits))
     assert_same(y, np.arange(*limits))
 
 
-def test_range_of_floats_in_a_plan_for_the_sizes_of_a_run():
+def test_range_of_floats_in_a_plan_for_the_sizes_of_a_run() -> None:
     model = onnx.parser.parse_model("""
         <ir_version: 8, opset_import: ["": 18]>
         positions (float[n] x, float limit) => (float[n] sum)
@@ -424,13 +451,13 @@ def test_range_of_floats_in_a_plan_for_the_sizes_of_a_run():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])
-def test_range_with_a_delta_of_0_names_the_node(dtype):
+def test_range_with_a_delta_of_0_names_the_node(dtype: type[np.generic]) -> None:
     with pytest.raises(PluginError, match=r"y0 \(Range\)'?: Range with a delta of 0"):
         run_op("Range", scalars(dtype, 1, 5, 0))
     with pytest.raises(NodeError, match="delta of 0"):
         run_op("Range", scalars(dtype, 1, 5, 0), constant=[0, 1, 2])
 
 
-def test_a_range_too_long_to_allocate_fails_the_run():
+def test_a_range_too_long_to_allocate_fails_the_run() -> None:
     with pytest.raises(PluginError, match=r"too many bytes|memory"):
         run_op("Range", scalars(np.float32, 0, math.inf, 1))

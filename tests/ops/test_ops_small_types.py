@@ -65,7 +65,9 @@ def assert_same(actual: Array, expected: Array, name: str) -> None:
 
 @given(shape=shapes, name=small_types, data=st.data(), dynamic=st.booleans())
 @few
-def test_what_moves_elements_moves_small_ones(shape, name, data, dynamic):
+def test_what_moves_elements_moves_small_ones(
+    shape: tuple[int, ...], name: str, data: st.DataObject, dynamic: bool
+) -> None:
     x = numbered(shape, name)
     axis = data.draw(st.integers(0, len(shape) - 1))
     (y,) = run_op("Transpose", [x], dynamic=dynamic)
@@ -87,7 +89,9 @@ def test_what_moves_elements_moves_small_ones(shape, name, data, dynamic):
 
 @given(shape=shapes, name=packed_types, data=st.data(), dynamic=st.booleans())
 @few
-def test_views_of_packed_tensors_are_outputs(shape, name, data, dynamic):
+def test_views_of_packed_tensors_are_outputs(
+    shape: tuple[int, ...], name: str, data: st.DataObject, dynamic: bool
+) -> None:
     """Parts start in the middle of a byte, and one input is several outputs."""
     x = numbered((5, *shape), name)
     parts = run_op("Split", [x, np.array([1, 3, 1])], {"axis": 0}, opset=24, outputs=3, constant=[1], dynamic=dynamic)
@@ -100,7 +104,7 @@ def test_views_of_packed_tensors_are_outputs(shape, name, data, dynamic):
 
 
 @pytest.mark.parametrize("name", PACKED)
-def test_packed_weights_and_constants(name):
+def test_packed_weights_and_constants(name: str) -> None:
     x, w = numbered((7,), name), numbered((2, 7), name)
     (y,) = run_op("Concat", [x[None], w], {"axis": 0}, constant=[1], opset=24)
     assert_same(y, np.concatenate([x[None], w]), name)
@@ -118,7 +122,7 @@ def test_packed_weights_and_constants(name):
 
 @pytest.mark.parametrize("name", INTEGERS)
 @pytest.mark.parametrize("source", ["int8", "uint8", "int64", "float32", "float16", "bool"])
-def test_casts_to_few_bits_keep_the_low_ones(name, source):
+def test_casts_to_few_bits_keep_the_low_ones(name: str, source: str) -> None:
     info = np.iinfo(source) if np.dtype(source).kind in "iu" else None
     values = np.arange(max(-300, info.min), min(300, info.max) + 1) if info else np.array(values_of(name)) + 0.5
     x = values.astype(source)
@@ -133,7 +137,7 @@ def test_casts_to_few_bits_keep_the_low_ones(name, source):
     ("source", "target"),
     [("int4", "uint4"), ("uint4", "int4"), ("int2", "uint2"), ("int4", "float4e2m1"), ("float4e2m1", "int4")],
 )
-def test_bits_of_packed_elements_are_cast(source, target):
+def test_bits_of_packed_elements_are_cast(source: str, target: str) -> None:
     """What follows in the same cluster reads the element, not its packed bits."""
     x = np.array(values_of(source)).astype(SMALL[source])
     mask = (1 << ml_dtypes.iinfo(INTEGERS[source]).bits) - 1 if source in INTEGERS else 15
@@ -161,7 +165,7 @@ def test_bits_of_packed_elements_are_cast(source, target):
 
 @given(shape=shapes, name=packed_types, to=st.sampled_from(["float32", "float16", "int32", "uint8", "bool"]))
 @few
-def test_casts_from_few_bits(shape, name, to):
+def test_casts_from_few_bits(shape: tuple[int, ...], name: str, to: str) -> None:
     x = numbered(shape, name)
     (y,) = run_op("Cast", [x], {"to": helper.np_dtype_to_tensor_dtype(np.dtype(to))}, 25)
     expected = x.astype(np.float32)
@@ -170,12 +174,12 @@ def test_casts_from_few_bits(shape, name, to):
     np.testing.assert_array_equal(y, expected.astype(to))
 
 
-def test_a_cast_of_a_constant_to_few_bits_wraps():
+def test_a_cast_of_a_constant_to_few_bits_wraps() -> None:
     (y,) = run_op("Cast", [np.array([9, -9, 3])], {"to": TensorProto.INT4}, 21, constant=[0])
     assert y.tolist() == [-7, 7, 3]
 
 
-def test_shapes_are_computed_from_packed_integers():
+def test_shapes_are_computed_from_packed_integers() -> None:
     x = np.arange(6, dtype=np.float32)
     nodes = [
         helper.make_node("Cast", ["s"], ["t"], to=TensorProto.INT64),
@@ -192,14 +196,14 @@ def test_shapes_are_computed_from_packed_integers():
 
 
 @pytest.mark.parametrize("source", ["float32", "float64", "float16"])
-def test_float4_rounds_half_to_even_and_saturates(source):
+def test_float4_rounds_half_to_even_and_saturates(source: str) -> None:
     exact = np.array(sorted(values_of("float4e2m1")))
     middle = (exact[1:] + exact[:-1]) / 2
     x = np.concatenate([exact, middle, middle + 2**-9, middle - 2**-9, [7.0, -9.0, np.inf, -np.inf, 1e-3]])
     x = x.astype(source)
     (y,) = run_op("Cast", [x], {"to": TensorProto.FLOAT4E2M1}, 24)
     np.testing.assert_array_equal(y.view(ml_dtypes.float4_e2m1fn).astype(float), x.astype(ml_dtypes.float4_e2m1fn))
-    (y,) = run_op("Cast", [np.float32([np.nan])], {"to": TensorProto.FLOAT4E2M1}, 24)
+    (y,) = run_op("Cast", [np.array([np.nan], np.float32)], {"to": TensorProto.FLOAT4E2M1}, 24)
     assert y[0] & 7 == 0
 
 
@@ -216,14 +220,14 @@ TINY, HUGE = 2.0**-127, 2.0**127
         ("up", 0, [np.nan, TINY, 2 * TINY, 0.5, 2.0, 2.0, 4.0, HUGE, np.nan, np.nan, np.nan]),
     ],
 )
-def test_powers_of_two(mode, saturate, expected):
+def test_powers_of_two(mode: str, saturate: int, expected: list[float]) -> None:
     x = np.array([0, TINY, 1.25 * TINY, 0.5, 1.1, 1.5, 3.9, HUGE, 1.9 * HUGE, np.inf, np.nan], np.float32)
     attributes = {"to": TensorProto.FLOAT8E8M0, "saturate": saturate, "round_mode": mode}
     (y,) = run_op("Cast", [x], attributes, 24)
-    np.testing.assert_array_equal(y.view(ml_dtypes.float8_e8m0fnu).astype(np.float32), np.float32(expected))
+    np.testing.assert_array_equal(y.view(ml_dtypes.float8_e8m0fnu).astype(np.float32), np.array(expected, np.float32))
 
 
-def test_every_power_of_two_becomes_its_float32():
+def test_every_power_of_two_becomes_its_float32() -> None:
     codes = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e8m0fnu)
     (y,) = run_op("Cast", [codes], {"to": TensorProto.FLOAT}, 24)
     np.testing.assert_array_equal(y, codes.astype(np.float32))
@@ -233,7 +237,7 @@ HALVES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float8e5m2": m
 
 
 @pytest.mark.parametrize("name", HALVES)
-def test_float64_is_rounded_once(name):
+def test_float64_is_rounded_once(name: str) -> None:
     """Next to the middle of two numbers, at a distance that float32 does not see."""
     dtype = HALVES[name]
     largest = float(ml_dtypes.finfo(dtype).max)
@@ -261,7 +265,7 @@ def test_float64_is_rounded_once(name):
 
 @given(shape=shapes.filter(math.prod), name=packed_types, zero=st.booleans(), data=st.data())
 @few
-def test_quantized_numbers_of_few_bits(shape, name, zero, data):
+def test_quantized_numbers_of_few_bits(shape: tuple[int, ...], name: str, zero: bool, data: st.DataObject) -> None:
     axis = data.draw(st.integers(0, len(shape) - 1))
     random = np.random.default_rng(data.draw(st.integers(0, 99)))
     scale = random.choice([0.25, 0.5, 2.0], shape[axis]).astype(np.float32)
@@ -282,7 +286,7 @@ def test_quantized_numbers_of_few_bits(shape, name, zero, data):
     np.testing.assert_array_equal(back, distance * scale.reshape(along))
 
 
-def test_blocks_of_packed_numbers_are_scaled_by_powers_of_two():
+def test_blocks_of_packed_numbers_are_scaled_by_powers_of_two() -> None:
     x = numbered((3, 5), "float4e2m1")
     scale = np.array([[0.5, 2.0]] * 3).astype(ml_dtypes.float8_e8m0fnu)
     attributes = {"axis": 1, "block_size": 3, "output_dtype": TensorProto.FLOAT}
@@ -317,7 +321,7 @@ def test_onnx_runtime_hands_over_packed_tensors(tmp_path: Path, external: bool) 
             helper.make_tensor_value_info("f", TensorProto.INT4, [1, 201]),
             helper.make_tensor_value_info("d", TensorProto.FLOAT, [3, 67]),
         ],
-        [numpy_helper.from_array(w, "w"), numpy_helper.from_array(np.float32(0.5), "scale")],
+        [numpy_helper.from_array(w, "w"), numpy_helper.from_array(np.array(0.5, np.float32), "scale")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     path = tmp_path / "packed.onnx"

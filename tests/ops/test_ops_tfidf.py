@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,7 +16,7 @@ from ort_cuda_plugin.model.ir import InvalidModel, NodeError
 
 @settings(max_examples=30)
 @given(st.data())
-def test_counts(data):
+def test_counts(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     numbers = [data.draw(st.integers(0, 4)) for _ in range(3)]
     if not any(numbers):
@@ -45,7 +47,7 @@ def test_counts(data):
     (expected,) = ReferenceEvaluator(make_model("TfIdfVectorizer", [x], weighted)).run(None, {"x0": x})
     for dynamic in (False, True):
         (y,) = run_op("TfIdfVectorizer", [x], attributes, dynamic=dynamic)
-        np.testing.assert_allclose(y, expected, rtol=1e-6)
+        np.testing.assert_allclose(y, np.asarray(expected), rtol=1e-6)
 
 
 VALID = {"min_gram_length": 1, "max_gram_length": 2, "max_skip_count": 0, "mode": "TF"}
@@ -53,7 +55,7 @@ VALID |= {"ngram_counts": [0, 2], "ngram_indexes": [0, 1, 2], "pool_int64s": [5,
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0)])
-def test_nothing_occurs_in_nothing(shape):
+def test_nothing_occurs_in_nothing(shape: tuple[int, ...]) -> None:
     (y,) = run_op("TfIdfVectorizer", [np.zeros(shape, np.int64)], VALID)
     assert y.shape == (*shape[:-1], 3)
     assert not y.any()
@@ -74,6 +76,6 @@ def test_nothing_occurs_in_nothing(shape):
         {"pool_strings": ["a"]},
     ],
 )
-def test_attributes_that_do_not_fit_are_refused(wrong):
+def test_attributes_that_do_not_fit_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises((NodeError, InvalidModel)):
         run_op("TfIdfVectorizer", [np.arange(4)], VALID | wrong)

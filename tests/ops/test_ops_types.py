@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 import ml_dtypes
 import numpy as np
@@ -18,7 +19,7 @@ NOT_DECLARED: dict[tuple[str, str], frozenset[DType]] = {}
 """Types that a schema allows and the plugin declines, by operator and constraint. Say why at the entry."""
 
 
-def device_types(type_strs: list[str]) -> frozenset[DType]:
+def device_types(type_strs: Iterable[str]) -> frozenset[DType]:
     """Those of a schema's types that device memory holds: no strings, complex numbers, sequences or optional values."""
     names = [text[len("tensor(") : -1] for text in type_strs if text.startswith("tensor(")]
     members = [DType.__members__.get(OTHER_NAMES.get(name, name).upper()) for name in names]
@@ -38,8 +39,8 @@ def schemas() -> list[onnx.defs.OpSchema]:
     ]
 
 
-def test_every_type_of_every_schema_is_declared():
-    missing = defaultdict(set)
+def test_every_type_of_every_schema_is_declared() -> None:
+    missing: dict[tuple[str, str], set[DType]] = defaultdict(set)
     for schema in schemas():
         declared = registry.lookup("", schema.name, schema.since_version).types
         for constraint in schema.type_constraints:
@@ -49,7 +50,7 @@ def test_every_type_of_every_schema_is_declared():
     assert {key: types for key, types in missing.items() if types} == NOT_DECLARED
 
 
-def test_inputs_without_a_declaration_have_one_type_or_are_read_by_the_host():
+def test_inputs_without_a_declaration_have_one_type_or_are_read_by_the_host() -> None:
     for schema in schemas():
         operator = registry.lookup("", schema.name, schema.since_version)
         allowed = {c.type_param_str: device_types(c.allowed_type_strs) for c in schema.type_constraints}
@@ -61,7 +62,7 @@ def test_inputs_without_a_declaration_have_one_type_or_are_read_by_the_host():
 
 
 @pytest.mark.parametrize("dtype", [np.uint32, np.uint64])
-def test_unsigned_integers_are_reduced(dtype):
+def test_unsigned_integers_are_reduced(dtype: type[np.generic]) -> None:
     x = np.array([[3, 7, 0], [2**20, 1, 9]], dtype)
     wide = x.astype(np.float64)
     for name, expected in [
@@ -82,14 +83,14 @@ def test_unsigned_integers_are_reduced(dtype):
     np.testing.assert_array_equal(y, x)
 
 
-def test_functions_of_integers_are_cut_off():
+def test_functions_of_integers_are_cut_off() -> None:
     assert run_op("Erf", [np.array([-7, -1, 0, 1, 7], np.int16)], opset=13)[0].tolist() == [-1, 0, 0, 0, 1]
     shrunk = run_op("Shrink", [np.array([-7, -2, 0, 1, 7], np.int16)], {"lambd": 1.5, "bias": 0.75}, opset=9)
     assert shrunk[0].tolist() == [-6, -1, 0, 0, 6]
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (4,)])
-def test_constants_above_the_largest_int64(shape):
+def test_constants_above_the_largest_int64(shape: tuple[int, ...]) -> None:
     x = np.array([5, 2**64 - 1, 2**64 - 2, 0], np.uint64)
     large = np.full(shape, 2**64 - 1, np.uint64)
     for name, expected in [("Div", x // large), ("Add", x + large), ("Min", x), ("Less", x < large)]:
@@ -98,7 +99,7 @@ def test_constants_above_the_largest_int64(shape):
     np.testing.assert_array_equal(joined, large.max())
 
 
-def test_sizes_that_went_through_8_bits_have_wrapped_around():
+def test_sizes_that_went_through_8_bits_have_wrapped_around() -> None:
     model = onnx.parser.parse_model("""
         <ir_version: 8, opset_import: ["": 18]>
         through (float[a, b] x, int64[2] sizes) => (float[c, d] y)
@@ -108,7 +109,7 @@ def test_sizes_that_went_through_8_bits_have_wrapped_around():
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fnuz])
-def test_what_is_not_finite_is_found_in_8_bit_floats(dtype):
+def test_what_is_not_finite_is_found_in_8_bit_floats(dtype: type[np.generic]) -> None:
     x = np.arange(256, dtype=np.uint8).view(dtype)
     np.testing.assert_array_equal(run_op("IsNaN", [x], opset=20)[0], np.isnan(x.astype(np.float32)))
     np.testing.assert_array_equal(run_op("IsInf", [x], opset=20)[0], np.isinf(x.astype(np.float32)))
@@ -117,7 +118,7 @@ def test_what_is_not_finite_is_found_in_8_bit_floats(dtype):
 
 @pytest.mark.parametrize("scale", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("rows", [False, True])
-def test_products_of_8_bit_floats(scale, rows):
+def test_products_of_8_bit_floats(scale: type[np.generic], rows: bool) -> None:
     random = np.random.default_rng(0)
     a = random.integers(-8, 8, (3, 20)).astype(ml_dtypes.float8_e4m3fn)
     b = random.integers(-8, 8, (20, 5)).astype(ml_dtypes.float8_e5m2)
@@ -144,7 +145,9 @@ def test_products_of_8_bit_floats(scale, rows):
     ],
 )
 @pytest.mark.parametrize("constant", [[1], []])
-def test_one_hot_with_a_depth_of_any_type(depth, indices, constant):
+def test_one_hot_with_a_depth_of_any_type(
+    depth: type[np.generic], indices: type[np.generic], constant: list[int]
+) -> None:
     x = np.array([[0, 2], [4, 9]]).astype(indices)
     (y,) = run_op("OneHot", [x, np.array(5).astype(depth), np.array([1, 3], np.int16)], opset=11, constant=constant)
     np.testing.assert_array_equal(y, 1 + 2 * (x[..., None] == np.arange(5)))

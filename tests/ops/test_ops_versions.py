@@ -13,6 +13,7 @@ from kernel_harness import run_model, run_op
 from ort_cuda_plugin.model.ir import DType, InvalidModel, NodeError, Unsupported
 from ort_cuda_plugin.model.onnx_graph import MICROSOFT
 from ort_cuda_plugin.ops import registry
+from ort_cuda_plugin.ops.registry import Operator
 
 Array = np.ndarray
 
@@ -22,8 +23,10 @@ def floats(*shape: int) -> Array:
 
 
 def softmax(x: Array, axis: Any) -> Array:
-    e = np.exp(x - x.max(axis, keepdims=True))
-    return e / e.sum(axis, keepdims=True)
+    e: Array = np.exp(x - x.max(axis, keepdims=True))
+    total: Array = e.sum(axis, keepdims=True)
+    result: Array = e / total
+    return result
 
 
 X = floats(2, 3, 4)
@@ -65,14 +68,14 @@ EARLIER = [
 
 @pytest.mark.parametrize("case", EARLIER, ids=lambda case: f"{case[0]}-{case[1]}-{sorted(case[3])}")
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_earlier_definitions(case, dynamic):
+def test_earlier_definitions(case: tuple[Any, ...], dynamic: bool) -> None:
     name, opset, inputs, attributes, expected = case
     (actual,) = run_op(name, inputs, attributes, opset, dynamic=dynamic)
     assert actual.shape == expected.shape
     np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=1e-6)
 
 
-def test_squeeze_of_every_dimension_of_size_1_is_decided_by_the_sizes_of_the_run():
+def test_squeeze_of_every_dimension_of_size_1_is_decided_by_the_sizes_of_the_run() -> None:
     for dynamic in (False, True):
         assert run_op("Squeeze", [X[:1, :, :1]], dynamic=dynamic)[0].shape == (3,)
         assert run_op("Squeeze", [X], dynamic=dynamic)[0].shape == X.shape
@@ -84,7 +87,7 @@ def test_squeeze_of_every_dimension_of_size_1_is_decided_by_the_sizes_of_the_run
         run_model(onnx.parser.parse_model(computed), [X[0, 0]])
 
 
-def test_split_takes_its_parts_from_attribute_input_or_number_of_outputs():
+def test_split_takes_its_parts_from_attribute_input_or_number_of_outputs() -> None:
     x = np.arange(7)
     for got in (
         run_op("Split", [x], {"split": [2, 5]}, 11, outputs=2),
@@ -96,7 +99,7 @@ def test_split_takes_its_parts_from_attribute_input_or_number_of_outputs():
     assert [part.tolist() for part in got] == [[0, 1, 2], [3, 4, 5], [6]]
 
 
-def test_dropout_says_in_its_mask_that_everything_stays():
+def test_dropout_says_in_its_mask_that_everything_stays() -> None:
     _, mask = run_op("Dropout", [X], {}, 12, outputs=2)
     assert mask.dtype == bool
     assert mask.all()
@@ -104,11 +107,13 @@ def test_dropout_says_in_its_mask_that_everything_stays():
 
 
 def gelu(x: Array) -> Array:
-    return 0.5 * x * (1 + np.vectorize(math.erf)(x * math.sqrt(0.5)))
+    result: Array = 0.5 * x * (1 + np.vectorize(math.erf)(x * math.sqrt(0.5)))
+    return result
 
 
 def fast_gelu(x: Array) -> Array:
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    result: Array = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return result
 
 
 @pytest.mark.parametrize(
@@ -121,7 +126,7 @@ def fast_gelu(x: Array) -> Array:
         ("QuickGelu", [X], X / (1 + np.exp(-1.702 * X))),
     ],
 )
-def test_operators_of_com_microsoft(name, inputs, expected):
+def test_operators_of_com_microsoft(name: str, inputs: list[np.ndarray], expected: np.ndarray) -> None:
     (actual,) = run_op(name, inputs, domain=MICROSOFT)
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
@@ -133,7 +138,7 @@ def serving(name: str, version: int) -> registry.Operator:
     return registry.lookup("", name, version)
 
 
-def test_a_version_is_served_by_the_latest_row_not_after_it():
+def test_a_version_is_served_by_the_latest_row_not_after_it() -> None:
     assert serving("Softmax", 1).since == serving("Softmax", 11).since == 1
     assert serving("Softmax", 13).since == 13
     assert serving("LayerNormalization", 17).since == 17
@@ -148,13 +153,15 @@ def test_a_version_is_served_by_the_latest_row_not_after_it():
         ("", "Reshape", 9999, "version"),
     ],
 )
-def test_a_lookup_that_fails_says_whether_the_operator_or_its_version_is_missing(domain, name, version, kind):
+def test_a_lookup_that_fails_says_whether_the_operator_or_its_version_is_missing(
+    domain: str, name: str, version: int, kind: str
+) -> None:
     with pytest.raises(Unsupported) as caught:
         registry.lookup(domain, name, version)
     assert caught.value.kind == kind
 
 
-def test_unknown_attributes_and_types_are_declined_and_missing_inputs_are_errors():
+def test_unknown_attributes_and_types_are_declined_and_missing_inputs_are_errors() -> None:
     operator = serving("LeakyRelu", 16)
     with pytest.raises(Unsupported, match="'beta'") as caught:
         operator.bind_attributes({"beta": 0.5})
@@ -170,7 +177,7 @@ def test_unknown_attributes_and_types_are_declined_and_missing_inputs_are_errors
         serving("Cast", 13).bind_attributes({})
 
 
-def test_a_second_declaration_of_a_version_is_refused():
+def test_a_second_declaration_of_a_version_is_refused() -> None:
     with pytest.raises(ValueError, match="twice"):
         registry.op("Relu", since=1)(lambda ctx, x: x)
 
@@ -193,7 +200,7 @@ CONTRIBUTED |= {(name, 1) for name in ("Scale", "ScaledTanh")}
 
 
 @pytest.mark.parametrize("operator", declared(), ids=lambda o: f"{o.name}-{o.since}")
-def test_declarations_agree_with_the_schemas_of_onnx(operator):
+def test_declarations_agree_with_the_schemas_of_onnx(operator: Operator) -> None:
     if (operator.name, operator.since) in CONTRIBUTED:
         pytest.skip("not in ONNX")
     defined = schema(operator)

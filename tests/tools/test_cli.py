@@ -27,7 +27,9 @@ def add_model(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_run_of_a_wheel_model_reports_every_node_on_the_ep_and_a_small_error(capsys):
+def test_run_of_a_wheel_model_reports_every_node_on_the_ep_and_a_small_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["run", "light_squeezenet", "--device", "emulated", "--runs", "3", "--json"]) == ExitCode.OK
     report = json.loads(capsys.readouterr().out)
     assert report["nodes_on_ep"] == report["nodes"] > 0
@@ -39,14 +41,14 @@ def test_run_of_a_wheel_model_reports_every_node_on_the_ep_and_a_small_error(cap
     assert report["python_calls_in_steady_runs"] == 0
 
 
-def test_run_prints_a_table(capsys, add_model):
+def test_run_prints_a_table(capsys: pytest.CaptureFixture[str], add_model: str) -> None:
     assert main(["run", add_model, "--device", "emulated", "--runs", "1", "--dim", "n=3"]) == ExitCode.OK
     printed = capsys.readouterr().out
     assert "1 of 1" in printed
     assert "largest error" in printed
 
 
-def test_run_says_why_there_was_no_graph(capsys, tmp_path):
+def test_run_says_why_there_was_no_graph(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     values = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])]
     results = [helper.make_tensor_value_info("y", TensorProto.INT64, [1, "k"])]
     nodes = [helper.make_node("Abs", ["x"], ["a"]), helper.make_node("NonZero", ["a"], ["y"])]
@@ -57,7 +59,7 @@ def test_run_says_why_there_was_no_graph(capsys, tmp_path):
     assert "4 not: read_back" in capsys.readouterr().out
 
 
-def test_run_takes_inputs_from_files(capsys, add_model, tmp_path):
+def test_run_takes_inputs_from_files(capsys: pytest.CaptureFixture[str], add_model: str, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.full((2, 4), np.nan, np.float32))
     np.save(tmp_path / "b.npy", np.ones((2, 4), np.float32))
     inputs = [f"--input={name}={tmp_path / name}.npy" for name in "ab"]
@@ -79,20 +81,24 @@ def test_run_takes_inputs_from_files(capsys, add_model, tmp_path):
         (["explain", "no_such_model"], "light_resnet50"),
     ],
 )
-def test_wrong_arguments_end_with_the_usage_code_and_name_the_argument(capsys, add_model, arguments, message):
+def test_wrong_arguments_end_with_the_usage_code_and_name_the_argument(
+    capsys: pytest.CaptureFixture[str], add_model: str, arguments: list[str], message: str
+) -> None:
     arguments = [add_model if argument == "MODEL" else argument for argument in arguments]
     assert main([*arguments, "--device", "emulated"]) == ExitCode.USAGE
     assert message in capsys.readouterr().err
 
 
-def test_a_truncated_model_ends_with_the_model_code(capsys, add_model, tmp_path):
+def test_a_truncated_model_ends_with_the_model_code(
+    capsys: pytest.CaptureFixture[str], add_model: str, tmp_path: Path
+) -> None:
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(Path(add_model).read_bytes()[:-20])
     assert main(["run", str(broken), "--device", "emulated"]) == ExitCode.MODEL_FAILED
     assert str(broken) in capsys.readouterr().err
 
 
-def test_explain_names_each_node_and_why_it_runs_elsewhere(capsys, tmp_path):
+def test_explain_names_each_node_and_why_it_runs_elsewhere(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 2]) for name in "xy"]
     nodes = [
         helper.make_node("Relu", ["x"], ["r"], name="first"),
@@ -110,7 +116,7 @@ def test_explain_names_each_node_and_why_it_runs_elsewhere(capsys, tmp_path):
     assert "a cast to STRING" in verdicts["last"]["reason"]
 
 
-def test_info_reports_versions_devices_and_the_cache(capsys):
+def test_info_reports_versions_devices_and_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "--json"]) == ExitCode.OK
     report = json.loads(capsys.readouterr().out)
     assert report["packages"]["onnx"] == onnx.__version__
@@ -118,12 +124,14 @@ def test_info_reports_versions_devices_and_the_cache(capsys):
     assert report["cache"]["folder"]
 
 
-def test_info_prints_tables(capsys):
+def test_info_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info"]) == ExitCode.OK
     assert "emulated" in capsys.readouterr().out
 
 
-def test_kernels_reports_on_the_kernels_of_a_manifest(capsys, tmp_path, monkeypatch):
+def test_kernels_reports_on_the_kernels_of_a_manifest(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     manifest = tmp_path / "kernels.jsonl"
     monkeypatch.setenv(MANIFEST_VARIABLE, str(manifest))
     monkeypatch.setattr(kernel_library, "recorded", set())
@@ -135,7 +143,7 @@ def test_kernels_reports_on_the_kernels_of_a_manifest(capsys, tmp_path, monkeypa
     assert usage["spill_stores"] == usage["spill_loads"] == 0
 
 
-def test_kernels_without_a_manifest_says_how_to_get_one(capsys, tmp_path):
+def test_kernels_without_a_manifest_says_how_to_get_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["kernels", "--manifest", str(tmp_path / "none")]) == ExitCode.USAGE
     assert "--sample" in capsys.readouterr().err
 
@@ -150,12 +158,14 @@ def test_kernels_without_a_manifest_says_how_to_get_one(capsys, tmp_path):
         (["node/no_such_test"], "no test matches node/no_such_test"),
     ],
 )
-def test_conformance_refuses_what_it_cannot_do(capsys, arguments, message):
+def test_conformance_refuses_what_it_cannot_do(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
     assert main(["conformance", *arguments]) == ExitCode.USAGE
     assert message in capsys.readouterr().err
 
 
-def test_conformance_in_both_modes_prints_what_is_not_on_the_ep(capsys):
+def test_conformance_in_both_modes_prints_what_is_not_on_the_ep(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["conformance", "node/add", "node/if", "--check", "--adversarial", "3", "--jobs", "1"]
     assert main(arguments) == ExitCode.OK
     printed = capsys.readouterr()
@@ -164,7 +174,9 @@ def test_conformance_in_both_modes_prints_what_is_not_on_the_ep(capsys):
 
 
 @pytest.mark.parametrize("command", ["operators", "conformance"])
-def test_a_report_that_cannot_be_written_is_refused_before_the_work(capsys, tmp_path, command):
+def test_a_report_that_cannot_be_written_is_refused_before_the_work(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
+) -> None:
     for path in (tmp_path, tmp_path / "missing" / "report.md"):
         with pytest.raises(SystemExit) as exit:
             main([command, "--write", str(path)])

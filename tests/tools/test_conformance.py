@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -54,7 +57,7 @@ def test_a_case_that_only_the_plugin_has_kernels_for_is_passed_on_the_ep() -> No
 )
 @pytest.mark.parametrize("shape", [(3,), (2, 3), ()])
 def test_values_survive_the_way_through_onnx_runtime(dtype: type, shape: tuple[int, ...]) -> None:
-    values = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape).astype(dtype)
+    values: np.ndarray = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape).astype(dtype)
     back = from_ort_value(to_ort_value(values))
     assert back.dtype == values.dtype
     assert back.shape == shape
@@ -83,14 +86,14 @@ def test_equal_values_with_nan_do_not_differ() -> None:
 
 def test_a_worker_that_crashes_costs_one_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = "import sys; sys.stdin.readline(); import os; os.abort()"
-    real = runner.subprocess.Popen
-    started = []
+    real = subprocess.Popen
+    started: list[list[str]] = []
 
-    def start(command: list[str], **options: object) -> object:
+    def start(command: list[str], **options: Any) -> object:
         started.append(command)
         return real([command[0], "-c", broken] if len(started) == 1 else command, **options)
 
-    monkeypatch.setattr(runner.subprocess, "Popen", start)
+    monkeypatch.setattr(subprocess, "Popen", start)
     crashed, fine = runner.run([load_cases()[key] for key in ("node/abs", "node/add")], Mode(), jobs=1)
     assert (crashed.verdict, fine.verdict) == (Verdict.FAILED, Verdict.ON_EP)
     assert "crashed" in crashed.reason

@@ -168,7 +168,7 @@ def _selection() -> Base:
         helper.make_node("Unique", ["where"], ["distinct"]),
     ]
     constants = {
-        "limit": np.float32(0.0),
+        "limit": np.array(0.0, np.float32),
         "k": np.array([2]),
         "table": _floats(5, 3),
         "last": np.array([-1]),
@@ -214,12 +214,12 @@ def _quantized() -> Base:
         helper.make_node("DequantizeLinear", ["dq", "ds", "dz"], ["y"]),
     ]
     constants: Feeds = {
-        "xs": np.float32(0.05),
-        "xz": np.uint8(128),
+        "xs": np.array(0.05, np.float32),
+        "xz": np.array(128, np.uint8),
         "w": np.arange(-18, 18, dtype=np.int8).reshape(2, 2, 3, 3),
         "ws": np.array([0.02, 0.03], np.float32),
         "wz": np.array([0, 0], np.int8),
-        "ys": np.float32(0.1),
+        "ys": np.array(0.1, np.float32),
         "b": np.array([5, -5], np.int32),
     }
     return _base(

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -80,12 +81,12 @@ class Worker:
         self._stderr.truncate(0)
         self._stderr.seek(0)
         folders = [str(_HARNESS), str(_HARNESS.parents[1]), os.environ.get("PYTHONPATH", "")]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders))} | self._environment
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders)), **self._environment}
         pipe, stderr = subprocess.PIPE, self._stderr
         return subprocess.Popen(self._command, stdin=pipe, stdout=pipe, stderr=stderr, env=environment, bufsize=0)
 
     @staticmethod
-    def _line(process: subprocess.Popen[bytes], deadline: float) -> dict[str, str] | None:
+    def _line(process: subprocess.Popen[bytes], deadline: float) -> dict[str, Any] | None:
         """The next message, None where there is none before the deadline or ever."""
         assert process.stdout is not None
         line = b""
@@ -95,7 +96,8 @@ class Worker:
             if not part:
                 return None
             line += part
-        return json.loads(line)
+        message: dict[str, Any] = json.loads(line)
+        return message
 
     def _end(self, stage: str) -> Outcome:
         assert self._process is not None
@@ -141,7 +143,11 @@ def write(folder: Path, number: int, mutated: Mutant, outcome: Outcome, base: Ba
     data, feeds = build(mutated, base)
     path.write_bytes(data)
     arrays = {name: array for name, array in feeds.items() if array.dtype.num < 256}
-    np.savez(path.with_suffix(".npz"), **{name.replace("/", "_")[:100]: array for name, array in arrays.items()})
+    np.savez(
+        path.with_suffix(".npz"),
+        allow_pickle=False,
+        **{name.replace("/", "_")[:100]: array for name, array in arrays.items()},
+    )
     path.with_suffix(".txt").write_text(f"{mutated}\n{outcome.kind}: {outcome.detail}\n")
     return path
 

@@ -148,7 +148,7 @@ def _known_attributes(node: NodeProto) -> dict[str, str]:
         schema = onnx.defs.get_schema(node.op_type, domain=node.domain)
     except onnx.defs.SchemaError:
         return {}
-    return {name: attribute.type.name for name, attribute in schema.attributes.items()}
+    return {name: attribute.type.name for name, attribute in schema.attributes.items()}  # type: ignore[attr-defined]
 
 
 # ---- shapes that the model declares ----

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
@@ -243,7 +245,7 @@ def add_size_arithmetic(subject: Subject) -> bool:
         return False
     graph, rng = subject.model.graph, subject.rng
 
-    def node(op_type: str, *inputs: str, **attributes: object) -> str:
+    def node(op_type: str, *inputs: str, **attributes: Any) -> str:
         name = fresh_name(subject)
         graph.node.append(helper.make_node(op_type, list(inputs), [name], **attributes))
         return name
