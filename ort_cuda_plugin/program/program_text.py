@@ -86,6 +86,8 @@ def _tensors(step: Step) -> tuple[list[Tensor], list[Tensor]]:
             return _distinct(read), _distinct(y for _, y in step.all_outputs)
         case Launch() | LibraryCall():
             tensors = [arg for arg in step.args if isinstance(arg, Tensor)]
+            if isinstance(step, LibraryCall):
+                del tensors[-1]  # the workspace
             writes = [x for x in tensors if x.buffer in step.writes]
             return _distinct(x for x in tensors if x.buffer not in step.writes), _distinct(writes)
         case Copy():

@@ -64,7 +64,7 @@ class Case:
         outputs = [helper.make_tensor_value_info("y", dtype, self.shapes["r"])]
         weights = [numpy_helper.from_array(values[name], name) for name in "wb"]
         graph = helper.make_graph(nodes, "epilogue", inputs, outputs, weights)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
 add_bias, add_residual = node("Add", "p b", "s"), node("Add", "s r", "t")

@@ -211,3 +211,50 @@ def test_libraries_and_our_kernels_agree_on_a_gpu(use_tf32: bool) -> None:
     done = python(code, str(HARNESS), str(use_tf32), env={"ORT_CUDA_PLUGIN_EMULATE": "0"})
     if done.stdout.startswith("SKIP: "):
         pytest.skip(done.stdout.removeprefix("SKIP: ").strip())
+
+
+@pytest.mark.gpu
+def test_fused_calls_and_our_kernels_agree_on_a_gpu() -> None:
+    devices, why = cuda_devices()
+    if not devices:
+        pytest.skip(why)
+    code = """
+    import sys
+    from dataclasses import replace
+    sys.path.insert(0, sys.argv[1])
+    import numpy as np
+    import onnxruntime as ort
+    import ort_cuda_plugin as plugin
+    from library_epilogues import CASES, expected, values
+    from ort_cuda_plugin.ep.open_device import OpenDevice
+    from ort_cuda_plugin.program.libraries import load_libraries
+    available = load_libraries()
+    if len(available) < 2:
+        print("SKIP: cuBLASLt or cuDNN is not installed")
+        raise SystemExit
+    properties = OpenDevice.properties
+    for seed, (name, case) in enumerate(CASES.items()):
+        # Our kernels round after each operator, a library once.
+        for dtype, limits in ((np.float32, (1e-6, 1e-6)), (np.float16, (1e-3, 4e-3))):
+            exact = values(case, seed)
+            wanted = expected(case, exact).astype(np.float64)
+            narrow = {key: x.astype(dtype) for key, x in exact.items()}
+            data = case.model([case.sums(case.bias), *case.nodes], narrow, bool(seed % 2)).SerializeToString()
+            for libraries, limit in zip((available, frozenset()), limits):
+                OpenDevice.properties = lambda self: replace(properties(self), libraries=libraries)
+                options = {"use_tf32": "0", "automatic_cuda_graphs": "0"}
+                session = plugin.session(data, emulate=False, provider_options=options)
+                feeds = {"x": narrow["x"], "r": narrow["r"]}
+                feeds = {value.name: feeds[value.name] for value in session.get_inputs()}
+                session.run(None, feeds)
+                before = plugin.counters()
+                (result,) = session.run(None, feeds)
+                after = plugin.counters()
+                calls = {key: after[key] - before[key] for key in ("library_calls", "launches")}
+                assert calls == {"library_calls": int(bool(libraries)), "launches": int(not libraries)}, (name, calls)
+                error = np.max(np.abs(result - wanted) / np.maximum(np.abs(wanted), 1.0))
+                assert error <= limit, (name, dtype, bool(libraries), error)
+    """
+    done = python(code, str(HARNESS), env={"ORT_CUDA_PLUGIN_EMULATE": "0"})
+    if done.stdout.startswith("SKIP: "):
+        pytest.skip(done.stdout.removeprefix("SKIP: ").strip())
