@@ -17,6 +17,7 @@ from ..program.lowering import Buffer, DeviceProperties, LoweringOptions, Tensor
 from ..program.passes.run import Watch
 from ..program.program_text import ProgramText
 from ..program.symbolic import Dim
+from .launches import make_launches, place_outputs
 from .node_lowering import InputSymbols, NodeLowering, Ranks, symbolic_input
 
 if TYPE_CHECKING:
@@ -213,7 +214,9 @@ class CompiledCluster:
         producers = self.graph.producers()
         results = [(lowering.tensor(value), producers.get(value)) for value in self.outputs]
         tables = Tables(self._known)
-        plan = make_plan(lowering.ctx, plan_inputs, results, symbols.guards, tables, symbols.count, self._watch())
+        placed = place_outputs(lowering.ctx, results)
+        launches = make_launches(lowering.ctx, self._watch())
+        plan = make_plan(lowering.ctx.trace, launches, plan_inputs, placed, symbols.guards, tables, symbols.count)
         return plan, tables
 
     def _watch(self) -> Watch | None:

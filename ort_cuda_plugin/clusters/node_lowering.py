@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ..kernels.emit import launch_step
 from ..kernels.packed import packed_bytes, unpack
 from ..model.ir import Constant, Graph, InvalidModel, Node, Unsupported, Value
 from ..ops import registry
@@ -125,7 +126,7 @@ class NodeLowering:
         self.ctx = Lowering(
             device,
             options,
-            record=record,
+            try_step=None if record else launch_step,
             speculative=guess is not None,
             read_host_input=read_host_input,
             states=states,

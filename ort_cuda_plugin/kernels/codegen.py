@@ -373,3 +373,12 @@ def offset_text(terms: Sequence[tuple[str, str]]) -> str:
         if stride != "0":
             parts.append(coordinate if stride == "1" else f"{coordinate} * {stride}")
     return " + ".join(parts) or "0"
+
+
+_NAME_LENGTH = 40
+
+
+def kernel_name(ctx: Lowering) -> str:
+    """A readable name for the kernels of the nodes being lowered."""
+    names = [node.op_type.lower() for node in ctx.nodes]
+    return "_".join(names)[:_NAME_LENGTH] if names else "elementwise"

@@ -7,21 +7,13 @@ from dataclasses import dataclass
 
 from ..model.ir import DType
 from ..program import scalar as s
-from ..program.lowering import (
-    Arg,
-    Int32,
-    Int64,
-    Lowering,
-    Tensor,
-    broadcast_shapes,
-    broadcast_strides,
-)
+from ..program.elementwise import loadable
+from ..program.lowering import Arg, Int32, Int64, Lowering, Tensor
 from ..program.scalar import Scalar
+from ..program.shapes import broadcast_shapes, broadcast_strides, collapse
 from ..program.steps import Contract, used_inputs
 from ..program.symbolic import Dim, ceildiv, eq, hint, is_const, le, product, select
-from .elementwise import loadable, record
 from .epilogue import Axes, make_epilogue
-from .layout import collapse
 from .matmul import FLAT, SQUARE, TALL, Product, RowProduct, TiledProduct
 from .tiles import Tile
 
@@ -56,7 +48,7 @@ def multiply(
     inputs = loadable(ctx, used_inputs(zip(leaves, others, strict=True), [core]))
     a, b = ctx.materialize(a), ctx.materialize(b)
     step = Contract(ctx.nodes, shape, inputs, ((core, out),), operands=(a, b), total=total)
-    record(ctx, step, launch_contract)
+    ctx.record(step)
     return out
 
 

@@ -8,10 +8,10 @@ from ..program.lowering import Lowering
 from ..program.steps import Contract, Convolve, Map, Rows
 from ..program.trace import Recordable, Step
 from .contract import launch_contract
-from .elementwise import launch_map
+from .map import launch_map
 from .reduce import launch_rows
 
-__all__ = ["emit"]
+__all__ = ["emit", "launch_step"]
 
 
 def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
@@ -26,13 +26,14 @@ def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
             launched.append(step)
             continue
         ctx.trace.steps, ctx.nodes = [], step.nodes
-        _launch(ctx, step)
+        launch_step(ctx, step)
         launched += emit(ctx, ctx.trace.steps)
     ctx.trace.steps, ctx.nodes = recorded, nodes
     return launched
 
 
-def _launch(ctx: Lowering, step: Map) -> None:
+def launch_step(ctx: Lowering, step: Map) -> None:
+    """Makes the kernels of one step, and launches them."""
     if isinstance(step, Contract):
         launch_contract(ctx, step)
     elif isinstance(step, Convolve):

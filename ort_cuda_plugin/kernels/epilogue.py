@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..program.lowering import Arg, Lowering, broadcast_strides
+from ..program.lowering import Arg, Lowering
 from ..program.scalar import Scalar
+from ..program.shapes import broadcast_strides, collapse
 from ..program.steps import Input, Map
 from ..program.symbolic import Dim, product
 from .codegen import Emitter, KernelBuilder, load_text, offset_text, register_type
-from .layout import collapse, coordinates, extent, index_type
+from .layout import coordinates, extent, index_type
 
 PREFIX = "e_"
 """Begins the names of an epilogue, which no kernel has."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ort_cuda_plugin.kernels.codegen import Combination, KernelBuilder, atomic_type, load_text, offset_text
-from ort_cuda_plugin.kernels.elementwise import kernel_name
+from ort_cuda_plugin.kernels.codegen import Combination, KernelBuilder, atomic_type, kernel_name, load_text, offset_text
 from ort_cuda_plugin.kernels.layout import Plane
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program import scalar as s

@@ -1,4 +1,4 @@
-"""Dimensions and blocks of generated kernels: collapsing, coordinates, launch geometry."""
+"""Dimensions and blocks of generated kernels: coordinates, launch geometry."""
 
 from __future__ import annotations
 
@@ -9,31 +9,8 @@ from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering
 from ort_cuda_plugin.program.symbolic import Dim, ceildiv, hint, product, sym_max
 
-Strides = tuple[Dim, ...]
-
 SERIAL_THREADS = 64
 """Threads of a block each of which works for long: few, so that there are blocks for all multiprocessors."""
-
-
-def collapse(shape: Sequence[Dim], strides: Sequence[Strides]) -> tuple[list[Dim], list[Strides]]:
-    """The fewest dimensions that address the same elements, for tensors that share ``shape``.
-
-    Dimensions of size 1 go, neighbours merge where every tensor's strides provably allow it.
-    """
-    dims: list[Dim] = []
-    kept: list[list[Dim]] = [[] for _ in strides]
-    for axis, dim in enumerate(shape):
-        if dim == 1:
-            continue
-        if dims and all(k[-1] == s[axis] * dim for k, s in zip(kept, strides, strict=True)):
-            dims[-1] = dims[-1] * dim
-            for k, s in zip(kept, strides, strict=True):
-                k[-1] = s[axis]
-        else:
-            dims.append(dim)
-            for k, s in zip(kept, strides, strict=True):
-                k.append(s[axis])
-    return dims, [tuple(k) for k in kept]
 
 
 def flat_block(device: DeviceProperties) -> int:

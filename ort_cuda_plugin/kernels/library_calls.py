@@ -15,7 +15,6 @@ from ..program.scalar import Scalar
 from ..program.steps import Contract, Map, Output, Substitution, Sums, used_inputs
 from ..program.symbolic import Dim, le, logical_or, lt
 from .contract import folded
-from .elementwise import launch_map, record
 from .library_form import GELU, RELU, LibraryForm, Offer, find_form, holds
 
 __all__ = ["call_cublaslt", "call_cudnn"]
@@ -112,4 +111,4 @@ def _record(
     ctx.library(problem, args, writes=(out, workspace), note=note)
     if outputs:
         inputs = used_inputs([(leaf, out), *step.inputs], [x for x, _ in outputs])
-        record(ctx, Map(step.nodes, step.shape, inputs, outputs), launch_map)
+        ctx.record(Map(step.nodes, step.shape, inputs, outputs))

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..model.ir import NARROW_FLOATS, Array
-from ..program.lowering import Lowering, broadcast_strides
+from ..program.lowering import Lowering
 from ..program.scalar import Scalar, reachable
+from ..program.shapes import broadcast_strides, collapse
 from ..program.steps import Sums, stored
 from ..program.symbolic import Dim, eq, is_read_back, logical_or
 from ..program.tensor import Tensor, contiguous_strides
 from .codegen import constant_number
-from .layout import collapse
 
 RELU, GELU = "ReLU", "GELU"
 MAX_ACTIVATION = 80

@@ -6,8 +6,7 @@ without a barrier. Neighbouring threads have neighbouring columns.
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels.codegen import KernelBuilder, register_type
-from ort_cuda_plugin.kernels.elementwise import kernel_name
+from ort_cuda_plugin.kernels.codegen import KernelBuilder, kernel_name, register_type
 from ort_cuda_plugin.kernels.layout import Plane
 from ort_cuda_plugin.kernels.recurrent import Elements
 from ort_cuda_plugin.program import scalar as s

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ort_cuda_plugin.kernels.codegen import KernelBuilder, load_text, offset_text, register_type
-from ort_cuda_plugin.kernels.elementwise import kernel_name
+from ort_cuda_plugin.kernels.codegen import KernelBuilder, kernel_name, load_text, offset_text, register_type
 from ort_cuda_plugin.kernels.layout import no_wider
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor

@@ -9,17 +9,17 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from ort_cuda_plugin.kernels.codegen import KernelBuilder, load_text, offset_text, register_type
-from ort_cuda_plugin.kernels.elementwise import kernel_name, loadable, record
-from ort_cuda_plugin.kernels.layout import SERIAL_THREADS, Plane, collapse, coordinates, extent, index_type
+from ort_cuda_plugin.kernels.codegen import KernelBuilder, kernel_name, load_text, offset_text, register_type
+from ort_cuda_plugin.kernels.layout import SERIAL_THREADS, Plane, coordinates, extent, index_type
 from ort_cuda_plugin.model.ir import NARROW_FLOATS, DType
-from ort_cuda_plugin.program.lowering import Lowering, Tensor, broadcast_shapes, broadcast_strides
-from ort_cuda_plugin.program.row_program import Row, Stage, Values
+from ort_cuda_plugin.program.lowering import Lowering
+from ort_cuda_plugin.program.row_program import Stage, Values
 from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.steps import Input, Output, Rows, used_inputs
+from ort_cuda_plugin.program.shapes import broadcast_strides, collapse
+from ort_cuda_plugin.program.steps import Input, Rows
 from ort_cuda_plugin.program.symbolic import Dim, ceildiv, hint, product
 
-__all__ = ["launch_rows", "reduce", "row_map"]
+__all__ = ["launch_rows"]
 
 WARP = 32
 SERIAL_COLUMNS = 32
@@ -40,57 +40,6 @@ BLOCK = 256
 """Threads that reduce a longer row."""
 MANY_ROWS = 1024
 """Rows that keep a device busy with one thread each."""
-
-
-def reduce(
-    ctx: Lowering, fn: Callable[[Row, Scalar], Scalar], x: Tensor, axes: Iterable[int], keepdims: bool = True
-) -> Tensor:
-    """``fn`` reduces x along ``axes`` (not negative); those have size 1 in the result, or are gone."""
-    axes = frozenset(axes)
-    leaf, row = Scalar(x.dtype, "leaf"), Row()
-    expression = fn(row, leaf)
-    kept = [1 if axis in axes else dim for axis, dim in enumerate(x.shape)]
-    result = ctx.empty(kept, expression.dtype)
-    _record(ctx, x.shape, axes, row, [(leaf, x)], [], [(expression, result)])
-    if keepdims:
-        return result
-    return ctx.view(result, [dim for axis, dim in enumerate(x.shape) if axis not in axes])
-
-
-def row_map(
-    ctx: Lowering,
-    fn: Callable[..., tuple[Sequence[Scalar], Sequence[Scalar]]],
-    axes: Iterable[int],
-    *tensors: Tensor,
-) -> tuple[Tensor, ...]:
-    """A row program along ``axes`` of tensors that are broadcast to each other.
-
-    ``fn(row, *elements)`` returns expressions per element and expressions per row; the results are theirs in order, of
-    the broadcast shape, and of that shape with size 1 along ``axes``.
-    """
-    axes = frozenset(axes)
-    leaves, row = [Scalar(x.dtype, "leaf") for x in tensors], Row()
-    per_element, per_row = fn(row, *leaves)
-    shape = broadcast_shapes(ctx, *(x.shape for x in tensors))
-    kept = [1 if axis in axes else dim for axis, dim in enumerate(shape)]
-    elements = [(x, ctx.empty(shape, x.dtype)) for x in per_element]
-    rows = [(x, ctx.empty(kept, x.dtype)) for x in per_row]
-    _record(ctx, shape, axes, row, list(zip(leaves, tensors, strict=True)), elements, rows)
-    return tuple(tensor for _, tensor in elements + rows)
-
-
-def _record(
-    ctx: Lowering,
-    shape: Sequence[Dim],
-    axes: frozenset[int],
-    row: Row,
-    inputs: Sequence[Input],
-    elements: Sequence[Output],
-    rows: Sequence[Output],
-) -> None:
-    used = used_inputs(inputs, [x for x, _ in (*elements, *rows)])
-    step = Rows(ctx.nodes, tuple(shape), loadable(ctx, used), tuple(elements), axes, row, tuple(rows))
-    record(ctx, step, launch_rows)
 
 
 def launch_rows(ctx: Lowering, step: Rows) -> None:

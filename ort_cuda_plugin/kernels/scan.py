@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels.codegen import KernelBuilder, load_text, offset_text
-from ort_cuda_plugin.kernels.elementwise import kernel_name
-from ort_cuda_plugin.kernels.layout import SERIAL_THREADS, Plane, collapse
+from ort_cuda_plugin.kernels.codegen import KernelBuilder, kernel_name, load_text, offset_text
+from ort_cuda_plugin.kernels.layout import SERIAL_THREADS, Plane
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import Reduction
 from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.shapes import collapse
 
 __all__ = ["scan"]
 

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from ort_cuda_plugin.kernels.contract import multiply
-from ort_cuda_plugin.kernels.elementwise import copy_of, elementwise, full
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.kernels.linear_attention import linear_attention
-from ort_cuda_plugin.kernels.reduce import row_map
 from ort_cuda_plugin.model.ir import DType, InvalidModel
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.indexing import wrapped
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, T1, T2, Int64, M, S, T, U, op
 from ort_cuda_plugin.ops.slicing import concat, pad
 from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import copy_of, elementwise, full
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import row_map
 from ort_cuda_plugin.program.row_program import MAX, SUM, Row
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, hint, le, mod, product

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.elementwise import elementwise
-from ort_cuda_plugin.kernels.reduce import row_map
 from ort_cuda_plugin.model.ir import Array, DType, InvalidModel
 from ort_cuda_plugin.ops.registry import FLOATS, T1, T2, T, U, op
 from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import row_map
 from ort_cuda_plugin.program.row_program import Row
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.symbolic import Dim

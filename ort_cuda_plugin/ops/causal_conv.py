@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels.elementwise import elementwise, full
-from ort_cuda_plugin.kernels.reduce import row_map
 from ort_cuda_plugin.model.ir import InvalidModel
 from ort_cuda_plugin.ops.registry import FLOATS, T, op
 from ort_cuda_plugin.ops.slicing import concat
 from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise, full
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import row_map
 from ort_cuda_plugin.program.row_program import SUM
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.symbolic import eq

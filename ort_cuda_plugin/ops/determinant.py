@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ort_cuda_plugin.kernels.determinant import determinants
-from ort_cuda_plugin.kernels.elementwise import elementwise, elementwise_into
 from ort_cuda_plugin.model.ir import InvalidModel
 from ort_cuda_plugin.ops.registry import FLOATS, op
 from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise, elementwise_into
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.symbolic import eq
 

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 
 from ort_cuda_plugin.kernels.codegen import constant_number
-from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.model.ir import FLOATS_8, DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.registry import (
@@ -24,6 +23,7 @@ from ort_cuda_plugin.ops.registry import (
     op,
 )
 from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.symbolic import eq, logical_or

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from ort_cuda_plugin.kernels.codegen import constant_number
-from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map
 from ort_cuda_plugin.kernels.scan import scan
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
@@ -28,6 +27,7 @@ from ort_cuda_plugin.ops.registry import (
     op,
 )
 from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.host import HostArray, integers, on_host
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import SUM

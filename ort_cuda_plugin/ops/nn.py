@@ -7,15 +7,14 @@ from dataclasses import dataclass
 
 from ..kernels.contract import choose_tile
 from ..kernels.conv import TiledConv, pack_weights, packed_shape, patch_table
-from ..kernels.elementwise import record
 from ..kernels.epilogue import Axes, make_epilogue
 from ..kernels.library_calls import call_cudnn
 from ..kernels.pool import Pool, local_response_normalization
-from ..kernels.reduce import reduce
 from ..kernels.tiles import THREADS
 from ..model.ir import DType
 from ..program import scalar as s
 from ..program.lowering import Arg, Float32, Float64, Int32, Int64, InvalidModel, Lowering, Tensor, Unsupported
+from ..program.reduce import reduce
 from ..program.row_program import MAX, Row
 from ..program.scalar import Scalar
 from ..program.steps import Convolve, Input
@@ -219,7 +218,7 @@ def _convolve(
         launch=launch_some,
         call=call,
     )
-    record(ctx, step, launch_some)
+    ctx.record(step)
     return out
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ort_cuda_plugin.kernels.elementwise import full
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map, unravel
 from ort_cuda_plugin.model.ir import DType, InvalidModel
 from ort_cuda_plugin.ops.nn import Windows, per_axis, windows
 from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, T1, HostTensor, Int64, T, op
 from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import full
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import MAX, SUM
 from ort_cuda_plugin.program.scalar import Scalar

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.kernels.index import gather_map
-from ort_cuda_plugin.kernels.reduce import row_map
 from ort_cuda_plugin.model.ir import FLOATS_8, DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.matmul import matmul
 from ort_cuda_plugin.ops.nn import Ints, conv
 from ort_cuda_plugin.ops.registry import PACKED, T1, T2, T3, T, op
 from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import row_map
 from ort_cuda_plugin.program.row_program import MAX, MIN, Row
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.symbolic import ceildiv, eq

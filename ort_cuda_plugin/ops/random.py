@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ort_cuda_plugin.kernels.codegen import constant_number
-from ort_cuda_plugin.kernels.elementwise import elementwise, full
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.kernels.random import Bits, RandomRun, normal, uniform
-from ort_cuda_plugin.kernels.reduce import row_map
 from ort_cuda_plugin.kernels.scan import scan
 from ort_cuda_plugin.model.ir import FLOATS_8, DType, InvalidModel
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, ARITHMETIC, BOOL, FLOATS, INDICES, T1, T2, T, op
 from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise, full
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import row_map
 from ort_cuda_plugin.program.row_program import MAX, SUM, Reduction, Row, Values
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.symbolic import Dim, lt, product

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ort_cuda_plugin.kernels.elementwise import elementwise
-from ort_cuda_plugin.kernels.reduce import reduce
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
 from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, WIDE_INTS, HostTensor, T, op
 from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import reduce
 from ort_cuda_plugin.program.row_program import MAX, MIN, PRODUCT, SUM, Row, arg_max, arg_min
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.symbolic import Dim

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.model.ir import InvalidModel
 from ort_cuda_plugin.ops.activation import softplus
 from ort_cuda_plugin.ops.normalization import standardized
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, INDICES, HostTensor, T, op
 from ort_cuda_plugin.ops.slicing import slice_10, slice_axis
 from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.symbolic import eq, le
 from ort_cuda_plugin.program.views import unsqueeze

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.codegen import Combination
-from ort_cuda_plugin.kernels.elementwise import elementwise, elementwise_into
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.model.ir import DType, InvalidModel
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.indexing import check_within, index_tuple, tuple_length, wrapped
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, INDICES, Int64, T, Tind, op
 from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise, elementwise_into
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import Reduction
 from ort_cuda_plugin.program.scalar import Scalar

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.kernels.scan import scan
 from ort_cuda_plugin.kernels.select import count_prefixes, sort_rows, suppress_boxes
@@ -24,6 +23,7 @@ from ort_cuda_plugin.ops.registry import (
     op,
 )
 from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import PRODUCT
 from ort_cuda_plugin.program.scalar import Scalar

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.elementwise import elementwise
 from ort_cuda_plugin.kernels.index import IndexMap, Source, scatter_map
 from ort_cuda_plugin.model.ir import Array, DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.registry import INDICES, op
 from ort_cuda_plugin.ops.scatter import REDUCTIONS
 from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import Reduction, Values
 from ort_cuda_plugin.program.scalar import Scalar

@@ -1,4 +1,4 @@
-"""Makes a plan from what lowering recorded: outputs placed, dead steps dropped, buffers with lifetimes, registers."""
+"""Makes a plan of launches: buffers with lifetimes, registers, the tables of the cluster."""
 
 from __future__ import annotations
 
@@ -9,14 +9,24 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 
 from ..compiler.kernel import KernelSpec
-from ..kernels.packed import pack
 from ..model.ir import Constant, InvalidModel, Node, NodeError
-from ..program.lowering import Lowering
 from ..program.operations import ExprOp
-from ..program.passes.run import Watch, run_passes
 from ..program.symbolic import Dim, Expr, Monomial, eq, select
 from ..program.tensor import Buffer, BufferKind, Tensor
-from ..program.trace import Arg, Copy, Float32, Float64, Int32, Int64, Launch, LibraryCall, Memset, ReadBack, Recordable
+from ..program.trace import (
+    Arg,
+    Copy,
+    Float32,
+    Float64,
+    Int32,
+    Int64,
+    Launch,
+    LibraryCall,
+    Memset,
+    ReadBack,
+    Recordable,
+    Trace,
+)
 from .format import (
     Param,
     Plan,
@@ -99,53 +109,27 @@ def _weight_key(constant: Constant) -> Hashable:
 
 
 def make_plan(
-    ctx: Lowering,
+    trace: Trace,
+    launches: Sequence[Recordable],
     inputs: Sequence[PlanInput],
     outputs: Sequence[tuple[Tensor, Node | None]],
     input_guards: Iterable[Dim],
     tables: Tables,
     num_symbols: int,
-    watch: Watch | None = None,
 ) -> Plan:
-    """The plan of the steps in ``ctx.trace`` for a cluster whose results are ``outputs``, with the nodes they are of.
+    """The plan that does ``launches`` under the guards and requirements of ``trace``.
 
-    Symbols, of which there are ``num_symbols``, are the registers of ``inputs``. Buffers of the trace are changed:
-    outputs are placed in them. ``watch`` sees the steps after each pass. Raises NodeError where a node needs a number
-    that no 64-bit integer holds.
+    ``outputs`` are in buffers of their own, and come with the nodes that they are of. Symbols, of which there are
+    ``num_symbols``, are the registers of ``inputs``. Raises NodeError where a node needs a number that no 64-bit
+    integer holds.
     """
-    placed = _place_outputs(ctx, outputs)
-    steps = run_passes(ctx, watch)
-    writer = _Writer(ctx, num_symbols, tables, steps)
+    writer = _Writer(trace, num_symbols, tables, launches)
     try:
-        return writer.plan(inputs, placed, input_guards)
+        return writer.plan(inputs, outputs, input_guards)
     except InvalidModel as error:
         if writer.registers.node is None:
             raise
         raise NodeError(writer.registers.node, error.reason, invalid_input=True) from error
-
-
-def _place_outputs(ctx: Lowering, outputs: Sequence[tuple[Tensor, Node | None]]) -> list[tuple[Tensor, Node | None]]:
-    """Makes the producers of outputs write to them directly where they can; the others are copied."""
-    placed = []
-    for index, (output, node) in enumerate(outputs):
-        ctx.node = node
-        if output.dtype.is_packed:
-            buffer = pack(ctx, output).buffer
-            buffer.kind, buffer.index = BufferKind.OUTPUT, index
-            placed.append((Tensor(output.dtype, output.shape, buffer), node))
-            continue
-        tensor = ctx.materialize(output)
-        if not tensor.is_contiguous:
-            tensor = ctx.contiguous(tensor)
-        buffer = tensor.buffer
-        if buffer.kind is not BufferKind.SCRATCH or tensor.offset != 0 or buffer.nbytes != tensor.nbytes:
-            copy = ctx.empty(tensor.shape, tensor.dtype)
-            ctx.copy(copy, tensor)
-            tensor, buffer = copy, copy.buffer
-        buffer.kind = BufferKind.OUTPUT
-        buffer.index = index
-        placed.append((tensor, node))
-    return placed
 
 
 class _NodeNames:
@@ -160,10 +144,10 @@ class _NodeNames:
 
 
 class _Writer:
-    def __init__(self, ctx: Lowering, num_symbols: int, tables: Tables, steps: Sequence[Recordable]) -> None:
-        self.ctx = ctx
+    def __init__(self, trace: Trace, num_symbols: int, tables: Tables, steps: Sequence[Recordable]) -> None:
+        self.trace = trace
         self.nodes = _NodeNames()
-        self.registers = registers = Registers(num_symbols, ctx.trace.origins, self.nodes.number)
+        self.registers = registers = Registers(num_symbols, trace.origins, self.nodes.number)
         self.tables = tables
         # A step and the segment that it is in; what is read back one after the other is read before one segment.
         self.steps: list[tuple[Launch | LibraryCall | Copy | Memset, int]] = []
@@ -191,9 +175,9 @@ class _Writer:
     ) -> Plan:
         registers = self.registers
         # Guards come first: a plan that does not hold is found out by evaluating little.
-        conditions = dict.fromkeys([*input_guards, *_strongest(self.ctx.trace.guards)])
+        conditions = dict.fromkeys([*input_guards, *_strongest(self.trace.guards)])
         guards = tuple(registers.of(condition) for condition in conditions if not isinstance(condition, int))
-        first_to_require = {r.condition: r for r in reversed(self.ctx.trace.requirements)}
+        first_to_require = {r.condition: r for r in reversed(self.trace.requirements)}
         asserts = [
             PlanAssert(register, self.nodes.number(r.node), r.message, registers.segment(register))
             for r in reversed(first_to_require.values())

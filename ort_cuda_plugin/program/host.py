@@ -5,16 +5,22 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ort_cuda_plugin.model.ir import DType, Unsupported
 from ort_cuda_plugin.program.fold import NotFoldable
-from ort_cuda_plugin.program.lowering import MAX_HOST_ELEMENTS, MAX_HOST_WORK, Lowering, Tensor
 from ort_cuda_plugin.program.symbolic import Dim
+from ort_cuda_plugin.program.tensor import MAX_HOST_ELEMENTS, Tensor
 
+if TYPE_CHECKING:
+    from ort_cuda_plugin.program.lowering import Lowering
+
+MAX_HOST_WORK = 200_000
+"""Terms of the numbers that one pass over a graph computes on the host. More would take minutes: the device computes
+them, and sizes among them are read back."""
 MAX_SYMBOLIC_ELEMENTS = 64
 """Tensors of more elements that are not all known numbers are computed on the device: they are no shapes."""
 HostArray: TypeAlias = npt.NDArray[np.object_]

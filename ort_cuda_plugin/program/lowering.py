@@ -14,6 +14,10 @@ import numpy as np
 
 from ..compiler.kernel import KernelSpec
 from ..model.ir import Array, Constant, DType, Graph, InvalidModel, Node, Unsupported
+from .elementwise import elementwise
+from .host import MAX_HOST_WORK
+from .scalar import cast
+from .steps import Map
 from .symbolic import (
     READ_BACK,
     Dim,
@@ -26,9 +30,7 @@ from .symbolic import (
     is_read_back,
     le,
     logical_not,
-    logical_or,
     product,
-    select,
     symbol,
     truth,
 )
@@ -55,7 +57,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_HOST_ELEMENTS",
-    "MAX_HOST_WORK",
     "Arg",
     "Buffer",
     "BufferKind",
@@ -72,17 +73,12 @@ __all__ = [
     "Node",
     "Tensor",
     "Unsupported",
-    "broadcast_shapes",
-    "broadcast_strides",
     "contiguous_strides",
 ]
 
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 _READ_BACK_HINT = 1
-MAX_HOST_WORK = 200_000
-"""Terms of the numbers that one pass over a graph computes on the host. More would take minutes: the device computes
-them, and sizes among them are read back."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +103,10 @@ class Lowering:
     """The context that an operator's function gets as its first argument.
 
     ``node`` is the node being lowered, ``opset`` the version of its domain that the model imports, ``device`` and
-    ``options`` what the plan is for. With ``record=False`` launches are checked but not kept: claims need shapes only.
-    With ``speculative`` the hints of host values mean nothing; ``guessed`` then says whether `host_constants` was asked
-    for one since it was last set to False. ``states`` are those of the cluster's nodes, which all its plans share.
+    ``options`` what the plan is for. Claims need shapes only: they give ``try_step``, which makes a step's kernel,
+    since that is where a step can be impossible, and launches are then checked but not kept. With ``speculative`` the
+    hints of host values mean nothing; ``guessed`` then says whether `host_constants` was asked for one since it was
+    last set to False. ``states`` are those of the cluster's nodes, which all its plans share.
     """
 
     def __init__(
@@ -117,7 +114,7 @@ class Lowering:
         device: DeviceProperties,
         options: LoweringOptions | None = None,
         *,
-        record: bool = True,
+        try_step: Callable[[Lowering, Map], None] | None = None,
         speculative: bool = False,
         read_host_input: Callable[[Buffer, int], tuple[Dim, ...]] | None = None,
         states: dict[Node, Constant] | None = None,
@@ -128,7 +125,7 @@ class Lowering:
         self.opset = 0
         self.trace = Trace()
         self.guessed = False
-        self._record = record
+        self._try_step = try_step
         self._speculative = speculative
         self._read_host_input = read_host_input
         self._states = {} if states is None else states
@@ -147,8 +144,8 @@ class Lowering:
         self.nodes = () if node is None else (node,)
 
     @property
-    def is_recording(self) -> bool:
-        return self._record
+    def _is_recording(self) -> bool:
+        return self._try_step is None
 
     # ---- tensors ----
 
@@ -184,8 +181,6 @@ class Lowering:
         if x.is_constant:
             # Rearranged once on the host rather than in every Run; read when a plan needs it.
             return self.initializer(Constant(x.dtype, x.static_shape, x.contiguous_array, is_initializer=False))
-        from ..kernels.elementwise import elementwise
-
         return elementwise(self, lambda value: value, x)
 
     def constant(self, array: Array, dtype: DType | None = None) -> Tensor:
@@ -353,9 +348,6 @@ class Lowering:
         if known is not None and len(known) == count:
             return known
         if x.dtype.is_packed:
-            from ..kernels.elementwise import elementwise
-            from .scalar import cast
-
             x = elementwise(self, lambda value: cast(value, DType.INT32), x)
         source = self.materialize(self.contiguous(x))
         most = bounds(upper)[1] if upper is not None else None
@@ -365,7 +357,7 @@ class Lowering:
         symbols = tuple(symbol(first + i, f"{what}[{i}]", guess, lower, most) for i in range(count))
         if source.buffer is x.buffer:
             self._read_backs[x.buffer] = symbols
-        if self._record and count:
+        if self._is_recording and count:
             self.trace.steps.append(ReadBack(self.nodes, source, first, count, (source.buffer,)))
         return symbols
 
@@ -422,6 +414,13 @@ class Lowering:
 
     # ---- what the plan does ----
 
+    def record(self, step: Map) -> None:
+        """Appends a step to the trace; a claim makes its kernel instead."""
+        if self._try_step is None:
+            self.trace.steps.append(step)
+        else:
+            self._try_step(self, step)
+
     def launch(
         self,
         kernel: KernelSpec,
@@ -444,7 +443,7 @@ class Lowering:
             given = f"*{arg.dtype.short}" if isinstance(arg, Tensor) else scalar_types[type(arg)]
             if given != expected:
                 raise TypeError(f"kernel {kernel.name}: argument {number} is {given}, the signature says {expected}")
-        if not self._record:
+        if not self._is_recording:
             return
         placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)
         read, written = self._uses(placed, reads, writes)
@@ -460,7 +459,7 @@ class Lowering:
         note: str = "",
     ) -> None:
         """Records a call of a vendor library; reads and writes as for `launch`. ``note`` tells people what it does."""
-        if not self._record:
+        if not self._is_recording:
             return
         placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)
         read, written = self._uses(placed, reads, writes)
@@ -470,7 +469,7 @@ class Lowering:
         """Copies all elements; both are contiguous, of one element type and the same number of elements."""
         if dst.dtype is not src.dtype or dst.size != src.size or not (dst.is_contiguous and src.is_contiguous):
             raise TypeError(f"cannot copy {src!r} to {dst!r} as bytes")
-        if not self._record:
+        if not self._is_recording:
             return
         src = self.materialize(src)
         read, written = self._uses((dst, src), (), (dst,))
@@ -480,7 +479,7 @@ class Lowering:
         """Sets every byte of a contiguous tensor."""
         if not dst.is_contiguous:
             raise TypeError(f"cannot set the bytes of {dst!r}, which is not contiguous")
-        if self._record:
+        if self._is_recording:
             _, written = self._uses((dst,), (), (dst,))
             self.trace.steps.append(Memset(self.nodes, dst, byte, (), written))
 
@@ -533,44 +532,3 @@ def _store_values(ctx: Lowering, target: Tensor, values: Sequence[Dim]) -> None:
         )
         piece = Tensor(target.dtype, (len(chunk),), target.buffer, offset=start)
         ctx.launch(spec, (1, 1, 1), (1, 1, 1), (piece, *map(Int64, chunk)), writes=(piece,))
-
-
-# ---- shapes ----
-
-
-def broadcast_shapes(ctx: Lowering, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
-    """The shape that all ``shapes`` broadcast to, as ONNX's multidirectional broadcasting (NumPy's) has it.
-
-    A dimension that may be 1 gives ``select(eq(a, 1), b, a)`` and a requirement, not a guard: one plan serves both.
-    """
-    rank = max((len(shape) for shape in shapes), default=0)
-    result: list[Dim] = [1] * rank
-    for shape in shapes:
-        for axis, dim in enumerate(shape, rank - len(shape)):
-            result[axis] = _broadcast_dims(ctx, result[axis], dim)
-    return tuple(result)
-
-
-def _broadcast_dims(ctx: Lowering, a: Dim, b: Dim) -> Dim:
-    if a == b or b == 1:
-        return a
-    if a == 1:
-        return b
-    a_is_1, b_is_1 = eq(a, 1), eq(b, 1)
-    ctx.require(logical_or(eq(a, b), logical_or(a_is_1, b_is_1)), "dimensions cannot be broadcast to each other")
-    if a_is_1 == 0 and b_is_1 == 0:
-        return a if isinstance(a, int) else b
-    if a_is_1 == 0:
-        return a
-    if b_is_1 == 0:
-        return b
-    return select(a_is_1, b, a)
-
-
-def broadcast_strides(x: Tensor, shape: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Strides with which x is read as a tensor of ``shape``, to which it broadcasts: 0 where it is repeated."""
-    lead = len(shape) - x.rank
-    strides: list[Dim] = [0] * lead
-    for dim, stride, target in zip(x.shape, x.strides, shape[lead:], strict=True):
-        strides.append(stride if dim == target else select(eq(dim, 1), 0, stride))
-    return tuple(strides)

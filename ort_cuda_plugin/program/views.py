@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ort_cuda_plugin.program.lowering import Lowering, Tensor, broadcast_shapes, broadcast_strides
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.shapes import broadcast_shapes, broadcast_strides
 from ort_cuda_plugin.program.symbolic import Dim, hint
 
 __all__ = ["expand", "permute", "reshape", "squeeze", "unsqueeze"]

@@ -11,9 +11,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import ort_cuda_plugin
-from ort_cuda_plugin.kernels import elementwise
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.registry import FLAGS, operators
+from ort_cuda_plugin.program import elementwise
 from ort_cuda_plugin.program.fold import fold
 
 f32 = np.float32

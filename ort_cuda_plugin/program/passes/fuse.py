@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ...kernels.layout import collapse
 from ...model.ir import Node
-from ..lowering import broadcast_strides
 from ..scalar import Scalar, reachable
+from ..shapes import broadcast_strides, collapse
 from ..steps import Contract, Input, Map, Output, Rows, Substitution, Sums, dense, stored, used_inputs
 from ..symbolic import Dim, hint, product
 from ..tensor import Buffer, BufferKind, Tensor, contiguous_strides

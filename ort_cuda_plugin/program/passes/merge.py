@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from ...model.ir import Array, Constant
-from ..lowering import broadcast_strides
 from ..scalar import Scalar
+from ..shapes import broadcast_strides
 from ..steps import Contract, Input, Map, dense
 from ..symbolic import Dim
 from ..tensor import Buffer, BufferKind, Tensor, contiguous_strides

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ...kernels.layout import collapse
+from ..shapes import collapse
 from ..steps import Contract, Map, Output, Rows, Sums, dense
 from ..symbolic import Dim, le
 from ..tensor import Buffer, BufferKind, Tensor

@@ -1,15 +1,12 @@
-"""The passes between lowering and a plan: from the steps that operators record to launches, in order."""
+"""The passes between lowering and the making of kernels, in order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ...kernels.emit import emit
-from ..lowering import Lowering
 from ..tensor import Buffer, BufferKind
-from ..trace import ReadBack, Recordable, Step
-from .choose import choose
+from ..trace import ReadBack, Step
 from .fuse import fuse
 from .merge import merge
 from .place import place
@@ -18,24 +15,17 @@ Watch: TypeAlias = Callable[[str, Sequence[Step]], None]
 """Is told the name of a pass, and the steps after it."""
 
 
-def run_passes(ctx: Lowering, watch: Watch | None = None) -> list[Recordable]:
-    """What the plan for the steps in ``ctx.trace`` does. Without the option ``fusion`` each step stays its own."""
-    steps: list[Step] = list(ctx.trace.steps)
+def run_passes(recorded: Sequence[Step], fusion: bool, watch: Watch | None = None) -> list[Step]:
+    """The steps that are to be launched for those that operators recorded. Without ``fusion`` each stays its own."""
+    steps = list(recorded)
     if watch:
         watch("lowered", steps)
     for name, run in PASSES:
-        if name == "live" or ctx.options.fusion:
+        if name == "live" or fusion:
             steps = run(steps)
             if watch:
                 watch(name, steps)
-    if ctx.device.libraries:
-        steps = choose(ctx, steps)
-        if watch:
-            watch("choose", steps)
-    launches = emit(ctx, steps)
-    if watch:
-        watch("emitted", launches)
-    return launches
+    return steps
 
 
 def live(steps: Sequence[Step]) -> list[Step]:

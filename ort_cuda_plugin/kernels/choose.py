@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...kernels.library_calls import call_cublaslt
-from ..lowering import Lowering
-from ..steps import Contract, Convolve
-from ..trace import Step
+from ..program.lowering import Lowering
+from ..program.steps import Contract, Convolve
+from ..program.trace import Step
+from .library_calls import call_cublaslt
 
 
 def choose(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:

@@ -1,27 +1,27 @@
-"""Elementwise kernels from scalar expressions: broadcasting, any strides, several outputs, one launch."""
+"""Maps from scalar expressions: broadcasting, any strides."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.codegen import KernelBuilder, load_text, offset_text
-from ort_cuda_plugin.kernels.layout import Plane, collapse
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.fold import fold
 from ort_cuda_plugin.program.host import HostArray, on_host
-from ort_cuda_plugin.program.lowering import Lowering, Tensor, broadcast_shapes, broadcast_strides
 from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.shapes import broadcast_shapes
 from ort_cuda_plugin.program.steps import Input, Map, used_inputs
 from ort_cuda_plugin.program.symbolic import Dim
+from ort_cuda_plugin.program.tensor import Tensor
 
-__all__ = ["copy_into", "copy_of", "elementwise", "elementwise_into", "full", "launch_map", "loadable", "record"]
+if TYPE_CHECKING:
+    from ort_cuda_plugin.program.lowering import Lowering
 
-AnyMap = TypeVar("AnyMap", bound=Map)
+__all__ = ["copy_into", "copy_of", "elementwise", "elementwise_into", "full", "loadable"]
 
 
 def elementwise(ctx: Lowering, fn: Callable[..., Scalar], *tensors: Tensor) -> Tensor:
@@ -95,66 +95,9 @@ def _record(
 ) -> None:
     inputs = used_inputs(zip(leaves, tensors, strict=True), expressions)
     outputs = tuple(zip(expressions, results, strict=True))
-    record(ctx, Map(ctx.nodes, results[0].shape, loadable(ctx, inputs), outputs), launch_map)
+    ctx.record(Map(ctx.nodes, results[0].shape, loadable(ctx, inputs), outputs))
 
 
 def loadable(ctx: Lowering, inputs: Iterable[Input]) -> tuple[Input, ...]:
     """``inputs`` with their elements on the device, but for single known elements: those become parameters."""
     return tuple((leaf, x if x.size == 1 else ctx.materialize(x)) for leaf, x in inputs)
-
-
-def record(ctx: Lowering, step: AnyMap, launch: Callable[[Lowering, AnyMap], None]) -> None:
-    """Appends a step to the trace. A claim makes its kernel instead: that is where a step can be impossible."""
-    if ctx.is_recording:
-        ctx.trace.steps.append(step)
-    else:
-        launch(ctx, step)
-
-
-def _is_plain_copy(step: Map) -> bool:
-    if len(step.outputs) != 1 or len(step.inputs) != 1 or step.outputs[0][0] is not step.inputs[0][0]:
-        return False
-    source, result = step.inputs[0][1], step.outputs[0][1]
-    return source.shape == result.shape and source.is_contiguous and result.is_contiguous
-
-
-def launch_map(ctx: Lowering, step: Map) -> None:
-    """Makes the kernel of a Map and launches it."""
-    if _is_plain_copy(step):
-        ctx.copy(step.outputs[0][1], step.inputs[0][1])
-        return
-    builder = KernelBuilder()
-    emit = builder.emit
-    loaded: list[Input] = []
-    for leaf, x in step.inputs:
-        element = builder.element(x)
-        if element is None:
-            loaded.append((leaf, x))
-        else:
-            emit.bind(leaf, element)
-    placed = [broadcast_strides(x, step.shape) for _, x in loaded] + [y.strides for _, y in step.outputs]
-    dims, strides = collapse(step.shape, placed)
-    plane = Plane(ctx, builder, dims or [1])
-    names = plane.names if dims else []
-
-    def offset(axes: tuple[Dim, ...]) -> str:
-        return offset_text([(name, builder.stride(s)) for name, s in zip(names, axes, strict=True)])
-
-    pointers = [builder.tensor(x) for _, x in loaded] + [builder.tensor(y, written=True) for _, y in step.outputs]
-    offsets = [offset(axes) for axes in strides]
-    with emit.block(f"if {plane.inside}:"):
-        for (leaf, x), pointer, at in zip(loaded, pointers, offsets, strict=False):
-            emit.bind(leaf, emit.assign(load_text(pointer, at, x.dtype)))
-        stores = zip(step.outputs, pointers[len(loaded) :], offsets[len(loaded) :], strict=True)
-        for (expression, _), pointer, at in stores:
-            emit.store(pointer, at, expression)
-    builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block)
-
-
-_NAME_LENGTH = 40
-
-
-def kernel_name(ctx: Lowering) -> str:
-    """A readable name for the kernels of the nodes being lowered."""
-    names = [node.op_type.lower() for node in ctx.nodes]
-    return "_".join(names)[:_NAME_LENGTH] if names else "elementwise"

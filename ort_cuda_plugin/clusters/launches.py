@@ -1,0 +1,54 @@
+"""From what a cluster's nodes recorded to what its plan holds: outputs placed, the passes, kernels made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..kernels.choose import choose
+from ..kernels.emit import emit
+from ..kernels.packed import pack
+from ..model.ir import Node
+from ..program.lowering import Lowering
+from ..program.passes.run import Watch, run_passes
+from ..program.tensor import BufferKind, Tensor
+from ..program.trace import Recordable
+
+Output = tuple[Tensor, Node | None]
+"""A result of a cluster, and the node that it is of."""
+
+
+def place_outputs(ctx: Lowering, outputs: Sequence[Output]) -> list[Output]:
+    """The outputs in buffers of their own: producers write to them directly where they can, the others are copied."""
+    placed = []
+    for index, (output, node) in enumerate(outputs):
+        ctx.node = node
+        if output.dtype.is_packed:
+            buffer = pack(ctx, output).buffer
+            buffer.kind, buffer.index = BufferKind.OUTPUT, index
+            placed.append((Tensor(output.dtype, output.shape, buffer), node))
+            continue
+        tensor = ctx.materialize(output)
+        if not tensor.is_contiguous:
+            tensor = ctx.contiguous(tensor)
+        buffer = tensor.buffer
+        if buffer.kind is not BufferKind.SCRATCH or tensor.offset != 0 or buffer.nbytes != tensor.nbytes:
+            copy = ctx.empty(tensor.shape, tensor.dtype)
+            ctx.copy(copy, tensor)
+            tensor, buffer = copy, copy.buffer
+        buffer.kind = BufferKind.OUTPUT
+        buffer.index = index
+        placed.append((tensor, node))
+    return placed
+
+
+def make_launches(ctx: Lowering, watch: Watch | None = None) -> list[Recordable]:
+    """What the plan for the steps in ``ctx.trace`` does. ``watch`` sees the steps after each pass, and the launches."""
+    steps = run_passes(ctx.trace.steps, ctx.options.fusion, watch)
+    if ctx.device.libraries:
+        steps = choose(ctx, steps)
+        if watch:
+            watch("choose", steps)
+    launches = emit(ctx, steps)
+    if watch:
+        watch("emitted", launches)
+    return launches

@@ -1,0 +1,73 @@
+"""Shapes and strides: broadcasting, and the fewest dimensions that do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .symbolic import Dim, eq, logical_or, select
+from .tensor import Tensor
+
+if TYPE_CHECKING:
+    from .lowering import Lowering
+
+Strides = tuple[Dim, ...]
+
+
+def broadcast_shapes(ctx: Lowering, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
+    """The shape that all ``shapes`` broadcast to, as ONNX's multidirectional broadcasting (NumPy's) has it.
+
+    A dimension that may be 1 gives ``select(eq(a, 1), b, a)`` and a requirement, not a guard: one plan serves both.
+    """
+    rank = max((len(shape) for shape in shapes), default=0)
+    result: list[Dim] = [1] * rank
+    for shape in shapes:
+        for axis, dim in enumerate(shape, rank - len(shape)):
+            result[axis] = _broadcast_dims(ctx, result[axis], dim)
+    return tuple(result)
+
+
+def _broadcast_dims(ctx: Lowering, a: Dim, b: Dim) -> Dim:
+    if a == b or b == 1:
+        return a
+    if a == 1:
+        return b
+    a_is_1, b_is_1 = eq(a, 1), eq(b, 1)
+    ctx.require(logical_or(eq(a, b), logical_or(a_is_1, b_is_1)), "dimensions cannot be broadcast to each other")
+    if a_is_1 == 0 and b_is_1 == 0:
+        return a if isinstance(a, int) else b
+    if a_is_1 == 0:
+        return a
+    if b_is_1 == 0:
+        return b
+    return select(a_is_1, b, a)
+
+
+def broadcast_strides(x: Tensor, shape: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Strides with which x is read as a tensor of ``shape``, to which it broadcasts: 0 where it is repeated."""
+    lead = len(shape) - x.rank
+    strides: list[Dim] = [0] * lead
+    for dim, stride, target in zip(x.shape, x.strides, shape[lead:], strict=True):
+        strides.append(stride if dim == target else select(eq(dim, 1), 0, stride))
+    return tuple(strides)
+
+
+def collapse(shape: Sequence[Dim], strides: Sequence[Strides]) -> tuple[list[Dim], list[Strides]]:
+    """The fewest dimensions that address the same elements, for tensors that share ``shape``.
+
+    Dimensions of size 1 go, neighbours merge where every tensor's strides provably allow it.
+    """
+    dims: list[Dim] = []
+    kept: list[list[Dim]] = [[] for _ in strides]
+    for axis, dim in enumerate(shape):
+        if dim == 1:
+            continue
+        if dims and all(k[-1] == s[axis] * dim for k, s in zip(kept, strides, strict=True)):
+            dims[-1] = dims[-1] * dim
+            for k, s in zip(kept, strides, strict=True):
+                k[-1] = s[axis]
+        else:
+            dims.append(dim)
+            for k, s in zip(kept, strides, strict=True):
+                k.append(s[axis])
+    return dims, [tuple(k) for k in kept]
