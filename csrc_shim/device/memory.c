@@ -270,8 +270,8 @@ static bool uses_mempool(const request *r) {
 
 static int fail_in_capture(const request *r, ocp_error *error) {
   return ocp_fail(error, ORT_EP_FAIL,
-                  "%zu bytes are wanted while a CUDA graph is captured, when no memory can be taken from the driver: "
-                  "run once without capture before",
+                  "a CUDA graph is being captured and needs %zu bytes, which the driver cannot give during a capture: "
+                  "run once without capture first",
                   r->bytes);
 }
 

@@ -60,7 +60,7 @@ CUresult emu_memcpy_work(const CUDA_MEMCPY3D *params, emu_work **work) {
                    !params->dstY && !params->dstZ && !params->dstLOD && params->WidthInBytes && params->Height == 1 &&
                    params->Depth == 1;
   if (!row)
-    return emu_fail(CUDA_ERROR_INVALID_VALUE, "a copy node of something else than one row within the device");
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "a copy node must copy one row within the device");
   if (!emu_device_range(params->srcDevice, params->WidthInBytes) ||
       !emu_device_range(params->dstDevice, params->WidthInBytes))
     return emu_fail(CUDA_ERROR_INVALID_VALUE, "a copy node leaves its device allocation");
@@ -71,7 +71,7 @@ CUresult emu_memcpy_work(const CUDA_MEMCPY3D *params, emu_work **work) {
 
 CUresult emu_memset_work(const CUDA_MEMSET_NODE_PARAMS *params, emu_work **work) {
   if (params->elementSize != 1 || params->height != 1 || params->width == 0 || params->value > UINT8_MAX)
-    return emu_fail(CUDA_ERROR_INVALID_VALUE, "a memset node of something else than one row of bytes");
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "a memset node must set one row of bytes");
   if (!emu_device_range(params->dst, params->width))
     return emu_fail(CUDA_ERROR_INVALID_VALUE, "a memset node leaves its device allocation");
   const emu_op op = {.kind = EMU_OP_SET, .set = {params->dst, params->width, (unsigned char)params->value}};
@@ -215,7 +215,7 @@ static CUresult check_add(CUgraphNode *node, CUgraph graph, const CUgraphNode *b
     return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < num_before; i++)
     if (!before[i] || before[i]->graph != graph->identity)
-      return emu_fail(CUDA_ERROR_INVALID_VALUE, "a node depends on one of another graph");
+      return emu_fail(CUDA_ERROR_INVALID_VALUE, "a node depends on a node of another graph");
   return CUDA_SUCCESS;
 }
 

@@ -111,7 +111,8 @@ static CUresult check_change(CUgraphExec exec, CUgraphNode node, int type, const
   if (result)
     return result;
   if (!exec || !node || !params || node->graph != exec->identity || node->work->type != type)
-    return emu_fail(CUDA_ERROR_INVALID_VALUE, "the node is no %s node of the graph that was instantiated", names[type]);
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "the node is not a %s node of the graph that was instantiated",
+                    names[type]);
   return CUDA_SUCCESS;
 }
 

@@ -380,7 +380,7 @@ CUresult emu_module_load(CUmodule *out, const void *image, size_t image_bytes) {
     result = keep_symbols(&in, module);
   if (!result && (mprotect(module->mapping, module->code_bytes, PROT_READ | PROT_EXEC) ||
                   mprotect(module->mapping + module->code_bytes, module->constant_bytes, PROT_READ)))
-    result = emu_fail(CUDA_ERROR_UNKNOWN, "the system does not allow to map kernel code as executable");
+    result = emu_fail(CUDA_ERROR_UNKNOWN, "the system does not allow kernel code to be mapped as executable");
   free(in.placed);
   if (result) {
     destroy(module);

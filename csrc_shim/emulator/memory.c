@@ -74,7 +74,7 @@ CUresult emu_mem_free_host(void *address) {
   if (result || (result = emu_capture_unsafe()))
     return result;
   if (!emu_heap_free(&emu.pinned, (uint64_t)address))
-    return emu_fail(CUDA_ERROR_INVALID_VALUE, "%p is no page-locked allocation", address);
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "%p is not a page-locked allocation", address);
   atomic_fetch_sub(&emu.live, 1);
   return emu_lost();
 }

@@ -156,7 +156,7 @@ CUresult emu_mem_pool_create(CUmemoryPool *pool, const CUmemPoolProps *props) {
   if (!pool || !props || props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED ||
       props->location.type != CU_MEM_LOCATION_TYPE_DEVICE || props->location.id < 0 ||
       props->location.id >= (int)emu.config.num_devices)
-    return emu_fail(CUDA_ERROR_INVALID_VALUE, "a memory pool is of pinned allocations on one device");
+    return emu_fail(CUDA_ERROR_INVALID_VALUE, "a memory pool must hold pinned allocations of one device");
   struct CUmemPoolHandle_st *made = calloc(1, sizeof *made);
   if (!made)
     return CUDA_ERROR_OUT_OF_MEMORY;

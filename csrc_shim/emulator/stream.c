@@ -157,7 +157,7 @@ CUresult emu_stream_get_ctx(CUstream stream, CUcontext *context) {
     known = other == stream && !other->destroyed;
   *context = known ? stream->device : NULL;
   pthread_mutex_unlock(&list);
-  return known ? CUDA_SUCCESS : emu_fail(CUDA_ERROR_INVALID_HANDLE, "%p is no stream", (void *)stream);
+  return known ? CUDA_SUCCESS : emu_fail(CUDA_ERROR_INVALID_HANDLE, "%p is not a stream", (void *)stream);
 }
 
 CUresult emu_stream_synchronize(CUstream stream) {

@@ -44,7 +44,7 @@ static const char *get_version(const OrtEpFactory *factory) {
 static int64_t registered_handle(const OrtEpFactory *factory, ocp_error *error) {
   const int64_t handle = ocp_factory_handle(factory);
   if (!handle)
-    ocp_fail(error, ORT_FAIL, "%s: the library was unregistered; get its devices anew after registering it again",
+    ocp_fail(error, ORT_FAIL, "%s: the library was unregistered; register it again and get its devices again",
              OCP_EP_NAME);
   return handle;
 }

@@ -190,7 +190,7 @@ static bool version_of(const char *real, char version[16]) {
 static void *open_libpython(const char *interpreter, ocp_error *error) {
   char real[PATH_MAX], version[16], path[PATH_MAX + 64];
   if (!realpath(interpreter, real) || !version_of(real, version)) {
-    ocp_fail(error, ORT_FAIL, "%s is no interpreter of Python 3.11 or newer", interpreter);
+    ocp_fail(error, ORT_FAIL, "%s is not an interpreter of Python 3.11 or newer", interpreter);
     return NULL;
   }
   parent(real);
@@ -261,7 +261,7 @@ static int start_own_python(python_api *api, const char *folder, ocp_error *erro
                       OCP_EP_NAME, folder);
     if (configured[0] != '/')
       return ocp_fail(error, ORT_FAIL,
-                      "ORT_CUDA_PLUGIN_PYTHON: %s is no absolute path, and the working folder is not trusted",
+                      "ORT_CUDA_PLUGIN_PYTHON: %s is not an absolute path, and the working folder is not trusted",
                       configured);
     if (!exists(configured))
       return ocp_fail(error, ORT_FAIL, "ORT_CUDA_PLUGIN_PYTHON: %s cannot be executed", configured);

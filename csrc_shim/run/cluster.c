@@ -208,8 +208,8 @@ static int check_handles(const ocp_cluster *cluster, const ocp_plan *plan, ocp_e
   if (!in_range(plan->kernels, h->num_kernels, cluster->num_kernels) ||
       !in_range(plan->weights, h->num_weights, cluster->num_weights) ||
       !in_range(plan->problems, h->num_problems, cluster->num_problems))
-    return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: %s has not the kernels, weights or problems that it names",
-                    cluster->name);
+    return ocp_fail(error, ORT_INVALID_GRAPH,
+                    "invalid plan: it names kernels, weights or problems that %s does not have", cluster->name);
   for (uint32_t i = 0; i < h->num_records; i++) {
     const ocp_plan_record *record = &plan->records[i];
     if (record->kind == OCP_RECORD_LAUNCH &&

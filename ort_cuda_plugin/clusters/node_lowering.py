@@ -75,7 +75,7 @@ def symbolic_input(
     contradict what the model says.
     """
     if value.dtype is None:
-        raise Unsupported("dtype", f"{value.name!r} is no tensor")
+        raise Unsupported("dtype", f"{value.name!r} is not a tensor")
     if not value.dtype.is_supported:
         raise Unsupported("dtype", f"{value.name!r} has element type {value.dtype.name}")
     known = value.shape

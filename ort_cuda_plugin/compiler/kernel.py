@@ -30,7 +30,7 @@ class KernelSpec:
     `ort_cuda_plugin.compiler.intrinsics`, ``cuda``, ``libdevice``, ``math`` and the sized number types.
     ``launch_bounds`` is the number of threads of the blocks it is launched with (0: unknown).
 
-    Raises ValueError for a name that is no identifier and for an unknown parameter type.
+    Raises ValueError for a name that is not an identifier and for an unknown parameter type.
     """
 
     name: str
@@ -43,7 +43,7 @@ class KernelSpec:
             raise ValueError(f"kernel name {self.name!r} is not an identifier")
         for entry in self.signature:
             if not type_pattern.fullmatch(entry):
-                raise ValueError(f"kernel {self.name!r}: {entry!r} is no parameter type")
+                raise ValueError(f"kernel {self.name!r}: {entry!r} is not a parameter type")
 
     @cached_property
     def digest(self) -> str:

@@ -38,7 +38,7 @@ class TrustedFolder:
 
     def __init__(self, path: Path) -> None:
         if not path.is_absolute():
-            raise Untrusted("it is no absolute path, and the working folder is not trusted")
+            raise Untrusted("it is not an absolute path, and the working folder is not trusted")
         walk = _Walk()
         try:
             walk.go(path)
@@ -111,7 +111,7 @@ def append_to_file(path: Path, data: bytes) -> None:
 def _check_file(descriptor: int) -> os.stat_result:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
-        raise Untrusted("it is no file")
+        raise Untrusted("it is not a regular file")
     _check_owner(status, "it")
     _check_writers(status, "it")
     return status

@@ -75,7 +75,7 @@ class FusedNode:
         """
         memory = ffi.new("ocp_plan_memory *")
         if not core().cluster_memory(self.pointer, memory):
-            raise RuntimeError("no Run has ended whose memory could be told")
+            raise RuntimeError("no Run has ended yet that used this memory")
         return int(memory.planned), int(memory.alive_at_once)
 
     def close(self) -> None:

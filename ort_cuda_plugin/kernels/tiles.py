@@ -78,7 +78,7 @@ def indent(text: str, levels: int) -> str:
 
 
 def log2(value: int) -> int:
-    """Raises ValueError where value is no power of two."""
+    """Raises ValueError unless value is a power of two."""
     if value <= 0 or value & (value - 1):
         raise ValueError(f"{value} is not a power of two")
     return value.bit_length() - 1

@@ -114,7 +114,7 @@ class DType(enum.Enum):
         Raises InvalidModel where there is none, Unsupported where the device has no such type.
         """
         if number not in DType._value2member_map_:
-            raise InvalidModel(f"{number} is the number of no element type")
+            raise InvalidModel(f"no element type has the number {number}")
         dtype = DType(number)
         if not dtype.is_supported:
             raise Unsupported("dtype", f"{what} {dtype.name}")

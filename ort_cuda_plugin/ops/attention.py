@@ -35,7 +35,7 @@ def split_heads(ctx: Lowering, x: Tensor, heads: int | None) -> Tensor:
     if x.rank != 3 or not heads or heads < 0:
         raise InvalidModel(f"attention over a tensor of rank {x.rank} with {heads} heads")
     size = floordiv(x.shape[2], heads)
-    ctx.require(eq(size * heads, x.shape[2]), "the hidden size is no multiple of the number of heads")
+    ctx.require(eq(size * heads, x.shape[2]), "the hidden size is not a multiple of the number of heads")
     return permute(ctx, reshape(ctx, x, [x.shape[0], x.shape[1], heads, size]), (0, 2, 1, 3))
 
 

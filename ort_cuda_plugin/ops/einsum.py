@@ -25,7 +25,7 @@ _term_pattern = re.compile(r"[A-Za-z]*(\.\.\.[A-Za-z]*)?")
 def _labels(term: str, rank: int) -> Labels:
     """One label per dimension; those that "..." stands for are "...0", "...1", ... from the last one on."""
     if not _term_pattern.fullmatch(term):
-        raise InvalidModel(f"Einsum: {term!r} is no list of labels")
+        raise InvalidModel(f"Einsum: {term!r} is not a list of labels")
     before, ellipsis, after = term.partition("...")
     hidden = rank - len(before) - len(after)
     if hidden < 0 or (hidden and not ellipsis):

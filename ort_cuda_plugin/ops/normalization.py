@@ -92,7 +92,7 @@ def stash(x: Scalar, stash_type: int) -> Scalar:
 
 def _check_stash(stash_type: int) -> None:
     if stash_type not in (DType.FLOAT32.onnx, DType.FLOAT64.onnx, DType.FLOAT16.onnx, DType.BFLOAT16.onnx):
-        raise InvalidModel(f"stash_type {stash_type} is no floating-point type")
+        raise InvalidModel(f"stash_type {stash_type} is not a floating-point type")
 
 
 def layer_norm(
@@ -220,7 +220,7 @@ def _group_norm(
     """x [N, C, ...] normalized per sample and group of channels; affine: scale and bias, [groups, 1 or C / groups]."""
     _check_stash(stash_type)
     depth = floordiv(x.shape[1], groups)
-    ctx.require(eq(depth * groups, x.shape[1]), "GroupNormalization: the channels are no multiple of the groups")
+    ctx.require(eq(depth * groups, x.shape[1]), "GroupNormalization: the channels are not a multiple of the groups")
     trailing = [1] * (x.rank - 2)
     placed = [ctx.view(y, (*y.shape, *trailing), (*y.strides, *([0] * len(trailing))), y.offset) for y in affine]
 

@@ -157,7 +157,7 @@ def col2im(
         ctx.require(lt(0, dim), "Col2Im with an empty image or block")
     count, size = window.count(ctx), product(block)
     channels = floordiv(x.shape[1], size)
-    ctx.require(eq(channels * size, x.shape[1]), "Col2Im: the rows are no multiple of the size of a block")
+    ctx.require(eq(channels * size, x.shape[1]), "Col2Im: the rows are not a multiple of the size of a block")
     ctx.require(eq(product(count), x.shape[2]), "Col2Im: another number of columns than blocks")
     reduction = MAX if x.dtype is DType.BOOL else SUM
 

@@ -106,7 +106,7 @@ _extreme("ReduceMin", lambda row, x: row.reduce(MIN, x))
 
 def _arg(ctx: Lowering, x: Tensor, axis: int, keepdims: int, last: int, largest: bool) -> Tensor:
     axis = normalize_axis(axis, x.rank)
-    ctx.require(x.shape[axis], f"the index of an extreme of no elements (axis {axis})")
+    ctx.require(x.shape[axis], f"the index of an extreme along axis {axis}, which has no elements")
     find = (arg_max if largest else arg_min)(bool(last))
     return reduce(ctx, lambda row, e: row.reduce_all(find, e, row.index)[1], x, [axis], keepdims != 0)
 

@@ -97,7 +97,7 @@ def _inferred_dim(ctx: Lowering, x: Tensor, dims: Sequence[Dim], allow_zero: boo
             return quotient
     no_elements = eq(others, 0)
     if not allow_zero:
-        ctx.require(ne(others, 0), "Reshape to a shape with -1 and an empty dimension, which tell no size")
+        ctx.require(ne(others, 0), "Reshape to a shape with -1 and an empty dimension, which leaves a size open")
     given, wanted = _size_of_filled(x.shape), _size_of_filled(dims)
     filled = floordiv(given, wanted)
     ctx.require(select(no_elements, eq(filled * wanted, given), 1), "Reshape to another number of elements")

@@ -387,7 +387,7 @@ def center_crop_pad(ctx: Lowering, x: T, shape: HostTensor, *, axes: tuple[int, 
 def depth_to_space(ctx: Lowering, x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
     n, c, h, w = _image(x)
     depth = c // (blocksize * blocksize)
-    ctx.require(eq(depth * blocksize * blocksize, c), "DepthToSpace: channels are no multiple of the squared block")
+    ctx.require(eq(depth * blocksize * blocksize, c), "DepthToSpace: channels are not a multiple of the squared block")
     if mode == "DCR":
         parted = reshape(ctx, x, [n, blocksize, blocksize, depth, h, w])
         moved = permute(ctx, parted, (0, 3, 4, 1, 5, 2))
@@ -403,8 +403,8 @@ def depth_to_space(ctx: Lowering, x: Tensor, *, blocksize: int, mode: str = "DCR
 def space_to_depth(ctx: Lowering, x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
     n, c, h, w = _image(x)
     height, width = h // blocksize, w // blocksize
-    ctx.require(eq(height * blocksize, h), "SpaceToDepth: the height is no multiple of the block")
-    ctx.require(eq(width * blocksize, w), "SpaceToDepth: the width is no multiple of the block")
+    ctx.require(eq(height * blocksize, h), "SpaceToDepth: the height is not a multiple of the block")
+    ctx.require(eq(width * blocksize, w), "SpaceToDepth: the width is not a multiple of the block")
     parted = reshape(ctx, x, [n, c, height, blocksize, width, blocksize])
     orders = {"DCR": (0, 3, 5, 1, 2, 4), "CRD": (0, 1, 3, 5, 2, 4)}
     if mode not in orders:

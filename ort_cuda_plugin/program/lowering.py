@@ -289,7 +289,7 @@ class Lowering:
         if known is not None:
             return known
         if not (x.dtype.is_integer or x.dtype is DType.BOOL):
-            raise Unsupported("dtype", f"{what} has element type {x.dtype.name}, which is no integer type")
+            raise Unsupported("dtype", f"{what} has element type {x.dtype.name}, which is not an integer type")
         buffer, positions = x.buffer, x.positions()
         elements = floordiv(buffer.nbytes, x.dtype.itemsize)
         if buffer.kind is not BufferKind.INPUT and buffer.deferred_host is None:
@@ -338,7 +338,7 @@ class Lowering:
         element; they are the operator's word. Nothing may be guarded on what was read back: see `guard`.
         """
         if not (x.dtype.is_integer or x.dtype is DType.BOOL):
-            raise Unsupported("dtype", f"{what} has element type {x.dtype.name}, which is no integer type")
+            raise Unsupported("dtype", f"{what} has element type {x.dtype.name}, which is not an integer type")
         count = x.size
         if not isinstance(count, int):
             raise Unsupported("shape", f"{what} has a number of elements that is not known before the Run")

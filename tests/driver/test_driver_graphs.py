@@ -160,7 +160,7 @@ def test_only_kernel_nodes_of_the_same_graph_can_change(device: Device, kernels:
         graphs.append(end(device, stream))
     change = ffi.new("CUDA_KERNEL_NODE_PARAMS *")
     for node in (graphs[0].nodes()[1], graphs[1].nodes()[0]):
-        with pytest.raises(CudaError, match="is no kernel node of the graph"):
+        with pytest.raises(CudaError, match="is not a kernel node of the graph"):
             device.call("GraphExecKernelNodeSetParams", graphs[0].exec, node, change)
     for graph in graphs:
         graph.destroy()

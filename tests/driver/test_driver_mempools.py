@@ -210,7 +210,7 @@ def test_a_use_after_the_free_is_found_by_the_checking_mode() -> None:
 def test_properties_and_attributes_are_checked(emulated: Device) -> None:
     pool, stream = Pool(emulated), emulated.stream()
     props = ffi.new("CUmemPoolProps *")
-    refuses(lambda: emulated.call("MemPoolCreate", ffi.new("CUmemoryPool *"), props), "of pinned allocations on one")
+    refuses(lambda: emulated.call("MemPoolCreate", ffi.new("CUmemoryPool *"), props), "hold pinned allocations of one")
     refuses(lambda: pool.get(1), "memory pool attribute 1 is not emulated")
     refuses(lambda: pool.alloc(0, stream), "INVALID_VALUE")
     handle = pool.handle

@@ -94,7 +94,7 @@ def test_sessions_share_the_application_s_stream(device: Device, stream: Stream)
 
 
 def test_a_stream_that_the_driver_does_not_know_is_an_error_that_names_the_option() -> None:
-    with pytest.raises(Exception, match=r"user_compute_stream=0xdead0: .*is no stream"):
+    with pytest.raises(Exception, match=r"user_compute_stream=0xdead0: .*is not a stream"):
         session_with(user_compute_stream="0xdead0")
 
 

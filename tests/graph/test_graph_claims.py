@@ -60,7 +60,7 @@ def one_node(**changes: object) -> Graph:
         ({"unreadable_attributes": ("body",)}, "attribute", "'body' has an unsupported type"),
         ({"has_subgraphs": True}, "control-flow", "subgraphs"),
         ({"inputs": (Value("s", DType.STRING, ("n",)),) * 2}, "dtype", "'s' has element type STRING"),
-        ({"inputs": (Value("q", None, None),) * 2}, "dtype", "'q' is no tensor"),
+        ({"inputs": (Value("q", None, None),) * 2}, "dtype", "'q' is not a tensor"),
         ({"inputs": (Value("u", DType.FLOAT32, None),) * 2}, "shape", "the rank of 'u' is not known"),
         ({"inputs": (Value("a", DType.FLOAT32, (2,)), Value("b", DType.FLOAT32, (3,)))}, "shape", "broadcast"),
         (

@@ -85,7 +85,7 @@ def test_an_index_outside_a_shape_gives_0_as_on_the_device(index: int) -> None:
 def test_the_number_of_no_element_type_is_an_error_with_a_reason() -> None:
     assert DType.of_attribute(1) is DType.FLOAT32
     for number in (0, -1, 99, 2**32):
-        with pytest.raises(InvalidModel, match=f"{number} is the number of no element type"):
+        with pytest.raises(InvalidModel, match=f"no element type has the number {number}"):
             DType.of_attribute(number)
     with pytest.raises(Unsupported, match="a cast to STRING"):
         DType.of_attribute(8, "a cast to")

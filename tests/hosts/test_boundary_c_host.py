@@ -192,7 +192,7 @@ def test_a_relative_interpreter_is_refused(
     library = Path(shutil.copy(get_library_path(), tmp_path))
     done = run(host, library, hostile.folder, ORT_CUDA_PLUGIN_PYTHON=interpreter)
     assert done.returncode == 1
-    assert f"ORT_CUDA_PLUGIN_PYTHON: {interpreter} is no absolute path" in done.stderr
+    assert f"ORT_CUDA_PLUGIN_PYTHON: {interpreter} is not an absolute path" in done.stderr
     assert hostile.ran() == []
 
 

@@ -178,7 +178,7 @@ def test_a_relative_folder_is_not_used(
     monkeypatch.chdir(tmp_path)
     cache = KernelCache(Path("cache"))
     cache.store("key", image(10))
-    assert "kernel cache cache is not used: it is no absolute path" in caplog.text
+    assert "kernel cache cache is not used: it is not an absolute path" in caplog.text
     assert not list(tmp_path.iterdir())
 
 
@@ -388,9 +388,9 @@ def test_a_manifest_that_others_could_have_written_is_neither_read_nor_written(
     exchange(path)  # type: ignore[operator]
     monkeypatch.setenv("ORT_CUDA_PLUGIN_KERNEL_MANIFEST", str(path))
     monkeypatch.setattr(kernel_library, "recorded", set())
-    with pytest.raises(OSError, match=r"it belongs to|can write to it|symbolic link|it is no file|No such device"):
+    with pytest.raises(OSError, match=r"it belongs to|can write to it|symbolic link|not a regular file|No such device"):
         kernel_library.record_specs([spec_number(1)])
-    with pytest.raises(OSError, match=r"it belongs to|can write to it|symbolic link|it is no file"):
+    with pytest.raises(OSError, match=r"it belongs to|can write to it|symbolic link|it is not a regular file"):
         read_manifest(path)
 
 
