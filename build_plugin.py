@@ -49,13 +49,17 @@ EXPORTS = "{ global: CreateEpFactories; ReleaseEpFactory; local: *; };\n"
 ABI_HEADER = SOURCES / "base" / "ort_abi.h"
 #: Headers whose types Python may use, in an order in which each finds what it needs.
 BRIDGE_HEADERS = [
+    "base/error.h",
+    "base/counters.h",
     "driver/driver.h",
-    "base/core.h",
-    "device/arena_config.h",
     "emulator/emulator.h",
-    "run/executor.h",
-    "plan/slab.h",
+    "device/arena_options.h",
     "vendor/problem.h",
+    "plan/slab.h",
+    "run/input.h",
+    "run/cluster.h",
+    "run/executor.h",
+    "run/plan_memory.h",
     "python/tables.h",
 ]
 

@@ -6,7 +6,12 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "base/error.h"
+#include "device/device.h"
+#include "device/devices.h"
 #include "device/memory.h"
+#include "device/stream.h"
+#include "driver/driver.h"
 
 enum { PAIRS = 200000, BATCHES = 20, MOST_THREADS = 4 };
 

@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "ort_cuda_plugin"
+SOURCES = ROOT / "csrc_shim"
 
 
 # ---- Python ----
@@ -120,3 +121,84 @@ def test_python_faults_are_found(tmp_path: Path, file: str, text: str, fault: st
     with (copy / file).open("a") as appended:
         appended.write(f"\n{text}\n")
     assert any(fault in found for found in python_faults(copy))
+
+
+# ---- C ----
+
+
+def c_rooms() -> dict[str, int]:
+    """The folders of csrc_shim, with the numbers of their lines from the top."""
+    listing = (ROOT / "docs" / "architecture.md").read_text().split("\n csrc_shim/ ->")[1].split("\n        ^")[0]
+    return {name: number for number, name in enumerate(re.findall(r"^   (\w+)/", listing, flags=re.M))}
+
+
+def c_plain(text: str) -> str:
+    """The code of a C file without its comments."""
+    return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+
+
+def c_faults(sources: Path) -> list[str]:
+    """Includes that point up or at no room, functions that the header of another room declares, and headers that
+    include each other in a circle."""
+    rooms = c_rooms()
+    faults = []
+    headers: dict[str, list[str]] = {}
+    declared: list[tuple[str, str]] = []
+    defined: dict[str, str] = {}
+    for path in sorted(sources.rglob("*.[ch]")):
+        place = str(path.relative_to(sources))
+        room, text = path.parent.name, c_plain(path.read_text())
+        included = re.findall(r'^ *# *include *"([^"]+)"', text, flags=re.MULTILINE)
+        for target in included:
+            other = target.split("/")[0]
+            if missing := {room, other} - rooms.keys():
+                faults.append(f"{place}: {missing.pop()} is no room")
+            elif rooms[room] > rooms[other]:
+                faults.append(f"{place}: {room} includes {target}, which is above it")
+        if path.suffix == ".h":
+            headers[place] = included
+            declared += [(name, room) for name in re.findall(r"\b((?:ocp|emu)_\w+)\([^{}]*?\)[^{};]*;", text)]
+        else:
+            functions = re.findall(r"^(?!static)\w[\w *]*?\b((?:ocp|emu)_\w+)\([^;{}]*\) \{", text, flags=re.MULTILINE)
+            defined |= dict.fromkeys(functions, room)
+    for function, room in declared:
+        if defined.get(function, room) != room:
+            faults.append(f"{room} declares {function}, which {defined[function]} has")
+    try:
+        TopologicalSorter(headers).prepare()
+    except CycleError as error:
+        faults.append(f"a circle: {' <- '.join(error.args[1])}")
+    return faults
+
+
+def test_c_includes_point_down() -> None:
+    assert c_faults(SOURCES) == []
+
+
+def test_c_rooms_are_those_that_there_are() -> None:
+    assert c_rooms().keys() == {path.name for path in SOURCES.iterdir() if path.is_dir()}
+    assert not list(SOURCES.glob("*.[ch]"))
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "fault"),
+    [
+        ("device/memory.c", '#include "ort/capture.h"', "device includes ort/capture.h"),
+        (
+            "driver/driver.h",
+            '#  include "emulator/emulator.h" /* the other one */',
+            "driver includes emulator/emulator.h",
+        ),
+        ("run/executor.c", '#include "python/host.h"', "run includes python/host.h"),
+        ("device/stream.h", '#include "vendor/problem.h"', "device includes vendor/problem.h"),
+        ("device/memory.c", '#include "misc/thing.h"', "misc is no room"),
+        ("device/device.h", '#include "device/stream.h"', "a circle: "),
+        ("base/error.h", "const ocp_core *ocp_core_table(\n    void);", "base declares ocp_core_table, which ort has"),
+    ],
+)
+def test_c_faults_are_found(tmp_path: Path, file: str, text: str, fault: str) -> None:
+    copy = tmp_path / "csrc_shim"
+    shutil.copytree(SOURCES, copy)
+    with (copy / file).open("a") as appended:
+        appended.write(f"\n{text}\n")
+    assert any(fault in found for found in c_faults(copy))

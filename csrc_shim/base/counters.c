@@ -1,4 +1,4 @@
-#include "base/core.h"
+#include "base/counters.h"
 
 _Atomic int64_t ocp_counters[OCP_NUM_COUNTERS];
 

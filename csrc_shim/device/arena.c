@@ -3,6 +3,8 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "device/order.h"
+
 /* How many chunks of a bin are looked at from either end. Passing over a usable one costs memory and never correctness:
  * the newest are warm in caches, the oldest the likeliest to be unused. */
 enum { MAX_LOOKS = 8 };
@@ -13,6 +15,17 @@ size_t ocp_arena_round(size_t bytes, size_t redzone) {
 }
 
 /* ---- bins: one for each size up to 8 units of 256 bytes, then eight per doubling ---- */
+
+/* An allocation of that many bytes. */
+static void count_allocation(ocp_memory_stats *stats, size_t size) {
+  const int64_t bytes = (int64_t)size;
+  stats->num_allocs++;
+  stats->in_use += bytes;
+  if (stats->in_use > stats->max_in_use)
+    stats->max_in_use = stats->in_use;
+  if (bytes > stats->max_alloc_size)
+    stats->max_alloc_size = bytes;
+}
 
 static unsigned bin_of(size_t size) {
   const uint64_t units = size / OCP_ARENA_ALIGNMENT;
@@ -182,7 +195,7 @@ static void hand_out(ocp_arena *arena, ocp_chunk *chunk, size_t size) {
   chunk->handed_out = true;
   if (is_too_large(arena, chunk, size))
     cut(arena, chunk, size);
-  ocp_memory_stats_take(&arena->stats, chunk->size);
+  count_allocation(&arena->stats, chunk->size);
 }
 
 ocp_chunk *ocp_arena_take(ocp_pool *pool, ocp_arena *arena, size_t size, const ocp_stream *taker, bool *blocked) {
@@ -303,7 +316,7 @@ bool ocp_arena_expect_pooled(ocp_arena *arena, size_t size) {
 
 void ocp_arena_pooled(ocp_arena *arena, size_t size, bool given) {
   if (given)
-    ocp_memory_stats_take(&arena->stats, size);
+    count_allocation(&arena->stats, size);
   else
     arena->pooled_bytes -= (int64_t)size;
 }

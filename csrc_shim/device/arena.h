@@ -7,8 +7,10 @@
 #ifndef OCP_DEVICE_ARENA_H
 #define OCP_DEVICE_ARENA_H
 
+#include "device/arena_options.h"
 #include "device/chunk_table.h"
 #include "device/pool.h"
+#include "device/stream.h"
 
 enum { OCP_ARENA_ALIGNMENT = 256, OCP_ARENA_BINS = 320 };
 #define OCP_ARENA_MAX_BYTES ((size_t)1 << 47)

@@ -1,13 +1,18 @@
 /* Device and pinned memory: what the arenas have, else the driver; and what is done when neither has enough. */
 #define _GNU_SOURCE /* PTHREAD_MUTEX_ADAPTIVE_NP */
+#include "device/memory.h"
+
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/counters.h"
+#include "base/process.h"
 #include "device/arena.h"
+#include "device/chunk_table.h"
 #include "device/mempool.h"
-#include "emulator/emulator.h"
-#include "ort/capture.h"
+#include "device/order.h"
+#include "device/wait.h"
 
 /* ---- pools ---- */
 
@@ -52,8 +57,7 @@ void ocp_pool_destroy(ocp_pool *pool) {
   free(pool);
 }
 
-void ocp_pool_configure(ocp_device *device, int memory, const ocp_arena_config *config) {
-  ocp_pool *pool = device->pool;
+void ocp_pool_configure(ocp_pool *pool, int memory, const ocp_arena_config *config) {
   ocp_arena *arena = pool->arenas[memory];
   pthread_mutex_lock(&pool->lock);
   if (config->initial_chunk_size_bytes != arena->config.initial_chunk_size_bytes)
@@ -212,6 +216,9 @@ typedef struct request {
   bool reserve, exactly;
 } request;
 
+/* Whether the driver wants to hear of it. */
+static bool is_reported(const request *r) { return r->device->driver->ReuseMemory && r->memory == OCP_DEVICE_MEMORY; }
+
 /* Takes a chunk without a call of the driver. */
 static ocp_chunk *take(const request *r, bool *blocked) {
   ocp_pool *pool = r->device->pool;
@@ -232,8 +239,8 @@ static CUresult add_region(const request *r, ocp_chunk **chunk) {
   pthread_mutex_unlock(&pool->lock);
   uint64_t address = 0;
   CUresult result = bytes ? driver_alloc(r->device->driver, r->memory, bytes, &address) : CUDA_ERROR_OUT_OF_MEMORY;
-  if (result == CUDA_SUCCESS && r->device->emulated && r->memory == OCP_DEVICE_MEMORY)
-    ocp_emu_reuse(address, 0, bytes, NULL); /* nothing of it is allocated until it is handed out */
+  if (result == CUDA_SUCCESS && is_reported(r))
+    r->device->driver->ReuseMemory(address, 0, bytes, NULL); /* nothing of it is allocated until it is handed out */
   pthread_mutex_lock(&pool->lock);
   *chunk = result == CUDA_SUCCESS ? ocp_arena_add_region(arena, address, bytes, r->size) : NULL;
   if (!*chunk) {
@@ -279,7 +286,7 @@ static int fetch_or_make_room(request *r, uint64_t *address, size_t *size, ocp_e
   ocp_device *device = r->device;
   if (r->bytes > OCP_ARENA_MAX_BYTES)
     return out_of_memory(device, r->memory, r->bytes, error);
-  if (ocp_capture_is_active() || (r->stream && atomic_load(&r->stream->capturing)))
+  if (ocp_run_memory_is_captured() || (r->stream && atomic_load(&r->stream->capturing)))
     return fail_in_capture(r, error);
   if (ocp_device_enter(device, error) != ORT_OK)
     return error->code;
@@ -314,11 +321,12 @@ static int allocate(request *r, uint64_t *address, ocp_error *error) {
   error->code = ORT_OK;
   if (atomic_load_explicit(&ocp_forked, memory_order_relaxed))
     return ocp_fail(error, ORT_EP_FAIL, "%s", OCP_FORKED_TEXT);
-  if ((*address = ocp_capture_reuse(device, r->memory, r->bytes)))
+  if ((*address = ocp_run_memory_reuse(device, r->memory, r->bytes)))
     return ORT_OK;
-  const bool checked = device->emulated && r->memory == OCP_DEVICE_MEMORY;
+  const ocp_driver *driver = device->driver;
+  const bool reported = is_reported(r);
   if (r->bytes <= OCP_ARENA_MAX_BYTES)
-    r->size = ocp_arena_round(r->bytes, checked ? ocp_emu_redzone() : 0);
+    r->size = ocp_arena_round(r->bytes, reported ? driver->RedZone() : 0);
   bool blocked = false;
   ocp_chunk *chunk = r->bytes > OCP_ARENA_MAX_BYTES || r->reserve || uses_mempool(r) ? NULL : take(r, &blocked);
   if (chunk) {
@@ -329,12 +337,12 @@ static int allocate(request *r, uint64_t *address, ocp_error *error) {
     return error->code;
   }
   count_bytes(r->memory, (int64_t)size);
-  if (!ocp_capture_allocated(device, r->memory, *address, size)) {
+  if (!ocp_run_memory_allocated(device, r->memory, *address, size)) {
     ocp_pool_free(device, r->memory, *address, NULL);
     *address = 0;
     return ocp_fail(error, ORT_FAIL, "out of host memory");
   }
-  if (checked && ocp_emu_reuse(*address, r->bytes ? r->bytes : 1, size, r->stream ? r->stream->handle : NULL))
+  if (reported && driver->ReuseMemory(*address, r->bytes ? r->bytes : 1, size, r->stream ? r->stream->handle : NULL))
     ocp_stream_enqueued(r->stream);
   return ORT_OK;
 }
@@ -366,7 +374,7 @@ static ocp_region *give(ocp_pool *pool, int memory, ocp_chunk *chunk) {
 
 bool ocp_pool_free(ocp_device *device, int memory, uint64_t address, ocp_stream *stream) {
   if (address == 0 || atomic_load_explicit(&ocp_forked, memory_order_relaxed) ||
-      ocp_capture_keeps(device, memory, address))
+      ocp_run_memory_keeps(device, memory, address))
     return true;
   ocp_pool *pool = device->pool;
   ocp_region *unused = NULL;
@@ -392,6 +400,16 @@ bool ocp_pool_free(ocp_device *device, int memory, uint64_t address, ocp_stream 
   const bool of_mempool = ocp_mempool_free(device, address, stream, &size);
   count_bytes(memory, -(int64_t)size);
   return of_mempool;
+}
+
+void ocp_run_memory_release(ocp_run_memory *memory) {
+  for (ocp_run_block *b = memory->blocks, *next; b; b = next) {
+    next = b->next;
+    if (b->freed)
+      ocp_pool_free(memory->device, b->memory, b->address, NULL);
+    free(b);
+  }
+  memory->blocks = NULL;
 }
 
 /* ---- statistics ---- */

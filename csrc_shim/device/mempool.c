@@ -3,6 +3,8 @@
 #include <stdlib.h>
 
 #include "device/arena.h"
+#include "device/chunk_table.h"
+#include "device/order.h"
 
 struct ocp_mempool {
   pthread_mutex_t lock; /* held in driver calls */

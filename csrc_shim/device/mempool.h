@@ -3,7 +3,12 @@
 #ifndef OCP_DEVICE_MEMPOOL_H
 #define OCP_DEVICE_MEMPOOL_H
 
+#include "base/error.h"
+#include "device/arena_options.h"
+#include "device/device.h"
 #include "device/pool.h"
+#include "device/stream.h"
+#include "driver/driver.h"
 
 ocp_mempool *ocp_mempool_create(void);          /* NULL: out of host memory */
 void ocp_mempool_destroy(ocp_mempool *mempool); /* of one that was never used */

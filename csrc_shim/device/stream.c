@@ -1,10 +1,11 @@
-/* Streams, and what is known of their progress. */
+#include "device/stream.h"
+
 #include <stdlib.h>
 
+#include "base/counters.h"
+#include "base/process.h"
+#include "device/order.h"
 #include "device/pool.h"
-#include "ort/capture.h"
-#include "ort/memory.h"
-#include "vendor/problem.h"
 
 /* All streams of all devices by their handle; few, so a list. */
 static pthread_mutex_t all_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -70,11 +71,11 @@ ocp_stream *ocp_stream_of_handle(const ocp_device *device, void *handle) {
   return latest->stream;
 }
 
-ocp_stream *ocp_stream_of_impl(const OrtSyncStreamImpl *impl) {
+ocp_stream *ocp_stream_of_state(ocp_stream_slot_id slot, const void *state) {
   ocp_stream *found = NULL;
   pthread_mutex_lock(&all_lock);
   for (size_t i = 0; i < num_streams && !found; i++)
-    found = &all_streams[i]->ort == impl ? all_streams[i] : NULL;
+    found = all_streams[i]->slots[slot].state == state ? all_streams[i] : NULL;
   pthread_mutex_unlock(&all_lock);
   return found;
 }
@@ -112,7 +113,6 @@ static int make(ocp_device *device, CUstream handle, ocp_stream **out, ocp_error
   priv->next = device->pool->streams;
   device->pool->streams = stream;
   pthread_mutex_unlock(&device->pool->lock);
-  ocp_ort_init_stream(stream);
   ocp_count(OCP_STREAMS_LIVE, 1);
   *out = stream;
   return ORT_OK;
@@ -169,8 +169,6 @@ static bool leave(ocp_stream *stream) {
   return last;
 }
 
-static int synchronize(ocp_stream *stream, ocp_error *error);
-
 void ocp_stream_release(ocp_stream *stream) {
   if (!stream || atomic_load(&ocp_forked) || !leave(stream))
     return;
@@ -179,8 +177,10 @@ void ocp_stream_release(ocp_stream *stream) {
   ocp_error ignored;
   /* Memory freed on the stream counts as finished when the stream is gone, so it must be. */
   if (ocp_device_enter_to_release(device))
-    synchronize(stream, &ignored);
-  ocp_library_release_stream(stream);
+    ocp_stream_wait(stream, &ignored);
+  for (int i = 0; i < OCP_NUM_SLOTS; i++)
+    if (stream->slots[i].state && stream->slots[i].release)
+      stream->slots[i].release(stream->slots[i].state);
   pthread_mutex_lock(&pool->streams_lock);
   pthread_mutex_lock(&pool->lock);
   ocp_stream **link = &pool->streams;
@@ -196,122 +196,28 @@ void ocp_stream_release(ocp_stream *stream) {
   free(stream);
 }
 
-static uint64_t load(const atomic_ullong *number) { return atomic_load_explicit(number, memory_order_acquire); }
-static void store(atomic_ullong *number, uint64_t value) { atomic_store_explicit(number, value, memory_order_release); }
-
-/* Whether this thread is in a Run; its address names the thread. */
-static _Thread_local bool in_run;
-
-void ocp_run_started(void) { in_run = true; }
-
-void ocp_run_ended(ocp_device *device, bool waited) {
-  in_run = false;
-  if (waited)
-    return;
-  ocp_pool *pool = device->pool;
-  pthread_mutex_lock(&pool->lock);
-  for (ocp_stream *stream = pool->streams; stream; stream = stream->priv->next)
-    if (stream->priv->run == &in_run)
-      stream->priv->run = NULL;
-  pthread_mutex_unlock(&pool->lock);
-}
-
-void ocp_pool_advance(ocp_pool *pool, ocp_stream *stream) {
-  struct ocp_stream_private *priv = stream->priv;
-  const void *run = in_run ? &in_run : NULL;
-  uint64_t number = ++pool->sequence;
-  store(&priv->enqueued, number);
-  if (load(&priv->pending_from) == OCP_IDLE) {
-    store(&priv->pending_from, number);
-    priv->run = run;
-  } else if (priv->run != run) {
-    priv->run = NULL;
-  }
-}
-
-/* Under lock: all work of the stream up to a number has finished. */
-static void set_completed(ocp_stream *stream, uint64_t up_to) {
-  struct ocp_stream_private *priv = stream->priv;
-  if (load(&priv->enqueued) <= up_to)
-    store(&priv->pending_from, OCP_IDLE);
-  else if (load(&priv->pending_from) <= up_to)
-    store(&priv->pending_from, up_to + 1);
-}
-
-static bool was_waited_for(const ocp_stream *taker, const ocp_stream *stream, uint64_t up_to) {
-  const struct ocp_stream_private *priv = taker->priv;
-  for (unsigned i = 0; i < priv->num_waited && i < OCP_MAX_WAITED; i++)
-    if (priv->waited[i].id == stream->priv->id)
-      return priv->waited[i].position >= up_to || priv->waited[i].position >= load(&stream->priv->enqueued);
-  return false;
-}
-
-bool ocp_pool_is_finished(const ocp_pool *pool, uint64_t stream_id, uint64_t up_to, const ocp_stream *taker) {
-  if (taker && stream_id == taker->priv->id)
-    return true;
-  for (const ocp_stream *stream = pool->streams; stream; stream = stream->priv->next)
-    if (stream != taker && (stream_id == 0 || stream_id == stream->priv->id) &&
-        load(&stream->priv->pending_from) <= up_to && !(taker && was_waited_for(taker, stream, up_to)))
-      return false;
-  return true;
-}
-
-void ocp_stream_waits(ocp_stream *stream, uint64_t id, uint64_t up_to) {
-  struct ocp_stream_private *priv = stream->priv;
-  pthread_mutex_lock(&stream->device->pool->lock);
-  unsigned slot = 0;
-  while (slot < priv->num_waited && slot < OCP_MAX_WAITED && priv->waited[slot].id != id)
-    slot++;
-  if (slot == priv->num_waited || slot == OCP_MAX_WAITED)
-    slot = priv->num_waited++ % OCP_MAX_WAITED;
-  else if (priv->waited[slot].position > up_to)
-    up_to = priv->waited[slot].position;
-  priv->waited[slot].id = id;
-  priv->waited[slot].position = up_to;
-  pthread_mutex_unlock(&stream->device->pool->lock);
-}
-
-void ocp_stream_enqueued(ocp_stream *stream) {
-  ocp_pool *pool = stream->device->pool;
-  pthread_mutex_lock(&pool->lock);
-  ocp_pool_advance(pool, stream);
-  pthread_mutex_unlock(&pool->lock);
-}
-
-uint64_t ocp_stream_position(const ocp_stream *stream) { return load(&stream->priv->enqueued); }
-
-bool ocp_stream_is_idle(const ocp_stream *stream) { return load(&stream->priv->pending_from) == OCP_IDLE; }
-
-static void completed(ocp_stream *stream, uint64_t up_to) {
-  ocp_pool *pool = stream->device->pool;
-  pthread_mutex_lock(&pool->lock);
-  set_completed(stream, up_to);
-  pthread_mutex_unlock(&pool->lock);
-}
-
-void ocp_stream_completed(ocp_device *device, uint64_t id, uint64_t up_to) {
-  pthread_mutex_lock(&device->pool->lock);
-  for (ocp_stream *stream = device->pool->streams; stream; stream = stream->priv->next)
-    if (stream->priv->id == id)
-      set_completed(stream, up_to);
-  pthread_mutex_unlock(&device->pool->lock);
-}
-
 /* On a lost device nothing runs any more: what uses memory there has finished, too. */
 static bool is_lost(const ocp_device *device) { return atomic_load_explicit(&device->lost, memory_order_relaxed); }
 
-static int synchronize(ocp_stream *stream, ocp_error *error) {
+int ocp_stream_wait(ocp_stream *stream, ocp_error *error) {
   ocp_device *device = stream->device;
   uint64_t position = ocp_stream_position(stream);
   CUresult result = device->driver->StreamSynchronize(stream->handle);
   const int code = result == CUDA_SUCCESS ? ORT_OK : ocp_device_fail(device, result, "cuStreamSynchronize", error);
   if (code == ORT_OK || is_lost(device))
-    completed(stream, position);
+    ocp_stream_set_completed(stream, position);
   return code;
 }
 
+void ocp_stream_query(ocp_stream *stream) {
+  const ocp_device *device = stream->device;
+  const uint64_t position = ocp_stream_position(stream);
+  if (device->driver->StreamQuery(stream->handle) == CUDA_SUCCESS || is_lost(device))
+    ocp_stream_set_completed(stream, position);
+}
+
 int ocp_stream_synchronize(ocp_stream *stream, ocp_error *error) {
-  return ocp_device_enter(stream->device, error) == ORT_OK ? synchronize(stream, error) : error->code;
+  return ocp_device_enter(stream->device, error) == ORT_OK ? ocp_stream_wait(stream, error) : error->code;
 }
 
 bool ocp_stream_is_captured(const ocp_stream *stream) {
@@ -379,73 +285,6 @@ void ocp_stream_end_turn(ocp_stream *stream) {
     priv->sharing--;
   pthread_cond_broadcast(&priv->turn_ended);
   pthread_mutex_unlock(&priv->turn_lock);
-}
-
-static bool is_busy(const ocp_stream *stream) { return !ocp_stream_is_idle(stream); }
-
-/* Under lock: whether the calling thread can have heard of work that the stream has. */
-static bool is_known_to_be_busy(const ocp_stream *stream) {
-  const void *run = stream->priv->run;
-  return is_busy(stream) && (!run || run == &in_run);
-}
-
-/* The stream after `stream`, or the first one, for which that holds; streams_lock is held, so that it lives. */
-static ocp_stream *next_stream(ocp_pool *pool, const ocp_stream *stream, bool (*holds)(const ocp_stream *)) {
-  pthread_mutex_lock(&pool->lock);
-  ocp_stream *next = stream ? stream->priv->next : pool->streams;
-  while (next && !holds(next))
-    next = next->priv->next;
-  pthread_mutex_unlock(&pool->lock);
-  return next;
-}
-
-void ocp_pool_poll(ocp_device *device) {
-  if (ocp_capture_is_active())
-    return; /* a query would end the capture */
-  ocp_pool *pool = device->pool;
-  pthread_mutex_lock(&pool->streams_lock);
-  for (ocp_stream *stream = NULL; (stream = next_stream(pool, stream, is_busy));) {
-    if (!ocp_stream_try_turn(stream))
-      continue;
-    uint64_t position = ocp_stream_position(stream);
-    if (device->driver->StreamQuery(stream->handle) == CUDA_SUCCESS || is_lost(device))
-      completed(stream, position);
-    ocp_stream_end_turn(stream);
-  }
-  pthread_mutex_unlock(&pool->streams_lock);
-}
-
-/* Waits for the streams for which that holds, except for one that is being captured: it does no work. */
-static int synchronize_streams(ocp_device *device, bool (*holds)(const ocp_stream *), ocp_error *error) {
-  ocp_pool *pool = device->pool;
-  int code = ORT_OK;
-  pthread_mutex_lock(&pool->streams_lock);
-  for (ocp_stream *stream = NULL; code == ORT_OK && (stream = next_stream(pool, stream, holds));) {
-    if (!ocp_stream_try_turn(stream))
-      continue;
-    code = synchronize(stream, error);
-    ocp_stream_end_turn(stream);
-  }
-  pthread_mutex_unlock(&pool->streams_lock);
-  return code;
-}
-
-int ocp_pool_synchronize(ocp_device *device, ocp_error *error) { return synchronize_streams(device, is_busy, error); }
-
-int ocp_device_synchronize(ocp_device *device, ocp_error *error) {
-  return ocp_device_enter(device, error) == ORT_OK ? ocp_pool_synchronize(device, error) : error->code;
-}
-
-int ocp_device_settle(ocp_device *device, ocp_error *error) {
-  if (ocp_device_enter(device, error) != ORT_OK)
-    return error->code;
-  ocp_pool *pool = device->pool;
-  pthread_mutex_lock(&pool->lock); /* mostly there is nothing to wait for, nor need for the other lock */
-  const ocp_stream *stream = pool->streams;
-  while (stream && !is_known_to_be_busy(stream))
-    stream = stream->priv->next;
-  pthread_mutex_unlock(&pool->lock);
-  return stream ? synchronize_streams(device, is_known_to_be_busy, error) : ORT_OK;
 }
 
 static ocp_stream *take_idle(ocp_pool *pool) {

@@ -1,12 +1,17 @@
 /* The weight store: device copies of constants, keyed by device and content, shared by all clusters of the process.
  * States are weights that Runs write: nobody shares them. */
+#include "device/weights.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
-#include "run/executor.h"
+#include "base/counters.h"
+#include "device/memory.h"
+#include "device/order.h"
+#include "device/stream.h"
 
 typedef struct content_hash {
   uint64_t low, high;

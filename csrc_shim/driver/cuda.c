@@ -1,5 +1,5 @@
 /* The table over NVIDIA's driver: libcuda.so.1, each member under the versioned name whose signature driver.h has. */
-#include "driver/driver.h"
+#include "driver/cuda.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -122,5 +122,5 @@ const ocp_driver *ocp_driver_cuda(const char **why) {
   return &table;
 }
 
-_Static_assert(sizeof(ocp_driver) == (sizeof members / sizeof *members + 1) * sizeof(void *),
-               "every member has a symbol; ModuleLoadData is the one that is wrapped");
+_Static_assert(offsetof(ocp_driver, LastErrorText) == (sizeof members / sizeof *members + 1) * sizeof(void *),
+               "every member of CUDA's has a symbol; ModuleLoadData is the one that is wrapped");

@@ -1,11 +1,12 @@
 /* The subset of the CUDA driver API that the plugin calls, as one table.
  *
  * Two implementations exist: the real driver, resolved from libcuda.so.1 (cuda.c), and the emulated device
- * (emu_*.c). Members have the names, signatures and error codes of the CUDA driver API without the "cu" prefix, so that
- * every caller reads as CUDA code and none of them knows which device it talks to. */
+ * (the folder emulator). Members have the names, signatures and error codes of the CUDA driver API without the "cu"
+ * prefix, so that every caller reads as CUDA code and none of them knows which device it talks to. */
 #ifndef OCP_DRIVER_DRIVER_H
 #define OCP_DRIVER_DRIVER_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -216,12 +217,16 @@ typedef struct ocp_driver {
   CUresult (*GraphLaunch)(CUgraphExec exec, CUstream stream);
   CUresult (*GraphExecDestroy)(CUgraphExec exec);
   CUresult (*GraphDestroy)(CUgraph graph);
+
+  /* ---- what CUDA has not; NULL where a driver has not either ---- */
+  /* What the calling thread's last call failed for, in words; empty where the code says it all. */
+  const char *(*LastErrorText)(void);
+  /* Tells the driver that an allocator of ours gives `held` bytes of its memory a new use of `bytes` bytes: what was
+   * written before no longer counts, and what is beyond them is not allocated. Happens in the order of the stream, or
+   * at once for NULL. True when something was enqueued there. */
+  bool (*ReuseMemory)(CUdeviceptr address, size_t bytes, size_t held, CUstream stream);
+  /* Bytes that such an allocator leaves unused after each use, so that overruns are seen. */
+  size_t (*RedZone)(void);
 } ocp_driver;
-
-/* The real driver, or NULL with the reason (which library, which symbol) in *why. Thread safe; resolved once. */
-const ocp_driver *ocp_driver_cuda(const char **why);
-
-/* The emulated devices, as configured by ocp_emu_configure. Never NULL. */
-const ocp_driver *ocp_driver_emulator(void);
 
 #endif

@@ -36,7 +36,7 @@ CUresult emu_fail(CUresult code, const char *format, ...) {
   return code;
 }
 
-const char *ocp_emu_last_error(void) { return last_error; }
+const char *emu_last_error(void) { return last_error; }
 
 /* ---- configuration ---- */
 

@@ -7,6 +7,7 @@
 /* config.c */
 CUresult emu_ctx_set_current(CUcontext context);
 CUresult emu_ctx_get_current(CUcontext *context);
+const char *emu_last_error(void);
 
 /* memory.c */
 CUresult emu_mem_get_info(size_t *free_bytes, size_t *total_bytes);
@@ -18,6 +19,8 @@ CUresult emu_memcpy_h2d(CUdeviceptr dst, const void *src, size_t bytes, CUstream
 CUresult emu_memcpy_d2h(void *dst, CUdeviceptr src, size_t bytes, CUstream stream);
 CUresult emu_memcpy_d2d(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream);
 CUresult emu_memset_d8(CUdeviceptr dst, unsigned char value, size_t count, CUstream stream);
+bool emu_reuse(CUdeviceptr address, size_t bytes, size_t held, CUstream stream);
+size_t emu_redzone(void);
 
 /* mempool.c */
 CUresult emu_mem_pool_create(CUmemoryPool *pool, const CUmemPoolProps *props);

@@ -2,9 +2,10 @@
 #ifndef OCP_EMULATOR_EMULATOR_H
 #define OCP_EMULATOR_EMULATOR_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "driver/driver.h"
 
 typedef struct ocp_emu_config {
   uint32_t num_devices;  /* 1 .. 8 */
@@ -14,6 +15,9 @@ typedef struct ocp_emu_config {
   uint32_t check;        /* 1: the checking mode; needs kernels compiled with checks */
   uint64_t seed;
 } ocp_emu_config;
+
+/* The emulated devices, as configured below. Never NULL. */
+const ocp_driver *ocp_driver_emulator(void);
 
 /* Sets the configuration. Deferred work runs first. The number of devices and their memory can change only while no
  * memory, stream, event, module or graph of theirs is alive; no other thread may use the devices meanwhile. Returns 0,
@@ -28,20 +32,10 @@ void ocp_emu_get_config(ocp_emu_config *config);
  * also makes the launch fail with CUDA_ERROR_ILLEGAL_ADDRESS or CUDA_ERROR_LAUNCH_FAILED, as compute-sanitizer's
  * --error-exitcode would. */
 int ocp_emu_num_findings(void);
-/* What the last call of this thread failed for, in words: the symbol that a kernel object misses, the range that a copy
- * left. Empty where the code says it all. */
-const char *ocp_emu_last_error(void);
 /* Copies finding `index` into text; returns its length, or -1. */
 int ocp_emu_finding(int index, char *text, size_t text_bytes);
 /* Forgets the findings and the sticky errors of the devices. */
 void ocp_emu_clear_findings(void);
-
-/* Tells the checking mode that an allocator of ours gives `held` bytes of its memory a new use of `bytes` bytes: what
- * was written before no longer counts, and what is beyond them is not allocated. Happens in the order of the stream (a
- * CUstream), or at once for NULL. Whether something was enqueued there. */
-bool ocp_emu_reuse(uint64_t address, size_t bytes, size_t held, void *stream);
-/* Bytes that such an allocator leaves unused after each use, so that overruns are seen; 0 without the checking mode. */
-size_t ocp_emu_redzone(void);
 
 /* The host alias of an emulated device address, for the twins of library calls; NULL when the range is not allocated.
  */

@@ -110,7 +110,7 @@ CUresult emu_enter(emu_device **device);
 CUresult emu_leave(void);
 CUresult emu_lost(void);
 CUresult emu_start(void); /* reserves the address space on the first call */
-/* Keeps the message for ocp_emu_last_error and returns code. */
+/* Keeps the message for emu_last_error and returns code. */
 CUresult emu_fail(CUresult code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* ---- loader.c, symbols.c ---- */
@@ -149,7 +149,7 @@ typedef struct emu_op {
       uint64_t bytes;
       unsigned char value;
     } set;
-    struct { /* checking mode: see ocp_emu_reuse */
+    struct { /* checking mode: see emu_reuse */
       uint64_t address;
       uint64_t bytes, held;
     } reuse;

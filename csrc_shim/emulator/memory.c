@@ -147,9 +147,9 @@ CUresult emu_memset_d8(CUdeviceptr dst, unsigned char value, size_t count, CUstr
   return emu_enqueue(emu_stream_of(device, stream), &op);
 }
 
-size_t ocp_emu_redzone(void) { return emu.config.check ? EMU_GRANULE : 0; }
+size_t emu_redzone(void) { return emu.config.check ? EMU_GRANULE : 0; }
 
-bool ocp_emu_reuse(uint64_t address, size_t bytes, size_t held, void *stream) {
+bool emu_reuse(CUdeviceptr address, size_t bytes, size_t held, CUstream stream) {
   if (!emu.config.check || bytes > held || !emu_device_range(address, held))
     return false;
   emu_op op = {.kind = EMU_OP_REUSE, .reuse = {address, bytes, held}};

@@ -237,6 +237,9 @@ static const ocp_driver table = {
     .GraphLaunch = emu_graph_launch,
     .GraphExecDestroy = emu_graph_exec_destroy,
     .GraphDestroy = emu_graph_destroy,
+    .LastErrorText = emu_last_error,
+    .ReuseMemory = emu_reuse,
+    .RedZone = emu_redzone,
 };
 
 const ocp_driver *ocp_driver_emulator(void) { return &table; }

@@ -1,11 +1,18 @@
-/* OrtMemoryInfo and OrtAllocator over the arenas. */
+#include "ort/allocator.h"
+
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "device/pool.h"
-#include "ort/memory.h"
+#include "base/host.h"
+#include "base/process.h"
+#include "device/arena_options.h"
+#include "device/arena_settings.h"
+#include "device/device.h"
+#include "device/devices.h"
+#include "device/memory.h"
+#include "ort/place.h"
 
 /* ---- OrtMemoryInfo ---- */
 
@@ -41,14 +48,6 @@ typedef struct ort_allocator {
   int ordinal, memory;
   _Atomic(ocp_device *) device;
 } ort_allocator;
-
-static void log_text(OrtLoggingLevel level, const char *text, const char *function) {
-  if (!ocp_logger)
-    return;
-  OrtStatus *status = ocp_api->Logger_LogMessage(ocp_logger, level, text, __FILE__, __LINE__, function);
-  if (status)
-    ocp_api->ReleaseStatus(status);
-}
 
 /* An allocator cannot say why it gives nothing. The log does, and so does the first call of ours that meets the tensor.
  */
@@ -95,7 +94,7 @@ static void *give(uint64_t address, const ocp_error *error) {
     ocp_error *failure = last_failure(/*make=*/true);
     if (failure)
       *failure = *error;
-    log_text(ORT_LOGGING_LEVEL_ERROR, error->text, "Alloc");
+    ocp_log(ORT_LOGGING_LEVEL_ERROR, error->text, "Alloc");
   }
   return (void *)(uintptr_t)address;
 }
@@ -128,8 +127,8 @@ static void allocator_free(OrtAllocator *this_, void *address) {
   ocp_device *device = open_device(allocator, &ignored);
   /* Without a stream: ORT frees when the last user is enqueued, and does not say on which streams. */
   if (device && !ocp_pool_free(device, allocator->memory, (uint64_t)(uintptr_t)address, NULL))
-    log_text(ORT_LOGGING_LEVEL_ERROR, "an address that this allocator did not hand out, or that was freed before",
-             "Free");
+    ocp_log(ORT_LOGGING_LEVEL_ERROR, "an address that this allocator did not hand out, or that was freed before",
+            "Free");
 }
 
 static const OrtMemoryInfo *allocator_info(const OrtAllocator *this_) {
@@ -201,7 +200,7 @@ static int configure(const ort_allocator *allocator, const OrtKeyValuePairs *opt
   if (ocp_arena_configure(allocator->emulated, allocator->ordinal, allocator->memory, ours, our_values, num_ours,
                           warning, error) == ORT_OK &&
       *warning)
-    log_text(ORT_LOGGING_LEVEL_WARNING, warning, "CreateAllocator");
+    ocp_log(ORT_LOGGING_LEVEL_WARNING, warning, "CreateAllocator");
   return error->code;
 }
 

@@ -3,16 +3,12 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "device/pool.h"
-
-/* Memory that a tracked Run got: the last warm one, and the captured one, which finds what it needs there. */
-typedef struct block {
-  struct block *next;
-  uint64_t address;
-  size_t bytes;
-  int memory;
-  bool freed; /* in the Run, so that it stays with the graph */
-} block;
+#include "base/counters.h"
+#include "base/process.h"
+#include "device/memory.h"
+#include "device/order.h"
+#include "device/run_memory.h"
+#include "driver/driver.h"
 
 /* One annotation id on one thread. */
 typedef struct captured {
@@ -21,7 +17,7 @@ typedef struct captured {
   uint32_t warm_runs;
   unsigned computations; /* of the latest Run */
   CUgraphExec exec;      /* NULL: not captured yet */
-  block *blocks;
+  ocp_run_memory memory; /* of the last warm Run, and of the captured one, which finds what it needs there */
 } captured;
 
 /* What one thread has of one EP. */
@@ -50,38 +46,10 @@ struct ocp_capture {
 static pthread_mutex_t links = PTHREAD_MUTEX_INITIALIZER;
 static pthread_key_t thread_key; /* the list of the thread's */
 static bool has_thread_key;
-/* Whose Run this thread is in, and whether that is tracked. */
-static _Thread_local ocp_capture_thread *running, *tracked;
-/* Tracked Runs, for memory that another thread frees; guarded by active_lock. */
-enum { MAX_ACTIVE = 64 };
-static ocp_capture_thread *active[MAX_ACTIVE];
-static atomic_uint num_active;
-static pthread_mutex_t active_lock = PTHREAD_MUTEX_INITIALIZER;
+/* Whose Run this thread is in. */
+static _Thread_local ocp_capture_thread *running;
 
 /* ---- graphs ---- */
-
-/* What the Run still holds at its end is its owner's. */
-static void forget_held(captured *entry) {
-  for (block **link = &entry->blocks, *b; (b = *link);) {
-    if (b->freed) {
-      link = &b->next;
-      continue;
-    }
-    *link = b->next;
-    free(b);
-  }
-}
-
-/* Gives back what the Run freed; what it still holds is its owner's. */
-static void free_blocks(ocp_device *device, captured *entry) {
-  for (block *b = entry->blocks, *next; b; b = next) {
-    next = b->next;
-    if (b->freed)
-      ocp_pool_free(device, b->memory, b->address, NULL);
-    free(b);
-  }
-  entry->blocks = NULL;
-}
 
 /* Back to cold. */
 static void drop_graph(ocp_device *device, captured *entry) {
@@ -89,7 +57,7 @@ static void drop_graph(ocp_device *device, captured *entry) {
     device->driver->GraphExecDestroy(entry->exec);
   if (entry->exec)
     ocp_count(OCP_GRAPHS_LIVE, -1);
-  free_blocks(device, entry);
+  ocp_run_memory_release(&entry->memory);
   entry->exec = NULL;
   entry->warm_runs = 0;
 }
@@ -257,104 +225,37 @@ int ocp_capture_stream(ocp_capture *capture, ocp_stream **stream, ocp_error *err
   return thread ? ORT_OK : error->code;
 }
 
-/* ---- memory ---- */
-
-bool ocp_capture_is_active(void) { return tracked && tracked->captures; }
-
-uint64_t ocp_capture_reuse(const ocp_device *device, int memory, size_t bytes) {
-  ocp_capture_thread *thread = tracked;
-  if (!thread || thread->owner->device != device)
-    return 0;
-  pthread_mutex_lock(&active_lock);
-  block *best = NULL;
-  for (block *b = thread->active->blocks; b; b = b->next)
-    if (b->freed && b->memory == memory && b->bytes >= bytes && (!best || b->bytes < best->bytes))
-      best = b;
-  if (best)
-    best->freed = false;
-  pthread_mutex_unlock(&active_lock);
-  return best ? best->address : 0;
-}
-
-bool ocp_capture_allocated(const ocp_device *device, int memory, uint64_t address, size_t bytes) {
-  ocp_capture_thread *thread = tracked;
-  if (!thread || thread->owner->device != device)
-    return true;
-  block *b = malloc(sizeof *b);
-  if (!b)
-    return false;
-  pthread_mutex_lock(&active_lock);
-  *b = (block){.next = thread->active->blocks, .address = address, .bytes = bytes, .memory = memory};
-  thread->active->blocks = b;
-  pthread_mutex_unlock(&active_lock);
-  return true;
-}
-
-bool ocp_capture_keeps(const ocp_device *device, int memory, uint64_t address) {
-  if (atomic_load_explicit(&num_active, memory_order_relaxed) == 0)
-    return false;
-  bool kept = false;
-  pthread_mutex_lock(&active_lock);
-  for (int i = 0; i < MAX_ACTIVE && !kept; i++) {
-    if (!active[i] || active[i]->owner->device != device)
-      continue;
-    for (block *b = active[i]->active->blocks; b && !kept; b = b->next)
-      if (b->address == address && b->memory == memory && !b->freed)
-        kept = b->freed = true;
-  }
-  pthread_mutex_unlock(&active_lock);
-  return kept;
-}
-
 /* ---- Runs ---- */
 
-void ocp_capture_computed(const ocp_stream *stream, bool succeeded) {
+void ocp_capture_computed(ocp_stream *stream, bool succeeded) {
   if (running) {
     running->computations++;
     if (!succeeded)
       atomic_store(&running->failed, true);
   } else if (!succeeded && atomic_load_explicit(&stream->capturing, memory_order_relaxed)) {
     /* ORT runs nodes on other threads, too, where the session asks for that. */
-    pthread_mutex_lock(&active_lock);
-    for (int i = 0; i < MAX_ACTIVE; i++)
-      if (active[i] && active[i]->stream == stream)
-        atomic_store(&active[i]->failed, true);
-    pthread_mutex_unlock(&active_lock);
+    atomic_store(&stream->capture_failed, true);
   }
 }
 
 static int activate(ocp_capture_thread *thread, captured *entry, bool captures, ocp_error *error) {
-  int place = MAX_ACTIVE;
-  pthread_mutex_lock(&active_lock);
-  for (int i = 0; i < MAX_ACTIVE; i++)
-    place = active[i] || place < MAX_ACTIVE ? place : i;
-  if (place < MAX_ACTIVE) {
-    active[place] = thread;
-    thread->active = entry;
-    thread->captures = captures;
-  }
-  pthread_mutex_unlock(&active_lock);
-  if (place == MAX_ACTIVE)
-    return ocp_fail(error, ORT_FAIL, "more than %d threads capture CUDA graphs at once", MAX_ACTIVE);
-  atomic_fetch_add(&num_active, 1);
-  tracked = thread;
-  if (captures)
+  if (ocp_run_memory_watch(&entry->memory, thread->owner->device, captures, error) != ORT_OK)
+    return error->code;
+  thread->active = entry;
+  thread->captures = captures;
+  if (captures) {
+    atomic_store(&thread->stream->capture_failed, false);
     atomic_store(&thread->stream->capturing, true);
+  }
   return ORT_OK;
 }
 
 static void deactivate(ocp_capture_thread *thread) {
-  pthread_mutex_lock(&active_lock);
-  for (int i = 0; i < MAX_ACTIVE; i++)
-    if (active[i] == thread)
-      active[i] = NULL;
+  ocp_run_memory_unwatch(&thread->active->memory);
   thread->active = NULL;
   if (thread->captures)
     atomic_store(&thread->stream->capturing, false);
   thread->captures = false;
-  pthread_mutex_unlock(&active_lock);
-  atomic_fetch_sub(&num_active, 1);
-  tracked = NULL;
 }
 
 /* The thread's entry for an annotation id, made where there is none yet; NULL: out of memory. */
@@ -420,7 +321,10 @@ static int begin_run(ocp_capture_thread *thread, int id, ocp_error *error) {
   return code;
 }
 
-void ocp_capture_forget_run(void) { running = tracked = NULL; }
+void ocp_capture_forget_run(void) {
+  running = NULL;
+  ocp_run_memory_forget();
+}
 
 int ocp_capture_run_start(ocp_capture *capture, int id, ocp_error *error) {
   ocp_capture_thread *thread = this_thread(capture, error);
@@ -464,13 +368,14 @@ static int take_graph(ocp_capture_thread *thread, captured *entry, ocp_error *er
   CUresult result = ocp_stream_end_capture(thread->stream, &graph);
   deactivate(thread);
   const bool ended = result == CUDA_SUCCESS;
-  const bool complete = !atomic_load(&thread->failed) && thread->computations == entry->computations;
+  const bool complete = !atomic_load(&thread->failed) && !atomic_load(&thread->stream->capture_failed) &&
+                        thread->computations == entry->computations;
   if (ended && complete)
     result = device->driver->GraphInstantiate(&exec, graph, 0);
   if (graph)
     device->driver->GraphDestroy(graph);
   entry->exec = exec;
-  forget_held(entry);
+  ocp_run_memory_forget_held(&entry->memory);
   if (exec)
     ocp_count(OCP_GRAPHS_LIVE, 1);
   else
@@ -502,7 +407,7 @@ static void end_warm_run(ocp_capture_thread *thread, captured *entry) {
     drop_graph(thread->owner->device, entry);
     return;
   }
-  forget_held(entry);
+  ocp_run_memory_forget_held(&entry->memory);
   entry->warm_runs++;
   entry->computations = thread->computations;
 }

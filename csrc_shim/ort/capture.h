@@ -6,7 +6,9 @@
 #ifndef OCP_ORT_CAPTURE_H
 #define OCP_ORT_CAPTURE_H
 
-#include "device/memory.h"
+#include "base/error.h"
+#include "device/device.h"
+#include "device/stream.h"
 
 #define OCP_NO_CAPTURE (-1) /* the annotation id of Runs that are never captured */
 
@@ -35,16 +37,6 @@ void ocp_capture_release(ocp_capture *capture, int id);
 
 /* ---- for who enqueues ---- */
 /* Notes a computation on the stream: a captured Run that lacks one, or in which one failed, gives no graph. */
-void ocp_capture_computed(const ocp_stream *stream, bool succeeded);
-
-/* ---- for who hands out memory ---- */
-/* Whether the calling thread is capturing: calls that may wait for the device are not allowed then. */
-bool ocp_capture_is_active(void);
-/* Memory that the Run which this thread captures has freed, of at least so many bytes, or 0. */
-uint64_t ocp_capture_reuse(const ocp_device *device, int memory, size_t bytes);
-/* That Run got memory. False: out of host memory. */
-bool ocp_capture_allocated(const ocp_device *device, int memory, uint64_t address, size_t bytes);
-/* Whether the memory that is being freed stays with the Run that is being captured, on whatever thread. */
-bool ocp_capture_keeps(const ocp_device *device, int memory, uint64_t address);
+void ocp_capture_computed(ocp_stream *stream, bool succeeded);
 
 #endif

@@ -4,8 +4,14 @@
 
 #include <stdlib.h>
 
+#include "base/host.h"
+#include "device/stream.h"
+#include "device/wait.h"
+#include "ort/allocator.h"
 #include "ort/capture.h"
-#include "ort/memory.h"
+#include "ort/stream.h"
+#include "run/executor.h"
+#include "run/input.h"
 
 enum { INPUTS_ON_STACK = 32 };
 

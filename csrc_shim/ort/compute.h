@@ -1,17 +1,15 @@
-/* ORT's views of computation: OrtNodeComputeInfo of a compiled cluster, and the kernel registry of the EP. */
+/* OrtNodeComputeInfo of a compiled cluster. */
 #ifndef OCP_ORT_COMPUTE_H
 #define OCP_ORT_COMPUTE_H
 
-#include "run/executor.h"
+#include "base/error.h"
+#include "device/device.h"
+#include "run/cluster.h"
 
 /* The compute info of a fused node. Inputs and outputs of the cluster are those of the fused node, in its order. The
  * cluster stays the caller's, and must live until ocp_compute_info_release. NULL with the error when out of memory. */
 OrtNodeComputeInfo *ocp_compute_info_create(ocp_cluster *cluster, ocp_device *device, uint32_t num_inputs,
                                             uint32_t num_outputs, ocp_error *error);
 void ocp_compute_info_release(OrtNodeComputeInfo *info);
-
-/* For OrtEp::GetKernelRegistry: MemcpyFromHost and MemcpyToHost for every tensor type. One for the process, made on
- * first use and never released, since sessions refer to it. */
-int ocp_kernel_registry(const OrtKernelRegistry **out, ocp_error *error);
 
 #endif

@@ -1,9 +1,15 @@
 /* The two functions that the library exports. Plain C that answers with a status even where there is no Python. */
-#include "ort/factory.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "base/error.h"
+#include "base/host.h"
+#include "ort/factory.h"
+#include "ort/table.h"
+#include "python/host.h"
+#include "python/start.h"
+#include "python/tables.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -40,7 +46,7 @@ static int use_host(const OrtApiBase *api_base, ocp_error *error) {
 
 static OrtStatus *create_factory(const char *registered_name, const OrtLogger *logger, OrtEpFactory **out) {
   ocp_error error = {0};
-  if (ocp_python_start(&error) != ORT_OK)
+  if (ocp_python_start(ocp_core_table(), &error) != ORT_OK)
     return ocp_status(&error);
   const ocp_python *python = ocp_python_call(&error);
   if (!python)

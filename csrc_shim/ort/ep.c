@@ -1,13 +1,21 @@
 /* OrtEp. Claims and compilation go to Python; everything that can happen in a Run is C. A slot left NULL means what
  * ORT does by default: the factory's allocators, no profiler, no resource budget. */
-#include "ort/capture.h"
-#include "ort/compute.h"
-#include "ort/factory.h"
-#include "ort/memory.h"
+#include "ort/ep.h"
 
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
+
+#include "base/error.h"
+#include "base/host.h"
+#include "device/device.h"
+#include "device/order.h"
+#include "device/stream.h"
+#include "ort/capture.h"
+#include "ort/compute.h"
+#include "ort/kernels.h"
+#include "ort/stream.h"
+#include "python/host.h"
 
 typedef struct ocp_ep {
   OrtEp ort; /* first member: ORT's view */
@@ -85,8 +93,8 @@ static OrtStatus *create_sync_stream(OrtEp *ep, const OrtMemoryDevice *memory_de
     ocp_stream_share(stream);
   else
     ocp_stream_create(self(ep)->config.device, &stream, &error);
-  if (stream)
-    *out = &stream->ort;
+  if (stream && !(*out = ocp_ort_stream_view(stream, &error)))
+    ocp_stream_release(stream);
   return ocp_status(&error);
 }
 

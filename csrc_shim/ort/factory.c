@@ -1,8 +1,17 @@
 /* OrtEpFactory. What decides goes to Python; what only answers is C. */
 #include "ort/factory.h"
-#include "ort/memory.h"
 
 #include <stdlib.h>
+
+#include "base/error.h"
+#include "base/host.h"
+#include "device/devices.h"
+#include "ort/allocator.h"
+#include "ort/ep.h"
+#include "ort/memory.h"
+#include "ort/stream.h"
+#include "python/host.h"
+#include "python/tables.h"
 
 #ifndef OCP_VERSION /* build_plugin.py takes it from the package */
 #define OCP_VERSION "0.0.0"

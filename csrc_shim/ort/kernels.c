@@ -1,10 +1,15 @@
 /* The kernel registry of the EP: MemcpyFromHost and MemcpyToHost, which ORT inserts where a CPU node and a node of ours
  * meet inside a graph. */
+#include "ort/kernels.h"
+
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "ort/compute.h"
+#include "base/host.h"
+#include "device/device.h"
+#include "device/stream.h"
 #include "ort/memory.h"
+#include "ort/stream.h"
 
 /* One more than the newest ONNXTensorElementDataType. */
 enum { NUM_TYPES = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E8M0 + 1 };

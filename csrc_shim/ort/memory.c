@@ -1,48 +1,28 @@
-/* OrtDataTransferImpl over device/memory.h, and the factory's streams. */
 #include "ort/memory.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/counters.h"
+#include "base/host.h"
+#include "device/devices.h"
+#include "device/order.h"
+#include "device/run_memory.h"
+#include "device/wait.h"
+#include "driver/driver.h"
+#include "ort/allocator.h"
 #include "ort/capture.h"
-
-/* ---- which memory an OrtMemoryDevice means ---- */
-
-ocp_place ocp_ort_place(const OrtMemoryDevice *memory_device) {
-  OrtMemoryInfoDeviceType type = ocp_ep_api->MemoryDevice_GetDeviceType(memory_device);
-  if (type == OrtMemoryInfoDeviceType_CPU)
-    return (ocp_place){.kind = OCP_PLACE_HOST};
-  uint32_t vendor = ocp_ep_api->MemoryDevice_GetVendorId(memory_device);
-  if (type != OrtMemoryInfoDeviceType_GPU || (vendor != OCP_VENDOR_NVIDIA && vendor != OCP_VENDOR_EMULATED))
-    return (ocp_place){.kind = OCP_PLACE_FOREIGN};
-  ocp_place result = {.emulated = vendor == OCP_VENDOR_EMULATED || vendor == ocp_vendor_id(/*emulated=*/true),
-                      .ordinal = (int)ocp_ep_api->MemoryDevice_GetDeviceId(memory_device)};
-  switch (ocp_ep_api->MemoryDevice_GetMemoryType(memory_device)) {
-  case OrtDeviceMemoryType_DEFAULT:
-    result.kind = OCP_PLACE_DEVICE;
-    return result;
-  case OrtDeviceMemoryType_HOST_ACCESSIBLE:
-    result.kind = OCP_PLACE_PINNED;
-    return result;
-  default:
-    return (ocp_place){.kind = OCP_PLACE_FOREIGN};
-  }
-}
+#include "ort/place.h"
+#include "ort/stream.h"
 
 static bool is_ours(ocp_place where) { return where.kind == OCP_PLACE_DEVICE || where.kind == OCP_PLACE_PINNED; }
 
 static OrtStatus *failure(OrtErrorCode code, const char *text) { return ocp_api->CreateStatus(code, text); }
 
-int ocp_fail_status(ocp_error *error, OrtStatus *status) {
-  ocp_fail(error, (int)ocp_api->GetErrorCode(status), "%s", ocp_api->GetErrorMessage(status));
-  ocp_api->ReleaseStatus(status);
-  return error->code;
-}
-
 /* ---- copies ---- */
 
 /* The graph would be replayed without the copy, so there is to be none. */
-static int refuse_in_capture(const ocp_stream *stream, ocp_error *error) {
+static int refuse_in_capture(ocp_stream *stream, ocp_error *error) {
   ocp_capture_computed(stream, false);
   return ocp_fail(error, ORT_NOT_IMPLEMENTED,
                   "a captured CUDA graph cannot copy from or to host memory: bind inputs and outputs on the device "
@@ -77,7 +57,7 @@ static int enqueue_copy(ocp_stream *stream, void *dst, bool dst_on_device, const
 /* Without a stream nothing says which work the copy comes after. ORT copies so what it copied on a stream before: an
  * input of the model that is fetched, a value of the application after a Run that was not waited for. */
 static int settle(ocp_device *device, ocp_device *other, ocp_error *error) {
-  if (ocp_capture_is_active())
+  if (ocp_run_memory_is_captured())
     return refuse_in_capture(NULL, error);
   if (other && other != device && ocp_device_settle(other, error) != ORT_OK)
     return error->code;
@@ -181,33 +161,4 @@ OrtStatus *ocp_ort_create_data_transfer(OrtEpFactory *factory, OrtDataTransferIm
                                 .CanCopy = can_copy,
                                 .CopyTensors = copy_tensors};
   return NULL;
-}
-
-/* ---- streams by OrtMemoryDevice; what they do is in stream.c ---- */
-
-bool ocp_ort_is_stream_aware(const OrtEpFactory *factory) {
-  (void)factory;
-  return true;
-}
-
-OrtStatus *ocp_ort_create_sync_stream(OrtEpFactory *factory, const OrtMemoryDevice *memory_device,
-                                      const OrtKeyValuePairs *options, OrtSyncStreamImpl **out) {
-  (void)factory;
-  (void)options;
-  *out = NULL;
-  ocp_place where = ocp_ort_place(memory_device);
-  if (where.kind != OCP_PLACE_DEVICE)
-    return failure(ORT_INVALID_ARGUMENT, OCP_EP_NAME " has no streams for this memory");
-  ocp_error error = {0};
-  ocp_stream *stream = NULL;
-  ocp_device *device = ocp_device_open(where.emulated, where.ordinal, &error);
-  if (device && ocp_stream_create(device, &stream, &error) == ORT_OK)
-    *out = &stream->ort;
-  return ocp_status(&error);
-}
-
-OrtStatus *ocp_ort_synchronize_device(ocp_device *device) {
-  ocp_error error = {0};
-  ocp_device_synchronize(device, &error);
-  return ocp_status(&error);
 }

@@ -1,8 +1,17 @@
 /* OrtSyncStreamImpl over ocp_stream, and OrtSyncNotificationImpl over events. */
+#include "ort/stream.h"
+
 #include <stdlib.h>
 
+#include "base/host.h"
+#include "base/process.h"
+#include "device/devices.h"
+#include "device/memory.h"
+#include "device/order.h"
 #include "device/pool.h"
-#include "ort/memory.h"
+#include "device/wait.h"
+#include "driver/driver.h"
+#include "ort/place.h"
 
 /* ---- OrtSyncNotificationImpl ---- */
 
@@ -75,12 +84,20 @@ static OrtStatus *notification_wait_on_device(OrtSyncNotificationImpl *this_ptr,
 
 /* ---- OrtSyncStreamImpl ---- */
 
-static void stream_release(OrtSyncStreamImpl *this_ptr) { ocp_stream_release((ocp_stream *)(void *)this_ptr); }
+/* In the stream's slot: one for all who share it, gone with it. */
+typedef struct stream_view {
+  OrtSyncStreamImpl ort; /* first member: ORT's view */
+  ocp_stream *stream;
+} stream_view;
 
-static void *stream_get_handle(OrtSyncStreamImpl *this_ptr) { return ((ocp_stream *)(void *)this_ptr)->handle; }
+static ocp_stream *stream_of(OrtSyncStreamImpl *this_ptr) { return ((stream_view *)(void *)this_ptr)->stream; }
+
+static void stream_release(OrtSyncStreamImpl *this_ptr) { ocp_stream_release(stream_of(this_ptr)); }
+
+static void *stream_get_handle(OrtSyncStreamImpl *this_ptr) { return stream_of(this_ptr)->handle; }
 
 static OrtStatus *stream_create_notification(OrtSyncStreamImpl *this_ptr, OrtSyncNotificationImpl **out) {
-  ocp_stream *stream = (ocp_stream *)(void *)this_ptr;
+  ocp_stream *stream = stream_of(this_ptr);
   ocp_error error = {0};
   *out = NULL;
   if (ocp_device_enter(stream->device, &error) != ORT_OK)
@@ -108,7 +125,7 @@ static OrtStatus *stream_create_notification(OrtSyncStreamImpl *this_ptr, OrtSyn
 }
 
 static OrtStatus *stream_wait(OrtSyncStreamImpl *this_ptr) {
-  ocp_stream *stream = (ocp_stream *)(void *)this_ptr;
+  ocp_stream *stream = stream_of(this_ptr);
   ocp_error error;
   const bool forked = atomic_load_explicit(&ocp_forked, memory_order_relaxed); /* synchronize says so */
   if (!forked && (ocp_stream_is_idle(stream) || !ocp_stream_try_turn(stream)))
@@ -124,17 +141,66 @@ static OrtStatus *stream_wait(OrtSyncStreamImpl *this_ptr) {
 static OrtStatus *stream_run_ends(OrtSyncStreamImpl *this_ptr) {
   OrtStatus *status = stream_wait(this_ptr);
   if (!status)
-    ocp_pool_run_ended(((ocp_stream *)(void *)this_ptr)->device);
+    ocp_pool_run_ended(stream_of(this_ptr)->device);
   return status;
 }
 
-void ocp_ort_init_stream(ocp_stream *stream) {
-  stream->ort = (OrtSyncStreamImpl){.ort_version_supported = ocp_api_version,
-                                    .Release = stream_release,
-                                    .GetHandle = stream_get_handle,
-                                    .CreateNotification = stream_create_notification,
-                                    .Flush = stream_wait,
-                                    .OnSessionRunEnd = stream_run_ends};
+static OrtSyncStreamImpl *make_view(ocp_stream *stream) {
+  stream_view *view = calloc(1, sizeof *view);
+  if (!view)
+    return NULL;
+  view->stream = stream;
+  view->ort = (OrtSyncStreamImpl){.ort_version_supported = ocp_api_version,
+                                  .Release = stream_release,
+                                  .GetHandle = stream_get_handle,
+                                  .CreateNotification = stream_create_notification,
+                                  .Flush = stream_wait,
+                                  .OnSessionRunEnd = stream_run_ends};
+  return &view->ort;
+}
+
+OrtSyncStreamImpl *ocp_ort_stream_view(ocp_stream *stream, ocp_error *error) {
+  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  ocp_stream_slot *slot = &stream->slots[OCP_SLOT_ORT];
+  pthread_mutex_lock(&lock); /* several sessions may share the stream */
+  if (!slot->state) {
+    slot->release = free;
+    slot->state = make_view(stream);
+  }
+  OrtSyncStreamImpl *view = slot->state;
+  pthread_mutex_unlock(&lock);
+  if (!view)
+    ocp_fail(error, ORT_FAIL, "out of host memory");
+  return view;
+}
+
+bool ocp_ort_is_stream_aware(const OrtEpFactory *factory) {
+  (void)factory;
+  return true;
+}
+
+OrtStatus *ocp_ort_create_sync_stream(OrtEpFactory *factory, const OrtMemoryDevice *memory_device,
+                                      const OrtKeyValuePairs *options, OrtSyncStreamImpl **out) {
+  (void)factory;
+  (void)options;
+  *out = NULL;
+  ocp_place where = ocp_ort_place(memory_device);
+  if (where.kind != OCP_PLACE_DEVICE)
+    return ocp_api->CreateStatus(ORT_INVALID_ARGUMENT, OCP_EP_NAME " has no streams for this memory");
+  ocp_error error = {0};
+  ocp_stream *stream = NULL;
+  ocp_device *device = ocp_device_open(where.emulated, where.ordinal, &error);
+  if (device && ocp_stream_create(device, &stream, &error) == ORT_OK)
+    *out = ocp_ort_stream_view(stream, &error);
+  if (!*out)
+    ocp_stream_release(stream);
+  return ocp_status(&error);
+}
+
+OrtStatus *ocp_ort_synchronize_device(ocp_device *device) {
+  ocp_error error = {0};
+  ocp_device_synchronize(device, &error);
+  return ocp_status(&error);
 }
 
 /* ---- from ORT's streams to ours ---- */
@@ -146,7 +212,7 @@ ocp_stream *ocp_ort_stream(OrtSyncStream *stream) {
   if (!handle)
     return NULL;
   if (handle == (void *)CU_STREAM_LEGACY || handle == (void *)CU_STREAM_PER_THREAD) /* on every device */
-    return ocp_stream_of_impl(ocp_ep_api->SyncStream_GetImpl(stream));
+    return ocp_stream_of_state(OCP_SLOT_ORT, ocp_ep_api->SyncStream_GetImpl(stream));
   return ocp_stream_of_handle(NULL, handle);
 }
 

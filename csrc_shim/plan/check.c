@@ -1,9 +1,12 @@
 /* What a plan must fulfil before anything relies on it: every count, index, range and register. */
-#include "plan/load.h"
-
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+
+#include "base/dtype.h"
+#include "base/error.h"
+#include "plan/format.h"
+#include "plan/load.h"
 
 typedef struct checker {
   const ocp_plan *plan;

@@ -2,8 +2,7 @@
 #ifndef OCP_PLAN_LOAD_H
 #define OCP_PLAN_LOAD_H
 
-#include "base/core.h"
-#include "base/dtype.h"
+#include "base/error.h"
 #include "plan/format.h"
 
 typedef struct ocp_range {

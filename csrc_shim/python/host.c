@@ -1,11 +1,14 @@
-/* The library's relation to Python: the table of calls into it, and when it may be used. */
-#include "python/tables.h"
+#include "python/host.h"
 
 #include <signal.h>
 #include <string.h>
 
+#include "base/counters.h"
+#include "base/host.h"
+#include "base/process.h"
+
 static ocp_python python;
-static atomic_bool python_ready, shutting_down;
+static atomic_bool python_ready;
 
 int ocp_set_python(const ocp_python *table, ocp_error *error) {
   if (table->abi != OCP_CORE_ABI)
@@ -18,10 +21,6 @@ int ocp_set_python(const ocp_python *table, ocp_error *error) {
 }
 
 bool ocp_python_is_ready(void) { return atomic_load(&python_ready); }
-
-void ocp_shut_down(void) { atomic_store(&shutting_down, true); }
-
-bool ocp_is_shutting_down(void) { return atomic_load_explicit(&shutting_down, memory_order_relaxed); }
 
 const ocp_python *ocp_python_call(ocp_error *error) {
   const char *why = NULL;
@@ -57,4 +56,14 @@ OrtStatus *ocp_python_status(OrtStatus *status) {
   return ocp_api->CreateStatus(ORT_FAIL,
                                OCP_EP_NAME ": Python failed and could not say why; stderr has more (the usual "
                                            "reason is a call at the limit of Python's recursion)");
+}
+
+int ocp_python_build_variant(int64_t cluster, const ocp_input *inputs, uint32_t num_inputs, const int64_t *host_values,
+                             const uint32_t *host_counts, uint32_t num_host_inputs, ocp_error *error) {
+  const ocp_python *table = ocp_python_call(error);
+  if (!table)
+    return error->code;
+  const int code = table->build_variant(cluster, inputs, num_inputs, host_values, host_counts, num_host_inputs, error);
+  ocp_python_returned();
+  return code;
 }

@@ -4,7 +4,7 @@
  * installed in, else the one that ORT_CUDA_PLUGIN_PYTHON names. Everything is looked up by name at run time: the
  * library is linked to no libpython, and serves every Python from 3.11 on. */
 #define _GNU_SOURCE
-#include "python/tables.h"
+#include "python/start.h"
 
 #include <dlfcn.h>
 #include <limits.h>
@@ -16,6 +16,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include <wchar.h>
+
+#include "base/host.h"
+#include "python/host.h"
 
 enum { PY_FILE_INPUT = 257 };
 
@@ -278,11 +281,12 @@ static int start_own_python(python_api *api, const char *folder, ocp_error *erro
   return ORT_OK;
 }
 
-static int load_package(const python_api *api, const char *folder, bool started, ocp_error *error) {
+static int load_package(const python_api *api, const ocp_core *core, const char *folder, bool started,
+                        ocp_error *error) {
   int state = api->PyGILState_Ensure();
   PyObject *globals = api->PyDict_New();
   PyObject *path = api->PyUnicode_DecodeFSDefault(folder);
-  PyObject *address = api->PyLong_FromUnsignedLongLong((uintptr_t)ocp_core_table());
+  PyObject *address = api->PyLong_FromUnsignedLongLong((uintptr_t)core);
   PyObject *flag = api->PyLong_FromUnsignedLongLong(started);
   PyObject *code = api->Py_CompileString(bootstrap, "<libort_cuda_plugin.so>", PY_FILE_INPUT);
   PyObject *result = NULL;
@@ -304,7 +308,7 @@ static int load_package(const python_api *api, const char *folder, bool started,
   return error->code;
 }
 
-int ocp_python_start(ocp_error *error) {
+int ocp_python_start(const ocp_core *core, ocp_error *error) {
   if (ocp_python_is_ready())
     return ORT_OK;
   Dl_info info;
@@ -325,5 +329,5 @@ int ocp_python_start(ocp_error *error) {
     if (error->code)
       return error->code;
   }
-  return load_package(&api, folder, started, error);
+  return load_package(&api, core, folder, started, error);
 }

@@ -1,23 +1,38 @@
 /* The two tables through which the library and Python know each other. Written so that cffi can read it:
- * build_plugin.py strips preprocessor lines and gives this file, after driver/driver.h, emulator/emulator.h and
- * run/executor.h, to the bridge's cdef.
+ * build_plugin.py strips preprocessor lines and gives this file, after those whose types it uses, to the bridge's cdef.
  *
  * Python gets ocp_core from CreateEpFactories(OCP_CORE_REQUEST, NULL, NULL, (OrtEpFactory **)&core, 1, &n): a call
  * without an API base is no ORT call. It gives ocp_python back through core->set_python. */
 #ifndef OCP_PYTHON_TABLES_H
 #define OCP_PYTHON_TABLES_H
 
-#include "device/arena_config.h"
+#include "base/error.h"
+#include "device/arena_options.h"
+#include "device/device.h"
+#include "device/stream.h"
+#include "device/weights.h"
+#include "driver/driver.h"
 #include "emulator/emulator.h"
 #include "plan/slab.h"
+#include "run/cluster.h"
 #include "run/executor.h"
+#include "run/input.h"
+#include "run/plan_memory.h"
 #include "vendor/problem.h"
+
+#ifndef OCP_CORE_ABI /* of ocp_core and ocp_python; build_plugin.py makes it a hash of the headers */
+#define OCP_CORE_ABI 0u
+#endif
 
 #define OCP_CORE_REQUEST "ort_cuda_plugin.core"
 
-/* Python's side. Every member is called through ocp_python_call (host.c), the one place that counts calls into
- * Python; each is an `extern "Python"` of the bridge that catches every exception and reports it through the error or
- * the status. */
+/* ---- opaque for Python ---- */
+typedef struct ocp_device ocp_device;
+typedef struct ocp_stream ocp_stream;
+typedef struct ocp_cluster ocp_cluster;
+typedef struct ocp_weight ocp_weight;
+typedef struct ocp_problem ocp_problem;
+
 /* What an OrtEp's C callbacks need to know. */
 typedef struct ocp_ep_config {
   int64_t handle; /* Python's */
@@ -27,6 +42,10 @@ typedef struct ocp_ep_config {
   uint32_t capture_warm_runs;         /* ORT captures Runs after so many; 0: it does not */
 } ocp_ep_config;
 
+/* Python's side. Every member is called through ocp_python_call (host.h), the one place that counts calls into Python;
+ * each is an `extern "Python"` of the bridge that catches every exception and reports it through the error or the
+ * status. */
+enum { OCP_PYTHON_BROKE = 1 }; /* in place of a status: Python failed, and failed again when it made the status */
 typedef struct ocp_python {
   uint32_t abi;
   OrtStatus *(*create_factory)(const char *registered_name, const OrtLogger *logger, int64_t *factory);
@@ -45,22 +64,6 @@ typedef struct ocp_python {
   int (*build_variant)(int64_t cluster, const ocp_input *inputs, uint32_t num_inputs, const int64_t *host_values,
                        const uint32_t *host_counts, uint32_t num_host_inputs, ocp_error *error);
 } ocp_python;
-
-/* The table to make one call into Python through, counted in OCP_PYTHON_CALLS; NULL with the error when Python must not
- * be called: it was never started, is shutting down, or this process is a forked child. */
-const ocp_python *ocp_python_call(ocp_error *error);
-/* To be called after each: sends the interrupt on that Python has turned into an error. */
-void ocp_python_returned(void);
-/* The same, and what ORT gets for the status that Python returned. */
-OrtStatus *ocp_python_status(OrtStatus *status);
-enum { OCP_PYTHON_BROKE = 1 }; /* in place of a status: Python failed, and failed again when it made the status */
-/* Makes ocp_python_call work: uses the Python of this process, or starts the one of the environment that the library is
- * installed in. Idempotent, thread safe. */
-int ocp_python_start(ocp_error *error);
-bool ocp_python_is_ready(void);
-int ocp_set_python(const ocp_python *python, ocp_error *error);
-void ocp_shut_down(void);
-void ocp_interrupt_after_call(void);
 
 /* What Python gets from the library. Members never raise and take no GIL; those that can block release nothing, so
  * cffi's release of the GIL around each call is what lets other threads go on. */
@@ -114,7 +117,6 @@ typedef struct ocp_core {
   int (*memory_info)(int emulated, int ordinal, int kind, const OrtMemoryInfo **out, ocp_error *error);
   OrtNodeComputeInfo *(*compute_info_create)(ocp_cluster *cluster, ocp_device *device, uint32_t num_inputs,
                                              uint32_t num_outputs, ocp_error *error);
-  const char *(*emu_last_error)(void);
   /* ---- appended by the owners of other parts, in any order: bridge and library are built together ---- */
   int (*cluster_add_problem)(ocp_cluster *cluster, ocp_problem *problem, ocp_error *error);
   uint64_t (*slab_pack)(ocp_slab_item *items, uint32_t count);
@@ -134,7 +136,5 @@ typedef struct ocp_core {
   bool (*device_enter_to_release)(const ocp_device *device); /* also a lost one; false in a forked child */
   void (*interrupt_after_call)(void); /* SIGINT for this thread when its call into Python has returned */
 } ocp_core;
-
-const ocp_core *ocp_core_table(void);
 
 #endif

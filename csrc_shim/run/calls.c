@@ -1,7 +1,11 @@
-/* Records made concrete: addresses, numbers and grids, and their way onto the stream. */
+#include "run/calls.h"
+
 #include <stdio.h>
 
-#include "run/instance.h"
+#include "base/counters.h"
+#include "base/dtype.h"
+#include "device/device.h"
+#include "plan/load.h"
 #include "vendor/problem.h"
 
 /* ---- memory that records name ---- */

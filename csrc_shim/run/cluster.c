@@ -1,11 +1,15 @@
-/* Clusters: their plans, and the handles that plans refer to by index. */
 #include "run/cluster.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#include "device/memory.h"
+#include "plan/format.h"
+#include "plan/load.h"
+#include "run/cluster_internal.h"
+#include "run/instance.h"
+#include "run/instance_cache.h"
 #include "run/replay.h"
-#include "vendor/problem.h"
 
 /* ---- the cluster and its handles ---- */
 
@@ -13,12 +17,13 @@ static void reclaim(ocp_reclaimer *self) {
   ocp_cluster_release_graphs((ocp_cluster *)(void *)((char *)self - offsetof(ocp_cluster, reclaimer)));
 }
 
-ocp_cluster *ocp_cluster_create(ocp_device *device, const char *name, int64_t python_handle) {
+ocp_cluster *ocp_cluster_create(ocp_device *device, const char *name, ocp_build_fn build, int64_t handle) {
   ocp_cluster *cluster = calloc(1, sizeof *cluster);
   if (!cluster)
     return NULL;
   cluster->device = device;
-  cluster->python_handle = python_handle;
+  cluster->build = build;
+  cluster->build_handle = handle;
   cluster->name = strdup(name);
   if (!cluster->name) {
     free(cluster);
@@ -28,6 +33,9 @@ ocp_cluster *ocp_cluster_create(ocp_device *device, const char *name, int64_t py
   pthread_mutex_init(&cluster->build_mutex, NULL);
   pthread_cond_init(&cluster->build_done, NULL);
   ocp_instance_cache_init(&cluster->cache);
+  cluster->replays.device = device;
+  cluster->replays.cluster_name = cluster->name;
+  cluster->replays.cache = &cluster->cache;
   cluster->reclaimer.reclaim = reclaim;
   ocp_reclaimer_add(device, &cluster->reclaimer);
   return cluster;
@@ -75,13 +83,13 @@ void ocp_cluster_release(ocp_cluster *cluster) {
 }
 
 void ocp_cluster_set_graphs(ocp_cluster *cluster, uint32_t warm_runs, uint32_t max_graphs) {
-  cluster->graph_warm_runs = warm_runs < OCP_MAX_WARM_RUNS ? warm_runs : OCP_MAX_WARM_RUNS;
-  cluster->max_graphs = max_graphs;
+  cluster->replays.warm_runs = warm_runs < OCP_MAX_WARM_RUNS ? warm_runs : OCP_MAX_WARM_RUNS;
+  cluster->replays.max_replays = max_graphs;
 }
 
 void ocp_cluster_release_graphs(ocp_cluster *cluster) {
-  for (ocp_graph *graph; (graph = ocp_instance_cache_take_graph(&cluster->cache));)
-    ocp_graph_release(graph);
+  for (ocp_replay *replay; (replay = ocp_instance_cache_take_replay(&cluster->cache));)
+    ocp_replay_release(replay);
 }
 
 static int fail_memory(ocp_error *error) { return ocp_fail(error, ORT_FAIL, "not enough host memory"); }

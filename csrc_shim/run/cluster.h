@@ -1,35 +1,51 @@
-/* What a cluster holds; private to cluster.c and executor.c. */
+/* Clusters: their plans, and the handles that plans refer to by index. */
 #ifndef OCP_RUN_CLUSTER_H
 #define OCP_RUN_CLUSTER_H
 
-#include <pthread.h>
+#include "base/error.h"
+#include "device/device.h"
+#include "device/weights.h"
+#include "driver/driver.h"
+#include "run/input.h"
+#include "vendor/problem.h"
 
-#include "run/instance_cache.h"
+#define OCP_MAX_HOST_INPUTS 256u
 
-struct ocp_cluster {
-  ocp_device *device;
-  char *name;
-  int64_t python_handle;
-  uint32_t num_host_inputs;
-  uint32_t host_inputs[OCP_MAX_HOST_INPUTS];
-  /* Newest first. Read by Runs without a lock: variants are only ever added, and live as long as the cluster. */
-  _Atomic(const ocp_variant *) variants;
-  ocp_instance_cache cache;
-  /* Automatic graphs: after so many warm Runs, and at most so many; 0: none. */
-  uint32_t graph_warm_runs, max_graphs;
-  atomic_uint num_graphs;
-  atomic_ullong graph_bytes; /* of their slabs */
-  atomic_bool said_refusal;
-  ocp_reclaimer reclaimer; /* gives graphs up where memory runs out */
-  pthread_mutex_t setup;   /* guards the arrays of handles and the adding of variants */
-  uint32_t num_kernels, num_weights, num_problems;
-  ocp_kernel_ref *kernels; /* names are owned */
-  ocp_weight **weights;
-  ocp_problem **problems;
-  /* Building of variants: one thread at a time. */
-  pthread_mutex_t build_mutex;
-  pthread_cond_t build_done;
-  bool building;
-};
+typedef struct ocp_cluster ocp_cluster;
+
+/* What a cluster refers to by index. Weights are the cluster's once added; functions and problems stay the caller's,
+ * who keeps them until the cluster is released. */
+typedef struct ocp_kernel_ref {
+  CUfunction function;
+  const char *name; /* copied */
+  uint32_t num_params;
+  const uint8_t *params; /* the ocp_param_kind of each; copied */
+} ocp_kernel_ref;
+
+/* Builds and adds the plan that these inputs need, with the same signature as ocp_python.build_variant. host_values:
+ * for each host input in turn its elements as int64. */
+typedef int (*ocp_build_fn)(int64_t handle, const ocp_input *inputs, uint32_t num_inputs, const int64_t *host_values,
+                            const uint32_t *host_counts, uint32_t num_host_inputs, ocp_error *error);
+
+/* Makes a cluster for `device` with a name for errors (copied). `build` is called with the handle when no plan matches.
+ */
+ocp_cluster *ocp_cluster_create(ocp_device *device, const char *name, ocp_build_fn build, int64_t handle);
+void ocp_cluster_release(ocp_cluster *cluster);
+/* Appends kernels / weights / library problems; returns the index of the first new one, or -1 with the error. */
+int ocp_cluster_add_kernels(ocp_cluster *cluster, const ocp_kernel_ref *kernels, uint32_t count, ocp_error *error);
+int ocp_cluster_add_weights(ocp_cluster *cluster, ocp_weight *const *weights, uint32_t count, ocp_error *error);
+int ocp_cluster_add_problem(ocp_cluster *cluster, ocp_problem *problem, ocp_error *error);
+/* Which inputs are read back before the guards of any plan are evaluated (fixed for the cluster): their indices,
+ * ascending, at most OCP_MAX_HOST_INPUTS. Before the first plan. */
+int ocp_cluster_set_host_inputs(ocp_cluster *cluster, const uint32_t *inputs, uint32_t count, ocp_error *error);
+/* CUDA graphs: an instance of a plan that has run `warm_runs` times (at most OCP_MAX_WARM_RUNS count) becomes a graph;
+ * the cluster keeps at most `max_graphs`, none when 0, as after creation. Before the first Run. */
+#define OCP_MAX_WARM_RUNS 1000u
+void ocp_cluster_set_graphs(ocp_cluster *cluster, uint32_t warm_runs, uint32_t max_graphs);
+/* Releases the graphs that no Run is using, and with them their memory, as happens where that runs out. Runs go on, and
+ * make graphs again when they are warm. */
+void ocp_cluster_release_graphs(ocp_cluster *cluster);
+/* Checks and adds one plan. Later plans are tried first. Safe beside concurrent Runs. */
+int ocp_cluster_add_plan(ocp_cluster *cluster, const void *blob, size_t bytes, ocp_error *error);
 
 #endif

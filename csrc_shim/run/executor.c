@@ -5,9 +5,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "python/tables.h"
-#include "run/cluster.h"
+#include "base/counters.h"
+#include "base/dtype.h"
+#include "device/device.h"
+#include "device/memory.h"
+#include "device/order.h"
+#include "driver/driver.h"
+#include "plan/format.h"
+#include "plan/load.h"
+#include "run/calls.h"
+#include "run/cluster_internal.h"
 #include "run/host_values.h"
+#include "run/instance.h"
+#include "run/instance_cache.h"
 #include "run/replay.h"
 
 typedef struct run {
@@ -23,7 +33,7 @@ typedef struct run {
   uint32_t key_words;
   int64_t *host_values; /* in the key */
   uint32_t *host_counts;
-  bool wants_graph;
+  bool wants_replay;
   CUdeviceptr uploads; /* copies of inputs that came in host memory */
 } run;
 
@@ -136,9 +146,9 @@ static ocp_instance *match(const run *r, const ocp_variant *newest) {
   return NULL;
 }
 
-/* Has Python build a variant, unless another thread is at it or has added one since `seen` was the newest: then waits
- * for it, and the caller looks again. *built tells whether this call did. No mutex is held while Python runs, and
- * threads that wait hold nothing that Python could want. */
+/* Has a variant built, unless another thread is at it or has added one since `seen` was the newest: then waits
+ * for it, and the caller looks again. *built tells whether this call did. No mutex is held meanwhile, and threads that
+ * wait hold nothing that Python could want. */
 static int build_variant(const run *r, const ocp_variant *seen, bool *built) {
   ocp_cluster *cluster = r->cluster;
   pthread_mutex_lock(&cluster->build_mutex);
@@ -150,13 +160,8 @@ static int build_variant(const run *r, const ocp_variant *seen, bool *built) {
   pthread_mutex_unlock(&cluster->build_mutex);
   if (!*built)
     return ORT_OK;
-  const ocp_python *python = ocp_python_call(r->error);
-  int code = r->error->code;
-  if (python) {
-    code = python->build_variant(cluster->python_handle, r->inputs, r->num_inputs, r->host_values, r->host_counts,
-                                 cluster->num_host_inputs, r->error);
-    ocp_python_returned();
-  }
+  const int code = cluster->build(cluster->build_handle, r->inputs, r->num_inputs, r->host_values, r->host_counts,
+                                  cluster->num_host_inputs, r->error);
   if (code != ORT_OK && r->error->code == ORT_OK)
     ocp_fail(r->error, ORT_FAIL, "%s: building a plan failed without a message", cluster->name);
   pthread_mutex_lock(&cluster->build_mutex);
@@ -299,9 +304,9 @@ static int run_segment(const run *r, ocp_instance *instance, uint32_t segment) {
     }
     instance->bases[r->num_inputs + index] = (uint64_t)(uintptr_t)data;
   }
-  if (r->wants_graph) {
+  if (r->wants_replay) {
     bool launched;
-    if (ocp_graph_run(r->cluster, instance, r->stream, &launched, r->error) != ORT_OK || launched)
+    if (ocp_replay_run(&r->cluster->replays, instance, r->stream, &launched, r->error) != ORT_OK || launched)
       return r->error->code;
   }
   if (instance->slab_bytes[segment] && ocp_device_alloc(r->cluster->device, instance->slab_bytes[segment], r->stream,
@@ -317,7 +322,7 @@ static int execute(run *r, ocp_instance *instance) {
   const uint32_t num_segments = instance->variant->plan->header.num_segments;
   for (uint32_t s = 0; s < num_segments; s++)
     *slab_of(instance, s) = 0;
-  r->wants_graph = ocp_graph_is_due(r->cluster, instance, r->stream);
+  r->wants_replay = ocp_replay_is_due(&r->cluster->replays, instance, r->stream);
   int code = bind_inputs(r, instance);
   for (uint32_t s = 0; s < num_segments && code == ORT_OK; s++)
     code = run_segment(r, instance, s);
@@ -326,8 +331,8 @@ static int execute(run *r, ocp_instance *instance) {
   if (r->uploads)
     ocp_device_free(r->cluster->device, r->uploads, r->stream);
   ocp_stream_enqueued(r->stream);
-  if (instance->graph)
-    ocp_graph_launched(instance->graph, r->stream);
+  if (instance->replay)
+    ocp_instance_replayed(instance, r->stream);
   return code;
 }
 

@@ -3,7 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/counters.h"
 #include "base/dtype.h"
+#include "device/device.h"
 
 /* One element as int64; false when it does not fit (uint64). */
 static bool convert(const char *from, uint32_t dtype, int64_t *value) {

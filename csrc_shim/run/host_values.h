@@ -2,7 +2,9 @@
 #ifndef OCP_RUN_HOST_VALUES_H
 #define OCP_RUN_HOST_VALUES_H
 
-#include "device/memory.h"
+#include "base/error.h"
+#include "device/stream.h"
+#include "driver/driver.h"
 
 typedef struct ocp_host_read {
   const void *host;   /* read directly when not NULL */

@@ -6,9 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/dtype.h"
+#include "device/order.h"
+#include "device/pool.h"
 #include "plan/expr.h"
+#include "plan/format.h"
 #include "plan/slab.h"
-#include "run/replay.h"
+#include "run/calls.h"
 
 /* ---- memory ---- */
 
@@ -310,14 +314,20 @@ int ocp_instance_refusal(const ocp_variant *variant, const ocp_input *inputs, co
   return error->code;
 }
 
+void ocp_instance_replayed(ocp_instance *instance, const ocp_stream *stream) {
+  instance->replay_stream_id = stream->priv->id;
+  instance->replay_position = ocp_stream_position(stream);
+}
+
 void ocp_instance_cool(ocp_instance *instance) {
   instance->warm_runs = 0;
-  instance->graph_evictions += instance->graph_evictions < 16;
+  instance->replay_evictions += instance->replay_evictions < 16;
 }
 
 void ocp_instance_free(ocp_instance *instance) {
   if (!instance)
     return;
-  ocp_graph_release(instance->graph);
+  if (instance->replay)
+    instance->release_replay(instance->replay);
   free(instance);
 }

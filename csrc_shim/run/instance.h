@@ -3,8 +3,14 @@
 #ifndef OCP_RUN_INSTANCE_H
 #define OCP_RUN_INSTANCE_H
 
+#include "base/counters.h"
+#include "base/error.h"
+#include "device/device.h"
+#include "device/stream.h"
+#include "driver/driver.h"
 #include "plan/load.h"
-#include "run/executor.h"
+#include "run/input.h"
+#include "vendor/problem.h"
 
 /* A plan and the handles that its indices stand for. Immutable; lives as long as its cluster. */
 typedef struct ocp_variant {
@@ -56,11 +62,13 @@ typedef struct ocp_instance {
   uint64_t *values;        /* of all parameters; those of a record start where the plan's do */
   ocp_fixup *fixups;       /* those of a segment start at the first of its view's pointers */
   uint32_t *num_fixups;    /* per segment: less where records are skipped */
-  /* its graph, once it is warm: replay.c */
-  struct ocp_graph *graph;
-  uint32_t warm_runs;        /* without a graph */
-  uint32_t graph_evictions;  /* how often others took the place of its graph: it has to be warmer each time */
-  ocp_counter graph_refused; /* why it never has one; 0: it may */
+  /* its CUDA graph, once it is warm: replay.h */
+  struct ocp_replay *replay;
+  void (*release_replay)(struct ocp_replay *replay);
+  uint64_t replay_stream_id, replay_position; /* where it was launched last, and the end of that stream then */
+  uint32_t warm_runs;                         /* without a graph */
+  uint32_t replay_evictions;  /* how often others took the place of its graph: it has to be warmer each time */
+  ocp_counter replay_refused; /* why it never has one; 0: it may */
   /* scratch of a Run */
   uint64_t *bases;
 } ocp_instance;
@@ -77,6 +85,8 @@ ocp_instance *ocp_instance_create(const ocp_variant *variant, const ocp_input *i
  * is that of the assertion that forbids such inputs, else of the arithmetic; ORT_OK where neither fails. */
 int ocp_instance_refusal(const ocp_variant *variant, const ocp_input *inputs, const int64_t *host_values,
                          ocp_error *error);
+/* Notes where its graph was launched; after ocp_stream_enqueued. */
+void ocp_instance_replayed(ocp_instance *instance, const ocp_stream *stream);
 /* It lost its graph, or got none for want of memory: it has to be warmer the next time. */
 void ocp_instance_cool(ocp_instance *instance);
 /* With its graph. */
@@ -85,18 +95,5 @@ uint64_t ocp_instance_key_hash(const uint64_t *key, uint32_t words);
 /* Evaluates a segment, whose read-backs are in their registers: checks its assertions, sets the dimensions of its
  * outputs, lays out its slab and fills its calls. */
 int ocp_instance_resolve(ocp_instance *instance, uint32_t segment, ocp_error *error);
-
-/* ---- calls.c ---- */
-/* Fills the calls of a segment whose registers, sizes and offsets are known. */
-int ocp_instance_fill_calls(ocp_instance *instance, uint32_t segment, ocp_error *error);
-/* Writes the addresses into the parameters of a segment's calls; bases must be set. */
-void ocp_instance_set_pointers(ocp_instance *instance, uint32_t segment);
-/* Enqueues a segment's records; bases must be set. */
-int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *stream, ocp_error *error);
-/* Counts what was enqueued of each ocp_record_kind. */
-void ocp_count_records(const int64_t counts[OCP_RECORD_NUM_KINDS]);
-/* Where a read-back points. */
-int ocp_instance_locate(const ocp_instance *instance, const ocp_plan_readback *readback, CUdeviceptr *address,
-                        ocp_error *error);
 
 #endif

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "run/replay.h"
+#include "device/order.h"
 
 /* Concurrent Runs of one shape keep an instance each, so both limits leave room for many threads. */
 static const size_t max_bytes = (size_t)32 << 20;
@@ -76,7 +76,7 @@ static void put_into_table(ocp_instance_cache *cache, ocp_instance *instance) {
 
 static bool fits(const ocp_instance *instance, const uint64_t *key, uint32_t words, const ocp_stream *stream) {
   return instance->key_words == words && memcmp(instance->key, key, words * sizeof *key) == 0 &&
-         (!instance->graph || ocp_graph_may_run_on(instance->graph, stream));
+         (!instance->replay || ocp_stream_comes_after(stream, instance->replay_stream_id, instance->replay_position));
 }
 
 ocp_instance *ocp_instance_cache_take(ocp_instance_cache *cache, const uint64_t *key, uint32_t words,
@@ -103,26 +103,26 @@ void ocp_instance_cache_put(ocp_instance_cache *cache, ocp_instance *instance) {
     put_into_table(cache, before);
 }
 
-static ocp_graph *take_graph(ocp_instance *instance) {
-  ocp_graph *graph = instance->graph;
-  instance->graph = NULL;
+static struct ocp_replay *take_replay(ocp_instance *instance) {
+  struct ocp_replay *replay = instance->replay;
+  instance->replay = NULL;
   ocp_instance_cool(instance);
-  return graph;
+  return replay;
 }
 
-ocp_graph *ocp_instance_cache_take_graph(ocp_instance_cache *cache) {
+struct ocp_replay *ocp_instance_cache_take_replay(ocp_instance_cache *cache) {
   pthread_mutex_lock(&cache->mutex);
   ocp_instance *oldest = cache->oldest;
-  while (oldest && !oldest->graph)
+  while (oldest && !oldest->replay)
     oldest = oldest->newer;
-  ocp_graph *graph = oldest ? take_graph(oldest) : NULL;
+  struct ocp_replay *replay = oldest ? take_replay(oldest) : NULL;
   pthread_mutex_unlock(&cache->mutex);
-  if (graph)
-    return graph;
+  if (replay)
+    return replay;
   ocp_instance *last_used = atomic_exchange_explicit(&cache->last_used, NULL, memory_order_acq_rel);
   if (last_used) {
-    graph = last_used->graph ? take_graph(last_used) : NULL;
+    replay = last_used->replay ? take_replay(last_used) : NULL;
     ocp_instance_cache_put(cache, last_used);
   }
-  return graph;
+  return replay;
 }

@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 
+#include "device/stream.h"
 #include "run/instance.h"
 
 #define OCP_CACHE_BUCKETS 64u
@@ -27,6 +28,6 @@ ocp_instance *ocp_instance_cache_take(ocp_instance_cache *cache, const uint64_t 
 /* Gives an instance to the cache. */
 void ocp_instance_cache_put(ocp_instance_cache *cache, ocp_instance *instance);
 /* Takes the graph of the instance that was used the longest ago from it; NULL when no instance here has one. */
-struct ocp_graph *ocp_instance_cache_take_graph(ocp_instance_cache *cache);
+struct ocp_replay *ocp_instance_cache_take_replay(ocp_instance_cache *cache);
 
 #endif

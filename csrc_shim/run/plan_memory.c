@@ -1,7 +1,11 @@
-/* What the intermediate tensors of a cluster take: for reports, not for Runs. */
+#include "run/plan_memory.h"
+
 #include <string.h>
 
-#include "run/cluster.h"
+#include "plan/load.h"
+#include "run/cluster_internal.h"
+#include "run/instance.h"
+#include "run/instance_cache.h"
 
 /* The most bytes of a segment's buffers that are alive at one record. */
 static uint64_t alive_at_once(const ocp_instance *instance, uint32_t segment) {

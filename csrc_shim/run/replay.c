@@ -4,8 +4,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "device/pool.h"
-#include "run/cluster.h"
+#include "base/counters.h"
+#include "base/host.h"
+#include "device/memory.h"
+#include "driver/driver.h"
+#include "driver/error.h"
+#include "plan/format.h"
+#include "plan/load.h"
+#include "run/calls.h"
 #include "vendor/problem.h"
 
 /* A graph of fewer nodes is no cheaper than the call itself. */
@@ -15,19 +21,30 @@ enum { MIN_NODES = 2 };
  * more. */
 enum { MEMORY_SHARE = 4 };
 
+struct ocp_replay {
+  ocp_replay_budget *budget;
+  CUgraph graph; /* kept: changes name its nodes */
+  CUgraphExec exec;
+  uint64_t slab, slab_bytes;
+  int64_t counts[OCP_RECORD_NUM_KINDS]; /* of its nodes */
+  CUgraphNode *nodes;                   /* of the records */
+  uint32_t *records;                    /* of the fixups: which record each belongs to */
+  uint64_t *bases;                      /* of inputs and outputs, as the executable graph has them */
+};
+
 static void fall_back(ocp_counter reason) {
   ocp_count(OCP_GRAPH_FALLBACKS, 1);
   ocp_count(reason, 1);
 }
 
 /* The reason for this and all later Runs of the instance; a cluster says the first one. */
-static void refuse(ocp_cluster *cluster, ocp_instance *instance, ocp_counter reason, const ocp_error *error) {
+static void refuse(ocp_replay_budget *budget, ocp_instance *instance, ocp_counter reason, const ocp_error *error) {
   char text[1200];
-  instance->graph_refused = reason;
-  if (atomic_exchange(&cluster->said_refusal, true))
+  instance->replay_refused = reason;
+  if (atomic_exchange(&budget->said_refusal, true))
     return;
-  snprintf(text, sizeof text, "%.100s runs without a CUDA graph: %.1000s", cluster->name, error->text);
-  ocp_log(ORT_LOGGING_LEVEL_WARNING, text);
+  snprintf(text, sizeof text, "%.100s runs without a CUDA graph: %.1000s", budget->cluster_name, error->text);
+  ocp_log(ORT_LOGGING_LEVEL_WARNING, text, OCP_EP_NAME);
 }
 
 static int fail_memory(ocp_error *error) { return ocp_fail(error, ORT_FAIL, "not enough host memory"); }
@@ -42,11 +59,11 @@ static bool is_captured(const ocp_stream *stream) {
          (!stream->owned && ocp_stream_is_captured(stream));
 }
 
-bool ocp_graph_is_due(const ocp_cluster *cluster, ocp_instance *instance, const ocp_stream *stream) {
-  if (cluster->max_graphs == 0)
+bool ocp_replay_is_due(const ocp_replay_budget *budget, ocp_instance *instance, const ocp_stream *stream) {
+  if (budget->max_replays == 0)
     return false;
-  if (!instance->graph) {
-    if (instance->warm_runs < cluster->graph_warm_runs << instance->graph_evictions) {
+  if (!instance->replay) {
+    if (instance->warm_runs < budget->warm_runs << instance->replay_evictions) {
       instance->warm_runs++;
       return false;
     }
@@ -56,7 +73,7 @@ bool ocp_graph_is_due(const ocp_cluster *cluster, ocp_instance *instance, const 
     if (nodes < MIN_NODES)
       return false;
   }
-  ocp_counter reason = instance->graph_refused;
+  ocp_counter reason = instance->replay_refused;
   if (instance->variant->plan->header.num_segments > 1)
     reason = OCP_GRAPH_FALLBACKS_READ_BACK;
   else if (is_captured(stream))
@@ -172,31 +189,31 @@ static CUresult add_node(const ocp_instance *instance, uint32_t index, CUgraph g
 }
 
 /* Brings the node of a record up to date with its parameters. */
-static CUresult change_node(const ocp_instance *instance, uint32_t index, const ocp_graph *graph) {
+static CUresult change_node(const ocp_instance *instance, uint32_t index, const ocp_replay *replay) {
   const ocp_device *device = instance->variant->device;
   const ocp_driver *driver = device->driver;
   const uint64_t *values = instance->calls[index].values;
-  CUgraphNode node = graph->nodes[index];
+  CUgraphNode node = replay->nodes[index];
   ocp_count(OCP_GRAPH_UPDATES, 1);
   switch (instance->calls[index].kind) {
   case OCP_RECORD_LAUNCH: {
     const CUDA_KERNEL_NODE_PARAMS params = kernel_params(instance, index);
-    return driver->GraphExecKernelNodeSetParams(graph->exec, node, &params);
+    return driver->GraphExecKernelNodeSetParams(replay->exec, node, &params);
   }
   case OCP_RECORD_COPY: {
     const CUDA_MEMCPY3D params = copy_params(values);
-    return driver->GraphExecMemcpyNodeSetParams(graph->exec, node, &params, device->context);
+    return driver->GraphExecMemcpyNodeSetParams(replay->exec, node, &params, device->context);
   }
   case OCP_RECORD_MEMSET: {
     const CUDA_MEMSET_NODE_PARAMS params = memset_params(values);
-    return driver->GraphExecMemsetNodeSetParams(graph->exec, node, &params, device->context);
+    return driver->GraphExecMemsetNodeSetParams(replay->exec, node, &params, device->context);
   }
   default: {
     CUgraph child;
     ocp_error ignored = {0}; /* the graph is made anew then, which reports it */
     CUresult result = capture_library(instance, index, &child, &ignored);
     if (result == CUDA_SUCCESS) {
-      result = driver->GraphExecChildGraphNodeSetParams(graph->exec, node, child);
+      result = driver->GraphExecChildGraphNodeSetParams(replay->exec, node, child);
       driver->GraphDestroy(child);
     }
     return result;
@@ -206,134 +223,136 @@ static CUresult change_node(const ocp_instance *instance, uint32_t index, const 
 
 /* ---- making ---- */
 
-static void give_place(ocp_cluster *cluster, uint64_t slab_bytes) {
-  atomic_fetch_sub(&cluster->num_graphs, 1);
-  atomic_fetch_sub(&cluster->graph_bytes, slab_bytes);
+static void give_place(ocp_replay_budget *budget, uint64_t slab_bytes) {
+  atomic_fetch_sub(&budget->num_replays, 1);
+  atomic_fetch_sub(&budget->slab_bytes, slab_bytes);
 }
 
-void ocp_graph_release(ocp_graph *graph) {
-  if (!graph)
+void ocp_replay_release(ocp_replay *replay) {
+  if (!replay)
     return;
-  ocp_device *device = graph->cluster->device;
+  ocp_device *device = replay->budget->device;
   if (ocp_device_enter_to_release(device)) {
-    if (graph->exec)
-      device->driver->GraphExecDestroy(graph->exec);
-    if (graph->graph)
-      device->driver->GraphDestroy(graph->graph);
-    if (graph->slab)
-      ocp_device_free(device, graph->slab, NULL); /* the stream of a launch that goes on may be gone meanwhile */
+    if (replay->exec)
+      device->driver->GraphExecDestroy(replay->exec);
+    if (replay->graph)
+      device->driver->GraphDestroy(replay->graph);
+    if (replay->slab)
+      ocp_device_free(device, replay->slab, NULL); /* the stream of a launch that goes on may be gone meanwhile */
   }
-  give_place(graph->cluster, graph->slab_bytes);
+  give_place(replay->budget, replay->slab_bytes);
   ocp_count(OCP_GRAPHS_LIVE, -1);
-  free(graph);
+  free(replay);
 }
 
-static bool try_place(ocp_cluster *cluster, uint64_t slab_bytes) {
-  const unsigned graphs = atomic_fetch_add(&cluster->num_graphs, 1);
-  const uint64_t held = atomic_fetch_add(&cluster->graph_bytes, slab_bytes);
-  if (graphs < cluster->max_graphs && (held == 0 || held + slab_bytes <= cluster->device->total_bytes / MEMORY_SHARE))
+static bool try_place(ocp_replay_budget *budget, uint64_t slab_bytes) {
+  const unsigned graphs = atomic_fetch_add(&budget->num_replays, 1);
+  const uint64_t held = atomic_fetch_add(&budget->slab_bytes, slab_bytes);
+  if (graphs < budget->max_replays && (held == 0 || held + slab_bytes <= budget->device->total_bytes / MEMORY_SHARE))
     return true;
-  give_place(cluster, slab_bytes);
+  give_place(budget, slab_bytes);
   return false;
 }
 
 /* Takes a place among the cluster's graphs, if need be from the instance that waits for its next Run the longest. */
-static bool take_place(ocp_cluster *cluster, uint64_t slab_bytes) {
-  while (!try_place(cluster, slab_bytes)) {
-    ocp_graph *oldest = ocp_instance_cache_take_graph(&cluster->cache);
+static bool take_place(ocp_replay_budget *budget, uint64_t slab_bytes) {
+  while (!try_place(budget, slab_bytes)) {
+    ocp_replay *oldest = ocp_instance_cache_take_replay(budget->cache);
     if (!oldest)
       return false;
-    ocp_graph_release(oldest);
+    ocp_replay_release(oldest);
   }
   return true;
 }
 
 /* An empty graph with its arrays, in one block; the place in the cluster is taken. */
-static ocp_graph *allocate(ocp_cluster *cluster, const ocp_instance *instance, ocp_error *error) {
+static ocp_replay *allocate(ocp_replay_budget *budget, const ocp_instance *instance, ocp_error *error) {
   const uint32_t num_records = instance->variant->plan->header.num_records, num_fixups = instance->num_fixups[0];
-  ocp_graph *graph = calloc(1, sizeof *graph + num_records * sizeof *graph->nodes +
-                                   num_bases(instance) * sizeof *graph->bases + num_fixups * sizeof *graph->records);
-  if (!graph) {
-    give_place(cluster, instance->slab_bytes[0]);
+  ocp_replay *replay =
+      calloc(1, sizeof *replay + num_records * sizeof *replay->nodes + num_bases(instance) * sizeof *replay->bases +
+                    num_fixups * sizeof *replay->records);
+  if (!replay) {
+    give_place(budget, instance->slab_bytes[0]);
     fail_memory(error);
     return NULL;
   }
-  graph->cluster = cluster;
-  graph->slab_bytes = instance->slab_bytes[0];
-  graph->nodes = (CUgraphNode *)(graph + 1);
-  graph->bases = (uint64_t *)(graph->nodes + num_records);
-  graph->records = (uint32_t *)(graph->bases + num_bases(instance));
+  replay->budget = budget;
+  replay->slab_bytes = instance->slab_bytes[0];
+  replay->nodes = (CUgraphNode *)(replay + 1);
+  replay->bases = (uint64_t *)(replay->nodes + num_records);
+  replay->records = (uint32_t *)(replay->bases + num_bases(instance));
   ocp_count(OCP_GRAPHS_LIVE, 1);
-  return graph;
+  return replay;
 }
 
 /* Both are in the order of the parameters. */
-static void find_records(const ocp_instance *instance, ocp_graph *graph) {
+static void find_records(const ocp_instance *instance, ocp_replay *replay) {
   const ocp_plan_record *records = instance->variant->plan->records;
   for (uint32_t i = 0, record = 0; i < instance->num_fixups[0]; i++) {
     while (instance->fixups[i].value >= records[record].first_param + records[record].num_params)
       record++;
-    graph->records[i] = record;
+    replay->records[i] = record;
   }
 }
 
-static CUresult fill(const ocp_instance *instance, ocp_graph *graph, uint32_t *record, ocp_error *error) {
+static CUresult fill(const ocp_instance *instance, ocp_replay *replay, uint32_t *record, ocp_error *error) {
   const ocp_driver *driver = instance->variant->device->driver;
-  CUresult result = driver->GraphCreate(&graph->graph, 0);
+  CUresult result = driver->GraphCreate(&replay->graph, 0);
   CUgraphNode last = NULL;
   for (; *record < instance->variant->plan->header.num_records && result == CUDA_SUCCESS; ++*record) {
     if (instance->calls[*record].skipped)
       continue;
-    result = add_node(instance, *record, graph->graph, last, &graph->nodes[*record], error);
+    result = add_node(instance, *record, replay->graph, last, &replay->nodes[*record], error);
     if (result != CUDA_SUCCESS)
       break;
-    last = graph->nodes[*record];
-    graph->counts[instance->calls[*record].kind]++;
+    last = replay->nodes[*record];
+    replay->counts[instance->calls[*record].kind]++;
   }
-  return result == CUDA_SUCCESS ? driver->GraphInstantiate(&graph->exec, graph->graph, 0) : result;
+  return result == CUDA_SUCCESS ? driver->GraphInstantiate(&replay->exec, replay->graph, 0) : result;
 }
 
 /* Gives the instance a graph with the present addresses; where that is not possible the reason is counted. */
-static bool make(ocp_cluster *cluster, ocp_instance *instance, ocp_stream *stream) {
+static bool make(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream *stream) {
   const ocp_plan *plan = instance->variant->plan;
   ocp_error error = {0};
-  if (!take_place(cluster, instance->slab_bytes[0])) {
+  if (!take_place(budget, instance->slab_bytes[0])) {
     fall_back(OCP_GRAPH_FALLBACKS_CACHE_FULL);
     return false;
   }
-  ocp_graph *graph = allocate(cluster, instance, &error);
-  if (!graph || (instance->slab_bytes[0] &&
-                 ocp_device_alloc(cluster->device, instance->slab_bytes[0], stream, &graph->slab, &error) != ORT_OK)) {
-    ocp_graph_release(graph);
+  ocp_replay *replay = allocate(budget, instance, &error);
+  if (!replay || (instance->slab_bytes[0] &&
+                  ocp_device_alloc(budget->device, instance->slab_bytes[0], stream, &replay->slab, &error) != ORT_OK)) {
+    ocp_replay_release(replay);
     ocp_instance_cool(instance);
     fall_back(OCP_GRAPH_FALLBACKS_MEMORY);
     return false;
   }
-  instance->bases[num_bases(instance)] = graph->slab;
+  instance->bases[num_bases(instance)] = replay->slab;
   ocp_instance_set_pointers(instance, 0);
   instance->bases[num_bases(instance)] = 0; /* the Run itself takes none */
-  memcpy(graph->bases, instance->bases, num_bases(instance) * sizeof *graph->bases);
-  find_records(instance, graph);
+  memcpy(replay->bases, instance->bases, num_bases(instance) * sizeof *replay->bases);
+  find_records(instance, replay);
   uint32_t record = 0;
-  const CUresult result = fill(instance, graph, &record, &error);
+  const CUresult result = fill(instance, replay, &record, &error);
   if (result == CUDA_SUCCESS) {
-    instance->graph = graph;
+    instance->replay = replay;
+    instance->release_replay = ocp_replay_release;
     ocp_count(OCP_GRAPH_CAPTURES, 1);
     return true;
   }
   if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-    ocp_graph_release(graph);
+    ocp_replay_release(replay);
     ocp_instance_cool(instance);
     fall_back(OCP_GRAPH_FALLBACKS_MEMORY);
     return false;
   }
   const bool in_library = record < plan->header.num_records && plan->records[record].kind == OCP_RECORD_LIBRARY;
   if (error.code == ORT_OK)
-    ocp_fail_cuda(&error, cluster->device->driver, result, "making a CUDA graph");
+    ocp_fail_cuda(&error, budget->device->driver, result, "making a CUDA graph");
   const ocp_counter reason = in_library ? OCP_GRAPH_FALLBACKS_LIBRARY : OCP_GRAPH_FALLBACKS_DRIVER;
-  refuse(cluster, instance, reason, &error);
+  refuse(budget, instance, reason, &error);
   fall_back(reason);
-  ocp_graph_release(graph);
+  ocp_replay_release(replay);
   return false;
 }
 
@@ -341,42 +360,43 @@ static bool make(ocp_cluster *cluster, ocp_instance *instance, ocp_stream *strea
 
 /* Changes the nodes that hold addresses other than the instance's; false where one cannot be changed. */
 static bool update(ocp_instance *instance) {
-  ocp_graph *graph = instance->graph;
-  const size_t bytes = num_bases(instance) * sizeof *graph->bases;
-  if (memcmp(graph->bases, instance->bases, bytes) == 0)
+  ocp_replay *replay = instance->replay;
+  const size_t bytes = num_bases(instance) * sizeof *replay->bases;
+  if (memcmp(replay->bases, instance->bases, bytes) == 0)
     return true;
   const uint32_t count = instance->num_fixups[0];
   for (uint32_t i = 0; i < count;) {
-    const uint32_t record = graph->records[i];
+    const uint32_t record = replay->records[i];
     bool changed = false;
-    for (; i < count && graph->records[i] == record; i++) {
+    for (; i < count && replay->records[i] == record; i++) {
       /* All addresses of the record, since a Run without the graph may have left others. */
       const ocp_fixup *fixup = &instance->fixups[i];
       const bool in_slab = fixup->base >= num_bases(instance);
-      instance->values[fixup->value] = (in_slab ? graph->slab : instance->bases[fixup->base]) + fixup->offset;
-      changed |= !in_slab && graph->bases[fixup->base] != instance->bases[fixup->base];
+      instance->values[fixup->value] = (in_slab ? replay->slab : instance->bases[fixup->base]) + fixup->offset;
+      changed |= !in_slab && replay->bases[fixup->base] != instance->bases[fixup->base];
     }
-    if (changed && change_node(instance, record, graph) != CUDA_SUCCESS)
+    if (changed && change_node(instance, record, replay) != CUDA_SUCCESS)
       return false;
   }
-  memcpy(graph->bases, instance->bases, bytes);
+  memcpy(replay->bases, instance->bases, bytes);
   return true;
 }
 
-int ocp_graph_run(ocp_cluster *cluster, ocp_instance *instance, ocp_stream *stream, bool *launched, ocp_error *error) {
+int ocp_replay_run(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream *stream, bool *launched,
+                   ocp_error *error) {
   *launched = false;
-  if (instance->graph && !update(instance)) {
-    ocp_graph_release(instance->graph);
-    instance->graph = NULL;
+  if (instance->replay && !update(instance)) {
+    ocp_replay_release(instance->replay);
+    instance->replay = NULL;
   }
-  if (!instance->graph && !make(cluster, instance, stream))
+  if (!instance->replay && !make(budget, instance, stream))
     return ORT_OK;
   *launched = true;
-  const ocp_device *device = cluster->device;
-  const CUresult result = device->driver->GraphLaunch(instance->graph->exec, stream->handle);
+  const ocp_device *device = budget->device;
+  const CUresult result = device->driver->GraphLaunch(instance->replay->exec, stream->handle);
   if (result == CUDA_ERROR_OUT_OF_MEMORY) { /* the first launch takes memory */
-    ocp_graph_release(instance->graph);
-    instance->graph = NULL;
+    ocp_replay_release(instance->replay);
+    instance->replay = NULL;
     ocp_instance_cool(instance);
     fall_back(OCP_GRAPH_FALLBACKS_MEMORY);
     *launched = false;
@@ -384,25 +404,10 @@ int ocp_graph_run(ocp_cluster *cluster, ocp_instance *instance, ocp_stream *stre
   }
   if (result != CUDA_SUCCESS) {
     char what[300];
-    snprintf(what, sizeof what, "%.200s: cuGraphLaunch", cluster->name);
-    return ocp_device_fail(cluster->device, result, what, error);
+    snprintf(what, sizeof what, "%.200s: cuGraphLaunch", budget->cluster_name);
+    return ocp_device_fail(budget->device, result, what, error);
   }
   ocp_count(OCP_GRAPH_REPLAYS, 1);
-  ocp_count_records(instance->graph->counts);
+  ocp_count_records(instance->replay->counts);
   return ORT_OK;
-}
-
-void ocp_graph_launched(ocp_graph *graph, const ocp_stream *stream) {
-  graph->stream_id = stream->priv->id;
-  graph->position = ocp_stream_position(stream);
-}
-
-bool ocp_graph_may_run_on(const ocp_graph *graph, const ocp_stream *stream) {
-  if (graph->stream_id == stream->priv->id)
-    return true;
-  ocp_pool *pool = stream->device->pool;
-  pthread_mutex_lock(&pool->lock);
-  const bool finished = ocp_pool_is_finished(pool, graph->stream_id, graph->position, stream);
-  pthread_mutex_unlock(&pool->lock);
-  return finished;
 }

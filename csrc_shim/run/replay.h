@@ -1,4 +1,5 @@
-/* Automatic CUDA graphs: the records of an instance as one executable graph, made after some warm Runs.
+/* CUDA graphs of plans: the records of an instance as one executable graph, made after some warm Runs and replayed by
+ * later ones.
  *
  * The graph belongs to the instance, so one Run at a time changes and launches it. It is made node by node from the
  * records, a library call as a child graph that a stream captured; addresses that differ from Run to Run reach it as
@@ -7,31 +8,33 @@
 #ifndef OCP_RUN_REPLAY_H
 #define OCP_RUN_REPLAY_H
 
+#include "base/error.h"
+#include "device/device.h"
+#include "device/stream.h"
 #include "run/instance.h"
+#include "run/instance_cache.h"
 
-typedef struct ocp_graph {
-  ocp_cluster *cluster;
-  CUgraph graph; /* kept: changes name its nodes */
-  CUgraphExec exec;
-  uint64_t slab, slab_bytes;
-  uint64_t stream_id, position;         /* where it was launched last, and the end of that stream then */
-  int64_t counts[OCP_RECORD_NUM_KINDS]; /* of its nodes */
-  CUgraphNode *nodes;                   /* of the records */
-  uint32_t *records;                    /* of the fixups: which record each belongs to */
-  uint64_t *bases;                      /* of inputs and outputs, as the executable graph has them */
-} ocp_graph;
+typedef struct ocp_replay ocp_replay;
+
+/* What a cluster allows its instances, and what they have taken of it. */
+typedef struct ocp_replay_budget {
+  ocp_device *device;
+  const char *cluster_name;
+  ocp_instance_cache *cache;       /* whose oldest graphs give way to new ones */
+  uint32_t warm_runs, max_replays; /* graphs are made after so many warm Runs, and at most so many; 0: none */
+  atomic_uint num_replays;
+  atomic_ullong slab_bytes; /* of them all */
+  atomic_bool said_refusal;
+} ocp_replay_budget;
 
 /* Whether this Run of the instance on the stream is to be a launch of a graph. Counts warm Runs, and the reason where a
  * warm Run cannot be one. */
-bool ocp_graph_is_due(const ocp_cluster *cluster, ocp_instance *instance, const ocp_stream *stream);
+bool ocp_replay_is_due(const ocp_replay_budget *budget, ocp_instance *instance, const ocp_stream *stream);
 /* Launches the graph of an instance whose bases of inputs and outputs are set, after making or changing it. *launched
  * tells whether: where it was not (counted by reason) and there is no error, the records have to be enqueued. */
-int ocp_graph_run(ocp_cluster *cluster, ocp_instance *instance, ocp_stream *stream, bool *launched, ocp_error *error);
-/* Notes where the graph was launched; after ocp_stream_enqueued. */
-void ocp_graph_launched(ocp_graph *graph, const ocp_stream *stream);
-/* Whether a launch on the stream would be ordered after the one before it. */
-bool ocp_graph_may_run_on(const ocp_graph *graph, const ocp_stream *stream);
+int ocp_replay_run(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream *stream, bool *launched,
+                   ocp_error *error);
 /* Destroys it and gives its slab back; a launch that has not finished may go on. NULL is ignored. */
-void ocp_graph_release(ocp_graph *graph);
+void ocp_replay_release(ocp_replay *replay);
 
 #endif

@@ -4,9 +4,12 @@
  * Engines that are compiled already exist, for tensors whose channels do not come last, for a convolution alone and for
  * one with a residual, a bias and ReLU in this order, of which residual and ReLU may be missing; what lies between the
  * operations is float32. Others compile for seconds, or want channels last. */
-#include "vendor/library.h"
-
 #include <stdlib.h>
+
+#include "base/error.h"
+#include "driver/driver.h"
+#include "vendor/library.h"
+#include "vendor/problem.h"
 
 typedef int cudnnStatus_t;
 typedef struct cudnnContext *cudnnHandle_t;

@@ -2,7 +2,8 @@
 #ifndef OCP_VENDOR_LIBRARY_H
 #define OCP_VENDOR_LIBRARY_H
 
-#include "device/memory.h"
+#include "base/error.h"
+#include "driver/driver.h"
 #include "vendor/problem.h"
 
 enum { OCP_MAX_KEY = 40 };

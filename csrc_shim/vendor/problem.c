@@ -1,11 +1,13 @@
 /* Loads the vendor libraries, and keeps what they prepared for each problem and set of sizes. */
-#include "vendor/library.h"
+#include "vendor/problem.h"
 
 #include <dlfcn.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "vendor/library.h"
 
 struct ocp_problem {
   ocp_problem_spec spec;
@@ -143,8 +145,11 @@ static const ocp_prepared *prepare(ocp_problem *problem, void *handle, const int
 
 /* ---- calls ---- */
 
+/* The stream's handle of the library: opened with its first call there, closed with the stream. */
 static void **stream_handle(ocp_stream *stream, const ocp_library *library) {
-  return library == &ocp_cublaslt ? &stream->cublaslt : &stream->cudnn;
+  ocp_stream_slot *slot = &stream->slots[library == &ocp_cublaslt ? OCP_SLOT_CUBLASLT : OCP_SLOT_CUDNN];
+  slot->release = library->close;
+  return &slot->state;
 }
 
 /* The algorithm for a call; its stream's handle is open then. NULL with the error. */
@@ -182,13 +187,4 @@ int ocp_library_run(ocp_problem *problem, ocp_stream *stream, void *const *point
   return prepared ? problem->library->run(&problem->spec, *stream_handle(stream, problem->library), prepared,
                                           stream->handle, pointers, error)
                   : error->code;
-}
-
-void ocp_library_release_stream(ocp_stream *stream) {
-  for (uint32_t i = 0; i < OCP_NUM_LIBRARIES; i++) {
-    void **handle = stream_handle(stream, libraries[i]);
-    if (*handle)
-      libraries[i]->close(*handle);
-    *handle = NULL;
-  }
 }

@@ -8,7 +8,10 @@
 #ifndef OCP_VENDOR_PROBLEM_H
 #define OCP_VENDOR_PROBLEM_H
 
-#include "base/core.h"
+#include "base/error.h"
+#include "device/stream.h"
+
+typedef struct ocp_problem ocp_problem;
 
 typedef enum ocp_library_id { OCP_CUBLASLT = 0, OCP_CUDNN = 1, OCP_NUM_LIBRARIES } ocp_library_id;
 
@@ -64,8 +67,5 @@ int ocp_library_prepare(ocp_problem *problem, ocp_stream *stream, void *const *p
 /* Enqueues one call on the stream, whose device is current. Safe beside other threads on other streams. */
 int ocp_library_run(ocp_problem *problem, ocp_stream *stream, void *const *pointers, uint32_t num_pointers,
                     const int64_t *values, uint32_t num_values, ocp_error *error);
-
-/* Closes the stream's library handles. */
-void ocp_library_release_stream(ocp_stream *stream);
 
 #endif

@@ -94,7 +94,7 @@ def driver_error_text(driver: Any, code: int) -> str:
     name = ffi.new("const char **")
     known = driver.GetErrorName(code, name) == 0 and name[0] != ffi.NULL
     text = ffi.string(name[0]).decode() if known else f"CUDA error {code}"
-    if driver == core().driver_emulator() and (detail := ffi.string(core().emu_last_error())):
+    if driver.LastErrorText and (detail := ffi.string(driver.LastErrorText())):
         text += f" ({detail.decode(errors='replace')})"
     return text
 

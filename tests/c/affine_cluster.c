@@ -2,8 +2,19 @@
 
 #include <string.h>
 
+#include "base/counters.h"
+#include "base/error.h"
+#include "device/device.h"
+#include "device/devices.h"
+#include "device/memory.h"
+#include "device/order.h"
+#include "device/stream.h"
+#include "driver/driver.h"
 #include "emulator/emulator.h"
 #include "plan/format.h"
+#include "python/host.h"
+#include "run/cluster.h"
+#include "run/input.h"
 
 enum { MAX_BYTES = 1 << 20 };
 
@@ -41,7 +52,7 @@ void make_affine_cluster(char **arguments) {
   real = device->driver;
   CHECK(real->ModuleLoadData(&module, image, image_bytes) == CUDA_SUCCESS);
   CHECK(real->ModuleGetFunction(&kernel.function, module, kernel.name) == CUDA_SUCCESS);
-  cluster = ocp_cluster_create(device, "affine", 0);
+  cluster = ocp_cluster_create(device, "affine", ocp_python_build_variant, 0);
   CHECK(cluster);
   CHECK_OK(ocp_cluster_add_kernels(cluster, &kernel, 1, error));
   CHECK_OK(ocp_cluster_add_plan(cluster, plan, plan_bytes, error));

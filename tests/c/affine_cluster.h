@@ -3,7 +3,10 @@
 #define OCP_TESTS_AFFINE_CLUSTER_H
 
 #include "check.h"
-#include "run/executor.h"
+#include "device/device.h"
+#include "device/stream.h"
+#include "driver/driver.h"
+#include "run/cluster.h"
 
 enum { MAX_ELEMENTS = 15 };
 

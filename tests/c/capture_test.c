@@ -6,6 +6,13 @@
 #include <unistd.h>
 
 #include "affine_cluster.h"
+#include "base/counters.h"
+#include "base/error.h"
+#include "device/device.h"
+#include "device/memory.h"
+#include "device/order.h"
+#include "device/stream.h"
+#include "driver/driver.h"
 #include "ort/capture.h"
 
 enum { NUM_THREADS = 4, NUM_IDS = 3, WARM = 2 };

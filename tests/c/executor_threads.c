@@ -3,9 +3,18 @@
  * executor_threads IMAGE PLAN ROUNDS: PLAN computes 2 * x + 1 for x float [n, m] by kernel 0 of IMAGE, "affine". */
 #include <pthread.h>
 
+#include "base/error.h"
 #include "check.h"
+#include "device/device.h"
+#include "device/devices.h"
+#include "device/memory.h"
+#include "device/stream.h"
+#include "driver/driver.h"
 #include "plan/format.h"
+#include "python/host.h"
+#include "run/cluster.h"
 #include "run/executor.h"
+#include "run/input.h"
 
 enum { MAX_BYTES = 1 << 20, NUM_THREADS = 4, MAX_ELEMENTS = 15, NUM_PLANS = 30 };
 
@@ -80,7 +89,7 @@ int main(int argc, char **argv) {
   ocp_kernel_ref kernel = {.name = "affine", .num_params = 5, .params = params};
   CHECK(device->driver->ModuleLoadData(&module, image, image_bytes) == CUDA_SUCCESS);
   CHECK(device->driver->ModuleGetFunction(&kernel.function, module, kernel.name) == CUDA_SUCCESS);
-  cluster = ocp_cluster_create(device, "threads", 0);
+  cluster = ocp_cluster_create(device, "threads", ocp_python_build_variant, 0);
   CHECK(cluster);
   CHECK_OK(ocp_cluster_add_kernels(cluster, &kernel, 1, error));
   CHECK_OK(ocp_cluster_add_plan(cluster, plan, plan_bytes, error));

@@ -156,7 +156,7 @@ void configure(int memory, const char *options) {
   uint32_t given = 0;
   ocp_arena_config_defaults(&config);
   CHECK_OK(ocp_arena_config_parse(keys, values, count, &config, &given, error));
-  ocp_pool_configure(device, memory, &config);
+  ocp_pool_configure(device->pool, memory, &config);
 }
 
 int run_tests(const test *tests, size_t count, int argc, char **argv) {

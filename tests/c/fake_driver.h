@@ -2,8 +2,18 @@
 #ifndef OCP_TESTS_FAKE_DRIVER_H
 #define OCP_TESTS_FAKE_DRIVER_H
 
+#include "base/counters.h"
+#include "base/error.h"
 #include "check.h"
+#include "device/arena_options.h"
+#include "device/arena_settings.h"
+#include "device/device.h"
+#include "device/memory.h"
+#include "device/order.h"
 #include "device/pool.h"
+#include "device/stream.h"
+#include "device/wait.h"
+#include "driver/driver.h"
 
 /* Two numbers: how much was enqueued, and how much of that is done. */
 struct CUstream_st {

@@ -14,7 +14,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "device/memory.h"
+#include "device/device.h"
+#include "driver/driver.h"
 #include "emulator/internal.h"
 
 #define EXPORT __attribute__((visibility("default")))

@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include "affine_cluster.h"
+#include "base/counters.h"
 
 enum { NUM_THREADS = 4, WARM = 2 };
 

@@ -6,10 +6,15 @@
 #include <elf.h>
 #include <string.h>
 
+#include "base/error.h"
 #include "check.h"
 #include "damage_object.h"
-#include "device/memory.h"
+#include "device/device.h"
+#include "device/devices.h"
+#include "driver/driver.h"
 #include "emulator/driver.h"
+#include "emulator/internal.h"
+#include "emulator/kernel.h"
 
 enum { MAX_OBJECTS = 16, MAX_NAMES = 1024 };
 
@@ -72,9 +77,9 @@ static void try_object(const ocp_driver *driver, const object *damaged, const na
   free(image); /* which does not outlive the call */
   if (result) {
     if (result != CUDA_ERROR_INVALID_IMAGE && result != CUDA_ERROR_OUT_OF_MEMORY)
-      fprintf(stderr, "result %d: %s\n", result, ocp_emu_last_error());
+      fprintf(stderr, "result %d: %s\n", result, emu_last_error());
     CHECK(result == CUDA_ERROR_INVALID_IMAGE || result == CUDA_ERROR_OUT_OF_MEMORY);
-    CHECK(ocp_emu_last_error()[0]);
+    CHECK(emu_last_error()[0]);
     n->refused++;
   } else {
     n->loaded++;

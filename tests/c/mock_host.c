@@ -4,12 +4,24 @@
  *     mock_host KERNELS.o [inline|adversarial] [seed] */
 #include <string.h>
 
+#include "base/counters.h"
+#include "base/error.h"
+#include "base/host.h"
 #include "check.h"
+#include "device/device.h"
+#include "device/devices.h"
 #include "device/mempool.h"
+#include "device/order.h"
 #include "device/pool.h"
+#include "device/stream.h"
+#include "emulator/emulator.h"
 #include "mock_host.h"
-#include "ort/compute.h"
+#include "ort/allocator.h"
+#include "ort/ep.h"
 #include "ort/factory.h"
+#include "ort/kernels.h"
+#include "ort/stream.h"
+#include "python/tables.h"
 
 OrtEpFactory *factory;
 OrtMemoryDevice device_memory, pinned_memory, other_device_memory;
@@ -309,15 +321,16 @@ static void *handle_of_nobody(OrtSyncStreamImpl *this_ptr) { return this_ptr; }
 static void test_streams_are_known_by_their_handles(void) {
   OrtSyncStreamImpl impl = {.GetHandle = handle_of_nobody};
   OrtSyncStream stream = make_stream(), other = {0}, foreign = {&impl}, without_handle = {NULL};
-  CHECK(ocp_ort_stream(&stream) == (ocp_stream *)(void *)stream.impl);
+  ocp_error error;
+  CHECK(ocp_ort_stream_view(ocp_ort_stream(&stream), &error) == stream.impl);
   CHECK(!ocp_ort_stream(&foreign) && !ocp_ort_stream(&without_handle) && !ocp_ort_stream(NULL));
   stream.impl->Release(stream.impl);
   ocp_stream *defaults[2];
   CHECK_OK(ocp_stream_adopt(device, NULL, &defaults[0], error));
-  stream.impl = &defaults[0]->ort;
+  stream.impl = ocp_ort_stream_view(defaults[0], &error);
   CHECK(ocp_ort_stream(&stream) == defaults[0]);
   CHECK_OK(ocp_stream_adopt(ocp_device_find(true, 1), NULL, &defaults[1], error));
-  other.impl = &defaults[1]->ort;
+  other.impl = ocp_ort_stream_view(defaults[1], &error);
   CHECK(defaults[0]->handle == defaults[1]->handle);
   CHECK(ocp_ort_stream(&stream) == defaults[0] && ocp_ort_stream(&other) == defaults[1]);
   ocp_stream_release(defaults[0]);

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "base/host.h"
 #include "check.h"
 
 atomic_int mock_live_statuses, mock_log_messages;

@@ -3,7 +3,9 @@
 #ifndef OCP_TESTS_MOCK_ORT_H
 #define OCP_TESTS_MOCK_ORT_H
 
-#include "ort/memory.h"
+#include <stdatomic.h>
+
+#include "base/ort_abi.h"
 
 struct OrtMemoryDevice {
   OrtMemoryInfoDeviceType type;

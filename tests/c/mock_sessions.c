@@ -4,11 +4,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/error.h"
+#include "base/host.h"
 #include "check.h"
-#include "device/arena_config.h"
+#include "device/arena_options.h"
+#include "device/arena_settings.h"
+#include "device/device.h"
+#include "device/memory.h"
+#include "driver/driver.h"
 #include "mock_host.h"
 #include "ort/compute.h"
 #include "plan/format.h"
+#include "python/host.h"
+#include "run/cluster.h"
 
 /* out = block_sum(a + b) for vectors of equal, dynamic length, in blocks of 64. */
 static size_t make_plan(uint8_t *out, size_t capacity) {
@@ -76,7 +84,7 @@ static ocp_cluster *make_cluster(const void *image, size_t bytes, CUmodule *modu
   CHECK(driver->ModuleLoadData(module, image, bytes) == CUDA_SUCCESS);
   for (int i = 0; i < 2; i++)
     CHECK(driver->ModuleGetFunction(&kernels[i].function, *module, kernels[i].name) == CUDA_SUCCESS);
-  ocp_cluster *cluster = ocp_cluster_create(device, "mock cluster", 1);
+  ocp_cluster *cluster = ocp_cluster_create(device, "mock cluster", ocp_python_build_variant, 1);
   CHECK(cluster);
   ocp_error error = {0};
   CHECK(ocp_cluster_add_kernels(cluster, kernels, 2, &error) == 0);

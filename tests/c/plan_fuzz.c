@@ -5,10 +5,20 @@
  * failed, and ran. */
 #include <string.h>
 
+#include "base/error.h"
 #include "check.h"
+#include "device/device.h"
+#include "device/devices.h"
+#include "device/memory.h"
+#include "device/stream.h"
+#include "device/weights.h"
+#include "driver/driver.h"
 #include "emulator/emulator.h"
 #include "plan/format.h"
+#include "python/host.h"
+#include "run/cluster.h"
 #include "run/executor.h"
+#include "run/input.h"
 
 enum { MAX_BYTES = 1 << 20, DEVICE_BYTES = 32 << 20 };
 
@@ -104,7 +114,7 @@ static void try_plan(ocp_device *device, ocp_stream *stream, const ocp_kernel_re
   ocp_weight *weight;
   const char contents[64] = {1};
   const uint32_t host_input = 1;
-  ocp_cluster *cluster = ocp_cluster_create(device, "fuzz", 0);
+  ocp_cluster *cluster = ocp_cluster_create(device, "fuzz", ocp_python_build_variant, 0);
   CHECK(cluster);
   CHECK_OK(ocp_cluster_add_kernels(cluster, kernel, 1, error));
   CHECK_OK(ocp_weight_acquire(device, contents, sizeof contents, &weight, error));

@@ -15,6 +15,8 @@ from isolated import python
 HEADER = build_plugin.SOURCES / "driver" / "driver.h"
 SOURCE = build_plugin.SOURCES / "driver" / "cuda.c"
 SYMBOLS = [*re.findall(r'MEMBER\(\w+, "(\w+)"\)', SOURCE.read_text()), "cuModuleLoadData"]
+#: What the real driver leaves NULL.
+EMULATED_ONLY = {"LastErrorText", "ReuseMemory", "RedZone"}
 
 
 def stand_in(folder: Path, missing: str = "") -> dict[str, str]:
@@ -31,10 +33,13 @@ def test_each_member_is_the_function_of_its_name(tmp_path: Path) -> None:
     from ort_cuda_plugin.abi.core import core, ffi
     table = core().driver_cuda(ffi.NULL)
     for member in dir(table):
-        print(member, ffi.cast("int (*)(void)", getattr(table, member))())
+        function = ffi.cast("int (*)(void)", getattr(table, member))
+        print(member, function() if function else -1)
     """
     done = python(code, env=stand_in(tmp_path))
     members = dict(line.split() for line in done.stdout.splitlines())
+    assert {member for member in members if members[member] == "-1"} == EMULATED_ONLY
+    members = {member: index for member, index in members.items() if member not in EMULATED_ONLY}
     assert len(members) == len(SYMBOLS)
     for member, index in members.items():
         plain = re.sub(r"_v\d$", "", SYMBOLS[int(index)])

@@ -1,8 +1,8 @@
-/* The options of an arena and what it reports, as the host, Python and the arena know them. */
-#ifndef OCP_DEVICE_ARENA_CONFIG_H
-#define OCP_DEVICE_ARENA_CONFIG_H
+/* The options of an arena, their keys and values, and what an arena reports. */
+#ifndef OCP_DEVICE_ARENA_OPTIONS_H
+#define OCP_DEVICE_ARENA_OPTIONS_H
 
-#include "base/core.h"
+#include "base/error.h"
 
 enum { OCP_DEVICE_MEMORY = 0, OCP_PINNED_MEMORY = 1, OCP_NUM_MEMORIES = 2 };
 
@@ -35,30 +35,25 @@ typedef struct ocp_memory_stats {
   int64_t num_bound_chunks; /* free, and still used by work of a stream */
 } ocp_memory_stats;
 
+enum { OCP_ARENA_WARNING_BYTES = 600 }; /* of a warning about options that were not taken */
+
 void ocp_arena_config_defaults(ocp_arena_config *config);
 
 /* Sets the members that the keys name ("arena.max_mem", ...) and in *given the bit of each. An unknown key, or a value
  * that its key cannot have, is an error that names the key and what it takes. */
 int ocp_arena_config_parse(const char *const *keys, const char *const *values, size_t count, ocp_arena_config *config,
                            uint32_t *given, ocp_error *error);
-
-/* ---- the living arenas' options: one for each kind of device, ordinal and memory; kept from the first user of an
- * arena to its last, whether the device is open or not ---- */
-/* A user of the arena (an OrtAllocator) comes or goes. Release returns whether it was the last one, whose going makes
- * the options the defaults again. */
-void ocp_arena_retain(bool emulated, int ordinal, int memory);
-bool ocp_arena_release(bool emulated, int ordinal, int memory);
-/* Options for the arena. An arena that nobody has given options takes them; one that lives with others keeps what it
- * has: then warning (of OCP_ARENA_WARNING_BYTES) gets a sentence that names the keys, unless the same wish for another
- * memory of the device has just had it; else it is "". */
-enum { OCP_ARENA_WARNING_BYTES = 600 };
-int ocp_arena_configure(int emulated, int ordinal, int memory, const char *const *keys, const char *const *values,
-                        size_t count, char *warning, ocp_error *error);
-/* ORT_OK, or the error that ocp_arena_configure would give. */
+/* ORT_OK, or the error of that. */
 int ocp_arena_check(const char *const *keys, const char *const *values, size_t count, ocp_error *error);
-/* As above, but the limit always changes. bytes: INT64_MAX for none. */
-int ocp_arena_set_limit(int emulated, int ordinal, int memory, int64_t bytes, ocp_error *error);
-/* Gives the device, if it is open, the options: when they change, and when it was opened. */
-void ocp_arena_apply(bool emulated, int ordinal, int memory);
+
+/* ---- sets of keys, as bits ---- */
+/* Those of `given` for which the two differ. */
+uint32_t ocp_arena_config_differences(const ocp_arena_config *config, const ocp_arena_config *wanted, uint32_t given);
+/* Sets the given members to the wanted values. */
+void ocp_arena_config_take(ocp_arena_config *config, const ocp_arena_config *wanted, uint32_t given);
+/* Those that mean something for pinned memory, too. */
+uint32_t ocp_arena_config_of_pinned(uint32_t given);
+/* "arena.max_mem, arena.extend_strategy" */
+void ocp_arena_config_list(uint32_t given, char *text, size_t text_bytes);
 
 #endif

@@ -1,60 +1,26 @@
-/* Errors, the host's API, and the table that Python gets. */
-#include "device/pool.h"
+#include "ort/table.h"
+
+#include "base/counters.h"
+#include "base/error.h"
+#include "base/host.h"
+#include "base/process.h"
+#include "device/arena_options.h"
+#include "device/arena_settings.h"
+#include "device/device.h"
+#include "device/devices.h"
+#include "device/memory.h"
+#include "device/stream.h"
+#include "device/weights.h"
+#include "driver/cuda.h"
+#include "emulator/emulator.h"
+#include "ort/allocator.h"
 #include "ort/compute.h"
-#include "ort/memory.h"
-#include "python/tables.h"
-
-#include <pthread.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <string.h>
-
-const OrtApi *ocp_api;
-const OrtEpApi *ocp_ep_api;
-uint32_t ocp_api_version;
-const OrtLogger *ocp_logger;
-atomic_bool ocp_forked;
-
-static void after_fork_in_child(void) { atomic_store(&ocp_forked, true); }
-
-void ocp_watch_forks(void) {
-  static atomic_bool watching;
-  /* Fails only without memory, when nothing else works either. */
-  if (!atomic_exchange(&watching, true))
-    (void)pthread_atfork(NULL, NULL, after_fork_in_child);
-}
-
-int ocp_fail(ocp_error *error, int code, const char *format, ...) {
-  error->code = code;
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(error->text, sizeof error->text, format, arguments);
-  va_end(arguments);
-  return code;
-}
-
-int ocp_fail_cuda(ocp_error *error, const ocp_driver *driver, CUresult result, const char *what) {
-  const char *name = NULL, *text = NULL;
-  if (driver->GetErrorName(result, &name) != CUDA_SUCCESS || !name)
-    name = "unknown error";
-  if (driver->GetErrorString(result, &text) != CUDA_SUCCESS || !text)
-    text = "no description";
-  const char *detail = driver == ocp_driver_emulator() ? ocp_emu_last_error() : "";
-  return ocp_fail(error, result == CUDA_ERROR_INVALID_VALUE ? ORT_INVALID_ARGUMENT : ORT_EP_FAIL,
-                  "%s failed: %s (%d: %s)%s%s", what, name, result, text, *detail ? ": " : "", detail);
-}
-
-OrtStatus *ocp_status(const ocp_error *error) {
-  return error->code == ORT_OK ? NULL : ocp_api->CreateStatus((OrtErrorCode)error->code, error->text);
-}
-
-void ocp_log(OrtLoggingLevel level, const char *text) {
-  if (!ocp_logger)
-    return;
-  OrtStatus *status = ocp_api->Logger_LogMessage(ocp_logger, level, text, __FILE__, __LINE__, OCP_EP_NAME);
-  if (status)
-    ocp_api->ReleaseStatus(status);
-}
+#include "plan/slab.h"
+#include "python/host.h"
+#include "run/cluster.h"
+#include "run/executor.h"
+#include "run/plan_memory.h"
+#include "vendor/problem.h"
 
 static int64_t counter_get(uint32_t counter) {
   return counter < OCP_NUM_COUNTERS ? atomic_load_explicit(&ocp_counters[counter], memory_order_relaxed) : 0;
@@ -77,6 +43,10 @@ static const OrtLogger *host_logger(void) { return ocp_logger; }
 
 static ocp_device *device_open(int emulated, int ordinal, ocp_error *error) {
   return ocp_device_open(emulated != 0, ordinal, error);
+}
+
+static ocp_cluster *cluster_create(ocp_device *device, const char *name, int64_t python_handle) {
+  return ocp_cluster_create(device, name, ocp_python_build_variant, python_handle);
 }
 
 static int memory_info(int emulated, int ordinal, int kind, const OrtMemoryInfo **out, ocp_error *error) {
@@ -110,7 +80,6 @@ static const ocp_core core = {
     .emu_clear_findings = ocp_emu_clear_findings,
     .emu_host_pointer = ocp_emu_host_pointer,
     .emu_owns = ocp_emu_owns,
-    .emu_last_error = ocp_emu_last_error,
     .device_open = device_open,
     .device_enter = ocp_device_enter,
     .device_enter_to_release = ocp_device_enter_to_release,
@@ -120,7 +89,7 @@ static const ocp_core core = {
     .stream_adopt = ocp_stream_adopt,
     .stream_release = ocp_stream_release,
     .stream_synchronize = ocp_stream_synchronize,
-    .cluster_create = ocp_cluster_create,
+    .cluster_create = cluster_create,
     .cluster_release = ocp_cluster_release,
     .cluster_add_kernels = ocp_cluster_add_kernels,
     .cluster_add_weights = ocp_cluster_add_weights,

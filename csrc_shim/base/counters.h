@@ -1,0 +1,44 @@
+/* Counters: process wide, relaxed atomics; read by ort_cuda_plugin.counters(). */
+#ifndef OCP_BASE_COUNTERS_H
+#define OCP_BASE_COUNTERS_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+typedef enum ocp_counter {
+  OCP_PYTHON_CALLS, /* calls from C into Python */
+  OCP_RUNS,         /* Compute calls of compiled clusters */
+  OCP_LAUNCHES,     /* kernels launched, one by one or by replays of automatic graphs */
+  OCP_LIBRARY_CALLS,
+  OCP_COPIES_H2D,
+  OCP_COPIES_D2H,
+  OCP_COPIES_D2D,
+  OCP_PLAN_VARIANTS_BUILT,
+  OCP_PLAN_HITS,
+  OCP_HOST_VALUE_READS,
+  OCP_KERNELS_COMPILED,  /* added to by Python through counter_add */
+  OCP_KERNEL_CACHE_HITS, /* likewise */
+  OCP_GRAPH_CAPTURES,    /* automatic CUDA graphs made, replayed, and their nodes changed */
+  OCP_GRAPH_REPLAYS,
+  OCP_GRAPH_UPDATES,
+  OCP_GRAPH_FALLBACKS,            /* warm Runs without a graph, then by reason: */
+  OCP_GRAPH_FALLBACKS_READ_BACK,  /* the host needs values in the middle of the Run */
+  OCP_GRAPH_FALLBACKS_CAPTURING,  /* somebody captures the stream */
+  OCP_GRAPH_FALLBACKS_CACHE_FULL, /* as many graphs as allowed are in use */
+  OCP_GRAPH_FALLBACKS_MEMORY,     /* no memory for the graph */
+  OCP_GRAPH_FALLBACKS_LIBRARY,    /* a library call cannot be captured */
+  OCP_GRAPH_FALLBACKS_DRIVER,     /* the driver makes no graph of it */
+  OCP_DEVICE_BYTES_IN_USE,        /* handed out and not yet freed: ORT's tensors, slabs, weights */
+  OCP_PINNED_BYTES_IN_USE,
+  OCP_WEIGHT_BYTES,
+  OCP_STREAMS_LIVE,
+  OCP_GRAPHS_LIVE, /* automatic ones */
+  OCP_NUM_COUNTERS
+} ocp_counter;
+extern _Atomic int64_t ocp_counters[OCP_NUM_COUNTERS];
+extern const char *const ocp_counter_names[OCP_NUM_COUNTERS];
+static inline void ocp_count(ocp_counter counter, int64_t by) {
+  atomic_fetch_add_explicit(&ocp_counters[counter], by, memory_order_relaxed);
+}
+
+#endif

@@ -1,0 +1,14 @@
+/* Errors: a code and a message, made into an OrtStatus at the boundary only (host.h). */
+#ifndef OCP_BASE_ERROR_H
+#define OCP_BASE_ERROR_H
+
+#include "base/ort_abi.h" /* the codes; generated from ort_cuda_plugin/abi by build_plugin.py */
+
+typedef struct ocp_error {
+  int code; /* OrtErrorCode; 0: none */
+  char text[1000];
+} ocp_error;
+/* Formats the message (truncating) and returns code. */
+int ocp_fail(ocp_error *error, int code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+#endif

@@ -1,0 +1,25 @@
+/* ONNX Runtime as the library sees it: its API, statuses and log. */
+#ifndef OCP_BASE_HOST_H
+#define OCP_BASE_HOST_H
+
+#include "base/error.h"
+
+#define OCP_EP_NAME "CudaPluginExecutionProvider"
+
+/* Set when a factory is created, before any other callback can run. */
+extern const OrtApi *ocp_api;
+extern const OrtEpApi *ocp_ep_api;
+/* min(OCP_NEWEST_API, the host's): goes into every ort_version_supported. A slot S newer than OCP_OLDEST_API may be set
+ * or called only when ocp_api_version >= <Struct>_<S>_SINCE (ort_abi.h). */
+extern uint32_t ocp_api_version;
+/* The default logger of the environment, for what has no session; NULL before a factory is created. */
+extern const OrtLogger *ocp_logger;
+
+OrtStatus *ocp_status(const ocp_error *error); /* NULL when error->code is 0 */
+/* Takes over a status of ORT's, not NULL: its code and message go into the error, and it is released. */
+int ocp_fail_status(ocp_error *error, OrtStatus *status);
+
+/* A line in the log of the environment, where there is one; `origin` says what it is of. */
+void ocp_log(OrtLoggingLevel level, const char *text, const char *origin);
+
+#endif

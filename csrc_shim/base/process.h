@@ -1,0 +1,18 @@
+/* What became of the process: a fork's child, or one whose interpreter is going. */
+#ifndef OCP_BASE_PROCESS_H
+#define OCP_BASE_PROCESS_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+/* True in a child forked after ocp_watch_forks: neither Python nor CUDA works there. */
+extern atomic_bool ocp_forked;
+void ocp_watch_forks(void); /* called where Python or a device is first used */
+#define OCP_FORKED_TEXT                                                                                                \
+  "this process was forked from one that used the CUDA plugin; start it with the spawn or forkserver method"
+
+/* True when the interpreter is going: free nothing, call no CUDA. */
+bool ocp_is_shutting_down(void);
+void ocp_shut_down(void);
+
+#endif

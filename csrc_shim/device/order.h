@@ -1,0 +1,38 @@
+/* What is known of the progress of a device's streams, without a call of the driver: the numbers of pool.h. */
+#ifndef OCP_DEVICE_ORDER_H
+#define OCP_DEVICE_ORDER_H
+
+#include "device/device.h"
+#include "device/pool.h"
+#include "device/stream.h"
+
+/* Says that work was enqueued on the stream; called by everyone who enqueues, before memory that the work uses can be
+ * freed without naming the stream. ocp_device_free on the stream says it too. */
+void ocp_stream_enqueued(ocp_stream *stream);
+/* Around each Run, on its thread: until the Run ends its work is the thread's alone; what was not waited for then is
+ * anybody's. */
+void ocp_run_started(void);
+void ocp_run_ended(ocp_device *device, bool waited);
+
+/* The number of the stream's latest work. */
+uint64_t ocp_stream_position(const ocp_stream *stream);
+/* Whether the stream is known to have no unfinished work. */
+bool ocp_stream_is_idle(const ocp_stream *stream);
+/* All work of the stream has finished up to a number; of the stream with that id, if it still exists. */
+void ocp_stream_set_completed(ocp_stream *stream, uint64_t up_to);
+void ocp_stream_completed(ocp_device *device, uint64_t id, uint64_t up_to);
+/* Work that the stream enqueues from now on waits for that of another stream of its device up to a number. */
+void ocp_stream_waits(ocp_stream *stream, uint64_t id, uint64_t up_to);
+/* Whether what the stream enqueues from now on comes after all work up to a number of the stream with that id. */
+bool ocp_stream_comes_after(const ocp_stream *stream, uint64_t id, uint64_t up_to);
+
+/* ---- under the pool's lock ---- */
+/* Work was enqueued on the stream. */
+void ocp_pool_advance(ocp_pool *pool, ocp_stream *stream);
+/* Whether what `taker` enqueues from now on (NULL: anybody, at once) comes after all work up to a number of the stream
+ * with that id (0: of all streams). */
+bool ocp_pool_is_finished(const ocp_pool *pool, uint64_t stream_id, uint64_t up_to, const ocp_stream *taker);
+/* Whether the calling thread can have heard of work that the stream has. */
+bool ocp_stream_is_known_to_be_busy(const ocp_stream *stream);
+
+#endif

@@ -1,0 +1,63 @@
+/* Streams: made or adopted, shared, borrowed, captured, and found by handle. */
+#ifndef OCP_DEVICE_STREAM_H
+#define OCP_DEVICE_STREAM_H
+
+#include "base/error.h"
+#include "device/device.h"
+#include "driver/driver.h"
+
+/* What other rooms keep with a stream: each has its slot. Whoever uses the stream sets it, and its release is called
+ * when the stream ends. */
+typedef enum ocp_stream_slot_id { OCP_SLOT_ORT, OCP_SLOT_CUBLASLT, OCP_SLOT_CUDNN, OCP_NUM_SLOTS } ocp_stream_slot_id;
+typedef struct ocp_stream_slot {
+  void *state;                  /* NULL: none yet */
+  void (*release)(void *state); /* NULL: nothing to do */
+} ocp_stream_slot;
+
+/* A CUDA stream and what is ordered on it. */
+typedef struct ocp_stream {
+  ocp_device *device;
+  CUstream handle;
+  bool owned; /* by us; else by the application, which keeps it alive as long as sessions use it */
+  ocp_stream_slot slots[OCP_NUM_SLOTS];
+  atomic_bool capturing;      /* set by who captures it into a graph, in a turn alone */
+  atomic_bool capture_failed; /* by whoever cannot enqueue there what the graph needs; cleared when a capture begins */
+  struct ocp_stream_private *priv;
+} ocp_stream;
+
+int ocp_stream_create(ocp_device *device, ocp_stream **out, ocp_error *error);
+/* The application's stream with that handle (NULL: the default stream); the same object for all who adopt it. Fails
+ * where the driver does not know it, or it is of another context than the device's primary one. */
+int ocp_stream_adopt(ocp_device *device, CUstream handle, ocp_stream **out, ocp_error *error);
+/* One more user, who releases it; returns the stream. */
+ocp_stream *ocp_stream_share(ocp_stream *stream);
+/* Waits for its work and ends it when nobody else uses it. */
+void ocp_stream_release(ocp_stream *stream);
+int ocp_stream_synchronize(ocp_stream *stream, ocp_error *error);
+/* The same for who has entered the device. */
+int ocp_stream_wait(ocp_stream *stream, ocp_error *error);
+/* Asks the driver whether all its work has finished. */
+void ocp_stream_query(ocp_stream *stream);
+/* Whether the driver captures it, for whomever. */
+bool ocp_stream_is_captured(const ocp_stream *stream);
+/* Ends the capture of the stream, in a turn alone: its graph, or NULL and the error. Where that leaves the capture open
+ * it is tried once more at once, and again before a Run uses the stream. */
+CUresult ocp_stream_end_capture(ocp_stream *stream, CUgraph *graph);
+int ocp_stream_close_capture(ocp_stream *stream, ocp_error *error);
+/* A Run's turn on a stream that several share: `alone` waits until nobody else has one and keeps others out, since a
+ * capture takes in whatever is enqueued on the stream. The try does not wait, and fails during a turn alone. */
+void ocp_stream_take_turn(ocp_stream *stream, bool alone);
+bool ocp_stream_try_turn(ocp_stream *stream);
+void ocp_stream_end_turn(ocp_stream *stream);
+/* Our stream of a device, or of any, for a raw handle; NULL when there is none. Default streams have the same handle on
+ * every device. */
+ocp_stream *ocp_stream_of_handle(const ocp_device *device, void *handle);
+/* Our stream whose slot holds the state; NULL when there is none. What the state points to is not looked at. */
+ocp_stream *ocp_stream_of_state(ocp_stream_slot_id slot, const void *state);
+/* A stream for work that comes without one, kept for the next who borrows: cheaper than creating one. */
+int ocp_stream_borrow(ocp_device *device, ocp_stream **out, ocp_error *error);
+void ocp_stream_return(ocp_stream *stream);
+/* Ends the streams that wait to be borrowed. */
+void ocp_pool_release_idle_streams(struct ocp_pool *pool);
+
+#endif

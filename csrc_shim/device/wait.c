@@ -1,0 +1,65 @@
+#include "device/wait.h"
+
+#include "device/order.h"
+#include "device/pool.h"
+#include "device/run_memory.h"
+#include "device/stream.h"
+
+static bool is_busy(const ocp_stream *stream) { return !ocp_stream_is_idle(stream); }
+
+/* The stream after `stream`, or the first one, for which that holds; streams_lock is held, so that it lives. */
+static ocp_stream *next_stream(ocp_pool *pool, const ocp_stream *stream, bool (*holds)(const ocp_stream *)) {
+  pthread_mutex_lock(&pool->lock);
+  ocp_stream *next = stream ? stream->priv->next : pool->streams;
+  while (next && !holds(next))
+    next = next->priv->next;
+  pthread_mutex_unlock(&pool->lock);
+  return next;
+}
+
+void ocp_pool_poll(ocp_device *device) {
+  if (ocp_run_memory_is_captured())
+    return; /* a query would end the capture */
+  ocp_pool *pool = device->pool;
+  pthread_mutex_lock(&pool->streams_lock);
+  for (ocp_stream *stream = NULL; (stream = next_stream(pool, stream, is_busy));) {
+    if (!ocp_stream_try_turn(stream))
+      continue;
+    ocp_stream_query(stream);
+    ocp_stream_end_turn(stream);
+  }
+  pthread_mutex_unlock(&pool->streams_lock);
+}
+
+/* Waits for the streams for which that holds, except for one that is being captured: it does no work. */
+static int synchronize_streams(ocp_device *device, bool (*holds)(const ocp_stream *), ocp_error *error) {
+  ocp_pool *pool = device->pool;
+  int code = ORT_OK;
+  pthread_mutex_lock(&pool->streams_lock);
+  for (ocp_stream *stream = NULL; code == ORT_OK && (stream = next_stream(pool, stream, holds));) {
+    if (!ocp_stream_try_turn(stream))
+      continue;
+    code = ocp_stream_wait(stream, error);
+    ocp_stream_end_turn(stream);
+  }
+  pthread_mutex_unlock(&pool->streams_lock);
+  return code;
+}
+
+int ocp_pool_synchronize(ocp_device *device, ocp_error *error) { return synchronize_streams(device, is_busy, error); }
+
+int ocp_device_synchronize(ocp_device *device, ocp_error *error) {
+  return ocp_device_enter(device, error) == ORT_OK ? ocp_pool_synchronize(device, error) : error->code;
+}
+
+int ocp_device_settle(ocp_device *device, ocp_error *error) {
+  if (ocp_device_enter(device, error) != ORT_OK)
+    return error->code;
+  ocp_pool *pool = device->pool;
+  pthread_mutex_lock(&pool->lock); /* mostly there is nothing to wait for, nor need for the other lock */
+  const ocp_stream *stream = pool->streams;
+  while (stream && !ocp_stream_is_known_to_be_busy(stream))
+    stream = stream->priv->next;
+  pthread_mutex_unlock(&pool->lock);
+  return stream ? synchronize_streams(device, ocp_stream_is_known_to_be_busy, error) : ORT_OK;
+}

@@ -1,0 +1,10 @@
+/* NVIDIA's driver. */
+#ifndef OCP_DRIVER_CUDA_H
+#define OCP_DRIVER_CUDA_H
+
+#include "driver/driver.h"
+
+/* Its table, or NULL with the reason (which library, which symbol) in *why. Thread safe; resolved once. */
+const ocp_driver *ocp_driver_cuda(const char **why);
+
+#endif

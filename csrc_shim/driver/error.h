@@ -1,0 +1,11 @@
+/* What the driver answers, as an error. */
+#ifndef OCP_DRIVER_ERROR_H
+#define OCP_DRIVER_ERROR_H
+
+#include "base/error.h"
+#include "driver/driver.h"
+
+/* "cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY (out of memory)", with the code that fits. */
+int ocp_fail_cuda(ocp_error *error, const ocp_driver *driver, CUresult result, const char *what);
+
+#endif

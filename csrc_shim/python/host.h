@@ -1,0 +1,23 @@
+/* The library's relation to Python: the table of calls into it, and when it may be used. */
+#ifndef OCP_PYTHON_HOST_H
+#define OCP_PYTHON_HOST_H
+
+#include "base/error.h"
+#include "python/tables.h"
+#include "run/input.h"
+
+/* The table to make one call into Python through, counted in OCP_PYTHON_CALLS; NULL with the error when Python must not
+ * be called: it was never started, is shutting down, or this process is a forked child. */
+const ocp_python *ocp_python_call(ocp_error *error);
+/* To be called after each: sends the interrupt on that Python has turned into an error. */
+void ocp_python_returned(void);
+/* The same, and what ORT gets for the status that Python returned. */
+OrtStatus *ocp_python_status(OrtStatus *status);
+bool ocp_python_is_ready(void);
+int ocp_set_python(const ocp_python *python, ocp_error *error);
+void ocp_interrupt_after_call(void);
+/* For clusters, the builder of plans: Python, with its handle of the cluster. */
+int ocp_python_build_variant(int64_t cluster, const ocp_input *inputs, uint32_t num_inputs, const int64_t *host_values,
+                             const uint32_t *host_counts, uint32_t num_host_inputs, ocp_error *error);
+
+#endif

@@ -1,0 +1,23 @@
+/* Records made concrete: addresses, numbers and grids, and their way onto the stream. */
+#ifndef OCP_RUN_CALLS_H
+#define OCP_RUN_CALLS_H
+
+#include "base/error.h"
+#include "device/stream.h"
+#include "driver/driver.h"
+#include "plan/format.h"
+#include "run/instance.h"
+
+/* Fills the calls of a segment whose registers, sizes and offsets are known. */
+int ocp_instance_fill_calls(ocp_instance *instance, uint32_t segment, ocp_error *error);
+/* Writes the addresses into the parameters of a segment's calls; bases must be set. */
+void ocp_instance_set_pointers(ocp_instance *instance, uint32_t segment);
+/* Enqueues a segment's records; bases must be set. */
+int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *stream, ocp_error *error);
+/* Counts what was enqueued of each ocp_record_kind. */
+void ocp_count_records(const int64_t counts[OCP_RECORD_NUM_KINDS]);
+/* Where a read-back points. */
+int ocp_instance_locate(const ocp_instance *instance, const ocp_plan_readback *readback, CUdeviceptr *address,
+                        ocp_error *error);
+
+#endif

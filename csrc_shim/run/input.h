@@ -1,0 +1,16 @@
+/* The inputs of a Run. */
+#ifndef OCP_RUN_INPUT_H
+#define OCP_RUN_INPUT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct ocp_input {
+  const void *data;
+  const int64_t *dims;
+  uint32_t rank;
+  uint32_t dtype; /* ONNXTensorElementDataType */
+  bool on_device; /* false: a host pointer (ORT can hand one over); the executor copies it up first, counted */
+} ocp_input;
+
+#endif
