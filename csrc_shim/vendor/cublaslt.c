@@ -88,14 +88,14 @@ static struct {
 } lt;
 _Static_assert(sizeof lt == sizeof symbols, "one function per symbol");
 
-enum { M, N, K, A_LEADING, B_LEADING, BATCHES, A_BATCH, B_BATCH, WORKSPACE_BYTES, NUM_VALUES };
+enum { M, N, K, A_LEADING, B_LEADING, OUT_LEADING, BATCHES, A_BATCH, B_BATCH, OUT_BATCH, WORKSPACE_BYTES, NUM_VALUES };
 enum { OUT, A, B, MORE, NUM_POINTERS }; /* MORE: bias, residual and workspace, as far as there are any */
 /* The key's words after the values. */
 enum { B_ALIGNMENT = NUM_VALUES, A_ALIGNMENT, C_ALIGNMENT, OUT_ALIGNMENT, BIAS_ALIGNMENT, KEY_END };
 
 typedef struct matmul {
   cublasLtMatmulDesc_t desc;
-  cublasLtMatrixLayout_t first, second, out; /* b, a and out */
+  cublasLtMatrixLayout_t first, second, out, residual; /* b, a and out; residual may be NULL */
   cublasLtMatmulAlgo_t algo;
 } matmul;
 
@@ -105,8 +105,8 @@ static int fail(ocp_error *error, cublasStatus_t status, const char *what) {
 
 static bool valid(const ocp_problem_spec *spec, const int64_t *v) {
   (void)spec;
-  return v[M] >= 0 && v[N] >= 0 && v[K] > 0 && v[A_LEADING] >= 0 && v[B_LEADING] >= 0 && v[BATCHES] >= 0 &&
-         v[BATCHES] <= INT32_MAX && v[WORKSPACE_BYTES] >= 0;
+  return v[M] >= 0 && v[N] >= 0 && v[K] > 0 && v[A_LEADING] >= 0 && v[B_LEADING] >= 0 && v[OUT_LEADING] >= 0 &&
+         v[BATCHES] >= 0 && v[BATCHES] <= INT32_MAX && v[WORKSPACE_BYTES] >= 0;
 }
 
 static int open_handle(void **handle, ocp_error *error) {
@@ -203,8 +203,12 @@ static bool make_layouts(calls *made, const ocp_problem_spec *spec, const int64_
                      v[BATCHES], v[B_BATCH]) &&
          make_layout(made, &call->second, spec->dtype, second ? v[M] : v[K], second ? v[K] : v[M], v[A_LEADING],
                      v[BATCHES], v[A_BATCH]) &&
-         make_layout(made, &call->out, spec->dtype, v[N], v[M], v[N], v[BATCHES], v[M] * v[N]);
+         make_layout(made, &call->out, spec->dtype, v[N], v[M], v[OUT_LEADING], v[BATCHES], v[OUT_BATCH]) &&
+         (!(spec->flags & OCP_PROBLEM_RESIDUAL) ||
+          make_layout(made, &call->residual, spec->dtype, v[N], v[M], v[N], v[BATCHES], v[M] * v[N]));
 }
+
+static cublasLtMatrixLayout_t addend_layout(const matmul *call) { return call->residual ? call->residual : call->out; }
 
 static bool prefer(calls *made, cublasLtMatmulPreference_t preference, int attribute, const void *value, size_t bytes) {
   return note(made, lt.MatmulPreferenceSetAttribute(preference, attribute, value, bytes),
@@ -238,6 +242,8 @@ static void release(void *algorithm) {
     lt.MatrixLayoutDestroy(call->second);
   if (call->out)
     lt.MatrixLayoutDestroy(call->out);
+  if (call->residual)
+    lt.MatrixLayoutDestroy(call->residual);
   free(call);
 }
 
@@ -255,8 +261,8 @@ static int prepare(const ocp_problem_spec *spec, void *handle, const int64_t *ke
   (void)(make_desc(&made, spec, (const void *)(uintptr_t)key[BIAS_ALIGNMENT], &call->desc) &&
          make_layouts(&made, spec, key, call) && make_preference(&made, spec, key, &preference) &&
          note(&made,
-              lt.MatmulAlgoGetHeuristic(handle, call->desc, call->first, call->second, call->out, call->out, preference,
-                                        1, &best, &found),
+              lt.MatmulAlgoGetHeuristic(handle, call->desc, call->first, call->second, addend_layout(call), call->out,
+                                        preference, 1, &best, &found),
               "cublasLtMatmulAlgoGetHeuristic") &&
          note(&made, best.state, "cublasLtMatmulAlgoGetHeuristic"));
   if (preference)
@@ -289,7 +295,7 @@ static int run(const ocp_problem_spec *spec, void *handle, const ocp_prepared *p
   if (!bias || make_desc(&made, spec, pointers[MORE], &desc))
     note(&made,
          lt.Matmul(handle, desc, alpha, pointers[B], call->first, pointers[A], call->second, beta,
-                   addend(spec, pointers), call->out, pointers[OUT], call->out, &call->algo,
+                   addend(spec, pointers), addend_layout(call), pointers[OUT], call->out, &call->algo,
                    pointers[MORE + bias + residual], (size_t)prepared->key[WORKSPACE_BYTES], stream),
          "cublasLtMatmul");
   if (bias && desc != call->desc)

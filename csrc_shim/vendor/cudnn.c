@@ -3,7 +3,8 @@
  *
  * Engines that are compiled already exist, for tensors whose channels do not come last, for a convolution alone and for
  * one with a residual, a bias and ReLU in this order, of which residual and ReLU may be missing; what lies between the
- * operations is float32. Others compile for seconds, or want channels last. */
+ * operations is float32. Others compile for seconds, or want channels last. Images of the result may be apart where
+ * there is no residual. */
 #include <stdlib.h>
 
 #include "base/error.h"
@@ -124,7 +125,7 @@ static struct {
 } dnn;
 _Static_assert(sizeof dnn == sizeof symbols, "one function per symbol");
 
-enum { IMAGES, CHANNELS, ROWS, GROUPS, FIRST_DIMENSION, NUM_VALUES };
+enum { IMAGES, CHANNELS, ROWS, GROUPS, OUT_STRIDE, FIRST_DIMENSION, NUM_VALUES };
 enum { IN, KERNEL, SPATIAL, STRIDE, DILATION, PRE_PAD, POST_PAD, PER_DIMENSION };
 enum { OUT, X, W, MORE, NUM_POINTERS }; /* MORE: bias, residual and workspace, as far as there are any */
 /* Tensors are known by numbers: OUT, X, W, then these, and those that the operations give to each other. */
@@ -219,25 +220,29 @@ static uint32_t tensor_numbers(const ocp_problem_spec *spec, int64_t numbers[FIR
   return count;
 }
 
-/* The least alignment of the tensors, up to what vector loads want. */
+/* The alignment of each tensor, up to what vector loads want. Engines want a residual to be like the result. */
 static uint32_t extend_key(const ocp_problem_spec *spec, void *const *pointers, int64_t *key) {
   int64_t numbers[FIRST_VIRTUAL];
-  uint64_t addresses = MAX_ALIGNMENT;
-  for (uint32_t i = tensor_numbers(spec, numbers); i-- > 0;)
-    addresses |= (uint64_t)(uintptr_t)pointers[i];
-  key[0] = (int64_t)(addresses & -addresses);
-  return 1;
+  for (uint32_t i = tensor_numbers(spec, numbers); i-- > 0;) {
+    const uint64_t address = (uint64_t)(uintptr_t)pointers[i] | MAX_ALIGNMENT;
+    key[numbers[i]] = (int64_t)(address & -address);
+  }
+  if (spec->flags & OCP_PROBLEM_RESIDUAL)
+    key[OUT] = key[RESIDUAL] = key[OUT] < key[RESIDUAL] ? key[OUT] : key[RESIDUAL];
+  return FIRST_VIRTUAL;
 }
 
-static cudnnBackendDescriptor_t make_tensor(builder *b, const ocp_problem_spec *spec, int64_t number, int64_t alignment,
-                                            const int64_t *dims) {
+/* The tensor of a number; `image_stride` is 0 where its images follow each other. */
+static cudnnBackendDescriptor_t make_tensor(builder *b, const ocp_problem_spec *spec, const int64_t *key,
+                                            int64_t number, const int64_t *dims, int64_t image_stride) {
   const int64_t rank = spec->rank + 2;
   const bool is_virtual = number >= FIRST_VIRTUAL;
   const int type = is_virtual ? CUDNN_DATA_FLOAT : data_type(spec->dtype);
-  alignment = is_virtual ? MAX_ALIGNMENT : alignment; /* a multiple of the element's bytes, though nobody sees it */
+  const int64_t alignment = is_virtual ? MAX_ALIGNMENT : key[NUM_VALUES + spec->rank * PER_DIMENSION + number];
   int64_t strides[MAX_DIMS];
   for (int64_t i = rank, stride = 1; i-- > 0; stride *= dims[i])
     strides[i] = stride;
+  strides[0] = image_stride ? image_stride : strides[0];
   cudnnBackendDescriptor_t tensor = create(b, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
   set(b, tensor, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
   set(b, tensor, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, rank, dims);
@@ -270,17 +275,19 @@ static cudnnBackendDescriptor_t make_convolution(builder *b, const ocp_problem_s
   return conv;
 }
 
-/* The graph's tensors all have the alignment of the key; `out` are the dimensions of the result. */
+/* `out` are the dimensions of the result. */
 typedef struct operations {
   const ocp_problem_spec *spec;
-  int64_t alignment, out[MAX_DIMS], num_virtual;
+  const int64_t *key;
+  int64_t out[MAX_DIMS], num_virtual;
   uint32_t count;
   cudnnBackendDescriptor_t all[MAX_OPERATIONS];
 } operations;
 
 /* What the next operation writes: the result where it is the last one. */
 static cudnnBackendDescriptor_t make_result(builder *b, operations *ops, bool last) {
-  return make_tensor(b, ops->spec, last ? OUT : FIRST_VIRTUAL + ops->num_virtual++, ops->alignment, ops->out);
+  const int64_t number = last ? OUT : FIRST_VIRTUAL + ops->num_virtual++;
+  return make_tensor(b, ops->spec, ops->key, number, ops->out, last && ops->out[0] > 1 ? ops->key[OUT_STRIDE] : 0);
 }
 
 /* Appends an operation on the elements of x and, where it is not NULL, of `other`; returns what it writes. */
@@ -306,16 +313,17 @@ static cudnnBackendDescriptor_t append(builder *b, operations *ops, int mode, cu
 }
 
 /* Appends the convolution itself; returns what it writes. */
-static cudnnBackendDescriptor_t convolve(builder *b, operations *ops, const int64_t *key, bool last) {
+static cudnnBackendDescriptor_t convolve(builder *b, operations *ops, bool last) {
   const ocp_problem_spec *spec = ops->spec;
+  const int64_t *key = ops->key;
   int64_t x[MAX_DIMS] = {key[IMAGES], key[CHANNELS]}, w[MAX_DIMS] = {key[ROWS], key[CHANNELS] / key[GROUPS]};
   for (uint32_t i = 0; i < spec->rank; i++) {
     const int64_t *dimension = key + FIRST_DIMENSION + i * PER_DIMENSION;
     x[i + 2] = dimension[IN];
     w[i + 2] = dimension[KERNEL];
   }
-  cudnnBackendDescriptor_t tensors[] = {make_result(b, ops, last), make_tensor(b, spec, X, ops->alignment, x),
-                                        make_tensor(b, spec, W, ops->alignment, w)};
+  cudnnBackendDescriptor_t tensors[] = {make_result(b, ops, last), make_tensor(b, spec, key, X, x, 0),
+                                        make_tensor(b, spec, key, W, w, 0)};
   cudnnBackendDescriptor_t conv = make_convolution(b, spec, key);
   cudnnBackendDescriptor_t operation = create(b, CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR);
   const bool is_double = spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
@@ -339,19 +347,17 @@ static cudnnBackendDescriptor_t convolve(builder *b, operations *ops, const int6
 static cudnnBackendDescriptor_t make_graph(builder *b, const ocp_problem_spec *spec, const int64_t *key,
                                            cudnnHandle_t *handle) {
   const bool bias = spec->flags & OCP_PROBLEM_BIAS, relu = spec->flags & OCP_PROBLEM_RELU;
-  operations ops = {.spec = spec,
-                    .alignment = key[NUM_VALUES + (int64_t)spec->rank * PER_DIMENSION],
-                    .out = {key[IMAGES], key[ROWS]}};
+  operations ops = {.spec = spec, .key = key, .out = {key[IMAGES], key[ROWS]}};
   int64_t channels[MAX_DIMS] = {1, key[ROWS]};
   for (uint32_t i = 0; i < spec->rank; i++) {
     ops.out[i + 2] = key[FIRST_DIMENSION + i * PER_DIMENSION + SPATIAL];
     channels[i + 2] = 1;
   }
-  cudnnBackendDescriptor_t value = convolve(b, &ops, key, !bias);
+  cudnnBackendDescriptor_t value = convolve(b, &ops, !bias);
   if (spec->flags & OCP_PROBLEM_RESIDUAL)
-    value = append(b, &ops, CUDNN_POINTWISE_ADD, value, make_tensor(b, spec, RESIDUAL, ops.alignment, ops.out), false);
+    value = append(b, &ops, CUDNN_POINTWISE_ADD, value, make_tensor(b, spec, key, RESIDUAL, ops.out, 0), false);
   if (bias)
-    value = append(b, &ops, CUDNN_POINTWISE_ADD, value, make_tensor(b, spec, BIAS, ops.alignment, channels), !relu);
+    value = append(b, &ops, CUDNN_POINTWISE_ADD, value, make_tensor(b, spec, key, BIAS, channels, 0), !relu);
   if (relu)
     append(b, &ops, CUDNN_POINTWISE_RELU_FWD, value, NULL, true);
   cudnnBackendDescriptor_t graph = create(b, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);

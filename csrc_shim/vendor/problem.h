@@ -20,18 +20,21 @@ typedef enum ocp_library_id { OCP_CUBLASLT = 0, OCP_CUDNN = 1, OCP_NUM_LIBRARIES
 int ocp_library_load(uint32_t library, const char *path, ocp_error *error);
 
 typedef enum ocp_problem_kind {
-  /* out[batch][m][n] = activation(alpha * a[batch] @ b[batch] (+ beta * residual[batch][m][n]) (+ bias[n])); out and
-   * residual are contiguous.
+  /* out[batch][m][n] = activation(alpha * a[batch] @ b[batch] (+ beta * residual[batch][m][n]) (+ bias[n])); residual
+   * is contiguous, out along n.
    * pointers: out, a, b, [bias,] [residual,] workspace
-   * values: m, n, k, leading dimensions of a and b, batches, batch strides of a and b (elements), workspace bytes
+   * values: m, n, k, leading dimensions of a, b and out, batches, batch strides of a, b and out (elements), workspace
+   * bytes
    * The leading dimension is the stride of the dimension that is not contiguous. */
   OCP_PROBLEM_MATMUL = 0,
   /* out = activation(convolution of x with w (+ residual) (+ bias)), all contiguous: [images, channels, space...],
-   * [rows, channels / groups, space...], out and residual [images, rows, space...], bias [rows]. A residual or an
-   * activation needs a bias, since cuDNN has no engine without one for this layout; nor has it one for DOUBLE.
+   * [rows, channels / groups, space...], out and residual [images, rows, space...], bias [rows]. The images of out may
+   * be apart, but not with a residual. A residual or an activation needs a bias, since cuDNN has no engine without one
+   * for this layout; nor has it one for DOUBLE.
    * pointers: out, x, w, [bias,] [residual,] workspace
-   * values: images, channels, rows, groups, then for each of `rank` (2 or 3) dimensions: size of x, of the kernel, of
-   * out, stride, dilation, pad at the beginning, pad at the end; then workspace bytes */
+   * values: images, channels, rows, groups, elements from image to image of out, then for each of `rank` (2 or 3)
+   * dimensions: size of x, of the kernel, of out, stride, dilation, pad at the beginning, pad at the end; then
+   * workspace bytes */
   OCP_PROBLEM_CONV = 1
 } ocp_problem_kind;
 

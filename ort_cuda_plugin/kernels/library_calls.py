@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +12,11 @@ from ..model.ir import DType
 from ..program.libraries import CONV, MATMUL, WORKSPACE_BYTES, LibraryProblem, ProblemFlags
 from ..program.lowering import Arg, Int64, Lowering, LoweringOptions, Tensor
 from ..program.scalar import Scalar
+from ..program.shapes import collapse
 from ..program.steps import Contract, Map, Output, Substitution, Sums, used_inputs
 from ..program.symbolic import Dim, le, logical_or, lt
-from .contract import folded
+from ..program.tensor import contiguous_strides
+from .contract import Folded, folded
 from .library_form import GELU, RELU, LibraryForm, Offer, find_form, holds
 
 __all__ = ["call_cublaslt", "call_cudnn"]
@@ -47,14 +49,35 @@ def call_cublaslt(ctx: Lowering, step: Contract) -> bool:
     m, n, k = call.sizes
     if not holds(ctx, lt(0, k)):
         return False
+
+    def sizes(out: Tensor) -> list[Dim] | None:
+        strides = _product_strides(step, call, out)
+        if strides is None:
+            return None
+        row, matrix = strides
+        return [m, n, k, *leading, row, call.batch[0], call.a_batch[0], call.b_batch[0], matrix]
+
     problem = LibraryProblem(MATMUL, dtype.onnx, flags, alpha=form.alpha, beta=form.beta)
-    sizes = [m, n, k, *leading, call.batch[0], call.a_batch[0], call.b_batch[0]]
     _record(ctx, step, problem, form, "cuBLASLt: product", (call.a, call.b), sizes)
     return True
 
 
-def call_cudnn(ctx: Lowering, step: Sums, weights: Tensor, sizes: Sequence[Dim], rank: int) -> bool:
-    """Records a call of cuDNN and what it leaves, for a convolution in ``rank`` dimensions with its problem's sizes.
+def _product_strides(step: Contract, call: Folded, out: Tensor) -> tuple[Dim, Dim] | None:
+    """From row to row and from matrix to matrix of the result ``out``; None where it is no matrices with dense rows."""
+    columns = len(step.shape) - step.column_axes
+    rows = 0 if call.rows_folded else len(step.batch)
+    found: list[Dim] = []
+    m, n, _ = call.sizes
+    for axes, default in ((slice(columns, None), 1), (slice(rows, columns), n), (slice(rows), m * n)):
+        dims, (strides,) = collapse(step.shape[axes], [out.strides[axes]])
+        if len(dims) > 1:
+            return None
+        found.append(strides[0] if dims else default)
+    return (found[1], found[2]) if found[0] == 1 else None
+
+
+def call_cudnn(ctx: Lowering, step: Sums, weights: Tensor, group: int, spatial: Sequence[Dim], rank: int) -> bool:
+    """Records a call of cuDNN and what it leaves, for a convolution in ``rank`` dimensions of these sizes.
 
     False where the device does not offer it.
     """
@@ -70,6 +93,16 @@ def call_cudnn(ctx: Lowering, step: Sums, weights: Tensor, sizes: Sequence[Dim],
     if form.bias is None and (form.residual is not None or form.activation):
         # It has none of those without a bias.
         form = replace(form, bias=ctx.constant(np.zeros(operator.index(step.shape[1]), dtype.numpy), dtype))
+    has_residual = form.residual is not None
+
+    def sizes(out: Tensor) -> list[Dim] | None:
+        pairs = zip(step.shape, out.strides, contiguous_strides(step.shape), strict=True)
+        loose = [axis for axis, (dim, stride, dense) in enumerate(pairs) if dim != 1 and stride != dense]
+        if loose and (has_residual or loose != [0]):
+            return None
+        images, rows = step.shape[:2]
+        return [images, x.shape[1], rows, group, out.strides[0], *spatial]
+
     problem = LibraryProblem(CONV, dtype.onnx, _flags(ctx.options, form), rank, form.alpha, form.beta)
     _record(ctx, step, problem, form, "cuDNN: convolution", (x, weights), sizes)
     return True
@@ -94,20 +127,25 @@ def _record(
     form: LibraryForm,
     what: str,
     operands: Sequence[Tensor],
-    sizes: Sequence[Dim],
+    sizes: Callable[[Tensor], list[Dim] | None],
 ) -> None:
-    """Records the call, and as a map what follows its values."""
-    direct = next((y for x, y in step.outputs if x is form.value and y.is_contiguous and y.offset == 0), None)
-    out = direct if direct is not None else ctx.empty(step.shape, step.operands[0].dtype)
+    """Records the call, and as a map what follows its values.
+
+    ``sizes`` are the numbers of a call that writes a tensor; None for one that the library cannot write.
+    """
+    dtype = form.value.dtype
+    direct = next((y for x, y in step.outputs if x is form.value and y.dtype is dtype and sizes(y) is not None), None)
+    out = direct if direct is not None else ctx.empty(step.shape, dtype)
+    numbers = sizes(out)
+    assert numbers is not None
     leaf = Scalar(out.dtype, "leaf")
     new = Substitution({form.value: leaf})
     outputs: tuple[Output, ...] = tuple((new(x), y) for x, y in step.outputs if y is not direct)
-    leftover = form.leftover or ("the result is not dense" if outputs else "")
+    leftover = form.leftover or ("the library cannot write its strides" if outputs else "")
     note = f"{what}{' + ' if form.parts else ''}{form.parts}{f'; a map follows: {leftover}' if leftover else ''}"
     workspace = ctx.empty((WORKSPACE_BYTES,), DType.UINT8)
     addends = [x for x in (form.bias, form.residual) if x is not None]
-    numbers = [*sizes, WORKSPACE_BYTES]
-    args: list[Arg] = [out, *operands, *addends, workspace, *map(Int64, numbers)]
+    args: list[Arg] = [out, *operands, *addends, workspace, *map(Int64, [*numbers, WORKSPACE_BYTES])]
     ctx.library(problem, args, writes=(out, workspace), note=note)
     if outputs:
         inputs = used_inputs([(leaf, out), *step.inputs], [x for x, _ in outputs])

@@ -260,11 +260,10 @@ def _tiled_conv(
 
 
 def _call_library(ctx: Lowering, step: Convolve, group: int, flat: Windows, places: Sequence[Dim]) -> bool:
-    x, w = step.operands
-    sizes = [x.shape[0], x.shape[1], w.shape[0], group]
+    sizes: list[Dim] = []
     for axis in zip(flat.size, flat.kernel, places, flat.strides, flat.dilations, flat.begin, flat.end, strict=True):
         sizes += axis
-    return call_cudnn(ctx, step, w, sizes, len(flat.size))
+    return call_cudnn(ctx, step, step.operands[1], group, sizes, len(flat.size))
 
 
 @op("ConvTranspose", since=1, types={"T": FLOATS})

@@ -141,6 +141,10 @@ static element type_of(const layout *l) {
 static int valid(const layout *l, uint64_t rows, uint64_t columns) {
   return type_of(l) != UNKNOWN && l->rows == rows && l->columns == columns && l->leading >= (int64_t)rows;
 }
+static int same_size(const layout *c, const layout *out) {
+  return c->type == out->type && c->rows == out->rows && c->columns == out->columns && c->batches == out->batches &&
+         valid(c, out->rows, out->columns);
+}
 /* Whether the layouts fit each other: d is m x n, all column-major. */
 static int fits(const desc *d, const layout *a, const layout *b, const layout *out) {
   const uint64_t m = out->rows, n = out->columns, k = d->transposed[0] ? a->rows : a->columns;
@@ -156,7 +160,7 @@ int cublasLtMatmulAlgoGetHeuristic(void *handle, const desc *d, const layout *a,
                                    const layout *out, const preference *p, int requested, heuristic *results,
                                    int *found) {
   MAY_FAIL();
-  if (!handle || c != out || requested < 1 || !fits(d, a, b, out))
+  if (!handle || requested < 1 || !same_size(c, out) || !fits(d, a, b, out))
     return INVALID_VALUE;
   fake_searches++;
   fake_reductions = p->reductions;
@@ -180,8 +184,9 @@ int cublasLtMatmul(void *handle, const desc *d, const float *alpha, const void *
                    void *out, const layout *out_layout, const uint64_t *algo, void *workspace, size_t workspace_bytes,
                    void *stream) {
   MAY_FAIL();
-  if (!handle || !fits(d, a_layout, b_layout, out_layout) || c_layout != out_layout || (c == out) != (*beta == 0) ||
-      algo[0] != ALGO || !fake_translate((uint64_t)(uintptr_t)workspace, workspace_bytes))
+  if (!handle || !fits(d, a_layout, b_layout, out_layout) || !same_size(c_layout, out_layout) ||
+      (c == out && c_layout != out_layout) || (c == out) != (*beta == 0) || algo[0] != ALGO ||
+      !fake_translate((uint64_t)(uintptr_t)workspace, workspace_bytes))
     return INVALID_VALUE;
   fake_runs++;
   fake_compute = d->compute;
@@ -200,8 +205,8 @@ int cublasLtMatmul(void *handle, const desc *d, const float *alpha, const void *
   for (int64_t batch = 0; batch < out_layout->batches; batch++) {
     const void *x = translate(at(type, a, batch * a_layout->stride), type, 1);
     const void *y = translate(at(type, b, batch * b_layout->stride), type, 1);
-    const void *old = translate(at(type, c, batch * c_layout->stride), type, (size_t)(m * n));
-    void *z = translate(at(type, out, batch * out_layout->stride), type, (size_t)(m * n));
+    const void *old = translate(at(type, c, batch * c_layout->stride), type, (size_t)(c_layout->leading * (n - 1) + m));
+    void *z = translate(at(type, out, batch * out_layout->stride), type, (size_t)(out_layout->leading * (n - 1) + m));
     for (int64_t i = 0; i < m; i++)
       for (int64_t j = 0; j < n; j++) {
         float total = 0;
@@ -211,7 +216,7 @@ int cublasLtMatmul(void *handle, const desc *d, const float *alpha, const void *
         const int64_t place = i + j * out_layout->leading;
         float value = *alpha * total;
         if (*beta != 0)
-          value += *beta * load(type, old, place);
+          value += *beta * load(type, old, i + j * c_layout->leading);
         if (bias)
           value += load(type, bias, i);
         store(type, z, place, finished(d, value));

@@ -112,6 +112,27 @@ static const descriptor *get_descriptor(const descriptor *d, int name, int type)
   return get_one(d, name, type, 1, 0);
 }
 
+/* Elements of an image of a tensor, and from one to the next. */
+static int64_t image(const descriptor *tensor) {
+  const int rank = get(tensor, 902, 3, 5) ? 5 : 4;
+  int64_t count = 1;
+  for (int i = 1; i < rank; i++)
+    count *= get(tensor, 902, 3, rank)[i];
+  return count;
+}
+static int64_t image_stride(const descriptor *tensor) {
+  const int rank = get(tensor, 902, 3, 5) ? 5 : 4;
+  return get(tensor, 903, 3, rank)[0];
+}
+/* Whether each image is dense. */
+static int has_dense_images(const descriptor *tensor) {
+  const int rank = get(tensor, 902, 3, 5) ? 5 : 4;
+  int64_t dense = 1;
+  for (int i = rank; i-- > 1; dense *= get(tensor, 902, 3, rank)[i])
+    if (get(tensor, 903, 3, rank)[i] != dense)
+      return 0;
+  return image_stride(tensor) >= dense;
+}
 static int is_virtual(const descriptor *tensor) { return get(tensor, 907, 2, 1) != NULL; }
 static int64_t count_operations(const descriptor *graph) {
   for (int64_t count = 1; count <= MAX_OPERATIONS; count++)
@@ -137,11 +158,13 @@ static int has_engines(const descriptor *graph) {
   const int64_t count = count_operations(graph);
   const descriptor *forward = get_one(graph, 801, FORWARD, count, 0), *value = get_descriptor(forward, 705, TENSOR);
   const descriptor *bias = NULL;
+  int addends = 0;
   for (int64_t i = 1; i < count; i++) {
     const descriptor *operation = get_one(graph, 801, ELEMENTS, count, i);
     if (!operation || !is_virtual(value) || get_descriptor(operation, 751, TENSOR) != value)
       return 0;
     value = get_descriptor(operation, 753, TENSOR);
+    addends += mode_of(operation) == ADD;
     if (mode_of(operation) == RELU ? !bias || i != count - 1 : bias != NULL)
       return 0; /* nothing but ReLU follows the bias, and ReLU follows nothing else */
     const descriptor *b = get_descriptor(operation, 752, TENSOR);
@@ -153,7 +176,8 @@ static int has_engines(const descriptor *graph) {
       bias = b;
     }
   }
-  return !is_virtual(value);
+  /* A residual is like the result, whose images are not apart then. */
+  return !is_virtual(value) && (image_stride(value) == image(value) || addends < 2);
 }
 
 int cudnnBackendFinalize(descriptor *d) {
@@ -163,7 +187,8 @@ int cudnnBackendFinalize(descriptor *d) {
   case TENSOR:
     complete = get(d, 901, 1, 1) && type_of(d) != UNKNOWN && (!is_virtual(d) || type_of(d) == FLOAT32) &&
                get(d, 906, 3, 1) && get(d, 900, 3, 1) && *get(d, 900, 3, 1) % (type_of(d) == FLOAT32 ? 4 : 2) == 0 &&
-               ((get(d, 902, 3, 4) && get(d, 903, 3, 4)) || (get(d, 902, 3, 5) && get(d, 903, 3, 5)));
+               ((get(d, 902, 3, 4) && get(d, 903, 3, 4)) || (get(d, 902, 3, 5) && get(d, 903, 3, 5))) &&
+               has_dense_images(d);
     break;
   case CONVOLUTION: {
     const int64_t *rank = get(d, 106, 3, 1);
@@ -246,11 +271,7 @@ int cudnnBackendGetAttribute(const descriptor *d, int name, int type, int64_t re
 /* The tensor's memory of a pack, and its dimensions as [n, c, z, y, x]. */
 static void *bind(const descriptor *pack, const descriptor *tensor, int64_t dims[5]) {
   const int rank = get(tensor, 902, 3, 5) ? 5 : 4;
-  const int64_t *sizes = get(tensor, 902, 3, rank), *strides = get(tensor, 903, 3, rank);
-  int64_t dense = 1;
-  for (int i = rank; i-- > 0; dense *= sizes[i])
-    if (strides[i] != dense)
-      return NULL;
+  const int64_t *sizes = get(tensor, 902, 3, rank), elements = (sizes[0] - 1) * image_stride(tensor) + image(tensor);
   dims[2] = 1;
   for (int i = 0; i < rank; i++)
     dims[i < 2 ? i : i + 5 - rank] = sizes[i];
@@ -258,8 +279,9 @@ static void *bind(const descriptor *pack, const descriptor *tensor, int64_t dims
   for (int64_t i = 0; i < count; i++)
     if (get(pack, 1000, 3, count)[i] == *get(tensor, 906, 3, 1)) {
       const int64_t address = get(pack, 1001, 6, count)[i];
-      return address % *get(tensor, 900, 3, 1) ? NULL
-                                               : translate((void *)(uintptr_t)address, type_of(tensor), (size_t)dense);
+      return address % *get(tensor, 900, 3, 1)
+                 ? NULL
+                 : translate((void *)(uintptr_t)address, type_of(tensor), (size_t)elements);
     }
   return NULL;
 }
@@ -345,7 +367,7 @@ int cudnnBackendExecute(void *handle, const descriptor *plan, const descriptor *
       if (inside)
         total += load(type, x, from) * load(type, w, row * kernel[1] * taps + t);
     }
-    store(type, out, i, finished(&e, type, total, i, row));
+    store(type, out, image * image_stride(e.out) + i % (size[1] * places), finished(&e, type, total, i, row));
   }
   return SUCCESS;
 }

@@ -61,7 +61,7 @@ class Case:
         dtype = helper.np_dtype_to_tensor_dtype(values["x"].dtype)
         shapes = [("n" if dynamic else self.shapes[name][0], *self.shapes[name][1:]) for name in "xr"]
         inputs = [helper.make_tensor_value_info(name, dtype, shape) for name, shape in zip("xr", shapes, strict=True)]
-        outputs = [helper.make_tensor_value_info("y", dtype, self.shapes["r"])]
+        outputs = [helper.make_tensor_value_info("y", dtype, None)]
         weights = [numpy_helper.from_array(values[name], name) for name in "wb"]
         graph = helper.make_graph(nodes, "epilogue", inputs, outputs, weights)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
@@ -81,6 +81,17 @@ CASES = {
     "convolution, residual": Case(PICTURES, lambda p, b, r: p + r, [node("Add", "p r", "y")]),
     "convolution, all": Case(
         PICTURES, lambda p, b, r: relu(p + b + r), [node("Add", "r p", "t"), node("Relu", "t", "y")], True
+    ),
+    "products, Concat": Case(
+        PRODUCTS,
+        lambda p, b, r: np.concatenate([p + b + r, r], -1),
+        [add_bias, add_residual, node("Concat", "t r", "y", axis=2)],
+    ),
+    "convolution, Concat": Case(
+        PICTURES,
+        lambda p, b, r: np.concatenate([r, relu(p + b)], 1),
+        [node("Relu", "p", "t"), node("Concat", "r t", "y", axis=1)],
+        True,
     ),
     "volumes, all": Case(
         VOLUMES, lambda p, b, r: relu(p + b + r), [node("Add", "r p", "t"), node("Relu", "t", "y")], True

@@ -154,7 +154,7 @@ def plans(path: str) -> dict[str, Any]:
         MATMUL, FLOAT, ProblemFlags.BIAS | ProblemFlags.RESIDUAL | ProblemFlags.GELU, beta=1.0
     )  # fmt: skip
     convolution = LibraryProblem(CONV, FLOAT, ProblemFlags.BIAS | ProblemFlags.RELU, rank=2)
-    ones = {product: 9, finished: 9, convolution: 4 + 2 * 7 + 1}
+    ones = {product: 11, finished: 11, convolution: 5 + 2 * 7 + 1}
     pointers = {product: 4, finished: 6, convolution: 5}
 
     def attempt(problem: LibraryProblem, params: list[Param]) -> str:
@@ -179,7 +179,7 @@ def plans(path: str) -> dict[str, Any]:
     for problem, count in ones.items():
         addresses, numbers = [out] + [x] * (pointers[problem] - 1), [Param.i64(value=1)] * count
         # No images and no batches: nothing is computed.
-        empty = 0 if problem is convolution else 5
+        empty = 0 if problem is convolution else 6
         numbers[empty] = Param.i64(value=0)
         results["right"].append(attempt(problem, addresses + numbers))
         for wrong in (

@@ -90,7 +90,7 @@ PRODUCTS = {
     "a value that is used twice": ("h = Add(p, w) s = Sigmoid(h) y = Mul(h, s)", BIAS,
                                    "cannot do add, div, exp, mul, neg then"),
     "another element type": ("h = Add(p, w) i = Cast<to = 10>(h) y = Cast<to = 1>(i)", BIAS, "another element type"),
-    "a result that is not dense": ("h = Add(p, w) y = Transpose(h)", BIAS, "not dense"),
+    "a result that is transposed": ("h = Add(p, w) y = Transpose(h)", BIAS, "the library cannot write its strides"),
 }  # fmt: skip
 
 
@@ -166,6 +166,29 @@ def test_a_convolution_takes_what_cudnn_has_compiled(name: str) -> None:
     assert chosen.maps == bool(leftover), chosen.text
     assert leftover in chosen.text.partition("a map follows")[2]
     assert chosen.problem.beta == float(RESIDUAL in flags)
+
+
+CONCAT = """(float[2, 4, 7, 5] x, float[6, 4, 3, 3] k, float[6] b, float[2, 6, 5, 3] r, float[2, 3, 5, 3] other)
+    => (float[2, 9, 5, 3] y) {{ {} y = Concat<axis = 1>(c, other) }}"""
+
+
+def test_a_convolution_is_written_into_a_concatenation() -> None:
+    chosen = choose(CONCAT.format("p = Conv(x, k, b) c = Relu(p)"))
+    assert (chosen.flags, chosen.maps) == (BIAS | RELU, 1)  # the copy of the other part
+    assert "a map follows" not in chosen.text
+    # cuDNN has no engine for a residual whose result has other strides.
+    chosen = choose(CONCAT.format("p = Conv(x, k, b) c = Add(p, r)"))
+    assert (chosen.flags, chosen.maps) == (BIAS | RESIDUAL, 2)
+    assert "a map follows: the library cannot write its strides" in chosen.text
+
+
+def test_a_product_is_written_into_a_concatenation() -> None:
+    chosen = choose(
+        """(float[2, 4, 8] x, float[8, 6] b, float[6] w, float[2, 4, 6] r, float[2, 4, 3] other)
+        => (float[2, 4, 9] y) { p = MatMul(x, b) h = Add(p, w) c = Add(h, r) y = Concat<axis = 2>(other, c) }"""
+    )
+    assert (chosen.flags, chosen.maps) == (BIAS | RESIDUAL, 1)
+    assert "a map follows" not in chosen.text
 
 
 def test_a_convolution_of_doubles_is_nothing_but_that() -> None:

@@ -63,7 +63,10 @@ def test_a_fused_call_is_the_exact_result_rounded_once(tmp_path: Path) -> None:
         # Only of GELU the sums are not exact.
         assert fused["error"] <= (1e-6 if "GELU" in result["case"] else 0), result
         # A Conv with its bias is one operator, which rounds once.
-        rounds_twice = result["dtype"] != "float32" and result["case"] != "convolution, ReLU"
+        rounds_twice = result["dtype"] != "float32" and result["case"] not in (
+            "convolution, ReLU",
+            "convolution, Concat",
+        )
         assert unfused["error"] > 1e-4 if rounds_twice else unfused["error"] == fused["error"], result
 
 
@@ -251,7 +254,9 @@ def test_fused_calls_and_our_kernels_agree_on_a_gpu() -> None:
                 (result,) = session.run(None, feeds)
                 after = plugin.counters()
                 calls = {key: after[key] - before[key] for key in ("library_calls", "launches")}
-                assert calls == {"library_calls": int(bool(libraries)), "launches": int(not libraries)}, (name, calls)
+                copies = int("Concat" in name)
+                assert calls["library_calls"] == bool(libraries), (name, calls)
+                assert calls["launches"] == copies + (not libraries), (name, calls)
                 error = np.max(np.abs(result - wanted) / np.maximum(np.abs(wanted), 1.0))
                 assert error <= limit, (name, dtype, bool(libraries), error)
     """
