@@ -125,15 +125,34 @@ def is_return(body: list[str], label: str) -> bool:
 
 def entry_point(name: str, parameters: list[str], fibers: bool, guarded: bool) -> str:
     """The function that the emulator calls: loads the parameters and what the block knows, then runs its threads."""
-    lines = [f"define void @{name}(ptr %params, ptr %ocp.thread) nounwind {{", "entry:"]
-    values = []
-    for index, ty in enumerate(parameter.split()[0] for parameter in parameters):
+    types = [parameter.split()[0] for parameter in parameters]
+    values = [f"{ty} %a{index}" for index, ty in enumerate(types)]
+    body = f"void {call_of_thread('ocp.body', values)}"
+    if fibers:
+        threads = [f"  call {body}", "  ret void"]
+    elif guarded:
+        threads = block_loops(guarded_row(values, body))
+    else:
+        threads = block_loops(["  br label %loop", *x_loop("", "loop.y", parallel_loop, "end.x", body)])
+    define = f"define void @{name}(ptr %params, ptr %ocp.thread) nounwind {{"
+    return "\n".join([define, "entry:", *parameter_loads(types), *block_loads(fibers), *threads, "}"])
+
+
+def parameter_loads(types: list[str]) -> list[str]:
+    """The parameters as ``%a0``, ``%a1``, ..."""
+    lines = []
+    for index, ty in enumerate(types):
         lines += [
             f"  %a{index}.slot = getelementptr ptr, ptr %params, i64 {index}",
             f"  %a{index}.address = load ptr, ptr %a{index}.slot",
             f"  %a{index} = load {ty}, ptr %a{index}.address",
         ]
-        values.append(f"{ty} %a{index}")
+    return lines
+
+
+def block_loads(fibers: bool) -> list[str]:
+    """What the record of ``csrc_shim/emulator/kernel.h`` says of the block, and with ``fibers`` of the thread."""
+    lines = []
 
     def load(value: str, ty: str, offset: int, limits: str = "") -> None:
         lines.append(f"  %{value}.slot = getelementptr i8, ptr %ocp.thread, i64 {offset}")
@@ -149,16 +168,20 @@ def entry_point(name: str, parameters: list[str], fibers: bool, guarded: bool) -
         load("laneid", "i32", 48)
     load("dynamic_shared", "i32", 52)
     load("shared", "ptr", 56)
+    return lines
 
-    def call(callee: str, prefix: str = "") -> str:
-        thread = [f"i32 %{prefix}tid.x", "i32 %tid.y", "i32 %tid.z"]
-        thread += [f"i32 %{kind}.{axis}" for kind in ("ntid", "ctaid", "nctaid") for axis in axes]
-        thread += [f"i32 %{prefix}laneid", "i32 %dynamic_shared", "ptr %shared", "ptr %ocp.thread"]
-        return f"@{callee}({', '.join(values + thread)})"
 
-    if fibers:
-        return "\n".join([*lines, f"  call void {call('ocp.body')}", "  ret void", "}"])
-    lines += [
+def call_of_thread(callee: str, values: list[str], prefix: str = "") -> str:
+    """A call with the kernel's parameters, for the thread whose tid.x and lane have names with ``prefix``."""
+    thread = [f"i32 %{prefix}tid.x", "i32 %tid.y", "i32 %tid.z"]
+    thread += [f"i32 %{kind}.{axis}" for kind in ("ntid", "ctaid", "nctaid") for axis in axes]
+    thread += [f"i32 %{prefix}laneid", "i32 %dynamic_shared", "ptr %shared", "ptr %ocp.thread"]
+    return f"@{callee}({', '.join(values + thread)})"
+
+
+def block_loops(row: list[str]) -> list[str]:
+    """The loops over tid.z and tid.y around ``row``, which runs the threads of one row and goes on to ``end.x``."""
+    return [
         "  br label %loop.z",
         "loop.z:",
         "  %tid.z = phi i32 [ 0, %entry ], [ %next.z, %end.y ]",
@@ -168,33 +191,7 @@ def entry_point(name: str, parameters: list[str], fibers: bool, guarded: bool) -
         "  %row.z = mul nuw nsw i32 %tid.z, %ntid.y",
         "  %row.y = add nuw nsw i32 %row.z, %tid.y",
         "  %row = mul nuw nsw i32 %row.y, %ntid.x",
-    ]
-    if guarded:
-        # Where the threads that pass are the first ones, as at the end of an array, only those run, without the check.
-        guard = f"i1 {call('ocp.guard', 'all.')}"
-        first = f"i1 {call('ocp.guard', 'first.')}"
-        lines += [
-            "  br label %all.loop",
-            *x_loop("all.", "loop.y", parallel_loop, "choose", condition=guard),
-            "choose:",
-            "  %every = icmp eq i32 %all.count, %ntid.x",
-            "  br i1 %every, label %in, label %some",
-            "some:",
-            "  %none = icmp eq i32 %all.count, 0",
-            "  br i1 %none, label %end.x, label %first.loop",
-            *x_loop("first.", "some", parallel_loop, "compare", condition=first, limit="%all.count"),
-            "compare:",
-            "  %ordered = icmp eq i32 %first.count, %all.count",
-            "  br i1 %ordered, label %in, label %loop",
-            "in:",
-            "  %limit = phi i32 [ %ntid.x, %choose ], [ %all.count, %compare ]",
-            "  br label %in.loop",
-            *x_loop("in.", "in", parallel_loop, "end.x", f"void {call('ocp.inside', 'in.')}", limit="%limit"),
-            *x_loop("", "compare", scalar_loop, "end.x", f"void {call('ocp.body')}"),
-        ]
-    else:
-        lines += ["  br label %loop", *x_loop("", "loop.y", parallel_loop, "end.x", f"void {call('ocp.body')}")]
-    lines += [
+        *row,
         "end.x:",
         "  %next.y = add nuw nsw i32 %tid.y, 1",
         "  %more.y = icmp ult i32 %next.y, %ntid.y",
@@ -205,9 +202,36 @@ def entry_point(name: str, parameters: list[str], fibers: bool, guarded: bool) -
         "  br i1 %more.z, label %loop.z, label %done",
         "done:",
         "  ret void",
-        "}",
     ]
-    return "\n".join(lines)
+
+
+def guarded_row(values: list[str], body: str) -> list[str]:
+    """The threads of a row of a kernel with a `Guard`.
+
+    Where the threads that pass are the first ones, as at the end of an array, only those run, without the check.
+    """
+    guard = f"i1 {call_of_thread('ocp.guard', values, 'all.')}"
+    first = f"i1 {call_of_thread('ocp.guard', values, 'first.')}"
+    inside = f"void {call_of_thread('ocp.inside', values, 'in.')}"
+    return [
+        "  br label %all.loop",
+        *x_loop("all.", "loop.y", parallel_loop, "choose", condition=guard),
+        "choose:",
+        "  %every = icmp eq i32 %all.count, %ntid.x",
+        "  br i1 %every, label %in, label %some",
+        "some:",
+        "  %none = icmp eq i32 %all.count, 0",
+        "  br i1 %none, label %end.x, label %first.loop",
+        *x_loop("first.", "some", parallel_loop, "compare", condition=first, limit="%all.count"),
+        "compare:",
+        "  %ordered = icmp eq i32 %first.count, %all.count",
+        "  br i1 %ordered, label %in, label %loop",
+        "in:",
+        "  %limit = phi i32 [ %ntid.x, %choose ], [ %all.count, %compare ]",
+        "  br label %in.loop",
+        *x_loop("in.", "in", parallel_loop, "end.x", inside, limit="%limit"),
+        *x_loop("", "compare", scalar_loop, "end.x", body),
+    ]
 
 
 def x_loop(
