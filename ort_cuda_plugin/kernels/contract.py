@@ -1,55 +1,25 @@
-"""Matrix products with what follows them: records them as steps, and launches our kernels for them."""
+"""Kernels of matrix products and of what follows them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..model.ir import DType
-from ..program import scalar as s
-from ..program.elementwise import loadable
 from ..program.lowering import Arg, Int32, Int64, Lowering, Tensor
-from ..program.scalar import Scalar
-from ..program.shapes import broadcast_shapes, broadcast_strides, collapse
-from ..program.steps import Contract, used_inputs
-from ..program.symbolic import Dim, ceildiv, eq, hint, is_const, le, product, select
+from ..program.shapes import broadcast_strides, collapse
+from ..program.steps import Contract
+from ..program.symbolic import Dim, ceildiv, hint, is_const, le, product, select
 from .epilogue import Axes, make_epilogue
 from .matmul import FLAT, SQUARE, TALL, Product, RowProduct, TiledProduct
 from .tiles import Tile
 
-__all__ = ["Folded", "choose_tile", "folded", "launch_contract", "multiply"]
+__all__ = ["Folded", "choose_tile", "folded", "launch_contract"]
 
 MAX_ROWS = 4
 """Products of at most this many rows go to the kernel for few rows."""
 _costs = ((TALL, 1.0), (SQUARE, 1.1), (FLAT, 1.4))
 """Tiles with the relative time of one multiplication."""
-
-
-def multiply(
-    ctx: Lowering,
-    a: Tensor,
-    b: Tensor,
-    *others: Tensor,
-    finish: Callable[..., Scalar] | None = None,
-) -> Tensor:
-    """a @ b for a [batch..., m, k], b [batch..., k, n] of any strides, batches broadcast.
-
-    ``finish(total, *elements)`` gives the result from the sum, which is of the type that sums are made in, and from the
-    elements of ``others``, which broadcast to the result; by default it is the sum. Raises InvalidModel where the inner
-    dimensions differ.
-    """
-    ctx.require(eq(a.shape[-1], b.shape[-2]), "the inner dimensions of the matrices differ")
-    shape = (*broadcast_shapes(ctx, a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
-    total = Scalar(s.accumulation_type(a.dtype) if a.dtype.is_float else a.dtype, "leaf")
-    leaves = [Scalar(x.dtype, "leaf") for x in others]
-    value = total if finish is None else finish(total, *leaves)
-    core = s.cast(value, a.dtype)
-    out = ctx.empty(shape, a.dtype)
-    inputs = loadable(ctx, used_inputs(zip(leaves, others, strict=True), [core]))
-    a, b = ctx.materialize(a), ctx.materialize(b)
-    step = Contract(ctx.nodes, shape, inputs, ((core, out),), operands=(a, b), total=total)
-    ctx.record(step)
-    return out
 
 
 def choose_tile(rows: Dim, dtype: DType) -> Tile:

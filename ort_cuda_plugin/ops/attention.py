@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ort_cuda_plugin.kernels.contract import multiply
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.kernels.linear_attention import linear_attention
 from ort_cuda_plugin.model.ir import DType, InvalidModel
@@ -18,6 +17,7 @@ from ort_cuda_plugin.ops.slicing import concat, pad
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import copy_of, elementwise, full
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.multiply import multiply
 from ort_cuda_plugin.program.reduce import row_map
 from ort_cuda_plugin.program.row_program import MAX, SUM, Row
 from ort_cuda_plugin.program.scalar import Scalar

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from ort_cuda_plugin.kernels.contract import multiply
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, unravel
 from ort_cuda_plugin.model.ir import DType, InvalidModel
 from ort_cuda_plugin.ops.image import clamped_integer
@@ -14,6 +13,7 @@ from ort_cuda_plugin.ops.registry import FLOATS, T, op
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.multiply import multiply
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, product
 from ort_cuda_plugin.program.views import reshape, unsqueeze

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-from ort_cuda_plugin.kernels.contract import multiply
 from ort_cuda_plugin.model.ir import InvalidModel
 from ort_cuda_plugin.ops.matmul import PRODUCTS
 from ort_cuda_plugin.ops.registry import FLOATS, INTS, op
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.multiply import multiply
 from ort_cuda_plugin.program.reduce import reduce, row_map
 from ort_cuda_plugin.program.row_program import SUM
 from ort_cuda_plugin.program.shapes import broadcast_shapes

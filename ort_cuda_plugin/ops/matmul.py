@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..kernels.contract import multiply
 from ..program import scalar as s
 from ..program.lowering import InvalidModel, Lowering, Tensor, Unsupported
+from ..program.multiply import multiply
 from ..program.scalar import Scalar
 from ..program.symbolic import eq, logical_or
 from .registry import FLOATS, WIDE_INTS, T, op

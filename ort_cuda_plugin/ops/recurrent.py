@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ort_cuda_plugin.kernels.contract import multiply
 from ort_cuda_plugin.kernels.recurrent import Cell, Gates, Sequences, run_cell
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.activation import softplus
@@ -15,6 +14,7 @@ from ort_cuda_plugin.ops.indexing import select_index
 from ort_cuda_plugin.ops.registry import FLOATS, T1, T, op
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.multiply import multiply
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.symbolic import Dim
 from ort_cuda_plugin.program.views import permute

@@ -1,0 +1,43 @@
+"""Matrix products as steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from . import scalar as s
+from .elementwise import loadable
+from .lowering import Lowering
+from .scalar import Scalar
+from .shapes import broadcast_shapes
+from .steps import Contract, used_inputs
+from .symbolic import eq
+from .tensor import Tensor
+
+__all__ = ["multiply"]
+
+
+def multiply(
+    ctx: Lowering,
+    a: Tensor,
+    b: Tensor,
+    *others: Tensor,
+    finish: Callable[..., Scalar] | None = None,
+) -> Tensor:
+    """a @ b for a [batch..., m, k], b [batch..., k, n] of any strides, batches broadcast.
+
+    ``finish(total, *elements)`` gives the result from the sum, which is of the type that sums are made in, and from the
+    elements of ``others``, which broadcast to the result; by default it is the sum. Raises InvalidModel where the inner
+    dimensions differ.
+    """
+    ctx.require(eq(a.shape[-1], b.shape[-2]), "the inner dimensions of the matrices differ")
+    shape = (*broadcast_shapes(ctx, a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    total = Scalar(s.accumulation_type(a.dtype) if a.dtype.is_float else a.dtype, "leaf")
+    leaves = [Scalar(x.dtype, "leaf") for x in others]
+    value = total if finish is None else finish(total, *leaves)
+    core = s.cast(value, a.dtype)
+    out = ctx.empty(shape, a.dtype)
+    inputs = loadable(ctx, used_inputs(zip(leaves, others, strict=True), [core]))
+    a, b = ctx.materialize(a), ctx.materialize(b)
+    step = Contract(ctx.nodes, shape, inputs, ((core, out),), operands=(a, b), total=total)
+    ctx.record(step)
+    return out
