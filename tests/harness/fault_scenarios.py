@@ -531,7 +531,7 @@ class Library(Scenario):
 
 
 class Convolutions(Library):
-    """Convolutions by a vendor library, whose stand-in does not wait for its stream."""
+    """Convolutions with what follows them by a vendor library, whose stand-in does not wait for its stream."""
 
     environment: ClassVar[Mapping[str, str]] = {"ORT_CUDA_PLUGIN_EMULATE_STREAMS": "inline"}
     name, number = "cudnn", 1
@@ -541,16 +541,22 @@ class Convolutions(Library):
         pass
 
     def create(self) -> None:
-        nodes = [helper.make_node("Conv", ["x", "w"], ["y"], kernel_shape=[1, 1])]
+        nodes = [
+            helper.make_node("Conv", ["x", "w", "b"], ["c"], kernel_shape=[1, 1]),
+            helper.make_node("Add", ["c", "x"], ["s"]),
+            helper.make_node("Relu", ["s"], ["y"]),
+        ]
         shape: list[int | str] = ["n", 2, 3, 3]
-        self.session = session(model(nodes, {"x": shape, "w": [2, 2, 1, 1]}, {"y": shape}))
+        self.session = session(model(nodes, {"x": shape, "w": [2, 2, 1, 1], "b": [2]}, {"y": shape}))
 
     def steps(self) -> Sequence[Step]:
         return [lambda images=images: self.convolve(images) for images in (1, 1, 2)]  # type: ignore[misc]
 
     def convolve(self, images: int) -> None:
         x, w = numbers(18 * images, images).reshape(images, 2, 3, 3), numbers(4, 9).reshape(2, 2, 1, 1)
-        check(self.session.run(None, {"x": x, "w": w})[0], np.einsum("nchw,dc->ndhw", x, w[:, :, 0, 0]))
+        bias = numbers(2, 8)
+        sums = np.einsum("nchw,dc->ndhw", x, w[:, :, 0, 0]) + bias.reshape(-1, 1, 1) + x
+        check(self.session.run(None, {"x": x, "w": w, "b": bias})[0], np.maximum(sums, 0))
 
 
 def plugin_device() -> Any:
