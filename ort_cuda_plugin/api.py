@@ -116,7 +116,7 @@ def unregister() -> None:
 def devices() -> list[DeviceInfo]:
     """The devices that the registrations offer: GPUs, and emulated ones where they were asked for.
 
-    Raises: as `register`, which is called when nobody has.
+    Raises: as `register`, which this function calls if the application has not.
     """
     ort = _onnxruntime()
     if len(boundary.FACTORIES) == 0:
@@ -160,7 +160,7 @@ def explain(
 ) -> list[NodeVerdict]:
     """One verdict per node of the model's main graph, after ONNX Runtime's optimisations: claimed, or the reason.
 
-    Arguments and errors are those of `session`, except that a model of which no node is claimed is no error.
+    Arguments and errors are those of `session`, except that a model without claimed nodes is not an error.
     """
     _, provider = create_session(model, emulate, provider_options, sess_options)
     if provider.failure:

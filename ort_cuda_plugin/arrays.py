@@ -119,7 +119,7 @@ def as_cuda_array(value: Any) -> CudaArray:
     return CudaArray(value)
 
 
-# ---- what an array says of itself ----
+# ---- how an array describes itself ----
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def memory_stats(device: DeviceInfo | int | None = None) -> dict[str, dict[str, 
 def trim(device: DeviceInfo | int | None = None) -> int:
     """Gives memory that no tensor, weight or enqueued work uses back to the driver; returns its bytes.
 
-    Automatic CUDA graphs that are not at work give up the memory of their intermediate tensors, and are made anew.
+    Automatic CUDA graphs that do not run release the memory of their intermediate tensors, and are made again later.
 
     Arguments and errors are those of `memory_stats`.
     """

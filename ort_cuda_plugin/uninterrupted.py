@@ -1,4 +1,4 @@
-"""Calls functions, and imports modules, where no signal handler can raise: on a thread of their own.
+"""Calls functions, and imports modules, where no signal handler can raise: on another thread.
 
 Python runs signal handlers on the main thread, between any two instructions. An import or a compilation that Ctrl-C
 ends so stays half done for the rest of the process: packages lack modules that are imported already, Numba's tables
@@ -64,7 +64,7 @@ def call(function: Callable[[], T], abandoned: Callable[[], object] = lambda: No
 
 
 def imported(name: str) -> ModuleType:
-    """The module of that name, imported on a thread of its own where it is not there yet."""
+    """The module of that name, imported on another thread if it is not there yet."""
     module = sys.modules.get(name)
     if module is None or getattr(module.__spec__, "_initializing", False):
         return call(lambda: importlib.import_module(name))

@@ -326,7 +326,7 @@ void ocp_arena_pooled_freed(ocp_arena *arena, size_t size) {
   arena->stats.in_use -= (int64_t)size;
 }
 
-/* ---- what nobody uses ---- */
+/* ---- unused regions ---- */
 
 static bool is_unused(const ocp_pool *pool, const ocp_region *region) {
   for (const ocp_chunk *chunk = region->first; chunk; chunk = chunk->right)

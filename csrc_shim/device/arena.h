@@ -63,8 +63,7 @@ bool ocp_arena_expect_pooled(ocp_arena *arena, size_t size);
 void ocp_arena_pooled(ocp_arena *arena, size_t size, bool given);
 void ocp_arena_pooled_freed(ocp_arena *arena, size_t size);
 
-/* Removes the regions that nobody uses, or a certain one if nobody does; returns them linked by next, for the driver.
- */
+/* Removes all unused regions, or one region if it is unused. Returns them linked by next, for the driver. */
 ocp_region *ocp_arena_remove_unused(ocp_pool *pool, ocp_arena *arena);
 ocp_region *ocp_arena_remove_region(ocp_pool *pool, ocp_arena *arena, ocp_region *region);
 /* After a shrink growth begins small again. */

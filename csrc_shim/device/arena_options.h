@@ -51,7 +51,7 @@ int ocp_arena_check(const char *const *keys, const char *const *values, size_t c
 uint32_t ocp_arena_config_differences(const ocp_arena_config *config, const ocp_arena_config *wanted, uint32_t given);
 /* Sets the given members to the wanted values. */
 void ocp_arena_config_take(ocp_arena_config *config, const ocp_arena_config *wanted, uint32_t given);
-/* Those that mean something for pinned memory, too. */
+/* Those that also mean something for pinned memory. */
 uint32_t ocp_arena_config_of_pinned(uint32_t given);
 /* "arena.max_mem, arena.extend_strategy" */
 void ocp_arena_config_list(uint32_t given, char *text, size_t text_bytes);

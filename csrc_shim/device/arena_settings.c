@@ -10,7 +10,7 @@
 
 typedef struct settings {
   ocp_arena_config config;
-  uint32_t given; /* keys that somebody gave; with none the arena takes what comes */
+  uint32_t given; /* keys that were given; without any, the arena takes the first options that come */
   int users;
   bool initialised;
 } settings;

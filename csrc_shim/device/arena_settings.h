@@ -10,9 +10,9 @@
  * the options the defaults again. */
 void ocp_arena_retain(bool emulated, int ordinal, int memory);
 bool ocp_arena_release(bool emulated, int ordinal, int memory);
-/* Options for the arena. An arena that nobody has given options takes them; one that lives with others keeps what it
- * has: then warning (of OCP_ARENA_WARNING_BYTES) gets a sentence that names the keys, unless the same wish for another
- * memory of the device has just had it; else it is "". */
+/* Options for the arena. An arena without options takes them. An arena that already has different options keeps those,
+ * and `warning` (of OCP_ARENA_WARNING_BYTES) gets a sentence that names the keys. It stays "" if no option differs, or
+ * if the same options for another memory of the device have just given that warning. */
 int ocp_arena_configure(int emulated, int ordinal, int memory, const char *const *keys, const char *const *values,
                         size_t count, char *warning, ocp_error *error);
 /* The same, but the limit always changes. bytes: INT64_MAX for none. */

@@ -13,7 +13,7 @@ typedef struct ocp_chunk {
   uint64_t address;
   size_t size;
   /* Work that may still use it: of the stream with that id, or of any stream for 0, up to that number (pool.h). Free
-   * chunks with freed_at == 0 are used by nobody. */
+   * chunks with freed_at == 0 have no user. */
   uint64_t stream_id, freed_at;
   bool handed_out;
   /* of the arena */

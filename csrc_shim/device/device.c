@@ -31,7 +31,7 @@ int ocp_device_enter(ocp_device *device, ocp_error *error) {
 }
 
 bool ocp_device_enter_to_release(const ocp_device *device) {
-  /* Twice, since nobody comes back for what stays. */
+  /* Twice, since no later call releases what is left. */
   return !atomic_load(&ocp_forked) && (make_current(device) == CUDA_SUCCESS || make_current(device) == CUDA_SUCCESS);
 }
 

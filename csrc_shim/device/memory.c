@@ -16,7 +16,7 @@
 
 /* ---- pools ---- */
 
-/* Held for well under a microsecond, so who finds it taken waits for it awake before he sleeps. */
+/* Held for well under a microsecond, so a thread that finds it taken spins before it sleeps. */
 static void init_lock(pthread_mutex_t *lock) {
   pthread_mutexattr_t attributes;
   pthread_mutexattr_init(&attributes);
@@ -151,7 +151,7 @@ void ocp_pool_run_ended(ocp_device *device) {
   ocp_mempool_collect(device);
 }
 
-/* ---- those who can do without some memory ---- */
+/* ---- reclaimers ---- */
 
 void ocp_reclaimer_add(ocp_device *device, ocp_reclaimer *reclaimer) {
   ocp_pool *pool = device->pool;

@@ -10,26 +10,26 @@
 #include "device/stream.h"
 #include "driver/driver.h"
 
-/* Device memory, at least 256-byte aligned, never host readable; bytes == 0 gives a valid address of its own. The
- * memory may be used by work enqueued on `stream`, or by anybody at once when that is NULL. While a graph is captured
- * on the stream, only what needs no call of the driver is given; what a graph refers to must not be freed before it.
+/* Device memory, at least 256-byte aligned, never host readable; bytes == 0 gives a valid, separate address.
+ * Work enqueued on `stream` may use the memory; if that is NULL, all work may. While a graph is captured on the stream,
+ * an allocation succeeds only if it needs no call of the driver. Free what a graph refers to only after the graph.
  *
- * Free is stream ordered. On a stream: all that used the memory is ordered before the stream's end; later work on the
- * stream can get it at once, other streams when that has finished. With NULL: any stream may have used it; a stream can
- * get it again once what is enqueued now on the other streams has finished. */
+ * Free is stream ordered. On a stream: all work that used the memory comes before the stream's end. Later work on the
+ * stream can get the memory at once, other streams when that work has finished. With NULL: any stream may have used it.
+ * A stream can get it again once the work that is enqueued now on the other streams has finished. */
 int ocp_device_alloc(ocp_device *device, size_t bytes, ocp_stream *stream, CUdeviceptr *address, ocp_error *error);
 void ocp_device_free(ocp_device *device, CUdeviceptr address, ocp_stream *stream);
-/* Memory of its own for what lives long and is only read, such as weights: past the arena, for anybody at once. Freed
- * by ocp_device_free. */
+/* A separate allocation of the driver, not of the arena, for long-lived data that is only read, such as weights. All
+ * work may use it. Free it by ocp_device_free. */
 int ocp_device_reserve(ocp_device *device, size_t bytes, CUdeviceptr *address, ocp_error *error);
 
-/* Gives memory that no enqueued work uses back to the driver, and the streams that nobody borrows. Returns the bytes of
- * both kinds of memory. */
+/* Returns memory that no enqueued work uses to the driver, and destroys the streams that are not borrowed. The result
+ * is the bytes of both kinds of memory. */
 int64_t ocp_device_trim(ocp_device *device);
 
-/* Somebody who keeps device memory that he can do without, such as the slabs of instances that no Run is using. When
- * memory runs out, reclaim is called, on any thread that allocates and on none of whose behalf a lock of ours is held;
- * it frees what it can. Removing one waits for a call in progress. */
+/* Keeps device memory that it can release, such as the slabs of instances that no Run uses. When memory runs out, an
+ * allocating thread that holds none of our locks calls `reclaim`, which frees what it can. Removing a reclaimer waits
+ * for a call in progress. */
 typedef struct ocp_reclaimer {
   struct ocp_reclaimer *next;
   void (*reclaim)(struct ocp_reclaimer *self);
@@ -51,9 +51,9 @@ void ocp_pool_configure(ocp_pool *pool, int memory, const ocp_arena_config *conf
 int ocp_pool_alloc(ocp_device *device, int memory, size_t bytes, ocp_stream *stream, uint64_t *address,
                    ocp_error *error);
 bool ocp_pool_free(ocp_device *device, int memory, uint64_t address, ocp_stream *stream);
-/* Memory of its own, past the arena: for what lives long. */
+/* A separate allocation, not of the arena, for long-lived data. */
 int ocp_pool_reserve(ocp_device *device, int memory, size_t bytes, uint64_t *address, ocp_error *error);
-/* Gives what is unused back to the driver; the bytes. `keep`: a mempool keeps what its options say. */
+/* Returns unused memory to the driver; the result is its bytes. `keep`: a mempool keeps what its options say. */
 int64_t ocp_pool_shrink(ocp_device *device, int memory, bool keep);
 void ocp_pool_stats(ocp_device *device, int memory, ocp_memory_stats *stats);
 /* The end of a Run: chunks whose work has finished are bound to no stream any more. */

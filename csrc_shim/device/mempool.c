@@ -74,7 +74,7 @@ static int64_t reserved_bytes(const ocp_mempool *mempool, const ocp_device *devi
 
 /* ---- freeing ---- */
 
-/* False where the driver had no memory for that, which it may have later. */
+/* False if the driver had no memory for that; it may have some later. */
 static bool driver_free(const ocp_device *device, uint64_t address, CUstream stream) {
   return device->driver->MemFreeAsync(address, stream) != CUDA_ERROR_OUT_OF_MEMORY;
 }

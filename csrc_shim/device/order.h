@@ -6,11 +6,11 @@
 #include "device/pool.h"
 #include "device/stream.h"
 
-/* Says that work was enqueued on the stream; called by everyone who enqueues, before memory that the work uses can be
- * freed without naming the stream. ocp_device_free on the stream says it too. */
+/* Says that work was enqueued on the stream. All code that enqueues calls it, before any memory that the work uses can
+ * be freed without naming the stream. ocp_device_free on the stream calls it as well. */
 void ocp_stream_enqueued(ocp_stream *stream);
-/* Around each Run, on its thread: until the Run ends its work is the thread's alone; what was not waited for then is
- * anybody's. */
+/* Around each Run, on its thread. Until the Run ends, only this thread can have heard of its work; from then on, any
+ * thread can. */
 void ocp_run_started(void);
 void ocp_run_ended(ocp_device *device, bool waited);
 

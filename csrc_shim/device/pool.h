@@ -21,7 +21,7 @@ struct ocp_stream_private {
   ocp_stream *next_idle; /* of those to borrow */
   uint64_t id;           /* never used twice */
   atomic_uint users;     /* the last one to release it ends it */
-  /* Written under the lock; may be read without it by who enqueues on the stream. */
+  /* Written under the lock; the thread that enqueues on the stream may read it without the lock. */
   atomic_ullong enqueued;     /* number of the latest work */
   atomic_ullong pending_from; /* all work below this number has finished; OCP_IDLE: all work has */
   /* Streams whose work up to a number comes before all later work of this one; the latest few. */
@@ -29,7 +29,7 @@ struct ocp_stream_private {
     uint64_t id, position;
   } waited[OCP_MAX_WAITED];
   unsigned num_waited;
-  const void *run; /* whose thread enqueued all unfinished work in one Run; NULL: nobody, or several. Under the lock. */
+  const void *run; /* the one Run that enqueued all unfinished work; NULL: none, or several. Under the lock. */
   /* Turns, see ocp_stream_take_turn. */
   pthread_mutex_t turn_lock;
   pthread_cond_t turn_ended;
@@ -50,8 +50,8 @@ typedef struct ocp_pool {
   ocp_mempool *mempool;             /* of device memory, where the options ask for it */
   struct ocp_reclaimer *reclaimers; /* memory.h */
   pthread_mutex_t reclaim_lock;     /* held while reclaimers work; taken before lock */
-  /* Held where somebody other than its owner waits for or queries a stream, and where a stream is destroyed. Taken
-   * before lock. */
+  /* Held while code other than its owner waits for or queries a stream, and while a stream is destroyed. Taken before
+   * lock. */
   pthread_mutex_t streams_lock;
 } ocp_pool;
 

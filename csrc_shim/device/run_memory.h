@@ -24,21 +24,21 @@ typedef struct ocp_run_memory {
 
 /* The calling thread watches its Run on the device from now on; its blocks so far are those that it may get again. */
 int ocp_run_memory_watch(ocp_run_memory *memory, ocp_device *device, bool captured, ocp_error *error);
-/* The end of that; on whatever thread. */
+/* The end of that, on any thread. */
 void ocp_run_memory_unwatch(ocp_run_memory *memory);
-/* The calling thread watches no Run, whatever became of the one before. */
+/* The calling thread watches no Run, even if the watch of the one before did not end. */
 void ocp_run_memory_forget(void);
 /* Of a Run that is not watched any more: what it holds is its owner's from now on. */
 void ocp_run_memory_forget_held(ocp_run_memory *memory);
 
-/* ---- for who hands out memory ---- */
+/* ---- for code that hands out memory ---- */
 /* Whether the calling thread is capturing. */
 bool ocp_run_memory_is_captured(void);
 /* Memory that the Run which this thread watches has freed, of at least so many bytes, or 0. */
 uint64_t ocp_run_memory_reuse(const ocp_device *device, int memory, size_t bytes);
 /* That Run got memory. False: out of host memory. */
 bool ocp_run_memory_allocated(const ocp_device *device, int memory, uint64_t address, size_t bytes);
-/* Whether the memory that is being freed stays with a Run that is watched, on whatever thread. */
+/* Whether the memory that is being freed stays with a Run that is watched, on any thread. */
 bool ocp_run_memory_keeps(const ocp_device *device, int memory, uint64_t address);
 
 #endif

@@ -80,7 +80,7 @@ ocp_stream *ocp_stream_of_state(ocp_stream_slot_id slot, const void *state) {
   return found;
 }
 
-/* A stream around `handle`, or around a new one of its own where that is NULL. */
+/* A stream around `handle`, or around a new handle if that is NULL. */
 static int make(ocp_device *device, CUstream handle, ocp_stream **out, ocp_error *error) {
   *out = NULL;
   ocp_stream *stream = calloc(1, sizeof *stream);
@@ -159,7 +159,7 @@ ocp_stream *ocp_stream_share(ocp_stream *stream) {
   return stream;
 }
 
-/* Whether that was the last user; then nobody finds the stream any more. */
+/* Whether that was the last user; then no search finds the stream any more. */
 static bool leave(ocp_stream *stream) {
   pthread_mutex_lock(&adopt_lock);
   bool last = atomic_fetch_sub(&stream->priv->users, 1) == 1;
@@ -196,7 +196,7 @@ void ocp_stream_release(ocp_stream *stream) {
   free(stream);
 }
 
-/* On a lost device nothing runs any more: what uses memory there has finished, too. */
+/* On a lost device nothing runs any more, so the work that used memory there has finished as well. */
 static bool is_lost(const ocp_device *device) { return atomic_load_explicit(&device->lost, memory_order_relaxed); }
 
 int ocp_stream_wait(ocp_stream *stream, ocp_error *error) {
@@ -259,7 +259,7 @@ void ocp_stream_take_turn(ocp_stream *stream, bool alone) {
   struct ocp_stream_private *priv = stream->priv;
   pthread_mutex_lock(&priv->turn_lock);
   priv->want_alone += alone;
-  while (priv->alone || (alone ? priv->sharing : priv->want_alone)) /* who wants it alone comes first */
+  while (priv->alone || (alone ? priv->sharing : priv->want_alone)) /* a thread that wants it alone goes first */
     pthread_cond_wait(&priv->turn_ended, &priv->turn_lock);
   priv->want_alone -= alone;
   priv->alone = alone;
@@ -303,7 +303,7 @@ int ocp_stream_borrow(ocp_device *device, ocp_stream **out, ocp_error *error) {
 
 void ocp_stream_return(ocp_stream *stream) {
   ocp_pool *pool = stream->device->pool;
-  if (stream->priv->left_open) { /* nobody can use it */
+  if (stream->priv->left_open) { /* no Run can use it */
     ocp_stream_release(stream);
     return;
   }

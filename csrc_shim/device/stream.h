@@ -20,32 +20,34 @@ typedef struct ocp_stream {
   CUstream handle;
   bool owned; /* by us; else by the application, which keeps it alive as long as sessions use it */
   ocp_stream_slot slots[OCP_NUM_SLOTS];
-  atomic_bool capturing;      /* set by who captures it into a graph, in a turn alone */
-  atomic_bool capture_failed; /* by whoever cannot enqueue there what the graph needs; cleared when a capture begins */
+  atomic_bool capturing;      /* set by the thread that captures it into a graph, in a turn alone */
+  atomic_bool capture_failed; /* set by code that cannot enqueue what the graph needs; cleared when a capture begins */
   struct ocp_stream_private *priv;
 } ocp_stream;
 
 int ocp_stream_create(ocp_device *device, ocp_stream **out, ocp_error *error);
-/* The application's stream with that handle (NULL: the default stream); the same object for all who adopt it. Fails
- * where the driver does not know it, or it is of another context than the device's primary one. */
+/* The application's stream with that handle (NULL: the default stream); every caller gets the same object.
+ * Fails if the driver does not know the handle, or if the stream is of a context other than the device's primary one.
+ */
 int ocp_stream_adopt(ocp_device *device, CUstream handle, ocp_stream **out, ocp_error *error);
-/* One more user, who releases it; returns the stream. */
+/* Counts one more user, which must release the stream; returns the stream. */
 ocp_stream *ocp_stream_share(ocp_stream *stream);
-/* Waits for its work and ends it when nobody else uses it. */
+/* Waits for its work, and destroys it with the last user. */
 void ocp_stream_release(ocp_stream *stream);
 int ocp_stream_synchronize(ocp_stream *stream, ocp_error *error);
-/* The same for who has entered the device. */
+/* The same for a caller that has entered the device. */
 int ocp_stream_wait(ocp_stream *stream, ocp_error *error);
 /* Asks the driver whether all its work has finished. */
 void ocp_stream_query(ocp_stream *stream);
-/* Whether the driver captures it, for whomever. */
+/* Whether the driver captures it, for us or for the application. */
 bool ocp_stream_is_captured(const ocp_stream *stream);
 /* Ends the capture of the stream, in a turn alone: its graph, or NULL and the error. Where that leaves the capture open
  * it is tried once more at once, and again before a Run uses the stream. */
 CUresult ocp_stream_end_capture(ocp_stream *stream, CUgraph *graph);
 int ocp_stream_close_capture(ocp_stream *stream, ocp_error *error);
-/* A Run's turn on a stream that several share: `alone` waits until nobody else has one and keeps others out, since a
- * capture takes in whatever is enqueued on the stream. The try does not wait, and fails during a turn alone. */
+/* A Run's turn on a stream that several threads share. `alone` waits until no other turn is left, and keeps others out,
+ * since a capture takes in everything that is enqueued on the stream. The try does not wait; it fails during a turn
+ * alone. */
 void ocp_stream_take_turn(ocp_stream *stream, bool alone);
 bool ocp_stream_try_turn(ocp_stream *stream);
 void ocp_stream_end_turn(ocp_stream *stream);
@@ -54,7 +56,8 @@ void ocp_stream_end_turn(ocp_stream *stream);
 ocp_stream *ocp_stream_of_handle(const ocp_device *device, void *handle);
 /* Our stream whose slot holds the state; NULL when there is none. What the state points to is not looked at. */
 ocp_stream *ocp_stream_of_state(ocp_stream_slot_id slot, const void *state);
-/* A stream for work that comes without one, kept for the next who borrows: cheaper than creating one. */
+/* A stream for work that comes without one. A returned stream is kept for the next borrower, which is cheaper than a
+ * new one. */
 int ocp_stream_borrow(ocp_device *device, ocp_stream **out, ocp_error *error);
 void ocp_stream_return(ocp_stream *stream);
 /* Ends the streams that wait to be borrowed. */

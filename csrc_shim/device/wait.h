@@ -7,11 +7,11 @@
 
 /* Waits for all of the device's streams. */
 int ocp_device_synchronize(ocp_device *device, ocp_error *error);
-/* Waits for all work that the calling thread can have heard of. Not for that of Runs which other threads are in: their
- * results are nobody's before they end. For who reads or writes memory and does not know on which streams it was used.
- */
+/* Waits for all work that the calling thread can have heard of, for a caller that does not know which streams used the
+ * memory that it reads or writes. Does not wait for Runs that other threads are in: no other thread can have their
+ * results before they end. */
 int ocp_device_settle(ocp_device *device, ocp_error *error);
-/* The same as ocp_device_synchronize, for who has entered the device. */
+/* The same as ocp_device_synchronize, for a caller that has entered the device. */
 int ocp_pool_synchronize(ocp_device *device, ocp_error *error);
 /* Finds out without waiting which streams have become idle. */
 void ocp_pool_poll(ocp_device *device);

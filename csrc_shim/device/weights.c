@@ -1,5 +1,5 @@
 /* The weight store: device copies of constants, keyed by device and content, shared by all clusters of the process.
- * States are weights that Runs write: nobody shares them. */
+ * States are weights that Runs write: each has one owner. */
 #include "device/weights.h"
 
 #include <errno.h>
@@ -17,7 +17,7 @@ typedef struct content_hash {
   uint64_t low, high;
 } content_hash;
 
-/* Shared by all who acquired the same content; freed with the last of them. */
+/* Shared by all clusters that acquired the same content; freed with the last of them. */
 struct ocp_weight {
   ocp_weight *next; /* in the bucket */
   ocp_device *device;
@@ -140,7 +140,7 @@ static int copy_up(const ocp_weight *weight, const void *data, ocp_error *error)
   if (ocp_stream_borrow(device, &stream, error) != ORT_OK)
     return error->code;
   const CUresult result = device->driver->MemcpyHtoDAsync(weight->address, data, weight->bytes, stream->handle);
-  ocp_stream_enqueued(stream); /* nobody may get the memory before that, even where waiting for it fails */
+  ocp_stream_enqueued(stream); /* the memory must not be given again before that, even if waiting for it fails */
   int code = ocp_stream_synchronize(stream, error);
   if (result != CUDA_SUCCESS)
     code = ocp_device_fail(device, result, "uploading a weight: cuMemcpyHtoDAsync", error);
@@ -177,7 +177,7 @@ int ocp_weight_acquire(ocp_device *device, const void *data, size_t bytes, ocp_w
     if (!weight)
       return ocp_fail(error, ORT_FAIL, "not enough host memory");
     if (failed)
-      continue; /* whoever uploaded it could not; find out why */
+      continue; /* the thread that uploaded it failed; find out why */
     *out = weight;
     if (!is_new)
       return ORT_OK;

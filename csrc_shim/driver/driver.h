@@ -49,7 +49,8 @@ enum {
 };
 
 enum { CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 }; /* int; the only one that callers ask for */
-/* The handle of the default stream that synchronises with all others but non-blocking ones; NULL means it, too. */
+/* The handle of the default stream that synchronises with all others but non-blocking ones. NULL means the same stream.
+ */
 #define CU_STREAM_LEGACY ((CUstream)1)
 /* That of each thread. */
 #define CU_STREAM_PER_THREAD ((CUstream)2)

@@ -131,7 +131,7 @@ CUresult emu_capture_record(CUstream stream, CUevent event) {
   return nodes ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* The stream's next node depends on the event's, too. */
+/* The stream's next node also depends on the event's node. */
 static CUresult join(CUstream stream, const struct CUevent_st *event) {
   struct CUgraphNode_st **both = malloc((stream->num_frontier + event->num_nodes + 1) * sizeof *both);
   if (!both)

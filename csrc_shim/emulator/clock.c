@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_SLOTS 4096u /* streams with a number of their own; beyond, numbers are shared and less is found */
+#define MAX_SLOTS 4096u /* streams with a separate number; more streams share numbers, and the check finds less */
 #define NAMES 16u       /* operations of a stream whose names are kept */
 #define NAME_BYTES 64u
 

@@ -11,7 +11,7 @@ typedef struct ocp_emu_config {
   uint32_t num_devices;  /* 1 .. 8 */
   uint32_t workers;      /* threads that run blocks; 0: one per core of the process's affinity mask */
   uint64_t device_bytes; /* memory of each device; address space only until it is touched */
-  uint32_t adversarial;  /* 0: inline streams; 1: deferred and interleaved by `seed` until somebody waits */
+  uint32_t adversarial;  /* 0: inline streams; 1: deferred and interleaved by `seed` until the program waits */
   uint32_t check;        /* 1: the checking mode; needs kernels compiled with checks */
   uint64_t seed;
 } ocp_emu_config;

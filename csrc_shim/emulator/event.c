@@ -157,7 +157,7 @@ CUresult emu_event_query(CUevent event) {
   if (result)
     return result;
   pthread_mutex_lock(&emu_order);
-  if (!emu_record_is_done(event->record) && emu_random(2)) /* who polls gets on, too */
+  if (!emu_record_is_done(event->record) && emu_random(2)) /* a program that polls makes progress */
     emu_queue_run();
   result = emu_record_is_done(event->record) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   if (!result && event->record)

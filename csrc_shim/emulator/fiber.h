@@ -32,7 +32,7 @@ typedef struct emu_warp {
 
 struct emu_cpu {
   emu_launch *launch;
-  uint8_t *shared;  /* EMU_MAX_SHARED bytes, then a page that nobody can touch */
+  uint8_t *shared;  /* EMU_MAX_SHARED bytes, then a page that faults on every access */
   jmp_buf abandon;  /* checking mode: where a kernel without fibers is left */
   uint32_t current; /* the thread that runs */
   uint32_t started; /* threads below have a stack in use */
@@ -65,9 +65,9 @@ static inline void emu_block_thread(emu_cpu *cpu, uint32_t index) {
   if (!(cpu->warps[warp].runnable &= ~((uint32_t)1 << index % EMU_WARP)))
     cpu->runnable_warps &= ~((uint32_t)1 << warp);
 }
-/* Lets others run; returns when somebody has made the thread runnable again. */
+/* Runs other threads; returns when one of them has made this thread runnable again. */
 void emu_yield(emu_cpu *cpu, uint32_t index);
-/* After a lane has ended: lets go those who waited for it only. */
+/* After a lane has ended: makes the lanes runnable that waited for this lane only. */
 void emu_warp_lane_ended(emu_cpu *cpu, emu_warp *warp);
 
 /* Makes sure of stacks for the launch's fibers; false: out of host memory. */

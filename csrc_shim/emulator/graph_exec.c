@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What all nodes do. Launches that are still to run keep the one of their time: it changes only while nobody else has
- * it. */
+/* What all nodes do. A launch that has not run yet keeps the snapshot of the time when it was enqueued: a snapshot
+ * changes only while it has a single user. */
 typedef struct emu_snapshot {
   atomic_int references;
   uint32_t count;

@@ -190,7 +190,7 @@ bool emu_heap_free(emu_heap *heap, uint64_t address) {
   }
   uint64_t freed = (uint64_t)block->size * EMU_GRANULE;
   heap->used -= freed;
-  if (freed >= GIVE_BACK) { /* inside the lock: nobody else may have the range yet */
+  if (freed >= GIVE_BACK) { /* inside the lock: no other thread may get the range yet */
     uint64_t first = (address + (uint64_t)heap->alias + 4095) & ~(uint64_t)4095;
     uint64_t last = (address + (uint64_t)heap->alias + freed) & ~(uint64_t)4095;
     madvise((void *)first, last - first, MADV_DONTNEED);

@@ -2,7 +2,7 @@
  *
  * A device is one range of reserved addresses that host code cannot touch, and an alias of the same length at a
  * constant distance where kernels and copies find the bytes. Work arrives as emu_op values; a stream runs them at once
- * (inline) or keeps them until somebody waits (adversarial), and a capture keeps them as the nodes of a graph. */
+ * (inline) or keeps them until the program waits (adversarial), and a capture keeps them as the nodes of a graph. */
 #ifndef OCP_EMULATOR_INTERNAL_H
 #define OCP_EMULATOR_INTERNAL_H
 

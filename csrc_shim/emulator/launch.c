@@ -161,8 +161,8 @@ static CUresult run_grid(emu_launch *launch, struct CUfunc_st *function) {
   return emu_check_launched(launch);
 }
 
-/* Device addresses become those where the bytes are; page-locked memory is itself; anything else is no address of the
- * device. */
+/* A device address becomes the host address of its bytes. The address of page-locked memory stays. Any other address is
+ * not one of the device. */
 static CUresult translate(const emu_op *op, uint64_t *values, const void **pointers) {
   const ocp_emu_kernel_meta *meta = op->kernel.function->meta;
   for (uint32_t i = 0; i < op->num_params; i++) {

@@ -1,6 +1,6 @@
-/* Memory pools of the emulated device. An allocation has its address at once; a free is an operation of its stream, and
- * the block can be given again when that has run. Freed blocks stay with the pool until somebody waits for the device
- * and the pool holds more than its release threshold, or it is trimmed. */
+/* Memory pools of the emulated device. An allocation has its address at once. A free is an operation of its stream;
+ * when it has run, the pool can give the block again. Freed blocks stay with the pool until the program trims it, or
+ * waits for the device while the pool holds more than its release threshold. */
 #include "emulator/check.h"
 #include "emulator/queue.h"
 

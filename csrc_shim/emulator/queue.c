@@ -1,6 +1,6 @@
-/* The adversarial mode: what streams and graphs have to do is kept in queues; when somebody waits, operations that
- * stream order and events allow run one at a time, picked by a seeded generator, until what is waited for is done. A
- * program that forgets to wait then sees what it would see on a slow GPU. All of it happens under emu_order. */
+/* The adversarial mode keeps the work of streams and graphs in queues. When the program waits, operations that stream
+ * order and events allow run one at a time, picked by a seeded generator, until the awaited work is done. A program
+ * that forgets to wait then sees what it would see on a slow GPU. All of it happens under emu_order. */
 #include "emulator/queue.h"
 
 #include <stdlib.h>
@@ -53,8 +53,8 @@ static bool is_ready(const struct CUstream_st *stream) {
          (item->kind != ITEM_GRAPH || emu_replay_is_next(item->replay)) && legacy_allows(stream);
 }
 
-/* Runs the first item of a stream, or one node of it when it is a graph. After an error of the device nothing runs any
- * more, but everybody who waits is let go. */
+/* Runs the first item of a stream, or one node of it when it is a graph. After an error of the device nothing runs
+ * any more, and every wait ends. */
 static void run_first(struct CUstream_st *stream) {
   emu_item *item = stream->head;
   emu_device *device = stream->device;

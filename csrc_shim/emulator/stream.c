@@ -184,7 +184,7 @@ CUresult emu_stream_query(CUstream stream) {
     return result;
   if (emu.config.adversarial) {
     pthread_mutex_lock(&emu_order);
-    if (stream->head && emu_random(2)) /* who polls gets on, too */
+    if (stream->head && emu_random(2)) /* a program that polls makes progress */
       emu_queue_run();
     result = stream->head ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
     if (!result)

@@ -61,8 +61,8 @@ void emu_streams_leave(const struct emu_capture *capture);
 void emu_capture_leave_stream(CUstream stream, const struct emu_capture *capture);
 
 /* ---- streams ---- */
-/* Those that StreamCreate made and that are alive or still have work. Guarded by the list's lock together with
- * emu_order: who holds either may read, who holds both may write. */
+/* The streams that StreamCreate made and that are alive or still have work. The list's lock and emu_order guard them: a
+ * thread that holds either may read, a thread that holds both may write. */
 extern struct CUstream_st *emu_streams;
 void emu_stream_free(CUstream stream);
 /* Entry of calls on a stream, with emu_stream_of. */

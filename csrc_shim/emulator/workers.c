@@ -9,7 +9,7 @@ typedef struct job {
   emu_range_fn run;
   void *context;
   uint64_t count, chunk;
-  _Atomic uint64_t next;     /* first index that nobody has taken */
+  _Atomic uint64_t next;     /* first index that no worker has taken */
   uint32_t helpers, allowed; /* workers inside, and how many may be; guarded by lock */
   struct job *after;
 } job;

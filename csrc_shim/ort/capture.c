@@ -233,7 +233,7 @@ void ocp_capture_computed(ocp_stream *stream, bool succeeded) {
     if (!succeeded)
       atomic_store(&running->failed, true);
   } else if (!succeeded && atomic_load_explicit(&stream->capturing, memory_order_relaxed)) {
-    /* ORT runs nodes on other threads, too, where the session asks for that. */
+    /* ORT also runs nodes on other threads if the session asks for that. */
     atomic_store(&stream->capture_failed, true);
   }
 }
@@ -288,8 +288,8 @@ static bool is_warm(const ocp_capture_thread *thread, const captured *entry) {
   return entry && !entry->exec && entry->warm_runs >= thread->owner->warm_runs;
 }
 
-/* Begins the capture of a warm Run, and watches the one before it. Under the thread's lock, so that nobody releases the
- * entry meanwhile. */
+/* Begins the capture of a warm Run, and watches the one before it. Under the thread's lock, so that no other thread
+ * releases the entry meanwhile. */
 static int track_run(ocp_capture_thread *thread, int id, ocp_error *error) {
   ocp_device *device = thread->owner->device;
   captured *entry = entry_of(thread, id);
@@ -393,7 +393,7 @@ static int take_graph(ocp_capture_thread *thread, captured *entry, ocp_error *er
 
 /* A captured Run has done nothing yet: its graph does. */
 static int end_capture(ocp_capture_thread *thread, captured *entry, ocp_error *error) {
-  pthread_mutex_lock(&thread->lock); /* nobody releases the graph meanwhile */
+  pthread_mutex_lock(&thread->lock); /* no other thread releases the graph meanwhile */
   if (take_graph(thread, entry, error) == ORT_OK)
     launch(thread, entry, error);
   pthread_mutex_unlock(&thread->lock);
@@ -454,7 +454,7 @@ int ocp_capture_replay(ocp_capture *capture, int id, ocp_error *error) {
     return error->code;
   abandon_run(thread, capture->device);
   take_turn(thread, false);
-  pthread_mutex_lock(&thread->lock); /* nobody releases the graph meanwhile */
+  pthread_mutex_lock(&thread->lock); /* no other thread releases the graph meanwhile */
   const captured *entry = find_id(thread, id);
   int code;
   if (!entry || !entry->exec)

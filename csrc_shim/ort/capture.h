@@ -1,6 +1,6 @@
 /* ONNX Runtime's capture of whole Runs (the option enable_cuda_graph): the state of one OrtEp.
  *
- * Each thread that runs the session has a stream of its own, and graphs by annotation id. After some warm Runs a Run is
+ * Each thread that runs the session has its own stream, and graphs by annotation id. After some warm Runs a Run is
  * captured between OnRunStart and OnRunEnd; from then on ORT asks for a replay instead of running. Memory that a
  * captured Run frees is kept with its graph: replays use it again. */
 #ifndef OCP_ORT_CAPTURE_H
@@ -35,7 +35,7 @@ int ocp_capture_replay(ocp_capture *capture, int id, ocp_error *error);
  * captured goes on, and a thread that runs again starts with warm Runs. */
 void ocp_capture_release(ocp_capture *capture, int id);
 
-/* ---- for who enqueues ---- */
+/* ---- for code that enqueues ---- */
 /* Notes a computation on the stream: a captured Run that lacks one, or in which one failed, gives no graph. */
 void ocp_capture_computed(ocp_stream *stream, bool succeeded);
 

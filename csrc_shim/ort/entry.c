@@ -19,8 +19,8 @@ EXPORT OrtStatus *ReleaseEpFactory(OrtEpFactory *factory);
 
 static atomic_int live_factories;
 
-/* The N of the host's version 1.N.x, which is its API version; 0 when it makes no sense. GetApi is no way to ask: for a
- * version that it does not have it prints to stderr. */
+/* The N of the host's version 1.N.x, which is its API version; 0 when it makes no sense. GetApi cannot be asked: it
+ * prints to stderr for a version that it does not have. */
 static uint32_t host_version(const OrtApiBase *api_base) {
   const char *text = api_base->GetVersionString();
   return text && strncmp(text, "1.", 2) == 0 ? (uint32_t)strtoul(text + 2, NULL, 10) : 0;
@@ -70,7 +70,7 @@ OrtStatus *CreateEpFactories(const char *registered_name, const OrtApiBase *api_
     *num_factories = 0;
   if (factories && max_factories > 0)
     factories[0] = NULL;
-  if (!api_base) { /* Python's own request; without an API there is no status to answer anybody else with */
+  if (!api_base) { /* Python's own request; without an API another caller could not get a status */
     if (registered_name && strcmp(registered_name, OCP_CORE_REQUEST) == 0 && factories && num_factories &&
         max_factories == 1) {
       *(const ocp_core **)(void *)factories = ocp_core_table();
@@ -99,7 +99,7 @@ OrtStatus *ReleaseEpFactory(OrtEpFactory *factory) {
   ocp_error error = {0};
   const int64_t handle = ocp_factory_close(factory);
   const ocp_python *python = ocp_python_call(&error);
-  if (python) { /* at the end of the process there is nobody left to tell */
+  if (python) { /* at the end of the process Python may be gone */
     python->release_factory(handle);
     ocp_python_returned();
   }

@@ -99,7 +99,7 @@ static void release_ep(OrtEpFactory *factory, OrtEp *ep) {
   ocp_ep_close(ep);
   ocp_error error = {0};
   const ocp_python *python = ocp_python_call(&error);
-  if (python) { /* at the end of the process there is nobody left to tell */
+  if (python) { /* at the end of the process Python may be gone */
     python->release_ep(ocp_ep_handle(ep));
     ocp_python_returned();
   }

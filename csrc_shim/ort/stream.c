@@ -84,7 +84,7 @@ static OrtStatus *notification_wait_on_device(OrtSyncNotificationImpl *this_ptr,
 
 /* ---- OrtSyncStreamImpl ---- */
 
-/* In the stream's slot: one for all who share it, gone with it. */
+/* In the stream's slot: one for all sharers of the stream; it ends with the stream. */
 typedef struct stream_view {
   OrtSyncStreamImpl ort; /* first member: ORT's view */
   ocp_stream *stream;
@@ -205,7 +205,7 @@ OrtStatus *ocp_ort_synchronize_device(ocp_device *device) {
 
 /* ---- from ORT's streams to ours ---- */
 
-/* ORT also hands over streams that no plugin made: those of EPs built into it, and older versions one of its own for
+/* ORT also hands over streams that no plugin made: those of built-in EPs, and in older versions one for
  * the block of a memory pattern. SyncStream_GetImpl reads past the end of these objects; every stream has a handle. */
 ocp_stream *ocp_ort_stream(OrtSyncStream *stream) {
   void *handle = stream ? ocp_api->SyncStream_GetHandle(stream) : NULL;

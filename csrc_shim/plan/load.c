@@ -228,7 +228,7 @@ static bool load(ocp_plan *p, size_t bytes, ocp_error *error) {
 
 ocp_plan *ocp_plan_load(const void *blob, size_t bytes, ocp_error *error) {
   ocp_plan *plan = calloc(1, sizeof *plan);
-  /* An own copy: aligned, and nobody can change it after it was checked. */
+  /* A copy: it is aligned, and the caller cannot change it after the check. */
   if (plan)
     plan->blob = malloc(bytes ? bytes : 1);
   bool ok = false;

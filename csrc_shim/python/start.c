@@ -148,7 +148,8 @@ static void parent(char *path) {
   *(slash ? slash : path) = '\0';
 }
 
-/* Not somebody else's, who may put things into a folder above the package, as everybody may in /tmp. */
+/* An interpreter of another user is not ours: that user may have put it into a folder above the package, as any user
+ * can in /tmp. */
 static bool belongs_to_us(const char *path, const char *package) {
   struct stat status, ours;
   return lstat(path, &status) == 0 && stat(package, &ours) == 0 &&
@@ -317,7 +318,7 @@ int ocp_python_start(const ocp_core *core, ocp_error *error) {
     return ocp_fail(error, ORT_FAIL, "%s cannot find its own library", OCP_EP_NAME);
   parent(folder);
 
-  /* Held only while there is no Python that could want it: never by or before somebody who takes the GIL. */
+  /* Held only while the process has no Python, so no thread can wait for it with the GIL. */
   static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
   python_api api;
   bool started = false;

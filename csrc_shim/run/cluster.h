@@ -13,8 +13,8 @@
 
 typedef struct ocp_cluster ocp_cluster;
 
-/* What a cluster refers to by index. Weights are the cluster's once added; functions and problems stay the caller's,
- * who keeps them until the cluster is released. */
+/* What a cluster refers to by index. The cluster owns a weight once it was added. The caller owns functions and
+ * problems, and keeps them until the cluster is released. */
 typedef struct ocp_kernel_ref {
   CUfunction function;
   const char *name; /* copied */

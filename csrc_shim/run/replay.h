@@ -31,7 +31,8 @@ typedef struct ocp_replay_budget {
  * warm Run cannot be one. */
 bool ocp_replay_is_due(const ocp_replay_budget *budget, ocp_instance *instance, const ocp_stream *stream);
 /* Launches the graph of an instance whose bases of inputs and outputs are set, after making or changing it. *launched
- * tells whether: where it was not (counted by reason) and there is no error, the records have to be enqueued. */
+ * says whether the graph was launched. If it was not (counted by reason) and there was no error, the caller enqueues
+ * the records. */
 int ocp_replay_run(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream *stream, bool *launched,
                    ocp_error *error);
 /* Destroys it and gives its slab back; a launch that has not finished may go on. NULL is ignored. */

@@ -105,7 +105,7 @@ class Device:
         return self.empty(nbytes, np.uint8)
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike) -> DeviceArray:
-        """An uninitialised array. One without elements still has an address of its own."""
+        """An uninitialised array. One without elements still has a separate address."""
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         kind: np.dtype[Any] = np.dtype(dtype)
         address = ffi.new("CUdeviceptr *")

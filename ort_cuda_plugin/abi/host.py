@@ -109,5 +109,5 @@ def log(level: str, message: str, logger: Any = None, *, where: str = "ort_cuda_
     status = api().Logger_LogMessage(
         target, severity, message.encode(errors="replace"), b"ort_cuda_plugin", 0, where.encode()
     )
-    if status != ffi.NULL:  # a log that fails is no reason to fail
+    if status != ffi.NULL:  # a failing log must not make the caller fail
         api().ReleaseStatus(status)

@@ -51,7 +51,7 @@ def execute(arguments: argparse.Namespace) -> int:
     patterns = arguments.patterns or ["*"]
     mode = Mode(arguments.optimised, arguments.check, arguments.adversarial)
     if arguments.write and (arguments.patterns or mode != Mode()):
-        raise UserError(ExitCode.USAGE, "--write runs all tests in modes of its own: give neither tests nor a mode")
+        raise UserError(ExitCode.USAGE, "--write runs all tests in fixed modes: give neither tests nor a mode")
     if arguments.jobs < 1:
         raise UserError(ExitCode.USAGE, f"--jobs {arguments.jobs}: at least one process is needed")
     if arguments.adversarial is not None and not 0 <= arguments.adversarial < 2**32:

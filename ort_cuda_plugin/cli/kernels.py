@@ -25,7 +25,7 @@ from ort_cuda_plugin.compiler.kernel_library import MANIFEST_VARIABLE, read_mani
 DEFAULT_MANIFEST = Path(__file__).resolve().parents[2] / "build" / "kernels.jsonl"
 """What the tests of a source tree record. Not in the working folder: a manifest is code."""
 PROGRESS_SECONDS = 30
-"""Between lines of progress where the output is no terminal."""
+"""Between lines of progress if the output is not a terminal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ Output = tuple[Tensor, Node | None]
 
 
 def place_outputs(ctx: Lowering, outputs: Sequence[Output]) -> list[Output]:
-    """The outputs in buffers of their own: producers write to them directly where they can, the others are copied."""
+    """The outputs in separate buffers: producers write to them directly if they can, the others are copied."""
     placed = []
     for index, (output, node) in enumerate(outputs):
         ctx.node = node

@@ -1,7 +1,7 @@
 """The disk cache of compiled kernels and of their IR, shared by all processes of a user.
 
 An entry's file name is a hash of all that its contents depend on. What the folder holds is executed: it is a
-`TrustedFolder`. An entry that is damaged, or that somebody else could have written, is a kernel that is compiled again.
+`TrustedFolder`. If an entry is damaged, or another user could have written it, its kernel is compiled again.
 Nothing here imports Numba or llvmlite.
 """
 

@@ -59,7 +59,7 @@ element_types = {
     "u64": types.uint64,
 }
 front_end_compute_capability = (8, 0)
-"""What Numba is told: the IR is the same for all architectures from here on, and for the emulated device."""
+"""The architecture that Numba gets: the IR is the same for all from here on, and for the emulated device."""
 
 
 class KernelCompileError(Exception):

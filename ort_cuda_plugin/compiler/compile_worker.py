@@ -40,7 +40,7 @@ class WorkerClient:
         if command is None:
             return None
         try:
-            # A group of its own: Ctrl-C is for the parent, which ends the helper.
+            # A separate group: Ctrl-C is for the parent, which ends the helper.
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/", process_group=0)
         except OSError:
             return None

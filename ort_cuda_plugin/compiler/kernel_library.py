@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Job: TypeAlias = tuple[KernelSpec, Target]
 MANIFEST_VARIABLE = "ORT_CUDA_PLUGIN_KERNEL_MANIFEST"
 worker_pays_seconds = 2.5
-"""Work for each helper process from which it, which spends over a second importing Numba, still ends sooner."""
+"""How much work pays for a helper process, which spends over a second importing Numba."""
 max_workers = 8
 
 
@@ -59,7 +59,7 @@ class KernelLibrary:
         return self.get_jobs([(spec, target) for spec in specs])
 
     def get_jobs(self, jobs: Sequence[Job], progress: Callable[[int], None] = lambda done: None) -> list[KernelImage]:
-        """As `get_many`, each kernel for a target of its own.
+        """As `get_many`, with a target for each kernel.
 
         ``progress`` is called with the number of jobs just done, from any thread.
         """
@@ -222,7 +222,7 @@ def record_specs(specs: Iterable[KernelSpec]) -> None:
 def read_manifest(path: Path) -> list[KernelSpec]:
     """The distinct specs of a manifest, by name, whose sources will be run.
 
-    Raises ValueError for a line that is no spec, OSError where somebody else can have written it.
+    Raises ValueError for a line that is not a spec, OSError if another user can have written the file.
     """
     specs = set()
     for number, line in enumerate(read_file(path).decode().splitlines(), 1):

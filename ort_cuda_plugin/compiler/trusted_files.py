@@ -1,4 +1,4 @@
-"""Files that are executed: nobody but this user and root can have written them, or can exchange them.
+"""Files that are executed: only this user and root can have written them, or can replace them.
 
 The path of a folder is walked from the root, one component after the other, each through the handle of the one before.
 Whoever can rename something on the way would decide what is found at its end, so every folder and every link on it is
@@ -22,7 +22,7 @@ MOST_LINKS = 40
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-# A link is the choice of whoever made it, and a FIFO would keep its opener waiting.
+# Another user may have made a link, and a FIFO would keep its opener waiting.
 CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -67,7 +67,7 @@ class TrustedFolder:
         descriptor = os.open(temporary, flags, 0o600, dir_fd=self.handle)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                os.fchmod(descriptor, 0o600)  # whatever the umask is
+                os.fchmod(descriptor, 0o600)  # for any umask
                 file.write(data)
             os.replace(temporary, name, src_dir_fd=self.handle, dst_dir_fd=self.handle)
         except BaseException:
@@ -76,7 +76,7 @@ class TrustedFolder:
 
     def files(self) -> Iterator[tuple[str, os.stat_result]]:
         """The names in the folder, with what they are; links are not followed."""
-        # A handle of its own has a position of its own.
+        # A separate handle has a separate position.
         own = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.handle)
         try:
             with os.scandir(own) as entries:

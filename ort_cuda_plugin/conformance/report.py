@@ -91,7 +91,7 @@ _KEY = re.compile(r"`((?:node|simple|pytorch-operator|pytorch-converted)/[^`]+)`
 
 
 def read_verdicts(text: str, keys: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """What a report says of each of ``keys``, as written and optimised; raises ValueError for a text that is none."""
+    """The verdicts of ``keys`` in a report, as written and optimised. Raises ValueError for any other text."""
     if not text.startswith("# Conformance\n"):
         raise ValueError("no conformance report")
     as_written: dict[str, str] = dict.fromkeys(keys, Verdict.ON_EP)

@@ -10,7 +10,7 @@ from ort_cuda_plugin.conformance.verdict import judge
 
 
 def main() -> None:
-    # Tests and libraries may print: the answers get a descriptor of their own.
+    # Tests and libraries may print, so the answers get a separate descriptor.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     while True:

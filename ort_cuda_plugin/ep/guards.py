@@ -55,7 +55,7 @@ def _report(name: str, error: BaseException) -> tuple[int, str]:
 def _pass_on(error: BaseException) -> None:
     """For an error that ends where it is reported: the application gets its Ctrl-C when the callback has returned.
 
-    A signal handler of its own has seen the signal already.
+    If the application has its own signal handler, that handler has already seen the signal.
     """
     if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         core().interrupt_after_call()
@@ -66,7 +66,7 @@ def _install(name: str, call: Callable[..., Any], failed: Callable[[BaseExceptio
 
     A signal handler or the limit of recursion can raise before the first line of ``call``, outside of its try:
     ``failed`` gets that exception and the arguments, or None where there was no frame yet. ``error`` is what C gets
-    when ``failed`` raises, too.
+    also when ``failed`` raises.
     """
 
     def on_error(kind: Any, exception: BaseException, trace: TracebackType | None) -> Any:

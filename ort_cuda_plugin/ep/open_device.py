@@ -43,7 +43,7 @@ class OpenDevice:
 
     @property
     def target(self) -> Target:
-        """What kernels are compiled for; the emulated device's checking mode needs kernels of its own."""
+        """What kernels are compiled for; the emulated device's checking mode needs separate kernels."""
         if not self.info.emulated:
             return Target.cuda(*self.info.compute_capability)
         config = ffi.new("ocp_emu_config *")

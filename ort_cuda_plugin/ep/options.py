@@ -3,7 +3,7 @@
 They arrive as session entries ``ep.cudapluginexecutionprovider.<key>`` (from ``providers=[(name, {...})]`` or
 ``add_provider_for_devices``), as ``ep.cuda.<key>``, or from the environment's entries
 ``ep_factory.CudaPluginExecutionProvider.<key>``; the first of these that has a key decides. ``enable_cuda_graph`` is
-known as a session entry without a prefix, too, after the other two.
+also known as a session entry without a prefix, after the other two.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ MEANINGFUL: dict[str, Callable[[str], Any]] = {
 }
 
 #: Keys of the CUDA execution provider that have no meaning here and decide how fast or in how much memory, not what is
-#: computed: accepted, so that nobody has to change a configuration, and reported as without effect.
+#: computed: accepted, so that existing configurations work, and reported as without effect.
 WITHOUT_EFFECT: dict[str, Callable[[str], Any]] = {
     "cudnn_conv1d_pad_to_nc1d": _flag,
     "cudnn_conv_algo_search": _one_of("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),

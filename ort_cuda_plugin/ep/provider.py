@@ -80,7 +80,7 @@ class Provider:
             self.device.synchronize()
 
     def _session_stream(self) -> Any:
-        """``ocp_stream *`` of all Runs, or NULL where each thread gets one of its own."""
+        """``ocp_stream *`` of all Runs, or NULL if each thread gets its own."""
         out, error = ffi.new("ocp_stream **"), new_error()
         if self.options.user_compute_stream is not None:
             handle = ffi.cast("CUstream", self.options.user_compute_stream)

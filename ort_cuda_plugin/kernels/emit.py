@@ -17,7 +17,7 @@ __all__ = ["emit", "launch_step"]
 def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
     """``steps`` with launches in place of those that say no kernel yet. Guards of the kernels join the trace's.
 
-    What makes a step's launches may record steps of its own, such as a copy of weights, ahead of them.
+    The function that makes a step's launches may record more steps before them, such as a copy of weights.
     """
     recorded, nodes = ctx.trace.steps, ctx.nodes
     launched: list[Recordable] = []

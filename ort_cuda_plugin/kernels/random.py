@@ -59,7 +59,7 @@ def _high(x: Scalar) -> Scalar:
 class RandomRun:
     """The random bits of the node being lowered, other ones in every Run.
 
-    Runs are counted on the device, by a launch of their own: concurrent Runs get different numbers, and so do replays
+    A separate launch counts Runs on the device: concurrent Runs get different numbers, and so do replays
     of a captured one. Nodes with equal ``seed`` get equal bits, as in ONNX Runtime, and get them again in another
     session. Without one a seed is drawn for each node and session; what ``onnxruntime.set_seed`` was given cannot be
     read by a plugin.

@@ -122,7 +122,7 @@ _count_source = """
 def kernel(before, total, flags, n):
     lane = int64(cuda.threadIdx.x)
     counts = cuda.shared.array({threads}, int64)
-    # Every thread has a run of neighbours: two passes over it, and one barrier whatever n is.
+    # Every thread has a run of neighbours: two passes over it, and one barrier for any n.
     share = (n + {threads} - 1) // {threads}
     start = min(lane * share, n)
     end = min(start + share, n)

@@ -49,7 +49,7 @@ class DType(enum.Enum):
     """Element types. A value is the number in ONNX's TensorProto.
 
     Types of fewer than 8 bits are packed, the first element in the lowest bits, where ORT sees them: in inputs and
-    outputs of a cluster. Inside a cluster, and in `Constant`, an element of any type has bytes of its own; an integer
+    outputs of a cluster. Inside a cluster, and in `Constant`, each element has its own bytes; an integer
     is sign-extended. See `kernels.packed`.
     """
 
@@ -147,7 +147,7 @@ class Constant:
     ``load`` gives an array of ``dtype.numpy`` and ``shape``. With ``borrowed`` the array is a view of memory that ORT
     frees after Compile: `keep` before that, or never read it again. ``is_initializer`` tells the model's constants,
     which are the same object in every plan, from those that operators make. One that ``is_state`` is what the memory
-    of a node holds before the first Run (see `Lowering.state`): it is nobody else's, and Runs change it.
+    of a node holds before the first Run (see `Lowering.state`): one node owns it, and Runs change it.
     """
 
     __slots__ = ("_array", "_borrowed", "_derived", "_load", "dtype", "is_initializer", "is_state", "shape")

@@ -276,7 +276,7 @@ class _GraphReader:
 
     def _attribute_data(self, attribute: Any, kind: int, element: str) -> Any:
         size = ffi.new("size_t *")
-        # With no room the call fails and says how much it needs; that status is no error.
+        # Without room the call fails and says how much it needs. That status is not an error.
         status = self.ort.api.ReadOpAttr(attribute, kind, ffi.NULL, 0, size)
         if status != ffi.NULL:
             self.ort.api.ReleaseStatus(status)

@@ -1,4 +1,4 @@
-"""DeformConv: a convolution whose windows take every position from a place of its own."""
+"""DeformConv: a convolution whose windows read each position from its own place."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """RNN, GRU and LSTM: gates as scalar expressions, one launch per direction for all steps.
 
-``output_sequence`` of versions before 7 says that the first output is used, which the node's outputs say too.
+``output_sequence`` of versions before 7 says that the first output is used; the node's outputs say the same.
 """
 
 from __future__ import annotations

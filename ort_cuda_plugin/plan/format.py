@@ -340,7 +340,7 @@ def pack_indices(values: Sequence[int]) -> bytes:
 
 
 def optional_field(index: int | None) -> int:
-    """A register or a node; ``no_register`` is no node, too."""
+    """A register or a node; ``no_register`` also means no node."""
     return no_register if index is None else index
 
 

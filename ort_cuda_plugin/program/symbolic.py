@@ -69,7 +69,7 @@ __all__ = [
 
 
 def _difference_bounds(a: Dim, b: Dim) -> Bounds:
-    """Bounds of ``a - b``: of the polynomial, and of the two sides where cancelling terms is no help."""
+    """Bounds of ``a - b``: of the polynomial, and of the two sides if cancelling terms does not help."""
     low, high = bounds(a - b)
     (a_low, a_high), (b_low, b_high) = bounds(a), bounds(b)
     lows = [x for x in (low, None if a_low is None or b_high is None else a_low - b_high) if x is not None]

@@ -29,7 +29,7 @@ MAX_REPEATED_OPERATIONS = 16
 MAX_DISTANCE = 400
 """Steps between producer and consumer that are looked at for dependencies."""
 FEW_ROWS, MANY_COLUMNS = 128, 8192
-"""So few rows of so many columns keep few threads busy: work on each element stays in a map of its own."""
+"""So few rows of so many columns keep few threads busy: work on each element stays in a separate map."""
 
 
 def fuse(steps: Sequence[Step]) -> list[Step]:
