@@ -30,7 +30,9 @@ def call_cublaslt(ctx: Lowering, step: Contract) -> bool:
     if "cublaslt" not in ctx.device.libraries or not dtype.is_float or len(call.batch) > 1 or "" in call.contiguous:
         return False
     columns = range(len(step.shape) - step.column_axes, len(step.shape))
-    form = find_form(ctx, step, Offer("cuBLASLt", columns, factors=True, activations=frozenset({RELU, GELU})))
+    # Nobody says how exact a GELU of doubles is.
+    activations = frozenset({RELU} if dtype is DType.FLOAT64 else {RELU, GELU})
+    form = find_form(ctx, step, Offer("cuBLASLt", columns, factors=True, activations=activations))
     if form is None:
         return False
     flags = _flags(ctx.options, form)

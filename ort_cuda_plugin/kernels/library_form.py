@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..model.ir import NARROW_FLOATS, Array
+from ..model.ir import NARROW_FLOATS, Array, DType
 from ..program.lowering import Lowering
 from ..program.scalar import Scalar, reachable
 from ..program.shapes import broadcast_strides, collapse
@@ -148,7 +148,8 @@ class _Search:
         if x is None or x.dtype is not self.dtype:
             return None
         strides = broadcast_strides(x, self.step.shape)
-        if form.bias is None and factor == 1.0 and self._is_bias(strides):
+        # A bias that does not begin where memory is aligned has few algorithms, or none.
+        if form.bias is None and factor == 1.0 and x.offset == 0 and self._is_bias(strides):
             return replace(form, bias=x)
         takes = form.residual is None and (factor == 1.0 or (self.offer.factors and factor != 0.0))
         if takes and x.rank == len(strides) and self._is_dense(strides):
@@ -192,7 +193,7 @@ class _Search:
             if inside.isdisjoint(self.results) and all(user in inside or user is end for user in uses):
                 if self._is_relu(end, x):
                     yield RELU, end
-                elif _is_gelu(end, {x: _points, **self.numbers}):
+                elif _is_gelu(end, {x: _points, **self.numbers}, _tolerances.get(self.dtype, 0.0)):
                     yield GELU, end
 
     def _is_relu(self, y: Scalar, x: Scalar) -> bool:
@@ -230,6 +231,8 @@ def _other(x: Scalar, operand: Scalar) -> Scalar:
     return second if first is operand else first
 
 
+_tolerances = {DType.FLOAT32: 1e-6, DType.FLOAT16: 2.0**-11, DType.BFLOAT16: 2.0**-8}
+"""How far a GELU may be from the exact one, since its factors are numbers of its type."""
 _orders = frozenset({"lt", "le", "gt", "ge"})
 _points = np.concatenate([np.linspace(-12.0, 12.0, 97), [1e-3, -1e-3, 1e3, -1e3]])
 _smooth: Mapping[str, Callable[..., Array]] = {
@@ -239,16 +242,17 @@ _smooth: Mapping[str, Callable[..., Array]] = {
 """Operations whose results have no corners: what they compute is known from a few points."""
 
 
-def _is_gelu(y: Scalar, known: Mapping[Scalar, Array | float]) -> bool:
+def _is_gelu(y: Scalar, known: Mapping[Scalar, Array | float], tolerance: float) -> bool:
     """Whether y is x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2, however it is written.
 
-    ``known`` are the values of leaves: ``_points`` for x, the same number everywhere for others.
+    ``known`` are the values of leaves: ``_points`` for x, the same number everywhere for others. They may be as inexact
+    as ``tolerance``.
     """
     with np.errstate(all="ignore"):
         value = _evaluate(y, known)
         cubic = np.sqrt(2.0 / np.pi) * (_points + 0.044715 * _points**3)
         wanted = 0.5 * _points * (1.0 + np.tanh(cubic))
-    return value is not None and bool(np.all(np.abs(value - wanted) <= 1e-6 * np.maximum(np.abs(_points), 1.0)))
+    return value is not None and bool(np.all(np.abs(value - wanted) <= tolerance * np.maximum(np.abs(_points), 1.0)))
 
 
 def _evaluate(y: Scalar, leaves: Mapping[Scalar, Array | float]) -> Array | float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import onnx
 import pytest
 from onnx import parser
@@ -28,7 +29,10 @@ class Chosen:
 
 def prepare(text: str, fusion: bool = True) -> tuple[Variant, list[str]]:
     """The only plan of a model, and its program after each pass."""
-    model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> chosen {text}')
+    return prepare_model(parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> chosen {text}'), fusion)
+
+
+def prepare_model(model: onnx.ModelProto, fusion: bool = True) -> tuple[Variant, list[str]]:
     onnx.checker.check_model(model, full_check=True)
     graph = read_model(onnx.shape_inference.infer_shapes(model))
     device = DeviceProperties(emulated=False, libraries=frozenset({"cublaslt", "cudnn"}))
@@ -131,6 +135,24 @@ def test_without_fusion_a_library_takes_what_its_operator_does() -> None:
     text = """(float[4, 8] x, float[8, 6] b, float[6] w) => (float[4, 6] y) { p = Gemm(x, b, w) y = Relu(p) }"""
     assert (choose(text).flags, choose(text).maps) == (BIAS | RELU, 0)
     assert (choose(text, fusion=False).flags, choose(text, fusion=False).maps) == (BIAS, 1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "flags"), [("float16", BIAS | GELU), ("bfloat16", BIAS | GELU), ("float64", BIAS)], ids=str
+)
+def test_a_gelu_is_known_by_factors_that_are_numbers_of_its_type(dtype: str, flags: ProblemFlags) -> None:
+    inputs = "float[4, 8] x, float[8, 6] b, float[6] w"
+    text = f"({inputs}) => (float[4, 6] y) {{ p = MatMul(x, b) h = Add(p, w) {TANH_GELU} }}"
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> chosen {text}')
+    number = onnx.TensorProto.DataType.Value({"float64": "DOUBLE"}.get(dtype, dtype.upper()))
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = number
+    for node in model.graph.node:
+        if node.op_type == "Constant":
+            array = np.array(node.attribute[0].f, onnx.helper.tensor_dtype_to_np_dtype(number))
+            node.attribute[0].CopyFrom(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(array)))
+    variant, _ = prepare_model(model)
+    assert [problem.flags & ~ProblemFlags.TF32 for problem in variant.problems] == [flags]
 
 
 HALF = "float16[4, 8] x, float16[8, 6] b, float16[6] w, float16[4, 6] residual"
