@@ -1,4 +1,4 @@
-"""The memory of a device as the process holds it: statistics, giving back what is unused, limits.
+"""The memory of a device as the process holds it: statistics, the release of unused memory, limits.
 
 Sessions of one device share two arenas, one of device memory and one of pinned host memory. Their options are the
 ``arena.*`` options of sessions and of ONNX Runtime's environment (see the README).

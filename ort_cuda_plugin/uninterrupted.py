@@ -1,8 +1,8 @@
 """Calls functions, and imports modules, where no signal handler can raise: on another thread.
 
-Python runs signal handlers on the main thread, between any two instructions. An import or a compilation that Ctrl-C
-ends so stays half done for the rest of the process: packages lack modules that are imported already, Numba's tables
-lack what was about to be entered.
+Python runs signal handlers on the main thread, between any two instructions. If Ctrl-C
+ends an import or a compilation there, it stays half done for the rest of the process: packages lack modules that were
+imported already, and Numba's tables lack entries.
 """
 
 from __future__ import annotations

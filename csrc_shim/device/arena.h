@@ -41,24 +41,25 @@ struct ocp_arena {
 /* The size of a chunk for a request; `redzone` bytes more where something looks for overruns. */
 size_t ocp_arena_round(size_t bytes, size_t redzone);
 
-/* Takes a chunk of at least `size` bytes (rounded) that `taker` may use at once (NULL: anybody), or NULL; *blocked says
- * that one would fit but may still be in use. What is too much of a chunk goes back. */
+/* Takes a chunk of at least `size` bytes (rounded) that `taker` may use at once (NULL: every stream), or NULL. *blocked
+ * says that one would fit but may still be in use. The arena keeps what the request does not need of a chunk. */
 ocp_chunk *ocp_arena_take(ocp_pool *pool, ocp_arena *arena, size_t size, const ocp_stream *taker, bool *blocked);
 /* Gives back a chunk that was handed out; stream_id and freed_at are set. */
 void ocp_arena_give(ocp_pool *pool, ocp_arena *arena, ocp_chunk *chunk);
 /* Frees the bound chunks whose work has finished, and merges them. True when there was one. */
 bool ocp_arena_unbind(ocp_pool *pool, ocp_arena *arena);
 
-/* How large the next region is to be for a request of that size: what the extend strategy says, and never more than the
- * limit leaves; 0 when that is less than the request. `exactly` leaves the strategy aside. The bytes count as held;
- * ocp_arena_cancel takes them back where the driver does not give them. */
+/* The size of the next region for a request of that size: what the extend strategy says, and at most what the limit
+ * leaves; 0 if that is less than the request. `exactly` ignores the strategy. The bytes count as held from now on; call
+ * ocp_arena_cancel if the driver does not give them. */
 size_t ocp_arena_plan_region(ocp_arena *arena, size_t size, bool exactly);
 void ocp_arena_cancel(ocp_arena *arena, size_t region_bytes);
 /* Takes the driver's memory over and hands out its first `size` bytes: NULL without host memory. */
 ocp_chunk *ocp_arena_add_region(ocp_arena *arena, uint64_t address, size_t region_bytes, size_t size);
 
-/* Memory that a CUDA pool hands out in the arena's place is within the arena's limit and part of its statistics. To
- * count some before asking the pool: false where the limit leaves less; and to count what came of that, or its free. */
+/* The arena's limit and statistics include memory that a CUDA pool hands out in its place. The first counts bytes
+ * before the pool is asked, and is false if the limit leaves less. The others count what the pool gave, and what was
+ * freed. */
 bool ocp_arena_expect_pooled(ocp_arena *arena, size_t size);
 void ocp_arena_pooled(ocp_arena *arena, size_t size, bool given);
 void ocp_arena_pooled_freed(ocp_arena *arena, size_t size);
@@ -66,7 +67,7 @@ void ocp_arena_pooled_freed(ocp_arena *arena, size_t size);
 /* Removes all unused regions, or one region if it is unused. Returns them linked by next, for the driver. */
 ocp_region *ocp_arena_remove_unused(ocp_pool *pool, ocp_arena *arena);
 ocp_region *ocp_arena_remove_region(ocp_pool *pool, ocp_arena *arena, ocp_region *region);
-/* After a shrink growth begins small again. */
+/* After a shrink, growth begins with a small region again. */
 void ocp_arena_restart_growth(ocp_arena *arena);
 
 #endif

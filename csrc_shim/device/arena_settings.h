@@ -6,8 +6,8 @@
 #include "base/error.h"
 #include "device/pool.h"
 
-/* A user of the arena (an OrtAllocator) comes or goes. Release returns whether it was the last one, whose going makes
- * the options the defaults again. */
+/* A user of the arena (an OrtAllocator) comes or goes. Release returns whether it was the last one; after the last
+ * one the options are the defaults again. */
 void ocp_arena_retain(bool emulated, int ordinal, int memory);
 bool ocp_arena_release(bool emulated, int ordinal, int memory);
 /* Options for the arena. An arena without options takes them. An arena that already has different options keeps those,

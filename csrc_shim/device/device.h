@@ -26,8 +26,8 @@ typedef struct ocp_device {
 int ocp_device_check(const ocp_device *device, ocp_error *error);
 /* ocp_device_check, and makes the device's context current on the calling thread; cheap when it already is. */
 int ocp_device_enter(ocp_device *device, ocp_error *error);
-/* Makes the context current for calls that give something back, which a lost device takes back as well. False in a
- * forked child, where nothing of the device's can be touched. */
+/* Makes the context current for calls that release something; a lost device accepts them as well. False in a forked
+ * child, which must not touch anything of the device. */
 bool ocp_device_enter_to_release(const ocp_device *device);
 /* ocp_fail_cuda that also marks the device lost when the error is a sticky one. */
 int ocp_device_fail(ocp_device *device, CUresult result, const char *what, ocp_error *error);

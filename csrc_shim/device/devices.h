@@ -7,8 +7,9 @@
 
 /* Vendor ids of OrtMemoryDevices. PCI vendor ids have 16 bits, so no EP for real hardware has the emulated one. */
 enum { OCP_VENDOR_NVIDIA = 0x10DE, OCP_VENDOR_EMULATED = 0x10DE0E };
-/* That of the device's memory. The emulated device has NVIDIA's where the process sees no GPU, so that "cuda" in IO
- * binding and DLPack mean it; beside a GPU it has its own. The same as long as the process lives. */
+/* The vendor id of the device's memory. In a process that sees no GPU the emulated device has NVIDIA's id, so that
+ * "cuda" in IO binding and DLPack mean the emulated device. In a process that sees a GPU it has its own id. The id does
+ * not change while the process lives. */
 uint32_t ocp_vendor_id(bool emulated);
 
 /* The device with that ordinal, opened on first use (thread safe), or NULL with the error. Never closed. */

@@ -40,10 +40,10 @@ void ocp_reclaimer_remove(ocp_device *device, ocp_reclaimer *reclaimer);
 /* ---- pools ---- */
 
 ocp_pool *ocp_pool_create(void);
-/* On a small device regions stay small, so that what lies in one keeps little from being given back. */
+/* On a small device regions stay small, so that an allocation keeps few bytes from going back to the driver. */
 void ocp_pool_set_device_bytes(ocp_pool *pool, size_t total_bytes);
 void ocp_pool_destroy(ocp_pool *pool); /* of a pool that was never used */
-/* The arena's options from now on; a lower limit takes nothing back. */
+/* The arena's options from now on. A lower limit frees nothing. */
 void ocp_pool_configure(ocp_pool *pool, int memory, const ocp_arena_config *config);
 
 /* The two kinds of memory behind the functions above. free returns false for an address that is not handed out.
@@ -59,7 +59,7 @@ void ocp_pool_stats(ocp_device *device, int memory, ocp_memory_stats *stats);
 /* The end of a Run: chunks whose work has finished are bound to no stream any more. */
 void ocp_pool_run_ended(ocp_device *device);
 
-/* What a tracked Run freed goes back to the device's memory; what it still holds is its owner's. */
+/* What a tracked Run freed goes back to the device's memory. The owners keep what they have not freed. */
 void ocp_run_memory_release(ocp_run_memory *memory);
 
 #endif

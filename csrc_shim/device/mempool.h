@@ -19,9 +19,9 @@ bool ocp_mempool_is_wanted(const ocp_mempool *mempool);
 CUresult ocp_mempool_alloc(ocp_device *device, size_t size, ocp_stream *stream, uint64_t *address, ocp_error *error);
 /* False for an address that is not handed out. */
 bool ocp_mempool_free(ocp_device *device, uint64_t address, ocp_stream *stream, size_t *size);
-/* Frees what waited for work that has finished. */
+/* Frees the blocks that were waiting for work that has now finished. */
 void ocp_mempool_collect(ocp_device *device);
-/* Gives unused memory back, but for what the options say if `keep`; returns the bytes. */
+/* Gives unused memory back to the driver and returns its bytes. `keep`: the pool keeps what the options say. */
 int64_t ocp_mempool_shrink(ocp_device *device, bool keep);
 /* Bytes that the pool holds from the driver. What it hands out is in the arena's statistics. */
 int64_t ocp_mempool_held_bytes(ocp_device *device);

@@ -29,7 +29,7 @@ bool ocp_stream_comes_after(const ocp_stream *stream, uint64_t id, uint64_t up_t
 /* ---- under the pool's lock ---- */
 /* Work was enqueued on the stream. */
 void ocp_pool_advance(ocp_pool *pool, ocp_stream *stream);
-/* Whether what `taker` enqueues from now on (NULL: anybody, at once) comes after all work up to a number of the stream
+/* Whether what `taker` enqueues from now on (NULL: any code, at once) comes after all work up to a number of the stream
  * with that id (0: of all streams). */
 bool ocp_pool_is_finished(const ocp_pool *pool, uint64_t stream_id, uint64_t up_to, const ocp_stream *taker);
 /* Whether the calling thread can have heard of work that the stream has. */

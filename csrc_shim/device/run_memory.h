@@ -1,7 +1,7 @@
 /* The memory of Runs that are watched, so that a CUDA graph of such a Run can keep it.
  *
- * While a thread watches, what it allocates on the device is noted. Memory of those that anybody frees meanwhile stays
- * with the Run, which may get it again: nothing of it goes to others as long as a graph refers to it. */
+ * While a thread watches, its allocations on the device are noted. If any thread frees one of them meanwhile, its
+ * memory stays with the Run, which may get it again. No other Run gets it as long as a graph refers to it. */
 #ifndef OCP_DEVICE_RUN_MEMORY_H
 #define OCP_DEVICE_RUN_MEMORY_H
 
@@ -28,7 +28,7 @@ int ocp_run_memory_watch(ocp_run_memory *memory, ocp_device *device, bool captur
 void ocp_run_memory_unwatch(ocp_run_memory *memory);
 /* The calling thread watches no Run, even if the watch of the one before did not end. */
 void ocp_run_memory_forget(void);
-/* Of a Run that is not watched any more: what it holds is its owner's from now on. */
+/* For a Run that is no longer watched: its owner has the memory that it holds from now on. */
 void ocp_run_memory_forget_held(ocp_run_memory *memory);
 
 /* ---- for code that hands out memory ---- */
@@ -36,7 +36,7 @@ void ocp_run_memory_forget_held(ocp_run_memory *memory);
 bool ocp_run_memory_is_captured(void);
 /* Memory that the Run which this thread watches has freed, of at least so many bytes, or 0. */
 uint64_t ocp_run_memory_reuse(const ocp_device *device, int memory, size_t bytes);
-/* That Run got memory. False: out of host memory. */
+/* Notes that this Run got memory. False: out of host memory. */
 bool ocp_run_memory_allocated(const ocp_device *device, int memory, uint64_t address, size_t bytes);
 /* Whether the memory that is being freed stays with a Run that is watched, on any thread. */
 bool ocp_run_memory_keeps(const ocp_device *device, int memory, uint64_t address);

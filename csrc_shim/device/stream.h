@@ -6,8 +6,8 @@
 #include "device/device.h"
 #include "driver/driver.h"
 
-/* What other rooms keep with a stream: each has its slot. Whoever uses the stream sets it, and its release is called
- * when the stream ends. */
+/* What other rooms keep with a stream: each has its slot. The room that uses the slot sets it. When the
+ * stream ends, it calls the slot's release. */
 typedef enum ocp_stream_slot_id { OCP_SLOT_ORT, OCP_SLOT_CUBLASLT, OCP_SLOT_CUDNN, OCP_NUM_SLOTS } ocp_stream_slot_id;
 typedef struct ocp_stream_slot {
   void *state;                  /* NULL: none yet */
@@ -41,8 +41,8 @@ int ocp_stream_wait(ocp_stream *stream, ocp_error *error);
 void ocp_stream_query(ocp_stream *stream);
 /* Whether the driver captures it, for us or for the application. */
 bool ocp_stream_is_captured(const ocp_stream *stream);
-/* Ends the capture of the stream, in a turn alone: its graph, or NULL and the error. Where that leaves the capture open
- * it is tried once more at once, and again before a Run uses the stream. */
+/* Ends the capture of the stream, in a turn alone: its graph, or NULL and the error. If the capture stays
+ * open, it is tried once more at once, and again before a Run uses the stream. */
 CUresult ocp_stream_end_capture(ocp_stream *stream, CUgraph *graph);
 int ocp_stream_close_capture(ocp_stream *stream, ocp_error *error);
 /* A Run's turn on a stream that several threads share. `alone` waits until no other turn is left, and keeps others out,
@@ -54,7 +54,8 @@ void ocp_stream_end_turn(ocp_stream *stream);
 /* Our stream of a device, or of any, for a raw handle; NULL when there is none. Default streams have the same handle on
  * every device. */
 ocp_stream *ocp_stream_of_handle(const ocp_device *device, void *handle);
-/* Our stream whose slot holds the state; NULL when there is none. What the state points to is not looked at. */
+/* Our stream whose slot holds the state; NULL when there is none. The function does not look at what the state points
+ * to. */
 ocp_stream *ocp_stream_of_state(ocp_stream_slot_id slot, const void *state);
 /* A stream for work that comes without one. A returned stream is kept for the next borrower, which is cheaper than a
  * new one. */

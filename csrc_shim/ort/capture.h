@@ -15,15 +15,16 @@
 typedef struct ocp_capture ocp_capture;
 typedef struct ocp_capture_thread ocp_capture_thread;
 
-/* For Runs on the stream, which is then captured by one thread at a time, or when NULL on a stream for each thread.
- * NULL: out of memory. */
+/* For Runs on the stream, which one thread at a time may then capture; if `stream` is NULL, for Runs on a stream for
+ * each thread. NULL: out of memory. */
 ocp_capture *ocp_capture_create(ocp_device *device, ocp_stream *stream, uint32_t warm_runs);
 /* Destroys all graphs; no Run may be active. NULL is ignored. */
 void ocp_capture_destroy(ocp_capture *capture);
 
 /* The stream that the calling thread runs the session on, with a reference for the caller. */
 int ocp_capture_stream(ocp_capture *capture, ocp_stream **stream, ocp_error *error);
-/* The Run before, on this thread, is over, whether ORT has ended it or not: at the start of any Run of any EP. */
+/* Called at the start of every Run of every EP: the previous Run on this thread is over, even if ORT has not ended it.
+ */
 void ocp_capture_forget_run(void);
 /* Around a Run with that annotation id, on the thread that runs it. The end of a captured Run launches its graph. */
 int ocp_capture_run_start(ocp_capture *capture, int id, ocp_error *error);

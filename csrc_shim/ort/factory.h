@@ -6,7 +6,7 @@
 
 /* NULL: out of memory. */
 OrtEpFactory *ocp_factory_create(int64_t handle);
-/* The library was unregistered: returns the handle, which the factory has no longer. */
+/* The library was unregistered: returns the handle, and the factory forgets it. */
 int64_t ocp_factory_close(OrtEpFactory *factory);
 int64_t ocp_factory_handle(const OrtEpFactory *factory);
 

@@ -9,9 +9,10 @@
 /* The table to make one call into Python through, counted in OCP_PYTHON_CALLS; NULL with the error when Python must not
  * be called: it was never started, is shutting down, or this process is a forked child. */
 const ocp_python *ocp_python_call(ocp_error *error);
-/* To be called after each: sends the interrupt on that Python has turned into an error. */
+/* Call it after each call into Python: if Python has turned an interrupt into an error, this sends the interrupt again.
+ */
 void ocp_python_returned(void);
-/* The same, and what ORT gets for the status that Python returned. */
+/* The same; returns what ORT gets for the status that Python returned. */
 OrtStatus *ocp_python_status(OrtStatus *status);
 bool ocp_python_is_ready(void);
 int ocp_set_python(const ocp_python *python, ocp_error *error);

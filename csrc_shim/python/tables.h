@@ -1,8 +1,8 @@
 /* The two tables through which the library and Python know each other. Written so that cffi can read it:
  * build_plugin.py strips preprocessor lines and gives this file, after those whose types it uses, to the bridge's cdef.
  *
- * Python gets ocp_core from CreateEpFactories(OCP_CORE_REQUEST, NULL, NULL, (OrtEpFactory **)&core, 1, &n): a call
- * without an API base is no ORT call. It gives ocp_python back through core->set_python. */
+ * Python gets ocp_core from CreateEpFactories(OCP_CORE_REQUEST, NULL, NULL, (OrtEpFactory **)&core, 1, &n): ORT
+ * never calls without an API base. It gives ocp_python back through core->set_python. */
 #ifndef OCP_PYTHON_TABLES_H
 #define OCP_PYTHON_TABLES_H
 
@@ -65,8 +65,8 @@ typedef struct ocp_python {
                        const uint32_t *host_counts, uint32_t num_host_inputs, ocp_error *error);
 } ocp_python;
 
-/* What Python gets from the library. Members never raise and take no GIL; those that can block release nothing, so
- * cffi's release of the GIL around each call is what lets other threads go on. */
+/* What Python gets from the library. Members never raise, and never take or release the GIL. cffi releases it around
+ * each call, so other threads run while a member blocks. */
 typedef struct ocp_core {
   uint32_t abi;
   /* ---- counters ---- */

@@ -42,8 +42,8 @@ int ocp_cluster_set_host_inputs(ocp_cluster *cluster, const uint32_t *inputs, ui
  * the cluster keeps at most `max_graphs`, none when 0, as after creation. Before the first Run. */
 #define OCP_MAX_WARM_RUNS 1000u
 void ocp_cluster_set_graphs(ocp_cluster *cluster, uint32_t warm_runs, uint32_t max_graphs);
-/* Releases the graphs that no Run is using, and with them their memory, as happens where that runs out. Runs go on, and
- * make graphs again when they are warm. */
+/* Releases the graphs that no Run is using, and their memory; the library does the same when memory runs out. Runs go
+ * on, and make graphs again when they are warm. */
 void ocp_cluster_release_graphs(ocp_cluster *cluster);
 /* Checks and adds one plan. Later plans are tried first. Safe beside concurrent Runs. */
 int ocp_cluster_add_plan(ocp_cluster *cluster, const void *blob, size_t bytes, ocp_error *error);

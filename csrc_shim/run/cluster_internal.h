@@ -24,7 +24,7 @@ struct ocp_cluster {
   _Atomic(const ocp_variant *) variants;
   ocp_instance_cache cache;
   ocp_replay_budget replays;
-  ocp_reclaimer reclaimer; /* gives graphs up where memory runs out */
+  ocp_reclaimer reclaimer; /* releases graphs when memory runs out */
   pthread_mutex_t setup;   /* guards the arrays of handles and the adding of variants */
   uint32_t num_kernels, num_weights, num_problems;
   ocp_kernel_ref *kernels; /* names are owned */

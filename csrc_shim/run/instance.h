@@ -67,8 +67,8 @@ typedef struct ocp_instance {
   void (*release_replay)(struct ocp_replay *replay);
   uint64_t replay_stream_id, replay_position; /* where it was launched last, and the end of that stream then */
   uint32_t warm_runs;                         /* without a graph */
-  uint32_t replay_evictions;  /* how often others took the place of its graph: it has to be warmer each time */
-  ocp_counter replay_refused; /* why it never has one; 0: it may */
+  uint32_t replay_evictions;  /* how often other graphs took its graph's place: each time it needs more warm Runs */
+  ocp_counter replay_refused; /* why it can never have one; 0: it can */
   /* scratch of a Run */
   uint64_t *bases;
 } ocp_instance;
@@ -81,13 +81,13 @@ bool ocp_variant_accepts(const ocp_variant *variant, const ocp_input *inputs, ui
  * host inputs in order. NULL when the guards do not hold, or with the error. */
 ocp_instance *ocp_instance_create(const ocp_variant *variant, const ocp_input *inputs, const int64_t *host_values,
                                   const uint64_t *key, uint32_t key_words, ocp_error *error);
-/* Why there is no instance of a plan that was built for just these inputs: its guards could not be computed. The error
- * is that of the assertion that forbids such inputs, else of the arithmetic; ORT_OK where neither fails. */
+/* Says why a plan that was built for exactly these inputs gave no instance: its guards could not be computed. The error
+ * is that of the assertion that forbids such inputs, else that of the arithmetic. ORT_OK if neither fails. */
 int ocp_instance_refusal(const ocp_variant *variant, const ocp_input *inputs, const int64_t *host_values,
                          ocp_error *error);
 /* Notes where its graph was launched; after ocp_stream_enqueued. */
 void ocp_instance_replayed(ocp_instance *instance, const ocp_stream *stream);
-/* It lost its graph, or got none for want of memory: it has to be warmer the next time. */
+/* It lost its graph, or memory did not suffice for one: it needs more warm Runs the next time. */
 void ocp_instance_cool(ocp_instance *instance);
 /* With its graph. */
 void ocp_instance_free(ocp_instance *instance);

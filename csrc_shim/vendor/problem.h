@@ -2,9 +2,9 @@
  *
  * A problem is plain data (what is computed, in which precision); sizes and pointers come with each call, so one
  * problem serves every shape of a plan. The first call with new sizes asks the library for an algorithm and keeps it.
- * Nothing here is linked to the libraries: they are opened when Python names them, and an operator uses them only where
- * that worked. The emulated device has none: there, and on a GPU without them, operators launch our own kernels, which
- * follow the same contract. */
+ * Nothing here is linked to the libraries: the library opens them when Python names them, and an operator uses them
+ * only if that succeeded. On the emulated device, and on a GPU without the libraries, operators launch our own kernels,
+ * which follow the same contract. */
 #ifndef OCP_VENDOR_PROBLEM_H
 #define OCP_VENDOR_PROBLEM_H
 
@@ -57,7 +57,7 @@ typedef struct ocp_problem_spec {
   double alpha, beta; /* MATMUL; CONV: 1, and 1 with a residual. beta is 0 without a residual */
 } ocp_problem_spec;
 
-/* NULL with the error where the spec makes no sense or its library is not loaded. Release it after the last Run. */
+/* NULL with the error if the spec makes no sense or its library is not loaded. Release it after the last Run. */
 ocp_problem *ocp_problem_create(const ocp_problem_spec *spec, ocp_error *error);
 void ocp_problem_release(ocp_problem *problem);
 /* Whether calls of the problem have so many pointers and numbers. */

@@ -1,4 +1,4 @@
-"""What kernels cost on GPU architectures, found out without a GPU: registers, shared memory, stack, spills.
+"""What kernels cost on GPU architectures, compiled without a GPU: registers, shared memory, stack, spills.
 
 Behind the ``kernels`` command. Kernels come from a manifest that a test run recorded, or from `sample_specs`.
 """

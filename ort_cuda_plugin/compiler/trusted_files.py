@@ -1,8 +1,8 @@
 """Files that are executed: only this user and root can have written them, or can replace them.
 
 The path of a folder is walked from the root, one component after the other, each through the handle of the one before.
-Whoever can rename something on the way would decide what is found at its end, so every folder and every link on it is
-checked. What was checked is held by its handle and used through it.
+A user who can rename something on the way decides what is found at its end, so every folder and every link on the way
+is checked. What was checked is kept open, and used through its handle.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Options of the arenas: ``csrc_shim/device/arena_config.c`` knows their keys and checks their values."""
+"""Options of the arenas: ``csrc_shim/device/arena_options.c`` knows their keys and checks their values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Nothing that Python raises may cross into ONNX Runtime: one guard for each kind of return value.
 
-A guard installs a function as an ``extern "Python"`` of the bridge. The message that ORT gets says what was wrong; the
-traceback of an error that is a bug of ours goes to ORT's log.
+A guard installs a function as an ``extern "Python"`` of the bridge. The message that ORT gets says what was wrong. If
+the error is a bug of the plugin, its traceback goes to ORT's log.
 """
 
 from __future__ import annotations

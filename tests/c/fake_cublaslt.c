@@ -1,4 +1,4 @@
-/* A stand-in for libcublasLt with the functions that library_cublaslt.c calls. */
+/* A stand-in for libcublasLt with the functions that vendor/cublaslt.c calls. */
 #include "fake_library.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* A stand-in for libcudnn with the functions that library_cudnn.c calls. For a convolution, and for one with a
+/* A stand-in for libcudnn with the functions that vendor/cudnn.c calls. For a convolution, and for one with a
  * residual, a bias and ReLU, as far as the real library has compiled engines for them, it offers two engines: the first
  * with tensor cores and results that vary, the second exact. */
 #include "fake_library.h"
