@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,16 +12,13 @@ from ..compiler.kernel import KernelSpec
 from ..model.ir import Array, Constant, DType, Graph, InvalidModel, Node, NodeError, Unsupported, Value
 from ..plan.format import Plan, PlanInput
 from ..plan.planner import KnownEntries, Tables, make_plan
+from ..program.libraries import LibraryProblem
 from ..program.lowering import Buffer, DeviceProperties, LoweringOptions, Tensor
 from ..program.passes.run import Watch
 from ..program.program_text import ProgramText
 from ..program.symbolic import Dim
 from .launches import make_launches, place_outputs
 from .node_lowering import InputSymbols, NodeLowering, Ranks, symbolic_input
-
-if TYPE_CHECKING:
-    from ..program.libraries import LibraryProblem
-
 
 _SMALL_CONSTANT = 64 * 1024
 """Constants of at most so many bytes stay in host memory; larger ones are read back from the device when needed."""

@@ -12,9 +12,9 @@ from ..compiler.kernel import KernelSpec
 from ..compiler.kernel_library import KernelLibrary
 from ..compiler.targets import KernelImage, Target
 from ..plan.format import param_kind
-from ..program.libraries import load_libraries
 from ..program.lowering import DeviceProperties
 from .devices import DeviceInfo, DriverError, open_device
+from .libraries import load_libraries
 
 #: Shared memory that a block can have without asking.
 _DEFAULT_SHARED_BYTES = 48 * 1024

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from ..compiler.kernel import KernelSpec
 from ..model.ir import Constant, InvalidModel, Node, NodeError
+from ..program.libraries import LibraryProblem
 from ..program.operations import ExprOp
 from ..program.symbolic import Dim, Expr, Monomial, eq, select
 from ..program.tensor import Buffer, BufferKind, Tensor
@@ -41,9 +42,6 @@ from .format import (
     RefKind,
 )
 from .registers import Registers
-
-if TYPE_CHECKING:
-    from ..program.libraries import LibraryProblem
 
 _LARGE_CONSTANT = 2**20
 """Bytes."""

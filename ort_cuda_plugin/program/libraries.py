@@ -1,4 +1,4 @@
-"""Vendor libraries: what a plan asks of cuBLASLt and cuDNN, and where they are found.
+"""Vendor libraries: what a plan asks of cuBLASLt and cuDNN.
 
 An operator records a library call where `DeviceProperties.libraries` has the library, and otherwise launches its own
 kernel; both follow the contract in ``csrc_shim/vendor/problem.h``. So the emulated device, and a GPU without the
@@ -8,15 +8,7 @@ libraries, run our kernels, and a test on a GPU compares the two.
 from __future__ import annotations
 
 import enum
-import logging
-import os
-import sysconfig
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-
-logger = logging.getLogger(__name__)
 
 WORKSPACE_BYTES = 32 * 1024 * 1024
 """Scratch memory that a library call may use; what NVIDIA recommends for cuBLASLt on recent GPUs."""
@@ -51,45 +43,3 @@ class LibraryProblem:
     rank: int = 0
     alpha: float = 1.0
     beta: float = 0.0
-
-
-@dataclass(frozen=True)
-class Library:
-    """A library by its number in ``ocp_library_id``, its name in `DeviceProperties.libraries`, and its file names."""
-
-    number: int
-    name: str
-    files: tuple[str, ...]
-    package: str
-
-
-LIBRARIES = (
-    Library(0, "cublaslt", ("libcublasLt.so.13", "libcublasLt.so.12"), "nvidia-cublas"),
-    Library(1, "cudnn", ("libcudnn.so.9",), "nvidia-cudnn-cu13"),
-)
-
-
-def candidates(library: Library, site_packages: Path) -> Iterator[str]:
-    """Where to look for a library, best first: pip's NVIDIA packages, then wherever the system's loader looks."""
-    for file in library.files:
-        yield from map(str, sorted(site_packages.glob(f"nvidia/*/lib/{file}")))
-    yield from library.files
-
-
-@cache
-def load_libraries() -> frozenset[str]:
-    """Opens the libraries that are installed; the names of those that work. The reason why not goes to the log."""
-    from ..abi.core import core, ffi, new_error
-
-    found = set()
-    for library in LIBRARIES:
-        reasons = []
-        for path in candidates(library, Path(sysconfig.get_paths()["purelib"])):
-            error = new_error()
-            if core().library_load(library.number, os.fsencode(path), error) == 0:
-                found.add(library.name)
-                break
-            reasons.append(ffi.string(error.text).decode())
-        else:
-            logger.info("%s is not used (pip package %s): %s", library.name, library.package, "; ".join(reasons))
-    return frozenset(found)

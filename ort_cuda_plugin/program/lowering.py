@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from ..compiler.kernel import KernelSpec
 from ..model.ir import Array, Constant, DType, Graph, InvalidModel, Node, Unsupported
 from .elementwise import elementwise
 from .host import MAX_HOST_WORK
+from .libraries import LibraryProblem
 from .scalar import cast
 from .steps import Map
 from .symbolic import (
@@ -51,9 +51,6 @@ from .trace import (
     Trace,
     scalar_types,
 )
-
-if TYPE_CHECKING:
-    from .libraries import LibraryProblem
 
 __all__ = [
     "MAX_HOST_ELEMENTS",

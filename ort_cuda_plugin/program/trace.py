@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from ..compiler.kernel import KernelSpec
 from ..model.ir import Node
+from .libraries import LibraryProblem
 from .steps import Map
 from .symbolic import Dim, Expr, Monomial
 from .tensor import Buffer, Tensor
-
-if TYPE_CHECKING:
-    from .libraries import LibraryProblem
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from c_programs import fake_library
 from isolated import HARNESS, ROOT, python
 from ort_cuda_plugin.abi.core import core, ffi, new_error
 from ort_cuda_plugin.ep.devices import cuda_devices
-from ort_cuda_plugin.program.libraries import CONV, LIBRARIES, MATMUL, LibraryProblem, ProblemFlags, candidates
+from ort_cuda_plugin.ep.libraries import LIBRARIES, candidates
+from ort_cuda_plugin.program.libraries import CONV, MATMUL, LibraryProblem, ProblemFlags
 
 
 def run_scenario(name: str, folder: Path, library: str = "") -> dict[str, Any]:
