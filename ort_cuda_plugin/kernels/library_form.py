@@ -127,8 +127,8 @@ class _Search:
             if user.op == "add" and self.offer.addends:
                 return self._with_addend(replace(form, value=user), _other(user, x))
             if user.op == "mul" and self.offer.factors and form.bias is None and form.residual is None:
-                factor = self._number(_other(user, x))
-                return None if factor is None else replace(form, value=user, alpha=form.alpha * factor)
+                factor = form.alpha * (self._number(_other(user, x)) or 0.0)
+                return replace(form, value=user, alpha=factor) if _is_factor(factor) else None
         if form.activation:
             return None
         for activation, end in self._activations(x):
@@ -151,7 +151,7 @@ class _Search:
         # A bias that does not begin where memory is aligned has few algorithms, or none.
         if form.bias is None and factor == 1.0 and x.offset == 0 and self._is_bias(strides):
             return replace(form, bias=x)
-        takes = form.residual is None and (factor == 1.0 or (self.offer.factors and factor != 0.0))
+        takes = form.residual is None and (factor == 1.0 or (self.offer.factors and _is_factor(factor)))
         if takes and x.rank == len(strides) and self._is_dense(strides):
             return replace(form, residual=x, beta=factor)
         return None
@@ -193,8 +193,14 @@ class _Search:
             if inside.isdisjoint(self.results) and all(user in inside or user is end for user in uses):
                 if self._is_relu(end, x):
                     yield RELU, end
-                elif _is_gelu(end, {x: _points, **self.numbers}, _tolerances.get(self.dtype, 0.0)):
+                elif self._is_gelu(end, x):
                     yield GELU, end
+
+    def _is_gelu(self, y: Scalar, x: Scalar) -> bool:
+        types = (self.dtype, self.step.total.dtype)
+        if any(part.op == "cast" and part.dtype not in types for part in reachable([y]) - reachable([x])):
+            return False
+        return _is_gelu(y, {x: _points, **self.numbers}, _tolerances.get(self.dtype, 0.0))
 
     def _is_relu(self, y: Scalar, x: Scalar) -> bool:
         if y.op == "max":
@@ -220,9 +226,15 @@ class _Search:
 
 
 def _without_casts(x: Scalar) -> Scalar:
-    while x.op == "cast" and x.dtype.is_float:
+    """x before casts that change no value."""
+    while x.op == "cast" and (x.operands[0].dtype is x.dtype or x.operands[0].dtype in _narrower.get(x.dtype, ())):
         x = x.operands[0]
     return x
+
+
+def _is_factor(x: float) -> bool:
+    """Whether x is a number as float32 that leaves what it multiplies: a library skips what it would multiply by 0."""
+    return 2.0**-126 <= abs(x) < 2.0**127
 
 
 def _other(x: Scalar, operand: Scalar) -> Scalar:
@@ -233,6 +245,10 @@ def _other(x: Scalar, operand: Scalar) -> Scalar:
 
 _tolerances = {DType.FLOAT32: 1e-6, DType.FLOAT16: 2.0**-11, DType.BFLOAT16: 2.0**-8}
 """How far a GELU may be from the exact one, since its factors are numbers of its type."""
+_narrower = {
+    DType.FLOAT32: (DType.FLOAT16, DType.BFLOAT16),
+    DType.FLOAT64: (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32),
+}
 _orders = frozenset({"lt", "le", "gt", "ge"})
 _points = np.concatenate([np.linspace(-12.0, 12.0, 97), [1e-3, -1e-3, 1e3, -1e3]])
 _smooth: Mapping[str, Callable[..., Array]] = {

@@ -83,6 +83,14 @@ PRODUCTS = {
     "a factor": ("k = Constant<value_float = 0.125>() y = Mul(p, k)", NONE, ""),
     "a factor after a bias": ("k = Constant<value_float = 2.0>() h = Add(p, w) y = Mul(h, k)", BIAS,
                               "cannot do mul then"),
+    "a factor that no float32 holds": (
+        "k = Constant<value_float = 1e30>() h = Mul(p, k) y = Mul(h, k)", NONE, "cannot do mul then"),
+    "a factor of zero": ("k = Constant<value_float = 0.0>() y = Mul(p, k)", NONE, "cannot do mul then"),
+    "a residual that is rounded": (
+        "e = Cast<to = 10>(residual) f = Cast<to = 1>(e) y = Add(p, f)", NONE, "cannot do add then"),
+    "GELU in another type": (
+        'h = Cast<to = 10>(p) g = Gelu<approximate = "tanh">(h) y = Cast<to = 1>(g)', NONE,
+        "cannot do add, mul, tanh then"),
     "two biases": ("h = Add(p, w) y = Add(h, w)", BIAS, "cannot do add then"),
     "a bias after ReLU": ("h = Relu(p) y = Add(h, w)", RELU, "cannot do add then"),
     "a bias for each row": ("y = Add(p, column)", NONE, "cannot do add then"),
@@ -108,7 +116,7 @@ def test_a_product_takes_what_cublaslt_has(name: str) -> None:
     assert chosen.maps == bool(leftover), chosen.text
     assert f"a map follows: {leftover}" in chosen.text or leftover in chosen.text.partition("a map follows")[2]
     assert ("a map follows" in chosen.text) == bool(leftover)
-    factor = 0.125 if name == "a factor" else 1.0
+    factor = {"a factor": 0.125, "a factor that no float32 holds": float(np.float32(1e30))}.get(name, 1.0)
     assert (chosen.problem.alpha, chosen.problem.beta) == (factor, float(RESIDUAL in flags))
 
 
