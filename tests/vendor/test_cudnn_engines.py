@@ -11,7 +11,7 @@ import pytest
 
 from build_plugin import compiler
 from c_programs import ROOT, SOURCES
-from ort_cuda_plugin.program.libraries import LIBRARIES, candidates
+from ort_cuda_plugin.ep.libraries import LIBRARIES, candidates
 
 
 def build(source: str, target: Path, *more: str | Path) -> Path:
