@@ -180,7 +180,7 @@ def test_libraries_and_our_kernels_agree_on_a_gpu(use_tf32: bool) -> None:
     from kernel_harness import make_model
     from nn_reference import noise
     from ort_cuda_plugin.ep.open_device import OpenDevice
-    from ort_cuda_plugin.program.libraries import load_libraries
+    from ort_cuda_plugin.ep.libraries import load_libraries
     use_tf32 = sys.argv[2] == "True"
     available = load_libraries()
     if not available:
@@ -231,7 +231,7 @@ def test_fused_calls_and_our_kernels_agree_on_a_gpu() -> None:
     import ort_cuda_plugin as plugin
     from library_epilogues import CASES, expected, values
     from ort_cuda_plugin.ep.open_device import OpenDevice
-    from ort_cuda_plugin.program.libraries import load_libraries
+    from ort_cuda_plugin.ep.libraries import load_libraries
     available = load_libraries()
     if len(available) < 2:
         print("SKIP: cuBLASLt or cuDNN is not installed")
