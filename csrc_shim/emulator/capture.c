@@ -2,10 +2,15 @@
  *
  * A capture begins in one stream; another stream joins it by waiting for an event that was recorded in it, and has to
  * be joined back before the end. What CUDA forbids during a capture fails here with CUDA's codes and invalidates it. */
-#include "emulator/graph.h"
-
 #include <stdlib.h>
 #include <string.h>
+
+#include "driver/driver.h"
+#include "emulator/driver.h"
+#include "emulator/graph.h"
+#include "emulator/op.h"
+#include "emulator/state.h"
+#include "emulator/stream.h"
 
 struct emu_capture {
   CUgraph graph;

@@ -1,11 +1,17 @@
 /* The checking mode: what compute-sanitizer would find, in kernels compiled with checks and in copies and fills. */
 #include "emulator/check.h"
-#include "emulator/fiber.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "emulator/emulator.h"
+#include "emulator/heap.h"
+#include "emulator/kernel.h"
+#include "emulator/loader.h"
+#include "emulator/shadow.h"
+#include "emulator/state.h"
 
 #define MAX_FINDINGS 256
 #define TEXT_BYTES 400

@@ -3,12 +3,13 @@
  * events and host waits orders, are a missing wait.
  *
  * All host threads count as one: how they wait for each other is not visible here. */
-#include "emulator/check.h"
-#include "emulator/stream.h"
+#include "emulator/clock.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "emulator/state.h"
 
 #define MAX_SLOTS 4096u /* streams with a separate number; more streams share numbers, and the check finds less */
 #define NAMES 16u       /* operations of a stream whose names are kept */

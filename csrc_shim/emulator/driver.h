@@ -2,9 +2,9 @@
 #ifndef OCP_EMULATOR_DRIVER_H
 #define OCP_EMULATOR_DRIVER_H
 
-#include "emulator/internal.h"
+#include "driver/driver.h"
 
-/* config.c */
+/* state.c */
 CUresult emu_ctx_set_current(CUcontext context);
 CUresult emu_ctx_get_current(CUcontext *context);
 const char *emu_last_error(void);

@@ -1,8 +1,14 @@
 /* Events of the emulated device. */
-#include "emulator/queue.h"
-
 #include <stdlib.h>
 #include <time.h>
+
+#include "driver/driver.h"
+#include "emulator/clock.h"
+#include "emulator/driver.h"
+#include "emulator/mempool.h"
+#include "emulator/queue.h"
+#include "emulator/state.h"
+#include "emulator/stream.h"
 
 /* ---- records ---- */
 

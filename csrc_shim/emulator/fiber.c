@@ -6,6 +6,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "driver/driver.h"
+#include "emulator/check.h"
+#include "emulator/loader.h"
+
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>

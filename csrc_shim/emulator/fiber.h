@@ -2,9 +2,11 @@
 #ifndef OCP_EMULATOR_FIBER_H
 #define OCP_EMULATOR_FIBER_H
 
-#include "emulator/internal.h"
-
 #include <setjmp.h>
+
+#include "emulator/kernel.h"
+#include "emulator/launch.h"
+#include "emulator/state.h"
 
 typedef struct emu_fiber {
   ocp_emu_thread thread; /* first: kernels know a fiber by it */
@@ -30,7 +32,8 @@ typedef struct emu_warp {
   emu_meeting lanes[EMU_WARP];
 } emu_warp;
 
-struct emu_cpu {
+/* What one host thread needs to run blocks; lent from a list for the time of a launch. */
+typedef struct emu_cpu {
   emu_launch *launch;
   uint8_t *shared;  /* EMU_MAX_SHARED bytes, then a page that faults on every access */
   jmp_buf abandon;  /* checking mode: where a kernel without fibers is left */
@@ -51,7 +54,7 @@ struct emu_cpu {
 #elif defined(__SANITIZE_THREAD__)
   void *main_tsan, *tsan[EMU_MAX_THREADS];
 #endif
-};
+} emu_cpu;
 
 /* The fibers that the calling host thread runs. Read from here and not from the fiber, whose own loads would have to
  * come first: a switch is a chain of loads, and this halves its length.

@@ -4,6 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "emulator/driver.h"
+#include "emulator/launch.h"
+#include "emulator/memory.h"
+
 /* ---- what nodes do ---- */
 
 static size_t padded_bytes(const emu_op *op) { return (emu_op_bytes(op) + 15) & ~(size_t)15; }

@@ -2,7 +2,9 @@
 #ifndef OCP_EMULATOR_GRAPH_H
 #define OCP_EMULATOR_GRAPH_H
 
-#include "emulator/stream.h"
+#include "driver/driver.h"
+#include "emulator/op.h"
+#include "emulator/state.h"
 
 /* What a node does: one operation, or those of a child graph in their order. Never changes; shared by graphs,
  * executable graphs and launches that are still to run. */

@@ -1,8 +1,14 @@
 /* Executable graphs: copies of graphs whose nodes' parameters can change, and their replay. */
-#include "emulator/graph.h"
-
 #include <stdlib.h>
 #include <string.h>
+
+#include "driver/driver.h"
+#include "emulator/clock.h"
+#include "emulator/driver.h"
+#include "emulator/graph.h"
+#include "emulator/memory.h"
+#include "emulator/state.h"
+#include "emulator/stream.h"
 
 /* What all nodes do. A launch that has not run yet keeps the snapshot of the time when it was enqueued: a snapshot
  * changes only while it has a single user. */

@@ -1,7 +1,7 @@
 /* An allocator over addresses that it never touches: segregated free lists (two-level, eight classes to a power of two)
  * and a summarised bitmap of block starts, which finds neighbours and the block that an address lies in. Every
  * operation takes constant time. */
-#include "emulator/internal.h"
+#include "emulator/heap.h"
 
 #include <sys/mman.h>
 

@@ -1,10 +1,19 @@
 /* Kernel launches: checks, parameters, and the blocks of a grid over the host's threads. */
-#include "emulator/driver.h"
-#include "emulator/fiber.h"
+#include "emulator/launch.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+
+#include "emulator/check.h"
+#include "emulator/driver.h"
+#include "emulator/fiber.h"
+#include "emulator/kernel.h"
+#include "emulator/loader.h"
+#include "emulator/profile.h"
+#include "emulator/stream.h"
+#include "emulator/workers.h"
+
 #ifdef __x86_64__
 #include <x86intrin.h>
 #endif

@@ -3,12 +3,18 @@
  * The bytes come from a cache file, so every offset, index and size is checked before it is used, and the work is
  * bounded by the length of the file. What a kernel's code does once it runs is not checked. Sections go into one
  * mapping, code first, then read-only data, then writable data; nothing is ever writable and executable at once. */
-#include "emulator/driver.h"
+#include "emulator/loader.h"
 
 #include <elf.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+
+#include "driver/driver.h"
+#include "emulator/driver.h"
+#include "emulator/state.h"
+#include "emulator/stream.h"
+#include "emulator/symbols.h"
 
 #define PAGE 4096u
 #define MAX_IMAGE ((size_t)64 << 20)

@@ -1,8 +1,15 @@
 /* Memory of the emulated device: allocation, and copies and fills as operations. */
-#include "emulator/check.h"
-#include "emulator/stream.h"
+#include "emulator/memory.h"
 
 #include <string.h>
+
+#include "emulator/check.h"
+#include "emulator/driver.h"
+#include "emulator/heap.h"
+#include "emulator/launch.h"
+#include "emulator/mempool.h"
+#include "emulator/shadow.h"
+#include "emulator/stream.h"
 
 CUresult emu_mem_get_info(size_t *free_bytes, size_t *total_bytes) {
   emu_device *device;

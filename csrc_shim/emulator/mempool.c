@@ -1,10 +1,17 @@
 /* Memory pools of the emulated device. An allocation has its address at once. A free is an operation of its stream;
  * when it has run, the pool can give the block again. Freed blocks stay with the pool until the program trims it, or
  * waits for the device while the pool holds more than its release threshold. */
-#include "emulator/check.h"
-#include "emulator/queue.h"
+#include "emulator/mempool.h"
 
 #include <stdlib.h>
+
+#include "driver/driver.h"
+#include "emulator/driver.h"
+#include "emulator/heap.h"
+#include "emulator/op.h"
+#include "emulator/queue.h"
+#include "emulator/shadow.h"
+#include "emulator/stream.h"
 
 typedef struct block {
   struct block *next;

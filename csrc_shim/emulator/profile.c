@@ -1,11 +1,13 @@
 /* A line for each kernel launch, in the file that ORT_CUDA_PLUGIN_EMULATE_PROFILE names: kernel, grid, block, and the
  * nanoseconds from its first block to its last. */
 #define _GNU_SOURCE
-#include "emulator/internal.h"
+#include "emulator/profile.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+
+#include "emulator/loader.h"
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static FILE *file;

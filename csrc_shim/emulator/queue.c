@@ -6,6 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "emulator/clock.h"
+#include "emulator/memory.h"
+#include "emulator/state.h"
+
 #define MAX_PENDING 4096u /* deferred operations; above, some run without anybody waiting */
 
 pthread_mutex_t emu_order = PTHREAD_MUTEX_INITIALIZER;

@@ -2,6 +2,8 @@
 #ifndef OCP_EMULATOR_QUEUE_H
 #define OCP_EMULATOR_QUEUE_H
 
+#include "driver/driver.h"
+#include "emulator/op.h"
 #include "emulator/stream.h"
 
 /* Guards what events point to and, in adversarial mode, every queue. Taken after the lock of a stream; all functions

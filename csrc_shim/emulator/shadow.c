@@ -1,9 +1,11 @@
 /* The state of each byte of device memory in the checking mode, and the quarantine of freed blocks. */
-#include "emulator/check.h"
+#include "emulator/shadow.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+
+#include "emulator/heap.h"
 
 #define QUARANTINE_BYTES ((uint64_t)256 << 20) /* and at most a quarter of the device */
 

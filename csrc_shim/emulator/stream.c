@@ -1,8 +1,13 @@
 /* Streams of the emulated device. Inline, an operation runs when it is enqueued, in the calling thread, under the
  * stream's lock; in adversarial mode it goes to the stream's queue (queue.c). */
-#include "emulator/queue.h"
+#include "emulator/stream.h"
 
 #include <stdlib.h>
+
+#include "emulator/driver.h"
+#include "emulator/memory.h"
+#include "emulator/mempool.h"
+#include "emulator/queue.h"
 
 struct CUstream_st *emu_streams;
 static pthread_mutex_t list = PTHREAD_MUTEX_INITIALIZER; /* taken before all other locks */

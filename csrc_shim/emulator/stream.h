@@ -2,7 +2,10 @@
 #ifndef OCP_EMULATOR_STREAM_H
 #define OCP_EMULATOR_STREAM_H
 
-#include "emulator/driver.h"
+#include "driver/driver.h"
+#include "emulator/clock.h"
+#include "emulator/op.h"
+#include "emulator/state.h"
 
 /* One recording of an event: a later one of the same event does not change what waits for this one. */
 typedef struct emu_record {
@@ -51,6 +54,8 @@ bool emu_capture_wait(CUstream stream, CUevent event, CUresult *result);
 void emu_capture_forget(CUevent event);
 /* ---- captures; called without ---- */
 void emu_capture_leave(CUstream stream); /* the stream is about to be destroyed */
+/* The error of a call that may wait for the device, such as an allocation, where a capture forbids it. */
+CUresult emu_capture_unsafe(void);
 /* The error of waiting for the stream, or for NULL of waiting for all, where a capture forbids it. */
 CUresult emu_capture_forbids(CUstream stream);
 CUresult emu_capture_event(CUevent event);
@@ -61,6 +66,11 @@ void emu_streams_leave(const struct emu_capture *capture);
 void emu_capture_leave_stream(CUstream stream, const struct emu_capture *capture);
 
 /* ---- streams ---- */
+CUresult emu_enqueue(CUstream stream, const emu_op *op);
+/* The stream of a handle: NULL and CU_STREAM_LEGACY are the device's null stream. */
+static inline CUstream emu_stream_of(emu_device *device, CUstream stream) {
+  return stream && stream != CU_STREAM_LEGACY ? stream : &device->legacy;
+}
 /* The streams that StreamCreate made and that are alive or still have work. The list's lock and emu_order guard them: a
  * thread that holds either may read, a thread that holds both may write. */
 extern struct CUstream_st *emu_streams;
@@ -69,15 +79,5 @@ void emu_stream_free(CUstream stream);
 CUresult emu_enter_stream(CUstream *stream);
 /* Keeps a sticky error of an operation. */
 void emu_note_error(emu_device *device, CUresult result);
-
-/* ---- clock.c: which operations happen before which, in checking mode; NULL and nothing otherwise ---- */
-/* The clock of a new operation of the stream, to be freed by its owner. */
-emu_clock *emu_clock_tick(CUstream stream);
-emu_clock *emu_clock_snapshot(CUstream stream);
-void emu_clock_join(CUstream stream, const emu_clock *clock);
-/* The host knows that all this has happened. */
-void emu_clock_host_waits(const emu_clock *clock);
-void emu_clock_free(emu_clock *clock);
-void emu_clock_end(CUstream stream); /* the stream is about to go */
 
 #endif

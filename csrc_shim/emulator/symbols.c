@@ -1,11 +1,13 @@
 /* The functions that a kernel object may call: the emulator's intrinsics, libm, and what compilers emit calls to. What
  * libdevice has beyond libm, the compile pipeline writes out in the kernel. */
 #define _GNU_SOURCE /* exp10, sincos */
-#include "emulator/internal.h"
+#include "emulator/symbols.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "emulator/kernel.h"
 
 #ifdef __FLT16_MAX__
 /* Calls for hosts without instructions for it; the compiler's own runtime does the work. */

@@ -1,8 +1,11 @@
 /* The emulator's driver table, and the calls that describe its devices. */
-#include "emulator/driver.h"
-
 #include <stdio.h>
 #include <string.h>
+
+#include "driver/driver.h"
+#include "emulator/driver.h"
+#include "emulator/emulator.h"
+#include "emulator/state.h"
 
 static CUresult init(unsigned flags) { return flags ? CUDA_ERROR_INVALID_VALUE : emu_start(); }
 

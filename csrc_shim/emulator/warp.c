@@ -1,5 +1,7 @@
 /* Warp operations: barriers of a mask, shuffles and votes. The lane that comes last computes the results of all. */
 #include "emulator/fiber.h"
+#include "emulator/kernel.h"
+#include "emulator/state.h"
 
 enum { SHUFFLE = 0, VOTE = 4, BARRIER = 8 }; /* operations; the modes of shfl and vote are added */
 

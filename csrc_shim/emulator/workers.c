@@ -1,9 +1,11 @@
 /* The worker threads that run blocks beside the thread that launched them. They start on the first launch that is large
  * enough, live as long as the process, and take work from any number of launches at once. */
-#include "emulator/internal.h"
+#include "emulator/workers.h"
 
 #include <signal.h>
 #include <stdlib.h>
+
+#include "emulator/state.h"
 
 typedef struct job {
   emu_range_fn run;

@@ -16,7 +16,7 @@
 
 #include "device/device.h"
 #include "driver/driver.h"
-#include "emulator/internal.h"
+#include "emulator/state.h"
 
 #define EXPORT __attribute__((visibility("default")))
 

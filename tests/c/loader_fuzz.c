@@ -13,8 +13,9 @@
 #include "device/devices.h"
 #include "driver/driver.h"
 #include "emulator/driver.h"
-#include "emulator/internal.h"
 #include "emulator/kernel.h"
+#include "emulator/loader.h"
+#include "emulator/state.h"
 
 enum { MAX_OBJECTS = 16, MAX_NAMES = 1024 };
 

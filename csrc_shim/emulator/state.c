@@ -1,7 +1,6 @@
 /* Configuration and life of the emulated devices: environment, address space, contexts, fork. */
 #define _GNU_SOURCE /* CPU_COUNT */
-#include "emulator/check.h"
-#include "emulator/queue.h"
+#include "emulator/state.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -10,6 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+
+#include "emulator/driver.h"
+#include "emulator/queue.h"
+#include "emulator/shadow.h"
 
 #define ENVIRONMENT "ORT_CUDA_PLUGIN_EMULATE"
 #define DEFAULT_DEVICE_BYTES ((uint64_t)16 << 30)

@@ -1,0 +1,45 @@
+/* Operations: what streams run and graphs consist of. */
+#ifndef OCP_EMULATOR_OP_H
+#define OCP_EMULATOR_OP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "emulator/kernel.h"
+
+typedef enum emu_op_kind { EMU_OP_KERNEL, EMU_OP_COPY, EMU_OP_SET, EMU_OP_REUSE, EMU_OP_FREE } emu_op_kind;
+typedef struct emu_op {
+  emu_op_kind kind;
+  uint32_t num_params;
+  union {
+    struct {
+      struct CUfunc_st *function;
+      uint32_t grid[3], block[3];
+      uint32_t dynamic_shared;
+    } kernel;
+    struct {
+      uint64_t dst, src; /* device addresses, or host pointers as the direction says */
+      uint64_t bytes;
+      bool dst_host, src_host;
+    } copy;
+    struct {
+      uint64_t dst;
+      uint64_t bytes;
+      unsigned char value;
+    } set;
+    struct { /* checking mode: see emu_reuse */
+      uint64_t address;
+      uint64_t bytes, held;
+    } reuse;
+    struct {
+      uint64_t address; /* of a memory pool's block */
+    } free;
+  };
+  uint64_t params[OCP_EMU_MAX_PARAMS]; /* only num_params of them are ever copied */
+} emu_op;
+static inline size_t emu_op_bytes(const emu_op *op) {
+  return offsetof(emu_op, params) + op->num_params * sizeof(op->params[0]);
+}
+
+#endif

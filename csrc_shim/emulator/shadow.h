@@ -1,0 +1,35 @@
+/* The checking mode: what each byte of device memory is. Every function returns at once while config.check is 0. */
+#ifndef OCP_EMULATOR_SHADOW_H
+#define OCP_EMULATOR_SHADOW_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "emulator/clock.h"
+#include "emulator/state.h"
+
+enum { EMU_BYTE_ALLOCATED = 1, EMU_BYTE_WRITTEN = 2, EMU_BYTE_FREED = 4 };
+
+/* Starts with all live allocations counted as written; 0, or -1 when the tables cannot be mapped. */
+int emu_shadow_start(void);
+void emu_shadow_stop(void); /* also frees what is in quarantine */
+void emu_shadow_allocated(uint64_t address, uint64_t bytes);
+/* Keeps the block from being used again for a while; false: it was freed before. */
+bool emu_shadow_free(emu_device *device, uint64_t address, uint64_t bytes);
+/* Frees what is in quarantine, for an allocation that finds no room; false: nothing was. */
+bool emu_shadow_flush(emu_device *device);
+uint64_t emu_shadow_quarantined(const emu_device *device);
+void emu_shadow_reused(uint64_t address, uint64_t bytes, uint64_t held);
+bool emu_shadow_is_freed(uint64_t address);
+void emu_shadow_written(uint64_t address, uint64_t bytes);
+void emu_shadow_copied(uint64_t dst, uint64_t src, uint64_t bytes);
+/* The first byte of the range that is not in all of these states, as an offset; `bytes` when there is none. */
+uint64_t emu_shadow_first_not(uint64_t address, uint64_t bytes, uint8_t states);
+/* Whether every byte is allocated and written: what nearly every access finds. */
+bool emu_shadow_is_written(uint64_t address, uint32_t bytes);
+uint8_t emu_shadow_state(uint64_t address);
+
+/* The last accesses to the granule of the address. */
+emu_history *emu_history_of(uint64_t address);
+
+#endif

@@ -1,0 +1,90 @@
+/* The state of the emulated CUDA devices, and the entry of every call.
+ *
+ * A device is one range of reserved addresses that host code cannot touch, and an alias of the same length at a
+ * constant distance where kernels and copies find the bytes. Work arrives as emu_op values (op.h); a stream runs them
+ * at once (inline) or keeps them until somebody waits (adversarial), and a capture keeps them as the nodes of a graph.
+ *
+ *     call of the table -> emu_enter -> emu_op -+-> inline: runs now, under the stream's lock
+ *                                               +-> adversarial: the stream's queue; runs when somebody waits
+ *                                               +-> captured: a node of a graph, whose launch is enqueued in turn
+ *
+ * Invariants:
+ * - A call that is wrong returns the code that CUDA's driver has for it.
+ * - Host code reaches device memory through the alias only, so that a use of a device address on the host faults.
+ * - Locks are taken in this order: the list of streams, a stream's, emu_order, a heap's.
+ * - A sticky error of a device is returned by every call but those that give something back, which do so. */
+#ifndef OCP_EMULATOR_STATE_H
+#define OCP_EMULATOR_STATE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "driver/driver.h"
+#include "emulator/emulator.h"
+#include "emulator/heap.h"
+
+#define EMU_MAX_DEVICES 8
+#define EMU_MAX_THREADS 1024u
+#define EMU_WARP 32u
+#define EMU_MAX_WARPS (EMU_MAX_THREADS / EMU_WARP)
+#define EMU_DEFAULT_SHARED (48u << 10)
+#define EMU_MAX_SHARED (227u << 10)
+
+/* Codes that callers of the table get but do not compare with. */
+enum {
+  EMU_ERROR_ILLEGAL_STATE = 401,
+  EMU_ERROR_CAPTURE_MERGE = 902,
+  EMU_ERROR_CAPTURE_UNJOINED = 904,
+  EMU_ERROR_CAPTURED_EVENT = 907,
+  EMU_ERROR_CAPTURE_WRONG_THREAD = 908,
+};
+
+typedef struct CUctx_st emu_device; /* a device and its primary context are one object */
+struct CUstream_st {
+  emu_device *device;
+  unsigned flags;
+  pthread_mutex_t lock; /* inline: held while an operation runs */
+  struct emu_item *head, *tail;
+  bool destroyed; /* adversarial: released once its last operation has run */
+  struct emu_capture *_Atomic capture;
+  struct CUgraphNode_st **frontier; /* the capture's nodes that the next one of this stream depends on */
+  uint32_t num_frontier;
+  struct CUstream_st *previous, *next; /* all streams of a device */
+  struct emu_clock *clock;             /* checking mode */
+};
+struct CUctx_st {
+  int ordinal;
+  atomic_int retained;
+  atomic_int error; /* sticky, as a CUDA context's */
+  emu_heap heap;
+  struct CUstream_st legacy; /* the null stream */
+};
+typedef struct emu_state {
+  ocp_emu_config config;
+  uint64_t base, bytes; /* the address space of all devices */
+  uint64_t span;        /* of one device: more than its memory, so that fragments of it can be used as on a GPU */
+  ptrdiff_t alias;
+  emu_heap pinned; /* page-locked host memory; its addresses are host pointers */
+  struct CUctx_st devices[EMU_MAX_DEVICES];
+  uint32_t threads; /* that run blocks, the launching one included */
+  atomic_int live;  /* allocations, streams, events, modules and graphs */
+} emu_state;
+extern emu_state emu;
+
+static inline bool emu_is_device_address(uint64_t address) { return address - emu.base < emu.bytes; }
+static inline bool emu_is_pinned_address(uint64_t address) { return address - emu.pinned.base < emu.pinned.bytes; }
+static inline emu_device *emu_device_of(uint64_t address) { return &emu.devices[(address - emu.base) / emu.span]; }
+
+/* Entry of every call: not after a fork, a context is current, and no sticky error. */
+CUresult emu_enter(emu_device **device);
+/* Entry and result of calls that give something back: they do so even after a sticky error, and then return it. */
+CUresult emu_leave(void);
+CUresult emu_lost(void);
+CUresult emu_start(void); /* reserves the address space on the first call */
+/* Keeps the message for emu_last_error and returns code. */
+CUresult emu_fail(CUresult code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+#endif
