@@ -1,4 +1,8 @@
-/* Errors: a code and a message, made into an OrtStatus at the boundary only (host.h). */
+/* Errors: a code and a message, made into an OrtStatus at the boundary only (host.h).
+ *
+ * A function that can fail takes an ocp_error. It sets it when it fails, and returns its code, or NULL in place of what
+ * it makes. Where it succeeds it may leave what was there: a caller that looks at the code afterwards clears it before.
+ * A caller that knows better what it is about puts that in front of the text and keeps the rest. */
 #ifndef OCP_BASE_ERROR_H
 #define OCP_BASE_ERROR_H
 

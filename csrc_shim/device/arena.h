@@ -2,8 +2,37 @@
  * Addresses and numbers only: nothing here calls the driver. Private to memory.c; all functions under the pool's lock.
  *
  * Chunks come back in stream order. A chunk that work of a stream may still use is bound: the stream may have it
- * again at once, others when that work has finished. Bound chunks merge with neighbours bound to the same stream, free
- * ones with free ones; ocp_arena_unbind makes bound ones free when their work is known to have finished. */
+ * again at once, others when that work has finished.
+ *
+ *                              cuMemAlloc
+ *                                  |
+ *              first bytes         v        the rest
+ *            +----------------- (region) ----------------+
+ *            |                     ^                     |
+ *            |                     | remove_unused: it covers its region; cuMemFree
+ *            |                     +-------------------+ |
+ *            v                                         | v
+ *      +------------+     take: for any stream        +------+
+ *      |            |<--------------------------------|      |
+ *      | handed out |                                 | free |
+ *      |            |-------------------------------->|      |
+ *      +------------+     give: no work uses it       +------+
+ *         |      ^                                       ^
+ *    give |      | take: for its own stream, or for      | unbind: the work
+ *         |      | another one that comes after its work | has finished
+ *         v      |                                       |
+ *      +------------+                                    |
+ *      |   bound    |------------------------------------+
+ *      +------------+
+ *
+ * Invariants:
+ * - The chunks of a region follow each other without gaps and cover it, linked from left to right.
+ * - Every chunk is in the table. A chunk that is not handed out is in the bin of its size, and a bound one also in the
+ *   list of bound chunks.
+ * - freed_at is 0 for free chunks, and for no bound one. stream_id is 0 where any stream may use the chunk.
+ * - No two neighbours are both free, or both bound to the same stream: they would have merged.
+ * - A reserved region is one chunk, handed out. Given back, its region leaves the arena, or becomes part of it where
+ *   work may still use it. */
 #ifndef OCP_DEVICE_ARENA_H
 #define OCP_DEVICE_ARENA_H
 

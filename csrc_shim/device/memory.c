@@ -1,4 +1,16 @@
-/* Device and pinned memory: what the arenas have, else the driver; and what is done when neither has enough. */
+/* Device and pinned memory: what the arenas have, else the driver; and what is done when neither has enough.
+ *
+ * An allocation is tried in this order: memory that the Run which this thread watches has freed (run_memory.h); a chunk
+ * of the arena, or CUDA's pool where the options ask for it; a chunk whose work is found to have finished; a new
+ * region. Where the driver or the limit refuses that, room is made in three steps, each followed by another try: unused
+ * regions go back; all streams are waited for; owners of memory that they can do without (ocp_reclaimer) give it up.
+ *
+ * Invariants:
+ * - Locks are taken in this order: reclaim_lock; a cluster's cache or the mempool's own; streams_lock; the pool's lock.
+ *   None but reclaim_lock is held while a reclaimer is called, and the pool's lock never in a call of the driver.
+ * - What is in use is counted when it is handed out and when it comes back, in chunk sizes, for counters and
+ * statistics.
+ * - While this thread or the stream captures a graph, the driver is asked for no memory. */
 #define _GNU_SOURCE /* PTHREAD_MUTEX_ADAPTIVE_NP */
 #include "device/memory.h"
 

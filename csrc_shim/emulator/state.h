@@ -2,10 +2,11 @@
  *
  * A device is one range of reserved addresses that host code cannot touch, and an alias of the same length at a
  * constant distance where kernels and copies find the bytes. Work arrives as emu_op values (op.h); a stream runs them
- * at once (inline) or keeps them until somebody waits (adversarial), and a capture keeps them as the nodes of a graph.
+ * at once (inline) or keeps them until the program waits (adversarial), and a capture keeps them as the nodes of a
+ * graph.
  *
  *     call of the table -> emu_enter -> emu_op -+-> inline: runs now, under the stream's lock
- *                                               +-> adversarial: the stream's queue; runs when somebody waits
+ *                                               +-> adversarial: the stream's queue; runs when the program waits
  *                                               +-> captured: a node of a graph, whose launch is enqueued in turn
  *
  * Invariants:

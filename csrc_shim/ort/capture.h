@@ -2,7 +2,28 @@
  *
  * Each thread that runs the session has its own stream, and graphs by annotation id. After some warm Runs a Run is
  * captured between OnRunStart and OnRunEnd; from then on ORT asks for a replay instead of running. Memory that a
- * captured Run frees is kept with its graph: replays use it again. */
+ * captured Run frees is kept with its graph: replays use it again.
+ *
+ * What one thread has of one annotation id:
+ *
+ *        +------+   the last of the warm Runs   +------+   Run starts, a turn alone   +-----------+
+ *     +->| cold | ----------------------------> | warm | ---------------------------> | capturing |
+ *     |  +------+ <-+                           +------+                              +-----------+
+ *     |   |  |      |  the Run fails, lacks a computation, or never ends               |  | Run ends: instantiate,
+ *     +---+  |      +------------------------------------------------------------------+  v launch
+ *     a warm |                                                                        +----------+
+ *     Run    |   released, or the thread or the EP ends                               | captured | <-+
+ *            +------> gone <--------------------------------------------------------- +----------+ --+ replay
+ *
+ * The last warm Run is watched (device/run_memory.h), so that the captured one finds the memory that it needs.
+ *
+ * Invariants:
+ * - A capture has the stream alone from OnRunStart to OnRunEnd, since it takes in whatever is enqueued there. Other
+ *   Runs and replays share it.
+ * - Memory noted in an entry is watched by at most one thread, and only between the start and the end of a Run.
+ * - The memory of a graph goes back only after the graph: with the entry that has both.
+ * - A Run that ORT never ends is abandoned when its thread runs again, or when the thread or the EP ends.
+ * - Locks are taken in this order: links, a thread's lock, those of memory. No turn is waited for under any of them. */
 #ifndef OCP_ORT_CAPTURE_H
 #define OCP_ORT_CAPTURE_H
 

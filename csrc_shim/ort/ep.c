@@ -1,5 +1,22 @@
 /* OrtEp. Claims and compilation go to Python; everything that can happen in a Run is C. A slot left NULL means what
- * ORT does by default: the factory's allocators, no profiler, no resource budget. */
+ * ORT does by default: the factory's allocators, no profiler, no resource budget.
+ *
+ * What ORT calls:
+ *
+ *     CreateEpFactories (entry.c)     once for each registration: starts or finds Python
+ *     GetSupportedDevices, CreateEp   (factory.c) -> Python, which fills an ocp_ep_config
+ *     GetCapability, Compile          -> Python; each fused node gets an OrtNodeComputeInfo (compute.c)
+ *     CreateSyncStreamForDevice       the thread's stream, the session's, or a new one (stream.c)
+ *     OnRunStart                      a turn on the stream, or the start of a capture (capture.c)
+ *       Compute                       (compute.c) -> run/executor.c; ORT's allocators give the outputs (allocator.c)
+ *       Memcpy kernels, CopyTensors   (kernels.c, memory.c) where a CPU node and a node of ours meet
+ *     OnRunEnd                        the end of both
+ *     ReplayGraph                     in place of all that once the Run is captured
+ *     ReleaseEp                       (factory.c) clusters are released by Python
+ *
+ * Invariants:
+ * - No call between OnRunStart and OnRunEnd reaches Python but the building of a plan for new shapes.
+ * - Every slot answers where Python is gone, after a fork, and on a lost device: with an error that says so. */
 #include "ort/ep.h"
 
 #include <errno.h>

@@ -1,5 +1,16 @@
-/* Loading of plans. A blob may come from a file and is hostile until check.c has seen it; what runs plans relies
- * on that and checks nothing of it again. */
+/* Loading of plans: from a blob to an ocp_plan.
+ *
+ * A blob may come from a file and is hostile until check.c has seen it; what runs plans relies on that and checks
+ * nothing of it again.
+ *
+ * Invariants of an ocp_plan, for as long as it lives:
+ * - It never changes, so that threads share it without a lock, and it owns its copy of the blob.
+ * - Every index and range in it is inside of its array, every string ends, and every register is defined once, before
+ *   its first use, by an input, an expression or a read-back of the segment that uses it or of an earlier one.
+ * - Guards depend on dimensions of inputs and on host values alone.
+ * - Records, outputs, buffers and expressions of a segment follow each other (ocp_segment_view).
+ * What the plan cannot say of itself, whether the kernels, weights and problems that it names exist, its cluster checks
+ * when it is added. */
 #include "plan/load.h"
 
 #include <stdlib.h>

@@ -113,7 +113,7 @@ typedef struct ocp_core {
   const OrtEpApi *(*host_ep_api)(void);
   uint32_t (*host_api_version)(void);
   const OrtLogger *(*host_logger)(void);
-  /* kind: OCP_INFO_... of ort/memory.h */
+  /* kind: OCP_INFO_... of ort/allocator.h */
   int (*memory_info)(int emulated, int ordinal, int kind, const OrtMemoryInfo **out, ocp_error *error);
   OrtNodeComputeInfo *(*compute_info_create)(ocp_cluster *cluster, ocp_device *device, uint32_t num_inputs,
                                              uint32_t num_outputs, ocp_error *error);

@@ -1,4 +1,17 @@
-/* The Run: finds or makes the instance that the inputs need, then enqueues its segments. */
+/* The Run: finds or makes the instance that the inputs need, then enqueues its segments.
+ *
+ *     make_key       element types, ranks, dimensions; values of host inputs, read back where they are on the device
+ *     find_instance  of that key from the cache, else of the newest variant whose guards hold, else of one that the
+ *                    builder adds
+ *     bind_inputs    their addresses; those in host memory that the device needs are copied up
+ *     run_segment    for each: read back, resolve, outputs, slab, records; or the launch of the instance's graph
+ *     put            the instance goes to the cache
+ *
+ * Invariants:
+ * - A Run that finds its instance calls no Python.
+ * - No lock is held while the builder runs, and one thread at a time builds for a cluster; the others look again then.
+ * - Slabs and uploads are freed on the Run's stream as soon as they are enqueued: the order of the stream keeps them.
+ * - Whatever fails, the instance goes back to the cache, and what was allocated is freed. */
 #include "run/executor.h"
 
 #include <stdio.h>

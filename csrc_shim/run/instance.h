@@ -1,5 +1,36 @@
 /* A plan made concrete: variants bind a plan to the handles of a cluster, instances evaluate a variant for one set of
- * dimensions and host values. */
+ * dimensions and host values.
+ *
+ * One Run at a time has an instance; between Runs it waits in its cluster's cache (instance_cache.h).
+ *
+ *     created, first segment resolved
+ *                  |
+ *                  v         put, at the end of the Run
+ *             +---------+ -----------------------------> +-------------+   the next one is put   +----------+
+ *             | in Run  |                                | last used   | ----------------------> | in table |
+ *             +---------+ <----------------------------- +-------------+                         +----------+
+ *                  ^          take: the same key                                                   |      |
+ *                  +---------------------------------------------------------------- take ---------+      | evicted
+ *                                                                                                         v
+ *                                                                                                       freed
+ *
+ * Beside that it becomes warm, and may have a CUDA graph (replay.h):
+ *
+ *     +------+  warm_runs Runs   +------+  the next Run makes it  +--------------+  each Run: change nodes
+ *     | cold | ----------------> | warm | ----------------------> | has a graph  | ----+  that hold other
+ *     +------+                   +------+                         +--------------+ <---+  addresses, launch
+ *        ^                          |                                    |
+ *        |  cool: twice as many     | the driver or a library cannot:    | another instance, or a thread without
+ *        |  Runs as before          | refused for ever                   | memory, takes the graph
+ *        +--------------------------|------------------------------------+
+ *                                   v
+ *                        (its records are enqueued)
+ *
+ * Invariants:
+ * - Registers, sizes, offsets and calls of a segment are valid once it is resolved; those of the first segment as long
+ *   as the instance lives, those of later ones until the next Run, since read-backs decide them.
+ * - bases are those of the present Run. A parameter is an address of this Run only after ocp_instance_set_pointers.
+ * - An instance with a graph is taken only for streams whose work comes after the graph's latest launch. */
 #ifndef OCP_RUN_INSTANCE_H
 #define OCP_RUN_INSTANCE_H
 

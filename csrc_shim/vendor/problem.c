@@ -1,4 +1,15 @@
-/* Loads the vendor libraries, and keeps what they prepared for each problem and set of sizes. */
+/* Loads the vendor libraries, and keeps what they prepared for each problem and set of sizes.
+ *
+ * A call looks its sizes up in the problem's list and runs the algorithm that it finds there. The first call with new
+ * sizes asks the library for one, under the problem's lock.
+ *
+ * Invariants:
+ * - The list grows at its head and nothing leaves it before the problem is released, so that calls read it without the
+ *   lock.
+ * - A stream has one handle of each library, in its slot. The thread that enqueues on the stream opens it, one thread
+ *   at a time, and it is closed with the stream.
+ * - Once a stream has its handle and a problem the algorithm for the sizes, a call allocates nothing. Then it can be
+ *   captured (ocp_library_prepare). */
 #include "vendor/problem.h"
 
 #include <dlfcn.h>

@@ -13,7 +13,7 @@ VIRTUAL_SUFFIX = ".virtual"
 
 NVIDIA_VENDOR_ID = 0x10DE
 
-#: The kinds of memory for which ORT may ask the factory for an allocator (OCP_INFO_... of ``csrc_shim/ort/memory.h``).
+#: The kinds of memory for which ORT may ask for an allocator: OCP_INFO_... of ``csrc_shim/ort/allocator.h``.
 DEVICE_MEMORY, PINNED_MEMORY, INITIALIZER_MEMORY = range(3)
 
 #: What `register(emulate=False)` sets while it registers: it goes before the environment.
