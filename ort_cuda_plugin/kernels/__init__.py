@@ -1,1 +1,1 @@
-"""Numba CUDA kernels and the generators that make kernels from expressions."""
+"""Emitters, which make kernels of steps, and the mechanisms of operators that launch kernels of their own at once."""
