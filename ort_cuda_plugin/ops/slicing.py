@@ -66,7 +66,7 @@ def slice_axis(ctx: Lowering, x: Tensor, axis: int, start: Dim, end: Dim, step: 
         count = sym_max(ceildiv(last - first, step), 0)
     shape, strides = list(x.shape), list(x.strides)
     offset = x.offset + first * strides[axis]
-    shape[axis], strides[axis] = count, strides[axis] * step
+    shape[axis], strides[axis] = ctx.settled_size(count), strides[axis] * step
     return ctx.view(x, shape, strides, offset)
 
 

@@ -13,7 +13,7 @@ from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.fold import fold
 from ort_cuda_plugin.program.host import HostArray, on_host
 from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.shapes import broadcast_shapes
+from ort_cuda_plugin.program.shapes import aligned, broadcast_shapes
 from ort_cuda_plugin.program.steps import Input, Map, used_inputs
 from ort_cuda_plugin.program.symbolic import Dim
 from ort_cuda_plugin.program.tensor import Tensor
@@ -93,7 +93,8 @@ def _record(
     expressions: Sequence[Scalar],
     results: Sequence[Tensor],
 ) -> None:
-    inputs = used_inputs(zip(leaves, tensors, strict=True), expressions)
+    placed = [aligned(ctx, x, results[0].shape) for x in tensors]
+    inputs = used_inputs(zip(leaves, placed, strict=True), expressions)
     outputs = tuple(zip(expressions, results, strict=True))
     ctx.record(Map(ctx.nodes, results[0].shape, loadable(ctx, inputs), outputs))
 

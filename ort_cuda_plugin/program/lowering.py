@@ -16,6 +16,7 @@ from ..model.ir import Array, Constant, DType, Graph, InvalidModel, Node, Unsupp
 from .elementwise import elementwise
 from .host import MAX_HOST_WORK
 from .libraries import LibraryProblem
+from .operations import ExprOp
 from .scalar import cast
 from .steps import Map
 from .symbolic import (
@@ -31,6 +32,7 @@ from .symbolic import (
     le,
     logical_not,
     product,
+    single_atom,
     symbol,
     truth,
 )
@@ -394,6 +396,21 @@ class Lowering:
         if isinstance(recorded, Expr):
             self.trace.guards[recorded] = None
         return answer
+
+    def settled(self, condition: Dim) -> bool | None:
+        """As `guard`, but None for a claim, which is for all shapes, and for what depends on values of a Run."""
+        if not self.is_recording or is_read_back(condition):
+            return self.known(condition)
+        return self.guard(condition)
+
+    def settled_size(self, dim: Dim) -> Dim:
+        """``dim``, or where it is a minimum or maximum the argument that it is at the shapes of the plan (guarded)."""
+        atom = single_atom(dim)
+        if atom is None or atom.op not in (ExprOp.MIN, ExprOp.MAX):
+            return dim
+        a, b = atom.args
+        ordered = self.settled(le(a, b))
+        return dim if ordered is None else self.settled_size(a if ordered is (atom.op is ExprOp.MIN) else b)
 
     def known(self, condition: Dim) -> bool | None:
         """The answer where it is the same for all shapes, else None."""

@@ -8,7 +8,7 @@ from . import scalar as s
 from .elementwise import loadable
 from .lowering import Lowering
 from .scalar import Scalar
-from .shapes import broadcast_shapes
+from .shapes import aligned, broadcast_shapes
 from .steps import Contract, used_inputs
 from .symbolic import eq
 from .tensor import Tensor
@@ -36,7 +36,8 @@ def multiply(
     value = total if finish is None else finish(total, *leaves)
     core = s.cast(value, a.dtype)
     out = ctx.empty(shape, a.dtype)
-    inputs = loadable(ctx, used_inputs(zip(leaves, others, strict=True), [core]))
+    placed = [aligned(ctx, x, shape) for x in others]
+    inputs = loadable(ctx, used_inputs(zip(leaves, placed, strict=True), [core]))
     a, b = ctx.materialize(a), ctx.materialize(b)
     step = Contract(ctx.nodes, shape, inputs, ((core, out),), operands=(a, b), total=total)
     ctx.record(step)

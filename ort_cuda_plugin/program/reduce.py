@@ -8,7 +8,7 @@ from ort_cuda_plugin.program.elementwise import loadable
 from ort_cuda_plugin.program.lowering import Lowering
 from ort_cuda_plugin.program.row_program import Row
 from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.shapes import broadcast_shapes
+from ort_cuda_plugin.program.shapes import aligned, broadcast_shapes
 from ort_cuda_plugin.program.steps import Input, Output, Rows, used_inputs
 from ort_cuda_plugin.program.symbolic import Dim
 from ort_cuda_plugin.program.tensor import Tensor
@@ -49,7 +49,8 @@ def row_map(
     kept = [1 if axis in axes else dim for axis, dim in enumerate(shape)]
     elements = [(x, ctx.empty(shape, x.dtype)) for x in per_element]
     rows = [(x, ctx.empty(kept, x.dtype)) for x in per_row]
-    _record(ctx, shape, axes, row, list(zip(leaves, tensors, strict=True)), elements, rows)
+    placed = [aligned(ctx, x, shape) for x in tensors]
+    _record(ctx, shape, axes, row, list(zip(leaves, placed, strict=True)), elements, rows)
     return tuple(tensor for _, tensor in elements + rows)
 
 

@@ -17,7 +17,8 @@ Strides = tuple[Dim, ...]
 def broadcast_shapes(ctx: Lowering, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:
     """The shape that all ``shapes`` broadcast to, as ONNX's multidirectional broadcasting (NumPy's) has it.
 
-    A dimension that may be 1 gives ``select(eq(a, 1), b, a)`` and a requirement, not a guard: one plan serves both.
+    A plan holds for sizes that broadcast as those that it is built for: what a step repeats decides which steps can be
+    joined. A size that a Run computes gives ``select(eq(a, 1), b, a)`` instead.
     """
     rank = max((len(shape) for shape in shapes), default=0)
     result: list[Dim] = [1] * rank
@@ -40,7 +41,21 @@ def _broadcast_dims(ctx: Lowering, a: Dim, b: Dim) -> Dim:
         return a
     if b_is_1 == 0:
         return b
-    return select(a_is_1, b, a)
+    first = ctx.settled(a_is_1)
+    if first is None:
+        return select(a_is_1, b, a)
+    return b if first else a
+
+
+def aligned(ctx: Lowering, x: Tensor, shape: Sequence[Dim]) -> Tensor:
+    """x, which broadcasts to ``shape``, with its dimensions written as there: each is 1 or the shape's own."""
+    dims: list[Dim] = []
+    for dim, target in zip(x.shape, shape[len(shape) - x.rank :], strict=True):
+        if dim not in (1, target):
+            is_1 = ctx.settled(eq(dim, 1))
+            dim = dim if is_1 is None else 1 if is_1 else target
+        dims.append(dim)
+    return x if tuple(dims) == x.shape else Tensor(x.dtype, dims, x.buffer, strides=x.strides, offset=x.offset)
 
 
 def broadcast_strides(x: Tensor, shape: Sequence[Dim]) -> tuple[Dim, ...]:

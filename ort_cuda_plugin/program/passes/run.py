@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
+from ..steps import Map, Output, Rows, used_inputs
 from ..tensor import Buffer, BufferKind
 from ..trace import ReadBack, Step
 from .fuse import fuse
@@ -29,7 +31,7 @@ def run_passes(recorded: Sequence[Step], fusion: bool, watch: Watch | None = Non
 
 
 def live(steps: Sequence[Step]) -> list[Step]:
-    """The steps that an output depends on."""
+    """The steps that an output depends on, without what they would store for none."""
     needed: set[Buffer] = set()
     kept = []
     for step in reversed(steps):
@@ -37,11 +39,27 @@ def live(steps: Sequence[Step]) -> list[Step]:
         if isinstance(step, ReadBack) or any(
             buffer in needed or buffer.kind is BufferKind.OUTPUT for buffer in step.writes
         ):
+            if isinstance(step, Map):
+                step = _without_unused(step, needed)
             needed.update(step.reads)
             needed.update(step.writes)
             kept.append(step)
     kept.reverse()
     return kept
+
+
+def _without_unused(step: Map, needed: set[Buffer]) -> Map:
+    """The step without results that are intermediates that no step reads."""
+
+    def used(outputs: tuple[Output, ...]) -> tuple[Output, ...]:
+        return tuple(y for y in outputs if y[1].buffer in needed or y[1].buffer.kind is not BufferKind.SCRATCH)
+
+    changed = replace(step, outputs=used(step.outputs))
+    if isinstance(changed, Rows):
+        changed = replace(changed, row_outputs=used(changed.row_outputs))
+    if len(changed.all_outputs) == len(step.all_outputs):
+        return step
+    return replace(changed, inputs=used_inputs(changed.inputs, [x for x, _ in changed.all_outputs]))
 
 
 PASSES: tuple[tuple[str, Callable[[Sequence[Step]], list[Step]]], ...] = (
