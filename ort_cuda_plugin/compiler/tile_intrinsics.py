@@ -24,7 +24,7 @@ def literal(ty: Any) -> int:
 
 
 def tile_functions(name: str, ty: types.Type, element: ir.Type) -> dict[str, Any]:
-    """``registers_*``, ``multiply_add_tile_*`` and ``store_tile_*`` for one element type."""
+    """``registers_*``, ``clear_*``, ``multiply_add_tile_*`` and ``store_tile_*`` for one element type."""
     pointer = types.CPointer(ty)
     zero = 0.0 if name.startswith("f") else 0
 
@@ -45,6 +45,16 @@ def tile_functions(name: str, ty: types.Type, element: ir.Type) -> dict[str, Any
             return base
 
         return signature(pointer, count), codegen
+
+    def clear(typingctx: Any, c: Any, count: Any) -> Any:
+        number = literal(count)
+
+        def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+            for index in range(number):
+                builder.store(element(zero), element_address(builder, args[0], index))
+            return context.get_dummy_value()
+
+        return signature(types.none, pointer, count), codegen
 
     def multiply_add(typingctx: Any, c: Any, a: Any, at_a: Any, b: Any, at_b: Any, rows: Any, columns: Any) -> Any:
         m, n = literal(rows), literal(columns)
@@ -75,7 +85,7 @@ def tile_functions(name: str, ty: types.Type, element: ir.Type) -> dict[str, Any
 
         return signature(types.none, pointer, types.int64, stride, pointer, rows, columns), codegen
 
-    functions = {"registers": registers, "multiply_add_tile": multiply_add, "store_tile": store}
+    functions = {"registers": registers, "clear": clear, "multiply_add_tile": multiply_add, "store_tile": store}
     return {f"{prefix}_{name}": function for prefix, function in functions.items()}
 
 

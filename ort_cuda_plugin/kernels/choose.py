@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..program.lowering import Lowering
-from ..program.steps import Contract, Convolve
+from ..program.steps import Attend, Contract, Convolve
+from ..program.symbolic import hint
 from ..program.trace import Step
 from .library_calls import call_cublaslt
+
+SMALL_ATTENTION = 1 << 14
+"""Scores of a head up to which launches cost more than arithmetic. An estimate: no GPU has measured it."""
 
 
 def choose(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
@@ -18,11 +22,22 @@ def choose(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     """
     recorded, nodes = ctx.trace.steps, ctx.nodes
     chosen: list[Step] = []
-    for step in steps:
+    for step in _without_large_attention(ctx, steps):
         ctx.trace.steps, ctx.nodes = [], step.nodes
         chosen += ctx.trace.steps if _is_called(ctx, step) else [step]
     ctx.trace.steps, ctx.nodes = recorded, nodes
     return chosen
+
+
+def _without_large_attention(ctx: Lowering, steps: Sequence[Step]) -> Iterator[Step]:
+    """The steps with products in place of attention where cuBLASLt's tensor cores win more than a pass through memory."""
+    for step in steps:
+        if isinstance(step, Attend) and "cublaslt" in ctx.device.libraries:
+            *_, rows, keys = step.score_shape
+            if hint(rows) * hint(keys) > SMALL_ATTENTION:
+                yield from step.parts
+                continue
+        yield step
 
 
 def _is_called(ctx: Lowering, step: Step) -> bool:

@@ -51,10 +51,10 @@ class Folded:
     @property
     def contiguous(self) -> tuple[str, str]:
         """The dimensions along which neighbours of a and of b lie."""
-        return _contiguous_axis(self.a, "m", "k"), _contiguous_axis(self.b, "k", "n")
+        return contiguous_axis(self.a, "m", "k"), contiguous_axis(self.b, "k", "n")
 
 
-def _contiguous_axis(x: Tensor, row: str, column: str) -> str:
+def contiguous_axis(x: Tensor, row: str, column: str) -> str:
     """The name of the dimension of matrices x along which neighbours in memory lie, "" for neither."""
     if x.strides[-1] == 1 or x.shape[-1] == 1:
         return column if x.strides[-1] == 1 else (row if x.strides[-2] == 1 else "")
@@ -69,7 +69,7 @@ def folded(ctx: Lowering, step: Contract) -> Folded:
     if folded:
         b = ctx.view(b, b.shape[-2:], b.strides[-2:], b.offset)
         batch = ()
-    dims, (a_batch, b_batch) = collapse(batch, [_batch_strides(x, batch) for x in (a, b)])
+    dims, (a_batch, b_batch) = collapse(batch, [batch_strides(x, batch) for x in (a, b)])
     if not dims:
         dims, a_batch, b_batch = [1], (0,), (0,)
     return Folded(a, b, dims, a_batch, b_batch, folded)
@@ -86,7 +86,7 @@ def _with_rows_folded(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
     return ctx.view(a, (rows, a.shape[-1]), (stride, a.strides[-1]), a.offset)
 
 
-def _batch_strides(x: Tensor, batch: Sequence[Dim]) -> tuple[Dim, ...]:
+def batch_strides(x: Tensor, batch: Sequence[Dim]) -> tuple[Dim, ...]:
     leading = Tensor(x.dtype, x.shape[:-2], x.buffer, strides=x.strides[:-2])
     return broadcast_strides(leading, batch)
 

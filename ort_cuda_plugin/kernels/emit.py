@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..program.lowering import Lowering
-from ..program.steps import Contract, Convolve, Map, Rows
+from ..program.steps import Attend, Contract, Convolve, Map, Rows
 from ..program.trace import Recordable, Step
+from .attend import launch_attend
 from .contract import launch_contract
 from .map import launch_map
 from .reduce import launch_rows
@@ -36,6 +37,8 @@ def launch_step(ctx: Lowering, step: Map) -> None:
     """Makes the kernels of one step, and launches them."""
     if isinstance(step, Contract):
         launch_contract(ctx, step)
+    elif isinstance(step, Attend):
+        launch_attend(ctx, step)
     elif isinstance(step, Convolve):
         step.launch(ctx, step)
     elif isinstance(step, Rows):

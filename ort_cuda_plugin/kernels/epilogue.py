@@ -70,14 +70,14 @@ def make_epilogue(
     placed = [broadcast_strides(x, step.shape) for x in tensors]
     terms: list[Terms] = [[] for _ in tensors]
     for axes in outer:
-        _count(ctx, builder, step, axes, placed, terms)
+        count_along(ctx, builder, step, axes, placed, terms)
     bases = [emit.assign(offset_text(mine)) if mine else "0" for mine in terms]
     along: list[Terms] = [[] for _ in tensors]
     with emit.detached() as counting:
         emit.suffix = MARK
-        _count(ctx, builder, step, last, placed, along)
+        count_along(ctx, builder, step, last, placed, along)
         emit.suffix = ""
-    places = [_sum_text(base, offset_text(mine)) for base, mine in zip(bases, along, strict=True)]
+    places = [sum_text(base, offset_text(mine)) for base, mine in zip(bases, along, strict=True)]
     loads = list(zip(loaded, pointers, places, along, strict=False))
     for (leaf, x), pointer, place, mine in loads:
         if not mine:
@@ -103,7 +103,7 @@ Terms: TypeAlias = list[tuple[str, str]]
 """Coordinates and strides whose products make an offset."""
 
 
-def _count(
+def count_along(
     ctx: Lowering, builder: KernelBuilder, step: Map, axes: Axes, placed: Sequence[Sequence[Dim]], terms: list[Terms]
 ) -> None:
     """Emits the coordinates along ``axes`` and adds those that a tensor's offset depends on to its ``terms``."""
@@ -123,7 +123,7 @@ def _count(
         mine += [pair for pair in pairs if pair[1] != "0"]
 
 
-def _sum_text(base: str, more: str) -> str:
+def sum_text(base: str, more: str) -> str:
     if base == "0":
         return more
     return base if more == "0" else f"{base} + {more}"

@@ -13,7 +13,7 @@ from ort_cuda_plugin.kernels.codegen import KernelBuilder, kernel_name, load_tex
 from ort_cuda_plugin.kernels.layout import SERIAL_THREADS, Plane, coordinates, extent, index_type
 from ort_cuda_plugin.model.ir import NARROW_FLOATS, DType
 from ort_cuda_plugin.program.lowering import Lowering
-from ort_cuda_plugin.program.row_program import Stage, Values
+from ort_cuda_plugin.program.row_program import Stage, Values, grouped_stages
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.shapes import broadcast_strides, collapse
 from ort_cuda_plugin.program.steps import Input, Rows
@@ -45,31 +45,6 @@ MANY_ROWS = 1024
 def launch_rows(ctx: Lowering, step: Rows) -> None:
     """Makes the kernel of a row program and launches it."""
     _RowKernel(ctx, step).launch()
-
-
-def _stages(expressions: Iterable[Scalar]) -> list[list[Stage]]:
-    """The reductions that the expressions need, grouped: a group depends on earlier groups only."""
-    depths: dict[Stage, int] = {}
-    known: dict[Scalar, int] = {}
-    pending = list(expressions)
-    for expression in pending:
-        stack = [expression]
-        while stack:
-            x = stack[-1]
-            missing = [operand for operand in x.operands if operand not in known]
-            if x in known or not missing:
-                stack.pop()
-            else:
-                stack += missing
-                continue
-            if x in known:
-                continue
-            known[x] = max((known[operand] for operand in x.operands), default=0)
-            if x.op == "reduced":
-                depths[x.value[0]] = known[x]
-                known[x] += 1
-    groups = max((known[x] for x in pending), default=0)
-    return [[stage for stage, depth in depths.items() if depth == group] for group in range(groups)]
 
 
 class _RowKernel:
@@ -125,7 +100,7 @@ class _RowKernel:
         row_places = places[len(sources) + len(elements) :]
 
         with emit.block(f"if {inside}:"):
-            for group in _stages(x for x, _ in outputs):
+            for group in grouped_stages(x for x, _ in outputs):
                 self._reduce(group)
             if elements:
                 with self._columns():

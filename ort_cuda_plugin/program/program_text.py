@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from .lowering import Tensor
-from .steps import Contract, Map, Rows, Sums
+from .steps import Attend, Contract, Map, Rows, Sums
 from .symbolic import hint
 from .tensor import Buffer, BufferKind
 from .trace import Copy, Launch, LibraryCall, Memset, ReadBack, Step
@@ -58,6 +58,8 @@ def _kind(step: Step) -> str:
     match step:
         case Contract():
             return "product"
+        case Attend():
+            return "attention"
         case Sums():
             return "convolution"
         case Rows():
@@ -83,6 +85,8 @@ def _tensors(step: Step) -> tuple[list[Tensor], list[Tensor]]:
             read = [x for _, x in step.inputs]
             if isinstance(step, Sums):
                 read = [*step.operands, *read]
+            if isinstance(step, Attend):
+                read += [x for _, x in step.score_inputs]
             return _distinct(read), _distinct(y for _, y in step.all_outputs)
         case Launch() | LibraryCall():
             tensors = [arg for arg in step.args if isinstance(arg, Tensor)]

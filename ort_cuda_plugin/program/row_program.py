@@ -12,14 +12,14 @@ all that follows is an expression again. `ort_cuda_plugin.kernels.reduce` makes 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.scalar import Scalar
 
-__all__ = ["MAX", "MIN", "PRODUCT", "SUM", "Reduction", "Row", "Stage", "Values", "arg_max", "arg_min"]
+__all__ = ["MAX", "MIN", "PRODUCT", "SUM", "Reduction", "Row", "Stage", "Values", "arg_max", "arg_min", "grouped_stages"]
 
 Values = tuple[Scalar, ...]
 
@@ -120,3 +120,28 @@ class Row:
         """The arithmetic mean of a float, in float32 for half types."""
         x = s.widen(x)
         return self.reduce(SUM, x) / s.cast(self.count, x.dtype)
+
+
+def grouped_stages(expressions: Iterable[Scalar]) -> list[list[Stage]]:
+    """The reductions that the expressions need, grouped: a group depends on earlier groups only."""
+    depths: dict[Stage, int] = {}
+    known: dict[Scalar, int] = {}
+    pending = list(expressions)
+    for expression in pending:
+        stack = [expression]
+        while stack:
+            x = stack[-1]
+            missing = [operand for operand in x.operands if operand not in known]
+            if x in known or not missing:
+                stack.pop()
+            else:
+                stack += missing
+                continue
+            if x in known:
+                continue
+            known[x] = max((known[operand] for operand in x.operands), default=0)
+            if x.op == "reduced":
+                depths[x.value[0]] = known[x]
+                known[x] += 1
+    groups = max((known[x] for x in pending), default=0)
+    return [[stage for stage, depth in depths.items() if depth == group] for group in range(groups)]

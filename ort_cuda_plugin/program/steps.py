@@ -114,6 +114,36 @@ class Contract(Sums):
 
 
 @dataclass(frozen=True, eq=False)
+class Attend(Sums):
+    """A matrix product whose left operand is a row program over another product: attention, which stores no scores.
+
+    ``operands`` are a [batch..., m, k], b [batch..., k, n] and c [batch..., n, d]. A score is an element of a @ b, for
+    which ``score`` stands; ``weight`` is the expression of a row program along n over scores and ``score_inputs``
+    (broadcast to [batch..., m, n]). The result is a Map over the sums of weights and c, [batch..., m, d].
+    """
+
+    score: Scalar = field(kw_only=True)
+    score_inputs: tuple[Input, ...] = field(kw_only=True)
+    weight: Scalar = field(kw_only=True)
+    row: Row = field(kw_only=True)
+    parts: tuple[Map, ...] = field(kw_only=True)
+    """The three steps that it stands for."""
+
+    @property
+    def batch(self) -> tuple[Dim, ...]:
+        return self.shape[:-2]
+
+    @property
+    def score_shape(self) -> tuple[Dim, ...]:
+        return (*self.shape[:-1], self.operands[1].shape[-1])
+
+    @property
+    def reads(self) -> tuple[Buffer, ...]:
+        own = (x.buffer for _, x in self.score_inputs if x.buffer.kind is not BufferKind.HOST)
+        return tuple(dict.fromkeys((*own, *super().reads)))
+
+
+@dataclass(frozen=True, eq=False)
 class Convolve(Sums):
     """A convolution and a Map over its sums: [images, channels, space...].
 

@@ -60,6 +60,7 @@ __all__ = [
     "ne",
     "product",
     "select",
+    "single_atom",
     "sym_max",
     "sym_min",
     "symbol",

@@ -274,7 +274,7 @@ def _join_rows(producer: Rows, consumer: Map, kept: Sequence[Output]) -> Map | N
         by_row = not read
         if by_row:
             read = [x for _, x in consumer.inputs if x.buffer in row_buffers]
-        own = _rebased(consumer, producer.row_shape if by_row else producer.shape, read[0])
+        own = rebased(consumer, producer.row_shape if by_row else producer.shape, read[0])
     if own is None or (not by_row and _is_narrow(producer)):
         return None
     element_strides = contiguous_strides(producer.shape)
@@ -289,7 +289,7 @@ def _join_rows(producer: Rows, consumer: Map, kept: Sequence[Output]) -> Map | N
             rest.append((leaf, x))
             continue
         wanted = row_strides if x.buffer in row_buffers else element_strides
-        if not _reads_all(x, own.shape, output[1], wanted) or (by_row and x.buffer in element_buffers):
+        if not reads_all(x, own.shape, output[1], wanted) or (by_row and x.buffer in element_buffers):
             return None
         replaced[leaf] = stored(output[0])
     if isinstance(own, Rows):
@@ -312,7 +312,7 @@ def _join_rows(producer: Rows, consumer: Map, kept: Sequence[Output]) -> Map | N
     )
 
 
-def _reads_all(x: Tensor, shape: Sequence[Dim], y: Tensor, strides: Sequence[Dim]) -> bool:
+def reads_all(x: Tensor, shape: Sequence[Dim], y: Tensor, strides: Sequence[Dim]) -> bool:
     """Whether x, read over ``shape``, is the dense result y element by element."""
     if x.dtype is not y.dtype or x.offset != 0:
         return False
@@ -320,7 +320,7 @@ def _reads_all(x: Tensor, shape: Sequence[Dim], y: Tensor, strides: Sequence[Dim
     return all(dim == 1 or stride == wanted for dim, stride, wanted in triples)
 
 
-def _rebased(consumer: Map, shape: tuple[Dim, ...], x: Tensor) -> Map | None:
+def rebased(consumer: Map, shape: tuple[Dim, ...], x: Tensor) -> Map | None:
     """The consumer over ``shape``, the dimensions of the dense tensor that it reads through x; None where none is."""
     strides = broadcast_strides(x, consumer.shape)
     over: Callable[[Sequence[Dim]], tuple[Dim, ...] | None]
@@ -357,10 +357,10 @@ def _join_sums(producer: Sums, consumer: Map, kept: Sequence[Output]) -> Map | N
     read = [x for _, x in consumer.inputs if any(x.buffer is y.buffer for _, y in producer.outputs)]
     own: Map | None = consumer
     if consumer.shape != producer.shape:
-        own = _rebased(consumer, producer.shape, read[0])
+        own = rebased(consumer, producer.shape, read[0])
         if own is None and isinstance(producer, Contract):
             producer, kept = _split(producer, consumer, read[0], kept)
-            own = _rebased(consumer, producer.shape, read[0])
+            own = rebased(consumer, producer.shape, read[0])
     if own is None:
         return None
     strides = contiguous_strides(producer.shape)
@@ -370,7 +370,7 @@ def _join_sums(producer: Sums, consumer: Map, kept: Sequence[Output]) -> Map | N
         output = next((output for output in producer.outputs if output[1].buffer is x.buffer), None)
         if output is None:
             rest.append((leaf, x))
-        elif _reads_all(x, own.shape, output[1], strides):
+        elif reads_all(x, own.shape, output[1], strides):
             replaced[leaf] = stored(output[0])
         else:
             return None

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from ..steps import Map, Output, Rows, used_inputs
 from ..tensor import Buffer, BufferKind
 from ..trace import ReadBack, Step
+from .attend import attend
 from .fuse import fuse
 from .merge import merge
 from .place import place
@@ -67,4 +68,5 @@ PASSES: tuple[tuple[str, Callable[[Sequence[Step]], list[Step]]], ...] = (
     ("fuse", fuse),
     ("merge", merge),
     ("place", place),
+    ("attend", attend),
 )

@@ -1,0 +1,462 @@
+"""Attention in one kernel, which stores no scores: a product, a row program over its rows, and a second product.
+
+A block has ``m`` rows and walks over the keys in tiles, once for each group of reductions of the row program and once
+for the second product. Scores of a tile stand in shared memory; where the scores of all keys fit there they are
+computed once, else in each pass. Sums are made in the order of the kernels of products and of row programs on the
+emulated device, so that attention has the bits of its three parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..compiler.kernel import KernelSpec, spec_property
+from ..model.ir import DType
+from ..program.lowering import Arg, Int32, Int64, Lowering
+from ..program.row_program import Stage, Values, grouped_stages
+from ..program.scalar import Scalar
+from ..program.shapes import broadcast_strides, collapse
+from ..program.steps import Attend, Input, Map
+from ..program.symbolic import Dim, ceildiv, hint, le, product
+from .codegen import Emitter, KernelBuilder, load_text, offset_text, register_type
+from .contract import batch_strides, contiguous_axis
+from .epilogue import Axes, Epilogue, Terms, count_along, make_epilogue, sum_text
+from .reduce import SERIAL_PARTS
+from .tiles import Element, Operand, Tile, fill_matrix, indented, log2, pipeline, place_type, store_tile
+
+PREFIX = "r_"
+"""Begins the names of what a row program asks for."""
+RESIDENT_BYTES = 48 << 10
+"""Scores of a block that may stand in shared memory beside its tiles, on every device."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """Sizes of a block: ``m`` rows, tiles of ``keys`` keys and ``width`` columns of the result, ``threads`` threads."""
+
+    m: int
+    keys: int
+    width: int
+    threads: int
+    resident: bool
+
+    @property
+    def scores(self) -> Tile:
+        """The product of keys and rows."""
+        return _tile(self.keys, self.m, self.threads)
+
+    @property
+    def result(self) -> Tile:
+        """The product of weights and values."""
+        return _tile(self.m, self.width, self.threads)
+
+    @property
+    def pitch(self) -> int:
+        """Elements from key to key of a tile of scores; odd, so that threads of neighbouring keys use all banks."""
+        return self.m + 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.m}x{self.keys}x{self.width}{'_resident' if self.resident else ''}"
+
+
+def _tile(m: int, n: int, threads: int) -> Tile:
+    return Tile(m, n, thread_m=m * n // 8 // threads, thread_n=8)
+
+
+def choose_form(ctx: Lowering, rows: Dim, keys: Dim, width: Dim) -> Form:
+    """By the sizes that are expected; every form is right for all sizes.
+
+    Threads of a block take turns on the emulated device, so that fewer with more work each are faster there.
+    """
+    m = 8 if hint(rows) <= 8 or hint(keys) > 4096 else 16 if hint(rows) <= 16 or hint(keys) > 1024 else 32
+    threads = 32 if ctx.device.emulated else 4 * m
+    tile = 64 if m < 32 or ctx.device.emulated else 128
+    columns = 64 if hint(width) <= 64 else 128
+    fits = le(ceildiv(keys, tile) * (tile * (m + 1) * 4), RESIDENT_BYTES)
+    return Form(m, tile, columns, threads, bool(ctx.settled(fits)))
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One walk over the keys: ``lines`` make ``value`` of the element (``key``, ``row``) from ``total``, its score.
+
+    The reduction of these values has accumulators of the ``types``, which begin with ``initial`` and change by
+    ``step_lines`` (with element ``x``) and ``combine_lines`` (with ``b*``, those of another part), both of ``a*``.
+    """
+
+    lines: tuple[str, ...]
+    value: str
+    types: tuple[str, ...] = ()
+    initial: tuple[str, ...] = ()
+    step_lines: tuple[str, ...] = ()
+    combine_lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Source text of a row program over scores, and the parameters that it needs.
+
+    ``block_lines`` come once, ``key_lines`` where ``key`` is set, ``row_lines`` where ``row`` is, too.
+    """
+
+    parameters: tuple[tuple[str, str], ...]
+    block_lines: tuple[str, ...]
+    key_lines: tuple[str, ...]
+    row_lines: tuple[str, ...]
+    passes: tuple[Pass, ...]
+
+
+@dataclass(frozen=True)
+class AttentionKernel:
+    """The kernel for operands of ``storage``; ``contiguous`` names dimensions along which neighbours of a, b and c lie.
+
+    Its parameters are, in order: a, b, c, m, n, k, d, strides that are not known to be 1, batch sizes but the first,
+    batch strides of a, b and c, those of the weights and of the epilogue.
+    """
+
+    storage: tuple[str, str, str]
+    contiguous: tuple[str, str, str]
+    weights: Weights
+    epilogue: Epilogue
+    batch_rank: int
+    index: str
+    form: Form
+
+    @property
+    def strides(self) -> tuple[str, ...]:
+        known = {f"{x}_{axis}" for x, axis in zip("abc", self.contiguous, strict=True)}
+        return tuple(name for name in ("a_m", "a_k", "b_k", "b_n", "c_n", "c_d") if name not in known)
+
+    def _stride(self, name: str) -> str:
+        return name if name in self.strides else "1"
+
+    def parameters(self) -> list[tuple[str, str]]:
+        result = [(name, f"*{storage}") for name, storage in zip("abc", self.storage, strict=True)]
+        result += [(name, "i32") for name in ("m", "n", "k_end", "d")]
+        result += [(name, self.index) for name in self.strides]
+        result += [(f"batch{i}", "i32") for i in range(1, self.batch_rank)]
+        result += [(f"{operand}_batch{i}", "i64") for operand in "abc" for i in range(self.batch_rank)]
+        return [*result, *self.weights.parameters, *self.epilogue.parameters]
+
+    @spec_property
+    def spec(self) -> KernelSpec:
+        parameters = self.parameters()
+        body = [
+            *self._prologue(),
+            *(line for number, one in enumerate(self.weights.passes[:-1]) for line in self._reduction(number, one)),
+            *self._product(self.weights.passes[-1]),
+            *self._store(),
+        ]
+        header = f"def kernel({', '.join(name for name, _ in parameters)}):"
+        return KernelSpec(
+            name=f"attention_{self.form.name}_{self.storage[0]}",
+            signature=tuple(kind for _, kind in parameters),
+            source="\n".join([header, *indented(body, 1)]) + "\n",
+            launch_bounds=self.form.threads,
+        )
+
+    def _prologue(self) -> list[str]:
+        form = self.form
+        scores, result = form.scores, form.result
+        shared = max(2 * scores.k * (scores.m + scores.n), 2 * result.k * (result.m + result.n), result.m * result.n)
+        lines = [
+            f"tiles_d = int32((d + {form.width - 1}) >> {log2(form.width)})",
+            f"tiles_m = int32((m + {form.m - 1}) >> {log2(form.m)})",
+            f"tiles = int32((n + {form.keys - 1}) >> {log2(form.keys)})",
+            f"steps = int32((k_end + {scores.k - 1}) >> {log2(scores.k)})",
+            "block = int32(cuda.blockIdx.x)",
+            "rest = int32(block // tiles_d)",
+            f"column0 = int32((block - rest * tiles_d) * {form.width})",
+            "batch = int32(rest // tiles_m)",
+            f"row0 = int32((rest - batch * tiles_m) * {form.m})",
+            "thread = int32(cuda.threadIdx.x)",
+            *self._batch_offsets(),
+            f"tile_c = array_pointer(cuda.shared.array({shared}, float32, 16))",
+            f"element_t = array_pointer(cuda.shared.array({form.keys * form.pitch}, float32, 16))",
+        ]
+        if form.resident:
+            lines.append("score_t = array_pointer(cuda.shared.array(0, float32, 16))")
+        else:
+            lines.append("score_t = element_t")
+        for number, one in enumerate(self.weights.passes[:-1]):
+            for i, kind in enumerate(one.types):
+                lines.append(
+                    f"part{number}_{i} = array_pointer(cuda.shared.array({SERIAL_PARTS * form.m}, {kind}, 16))"
+                )
+                lines.append(f"stat{number}_{i} = array_pointer(cuda.shared.array({form.m}, {kind}, 16))")
+        accumulators = form.scores.thread_m * form.scores.thread_n
+        lines.append(f"score_sums = registers_f32({accumulators})")
+        lines.append(f"result_sums = registers_f32({form.result.thread_m * form.result.thread_n})")
+        return [*lines, *self.weights.block_lines]
+
+    def _batch_offsets(self) -> list[str]:
+        """Decodes ``batch``, last dimension first, into the operands' offsets."""
+        lines = [f"{x}_start = int64(0)" for x in "abc"] + ["digits = batch"]
+        for i in reversed(range(1, self.batch_rank)):
+            lines += [f"quotient = int32(digits // batch{i})", f"digit = int64(digits - quotient * batch{i})"]
+            lines += [f"{x}_start += digit * {x}_batch{i}" for x in "abc"]
+            lines.append("digits = quotient")
+        return [*lines, *(f"{x}_start += int64(digits) * {x}_batch0" for x in "abc")]
+
+    def _scores(self) -> list[str]:
+        """Fills the tile ``tile`` of scores, [key][row]: the product of keys, the rows of b, and of the rows of a."""
+        form, tile = self.form, self.form.scores
+        b_n, b_k, a_m, a_k = (self._stride(name) for name in ("b_n", "b_k", "a_m", "a_k"))
+        keys = Operand("a", "b", "key0", "n", "k_end", b_n, b_k, self.contiguous[1] == "k")
+        rows = Operand("b", "a", "row0", "m", "k_end", a_m, a_k, self.contiguous[0] != "m")
+        fill = [
+            fill_matrix(keys, tile.m, tile, Element(self.storage[1]), place_type(self.index)),
+            fill_matrix(rows, tile.n, tile, Element(self.storage[0]), place_type(self.index)),
+        ]
+        return [
+            "a_base = b_start",
+            "b_base = a_start",
+            *_thread_place(tile),
+            f"clear_f32(score_sums, {tile.thread_m * tile.thread_n})",
+            "sums = score_sums",
+            *pipeline(tile, "float32", "\n".join(fill)).splitlines(),
+            f"to = int64(int32(at_tile + thread_row * {form.pitch} + thread_column))",
+            f"store_tile_f32(score_t, to, {form.pitch}, score_sums, {tile.thread_m}, {tile.thread_n})",
+            "cuda.syncthreads()",
+        ]
+
+    def _tiles(self, computes: bool, body: Sequence[str]) -> list[str]:
+        """A loop over the tiles of keys with their scores, which are computed where ``computes`` says so."""
+        at_tile = f"int32(tile * {self.form.keys * self.form.pitch})" if self.form.resident else "int32(0)"
+        lines = [f"key0 = int32(tile * {self.form.keys})", f"at_tile = {at_tile}"]
+        if computes or not self.form.resident:
+            lines += self._scores()
+        return ["for tile in range(tiles):", *indented([*lines, *body], 1)]
+
+    def _elements(self, one: Pass, otherwise: Sequence[str]) -> list[str]:
+        """Makes the pass's value of each score of the tile; ``otherwise`` is done for keys that do not exist."""
+        form = self.form
+        each_row = ["row = int32(min(int32(row0 + r), int32(m - 1)))", "total = score_t[at_tile + place + r]"]
+        each_row += [*self.weights.row_lines, *one.lines, f"element_t[place + r] = {one.value}"]
+        per_key = [
+            f"local = int32(thread + piece * {form.threads})",
+            "key = int32(key0 + local)",
+            f"place = int64(local * {form.pitch})",
+            "if key < n:",
+            *indented(self.weights.key_lines, 1),
+            f"    for r in range({form.m}):",
+            *indented(each_row, 2),
+        ]
+        if otherwise:
+            per_key += ["else:", *indented(otherwise, 1)]
+        return [f"for piece in range({form.keys // form.threads}):", *indented(per_key, 1), "cuda.syncthreads()"]
+
+    def _reduction(self, number: int, one: Pass) -> list[str]:
+        """Reduces each row to ``stat*``: `SERIAL_PARTS` parts of every so many-th key, which meet at the end."""
+        form = self.form
+        names = [f"part{number}_{i}" for i in range(len(one.types))]
+        parts = SERIAL_PARTS * form.m
+        lanes = form.threads // form.m
+        initial = [f"{name}[i] = {value}" for name, value in zip(names, one.initial, strict=True)]
+        lines = [f"for i in range(thread, {parts}, {form.threads}):", *indented(initial, 1), "cuda.syncthreads()"]
+        take = [f"a{i} = {name}[at]" for i, name in enumerate(names)]
+        give = [f"{name}[at] = a{i}" for i, name in enumerate(names)]
+        part = [
+            f"at = int64(int32(part * {form.m} + mine))",
+            *take,
+            f"for j in range(part, min(int32({form.keys}), int32(whole - key0)), {SERIAL_PARTS}):",
+            *indented([f"x = element_t[int64(int32(j * {form.pitch} + mine))]", *one.step_lines], 1),
+            *give,
+        ]
+        lines += [f"mine = int32(thread & {form.m - 1})", f"whole = int32(n & -{SERIAL_PARTS})"]
+        rows = [f"for part in range(int32(thread >> {log2(form.m)}), {SERIAL_PARTS}, {lanes}):", *indented(part, 1)]
+        lines += self._tiles(number == 0, [*self._elements(one, ()), *rows, "cuda.syncthreads()"])
+        return [*lines, *self._combine(number, one, names)]
+
+    def _combine(self, number: int, one: Pass, names: Sequence[str]) -> list[str]:
+        """The parts of a row, two by two, and then its last keys, fewer than there are parts."""
+        form = self.form
+        lines = []
+        half = SERIAL_PARTS // 2
+        while half:
+            for part in range(half):
+                lines.append(f"at = int64(int32({part * form.m} + mine))")
+                lines += [f"a{i} = {x}[at]" for i, x in enumerate(names)]
+                lines += [f"b{i} = {x}[at + {half * form.m}]" for i, x in enumerate(names)]
+                lines += [*one.combine_lines, *(f"{x}[at] = a{i}" for i, x in enumerate(names))]
+            half //= 2
+        lines += [f"a{i} = {x}[int64(mine)]" for i, x in enumerate(names)]
+        lines += [
+            f"first = int32((tiles - 1) * {form.keys})",
+            "for j in range(int32(whole - first), int32(n - first)):",
+            *indented([f"x = element_t[int64(int32(j * {form.pitch} + mine))]", *one.step_lines], 1),
+            *(f"stat{number}_{i}[int64(mine)] = a{i}" for i in range(len(names))),
+        ]
+        return [f"if thread < {form.m} and n > 0:", *indented(lines, 1), "cuda.syncthreads()"]
+
+    def _product(self, one: Pass) -> list[str]:
+        """Adds up the products of weights and values over all tiles."""
+        form, tile = self.form, self.form.result
+        values = Operand(
+            "b", "c", "column0", "d", "left", self._stride("c_d"), self._stride("c_n"), self.contiguous[2] == "n"
+        )
+        fill = fill_matrix(values, tile.n, tile, Element(self.storage[2]), place_type(self.index))
+        sizes = f"{tile.thread_m}, {tile.thread_n}"
+        multiply = [
+            f"at_a = int64(int32((step - 1) * {tile.k * form.pitch} + thread_row))",
+            f"at_b = int64(int32((1 - filling) * {tile.k * tile.n} + {2 * tile.k * tile.m} + thread_column))",
+            f"for _ in range({tile.k}):",
+            f"    multiply_add_tile_f32(result_sums, element_t, at_a, tile_c, at_b, {sizes})",
+            f"    at_a += {form.pitch}",
+            f"    at_b += {tile.n}",
+        ]
+        body = [
+            *self._elements(one, [f"for r in range({form.m}):", "    element_t[place + r] = float32(0)"]),
+            *_thread_place(tile),
+            "left = int32(n - key0)",
+            f"b_base = c_start + int64({self.index_type}(key0 * {self._stride('c_n')}))",
+            f"pieces = int32((min(left, int32({form.keys})) + {tile.k - 1}) >> {log2(tile.k)})",
+            "for step in range(int32(pieces + 1)):",
+            "    filling = int32(step & 1)",
+            "    if step < pieces:",
+            *indented(fill.splitlines(), 2),
+            "    if step > 0:",
+            *indented(multiply, 2),
+            "    cuda.syncthreads()",
+        ]
+        return self._tiles(len(self.weights.passes) == 1, body)
+
+    @property
+    def index_type(self) -> str:
+        return place_type(self.index)
+
+    def _store(self) -> list[str]:
+        tile = self.form.result
+        stored = store_tile(tile, "m", "d", Element(self.storage[2]), self.epilogue)
+        return [*_thread_place(tile), "sums = result_sums", "cuda.syncthreads()", *stored.splitlines()]
+
+
+def _thread_place(tile: Tile) -> list[str]:
+    return [
+        f"thread_row = int32((thread >> {log2(tile.columns)}) * {tile.thread_m})",
+        f"thread_column = int32((thread & {tile.columns - 1}) * {tile.thread_n})",
+    ]
+
+
+def launch_attend(ctx: Lowering, step: Attend) -> None:
+    a, b, c = step.operands
+    m, n, k, d = a.shape[-2], b.shape[-1], a.shape[-1], c.shape[-1]
+    index = ctx.index_dtype(*(x.shape[-2] * x.strides[-2] + x.shape[-1] * x.strides[-1] for x in step.operands))
+    batch, places = collapse(step.batch, [batch_strides(x, step.batch) for x in step.operands])
+    if not batch:
+        batch, places = [1], [(0,), (0,), (0,)]
+    axes = range(len(step.batch))
+    weights, weight_args = make_weights(ctx, step)
+    outer = [Axes("batch", axes), Axes("row", [len(axes)])]
+    epilogue, epilogue_args = make_epilogue(ctx, step, step.total, outer, Axes("column", [len(axes) + 1]))
+    kernel = AttentionKernel(
+        (a.dtype.short, b.dtype.short, c.dtype.short),
+        (contiguous_axis(a, "m", "k"), contiguous_axis(b, "k", "n"), contiguous_axis(c, "n", "d")),
+        weights,
+        epilogue,
+        len(batch),
+        index,
+        choose_form(ctx, m, n, d),
+    )
+    place = Int32 if index == "i32" else Int64
+    names = ("a_m", "a_k", "b_k", "b_n", "c_n", "c_d")
+    strides = dict(zip(names, (*a.strides[-2:], *b.strides[-2:], *c.strides[-2:]), strict=True))
+    args: list[Arg] = [*step.operands, *(Int32(size) for size in (m, n, k, d))]
+    args += [place(strides[name]) for name in kernel.strides]
+    args += [Int32(dim) for dim in batch[1:]]
+    args += [Int64(stride) for mine in places for stride in mine]
+    form = kernel.form
+    blocks = ceildiv(m, form.m) * ceildiv(d, form.width) * product(batch)
+    shared = ceildiv(n, form.keys) * (form.keys * form.pitch * 4) if form.resident else 0
+    ctx.launch(
+        kernel.spec,
+        (blocks, 1, 1),
+        (form.threads, 1, 1),
+        [*args, *weight_args, *epilogue_args],
+        shared_bytes=shared,
+        writes=[y for _, y in step.outputs],
+    )
+
+
+# ---- the row program ----
+
+
+def make_weights(ctx: Lowering, step: Attend) -> tuple[Weights, list[Arg]]:
+    """The row program of a step, and the arguments of its parameters."""
+    emit = Emitter(PREFIX, indent=0)
+    builder = KernelBuilder(PREFIX, emit)
+    scores = Map(step.nodes, step.score_shape, step.score_inputs, ())
+    loaded: list[Input] = []
+    for leaf, x in step.score_inputs:
+        element = builder.element(x)
+        if element is None:
+            loaded.append((leaf, x))
+        else:
+            emit.bind(leaf, element)
+    tensors = [x for _, x in loaded]
+    pointers = [builder.tensor(x) for x in tensors]
+    placed = [broadcast_strides(x, step.score_shape) for x in tensors]
+    rank = len(step.batch)
+    lines: list[tuple[str, ...]] = []
+    offsets: list[list[str]] = []
+    for axes in (Axes("batch", range(rank)), Axes("key", [rank + 1]), Axes("row", [rank])):
+        mine: list[Terms] = [[] for _ in tensors]
+        count_along(ctx, builder, scores, axes, placed, mine)
+        before = offsets[-1] if offsets else ["0"] * len(tensors)
+        places = [sum_text(base, offset_text(pairs)) for base, pairs in zip(before, mine, strict=True)]
+        offsets.append([place if place == "0" else emit.assign(place) for place in places])
+        # What does not depend on the row is read once for each key.
+        for (leaf, x), pointer, place, all_rows in zip(loaded, pointers, offsets[-1], placed, strict=True):
+            if emit.bound(leaf) is None and axes.name == ("key" if all_rows[rank] == 0 else "row"):
+                emit.bind(leaf, emit.assign(load_text(pointer, place, x.dtype)))
+        lines.append(tuple(emit.taken()))
+    emit.bind(step.score, "total")
+    emit.bind(step.row.index, "int64(key)")
+    emit.bind(step.row.count, "int64(n)")
+    numbers: dict[Stage, int] = {}
+    emit.handlers["reduced"] = lambda x: emit.assign(f"stat{numbers[x.value[0]]}_{x.value[1]}[r]")
+    passes = []
+    for number, (stage,) in enumerate(grouped_stages([step.weight])):
+        with emit.scope():
+            value = emit.value(stage.elements[0])
+            body = tuple(emit.taken())
+        types = tuple(register_type(x.dtype) for x in stage.initial)
+        initial = tuple(emit.value(x) for x in stage.initial)
+        step_lines, combine_lines = _changes(emit, stage)
+        passes.append(Pass(body, value, types, initial, step_lines, combine_lines))
+        numbers[stage] = number
+    with emit.scope():
+        value = emit.value(step.weight)
+        passes.append(Pass(tuple(emit.taken()), value))
+    parameters, args = builder.parameters()
+    block_lines, key_lines, row_lines = lines
+    return Weights(tuple(parameters), block_lines, key_lines, row_lines, tuple(passes)), args
+
+
+def _changes(emit: Emitter, stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The lines that change accumulators ``a*`` by an element ``x`` and by other accumulators ``b*``."""
+
+    def changed(new: Values) -> tuple[str, ...]:
+        values = [emit.value(x) for x in new]
+        return (*emit.taken(), *(f"a{i} = {value}" for i, value in enumerate(values)))
+
+    with emit.scope():
+        totals = _bound(emit, [x.dtype for x in stage.initial], "a")
+        element = Scalar(stage.elements[0].dtype, "accumulator")
+        emit.bind(element, "x")
+        step_lines = changed(stage.reduction.step(totals, (element,)))
+    with emit.scope():
+        totals = _bound(emit, [x.dtype for x in stage.initial], "a")
+        others = _bound(emit, [x.dtype for x in stage.initial], "b")
+        combine_lines = changed(stage.reduction.combine(totals, others))
+    return step_lines, combine_lines
+
+
+def _bound(emit: Emitter, dtypes: Sequence[DType], name: str) -> tuple[Scalar, ...]:
+    scalars = tuple(Scalar(dtype, "accumulator") for dtype in dtypes)
+    for i, x in enumerate(scalars):
+        emit.bind(x, f"{name}{i}")
+    return scalars
+

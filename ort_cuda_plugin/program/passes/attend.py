@@ -1,0 +1,126 @@
+"""Recognises attention by what it computes: a product, a row program over its rows, and a product with the results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...model.ir import NARROW_FLOATS, DType
+from ..row_program import grouped_stages
+from ..scalar import Scalar
+from ..steps import Attend, Contract, Input, Map, Rows, Substitution, dense, stored, used_inputs
+from ..tensor import Buffer, BufferKind, Tensor, contiguous_strides
+from ..trace import ReadBack, Step
+from .fuse import reads_all, rebased
+
+TYPES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
+
+
+def attend(steps: Sequence[Step]) -> list[Step]:
+    """The steps with one in place of two products and the row program between them, which stores no scores."""
+    return _Attention(steps).run()
+
+
+class _Attention:
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps: list[Step | None] = list(steps)
+        self.writers: dict[Buffer, list[int]] = {}
+        self.readers: dict[Buffer, list[int]] = {}
+        for position, step in enumerate(steps):
+            for buffer in step.writes:
+                self.writers.setdefault(buffer, []).append(position)
+            for buffer in step.reads:
+                self.readers.setdefault(buffer, []).append(position)
+
+    def run(self) -> list[Step]:
+        for position, step in enumerate(self.steps):
+            if isinstance(step, Contract):
+                self._attend(position, step)
+        return [step for step in self.steps if step is not None]
+
+    def _attend(self, position: int, second: Contract) -> None:
+        """Puts an Attend in the place of ``second`` where it is the second product of attention."""
+        middle = self._producer(second.a, position)
+        if middle is None or not _are_simple_axes(second):
+            return
+        rows = self.steps[middle]
+        if not isinstance(rows, Rows) or rows.row_outputs or len(rows.outputs) != 1:
+            return
+        for leaf, x in rows.inputs:
+            start = self._producer(x, middle)
+            first = None if start is None else self.steps[start]
+            if start is None or not isinstance(first, Contract):
+                continue
+            if self._is_changed(start, position) or self._is_changed(middle, position):
+                continue
+            joint = _joint(first, rows, leaf, x, second)
+            if joint is not None:
+                self.steps[start] = self.steps[middle] = None
+                self.steps[position] = joint
+                return
+
+    def _producer(self, x: Tensor, position: int) -> int | None:
+        """The step that makes x, where it does nothing else, and the one at ``position`` alone reads that."""
+        if x.buffer.kind is not BufferKind.SCRATCH or self.readers[x.buffer] != [position]:
+            return None
+        writers = self.writers.get(x.buffer, [])
+        return writers[0] if len(writers) == 1 else None
+
+    def _is_changed(self, start: int, end: int) -> bool:
+        """Whether what a step at ``start`` reads may change before ``end``, or the host needs its result by then."""
+        step = self.steps[start]
+        assert step is not None
+        if any(isinstance(other, ReadBack) for other in self.steps[start:end]):
+            return True
+        return any(start < writer < end for buffer in step.reads for writer in self.writers.get(buffer, ()))
+
+
+def _are_simple_axes(step: Contract) -> bool:
+    return step.row_axes == 1 and step.column_axes == 1
+
+
+def _joint(first: Contract, rows: Rows, leaf: object, x: Tensor, second: Contract) -> Attend | None:
+    if not _are_simple_axes(first) or len(first.outputs) != 1 or rows.axes != {len(rows.shape) - 1}:
+        return None
+    score, scores = first.outputs[0]
+    weight, weights = rows.outputs[0]
+    a, b, c = *first.operands, second.b
+    if not dense(scores) or not dense(weights) or not {a.dtype, b.dtype, c.dtype} <= TYPES or second.a.dtype != c.dtype:
+        return None
+    if not reads_all(x, rows.shape, scores, contiguous_strides(rows.shape)):
+        return None
+    inputs: Sequence[Input] = rows.inputs
+    if rows.shape != first.shape:
+        moved = rebased(Map(rows.nodes, rows.shape, rows.inputs, ()), first.shape, x)
+        if moved is None or first.shape[-1] != rows.shape[-1]:
+            return None
+        inputs = moved.inputs
+    if second.a.shape != first.shape or second.shape[:-1] != first.shape[:-1]:
+        return None
+    if not reads_all(second.a, first.shape, weights, contiguous_strides(first.shape)):
+        return None
+    if not _is_attendable(weight):
+        return None
+    expression = Substitution({own: stored(score) for own, _ in inputs if own is leaf})(weight)
+    return Attend(
+        tuple(dict.fromkeys((*first.nodes, *rows.nodes, *second.nodes))),
+        second.shape,
+        second.inputs,
+        second.outputs,
+        operands=(a, b, c),
+        total=second.total,
+        parts=(first, rows, second),
+        score=first.total,
+        score_inputs=used_inputs((*first.inputs, *(pair for pair in inputs if pair[0] is not leaf)), [expression]),
+        weight=stored(expression),
+        row=rows.row,
+    )
+
+
+def _is_attendable(weight: Scalar) -> bool:
+    """Whether the row program that ends in ``weight`` reduces one float32 of each score at a time."""
+    groups = grouped_stages([weight])
+    return all(len(group) == 1 and len(group[0].elements) == 1 and _is_single(group[0].elements[0]) for group in groups)
+
+
+def _is_single(x: Scalar) -> bool:
+    return x.dtype is DType.FLOAT32 or x.dtype in NARROW_FLOATS

@@ -1,0 +1,118 @@
+"""Attention as one kernel: the bits of the three steps that it stands for, in every form of block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from kernel_harness import make_model, run_model
+
+from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.clusters.cluster import CompiledCluster
+from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
+from ort_cuda_plugin.model.onnx_graph import read_model
+from ort_cuda_plugin.kernels import attend
+from ort_cuda_plugin.compiler.targets import Target
+
+FORMS = {
+    "few threads": attend.Form(32, 64, 64, 32, resident=False),
+    "few threads, scores kept": attend.Form(16, 64, 128, 32, resident=True),
+    "large blocks": attend.Form(32, 128, 64, 128, resident=False),
+    "large blocks, scores kept": attend.Form(16, 64, 64, 64, resident=True),
+    "one warp": attend.Form(8, 64, 128, 32, resident=False),
+}
+TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+SIZES = {"a tile and a bit": (5, 67, 3), "several blocks": (70, 130, 40), "one key": (9, 1, 16), "wide": (6, 20, 136)}
+MODES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"is_causal": 1},
+    "window": {"is_causal": 1, "left_window_size": 5, "softcap": 3.0},
+    "scaled": {"scale": 0.3},
+}
+
+
+@pytest.fixture
+def uncontracted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product and a sum that come together stay two operations with a rounding each."""
+    monkeypatch.setattr(OpenDevice, "target", property(lambda self: Target.emulated(contract=False)))
+
+
+def numbers(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def is_one_step(model: Any) -> bool:
+    """Whether the fused program has one step for attention itself."""
+    cluster = CompiledCluster(read_model(model), DeviceProperties(), LoweringOptions())
+    texts: list[str] = []
+    cluster.show_program = texts.append
+    cluster.prepare()
+    return "attention" in next(text for text in texts if text.startswith("after attend"))
+
+
+def compare(model: Any, inputs: list[np.ndarray], *, dynamic: bool = False) -> None:
+    fused, plain = (run_model(model, inputs, dynamic, LoweringOptions(fusion=fusion)) for fusion in (True, False))
+    for one, other in zip(fused, plain, strict=True):
+        bits = [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (one, other)]
+        np.testing.assert_array_equal(*bits)
+
+
+@pytest.mark.usefixtures("uncontracted")
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_block_has_the_bits_of_three_steps(
+    form: str, sizes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attend, "choose_form", lambda ctx, rows, keys, width: FORMS[form])
+    rows, keys, size = SIZES[sizes]
+    q, k, v = (numbers(2, 3, length, size, seed=i) for i, length in enumerate((rows, keys, keys)))
+    mask = numbers(rows, keys, seed=3)
+    mask[1] = -np.inf
+    model = make_model("Attention", [q, k, v, mask], {"is_causal": 0}, 23)
+    assert is_one_step(model)
+    compare(model, [q, k, v, mask])
+
+
+@pytest.mark.usefixtures("uncontracted")
+@pytest.mark.parametrize(
+    ("dtype", "mode", "dynamic"),
+    [
+        ("float32", "plain", False),
+        ("float32", "causal", True),
+        ("float32", "scaled", True),
+        ("float16", "window", False),
+        ("bfloat16", "causal", False),
+    ],
+)
+def test_attention_has_the_bits_of_three_steps(dtype: str, mode: str, dynamic: bool) -> None:
+    """Four heads of queries share two of keys and values; a past comes before both."""
+    q = numbers(2, 4, 6, 24, dtype=TYPES[dtype])
+    k, v, past_k, past_v = (numbers(2, 2, length, 24, dtype=TYPES[dtype], seed=length) for length in (6, 6, 9, 9))
+    mask = np.random.default_rng(1).random((2, 1, 6, 15)) < 0.7
+    inputs = [q, k, v, mask, past_k, past_v]
+    model = make_model("Attention", inputs, MODES[mode], 24 if mode == "window" else 23, outputs=3)
+    assert is_one_step(model)
+    compare(model, inputs, dynamic=dynamic)
+
+
+def test_scores_that_are_an_output_are_stored() -> None:
+    q, k, v = (numbers(1, 2, 5, 8, seed=i) for i in range(3))
+    model = make_model("Attention", [q, k, v], {"qk_matmul_output_mode": 3}, 23, outputs=4)
+    assert not is_one_step(model)
+    scores = np.exp(q @ k.swapaxes(2, 3) / np.sqrt(8))
+    scores /= scores.sum(-1, keepdims=True)
+    output, _, _, probabilities = run_model(model, [q, k, v])
+    np.testing.assert_allclose(probabilities, scores, rtol=2e-5)
+    np.testing.assert_allclose(output, scores @ v, rtol=1e-4, atol=1e-5)
+
+
+def test_long_attention_needs_no_memory_for_scores() -> None:
+    """2,000 rows and 20,000 keys of 4 heads would have 640 MB of scores."""
+    q, k, v = (numbers(1, 4, length, 16, seed=i) for i, length in enumerate((64, 20_000, 20_000)))
+    model = make_model("Attention", [q, k, v], {}, 23)
+    assert is_one_step(model)
+    scores = np.exp(q.astype(np.float64) @ k.swapaxes(2, 3) / 4)
+    expected = scores / scores.sum(-1, keepdims=True) @ v
+    np.testing.assert_allclose(run_model(model, [q, k, v])[0], expected, rtol=1e-3, atol=1e-5)
