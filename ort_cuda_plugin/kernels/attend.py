@@ -459,4 +459,3 @@ def _bound(emit: Emitter, dtypes: Sequence[DType], name: str) -> tuple[Scalar, .
     for i, x in enumerate(scalars):
         emit.bind(x, f"{name}{i}")
     return scalars
-

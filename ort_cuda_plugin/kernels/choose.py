@@ -30,7 +30,7 @@ def choose(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 
 def _without_large_attention(ctx: Lowering, steps: Sequence[Step]) -> Iterator[Step]:
-    """The steps with products in place of attention where cuBLASLt's tensor cores win more than a pass through memory."""
+    """The steps with the parts of attention where tensor cores win more than trips through memory cost."""
     for step in steps:
         if isinstance(step, Attend) and "cublaslt" in ctx.device.libraries:
             *_, rows, keys = step.score_shape

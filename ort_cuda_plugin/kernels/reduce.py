@@ -6,7 +6,7 @@ Reductions that do not depend on each other share one pass over the row.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, kernel_name, load_text, offset_text, register_type

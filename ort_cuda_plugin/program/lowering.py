@@ -399,7 +399,7 @@ class Lowering:
 
     def settled(self, condition: Dim) -> bool | None:
         """As `guard`, but None for a claim, which is for all shapes, and for what depends on values of a Run."""
-        if not self.is_recording or is_read_back(condition):
+        if not self._is_recording or is_read_back(condition):
             return self.known(condition)
         return self.guard(condition)
 

@@ -19,7 +19,19 @@ from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.scalar import Scalar
 
-__all__ = ["MAX", "MIN", "PRODUCT", "SUM", "Reduction", "Row", "Stage", "Values", "arg_max", "arg_min", "grouped_stages"]
+__all__ = [
+    "MAX",
+    "MIN",
+    "PRODUCT",
+    "SUM",
+    "Reduction",
+    "Row",
+    "Stage",
+    "Values",
+    "arg_max",
+    "arg_min",
+    "grouped_stages",
+]
 
 Values = tuple[Scalar, ...]
 
