@@ -13,8 +13,8 @@ from ..program.libraries import CONV, MATMUL, WORKSPACE_BYTES, LibraryProblem, P
 from ..program.lowering import Arg, Int64, Lowering, LoweringOptions, Tensor
 from ..program.scalar import Scalar
 from ..program.shapes import collapse
-from ..program.steps import Contract, Map, Output, Substitution, Sums, used_inputs
-from ..program.symbolic import Dim, le, logical_or, lt
+from ..program.steps import Contract, Convolve, Map, Output, Substitution, Sums, used_inputs
+from ..program.symbolic import Dim, le, logical_or, lt, product
 from ..program.tensor import contiguous_strides
 from .contract import Folded, folded
 from .library_form import GELU, RELU, LibraryForm, Offer, find_form, holds
@@ -78,7 +78,7 @@ def _product_strides(step: Contract, call: Folded, out: Tensor) -> tuple[Dim, Di
     return (found[1], found[2]) if found[0] == 1 else None
 
 
-def call_cudnn(ctx: Lowering, step: Sums, weights: Tensor, group: int, spatial: Sequence[Dim], rank: int) -> bool:
+def call_cudnn(ctx: Lowering, step: Convolve, weights: Tensor, group: int, spatial: Sequence[Dim], rank: int) -> bool:
     """Records a call of cuDNN and what it leaves, for a convolution in ``rank`` dimensions of these sizes.
 
     False where the device does not offer it.
@@ -88,13 +88,16 @@ def call_cudnn(ctx: Lowering, step: Sums, weights: Tensor, group: int, spatial: 
         return False
     # For these it has engines in our layout that need not be compiled first.
     finishes = dtype is not DType.FLOAT64
-    form = find_form(ctx, step, Offer("cuDNN", [1], finishes, activations=frozenset({RELU} if finishes else ())))
+    form = find_form(
+        ctx, step, Offer("cuDNN", step.channels, finishes, activations=frozenset({RELU} if finishes else ()))
+    )
     if form is None:
         return False
     weights = ctx.contiguous(weights)
+    rows = product(step.shape[axis] for axis in step.channels)
     if form.bias is None and (form.residual is not None or form.activation):
         # It has none of those without a bias.
-        form = replace(form, bias=ctx.constant(np.zeros(operator.index(step.shape[1]), dtype.numpy), dtype))
+        form = replace(form, bias=ctx.constant(np.zeros(operator.index(rows), dtype.numpy), dtype))
     has_residual = form.residual is not None
 
     def sizes(out: Tensor) -> list[Dim] | None:
@@ -102,8 +105,7 @@ def call_cudnn(ctx: Lowering, step: Sums, weights: Tensor, group: int, spatial: 
         loose = [axis for axis, (dim, stride, dense) in enumerate(pairs) if dim != 1 and stride != dense]
         if loose and (has_residual or loose != [0]):
             return None
-        images, rows = step.shape[:2]
-        return [images, x.shape[1], rows, group, out.strides[0], *spatial]
+        return [step.shape[0], x.shape[1], rows, group, out.strides[0], *spatial]
 
     problem = LibraryProblem(CONV, dtype.onnx, _flags(ctx.options, form), rank, form.alpha, form.beta)
     _record(ctx, step, problem, form, "cuDNN: convolution", (x, weights), sizes)

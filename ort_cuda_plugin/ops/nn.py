@@ -249,8 +249,8 @@ def _tiled_conv(
     kernel = [k for k in flat.kernel if isinstance(k, int)]
     table = ctx.constant(patch_table(channels, kernel, flat.dilations, tile.k))
     index = ctx.index_dtype(channels * product(x.shape[2:]), positions)
-    outer = [Axes("image", [0]), Axes("channel", [1])]
-    epilogue, more = make_epilogue(ctx, step, step.total, outer, Axes("column", range(2, len(step.shape))))
+    outer = [Axes("image", [0]), Axes("channel", step.channels)]
+    epilogue, more = make_epilogue(ctx, step, step.total, outer, Axes("column", step.space))
     spec = TiledConv(x.dtype.short, epilogue, tile, len(kernel), packed, index).spec
     args: list[Arg] = [x, weights, table]
     args += int32s([rows, positions, channels * product(kernel), channels, group])

@@ -68,9 +68,10 @@ def strip_conv(
     tiles, chunks = -(-rows // thread_rows), ceildiv(positions, threads)
     stride = flat.strides[-1] if flat.strides[-1] <= 2 else 0
     index = ctx.index_dtype(x.size)
-    outer = [Axes("image_of_batch", [0]), Axes("channel", [1])]
-    outer += [Axes(f"o{axis}", [2 + i]) for i, axis in enumerate("zyx"[5 - len(step.shape) : -1])]
-    epilogue, more = make_epilogue(ctx, step, step.total, outer, Axes("column", [len(step.shape) - 1]))
+    outer = [Axes("image_of_batch", [0]), Axes("channel", step.channels)]
+    *lines, columns = step.space
+    outer += [Axes(f"o{name}", [axis]) for name, axis in zip("zy"[2 - len(lines) :], lines, strict=True)]
+    epilogue, more = make_epilogue(ctx, step, step.total, outer, Axes("column", [columns]))
     spec = StripConv(x.dtype.short, epilogue, thread_rows, width, len(kernel), transposed, stride, index).spec
     args: list[Arg] = [x, _strip_weights(ctx, w, group, thread_rows, phases, transposed)]
     args += [ctx.constant(phases.array)] if transposed else []

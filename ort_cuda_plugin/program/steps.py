@@ -145,7 +145,7 @@ class Attend(Sums):
 
 @dataclass(frozen=True, eq=False)
 class Convolve(Sums):
-    """A convolution and a Map over its sums: [images, channels, space...].
+    """A convolution and a Map over its sums: [images, channels..., space...], with ``channel_axes`` axes of channels.
 
     ``launch`` launches our kernel for it; ``call`` records a call of a library and what that leaves to a map, or gives
     False.
@@ -153,6 +153,17 @@ class Convolve(Sums):
 
     launch: Callable[[Lowering, Convolve], None] = field(kw_only=True)
     call: Callable[[Lowering, Convolve], bool] = field(kw_only=True)
+    channel_axes: int = field(default=1, kw_only=True)
+
+    @property
+    def channels(self) -> range:
+        """The axes of channels."""
+        return range(1, 1 + self.channel_axes)
+
+    @property
+    def space(self) -> range:
+        """The axes of places."""
+        return range(1 + self.channel_axes, len(self.shape))
 
 
 def used_inputs(inputs: Iterable[Input], expressions: Iterable[Scalar]) -> tuple[Input, ...]:

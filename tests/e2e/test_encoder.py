@@ -32,7 +32,13 @@ def test_encoder_runs_whole_on_the_ep_and_matches_the_cpu_provider(
     cpu = ort.InferenceSession(serialized(decomposed), providers=["CPUExecutionProvider"])
     for seed, (batch, sequence) in enumerate([(2, 16), (1, 33)]):
         feeds = encoder_inputs(batch, sequence, seed)
-        assert models.relative_error(session.run(None, feeds)[0], cpu.run(None, feeds)[0]) <= TOLERANCE
+        before = ort_cuda_plugin.counters()
+        actual = session.run(None, feeds)[0]
+        after = ort_cuda_plugin.counters()
+        assert models.relative_error(actual, cpu.run(None, feeds)[0]) <= TOLERANCE
+        # A layer has four products, two normalisations and attention.
+        counted = sum(after[name] - before[name] for name in ("launches", "library_calls", "copies_d2d"))
+        assert counted <= 6 * 7 + 4
 
 
 def test_unseen_batch_and_sequence_sizes_make_no_python_call() -> None:

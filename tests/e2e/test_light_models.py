@@ -15,6 +15,19 @@ from ort_cuda_plugin import models
 from session_pair import ep_session
 
 TOLERANCE = 1e-3
+LAUNCHES = {
+    "light_bvlc_alexnet": 14,
+    "light_densenet121": 191,
+    "light_inception_v1": 75,
+    "light_inception_v2": 86,
+    "light_resnet50": 57,
+    "light_shufflenet": 62,
+    "light_squeezenet": 31,
+    "light_vgg19": 25,
+    "light_zfnet512": 14,
+}
+"""Launches, library calls and copies of a Run, at most; nearly all are convolutions, products and poolings."""
+COUNTED = ("launches", "library_calls", "copies_d2d")
 LEVELS = [ort.GraphOptimizationLevel.ORT_ENABLE_ALL, ort.GraphOptimizationLevel.ORT_DISABLE_ALL]
 
 
@@ -41,7 +54,11 @@ def test_every_node_runs_on_the_ep_and_outputs_match_the_cpu_provider(
     _, output, serialized = noisy(name)
     feeds, expected = reference(name)
     session = ep_session(serialized, level)
-    actual = [session.run([output], feed)[0] for feed in feeds]
+    before = ort_cuda_plugin.counters()
+    first = session.run([output], feeds[0])[0]
+    after = ort_cuda_plugin.counters()
+    assert sum(after[kind] - before[kind] for kind in COUNTED) <= LAUNCHES[name]
+    actual = [first, session.run([output], feeds[1])[0]]
     errors = [models.relative_error(a, e) for a, e in zip(actual, expected, strict=True)]
     assert max(errors) <= TOLERANCE
     assert models.relative_error(actual[0], actual[1]) > 10 * TOLERANCE, "the inputs must lead to different outputs"

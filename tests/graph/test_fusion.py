@@ -123,6 +123,21 @@ PROGRAMS = {
           t = Transpose<perm = [0, 2, 1, 3]>(h) y = Neg(t) }""",
         1,
     ),
+    # Weights that are not constant are packed in each Run.
+    "shuffled channels of a convolution": (
+        """(float[2, 6, 9, 10] x, float[8, 6, 1, 1] w, float[8] b) => (float[2, 8, 9, 10] y)
+        { s = Constant<value_ints = [2, 2, 4, 9, 10]>() e = Constant<value_ints = [2, 8, 9, 10]>()
+          c = Conv(x, w, b) a = Relu(c) h = Reshape(a, s) t = Transpose<perm = [0, 2, 1, 3, 4]>(h)
+          y = Reshape(t, e) }""",
+        2,
+    ),
+    "shuffled channels of a convolution in groups of one": (
+        """(float[2, 6, 9, 10] x, float[6, 1, 3, 3] w) => (float[2, 6, 7, 8] y)
+        { s = Constant<value_ints = [2, 2, 3, 7, 8]>() e = Constant<value_ints = [2, 6, 7, 8]>()
+          c = Conv<group = 6>(x, w) h = Reshape(c, s) t = Transpose<perm = [0, 2, 1, 3, 4]>(h)
+          y = Reshape(t, e) }""",
+        2,
+    ),
     "a row of few elements, and what it is subtracted from": (
         """(float[4, 8] x) => (float[4, 8] y)
         { axes = Constant<value_ints = [1]>() m = ReduceMax<keepdims = 1>(x, axes) d = Sub(x, m) y = Exp(d) }""",

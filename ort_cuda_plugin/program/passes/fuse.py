@@ -14,7 +14,7 @@ from functools import partial
 from ...model.ir import Node
 from ..scalar import Scalar, reachable
 from ..shapes import broadcast_strides, collapse
-from ..steps import Contract, Input, Map, Output, Rows, Substitution, Sums, dense, stored, used_inputs
+from ..steps import Contract, Convolve, Input, Map, Output, Rows, Substitution, Sums, dense, stored, used_inputs
 from ..symbolic import Dim, hint, product
 from ..tensor import Buffer, BufferKind, Tensor, contiguous_strides
 from ..trace import ReadBack, Step
@@ -358,7 +358,7 @@ def _join_sums(producer: Sums, consumer: Map, kept: Sequence[Output]) -> Map | N
     own: Map | None = consumer
     if consumer.shape != producer.shape:
         own = rebased(consumer, producer.shape, read[0])
-        if own is None and isinstance(producer, Contract):
+        if own is None and isinstance(producer, (Contract, Convolve)):
             producer, kept = _split(producer, consumer, read[0], kept)
             own = rebased(consumer, producer.shape, read[0])
     if own is None:
@@ -380,11 +380,19 @@ def _join_sums(producer: Sums, consumer: Map, kept: Sequence[Output]) -> Map | N
     return _unified(replace(producer, nodes=_nodes(producer, consumer), inputs=inputs, outputs=outputs))
 
 
-def _split(producer: Contract, consumer: Map, x: Tensor, kept: Sequence[Output]) -> tuple[Contract, Sequence[Output]]:
-    """The product with more dimensions for its rows and columns, where the consumer reads them as several."""
+def _split(
+    producer: Contract | Convolve, consumer: Map, x: Tensor, kept: Sequence[Output]
+) -> tuple[Contract | Convolve, Sequence[Output]]:
+    """The producer with more dimensions for its rows and columns, or channels, where the consumer reads them so."""
     path = find_path(consumer.shape, broadcast_strides(x, consumer.shape), x.offset, producer.shape)
-    batch = len(producer.batch)
-    if path is None or any(len(axes) > 1 for axes in path.digits[:batch]):
+    if path is None:
+        return producer, kept
+    parts = [max(len(axes), 1) for axes in path.digits]
+    if isinstance(producer, Convolve):
+        fixed = [count for axis, count in enumerate(parts) if axis not in producer.channels]
+    else:
+        fixed = parts[: len(producer.batch)]
+    if any(count > 1 for count in fixed):
         return producer, kept
     shape: list[Dim] = []
     for number, dim in enumerate(producer.shape):
@@ -400,17 +408,13 @@ def _split(producer: Contract, consumer: Map, x: Tensor, kept: Sequence[Output])
     def all_placed(pairs: Sequence[Input]) -> tuple[Input, ...]:
         return tuple((scalar, y if y.size == 1 else placed(y)) for scalar, y in pairs)
 
-    end = len(producer.shape) - producer.column_axes
-    rows, columns = path.digits[batch:end], path.digits[end:]
-    split = replace(
-        producer,
-        shape=tuple(shape),
-        inputs=all_placed(producer.inputs),
-        outputs=all_placed(producer.outputs),
-        row_axes=sum(max(len(axes), 1) for axes in rows),
-        column_axes=sum(max(len(axes), 1) for axes in columns),
-    )
-    return split, all_placed(kept)
+    inputs, outputs = all_placed(producer.inputs), all_placed(producer.outputs)
+    split = replace(producer, shape=tuple(shape), inputs=inputs, outputs=outputs)
+    if isinstance(split, Convolve):
+        return replace(split, channel_axes=sum(parts[1 : 1 + split.channel_axes])), all_placed(kept)
+    end = len(producer.shape) - split.column_axes
+    rows = parts[end - split.row_axes : end]
+    return replace(split, row_axes=sum(rows), column_axes=sum(parts[end:])), all_placed(kept)
 
 
 # ---- joint steps ----
