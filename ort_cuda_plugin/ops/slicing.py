@@ -53,8 +53,9 @@ def slice_axis(ctx: Lowering, x: Tensor, axis: int, start: Dim, end: Dim, step: 
 
     def from_front(index: Dim) -> Dim:
         if not isinstance(index, int):
-            index = clamp(index, -1 * dim - 1, dim)  # it may be near the ends of 64 bits
-        return select(lt(index, 0), index + dim, index)
+            index = ctx.settled_size(clamp(index, -1 * dim - 1, dim))  # it may be near the ends of 64 bits
+        from_end = ctx.settled(lt(index, 0))
+        return select(lt(index, 0), index + dim, index) if from_end is None else index + dim if from_end else index
 
     if ctx.guard(lt(step, 0)):
         first = sym_min(sym_max(from_front(start), 0), dim - 1)
@@ -62,7 +63,7 @@ def slice_axis(ctx: Lowering, x: Tensor, axis: int, start: Dim, end: Dim, step: 
         last = select(to_end, -1, clamp(from_front(end), -1, dim - 1))
         count = sym_max(ceildiv(first - last, -step), 0)
     else:
-        first, last = clamp(from_front(start), 0, dim), clamp(from_front(end), 0, dim)
+        first, last = (ctx.settled_size(clamp(from_front(index), 0, dim)) for index in (start, end))
         count = sym_max(ceildiv(last - first, step), 0)
     shape, strides = list(x.shape), list(x.strides)
     offset = x.offset + first * strides[axis]

@@ -138,6 +138,17 @@ PROGRAMS = {
           y = Reshape(t, e) }""",
         2,
     ),
+    "copies of pasts and of what is new": (
+        """(float[2, 4] a, float[2, 4] b, float[2, 3] c, float[2, 3] d) => (float[2, 7] x, float[2, 7] y)
+        { x = Concat<axis = 1>(a, c) y = Concat<axis = 1>(b, d) }""",
+        2,
+    ),
+    "a fill that comes before what is written over it": (
+        """(float[4, 8] a, float[4, 8] b) => (float[4, 8] x, float[6, 8] y)
+        { p = Constant<value_ints = [1, 0, 1, 0]>() one = Constant<value_float = 1.0>()
+          x = Relu(a) n = Neg(b) y = Pad(n, p, one) }""",
+        2,
+    ),
     "a row of few elements, and what it is subtracted from": (
         """(float[4, 8] x) => (float[4, 8] y)
         { axes = Constant<value_ints = [1]>() m = ReduceMax<keepdims = 1>(x, axes) d = Sub(x, m) y = Exp(d) }""",

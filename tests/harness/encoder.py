@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 
-class _Builder:
+class GraphBuilder:
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         self.nodes: list[onnx.NodeProto] = []
@@ -72,7 +72,7 @@ def encoder(
 
     ``decomposed`` writes LayerNormalization as ReduceMean, Pow, Sqrt, ... as opsets below 17 do.
     """
-    b = _Builder(seed)
+    b = GraphBuilder(seed)
     width = hidden // heads
     words = b.node("Gather", b.noise(vocabulary, hidden, scale=1.0), "input_ids", axis=0)
     length = b.node("Unsqueeze", b.dim("input_ids", 1), b.constant([0]))

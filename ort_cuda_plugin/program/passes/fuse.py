@@ -138,10 +138,10 @@ class _Fusion:
             joint = _join_rows(producer, consumer, kept)
         else:
             joint = _join_map(producer, consumer, kept)
-        return joint if joint is not None and _is_small(joint) else None
+        return joint if joint is not None and is_small(joint) else None
 
 
-def _is_small(step: Map) -> bool:
+def is_small(step: Map) -> bool:
     tensors = [x for _, x in step.inputs if x.size != 1] + [y for _, y in step.all_outputs]
     if len(tensors) > MAX_TENSORS:
         return False
@@ -301,7 +301,7 @@ def _join_rows(producer: Rows, consumer: Map, kept: Sequence[Output]) -> Map | N
     if isinstance(own, Rows):
         rows += [(new(x), y) for x, y in own.row_outputs]
     inputs = used_inputs([*producer.inputs, *rest], [x for x, _ in (*elements, *rows)])
-    return _unified(
+    return unified(
         replace(
             producer,
             nodes=_nodes(producer, consumer),
@@ -377,7 +377,7 @@ def _join_sums(producer: Sums, consumer: Map, kept: Sequence[Output]) -> Map | N
     new = Substitution(replaced)
     outputs = (*kept, *((new(x), y) for x, y in own.outputs))
     inputs = used_inputs([*producer.inputs, *rest], [x for x, _ in outputs])
-    return _unified(replace(producer, nodes=_nodes(producer, consumer), inputs=inputs, outputs=outputs))
+    return unified(replace(producer, nodes=_nodes(producer, consumer), inputs=inputs, outputs=outputs))
 
 
 def _split(
@@ -445,10 +445,10 @@ def _with_inputs(
     )
     if isinstance(changed, Rows):
         changed = replace(changed, row_outputs=rows)
-    return _unified(changed)
+    return unified(changed)
 
 
-def _unified(step: Map) -> Map:
+def unified(step: Map) -> Map:
     """The step with one leaf for each place that it reads."""
     known: dict[object, Scalar] = {}
     replaced: dict[Scalar, Scalar] = {}

@@ -89,7 +89,7 @@ class _Placement:
                 return False
             for number, (_, y) in enumerate(step.all_outputs):
                 is_copy = user == position and number == copy.number
-                if y.buffer is target and not is_copy and not _are_apart(y, copy.target):
+                if y.buffer is target and not is_copy and not are_apart(y, copy.target):
                     return False
         return True
 
@@ -104,7 +104,7 @@ def _copies(step: Map) -> Iterable[Copy]:
                 yield Copy(number, source, target)
 
 
-def _are_apart(x: Tensor, y: Tensor) -> bool:
+def are_apart(x: Tensor, y: Tensor) -> bool:
     """Whether two views of a buffer provably share no element: one begins where the other has ended, along an axis."""
     if x.rank != y.rank or any(
         a != b for a, b, n, m in zip(x.strides, y.strides, x.shape, y.shape, strict=True) if n != 1 or m != 1

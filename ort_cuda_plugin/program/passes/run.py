@@ -10,6 +10,7 @@ from ..steps import Map, Output, Rows, used_inputs
 from ..tensor import Buffer, BufferKind
 from ..trace import ReadBack, Step
 from .attend import attend
+from .bundle import bundle
 from .fuse import fuse
 from .merge import merge
 from .place import place
@@ -69,4 +70,5 @@ PASSES: tuple[tuple[str, Callable[[Sequence[Step]], list[Step]]], ...] = (
     ("merge", merge),
     ("place", place),
     ("attend", attend),
+    ("bundle", bundle),
 )

@@ -1,0 +1,60 @@
+"""Makes one launch of maps that do not depend on each other, as copies of a past and of new keys and values are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..steps import Map
+from ..symbolic import Dim, hint
+from ..tensor import BufferKind
+from ..trace import ReadBack, Step
+from .fuse import is_small, unified
+from .place import are_apart
+
+MAX_BYTES = 1 << 20
+"""Intermediates of a map that moves; it makes them earlier, so that they are alive for longer."""
+
+
+def bundle(steps: Sequence[Step]) -> list[Step]:
+    """The steps with maps of one shape at the place of the first of them, where nothing between depends on either."""
+    result: list[Step] = []
+    places: dict[tuple[Dim, ...], int] = {}
+    for step in steps:
+        if isinstance(step, ReadBack):
+            places.clear()
+        if type(step) is not Map:
+            result.append(step)
+            continue
+        place = places.get(step.shape)
+        first = None if place is None else result[place]
+        if place is not None and type(first) is Map and _may_move(step, result[place:]):
+            joint = _joint(first, step)
+            if is_small(joint):
+                result[place] = joint
+                continue
+        places[step.shape] = len(result)
+        result.append(step)
+    return result
+
+
+def _may_move(step: Map, before: Sequence[Step]) -> bool:
+    """Whether the step may come before the steps ``before``."""
+    made = sum(hint(y.nbytes) for _, y in step.outputs if y.buffer.kind is not BufferKind.OUTPUT)
+    reads, writes = set(step.reads), set(step.writes)
+    return made <= MAX_BYTES and all(
+        reads.isdisjoint(other.writes) and writes.isdisjoint(other.reads) and _writes_apart(step, other)
+        for other in before
+    )
+
+
+def _writes_apart(step: Map, other: Step) -> bool:
+    """Whether the steps write to different places: other buffers, or parts of one that do not overlap."""
+    if not isinstance(other, Map):
+        return set(step.writes).isdisjoint(other.writes)
+    outputs = [y for _, y in other.all_outputs]
+    return all(x.buffer is not y.buffer or are_apart(x, y) for _, x in step.outputs for y in outputs)
+
+
+def _joint(first: Map, second: Map) -> Map:
+    nodes = tuple(dict.fromkeys((*first.nodes, *second.nodes)))
+    return unified(Map(nodes, first.shape, (*first.inputs, *second.inputs), (*first.outputs, *second.outputs)))
