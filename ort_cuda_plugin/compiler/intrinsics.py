@@ -343,6 +343,25 @@ def array_pointer(typingctx: Any, array: Any) -> Any:
 __all__.append("array_pointer")
 
 
+# ---- one of two values, without a branch: Numba takes long for functions of many blocks ----
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def choose(typingctx: Any, condition: Any, a: Any, b: Any) -> Any:
+    """``a if condition else b`` for values of one type, both of which have been computed."""
+    ty = types.unliteral(a)
+    if types.unliteral(b) != ty:
+        return None
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        return builder.select(*args)
+
+    return signature(ty, types.boolean, ty, ty), codegen
+
+
+__all__.append("choose")
+
+
 # ---- tiles and strips of accumulators in registers ----
 
 for name in ("f32", "f64", "i32", "i64", "u32", "u64"):

@@ -78,7 +78,7 @@ def encode_text(x: str, source: DType, target: DType, saturate: bool = True, rou
 def cast_text(x: str, source: DType, target: DType, saturate: bool = True, round_mode: str = "up") -> str:
     """Register value ``x`` converted between element types; see `scalar.cast`."""
     if source is DType.BOOL:
-        return f"({literal(1, target)} if {x} else {literal(0, target)})"
+        return f"choose({x}, {literal(1, target)}, {literal(0, target)})"
     if target is DType.BOOL:
         return f"{x} != {literal(0, source)}"
     if target in NARROW_FLOATS:
@@ -221,7 +221,7 @@ class Emitter:
             source = x.operands[0] if cast else x
             return encode_text(self.value(source), source.dtype, x.dtype, saturate, round_mode)
         if x.dtype is DType.BOOL:
-            return f"uint8(1) if {self.value(x)} else uint8(0)"
+            return f"choose({self.value(x)}, uint8(1), uint8(0))"
         return self.value(x)
 
     def combine(self, pointer: str, index: str, x: Scalar, how: Combination) -> None:
@@ -259,7 +259,7 @@ class Emitter:
             text = f"{a} {_infix[x.op]} {b}"
             return f"{register_type(x.dtype)}({text})" if x.dtype.is_integer else text
         if x.op == "where":
-            return f"{operands[1]} if {a} else {operands[2]}"
+            return f"choose({a}, {operands[1]}, {operands[2]})"
         if x.op in ("min", "max"):
             return self._extreme(x, a, b)
         if x.op == "not":
@@ -267,7 +267,7 @@ class Emitter:
         if x.op == "neg":
             return f"-{a}" if x.dtype.is_float else f"{register_type(x.dtype)}(-{a})"
         if x.op == "abs" and not x.dtype.is_float:
-            return f"{a} if {a} >= 0 else {register_type(x.dtype)}(-{a})"
+            return f"choose({a} >= 0, {a}, {register_type(x.dtype)}(-{a}))"
         if x.op in ("truncdiv", "truncmod"):
             width = x.dtype.short if x.dtype.itemsize >= 4 else "i32"
             return f"{register_type(x.dtype)}({x.op}_{width}({a}, {b}))"
@@ -278,11 +278,11 @@ class Emitter:
     def _extreme(self, x: Scalar, a: str, b: str) -> str:
         order = "<" if x.op == "min" else ">"
         if not x.dtype.is_float:
-            return f"{a} if {a} {order} {b} else {b}"
+            return f"choose({a} {order} {b}, {a}, {b})"
         constant = x.operands[1]
         if constant.op == "constant" and constant.value == constant.value:
-            return f"{b} if {b} {order} {a} else {a}"
-        return f"{a} if ({a} {order} {b}) | ({a} != {a}) else {b}"
+            return f"choose({b} {order} {a}, {b}, {a})"
+        return f"choose(({a} {order} {b}) | ({a} != {a}), {a}, {b})"
 
 
 class KernelBuilder:

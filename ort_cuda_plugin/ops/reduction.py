@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.ops.axes import axes_count, normalize_axes, normalize_axis
+from ort_cuda_plugin.ops.axes import axes_count, normalize_axis
 from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, WIDE_INTS, HostTensor, T, op
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
@@ -33,7 +33,9 @@ def reduction(
     def run(ctx: Lowering, x: Tensor, axes: tuple[Dim, ...] | None, keepdims: int, noop: int) -> Tensor:
         if not axes and noop:
             return elementwise(ctx, element, x)
-        return reduce(ctx, fn, x, normalize_axes(axes, x.rank) if axes else range(x.rank), keepdims != 0)
+        # An axis that is named twice counts once, as the CPU provider has it.
+        named = {normalize_axis(axis, x.rank) for axis in axes} if axes else range(x.rank)
+        return reduce(ctx, fn, x, named, keepdims != 0)
 
     @op(name, since=1, types={"T": types})
     def by_attribute(ctx: Lowering, data: Tensor, *, axes: tuple[int, ...] | None = None, keepdims: int = 1) -> Tensor:

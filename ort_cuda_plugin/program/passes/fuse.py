@@ -7,7 +7,7 @@ well). Values are rounded to the type in which they were stored, so that fusing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -23,7 +23,10 @@ from .paths import Path, covers, find_path
 MAX_TENSORS = 24
 """Tensors of a joint step: a kernel takes a pointer and strides of each, and has a limited number of parameters."""
 MAX_PARAMETERS = 60
-MAX_OPERATIONS = 4000
+MAX_OPERATIONS = 512
+"""Operations of a kernel: compilation takes seconds for so many, and more than twice as long for twice as many."""
+MAX_DIVISIONS = 4
+"""Integer divisions and remainders of a kernel: LLVM may take twice as long for each more that is nested."""
 MAX_REPEATED_OPERATIONS = 16
 """Operations that are computed again for each element that a producer's element is repeated to."""
 MAX_DISTANCE = 400
@@ -148,7 +151,9 @@ def is_small(step: Map) -> bool:
     dims, strides = collapse(step.shape, [broadcast_strides(x, step.shape) for x in tensors])
     numbers = sum(not isinstance(s, int) or s not in (0, 1) for axes in strides for s in axes)
     parameters = len(step.inputs) + len(step.all_outputs) + numbers + 3 * len(dims) + 4
-    return parameters <= MAX_PARAMETERS and len(reachable(x for x, _ in step.all_outputs)) <= MAX_OPERATIONS
+    operations = reachable(x for x, _ in step.all_outputs)
+    divisions = sum(x.op in ("truncdiv", "truncmod") for x in operations)
+    return parameters <= MAX_PARAMETERS and len(operations) <= MAX_OPERATIONS and divisions <= MAX_DIVISIONS
 
 
 # ---- maps as producers ----
@@ -182,6 +187,9 @@ def _join_map(producer: Map, consumer: Map, kept: Sequence[Output]) -> Map | Non
         return None
     if isinstance(consumer, Rows) and _is_narrow(consumer) and len(reachable(x for x, _ in producer.outputs)) > 8:
         return None
+    # The consumer's leaves give way: its expressions are the small ones of a long chain.
+    known = {_place(x, consumer.shape): leaf for leaf, x in views.inputs}
+    replaced |= {leaf: known[place] for leaf, x in rest if (place := _place(x, consumer.shape)) in known}
     return _with_inputs(consumer, replaced, [*views.inputs, *rest], outputs, producer)
 
 
@@ -191,7 +199,8 @@ class _Views:
     def __init__(self, producer: Map, shape: tuple[Dim, ...]) -> None:
         self.producer, self.shape = producer, shape
         placed = [broadcast_strides(x, producer.shape) for _, x in producer.inputs]
-        self.paths: dict[_View, Substitution] = {}
+        self.paths: dict[_View, Substitution | None] = {}
+        """What gives an expression its inputs along a path; None where they are those of the producer."""
         self.inputs: list[Input] = []
         # A view that keeps the dimensions needs them as they are; one that merges them needs them merged.
         self.forms = [_Form(producer.shape, tuple(placed))]
@@ -217,15 +226,28 @@ class _Views:
 
     def at(self, expression: Scalar, view: _View) -> Scalar:
         if view not in self.paths:
-            replaced = {}
-            for (leaf, x), strides in zip(self.producer.inputs, view.form.placed, strict=True):
-                replaced[leaf] = new = Scalar(leaf.dtype, "leaf")
-                if x.size != 1:
-                    offset = x.offset + view.path.offset(strides)
-                    x = Tensor(x.dtype, self.shape, x.buffer, strides=view.path.strides(strides), offset=offset)
-                self.inputs.append((new, x))
-            self.paths[view] = Substitution(replaced)
-        return self.paths[view](expression)
+            placed = [
+                self._along(x, strides, view.path)
+                for (_, x), strides in zip(self.producer.inputs, view.form.placed, strict=True)
+            ]
+            if not self.paths and all(x is y for (_, x), y in zip(self.producer.inputs, placed, strict=True)):
+                self.inputs += self.producer.inputs
+                self.paths[view] = None
+            else:
+                leaves = {leaf: Scalar(leaf.dtype, "leaf") for leaf, _ in self.producer.inputs}
+                self.inputs += zip(leaves.values(), placed, strict=True)
+                self.paths[view] = Substitution(leaves)
+        new = self.paths[view]
+        return expression if new is None else new(expression)
+
+    def _along(self, x: Tensor, strides: Sequence[Dim], path: Path) -> Tensor:
+        """x of the producer as the consumer reads it; x itself where that is no other place."""
+        if x.size == 1:
+            return x
+        offset, new = x.offset + path.offset(strides), path.strides(strides)
+        if offset == x.offset and x.rank <= len(self.shape) and tuple(new) == broadcast_strides(x, self.shape):
+            return x
+        return Tensor(x.dtype, self.shape, x.buffer, strides=new, offset=offset)
 
     def covering(self) -> _View | None:
         return next((view for view in self.paths if self._covers(view)), None)
@@ -448,13 +470,18 @@ def _with_inputs(
     return unified(changed)
 
 
+def _place(x: Tensor, shape: tuple[Dim, ...]) -> Hashable:
+    """What two tensors have in common that give ``shape`` the same elements."""
+    return x.buffer, x.dtype, x.offset, broadcast_strides(x, shape)
+
+
 def unified(step: Map) -> Map:
     """The step with one leaf for each place that it reads."""
     known: dict[object, Scalar] = {}
     replaced: dict[Scalar, Scalar] = {}
     inputs: list[Input] = []
     for leaf, x in step.inputs:
-        key = x.buffer, x.dtype, x.offset, broadcast_strides(x, step.shape)
+        key = _place(x, step.shape)
         if key in known:
             replaced[leaf] = known[key]
         else:

@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import onnx
+
 from mutation import node_mutators
 from mutation.bases import Base
 from mutation.mutators import MUTATORS
@@ -39,6 +41,14 @@ def mutant(number: int, bases: Mapping[str, Base]) -> Mutant:
     return Mutant(base, steps, rng.choice(LEVELS))
 
 
+def _is_variadic(node: onnx.NodeProto) -> bool:
+    try:
+        schema = onnx.defs.get_schema(node.op_type, node.domain)
+    except onnx.defs.SchemaError:
+        return False
+    return bool(schema.inputs) and schema.inputs[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
+
+
 def build(mutated: Mutant, base: Base) -> tuple[bytes, Feeds]:
     """The serialized model and what feeds it. A step that finds nothing to change does nothing."""
     subject = Subject(parse(base.model), dict(base.feeds))
@@ -47,4 +57,11 @@ def build(mutated: Mutant, base: Base) -> tuple[bytes, Feeds]:
         MUTATORS[name][0](subject)
     subject.rng = random.Random(zlib.crc32(mutated.base.encode()))
     complete_feeds(subject)
+    for graph in subject.graphs():
+        for node in graph.node:
+            if "" in node.input and _is_variadic(node):
+                # The CPU provider reads address 0 for one that is left out among any number of inputs.
+                given = [name for name in node.input if name]
+                del node.input[:]
+                node.input.extend(given)
     return subject.serialize(), subject.feeds

@@ -50,23 +50,10 @@ def change_number_of_inputs(subject: Subject) -> bool:
     elif kind == 1 and node.input:
         del node.input[subject.rng.randrange(len(node.input))]
     elif kind == 2 and len(node.input) > 1:
-        index = subject.rng.randrange(1, len(node.input))
-        if _is_variadic(node):
-            # The CPU provider reads address 0 for one that is left out among any number of inputs.
-            del node.input[index]
-        else:
-            node.input[index] = ""
+        node.input[subject.rng.randrange(1, len(node.input))] = ""
     else:
         node.input.append(subject.rng.choice(subject.names(graph) or [""]))
     return True
-
-
-def _is_variadic(node: onnx.NodeProto) -> bool:
-    try:
-        schema = onnx.defs.get_schema(node.op_type, node.domain)
-    except onnx.defs.SchemaError:
-        return False
-    return bool(schema.inputs) and schema.inputs[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
 
 
 @mutator(2)

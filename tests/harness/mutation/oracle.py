@@ -68,7 +68,7 @@ _INTERNAL = re.compile(
 _DOCUMENTED = re.compile(
     "overflows 64 bits|does not fit 64 bits|more bytes than a 64-bit integer|does not fit the kernel's parameter"
     "|another size in dimension [0-9]+ than it must have|weights of a loss are not one per class"
-    "|limits of NonMaxSuppression are one number each"
+    "|limits of NonMaxSuppression are one number each|Pad\\): axes .* name one twice"
 )
 """Errors where the CPU provider's arithmetic of sizes wraps, and where it reads what lies beside a tensor."""
 RECURRENT = {"LSTM", "GRU", "RNN"}
@@ -140,11 +140,14 @@ def _is_documented(model: onnx.ModelProto, feeds: Feeds) -> bool:
     arrays = [x for x in (*feeds.values(), *_constants(model)) if isinstance(x, np.ndarray)]
     for node in model.graph.node:
         attributes = {attribute.name: attribute.i for attribute in node.attribute}
+        floats = {attribute.name: attribute.f for attribute in node.attribute}
         if (
             node.op_type in LOSSES
             or (node.op_type in RECURRENT and any(x.size == 0 for x in arrays))
             or (node.op_type == "NonZero" and any(x.ndim == 0 for x in arrays))
             or (node.op_type == "TopK" and attributes.get("sorted") == 0)
+            or (node.op_type == "Range" and any(x.shape == (1,) for x in arrays))
+            or (node.op_type == "LRN" and floats.get("bias", 1.0) == 0.0)
         ):
             return True
     return False
