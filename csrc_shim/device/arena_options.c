@@ -86,6 +86,9 @@ static int unknown_key(const char *key, ocp_error *error) {
 int ocp_arena_config_parse(const char *const *keys, const char *const *values, size_t count, ocp_arena_config *config,
                            uint32_t *given, ocp_error *error) {
   for (size_t i = 0; i < count; i++) {
+    /* From 1.32 on ONNX Runtime tells an allocator which execution provider of which session it is for. */
+    if (strcmp(keys[i], "ep_instance_id") == 0)
+      continue;
     int index = 0;
     while (index < NUM_KEYS && strcmp(keys[i], keys_known[index].key) != 0)
       index++;

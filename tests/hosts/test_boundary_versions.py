@@ -18,7 +18,9 @@ from isolated import HARNESS, python
 from ort_cuda_plugin.abi.tables import NEWEST_API, OLDEST_API
 from version_models import CASES
 
-OTHERS = [version for version in (f"1.{OLDEST_API}.0", "1.28.0", "1.30.0") if version != onnxruntime.__version__]
+OTHERS = [
+    version for version in (f"1.{OLDEST_API}.0", "1.28.0", "1.30.0", "1.32.0") if version != onnxruntime.__version__
+]
 
 
 def install(folder: Path, versions: list[str]) -> None:
