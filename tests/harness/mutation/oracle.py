@@ -146,7 +146,7 @@ def _is_documented(model: onnx.ModelProto, feeds: Feeds) -> bool:
             or (node.op_type in RECURRENT and any(x.size == 0 for x in arrays))
             or (node.op_type == "NonZero" and any(x.ndim == 0 for x in arrays))
             or (node.op_type == "TopK" and attributes.get("sorted") == 0)
-            or (node.op_type == "Range" and any(x.shape == (1,) for x in arrays))
+            or (node.op_type == "Range" and any(np.ndim(feeds[name]) == 1 for name in node.input if name in feeds))
             or (node.op_type == "LRN" and floats.get("bias", 1.0) == 0.0)
         ):
             return True
