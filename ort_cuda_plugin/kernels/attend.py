@@ -17,13 +17,13 @@ from ..program.lowering import Arg, Int32, Int64, Lowering
 from ..program.row_program import Stage, Values, grouped_stages
 from ..program.scalar import Scalar
 from ..program.shapes import broadcast_strides, collapse
-from ..program.steps import Attend, Input, Map
+from ..program.steps import Attend, Map
 from ..program.symbolic import Dim, ceildiv, hint, le, product
 from .codegen import Emitter, KernelBuilder, load_text, offset_text, register_type
 from .contract import batch_strides, contiguous_axis
 from .epilogue import Axes, Epilogue, Terms, count_along, make_epilogue, sum_text
 from .reduce import SERIAL_PARTS
-from .tiles import Element, Operand, Tile, fill_matrix, indented, log2, pipeline, place_type, store_tile
+from .tiles import Element, Operand, Tile, batch_offsets, fill_matrix, indented, log2, pipeline, place_type, store_tile
 
 PREFIX = "r_"
 """Begins the names of what a row program asks for."""
@@ -172,7 +172,7 @@ class AttentionKernel:
             "batch = int32(rest // tiles_m)",
             f"row0 = int32((rest - batch * tiles_m) * {form.m})",
             "thread = int32(cuda.threadIdx.x)",
-            *self._batch_offsets(),
+            *batch_offsets("abc", "start", self.batch_rank).splitlines(),
             f"tile_c = array_pointer(cuda.shared.array({shared}, float32, 16))",
             f"element_t = array_pointer(cuda.shared.array({form.keys * form.pitch}, float32, 16))",
         ]
@@ -190,15 +190,6 @@ class AttentionKernel:
         lines.append(f"score_sums = registers_f32({accumulators})")
         lines.append(f"result_sums = registers_f32({form.result.thread_m * form.result.thread_n})")
         return [*lines, *self.weights.block_lines]
-
-    def _batch_offsets(self) -> list[str]:
-        """Decodes ``batch``, last dimension first, into the operands' offsets."""
-        lines = [f"{x}_start = int64(0)" for x in "abc"] + ["digits = batch"]
-        for i in reversed(range(1, self.batch_rank)):
-            lines += [f"quotient = int32(digits // batch{i})", f"digit = int64(digits - quotient * batch{i})"]
-            lines += [f"{x}_start += digit * {x}_batch{i}" for x in "abc"]
-            lines.append("digits = quotient")
-        return [*lines, *(f"{x}_start += int64(digits) * {x}_batch0" for x in "abc")]
 
     def _scores(self) -> list[str]:
         """Fills the tile ``tile`` of scores, [key][row]: the product of keys, the rows of b, and of the rows of a."""
@@ -388,13 +379,7 @@ def make_weights(ctx: Lowering, step: Attend) -> tuple[Weights, list[Arg]]:
     emit = Emitter(PREFIX, indent=0)
     builder = KernelBuilder(PREFIX, emit)
     scores = Map(step.nodes, step.score_shape, step.score_inputs, ())
-    loaded: list[Input] = []
-    for leaf, x in step.score_inputs:
-        element = builder.element(x)
-        if element is None:
-            loaded.append((leaf, x))
-        else:
-            emit.bind(leaf, element)
+    loaded = builder.to_load(step.score_inputs)
     tensors = [x for _, x in loaded]
     pointers = [builder.tensor(x) for x in tensors]
     placed = [broadcast_strides(x, step.score_shape) for x in tensors]

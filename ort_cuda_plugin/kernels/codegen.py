@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.model.ir import NARROW_FLOATS, DType, Unsupported
 from ort_cuda_plugin.program.lowering import Arg, Float32, Float64, Int32, Int64, Lowering, Tensor
 from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.steps import Input
 from ort_cuda_plugin.program.symbolic import Dim
 
 MAX_PARAMETERS = 64
@@ -337,6 +338,17 @@ class KernelBuilder:
             return self.emit.assign(cast_text(raw, DType.INT64, x.dtype))
         number = constant_number(x)
         return None if number is None else self.number(float(number), x.dtype)
+
+    def to_load(self, inputs: Iterable[Input]) -> list[Input]:
+        """The inputs whose elements a thread loads; leaves of known elements are bound to parameters."""
+        loaded = []
+        for leaf, x in inputs:
+            element = self.element(x)
+            if element is None:
+                loaded.append((leaf, x))
+            else:
+                self.emit.bind(leaf, element)
+        return loaded
 
     def parameters(self) -> tuple[list[tuple[str, str]], list[Arg]]:
         """Name and type of each parameter, and the arguments of the launch."""

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from ..program.lowering import Arg, Lowering
 from ..program.scalar import Scalar
 from ..program.shapes import broadcast_strides, collapse
-from ..program.steps import Input, Map
+from ..program.steps import Map
 from ..program.symbolic import Dim, product
 from .codegen import Emitter, KernelBuilder, load_text, offset_text, register_type
 from .layout import coordinates, extent, index_type
@@ -58,13 +58,7 @@ def make_epilogue(
     """
     emit = Emitter(PREFIX, indent=0)
     builder = KernelBuilder(PREFIX, emit)
-    loaded: list[Input] = []
-    for leaf, x in step.inputs:
-        element = builder.element(x)
-        if element is None:
-            loaded.append((leaf, x))
-        else:
-            emit.bind(leaf, element)
+    loaded = builder.to_load(step.inputs)
     tensors = [x for _, x in loaded] + [y for _, y in step.outputs]
     pointers = [builder.tensor(x, written=number >= len(loaded)) for number, x in enumerate(tensors)]
     placed = [broadcast_strides(x, step.shape) for x in tensors]

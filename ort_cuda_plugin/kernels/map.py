@@ -6,7 +6,7 @@ from ort_cuda_plugin.kernels.codegen import KernelBuilder, kernel_name, load_tex
 from ort_cuda_plugin.kernels.layout import Plane
 from ort_cuda_plugin.program.lowering import Lowering
 from ort_cuda_plugin.program.shapes import broadcast_strides, collapse
-from ort_cuda_plugin.program.steps import Input, Map
+from ort_cuda_plugin.program.steps import Map
 from ort_cuda_plugin.program.symbolic import Dim
 
 __all__ = ["launch_map"]
@@ -26,13 +26,7 @@ def launch_map(ctx: Lowering, step: Map) -> None:
         return
     builder = KernelBuilder()
     emit = builder.emit
-    loaded: list[Input] = []
-    for leaf, x in step.inputs:
-        element = builder.element(x)
-        if element is None:
-            loaded.append((leaf, x))
-        else:
-            emit.bind(leaf, element)
+    loaded = builder.to_load(step.inputs)
     placed = [broadcast_strides(x, step.shape) for _, x in loaded] + [y.strides for _, y in step.outputs]
     dims, strides = collapse(step.shape, placed)
     plane = Plane(ctx, builder, dims or [1])

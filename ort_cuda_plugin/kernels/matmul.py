@@ -19,6 +19,7 @@ from .tiles import (
     Element,
     Operand,
     Tile,
+    batch_offsets,
     declare,
     fill_matrix,
     indent,
@@ -91,19 +92,6 @@ class Product:
             launch_bounds=threads,
         )
 
-    def batch_offsets(self) -> str:
-        """Decodes ``batch``, last dimension first, into the operands' offsets ``a_base`` and ``b_base``."""
-        lines = ["a_base = int64(0)", "b_base = int64(0)", "digits = batch"]
-        for i in reversed(range(1, self.batch_rank)):
-            lines += [
-                f"quotient = int32(digits // batch{i})",
-                f"digit = int64(digits - quotient * batch{i})",
-                f"a_base += digit * a_batch{i}",
-                f"b_base += digit * b_batch{i}",
-                "digits = quotient",
-            ]
-        return "\n".join([*lines, "a_base += int64(digits) * a_batch0", "b_base += int64(digits) * b_batch0"])
-
     def finish(self) -> list[str]:
         """What a thread does with ``total`` of the element (``row``, ``column0 + thread``)."""
         epilogue = self.epilogue
@@ -135,7 +123,7 @@ class TiledProduct(Product):
         """
         body = [
             prologue,
-            self.batch_offsets(),
+            batch_offsets("ab", "base", self.batch_rank),
             declare(tile, element.accumulator),
             pipeline(tile, element.accumulator, "\n".join(fill)),
             store_tile(tile, "m", "n", element, self.epilogue),
@@ -176,7 +164,9 @@ class RowProduct(Product):
         a_row = f"a_base += int64({self.index_type}(row * {self.stride('a_m')}))"
         dot = self._along_k() if self.b_contiguous == "k" else self._along_n()
         return self.kernel(
-            f"matmul_row_{self.b_contiguous}", self.threads, [prologue, self.batch_offsets(), a_row, dot]
+            f"matmul_row_{self.b_contiguous}",
+            self.threads,
+            [prologue, batch_offsets("ab", "base", self.batch_rank), a_row, dot],
         )
 
     def _load_a(self, k: str) -> str:

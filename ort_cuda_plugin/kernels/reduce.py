@@ -16,7 +16,7 @@ from ort_cuda_plugin.program.lowering import Lowering
 from ort_cuda_plugin.program.row_program import Stage, Values, grouped_stages
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.shapes import broadcast_strides, collapse
-from ort_cuda_plugin.program.steps import Input, Rows
+from ort_cuda_plugin.program.steps import Rows
 from ort_cuda_plugin.program.symbolic import Dim, ceildiv, hint, product
 
 __all__ = ["launch_rows"]
@@ -68,13 +68,7 @@ class _RowKernel:
     def launch(self) -> None:
         builder, emit, elements, rows = self.builder, self.emit, self.step.outputs, self.step.row_outputs
         outputs = self.step.all_outputs
-        sources: list[Input] = []
-        for leaf, x in self.step.inputs:
-            element = builder.element(x)
-            if element is None:
-                sources.append((leaf, x))
-            else:
-                emit.bind(leaf, element)
+        sources = builder.to_load(self.step.inputs)
         # A result per row has no place along the columns, so that it does not keep them from merging.
         placed = [broadcast_strides(x, self.shape) for x in (*(x for _, x in sources), *(y for _, y in outputs))]
         row_dims, row_strides = self._collapse(placed, reduced=False)

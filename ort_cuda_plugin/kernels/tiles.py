@@ -104,6 +104,16 @@ def element_number(index: str) -> str:
     """
 
 
+def batch_offsets(operands: str, name: str, rank: int) -> str:
+    """Decodes ``batch`` of ``rank`` dimensions, last first, into an offset ``<operand>_<name>`` of each operand."""
+    lines = [*(f"{x}_{name} = int64(0)" for x in operands), "digits = batch"]
+    for i in reversed(range(1, rank)):
+        lines += [f"quotient = int32(digits // batch{i})", f"digit = int64(digits - quotient * batch{i})"]
+        lines += [f"{x}_{name} += digit * {x}_batch{i}" for x in operands]
+        lines.append("digits = quotient")
+    return "\n".join([*lines, *(f"{x}_{name} += int64(digits) * {x}_batch0" for x in operands)])
+
+
 def declare(tile: Tile, accumulator: str) -> str:
     """Shared memory, the thread's place in the block, and accumulators of 0.
 

@@ -166,6 +166,11 @@ class Convolve(Sums):
         return range(1 + self.channel_axes, len(self.shape))
 
 
+def joined_nodes(*steps: Map) -> tuple[Node, ...]:
+    """The nodes of all ``steps``, in order and each once."""
+    return tuple(dict.fromkeys(node for step in steps for node in step.nodes))
+
+
 def used_inputs(inputs: Iterable[Input], expressions: Iterable[Scalar]) -> tuple[Input, ...]:
     """The inputs that the expressions depend on, those of stages of row programs included."""
     used = reachable(expressions)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...model.ir import NARROW_FLOATS, DType
 from ..row_program import grouped_stages
 from ..scalar import Scalar
-from ..steps import Attend, Contract, Input, Map, Rows, Substitution, dense, stored, used_inputs
+from ..steps import Attend, Contract, Input, Map, Rows, Substitution, dense, joined_nodes, stored, used_inputs
 from ..tensor import Buffer, BufferKind, Tensor, contiguous_strides
 from ..trace import ReadBack, Step
 from .fuse import reads_all, rebased
@@ -102,7 +102,7 @@ def _joint(first: Contract, rows: Rows, leaf: object, x: Tensor, second: Contrac
         return None
     expression = Substitution({own: stored(score) for own, _ in inputs if own is leaf})(weight)
     return Attend(
-        tuple(dict.fromkeys((*first.nodes, *rows.nodes, *second.nodes))),
+        joined_nodes(first, rows, second),
         second.shape,
         second.inputs,
         second.outputs,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..steps import Map
+from ..steps import Map, joined_nodes
 from ..symbolic import Dim, hint
 from ..tensor import BufferKind
 from ..trace import ReadBack, Step
@@ -56,5 +56,5 @@ def _writes_apart(step: Map, other: Step) -> bool:
 
 
 def _joint(first: Map, second: Map) -> Map:
-    nodes = tuple(dict.fromkeys((*first.nodes, *second.nodes)))
-    return unified(Map(nodes, first.shape, (*first.inputs, *second.inputs), (*first.outputs, *second.outputs)))
+    inputs, outputs = (*first.inputs, *second.inputs), (*first.outputs, *second.outputs)
+    return unified(Map(joined_nodes(first, second), first.shape, inputs, outputs))

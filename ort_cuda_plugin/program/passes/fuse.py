@@ -11,10 +11,22 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ...model.ir import Node
 from ..scalar import Scalar, reachable
 from ..shapes import broadcast_strides, collapse
-from ..steps import Contract, Convolve, Input, Map, Output, Rows, Substitution, Sums, dense, stored, used_inputs
+from ..steps import (
+    Contract,
+    Convolve,
+    Input,
+    Map,
+    Output,
+    Rows,
+    Substitution,
+    Sums,
+    dense,
+    joined_nodes,
+    stored,
+    used_inputs,
+)
 from ..symbolic import Dim, hint, product
 from ..tensor import Buffer, BufferKind, Tensor, contiguous_strides
 from ..trace import ReadBack, Step
@@ -326,7 +338,7 @@ def _join_rows(producer: Rows, consumer: Map, kept: Sequence[Output]) -> Map | N
     return unified(
         replace(
             producer,
-            nodes=_nodes(producer, consumer),
+            nodes=joined_nodes(producer, consumer),
             inputs=inputs,
             outputs=tuple(elements),
             row_outputs=tuple(rows),
@@ -399,7 +411,7 @@ def _join_sums(producer: Sums, consumer: Map, kept: Sequence[Output]) -> Map | N
     new = Substitution(replaced)
     outputs = (*kept, *((new(x), y) for x, y in own.outputs))
     inputs = used_inputs([*producer.inputs, *rest], [x for x, _ in outputs])
-    return unified(replace(producer, nodes=_nodes(producer, consumer), inputs=inputs, outputs=outputs))
+    return unified(replace(producer, nodes=joined_nodes(producer, consumer), inputs=inputs, outputs=outputs))
 
 
 def _split(
@@ -442,10 +454,6 @@ def _split(
 # ---- joint steps ----
 
 
-def _nodes(producer: Map, consumer: Map) -> tuple[Node, ...]:
-    return tuple(dict.fromkeys((*producer.nodes, *consumer.nodes)))
-
-
 def _with_inputs(
     consumer: Map,
     replaced: dict[Scalar, Scalar],
@@ -461,7 +469,7 @@ def _with_inputs(
     expressions = [x for x, _ in (*outputs, *own, *rows)]
     changed = replace(
         consumer,
-        nodes=_nodes(producer, consumer),
+        nodes=joined_nodes(producer, consumer),
         inputs=used_inputs(inputs, expressions),
         outputs=(*outputs, *own),
     )
