@@ -8,7 +8,7 @@ from ..program.lowering import Lowering
 from ..program.steps import Attend, Contract, Convolve
 from ..program.symbolic import hint
 from ..program.trace import Step
-from .library_calls import call_cublaslt
+from .library_calls import call_cublaslt, call_cudnn
 
 SMALL_ATTENTION = 1 << 14
 """Scores of a head up to which launches cost more than arithmetic. An estimate: no GPU has measured it."""
@@ -43,4 +43,4 @@ def _without_large_attention(ctx: Lowering, steps: Sequence[Step]) -> Iterator[S
 def _is_called(ctx: Lowering, step: Step) -> bool:
     if isinstance(step, Contract):
         return call_cublaslt(ctx, step)
-    return isinstance(step, Convolve) and 0 not in step.shape and step.call(ctx, step)
+    return isinstance(step, Convolve) and 0 not in step.shape and call_cudnn(ctx, step)

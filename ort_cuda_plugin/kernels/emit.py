@@ -9,6 +9,7 @@ from ..program.steps import Attend, Contract, Convolve, Map, Rows
 from ..program.trace import Recordable, Step
 from .attend import launch_attend
 from .contract import launch_contract
+from .convolve import launch_convolve
 from .map import launch_map
 from .reduce import launch_rows
 
@@ -40,7 +41,7 @@ def launch_step(ctx: Lowering, step: Map) -> None:
     elif isinstance(step, Attend):
         launch_attend(ctx, step)
     elif isinstance(step, Convolve):
-        step.launch(ctx, step)
+        launch_convolve(ctx, step)
     elif isinstance(step, Rows):
         launch_rows(ctx, step)
     else:

@@ -78,14 +78,17 @@ def _product_strides(step: Contract, call: Folded, out: Tensor) -> tuple[Dim, Di
     return (found[1], found[2]) if found[0] == 1 else None
 
 
-def call_cudnn(ctx: Lowering, step: Convolve, weights: Tensor, group: int, spatial: Sequence[Dim], rank: int) -> bool:
-    """Records a call of cuDNN and what it leaves, for a convolution in ``rank`` dimensions of these sizes.
-
-    False where the device does not offer it.
-    """
-    x, dtype = step.operands[0], step.operands[0].dtype
-    if "cudnn" not in ctx.device.libraries or not dtype.is_float:
+def call_cudnn(ctx: Lowering, step: Convolve) -> bool:
+    """Records a call of cuDNN and what it leaves; False where the device or the library does not offer it."""
+    (x, weights), w, dtype = step.operands, step.windows.planar, step.operands[0].dtype
+    if "cudnn" not in ctx.device.libraries or not dtype.is_float or step.transposed:
         return False
+    if w.begin != w.end:
+        # Its engines want the same padding at both ends.
+        return False
+    spatial: list[Dim] = []
+    for axis in zip(w.size, w.kernel, step.places, w.strides, w.dilations, w.begin, w.end, strict=True):
+        spatial += axis
     # For these it has engines in our layout that need not be compiled first.
     finishes = dtype is not DType.FLOAT64
     form = find_form(
@@ -105,9 +108,9 @@ def call_cudnn(ctx: Lowering, step: Convolve, weights: Tensor, group: int, spati
         loose = [axis for axis, (dim, stride, dense) in enumerate(pairs) if dim != 1 and stride != dense]
         if loose and (has_residual or loose != [0]):
             return None
-        return [step.shape[0], x.shape[1], rows, group, out.strides[0], *spatial]
+        return [step.shape[0], x.shape[1], rows, step.groups, out.strides[0], *spatial]
 
-    problem = LibraryProblem(CONV, dtype.onnx, _flags(ctx.options, form), rank, form.alpha, form.beta)
+    problem = LibraryProblem(CONV, dtype.onnx, _flags(ctx.options, form), len(w.size), form.alpha, form.beta)
     _record(ctx, step, problem, form, "cuDNN: convolution", (x, weights), sizes)
     return True
 

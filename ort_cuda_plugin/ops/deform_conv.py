@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, unravel
 from ort_cuda_plugin.model.ir import DType, InvalidModel
 from ort_cuda_plugin.ops.image import clamped_integer
-from ort_cuda_plugin.ops.nn import Windows, windows
+from ort_cuda_plugin.ops.nn import windows
 from ort_cuda_plugin.ops.registry import FLOATS, T, op
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
@@ -17,6 +17,7 @@ from ort_cuda_plugin.program.multiply import multiply
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, product
 from ort_cuda_plugin.program.views import reshape, unsqueeze
+from ort_cuda_plugin.program.windows import Windows
 
 
 def _patches(

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from ..kernels.contract import choose_tile
-from ..kernels.conv import TiledConv, pack_weights, packed_shape, patch_table
-from ..kernels.epilogue import Axes, make_epilogue
-from ..kernels.library_calls import call_cudnn
 from ..kernels.pool import Pool, local_response_normalization
 from ..kernels.tiles import THREADS
 from ..model.ir import DType
@@ -18,59 +13,14 @@ from ..program.reduce import reduce
 from ..program.row_program import MAX, Row
 from ..program.scalar import Scalar
 from ..program.steps import Convolve, Input
-from ..program.symbolic import Dim, ceildiv, eq, hint, is_read_back, le, lt, product, select, sym_max, truncdiv
+from ..program.symbolic import Dim, ceildiv, eq, hint, lt, product, sym_max
+from ..program.windows import Windows
 from .registry import FLOATS, T, op
-from .strips import int32s, static_shape, strip_conv
 
 Ints = Sequence[int]
 MAX_SPATIAL = 3
-STRIP_ROWS = 16
-"""Output channels of a group up to which a convolution runs in strips."""
-EMULATED_STRIP_COLUMNS = 48
-"""Columns of the result from which every convolution does on the emulated device."""
 EMULATED_POOL_WIDTH = 32
 """Neighbours that a thread of pooling computes there."""
-
-
-@dataclass(frozen=True)
-class Windows:
-    """How windows of ``kernel`` positions move over spatial dimensions ``size``, one entry per dimension each."""
-
-    size: tuple[Dim, ...]
-    kernel: tuple[Dim, ...]
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    begin: tuple[Dim, ...]
-    end: tuple[Dim, ...]
-
-    @property
-    def extent(self) -> tuple[Dim, ...]:
-        """Elements that a window reaches over, gaps included."""
-        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
-
-    def count(self, ctx: Lowering, ceil_mode: bool = False, *, may_exceed: bool = False) -> tuple[Dim, ...]:
-        """Windows along each dimension. With ``ceil_mode`` the last may reach over the end, but not begin there.
-
-        With ``may_exceed`` a window may be larger than the padded input: there are none, or one, as ONNX's formula
-        has it with quotients that are rounded toward zero.
-        """
-        result = []
-        for size, extent, stride, begin, end in zip(
-            self.size, self.extent, self.strides, self.begin, self.end, strict=True
-        ):
-            room = size + begin + end - extent
-            if may_exceed and not is_read_back(room) and not ctx.guard(le(0, room)):
-                number = truncdiv(room, stride) + 1
-                ctx.require(le(0, number), "the window is larger than the padded input by more than a stride")
-                result.append(number)
-                continue
-            ctx.require(le(0, room), "the window is larger than the padded input")
-            if ceil_mode:
-                number = ceildiv(room, stride) + 1
-                result.append(select(le(size + begin, (number - 1) * stride), number - 1, number))
-            else:
-                result.append(room // stride + 1)
-        return tuple(result)
 
 
 def per_axis(name: str, values: Ints | None, default: int, rank: int, minimum: int = 1) -> tuple[int, ...]:
@@ -118,14 +68,6 @@ def windows(
     return Windows(tuple(size), tuple(kernel), steps, gaps, begin, end)
 
 
-def _planar(w: Windows, out: Sequence[Dim]) -> tuple[Windows, tuple[Dim, ...]]:
-    """One spatial dimension as two, the first of size 1: kernels have two or three."""
-    if len(w.size) > 1:
-        return w, tuple(out)
-    widened = Windows((1, *w.size), (1, *w.kernel), (1, *w.strides), (1, *w.dilations), (0, *w.begin), (0, *w.end))
-    return widened, (1, *out)
-
-
 def _static_kernel(w: Tensor, kernel_shape: Ints | None) -> tuple[int, ...]:
     kernel = tuple(dim for dim in w.shape[2:] if isinstance(dim, int))
     if len(kernel) != w.rank - 2 or not all(isinstance(dim, int) for dim in w.shape):
@@ -167,19 +109,7 @@ def conv(
         ctx.require(eq(b.size, w.shape[0]), "the bias has another size than the output channels")
     window = windows(x.shape[2:], kernel, strides, dilations, pads, auto_pad)
     spatial = window.count(ctx)
-    flat, places = _planar(window, spatial)
-
-    def launch(ctx: Lowering, step: Convolve) -> None:
-        if _in_strips(ctx, w, group, spatial):
-            strip_conv(ctx, step, group, flat, places)
-        else:
-            _tiled_conv(ctx, step, group, flat, places, spatial)
-
-    def call(ctx: Lowering, step: Convolve) -> bool:
-        # The engines of cuDNN want the same padding at both ends.
-        return window.begin == window.end and _call_library(ctx, step, group, flat, places)
-
-    return _convolve(ctx, x, w, b, (x.shape[0], w.shape[0], *spatial), launch, call)
+    return _convolve(ctx, x, w, b, (x.shape[0], w.shape[0], *spatial), window, group)
 
 
 def _convolve(
@@ -188,8 +118,9 @@ def _convolve(
     w: Tensor,
     b: Tensor | None,
     shape: tuple[Dim, ...],
-    launch: Callable[[Lowering, Convolve], None],
-    call: Callable[[Lowering, Convolve], bool],
+    window: Windows,
+    groups: int,
+    transposed: bool = False,
 ) -> Tensor:
     """Records a convolution with a bias b for each channel; gives its result of ``shape``. See `Convolve`."""
     total = Scalar(s.accumulation_type(x.dtype), "leaf")
@@ -204,10 +135,6 @@ def _convolve(
     core = s.cast(value, x.dtype)
     operands = ctx.materialize(ctx.contiguous(x)), ctx.materialize(w)
 
-    def launch_some(ctx: Lowering, step: Convolve) -> None:
-        if 0 not in step.shape:
-            launch(ctx, step)
-
     step = Convolve(
         ctx.nodes,
         shape,
@@ -215,55 +142,12 @@ def _convolve(
         ((core, out),),
         operands=operands,
         total=total,
-        launch=launch_some,
-        call=call,
+        windows=window,
+        groups=groups,
+        transposed=transposed,
     )
     ctx.record(step)
     return out
-
-
-def _in_strips(ctx: Lowering, w: Tensor, group: int, spatial: Sequence[Dim]) -> bool:
-    """Whether `StripConv` takes less time than tiles, which do much for nothing where a group has few outputs.
-
-    On a GPU that depends on the weights alone, so that every plan wants them in the same layout. The emulated device
-    has no use for shared memory where strips are as long as its vectors.
-    """
-    rows = static_shape(w)[0] // group
-    return rows <= STRIP_ROWS or (ctx.device.emulated and hint(spatial[-1]) >= EMULATED_STRIP_COLUMNS)
-
-
-def _tiled_conv(
-    ctx: Lowering, step: Convolve, group: int, flat: Windows, places: Sequence[Dim], spatial: Sequence[Dim]
-) -> None:
-    x, w = step.operands
-    outputs, channels, *_ = shape = static_shape(w)
-    rows, positions = outputs // group, product(spatial)
-    tile = choose_tile(rows, w.dtype)
-    packed = w.is_constant
-    if packed:
-        weights = ctx.derived(
-            w, ("conv", group, tile), packed_shape(shape, group, tile), lambda array: pack_weights(array, group, tile)
-        )
-    else:
-        weights = ctx.contiguous(w)
-    kernel = [k for k in flat.kernel if isinstance(k, int)]
-    table = ctx.constant(patch_table(channels, kernel, flat.dilations, tile.k))
-    index = ctx.index_dtype(channels * product(x.shape[2:]), positions)
-    outer = [Axes("image", [0]), Axes("channel", step.channels)]
-    epilogue, more = make_epilogue(ctx, step, step.total, outer, Axes("column", step.space))
-    spec = TiledConv(x.dtype.short, epilogue, tile, len(kernel), packed, index).spec
-    args: list[Arg] = [x, weights, table]
-    args += int32s([rows, positions, channels * product(kernel), channels, group])
-    args += int32s([*flat.size, *places[1:], *flat.strides, *flat.begin])
-    blocks = ceildiv(positions, tile.n) * ceildiv(rows, tile.m) * group * x.shape[0]
-    ctx.launch(spec, (blocks, 1, 1), (tile.threads, 1, 1), [*args, *more], writes=[y for _, y in step.outputs])
-
-
-def _call_library(ctx: Lowering, step: Convolve, group: int, flat: Windows, places: Sequence[Dim]) -> bool:
-    sizes: list[Dim] = []
-    for axis in zip(flat.size, flat.kernel, places, flat.strides, flat.dilations, flat.begin, flat.end, strict=True):
-        sizes += axis
-    return call_cudnn(ctx, step, step.operands[1], group, sizes, len(flat.size))
 
 
 @op("ConvTranspose", since=1, types={"T": FLOATS})
@@ -312,12 +196,7 @@ def conv_transpose(
     for size in spatial:
         ctx.require(lt(0, size), "the result has no elements along a spatial dimension")
     window = Windows(plain.size, plain.kernel, plain.strides, plain.dilations, begin, plain.end)
-    flat, places = _planar(window, spatial)
-
-    def launch(ctx: Lowering, step: Convolve) -> None:
-        strip_conv(ctx, step, group, flat, places, transposed=True)
-
-    return _convolve(ctx, x, w, b, (x.shape[0], rows, *spatial), launch, lambda ctx, step: False)
+    return _convolve(ctx, x, w, b, (x.shape[0], rows, *spatial), window, group, transposed=True)
 
 
 def _pool(
@@ -340,9 +219,10 @@ def _pool(
     count = product(out.shape[:-1]) * strips
     args: list[Arg] = [out, *([places] if places is not None else []), x]
     args.append(Int32(count) if index == "i32" else Int64(count))
-    args += int32s([strips, *window.kernel, *window.dilations, *window.size, *spatial, *window.strides, *window.begin])
+    sizes = [strips, *window.kernel, *window.dilations, *window.size, *spatial, *window.strides, *window.begin]
     if include_pad:
-        args += int32s([size + end for size, end in zip(window.size, window.end, strict=True)])
+        sizes += [size + end for size, end in zip(window.size, window.end, strict=True)]
+    args += map(Int32, sizes)
     results = (out,) if places is None else (out, places)
     ctx.launch(kernel.spec, (ceildiv(count, THREADS), 1, 1), (THREADS, 1, 1), args, writes=results)
     return results

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map, unravel
 from ort_cuda_plugin.model.ir import DType, InvalidModel
-from ort_cuda_plugin.ops.nn import Windows, per_axis, windows
+from ort_cuda_plugin.ops.nn import per_axis, windows
 from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, T1, HostTensor, Int64, T, op
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import full
@@ -14,6 +14,7 @@ from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import MAX, SUM
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, le, lt, product
+from ort_cuda_plugin.program.windows import Windows
 
 
 def _norm_pool(ctx: Lowering, x: Tensor, window: Windows, spatial: Sequence[Dim], p: float) -> Tensor:

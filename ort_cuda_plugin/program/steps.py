@@ -6,18 +6,16 @@ are Scalars whose leaves are elements of its inputs. Every tensor of a step broa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from ..model.ir import NARROW_FLOATS, DType, Node
 from .row_program import Row, Stage
 from .scalar import Scalar, reachable
 from .symbolic import Dim
 from .tensor import Buffer, BufferKind, Tensor
-
-if TYPE_CHECKING:
-    from .lowering import Lowering
+from .windows import Windows
 
 Input: TypeAlias = tuple[Scalar, Tensor]
 """A leaf and the tensor whose elements it stands for."""
@@ -147,12 +145,13 @@ class Attend(Sums):
 class Convolve(Sums):
     """A convolution and a Map over its sums: [images, channels..., space...], with ``channel_axes`` axes of channels.
 
-    ``launch`` launches our kernel for it; ``call`` records a call of a library and what that leaves to a map, or gives
-    False.
+    ``operands`` are a contiguous x [images, channels, space...] and weights as ONNX has them. ``windows`` move over x;
+    those of a ``transposed`` one over the result, but their ``size`` is that of x.
     """
 
-    launch: Callable[[Lowering, Convolve], None] = field(kw_only=True)
-    call: Callable[[Lowering, Convolve], bool] = field(kw_only=True)
+    windows: Windows = field(kw_only=True)
+    groups: int = field(default=1, kw_only=True)
+    transposed: bool = field(default=False, kw_only=True)
     channel_axes: int = field(default=1, kw_only=True)
 
     @property
@@ -164,6 +163,12 @@ class Convolve(Sums):
     def space(self) -> range:
         """The axes of places."""
         return range(1 + self.channel_axes, len(self.shape))
+
+    @property
+    def places(self) -> tuple[Dim, ...]:
+        """The sizes of the result in space, one for each dimension of `Windows.planar`."""
+        sizes = tuple(self.shape[axis] for axis in self.space)
+        return sizes if len(sizes) > 1 else (1, *sizes)
 
 
 def joined_nodes(*steps: Map) -> tuple[Node, ...]:

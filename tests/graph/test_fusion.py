@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.model.onnx_graph import read_model, storage
 from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
+from ort_cuda_plugin.program.steps import Attend, Contract, Convolve, Map, Rows
 from random_models import ModelMaker, feed
 
 TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
@@ -224,3 +226,8 @@ def test_explain_shows_the_program_after_each_pass(capsys: pytest.CaptureFixture
     assert "after lowered: 4 steps" in out
     assert "after fuse: 1 steps, 128 B read, 128 B written" in out
     assert "Relu" in out.split("after emitted")[1]
+
+
+@pytest.mark.parametrize("step", [Map, Rows, Contract, Attend, Convolve])
+def test_a_step_holds_data_and_no_functions(step: type[Map]) -> None:
+    assert not [field.name for field in dataclasses.fields(step) if "Callable" in str(field.type)]

@@ -1,16 +1,22 @@
-"""How operators launch convolutions in strips (`ort_cuda_plugin.kernels.strip_conv`)."""
+"""Kernels of convolutions: in tiles (`conv`) or in strips (`strip_conv`)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..kernels.epilogue import Axes, make_epilogue
-from ..kernels.index import IndexMap, gather_map
-from ..kernels.strip_conv import (
+from ..model.ir import Array, DType
+from ..program import scalar as s
+from ..program.lowering import Arg, Int32, Lowering, Tensor
+from ..program.scalar import Scalar
+from ..program.steps import Convolve
+from ..program.symbolic import Dim, ceildiv, hint, product
+from .contract import choose_tile
+from .conv import TiledConv, pack_weights, packed_shape, patch_table
+from .epilogue import Axes, make_epilogue
+from .index import IndexMap, gather_map
+from .strip_conv import (
     ACCUMULATORS,
     EMULATED_THREADS,
     Phases,
@@ -19,37 +25,68 @@ from ..kernels.strip_conv import (
     rows_of_thread,
     strip_shape,
 )
-from ..kernels.tiles import THREADS
-from ..model.ir import Array, DType
-from ..program import scalar as s
-from ..program.lowering import Arg, Int32, Lowering, Tensor
-from ..program.scalar import Scalar
-from ..program.steps import Convolve
-from ..program.symbolic import Dim, ceildiv, hint, product
+from .tiles import THREADS
 
-if TYPE_CHECKING:
-    from .nn import Windows
+__all__ = ["launch_convolve"]
+
+STRIP_ROWS = 16
+"""Output channels of a group up to which a convolution runs in strips."""
+EMULATED_STRIP_COLUMNS = 48
+"""Columns of the result from which every convolution does on the emulated device."""
 
 
-def static_shape(w: Tensor) -> tuple[int, ...]:
-    """The shape of weights, whose dimensions are known."""
-    return tuple(dim for dim in w.shape if isinstance(dim, int))
+def launch_convolve(ctx: Lowering, step: Convolve) -> None:
+    """Launches our kernel for a convolution, nothing for a result without elements."""
+    if 0 in step.shape:
+        return
+    if _in_strips(ctx, step):
+        _launch_strips(ctx, step)
+    else:
+        _launch_tiles(ctx, step)
 
 
-def int32s(values: Sequence[Dim]) -> list[Arg]:
-    return [Int32(value) for value in values]
+def _in_strips(ctx: Lowering, step: Convolve) -> bool:
+    """Whether `StripConv` takes less time than tiles, which do much for nothing where a group has few outputs.
 
-
-def strip_conv(
-    ctx: Lowering, step: Convolve, group: int, flat: Windows, places: Sequence[Dim], transposed: bool = False
-) -> None:
-    """Launches a convolution of a contiguous tensor, whose results have the sizes ``places`` in space.
-
-    ``flat`` has two or three dimensions.
+    On a GPU that depends on the weights alone, so that every plan wants them in the same layout. The emulated device
+    has no use for shared memory where strips are as long as its vectors.
     """
+    rows = step.operands[1].static_shape[0] // step.groups
+    long_lines = ctx.device.emulated and hint(step.shape[-1]) >= EMULATED_STRIP_COLUMNS
+    return step.transposed or rows <= STRIP_ROWS or long_lines
+
+
+def _launch_tiles(ctx: Lowering, step: Convolve) -> None:
     x, w = step.operands
+    group, flat, places = step.groups, step.windows.planar, step.places
+    outputs, channels, *_ = shape = w.static_shape
+    rows, positions = outputs // group, product(places)
+    tile = choose_tile(rows, w.dtype)
+    packed = w.is_constant
+    if packed:
+        weights = ctx.derived(
+            w, ("conv", group, tile), packed_shape(shape, group, tile), lambda array: pack_weights(array, group, tile)
+        )
+    else:
+        weights = ctx.contiguous(w)
+    kernel = [k for k in flat.kernel if isinstance(k, int)]
+    table = ctx.constant(patch_table(channels, kernel, flat.dilations, tile.k))
+    index = ctx.index_dtype(channels * product(x.shape[2:]), positions)
+    outer = [Axes("image", [0]), Axes("channel", step.channels)]
+    epilogue, more = make_epilogue(ctx, step, step.total, outer, Axes("column", step.space))
+    spec = TiledConv(x.dtype.short, epilogue, tile, len(kernel), packed, index).spec
+    args: list[Arg] = [x, weights, table]
+    args += map(Int32, [rows, positions, channels * product(kernel), channels, group])
+    args += map(Int32, [*flat.size, *places[1:], *flat.strides, *flat.begin])
+    blocks = ceildiv(positions, tile.n) * ceildiv(rows, tile.m) * group * x.shape[0]
+    ctx.launch(spec, (blocks, 1, 1), (tile.threads, 1, 1), [*args, *more], writes=[y for _, y in step.outputs])
+
+
+def _launch_strips(ctx: Lowering, step: Convolve) -> None:
+    x, w = step.operands
+    group, transposed, flat, places = step.groups, step.transposed, step.windows.planar, step.places
     kernel = tuple(size for size in flat.kernel if isinstance(size, int))
-    outputs, inputs, *_ = static_shape(w)
+    outputs, inputs, *_ = w.static_shape
     channels, rows = (outputs // group, inputs) if transposed else (inputs, outputs // group)
     thread_rows = rows_of_thread(rows, emulated=ctx.device.emulated)
     if transposed:
@@ -75,9 +112,9 @@ def strip_conv(
     spec = StripConv(x.dtype.short, epilogue, thread_rows, width, len(kernel), transposed, stride, index).spec
     args: list[Arg] = [x, _strip_weights(ctx, w, group, thread_rows, phases, transposed)]
     args += [ctx.constant(phases.array)] if transposed else []
-    args += int32s([rows, channels, group, tiles, math.prod(kernel), positions, strips, chunks])
-    args += int32s([*flat.size, *places, *flat.strides, *flat.begin, *phases.steps])
-    args += int32s([len(phases.table), *counts[:-1], *bases] if transposed else kernel)
+    args += map(Int32, [rows, channels, group, tiles, math.prod(kernel), positions, strips, chunks])
+    args += map(Int32, [*flat.size, *places, *flat.strides, *flat.begin, *phases.steps])
+    args += map(Int32, [len(phases.table), *counts[:-1], *bases] if transposed else kernel)
     blocks = chunks * (tiles * len(phases.table) * group) * x.shape[0]
     ctx.launch(spec, (blocks, 1, 1), (threads, 1, 1), [*args, *more], writes=[y for _, y in step.outputs])
 
@@ -92,7 +129,7 @@ def _strip_width(ctx: Lowering, rows: int, columns: Dim, dtype: DType) -> int:
 
 def _strip_weights(ctx: Lowering, w: Tensor, group: int, rows: int, phases: Phases, transposed: bool) -> Tensor:
     """The weights as `StripConv` wants them: once where they are constant, else in every Run."""
-    shape = static_shape(w)
+    shape = w.static_shape
     packed = strip_shape(shape, group, shape[1] if transposed else shape[0] // group, rows)
     dtype = DType.FLOAT32 if w.dtype in (DType.FLOAT16, DType.BFLOAT16) else w.dtype
     if w.is_constant:
