@@ -8,9 +8,10 @@ from ...model.ir import NARROW_FLOATS, DType
 from ..row_program import grouped_stages
 from ..scalar import Scalar
 from ..steps import Attend, Contract, Input, Map, Rows, Substitution, dense, joined_nodes, stored, used_inputs
-from ..tensor import Buffer, BufferKind, Tensor, contiguous_strides
+from ..tensor import BufferKind, Tensor, contiguous_strides
 from ..trace import ReadBack, Step
 from .fuse import reads_all, rebased
+from .uses import Uses
 
 TYPES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 
@@ -23,13 +24,7 @@ def attend(steps: Sequence[Step]) -> list[Step]:
 class _Attention:
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps: list[Step | None] = list(steps)
-        self.writers: dict[Buffer, list[int]] = {}
-        self.readers: dict[Buffer, list[int]] = {}
-        for position, step in enumerate(steps):
-            for buffer in step.writes:
-                self.writers.setdefault(buffer, []).append(position)
-            for buffer in step.reads:
-                self.readers.setdefault(buffer, []).append(position)
+        self.uses = Uses(enumerate(steps))
 
     def run(self) -> list[Step]:
         for position, step in enumerate(self.steps):
@@ -60,9 +55,9 @@ class _Attention:
 
     def _producer(self, x: Tensor, position: int) -> int | None:
         """The step that makes x, where it does nothing else, and the one at ``position`` alone reads that."""
-        if x.buffer.kind is not BufferKind.SCRATCH or self.readers[x.buffer] != [position]:
+        if x.buffer.kind is not BufferKind.SCRATCH or self.uses.readers(x.buffer) != [position]:
             return None
-        writers = self.writers.get(x.buffer, [])
+        writers = self.uses.writers(x.buffer)
         return writers[0] if len(writers) == 1 else None
 
     def _is_changed(self, start: int, end: int) -> bool:
@@ -71,7 +66,7 @@ class _Attention:
         assert step is not None
         if any(isinstance(other, ReadBack) for other in self.steps[start:end]):
             return True
-        return any(start < writer < end for buffer in step.reads for writer in self.writers.get(buffer, ()))
+        return any(start < writer < end for buffer in step.reads for writer in self.uses.writers(buffer))
 
 
 def _are_simple_axes(step: Contract) -> bool:

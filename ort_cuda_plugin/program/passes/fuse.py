@@ -28,9 +28,10 @@ from ..steps import (
     used_inputs,
 )
 from ..symbolic import Dim, hint, product
-from ..tensor import Buffer, BufferKind, Tensor, contiguous_strides
+from ..tensor import BufferKind, Tensor, contiguous_strides
 from ..trace import ReadBack, Step
 from .paths import Path, covers, find_path
+from .uses import Uses
 
 MAX_TENSORS = 24
 """Tensors of a joint step: a kernel takes a pointer and strides of each, and has a limited number of parameters."""
@@ -55,22 +56,7 @@ def fuse(steps: Sequence[Step]) -> list[Step]:
 class _Fusion:
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = list(steps)
-        self.writers: dict[Buffer, list[Step]] = {}
-        self.readers: dict[Buffer, list[Step]] = {}
-        for step in self.steps:
-            self._enter(step)
-
-    def _enter(self, step: Step) -> None:
-        for buffer in step.writes:
-            self.writers.setdefault(buffer, []).append(step)
-        for buffer in step.reads:
-            self.readers.setdefault(buffer, []).append(step)
-
-    def _leave(self, step: Step) -> None:
-        for buffer in step.writes:
-            self.writers[buffer].remove(step)
-        for buffer in step.reads:
-            self.readers[buffer].remove(step)
+        self.uses = Uses((step, step) for step in self.steps)
 
     def run(self) -> list[Step]:
         position = 0
@@ -87,7 +73,7 @@ class _Fusion:
     def _join_a_producer(self, consumer: Map, position: int) -> int | None:
         """Joins one producer to the step at ``position``; the joint step's position, or None where none can be."""
         for buffer in reversed(consumer.reads):
-            writers = self.writers.get(buffer, ())
+            writers = self.uses.writers(buffer)
             if len(writers) != 1 or not isinstance(writers[0], Map) or writers[0] is consumer:
                 continue
             producer = writers[0]
@@ -127,9 +113,9 @@ class _Fusion:
         return later if read.isdisjoint(consumer.writes) else None
 
     def _replace(self, producer: Map, consumer: Map, joint: Map, later: list[Step], position: int) -> None:
-        self._leave(producer)
-        self._leave(consumer)
-        self._enter(joint)
+        for gone in (producer, consumer):
+            self.uses.leave(gone, gone)
+        self.uses.enter(joint, joint)
         start = next(i for i in range(position, -1, -1) if self.steps[i] is producer)
         dependents = set(map(id, later))
         before = [step for step in self.steps[start + 1 : position] if id(step) not in dependents]
@@ -138,13 +124,13 @@ class _Fusion:
     def _joint(self, producer: Map, consumer: Map) -> Map | None:
         """One step that does what both do, or None where there is none or it would be slower."""
         made = {y.buffer: (x, y) for x, y in producer.all_outputs}
-        if any(not dense(y) or len(self.writers[buffer]) != 1 for buffer, (_, y) in made.items()):
+        if any(not dense(y) or len(self.uses.writers(buffer)) != 1 for buffer, (_, y) in made.items()):
             return None
         kept = [
             output
             for output in producer.all_outputs
             if output[1].buffer.kind is not BufferKind.SCRATCH
-            or any(step is not consumer for step in self.readers.get(output[1].buffer, ()))
+            or any(step is not consumer for step in self.uses.readers(output[1].buffer))
         ]
         joint: Map | None
         if isinstance(producer, Sums):

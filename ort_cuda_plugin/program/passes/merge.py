@@ -16,6 +16,7 @@ from ..symbolic import Dim
 from ..tensor import Buffer, BufferKind, Tensor, contiguous_strides
 from ..trace import Step
 from .place import Copy, with_view
+from .uses import Uses
 
 
 def merge(steps: Sequence[Step]) -> list[Step]:
@@ -25,24 +26,16 @@ def merge(steps: Sequence[Step]) -> list[Step]:
     for position, step in enumerate(result):
         if isinstance(step, Contract) and _is_mergeable(step):
             groups.setdefault(_operand_key(step), []).append(position)
-    users = _users(result)
+    uses = Uses(enumerate(result))
     gone: set[int] = set()
     for positions in groups.values():
         while len(positions) > 1:
             first, *others = positions
             alike = [first, *(other for other in others if _leaves(result[first], result[other]) is not None)]
             positions = [position for position in positions if position not in alike]
-            if len(alike) > 1 and _merge(result, alike, users):
+            if len(alike) > 1 and _merge(result, alike, uses):
                 gone.update(alike[1:])
     return [step for position, step in enumerate(result) if position not in gone]
-
-
-def _users(steps: Sequence[Step]) -> dict[Buffer, list[int]]:
-    users: dict[Buffer, list[int]] = {}
-    for position, step in enumerate(steps):
-        for buffer in dict.fromkeys((*step.reads, *step.writes)):
-            users.setdefault(buffer, []).append(position)
-    return users
 
 
 def _is_mergeable(step: Contract) -> bool:
@@ -58,10 +51,10 @@ def _operand_key(step: Contract) -> Hashable:
     return a.buffer, a.dtype, a.shape, a.strides, a.offset, b.shape[0], step.outputs[0][1].dtype
 
 
-def _merge(steps: list[Step], positions: Sequence[int], users: dict[Buffer, list[int]]) -> bool:
+def _merge(steps: list[Step], positions: Sequence[int], uses: Uses[int]) -> bool:
     products = [step for step in (steps[position] for position in positions) if isinstance(step, Contract)]
     first, *others = products
-    if any(first.a.buffer in steps[user].writes for user in users[first.a.buffer] if user > positions[0]):
+    if any(writer > positions[0] for writer in uses.writers(first.a.buffer)):
         return False
     width = sum(operator.index(step.shape[-1]) for step in products)
     shape: tuple[Dim, ...] = (*first.shape[:-1], width)
@@ -76,7 +69,7 @@ def _merge(steps: list[Step], positions: Sequence[int], users: dict[Buffer, list
         offset += operator.index(step.shape[-1])
     changed: dict[int, Step] = {}
     for copy in copies:
-        for user in users[copy.source.buffer]:
+        for user in uses.users(copy.source.buffer):
             if user in positions:
                 continue
             viewed = with_view(changed.get(user, steps[user]), copy)
@@ -92,11 +85,14 @@ def _merge(steps: list[Step], positions: Sequence[int], users: dict[Buffer, list
         inputs=inputs,
         outputs=((first.outputs[0][0], joined),),
     )
+    for position in positions:
+        uses.leave(position, steps[position])
+    changed[positions[0]] = merged
     for user, new in changed.items():
+        if user not in positions:
+            uses.leave(user, steps[user])
+        uses.enter(user, new)
         steps[user] = new
-    for copy in copies:
-        users.setdefault(joined.buffer, []).extend(users.pop(copy.source.buffer))
-    steps[positions[0]] = merged
     return True
 
 

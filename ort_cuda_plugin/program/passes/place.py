@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from ..shapes import collapse
 from ..steps import Contract, Map, Output, Rows, Sums, dense
 from ..symbolic import Dim, le
-from ..tensor import Buffer, BufferKind, Tensor
+from ..tensor import BufferKind, Tensor
 from ..trace import ReadBack, Step
 from .paths import exact_quotient, find_path
+from .uses import Uses
 
 
 def place(steps: Sequence[Step]) -> list[Step]:
@@ -34,10 +35,7 @@ class Copy:
 class _Placement:
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps: list[Step | None] = list(steps)
-        self.users: dict[Buffer, set[int]] = {}
-        for position, step in enumerate(steps):
-            for buffer in (*step.reads, *step.writes):
-                self.users.setdefault(buffer, set()).add(position)
+        self.uses = Uses(enumerate(steps))
 
     def run(self) -> list[Step]:
         for position in reversed(range(len(self.steps))):
@@ -51,7 +49,7 @@ class _Placement:
 
     def _place(self, position: int, step: Map, copy: Copy) -> bool:
         """Makes the copy's source a view of its target and leaves the copy out, where that is possible."""
-        users = sorted(self.users[copy.source.buffer])
+        users = sorted(self.uses.users(copy.source.buffer))
         if not self._is_free(position, users, copy):
             return False
         remaining = tuple(output for number, output in enumerate(step.outputs) if number != copy.number)
@@ -64,11 +62,12 @@ class _Placement:
                     return False
                 changed[user] = viewed
         for user, new in changed.items():
+            old = self.steps[user]
+            assert old is not None
+            self.uses.leave(user, old)
+            if new is not None:
+                self.uses.enter(user, new)
             self.steps[user] = new
-        here = self.users[copy.target.buffer]
-        here.update(self.users.pop(copy.source.buffer))
-        if changed[position] is None:
-            here.discard(position)
         return True
 
     def _is_free(self, position: int, users: Sequence[int], copy: Copy) -> bool:
@@ -81,10 +80,8 @@ class _Placement:
             step = self.steps[user]
             if step is not None and user > position and source in step.writes:
                 return False
-        for user in self.users[target]:
+        for user in self.uses.writers(target):
             step = self.steps[user]
-            if step is None or target not in step.writes:
-                continue
             if not isinstance(step, Map):
                 return False
             for number, (_, y) in enumerate(step.all_outputs):
