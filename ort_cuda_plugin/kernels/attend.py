@@ -2,14 +2,15 @@
 
 A block has ``m`` rows and walks over the keys in tiles, once for each group of reductions of the row program and once
 for the second product. Scores of a tile stand in shared memory; where the scores of all keys fit there they are
-computed once, else in each pass. Sums are made in the order of the kernels of products and of row programs on the
-emulated device, so that attention has the bits of its three parts.
+computed once, else in each pass. On the emulated device, sums have the order that the kernels of products and of row
+programs give them there, so that attention has the bits of its three parts, but for two cases: products of at most
+`contract.MAX_ROWS` rows and rows of more than `reduce.LONG_COLUMNS` keys, which they add up in another order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..compiler.kernel import KernelSpec, spec_property
 from ..model.ir import DType
@@ -56,6 +57,10 @@ class Form:
         """Elements from key to key of a tile of scores; odd, so that threads of neighbouring keys use all banks."""
         return self.m + 1
 
+    def score_bytes(self, keys: Dim) -> Dim:
+        """What the scores of a block take."""
+        return ceildiv(keys, self.keys) * (self.keys * self.pitch * 4)
+
     @property
     def name(self) -> str:
         return f"{self.m}x{self.keys}x{self.width}{'_resident' if self.resident else ''}"
@@ -70,12 +75,19 @@ def choose_form(ctx: Lowering, rows: Dim, keys: Dim, width: Dim) -> Form:
 
     Threads of a block take turns on the emulated device, so that fewer with more work each are faster there.
     """
-    m = 8 if hint(rows) <= 8 or hint(keys) > 4096 else 16 if hint(rows) <= 16 or hint(keys) > 1024 else 32
-    threads = 32 if ctx.device.emulated else 4 * m
-    tile = 64 if m < 32 or ctx.device.emulated else 128
+    most = 8 if hint(rows) <= 8 else 16 if hint(rows) <= 16 else 32
     columns = 64 if hint(width) <= 64 else 128
-    fits = le(ceildiv(keys, tile) * (tile * (m + 1) * 4), RESIDENT_BYTES)
-    return Form(m, tile, columns, threads, bool(ctx.settled(fits)))
+
+    def form(m: int) -> Form:
+        tile = 64 if m < 32 or ctx.device.emulated else 128
+        return Form(m, tile, columns, 32 if ctx.device.emulated else 4 * m, resident=True)
+
+    # More rows read keys less often. But to compute scores once takes less time than to do so in each pass, and those
+    # of half as many rows may fit. Those of fewer still are slower than passes over 32 rows.
+    for m in dict.fromkeys((most, min(most, 16))):
+        if ctx.settled(le(form(m).score_bytes(keys), RESIDENT_BYTES)):
+            return form(m)
+    return replace(form(most), resident=False)
 
 
 @dataclass(frozen=True)
@@ -360,7 +372,7 @@ def launch_attend(ctx: Lowering, step: Attend) -> None:
     args += [Int64(stride) for mine in places for stride in mine]
     form = kernel.form
     blocks = ceildiv(m, form.m) * ceildiv(d, form.width) * product(batch)
-    shared = ceildiv(n, form.keys) * (form.keys * form.pitch * 4) if form.resident else 0
+    shared = form.score_bytes(n) if form.resident else 0
     ctx.launch(
         kernel.spec,
         (blocks, 1, 1),

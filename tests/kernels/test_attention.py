@@ -97,6 +97,13 @@ def test_attention_has_the_bits_of_three_steps(dtype: str, mode: str, dynamic: b
     compare(model, inputs, dynamic=dynamic)
 
 
+@pytest.mark.usefixtures("uncontracted")
+def test_attention_has_the_bits_of_three_steps_up_to_so_many_keys() -> None:
+    """The fewest queries and the most keys that the documentation promises this for."""
+    q, k, v = (numbers(1, 2, length, 16, seed=i) for i, length in enumerate((5, 1024, 1024)))
+    compare(make_model("Attention", [q, k, v], {}, 23), [q, k, v])
+
+
 def test_scores_that_are_an_output_are_stored() -> None:
     q, k, v = (numbers(1, 2, 5, 8, seed=i) for i in range(3))
     model = make_model("Attention", [q, k, v], {"qk_matmul_output_mode": 3}, 23, outputs=4)
@@ -116,3 +123,21 @@ def test_attention_over_many_keys() -> None:
     scores = np.exp(q.astype(np.float64) @ k.swapaxes(2, 3) / 4)
     expected = scores / scores.sum(-1, keepdims=True) @ v
     np.testing.assert_allclose(run_model(model, [q, k, v])[0], expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "block"),
+    [
+        (4, 1300, "8x64x64_resident"),
+        (4, 1400, "8x64x64"),
+        (64, 300, "32x64x64_resident"),
+        (64, 700, "16x64x64_resident"),
+        (64, 800, "32x64x64"),
+        (64, 8192, "32x64x64"),
+    ],
+)
+def test_blocks_have_as_many_rows_as_scores_that_fit_or_many(rows: int, keys: int, block: str) -> None:
+    """Scores that are kept are computed once; where those of 16 rows do not fit, more rows read keys less often."""
+    q, k, v = (numbers(1, 1, length, 16) for length in (rows, keys, keys))
+    cluster = CompiledCluster(read_model(make_model("Attention", [q, k, v], {}, 23)), DeviceProperties(emulated=True))
+    assert f"attention_{block}_f32" in [kernel.name for kernel in cluster.prepare().kernels]
