@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -82,6 +83,80 @@ def _padded_mask(ctx: Lowering, mask: Tensor, keys: Dim) -> Tensor:
     return pad(ctx, mask, none, [*none[:-1], keys - mask.shape[-1]], "constant", number)
 
 
+def _after_past(
+    ctx: Lowering, past_key: Tensor | None, past_value: Tensor | None, k: Tensor, v: Tensor
+) -> tuple[Dim, Tensor, Tensor]:
+    """How many keys the past has, and keys and values with those of the past before them."""
+    if (past_key is None) != (past_value is None):
+        raise InvalidModel("Attention with a past key or a past value alone")
+    if past_key is None or past_value is None:
+        return 0, k, v
+    return past_key.shape[2], concat(ctx, past_key, k, axis=2), concat(ctx, past_value, v, axis=2)
+
+
+def _require_shapes(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Makes a Run fail where the shapes of q, k and v [batch, heads, sequence, size] do not fit together."""
+    ctx.require_shape(k, (q.shape[0], *k.shape[1:3], q.shape[3]), "key of Attention")
+    ctx.require_shape(v, (*k.shape[:3], v.shape[3]), "value of Attention")
+    ctx.require(
+        eq(floordiv(q.shape[1], k.shape[1]) * k.shape[1], q.shape[1]), "query heads are no multiple of key heads"
+    )
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far from its own place a query attends to keys: none after it, ``left`` before, ``right`` after; -1: all."""
+
+    is_causal: bool
+    left: int
+    right: int
+
+    @property
+    def is_limited(self) -> bool:
+        return self.is_causal or self.left >= 0 or self.right >= 0
+
+    def within(self, attended: Scalar, distance: Scalar) -> Scalar:
+        """Whether what is ``attended`` is within reach, too; ``distance`` is the key's place less the query's."""
+        if self.is_causal:
+            attended = attended & (distance <= 0)
+        if self.left >= 0:
+            attended = attended & (distance >= -self.left)
+        if self.right >= 0:
+            attended = attended & (distance <= self.right)
+        return attended
+
+
+def _biased(row: Row, value: Scalar, given: Mapping[str, Scalar], reach: Reach) -> Scalar:
+    """The score ``value`` with its bias, -inf for a key that is not attended to.
+
+    ``given`` may have the "mask" (a bias, or whether the key counts), the "position" of the query among the keys, and
+    the "length": the number of keys.
+    """
+    attended = s.constant(True, DType.BOOL)
+    if "mask" in given:
+        mask = given["mask"]
+        if mask.dtype is DType.BOOL:
+            attended = attended & mask
+        else:
+            bias = s.cast(mask, value.dtype)
+            attended = attended & s.not_equal(bias, -math.inf)
+            value = value + bias
+    if "position" in given:
+        attended = reach.within(attended, row.index - given["position"])
+    if "length" in given:
+        attended = attended & (row.index < given["length"])
+    return s.where(attended, value, -math.inf) if attended.op != "constant" else value
+
+
+def _probability(row: Row, score: Scalar) -> Scalar:
+    """Softmax along the row; zeros where all scores are -inf, or where the row has none."""
+    largest = row.reduce(MAX, score)
+    # A row without a key has no maximum, and its sum is 0.
+    e = s.exp(score - s.where(s.equal(largest, -math.inf), 0.0, largest))
+    total = row.reduce(SUM, e)
+    return e / s.where(s.equal(total, 0.0), 1.0, total)
+
+
 @op("Attention", since=23, types={"T1": FLOATS, "T2": FLOATS, "U": ALL_TENSORS})
 def attention(
     ctx: Lowering,
@@ -107,76 +182,41 @@ def attention(
 
     A query that may attend to no key gives zeros.
     """
+    if qk_matmul_output_mode not in (RAW, CAPPED, BIASED, PROBABILITIES):
+        raise InvalidModel(f"Attention with qk_matmul_output_mode = {qk_matmul_output_mode}")
     flat = q.rank == 3
     q, k, v = split_heads(ctx, q, q_num_heads), split_heads(ctx, k, kv_num_heads), split_heads(ctx, v, kv_num_heads)
-    if (past_key is None) != (past_value is None):
-        raise InvalidModel("Attention with a past key or a past value alone")
-    past: Dim = 0
-    if past_key is not None and past_value is not None:
-        past = past_key.shape[2]
-        k, v = concat(ctx, past_key, k, axis=2), concat(ctx, past_value, v, axis=2)
-    (rows, size), keys = q.shape[2:], k.shape[2]
-    ctx.require_shape(k, (q.shape[0], *k.shape[1:3], size), "key of Attention")
-    ctx.require_shape(v, (*k.shape[:3], v.shape[3]), "value of Attention")
-    ctx.require(
-        eq(floordiv(q.shape[1], k.shape[1]) * k.shape[1], q.shape[1]), "query heads are no multiple of key heads"
-    )
-
+    past, k, v = _after_past(ctx, past_key, past_value, k, v)
+    _require_shapes(ctx, q, k, v)
+    rows, size = q.shape[2:]
     # The query is scaled rather than the products, which would leave the range of float16.
     scores = _product_of_heads(ctx, _scaled(ctx, q, size, scale), permute(ctx, k, (0, 1, 3, 2)))
 
-    mask = None if attn_mask is None else _padded_mask(ctx, attn_mask, keys)
-    lengths = nonpad_kv_seqlen
-    windowed = is_causal or left_window_size >= 0 or right_window_size >= 0
+    reach, lengths = Reach(bool(is_causal), left_window_size, right_window_size), nonpad_kv_seqlen
     operands = {"score": scores}
-    if mask is not None:
-        operands["mask"] = mask
-    if windowed:
+    if attn_mask is not None:
+        operands["mask"] = _padded_mask(ctx, attn_mask, k.shape[2])
+    if reach.is_limited:
         operands["position"] = _positions(ctx, rows, past, lengths if past_key is None else None)
     if lengths is not None:
         operands["length"] = ctx.view(lengths, (*lengths.shape, 1, 1, 1), (*lengths.strides, 0, 0, 0), lengths.offset)
     precision = DType.FLOAT64 if softmax_precision == DType.FLOAT64.onnx or q.dtype is DType.FLOAT64 else DType.FLOAT32
+    assert ctx.node is not None
+    wants_scores = len(ctx.node.outputs) > 3 and ctx.node.outputs[3] is not None
 
     def program(row: Row, *elements: Scalar) -> tuple[Sequence[Scalar], Sequence[Scalar]]:
         given = dict(zip(operands, elements, strict=True))
-        value = s.cast(given["score"], precision)
+        capped = s.cast(given["score"], precision)
         if softcap > 0.0:
-            value = softcap * s.tanh(value / softcap)
-        capped = value
-        attended = s.constant(True, DType.BOOL)
-        if "mask" in given:
-            if mask is not None and mask.dtype is DType.BOOL:
-                attended = attended & given["mask"]
-            else:
-                bias = s.cast(given["mask"], precision)
-                attended = attended & s.not_equal(bias, -math.inf)
-                value = value + bias
-        if "position" in given:
-            distance = row.index - given["position"]
-            if is_causal:
-                attended = attended & (distance <= 0)
-            if left_window_size >= 0:
-                attended = attended & (distance >= -left_window_size)
-            if right_window_size >= 0:
-                attended = attended & (distance <= right_window_size)
-        if "length" in given:
-            attended = attended & (row.index < given["length"])
-        biased = s.where(attended, value, -math.inf) if attended.op != "constant" else value
-        largest = row.reduce(MAX, biased)
-        # A row without a key has no maximum, and its sum is 0.
-        e = s.exp(biased - s.where(s.equal(largest, -math.inf), 0.0, largest))
-        total = row.reduce(SUM, e)
-        probability = e / s.where(s.equal(total, 0.0), 1.0, total)
+            capped = softcap * s.tanh(capped / softcap)
+        biased = _biased(row, capped, given, reach)
+        probability = _probability(row, biased)
         results = [s.cast(probability, v.dtype)]
         if wants_scores and qk_matmul_output_mode != RAW:
             kept = {CAPPED: capped, BIASED: biased, PROBABILITIES: probability}[qk_matmul_output_mode]
             results.append(s.cast(kept, q.dtype))
         return results, []
 
-    if qk_matmul_output_mode not in (RAW, CAPPED, BIASED, PROBABILITIES):
-        raise InvalidModel(f"Attention with qk_matmul_output_mode = {qk_matmul_output_mode}")
-    assert ctx.node is not None
-    wants_scores = len(ctx.node.outputs) > 3 and ctx.node.outputs[3] is not None
     probabilities, *intermediate = row_map(ctx, program, [3], *operands.values())
     output = _product_of_heads(ctx, probabilities, v)
     if output.dtype is not q.dtype:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
-from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.image import clamped, cubic, from_real, triangle
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, T1, T2, HostTensor, op
@@ -47,12 +48,50 @@ def affine_grid(ctx: Lowering, theta: T1, size: HostTensor, *, align_corners: in
     return gather_map(ctx, [sizes[0], *sizes[2:], rank], theta.dtype, element)
 
 
-def _reflected(x: Scalar, size: Scalar, align_corners: bool) -> Scalar:
-    """``x`` mirrored at both ends of the axis until it lies inside: at the elements' centres, or at their borders."""
-    low = 0.0 if align_corners else -0.5
-    span = s.cast(size, x.dtype) - (1.0 if align_corners else 0.0)
-    m = s.trunc_modulo(s.absolute(x - low), span * 2.0)
-    return s.where(span > 0.0, s.where(m > span, span * 2.0 - m, m) + low, 0.0)
+@dataclass(frozen=True)
+class Sampling:
+    """How GridSample reads between elements and outside of the image; ``real`` is the type of places and weights."""
+
+    mode: str
+    padding: str
+    align_corners: bool
+    real: DType
+
+    def taps(self, coordinate: Scalar, size: Scalar) -> list[tuple[Scalar, Scalar, Scalar]]:
+        """Indices, weights, and whether they are inside an axis of ``size``, for a coordinate from -1 to 1."""
+        place = self._place(coordinate, size)
+        weight, support = (cubic(-0.75), 2) if self.mode == "cubic" else (triangle, 1)
+        first = s.cast(s.floor(place), DType.INT64)
+        result = []
+        for k in [0] if self.mode == "nearest" else range(1 - support, 1 + support):
+            index = first + k
+            factor = weight(s.absolute(s.cast(index, self.real) - place))
+            if self.padding == "reflection":
+                mirrored = self._reflected(s.cast(index, self.real), size)
+                index = s.cast(s.round_half_even(mirrored), index.dtype)
+            inside = (index >= 0) & (index < size)
+            result.append((clamped(index, size), factor, inside))
+        return result
+
+    def _place(self, coordinate: Scalar, size: Scalar) -> Scalar:
+        """Where a coordinate is on the axis, in elements."""
+        length = s.cast(size, self.real)
+        g = s.cast(coordinate, self.real) + 1.0
+        place = g * 0.5 * (length - 1.0) if self.align_corners else (g * length - 1.0) * 0.5
+        if self.mode == "nearest":
+            return s.round_half_even(place)
+        if self.padding == "zeros" or (self.mode == "cubic" and self.padding != "border"):
+            return place
+        if self.padding == "reflection":
+            place = self._reflected(place, size)
+        return s.minimum(s.maximum(place, 0.0), s.cast(size - 1, self.real))
+
+    def _reflected(self, x: Scalar, size: Scalar) -> Scalar:
+        """``x`` mirrored at both ends of the axis until it lies inside: at the elements' centres, or their borders."""
+        low = 0.0 if self.align_corners else -0.5
+        span = s.cast(size, x.dtype) - (1.0 if self.align_corners else 0.0)
+        m = s.trunc_modulo(s.absolute(x - low), span * 2.0)
+        return s.where(span > 0.0, s.where(m > span, span * 2.0 - m, m) + low, 0.0)
 
 
 @op("GridSample", since=16, types={"T1": ALL_TENSORS, "T2": FLOATS})
@@ -72,43 +111,12 @@ def grid_sample(
         raise Unsupported("dtype", f"GridSample in mode {mode!r} of booleans")
     ctx.require(eq(grid.shape[-1], rank), "the grid has another number of dimensions than the image")
     ctx.require(eq(grid.shape[0], x.shape[0]), "the grid has another batch size than the image")
-    real = s.accumulation_type(x.dtype)
-    weight, support = (cubic(-0.75), 2) if mode == "cubic" else (triangle, 1)
-
-    def taps(source: Source, axis: int, coordinate: Scalar) -> list[tuple[Scalar, Scalar, Scalar]]:
-        """Indices, weights, and whether they are inside the axis."""
-        size = source.dim(2 + axis)
-        length = s.cast(size, real)
-        g = s.cast(coordinate, real) + 1.0
-        place = g * 0.5 * (length - 1.0) if align_corners else (g * length - 1.0) * 0.5
-        if mode == "nearest":
-            place = s.round_half_even(place)
-        elif mode == "linear" or padding_mode == "border":
-            place = settled(place, size)
-        first = s.cast(s.floor(place), DType.INT64)
-        result = []
-        for k in [0] if mode == "nearest" else range(1 - support, 1 + support):
-            index = first + k
-            factor = weight(s.absolute(s.cast(index, real) - place))
-            if padding_mode == "reflection":
-                index = s.cast(
-                    s.round_half_even(_reflected(s.cast(index, real), size, bool(align_corners))), index.dtype
-                )
-            inside = (index >= 0) & (index < size)
-            result.append((clamped(index, size), factor, inside))
-        return result
-
-    def settled(place: Scalar, size: Scalar) -> Scalar:
-        if padding_mode == "zeros":
-            return place
-        if padding_mode == "reflection":
-            place = _reflected(place, size, bool(align_corners))
-        return s.minimum(s.maximum(place, 0.0), s.cast(size - 1, real))
+    sampling = Sampling(mode, padding_mode, bool(align_corners), s.accumulation_type(x.dtype))
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         source, places = maps.source(x), maps.source(grid)
         per_axis = [
-            taps(source, axis, places.at([c[0], *c[2:], s.constant(rank - 1 - axis, DType.INT64)]))
+            sampling.taps(places.at([c[0], *c[2:], s.constant(rank - 1 - axis, DType.INT64)]), source.dim(2 + axis))
             for axis in range(rank)
         ]
         total: Scalar | None = None
@@ -121,7 +129,7 @@ def grid_sample(
             )
             if mode == "nearest":
                 return value
-            term = s.cast(value, real)
+            term = s.cast(value, sampling.real)
             for _, factor, _ in corner:
                 term = term * factor
             total = term if total is None else total + term
