@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
@@ -89,6 +90,55 @@ def tile_functions(name: str, ty: types.Type, element: ir.Type) -> dict[str, Any
     return {f"{prefix}_{name}": function for prefix, function in functions.items()}
 
 
+@dataclass(frozen=True)
+class Strips:
+    """LLVM's code for strips of n elements in one vector; of ``element``, in memory of the type ``storage``."""
+
+    storage: str
+    element: ir.Type
+
+    def vector(self, n: int) -> ir.Type:
+        return vector_type(self.element, n)
+
+    @staticmethod
+    def at(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, n: int) -> ir.Value:
+        """The address of the strip that begins at ``base[index]``."""
+        address = builder.gep(base, [index])
+        return builder.bitcast(address, vector_type(base.type.pointee, n).as_pointer())
+
+    def widened(self, builder: ir.IRBuilder, x: ir.Value, n: int) -> ir.Value:
+        """A strip from memory as ``element``."""
+        if self.storage == "f16" and n == 1:
+            assembly = ir.InlineAsm(ir.FunctionType(self.element, [ir.IntType(16)]), "cvt.f32.f16 $0, $1;", "=f,h")
+            return builder.call(assembly, [x])
+        if self.storage == "f16":
+            return builder.fpext(builder.bitcast(x, vector_type(ir.HalfType(), n)), self.vector(n))
+        if self.storage == "bf16":
+            shift = ir.Constant(vector_type(i32, n), 16 if n == 1 else [16] * n)
+            return builder.bitcast(builder.shl(builder.zext(x, vector_type(i32, n)), shift), self.vector(n))
+        return x
+
+    def repeated(self, builder: ir.IRBuilder, x: ir.Value, n: int) -> ir.Value:
+        """A strip of one element."""
+        if n == 1:
+            return x
+        nothing = ir.Constant(self.vector(n), ir.Undefined)
+        first = builder.insert_element(nothing, x, i32(0))
+        return builder.shuffle_vector(first, nothing, ir.Constant(vector_type(i32, n), [0] * n))
+
+    def multiply_add(self, builder: ir.IRBuilder, a: ir.Value, b: ir.Value, total: ir.Value, n: int) -> ir.Value:
+        if not isinstance(self.element, (ir.FloatType, ir.DoubleType)):
+            return builder.add(builder.mul(a, b), total)
+        bits = "f32" if isinstance(self.element, ir.FloatType) else "f64"
+        name = f"llvm.fma.{bits if n == 1 else f'v{n}{bits}'}"
+        function_type = ir.FunctionType(self.vector(n), [self.vector(n)] * 3)
+        return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), [a, b, total])
+
+
+def vector_type(base: ir.Type, n: int) -> ir.Type:
+    return base if n == 1 else ir.VectorType(base, n)
+
+
 def strip_functions(storage: str, memory: types.Type, ty: types.Type, element: ir.Type) -> dict[str, Any]:
     """Strips are neighbouring elements in one vector: on the emulated device as long as its registers, on a GPU one.
 
@@ -98,49 +148,17 @@ def strip_functions(storage: str, memory: types.Type, ty: types.Type, element: i
     weights, ``element`` in LLVM.
     """
     pointer, source = types.CPointer(ty), types.CPointer(memory)
-    real = isinstance(element, (ir.FloatType, ir.DoubleType))
-
-    def vector(base: ir.Type, n: int) -> ir.Type:
-        return base if n == 1 else ir.VectorType(base, n)
-
-    def at(builder: ir.IRBuilder, base: ir.Value, index: ir.Value, n: int) -> ir.Value:
-        address = builder.gep(base, [index])
-        return builder.bitcast(address, vector(base.type.pointee, n).as_pointer())
-
-    def widened(builder: ir.IRBuilder, x: ir.Value, n: int) -> ir.Value:
-        if storage == "f16" and n == 1:
-            assembly = ir.InlineAsm(ir.FunctionType(element, [ir.IntType(16)]), "cvt.f32.f16 $0, $1;", "=f,h")
-            return builder.call(assembly, [x])
-        if storage == "f16":
-            return builder.fpext(builder.bitcast(x, vector(ir.HalfType(), n)), vector(element, n))
-        if storage == "bf16":
-            shift = ir.Constant(vector(i32, n), 16 if n == 1 else [16] * n)
-            return builder.bitcast(builder.shl(builder.zext(x, vector(i32, n)), shift), vector(element, n))
-        return x
-
-    def repeated(builder: ir.IRBuilder, x: ir.Value, n: int) -> ir.Value:
-        if n == 1:
-            return x
-        nothing = ir.Constant(vector(element, n), ir.Undefined)
-        first = builder.insert_element(nothing, x, i32(0))
-        return builder.shuffle_vector(first, nothing, ir.Constant(vector(i32, n), [0] * n))
-
-    def multiply_add_one(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, total: ir.Value, n: int) -> ir.Value:
-        if not real:
-            return builder.add(builder.mul(a, b), total)
-        bits = "f32" if isinstance(element, ir.FloatType) else "f64"
-        name = f"llvm.fma.{bits if n == 1 else f'v{n}{bits}'}"
-        function_type = ir.FunctionType(vector(element, n), [vector(element, n)] * 3)
-        return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), [a, b, total])
+    llvm = Strips(storage, element)
+    size, x_size = (int(t.bitwidth) // 8 for t in (ty, memory))
 
     def strips(typingctx: Any, rows: Any, columns: Any) -> Any:
         m, n = literal(rows), literal(columns)
 
         def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-            array = cgutils.alloca_once(builder, ir.ArrayType(vector(element, n), m))
+            array = cgutils.alloca_once(builder, ir.ArrayType(llvm.vector(n), m))
             base = builder.bitcast(array, element.as_pointer())
             for row in range(m):
-                builder.store(ir.Constant(vector(element, n), None), at(builder, base, i64(row * n), n), align=size)
+                builder.store(ir.Constant(llvm.vector(n), None), llvm.at(builder, base, i64(row * n), n), align=size)
             return base
 
         return signature(pointer, rows, columns), codegen
@@ -150,14 +168,14 @@ def strip_functions(storage: str, memory: types.Type, ty: types.Type, element: i
 
         def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
             total, weights, first, x, place, _, _ = args
-            right = widened(builder, builder.load(at(builder, x, place, n), align=x_size), n)
+            right = llvm.widened(builder, builder.load(llvm.at(builder, x, place, n), align=x_size), n)
             base = builder.gep(weights, [first])
             for row in range(m):
                 # Weights begin at a multiple of their number, so that a GPU loads up to 16 bytes at once.
                 aligned = math.gcd(m * size, row * size, 16)
-                left = repeated(builder, builder.load(builder.gep(base, [i64(row)]), align=aligned), n)
-                address = at(builder, total, i64(row * n), n)
-                value = multiply_add_one(builder, left, right, builder.load(address, align=size), n)
+                left = llvm.repeated(builder, builder.load(builder.gep(base, [i64(row)]), align=aligned), n)
+                address = llvm.at(builder, total, i64(row * n), n)
+                value = llvm.multiply_add(builder, left, right, builder.load(address, align=size), n)
                 builder.store(value, address, align=size)
             return context.get_dummy_value()
 
@@ -167,13 +185,12 @@ def strip_functions(storage: str, memory: types.Type, ty: types.Type, element: i
         number, n = literal(row), literal(columns)
 
         def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-            value = builder.load(at(builder, args[1], i64(number * n), n), align=size)
-            builder.store(value, at(builder, args[0], i64(0), n), align=size)
+            value = builder.load(llvm.at(builder, args[1], i64(number * n), n), align=size)
+            builder.store(value, llvm.at(builder, args[0], i64(0), n), align=size)
             return context.get_dummy_value()
 
         return signature(types.none, pointer, pointer, row, columns), codegen
 
-    size, x_size = (int(t.bitwidth) // 8 for t in (ty, memory))
     functions: dict[str, Any] = {f"multiply_add_strip_{storage}": multiply_add}
     if memory == ty:
         functions |= {f"strips_{storage}": strips, f"copy_strip_{storage}": copy}
