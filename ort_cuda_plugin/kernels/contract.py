@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..model.ir import DType
-from ..program.lowering import Arg, Int32, Int64, Lowering, Tensor
+from ..program.lowering import Arg, DeviceProperties, Int32, Int64, Lowering, Tensor
 from ..program.shapes import broadcast_strides, collapse
 from ..program.steps import Contract
 from ..program.symbolic import Dim, ceildiv, hint, is_const, le, product, select
@@ -18,18 +18,23 @@ __all__ = ["Folded", "choose_tile", "folded", "launch_contract"]
 
 MAX_ROWS = 4
 """Products of at most this many rows go to the kernel for few rows."""
-_costs = ((TALL, 1.0), (SQUARE, 1.1), (FLAT, 1.4))
+TILES = ((TALL, 1.0), (SQUARE, 1.1), (FLAT, 1.4))
 """Tiles with the relative time of one multiplication."""
+EMULATED_TILES = tuple(
+    (Tile(m, 64, thread_m=16, thread_n=16, chunk=16), cost) for m, cost in ((64, 1.0), (32, 1.2), (16, 1.6))
+)
+"""Those of the emulated device. Few threads do much each: each wait for the others costs it a switch of stacks."""
 
 
-def choose_tile(rows: Dim, dtype: DType) -> Tile:
+def choose_tile(device: DeviceProperties, rows: Dim, dtype: DType) -> Tile:
     """The tile that does the least work for a result of so many rows, padding included. All are as wide.
 
     Tiles of 8-byte elements are small: larger ones have too many registers and too much shared memory for a GPU.
     """
     if dtype.itemsize == 8:
         return FLAT
-    return min(_costs, key=lambda entry: entry[1] * hint(ceildiv(rows, entry[0].m)) * entry[0].m)[0]
+    costs = EMULATED_TILES if device.emulated else TILES
+    return min(costs, key=lambda entry: entry[1] * hint(ceildiv(rows, entry[0].m)) * entry[0].m)[0]
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,7 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
         blocks = select(few_rows, ceildiv(n, row.block_columns) * m, 0)
         _launch_kernel(ctx, step, call, row, args, blocks, row.threads)
     if few_rows == 0 or not is_const(few_rows):
-        tile = choose_tile(m, a.dtype)
+        tile = choose_tile(ctx.device, m, a.dtype)
         blocks = select(few_rows, 0, ceildiv(m, tile.m) * ceildiv(n, tile.n))
         _launch_kernel(ctx, step, call, TiledProduct(*form, tile), args, blocks, tile.threads)
 

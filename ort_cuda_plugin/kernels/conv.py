@@ -7,7 +7,7 @@ spatial dimensions leave z out. ``rows`` are the output channels of one group, `
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ from .tiles import (
     fill_matrix,
     fill_packed,
     indent,
+    indented,
     log2,
     pipeline,
     place_type,
@@ -76,6 +77,9 @@ class TiledConv:
     int32 but for the epilogue's, whose coordinates are ``image``, ``channel`` and ``column``, a position in space.
     ``index`` is the type of places within one image of x. ``packed`` weights come from `pack_weights`, others are as
     ONNX has them. The grid is (ceil(positions/tile.n) * ceil(rows/tile.m) * groups * images, 1, 1).
+
+    A ``pointwise`` convolution has a kernel of 1, strides of 1 and no padding, so that x is the matrix b. Where there
+    are fewer threads than columns in b's tile, a thread fills neighbouring ones: at once if they are that in x as well.
     """
 
     storage: str
@@ -84,11 +88,21 @@ class TiledConv:
     rank: int = 2
     packed: bool = True
     index: str = "i32"
+    pointwise: bool = False
+
+    @property
+    def patches(self) -> int:
+        """Columns of b's tile that a thread fills."""
+        return self.tile.chunk if self.tile.threads < self.tile.n else 1
+
+    @property
+    def axes(self) -> str:
+        return "zyx"[3 - self.rank :]
 
     @spec_property
     def spec(self) -> KernelSpec:
         tile, element = self.tile, Element(self.storage)
-        axes = "zyx"[3 - self.rank :]
+        axes = self.axes
         names = ["rows", "positions", "k_end", "channels", "groups"]
         names += [f"in_{axis}" for axis in axes] + [f"out_{axis}" for axis in axes[1:]]
         names += [f"stride_{axis}" for axis in axes] + [f"pad_{axis}" for axis in axes]
@@ -116,12 +130,21 @@ class TiledConv:
             weights = "a_base = int64(group) * int64(rows) * int64(k_end)"
             operand = Operand("a", "weights", "row0", "rows", "k_end", "k_end", "1", True)
             fill = fill_matrix(operand, tile.m, tile, element, "int32")
+        image = " * ".join(["image = int64(batch) * int64(channels)", *(f"int64(in_{axis})" for axis in axes)])
+        if self.pointwise:
+            image = f"{image}\nb_base = image"
+            operand = Operand("b", "x", "column0", "positions", "k_end", "1", "positions", False)
+            fill_b = fill_matrix(operand, tile.n, tile, element, place_type(self.index))
+        elif self.patches == 1:
+            image, fill_b = f"{image}\n{self._patch()}", self._fill_patches(element)
+        else:
+            image, fill_b = f"{image}\n{self._patches()}", self._fill_many_patches(element)
         body = [
             prologue,
             weights,
             declare(tile, element.accumulator),
-            self._patch(),
-            pipeline(tile, element.accumulator, f"{fill}\n{self._fill_patches(element)}"),
+            image,
+            pipeline(tile, element.accumulator, f"{fill}\n{fill_b}"),
             store_tile(tile, "rows", "positions", element, self.epilogue, COORDINATES),
         ]
         header = f"def kernel({', '.join(name for name, _ in parameters)}):"
@@ -132,40 +155,43 @@ class TiledConv:
             launch_bounds=tile.threads,
         )
 
-    def _patch(self) -> str:
-        """A thread fills one column of b's tile: the place of its patch, outside of every tensor past the last one."""
-        lines = [
-            f"patch = int32(column0 + (thread & {self.tile.n - 1}))",
-            "inside = patch < positions",
-            "image = int64(batch) * int64(channels)",
-        ]
-        axes = "zyx"[3 - self.rank :]
-        lines += [f"image *= int64(in_{axis})" for axis in axes]
+    def _patch_place(self) -> list[str]:
+        """The place of the first element of ``patch``, by axis; outside of every tensor past the last patch."""
+        axes = self.axes
+        lines = ["inside = patch < positions"]
         for axis in reversed(axes[1:]):
             lines += [
                 f"quotient = int32(patch // out_{axis})",
                 f"{axis}0 = int32((patch - quotient * out_{axis}) * stride_{axis} - pad_{axis})",
                 "patch = quotient",
             ]
-        lines += [
-            f"{axes[0]}0 = int32(patch * stride_{axes[0]} - pad_{axes[0]})",
-            "if not inside:",
-            f"    y0 = int32({OUTSIDE})",
+        lines += [f"{axes[0]}0 = int32(patch * stride_{axes[0]} - pad_{axes[0]})"]
+        return [*lines, "if not inside:", f"    y0 = int32({OUTSIDE})"]
+
+    def _element(self, element: Element, at: Callable[[str], str]) -> list[str]:
+        """Sets ``b_value`` to the element of x at the coordinates ``at``, 0 outside."""
+        inside = " and ".join(f"uint32({at(axis)}) < uint32(in_{axis})" for axis in self.axes)
+        return [
+            f"b_value = {element.accumulator}(0)",
+            f"if {inside}:",
+            f"    b_value = {element.load('x', f'image + int64({self._place(at)})')}",
         ]
-        return "\n".join(lines)
+
+    def _place(self, at: Callable[[str], str]) -> str:
+        index, place = place_type(self.index), "channel"
+        for axis in self.axes:
+            place = f"{index}({index}({place} * in_{axis}) + {at(axis)})"
+        return place
+
+    def _patch(self) -> str:
+        """A thread fills one column of b's tile."""
+        return "\n".join([f"patch = int32(column0 + (thread & {self.tile.n - 1}))", *self._patch_place()])
 
     def _fill_patches(self, element: Element) -> str:
         """Fills copy ``filling`` of b's shared tile for ``step``; zeros stand in the padding."""
         tile = self.tile
-        lines_of_threads = tile.threads // tile.n
-        count = tile.k // lines_of_threads
-        index = place_type(self.index)
+        count = tile.k // (tile.threads // tile.n)
         start = 2 * tile.k * tile.m
-        axes = "zyx"[3 - self.rank :]
-        place = "channel"
-        for axis in axes:
-            place = f"{index}({index}({place} * in_{axis}) + at_{axis})"
-        inside = " and ".join(f"uint32(at_{axis}) < uint32(in_{axis})" for axis in axes)
         return "\n".join(
             [
                 f"first = int32((thread >> {log2(tile.n)}) * {count})",
@@ -175,11 +201,53 @@ class TiledConv:
                 f"for _ in range({count}):",
                 "    dy, dx, channel, dz = load_i32x4(table, entry)",
                 "    entry += 4",
-                *[f"    at_{axis} = int32({axis}0 + d{axis})" for axis in axes],
-                f"    b_value = {element.accumulator}(0)",
-                f"    if {inside}:",
-                f"        b_value = {element.load('x', f'image + int64({place})')}",
+                *[f"    at_{axis} = int32({axis}0 + d{axis})" for axis in self.axes],
+                *indented(self._element(element, "at_{}".format), 1),
                 "    tile_c[to] = b_value",
+                f"    to += {tile.n}",
+            ]
+        )
+
+    def _patches(self) -> str:
+        """A thread fills `patches` columns of b's tile; ``together``: whether they are neighbours on a line of x."""
+        axes, last = self.axes, self.patches - 1
+        lines = [f"{axis}_of = array_pointer(cuda.local.array({self.patches}, int32))" for axis in axes]
+        lines += [
+            f"own = int32((thread & {self.tile.n // self.patches - 1}) * {self.patches})",
+            f"for i in range({self.patches}):",
+            "    patch = int32(column0 + own + i)",
+            *indented(self._patch_place(), 1),
+            *[f"    {axis}_of[i] = {axis}0" for axis in axes],
+            f"together = x_of[{last}] - x_of[0] == {last}",
+            *[f"together = together and {axis}_of[{last}] == {axis}_of[0]" for axis in axes[:-1]],
+        ]
+        return "\n".join(lines)
+
+    def _fill_many_patches(self, element: Element) -> str:
+        """`_fill_patches` for several columns."""
+        tile, patches = self.tile, self.patches
+        lanes = tile.n // patches
+        count = tile.k // (tile.threads // lanes)
+        start = 2 * tile.k * tile.m
+        outer = "".join(f"uint32(at_{axis}) < uint32(in_{axis}) and " for axis in self.axes[:-1])
+        return "\n".join(
+            [
+                f"first = int32((thread >> {log2(lanes)}) * {count})",
+                f"to = int64(int32(filling * {tile.k * tile.n} + {start} + first * {tile.n} + own))",
+                f"entry = int64(int32(step * {tile.k} + first)) * 4",
+                f"for _ in range({count}):",
+                "    dy, dx, channel, dz = load_i32x4(table, entry)",
+                "    entry += 4",
+                *[f"    at_{axis} = int32({axis}_of[0] + d{axis})" for axis in self.axes],
+                f"    if together and {outer}at_x >= 0 and at_x + {patches - 1} < in_x:",
+                f"        from_x = image + int64({self._place('at_{}'.format)})",
+                *[f"        b_value{i} = {element.load('x', f'from_x + {i}')}" for i in range(patches)],
+                *[f"        tile_c[to + {i}] = b_value{i}" for i in range(patches)],
+                "    else:",
+                f"        for i in range({patches}):",
+                *[f"            each_{axis} = int32({axis}_of[i] + d{axis})" for axis in self.axes],
+                *indented(self._element(element, "each_{}".format), 3),
+                "            tile_c[to + i] = b_value",
                 f"    to += {tile.n}",
             ]
         )

@@ -31,29 +31,24 @@ __all__ = ["launch_convolve"]
 
 STRIP_ROWS = 16
 """Output channels of a group up to which a convolution runs in strips."""
-EMULATED_STRIP_COLUMNS = 48
-"""Columns of the result from which every convolution does on the emulated device."""
 
 
 def launch_convolve(ctx: Lowering, step: Convolve) -> None:
     """Launches our kernel for a convolution, nothing for a result without elements."""
     if 0 in step.shape:
         return
-    if _in_strips(ctx, step):
+    if _in_strips(step):
         _launch_strips(ctx, step)
     else:
         _launch_tiles(ctx, step)
 
 
-def _in_strips(ctx: Lowering, step: Convolve) -> bool:
+def _in_strips(step: Convolve) -> bool:
     """Whether `StripConv` takes less time than tiles, which do much for nothing where a group has few outputs.
 
-    On a GPU that depends on the weights alone, so that every plan wants them in the same layout. The emulated device
-    has no use for shared memory where strips are as long as its vectors.
+    That depends on the weights alone, so that every plan wants them in the same layout.
     """
-    rows = step.operands[1].static_shape[0] // step.groups
-    long_lines = ctx.device.emulated and hint(step.shape[-1]) >= EMULATED_STRIP_COLUMNS
-    return step.transposed or rows <= STRIP_ROWS or long_lines
+    return step.transposed or step.operands[1].static_shape[0] // step.groups <= STRIP_ROWS
 
 
 def _launch_tiles(ctx: Lowering, step: Convolve) -> None:
@@ -61,11 +56,14 @@ def _launch_tiles(ctx: Lowering, step: Convolve) -> None:
     group, flat, places = step.groups, step.windows.planar, step.places
     outputs, channels, *_ = shape = w.static_shape
     rows, positions = outputs // group, product(places)
-    tile = choose_tile(rows, w.dtype)
+    tile = choose_tile(ctx.device, rows, w.dtype)
     packed = w.is_constant
     if packed:
         weights = ctx.derived(
-            w, ("conv", group, tile), packed_shape(shape, group, tile), lambda array: pack_weights(array, group, tile)
+            w,
+            ("conv", group, tile.m, tile.k),
+            packed_shape(shape, group, tile),
+            lambda array: pack_weights(array, group, tile),
         )
     else:
         weights = ctx.contiguous(w)
@@ -74,7 +72,9 @@ def _launch_tiles(ctx: Lowering, step: Convolve) -> None:
     index = ctx.index_dtype(channels * product(x.shape[2:]), positions)
     outer = [Axes("image", [0]), Axes("channel", step.channels)]
     epilogue, more = make_epilogue(ctx, step, step.total, outer, Axes("column", step.space))
-    spec = TiledConv(x.dtype.short, epilogue, tile, len(kernel), packed, index).spec
+    plain = (*flat.kernel, *flat.strides), (*flat.begin, *flat.end)
+    pointwise = all(size == 1 for size in plain[0]) and all(pad == 0 for pad in plain[1])
+    spec = TiledConv(x.dtype.short, epilogue, tile, len(kernel), packed, index, pointwise).spec
     args: list[Arg] = [x, weights, table]
     args += map(Int32, [rows, positions, channels * product(kernel), channels, group])
     args += map(Int32, [*flat.size, *places[1:], *flat.strides, *flat.begin])

@@ -15,20 +15,24 @@ from dataclasses import dataclass
 from .epilogue import Epilogue
 
 CHUNK = 4
-"""Consecutive elements that one thread moves at a time when it fills a tile."""
+"""Consecutive elements that one thread stores at a time."""
 THREADS = 128
 """Threads of a block in kernels with one thread per element."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Sizes of a block's tile. Each thread has ``thread_m`` x ``thread_n`` accumulators; all are powers of two."""
+    """Sizes of a block's tile. Each thread has ``thread_m`` x ``thread_n`` accumulators; all are powers of two.
+
+    A thread moves ``chunk`` neighbouring elements at a time when it fills a tile.
+    """
 
     m: int
     n: int
     k: int = 16
     thread_m: int = 8
     thread_n: int = 8
+    chunk: int = 4
 
     @property
     def columns(self) -> int:
@@ -186,21 +190,22 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
 
     ``extent`` is the tile's size along x, ``index`` the type of index arithmetic within the matrix.
     """
-    total = tile.k * extent
+    total, chunk = tile.k * extent, tile.chunk
     start = 2 * tile.k * tile.m if operand.name == "b" else 0
-    pieces, rest = divmod(total // CHUNK, tile.threads)
+    pieces, rest = divmod(total // chunk, tile.threads)
     if rest:
         raise ValueError(f"tile {tile.name}: {total} elements do not divide among {tile.threads} threads")
-    per_line = (tile.k if operand.inner_major else extent) // CHUNK
-    line, place = f"int32(chunk >> {log2(per_line)})", f"int32((chunk & {per_line - 1}) * {CHUNK})"
+    per_line = (tile.k if operand.inner_major else extent) // chunk
+    line, place = f"int32(chunk >> {log2(per_line)})", f"int32((chunk & {per_line - 1}) * {chunk})"
     x, k = (line, place) if operand.inner_major else (place, line)
     stride, shared_stride = (operand.inner_stride, extent) if operand.inner_major else (operand.stride, 1)
-    last_x, last_k = (0, CHUNK - 1) if operand.inner_major else (CHUNK - 1, 0)
+    last_x, last_k = (0, chunk - 1) if operand.inner_major else (chunk - 1, 0)
     edge_x, edge_k = ("0", "i") if operand.inner_major else ("i", "0")
     name = operand.name
 
     def read(i: str) -> str:
-        return element.load(operand.pointer, f"{name}_base + int64({index}({name}_at + {index}({i} * {stride})))")
+        # The sum is 64 bits wide, where it cannot wrap: so neighbours are known to be neighbours, and load as one.
+        return element.load(operand.pointer, f"{name}_from + int64({i} * {stride})")
 
     return "\n".join(
         [
@@ -213,11 +218,12 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
             f"    {name}_k_at = int32(step * {tile.k} + {name}_tile_k)",
             f"    {name}_at = {index}({index}({name}_x_at * {operand.stride}))",
             f"    {name}_at = {index}({name}_at + {index}({name}_k_at * {operand.inner_stride}))",
+            f"    {name}_from = {name}_base + int64({name}_at)",
             f"    if {name}_x_at + {last_x} < {operand.bound} and {name}_k_at + {last_k} < {operand.inner_bound}:",
-            *[f"        {name}_value{i} = {read(str(i))}" for i in range(CHUNK)],
-            *[f"        tile_c[to + {i * shared_stride}] = {name}_value{i}" for i in range(CHUNK)],
+            *[f"        {name}_value{i} = {read(str(i))}" for i in range(chunk)],
+            *[f"        tile_c[to + {i * shared_stride}] = {name}_value{i}" for i in range(chunk)],
             "    else:",
-            f"        for i in range({CHUNK}):",
+            f"        for i in range({chunk}):",
             f"            {name}_edge = {element.accumulator}(0)",
             f"            inside = {name}_x_at + {edge_x} < {operand.bound}",
             f"            if inside and {name}_k_at + {edge_k} < {operand.inner_bound}:",
@@ -230,29 +236,29 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
 def fill_packed(pointer: str, base: str, tile: Tile, element: Element) -> str:
     """Fills copy ``filling`` of a's shared tile for ``step`` from a matrix packed as [k][rows], whole tiles only.
 
-    ``base`` is the index (int64, a multiple of `CHUNK`) of the tile's first element at k = 0; rows are ``packed_rows``
-    apart.
+    ``base`` is the index (int64, a multiple of ``tile.chunk``) of the tile's first element at k = 0; rows are
+    ``packed_rows`` apart.
     """
-    total = tile.k * tile.m
-    pieces = total // CHUNK // tile.threads
-    per_line = tile.m // CHUNK
-    names = ", ".join(f"a_value{i}" for i in range(CHUNK))
+    total, chunk = tile.k * tile.m, tile.chunk
+    pieces = total // chunk // tile.threads
+    per_line = tile.m // chunk
+    names = ", ".join(f"a_value{i}" for i in range(chunk))
     at = f"{base} + int64(step * {tile.k} + a_tile_k) * packed_rows + int64(a_tile_x)"
     vector = {"f32": "load_f32x4", "f16": "load_u16x4", "bf16": "load_u16x4"}.get(element.storage)
-    if vector:
+    if vector and chunk == 4:
         read = [f"    {names} = {vector}({pointer}, {at})"]
     else:
-        read = [f"    a_value{i} = {pointer}[{at} + {i}]" for i in range(CHUNK)]
+        read = [f"    a_value{i} = {pointer}[{at} + {i}]" for i in range(chunk)]
     convert = "{}" if element.storage not in ("f16", "bf16") else f"{element.storage}_to_f32({{}})"
     return "\n".join(
         [
             f"for piece in range({pieces}):",
             f"    chunk = int32(thread + piece * {tile.threads})",
             f"    a_tile_k = int32(chunk >> {log2(per_line)})",
-            f"    a_tile_x = int32((chunk & {per_line - 1}) * {CHUNK})",
+            f"    a_tile_x = int32((chunk & {per_line - 1}) * {chunk})",
             f"    to = int64(int32(filling * {total} + a_tile_k * {tile.m} + a_tile_x))",
             *read,
-            *[f"    tile_c[to + {i}] = {convert.format(f'a_value{i}')}" for i in range(CHUNK)],
+            *[f"    tile_c[to + {i}] = {convert.format(f'a_value{i}')}" for i in range(chunk)],
         ]
     )
 
