@@ -60,6 +60,7 @@ BRIDGE_HEADERS = [
     "run/cluster.h",
     "run/executor.h",
     "run/plan_memory.h",
+    "run/precompute.h",
     "python/tables.h",
 ]
 

@@ -1,5 +1,5 @@
 /* The weight store: device copies of constants, keyed by device and content, shared by all clusters of the process.
- * States are weights that Runs write: each has one owner. */
+ * States are weights that Runs write, and others are computed: each of these has one owner. */
 #include "device/weights.h"
 
 #include <errno.h>
@@ -154,7 +154,7 @@ static int upload(ocp_weight *weight, const void *data, ocp_error *error) {
   if (ocp_device_enter(device, error) != ORT_OK ||
       ocp_device_reserve(device, weight->bytes, &weight->address, error) != ORT_OK)
     return error->code;
-  const int code = weight->bytes ? copy_up(weight, data, error) : ORT_OK;
+  const int code = weight->bytes && data ? copy_up(weight, data, error) : ORT_OK;
   if (code == ORT_OK)
     ocp_count(OCP_WEIGHT_BYTES, (int64_t)weight->bytes);
   else

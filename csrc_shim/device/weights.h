@@ -10,7 +10,8 @@ typedef struct ocp_weight ocp_weight;
 
 /* Hashes the bytes, finds or uploads them (synchronously). */
 int ocp_weight_acquire(ocp_device *device, const void *data, size_t bytes, ocp_weight **out, ocp_error *error);
-/* A weight that no other user gets, because Runs write it: `data` is what it holds at first. */
+/* A weight that no other user gets, because Runs or one computation write it: `data` is what it holds at first, NULL:
+ * nothing in particular. */
 int ocp_weight_create_state(ocp_device *device, const void *data, size_t bytes, ocp_weight **out, ocp_error *error);
 void ocp_weight_release(ocp_weight *weight);
 CUdeviceptr ocp_weight_address(const ocp_weight *weight);

@@ -20,6 +20,7 @@
 #include "run/cluster.h"
 #include "run/executor.h"
 #include "run/plan_memory.h"
+#include "run/precompute.h"
 #include "vendor/problem.h"
 
 static int64_t counter_get(uint32_t counter) {
@@ -113,6 +114,7 @@ static const ocp_core core = {
     .memory_info = memory_info,
     .compute_info_create = ocp_compute_info_create,
     .slab_pack = ocp_slab_pack,
+    .cluster_precompute = ocp_cluster_precompute,
     .cluster_memory = ocp_cluster_memory,
     .device_trim = ocp_device_trim,
     .memory_stats = memory_stats,

@@ -18,6 +18,7 @@
 #include "run/executor.h"
 #include "run/input.h"
 #include "run/plan_memory.h"
+#include "run/precompute.h"
 #include "vendor/problem.h"
 
 #ifndef OCP_CORE_ABI /* of ocp_core and ocp_python; build_plugin.py makes it a hash of the headers */
@@ -124,6 +125,7 @@ typedef struct ocp_core {
   ocp_problem *(*problem_create)(const ocp_problem_spec *spec, ocp_error *error);
   void (*problem_release)(ocp_problem *problem);
   int (*weight_create_state)(ocp_device *device, const void *data, size_t bytes, ocp_weight **out, ocp_error *error);
+  int (*cluster_precompute)(ocp_cluster *cluster, ocp_weight *const *results, uint32_t count, ocp_error *error);
   bool (*cluster_memory)(ocp_cluster *cluster, ocp_plan_memory *memory);
   int64_t (*device_trim)(ocp_device *device);
   int (*memory_stats)(int emulated, int ordinal, int memory, ocp_memory_stats *stats, ocp_error *error);

@@ -11,7 +11,9 @@ import numpy as np
 from ..compiler.kernel import KernelSpec
 from ..model.ir import Array, Constant, DType, Graph, InvalidModel, Node, NodeError, Unsupported, Value
 from ..plan.format import Plan, PlanInput
-from ..plan.planner import KnownEntries, Tables, make_plan
+from ..plan.planner import make_plan
+from ..plan.precompute import precompute
+from ..plan.tables import KnownEntries, Precomputation, Precomputed, Tables, Weight
 from ..program.libraries import LibraryProblem
 from ..program.lowering import Buffer, DeviceProperties, LoweringOptions, Tensor
 from ..program.passes.run import Watch
@@ -35,9 +37,14 @@ class Variant:
 
     plan: Plan | None
     kernels: list[KernelSpec]
-    weights: list[Constant]
+    weights: list[Weight]
     problems: list[LibraryProblem]
     tables: Tables
+
+    @property
+    def precomputations(self) -> list[Precomputation]:
+        """The programs that compute some of ``weights``."""
+        return list(dict.fromkeys(weight.program for weight in self.weights if isinstance(weight, Precomputed)))
 
 
 def _agrees(value: Value, shape: Sequence[int] | None) -> bool:
@@ -147,7 +154,7 @@ class CompiledCluster:
         """
         variant.tables.weights.commit()
         for constant in variant.weights:
-            if constant.is_initializer and constant.nbytes > _SMALL_CONSTANT:
+            if isinstance(constant, Constant) and constant.is_initializer and constant.nbytes > _SMALL_CONSTANT:
                 number = self._known.weights[constant]
                 constant.release(partial(self.weight_reader.array, number, constant.dtype, constant.shape))
         constants = [value.initializer for node in self.graph.nodes for value in node.reads() if value.initializer]
@@ -211,7 +218,8 @@ class CompiledCluster:
         results = [(lowering.tensor(value), producers.get(value)) for value in self.outputs]
         tables = Tables(self._known)
         placed = place_outputs(lowering.ctx, results)
-        launches = make_launches(lowering.ctx, self._watch())
+        fixed, launches = make_launches(lowering.ctx, self._watch())
+        precompute(fixed, launches, tables)
         plan = make_plan(lowering.ctx.trace, launches, plan_inputs, placed, symbols.guards, tables, symbols.count)
         return plan, tables
 

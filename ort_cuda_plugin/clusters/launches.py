@@ -9,6 +9,7 @@ from ..kernels.emit import emit
 from ..kernels.packed import pack
 from ..model.ir import Node
 from ..program.lowering import Lowering
+from ..program.passes.fixed import split
 from ..program.passes.run import Watch, run_passes
 from ..program.tensor import BufferKind, Tensor
 from ..program.trace import Recordable
@@ -41,8 +42,11 @@ def place_outputs(ctx: Lowering, outputs: Sequence[Output]) -> list[Output]:
     return placed
 
 
-def make_launches(ctx: Lowering, watch: Watch | None = None) -> list[Recordable]:
-    """What the plan for the steps in ``ctx.trace`` does. ``watch`` sees the steps after each pass, and the launches."""
+def make_launches(ctx: Lowering, watch: Watch | None = None) -> tuple[list[list[Recordable]], list[Recordable]]:
+    """What the plan for the steps in ``ctx.trace`` does: once, in independent groups, and in each Run.
+
+    ``watch`` sees the steps after each pass, and the launches.
+    """
     steps = run_passes(ctx.trace.steps, ctx.options.fusion, watch)
     if ctx.device.libraries:
         steps = choose(ctx, steps)
@@ -51,4 +55,10 @@ def make_launches(ctx: Lowering, watch: Watch | None = None) -> list[Recordable]
     launches = emit(ctx, steps)
     if watch:
         watch("emitted", launches)
-    return launches
+    if not ctx.options.fusion:
+        return [], launches
+    fixed, rest = split(launches)
+    if watch and fixed:
+        watch("split, of what is computed once", [launch for group in fixed for launch in group])
+        watch("split, of each Run", rest)
+    return fixed, rest

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
 from ..abi.core import check, core, count, ffi, new_error
 from ..clusters.cluster import CompiledCluster, Variant
 from ..model.ir import Constant
-from ..plan.format import encode
+from ..plan.tables import Precomputation, Precomputed, Weight
 from ..program.libraries import LibraryProblem
+from .cluster_handles import NewWeights, add_kernels, add_plan, precompute
 from .handles import HandleTable
 from .open_device import LoadedKernel, OpenDevice
 
@@ -91,18 +90,23 @@ class FusedNode:
 
     def _add(self, variant: Variant) -> None:
         self._device.enter()
-        self._add_kernels(self._device.acquire_kernels(variant.kernels))
-        self._cluster.kernels_added(variant)
-        self._add_problems(variant.problems)
-        self._cluster.problems_added(variant)
-        self._add_weights(variant.weights)
-        self._cluster.weights_added(variant)
+        programs = variant.precomputations
+        needed_once = [kernel for program in programs for kernel in program.kernels]
+        acquired = self._device.acquire_kernels([*variant.kernels, *needed_once])
+        kept, once = acquired[: len(variant.kernels)], acquired[len(variant.kernels) :]
+        try:
+            self._kernels += kept
+            add_kernels(self.pointer, kept)
+            self._cluster.kernels_added(variant)
+            self._add_problems(variant.problems)
+            self._cluster.problems_added(variant)
+            self._add_weights(variant.weights, programs, once)
+            self._cluster.weights_added(variant)
+        finally:
+            self._device.release_kernels(once)
         if variant.plan is None:
             return
-        blob = encode(variant.plan)
-        error = new_error()
-        core().cluster_add_plan(self.pointer, ffi.from_buffer(blob), len(blob), error)
-        check(error)
+        add_plan(self.pointer, variant.plan)
         count("PLAN_VARIANTS_BUILT")
 
     def _read_weight(self, number: int) -> bytes:
@@ -111,17 +115,6 @@ class FusedNode:
         data = bytearray(nbytes)
         self._device.read(core().weight_address(weight), data)
         return bytes(data)
-
-    def _add_kernels(self, kernels: list[LoadedKernel]) -> None:
-        self._kernels += kernels
-        references = ffi.new("ocp_kernel_ref[]", len(kernels))
-        for reference, kernel in zip(references, kernels, strict=True):
-            reference.function = kernel.function
-            reference.name = kernel.name
-            reference.num_params, reference.params = len(kernel.params), kernel.params
-        error = new_error()
-        core().cluster_add_kernels(self.pointer, references, len(kernels), error)
-        check(error)
 
     def _add_problems(self, problems: Sequence[LibraryProblem]) -> None:
         error = new_error()
@@ -134,27 +127,24 @@ class FusedNode:
             core().cluster_add_problem(self.pointer, pointer, error)
             check(error)
 
-    def _add_weights(self, constants: Sequence[Constant]) -> None:
-        weights = ffi.new("ocp_weight *[]", len(constants))
-        error = new_error()
-        taken = 0
-        try:
-            for index, constant in enumerate(constants):
-                array = np.ascontiguousarray(constant.array)
-                data = ffi.from_buffer(array) if array.nbytes else ffi.NULL
-                slot: Any = ffi.new("ocp_weight **")
-                acquire = core().weight_create_state if constant.is_state else core().weight_acquire
-                acquire(self._device.pointer, data, array.nbytes, slot, error)
-                check(error, f"a constant of {constant.dtype!r}{list(constant.shape)}")
-                weights[index] = slot[0]
-                taken = index + 1
-            core().cluster_add_weights(self.pointer, weights, len(constants), error)
-            check(error)
-        except BaseException:
-            for index in range(taken):
-                core().weight_release(weights[index])
-            raise
-        self._weights += [(weight, constant.nbytes) for weight, constant in zip(weights, constants, strict=True)]
+    def _add_weights(
+        self, weights: Sequence[Weight], programs: Sequence[Precomputation], kernels: Sequence[LoadedKernel]
+    ) -> None:
+        """Adds weights; ``kernels`` are those of the programs, one after the other."""
+        with NewWeights(self._device) as new:
+            pointers = [new.acquire(w) if isinstance(w, Constant) else new.empty(w.nbytes) for w in weights]
+            first = 0
+            for program in programs:
+                results = {
+                    weight.number: pointer
+                    for weight, pointer in zip(weights, pointers, strict=True)
+                    if isinstance(weight, Precomputed) and weight.program is program
+                }
+                own = kernels[first : first + len(program.kernels)]
+                first += len(program.kernels)
+                precompute(self.name, self._device, program, own, [results[i] for i in range(len(results))])
+            new.give(self.pointer, pointers)
+        self._weights += [(pointer, weight.nbytes) for pointer, weight in zip(pointers, weights, strict=True)]
 
 
 FUSED_NODES: HandleTable[FusedNode] = HandleTable("fused node")

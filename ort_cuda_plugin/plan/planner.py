@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Hashable, Iterable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Sequence
 
-import numpy as np
-
-from ..compiler.kernel import KernelSpec
-from ..model.ir import Constant, InvalidModel, Node, NodeError
-from ..program.libraries import LibraryProblem
+from ..model.ir import InvalidModel, Node, NodeError
 from ..program.operations import ExprOp
 from ..program.symbolic import Dim, Expr, Monomial, eq, select
 from ..program.tensor import Buffer, BufferKind, Tensor
@@ -42,68 +36,7 @@ from .format import (
     RefKind,
 )
 from .registers import Registers
-
-_LARGE_CONSTANT = 2**20
-"""Bytes."""
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
-
-
-class Table(Generic[K, V]):
-    """Numbered things of a cluster that its plans share: those of earlier plans, and the new ones of one plan."""
-
-    def __init__(self, known: dict[K, int]) -> None:
-        self.known = known
-        self.keys: dict[K, int] = {}
-        self.new: list[V] = []
-        self.used: dict[int, int] = {}
-
-    def use(self, key: K, value: V) -> int:
-        """The plan's own number of an entry; ``used`` maps the cluster's numbers to these."""
-        number = self.known.get(key)
-        if number is None:
-            number = self.keys.get(key)
-        if number is None:
-            number = self.keys[key] = len(self.known) + len(self.new)
-            self.new.append(value)
-        return self.used.setdefault(number, len(self.used))
-
-    def commit(self) -> None:
-        """The new entries are the cluster's from now on."""
-        self.known.update(self.keys)
-
-
-class Tables:
-    """Kernels, weights and library problems of a cluster while one plan is made."""
-
-    def __init__(self, known: KnownEntries) -> None:
-        self.kernels: Table[KernelSpec, KernelSpec] = Table(known.kernels)
-        self.weights: Table[Hashable, Constant] = Table(known.weights)
-        self.problems: Table[LibraryProblem, LibraryProblem] = Table(known.problems)
-
-    def weight(self, constant: Constant) -> int:
-        return self.weights.use(_weight_key(constant), constant)
-
-
-class KnownEntries:
-    """The numbers that a cluster has given to kernels, weights and library problems."""
-
-    def __init__(self) -> None:
-        self.kernels: dict[KernelSpec, int] = {}
-        self.weights: dict[Hashable, int] = {}
-        self.problems: dict[LibraryProblem, int] = {}
-
-
-def _weight_key(constant: Constant) -> Hashable:
-    """What makes two constants of a cluster one weight.
-
-    Initializers and states are the same object in every plan. What operators compute anew is known by its contents if
-    it is small; of the large the device's store of weights finds the equal ones, which hashes them anyway.
-    """
-    if constant.is_initializer or constant.is_state or constant.nbytes > _LARGE_CONSTANT:
-        return constant
-    array = np.ascontiguousarray(constant.array)
-    return constant.dtype, constant.shape, hashlib.blake2b(array.data, digest_size=16).digest()
+from .tables import Tables
 
 
 def make_plan(
@@ -277,12 +210,8 @@ class _Writer:
         return make(register=self.registers.of(arg.value))
 
     def _ref(self, buffer: Buffer) -> Ref:
-        if buffer.kind is BufferKind.WEIGHT:
-            assert buffer.data is not None
-            return Ref(RefKind.WEIGHT, self.tables.weight(buffer.data))
-        if buffer.kind is BufferKind.STATE:
-            assert buffer.state is not None
-            return Ref(RefKind.WEIGHT, self.tables.weight(buffer.state))
+        if buffer.kind in (BufferKind.WEIGHT, BufferKind.STATE):
+            return Ref(RefKind.WEIGHT, self.tables.weight(buffer))
         if buffer.kind is BufferKind.SCRATCH:
             return Ref(RefKind.BUFFER, self.scratch[buffer])
         return Ref(RefKind(int(buffer.kind)), buffer.index)

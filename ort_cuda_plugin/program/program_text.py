@@ -24,8 +24,8 @@ class ProgramText:
         read = written = 0
         for number, step in enumerate(steps):
             reads, writes = _tensors(step)
-            read += sum(map(_bytes, reads))
-            written += sum(map(_bytes, writes))
+            read += sum(hint(x.distinct_bytes) for x in reads)
+            written += sum(hint(y.distinct_bytes) for y in writes)
             nodes = ", ".join(f"{node.op_type} {node.name}".strip() for node in step.nodes) or "(inputs)"
             lines.append(f"{number:4}  {_kind(step):28} {self._list(writes)} <- {self._list(reads)}")
             lines.append(f"      {'':28} {nodes}")
@@ -38,7 +38,7 @@ class ProgramText:
         parts = []
         for x in tensors:
             shape = ", ".join(map(repr, x.shape))
-            parts.append(f"{self._name(x.buffer)} {x.dtype.short}[{shape}] {_size(_bytes(x))}")
+            parts.append(f"{self._name(x.buffer)} {x.dtype.short}[{shape}] {_size(hint(x.distinct_bytes))}")
         return "; ".join(parts) or "-"
 
     def _name(self, buffer: Buffer) -> str:
@@ -104,14 +104,6 @@ def _tensors(step: Step) -> tuple[list[Tensor], list[Tensor]]:
 
 def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
     return list({(x.buffer, x.offset, x.strides, x.shape): x for x in tensors}.values())
-
-
-def _bytes(x: Tensor) -> int:
-    """Bytes of the elements that x is made of; repeated ones count once."""
-    count = 1
-    for dim, stride in zip(x.shape, x.strides, strict=True):
-        count *= 1 if stride == 0 else hint(dim)
-    return count * x.dtype.itemsize
 
 
 def _size(count: int) -> str:

@@ -111,6 +111,12 @@ class Tensor:
         return self.size * self.dtype.itemsize
 
     @property
+    def distinct_bytes(self) -> Dim:
+        """Bytes of the elements that it is made of; repeated ones count once."""
+        dims = [dim for dim, stride in zip(self.shape, self.strides, strict=True) if stride != 0]
+        return product(dims) * self.dtype.itemsize
+
+    @property
     def is_constant(self) -> bool:
         """Whether the contents are known now; unlike ``constant`` this reads nothing."""
         return self.buffer.data is not None and self._static

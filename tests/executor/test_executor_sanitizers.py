@@ -12,6 +12,7 @@ from executor_harness import kernel_image
 from ort_cuda_plugin.plan.format import encode
 from test_executor_plan_checks import valid
 from test_executor_run import affine_plan
+from test_executor_weights import precomputation
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -32,6 +33,7 @@ def test_threads_share_a_cluster_while_plans_are_added(sanitize: str, tmp_path: 
     program = build_program("executor_threads", ["executor_threads.c"], sanitize)
     (tmp_path / "image").write_bytes(kernel_image())
     (tmp_path / "plan").write_bytes(encode(replace(affine_plan(), kernels=(0,))))
-    done = run_program(program, tmp_path / "image", tmp_path / "plan", "500")
+    (tmp_path / "once").write_bytes(encode(precomputation(60)))
+    done = run_program(program, tmp_path / "image", tmp_path / "plan", tmp_path / "once", "500")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-8000:]
     assert done.stdout == "executor_threads passed\n"

@@ -9,8 +9,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor_harness import DeviceBlock, acquire, device, driver, succeed
-from ort_cuda_plugin.abi.core import core, counters, ffi, new_error
+from executor_harness import DeviceBlock, Registers, TestCluster, acquire, device, driver, succeed
+from ort_cuda_plugin.abi.core import PluginError, check, core, counters, ffi, new_error
+from ort_cuda_plugin.plan.format import Plan, PlanBuffer, PlanOutput
+from ort_cuda_plugin.program.operations import ExprOp
+from test_executor_run import affine, ref_buffer, ref_output, ref_weight
+
+UINT8 = 2
+
+
+def precomputation(nbytes: int) -> Plan:
+    """2 w + 1 for the float32 weight w of so many bytes, through an intermediate; w is weight 0."""
+    r = Registers(0)
+    size = r.const(nbytes // 4)
+    length = r.op(ExprOp.MUL, size, r.const(4))
+    return Plan(
+        inputs=(),
+        outputs=(PlanOutput(UINT8, (length,)),),
+        nodes=("scale", "shift"),
+        buffers=(PlanBuffer(length, 0, 1),),
+        records=(
+            affine(r, ref_weight(), ref_buffer(), size, 2, 0),
+            affine(r, ref_buffer(), ref_output(), size, 1, 1),
+        ),
+        kernels=(0,),
+        weights=(0,),
+        exprs=tuple(r.exprs),
+        num_registers=r.count,
+    )
 
 
 def address(weight: object) -> int:
@@ -87,3 +113,37 @@ def test_a_state_is_shared_with_nobody() -> None:
         core().weight_release(weight)
     assert counters()["weight_bytes"] == before["weight_bytes"]
     assert counters()["device_bytes_in_use"] == before["device_bytes_in_use"]
+
+
+def new_weight(nbytes: int) -> object:
+    out = ffi.new("ocp_weight **")
+    succeed(core().weight_create_state(device(), ffi.NULL, nbytes, out, new_error()))
+    return out[0]
+
+
+@pytest.mark.usefixtures("collected")
+def test_a_weight_is_computed_from_another() -> None:
+    before = counters()
+    x = np.random.default_rng(0).standard_normal(1000, dtype=np.float32)
+    result = new_weight(x.nbytes)
+    with TestCluster(precomputation(x.nbytes), weights=[x]) as cluster:
+        error = new_error()
+        core().cluster_precompute(cluster.pointer, ffi.new("ocp_weight *[]", [result]), 1, error)
+        check(error)
+    assert contents(result, x.nbytes) == (2 * x + 1).tobytes()
+    assert counters()["weight_bytes"] - before["weight_bytes"] == x.nbytes
+    core().weight_release(result)
+    assert counters()["weight_bytes"] == before["weight_bytes"]
+    assert counters()["device_bytes_in_use"] == before["device_bytes_in_use"]
+
+
+@pytest.mark.parametrize("sizes", [[], [396], [404]])
+def test_results_without_a_weight_of_their_size_are_refused(sizes: list[int]) -> None:
+    results = [new_weight(nbytes) for nbytes in sizes]
+    with TestCluster(precomputation(400), weights=[np.ones(100, np.float32)]) as cluster:
+        error = new_error()
+        core().cluster_precompute(cluster.pointer, ffi.new("ocp_weight *[]", results), len(results), error)
+        with pytest.raises(PluginError, match="output 0: it is no weight of this size"):
+            check(error)
+    for weight in results:
+        core().weight_release(weight)

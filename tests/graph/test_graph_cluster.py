@@ -11,6 +11,7 @@ from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.model.ir import Array, Constant, DType, InvalidModel, NodeError, Value
 from ort_cuda_plugin.plan.decoder import decode
 from ort_cuda_plugin.plan.format import Plan, RecordKind, RefKind, encode
+from ort_cuda_plugin.plan.tables import Weight
 from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering
 from plan_interpreter import PlanMismatch, RunError, run_plan
 
@@ -40,7 +41,7 @@ class Session:
     def add(self, variant: Variant) -> None:
         self.kernels += variant.kernels
         self.cluster.kernels_added(variant)
-        self.weights += [constant.array.copy() for constant in variant.weights]
+        self.weights += map(contents, variant.weights)
         self.cluster.weights_added(variant)
         if variant.plan is not None:
             self.plans.append(decode(encode(variant.plan)))
@@ -54,6 +55,15 @@ class Session:
         host_values = [[int(x) for x in inputs[index].reshape(-1)] for index in self.cluster.host_inputs]
         self.add(self.cluster.build([x.shape for x in inputs], host_values))
         return run_plan(self.plans[-1], self.kernels, self.weights, inputs, self.cluster.host_inputs)
+
+
+def contents(weight: Weight) -> Array:
+    """What the device computes, computed here."""
+    if isinstance(weight, Constant):
+        return weight.array.copy()
+    program = weight.program
+    arrays = [constant.array for constant in program.weights]
+    return run_plan(program.plan, program.kernels, arrays, [], [])[weight.number]
 
 
 def floats(*shape: int) -> Array:

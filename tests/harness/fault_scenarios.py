@@ -293,9 +293,13 @@ class Threads(Sum):
 class Weights(Scenario):
     """Sessions that share weights, made and given up in the middle."""
 
+    kind = "Identity"
+    """What is done to the weights of the product."""
+
     def source(self) -> bytes:
         nodes = [
-            helper.make_node("MatMul", ["x", "w"], ["p"]),
+            helper.make_node(self.kind, ["w"], ["v"]),
+            helper.make_node("MatMul", ["x", "v"], ["p"]),
             helper.make_node("Add", ["p", "bias"], ["y"]),
         ]
         constants = [
@@ -308,8 +312,8 @@ class Weights(Scenario):
         return bytes(made.SerializeToString())
 
     def create(self) -> None:
-        self.first = session(self.source())
-        self.second: ort.InferenceSession | None = session(self.source())
+        self.first = session(self.source(), optimized=False)
+        self.second: ort.InferenceSession | None = session(self.source(), optimized=False)
 
     def steps(self) -> Sequence[Step]:
         return [lambda: self.run(self.first, 3), self.exchange, lambda: self.run(self.first, 5)]
@@ -317,12 +321,19 @@ class Weights(Scenario):
     def exchange(self) -> None:
         self.second = None
         gc.collect()
-        self.second = session(self.source())
+        self.second = session(self.source(), optimized=False)
         self.run(self.second, 4)
 
     def run(self, used: ort.InferenceSession, rows: int) -> None:
         x = numbers(8 * rows, rows).reshape(rows, 8)
-        check(used.run(None, {"x": x})[0], x @ numbers(64, 5).reshape(8, 8) + numbers(8, 6))
+        w = numbers(64, 5).reshape(8, 8)
+        check(used.run(None, {"x": x})[0], x @ (w if self.kind == "Identity" else np.sin(w)) + numbers(8, 6))
+
+
+class ComputedWeights(Weights):
+    """Weights that the device computes from those of the model."""
+
+    kind = "Sin"
 
 
 class State(Scenario):
@@ -576,6 +587,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "mempool": Pooled,
     "threads": Threads,
     "weights": Weights,
+    "computed-weights": ComputedWeights,
     "state": State,
     "values": Values,
     "cpu-nodes": CpuNodes,

@@ -8,6 +8,7 @@ from ..steps import Map, joined_nodes
 from ..symbolic import Dim, hint
 from ..tensor import BufferKind
 from ..trace import ReadBack, Step
+from .fixed import fixed_buffers, is_fixed
 from .fuse import is_small, unified
 from .place import are_apart
 
@@ -18,21 +19,23 @@ MAX_BYTES = 1 << 20
 def bundle(steps: Sequence[Step]) -> list[Step]:
     """The steps with maps of one shape at the place of the first of them, where nothing between depends on either."""
     result: list[Step] = []
-    places: dict[tuple[Dim, ...], int] = {}
+    fixed = fixed_buffers(steps)
+    places: dict[tuple[tuple[Dim, ...], bool], int] = {}
     for step in steps:
         if isinstance(step, ReadBack):
             places.clear()
         if type(step) is not Map:
             result.append(step)
             continue
-        place = places.get(step.shape)
+        alike = step.shape, is_fixed(step, fixed)  # what runs once stays apart
+        place = places.get(alike)
         first = None if place is None else result[place]
         if place is not None and type(first) is Map and _may_move(step, result[place:]):
             joint = _joint(first, step)
             if is_small(joint):
                 result[place] = joint
                 continue
-        places[step.shape] = len(result)
+        places[alike] = len(result)
         result.append(step)
     return result
 

@@ -30,6 +30,7 @@ from ..steps import (
 from ..symbolic import Dim, hint, product
 from ..tensor import BufferKind, Tensor, contiguous_strides
 from ..trace import ReadBack, Step
+from .fixed import fixed_buffers, is_fixed
 from .paths import Path, covers, find_path
 from .uses import Uses
 
@@ -57,6 +58,7 @@ class _Fusion:
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = list(steps)
         self.uses = Uses((step, step) for step in self.steps)
+        self.fixed = fixed_buffers(steps)
 
     def run(self) -> list[Step]:
         position = 0
@@ -79,6 +81,8 @@ class _Fusion:
             producer = writers[0]
             if isinstance(consumer, Sums) and any(buffer is x.buffer for x in consumer.operands):
                 continue  # the sums need all of it
+            if self._is_better_kept(producer, consumer):
+                continue
             later = self._dependents(producer, consumer, position)
             if later is None:
                 continue
@@ -88,6 +92,15 @@ class _Fusion:
             self._replace(producer, consumer, joint, later, position)
             return position - 1 - len(later)
         return None
+
+    def _is_better_kept(self, producer: Map, consumer: Map) -> bool:
+        """Whether the producer runs once, not in each Run, and reading its results costs no more than its inputs."""
+        if not is_fixed(producer, self.fixed) or is_fixed(consumer, self.fixed):
+            return False
+        if any(reader is not consumer for buffer in producer.writes for reader in self.uses.readers(buffer)):
+            return True
+        results = sum(hint(y.distinct_bytes) for _, y in producer.all_outputs)
+        return results <= sum(hint(x.distinct_bytes) for _, x in producer.inputs)
 
     def _dependents(self, producer: Map, consumer: Map, position: int) -> list[Step] | None:
         """The steps between the two that depend on the producer; None where the consumer depends on one of them."""

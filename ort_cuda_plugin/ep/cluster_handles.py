@@ -1,0 +1,98 @@
+"""What an ``ocp_cluster`` refers to by number, added to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..abi.core import check, core, ffi, new_error
+from ..model.ir import Constant
+from ..plan.format import Plan, encode
+from ..plan.tables import Precomputation
+from .open_device import LoadedKernel, OpenDevice
+
+
+def add_kernels(cluster: Any, kernels: Sequence[LoadedKernel]) -> None:
+    """Adds kernels, which the caller holds as long as the cluster exists."""
+    references = ffi.new("ocp_kernel_ref[]", len(kernels))
+    for reference, kernel in zip(references, kernels, strict=True):
+        reference.function = kernel.function
+        reference.name = kernel.name
+        reference.num_params, reference.params = len(kernel.params), kernel.params
+    error = new_error()
+    core().cluster_add_kernels(cluster, references, len(kernels), error)
+    check(error)
+
+
+def add_plan(cluster: Any, plan: Plan) -> None:
+    """Adds a plan, after all that it refers to."""
+    blob = encode(plan)
+    error = new_error()
+    core().cluster_add_plan(cluster, ffi.from_buffer(blob), len(blob), error)
+    check(error)
+
+
+class NewWeights:
+    """Weights (``ocp_weight *``) that belong to no cluster yet. As a context it releases those that never will."""
+
+    def __init__(self, device: OpenDevice) -> None:
+        self._device = device
+        self.pointers: list[Any] = []
+
+    def __enter__(self) -> NewWeights:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pointer in self.pointers:
+            core().weight_release(pointer)
+
+    def acquire(self, constant: Constant) -> Any:
+        """The weight of a constant, or what a state holds at first."""
+        array = np.ascontiguousarray(constant.array)
+        data = ffi.from_buffer(array) if array.nbytes else ffi.NULL
+        acquire = core().weight_create_state if constant.is_state else core().weight_acquire
+        return self._made(acquire, data, array.nbytes, f"a constant of {constant.dtype!r}{list(constant.shape)}")
+
+    def empty(self, nbytes: int) -> Any:
+        """A weight that has no contents yet, and no other owner."""
+        return self._made(core().weight_create_state, ffi.NULL, nbytes, "a value computed from constants")
+
+    def _made(self, function: Any, data: Any, nbytes: int, subject: str) -> Any:
+        slot: Any = ffi.new("ocp_weight **")
+        error = new_error()
+        function(self._device.pointer, data, nbytes, slot, error)
+        check(error, subject)
+        self.pointers.append(slot[0])
+        return slot[0]
+
+    def give(self, cluster: Any, order: Sequence[Any]) -> None:
+        """Adds the weights, in this order, to a cluster, which owns them from now on."""
+        error = new_error()
+        core().cluster_add_weights(cluster, ffi.new("ocp_weight *[]", order), len(order), error)
+        check(error)
+        self.pointers.clear()
+
+
+def precompute(
+    name: str, device: OpenDevice, program: Precomputation, kernels: Sequence[LoadedKernel], results: Sequence[Any]
+) -> None:
+    """Runs a program once, which fills the weights ``results``, and waits for it. ``kernels`` are the program's.
+
+    Raises:
+        PluginError: memory did not suffice, or a kernel failed.
+    """
+    cluster = core().cluster_create(device.pointer, name.encode(), 0)
+    if cluster == ffi.NULL:
+        raise MemoryError(f"no memory for the constants of {name}")
+    try:
+        add_kernels(cluster, kernels)
+        with NewWeights(device) as weights:
+            weights.give(cluster, [weights.acquire(constant) for constant in program.weights])
+        add_plan(cluster, program.plan)
+        error = new_error()
+        core().cluster_precompute(cluster, ffi.new("ocp_weight *[]", results), len(results), error)
+        check(error)
+    finally:
+        core().cluster_release(cluster)

@@ -1,0 +1,127 @@
+"""What depends on weights only, and so is the same in every Run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from ..steps import Map
+from ..symbolic import Dim
+from ..tensor import Buffer, BufferKind, Tensor
+from ..trace import Copy, Int32, Int64, Launch, Memset, ReadBack, Recordable, Step
+
+MAX_GROWTH = 8
+"""A result of at most so many times the bytes of its weights is kept in place of them: 4 bits become a float32."""
+SMALL_BYTES = 1 << 16
+"""A result of so few bytes is kept even if it is made of nothing, as tables and masks are."""
+
+Fixed: TypeAlias = Mapping[Buffer, frozenset[Buffer]]
+"""Intermediates that depend on weights only, and the weights that each depends on."""
+
+
+def fixed_buffers(steps: Sequence[Step]) -> Fixed:
+    """The intermediates that only steps of fixed sizes write, which read weights and such intermediates.
+
+    A result that is much larger than its weights is none: memory would hold it between Runs. Libraries are left out,
+    since a product of two weights is rare.
+    """
+    refused = {buffer for step in steps if not _is_static(step) for buffer in (*step.writes, *_read_back(step))}
+    while True:
+        found: dict[Buffer, frozenset[Buffer]] = {}
+        for step in steps:
+            if refused.isdisjoint(step.writes):
+                beneath = _weights(step.reads, found)
+                if beneath is None:
+                    refused.update(step.writes)
+                else:
+                    found.update({buffer: found.get(buffer, frozenset()) | beneath for buffer in step.writes})
+            else:
+                refused.update(step.writes)
+        large = [buffer for buffer, weights in found.items() if buffer not in refused and _is_large(buffer, weights)]
+        refused.update(large)
+        if not large and refused.isdisjoint(found):
+            return found
+
+
+def is_fixed(step: Step, fixed: Fixed) -> bool:
+    """Whether all that a step writes is fixed."""
+    return bool(step.writes) and all(buffer in fixed for buffer in step.writes)
+
+
+def split(launches: Sequence[Recordable]) -> tuple[list[list[Recordable]], list[Recordable]]:
+    """The launches that do the same in every Run, in groups that share no intermediate, and all others."""
+    fixed = fixed_buffers(launches)
+    groups: dict[Buffer, list[Recordable]] = {}
+    rest: list[Recordable] = []
+    for launch in launches:
+        if not is_fixed(launch, fixed):
+            rest.append(launch)
+            continue
+        buffers = [buffer for buffer in (*launch.reads, *launch.writes) if buffer in fixed]
+        known = {id(group): group for group in map(groups.get, buffers) if group is not None}
+        joined = [launch for group in known.values() for launch in group]
+        joined.append(launch)
+        for member in joined:
+            groups.update((buffer, joined) for buffer in member.writes)
+    order = {id(launch): position for position, launch in enumerate(launches)}
+    distinct = {id(group): group for group in groups.values()}
+    return [sorted(group, key=lambda launch: order[id(launch)]) for group in distinct.values()], rest
+
+
+def _weights(reads: Iterable[Buffer], found: Fixed) -> frozenset[Buffer] | None:
+    """The weights beneath all of ``reads``; None where one depends on something else."""
+    beneath: frozenset[Buffer] = frozenset()
+    for buffer in reads:
+        if buffer.kind is BufferKind.WEIGHT:
+            beneath |= {buffer}
+        elif buffer in found:
+            beneath |= found[buffer]
+        else:
+            return None
+    return beneath
+
+
+def _is_large(buffer: Buffer, weights: Iterable[Buffer]) -> bool:
+    return known_bytes(buffer) > max(MAX_GROWTH * sum(map(known_bytes, weights)), SMALL_BYTES)
+
+
+def known_bytes(buffer: Buffer) -> int:
+    """The size of a weight or of a fixed intermediate."""
+    assert isinstance(buffer.nbytes, int)
+    return buffer.nbytes
+
+
+def _read_back(step: Step) -> tuple[Buffer, ...]:
+    return step.reads if isinstance(step, ReadBack) else ()
+
+
+def _is_static(step: Step) -> bool:
+    """Whether the step writes intermediates only, and no size of a Run decides what it does."""
+    for buffer in step.writes:
+        if buffer.kind is not BufferKind.SCRATCH or not isinstance(buffer.nbytes, int) or buffer.nbytes == 0:
+            return False
+    match step:
+        case Map():
+            tensors = [x for _, x in step.inputs] + [y for _, y in step.all_outputs]
+            return _are_known(step.shape) and all(x.buffer.kind is not BufferKind.HOST for x in tensors)
+        case Launch():
+            numbers = [*step.grid, step.shared_bytes]
+            for arg in step.args:
+                if isinstance(arg, Tensor):
+                    numbers += _numbers(arg)
+                elif isinstance(arg, (Int32, Int64)):
+                    numbers.append(arg.value)
+            return _are_known(numbers)
+        case Copy():
+            return _are_known([*_numbers(step.source), *_numbers(step.destination)])
+        case Memset():
+            return _are_known(_numbers(step.destination))
+    return False
+
+
+def _numbers(x: Tensor) -> list[Dim]:
+    return [*x.shape, x.offset]
+
+
+def _are_known(numbers: Iterable[Dim]) -> bool:
+    return all(isinstance(number, int) for number in numbers)
