@@ -19,6 +19,7 @@ from ..program.lowering import Buffer, DeviceProperties, LoweringOptions, Tensor
 from ..program.passes.run import Watch
 from ..program.program_text import ProgramText
 from ..program.symbolic import Dim
+from ..program.traffic import ProgramTraffic
 from .launches import make_launches, place_outputs
 from .node_lowering import InputSymbols, NodeLowering, Ranks, symbolic_input
 
@@ -75,7 +76,7 @@ class CompiledCluster:
     ORT checks their shapes; default: all inputs. The owner sets
     ``weight_reader.read`` while the weights that were added exist. ``host_inputs`` are the indices of the inputs whose
     contents decide shapes; set by `prepare`. ``show_program``, where it is set, gets the program of each plan as text,
-    once after each pass.
+    once after each pass. ``traffic`` is that of the last plan, at the sizes that it was built for.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class CompiledCluster:
         self.outputs = graph.outputs if outputs is None else [values[name] for name in outputs]
         self.host_inputs: list[int] = []
         self.show_program: Callable[[str], None] | None = None
+        self.traffic: ProgramTraffic | None = None
         self.weight_reader = WeightReader()
         self._ranks = ranks
         self._fed = [fed is None or value.name in fed for value in self.inputs]
@@ -218,7 +220,7 @@ class CompiledCluster:
         results = [(lowering.tensor(value), producers.get(value)) for value in self.outputs]
         tables = Tables(self._known)
         placed = place_outputs(lowering.ctx, results)
-        fixed, launches = make_launches(lowering.ctx, self._watch())
+        fixed, launches, self.traffic = make_launches(lowering.ctx, self._watch())
         precompute(fixed, launches, tables)
         plan = make_plan(lowering.ctx.trace, launches, plan_inputs, placed, symbols.guards, tables, symbols.count)
         return plan, tables

@@ -9,10 +9,11 @@ from ..kernels.emit import emit
 from ..kernels.packed import pack
 from ..model.ir import Node
 from ..program.lowering import Lowering
-from ..program.passes.fixed import split
+from ..program.passes.fixed import fixed_buffers, is_fixed, split
 from ..program.passes.run import Watch, run_passes
 from ..program.tensor import BufferKind, Tensor
 from ..program.trace import Recordable
+from ..program.traffic import ProgramTraffic, traffic
 
 Output = tuple[Tensor, Node | None]
 """A result of a cluster, and the node that it is of."""
@@ -42,12 +43,16 @@ def place_outputs(ctx: Lowering, outputs: Sequence[Output]) -> list[Output]:
     return placed
 
 
-def make_launches(ctx: Lowering, watch: Watch | None = None) -> tuple[list[list[Recordable]], list[Recordable]]:
+def make_launches(
+    ctx: Lowering, watch: Watch | None = None
+) -> tuple[list[list[Recordable]], list[Recordable], ProgramTraffic]:
     """What the plan for the steps in ``ctx.trace`` does: once, in independent groups, and in each Run.
 
-    ``watch`` sees the steps after each pass, and the launches.
+    ``watch`` sees the steps after each pass, and the launches. The traffic is that of a Run.
     """
     steps = run_passes(ctx.trace.steps, ctx.options.fusion, watch)
+    known = fixed_buffers(steps) if ctx.options.fusion else {}
+    compulsory = traffic(step for step in steps if not is_fixed(step, known))
     if ctx.device.libraries:
         steps = choose(ctx, steps)
         if watch:
@@ -56,9 +61,9 @@ def make_launches(ctx: Lowering, watch: Watch | None = None) -> tuple[list[list[
     if watch:
         watch("emitted", launches)
     if not ctx.options.fusion:
-        return [], launches
+        return [], launches, ProgramTraffic(compulsory, traffic(launches))
     fixed, rest = split(launches)
     if watch and fixed:
         watch("split, of what is computed once", [launch for group in fixed for launch in group])
         watch("split, of each Run", rest)
-    return fixed, rest
+    return fixed, rest, ProgramTraffic(compulsory, traffic(rest))

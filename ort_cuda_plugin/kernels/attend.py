@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 
 from ..compiler.kernel import KernelSpec, spec_property
 from ..model.ir import DType
-from ..program.lowering import Arg, Int32, Int64, Lowering
+from ..program.lowering import Arg, Int32, Int64, Lowering, Tensor
 from ..program.row_program import Stage, Values, grouped_stages
 from ..program.scalar import Scalar
 from ..program.shapes import broadcast_strides, collapse
 from ..program.steps import Attend, Map
 from ..program.symbolic import Dim, ceildiv, hint, le, product
+from ..program.trace import Use
 from .codegen import Emitter, KernelBuilder, load_text, offset_text, register_type
 from .contract import batch_strides, contiguous_axis
 from .epilogue import Axes, Epilogue, Terms, count_along, make_epilogue, sum_text
@@ -371,7 +372,8 @@ def launch_attend(ctx: Lowering, step: Attend) -> None:
     args += [Int32(dim) for dim in batch[1:]]
     args += [Int64(stride) for mine in places for stride in mine]
     form = kernel.form
-    blocks = ceildiv(m, form.m) * ceildiv(d, form.width) * product(batch)
+    row_blocks, column_blocks = ceildiv(m, form.m), ceildiv(d, form.width)
+    blocks = row_blocks * column_blocks * product(batch)
     shared = form.score_bytes(n) if form.resident else 0
     ctx.launch(
         kernel.spec,
@@ -380,7 +382,16 @@ def launch_attend(ctx: Lowering, step: Attend) -> None:
         [*args, *weight_args, *epilogue_args],
         shared_bytes=shared,
         writes=[y for _, y in step.outputs],
+        uses=_uses(step, len(weights.passes), row_blocks, column_blocks, form.resident),
     )
+
+
+def _uses(step: Attend, passes: int, row_blocks: Dim, column_blocks: Dim, resident: bool) -> dict[Tensor, Use]:
+    """Each block of rows goes through keys and values, and through the keys again where it did not keep the scores."""
+    a, b, c = step.operands
+    walks = column_blocks * (1 if resident else passes)
+    uses = {x: Use(column_blocks * passes) for _, x in step.score_inputs}
+    return uses | {a: Use(walks), b: Use(walks * row_blocks), c: Use(row_blocks)}
 
 
 # ---- the row program ----

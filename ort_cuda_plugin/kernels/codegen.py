@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ from ort_cuda_plugin.program.lowering import Arg, Float32, Float64, Int32, Int64
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.steps import Input
 from ort_cuda_plugin.program.symbolic import Dim
+from ort_cuda_plugin.program.trace import Use
 
 MAX_PARAMETERS = 64
 """Parameters that a kernel may have on every device."""
@@ -355,13 +356,18 @@ class KernelBuilder:
         return list(zip(self._names, self._signature, strict=True)), self._args
 
     def launch(
-        self, ctx: Lowering, name: str, grid: tuple[Dim, Dim, Dim], block: tuple[int, int, int], shared_bytes: Dim = 0
+        self,
+        ctx: Lowering,
+        name: str,
+        grid: tuple[Dim, Dim, Dim],
+        block: tuple[int, int, int],
+        uses: Mapping[Tensor, Use] | None = None,
     ) -> None:
         if len(self._names) > MAX_PARAMETERS:
             raise Unsupported("shape", f"{name} of so many strided dimensions needs {len(self._names)} parameters")
         source = f"def kernel({', '.join(self._names)}):\n" + "\n".join(self.emit.lines) + "\n"
         spec = KernelSpec(name=name, signature=tuple(self._signature), source=source)
-        ctx.launch(spec, grid, block, self._args, shared_bytes=shared_bytes, writes=self._writes)
+        ctx.launch(spec, grid, block, self._args, writes=self._writes, uses=uses)
 
 
 def constant_number(x: Tensor) -> int | float | bool | None:

@@ -12,7 +12,8 @@ from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import Reduction, Values
 from ort_cuda_plugin.program.scalar import Operand, Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq
+from ort_cuda_plugin.program.symbolic import Dim, eq, product
+from ort_cuda_plugin.program.trace import Use
 
 __all__ = ["IndexMap", "Source", "gather_map", "scatter_map", "unravel"]
 
@@ -75,6 +76,10 @@ class IndexMap:
         emit.handlers["dim"] = lambda x: self._builder.integer(x.value)
         emit.handlers["fold"] = self._fold
         self._pointers: dict[Source, tuple[str, list[str]]] = {}
+        self._size = product(shape)
+        self._loads: dict[Source, int | None] = {}
+        """How many elements each coordinate reads, None where a loop reads them."""
+        self._loops = 0
         dims = [dim for dim in shape if dim != 1]
         self._plane = Plane(ctx, self._builder, dims or [1])
         names = iter(self._plane.names)
@@ -127,6 +132,8 @@ class IndexMap:
 
     def _load(self, x: Scalar) -> str:
         emit, source = self._builder.emit, x.value
+        before = self._loads.get(source, 0)
+        self._loads[source] = None if before is None or self._loops else before + 1
         pointer, strides = self._place(source)
         names = [emit.value(c) for c in x.operands[: source.rank]]
         text = load_text(pointer, offset_text(list(zip(names, strides, strict=True))), x.dtype)
@@ -151,12 +158,14 @@ class IndexMap:
                 emit.line(f"{name} = {emit.value(initial)}")
                 emit.bind(total, name)
             count, index = emit.value(loop.count), emit.fresh("i")
+            self._loops += 1
             with emit.block(f"for {index} in range({count}):"):
                 emit.bind(loop.index, emit.assign(f"int64({index})"))
                 # All new values are computed before the first is assigned.
                 values = [emit.value(value) for value in loop.next]
                 for name, value in zip(names, values, strict=True):
                     emit.line(f"{name} = {value}")
+            self._loops -= 1
         chosen: str = names[number]
         return chosen
 
@@ -201,7 +210,12 @@ class IndexMap:
                 condition = emit.value(when)
                 with emit.block(f"if {condition}:"):
                     write(pointer, offset)
-        self._builder.launch(self._ctx, kernel_name(self._ctx), self._plane.grid, self._plane.block)
+        uses = {
+            source.tensor: Use(elements=self._size * count)
+            for source, count in self._loads.items()
+            if count is not None
+        }
+        self._builder.launch(self._ctx, kernel_name(self._ctx), self._plane.grid, self._plane.block, uses)
 
 
 def gather_map(

@@ -17,6 +17,7 @@ from ort_cuda_plugin.kernels.layout import no_wider
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.trace import Use
 
 __all__ = ["Cell", "Elements", "Sequences", "run_cell"]
 
@@ -152,7 +153,8 @@ class _CellKernel:
             self._step()
             emit.line("cuda.syncthreads()")
         self._finish()
-        self.builder.launch(self.ctx, kernel_name(self.ctx), (self.batch, 1, 1), (self.threads, 1, 1))
+        uses = {self.given.weights: Use(self.given.inputs.shape[0])}
+        self.builder.launch(self.ctx, kernel_name(self.ctx), (self.batch, 1, 1), (self.threads, 1, 1), uses)
 
     # ---- the parts of the kernel ----
 

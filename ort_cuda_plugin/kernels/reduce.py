@@ -18,6 +18,7 @@ from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.shapes import broadcast_strides, collapse
 from ort_cuda_plugin.program.steps import Rows
 from ort_cuda_plugin.program.symbolic import Dim, ceildiv, hint, product
+from ort_cuda_plugin.program.trace import Use
 
 __all__ = ["launch_rows"]
 
@@ -64,6 +65,10 @@ class _RowKernel:
         self.accumulators: dict[Stage, list[str]] = {}
         self.sources: dict[Scalar, tuple[str, str, list[str]]] = {}
         self.coordinates: list[str] | None = None
+        self.walk = 0
+        """The number of the pass over the row that is being emitted."""
+        self.walks: dict[Scalar, set[int]] = {}
+        """The passes that load elements of an input."""
 
     def launch(self) -> None:
         builder, emit, elements, rows = self.builder, self.emit, self.step.outputs, self.step.row_outputs
@@ -96,6 +101,7 @@ class _RowKernel:
         with emit.block(f"if {inside}:"):
             for group in grouped_stages(x for x, _ in outputs):
                 self._reduce(group)
+            self.walk += 1
             if elements:
                 with self._columns():
                     for (value, _), (pointer, base, strides) in zip(elements, element_places, strict=True):
@@ -104,7 +110,8 @@ class _RowKernel:
                 with emit.block("if lane == 0:"):
                     for (value, _), (pointer, base, _) in zip(rows, row_places, strict=True):
                         emit.store(pointer, base, value)
-        builder.launch(self.ctx, kernel_name(self.ctx), grid, block)
+        uses = {x: Use(times=len(self.walks.get(leaf, ()))) for leaf, x in sources}
+        builder.launch(self.ctx, kernel_name(self.ctx), grid, block, uses)
 
     def _collapse(self, placed: Sequence[tuple[Dim, ...]], reduced: bool) -> tuple[list[Dim], list[tuple[Dim, ...]]]:
         axes = [axis for axis in range(len(self.shape)) if (axis in self.axes) == reduced]
@@ -166,10 +173,12 @@ class _RowKernel:
 
     def _load(self, leaf: Scalar) -> str:
         pointer, base, strides = self.sources[leaf]
+        self.walks.setdefault(leaf, set()).add(self.walk)
         return self.emit.assign(load_text(pointer, self._offset(base, strides), leaf.dtype))
 
     def _reduce(self, stages: Sequence[Stage]) -> None:
         """One pass over the row for all ``stages``."""
+        self.walk += 1
         self.accumulators.update(self._accumulators(stages))
         start = self._reduce_parts(stages) if self.threads == 1 else "lane"
         with self._columns(start):

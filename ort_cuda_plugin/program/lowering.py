@@ -6,7 +6,7 @@ One pass over an operator's function serves three purposes: it infers shapes, de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +51,7 @@ from .trace import (
     ReadBack,
     Requirement,
     Trace,
+    Use,
     scalar_types,
 )
 
@@ -445,10 +446,12 @@ class Lowering:
         shared_bytes: Dim = 0,
         reads: Sequence[Tensor] = (),
         writes: Sequence[Tensor] = (),
+        uses: Mapping[Tensor, Use] | None = None,
     ) -> None:
         """Records a launch. Tensor arguments are reads unless they are among ``writes`` (in both: read and written).
 
-        A grid with a dimension of 0 launches nothing. Raises TypeError where arguments do not fit the signature.
+        ``uses`` tells of arguments that the kernel does not read as a whole and once. A grid with a dimension of 0
+        launches nothing. Raises TypeError where arguments do not fit the signature.
         """
         signature = kernel.signature
         if len(args) != len(signature):
@@ -461,7 +464,8 @@ class Lowering:
             return
         placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)
         read, written = self._uses(placed, reads, writes)
-        self.trace.steps.append(Launch(self.nodes, kernel, grid, block, placed, shared_bytes, read, written))
+        step = Launch(self.nodes, kernel, grid, block, placed, shared_bytes, read, written, uses or {})
+        self.trace.steps.append(step)
 
     def library(
         self,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .lowering import Tensor
 from .steps import Attend, Contract, Map, Rows, Sums
-from .symbolic import hint
 from .tensor import Buffer, BufferKind
 from .trace import Copy, Launch, LibraryCall, Memset, ReadBack, Step
+from .traffic import Access, accesses, traffic
 
 
 class ProgramText:
@@ -21,24 +20,24 @@ class ProgramText:
     def program(self, name: str, steps: Sequence[Step]) -> str:
         """The steps after the pass ``name``."""
         lines = []
-        read = written = 0
         for number, step in enumerate(steps):
-            reads, writes = _tensors(step)
-            read += sum(hint(x.distinct_bytes) for x in reads)
-            written += sum(hint(y.distinct_bytes) for y in writes)
+            reads, writes = accesses(step)
             nodes = ", ".join(f"{node.op_type} {node.name}".strip() for node in step.nodes) or "(inputs)"
             lines.append(f"{number:4}  {_kind(step):28} {self._list(writes)} <- {self._list(reads)}")
             lines.append(f"      {'':28} {nodes}")
             if isinstance(step, LibraryCall) and step.note:
                 lines.append(f"      {'':28} {step.note}")
-        header = f"after {name}: {len(steps)} steps, {_size(read)} read, {_size(written)} written"
+        total = traffic(steps)
+        header = f"after {name}: {len(steps)} steps, {_size(total.read)} read, {_size(total.written)} written"
         return "\n".join([header, *lines, ""])
 
-    def _list(self, tensors: Iterable[Tensor]) -> str:
+    def _list(self, accesses: Iterable[Access]) -> str:
         parts = []
-        for x in tensors:
+        for access in accesses:
+            x = access.tensor
             shape = ", ".join(map(repr, x.shape))
-            parts.append(f"{self._name(x.buffer)} {x.dtype.short}[{shape}] {_size(hint(x.distinct_bytes))}")
+            times = f" x {access.times}" if access.times > 1 else ""
+            parts.append(f"{self._name(x.buffer)} {x.dtype.short}[{shape}] {_size(access.bytes)}{times}")
         return "; ".join(parts) or "-"
 
     def _name(self, buffer: Buffer) -> str:
@@ -76,34 +75,6 @@ def _kind(step: Step) -> str:
             return "memset"
         case ReadBack():
             return "read-back"
-
-
-def _tensors(step: Step) -> tuple[list[Tensor], list[Tensor]]:
-    """What a step reads and writes, each place once."""
-    match step:
-        case Map():
-            read = [x for _, x in step.inputs]
-            if isinstance(step, Sums):
-                read = [*step.operands, *read]
-            if isinstance(step, Attend):
-                read += [x for _, x in step.score_inputs]
-            return _distinct(read), _distinct(y for _, y in step.all_outputs)
-        case Launch() | LibraryCall():
-            tensors = [arg for arg in step.args if isinstance(arg, Tensor)]
-            if isinstance(step, LibraryCall):
-                del tensors[-1]  # the workspace
-            writes = [x for x in tensors if x.buffer in step.writes]
-            return _distinct(x for x in tensors if x.buffer not in step.writes), _distinct(writes)
-        case Copy():
-            return [step.source], [step.destination]
-        case Memset():
-            return [], [step.destination]
-        case ReadBack():
-            return [step.source], []
-
-
-def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
-    return list({(x.buffer, x.offset, x.strides, x.shape): x for x in tensors}.values())
 
 
 def _size(count: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -50,9 +50,20 @@ class Recorded:
         return self.nodes[-1] if self.nodes else None
 
 
+@dataclass(frozen=True)
+class Use:
+    """How a kernel reads a tensor, for `traffic`: at most so many of its elements, and those ``times`` times."""
+
+    times: Dim = 1
+    elements: Dim | None = None
+
+
 @dataclass(eq=False)
 class Launch(Recorded):
-    """A kernel launch. ``reads`` and ``writes`` are the buffers it uses."""
+    """A kernel launch. ``reads`` and ``writes`` are the buffers it uses.
+
+    ``uses`` has the arguments that the kernel does not read as a whole and once.
+    """
 
     kernel: KernelSpec
     grid: Grid
@@ -61,6 +72,7 @@ class Launch(Recorded):
     shared_bytes: Dim
     reads: tuple[Buffer, ...]
     writes: tuple[Buffer, ...]
+    uses: Mapping[Tensor, Use] = field(default_factory=dict)
 
 
 @dataclass(eq=False)

@@ -1,0 +1,112 @@
+"""The bytes of device memory that steps read and write.
+
+A step has to read each element that it depends on once and to write each of its results once. A launch may ask for
+more: a kernel that goes through a tensor several times reads it that often. What neighbouring threads and blocks of one
+launch share counts once, since a cache serves it: windows of convolutions and poolings, tiles of products, repeated
+elements of a broadcast. Vendor libraries count like steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .steps import Attend, Map, Sums
+from .symbolic import hint
+from .tensor import Buffer, BufferKind, Tensor
+from .trace import Copy, Launch, LibraryCall, Memset, ReadBack, Step
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes at the sizes that are expected, which are those of the Run that a plan is built for."""
+
+    read: int = 0
+    written: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.read + other.read, self.written + other.written)
+
+    @property
+    def total(self) -> int:
+        return self.read + self.written
+
+
+@dataclass(frozen=True)
+class ProgramTraffic:
+    """What a program must ask of memory at least, as its fused steps are, and what its launches ask."""
+
+    compulsory: Traffic
+    asked: Traffic
+
+
+@dataclass(frozen=True)
+class Access:
+    """``bytes`` of a tensor that a step reads or writes, each ``times`` times."""
+
+    tensor: Tensor
+    bytes: int
+    times: int = 1
+
+
+def traffic(steps: Iterable[Step]) -> Traffic:
+    """What the steps ask of memory."""
+    total = Traffic()
+    for step in steps:
+        reads, writes = accesses(step)
+        total += Traffic(_sum(reads), _sum(writes))
+    return total
+
+
+def accesses(step: Step) -> tuple[list[Access], list[Access]]:
+    """What a step reads and writes, each place once."""
+    match step:
+        case Map():
+            read = [x for _, x in step.inputs]
+            if isinstance(step, Sums):
+                read = [*step.operands, *read]
+            if isinstance(step, Attend):
+                read += [x for _, x in step.score_inputs]
+            return _accesses(read), _accesses(y for _, y in step.all_outputs)
+        case Launch():
+            if any(hint(dim) == 0 for dim in step.grid):
+                return [], []
+            return _of_arguments(step)
+        case LibraryCall():
+            reads, writes = _of_arguments(step)
+            return reads, writes[:-1]  # without the workspace
+        case Copy():
+            return _accesses([step.source]), _accesses([step.destination])
+        case Memset():
+            return [], _accesses([step.destination])
+        case ReadBack():
+            return _accesses([step.source]), []
+
+
+def _of_arguments(step: Launch | LibraryCall) -> tuple[list[Access], list[Access]]:
+    tensors = [arg for arg in step.args if isinstance(arg, Tensor)]
+    reads = _accesses(x for x in tensors if x.buffer not in step.writes)
+    if isinstance(step, Launch):
+        for number, access in enumerate(reads):
+            use = step.uses.get(access.tensor)
+            if use is not None:
+                most = access.bytes if use.elements is None else hint(use.elements) * access.tensor.dtype.itemsize
+                reads[number] = Access(access.tensor, min(access.bytes, most), hint(use.times))
+    return reads, _accesses(x for x in tensors if x.buffer in step.writes)
+
+
+def _accesses(tensors: Iterable[Tensor]) -> list[Access]:
+    places = {(x.buffer, x.offset, x.strides, x.shape): x for x in tensors if x.buffer.kind is not BufferKind.HOST}
+    return [Access(x, hint(x.distinct_bytes)) for x in places.values()]
+
+
+def _sum(accesses: Iterable[Access]) -> int:
+    """The bytes of all accesses; views of one buffer that overlap count no element twice."""
+    once: dict[Buffer, int] = {}
+    total = 0
+    for access in accesses:
+        buffer = access.tensor.buffer
+        room = hint(buffer.nbytes) - once.get(buffer, 0)
+        once[buffer] = once.get(buffer, 0) + min(access.bytes, room)
+        total += min(access.bytes, room) + (access.times - 1) * access.bytes
+    return total
