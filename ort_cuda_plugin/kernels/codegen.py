@@ -362,12 +362,13 @@ class KernelBuilder:
         grid: tuple[Dim, Dim, Dim],
         block: tuple[int, int, int],
         uses: Mapping[Tensor, Use] | None = None,
+        shared_bytes: Dim = 0,
     ) -> None:
         if len(self._names) > MAX_PARAMETERS:
             raise Unsupported("shape", f"{name} of so many strided dimensions needs {len(self._names)} parameters")
         source = f"def kernel({', '.join(self._names)}):\n" + "\n".join(self.emit.lines) + "\n"
         spec = KernelSpec(name=name, signature=tuple(self._signature), source=source)
-        ctx.launch(spec, grid, block, self._args, writes=self._writes, uses=uses)
+        ctx.launch(spec, grid, block, self._args, shared_bytes=shared_bytes, writes=self._writes, uses=uses)
 
 
 def constant_number(x: Tensor) -> int | float | bool | None:

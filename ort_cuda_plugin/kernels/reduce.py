@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, kernel_name, load_text, offset_text, register_type
+from ort_cuda_plugin.kernels.kept import NOTHING, find_kept
 from ort_cuda_plugin.kernels.layout import SERIAL_THREADS, Plane, coordinates, extent, index_type
 from ort_cuda_plugin.model.ir import NARROW_FLOATS, DType
 from ort_cuda_plugin.program.lowering import Lowering
 from ort_cuda_plugin.program.row_program import Stage, Values, grouped_stages
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.shapes import broadcast_strides, collapse
-from ort_cuda_plugin.program.steps import Rows
-from ort_cuda_plugin.program.symbolic import Dim, ceildiv, hint, product
+from ort_cuda_plugin.program.steps import Input, Rows
+from ort_cuda_plugin.program.symbolic import Dim, ceildiv, hint, le, product
 from ort_cuda_plugin.program.trace import Use
 
 __all__ = ["launch_rows"]
@@ -39,6 +40,8 @@ WARP_COLUMNS = 2048
 """A row of at most so many elements is reduced by one warp."""
 BLOCK = 256
 """Threads that reduce a longer row."""
+KEPT_BYTES = 32 << 10
+"""What a block keeps of its rows at most: more leaves too few blocks on a multiprocessor."""
 MANY_ROWS = 1024
 """Rows that keep a device busy with one thread each."""
 
@@ -65,8 +68,11 @@ class _RowKernel:
         self.accumulators: dict[Stage, list[str]] = {}
         self.sources: dict[Scalar, tuple[str, str, list[str]]] = {}
         self.coordinates: list[str] | None = None
-        self.walk = 0
+        self.walk = -1
         """The number of the pass over the row that is being emitted."""
+        self.kept = NOTHING
+        self.kept_place = ""
+        """Where a value is kept, with {slot} and {column}."""
         self.walks: dict[Scalar, set[int]] = {}
         """The passes that load elements of an input."""
 
@@ -86,6 +92,8 @@ class _RowKernel:
         self.threads = self._choose_threads(product(column_dims), product(row_dims), adjacent)
         self.long = self.ctx.device.emulated and hint(product(column_dims)) > LONG_COLUMNS
         grid, block, names, inside = self._rows(row_dims)
+        groups = grouped_stages(x for x, _ in outputs)
+        shared_bytes = self._keep(groups, sources, column_strides, product(column_dims), block)
 
         places = []
         for number, (by_row, by_column) in enumerate(zip(row_strides, column_strides, strict=True)):
@@ -99,7 +107,7 @@ class _RowKernel:
         row_places = places[len(sources) + len(elements) :]
 
         with emit.block(f"if {inside}:"):
-            for group in grouped_stages(x for x, _ in outputs):
+            for group in groups:
                 self._reduce(group)
             self.walk += 1
             if elements:
@@ -111,7 +119,43 @@ class _RowKernel:
                     for (value, _), (pointer, base, _) in zip(rows, row_places, strict=True):
                         emit.store(pointer, base, value)
         uses = {x: Use(times=len(self.walks.get(leaf, ()))) for leaf, x in sources}
-        builder.launch(self.ctx, kernel_name(self.ctx), grid, block, uses)
+        builder.launch(self.ctx, kernel_name(self.ctx), grid, block, uses, shared_bytes)
+
+    def _keep(
+        self,
+        groups: Sequence[Sequence[Stage]],
+        sources: Sequence[Input],
+        column_strides: Sequence[Sequence[Dim]],
+        columns: Dim,
+        block: tuple[int, int, int],
+    ) -> Dim:
+        """Decides what each thread keeps of its columns, and emits where; gives the bytes of shared memory for it.
+
+        On the emulated device shared memory is no nearer than other memory.
+        """
+        if self.ctx.device.emulated:
+            return 0
+        pairs = zip(sources, column_strides, strict=False)
+        varying = {leaf for (leaf, _), strides in pairs if any(stride != 0 for stride in strides)}
+        walks = [[x for stage in group for x in stage.elements] for group in groups]
+        walks.append([x for x, _ in self.step.outputs])
+        kept = find_kept(walks, varying.__contains__)
+        if not kept.slots:
+            return 0
+        emit, serial = self.emit, self.threads == 1
+        rows = block[0] * block[1] if serial else block[1]
+        column_bytes = rows * kept.count * kept.itemsize
+        if not self.ctx.settled(le(columns, KEPT_BYTES // column_bytes)):
+            return 0
+        self.kept = kept
+        emit.line(f"kept = array_pointer(cuda.shared.array(0, {kept.type}, 16))")
+        if serial:
+            emit.line("mine = int64(cuda.threadIdx.y) * int64(cuda.blockDim.x) + int64(cuda.threadIdx.x)")
+            self.kept_place = f"mine + ({{slot}} * {self.n} + {{column}}) * {rows}"
+        else:
+            emit.line(f"mine = int64(cuda.threadIdx.y) * ({kept.count} * {self.n})")
+            self.kept_place = f"mine + {{slot}} * {self.n} + {{column}}"
+        return columns * column_bytes
 
     def _collapse(self, placed: Sequence[tuple[Dim, ...]], reduced: bool) -> tuple[list[Dim], list[tuple[Dim, ...]]]:
         axes = [axis for axis in range(len(self.shape)) if (axis in self.axes) == reduced]
@@ -158,10 +202,17 @@ class _RowKernel:
         with self.emit.scope():
             name = self.emit.assign(index)
             self.emit.bind(self.row.index, name)
+            for x in self.kept.loaded(self.walk):
+                self.emit.bind(x, self.emit.assign(f"kept[{self._kept_place(x, name)}]"))
             flat = name if self.column_dtype is DType.INT64 else self.emit.assign(f"int32({name})")
             self.coordinates = coordinates(self.emit, flat, self.column_extents, self.column_dtype)
             yield
+            for x in self.kept.stored(self.walk):
+                self.emit.line(f"kept[{self._kept_place(x, name)}] = {self.emit.value(x)}")
             self.coordinates = None
+
+    def _kept_place(self, x: Scalar, column: str) -> str:
+        return self.kept_place.format(slot=self.kept.slots[x], column=column)
 
     def _offset(self, base: str, strides: Sequence[str]) -> str:
         if self.coordinates is None:

@@ -8,7 +8,7 @@ import pytest
 import ort_cuda_plugin
 from decoder import decoder, decoder_inputs
 from ort_cuda_plugin import models
-from session_pair import ep_session
+from session_pair import assert_planned_tightly, ep_session
 
 LAYERS = 3
 
@@ -31,5 +31,6 @@ def test_a_step_takes_eight_launches_a_layer_and_matches_the_cpu_provider(level:
             assert models.relative_error(a, e) <= 1e-5
         counted = sum(after[kind] - before[kind] for kind in ("launches", "library_calls", "copies_d2d"))
         assert counted <= 8 * LAYERS + 3
+        assert_planned_tightly()
         variants += after["plan_variants_built"] - before["plan_variants_built"]
     assert variants == 1

@@ -11,7 +11,7 @@ import pytest
 import ort_cuda_plugin
 from encoder import encoder, encoder_inputs
 from ort_cuda_plugin import models
-from session_pair import ep_session
+from session_pair import assert_planned_tightly, ep_session
 
 TOLERANCE = 1e-3
 
@@ -39,6 +39,7 @@ def test_encoder_runs_whole_on_the_ep_and_matches_the_cpu_provider(
         # A layer has four products, two normalisations and attention.
         counted = sum(after[name] - before[name] for name in ("launches", "library_calls", "copies_d2d"))
         assert counted <= 6 * 7 + 4
+        assert_planned_tightly()
 
 
 def test_unseen_batch_and_sequence_sizes_make_no_python_call() -> None:

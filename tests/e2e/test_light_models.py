@@ -12,7 +12,7 @@ import pytest
 
 import ort_cuda_plugin
 from ort_cuda_plugin import models
-from session_pair import ep_session
+from session_pair import assert_planned_tightly, ep_session
 
 TOLERANCE = 1e-3
 LAUNCHES = {
@@ -58,6 +58,7 @@ def test_every_node_runs_on_the_ep_and_outputs_match_the_cpu_provider(
     first = session.run([output], feeds[0])[0]
     after = ort_cuda_plugin.counters()
     assert sum(after[kind] - before[kind] for kind in COUNTED) <= LAUNCHES[name]
+    assert_planned_tightly()
     actual = [first, session.run([output], feeds[1])[0]]
     errors = [models.relative_error(a, e) for a, e in zip(actual, expected, strict=True)]
     assert max(errors) <= TOLERANCE

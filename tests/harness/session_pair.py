@@ -10,6 +10,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 import ort_cuda_plugin
+from ort_cuda_plugin.ep.provider import last_provider
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 RNG = np.random.default_rng(0)
@@ -33,6 +34,15 @@ def ep_session(
     placed = {part.ep_name for part in session.get_provider_graph_assignment_info()}
     assert placed == {ort_cuda_plugin.get_ep_name()}
     return session
+
+
+def assert_planned_tightly() -> None:
+    """The last session's intermediate tensors take little more memory in the last Run than those alive at once."""
+    provider = last_provider()
+    assert provider is not None
+    for fused in provider.fused_nodes:
+        planned, alive = fused.plan_memory()
+        assert alive <= planned <= 1.15 * alive
 
 
 class Pair:

@@ -65,3 +65,4 @@ def test_the_benchmark_tells_of_a_model() -> None:
     assert mib["alive at once"] <= mib["planned"] < 1.1 * mib["alive at once"]
     assert mib["weights"] + mib["planned"] < mib["peak in use"] <= mib["peak held"]
     assert mib["peak held"] < 1.1 * (mib["weights"] + mib["planned"] + mib["in and out"])
+    assert mib["compulsory"] <= mib["our kernels"] <= 1.01 * mib["compulsory"]
