@@ -58,6 +58,7 @@ class Side:
         self.process = subprocess.Popen(
             [python, "-I", "-c", WORKER, str(model), str(feeds), output, device],
             env=environment,
+            cwd=cache.parent,  # Older versions import what stands in the working folder.
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -78,8 +78,8 @@ class TiledConv:
     ``index`` is the type of places within one image of x. ``packed`` weights come from `pack_weights`, others are as
     ONNX has them. The grid is (ceil(positions/tile.n) * ceil(rows/tile.m) * groups * images, 1, 1).
 
-    A ``pointwise`` convolution has a kernel of 1, strides of 1 and no padding, so that x is the matrix b. Where there
-    are fewer threads than columns in b's tile, a thread fills neighbouring ones: at once if they are that in x as well.
+    Where there are fewer threads than columns in b's tile, a thread fills neighbouring ones, at once if they are
+    neighbours in x as well.
     """
 
     storage: str
@@ -88,7 +88,6 @@ class TiledConv:
     rank: int = 2
     packed: bool = True
     index: str = "i32"
-    pointwise: bool = False
 
     @property
     def patches(self) -> int:
@@ -131,11 +130,7 @@ class TiledConv:
             operand = Operand("a", "weights", "row0", "rows", "k_end", "k_end", "1", True)
             fill = fill_matrix(operand, tile.m, tile, element, "int32")
         image = " * ".join(["image = int64(batch) * int64(channels)", *(f"int64(in_{axis})" for axis in axes)])
-        if self.pointwise:
-            image = f"{image}\nb_base = image"
-            operand = Operand("b", "x", "column0", "positions", "k_end", "1", "positions", False)
-            fill_b = fill_matrix(operand, tile.n, tile, element, place_type(self.index))
-        elif self.patches == 1:
+        if self.patches == 1:
             image, fill_b = f"{image}\n{self._patch()}", self._fill_patches(element)
         else:
             image, fill_b = f"{image}\n{self._patches()}", self._fill_many_patches(element)

@@ -72,12 +72,13 @@ def _launch_tiles(ctx: Lowering, step: Convolve) -> None:
     index = ctx.index_dtype(channels * product(x.shape[2:]), positions)
     outer = [Axes("image", [0]), Axes("channel", step.channels)]
     epilogue, more = make_epilogue(ctx, step, step.total, outer, Axes("column", step.space))
-    plain = (*flat.kernel, *flat.strides), (*flat.begin, *flat.end)
-    pointwise = all(size == 1 for size in plain[0]) and all(pad == 0 for pad in plain[1])
-    spec = TiledConv(x.dtype.short, epilogue, tile, len(kernel), packed, index, pointwise).spec
+    spec = TiledConv(x.dtype.short, epilogue, tile, len(kernel), packed, index).spec
     args: list[Arg] = [x, weights, table]
     args += map(Int32, [rows, positions, channels * product(kernel), channels, group])
-    args += map(Int32, [*flat.size, *places[1:], *flat.strides, *flat.begin])
+    sizes = flat.size
+    if flat.pointwise:  # Every image is one line, so that all of its elements are neighbours.
+        sizes = places = (*[1] * (len(kernel) - 1), positions)
+    args += map(Int32, [*sizes, *places[1:], *flat.strides, *flat.begin])
     blocks = ceildiv(positions, tile.n) * ceildiv(rows, tile.m) * group * x.shape[0]
     ctx.launch(spec, (blocks, 1, 1), (tile.threads, 1, 1), [*args, *more], writes=[y for _, y in step.outputs])
 

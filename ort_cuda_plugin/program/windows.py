@@ -28,6 +28,12 @@ class Windows:
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     @property
+    def pointwise(self) -> bool:
+        """Whether each window is one element, and every element a window."""
+        ones, pads = (*self.kernel, *self.strides), (*self.begin, *self.end)
+        return all(size == 1 for size in ones) and all(pad == 0 for pad in pads)
+
+    @property
     def planar(self) -> Windows:
         """One spatial dimension as two, the first of size 1: kernels have two or three."""
         if len(self.size) > 1:
