@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import Generic, TypeVar, overload
+from functools import cached_property
 
-T = TypeVar("T", bound=Hashable)
 type_pattern = re.compile(
     r"\*(f16|bf16|f8e4m3fn(uz)?|f8e5m2(fnuz)?|f8e8m0|f4e2m1|f32|f64|b1|[iu](2|4|8|16|32|64))|i32|i64|f32|f64"
 )
@@ -55,21 +52,3 @@ class KernelSpec:
     def symbol(self) -> str:
         """Name of the compiled kernel: ``name`` and a piece of the digest, so that two specs never share a symbol."""
         return f"{self.name}_{self.digest[:12]}"
-
-
-class spec_property(Generic[T]):
-    """A property that makes the spec of a parametrised kernel; equal objects share what was made once.
-
-    For frozen dataclasses: each lowering makes new ones, and generating a kernel's text takes longer than all else.
-    """
-
-    def __init__(self, make: Callable[[T], KernelSpec]) -> None:
-        self._make = cache(make)
-        self.__doc__ = make.__doc__
-
-    @overload
-    def __get__(self, instance: None, owner: type[T]) -> spec_property[T]: ...
-    @overload
-    def __get__(self, instance: T, owner: type[T]) -> KernelSpec: ...
-    def __get__(self, instance: T | None, owner: type[T]) -> KernelSpec | spec_property[T]:
-        return self if instance is None else self._make(instance)

@@ -12,20 +12,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..compiler.kernel import KernelSpec, spec_property
 from ..model.ir import DType
-from ..program.lowering import Arg, Int32, Int64, Lowering, Tensor
+from ..program.lowering import Lowering, Tensor
 from ..program.row_program import Stage, Values, grouped_stages
 from ..program.scalar import Scalar
 from ..program.shapes import broadcast_strides, collapse
 from ..program.steps import Attend, Map
 from ..program.symbolic import Dim, ceildiv, hint, le, product
 from ..program.trace import Use
-from .codegen import Emitter, KernelBuilder, load_text, offset_text, register_type
-from .contract import batch_strides, contiguous_axis
+from .codegen import Emitter, KernelBuilder, Parameters, load_text, offset_text, register_type, text_property
+from .contract import add_batch, batch_strides, contiguous_axis
 from .epilogue import Axes, Epilogue, Terms, count_along, make_epilogue, sum_text
+from .layout import index_type
 from .reduce import SERIAL_PARTS
-from .tiles import Element, Operand, Tile, batch_offsets, fill_matrix, indented, log2, pipeline, place_type, store_tile
+from .tiles import Element, Operand, Tile, batch_offsets, fill_matrix, indented, log2, pipeline, store_tile
 
 PREFIX = "r_"
 """Begins the names of what a row program asks for."""
@@ -109,12 +109,11 @@ class Pass:
 
 @dataclass(frozen=True)
 class Weights:
-    """Source text of a row program over scores, and the parameters that it needs.
+    """Source text of a row program over scores.
 
     ``block_lines`` come once, ``key_lines`` where ``key`` is set, ``row_lines`` where ``row`` is, too.
     """
 
-    parameters: tuple[tuple[str, str], ...]
     block_lines: tuple[str, ...]
     key_lines: tuple[str, ...]
     row_lines: tuple[str, ...]
@@ -123,18 +122,14 @@ class Weights:
 
 @dataclass(frozen=True)
 class AttentionKernel:
-    """The kernel for operands of ``storage``; ``contiguous`` names dimensions along which neighbours of a, b and c lie.
-
-    Its parameters are, in order: a, b, c, m, n, k, d, strides that are not known to be 1, batch sizes but the first,
-    batch strides of a, b and c, those of the weights and of the epilogue.
-    """
+    """The kernel for operands of ``storage``; ``contiguous`` names the dimensions along which their neighbours lie."""
 
     storage: tuple[str, str, str]
     contiguous: tuple[str, str, str]
     weights: Weights
     epilogue: Epilogue
     batch_rank: int
-    index: str
+    index: DType
     form: Form
 
     @property
@@ -145,30 +140,19 @@ class AttentionKernel:
     def _stride(self, name: str) -> str:
         return name if name in self.strides else "1"
 
-    def parameters(self) -> list[tuple[str, str]]:
-        result = [(name, f"*{storage}") for name, storage in zip("abc", self.storage, strict=True)]
-        result += [(name, "i32") for name in ("m", "n", "k_end", "d")]
-        result += [(name, self.index) for name in self.strides]
-        result += [(f"batch{i}", "i32") for i in range(1, self.batch_rank)]
-        result += [(f"{operand}_batch{i}", "i64") for operand in "abc" for i in range(self.batch_rank)]
-        return [*result, *self.weights.parameters, *self.epilogue.parameters]
+    @property
+    def name(self) -> str:
+        return f"attention_{self.form.name}_{self.storage[0]}"
 
-    @spec_property
-    def spec(self) -> KernelSpec:
-        parameters = self.parameters()
-        body = [
+    @text_property
+    def body(self) -> str:
+        lines = [
             *self._prologue(),
             *(line for number, one in enumerate(self.weights.passes[:-1]) for line in self._reduction(number, one)),
             *self._product(self.weights.passes[-1]),
             *self._store(),
         ]
-        header = f"def kernel({', '.join(name for name, _ in parameters)}):"
-        return KernelSpec(
-            name=f"attention_{self.form.name}_{self.storage[0]}",
-            signature=tuple(kind for _, kind in parameters),
-            source="\n".join([header, *indented(body, 1)]) + "\n",
-            launch_bounds=self.form.threads,
-        )
+        return "\n".join(indented(lines, 1))
 
     def _prologue(self) -> list[str]:
         form = self.form
@@ -211,8 +195,8 @@ class AttentionKernel:
         keys = Operand("a", "b", "key0", "n", "k_end", b_n, b_k, self.contiguous[1] == "k")
         rows = Operand("b", "a", "row0", "m", "k_end", a_m, a_k, self.contiguous[0] != "m")
         fill = [
-            fill_matrix(keys, tile.m, tile, Element(self.storage[1]), place_type(self.index)),
-            fill_matrix(rows, tile.n, tile, Element(self.storage[0]), place_type(self.index)),
+            fill_matrix(keys, tile.m, tile, Element(self.storage[1]), register_type(self.index)),
+            fill_matrix(rows, tile.n, tile, Element(self.storage[0]), register_type(self.index)),
         ]
         return [
             "a_base = b_start",
@@ -301,7 +285,7 @@ class AttentionKernel:
         values = Operand(
             "b", "c", "column0", "d", "left", self._stride("c_d"), self._stride("c_n"), self.contiguous[2] == "n"
         )
-        fill = fill_matrix(values, tile.n, tile, Element(self.storage[2]), place_type(self.index))
+        fill = fill_matrix(values, tile.n, tile, Element(self.storage[2]), register_type(self.index))
         sizes = f"{tile.thread_m}, {tile.thread_n}"
         multiply = [
             f"at_a = int64(int32((step - 1) * {tile.k * form.pitch} + thread_row))",
@@ -329,7 +313,7 @@ class AttentionKernel:
 
     @property
     def index_type(self) -> str:
-        return place_type(self.index)
+        return register_type(self.index)
 
     def _store(self) -> list[str]:
         tile = self.form.result
@@ -347,14 +331,14 @@ def _thread_place(tile: Tile) -> list[str]:
 def launch_attend(ctx: Lowering, step: Attend) -> None:
     a, b, c = step.operands
     m, n, k, d = a.shape[-2], b.shape[-1], a.shape[-1], c.shape[-1]
-    index = ctx.index_dtype(*(x.shape[-2] * x.strides[-2] + x.shape[-1] * x.strides[-1] for x in step.operands))
-    batch, places = collapse(step.batch, [batch_strides(x, step.batch) for x in step.operands])
+    index = index_type(ctx, *(x.shape[-2] * x.strides[-2] + x.shape[-1] * x.strides[-1] for x in step.operands))
+    batch, batches = collapse(step.batch, [batch_strides(x, step.batch) for x in step.operands])
     if not batch:
-        batch, places = [1], [(0,), (0,), (0,)]
+        batch, batches = [1], [(0,), (0,), (0,)]
     axes = range(len(step.batch))
-    weights, weight_args = make_weights(ctx, step)
+    weights, score_parameters = make_weights(ctx, step)
     outer = [Axes("batch", axes), Axes("row", [len(axes)])]
-    epilogue, epilogue_args = make_epilogue(ctx, step, step.total, outer, Axes("column", [len(axes) + 1]))
+    epilogue, result_parameters = make_epilogue(ctx, step, step.total, outer, Axes("column", [len(axes) + 1]))
     kernel = AttentionKernel(
         (a.dtype.short, b.dtype.short, c.dtype.short),
         (contiguous_axis(a, "m", "k"), contiguous_axis(b, "k", "n"), contiguous_axis(c, "n", "d")),
@@ -364,26 +348,23 @@ def launch_attend(ctx: Lowering, step: Attend) -> None:
         index,
         choose_form(ctx, m, n, d),
     )
-    place = Int32 if index == "i32" else Int64
-    names = ("a_m", "a_k", "b_k", "b_n", "c_n", "c_d")
-    strides = dict(zip(names, (*a.strides[-2:], *b.strides[-2:], *c.strides[-2:]), strict=True))
-    args: list[Arg] = [*step.operands, *(Int32(size) for size in (m, n, k, d))]
-    args += [place(strides[name]) for name in kernel.strides]
-    args += [Int32(dim) for dim in batch[1:]]
-    args += [Int64(stride) for mine in places for stride in mine]
+    builder = KernelBuilder()
+    for name, x in zip("abc", step.operands, strict=True):
+        builder.tensor(x, name)
+    builder.integers(DType.INT32, m=m, n=n, k_end=k, d=d)
+    places = (*a.strides[-2:], *b.strides[-2:], *c.strides[-2:])
+    for name, stride in zip(("a_m", "a_k", "b_k", "b_n", "c_n", "c_d"), places, strict=True):
+        if name in kernel.strides:
+            builder.integer(stride, index, name)
+    add_batch(builder, batch, **dict(zip("abc", batches, strict=True)))
+    builder.include(score_parameters)
+    builder.include(result_parameters)
     form = kernel.form
     row_blocks, column_blocks = ceildiv(m, form.m), ceildiv(d, form.width)
-    blocks = row_blocks * column_blocks * product(batch)
+    grid = (row_blocks * column_blocks * product(batch), 1, 1)
+    uses = _uses(step, len(weights.passes), row_blocks, column_blocks, form.resident)
     shared = form.score_bytes(n) if form.resident else 0
-    ctx.launch(
-        kernel.spec,
-        (blocks, 1, 1),
-        (form.threads, 1, 1),
-        [*args, *weight_args, *epilogue_args],
-        shared_bytes=shared,
-        writes=[y for _, y in step.outputs],
-        uses=_uses(step, len(weights.passes), row_blocks, column_blocks, form.resident),
-    )
+    builder.launch(ctx, kernel.name, grid, (form.threads, 1, 1), uses, shared, body=kernel.body)
 
 
 def _uses(step: Attend, passes: int, row_blocks: Dim, column_blocks: Dim, resident: bool) -> dict[Tensor, Use]:
@@ -397,8 +378,8 @@ def _uses(step: Attend, passes: int, row_blocks: Dim, column_blocks: Dim, reside
 # ---- the row program ----
 
 
-def make_weights(ctx: Lowering, step: Attend) -> tuple[Weights, list[Arg]]:
-    """The row program of a step, and the arguments of its parameters."""
+def make_weights(ctx: Lowering, step: Attend) -> tuple[Weights, Parameters]:
+    """The row program of a step, and its parameters."""
     emit = Emitter(PREFIX, indent=0)
     builder = KernelBuilder(PREFIX, emit)
     scores = Map(step.nodes, step.score_shape, step.score_inputs, ())
@@ -438,9 +419,8 @@ def make_weights(ctx: Lowering, step: Attend) -> tuple[Weights, list[Arg]]:
     with emit.scope():
         value = emit.value(step.weight)
         passes.append(Pass(tuple(emit.taken()), value))
-    parameters, args = builder.parameters()
     block_lines, key_lines, row_lines = lines
-    return Weights(tuple(parameters), block_lines, key_lines, row_lines, tuple(passes)), args
+    return Weights(block_lines, key_lines, row_lines, tuple(passes)), builder
 
 
 def _changes(emit: Emitter, stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from typing import Generic, TypeVar, overload
 
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.model.ir import NARROW_FLOATS, DType, Unsupported
@@ -20,6 +22,7 @@ from ort_cuda_plugin.program.steps import Input
 from ort_cuda_plugin.program.symbolic import Dim
 from ort_cuda_plugin.program.trace import Use
 
+T = TypeVar("T", bound=Hashable)
 MAX_PARAMETERS = 64
 """Parameters that a kernel may have on every device."""
 
@@ -287,48 +290,90 @@ class Emitter:
         return f"choose(({a} {order} {b}) | ({a} != {a}), {a}, {b})"
 
 
-class KernelBuilder:
-    """A kernel in the making: its parameters with the launch's arguments, and its body (``emit``).
+class text_property(Generic[T]):
+    """A property that writes the body of a parametrised kernel; equal objects share what was written once.
 
-    Sizes and strides are parameters, so that the source depends on the structure of the computation alone.
+    For frozen dataclasses: each lowering makes new ones, and writing a body takes longer than all else.
     """
 
-    def __init__(self, prefix: str = "", emit: Emitter | None = None) -> None:
-        self.emit = emit or Emitter()
+    def __init__(self, write: Callable[[T], str]) -> None:
+        self._write = cache(write)
+        self.__doc__ = write.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type[T]) -> text_property[T]: ...
+    @overload
+    def __get__(self, instance: T, owner: type[T]) -> str: ...
+    def __get__(self, instance: T | None, owner: type[T]) -> str | text_property[T]:
+        return self if instance is None else self._write(instance)
+
+
+class Parameters:
+    """Parameters of a kernel, each declared once: its name, its type and the launch's argument.
+
+    Sizes and strides are parameters, so that the source depends on the structure of the computation alone. A parameter
+    without a name of its own gets one, which begins with ``prefix``.
+    """
+
+    def __init__(self, prefix: str = "") -> None:
         self._prefix = prefix
         self._signature: list[str] = []
         self._names: list[str] = []
         self._args: list[Arg] = []
         self._writes: list[Tensor] = []
 
-    def _parameter(self, name: str, kind: str, arg: Arg) -> str:
-        name = self._prefix + name
+    def _parameter(self, name: str, initial: str, kind: str, arg: Arg) -> str:
+        name = name or f"{self._prefix}{initial}{len(self._names)}"
         self._signature.append(kind)
         self._names.append(name)
         self._args.append(arg)
         return name
 
-    def tensor(self, x: Tensor, *, written: bool = False) -> str:
+    def tensor(self, x: Tensor, name: str = "", *, written: bool = False) -> str:
         """A pointer parameter to x's first element."""
         if written:
             self._writes.append(x)
-        return self._parameter(f"{'y' if written else 'x'}{len(self._names)}", f"*{x.dtype.short}", x)
+        return self._parameter(name, "y" if written else "x", f"*{x.dtype.short}", x)
 
-    def integer(self, value: Dim, dtype: DType = DType.INT64) -> str:
+    def integer(self, value: Dim, dtype: DType = DType.INT64, name: str = "") -> str:
         """An integer parameter of type int32 or int64."""
-        if dtype is DType.INT32:
-            return self._parameter(f"n{len(self._names)}", "i32", Int32(value))
-        return self._parameter(f"n{len(self._names)}", "i64", Int64(value))
+        arg = Int32(value) if dtype is DType.INT32 else Int64(value)
+        return self._parameter(name, "n", dtype.short, arg)
 
-    def number(self, value: float, dtype: DType) -> str:
+    def integers(self, dtype: DType = DType.INT64, **values: Dim) -> None:
+        """Integer parameters, each with the name that it is given with."""
+        for name, value in values.items():
+            self.integer(value, dtype, name)
+
+    def per_axis(self, axes: str, name: str, values: Iterable[Dim]) -> None:
+        """An int32 parameter ``<name>_<axis>`` for each axis."""
+        for axis, value in zip(axes, values, strict=True):
+            self.integer(value, DType.INT32, f"{name}_{axis}")
+
+    def number(self, value: float, dtype: DType, name: str = "") -> str:
         """A float parameter, float64 for FLOAT64, else float32."""
         if dtype is DType.FLOAT64:
-            return self._parameter(f"f{len(self._names)}", "f64", Float64(value))
-        return self._parameter(f"f{len(self._names)}", "f32", Float32(value))
+            return self._parameter(name, "f", "f64", Float64(value))
+        return self._parameter(name, "f", "f32", Float32(value))
 
     def stride(self, value: Dim) -> str:
         """A stride: "0" and "1" are part of the structure, any other is an int64 parameter."""
         return str(value) if isinstance(value, int) and value in (0, 1) else self.integer(value)
+
+    def include(self, other: Parameters) -> None:
+        """Those of ``other`` come next."""
+        self._signature += other._signature
+        self._names += other._names
+        self._args += other._args
+        self._writes += other._writes
+
+
+class KernelBuilder(Parameters):
+    """A kernel in the making: its parameters, and its body (``emit``)."""
+
+    def __init__(self, prefix: str = "", emit: Emitter | None = None) -> None:
+        super().__init__(prefix)
+        self.emit = emit or Emitter()
 
     def element(self, x: Tensor) -> str | None:
         """The only element of a one-element tensor whose contents are known: a parameter. None for other tensors."""
@@ -351,10 +396,6 @@ class KernelBuilder:
                 self.emit.bind(leaf, element)
         return loaded
 
-    def parameters(self) -> tuple[list[tuple[str, str]], list[Arg]]:
-        """Name and type of each parameter, and the arguments of the launch."""
-        return list(zip(self._names, self._signature, strict=True)), self._args
-
     def launch(
         self,
         ctx: Lowering,
@@ -363,12 +404,27 @@ class KernelBuilder:
         block: tuple[int, int, int],
         uses: Mapping[Tensor, Use] | None = None,
         shared_bytes: Dim = 0,
+        *,
+        body: str = "",
     ) -> None:
-        if len(self._names) > MAX_PARAMETERS:
-            raise Unsupported("shape", f"{name} of so many strided dimensions needs {len(self._names)} parameters")
-        source = f"def kernel({', '.join(self._names)}):\n" + "\n".join(self.emit.lines) + "\n"
-        spec = KernelSpec(name=name, signature=tuple(self._signature), source=source)
+        """Launches the kernel of what was emitted, or of ``body``, which is written for blocks of this size."""
+        names, signature = tuple(self._names), tuple(self._signature)
+        if body:
+            spec = _shared_spec(name, names, signature, body.strip("\n"), math.prod(block))
+        else:
+            if len(names) > MAX_PARAMETERS:
+                raise Unsupported("shape", f"{name} of so many strided dimensions needs {len(names)} parameters")
+            spec = _spec(name, names, signature, "\n".join(self.emit.lines), 0)
         ctx.launch(spec, grid, block, self._args, shared_bytes=shared_bytes, writes=self._writes, uses=uses)
+
+
+def _spec(name: str, names: tuple[str, ...], signature: tuple[str, ...], body: str, launch_bounds: int) -> KernelSpec:
+    source = f"def kernel({', '.join(names)}):\n{body}\n"
+    return KernelSpec(name=name, signature=signature, source=source, launch_bounds=launch_bounds)
+
+
+_shared_spec = cache(_spec)
+"""Bodies that are written for a block are long, and few."""
 
 
 def constant_number(x: Tensor) -> int | float | bool | None:

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..model.ir import DType
-from ..program.lowering import Arg, DeviceProperties, Int32, Int64, Lowering, Tensor
+from ..program.lowering import DeviceProperties, Lowering, Tensor
 from ..program.shapes import broadcast_strides, collapse
 from ..program.steps import Contract
 from ..program.symbolic import Dim, ceildiv, hint, is_const, le, product, select
+from .codegen import KernelBuilder, Parameters
 from .epilogue import Axes, make_epilogue
+from .layout import index_type
 from .matmul import FLAT, SQUARE, TALL, Product, RowProduct, TiledProduct
 from .tiles import Tile
 
@@ -101,39 +103,45 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
     call = folded(ctx, step)
     a, b, (m, n, _) = call.a, call.b, call.sizes
     reach = [x.shape[-2] * x.strides[-2] + x.shape[-1] * x.strides[-1] for x in (a, b)]
-    index = ctx.index_dtype(*reach)
+    index = index_type(ctx, *reach)
     batch, end = len(step.batch), len(step.shape)
     columns = end - step.column_axes
     rows = [Axes("row", range(columns))]
     if not call.rows_folded:
         rows = [Axes("batch", range(batch)), Axes("row", range(batch, columns))]
-    epilogue, args = make_epilogue(ctx, step, step.total, rows, Axes("column", range(columns, end)))
+    epilogue, more = make_epilogue(ctx, step, step.total, rows, Axes("column", range(columns, end)))
     form = (a.dtype.short, epilogue, *call.contiguous, len(call.batch), index)
     few_rows = le(m, MAX_ROWS) if call.contiguous[1] else 0
     if few_rows != 0:
         row = RowProduct(*form)
         blocks = select(few_rows, ceildiv(n, row.block_columns) * m, 0)
-        _launch_kernel(ctx, step, call, row, args, blocks, row.threads)
+        _launch_kernel(ctx, call, row, more, blocks, row.threads)
     if few_rows == 0 or not is_const(few_rows):
         tile = choose_tile(ctx.device, m, a.dtype)
         blocks = select(few_rows, 0, ceildiv(m, tile.m) * ceildiv(n, tile.n))
-        _launch_kernel(ctx, step, call, TiledProduct(*form, tile), args, blocks, tile.threads)
+        _launch_kernel(ctx, call, TiledProduct(*form, tile), more, blocks, tile.threads)
 
 
 def _launch_kernel(
-    ctx: Lowering,
-    step: Contract,
-    call: Folded,
-    kernel: Product,
-    epilogue: Sequence[Arg],
-    blocks: Dim,
-    threads: int,
+    ctx: Lowering, call: Folded, kernel: Product, epilogue: Parameters, blocks: Dim, threads: int
 ) -> None:
-    place = Int32 if kernel.index == "i32" else Int64
-    strides = dict(zip(("a_m", "a_k", "b_k", "b_n"), (*call.a.strides[-2:], *call.b.strides[-2:]), strict=True))
-    args: list[Arg] = [call.a, call.b, *(Int32(size) for size in call.sizes)]
-    args += [place(strides[name]) for name in kernel.strides]
-    args += [Int32(dim) for dim in call.batch[1:]]
-    args += [Int64(stride) for stride in (*call.a_batch, *call.b_batch)]
-    grid = (blocks * product(call.batch), 1, 1)
-    ctx.launch(kernel.spec, grid, (threads, 1, 1), [*args, *epilogue], writes=[y for _, y in step.outputs])
+    builder = KernelBuilder()
+    builder.tensor(call.a, "a")
+    builder.tensor(call.b, "b")
+    m, n, k = call.sizes
+    builder.integers(DType.INT32, m=m, n=n, k_end=k)
+    for name, stride in zip(("a_m", "a_k", "b_k", "b_n"), (*call.a.strides[-2:], *call.b.strides[-2:]), strict=True):
+        if name in kernel.strides:
+            builder.integer(stride, kernel.index, name)
+    add_batch(builder, call.batch, a=call.a_batch, b=call.b_batch)
+    builder.include(epilogue)
+    builder.launch(ctx, kernel.name, (blocks * product(call.batch), 1, 1), (threads, 1, 1), body=kernel.body)
+
+
+def add_batch(builder: Parameters, batch: Sequence[Dim], **strides: Sequence[Dim]) -> None:
+    """What `batch_offsets` needs: batch sizes but the first, and the batch strides of each operand."""
+    for number, dim in enumerate(batch[1:], 1):
+        builder.integer(dim, DType.INT32, f"batch{number}")
+    for operand, along in strides.items():
+        for number, stride in enumerate(along):
+            builder.integer(stride, name=f"{operand}_batch{number}")

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..compiler.kernel import KernelSpec, spec_property
-from ..model.ir import Array
+from ..model.ir import Array, DType
+from .codegen import register_type, text_property
 from .epilogue import Epilogue
 from .tiles import (
     Element,
@@ -22,11 +22,10 @@ from .tiles import (
     declare,
     fill_matrix,
     fill_packed,
-    indent,
     indented,
+    joined,
     log2,
     pipeline,
-    place_type,
     store_tile,
 )
 
@@ -69,12 +68,7 @@ def pack_weights(weights: Array, groups: int, tile: Tile) -> Array:
 class TiledConv:
     """A block computes ``tile.m`` output channels of one group at ``tile.n`` positions of one image.
 
-    Arguments of a launch, in order::
-
-        x, weights, table (of `patch_table`, *i32), rows, positions, k (not padded), channels, groups,
-        [in z,] in y, in x, [out y,] out x, strides [z,] y, x, pads at the beginning [z,] y, x, those of the epilogue
-
-    int32 but for the epilogue's, whose coordinates are ``image``, ``channel`` and ``column``, a position in space.
+    The epilogue's coordinates are ``image``, ``channel`` and ``column``, a position in space.
     ``index`` is the type of places within one image of x. ``packed`` weights come from `pack_weights`, others are as
     ONNX has them. The grid is (ceil(positions/tile.n) * ceil(rows/tile.m) * groups * images, 1, 1).
 
@@ -87,7 +81,7 @@ class TiledConv:
     tile: Tile
     rank: int = 2
     packed: bool = True
-    index: str = "i32"
+    index: DType = DType.INT32
 
     @property
     def patches(self) -> int:
@@ -98,16 +92,13 @@ class TiledConv:
     def axes(self) -> str:
         return "zyx"[3 - self.rank :]
 
-    @spec_property
-    def spec(self) -> KernelSpec:
+    @property
+    def name(self) -> str:
+        return f"conv{self.rank}d_{self.tile.name}_{self.storage}"
+
+    @text_property
+    def body(self) -> str:
         tile, element = self.tile, Element(self.storage)
-        axes = self.axes
-        names = ["rows", "positions", "k_end", "channels", "groups"]
-        names += [f"in_{axis}" for axis in axes] + [f"out_{axis}" for axis in axes[1:]]
-        names += [f"stride_{axis}" for axis in axes] + [f"pad_{axis}" for axis in axes]
-        matrix = f"*{self.storage}"
-        parameters = [("x", matrix), ("weights", matrix), ("table", "*i32"), *((name, "i32") for name in names)]
-        parameters += self.epilogue.parameters
         prologue = f"""
             tiles_n = int32((positions + {tile.n - 1}) >> {log2(tile.n)})
             tiles_m = int32((rows + {tile.m - 1}) >> {log2(tile.m)})
@@ -129,25 +120,20 @@ class TiledConv:
             weights = "a_base = int64(group) * int64(rows) * int64(k_end)"
             operand = Operand("a", "weights", "row0", "rows", "k_end", "k_end", "1", True)
             fill = fill_matrix(operand, tile.m, tile, element, "int32")
-        image = " * ".join(["image = int64(batch) * int64(channels)", *(f"int64(in_{axis})" for axis in axes)])
+        image = " * ".join(["image = int64(batch) * int64(channels)", *(f"int64(in_{axis})" for axis in self.axes)])
         if self.patches == 1:
             image, fill_b = f"{image}\n{self._patch()}", self._fill_patches(element)
         else:
             image, fill_b = f"{image}\n{self._patches()}", self._fill_many_patches(element)
-        body = [
-            prologue,
-            weights,
-            declare(tile, element.accumulator),
-            image,
-            pipeline(tile, element.accumulator, f"{fill}\n{fill_b}"),
-            store_tile(tile, "rows", "positions", element, self.epilogue, COORDINATES),
-        ]
-        header = f"def kernel({', '.join(name for name, _ in parameters)}):"
-        return KernelSpec(
-            name=f"conv{self.rank}d_{tile.name}_{self.storage}",
-            signature=tuple(kind for _, kind in parameters),
-            source="\n".join([header, *(indent(fragment, 1) for fragment in body)]) + "\n",
-            launch_bounds=tile.threads,
+        return joined(
+            [
+                prologue,
+                weights,
+                declare(tile, element.accumulator),
+                image,
+                pipeline(tile, element.accumulator, f"{fill}\n{fill_b}"),
+                store_tile(tile, "rows", "positions", element, self.epilogue, COORDINATES),
+            ]
         )
 
     def _patch_place(self) -> list[str]:
@@ -173,7 +159,7 @@ class TiledConv:
         ]
 
     def _place(self, at: Callable[[str], str]) -> str:
-        index, place = place_type(self.index), "channel"
+        index, place = register_type(self.index), "channel"
         for axis in self.axes:
             place = f"{index}({index}({place} * in_{axis}) + {at(axis)})"
         return place

@@ -8,14 +8,16 @@ import numpy as np
 
 from ..model.ir import Array, DType
 from ..program import scalar as s
-from ..program.lowering import Arg, Int32, Lowering, Tensor
+from ..program.lowering import Lowering, Tensor
 from ..program.scalar import Scalar
 from ..program.steps import Convolve
 from ..program.symbolic import Dim, ceildiv, hint, product
+from .codegen import KernelBuilder
 from .contract import choose_tile
 from .conv import TiledConv, pack_weights, packed_shape, patch_table
 from .epilogue import Axes, make_epilogue
 from .index import IndexMap, gather_map
+from .layout import index_type
 from .strip_conv import (
     ACCUMULATORS,
     EMULATED_THREADS,
@@ -67,57 +69,83 @@ def _launch_tiles(ctx: Lowering, step: Convolve) -> None:
         )
     else:
         weights = ctx.contiguous(w)
-    kernel = [k for k in flat.kernel if isinstance(k, int)]
-    table = ctx.constant(patch_table(channels, kernel, flat.dilations, tile.k))
-    index = ctx.index_dtype(channels * product(x.shape[2:]), positions)
+    sizes = [k for k in flat.kernel if isinstance(k, int)]
+    table = ctx.constant(patch_table(channels, sizes, flat.dilations, tile.k))
+    index = index_type(ctx, channels * product(x.shape[2:]), positions)
     outer = [Axes("image", [0]), Axes("channel", step.channels)]
     epilogue, more = make_epilogue(ctx, step, step.total, outer, Axes("column", step.space))
-    spec = TiledConv(x.dtype.short, epilogue, tile, len(kernel), packed, index).spec
-    args: list[Arg] = [x, weights, table]
-    args += map(Int32, [rows, positions, channels * product(kernel), channels, group])
-    sizes = flat.size
+    kernel = TiledConv(x.dtype.short, epilogue, tile, len(sizes), packed, index)
+    image = flat.size
     if flat.pointwise:  # Every image is one line, so that all of its elements are neighbours.
-        sizes = places = (*[1] * (len(kernel) - 1), positions)
-    args += map(Int32, [*sizes, *places[1:], *flat.strides, *flat.begin])
+        image = places = (*[1] * (len(sizes) - 1), positions)
+    axes = kernel.axes
+    builder = KernelBuilder()
+    builder.tensor(x, "x")
+    builder.tensor(weights, "weights")
+    builder.tensor(table, "table")
+    builder.integers(
+        DType.INT32, rows=rows, positions=positions, k_end=channels * product(sizes), channels=channels, groups=group
+    )
+    builder.per_axis(axes, "in", image)
+    builder.per_axis(axes[1:], "out", places[1:])
+    builder.per_axis(axes, "stride", flat.strides)
+    builder.per_axis(axes, "pad", flat.begin)
+    builder.include(more)
     blocks = ceildiv(positions, tile.n) * ceildiv(rows, tile.m) * group * x.shape[0]
-    ctx.launch(spec, (blocks, 1, 1), (tile.threads, 1, 1), [*args, *more], writes=[y for _, y in step.outputs])
+    builder.launch(ctx, kernel.name, (blocks, 1, 1), (tile.threads, 1, 1), body=kernel.body)
 
 
 def _launch_strips(ctx: Lowering, step: Convolve) -> None:
     x, w = step.operands
     group, transposed, flat, places = step.groups, step.transposed, step.windows.planar, step.places
-    kernel = tuple(size for size in flat.kernel if isinstance(size, int))
+    sizes = tuple(size for size in flat.kernel if isinstance(size, int))
     outputs, inputs, *_ = w.static_shape
     channels, rows = (outputs // group, inputs) if transposed else (inputs, outputs // group)
     thread_rows = rows_of_thread(rows, emulated=ctx.device.emulated)
     if transposed:
-        phases = Phases.transposed(kernel, flat.strides, flat.dilations)
+        phases = Phases.transposed(sizes, flat.strides, flat.dilations)
         bases = [pad // stride for pad, stride in zip(flat.begin, flat.strides, strict=True)]
         counts = [
             (place + pad - 1) // stride - base + 1
             for place, pad, stride, base in zip(places, flat.begin, flat.strides, bases, strict=True)
         ]
     else:
-        phases, bases, counts = Phases.plain(kernel, flat.dilations), [], list(places)
+        phases, bases, counts = Phases.plain(sizes, flat.dilations), [], list(places)
     width = _strip_width(ctx, thread_rows, counts[-1], x.dtype)
     strips = ceildiv(counts[-1], width)
     positions = product(counts[:-1]) * strips
     threads = EMULATED_THREADS if ctx.device.emulated else THREADS
     tiles, chunks = -(-rows // thread_rows), ceildiv(positions, threads)
     stride = flat.strides[-1] if flat.strides[-1] <= 2 else 0
-    index = ctx.index_dtype(x.size)
+    index = index_type(ctx, x.size)
     outer = [Axes("image_of_batch", [0]), Axes("channel", step.channels)]
     *lines, columns = step.space
     outer += [Axes(f"o{name}", [axis]) for name, axis in zip("zy"[2 - len(lines) :], lines, strict=True)]
     epilogue, more = make_epilogue(ctx, step, step.total, outer, Axes("column", [columns]))
-    spec = StripConv(x.dtype.short, epilogue, thread_rows, width, len(kernel), transposed, stride, index).spec
-    args: list[Arg] = [x, _strip_weights(ctx, w, group, thread_rows, phases, transposed)]
-    args += [ctx.constant(phases.array)] if transposed else []
-    args += map(Int32, [rows, channels, group, tiles, math.prod(kernel), positions, strips, chunks])
-    args += map(Int32, [*flat.size, *places, *flat.strides, *flat.begin, *phases.steps])
-    args += map(Int32, [len(phases.table), *counts[:-1], *bases] if transposed else kernel)
+    kernel = StripConv(x.dtype.short, epilogue, thread_rows, width, len(sizes), transposed, stride, index)
+    axes = kernel.axes
+    builder = KernelBuilder()
+    builder.tensor(x, "x")
+    builder.tensor(_strip_weights(ctx, w, group, thread_rows, phases, transposed), "weights")
+    if transposed:
+        builder.tensor(ctx.constant(phases.array), "phases")
+    builder.integers(DType.INT32, rows=rows, channels=channels, groups=group, tiles=tiles, taps=math.prod(sizes))
+    # Positions are those of threads in one image and group, strips those along x, chunks those of a block.
+    builder.integers(DType.INT32, positions=positions, strips=strips, chunks=chunks)
+    builder.per_axis(axes, "in", flat.size)
+    builder.per_axis(axes, "out", places)
+    builder.per_axis(axes, "stride", flat.strides)
+    builder.per_axis(axes, "pad", flat.begin)
+    builder.per_axis(axes, "step", phases.steps)
+    if transposed:
+        builder.integer(len(phases.table), DType.INT32, "num_phases")
+        builder.per_axis(axes[:-1], "count", counts[:-1])
+        builder.per_axis(axes, "base", bases)
+    else:
+        builder.per_axis(axes, "taps", sizes)
+    builder.include(more)
     blocks = chunks * (tiles * len(phases.table) * group) * x.shape[0]
-    ctx.launch(spec, (blocks, 1, 1), (threads, 1, 1), [*args, *more], writes=[y for _, y in step.outputs])
+    builder.launch(ctx, kernel.name, (blocks, 1, 1), (threads, 1, 1), body=kernel.body)
 
 
 def _strip_width(ctx: Lowering, rows: int, columns: Dim, dtype: DType) -> int:

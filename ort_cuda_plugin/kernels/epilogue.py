@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..program.lowering import Arg, Lowering
+from ..program.lowering import Lowering
 from ..program.scalar import Scalar
 from ..program.shapes import broadcast_strides, collapse
 from ..program.steps import Map
 from ..program.symbolic import Dim, product
-from .codegen import Emitter, KernelBuilder, load_text, offset_text, register_type
+from .codegen import Emitter, KernelBuilder, Parameters, load_text, offset_text, register_type
 from .layout import coordinates, extent, index_type
 
 PREFIX = "e_"
@@ -22,14 +22,13 @@ MARK = "@"
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Source text of a kernel and the parameters that it needs, after those of the kernel itself.
+    """Source text of a kernel.
 
     ``row_lines`` come where the kernel's names for the outer coordinates are set and the element exists.
     ``element_lines`` compute what ``store_lines`` store, for one element: its last coordinate is ``column<mark>``, its
     sum ``total<mark>``.
     """
 
-    parameters: tuple[tuple[str, str], ...]
     row_lines: tuple[str, ...]
     element_lines: tuple[str, ...]
     store_lines: tuple[str, ...]
@@ -51,8 +50,8 @@ class Axes:
 
 def make_epilogue(
     ctx: Lowering, step: Map, total: Scalar, outer: Iterable[Axes], last: Axes
-) -> tuple[Epilogue, list[Arg]]:
-    """The epilogue of a step whose sums are ``total``, and the arguments of its parameters.
+) -> tuple[Epilogue, Parameters]:
+    """The epilogue of a step whose sums are ``total``, and its parameters, which come after those of the kernel itself.
 
     ``outer`` and ``last`` are all dimensions of the step, in order.
     """
@@ -89,8 +88,7 @@ def make_epilogue(
     ):
         stores.append(f"{pointer}[{place}] = {emit.assign(emit.memory_form(expression))}")
     element_lines = emit.taken()
-    parameters, args = builder.parameters()
-    return Epilogue(tuple(parameters), tuple(row_lines), tuple(element_lines), tuple(stores)), args
+    return Epilogue(tuple(row_lines), tuple(element_lines), tuple(stores)), builder
 
 
 Terms: TypeAlias = list[tuple[str, str]]

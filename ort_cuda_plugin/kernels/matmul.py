@@ -1,19 +1,15 @@
 """Matrix products: a block-tiled kernel, and one for few rows, whose blocks read each element of b once.
 
-Both compute a[batch] @ b[batch], give each sum to an epilogue, and take the same arguments, in order::
-
-    a, b, m, n, k, the strides of a(m), a(k), b(k), b(n) that are not known to be 1,
-    batch sizes but the first, batch strides of a, batch strides of b, those of the epilogue
-
-Sizes are int32, strides within a matrix have the product's index type, batch strides are int64. The epilogue's
-coordinates are ``batch``, ``row`` and ``column``.
+Both compute a[batch] @ b[batch], give each sum to an epilogue, and take the same parameters (`contract`). The
+epilogue's coordinates are ``batch``, ``row`` and ``column``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..compiler.kernel import KernelSpec, spec_property
+from ..model.ir import DType
+from .codegen import register_type, text_property
 from .epilogue import Epilogue
 from .tiles import (
     Element,
@@ -24,9 +20,9 @@ from .tiles import (
     fill_matrix,
     indent,
     indented,
+    joined,
     log2,
     pipeline,
-    place_type,
     store_tile,
 )
 
@@ -41,8 +37,8 @@ class Product:
     """What the kernels have in common.
 
     ``a_contiguous`` ("m", "k" or "") and ``b_contiguous`` ("n", "k" or "") name the dimension along which neighbours in
-    memory lie. Batches have ``batch_rank`` dimensions, over which operands are broadcast with strides of 0. ``index``
-    ("i32" or "i64") is the type of offsets within one matrix.
+    memory lie. Batches have ``batch_rank`` dimensions, over which operands are broadcast with strides of 0.
+    ``index`` is the type of offsets within one matrix.
     """
 
     storage: str
@@ -50,7 +46,7 @@ class Product:
     a_contiguous: str = "k"
     b_contiguous: str = "n"
     batch_rank: int = 1
-    index: str = "i32"
+    index: DType = DType.INT32
 
     @property
     def strides(self) -> tuple[str, ...]:
@@ -64,33 +60,18 @@ class Product:
 
     @property
     def index_type(self) -> str:
-        return place_type(self.index)
+        return register_type(self.index)
 
-    @spec_property
-    def spec(self) -> KernelSpec:
+    @property
+    def name(self) -> str:
         raise NotImplementedError
 
-    def parameters(self) -> list[tuple[str, str]]:
-        """Name and type of each kernel parameter."""
-        matrix = f"*{self.storage}"
-        result = [("a", matrix), ("b", matrix), ("m", "i32"), ("n", "i32"), ("k_end", "i32")]
-        result += [(name, self.index) for name in self.strides]
-        result += [(f"batch{i}", "i32") for i in range(1, self.batch_rank)]
-        result += [(f"{operand}_batch{i}", "i64") for operand in "ab" for i in range(self.batch_rank)]
-        return result + list(self.epilogue.parameters)
+    @text_property
+    def body(self) -> str:
+        raise NotImplementedError
 
     def stride(self, name: str) -> str:
         return name if name in self.strides else "1"
-
-    def kernel(self, name: str, threads: int, body: list[str]) -> KernelSpec:
-        parameters = self.parameters()
-        header = f"def kernel({', '.join(name for name, _ in parameters)}):"
-        return KernelSpec(
-            name=f"{name}_{self.storage}",
-            signature=tuple(kind for _, kind in parameters),
-            source="\n".join([header, *(indent(fragment, 1) for fragment in body)]) + "\n",
-            launch_bounds=threads,
-        )
 
     def finish(self) -> list[str]:
         """What a thread does with ``total`` of the element (``row``, ``column0 + thread``)."""
@@ -105,8 +86,12 @@ class TiledProduct(Product):
 
     tile: Tile = SQUARE
 
-    @spec_property
-    def spec(self) -> KernelSpec:
+    @property
+    def name(self) -> str:
+        return f"matmul_{self.tile.name}_{self.storage}"
+
+    @text_property
+    def body(self) -> str:
         tile, element = self.tile, self.element
         a = Operand("a", "a", "row0", "m", "k_end", self.stride("a_m"), self.stride("a_k"), self.a_contiguous != "m")
         b = Operand("b", "b", "column0", "n", "k_end", self.stride("b_n"), self.stride("b_k"), self.b_contiguous == "k")
@@ -128,7 +113,7 @@ class TiledProduct(Product):
             pipeline(tile, element.accumulator, "\n".join(fill)),
             store_tile(tile, "m", "n", element, self.epilogue),
         ]
-        return self.kernel(f"matmul_{tile.name}", tile.threads, body)
+        return joined(body)
 
 
 @dataclass(frozen=True)
@@ -148,8 +133,12 @@ class RowProduct(Product):
     def threads(self) -> int:
         return 64 if self.b_contiguous == "k" else 128
 
-    @spec_property
-    def spec(self) -> KernelSpec:
+    @property
+    def name(self) -> str:
+        return f"matmul_row_{self.b_contiguous}_{self.storage}"
+
+    @text_property
+    def body(self) -> str:
         if self.b_contiguous not in ("k", "n"):
             raise ValueError("a row product needs a contiguous dimension of b")
         prologue = f"""
@@ -163,11 +152,7 @@ class RowProduct(Product):
             """
         a_row = f"a_base += int64({self.index_type}(row * {self.stride('a_m')}))"
         dot = self._along_k() if self.b_contiguous == "k" else self._along_n()
-        return self.kernel(
-            f"matmul_row_{self.b_contiguous}",
-            self.threads,
-            [prologue, batch_offsets("ab", "base", self.batch_rank), a_row, dot],
-        )
+        return joined([prologue, batch_offsets("ab", "base", self.batch_rank), a_row, dot])
 
     def _load_a(self, k: str) -> str:
         return self.element.load("a", f"a_base + int64({self.index_type}(({k}) * {self.stride('a_k')}))")

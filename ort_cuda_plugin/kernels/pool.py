@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..compiler.kernel import KernelSpec, spec_property
-from .tiles import THREADS, Element, element_number, indent, place_type
+from ..model.ir import DType
+from ..program.lowering import Lowering, Tensor
+from ..program.symbolic import Dim, ceildiv, hint, product
+from ..program.windows import Windows
+from .codegen import KernelBuilder, register_type, text_property
+from .layout import index_type
+from .tiles import THREADS, Element, element_number, indent, joined
+
+EMULATED_WIDTH = 32
+"""Neighbours that a thread of pooling computes on the emulated device."""
 
 _lowest = {"f32": "float32(-math.inf)", "f64": "float64(-math.inf)", "f16": "float32(-math.inf)"}
 _lowest |= {"bf16": "float32(-math.inf)", "i8": "int32(-128)", "u8": "int32(0)"}
@@ -16,16 +25,10 @@ _registers = {"i8": "int32", "u8": "int32"}
 class Pool:
     """Maximum, or average, of windows over the last ``rank`` dimensions of contiguous [planes, z, y, x].
 
-    Arguments of a launch, in order (a letter of ``axes`` after each name that has one per axis)::
-
-        out, [indices (*i64),] x, count (of threads), then int32: strips (of a row of out), kernel, dilation, in, out,
-        stride, pad (at the beginning), [padded_end: in + pad at the end]
-
     A thread computes ``width`` neighbours along x: one on a GPU, as many as fill vectors on the emulated device.
     ``stride`` is the stride along x where it is 1 or 2, else 0. ``indices``, for one neighbour only, adds the place of
     each maximum in the whole of x, ``column_major`` within its plane; ``include_pad`` divides averages by the number of
-    positions in the padded input and takes ``padded_end``. ``index`` is the type of count and of places in the tensors.
-    The grid is (ceil(count / THREADS), 1, 1).
+    positions in the padded input, which ends at ``padded_end``. ``index`` is the type of places in the tensors.
     """
 
     kind: str  # "max" or "average"
@@ -34,7 +37,7 @@ class Pool:
     indices: bool = False
     column_major: bool = False
     include_pad: bool = False
-    index: str = "i32"
+    index: DType = DType.INT32
     width: int = 1
     stride: int = 0
 
@@ -54,14 +57,13 @@ class Pool:
     def step(self) -> str:
         return str(self.stride or "stride_x")
 
-    @spec_property
-    def spec(self) -> KernelSpec:
-        axes, matrix, place = self.axes, f"*{self.storage}", place_type(self.index)
-        parameters = [("out", matrix)]
-        parameters += [("indices", "*i64")] if self.indices else []
-        parameters += [("x", matrix), ("count", self.index), ("strips", "i32")]
-        whats = ["kernel", "dilation", "in", "out", "stride", "pad"] + ["padded_end"] * self.include_pad
-        parameters += [(f"{what}_{axis}", "i32") for what in whats for axis in axes]
+    @property
+    def name(self) -> str:
+        return f"{self.kind}_pool{self.rank}d_{self.storage}"
+
+    @text_property
+    def body(self) -> str:
+        axes, place = self.axes, register_type(self.index)
         lines = [
             indent(element_number(self.index), 0),
             f"rest = {place}(number // strips)",
@@ -84,13 +86,7 @@ class Pool:
         lines += self._windows()
         lines += self._store()
         lines += self._index(axes) if self.indices else []
-        header = f"def kernel({', '.join(name for name, _ in parameters)}):"
-        return KernelSpec(
-            name=f"{self.kind}_pool{self.rank}d_{self.storage}",
-            signature=tuple(kind for _, kind in parameters),
-            source="\n".join([header, indent("\n".join(lines), 1)]) + "\n",
-            launch_bounds=THREADS,
-        )
+        return indent("\n".join(lines), 1)
 
     def _for_each(self, body: list[str]) -> list[str]:
         """A loop over the thread's neighbours, ``i``."""
@@ -100,7 +96,7 @@ class Pool:
 
     def _windows(self) -> list[str]:
         """The loops over a window, and for averages ``rows``: how many of its rows along x count."""
-        place = place_type(self.index)
+        place = register_type(self.index)
         lines = [
             "reach = int32((kernel_x - 1) * dilation_x)",
             f"whole = x0 >= 0 and x0 + {self.width - 1} * {self.step} + reach < in_x",
@@ -131,7 +127,7 @@ class Pool:
 
     def _row(self, line: str) -> list[str]:
         """The positions along x, in a row of x that begins at ``line``."""
-        at = f"{place_type(self.index)}({line} + at)"
+        at = f"{register_type(self.index)}({line} + at)"
         value = f"value = {self.register}({self.element.load('x', at)})"
         if self.kind == "average":
             take = [value, "totals[i] += value"]
@@ -152,7 +148,7 @@ class Pool:
         def write(divisor: str) -> str:
             value = f"(totals[i] / {self.register}({divisor}))" if self.kind == "average" else "totals[i]"
             stored = {"i8": f"int8({value})", "u8": f"uint8({value})"}.get(self.storage, self.element.cast(value))
-            return f"out[{place_type(self.index)}(row + ox + int32(i))] = {stored}"
+            return f"out[{register_type(self.index)}(row + ox + int32(i))] = {stored}"
 
         start = f"int32(x0 + int32(i) * {self.step})"
         checked = self._covered("x", start) if self.kind == "average" else []
@@ -171,7 +167,7 @@ class Pool:
     def _index(self, axes: str) -> list[str]:
         if not self.column_major:
             return ["indices[row + ox] = best_at"]
-        place = place_type(self.index)
+        place = register_type(self.index)
         lines = [f"rest = {place}(best_at - plane)"]
         for axis in reversed(axes):
             lines += [
@@ -185,16 +181,61 @@ class Pool:
         return [*lines, f"indices[row + ox] = plane + {offset}"]
 
 
-def local_response_normalization(storage: str, index: str) -> KernelSpec:
-    """LRN over the channels of contiguous [images, channels, size].
+def launch_pool(
+    ctx: Lowering,
+    x: Tensor,
+    windows: Windows,
+    spatial: Sequence[Dim],
+    kind: str,
+    *,
+    include_pad: bool = False,
+    indices: bool = False,
+    column_major: bool = False,
+) -> tuple[Tensor, ...]:
+    """Pooling of x [images, channels, *spatial] as `Pool` says: the result, and with ``indices`` their places."""
+    out = ctx.empty((*x.shape[:2], *spatial), x.dtype)
+    places = ctx.empty(out.shape, DType.INT64) if indices else None
+    x = ctx.contiguous(x)
+    index = index_type(ctx, out.size, x.size)
+    rank, width = len(spatial), 1
+    if ctx.device.emulated and not indices:
+        width = max(8, min(EMULATED_WIDTH, 1 << (hint(spatial[-1]) - 1).bit_length()))
+    stride = windows.strides[-1] if windows.strides[-1] <= 2 else 0
+    short = x.dtype.short
+    kernel = Pool(kind, short, rank, indices, column_major and rank > 1, include_pad, index, width, stride)
+    strips = ceildiv(spatial[-1], width)
+    count = product(out.shape[:-1]) * strips
+    builder = KernelBuilder()
+    builder.tensor(out, "out", written=True)
+    if places is not None:
+        builder.tensor(places, "indices", written=True)
+    builder.tensor(x, "x")
+    builder.integer(count, index, "count")
+    builder.integer(strips, DType.INT32, "strips")
+    builder.per_axis(kernel.axes, "kernel", windows.kernel)
+    builder.per_axis(kernel.axes, "dilation", windows.dilations)
+    builder.per_axis(kernel.axes, "in", windows.size)
+    builder.per_axis(kernel.axes, "out", spatial)
+    builder.per_axis(kernel.axes, "stride", windows.strides)
+    builder.per_axis(kernel.axes, "pad", windows.begin)
+    if include_pad:
+        ends = [size + end for size, end in zip(windows.size, windows.end, strict=True)]
+        builder.per_axis(kernel.axes, "padded_end", ends)
+    builder.launch(ctx, kernel.name, (ceildiv(count, THREADS), 1, 1), (THREADS, 1, 1), body=kernel.body)
+    return (out,) if places is None else (out, places)
 
-    Arguments: out, x, count (elements; of the ``index`` type), channels, before, after (int32: neighbours on either
-    side), size (as count), and alpha / window, beta, bias in float32. The grid is (ceil(count / THREADS), 1, 1).
 
-    out = x / (bias + alpha/window * sum(x[c - before .. c + after]^2))^beta, as ONNX defines it.
+def local_response_normalization(
+    ctx: Lowering, x: Tensor, *, size: int, alpha: float, beta: float, bias: float
+) -> Tensor:
+    """LRN over ``size`` neighbours among the channels of x [images, channels, ...].
+
+    out = x / (bias + alpha/size * sum(x[c - before .. c + after]^2))^beta, as ONNX defines it.
     """
-    element = Element(storage)
-    place = place_type(index)
+    x = ctx.contiguous(x)
+    out = ctx.empty(x.shape, x.dtype)
+    index = index_type(ctx, x.size)
+    element, place = Element(x.dtype.short), register_type(index)
     body = f"""
         plane = {place}(number // size)
         channel = int32(plane - {place}(plane // channels) * channels)
@@ -210,13 +251,14 @@ def local_response_normalization(storage: str, index: str) -> KernelSpec:
         scaled = value * math.pow(bias + scale * total, -beta)
         out[number] = {element.cast("scaled")}
         """
-    return KernelSpec(
-        name=f"lrn_{storage}",
-        signature=(f"*{storage}", f"*{storage}", index, "i32", "i32", "i32", index, *[element.scalar] * 3),
-        source="def kernel(out, x, count, channels, before, after, size, scale, beta, bias):\n"
-        + indent(element_number(index), 1)
-        + "\n"
-        + indent(body, 1)
-        + "\n",
-        launch_bounds=THREADS,
-    )
+    builder = KernelBuilder()
+    builder.tensor(out, "out", written=True)
+    builder.tensor(x, "x")
+    builder.integer(x.size, index, "count")
+    builder.integers(DType.INT32, channels=x.shape[1], before=(size - 1) // 2, after=size // 2)
+    builder.integer(product(x.shape[2:]), index, "size")
+    for name, number in (("scale", alpha / size), ("beta", beta), ("bias", bias)):
+        builder.number(number, x.dtype, name)
+    grid = (ceildiv(x.size, THREADS), 1, 1)
+    builder.launch(ctx, f"lrn_{x.dtype.short}", grid, (THREADS, 1, 1), body=joined([element_number(index), body]))
+    return out

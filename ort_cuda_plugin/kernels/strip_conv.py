@@ -21,11 +21,10 @@ from functools import cache
 
 import numpy as np
 
-from ort_cuda_plugin.compiler.kernel import KernelSpec, spec_property
-from ort_cuda_plugin.model.ir import Array
-
+from ..model.ir import Array, DType
+from .codegen import register_type, text_property
 from .epilogue import Epilogue
-from .tiles import THREADS, Element, indent, indented, place_type
+from .tiles import Element, indent, indented
 
 PHASE_ENTRIES = 12
 """Integers of a phase in the table of `Phases`."""
@@ -112,14 +111,7 @@ def pack_strips(weights: Array, groups: int, thread_rows: int, taps: Sequence[in
 class StripConv:
     """A thread computes ``rows`` output channels of one group at ``width`` neighbouring positions along x.
 
-    Arguments of a launch, in order (names with an axis have one for each, the slowest first)::
-
-        x, weights (of `pack_strips`, of the accumulators' type), [phases (*i32),] rows, channels, groups,
-        tiles (of rows), taps (of the kernel), positions (of threads in one image and group), strips (of them along x),
-        chunks (of positions, one for each block), in <axes>, out <axes>, strides, pads at the beginning, steps, then
-        plain: sizes of the kernel; transposed: number of phases, counts (of outputs of one phase; not along x), bases
-
-    int32. ``stride`` is the stride along x where it is 1 or 2, else 0. ``index`` is the type of places in x and out.
+    ``stride`` is the stride along x where it is 1 or 2, else 0. ``index`` is the type of places in x and out.
     Of a transposed convolution, base is pad // stride and the outputs of a phase are (base + i) * stride + remainder -
     pad. The grid is (images * groups * chunks * phases * tiles, 1, 1).
     """
@@ -131,7 +123,7 @@ class StripConv:
     rank: int = 2
     transposed: bool = False
     stride: int = 0
-    index: str = "i32"
+    index: DType = DType.INT32
 
     @property
     def axes(self) -> str:
@@ -156,28 +148,14 @@ class StripConv:
         """How far the outputs of neighbouring positions are apart."""
         return str(self.stride or "stride_x") if self.transposed else "1"
 
-    @spec_property
-    def spec(self) -> KernelSpec:
-        axes = self.axes
-        matrix, packed = f"*{self.storage}", f"*{self.accumulator}"
-        parameters = [("x", matrix), ("weights", packed)]
-        parameters += [("phases", "*i32")] if self.transposed else []
-        names = ["rows", "channels", "groups", "tiles", "taps", "positions", "strips", "chunks"]
-        names += [f"{what}_{axis}" for what in ("in", "out", "stride", "pad", "step") for axis in axes]
-        if self.transposed:
-            names += ["num_phases", *(f"count_{axis}" for axis in axes[:-1]), *(f"base_{axis}" for axis in axes)]
-        else:
-            names += [f"taps_{axis}" for axis in axes]
-        parameters += [(name, "i32") for name in names]
-        parameters += self.epilogue.parameters
-        body = [*self._decode(), *self._starts(), *self._sum(), *self._store()]
-        header = f"def kernel({', '.join(name for name, _ in parameters)}):"
-        return KernelSpec(
-            name=f"conv{'_transposed' if self.transposed else ''}{self.rank}d_{self.rows}x{self.width}_{self.storage}",
-            signature=tuple(kind for _, kind in parameters),
-            source="\n".join([header, indent("\n".join(body), 1)]) + "\n",
-            launch_bounds=THREADS,
-        )
+    @property
+    def name(self) -> str:
+        transposed = "_transposed" if self.transposed else ""
+        return f"conv{transposed}{self.rank}d_{self.rows}x{self.width}_{self.storage}"
+
+    @text_property
+    def body(self) -> str:
+        return indent("\n".join([*self._decode(), *self._starts(), *self._sum(), *self._store()]), 1)
 
     def _decode(self) -> list[str]:
         """The thread's coordinates: ``tile``, ``phase``, ``plane`` (image * groups + group), ``o<axis>``, ``strip``."""
@@ -231,7 +209,7 @@ class StripConv:
 
     def _sum(self) -> list[str]:
         """The loops over channels and taps."""
-        place = place_type(self.index)
+        place = register_type(self.index)
         size = " * ".join(f"in_{axis}" for axis in self.axes)
         first = f"phases[int64(phase * {PHASE_ENTRIES} + {PHASE_ENTRIES - 1})]" if self.transposed else "0"
         lines = [
@@ -268,7 +246,7 @@ class StripConv:
 
     def _row(self, line: str) -> str:
         """The taps along x, in a row of x that begins at ``line``."""
-        place, element, sizes = place_type(self.index), self.element, f"{self.rows}, {self.width}"
+        place, element, sizes = register_type(self.index), self.element, f"{self.rows}, {self.width}"
 
         def add(pointer: str, at: str) -> str:
             storage = self.storage if pointer == "x" else self.accumulator

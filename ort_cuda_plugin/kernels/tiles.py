@@ -12,6 +12,8 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..model.ir import DType
+from .codegen import register_type
 from .epilogue import Epilogue
 
 CHUNK = 4
@@ -61,11 +63,6 @@ class Element:
             self.storage, "float32"
         )
 
-    @property
-    def scalar(self) -> str:
-        """Kernel parameter type of a factor such as alpha."""
-        return "f64" if self.storage == "f64" else "f32"
-
     def load(self, pointer: str, index: str) -> str:
         """Expression of the accumulator's type for the element at ``index``."""
         value = f"{pointer}[{index}]"
@@ -81,6 +78,11 @@ def indent(text: str, levels: int) -> str:
     return textwrap.indent(textwrap.dedent(text).strip("\n"), "    " * levels)
 
 
+def joined(fragments: Iterable[str]) -> str:
+    """The body of a kernel that is made of these fragments."""
+    return "\n".join(indent(fragment, 1) for fragment in fragments)
+
+
 def log2(value: int) -> int:
     """Raises ValueError unless value is a power of two."""
     if value <= 0 or value & (value - 1):
@@ -93,14 +95,9 @@ def suffix(accumulator: str) -> str:
     return accumulator.replace("float", "f").replace("uint", "u").replace("int", "i")
 
 
-def place_type(index: str) -> str:
-    """The type of index arithmetic by its name in a signature, "i32" or "i64"."""
-    return {"i32": "int32", "i64": "int64"}[index]
-
-
-def element_number(index: str) -> str:
+def element_number(index: DType) -> str:
     """One thread per element in blocks of `THREADS`: ``number``, below ``count``, both of the index type."""
-    place = place_type(index)
+    place = register_type(index)
     return f"""
     number = {place}({place}(cuda.blockIdx.x) * {THREADS} + cuda.threadIdx.x)
     if number >= count:

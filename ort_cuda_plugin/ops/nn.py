@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..kernels.pool import Pool, local_response_normalization
-from ..kernels.tiles import THREADS
+from ..kernels.pool import launch_pool, local_response_normalization
 from ..model.ir import DType
 from ..program import scalar as s
-from ..program.lowering import Arg, Float32, Float64, Int32, Int64, InvalidModel, Lowering, Tensor, Unsupported
+from ..program.lowering import InvalidModel, Lowering, Tensor, Unsupported
 from ..program.reduce import reduce
 from ..program.row_program import MAX, Row
 from ..program.scalar import Scalar
 from ..program.steps import Convolve, Input
-from ..program.symbolic import Dim, ceildiv, eq, hint, lt, product, sym_max
+from ..program.symbolic import Dim, ceildiv, eq, lt, sym_max
 from ..program.windows import Windows
 from .registry import FLOATS, T, op
 
 Ints = Sequence[int]
 MAX_SPATIAL = 3
-EMULATED_POOL_WIDTH = 32
-"""Neighbours that a thread of pooling computes there."""
 
 
 def per_axis(name: str, values: Ints | None, default: int, rank: int, minimum: int = 1) -> tuple[int, ...]:
@@ -199,35 +196,6 @@ def conv_transpose(
     return _convolve(ctx, x, w, b, (x.shape[0], rows, *spatial), window, group, transposed=True)
 
 
-def _pool(
-    ctx: Lowering, x: Tensor, window: Windows, spatial: Sequence[Dim], kind: str, *,
-    include_pad: bool = False, indices: bool = False, column_major: bool = False,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    out = ctx.empty((*x.shape[:2], *spatial), x.dtype)
-    places = ctx.empty(out.shape, DType.INT64) if indices else None
-    x = ctx.contiguous(x)
-    index = ctx.index_dtype(out.size, x.size)
-    rank = len(spatial)
-    width = 1
-    if ctx.device.emulated and not indices:
-        width = max(8, min(EMULATED_POOL_WIDTH, 1 << (hint(spatial[-1]) - 1).bit_length()))
-    stride = window.strides[-1] if window.strides[-1] <= 2 else 0
-    kernel = Pool(
-        kind, x.dtype.short, rank, indices, column_major and rank > 1, include_pad, index, width, stride
-    )  # fmt: skip
-    strips = ceildiv(spatial[-1], width)
-    count = product(out.shape[:-1]) * strips
-    args: list[Arg] = [out, *([places] if places is not None else []), x]
-    args.append(Int32(count) if index == "i32" else Int64(count))
-    sizes = [strips, *window.kernel, *window.dilations, *window.size, *spatial, *window.strides, *window.begin]
-    if include_pad:
-        sizes += [size + end for size, end in zip(window.size, window.end, strict=True)]
-    args += map(Int32, sizes)
-    results = (out,) if places is None else (out, places)
-    ctx.launch(kernel.spec, (ceildiv(count, THREADS), 1, 1), (THREADS, 1, 1), args, writes=results)
-    return results
-
-
 @op("MaxPool", since=1, types={"T": FLOATS | {DType.INT8, DType.UINT8}})
 def max_pool(
     ctx: Lowering,
@@ -245,7 +213,7 @@ def max_pool(
     spatial = window.count(ctx, bool(ceil_mode), may_exceed=True)
     outputs = ctx.node.outputs if ctx.node is not None else ()
     wants_indices = len(outputs) > 1 and outputs[1] is not None
-    return _pool(ctx, x, window, spatial, "max", indices=wants_indices, column_major=bool(storage_order))
+    return launch_pool(ctx, x, window, spatial, "max", indices=wants_indices, column_major=bool(storage_order))
 
 
 @op("AveragePool", since=1, types={"T": FLOATS})
@@ -263,7 +231,7 @@ def average_pool(
 ) -> tuple[Tensor, ...]:
     window = windows(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
     spatial = window.count(ctx, bool(ceil_mode), may_exceed=True)
-    return _pool(ctx, x, window, spatial, "average", include_pad=bool(count_include_pad))
+    return launch_pool(ctx, x, window, spatial, "average", include_pad=bool(count_include_pad))
 
 
 def _global_pool(ctx: Lowering, x: Tensor, fn: Callable[[Row, Scalar], Scalar]) -> Tensor:
@@ -290,13 +258,4 @@ def lrn(
         raise InvalidModel(f"LRN of a tensor of rank {x.rank}")
     if size < 1:
         raise InvalidModel(f"LRN over {size} channels")
-    x = ctx.contiguous(x)
-    out = ctx.empty(x.shape, x.dtype)
-    index = ctx.index_dtype(x.size)
-    place = Int32 if index == "i32" else Int64
-    factor = Float64 if x.dtype is DType.FLOAT64 else Float32
-    args: list[Arg] = [out, x, place(x.size), Int32(x.shape[1]), Int32((size - 1) // 2), Int32(size // 2)]
-    args += [place(product(x.shape[2:])), factor(alpha / size), factor(beta), factor(bias)]
-    spec = local_response_normalization(x.dtype.short, index)
-    ctx.launch(spec, (ceildiv(x.size, THREADS), 1, 1), (THREADS, 1, 1), args, writes=(out,))
-    return out
+    return local_response_normalization(ctx, x, size=size, alpha=alpha, beta=beta, bias=bias)

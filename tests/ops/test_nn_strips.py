@@ -18,8 +18,7 @@ from ort_cuda_plugin.compiler.compile import compile_kernel
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.ep.open_device import OpenDevice
-from ort_cuda_plugin.kernels.epilogue import MARK, Epilogue
-from ort_cuda_plugin.kernels.strip_conv import Phases, StripConv, pack_strips, rows_of_thread, strip_shape
+from ort_cuda_plugin.kernels.strip_conv import Phases, pack_strips, rows_of_thread, strip_shape
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering import DeviceProperties
 
@@ -34,10 +33,12 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     return iter(())
 
 
-def kernels(op_type: str, inputs: list[Array], attributes: Mapping[str, Any] | None = None) -> list[KernelSpec]:
-    """What the operator launches on the emulated device."""
+def kernels(
+    op_type: str, inputs: list[Array], attributes: Mapping[str, Any] | None = None, *, emulated: bool = True
+) -> list[KernelSpec]:
+    """What the operator launches on the emulated device, or on a GPU."""
     model = make_model(op_type, inputs, attributes, constant=range(1, len(inputs)))
-    return CompiledCluster(read_model(model, False), DeviceProperties()).prepare().kernels
+    return CompiledCluster(read_model(model, False), DeviceProperties(emulated=emulated)).prepare().kernels
 
 
 # ---- convolutions ----
@@ -117,8 +118,9 @@ def test_a_thread_has_as_many_rows_as_leave_few_empty() -> None:
 
 
 def test_a_gpu_loads_four_weights_of_a_strip_at_once() -> None:
-    sums = Epilogue((("out", "*f32"),), (), (), (f"out[int64(channel)] = total{MARK}",))
-    ptx = compile_kernel(StripConv("f16", sums, 8).spec, Target.cuda(9, 0)).ptx
+    inputs = [noise(1, (1, 4, 4, 64), "float16"), noise(2, (8, 4, 3, 3), "float16")]
+    (spec,) = kernels("Conv", inputs, emulated=False)
+    ptx = compile_kernel(spec, Target.cuda(9, 0)).ptx
     assert b"ld.global.v4.f32" in ptx
     assert b"ld.global.f32" not in ptx
 
