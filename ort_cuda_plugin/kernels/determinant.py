@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.compiler.kernel import KernelSpec
-from ort_cuda_plugin.kernels.codegen import register_type
-from ort_cuda_plugin.program.lowering import Int64, Lowering, Tensor
+from ort_cuda_plugin.kernels.codegen import KernelBuilder, register_type
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.symbolic import product
 
 __all__ = ["determinants"]
@@ -12,7 +11,6 @@ __all__ = ["determinants"]
 THREADS = 64
 
 _source = """
-def kernel(out, lu, n):
     base = int64(cuda.blockIdx.x) * n * n
     lane = int64(cuda.threadIdx.x)
     determinant = {real}(1)
@@ -53,13 +51,11 @@ def determinants(ctx: Lowering, matrices: Tensor) -> Tensor:
     """Determinants [...] of contiguous float32 or float64 ``matrices`` [..., n, n], which are written over."""
     *batch, n, _ = matrices.shape
     out = ctx.empty(batch, matrices.dtype)
-    short = matrices.dtype.short
-    spec = KernelSpec(
-        name=f"determinant_{short}",
-        signature=(f"*{short}", f"*{short}", "i64"),
-        source=_source.format(threads=THREADS, real=register_type(matrices.dtype)),
-        launch_bounds=THREADS,
-    )
-    args = (out, matrices, Int64(n))
-    ctx.launch(spec, (product(batch), 1, 1), (THREADS, 1, 1), args, writes=(out, matrices))
+    builder = KernelBuilder()
+    builder.tensor(out, "out", written=True)
+    builder.tensor(matrices, "lu", written=True)
+    builder.integers(n=n)
+    body = _source.format(threads=THREADS, real=register_type(matrices.dtype))
+    name = f"determinant_{matrices.dtype.short}"
+    builder.launch(ctx, name, (product(batch), 1, 1), (THREADS, 1, 1), body=body)
     return out

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.kernels.codegen import KernelBuilder
 from ort_cuda_plugin.kernels.index import IndexMap
 from ort_cuda_plugin.model.ir import Array, DType
 from ort_cuda_plugin.program import scalar as s
@@ -30,7 +30,6 @@ _WEYL = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
 
 _begin_source = """
-def kernel(run, state):
     run[0] = state[0]
     run[1] = atomic_add_u64(state, 1, uint64(1))
 """
@@ -75,8 +74,10 @@ class RandomRun:
             return np.array([int.from_bytes(key, "little"), 0], np.uint64)
 
         state, run = ctx.state(initial), ctx.empty((2,), DType.UINT64)
-        spec = KernelSpec(name="begin_random_run", signature=("*u64", "*u64"), source=_begin_source, launch_bounds=1)
-        ctx.launch(spec, (1, 1, 1), (1, 1, 1), (run, state), writes=(run, state))
+        builder = KernelBuilder()
+        builder.tensor(run, "run", written=True)
+        builder.tensor(state, "state", written=True)
+        builder.launch(ctx, "begin_random_run", (1, 1, 1), (1, 1, 1), body=_begin_source)
         self._key, self._number = (ctx.view(run, (), (), offset) for offset in range(2))
 
     def bits(self, maps: IndexMap, element: Scalar) -> Bits:

@@ -5,10 +5,9 @@ Each kernel gives a row to one block, whose threads meet at barriers.
 
 from __future__ import annotations
 
-from ort_cuda_plugin.compiler.kernel import KernelSpec
-from ort_cuda_plugin.kernels.codegen import load_text
+from ort_cuda_plugin.kernels.codegen import KernelBuilder, load_text
 from ort_cuda_plugin.model.ir import DType
-from ort_cuda_plugin.program.lowering import Int64, Lowering, Tensor
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.symbolic import product
 
 __all__ = ["count_prefixes", "sort_rows", "suppress_boxes"]
@@ -16,7 +15,6 @@ __all__ = ["count_prefixes", "sort_rows", "suppress_boxes"]
 THREADS = 256
 
 _sort_source = """
-def kernel(orders, heads, x, rows, n, m):
     row = int64(cuda.blockIdx.x)
     lane = int64(cuda.threadIdx.x)
     result = row * n
@@ -105,21 +103,19 @@ def sort_rows(ctx: Lowering, x: Tensor, *, descending: bool = False) -> tuple[Te
         a_less=_less("a", "b", x.dtype, descending),
         b_less=_less("b", "a", x.dtype, descending),
     )
-    spec = KernelSpec(
-        name=f"sort_rows_{x.dtype.short}",
-        signature=("*i64", "*b1", f"*{x.dtype.short}", "i64", "i64", "i64"),
-        source=_sort_source.format(
-            threads=THREADS, compare_search=_indented(compare, 4), compare_head=_indented(compare, 3)
-        ),
-        launch_bounds=THREADS,
+    builder = KernelBuilder()
+    builder.tensor(orders, "orders", written=True)
+    builder.tensor(heads, "heads", written=True)
+    builder.tensor(ctx.contiguous(x), "x")
+    builder.integers(rows=rows, n=n, m=m)
+    body = _sort_source.format(
+        threads=THREADS, compare_search=_indented(compare, 4), compare_head=_indented(compare, 3)
     )
-    args = (orders, heads, ctx.contiguous(x), Int64(rows), Int64(n), Int64(m))
-    ctx.launch(spec, (rows, 1, 1), (THREADS, 1, 1), args, writes=(orders, heads))
+    builder.launch(ctx, f"sort_rows_{x.dtype.short}", (rows, 1, 1), (THREADS, 1, 1), body=body)
     return ctx.view(orders, (rows, n)), heads
 
 
 _count_source = """
-def kernel(before, total, flags, n):
     lane = int64(cuda.threadIdx.x)
     counts = cuda.shared.array({threads}, int64)
     # Every thread has a run of neighbours: two passes over it, and one barrier for any n.
@@ -146,14 +142,12 @@ def count_prefixes(ctx: Lowering, flags: Tensor) -> tuple[Tensor, Tensor]:
     """How many of the bool ``flags`` [n] are set before each, int64 [n], and in all, int64 [1]."""
     n = product(flags.shape)
     before, total = ctx.empty((n,), DType.INT64), ctx.empty((1,), DType.INT64)
-    spec = KernelSpec(
-        name="count_prefixes",
-        signature=("*i64", "*i64", "*b1", "i64"),
-        source=_count_source.format(threads=THREADS),
-        launch_bounds=THREADS,
-    )
-    args = (before, total, ctx.contiguous(flags), Int64(n))
-    ctx.launch(spec, (1, 1, 1), (THREADS, 1, 1), args, writes=(before, total))
+    builder = KernelBuilder()
+    builder.tensor(before, "before", written=True)
+    builder.tensor(total, "total", written=True)
+    builder.tensor(ctx.contiguous(flags), "flags")
+    builder.integers(n=n)
+    builder.launch(ctx, "count_prefixes", (1, 1, 1), (THREADS, 1, 1), body=_count_source.format(threads=THREADS))
     return before, total
 
 
@@ -169,7 +163,6 @@ _any_corners = """
 """
 
 _suppress_source = """
-def kernel(kept, order, boxes, scores, limit, iou_threshold, score_threshold, classes, n):
     row = int64(cuda.blockIdx.x)
     lane = int64(cuda.threadIdx.x)
     base = row * n
@@ -227,18 +220,21 @@ def suppress_boxes(
     kept = ctx.empty((batches * classes, n), DType.BOOL)
     corners = _center_corners if center else _any_corners
     candidate = "1" if score_threshold is None else "1 if scores[base + order[base + i]] > score_threshold[0] else 0"
-    spec = KernelSpec(
-        name="suppress_boxes",
-        signature=("*b1", "*i64", "*f32", "*f32", "*i64", "*f32", "*f32", "i64", "i64"),
-        source=_suppress_source.format(
-            threads=THREADS,
-            candidate=candidate,
-            first=_indented(corners.format(box="a", at="at"), 4),
-            second=_indented(corners.format(box="b", at="at"), 6),
-        ),
-        launch_bounds=THREADS,
+    builder = KernelBuilder()
+    builder.tensor(kept, "kept", written=True)
+    builder.tensor(order, "order")
+    builder.tensor(ctx.contiguous(boxes), "boxes")
+    builder.tensor(ctx.contiguous(scores), "scores")
+    builder.tensor(limit, "limit")
+    builder.tensor(iou_threshold, "iou_threshold")
+    if score_threshold is not None:
+        builder.tensor(score_threshold, "score_threshold")
+    builder.integers(classes=classes, n=n)
+    body = _suppress_source.format(
+        threads=THREADS,
+        candidate=candidate,
+        first=_indented(corners.format(box="a", at="at"), 4),
+        second=_indented(corners.format(box="b", at="at"), 6),
     )
-    least = iou_threshold if score_threshold is None else score_threshold  # not read without a threshold
-    args = (kept, order, ctx.contiguous(boxes), ctx.contiguous(scores), limit, iou_threshold, least)
-    ctx.launch(spec, (batches * classes, 1, 1), (THREADS, 1, 1), (*args, Int64(classes), Int64(n)), writes=(kept,))
+    builder.launch(ctx, "suppress_boxes", (batches * classes, 1, 1), (THREADS, 1, 1), body=body)
     return kept
