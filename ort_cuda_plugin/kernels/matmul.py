@@ -118,8 +118,9 @@ class TiledProduct(Product):
 
 @dataclass(frozen=True)
 class RowProduct(Product):
-    """One block per row of out and ``block_columns`` columns; the grid is (ceil(n/block_columns) * m * batches, 1, 1).
+    """One block per row of out and ``block_columns`` columns; the grid is (m * ceil(n/block_columns) * batches, 1, 1).
 
+    Blocks of the same columns are neighbours, so that all rows but the first find the elements of b in a cache.
     Where b is contiguous along k, a thread multiplies chunks of 8 neighbours for 4 columns; where it is contiguous
     along n, a thread owns 8 neighbouring columns and every sixteenth k. Partial sums meet in shared memory.
     ``b_contiguous`` must not be "".
@@ -144,10 +145,10 @@ class RowProduct(Product):
         prologue = f"""
             blocks_n = int32((n + {self.block_columns - 1}) // {self.block_columns})
             block = int32(cuda.blockIdx.x)
-            rest = int32(block // blocks_n)
-            column0 = int32((block - rest * blocks_n) * {self.block_columns})
-            batch = int32(rest // m)
-            row = int32(rest - batch * m)
+            rest = int32(block // m)
+            row = int32(block - rest * m)
+            batch = int32(rest // blocks_n)
+            column0 = int32((rest - batch * blocks_n) * {self.block_columns})
             thread = int32(cuda.threadIdx.x)
             """
         a_row = f"a_base += int64({self.index_type}(row * {self.stride('a_m')}))"
