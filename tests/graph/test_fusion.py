@@ -151,6 +151,23 @@ PROGRAMS = {
           x = Relu(a) n = Neg(b) y = Pad(n, p, one) }""",
         2,
     ),
+    "poolings of one image beside each other": (
+        """(float[1, 3, 8, 9] x) => (float[1, 9, 4, 4] y)
+        { p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(x)
+          q = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(x) r = Neg(q) y = Concat<axis = 1>(p, q, r) }""",
+        3,
+    ),
+    "a pooling that a concatenation repeats": (
+        """(float[1, 3, 8, 9] x) => (float[1, 6, 4, 4] y)
+        { p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(x) y = Concat<axis = 1>(p, p) }""",
+        2,
+    ),
+    "poolings of two images": (
+        """(float[2, 3, 8, 9] x) => (float[2, 6, 4, 4] y)
+        { p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(x) n = Neg(x)
+          q = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(n) y = Concat<axis = 1>(p, q) }""",
+        4,
+    ),
     "a row of few elements, and what it is subtracted from": (
         """(float[4, 8] x) => (float[4, 8] y)
         { axes = Constant<value_ints = [1]>() m = ReduceMax<keepdims = 1>(x, axes) d = Sub(x, m) y = Exp(d) }""",

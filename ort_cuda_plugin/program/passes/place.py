@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from ..shapes import collapse
 from ..steps import Contract, Map, Output, Rows, Sums, dense
 from ..symbolic import Dim, le
-from ..tensor import BufferKind, Tensor
-from ..trace import ReadBack, Step
+from ..tensor import Buffer, BufferKind, Tensor
+from ..trace import Arg, Launch, ReadBack, Step
 from .paths import exact_quotient, find_path
 from .uses import Uses
 
@@ -81,14 +81,23 @@ class _Placement:
             if step is not None and user > position and source in step.writes:
                 return False
         for user in self.uses.writers(target):
-            step = self.steps[user]
-            if not isinstance(step, Map):
+            written = _written(self.steps[user], target)
+            if user == position:
+                written.remove(copy.target)
+            elif not written:
                 return False
-            for number, (_, y) in enumerate(step.all_outputs):
-                is_copy = user == position and number == copy.number
-                if y.buffer is target and not is_copy and not are_apart(y, copy.target):
-                    return False
+            if not all(are_apart(y, copy.target) for y in written):
+                return False
         return True
+
+
+def _written(step: Step | None, buffer: Buffer) -> list[Tensor]:
+    """Where in a buffer a step writes, as far as it says so."""
+    if isinstance(step, Map):
+        return [y for _, y in step.all_outputs if y.buffer is buffer]
+    if isinstance(step, Launch) and buffer in step.writes:
+        return [arg for arg in step.args if isinstance(arg, Tensor) and arg.buffer is buffer]
+    return []
 
 
 def _copies(step: Map) -> Iterable[Copy]:
@@ -120,6 +129,8 @@ def are_apart(x: Tensor, y: Tensor) -> bool:
 
 def with_view(step: Step, copy: Copy) -> Step | None:
     """The step with views of the copy's target in place of those of its source; None where it cannot have them."""
+    if isinstance(step, Launch):
+        return _launched_with_view(step, copy)
     if not isinstance(step, Map):
         return None
     try:
@@ -134,6 +145,32 @@ def with_view(step: Step, copy: Copy) -> Step | None:
     except _NoView:
         return None
     return changed
+
+
+def _launched_with_view(step: Launch, copy: Copy) -> Launch | None:
+    """A kernel that is made already takes another place, but no other strides."""
+    views: dict[Arg, Tensor] = {}
+    for arg in step.args:
+        if isinstance(arg, Tensor) and arg.buffer is copy.source.buffer:
+            try:
+                view = _moved(arg, copy)
+            except _NoView:
+                return None
+            pairs = zip(arg.shape, arg.strides, view.strides, strict=True)
+            if any(dim != 1 and old != new for dim, old, new in pairs):
+                return None
+            views[arg] = view
+
+    def moved(buffers: Sequence[Buffer]) -> tuple[Buffer, ...]:
+        return tuple(copy.target.buffer if buffer is copy.source.buffer else buffer for buffer in buffers)
+
+    return replace(
+        step,
+        args=tuple(views.get(arg, arg) for arg in step.args),
+        reads=moved(step.reads),
+        writes=moved(step.writes),
+        uses={views.get(x, x): use for x, use in step.uses.items()},
+    )
 
 
 class _NoView(Exception):
