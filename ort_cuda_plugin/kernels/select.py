@@ -6,6 +6,7 @@ Each kernel gives a row to one block, whose threads meet at barriers.
 from __future__ import annotations
 
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, load_text
+from ort_cuda_plugin.kernels.tiles import indent
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.symbolic import product
@@ -84,10 +85,6 @@ def _less(a: str, b: str, dtype: DType, descending: bool) -> str:
     return f"{a} < {b} or ({a} == {a} and {b} != {b})" if dtype.is_float else f"{a} < {b}"
 
 
-def _indented(text: str, levels: int) -> str:
-    return "\n".join("    " * levels + line for line in text.strip().splitlines())
-
-
 def sort_rows(ctx: Lowering, x: Tensor, *, descending: bool = False) -> tuple[Tensor, Tensor]:
     """Sorts the n items of each row of x [rows, n, m] by their m elements, lexicographically and stably.
 
@@ -108,9 +105,7 @@ def sort_rows(ctx: Lowering, x: Tensor, *, descending: bool = False) -> tuple[Te
     builder.tensor(heads, "heads", written=True)
     builder.tensor(ctx.contiguous(x), "x")
     builder.integers(rows=rows, n=n, m=m)
-    body = _sort_source.format(
-        threads=THREADS, compare_search=_indented(compare, 4), compare_head=_indented(compare, 3)
-    )
+    body = _sort_source.format(threads=THREADS, compare_search=indent(compare, 4), compare_head=indent(compare, 3))
     builder.launch(ctx, f"sort_rows_{x.dtype.short}", (rows, 1, 1), (THREADS, 1, 1), body=body)
     return ctx.view(orders, (rows, n)), heads
 
@@ -233,8 +228,8 @@ def suppress_boxes(
     body = _suppress_source.format(
         threads=THREADS,
         candidate=candidate,
-        first=_indented(corners.format(box="a", at="at"), 4),
-        second=_indented(corners.format(box="b", at="at"), 6),
+        first=indent(corners.format(box="a", at="at"), 4),
+        second=indent(corners.format(box="b", at="at"), 6),
     )
     builder.launch(ctx, "suppress_boxes", (batches * classes, 1, 1), (THREADS, 1, 1), body=body)
     return kept
