@@ -248,3 +248,15 @@ def test_explain_shows_the_program_after_each_pass(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("step", [Map, Rows, Contract, Attend, Convolve])
 def test_a_step_holds_data_and_no_functions(step: type[Map]) -> None:
     assert not [field.name for field in dataclasses.fields(step) if "Callable" in str(field.type)]
+
+
+def test_a_kernel_has_no_more_parameters_than_devices_allow() -> None:
+    """A convolution takes in so many of twenty operations, on tensors with strides of their own, as it has room for."""
+    shapes = [(3, 1, 5, 1), (1, 4, 1, 6), (3, 4, 1, 1), (1, 1, 5, 6), (3, 1, 1, 6)] * 4
+    inputs = {"x": (3, 2, 5, 6), "w": (4, 2, 1, 1)} | {f"b{i}": shape for i, shape in enumerate(shapes)}
+    lines = [f"t{i + 1} = {('Add', 'Mul')[i % 2]} (t{i}, b{i})" for i in range(len(shapes))]
+    declared = ", ".join(f"float{list(shape)} {name}" for name, shape in inputs.items())
+    model = program(f"({declared}) => (float[3, 4, 5, 6] t{len(shapes)}) {{ t0 = Conv (x, w) {' '.join(lines)} }}")
+    fed = [weights(*shape, seed=i) for i, shape in enumerate(inputs.values())]
+    fused, plain = (run_model(model, fed, options=LoweringOptions(fusion=fusion)) for fusion in (True, False))
+    np.testing.assert_allclose(fused[0], plain[0], rtol=1e-4, atol=1e-4)

@@ -156,15 +156,28 @@ class _Fusion:
 
 
 def is_small(step: Map) -> bool:
+    """Whether a kernel for it may have its parameters on every device, and compiles soon."""
     tensors = [x for _, x in step.inputs if x.size != 1] + [y for _, y in step.all_outputs]
     if len(tensors) > MAX_TENSORS:
         return False
-    dims, strides = collapse(step.shape, [broadcast_strides(x, step.shape) for x in tensors])
+    dims: Sequence[Dim] = step.shape
+    strides = [broadcast_strides(x, step.shape) for x in tensors]
+    if not isinstance(step, Sums):  # kernels of sums count rows, columns and channels apart
+        dims, strides = collapse(dims, strides)
     numbers = sum(not isinstance(s, int) or s not in (0, 1) for axes in strides for s in axes)
-    parameters = len(step.inputs) + len(step.all_outputs) + numbers + 3 * len(dims) + 4
+    parameters = len(step.inputs) + len(step.all_outputs) + numbers + 2 * len(dims) + _own_parameters(step, len(dims))
     operations = reachable(x for x, _ in step.all_outputs)
     divisions = sum(x.op in ("truncdiv", "truncmod") for x in operations)
     return parameters <= MAX_PARAMETERS and len(operations) <= MAX_OPERATIONS and divisions <= MAX_DIVISIONS
+
+
+def _own_parameters(step: Map, dims: int) -> int:
+    """At most how many parameters a kernel has beside those of the step's tensors and of the sizes of dimensions."""
+    if isinstance(step, Convolve):
+        return 11 + 7 * len(step.places)
+    if isinstance(step, Contract):
+        return 8 + 3 * max(len(step.batch), 1)
+    return 4 + dims
 
 
 # ---- maps as producers ----
