@@ -151,6 +151,31 @@ PROGRAMS = {
           x = Relu(a) n = Neg(b) y = Pad(n, p, one) }""",
         2,
     ),
+    "a map of a concatenation of what can take it in": (
+        """(float[4, 8] x, float[8, 6] b, float[14] s, float[4, 14] z) => (float[4, 14] y)
+        { p = MatMul(x, b) c = Concat<axis = 1>(p, x) m = Mul(c, s) r = Relu(m) y = Sub(z, r) }""",
+        2,
+    ),
+    "a map of parts that meet again in one step": (
+        """(float[3, 1] a, float[3, 1] b, float[3, 2] z) => (float[3, 2] y)
+        { n = Neg(b) c = Concat<axis = 1>(a, n) y = Mul(c, z) }""",
+        1,
+    ),
+    "a map of a concatenation of inputs": (
+        """(float[4, 8] a, float[4, 8] b) => (float[8, 8] y) { c = Concat<axis = 0>(a, b) y = Relu(c) }""",
+        2,
+    ),
+    "a map of a concatenation that is needed itself": (
+        """(float[4, 8] x, float[8, 6] b) => (float[4, 14] y, float[4, 14] c)
+        { p = MatMul(x, b) c = Concat<axis = 1>(p, x) y = Relu(c) }""",
+        3,
+    ),
+    "a map of what is written over a fill": (
+        """(float[4, 8] a) => (float[6, 8] y)
+        { p = Constant<value_ints = [1, 0, 1, 0]>() one = Constant<value_float = 1.0>()
+          n = Neg(a) q = Pad(n, p, one) e = Exp(q) y = Neg(e) }""",
+        3,
+    ),
     "poolings of one image beside each other": (
         """(float[1, 3, 8, 9] x) => (float[1, 9, 4, 4] y)
         { p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(x)

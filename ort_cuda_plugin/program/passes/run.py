@@ -14,6 +14,7 @@ from .bundle import bundle
 from .fuse import fuse
 from .merge import merge
 from .place import place
+from .spread import spread
 
 Watch: TypeAlias = Callable[[str, Sequence[Step]], None]
 """Is told the name of a pass, and the steps after it."""
@@ -66,6 +67,7 @@ def _without_unused(step: Map, needed: set[Buffer]) -> Map:
 
 PASSES: tuple[tuple[str, Callable[[Sequence[Step]], list[Step]]], ...] = (
     ("live", live),
+    ("spread", spread),
     ("fuse", fuse),
     ("merge", merge),
     ("place", place),
