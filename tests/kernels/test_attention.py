@@ -6,6 +6,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 
 from kernel_harness import make_model, run_model
@@ -141,3 +143,23 @@ def test_blocks_have_as_many_rows_as_scores_that_fit_or_many(rows: int, keys: in
     q, k, v = (numbers(1, 1, length, 16) for length in (rows, keys, keys))
     cluster = CompiledCluster(read_model(make_model("Attention", [q, k, v], {}, 23)), DeviceProperties(emulated=True))
     assert f"attention_{block}_f32" in [kernel.name for kernel in cluster.prepare().kernels]
+
+
+@pytest.mark.parametrize(("biases", "is_one"), [(4, True), (24, False)])
+def test_attention_takes_in_no_more_tensors_than_a_kernel_has_parameters_for(biases: int, is_one: bool) -> None:
+    """Half of the operands are of the scores, half of the result, each with strides of its own."""
+    half = biases // 2
+    names = [f"b{i}" for i in range(biases)]
+    size = {"q": (3, 4, 9, 5), "k": (3, 4, 5, 11), "v": (3, 4, 11, 6)}
+    size |= {name: ((3, 1, 9, 1), (1, 4, 9, 1))[i % 2] for i, name in enumerate(names)}
+    lines = ["s0 = MatMul (q, k)", *(f"s{i + 1} = Mul (s{i}, b{i})" for i in range(half))]
+    lines += [f"p = Softmax <axis = -1> (s{half})", "t0 = MatMul (p, v)"]
+    lines += [f"t{i + 1} = Mul (t{i}, b{half + i})" for i in range(half)]
+    declared = ", ".join(f"float{list(shape)} {name}" for name, shape in size.items())
+    text = f"attends ({declared}) => (float[3, 4, 9, 6] t{half}) {{ {' '.join(lines)} }}"
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> {text}')
+    model = onnx.shape_inference.infer_shapes(model)
+    assert is_one_step(model) == is_one
+    fed = [numbers(*shape, seed=i) for i, shape in enumerate(size.values())]
+    fused, plain = (run_model(model, fed, options=LoweringOptions(fusion=fusion)) for fusion in (True, False))
+    np.testing.assert_allclose(fused[0], plain[0], rtol=1e-4, atol=1e-5)

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from ...model.ir import NARROW_FLOATS, DType
 from ..row_program import grouped_stages
 from ..scalar import Scalar
+from ..shapes import broadcast_strides
 from ..steps import Attend, Contract, Input, Map, Rows, Substitution, dense, joined_nodes, stored, used_inputs
 from ..tensor import BufferKind, Tensor, contiguous_strides
 from ..trace import ReadBack, Step
-from .fuse import reads_all, rebased
+from .fuse import MAX_PARAMETERS, reads_all, rebased
 from .uses import Uses
 
 TYPES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
@@ -96,7 +97,7 @@ def _joint(first: Contract, rows: Rows, leaf: object, x: Tensor, second: Contrac
     if not _is_attendable(weight):
         return None
     expression = Substitution({own: stored(score) for own, _ in inputs if own is leaf})(weight)
-    return Attend(
+    joint = Attend(
         joined_nodes(first, rows, second),
         second.shape,
         second.inputs,
@@ -109,6 +110,17 @@ def _joint(first: Contract, rows: Rows, leaf: object, x: Tensor, second: Contrac
         weight=stored(expression),
         row=rows.row,
     )
+    return joint if _parameters(joint) <= MAX_PARAMETERS else None
+
+
+def _parameters(step: Attend) -> int:
+    """At most how many parameters its kernel has."""
+    batch = max(len(step.batch), 1)
+    count = 12 + 4 * batch
+    for shape, pairs in ((step.score_shape, step.score_inputs), (step.shape, (*step.inputs, *step.outputs))):
+        strides = [stride for _, x in pairs for stride in broadcast_strides(x, shape)]
+        count += len(pairs) + sum(not isinstance(s, int) or s not in (0, 1) for s in strides) + 2 * (batch - 1)
+    return count
 
 
 def _is_attendable(weight: Scalar) -> bool:
