@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..kernels.choose import choose
 from ..kernels.emit import emit
+from ..kernels.narrow import narrow
 from ..kernels.packed import pack
 from ..model.ir import Node
 from ..program.lowering import Lowering
@@ -51,12 +52,17 @@ def make_launches(
     ``watch`` sees the steps after each pass, and the launches. The traffic is that of a Run.
     """
     steps = run_passes(ctx.trace.steps, ctx.options.fusion, watch)
-    known = fixed_buffers(steps) if ctx.options.fusion else {}
-    compulsory = traffic(step for step in steps if not is_fixed(step, known))
+    least = narrow(steps) if ctx.options.fusion else steps
+    known = fixed_buffers(least) if ctx.options.fusion else {}
+    compulsory = traffic(step for step in least if not is_fixed(step, known))
     if ctx.device.libraries:
         steps = choose(ctx, steps)
         if watch:
             watch("choose", steps)
+    if ctx.options.fusion:
+        steps = narrow(steps) if ctx.device.libraries else least
+        if watch:
+            watch("narrow", steps)
     launches = emit(ctx, steps)
     if watch:
         watch("emitted", launches)

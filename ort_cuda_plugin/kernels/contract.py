@@ -11,6 +11,7 @@ from ..program.shapes import broadcast_strides, collapse
 from ..program.steps import Contract
 from ..program.symbolic import Dim, ceildiv, hint, is_const, le, product, select
 from .codegen import KernelBuilder, Parameters
+from .convert import make_element
 from .epilogue import Axes, make_epilogue
 from .layout import index_type
 from .matmul import FLAT, SQUARE, TALL, Product, RowProduct, TiledProduct
@@ -110,20 +111,22 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
     if not call.rows_folded:
         rows = [Axes("batch", range(batch)), Axes("row", range(batch, columns))]
     epilogue, more = make_epilogue(ctx, step, step.total, rows, Axes("column", range(columns, end)))
-    form = (a.dtype.short, epilogue, *call.contiguous, len(call.batch), index)
+    a_element, of_a = make_element(step.a, step.conversions[0], -2, "pa_")
+    b_element, of_b = make_element(step.b, step.conversions[1], -1, "pb_")
+    form = ((a_element, b_element), epilogue, *call.contiguous, len(call.batch), index)
     few_rows = le(m, MAX_ROWS) if call.contiguous[1] else 0
     if few_rows != 0:
         row = RowProduct(*form)
         blocks = select(few_rows, ceildiv(n, row.block_columns) * m, 0)
-        _launch_kernel(ctx, call, row, more, blocks, row.threads)
+        _launch_kernel(ctx, call, row, (of_a, of_b, more), blocks, row.threads)
     if few_rows == 0 or not is_const(few_rows):
-        tile = choose_tile(ctx.device, m, a.dtype)
+        tile = choose_tile(ctx.device, m, step.total.dtype)
         blocks = select(few_rows, 0, ceildiv(m, tile.m) * ceildiv(n, tile.n))
-        _launch_kernel(ctx, call, TiledProduct(*form, tile), more, blocks, tile.threads)
+        _launch_kernel(ctx, call, TiledProduct(*form, tile), (of_a, of_b, more), blocks, tile.threads)
 
 
 def _launch_kernel(
-    ctx: Lowering, call: Folded, kernel: Product, epilogue: Parameters, blocks: Dim, threads: int
+    ctx: Lowering, call: Folded, kernel: Product, more: Sequence[Parameters], blocks: Dim, threads: int
 ) -> None:
     builder = KernelBuilder()
     builder.tensor(call.a, "a")
@@ -134,7 +137,8 @@ def _launch_kernel(
         if name in kernel.strides:
             builder.integer(stride, kernel.index, name)
     add_batch(builder, call.batch, a=call.a_batch, b=call.b_batch)
-    builder.include(epilogue)
+    for parameters in more:
+        builder.include(parameters)
     builder.launch(ctx, kernel.name, (blocks * product(call.batch), 1, 1), (threads, 1, 1), body=kernel.body)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..model.ir import Array, DType
 from .codegen import register_type, text_property
+from .convert import conversion_setup, type_names
 from .epilogue import Epilogue
 from .tiles import (
     Element,
@@ -70,13 +71,14 @@ class TiledConv:
 
     The epilogue's coordinates are ``image``, ``channel`` and ``column``, a position in space.
     ``index`` is the type of places within one image of x. ``packed`` weights come from `pack_weights`, others are as
-    ONNX has them. The grid is (ceil(positions/tile.n) * ceil(rows/tile.m) * groups * images, 1, 1).
+    ONNX has them. ``elements`` are those of x and of the weights; only those of weights may depend on where they are,
+    and on the row alone. The grid is (ceil(positions/tile.n) * ceil(rows/tile.m) * groups * images, 1, 1).
 
     Where there are fewer threads than columns in b's tile, a thread fills neighbouring ones, at once if they are
     neighbours in x as well.
     """
 
-    storage: str
+    elements: tuple[Element, Element]
     epilogue: Epilogue
     tile: Tile
     rank: int = 2
@@ -94,11 +96,11 @@ class TiledConv:
 
     @property
     def name(self) -> str:
-        return f"conv{self.rank}d_{self.tile.name}_{self.storage}"
+        return f"conv{self.rank}d_{self.tile.name}_{type_names(*self.elements)}"
 
     @text_property
     def body(self) -> str:
-        tile, element = self.tile, Element(self.storage)
+        tile, (element, weight) = self.tile, self.elements
         prologue = f"""
             tiles_n = int32((positions + {tile.n - 1}) >> {log2(tile.n)})
             tiles_m = int32((rows + {tile.m - 1}) >> {log2(tile.m)})
@@ -115,11 +117,11 @@ class TiledConv:
                 packed_rows = int64(tiles_m * {tile.m})
                 weights_base = int64(group) * int64(steps * {tile.k}) * packed_rows + int64(row0)
                 """
-            fill = fill_packed("weights", "weights_base", tile, element)
+            fill = fill_packed("weights", "weights_base", tile, weight)
         else:
             weights = "a_base = int64(group) * int64(rows) * int64(k_end)"
             operand = Operand("a", "weights", "row0", "rows", "k_end", "k_end", "1", True)
-            fill = fill_matrix(operand, tile.m, tile, element, "int32")
+            fill = fill_matrix(operand, tile.m, tile, weight, "int32")
         image = " * ".join(["image = int64(batch) * int64(channels)", *(f"int64(in_{axis})" for axis in self.axes)])
         if self.patches == 1:
             image, fill_b = f"{image}\n{self._patch()}", self._fill_patches(element)
@@ -127,6 +129,7 @@ class TiledConv:
             image, fill_b = f"{image}\n{self._patches()}", self._fill_many_patches(element)
         return joined(
             [
+                conversion_setup(element, weight),
                 prologue,
                 weights,
                 declare(tile, element.accumulator),

@@ -15,6 +15,7 @@ from ..program.symbolic import Dim, ceildiv, hint, product
 from .codegen import KernelBuilder
 from .contract import choose_tile
 from .conv import TiledConv, pack_weights, packed_shape, patch_table
+from .convert import make_element
 from .epilogue import Axes, make_epilogue
 from .index import IndexMap, gather_map
 from .layout import index_type
@@ -29,7 +30,7 @@ from .strip_conv import (
 )
 from .tiles import THREADS
 
-__all__ = ["launch_convolve"]
+__all__ = ["in_strips", "launch_convolve"]
 
 STRIP_ROWS = 16
 """Output channels of a group up to which a convolution runs in strips."""
@@ -39,13 +40,13 @@ def launch_convolve(ctx: Lowering, step: Convolve) -> None:
     """Launches our kernel for a convolution, nothing for a result without elements."""
     if 0 in step.shape:
         return
-    if _in_strips(step):
+    if in_strips(step):
         _launch_strips(ctx, step)
     else:
         _launch_tiles(ctx, step)
 
 
-def _in_strips(step: Convolve) -> bool:
+def in_strips(step: Convolve) -> bool:
     """Whether `StripConv` takes less time than tiles, which do much for nothing where a group has few outputs.
 
     That depends on the weights alone, so that every plan wants them in the same layout.
@@ -58,8 +59,8 @@ def _launch_tiles(ctx: Lowering, step: Convolve) -> None:
     group, flat, places = step.groups, step.windows.planar, step.places
     outputs, channels, *_ = shape = w.static_shape
     rows, positions = outputs // group, product(places)
-    tile = choose_tile(ctx.device, rows, w.dtype)
-    packed = w.is_constant
+    tile = choose_tile(ctx.device, rows, step.total.dtype)
+    packed = w.is_constant and step.conversions[1] is None  # the zeros that pack_weights adds are no zero points
     if packed:
         weights = ctx.derived(
             w,
@@ -74,7 +75,9 @@ def _launch_tiles(ctx: Lowering, step: Convolve) -> None:
     index = index_type(ctx, channels * product(x.shape[2:]), positions)
     outer = [Axes("image", [0]), Axes("channel", step.channels)]
     epilogue, more = make_epilogue(ctx, step, step.total, outer, Axes("column", step.space))
-    kernel = TiledConv(x.dtype.short, epilogue, tile, len(sizes), packed, index)
+    element, of_x = make_element(x, step.conversions[0], 0, "px_")
+    weight, of_w = make_element(w, step.conversions[1], 0, "pw_", first="int64(group) * rows")
+    kernel = TiledConv((element, weight), epilogue, tile, len(sizes), packed, index)
     image = flat.size
     if flat.pointwise:  # Every image is one line, so that all of its elements are neighbours.
         image = places = (*[1] * (len(sizes) - 1), positions)
@@ -90,7 +93,8 @@ def _launch_tiles(ctx: Lowering, step: Convolve) -> None:
     builder.per_axis(axes[1:], "out", places[1:])
     builder.per_axis(axes, "stride", flat.strides)
     builder.per_axis(axes, "pad", flat.begin)
-    builder.include(more)
+    for parameters in (of_x, of_w, more):
+        builder.include(parameters)
     blocks = ceildiv(positions, tile.n) * ceildiv(rows, tile.m) * group * x.shape[0]
     builder.launch(ctx, kernel.name, (blocks, 1, 1), (tile.threads, 1, 1), body=kernel.body)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..model.ir import DType
 from .codegen import register_type, text_property
+from .convert import conversion_setup, type_names
 from .epilogue import Epilogue
 from .tiles import (
     Element,
@@ -41,7 +42,7 @@ class Product:
     ``index`` is the type of offsets within one matrix.
     """
 
-    storage: str
+    elements: tuple[Element, Element]
     epilogue: Epilogue
     a_contiguous: str = "k"
     b_contiguous: str = "n"
@@ -56,7 +57,13 @@ class Product:
 
     @property
     def element(self) -> Element:
-        return Element(self.storage)
+        """Says the type of sums."""
+        return self.elements[0]
+
+    @property
+    def types(self) -> str:
+        """Ends the kernel's name."""
+        return type_names(*self.elements)
 
     @property
     def index_type(self) -> str:
@@ -88,14 +95,17 @@ class TiledProduct(Product):
 
     @property
     def name(self) -> str:
-        return f"matmul_{self.tile.name}_{self.storage}"
+        return f"matmul_{self.tile.name}_{self.types}"
 
     @text_property
     def body(self) -> str:
         tile, element = self.tile, self.element
         a = Operand("a", "a", "row0", "m", "k_end", self.stride("a_m"), self.stride("a_k"), self.a_contiguous != "m")
         b = Operand("b", "b", "column0", "n", "k_end", self.stride("b_n"), self.stride("b_k"), self.b_contiguous == "k")
-        fill = [fill_matrix(x, extent, tile, element, self.index_type) for x, extent in ((a, tile.m), (b, tile.n))]
+        fill = [
+            fill_matrix(x, extent, tile, each, self.index_type)
+            for x, extent, each in zip((a, b), (tile.m, tile.n), self.elements, strict=True)
+        ]
         prologue = f"""
             tiles_n = int32((n + {tile.n - 1}) >> {log2(tile.n)})
             tiles_m = int32((m + {tile.m - 1}) >> {log2(tile.m)})
@@ -107,6 +117,7 @@ class TiledProduct(Product):
             steps = int32((k_end + {tile.k - 1}) >> {log2(tile.k)})
         """
         body = [
+            conversion_setup(*self.elements),
             prologue,
             batch_offsets("ab", "base", self.batch_rank),
             declare(tile, element.accumulator),
@@ -136,7 +147,7 @@ class RowProduct(Product):
 
     @property
     def name(self) -> str:
-        return f"matmul_row_{self.b_contiguous}_{self.storage}"
+        return f"matmul_row_{self.b_contiguous}_{self.types}"
 
     @text_property
     def body(self) -> str:
@@ -153,10 +164,15 @@ class RowProduct(Product):
             """
         a_row = f"a_base += int64({self.index_type}(row * {self.stride('a_m')}))"
         dot = self._along_k() if self.b_contiguous == "k" else self._along_n()
-        return joined([prologue, batch_offsets("ab", "base", self.batch_rank), a_row, dot])
+        setup = conversion_setup(*self.elements)
+        return joined([setup, prologue, batch_offsets("ab", "base", self.batch_rank), a_row, dot])
 
     def _load_a(self, k: str) -> str:
-        return self.element.load("a", f"a_base + int64({self.index_type}(({k}) * {self.stride('a_k')}))")
+        place = f"a_base + int64({self.index_type}(({k}) * {self.stride('a_k')}))"
+        return self.elements[0].load("a", place, "row", k)
+
+    def _load_b(self, place: str, column: str, k: str) -> str:
+        return self.elements[1].load("b", place, column, k)
 
     def _multiply_add(self, x: str, y: str, total: str) -> str:
         return f"fma_f32({x}, {y}, {total})" if self.element.accumulator == "float32" else f"{total} + {x} * {y}"
@@ -164,7 +180,8 @@ class RowProduct(Product):
     def _along_k(self) -> str:
         accumulator = self.element.accumulator
         columns, chunk = range(4), range(8)
-        row = [f"int64({self.index_type}(min(int32(column0 + {r}), int32(n - 1)) * b_n))" for r in columns]
+        own = [f"min(int32(column0 + {r}), int32(n - 1))" for r in columns]
+        row = [f"int64({self.index_type}({column} * b_n))" for column in own]
         lines = [f"partial = array_pointer(cuda.shared.array({4 * self.threads}, {accumulator}, 16))"]
         lines += [f"b{r} = b_base + {row[r]}" for r in columns]  # columns beyond n repeat the last one
         lines += [f"c{r}_{i} = {accumulator}(0)" for r in columns for i in chunk]
@@ -172,11 +189,11 @@ class RowProduct(Product):
         lines += [f"        a{i} = {self._load_a(f'k + {i}')}" for i in chunk]
         for r in columns:
             for i in chunk:
-                weight = self.element.load("b", f"b{r} + k + {i}")
+                weight = self._load_b(f"b{r} + k + {i}", own[r], f"k + {i}")
                 lines.append(f"        c{r}_{i} = {self._multiply_add(f'a{i}', weight, f'c{r}_{i}')}")
         lines += ["    else:", "        for last in range(k, k_end):", f"            x = {self._load_a('last')}"]
         for r in columns:
-            weight = self.element.load("b", f"b{r} + last")
+            weight = self._load_b(f"b{r} + last", own[r], "last")
             lines.append(f"            c{r}_0 = {self._multiply_add('x', weight, f'c{r}_0')}")
         for r in columns:
             total = " + ".join(f"((c{r}_{i} + c{r}_{i + 4}) + (c{r}_{i + 2} + c{r}_{i + 6}))" for i in range(2))
@@ -212,11 +229,11 @@ class RowProduct(Product):
             "    if column + 7 < n:",
         ]
         for i in chunk:
-            weight = self.element.load("b", f"at + {i}")
+            weight = self._load_b(f"at + {i}", f"column + {i}", "k")
             lines.append(f"        c{i} = {self._multiply_add('x', weight, f'c{i}')}")
         lines.append("    else:")
         for i in chunk:
-            weight = self.element.load("b", f"at + {i}")
+            weight = self._load_b(f"at + {i}", f"column + {i}", "k")
             lines.append(f"        if column + {i} < n:")
             lines.append(f"            c{i} = {self._multiply_add('x', weight, f'c{i}')}")
         lines += ["place = int64(int32(slice * 64 + (thread & 7) * 8))"]

@@ -57,14 +57,22 @@ class Element:
     storage: str
 
     @property
+    def memory(self) -> str:
+        """The type in memory."""
+        return self.storage
+
+    @property
     def accumulator(self) -> str:
         """Type of sums: float32 for the 16-bit floats."""
         return {"f64": "float64", "i32": "int32", "i64": "int64", "u32": "uint32", "u64": "uint64"}.get(
             self.storage, "float32"
         )
 
-    def load(self, pointer: str, index: str) -> str:
-        """Expression of the accumulator's type for the element at ``index``."""
+    def load(self, pointer: str, index: str, outer: str = "", inner: str = "") -> str:
+        """Expression of the accumulator's type for the element at ``index``.
+
+        ``outer`` and ``inner`` are its coordinates along the result and along k, where they are known.
+        """
         value = f"{pointer}[{index}]"
         return f"{self.storage}_to_f32({value})" if self.storage in ("f16", "bf16") else value
 
@@ -202,7 +210,12 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
 
     def read(i: str) -> str:
         # The sum is 64 bits wide, where it cannot wrap: so neighbours are known to be neighbours, and load as one.
-        return element.load(operand.pointer, f"{name}_from + int64({i} * {stride})")
+        outer, inner = f"{name}_x_at", f"{name}_k_at"
+        if operand.inner_major:
+            inner += f" + {i}"
+        else:
+            outer += f" + {i}"
+        return element.load(operand.pointer, f"{name}_from + int64({i} * {stride})", outer, inner)
 
     return "\n".join(
         [

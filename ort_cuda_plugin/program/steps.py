@@ -74,18 +74,37 @@ class Rows(Map):
 
 
 @dataclass(frozen=True, eq=False)
+class Conversion:
+    """What a product multiplies in place of an operand's element: ``value``, of ``leaf``, the element, and ``inputs``.
+
+    These are over the operand's dimensions, and have one element, or one for each index of one dimension.
+    """
+
+    leaf: Scalar
+    value: Scalar
+    inputs: tuple[Input, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Sums(Map):
-    """A Map over sums of products of the elements of ``operands``.
+    """A Map over sums of products of the elements of ``operands``, or of what ``conversions`` make of them.
 
     ``total`` is the leaf that stands for a sum, in the type in which it is accumulated.
     """
 
     operands: tuple[Tensor, ...] = field(kw_only=True)
     total: Scalar = field(kw_only=True)
+    conversions: tuple[Conversion | None, ...] = field(default=(None, None), kw_only=True)
+
+    @property
+    def converted(self) -> tuple[Input, ...]:
+        """What the conversions read beside the operands."""
+        return tuple(x for conversion in self.conversions if conversion is not None for x in conversion.inputs)
 
     @property
     def reads(self) -> tuple[Buffer, ...]:
-        return tuple(dict.fromkeys((*(x.buffer for x in self.operands), *super().reads)))
+        own = (x.buffer for _, x in self.converted if x.buffer.kind is not BufferKind.HOST)
+        return tuple(dict.fromkeys((*(x.buffer for x in self.operands), *own, *super().reads)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -64,7 +64,7 @@ def accesses(step: Step) -> tuple[list[Access], list[Access]]:
         case Map():
             read = [x for _, x in step.inputs]
             if isinstance(step, Sums):
-                read = [*step.operands, *read]
+                read = [*step.operands, *(x for _, x in step.converted), *read]
             if isinstance(step, Attend):
                 read += [x for _, x in step.score_inputs]
             return _accesses(read), _accesses(y for _, y in step.all_outputs)

@@ -1,0 +1,163 @@
+"""Stores operands of products in their narrowest form: kernels of ours convert elements as they load them.
+
+Where a model dequantises an operand, the product reads the quantised elements. A product that a library computes is out
+of this: libraries take no such operand, and win more by tensor cores than by fewer bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..model.ir import DType
+from ..program.passes.paths import find_path
+from ..program.passes.run import live
+from ..program.passes.uses import Uses
+from ..program.scalar import Scalar, reachable
+from ..program.shapes import broadcast_strides
+from ..program.steps import Contract, Conversion, Convolve, Map, Substitution, Sums, dense, stored, used_inputs
+from ..program.symbolic import Dim
+from ..program.tensor import Buffer, BufferKind, Tensor
+from ..program.trace import Step
+from .contract import contiguous_axis
+from .convolve import in_strips
+
+MAX_OPERATIONS = 16
+"""Of a conversion: kernels load an element of an operand once for each tile of the result that it is in."""
+_NARROW_FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16})
+
+
+def narrow(steps: Sequence[Step]) -> list[Step]:
+    """The steps with operands that are converted as they are loaded, without the steps that stored them wide."""
+    result = list(steps)
+    uses = Uses(enumerate(steps))
+    for position, step in enumerate(result):
+        for number in (0, 1) if _is_ours(step) else ():
+            _narrow_operand(result, uses, position, number)
+    return live(result)
+
+
+def _is_ours(step: Step) -> bool:
+    if isinstance(step, Convolve):
+        return 0 not in step.shape and not in_strips(step)
+    return isinstance(step, Contract)
+
+
+def _narrow_operand(steps: list[Step], uses: Uses[int], position: int, number: int) -> None:
+    step = steps[position]
+    assert isinstance(step, Sums)
+    x = step.operands[number]
+    writers = uses.writers(x.buffer)
+    producer = steps[writers[0]] if len(writers) == 1 else None
+    if x.buffer.kind is not BufferKind.SCRATCH or not isinstance(producer, Map):
+        return
+    made = [(value, y) for value, y in producer.outputs if y.buffer is x.buffer]
+    if len(made) != 1 or not dense(made[0][1]) or made[0][1].dtype is not x.dtype or made[0][1].shape != producer.shape:
+        return
+    value = made[0][0]
+    single = {leaf: y for leaf, y in producer.inputs if _has_one_axis(y, producer.shape)}
+    source = _source(value, single)
+    if source is None:
+        return
+    kept = _kept(producer, source)
+    if kept is None:
+        if any(user != position for user in uses.readers(x.buffer)) or source.op == "leaf":
+            return
+        kept = Tensor(source.dtype, producer.shape, Buffer(BufferKind.SCRATCH, made[0][1].size * source.dtype.itemsize))
+    placed = [_placed(y, x, producer.shape) for y in (kept, *single.values())]
+    leaf = Scalar(source.dtype, "leaf")
+    inputs = []
+    for old, y in zip(single, placed[1:], strict=True):
+        if y is None:
+            return
+        inputs.append((old, y))
+    operand = placed[0]
+    expression = Substitution({source: leaf})(stored(value))
+    conversion = Conversion(leaf, expression, used_inputs(inputs, [expression]))
+    if operand is None or not _is_loadable(step, number, operand, conversion):
+        return
+    read = (operand, *(y for _, y in conversion.inputs))
+    if any(writer > writers[0] for y in read for writer in uses.writers(y.buffer)):
+        return  # the step would read what came later
+    if not uses.writers(kept.buffer) and kept.buffer.kind is BufferKind.SCRATCH:
+        _change(steps, uses, writers[0], replace(producer, outputs=(*producer.outputs, (source, kept))))
+    operands, conversions = list(step.operands), list(step.conversions)
+    operands[number], conversions[number] = operand, conversion
+    nodes = tuple(dict.fromkeys((*producer.nodes, *step.nodes))) if source.op == "leaf" else step.nodes
+    changed = replace(step, nodes=nodes, operands=tuple(operands), conversions=tuple(conversions))
+    _change(steps, uses, position, changed)
+
+
+def _change(steps: list[Step], uses: Uses[int], position: int, step: Step) -> None:
+    uses.leave(position, steps[position])
+    steps[position] = step
+    uses.enter(position, step)
+
+
+def _has_one_axis(x: Tensor, shape: Sequence[Dim]) -> bool:
+    """Whether x has one element, or one for each index of one dimension."""
+    strides = broadcast_strides(x, shape)
+    return sum(stride != 0 and dim != 1 for stride, dim in zip(strides, shape, strict=True)) < 2
+
+
+def _source(value: Scalar, single: dict[Scalar, Tensor]) -> Scalar | None:
+    """The narrower value that ``value`` is made of, beside constants and leaves of ``single``; None where none is."""
+    found: set[Scalar] = set()
+    seen: set[Scalar] = set()
+    stack = [value]
+    while stack:
+        x = stack.pop()
+        if x in seen or x in single or not _varies(x, single):
+            continue
+        seen.add(x)
+        if x.dtype.itemsize < value.dtype.itemsize and _is_storable(x):
+            found.add(x)
+        elif not x.operands or x.op in ("reduced", "load"):
+            return None
+        else:
+            stack += x.operands
+    return found.pop() if len(found) == 1 and len(seen) <= MAX_OPERATIONS else None
+
+
+def _varies(x: Scalar, single: dict[Scalar, Tensor]) -> bool:
+    return any(not y.operands and y.op != "constant" and y not in single for y in reachable([x]))
+
+
+def _is_storable(x: Scalar) -> bool:
+    """Whether memory holds x as it is, in a type that is cheap to load."""
+    return x.dtype.is_integer or x.dtype is DType.BOOL or (x.dtype in _NARROW_FLOATS and stored(x) is x)
+
+
+def _kept(producer: Map, source: Scalar) -> Tensor | None:
+    """Where ``source`` is in memory: what the producer loads it from, or stores it in."""
+    if source.op == "leaf":
+        return next((x for leaf, x in producer.inputs if leaf is source and x.buffer.kind is not BufferKind.HOST), None)
+    return next((y for x, y in producer.outputs if x is source and dense(y) and y.dtype is x.dtype), None)
+
+
+def _placed(y: Tensor, x: Tensor, beneath: Sequence[Dim]) -> Tensor | None:
+    """y, which is over the dimensions ``beneath``, as an operand sees it that sees a dense result as x."""
+    if y.size == 1:
+        return Tensor(y.dtype, x.shape, y.buffer, strides=[0] * x.rank, offset=y.offset)
+    path = find_path(x.shape, x.strides, x.offset, beneath)
+    if path is None:
+        return None
+    strides = broadcast_strides(y, beneath)
+    return Tensor(y.dtype, x.shape, y.buffer, strides=path.strides(strides), offset=y.offset + path.offset(strides))
+
+
+def _is_loadable(step: Sums, number: int, x: Tensor, conversion: Conversion) -> bool:
+    """Whether the step's kernel, in the order in which it would add without a conversion, can load x with it."""
+    axes = {
+        axis
+        for _, y in conversion.inputs
+        for axis, (stride, dim) in enumerate(zip(y.strides, y.shape, strict=True))
+        if stride != 0 and dim != 1
+    }
+    if isinstance(step, Convolve):
+        return x.is_contiguous and axes <= ({0} if number else set())
+    old = step.operands[number]
+    inner, outer = (x.rank - 1, x.rank - 2) if number == 0 else (x.rank - 2, x.rank - 1)
+    # Rows of a may be counted across batches.
+    along = {inner, outer} if number or all(dim == 1 for dim in x.shape[:-2]) else {inner}
+    return contiguous_axis(x, "row", "column") == contiguous_axis(old, "row", "column") and axes <= along
