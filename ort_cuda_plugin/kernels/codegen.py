@@ -116,6 +116,10 @@ def atomic_type(dtype: DType, how: Combination) -> DType:
     return DType.UINT64 if dtype is DType.FLOAT64 else DType.UINT32
 
 
+NESTED_DIVISIONS = 4
+"""Integer divisions inside each other that LLVM sees: it may take twice as long for each more."""
+
+
 class Emitter:
     """Lines of a kernel's body. `value` emits what a Scalar needs and returns the name that holds it.
 
@@ -131,6 +135,7 @@ class Emitter:
         self._prefix = prefix
         self._indent = indent
         self._count = 0
+        self._divisions: dict[Scalar, int] = {}
         self._names: list[dict[Scalar, str]] = [{}]
         self._computed: list[dict[str, str]] = [{}]
 
@@ -211,7 +216,16 @@ class Emitter:
             return literal(x.value, x.dtype)
         if x.op in self.handlers:
             return self.handlers[x.op](x)
-        return self.assign(self._text(x))
+        depth = max((self._divisions.get(operand, 0) for operand in x.operands), default=0)
+        if x.op not in ("truncdiv", "truncmod"):
+            self._divisions[x] = depth
+            return self.assign(self._text(x))
+        self._divisions[x] = depth + 1
+        text = self._text(x)
+        if self._divisions[x] % NESTED_DIVISIONS == 0:
+            width = "i64" if x.dtype.itemsize == 8 else "i32"
+            text = f"{register_type(x.dtype)}(opaque_{width}({text}))"
+        return self.assign(text)
 
     def store(self, pointer: str, index: str, x: Scalar) -> None:
         """``pointer[index] = x``, in the memory form of x's type."""

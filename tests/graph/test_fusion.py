@@ -219,6 +219,20 @@ def test_a_chain_of_three_hundred_operators_is_one_launch() -> None:
     assert np.isfinite(fused).all()
 
 
+def test_a_chain_of_remainders_of_constants_is_one_launch_and_compiles() -> None:
+    """LLVM takes twice as long for each division by a constant that it sees inside another."""
+    divisors = [3, 1, 2, 1, 2, 2, 3, 3, 2, 2, 2, 3, 1, 2] * 3
+    names = " ".join(f"c{value} = Constant<value_ints = [{value}]>()" for value in (1, 2, 3))
+    steps = " ".join(f"m{i} = Mod(x{i}, c{d}) x{i + 1} = Add(m{i}, c{d})" for i, d in enumerate(divisors))
+    model = program(f"(int64[1] x0) => (int64[1] x{len(divisors)}) {{ {names} {steps} }}")
+    assert launches(model) == 1
+    wanted = np.array([-7])
+    (actual,) = run_model(model, [wanted], options=LoweringOptions(fusion=True))
+    for divisor in divisors:
+        wanted = wanted % divisor + divisor
+    np.testing.assert_array_equal(actual, wanted)
+
+
 @pytest.mark.parametrize("decomposed", [False, True])
 def test_an_encoder_takes_seven_steps_a_layer(decomposed: bool) -> None:
     """For every batch and length; where the number of rows is not known a product has two kernels, and one runs."""

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
+from mutation import oracle
 from mutation.bases import Base, operators, patterns
 from mutation.campaign import Worker, environment, minimise, run, stored, write
 from mutation.mutants import Mutant, build, mutant
@@ -106,3 +107,17 @@ def test_a_finding_is_made_small_and_written(tmp_path: Path) -> None:
     assert onnx.load(path).graph.node[0].name != onnx.load_model_from_string(base.model).graph.node[0].name
     assert set(np.load(path.with_suffix(".npz")).files) == {"input_ids", "attention_mask"}
     assert "another value" in path.with_suffix(".txt").read_text()
+
+
+@pytest.mark.parametrize(("handed", "kind"), [("state", Kind.HOST_UNDEFINED), ("copy", Kind.DIFFERS)])
+def test_a_scan_that_hands_its_state_through_is_the_hosts(handed: str, kind: Kind) -> None:
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]>
+        scan (float initial, float[3] x) => (float y, float[3] z) {{
+            y, z = Scan <num_scan_inputs = 1, body = b (float state, float next) => (float {handed}, float sum) {{
+                copy = Identity(state)
+                sum = Add(state, next)
+            }}> (initial, x)
+        }}"""
+    )
+    assert oracle._kind_of_difference(model, {}, np.zeros(1), "1 of 1 elements") is kind

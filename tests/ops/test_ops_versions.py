@@ -48,6 +48,7 @@ EARLIER = [
     ("ReduceMean", 11, [X], {"axes": [-1], "keepdims": 0}, X.mean(-1)),
     ("ReduceMean", 17, [X], {}, X.mean(keepdims=True)),
     ("ReduceMax", 12, [X], {"axes": [0, 2]}, X.max((0, 2), keepdims=True)),
+    ("ReduceMin", 12, [X], {"axes": [1, -2]}, X.min(1, keepdims=True)),  # one axis, named twice
     ("BatchNormalization", 7, [X, *STATISTICS], {}, NORMALIZED),
     ("BatchNormalization", 9, [X, *STATISTICS], {}, NORMALIZED),
     ("Dropout", 7, [X], {"ratio": 0.3}, X),

@@ -100,6 +100,17 @@ define internal float @ptx.tanh.approx.f32(float %x) alwaysinline {
   ret float %r
 }
 """,
+    **{
+        f"ptx.opaque.{ty}": f"""
+define internal {ty} @ptx.opaque.{ty}({ty} %x) alwaysinline {{
+  %p = alloca {ty}
+  store volatile {ty} %x, ptr %p
+  %r = load volatile {ty}, ptr %p
+  ret {ty} %r
+}}
+"""
+        for ty in ("i32", "i64")
+    },
     "ptx.nanosleep": """
 define internal void @ptx.nanosleep(i32 %x) alwaysinline {
   ret void

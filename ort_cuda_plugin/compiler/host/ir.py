@@ -45,6 +45,8 @@ asm_functions = {
     "cvt.rn.bf16.f32 $0, $1;": "ptx.cvt.rn.bf16.f32",
     "tanh.approx.f32 $0, $1;": "ptx.tanh.approx.f32",
     "nanosleep.u32 $0;": "ptx.nanosleep",
+    "mov.b32 $0, $1;": "ptx.opaque.i32",
+    "mov.b64 $0, $1;": "ptx.opaque.i64",
 }
 inline_asm = re.compile(r'call ([^\n]*?) asm\s+(?:sideeffect\s+)?"([^"]*)", "[^"]*"\s*\(([^\n]*)\)')
 shared_global = re.compile(

@@ -39,8 +39,6 @@ MAX_TENSORS = 24
 MAX_PARAMETERS = 60
 MAX_OPERATIONS = 512
 """Operations of a kernel: compilation takes seconds for so many, and more than twice as long for twice as many."""
-MAX_DIVISIONS = 4
-"""Integer divisions and remainders of a kernel: LLVM may take twice as long for each more that is nested."""
 MAX_REPEATED_OPERATIONS = 16
 """Operations that are computed again for each element that a producer's element is repeated to."""
 MAX_DISTANCE = 400
@@ -166,9 +164,7 @@ def is_small(step: Map) -> bool:
         dims, strides = collapse(dims, strides)
     numbers = sum(not isinstance(s, int) or s not in (0, 1) for axes in strides for s in axes)
     parameters = len(step.inputs) + len(step.all_outputs) + numbers + 2 * len(dims) + _own_parameters(step, len(dims))
-    operations = reachable(x for x, _ in step.all_outputs)
-    divisions = sum(x.op in ("truncdiv", "truncmod") for x in operations)
-    return parameters <= MAX_PARAMETERS and len(operations) <= MAX_OPERATIONS and divisions <= MAX_DIVISIONS
+    return parameters <= MAX_PARAMETERS and len(reachable(x for x, _ in step.all_outputs)) <= MAX_OPERATIONS
 
 
 def _own_parameters(step: Map, dims: int) -> int:
