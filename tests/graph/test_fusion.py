@@ -182,6 +182,13 @@ PROGRAMS = {
           q = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(x) r = Neg(q) y = Concat<axis = 1>(p, q, r) }""",
         3,
     ),
+    "a convolution and a pooling of a part of a concatenation": (
+        """(float[1, 3, 7, 7] x, float[5, 3, 3, 3] w, float[20, 5, 3, 3] v)
+        => (float[1, 8, 7, 7] y, float[1, 20, 5, 5] z, float[1, 5, 5, 5] q)
+        { c = Conv<pads = [1, 1, 1, 1]>(x, w) r = Relu(c) y = Concat<axis = 1>(x, r) z = Conv(r, v)
+          q = MaxPool<kernel_shape = [3, 3]>(r) }""",
+        5,
+    ),
     "a pooling that a concatenation repeats": (
         """(float[1, 3, 8, 9] x) => (float[1, 6, 4, 4] y)
         { p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(x) y = Concat<axis = 1>(p, p) }""",

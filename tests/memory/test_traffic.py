@@ -93,6 +93,16 @@ def test_of_two_kernels_for_a_product_the_one_that_runs_counts() -> None:
     assert found.asked == found.compulsory == Traffic(4 * (3 * 32 + 32 * 48), 4 * 3 * 48)
 
 
+def test_a_part_of_a_concatenation_that_others_read_is_stored_once() -> None:
+    found = of(
+        """(float[1, 3, 7, 7] x, float[20, 3, 3, 3] w, float[20, 20, 3, 3] v)
+        => (float[1, 23, 7, 7] y, float[1, 20, 5, 5] z, float[1, 20, 5, 5] q)
+        { c = Conv<pads = [1, 1, 1, 1]>(x, w) y = Concat<axis = 1>(x, c) z = Conv(c, v)
+          q = MaxPool<kernel_shape = [3, 3]>(c) }"""
+    )
+    assert found.compulsory.written == 4 * (23 * 49 + 2 * 20 * 25)
+
+
 def wheel_model(name: str) -> onnx.ModelProto:
     return models.with_noise_weights(onnx.load(models.wheel_models()[name]))
 

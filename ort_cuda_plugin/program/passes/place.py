@@ -140,8 +140,8 @@ def with_view(step: Step, copy: Copy) -> Step | None:
             changed = replace(changed, row_outputs=_moved_outputs(changed.row_outputs, copy))
         if isinstance(changed, Contract):
             changed = replace(changed, operands=tuple(_moved(x, copy) for x in changed.operands))
-        elif isinstance(changed, Sums) and any(x.buffer is copy.source.buffer for x in changed.operands):
-            return None  # convolutions read dense tensors
+        elif isinstance(changed, Sums):  # convolutions read contiguous tensors
+            changed = replace(changed, operands=tuple(_shifted(x, copy) for x in changed.operands))
     except _NoView:
         return None
     return changed
@@ -149,17 +149,10 @@ def with_view(step: Step, copy: Copy) -> Step | None:
 
 def _launched_with_view(step: Launch, copy: Copy) -> Launch | None:
     """A kernel that is made already takes another place, but no other strides."""
-    views: dict[Arg, Tensor] = {}
-    for arg in step.args:
-        if isinstance(arg, Tensor) and arg.buffer is copy.source.buffer:
-            try:
-                view = _moved(arg, copy)
-            except _NoView:
-                return None
-            pairs = zip(arg.shape, arg.strides, view.strides, strict=True)
-            if any(dim != 1 and old != new for dim, old, new in pairs):
-                return None
-            views[arg] = view
+    try:
+        views: dict[Arg, Tensor] = {arg: _shifted(arg, copy) for arg in step.args if isinstance(arg, Tensor)}
+    except _NoView:
+        return None
 
     def moved(buffers: Sequence[Buffer]) -> tuple[Buffer, ...]:
         return tuple(copy.target.buffer if buffer is copy.source.buffer else buffer for buffer in buffers)
@@ -179,6 +172,14 @@ class _NoView(Exception):
 
 def _moved_outputs(outputs: Sequence[Output], copy: Copy) -> tuple[Output, ...]:
     return tuple((value, _moved(y, copy)) for value, y in outputs)
+
+
+def _shifted(x: Tensor, copy: Copy) -> Tensor:
+    """As `_moved`, but only where the strides stay."""
+    view = _moved(x, copy)
+    if any(dim != 1 and old != new for dim, old, new in zip(x.shape, x.strides, view.strides, strict=True)):
+        raise _NoView
+    return view
 
 
 def _moved(x: Tensor, copy: Copy) -> Tensor:
