@@ -115,7 +115,7 @@ def _launch_strips(ctx: Lowering, step: Convolve) -> None:
         ]
     else:
         phases, bases, counts = Phases.plain(sizes, flat.dilations), [], list(places)
-    width = _strip_width(ctx, thread_rows, counts[-1], x.dtype)
+    width = _strip_width(ctx, thread_rows, counts[-1], step.total.dtype)
     strips = ceildiv(counts[-1], width)
     positions = product(counts[:-1]) * strips
     threads = EMULATED_THREADS if ctx.device.emulated else THREADS
@@ -126,7 +126,8 @@ def _launch_strips(ctx: Lowering, step: Convolve) -> None:
     *lines, columns = step.space
     outer += [Axes(f"o{name}", [axis]) for name, axis in zip("zy"[2 - len(lines) :], lines, strict=True)]
     epilogue, more = make_epilogue(ctx, step, step.total, outer, Axes("column", [columns]))
-    kernel = StripConv(x.dtype.short, epilogue, thread_rows, width, len(sizes), transposed, stride, index)
+    element, of_x = make_element(x, step.conversions[0], 0, "px_")
+    kernel = StripConv(element, epilogue, thread_rows, width, len(sizes), transposed, stride, index)
     axes = kernel.axes
     builder = KernelBuilder()
     builder.tensor(x, "x")
@@ -147,6 +148,7 @@ def _launch_strips(ctx: Lowering, step: Convolve) -> None:
         builder.per_axis(axes, "base", bases)
     else:
         builder.per_axis(axes, "taps", sizes)
+    builder.include(of_x)
     builder.include(more)
     blocks = chunks * (tiles * len(phases.table) * group) * x.shape[0]
     builder.launch(ctx, kernel.name, (blocks, 1, 1), (threads, 1, 1), body=kernel.body)

@@ -32,15 +32,16 @@ def narrow(steps: Sequence[Step]) -> list[Step]:
     result = list(steps)
     uses = Uses(enumerate(steps))
     for position, step in enumerate(result):
-        for number in (0, 1) if _is_ours(step) else ():
+        for number in _operands(step):
             _narrow_operand(result, uses, position, number)
     return live(result)
 
 
-def _is_ours(step: Step) -> bool:
+def _operands(step: Step) -> Sequence[int]:
+    """The operands that the step's kernel can convert. Strips want weights in another order, which is made once."""
     if isinstance(step, Convolve):
-        return 0 not in step.shape and not in_strips(step)
-    return isinstance(step, Contract)
+        return () if 0 in step.shape else (0,) if in_strips(step) else (0, 1)
+    return (0, 1) if isinstance(step, Contract) else ()
 
 
 def _narrow_operand(steps: list[Step], uses: Uses[int], position: int, number: int) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 
 from ..model.ir import Array, DType
 from .codegen import register_type, text_property
+from .convert import conversion_setup, type_names
 from .epilogue import Epilogue
 from .tiles import Element, indent, indented
 
@@ -111,12 +112,13 @@ def pack_strips(weights: Array, groups: int, thread_rows: int, taps: Sequence[in
 class StripConv:
     """A thread computes ``rows`` output channels of one group at ``width`` neighbouring positions along x.
 
-    ``stride`` is the stride along x where it is 1 or 2, else 0. ``index`` is the type of places in x and out.
+    ``element`` is that of x. ``stride`` is the stride along x where it is 1 or 2, else 0. ``index`` is the type of
+    places in x and out.
     Of a transposed convolution, base is pad // stride and the outputs of a phase are (base + i) * stride + remainder -
     pad. The grid is (images * groups * chunks * phases * tiles, 1, 1).
     """
 
-    storage: str
+    element: Element
     epilogue: Epilogue
     rows: int
     width: int = 1
@@ -130,8 +132,13 @@ class StripConv:
         return "zyx"[3 - self.rank :]
 
     @property
-    def element(self) -> Element:
-        return Element(self.storage)
+    def storage(self) -> str:
+        return self.element.storage
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether memory holds x in another type: then elements go through ``buffer``."""
+        return self.element.memory != self.storage
 
     @property
     def accumulator(self) -> str:
@@ -151,11 +158,12 @@ class StripConv:
     @property
     def name(self) -> str:
         transposed = "_transposed" if self.transposed else ""
-        return f"conv{transposed}{self.rank}d_{self.rows}x{self.width}_{self.storage}"
+        return f"conv{transposed}{self.rank}d_{self.rows}x{self.width}_{type_names(self.element)}"
 
     @text_property
     def body(self) -> str:
-        return indent("\n".join([*self._decode(), *self._starts(), *self._sum(), *self._store()]), 1)
+        setup = conversion_setup(self.element)
+        return indent("\n".join([setup, *self._decode(), *self._starts(), *self._sum(), *self._store()]), 1)
 
     def _decode(self) -> list[str]:
         """The thread's coordinates: ``tile``, ``phase``, ``plane`` (image * groups + group), ``o<axis>``, ``strip``."""
@@ -219,10 +227,11 @@ class StripConv:
             f"weight = first * {self.rows}",
             f"sums = strips_{self.accumulator}({self.rows}, {self.width})",
         ]
+        if self.width > 1 or self.is_converted:
+            lines.append(f"buffer = array_pointer(cuda.local.array({self.width}, {self.element.accumulator}))")
         if self.width > 1:
             last = f"({self.width - 1}) * {self.neighbour}"
             lines += [
-                f"buffer = array_pointer(cuda.local.array({self.width}, {self.element.accumulator}))",
                 "reach = int32((taps_x - 1) * step_x)",
                 "whole = x0 + min(reach, int32(0)) >= 0",
                 f"whole = whole and x0 + {last} + max(reach, int32(0)) < in_x",
@@ -258,7 +267,12 @@ class StripConv:
             f"    {at_x}",
         ]
         if self.width == 1:
-            checked += ["    if uint32(at_x) < uint32(in_x):", f"        {add('x', f'{place}({line} + at_x)')}"]
+            at = f"{place}({line} + at_x)"
+            checked.append("    if uint32(at_x) < uint32(in_x):")
+            if self.is_converted:
+                checked += [f"        buffer[0] = {element.load('x', at)}", f"        {add('buffer', '0')}"]
+            else:
+                checked.append(f"        {add('x', at)}")
             return "\n".join([*checked, f"    at_weight += {self.rows}"])
         each = f"int32(at_x + int32(i) * {self.neighbour})"
         checked += [
@@ -271,7 +285,7 @@ class StripConv:
             f"    at_weight += {self.rows}",
         ]
         whole = ["for kx in range(taps_x):", f"    at = {place}({line} + {place}(x0 + int32(kx) * step_x))"]
-        if self.neighbour == "1":
+        if self.neighbour == "1" and not self.is_converted:
             whole.append(f"    {add('x', 'at')}")
         else:
             read = element.load("x", f"{place}(at + {place}(int32(i) * {self.neighbour}))")
@@ -283,7 +297,8 @@ class StripConv:
         """Each row of sums goes to the epilogue, whose last coordinate is that along x."""
         lines = ["image_of_batch = int32(plane // groups)", f"left = int32(rows - tile * {self.rows})"]
         if self.width == 1:
-            lines += [f"buffer = array_pointer(cuda.local.array(1, {self.element.accumulator}))"]
+            if not self.is_converted:
+                lines += [f"buffer = array_pointer(cuda.local.array(1, {self.element.accumulator}))"]
             lines += ["if uint32(ox) >= uint32(out_x):", "    return"] if self.transposed else []
         else:
             lines.append(f"every = ox >= 0 and ox + {self.width - 1} * {self.spacing} < out_x")

@@ -124,6 +124,14 @@ def test_a_quantized_convolution_is_one_launch(dtype: type, axis: int | None, gr
     check(nodes, bytes_of(2, 8, 9, 7), q.constants, 1)
 
 
+@pytest.mark.parametrize(("kind", "strides"), [("Conv", 1), ("Conv", 2), ("ConvTranspose", 2)])
+def test_a_convolution_of_few_outputs_reads_bytes(kind: str, strides: int) -> None:
+    """Its weights are dequantised once."""
+    q = Quantized((8, 1, 3, 3), 0, np.float32)
+    nodes = [*q.before, node(kind, "xf", "wf", "b", "p", group=8, pads=[1] * 4, strides=[strides] * 2), *q.after]
+    check(nodes, bytes_of(2, 8, 19, 21), q.constants, 1)
+
+
 def test_between_two_convolutions_bytes_are_stored() -> None:
     """The second one and the Add behind it each convert the first one's result."""
     first, second = Quantized((24, 8, 3, 3), 0, np.float32, 1), Quantized((24, 24, 1, 1), 0, np.float32, 2)
