@@ -119,7 +119,14 @@ class CompiledCluster:
         """
         shapes = [value.shape for value in self.inputs]
         found: set[int] = set()
-        plan, tables = self._plan([None] * len(self.inputs), {}, found)
+        try:
+            plan, tables = self._plan([None] * len(self.inputs), {}, found)
+        except NodeError as error:
+            if not error.invalid_input:
+                raise
+            # Sizes that are guessed for this plan may contradict each other where those of a Run do not.
+            found.clear()
+            plan, tables = self._plan([None] * len(self.inputs), {}, found, settles=False)
         self.host_inputs = sorted(found)
         if not found and all(shape is not None and all(isinstance(dim, int) for dim in shape) for shape in shapes):
             return self._variant(plan, tables)
@@ -175,11 +182,12 @@ class CompiledCluster:
         input_shapes: Sequence[Sequence[int] | None],
         host_values: Mapping[int, Sequence[int]],
         found: set[int] | None,
+        settles: bool = True,
     ) -> tuple[Plan, Tables]:
         """The plan for these shapes; None stands for unknown ones.
 
         Host inputs are those of ``host_values``. With ``found`` every input that is asked for becomes one, and its
-        index is added there: such a plan knows too little to run.
+        index is added there: such a plan knows too little to run. ``settles`` as for `Lowering`.
         """
         symbols = InputSymbols()
         plan_inputs: list[PlanInput] = []
@@ -214,6 +222,7 @@ class CompiledCluster:
             record=True,
             guess=None if found is None else symbols.dimension,
             states=self._states,
+            settles=settles,
         )
         self._lower(lowering, tensors)
         producers = self.graph.producers()

@@ -108,7 +108,8 @@ class NodeLowering:
     """Lowers nodes one after the other on tensors that are made for values as they are needed.
 
     ``read_host_input(buffer, count)`` gives the symbols of a host input's elements. ``guess`` is given where contents
-    of host inputs are not known yet: it makes symbols for dimensions that depend on them. ``states`` as for `Lowering`.
+    of host inputs are not known yet: it makes symbols for dimensions that depend on them. ``states`` and ``settles`` as
+    for `Lowering`.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class NodeLowering:
         record: bool,
         guess: Callable[[str | None], Dim] | None = None,
         states: dict[Node, Constant] | None = None,
+        settles: bool = True,
     ) -> None:
         self.graph = graph
         self.ctx = Lowering(
@@ -130,6 +132,7 @@ class NodeLowering:
             speculative=guess is not None,
             read_host_input=read_host_input,
             states=states,
+            settles=settles,
         )
         self.tensors: dict[Value, Tensor] = {}
         self._guess = guess

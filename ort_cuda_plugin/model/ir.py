@@ -338,4 +338,5 @@ class NodeError(Exception):
         super().__init__(f"node {node.label}: {reason}")
         self.node = node
         self.reason = reason
+        self.invalid_input = invalid_input
         self.ort_code = 2 if invalid_input else 1  # ORT_INVALID_ARGUMENT or ORT_FAIL

@@ -106,7 +106,8 @@ class Lowering:
     ``options`` what the plan is for. Claims need shapes only: they give ``try_step``, which makes a step's kernel,
     since that is where a step can be impossible, and launches are then checked but not kept. With ``speculative`` the
     hints of host values mean nothing; ``guessed`` then says whether `host_constants` was asked for one since it was
-    last set to False. ``states`` are those of the cluster's nodes, which all its plans share.
+    last set to False. ``states`` are those of the cluster's nodes, which all its plans share. Without ``settles``,
+    `settled` answers as for a claim.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class Lowering:
         speculative: bool = False,
         read_host_input: Callable[[Buffer, int], tuple[Dim, ...]] | None = None,
         states: dict[Node, Constant] | None = None,
+        settles: bool = True,
     ) -> None:
         self.device = device
         self.options = options or LoweringOptions()
@@ -127,6 +129,7 @@ class Lowering:
         self.guessed = False
         self._try_step = try_step
         self._speculative = speculative
+        self._settles = settles and try_step is None
         self._read_host_input = read_host_input
         self._states = {} if states is None else states
         self._materialized: dict[tuple[DType, tuple[Dim, ...]], Buffer] = {}
@@ -400,7 +403,7 @@ class Lowering:
 
     def settled(self, condition: Dim) -> bool | None:
         """As `guard`, but None for a claim, which is for all shapes, and for what depends on values of a Run."""
-        if not self._is_recording or is_read_back(condition):
+        if not self._settles or is_read_back(condition):
             return self.known(condition)
         return self.guard(condition)
 

@@ -288,6 +288,19 @@ def test_slices_beyond_both_ends_are_cut_where_the_ends_are_inputs() -> None:
         pair.check(x=floats(6), start=np.array([start]), end=np.array([end]))
 
 
+def test_guessed_sizes_that_contradict_each_other_do_not_stop_a_session() -> None:
+    """The slice has one column where x has at most eight. The session is created before anything says how many."""
+    ends = [helper.make_node("Constant", [], [name], value_ints=[i]) for name, i in (("a", 0), ("b", -9), ("c", -1))]
+    axis = helper.make_node("Constant", [], ["axis"], value_ints=[1])
+    slice_node = helper.make_node("Slice", ["x", "a", "b", "axis", "c"], ["s"])
+    nodes = [*ends, axis, slice_node, helper.make_node("MatMul", ["s", "w"], ["y"])]
+    pair = Pair(nodes, [info("x", FLOAT, [2, "n"]), info("w", FLOAT, [1, 8])], [info("y", FLOAT, None)])
+    for columns in (8, 3):
+        pair.check(x=floats(2, columns), w=floats(1, 8))
+    with pytest.raises(Exception, match=r"node .*\(MatMul\): .*dimension"):
+        pair.ours.run(None, {"x": floats(2, 20), "w": floats(1, 8)})
+
+
 def test_a_released_session_leaves_no_graph_behind() -> None:
     def sessions() -> None:
         pair = Pair(

@@ -173,7 +173,7 @@ def complete_feeds(subject: Subject) -> None:
             known = random_array(subject.rng, shape[:8], dtype or np.dtype(np.float32))
         elif dtype is not None and known.dtype != dtype:
             with np.errstate(all="ignore"):
-                known = np.nan_to_num(known).astype(dtype) if known.dtype.kind in "fiub" else known
+                known = np.asarray(np.nan_to_num(known)).astype(dtype) if known.dtype.kind in "fiub" else known
         wanted[info.name] = known
     subject.feeds = wanted
 
