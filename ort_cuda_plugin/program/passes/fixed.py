@@ -15,8 +15,9 @@ MAX_GROWTH = 8
 SMALL_BYTES = 1 << 16
 """A result of so few bytes is kept even if it is made of nothing, as tables and masks are."""
 
-Fixed: TypeAlias = Mapping[Buffer, frozenset[Buffer]]
-"""Intermediates that depend on weights only, and the weights that each depends on."""
+_MANY = 1 << 62
+Fixed: TypeAlias = Mapping[Buffer, int]
+"""Intermediates that depend on weights only, and the bytes of these; what is used twice may count twice."""
 
 
 def fixed_buffers(steps: Sequence[Step]) -> Fixed:
@@ -27,17 +28,17 @@ def fixed_buffers(steps: Sequence[Step]) -> Fixed:
     """
     refused = {buffer for step in steps if not _is_static(step) for buffer in (*step.writes, *_read_back(step))}
     while True:
-        found: dict[Buffer, frozenset[Buffer]] = {}
+        found: dict[Buffer, int] = {}
         for step in steps:
             if refused.isdisjoint(step.writes):
-                beneath = _weights(step.reads, found)
+                beneath = _bytes_beneath(step.reads, found)
                 if beneath is None:
                     refused.update(step.writes)
                 else:
-                    found.update({buffer: found.get(buffer, frozenset()) | beneath for buffer in step.writes})
+                    found.update({buffer: min(found.get(buffer, 0) + beneath, _MANY) for buffer in step.writes})
             else:
                 refused.update(step.writes)
-        large = [buffer for buffer, weights in found.items() if buffer not in refused and _is_large(buffer, weights)]
+        large = [buffer for buffer, beneath in found.items() if buffer not in refused and _is_large(buffer, beneath)]
         refused.update(large)
         if not large and refused.isdisjoint(found):
             return found
@@ -51,38 +52,41 @@ def is_fixed(step: Step, fixed: Fixed) -> bool:
 def split(launches: Sequence[Recordable]) -> tuple[list[list[Recordable]], list[Recordable]]:
     """The launches that do the same in every Run, in groups that share no intermediate, and all others."""
     fixed = fixed_buffers(launches)
+    parents = {buffer: buffer for buffer in fixed}
+
+    def root(buffer: Buffer) -> Buffer:
+        while parents[buffer] is not buffer:
+            parents[buffer] = parents[parents[buffer]]
+            buffer = parents[buffer]
+        return buffer
+
+    for launch in launches:
+        if is_fixed(launch, fixed):
+            first, *others = (buffer for buffer in (*launch.writes, *launch.reads) if buffer in fixed)
+            parents.update((root(buffer), root(first)) for buffer in others)
     groups: dict[Buffer, list[Recordable]] = {}
     rest: list[Recordable] = []
     for launch in launches:
-        if not is_fixed(launch, fixed):
-            rest.append(launch)
-            continue
-        buffers = [buffer for buffer in (*launch.reads, *launch.writes) if buffer in fixed]
-        known = {id(group): group for group in map(groups.get, buffers) if group is not None}
-        joined = [launch for group in known.values() for launch in group]
-        joined.append(launch)
-        for member in joined:
-            groups.update((buffer, joined) for buffer in member.writes)
-    order = {id(launch): position for position, launch in enumerate(launches)}
-    distinct = {id(group): group for group in groups.values()}
-    return [sorted(group, key=lambda launch: order[id(launch)]) for group in distinct.values()], rest
+        group = groups.setdefault(root(launch.writes[0]), []) if is_fixed(launch, fixed) else rest
+        group.append(launch)
+    return list(groups.values()), rest
 
 
-def _weights(reads: Iterable[Buffer], found: Fixed) -> frozenset[Buffer] | None:
-    """The weights beneath all of ``reads``; None where one depends on something else."""
-    beneath: frozenset[Buffer] = frozenset()
+def _bytes_beneath(reads: Iterable[Buffer], found: Fixed) -> int | None:
+    """The bytes of weights beneath all of ``reads``; None where one depends on something else."""
+    beneath = 0
     for buffer in reads:
         if buffer.kind is BufferKind.WEIGHT:
-            beneath |= {buffer}
+            beneath += known_bytes(buffer)
         elif buffer in found:
-            beneath |= found[buffer]
+            beneath += found[buffer]
         else:
             return None
     return beneath
 
 
-def _is_large(buffer: Buffer, weights: Iterable[Buffer]) -> bool:
-    return known_bytes(buffer) > max(MAX_GROWTH * sum(map(known_bytes, weights)), SMALL_BYTES)
+def _is_large(buffer: Buffer, beneath: int) -> bool:
+    return known_bytes(buffer) > max(MAX_GROWTH * beneath, SMALL_BYTES)
 
 
 def known_bytes(buffer: Buffer) -> int:
