@@ -46,6 +46,11 @@ class KernelUsage:
         return self.spill_stores + self.spill_loads > 0 and not self.reason
 
 
+def is_for_gpus(spec: KernelSpec) -> bool:
+    """Whether a GPU runs the kernel. Blocks of several threads, but fewer than a warp's, are the emulated device's."""
+    return not 1 < spec.launch_bounds < 32
+
+
 def usage_of(spec: KernelSpec, image: KernelImage) -> KernelUsage:
     """Raises KeyError where the linker did not report what is needed."""
     arch, found = image.target.arch, image.metadata

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    from ort_cuda_plugin.cli.kernel_report import ARCHITECTURES, report, sample_specs
+    from ort_cuda_plugin.cli.kernel_report import ARCHITECTURES, is_for_gpus, report, sample_specs
     from ort_cuda_plugin.compiler.compile import KernelCompileError
 
     known = {target.arch: target for target in ARCHITECTURES}
@@ -52,7 +52,7 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UserError(ExitCode.USAGE, f"--arch {unknown[0]}: choose from {', '.join(known)}")
     targets = [known[name] for name in arguments.arch] if arguments.arch else list(known.values())
     try:
-        specs = sample_specs() if arguments.sample else read_manifest(arguments.manifest)
+        specs = sample_specs() if arguments.sample else list(filter(is_for_gpus, read_manifest(arguments.manifest)))
     except (OSError, ValueError) as error:
         message = f"no manifest at {arguments.manifest} ({error}): run pytest, which records one, or use --sample"
         raise UserError(ExitCode.USAGE, message) from error

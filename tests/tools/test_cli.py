@@ -135,10 +135,13 @@ def test_kernels_reports_on_the_kernels_of_a_manifest(
     manifest = tmp_path / "kernels.jsonl"
     monkeypatch.setenv(MANIFEST_VARIABLE, str(manifest))
     monkeypatch.setattr(kernel_library, "recorded", set())
-    record_specs([KernelSpec("add_one", ("*f32",), "def kernel(x):\n    x[0] = x[0] + float32(1)\n")])
+    source = "def kernel(x):\n    x[0] = x[0] + float32(1)\n"
+    record_specs([KernelSpec("add_one", ("*f32",), source)])
+    record_specs([KernelSpec("of_the_emulated_device", ("*f32",), source, launch_bounds=16)])
     assert main(["kernels", "--arch", "sm_90", "--manifest", str(manifest), "--json"]) == ExitCode.OK
     (usage,) = json.loads(capsys.readouterr().out)
     assert usage["arch"] == "sm_90"
+    assert usage["kernel"].startswith("add_one")
     assert usage["registers"] > 0
     assert usage["spill_stores"] == usage["spill_loads"] == 0
 
