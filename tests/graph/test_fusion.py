@@ -3,56 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, numpy_helper, parser
+from onnx import parser
 
 import ort_cuda_plugin
 from encoder import encoder
+from fused_bits import ENCODERS, TYPES, as_type, differences, source_of, uncontracted
 from kernel_harness import run_model
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
-from ort_cuda_plugin.compiler.targets import Target
-from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.model.onnx_graph import read_model, storage
 from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
 from ort_cuda_plugin.program.steps import Attend, Contract, Convolve, Map, Rows
 from random_models import ModelMaker, feed
 
-TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
-
 
 @pytest.fixture
-def uncontracted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A product and a sum that fusing brings together stay two operations with a rounding each."""
-    monkeypatch.setattr(OpenDevice, "target", property(lambda self: Target.emulated(contract=False)))
-
-
-def as_type(model: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
-    """The model with another type in place of float32."""
-    for value in (*model.graph.input, *model.graph.output):
-        value.type.tensor_type.elem_type = dtype
-    for initializer in model.graph.initializer:
-        if initializer.data_type == TensorProto.FLOAT:
-            array = numpy_helper.to_array(initializer).astype(onnx.helper.tensor_dtype_to_np_dtype(dtype))
-            initializer.CopyFrom(numpy_helper.from_array(array, initializer.name))
-    return model
-
-
-def bits(arrays: list[np.ndarray]) -> list[np.ndarray]:
-    return [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
+def without_contraction() -> Iterator[None]:
+    with uncontracted():
+        yield
 
 
 def compare(model: onnx.ModelProto, inputs: list[np.ndarray], *, dynamic: bool = False) -> None:
-    fused, plain = (run_model(model, inputs, dynamic, LoweringOptions(fusion=fusion)) for fusion in (True, False))
-    for one, other in zip(bits(fused), bits(plain), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert not differences(model, inputs, dynamic=dynamic)
 
 
-@pytest.mark.usefixtures("uncontracted")
+@pytest.mark.usefixtures("without_contraction")
+@pytest.mark.parametrize(("name", "dtype"), [("encoder", "float16"), ("light_squeezenet", "float16")])
+def test_a_network_has_the_same_bits_fused(name: str, dtype: str) -> None:
+    """All of them, in all types: `fused_bits`."""
+    model, inputs = source_of(name, dtype)
+    compare(model, inputs, dynamic=name in ENCODERS)
+
+
+@pytest.mark.usefixtures("without_contraction")
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("seed", range(8))
 def test_a_random_model_has_the_same_bits_fused(seed: int, dtype: str) -> None:
@@ -208,7 +197,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.usefixtures("uncontracted")
+@pytest.mark.usefixtures("without_contraction")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_takes_so_many_launches_and_has_the_bits_of_the_unfused_one(name: str) -> None:
     text, expected = PROGRAMS[name]

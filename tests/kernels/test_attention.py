@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -10,10 +11,9 @@ import onnx
 import onnx.parser
 import pytest
 
+from fused_bits import uncontracted
 from kernel_harness import make_model, run_model
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
-from ort_cuda_plugin.compiler.targets import Target
-from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.kernels import attend
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
@@ -36,9 +36,9 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def uncontracted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A product and a sum that come together stay two operations with a rounding each."""
-    monkeypatch.setattr(OpenDevice, "target", property(lambda self: Target.emulated(contract=False)))
+def without_contraction() -> Iterator[None]:
+    with uncontracted():
+        yield
 
 
 def numbers(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
@@ -61,7 +61,7 @@ def compare(model: Any, inputs: list[np.ndarray], *, dynamic: bool = False) -> N
         np.testing.assert_array_equal(first, second)
 
 
-@pytest.mark.usefixtures("uncontracted")
+@pytest.mark.usefixtures("without_contraction")
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_block_has_the_bits_of_three_steps(
@@ -77,7 +77,7 @@ def test_every_form_of_block_has_the_bits_of_three_steps(
     compare(model, [q, k, v, mask])
 
 
-@pytest.mark.usefixtures("uncontracted")
+@pytest.mark.usefixtures("without_contraction")
 @pytest.mark.parametrize(
     ("dtype", "mode", "dynamic"),
     [
@@ -99,7 +99,7 @@ def test_attention_has_the_bits_of_three_steps(dtype: str, mode: str, dynamic: b
     compare(model, inputs, dynamic=dynamic)
 
 
-@pytest.mark.usefixtures("uncontracted")
+@pytest.mark.usefixtures("without_contraction")
 def test_attention_has_the_bits_of_three_steps_up_to_so_many_keys() -> None:
     """The fewest queries and the most keys that the documentation promises this for."""
     q, k, v = (numbers(1, 2, length, 16, seed=i) for i, length in enumerate((5, 1024, 1024)))
