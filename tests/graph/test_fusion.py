@@ -189,6 +189,21 @@ PROGRAMS = {
           q = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(n) y = Concat<axis = 1>(p, q) }""",
         4,
     ),
+    "one element with more dimensions than what follows": (
+        """(float[2, 2, 2] x, float[1, 1, 1] w) => (float[8] y)
+        { s = Constant<value_ints = [8]>() a = Add(x, w) h = Reshape(a, s) y = Tanh(h) }""",
+        1,
+    ),
+    "one element with more dimensions than a row program": (
+        """(float[4, 2] x, float[1, 1, 1] w) => (float[2, 2, 2] y)
+        { s = Constant<value_ints = [2, 2, 2]>() a = Softmax(x) h = Reshape(a, s) y = Add(h, w) }""",
+        1,
+    ),
+    "one element with more dimensions than a product, and one element as a result": (
+        """(float[1, 5] x, float[5, 1] v, float[1, 1, 1] w) => (float[1, 1, 1] y)
+        { s = Constant<value_ints = [1, 1, 1]>() a = MatMul(x, v) h = Reshape(a, s) y = Add(h, w) }""",
+        1,
+    ),
     "a row of few elements, and what it is subtracted from": (
         """(float[4, 8] x) => (float[4, 8] y)
         { axes = Constant<value_ints = [1]>() m = ReduceMax<keepdims = 1>(x, axes) d = Sub(x, m) y = Exp(d) }""",

@@ -263,7 +263,7 @@ class _Views:
     def _along(self, x: Tensor, strides: Sequence[Dim], path: Path) -> Tensor:
         """x of the producer as the consumer reads it; x itself where that is no other place."""
         if x.size == 1:
-            return x
+            return _of_rank(x, len(self.shape))
         offset, new = x.offset + path.offset(strides), path.strides(strides)
         if offset == x.offset and x.rank <= len(self.shape) and tuple(new) == broadcast_strides(x, self.shape):
             return x
@@ -362,6 +362,11 @@ def reads_all(x: Tensor, shape: Sequence[Dim], y: Tensor, strides: Sequence[Dim]
     return all(dim == 1 or stride == wanted for dim, stride, wanted in triples)
 
 
+def _of_rank(x: Tensor, rank: int) -> Tensor:
+    """x, which has one element, with at most ``rank`` dimensions."""
+    return x if x.rank <= rank else Tensor(x.dtype, (1,) * rank, x.buffer, offset=x.offset)
+
+
 def rebased(consumer: Map, shape: tuple[Dim, ...], x: Tensor) -> Map | None:
     """The consumer over ``shape``, the dimensions of the dense tensor that it reads through x; None where none is."""
     strides = broadcast_strides(x, consumer.shape)
@@ -380,7 +385,9 @@ def rebased(consumer: Map, shape: tuple[Dim, ...], x: Tensor) -> Map | None:
     def moved(pairs: Sequence[Input]) -> tuple[Input, ...] | None:
         result = []
         for scalar, y in pairs:
-            if y.size != 1:
+            if y.size == 1:
+                y = _of_rank(y, len(shape))
+            else:
                 placed = over(broadcast_strides(y, consumer.shape))
                 if placed is None:
                     return None
