@@ -26,6 +26,7 @@ T = TypeVar("T", bound=Hashable)
 MAX_PARAMETERS = 64
 """Parameters that a kernel may have on every device."""
 
+_wrapping = ("add", "sub", "mul")
 _infix = {
     "add": "+",
     "sub": "-",
@@ -274,6 +275,9 @@ class Emitter:
             return cast_text(a, source, x.dtype, *x.value)
         if x.op in _comparisons:
             return f"{a} {_infix[x.op]} {b}"
+        if x.op in _wrapping and x.dtype is DType.INT64:
+            # Numba promises LLVM that sums and products of int64 do not overflow; those of uint64 may.
+            return f"int64(uint64({a}) {_infix[x.op]} uint64({b}))"
         if x.op in _infix:
             text = f"{a} {_infix[x.op]} {b}"
             return f"{register_type(x.dtype)}({text})" if x.dtype.is_integer else text
@@ -284,15 +288,20 @@ class Emitter:
         if x.op == "not":
             return f"not {a}" if x.dtype is DType.BOOL else f"{register_type(x.dtype)}(~{a})"
         if x.op == "neg":
-            return f"-{a}" if x.dtype.is_float else f"{register_type(x.dtype)}(-{a})"
+            return self._negative(a, x.dtype)
         if x.op == "abs" and not x.dtype.is_float:
-            return f"choose({a} >= 0, {a}, {register_type(x.dtype)}(-{a}))"
+            return f"choose({a} >= 0, {a}, {self._negative(a, x.dtype)})"
         if x.op in ("truncdiv", "truncmod"):
             width = x.dtype.short if x.dtype.itemsize >= 4 else "i32"
             return f"{register_type(x.dtype)}({x.op}_{width}({a}, {b}))"
         function = "fabs" if x.op == "abs" else x.op
         suffix = "" if x.dtype is DType.FLOAT64 else "f"
         return f"libdevice.{function}{suffix}({', '.join(operands)})"
+
+    def _negative(self, a: str, dtype: DType) -> str:
+        if dtype.is_float:
+            return f"-{a}"
+        return f"int64(uint64(0) - uint64({a}))" if dtype is DType.INT64 else f"{register_type(dtype)}(-{a})"
 
     def _extreme(self, x: Scalar, a: str, b: str) -> str:
         order = "<" if x.op == "min" else ">"

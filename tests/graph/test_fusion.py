@@ -230,6 +230,22 @@ def test_a_chain_of_three_hundred_operators_is_one_launch() -> None:
     assert np.isfinite(fused).all()
 
 
+def test_integers_that_wrap_in_the_middle_of_a_kernel_are_what_they_are_in_memory() -> None:
+    """A square of 64 bits that wrapped is negative, whatever LLVM would like to know of squares."""
+    model = program(
+        """(int64[3] x, int64[3] y) => (int64[3] z)
+        { s = Mul(x, x) p = Mul(x, y) n = Neg(s) d = Div(s, p) e = Sub(d, n) a = Abs(e) z = Max(a, d) }"""
+    )
+    x, y = np.array([4611686011984936971, 3037000500, -5]), np.array([4611686057082093541, -3037000499, 2**62])
+    assert launches(model) == 1
+    with np.errstate(over="ignore"):
+        square, product = x * x, x * y
+        quotient = np.trunc(square / product).astype(np.int64)
+        wanted = np.maximum(np.abs(quotient + square), quotient)
+    (actual,) = run_model(model, [x, y], options=LoweringOptions(fusion=True))
+    np.testing.assert_array_equal(actual, wanted)
+
+
 def test_a_chain_of_remainders_of_constants_is_one_launch_and_compiles() -> None:
     """LLVM takes twice as long for each division by a constant that it sees inside another."""
     divisors = [3, 1, 2, 1, 2, 2, 3, 3, 2, 2, 2, 3, 1, 2] * 3
