@@ -64,7 +64,8 @@ def to_ort_value(array: Array) -> Any:
 def from_ort_value(value: Any) -> Any:
     """The contents as an array of the ml_dtypes type where NumPy has none, as a list for a sequence."""
     if not value.is_tensor() or value.element_type() not in (*_SUB_BYTE, *_WHOLE_BYTE):
-        return value.numpy()
+        contents = value.numpy()  # a view of memory that dies with the value
+        return contents.copy() if isinstance(contents, np.ndarray) else contents
     shape, element_type = tuple(value.shape()), value.element_type()
     count = int(np.prod(shape, dtype=np.int64))
     if element_type in _WHOLE_BYTE:
