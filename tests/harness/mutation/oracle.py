@@ -69,8 +69,8 @@ _INTERNAL = re.compile(
 _DOCUMENTED = re.compile(
     "overflows 64 bits|does not fit 64 bits|more bytes than a 64-bit integer|does not fit the kernel's parameter"
     "|another size in dimension [0-9]+ than it must have|weights of a loss are not one per class"
-    "|limits of NonMaxSuppression are one number each|Pad\\): axes .* name one twice"
-    "|CenterCropPad\\): Pad removes more elements|a negative dft_length"
+    "|limits of NonMaxSuppression are one number each|Pad\\)'?: axes .* name one twice"
+    "|CenterCropPad\\)'?: Pad removes more elements|a negative dft_length"
 )
 """Errors where the CPU provider's arithmetic of sizes wraps, and where it reads what lies beside a tensor."""
 RECURRENT = {"LSTM", "GRU", "RNN"}
