@@ -1,5 +1,6 @@
 #include "base/host.h"
 
+const char *const ocp_ep_names[OCP_NUM_IDENTITIES] = {OCP_EP_NAME, "CUDAExecutionProvider"};
 const OrtApi *ocp_api;
 const OrtEpApi *ocp_ep_api;
 uint32_t ocp_api_version;

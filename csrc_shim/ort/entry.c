@@ -52,11 +52,12 @@ static OrtStatus *create_factory(const char *registered_name, const OrtLogger *l
   if (!python)
     return ocp_status(&error);
   int64_t handle = 0;
+  uint32_t identity = OCP_IDENTITY_OWN;
   OrtStatus *status =
-      ocp_python_status(python->create_factory(registered_name ? registered_name : "", logger, &handle));
+      ocp_python_status(python->create_factory(registered_name ? registered_name : "", logger, &handle, &identity));
   if (status)
     return status;
-  *out = ocp_factory_create(handle);
+  *out = ocp_factory_create(handle, identity < OCP_NUM_IDENTITIES ? (ocp_identity)identity : OCP_IDENTITY_OWN);
   if (*out)
     return NULL;
   python->release_factory(handle);

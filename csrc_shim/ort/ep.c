@@ -37,15 +37,13 @@
 typedef struct ocp_ep {
   OrtEp ort; /* first member: ORT's view */
   ocp_ep_config config;
-  ocp_capture *capture; /* NULL: ORT captures nothing */
+  ocp_identity identity; /* of the factory */
+  ocp_capture *capture;  /* NULL: ORT captures nothing */
 } ocp_ep;
 
 static const ocp_ep *self(const OrtEp *ep) { return (const ocp_ep *)ep; }
 
-static const char *get_name(const OrtEp *ep) {
-  (void)ep;
-  return OCP_EP_NAME;
-}
+static const char *get_name(const OrtEp *ep) { return ocp_ep_names[self(ep)->identity]; }
 
 static OrtStatus *get_capability(OrtEp *ep, const OrtGraph *graph, OrtEpGraphSupportInfo *info) {
   ocp_error error = {0};
@@ -84,10 +82,9 @@ static OrtStatus *get_preferred_layout(OrtEp *ep, OrtEpDataLayout *layout) {
 }
 
 static OrtStatus *get_kernel_registry(OrtEp *ep, const OrtKernelRegistry **registry) {
-  (void)ep;
   *registry = NULL;
   ocp_error error = {0};
-  ocp_kernel_registry(registry, &error);
+  ocp_kernel_registry(self(ep)->identity, registry, &error);
   return ocp_status(&error);
 }
 
@@ -198,11 +195,12 @@ static OrtStatus *get_default_memory_device(const OrtEp *ep, const OrtMemoryDevi
   return NULL;
 }
 
-OrtEp *ocp_ep_create(const ocp_ep_config *config) {
+OrtEp *ocp_ep_create(const ocp_ep_config *config, ocp_identity identity) {
   ocp_ep *ep = calloc(1, sizeof *ep);
   if (!ep)
     return NULL;
   ep->config = *config;
+  ep->identity = identity;
   if (config->capture_warm_runs &&
       !(ep->capture = ocp_capture_create(config->device, config->stream, config->capture_warm_runs))) {
     free(ep);

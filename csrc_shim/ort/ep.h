@@ -2,11 +2,11 @@
 #ifndef OCP_ORT_EP_H
 #define OCP_ORT_EP_H
 
-#include "base/ort_abi.h"
+#include "base/host.h"
 #include "python/tables.h"
 
 /* NULL: out of memory. */
-OrtEp *ocp_ep_create(const ocp_ep_config *config);
+OrtEp *ocp_ep_create(const ocp_ep_config *config, ocp_identity identity);
 /* Destroys what refers to clusters; before Python releases its side. */
 void ocp_ep_close(OrtEp *ep);
 void ocp_ep_release(OrtEp *ep);

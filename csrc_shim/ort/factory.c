@@ -20,8 +20,9 @@
 /* A factory lives as long as the process: after the library was unregistered, ORT calls it to release the allocators of
  * values and the EPs of sessions that are still there, and to create EPs for session options that name its devices. */
 typedef struct ocp_factory {
-  OrtEpFactory ort;            /* first member: ORT's view */
-  _Atomic int64_t handle;      /* Python's; 0 once it is unregistered */
+  OrtEpFactory ort;       /* first member: ORT's view */
+  _Atomic int64_t handle; /* Python's; 0 once it is unregistered */
+  ocp_identity identity;
   struct ocp_factory *earlier; /* of `factories` */
 } ocp_factory;
 
@@ -30,8 +31,7 @@ static _Atomic(ocp_factory *) factories;
 static OrtStatus *not_implemented(const char *what) { return ocp_api->CreateStatus(ORT_NOT_IMPLEMENTED, what); }
 
 static const char *get_name(const OrtEpFactory *factory) {
-  (void)factory;
-  return OCP_EP_NAME;
+  return ocp_ep_names[((const ocp_factory *)factory)->identity];
 }
 
 static const char *get_vendor(const OrtEpFactory *factory) {
@@ -84,7 +84,7 @@ static OrtStatus *create_ep(OrtEpFactory *factory, const OrtHardwareDevice *cons
       ocp_python_status(python->create_ep(handle, devices, metadata, num_devices, options, logger, &config));
   if (status)
     return status;
-  *ep = ocp_ep_create(&config);
+  *ep = ocp_ep_create(&config, ((ocp_factory *)(void *)factory)->identity);
   if (*ep)
     return NULL;
   python->release_ep(config.handle);
@@ -157,11 +157,12 @@ static OrtStatus *select_model_candidate(OrtEpFactory *factory, const OrtHardwar
 }
 
 /* ORT calls some slots without looking: each up to the negotiated version has a function. */
-OrtEpFactory *ocp_factory_create(int64_t handle) {
+OrtEpFactory *ocp_factory_create(int64_t handle, ocp_identity identity) {
   ocp_factory *factory = calloc(1, sizeof *factory);
   if (!factory)
     return NULL;
   factory->handle = handle;
+  factory->identity = identity;
   factory->ort = (OrtEpFactory){
       .ort_version_supported = ocp_api_version,
       .GetName = get_name,

@@ -48,14 +48,14 @@ static OrtStatus *kernel_create(void *state, const OrtKernelInfo *info, OrtKerne
   return NULL;
 }
 
-static OrtStatus *add_kernel(OrtKernelRegistry *registry, OrtKernelDefBuilder *builder, const char *op_type,
-                             const OrtDataType *const *types, size_t num_types) {
+static OrtStatus *add_kernel(OrtKernelRegistry *registry, ocp_identity identity, OrtKernelDefBuilder *builder,
+                             const char *op_type, const OrtDataType *const *types, size_t num_types) {
   OrtKernelDef *definition = NULL;
   OrtStatus *status;
   if ((status = ocp_ep_api->KernelDefBuilder_SetOperatorType(builder, op_type)) ||
       (status = ocp_ep_api->KernelDefBuilder_SetDomain(builder, "")) ||
       (status = ocp_ep_api->KernelDefBuilder_SetSinceVersion(builder, 1, 1)) ||
-      (status = ocp_ep_api->KernelDefBuilder_SetExecutionProvider(builder, OCP_EP_NAME)) ||
+      (status = ocp_ep_api->KernelDefBuilder_SetExecutionProvider(builder, ocp_ep_names[identity])) ||
       (status = ocp_ep_api->KernelDefBuilder_AddTypeConstraint(builder, "T", types, num_types)) ||
       (status = ocp_ep_api->KernelDefBuilder_Build(builder, &definition)))
     return status;
@@ -64,8 +64,8 @@ static OrtStatus *add_kernel(OrtKernelRegistry *registry, OrtKernelDefBuilder *b
   return status;
 }
 
-static OrtStatus *add_memcpy(OrtKernelRegistry *registry, bool to_host, const OrtDataType *const *types,
-                             size_t num_types) {
+static OrtStatus *add_memcpy(OrtKernelRegistry *registry, ocp_identity identity, bool to_host,
+                             const OrtDataType *const *types, size_t num_types) {
   OrtKernelDefBuilder *builder = NULL;
   OrtStatus *status = ocp_ep_api->CreateKernelDefBuilder(&builder);
   if (status)
@@ -73,12 +73,12 @@ static OrtStatus *add_memcpy(OrtKernelRegistry *registry, bool to_host, const Or
   status = to_host ? ocp_ep_api->KernelDefBuilder_SetOutputMemType(builder, 0, OrtMemTypeCPUOutput)
                    : ocp_ep_api->KernelDefBuilder_SetInputMemType(builder, 0, OrtMemTypeCPUInput);
   if (!status)
-    status = add_kernel(registry, builder, to_host ? "MemcpyToHost" : "MemcpyFromHost", types, num_types);
+    status = add_kernel(registry, identity, builder, to_host ? "MemcpyToHost" : "MemcpyFromHost", types, num_types);
   ocp_ep_api->ReleaseKernelDefBuilder(builder);
   return status;
 }
 
-static OrtStatus *fill(OrtKernelRegistry *registry) {
+static OrtStatus *fill(OrtKernelRegistry *registry, ocp_identity identity) {
   const OrtDataType *types[NUM_TYPES];
   size_t num_types = 0;
   for (int type = 1; type < NUM_TYPES; type++) {
@@ -90,23 +90,23 @@ static OrtStatus *fill(OrtKernelRegistry *registry) {
     else
       num_types++;
   }
-  OrtStatus *status = add_memcpy(registry, /*to_host=*/false, types, num_types);
-  return status ? status : add_memcpy(registry, /*to_host=*/true, types, num_types);
+  OrtStatus *status = add_memcpy(registry, identity, /*to_host=*/false, types, num_types);
+  return status ? status : add_memcpy(registry, identity, /*to_host=*/true, types, num_types);
 }
 
-int ocp_kernel_registry(const OrtKernelRegistry **out, ocp_error *error) {
+int ocp_kernel_registry(ocp_identity identity, const OrtKernelRegistry **out, ocp_error *error) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-  static OrtKernelRegistry *registry;
+  static OrtKernelRegistry *registries[OCP_NUM_IDENTITIES];
   OrtStatus *status = NULL;
   pthread_mutex_lock(&lock);
-  if (!registry) {
+  if (!registries[identity]) {
     OrtKernelRegistry *made = NULL;
-    if (!(status = ocp_ep_api->CreateKernelRegistry(&made)) && !(status = fill(made)))
-      registry = made;
+    if (!(status = ocp_ep_api->CreateKernelRegistry(&made)) && !(status = fill(made, identity)))
+      registries[identity] = made;
     else if (made)
       ocp_ep_api->ReleaseKernelRegistry(made);
   }
-  *out = registry;
+  *out = registries[identity];
   pthread_mutex_unlock(&lock);
   return status ? ocp_fail_status(error, status) : ORT_OK;
 }

@@ -49,7 +49,8 @@ typedef struct ocp_ep_config {
 enum { OCP_PYTHON_BROKE = 1 }; /* in place of a status: Python failed, and failed again when it made the status */
 typedef struct ocp_python {
   uint32_t abi;
-  OrtStatus *(*create_factory)(const char *registered_name, const OrtLogger *logger, int64_t *factory);
+  OrtStatus *(*create_factory)(const char *registered_name, const OrtLogger *logger, int64_t *factory,
+                               uint32_t *identity); /* ocp_identity of base/host.h */
   void (*release_factory)(int64_t factory);
   OrtStatus *(*get_supported_devices)(int64_t factory, OrtEpFactory *ort_factory,
                                       const OrtHardwareDevice *const *devices, size_t num_devices,

@@ -44,8 +44,10 @@ def attach(address: int) -> None:
 
 
 @status_guard
-def create_factory(registered_name: Any, logger: Any, factory: Any) -> None:
-    factory[0] = FACTORIES.add(Factory(ffi.string(registered_name).decode(errors="replace")))
+def create_factory(registered_name: Any, logger: Any, factory: Any, identity: Any) -> None:
+    created = Factory(ffi.string(registered_name).decode(errors="replace"))
+    factory[0] = FACTORIES.add(created)
+    identity[0] = created.identity
 
 
 @void_guard

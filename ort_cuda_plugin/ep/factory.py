@@ -7,6 +7,7 @@ from typing import Any
 from ..abi import host
 from ..abi.core import check, core, ffi, lib, new_error
 from .devices import DeviceInfo, cuda_devices, emulated_devices, emulation_requested, pci_bus_id_of_card
+from .identity import Identity
 
 #: A registration name that ends so offers the emulated devices and no other (ORT's convention for virtual devices).
 VIRTUAL_SUFFIX = ".virtual"
@@ -25,12 +26,14 @@ class Factory:
 
     Attributes:
         registered_name: the name that it was registered under.
+        identity: the name of the execution provider.
         devices: what it offers, in order; filled by `supported_devices`.
         why_no_cuda: why it offers no GPU; "" where it does, or where none was looked for.
     """
 
     def __init__(self, registered_name: str) -> None:
         self.registered_name = registered_name
+        self.identity = Identity.OWN
         self.devices: list[DeviceInfo] = []
         self.why_no_cuda = ""
         self._owned_hardware: list[Any] = []

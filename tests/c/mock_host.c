@@ -79,7 +79,7 @@ static void test_slots_that_need_python_say_that_it_is_missing(void) {
   CHECK(ep == NULL);
   factory->ReleaseEp(factory, NULL);
   ocp_ep_config config = {.device = device};
-  ep = ocp_ep_create(&config);
+  ep = ocp_ep_create(&config, OCP_IDENTITY_OWN);
   CHECK(ep);
   OrtNodeComputeInfo *infos[2] = {(OrtNodeComputeInfo *)(uintptr_t)1, (OrtNodeComputeInfo *)(uintptr_t)1};
   OrtNode *nodes[2] = {(OrtNode *)(uintptr_t)1, (OrtNode *)(uintptr_t)1};
@@ -381,9 +381,9 @@ static void test_a_consumer_waits_for_the_producer(void) {
   free(host);
 }
 
-static void test_memcpy_kernels_copy_on_the_stream(void) {
+static void test_memcpy_kernels_copy_on_the_stream(ocp_identity identity) {
   const OrtKernelRegistry *registry = NULL;
-  CHECK_OK(ocp_kernel_registry(&registry, error));
+  CHECK_OK(ocp_kernel_registry(identity, &registry, error));
   CHECK(registry->count == 2);
   const int64_t dims[] = {4, 4};
   float there[16], back[16];
@@ -408,7 +408,7 @@ static void test_memcpy_kernels_copy_on_the_stream(void) {
     for (size_t i = 0; i < 2; i++) {
       const OrtKernelDef *definition = &registry->definitions[i];
       CHECK(strcmp(definition->op_type, i ? "MemcpyToHost" : "MemcpyFromHost") == 0);
-      CHECK(strcmp(definition->ep, OCP_EP_NAME) == 0 && definition->num_types > 15);
+      CHECK(strcmp(definition->ep, ocp_ep_names[identity]) == 0 && definition->num_types > 15);
       CHECK(i ? definition->output_memory == OrtMemTypeCPUOutput : definition->input_memory == OrtMemTypeCPUInput);
       OrtKernelImpl *kernel = NULL;
       check_ok(registry->create[i](NULL, NULL, &kernel));
@@ -448,7 +448,7 @@ static int64_t counter(ocp_counter which) { return atomic_load(&ocp_counters[whi
 /* One registration of the library: everything made, used and given back. */
 static void run_round(const void *image, size_t bytes, uint32_t version, int runs, const OrtKeyValuePairs *options) {
   mock_ort_install(version);
-  factory = ocp_factory_create(1);
+  factory = ocp_factory_create(1, OCP_IDENTITY_OWN);
   CHECK(factory);
   device_allocator = make_allocator_with(device_memory, options);
   pinned_allocator = make_allocator(pinned_memory);
@@ -467,7 +467,8 @@ static void run_round(const void *image, size_t bytes, uint32_t version, int run
   test_an_allocation_of_a_pool_is_work_of_its_stream();
   test_streams_are_known_by_their_handles();
   test_a_consumer_waits_for_the_producer();
-  test_memcpy_kernels_copy_on_the_stream();
+  test_memcpy_kernels_copy_on_the_stream(OCP_IDENTITY_OWN);
+  test_memcpy_kernels_copy_on_the_stream(OCP_IDENTITY_CUDA);
   test_sessions(image, bytes, runs);
   transfer->Release(transfer);
   factory->ReleaseAllocator(factory, device_allocator);
