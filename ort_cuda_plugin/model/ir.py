@@ -248,14 +248,19 @@ class Value:
         return f"{self.name}: {self.dtype.name if self.dtype else 'unknown'}[{dims}]"
 
 
-AttrValue: TypeAlias = "int | float | str | Constant | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | Graph"
+AttrValue: TypeAlias = "int | float | str | Constant | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]"
+
+
+MAX_SUBGRAPH_DEPTH: Final = 16
+"""Bodies that nest deeper are not read."""
 
 
 @dataclass(eq=False)
 class Node:
     """One operator. ``domain`` is "" for ai.onnx. None stands for an omitted optional input or output.
 
-    ``implicit_inputs`` are the values of outer scopes that the node's subgraphs read. ``provider`` is the execution
+    ``implicit_inputs`` are the values of outer scopes that the node's bodies read; ``subgraphs`` are the bodies by the
+    names of their attributes, empty where they nest deeper than `MAX_SUBGRAPH_DEPTH`. ``provider`` is the execution
     provider that ORT has given the node to already, or "".
     """
 
@@ -269,6 +274,7 @@ class Node:
     index: int = 0
     implicit_inputs: tuple[Value, ...] = ()
     has_subgraphs: bool = False
+    subgraphs: Mapping[str, Graph] = field(default_factory=dict)
     unreadable_attributes: tuple[str, ...] = ()
     provider: str = ""
 
@@ -288,7 +294,7 @@ class Node:
 
 @dataclass(eq=False)
 class Graph:
-    """Nodes in topological order. Values are shared objects: one Value per name."""
+    """Nodes in topological order. Values are shared objects: one Value per name, also where a body reads it."""
 
     name: str
     nodes: list[Node]
@@ -301,6 +307,13 @@ class Graph:
     def used_values(self) -> frozenset[Value]:
         """Values that a node reads or that leave the graph."""
         return frozenset(value for node in self.nodes for value in node.reads()) | frozenset(self.outputs)
+
+    def all_nodes(self) -> Iterator[Node]:
+        """Those of the graph, and after each those of its bodies."""
+        for node in self.nodes:
+            yield node
+            for body in node.subgraphs.values():
+                yield from body.all_nodes()
 
     def producers(self) -> dict[Value, Node]:
         return {value: node for node in self.nodes for value in node.outputs if value is not None}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import onnx
 from onnx import helper, numpy_helper
 
-from .ir import Array, Constant, DType, Graph, Node, Value
+from .ir import MAX_SUBGRAPH_DEPTH, Array, Constant, DType, Graph, Node, Value
 
 MICROSOFT = "com.microsoft"
 
@@ -44,42 +45,76 @@ def _value(info: onnx.ValueInfoProto, dynamic: bool) -> Value:
 def read_model(model: onnx.ModelProto, dynamic: bool = False) -> Graph:
     """The IR of a model; ``dynamic`` forgets the sizes of its inputs."""
     opsets = {entry.domain: entry.version for entry in model.opset_import}
-    values = {info.name: _value(info, dynamic) for info in model.graph.input}
-    for proto in model.graph.initializer:
-        array, dtype = storage(numpy_helper.to_array(proto))
-        values[proto.name] = Value(proto.name, dtype, array.shape, initializer=Constant.of(array, dtype))
     inferred = onnx.shape_inference.infer_shapes(model).graph
-    outputs = {info.name: _value(info, dynamic=True) for info in (*inferred.value_info, *inferred.output)}
-    for info in model.graph.output:
-        # ONNX infers no type for some of its functions; theirs is that of their first input.
-        if outputs[info.name].dtype is None:
-            outputs[info.name] = Value(info.name, next(iter(values.values())).dtype, None)
+    return _Reader(opsets, inferred, dynamic, {}, 0).read("harness")
 
-    def value(name: str) -> Value | None:
+
+class _Reader:
+    """Reads a graph whose types are inferred; ``outer`` has the values of the graphs around it."""
+
+    def __init__(
+        self, opsets: Mapping[str, int], graph: onnx.GraphProto, dynamic: bool, outer: dict[str, Value], depth: int
+    ) -> None:
+        self.opsets = opsets
+        self.graph = graph
+        self.outer = outer
+        self.depth = depth
+        self.values = {info.name: _value(info, dynamic) for info in graph.input}
+        for proto in graph.initializer:
+            array, dtype = storage(numpy_helper.to_array(proto))
+            self.values[proto.name] = Value(proto.name, dtype, array.shape, initializer=Constant.of(array, dtype))
+        self.results = {info.name: _value(info, dynamic=True) for info in (*graph.value_info, *graph.output)}
+        self.own = {name for proto in graph.node for name in proto.output}
+        for info in graph.output if depth == 0 else ():
+            # ONNX infers no type for some of its functions; theirs is that of their first input.
+            if self.results[info.name].dtype is None and info.type.WhichOneof("value") in (None, "tensor_type"):
+                self.results[info.name] = Value(info.name, next(iter(self.values.values())).dtype, None)
+
+    def read(self, name: str) -> Graph:
+        graph = self.graph
+        nodes = [self._node(index, proto) for index, proto in enumerate(graph.node)]
+        initializers = {proto.name for proto in graph.initializer}
+        inputs = [self.values[info.name] for info in graph.input if info.name not in initializers]
+        outputs = [value for info in graph.output if (value := self._named(info.name)) is not None]
+        return Graph(name, nodes, inputs, outputs, self.opsets, is_subgraph=self.depth > 0)
+
+    def _named(self, name: str) -> Value | None:
         if not name:
             return None
-        if name not in values:
-            values[name] = outputs.get(name) or Value(name, None, None)
-        return values[name]
+        if name not in self.values:
+            if name not in self.own and name in self.outer:
+                return self.outer[name]
+            self.values[name] = self.results.get(name) or Value(name, None, None)
+        return self.values[name]
 
-    nodes = []
-    for index, proto in enumerate(model.graph.node):
+    def _node(self, index: int, proto: onnx.NodeProto) -> Node:
         domain = "" if proto.domain == "ai.onnx" else proto.domain
         version = 1
         if domain != MICROSOFT:
-            version = onnx.defs.get_schema(proto.op_type, opsets[domain], domain).since_version
-        nodes.append(
-            Node(
-                name=proto.name or proto.output[0],
-                op_type=proto.op_type,
-                domain=domain,
-                since_version=version,
-                inputs=tuple(value(name) for name in proto.input),
-                outputs=tuple(value(name) for name in proto.output),
-                attributes={a.name: _attribute(a) for a in proto.attribute},
-                index=index,
-            )
+            version = onnx.defs.get_schema(proto.op_type, self.opsets[domain], domain).since_version
+        inputs = tuple(self._named(name) for name in proto.input)
+        bodies = {a.name: a.g for a in proto.attribute if a.type == onnx.AttributeProto.GRAPH}
+        visible = {**self.outer, **self.values}
+        subgraphs = {}
+        for name, body in bodies.items() if self.depth < MAX_SUBGRAPH_DEPTH else ():
+            subgraphs[name] = _Reader(self.opsets, body, False, visible, self.depth + 1).read(body.name)
+        implicit = {value: None for body in subgraphs.values() for value in _outer_reads(body, visible)}
+        return Node(
+            name=proto.name or proto.output[0],
+            op_type=proto.op_type,
+            domain=domain,
+            since_version=version,
+            inputs=inputs,
+            outputs=tuple(self._named(name) for name in proto.output),
+            attributes={a.name: _attribute(a) for a in proto.attribute if a.name not in bodies},
+            index=index,
+            implicit_inputs=tuple(implicit),
+            has_subgraphs=bool(bodies),
+            subgraphs=subgraphs,
         )
-    initializers = {proto.name for proto in model.graph.initializer}
-    inputs = [values[info.name] for info in model.graph.input if info.name not in initializers]
-    return Graph("harness", nodes, inputs, [values[info.name] for info in model.graph.output], opsets)
+
+
+def _outer_reads(body: Graph, visible: Mapping[str, Value]) -> Iterator[Value]:
+    for value in (*(value for node in body.all_nodes() for value in node.inputs), *body.outputs):
+        if value is not None and visible.get(value.name) is value:
+            yield value

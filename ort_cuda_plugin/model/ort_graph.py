@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..abi.core import ffi, lib
-from .ir import Array, AttrValue, Constant, DType, Graph, InvalidModel, Node, Value
+from .ir import MAX_SUBGRAPH_DEPTH, Array, AttrValue, Constant, DType, Graph, InvalidModel, Node, Value
 from .packed import unpack_array
 
 
@@ -95,9 +95,13 @@ def _elements(stored: Array, dtype: DType, dims: tuple[int, ...]) -> Array:
 
 
 class _GraphReader:
-    def __init__(self, ort: _Ort, graph: Any) -> None:
+    """``outer`` reads the graph around a body."""
+
+    def __init__(self, ort: _Ort, graph: Any, outer: _GraphReader | None = None) -> None:
         self.ort = ort
         self.graph = graph
+        self.outer = outer
+        self.depth: int = 0 if outer is None else outer.depth + 1
         self.values: dict[str, Value] = {}
         path = _text(ort.out("Graph_GetModelPath", "const char *", graph))
         self.folder = Path(path).parent if path else None
@@ -144,12 +148,21 @@ class _GraphReader:
         if not name:
             return None
         value = self.values.get(name)
+        if value is None and self.ort.out("ValueInfo_IsFromOuterScope", "bool", info):
+            value = self._outer_value(name)
         if value is None:
             dtype, shape = self._tensor_type(self.ort.out("GetValueInfoTypeInfo", "const OrtTypeInfo *", info))
             value = self.values[name] = Value(name, dtype, shape)
             if self.ort.out("ValueInfo_IsConstantInitializer", "bool", info):
                 value.initializer = self._initializer(info, value)
         return value
+
+    def _outer_value(self, name: str) -> Value | None:
+        """The value that a graph around this one has; None where nobody read it there."""
+        reader = self.outer
+        while reader is not None and name not in reader.values:
+            reader = reader.outer
+        return None if reader is None else reader.values[name]
 
     def _tensor_type(self, info: Any) -> tuple[DType | None, tuple[int | str | None, ...] | None]:
         if info == ffi.NULL or self.ort.out("GetOnnxTypeFromTypeInfo", "ONNXType", info) != lib.ONNX_TYPE_TENSOR:
@@ -222,12 +235,17 @@ class _GraphReader:
             return [self._value(info) for info in infos]
 
         domain = _text(self.ort.out("Node_GetDomain", "const char *", node))
+        inputs, outputs, implicit = values("Inputs"), values("Outputs"), values("ImplicitInputs")
+        num_subgraphs = self.ort.out("Node_GetNumSubgraphs", "size_t", node)
+        subgraphs = self._subgraphs(node, num_subgraphs)  # after the implicit inputs, which they share
         attributes: dict[str, AttrValue] = {}
         unreadable: list[str] = []
         for attribute in self.ort.list("Node_GetNumAttributes", "Node_GetAttributes", "const OrtOpAttr *", node):
             if attribute == ffi.NULL:
                 continue
             name = _text(self.ort.out("OpAttr_GetName", "const char *", attribute))
+            if name in subgraphs:
+                continue
             value = self._attribute(attribute)
             if value is None:
                 unreadable.append(name)
@@ -238,15 +256,25 @@ class _GraphReader:
             op_type=_text(self.ort.out("Node_GetOperatorType", "const char *", node)),
             domain="" if domain == "ai.onnx" else domain,
             since_version=int(self.ort.out("Node_GetSinceVersion", "int", node)),
-            inputs=tuple(values("Inputs")),
-            outputs=tuple(values("Outputs")),
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
             attributes=attributes,
             index=index,
-            implicit_inputs=tuple(value for value in values("ImplicitInputs") if value is not None),
-            has_subgraphs=self.ort.out("Node_GetNumSubgraphs", "size_t", node) > 0,
+            implicit_inputs=tuple(value for value in implicit if value is not None),
+            has_subgraphs=num_subgraphs > 0,
+            subgraphs=subgraphs,
             unreadable_attributes=tuple(unreadable),
             provider=_text(self.ort.out("Node_GetEpName", "const char *", node)),
         )
+
+    def _subgraphs(self, node: Any, count: int) -> dict[str, Graph]:
+        if count == 0 or self.depth >= MAX_SUBGRAPH_DEPTH:
+            return {}
+        graphs, names = ffi.new("const OrtGraph *[]", count), ffi.new("const char *[]", count)
+        self.ort.call("Node_GetSubgraphs", node, graphs, count, names)
+        return {
+            _text(name): _GraphReader(self.ort, graph, self).read() for name, graph in zip(names, graphs, strict=True)
+        }
 
     def _attribute(self, attribute: Any) -> AttrValue | None:
         """None for what this IR has no form for, and for what ORT cannot read."""

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import ort_cuda_plugin
 from ort_cuda_plugin.abi.core import ffi
 from ort_cuda_plugin.ep import provider
-from ort_cuda_plugin.model.ir import Constant, DType, Graph, Node
+from ort_cuda_plugin.model.ir import MAX_SUBGRAPH_DEPTH, Constant, DType, Graph, Node
 from ort_cuda_plugin.model.ort_graph import OrtCallError, read_graph
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -236,6 +236,39 @@ def test_bodies_of_control_flow_and_what_they_read_from_outside_are_known(read: 
     weights = node_of(graphs, "Add").inputs[1]
     assert weights is not None
     assert weights.initializer is not None
+    bodies = conditional.subgraphs
+    assert {name: (body.name, body.is_subgraph) for name, body in bodies.items()} == {
+        "then_branch": ("then", True),
+        "else_branch": ("else", True),
+    }
+    shared = {value.name: value for value in conditional.implicit_inputs}
+    inside = bodies["then_branch"].nodes[0]
+    assert inside.inputs == (shared["x"], shared["w"])
+    assert bodies["then_branch"].outputs == list(inside.outputs)
+    assert conditional.unreadable_attributes == ()
+
+
+def test_bodies_share_the_values_of_all_graphs_around_them_and_are_read_to_a_limit(read: Read) -> None:
+    def nested(depth: int) -> onnx.GraphProto:
+        def body(nodes: list[onnx.NodeProto]) -> onnx.GraphProto:
+            return helper.make_graph(nodes, f"depth {depth}", [], [info(f"r{depth}", FLOAT, None)])
+
+        add = helper.make_node("Add", ["x", "x"], [f"r{depth}"])
+        if not depth:
+            return body([add])
+        return body(
+            [helper.make_node("If", ["c"], [f"r{depth}"], then_branch=nested(depth - 1), else_branch=body([add]))]
+        )
+
+    graph = nested(MAX_SUBGRAPH_DEPTH + 2)
+    graph.input.extend([info("c", BOOL, []), info("x", FLOAT, ["n", 2])])
+    main = read(graph)[-1]
+    nodes = list(main.all_nodes())
+    assert len(nodes) == 2 * MAX_SUBGRAPH_DEPTH + 1  # the deepest is an If without bodies
+    assert [value for node in nodes for value in node.inputs if node.op_type == "Add"] == 2 * MAX_SUBGRAPH_DEPTH * [
+        main.inputs[1]
+    ]
+    assert [(node.has_subgraphs, len(node.subgraphs)) for node in nodes if node.op_type == "If"][-1] == (True, 0)
 
 
 def test_a_failing_call_raises_its_name_and_message(read: Read) -> None:
