@@ -6,7 +6,6 @@ copied. Whatever ORT cannot tell about a value stays unknown; a call that fails 
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,7 @@ import numpy as np
 
 from ..abi.core import ffi, lib
 from .ir import MAX_SUBGRAPH_DEPTH, Array, AttrValue, Constant, DType, Graph, InvalidModel, Node, Value
-from .packed import unpack_array
-
-
-class OrtCallError(RuntimeError):
-    """A function of ORT's API failed; the message names it."""
+from .ort_calls import OrtCallError, OrtCalls, element_type, elements, stored_bytes, text
 
 
 def read_graph(api: Any, ort_graph: Any) -> Graph:
@@ -29,81 +24,19 @@ def read_graph(api: Any, ort_graph: Any) -> Graph:
     Raises:
         OrtCallError: a call failed.
     """
-    return _GraphReader(_Ort(api), ort_graph).read()
-
-
-class _Ort:
-    """Calls of ORT's API."""
-
-    def __init__(self, api: Any) -> None:
-        self.api = api
-
-    def call(self, name: str, *args: Any) -> None:
-        status = getattr(self.api, name)(*args)
-        if status != ffi.NULL:
-            message = _text(self.api.GetErrorMessage(status))
-            self.api.ReleaseStatus(status)
-            raise OrtCallError(f"{name}: {message}")
-
-    def out(self, name: str, kind: str, *args: Any) -> Any:
-        """Calls a function whose last parameter is an out pointer to ``kind``; gives what it wrote."""
-        out = ffi.new(f"{kind}*" if kind.endswith("*") else f"{kind} *")
-        self.call(name, *args, out)
-        return out[0]
-
-    def list(self, count_name: str, name: str, kind: str, owner: Any) -> list[Any]:
-        count = self.out(count_name, "size_t", owner)
-        items = ffi.new(f"{kind}[]", count)
-        self.call(name, owner, items, count)
-        return [*items]
-
-    def tensor_data(self, tensor: Any, dtype: DType, dims: tuple[int, ...]) -> Array:
-        """The elements of an OrtValue in host memory; zero copy, except that packed ones get a byte each."""
-        size = _stored_bytes(dtype, dims)
-        if size == 0:
-            return np.empty(dims, dtype.numpy)
-        info = self.out("GetTensorTypeAndShape", "OrtTensorTypeAndShapeInfo *", tensor)
-        try:
-            actual = _dtype(self.out("GetTensorElementType", "ONNXTensorElementDataType", info))
-            elements = self.out("GetTensorShapeElementCount", "size_t", info)
-        finally:
-            self.api.ReleaseTensorTypeAndShapeInfo(info)
-        if actual is not dtype or elements != math.prod(dims):
-            raise OrtCallError(f"a tensor of {elements} {actual} elements is declared as {dtype}{list(dims)}")
-        data = self.out("GetTensorData", "const void *", tensor)
-        return _elements(np.frombuffer(ffi.buffer(data, size), np.uint8), dtype, dims)
-
-
-def _text(text: Any) -> str:
-    return "" if text == ffi.NULL else ffi.string(text).decode(errors="replace")
-
-
-def _dtype(number: int) -> DType | None:
-    try:
-        return DType.from_ort(int(number))
-    except ValueError:  # undefined, or newer than this list
-        return None
-
-
-def _stored_bytes(dtype: DType, dims: tuple[int, ...]) -> int:
-    return (math.prod(dims) * dtype.bits + 7) // 8
-
-
-def _elements(stored: Array, dtype: DType, dims: tuple[int, ...]) -> Array:
-    """Bytes as ORT stores them as an array of ``dtype.numpy``."""
-    return unpack_array(stored, dtype, dims) if dtype.is_packed else stored.view(dtype.numpy).reshape(dims)
+    return _GraphReader(OrtCalls(api), ort_graph).read()
 
 
 class _GraphReader:
     """``outer`` reads the graph around a body."""
 
-    def __init__(self, ort: _Ort, graph: Any, outer: _GraphReader | None = None) -> None:
+    def __init__(self, ort: OrtCalls, graph: Any, outer: _GraphReader | None = None) -> None:
         self.ort = ort
         self.graph = graph
         self.outer = outer
         self.depth: int = 0 if outer is None else outer.depth + 1
         self.values: dict[str, Value] = {}
-        path = _text(ort.out("Graph_GetModelPath", "const char *", graph))
+        path = text(ort.out("Graph_GetModelPath", "const char *", graph))
         self.folder = Path(path).parent if path else None
 
     # ---- graph ----
@@ -123,7 +56,7 @@ class _GraphReader:
             for info in self.ort.list("Graph_GetNumOutputs", "Graph_GetOutputs", "const OrtValueInfo *", graph)
         ]
         return Graph(
-            name=_text(self.ort.out("Graph_GetName", "const char *", graph)),
+            name=text(self.ort.out("Graph_GetName", "const char *", graph)),
             nodes=nodes,
             inputs=[value for value in inputs if value is not None],
             outputs=[value for value in outputs if value is not None],
@@ -135,7 +68,7 @@ class _GraphReader:
         count = self.ort.out("Graph_GetNumOperatorSets", "size_t", self.graph)
         domains, versions = ffi.new("const char *[]", count), ffi.new("int64_t[]", count)
         self.ort.call("Graph_GetOperatorSets", self.graph, domains, versions, count)
-        names = [_text(domain) for domain in domains]
+        names = [text(domain) for domain in domains]
         return {"" if n == "ai.onnx" else n: int(v) for n, v in zip(names, versions, strict=True)}
 
     # ---- values ----
@@ -144,14 +77,14 @@ class _GraphReader:
         """The value that ``info`` describes; None for an omitted one."""
         if info == ffi.NULL:
             return None
-        name = _text(self.ort.out("GetValueInfoName", "const char *", info))
+        name = text(self.ort.out("GetValueInfoName", "const char *", info))
         if not name:
             return None
         value = self.values.get(name)
         if value is None and self.ort.out("ValueInfo_IsFromOuterScope", "bool", info):
             value = self._outer_value(name)
         if value is None:
-            dtype, shape = self._tensor_type(self.ort.out("GetValueInfoTypeInfo", "const OrtTypeInfo *", info))
+            dtype, shape = self.ort.tensor_type(self.ort.out("GetValueInfoTypeInfo", "const OrtTypeInfo *", info))
             value = self.values[name] = Value(name, dtype, shape)
             if self.ort.out("ValueInfo_IsConstantInitializer", "bool", info):
                 value.initializer = self._initializer(info, value)
@@ -163,23 +96,6 @@ class _GraphReader:
         while reader is not None and name not in reader.values:
             reader = reader.outer
         return None if reader is None else reader.values[name]
-
-    def _tensor_type(self, info: Any) -> tuple[DType | None, tuple[int | str | None, ...] | None]:
-        if info == ffi.NULL or self.ort.out("GetOnnxTypeFromTypeInfo", "ONNXType", info) != lib.ONNX_TYPE_TENSOR:
-            return None, None
-        tensor = self.ort.out("CastTypeInfoToTensorInfo", "const OrtTensorTypeAndShapeInfo *", info)
-        if tensor == ffi.NULL:
-            return None, None
-        dtype = _dtype(self.ort.out("GetTensorElementType", "ONNXTensorElementDataType", tensor))
-        if not self.ort.api.TensorTypeAndShape_HasShape(tensor):
-            return dtype, None
-        rank = self.ort.out("GetDimensionsCount", "size_t", tensor)
-        dims, names = ffi.new("int64_t[]", rank), ffi.new("const char *[]", rank)
-        self.ort.call("GetDimensions", tensor, dims, rank)
-        self.ort.call("GetSymbolicDimensions", tensor, names, rank)
-        return dtype, tuple(
-            int(dim) if dim >= 0 else _text(name) or None for dim, name in zip(dims, names, strict=True)
-        )
 
     def _initializer(self, info: Any, value: Value) -> Constant | None:
         dtype, shape = value.dtype, value.shape
@@ -211,21 +127,21 @@ class _GraphReader:
         if external == ffi.NULL:
             return None
         try:
-            path = Path(_text(self.ort.api.ExternalInitializerInfo_GetFilePath(external)))
+            path = Path(text(self.ort.api.ExternalInitializerInfo_GetFilePath(external)))
             offset = int(self.ort.api.ExternalInitializerInfo_GetFileOffset(external))
             size = int(self.ort.api.ExternalInitializerInfo_GetByteSize(external))
         finally:
             self.ort.api.ReleaseExternalInitializerInfo(external)
         if not path.is_absolute() and self.folder is not None:
             path = self.folder / path
-        if size != _stored_bytes(dtype, dims) or size == 0:
+        if size != stored_bytes(dtype, dims) or size == 0:
             return None
         try:
             if offset < 0 or path.stat().st_size < offset + size:
                 return None
         except OSError:
             return None
-        return Constant(dtype, dims, lambda: _elements(np.memmap(path, np.uint8, "r", offset, (size,)), dtype, dims))
+        return Constant(dtype, dims, lambda: elements(np.memmap(path, np.uint8, "r", offset, (size,)), dtype, dims))
 
     # ---- nodes ----
 
@@ -234,7 +150,7 @@ class _GraphReader:
             infos = self.ort.list(f"Node_GetNum{kind}", f"Node_Get{kind}", "const OrtValueInfo *", node)
             return [self._value(info) for info in infos]
 
-        domain = _text(self.ort.out("Node_GetDomain", "const char *", node))
+        domain = text(self.ort.out("Node_GetDomain", "const char *", node))
         inputs, outputs, implicit = values("Inputs"), values("Outputs"), values("ImplicitInputs")
         num_subgraphs = self.ort.out("Node_GetNumSubgraphs", "size_t", node)
         subgraphs = self._subgraphs(node, num_subgraphs)  # after the implicit inputs, which they share
@@ -243,7 +159,7 @@ class _GraphReader:
         for attribute in self.ort.list("Node_GetNumAttributes", "Node_GetAttributes", "const OrtOpAttr *", node):
             if attribute == ffi.NULL:
                 continue
-            name = _text(self.ort.out("OpAttr_GetName", "const char *", attribute))
+            name = text(self.ort.out("OpAttr_GetName", "const char *", attribute))
             if name in subgraphs:
                 continue
             value = self._attribute(attribute)
@@ -252,8 +168,8 @@ class _GraphReader:
             else:
                 attributes[name] = value
         return Node(
-            name=_text(self.ort.out("Node_GetName", "const char *", node)),
-            op_type=_text(self.ort.out("Node_GetOperatorType", "const char *", node)),
+            name=text(self.ort.out("Node_GetName", "const char *", node)),
+            op_type=text(self.ort.out("Node_GetOperatorType", "const char *", node)),
             domain="" if domain == "ai.onnx" else domain,
             since_version=int(self.ort.out("Node_GetSinceVersion", "int", node)),
             inputs=tuple(inputs),
@@ -264,7 +180,7 @@ class _GraphReader:
             has_subgraphs=num_subgraphs > 0,
             subgraphs=subgraphs,
             unreadable_attributes=tuple(unreadable),
-            provider=_text(self.ort.out("Node_GetEpName", "const char *", node)),
+            provider=text(self.ort.out("Node_GetEpName", "const char *", node)),
         )
 
     def _subgraphs(self, node: Any, count: int) -> dict[str, Graph]:
@@ -273,7 +189,7 @@ class _GraphReader:
         graphs, names = ffi.new("const OrtGraph *[]", count), ffi.new("const char *[]", count)
         self.ort.call("Node_GetSubgraphs", node, graphs, count, names)
         return {
-            _text(name): _GraphReader(self.ort, graph, self).read() for name, graph in zip(names, graphs, strict=True)
+            text(name): _GraphReader(self.ort, graph, self).read() for name, graph in zip(names, graphs, strict=True)
         }
 
     def _attribute(self, attribute: Any) -> AttrValue | None:
@@ -318,7 +234,7 @@ class _GraphReader:
         try:
             info = self.ort.out("GetTensorTypeAndShape", "OrtTensorTypeAndShapeInfo *", tensor)
             try:
-                dtype = _dtype(self.ort.out("GetTensorElementType", "ONNXTensorElementDataType", info))
+                dtype = element_type(self.ort.out("GetTensorElementType", "ONNXTensorElementDataType", info))
                 rank = self.ort.out("GetDimensionsCount", "size_t", info)
                 dims = ffi.new("int64_t[]", rank)
                 self.ort.call("GetDimensions", info, dims, rank)

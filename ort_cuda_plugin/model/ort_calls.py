@@ -1,0 +1,97 @@
+"""Calls of ONNX Runtime's C API, and what it says of tensors."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..abi.core import ffi, lib
+from .ir import Array, DType
+from .packed import unpack_array
+
+
+class OrtCallError(RuntimeError):
+    """A function of ORT's API failed; the message names it."""
+
+
+class OrtCalls:
+    """Calls of ORT's API."""
+
+    def __init__(self, api: Any) -> None:
+        self.api = api
+
+    def call(self, name: str, *args: Any) -> None:
+        status = getattr(self.api, name)(*args)
+        if status != ffi.NULL:
+            message = text(self.api.GetErrorMessage(status))
+            self.api.ReleaseStatus(status)
+            raise OrtCallError(f"{name}: {message}")
+
+    def out(self, name: str, kind: str, *args: Any) -> Any:
+        """Calls a function whose last parameter is an out pointer to ``kind``; gives what it wrote."""
+        out = ffi.new(f"{kind}*" if kind.endswith("*") else f"{kind} *")
+        self.call(name, *args, out)
+        return out[0]
+
+    def list(self, count_name: str, name: str, kind: str, owner: Any) -> list[Any]:
+        count = self.out(count_name, "size_t", owner)
+        items = ffi.new(f"{kind}[]", count)
+        self.call(name, owner, items, count)
+        return [*items]
+
+    def tensor_data(self, tensor: Any, dtype: DType, dims: tuple[int, ...]) -> Array:
+        """The elements of an OrtValue in host memory; zero copy, except that packed ones get a byte each."""
+        size = stored_bytes(dtype, dims)
+        if size == 0:
+            return np.empty(dims, dtype.numpy)
+        info = self.out("GetTensorTypeAndShape", "OrtTensorTypeAndShapeInfo *", tensor)
+        try:
+            actual = element_type(self.out("GetTensorElementType", "ONNXTensorElementDataType", info))
+            elements = self.out("GetTensorShapeElementCount", "size_t", info)
+        finally:
+            self.api.ReleaseTensorTypeAndShapeInfo(info)
+        if actual is not dtype or elements != math.prod(dims):
+            raise OrtCallError(f"a tensor of {elements} {actual} elements is declared as {dtype}{list(dims)}")
+        data = self.out("GetTensorData", "const void *", tensor)
+        return elements(np.frombuffer(ffi.buffer(data, size), np.uint8), dtype, dims)
+
+    def tensor_type(self, info: Any) -> tuple[DType | None, tuple[int | str | None, ...] | None]:
+        """Element type and dimensions that a ``const OrtTypeInfo *`` says, as `Value` has them."""
+        if info == ffi.NULL or self.out("GetOnnxTypeFromTypeInfo", "ONNXType", info) != lib.ONNX_TYPE_TENSOR:
+            return None, None
+        tensor = self.out("CastTypeInfoToTensorInfo", "const OrtTensorTypeAndShapeInfo *", info)
+        if tensor == ffi.NULL:
+            return None, None
+        dtype = element_type(self.out("GetTensorElementType", "ONNXTensorElementDataType", tensor))
+        if not self.api.TensorTypeAndShape_HasShape(tensor):
+            return dtype, None
+        rank = self.out("GetDimensionsCount", "size_t", tensor)
+        dims, names = ffi.new("int64_t[]", rank), ffi.new("const char *[]", rank)
+        self.call("GetDimensions", tensor, dims, rank)
+        self.call("GetSymbolicDimensions", tensor, names, rank)
+        return dtype, tuple(int(dim) if dim >= 0 else text(name) or None for dim, name in zip(dims, names, strict=True))
+
+
+def text(pointer: Any) -> str:
+    """The UTF-8 text of a ``const char *``; "" for NULL."""
+    return "" if pointer == ffi.NULL else ffi.string(pointer).decode(errors="replace")
+
+
+def element_type(number: int) -> DType | None:
+    """The type with this number in ONNXTensorElementDataType, None for one that this package does not know."""
+    try:
+        return DType.from_ort(int(number))
+    except ValueError:  # undefined, or newer than this list
+        return None
+
+
+def stored_bytes(dtype: DType, dims: tuple[int, ...]) -> int:
+    """The size of a tensor as ORT stores it."""
+    return (math.prod(dims) * dtype.bits + 7) // 8
+
+
+def elements(stored: Array, dtype: DType, dims: tuple[int, ...]) -> Array:
+    """Bytes as ORT stores them as an array of ``dtype.numpy``."""
+    return unpack_array(stored, dtype, dims) if dtype.is_packed else stored.view(dtype.numpy).reshape(dims)
