@@ -49,11 +49,11 @@ class OrtCalls:
         info = self.out("GetTensorTypeAndShape", "OrtTensorTypeAndShapeInfo *", tensor)
         try:
             actual = element_type(self.out("GetTensorElementType", "ONNXTensorElementDataType", info))
-            elements = self.out("GetTensorShapeElementCount", "size_t", info)
+            count = self.out("GetTensorShapeElementCount", "size_t", info)
         finally:
             self.api.ReleaseTensorTypeAndShapeInfo(info)
-        if actual is not dtype or elements != math.prod(dims):
-            raise OrtCallError(f"a tensor of {elements} {actual} elements is declared as {dtype}{list(dims)}")
+        if actual is not dtype or count != math.prod(dims):
+            raise OrtCallError(f"a tensor of {count} {actual} elements is declared as {dtype}{list(dims)}")
         data = self.out("GetTensorData", "const void *", tensor)
         return elements(np.frombuffer(ffi.buffer(data, size), np.uint8), dtype, dims)
 
