@@ -15,6 +15,7 @@ from .abi.tables import OLDEST_API
 from .clusters.claims import NodeVerdict
 from .ep import boundary, factory
 from .ep.devices import DeviceInfo, cuda_devices, emulation_requested
+from .ep.identity import VIRTUAL_SUFFIX, Identity, default_identity, identity_named
 from .ep.options import parse
 from .ep.provider import Provider, last_provider
 from .uninterrupted import imported
@@ -54,53 +55,76 @@ def _onnxruntime() -> ModuleType:
     return onnxruntime
 
 
-def _ep_devices(ort: ModuleType) -> list[Any]:
-    return [device for device in ort.get_ep_devices() if device.ep_name == get_ep_name()]
+def _ep_devices(ort: ModuleType, identity: Identity) -> list[Any]:
+    """What the registrations of that name offer; a provider of that name may also be another library's."""
+    if not _factories(identity):
+        return []
+    return [device for device in ort.get_ep_devices() if device.ep_name == identity.ep_name]
+
+
+def _all_ep_devices(ort: ModuleType) -> list[Any]:
+    """Each device once; where it is offered under several names, under our own."""
+    offered: dict[DeviceInfo, Any] = {}
+    for identity in Identity:
+        for ep_device in _ep_devices(ort, identity):
+            offered.setdefault(_info(ep_device), ep_device)
+    return list(offered.values())
 
 
 def _info(ep_device: Any) -> DeviceInfo:
     return DeviceInfo.from_metadata(dict(ep_device.ep_metadata))
 
 
-def _is_registered(name: str) -> bool:
-    return any(known.registered_name == name for known in boundary.FACTORIES.values())
+def _factories(identity: Identity) -> list[str]:
+    """The registration names under which the library offers its devices as that provider."""
+    return [known.registered_name for known in boundary.FACTORIES.values() if known.identity is identity]
 
 
-def register(name: str = "cuda_plugin", emulate: bool | None = None) -> list[Any]:
+def register(name: str | None = None, emulate: bool | None = None, *, as_: str | None = None) -> list[Any]:
     """Registers the library with ONNX Runtime and returns the ``OrtEpDevice`` objects that it offers.
 
-    Safe to call again. Where the library is registered already, under this or any other name, that registration is
-    used. Emulated devices that are asked for and not offered yet come with a second registration, ``<name>.virtual``.
+    Safe to call again. Where the library is registered already as that provider, under this or any other registration
+    name, that registration is used. Emulated devices that are asked for and not offered yet come with a second
+    registration, ``<name>.virtual``.
 
     Args:
         name: the registration name. One that ends in ".virtual" offers emulated devices only.
         emulate: True offers the emulated devices, False does not, None follows ``ORT_CUDA_PLUGIN_EMULATE``.
+        as_: "CUDAExecutionProvider" offers the devices under the built-in execution provider's name, so that an
+            application that asks for it gets the plugin; None follows ``ORT_CUDA_PLUGIN_AS``. Both names may be in use.
 
     Raises:
         ImportError: ONNX Runtime is missing or older than 1.26.
         FileNotFoundError: the library was not built.
-        ValueError: ``ORT_CUDA_PLUGIN_EMULATE`` has no valid value.
+        ValueError: ``ORT_CUDA_PLUGIN_EMULATE`` or ``ORT_CUDA_PLUGIN_AS`` has no valid value, ``as_`` is no name that
+            the library can have, or ONNX Runtime has an execution provider of that name.
     """
     ort = _onnxruntime()
     if emulate is None:
         emulation_requested()  # an error here is clearer than one that has passed through ONNX Runtime
+    identity = default_identity() if as_ is None else identity_named(as_, "as_")
+    if name is None:
+        name = "cuda_plugin" if identity is Identity.OWN else identity.ep_name
     with _registration:
-        if len(boundary.FACTORIES) == 0:
-            _register(ort, name, emulate)
-        offered = _ep_devices(ort)
-        virtual = name if name.endswith(factory.VIRTUAL_SUFFIX) else name + factory.VIRTUAL_SUFFIX
-        if emulate and not any(_info(device).emulated for device in offered) and not _is_registered(virtual):
-            _register(ort, virtual, emulate)
-            offered = _ep_devices(ort)
+        if not _factories(identity):
+            _register(ort, name, emulate, identity)
+        offered = _ep_devices(ort, identity)
+        virtual = name if name.endswith(VIRTUAL_SUFFIX) else name + VIRTUAL_SUFFIX
+        if emulate and not any(_info(device).emulated for device in offered) and virtual not in _factories(identity):
+            _register(ort, virtual, emulate, identity)
+            offered = _ep_devices(ort, identity)
     return offered
 
 
-def _register(ort: ModuleType, name: str, emulate: bool | None) -> None:
-    factory.emulate_override = emulate
+def _register(ort: ModuleType, name: str, emulate: bool | None, identity: Identity) -> None:
+    foreign = not _factories(identity) and any(known.ep_name == identity.ep_name for known in ort.get_ep_devices())
+    if foreign and identity is not Identity.OWN:
+        raise ValueError(f"another library offers {identity.ep_name} already: unregister it first")
+    factory.emulate_override, factory.identity_override = emulate, identity
     try:
         ort.register_execution_provider_library(name, get_library_path())
     finally:
-        factory.emulate_override = None
+        factory.emulate_override = factory.identity_override = None
     _registered.append(name)
 
 
@@ -109,7 +133,7 @@ def unregister() -> None:
     with _registration:
         while _registered:
             name = _registered.pop()
-            if _is_registered(name):
+            if any(name in _factories(identity) for identity in Identity):
                 _onnxruntime().unregister_execution_provider_library(name)
 
 
@@ -121,7 +145,7 @@ def devices() -> list[DeviceInfo]:
     ort = _onnxruntime()
     if len(boundary.FACTORIES) == 0:
         register()
-    return [_info(device) for device in _ep_devices(ort)]
+    return [_info(device) for device in _all_ep_devices(ort)]
 
 
 def session(

@@ -17,6 +17,7 @@ import numpy as np
 from . import get_ep_name
 from .abi.core import core, driver_error_text, ffi, lib
 from .abi.device import CudaError, Device
+from .ep.identity import is_our_name
 from .model.ir import DType
 
 _DL_CUDA, _DL_CUDA_MANAGED = 2, 13
@@ -140,7 +141,7 @@ class _Memory:
         wanted = (str(self.device.ordinal), str(int(self.device.is_emulated)))
         for offered in ort.get_ep_devices():
             known = offered.ep_metadata
-            if offered.ep_name == get_ep_name() and (known["cuda_device_id"], known["emulated"]) == wanted:
+            if is_our_name(offered.ep_name) and (known.get("cuda_device_id"), known.get("emulated")) == wanted:
                 vendor = offered.memory_info(ort.OrtDeviceMemoryType.DEFAULT).device_vendor_id
                 return OrtDevice.make("gpu", self.device.ordinal, vendor)._get_c_device()
         raise ValueError(f"{get_ep_name()} does not offer CUDA device {self.device.ordinal}, where the array is")

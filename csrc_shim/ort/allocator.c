@@ -178,18 +178,17 @@ static OrtStatus *allocator_shrink(OrtAllocator *this_) {
 
 /* ---- options ---- */
 
-/* "ep_factory.<name>.arena.": the environment's, which ONNX Runtime does not hand over itself. */
-static const char environment_prefix[] = "ep_factory." OCP_EP_NAME ".";
-
-static int configure(const ort_allocator *allocator, const OrtKeyValuePairs *options, size_t prefix_bytes,
+/* Those whose keys begin with the prefix. */
+static int configure(const ort_allocator *allocator, const OrtKeyValuePairs *options, const char *prefix,
                      ocp_error *error) {
   enum { MAX_OPTIONS = 64 };
   const char *const *keys = NULL, *const *values = NULL;
   const char *ours[MAX_OPTIONS], *our_values[MAX_OPTIONS];
   size_t count = 0, num_ours = 0;
+  const size_t prefix_bytes = strlen(prefix);
   ocp_api->GetKeyValuePairs(options, &keys, &values, &count);
   for (size_t i = 0; i < count && num_ours < MAX_OPTIONS; i++) {
-    if (prefix_bytes && strncmp(keys[i], environment_prefix, prefix_bytes) != 0)
+    if (strncmp(keys[i], prefix, prefix_bytes) != 0)
       continue;
     if (prefix_bytes && strncmp(keys[i] + prefix_bytes, "arena.", 6) != 0)
       continue; /* the provider's */
@@ -204,15 +203,19 @@ static int configure(const ort_allocator *allocator, const OrtKeyValuePairs *opt
   return error->code;
 }
 
-/* The options that come with the request, else those of the environment. */
-static int use_options(const ort_allocator *allocator, const OrtKeyValuePairs *options, ocp_error *error) {
+/* The options that come with the request, else those of the environment, "ep_factory.<name>.arena.", which ONNX Runtime
+ * does not hand over itself. */
+static int use_options(const ort_allocator *allocator, const OrtEpFactory *factory, const OrtKeyValuePairs *options,
+                       ocp_error *error) {
+  char prefix[64];
   if (options)
-    return configure(allocator, options, 0, error);
+    return configure(allocator, options, "", error);
+  snprintf(prefix, sizeof prefix, "ep_factory.%s.", factory->GetName(factory));
   OrtKeyValuePairs *environment = NULL;
   OrtStatus *status = ocp_ep_api->GetEnvConfigEntries(&environment);
   if (status)
     return ocp_fail_status(error, status);
-  const int code = configure(allocator, environment, sizeof environment_prefix - 1, error);
+  const int code = configure(allocator, environment, prefix, error);
   ocp_api->ReleaseKeyValuePairs(environment);
   return code;
 }
@@ -249,13 +252,12 @@ static int fill(ort_allocator *allocator, const OrtMemoryInfo *memory_info, ocp_
 
 OrtStatus *ocp_ort_create_allocator(OrtEpFactory *factory, const OrtMemoryInfo *memory_info,
                                     const OrtKeyValuePairs *options, OrtAllocator **out) {
-  (void)factory;
   *out = NULL;
   ocp_error error = {0};
   ort_allocator *allocator = calloc(1, sizeof *allocator);
   if (!allocator)
     return ocp_api->CreateStatus(ORT_FAIL, "out of host memory");
-  if (fill(allocator, memory_info, &error) != ORT_OK || use_options(allocator, options, &error) != ORT_OK) {
+  if (fill(allocator, memory_info, &error) != ORT_OK || use_options(allocator, factory, options, &error) != ORT_OK) {
     free(allocator);
     return ocp_status(&error);
   }

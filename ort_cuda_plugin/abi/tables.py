@@ -110,6 +110,8 @@ FUNCTION_TABLES: Final[dict[str, str]] = {
     116 1 OrtStatus *ModelMetadataLookupCustomMetadataMap(const OrtModelMetadata *model_metadata, OrtAllocator
               *allocator, const char *key, char **value)
     118 1 void ReleaseModelMetadata(OrtModelMetadata *input)
+    125 1 OrtStatus *GetAvailableProviders(char ***out_ptr, int *provider_length)
+    126 1 OrtStatus *ReleaseAvailableProviders(char **ptr, int providers_length)
     127 1 OrtStatus *GetStringTensorElementLength(const OrtValue *value, size_t index, size_t *out)
     128 1 OrtStatus *GetStringTensorElement(const OrtValue *value, size_t s_len, size_t index, void *s)
     130 1 OrtStatus *AddSessionConfigEntry(OrtSessionOptions *options, const char *config_key, const char

@@ -27,6 +27,7 @@ import ort_cuda_plugin
 from ort_cuda_plugin import models
 from ort_cuda_plugin.cli.common import add_model_arguments, model_path, select_device, waiting
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+from ort_cuda_plugin.ep.identity import is_our_name
 
 TOLERANCE = 1e-3
 
@@ -128,7 +129,7 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
         cpu_run = time.perf_counter() - begun
     runs = max(1, arguments.runs)
     assignment = session.get_provider_graph_assignment_info()
-    on_ep = sum(len(part.get_nodes()) for part in assignment if part.ep_name == ort_cuda_plugin.get_ep_name())
+    on_ep = sum(len(part.get_nodes()) for part in assignment if is_our_name(part.ep_name))
     return RunReport(
         model=path.stem,
         device=_device_name(emulate),

@@ -66,7 +66,7 @@ def get_supported_devices(
 def create_ep(
     factory: int, devices: Any, metadata: Any, num_devices: int, options: Any, logger: Any, config: Any
 ) -> None:
-    provider = Provider(list(metadata[0:num_devices]), options, logger)
+    provider = Provider(list(metadata[0:num_devices]), options, logger, FACTORIES[factory].identity)
     config.device = provider.device.pointer
     config.device_memory = provider.device_memory
     config.stream = provider.stream

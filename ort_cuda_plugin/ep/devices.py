@@ -47,12 +47,14 @@ class DeviceInfo:
     max_shared_bytes: int
 
     def metadata(self) -> dict[str, str]:
-        """What ``OrtEpDevice.ep_metadata`` holds."""
+        """What ``OrtEpDevice.ep_metadata`` holds; keys with ``cuda_`` are those of ONNX Runtime's own plugin."""
         major, minor = self.compute_capability
         return {
             "cuda_device_id": str(self.ordinal),
             "name": self.name,
             "compute_capability": f"{major}.{minor}",
+            "cuda_compute_capability": f"{major}.{minor}",
+            "cuda_device_name": self.name,
             "memory_bytes": str(self.memory_bytes),
             "driver_version": self.driver_version,
             "pci_bus_id": self.pci_bus_id,

@@ -7,10 +7,7 @@ from typing import Any
 from ..abi import host
 from ..abi.core import check, core, ffi, lib, new_error
 from .devices import DeviceInfo, cuda_devices, emulated_devices, emulation_requested, pci_bus_id_of_card
-from .identity import Identity
-
-#: A registration name that ends so offers the emulated devices and no other (ORT's convention for virtual devices).
-VIRTUAL_SUFFIX = ".virtual"
+from .identity import VIRTUAL_SUFFIX, Identity, identity_of_registration
 
 NVIDIA_VENDOR_ID = 0x10DE
 
@@ -19,6 +16,9 @@ DEVICE_MEMORY, PINNED_MEMORY, INITIALIZER_MEMORY = range(3)
 
 #: What `register(emulate=False)` sets while it registers: it goes before the environment.
 emulate_override: bool | None = None
+
+#: What `register(as_=...)` sets while it registers: it goes before the registration name and the environment.
+identity_override: Identity | None = None
 
 
 class Factory:
@@ -29,11 +29,15 @@ class Factory:
         identity: the name of the execution provider.
         devices: what it offers, in order; filled by `supported_devices`.
         why_no_cuda: why it offers no GPU; "" where it does, or where none was looked for.
+
+    Raises:
+        ValueError: the host has a provider of this name.
     """
 
     def __init__(self, registered_name: str) -> None:
         self.registered_name = registered_name
-        self.identity = Identity.OWN
+        self.identity = identity_of_registration(registered_name) if identity_override is None else identity_override
+        _refuse_to_replace(self.identity)
         self.devices: list[DeviceInfo] = []
         self.why_no_cuda = ""
         self._owned_hardware: list[Any] = []
@@ -95,6 +99,23 @@ class Factory:
             api.ReleaseEpDevice(created[0])
             raise
         return created[0]
+
+
+def _refuse_to_replace(identity: Identity) -> None:
+    """Two providers of one name would leave open which of them a session gets."""
+    if identity is Identity.OWN:
+        return
+    names, count = ffi.new("char ***"), ffi.new("int *")
+    host.check_status(host.api().GetAvailableProviders(names, count))
+    try:
+        built_in = [host.text(names[0][i]) for i in range(count[0])]
+    finally:
+        host.check_status(host.api().ReleaseAvailableProviders(names[0], count[0]))
+    if identity.ep_name in built_in:
+        raise ValueError(
+            f"this ONNX Runtime has a {identity.ep_name} of its own: register the plugin under its own name, "
+            f"{Identity.OWN.ep_name}, or use a wheel without CUDA (onnxruntime)"
+        )
 
 
 def memory_info(info: DeviceInfo, kind: int = DEVICE_MEMORY) -> Any:

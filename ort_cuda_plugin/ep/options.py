@@ -3,7 +3,8 @@
 They arrive as session entries ``ep.cudapluginexecutionprovider.<key>`` (from ``providers=[(name, {...})]`` or
 ``add_provider_for_devices``), as ``ep.cuda.<key>``, or from the environment's entries
 ``ep_factory.CudaPluginExecutionProvider.<key>``; the first of these that has a key decides. ``enable_cuda_graph`` is
-also known as a session entry without a prefix, after the other two.
+also known as a session entry without a prefix, after the other two. Where the provider has another name
+(``ep.identity``), that one stands in the entries.
 """
 
 from __future__ import annotations
@@ -15,12 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import arena
+from .identity import EP_NAME, Identity
 
-EP_NAME = "CudaPluginExecutionProvider"
-SESSION_PREFIX = f"ep.{EP_NAME.lower()}."
 ALIAS_PREFIX = "ep.cuda."
 BARE_KEY = "enable_cuda_graph"
-ENVIRONMENT_PREFIX = f"ep_factory.{EP_NAME}."
 
 _PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 
@@ -158,14 +157,14 @@ WITHOUT_EFFECT: dict[str, Callable[[str], Any]] = {
 }
 
 
-def collect(session: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+def collect(session: Mapping[str, str], environment: Mapping[str, str], identity: Identity) -> dict[str, str]:
     """The options by bare key, out of all entries of a session and of the environment."""
     merged: dict[str, str] = {}
     for prefix, entries in (
-        (ENVIRONMENT_PREFIX, environment),
+        (identity.environment_prefix, environment),
         ("", {key: value for key, value in session.items() if key == BARE_KEY}),
         (ALIAS_PREFIX, session),
-        (SESSION_PREFIX, session),
+        (identity.session_prefix, session),
     ):
         merged |= {key[len(prefix) :]: value for key, value in entries.items() if key.startswith(prefix)}
     return merged

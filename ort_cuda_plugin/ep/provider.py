@@ -19,8 +19,9 @@ from .devices import DeviceInfo
 from .factory import memory_info
 from .fused_node import FusedNode
 from .guards import describe
+from .identity import EP_NAME, Identity
 from .open_device import use_device
-from .options import EP_NAME, OptionError, Options, collect, parse
+from .options import OptionError, Options, collect, parse
 
 _thread = threading.local()
 
@@ -45,7 +46,8 @@ class Provider:
         fused_nodes: what was compiled, in the order of compilation.
     """
 
-    def __init__(self, metadata: list[Any], session_options: Any, logger: Any) -> None:
+    def __init__(self, metadata: list[Any], session_options: Any, logger: Any, identity: Identity) -> None:
+        self._identity = identity
         self._logger = logger  # ORT's session logger; it dies with the session, as this object does
         entries = _entries("GetSessionOptionsConfigEntries", host.api(), session_options)
         self.options = self._read_options(entries)
@@ -106,7 +108,7 @@ class Provider:
 
     def _read_options(self, session: dict[str, str]) -> Options:
         environment = _entries("GetEnvConfigEntries", host.ep_api())
-        options, ignored = parse(collect(session, environment))
+        options, ignored = parse(collect(session, environment, self._identity))
         if ignored:
             self._log("WARNING", f"options without effect here: {', '.join(ignored)}")
         return options
@@ -133,7 +135,7 @@ class Provider:
             self._fed.update(value.name for value in graph.inputs)
             ours = [verdict for verdict in self.verdicts if verdict.supported]
             pairs = zip(graph.nodes, verdicts, strict=True)
-            self.verdicts = ours + [verdict for node, verdict in pairs if node.provider != EP_NAME]
+            self.verdicts = ours + [verdict for node, verdict in pairs if node.provider != self._identity.ep_name]
             _thread.verdicts = self.verdicts
         nodes = _nodes(ort_graph)
         fusion = ffi.new("OrtNodeFusionOptions *")

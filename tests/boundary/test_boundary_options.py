@@ -8,6 +8,7 @@ import pytest
 
 from isolated import ROOT, add_model, python
 from ort_cuda_plugin.ep import arena
+from ort_cuda_plugin.ep.identity import Identity
 from ort_cuda_plugin.ep.options import MEANINGFUL, WITHOUT_EFFECT, OptionError, Options, collect, parse
 
 SESSION = "ep.cudapluginexecutionprovider."
@@ -17,13 +18,13 @@ ENVIRONMENT = "ep_factory.CudaPluginExecutionProvider."
 def test_the_session_goes_before_its_alias_and_that_before_the_environment() -> None:
     environment = {ENVIRONMENT + "a": "env", ENVIRONMENT + "b": "env", ENVIRONMENT + "c": "env", "other.a": "x"}
     session = {"ep.cuda.a": "alias", "ep.cuda.b": "alias", SESSION + "a": "session", "session.other": "x"}
-    assert collect(session, environment) == {"a": "session", "b": "alias", "c": "env"}
+    assert collect(session, environment, Identity.OWN) == {"a": "session", "b": "alias", "c": "env"}
 
 
 def test_cuda_graphs_are_enabled_by_the_bare_key_too() -> None:
     bare = {"enable_cuda_graph": "1", "use_tf32": "0"}
-    assert collect(bare, {}) == {"enable_cuda_graph": "1"}
-    assert collect(bare | {"ep.cuda.enable_cuda_graph": "0"}, {}) == {"enable_cuda_graph": "0"}
+    assert collect(bare, {}, Identity.OWN) == {"enable_cuda_graph": "1"}
+    assert collect(bare | {"ep.cuda.enable_cuda_graph": "0"}, {}, Identity.OWN) == {"enable_cuda_graph": "0"}
 
 
 def test_the_kind_of_graphs_follows_from_the_options() -> None:
