@@ -10,11 +10,12 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from ort_cuda_plugin.cli import conformance, explain, info, kernels, operators, run
+from ort_cuda_plugin.cli import conformance, drop_in, explain, info, kernels, operators, run
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 
 COMMANDS: dict[str, ModuleType] = {
     "run": run,
+    "exec": drop_in,
     "info": info,
     "explain": explain,
     "kernels": kernels,

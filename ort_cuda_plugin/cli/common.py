@@ -44,17 +44,23 @@ def model_path(name_or_path: str) -> Path:
         raise UserError(ExitCode.USAGE, str(error)) from None
 
 
-def select_device(choice: str) -> bool:
-    """Registers the plugin and says whether to use the emulated device."""
+def find_device(choice: str) -> bool:
+    """Whether to use the emulated device."""
     with unavailable_as_user_error():
         from ort_cuda_plugin.ep.devices import cuda_devices
 
         found, why = ([], "") if choice == "emulated" else cuda_devices()
         if choice == "cuda" and not found:
             raise UserError(ExitCode.UNAVAILABLE, f"no CUDA device: {why}; try --device emulated")
-        emulate = not found
+        return not found
+
+
+def select_device(choice: str) -> bool:
+    """Registers the plugin and says whether to use the emulated device."""
+    emulate = find_device(choice)
+    with unavailable_as_user_error():
         ort_cuda_plugin.register(emulate=emulate)
-        return emulate
+    return emulate
 
 
 @contextmanager

@@ -1,0 +1,51 @@
+"""Run a program that asks for CUDAExecutionProvider, unchanged, on the plugin.
+
+`ort-cuda-plugin exec -- python app.py` starts the program so that each of its Python processes registers the plugin
+under the built-in execution provider's name when it imports onnxruntime. It needs the wheel without CUDA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from pathlib import Path
+
+from ort_cuda_plugin import drop_in
+from ort_cuda_plugin.cli.common import DEVICES, find_device
+from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+from ort_cuda_plugin.ep.devices import EMULATE_VARIABLE
+from ort_cuda_plugin.ep.identity import AS_VARIABLE, Identity
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device", choices=DEVICES, default="auto", help="auto: a GPU where there is one, else the emulated device"
+    )
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ARGUMENTS", help="what to run")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Replaces this process by the program."""
+    program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
+    if not program:
+        raise UserError(ExitCode.USAGE, "name the program: ort-cuda-plugin exec -- python app.py")
+    if shutil.which(program[0]) is None:
+        raise UserError(ExitCode.USAGE, f"there is no program {program[0]!r}")
+    environment = program_environment(find_device(arguments.device))
+    try:
+        os.execvpe(program[0], program, environment)
+    except OSError as error:
+        raise UserError(ExitCode.USAGE, f"{program[0]!r} cannot be run: {error.strerror}") from error
+
+
+def program_environment(emulate: bool) -> dict[str, str]:
+    """This process's environment, with what makes Python processes register the plugin."""
+    folder = str(Path(drop_in.__file__).resolve().parent)
+    inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry not in ("", folder)]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([folder, *inherited]),
+        AS_VARIABLE: Identity.CUDA.ep_name,
+        EMULATE_VARIABLE: "1" if emulate else "0",
+    }

@@ -1,0 +1,1 @@
+"""The folder that ``ort-cuda-plugin exec`` puts on PYTHONPATH."""

@@ -1,0 +1,99 @@
+"""Registers the plugin when a program imports onnxruntime; ``ort-cuda-plugin exec`` puts this on a program's path.
+
+Python imports the first ``sitecustomize`` on its path at each start, also in the program's Python children. So this
+module imports nothing heavy, runs the one that it hides, and does nothing in a program that never imports onnxruntime.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class _RegisteringLoader(Loader):
+    """Loads onnxruntime as its own loader does, and registers the plugin then."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        assert spec is not None
+        spec.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        # The module is complete. Other threads, of which the plugin uses one to import, need not wait for this one.
+        spec._initializing = False  # type: ignore[attr-defined]
+        try:
+            _offer(module)
+        except Exception as error:
+            print(f"ort-cuda-plugin exec: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+class _Finder:
+    """Finds onnxruntime as Python does without this module, and has it loaded by `_RegisteringLoader`."""
+
+    def __init__(self) -> None:
+        self._searching = False
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+        if name != "onnxruntime" or self._searching:
+            return None
+        self._searching = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._searching = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _RegisteringLoader(spec.loader)
+        return spec
+
+
+def _offer(onnxruntime: ModuleType) -> None:
+    """Registers the plugin, and has onnxruntime describe itself as the wheel with CUDA would."""
+    import ort_cuda_plugin
+
+    if not ort_cuda_plugin.register():
+        print("ort-cuda-plugin exec: no CUDA device; onnxruntime uses the CPU", file=sys.stderr)
+        return
+    priority: list[str] = onnxruntime.get_all_providers()
+    available: Callable[[], list[str]] = onnxruntime.get_available_providers
+
+    def get_available_providers() -> list[str]:
+        """The names of the execution providers, the preferred ones first, as programs pass them on."""
+        return sorted(available(), key=lambda name: priority.index(name) if name in priority else -1)
+
+    def get_device() -> str:
+        return "GPU"
+
+    onnxruntime.get_available_providers = get_available_providers  # type: ignore[attr-defined]
+    onnxruntime.get_device = get_device  # type: ignore[attr-defined]
+
+
+def _run_hidden() -> None:
+    """The ``sitecustomize`` that Python would have imported without this one."""
+    path = [folder for folder in sys.path if os.path.abspath(folder) != _HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+if __name__ == "sitecustomize":
+    sys.meta_path.insert(0, _Finder())
+    _run_hidden()

@@ -1,0 +1,314 @@
+"""The plugin under the built-in execution provider's name: what its documentation shows runs as it stands there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from isolated import ROOT, add_model, python
+
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "ORT_CUDA_PLUGIN_EMULATE": "0"}
+REGISTER = """
+import warnings
+warnings.simplefilter("error")
+import numpy as np, onnxruntime, ort_cuda_plugin
+ort = onnxrt = onnxruntime
+ort_cuda_plugin.register(as_="CUDAExecutionProvider", emulate=True)
+"""
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A folder with the models that the samples name."""
+
+    def save(file: str, inputs: str, outputs: str) -> None:
+        x = helper.make_tensor_value_info(inputs, TensorProto.FLOAT, [3, 2])
+        y = helper.make_tensor_value_info(outputs, TensorProto.FLOAT, [3, 1])
+        weight = numpy_helper.from_array(np.array([[1], [2]], np.float32), "W")
+        graph = helper.make_graph([helper.make_node("MatMul", [inputs, "W"], [outputs])], "g", [x], [y], [weight])
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / file)
+
+    save("matmul_2.onnx", "X", "Y")
+    save("model.onnx", "input", "output")
+    return tmp_path
+
+
+def sample(code: str, folder: Path) -> None:
+    """Runs ``code`` in ``folder``, with every warning an error, and then looks whether it ran on the device."""
+    begin = f"import os; os.chdir({str(folder)!r})\n"
+    end = "\nassert ort_cuda_plugin.counters()['runs'] > 0\n"
+    done = python(REGISTER + begin + code + end, env=NO_GPU)
+    assert "CUDAExecutionProvider" not in done.stderr, done.stderr  # ORT's warnings name it
+
+
+def test_the_sample_of_cuda_graphs(models: Path) -> None:
+    sample(
+        """
+providers = [("CUDAExecutionProvider", {"enable_cuda_graph": True})]
+x = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], dtype=np.float32)
+y = np.array([[0.0], [0.0], [0.0]], dtype=np.float32)
+x_ortvalue = onnxrt.OrtValue.ortvalue_from_numpy(x, "cuda", 0)
+y_ortvalue = onnxrt.OrtValue.ortvalue_from_numpy(y, "cuda", 0)
+session = onnxrt.InferenceSession("matmul_2.onnx", providers=providers)
+io_binding = session.io_binding()
+io_binding.bind_ortvalue_input("X", x_ortvalue)
+io_binding.bind_ortvalue_output("Y", y_ortvalue)
+session.run_with_iobinding(io_binding)
+expected_y = np.array([[5.0], [11.0], [17.0]], dtype=np.float32)
+np.testing.assert_allclose(expected_y, y_ortvalue.numpy(), rtol=1e-05, atol=1e-05)
+session.run_with_iobinding(io_binding)
+np.testing.assert_allclose(expected_y, y_ortvalue.numpy(), rtol=1e-05, atol=1e-05)
+x_ortvalue.update_inplace(np.array([[10.0, 20.0], [30.0, 40.0], [50.0, 60.0]], dtype=np.float32))
+session.run_with_iobinding(io_binding)
+np.testing.assert_allclose(10 * expected_y, y_ortvalue.numpy(), rtol=1e-05, atol=1e-05)
+assert ort_cuda_plugin.counters()["graphs_live"] == 1
+""",
+        models,
+    )
+
+
+def test_the_samples_of_options(models: Path) -> None:
+    sample(
+        """
+X = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], dtype=np.float32)
+for options in (
+    {
+        "device_id": 0,
+        "arena_extend_strategy": "kNextPowerOfTwo",
+        "gpu_mem_limit": 2 * 1024 * 1024 * 1024,
+        "cudnn_conv_algo_search": "EXHAUSTIVE",
+        "do_copy_in_default_stream": True,
+    },
+    {"cudnn_conv_use_max_workspace": "1"},
+    {"cudnn_conv1d_pad_to_nc1d": "1"},
+    {"enable_cuda_graph": "1"},
+    {"use_tf32": 0, "tunable_op_enable": "1", "tunable_op_tuning_enable": "1"},
+    {"has_user_compute_stream": "0", "user_compute_stream": "0"},
+):
+    providers = [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
+    sess_options = ort.SessionOptions()
+    session = ort.InferenceSession("model.onnx", sess_options=sess_options, providers=providers)
+    assert session.get_providers() == ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    if "enable_cuda_graph" not in options:
+        np.testing.assert_allclose(session.run(None, {"input": X})[0], [[5], [11], [17]], rtol=1e-6)
+""",
+        models,
+    )
+
+
+def test_the_samples_of_io_binding(models: Path) -> None:
+    sample(
+        """
+X = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], dtype=np.float32)
+expected = np.array([[5], [11], [17]], np.float32)
+session = onnxruntime.InferenceSession("model.onnx", providers=["CUDAExecutionProvider"])
+
+ortvalue = onnxruntime.OrtValue.ortvalue_from_numpy(X, "cuda", 0)
+assert (ortvalue.device_name(), ortvalue.data_type(), ortvalue.is_tensor()) == ("cuda", "tensor(float)", True)
+assert np.array_equal(ortvalue.numpy(), X)
+np.testing.assert_array_equal(session.run(["output"], {"input": ortvalue})[0], expected)
+
+io_binding = session.io_binding()
+io_binding.bind_cpu_input("input", X)
+io_binding.bind_output("output")
+session.run_with_iobinding(io_binding)
+np.testing.assert_array_equal(io_binding.copy_outputs_to_cpu()[0], expected)
+
+X_ortvalue = onnxruntime.OrtValue.ortvalue_from_numpy(X, "cuda", 0)
+io_binding = session.io_binding()
+io_binding.bind_input(name="input", device_type=X_ortvalue.device_name(), device_id=0, element_type=np.float32,
+                      shape=X_ortvalue.shape(), buffer_ptr=X_ortvalue.data_ptr())
+io_binding.bind_output("output")
+session.run_with_iobinding(io_binding)
+np.testing.assert_array_equal(io_binding.copy_outputs_to_cpu()[0], expected)
+
+Y_ortvalue = onnxruntime.OrtValue.ortvalue_from_shape_and_type([3, 1], np.float32, "cuda", 0)
+io_binding = session.io_binding()
+io_binding.bind_input(name="input", device_type=X_ortvalue.device_name(), device_id=0, element_type=np.float32,
+                      shape=X_ortvalue.shape(), buffer_ptr=X_ortvalue.data_ptr())
+io_binding.bind_output(name="output", device_type=Y_ortvalue.device_name(), device_id=0, element_type=np.float32,
+                       shape=Y_ortvalue.shape(), buffer_ptr=Y_ortvalue.data_ptr())
+session.run_with_iobinding(io_binding)
+np.testing.assert_array_equal(Y_ortvalue.numpy(), expected)
+
+io_binding = session.io_binding()
+io_binding.bind_input(name="input", device_type=X_ortvalue.device_name(), device_id=0, element_type=np.float32,
+                      shape=X_ortvalue.shape(), buffer_ptr=X_ortvalue.data_ptr())
+io_binding.bind_output("output", "cuda")
+session.run_with_iobinding(io_binding)
+ort_output = io_binding.get_outputs()[0]
+assert ort_output.device_name() == "cuda"
+np.testing.assert_array_equal(ort_output.numpy(), expected)
+
+Y_ortvalue = onnxruntime.OrtValue.ortvalue_from_shape_and_type([3, 1], np.float32, "cuda", 0)
+io_binding = session.io_binding()
+io_binding.bind_ortvalue_input("input", X_ortvalue)
+io_binding.bind_ortvalue_output("output", Y_ortvalue)
+session.run_with_iobinding(io_binding)
+np.testing.assert_array_equal(Y_ortvalue.numpy(), expected)
+""",
+        models,
+    )
+
+
+def test_both_names_serve_one_process() -> None:
+    python(
+        """
+import sys, numpy as np, onnxruntime as ort, ort_cuda_plugin as plugin
+model, x = bytes.fromhex(sys.argv[1]), np.ones(8, np.float32)
+own = plugin.register(emulate=True)
+other = plugin.register(as_="CUDAExecutionProvider", emulate=True)
+assert [d.ep_name for d in own + other] == ["CudaPluginExecutionProvider", "CUDAExecutionProvider"]
+assert other[0].ep_metadata["cuda_device_name"] == own[0].ep_metadata["name"]
+assert other[0].ep_metadata["cuda_compute_capability"] == own[0].ep_metadata["compute_capability"]
+assert len(plugin.devices()) == 1
+for name in ("CudaPluginExecutionProvider", "CUDAExecutionProvider"):
+    assert name in ort.get_available_providers()
+    session = ort.InferenceSession(model, providers=[(name, {"use_tf32": "0"})])
+    assert session.get_providers()[0] == name
+    np.testing.assert_array_equal(session.run(None, {"a": x, "b": x})[0], x + x)
+    try:
+        ort.InferenceSession(model, providers=[(name, {"no_such_option": "1"})], enable_fallback=0)
+    except Exception as error:
+        assert "no_such_option" in str(error), error
+    else:
+        raise AssertionError("accepted")
+assert plugin.counters()["runs"] == 2
+del session
+plugin.unregister()
+assert not {"CudaPluginExecutionProvider", "CUDAExecutionProvider"} & {d.ep_name for d in ort.get_ep_devices()}
+""",
+        add_model().hex(),
+        env=NO_GPU,
+    )
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        "plugin.register(emulate=True)",
+        "ort.register_execution_provider_library('any.virtual', plugin.get_library_path())",
+    ],
+)
+def test_a_variable_gives_every_registration_the_name(register: str) -> None:
+    code = f"import onnxruntime as ort, ort_cuda_plugin as plugin\n{register}\n"
+    code += "assert {d.ep_name for d in ort.get_ep_devices()} == {'CPUExecutionProvider', 'CUDAExecutionProvider'}"
+    python(code, env={**NO_GPU, "ORT_CUDA_PLUGIN_AS": "CUDAExecutionProvider"})
+
+
+def test_the_registration_name_can_be_the_providers() -> None:
+    python(
+        """
+import onnxruntime as ort, ort_cuda_plugin as plugin
+ort.register_execution_provider_library("CUDAExecutionProvider.virtual", plugin.get_library_path())
+assert {d.ep_name for d in ort.get_ep_devices()} == {"CPUExecutionProvider", "CUDAExecutionProvider"}
+assert len(plugin.register(as_="CUDAExecutionProvider")) == 1
+""",
+        env=NO_GPU,
+    )
+
+
+def test_other_names_are_refused() -> None:
+    code = "import ort_cuda_plugin as plugin\nplugin.register({})"
+    done = python(code.format("as_='TensorrtExecutionProvider'"), env=NO_GPU, check=False)
+    assert "ValueError: as_='TensorrtExecutionProvider': use CudaPluginExecutionProvider or CUDAEx" in done.stderr
+    done = python(code.format(""), env={**NO_GPU, "ORT_CUDA_PLUGIN_AS": "cuda"}, check=False)
+    assert "ValueError: ORT_CUDA_PLUGIN_AS='cuda': use CudaPluginExecutionProvider or CUDAEx" in done.stderr
+
+
+def test_a_host_with_a_provider_of_that_name_keeps_it() -> None:
+    """The CPU provider stands for one: its name is what the library would have to share."""
+    python(
+        """
+import onnxruntime as ort, ort_cuda_plugin as plugin
+from ort_cuda_plugin.ep import identity
+identity._NAMES = (identity.EP_NAME, "CPUExecutionProvider")
+try:
+    ort.register_execution_provider_library("CPUExecutionProvider", plugin.get_library_path())
+except Exception as error:
+    assert "has a CPUExecutionProvider of its own" in str(error), error
+else:
+    raise AssertionError("registered")
+""",
+        env=NO_GPU,
+    )
+
+
+# ---- ort-cuda-plugin exec ----
+
+
+def executed(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT), (env or {}).get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-m", "ort_cuda_plugin", "exec", "--device", "emulated", "--", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **NO_GPU, **(env or {}), "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+APPLICATION = """
+import importlib.util, multiprocessing, sys
+import numpy as np
+
+def work(model):
+    import onnxruntime
+    assert onnxruntime.get_available_providers()[0] == "CUDAExecutionProvider"
+    assert onnxruntime.get_device() == "GPU"
+    session = onnxruntime.InferenceSession(model, providers=onnxruntime.get_available_providers())
+    assert session.get_providers()[0] == "CUDAExecutionProvider"
+    x = np.ones(8, np.float32)
+    return float(session.run(None, {"a": x, "b": x})[0].sum())
+
+if __name__ == "__main__":
+    assert "onnxruntime" not in sys.modules
+    assert importlib.util.find_spec("onnxruntime") is not None
+    model = sys.argv[1]
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(work(model), pool.apply(work, (model,)))
+"""
+
+
+def test_exec_gives_a_program_and_its_children_the_provider(tmp_path: Path) -> None:
+    add_model(tmp_path / "add.onnx")
+    (tmp_path / "app.py").write_text(APPLICATION)
+    done = executed(sys.executable, "-W", "error", str(tmp_path / "app.py"), str(tmp_path / "add.onnx"))
+    assert (done.returncode, done.stdout) == (0, "16.0 16.0\n"), done.stderr
+
+
+def test_exec_leaves_other_programs_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.HIDDEN = __file__")
+    code = "import sys; print(HIDDEN, 'ort_cuda_plugin' in sys.modules, sys.modules['sitecustomize'].__file__)"
+    done = executed(sys.executable, "-c", code, env={"PYTHONPATH": str(tmp_path)})
+    hidden = tmp_path / "sitecustomize.py"
+    assert done.stdout == f"{hidden} False {hidden}\n", done.stderr
+    assert executed(sys.executable, "-c", "raise SystemExit(7)").returncode == 7
+
+
+def test_exec_says_what_is_missing() -> None:
+    done = executed()
+    assert done.returncode == 2
+    assert "name the program" in done.stderr
+    done = executed("no-such-program")
+    assert done.returncode == 2
+    assert "there is no program 'no-such-program'" in done.stderr
+
+
+def test_a_program_whose_registration_fails_goes_on_and_says_so() -> None:
+    done = executed(
+        sys.executable,
+        "-c",
+        "import os; os.environ['ORT_CUDA_PLUGIN_EMULATE'] = 'perhaps'\n"
+        "import onnxruntime; print(onnxruntime.get_device())",
+    )
+    assert done.stdout == "CPU\n"
+    assert "ort-cuda-plugin exec: ValueError: ORT_CUDA_PLUGIN_EMULATE='perhaps'" in done.stderr
