@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..model.ir import Graph, InvalidModel, Node, Unsupported
+from ..model.ir import Graph, InvalidModel, Node, Unsupported, Value
 from ..model.partition import partition
 from ..program.lowering import Buffer, DeviceProperties, LoweringOptions
 from ..program.symbolic import Dim
@@ -40,15 +41,38 @@ def analyze(
     """
     if graph.is_subgraph:
         reason = "it is in the body of a control-flow operator"
+        if is_unrolled(graph, device, options):
+            reason = "the node that it is a body of is lowered with it"
         return [_declined(node, "control-flow", reason) for node in graph.nodes]
     analysis = _Analysis(graph, device, options or LoweringOptions(), {} if ranks is None else ranks)
     return analysis.without_idle_nodes(analysis.verdicts(graph.nodes))
 
 
+def is_unrolled(body: Graph, device: DeviceProperties, options: LoweringOptions | None = None) -> bool:
+    """Whether the node of ``body`` will be lowered with its bodies, so that these must stay as they are.
+
+    ORT shows a body before the graph around it. So this goes by the node alone: an If stays what it is unless its
+    condition is a constant.
+    """
+    parent = body.parent
+    if parent is None or (parent.op_type == "If" and (not parent.inputs[0] or parent.inputs[0].initializer is None)):
+        return False
+    around = Graph(body.name, [parent], [], [], body.opsets)
+    (verdict,) = _Analysis(around, device, options or LoweringOptions(), {}).verdicts([parent])
+    return verdict.supported
+
+
 def claim(
-    graph: Graph, device: DeviceProperties, options: LoweringOptions | None = None, ranks: Ranks | None = None
+    graph: Graph,
+    device: DeviceProperties,
+    options: LoweringOptions | None = None,
+    ranks: Ranks | None = None,
+    *,
+    passes_implicit_inputs: bool = True,
 ) -> tuple[list[list[Node]], list[NodeVerdict]]:
     """The clusters to fuse, and one verdict per node. ``ranks`` gets what the analysis of the whole graph infers.
+
+    ``passes_implicit_inputs`` tells whether ORT gives a fused node what only bodies in it read.
 
     What an operator knows about its inputs in the whole graph (say the contents of a shape) it may not know in its
     cluster, when a declined node or another cluster lies between. So each cluster is analysed again alone, and nodes
@@ -60,6 +84,12 @@ def claim(
     while True:
         clusters = partition(graph, [verdicts[node].supported for node in graph.nodes])
         changed = False
+        for node, missing in _not_passed(clusters) if not passes_implicit_inputs else ():
+            reason = f"this ONNX Runtime does not pass {missing.name!r} to a cluster where only a body reads it"
+            verdicts[node] = _declined(node, "control-flow", reason)
+            changed = True
+        if changed:
+            continue
         if len(clusters) > 1 or not all(verdict.supported for verdict in verdicts.values()):
             for cluster in clusters:
                 alone = _Analysis(graph, device, options, ranks)
@@ -69,6 +99,17 @@ def claim(
                         changed = True
         if not changed:
             return clusters, [verdicts[node] for node in graph.nodes]
+
+
+def _not_passed(clusters: list[list[Node]]) -> Iterator[tuple[Node, Value]]:
+    """Nodes with a body that reads what no node of the cluster makes or has as an input."""
+    for cluster in clusters:
+        known = {value for node in cluster for value in (*node.inputs, *node.outputs)}
+        for node in cluster:
+            outside = (value for value in node.implicit_inputs if value not in known and value.initializer is None)
+            missing = next(outside, None)
+            if missing is not None:
+                yield node, missing
 
 
 class _Analysis:
@@ -121,12 +162,10 @@ class _Analysis:
 
     def _lower(self, node: Node) -> None:
         known = self.lowering.tensors
-        inputs = []
-        for value in node.inputs:
-            if value is not None and value not in known and value.initializer is None:
+        for value in node.reads():
+            if value not in known and value.initializer is None:
                 self.lowering.add_input(value, symbolic_input(self.symbols, value, 0, ranks=self.ranks))
-            inputs.append(None if value is None else self.lowering.tensor(value))
-        self.lowering.lower(node, inputs)
+        self.lowering.lower(node, [None if value is None else self.lowering.tensor(value) for value in node.inputs])
         self.ranks.update(
             (value.name, known[value].rank)
             for value in node.outputs

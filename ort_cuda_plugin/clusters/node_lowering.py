@@ -10,6 +10,7 @@ from ..model.ir import Constant, Graph, InvalidModel, Node, Unsupported, Value
 from ..ops import registry
 from ..program.lowering import Buffer, BufferKind, DeviceProperties, Lowering, LoweringOptions, Tensor
 from ..program.symbolic import Dim, Expr, eq, le, product, symbol
+from .control_flow import MAX_UNROLLED_NODES, inline
 
 MAX_DIM = 2**40
 """No dimension of an input may be larger: plans check it, expressions rely on it to fold clamps to INT64_MAX."""
@@ -136,6 +137,8 @@ class NodeLowering:
         )
         self.tensors: dict[Value, Tensor] = {}
         self._guess = guess
+        self._nodes_unrolled = 0
+        self._depth = 0
 
     def tensor(self, value: Value) -> Tensor:
         """The tensor of an initializer or of a value that is known already."""
@@ -151,17 +154,25 @@ class NodeLowering:
         self.ctx.node = None
         self.tensors[value] = unpack(self.ctx, tensor) if tensor.dtype.is_packed else tensor
 
+    def spend_nodes(self, count: int) -> None:
+        """Counts nodes of iterations. Raises Unsupported where a node of the graph unrolls to too many."""
+        self._nodes_unrolled += count
+        if self._nodes_unrolled > MAX_UNROLLED_NODES:
+            raise Unsupported("cost", f"more than {MAX_UNROLLED_NODES} nodes when it is unrolled")
+
     def lower(self, node: Node, inputs: Sequence[Tensor | None]) -> None:
         """Runs the operator's function and takes over its results. Raises what the function does."""
-        if node.has_subgraphs:
-            raise Unsupported("control-flow", f"{node.op_type} with subgraphs is not implemented")
         if node.unreadable_attributes:
             raise Unsupported("attribute", f"attribute {node.unreadable_attributes[0]!r} has an unsupported type")
         self.ctx.node = node
         self.ctx.guessed = False
         self.ctx.opset = self.graph.opsets.get(node.domain, node.since_version)
-        operator = registry.lookup(node.domain, node.op_type, node.since_version)
-        results = operator.lower(self.ctx, inputs, node.attributes)
+        results: Sequence[Tensor]
+        if node.has_subgraphs:
+            results = self._inlined(node, inputs)
+        else:
+            operator = registry.lookup(node.domain, node.op_type, node.since_version)
+            results = operator.lower(self.ctx, inputs, node.attributes)
         for number, value in enumerate(node.outputs):
             if value is None:
                 continue
@@ -181,6 +192,15 @@ class NodeLowering:
                 raise Unsupported("dtype", f"{declared}, {node.op_type} makes it {result.dtype.name}")
             _check_rank(value, result.rank)
             self.tensors[value] = result
+
+    def _inlined(self, node: Node, inputs: Sequence[Tensor | None]) -> Sequence[Tensor]:
+        if self._depth == 0:
+            self._nodes_unrolled = 0
+        self._depth += 1
+        try:
+            return inline(self, node, inputs)
+        finally:
+            self._depth -= 1
 
 
 def _check_rank(value: Value, rank: int) -> None:

@@ -24,6 +24,8 @@ from .open_device import use_device
 from .options import OptionError, Options, collect, parse
 
 _thread = threading.local()
+IMPLICIT_INPUTS_SINCE = 28
+"""The version of ORT from which a fused node gets what only bodies in it read."""
 
 
 def last_provider() -> Provider | None:
@@ -129,7 +131,13 @@ class Provider:
 
     def _claim(self, ort_graph: Any, info: Any) -> None:
         graph = read_graph(host.api(), ort_graph)
-        clusters, verdicts = claim(graph, self.device.properties(), self._lowering_options(), self._ranks)
+        clusters, verdicts = claim(
+            graph,
+            self.device.properties(),
+            self._lowering_options(),
+            self._ranks,
+            passes_implicit_inputs=host.api_version() >= IMPLICIT_INPUTS_SINCE,
+        )
         self._report(graph.name, verdicts, len(clusters))
         if not graph.is_subgraph:
             self._fed.update(value.name for value in graph.inputs)

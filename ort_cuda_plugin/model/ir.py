@@ -294,7 +294,10 @@ class Node:
 
 @dataclass(eq=False)
 class Graph:
-    """Nodes in topological order. Values are shared objects: one Value per name, also where a body reads it."""
+    """Nodes in topological order. Values are shared objects: one Value per name, also where a body reads it.
+
+    ``parent`` is the node that a body which ORT shows alone belongs to; it has values of its own.
+    """
 
     name: str
     nodes: list[Node]
@@ -302,11 +305,14 @@ class Graph:
     outputs: list[Value]
     opsets: Mapping[str, int] = field(default_factory=dict)
     is_subgraph: bool = False
+    parent: Node | None = None
 
     @cached_property
     def used_values(self) -> frozenset[Value]:
-        """Values that a node reads or that leave the graph."""
-        return frozenset(value for node in self.nodes for value in node.reads()) | frozenset(self.outputs)
+        """Values that a node reads or that leave the graph, and those of its bodies."""
+        read = frozenset(value for node in self.nodes for value in node.reads())
+        bodies = (body for node in self.nodes for body in node.subgraphs.values())
+        return read.union(self.outputs, *(body.used_values for body in bodies))
 
     def all_nodes(self) -> Iterator[Node]:
         """Those of the graph, and after each those of its bodies."""

@@ -55,13 +55,15 @@ class _GraphReader:
             self._value(info)
             for info in self.ort.list("Graph_GetNumOutputs", "Graph_GetOutputs", "const OrtValueInfo *", graph)
         ]
+        parent = self.ort.out("Graph_GetParentNode", "const OrtNode *", graph)
         return Graph(
             name=text(self.ort.out("Graph_GetName", "const char *", graph)),
             nodes=nodes,
             inputs=[value for value in inputs if value is not None],
             outputs=[value for value in outputs if value is not None],
             opsets=self._opsets(),
-            is_subgraph=self.ort.out("Graph_GetParentNode", "const OrtNode *", graph) != ffi.NULL,
+            is_subgraph=parent != ffi.NULL,
+            parent=_GraphReader(self.ort, graph)._node(parent, 0) if parent != ffi.NULL and self.depth == 0 else None,
         )
 
     def _opsets(self) -> dict[str, int]:

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import parser
 
 from graph_toys import DOMAIN, Builder
 from ort_cuda_plugin.clusters.claims import analyze, claim
 from ort_cuda_plugin.model.ir import Constant, DType, Graph, Node, Value
+from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.ops.registry import op
 from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering, Tensor
 
@@ -58,7 +60,7 @@ def one_node(**changes: object) -> Graph:
         ),
         ({"attributes": {"axis": 1}}, "attribute", "axis"),
         ({"unreadable_attributes": ("body",)}, "attribute", "'body' has an unsupported type"),
-        ({"has_subgraphs": True}, "control-flow", "subgraphs"),
+        ({"has_subgraphs": True}, "control-flow", "the bodies of Add nest too deeply"),
         ({"inputs": (Value("s", DType.STRING, ("n",)),) * 2}, "dtype", "'s' has element type STRING"),
         ({"inputs": (Value("q", None, None),) * 2}, "dtype", "'q' is not a tensor"),
         ({"inputs": (Value("u", DType.FLOAT32, None),) * 2}, "shape", "the rank of 'u' is not known"),
@@ -156,6 +158,19 @@ def test_the_body_of_a_control_flow_operator_is_declined_with_a_reason() -> None
     graph.is_subgraph = True
     assert reasons(graph) == [("control-flow", "it is in the body of a control-flow operator")]
     assert claim(graph, DEVICE)[0] == []
+
+
+def test_a_body_that_alone_reads_a_value_is_declined_where_ort_does_not_pass_it() -> None:
+    model = """<ir_version: 9, opset_import: ["" : 18]> m (float[4] x, float[4] z, bool c) => (float[4] y) { a = Neg(x)
+        y = If(c) <then_branch = yes () => (float[4] t) { t = Add(a, NAME) },
+        else_branch = no () => (float[4] e) { e = Exp(x) }> }"""
+    for name, count in (("x", 2), ("z", 1)):
+        graph = read_model(parser.parse_model(model.replace("NAME", name)))
+        assert [len(cluster) for cluster in claim(graph, DEVICE)[0]] == [2]
+        clusters, verdicts = claim(graph, DEVICE, passes_implicit_inputs=False)
+        assert [len(cluster) for cluster in clusters] == [count]
+        assert verdicts[1].supported is (count == 2)
+    assert "does not pass 'z' to a cluster where only a body reads it" in verdicts[1].reason
 
 
 def test_claims_do_not_read_large_initializers() -> None:

@@ -228,7 +228,7 @@ def test_bodies_of_control_flow_and_what_they_read_from_outside_are_known(read: 
         [info("y", FLOAT, None)],
         [numpy_helper.from_array(np.ones(2, np.float32), "w")],
     )
-    graphs = read(graph)
+    graphs = read(graph)[:3]  # before that of the cluster
     assert [(g.name, g.is_subgraph) for g in graphs] == [("else", True), ("then", True), ("main", False)]
     conditional = node_of(graphs, "If")
     assert conditional.has_subgraphs
@@ -247,6 +247,13 @@ def test_bodies_of_control_flow_and_what_they_read_from_outside_are_known(read: 
     assert inside.inputs == (shared["x"], shared["w"])
     assert bodies["then_branch"].outputs == list(inside.outputs)
     assert conditional.unreadable_attributes == ()
+    parents = [graph.parent for graph in graphs]
+    read_by_both = ("If", ["c", "w", "x"])
+    assert [parent and (parent.op_type, sorted(v.name for v in parent.reads())) for parent in parents] == [
+        read_by_both,
+        read_by_both,
+        None,
+    ]
 
 
 def test_bodies_share_the_values_of_all_graphs_around_them_and_are_read_to_a_limit(read: Read) -> None:
@@ -263,7 +270,7 @@ def test_bodies_share_the_values_of_all_graphs_around_them_and_are_read_to_a_lim
 
     graph = nested(MAX_SUBGRAPH_DEPTH + 2)
     graph.input.extend([info("c", BOOL, []), info("x", FLOAT, ["n", 2])])
-    main = read(graph)[-1]
+    main = next(graph for graph in read(graph) if not graph.is_subgraph)
     nodes = list(main.all_nodes())
     assert len(nodes) == 2 * MAX_SUBGRAPH_DEPTH + 1  # the deepest is an If without bodies
     assert [value for node in nodes for value in node.inputs if node.op_type == "Add"] == 2 * MAX_SUBGRAPH_DEPTH * [

@@ -106,6 +106,15 @@ CASES: dict[str, Callable[[], Case]] = {
         ),
         "Scan",
     ),
+    "If and Loop within a cluster": lambda: case(
+        IN_THE_MIDDLE.format(
+            nodes="""trips = Constant<value_int = 3>()
+              b0 = If(c) <then_branch = yes () => (float[p, 4] t) <float[4] w = {1.0, 2.0, 3.0, 4.0}> { t = Mul(a, w) },
+              else_branch = no () => (float[q, 4] e) { e = Neg(a) }>
+              middle = Loop(trips, , b0) <body = b (int64 i, bool on, float[p, 4] carried)
+               => (bool still, float[p, 4] next) { still = Identity(on) next = Add(carried, x) }>"""
+        ),
+    ),
     "another domain in the middle": lambda: case(
         IN_THE_MIDDLE.format(nodes="middle = ai.onnx.ml.Scaler<offset = [1.0], scale = [2.0]>(a)"), "Scaler"
     ),

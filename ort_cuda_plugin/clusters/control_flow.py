@@ -1,0 +1,230 @@
+"""If, Loop and Scan inside a plan: the branch that is taken, and iterations one after the other.
+
+That is possible where the branch or the number of iterations is known when the plan is built: from constants, shapes,
+or host inputs, on which the plan is then guarded. ONNX Runtime runs all other such nodes, with kernels that take their
+bodies as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..model.ir import DType, Graph, InvalidModel, Node, Unsupported, Value
+from ..ops.axes import normalize_axis
+from ..ops.indexing import select_index
+from ..ops.slicing import concat
+from ..program.symbolic import Dim, eq
+from ..program.tensor import Tensor
+from ..program.views import unsqueeze
+
+if TYPE_CHECKING:
+    from .node_lowering import NodeLowering
+
+MAX_UNROLLED_NODES = 1024
+"""A Loop or Scan is unrolled when its iterations have at most so many nodes in all, those of inner bodies included."""
+
+Inputs = Sequence[Tensor | None]
+
+
+def inline(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Tensor]:
+    """The results of a node with bodies, which are lowered in its place.
+
+    Raises Unsupported where it is not known what to lower, and for what a body's nodes raise it.
+    """
+    if not node.subgraphs:
+        raise Unsupported("control-flow", f"the bodies of {node.op_type} nest too deeply")
+    if (node.domain, node.op_type) == ("", "If"):
+        return _if(lowering, node, inputs)
+    if (node.domain, node.op_type) == ("", "Loop"):
+        return _loop(lowering, node, inputs)
+    if (node.domain, node.op_type) == ("", "Scan") and node.since_version >= 9:
+        return _scan(lowering, node, inputs)
+    raise Unsupported("control-flow", f"{node.op_type}-{node.since_version} with a body is not implemented")
+
+
+def unrolled_nodes(body: Graph) -> int:
+    """Nodes that an iteration of ``body`` has at least."""
+    return sum(1 for _ in body.all_nodes())
+
+
+def _body(lowering: NodeLowering, node: Node, name: str, arguments: Sequence[Tensor]) -> list[Tensor]:
+    """The results of a body of ``node`` for these arguments."""
+    body = node.subgraphs.get(name)
+    if body is None:
+        raise InvalidModel(f"{node.op_type} needs its body {name!r}")
+    if len(arguments) != len(body.inputs):
+        raise InvalidModel(f"the body {name!r} of {node.op_type} has {len(body.inputs)} inputs, not {len(arguments)}")
+    for value, argument in zip(body.inputs, arguments, strict=True):
+        lowering.tensors[value] = argument
+    for inner in body.nodes:
+        try:
+            if inner.provider:
+                raise Unsupported("control-flow", f"{inner.provider} runs it")
+            lowering.lower(inner, [None if value is None else lowering.tensor(value) for value in inner.inputs])
+        except Unsupported as error:
+            raise Unsupported(error.kind, _within(name, inner, error.reason)) from error
+        except InvalidModel as error:
+            raise InvalidModel(_within(name, inner, error.reason)) from error
+    lowering.ctx.node = node
+    return [lowering.tensor(value) for value in body.outputs]
+
+
+def _within(body: str, node: Node, reason: str) -> str:
+    return f"in its {body}, node {node.label}: {reason}"
+
+
+def _if(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Tensor]:
+    ctx = lowering.ctx
+    condition = _scalar(node, inputs, 0, DType.BOOL)
+    (taken,) = ctx.host_constants(condition, "the condition of If", [1])
+    if not ctx.guessed:
+        return _body(lowering, node, "then_branch" if taken else "else_branch", ())
+    results = _body(lowering, node, "then_branch", ())
+    others = _body(lowering, node, "else_branch", ())
+    if len(results) != len(others):
+        raise InvalidModel(f"the branches of If have {len(results)} and {len(others)} results")
+    for number, (x, other) in enumerate(zip(results, others, strict=True)):
+        if x.dtype is not other.dtype:
+            types = f"{x.dtype.short} in one branch, {other.dtype.short} in the other"
+            raise InvalidModel(f"result {number} of If is {types}")
+        if x.rank != other.rank:
+            ranks = f"{x.rank} in one branch, {other.rank} in the other"
+            raise Unsupported("shape", f"result {number} of If has rank {ranks}")
+    ctx.guessed = True  # the results are those of either branch
+    return results
+
+
+def _loop(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Tensor]:
+    ctx = lowering.ctx
+    trips = None if _is_missing(inputs, 0) else _scalar(node, inputs, 0, DType.INT64)
+    on = ctx.constant(np.array(True)) if _is_missing(inputs, 1) else _scalar(node, inputs, 1, DType.BOOL)
+    states = _given(node, inputs[2:])
+    body = node.subgraphs.get("body")
+    if body is None:
+        raise InvalidModel("Loop needs its body")
+    most = None if trips is None else _known_number(trips, "the trip count of Loop")
+    size = unrolled_nodes(body)
+    rows: list[list[Tensor]] = []
+    scanned = len(body.outputs) - 1 - len(states)
+    if scanned < 0:
+        raise InvalidModel(f"the body of Loop has {len(body.outputs)} results, and the loop {len(states)} states")
+    count = 0
+    while most is None or count < most:
+        if not _known_number(on, "the condition of Loop"):
+            break
+        _check_count(max(most or 0, count + 1), size, "Loop")
+        lowering.spend_nodes(len(body.nodes))
+        number = ctx.constant(np.array(count, np.int64))
+        on, *results = _body(lowering, node, "body", (number, on, *states))
+        if on.size != 1 or on.dtype is not DType.BOOL:
+            raise InvalidModel(f"the condition of Loop is {on!r}")
+        states = results[: len(states)]
+        rows.append(results[len(states) :])
+        count += 1
+    outputs = list(states)
+    for k in range(scanned):
+        declared = body.outputs[1 + len(states) + k]
+        outputs.append(_stacked(lowering, [row[k] for row in rows], 0, declared))
+    return outputs
+
+
+def _scan(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Tensor]:
+    ctx, attributes = lowering.ctx, node.attributes
+    body, count = node.subgraphs.get("body"), attributes.get("num_scan_inputs")
+    given = _given(node, inputs)
+    if body is None or not isinstance(count, int) or not 0 < count <= len(given):
+        raise InvalidModel(f"Scan of {len(given)} inputs needs a body and num_scan_inputs, which is {count}")
+    states, sequences = given[:-count], given[-count:]
+    scanned = len(body.outputs) - len(states)
+    if scanned < 0:
+        raise InvalidModel(f"the body of Scan has {len(body.outputs)} results, and the scan {len(states)} states")
+    axes = [
+        normalize_axis(axis, x.rank)
+        for axis, x in zip(_numbers(node, "scan_input_axes", count), sequences, strict=True)
+    ]
+    backwards = _numbers(node, "scan_input_directions", count)
+    lengths = [x.shape[axis] for x, axis in zip(sequences, axes, strict=True)]
+    for length in lengths[1:]:
+        ctx.require(eq(lengths[0], length), "the inputs of Scan have different lengths")
+    length = _known(lengths[0], "the length of Scan")
+    _check_count(length, unrolled_nodes(body), "Scan")
+    rows: list[list[Tensor]] = []
+    for step in range(length):
+        lowering.spend_nodes(len(body.nodes))
+        slices = [
+            select_index(ctx, x, axis, length - 1 - step if backward else step)
+            for x, axis, backward in zip(sequences, axes, backwards, strict=True)
+        ]
+        results = _body(lowering, node, "body", (*states, *slices))
+        states, row = results[: len(states)], results[len(states) :]
+        rows.append(row)
+    outputs = list(states)
+    places, reversed_ = _numbers(node, "scan_output_axes", scanned), _numbers(node, "scan_output_directions", scanned)
+    for k in range(scanned):
+        parts = [row[k] for row in rows]
+        outputs.append(
+            _stacked(lowering, parts[::-1] if reversed_[k] else parts, places[k], body.outputs[len(states) + k])
+        )
+    return outputs
+
+
+def _stacked(lowering: NodeLowering, parts: Sequence[Tensor], axis: int, declared: Value) -> Tensor:
+    """The parts one after the other along a new dimension ``axis``; ``declared`` says what they are where none is."""
+    ctx = lowering.ctx
+    if not parts:
+        shape = [dim for dim in declared.shape or [None] if isinstance(dim, int)]
+        if declared.dtype is None or declared.shape is None or len(shape) != len(declared.shape):
+            raise Unsupported("control-flow", f"no iteration says what shape {declared.name!r} has")
+        shape.insert(normalize_axis(axis, len(shape) + 1), 0)
+        return ctx.empty(shape, declared.dtype)
+    at = normalize_axis(axis, parts[0].rank + 1)
+    for part in parts:
+        if part.dtype is not parts[0].dtype:
+            raise InvalidModel(f"{declared.name!r} changes its element type")
+        ctx.require_shape(part, parts[0].shape, f"result {declared.name!r} of an iteration")
+    return concat(ctx, *(unsqueeze(ctx, part, (at,)) for part in parts), axis=at)
+
+
+def _known_number(x: Tensor, what: str) -> int:
+    return _known(None if x.host is None else x.host[0], what)
+
+
+def _known(value: Dim | None, what: str) -> int:
+    if not isinstance(value, int):
+        raise Unsupported("control-flow", f"{what} is only known in a Run")
+    return value
+
+
+def _check_count(iterations: int, size: int, what: str) -> None:
+    if iterations * size > MAX_UNROLLED_NODES:
+        nodes = f"{what} with {iterations} iterations of {size} nodes"
+        raise Unsupported("cost", f"{nodes}; at most {MAX_UNROLLED_NODES} nodes are unrolled")
+
+
+def _is_missing(inputs: Inputs, index: int) -> bool:
+    return index >= len(inputs) or inputs[index] is None
+
+
+def _scalar(node: Node, inputs: Inputs, index: int, dtype: DType) -> Tensor:
+    x = inputs[index] if index < len(inputs) else None
+    if x is None or x.dtype is not dtype or x.size != 1:
+        raise InvalidModel(f"input {index} of {node.op_type} must be one {dtype.short}, it is {x!r}")
+    return x
+
+
+def _given(node: Node, inputs: Iterable[Tensor | None]) -> list[Tensor]:
+    given = [x for x in inputs if x is not None]
+    if len(given) != len(list(inputs)):
+        raise InvalidModel(f"{node.op_type} lacks an input")
+    return given
+
+
+def _numbers(node: Node, name: str, count: int) -> tuple[int, ...]:
+    value = node.attributes.get(name, (0,) * count)
+    numbers = tuple(number for number in value if isinstance(number, int)) if isinstance(value, tuple) else ()
+    if len(numbers) != count:
+        raise InvalidModel(f"{name} of {node.op_type} must be {count} numbers, it is {value!r}")
+    return numbers

@@ -1,0 +1,180 @@
+"""If, Loop and Scan that are lowered with their bodies: in one cluster with what is around them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import parser
+
+import ort_cuda_plugin
+from ort_cuda_plugin.clusters.control_flow import MAX_UNROLLED_NODES
+from ort_cuda_plugin.ep.fused_node import FusedNode
+from ort_cuda_plugin.ep.provider import last_verdicts
+from session_pair import floats
+
+IF = """b = If(c) <then_branch = yes () => (float[p, 4] t) { u = Mul(a, x)  t = Add(u, w) },
+    else_branch = no () => (float[q, 4] e) { e = Neg(a) }>"""
+CLUSTERS = {
+    "If on a fed condition": "(float[n, 4] x, bool c) => (float[n, 4] y) { a = Add(x, x) w = "
+    f"Constant<value = float[4] {{1.0, 2.0, 3.0, 4.0}}>() {IF} y = Sub(b, a) }}",
+    "If on a size": f"""(float[n, 4] x) => (float[n, 4] y) {{ a = Add(x, x) w = Constant<value_float = 2.0>()
+        size = Size(x) few = Constant<value_int = 12>() c = Less(size, few) {IF} y = Sub(b, a) }}""",
+    "If in a branch": """(float[n, 4] x, int64 rate) => (float[n, 4] y)
+        { high = Constant<value_int = 1>() c = Equal(rate, high) low = Constant<value_int = 0>() d = Equal(rate, low)
+          y = If(c) <then_branch = yes () => (float[p, 4] t) { t = Neg(x) }, else_branch = no () => (float[q, 4] e)
+          { e = If(d) <then_branch = yes2 () => (float[r, 4] t2) { t2 = Exp(x) },
+              else_branch = no2 () => (float[s, 4] e2) { e2 = Tanh(x) }> }> }""",
+    "Loop": """(float[n, 4] x, float[4] z) => (float[n, 4] y, float[4, k, 4] rows)
+        { a = Add(x, x) trips = Constant<value_int = 4>()
+          last, rows = Loop(trips, , a) <body = b (int64 i, bool on, float[p, 4] carried)
+            => (bool still, float[p, 4] next, float[p, 4] row)
+            { still = Identity(on) f = Cast<to = 1>(i) s = Add(carried, z) next = Mul(s, f) row = Neg(next) }>
+          y = Sub(last, a) }""",
+    "Loop that ends by a computed number": """(float[n, 4] x) => (float[n, 4] y)
+        { yes = Constant<value = bool {1}>()
+          y = Loop(, yes, x) <body = b (int64 i, bool on, float[p, 4] carried) => (bool still, float[p, 4] next)
+            { limit = Constant<value_int = 3>() still = Less(i, limit) next = Add(carried, x) }> }""",
+    "Loop whose state grows": """(float[n, 4] x) => (float[m, 4] y)
+        { trips = Constant<value_int = 3>()
+          y = Loop(trips, , x) <body = b (int64 i, bool on, float[p, 4] carried) => (bool still, float[r, 4] next)
+            { still = Identity(on) next = Concat<axis = 0>(carried, x) }> }""",
+    "Loop without iterations": """(float[n, 4] x) => (float[n, 4] y, float[k, 4] rows)
+        { trips = Constant<value_int = 0>() a = Neg(x)
+          y, rows = Loop(trips, , a) <body = b (int64 i, bool on, float[p, 4] carried)
+            => (bool still, float[p, 4] next, float[4] row)
+            { still = Identity(on) next = Add(carried, x) zero = Constant<value_int = 0>()
+              row = Gather(next, zero) }> }""",
+    "Scan": """(float[n, 4] x, float[3, 4] rows) => (float[4] last, float[4, 3] y)
+        { axis = Constant<value_ints = [0]>() sum = ReduceSum<keepdims = 0>(x, axis)
+          last, y = Scan<num_scan_inputs = 1, scan_input_directions = [1], scan_output_axes = [1],
+            scan_output_directions = [1], body = b (float[4] state, float[4] row) => (float[4] next, float[4] out)
+            { next = Add(state, row) out = Exp(next) }>(sum, rows) }""",
+    "Scan of columns in a Loop in an If": """(float[2, 4] x, bool c) => (float[2] y)
+        { start = Constant<value = float[2] {1.0, 2.0}>()
+          y = If(c) <then_branch = yes () => (float[2] t) { trips = Constant<value_int = 2>()
+            t = Loop(trips, , start) <body = b (int64 i, bool on, float[2] carried) => (bool still, float[2] next)
+              { still = Identity(on) next = Scan<num_scan_inputs = 1, scan_input_axes = [1],
+                  body = s (float[2] state, float[2] column) => (float[2] new)
+                  { m = Mul(state, carried) new = Add(m, column) }>(carried, x) }> },
+            else_branch = no () => (float[2] e) { e = Neg(start) }> }""",
+    "weights of a body": """(float[n, 4] x, bool c) => (float[n, 4] y)
+        { y = If(c) <then_branch = yes () => (float[p, 4] t) <float[4] w = {1.0, 2.0, 3.0, 4.0}> { t = Mul(x, w) },
+            else_branch = no () => (float[q, 4] e) <float[4] v = {4.0, 3.0, 2.0, 1.0}> { e = Sub(x, v) }> }""",
+}
+
+
+def sessions(text: str) -> tuple[ort.InferenceSession, ort.InferenceSession]:
+    """On the plugin and on the CPU provider. The optimizer would evaluate some conditions itself."""
+    model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> m {text}').SerializeToString()
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    ort_cuda_plugin.register(emulate=True)
+    providers = ["CudaPluginExecutionProvider", "CPUExecutionProvider"]
+    return tuple(ort.InferenceSession(model, options, providers=chosen) for chosen in (providers, providers[1:]))
+
+
+def placement(session: ort.InferenceSession) -> list[tuple[str, int]]:
+    """Each cluster or node of another provider, with the number of its nodes."""
+    parts = session.get_provider_graph_assignment_info()
+    return [(part.ep_name.removesuffix("ExecutionProvider"), len(part.get_nodes())) for part in parts]
+
+
+def feeds(session: ort.InferenceSession, rows: int, condition: bool) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for value in session.get_inputs():
+        kinds = {"tensor(bool)": np.array(condition), "tensor(int64)": np.array(rows - 2)}
+        shape = [rows if isinstance(dim, str) else dim for dim in value.shape]
+        made[value.name] = kinds[value.type] if value.type in kinds else floats(*shape)
+    return made
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_a_node_with_bodies_runs_in_one_cluster_with_all_others(name: str) -> None:
+    ours, cpu = sessions(CLUSTERS[name])
+    assert [provider for provider, _ in placement(ours)] == ["CudaPlugin"]
+    for _ in range(2):
+        before = ort_cuda_plugin.counters()["plan_variants_built"]
+        for rows, condition in ((2, True), (3, False), (4, True)):
+            feed = feeds(ours, rows, condition)
+            for actual, expected in zip(ours.run(None, feed), cpu.run(None, feed), strict=True):
+                np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5, strict=True)
+    assert ort_cuda_plugin.counters()["plan_variants_built"] == before, "the second round needs no plan"
+
+
+LOOP = """(float[n, 4] x, int64 trips, bool c) => (float[n, 4] y)
+    {{ {nodes} y = Loop({arguments}, x) <body = b (int64 i, bool on, float[p, 4] carried)
+        => (bool still, float[p, 4] next) {{ still = {still} next = Add(carried, x) }}> }}"""
+DECLINED = {
+    "trip count": (LOOP.format(nodes="", arguments="trips, ", still="Identity(on)"), "the trip count of Loop is only"),
+    "condition": (LOOP.format(nodes="", arguments="trips, c", still="Identity(on)"), "the trip count of Loop is only"),
+    "condition of the body": (
+        LOOP.format(nodes="m = Constant<value_int = 3>()", arguments="m, ", still="Greater(s, zero)").replace(
+            "{ still", "{ zero = Constant<value_float = 0.0>() s = ReduceSum<keepdims = 0>(carried) still"
+        ),
+        "the condition of Loop is only known in a Run",
+    ),
+    "too many": (
+        LOOP.format(nodes=f"m = Constant<value_int = {MAX_UNROLLED_NODES}>()", arguments="m, ", still="Identity(on)"),
+        f"{MAX_UNROLLED_NODES} iterations of 2 nodes; at most {MAX_UNROLLED_NODES} nodes are unrolled",
+    ),
+    "endless": (
+        LOOP.format(nodes="", arguments=", ", still="Identity(on)"),
+        f"{MAX_UNROLLED_NODES // 2 + 1} iterations of 2 nodes; at most {MAX_UNROLLED_NODES} nodes are unrolled",
+    ),
+    "computed branch": (
+        """(float[n, 4] x) => (float[n, 4] y) { zero = Constant<value_float = 0.0>() s = ReduceSum<keepdims = 0>(x)
+        c = Greater(s, zero) y = If(c) <then_branch = yes () => (float[p, 4] t) { t = Neg(x) },
+        else_branch = no () => (float[q, 4] e) { e = Exp(x) }> }""",
+        "the condition of If is computed on the device",
+    ),
+    "a node of a body": (
+        """(float[n, 4] x, bool c) => (float[n, 4] y) { y = If(c) <then_branch = yes () => (float[p, 4] t)
+        { t = Neg(x) }, else_branch = no () => (float[q, 4] e) { s = Cast<to = 8>(x) e = Cast<to = 1>(s) }> }""",
+        "in its else_branch, node s (Cast): ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DECLINED)
+def test_what_is_known_only_in_a_run_is_declined_with_a_reason(name: str) -> None:
+    text, reason = DECLINED[name]
+    ours, cpu = sessions(text)
+    (verdict,) = [verdict for verdict in last_verdicts() if verdict.op_type in ("If", "Loop")]
+    assert not verdict.supported
+    assert reason in verdict.reason
+    if name == "endless":
+        return
+    feed = feeds(ours, 3, False)
+    for actual, expected in zip(ours.run(None, feed), cpu.run(None, feed), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, strict=True)
+
+
+def test_a_mistake_in_a_body_names_the_node() -> None:
+    text = """(float[n, 4] x, float[m, k] z, bool c) => (float[n, 4] y) { y = If(c)
+        <then_branch = yes () => (float[p, 4] t) { t = Add(x, z) }, else_branch = no () => (float[q, 4] e)
+        { e = Neg(x) }> }"""
+    ours, _ = sessions(text)
+    assert placement(ours) == [("CudaPlugin", 1)]
+    with pytest.raises(Exception, match=r"node 't \(Add\)': dimensions cannot be broadcast"):
+        ours.run(None, {"x": floats(2, 4), "z": floats(3, 5), "c": np.array(True)})
+    ours.run(None, {"x": floats(2, 4), "z": floats(3, 5), "c": np.array(False)})
+
+
+PREPARE = FusedNode.prepare
+
+
+def test_the_body_of_a_loop_that_is_unrolled_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def prepare(self: FusedNode) -> None:
+        compiled.append(self.name)
+        PREPARE(self)
+
+    monkeypatch.setattr(FusedNode, "prepare", prepare)
+    sessions(CLUSTERS["Loop"])
+    assert len(compiled) == 1
