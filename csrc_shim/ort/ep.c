@@ -22,6 +22,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "base/host.h"
@@ -76,8 +77,19 @@ static void release_compute_infos(OrtEp *ep, OrtNodeComputeInfo **infos, size_t 
 }
 
 static OrtStatus *get_preferred_layout(OrtEp *ep, OrtEpDataLayout *layout) {
-  (void)ep;
-  *layout = OrtEpDataLayout_NCHW;
+  *layout = self(ep)->config.channels_last ? OrtEpDataLayout_NHWC : OrtEpDataLayout_NCHW;
+  return NULL;
+}
+
+/* ORT asks about operators of claimed nodes. "As you like" would be a list of its own, so that is never the answer. */
+static OrtStatus *should_convert_layout(OrtEp *ep, const char *domain, const char *op_type, OrtEpDataLayout layout,
+                                        int *should_convert) {
+  *should_convert = 0;
+  if (layout != OrtEpDataLayout_NHWC || (*domain && strcmp(domain, "ai.onnx") != 0))
+    return NULL;
+  for (const char *const *name = self(ep)->config.channels_last; name && *name; name++)
+    if (strcmp(*name, op_type) == 0)
+      *should_convert = 1;
   return NULL;
 }
 
@@ -213,6 +225,7 @@ OrtEp *ocp_ep_create(const ocp_ep_config *config, ocp_identity identity) {
       .Compile = compile,
       .ReleaseNodeComputeInfos = release_compute_infos,
       .GetPreferredDataLayout = get_preferred_layout,
+      .ShouldConvertDataLayoutForOp = should_convert_layout,
       .OnRunStart = on_run_start,
       .OnRunEnd = on_run_end,
       .CreateSyncStreamForDevice = create_sync_stream,

@@ -41,6 +41,7 @@ typedef struct ocp_ep_config {
   const OrtMemoryInfo *device_memory; /* owned by the factory */
   ocp_stream *stream;                 /* of all Runs of the session; NULL: ORT makes one for each thread */
   uint32_t capture_warm_runs;         /* ORT captures Runs after so many; 0: it does not */
+  const char *const *channels_last;   /* operators that ORT makes channels-last, then NULL; NULL: none. Python's */
 } ocp_ep_config;
 
 /* Python's side. Every member is called through ocp_python_call (host.h), the one place that counts calls into Python;

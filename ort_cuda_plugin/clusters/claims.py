@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..model.ir import Graph, InvalidModel, Node, Unsupported, Value
 from ..model.partition import partition
+from ..ops.registry import channels_last_operators
 from ..program.lowering import Buffer, DeviceProperties, LoweringOptions
 from ..program.symbolic import Dim
 from .node_lowering import InputSymbols, NodeLowering, Ranks, symbolic_input
@@ -32,19 +33,24 @@ class NodeVerdict:
 
 
 def analyze(
-    graph: Graph, device: DeviceProperties, options: LoweringOptions | None = None, ranks: Ranks | None = None
+    graph: Graph,
+    device: DeviceProperties,
+    options: LoweringOptions | None = None,
+    ranks: Ranks | None = None,
+    provider: str = "",
 ) -> list[NodeVerdict]:
     """One verdict per node of ``graph``, in order. Runs operators on symbolic shapes; reads no large initializer.
 
     A node that is declined does not stop the analysis: its results are taken from ORT's own type and shape inference.
-    ``ranks`` says more than that about some values, and gets what the operators' functions say.
+    ``ranks`` says more than that about some values, and gets what the operators' functions say. ``provider`` is the
+    plugin's own name: ORT asks again about nodes that it has, after it changed the layout of their tensors.
     """
     if graph.is_subgraph:
         reason = "it is in the body of a control-flow operator"
         if is_unrolled(graph, device, options):
             reason = "the node that it is a body of is lowered with it"
         return [_declined(node, "control-flow", reason) for node in graph.nodes]
-    analysis = _Analysis(graph, device, options or LoweringOptions(), {} if ranks is None else ranks)
+    analysis = _Analysis(graph, device, options or LoweringOptions(), {} if ranks is None else ranks, provider)
     return analysis.without_idle_nodes(analysis.verdicts(graph.nodes))
 
 
@@ -67,6 +73,7 @@ def claim(
     device: DeviceProperties,
     options: LoweringOptions | None = None,
     ranks: Ranks | None = None,
+    provider: str = "",
     *,
     passes_implicit_inputs: bool = True,
 ) -> tuple[list[list[Node]], list[NodeVerdict]]:
@@ -80,7 +87,7 @@ def claim(
     """
     options = options or LoweringOptions()
     ranks = {} if ranks is None else ranks
-    verdicts = dict(zip(graph.nodes, analyze(graph, device, options, ranks), strict=True))
+    verdicts = dict(zip(graph.nodes, analyze(graph, device, options, ranks, provider), strict=True))
     while True:
         clusters = partition(graph, [verdicts[node].supported for node in graph.nodes])
         changed = False
@@ -92,7 +99,7 @@ def claim(
             continue
         if len(clusters) > 1 or not all(verdict.supported for verdict in verdicts.values()):
             for cluster in clusters:
-                alone = _Analysis(graph, device, options, ranks)
+                alone = _Analysis(graph, device, options, ranks, provider)
                 for node, verdict in zip(cluster, alone.verdicts(cluster), strict=True):
                     if not verdict.supported:
                         verdicts[node] = verdict
@@ -113,8 +120,11 @@ def _not_passed(clusters: list[list[Node]]) -> Iterator[tuple[Node, Value]]:
 
 
 class _Analysis:
-    def __init__(self, graph: Graph, device: DeviceProperties, options: LoweringOptions, ranks: Ranks) -> None:
+    def __init__(
+        self, graph: Graph, device: DeviceProperties, options: LoweringOptions, ranks: Ranks, provider: str = ""
+    ) -> None:
         self.ranks = ranks
+        self.provider = provider
         symbols = self.symbols = InputSymbols()
 
         def read_host_input(buffer: Buffer, count: int) -> tuple[Dim, ...]:
@@ -156,7 +166,7 @@ class _Analysis:
             # A mistake in one operator's function must not take the claims of all other nodes with it.
             logger.exception("node %s", node.label)
             return _declined(node, "op", f"internal error: {type(error).__name__}: {error}")
-        if node.provider:  # one such node makes ORT drop its whole cluster
+        if node.provider and node.provider != self.provider:  # one such node makes ORT drop its whole cluster
             return _declined(node, "op", f"{node.provider} runs it")
         return NodeVerdict(node.name, node.op_type, node.domain, node.since_version, True)
 
@@ -165,12 +175,19 @@ class _Analysis:
         for value in node.reads():
             if value not in known and value.initializer is None:
                 self.lowering.add_input(value, symbolic_input(self.symbols, value, 0, ranks=self.ranks))
-        self.lowering.lower(node, [None if value is None else self.lowering.tensor(value) for value in node.inputs])
+        inputs = [None if value is None else self.lowering.tensor(value) for value in node.inputs]
+        if inputs and inputs[0] is not None and inputs[0].rank < 2 and self._may_become_channels_last(node):
+            raise Unsupported("shape", "ONNX Runtime cannot make a tensor of less than 2 dimensions channels-last")
+        self.lowering.lower(node, inputs)
         self.ranks.update(
             (value.name, known[value].rank)
             for value in node.outputs
             if value is not None and value in known and value.shape is None
         )
+
+    def _may_become_channels_last(self, node: Node) -> bool:
+        options = self.lowering.ctx.options
+        return options.channels_last and not node.domain and node.op_type in channels_last_operators()
 
 
 def _declined(node: Node, kind: str, reason: str) -> NodeVerdict:

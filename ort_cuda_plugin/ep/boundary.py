@@ -72,6 +72,7 @@ def create_ep(
     config.stream = provider.stream
     options = provider.options
     config.capture_warm_runs = options.min_num_runs_before_cuda_graph_capture if options.enable_cuda_graph else 0
+    config.channels_last = provider.channels_last
     config.handle = PROVIDERS.add(provider)
 
 

@@ -39,6 +39,7 @@ class Options:
         use_tf32: float32 matrix products and convolutions of libraries may round inputs to TF32.
         deterministic: only algorithms that give the same bits in every run.
         fusion: what one operator computes for another goes through no memory where that is possible.
+        prefer_nhwc: ONNX Runtime gives operators that have a channels-last form this form.
         program_folder: where the programs of compiled clusters are written as text; "" for nowhere.
         user_compute_stream: address of the ``cudaStream_t`` that all Runs use, 0 for the default stream; None: ORT gets
             a stream of our own for each thread.
@@ -63,6 +64,7 @@ class Options:
     min_num_runs_before_cuda_graph_capture: int = 2
     cuda_graph_cache_size: int = 16
     fusion: bool = True
+    prefer_nhwc: bool = False
     program_folder: str = ""
 
     @property
@@ -133,6 +135,8 @@ MEANINGFUL: dict[str, Callable[[str], Any]] = {
     "fusion": _flag,
     "has_user_compute_stream": _flag,
     "min_num_runs_before_cuda_graph_capture": _count(1, 1000),
+    "prefer_nhwc": _flag,
+    "prefer_nhwc_layout": _flag,
     "program_folder": _folder,
     "use_ep_level_unified_stream": _flag,
     "use_tf32": _flag,
@@ -148,8 +152,6 @@ WITHOUT_EFFECT: dict[str, Callable[[str], Any]] = {
     "do_copy_in_default_stream": _flag,
     "enable_skip_layer_norm_strict_mode": _flag,
     "fuse_conv_bias": _flag,
-    "prefer_nhwc": _flag,
-    "prefer_nhwc_layout": _flag,
     "sdpa_kernel": _ANY_COUNT,
     "tunable_op_enable": _flag,
     "tunable_op_max_tuning_duration_ms": _ANY_COUNT,
@@ -194,6 +196,8 @@ def parse(values: Mapping[str, str]) -> tuple[Options, list[str]]:
         raise OptionError(f"{EP_NAME} option has_user_compute_stream=1 needs user_compute_stream, the stream's address")
     if has_stream is False:
         parsed.pop("user_compute_stream", None)
+    if (alias := parsed.pop("prefer_nhwc_layout", None)) is not None:
+        parsed.setdefault("prefer_nhwc", alias)
     ignored = sorted(key for key in values if key in WITHOUT_EFFECT)
     return Options(**{key: value for key, value in parsed.items() if key not in WITHOUT_EFFECT}), ignored
 

@@ -12,7 +12,9 @@ from ..abi.core import check, core, ffi, lib, new_error
 from ..clusters.claims import NodeVerdict, claim
 from ..clusters.cluster import CompiledCluster
 from ..clusters.node_lowering import Ranks
+from ..model.ir import Graph
 from ..model.ort_graph import read_graph
+from ..ops.registry import CHANNELS_LAST_DOMAIN, channels_last_operators
 from ..program.lowering import LoweringOptions
 from . import arena
 from .devices import DeviceInfo
@@ -42,8 +44,8 @@ class Provider:
     """The control plane of an ``OrtEp``.
 
     Attributes:
-        verdicts: one per node of the main graph. ORT asks again after it replaced declined nodes by the nodes of their
-            functions; then these stand in their place.
+        verdicts: one per node of the main graph. ORT asks again after it changed layouts, or replaced declined nodes by
+            the nodes of their functions; then these stand in their place.
         failure: why the claims could not be made, which ORT only logs; "" where they were.
         fused_nodes: what was compiled, in the order of compilation.
     """
@@ -58,8 +60,13 @@ class Provider:
         self.device = use_device(_choose(offered, self.options.device_id))
         self.device_memory = memory_info(self.device.info)
         self._configure_arenas()
+        self._channels_last_names = [ffi.new("char[]", name.encode()) for name in self._channels_last_operators()]
+        names = [*self._channels_last_names, ffi.NULL]
+        self.channels_last = ffi.new("const char *[]", names) if self.options.prefer_nhwc else ffi.NULL
         self.stream = self._session_stream()
         self.verdicts: list[NodeVerdict] = []
+        self._to_fuse: list[NodeVerdict] = []  # those of the clusters of the last answer
+        self._fused_verdicts: list[NodeVerdict] = []  # those of nodes that fused nodes have replaced
         self.failure = ""
         self.fused_nodes: list[FusedNode] = []
         self._ranks: Ranks = {}  # ORT forgets what it replaced by a fused node, so they outlive the claims
@@ -97,6 +104,9 @@ class Provider:
             check(error)
         return out[0]
 
+    def _channels_last_operators(self) -> tuple[str, ...]:
+        return channels_last_operators() if self.options.prefer_nhwc else ()
+
     def _configure_arenas(self) -> None:
         for memory, values in (
             (lib.OCP_DEVICE_MEMORY, self.options.device_arena),
@@ -117,7 +127,12 @@ class Provider:
 
     def _lowering_options(self) -> LoweringOptions:
         options = self.options
-        return LoweringOptions(use_tf32=options.use_tf32, deterministic=options.deterministic, fusion=options.fusion)
+        return LoweringOptions(
+            use_tf32=options.use_tf32,
+            deterministic=options.deterministic,
+            fusion=options.fusion,
+            channels_last=options.prefer_nhwc,
+        )
 
     # ---- claims ----
 
@@ -136,14 +151,22 @@ class Provider:
             self.device.properties(),
             self._lowering_options(),
             self._ranks,
+            self._identity.ep_name,
             passes_implicit_inputs=host.api_version() >= IMPLICIT_INPUTS_SINCE,
         )
         self._report(graph.name, verdicts, len(clusters))
+        self._report_lost(graph, verdicts)
         if not graph.is_subgraph:
             self._fed.update(value.name for value in graph.inputs)
-            ours = [verdict for verdict in self.verdicts if verdict.supported]
-            pairs = zip(graph.nodes, verdicts, strict=True)
-            self.verdicts = ours + [verdict for node, verdict in pairs if node.provider != self._identity.ep_name]
+            given = dict(zip(graph.nodes, verdicts, strict=True))
+            self._to_fuse = [given[node] for cluster in clusters for node in cluster]
+            # A node of ours that is declined is a fused one.
+            shown = [
+                verdict
+                for node, verdict in given.items()
+                if verdict.supported or node.provider != self._identity.ep_name
+            ]
+            self.verdicts = self._fused_verdicts + shown
             _thread.verdicts = self.verdicts
         nodes = _nodes(ort_graph)
         fusion = ffi.new("OrtNodeFusionOptions *")
@@ -161,6 +184,20 @@ class Provider:
         claimed = len(verdicts) - len(declined)
         self._log("INFO", f"graph {graph!r}: {claimed} of {len(verdicts)} nodes claimed, in {clusters} clusters")
 
+    def _report_lost(self, graph: Graph, verdicts: list[NodeVerdict]) -> None:
+        """ONNX Runtime gives nodes that it made channels-last to nobody else, and its error does not say why."""
+        for node, verdict in zip(graph.nodes, verdicts, strict=True):
+            if verdict.supported or (node.domain, node.provider) != (CHANNELS_LAST_DOMAIN, self._identity.ep_name):
+                continue
+            types = ", ".join(
+                "none" if x is None else "unknown" if x.dtype is None else x.dtype.name for x in node.inputs
+            )
+            self._log(
+                "ERROR",
+                f"node {node.label} was made channels-last, but no kernel takes {node.domain}.{node.op_type}-"
+                f"{node.since_version} of ({types}): {verdict.reason}; prefer_nhwc=0 leaves the layout alone",
+            )
+
     # ---- compilation ----
 
     def compile(self, graphs: list[Any], fused_nodes: list[Any], infos: Any) -> None:
@@ -169,6 +206,8 @@ class Provider:
             raise NotImplementedError(
                 f"{EP_NAME} has no compiled models (EPContext) to write: leave out ep.context_enable and ModelCompiler"
             )
+        self._fused_verdicts += self._to_fuse
+        self._to_fuse = []
         for index, (graph, node) in enumerate(zip(graphs, fused_nodes, strict=True)):
             infos[index] = self._compile_one(graph, node)
 

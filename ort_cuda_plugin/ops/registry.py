@@ -55,7 +55,10 @@ HostTensor: TypeAlias = Tensor
 Int64: TypeAlias = Tensor
 Float32: TypeAlias = Tensor
 
-NEWEST_OPSETS = {"": 28, "com.microsoft": 1}
+CHANNELS_LAST_DOMAIN = "com.ms.internal.nhwc"
+"""ONNX Runtime's domain of operators of ai.onnx whose first input and output are channels-last."""
+
+NEWEST_OPSETS = {"": 28, CHANNELS_LAST_DOMAIN: 28, "com.microsoft": 1}
 """The newest opset per domain whose changes this table knows; a node of a newer version may mean something else."""
 
 IGNORED_ATTRIBUTES = frozenset({"consumed_inputs"})
@@ -233,6 +236,17 @@ def lookup(domain: str, op_type: str, since_version: int) -> Operator:
     if not serving or (serving[-1].until is not None and since_version > serving[-1].until):
         raise Unsupported("version", f"{qualified}-{since_version} is not implemented")
     return serving[-1]
+
+
+def versions(domain: str, op_type: str) -> tuple[Operator, ...]:
+    """The rows of one operator that are in the table by now, in order of versions."""
+    return tuple(_table.get((domain, op_type), ()))
+
+
+def channels_last_operators() -> tuple[str, ...]:
+    """The operators of ai.onnx that have a channels-last form."""
+    _load()
+    return tuple(name for domain, name in sorted(_table) if domain == CHANNELS_LAST_DOMAIN)
 
 
 def operators() -> Iterable[Operator]:

@@ -72,7 +72,7 @@ def _found(ctx: Lowering, flags: Tensor, what: str) -> tuple[Tensor, Dim]:
 
 @op("NonZero", since=9, types={"T": ALL_TENSORS})
 def non_zero(ctx: Lowering, x: T) -> Tensor:
-    flags = elementwise(ctx, lambda v: v if x.dtype is DType.BOOL else s.not_equal(v, 0), x)
+    flags = ctx.contiguous(elementwise(ctx, lambda v: v if x.dtype is DType.BOOL else s.not_equal(v, 0), x))
     places, count = _found(ctx, flags, "number of nonzero elements")
     result = ctx.empty((x.rank, count), DType.INT64)
 

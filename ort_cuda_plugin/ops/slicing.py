@@ -15,6 +15,7 @@ from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import copy_into, elementwise
 from ort_cuda_plugin.program.host import HostArray, on_host
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.memory_order import empty_in_order
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.symbolic import (
     Dim,
@@ -207,7 +208,7 @@ def concat(ctx: Lowering, *inputs: Tensor, axis: int) -> Tensor:
     def on_device() -> Tensor:
         if len(inputs) == 1:
             return first
-        result = ctx.empty(shape, first.dtype)
+        result = empty_in_order(ctx, shape, first.dtype, inputs)
         offset = result.offset
         for x in inputs:
             place = [*first.shape[:at], x.shape[at], *first.shape[at + 1 :]]

@@ -12,6 +12,7 @@ from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.fold import fold
 from ort_cuda_plugin.program.host import HostArray, on_host
+from ort_cuda_plugin.program.memory_order import empty_in_order, in_memory_order, is_channels_first
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.shapes import aligned, broadcast_shapes
 from ort_cuda_plugin.program.steps import Input, Map, used_inputs
@@ -34,7 +35,7 @@ def elementwise(ctx: Lowering, fn: Callable[..., Scalar], *tensors: Tensor) -> T
     shape = broadcast_shapes(ctx, *(x.shape for x in tensors))
 
     def on_device() -> Tensor:
-        result = ctx.empty(shape, expression.dtype)
+        result = empty_in_order(ctx, shape, expression.dtype, tensors)
         _record(ctx, leaves, tensors, [expression], [result])
         return result
 
@@ -94,6 +95,10 @@ def _record(
     results: Sequence[Tensor],
 ) -> None:
     placed = [aligned(ctx, x, results[0].shape) for x in tensors]
+    if ctx.options.channels_last and all(map(is_channels_first, results)):
+        # The same map over the dimensions as they lie in memory is one that other steps can join.
+        placed = [in_memory_order(ctx, x, results[0].rank) for x in placed]
+        results = [in_memory_order(ctx, x, x.rank) for x in results]
     inputs = used_inputs(zip(leaves, placed, strict=True), expressions)
     outputs = tuple(zip(expressions, results, strict=True))
     ctx.record(Map(ctx.nodes, results[0].shape, loadable(ctx, inputs), outputs))

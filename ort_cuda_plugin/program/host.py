@@ -78,7 +78,9 @@ def on_host(
         except (NotFoldable, ZeroDivisionError):
             raise Unsupported("shape", "shape arithmetic that has no symbolic form") from None
 
-    return ctx.defer_host(device(), inputs, values) if few else device()
+    on_device = device()
+    # What `values` gives is in the order of the elements, not in another one that they may have in memory.
+    return ctx.defer_host(on_device, inputs, values) if few and on_device.is_contiguous else on_device
 
 
 def _fitting(ctx: Lowering, array: HostArray) -> HostArray:

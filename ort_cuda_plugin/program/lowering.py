@@ -13,7 +13,7 @@ import numpy as np
 
 from ..compiler.kernel import KernelSpec
 from ..model.ir import Array, Constant, DType, Graph, InvalidModel, Node, Unsupported
-from .elementwise import elementwise
+from .elementwise import copy_of, elementwise
 from .host import MAX_HOST_WORK
 from .libraries import LibraryProblem
 from .operations import ExprOp
@@ -97,6 +97,7 @@ class LoweringOptions:
     deterministic: bool = False
     wide_indices: bool = False  # 64-bit index arithmetic even below 2**31 elements
     fusion: bool = True
+    channels_last: bool = False  # ORT gives operators their channels-last form
 
 
 class Lowering:
@@ -184,7 +185,7 @@ class Lowering:
         if x.is_constant:
             # Rearranged once on the host rather than in every Run; read when a plan needs it.
             return self.initializer(Constant(x.dtype, x.static_shape, x.contiguous_array, is_initializer=False))
-        return elementwise(self, lambda value: value, x)
+        return copy_of(self, x)
 
     def constant(self, array: Array, dtype: DType | None = None) -> Tensor:
         """A tensor of known contents; it becomes a weight when a launch reads it. ``dtype``: see `Constant.of`."""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.shapes import broadcast_shapes, broadcast_strides
 from ort_cuda_plugin.program.symbolic import Dim, hint
+from ort_cuda_plugin.program.tensor import Tensor
+
+if TYPE_CHECKING:
+    from ort_cuda_plugin.program.lowering import Lowering
 
 __all__ = ["expand", "permute", "reshape", "squeeze", "unsqueeze"]
 

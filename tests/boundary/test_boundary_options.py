@@ -37,9 +37,15 @@ def test_the_kind_of_graphs_follows_from_the_options() -> None:
 
 def test_values_are_parsed() -> None:
     assert parse({}) == (Options(), [])
-    options, ignored = parse({"device_id": "3", "use_tf32": "0", "deterministic": "true", "prefer_nhwc": "1"})
+    options, ignored = parse({"device_id": "3", "use_tf32": "0", "deterministic": "true", "sdpa_kernel": "1"})
     assert options == Options(device_id=3, use_tf32=False, deterministic=True)
-    assert ignored == ["prefer_nhwc"]
+    assert ignored == ["sdpa_kernel"]
+    for values, preferred in (
+        ({"prefer_nhwc": "1"}, True),
+        ({"prefer_nhwc_layout": "1"}, True),
+        ({"prefer_nhwc": "0", "prefer_nhwc_layout": "1"}, False),
+    ):
+        assert parse(values) == (Options(prefer_nhwc=preferred), [])
 
 
 @pytest.mark.parametrize(

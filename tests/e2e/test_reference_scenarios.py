@@ -98,7 +98,9 @@ def test_nhwc_conv(prefix: str) -> None:
     source = model(nodes, {"X": [1, 2, 4, 4], "W": [3, 2, 3, 3]}, {"Y": [1, 3, 4, 4]})
     asked = options(**{f"{prefix}prefer_nhwc_layout": "1"})
     session = by_name(source, asked)
-    assert op_types(session) == ["Conv"]
+    assert sorted(op_types(session)) == ["Conv", "Transpose", "Transpose"]
+    (part,) = session.get_provider_graph_assignment_info()
+    assert {node.op_type: node.domain for node in part.get_nodes()}["Conv"] == "com.ms.internal.nhwc"
     feeds = {"X": random(1, 2, 4, 4), "W": random(3, 2, 3, 3)}
     expected = ort.InferenceSession(source, providers=["CPUExecutionProvider"]).run(None, feeds)[0]
     np.testing.assert_allclose(session.run(None, feeds)[0], expected, rtol=1e-5, atol=1e-6)

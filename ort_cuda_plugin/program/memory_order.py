@@ -1,0 +1,51 @@
+"""The order of dimensions in memory where a session prefers channels-last tensors.
+
+Convolutions and their like read and write channels-first memory, through views. What is computed between two of them
+for each element keeps that order, so that no step has to change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.program.symbolic import Dim
+from ort_cuda_plugin.program.tensor import Tensor
+from ort_cuda_plugin.program.views import permute, unsqueeze
+
+if TYPE_CHECKING:
+    from ort_cuda_plugin.program.lowering import Lowering
+
+__all__ = ["empty_in_order", "in_memory_order", "is_channels_first"]
+
+
+def is_channels_first(x: Tensor) -> bool:
+    """Whether x is a channels-last view of memory in which the channels of an image come one after the other."""
+    if x.rank < 3 or x.is_contiguous:
+        return False
+    dense: Dim = 1
+    for axis in (*range(x.rank - 2, 0, -1), x.rank - 1):
+        if x.strides[axis] != dense and x.shape[axis] != 1:
+            return False
+        dense = dense * x.shape[axis]
+    return True
+
+
+def in_memory_order(ctx: Lowering, x: Tensor, rank: int) -> Tensor:
+    """x, which broadcasts to a channels-last tensor of ``rank`` dimensions, with channels first; zero copy."""
+    x = unsqueeze(ctx, x, range(rank - x.rank))
+    return permute(ctx, x, _to_channels_first(rank))
+
+
+def empty_in_order(ctx: Lowering, shape: Sequence[Dim], dtype: DType, like: Iterable[Tensor]) -> Tensor:
+    """A new tensor in the order of memory that one of ``like`` has, which are as large in the other dimensions."""
+    rank = len(shape)
+    if not ctx.options.channels_last or not any(x.rank == rank and is_channels_first(x) for x in like):
+        return ctx.empty(shape, dtype)
+    result = ctx.empty([shape[axis] for axis in _to_channels_first(rank)], dtype)
+    return permute(ctx, result, (0, *range(2, rank), 1))
+
+
+def _to_channels_first(rank: int) -> tuple[int, ...]:
+    return (0, rank - 1, *range(1, rank - 1))
