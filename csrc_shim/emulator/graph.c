@@ -1,5 +1,6 @@
 /* Graphs: nodes with their dependencies, captured or added one by one. */
 #include "emulator/graph.h"
+#include "driver/activity.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -69,6 +70,7 @@ CUresult emu_memcpy_work(const CUDA_MEMCPY3D *params, emu_work **work) {
       !emu_device_range(params->dstDevice, params->WidthInBytes))
     return emu_fail(CUDA_ERROR_INVALID_VALUE, "a copy node leaves its device allocation");
   const emu_op op = {.kind = EMU_OP_COPY,
+                     .source = ocp_activity_source(),
                      .copy = {params->dstDevice, params->srcDevice, params->WidthInBytes, false, false}};
   return single(CU_GRAPH_NODE_TYPE_MEMCPY, &op, work);
 }
@@ -78,7 +80,9 @@ CUresult emu_memset_work(const CUDA_MEMSET_NODE_PARAMS *params, emu_work **work)
     return emu_fail(CUDA_ERROR_INVALID_VALUE, "a memset node must set one row of bytes");
   if (!emu_device_range(params->dst, params->width))
     return emu_fail(CUDA_ERROR_INVALID_VALUE, "a memset node leaves its device allocation");
-  const emu_op op = {.kind = EMU_OP_SET, .set = {params->dst, params->width, (unsigned char)params->value}};
+  const emu_op op = {.kind = EMU_OP_SET,
+                     .source = ocp_activity_source(),
+                     .set = {params->dst, params->width, (unsigned char)params->value}};
   return single(CU_GRAPH_NODE_TYPE_MEMSET, &op, work);
 }
 

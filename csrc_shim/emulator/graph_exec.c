@@ -6,7 +6,7 @@
 #include "emulator/clock.h"
 #include "emulator/driver.h"
 #include "emulator/graph.h"
-#include "emulator/memory.h"
+#include "emulator/observe.h"
 #include "emulator/state.h"
 #include "emulator/stream.h"
 
@@ -34,6 +34,7 @@ struct CUgraphExec_st {
 };
 
 struct emu_replay {
+  emu_context context;
   struct CUgraphExec_st *exec;
   CUresult result;
   uint32_t done;
@@ -211,7 +212,9 @@ CUresult emu_graph_launch(CUgraphExec exec, CUstream stream) {
   replay->snapshot = exec->snapshot;
   atomic_fetch_add(&replay->snapshot->references, 1);
   pthread_mutex_unlock(&exec->lock);
-  return emu_enqueue_replay(emu_stream_of(device, stream), replay);
+  replay->context = emu_context_of(emu_stream_of(device, stream));
+  replay->context.in_graph = true;
+  return emu_enqueue_replay(replay->context.stream, replay);
 }
 
 CUresult emu_graph_exec_destroy(CUgraphExec exec) {
@@ -239,22 +242,22 @@ static uint32_t pick(const emu_replay *replay, uint32_t (*random)(uint32_t below
   return picked;
 }
 
-bool emu_replay_step(emu_replay *replay, emu_device *device, const emu_clock *clock,
-                     uint32_t (*random)(uint32_t below)) {
+bool emu_replay_step(emu_replay *replay, const emu_clock *clock, uint32_t (*random)(uint32_t below)) {
   if (replay->done == replay->exec->count || replay->result)
     return false;
   uint32_t index = pick(replay, random);
   const emu_work *work = replay->snapshot->works[index];
   for (uint32_t i = 0; i < work->count && !replay->result; i++)
-    replay->result = emu_run(device, work->ops[i], clock);
+    replay->result = emu_run_observed(&replay->context, work->ops[i], clock);
   replay->ran[index] = true;
   replay->done++;
   return true;
 }
 
-CUresult emu_replay_run(emu_replay *replay, emu_device *device, const emu_clock *clock) {
+CUresult emu_replay_run(emu_replay *replay, const emu_clock *clock) {
+  replay->context.is_inline = true;
   pthread_mutex_lock(&replay->exec->running);
-  while (emu_replay_step(replay, device, clock, NULL)) {
+  while (emu_replay_step(replay, clock, NULL)) {
   }
   pthread_mutex_unlock(&replay->exec->running);
   return replay->result;

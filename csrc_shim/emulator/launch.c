@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "driver/activity.h"
 #include "emulator/check.h"
 #include "emulator/driver.h"
 #include "emulator/fiber.h"
@@ -245,6 +246,7 @@ CUresult emu_make_launch(emu_op *op, CUfunction function, const unsigned grid[3]
                     function->name, shared_bytes, function->max_dynamic_shared);
   op->kind = EMU_OP_KERNEL;
   op->num_params = meta->num_params;
+  op->source = ocp_activity_source();
   op->kernel.function = function;
   memcpy(op->kernel.grid, grid, sizeof op->kernel.grid);
   memcpy(op->kernel.block, block, sizeof op->kernel.block);

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "driver/activity.h"
 #include "emulator/check.h"
 #include "emulator/driver.h"
 #include "emulator/heap.h"
@@ -120,7 +121,7 @@ CUresult emu_memcpy_h2d(CUdeviceptr dst, const void *src, size_t bytes, CUstream
     return result;
   if (!src || emu_is_device_address((uint64_t)src))
     return emu_fail(CUDA_ERROR_INVALID_VALUE, "copy to the device: the source is not host memory");
-  emu_op op = {.kind = EMU_OP_COPY, .copy = {dst, (uint64_t)src, bytes, false, true}};
+  emu_op op = {.kind = EMU_OP_COPY, .source = ocp_activity_source(), .copy = {dst, (uint64_t)src, bytes, false, true}};
   return emu_enqueue(emu_stream_of(device, stream), &op);
 }
 
@@ -131,7 +132,7 @@ CUresult emu_memcpy_d2h(void *dst, CUdeviceptr src, size_t bytes, CUstream strea
     return result;
   if (!dst || emu_is_device_address((uint64_t)dst))
     return emu_fail(CUDA_ERROR_INVALID_VALUE, "copy to the host: the destination is not host memory");
-  emu_op op = {.kind = EMU_OP_COPY, .copy = {(uint64_t)dst, src, bytes, true, false}};
+  emu_op op = {.kind = EMU_OP_COPY, .source = ocp_activity_source(), .copy = {(uint64_t)dst, src, bytes, true, false}};
   return emu_enqueue(emu_stream_of(device, stream), &op);
 }
 
@@ -141,7 +142,7 @@ CUresult emu_memcpy_d2d(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream
   if (result || bytes == 0 || (result = check_range("copy within the device", dst, bytes)) ||
       (result = check_range("copy within the device", src, bytes)))
     return result;
-  emu_op op = {.kind = EMU_OP_COPY, .copy = {dst, src, bytes, false, false}};
+  emu_op op = {.kind = EMU_OP_COPY, .source = ocp_activity_source(), .copy = {dst, src, bytes, false, false}};
   return emu_enqueue(emu_stream_of(device, stream), &op);
 }
 
@@ -150,7 +151,7 @@ CUresult emu_memset_d8(CUdeviceptr dst, unsigned char value, size_t count, CUstr
   CUresult result = emu_enter(&device);
   if (result || count == 0 || (result = check_range("fill", dst, count)))
     return result;
-  emu_op op = {.kind = EMU_OP_SET, .set = {dst, count, value}};
+  emu_op op = {.kind = EMU_OP_SET, .source = ocp_activity_source(), .set = {dst, count, value}};
   return emu_enqueue(emu_stream_of(device, stream), &op);
 }
 

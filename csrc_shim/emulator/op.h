@@ -12,6 +12,7 @@ typedef enum emu_op_kind { EMU_OP_KERNEL, EMU_OP_COPY, EMU_OP_SET, EMU_OP_REUSE,
 typedef struct emu_op {
   emu_op_kind kind;
   uint32_t num_params;
+  uint64_t source; /* driver/activity.h */
   union {
     struct {
       struct CUfunc_st *function;

@@ -8,6 +8,7 @@
 
 #include "emulator/clock.h"
 #include "emulator/memory.h"
+#include "emulator/observe.h"
 #include "emulator/state.h"
 
 #define MAX_PENDING 4096u /* deferred operations; above, some run without anybody waiting */
@@ -26,6 +27,7 @@ typedef struct emu_item {
   emu_record *record;
   emu_replay *replay;
   emu_clock *clock;
+  emu_context context;
   void *staged; /* contents of a pageable source */
   emu_op op;    /* as long as it needs */
 } emu_item;
@@ -63,10 +65,10 @@ static void run_first(struct CUstream_st *stream) {
   emu_item *item = stream->head;
   emu_device *device = stream->device;
   bool lost = atomic_load(&device->error) != CUDA_SUCCESS;
-  if (item->kind == ITEM_GRAPH && !lost && emu_replay_step(item->replay, device, item->clock, emu_random))
+  if (item->kind == ITEM_GRAPH && !lost && emu_replay_step(item->replay, item->clock, emu_random))
     return;
   if (item->kind == ITEM_OP && (!lost || item->op.kind == EMU_OP_FREE))
-    emu_note_error(device, emu_run(device, &item->op, item->clock));
+    emu_note_error(device, emu_run_observed(&item->context, &item->op, item->clock));
   if (item->kind == ITEM_GRAPH) {
     emu_note_error(device, emu_replay_result(item->replay));
     emu_replay_free(item->replay);
@@ -154,6 +156,7 @@ CUresult emu_queue_op(CUstream stream, const emu_op *op) {
     item->op.copy.src = (uint64_t)item->staged;
   }
   item->clock = emu_clock_tick(stream);
+  item->context = emu_context_of(stream);
   append(stream, item);
   if (copy && op->copy.dst_host && emu_is_pageable((void *)op->copy.dst, op->copy.bytes)) {
     emu_queue_drain(stream);

@@ -7,6 +7,7 @@
 #include "emulator/driver.h"
 #include "emulator/memory.h"
 #include "emulator/mempool.h"
+#include "emulator/observe.h"
 #include "emulator/queue.h"
 
 struct CUstream_st *emu_streams;
@@ -36,7 +37,9 @@ CUresult emu_enqueue(CUstream stream, const emu_op *op) {
     result = emu_capture_op(stream, op);
   } else if (!result) {
     emu_clock *clock = emu_clock_tick(stream);
-    result = emu_run(stream->device, op, clock);
+    emu_context context = emu_context_of(stream);
+    context.is_inline = true;
+    result = emu_run_observed(&context, op, clock);
     emu_note_error(stream->device, result);
     if (op->kind == EMU_OP_COPY && op->copy.dst_host && clock && emu_is_pageable((void *)op->copy.dst, op->copy.bytes))
       emu_clock_host_waits(clock);
@@ -60,7 +63,7 @@ CUresult emu_enqueue_replay(CUstream stream, emu_replay *replay) {
   }
   pthread_mutex_lock(&stream->lock);
   emu_clock *clock = emu_clock_tick(stream);
-  result = emu_replay_run(replay, stream->device, clock);
+  result = emu_replay_run(replay, clock);
   emu_note_error(stream->device, result);
   emu_clock_free(clock);
   pthread_mutex_unlock(&stream->lock);

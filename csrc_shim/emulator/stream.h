@@ -32,10 +32,9 @@ struct CUevent_st {
 /* ---- a graph on its way through a stream ---- */
 typedef struct emu_replay emu_replay;
 /* Runs one node whose dependencies have run; in order, or as random picks. False: none is left, or one failed. */
-bool emu_replay_step(emu_replay *replay, emu_device *device, const emu_clock *clock,
-                     uint32_t (*random)(uint32_t below));
+bool emu_replay_step(emu_replay *replay, const emu_clock *clock, uint32_t (*random)(uint32_t below));
 /* Runs all of it at once. An executable graph runs once at a time, in the order of its launches. */
-CUresult emu_replay_run(emu_replay *replay, emu_device *device, const emu_clock *clock);
+CUresult emu_replay_run(emu_replay *replay, const emu_clock *clock);
 /* The same for launches that are kept, under emu_order: one was queued, and whether those before it have run. */
 void emu_replay_queued(emu_replay *replay);
 bool emu_replay_is_next(const emu_replay *replay);

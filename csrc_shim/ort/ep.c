@@ -1,5 +1,5 @@
 /* OrtEp. Claims and compilation go to Python; everything that can happen in a Run is C. A slot left NULL means what
- * ORT does by default: the factory's allocators, no profiler, no resource budget.
+ * ORT does by default: the factory's allocators, no resource budget.
  *
  * What ORT calls:
  *
@@ -12,6 +12,7 @@
  *       Memcpy kernels, CopyTensors   (kernels.c, memory.c) where a CPU node and a node of ours meet
  *     OnRunEnd                        the end of both
  *     ReplayGraph                     in place of all that once the Run is captured
+ *     CreateProfiler                  for a profile of the session or of a Run (profiler.h)
  *     ReleaseEp                       (factory.c) clusters are released by Python
  *
  * Invariants:
@@ -32,6 +33,7 @@
 #include "ort/capture.h"
 #include "ort/compute.h"
 #include "ort/kernels.h"
+#include "ort/profiler.h"
 #include "ort/stream.h"
 #include "python/host.h"
 
@@ -121,6 +123,12 @@ static OrtStatus *create_sync_stream(OrtEp *ep, const OrtMemoryDevice *memory_de
     ocp_stream_create(self(ep)->config.device, &stream, &error);
   if (stream && !(*out = ocp_ort_stream_view(stream, &error)))
     ocp_stream_release(stream);
+  return ocp_status(&error);
+}
+
+static OrtStatus *create_profiler(OrtEp *ep, OrtEpProfilerImpl **profiler) {
+  ocp_error error = {0};
+  *profiler = ocp_profiler_create(self(ep)->config.device, get_name(ep), &error);
   return ocp_status(&error);
 }
 
@@ -236,6 +244,7 @@ OrtEp *ocp_ep_create(const ocp_ep_config *config, ocp_identity identity) {
       .IsGraphCaptured = is_graph_captured,
       .ReplayGraph = replay_graph,
       .GetGraphCaptureNodeAssignmentPolicy = get_capture_policy,
+      .CreateProfiler = create_profiler,
   };
   if (ocp_api_version >= OrtEp_GetDefaultMemoryDevice_SINCE)
     ep->ort.GetDefaultMemoryDevice = get_default_memory_device;

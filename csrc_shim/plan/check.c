@@ -65,8 +65,11 @@ static bool check_strings(checker *c) {
   if (bytes && p->strings[bytes - 1])
     return ocp_plan_reject(c->error, "the strings are not terminated");
   for (uint32_t i = 0; i < p->header.num_nodes; i++)
-    if (p->nodes[i] >= bytes)
+    if (p->nodes[i].label >= bytes || p->nodes[i].op_type >= bytes)
       return ocp_plan_reject(c->error, "the name of node %u is out of range", i);
+  for (uint32_t i = 0; i < p->header.num_record_nodes; i++)
+    if (p->record_nodes[i] >= p->header.num_nodes)
+      return ocp_plan_reject(c->error, "entry %u of the records' nodes is none of %u nodes", i, p->header.num_nodes);
   return true;
 }
 

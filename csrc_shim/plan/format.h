@@ -19,7 +19,7 @@
 #include <stdint.h>
 
 #define OCP_PLAN_MAGIC 0x4E4C504Fu /* "OPLN" */
-#define OCP_PLAN_VERSION 1u
+#define OCP_PLAN_VERSION 2u
 #define OCP_NO_REG 0xFFFFFFFFu
 #define OCP_NO_NODE 0xFFFFFFFFu
 #define OCP_MAX_RANK 16
@@ -32,9 +32,9 @@ typedef struct ocp_plan_header {
   uint32_t num_registers, num_inputs, num_outputs, num_weights, num_kernels, num_problems;
   uint32_t num_dims; /* register indices that the outputs' shapes point into */
   uint32_t num_exprs, num_guards, num_asserts, num_readbacks, num_buffers, num_records, num_params, num_segments;
-  uint32_t num_nodes;     /* node names, for errors */
-  uint32_t strings_bytes; /* NUL-terminated strings, referred to by offset */
-  uint32_t reserved;
+  uint32_t num_nodes;        /* the ONNX nodes that errors and profiles name */
+  uint32_t strings_bytes;    /* NUL-terminated strings, referred to by offset */
+  uint32_t num_record_nodes; /* indices of nodes that the records point into */
 } ocp_plan_header;
 
 /* A value of the cluster that a Run gets. Its dimensions are registers first_register .. first_register+rank-1. */
@@ -46,6 +46,12 @@ typedef struct ocp_plan_input {
   uint32_t host_count; /* how many elements are read; the plan matches only inputs with exactly as many; 0 when none */
   uint32_t reserved;
 } ocp_plan_input;
+
+/* Offsets into strings. A label is the name, and the type in brackets: "name (op_type)". What stands for no node has an
+ * empty type. */
+typedef struct ocp_plan_node {
+  uint32_t label, op_type;
+} ocp_plan_node;
 
 typedef struct ocp_plan_output {
   uint32_t dtype, rank;
@@ -137,10 +143,11 @@ typedef struct ocp_plan_record {
   uint32_t index;
   uint32_t segment;
   uint32_t first_param, num_params;
-  uint32_t grid[3];            /* registers */
-  uint32_t block[3];           /* values, not registers */
-  uint32_t shared_register;    /* dynamic shared memory in bytes, or OCP_NO_REG: none */
-  uint32_t condition_register; /* the record is skipped when this register is 0; OCP_NO_REG: never */
+  uint32_t grid[3];               /* registers */
+  uint32_t block[3];              /* values, not registers */
+  uint32_t shared_register;       /* dynamic shared memory in bytes, or OCP_NO_REG: none */
+  uint32_t condition_register;    /* the record is skipped when this register is 0; OCP_NO_REG: never */
+  uint32_t first_node, num_nodes; /* of record_nodes: all that it computes; `node` is the one for errors */
 } ocp_plan_record;
 
 typedef enum ocp_param_kind {
@@ -168,10 +175,10 @@ typedef struct ocp_plan_segment {
   uint32_t first_record, num_records;
 } ocp_plan_segment;
 
-/* exprs, asserts, readbacks and records are ordered by segment; the dims of outputs and the params of records follow
- * each other without gaps, in the order of outputs and records. The arrays stand in this order: inputs, outputs,
+/* exprs, asserts, readbacks and records are ordered by segment; the dims of outputs and the params and nodes of records
+ * follow each other without gaps, in the order of outputs and records. The arrays stand in this order: inputs, outputs,
  * weights (uint32_t index into the cluster's weights), kernels (uint32_t index into the cluster's kernels), problems
  * (likewise), dims (uint32_t), exprs, guards (uint32_t registers that must be nonzero), asserts, readbacks, buffers,
- * records, params, segments, nodes (uint32_t string offsets), strings. */
+ * records, params, segments, nodes, record_nodes (uint32_t), strings. */
 
 #endif

@@ -16,7 +16,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *ocp_plan_node_name(const ocp_plan *plan, uint32_t node) { return plan->strings + plan->nodes[node]; }
+const char *ocp_plan_node_name(const ocp_plan *plan, uint32_t node) { return plan->strings + plan->nodes[node].label; }
+
+const char *ocp_plan_node_op_type(const ocp_plan *plan, uint32_t node) {
+  return plan->strings + plan->nodes[node].op_type;
+}
+
+const char *ocp_plan_node_own_name(const ocp_plan *plan, uint32_t node, size_t *bytes) {
+  const char *label = ocp_plan_node_name(plan, node);
+  const size_t all = strlen(label), type = strlen(ocp_plan_node_op_type(plan, node));
+  *bytes = type && all > type + 3 ? all - type - 3 : all;
+  return label;
+}
 
 /* ---- the blob's arrays ---- */
 
@@ -46,6 +57,7 @@ static bool place_arrays(ocp_plan *p, size_t bytes, ocp_error *error) {
   p->params = take(p, &position, h->num_params, sizeof *p->params);
   p->segments = take(p, &position, h->num_segments, sizeof *p->segments);
   p->nodes = take(p, &position, h->num_nodes, sizeof *p->nodes);
+  p->record_nodes = take(p, &position, h->num_record_nodes, sizeof *p->record_nodes);
   p->strings = take(p, &position, h->strings_bytes, 1);
   return position == bytes ||
          ocp_plan_reject(error, "it has %zu bytes, its counts ask for %llu", bytes, (unsigned long long)position);
@@ -108,7 +120,7 @@ static bool group(const ocp_plan *p, segmented array, uint32_t *order, const cha
 
 /* Finds the records of each segment, and that all records and parameters belong to one. */
 static bool split_records(ocp_plan *p, ocp_error *error) {
-  uint32_t next_record = 0, next_param = 0;
+  uint32_t next_record = 0, next_param = 0, next_node = 0;
   for (uint32_t s = 0; s < p->header.num_segments; s++) {
     const ocp_plan_segment *segment = &p->segments[s];
     if (segment->first_record != next_record || segment->num_records > p->header.num_records - next_record)
@@ -121,11 +133,15 @@ static bool split_records(ocp_plan *p, ocp_error *error) {
       if (r->first_param != next_param || r->num_params > p->header.num_params - next_param)
         return ocp_plan_reject(error, "the parameters of record %u are out of range", i);
       next_param += r->num_params;
+      if (r->first_node != next_node || r->num_nodes > p->header.num_record_nodes - next_node)
+        return ocp_plan_reject(error, "the nodes of record %u are out of range", i);
+      next_node += r->num_nodes;
     }
     next_record += segment->num_records;
   }
-  if (next_record != p->header.num_records || next_param != p->header.num_params)
-    return ocp_plan_reject(error, "records or parameters belong to nothing");
+  if (next_record != p->header.num_records || next_param != p->header.num_params ||
+      next_node != p->header.num_record_nodes)
+    return ocp_plan_reject(error, "records, parameters or nodes belong to nothing");
   return true;
 }
 

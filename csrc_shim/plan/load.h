@@ -32,7 +32,8 @@ typedef struct ocp_plan {
   const ocp_plan_record *records;
   const ocp_plan_param *params;
   const ocp_plan_segment *segments;
-  const uint32_t *nodes;
+  const ocp_plan_node *nodes;
+  const uint32_t *record_nodes;
   const char *strings;
   /* derived */
   ocp_segment_view *views;                /* one per segment */
@@ -54,6 +55,9 @@ bool ocp_plan_reject(ocp_error *error, const char *format, ...) __attribute__((f
 /* How many of an expression's operands its operation uses. */
 uint32_t ocp_plan_num_operands(uint32_t op);
 
+/* The label of a node, for errors; its own name, which is `bytes` long; its type. */
 const char *ocp_plan_node_name(const ocp_plan *plan, uint32_t node);
+const char *ocp_plan_node_own_name(const ocp_plan *plan, uint32_t node, size_t *bytes);
+const char *ocp_plan_node_op_type(const ocp_plan *plan, uint32_t node);
 
 #endif

@@ -5,6 +5,7 @@
 #include "base/counters.h"
 #include "base/dtype.h"
 #include "device/device.h"
+#include "driver/activity.h"
 #include "plan/load.h"
 #include "vendor/problem.h"
 
@@ -198,6 +199,8 @@ int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *s
   const ocp_driver *driver = variant->device->driver;
   const ocp_range records = plan->views[segment].records;
   ocp_instance_set_pointers(instance, segment);
+  /* A graph keeps the sources, also for listeners that come later. */
+  const bool named = ocp_is_anybody_listening() || atomic_load_explicit(&stream->capturing, memory_order_relaxed);
   int64_t counts[OCP_RECORD_NUM_KINDS] = {0};
   CUresult result = CUDA_SUCCESS;
   int code = ORT_OK;
@@ -206,6 +209,8 @@ int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *s
     const ocp_call *call = &instance->calls[i];
     if (call->skipped)
       continue;
+    if (named)
+      ocp_activity_of(variant->first_source + i);
     const uint64_t *values = call->values;
     switch (call->kind) {
     case OCP_RECORD_LAUNCH:
@@ -234,6 +239,8 @@ int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *s
       break;
     counts[call->kind]++;
   }
+  if (named)
+    ocp_activity_of(0);
   ocp_count_records(counts);
   return code;
 }

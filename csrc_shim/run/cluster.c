@@ -10,6 +10,7 @@
 #include "run/instance.h"
 #include "run/instance_cache.h"
 #include "run/replay.h"
+#include "run/sources.h"
 
 /* ---- the cluster and its handles ---- */
 
@@ -44,6 +45,7 @@ ocp_cluster *ocp_cluster_create(ocp_device *device, const char *name, ocp_build_
 static void free_variant(ocp_variant *variant) {
   if (!variant)
     return;
+  ocp_sources_remove(variant);
   ocp_plan_free(variant->plan);
   free(variant->functions);
   free(variant->function_names);
@@ -266,7 +268,11 @@ static ocp_variant *make_variant(const ocp_cluster *cluster, ocp_plan *plan) {
   for (uint32_t i = 0; i < h->num_problems; i++)
     variant->problems[i] = cluster->problems[plan->problems[i]];
   variant->plan = plan;
-  return variant;
+  if (ocp_sources_add(variant))
+    return variant;
+  variant->plan = NULL; /* the caller's */
+  free_variant(variant);
+  return NULL;
 }
 
 int ocp_cluster_add_plan(ocp_cluster *cluster, const void *blob, size_t bytes, ocp_error *error) {

@@ -54,6 +54,7 @@ typedef struct ocp_variant {
   CUdeviceptr *weights;
   uint64_t *weight_bytes;
   ocp_problem **problems;
+  uint64_t first_source; /* the number of the first record: sources.h */
 } ocp_variant;
 
 /* One record, ready to be enqueued. */

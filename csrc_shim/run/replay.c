@@ -7,6 +7,7 @@
 #include "base/counters.h"
 #include "base/host.h"
 #include "device/memory.h"
+#include "driver/activity.h"
 #include "driver/driver.h"
 #include "driver/error.h"
 #include "plan/format.h"
@@ -157,8 +158,8 @@ static CUresult capture_library(const ocp_instance *instance, uint32_t index, CU
 }
 
 /* Adds the node of a record behind `before`, unless that is NULL. */
-static CUresult add_node(const ocp_instance *instance, uint32_t index, CUgraph graph, CUgraphNode before,
-                         CUgraphNode *node, ocp_error *error) {
+static CUresult add_node_of(const ocp_instance *instance, uint32_t index, CUgraph graph, CUgraphNode before,
+                            CUgraphNode *node, ocp_error *error) {
   const ocp_device *device = instance->variant->device;
   const ocp_driver *driver = device->driver;
   const uint64_t *values = instance->calls[index].values;
@@ -188,8 +189,16 @@ static CUresult add_node(const ocp_instance *instance, uint32_t index, CUgraph g
   }
 }
 
+static CUresult add_node(const ocp_instance *instance, uint32_t index, CUgraph graph, CUgraphNode before,
+                         CUgraphNode *node, ocp_error *error) {
+  ocp_activity_of(instance->variant->first_source + index);
+  const CUresult result = add_node_of(instance, index, graph, before, node, error);
+  ocp_activity_of(0);
+  return result;
+}
+
 /* Brings the node of a record up to date with its parameters. */
-static CUresult change_node(const ocp_instance *instance, uint32_t index, const ocp_replay *replay) {
+static CUresult change_node_of(const ocp_instance *instance, uint32_t index, const ocp_replay *replay) {
   const ocp_device *device = instance->variant->device;
   const ocp_driver *driver = device->driver;
   const uint64_t *values = instance->calls[index].values;
@@ -219,6 +228,13 @@ static CUresult change_node(const ocp_instance *instance, uint32_t index, const 
     return result;
   }
   }
+}
+
+static CUresult change_node(const ocp_instance *instance, uint32_t index, const ocp_replay *replay) {
+  ocp_activity_of(instance->variant->first_source + index);
+  const CUresult result = change_node_of(instance, index, replay);
+  ocp_activity_of(0);
+  return result;
 }
 
 /* ---- making ---- */

@@ -28,6 +28,7 @@ from ort_cuda_plugin.plan.format import (
     input_layout,
     magic,
     no_register,
+    node_layout,
     output_layout,
     param_layout,
     readback_layout,
@@ -84,7 +85,8 @@ class Reader:
         records = self.rows(record_layout, h.num_records)
         params = [param_of(row) for row in self.rows(param_layout, h.num_params)]
         self.rows(segment_layout, h.num_segments)
-        nodes = self.indices(h.num_nodes)
+        nodes = self.rows(node_layout, h.num_nodes)
+        record_nodes = self.indices(h.num_record_nodes)
         strings = self.take(h.strings_bytes)
 
         def text(offset: int) -> str:
@@ -97,7 +99,8 @@ class Reader:
                 PlanOutput(d, dims[first : first + rank], segment, optional(node))
                 for d, rank, first, segment, node, _ in outputs
             ),
-            nodes=tuple(text(offset) for offset in nodes),
+            nodes=tuple(text(label) for label, _ in nodes),
+            op_types=tuple(text(op_type) for _, op_type in nodes),
             exprs=tuple(
                 PlanExpr(ExprOp(op), dst, a, b, c, segment, imm, optional(node))
                 for op, dst, a, b, c, segment, imm, node, _ in exprs
@@ -109,7 +112,7 @@ class Reader:
                 for row in readbacks
             ),
             buffers=tuple(PlanBuffer(*row) for row in buffers),
-            records=tuple(record_of(row, params) for row in records),
+            records=tuple(record_of(row, params, record_nodes) for row in records),
             weights=weights,
             kernels=kernels,
             problems=problems,
@@ -127,8 +130,8 @@ def param_of(row: tuple[int, ...]) -> Param:
     return Param(ParamKind(kind), ref, optional(register), imm)
 
 
-def record_of(row: tuple[int, ...], params: Sequence[Param]) -> Record:
-    kind, node, index, segment, first, count, gx, gy, gz, bx, by, bz, shared, condition = row
+def record_of(row: tuple[int, ...], params: Sequence[Param], nodes: Sequence[int]) -> Record:
+    kind, node, index, segment, first, count, gx, gy, gz, bx, by, bz, shared, condition, first_node, num_nodes = row
     return Record(
         kind=RecordKind(kind),
         node=node,
@@ -139,4 +142,5 @@ def record_of(row: tuple[int, ...], params: Sequence[Param]) -> Record:
         block=(bx, by, bz),
         shared_register=optional(shared),
         condition_register=optional(condition),
+        nodes=tuple(nodes[first_node : first_node + num_nodes]),
     )

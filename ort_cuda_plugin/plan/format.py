@@ -20,18 +20,19 @@ from typing import NamedTuple
 from ..program.operations import ExprOp
 
 magic = 0x4E4C504F
-version = 1
+version = 2
 no_register = 0xFFFFFFFF
 
 header_layout = struct.Struct("<20I")
 input_layout = struct.Struct("<6I")
 output_layout = struct.Struct("<6I")
 index_layout = struct.Struct("<I")
+node_layout = struct.Struct("<2I")
 expr_layout = struct.Struct("<6Iq2I")
 assert_layout = struct.Struct("<4I")
 readback_layout = struct.Struct("<8I")
 buffer_layout = struct.Struct("<4I")
-record_layout = struct.Struct("<14I")
+record_layout = struct.Struct("<16I")
 param_layout = struct.Struct("<4Iq")
 segment_layout = struct.Struct("<2I")
 
@@ -58,7 +59,7 @@ class Header(NamedTuple):
     num_segments: int
     num_nodes: int
     strings_bytes: int
-    reserved: int = 0
+    num_record_nodes: int = 0
 
 
 class RefKind(enum.IntEnum):
@@ -205,7 +206,8 @@ class Param:
 class Record:
     """One piece of work on the stream. ``grid`` are registers, ``block`` numbers of threads; both only for LAUNCH.
 
-    ``index`` is the entry of ``Plan.kernels`` (LAUNCH) or ``Plan.problems`` (LIBRARY), ``node`` that of ``Plan.nodes``.
+    ``index`` is the entry of ``Plan.kernels`` (LAUNCH) or ``Plan.problems`` (LIBRARY), ``node`` that of ``Plan.nodes``
+    which errors name; ``nodes`` are all that the record computes.
     """
 
     kind: RecordKind
@@ -217,25 +219,43 @@ class Record:
     block: tuple[int, int, int] = (1, 1, 1)
     shared_register: int | None = None
     condition_register: int | None = None
+    nodes: tuple[int, ...] = ()
 
     @staticmethod
     def copy(
-        node: int, dst: Param, src: Param, nbytes: Param, segment: int = 0, condition: int | None = None
+        node: int,
+        dst: Param,
+        src: Param,
+        nbytes: Param,
+        segment: int = 0,
+        condition: int | None = None,
+        nodes: tuple[int, ...] = (),
     ) -> Record:
         """Copies ``nbytes`` (I64) bytes from pointer ``src`` to pointer ``dst``, device to device."""
-        return Record(RecordKind.COPY, node, (dst, src, nbytes), segment=segment, condition_register=condition)
+        moved = (dst, src, nbytes)
+        return Record(RecordKind.COPY, node, moved, segment=segment, condition_register=condition, nodes=nodes)
 
     @staticmethod
     def memset(
-        node: int, dst: Param, byte: Param, nbytes: Param, segment: int = 0, condition: int | None = None
+        node: int,
+        dst: Param,
+        byte: Param,
+        nbytes: Param,
+        segment: int = 0,
+        condition: int | None = None,
+        nodes: tuple[int, ...] = (),
     ) -> Record:
         """Sets ``nbytes`` (I64) bytes at pointer ``dst`` to ``byte`` (I32, 0..255)."""
-        return Record(RecordKind.MEMSET, node, (dst, byte, nbytes), segment=segment, condition_register=condition)
+        filled = (dst, byte, nbytes)
+        return Record(RecordKind.MEMSET, node, filled, segment=segment, condition_register=condition, nodes=nodes)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``weights``, ``kernels`` and ``problems`` are indices into those of the cluster."""
+    """``weights``, ``kernels`` and ``problems`` are indices into those of the cluster.
+
+    ``nodes`` are labels; ``op_types`` has the types of the first of them, and the rest have none.
+    """
 
     num_registers: int
     inputs: tuple[PlanInput, ...]
@@ -251,6 +271,7 @@ class Plan:
     kernels: tuple[int, ...] = ()
     problems: tuple[int, ...] = ()
     num_segments: int = 1
+    op_types: tuple[str, ...] = ()
 
 
 class Strings:
@@ -278,7 +299,9 @@ def encode(plan: Plan) -> bytes:
     strings = Strings()
     dims = [register for output in plan.outputs for register in output.dims]
     params = [param for record in plan.records for param in record.params]
-    nodes = [strings.add(name) for name in plan.nodes]
+    types = (*plan.op_types, *[""] * (len(plan.nodes) - len(plan.op_types)))
+    nodes = [(strings.add(label), strings.add(op_type)) for label, op_type in zip(plan.nodes, types, strict=True)]
+    record_nodes = [node for record in plan.records for node in record.nodes]
     asserts = [(a.register, a.node, strings.add(a.message), a.segment) for a in plan.asserts]
     try:
         sections = [
@@ -296,7 +319,8 @@ def encode(plan: Plan) -> bytes:
             pack(record_layout, record_fields(plan.records)),
             pack(param_layout, [param_fields(p) for p in params]),
             pack(segment_layout, segment_fields(plan)),
-            pack_indices(nodes),
+            pack(node_layout, nodes),
+            pack_indices(record_nodes),
             aligned(bytes(strings.data)),
         ]
         header = header_layout.pack(
@@ -320,6 +344,7 @@ def encode(plan: Plan) -> bytes:
                 num_segments=plan.num_segments,
                 num_nodes=len(nodes),
                 strings_bytes=len(strings.data),
+                num_record_nodes=len(record_nodes),
             )
         )
     except struct.error as error:
@@ -368,11 +393,13 @@ def readback_fields(r: PlanReadback) -> tuple[int, ...]:
 
 def record_fields(records: Sequence[Record]) -> list[tuple[int, ...]]:
     rows: list[tuple[int, ...]] = []
-    first_param = 0
+    first_param = first_node = 0
     for r in records:
-        tail = (optional_field(r.shared_register), optional_field(r.condition_register))
+        registers = (optional_field(r.shared_register), optional_field(r.condition_register))
+        tail = (*registers, first_node, len(r.nodes))
         rows.append((r.kind, r.node, r.index, r.segment, first_param, len(r.params), *r.grid, *r.block, *tail))
         first_param += len(r.params)
+        first_node += len(r.nodes)
     return rows
 
 

@@ -64,14 +64,18 @@ def make_plan(
 
 
 class _NodeNames:
-    """The nodes that a plan names in errors, numbered."""
+    """The nodes that a plan names in errors and profiles, numbered."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
+        self.op_types: list[str] = []
 
     def number(self, node: Node | None) -> int:
-        label = "(inputs)" if node is None else node.label
-        return self.numbers.setdefault(label.replace("\0", ""), len(self.numbers))
+        label = ("(inputs)" if node is None else node.label).replace("\0", "")
+        if label not in self.numbers:
+            self.numbers[label] = len(self.numbers)
+            self.op_types.append("" if node is None else node.op_type.replace("\0", ""))
+        return self.numbers[label]
 
 
 class _Writer:
@@ -126,6 +130,7 @@ class _Writer:
             inputs=tuple(inputs),
             outputs=plan_outputs,
             nodes=tuple(self.nodes.numbers),
+            op_types=tuple(self.nodes.op_types),
             exprs=tuple(sorted(registers.exprs, key=lambda expr: expr.segment)),
             guards=guards,
             asserts=tuple(sorted(asserts, key=lambda check: check.segment)),
@@ -161,6 +166,7 @@ class _Writer:
             if buffer.kind is BufferKind.SCRATCH:
                 self._use(buffer, position)
         node = self.nodes.number(step.node)
+        nodes = tuple(dict.fromkeys(self.nodes.number(each) for each in step.nodes))
         self.registers.node = step.node
         if isinstance(step, Launch):
             gx, gy, gz = (self.registers.of(dim) for dim in step.grid)
@@ -173,16 +179,17 @@ class _Writer:
                 grid=(gx, gy, gz),
                 block=step.block,
                 shared_register=None if step.shared_bytes == 0 else self.registers.of(step.shared_bytes),
+                nodes=nodes,
             )
         if isinstance(step, LibraryCall):
             problem = self.tables.problems.use(step.problem, step.problem)
             params = tuple(self._param(arg) for arg in step.args)
-            return Record(RecordKind.LIBRARY, node, params, index=problem, segment=segment)
+            return Record(RecordKind.LIBRARY, node, params, index=problem, segment=segment, nodes=nodes)
         nbytes = self._param(Int64(step.destination.nbytes))
         destination = self._param(step.destination)
         if isinstance(step, Copy):
-            return Record.copy(node, destination, self._param(step.source), nbytes, segment)
-        return Record.memset(node, destination, Param.i32(value=step.byte), nbytes, segment)
+            return Record.copy(node, destination, self._param(step.source), nbytes, segment, nodes=nodes)
+        return Record.memset(node, destination, Param.i32(value=step.byte), nbytes, segment, nodes=nodes)
 
     def _use(self, buffer: Buffer, position: int) -> None:
         index = self.scratch.get(buffer)

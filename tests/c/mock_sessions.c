@@ -31,7 +31,8 @@ static size_t make_plan(uint8_t *out, size_t capacity) {
     ocp_plan_record records[2];
     ocp_plan_param params[6];
     ocp_plan_segment segments[1];
-    uint32_t nodes[2];
+    ocp_plan_node nodes[2];
+    uint32_t record_nodes[2];
     char strings[16];
   } plan = {
       .header = {.magic = OCP_PLAN_MAGIC,
@@ -47,7 +48,8 @@ static size_t make_plan(uint8_t *out, size_t capacity) {
                  .num_params = 6,
                  .num_segments = 1,
                  .num_nodes = 2,
-                 .strings_bytes = 16},
+                 .strings_bytes = 16,
+                 .num_record_nodes = 2},
       .inputs = {{FLOAT, 1, 0, OCP_NO_REG, 0, 0}, {FLOAT, 1, 1, OCP_NO_REG, 0, 0}},
       .outputs = {{FLOAT, 1, 0, 0, OCP_NO_NODE, 0}},
       .kernels = {0, 1},
@@ -58,8 +60,8 @@ static size_t make_plan(uint8_t *out, size_t capacity) {
                 {OCP_EXPR_CONST, 5, 0, 0, 0, 0, 1, OCP_NO_NODE, 0},
                 {OCP_EXPR_CONST, 6, 0, 0, 0, 0, 4, OCP_NO_NODE, 0}},
       .guards = {2},
-      .records = {{OCP_RECORD_LAUNCH, 0, 0, 0, 0, 4, {4, 5, 5}, {64, 1, 1}, OCP_NO_REG, OCP_NO_REG},
-                  {OCP_RECORD_LAUNCH, 1, 1, 0, 4, 2, {4, 5, 5}, {64, 1, 1}, OCP_NO_REG, OCP_NO_REG}},
+      .records = {{OCP_RECORD_LAUNCH, 0, 0, 0, 0, 4, {4, 5, 5}, {64, 1, 1}, OCP_NO_REG, OCP_NO_REG, 0, 1},
+                  {OCP_RECORD_LAUNCH, 1, 1, 0, 4, 2, {4, 5, 5}, {64, 1, 1}, OCP_NO_REG, OCP_NO_REG, 1, 1}},
       .params = {{OCP_PARAM_POINTER, OCP_REF_INPUT, 0, OCP_NO_REG, 0},
                  {OCP_PARAM_POINTER, OCP_REF_INPUT, 1, OCP_NO_REG, 0},
                  {OCP_PARAM_POINTER, OCP_REF_OUTPUT, 0, OCP_NO_REG, 0},
@@ -67,7 +69,8 @@ static size_t make_plan(uint8_t *out, size_t capacity) {
                  {OCP_PARAM_POINTER, OCP_REF_OUTPUT, 0, OCP_NO_REG, 0},
                  {OCP_PARAM_I64, 0, 0, 0, 0}},
       .segments = {{0, 2}},
-      .nodes = {0, 4},
+      .nodes = {{0, 0}, {4, 4}},
+      .record_nodes = {0, 1},
       .strings = "add\0block_sum",
   };
   CHECK(sizeof plan <= capacity);

@@ -58,6 +58,7 @@ valid = Plan(
     inputs=(PlanInput(FLOAT, 2, 0), PlanInput(INT64, 1, 2, host_register=3, host_count=2)),
     outputs=(PlanOutput(FLOAT, (3, 4), node=0), PlanOutput(FLOAT, (13,), 1)),
     nodes=("Reshape_1", "Copy_2"),
+    op_types=("Reshape", "Copy"),
     exprs=exprs,
     guards=(9,),
     asserts=(PlanAssert(9, 0, "the shape does not fit"),),
@@ -143,6 +144,7 @@ wrong_plans = {
     "offset not defined": with_param(2, 0, pointer(first, register=13)),
     "float from a register": with_param(1, 1, Param(ParamKind.F64, register=5)),
     "another parameter than the kernel's": with_param(1, 1, Param.i32(5)),
+    "node of a record out of range": changed("records", 0, nodes=(0, 2)),
     "weight that the cluster lacks": replace(valid, weights=(1,)),
     "kernel that the cluster lacks": replace(valid, kernels=(99,)),
     "problem that the cluster lacks": replace(valid, problems=(0,)),
@@ -169,7 +171,7 @@ def test_a_plan_is_refused_for(name: str) -> None:
 
 def test_a_blob_of_another_size_magic_or_version_is_refused() -> None:
     blob = encode(replace(valid, kernels=(IDLE,)))
-    wrong = [b"", blob[:79], blob[:-8], blob + bytes(8), b"X" + blob[1:], blob[:4] + b"\2" + blob[5:]]
+    wrong = [b"", blob[:79], blob[:-8], blob + bytes(8), b"X" + blob[1:], blob[:4] + b"\xff" + blob[5:]]
     with make_cluster() as cluster:
         cluster.add_blob(blob)
         for other in wrong:

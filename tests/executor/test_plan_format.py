@@ -28,7 +28,8 @@ plan_with_everything = Plan(
     num_registers=9,
     inputs=(PlanInput(1, 2, 0), PlanInput(7, 1, 2, host_register=3, host_count=1)),
     outputs=(PlanOutput(1, (0, 4)), PlanOutput(7, (7,), segment=1, node=1)),
-    nodes=("first", "zweite Näherung", "first"),
+    nodes=("first", "zweite Näherung (Add)", "first"),
+    op_types=("", "Add", ""),
     exprs=(
         PlanExpr(ExprOp.MUL, 4, 0, 3, node=2),
         PlanExpr(ExprOp.CONST, 5, imm=-(1 << 63)),
@@ -55,6 +56,7 @@ plan_with_everything = Plan(
             block=(128, 2, 1),
             shared_register=4,
             condition_register=4,
+            nodes=(2, 0),
         ),
         Record.memset(
             1, Param.pointer(Ref(RefKind.OUTPUT, 0)), Param.i32(value=255), Param.i64(register=4), condition=4

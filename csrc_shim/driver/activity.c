@@ -1,0 +1,195 @@
+#define _GNU_SOURCE /* gettid */
+#include "driver/activity.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+  MAX_ACTIVITIES = 1 << 20, /* of a listener: as many events as ORT keeps */
+  MAX_DEPTH = 16,           /* of events in each other */
+};
+
+struct ocp_listener {
+  uint64_t number;
+  struct ocp_listener *next;
+  ocp_activity *activities;
+  size_t count, capacity, lost;
+};
+
+atomic_uint ocp_num_listeners;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards all that follows and the listeners */
+static ocp_listener *listeners;
+static uint64_t last_number;
+static atomic_ullong next_event = 1;
+
+/* The events of a listener that a thread is in. */
+typedef struct entered {
+  uint64_t listener;
+  uint32_t depth;
+  struct {
+    uint64_t key;
+    ocp_left_event event;
+  } events[MAX_DEPTH];
+} entered;
+
+static _Thread_local entered mine[OCP_MAX_OWNERS];
+static _Thread_local uint64_t source;
+
+int64_t ocp_activity_now(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+int32_t ocp_activity_thread(void) {
+  static _Thread_local int32_t thread;
+  if (!thread)
+    thread = (int32_t)syscall(SYS_gettid);
+  return thread;
+}
+
+/* ---- listeners ---- */
+
+static ocp_listener *find(uint64_t number) {
+  ocp_listener *listener = listeners;
+  while (listener && listener->number != number)
+    listener = listener->next;
+  return listener;
+}
+
+ocp_listener *ocp_listener_create(void) {
+  ocp_listener *listener = calloc(1, sizeof *listener);
+  if (!listener)
+    return NULL;
+  pthread_mutex_lock(&lock);
+  listener->number = ++last_number;
+  listener->next = listeners;
+  listeners = listener;
+  pthread_mutex_unlock(&lock);
+  atomic_fetch_add(&ocp_num_listeners, 1);
+  return listener;
+}
+
+void ocp_listener_destroy(ocp_listener *listener) {
+  if (!listener)
+    return;
+  atomic_fetch_sub(&ocp_num_listeners, 1);
+  pthread_mutex_lock(&lock);
+  for (ocp_listener **link = &listeners; *link; link = &(*link)->next)
+    if (*link == listener) {
+      *link = listener->next;
+      break;
+    }
+  pthread_mutex_unlock(&lock);
+  free(listener->activities);
+  free(listener);
+}
+
+/* The place of a listener among the calling thread's; one that has ended leaves its place to another. */
+static entered *place_of(uint64_t listener) {
+  entered *unused = NULL;
+  for (int i = 0; i < OCP_MAX_OWNERS; i++) {
+    if (mine[i].listener == listener)
+      return &mine[i];
+    if (!mine[i].depth)
+      unused = &mine[i];
+  }
+  pthread_mutex_lock(&lock);
+  for (int i = 0; i < OCP_MAX_OWNERS && !unused; i++)
+    if (!find(mine[i].listener))
+      unused = &mine[i];
+  pthread_mutex_unlock(&lock);
+  if (unused)
+    *unused = (entered){.listener = listener};
+  return unused;
+}
+
+void ocp_listener_enter(ocp_listener *listener, uint64_t key) {
+  entered *place = place_of(listener->number);
+  if (!place)
+    return;
+  if (place->depth == MAX_DEPTH) { /* ORT left out the ends of some: the oldest */
+    memmove(place->events, place->events + 1, (MAX_DEPTH - 1) * sizeof *place->events);
+    place->depth--;
+  }
+  place->events[place->depth].key = key;
+  place->events[place->depth].event.event = atomic_fetch_add_explicit(&next_event, 1, memory_order_relaxed);
+  place->events[place->depth++].event.since = ocp_activity_now();
+}
+
+ocp_left_event ocp_listener_leave(const ocp_listener *listener, uint64_t key) {
+  for (int i = 0; i < OCP_MAX_OWNERS; i++) {
+    entered *place = &mine[i];
+    if (place->listener != listener->number)
+      continue;
+    for (uint32_t depth = place->depth; depth-- > 0;)
+      if (place->events[depth].key == key) {
+        place->depth = depth; /* and those in it whose end ORT left out */
+        return place->events[depth].event;
+      }
+  }
+  return (ocp_left_event){0};
+}
+
+ocp_activity *ocp_listener_take(ocp_listener *listener, size_t *count, size_t *lost) {
+  pthread_mutex_lock(&lock);
+  ocp_activity *activities = listener->activities;
+  *count = listener->count;
+  *lost = listener->lost;
+  listener->activities = NULL;
+  listener->count = listener->capacity = listener->lost = 0;
+  pthread_mutex_unlock(&lock);
+  return activities;
+}
+
+/* ---- work ---- */
+
+void ocp_activity_of(uint64_t number) { source = number; }
+
+uint64_t ocp_activity_source(void) { return source; }
+
+bool ocp_activity_owned(ocp_activity_owners *owners) {
+  if (!ocp_is_anybody_listening())
+    return false;
+  bool any = false;
+  for (int i = 0; i < OCP_MAX_OWNERS; i++) {
+    const entered *place = &mine[i];
+    const bool inside = place->depth > 0;
+    any |= inside;
+    owners->each[i] =
+        (ocp_activity_owner){inside ? place->listener : 0, inside ? place->events[place->depth - 1].event.event : 0};
+  }
+  return any;
+}
+
+static void keep(ocp_listener *listener, const ocp_activity *activity) {
+  if (listener->count == listener->capacity && listener->capacity < MAX_ACTIVITIES) {
+    const size_t grown = listener->capacity ? 2 * listener->capacity : 1024;
+    ocp_activity *activities = realloc(listener->activities, grown * sizeof *activities);
+    if (activities) {
+      listener->activities = activities;
+      listener->capacity = grown;
+    }
+  }
+  if (listener->count < listener->capacity)
+    listener->activities[listener->count++] = *activity;
+  else
+    listener->lost++;
+}
+
+void ocp_activity_deliver(const ocp_activity_owners *owners, ocp_activity *activity) {
+  pthread_mutex_lock(&lock);
+  for (int i = 0; i < OCP_MAX_OWNERS; i++) {
+    ocp_listener *listener = owners->each[i].listener ? find(owners->each[i].listener) : NULL;
+    if (!listener)
+      continue;
+    activity->event = owners->each[i].event;
+    keep(listener, activity);
+  }
+  pthread_mutex_unlock(&lock);
+}

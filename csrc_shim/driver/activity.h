@@ -1,0 +1,90 @@
+/* What devices did, and when: recorded while somebody listens.
+ *
+ * A listener is a profile that ONNX Runtime makes: of a session, or of one Run. ORT says on each thread which event of
+ * the profile begins and ends. Work that the thread enqueues meanwhile is that event's, and every listener whose event
+ * the thread is in gets it. Beside that, the code that enqueues says what the work is: its source, a number whose
+ * meaning the room above knows.
+ *
+ *     StartEvent -> enter --+                              +-> driver: runs the work, now or later -> deliver
+ *                           +-> owners and source of a call-+
+ *     run/: ocp_activity_of +
+ *
+ * Times are nanoseconds of CLOCK_MONOTONIC. */
+#ifndef OCP_DRIVER_ACTIVITY_H
+#define OCP_DRIVER_ACTIVITY_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* For whom work is: a listener by its number, and the event of its profile that the thread was in. */
+typedef struct ocp_activity_owner {
+  uint64_t listener; /* 0: none */
+  uint64_t event;
+} ocp_activity_owner;
+
+/* A thread can be in a session's profile and in one of a Run. */
+enum { OCP_MAX_OWNERS = 2 };
+typedef struct ocp_activity_owners {
+  ocp_activity_owner each[OCP_MAX_OWNERS];
+} ocp_activity_owners;
+
+typedef enum ocp_activity_kind { OCP_ACTIVITY_KERNEL, OCP_ACTIVITY_COPY, OCP_ACTIVITY_SET } ocp_activity_kind;
+typedef enum ocp_activity_direction { OCP_ACTIVITY_H2D, OCP_ACTIVITY_D2H, OCP_ACTIVITY_D2D } ocp_activity_direction;
+
+typedef struct ocp_activity {
+  uint64_t source; /* 0: unknown */
+  uint64_t event;  /* of the listener that has it */
+  int64_t begin, end;
+  const char *kernel; /* lives as long as the process; NULL: no kernel, or the source knows it */
+  uint64_t stream;
+  uint64_t bytes;                      /* COPY, SET */
+  uint32_t grid[3], block[3], dynamic; /* KERNEL; `dynamic` bytes of shared memory */
+  uint8_t kind, direction;             /* ocp_activity_kind, ocp_activity_direction */
+  bool in_graph;
+  int32_t device; /* ordinal */
+  int32_t thread; /* that ran it while it enqueued it; 0: the device ran it by itself */
+} ocp_activity;
+
+int64_t ocp_activity_now(void);
+int32_t ocp_activity_thread(void); /* the calling one, as ORT numbers threads */
+
+/* ---- listeners ---- */
+
+typedef struct ocp_listener ocp_listener;
+
+/* NULL: out of memory. */
+ocp_listener *ocp_listener_create(void);
+/* No activity reaches it any more. Ignores NULL. */
+void ocp_listener_destroy(ocp_listener *listener);
+/* The calling thread is in an event that it knows by this key, and in it no more; events nest. Two threads may use one
+ * key at once: `event` is the number of the event among all, and 0 where the thread is in none of this key. `since` is
+ * when it entered. */
+void ocp_listener_enter(ocp_listener *listener, uint64_t key);
+typedef struct ocp_left_event {
+  uint64_t event;
+  int64_t since;
+} ocp_left_event;
+ocp_left_event ocp_listener_leave(const ocp_listener *listener, uint64_t key);
+/* What has reached it, in any order, to be freed by the caller; it forgets that. *lost: how many more there were than
+ * it keeps. */
+ocp_activity *ocp_listener_take(ocp_listener *listener, size_t *count, size_t *lost);
+
+extern atomic_uint ocp_num_listeners;
+/* Whether anybody listens: the one question that is asked when nobody does. */
+static inline bool ocp_is_anybody_listening(void) {
+  return atomic_load_explicit(&ocp_num_listeners, memory_order_relaxed) != 0;
+}
+
+/* ---- work ---- */
+
+/* What the calling thread enqueues from now on is of this source; 0: of none. */
+void ocp_activity_of(uint64_t source);
+uint64_t ocp_activity_source(void);
+/* For whom the calling thread's work is; false: for nobody. */
+bool ocp_activity_owned(ocp_activity_owners *owners);
+/* Gives the activity, whose source is set, to its owners. */
+void ocp_activity_deliver(const ocp_activity_owners *owners, ocp_activity *activity);
+
+#endif
