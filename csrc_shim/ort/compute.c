@@ -1,8 +1,9 @@
-/* OrtNodeComputeInfo over an ocp_cluster: from ORT's values to ocp_input, and back. No GIL, no Python, no allocation.
- */
+/* OrtNodeComputeInfo and OrtKernelImpl over an ocp_cluster: from ORT's values to ocp_input, and back. No GIL, no
+ * Python, no allocation. */
 #include "ort/compute.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/host.h"
 #include "device/stream.h"
@@ -15,24 +16,33 @@
 
 enum { INPUTS_ON_STACK = 32 };
 
-typedef struct compute_info {
-  OrtNodeComputeInfo ort;
+/* What a call of ORT runs. */
+typedef struct target {
   ocp_cluster *cluster;
   ocp_device *device;
-  uint32_t num_inputs, num_outputs;
+  uint32_t num_inputs;                  /* of the cluster */
   const OrtMemoryDevice *device_memory; /* of our device: where inputs normally are */
+  const uint32_t *inputs, *outputs;     /* their positions at ORT's node; NULL: as they are counted here */
+} target;
+
+typedef struct compute_info {
+  OrtNodeComputeInfo ort;
+  target target;
 } compute_info;
 
-static OrtStatus *create_state(OrtNodeComputeInfo *this_ptr, OrtNodeComputeContext *context, void **state) {
-  (void)context;
-  *state = this_ptr; /* Runs share it; what one Run needs is on its stack */
-  return NULL;
-}
+typedef struct node_kernel {
+  OrtKernelImpl ort;
+  target target;
+  uint32_t num_constants;
+  uint32_t *constants;  /* inputs of the node whose contents the cluster holds */
+  uint32_t positions[]; /* inputs, outputs and constants, one after the other */
+} node_kernel;
 
-static void release_state(OrtNodeComputeInfo *this_ptr, void *state) {
-  (void)this_ptr;
-  (void)state;
-}
+/* Where the cluster's outputs go. */
+typedef struct output_context {
+  OrtKernelContext *ort;
+  const uint32_t *positions;
+} output_context;
 
 static bool is_empty(const int64_t *dims, size_t rank) {
   bool empty = false;
@@ -41,8 +51,9 @@ static bool is_empty(const int64_t *dims, size_t rank) {
   return empty;
 }
 
-static int gather_input(const compute_info *self, const OrtKernelContext *context, uint32_t index, ocp_input *input,
+static int gather_input(const target *self, const OrtKernelContext *context, uint32_t number, ocp_input *input,
                         ocp_error *error) {
+  const uint32_t index = self->inputs ? self->inputs[number] : number;
   const OrtValue *value = NULL;
   ONNXTensorElementDataType dtype = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
   size_t rank = 0;
@@ -68,10 +79,12 @@ static int gather_input(const compute_info *self, const OrtKernelContext *contex
   return ORT_OK;
 }
 
-static int allocate_output(void *context, uint32_t index, const int64_t *dims, uint32_t rank, void **data,
+static int allocate_output(void *context, uint32_t number, const int64_t *dims, uint32_t rank, void **data,
                            ocp_error *error) {
+  const output_context *to = context;
+  const uint32_t index = to->positions ? to->positions[number] : number;
   OrtValue *value = NULL;
-  OrtStatus *status = ocp_api->KernelContext_GetOutput(context, index, dims, rank, &value);
+  OrtStatus *status = ocp_api->KernelContext_GetOutput(to->ort, index, dims, rank, &value);
   *data = NULL;
   if (!status && value)
     status = ocp_api->GetTensorMutableData(value, data);
@@ -81,7 +94,7 @@ static int allocate_output(void *context, uint32_t index, const int64_t *dims, u
   return *data || !value || is_empty(dims, rank) ? ORT_OK : ocp_fail(error, ORT_EP_FAIL, "%s", ocp_ort_why_no_memory());
 }
 
-static int run(const compute_info *self, OrtKernelContext *context, ocp_input *inputs, ocp_error *error) {
+static int run(const target *self, OrtKernelContext *context, ocp_input *inputs, ocp_error *error) {
   ocp_stream *stream = NULL;
   for (uint32_t i = 0; i < self->num_inputs; i++)
     if (gather_input(self, context, i, &inputs[i], error) != ORT_OK)
@@ -93,7 +106,8 @@ static int run(const compute_info *self, OrtKernelContext *context, ocp_input *i
       (ocp_device_settle(self->device, error) != ORT_OK || ocp_stream_borrow(self->device, &stream, error) != ORT_OK))
     return error->code;
   ocp_ort_allocating_on(borrowed ? NULL : stream);
-  ocp_cluster_run(self->cluster, stream, inputs, self->num_inputs, allocate_output, (void *)context, error);
+  output_context to = {context, self->outputs};
+  ocp_cluster_run(self->cluster, stream, inputs, self->num_inputs, allocate_output, &to, error);
   ocp_ort_allocating_on(NULL);
   ocp_capture_computed(stream, error->code == ORT_OK);
   if (borrowed) {
@@ -105,9 +119,7 @@ static int run(const compute_info *self, OrtKernelContext *context, ocp_input *i
   return error->code;
 }
 
-static OrtStatus *compute(OrtNodeComputeInfo *this_ptr, void *state, OrtKernelContext *context) {
-  (void)state;
-  const compute_info *self = (const compute_info *)(const void *)this_ptr;
+static OrtStatus *compute(const target *self, OrtKernelContext *context) {
   ocp_input on_stack[INPUTS_ON_STACK], *inputs = on_stack;
   ocp_error error;
   error.code = ORT_OK; /* without clearing the text */
@@ -120,28 +132,95 @@ static OrtStatus *compute(OrtNodeComputeInfo *this_ptr, void *state, OrtKernelCo
   return ocp_status(&error);
 }
 
-OrtNodeComputeInfo *ocp_compute_info_create(ocp_cluster *cluster, ocp_device *device, uint32_t num_inputs,
-                                            uint32_t num_outputs, ocp_error *error) {
+static int make_target(target *out, ocp_cluster *cluster, ocp_device *device, uint32_t num_inputs, ocp_error *error) {
   const OrtMemoryInfo *memory_info = NULL;
   if (ocp_ort_memory_info(device->emulated, device->ordinal, OCP_INFO_DEVICE, &memory_info, error) != ORT_OK)
+    return error->code;
+  *out = (target){.cluster = cluster,
+                  .device = device,
+                  .num_inputs = num_inputs,
+                  .device_memory = ocp_ep_api->MemoryInfo_GetMemoryDevice(memory_info)};
+  return ORT_OK;
+}
+
+/* ---- fused nodes ---- */
+
+static OrtStatus *create_state(OrtNodeComputeInfo *this_ptr, OrtNodeComputeContext *context, void **state) {
+  (void)context;
+  *state = this_ptr; /* Runs share it; what one Run needs is on its stack */
+  return NULL;
+}
+
+static void release_state(OrtNodeComputeInfo *this_ptr, void *state) {
+  (void)this_ptr;
+  (void)state;
+}
+
+static OrtStatus *compute_fused(OrtNodeComputeInfo *this_ptr, void *state, OrtKernelContext *context) {
+  (void)state;
+  return compute(&((const compute_info *)(const void *)this_ptr)->target, context);
+}
+
+OrtNodeComputeInfo *ocp_compute_info_create(ocp_cluster *cluster, ocp_device *device, uint32_t num_inputs,
+                                            ocp_error *error) {
+  target made;
+  if (make_target(&made, cluster, device, num_inputs, error) != ORT_OK)
     return NULL;
   compute_info *self = calloc(1, sizeof *self);
   if (!self) {
     ocp_fail(error, ORT_FAIL, "out of host memory");
     return NULL;
   }
-  *self = (compute_info){
-      .ort = {.ort_version_supported = ocp_api_version,
-              .CreateState = create_state,
-              .Compute = compute,
-              .ReleaseState = release_state},
-      .cluster = cluster,
-      .device = device,
-      .num_inputs = num_inputs,
-      .num_outputs = num_outputs,
-      .device_memory = ocp_ep_api->MemoryInfo_GetMemoryDevice(memory_info),
-  };
+  *self = (compute_info){.ort = {.ort_version_supported = ocp_api_version,
+                                 .CreateState = create_state,
+                                 .Compute = compute_fused,
+                                 .ReleaseState = release_state},
+                         .target = made};
   return &self->ort;
 }
 
 void ocp_compute_info_release(OrtNodeComputeInfo *info) { free(info); }
+
+/* ---- kernels ---- */
+
+static OrtStatus *compute_kernel(OrtKernelImpl *this_ptr, OrtKernelContext *context) {
+  return compute(&((const node_kernel *)(const void *)this_ptr)->target, context);
+}
+
+static void release_kernel(OrtKernelImpl *this_ptr) { free(this_ptr); }
+
+/* The cluster has the contents of constants in a store that all sessions share: ORT need not keep its own. */
+static OrtStatus *prepack_weight(OrtKernelImpl *this_ptr, const OrtValue *tensor, int input_index,
+                                 OrtAllocator *allocator, OrtSharedPrePackedWeightCache *cache, bool *is_packed) {
+  const node_kernel *self = (const node_kernel *)(const void *)this_ptr;
+  (void)tensor;
+  (void)allocator;
+  (void)cache;
+  *is_packed = false;
+  for (uint32_t i = 0; i < self->num_constants; i++)
+    *is_packed |= self->constants[i] == (uint32_t)input_index;
+  return NULL;
+}
+
+OrtKernelImpl *ocp_node_kernel_create(const ocp_node_kernel_spec *spec, ocp_error *error) {
+  target made;
+  if (make_target(&made, spec->cluster, spec->device, spec->num_inputs, error) != ORT_OK)
+    return NULL;
+  const size_t count = (size_t)spec->num_inputs + spec->num_outputs + spec->num_constants;
+  node_kernel *self = calloc(1, sizeof *self + count * sizeof *self->positions);
+  if (!self) {
+    ocp_fail(error, ORT_FAIL, "out of host memory");
+    return NULL;
+  }
+  self->ort = (OrtKernelImpl){.ort_version_supported = ocp_api_version,
+                              .Compute = compute_kernel,
+                              .Release = release_kernel,
+                              .PrePackWeight = prepack_weight};
+  self->target = made;
+  self->target.inputs = self->positions;
+  self->target.outputs = self->positions + spec->num_inputs;
+  self->constants = self->positions + spec->num_inputs + spec->num_outputs;
+  self->num_constants = spec->num_constants;
+  memcpy(self->positions, spec->positions, count * sizeof *self->positions);
+  return &self->ort;
+}

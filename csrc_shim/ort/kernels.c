@@ -1,5 +1,5 @@
-/* The kernel registry of the EP: MemcpyFromHost and MemcpyToHost, which ORT inserts where a CPU node and a node of ours
- * meet inside a graph. */
+/* The kernel registries of the EP. MemcpyFromHost and MemcpyToHost, which ORT inserts where a CPU node and a node of
+ * ours meet inside a graph, are added here; Python adds the kernels of the operator table. */
 #include "ort/kernels.h"
 
 #include <pthread.h>
@@ -8,8 +8,10 @@
 #include "base/host.h"
 #include "device/device.h"
 #include "device/stream.h"
+#include "ort/ep.h"
 #include "ort/memory.h"
 #include "ort/stream.h"
+#include "python/host.h"
 
 /* One more than the newest ONNXTensorElementDataType. */
 enum { NUM_TYPES = ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E8M0 + 1 };
@@ -94,19 +96,49 @@ static OrtStatus *fill(OrtKernelRegistry *registry, ocp_identity identity) {
   return status ? status : add_memcpy(registry, identity, /*to_host=*/true, types, num_types);
 }
 
+OrtStatus *ocp_create_node_kernel(void *state, const OrtKernelInfo *info, OrtKernelImpl **out) {
+  (void)state;
+  const OrtEp *ep = NULL;
+  *out = NULL;
+  OrtStatus *status = ocp_ep_api->KernelInfo_GetEp(info, &ep);
+  if (status)
+    return status;
+  ocp_error error = {0};
+  const ocp_python *python = ocp_python_call(&error);
+  return python ? ocp_python_status(python->create_kernel(ocp_ep_handle(ep), info, out)) : ocp_status(&error);
+}
+
+static OrtStatus *add_operators(OrtKernelRegistry *registry, ocp_identity identity) {
+  ocp_error error = {0};
+  const ocp_python *python = ocp_python_call(&error);
+  return python ? ocp_python_status(python->add_kernels(registry, ocp_ep_names[identity])) : ocp_status(&error);
+}
+
 int ocp_kernel_registry(ocp_identity identity, const OrtKernelRegistry **out, ocp_error *error) {
   static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   static OrtKernelRegistry *registries[OCP_NUM_IDENTITIES];
+  OrtKernelRegistry *made = NULL;
   OrtStatus *status = NULL;
   pthread_mutex_lock(&lock);
-  if (!registries[identity]) {
-    OrtKernelRegistry *made = NULL;
-    if (!(status = ocp_ep_api->CreateKernelRegistry(&made)) && !(status = fill(made, identity)))
-      registries[identity] = made;
-    else if (made)
+  *out = registries[identity];
+  pthread_mutex_unlock(&lock);
+  if (*out)
+    return ORT_OK;
+  /* Without the lock, since this calls Python. */
+  if ((status = ocp_ep_api->CreateKernelRegistry(&made)) || (status = fill(made, identity)) ||
+      (status = add_operators(made, identity))) {
+    if (made)
       ocp_ep_api->ReleaseKernelRegistry(made);
+    return ocp_fail_status(error, status);
+  }
+  pthread_mutex_lock(&lock);
+  if (!registries[identity]) {
+    registries[identity] = made;
+    made = NULL;
   }
   *out = registries[identity];
   pthread_mutex_unlock(&lock);
-  return status ? ocp_fail_status(error, status) : ORT_OK;
+  if (made)
+    ocp_ep_api->ReleaseKernelRegistry(made);
+  return ORT_OK;
 }

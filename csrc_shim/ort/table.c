@@ -15,6 +15,8 @@
 #include "emulator/emulator.h"
 #include "ort/allocator.h"
 #include "ort/compute.h"
+#include "ort/kernels.h"
+#include "ort/shape_kernel.h"
 #include "plan/slab.h"
 #include "python/host.h"
 #include "run/cluster.h"
@@ -113,6 +115,9 @@ static const ocp_core core = {
     .host_logger = host_logger,
     .memory_info = memory_info,
     .compute_info_create = ocp_compute_info_create,
+    .node_kernel_create = ocp_node_kernel_create,
+    .create_node_kernel = ocp_create_node_kernel,
+    .create_shape_kernel = ocp_create_shape_kernel,
     .slab_pack = ocp_slab_pack,
     .cluster_precompute = ocp_cluster_precompute,
     .cluster_memory = ocp_cluster_memory,

@@ -44,6 +44,15 @@ typedef struct ocp_ep_config {
   const char *const *channels_last;   /* operators that ORT makes channels-last, then NULL; NULL: none. Python's */
 } ocp_ep_config;
 
+/* How one node of ORT's graph calls a cluster. */
+typedef struct ocp_node_kernel_spec {
+  ocp_cluster *cluster;
+  ocp_device *device;
+  uint32_t num_inputs, num_outputs; /* of the cluster */
+  uint32_t num_constants;           /* inputs of the node whose contents the cluster holds */
+  const uint32_t *positions;        /* of all three at the node, one after the other */
+} ocp_node_kernel_spec;
+
 /* Python's side. Every member is called through ocp_python_call (host.h), the one place that counts calls into Python;
  * each is an `extern "Python"` of the bridge that catches every exception and reports it through the error or the
  * status. */
@@ -63,6 +72,9 @@ typedef struct ocp_python {
   OrtStatus *(*get_capability)(int64_t ep, const OrtGraph *graph, OrtEpGraphSupportInfo *info);
   OrtStatus *(*compile)(int64_t ep, const OrtGraph **graphs, const OrtNode **fused_nodes, size_t count,
                         OrtNodeComputeInfo **infos, OrtNode **ep_context_nodes);
+  /* Adds the kernels of the operator table to a registry of the EP with this name. */
+  OrtStatus *(*add_kernels)(OrtKernelRegistry *registry, const char *ep_name);
+  OrtStatus *(*create_kernel)(int64_t ep, const OrtKernelInfo *info, OrtKernelImpl **out);
   /* Builds and adds the plan that these inputs need. host_values: for each host input in turn its elements as int64. */
   int (*build_variant)(int64_t cluster, const ocp_input *inputs, uint32_t num_inputs, const int64_t *host_values,
                        const uint32_t *host_counts, uint32_t num_host_inputs, ocp_error *error);
@@ -119,7 +131,10 @@ typedef struct ocp_core {
   /* kind: OCP_INFO_... of ort/allocator.h */
   int (*memory_info)(int emulated, int ordinal, int kind, const OrtMemoryInfo **out, ocp_error *error);
   OrtNodeComputeInfo *(*compute_info_create)(ocp_cluster *cluster, ocp_device *device, uint32_t num_inputs,
-                                             uint32_t num_outputs, ocp_error *error);
+                                             ocp_error *error);
+  OrtKernelImpl *(*node_kernel_create)(const ocp_node_kernel_spec *spec, ocp_error *error);
+  /* For KernelRegistry_AddKernel: kernels of nodes; and of Shape and Size, whose outputs are in host memory. */
+  OrtKernelCreateFunc create_node_kernel, create_shape_kernel;
   /* ---- appended by the owners of other parts, in any order: bridge and library are built together ---- */
   int (*cluster_add_problem)(ocp_cluster *cluster, ocp_problem *problem, ocp_error *error);
   uint64_t (*slab_pack)(ocp_slab_item *items, uint32_t count);

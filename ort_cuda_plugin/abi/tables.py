@@ -34,6 +34,7 @@ FUNCTION_TABLES: Final[dict[str, str]] = {
             const OrtValue *const *inputs, size_t input_len, const char *const *output_names, size_t output_names_len,
             OrtValue **outputs)
     10 1 OrtStatus *CreateSessionOptions(OrtSessionOptions **options)
+    11 1 OrtStatus *SetOptimizedModelFilePath(OrtSessionOptions *options, const char *optimized_model_filepath)
     13 1 OrtStatus *SetSessionExecutionMode(OrtSessionOptions *options, ExecutionMode execution_mode)
     23 1 OrtStatus *SetSessionGraphOptimizationLevel(OrtSessionOptions *options, GraphOptimizationLevel
              graph_optimization_level)

@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="worker processes")
     parser.add_argument("--optimised", action="store_true", help="with ONNX Runtime's graph optimisations")
     parser.add_argument("--check", action="store_true", help="in the emulated device's checking mode; a finding fails")
+    parser.add_argument("--single-nodes", action="store_true", help="with a kernel for each node, nothing fused")
     parser.add_argument(
         "--adversarial",
         type=int,
@@ -49,7 +50,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     console = Console(stderr=True)
     patterns = arguments.patterns or ["*"]
-    mode = Mode(arguments.optimised, arguments.check, arguments.adversarial)
+    mode = Mode(arguments.optimised, arguments.check, arguments.adversarial, arguments.single_nodes)
     if arguments.write and (arguments.patterns or mode != Mode()):
         raise UserError(ExitCode.USAGE, "--write runs all tests in fixed modes: give neither tests nor a mode")
     if arguments.jobs < 1:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..model.ir import Graph, InvalidModel, Node, Unsupported, Value
 from ..model.partition import partition
+from ..ops.kernel_definitions import HOST_RESULTS
 from ..ops.registry import channels_last_operators
 from ..program.lowering import Buffer, DeviceProperties, LoweringOptions
 from ..program.symbolic import Dim
@@ -38,6 +39,8 @@ def analyze(
     options: LoweringOptions | None = None,
     ranks: Ranks | None = None,
     provider: str = "",
+    *,
+    single_nodes: bool = False,
 ) -> list[NodeVerdict]:
     """One verdict per node of ``graph``, in order. Runs operators on symbolic shapes; reads no large initializer.
 
@@ -47,11 +50,12 @@ def analyze(
     """
     if graph.is_subgraph:
         reason = "it is in the body of a control-flow operator"
-        if is_unrolled(graph, device, options):
+        if not single_nodes and is_unrolled(graph, device, options):
             reason = "the node that it is a body of is lowered with it"
         return [_declined(node, "control-flow", reason) for node in graph.nodes]
     analysis = _Analysis(graph, device, options or LoweringOptions(), {} if ranks is None else ranks, provider)
-    return analysis.without_idle_nodes(analysis.verdicts(graph.nodes))
+    verdicts = analysis.verdicts(graph.nodes)
+    return analysis.without_shape_arithmetic(verdicts) if single_nodes else analysis.without_idle_nodes(verdicts)
 
 
 def is_unrolled(body: Graph, device: DeviceProperties, options: LoweringOptions | None = None) -> bool:
@@ -76,10 +80,12 @@ def claim(
     provider: str = "",
     *,
     passes_implicit_inputs: bool = True,
+    single_nodes: bool = False,
 ) -> tuple[list[list[Node]], list[NodeVerdict]]:
     """The clusters to fuse, and one verdict per node. ``ranks`` gets what the analysis of the whole graph infers.
 
-    ``passes_implicit_inputs`` tells whether ORT gives a fused node what only bodies in it read.
+    ``passes_implicit_inputs`` tells whether ORT gives a fused node what only bodies in it read. With ``single_nodes``
+    each node is a cluster of its own, and shape arithmetic is left to the CPU.
 
     What an operator knows about its inputs in the whole graph (say the contents of a shape) it may not know in its
     cluster, when a declined node or another cluster lies between. So each cluster is analysed again alone, and nodes
@@ -87,9 +93,11 @@ def claim(
     """
     options = options or LoweringOptions()
     ranks = {} if ranks is None else ranks
-    verdicts = dict(zip(graph.nodes, analyze(graph, device, options, ranks, provider), strict=True))
+    found = analyze(graph, device, options, ranks, provider, single_nodes=single_nodes)
+    verdicts = dict(zip(graph.nodes, found, strict=True))
     while True:
-        clusters = partition(graph, [verdicts[node].supported for node in graph.nodes])
+        claimed = [verdicts[node].supported for node in graph.nodes]
+        clusters = [[n] for n in graph.nodes if verdicts[n].supported] if single_nodes else partition(graph, claimed)
         changed = False
         for node, missing in _not_passed(clusters) if not passes_implicit_inputs else ():
             reason = f"this ONNX Runtime does not pass {missing.name!r} to a cluster where only a body reads it"
@@ -154,6 +162,23 @@ class _Analysis:
                     used.update(node.reads())
             result.append(verdict)
         return result[::-1]
+
+    def without_shape_arithmetic(self, verdicts: list[NodeVerdict]) -> list[NodeVerdict]:
+        """Declines what the host can compute, where each node is a launch: its results would be copied to the host.
+
+        A kernel of Shape or Size leaves its result in host memory. A node with bodies has no kernel that contains them.
+        """
+        tensors = self.lowering.tensors
+        result = []
+        for node, verdict in zip(self.lowering.graph.nodes, verdicts, strict=True):
+            outputs = [tensors[value] for value in node.outputs if value is not None and value in tensors]
+            is_shapes = (node.domain or node.op_type not in HOST_RESULTS) and all(x.host is not None for x in outputs)
+            if verdict.supported and node.has_subgraphs:
+                verdict = _declined(node, "control-flow", "each node runs by itself, so bodies are not lowered with it")
+            elif verdict.supported and is_shapes:
+                verdict = _declined(node, "cost", "each node runs by itself, and the CPU computes shapes")
+            result.append(verdict)
+        return result
 
     def _verdict(self, node: Node) -> NodeVerdict:
         try:

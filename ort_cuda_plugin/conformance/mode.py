@@ -11,11 +11,13 @@ from dataclasses import dataclass
 class Mode:
     """``check``: the emulated device's checking mode, whose findings fail a test. ``seed``: adversarial streams, which
     defer and interleave work by this seed and the test's name; None for streams that run everything at once.
+    ``single_nodes``: each node is run by a kernel of the registry, and nothing is fused.
     """
 
     optimised: bool = False
     check: bool = False
     seed: int | None = None
+    single_nodes: bool = False
 
     def environment(self, jobs: int) -> dict[str, str]:
         """Variables of a worker process that is one of ``jobs``."""

@@ -141,7 +141,7 @@ def _session(model: bytes, mode: Mode, attempt: Attempt, on_plugin: bool) -> Any
     from ort_cuda_plugin.ep.provider import last_verdicts
 
     try:
-        session, _ = create_session(model, True, None, options)
+        session, _ = create_session(model, True, {"single_nodes": "1"} if mode.single_nodes else None, options)
     except Exception:
         declined = [verdict for verdict in last_verdicts() if not verdict.supported]
         attempt.declined = [f"{verdict.op_type}: ({verdict.kind}) {verdict.reason}" for verdict in declined]

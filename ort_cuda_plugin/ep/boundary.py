@@ -11,6 +11,7 @@ from typing import Any
 
 from ..abi import core as abi_core
 from ..abi.core import ffi, lib
+from . import kernel_registry
 from .factory import Factory
 from .fused_node import FUSED_NODES
 from .guards import error_guard, status_guard, void_guard
@@ -89,6 +90,16 @@ def get_capability(ep: int, graph: Any, info: Any) -> None:
 @status_guard
 def compile(ep: int, graphs: Any, fused_nodes: Any, count: int, infos: Any, ep_context_nodes: Any) -> None:
     PROVIDERS[ep].compile(list(graphs[0:count]), list(fused_nodes[0:count]), infos)
+
+
+@status_guard
+def add_kernels(registry: Any, ep_name: Any) -> None:
+    kernel_registry.add_kernels(registry, ffi.string(ep_name).decode())
+
+
+@status_guard
+def create_kernel(ep: int, info: Any, out: Any) -> None:
+    out[0] = PROVIDERS[ep].create_kernel(info)
 
 
 @error_guard

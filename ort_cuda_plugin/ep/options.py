@@ -66,6 +66,7 @@ class Options:
     fusion: bool = True
     prefer_nhwc: bool = False
     program_folder: str = ""
+    single_nodes: bool = False
 
     @property
     def max_automatic_graphs(self) -> int:
@@ -138,6 +139,7 @@ MEANINGFUL: dict[str, Callable[[str], Any]] = {
     "prefer_nhwc": _flag,
     "prefer_nhwc_layout": _flag,
     "program_folder": _folder,
+    "single_nodes": _flag,
     "use_ep_level_unified_stream": _flag,
     "use_tf32": _flag,
     "user_compute_stream": _stream,

@@ -12,9 +12,9 @@ from ..abi.core import check, core, ffi, lib, new_error
 from ..clusters.claims import NodeVerdict, claim
 from ..clusters.cluster import CompiledCluster
 from ..clusters.node_lowering import Ranks
-from ..model.ir import Graph
+from ..model.ir import Graph, Node
 from ..model.ort_graph import read_graph
-from ..ops.registry import CHANNELS_LAST_DOMAIN, channels_last_operators
+from ..ops.registry import CHANNELS_LAST_DOMAIN, channels_last_operators, lookup
 from ..program.lowering import LoweringOptions
 from . import arena
 from .devices import DeviceInfo
@@ -22,7 +22,9 @@ from .factory import memory_info
 from .fused_node import FusedNode
 from .guards import describe
 from .identity import EP_NAME, Identity
+from .node_kernel import kernel_impl, read_kernel_node
 from .open_device import use_device
+from .optimized_model import writes_optimized_model
 from .options import OptionError, Options, collect, parse
 
 _thread = threading.local()
@@ -55,6 +57,7 @@ class Provider:
         self._logger = logger  # ORT's session logger; it dies with the session, as this object does
         entries = _entries("GetSessionOptionsConfigEntries", host.api(), session_options)
         self.options = self._read_options(entries)
+        self._single_nodes = self.options.single_nodes or writes_optimized_model(session_options)
         self._writes_context_model = entries.get("ep.context_enable") == "1"
         offered = [DeviceInfo.from_metadata(host.key_value_pairs(pairs)) for pairs in metadata]
         self.device = use_device(_choose(offered, self.options.device_id))
@@ -153,6 +156,7 @@ class Provider:
             self._ranks,
             self._identity.ep_name,
             passes_implicit_inputs=host.api_version() >= IMPLICIT_INPUTS_SINCE,
+            single_nodes=self._single_nodes,
         )
         self._report(graph.name, verdicts, len(clusters))
         self._report_lost(graph, verdicts)
@@ -173,8 +177,25 @@ class Provider:
         fusion.ort_version_supported = host.api_version()
         fusion.drop_constant_initializers = True
         for cluster in clusters:
+            if self._runs_singly(cluster, nodes, info):
+                host.check_status(host.ep_api().EpGraphSupportInfo_AddSingleNode(info, nodes[cluster[0].index]))
+                continue
             members = ffi.new("const OrtNode *[]", [nodes[node.index] for node in cluster])
             host.check_status(host.ep_api().EpGraphSupportInfo_AddNodesToFuse(info, members, len(members), fusion))
+
+    def _runs_singly(self, cluster: list[Node], nodes: list[Any], info: Any) -> bool:
+        """Whether ORT runs the cluster by a kernel of the registry.
+
+        It must where it writes the model. It may where a node has nothing to be fused with: an input whose contents
+        decide shapes then comes in host memory, and need not be read back from the device.
+        """
+        if len(cluster) > 1 or cluster[0].has_subgraphs:
+            return False
+        if not (self._single_nodes or _decides_shapes(cluster[0])):
+            return False
+        kernel = ffi.new("const OrtKernelDef **")
+        host.check_status(host.ep_api().EpGraphSupportInfo_LookUpKernel(info, nodes[cluster[0].index], kernel))
+        return bool(kernel[0] != ffi.NULL)
 
     def _report(self, graph: str, verdicts: list[NodeVerdict], clusters: int) -> None:
         declined = [verdict for verdict in verdicts if not verdict.supported]
@@ -218,16 +239,32 @@ class Provider:
         cluster = CompiledCluster(
             graph, self.device.properties(), self._lowering_options(), inputs, outputs, self._ranks, self._fed
         )
+        fused = self._fuse(name, cluster)
+        error = new_error()
+        info = core().compute_info_create(fused.pointer, self.device.pointer, len(inputs), error)
+        check(error)
+        return info
+
+    def create_kernel(self, info: Any) -> Any:
+        """The ``OrtKernelImpl *`` of a node that ORT runs by itself; ``info`` is its ``const OrtKernelInfo *``.
+
+        Raises:
+            NodeError, PluginError: as `FusedNode.prepare`.
+            Unsupported: the operator table does not have the operator.
+        """
+        graph = read_kernel_node(info, self.device)
+        cluster = CompiledCluster(graph, self.device.properties(), self._lowering_options(), ranks=self._ranks, fed=())
+        return kernel_impl(graph, self._fuse(graph.name, cluster), self.device)
+
+    def _fuse(self, name: str, cluster: CompiledCluster) -> FusedNode:
+        """The cluster on the device, as far as it can be prepared."""
         if self.options.program_folder:
             cluster.show_program = _ProgramFile(Path(self.options.program_folder), name).append
         fused = FusedNode(name, cluster, self.device)
         self.fused_nodes.append(fused)
         fused.use_graphs(self.options.min_num_runs_before_cuda_graph_capture, self.options.max_automatic_graphs)
         fused.prepare()
-        error = new_error()
-        info = core().compute_info_create(fused.pointer, self.device.pointer, len(inputs), len(outputs), error)
-        check(error)
-        return info
+        return fused
 
 
 class _ProgramFile:
@@ -240,6 +277,13 @@ class _ProgramFile:
     def append(self, text: str) -> None:
         with self._path.open("a") as file:
             file.write(text + "\n")
+
+
+def _decides_shapes(node: Node) -> bool:
+    """Whether the node has an input that the host reads, other than a constant."""
+    host_inputs = lookup(node.domain, node.op_type, node.since_version).host_inputs
+    inputs = [node.inputs[index] for index in host_inputs if index < len(node.inputs)]
+    return any(value is not None and value.initializer is None for value in inputs)
 
 
 def _choose(offered: list[DeviceInfo], device_id: int | None) -> DeviceInfo:

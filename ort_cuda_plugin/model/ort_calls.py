@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..abi.core import ffi, lib
-from .ir import Array, DType
+from .ir import Array, Constant, DType
 from .packed import unpack_array
 
 
@@ -17,13 +17,14 @@ class OrtCallError(RuntimeError):
 
 
 class OrtCalls:
-    """Calls of ORT's API."""
+    """Calls of ORT's API, ``const OrtApi *``, or with ``ep_api`` of the ``const OrtEpApi *`` beside it."""
 
-    def __init__(self, api: Any) -> None:
+    def __init__(self, api: Any, ep_api: Any = None) -> None:
         self.api = api
+        self.functions = api if ep_api is None else ep_api
 
     def call(self, name: str, *args: Any) -> None:
-        status = getattr(self.api, name)(*args)
+        status = getattr(self.functions, name)(*args)
         if status != ffi.NULL:
             message = text(self.api.GetErrorMessage(status))
             self.api.ReleaseStatus(status)
@@ -56,6 +57,20 @@ class OrtCalls:
             raise OrtCallError(f"a tensor of {count} {actual} elements is declared as {dtype}{list(dims)}")
         data = self.out("GetTensorData", "const void *", tensor)
         return elements(np.frombuffer(ffi.buffer(data, size), np.uint8), dtype, dims)
+
+    def tensor_constant(self, tensor: Any) -> Constant | None:
+        """A copy of an OrtValue in host memory; None for an element type that the device has not."""
+        info = self.out("GetTensorTypeAndShape", "OrtTensorTypeAndShapeInfo *", tensor)
+        try:
+            dtype = element_type(self.out("GetTensorElementType", "ONNXTensorElementDataType", info))
+            rank = self.out("GetDimensionsCount", "size_t", info)
+            dims = ffi.new("int64_t[]", rank)
+            self.call("GetDimensions", info, dims, rank)
+        finally:
+            self.api.ReleaseTensorTypeAndShapeInfo(info)
+        if dtype is None or not dtype.is_supported:
+            return None
+        return Constant.of(self.tensor_data(tensor, dtype, tuple(int(dim) for dim in dims)).copy(), dtype)
 
     def tensor_type(self, info: Any) -> tuple[DType | None, tuple[int | str | None, ...] | None]:
         """Element type and dimensions that a ``const OrtTypeInfo *`` says, as `Value` has them."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..abi.core import ffi, lib
 from .ir import MAX_SUBGRAPH_DEPTH, Array, AttrValue, Constant, DType, Graph, InvalidModel, Node, Value
-from .ort_calls import OrtCallError, OrtCalls, element_type, elements, stored_bytes, text
+from .ort_calls import OrtCallError, OrtCalls, elements, stored_bytes, text
 
 
 def read_graph(api: Any, ort_graph: Any) -> Graph:
@@ -234,16 +234,6 @@ class _GraphReader:
     def _tensor_attribute(self, attribute: Any) -> Constant | None:
         tensor = self.ort.out("OpAttr_GetTensorAttributeAsOrtValue", "OrtValue *", attribute)
         try:
-            info = self.ort.out("GetTensorTypeAndShape", "OrtTensorTypeAndShapeInfo *", tensor)
-            try:
-                dtype = element_type(self.ort.out("GetTensorElementType", "ONNXTensorElementDataType", info))
-                rank = self.ort.out("GetDimensionsCount", "size_t", info)
-                dims = ffi.new("int64_t[]", rank)
-                self.ort.call("GetDimensions", info, dims, rank)
-            finally:
-                self.ort.api.ReleaseTensorTypeAndShapeInfo(info)
-            if dtype is None or not dtype.is_supported:
-                return None
-            return Constant.of(self.ort.tensor_data(tensor, dtype, tuple(int(dim) for dim in dims)).copy(), dtype)
+            return self.ort.tensor_constant(tensor)
         finally:
             self.ort.api.ReleaseValue(tensor)

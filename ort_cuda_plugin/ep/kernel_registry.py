@@ -1,0 +1,80 @@
+"""Fills ONNX Runtime's kernel registries from the operator table."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from ..abi import host
+from ..abi.core import core, ffi, lib
+from ..model.ir import DType
+from ..model.ort_calls import OrtCallError, OrtCalls
+from ..model.ort_schema import read_schemas
+from ..ops.kernel_definitions import KernelDefinition, Mismatch, kernel_definitions
+
+
+def add_kernels(registry: Any, ep_name: str) -> None:
+    """Adds a kernel for each version of each operator to ``registry`` (``OrtKernelRegistry *``).
+
+    What in the operator table contradicts ORT's schemas is logged as a warning.
+
+    Raises:
+        OrtCallError: ORT does not take a definition.
+    """
+    ort = OrtCalls(host.api(), host.ep_api())
+    definitions, mismatches = definitions_of_host()
+    for mismatch in mismatches:
+        host.log("WARNING", f"{ep_name}: ONNX Runtime never chooses the kernel of {mismatch}")
+    for definition in definitions:
+        _add(ort, registry, ep_name, definition)
+
+
+def definitions_of_host() -> tuple[list[KernelDefinition], list[Mismatch]]:
+    """The kernels for the schemas of the ORT that has loaded the library, and what in the operator table is wrong."""
+    ort = OrtCalls(host.api(), host.ep_api())
+    return kernel_definitions(lambda name, domain: read_schemas(ort, name, domain))
+
+
+def _add(ort: OrtCalls, registry: Any, ep_name: str, definition: KernelDefinition) -> None:
+    builder = ort.out("CreateKernelDefBuilder", "OrtKernelDefBuilder *")
+    try:
+        ort.call("KernelDefBuilder_SetOperatorType", builder, definition.name.encode())
+        ort.call("KernelDefBuilder_SetDomain", builder, definition.domain.encode())
+        ort.call("KernelDefBuilder_SetSinceVersion", builder, definition.since, definition.until)
+        ort.call("KernelDefBuilder_SetExecutionProvider", builder, ep_name.encode())
+        for constraint, dtypes in definition.types.items():
+            types = [found for dtype in dtypes if (found := _data_type(ort, dtype)) is not None]
+            array = ffi.new("const OrtDataType *[]", types)
+            ort.call("KernelDefBuilder_AddTypeConstraint", builder, constraint.encode(), array, len(types))
+        for index in definition.host_inputs:
+            ort.call("KernelDefBuilder_SetInputMemType", builder, index, lib.OrtMemTypeCPUInput)
+        for index in definition.host_outputs:
+            ort.call("KernelDefBuilder_SetOutputMemType", builder, index, lib.OrtMemTypeCPUOutput)
+        if definition.is_view:
+            zero = ffi.new("int[]", [0])
+            ort.call("KernelDefBuilder_AddInputOutputAliases", builder, zero, zero, 1)
+        kernel = ort.out("KernelDefBuilder_Build", "OrtKernelDef *", builder)
+    finally:
+        ort.functions.ReleaseKernelDefBuilder(builder)
+    try:
+        table = core()
+        create = table.create_shape_kernel if definition.host_outputs else table.create_node_kernel
+        ort.call("KernelRegistry_AddKernel", registry, kernel, create, ffi.NULL)
+    finally:
+        ort.functions.ReleaseKernelDef(kernel)
+
+
+@cache
+def _data_types() -> dict[DType, Any]:
+    return {}
+
+
+def _data_type(ort: OrtCalls, dtype: DType) -> Any | None:
+    """``const OrtDataType *``; None where this ORT has no tensors of the type."""
+    known = _data_types()
+    if dtype not in known:
+        try:
+            known[dtype] = ort.out("GetTensorDataType", "const OrtDataType *", dtype.ort)
+        except OrtCallError:
+            known[dtype] = None
+    return known[dtype]
