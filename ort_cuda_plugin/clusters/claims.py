@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from ..model.ir import Graph, InvalidModel, Node, Unsupported, Value
+from ..model.ir import Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
 from ..model.partition import partition
 from ..ops.kernel_definitions import HOST_RESULTS
 from ..ops.registry import channels_last_operators
-from ..program.lowering import Buffer, DeviceProperties, LoweringOptions
+from ..program.lowering import Buffer, DeviceProperties, LoweringOptions, Tensor
 from ..program.symbolic import Dim
-from .node_lowering import InputSymbols, NodeLowering, Ranks, symbolic_input
+from .node_lowering import InputSymbols, NodeLowering, symbolic_input
+from .ranks import NUM_TRIALS, Ranks, learn_declined
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ def analyze(
         if not single_nodes and is_unrolled(graph, device, options):
             reason = "the node that it is a body of is lowered with it"
         return [_declined(node, "control-flow", reason) for node in graph.nodes]
-    analysis = _Analysis(graph, device, options or LoweringOptions(), {} if ranks is None else ranks, provider)
+    analysis = _Analysis(graph, device, options or LoweringOptions(), ranks or Ranks(), provider)
     verdicts = analysis.verdicts(graph.nodes)
     return analysis.without_shape_arithmetic(verdicts) if single_nodes else analysis.without_idle_nodes(verdicts)
 
@@ -68,7 +69,7 @@ def is_unrolled(body: Graph, device: DeviceProperties, options: LoweringOptions 
     if parent is None or (parent.op_type == "If" and (not parent.inputs[0] or parent.inputs[0].initializer is None)):
         return False
     around = Graph(body.name, [parent], [], [], body.opsets)
-    (verdict,) = _Analysis(around, device, options or LoweringOptions(), {}).verdicts([parent])
+    (verdict,) = _Analysis(around, device, options or LoweringOptions(), Ranks()).verdicts([parent])
     return verdict.supported
 
 
@@ -92,7 +93,7 @@ def claim(
     that are declined there are taken out until nothing changes.
     """
     options = options or LoweringOptions()
-    ranks = {} if ranks is None else ranks
+    ranks = ranks or Ranks()
     found = analyze(graph, device, options, ranks, provider, single_nodes=single_nodes)
     verdicts = dict(zip(graph.nodes, found, strict=True))
     while True:
@@ -128,20 +129,74 @@ def _not_passed(clusters: list[list[Node]]) -> Iterator[tuple[Node, Value]]:
 
 
 class _Analysis:
+    """Runs operators' functions on symbolic shapes.
+
+    What waits for a rank that nobody knows is judged once for each trial: see `ranks`.
+    """
+
     def __init__(
         self, graph: Graph, device: DeviceProperties, options: LoweringOptions, ranks: Ranks, provider: str = ""
     ) -> None:
-        self.ranks = ranks
+        self._graph, self._device, self._options = graph, device, options
+        self._ranks = ranks
         self.provider = provider
-        symbols = self.symbols = InputSymbols()
+        self._symbols = InputSymbols()
+        self._begin(None)
+
+    def _begin(self, trial: int | None, tensors: Mapping[Value, Tensor] | None = None) -> None:
+        symbols = self._symbols
 
         def read_host_input(buffer: Buffer, count: int) -> tuple[Dim, ...]:
             return symbols.host_values(buffer, [1] * count)
 
-        self.lowering = NodeLowering(graph, device, options, read_host_input, record=False, guess=symbols.dimension)
+        self.ranks = self._ranks.under(trial)
+        self.lowering = NodeLowering(
+            self._graph,
+            self._device,
+            self._options,
+            read_host_input,
+            record=False,
+            guess=symbols.dimension,
+            trial=trial,
+        )
+        self.lowering.tensors.update(tensors or {})
 
     def verdicts(self, nodes: list[Node]) -> list[NodeVerdict]:
-        return [self._verdict(node) for node in nodes]
+        found = {node: self._verdict(node) for node in nodes}
+        waiting = [node for node, verdict in found.items() if isinstance(verdict, _Waiting)]
+        if waiting:
+            found.update(self._by_trials(waiting))
+        return [found[node] for node in nodes]
+
+    def _by_trials(self, nodes: list[Node]) -> dict[Node, NodeVerdict]:
+        """Verdicts of nodes that wait for a rank: a node is ours if some trials take it and none declines it.
+
+        In a trial where a node is invalid, or reads the results of one that is, it can do nothing right or wrong.
+        """
+        taken: dict[Node, NodeVerdict] = {}
+        declined: dict[Node, NodeVerdict] = {}
+        invalid: dict[Node, NodeVerdict] = {}
+        known, results = dict(self.lowering.tensors), dict(self.lowering.tensors)
+        for trial in range(NUM_TRIALS):
+            self._begin(trial, known)
+            lost: set[Value | None] = set()
+            for node in nodes:
+                if not lost.isdisjoint(node.reads()):
+                    lost.update(node.outputs)
+                    continue
+                verdict = self._verdict(node)
+                if isinstance(verdict, _Invalid):
+                    invalid[node] = verdict
+                    lost.update(node.outputs)
+                else:
+                    (taken if verdict.supported else declined)[node] = verdict
+            results.update((value, x) for value, x in self.lowering.tensors.items() if value not in results)
+        self._begin(None, results)
+        self._ranks.settle(value for node in nodes for value in node.outputs)
+        for node, verdict in declined.items():
+            declined[node] = replace(verdict, reason=f"{verdict.reason} (a rank of its inputs is not known)")
+        lacking = {node: _declined(node, "shape", "no rank of its inputs is possible") for node in nodes}
+        return lacking | invalid | taken | declined
 
     def without_idle_nodes(self, verdicts: list[NodeVerdict]) -> list[NodeVerdict]:
         """Declines shape arithmetic that only declined nodes use: on the device it would be launches and copies.
@@ -183,10 +238,14 @@ class _Analysis:
     def _verdict(self, node: Node) -> NodeVerdict:
         try:
             self._lower(node)
+        except UnknownRank as error:
+            learn_declined(node, self.ranks)
+            return _declined(node, error.kind, error.reason, _Waiting)
         except Unsupported as error:
+            learn_declined(node, self.ranks)
             return _declined(node, error.kind, error.reason)
         except (InvalidModel, ZeroDivisionError, OverflowError) as error:
-            return _declined(node, "shape", f"the model is not valid here: {error}")
+            return _declined(node, "shape", f"the model is not valid here: {error}", _Invalid)
         except Exception as error:
             # A mistake in one operator's function must not take the claims of all other nodes with it.
             logger.exception("node %s", node.label)
@@ -199,21 +258,28 @@ class _Analysis:
         known = self.lowering.tensors
         for value in node.reads():
             if value not in known and value.initializer is None:
-                self.lowering.add_input(value, symbolic_input(self.symbols, value, 0, ranks=self.ranks))
+                self.lowering.add_input(value, symbolic_input(self._symbols, value, 0, ranks=self.ranks))
         inputs = [None if value is None else self.lowering.tensor(value) for value in node.inputs]
-        if inputs and inputs[0] is not None and inputs[0].rank < 2 and self._may_become_channels_last(node):
+        shape = node.inputs[0].shape if node.inputs and node.inputs[0] is not None else None
+        if shape is not None and len(shape) < 2 and self._may_become_channels_last(node):
             raise Unsupported("shape", "ONNX Runtime cannot make a tensor of less than 2 dimensions channels-last")
         self.lowering.lower(node, inputs)
-        self.ranks.update(
-            (value.name, known[value].rank)
-            for value in node.outputs
-            if value is not None and value in known and value.shape is None
-        )
+        for result in node.outputs:
+            if result is not None and result in known:
+                self.ranks.learn(result, known[result].rank)
 
     def _may_become_channels_last(self, node: Node) -> bool:
         options = self.lowering.ctx.options
         return options.channels_last and not node.domain and node.op_type in channels_last_operators()
 
 
-def _declined(node: Node, kind: str, reason: str) -> NodeVerdict:
-    return NodeVerdict(node.name, node.op_type, node.domain, node.since_version, False, kind, reason)
+class _Waiting(NodeVerdict):
+    """Nobody knows a rank that the node's function asked for."""
+
+
+class _Invalid(NodeVerdict):
+    """The node is not valid for what its inputs are."""
+
+
+def _declined(node: Node, kind: str, reason: str, how: type[NodeVerdict] = NodeVerdict) -> NodeVerdict:
+    return how(node.name, node.op_type, node.domain, node.since_version, False, kind, reason)

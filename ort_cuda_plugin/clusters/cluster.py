@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from ..compiler.kernel import KernelSpec
-from ..model.ir import Array, Constant, DType, Graph, InvalidModel, Node, NodeError, Unsupported, Value
+from ..model.ir import Array, Constant, DType, Graph, InvalidModel, Node, NodeError, UnknownRank, Unsupported, Value
 from ..plan.format import Plan, PlanInput
 from ..plan.planner import make_plan
 from ..plan.precompute import precompute
@@ -21,7 +22,8 @@ from ..program.program_text import ProgramText
 from ..program.symbolic import Dim
 from ..program.traffic import ProgramTraffic
 from .launches import make_launches, place_outputs
-from .node_lowering import InputSymbols, NodeLowering, Ranks, symbolic_input
+from .node_lowering import InputSymbols, NodeLowering, symbolic_input
+from .ranks import LIKELY, Ranks
 
 _SMALL_CONSTANT = 64 * 1024
 """Constants of at most so many bytes stay in host memory; larger ones are read back from the device when needed."""
@@ -101,7 +103,7 @@ class CompiledCluster:
         self.show_program: Callable[[str], None] | None = None
         self.traffic: ProgramTraffic | None = None
         self.weight_reader = WeightReader()
-        self._ranks = ranks
+        self._ranks = ranks or Ranks()
         self._fed = [fed is None or value.name in fed for value in self.inputs]
         # ORT checks the shape of what is fed against the model's, but not where the model says that it is a scalar.
         self._checked = [is_fed and value.shape != () for is_fed, value in zip(self._fed, self.inputs, strict=True)]
@@ -118,19 +120,57 @@ class CompiledCluster:
         Raises NodeError where a node cannot be run after all.
         """
         shapes = [value.shape for value in self.inputs]
-        found: set[int] = set()
         try:
-            plan, tables = self._plan([None] * len(self.inputs), {}, found)
+            plan, tables, found = self._likely_plan(None)
+        except UnknownRank:
+            return self._prepare_by_trials()
+        self.host_inputs = sorted(found)
+        if not found and all(shape is not None and all(isinstance(dim, int) for dim in shape) for shape in shapes):
+            return self._variant(plan, tables)
+        return self._variant(None, tables)
+
+    def _likely_plan(self, trial: int | None) -> tuple[Plan, Tables, set[int]]:
+        """A plan for sizes that are guessed, and the inputs that it reads."""
+        found: set[int] = set()
+        nothing = [None] * len(self.inputs)
+        try:
+            return *self._plan(nothing, {}, found, trial=trial), found
         except NodeError as error:
             if not error.invalid_input:
                 raise
             # Sizes that are guessed for this plan may contradict each other where those of a Run do not.
             found.clear()
-            plan, tables = self._plan([None] * len(self.inputs), {}, found, settles=False)
+            return *self._plan(nothing, {}, found, settles=False, trial=trial), found
+
+    def _prepare_by_trials(self) -> Variant:
+        """As `prepare` where ranks are not known: what the most likely ranks need that are possible."""
+        tables: Tables | None = None
+        found: set[int] = set()
+        for trial in LIKELY:
+            found |= self._host_inputs_of(trial)
+            if tables is None:
+                with contextlib.suppress(NodeError, InvalidModel, Unsupported):
+                    _, tables, _ = self._likely_plan(trial)
         self.host_inputs = sorted(found)
-        if not found and all(shape is not None and all(isinstance(dim, int) for dim in shape) for shape in shapes):
-            return self._variant(plan, tables)
-        return self._variant(None, tables)
+        return self._variant(None, Tables(self._known) if tables is None else tables)
+
+    def _host_inputs_of(self, trial: int) -> set[int]:
+        """What the nodes read that can be lowered with the ranks of a trial."""
+        symbols, found = InputSymbols(), set[int]()
+
+        def read(buffer: Buffer, count: int) -> tuple[Dim, ...]:
+            found.add(buffer.index)
+            return symbols.host_values(buffer, [1] * count, self.inputs[buffer.index].name)
+
+        lowering = NodeLowering(
+            self.graph, self.device, self.options, read, record=False, guess=symbols.dimension, trial=trial
+        )
+        for index, value in enumerate(self.inputs):
+            lowering.add_input(value, symbolic_input(symbols, value, index, None, self._ranks.under(trial)))
+        for node in self.graph.nodes:
+            with contextlib.suppress(Unsupported, InvalidModel, KeyError, ZeroDivisionError, OverflowError):
+                lowering.lower(node, [None if value is None else lowering.tensor(value) for value in node.inputs])
+        return found
 
     def build(self, input_shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> Variant:
         """The variant for inputs of these shapes; ``host_values`` has the elements of each of ``host_inputs``.
@@ -140,12 +180,16 @@ class CompiledCluster:
         try:
             return self._variant(*self._plan(input_shapes, dict(zip(self.host_inputs, host_values, strict=True)), None))
         except NodeError as error:
-            pairs = zip(self.inputs, input_shapes, strict=True)
+            pairs = [*zip(self.inputs, input_shapes, strict=True)]
             wrong = [f"{value!r} came as {list(shape)}" for value, shape in pairs if not _agrees(value, shape)]
-            if not wrong:
+            if wrong:
+                reason = f"{error.reason}. The model declares a wrong shape, correct it: {', '.join(wrong)}"
+                raise NodeError(error.node, reason, invalid_input=True) from error
+            open_ = [f"{value.name!r} came with rank {len(shape)}" for value, shape in pairs if value.shape is None]
+            if not open_:
                 raise
-            reason = f"{error.reason}. The model declares a wrong shape, correct it: {', '.join(wrong)}"
-            raise NodeError(error.node, reason, invalid_input=True) from error
+            reason = f"{error.reason}; ONNX Runtime knew no rank before the Run, and {', '.join(open_)}"
+            raise NodeError(error.node, reason, invalid_input=error.invalid_input) from error
 
     def kernels_added(self, variant: Variant) -> None:
         """Takes note that ``variant.kernels`` follow those of earlier variants."""
@@ -185,11 +229,13 @@ class CompiledCluster:
         host_values: Mapping[int, Sequence[int]],
         found: set[int] | None,
         settles: bool = True,
+        trial: int | None = None,
     ) -> tuple[Plan, Tables]:
         """The plan for these shapes; None stands for unknown ones.
 
         Host inputs are those of ``host_values``. With ``found`` every input that is asked for becomes one, and its
-        index is added there: such a plan knows too little to run. ``settles`` as for `Lowering`.
+        index is added there: such a plan knows too little to run. ``settles`` and ``trial`` as for `Lowering`.
+        Raises UnknownRank where there is no trial and a rank is not known.
         """
         symbols = InputSymbols()
         plan_inputs: list[PlanInput] = []
@@ -199,7 +245,7 @@ class CompiledCluster:
             if shape is not None and not (self._checked[index] or _agrees(value, shape)):
                 # What came has the shape that it has. A scalar that is none, and what the host reads, seldom change.
                 value = replace(value, shape=tuple(shape) if self._fed[index] or index in host_values else None)
-            tensor = symbolic_input(symbols, value, index, shape, self._ranks)
+            tensor = symbolic_input(symbols, value, index, shape, self._ranks.under(trial))
             tensors.append(tensor)
             plan_inputs.append(PlanInput(tensor.dtype.ort, tensor.rank, first))
         for index, elements in host_values.items():
@@ -225,6 +271,7 @@ class CompiledCluster:
             guess=None if found is None else symbols.dimension,
             states=self._states,
             settles=settles,
+            trial=trial,
         )
         self._lower(lowering, tensors)
         producers = self.graph.producers()
@@ -248,6 +295,8 @@ class CompiledCluster:
         for node in self.graph.nodes:
             try:
                 lowering.lower(node, [None if v is None else self._input(lowering, node, v) for v in node.inputs])
+            except UnknownRank:
+                raise
             except Unsupported as error:
                 raise NodeError(node, error.reason) from error
             except InvalidModel as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..model.ir import DType, Graph, InvalidModel, Node, Unsupported, Value
+from ..model.ir import DType, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
 from ..ops.axes import normalize_axis
 from ..ops.indexing import select_index
 from ..ops.slicing import concat
@@ -64,6 +64,8 @@ def _body(lowering: NodeLowering, node: Node, name: str, arguments: Sequence[Ten
             if inner.provider:
                 raise Unsupported("control-flow", f"{inner.provider} runs it")
             lowering.lower(inner, [None if value is None else lowering.tensor(value) for value in inner.inputs])
+        except UnknownRank as error:
+            raise UnknownRank(_within(name, inner, error.reason)) from error
         except Unsupported as error:
             raise Unsupported(error.kind, _within(name, inner, error.reason)) from error
         except InvalidModel as error:
@@ -82,18 +84,29 @@ def _if(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Tensor]:
     (taken,) = ctx.host_constants(condition, "the condition of If", [1])
     if not ctx.guessed:
         return _body(lowering, node, "then_branch" if taken else "else_branch", ())
-    results = _body(lowering, node, "then_branch", ())
-    others = _body(lowering, node, "else_branch", ())
+    branches = _valid_branches(lowering, node)
+    results, others = branches[0], branches[-1]
     if len(results) != len(others):
         raise InvalidModel(f"the branches of If have {len(results)} and {len(others)} results")
     for number, (x, other) in enumerate(zip(results, others, strict=True)):
         if x.dtype is not other.dtype:
             types = f"{x.dtype.short} in one branch, {other.dtype.short} in the other"
             raise InvalidModel(f"result {number} of If is {types}")
-        if x.rank != other.rank:
-            ranks = f"{x.rank} in one branch, {other.rank} in the other"
-            raise Unsupported("shape", f"result {number} of If has rank {ranks}")
+        if x.rank != other.rank and ctx.trial is None:
+            raise UnknownRank(f"result {number} of If has rank {x.rank} in one branch, {other.rank} in the other")
     ctx.guessed = True  # the results are those of either branch
+    return branches[(ctx.trial or 0) % len(branches)]
+
+
+def _valid_branches(lowering: NodeLowering, node: Node) -> list[list[Tensor]]:
+    """The results of each branch; one of them may be for what never comes. Raises InvalidModel where both are."""
+    results: list[list[Tensor]] = []
+    for name in ("then_branch", "else_branch"):
+        try:
+            results.append(_body(lowering, node, name, ()))
+        except InvalidModel:
+            if name == "else_branch" and not results:
+                raise
     return results
 
 

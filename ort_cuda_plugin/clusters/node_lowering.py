@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 
 from ..kernels.emit import launch_step
 from ..kernels.packed import packed_bytes, unpack
-from ..model.ir import Constant, Graph, InvalidModel, Node, Unsupported, Value
+from ..model.ir import Constant, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
 from ..ops import registry
 from ..program.lowering import Buffer, BufferKind, DeviceProperties, Lowering, LoweringOptions, Tensor
 from ..program.symbolic import Dim, Expr, eq, le, product, symbol
 from .control_flow import MAX_UNROLLED_NODES, inline
+from .ranks import RanksOfTrial
 
 MAX_DIM = 2**40
 """No dimension of an input may be larger: plans check it, expressions rely on it to fold clamps to INT64_MAX."""
@@ -62,17 +63,19 @@ class InputSymbols:
 
 
 _MEND = "feed that shape, or correct what the model declares"
-Ranks = dict[str, int]
-"""What the plugin inferred of values whose rank ORT does not know, by their names."""
 
 
 def symbolic_input(
-    symbols: InputSymbols, value: Value, index: int, hints: Sequence[int] | None = None, ranks: Ranks | None = None
+    symbols: InputSymbols,
+    value: Value,
+    index: int,
+    hints: Sequence[int] | None = None,
+    ranks: RanksOfTrial | None = None,
 ) -> Tensor:
     """The tensor that stands for an input of a cluster or of the graph; its elements are packed as ORT's.
 
     ``hints`` are its dimensions at the Run that the plan is built for. Without them ``ranks`` says the rank where ORT
-    does not. Raises Unsupported where the device cannot hold it or the rank is unknown, InvalidModel where ``hints``
+    does not. Raises Unsupported where the device cannot hold it, UnknownRank, or InvalidModel where ``hints``
     contradict what the model says.
     """
     if value.dtype is None:
@@ -81,9 +84,9 @@ def symbolic_input(
         raise Unsupported("dtype", f"{value.name!r} has element type {value.dtype.name}")
     known = value.shape
     if known is None:
-        rank = len(hints) if hints is not None else (ranks or {}).get(value.name)
+        rank = len(hints) if hints is not None else ranks.rank(value) if ranks is not None else None
         if rank is None:
-            raise Unsupported("shape", f"the rank of {value.name!r} is not known")
+            raise UnknownRank(f"the rank of {value.name!r} is not known")
         known = (None,) * rank
     _check_rank(value, len(known))
     if hints is not None and len(hints) != len(known):
@@ -109,8 +112,8 @@ class NodeLowering:
     """Lowers nodes one after the other on tensors that are made for values as they are needed.
 
     ``read_host_input(buffer, count)`` gives the symbols of a host input's elements. ``guess`` is given where contents
-    of host inputs are not known yet: it makes symbols for dimensions that depend on them. ``states`` and ``settles`` as
-    for `Lowering`.
+    of host inputs are not known yet: it makes symbols for dimensions that depend on them. ``trial``, ``states`` and
+    ``settles`` as for `Lowering`.
     """
 
     def __init__(
@@ -124,6 +127,7 @@ class NodeLowering:
         guess: Callable[[str | None], Dim] | None = None,
         states: dict[Node, Constant] | None = None,
         settles: bool = True,
+        trial: int | None = None,
     ) -> None:
         self.graph = graph
         self.ctx = Lowering(
@@ -134,6 +138,7 @@ class NodeLowering:
             read_host_input=read_host_input,
             states=states,
             settles=settles,
+            trial=trial,
         )
         self.tensors: dict[Value, Tensor] = {}
         self._guess = guess

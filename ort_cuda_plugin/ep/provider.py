@@ -11,7 +11,7 @@ from ..abi import host
 from ..abi.core import check, core, ffi, lib, new_error
 from ..clusters.claims import NodeVerdict, claim
 from ..clusters.cluster import CompiledCluster
-from ..clusters.node_lowering import Ranks
+from ..clusters.ranks import Ranks
 from ..model.ir import Graph, Node
 from ..model.ort_graph import read_graph
 from ..ops.registry import CHANNELS_LAST_DOMAIN, channels_last_operators, lookup
@@ -72,7 +72,7 @@ class Provider:
         self._fused_verdicts: list[NodeVerdict] = []  # those of nodes that fused nodes have replaced
         self.failure = ""
         self.fused_nodes: list[FusedNode] = []
-        self._ranks: Ranks = {}  # ORT forgets what it replaced by a fused node, so they outlive the claims
+        self._ranks = Ranks()  # ORT forgets what it replaced by a fused node, so they outlive the claims
         self._fed: set[str] = set()  # names of the model's inputs
         _thread.provider = self
         _thread.verdicts = self.verdicts

@@ -340,6 +340,13 @@ class Unsupported(Exception):
         self.reason = reason
 
 
+class UnknownRank(Unsupported):
+    """A node cannot be judged: nobody knows the rank of an input, or what the rank of a result depends on."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("shape", reason)
+
+
 class InvalidModel(Exception):
     """The model, or the inputs of a Run, contradict the operator's definition."""
 

@@ -10,7 +10,7 @@ import numpy as np
 from ort_cuda_plugin.kernels.codegen import constant_number
 from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map
 from ort_cuda_plugin.kernels.scan import scan
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import DType, InvalidModel
 from ort_cuda_plugin.ops.axes import axis_of_input, normalize_axis
 from ort_cuda_plugin.ops.registry import (
     ALL_TENSORS,
@@ -108,11 +108,10 @@ def gather_elements(ctx: Lowering, data: T, indices: Tind, *, axis: int = 0) -> 
     return gather_map(ctx, indices.shape, data.dtype, element)
 
 
-def tuple_length(indices: Tensor, most: int, what: str) -> int:
-    """The last dimension of ``indices``: how many dimensions one index tuple selects from."""
-    length = indices.shape[-1] if indices.rank else 0
-    if not isinstance(length, int):
-        raise Unsupported("shape", f"{what} with index tuples of a length that is not known before the Run")
+def tuple_length(ctx: Lowering, indices: Tensor, most: int, what: str) -> int:
+    """The last dimension of ``indices``: how many dimensions one index tuple selects from. A plan is for one length."""
+    dim = indices.shape[-1] if indices.rank else 0
+    length = ctx.chosen(dim, f"the length of the index tuples of {what}", range(1, max(most, 1) + 1))
     if not 0 < length <= most:
         raise InvalidModel(f"{what} with index tuples of length {length}")
     return length
@@ -135,7 +134,7 @@ def index_tuple(
 def gather_nd(ctx: Lowering, data: T, indices: Int64, *, batch_dims: int = 0) -> Tensor:
     if not 0 <= batch_dims < min(indices.rank, data.rank):
         raise InvalidModel(f"GatherND of ranks {data.rank} and {indices.rank} with batch_dims {batch_dims}")
-    length = tuple_length(indices, data.rank - batch_dims, "GatherND")
+    length = tuple_length(ctx, indices, data.rank - batch_dims, "GatherND")
     lead = indices.rank - 1
     for own, other in zip(indices.shape[:batch_dims], data.shape, strict=False):
         ctx.require(eq(own, other), "data and indices of GatherND differ in a batch dimension")

@@ -7,6 +7,7 @@ from ..program.lowering import InvalidModel, Lowering, Tensor, Unsupported
 from ..program.multiply import multiply
 from ..program.scalar import Scalar
 from ..program.symbolic import eq, logical_or
+from ..program.views import unsqueeze
 from .registry import FLOATS, WIDE_INTS, T, op
 
 PRODUCTS = FLOATS | WIDE_INTS
@@ -41,6 +42,8 @@ def gemm(
     transA: int = 0,
     transB: int = 0,
 ) -> Tensor:
+    if a.rank == 1 and not transA:  # a row, as the CPU provider has it
+        a = unsqueeze(ctx, a, (0,))
     if a.rank != 2 or b.rank != 2:
         raise InvalidModel(f"Gemm takes matrices, not tensors of ranks {a.rank} and {b.rank}")
     if transA:

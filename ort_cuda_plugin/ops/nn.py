@@ -39,10 +39,10 @@ def windows(
     Raises Unsupported for a rank or padding that the kernels do not have, InvalidModel for contradictions.
     """
     rank = len(size)
-    if not 1 <= rank <= MAX_SPATIAL:
-        raise Unsupported("shape", f"{rank} spatial dimensions; 1 to {MAX_SPATIAL} are implemented")
     if len(kernel) != rank:
         raise InvalidModel(f"the kernel has {len(kernel)} dimensions, the input has {rank}")
+    if not 1 <= rank <= MAX_SPATIAL:
+        raise Unsupported("shape", f"{rank} spatial dimensions; 1 to {MAX_SPATIAL} are implemented")
     steps = per_axis("strides", strides, 1, rank)
     gaps = per_axis("dilations", dilations, 1, rank)
     extent = [(k - 1) * gap + 1 for k, gap in zip(kernel, gaps, strict=True)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.ops.axes import axes_count, normalize_axis
 from ort_cuda_plugin.ops.registry import ARITHMETIC, BOOL, FLOATS, WIDE_INTS, HostTensor, T, op
@@ -33,8 +35,10 @@ def reduction(
     def run(ctx: Lowering, x: Tensor, axes: tuple[Dim, ...] | None, keepdims: int, noop: int) -> Tensor:
         if not axes and noop:
             return elementwise(ctx, element, x)
-        # An axis that is named twice counts once, as the CPU provider has it.
-        named = {normalize_axis(axis, x.rank) for axis in axes} if axes else range(x.rank)
+        # An axis that is named twice counts once, and a scalar has an axis 0, as the CPU provider has it.
+        named = {normalize_axis(axis, max(x.rank, 1)) for axis in axes} if axes else range(x.rank)
+        if x.rank == 0:
+            return elementwise(ctx, element, x)
         return reduce(ctx, fn, x, named, keepdims != 0)
 
     @op(name, since=1, types={"T": types})
@@ -107,7 +111,9 @@ _extreme("ReduceMin", lambda row, x: row.reduce(MIN, x))
 
 
 def _arg(ctx: Lowering, x: Tensor, axis: int, keepdims: int, last: int, largest: bool) -> Tensor:
-    axis = normalize_axis(axis, x.rank)
+    axis = normalize_axis(axis, max(x.rank, 1))
+    if x.rank == 0:  # as the CPU provider has it
+        return ctx.constant(np.array(0, np.int64))
     ctx.require(x.shape[axis], f"the index of an extreme along axis {axis}, which has no elements")
     find = (arg_max if largest else arg_min)(bool(last))
     return reduce(ctx, lambda row, e: row.reduce_all(find, e, row.index)[1], x, [axis], keepdims != 0)

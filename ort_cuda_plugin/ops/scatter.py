@@ -9,14 +9,14 @@ from ort_cuda_plugin.kernels.codegen import Combination
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.model.ir import DType, InvalidModel
 from ort_cuda_plugin.ops.axes import normalize_axis
-from ort_cuda_plugin.ops.indexing import check_within, index_tuple, tuple_length, wrapped
+from ort_cuda_plugin.ops.indexing import check_within, index_tuple, wrapped
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, INDICES, Int64, T, Tind, op
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise, elementwise_into
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import Reduction
 from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, product
+from ort_cuda_plugin.program.symbolic import Dim, eq, product
 
 Place: TypeAlias = Callable[[IndexMap, list[Scalar]], tuple[list[Scalar], Scalar]]
 """The coordinates in the result where an update goes, and whether they are inside of it."""
@@ -124,10 +124,20 @@ def scatter_elements(
     return _gather_updates(ctx, data, ordered, indices.shape[axis], update)
 
 
+def _length_by_ranks(ctx: Lowering, data: Tensor, indices: Tensor, updates: Tensor) -> int:
+    """The length of the index tuples, which the ranks tell even where the dimension is not known."""
+    length = data.rank + indices.rank - 1 - updates.rank
+    if not 0 < length <= data.rank or indices.rank == 0:
+        ranks = f"{data.rank}, {indices.rank} and {updates.rank}"
+        raise InvalidModel(f"ScatterND of data, indices and updates of ranks {ranks}")
+    ctx.require(eq(indices.shape[-1], length), f"the index tuples of ScatterND do not have the length {length}")
+    return length
+
+
 @op("ScatterND", since=11, types={"T": ALL_TENSORS})
 def scatter_nd(ctx: Lowering, data: T, indices: Int64, updates: T, *, reduction: str = "none") -> Tensor:
     """As `scatter_elements` for slices that index tuples name."""
-    length = tuple_length(indices, data.rank, "ScatterND")
+    length = _length_by_ranks(ctx, data, indices, updates)
     lead = indices.rank - 1
     ctx.require_shape(updates, (*indices.shape[:-1], *data.shape[length:]), "updates of ScatterND")
 

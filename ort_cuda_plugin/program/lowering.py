@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..compiler.kernel import KernelSpec
-from ..model.ir import Array, Constant, DType, Graph, InvalidModel, Node, Unsupported
+from ..model.ir import Array, Constant, DType, Graph, InvalidModel, Node, UnknownRank, Unsupported
 from .elementwise import copy_of, elementwise
 from .host import MAX_HOST_WORK
 from .libraries import LibraryProblem
@@ -107,7 +107,8 @@ class Lowering:
     ``options`` what the plan is for. Claims need shapes only: they give ``try_step``, which makes a step's kernel,
     since that is where a step can be impossible, and launches are then checked but not kept. With ``speculative`` the
     hints of host values mean nothing; ``guessed`` then says whether `host_constants` was asked for one since it was
-    last set to False. ``states`` are those of the cluster's nodes, which all its plans share. Without ``settles``,
+    last set to False. ``trial`` numbers what is assumed then where a rank depends on what nobody knows, see
+    `chosen`. ``states`` are those of the cluster's nodes, which all its plans share. Without ``settles``,
     `settled` answers as for a claim.
     """
 
@@ -121,6 +122,7 @@ class Lowering:
         read_host_input: Callable[[Buffer, int], tuple[Dim, ...]] | None = None,
         states: dict[Node, Constant] | None = None,
         settles: bool = True,
+        trial: int | None = None,
     ) -> None:
         self.device = device
         self.options = options or LoweringOptions()
@@ -128,6 +130,7 @@ class Lowering:
         self.opset = 0
         self.trace = Trace()
         self.guessed = False
+        self.trial = trial
         self._try_step = try_step
         self._speculative = speculative
         self._settles = settles and try_step is None
@@ -333,6 +336,23 @@ class Lowering:
         for value in values:
             self.guard(eq(value, hint(value)))
         return tuple(hint(value) for value in values)
+
+    def chosen(self, dim: Dim, what: str, choices: Sequence[int]) -> int:
+        """``dim`` where it must be a number when the plan is made because a rank depends on it; ``what`` names it.
+
+        The plan then holds only for this number. Where nothing is known yet, each trial takes one of ``choices``.
+        Raises UnknownRank where there is no trial.
+        """
+        if isinstance(dim, int):
+            return dim
+        if is_read_back(dim):
+            raise Unsupported("shape", f"{what} is computed on the device")
+        if not self._speculative:
+            self.guard(eq(dim, hint(dim)))
+            return hint(dim)
+        if self.trial is None:
+            raise UnknownRank(f"{what} is not known")
+        return choices[self.trial % len(choices)]
 
     def read_back(self, x: Tensor, what: str, lower: int | None = None, upper: Dim | None = None) -> tuple[Expr, ...]:
         """The integer contents of x, which work of the same Run computes; ``what`` names them in messages.

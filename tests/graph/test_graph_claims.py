@@ -10,10 +10,12 @@ from onnx import parser
 
 from graph_toys import DOMAIN, Builder
 from ort_cuda_plugin.clusters.claims import analyze, claim
-from ort_cuda_plugin.model.ir import Constant, DType, Graph, Node, Value
+from ort_cuda_plugin.clusters.ranks import Ranks
+from ort_cuda_plugin.model.ir import Constant, DType, Graph, InvalidModel, Node, Unsupported, Value
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.ops.registry import op
 from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering, Tensor
+from ort_cuda_plugin.program.symbolic import eq
 
 DEVICE = DeviceProperties()
 
@@ -26,6 +28,22 @@ def broken(ctx: Lowering, x: Tensor) -> Tensor:
 @op("Mistyped", domain=DOMAIN)
 def mistyped(ctx: Lowering, x: Tensor) -> Tensor:
     return ctx.empty(x.shape, DType.FLOAT64)
+
+
+@op("Limited", domain=DOMAIN)
+def limited(ctx: Lowering, x: Tensor) -> Tensor:
+    if x.rank == 5:
+        raise Unsupported("shape", "nothing for rank 5")
+    return x
+
+
+@op("Square", domain=DOMAIN)
+def square(ctx: Lowering, x: Tensor) -> Tensor:
+    """Only square matrices are valid, and their sum is what it gives."""
+    if x.rank != 2:
+        raise InvalidModel("no matrix")
+    ctx.require(eq(*x.shape), "not square")
+    return ctx.empty((), x.dtype)
 
 
 def reasons(graph: Graph) -> list[tuple[str, str]]:
@@ -63,7 +81,12 @@ def one_node(**changes: object) -> Graph:
         ({"has_subgraphs": True}, "control-flow", "the bodies of Add nest too deeply"),
         ({"inputs": (Value("s", DType.STRING, ("n",)),) * 2}, "dtype", "'s' has element type STRING"),
         ({"inputs": (Value("q", None, None),) * 2}, "dtype", "'q' is not a tensor"),
-        ({"inputs": (Value("u", DType.FLOAT32, None),) * 2}, "shape", "the rank of 'u' is not known"),
+        (
+            {"op_type": "Limited", "inputs": (Value("u", DType.FLOAT32, None),)},
+            "shape",
+            "nothing for rank 5 (a rank of its inputs is not known)",
+        ),
+        ({"op_type": "Square", "inputs": (Value("u", DType.FLOAT32, (2, 3)),)}, "shape", "the model is not valid here"),
         ({"inputs": (Value("a", DType.FLOAT32, (2,)), Value("b", DType.FLOAT32, (3,)))}, "shape", "broadcast"),
         (
             {"outputs": (Value("o", DType.INT8, None),)},
@@ -148,9 +171,25 @@ def test_a_cluster_that_lost_what_the_whole_graph_knew_is_analysed_again() -> No
 
 
 def test_ranks_that_ort_does_not_infer_are_kept_from_the_analysis_of_the_whole_graph() -> None:
-    ranks: dict[str, int] = {}
+    ranks = Ranks()
     claim(split_shape_arithmetic(), DEVICE, ranks=ranks)
-    assert ranks == {"v0": 1, "v2": 1, "v3": 2}
+    assert ranks.known == {"v0": 1, "v2": 1, "v3": 2}
+
+
+def test_what_takes_every_rank_that_may_come_is_claimed_where_nobody_knows_one() -> None:
+    b = Builder()
+    x = Value("u", DType.FLOAT32, None)
+    b.inputs.append(x)
+    total = b.node("Square", b.node("Add", x, x))
+    other = b.node("Limited", b.node("Add", total, x))
+    total.shape = other.shape = None
+    ranks = Ranks()
+    clusters, verdicts = claim(b.graph(other), DEVICE, ranks=ranks)
+    # Where the rank is not 2 the model is not valid, so the sum may have any; with 2 it is known to be 0.
+    assert [verdict.supported for verdict in verdicts] == [True, True, True, True]
+    assert [len(cluster) for cluster in clusters] == [4]
+    assert ranks.known["v1"] == 0
+    assert "u" not in ranks.known
 
 
 def test_the_body_of_a_control_flow_operator_is_declined_with_a_reason() -> None:
