@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from .abi.core import check, core, ffi, lib, new_error
 from .api import devices
+from .ep import arena
 from .ep.devices import DeviceInfo, open_device
 
 KINDS = {"device": lib.OCP_DEVICE_MEMORY, "pinned": lib.OCP_PINNED_MEMORY}
@@ -65,9 +66,7 @@ def set_limit(device: DeviceInfo | int | None, nbytes: int | None) -> None:
     """
     if nbytes is not None and not 0 < nbytes < 2**63:
         raise ValueError(f"a limit of {nbytes} bytes; use a positive number, or None for no limit")
-    info, error = _find(device), new_error()
-    core().arena_set_limit(info.emulated, info.ordinal, lib.OCP_DEVICE_MEMORY, nbytes or 0, error)
-    check(error)
+    arena.set_limit(_find(device), lib.OCP_DEVICE_MEMORY, nbytes or 0)
 
 
 def _read(info: DeviceInfo, memory: int) -> dict[str, int]:

@@ -186,6 +186,22 @@ void ocp_reclaimer_remove(ocp_device *device, ocp_reclaimer *reclaimer) {
 
 /* ---- out of memory ---- */
 
+int ocp_device_available(ocp_device *device, uint64_t *bytes, ocp_error *error) {
+  size_t free_bytes = 0, total = 0;
+  ocp_memory_stats stats;
+  *bytes = 0;
+  if (ocp_device_enter(device, error) != ORT_OK)
+    return error->code;
+  const CUresult result = device->driver->MemGetInfo(&free_bytes, &total);
+  if (result != CUDA_SUCCESS)
+    return ocp_device_fail(device, result, "cuMemGetInfo", error);
+  ocp_pool_stats(device, OCP_DEVICE_MEMORY, &stats);
+  const uint64_t idle = stats.total > stats.in_use ? (uint64_t)(stats.total - stats.in_use) : 0;
+  const uint64_t allowed = stats.limit > stats.in_use ? (uint64_t)(stats.limit - stats.in_use) : 0;
+  *bytes = free_bytes + idle < allowed ? free_bytes + idle : allowed;
+  return ORT_OK;
+}
+
 static int out_of_memory(ocp_device *device, int memory, size_t bytes, ocp_error *error) {
   size_t free_bytes = 0, total = 0;
   ocp_memory_stats stats;

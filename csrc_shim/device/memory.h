@@ -27,6 +27,10 @@ int ocp_device_reserve(ocp_device *device, size_t bytes, CUdeviceptr *address, o
  * is the bytes of both kinds of memory. */
 int64_t ocp_device_trim(ocp_device *device);
 
+/* The bytes of device memory that can still be had: what the driver has free and what the arena holds idle, up to the
+ * arena's limit. */
+int ocp_device_available(ocp_device *device, uint64_t *bytes, ocp_error *error);
+
 /* Keeps device memory that it can release, such as the slabs of instances that no Run uses. When memory runs out, an
  * allocating thread that holds none of our locks calls `reclaim`, which frees what it can. Removing a reclaimer waits
  * for a call in progress. */

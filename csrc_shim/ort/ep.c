@@ -1,5 +1,5 @@
 /* OrtEp. Claims and compilation go to Python; everything that can happen in a Run is C. A slot left NULL means what
- * ORT does by default: the factory's allocators, no resource budget.
+ * ORT does by default: the factory's allocators.
  *
  * What ORT calls:
  *
@@ -28,6 +28,7 @@
 #include "base/error.h"
 #include "base/host.h"
 #include "device/device.h"
+#include "device/memory.h"
 #include "device/order.h"
 #include "device/stream.h"
 #include "ort/capture.h"
@@ -93,6 +94,23 @@ static OrtStatus *should_convert_layout(OrtEp *ep, const char *domain, const cha
     if (strcmp(*name, op_type) == 0)
       *should_convert = 1;
   return NULL;
+}
+
+static OrtStatus *set_dynamic_options(OrtEp *ep, const char *const *keys, const char *const *values, size_t count) {
+  ocp_error error = {0};
+  const ocp_python *python = ocp_python_call(&error);
+  return python ? ocp_python_status(python->set_dynamic_options(self(ep)->config.handle, keys, values, count))
+                : ocp_status(&error);
+}
+
+/* What a model may take: the free memory of the device and of our arena, up to the arena's limit. */
+static OrtStatus *get_available_resource(const OrtEp *ep, OrtResourceCount *available) {
+  ocp_error error = {0};
+  uint64_t bytes = 0;
+  *available = (OrtResourceCount){.kind = OrtResourceCountKind_None};
+  if (ocp_device_available(self(ep)->config.device, &bytes, &error) == ORT_OK)
+    *available = (OrtResourceCount){.kind = OrtResourceCountKind_TotalBytes, .value.total_bytes = bytes};
+  return ocp_status(&error);
 }
 
 static OrtStatus *get_kernel_registry(OrtEp *ep, const OrtKernelRegistry **registry) {
@@ -234,6 +252,7 @@ OrtEp *ocp_ep_create(const ocp_ep_config *config, ocp_identity identity) {
       .ReleaseNodeComputeInfos = release_compute_infos,
       .GetPreferredDataLayout = get_preferred_layout,
       .ShouldConvertDataLayoutForOp = should_convert_layout,
+      .SetDynamicOptions = set_dynamic_options,
       .OnRunStart = on_run_start,
       .OnRunEnd = on_run_end,
       .CreateSyncStreamForDevice = create_sync_stream,
@@ -245,6 +264,7 @@ OrtEp *ocp_ep_create(const ocp_ep_config *config, ocp_identity identity) {
       .ReplayGraph = replay_graph,
       .GetGraphCaptureNodeAssignmentPolicy = get_capture_policy,
       .CreateProfiler = create_profiler,
+      .GetAvailableResource = get_available_resource,
   };
   if (ocp_api_version >= OrtEp_GetDefaultMemoryDevice_SINCE)
     ep->ort.GetDefaultMemoryDevice = get_default_memory_device;

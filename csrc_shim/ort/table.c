@@ -126,6 +126,7 @@ static const ocp_core core = {
     .arena_check = ocp_arena_check,
     .arena_configure = ocp_arena_configure,
     .arena_set_limit = ocp_arena_set_limit,
+    .device_available = ocp_device_available,
     .interrupt_after_call = ocp_interrupt_after_call,
 };
 

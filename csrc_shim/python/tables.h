@@ -75,6 +75,7 @@ typedef struct ocp_python {
   /* Adds the kernels of the operator table to a registry of the EP with this name. */
   OrtStatus *(*add_kernels)(OrtKernelRegistry *registry, const char *ep_name);
   OrtStatus *(*create_kernel)(int64_t ep, const OrtKernelInfo *info, OrtKernelImpl **out);
+  OrtStatus *(*set_dynamic_options)(int64_t ep, const char *const *keys, const char *const *values, size_t count);
   /* Builds and adds the plan that these inputs need. host_values: for each host input in turn its elements as int64. */
   int (*build_variant)(int64_t cluster, const ocp_input *inputs, uint32_t num_inputs, const int64_t *host_values,
                        const uint32_t *host_counts, uint32_t num_host_inputs, ocp_error *error);
@@ -153,6 +154,7 @@ typedef struct ocp_core {
   void (*cluster_set_graphs)(ocp_cluster *cluster, uint32_t warm_runs, uint32_t max_graphs);
   void (*cluster_release_graphs)(ocp_cluster *cluster);
   bool (*device_enter_to_release)(const ocp_device *device); /* also a lost one; false in a forked child */
+  int (*device_available)(ocp_device *device, uint64_t *bytes, ocp_error *error);
   void (*interrupt_after_call)(void); /* SIGINT for this thread when its call into Python has returned */
 } ocp_core;
 

@@ -39,7 +39,7 @@ int ocp_cluster_add_problem(ocp_cluster *cluster, ocp_problem *problem, ocp_erro
  * ascending, at most OCP_MAX_HOST_INPUTS. Before the first plan. */
 int ocp_cluster_set_host_inputs(ocp_cluster *cluster, const uint32_t *inputs, uint32_t count, ocp_error *error);
 /* CUDA graphs: an instance of a plan that has run `warm_runs` times (at most OCP_MAX_WARM_RUNS count) becomes a graph;
- * the cluster keeps at most `max_graphs`, none when 0, as after creation. Before the first Run. */
+ * the cluster keeps at most `max_graphs`, none when 0, as after creation. Other threads may be in Runs. */
 #define OCP_MAX_WARM_RUNS 1000u
 void ocp_cluster_set_graphs(ocp_cluster *cluster, uint32_t warm_runs, uint32_t max_graphs);
 /* Releases the graphs that no Run is using, and their memory; the library does the same when memory runs out. Runs go

@@ -61,10 +61,11 @@ static bool is_captured(const ocp_stream *stream) {
 }
 
 bool ocp_replay_is_due(const ocp_replay_budget *budget, ocp_instance *instance, const ocp_stream *stream) {
-  if (budget->max_replays == 0)
+  if (atomic_load_explicit(&budget->max_replays, memory_order_relaxed) == 0)
     return false;
   if (!instance->replay) {
-    if (instance->warm_runs < budget->warm_runs << instance->replay_evictions) {
+    if (instance->warm_runs < atomic_load_explicit(&budget->warm_runs, memory_order_relaxed)
+                                  << instance->replay_evictions) {
       instance->warm_runs++;
       return false;
     }
@@ -264,7 +265,8 @@ void ocp_replay_release(ocp_replay *replay) {
 static bool try_place(ocp_replay_budget *budget, uint64_t slab_bytes) {
   const unsigned graphs = atomic_fetch_add(&budget->num_replays, 1);
   const uint64_t held = atomic_fetch_add(&budget->slab_bytes, slab_bytes);
-  if (graphs < budget->max_replays && (held == 0 || held + slab_bytes <= budget->device->total_bytes / MEMORY_SHARE))
+  if (graphs < atomic_load_explicit(&budget->max_replays, memory_order_relaxed) &&
+      (held == 0 || held + slab_bytes <= budget->device->total_bytes / MEMORY_SHARE))
     return true;
   give_place(budget, slab_bytes);
   return false;

@@ -20,8 +20,9 @@ typedef struct ocp_replay ocp_replay;
 typedef struct ocp_replay_budget {
   ocp_device *device;
   const char *cluster_name;
-  ocp_instance_cache *cache;       /* new graphs replace the oldest ones of its instances */
-  uint32_t warm_runs, max_replays; /* graphs are made after so many warm Runs, and at most so many; 0: none */
+  ocp_instance_cache *cache; /* new graphs replace the oldest ones of its instances */
+  /* Graphs are made after so many warm Runs, and at most so many; 0: none. They may change while Runs are at work. */
+  atomic_uint warm_runs, max_replays;
   atomic_uint num_replays;
   atomic_ullong slab_bytes; /* of them all */
   atomic_bool said_refusal;

@@ -247,14 +247,17 @@ static void release(void *algorithm) {
   free(call);
 }
 
-static int prepare(const ocp_problem_spec *spec, void *handle, const int64_t *key, void **algorithm, ocp_error *error) {
-  if (key[M] == 0 || key[N] == 0 || key[BATCHES] == 0)
+enum { MAX_RANK = 8 };
+
+static int prepare(const ocp_problem_spec *spec, void *handle, const int64_t *key, uint32_t rank, void **algorithm,
+                   ocp_error *error) {
+  if (key[M] == 0 || key[N] == 0 || key[BATCHES] == 0 || rank >= MAX_RANK)
     return ORT_OK; /* nothing to compute: no algorithm */
   matmul *call = calloc(1, sizeof *call);
   if (!call)
     return ocp_fail(error, ORT_FAIL, "not enough host memory");
   cublasLtMatmulPreference_t preference = NULL;
-  cublasLtMatmulHeuristicResult_t best = {0};
+  cublasLtMatmulHeuristicResult_t best[MAX_RANK] = {0};
   int found = 0;
   calls made = {0};
   /* The search does not read the bias, it takes the alignment from the address. */
@@ -262,18 +265,20 @@ static int prepare(const ocp_problem_spec *spec, void *handle, const int64_t *ke
          make_layouts(&made, spec, key, call) && make_preference(&made, spec, key, &preference) &&
          note(&made,
               lt.MatmulAlgoGetHeuristic(handle, call->desc, call->first, call->second, addend_layout(call), call->out,
-                                        preference, 1, &best, &found),
+                                        preference, (int)rank + 1, best, &found),
               "cublasLtMatmulAlgoGetHeuristic") &&
-         note(&made, best.state, "cublasLtMatmulAlgoGetHeuristic"));
+         note(&made, rank < (uint32_t)found ? best[rank].state : 0, "cublasLtMatmulAlgoGetHeuristic"));
   if (preference)
     lt.MatmulPreferenceDestroy(preference);
-  if (made.status || !found) {
+  if (made.status || rank >= (uint32_t)found) {
     release(call);
+    if (rank > 0 && !made.status)
+      return ORT_OK;
     return made.status ? fail(error, made.status, made.failed)
                        : ocp_fail(error, ORT_EP_FAIL, "cuBLASLt has no algorithm for a product of %lld x %lld x %lld",
                                   (long long)key[M], (long long)key[N], (long long)key[K]);
   }
-  call->algo = best.algo;
+  call->algo = best[rank].algo;
   *algorithm = call;
   return ORT_OK;
 }

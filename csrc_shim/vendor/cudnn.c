@@ -19,7 +19,7 @@ typedef void *cudnnBackendDescriptor_t;
 enum { CUDNN_DATA_FLOAT = 0, CUDNN_DATA_DOUBLE = 1, CUDNN_DATA_HALF = 2, CUDNN_DATA_BFLOAT16 = 9 };
 enum { CUDNN_CROSS_CORRELATION = 1 };
 enum { CUDNN_POINTWISE_ADD = 0, CUDNN_POINTWISE_RELU_FWD = 100, CUDNN_PROPAGATE_NAN = 1 };
-enum { CUDNN_HEUR_MODE_FALLBACK = 2, CUDNN_HEUR_MODE_A = 3 };
+enum { CUDNN_HEUR_MODE_INSTANT = 0, CUDNN_HEUR_MODE_FALLBACK = 2, CUDNN_HEUR_MODE_A = 3 };
 enum {
   CUDNN_NUMERICAL_NOTE_TENSOR_CORE = 0,
   CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS = 1,
@@ -407,9 +407,9 @@ static cudnnBackendDescriptor_t try_config(cudnnHandle_t *handle, cudnnBackendDe
   return NULL;
 }
 
-/* The best plan of one heuristic mode, or NULL. */
+/* The best plan of one heuristic mode after *rank others, which it counts down, or NULL. */
 static cudnnBackendDescriptor_t search(builder *b, const ocp_problem_spec *spec, cudnnHandle_t *handle,
-                                       cudnnBackendDescriptor_t graph, int mode, uint64_t workspace) {
+                                       cudnnBackendDescriptor_t graph, int mode, uint64_t workspace, uint32_t *rank) {
   cudnnBackendDescriptor_t heuristic = create(b, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR), configs[MAX_CONFIGS],
                            plan = NULL;
   set(b, heuristic, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &graph);
@@ -423,9 +423,15 @@ static cudnnBackendDescriptor_t search(builder *b, const ocp_problem_spec *spec,
          dnn.BackendGetAttribute(heuristic, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, MAX_CONFIGS,
                                  &found, configs),
          "cudnnBackendGetAttribute");
-  for (int64_t i = 0; !b->status && !plan && i < found && i < MAX_CONFIGS; i++)
+  for (int64_t i = 0; !b->status && !plan && i < found && i < MAX_CONFIGS; i++) {
     if (engine_allowed(spec, configs[i]))
       plan = try_config(handle, configs[i], workspace);
+    if (plan && *rank > 0) {
+      (*rank)--;
+      dnn.BackendDestroyDescriptor(plan);
+      plan = NULL;
+    }
+  }
   return plan;
 }
 
@@ -444,7 +450,9 @@ static uint64_t workspace_of(const ocp_problem_spec *spec, const int64_t *key) {
   return (uint64_t)key[FIRST_DIMENSION + (int64_t)spec->rank * PER_DIMENSION];
 }
 
-static int prepare(const ocp_problem_spec *spec, void *handle, const int64_t *key, void **algorithm, ocp_error *error) {
+static int prepare(const ocp_problem_spec *spec, void *handle, const int64_t *key, uint32_t rank, void **algorithm,
+                   ocp_error *error) {
+  const bool may_be_missing = rank > 0;
   if (key[IMAGES] == 0)
     return ORT_OK; /* nothing to compute: no plan */
   convolution *conv = calloc(1, sizeof *conv);
@@ -453,14 +461,17 @@ static int prepare(const ocp_problem_spec *spec, void *handle, const int64_t *ke
   builder b = {.conv = conv};
   cudnnHandle_t own = handle;
   cudnnBackendDescriptor_t graph = make_graph(&b, spec, key, &own);
-  static const int modes[] = {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK};
+  const int modes[] = {spec->flags & OCP_PROBLEM_BRIEF ? CUDNN_HEUR_MODE_INSTANT : CUDNN_HEUR_MODE_A,
+                       CUDNN_HEUR_MODE_FALLBACK};
   for (int i = 0; i < 2 && !b.status && !conv->plan; i++)
-    conv->plan = search(&b, spec, &own, graph, modes[i], workspace_of(spec, key));
+    conv->plan = search(&b, spec, &own, graph, modes[i], workspace_of(spec, key), &rank);
   if (conv->plan) {
     *algorithm = conv;
     return ORT_OK;
   }
   release(conv);
+  if (!b.status && may_be_missing)
+    return ORT_OK;
   return b.status ? fail(error, b.status, b.failed)
                   : ocp_fail(error, ORT_EP_FAIL, "cuDNN has no engine for a convolution in the precision asked for");
 }

@@ -30,7 +30,10 @@ typedef struct ocp_library {
   void (*close)(void *handle);
   /* The numbers besides the values that decide the algorithm, such as alignments; returns how many. */
   uint32_t (*extend_key)(const ocp_problem_spec *spec, void *const *pointers, int64_t *key);
-  int (*prepare)(const ocp_problem_spec *spec, void *handle, const int64_t *key, void **algorithm, ocp_error *error);
+  /* The algorithm that the library puts at that rank, 0 for its best; NULL where it has none so far down, or where
+   * there is nothing to compute. */
+  int (*prepare)(const ocp_problem_spec *spec, void *handle, const int64_t *key, uint32_t rank, void **algorithm,
+                 ocp_error *error);
   void (*release)(void *algorithm);
   int (*run)(const ocp_problem_spec *spec, void *handle, const ocp_prepared *prepared, CUstream stream,
              void *const *pointers, ocp_error *error);

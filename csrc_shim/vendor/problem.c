@@ -62,7 +62,8 @@ int ocp_library_load(uint32_t id, const char *path, ocp_error *error) {
 
 static bool is_matmul(const ocp_problem_spec *spec) {
   const uint32_t known = OCP_PROBLEM_TF32 | OCP_PROBLEM_DETERMINISTIC | OCP_PROBLEM_BIAS | OCP_PROBLEM_A_TRANSPOSED |
-                         OCP_PROBLEM_B_TRANSPOSED | OCP_PROBLEM_RELU | OCP_PROBLEM_GELU | OCP_PROBLEM_RESIDUAL;
+                         OCP_PROBLEM_B_TRANSPOSED | OCP_PROBLEM_RELU | OCP_PROBLEM_GELU | OCP_PROBLEM_RESIDUAL |
+                         OCP_PROBLEM_MEASURED;
   return !(spec->flags & ~known) && !(spec->flags & OCP_PROBLEM_RELU && spec->flags & OCP_PROBLEM_GELU) &&
          spec->rank == 0 && isfinite(spec->alpha) && isfinite(spec->beta) &&
          (spec->beta != 0) == !!(spec->flags & OCP_PROBLEM_RESIDUAL);
@@ -70,7 +71,8 @@ static bool is_matmul(const ocp_problem_spec *spec) {
 
 static bool is_convolution(const ocp_problem_spec *spec) {
   const uint32_t finish = OCP_PROBLEM_RELU | OCP_PROBLEM_RESIDUAL,
-                 known = OCP_PROBLEM_TF32 | OCP_PROBLEM_DETERMINISTIC | OCP_PROBLEM_BIAS | finish;
+                 known = OCP_PROBLEM_TF32 | OCP_PROBLEM_DETERMINISTIC | OCP_PROBLEM_BIAS | OCP_PROBLEM_BRIEF |
+                         OCP_PROBLEM_MEASURED | finish;
   const bool bias = spec->flags & OCP_PROBLEM_BIAS;
   return !(spec->flags & ~known) && (bias || !(spec->flags & finish)) &&
          !(bias && spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE) && spec->rank >= 2 && spec->rank <= 3 &&
@@ -131,16 +133,89 @@ static const ocp_prepared *find(ocp_problem *problem, const int64_t *key, uint32
   return prepared;
 }
 
+/* ---- measuring ---- */
+
+enum { MAX_MEASURED = 8, MEASURED_RUNS = 3 };
+
+/* A call whose algorithm is looked for. */
+typedef struct call_site {
+  ocp_problem *problem;
+  void *handle;
+  ocp_stream *stream;
+  void *const *pointers;
+} call_site;
+
+/* The milliseconds of some calls with the algorithm, or a negative number where it does not run. */
+static float measure(const call_site *site, const ocp_prepared *prepared, CUevent begin, CUevent end) {
+  const ocp_driver *driver = site->stream->device->driver;
+  const ocp_library *library = site->problem->library;
+  ocp_error error = {0};
+  float milliseconds = -1;
+  for (int i = 0; i <= MEASURED_RUNS && error.code == ORT_OK; i++) {
+    if (i == 1) /* the first one loads its kernels */
+      driver->EventRecord(begin, site->stream->handle);
+    library->run(&site->problem->spec, site->handle, prepared, site->stream->handle, site->pointers, &error);
+  }
+  if (error.code != ORT_OK || driver->EventRecord(end, site->stream->handle) != CUDA_SUCCESS ||
+      driver->EventSynchronize(end) != CUDA_SUCCESS ||
+      driver->EventElapsedTime(&milliseconds, begin, end) != CUDA_SUCCESS)
+    return -1;
+  return milliseconds;
+}
+
+/* Replaces the algorithm by the fastest one. The call's result is written several times; what follows on the stream
+ * sees it as the call leaves it. */
+static void choose_fastest(const call_site *site, ocp_prepared *prepared) {
+  const ocp_driver *driver = site->stream->device->driver;
+  const ocp_problem *problem = site->problem;
+  CUevent begin = NULL, end = NULL;
+  void *best = prepared->algorithm;
+  if (driver->EventCreate(&begin, CU_EVENT_DEFAULT) == CUDA_SUCCESS &&
+      driver->EventCreate(&end, CU_EVENT_DEFAULT) == CUDA_SUCCESS) {
+    float least = measure(site, prepared, begin, end), spent = least > 0 ? least : 0;
+    for (uint32_t rank = 1; rank < MAX_MEASURED; rank++) {
+      ocp_error ignored = {0};
+      void *candidate = NULL;
+      if ((problem->spec.measuring_ms && spent > (float)problem->spec.measuring_ms) ||
+          problem->library->prepare(&problem->spec, site->handle, prepared->key, rank, &candidate, &ignored) !=
+              ORT_OK ||
+          !candidate)
+        break;
+      prepared->algorithm = candidate;
+      const float time = measure(site, prepared, begin, end);
+      const bool better = time >= 0 && (least < 0 || time < least);
+      spent += time > 0 ? time : 0;
+      problem->library->release(better ? best : candidate);
+      best = better ? candidate : best;
+      least = better ? time : least;
+    }
+  }
+  prepared->algorithm = best;
+  if (end)
+    driver->EventDestroy(end);
+  if (begin)
+    driver->EventDestroy(begin);
+}
+
+/* Only a call that enqueues can be measured. */
+static bool is_measured(const call_site *site) {
+  const uint32_t flags = site->problem->spec.flags;
+  return flags & OCP_PROBLEM_MEASURED && !(flags & OCP_PROBLEM_DETERMINISTIC) &&
+         !atomic_load_explicit(&site->stream->capturing, memory_order_relaxed);
+}
+
 /* All keys of a problem have as many words: they depend on its spec alone. */
-static const ocp_prepared *prepare(ocp_problem *problem, void *handle, const int64_t *key, uint32_t words,
-                                   ocp_error *error) {
+static const ocp_prepared *prepare(const call_site *site, const int64_t *key, uint32_t words, ocp_error *error) {
+  ocp_problem *problem = site->problem;
   pthread_mutex_lock(&problem->lock);
   const ocp_prepared *known = find(problem, key, words);
   ocp_prepared *prepared = known ? NULL : calloc(1, sizeof *prepared);
   if (prepared) {
     prepared->key_words = words;
     memcpy(prepared->key, key, words * sizeof *key);
-    if (problem->library->prepare(&problem->spec, handle, key, &prepared->algorithm, error) == ORT_OK) {
+    if (problem->library->prepare(&problem->spec, site->handle, key, 0, &prepared->algorithm, error) == ORT_OK) {
+      if (prepared->algorithm && is_measured(site))
+        choose_fastest(site, prepared);
       prepared->next = atomic_load(&problem->prepared);
       atomic_store_explicit(&problem->prepared, prepared, memory_order_release);
       known = prepared;
@@ -184,7 +259,7 @@ static const ocp_prepared *prepared_for(ocp_problem *problem, ocp_stream *stream
   if (!*handle && library->open(handle, error) != ORT_OK)
     return NULL;
   const ocp_prepared *prepared = find(problem, key, words);
-  return prepared ? prepared : prepare(problem, *handle, key, words, error);
+  return prepared ? prepared : prepare(&(call_site){problem, *handle, stream, pointers}, key, words, error);
 }
 
 int ocp_library_prepare(ocp_problem *problem, ocp_stream *stream, void *const *pointers, uint32_t num_pointers,

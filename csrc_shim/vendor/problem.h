@@ -46,15 +46,19 @@ enum {
   OCP_PROBLEM_B_TRANSPOSED = 16, /* MATMUL: b is contiguous along k, not along n */
   OCP_PROBLEM_RELU = 32,         /* the activation; cuBLASLt's gives 0 for NaN */
   OCP_PROBLEM_GELU = 64,         /* MATMUL: the activation, in the form with tanh */
-  OCP_PROBLEM_RESIDUAL = 128
+  OCP_PROBLEM_RESIDUAL = 128,
+  OCP_PROBLEM_BRIEF = 256,   /* CONV: the heuristic that takes the least time */
+  OCP_PROBLEM_MEASURED = 512 /* the fastest of some algorithms, which the first call with new sizes measures, unless
+                              * it must be deterministic or is captured */
 };
 
 typedef struct ocp_problem_spec {
   uint32_t kind;
   uint32_t dtype; /* FLOAT, FLOAT16, BFLOAT16, or DOUBLE; all but what is stored is float32, for DOUBLE float64 */
   uint32_t flags;
-  uint32_t rank;      /* CONV */
-  double alpha, beta; /* MATMUL; CONV: 1, and 1 with a residual. beta is 0 without a residual */
+  uint32_t rank;         /* CONV */
+  double alpha, beta;    /* MATMUL; CONV: 1, and 1 with a residual. beta is 0 without a residual */
+  uint32_t measuring_ms; /* MEASURED: no further algorithm after so long; 0: any time */
 } ocp_problem_spec;
 
 /* NULL with the error if the spec makes no sense or its library is not loaded. Release it after the last Run. */

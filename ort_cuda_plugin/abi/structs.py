@@ -34,6 +34,9 @@ ENUMS: Final[dict[str, str]] = {
         ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT2=24, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT2=25,
         ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E8M0=26
     """,
+    "OrtResourceCountKind": """
+        OrtResourceCountKind_None=0, OrtResourceCountKind_TotalBytes=1
+    """,
     "ONNXType": """
         ONNX_TYPE_UNKNOWN=0, ONNX_TYPE_TENSOR=1, ONNX_TYPE_SEQUENCE=2, ONNX_TYPE_MAP=3, ONNX_TYPE_OPAQUE=4,
         ONNX_TYPE_SPARSETENSOR=5, ONNX_TYPE_OPTIONAL=6

@@ -51,7 +51,7 @@ def make_launches(
 
     ``watch`` sees the steps after each pass, and the launches. The traffic is that of a Run.
     """
-    steps = run_passes(ctx.trace.steps, ctx.options.fusion, watch)
+    steps = run_passes(ctx.trace.steps, ctx.options.fusion, watch, attention=ctx.options.attention)
     least = narrow(steps) if ctx.options.fusion else steps
     known = fixed_buffers(least) if ctx.options.fusion else {}
     compulsory = traffic(step for step in least if not is_fixed(step, known))

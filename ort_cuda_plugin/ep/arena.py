@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from ..abi.core import check, core, ffi, lib, new_error
@@ -12,6 +14,12 @@ PREFIX = "arena."
 
 #: Keys of the CUDA execution provider for its arena of device memory.
 CUDA_PROVIDER_KEYS = {"gpu_mem_limit": "arena.max_mem", "arena_extend_strategy": "arena.extend_strategy"}
+
+
+@cache
+def keys() -> tuple[str, ...]:
+    """All keys of an arena's options."""
+    return tuple(re.findall(rf"{PREFIX}\w+", check_options({"": ""})))
 
 
 def check_options(values: Mapping[str, str]) -> str:
@@ -31,6 +39,17 @@ def configure(info: DeviceInfo, memory: int, values: Mapping[str, str]) -> str:
     core().arena_configure(info.emulated, info.ordinal, memory, keys, texts, len(keys), warning, error)
     check(error)
     return str(ffi.string(warning).decode(errors="replace"))
+
+
+def set_limit(info: DeviceInfo, memory: int, nbytes: int) -> None:
+    """The most bytes that the arena may hold from now on; 0: no limit.
+
+    Raises:
+        PluginError: there is no such device.
+    """
+    error = new_error()
+    core().arena_set_limit(info.emulated, info.ordinal, memory, nbytes, error)
+    check(error)
 
 
 def _strings(values: Mapping[str, str]) -> tuple[list[Any], list[Any]]:

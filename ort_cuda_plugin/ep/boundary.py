@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from ..abi import core as abi_core
+from ..abi import host
 from ..abi.core import ffi, lib
 from . import kernel_registry
 from .factory import Factory
@@ -100,6 +101,11 @@ def add_kernels(registry: Any, ep_name: Any) -> None:
 @status_guard
 def create_kernel(ep: int, info: Any, out: Any) -> None:
     out[0] = PROVIDERS[ep].create_kernel(info)
+
+
+@status_guard
+def set_dynamic_options(ep: int, keys: Any, values: Any, count: int) -> None:
+    PROVIDERS[ep].set_dynamic_options({host.text(keys[i]): host.text(values[i]) for i in range(count)})
 
 
 @error_guard

@@ -38,9 +38,11 @@ class FusedNode:
     def use_graphs(self, warm_runs: int, most: int) -> None:
         """Has a plan replayed as a CUDA graph after ``warm_runs`` runs with the same sizes; at most so many are kept.
 
-        Before the first run. Without this, or with 0, no graphs are made.
+        Runs may be at work on other threads. Without this, or with 0, no graphs are made.
         """
         core().cluster_set_graphs(self.pointer, warm_runs, most)
+        if most == 0:
+            core().cluster_release_graphs(self.pointer)
 
     def prepare(self) -> None:
         """Reads what dies with ORT's graph, and builds the plan at once where the model fixes all shapes.

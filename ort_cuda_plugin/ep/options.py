@@ -2,26 +2,24 @@
 
 They arrive as session entries ``ep.cudapluginexecutionprovider.<key>`` (from ``providers=[(name, {...})]`` or
 ``add_provider_for_devices``), as ``ep.cuda.<key>``, or from the environment's entries
-``ep_factory.CudaPluginExecutionProvider.<key>``; the first of these that has a key decides. ``enable_cuda_graph`` is
-also known as a session entry without a prefix, after the other two. Where the provider has another name
+``ep_factory.CudaPluginExecutionProvider.<key>``; the first of these that has a key decides. The keys in `BARE_KEYS` are
+also known as session entries without a prefix, after the other two. Where the provider has another name
 (``ep.identity``), that one stands in the entries.
 """
 
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import arena
+from . import option_values as values
 from .identity import EP_NAME, Identity
 
 ALIAS_PREFIX = "ep.cuda."
-BARE_KEY = "enable_cuda_graph"
-
-_PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
+BARE_KEYS = frozenset({"enable_cuda_graph", "use_ep_level_unified_stream", "use_tf32", "user_compute_stream"})
 
 
 class OptionError(ValueError):
@@ -50,6 +48,15 @@ class Options:
         enable_cuda_graph: ONNX Runtime captures whole runs; it excludes automatic graphs.
         min_num_runs_before_cuda_graph_capture: runs before a graph is made, of either kind; at least 1.
         cuda_graph_cache_size: automatic graphs that each compiled cluster keeps, with their memory.
+        enable_cudnn: convolutions may be cuDNN's.
+        cudnn_conv_algo_search: how cuDNN's engine is found: EXHAUSTIVE measures, HEURISTIC asks, DEFAULT asks briefly.
+        cudnn_conv_use_max_workspace: cuDNN may use much scratch memory.
+        cudnn_conv1d_pad_to_nc1d: a convolution of one dimension gets its second one before that.
+        fuse_conv_bias: cuDNN adds a bias, and what follows it.
+        sdpa_kernel: which kernels attention may have, as bits of ONNX Runtime's; 0: any.
+        tunable_op_enable, tunable_op_tuning_enable: together they have cuBLASLt's algorithms measured.
+        tunable_op_max_tuning_duration_ms: how long that may take for one product; not positive: any time.
+        log_level: the least important lines that the session's provider writes; ONNX Runtime's level holds as well.
     """
 
     device_id: int | None = None
@@ -67,6 +74,16 @@ class Options:
     prefer_nhwc: bool = False
     program_folder: str = ""
     single_nodes: bool = False
+    enable_cudnn: bool = True
+    cudnn_conv_algo_search: str = "HEURISTIC"
+    cudnn_conv_use_max_workspace: bool = False
+    cudnn_conv1d_pad_to_nc1d: bool = True
+    fuse_conv_bias: bool = True
+    sdpa_kernel: int = 0
+    tunable_op_enable: bool = False
+    tunable_op_tuning_enable: bool = False
+    tunable_op_max_tuning_duration_ms: int = 0
+    log_level: str = "VERBOSE"
 
     @property
     def max_automatic_graphs(self) -> int:
@@ -74,91 +91,77 @@ class Options:
         return self.cuda_graph_cache_size if self.automatic_cuda_graphs and not self.enable_cuda_graph else 0
 
 
-def _flag(text: str) -> bool:
-    if text.strip().lower() in ("1", "true"):
-        return True
-    if text.strip().lower() in ("0", "false"):
-        return False
-    raise ValueError("use 1 or 0")
+_MOST_GRAPH_RUNS = 7
+"""ONNX Runtime repeats a run that it wants to capture at most 8 times, the capture included."""
 
-
-def _ordinal(text: str) -> int:
-    if not text.strip().isdecimal():
-        raise ValueError("use a CUDA ordinal: 0, 1, ...")
-    return int(text)
-
-
-def _folder(text: str) -> str:
-    if not os.path.isdir(text):
-        raise ValueError("use a folder that exists")
-    return os.path.abspath(text)
-
-
-def _stream(text: str) -> int:
-    try:
-        address = int(text, 0)
-    except ValueError:
-        address = -1
-    if not 0 <= address < 2**64:
-        raise ValueError("use the address of a cudaStream_t as an integer; 0 is the default stream")
-    if address == _PER_THREAD_STREAM:
-        raise ValueError("each thread has a different per-thread default stream; create a stream")
-    return address
-
-
-def _one_of(*names: str) -> Callable[[str], str]:
-    def parse_name(text: str) -> str:
-        if text.strip() not in names:
-            raise ValueError(f"use one of {', '.join(names)}")
-        return text.strip()
-
-    return parse_name
-
-
-def _count(least: int, most: int) -> Callable[[str], int]:
-    def parse_count(text: str) -> int:
-        if not text.strip().isdecimal() or not least <= int(text) <= most:
-            raise ValueError(f"use a number from {least} to {most}")
-        return int(text)
-
-    return parse_count
-
-
-_ANY_COUNT = _count(0, 2**31 - 1)
+_ANY_COUNT = values.count(0, 2**31 - 1)
 
 #: How each key that decides something is read; docs/options.md says what they mean.
 MEANINGFUL: dict[str, Callable[[str], Any]] = {
-    "automatic_cuda_graphs": _flag,
-    "cuda_graph_cache_size": _count(1, 1024),
-    "deterministic": _flag,
-    "device_id": _ordinal,
-    "enable_cuda_graph": _flag,
-    "fusion": _flag,
-    "has_user_compute_stream": _flag,
-    "min_num_runs_before_cuda_graph_capture": _count(1, 1000),
-    "prefer_nhwc": _flag,
-    "prefer_nhwc_layout": _flag,
-    "program_folder": _folder,
-    "single_nodes": _flag,
-    "use_ep_level_unified_stream": _flag,
-    "use_tf32": _flag,
-    "user_compute_stream": _stream,
+    "automatic_cuda_graphs": values.flag,
+    "cuda_graph_cache_size": values.count(1, 1024),
+    "cudnn_conv1d_pad_to_nc1d": values.flag,
+    "cudnn_conv_algo_search": values.name_or_number(values.ALGORITHM_SEARCHES),
+    "cudnn_conv_use_max_workspace": values.flag,
+    "deterministic": values.flag,
+    "device_id": values.ordinal,
+    "enable_cuda_graph": values.flag,
+    "enable_cudnn": values.flag,
+    "fuse_conv_bias": values.flag,
+    "fusion": values.flag,
+    "has_user_compute_stream": values.flag,
+    "log_level": values.name_or_number(values.LOG_LEVELS),
+    "min_num_runs_before_cuda_graph_capture": values.count(1, 1000),
+    "prefer_nhwc": values.flag,
+    "program_folder": values.folder,
+    "sdpa_kernel": _ANY_COUNT,
+    "single_nodes": values.flag,
+    "tunable_op_enable": values.flag,
+    "tunable_op_max_tuning_duration_ms": values.count(-1, 2**31 - 1),
+    "tunable_op_tuning_enable": values.flag,
+    "use_ep_level_unified_stream": values.flag,
+    "use_tf32": values.flag,
+    "user_compute_stream": values.stream,
 }
 
-#: Keys of the CUDA execution provider that have no meaning here and decide how fast or in how much memory, not what is
-#: computed: accepted, so that existing configurations work, and reported as without effect.
-WITHOUT_EFFECT: dict[str, Callable[[str], Any]] = {
-    "cudnn_conv1d_pad_to_nc1d": _flag,
-    "cudnn_conv_algo_search": _one_of("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
-    "cudnn_conv_use_max_workspace": _flag,
-    "do_copy_in_default_stream": _flag,
-    "enable_skip_layer_norm_strict_mode": _flag,
-    "fuse_conv_bias": _flag,
-    "sdpa_kernel": _ANY_COUNT,
-    "tunable_op_enable": _flag,
-    "tunable_op_max_tuning_duration_ms": _ANY_COUNT,
-    "tunable_op_tuning_enable": _flag,
+#: Other names of keys, as ONNX Runtime's own plugin and the CUDA execution provider have them.
+ALIASES = {"cudnn_conv_algo": "cudnn_conv_algo_search", "prefer_nhwc_layout": "prefer_nhwc"}
+
+
+@dataclass(frozen=True)
+class WithoutEffect:
+    """A key of the CUDA execution provider that decides nothing here, and why; it can change no result.
+
+    ``usual`` is the value that asks for what happens anyway.
+    """
+
+    read: Callable[[str], Any]
+    why: str
+    usual: Any = None
+
+
+_NO_SUCH_KERNEL = "the plugin has no such kernel: its own are chosen for each size"
+
+#: Accepted so that existing configurations work. The log names them where they ask for something else than they get.
+WITHOUT_EFFECT: dict[str, WithoutEffect] = {
+    "do_copy_in_default_stream": WithoutEffect(
+        values.flag, "copies always go to the stream of the Run, in its order", usual=True
+    ),
+    "enable_skip_layer_norm_strict_mode": WithoutEffect(
+        values.flag, "sums of normalisations are always accumulated in float32", usual=True
+    ),
+    "fpa_intb_gemm": WithoutEffect(_ANY_COUNT, _NO_SUCH_KERNEL, usual=0),
+    "fpa_intb_profile_m": WithoutEffect(_ANY_COUNT, _NO_SUCH_KERNEL, usual=0),
+    "gpu_external_alloc": WithoutEffect(values.no_function, "memory comes from the plugin's arena"),
+    "gpu_external_empty_cache": WithoutEffect(values.no_function, "memory comes from the plugin's arena"),
+    "gpu_external_free": WithoutEffect(values.no_function, "memory comes from the plugin's arena"),
+    "qmoe_row_tile_size": WithoutEffect(_ANY_COUNT, _NO_SUCH_KERNEL, usual=0),
 }
+
+
+def known_keys() -> list[str]:
+    """All keys that an option may have, by name."""
+    return sorted({*MEANINGFUL, *WITHOUT_EFFECT, *ALIASES, *arena.CUDA_PROVIDER_KEYS, *arena.keys()})
 
 
 def collect(session: Mapping[str, str], environment: Mapping[str, str], identity: Identity) -> dict[str, str]:
@@ -166,7 +169,7 @@ def collect(session: Mapping[str, str], environment: Mapping[str, str], identity
     merged: dict[str, str] = {}
     for prefix, entries in (
         (identity.environment_prefix, environment),
-        ("", {key: value for key, value in session.items() if key == BARE_KEY}),
+        ("", {key: value for key, value in session.items() if key in BARE_KEYS}),
         (ALIAS_PREFIX, session),
         (identity.session_prefix, session),
     ):
@@ -174,45 +177,65 @@ def collect(session: Mapping[str, str], environment: Mapping[str, str], identity
     return merged
 
 
-def parse(values: Mapping[str, str]) -> tuple[Options, list[str]]:
-    """The options, and the keys that were accepted without effect.
+def parse(given: Mapping[str, str]) -> tuple[Options, dict[str, str]]:
+    """The options, and the keys that ask for something that they do not get, each with the reason.
 
     Raises:
         OptionError: a key is unknown, or a value cannot be one of its key's.
     """
-    known = MEANINGFUL | WITHOUT_EFFECT
-    parsed: dict[str, Any] = _arena_options(values)
-    for key, text in values.items():
+    parsed: dict[str, Any] = _arena_options(given)
+    ignored: dict[str, str] = {}
+    for key, text in given.items():
         if key.startswith(arena.PREFIX) or key in arena.CUDA_PROVIDER_KEYS:
             continue
-        if key not in known:
-            close = difflib.get_close_matches(key, [*known, *arena.CUDA_PROVIDER_KEYS], n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(MEANINGFUL))}"
-            raise OptionError(f"{EP_NAME} has no option {key!r}{hint}")
-        try:
-            parsed[key] = known[key](text)
-        except ValueError as error:
-            raise OptionError(f"{EP_NAME} option {key}={text!r}: {error}") from None
+        meant = ALIASES.get(key, key)
+        if meant in MEANINGFUL:
+            if meant == key or meant not in given:
+                parsed[meant] = parse_value(key, text, MEANINGFUL[meant])
+        elif key in WITHOUT_EFFECT:
+            entry = WITHOUT_EFFECT[key]
+            if parse_value(key, text, entry.read) != entry.usual:
+                ignored[key] = entry.why
+        else:
+            close = difflib.get_close_matches(key, known_keys(), n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise OptionError(f"{EP_NAME} has no option {key!r}; {hint}known: {', '.join(known_keys())}")
     has_stream = parsed.pop("has_user_compute_stream", None)
     if has_stream and "user_compute_stream" not in parsed:
         raise OptionError(f"{EP_NAME} option has_user_compute_stream=1 needs user_compute_stream, the stream's address")
     if has_stream is False:
         parsed.pop("user_compute_stream", None)
-    if (alias := parsed.pop("prefer_nhwc_layout", None)) is not None:
-        parsed.setdefault("prefer_nhwc", alias)
-    ignored = sorted(key for key in values if key in WITHOUT_EFFECT)
-    return Options(**{key: value for key, value in parsed.items() if key not in WITHOUT_EFFECT}), ignored
+    options = Options(**parsed)
+    if options.enable_cuda_graph and options.min_num_runs_before_cuda_graph_capture > _MOST_GRAPH_RUNS:
+        raise OptionError(
+            f"{EP_NAME} option min_num_runs_before_cuda_graph_capture={options.min_num_runs_before_cuda_graph_capture}:"
+            f" with enable_cuda_graph=1 use a number from 1 to {_MOST_GRAPH_RUNS}, since ONNX Runtime repeats a run "
+            f"at most {_MOST_GRAPH_RUNS + 1} times until it is captured"
+        )
+    return options, dict(sorted(ignored.items()))
 
 
-def _arena_options(values: Mapping[str, str]) -> dict[str, Any]:
-    own = {key: text for key, text in values.items() if key.startswith(arena.PREFIX)}
+def parse_value(key: str, text: str, read: Callable[[str], Any]) -> Any:
+    """What ``read`` makes of an option's text.
+
+    Raises:
+        OptionError: it can make nothing of it.
+    """
+    try:
+        return read(text)
+    except ValueError as error:
+        raise OptionError(f"{EP_NAME} option {key}={text!r}: {error}") from None
+
+
+def _arena_options(given: Mapping[str, str]) -> dict[str, Any]:
+    own = {key: text for key, text in given.items() if key.startswith(arena.PREFIX)}
     if problem := arena.check_options(own):
         raise OptionError(problem)
     aliases: dict[str, str] = {}
     for key, ours in arena.CUDA_PROVIDER_KEYS.items():
-        if key not in values:
+        if key not in given:
             continue
-        if problem := arena.check_options({ours: values[key]}):
+        if problem := arena.check_options({ours: given[key]}):
             raise OptionError(problem.replace(ours, key))
-        aliases[ours] = values[key]
+        aliases[ours] = given[key]
     return {"device_arena": aliases | own, "pinned_arena": own}

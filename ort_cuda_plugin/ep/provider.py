@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from ..clusters.ranks import Ranks
 from ..model.ir import Graph, Node
 from ..model.ort_graph import read_graph
 from ..ops.registry import CHANNELS_LAST_DOMAIN, channels_last_operators, lookup
-from ..program.lowering import LoweringOptions
+from ..program.lowering import DeviceProperties, LoweringOptions
 from . import arena
 from .devices import DeviceInfo
+from .dynamic_options import parse_changes
 from .factory import memory_info
 from .fused_node import FusedNode
 from .guards import describe
@@ -25,7 +27,11 @@ from .identity import EP_NAME, Identity
 from .node_kernel import kernel_impl, read_kernel_node
 from .open_device import use_device
 from .optimized_model import writes_optimized_model
+from .option_values import LOG_LEVELS
 from .options import OptionError, Options, collect, parse
+
+#: ONNX Runtime's bit for attention whose products and softmax are kernels of their own.
+_UNFUSED_ATTENTION = 16
 
 _thread = threading.local()
 IMPLICIT_INPUTS_SINCE = 28
@@ -54,9 +60,11 @@ class Provider:
 
     def __init__(self, metadata: list[Any], session_options: Any, logger: Any, identity: Identity) -> None:
         self._identity = identity
+        self._changing = threading.Lock()
         self._logger = logger  # ORT's session logger; it dies with the session, as this object does
         entries = _entries("GetSessionOptionsConfigEntries", host.api(), session_options)
-        self.options = self._read_options(entries)
+        self.options = Options()
+        self._read_options(entries)
         self._single_nodes = self.options.single_nodes or writes_optimized_model(session_options)
         self._writes_context_model = entries.get("ep.context_enable") == "1"
         offered = [DeviceInfo.from_metadata(host.key_value_pairs(pairs)) for pairs in metadata]
@@ -119,14 +127,31 @@ class Provider:
                 self._log("WARNING", warning)
 
     def _log(self, level: str, message: str) -> None:
-        host.log(level, message, self._logger)
+        if LOG_LEVELS.index(level) >= LOG_LEVELS.index(self.options.log_level):
+            host.log(level, message, self._logger)
 
-    def _read_options(self, session: dict[str, str]) -> Options:
+    def _read_options(self, session: dict[str, str]) -> None:
         environment = _entries("GetEnvConfigEntries", host.ep_api())
-        options, ignored = parse(collect(session, environment, self._identity))
+        self.options, ignored = parse(collect(session, environment, self._identity))
         if ignored:
-            self._log("WARNING", f"options without effect here: {', '.join(ignored)}")
-        return options
+            reasons = "; ".join(f"{key} ({why})" for key, why in ignored.items())
+            self._log("WARNING", f"options without effect here: {reasons}")
+
+    def set_dynamic_options(self, values: dict[str, str]) -> None:
+        """Changes options of the living session; Runs may be at work on other threads.
+
+        Raises:
+            OptionError: a key cannot change or a value is not one of its key's; nothing was changed then.
+        """
+        with self._changing:
+            changes = parse_changes(values, self.options, self._identity)
+            if changes.memory_limit is not None:
+                arena.set_limit(self.device.info, lib.OCP_DEVICE_MEMORY, changes.memory_limit)
+            self.options = changes.options
+            for fused in self.fused_nodes:
+                fused.use_graphs(self.options.min_num_runs_before_cuda_graph_capture, self.options.max_automatic_graphs)
+        if changes.ignored:
+            self._log("INFO", f"dynamic options without effect here: {', '.join(changes.ignored)}")
 
     def _lowering_options(self) -> LoweringOptions:
         options = self.options
@@ -135,6 +160,21 @@ class Provider:
             deterministic=options.deterministic,
             fusion=options.fusion,
             channels_last=options.prefer_nhwc,
+            attention=options.sdpa_kernel != _UNFUSED_ATTENTION,
+            conv_search=options.cudnn_conv_algo_search,
+            large_workspace=options.cudnn_conv_use_max_workspace,
+            line_first=options.cudnn_conv1d_pad_to_nc1d,
+            conv_epilogue=options.fuse_conv_bias,
+            measure_products=options.tunable_op_enable and options.tunable_op_tuning_enable,
+            measuring_ms=max(0, options.tunable_op_max_tuning_duration_ms),
+        )
+
+    def _properties(self) -> DeviceProperties:
+        properties = self.device.properties()
+        return (
+            properties
+            if self.options.enable_cudnn
+            else replace(properties, libraries=properties.libraries - frozenset({"cudnn"}))
         )
 
     # ---- claims ----
@@ -151,7 +191,7 @@ class Provider:
         graph = read_graph(host.api(), ort_graph)
         clusters, verdicts = claim(
             graph,
-            self.device.properties(),
+            self._properties(),
             self._lowering_options(),
             self._ranks,
             self._identity.ep_name,
@@ -237,7 +277,7 @@ class Provider:
         inputs, outputs = _value_names(fused_node, "Inputs"), _value_names(fused_node, "Outputs")
         graph = read_graph(host.api(), ort_graph)
         cluster = CompiledCluster(
-            graph, self.device.properties(), self._lowering_options(), inputs, outputs, self._ranks, self._fed
+            graph, self._properties(), self._lowering_options(), inputs, outputs, self._ranks, self._fed
         )
         fused = self._fuse(name, cluster)
         error = new_error()
@@ -253,7 +293,7 @@ class Provider:
             Unsupported: the operator table does not have the operator.
         """
         graph = read_kernel_node(info, self.device)
-        cluster = CompiledCluster(graph, self.device.properties(), self._lowering_options(), ranks=self._ranks, fed=())
+        cluster = CompiledCluster(graph, self._properties(), self._lowering_options(), ranks=self._ranks, fed=())
         return kernel_impl(graph, self._fuse(graph.name, cluster), self.device)
 
     def _fuse(self, name: str, cluster: CompiledCluster) -> FusedNode:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..model.ir import DType
-from ..program.libraries import CONV, MATMUL, WORKSPACE_BYTES, LibraryProblem, ProblemFlags
+from ..program.libraries import CONV, LARGE_WORKSPACE_BYTES, MATMUL, WORKSPACE_BYTES, LibraryProblem, ProblemFlags
 from ..program.lowering import Arg, Int64, Lowering, LoweringOptions, Tensor
 from ..program.scalar import Scalar
 from ..program.shapes import collapse
@@ -59,8 +59,11 @@ def call_cublaslt(ctx: Lowering, step: Contract) -> bool:
         row, matrix = strides
         return [m, n, k, *leading, row, call.batch[0], call.a_batch[0], call.b_batch[0], matrix]
 
-    problem = LibraryProblem(MATMUL, dtype.onnx, flags, alpha=form.alpha, beta=form.beta)
-    _record(ctx, step, problem, form, "cuBLASLt: product", (call.a, call.b), sizes)
+    limit = 0
+    if ctx.options.measure_products:
+        flags, limit = flags | ProblemFlags.MEASURED, ctx.options.measuring_ms
+    problem = LibraryProblem(MATMUL, dtype.onnx, flags, alpha=form.alpha, beta=form.beta, measuring_ms=limit)
+    _record(ctx, step, problem, form, "cuBLASLt: product", (call.a, call.b), sizes, WORKSPACE_BYTES)
     return True
 
 
@@ -86,11 +89,12 @@ def call_cudnn(ctx: Lowering, step: Convolve) -> bool:
     if w.begin != w.end:
         # Its engines want the same padding at both ends.
         return False
-    spatial: list[Dim] = []
-    for axis in zip(w.size, w.kernel, step.places, w.strides, w.dilations, w.begin, w.end, strict=True):
-        spatial += axis
+    axes = list(zip(w.size, w.kernel, step.places, w.strides, w.dilations, w.begin, w.end, strict=True))
+    if len(step.windows.size) == 1 and not ctx.options.line_first:
+        axes.reverse()
+    spatial: list[Dim] = [number for axis in axes for number in axis]
     # For these it has engines in our layout that need not be compiled first.
-    finishes = dtype is not DType.FLOAT64
+    finishes = dtype is not DType.FLOAT64 and ctx.options.conv_epilogue
     form = find_form(
         ctx, step, Offer("cuDNN", step.channels, finishes, activations=frozenset({RELU} if finishes else ()))
     )
@@ -110,8 +114,11 @@ def call_cudnn(ctx: Lowering, step: Convolve) -> bool:
             return None
         return [step.shape[0], x.shape[1], rows, step.groups, out.strides[0], *spatial]
 
-    problem = LibraryProblem(CONV, dtype.onnx, _flags(ctx.options, form), len(w.size), form.alpha, form.beta)
-    _record(ctx, step, problem, form, "cuDNN: convolution", (x, weights), sizes)
+    search = {"DEFAULT": ProblemFlags.BRIEF, "EXHAUSTIVE": ProblemFlags.MEASURED}
+    flags = _flags(ctx.options, form) | search.get(ctx.options.conv_search, ProblemFlags(0))
+    problem = LibraryProblem(CONV, dtype.onnx, flags, len(w.size), form.alpha, form.beta)
+    workspace = LARGE_WORKSPACE_BYTES if ctx.options.large_workspace else WORKSPACE_BYTES
+    _record(ctx, step, problem, form, "cuDNN: convolution", (x, weights), sizes, workspace)
     return True
 
 
@@ -135,6 +142,7 @@ def _record(
     what: str,
     operands: Sequence[Tensor],
     sizes: Callable[[Tensor], list[Dim] | None],
+    workspace_bytes: int,
 ) -> None:
     """Records the call, and as a map what follows its values.
 
@@ -150,9 +158,9 @@ def _record(
     outputs: tuple[Output, ...] = tuple((new(x), y) for x, y in step.outputs if y is not direct)
     leftover = form.leftover or ("the library cannot write its strides" if outputs else "")
     note = f"{what}{' + ' if form.parts else ''}{form.parts}{f'; a map follows: {leftover}' if leftover else ''}"
-    workspace = ctx.empty((WORKSPACE_BYTES,), DType.UINT8)
+    workspace = ctx.empty((workspace_bytes,), DType.UINT8)
     addends = [x for x in (form.bias, form.residual) if x is not None]
-    args: list[Arg] = [out, *operands, *addends, workspace, *map(Int64, [*numbers, WORKSPACE_BYTES])]
+    args: list[Arg] = [out, *operands, *addends, workspace, *map(Int64, [*numbers, workspace_bytes])]
     ctx.library(problem, args, writes=(out, workspace), note=note)
     if outputs:
         inputs = used_inputs([(leaf, out), *step.inputs], [x for x, _ in outputs])

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 WORKSPACE_BYTES = 32 * 1024 * 1024
 """Scratch memory that a library call may use; what NVIDIA recommends for cuBLASLt on recent GPUs."""
 
+LARGE_WORKSPACE_BYTES = 8 * WORKSPACE_BYTES
+"""The same for convolutions of a session that allows much."""
+
 MATMUL, CONV = 0, 1
 """Kinds of problems: ``ocp_problem_kind``."""
 
@@ -28,6 +31,8 @@ class ProblemFlags(enum.IntFlag):
     RELU = 32
     GELU = 64
     RESIDUAL = 128
+    BRIEF = 256
+    MEASURED = 512
 
 
 @dataclass(frozen=True)
@@ -43,3 +48,4 @@ class LibraryProblem:
     rank: int = 0
     alpha: float = 1.0
     beta: float = 0.0
+    measuring_ms: int = 0

@@ -98,6 +98,13 @@ class LoweringOptions:
     wide_indices: bool = False  # 64-bit index arithmetic even below 2**31 elements
     fusion: bool = True
     channels_last: bool = False  # ORT gives operators their channels-last form
+    attention: bool = True  # attention is one kernel where that is possible
+    conv_search: str = "HEURISTIC"  # how cuDNN's engine is found
+    large_workspace: bool = False  # cuDNN may use much scratch memory
+    line_first: bool = True  # a convolution of one dimension is one line of a plane, not one column
+    conv_epilogue: bool = True  # cuDNN adds a bias and what follows
+    measure_products: bool = False  # cuBLASLt's algorithms are measured
+    measuring_ms: int = 0  # how long that may take for one product; 0: any time
 
 
 class Lowering:

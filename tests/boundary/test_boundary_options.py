@@ -9,7 +9,7 @@ import pytest
 from isolated import ROOT, add_model, python
 from ort_cuda_plugin.ep import arena
 from ort_cuda_plugin.ep.identity import Identity
-from ort_cuda_plugin.ep.options import MEANINGFUL, WITHOUT_EFFECT, OptionError, Options, collect, parse
+from ort_cuda_plugin.ep.options import ALIASES, MEANINGFUL, WITHOUT_EFFECT, OptionError, Options, collect, parse
 
 SESSION = "ep.cudapluginexecutionprovider."
 ENVIRONMENT = "ep_factory.CudaPluginExecutionProvider."
@@ -21,10 +21,16 @@ def test_the_session_goes_before_its_alias_and_that_before_the_environment() -> 
     assert collect(session, environment, Identity.OWN) == {"a": "session", "b": "alias", "c": "env"}
 
 
-def test_cuda_graphs_are_enabled_by_the_bare_key_too() -> None:
-    bare = {"enable_cuda_graph": "1", "use_tf32": "0"}
-    assert collect(bare, {}, Identity.OWN) == {"enable_cuda_graph": "1"}
-    assert collect(bare | {"ep.cuda.enable_cuda_graph": "0"}, {}, Identity.OWN) == {"enable_cuda_graph": "0"}
+def test_some_keys_need_no_prefix() -> None:
+    bare = {"enable_cuda_graph": "1", "use_tf32": "0", "user_compute_stream": "5", "use_ep_level_unified_stream": "1"}
+    assert collect(bare | {"deterministic": "1"}, {}, Identity.OWN) == bare
+    assert collect(bare | {"ep.cuda.use_tf32": "1"}, {}, Identity.OWN) == bare | {"use_tf32": "1"}
+
+
+def test_under_the_other_name_the_entries_have_that_name() -> None:
+    session = {"ep.cudaexecutionprovider.a": "session", SESSION + "b": "other name", "ep.cuda.c": "alias"}
+    environment = {"ep_factory.CUDAExecutionProvider.d": "env", ENVIRONMENT + "e": "other name"}
+    assert collect(session, environment, Identity.CUDA) == {"a": "session", "c": "alias", "d": "env"}
 
 
 def test_the_kind_of_graphs_follows_from_the_options() -> None:
@@ -32,20 +38,21 @@ def test_the_kind_of_graphs_follows_from_the_options() -> None:
     assert parse({"automatic_cuda_graphs": "0"})[0].max_automatic_graphs == 0
     assert parse({"enable_cuda_graph": "1", "cuda_graph_cache_size": "3"})[0].max_automatic_graphs == 0
     options, ignored = parse({"cuda_graph_cache_size": "3", "min_num_runs_before_cuda_graph_capture": "7"})
-    assert (options.max_automatic_graphs, options.min_num_runs_before_cuda_graph_capture, ignored) == (3, 7, [])
+    assert (options.max_automatic_graphs, options.min_num_runs_before_cuda_graph_capture, ignored) == (3, 7, {})
 
 
 def test_values_are_parsed() -> None:
-    assert parse({}) == (Options(), [])
-    options, ignored = parse({"device_id": "3", "use_tf32": "0", "deterministic": "true", "sdpa_kernel": "1"})
+    assert parse({}) == (Options(), {})
+    given = {"device_id": "3", "use_tf32": "0", "deterministic": "true", "do_copy_in_default_stream": "0"}
+    options, ignored = parse(given)
     assert options == Options(device_id=3, use_tf32=False, deterministic=True)
-    assert ignored == ["sdpa_kernel"]
+    assert ignored == {"do_copy_in_default_stream": WITHOUT_EFFECT["do_copy_in_default_stream"].why}
     for values, preferred in (
         ({"prefer_nhwc": "1"}, True),
         ({"prefer_nhwc_layout": "1"}, True),
         ({"prefer_nhwc": "0", "prefer_nhwc_layout": "1"}, False),
     ):
-        assert parse(values) == (Options(prefer_nhwc=preferred), [])
+        assert parse(values) == (Options(prefer_nhwc=preferred), {})
 
 
 @pytest.mark.parametrize(
@@ -67,7 +74,7 @@ def test_what_cannot_be_understood_is_refused(values: dict[str, str]) -> None:
 def test_a_user_compute_stream_is_an_address_that_its_flag_can_turn_off() -> None:
     assert parse({"user_compute_stream": "0"})[0].user_compute_stream == 0
     assert parse({"user_compute_stream": "0x7f00", "has_user_compute_stream": "1"})[0].user_compute_stream == 0x7F00
-    assert parse({"user_compute_stream": "5", "has_user_compute_stream": "0"}) == (Options(), [])
+    assert parse({"user_compute_stream": "5", "has_user_compute_stream": "0"}) == (Options(), {})
     with pytest.raises(OptionError, match="needs user_compute_stream"):
         parse({"has_user_compute_stream": "1"})
     for value in ("2", "-1", "stream", "0x1ffffffffffffffff"):
@@ -76,11 +83,58 @@ def test_a_user_compute_stream_is_an_address_that_its_flag_can_turn_off() -> Non
 
 
 @pytest.mark.parametrize("key", sorted(WITHOUT_EFFECT))
-def test_keys_of_the_cuda_provider_without_a_meaning_are_checked_and_reported(key: str) -> None:
-    value = "HEURISTIC" if key == "cudnn_conv_algo_search" else "1"
-    assert parse({key: value}) == (Options(), [key])
-    with pytest.raises(OptionError, match=f"{key}='nonsense': use"):
+def test_keys_without_a_meaning_are_checked_and_reported_where_they_ask_for_something(key: str) -> None:
+    entry = WITHOUT_EFFECT[key]
+    if entry.usual is not None:
+        usual, other = ("1", "0") if entry.usual else ("0", "1")
+        assert parse({key: usual}) == (Options(), {})
+        assert parse({key: other}) == (Options(), {key: entry.why})
+    with pytest.raises(OptionError, match=f"{key}='nonsense': "):
         parse({key: "nonsense"})
+
+
+@pytest.mark.parametrize("key", ["gpu_external_alloc", "gpu_external_free", "gpu_external_empty_cache"])
+def test_functions_of_the_application_that_allocate_are_refused(key: str) -> None:
+    assert parse({key: "0"}) == parse({key: ""}) == (Options(), {})
+    with pytest.raises(OptionError, match=f"{key}='140000': device memory comes from the plugin's arena only"):
+        parse({key: "140000"})
+
+
+def test_a_search_is_named_in_any_case_or_by_its_number() -> None:
+    for text, search in [
+        ("heuristic", "HEURISTIC"),
+        ("2", "DEFAULT"),
+        ("0", "EXHAUSTIVE"),
+    ]:
+        for key in ("cudnn_conv_algo_search", "cudnn_conv_algo"):
+            assert parse({key: text})[0].cudnn_conv_algo_search == search
+    assert parse({"cudnn_conv_algo": "0", "cudnn_conv_algo_search": "2"})[0].cudnn_conv_algo_search == "DEFAULT"
+    for text in ("3", "-1", "FAST"):
+        with pytest.raises(OptionError, match=r"use one of EXHAUSTIVE \(0\), HEURISTIC \(1\), DEFAULT \(2\)"):
+            parse({"cudnn_conv_algo": text})
+
+
+def test_tuning_may_take_any_time() -> None:
+    for text in ("-1", "0", "30"):
+        assert parse({"tunable_op_max_tuning_duration_ms": text})[0].tunable_op_max_tuning_duration_ms == int(text)
+    with pytest.raises(OptionError, match="use a number from -1"):
+        parse({"tunable_op_max_tuning_duration_ms": "-2"})
+
+
+def test_onnx_runtime_repeats_a_run_only_so_often_to_capture_it() -> None:
+    key = "min_num_runs_before_cuda_graph_capture"
+    assert parse({key: "1000"})[0].min_num_runs_before_cuda_graph_capture == 1000
+    assert parse({key: "7", "enable_cuda_graph": "1"})[0].min_num_runs_before_cuda_graph_capture == 7
+    with pytest.raises(OptionError, match=rf"{key}=8: with enable_cuda_graph=1 use a number from 1 to 7"):
+        parse({key: "8", "enable_cuda_graph": "1"})
+
+
+def test_an_unknown_key_is_told_all_that_are_known() -> None:
+    with pytest.raises(OptionError) as error:
+        parse({"gpu_memory_limit": "1"})
+    assert "did you mean 'gpu_mem_limit'?" in str(error.value)
+    for key in (*MEANINGFUL, *WITHOUT_EFFECT, *ALIASES, *arena.CUDA_PROVIDER_KEYS, "arena.max_mem"):
+        assert key in str(error.value)
 
 
 def test_every_key_has_a_row_in_the_documentation() -> None:
@@ -89,7 +143,7 @@ def test_every_key_has_a_row_in_the_documentation() -> None:
     with pytest.raises(OptionError) as error:
         parse({"arena.no_such_key": "1"})
     of_arenas = set(re.findall(r"arena\.\w+", str(error.value))) - {"arena.no_such_key"}
-    assert sorted(documented) == sorted({*MEANINGFUL, *WITHOUT_EFFECT, *of_arenas, *arena.CUDA_PROVIDER_KEYS})
+    assert sorted(documented) == sorted({*MEANINGFUL, *WITHOUT_EFFECT, *ALIASES, *of_arenas, *arena.CUDA_PROVIDER_KEYS})
 
 
 SELECT = """

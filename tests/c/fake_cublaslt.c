@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-enum { SUCCESS = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15, ALGO = 0xA160 };
+enum { SUCCESS = 0, INVALID_VALUE = 7, NOT_SUPPORTED = 15, ALGO = 0xA160, NUM_ALGORITHMS = 3 };
 enum { DEFAULT = 1, RELU = 2, BIAS = 4, GELU = 32 }; /* epilogues */
 
 typedef struct desc {
@@ -31,7 +31,7 @@ typedef struct heuristic {
 } heuristic;
 
 /* Of the last call, for the test to read. */
-int64_t fake_compute, fake_reductions, fake_alignments[4], fake_epilogue;
+int64_t fake_compute, fake_reductions, fake_alignments[4], fake_epilogue, fake_algorithm;
 
 /* Set by tests of graphs: the driver's calls. With fake_copy, products by the identity matrix are enqueued on the
  * stream as a copy of the other factor; with fake_wait, too, the library waits for the stream, as a bad one would. */
@@ -166,8 +166,8 @@ int cublasLtMatmulAlgoGetHeuristic(void *handle, const desc *d, const layout *a,
   fake_reductions = p->reductions;
   for (int i = 0; i < 4; i++)
     fake_alignments[i] = p->alignment[i];
-  *results = (heuristic){.algo = {ALGO}, .workspace = p->workspace};
-  *found = 1;
+  for (*found = 0; *found < requested && *found < NUM_ALGORITHMS; ++*found)
+    results[*found] = (heuristic){.algo = {ALGO, (uint64_t)*found}, .workspace = p->workspace};
   return SUCCESS;
 }
 
@@ -191,6 +191,8 @@ int cublasLtMatmul(void *handle, const desc *d, const float *alpha, const void *
   fake_runs++;
   fake_compute = d->compute;
   fake_epilogue = d->epilogue;
+  fake_algorithm = (int64_t)algo[1];
+  take_time(fake_algorithm);
   if (fake_wait)
     fake_wait(stream);
   if (fake_copy)

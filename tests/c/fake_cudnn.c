@@ -34,6 +34,8 @@ typedef struct descriptor {
 
 /* The engine of the last run, and its stream's being set, for the test to read. */
 int64_t fake_engine, fake_streams_set, fake_operations;
+/* The mode of the last search that began a choice, and the last dimension of the last call's x. */
+int64_t fake_mode, fake_columns;
 
 int cudnnCreate(void **handle) {
   MAY_FAIL();
@@ -243,6 +245,8 @@ int cudnnBackendGetAttribute(const descriptor *d, int name, int type, int64_t re
     if (type != 15 || requested < 2)
       return BAD_PARAM;
     fake_searches++;
+    if (*get(d, 200, 8, 1) != 2) /* FALLBACK */
+      fake_mode = *get(d, 200, 8, 1);
     *count = has_engines(get_descriptor(d, 201, GRAPH)) ? 2 : 0;
     for (int64_t i = 0; i < *count; i++) {
       results[i]->engine = i;
@@ -343,6 +347,8 @@ int cudnnBackendExecute(void *handle, const descriptor *plan, const descriptor *
     return BAD_PARAM;
   fake_runs++;
   fake_engine = config->engine;
+  fake_columns = in[4];
+  take_time(fake_engine);
   fake_operations = count_operations(graph);
   const int64_t rank = *get(conv, 106, 3, 1), groups = in[1] / kernel[1], rows = size[1] / groups;
   int64_t dilation[3] = {1, 1, 1}, stride[3] = {1, 1, 1}, pad[3] = {0, 0, 0};

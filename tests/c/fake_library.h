@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Set by the test: the host's address of emulated device memory, NULL where none is allocated. */
 void *(*fake_translate)(uint64_t address, size_t bytes);
@@ -21,6 +22,13 @@ int (*fake_fails)(const char *function);
     if (fake_fails && fake_fails(__func__))                                                                            \
       return NOT_SUPPORTED;                                                                                            \
   } while (0)
+
+/* Set by tests of measurements: a call takes long unless it is by that algorithm; -1: no call does. */
+int64_t fake_fastest = -1;
+static inline void take_time(int64_t algorithm) {
+  if (fake_fastest >= 0 && algorithm != fake_fastest)
+    usleep(5000);
+}
 
 typedef enum element { FLOAT32, FLOAT16, BFLOAT16, UNKNOWN } element;
 

@@ -51,7 +51,7 @@ def number(fake: ctypes.CDLL, name: str) -> int:
     return ctypes.c_int64.in_dll(fake, name).value
 
 
-def set_options(**options: bool) -> None:
+def set_options(**options: Any) -> None:
     vars(cluster)["LoweringOptions"] = lambda: LoweringOptions(**options)
 
 
@@ -106,6 +106,51 @@ def cudnn(path: str) -> dict[str, Any]:
         check_op("Conv", [noise(1, (1, 4, 7, 6)), noise(2, (6, 4, 3, 3))])
         engines.append(number(fake, "fake_engine"))
     return {"runs": runs, "own": own, "engines": engines, "alive": number(fake, "fake_descriptors")}
+
+
+def put(fake: ctypes.CDLL, name: str, value: int) -> None:
+    ctypes.c_int64.in_dll(fake, name).value = value
+
+
+def measured_products(path: str) -> dict[str, Any]:
+    """The algorithm of a product that is called twice, and the calls: the third algorithm is the fastest."""
+    fake = use("cublaslt", 0, path)
+    put(fake, "fake_fastest", 2)
+    results = {}
+    cases: dict[str, dict[str, Any]] = {
+        "measured": {"measure_products": True},
+        "limited": {"measure_products": True, "measuring_ms": 1},
+        "deterministic": {"measure_products": True, "deterministic": True},
+        "not": {},
+    }
+    for name, options in cases.items():
+        set_options(**options)
+        before = number(fake, "fake_runs")
+        check_op("MatMul", [noise(1, (5, 7)), noise(2, (7, 6))])
+        results[name] = [number(fake, "fake_algorithm"), number(fake, "fake_runs") - before]
+    return {**results, "alive": number(fake, "fake_descriptors")}
+
+
+def searches(path: str) -> dict[str, Any]:
+    """What options make of a convolution: the search's mode, the engine, the calls, the last dimension, operations."""
+    fake = use("cudnn", 1, path)
+    put(fake, "fake_fastest", 1)
+    names = ("fake_mode", "fake_engine", "fake_runs", "fake_columns", "fake_operations")
+    results = {}
+    cases: dict[str, dict[str, Any]] = {
+        "heuristic": {},
+        "default": {"conv_search": "DEFAULT"},
+        "exhaustive": {"conv_search": "EXHAUSTIVE"},
+        "deterministic": {"conv_search": "EXHAUSTIVE", "deterministic": True},
+        "column": {"line_first": False},
+        "bare": {"conv_epilogue": False},
+    }
+    for name, options in cases.items():
+        set_options(**options)
+        put(fake, "fake_runs", 0)
+        check_op("Conv", [noise(1, (1, 4, 9)), noise(2, (6, 4, 3)), noise(3, (6,))], constant=[1])
+        results[name] = [number(fake, value) for value in names]
+    return {**results, "alive": number(fake, "fake_descriptors")}
 
 
 def graphs(path: str) -> dict[str, Any]:
@@ -198,5 +243,12 @@ def plans(path: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     scenario, path = sys.argv[1:]
-    result = {"cublaslt": cublaslt, "cudnn": cudnn, "graphs": graphs, "plans": plans}[scenario](path)
-    print(json.dumps(result))
+    scenarios = {
+        "cublaslt": cublaslt,
+        "cudnn": cudnn,
+        "graphs": graphs,
+        "plans": plans,
+        "measured_products": measured_products,
+        "searches": searches,
+    }
+    print(json.dumps(scenarios[scenario](path)))

@@ -45,7 +45,7 @@ def test_options_of_an_arena_are_checked_with_those_of_the_provider() -> None:
     options, ignored = parse(
         {"arena.max_mem": "1000", "gpu_mem_limit": "5", "arena_extend_strategy": "kSameAsRequested"}
     )
-    assert ignored == []
+    assert ignored == {}
     assert options.device_arena == {"arena.max_mem": "1000", "arena.extend_strategy": "kSameAsRequested"}
     assert options.pinned_arena == {"arena.max_mem": "1000"}
 

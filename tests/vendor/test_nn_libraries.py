@@ -55,6 +55,29 @@ def test_cudnn_gets_convolutions_and_an_engine_of_the_precision_asked_for(tmp_pa
     assert result["alive"] == 0
 
 
+def test_the_fastest_algorithm_of_a_product_is_found_by_measuring(tmp_path: Path) -> None:
+    result = run_scenario("measured_products", tmp_path, "cublaslt")
+    algorithm, runs = result["measured"]
+    assert algorithm == 2
+    assert runs == 3 * 4 + result["not"][1]  # each of the three ran four times
+    assert result["limited"] == [0, 4 + result["not"][1]]  # the first one took all of the time
+    assert result["deterministic"] == result["not"]
+    assert result["not"][0] == 0
+    assert result["alive"] == 0
+
+
+def test_options_decide_how_cudnn_gets_a_convolution(tmp_path: Path) -> None:
+    result = run_scenario("searches", tmp_path, "cudnn")
+    once = result["heuristic"][2]
+    assert result["heuristic"] == [3, 0, once, 9, 2]  # CUDNN_HEUR_MODE_A, a line, the convolution and its bias
+    assert result["default"] == [0, 0, once, 9, 2]  # CUDNN_HEUR_MODE_INSTANT
+    assert result["exhaustive"] == [3, 1, 4 * 4 + once, 9, 2]  # two engines, which both heuristics name
+    assert result["deterministic"] == [3, 1, once, 9, 2]  # the first engine is not deterministic
+    assert result["column"] == [3, 0, once, 1, 2]
+    assert result["bare"] == [3, 0, once, 9, 1]
+    assert result["alive"] == 0
+
+
 def test_a_fused_call_is_the_exact_result_rounded_once(tmp_path: Path) -> None:
     stand_ins = [str(fake_library(name, tmp_path)) for name in ("cublaslt", "cudnn")]
     for result in run_in_process("library_epilogues.py", *stand_ins):

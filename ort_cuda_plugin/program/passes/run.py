@@ -20,13 +20,18 @@ Watch: TypeAlias = Callable[[str, Sequence[Step]], None]
 """Is told the name of a pass, and the steps after it."""
 
 
-def run_passes(recorded: Sequence[Step], fusion: bool, watch: Watch | None = None) -> list[Step]:
-    """The steps that are to be launched for those that operators recorded. Without ``fusion`` each stays its own."""
+def run_passes(
+    recorded: Sequence[Step], fusion: bool, watch: Watch | None = None, *, attention: bool = True
+) -> list[Step]:
+    """The steps that are to be launched for those that operators recorded. Without ``fusion`` each stays its own.
+
+    Without ``attention`` its products and softmax stay apart.
+    """
     steps = list(recorded)
     if watch:
         watch("lowered", steps)
     for name, run in PASSES:
-        if name == "live" or fusion:
+        if name == "live" or (fusion and (attention or name != "attend")):
             steps = run(steps)
             if watch:
                 watch(name, steps)

@@ -1,0 +1,77 @@
+"""How the values of options are read. Each function takes the text and raises ValueError with what to use instead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+_PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
+
+LOG_LEVELS = ("VERBOSE", "INFO", "WARNING", "ERROR", "FATAL")
+ALGORITHM_SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")  # in the order of ORT's numbers
+
+
+def flag(text: str) -> bool:
+    if text.strip().lower() in ("1", "true"):
+        return True
+    if text.strip().lower() in ("0", "false"):
+        return False
+    raise ValueError("use 1 or 0")
+
+
+def ordinal(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ValueError("use a CUDA ordinal: 0, 1, ...")
+    return int(text)
+
+
+def folder(text: str) -> str:
+    if not os.path.isdir(text):
+        raise ValueError("use a folder that exists")
+    return os.path.abspath(text)
+
+
+def stream(text: str) -> int:
+    try:
+        address = int(text, 0)
+    except ValueError:
+        address = -1
+    if not 0 <= address < 2**64:
+        raise ValueError("use the address of a cudaStream_t as an integer; 0 is the default stream")
+    if address == _PER_THREAD_STREAM:
+        raise ValueError("each thread has a different per-thread default stream; create a stream")
+    return address
+
+
+def name_or_number(names: tuple[str, ...]) -> Callable[[str], str]:
+    """One of ``names`` in any case, or its place among them."""
+
+    def parse_name(text: str) -> str:
+        wanted = text.strip().upper()
+        if wanted.isdecimal() and int(wanted) < len(names):
+            return names[int(wanted)]
+        if wanted not in names:
+            choices = ", ".join(f"{name} ({number})" for number, name in enumerate(names))
+            raise ValueError(f"use one of {choices}")
+        return wanted
+
+    return parse_name
+
+
+def count(least: int, most: int) -> Callable[[str], int]:
+    def parse_count(text: str) -> int:
+        digits = text.strip()
+        if not digits.removeprefix("-").isdecimal() or not least <= int(digits) <= most:
+            raise ValueError(f"use a number from {least} to {most}")
+        return int(digits)
+
+    return parse_count
+
+
+def no_function(text: str) -> None:
+    """The address of a function of the application's, of which none can be used."""
+    if text.strip() not in ("", "0"):
+        raise ValueError(
+            "device memory comes from the plugin's arena only; leave it out or use 0 (arena.use_cuda_mempool=1 takes "
+            "memory from CUDA's pool instead, gpu_mem_limit limits it)"
+        )
