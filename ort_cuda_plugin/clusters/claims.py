@@ -53,7 +53,7 @@ def analyze(
         reason = "it is in the body of a control-flow operator"
         if not single_nodes and is_unrolled(graph, device, options):
             reason = "the node that it is a body of is lowered with it"
-        return [_declined(node, "control-flow", reason) for node in graph.nodes]
+        return [decline(node, "control-flow", reason) for node in graph.nodes]
     analysis = _Analysis(graph, device, options or LoweringOptions(), ranks or Ranks(), provider)
     verdicts = analysis.verdicts(graph.nodes)
     return analysis.without_shape_arithmetic(verdicts) if single_nodes else analysis.without_idle_nodes(verdicts)
@@ -102,7 +102,7 @@ def claim(
         changed = False
         for node, missing in _not_passed(clusters) if not passes_implicit_inputs else ():
             reason = f"this ONNX Runtime does not pass {missing.name!r} to a cluster where only a body reads it"
-            verdicts[node] = _declined(node, "control-flow", reason)
+            verdicts[node] = decline(node, "control-flow", reason)
             changed = True
         if changed:
             continue
@@ -195,7 +195,7 @@ class _Analysis:
         self._ranks.settle(value for node in nodes for value in node.outputs)
         for node, verdict in declined.items():
             declined[node] = replace(verdict, reason=f"{verdict.reason} (a rank of its inputs is not known)")
-        lacking = {node: _declined(node, "shape", "no rank of its inputs is possible") for node in nodes}
+        lacking = {node: decline(node, "shape", "no rank of its inputs is possible") for node in nodes}
         return lacking | invalid | taken | declined
 
     def without_idle_nodes(self, verdicts: list[NodeVerdict]) -> list[NodeVerdict]:
@@ -212,7 +212,7 @@ class _Analysis:
             outputs = [value for value in node.outputs if value is not None and value in tensors]
             if verdict.supported:
                 if used.isdisjoint(outputs) and all(tensors[value].host is not None for value in outputs):
-                    verdict = _declined(node, "cost", "only nodes of other providers use this shape arithmetic")
+                    verdict = decline(node, "cost", "only nodes of other providers use this shape arithmetic")
                 else:
                     used.update(node.reads())
             result.append(verdict)
@@ -229,9 +229,9 @@ class _Analysis:
             outputs = [tensors[value] for value in node.outputs if value is not None and value in tensors]
             is_shapes = (node.domain or node.op_type not in HOST_RESULTS) and all(x.host is not None for x in outputs)
             if verdict.supported and node.has_subgraphs:
-                verdict = _declined(node, "control-flow", "each node runs by itself, so bodies are not lowered with it")
+                verdict = decline(node, "control-flow", "each node runs by itself, so bodies are not lowered with it")
             elif verdict.supported and is_shapes:
-                verdict = _declined(node, "cost", "each node runs by itself, and the CPU computes shapes")
+                verdict = decline(node, "cost", "each node runs by itself, and the CPU computes shapes")
             result.append(verdict)
         return result
 
@@ -240,18 +240,18 @@ class _Analysis:
             self._lower(node)
         except UnknownRank as error:
             learn_declined(node, self.ranks)
-            return _declined(node, error.kind, error.reason, _Waiting)
+            return decline(node, error.kind, error.reason, _Waiting)
         except Unsupported as error:
             learn_declined(node, self.ranks)
-            return _declined(node, error.kind, error.reason)
+            return decline(node, error.kind, error.reason)
         except (InvalidModel, ZeroDivisionError, OverflowError) as error:
-            return _declined(node, "shape", f"the model is not valid here: {error}", _Invalid)
+            return decline(node, "shape", f"the model is not valid here: {error}", _Invalid)
         except Exception as error:
             # A mistake in one operator's function must not take the claims of all other nodes with it.
             logger.exception("node %s", node.label)
-            return _declined(node, "op", f"internal error: {type(error).__name__}: {error}")
+            return decline(node, "op", f"internal error: {type(error).__name__}: {error}")
         if node.provider and node.provider != self.provider:  # one such node makes ORT drop its whole cluster
-            return _declined(node, "op", f"{node.provider} runs it")
+            return decline(node, "op", f"{node.provider} runs it")
         return NodeVerdict(node.name, node.op_type, node.domain, node.since_version, True)
 
     def _lower(self, node: Node) -> None:
@@ -281,5 +281,6 @@ class _Invalid(NodeVerdict):
     """The node is not valid for what its inputs are."""
 
 
-def _declined(node: Node, kind: str, reason: str, how: type[NodeVerdict] = NodeVerdict) -> NodeVerdict:
+def decline(node: Node, kind: str, reason: str, how: type[NodeVerdict] = NodeVerdict) -> NodeVerdict:
+    """The verdict for a node that the plugin does not run."""
     return how(node.name, node.op_type, node.domain, node.since_version, False, kind, reason)

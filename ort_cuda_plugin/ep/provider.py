@@ -10,7 +10,7 @@ from typing import Any
 
 from ..abi import host
 from ..abi.core import check, core, ffi, lib, new_error
-from ..clusters.claims import NodeVerdict, claim
+from ..clusters.claims import NodeVerdict, claim, decline
 from ..clusters.cluster import CompiledCluster
 from ..clusters.ranks import Ranks
 from ..model.ir import Graph, Node
@@ -24,6 +24,7 @@ from .factory import memory_info
 from .fused_node import FusedNode
 from .guards import describe
 from .identity import EP_NAME, Identity
+from .layering import rules_of_others
 from .node_kernel import kernel_impl, read_kernel_node
 from .open_device import use_device
 from .optimized_model import writes_optimized_model
@@ -65,10 +66,12 @@ class Provider:
         entries = _entries("GetSessionOptionsConfigEntries", host.api(), session_options)
         self.options = Options()
         self._read_options(entries)
-        self._single_nodes = self.options.single_nodes or writes_optimized_model(session_options)
         self._writes_context_model = entries.get("ep.context_enable") == "1"
         offered = [DeviceInfo.from_metadata(host.key_value_pairs(pairs)) for pairs in metadata]
         self.device = use_device(_choose(offered, self.options.device_id))
+        others = rules_of_others(entries, identity, self.device.info)
+        self._may_be_cut = f"layering rules for {others} may cut what it would be fused with" if others else ""
+        self._single_nodes = bool(others) or self.options.single_nodes or writes_optimized_model(session_options)
         self.device_memory = memory_info(self.device.info)
         self._configure_arenas()
         self._channels_last_names = [ffi.new("char[]", name.encode()) for name in self._channels_last_operators()]
@@ -198,6 +201,18 @@ class Provider:
             passes_implicit_inputs=host.api_version() >= IMPLICIT_INPUTS_SINCE,
             single_nodes=self._single_nodes,
         )
+        nodes = _nodes(ort_graph)
+        single = [self._runs_singly(cluster, nodes, info) for cluster in clusters]
+        if self._may_be_cut:
+            lost = {node for cluster, alone in zip(clusters, single, strict=True) if not alone for node in cluster}
+            verdicts = [
+                decline(node, "control-flow", f"it has no kernel of its own, and {self._may_be_cut}")
+                if node in lost
+                else verdict
+                for node, verdict in zip(graph.nodes, verdicts, strict=True)
+            ]
+            clusters = [cluster for cluster, alone in zip(clusters, single, strict=True) if alone]
+            single = [True] * len(clusters)
         self._report(graph.name, verdicts, len(clusters))
         self._report_lost(graph, verdicts)
         if not graph.is_subgraph:
@@ -212,12 +227,11 @@ class Provider:
             ]
             self.verdicts = self._fused_verdicts + shown
             _thread.verdicts = self.verdicts
-        nodes = _nodes(ort_graph)
         fusion = ffi.new("OrtNodeFusionOptions *")
         fusion.ort_version_supported = host.api_version()
         fusion.drop_constant_initializers = True
-        for cluster in clusters:
-            if self._runs_singly(cluster, nodes, info):
+        for cluster, alone in zip(clusters, single, strict=True):
+            if alone:
                 host.check_status(host.ep_api().EpGraphSupportInfo_AddSingleNode(info, nodes[cluster[0].index]))
                 continue
             members = ffi.new("const OrtNode *[]", [nodes[node.index] for node in cluster])

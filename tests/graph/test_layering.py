@@ -1,0 +1,91 @@
+"""Rules and budgets by which ONNX Runtime or the user cuts a model between providers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+import ort_cuda_plugin
+from ort_cuda_plugin.ep.devices import emulated_devices
+from ort_cuda_plugin.ep.identity import Identity
+from ort_cuda_plugin.ep.layering import KEYS, rules_of_others
+from ort_versions import api_version
+
+ANNOTATIONS, NAMES = KEYS
+NODES = 20
+KNOWS_NAMES = api_version(ort.__version__) >= 28
+X = np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32)
+
+
+def chain(annotate: Callable[[int], str] = lambda number: "") -> onnx.ModelProto:
+    """A model of 20 nodes ``n00`` to ``n19`` in which every edge joins neighbours, some also those two apart."""
+    nodes = []
+    for number in range(NODES):
+        operator = ("Abs", "Sin", "Add", "Mul", "Sigmoid")[number % 5]
+        inputs = [f"x{number}"] + [f"x{max(0, number - 2)}"] * (operator in ("Add", "Mul"))
+        nodes.append(helper.make_node(operator, inputs, [f"x{number + 1}"], name=f"n{number:02d}"))
+        if annotation := annotate(number):
+            nodes[-1].metadata_props.add(key="layer_ann", value=annotation)
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 8]) for name in ("x0", f"x{NODES}")]
+    graph = helper.make_graph(nodes, "chain", values[:1], values[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+EXPECTED = ort.InferenceSession(chain().SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x0": X})[0]
+
+
+def numbers_on_ep(model: onnx.ModelProto, key: str, rules: str, as_: str | None = None) -> set[int]:
+    """Makes a session with rules, checks its results, and returns the nodes that run on the plugin."""
+    (device, *_) = ort_cuda_plugin.register(emulate=True, as_=as_)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    options.add_session_config_entry(key, rules)
+    options.add_provider_for_devices([device], {})
+    session = ort.InferenceSession(model.SerializeToString(), options, enable_fallback=0)
+    np.testing.assert_allclose(session.run(None, {"x0": X})[0], EXPECTED, rtol=1e-5, atol=1e-6)
+    parts = session.get_provider_graph_assignment_info()
+    return {int(n.name[1:]) for part in parts if part.ep_name == device.ep_name for n in part.get_nodes()}
+
+
+@pytest.mark.parametrize("edge", range(1, NODES))
+def test_rules_cut_at_every_edge(edge: int) -> None:
+    before, behind = set(range(edge)), set(range(edge, NODES))
+    first = ", ".join(f"n{number:02d}" for number in sorted(before))
+    assert numbers_on_ep(chain(), NAMES, f"cpu({first})") == (behind if KNOWS_NAMES else before | behind)
+    annotated = chain(lambda number: "first" if number < edge else "second")
+    assert numbers_on_ep(annotated, ANNOTATIONS, "gpu:0(first); cpu(=second)") == before
+
+
+@pytest.mark.parametrize(
+    ("key", "rules", "expected"),
+    [
+        (NAMES, "cpu(n03, n07); gpu:0(n04)", set(range(NODES)) - ({3, 7} if KNOWS_NAMES else set())),
+        (NAMES, "gpu(n05, n06)", set(range(NODES))),
+        (ANNOTATIONS, "gpu:0(odd); cpu(even)", set(range(1, NODES, 2))),
+        (ANNOTATIONS, "cpu(odd)", set(range(0, NODES, 2))),
+        (ANNOTATIONS, "CudaPluginExecutionProvider(odd)", set(range(NODES))),
+    ],
+)
+def test_rules_cut_more_than_once(key: str, rules: str, expected: set[int]) -> None:
+    assert numbers_on_ep(chain(lambda number: "odd" if number % 2 else "even"), key, rules) == expected
+
+
+def test_the_device_cuda_is_the_provider_of_that_name() -> None:
+    annotated = chain(lambda number: "odd" if number % 2 else "even")
+    rules = "cuda(odd); cpu(even)"
+    assert numbers_on_ep(annotated, ANNOTATIONS, rules, "CUDAExecutionProvider") == set(range(1, NODES, 2))
+
+
+def test_what_no_rule_can_take_stays_fused() -> None:
+    (info,) = emulated_devices()
+    for rules in ("gpu(a)", "GPU:0(a, b)", "gpu:nvidia(a); accelerator(=b)", "CudaPluginExecutionProvider(a);", ""):
+        assert rules_of_others({NAMES: rules}, Identity.OWN, info) == ""
+    assert rules_of_others({ANNOTATIONS: "gpu(a); cpu(b); npu(c); cpu(d)"}, Identity.OWN, info) == "cpu, npu"
+    assert rules_of_others({NAMES: "gpu:1(a)"}, Identity.OWN, info) == "gpu:1"
+    assert rules_of_others({NAMES: "cuda(a); CUDAExecutionProvider(b)"}, Identity.CUDA, info) == ""
