@@ -58,7 +58,7 @@ Float32: TypeAlias = Tensor
 CHANNELS_LAST_DOMAIN = "com.ms.internal.nhwc"
 """ONNX Runtime's domain of operators of ai.onnx whose first input and output are channels-last."""
 
-NEWEST_OPSETS = {"": 28, CHANNELS_LAST_DOMAIN: 28, "com.microsoft": 1}
+NEWEST_OPSETS = {"": 28, CHANNELS_LAST_DOMAIN: 28, "ai.onnx.ml": 5, "com.microsoft": 1}
 """The newest opset per domain whose changes this table knows; a node of a newer version may mean something else."""
 
 IGNORED_ATTRIBUTES = frozenset({"consumed_inputs"})

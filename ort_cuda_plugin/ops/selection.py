@@ -50,7 +50,7 @@ def _top_k(ctx: Lowering, x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[
     return gather_map(ctx, shape, x.dtype, value), gather_map(ctx, shape, DType.INT64, index)
 
 
-@op("TopK", since=1, until=9, types={"T": FLOATS})
+@op("TopK", since=1, until=9, types={"T": ARITHMETIC})
 def top_k_1(ctx: Lowering, x: T, *, k: int, axis: int = -1) -> tuple[Tensor, ...]:
     return _top_k(ctx, x, k, axis, True)
 

@@ -131,10 +131,14 @@ def make_model(
     opset: int = 21,
     *,
     domain: str = "",
+    version: int = 1,
     outputs: int = 1,
     constant: Sequence[int] = (),
 ) -> onnx.ModelProto:
-    """A model of one node. None leaves an optional input out; inputs with an index in ``constant`` are initializers."""
+    """A model of one node, of ``version`` of a ``domain`` that is not ONNX's.
+
+    None leaves an optional input out; inputs with an index in ``constant`` are initializers.
+    """
     names = [f"x{i}" if x is not None else "" for i, x in enumerate(inputs)]
     present = [(i, name, np.asarray(x)) for i, (name, x) in enumerate(zip(names, inputs, strict=True)) if x is not None]
     node = helper.make_node(op_type, names, [f"y{i}" for i in range(outputs)], domain=domain, **(attributes or {}))
@@ -149,7 +153,7 @@ def make_model(
         [_output_info(f"y{i}", present[0][2] if domain else None) for i in range(outputs)],
         [numpy_helper.from_array(x, name) for i, name, x in present if i in constant],
     )
-    opsets = [helper.make_opsetid("", opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    opsets = [helper.make_opsetid("", opset)] + ([helper.make_opsetid(domain, version)] if domain else [])
     return helper.make_model(graph, opset_imports=opsets)
 
 
@@ -167,12 +171,15 @@ def run_op(
     opset: int = 21,
     *,
     domain: str = "",
+    version: int = 1,
     outputs: int = 1,
     constant: Sequence[int] = (),
     dynamic: bool = False,
     options: LoweringOptions | None = None,
 ) -> list[Array]:
     """The outputs of one operator; see `make_model` and `run_model`."""
-    model = make_model(op_type, inputs, attributes, opset, domain=domain, outputs=outputs, constant=constant)
+    model = make_model(
+        op_type, inputs, attributes, opset, domain=domain, version=version, outputs=outputs, constant=constant
+    )
     given = [x for i, x in enumerate(inputs) if x is not None and i not in constant]
     return run_model(model, given, dynamic, options)

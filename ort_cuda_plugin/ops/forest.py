@@ -1,0 +1,207 @@
+"""Decision trees as arrays that kernels walk through, checked and laid out on the host.
+
+A node compares an element of a row with its threshold and names two children. Leaves stand after all other nodes, and
+are their own children, so that a walk of any length ends in one. Which comparison a node makes is a number of five
+bits: one each for a smaller, an equal and a larger element, for a NaN, and for a threshold that is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ort_cuda_plugin.model.ir import Constant, InvalidModel, Unsupported
+
+Ints = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.floating]
+
+LESS, EQUAL, GREATER, NAN, UNORDERED = range(5)
+"""Bits of a comparison."""
+COMPARISONS: Final[Mapping[str, int]] = {
+    "BRANCH_LEQ": 1 << LESS | 1 << EQUAL,
+    "BRANCH_LT": 1 << LESS,
+    "BRANCH_GTE": 1 << GREATER | 1 << EQUAL,
+    "BRANCH_GT": 1 << GREATER,
+    "BRANCH_EQ": 1 << EQUAL,
+    "BRANCH_NEQ": 1 << LESS | 1 << GREATER | 1 << NAN | 1 << UNORDERED,
+}
+MAX_DEPTH = 4096
+"""Nodes on a way through a tree. Each thread would do as many steps; trees that were learned have some dozens."""
+_MAX_NODES = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes that are no leaves, and where their children are.
+
+    ``children`` [nodes, 2] has the number of the node for true and for false; ``count`` and more are leaves.
+    ``members`` has the elements of each node that looks for its element among some, else None.
+    """
+
+    features: Ints
+    thresholds: Numbers
+    comparisons: Ints
+    children: Ints
+    roots: Ints
+    leaves: int
+    members: tuple[Numbers | None, ...] | None = None
+
+    @property
+    def count(self) -> int:
+        return len(self.features)
+
+
+@dataclass(frozen=True, eq=False)
+class Forest:
+    """What kernels read of some trees.
+
+    ``features``, ``thresholds``, ``comparisons`` and ``children`` [nodes, 2] are of nodes, ``roots`` and ``depths`` of
+    trees. A leaf adds ``weights`` to ``targets``, those from its number in ``starts`` to the next; where ``starts`` is
+    None every leaf has one weight for each target. ``used`` are the targets that have weights, ``always`` those that
+    have one in each leaf.
+    """
+
+    features: Constant
+    thresholds: Constant
+    comparisons: Constant
+    children: Constant
+    roots: Constant
+    depths: Constant
+    starts: Constant | None
+    targets: Constant
+    weights: Constant
+    trees: int
+    inner: int
+    num_targets: int
+    max_feature: int
+    used: frozenset[int]
+    always: frozenset[int]
+    are_positive: bool
+
+
+def make_forest(nodes: Nodes, leaves: Ints, targets: Ints, weights: Numbers, num_targets: int) -> Forest:
+    """``weights`` and their ``targets`` are of ``leaves``, in any order.
+
+    Raises InvalidModel for what contradicts itself, Unsupported for trees that are too deep.
+    """
+    _check_range("a feature", nodes.features, _MAX_NODES)
+    _check_range("a target", targets, num_targets)
+    _check_range("a leaf", leaves, nodes.leaves)
+    _check_range("a child", nodes.children, nodes.count + nodes.leaves)
+    _check_range("a root", nodes.roots, nodes.count + nodes.leaves)
+    depths = _depths(nodes)
+    nodes = _without_members(nodes)
+    if nodes.count + nodes.leaves > _MAX_NODES:
+        raise Unsupported("shape", f"trees of {nodes.count + nodes.leaves} nodes")
+    own = np.arange(nodes.count, nodes.count + nodes.leaves)
+    no = np.zeros(nodes.leaves, np.int64)
+    order = np.argsort(leaves, kind="stable")
+    leaves, targets, weights = leaves[order], targets[order], weights[order]
+    starts = np.searchsorted(leaves, np.arange(nodes.leaves + 1))
+    pairs = np.unique(leaves * num_targets + targets)
+    by_target = np.bincount(pairs % num_targets, minlength=num_targets)
+    are_complete = len(pairs) == len(leaves) == nodes.leaves * num_targets
+    if are_complete:
+        order = np.argsort(leaves * num_targets + targets)
+        targets, weights = targets[order], weights[order]
+
+    def constant(array: npt.NDArray[np.generic]) -> Constant:
+        return Constant.of(np.ascontiguousarray(array))
+
+    return Forest(
+        constant(np.concatenate([nodes.features, no]).astype(np.int32)),
+        constant(np.concatenate([nodes.thresholds, no]).astype(nodes.thresholds.dtype)),
+        constant(np.concatenate([nodes.comparisons, no]).astype(np.uint8)),
+        constant(np.concatenate([nodes.children, np.stack([own, own], 1)]).astype(np.int32)),
+        constant(nodes.roots.astype(np.int32)),
+        constant(depths.astype(np.int32)),
+        None if are_complete else constant(starts.astype(np.int32)),
+        constant(targets.astype(np.int32)),
+        constant(weights),
+        len(nodes.roots),
+        nodes.count,
+        num_targets,
+        int(nodes.features.max(initial=0)),
+        frozenset(np.flatnonzero(by_target).tolist()),
+        frozenset(np.flatnonzero(by_target == nodes.leaves).tolist()),
+        bool((weights >= 0).all()),
+    )
+
+
+def _check_range(what: str, values: Ints, limit: int) -> None:
+    if values.size and not 0 <= values.min() <= values.max() < limit:
+        wrong = values[(values < 0) | (values >= limit)].reshape(-1)[0]
+        raise InvalidModel(f"{what} of a tree has the number {wrong}, where there are {limit}")
+
+
+def _steps(nodes: Nodes) -> Ints:
+    """How many comparisons with one threshold each node becomes."""
+    if nodes.members is None:
+        return np.ones(nodes.count, np.int64)
+    return np.array([1 if found is None else max(len(found), 1) for found in nodes.members], np.int64)
+
+
+def _depths(nodes: Nodes) -> Ints:
+    """The most steps from each root to a leaf. Raises InvalidModel where a node has more than one way to it."""
+    inner = nodes.children[nodes.children < nodes.count]
+    ways = np.bincount(np.concatenate([inner, nodes.roots[nodes.roots < nodes.count]]), minlength=nodes.count)
+    if (ways > 1).any():
+        raise InvalidModel(f"node {int(np.argmax(ways > 1))} of the trees has more than one parent, or is a root twice")
+    steps = _steps(nodes)
+    depths = np.zeros(len(nodes.roots), np.int64)
+    trees, reached, so_far = np.arange(len(nodes.roots)), nodes.roots, depths.copy()
+    while reached.size:
+        np.maximum.at(depths, trees, so_far)
+        if depths.max() > MAX_DEPTH:
+            raise Unsupported("shape", f"trees of more than {MAX_DEPTH} comparisons from root to leaf")
+        is_inner = reached < nodes.count
+        trees, reached, so_far = trees[is_inner], reached[is_inner], so_far[is_inner]
+        trees, so_far = np.repeat(trees, 2), np.repeat(so_far + steps[reached], 2)
+        reached = nodes.children[reached].reshape(-1)
+    return depths
+
+
+def _without_members(nodes: Nodes) -> Nodes:
+    """The nodes with one comparison for each element that a node looks for."""
+    if nodes.members is None:
+        return nodes
+    steps = _steps(nodes)
+    first = np.concatenate([[0], np.cumsum(steps)])
+    total = int(first[-1])
+    old = np.repeat(np.arange(nodes.count), steps)
+    new_number = np.concatenate([first[:-1], np.arange(total, total + nodes.leaves)])
+    children = new_number[nodes.children[old]]
+    is_last = np.arange(total) == first[old + 1] - 1
+    children[:, 1] = np.where(is_last, children[:, 1], np.arange(total) + 1)
+    thresholds = nodes.thresholds[old].copy()
+    for number, found in enumerate(nodes.members):
+        if found is not None:
+            at = int(first[number])
+            thresholds[at : at + int(steps[number])] = found if len(found) else np.nan
+    return Nodes(
+        nodes.features[old], thresholds, nodes.comparisons[old], children, new_number[nodes.roots], nodes.leaves
+    )
+
+
+def with_missing(comparisons: Ints, tracks: Sequence[int] | None) -> Ints:
+    """The comparisons with a NaN on the way that ``tracks`` says: true where it is 1.
+
+    Raises InvalidModel where there are tracks for another number of nodes.
+    """
+    if not tracks:
+        return comparisons
+    if len(tracks) != len(comparisons):
+        raise InvalidModel(f"{len(tracks)} tracks of missing values for {len(comparisons)} nodes")
+    return np.where(np.array(tracks, np.int64) == 1, comparisons | 1 << NAN, comparisons)
+
+
+def equal_lengths(**lists: Sequence[object]) -> int:
+    """The common length. Raises InvalidModel where they differ."""
+    lengths = {name: len(values) for name, values in lists.items()}
+    if len(set(lengths.values())) > 1:
+        raise InvalidModel(", ".join(f"{name} has {length} entries" for name, length in lengths.items()))
+    return next(iter(lengths.values()))

@@ -1,0 +1,91 @@
+"""What operators of ai.onnx.ml make of scores at last."""
+
+from __future__ import annotations
+
+from ort_cuda_plugin.model.ir import InvalidModel, Unsupported
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise, elementwise_into
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import row_map
+from ort_cuda_plugin.program.row_program import MAX, SUM, Row
+from ort_cuda_plugin.program.scalar import Scalar
+
+POST_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+"""In the order in which TreeEnsemble numbers them."""
+_NEARLY_ZERO = 1e-7
+
+
+def logistic(x: Scalar) -> Scalar:
+    """1 / (1 + exp(-x)), without an overflow."""
+    value = 1 / (1 + s.exp(-s.absolute(x)))
+    return s.where(x < 0, 1 - value, value)
+
+
+def _probit(x: Scalar) -> Scalar:
+    """ONNX Runtime's approximation of the inverse of the normal distribution, NaN outside of 0..1."""
+    x = x * 2 - 1
+    logarithm = s.log((1 - x) * (1 + x))
+    half = 0.5 * logarithm + 2 / (3.14159 * 0.147)
+    root = s.sqrt(s.sqrt(half * half - logarithm * (1 / 0.147)) - half)
+    return s.where(x < 0, -root, root) * 1.41421356
+
+
+def _softmax(row: Row, x: Scalar) -> tuple[list[Scalar], list[Scalar]]:
+    e = s.exp(x - row.reduce(MAX, x))
+    return [e / row.reduce(SUM, e)], []
+
+
+def _softmax_zero(row: Row, x: Scalar) -> tuple[list[Scalar], list[Scalar]]:
+    """Scores that are nearly 0 stay so."""
+    largest = row.reduce(MAX, x)
+    counts = (x > _NEARLY_ZERO) | (x < -_NEARLY_ZERO)
+    zero = s.constant(0, x.dtype)
+    e = s.where(counts, s.exp(x - largest), zero)
+    total = row.reduce(SUM, e)
+    return [s.where(counts, e, x * s.exp(-largest)) / total], []
+
+
+def post_transform(ctx: Lowering, scores: Tensor, name: str) -> Tensor:
+    """The transform ``name`` of float scores [rows, columns]. Raises InvalidModel where there is none of that name."""
+    if name not in POST_TRANSFORMS:
+        raise InvalidModel(f"post_transform {name!r}")
+    if name == "NONE":
+        return scores
+    if name in ("SOFTMAX", "SOFTMAX_ZERO"):
+        return row_map(ctx, _softmax if name == "SOFTMAX" else _softmax_zero, [1], scores)[0]
+    return elementwise(ctx, logistic if name == "LOGISTIC" else _probit, scores)
+
+
+def binary_scores(
+    ctx: Lowering, first: Tensor, second: Tensor, spread: Tensor | None, transform: str, *, complement: bool
+) -> Tensor:
+    """The transformed scores [rows, 2] of two classes.
+
+    Where ``spread`` holds there is only the score ``first``: the second class gets it, and the first one what is left
+    to 1 with ``complement``, else its negative. Of the transforms only LOGISTIC then changes anything.
+    """
+    if spread is not None and transform == "PROBIT":
+        raise Unsupported("attribute", "post_transform PROBIT of one score for two classes")
+    columns = ctx.empty((first.shape[0], 2), first.dtype)
+    parts = [ctx.view(columns, (first.shape[0],), (2,), column) for column in (0, 1)]
+    elementwise_into(ctx, lambda x: x, parts[0], first)
+    elementwise_into(ctx, lambda x: x, parts[1], second)
+    result = post_transform(ctx, columns, transform)
+    if spread is None:
+        return result
+
+    def left(both: Scalar, score: Scalar, single: Scalar) -> Scalar:
+        if transform == "LOGISTIC":
+            return s.where(single, logistic(-score), both)
+        return s.where(single, 1 - score if complement else -score, both)
+
+    def right(both: Scalar, score: Scalar, single: Scalar) -> Scalar:
+        return s.where(single, logistic(score) if transform == "LOGISTIC" else score, both)
+
+    chosen = ctx.empty(result.shape, result.dtype)
+    for column, function in ((0, left), (1, right)):
+        target, both = (
+            ctx.view(x, (first.shape[0],), (x.strides[0],), x.offset + column * x.strides[1]) for x in (chosen, result)
+        )
+        elementwise_into(ctx, function, target, both, first, spread)
+    return chosen
