@@ -12,6 +12,7 @@ from ..ops.kernel_definitions import HOST_RESULTS
 from ..ops.registry import channels_last_operators
 from ..program.lowering import Buffer, DeviceProperties, LoweringOptions, Tensor
 from ..program.symbolic import Dim
+from .budget import MemoryBudget
 from .node_lowering import InputSymbols, NodeLowering, symbolic_input
 from .ranks import NUM_TRIALS, Ranks, learn_declined
 
@@ -82,11 +83,13 @@ def claim(
     *,
     passes_implicit_inputs: bool = True,
     single_nodes: bool = False,
+    budget: MemoryBudget | None = None,
 ) -> tuple[list[list[Node]], list[NodeVerdict]]:
     """The clusters to fuse, and one verdict per node. ``ranks`` gets what the analysis of the whole graph infers.
 
     ``passes_implicit_inputs`` tells whether ORT gives a fused node what only bodies in it read. With ``single_nodes``
-    each node is a cluster of its own, and shape arithmetic is left to the CPU.
+    each node is a cluster of its own, and shape arithmetic is left to the CPU. Where ``budget`` has no room for a node,
+    that and all later ones are declined.
 
     What an operator knows about its inputs in the whole graph (say the contents of a shape) it may not know in its
     cluster, when a declined node or another cluster lies between. So each cluster is analysed again alone, and nodes
@@ -95,6 +98,8 @@ def claim(
     options = options or LoweringOptions()
     ranks = ranks or Ranks()
     found = analyze(graph, device, options, ranks, provider, single_nodes=single_nodes)
+    if budget is not None:
+        found = _within(budget, graph, found)
     verdicts = dict(zip(graph.nodes, found, strict=True))
     while True:
         claimed = [verdicts[node].supported for node in graph.nodes]
@@ -115,6 +120,19 @@ def claim(
                         changed = True
         if not changed:
             return clusters, [verdicts[node] for node in graph.nodes]
+
+
+def _within(budget: MemoryBudget, graph: Graph, verdicts: list[NodeVerdict]) -> list[NodeVerdict]:
+    pairs = list(zip(graph.nodes, verdicts, strict=True))
+    last = budget.first_beyond(node for node, verdict in pairs if verdict.supported)
+    if last is None:
+        return verdicts
+    first = graph.nodes.index(last)
+    reason = f"the budget of {budget.nbytes} bytes of device memory ends at node {last.label}"
+    return [
+        decline(node, "cost", reason) if verdict.supported and index >= first else verdict
+        for index, (node, verdict) in enumerate(pairs)
+    ]
 
 
 def _not_passed(clusters: list[list[Node]]) -> Iterator[tuple[Node, Value]]:

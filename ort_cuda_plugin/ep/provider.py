@@ -30,6 +30,7 @@ from .open_device import use_device
 from .optimized_model import writes_optimized_model
 from .option_values import LOG_LEVELS
 from .options import OptionError, Options, collect, parse
+from .partitioning import goes_by_statistics, read_budget
 
 #: ONNX Runtime's bit for attention whose products and softmax are kernels of their own.
 _UNFUSED_ATTENTION = 16
@@ -71,7 +72,13 @@ class Provider:
         self.device = use_device(_choose(offered, self.options.device_id))
         others = rules_of_others(entries, identity, self.device.info)
         self._may_be_cut = f"layering rules for {others} may cut what it would be fused with" if others else ""
-        self._single_nodes = bool(others) or self.options.single_nodes or writes_optimized_model(session_options)
+        self._budget = read_budget(entries, self._available_memory)
+        self._single_nodes = (
+            bool(others)
+            or self.options.single_nodes
+            or writes_optimized_model(session_options)
+            or goes_by_statistics(entries, identity)
+        )
         self.device_memory = memory_info(self.device.info)
         self._configure_arenas()
         self._channels_last_names = [ffi.new("char[]", name.encode()) for name in self._channels_last_operators()]
@@ -128,6 +135,12 @@ class Provider:
         ):
             if warning := arena.configure(self.device.info, memory, values):
                 self._log("WARNING", warning)
+
+    def _available_memory(self) -> int:
+        out, error = ffi.new("uint64_t *"), new_error()
+        core().device_available(self.device.pointer, out, error)
+        check(error)
+        return int(out[0])
 
     def _log(self, level: str, message: str) -> None:
         if LOG_LEVELS.index(level) >= LOG_LEVELS.index(self.options.log_level):
@@ -200,6 +213,7 @@ class Provider:
             self._identity.ep_name,
             passes_implicit_inputs=host.api_version() >= IMPLICIT_INPUTS_SINCE,
             single_nodes=self._single_nodes,
+            budget=self._budget,
         )
         nodes = _nodes(ort_graph)
         single = [self._runs_singly(cluster, nodes, info) for cluster in clusters]
@@ -290,6 +304,8 @@ class Provider:
         name = _text("Node_GetName", fused_node)
         inputs, outputs = _value_names(fused_node, "Inputs"), _value_names(fused_node, "Outputs")
         graph = read_graph(host.api(), ort_graph)
+        if self._budget is not None:
+            self._budget.spend(graph.nodes)
         cluster = CompiledCluster(
             graph, self._properties(), self._lowering_options(), inputs, outputs, self._ranks, self._fed
         )

@@ -8,12 +8,13 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import ort_cuda_plugin
 from ort_cuda_plugin.ep.devices import emulated_devices
 from ort_cuda_plugin.ep.identity import Identity
 from ort_cuda_plugin.ep.layering import KEYS, rules_of_others
+from ort_cuda_plugin.ep.partitioning import KEY, goes_by_statistics, read_budget
 from ort_versions import api_version
 
 ANNOTATIONS, NAMES = KEYS
@@ -80,6 +81,81 @@ def test_the_device_cuda_is_the_provider_of_that_name() -> None:
     annotated = chain(lambda number: "odd" if number % 2 else "even")
     rules = "cuda(odd); cpu(even)"
     assert numbers_on_ep(annotated, ANNOTATIONS, rules, "CUDAExecutionProvider") == set(range(1, NODES, 2))
+
+
+# ---- budgets ----
+
+PRODUCTS, WIDTH = 6, 64
+WEIGHT = WIDTH * WIDTH * 4
+OF_ONE = (WEIGHT + 3 * WIDTH * 4) * 3 // 2  # the weight, the result, and scratch memory
+
+
+def products(shared: bool = False) -> bytes:
+    """A chain of products, each with a weight of its own, or all with one."""
+    rng = np.random.default_rng(1)
+    names = ["w0" if shared else f"w{number}" for number in range(PRODUCTS)]
+    weights = [
+        numpy_helper.from_array(rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) / 8, name)
+        for name in dict.fromkeys(names)
+    ]
+    nodes = [
+        helper.make_node("MatMul", [f"x{number}", name], [f"x{number + 1}"], name=f"n{number:02d}")
+        for number, name in enumerate(names)
+    ]
+    values = [
+        helper.make_tensor_value_info(f"x{number}", TensorProto.FLOAT, [3, WIDTH]) for number in range(PRODUCTS + 1)
+    ]
+    graph = helper.make_graph(nodes, "products", values[:1], values[-1:], weights, value_info=values[1:-1])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return bytes(model.SerializeToString())
+
+
+def products_on_ep(model: bytes, setting: str, name: str, **provider_options: str) -> tuple[list[int], int]:
+    """The nodes that run on the plugin with a budget, whose results are right, and how many clusters they are."""
+    (device, *_) = ort_cuda_plugin.register(emulate=True, as_=name)
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    options.add_session_config_entry("session.resource_cuda_partitioning_settings", setting)
+    options.add_provider_for_devices([device], provider_options)
+    session = ort.InferenceSession(model, options, enable_fallback=0)
+    x = np.random.default_rng(2).normal(size=(3, WIDTH)).astype(np.float32)
+    (expected,) = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x0": x})
+    np.testing.assert_allclose(session.run(None, {"x0": x})[0], expected, rtol=1e-4, atol=1e-5)
+    parts = [part for part in session.get_provider_graph_assignment_info() if part.ep_name == name]
+    return sorted(int(node.name[1:]) for part in parts for node in part.get_nodes()), len(parts)
+
+
+@pytest.mark.parametrize("name", ["CudaPluginExecutionProvider", "CUDAExecutionProvider"])
+def test_a_budget_cuts_the_model_where_it_ends(name: str) -> None:
+    for fitting in (1, 3, PRODUCTS):
+        kilobytes = -(-OF_ONE * fitting // 1024)
+        assert products_on_ep(products(), f"{kilobytes},", name) == ([*range(fitting)], 1)
+    assert products_on_ep(products(), "1,", name) == ([], 0)
+    together = (WEIGHT + PRODUCTS * 3 * WIDTH * 4) * 3 // 2
+    assert products_on_ep(products(shared=True), f"{-(-together // 1024)},", name) == ([*range(PRODUCTS)], 1)
+
+
+@pytest.mark.parametrize("name", ["CudaPluginExecutionProvider", "CUDAExecutionProvider"])
+def test_without_a_number_the_budget_is_what_the_device_has(name: str) -> None:
+    assert products_on_ep(products(), ",", name) == ([*range(PRODUCTS)], 1)
+    in_use = ort_cuda_plugin.memory_stats()["device"]["InUse"]
+    try:
+        ort_cuda_plugin.set_limit(None, in_use + 2 * OF_ONE + OF_ONE // 2)
+        assert products_on_ep(products(), ",", name) == ([0, 1], 1)
+    finally:
+        ort_cuda_plugin.set_limit(None, None)
+
+
+def test_a_budget_of_no_meaning_is_left_to_onnx_runtime() -> None:
+    for setting in ("", "100", "much,", "-1,"):
+        assert read_budget({KEY: setting}, lambda: 1) is None
+    budget = read_budget({KEY: "2,stats.csv"}, lambda: 1)
+    assert budget is not None
+    assert budget.nbytes == 2048
+    assert goes_by_statistics({KEY: "2,stats.csv"}, Identity.CUDA)
+    assert not goes_by_statistics({KEY: "2,stats.csv"}, Identity.OWN)
+    assert not goes_by_statistics({KEY: "2,"}, Identity.CUDA)
 
 
 def test_what_no_rule_can_take_stays_fused() -> None:
