@@ -36,7 +36,7 @@ static const char *get_name(const OrtEpFactory *factory) {
 
 static const char *get_vendor(const OrtEpFactory *factory) {
   (void)factory;
-  return "ort-cuda-plugin";
+  return "NVIDIA"; /* whose id follows: ORT prefers the provider of a device's vendor */
 }
 
 static uint32_t get_vendor_id(const OrtEpFactory *factory) {
@@ -115,8 +115,12 @@ static OrtStatus *validate_compatibility(OrtEpFactory *factory, const OrtHardwar
 
 static OrtStatus *get_incompatibility(OrtEpFactory *factory, const OrtHardwareDevice *device,
                                       OrtDeviceEpIncompatibilityDetails *details) {
-  (void)factory, (void)device, (void)details; /* untouched: no reason known */
-  return NULL;
+  ocp_error error = {0};
+  const int64_t handle = registered_handle(factory, &error);
+  if (!device || !details)
+    return ocp_status(&error);
+  const ocp_python *python = handle ? ocp_python_call(&error) : NULL;
+  return python ? ocp_python_status(python->get_incompatibility(handle, device, details)) : ocp_status(&error);
 }
 
 static OrtStatus *create_importer(OrtEpFactory *factory, const OrtEpDevice *device,

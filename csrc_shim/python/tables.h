@@ -65,6 +65,8 @@ typedef struct ocp_python {
   OrtStatus *(*get_supported_devices)(int64_t factory, OrtEpFactory *ort_factory,
                                       const OrtHardwareDevice *const *devices, size_t num_devices,
                                       OrtEpDevice **ep_devices, size_t max_ep_devices, size_t *num_ep_devices);
+  OrtStatus *(*get_incompatibility)(int64_t factory, const OrtHardwareDevice *device,
+                                    OrtDeviceEpIncompatibilityDetails *details);
   OrtStatus *(*create_ep)(int64_t factory, const OrtHardwareDevice *const *devices,
                           const OrtKeyValuePairs *const *metadata, size_t num_devices, const OrtSessionOptions *options,
                           const OrtLogger *logger, ocp_ep_config *config);

@@ -34,6 +34,10 @@ ENUMS: Final[dict[str, str]] = {
         ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT2=24, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT2=25,
         ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT8E8M0=26
     """,
+    "OrtDeviceEpIncompatibilityReason": """
+        OrtDeviceEpIncompatibility_NONE=0, OrtDeviceEpIncompatibility_DRIVER_INCOMPATIBLE=1,
+        OrtDeviceEpIncompatibility_DEVICE_INCOMPATIBLE=2, OrtDeviceEpIncompatibility_MISSING_DEPENDENCY=4
+    """,
     "OrtResourceCountKind": """
         OrtResourceCountKind_None=0, OrtResourceCountKind_TotalBytes=1
     """,

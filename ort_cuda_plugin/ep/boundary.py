@@ -64,6 +64,11 @@ def get_supported_devices(
     num_out[0] = FACTORIES[factory].supported_devices(ort_factory, list(devices[0:num_devices]), out, max_out)
 
 
+@status_guard
+def get_incompatibility(factory: int, device: Any, details: Any) -> None:
+    FACTORIES[factory].describe_incompatibility(device, details)
+
+
 @partial(status_guard, forgiven=True)
 def create_ep(
     factory: int, devices: Any, metadata: Any, num_devices: int, options: Any, logger: Any, config: Any

@@ -69,6 +69,30 @@ class Factory:
             out[index] = self._ep_device(ort_factory, info, device or self._create_hardware(info))
         return len(self.devices)
 
+    def describe_incompatibility(self, hardware: Any, details: Any) -> None:
+        """Says in ``details`` why this registration does not offer a hardware device; nothing where it does."""
+        reason, notes = self._incompatibility(hardware)
+        if reason:
+            text = notes.encode(errors="replace")
+            host.check_status(host.ep_api().DeviceEpIncompatibilityDetails_SetDetails(details, reason, 0, text))
+
+    def _incompatibility(self, hardware: Any) -> tuple[int, str]:
+        api = host.api()
+        if hardware in self._owned_hardware:
+            return lib.OrtDeviceEpIncompatibility_NONE, ""
+        if api.HardwareDevice_Type(hardware) != lib.OrtHardwareDeviceType_GPU:
+            return lib.OrtDeviceEpIncompatibility_DEVICE_INCOMPATIBLE, "it is not a GPU"
+        if api.HardwareDevice_VendorId(hardware) != NVIDIA_VENDOR_ID:
+            return lib.OrtDeviceEpIncompatibility_DEVICE_INCOMPATIBLE, "it is not a GPU of NVIDIA"
+        if any(match is not None for match in _match(self.devices, [hardware])):
+            return lib.OrtDeviceEpIncompatibility_NONE, ""
+        devices, why = cuda_devices()
+        if not devices:
+            return lib.OrtDeviceEpIncompatibility_DRIVER_INCOMPATIBLE, why
+        if any(match is not None for match in _match(devices, [hardware])):
+            return lib.OrtDeviceEpIncompatibility_NONE, ""
+        return lib.OrtDeviceEpIncompatibility_DRIVER_INCOMPATIBLE, "the CUDA driver does not show it to this process"
+
     def _create_hardware(self, info: DeviceInfo) -> Any:
         metadata = {"name": info.name}
         if info.pci_bus_id:

@@ -357,14 +357,25 @@ def _decides_shapes(node: Node) -> bool:
 
 
 def _choose(offered: list[DeviceInfo], device_id: int | None) -> DeviceInfo:
-    """Of the devices that ORT selected the one with that ordinal, else the first."""
-    for info in offered:
-        if device_id is None or info.ordinal == device_id:
-            return info
+    """The device that ORT selected, if the option agrees.
+
+    Raises:
+        OptionError: it selected none, several, or another one.
+    """
     if not offered:
         raise OptionError(f"ONNX Runtime selected no device for {EP_NAME}")
-    names = ", ".join(str(info.ordinal) for info in offered)
-    raise OptionError(f"{EP_NAME} option device_id={device_id}: ONNX Runtime selected the devices {names}")
+    first, *others = dict.fromkeys(offered)
+    if others:
+        names = ", ".join(f"{info.ordinal} ({info.name})" for info in [first, *others])
+        raise OptionError(
+            f"a session of {EP_NAME} runs on one device, and was given the devices {names}: make a session for each"
+        )
+    if device_id is not None and first.ordinal != device_id:
+        raise OptionError(
+            f"{EP_NAME} option device_id={device_id}: the session was given the device {first.ordinal} ({first.name}); "
+            "a session runs on one device, so add_provider_for_devices gets one and is called once"
+        )
+    return first
 
 
 def _entries(function: str, table: Any, *arguments: Any) -> dict[str, str]:

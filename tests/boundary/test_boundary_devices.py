@@ -66,9 +66,9 @@ def test_the_log_says_why_a_node_is_left_to_others() -> None:
     model.graph.input.append(helper.make_tensor_value_info("m", TensorProto.STRING, [2]))
     model.graph.output.append(helper.make_tensor_value_info("q", TensorProto.STRING, [2]))
     plugin.session(model.SerializeToString(), emulate=True, sess_options=options,
-                   provider_options={"sdpa_kernel": 1})
+                   provider_options={"do_copy_in_default_stream": 0})
     """
     log = python(code, add_model().hex()).stderr
     assert "StringNormalizer node 'words' is left to other providers (dtype): " in log
     assert "1 of 2 nodes claimed, in 1 clusters" in log
-    assert "options without effect here: sdpa_kernel" in log
+    assert "options without effect here: do_copy_in_default_stream (copies always go to the stream" in log

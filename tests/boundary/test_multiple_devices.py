@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from device_models import add_and_double
-from isolated import python
+from isolated import add_model, python
 
 TWO = {"ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -97,3 +97,92 @@ def test_a_device_that_does_not_exist_is_named_with_those_that_do() -> None:
     refused(lambda: session(2), "there is no device 2", "0 (", "1 (")
     """
     python(PREAMBLE + textwrap.dedent(code), add_and_double().hex(), env=TWO)
+
+
+# ---- what ONNX Runtime selects ----
+
+SELECTION = """
+import sys, numpy as np, onnxruntime as ort, ort_cuda_plugin as plugin
+from onnxruntime.capi import _pybind_state as capi
+model, x = bytes.fromhex(sys.argv[1]), np.ones(8, np.float32)
+devices = plugin.register(emulate=True)
+def session(options):
+    return ort.InferenceSession(model, options, enable_fallback=0)
+"""
+
+
+def test_policies_that_want_a_gpu_select_one_device() -> None:
+    code = """
+policies = {"PREFER_GPU": True, "MAX_PERFORMANCE": True, "PREFER_CPU": False, "MIN_OVERALL_POWER": False}
+for policy, ours in policies.items():
+    options = ort.SessionOptions()
+    options.set_provider_selection_policy(getattr(ort.OrtExecutionProviderDevicePolicy, policy))
+    made = session(options)
+    assert (plugin.get_ep_name() in made.get_providers()) == ours, policy
+    np.testing.assert_array_equal(made.run(None, {"a": x, "b": x})[0], x + x)
+assert plugin.counters()["runs"] == 2
+"""
+    python(SELECTION + code, add_model().hex(), env=TWO)
+
+
+def test_a_session_of_several_devices_is_an_error() -> None:
+    code = """
+def together():
+    options = ort.SessionOptions()
+    options.add_provider_for_devices(devices, {})
+    return session(options)
+def one_after_the_other():
+    options = ort.SessionOptions()
+    options.add_provider_for_devices(devices[:1], {})
+    options.add_provider_for_devices(devices[1:], {})
+    return session(options)
+for make, said in [
+    (together, "runs on one device, and was given the devices 0 (Emulated CUDA device), 1 (Emulated CUDA device)"),
+    (one_after_the_other, "device_id=1: the session was given the device 0 (Emulated CUDA device); a session runs"),
+]:
+    try:
+        make()
+    except Exception as error:
+        assert said in str(error), error
+    else:
+        raise AssertionError(make)
+options = ort.SessionOptions()
+options.add_provider_for_devices([devices[1], devices[1]], {})
+made = session(options)
+np.testing.assert_array_equal(made.run(None, {"a": x, "b": x})[0], x + x)
+"""
+    python(SELECTION + code, add_model().hex(), env=TWO)
+
+
+def test_the_vendor_has_its_id() -> None:
+    code = """
+for device in devices:
+    assert (device.ep_vendor, device.device.vendor, device.device.vendor_id) == ("NVIDIA", "NVIDIA", 0x10DE)
+"""
+    python(SELECTION + code, add_model().hex(), env=TWO)
+
+
+def test_it_says_why_a_hardware_device_is_not_offered() -> None:
+    code = """
+def details(device):
+    return capi.get_hardware_device_ep_incompatibility_details(plugin.get_ep_name(), device)
+(cpu,) = [known.device for known in ort.get_ep_devices() if known.ep_name == "CPUExecutionProvider"]
+found = details(cpu)
+assert found["reasons_bitmask"] == 2 and found["notes"] == "it is not a GPU", found
+for device in devices:
+    assert details(device.device)["reasons_bitmask"] == 0
+"""
+    python(SELECTION + code, add_model().hex(), env=TWO)
+
+
+def test_a_gpu_that_the_driver_does_not_show_is_a_matter_of_the_driver() -> None:
+    """A second registration asks about the device of the first one as about one that ONNX Runtime found."""
+    code = """
+from ort_cuda_plugin.abi.core import lib
+from ort_cuda_plugin.ep.boundary import FACTORIES
+from ort_cuda_plugin.ep.factory import Factory
+(first,) = FACTORIES.values()
+reason, notes = Factory("other")._incompatibility(first._owned_hardware[0])
+assert reason == lib.OrtDeviceEpIncompatibility_DRIVER_INCOMPATIBLE and "libcuda.so.1" in notes, notes
+"""
+    python(SELECTION + code, add_model().hex(), env=TWO)
