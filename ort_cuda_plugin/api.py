@@ -182,7 +182,9 @@ def explain(
     provider_options: Mapping[str, object] | None = None,
     sess_options: Any = None,
 ) -> list[NodeVerdict]:
-    """One verdict per node of the model's main graph, after ONNX Runtime's optimisations: claimed, or the reason.
+    """One verdict per node of the model, after ONNX Runtime's optimisations: claimed, or the reason.
+
+    First come those of the main graph, then those of bodies of control-flow nodes, which say whose body it is.
 
     Arguments and errors are those of `session`, except that a model without claimed nodes is not an error.
     """

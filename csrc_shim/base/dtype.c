@@ -42,6 +42,21 @@ uint32_t ocp_dtype_bits(uint32_t dtype) {
   }
 }
 
+uint32_t ocp_dtype_of_bytes(uint32_t bytes) {
+  switch (bytes) {
+  case 1:
+    return ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
+  case 2:
+    return ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT16;
+  case 4:
+    return ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT32;
+  case 8:
+    return ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT64;
+  default:
+    return 0;
+  }
+}
+
 bool ocp_dtype_is_integer(uint32_t dtype) {
   switch (dtype) {
   case ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL:

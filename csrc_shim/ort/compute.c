@@ -51,17 +51,11 @@ static bool is_empty(const int64_t *dims, size_t rank) {
   return empty;
 }
 
-static int gather_input(const target *self, const OrtKernelContext *context, uint32_t number, ocp_input *input,
-                        ocp_error *error) {
-  const uint32_t index = self->inputs ? self->inputs[number] : number;
-  const OrtValue *value = NULL;
+int ocp_ort_input_of(const OrtValue *value, uint32_t index, const OrtMemoryDevice *device_memory, ocp_input *input,
+                     ocp_error *error) {
   ONNXTensorElementDataType dtype = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
   size_t rank = 0;
-  OrtStatus *status = ocp_api->KernelContext_GetInput(context, index, &value);
-  if (!status && !value)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "input %u is missing", index);
-  if (!status)
-    status = ocp_api->GetTensorElementTypeAndShapeDataReference(value, &dtype, &input->dims, &rank);
+  OrtStatus *status = ocp_api->GetTensorElementTypeAndShapeDataReference(value, &dtype, &input->dims, &rank);
   if (!status)
     status = ocp_api->GetTensorData(value, &input->data);
   if (status)
@@ -72,11 +66,23 @@ static int gather_input(const target *self, const OrtKernelContext *context, uin
   input->rank = (uint32_t)rank;
   /* ORT can hand over host memory; so could a caller with memory of another device of ours. */
   const OrtMemoryDevice *memory = ocp_ep_api->Value_GetMemoryDevice(value);
-  input->on_device = ocp_ep_api->MemoryDevice_AreEqual(memory, self->device_memory);
+  input->on_device = ocp_ep_api->MemoryDevice_AreEqual(memory, device_memory);
   if (!input->on_device && ocp_ep_api->MemoryDevice_GetDeviceType(memory) != OrtMemoryInfoDeviceType_CPU &&
       ocp_ep_api->MemoryDevice_GetMemoryType(memory) == OrtDeviceMemoryType_DEFAULT)
     return ocp_fail(error, ORT_INVALID_ARGUMENT, "input %u is in the memory of another device", index);
   return ORT_OK;
+}
+
+static int gather_input(const target *self, const OrtKernelContext *context, uint32_t number, ocp_input *input,
+                        ocp_error *error) {
+  const uint32_t index = self->inputs ? self->inputs[number] : number;
+  const OrtValue *value = NULL;
+  OrtStatus *status = ocp_api->KernelContext_GetInput(context, index, &value);
+  if (status)
+    return ocp_fail_status(error, status);
+  if (!value)
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "input %u is missing", index);
+  return ocp_ort_input_of(value, index, self->device_memory, input, error);
 }
 
 static int allocate_output(void *context, uint32_t number, const int64_t *dims, uint32_t rank, void **data,
@@ -94,6 +100,19 @@ static int allocate_output(void *context, uint32_t number, const int64_t *dims, 
   return *data || !value || is_empty(dims, rank) ? ORT_OK : ocp_fail(error, ORT_EP_FAIL, "%s", ocp_ort_why_no_memory());
 }
 
+int ocp_ort_run_cluster(ocp_cluster *cluster, ocp_device *device, ocp_stream *stream, const ocp_input *inputs,
+                        uint32_t num_inputs, ocp_output_fn output, void *output_context, ocp_error *error) {
+  ocp_work work = {.stream = stream};
+  if (ocp_ort_begin_work(&work, device, error) != ORT_OK)
+    return error->code;
+  ocp_ort_allocating_on(stream);
+  ocp_cluster_run(cluster, work.stream, inputs, num_inputs, output, output_context, error);
+  ocp_ort_allocating_on(NULL);
+  ocp_capture_computed(work.stream, error->code == ORT_OK);
+  ocp_ort_end_work(&work, error);
+  return error->code;
+}
+
 static int run(const target *self, OrtKernelContext *context, ocp_input *inputs, ocp_error *error) {
   ocp_stream *stream = NULL;
   for (uint32_t i = 0; i < self->num_inputs; i++)
@@ -101,22 +120,9 @@ static int run(const target *self, OrtKernelContext *context, ocp_input *inputs,
       return error->code;
   if (ocp_ort_stream_of_context(context, self->device, &stream, error) != ORT_OK)
     return error->code;
-  bool borrowed = !stream;
-  if (borrowed &&
-      (ocp_device_settle(self->device, error) != ORT_OK || ocp_stream_borrow(self->device, &stream, error) != ORT_OK))
-    return error->code;
-  ocp_ort_allocating_on(borrowed ? NULL : stream);
   output_context to = {context, self->outputs};
-  ocp_cluster_run(self->cluster, stream, inputs, self->num_inputs, allocate_output, &to, error);
-  ocp_ort_allocating_on(NULL);
-  ocp_capture_computed(stream, error->code == ORT_OK);
-  if (borrowed) {
-    ocp_error late = {0};
-    if (ocp_stream_synchronize(stream, &late) != ORT_OK && error->code == ORT_OK)
-      *error = late;
-    ocp_stream_return(stream);
-  }
-  return error->code;
+  return ocp_ort_run_cluster(self->cluster, self->device, stream, inputs, self->num_inputs, allocate_output, &to,
+                             error);
 }
 
 static OrtStatus *compute(const target *self, OrtKernelContext *context) {

@@ -281,4 +281,4 @@ void ocp_ep_close(OrtEp *ep) {
 
 void ocp_ep_release(OrtEp *ep) { free(ep); }
 
-int64_t ocp_ep_handle(const OrtEp *ep) { return self(ep)->config.handle; }
+const ocp_ep_config *ocp_ep_config_of(const OrtEp *ep) { return &self(ep)->config; }

@@ -100,7 +100,7 @@ static void release_ep(OrtEpFactory *factory, OrtEp *ep) {
   ocp_error error = {0};
   const ocp_python *python = ocp_python_call(&error);
   if (python) { /* at the end of the process Python may be gone */
-    python->release_ep(ocp_ep_handle(ep));
+    python->release_ep(ocp_ep_config_of(ep)->handle);
     ocp_python_returned();
   }
   ocp_ep_release(ep);

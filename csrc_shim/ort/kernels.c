@@ -1,5 +1,5 @@
 /* The kernel registries of the EP. MemcpyFromHost and MemcpyToHost, which ORT inserts where a CPU node and a node of
- * ours meet inside a graph, are added here; Python adds the kernels of the operator table. */
+ * ours meet inside a graph, and control flow are added here; Python adds the kernels of the operator table. */
 #include "ort/kernels.h"
 
 #include <pthread.h>
@@ -8,6 +8,7 @@
 #include "base/host.h"
 #include "device/device.h"
 #include "device/stream.h"
+#include "ort/control_flow.h"
 #include "ort/ep.h"
 #include "ort/memory.h"
 #include "ort/stream.h"
@@ -93,7 +94,9 @@ static OrtStatus *fill(OrtKernelRegistry *registry, ocp_identity identity) {
       num_types++;
   }
   OrtStatus *status = add_memcpy(registry, identity, /*to_host=*/false, types, num_types);
-  return status ? status : add_memcpy(registry, identity, /*to_host=*/true, types, num_types);
+  if (!status)
+    status = add_memcpy(registry, identity, /*to_host=*/true, types, num_types);
+  return status ? status : ocp_ort_add_control_flow(registry, identity);
 }
 
 OrtStatus *ocp_create_node_kernel(void *state, const OrtKernelInfo *info, OrtKernelImpl **out) {
@@ -105,7 +108,8 @@ OrtStatus *ocp_create_node_kernel(void *state, const OrtKernelInfo *info, OrtKer
     return status;
   ocp_error error = {0};
   const ocp_python *python = ocp_python_call(&error);
-  return python ? ocp_python_status(python->create_kernel(ocp_ep_handle(ep), info, out)) : ocp_status(&error);
+  return python ? ocp_python_status(python->create_kernel(ocp_ep_config_of(ep)->handle, info, out))
+                : ocp_status(&error);
 }
 
 static OrtStatus *add_operators(OrtKernelRegistry *registry, ocp_identity identity) {

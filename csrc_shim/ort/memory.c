@@ -138,6 +138,21 @@ int ocp_ort_copy_tensor(const OrtValue *src, OrtValue *dst, ocp_stream *stream, 
   return copy(device, dst_data, to_device, src_data, from_device, src_bytes, stream, error);
 }
 
+int ocp_ort_copy_to_device(ocp_stream *stream, void *dst, size_t room, const OrtValue *src, size_t *bytes,
+                           ocp_error *error) {
+  const void *data = NULL;
+  OrtStatus *status = ocp_api->GetTensorSizeInBytes(src, bytes);
+  if (status || (status = ocp_api->GetTensorData(src, &data)))
+    return ocp_fail_status(error, status);
+  if (*bytes > room)
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "cannot copy a tensor of %zu bytes to where %zu are left", *bytes,
+                    room);
+  if (*bytes && (!data || !dst))
+    return ocp_fail(error, ORT_EP_FAIL, "cannot copy a tensor without memory: %s", ocp_ort_why_no_memory());
+  const bool from_device = ocp_ort_place(ocp_ep_api->Value_GetMemoryDevice(src)).kind == OCP_PLACE_DEVICE;
+  return copy(stream->device, dst, /*dst_on_device=*/true, data, from_device, *bytes, stream, error);
+}
+
 static OrtStatus *copy_tensors(OrtDataTransferImpl *this_ptr, const OrtValue **src_tensors, OrtValue **dst_tensors,
                                OrtSyncStream **streams, size_t num_tensors) {
   (void)this_ptr;

@@ -16,5 +16,8 @@ ocp_device *ocp_ort_copying_device(const OrtValue *src, const OrtValue *dst, ocp
  * devices of one kind). Asynchronous when a stream of the copying device is given, with CUDA's semantics for pageable
  * host memory; else done on return, and after all work that the calling thread can have heard of. */
 int ocp_ort_copy_tensor(const OrtValue *src, OrtValue *dst, ocp_stream *stream, ocp_error *error);
+/* Enqueues a copy of a tensor to memory of the stream's device, of which there are `room` bytes. */
+int ocp_ort_copy_to_device(ocp_stream *stream, void *dst, size_t room, const OrtValue *src, size_t *bytes,
+                           ocp_error *error);
 
 #endif

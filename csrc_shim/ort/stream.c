@@ -223,3 +223,19 @@ int ocp_ort_stream_of_context(const OrtKernelContext *context, const ocp_device 
   *out = handle ? ocp_stream_of_handle(device, handle) : NULL;
   return status ? ocp_fail_status(error, status) : ORT_OK;
 }
+
+int ocp_ort_begin_work(ocp_work *work, ocp_device *device, ocp_error *error) {
+  work->borrowed = !work->stream;
+  if (work->borrowed && ocp_device_settle(device, error) == ORT_OK)
+    ocp_stream_borrow(device, &work->stream, error);
+  return work->stream ? ORT_OK : error->code;
+}
+
+void ocp_ort_end_work(const ocp_work *work, ocp_error *error) {
+  if (!work->borrowed)
+    return;
+  ocp_error late = {0};
+  if (ocp_stream_synchronize(work->stream, &late) != ORT_OK && error->code == ORT_OK)
+    *error = late;
+  ocp_stream_return(work->stream);
+}

@@ -24,4 +24,14 @@ ocp_stream *ocp_ort_stream(OrtSyncStream *stream);
 int ocp_ort_stream_of_context(const OrtKernelContext *context, const ocp_device *device, ocp_stream **out,
                               ocp_error *error);
 
+/* Around work that ORT may give no stream for. Such work goes to a borrowed one, after all that the calling thread can
+ * have heard of, and its end waits for it. */
+typedef struct ocp_work {
+  ocp_stream *stream; /* NULL before the begin: there is none */
+  bool borrowed;
+} ocp_work;
+int ocp_ort_begin_work(ocp_work *work, ocp_device *device, ocp_error *error);
+/* Keeps an earlier error. */
+void ocp_ort_end_work(const ocp_work *work, ocp_error *error);
+
 #endif

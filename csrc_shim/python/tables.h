@@ -78,6 +78,9 @@ typedef struct ocp_python {
   OrtStatus *(*add_kernels)(OrtKernelRegistry *registry, const char *ep_name);
   OrtStatus *(*create_kernel)(int64_t ep, const OrtKernelInfo *info, OrtKernelImpl **out);
   OrtStatus *(*set_dynamic_options)(int64_t ep, const char *const *keys, const char *const *values, size_t count);
+  /* The cluster of the EP that transposes a tensor of this rank; it lives as long as the EP. */
+  int (*transposition)(int64_t ep, const uint32_t *permutation, uint32_t rank, uint32_t dtype, ocp_cluster **cluster,
+                       ocp_error *error);
   /* Builds and adds the plan that these inputs need. host_values: for each host input in turn its elements as int64. */
   int (*build_variant)(int64_t cluster, const ocp_input *inputs, uint32_t num_inputs, const int64_t *host_values,
                        const uint32_t *host_counts, uint32_t num_host_inputs, ocp_error *error);

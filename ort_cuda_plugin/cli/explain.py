@@ -47,7 +47,8 @@ def execute(arguments: argparse.Namespace) -> int:
     for verdict in shown:
         operator = f"{verdict.domain or 'ai.onnx'}.{verdict.op_type}-{verdict.since_version}"
         place = ort_cuda_plugin.get_ep_name() if verdict.supported else "another provider"
-        table.add_row(verdict.name, operator, place, verdict.reason)
+        name = f"{verdict.name or '(unnamed)'} in {verdict.body_of}" if verdict.body_of else verdict.name
+        table.add_row(name, operator, place, verdict.reason)
     console = Console(file=sys.stdout)
     console.print(table)
     counts = Counter(verdict.supported for verdict in verdicts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..model.ir import Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
@@ -12,7 +12,9 @@ from ..ops.kernel_definitions import HOST_RESULTS
 from ..ops.registry import channels_last_operators
 from ..program.lowering import Buffer, DeviceProperties, LoweringOptions, Tensor
 from ..program.symbolic import Dim
+from . import islands
 from .budget import MemoryBudget
+from .islands import CONTROL_FLOW
 from .node_lowering import InputSymbols, NodeLowering, symbolic_input
 from .ranks import NUM_TRIALS, Ranks, learn_declined
 
@@ -23,7 +25,8 @@ logger = logging.getLogger(__name__)
 class NodeVerdict:
     """Whether the plugin runs a node. ``kind`` and ``reason`` say why not and are empty for a supported one.
 
-    ``kind`` is one of `Unsupported.kinds`.
+    ``kind`` is one of `Unsupported.kinds`. ``body_of`` names the control-flow node in whose body it is, "" in the main
+    graph.
     """
 
     name: str
@@ -33,6 +36,22 @@ class NodeVerdict:
     supported: bool
     kind: str = ""
     reason: str = ""
+    body_of: str = ""
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What the plugin runs of a graph.
+
+    Attributes:
+        clusters: nodes to fuse, in topological order.
+        singles: control-flow nodes, whose kernels are ONNX Runtime's.
+        verdicts: one per node of the graph, in order.
+    """
+
+    clusters: list[list[Node]]
+    singles: list[Node]
+    verdicts: list[NodeVerdict]
 
 
 def analyze(
@@ -50,17 +69,12 @@ def analyze(
     ``ranks`` says more than that about some values, and gets what the operators' functions say. ``provider`` is the
     plugin's own name: ORT asks again about nodes that it has, after it changed the layout of their tensors.
     """
-    if graph.is_subgraph:
-        reason = "it is in the body of a control-flow operator"
-        if not single_nodes and is_unrolled(graph, device, options):
-            reason = "the node that it is a body of is lowered with it"
-        return [decline(node, "control-flow", reason) for node in graph.nodes]
     analysis = _Analysis(graph, device, options or LoweringOptions(), ranks or Ranks(), provider)
     verdicts = analysis.verdicts(graph.nodes)
     return analysis.without_shape_arithmetic(verdicts) if single_nodes else analysis.without_idle_nodes(verdicts)
 
 
-def is_unrolled(body: Graph, device: DeviceProperties, options: LoweringOptions | None = None) -> bool:
+def is_unrolled(body: Graph, device: DeviceProperties, options: LoweringOptions, passes_implicit_inputs: bool) -> bool:
     """Whether the node of ``body`` will be lowered with its bodies, so that these must stay as they are.
 
     ORT shows a body before the graph around it. So this goes by the node alone: an If stays what it is unless its
@@ -69,9 +83,11 @@ def is_unrolled(body: Graph, device: DeviceProperties, options: LoweringOptions 
     parent = body.parent
     if parent is None or (parent.op_type == "If" and (not parent.inputs[0] or parent.inputs[0].initializer is None)):
         return False
-    around = Graph(body.name, [parent], [], [], body.opsets)
-    (verdict,) = _Analysis(around, device, options or LoweringOptions(), Ranks()).verdicts([parent])
-    return verdict.supported
+    if not passes_implicit_inputs and any(_not_passed([[parent]])):
+        return False
+    analysis = _Analysis(Graph(body.name, [parent], [], [], body.opsets), device, options, Ranks())
+    (verdict,) = analysis.verdicts([parent])
+    return verdict.supported and not analysis.singles
 
 
 def claim(
@@ -82,14 +98,17 @@ def claim(
     provider: str = "",
     *,
     passes_implicit_inputs: bool = True,
+    has_kernel: Callable[[Node], bool] = lambda node: True,
+    poor_islands: bool = False,
     single_nodes: bool = False,
     budget: MemoryBudget | None = None,
-) -> tuple[list[list[Node]], list[NodeVerdict]]:
-    """The clusters to fuse, and one verdict per node. ``ranks`` gets what the analysis of the whole graph infers.
+) -> Claims:
+    """What to run of ``graph``. ``ranks`` gets what the analysis of the whole graph infers.
 
-    ``passes_implicit_inputs`` tells whether ORT gives a fused node what only bodies in it read. With ``single_nodes``
-    each node is a cluster of its own, and shape arithmetic is left to the CPU. Where ``budget`` has no room for a node,
-    that and all later ones are declined.
+    ``passes_implicit_inputs`` tells whether ORT gives a fused node what only bodies in it read; ``has_kernel`` whether
+    the kernel registry has a kernel for a control-flow node. With ``poor_islands`` nodes are claimed also where the
+    copies cost more than they gain. With ``single_nodes`` each node is a cluster of its own, and shape arithmetic is
+    left to the CPU. Where ``budget`` has no room for a node, that and all later ones are declined.
 
     What an operator knows about its inputs in the whole graph (say the contents of a shape) it may not know in its
     cluster, when a declined node or another cluster lies between. So each cluster is analysed again alone, and nodes
@@ -97,29 +116,45 @@ def claim(
     """
     options = options or LoweringOptions()
     ranks = ranks or Ranks()
-    found = analyze(graph, device, options, ranks, provider, single_nodes=single_nodes)
+    reason = ""
+    if graph.parent is not None and graph.parent.since_version < 0:
+        reason = "ONNX Runtime refuses compiled nodes in the bodies of a node that it just made of a function"
+    elif not single_nodes and is_unrolled(graph, device, options, passes_implicit_inputs):
+        reason = "the node that it is a body of is lowered with it"
+    if reason:
+        return Claims([], [], [decline(node, "control-flow", reason) for node in graph.nodes])
+    whole = _Analysis(graph, device, options, ranks, provider, has_kernel, inlines=not single_nodes)
+    found = whole.verdicts(graph.nodes)
+    found = whole.without_shape_arithmetic(found) if single_nodes else whole.without_idle_nodes(found)
     if budget is not None:
         found = _within(budget, graph, found)
     verdicts = dict(zip(graph.nodes, found, strict=True))
+    singles = whole.singles
     while True:
-        claimed = [verdicts[node].supported for node in graph.nodes]
-        clusters = [[n] for n in graph.nodes if verdicts[n].supported] if single_nodes else partition(graph, claimed)
-        changed = False
+        ours = {node for node in graph.nodes if verdicts[node].supported}
+        fused = [node in ours and node not in singles for node in graph.nodes]
+        clusters = partition(graph, fused)
+        if single_nodes:
+            clusters = [[node] for cluster in clusters for node in cluster]
+        changed: dict[Node, NodeVerdict] = {}
         for node, missing in _not_passed(clusters) if not passes_implicit_inputs else ():
             reason = f"this ONNX Runtime does not pass {missing.name!r} to a cluster where only a body reads it"
-            verdicts[node] = decline(node, "control-flow", reason)
-            changed = True
-        if changed:
-            continue
-        if len(clusters) > 1 or not all(verdict.supported for verdict in verdicts.values()):
+            changed[node] = whole.as_single(node, Unsupported("control-flow", reason))
+        if not changed and (len(clusters) > 1 or len(ours) < len(graph.nodes) or singles):
             for cluster in clusters:
-                alone = _Analysis(graph, device, options, ranks, provider)
+                alone = _Analysis(graph, device, options, ranks, provider, has_kernel, singles)
                 for node, verdict in zip(cluster, alone.verdicts(cluster), strict=True):
-                    if not verdict.supported:
-                        verdicts[node] = verdict
-                        changed = True
+                    if not verdict.supported or node in singles:
+                        changed[node] = verdict
+        if not changed and not poor_islands:
+            reason = "it is not worth copying to the device and back: all that it reads and gives is in host memory"
+            runs_here = graph.parent is None or has_kernel(graph.parent)
+            for island in islands.poor_islands(graph, runs_here, clusters, ours):
+                changed.update((node, decline(node, "cost", reason)) for node in island)
         if not changed:
-            return clusters, [verdicts[node] for node in graph.nodes]
+            chosen = [node for node in graph.nodes if node in singles and node in ours]
+            return Claims(clusters, chosen, [verdicts[node] for node in graph.nodes])
+        verdicts |= changed
 
 
 def _within(budget: MemoryBudget, graph: Graph, verdicts: list[NodeVerdict]) -> list[NodeVerdict]:
@@ -149,15 +184,28 @@ def _not_passed(clusters: list[list[Node]]) -> Iterator[tuple[Node, Value]]:
 class _Analysis:
     """Runs operators' functions on symbolic shapes.
 
-    What waits for a rank that nobody knows is judged once for each trial: see `ranks`.
+    What waits for a rank that nobody knows is judged once for each trial: see `ranks`. ``singles`` gets the
+    control-flow nodes that a kernel runs: nodes that read their results get unknown inputs. Unless it ``inlines`` these
+    are all of them.
     """
 
     def __init__(
-        self, graph: Graph, device: DeviceProperties, options: LoweringOptions, ranks: Ranks, provider: str = ""
+        self,
+        graph: Graph,
+        device: DeviceProperties,
+        options: LoweringOptions,
+        ranks: Ranks,
+        provider: str = "",
+        has_kernel: Callable[[Node], bool] = lambda node: True,
+        singles: set[Node] | None = None,
+        inlines: bool = True,
     ) -> None:
         self._graph, self._device, self._options = graph, device, options
         self._ranks = ranks
         self.provider = provider
+        self.singles = set() if singles is None else singles
+        self._has_kernel = has_kernel
+        self._inlines = inlines
         self._symbols = InputSymbols()
         self._begin(None)
 
@@ -229,7 +277,8 @@ class _Analysis:
         for node, verdict in zip(reversed(graph.nodes), reversed(verdicts), strict=True):
             outputs = [value for value in node.outputs if value is not None and value in tensors]
             if verdict.supported:
-                if used.isdisjoint(outputs) and all(tensors[value].host is not None for value in outputs):
+                on_host = node not in self.singles and all(tensors[value].host is not None for value in outputs)
+                if on_host and used.isdisjoint(outputs):
                     verdict = decline(node, "cost", "only nodes of other providers use this shape arithmetic")
                 else:
                     used.update(node.reads())
@@ -239,16 +288,14 @@ class _Analysis:
     def without_shape_arithmetic(self, verdicts: list[NodeVerdict]) -> list[NodeVerdict]:
         """Declines what the host can compute, where each node is a launch: its results would be copied to the host.
 
-        A kernel of Shape or Size leaves its result in host memory. A node with bodies has no kernel that contains them.
+        A kernel of Shape or Size leaves its result in host memory.
         """
         tensors = self.lowering.tensors
         result = []
         for node, verdict in zip(self.lowering.graph.nodes, verdicts, strict=True):
             outputs = [tensors[value] for value in node.outputs if value is not None and value in tensors]
             is_shapes = (node.domain or node.op_type not in HOST_RESULTS) and all(x.host is not None for x in outputs)
-            if verdict.supported and node.has_subgraphs:
-                verdict = decline(node, "control-flow", "each node runs by itself, so bodies are not lowered with it")
-            elif verdict.supported and is_shapes:
+            if verdict.supported and is_shapes and node not in self.singles:
                 verdict = decline(node, "cost", "each node runs by itself, and the CPU computes shapes")
             result.append(verdict)
         return result
@@ -258,9 +305,13 @@ class _Analysis:
             self._lower(node)
         except UnknownRank as error:
             learn_declined(node, self.ranks)
+            if node.has_subgraphs and (verdict := self.as_single(node, error)).supported:
+                return verdict
             return decline(node, error.kind, error.reason, _Waiting)
         except Unsupported as error:
             learn_declined(node, self.ranks)
+            if node.has_subgraphs:
+                return self.as_single(node, error)
             return decline(node, error.kind, error.reason)
         except (InvalidModel, ZeroDivisionError, OverflowError) as error:
             return decline(node, "shape", f"the model is not valid here: {error}", _Invalid)
@@ -270,9 +321,27 @@ class _Analysis:
             return decline(node, "op", f"internal error: {type(error).__name__}: {error}")
         if node.provider and node.provider != self.provider:  # one such node makes ORT drop its whole cluster
             return decline(node, "op", f"{node.provider} runs it")
-        return NodeVerdict(node.name, node.op_type, node.domain, node.since_version, True)
+        return _supported(node)
+
+    def as_single(self, node: Node, why_not_fused: Unsupported) -> NodeVerdict:
+        """A node with bodies that cannot be lowered with them: for ORT's kernel, or declined.
+
+        What bodies have for the plugin was claimed before.
+        """
+        if node.domain or node.op_type not in CONTROL_FLOW:
+            return decline(node, why_not_fused.kind, why_not_fused.reason)
+        if not self._has_kernel(node):
+            reason = "no kernel takes it with these types: strings, sequences and optional values stay on the host"
+            return decline(node, "control-flow", f"{why_not_fused.reason}; {reason}")
+        inner = [member for body in node.subgraphs.values() for member in body.nodes]
+        if inner and not any(member.provider == self.provider for member in inner if member.provider):
+            return decline(node, "cost", f"{why_not_fused.reason}; no node of its bodies runs here")
+        self.singles.add(node)
+        return _supported(node)
 
     def _lower(self, node: Node) -> None:
+        if node.has_subgraphs and not self._inlines:
+            raise Unsupported("control-flow", "each node runs by itself, so bodies are not lowered with it")
         known = self.lowering.tensors
         for value in node.reads():
             if value not in known and value.initializer is None:
@@ -289,6 +358,10 @@ class _Analysis:
     def _may_become_channels_last(self, node: Node) -> bool:
         options = self.lowering.ctx.options
         return options.channels_last and not node.domain and node.op_type in channels_last_operators()
+
+
+def _supported(node: Node) -> NodeVerdict:
+    return NodeVerdict(node.name, node.op_type, node.domain, node.since_version, True)
 
 
 class _Waiting(NodeVerdict):

@@ -210,10 +210,7 @@ class CompiledCluster:
             if isinstance(constant, Constant) and constant.is_initializer and constant.nbytes > _SMALL_CONSTANT:
                 number = self._known.weights[constant]
                 constant.release(partial(self.weight_reader.array, number, constant.dtype, constant.shape))
-        constants = [
-            value.initializer for node in self.graph.all_nodes() for value in node.reads() if value.initializer
-        ]
-        for constant in constants:
+        for constant in [value.initializer for value in self.graph.used_values if value.initializer]:
             if variant.plan is None or not all(self._checked):
                 constant.keep()
             else:

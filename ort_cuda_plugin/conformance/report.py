@@ -23,7 +23,7 @@ the test suite runs all of them and compares.
 """
 _IN_SCOPE = """
 **In scope and not wholly on the EP: {count}.** In scope are models of tensors and operators of ai.onnx without
-strings, sequences, optional values and control flow, as far as ONNX Runtime itself loads them.
+strings, sequences and optional values, as far as ONNX Runtime itself loads them.
 """
 _OPTIMISED = "Other verdicts after ONNX Runtime's optimisations"
 

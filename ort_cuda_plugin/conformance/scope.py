@@ -9,7 +9,6 @@ from typing import Any
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
 
-CONTROL_FLOW = {"If", "Loop", "Scan"}
 HOST_OPERATORS = {"ImageDecoder"}
 """Operators on tensors that decode files: work for a host."""
 RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
@@ -75,8 +74,6 @@ def _type_kinds(value_type: TypeProto) -> Iterator[str]:
 def _node_kinds(node: NodeProto) -> Iterator[str]:
     if node.domain not in ("", "ai.onnx"):
         yield f"domain {node.domain}"
-    if node.op_type in CONTROL_FLOW:
-        yield "control flow"
     if node.op_type in HOST_OPERATORS:
         yield node.op_type
     if "Sequence" in node.op_type and node.op_type != "ReverseSequence":

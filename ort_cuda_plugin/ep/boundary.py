@@ -12,6 +12,7 @@ from typing import Any
 from ..abi import core as abi_core
 from ..abi import host
 from ..abi.core import ffi, lib
+from ..model.ir import DType
 from . import kernel_registry
 from .factory import Factory
 from .fused_node import FUSED_NODES
@@ -111,6 +112,12 @@ def create_kernel(ep: int, info: Any, out: Any) -> None:
 @status_guard
 def set_dynamic_options(ep: int, keys: Any, values: Any, count: int) -> None:
     PROVIDERS[ep].set_dynamic_options({host.text(keys[i]): host.text(values[i]) for i in range(count)})
+
+
+@error_guard
+def transposition(ep: int, permutation: Any, rank: int, dtype: int, cluster: Any) -> None:
+    axes = tuple(int(axis) for axis in permutation[0:rank])
+    cluster[0] = PROVIDERS[ep].transposition(axes, DType.from_ort(dtype)).pointer
 
 
 @error_guard

@@ -57,6 +57,7 @@ class Options:
         tunable_op_enable, tunable_op_tuning_enable: together they have cuBLASLt's algorithms measured.
         tunable_op_max_tuning_duration_ms: how long that may take for one product; not positive: any time.
         log_level: the least important lines that the session's provider writes; ONNX Runtime's level holds as well.
+        claim_poor_islands: nodes run here also where copying to the device and back costs more than they gain.
     """
 
     device_id: int | None = None
@@ -84,6 +85,7 @@ class Options:
     tunable_op_tuning_enable: bool = False
     tunable_op_max_tuning_duration_ms: int = 0
     log_level: str = "VERBOSE"
+    claim_poor_islands: bool = False
 
     @property
     def max_automatic_graphs(self) -> int:
@@ -99,6 +101,7 @@ _ANY_COUNT = values.count(0, 2**31 - 1)
 #: How each key that decides something is read; docs/options.md says what they mean.
 MEANINGFUL: dict[str, Callable[[str], Any]] = {
     "automatic_cuda_graphs": values.flag,
+    "claim_poor_islands": values.flag,
     "cuda_graph_cache_size": values.count(1, 1024),
     "cudnn_conv1d_pad_to_nc1d": values.flag,
     "cudnn_conv_algo_search": values.name_or_number(values.ALGORITHM_SEARCHES),

@@ -13,7 +13,8 @@ from ..abi.core import check, core, ffi, lib, new_error
 from ..clusters.claims import NodeVerdict, claim, decline
 from ..clusters.cluster import CompiledCluster
 from ..clusters.ranks import Ranks
-from ..model.ir import Graph, Node
+from ..clusters.transposition import transposition
+from ..model.ir import DType, Graph, Node
 from ..model.ort_graph import read_graph
 from ..ops.registry import CHANNELS_LAST_DOMAIN, channels_last_operators, lookup
 from ..program.lowering import DeviceProperties, LoweringOptions
@@ -36,6 +37,7 @@ from .partitioning import goes_by_statistics, read_budget
 _UNFUSED_ATTENTION = 16
 
 _thread = threading.local()
+_GraphKey = tuple[tuple[str, ...], int]
 IMPLICIT_INPUTS_SINCE = 28
 """The version of ORT from which a fused node gets what only bodies in it read."""
 
@@ -54,8 +56,8 @@ class Provider:
     """The control plane of an ``OrtEp``.
 
     Attributes:
-        verdicts: one per node of the main graph. ORT asks again after it changed layouts, or replaced declined nodes by
-            the nodes of their functions; then these stand in their place.
+        verdicts: one per node of the main graph, and then of the bodies in it. ORT asks again after it changed layouts,
+            or replaced declined nodes by the nodes of their functions; then these stand in their place.
         failure: why the claims could not be made, which ORT only logs; "" where they were.
         fused_nodes: what was compiled, in the order of compilation.
     """
@@ -88,10 +90,15 @@ class Provider:
         self.verdicts: list[NodeVerdict] = []
         self._to_fuse: list[NodeVerdict] = []  # those of the clusters of the last answer
         self._fused_verdicts: list[NodeVerdict] = []  # those of nodes that fused nodes have replaced
+        self._shown: dict[_GraphKey, list[NodeVerdict]] = {}  # of all others, by their graphs
+        self._asked: list[tuple[str, ...]] = []  # graphs since the main graph: the bodies of an If may have equal names
+        self._last: _GraphKey = ((), 0)
         self.failure = ""
         self.fused_nodes: list[FusedNode] = []
         self._ranks = Ranks()  # ORT forgets what it replaced by a fused node, so they outlive the claims
         self._fed: set[str] = set()  # names of the model's inputs
+        self._transpositions: dict[tuple[tuple[int, ...], DType], FusedNode] = {}
+        self._transposition_lock = threading.Lock()
         _thread.provider = self
         _thread.verdicts = self.verdicts
 
@@ -205,7 +212,12 @@ class Provider:
 
     def _claim(self, ort_graph: Any, info: Any) -> None:
         graph = read_graph(host.api(), ort_graph)
-        clusters, verdicts = claim(
+        nodes = _nodes(ort_graph)
+
+        def has_kernel(node: Node) -> bool:
+            return _has_kernel(info, _parent(ort_graph) if node is graph.parent else nodes[node.index])
+
+        claims = claim(
             graph,
             self._properties(),
             self._lowering_options(),
@@ -214,42 +226,33 @@ class Provider:
             passes_implicit_inputs=host.api_version() >= IMPLICIT_INPUTS_SINCE,
             single_nodes=self._single_nodes,
             budget=self._budget,
+            has_kernel=has_kernel,
+            poor_islands=self.options.claim_poor_islands,
         )
-        nodes = _nodes(ort_graph)
-        single = [self._runs_singly(cluster, nodes, info) for cluster in clusters]
+        singly = [cluster for cluster in claims.clusters if self._runs_singly(cluster, nodes, info)]
+        fused = [cluster for cluster in claims.clusters if cluster not in singly]
         if self._may_be_cut:
-            lost = {node for cluster, alone in zip(clusters, single, strict=True) if not alone for node in cluster}
-            verdicts = [
-                decline(node, "control-flow", f"it has no kernel of its own, and {self._may_be_cut}")
-                if node in lost
-                else verdict
-                for node, verdict in zip(graph.nodes, verdicts, strict=True)
-            ]
-            clusters = [cluster for cluster, alone in zip(clusters, single, strict=True) if alone]
-            single = [True] * len(clusters)
-        self._report(graph.name, verdicts, len(clusters))
-        self._report_lost(graph, verdicts)
-        if not graph.is_subgraph:
-            self._fed.update(value.name for value in graph.inputs)
-            given = dict(zip(graph.nodes, verdicts, strict=True))
-            self._to_fuse = [given[node] for cluster in clusters for node in cluster]
-            # A node of ours that is declined is a fused one.
-            shown = [
-                verdict
-                for node, verdict in given.items()
-                if verdict.supported or node.provider != self._identity.ep_name
-            ]
-            self.verdicts = self._fused_verdicts + shown
-            _thread.verdicts = self.verdicts
+            lost = {node for cluster in fused for node in cluster}
+            reason = f"it has no kernel of its own, and {self._may_be_cut}"
+            claims = replace(
+                claims,
+                verdicts=[
+                    decline(node, "control-flow", reason) if node in lost else verdict
+                    for node, verdict in zip(graph.nodes, claims.verdicts, strict=True)
+                ],
+            )
+            fused = []
+        self._report(graph.name, claims.verdicts, fused)
+        self._report_lost(graph, claims.verdicts)
+        self._remember(graph, claims.verdicts, fused)
         fusion = ffi.new("OrtNodeFusionOptions *")
         fusion.ort_version_supported = host.api_version()
         fusion.drop_constant_initializers = True
-        for cluster, alone in zip(clusters, single, strict=True):
-            if alone:
-                host.check_status(host.ep_api().EpGraphSupportInfo_AddSingleNode(info, nodes[cluster[0].index]))
-                continue
+        for cluster in fused:
             members = ffi.new("const OrtNode *[]", [nodes[node.index] for node in cluster])
             host.check_status(host.ep_api().EpGraphSupportInfo_AddNodesToFuse(info, members, len(members), fusion))
+        for (node,) in [*singly, *([node] for node in claims.singles)]:
+            host.check_status(host.ep_api().EpGraphSupportInfo_AddSingleNode(info, nodes[node.index]))
 
     def _runs_singly(self, cluster: list[Node], nodes: list[Any], info: Any) -> bool:
         """Whether ORT runs the cluster by a kernel of the registry.
@@ -261,17 +264,35 @@ class Provider:
             return False
         if not (self._single_nodes or _decides_shapes(cluster[0])):
             return False
-        kernel = ffi.new("const OrtKernelDef **")
-        host.check_status(host.ep_api().EpGraphSupportInfo_LookUpKernel(info, nodes[cluster[0].index], kernel))
-        return bool(kernel[0] != ffi.NULL)
+        return _has_kernel(info, nodes[cluster[0].index])
 
-    def _report(self, graph: str, verdicts: list[NodeVerdict], clusters: int) -> None:
+    def _remember(self, graph: Graph, verdicts: list[NodeVerdict], fused: list[list[Node]]) -> None:
+        """Keeps the verdicts. ORT asks for bodies before the graph that they are in, and may ask again for all."""
+        label = "" if graph.parent is None else graph.parent.label
+        placed = [replace(verdict, body_of=label) for verdict in verdicts]
+        given = dict(zip(graph.nodes, placed, strict=True))
+        self._to_fuse = [given[node] for cluster in fused for node in cluster]
+        names = (label, *(value.name for value in graph.outputs))
+        self._asked.append(names)
+        key = self._last = (names, self._asked.count(names))
+        if not label:
+            self._asked.clear()
+            self._fed.update(value.name for value in graph.inputs)
+        # A node of ours that is declined is a fused one.
+        self._shown[key] = [
+            verdict for node, verdict in given.items() if verdict.supported or node.provider != self._identity.ep_name
+        ]
+        shown = [verdict for others in self._shown.values() for verdict in others]
+        self.verdicts = sorted(self._fused_verdicts + shown, key=lambda verdict: verdict.body_of != "")
+        _thread.verdicts = self.verdicts
+
+    def _report(self, graph: str, verdicts: list[NodeVerdict], fused: list[list[Node]]) -> None:
         declined = [verdict for verdict in verdicts if not verdict.supported]
         for verdict in declined:
             label = f"{verdict.op_type} node {verdict.name!r}"
             self._log("INFO", f"{label} is left to other providers ({verdict.kind}): {verdict.reason}")
         claimed = len(verdicts) - len(declined)
-        self._log("INFO", f"graph {graph!r}: {claimed} of {len(verdicts)} nodes claimed, in {clusters} clusters")
+        self._log("INFO", f"graph {graph!r}: {claimed} of {len(verdicts)} nodes claimed, in {len(fused)} clusters")
 
     def _report_lost(self, graph: Graph, verdicts: list[NodeVerdict]) -> None:
         """ONNX Runtime gives nodes that it made channels-last to nobody else, and its error does not say why."""
@@ -296,6 +317,8 @@ class Provider:
                 f"{EP_NAME} has no compiled models (EPContext) to write: leave out ep.context_enable and ModelCompiler"
             )
         self._fused_verdicts += self._to_fuse
+        fused = {id(verdict) for verdict in self._to_fuse}
+        self._shown[self._last] = [verdict for verdict in self._shown[self._last] if id(verdict) not in fused]
         self._to_fuse = []
         for index, (graph, node) in enumerate(zip(graphs, fused_nodes, strict=True)):
             infos[index] = self._compile_one(graph, node)
@@ -335,6 +358,21 @@ class Provider:
         fused.use_graphs(self.options.min_num_runs_before_cuda_graph_capture, self.options.max_automatic_graphs)
         fused.prepare()
         return fused
+
+    def transposition(self, permutation: tuple[int, ...], dtype: DType) -> FusedNode:
+        """What transposes tensors of that rank for a Scan; the same one when asked again. From any thread.
+
+        Raises: as `FusedNode.prepare`.
+        """
+        with self._transposition_lock:
+            known = self._transpositions.get((permutation, dtype))
+            if known is None:
+                cluster = transposition(permutation, dtype, self.device.properties(), self._lowering_options())
+                known = FusedNode("Transpose for Scan", cluster, self.device)
+                self.fused_nodes.append(known)
+                known.prepare()
+                self._transpositions[permutation, dtype] = known
+        return known
 
 
 class _ProgramFile:
@@ -385,6 +423,19 @@ def _entries(function: str, table: Any, *arguments: Any) -> dict[str, str]:
         return host.key_value_pairs(pairs[0])
     finally:
         host.api().ReleaseKeyValuePairs(pairs[0])
+
+
+def _parent(ort_graph: Any) -> Any:
+    """The ``const OrtNode *`` whose body the graph is."""
+    out = ffi.new("const OrtNode **")
+    host.check_status(host.api().Graph_GetParentNode(ort_graph, out))
+    return out[0]
+
+
+def _has_kernel(info: Any, node: Any) -> bool:
+    out = ffi.new("const OrtKernelDef **")
+    host.check_status(host.ep_api().EpGraphSupportInfo_LookUpKernel(info, node, out))
+    return bool(out[0] != ffi.NULL)
 
 
 def _nodes(ort_graph: Any) -> list[Any]:

@@ -398,7 +398,7 @@ static void test_memcpy_kernels_copy_on_the_stream(ocp_identity identity) {
   const ocp_python python = {.abi = OCP_CORE_ABI, .add_kernels = add_no_kernels, .build_variant = build_no_variant};
   CHECK_OK(ocp_set_python(&python, error));
   CHECK_OK(ocp_kernel_registry(identity, &registry, error));
-  CHECK(registry->count == 2);
+  CHECK(registry->count >= 2);
   const int64_t dims[] = {4, 4};
   float there[16], back[16];
   for (int i = 0; i < 16; i++)
@@ -423,7 +423,7 @@ static void test_memcpy_kernels_copy_on_the_stream(ocp_identity identity) {
       const OrtKernelDef *definition = &registry->definitions[i];
       CHECK(strcmp(definition->op_type, i ? "MemcpyToHost" : "MemcpyFromHost") == 0);
       CHECK(strcmp(definition->ep, ocp_ep_names[identity]) == 0 && definition->num_types > 15);
-      CHECK(i ? definition->output_memory == OrtMemTypeCPUOutput : definition->input_memory == OrtMemTypeCPUInput);
+      CHECK(i ? definition->output_memory == OrtMemTypeCPUOutput : definition->input_memory[0] == OrtMemTypeCPUInput);
       OrtKernelImpl *kernel = NULL;
       check_ok(registry->create[i](NULL, NULL, &kernel));
       check_ok(kernel->Compute(kernel, contexts[i]));

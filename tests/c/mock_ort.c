@@ -201,7 +201,7 @@ static void release_registry(OrtKernelRegistry *registry) { free(registry); }
 
 static OrtStatus *add_kernel(OrtKernelRegistry *registry, const OrtKernelDef *definition, OrtKernelCreateFunc create,
                              void *state) {
-  CHECK(registry->count < 8 && state == NULL);
+  CHECK(registry->count < MOCK_MAX_KERNELS && state == NULL);
   registry->definitions[registry->count] = *definition;
   registry->create[registry->count++] = create;
   return NULL;
@@ -227,8 +227,8 @@ static OrtStatus *set_domain(OrtKernelDefBuilder *builder, const char *domain) {
 }
 
 static OrtStatus *set_since_version(OrtKernelDefBuilder *builder, int start, int end) {
-  (void)builder;
-  CHECK(start == 1 && end == 1);
+  definition_of(builder)->first_version = start;
+  definition_of(builder)->last_version = end;
   return NULL;
 }
 
@@ -238,8 +238,8 @@ static OrtStatus *set_ep(OrtKernelDefBuilder *builder, const char *ep) {
 }
 
 static OrtStatus *set_input_memory(OrtKernelDefBuilder *builder, size_t index, OrtMemType memory) {
-  CHECK(index == 0);
-  definition_of(builder)->input_memory = memory;
+  CHECK(index < MOCK_MAX_INPUTS);
+  definition_of(builder)->input_memory[index] = memory;
   return NULL;
 }
 
@@ -251,8 +251,9 @@ static OrtStatus *set_output_memory(OrtKernelDefBuilder *builder, size_t index, 
 
 static OrtStatus *add_type_constraint(OrtKernelDefBuilder *builder, const char *name, const OrtDataType *const *types,
                                       size_t num_types) {
-  CHECK(strcmp(name, "T") == 0 && types && num_types > 0);
-  definition_of(builder)->num_types = num_types;
+  CHECK(strlen(name) == 1 && strchr("TVBI", *name) && types && num_types > 0);
+  if (strchr("TV", *name))
+    definition_of(builder)->num_types = num_types;
   return NULL;
 }
 

@@ -28,7 +28,7 @@ struct OrtSyncStream {
   OrtSyncStreamImpl *impl; /* NULL: one of ORT's own, without a handle */
 };
 
-enum { MOCK_MAX_RANK = 8, MOCK_MAX_VALUES = 64, MOCK_MAX_PAIRS = 16 };
+enum { MOCK_MAX_RANK = 8, MOCK_MAX_VALUES = 64, MOCK_MAX_PAIRS = 16, MOCK_MAX_KERNELS = 64, MOCK_MAX_INPUTS = 2 };
 
 struct OrtValue {
   OrtMemoryDevice device;
@@ -56,14 +56,15 @@ struct OrtKeyValuePairs {
 
 struct OrtKernelDef {
   char op_type[32], domain[16], ep[64];
-  size_t num_types;
-  OrtMemType input_memory, output_memory;
+  int first_version, last_version;
+  size_t num_types; /* of T or V */
+  OrtMemType input_memory[MOCK_MAX_INPUTS], output_memory;
 };
 
 struct OrtKernelRegistry {
   size_t count;
-  OrtKernelDef definitions[8];
-  OrtKernelCreateFunc create[8];
+  OrtKernelDef definitions[MOCK_MAX_KERNELS];
+  OrtKernelCreateFunc create[MOCK_MAX_KERNELS];
 };
 
 /* Puts the tables into ocp_api and ocp_ep_api, at that API version. */

@@ -9,7 +9,7 @@ import pytest
 from onnx import parser
 
 from graph_toys import DOMAIN, Builder
-from ort_cuda_plugin.clusters.claims import analyze, claim
+from ort_cuda_plugin.clusters.claims import Claims, analyze, claim
 from ort_cuda_plugin.clusters.ranks import Ranks
 from ort_cuda_plugin.model.ir import Constant, DType, Graph, InvalidModel, Node, Unsupported, Value
 from ort_cuda_plugin.model.onnx_graph import read_model
@@ -50,12 +50,16 @@ def reasons(graph: Graph) -> list[tuple[str, str]]:
     return [(verdict.kind, verdict.reason) for verdict in analyze(graph, DEVICE)]
 
 
+def operators(claims: Claims) -> list[list[str]]:
+    return [[node.op_type for node in cluster] for cluster in claims.clusters]
+
+
 def test_every_verdict_of_a_supported_graph_is_without_a_reason() -> None:
     b = Builder()
     x = b.input("x", "n", 3)
     graph = b.graph(b.node("Add", b.node("Transpose", b.node("Transpose", x)), x))
     assert reasons(graph) == [("", "")] * 3
-    assert [len(cluster) for cluster in claim(graph, DEVICE)[0]] == [3]
+    assert [len(cluster) for cluster in claim(graph, DEVICE).clusters] == [3]
 
 
 def one_node(**changes: object) -> Graph:
@@ -139,9 +143,9 @@ def test_shape_arithmetic_that_nothing_uses_is_claimed_with_all_other_nodes() ->
     x = b.input("x", "n")
     b.node("Shape", x, dtype=DType.INT64)
     graph = b.graph(b.node("Add", x, x))
-    clusters, verdicts = claim(graph, DEVICE)
-    assert all(verdict.supported for verdict in verdicts)
-    assert [[node.op_type for node in cluster] for cluster in clusters] == [["Shape", "Add"]]
+    claims = claim(graph, DEVICE)
+    assert all(verdict.supported for verdict in claims.verdicts)
+    assert operators(claims) == [["Shape", "Add"]]
 
 
 def split_shape_arithmetic() -> Graph:
@@ -158,16 +162,15 @@ def test_a_cluster_that_lost_what_the_whole_graph_knew_is_analysed_again() -> No
     graph = split_shape_arithmetic()
     assert [verdict.supported for verdict in analyze(graph, DEVICE)] == [True, False, True, True]
     # In its own cluster the second sum has two inputs of unknown length.
-    clusters, verdicts = claim(graph, DEVICE)
-    assert [verdict.kind for verdict in verdicts] == ["", "op", "", "shape"]
-    assert "number of elements that is not known" in verdicts[3].reason
-    assert [[node.op_type for node in cluster] for cluster in clusters] == [["Add"], ["Add"]]
+    claims = claim(graph, DEVICE)
+    assert [verdict.kind for verdict in claims.verdicts] == ["", "op", "", "shape"]
+    assert "number of elements that is not known" in claims.verdicts[3].reason
+    assert operators(claims) == [["Add"], ["Add"]]
     output = graph.nodes[1].outputs[0]
     assert output is not None
     output.shape = (2,)
     # Now both can be read back.
-    clusters, _ = claim(graph, DEVICE)
-    assert [[node.op_type for node in cluster] for cluster in clusters] == [["Add"], ["Add", "Reshape"]]
+    assert operators(claim(graph, DEVICE)) == [["Add"], ["Add", "Reshape"]]
 
 
 def test_ranks_that_ort_does_not_infer_are_kept_from_the_analysis_of_the_whole_graph() -> None:
@@ -184,19 +187,12 @@ def test_what_takes_every_rank_that_may_come_is_claimed_where_nobody_knows_one()
     other = b.node("Limited", b.node("Add", total, x))
     total.shape = other.shape = None
     ranks = Ranks()
-    clusters, verdicts = claim(b.graph(other), DEVICE, ranks=ranks)
+    claims = claim(b.graph(other), DEVICE, ranks=ranks)
     # Where the rank is not 2 the model is not valid, so the sum may have any; with 2 it is known to be 0.
-    assert [verdict.supported for verdict in verdicts] == [True, True, True, True]
-    assert [len(cluster) for cluster in clusters] == [4]
+    assert [verdict.supported for verdict in claims.verdicts] == [True, True, True, True]
+    assert [len(cluster) for cluster in claims.clusters] == [4]
     assert ranks.known["v1"] == 0
     assert "u" not in ranks.known
-
-
-def test_the_body_of_a_control_flow_operator_is_declined_with_a_reason() -> None:
-    graph = one_node()
-    graph.is_subgraph = True
-    assert reasons(graph) == [("control-flow", "it is in the body of a control-flow operator")]
-    assert claim(graph, DEVICE)[0] == []
 
 
 def test_a_body_that_alone_reads_a_value_is_declined_where_ort_does_not_pass_it() -> None:
@@ -205,11 +201,11 @@ def test_a_body_that_alone_reads_a_value_is_declined_where_ort_does_not_pass_it(
         else_branch = no () => (float[4] e) { e = Exp(x) }> }"""
     for name, count in (("x", 2), ("z", 1)):
         graph = read_model(parser.parse_model(model.replace("NAME", name)))
-        assert [len(cluster) for cluster in claim(graph, DEVICE)[0]] == [2]
-        clusters, verdicts = claim(graph, DEVICE, passes_implicit_inputs=False)
-        assert [len(cluster) for cluster in clusters] == [count]
-        assert verdicts[1].supported is (count == 2)
-    assert "does not pass 'z' to a cluster where only a body reads it" in verdicts[1].reason
+        assert operators(claim(graph, DEVICE)) == [["Neg", "If"]]
+        claims = claim(graph, DEVICE, passes_implicit_inputs=False)
+        assert [len(cluster) for cluster in claims.clusters] == [count]
+        assert claims.verdicts[1].supported is (count == 2)
+    assert "does not pass 'z' to a cluster where only a body reads it" in claims.verdicts[1].reason
 
 
 def test_claims_do_not_read_large_initializers() -> None:

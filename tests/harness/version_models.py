@@ -88,7 +88,7 @@ CASES: dict[str, Callable[[], Case]] = {
             nodes="""middle = If(c) <then_branch = yes () => (float[p, 4] t) { t = Mul(a, x) },
               else_branch = no () => (float[q, 4] e) { s = Cast<to = 8>(a) e = Cast<to = 1>(s) }>"""
         ),
-        "If",
+        "Cast",
     ),
     "Loop in the middle": lambda: case(
         IN_THE_MIDDLE.format(
@@ -96,15 +96,43 @@ CASES: dict[str, Callable[[], Case]] = {
               <body = b (int64 i, bool on, float[p, 4] carried) => (bool still, float[p, 4] next)
                { still = Identity(on) next = Add(carried, x) }>"""
         ),
-        "Loop",
+        "Identity",
     ),
     "Scan in the middle": lambda: case(
         IN_THE_MIDDLE.format(
             nodes="""axis = Constant<value_ints = [0]>() sum = ReduceSum<keepdims = 0>(a, axis)
               last, middle = Scan<num_scan_inputs = 1, body = b (float[4] state, float[4] row)
                 => (float[4] next, float[4] out) { next = Add(state, row) out = Identity(next) }>(sum, a)"""
-        ),
-        "Scan",
+        )
+    ),
+    "a sequence in a loop": lambda: case(
+        """(float[n, 4] x, bool c) => (float[m, 4] y)
+        { trips = Constant<value_int = 3>() empty = SequenceEmpty() s = Loop(trips, c, empty)
+              <body = b (int64 i, bool on, seq(float[p, 4]) carried) => (bool on, seq(float[p, 4]) next)
+               { t = Abs(x) u = Mul(t, x) v = Relu(u) w = Neg(v) next = SequenceInsert(carried, w) }>
+          all = SequenceInsert(s, x) y = ConcatFromSequence<axis = 0>(all) }""",
+        "Loop",
+        "SequenceInsert",
+    ),
+    "a loop that ends by what it computes": lambda: case(
+        """(float[n, 4] x) => (float[m, 4] y, float[k, m, 4] each)
+        { trips = Constant<value_int = 1000>() on = Constant<value = bool {1}>() y, each = Loop(trips, on, x)
+              <body = b (int64 i, bool on_, float[p, 4] carried) => (bool go, float[q, 4] next, float[q, 4] out)
+               { square = Mul(x, x) next = Add(carried, square) s = ReduceMax<keepdims = 0>(next)
+                 most = Constant<value_float = 50.0>() go = Less(s, most) out = Identity(next) }> }"""
+    ),
+    "an If in a Loop in a Scan": lambda: case(
+        """(float[n, 4] x) => (float[4] last, float[4, n] y)
+        { zero = Constant<value_ints = [0]>() sum = ReduceSum<keepdims = 0>(x, zero)
+          last, y = Scan<num_scan_inputs = 1, scan_output_axes = [1], body = outer (float[4] state, float[4] row)
+            => (float[4] next, float[4] out) {
+              trips = Constant<value_int = 3>() on = Constant<value = bool {1}>()
+              next = Loop(trips, on, state) <body = inner (int64 i, bool on_, float[4] c) => (bool on_, float[4] d) {
+                s = ReduceSum<keepdims = 0>(c) most = Constant<value_float = 100.0>() large = Greater(s, most)
+                d = If(large) <then_branch = yes () => (float[4] t)
+                  { half = Constant<value_float = 0.5>() t = Mul(c, half) },
+                  else_branch = no () => (float[4] e) { e = Add(c, row) }> }>
+              out = Neg(next) }>(sum, x) }"""
     ),
     "If and Loop within a cluster": lambda: case(
         IN_THE_MIDDLE.format(

@@ -1,0 +1,98 @@
+"""Parts of clusters that are not worth their copies: all that they read is in host memory, and all that they give."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from ..model.ir import Graph, Node, Value
+
+CONTROL_FLOW: Final = {"If": 1, "Loop": 2, "Scan": 0}
+"""How many of the first inputs of a control-flow node ORT wants in host memory. It has as many of the inputs of a
+Loop's body there, and wants the first output there as well."""
+_HEAVY: Final = re.compile("MatMul|Gemm|Conv|Attention|LSTM|GRU|RNN|Einsum")
+"""Operators that are worth any copy."""
+
+
+def poor_islands(
+    graph: Graph, runs_here: bool, clusters: Sequence[Sequence[Node]], ours: Collection[Node]
+) -> list[list[Node]]:
+    """The connected parts of ``clusters`` that do less than their copies cost.
+
+    ``ours`` are all nodes that run here; ``runs_here`` tells whether the node of a body does.
+    A part pays where it has more nodes than values to copy, or one node that takes long.
+    """
+    borders = _Borders(graph, runs_here, ours)
+    parts = [part for cluster in clusters for part in _connected(cluster)]
+    return [
+        part
+        for part in parts
+        if len(part) <= borders.copies(part) and not any(_HEAVY.search(node.op_type) for node in part)
+    ]
+
+
+def _connected(cluster: Sequence[Node]) -> list[list[Node]]:
+    """Nodes that give each other values, in the order of the cluster."""
+    parts: dict[Value, list[Node]] = {}
+    found: dict[int, list[Node]] = {}
+    for node in cluster:
+        joined = {id(parts[value]): parts[value] for value in node.reads() if value in parts}
+        part = [member for other in joined.values() for member in other]
+        part.append(node)
+        for key in joined:
+            del found[key]
+        found[id(part)] = part
+        for member in part:
+            parts.update((value, part) for value in member.outputs if value is not None)
+    return list(found.values())
+
+
+class _Borders:
+    """Where the values are that a part of a graph reads and gives."""
+
+    def __init__(self, graph: Graph, runs_here: bool, ours: Collection[Node]) -> None:
+        self.graph = graph
+        self.runs_here = runs_here
+        self.in_loop = graph.parent is not None and graph.parent.op_type == "Loop"
+        self.ours = ours
+        self.producers = graph.producers()
+        self.readers: dict[Value, list[Node]] = {}
+        for node in graph.nodes:
+            for value in node.reads():
+                self.readers.setdefault(value, []).append(node)
+
+    def copies(self, part: Sequence[Node]) -> int:
+        """How many values cross the border of an island; 0 where it is none."""
+        members = set(part)
+        given = {value for node in part for value in node.outputs if value is not None}
+        read = {value for node in part for value in node.reads() if value not in given and value.initializer is None}
+        used = {
+            value
+            for value in given
+            if value in self.graph.outputs or any(reader not in members for reader in self.readers.get(value, []))
+        }
+        if not used or not all(map(self._comes_from_host, read)):
+            return 0
+        return len(read) + len(used) if all(self._goes_to_host(value, members) for value in used) else 0
+
+    def _comes_from_host(self, value: Value) -> bool:
+        producer = self.producers.get(value)
+        if producer is not None:
+            return producer not in self.ours
+        if not self.runs_here:
+            return True
+        return self.in_loop and value in self.graph.inputs[: CONTROL_FLOW["Loop"]]
+
+    def _goes_to_host(self, value: Value, members: Collection[Node]) -> bool:
+        for_device = self.graph.outputs[int(self.in_loop) :] if self.runs_here else []
+        if value in for_device:
+            return False
+        readers = [reader for reader in self.readers.get(value, []) if reader not in members]
+        return all(reader not in self.ours or _only_for_host(reader, value) for reader in readers)
+
+
+def _only_for_host(reader: Node, value: Value) -> bool:
+    """Whether a node of ours wants the value in host memory."""
+    count = CONTROL_FLOW.get(reader.op_type, 0) if reader.has_subgraphs else 0
+    return value in reader.inputs[:count] and value not in (*reader.inputs[count:], *reader.implicit_inputs)

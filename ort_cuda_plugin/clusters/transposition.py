@@ -1,0 +1,17 @@
+"""The cluster that moves axes for a Scan along another axis than the first."""
+
+from __future__ import annotations
+
+from ..model.ir import DType, Graph, Node, Value
+from ..program.lowering import DeviceProperties, LoweringOptions
+from .cluster import CompiledCluster
+
+
+def transposition(
+    permutation: tuple[int, ...], dtype: DType, device: DeviceProperties, options: LoweringOptions
+) -> CompiledCluster:
+    """A cluster of one Transpose, for every size."""
+    any_shape = (None,) * len(permutation)
+    source, result = Value("input", dtype, any_shape), Value("output", dtype, any_shape)
+    node = Node("Transpose for Scan", "Transpose", "", 1, (source,), (result,), {"perm": permutation})
+    return CompiledCluster(Graph("Scan", [node], [source], [result], {"": 1}), device, options)
