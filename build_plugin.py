@@ -54,6 +54,7 @@ BRIDGE_HEADERS = [
     "driver/driver.h",
     "emulator/emulator.h",
     "device/arena_options.h",
+    "device/stay.h",
     "vendor/problem.h",
     "plan/slab.h",
     "run/input.h",

@@ -16,23 +16,42 @@ int ocp_device_check(const ocp_device *device, ocp_error *error) {
 }
 
 /* Asked each time, since other CUDA users of the process (PyTorch, CuPy) change it on the same thread. */
-static CUresult make_current(const ocp_device *device) {
+static CUresult make_current(const ocp_device *device, ocp_stay *stay) {
   CUcontext current = NULL;
-  if (device->driver->CtxGetCurrent(&current) == CUDA_SUCCESS && current == device->context)
+  const bool known = device->driver->CtxGetCurrent(&current) == CUDA_SUCCESS;
+  if (known && current == device->context)
     return CUDA_SUCCESS;
-  return device->driver->CtxSetCurrent(device->context);
+  const CUresult result = device->driver->CtxSetCurrent(device->context);
+  if (known && result == CUDA_SUCCESS)
+    stay->driver = device->driver, stay->before = current;
+  return result;
 }
 
-int ocp_device_enter(ocp_device *device, ocp_error *error) {
+ocp_stay ocp_device_enter(ocp_device *device, ocp_error *error) {
+  ocp_stay stay = {0};
   if (ocp_device_check(device, error) != ORT_OK)
-    return error->code;
-  const CUresult result = make_current(device);
-  return result == CUDA_SUCCESS ? ORT_OK : ocp_device_fail(device, result, "cuCtxSetCurrent", error);
+    return stay;
+  const CUresult result = make_current(device, &stay);
+  stay.entered = result == CUDA_SUCCESS;
+  if (!stay.entered)
+    ocp_device_fail(device, result, "cuCtxSetCurrent", error);
+  return stay;
 }
 
-bool ocp_device_enter_to_release(const ocp_device *device) {
+ocp_stay ocp_device_enter_to_release(const ocp_device *device) {
+  ocp_stay stay = {0};
   /* Twice, since no later call releases what is left. */
-  return !atomic_load(&ocp_forked) && (make_current(device) == CUDA_SUCCESS || make_current(device) == CUDA_SUCCESS);
+  stay.entered = !atomic_load(&ocp_forked) &&
+                 (make_current(device, &stay) == CUDA_SUCCESS || make_current(device, &stay) == CUDA_SUCCESS);
+  return stay;
+}
+
+void ocp_device_leave(ocp_stay *stay) {
+  if (!stay->driver)
+    return;
+  if (stay->driver->CtxSetCurrent(stay->before) != CUDA_SUCCESS) /* nobody else gives it back */
+    stay->driver->CtxSetCurrent(stay->before);
+  stay->driver = NULL;
 }
 
 /* Errors after which every call on the context fails until the process ends. */

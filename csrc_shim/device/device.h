@@ -1,10 +1,11 @@
-/* One CUDA or emulated device: made current per thread, marked lost by sticky errors. */
+/* One CUDA or emulated device: entered by threads, marked lost by sticky errors. */
 #ifndef OCP_DEVICE_DEVICE_H
 #define OCP_DEVICE_DEVICE_H
 
 #include <stdatomic.h>
 
 #include "base/error.h"
+#include "device/stay.h"
 #include "driver/driver.h"
 
 enum { OCP_MAX_DEVICES = 64 }; /* of each kind */
@@ -24,11 +25,15 @@ typedef struct ocp_device {
 
 /* Fails when the device is lost, and in a forked child. */
 int ocp_device_check(const ocp_device *device, ocp_error *error);
-/* ocp_device_check, and makes the device's context current on the calling thread; cheap when it already is. */
-int ocp_device_enter(ocp_device *device, ocp_error *error);
-/* Makes the context current for calls that release something; a lost device accepts them as well. False in a forked
- * child, which must not touch anything of the device. */
-bool ocp_device_enter_to_release(const ocp_device *device);
+/* Declares a stay that ends with its scope: OCP_STAY stay = ocp_device_enter(device, error); */
+#define OCP_STAY __attribute__((cleanup(ocp_device_leave))) ocp_stay
+/* ocp_device_check, and makes the device's context current on the calling thread until the stay ends; a stay within
+ * another one costs one question to the driver. Not entered: with the error. */
+ocp_stay ocp_device_enter(ocp_device *device, ocp_error *error);
+/* The same for calls that release something; a lost device accepts them as well. Not entered in a forked child, which
+ * must not touch anything of the device. */
+ocp_stay ocp_device_enter_to_release(const ocp_device *device);
+void ocp_device_leave(ocp_stay *stay);
 /* ocp_fail_cuda that also marks the device lost when the error is a sticky one. */
 int ocp_device_fail(ocp_device *device, CUresult result, const char *what, ocp_error *error);
 

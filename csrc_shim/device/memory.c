@@ -119,7 +119,8 @@ static void count_bytes(int memory, int64_t bytes) {
 int64_t ocp_pool_shrink(ocp_device *device, int memory, bool keep) {
   ocp_pool *pool = device->pool;
   ocp_arena *arena = pool->arenas[memory];
-  if (!ocp_device_enter_to_release(device))
+  OCP_STAY stay = ocp_device_enter_to_release(device);
+  if (!stay.entered)
     return 0;
   ocp_pool_poll(device);
   pthread_mutex_lock(&pool->lock);
@@ -144,7 +145,8 @@ static void reclaim(ocp_device *device) {
 }
 
 int64_t ocp_device_trim(ocp_device *device) {
-  if (!ocp_device_enter_to_release(device))
+  OCP_STAY stay = ocp_device_enter_to_release(device);
+  if (!stay.entered)
     return 0;
   reclaim(device);
   ocp_pool_release_idle_streams(device->pool);
@@ -190,7 +192,8 @@ int ocp_device_available(ocp_device *device, uint64_t *bytes, ocp_error *error) 
   size_t free_bytes = 0, total = 0;
   ocp_memory_stats stats;
   *bytes = 0;
-  if (ocp_device_enter(device, error) != ORT_OK)
+  OCP_STAY stay = ocp_device_enter(device, error);
+  if (!stay.entered)
     return error->code;
   const CUresult result = device->driver->MemGetInfo(&free_bytes, &total);
   if (result != CUDA_SUCCESS)
@@ -316,7 +319,8 @@ static int fetch_or_make_room(request *r, uint64_t *address, size_t *size, ocp_e
     return out_of_memory(device, r->memory, r->bytes, error);
   if (ocp_run_memory_is_captured() || (r->stream && atomic_load(&r->stream->capturing)))
     return fail_in_capture(r, error);
-  if (ocp_device_enter(device, error) != ORT_OK)
+  OCP_STAY stay = ocp_device_enter(device, error);
+  if (!stay.entered)
     return error->code;
   const bool mempool = uses_mempool(r);
   for (int attempt = 0;; attempt++) {
@@ -420,8 +424,11 @@ bool ocp_pool_free(ocp_device *device, int memory, uint64_t address, ocp_stream 
     unused = give(pool, memory, chunk);
   }
   pthread_mutex_unlock(&pool->lock);
-  if (unused && ocp_device_enter_to_release(device))
-    free_regions(device, memory, unused);
+  if (unused) {
+    OCP_STAY stay = ocp_device_enter_to_release(device);
+    if (stay.entered)
+      free_regions(device, memory, unused);
+  }
   if (valid || memory != OCP_DEVICE_MEMORY)
     return valid;
   size_t size = 0;

@@ -116,7 +116,8 @@ void ocp_mempool_collect(ocp_device *device) {
   if (!atomic_load_explicit(&mempool->has_waiting, memory_order_relaxed))
     return;
   pthread_mutex_lock(&mempool->lock);
-  if (ocp_device_enter_to_release(device))
+  OCP_STAY stay = ocp_device_enter_to_release(device);
+  if (stay.entered)
     collect(device, mempool);
   pthread_mutex_unlock(&mempool->lock);
 }
@@ -135,14 +136,14 @@ bool ocp_mempool_free(ocp_device *device, uint64_t address, ocp_stream *stream, 
       ocp_pool_advance(pool, stream);
     chunk->freed_at = stream ? pool->sequence : ++pool->sequence;
     pthread_mutex_unlock(&pool->lock);
-    const bool entered = ocp_device_enter_to_release(device);
-    if (entered && stream && !atomic_load(&stream->capturing) && driver_free(device, address, stream->handle)) {
+    OCP_STAY stay = ocp_device_enter_to_release(device);
+    if (stay.entered && stream && !atomic_load(&stream->capturing) && driver_free(device, address, stream->handle)) {
       free(chunk);
     } else {
       chunk->older = mempool->waiting;
       mempool->waiting = chunk;
       atomic_store_explicit(&mempool->has_waiting, true, memory_order_relaxed);
-      if (entered)
+      if (stay.entered)
         collect(device, mempool);
     }
   }

@@ -124,7 +124,8 @@ failed:
 
 int ocp_stream_create(ocp_device *device, ocp_stream **out, ocp_error *error) {
   *out = NULL;
-  return ocp_device_enter(device, error) == ORT_OK ? make(device, NULL, out, error) : error->code;
+  OCP_STAY stay = ocp_device_enter(device, error);
+  return stay.entered ? make(device, NULL, out, error) : error->code;
 }
 
 /* Two threads that adopt one stream must not make two of it. */
@@ -132,7 +133,8 @@ static pthread_mutex_t adopt_lock = PTHREAD_MUTEX_INITIALIZER;
 
 int ocp_stream_adopt(ocp_device *device, CUstream handle, ocp_stream **out, ocp_error *error) {
   *out = NULL;
-  if (ocp_device_enter(device, error) != ORT_OK)
+  OCP_STAY stay = ocp_device_enter(device, error);
+  if (!stay.entered)
     return error->code;
   handle = handle ? handle : CU_STREAM_LEGACY;
   CUcontext context = NULL;
@@ -176,7 +178,8 @@ void ocp_stream_release(ocp_stream *stream) {
   ocp_pool *pool = device->pool;
   ocp_error ignored;
   /* Memory freed on the stream counts as finished when the stream is gone, so it must be. */
-  if (ocp_device_enter_to_release(device))
+  OCP_STAY stay = ocp_device_enter_to_release(device);
+  if (stay.entered)
     ocp_stream_wait(stream, &ignored);
   for (int i = 0; i < OCP_NUM_SLOTS; i++)
     if (stream->slots[i].state && stream->slots[i].release)
@@ -217,7 +220,8 @@ void ocp_stream_query(ocp_stream *stream) {
 }
 
 int ocp_stream_synchronize(ocp_stream *stream, ocp_error *error) {
-  return ocp_device_enter(stream->device, error) == ORT_OK ? ocp_stream_wait(stream, error) : error->code;
+  OCP_STAY stay = ocp_device_enter(stream->device, error);
+  return stay.entered ? ocp_stream_wait(stream, error) : error->code;
 }
 
 bool ocp_stream_is_captured(const ocp_stream *stream) {
@@ -245,7 +249,7 @@ int ocp_stream_close_capture(ocp_stream *stream, ocp_error *error) {
     return ORT_OK;
   const ocp_driver *driver = stream->device->driver;
   CUgraph graph = NULL;
-  ocp_device_enter_to_release(stream->device);
+  OCP_STAY stay = ocp_device_enter_to_release(stream->device);
   const CUresult result = driver->StreamEndCapture(stream->handle, &graph);
   stream->priv->left_open = result != CUDA_SUCCESS && ocp_stream_is_captured(stream);
   if (result == CUDA_SUCCESS && graph)

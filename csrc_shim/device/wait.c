@@ -49,11 +49,13 @@ static int synchronize_streams(ocp_device *device, bool (*holds)(const ocp_strea
 int ocp_pool_synchronize(ocp_device *device, ocp_error *error) { return synchronize_streams(device, is_busy, error); }
 
 int ocp_device_synchronize(ocp_device *device, ocp_error *error) {
-  return ocp_device_enter(device, error) == ORT_OK ? ocp_pool_synchronize(device, error) : error->code;
+  OCP_STAY stay = ocp_device_enter(device, error);
+  return stay.entered ? ocp_pool_synchronize(device, error) : error->code;
 }
 
 int ocp_device_settle(ocp_device *device, ocp_error *error) {
-  if (ocp_device_enter(device, error) != ORT_OK)
+  OCP_STAY stay = ocp_device_enter(device, error);
+  if (!stay.entered)
     return error->code;
   ocp_pool *pool = device->pool;
   pthread_mutex_lock(&pool->lock); /* mostly there is nothing to wait for, nor need for the other lock */

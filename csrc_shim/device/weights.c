@@ -151,8 +151,8 @@ static int copy_up(const ocp_weight *weight, const void *data, ocp_error *error)
 
 static int upload(ocp_weight *weight, const void *data, ocp_error *error) {
   ocp_device *device = weight->device;
-  if (ocp_device_enter(device, error) != ORT_OK ||
-      ocp_device_reserve(device, weight->bytes, &weight->address, error) != ORT_OK)
+  OCP_STAY stay = ocp_device_enter(device, error);
+  if (!stay.entered || ocp_device_reserve(device, weight->bytes, &weight->address, error) != ORT_OK)
     return error->code;
   const int code = weight->bytes && data ? copy_up(weight, data, error) : ORT_OK;
   if (code == ORT_OK)

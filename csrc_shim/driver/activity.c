@@ -37,8 +37,15 @@ typedef struct entered {
   } events[MAX_DEPTH];
 } entered;
 
-static _Thread_local entered mine[OCP_MAX_OWNERS];
-static _Thread_local uint64_t source;
+/* Made when the thread first needs it: the loader has little room for thread-local data. */
+typedef struct thread_state {
+  uint64_t source;
+  int32_t number;
+  entered places[OCP_MAX_OWNERS];
+} thread_state;
+static _Thread_local thread_state *mine;
+static pthread_key_t thread_key; /* frees it with the thread */
+static bool has_thread_key;
 
 int64_t ocp_activity_now(void) {
   struct timespec now;
@@ -46,12 +53,25 @@ int64_t ocp_activity_now(void) {
   return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-int32_t ocp_activity_thread(void) {
-  static _Thread_local int32_t thread;
-  if (!thread)
-    thread = (int32_t)syscall(SYS_gettid);
-  return thread;
+static void make_thread_key(void) { has_thread_key = pthread_key_create(&thread_key, free) == 0; }
+
+/* The calling thread's state; NULL: out of memory. */
+static thread_state *my_state(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  if (mine)
+    return mine;
+  pthread_once(&once, make_thread_key);
+  thread_state *made = has_thread_key ? calloc(1, sizeof *made) : NULL;
+  if (made && pthread_setspecific(thread_key, made)) {
+    free(made);
+    made = NULL;
+  }
+  if (made)
+    made->number = (int32_t)syscall(SYS_gettid);
+  return mine = made;
 }
+
+int32_t ocp_activity_thread(void) { return mine ? mine->number : 0; }
 
 /* ---- listeners ---- */
 
@@ -94,15 +114,15 @@ void ocp_listener_destroy(ocp_listener *listener) {
 static entered *place_of(uint64_t listener) {
   entered *unused = NULL;
   for (int i = 0; i < OCP_MAX_OWNERS; i++) {
-    if (mine[i].listener == listener)
-      return &mine[i];
-    if (!mine[i].depth)
-      unused = &mine[i];
+    if (mine->places[i].listener == listener)
+      return &mine->places[i];
+    if (!mine->places[i].depth)
+      unused = &mine->places[i];
   }
   pthread_mutex_lock(&lock);
   for (int i = 0; i < OCP_MAX_OWNERS && !unused; i++)
-    if (!find(mine[i].listener))
-      unused = &mine[i];
+    if (!find(mine->places[i].listener))
+      unused = &mine->places[i];
   pthread_mutex_unlock(&lock);
   if (unused)
     *unused = (entered){.listener = listener};
@@ -110,7 +130,7 @@ static entered *place_of(uint64_t listener) {
 }
 
 void ocp_listener_enter(ocp_listener *listener, uint64_t key) {
-  entered *place = place_of(listener->number);
+  entered *place = my_state() ? place_of(listener->number) : NULL;
   if (!place)
     return;
   if (place->depth == MAX_DEPTH) { /* ORT left out the ends of some: the oldest */
@@ -123,8 +143,8 @@ void ocp_listener_enter(ocp_listener *listener, uint64_t key) {
 }
 
 ocp_left_event ocp_listener_leave(const ocp_listener *listener, uint64_t key) {
-  for (int i = 0; i < OCP_MAX_OWNERS; i++) {
-    entered *place = &mine[i];
+  for (int i = 0; mine && i < OCP_MAX_OWNERS; i++) {
+    entered *place = &mine->places[i];
     if (place->listener != listener->number)
       continue;
     for (uint32_t depth = place->depth; depth-- > 0;)
@@ -149,16 +169,19 @@ ocp_activity *ocp_listener_take(ocp_listener *listener, size_t *count, size_t *l
 
 /* ---- work ---- */
 
-void ocp_activity_of(uint64_t number) { source = number; }
+void ocp_activity_of(uint64_t source) {
+  if (source ? my_state() : mine)
+    mine->source = source;
+}
 
-uint64_t ocp_activity_source(void) { return source; }
+uint64_t ocp_activity_source(void) { return mine ? mine->source : 0; }
 
 bool ocp_activity_owned(ocp_activity_owners *owners) {
-  if (!ocp_is_anybody_listening())
+  if (!ocp_is_anybody_listening() || !mine)
     return false;
   bool any = false;
   for (int i = 0; i < OCP_MAX_OWNERS; i++) {
-    const entered *place = &mine[i];
+    const entered *place = &mine->places[i];
     const bool inside = place->depth > 0;
     any |= inside;
     owners->each[i] =

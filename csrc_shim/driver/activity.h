@@ -48,7 +48,8 @@ typedef struct ocp_activity {
 } ocp_activity;
 
 int64_t ocp_activity_now(void);
-int32_t ocp_activity_thread(void); /* the calling one, as ORT numbers threads */
+/* The calling thread, as ORT numbers threads; 0 outside of events. */
+int32_t ocp_activity_thread(void);
 
 /* ---- listeners ---- */
 

@@ -53,7 +53,8 @@ static _Thread_local ocp_capture_thread *running;
 
 /* Back to cold. */
 static void drop_graph(ocp_device *device, captured *entry) {
-  if (ocp_device_enter_to_release(device) && entry->exec)
+  OCP_STAY stay = ocp_device_enter_to_release(device);
+  if (stay.entered && entry->exec)
     device->driver->GraphExecDestroy(entry->exec);
   if (entry->exec)
     ocp_count(OCP_GRAPHS_LIVE, -1);
@@ -274,7 +275,8 @@ static void abandon_run(ocp_capture_thread *thread, ocp_device *device) {
   if (!entry)
     return;
   CUgraph graph = NULL;
-  if (ocp_device_enter_to_release(device) && thread->captures)
+  OCP_STAY stay = ocp_device_enter_to_release(device);
+  if (stay.entered && thread->captures)
     ocp_stream_end_capture(thread->stream, &graph);
   if (graph)
     device->driver->GraphDestroy(graph);
@@ -298,7 +300,8 @@ static int track_run(ocp_capture_thread *thread, int id, ocp_error *error) {
   const bool warm = is_warm(thread, entry);
   if (!warm && (entry->exec || entry->warm_runs + 1 != thread->owner->warm_runs))
     return ORT_OK;
-  if (ocp_device_enter(device, error) != ORT_OK || activate(thread, entry, warm, error) != ORT_OK)
+  OCP_STAY stay = ocp_device_enter(device, error);
+  if (!stay.entered || activate(thread, entry, warm, error) != ORT_OK)
     return error->code;
   if (!warm)
     return ORT_OK;
@@ -420,7 +423,7 @@ int ocp_capture_run_end(ocp_capture *capture, int id, bool synchronize, ocp_erro
   running = NULL;
   int code = ORT_OK;
   if (entry && thread->captures) {
-    ocp_device_enter_to_release(capture->device); /* a capture has to end on a lost device, too */
+    OCP_STAY stay = ocp_device_enter_to_release(capture->device); /* a capture has to end on a lost device, too */
     code = end_capture(thread, entry, error);
   } else if (id != OCP_NO_CAPTURE) {
     pthread_mutex_lock(&thread->lock);
@@ -450,7 +453,8 @@ int ocp_capture_replay(ocp_capture *capture, int id, ocp_error *error) {
   ocp_capture_thread *thread = find_thread(capture);
   if (!thread)
     return ocp_fail(error, ORT_INVALID_ARGUMENT, "this thread has captured no CUDA graph %d", id);
-  if (ocp_device_enter(capture->device, error) != ORT_OK)
+  OCP_STAY stay = ocp_device_enter(capture->device, error);
+  if (!stay.entered)
     return error->code;
   abandon_run(thread, capture->device);
   take_turn(thread, false);

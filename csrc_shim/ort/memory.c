@@ -68,7 +68,8 @@ static int copy(ocp_device *device, void *dst, bool dst_on_device, const void *s
                 ocp_stream *stream, ocp_error *error) {
   if (bytes == 0)
     return ORT_OK;
-  if (ocp_device_enter(device, error) != ORT_OK)
+  OCP_STAY stay = ocp_device_enter(device, error);
+  if (!stay.entered)
     return error->code;
   if (!dst_on_device && !src_on_device) {
     if (!stream || ocp_stream_synchronize(stream, error) == ORT_OK)

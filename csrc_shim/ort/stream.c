@@ -25,7 +25,8 @@ typedef struct notification {
 
 static void notification_release(OrtSyncNotificationImpl *this_ptr) {
   notification *self = (notification *)(void *)this_ptr;
-  if (ocp_device_enter_to_release(self->producer->device))
+  OCP_STAY stay = ocp_device_enter_to_release(self->producer->device);
+  if (stay.entered)
     self->producer->device->driver->EventDestroy(self->event);
   ocp_stream_release(self->producer);
   free(self);
@@ -35,7 +36,8 @@ static OrtStatus *notification_activate(OrtSyncNotificationImpl *this_ptr) {
   notification *self = (notification *)(void *)this_ptr;
   ocp_device *device = self->producer->device;
   ocp_error error = {0};
-  if (ocp_device_enter(device, &error) == ORT_OK) {
+  OCP_STAY stay = ocp_device_enter(device, &error);
+  if (stay.entered) {
     self->position = ocp_stream_position(self->producer);
     CUresult result = device->driver->EventRecord(self->event, self->producer->handle);
     if (result != CUDA_SUCCESS)
@@ -47,7 +49,8 @@ static OrtStatus *notification_activate(OrtSyncNotificationImpl *this_ptr) {
 
 static int wait_on_host(notification *self, ocp_error *error) {
   ocp_device *device = self->producer->device;
-  if (ocp_device_enter(device, error) != ORT_OK)
+  OCP_STAY stay = ocp_device_enter(device, error);
+  if (!stay.entered)
     return error->code;
   CUresult result = device->driver->EventSynchronize(self->event);
   if (result != CUDA_SUCCESS)
@@ -71,7 +74,10 @@ static OrtStatus *notification_wait_on_device(OrtSyncNotificationImpl *this_ptr,
   /* A stream of another EP, or of another driver, knows nothing of our events. */
   if (!consumer || consumer->device->driver != device->driver) {
     wait_on_host(self, &error);
-  } else if (ocp_device_enter(consumer->device, &error) == ORT_OK) {
+    return ocp_status(&error);
+  }
+  OCP_STAY stay = ocp_device_enter(consumer->device, &error);
+  if (stay.entered) {
     CUresult result = device->driver->StreamWaitEvent(consumer->handle, self->event, 0);
     if (result != CUDA_SUCCESS)
       ocp_device_fail(consumer->device, result, "cuStreamWaitEvent", &error);
@@ -100,7 +106,8 @@ static OrtStatus *stream_create_notification(OrtSyncStreamImpl *this_ptr, OrtSyn
   ocp_stream *stream = stream_of(this_ptr);
   ocp_error error = {0};
   *out = NULL;
-  if (ocp_device_enter(stream->device, &error) != ORT_OK)
+  OCP_STAY stay = ocp_device_enter(stream->device, &error);
+  if (!stay.entered)
     return ocp_status(&error);
   notification *self = calloc(1, sizeof *self);
   if (!self) {

@@ -48,6 +48,16 @@ static ocp_device *device_open(int emulated, int ordinal, ocp_error *error) {
   return ocp_device_open(emulated != 0, ordinal, error);
 }
 
+static int device_enter(ocp_device *device, ocp_stay *stay, ocp_error *error) {
+  *stay = ocp_device_enter(device, error);
+  return error->code;
+}
+
+static bool device_enter_to_release(const ocp_device *device, ocp_stay *stay) {
+  *stay = ocp_device_enter_to_release(device);
+  return stay->entered;
+}
+
 static ocp_cluster *cluster_create(ocp_device *device, const char *name, int64_t python_handle) {
   return ocp_cluster_create(device, name, ocp_python_build_variant, python_handle);
 }
@@ -84,8 +94,9 @@ static const ocp_core core = {
     .emu_host_pointer = ocp_emu_host_pointer,
     .emu_owns = ocp_emu_owns,
     .device_open = device_open,
-    .device_enter = ocp_device_enter,
-    .device_enter_to_release = ocp_device_enter_to_release,
+    .device_enter = device_enter,
+    .device_enter_to_release = device_enter_to_release,
+    .device_leave = ocp_device_leave,
     .device_alloc = ocp_device_alloc,
     .device_free = ocp_device_free,
     .stream_create = ocp_stream_create,

@@ -110,7 +110,7 @@ typedef struct ocp_core {
   void *(*emu_host_pointer)(uint64_t address, size_t bytes);
   int (*emu_owns)(uint64_t address);
   ocp_device *(*device_open)(int emulated, int ordinal, ocp_error *error);
-  int (*device_enter)(ocp_device *device, ocp_error *error);
+  int (*device_enter)(ocp_device *device, ocp_stay *stay, ocp_error *error); /* until device_leave */
   int (*device_alloc)(ocp_device *device, size_t bytes, ocp_stream *stream, CUdeviceptr *address, ocp_error *error);
   void (*device_free)(ocp_device *device, CUdeviceptr address, ocp_stream *stream);
   int (*stream_create)(ocp_device *device, ocp_stream **out, ocp_error *error);
@@ -158,8 +158,9 @@ typedef struct ocp_core {
   int (*arena_set_limit)(int emulated, int ordinal, int memory, int64_t bytes, ocp_error *error);
   void (*cluster_set_graphs)(ocp_cluster *cluster, uint32_t warm_runs, uint32_t max_graphs);
   void (*cluster_release_graphs)(ocp_cluster *cluster);
-  bool (*device_enter_to_release)(const ocp_device *device); /* also a lost one; false in a forked child */
   int (*device_available)(ocp_device *device, uint64_t *bytes, ocp_error *error);
+  bool (*device_enter_to_release)(const ocp_device *device, ocp_stay *stay); /* also a lost one; not after a fork */
+  void (*device_leave)(ocp_stay *stay);
   void (*interrupt_after_call)(void); /* SIGINT for this thread when its call into Python has returned */
 } ocp_core;
 

@@ -366,7 +366,8 @@ int ocp_cluster_run(ocp_cluster *cluster, ocp_stream *stream, const ocp_input *i
   r.uploads = 0;
   error->code = ORT_OK;
   ocp_count(OCP_RUNS, 1);
-  if (ocp_device_enter(cluster->device, error) != ORT_OK)
+  OCP_STAY stay = ocp_device_enter(cluster->device, error);
+  if (!stay.entered)
     return error->code;
   if (make_key(&r) == ORT_OK) {
     ocp_instance *instance = find_instance(&r);

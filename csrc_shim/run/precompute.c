@@ -26,7 +26,8 @@ int ocp_cluster_precompute(ocp_cluster *cluster, ocp_weight *const *results, uin
   ocp_device *device = cluster->device;
   ocp_stream *stream;
   error->code = ORT_OK;
-  if (ocp_device_enter(device, error) != ORT_OK || ocp_stream_borrow(device, &stream, error) != ORT_OK)
+  OCP_STAY stay = ocp_device_enter(device, error);
+  if (!stay.entered || ocp_stream_borrow(device, &stream, error) != ORT_OK)
     return error->code;
   result_list list = {results, count};
   const ocp_input none = {0};

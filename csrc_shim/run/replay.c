@@ -249,7 +249,8 @@ void ocp_replay_release(ocp_replay *replay) {
   if (!replay)
     return;
   ocp_device *device = replay->budget->device;
-  if (ocp_device_enter_to_release(device)) {
+  OCP_STAY stay = ocp_device_enter_to_release(device);
+  if (stay.entered) {
     if (replay->exec)
       device->driver->GraphExecDestroy(replay->exec);
     if (replay->graph)

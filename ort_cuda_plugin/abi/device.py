@@ -1,13 +1,13 @@
 """A CUDA device, real or emulated, from Python: the driver table with exceptions and NumPy arrays.
 
-For tests and tools; a session's Runs never come here. Every call makes the device's context current first, so a
+For tests and tools; a session's Runs never come here. Every call makes the device's context current meanwhile, so a
 `Device` may be used from any thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -73,10 +73,24 @@ class Device:
         """Makes the device's context current in the calling thread."""
         self._check("CtxSetCurrent", self.driver.CtxSetCurrent(self.context))
 
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """The device's context is current meanwhile; the caller's is afterwards."""
+        before = ffi.new("CUcontext *")
+        self._check("CtxGetCurrent", self.driver.CtxGetCurrent(before))
+        if before[0] == self.context:
+            yield
+            return
+        self.enter()
+        try:
+            yield
+        finally:
+            self.driver.CtxSetCurrent(before[0])
+
     def call(self, member: str, *arguments: Any) -> None:
         """Calls a member of the driver table with the context current. Raises CudaError."""
-        self.enter()
-        self._check(member, getattr(self.driver, member)(*arguments))
+        with self.entered():
+            self._check(member, getattr(self.driver, member)(*arguments))
 
     def attribute(self, attribute: int) -> int:
         value = ffi.new("int *")
@@ -200,9 +214,9 @@ class DeviceArray:
         """Gives the memory back, once the device has no work left. Safe to call twice."""
         if self.address:
             address, self.address = self.address, 0
-            self.device.enter()
-            self.device.driver.CtxSynchronize()  # what it would report, its own caller gets
-            self.device.call("MemFree", address)
+            with self.device.entered():
+                self.device.driver.CtxSynchronize()  # what it would report, its own caller gets
+                self.device.call("MemFree", address)
 
     def __del__(self) -> None:
         with suppress(*ignored_at_end):
@@ -273,9 +287,9 @@ class Module:
         """Unloads the kernels, once the device has no work left. Safe to call twice."""
         if self.handle is not None:
             handle, self.handle = self.handle, None
-            self.device.enter()
-            self.device.driver.CtxSynchronize()
-            self.device.call("ModuleUnload", handle)
+            with self.device.entered():
+                self.device.driver.CtxSynchronize()
+                self.device.call("ModuleUnload", handle)
 
     def __del__(self) -> None:
         with suppress(*ignored_at_end):
@@ -391,8 +405,8 @@ def _pointer(array: NDArray[Any]) -> Any:
 
 
 def _is_ready(device: Device, member: str, handle: Any) -> bool:
-    device.enter()
-    code = getattr(device.driver, member)(handle)
+    with device.entered():
+        code = getattr(device.driver, member)(handle)
     if code == 600:
         return False
     device._check(member, code)

@@ -91,7 +91,10 @@ class FusedNode:
         self._kernels.clear()
 
     def _add(self, variant: Variant) -> None:
-        self._device.enter()
+        with self._device.entered():
+            self._add_entered(variant)
+
+    def _add_entered(self, variant: Variant) -> None:
         programs = variant.precomputations
         needed_once = [kernel for program in programs for kernel in program.kernels]
         acquired = self._device.acquire_kernels([*variant.kernels, *needed_once])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -55,15 +56,20 @@ class OpenDevice:
             emulated=self.info.emulated, libraries=frozenset() if self.info.emulated else load_libraries()
         )
 
-    def enter(self) -> None:
-        """Makes the device's context current on this thread.
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """The device's context is current on this thread meanwhile; the caller's is afterwards.
 
         Raises:
             PluginError: the device is lost, or this is a forked child.
         """
-        error = new_error()
-        core().device_enter(self.pointer, error)
+        error, stay = new_error(), ffi.new("ocp_stay *")
+        core().device_enter(self.pointer, stay, error)
         check(error)
+        try:
+            yield
+        finally:
+            core().device_leave(stay)
 
     def acquire_kernels(self, specs: Sequence[KernelSpec]) -> list[LoadedKernel]:
         """The kernels of ``specs``, compiled, loaded, and held until `release_kernels`.
@@ -73,10 +79,9 @@ class OpenDevice:
             DriverError: the device does not take one.
         """
         images = dict(zip(specs, kernel_library().get_many(specs, self.target), strict=True))
-        self.enter()
         held: list[LoadedKernel] = []
         try:
-            with self._lock:
+            with self.entered(), self._lock:
                 for spec in specs:
                     kernel = self._loaded.get(spec)
                     if kernel is None:
@@ -98,9 +103,11 @@ class OpenDevice:
                     unused.append(kernel)
             for spec in [spec for spec, kernel in self._loaded.items() if kernel.users == 0]:
                 del self._loaded[spec]
-        if unused and core().device_enter_to_release(self.pointer):
+        stay = ffi.new("ocp_stay *")
+        if unused and core().device_enter_to_release(self.pointer, stay):
             for kernel in unused:
                 self.driver.ModuleUnload(kernel.module)
+            core().device_leave(stay)
 
     def synchronize(self) -> None:
         """Waits for all work on the device.
@@ -109,8 +116,8 @@ class OpenDevice:
             PluginError: the device is lost, or this is a forked child.
             DriverError: work failed.
         """
-        self.enter()
-        self._check(self.driver.CtxSynchronize(), "cuCtxSynchronize", self.info.name)
+        with self.entered():
+            self._check(self.driver.CtxSynchronize(), "cuCtxSynchronize", self.info.name)
 
     def read(self, address: int, data: bytearray) -> None:
         """Fills ``data`` from device memory at ``address``, which no pending work writes.
@@ -118,8 +125,9 @@ class OpenDevice:
         Raises:
             DriverError: the copy failed.
         """
-        if data:
-            self.enter()
+        if not data:
+            return
+        with self.entered():
             buffer = ffi.from_buffer(data)
             self._check(self.driver.MemcpyDtoHAsync(buffer, address, len(data), ffi.NULL), "cuMemcpyDtoH", "weights")
             self._check(self.driver.StreamSynchronize(ffi.NULL), "cuStreamSynchronize", "weights")

@@ -47,7 +47,7 @@ void make_affine_cluster(char **arguments) {
   ocp_error error = {0};
   device = ocp_device_open(true, 0, &error);
   CHECK(device);
-  CHECK_OK(ocp_device_enter(device, error));
+  CHECK_OK(!ocp_device_enter(device, error).entered);
   ocp_kernel_ref kernel = {.name = "affine", .num_params = 5, .params = params};
   real = device->driver;
   CHECK(real->ModuleLoadData(&module, image, image_bytes) == CUDA_SUCCESS);
@@ -90,6 +90,7 @@ void upload(ocp_stream *stream, const place *where, float first) {
   float x[MAX_ELEMENTS];
   for (int i = 0; i < MAX_ELEMENTS; i++)
     x[i] = first + (float)i;
+  CHECK_OK(!ocp_device_enter(device, error).entered);
   CHECK(real->MemcpyHtoDAsync(where->input, x, sizeof x, stream->handle) == CUDA_SUCCESS);
   ocp_stream_enqueued(stream);
 }

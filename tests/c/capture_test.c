@@ -147,7 +147,7 @@ enum { FIRST_ID = 100, LAST_ID = 105 };
 
 static void *capture_some(void *where) {
   ocp_stream *stream;
-  CHECK_OK(ocp_device_enter(device, error));
+  CHECK_OK(!ocp_device_enter(device, error).entered);
   CHECK_OK(ocp_capture_stream(capture, &stream, error));
   const int64_t before = bytes_in_use();
   for (int id = FIRST_ID; id <= LAST_ID; id++)

@@ -79,6 +79,7 @@ static void *run_shapes(void *argument) {
   CUdeviceptr input;
   output out;
   ocp_stream *stream;
+  CHECK_OK(!ocp_device_enter(device, error).entered);
   CHECK_OK(ocp_stream_create(device, &stream, error));
   CHECK_OK(ocp_device_alloc(device, sizeof x, NULL, &input, error));
   CHECK_OK(ocp_device_alloc(device, sizeof y, NULL, &out.address, error));
@@ -114,7 +115,7 @@ int main(int argc, char **argv) {
   ocp_error error = {0};
   device = ocp_device_open(true, 0, &error);
   CHECK(device);
-  CHECK_OK(ocp_device_enter(device, error));
+  CHECK_OK(!ocp_device_enter(device, error).entered);
   CUmodule module;
   kernel = (ocp_kernel_ref){.name = "affine", .num_params = 5, .params = params};
   CHECK(device->driver->ModuleLoadData(&module, image, image_bytes) == CUDA_SUCCESS);

@@ -101,7 +101,7 @@ static const ocp_driver *open_emulator(void) {
   ocp_error failure = {0};
   ocp_device *device = ocp_device_open(true, 0, &failure);
   CHECK(device);
-  CHECK_OK(ocp_device_enter(device, error));
+  CHECK_OK(!ocp_device_enter(device, error).entered);
   return device->driver;
 }
 

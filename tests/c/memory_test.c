@@ -433,7 +433,7 @@ static void test_a_sticky_error_loses_the_device(void) {
   CHECK(ocp_stream_synchronize(stream, &error) != 0 && strstr(error.text, "cuStreamSynchronize"));
   synchronize_result = CUDA_SUCCESS;
   error.code = 0;
-  CHECK(ocp_device_enter(device, &error) != 0);
+  CHECK(!ocp_device_enter(device, &error).entered);
   CHECK(strstr(error.text, "is lost") && strstr(error.text, "CUDA_ERROR_LAUNCH_FAILED"));
   atomic_store(&device->lost, CUDA_SUCCESS);
   synchronize(stream);

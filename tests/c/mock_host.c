@@ -29,8 +29,25 @@ OrtMemoryDevice device_memory, pinned_memory, other_device_memory;
 OrtAllocator *device_allocator, *pinned_allocator;
 OrtDataTransferImpl *transfer;
 ocp_device *device;
+CUcontext host_context;
+
+static _Thread_local bool is_elsewhere;
+static _Thread_local CUcontext elsewhere;
+
+void be_elsewhere(CUcontext context) {
+  CHECK(ocp_driver_emulator()->CtxSetCurrent(context) == CUDA_SUCCESS);
+  elsewhere = context;
+  is_elsewhere = true;
+}
+
+void check_elsewhere(void) {
+  CUcontext current = NULL;
+  CHECK(ocp_driver_emulator()->CtxGetCurrent(&current) == CUDA_SUCCESS);
+  CHECK(!is_elsewhere || current == elsewhere);
+}
 
 void check_fails(OrtStatus *status, const char *with) {
+  check_elsewhere();
   CHECK(status);
   if (!strstr(status->text, with)) {
     fprintf(stderr, "expected «%s» in «%s»\n", with, status->text);
@@ -40,6 +57,7 @@ void check_fails(OrtStatus *status, const char *with) {
 }
 
 void check_ok(OrtStatus *status) {
+  check_elsewhere();
   if (status)
     fprintf(stderr, "%s\n", status->text);
   CHECK(!status);
@@ -492,6 +510,7 @@ static void run_round(const void *image, size_t bytes, uint32_t version, int run
   CHECK(counter(OCP_DEVICE_BYTES_IN_USE) == 0 && counter(OCP_PINNED_BYTES_IN_USE) == 0);
   CHECK(counter(OCP_STREAMS_LIVE) == 0);
   CHECK(atomic_load(&mock_live_statuses) == 0);
+  check_elsewhere();
 }
 
 int main(int argc, char **argv) {
@@ -517,6 +536,10 @@ int main(int argc, char **argv) {
   ocp_error error = {0};
   device = ocp_device_open(true, 0, &error);
   CHECK(device);
+  CUdevice other;
+  CHECK(device->driver->DeviceGet(&other, 1) == CUDA_SUCCESS);
+  CHECK(device->driver->DevicePrimaryCtxRetain(&host_context, other) == CUDA_SUCCESS);
+  be_elsewhere(host_context);
   int runs = argc > 4 ? atoi(argv[4]) : 100;
   static const OrtKeyValuePairs mempool = {.count = 1, .keys = {"arena.use_cuda_mempool"}, .values = {"1"}};
   run_round(image, bytes, OCP_NEWEST_API, runs, NULL);

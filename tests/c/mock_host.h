@@ -11,7 +11,12 @@ extern OrtMemoryDevice device_memory, pinned_memory, other_device_memory;
 extern OrtAllocator *device_allocator, *pinned_allocator;
 extern OrtDataTransferImpl *transfer;
 extern ocp_device *device;
+extern CUcontext host_context; /* of a device that the host works with */
 
+/* The calling thread works with another device of its own, or for NULL with none. From then on each check also says
+ * that the library has left it there. */
+void be_elsewhere(CUcontext context);
+void check_elsewhere(void);
 void check_fails(OrtStatus *status, const char *with); /* takes an expected failure */
 void check_ok(OrtStatus *status);
 OrtSyncStream make_stream(void);

@@ -83,7 +83,9 @@ static ocp_cluster *make_cluster(const void *image, size_t bytes, CUmodule *modu
   ocp_kernel_ref kernels[2] = {{.name = "add", .num_params = 4, .params = add_params},
                                {.name = "block_sum", .num_params = 2, .params = add_params + 2}};
   const ocp_driver *driver = device->driver;
-  CHECK_OK(ocp_device_enter(device, error));
+  ocp_error entering;
+  OCP_STAY stay = ocp_device_enter(device, &entering);
+  CHECK(stay.entered);
   CHECK(driver->ModuleLoadData(module, image, bytes) == CUDA_SUCCESS);
   for (int i = 0; i < 2; i++)
     CHECK(driver->ModuleGetFunction(&kernels[i].function, *module, kernels[i].name) == CUDA_SUCCESS);
@@ -105,6 +107,7 @@ typedef struct session {
   void *state;
   unsigned seed;
   int runs;
+  CUcontext host_context; /* NULL: none */
 } session;
 
 static void run_once(const session *s, OrtSyncStream *stream, unsigned *seed) {
@@ -146,6 +149,7 @@ static void run_once(const session *s, OrtSyncStream *stream, unsigned *seed) {
 static void *run_many(void *argument) {
   session *s = argument;
   unsigned seed = s->seed;
+  be_elsewhere(s->host_context);
   OrtSyncStream stream = make_stream();
   for (int run = 0; run < s->runs; run++) {
     run_once(s, run % 8 == 7 ? NULL : &stream, &seed);
@@ -153,6 +157,7 @@ static void *run_many(void *argument) {
       check_ok(device_allocator->Shrink(device_allocator));
   }
   stream.impl->Release(stream.impl);
+  check_elsewhere();
   return NULL;
 }
 
@@ -160,6 +165,7 @@ static atomic_bool done;
 
 /* What an application may do at any time. */
 static void *look_at_memory_and_trim(void *unused) {
+  be_elsewhere(host_context);
   while (!atomic_load(&done)) {
     OrtKeyValuePairs *stats = NULL;
     check_ok(device_allocator->GetStats(device_allocator, &stats));
@@ -170,6 +176,7 @@ static void *look_at_memory_and_trim(void *unused) {
     CHECK(ocp_arena_set_limit(1, 0, OCP_DEVICE_MEMORY, 32 << 20, &error) == ORT_OK);
     device_allocator->Free(device_allocator, device_allocator->Reserve(device_allocator, 5000));
     CHECK(ocp_arena_set_limit(1, 0, OCP_DEVICE_MEMORY, 0, &error) == ORT_OK);
+    check_elsewhere();
   }
   return unused;
 }
@@ -182,6 +189,7 @@ static void test_sessions_run_on_several_threads(session sessions[2]) {
   for (int i = 0; i < 4; i++) {
     per_thread[i] = sessions[i % 2];
     per_thread[i].seed = (unsigned)i + 1;
+    per_thread[i].host_context = i % 2 ? host_context : NULL;
     CHECK(pthread_create(&threads[i], NULL, run_many, &per_thread[i]) == 0);
   }
   for (int i = 0; i < 4; i++)
@@ -277,6 +285,8 @@ void test_sessions(const void *image, size_t bytes, int runs) {
     sessions[i].info->ReleaseState(sessions[i].info, sessions[i].state);
     ocp_compute_info_release(sessions[i].info);
     ocp_cluster_release(clusters[i]);
-    CHECK(device->driver->ModuleUnload(modules[i]) == CUDA_SUCCESS);
+    check_elsewhere();
+    OCP_STAY stay = ocp_device_enter_to_release(device);
+    CHECK(stay.entered && device->driver->ModuleUnload(modules[i]) == CUDA_SUCCESS);
   }
 }

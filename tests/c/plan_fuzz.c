@@ -161,6 +161,7 @@ int main(int argc, char **argv) {
   driver.LaunchKernel = launch_few_blocks;
   device->driver = &driver;
   ocp_stream *stream;
+  CHECK_OK(!ocp_device_enter(device, error).entered);
   CHECK_OK(ocp_stream_create(device, &stream, error));
   CUmodule module;
   const uint8_t idle_params[] = {OCP_PARAM_POINTER, OCP_PARAM_I64};

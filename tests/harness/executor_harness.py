@@ -90,7 +90,7 @@ def functions() -> tuple[Any, ...]:
 
 def driver() -> Any:
     error = new_error()
-    core().device_enter(device(), error)
+    core().device_enter(device(), ffi.new("ocp_stay *"), error)  # to stay
     check(error)
     return core().driver_emulator()
 
