@@ -10,7 +10,8 @@ from ..model.ir import Graph, InvalidModel, Node, UnknownRank, Unsupported, Valu
 from ..model.partition import partition
 from ..ops.kernel_definitions import HOST_RESULTS
 from ..ops.registry import channels_last_operators
-from ..program.lowering import Buffer, DeviceProperties, LoweringOptions, Tensor
+from ..program.containers import Operand
+from ..program.lowering import Buffer, DeviceProperties, LoweringOptions
 from ..program.symbolic import Dim
 from . import islands
 from .budget import MemoryBudget
@@ -140,6 +141,8 @@ def claim(
         for node, missing in _not_passed(clusters) if not passes_implicit_inputs else ():
             reason = f"this ONNX Runtime does not pass {missing.name!r} to a cluster where only a body reads it"
             changed[node] = whole.as_single(node, Unsupported("control-flow", reason))
+        for node, value in _crossing(graph, clusters):
+            changed[node] = decline(node, "op", f"{value.name!r} is no tensor, and only tensors can leave a cluster")
         if not changed and (len(clusters) > 1 or len(ours) < len(graph.nodes) or singles):
             for cluster in clusters:
                 alone = _Analysis(graph, device, options, ranks, provider, has_kernel, singles)
@@ -181,6 +184,19 @@ def _not_passed(clusters: list[list[Node]]) -> Iterator[tuple[Node, Value]]:
                 yield node, missing
 
 
+def _crossing(graph: Graph, clusters: list[list[Node]]) -> Iterator[tuple[Node, Value]]:
+    """Nodes with a result that is no tensor and that is read outside of their cluster."""
+    cluster_of = {node: number for number, cluster in enumerate(clusters) for node in cluster}
+    made = {value: node for node in cluster_of for value in node.outputs if value is not None and value.is_container}
+    leaving = {value for value in graph.outputs if value in made}
+    for node in graph.nodes if made else ():
+        for value in node.reads():
+            if value in made and cluster_of.get(node) != cluster_of[made[value]]:
+                leaving.add(value)
+    for value in sorted(leaving, key=lambda value: value.name):
+        yield made[value], value
+
+
 class _Analysis:
     """Runs operators' functions on symbolic shapes.
 
@@ -207,9 +223,10 @@ class _Analysis:
         self._has_kernel = has_kernel
         self._inlines = inlines
         self._symbols = InputSymbols()
+        self._waiting: set[Value | None] = set()  # results of nodes that wait for a rank
         self._begin(None)
 
-    def _begin(self, trial: int | None, tensors: Mapping[Value, Tensor] | None = None) -> None:
+    def _begin(self, trial: int | None, known: Mapping[Value, Operand] | None = None) -> None:
         symbols = self._symbols
 
         def read_host_input(buffer: Buffer, count: int) -> tuple[Dim, ...]:
@@ -225,7 +242,8 @@ class _Analysis:
             guess=symbols.dimension,
             trial=trial,
         )
-        self.lowering.tensors.update(tensors or {})
+        for value, operand in (known or {}).items():
+            self.lowering.set(value, operand)
 
     def verdicts(self, nodes: list[Node]) -> list[NodeVerdict]:
         found = {node: self._verdict(node) for node in nodes}
@@ -242,7 +260,8 @@ class _Analysis:
         taken: dict[Node, NodeVerdict] = {}
         declined: dict[Node, NodeVerdict] = {}
         invalid: dict[Node, NodeVerdict] = {}
-        known, results = dict(self.lowering.tensors), dict(self.lowering.tensors)
+        known = self.lowering.operands()
+        results = dict(known)
         for trial in range(NUM_TRIALS):
             self._begin(trial, known)
             lost: set[Value | None] = set()
@@ -256,7 +275,7 @@ class _Analysis:
                     lost.update(node.outputs)
                 else:
                     (taken if verdict.supported else declined)[node] = verdict
-            results.update((value, x) for value, x in self.lowering.tensors.items() if value not in results)
+            results = self.lowering.operands() | results
         self._begin(None, results)
         self._ranks.settle(value for node in nodes for value in node.outputs)
         for node, verdict in declined.items():
@@ -275,9 +294,10 @@ class _Analysis:
         used = set(graph.outputs)
         result: list[NodeVerdict] = []
         for node, verdict in zip(reversed(graph.nodes), reversed(verdicts), strict=True):
-            outputs = [value for value in node.outputs if value is not None and value in tensors]
+            outputs = [value for value in node.outputs if value is not None and self.lowering.knows(value)]
             if verdict.supported:
-                on_host = node not in self.singles and all(tensors[value].host is not None for value in outputs)
+                on_host = all(value in tensors and tensors[value].host is not None for value in outputs)
+                on_host = on_host and node not in self.singles
                 if on_host and used.isdisjoint(outputs):
                     verdict = decline(node, "cost", "only nodes of other providers use this shape arithmetic")
                 else:
@@ -307,6 +327,7 @@ class _Analysis:
             learn_declined(node, self.ranks)
             if node.has_subgraphs and (verdict := self.as_single(node, error)).supported:
                 return verdict
+            self._waiting.update(node.outputs)
             return decline(node, error.kind, error.reason, _Waiting)
         except Unsupported as error:
             learn_declined(node, self.ranks)
@@ -344,13 +365,14 @@ class _Analysis:
             raise Unsupported("control-flow", "each node runs by itself, so bodies are not lowered with it")
         known = self.lowering.tensors
         for value in node.reads():
-            if value not in known and value.initializer is None:
+            if not self.lowering.knows(value):
+                if value.is_container and value in self._waiting and self.ranks.trial is None:
+                    raise UnknownRank(f"what {value.name!r} holds is not known")
                 self.lowering.add_input(value, symbolic_input(self._symbols, value, 0, ranks=self.ranks))
-        inputs = [None if value is None else self.lowering.tensor(value) for value in node.inputs]
         shape = node.inputs[0].shape if node.inputs and node.inputs[0] is not None else None
         if shape is not None and len(shape) < 2 and self._may_become_channels_last(node):
             raise Unsupported("shape", "ONNX Runtime cannot make a tensor of less than 2 dimensions channels-last")
-        self.lowering.lower(node, inputs)
+        self.lowering.lower(node)
         for result in node.outputs:
             if result is not None and result in known:
                 self.ranks.learn(result, known[result].rank)

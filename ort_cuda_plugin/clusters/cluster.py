@@ -22,7 +22,7 @@ from ..program.program_text import ProgramText
 from ..program.symbolic import Dim
 from ..program.traffic import ProgramTraffic
 from .launches import make_launches, place_outputs
-from .node_lowering import InputSymbols, NodeLowering, symbolic_input
+from .node_lowering import InputSymbols, NodeLowering, UnknownValue, symbolic_input
 from .ranks import LIKELY, Ranks
 
 _SMALL_CONSTANT = 64 * 1024
@@ -168,8 +168,8 @@ class CompiledCluster:
         for index, value in enumerate(self.inputs):
             lowering.add_input(value, symbolic_input(symbols, value, index, None, self._ranks.under(trial)))
         for node in self.graph.nodes:
-            with contextlib.suppress(Unsupported, InvalidModel, KeyError, ZeroDivisionError, OverflowError):
-                lowering.lower(node, [None if value is None else lowering.tensor(value) for value in node.inputs])
+            with contextlib.suppress(Unsupported, InvalidModel, UnknownValue, ZeroDivisionError, OverflowError):
+                lowering.lower(node)
         return found
 
     def build(self, input_shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> Variant:
@@ -291,7 +291,10 @@ class CompiledCluster:
             lowering.add_input(value, tensor)
         for node in self.graph.nodes:
             try:
-                lowering.lower(node, [None if v is None else self._input(lowering, node, v) for v in node.inputs])
+                lowering.lower(node)
+            except UnknownValue as error:
+                reason = f"{error.args[0]!r} is neither an input of the cluster nor computed in it"
+                raise NodeError(node, reason) from None
             except UnknownRank:
                 raise
             except Unsupported as error:
@@ -300,10 +303,3 @@ class CompiledCluster:
                 raise NodeError(node, error.reason, invalid_input=True) from error
             except (ZeroDivisionError, OverflowError) as error:
                 raise NodeError(node, str(error), invalid_input=True) from error
-
-    @staticmethod
-    def _input(lowering: NodeLowering, node: Node, value: Value) -> Tensor:
-        try:
-            return lowering.tensor(value)
-        except KeyError:
-            raise NodeError(node, f"{value.name!r} is neither an input of the cluster nor computed in it") from None

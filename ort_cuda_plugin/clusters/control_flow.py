@@ -16,6 +16,7 @@ from ..model.ir import DType, Graph, InvalidModel, Node, UnknownRank, Unsupporte
 from ..ops.axes import normalize_axis
 from ..ops.indexing import select_index
 from ..ops.slicing import concat
+from ..program.containers import Operand
 from ..program.symbolic import Dim, eq
 from ..program.tensor import Tensor
 from ..program.views import unsqueeze
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
 MAX_UNROLLED_NODES = 1024
 """A Loop or Scan is unrolled when its iterations have at most so many nodes in all, those of inner bodies included."""
 
-Inputs = Sequence[Tensor | None]
+Inputs = Sequence[Operand | None]
 
 
-def inline(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Tensor]:
+def inline(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
     """The results of a node with bodies, which are lowered in its place.
 
     Raises Unsupported where it is not known what to lower, and for what a body's nodes raise it.
@@ -50,7 +51,7 @@ def unrolled_nodes(body: Graph) -> int:
     return sum(1 for _ in body.all_nodes())
 
 
-def _body(lowering: NodeLowering, node: Node, name: str, arguments: Sequence[Tensor]) -> list[Tensor]:
+def _body(lowering: NodeLowering, node: Node, name: str, arguments: Sequence[Operand]) -> list[Operand]:
     """The results of a body of ``node`` for these arguments."""
     body = node.subgraphs.get(name)
     if body is None:
@@ -58,12 +59,12 @@ def _body(lowering: NodeLowering, node: Node, name: str, arguments: Sequence[Ten
     if len(arguments) != len(body.inputs):
         raise InvalidModel(f"the body {name!r} of {node.op_type} has {len(body.inputs)} inputs, not {len(arguments)}")
     for value, argument in zip(body.inputs, arguments, strict=True):
-        lowering.tensors[value] = argument
+        lowering.set(value, argument)
     for inner in body.nodes:
         try:
             if inner.provider:
                 raise Unsupported("control-flow", f"{inner.provider} runs it")
-            lowering.lower(inner, [None if value is None else lowering.tensor(value) for value in inner.inputs])
+            lowering.lower(inner)
         except UnknownRank as error:
             raise UnknownRank(_within(name, inner, error.reason)) from error
         except Unsupported as error:
@@ -71,14 +72,14 @@ def _body(lowering: NodeLowering, node: Node, name: str, arguments: Sequence[Ten
         except InvalidModel as error:
             raise InvalidModel(_within(name, inner, error.reason)) from error
     lowering.ctx.node = node
-    return [lowering.tensor(value) for value in body.outputs]
+    return [lowering.operand(value) for value in body.outputs]
 
 
 def _within(body: str, node: Node, reason: str) -> str:
     return f"in its {body}, node {node.label}: {reason}"
 
 
-def _if(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Tensor]:
+def _if(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
     ctx = lowering.ctx
     condition = _scalar(node, inputs, 0, DType.BOOL)
     (taken,) = ctx.host_constants(condition, "the condition of If", [1])
@@ -89,6 +90,10 @@ def _if(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Tensor]:
     if len(results) != len(others):
         raise InvalidModel(f"the branches of If have {len(results)} and {len(others)} results")
     for number, (x, other) in enumerate(zip(results, others, strict=True)):
+        if not isinstance(x, Tensor) or not isinstance(other, Tensor):
+            raise Unsupported(
+                "control-flow", f"result {number} of an If whose branch is only known in a Run is no tensor"
+            )
         if x.dtype is not other.dtype:
             types = f"{x.dtype.short} in one branch, {other.dtype.short} in the other"
             raise InvalidModel(f"result {number} of If is {types}")
@@ -98,9 +103,9 @@ def _if(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Tensor]:
     return branches[(ctx.trial or 0) % len(branches)]
 
 
-def _valid_branches(lowering: NodeLowering, node: Node) -> list[list[Tensor]]:
+def _valid_branches(lowering: NodeLowering, node: Node) -> list[list[Operand]]:
     """The results of each branch; one of them may be for what never comes. Raises InvalidModel where both are."""
-    results: list[list[Tensor]] = []
+    results: list[list[Operand]] = []
     for name in ("then_branch", "else_branch"):
         try:
             results.append(_body(lowering, node, name, ()))
@@ -110,7 +115,7 @@ def _valid_branches(lowering: NodeLowering, node: Node) -> list[list[Tensor]]:
     return results
 
 
-def _loop(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Tensor]:
+def _loop(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
     ctx = lowering.ctx
     trips = None if _is_missing(inputs, 0) else _scalar(node, inputs, 0, DType.INT64)
     on = ctx.constant(np.array(True)) if _is_missing(inputs, 1) else _scalar(node, inputs, 1, DType.BOOL)
@@ -120,7 +125,7 @@ def _loop(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Tensor]:
         raise InvalidModel("Loop needs its body")
     most = None if trips is None else _known_number(trips, "the trip count of Loop")
     size = unrolled_nodes(body)
-    rows: list[list[Tensor]] = []
+    rows: list[list[Operand]] = []
     scanned = len(body.outputs) - 1 - len(states)
     if scanned < 0:
         raise InvalidModel(f"the body of Loop has {len(body.outputs)} results, and the loop {len(states)} states")
@@ -131,26 +136,26 @@ def _loop(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Tensor]:
         _check_count(max(most or 0, count + 1), size, "Loop")
         lowering.spend_nodes(len(body.nodes))
         number = ctx.constant(np.array(count, np.int64))
-        on, *results = _body(lowering, node, "body", (number, on, *states))
-        if on.size != 1 or on.dtype is not DType.BOOL:
-            raise InvalidModel(f"the condition of Loop is {on!r}")
+        results = _body(lowering, node, "body", (number, on, *states))
+        on = _scalar(node, results, 0, DType.BOOL)
+        results = results[1:]
         states = results[: len(states)]
         rows.append(results[len(states) :])
         count += 1
     outputs = list(states)
     for k in range(scanned):
         declared = body.outputs[1 + len(states) + k]
-        outputs.append(_stacked(lowering, [row[k] for row in rows], 0, declared))
+        outputs.append(_stacked(lowering, _tensors(node, (row[k] for row in rows)), 0, declared))
     return outputs
 
 
-def _scan(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Tensor]:
+def _scan(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
     ctx, attributes = lowering.ctx, node.attributes
     body, count = node.subgraphs.get("body"), attributes.get("num_scan_inputs")
     given = _given(node, inputs)
     if body is None or not isinstance(count, int) or not 0 < count <= len(given):
         raise InvalidModel(f"Scan of {len(given)} inputs needs a body and num_scan_inputs, which is {count}")
-    states, sequences = given[:-count], given[-count:]
+    states, sequences = given[:-count], _tensors(node, given[-count:])
     scanned = len(body.outputs) - len(states)
     if scanned < 0:
         raise InvalidModel(f"the body of Scan has {len(body.outputs)} results, and the scan {len(states)} states")
@@ -164,7 +169,7 @@ def _scan(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Tensor]:
         ctx.require(eq(lengths[0], length), "the inputs of Scan have different lengths")
     length = _known(lengths[0], "the length of Scan")
     _check_count(length, unrolled_nodes(body), "Scan")
-    rows: list[list[Tensor]] = []
+    rows: list[list[Operand]] = []
     for step in range(length):
         lowering.spend_nodes(len(body.nodes))
         slices = [
@@ -177,7 +182,7 @@ def _scan(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Tensor]:
     outputs = list(states)
     places, reversed_ = _numbers(node, "scan_output_axes", scanned), _numbers(node, "scan_output_directions", scanned)
     for k in range(scanned):
-        parts = [row[k] for row in rows]
+        parts = _tensors(node, (row[k] for row in rows))
         outputs.append(
             _stacked(lowering, parts[::-1] if reversed_[k] else parts, places[k], body.outputs[len(states) + k])
         )
@@ -223,12 +228,20 @@ def _is_missing(inputs: Inputs, index: int) -> bool:
 
 def _scalar(node: Node, inputs: Inputs, index: int, dtype: DType) -> Tensor:
     x = inputs[index] if index < len(inputs) else None
-    if x is None or x.dtype is not dtype or x.size != 1:
+    if not isinstance(x, Tensor) or x.dtype is not dtype or x.size != 1:
         raise InvalidModel(f"input {index} of {node.op_type} must be one {dtype.short}, it is {x!r}")
     return x
 
 
-def _given(node: Node, inputs: Iterable[Tensor | None]) -> list[Tensor]:
+def _tensors(node: Node, operands: Iterable[Operand]) -> list[Tensor]:
+    operands = list(operands)
+    tensors = [x for x in operands if isinstance(x, Tensor)]
+    if len(tensors) != len(operands):
+        raise InvalidModel(f"{node.op_type} stacks or slices what is no tensor")
+    return tensors
+
+
+def _given(node: Node, inputs: Iterable[Operand | None]) -> list[Operand]:
     given = [x for x in inputs if x is not None]
     if len(given) != len(list(inputs)):
         raise InvalidModel(f"{node.op_type} lacks an input")

@@ -8,6 +8,7 @@ from ..kernels.emit import launch_step
 from ..kernels.packed import packed_bytes, unpack
 from ..model.ir import Constant, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
 from ..ops import registry
+from ..program.containers import Operand, TensorOptional, TensorSequence
 from ..program.lowering import Buffer, BufferKind, DeviceProperties, Lowering, LoweringOptions, Tensor
 from ..program.symbolic import Dim, Expr, eq, le, product, symbol
 from .control_flow import MAX_UNROLLED_NODES, inline
@@ -108,6 +109,10 @@ def symbolic_input(
     return Tensor(value.dtype, shape, Buffer(BufferKind.INPUT, nbytes, index=index))
 
 
+class UnknownValue(KeyError):
+    """Neither an input nor a result of a node that was lowered."""
+
+
 class NodeLowering:
     """Lowers nodes one after the other on tensors that are made for values as they are needed.
 
@@ -141,6 +146,7 @@ class NodeLowering:
             trial=trial,
         )
         self.tensors: dict[Value, Tensor] = {}
+        self.containers: dict[Value, TensorSequence | TensorOptional] = {}
         self._guess = guess
         self._nodes_unrolled = 0
         self._depth = 0
@@ -150,9 +156,28 @@ class NodeLowering:
         tensor = self.tensors.get(value)
         if tensor is None:
             if value.initializer is None:
-                raise KeyError(value.name)
+                raise UnknownValue(value.name)
             tensor = self.tensors[value] = self.ctx.initializer(value.initializer)
         return tensor
+
+    def operand(self, value: Value) -> Operand:
+        """As `tensor`, for a value that may be a sequence or an optional value."""
+        return self.containers[value] if value in self.containers else self.tensor(value)
+
+    def operands(self) -> dict[Value, Operand]:
+        """All that is known."""
+        return {**self.tensors, **self.containers}
+
+    def set(self, value: Value, operand: Operand) -> None:
+        """``operand`` is what ``value`` stands for from now on."""
+        if isinstance(operand, Tensor):
+            self.tensors[value] = operand
+        else:
+            self.containers[value] = operand
+
+    def knows(self, value: Value) -> bool:
+        """Whether `operand` has it."""
+        return value in self.tensors or value in self.containers or value.initializer is not None
 
     def add_input(self, value: Value, tensor: Tensor) -> None:
         """``value`` is an input of the cluster or of the graph, ``tensor`` what `symbolic_input` made for it."""
@@ -165,19 +190,18 @@ class NodeLowering:
         if self._nodes_unrolled > MAX_UNROLLED_NODES:
             raise Unsupported("cost", f"more than {MAX_UNROLLED_NODES} nodes when it is unrolled")
 
-    def lower(self, node: Node, inputs: Sequence[Tensor | None]) -> None:
-        """Runs the operator's function and takes over its results. Raises what the function does."""
-        if node.unreadable_attributes:
+    def lower(self, node: Node) -> None:
+        """Runs the operator's function and takes over its results.
+
+        Raises what the function does, and UnknownValue for an input.
+        """
+        inputs = [None if value is None else self.operand(value) for value in node.inputs]
+        if node.unreadable_attributes and node.op_type != "Optional":  # whose type follows from its input
             raise Unsupported("attribute", f"attribute {node.unreadable_attributes[0]!r} has an unsupported type")
         self.ctx.node = node
         self.ctx.guessed = False
         self.ctx.opset = self.graph.opsets.get(node.domain, node.since_version)
-        results: Sequence[Tensor]
-        if node.has_subgraphs:
-            results = self._inlined(node, inputs)
-        else:
-            operator = registry.lookup(node.domain, node.op_type, node.since_version)
-            results = operator.lower(self.ctx, inputs, node.attributes)
+        results = self._results(node, inputs)
         for number, value in enumerate(node.outputs):
             if value is None:
                 continue
@@ -186,6 +210,11 @@ class NodeLowering:
                     continue
                 raise Unsupported("attribute", f"output {number} of {node.op_type} is not implemented")
             result = results[number]
+            if not isinstance(result, Tensor):
+                if value.dtype is not None:
+                    raise InvalidModel(f"{value.name!r} is no tensor, the model says that it is {value.dtype.name}")
+                self.set(value, result)
+                continue
             if self.ctx.guessed and self._guess and (value.shape is None or len(value.shape) == result.rank):
                 # The guess is good for the rank and the type; what can be known of the shape is what ORT infers.
                 known = value.shape or [None] * result.rank
@@ -198,7 +227,16 @@ class NodeLowering:
             _check_rank(value, result.rank)
             self.tensors[value] = result
 
-    def _inlined(self, node: Node, inputs: Sequence[Tensor | None]) -> Sequence[Tensor]:
+    def _results(self, node: Node, inputs: Sequence[Operand | None]) -> Sequence[Operand]:
+        if node.has_subgraphs:
+            return self._inlined(node, inputs)
+        first = inputs[0] if inputs else None
+        if (node.domain, node.op_type) == ("", "Identity") and isinstance(first, TensorSequence | TensorOptional):
+            return [first]
+        operator = registry.lookup(node.domain, node.op_type, node.since_version)
+        return operator.lower(self.ctx, inputs, node.attributes)
+
+    def _inlined(self, node: Node, inputs: Sequence[Operand | None]) -> Sequence[Operand]:
         if self._depth == 0:
             self._nodes_unrolled = 0
         self._depth += 1

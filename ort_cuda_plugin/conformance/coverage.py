@@ -102,7 +102,7 @@ def _lowered(graph: Graph) -> Iterator[tuple[Operator, set[str]]]:
         for node in graph.nodes:
             steps = lowering.ctx.trace.steps
             before = len(steps)
-            lowering.lower(node, [None if value is None else lowering.tensor(value) for value in node.inputs])
+            lowering.lower(node)
             operator = registry.lookup(node.domain, node.op_type, node.since_version)
             yield (
                 operator,

@@ -230,13 +230,15 @@ class Constant:
 class Value:
     """A named value. ``dtype`` is None where it is unknown or no tensor, ``shape`` is None where the rank is unknown.
 
-    A dimension is an int, a symbolic name, or None where nothing is known about it.
+    A dimension is an int, a symbolic name, or None where nothing is known about it. ``is_container`` is set for a
+    sequence, an optional value or a map.
     """
 
     name: str
     dtype: DType | None
     shape: tuple[int | str | None, ...] | None
     initializer: Constant | None = None
+    is_container: bool = False
 
     @property
     def constant(self) -> Array | None:

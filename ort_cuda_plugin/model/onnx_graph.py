@@ -39,7 +39,8 @@ def _value(info: onnx.ValueInfoProto, dynamic: bool) -> Value:
         known = dim.dim_value if dim.HasField("dim_value") and not dynamic else None
         shape.append(known if known is not None else dim.dim_param or None)
     dtype = DType(tensor.elem_type) if tensor.elem_type else None
-    return Value(info.name, dtype, tuple(shape) if tensor.HasField("shape") else None)
+    container = info.type.WhichOneof("value") not in (None, "tensor_type")
+    return Value(info.name, dtype, tuple(shape) if tensor.HasField("shape") else None, is_container=container)
 
 
 def read_model(model: onnx.ModelProto, dynamic: bool = False) -> Graph:

@@ -72,6 +72,11 @@ class OrtCalls:
             return None
         return Constant.of(self.tensor_data(tensor, dtype, tuple(int(dim) for dim in dims)).copy(), dtype)
 
+    def is_container(self, info: Any) -> bool:
+        """Whether a ``const OrtTypeInfo *`` is of something else than tensors."""
+        kinds = (lib.ONNX_TYPE_UNKNOWN, lib.ONNX_TYPE_TENSOR)
+        return info != ffi.NULL and self.out("GetOnnxTypeFromTypeInfo", "ONNXType", info) not in kinds
+
     def tensor_type(self, info: Any) -> tuple[DType | None, tuple[int | str | None, ...] | None]:
         """Element type and dimensions that a ``const OrtTypeInfo *`` says, as `Value` has them."""
         if info == ffi.NULL or self.out("GetOnnxTypeFromTypeInfo", "ONNXType", info) != lib.ONNX_TYPE_TENSOR:

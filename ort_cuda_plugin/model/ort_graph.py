@@ -86,8 +86,9 @@ class _GraphReader:
         if value is None and self.ort.out("ValueInfo_IsFromOuterScope", "bool", info):
             value = self._outer_value(name)
         if value is None:
-            dtype, shape = self.ort.tensor_type(self.ort.out("GetValueInfoTypeInfo", "const OrtTypeInfo *", info))
-            value = self.values[name] = Value(name, dtype, shape)
+            kind = self.ort.out("GetValueInfoTypeInfo", "const OrtTypeInfo *", info)
+            value = self.values[name] = Value(name, *self.ort.tensor_type(kind))
+            value.is_container = value.dtype is None and self.ort.is_container(kind)
             if self.ort.out("ValueInfo_IsConstantInitializer", "bool", info):
                 value.initializer = self._initializer(info, value)
         return value

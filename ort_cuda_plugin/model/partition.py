@@ -27,11 +27,13 @@ def partition(graph: Graph, claimed: Sequence[bool]) -> list[list[Node]]:
     for node in graph.nodes:
         least = int(is_claimed[node])
         levels[node] = max((_level_after(levels[source], is_claimed[node]) for source in sources[node]), default=least)
-    # What reads no cluster moves up to where it is first read, so that its results cross no border on the way.
+    # What reads no cluster moves up to where it is first read, so that its results cross no border on the way. So does
+    # what makes a sequence: that costs nothing, and a sequence can cross no border.
     latest: dict[Node, int] = {}
     for node in reversed(graph.nodes):
-        if levels[node] == 1:
-            levels[node] = latest.get(node, 1)
+        makes_container = any(value is not None and value.is_container for value in node.outputs)
+        if levels[node] == 1 or (is_claimed[node] and makes_container):
+            levels[node] = latest.get(node, levels[node])
         for source in sources[node]:
             bound = levels[node] if is_claimed[node] else levels[node] - 1
             latest[source] = min(latest.get(source, bound), bound)

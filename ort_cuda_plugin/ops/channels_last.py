@@ -36,6 +36,7 @@ def _channels_last(function: OperatorFunction) -> OperatorFunction:
             raise InvalidModel(f"a channels-last tensor of rank {x.rank}")
         result = function(ctx, permute(ctx, x, (0, x.rank - 1, *range(1, x.rank - 1))), *inputs, **attributes)
         first, *others = result if isinstance(result, tuple) else (result,)
+        assert isinstance(first, Tensor)
         return permute(ctx, first, (0, *range(2, first.rank), 1)), *others
 
     return between_views

@@ -26,6 +26,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from ort_cuda_plugin import uninterrupted
 from ort_cuda_plugin.model.ir import FLOATS_8, DType
+from ort_cuda_plugin.program.containers import Operand
 from ort_cuda_plugin.program.lowering import InvalidModel, Lowering, Tensor, Unsupported
 
 FLOATS = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT64})
@@ -78,13 +79,16 @@ FLAGS = frozenset(
 # fmt: on
 """Attributes that are 0 or 1. What another number means ONNX leaves open, and ONNX Runtime decides case by case."""
 
-OperatorFunction: TypeAlias = Callable[..., "Tensor | tuple[Tensor, ...]"]
+OperatorFunction: TypeAlias = Callable[..., "Operand | tuple[Tensor, ...]"]
 F = TypeVar("F", bound=OperatorFunction)
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One row of the table. ``until`` is the last version that ``function`` serves, or None."""
+    """One row of the table. ``until`` is the last version that ``function`` serves, or None.
+
+    One with ``containers`` takes or gives sequences or optional values, which exist inside a cluster only.
+    """
 
     name: str
     domain: str
@@ -92,6 +96,7 @@ class Operator:
     until: int | None
     types: Mapping[str, frozenset[DType]]
     function: OperatorFunction = field(repr=False)
+    containers: bool = False
 
     @cached_property
     def _parameters(self) -> list[inspect.Parameter]:
@@ -122,6 +127,9 @@ class Operator:
         if name == "Tensor":
             name = next(iter(self.types)) if len(self.types) == 1 else "T"
         return name if name in self.types else ""
+
+    def _takes_container(self, index: int) -> bool:
+        return index < len(self.inputs) and self._annotation(self.inputs[index]) == "Operand"
 
     def check_inputs(self, dtypes: Sequence[DType | None]) -> None:
         """``dtypes`` has one entry per input of the node, None for one that is left out.
@@ -163,13 +171,16 @@ class Operator:
     def lower(
         self,
         ctx: Lowering,
-        inputs: Sequence[Tensor | None],
+        inputs: Sequence[Operand | None],
         attributes: Mapping[str, Any],
-    ) -> tuple[Tensor, ...]:
+    ) -> tuple[Operand, ...]:
         """Runs the operator's function; the results are the node's outputs in order, perhaps fewer.
 
         Raises Unsupported or InvalidModel as the checks above and the function do.
         """
+        for index, x in enumerate(inputs):
+            if not isinstance(x, Tensor | None) and not self._takes_container(index):
+                raise Unsupported("dtype", f"{self.name} of a sequence or an optional value")
         self.check_inputs([None if x is None else x.dtype for x in inputs])
         keywords = self.bind_attributes(attributes)
         result = self.function(ctx, *inputs, **keywords)
@@ -186,18 +197,19 @@ def op(
     since: int = 1,
     until: int | None = None,
     types: Mapping[str, frozenset[DType]] | None = None,
+    containers: bool = False,
 ) -> Callable[[F], F]:
     """Enters a function into the table. Decorators stack, for operators and domains that share a function.
 
-    ``since`` is the first version that the function serves, ``types`` maps ONNX constraint names to the served types.
-    Raises ValueError when the table already has this operator with this ``since``.
+    ``since`` is the first version that the function serves, ``types`` maps ONNX constraint names to the served types,
+    ``containers`` as in `Operator`. Raises ValueError when the table already has this operator with this ``since``.
     """
 
     def enter(function: F) -> F:
         versions = _table.setdefault((domain, name), [])
         if any(entry.since == since for entry in versions):
             raise ValueError(f"operator {name} since {since} is declared twice")
-        versions.append(Operator(name, domain, since, until, types or {}, function))
+        versions.append(Operator(name, domain, since, until, types or {}, function, containers))
         versions.sort(key=lambda entry: entry.since)
         return function
 
@@ -250,6 +262,6 @@ def channels_last_operators() -> tuple[str, ...]:
 
 
 def operators() -> Iterable[Operator]:
-    """Every row, ordered by domain, name and version."""
+    """Every row of operators on tensors, ordered by domain, name and version."""
     _load()
-    return [entry for key in sorted(_table) for entry in _table[key]]
+    return [entry for key in sorted(_table) for entry in _table[key] if not entry.containers]

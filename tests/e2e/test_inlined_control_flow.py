@@ -62,6 +62,9 @@ CLUSTERS = {
                   body = s (float[2] state, float[2] column) => (float[2] new)
                   { m = Mul(state, carried) new = Add(m, column) }>(carried, x) }> },
             else_branch = no () => (float[2] e) { e = Neg(start) }> }""",
+    "results of bodies that are constants": """(float[n, 4] x, bool c) => (float[4] y)
+        { y = If(c) <then_branch = yes () => (float[4] t) <float[4] t = {1.0, 2.0, 3.0, 4.0}> { },
+            else_branch = no () => (float[4] e) { e = Constant<value = float[4] {4.0, 3.0, 2.0, 1.0}>() }> }""",
     "weights of a body": """(float[n, 4] x, bool c) => (float[n, 4] y)
         { y = If(c) <then_branch = yes () => (float[p, 4] t) <float[4] w = {1.0, 2.0, 3.0, 4.0}> { t = Mul(x, w) },
             else_branch = no () => (float[q, 4] e) <float[4] v = {4.0, 3.0, 2.0, 1.0}> { e = Sub(x, v) }> }""",

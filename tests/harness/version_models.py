@@ -78,10 +78,16 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "sequence in the middle": lambda: case(
         IN_THE_MIDDLE.format(
-            nodes="""s = SequenceConstruct(a, x) i = Constant<value_int = 1>() middle = SequenceAt(s, i)"""
+            nodes="""s = SequenceConstruct(a, x) m = ArgMax<axis = 1, keepdims = 0>(x) zero = Constant<value_int = 0>()
+              last = Gather(m, zero) one = Constant<value_int = 1>() i = Min(last, one) middle = SequenceAt(s, i)"""
         ),
         "SequenceConstruct",
         "SequenceAt",
+    ),
+    "sequence within a cluster": lambda: case(
+        IN_THE_MIDDLE.format(
+            nodes="""s = SequenceConstruct(a, x) i = Constant<value_int = 1>() middle = SequenceAt(s, i)"""
+        ),
     ),
     "If in the middle": lambda: case(
         IN_THE_MIDDLE.format(

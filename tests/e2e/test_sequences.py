@@ -1,0 +1,166 @@
+"""Sequences and optional values of tensors inside a cluster, and why they cannot cross its border."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, parser
+
+import ort_cuda_plugin
+from ort_cuda_plugin.clusters import claims
+from ort_cuda_plugin.ep.provider import last_verdicts
+from ort_cuda_plugin.ops import registry
+from session_pair import floats
+
+INSIDE = {
+    "SequenceConstruct and SequenceAt": """(float[n, 4] x) => (float[n, 4] y)
+        { a = Neg(x) b = Exp(x) s = SequenceConstruct(a, b, x) i = Constant<value_int = -2>() c = SequenceAt(s, i)
+          y = Add(c, a) }""",
+    "a position that is fed": """(float[n, 4] x, int64 i) => (float[] y)
+        { a = Neg(x) two = Constant<value_ints = [0]>() b = Unsqueeze(x, two) s = SequenceConstruct(a, b)
+          c = SequenceAt(s, i) y = Exp(c) }""",
+    "several positions that are fed": """(float[n, 4] x, int64 i) => (float[n, 4] y)
+        { a = Neg(x) s = SequenceConstruct(a, x, x) t = SequenceErase(s, i) u = SequenceInsert(t, a, i)
+          y = SequenceAt(u, i) }""",
+    "SequenceEmpty, SequenceInsert, SequenceErase, SequenceLength": """(float[n, 4] x) => (float[n, 4] y, int64 l)
+        { e = SequenceEmpty<dtype = 1>() a = Neg(x) zero = Constant<value_int = 0>() s1 = SequenceInsert(e, x)
+          s2 = SequenceInsert(s1, a, zero) b = Exp(x) s3 = SequenceInsert(s2, b) s4 = SequenceErase(s3, zero)
+          s5 = Identity(s4) s6 = SequenceErase(s5) l = SequenceLength(s5) y = SequenceAt(s6, zero) }""",
+    "ConcatFromSequence": """(float[n, 4] x) => (float[m, 4] y, float[n, 4, 2] z)
+        { a = Neg(x) s = SequenceConstruct(a, x) y = ConcatFromSequence<axis = 0>(s)
+          z = ConcatFromSequence<axis = -1, new_axis = 1>(s) }""",
+    "SplitToSequence": """(float[n, 4] x) => (float[n, 1] y, float[n, 3] z, float[n] u, float[n, 1] v)
+        { sizes = Constant<value_ints = [1, 3]>() s = SplitToSequence<axis = 1>(x, sizes)
+          i = Constant<value_int = 0>() j = Constant<value_int = 1>() y = SequenceAt(s, i) z = SequenceAt(s, j)
+          t = SplitToSequence<axis = -1, keepdims = 0>(x) u = SequenceAt(t, j) three = Constant<value_int = 3>()
+          w = SplitToSequence<axis = 1>(x, three) v = SequenceAt(w, j) }""",
+    "a sequence that a Loop builds": """(float[n, 4] x) => (float[m, 4] y)
+        { e = SequenceEmpty<dtype = 1>() trips = Constant<value_int = 3>()
+          s = Loop(trips, , e) <body = b (int64 i, bool on, seq(float[p, 4]) carried)
+            => (bool still, seq(float[p, 4]) next)
+            { still = Identity(on) f = Cast<to = 1>(i) g = Add(x, f) next = SequenceInsert(carried, g) }>
+          y = ConcatFromSequence<axis = 0>(s) }""",
+    "optional values": """(float[n, 4] x) => (float[n, 4] y, bool h)
+        { a = Neg(x) o = Optional(a) p = Identity(o) h = OptionalHasElement(p) b = OptionalGetElement(p)
+          s = SequenceConstruct(b, x) q = Optional(s) t = OptionalGetElement(q) i = Constant<value_int = 0>()
+          c = SequenceAt(t, i) y = Exp(c) }""",
+}
+
+
+def sessions(text: str) -> tuple[ort.InferenceSession, ort.InferenceSession]:
+    model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> m {text}')
+    return of_model(model)
+
+
+def of_model(model: onnx.ModelProto) -> tuple[ort.InferenceSession, ort.InferenceSession]:
+    """On the plugin and on the CPU provider."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    ort_cuda_plugin.register(emulate=True)
+    providers = ["CudaPluginExecutionProvider", "CPUExecutionProvider"]
+    data = model.SerializeToString()
+    return tuple(ort.InferenceSession(data, options, providers=chosen) for chosen in (providers, providers[1:]))
+
+
+def clusters(session: ort.InferenceSession) -> list[list[str]]:
+    parts = session.get_provider_graph_assignment_info()
+    return [[node.op_type for node in part.get_nodes()] for part in parts if part.ep_name.startswith("Cuda")]
+
+
+def elsewhere(session: ort.InferenceSession) -> set[str]:
+    parts = session.get_provider_graph_assignment_info()
+    return {node.op_type for part in parts if part.ep_name == "CPUExecutionProvider" for node in part.get_nodes()}
+
+
+def assert_equal(pair: tuple[ort.InferenceSession, ort.InferenceSession], feed: dict[str, Any]) -> None:
+    ours, cpu = (session.run(None, feed) for session in pair)
+    for actual, expected in zip(ours, cpu, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, strict=True)
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_sequences_within_one_cluster(name: str) -> None:
+    pair = sessions(INSIDE[name])
+    assert elsewhere(pair[0]) == set()
+    assert len(clusters(pair[0])) == 1
+    has_position = any(value.name == "i" for value in pair[0].get_inputs())
+    for rows, position in ((2, 0), (3, 1), (1, -1)):
+        assert_equal(pair, {"x": floats(rows, 4)} | ({"i": np.array(position)} if has_position else {}))
+    if has_position:
+        with pytest.raises(Exception, match=r"position of Sequence(At|Erase) is 3 in a sequence of [23]"):
+            pair[0].run(None, {"x": floats(1, 4), "i": np.array(3)})
+
+
+def test_what_makes_a_sequence_is_in_the_cluster_that_reads_it() -> None:
+    """SequenceConstruct could be in the first cluster; what reads its result follows on a node of the CPU."""
+    pair = sessions(
+        """(float[n, 4] x) => (float[n, 4] y) { a = Neg(x) s = SequenceConstruct(a, x) t = Cast<to = 8>(a)
+        b = Cast<to = 1>(t) u = SequenceInsert(s, b) i = Constant<value_int = 0>() c = SequenceAt(u, i)
+        y = Add(c, b) }"""
+    )
+    assert elsewhere(pair[0]) == {"Cast"}
+    assert clusters(pair[0]) == [["Neg"], ["SequenceConstruct", "SequenceInsert", "SequenceAt", "Add"]]
+    assert_equal(pair, {"x": np.ones((2, 4), np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("text", "op_type", "reason"),
+    [
+        (
+            "(float[n, 4] x) => (seq(float[n, 4]) s) { a = Neg(x) s = SequenceConstruct(a, x) }",
+            "SequenceConstruct",
+            "'s' is no tensor, and only tensors can leave a cluster",
+        ),
+        (
+            "(seq(float[n, 4]) x) => (float[n, 4] y) { i = Constant<value_int = 0>() a = SequenceAt(x, i) y = Neg(a) }",
+            "SequenceAt",
+            "'x' is not a tensor",
+        ),
+        (
+            """(float[n, 4] x) => (float[n, 4] y) { s = SequenceConstruct(x, x) m = ArgMax<axis = 1, keepdims = 0>(x)
+            zero = Constant<value_int = 0>() i = Gather(m, zero) a = SequenceAt(s, i) y = Neg(a) }""",
+            "SequenceAt",
+            "the position of SequenceAt is computed on the device",
+        ),
+        (
+            """(float[n, 4] x) => (float[m, 4] y) { i = Constant<value_int = 0>() s = SplitToSequence(x)
+            a = SequenceAt(s, i) y = Neg(a) }""",
+            "SplitToSequence",
+            "the number of parts of SplitToSequence is only known in a Run",
+        ),
+    ],
+)
+def test_sequences_that_a_plan_cannot_hold_run_elsewhere(text: str, op_type: str, reason: str) -> None:
+    pair = sessions(text)
+    (verdict,) = [verdict for verdict in last_verdicts() if verdict.op_type == op_type]
+    assert reason in verdict.reason
+    assert {op for op in elsewhere(pair[0]) if "Sequence" in op} == {
+        verdict.op_type for verdict in last_verdicts() if "Sequence" in verdict.op_type
+    }
+    x = floats(2, 4)
+    x[:, 1] = 9  # the position that one of the models computes
+    if op_type != "SequenceConstruct":
+        assert_equal(pair, {"x": [x, -x] if "seq(float[n, 4]) x" in text else x})
+
+
+def test_onnx_runtime_lets_no_fused_node_make_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster that gives a sequence all the same: the C API can only make tensors of outputs."""
+    monkeypatch.setattr(claims, "_crossing", lambda graph, clusters: ())
+    row = registry.lookup("", "SequenceConstruct", 11)
+    monkeypatch.setattr(type(row), "lower", lambda self, ctx, inputs, attributes: (inputs[0],))
+    graph = helper.make_graph(
+        [helper.make_node("SequenceConstruct", ["x"], ["s"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])],
+        [helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, [2])],
+    )
+    ours, _ = of_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9))
+    assert clusters(ours) == [["SequenceConstruct"]]
+    with pytest.raises(Exception, match=r"output 0, of node 's \(SequenceConstruct\)'"):
+        ours.run(None, {"x": floats(2)})
