@@ -401,7 +401,7 @@ static void test_a_consumer_waits_for_the_producer(void) {
 }
 
 static OrtStatus *add_no_kernels(OrtKernelRegistry *registry, const char *ep_name) {
-  CHECK(registry->count == 2 && *ep_name);
+  CHECK(registry->count > 2 && *ep_name); /* copies, and control flow */
   return NULL;
 }
 
