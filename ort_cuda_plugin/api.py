@@ -17,7 +17,8 @@ from .ep import boundary, factory
 from .ep.devices import DeviceInfo, cuda_devices, emulation_requested
 from .ep.identity import VIRTUAL_SUFFIX, Identity, default_identity, identity_named
 from .ep.options import parse
-from .ep.provider import Provider, last_provider
+from .ep.provider import Provider, forget_last_provider, last_provider, last_verdicts
+from .session_errors import NoProviderError, explained
 from .uninterrupted import imported
 
 _registration = threading.Lock()
@@ -166,7 +167,8 @@ def session(
 
     Raises:
         ImportError: ONNX Runtime is missing or too old.
-        RuntimeError: no such device exists, or no node of the model runs on the provider; the message says why.
+        RuntimeError: no such device exists, no node of the model runs on the provider, a node runs nowhere, or ONNX
+            Runtime cannot read a model of this version; the message says why.
         ValueError: an option is unknown or has no valid value; ``sess_options`` was used for another device.
     """
     created, provider = create_session(model, emulate, provider_options, sess_options)
@@ -186,9 +188,13 @@ def explain(
 
     First come those of the main graph, then those of bodies of control-flow nodes, which say whose body it is.
 
-    Arguments and errors are those of `session`, except that a model without claimed nodes is not an error.
+    Arguments and errors are those of `session`, except that a model without claimed nodes is not an error, nor is one
+    with a node that no provider runs: its reason says so.
     """
-    _, provider = create_session(model, emulate, provider_options, sess_options)
+    try:
+        _, provider = create_session(model, emulate, provider_options, sess_options)
+    except NoProviderError as error:
+        return error.verdicts
     if provider.failure:
         raise RuntimeError(f"{get_ep_name()} could not look at the model: {provider.failure}")
     return provider.verdicts
@@ -208,7 +214,14 @@ def create_session(
     _add_provider(sess_options, ep_device, options)
     source = model if isinstance(model, bytes) else os.fspath(model)
     # Without this ONNX Runtime answers an error of the provider by using the CPU.
-    created = ort.InferenceSession(source, sess_options=sess_options, enable_fallback=0)
+    forget_last_provider()
+    try:
+        created = ort.InferenceSession(source, sess_options=sess_options, enable_fallback=0)
+    except Exception as error:
+        better = explained(error, source, last_verdicts())
+        if better is error:
+            raise
+        raise better from error
     provider = last_provider()
     assert provider is not None, "the session was made with the device of a provider"
     return created, provider

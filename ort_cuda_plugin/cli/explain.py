@@ -16,6 +16,7 @@ from rich.table import Table
 import ort_cuda_plugin
 from ort_cuda_plugin.cli.common import add_model_arguments, model_path, select_device, waiting
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+from ort_cuda_plugin.session_errors import NOWHERE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +47,8 @@ def execute(arguments: argparse.Namespace) -> int:
     table = Table("node", "operator", "runs on", "reason")
     for verdict in shown:
         operator = f"{verdict.domain or 'ai.onnx'}.{verdict.op_type}-{verdict.since_version}"
-        place = ort_cuda_plugin.get_ep_name() if verdict.supported else "another provider"
+        elsewhere = "nowhere" if verdict.reason.endswith(NOWHERE) else "another provider"
+        place = ort_cuda_plugin.get_ep_name() if verdict.supported else elsewhere
         name = f"{verdict.name or '(unnamed)'} in {verdict.body_of}" if verdict.body_of else verdict.name
         table.add_row(name, operator, place, verdict.reason)
     console = Console(file=sys.stdout)

@@ -85,7 +85,8 @@ def execute(arguments: argparse.Namespace) -> int:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {error}") from error
+        hint = _hint_of_unknown_sizes(path, arguments)
+        raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {error}{hint}") from error
     if arguments.json:
         print(json.dumps(asdict(report), indent=2))
     else:
@@ -201,6 +202,26 @@ def _feeds(model: onnx.ModelProto, arguments: argparse.Namespace) -> dict[str, N
     except ValueError as error:
         raise UserError(ExitCode.USAGE, str(error)) from error
     return {**feeds, **arrays}
+
+
+def _hint_of_unknown_sizes(path: Path, arguments: argparse.Namespace) -> str:
+    """What to try after a failure for which sizes that nobody gave may be the reason; "" where all are known."""
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception:  # the failure is that of the file
+        return ""
+    stated = {text.partition("=")[0] for text in (*arguments.dim, *arguments.input)}
+    constants = {tensor.name for tensor in model.graph.initializer}
+    guessed = []
+    for value in model.graph.input:
+        if value.name in constants | stated:
+            continue
+        for dim in value.type.tensor_type.shape.dim:
+            if not dim.HasField("dim_value") and dim.dim_param not in stated:
+                guessed.append(f"--dim {dim.dim_param}=N" if dim.dim_param else f"--input {value.name}=FILE.npy")
+    if not guessed:
+        return ""
+    return f". Sizes that the model leaves open were 1: try {' '.join(dict.fromkeys(guessed))}"
 
 
 def _check_names(option: str, what: str, given: Iterable[str], known: set[str]) -> None:

@@ -26,6 +26,7 @@ from .fused_node import FusedNode
 from .guards import describe
 from .identity import EP_NAME, Identity
 from .layering import rules_of_others
+from .lost_nodes import described, is_compiled_model, is_probably_lost, why_not_loaded
 from .node_kernel import kernel_impl, read_kernel_node
 from .open_device import use_device
 from .optimized_model import writes_optimized_model
@@ -50,6 +51,12 @@ def last_provider() -> Provider | None:
 def last_verdicts() -> list[NodeVerdict]:
     """Those of the provider that was created last on this thread, also of one that is closed by now."""
     return getattr(_thread, "verdicts", [])
+
+
+def forget_last_provider() -> None:
+    """What follows is about a session that is made now."""
+    _thread.provider = None
+    _thread.verdicts = []
 
 
 class Provider:
@@ -231,20 +238,20 @@ class Provider:
         )
         singly = [cluster for cluster in claims.clusters if self._runs_singly(cluster, nodes, info)]
         fused = [cluster for cluster in claims.clusters if cluster not in singly]
+        verdicts = [
+            decline(node, verdict.kind, why_not_loaded(node)) if is_compiled_model(node) else verdict
+            for node, verdict in zip(graph.nodes, claims.verdicts, strict=True)
+        ]
         if self._may_be_cut:
-            lost = {node for cluster in fused for node in cluster}
+            cut = {node for cluster in fused for node in cluster}
             reason = f"it has no kernel of its own, and {self._may_be_cut}"
-            claims = replace(
-                claims,
-                verdicts=[
-                    decline(node, "control-flow", reason) if node in lost else verdict
-                    for node, verdict in zip(graph.nodes, claims.verdicts, strict=True)
-                ],
-            )
+            verdicts = [
+                decline(node, "control-flow", reason) if node in cut else verdict
+                for node, verdict in zip(graph.nodes, verdicts, strict=True)
+            ]
             fused = []
-        self._report(graph.name, claims.verdicts, fused)
-        self._report_lost(graph, claims.verdicts)
-        self._remember(graph, claims.verdicts, fused)
+        self._report(graph, verdicts, fused)
+        self._remember(graph, verdicts, fused)
         fusion = ffi.new("OrtNodeFusionOptions *")
         fusion.ort_version_supported = host.api_version()
         fusion.drop_constant_initializers = True
@@ -286,27 +293,27 @@ class Provider:
         self.verdicts = sorted(self._fused_verdicts + shown, key=lambda verdict: verdict.body_of != "")
         _thread.verdicts = self.verdicts
 
-    def _report(self, graph: str, verdicts: list[NodeVerdict], fused: list[list[Node]]) -> None:
-        declined = [verdict for verdict in verdicts if not verdict.supported]
-        for verdict in declined:
-            label = f"{verdict.op_type} node {verdict.name!r}"
-            self._log("INFO", f"{label} is left to other providers ({verdict.kind}): {verdict.reason}")
+    def _report(self, graph: Graph, verdicts: list[NodeVerdict], fused: list[list[Node]]) -> None:
+        declined = [pair for pair in zip(graph.nodes, verdicts, strict=True) if not pair[1].supported]
+        for node, verdict in declined:
+            if (node.domain, node.provider) == (CHANNELS_LAST_DOMAIN, self._identity.ep_name):
+                # ONNX Runtime gives it to nobody else, and its error does not say why.
+                self._log(
+                    "ERROR",
+                    f"node {node.label} was made channels-last, but no kernel takes {described(node)}: "
+                    f"{verdict.reason}; prefer_nhwc=0 leaves the layout alone",
+                )
+            elif is_probably_lost(node):
+                self._log(
+                    "WARNING",
+                    f"{verdict.op_type} node {verdict.name!r} is left to other providers ({verdict.kind}): "
+                    f"{verdict.reason}; the session fails if none of them runs {described(node)}",
+                )
+            else:
+                label = f"{verdict.op_type} node {verdict.name!r}"
+                self._log("INFO", f"{label} is left to other providers ({verdict.kind}): {verdict.reason}")
         claimed = len(verdicts) - len(declined)
-        self._log("INFO", f"graph {graph!r}: {claimed} of {len(verdicts)} nodes claimed, in {len(fused)} clusters")
-
-    def _report_lost(self, graph: Graph, verdicts: list[NodeVerdict]) -> None:
-        """ONNX Runtime gives nodes that it made channels-last to nobody else, and its error does not say why."""
-        for node, verdict in zip(graph.nodes, verdicts, strict=True):
-            if verdict.supported or (node.domain, node.provider) != (CHANNELS_LAST_DOMAIN, self._identity.ep_name):
-                continue
-            types = ", ".join(
-                "none" if x is None else "unknown" if x.dtype is None else x.dtype.name for x in node.inputs
-            )
-            self._log(
-                "ERROR",
-                f"node {node.label} was made channels-last, but no kernel takes {node.domain}.{node.op_type}-"
-                f"{node.since_version} of ({types}): {verdict.reason}; prefer_nhwc=0 leaves the layout alone",
-            )
+        self._log("INFO", f"graph {graph.name!r}: {claimed} of {len(verdicts)} nodes claimed, in {len(fused)} clusters")
 
     # ---- compilation ----
 

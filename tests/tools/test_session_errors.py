@@ -1,0 +1,116 @@
+"""What the helpers say where ONNX Runtime's own errors do not help."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import ort_cuda_plugin
+from isolated import add_model, python
+from ort_cuda_plugin.cli import main
+from ort_cuda_plugin.cli.exit_codes import ExitCode
+from ort_cuda_plugin.session_errors import NoProviderError
+
+
+def compiled_model(source: str | None) -> bytes:
+    """Abs, and a node that holds what a provider compiled."""
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy"]
+    attributes = {} if source is None else {"source": source}
+    nodes = [
+        helper.make_node("Abs", ["x"], ["a"], name="first"),
+        helper.make_node("EPContext", ["a"], ["y"], name="lost", domain="com.microsoft", main_context=1, **attributes),
+    ]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:])
+    return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString())
+
+
+def only_on_gpus() -> bytes:
+    """A contrib operator of which ONNX Runtime has a schema and no CPU kernel."""
+    kind = TensorProto.FLOAT16
+    values = [helper.make_tensor_value_info("x", kind, [1, 4, 8]), helper.make_tensor_value_info("b", kind, [8])]
+    node = helper.make_node("BiasAdd", ["x", "b", "x"], ["y"], name="lost", domain="com.microsoft")
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph([node], "g", values, [helper.make_tensor_value_info("y", kind, None)])
+    return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("source", "who"),
+    [("CudaPluginExecutionProvider", "the plugin"), ("Other", "Other"), (None, "a provider that it does not name")],
+)
+def test_a_compiled_model_that_nobody_loads_is_named_with_the_reason(source: str | None, who: str) -> None:
+    with pytest.raises(NoProviderError, match=r"runs the node 'lost' \(com.microsoft.EPContext-1\): ") as error:
+        ort_cuda_plugin.session(compiled_model(source), emulate=True)
+    assert f"it holds a model that {who} compiled, and Cuda" in str(error.value)
+    verdicts = ort_cuda_plugin.explain(compiled_model(source), emulate=True)
+    assert [verdict.supported for verdict in verdicts] == [True, False]
+    assert verdicts[1].reason.endswith("; no other provider runs it")
+
+
+def test_a_contrib_operator_that_nobody_runs_is_named_with_the_reason() -> None:
+    with pytest.raises(NoProviderError, match=r"'lost' \(com.microsoft.BiasAdd-1\): com.microsoft.BiasAdd is not impl"):
+        ort_cuda_plugin.session(only_on_gpus(), emulate=True)
+
+
+def test_the_log_says_so_before_onnx_runtime_does() -> None:
+    for model, said in [
+        (compiled_model("Other"), "the session fails if none of them runs com.microsoft.EPContext-1 of (FLOAT32)"),
+        (only_on_gpus(), "none of them runs com.microsoft.BiasAdd-1 of (FLOAT16, FLOAT16, FLOAT16)"),
+    ]:
+        done = python(
+            "import sys, onnxruntime as ort, ort_cuda_plugin as plugin\n"
+            "plugin.register(emulate=True)\n"
+            "ort.InferenceSession(bytes.fromhex(sys.argv[1]), providers=[plugin.get_ep_name()], enable_fallback=0)",
+            model.hex(),
+            check=False,
+        )
+        assert done.returncode != 0
+        assert "node 'lost' is left to other providers (op): " in done.stderr
+        assert done.stderr.index(said) < done.stderr.index("Traceback")
+
+
+def test_explain_shows_a_node_that_runs_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "compiled.onnx"
+    path.write_bytes(compiled_model("Other"))
+    assert main(["explain", str(path), "--device", "emulated"]) == ExitCode.OK
+    assert "nowhere" in capsys.readouterr().out
+
+
+def newer(version: int, producer: str) -> bytes:
+    model = onnx.load(io.BytesIO(add_model()))
+    model.ir_version = version
+    model.producer_name = producer
+    model.producer_version = "3.1" if producer else ""
+    return bytes(model.SerializeToString())
+
+
+def test_a_model_of_a_newer_format_says_what_wrote_it_and_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(RuntimeError, match=r"by exporter 3.1 in ONNX's format of IR version 99, which is newer than"):
+        ort_cuda_plugin.session(newer(99, "exporter"), emulate=True)
+    with pytest.raises(RuntimeError, match=r"by a program that it does not name .* model.ir_version = \d+; onnx.save"):
+        ort_cuda_plugin.explain(newer(99, ""), emulate=True)
+    path = tmp_path / "newer.onnx"
+    path.write_bytes(newer(99, "exporter"))
+    for command in ("run", "explain"):
+        assert main([command, str(path), "--device", "emulated"]) == ExitCode.MODEL_FAILED
+        assert "Install a newer onnxruntime, or write the model in the older format" in capsys.readouterr().err
+
+
+def test_run_suggests_the_sizes_that_it_had_to_guess(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", None]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3]),
+    ]
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [5, 3], [1.0] * 15)
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", values[:1], values[1:], [weight])
+    path = tmp_path / "open.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    assert main(["run", str(path), "--device", "emulated"]) == ExitCode.MODEL_FAILED
+    assert "Sizes that the model leaves open were 1: try --dim n=N --input x=FILE.npy" in capsys.readouterr().err
