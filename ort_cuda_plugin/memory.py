@@ -51,11 +51,12 @@ def memory_stats(device: DeviceInfo | int | None = None) -> dict[str, dict[str, 
 def trim(device: DeviceInfo | int | None = None) -> int:
     """Gives memory that no tensor, weight or enqueued work uses back to the driver; returns its bytes.
 
+    CUDA's own pool keeps ``arena.cuda_mempool_bytes_to_keep_on_shrink`` bytes.
     Automatic CUDA graphs that do not run release the memory of their intermediate tensors, and are made again later.
 
     Arguments and errors are those of `memory_stats`.
     """
-    return int(core().device_trim(open_device(_find(device))))
+    return int(core().device_shrink(open_device(_find(device))))
 
 
 def set_limit(device: DeviceInfo | int | None, nbytes: int | None) -> None:

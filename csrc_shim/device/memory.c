@@ -144,7 +144,7 @@ static void reclaim(ocp_device *device) {
   pthread_mutex_unlock(&pool->reclaim_lock);
 }
 
-int64_t ocp_device_trim(ocp_device *device) {
+static int64_t give_back(ocp_device *device, bool keep) {
   OCP_STAY stay = ocp_device_enter_to_release(device);
   if (!stay.entered)
     return 0;
@@ -152,9 +152,13 @@ int64_t ocp_device_trim(ocp_device *device) {
   ocp_pool_release_idle_streams(device->pool);
   int64_t bytes = 0;
   for (int memory = 0; memory < OCP_NUM_MEMORIES; memory++)
-    bytes += ocp_pool_shrink(device, memory, false);
+    bytes += ocp_pool_shrink(device, memory, keep);
   return bytes;
 }
+
+int64_t ocp_device_trim(ocp_device *device) { return give_back(device, false); }
+
+int64_t ocp_device_shrink(ocp_device *device) { return give_back(device, true); }
 
 void ocp_pool_run_ended(ocp_device *device) {
   ocp_pool *pool = device->pool;

@@ -26,6 +26,8 @@ int ocp_device_reserve(ocp_device *device, size_t bytes, CUdeviceptr *address, o
 /* Returns memory that no enqueued work uses to the driver, and destroys the streams that are not borrowed. The result
  * is the bytes of both kinds of memory. */
 int64_t ocp_device_trim(ocp_device *device);
+/* The same, but a mempool keeps what its options say. */
+int64_t ocp_device_shrink(ocp_device *device);
 
 /* The bytes of device memory that can still be had: what the driver has free and what the arena holds idle, up to the
  * arena's limit. */

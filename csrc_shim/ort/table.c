@@ -133,6 +133,7 @@ static const ocp_core core = {
     .cluster_precompute = ocp_cluster_precompute,
     .cluster_memory = ocp_cluster_memory,
     .device_trim = ocp_device_trim,
+    .device_shrink = ocp_device_shrink,
     .memory_stats = memory_stats,
     .arena_check = ocp_arena_check,
     .arena_configure = ocp_arena_configure,

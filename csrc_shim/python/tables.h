@@ -151,6 +151,7 @@ typedef struct ocp_core {
   int (*cluster_precompute)(ocp_cluster *cluster, ocp_weight *const *results, uint32_t count, ocp_error *error);
   bool (*cluster_memory)(ocp_cluster *cluster, ocp_plan_memory *memory);
   int64_t (*device_trim)(ocp_device *device);
+  int64_t (*device_shrink)(ocp_device *device);
   int (*memory_stats)(int emulated, int ordinal, int memory, ocp_memory_stats *stats, ocp_error *error);
   int (*arena_check)(const char *const *keys, const char *const *values, size_t count, ocp_error *error);
   int (*arena_configure)(int emulated, int ordinal, int memory, const char *const *keys, const char *const *values,

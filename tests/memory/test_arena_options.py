@@ -253,6 +253,7 @@ def test_a_mempool_serves_sessions_and_threads(streams: str) -> None:
     assert "ERROR" not in run(code, ORT_CUDA_PLUGIN_EMULATE_STREAMS=streams)
 
 
+@pytest.mark.parametrize("by_trim", [False, True])
 @pytest.mark.parametrize(
     ("options", "after_run", "after_shrink"),
     [
@@ -267,7 +268,7 @@ def test_a_mempool_serves_sessions_and_threads(streams: str) -> None:
     ],
 )
 def test_options_of_the_mempool_decide_what_it_keeps(
-    options: dict[str, object], after_run: int, after_shrink: int
+    options: dict[str, object], after_run: int, after_shrink: int, by_trim: bool
 ) -> None:
     code = f"""
     first = session(arena__use_cuda_mempool=1, **{options!r})
@@ -277,7 +278,11 @@ def test_options_of_the_mempool_decide_what_it_keeps(
     assert stats()["TotalAllocated"] - {after_run} in (0, 256), stats()
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "gpu:0")
-    run(first, options)
+    if {by_trim}:
+        run(first)
+        plugin.trim()
+    else:
+        run(first, options)
     assert stats()["TotalAllocated"] - {after_shrink} in (0, 256), stats()
     """
     run(code)
