@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.model.ir import InvalidModel, Unsupported
+from collections.abc import Sequence
+
+import numpy as np
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise, elementwise_into
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.reduce import row_map
-from ort_cuda_plugin.program.row_program import MAX, SUM, Row
+from ort_cuda_plugin.program.row_program import MAX, SUM, Row, arg_max
 from ort_cuda_plugin.program.scalar import Scalar
 
 POST_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
@@ -89,3 +94,19 @@ def binary_scores(
         )
         elementwise_into(ctx, function, target, both, first, spread)
     return chosen
+
+
+def label_of_best(ctx: Lowering, scores: Tensor, labels: Sequence[int]) -> Tensor:
+    """The label of the largest score of each row, and of equal ones of the first."""
+
+    def best(row: Row, score: Scalar) -> tuple[list[Scalar], list[Scalar]]:
+        return [], [row.reduce_all(arg_max(last=False), score, row.index)[1]]
+
+    (place,) = row_map(ctx, best, [1], scores)
+    table = ctx.constant(np.array(labels, np.int64))
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        zero = s.constant(0, DType.INT64)
+        return maps.source(table).at([s.maximum(maps.source(place).at([*c, zero]), zero)])
+
+    return gather_map(ctx, place.shape[:1], DType.INT64, element)

@@ -62,6 +62,13 @@ CHANNELS_LAST_DOMAIN = "com.ms.internal.nhwc"
 NEWEST_OPSETS = {"": 28, CHANNELS_LAST_DOMAIN: 28, "ai.onnx.ml": 5, "com.microsoft": 1}
 """The newest opset per domain whose changes this table knows; a node of a newer version may mean something else."""
 
+NOT_TENSORS = {
+    "ai.onnx.ml.CastMap": "takes maps",
+    "ai.onnx.ml.DictVectorizer": "takes maps",
+    "ai.onnx.ml.ZipMap": "gives a sequence of maps",
+}
+"""Operators that no provider can run on a device, and why."""
+
 IGNORED_ATTRIBUTES = frozenset({"consumed_inputs"})
 """Hints of opset 1, that an operator may write over an input."""
 
@@ -238,7 +245,8 @@ def lookup(domain: str, op_type: str, since_version: int) -> Operator:
     versions = _table.get((domain, op_type))
     qualified = f"{domain}.{op_type}" if domain else op_type
     if not versions:
-        raise Unsupported("op", f"{qualified} is not implemented")
+        why = NOT_TENSORS.get(qualified)
+        raise Unsupported("op", f"{qualified} is not implemented" + (f": it {why}" if why else ""))
     if since_version > NEWEST_OPSETS.get(domain, since_version):
         raise Unsupported(
             "version",

@@ -25,13 +25,12 @@ from ort_cuda_plugin.ops.forest import (
     make_forest,
     with_missing,
 )
-from ort_cuda_plugin.ops.post_transform import POST_TRANSFORMS, binary_scores, post_transform
+from ort_cuda_plugin.ops.post_transform import POST_TRANSFORMS, binary_scores, label_of_best, post_transform
 from ort_cuda_plugin.ops.registry import INDICES, T1, T, op
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.reduce import row_map
-from ort_cuda_plugin.program.row_program import Reduction, Row, Values, arg_max
+from ort_cuda_plugin.program.row_program import Reduction, Values
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.symbolic import le, lt
 
@@ -394,21 +393,7 @@ def _classes(
         has = _totals(ctx, forest, x, "SUM", lambda total, has, base: has)
         candidates = elementwise(ctx, lambda score, has: s.where(has, score, lowest), scores, has)
 
-    def best(row: Row, score: Scalar) -> tuple[list[Scalar], list[Scalar]]:
-        return [], [row.reduce_all(arg_max(last=False), score, row.index)[1]]
-
-    (place,) = row_map(ctx, best, [1], candidates)
-    return _label(ctx, _column(ctx, place, 0), labels), _as_float(ctx, post_transform(ctx, scores, transform))
-
-
-def _label(ctx: Lowering, place: Tensor, labels: IntList) -> Tensor:
-    table = ctx.constant(np.array(labels, np.int64))
-
-    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        at = s.maximum(maps.source(place).at(c), s.constant(0, DType.INT64))
-        return maps.source(table).at([at])
-
-    return gather_map(ctx, place.shape, DType.INT64, element)
+    return label_of_best(ctx, candidates, labels), _as_float(ctx, post_transform(ctx, scores, transform))
 
 
 def _as_float(ctx: Lowering, x: Tensor) -> Tensor:

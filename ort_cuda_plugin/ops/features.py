@@ -1,0 +1,166 @@
+"""Operators of ai.onnx.ml that prepare rows of features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.model.ir import Array, DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops.registry import INDICES, T1, Int64, T, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import copy_into, elementwise, full
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import row_map
+from ort_cuda_plugin.program.row_program import MAX, SUM, Row
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import eq, sym_min
+from ort_cuda_plugin.program.views import reshape, unsqueeze
+
+Floats = Sequence[float]
+NUMBERS = frozenset({DType.FLOAT32, DType.FLOAT64}) | INDICES
+DOMAIN = "ai.onnx.ml"
+
+
+def real(x: Scalar) -> Scalar:
+    """x in the type that operators of ai.onnx.ml compute in: float64 of float64, else float32."""
+    return x if x.dtype is DType.FLOAT64 else s.cast(x, DType.FLOAT32)
+
+
+def _per_feature(ctx: Lowering, x: Tensor, values: Array, what: str) -> Tensor:
+    """One value for all elements, or one for each of the last dimension of a matrix or vector."""
+    if len(values) != 1:
+        if x.rank not in (1, 2):
+            raise Unsupported("shape", f"{what} for each feature of a tensor of rank {x.rank}")
+        ctx.require(eq(x.shape[-1], len(values)), f"{what} has another number of entries than a row has features")
+    return ctx.constant(values)
+
+
+@op("ArrayFeatureExtractor", domain=DOMAIN, since=1, types={"T": NUMBERS})
+def array_feature_extractor(ctx: Lowering, x: T, y: Int64) -> Tensor:
+    """Some elements of the last dimension; an index outside of it gives 0."""
+    if x.rank == 0:
+        raise InvalidModel("ArrayFeatureExtractor of a single number")
+    places = reshape(ctx, y, [y.size])
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source = maps.source(x)
+        index = maps.source(places).at([c[-1]])
+        inside = (index >= 0) & (index < source.dim(x.rank - 1))
+        return source.at([*(c[:-1] if x.rank > 1 else []), index], inside)
+
+    return gather_map(ctx, [*(x.shape[:-1] if x.rank > 1 else [1]), y.size], x.dtype, element)
+
+
+@op("Binarizer", domain=DOMAIN, since=1, types={"T": NUMBERS})
+def binarizer(ctx: Lowering, x: T, *, threshold: float = 0.0) -> Tensor:
+    def binary(value: Scalar) -> Scalar:
+        return s.where(real(value) > threshold, s.constant(1, value.dtype), s.constant(0, value.dtype))
+
+    return elementwise(ctx, binary, x)
+
+
+@op("Scaler", domain=DOMAIN, since=1, types={"T": NUMBERS})
+def scaler(ctx: Lowering, x: T, *, offset: Floats = (), scale: Floats = ()) -> Tensor:
+    if not offset or not scale:
+        raise InvalidModel("Scaler needs its offset and scale")
+    offsets, factors = (
+        _per_feature(ctx, x, np.array(values, np.float32), what)
+        for values, what in ((offset, "the offset of Scaler"), (scale, "the scale of Scaler"))
+    )
+
+    def scaled(value: Scalar, offset: Scalar, factor: Scalar) -> Scalar:
+        value = real(value)
+        result = (value - s.cast(offset, value.dtype)) * s.cast(factor, value.dtype)
+        return s.cast(result, DType.FLOAT32)
+
+    return elementwise(ctx, scaled, x, offsets, factors)
+
+
+@op("Normalizer", domain=DOMAIN, since=1, types={"T": NUMBERS})
+def normalizer(ctx: Lowering, x: T, *, norm: str = "MAX") -> Tensor:
+    """A row whose norm is 0 stays as it is."""
+    if norm not in ("MAX", "L1", "L2"):
+        raise InvalidModel(f"Normalizer with the norm {norm!r}")
+    if x.rank not in (1, 2):
+        raise Unsupported("shape", f"Normalizer of a tensor of rank {x.rank}")
+
+    def program(row: Row, element: Scalar) -> tuple[list[Scalar], list[Scalar]]:
+        value = real(element)
+        if norm == "MAX":
+            size = row.reduce(MAX, value)
+        elif norm == "L1":
+            size = row.reduce(SUM, s.absolute(value))
+        else:
+            size = s.sqrt(row.reduce(SUM, value * value))
+        return [s.cast(s.where(s.equal(size, 0.0), value, value / size), DType.FLOAT32)], []
+
+    return row_map(ctx, program, [x.rank - 1], x)[0]
+
+
+@op("Imputer", domain=DOMAIN, since=1, types={"T": NUMBERS})
+def imputer(
+    ctx: Lowering,
+    x: T,
+    *,
+    imputed_value_floats: Floats = (),
+    imputed_value_int64s: Sequence[int] = (),
+    replaced_value_float: float = 0.0,
+    replaced_value_int64: int = 0,
+) -> Tensor:
+    values: Sequence[float] = imputed_value_floats if x.dtype.is_float else imputed_value_int64s
+    if not values:
+        raise InvalidModel(f"Imputer of {x.dtype.short} without values of that kind")
+    # An int32 row may stand beside a value that int32 does not hold.
+    imputed = _per_feature(ctx, x, np.array(values).astype(x.dtype.numpy), "the imputed values of Imputer")
+    wanted = replaced_value_float if x.dtype.is_float else replaced_value_int64
+
+    def impute(value: Scalar, instead: Scalar) -> Scalar:
+        if math.isnan(wanted):
+            return s.where(s.is_nan(value), instead, value)
+        return s.where(s.equal(value, s.constant(wanted, value.dtype)), instead, value)
+
+    return elementwise(ctx, impute, x, imputed)
+
+
+@op("OneHotEncoder", domain=DOMAIN, since=1, types={"T": NUMBERS})
+def one_hot_encoder(
+    ctx: Lowering, x: T, *, cats_int64s: Sequence[int] = (), cats_strings: Sequence[str] = (), zeros: int = 1
+) -> Tensor:
+    if cats_strings or not cats_int64s:
+        raise Unsupported("dtype", "OneHotEncoder without categories that are integers")
+    if not zeros:
+        raise Unsupported("attribute", "OneHotEncoder that fails for what is in no category")
+    if len(set(cats_int64s)) != len(cats_int64s):
+        raise InvalidModel("OneHotEncoder with a category twice")
+    categories = ctx.constant(np.array(cats_int64s, np.int64))
+
+    def hot(value: Scalar, category: Scalar) -> Scalar:
+        return s.cast(s.equal(s.cast(value, DType.INT64), category), DType.FLOAT32)
+
+    return elementwise(ctx, hot, unsqueeze(ctx, x, [x.rank]), categories)
+
+
+@op("FeatureVectorizer", domain=DOMAIN, since=1, types={"T1": NUMBERS})
+def feature_vectorizer(ctx: Lowering, *inputs: T1, inputdimensions: Sequence[int] = ()) -> Tensor:
+    """The inputs beside each other, each cut off at its number of columns or filled with zeros to it."""
+    if len(inputdimensions) != len(inputs) or any(width < 0 for width in inputdimensions):
+        raise InvalidModel(f"FeatureVectorizer of {len(inputs)} inputs of widths {list(inputdimensions)}")
+    if any(x.rank not in (1, 2) for x in inputs):
+        raise Unsupported("shape", "FeatureVectorizer of tensors that are neither matrices nor vectors")
+    tables = [x if x.rank == 2 else unsqueeze(ctx, x, [0]) for x in inputs]
+    rows = tables[0].shape[0]
+    result = full(ctx, (rows, sum(inputdimensions)), 0, DType.FLOAT32)
+    start = 0
+    for x, width in zip(tables, inputdimensions, strict=True):
+        ctx.require(eq(x.shape[0], rows), "the inputs of FeatureVectorizer have different numbers of rows")
+        shape = (rows, sym_min(x.shape[1], width))
+        copy_into(
+            ctx,
+            ctx.view(result, shape, result.strides, result.offset + start),
+            elementwise(ctx, lambda value: s.cast(value, DType.FLOAT32), ctx.view(x, shape, x.strides, x.offset)),
+        )
+        start += width
+    return result
