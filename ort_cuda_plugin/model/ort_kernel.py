@@ -115,7 +115,7 @@ def _contents(ort: OrtCalls, tensor: Any, dtype: DType, dims: tuple[int, ...], r
 
 def _attribute(ort: OrtCalls, info: Any, name: str, kind: str) -> AttrValue | None:
     """The value of an attribute, None where the node has none."""
-    read = _READERS.get(kind.removesuffix(" | None"))
+    read = READERS.get(kind.removesuffix(" | None"))
     if read is None:
         raise TypeError(f"attributes of type {kind} cannot be read for a kernel")
     try:
@@ -173,7 +173,7 @@ def _texts(ort: OrtCalls, info: Any, name: bytes) -> tuple[str, ...]:
     return found
 
 
-_READERS: Mapping[str, Callable[[OrtCalls, Any, bytes], AttrValue | None]] = {
+READERS: Mapping[str, Callable[[OrtCalls, Any, bytes], AttrValue | None]] = {
     "int": _integer,
     "float": _number,
     "str": _text,
@@ -183,3 +183,4 @@ _READERS: Mapping[str, Callable[[OrtCalls, Any, bytes], AttrValue | None]] = {
     "tuple[float, ...]": _numbers,
     "tuple[str, ...]": _texts,
 }
+"""By the annotation of an operator's parameter."""

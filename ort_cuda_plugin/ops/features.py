@@ -63,7 +63,7 @@ def binarizer(ctx: Lowering, x: T, *, threshold: float = 0.0) -> Tensor:
 
 
 @op("Scaler", domain=DOMAIN, since=1, types={"T": NUMBERS})
-def scaler(ctx: Lowering, x: T, *, offset: Floats = (), scale: Floats = ()) -> Tensor:
+def scaler(ctx: Lowering, x: T, *, offset: tuple[float, ...] = (), scale: tuple[float, ...] = ()) -> Tensor:
     if not offset or not scale:
         raise InvalidModel("Scaler needs its offset and scale")
     offsets, factors = (
@@ -105,8 +105,8 @@ def imputer(
     ctx: Lowering,
     x: T,
     *,
-    imputed_value_floats: Floats = (),
-    imputed_value_int64s: Sequence[int] = (),
+    imputed_value_floats: tuple[float, ...] = (),
+    imputed_value_int64s: tuple[int, ...] = (),
     replaced_value_float: float = 0.0,
     replaced_value_int64: int = 0,
 ) -> Tensor:
@@ -127,7 +127,7 @@ def imputer(
 
 @op("OneHotEncoder", domain=DOMAIN, since=1, types={"T": NUMBERS})
 def one_hot_encoder(
-    ctx: Lowering, x: T, *, cats_int64s: Sequence[int] = (), cats_strings: Sequence[str] = (), zeros: int = 1
+    ctx: Lowering, x: T, *, cats_int64s: tuple[int, ...] = (), cats_strings: tuple[str, ...] = (), zeros: int = 1
 ) -> Tensor:
     if cats_strings or not cats_int64s:
         raise Unsupported("dtype", "OneHotEncoder without categories that are integers")
@@ -144,7 +144,7 @@ def one_hot_encoder(
 
 
 @op("FeatureVectorizer", domain=DOMAIN, since=1, types={"T1": NUMBERS})
-def feature_vectorizer(ctx: Lowering, *inputs: T1, inputdimensions: Sequence[int] = ()) -> Tensor:
+def feature_vectorizer(ctx: Lowering, *inputs: T1, inputdimensions: tuple[int, ...] = ()) -> Tensor:
     """The inputs beside each other, each cut off at its number of columns or filled with zeros to it."""
     if len(inputdimensions) != len(inputs) or any(width < 0 for width in inputdimensions):
         raise InvalidModel(f"FeatureVectorizer of {len(inputs)} inputs of widths {list(inputdimensions)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -91,12 +90,12 @@ def label_encoder_2(
     default_float: float = -0.0,
     default_int64: int = -1,
     default_string: str = "",
-    keys_floats: Sequence[float] | None = None,
-    keys_int64s: Sequence[int] | None = None,
-    keys_strings: Sequence[str] | None = None,
-    values_floats: Sequence[float] | None = None,
-    values_int64s: Sequence[int] | None = None,
-    values_strings: Sequence[str] | None = None,
+    keys_floats: tuple[float, ...] | None = None,
+    keys_int64s: tuple[int, ...] | None = None,
+    keys_strings: tuple[str, ...] | None = None,
+    values_floats: tuple[float, ...] | None = None,
+    values_int64s: tuple[int, ...] | None = None,
+    values_strings: tuple[str, ...] | None = None,
 ) -> Tensor:
     keys = _listed("keys", {"keys_floats": keys_floats, "keys_int64s": keys_int64s, "keys_strings": keys_strings})
     values = _listed(
@@ -116,13 +115,13 @@ def label_encoder_4(
     default_int64: int = -1,
     default_string: str = "",
     default_tensor: Constant | None = None,
-    keys_floats: Sequence[float] | None = None,
-    keys_int64s: Sequence[int] | None = None,
-    keys_strings: Sequence[str] | None = None,
+    keys_floats: tuple[float, ...] | None = None,
+    keys_int64s: tuple[int, ...] | None = None,
+    keys_strings: tuple[str, ...] | None = None,
     keys_tensor: Constant | None = None,
-    values_floats: Sequence[float] | None = None,
-    values_int64s: Sequence[int] | None = None,
-    values_strings: Sequence[str] | None = None,
+    values_floats: tuple[float, ...] | None = None,
+    values_int64s: tuple[int, ...] | None = None,
+    values_strings: tuple[str, ...] | None = None,
     values_tensor: Constant | None = None,
 ) -> Tensor:
     keys = _listed(

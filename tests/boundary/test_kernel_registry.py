@@ -17,8 +17,10 @@ from encoder import encoder
 from ort_cuda_plugin import models
 from ort_cuda_plugin.ep.kernel_registry import definitions_of_host
 from ort_cuda_plugin.ep.provider import last_provider
+from ort_cuda_plugin.model import ort_kernel
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.model.ort_schema import OpSchema
+from ort_cuda_plugin.ops import registry
 from ort_cuda_plugin.ops.kernel_definitions import UNLIMITED, KernelDefinition, Mismatch, kernel_definitions
 from session_pair import FLOAT, INT64, floats, info
 
@@ -96,6 +98,15 @@ def test_the_host_lists_the_kernels_under_the_name_of_the_provider() -> None:
     assert found["Not", (1, UNLIMITED)] == {"T": ["tensor(bool)"]}
     assert found["Sum", (8, 12)]["T"] == ["tensor(float)", "tensor(float16)", "tensor(double)"]
     assert ("MemcpyFromHost", (1, 1)) in found
+
+
+def test_every_attribute_can_be_read_for_a_kernel() -> None:
+    kinds = {
+        str(attribute.annotation).removesuffix(" | None"): f"{operator.name}.{name}"
+        for operator in registry.operators()
+        for name, attribute in operator.attributes.items()
+    }
+    assert {kind: example for kind, example in kinds.items() if kind not in ort_kernel.READERS} == {}
 
 
 # ---- nodes that ORT runs one by one ----

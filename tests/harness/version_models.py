@@ -48,7 +48,7 @@ class Case:
 
 def case(graph: str, *elsewhere: str, outputs: list[str] | None = None) -> Case:
     """Of a graph with an input ``x`` of four columns and any rows and, where it has one, a condition ``c``."""
-    model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18, "ai.onnx.ml" : 3]> version {graph}')
+    model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18, "com.microsoft" : 1]> version {graph}')
     conditional = any(value.name == "c" for value in model.graph.input)
 
     def feeds(n: int) -> Arrays:
@@ -150,7 +150,7 @@ CASES: dict[str, Callable[[], Case]] = {
         ),
     ),
     "another domain in the middle": lambda: case(
-        IN_THE_MIDDLE.format(nodes="middle = ai.onnx.ml.Scaler<offset = [1.0], scale = [2.0]>(a)"), "Scaler"
+        IN_THE_MIDDLE.format(nodes="middle = com.microsoft.Trilu(a)"), "Trilu"
     ),
     "a size that is computed": lambda: case(
         """(float[n, 4] x) => (float[p, q] y)
