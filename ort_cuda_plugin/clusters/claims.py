@@ -15,6 +15,7 @@ from ..program.lowering import Buffer, DeviceProperties, LoweringOptions
 from ..program.symbolic import Dim
 from . import islands
 from .budget import MemoryBudget
+from .control_flow import CompiledBodies, CompiledBody
 from .islands import CONTROL_FLOW
 from .node_lowering import InputSymbols, NodeLowering, symbolic_input
 from .ranks import NUM_TRIALS, Ranks, learn_declined
@@ -103,13 +104,15 @@ def claim(
     poor_islands: bool = False,
     single_nodes: bool = False,
     budget: MemoryBudget | None = None,
+    compiled: Mapping[str, CompiledBody] | None = None,
 ) -> Claims:
     """What to run of ``graph``. ``ranks`` gets what the analysis of the whole graph infers.
 
     ``passes_implicit_inputs`` tells whether ORT gives a fused node what only bodies in it read; ``has_kernel`` whether
     the kernel registry has a kernel for a control-flow node. With ``poor_islands`` nodes are claimed also where the
     copies cost more than they gain. With ``single_nodes`` each node is a cluster of its own, and shape arithmetic is
-    left to the CPU. Where ``budget`` has no room for a node, that and all later ones are declined.
+    left to the CPU. ``compiled`` has the clusters that bodies got, by the names of their nodes. Where ``budget`` has no
+    room for a node, that and all later ones are declined.
 
     What an operator knows about its inputs in the whole graph (say the contents of a shape) it may not know in its
     cluster, when a declined node or another cluster lies between. So each cluster is analysed again alone, and nodes
@@ -124,7 +127,8 @@ def claim(
         reason = "the node that it is a body of is lowered with it"
     if reason:
         return Claims([], [], [decline(node, "control-flow", reason) for node in graph.nodes])
-    whole = _Analysis(graph, device, options, ranks, provider, has_kernel, inlines=not single_nodes)
+    compiled = compiled or {}
+    whole = _Analysis(graph, device, options, ranks, provider, has_kernel, None, compiled, inlines=not single_nodes)
     found = whole.verdicts(graph.nodes)
     found = whole.without_shape_arithmetic(found) if single_nodes else whole.without_idle_nodes(found)
     if budget is not None:
@@ -145,7 +149,7 @@ def claim(
             changed[node] = decline(node, "op", f"{value.name!r} is no tensor, and only tensors can leave a cluster")
         if not changed and (len(clusters) > 1 or len(ours) < len(graph.nodes) or singles):
             for cluster in clusters:
-                alone = _Analysis(graph, device, options, ranks, provider, has_kernel, singles)
+                alone = _Analysis(graph, device, options, ranks, provider, has_kernel, singles, compiled)
                 for node, verdict in zip(cluster, alone.verdicts(cluster), strict=True):
                     if not verdict.supported or node in singles:
                         changed[node] = verdict
@@ -214,6 +218,7 @@ class _Analysis:
         provider: str = "",
         has_kernel: Callable[[Node], bool] = lambda node: True,
         singles: set[Node] | None = None,
+        compiled: Mapping[str, CompiledBody] | None = None,
         inlines: bool = True,
     ) -> None:
         self._graph, self._device, self._options = graph, device, options
@@ -221,6 +226,7 @@ class _Analysis:
         self.provider = provider
         self.singles = set() if singles is None else singles
         self._has_kernel = has_kernel
+        self._compiled = compiled or {}
         self._inlines = inlines
         self._symbols = InputSymbols()
         self._waiting: set[Value | None] = set()  # results of nodes that wait for a rank
@@ -241,6 +247,7 @@ class _Analysis:
             record=False,
             guess=symbols.dimension,
             trial=trial,
+            compiled=CompiledBodies(self.provider, self._compiled),
         )
         for value, operand in (known or {}).items():
             self.lowering.set(value, operand)

@@ -21,6 +21,7 @@ from ..program.passes.run import Watch
 from ..program.program_text import ProgramText
 from ..program.symbolic import Dim
 from ..program.traffic import ProgramTraffic
+from .control_flow import CompiledBodies
 from .launches import make_launches, place_outputs
 from .node_lowering import InputSymbols, NodeLowering, UnknownValue, symbolic_input
 from .ranks import LIKELY, Ranks
@@ -75,7 +76,7 @@ class CompiledCluster:
 
     ``inputs`` and ``outputs`` name the fused node's, in its order; default: those of the graph. ``ranks`` are
     those that were assumed when the nodes were claimed. ``fed`` names the values that the application feeds, so that
-    ORT checks their shapes; default: all inputs. The owner sets
+    ORT checks their shapes; default: all inputs. ``compiled`` as for `NodeLowering`. The owner sets
     ``weight_reader.read`` while the weights that were added exist. ``host_inputs`` are the indices of the inputs whose
     contents decide shapes; set by `prepare`. ``show_program``, where it is set, gets the program of each plan as text,
     once after each pass. ``traffic`` is that of the last plan, at the sizes that it was built for.
@@ -90,6 +91,7 @@ class CompiledCluster:
         outputs: Sequence[str] | None = None,
         ranks: Ranks | None = None,
         fed: Collection[str] | None = None,
+        compiled: CompiledBodies | None = None,
     ) -> None:
         self.graph = graph
         self.device = device
@@ -104,6 +106,7 @@ class CompiledCluster:
         self.traffic: ProgramTraffic | None = None
         self.weight_reader = WeightReader()
         self._ranks = ranks or Ranks()
+        self._compiled = compiled
         self._fed = [fed is None or value.name in fed for value in self.inputs]
         # ORT checks the shape of what is fed against the model's, but not where the model says that it is a scalar.
         self._checked = [is_fed and value.shape != () for is_fed, value in zip(self._fed, self.inputs, strict=True)]
@@ -163,7 +166,14 @@ class CompiledCluster:
             return symbols.host_values(buffer, [1] * count, self.inputs[buffer.index].name)
 
         lowering = NodeLowering(
-            self.graph, self.device, self.options, read, record=False, guess=symbols.dimension, trial=trial
+            self.graph,
+            self.device,
+            self.options,
+            read,
+            record=False,
+            guess=symbols.dimension,
+            trial=trial,
+            compiled=self._compiled,
         )
         for index, value in enumerate(self.inputs):
             lowering.add_input(value, symbolic_input(symbols, value, index, None, self._ranks.under(trial)))
@@ -211,7 +221,7 @@ class CompiledCluster:
                 number = self._known.weights[constant]
                 constant.release(partial(self.weight_reader.array, number, constant.dtype, constant.shape))
         for constant in [value.initializer for value in self.graph.used_values if value.initializer]:
-            if variant.plan is None or not all(self._checked):
+            if variant.plan is None or not all(self._checked) or not self._checked:  # a body may be expanded
                 constant.keep()
             else:
                 constant.forget_borrowed()
@@ -269,6 +279,7 @@ class CompiledCluster:
             states=self._states,
             settles=settles,
             trial=trial,
+            compiled=self._compiled,
         )
         self._lower(lowering, tensors)
         producers = self.graph.producers()

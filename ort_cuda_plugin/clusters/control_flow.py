@@ -7,7 +7,9 @@ bodies as they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +29,40 @@ if TYPE_CHECKING:
 MAX_UNROLLED_NODES = 1024
 """A Loop or Scan is unrolled when its iterations have at most so many nodes in all, those of inner bodies included."""
 
+MAX_EXPANDED_BYTES = 2**22
+"""A cluster in a body is expanded again when the constants that it reads have at most so many bytes."""
+
 Inputs = Sequence[Operand | None]
+
+
+@dataclass(frozen=True)
+class CompiledBody:
+    """A cluster in a body, as it was before ORT made one node of it. ``inputs`` and ``outputs`` are that node's."""
+
+    graph: Graph
+    inputs: Sequence[Value]
+    outputs: Sequence[Value]
+
+    @cached_property
+    def is_small(self) -> bool:
+        constants = (value.initializer for value in self.graph.used_values)
+        return sum(constant.nbytes for constant in constants if constant) <= MAX_EXPANDED_BYTES
+
+
+@dataclass(frozen=True)
+class CompiledBodies:
+    """What the provider has compiled: ORT asks for bodies before it shows the graph around them.
+
+    ``by_name`` has the clusters by the names of their nodes.
+    """
+
+    provider: str = ""
+    by_name: Mapping[str, CompiledBody] = field(default_factory=dict)
+
+    def find(self, node: Node) -> CompiledBody | None:
+        """The cluster that ``node`` stands for, if it may be expanded."""
+        body = self.by_name.get(node.name) if node.provider and node.provider == self.provider else None
+        return body if body is not None and body.is_small else None
 
 
 def inline(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
@@ -46,9 +81,20 @@ def inline(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
     raise Unsupported("control-flow", f"{node.op_type}-{node.since_version} with a body is not implemented")
 
 
-def unrolled_nodes(body: Graph) -> int:
+def unrolled_nodes(body: Graph, compiled: CompiledBodies) -> int:
     """Nodes that an iteration of ``body`` has at least."""
-    return sum(1 for _ in body.all_nodes())
+    clusters = [compiled.find(node) for node in body.all_nodes()]
+    return sum(1 if cluster is None else len(cluster.graph.nodes) for cluster in clusters)
+
+
+def expand(lowering: NodeLowering, cluster: CompiledBody, inputs: Inputs) -> list[Operand]:
+    """The results of a cluster that was compiled in a body; its nodes are lowered in the place of its node."""
+    for value, operand in zip(cluster.inputs, inputs, strict=True):
+        if operand is not None:
+            lowering.set(value, operand)
+    for node in cluster.graph.nodes:
+        lowering.lower(node)
+    return [lowering.operand(value) for value in cluster.outputs]
 
 
 def _body(lowering: NodeLowering, node: Node, name: str, arguments: Sequence[Operand]) -> list[Operand]:
@@ -62,7 +108,7 @@ def _body(lowering: NodeLowering, node: Node, name: str, arguments: Sequence[Ope
         lowering.set(value, argument)
     for inner in body.nodes:
         try:
-            if inner.provider:
+            if inner.provider not in ("", lowering.compiled.provider):
                 raise Unsupported("control-flow", f"{inner.provider} runs it")
             lowering.lower(inner)
         except UnknownRank as error:
@@ -124,7 +170,7 @@ def _loop(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
     if body is None:
         raise InvalidModel("Loop needs its body")
     most = None if trips is None else _known_number(trips, "the trip count of Loop")
-    size = unrolled_nodes(body)
+    size = unrolled_nodes(body, lowering.compiled)
     rows: list[list[Operand]] = []
     scanned = len(body.outputs) - 1 - len(states)
     if scanned < 0:
@@ -134,7 +180,7 @@ def _loop(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
         if not _known_number(on, "the condition of Loop"):
             break
         _check_count(max(most or 0, count + 1), size, "Loop")
-        lowering.spend_nodes(len(body.nodes))
+        lowering.spend_nodes(size)
         number = ctx.constant(np.array(count, np.int64))
         results = _body(lowering, node, "body", (number, on, *states))
         on = _scalar(node, results, 0, DType.BOOL)
@@ -168,10 +214,11 @@ def _scan(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
     for length in lengths[1:]:
         ctx.require(eq(lengths[0], length), "the inputs of Scan have different lengths")
     length = _known(lengths[0], "the length of Scan")
-    _check_count(length, unrolled_nodes(body), "Scan")
+    size = unrolled_nodes(body, lowering.compiled)
+    _check_count(length, size, "Scan")
     rows: list[list[Operand]] = []
     for step in range(length):
-        lowering.spend_nodes(len(body.nodes))
+        lowering.spend_nodes(size)
         slices = [
             select_index(ctx, x, axis, length - 1 - step if backward else step)
             for x, axis, backward in zip(sequences, axes, backwards, strict=True)

@@ -11,7 +11,7 @@ from ..ops import registry
 from ..program.containers import Operand, TensorOptional, TensorSequence
 from ..program.lowering import Buffer, BufferKind, DeviceProperties, Lowering, LoweringOptions, Tensor
 from ..program.symbolic import Dim, Expr, eq, le, product, symbol
-from .control_flow import MAX_UNROLLED_NODES, inline
+from .control_flow import MAX_UNROLLED_NODES, CompiledBodies, expand, inline
 from .ranks import RanksOfTrial
 
 MAX_DIM = 2**40
@@ -117,8 +117,8 @@ class NodeLowering:
     """Lowers nodes one after the other on tensors that are made for values as they are needed.
 
     ``read_host_input(buffer, count)`` gives the symbols of a host input's elements. ``guess`` is given where contents
-    of host inputs are not known yet: it makes symbols for dimensions that depend on them. ``trial``, ``states`` and
-    ``settles`` as for `Lowering`.
+    of host inputs are not known yet: it makes symbols for dimensions that depend on them. ``compiled`` are clusters
+    that bodies may have. ``trial``, ``states`` and ``settles`` as for `Lowering`.
     """
 
     def __init__(
@@ -133,8 +133,10 @@ class NodeLowering:
         states: dict[Node, Constant] | None = None,
         settles: bool = True,
         trial: int | None = None,
+        compiled: CompiledBodies | None = None,
     ) -> None:
         self.graph = graph
+        self.compiled = compiled or CompiledBodies()
         self.ctx = Lowering(
             device,
             options,
@@ -230,6 +232,9 @@ class NodeLowering:
     def _results(self, node: Node, inputs: Sequence[Operand | None]) -> Sequence[Operand]:
         if node.has_subgraphs:
             return self._inlined(node, inputs)
+        cluster = self.compiled.find(node) if self._depth else None
+        if cluster is not None:
+            return expand(self, cluster, inputs)
         first = inputs[0] if inputs else None
         if (node.domain, node.op_type) == ("", "Identity") and isinstance(first, TensorSequence | TensorOptional):
             return [first]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from ..abi import host
 from ..abi.core import check, core, ffi, lib, new_error
 from ..clusters.claims import NodeVerdict, claim, decline
 from ..clusters.cluster import CompiledCluster
+from ..clusters.control_flow import CompiledBodies, CompiledBody
 from ..clusters.ranks import Ranks
 from ..clusters.transposition import transposition
 from ..model.ir import DType, Graph, Node
@@ -102,6 +104,7 @@ class Provider:
         self._last: _GraphKey = ((), 0)
         self.failure = ""
         self.fused_nodes: list[FusedNode] = []
+        self._compiled: dict[str, CompiledBody] = {}
         self._ranks = Ranks()  # ORT forgets what it replaced by a fused node, so they outlive the claims
         self._fed: set[str] = set()  # names of the model's inputs
         self._transpositions: dict[tuple[tuple[int, ...], DType], FusedNode] = {}
@@ -235,6 +238,7 @@ class Provider:
             budget=self._budget,
             has_kernel=has_kernel,
             poor_islands=self.options.claim_poor_islands,
+            compiled=self._compiled,
         )
         singly = [cluster for cluster in claims.clusters if self._runs_singly(cluster, nodes, info)]
         fused = [cluster for cluster in claims.clusters if cluster not in singly]
@@ -285,6 +289,12 @@ class Provider:
         if not label:
             self._asked.clear()
             self._fed.update(value.name for value in graph.inputs)
+        inlined = {label for cluster in fused for node in cluster for label in _labels_with_bodies(node)}
+        for others in self._shown.values():
+            others[:] = [
+                replace(verdict, supported=True, kind="", reason="") if verdict.body_of in inlined else verdict
+                for verdict in others
+            ]
         # A node of ours that is declined is a fused one.
         self._shown[key] = [
             verdict for node, verdict in given.items() if verdict.supported or node.provider != self._identity.ep_name
@@ -336,10 +346,12 @@ class Provider:
         graph = read_graph(host.api(), ort_graph)
         if self._budget is not None:
             self._budget.spend(graph.nodes)
+        bodies = CompiledBodies(self._identity.ep_name, self._compiled)
         cluster = CompiledCluster(
-            graph, self._properties(), self._lowering_options(), inputs, outputs, self._ranks, self._fed
+            graph, self._properties(), self._lowering_options(), inputs, outputs, self._ranks, self._fed, bodies
         )
         fused = self._fuse(name, cluster)
+        self._compiled[name] = CompiledBody(graph, cluster.inputs, cluster.outputs)
         error = new_error()
         info = core().compute_info_create(fused.pointer, self.device.pointer, len(inputs), error)
         check(error)
@@ -437,6 +449,14 @@ def _parent(ort_graph: Any) -> Any:
     out = ffi.new("const OrtNode **")
     host.check_status(host.api().Graph_GetParentNode(ort_graph, out))
     return out[0]
+
+
+def _labels_with_bodies(node: Node) -> Iterator[str]:
+    """The labels of a node with bodies and of those in its bodies."""
+    for body in node.subgraphs.values():
+        yield node.label
+        for member in body.nodes:
+            yield from _labels_with_bodies(member)
 
 
 def _has_kernel(info: Any, node: Any) -> bool:

@@ -8,11 +8,13 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import parser
+from onnx import numpy_helper, parser
 
 import ort_cuda_plugin
 from ort_cuda_plugin.clusters.claims import analyze
-from ort_cuda_plugin.clusters.control_flow import MAX_UNROLLED_NODES
+from ort_cuda_plugin.clusters.control_flow import MAX_EXPANDED_BYTES, MAX_UNROLLED_NODES
+from ort_cuda_plugin.ep.fused_node import FusedNode
+from ort_cuda_plugin.ep.provider import last_verdicts
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering import DeviceProperties
 from session_pair import floats
@@ -102,10 +104,30 @@ def feeds(session: ort.InferenceSession, rows: int, condition: bool) -> dict[str
     return made
 
 
+PREPARE = FusedNode.prepare
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The operators of each cluster that is compiled, in the order of compilation."""
+    found: list[list[str]] = []
+
+    def prepare(self: FusedNode) -> None:
+        found.append(sorted(node.op_type for node in self._cluster.graph.nodes))
+        PREPARE(self)
+
+    monkeypatch.setattr(FusedNode, "prepare", prepare)
+    return found
+
+
 @pytest.mark.parametrize("name", CLUSTERS)
-def test_a_node_with_bodies_runs_in_one_cluster_with_all_others(name: str) -> None:
+def test_a_node_with_bodies_runs_in_one_cluster_with_all_others(name: str, compiled: list[list[str]]) -> None:
     ours, cpu = sessions(CLUSTERS[name])
-    assert "CudaPlugin" in {provider for provider, _ in placement(ours)}
+    assert compiled[-1] == sorted(
+        node.op_type for node in parse(CLUSTERS[name]).graph.node if node.op_type != "Constant"
+    )
+    assert all(verdict.supported for verdict in last_verdicts() if verdict.op_type != "Constant")
+    compiled.clear()
     for _ in range(2):
         before = ort_cuda_plugin.counters()["plan_variants_built"]
         for rows, condition in ((2, True), (3, False), (4, True)):
@@ -113,6 +135,25 @@ def test_a_node_with_bodies_runs_in_one_cluster_with_all_others(name: str) -> No
             for actual, expected in zip(ours.run(None, feed), cpu.run(None, feed), strict=True):
                 np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5, strict=True)
     assert ort_cuda_plugin.counters()["plan_variants_built"] == before, "the second round needs no plan"
+
+
+def test_weights_that_left_host_memory_with_a_body_serve_the_cluster_around_it(compiled: list[list[str]]) -> None:
+    model = parse(CLUSTERS["weights of a body"])
+    weights = floats(32768, 4)
+    model.graph.node[0].attribute[0].g.initializer[0].CopyFrom(numpy_helper.from_array(weights, "w"))
+    ours = ort_cuda_plugin.session(model.SerializeToString(), emulate=True)
+    assert sorted(compiled) == [["If"], ["Mul"], ["Sub"]]
+    x = floats(1, 4)
+    np.testing.assert_array_equal(ours.run(None, {"x": x, "c": np.array(True)})[0], x * weights)
+    np.testing.assert_array_equal(ours.run(None, {"x": x, "c": np.array(False)})[0], x - np.array([4, 3, 2, 1], "f"))
+
+
+def test_a_body_with_many_weights_is_compiled_once(compiled: list[list[str]]) -> None:
+    model = parse(CLUSTERS["weights of a body"])
+    large = numpy_helper.from_array(np.ones((MAX_EXPANDED_BYTES // 16 + 1, 4), np.float32), "w")
+    model.graph.node[0].attribute[0].g.initializer[0].CopyFrom(large)
+    ort_cuda_plugin.session(model.SerializeToString(), emulate=True)
+    assert sorted(compiled) == [["Mul"], ["Sub"]]
 
 
 LOOP = """(float[n, 4] x, int64 trips, bool c) => (float[n, 4] y)
@@ -169,7 +210,7 @@ def test_a_mistake_in_a_body_names_the_node() -> None:
         <then_branch = yes () => (float[p, 4] t) { t = Add(x, z) }, else_branch = no () => (float[q, 4] e)
         { e = Neg(x) }> }"""
     ours, _ = sessions(text)
-    assert [provider for provider, _ in placement(ours)] == ["CudaPlugin"] * 3
+    assert {provider for provider, _ in placement(ours)} == {"CudaPlugin"}
     with pytest.raises(Exception, match=r"node 't \(Add\)': dimensions cannot be broadcast"):
         ours.run(None, {"x": floats(2, 4), "z": floats(3, 5), "c": np.array(True)})
     ours.run(None, {"x": floats(2, 4), "z": floats(3, 5), "c": np.array(False)})
