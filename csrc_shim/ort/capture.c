@@ -1,9 +1,11 @@
 #include "ort/capture.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/counters.h"
+#include "base/host.h"
 #include "base/process.h"
 #include "device/memory.h"
 #include "device/order.h"
@@ -363,6 +365,18 @@ static int launch(ocp_capture_thread *thread, const captured *entry, ocp_error *
   " (what a Run does that CUDA cannot capture is in the errors before this one; with gpu_graph_id=-1 it runs without " \
   "capture)"
 
+/* A line for each capture, which happens once for each id and thread. */
+static void report_capture(const captured *entry, size_t num_nodes) {
+  size_t bytes = 0;
+  char text[200];
+  for (const ocp_run_block *block = entry->memory.blocks; block; block = block->next)
+    if (block->memory == OCP_DEVICE_MEMORY)
+      bytes += block->bytes;
+  snprintf(text, sizeof text, "captured a CUDA graph of %zu nodes for gpu_graph_id %d; it keeps %zu bytes of memory",
+           num_nodes, entry->id, bytes);
+  ocp_log(ORT_LOGGING_LEVEL_INFO, text, OCP_EP_NAME);
+}
+
 /* Ends the capture of a Run with its graph, or with the error; under the thread's lock. */
 static int take_graph(ocp_capture_thread *thread, captured *entry, ocp_error *error) {
   ocp_device *device = thread->owner->device;
@@ -373,7 +387,8 @@ static int take_graph(ocp_capture_thread *thread, captured *entry, ocp_error *er
   const bool ended = result == CUDA_SUCCESS;
   const bool complete = !atomic_load(&thread->failed) && !atomic_load(&thread->stream->capture_failed) &&
                         thread->computations == entry->computations;
-  if (ended && complete)
+  size_t num_nodes = 0;
+  if (ended && complete && (result = device->driver->GraphGetNodes(graph, NULL, &num_nodes)) == CUDA_SUCCESS)
     result = device->driver->GraphInstantiate(&exec, graph, 0);
   if (graph)
     device->driver->GraphDestroy(graph);
@@ -391,6 +406,7 @@ static int take_graph(ocp_capture_thread *thread, captured *entry, ocp_error *er
   if (!exec)
     return ocp_fail(error, ORT_EP_FAIL, "the Run that was to become CUDA graph %d did not run to its end", entry->id);
   ocp_count(OCP_GRAPH_CAPTURES, 1);
+  report_capture(entry, num_nodes);
   return ORT_OK;
 }
 

@@ -165,6 +165,29 @@ def test_more_warm_up_runs_are_the_sessions_choice() -> None:
     assert (found["runs"], found["graph_captures"]) == (6, 1)
 
 
+def test_a_capture_is_a_line_of_the_log() -> None:
+    done = python(
+        """
+import sys, numpy as np, onnxruntime as ort, ort_cuda_plugin as plugin
+ort.set_default_logger_severity(1)
+plugin.register(emulate=True)
+options = {"enable_cuda_graph": "1", "min_num_runs_before_cuda_graph_capture": "7"}
+session = ort.InferenceSession(bytes.fromhex(sys.argv[1]), providers=[(plugin.get_ep_name(), options)])
+x, y = (ort.OrtValue.ortvalue_from_numpy(np.ones(8, np.float32), "cuda", 0) for _ in range(2))
+binding = session.io_binding()
+for name, value in ("a", x), ("b", x):
+    binding.bind_ortvalue_input(name, value)
+binding.bind_ortvalue_output("c", y)
+session.run_with_iobinding(binding)
+np.testing.assert_array_equal(y.numpy(), np.full(8, 2, np.float32))
+assert plugin.counters()["graph_captures"] == 1
+""",
+        add_model().hex(),
+        env={"CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.stderr.count("captured a CUDA graph of 1 nodes for gpu_graph_id 0; it keeps ") == 1
+
+
 def test_outputs_that_onnxruntime_allocates_are_written_by_replays() -> None:
     session = captured()
     a = on_device(vector(50, 1))
