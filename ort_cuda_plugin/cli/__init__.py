@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from ort_cuda_plugin.cli import conformance, drop_in, explain, info, kernels, operators, run
+from ort_cuda_plugin.cli import conformance, drop_in, explain, info, kernels, operators, parity, run
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 
 COMMANDS: dict[str, ModuleType] = {
@@ -21,6 +21,7 @@ COMMANDS: dict[str, ModuleType] = {
     "kernels": kernels,
     "conformance": conformance,
     "operators": operators,
+    "parity": parity,
 }
 
 

@@ -47,6 +47,13 @@ class KernelDefinition:
     host_outputs: tuple[int, ...] = ()
     is_view: bool = False
 
+    @property
+    def in_host_memory(self) -> str:
+        """The operator and what of it is in host memory, as text; "" where nothing is."""
+        if self.host_outputs:
+            return f"the result of {self.name}"
+        return f"{self.name} {' '.join(map(str, self.host_inputs))}" if self.host_inputs else ""
+
 
 @dataclass(frozen=True)
 class Mismatch:
@@ -79,7 +86,9 @@ def kernel_definitions(
         for schema in schemas(name, domain):
             with contextlib.suppress(Unsupported):
                 row = lookup(domain, name, schema.since)
-                definitions.append(_definition(row, schema, until))
+                definition = _definition(row, schema, until)
+                if all(definition.types.values()):
+                    definitions.append(definition)
                 served.setdefault(row.since, (row, []))[1].append(schema)
             until = schema.since - 1
         for row, versions in served.values():
@@ -104,8 +113,9 @@ def _mismatches(row: Operator, versions: Sequence[OpSchema]) -> Iterable[Mismatc
 
 def _definition(row: Operator, schema: OpSchema, until: int) -> KernelDefinition:
     types = {
-        constraint: _sorted(dtype for dtype in allowed & row.types.get(constraint, allowed) if dtype.is_supported)
+        constraint: tuple(sorted(filter(_is_supported, row.types.get(constraint, allowed)), key=lambda t: t.onnx))
         for constraint, allowed in schema.constraints.items()
+        if allowed  # else it has other types than tensors, which ORT cannot be told
     }
     host_results = schema.domain == "" and schema.name in HOST_RESULTS
     return KernelDefinition(
@@ -113,12 +123,12 @@ def _definition(row: Operator, schema: OpSchema, until: int) -> KernelDefinition
         schema.domain,
         schema.since,
         until,
-        {constraint: served for constraint, served in types.items() if served},
+        types,
         host_inputs=tuple(index for index in row.host_inputs if index < len(schema.inputs)),
         host_outputs=(0,) if host_results else (),
         is_view=is_view(row),
     )
 
 
-def _sorted(dtypes: Iterable[DType]) -> tuple[DType, ...]:
-    return tuple(sorted(dtypes, key=lambda dtype: dtype.onnx))
+def _is_supported(dtype: DType) -> bool:
+    return dtype.is_supported

@@ -222,7 +222,7 @@ def constant(
     return ctx.initializer(value)
 
 
-@op("ConstantOfShape", since=9)
+@op("ConstantOfShape", since=9, types={"T2": ALL_TENSORS})
 def constant_of_shape(ctx: Lowering, shape: HostTensor, *, value: Constant | None = None) -> Tensor:
     fill = Constant.of(np.zeros((1,), np.float32)) if value is None else value
     if fill.size != 1:
