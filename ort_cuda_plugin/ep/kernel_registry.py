@@ -50,9 +50,11 @@ def _add(ort: OrtCalls, registry: Any, ep_name: str, definition: KernelDefinitio
             ort.call("KernelDefBuilder_SetInputMemType", builder, index, lib.OrtMemTypeCPUInput)
         for index in definition.host_outputs:
             ort.call("KernelDefBuilder_SetOutputMemType", builder, index, lib.OrtMemTypeCPUOutput)
+        zero = ffi.new("int[]", [0])
         if definition.is_view:
-            zero = ffi.new("int[]", [0])
             ort.call("KernelDefBuilder_AddInputOutputAliases", builder, zero, zero, 1)
+        if definition.is_in_place:
+            ort.call("KernelDefBuilder_AddInputOutputMutableAliases", builder, zero, zero, 1)
         kernel = ort.out("KernelDefBuilder_Build", "OrtKernelDef *", builder)
     finally:
         ort.functions.ReleaseKernelDefBuilder(builder)

@@ -16,6 +16,17 @@ UNLIMITED: Final = 2**31 - 1
 """The last version of a kernel that serves an operator's newest schema."""
 
 _VIEWS: Final = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+# fmt: off
+#: Each element of the result depends on the element at its place, so it may take its place in memory.
+_IN_PLACE: Final = frozenset(
+    {
+        "Abs", "Acos", "Acosh", "Add", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Ceil", "Celu", "Clip", "Cos",
+        "Cosh", "Div", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish",
+        "Mul", "Neg", "Not", "Pow", "PRelu", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Sinh",
+        "Softplus", "Softsign", "Sqrt", "Sub", "Swish", "Tan", "Tanh", "ThresholdedRelu",
+    }
+)
+# fmt: on
 #: Operators whose results are in host memory: they do not touch the contents of their input.
 HOST_RESULTS: Final = frozenset({"Shape", "Size"})
 
@@ -36,6 +47,7 @@ class KernelDefinition:
         host_inputs: positions of the inputs that the kernel wants in host memory.
         host_outputs: positions of the outputs that it leaves there.
         is_view: its output may be its first input's memory.
+        is_in_place: so may it, where no other node reads the input afterwards.
     """
 
     name: str
@@ -46,6 +58,7 @@ class KernelDefinition:
     host_inputs: tuple[int, ...] = ()
     host_outputs: tuple[int, ...] = ()
     is_view: bool = False
+    is_in_place: bool = False
 
     @property
     def in_host_memory(self) -> str:
@@ -127,6 +140,7 @@ def _definition(row: Operator, schema: OpSchema, until: int) -> KernelDefinition
         host_inputs=tuple(index for index in row.host_inputs if index < len(schema.inputs)),
         host_outputs=(0,) if host_results else (),
         is_view=is_view(row),
+        is_in_place=schema.domain == "" and schema.name in _IN_PLACE,
     )
 
 
