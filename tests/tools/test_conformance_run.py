@@ -46,3 +46,11 @@ def test_checking_mode_and_adversarial_streams_find_nothing() -> None:
     outcomes = run(list(cases.values()), Mode(check=True, seed=1), jobs=JOBS)
     assert_none_is_bad(outcomes)
     assert sum(outcome.verdict is Verdict.ON_EP for outcome in outcomes) > 1500
+
+
+@pytest.mark.slow
+def test_kernels_of_single_nodes_pass_what_clusters_pass() -> None:
+    """Shape arithmetic is left to the CPU then, so fewer tests are wholly on the EP."""
+    outcomes = run(list(load_cases().values()), Mode(single_nodes=True), jobs=JOBS)
+    assert_none_is_bad(outcomes)
+    assert sum(outcome.verdict is Verdict.ON_EP for outcome in outcomes) > 1400
