@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from threading import Barrier
 
 import numpy as np
@@ -44,6 +44,8 @@ class Case:
     elsewhere: frozenset[str] = frozenset()
     outputs: list[str] | None = None
     tolerance: float = 0
+    #: Of the provider.
+    options: dict[str, str] = field(default_factory=dict)
 
 
 def case(graph: str, *elsewhere: str, outputs: list[str] | None = None) -> Case:
@@ -165,7 +167,16 @@ CASES: dict[str, Callable[[], Case]] = {
     "nothing but an input fetched": lambda: case(
         "(float[n, 4] x) => (float[n, 4] x, float[n, 4] y) { y = Add(x, x) }", outputs=["x"]
     ),
+    "kernels of single nodes": lambda: replace(
+        case(
+            """(float[n, 4] x) => (float[n, 2, 2] y) <int64[3] to = {0, 2, 2}, float[4, 4] w =
+            {1.0, 2.0, 3.0, 4.0, 0.0, 1.0, 2.0, 3.0, 1.0, 0.0, 0.0, 2.0, 1.0, 1.0, 1.0, 1.0}>
+            { a = MatMul(x, w) b = Relu(a) y = Reshape(b, to) }"""
+        ),
+        options={"single_nodes": "1"},
+    ),
     "light_squeezenet": squeezenet,
+    "light_squeezenet, channels last": lambda: replace(squeezenet(), options={"prefer_nhwc": "1"}),
 }
 
 
@@ -208,7 +219,10 @@ def run(chosen: Case) -> None:
     """In two sessions in turn, by values and bound, and then in threads that share them."""
     cpu = ort.InferenceSession(chosen.model, quietly(), providers=["CPUExecutionProvider"])
     expected = [cpu.run(chosen.outputs, chosen.feeds(n)) for n in range(RUNS)]
-    sessions = [plugin.session(chosen.model, emulate=True, sess_options=quietly()) for _ in range(SESSIONS)]
+    sessions = [
+        plugin.session(chosen.model, emulate=True, sess_options=quietly(), provider_options=chosen.options)
+        for _ in range(SESSIONS)
+    ]
     before = plugin.counters()["runs"]
     for bound in (False, True):
         for n in range(RUNS):

@@ -47,7 +47,7 @@ def installed(pytestconfig: pytest.Config) -> Path:
 
 
 #: The checking mode is too slow for it.
-LARGE = ["light_squeezenet"]
+LARGE = ["light_squeezenet", "light_squeezenet, channels last"]
 
 
 @pytest.mark.parametrize("streams", ["inline", "adversarial"])
