@@ -237,6 +237,8 @@ def _domain(domain: str) -> str:
 
 
 def _types_in_words(types: Sequence[str]) -> list[str]:
-    """All sequences at once, since there is one for each element type."""
-    plain = [text for text in types if "seq(" not in text]
-    return plain + ["sequences"] * (len(plain) < len(types))
+    """What no tensor of the device has, at once for all constraints."""
+    strings = [text for text in types if text.endswith(": string")]
+    sequences = [text for text in types if "seq(" in text]
+    rest = [text for text in types if text not in strings and text not in sequences]
+    return rest + ["strings"] * bool(strings) + ["sequences"] * bool(sequences)
