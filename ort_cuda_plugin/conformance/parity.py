@@ -23,21 +23,18 @@ A row of the second table is a group of operators that lack the same for the sam
 tell in which memory a kernel wants its inputs. Ours wants in host memory, by their positions: {host}.
 """
 _SEQUENCES: Final = "the C API has no type for sequences, and no way for a kernel to make or read one in device memory"
+_STRINGS: Final = "strings live in host memory"
 _REASONS: Final[Mapping[tuple[str, str], str]] = {
-    ("", name): _SEQUENCES
-    for name in (
-        "ConcatFromSequence",
-        "Identity",
-        "MemcpyFromHost",
-        "MemcpyToHost",
-        "SequenceAt",
-        "SequenceConstruct",
-        "SequenceEmpty",
-        "SequenceErase",
-        "SequenceInsert",
-        "SequenceLength",
-    )
-} | {("", name): "strings live in host memory" for name in ("RandomNormalLike", "RandomUniformLike", "Size")}
+    ("", name): reason
+    for reason, names in {
+        _SEQUENCES: "ConcatFromSequence Identity MemcpyFromHost MemcpyToHost SequenceAt SequenceConstruct SequenceEmpty "
+        "SequenceErase SequenceInsert SequenceLength",
+        _STRINGS: "RandomNormalLike RandomUniformLike Size",
+        f"{_STRINGS}; the C API has no type for sequences": "If Loop",
+        "ONNX Runtime's CreateScanKernel makes kernels of Scan from version 9 on": "Scan",
+    }.items()
+    for name in names.split()
+}
 """Why the registry lacks something of an operator."""
 
 
