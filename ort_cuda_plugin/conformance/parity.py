@@ -27,8 +27,8 @@ _STRINGS: Final = "strings live in host memory"
 _REASONS: Final[Mapping[tuple[str, str], str]] = {
     ("", name): reason
     for reason, names in {
-        _SEQUENCES: "ConcatFromSequence Identity MemcpyFromHost MemcpyToHost SequenceAt SequenceConstruct SequenceEmpty "
-        "SequenceErase SequenceInsert SequenceLength",
+        _SEQUENCES: "ConcatFromSequence Identity MemcpyFromHost MemcpyToHost SequenceAt SequenceConstruct "
+        "SequenceEmpty SequenceErase SequenceInsert SequenceLength",
         _STRINGS: "RandomNormalLike RandomUniformLike Size",
         f"{_STRINGS}; the C API has no type for sequences": "If Loop",
         "ONNX Runtime's CreateScanKernel makes kernels of Scan from version 9 on": "Scan",
