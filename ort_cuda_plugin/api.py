@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import warnings
 import weakref
 from collections.abc import Mapping
 from types import ModuleType
@@ -20,6 +21,9 @@ from .ep.options import parse
 from .ep.provider import Provider, forget_last_provider, last_provider, last_verdicts
 from .session_errors import NoProviderError, explained
 from .uninterrupted import imported
+
+#: The first version that looks for a plugin behind the name of a built-in provider that it lacks.
+_NAMES_A_PLUGIN = 28
 
 _registration = threading.Lock()
 _registered: list[str] = []
@@ -46,14 +50,18 @@ def _onnxruntime() -> ModuleType:
         onnxruntime = imported("onnxruntime")
     except ImportError as error:
         raise ImportError(f"ONNX Runtime cannot be imported ({error}); {advice}") from error
-    version = getattr(onnxruntime, "__version__", "")
-    match = re.match(r"1\.(\d+)", version)
-    if match is None or int(match[1]) < OLDEST_API:
+    if _api_version(onnxruntime) < OLDEST_API:
         raise ImportError(
             f"ort-cuda-plugin needs ONNX Runtime 1.{OLDEST_API} or newer and found "
-            f"{version or 'a broken installation'}; {advice}"
+            f"{getattr(onnxruntime, '__version__', '') or 'a broken installation'}; {advice}"
         )
     return onnxruntime
+
+
+def _api_version(ort: ModuleType) -> int:
+    """The N of 1.N.x; 0 where there is none."""
+    match = re.match(r"1\.(\d+)", getattr(ort, "__version__", ""))
+    return int(match[1]) if match else 0
 
 
 def _ep_devices(ort: ModuleType, identity: Identity) -> list[Any]:
@@ -118,6 +126,13 @@ def register(name: str | None = None, emulate: bool | None = None, *, as_: str |
 
 
 def _register(ort: ModuleType, name: str, emulate: bool | None, identity: Identity) -> None:
+    if identity is not Identity.OWN and _api_version(ort) < _NAMES_A_PLUGIN:
+        warnings.warn(
+            f"ONNX Runtime {ort.__version__} has the name {identity.ep_name} for itself, and asks no plugin for it "
+            f"where providers=[...] names it: use 1.{_NAMES_A_PLUGIN} or newer, or add_provider_for_devices",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     foreign = not _factories(identity) and any(known.ep_name == identity.ep_name for known in ort.get_ep_devices())
     if foreign and identity is not Identity.OWN:
         raise ValueError(f"another library offers {identity.ep_name} already: unregister it first")

@@ -9,12 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from isolated import ROOT, add_model, python
+from ort_versions import api_version
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "ORT_CUDA_PLUGIN_EMULATE": "0"}
+VERSION = api_version(onnxruntime.__version__)
+by_name = pytest.mark.skipif(VERSION < 28, reason="asks no plugin for the provider that CUDAExecutionProvider names")
 REGISTER = """
 import warnings
 warnings.simplefilter("error")
@@ -48,6 +52,7 @@ def sample(code: str, folder: Path) -> None:
     assert "CUDAExecutionProvider" not in done.stderr, done.stderr  # ORT's warnings name it
 
 
+@by_name
 def test_the_sample_of_cuda_graphs(models: Path) -> None:
     sample(
         """
@@ -74,6 +79,7 @@ assert ort_cuda_plugin.counters()["graphs_live"] == 1
     )
 
 
+@by_name
 def test_the_samples_of_options(models: Path) -> None:
     sample(
         """
@@ -103,6 +109,7 @@ for options in (
     )
 
 
+@by_name
 def test_the_samples_of_io_binding(models: Path) -> None:
     sample(
         """
@@ -120,6 +127,26 @@ io_binding.bind_cpu_input("input", X)
 io_binding.bind_output("output")
 session.run_with_iobinding(io_binding)
 np.testing.assert_array_equal(io_binding.copy_outputs_to_cpu()[0], expected)
+
+X_ortvalue = onnxruntime.OrtValue.ortvalue_from_numpy(X, "cuda", 0)
+Y_ortvalue = onnxruntime.OrtValue.ortvalue_from_shape_and_type([3, 1], np.float32, "cuda", 0)
+io_binding = session.io_binding()
+io_binding.bind_ortvalue_input("input", X_ortvalue)
+io_binding.bind_ortvalue_output("output", Y_ortvalue)
+session.run_with_iobinding(io_binding)
+np.testing.assert_array_equal(Y_ortvalue.numpy(), expected)
+""",
+        models,
+    )
+
+
+@pytest.mark.skipif(VERSION < 31, reason='binds addresses of "cuda" as those of no vendor')
+def test_the_samples_of_io_binding_by_address(models: Path) -> None:
+    sample(
+        """
+X = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], dtype=np.float32)
+expected = np.array([[5], [11], [17]], np.float32)
+session = onnxruntime.InferenceSession("model.onnx", providers=["CUDAExecutionProvider"])
 
 X_ortvalue = onnxruntime.OrtValue.ortvalue_from_numpy(X, "cuda", 0)
 io_binding = session.io_binding()
@@ -147,17 +174,12 @@ ort_output = io_binding.get_outputs()[0]
 assert ort_output.device_name() == "cuda"
 np.testing.assert_array_equal(ort_output.numpy(), expected)
 
-Y_ortvalue = onnxruntime.OrtValue.ortvalue_from_shape_and_type([3, 1], np.float32, "cuda", 0)
-io_binding = session.io_binding()
-io_binding.bind_ortvalue_input("input", X_ortvalue)
-io_binding.bind_ortvalue_output("output", Y_ortvalue)
-session.run_with_iobinding(io_binding)
-np.testing.assert_array_equal(Y_ortvalue.numpy(), expected)
 """,
         models,
     )
 
 
+@by_name
 def test_both_names_serve_one_process() -> None:
     python(
         """
@@ -241,6 +263,16 @@ else:
     )
 
 
+@pytest.mark.skipif(VERSION >= 28, reason="has no such limit")
+def test_a_version_that_asks_no_plugin_for_that_name_is_warned_of() -> None:
+    code = (
+        'import ort_cuda_plugin as plugin\nprint(plugin.register(as_="CUDAExecutionProvider", emulate=True)[0].ep_name)'
+    )
+    done = python(code, env=NO_GPU)
+    assert done.stdout == "CUDAExecutionProvider\n"
+    assert "asks no plugin for it where providers=[...] names it" in done.stderr
+
+
 # ---- ort-cuda-plugin exec ----
 
 
@@ -278,6 +310,7 @@ if __name__ == "__main__":
 """
 
 
+@by_name
 def test_exec_gives_a_program_and_its_children_the_provider(tmp_path: Path) -> None:
     add_model(tmp_path / "add.onnx")
     (tmp_path / "app.py").write_text(APPLICATION)
