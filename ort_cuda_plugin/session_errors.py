@@ -7,9 +7,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-import onnx
-from onnx.helper import VERSION_TABLE
-
 from .clusters.claims import NodeVerdict
 
 #: ONNX Runtime's ways to say that no provider took a node; the group is the node's name.
@@ -62,6 +59,9 @@ def _no_provider(error: Exception, name: str, verdicts: Sequence[NodeVerdict]) -
 
 
 def _newer_format(version: int, most: int, model: str | bytes) -> str:
+    import onnx  # which a process that loads compiled models may not have
+    from onnx.helper import VERSION_TABLE
+
     header = onnx.load(io.BytesIO(model) if isinstance(model, bytes) else model, load_external_data=False)
     producer = f"{header.producer_name} {header.producer_version}".strip() or "a program that it does not name"
     writers = [row[0] for row in VERSION_TABLE if row[1] == version]

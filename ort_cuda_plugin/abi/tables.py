@@ -143,6 +143,8 @@ FUNCTION_TABLES: Final[dict[str, str]] = {
               **provider_api)
     202 1 OrtStatus *SynchronizeBoundInputs(OrtIoBinding *binding_ptr)
     203 1 OrtStatus *SynchronizeBoundOutputs(OrtIoBinding *binding_ptr)
+    211 12 OrtStatus *CreateOpAttr(const char *name, const void *data, int len, OrtOpAttrType type, OrtOpAttr **op_attr)
+    212 1 void ReleaseOpAttr(OrtOpAttr *input)
     216 12 OrtStatus *SessionOptionsAppendExecutionProvider(OrtSessionOptions *options, const char *provider_name,
                const char *const *provider_options_keys, const char *const *provider_options_values, size_t num_keys)
     225 13 void MemoryInfoGetDeviceType(const OrtMemoryInfo *ptr, OrtMemoryInfoDeviceType *out)
@@ -343,6 +345,11 @@ FUNCTION_TABLES: Final[dict[str, str]] = {
     423 28 OrtStatus *KernelContext_GetSyncStream(const OrtKernelContext *context, OrtSyncStream **out)
     425 30 OrtStatus *KernelContext_GetPreallocatedOutput(const OrtKernelContext *context, size_t output_index,
                OrtValue **output)
+    """,
+    "OrtModelEditorApi": """
+    6 22 OrtStatus *CreateNode(const char *operator_name, const char *domain_name, const char *node_name,
+            const char *const *input_names, size_t input_names_len, const char *const *output_names,
+            size_t output_names_len, OrtOpAttr **attributes, size_t attribs_len, OrtNode **node)
     """,
     "OrtEpApi": """
     0 22 OrtStatus *CreateEpDevice(OrtEpFactory *ep_factory, const OrtHardwareDevice *hardware_device, const

@@ -36,7 +36,8 @@ class Variant:
 
     Indices in ``plan`` count the cluster's kernels, weights and problems in the order in which all variants so far
     added theirs. So add each list, tell the cluster (`CompiledCluster.kernels_added`, ...), and add the plan last.
-    ``plan`` is None where shapes are not known yet: the lists are then what plans are expected to need.
+    ``plan`` is None where shapes are not known yet: the lists are then what plans are expected to need. ``stored`` are
+    plans that were built before, as `plan.format.encode` gives them.
     """
 
     plan: Plan | None
@@ -44,6 +45,7 @@ class Variant:
     weights: list[Weight]
     problems: list[LibraryProblem]
     tables: Tables
+    stored: tuple[bytes, ...] = ()
 
     @property
     def precomputations(self) -> list[Precomputation]:
@@ -76,10 +78,12 @@ class CompiledCluster:
 
     ``inputs`` and ``outputs`` name the fused node's, in its order; default: those of the graph. ``ranks`` are
     those that were assumed when the nodes were claimed. ``fed`` names the values that the application feeds, so that
-    ORT checks their shapes; default: all inputs. ``compiled`` as for `NodeLowering`. The owner sets
+    ORT checks their shapes; default: all inputs. ``compiled`` as for `NodeLowering`. ``known`` has what plans of
+    others added before. The owner sets
     ``weight_reader.read`` while the weights that were added exist. ``host_inputs`` are the indices of the inputs whose
     contents decide shapes; set by `prepare`. ``show_program``, where it is set, gets the program of each plan as text,
-    once after each pass. ``traffic`` is that of the last plan, at the sizes that it was built for.
+    once after each pass. ``traffic`` is that of the last plan, at the sizes that it was built for. ``states`` are those
+    of nodes that have one.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class CompiledCluster:
         ranks: Ranks | None = None,
         fed: Collection[str] | None = None,
         compiled: CompiledBodies | None = None,
+        known: KnownEntries | None = None,
     ) -> None:
         self.graph = graph
         self.device = device
@@ -110,8 +115,8 @@ class CompiledCluster:
         self._fed = [fed is None or value.name in fed for value in self.inputs]
         # ORT checks the shape of what is fed against the model's, but not where the model says that it is a scalar.
         self._checked = [is_fed and value.shape != () for is_fed, value in zip(self._fed, self.inputs, strict=True)]
-        self._known = KnownEntries()
-        self._states: dict[Node, Constant] = {}
+        self._known = known or KnownEntries()
+        self.states: dict[Node, Constant] = {}
 
     def prepare(self) -> Variant:
         """Must be called, and its result added, while ORT's graph is alive.
@@ -276,7 +281,7 @@ class CompiledCluster:
             read,
             record=True,
             guess=None if found is None else symbols.dimension,
-            states=self._states,
+            states=self.states,
             settles=settles,
             trial=trial,
             compiled=self._compiled,

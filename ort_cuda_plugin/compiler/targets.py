@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+
 
 @dataclass(frozen=True)
 class Target:
@@ -54,3 +56,10 @@ class KernelImage:
     target: Target
     metadata: Mapping[str, int] = field(default_factory=dict)
     ptx: bytes = b""
+
+
+@dataclass(frozen=True)
+class BuiltKernel(KernelSpec):
+    """A kernel that was compiled elsewhere. In the place of its source it has what tells its image from others."""
+
+    image: KernelImage = field(kw_only=True, compare=False)

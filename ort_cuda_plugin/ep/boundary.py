@@ -96,7 +96,7 @@ def get_capability(ep: int, graph: Any, info: Any) -> None:
 
 @status_guard
 def compile(ep: int, graphs: Any, fused_nodes: Any, count: int, infos: Any, ep_context_nodes: Any) -> None:
-    PROVIDERS[ep].compile(list(graphs[0:count]), list(fused_nodes[0:count]), infos)
+    PROVIDERS[ep].compile(list(graphs[0:count]), list(fused_nodes[0:count]), infos, ep_context_nodes)
 
 
 @status_guard

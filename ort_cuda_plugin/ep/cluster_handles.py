@@ -26,9 +26,9 @@ def add_kernels(cluster: Any, kernels: Sequence[LoadedKernel]) -> None:
     check(error)
 
 
-def add_plan(cluster: Any, plan: Plan) -> None:
-    """Adds a plan, after all that it refers to."""
-    blob = encode(plan)
+def add_plan(cluster: Any, plan: Plan | bytes) -> None:
+    """Adds a plan, or what `encode` made of it, after all that it refers to."""
+    blob = encode(plan) if isinstance(plan, Plan) else plan
     error = new_error()
     core().cluster_add_plan(cluster, ffi.from_buffer(blob), len(blob), error)
     check(error)

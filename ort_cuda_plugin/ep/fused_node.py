@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from ..abi.core import check, core, count, ffi, new_error
 from ..clusters.cluster import CompiledCluster, Variant
+from ..context.errors import UnforeseenShapes
+from ..context.reader import StoredCluster
 from ..model.ir import Constant
 from ..plan.tables import Precomputation, Precomputed, Weight
 from ..program.libraries import LibraryProblem
@@ -18,10 +21,14 @@ from .open_device import LoadedKernel, OpenDevice
 
 
 class FusedNode:
-    """Owns an ``ocp_cluster`` and what it refers to. `build` may be called from any thread."""
+    """Owns an ``ocp_cluster`` and what it refers to. `build` may be called from any thread.
 
-    def __init__(self, name: str, cluster: CompiledCluster, device: OpenDevice) -> None:
+    ``why`` says why a cluster out of a compiled model is compiled again.
+    """
+
+    def __init__(self, name: str, cluster: CompiledCluster | StoredCluster, device: OpenDevice, why: str = "") -> None:
         self.name = name
+        self._why = why
         self._cluster = cluster
         self._device = device
         self._kernels: list[LoadedKernel] = []
@@ -51,7 +58,7 @@ class FusedNode:
             NodeError: a node cannot be run after all.
             PluginError: no device memory for the weights, or the plan is not valid.
         """
-        with self._lock:
+        with self._lock, self._compiling([], []):
             variant = self._cluster.prepare()
             host_inputs = self._cluster.host_inputs
             if host_inputs:
@@ -65,8 +72,20 @@ class FusedNode:
 
         Raises: as `prepare`.
         """
-        with self._lock:
+        with self._lock, self._compiling(shapes, host_values):
             self._add(self._cluster.build(shapes, host_values))
+
+    @contextlib.contextmanager
+    def _compiling(self, shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> Iterator[None]:
+        """Where the compiler is missing, the error says why a compiled model needs it."""
+        try:
+            yield
+        except ImportError as error:
+            if isinstance(self._cluster, StoredCluster):
+                raise self._cluster.unforeseen(shapes, host_values, error) from error
+            if self._why:
+                raise UnforeseenShapes(f"{self._why}. But the plugin's compiler is not installed: {error}") from error
+            raise
 
     def plan_memory(self) -> tuple[int, int]:
         """Bytes of the intermediate tensors of the last Run: as planned, and of those alive at once at the worst time.
@@ -109,6 +128,8 @@ class FusedNode:
             self._cluster.weights_added(variant)
         finally:
             self._device.release_kernels(once)
+        for blob in variant.stored:
+            add_plan(self.pointer, blob)
         if variant.plan is None:
             return
         add_plan(self.pointer, variant.plan)

@@ -10,7 +10,7 @@ import sys
 from functools import cache
 
 from ..model.ir import Node
-from .identity import EP_NAME, is_our_name
+from .identity import EP_NAME
 
 _ONNX_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview.training")
 
@@ -21,10 +21,9 @@ def is_compiled_model(node: Node) -> bool:
 
 
 def why_not_loaded(node: Node) -> str:
-    """The reason for which the plugin declines a compiled model."""
-    source = str(node.attributes.get("source", ""))
-    made_by = "the plugin" if is_our_name(source) else source or "a provider that it does not name"
-    return f"it holds a model that {made_by} compiled, and {EP_NAME} loads no compiled models: use the original model"
+    """The reason for which the plugin declines a compiled model of another source."""
+    made_by = str(node.attributes.get("source", "")) or "a provider that it does not name"
+    return f"it holds a model that {made_by} compiled, and {EP_NAME} loads its own only: use the original model"
 
 
 def is_probably_lost(node: Node) -> bool:

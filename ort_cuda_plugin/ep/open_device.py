@@ -11,7 +11,7 @@ from typing import Any
 from ..abi.core import check, core, driver_error_text, ffi, lib, new_error
 from ..compiler.kernel import KernelSpec
 from ..compiler.kernel_library import KernelLibrary
-from ..compiler.targets import KernelImage, Target
+from ..compiler.targets import BuiltKernel, KernelImage, Target
 from ..plan.format import param_kind
 from ..program.lowering import DeviceProperties
 from .devices import DeviceInfo, DriverError, open_device
@@ -78,7 +78,9 @@ class OpenDevice:
             KernelCompileError: one does not compile.
             DriverError: the device does not take one.
         """
-        images = dict(zip(specs, kernel_library().get_many(specs, self.target), strict=True))
+        compiled = [spec for spec in specs if not isinstance(spec, BuiltKernel)]
+        images = dict(zip(compiled, kernel_library().get_many(compiled, self.target), strict=True))
+        images.update((spec, spec.image) for spec in specs if isinstance(spec, BuiltKernel))
         held: list[LoadedKernel] = []
         try:
             with self.entered(), self._lock:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
+
+from ..compiler.targets import Target
 
 _PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 
@@ -17,6 +20,16 @@ def flag(text: str) -> bool:
     if text.strip().lower() in ("0", "false"):
         return False
     raise ValueError("use 1 or 0")
+
+
+def architectures(text: str) -> tuple[Target, ...]:
+    targets = []
+    for name in dict.fromkeys(part.strip() for part in text.split(",")):
+        match = re.fullmatch(r"sm_(\d+)(\d)", name)
+        if match is None and name != "emulated":
+            raise ValueError("use names such as sm_90, and emulated, with commas between them")
+        targets.append(Target.cuda(int(match[1]), int(match[2])) if match else Target.emulated())
+    return tuple(targets)
 
 
 def ordinal(text: str) -> int:

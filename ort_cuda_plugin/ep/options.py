@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..compiler.targets import Target
 from . import arena
 from . import option_values as values
 from .identity import EP_NAME, Identity
@@ -56,6 +57,8 @@ class Options:
         sdpa_kernel: which kernels attention may have, as bits of ONNX Runtime's; 0: any.
         tunable_op_enable, tunable_op_tuning_enable: together they have cuBLASLt's algorithms measured.
         tunable_op_max_tuning_duration_ms: how long that may take for one product; not positive: any time.
+        context_allow_host_code: code for this computer's CPU may come from a compiled model, for the emulated device.
+        context_architectures: what a compiled model is for; empty: the session's device.
         log_level: the least important lines that the session's provider writes; ONNX Runtime's level holds as well.
         claim_poor_islands: nodes run here also where copying to the device and back costs more than they gain.
     """
@@ -84,6 +87,8 @@ class Options:
     tunable_op_enable: bool = False
     tunable_op_tuning_enable: bool = False
     tunable_op_max_tuning_duration_ms: int = 0
+    context_allow_host_code: bool = False
+    context_architectures: tuple[Target, ...] = ()
     log_level: str = "VERBOSE"
     claim_poor_islands: bool = False
 
@@ -103,6 +108,8 @@ MEANINGFUL: dict[str, Callable[[str], Any]] = {
     "automatic_cuda_graphs": values.flag,
     "claim_poor_islands": values.flag,
     "cuda_graph_cache_size": values.count(1, 1024),
+    "context_allow_host_code": values.flag,
+    "context_architectures": values.architectures,
     "cudnn_conv1d_pad_to_nc1d": values.flag,
     "cudnn_conv_algo_search": values.name_or_number(values.ALGORITHM_SEARCHES),
     "cudnn_conv_use_max_workspace": values.flag,

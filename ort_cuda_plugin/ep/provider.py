@@ -16,11 +16,14 @@ from ..clusters.cluster import CompiledCluster
 from ..clusters.control_flow import CompiledBodies, CompiledBody
 from ..clusters.ranks import Ranks
 from ..clusters.transposition import transposition
+from ..context.reader import Loaded
+from ..context.writer import ContextCluster, ContextWriter
 from ..model.ir import DType, Graph, Node
 from ..model.ort_graph import read_graph
 from ..ops.registry import CHANNELS_LAST_DOMAIN, channels_last_operators, lookup
 from ..program.lowering import DeviceProperties, LoweringOptions
 from . import arena
+from .context_session import ContextSession, give
 from .devices import DeviceInfo
 from .dynamic_options import parse_changes
 from .factory import memory_info
@@ -28,7 +31,7 @@ from .fused_node import FusedNode
 from .guards import describe
 from .identity import EP_NAME, Identity
 from .layering import rules_of_others
-from .lost_nodes import described, is_compiled_model, is_probably_lost, why_not_loaded
+from .lost_nodes import described, is_probably_lost
 from .node_kernel import kernel_impl, read_kernel_node
 from .open_device import use_device
 from .optimized_model import writes_optimized_model
@@ -78,7 +81,7 @@ class Provider:
         entries = _entries("GetSessionOptionsConfigEntries", host.api(), session_options)
         self.options = Options()
         self._read_options(entries)
-        self._writes_context_model = entries.get("ep.context_enable") == "1"
+        self._contexts = ContextSession(entries)
         offered = [DeviceInfo.from_metadata(host.key_value_pairs(pairs)) for pairs in metadata]
         self.device = use_device(_choose(offered, self.options.device_id))
         others = rules_of_others(entries, identity, self.device.info)
@@ -240,12 +243,10 @@ class Provider:
             poor_islands=self.options.claim_poor_islands,
             compiled=self._compiled,
         )
+        claims = self._contexts.without_bodies(graph, claims)
         singly = [cluster for cluster in claims.clusters if self._runs_singly(cluster, nodes, info)]
         fused = [cluster for cluster in claims.clusters if cluster not in singly]
-        verdicts = [
-            decline(node, verdict.kind, why_not_loaded(node)) if is_compiled_model(node) else verdict
-            for node, verdict in zip(graph.nodes, claims.verdicts, strict=True)
-        ]
+        stored, verdicts = self._contexts.claim(graph, claims.verdicts)
         if self._may_be_cut:
             cut = {node for cluster in fused for node in cluster}
             reason = f"it has no kernel of its own, and {self._may_be_cut}"
@@ -254,6 +255,7 @@ class Provider:
                 for node, verdict in zip(graph.nodes, verdicts, strict=True)
             ]
             fused = []
+        fused += [[node] for node in stored]
         self._report(graph, verdicts, fused)
         self._remember(graph, verdicts, fused)
         fusion = ffi.new("OrtNodeFusionOptions *")
@@ -271,7 +273,7 @@ class Provider:
         It must where it writes the model. It may where a node has nothing to be fused with: an input whose contents
         decide shapes then comes in host memory, and need not be read back from the device.
         """
-        if len(cluster) > 1 or cluster[0].has_subgraphs:
+        if len(cluster) > 1 or cluster[0].has_subgraphs or self._contexts.output is not None:
             return False
         if not (self._single_nodes or _decides_shapes(cluster[0])):
             return False
@@ -327,33 +329,60 @@ class Provider:
 
     # ---- compilation ----
 
-    def compile(self, graphs: list[Any], fused_nodes: list[Any], infos: Any) -> None:
-        """Compiles each claimed cluster; ``infos`` (``OrtNodeComputeInfo **``) gets one entry for each."""
-        if self._writes_context_model:  # ORT would say that a node is NULL
-            raise NotImplementedError(
-                f"{EP_NAME} has no compiled models (EPContext) to write: leave out ep.context_enable and ModelCompiler"
-            )
+    def compile(self, ort_graphs: list[Any], fused_nodes: list[Any], infos: Any, context_nodes: Any) -> None:
+        """Compiles each claimed cluster, or loads what was compiled before.
+
+        ``infos`` (``OrtNodeComputeInfo **``) gets one entry for each, and so does ``context_nodes`` (``OrtNode **``)
+        where the session writes a compiled model.
+        """
         self._fused_verdicts += self._to_fuse
         fused = {id(verdict) for verdict in self._to_fuse}
         self._shown[self._last] = [verdict for verdict in self._shown[self._last] if id(verdict) not in fused]
         self._to_fuse = []
-        for index, (graph, node) in enumerate(zip(graphs, fused_nodes, strict=True)):
-            infos[index] = self._compile_one(graph, node)
+        graphs = [read_graph(host.api(), ort_graph) for ort_graph in ort_graphs]
+        properties, options = self._properties(), self._lowering_options()
+        pairs = list(zip(graphs, ort_graphs, strict=True))
+        loaded = self._contexts.load(pairs, self.device, properties, self.options, options)
+        written = [] if self._contexts.output is None else self._context_clusters(graphs, fused_nodes)
+        for index, (graph, node, stored) in enumerate(zip(graphs, fused_nodes, loaded, strict=True)):
+            if stored is not None and stored.why:
+                self._log("WARNING", stored.why)
+            infos[index] = self._compile_one(graph, node) if stored is None else self._compute_info(node, stored)
+        if self._contexts.output is not None:
+            give(self._contexts.nodes(written, ort_graphs), context_nodes)
 
-    def _compile_one(self, ort_graph: Any, fused_node: Any) -> Any:
-        name = _text("Node_GetName", fused_node)
+    def _context_clusters(
+        self, graphs: list[Graph], fused_nodes: list[Any]
+    ) -> list[tuple[ContextCluster, ContextWriter]]:
+        """The clusters of a compiled model, each added to what will be written."""
+        written = []
+        for graph, node in zip(graphs, fused_nodes, strict=True):
+            name = self._contexts.partition_name(_text("Node_GetName", node))
+            inputs, outputs = _value_names(node, "Inputs"), _value_names(node, "Outputs")
+            cluster = ContextCluster(name, graph, inputs, outputs, self._ranks, self._fed)
+            writer = self._contexts.writer(self.device, self._properties(), self.options, self._lowering_options())
+            writer.add(cluster)
+            written.append((cluster, writer))
+        return written
+
+    def _compile_one(self, graph: Graph, fused_node: Any) -> Any:
         inputs, outputs = _value_names(fused_node, "Inputs"), _value_names(fused_node, "Outputs")
-        graph = read_graph(host.api(), ort_graph)
         if self._budget is not None:
             self._budget.spend(graph.nodes)
         bodies = CompiledBodies(self._identity.ep_name, self._compiled)
         cluster = CompiledCluster(
             graph, self._properties(), self._lowering_options(), inputs, outputs, self._ranks, self._fed, bodies
         )
-        fused = self._fuse(name, cluster)
+        info = self._compute_info(fused_node, Loaded(cluster))
+        name = _text("Node_GetName", fused_node)
         self._compiled[name] = CompiledBody(graph, cluster.inputs, cluster.outputs)
+        return info
+
+    def _compute_info(self, fused_node: Any, loaded: Loaded) -> Any:
+        num_inputs = len(_value_names(fused_node, "Inputs"))
+        fused = self._fuse(_text("Node_GetName", fused_node), loaded)
         error = new_error()
-        info = core().compute_info_create(fused.pointer, self.device.pointer, len(inputs), error)
+        info = core().compute_info_create(fused.pointer, self.device.pointer, num_inputs, error)
         check(error)
         return info
 
@@ -366,13 +395,14 @@ class Provider:
         """
         graph = read_kernel_node(info, self.device)
         cluster = CompiledCluster(graph, self._properties(), self._lowering_options(), ranks=self._ranks, fed=())
-        return kernel_impl(graph, self._fuse(graph.name, cluster), self.device)
+        return kernel_impl(graph, self._fuse(graph.name, Loaded(cluster)), self.device)
 
-    def _fuse(self, name: str, cluster: CompiledCluster) -> FusedNode:
+    def _fuse(self, name: str, loaded: Loaded) -> FusedNode:
         """The cluster on the device, as far as it can be prepared."""
-        if self.options.program_folder:
+        cluster = loaded.cluster
+        if self.options.program_folder and isinstance(cluster, CompiledCluster):
             cluster.show_program = _ProgramFile(Path(self.options.program_folder), name).append
-        fused = FusedNode(name, cluster, self.device)
+        fused = FusedNode(name, cluster, self.device, loaded.why)
         self.fused_nodes.append(fused)
         fused.use_graphs(self.options.min_num_runs_before_cuda_graph_capture, self.options.max_automatic_graphs)
         fused.prepare()

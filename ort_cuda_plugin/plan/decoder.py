@@ -47,6 +47,16 @@ def decode(blob: bytes) -> Plan:
         raise ValueError(f"not a plan: {error}") from error
 
 
+def element_types(blob: bytes) -> tuple[list[int], list[int]]:
+    """The types of a plan's inputs and outputs, without reading the rest. Raises ValueError as `decode`."""
+    try:
+        reader = Reader(blob)
+        inputs = [row[0] for row in reader.rows(input_layout, reader.header.num_inputs)]
+        return inputs, [row[0] for row in reader.rows(output_layout, reader.header.num_outputs)]
+    except struct.error as error:
+        raise ValueError(f"not a plan: {error}") from error
+
+
 class Reader:
     """Takes the arrays of a blob in order."""
 

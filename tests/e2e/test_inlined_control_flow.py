@@ -12,6 +12,7 @@ from onnx import numpy_helper, parser
 
 import ort_cuda_plugin
 from ort_cuda_plugin.clusters.claims import analyze
+from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.clusters.control_flow import MAX_EXPANDED_BYTES, MAX_UNROLLED_NODES
 from ort_cuda_plugin.ep.fused_node import FusedNode
 from ort_cuda_plugin.ep.provider import last_verdicts
@@ -113,6 +114,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     found: list[list[str]] = []
 
     def prepare(self: FusedNode) -> None:
+        assert isinstance(self._cluster, CompiledCluster)
         found.append(sorted(node.op_type for node in self._cluster.graph.nodes))
         PREPARE(self)
 

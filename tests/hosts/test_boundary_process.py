@@ -289,20 +289,6 @@ assert [verdict.supported for verdict in plugin.explain(path, emulate=True)] == 
     python(START + code, MODEL, str(tmp_path / "add.ort"))
 
 
-def test_models_with_compiled_nodes_are_not_written() -> None:
-    code = """
-options = ort.SessionOptions()
-options.add_provider_for_devices(plugin.register(emulate=True)[:1], {})
-try:
-    ort.ModelCompiler(options, model).compile_to_bytes()
-except Exception as error:
-    assert "no compiled models (EPContext) to write" in str(error), error
-else:
-    raise AssertionError("no error")
-"""
-    python(START + code, MODEL)
-
-
 @pytest.mark.parametrize("module", ["ort_cuda_plugin.model.ir", "ort_cuda_plugin.ops.nn", "numba.core.types"])
 def test_an_interrupt_in_the_middle_of_an_import_leaves_it_whole(tmp_path: Path, module: str) -> None:
     code = """

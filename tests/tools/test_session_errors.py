@@ -41,7 +41,11 @@ def only_on_gpus() -> bytes:
 
 @pytest.mark.parametrize(
     ("source", "who"),
-    [("CudaPluginExecutionProvider", "the plugin"), ("Other", "Other"), (None, "a provider that it does not name")],
+    [
+        ("CUDAExecutionProvider", "CUDAExecutionProvider"),
+        ("Other", "Other"),
+        (None, "a provider that it does not name"),
+    ],
 )
 def test_a_compiled_model_that_nobody_loads_is_named_with_the_reason(source: str | None, who: str) -> None:
     with pytest.raises(NoProviderError, match=r"runs the node 'lost' \(com.microsoft.EPContext-1\): ") as error:
@@ -50,6 +54,11 @@ def test_a_compiled_model_that_nobody_loads_is_named_with_the_reason(source: str
     verdicts = ort_cuda_plugin.explain(compiled_model(source), emulate=True)
     assert [verdict.supported for verdict in verdicts] == [True, False]
     assert verdicts[1].reason.endswith("; no other provider runs it")
+
+
+def test_a_node_of_our_own_without_a_context_is_an_error() -> None:
+    with pytest.raises(Exception, match=r"INVALID_GRAPH .* node lost \(EPContext\) has no ep_cache_context"):
+        ort_cuda_plugin.session(compiled_model(ort_cuda_plugin.get_ep_name()), emulate=True)
 
 
 def test_a_contrib_operator_that_nobody_runs_is_named_with_the_reason() -> None:

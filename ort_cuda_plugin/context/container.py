@@ -1,0 +1,225 @@
+"""The file format of contexts: a header, aligned arrays and a JSON index. ``docs/context_format.md`` describes it.
+
+A container is data from anywhere. Each number is checked before it is used, and the contents of an array are compared
+with its hash before anything gets them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import mmap
+import os
+import secrets
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from .errors import ContextError
+
+MAGIC = b"\x89OCPCTX\n"
+VERSION = (1, 0)
+HEADER = struct.Struct("<8sHHIQQQ32s")
+"""Magic, version, zero, bytes of the file, offset and bytes of the index, SHA-256 of the index."""
+FIRST_ARRAY = 128
+ALIGNMENT = 64
+MAX_INDEX_BYTES = 1 << 28
+MAX_ARRAYS = 1 << 20
+
+Buffer: TypeAlias = "bytes | memoryview"
+Json: TypeAlias = Any
+
+
+class Builder:
+    """Collects arrays for a container; equal ones are stored once."""
+
+    def __init__(self) -> None:
+        self.arrays: list[memoryview] = []
+        self._hashes: list[bytes] = []
+        self._numbers: dict[tuple[int, bytes], int] = {}
+
+    def add(self, data: Buffer | np.ndarray[Any, Any]) -> int:
+        """The number of an array with these contents, which stay as they are until the container is written."""
+        if isinstance(data, np.ndarray):
+            data = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
+        view = memoryview(data)
+        digest = hashlib.sha256(view).digest()
+        number = self._numbers.setdefault((len(view), digest), len(self.arrays))
+        if number == len(self.arrays):
+            self.arrays.append(view)
+            self._hashes.append(digest)
+        return number
+
+    def pieces(self, contents: dict[str, Json]) -> Iterator[Buffer]:
+        """The bytes of the container, one piece after the other. ``contents`` is its index without ``arrays``.
+
+        Raises:
+            ContextError: it would have more arrays, or a longer index, than a reader accepts.
+        """
+        rows = []
+        position = FIRST_ARRAY
+        for view, digest in zip(self.arrays, self._hashes, strict=True):
+            rows.append([position, len(view), digest.hex()])
+            position = _aligned(position + len(view))
+        index = to_json({"arrays": rows, **contents})
+        if len(rows) > MAX_ARRAYS or len(index) > MAX_INDEX_BYTES:
+            raise ContextError(f"a context of {len(rows)} arrays and an index of {len(index)} bytes is too large")
+        digest = hashlib.sha256(index).digest()
+        header = HEADER.pack(MAGIC, *VERSION, 0, position + len(index), position, len(index), digest)
+        yield header.ljust(FIRST_ARRAY, b"\0")
+        for view in self.arrays:
+            yield view
+            yield bytes(_aligned(len(view)) - len(view))
+        yield index
+
+    def to_bytes(self, contents: dict[str, Json]) -> bytes:
+        """The container in memory. Raises as `pieces`."""
+        return b"".join(self.pieces(contents))
+
+    def write(self, path: Path, contents: dict[str, Json]) -> None:
+        """Writes the container under a temporary name beside ``path`` and renames it: readers see all or nothing.
+
+        Raises:
+            ContextError: as `pieces`, or the file cannot be written.
+        """
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+        try:
+            try:
+                with open(partial, "x+b") as file:
+                    for piece in self.pieces(contents):
+                        file.write(piece)
+                    file.flush()
+                    os.fsync(file.fileno())
+                    written = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+                os.replace(partial, path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(partial)
+                raise
+        except OSError as error:
+            raise ContextError(f"context {path} cannot be written: {error.strerror or error}") from error
+        # From now on the arrays are those of the file: what they were made of may go away.
+        data = memoryview(written)
+        position = FIRST_ARRAY
+        for number, view in enumerate(self.arrays):
+            self.arrays[number] = data[position : position + len(view)]
+            position = _aligned(position + len(view))
+
+
+class Container:
+    """A container that was read. ``subject`` is what messages call it; ``index`` is the JSON object.
+
+    Raises:
+        ContextError: the bytes are no container of a version that this code reads, or damaged.
+    """
+
+    def __init__(self, data: Buffer, subject: str) -> None:
+        self.subject = subject
+        self._data = memoryview(data)
+        self.index = self._read_index()
+        self._places = self._read_places()
+        self._checked: set[int] = set()
+
+    def damaged(self, what: str) -> ContextError:
+        """The error for a context that contradicts itself."""
+        return ContextError(f"{self.subject} is damaged ({what}); compile the model again")
+
+    def digest(self, number: Json) -> bytes:
+        """The hash of an array. Raises ContextError where it does not exist."""
+        return self._place(number)[2]
+
+    def array(self, number: Json) -> memoryview:
+        """The contents of an array, compared with its hash.
+
+        Raises:
+            ContextError: it does not exist, or its contents are not those that were stored.
+        """
+        offset, length, digest = self._place(number)
+        view = self._data[offset : offset + length]
+        if number not in self._checked:
+            if hashlib.sha256(view).digest() != digest:
+                raise self.damaged(f"array {number} has other contents than were stored")
+            self._checked.add(number)
+        return view
+
+    def _place(self, number: Json) -> tuple[int, int, bytes]:
+        if type(number) is not int or not 0 <= number < len(self._places):
+            raise self.damaged(f"it has no array {number!r}")
+        return self._places[number]
+
+    def _read_index(self) -> dict[str, Json]:
+        if len(self._data) < HEADER.size:
+            raise self.damaged(f"it has {len(self._data)} bytes, less than a header")
+        magic, major, minor, zero, size, offset, length, digest = HEADER.unpack_from(self._data)
+        if magic != MAGIC:
+            raise ContextError(f"{self.subject} is no context of this plugin")
+        if major != VERSION[0]:
+            raise ContextError(
+                f"{self.subject} has format {major}.{minor}, this plugin reads {VERSION[0]}.x; compile the model again"
+            )
+        if zero or size != len(self._data):
+            raise self.damaged(f"it has {len(self._data)} bytes, and should have {size}")
+        if length > MAX_INDEX_BYTES or not FIRST_ARRAY <= offset <= size or offset + length != size:
+            raise self.damaged("its index is outside of it")
+        text = bytes(self._data[offset:])
+        if hashlib.sha256(text).digest() != digest:
+            raise self.damaged("its index has other contents than were stored")
+        try:
+            index = parse_json(text)
+        except ValueError as error:
+            raise self.damaged(f"its index: {error}") from error
+        if not isinstance(index, dict):
+            raise self.damaged("its index is no object")
+        self._end = offset
+        return index
+
+    def _read_places(self) -> list[tuple[int, int, bytes]]:
+        rows = self.index.get("arrays")
+        if not isinstance(rows, list) or len(rows) > MAX_ARRAYS:
+            raise self.damaged("it has no list of arrays")
+        places: list[tuple[int, int, bytes]] = []
+        end = FIRST_ARRAY
+        for number, row in enumerate(rows):
+            try:
+                offset, length, digest = row
+                places.append((offset, length, bytes.fromhex(digest)))
+            except (TypeError, ValueError) as error:
+                raise self.damaged(f"array {number}") from error
+            if type(offset) is not int or type(length) is not int or length < 0:
+                raise self.damaged(f"array {number}")
+            # They lie one after the other: so they are inside, and none shares bytes with another.
+            if offset % ALIGNMENT or offset < end or offset + length > self._end:
+                raise self.damaged(f"array {number} is where it cannot be")
+            end = offset + length
+        return places
+
+
+def to_json(value: Json) -> bytes:
+    """A JSON text of ASCII characters."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def parse_json(text: bytes) -> Json:
+    """The value of a JSON text. Raises ValueError where it is none, names a key twice, or nests too deeply."""
+
+    def unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("an object has the same key twice")
+        return found
+
+    def no_constant(name: str) -> None:
+        raise ValueError(f"{name} is no number")
+
+    try:
+        return json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
+
+
+def _aligned(position: int) -> int:
+    return -(-position // ALIGNMENT) * ALIGNMENT

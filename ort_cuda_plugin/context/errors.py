@@ -1,0 +1,15 @@
+"""What can be wrong with a context."""
+
+from __future__ import annotations
+
+
+class ContextError(Exception):
+    """A context, or the node that names it, cannot be used. The message says what to do."""
+
+    ort_code = 10  # ORT_INVALID_GRAPH
+
+
+class UnforeseenShapes(Exception):
+    """What is stored cannot be used as it is, and nothing can be compiled here."""
+
+    ort_code = 11  # ORT_EP_FAIL

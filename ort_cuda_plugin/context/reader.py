@@ -1,0 +1,340 @@
+"""Clusters made of what a context stores: nothing is compiled for inputs that a stored plan takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..clusters.cluster import CompiledCluster, Variant, WeightReader
+from ..clusters.ranks import Ranks
+from ..compiler.kernel import KernelSpec
+from ..compiler.targets import BuiltKernel, KernelImage, Target
+from ..model.ir import Array, Constant, DType, Graph, Node
+from ..plan.decoder import decode, element_types
+from ..plan.tables import KnownEntries, Precomputation, Precomputed, Tables, Weight
+from ..program.libraries import LibraryProblem, ProblemFlags
+from ..program.lowering import DeviceProperties, LoweringOptions
+from .container import Container, Json, parse_json
+from .errors import ContextError, UnforeseenShapes
+from .graph_data import decode_graph, dims_of, dtype_of
+from .guards import Guards
+from .writer import cpu_digest
+
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+"""What reading a value of another form raises."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """What the session that loads a context is: its device, and what it asks for.
+
+    ``allow_host_code`` says whether code of the context may run on this computer's CPU.
+    """
+
+    target: Target
+    device: DeviceProperties
+    options: LoweringOptions
+    allow_host_code: bool
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A cluster out of a context. Where it is compiled again, ``why`` says why what is stored is not used."""
+
+    cluster: StoredCluster | CompiledCluster
+    why: str = ""
+
+
+class Context:
+    """The partitions of a container.
+
+    Raises:
+        ContextError: the container has not the form that `ContextWriter` gives it.
+    """
+
+    def __init__(self, container: Container) -> None:
+        self.container = container
+        try:
+            index = container.index
+            self._constants = [self._constant(row) for row in index["constants"]]
+            self.kernel_rows: list[Json] = list(index["kernels"])
+            self.partitions: dict[str, Json] = {}
+            for row in index["partitions"]:
+                if row["name"] in self.partitions:
+                    raise ValueError(f"two partitions have the name {row['name']!r}")
+                self.partitions[row["name"]] = row
+        except _MALFORMED as error:
+            raise container.damaged(f"its index: {error!r}") from error
+
+    def _constant(self, row: Json) -> Constant:
+        dtype, dims = dtype_of(row["dtype"]), dims_of(row["shape"])
+        if not dtype.is_supported:
+            raise ValueError(f"a constant of {dtype.name}")
+        number = row["array"]
+
+        def load() -> Array:
+            view = self.container.array(number)
+            if len(view) != constant.nbytes:
+                raise self.container.damaged(f"array {number} has {len(view)} bytes, a constant {constant.nbytes}")
+            return np.frombuffer(view, dtype.numpy).reshape(dims)
+
+        constant = Constant(dtype, dims, load, is_initializer=bool(row["initializer"]), is_state=bool(row["state"]))
+        return constant
+
+    def cluster(
+        self, name: str, session: Session, inputs: Sequence[DType | None], outputs: Sequence[DType | None]
+    ) -> Loaded:
+        """The cluster that partition ``name`` holds; the types are those of the node that stands for it.
+
+        One that the session's device cannot use as it is stored is compiled again, of its graph.
+
+        Raises:
+            ContextError: there is none, the node has other inputs or outputs, or the context contradicts itself.
+        """
+        row = self.partitions.get(name)
+        if row is None:
+            names = ", ".join(sorted(self.partitions)) or "none"
+            raise ContextError(f"{self.container.subject} has no partition {name!r}; it has {names}")
+        try:
+            self._check_ports(row["inputs"], inputs, f"inputs of {name!r}")
+            self._check_ports(row["outputs"], outputs, f"outputs of {name!r}", strictly=True)
+            partition = _Partition(self, row, session)
+            found = partition.usable_target()
+            if found is None:
+                why = f"{self.container.subject}, partition {name!r}, is compiled again: {partition.why_not}"
+                return Loaded(partition.compiled(), why)
+            return Loaded(StoredCluster(partition, found))
+        except _MALFORMED as error:
+            raise self.container.damaged(f"partition {name!r}: {error!r}") from error
+
+    def _check_ports(self, stored: Json, found: Sequence[DType | None], what: str, strictly: bool = False) -> None:
+        """ONNX Runtime makes the node's outputs, so their types must be known; inputs are checked in each Run."""
+        types = [None if port["dtype"] is None else dtype_of(port["dtype"]) for port in stored]
+        differ = len(types) != len(found) or any(
+            a is not b for a, b in zip(types, found, strict=True) if strictly or b is not None
+        )
+        if differ:
+            shown = ["unknown" if dtype is None else dtype.name for dtype in found]
+            raise ContextError(
+                f"{self.container.subject}: the {what} are {[dtype and dtype.name for dtype in types]}, the node has "
+                f"{shown}; use the model that was written with the context"
+            )
+
+    def constants(self) -> list[Constant]:
+        """Those of all partitions, by their numbers."""
+        return self._constants
+
+    def constant(self, number: Json) -> Constant:
+        """Raises LookupError, TypeError."""
+        return self._constants[_index(number)]
+
+    def kernel(self, number: Json, target: Target) -> BuiltKernel:
+        """A stored kernel. Raises ContextError, and what reading a value of another form raises."""
+        row = self.kernel_rows[_index(number)]
+        entry, metadata = row["entry"], row["metadata"]
+        if not all(type(value) is int and 0 <= value < 1 << 32 for value in metadata.values()):
+            raise ValueError(f"metadata of kernel {entry}")
+        image = bytes(self.container.array(row["image"]))
+        identity = repr((sorted(metadata.items()), self.container.digest(row["image"])))
+        stored = KernelImage(image, entry, target, metadata)
+        return BuiltKernel(entry, tuple(row["signature"]), identity, image=stored)
+
+
+def _index(number: Json) -> int:
+    if type(number) is not int or number < 0:
+        raise TypeError(f"{number!r} is no number of anything")
+    return number
+
+
+class _Partition:
+    """One cluster's part of a context."""
+
+    def __init__(self, context: Context, row: Json, session: Session) -> None:
+        self.context = context
+        self.row = row
+        self.session = session
+        self.name: str = row["name"]
+        self.inputs: list[str] = [port["name"] for port in row["inputs"]]
+        self.outputs: list[str] = [port["name"] for port in row["outputs"]]
+        self.options = LoweringOptions(**row["options"])
+        self.why_not = ""
+
+    def usable_target(self) -> Json | None:
+        """What is stored for the session's device; None, with ``why_not``, where nothing of it may or can be used."""
+        session = self.session
+        if session.target.is_emulated and not session.allow_host_code:
+            self.why_not = (
+                "code for this CPU is not taken from a context; context_allow_host_code=1 or "
+                "ORT_CUDA_PLUGIN_CONTEXT_ALLOW_HOST_CODE=1 allows it"
+            )
+            return None
+        if (self.options.use_tf32 and not session.options.use_tf32) or (
+            session.options.deterministic and not self.options.deterministic
+        ):
+            self.why_not = "it was compiled with use_tf32=1 or deterministic=0, and the session asks for the opposite"
+            return None
+        fitting = [row for row in self.row["targets"] if row["plans"] and self._fits(row)]
+        if not fitting:
+            made_for = ", ".join(row["arch"] for row in self.row["targets"]) or "nothing"
+            self.why_not = f"it holds no plans for {session.target.arch} on this computer; it was made for {made_for}"
+            return None
+        return max(fitting, key=lambda row: (row["arch"] == session.target.arch, row["arch"]))
+
+    def _fits(self, row: Json) -> bool:
+        target, arch = self.session.target, row["arch"]
+        if not set(row["libraries"]) <= self.session.device.libraries:
+            return False
+        if target.is_emulated:
+            return bool(arch == target.arch and row["cpu"] == cpu_digest(target))
+        # A cubin runs on later devices of its own major version.
+        match = re.fullmatch(r"sm_(\d+)(\d)", arch)
+        return match is not None and (int(match[1]), int(match[2])) <= target.compute_capability < (int(match[1]) + 1,)
+
+    def graph(self) -> Graph:
+        """The cluster's graph. Raises ContextError."""
+        try:
+            data = parse_json(bytes(self.context.container.array(self.row["graph"])))
+            return decode_graph(data, self.context.constants())
+        except _MALFORMED as error:
+            raise self.context.container.damaged(f"the graph of {self.name!r}: {error!r}") from error
+
+    def compiled(self, known: KnownEntries | None = None) -> CompiledCluster:
+        """The cluster with nothing but its graph. Raises ContextError."""
+        graph = self.graph()
+        asked = self.session.options
+        options = replace(
+            self.options,
+            use_tf32=self.options.use_tf32 and asked.use_tf32,
+            deterministic=self.options.deterministic or asked.deterministic,
+        )
+        try:
+            ranks = Ranks()
+            ranks.known.update((str(name), _index(rank)) for name, rank in self.row["ranks"].items())
+            return CompiledCluster(
+                graph, self.session.device, options, self.inputs, self.outputs, ranks, set(self.row["fed"]), known=known
+            )
+        except _MALFORMED as error:
+            raise self.context.container.damaged(f"partition {self.name!r}: {error!r}") from error
+
+
+class StoredCluster:
+    """A cluster of stored plans; it has the part of `CompiledCluster` that a fused node uses.
+
+    Raises what reading a value of another form raises.
+    """
+
+    def __init__(self, partition: _Partition, row: Json) -> None:
+        self._partition = partition
+        self._context = context = partition.context
+        self.weight_reader = WeightReader()
+        self.host_inputs = [_index(number) for number in row["host_inputs"]]
+        self._tables = Tables(KnownEntries())
+        self._states: dict[int, Constant] = {}
+        target = partition.session.target
+        self._kernels = [context.kernel(number, target) for number in row["kernels"]]
+        self._problems = [_problem(problem) for problem in row["problems"]]
+        programs = [self._program(program, target) for program in row["programs"]]
+        self._weights = [self._weight(weight, programs) for weight in row["weights"]]
+        self._plans = tuple(bytes(context.container.array(number)) for number in row["plans"])
+        self._check_types(partition)
+        self._rebuilt: CompiledCluster | None = None
+        for numbered in (self._kernels, self._problems, self._weights):
+            if len(set(numbered)) != len(numbered):  # numbers of what is added later would be wrong
+                raise ValueError("something is listed twice")
+
+    def prepare(self) -> Variant:
+        """All that is stored."""
+        kernels: list[KernelSpec] = list(self._kernels)
+        return Variant(None, kernels, list(self._weights), list(self._problems), self._tables, self._plans)
+
+    def build(self, input_shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> Variant:
+        """The variant for inputs that no stored plan takes, compiled of the stored graph.
+
+        Raises:
+            UnforeseenShapes: what compiles is not installed.
+            NodeError, InvalidModel, ContextError: as `CompiledCluster.build`, and the graph may be damaged.
+        """
+        if self._rebuilt is None:
+            self._rebuilt = self._compiler()
+        return self._rebuilt.build(input_shapes, host_values)
+
+    def explain(self, shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> str:
+        """Why no stored plan takes these inputs."""
+        contents = dict(zip(self.host_inputs, host_values, strict=True))
+        reasons = [
+            f"plan {number}: {Guards(decode(plan), self._partition.inputs).refusal(shapes, contents)}"
+            for number, plan in enumerate(self._plans)
+        ]
+        return "; ".join(reasons)
+
+    def unforeseen(
+        self, shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]], error: ImportError
+    ) -> UnforeseenShapes:
+        """The error for inputs that no stored plan takes where ``error`` says what is missing to compile."""
+        subject = f"{self._context.container.subject}, partition {self._partition.name!r}"
+        return UnforeseenShapes(
+            f"{subject} has no plan for these inputs ({self.explain(shapes, host_values)}), and none can be compiled "
+            f"here: {error}. Install the plugin's compiler, or compile the model for these shapes as well"
+        )
+
+    def kernels_added(self, variant: Variant) -> None:
+        """As `CompiledCluster.kernels_added`."""
+        variant.tables.kernels.commit()
+
+    def problems_added(self, variant: Variant) -> None:
+        """As `CompiledCluster.problems_added`."""
+        variant.tables.problems.commit()
+
+    def weights_added(self, variant: Variant) -> None:
+        """As `CompiledCluster.weights_added`."""
+        if self._rebuilt is not None:
+            self._rebuilt.weights_added(variant)
+
+    def _check_types(self, partition: _Partition) -> None:
+        """Compares the plans' inputs and outputs with those of the partition."""
+        ports = tuple([DType(port["dtype"]).ort for port in partition.row[kind]] for kind in ("inputs", "outputs"))
+        for plan in self._plans:
+            if element_types(plan) != ports:
+                raise ValueError("a plan has other inputs or outputs than its partition")
+
+    def _compiler(self) -> CompiledCluster:
+        """A cluster whose variants follow what is stored."""
+        known = KnownEntries()
+        known.kernels.update((kernel, number) for number, kernel in enumerate(self._kernels))
+        known.problems.update((problem, number) for number, problem in enumerate(self._problems))
+        for number, weight in enumerate(self._weights):
+            known.weights[weight] = number
+        compiler = self._partition.compiled(known)
+        compiler.weight_reader = self.weight_reader
+        compiler.host_inputs = self.host_inputs
+        nodes: list[Node] = list(compiler.graph.all_nodes())
+        for number, state in self._states.items():
+            compiler.states[nodes[number]] = state
+        return compiler
+
+    def _program(self, row: Mapping[str, Json], target: Target) -> Precomputation:
+        plan = decode(bytes(self._context.container.array(row["plan"])))
+        kernels = tuple(self._context.kernel(number, target) for number in row["kernels"])
+        weights = tuple(self._context.constant(number) for number in row["weights"])
+        return Precomputation(plan, kernels, weights, (plan, kernels, weights))
+
+    def _weight(self, row: Mapping[str, Json], programs: Sequence[Precomputation]) -> Weight:
+        if "program" in row:
+            program = programs[_index(row["program"])]
+            if _index(row["output"]) >= len(program.plan.outputs):
+                raise ValueError("a program has no such output")
+            return Precomputed(program, row["output"], _index(row["bytes"]))
+        constant = self._context.constant(row["constant"])
+        if "node" in row:
+            self._states[_index(row["node"])] = constant
+        return constant
+
+
+def _problem(row: Mapping[str, Json]) -> LibraryProblem:
+    problem = LibraryProblem(**{**row, "flags": ProblemFlags(row["flags"])})
+    if not all(type(x) is int and 0 <= x < 1 << 31 for x in (problem.kind, problem.dtype, problem.rank)):
+        raise ValueError("a library problem")
+    return replace(problem, alpha=float(problem.alpha), beta=float(problem.beta))

@@ -1,0 +1,181 @@
+"""Makes a context of clusters: what each needs to run on its targets, and its graph."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..clusters.cluster import CompiledCluster
+from ..clusters.ranks import Ranks
+from ..compiler.cache import host_cpu, joined_digest
+from ..compiler.kernel import KernelSpec
+from ..compiler.targets import KernelImage, Target
+from ..model.ir import Constant, Graph, Value
+from ..plan.format import encode
+from ..plan.tables import Precomputation, Precomputed, Weight
+from ..program.lowering import LoweringOptions
+from .capture import ContextTarget, capture
+from .container import Builder, Json, to_json
+from .graph_data import encode_graph
+
+Images = Callable[[Sequence[KernelSpec], Target], Sequence[KernelImage]]
+"""Compiles kernels for a target."""
+
+
+def cpu_digest(target: Target) -> str:
+    """What the machine code of a target depends on besides the architecture: the emulated device's, on the CPU."""
+    return joined_digest(host_cpu()) if target.is_emulated else ""
+
+
+@dataclass(frozen=True)
+class ContextCluster:
+    """A cluster as ONNX Runtime handed it over; the fields are those of `CompiledCluster`."""
+
+    name: str
+    graph: Graph
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    ranks: Ranks
+    fed: Collection[str]
+
+
+class ContextWriter:
+    """Clusters that become one context. ``images`` compiles kernels."""
+
+    def __init__(self, options: LoweringOptions, targets: Sequence[ContextTarget], images: Images) -> None:
+        self._options = options
+        self._targets = targets
+        self._images = images
+        self._builder = Builder()
+        self._constants: dict[Constant, int] = {}
+        self._constant_rows: list[Json] = []
+        self._kernels: dict[tuple[str, str], int] = {}
+        self._kernel_rows: list[Json] = []
+        self._partitions: list[Json] = []
+
+    @property
+    def architectures(self) -> list[str]:
+        """The targets' names."""
+        return [target.target.arch for target in self._targets]
+
+    def add(self, cluster: ContextCluster) -> None:
+        """Compiles a cluster for each target. Its constants are read now, and again when the context is written.
+
+        Raises:
+            NodeError: a node cannot be run after all.
+            KernelCompileError: a kernel does not compile.
+        """
+        graph = encode_graph(cluster.graph, self._constant)
+        targets = [self._target(cluster, each) for each in self._targets]
+        values = {value.name: value for value in _values(cluster.graph)}
+        self._partitions.append(
+            {
+                "name": cluster.name,
+                "inputs": [_port(values[name]) for name in cluster.inputs],
+                "outputs": [_port(values[name]) for name in cluster.outputs],
+                "graph": self._json(graph),
+                "ranks": {name: rank for name, rank in cluster.ranks.known.items() if name in values},
+                "fed": [name for name in cluster.inputs if name in cluster.fed],
+                "options": asdict(self._options),
+                "targets": targets,
+            }
+        )
+
+    def to_bytes(self) -> bytes:
+        """The context in memory. Raises ContextError."""
+        return self._builder.to_bytes(self._contents())
+
+    def write(self, path: Path) -> None:
+        """Writes the context. Constants need not be readable any more afterwards. Raises ContextError."""
+        self._builder.write(path, self._contents())
+
+    def _contents(self) -> Json:
+        return {
+            "made_by": {"plugin": importlib.metadata.version("ort-cuda-plugin")},
+            "constants": self._constant_rows,
+            "kernels": self._kernel_rows,
+            "partitions": self._partitions,
+        }
+
+    def _json(self, value: Json) -> int:
+        return self._builder.add(to_json(value))
+
+    def _constant(self, constant: Constant) -> int:
+        if constant not in self._constants:
+            array = self._builder.add(constant.array)
+            self._constants[constant] = len(self._constant_rows)
+            flags = {"initializer": constant.is_initializer, "state": constant.is_state}
+            self._constant_rows.append(
+                {"dtype": constant.dtype.onnx, "shape": list(constant.shape), "array": array, **flags}
+            )
+        return self._constants[constant]
+
+    def _target(self, cluster: ContextCluster, target: ContextTarget) -> Json:
+        compiled = CompiledCluster(
+            cluster.graph,
+            target.device,
+            self._options,
+            cluster.inputs,
+            cluster.outputs,
+            cluster.ranks,
+            cluster.fed,
+        )
+        captured = capture(compiled, cluster.ranks.known)
+        programs = list(dict.fromkeys(weight.program for weight in captured.weights if isinstance(weight, Precomputed)))
+        nodes = {node: number for number, node in enumerate(cluster.graph.all_nodes())}
+        owners = {constant: nodes[node] for node, constant in captured.states.items()}
+        return {
+            "arch": target.target.arch,
+            "cpu": cpu_digest(target.target),
+            "libraries": sorted(target.device.libraries),
+            "host_inputs": captured.host_inputs,
+            "kernels": self._kernel_numbers(captured.kernels, target.target),
+            "weights": [self._weight(weight, programs, owners) for weight in captured.weights],
+            "programs": [self._program(program, target.target) for program in programs],
+            "problems": [asdict(problem) for problem in captured.problems],
+            "plans": [self._builder.add(encode(plan)) for plan in captured.plans],
+            "failures": captured.failures,
+        }
+
+    def _kernel_numbers(self, specs: Sequence[KernelSpec], target: Target) -> list[int]:
+        for spec, image in zip(specs, self._images(specs, target), strict=True):
+            key = (spec.digest, target.arch)
+            if key not in self._kernels:
+                self._kernels[key] = len(self._kernel_rows)
+                self._kernel_rows.append(self._kernel_row(spec, image))
+        return [self._kernels[spec.digest, target.arch] for spec in specs]
+
+    def _kernel_row(self, spec: KernelSpec, image: KernelImage) -> Json:
+        return {
+            "entry": image.entry,
+            "arch": image.target.arch,
+            "signature": list(spec.signature),
+            "metadata": dict(image.metadata),
+            "image": self._builder.add(image.data),
+        }
+
+    def _program(self, program: Precomputation, target: Target) -> Json:
+        return {
+            "plan": self._builder.add(encode(program.plan)),
+            "kernels": self._kernel_numbers(program.kernels, target),
+            "weights": [self._constant(weight) for weight in program.weights],
+        }
+
+    def _weight(self, weight: Weight, programs: Sequence[Precomputation], owners: Mapping[Constant, int]) -> Json:
+        if isinstance(weight, Precomputed):
+            return {"program": programs.index(weight.program), "output": weight.number, "bytes": weight.nbytes}
+        row = {"constant": self._constant(weight)}
+        return {**row, "node": owners[weight]} if weight in owners else row
+
+
+def _values(graph: Graph) -> Iterator[Value]:
+    yield from (*graph.inputs, *graph.outputs)
+    for node in graph.nodes:
+        yield from (value for value in (*node.reads(), *node.outputs) if value is not None)
+
+
+def _port(value: Value) -> Json:
+    """An input or an output of the fused node."""
+    return {"name": value.name, "dtype": None if value.dtype is None else value.dtype.onnx}

@@ -1,0 +1,206 @@
+"""EPContext nodes: what a session that writes a compiled model makes of its clusters, and what it reads of them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..abi import host
+from ..abi.core import ffi, lib
+from ..context.container import Buffer, Container
+from ..context.errors import ContextError
+from ..context.files import map_context
+from ..context.reader import Context
+from ..model.ir import Node
+from .identity import EP_NAME
+
+OP_TYPE, DOMAIN = "EPContext", "com.microsoft"
+SOURCE = EP_NAME
+MAX_EMBEDDED_BYTES = 2**31 - 2**20
+"""A model file cannot be longer than 2 GiB."""
+
+
+@dataclass(frozen=True)
+class ContextOutput:
+    """How a session writes a compiled model: the session entries ``ep.context_*``."""
+
+    file_path: str
+    embed: bool
+    prefix: str
+
+    @staticmethod
+    def of(entries: Mapping[str, str]) -> ContextOutput | None:
+        """None where the session writes none."""
+        if entries.get("ep.context_enable", "0") != "1":
+            return None
+        return ContextOutput(
+            entries.get("ep.context_file_path", ""),
+            entries.get("ep.context_embed_mode", "0") == "1",
+            entries.get("ep.context_node_name_prefix", ""),
+        )
+
+    def binary_path(self, model_path: str) -> Path:
+        """The file beside the compiled model that holds the context: [model]_[ep].bin.
+
+        Raises:
+            ContextError: nobody says where the compiled model will be.
+        """
+        if not self.file_path and not model_path:
+            raise ContextError(
+                "the model comes from memory, so set ep.context_file_path to the path of the compiled model, or "
+                "ep.context_embed_mode to 1"
+            )
+        path = Path(self.file_path or model_path)
+        return path.with_name(f"{path.stem.removesuffix('_ctx')}_{EP_NAME}.bin")
+
+
+def is_context(node: Node) -> bool:
+    """Whether a node stands for what this plugin compiled."""
+    return (node.op_type, node.domain, node.attributes.get("source")) == (OP_TYPE, DOMAIN, SOURCE)
+
+
+def context_node(
+    name: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    context: bytes,
+    attributes: Mapping[str, int | str],
+) -> Any:
+    """A new ``OrtNode *`` for ONNX Runtime to own, which finds its place by the name of the fused node.
+
+    ``context`` is the contents, or the path of the file that has them; ``attributes`` are all others.
+
+    Raises:
+        ContextError: the contents are too large for a model.
+        OrtError: ONNX Runtime cannot make it.
+    """
+    if len(context) > MAX_EMBEDDED_BYTES:
+        raise ContextError(f"a context of {len(context)} bytes does not fit in a model: use ep.context_embed_mode=0")
+    written: dict[str, int | bytes] = {
+        "main_context": 1,
+        "ep_cache_context": context,
+        "source": SOURCE.encode(),
+        "ep_sdk_version": importlib.metadata.version("ort-cuda-plugin").encode(),
+        "max_size": 0,
+        **{key: value.encode() if isinstance(value, str) else value for key, value in attributes.items()},
+    }
+    api = host.api()
+    made = ffi.new("OrtOpAttr *[]", len(written))
+    node = ffi.new("OrtNode **")
+    try:
+        for index, (key, value) in enumerate(written.items()):
+            slot = ffi.new("OrtOpAttr **")
+            if isinstance(value, int):
+                data, length, kind = ffi.new("int64_t *", value), 1, lib.ORT_OP_ATTR_INT
+            else:
+                data, length, kind = ffi.from_buffer(value), len(value), lib.ORT_OP_ATTR_STRING
+            host.check_status(api.CreateOpAttr(key.encode(), data, length, kind, slot))
+            made[index] = slot[0]
+        ins, outs = _names(inputs), _names(outputs)
+        host.check_status(
+            api.GetModelEditorApi().CreateNode(
+                OP_TYPE.encode(),
+                DOMAIN.encode(),
+                name.encode(),
+                ins[0],
+                len(inputs),
+                outs[0],
+                len(outputs),
+                made,
+                len(made),
+                node,
+            )
+        )
+    finally:
+        for attribute in made:  # those that the node took are null
+            if attribute != ffi.NULL:
+                api.ReleaseOpAttr(attribute)
+    return node[0]
+
+
+def _names(names: Sequence[str]) -> tuple[Any, list[Any]]:
+    """``const char *[]`` and what keeps it alive."""
+    texts = [ffi.new("char[]", name.encode()) for name in names]
+    return ffi.new("const char *[]", texts), texts
+
+
+class ContextReader:
+    """Finds the contexts that nodes name. ``file_path`` is the session entry ep.context_file_path."""
+
+    def __init__(self, file_path: str) -> None:
+        self._file_path = file_path
+        self._files: dict[tuple[str, str], Context] = {}
+        self._embedded: list[Context] = []
+
+    def read(self, graphs: Sequence[tuple[Node, Any]]) -> list[tuple[Context, str]]:
+        """For each node, which comes with the ``const OrtGraph *`` around it, its context and its partition there.
+
+        Raises:
+            ContextError: a context cannot be read, or is none.
+        """
+        own = [self._own_context(node, ort_graph) for node, ort_graph in graphs]
+        return [self._partition(node, context) for (node, _), context in zip(graphs, own, strict=True)]
+
+    def _own_context(self, node: Node, ort_graph: Any) -> Context | None:
+        """What a node with main_context=1 holds or names."""
+        if node.attributes.get("main_context", 1) != 1:
+            return None
+        data = _payload(node, ort_graph)
+        if node.attributes.get("embed_mode", 1) == 1:
+            self._embedded.append(Context(Container(data, f"the context in node {node.name!r}")))
+            return self._embedded[-1]
+        try:
+            return self._file(bytes(data).decode(), model_path(ort_graph))
+        except UnicodeDecodeError as error:
+            raise ContextError(f"node {node.label}: ep_cache_context is no file name") from error
+
+    def _partition(self, node: Node, context: Context | None) -> tuple[Context, str]:
+        name = node.attributes.get("partition_name", "")
+        if not isinstance(name, str) or not name:
+            raise ContextError(f"node {node.label} has no partition_name")
+        if context is not None:
+            return context, name
+        for other in (*self._embedded, *self._files.values()):
+            if name in other.partitions:
+                return other, name
+        raise ContextError(f"node {node.label}: no node with main_context=1 holds partition {name!r}")
+
+    def _file(self, name: str, model_path: str) -> Context:
+        if not model_path and not self._file_path:
+            raise ContextError(
+                f"context file {name!r} is beside a model that comes from memory: set ep.context_file_path to the path "
+                "of the model"
+            )
+        folder = Path(model_path or self._file_path).parent
+        key = (str(folder), name)
+        if key not in self._files:
+            self._files[key] = Context(Container(map_context(folder, name), f"context file {name!r}"))
+        return self._files[key]
+
+
+def model_path(ort_graph: Any) -> str:
+    path = ffi.new("const char **")
+    host.check_status(host.api().Graph_GetModelPath(ort_graph, path))
+    return host.text(path[0])
+
+
+def _payload(node: Node, ort_graph: Any) -> Buffer:
+    """``ep_cache_context`` of the only node of ``ort_graph``."""
+    api = host.api()
+    nodes, attribute, size = ffi.new("const OrtNode *[1]"), ffi.new("const OrtOpAttr **"), ffi.new("size_t *")
+    host.check_status(api.Graph_GetNodes(ort_graph, nodes, 1))
+    host.check_status(api.Node_GetAttributeByName(nodes[0], b"ep_cache_context", attribute))
+    if attribute[0] == ffi.NULL:
+        raise ContextError(f"node {node.label} has no ep_cache_context")
+    # Without room the call fails and says how much it needs. That status is not an error.
+    status = api.ReadOpAttr(attribute[0], lib.ORT_OP_ATTR_STRING, ffi.NULL, 0, size)
+    if status != ffi.NULL:
+        api.ReleaseStatus(status)
+    data = bytearray(size[0])
+    if size[0]:
+        kind = lib.ORT_OP_ATTR_STRING
+        host.check_status(api.ReadOpAttr(attribute[0], kind, ffi.from_buffer(data), size[0], size))
+    return memoryview(data)

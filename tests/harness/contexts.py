@@ -1,0 +1,105 @@
+"""Compiled models (EP contexts) for tests: written and loaded on the emulated device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import NodeProto, helper, numpy_helper
+
+import ort_cuda_plugin
+from session_pair import FLOAT, info
+
+BINARY = f"{{}}_{ort_cuda_plugin.get_ep_name()}.bin"
+RNG = np.random.default_rng(11)
+WEIGHT = RNG.standard_normal((16, 8), dtype=np.float32)
+
+
+def row_model(*extra: NodeProto, output: str = "y", kind: int = FLOAT, **constants: np.ndarray) -> bytes:
+    """y = softmax(relu(x w)) of x [n, m, 16], and what ``extra`` nodes make of y."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Softmax", ["b"], ["y"], axis=-1),
+        *extra,
+    ]
+    initializers = [numpy_helper.from_array(array, name) for name, array in {"w": WEIGHT, **constants}.items()]
+    graph = helper.make_graph(
+        nodes, "rows", [info("x", FLOAT, ["n", "m", 16])], [info(output, kind, None)], initializers
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return bytes(made.SerializeToString())
+
+
+def two_clusters() -> bytes:
+    """The same with a product behind nodes that only the CPU provider runs."""
+    back = [
+        helper.make_node("Cast", ["y"], ["text"], to=onnx.TensorProto.STRING),
+        helper.make_node("Cast", ["text"], ["back"], to=FLOAT),
+        helper.make_node("MatMul", ["back", "v"], ["z"]),
+    ]
+    return row_model(*back, output="z", v=RNG.standard_normal((8, 5), dtype=np.float32))
+
+
+def settings(entries: Mapping[str, str] | None = None, options: Mapping[str, str] | None = None) -> ort.SessionOptions:
+    """Session options with the emulated device."""
+    made = ort.SessionOptions()
+    made.log_severity_level = 3
+    for key, value in (entries or {}).items():
+        made.add_session_config_entry(key, value)
+    made.add_provider_for_devices(ort_cuda_plugin.register(emulate=True)[:1], dict(options or {}))
+    return made
+
+
+def compile_model(model: bytes, path: Path, embed: bool = False, prefix: str = "", **options: str) -> onnx.ModelProto:
+    """Writes the compiled model to ``path`` by a session, and returns it."""
+    entries = {"ep.context_enable": "1", "ep.context_file_path": str(path), "ep.context_embed_mode": str(int(embed))}
+    if prefix:
+        entries["ep.context_node_name_prefix"] = prefix
+    ort.InferenceSession(model, settings(entries, options))
+    return onnx.load(path)
+
+
+def load(model: Path | bytes, host_code: bool = True, file_path: Path | None = None) -> ort.InferenceSession:
+    """A session of a compiled model."""
+    entries = {} if file_path is None else {"ep.context_file_path": str(file_path)}
+    options = {"context_allow_host_code": str(int(host_code))}
+    return ort.InferenceSession(model if isinstance(model, bytes) else str(model), settings(entries, options))
+
+
+def context_nodes(model: onnx.ModelProto) -> list[dict[str, object]]:
+    """The attributes of the EPContext nodes, in order."""
+    return [
+        {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        for node in model.graph.node
+        if node.op_type == "EPContext"
+    ]
+
+
+def rows(*shape: int) -> np.ndarray:
+    return RNG.standard_normal((*shape, 16), dtype=np.float32)
+
+
+def assert_same(session: ort.InferenceSession, source: bytes, feeds: Sequence[Mapping[str, np.ndarray]]) -> None:
+    """The session gives what the CPU provider makes of the source model."""
+    cpu = ort.InferenceSession(source, providers=["CPUExecutionProvider"])
+    for feed in feeds:
+        for actual, expected in zip(session.run(None, feed), cpu.run(None, feed), strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5, strict=True)
+
+
+@contextmanager
+def nothing_compiled() -> Iterator[None]:
+    """Neither a kernel nor a plan is made inside, and some work is done on the device."""
+    before = ort_cuda_plugin.counters()
+    yield
+    after = ort_cuda_plugin.counters()
+    assert {name: after[name] - before[name] for name in ("kernels_compiled", "plan_variants_built")} == {
+        "kernels_compiled": 0,
+        "plan_variants_built": 0,
+    }
+    assert after["runs"] > before["runs"]
