@@ -46,6 +46,8 @@ class Case:
     tolerance: float = 0
     #: Of the provider.
     options: dict[str, str] = field(default_factory=dict)
+    #: Of the session.
+    entries: dict[str, str] = field(default_factory=dict)
 
 
 def case(graph: str, *elsewhere: str, outputs: list[str] | None = None) -> Case:
@@ -57,6 +59,21 @@ def case(graph: str, *elsewhere: str, outputs: list[str] | None = None) -> Case:
         return {"x": counting(3 + n % 3)} | ({"c": np.array(n % 2 == 0)} if conditional else {})
 
     return Case(model.SerializeToString(), feeds, frozenset(elsewhere), outputs)
+
+
+def in_layers(*elsewhere: str) -> Case:
+    """A chain whose Neg is annotated."""
+    chosen = case(
+        """(float[n, 4] x) => (float[n, 99] y) <float[4, 4] w =
+        {1.0, 2.0, 3.0, 4.0, 0.0, 1.0, 2.0, 3.0, 1.0, 0.0, 0.0, 2.0, 1.0, 1.0, 1.0, 1.0}>
+        { shape = Constant<value_ints = [4, 99]>() large = ConstantOfShape<value = float[1] {2.0}>(shape)
+          a = MatMul(x, w) b = Relu(a) c = Gemm(b, large) d = Neg(c) y = Add(d, c) }""",
+        *elsewhere,
+    )
+    annotated = onnx.load_model_from_string(chosen.model)
+    for node in annotated.graph.node:
+        node.metadata_props.add(key="layer_ann", value="chosen" if node.op_type == "Neg" else "others")
+    return replace(chosen, model=annotated.SerializeToString())
 
 
 def add(dims: list[int | str]) -> Case:
@@ -175,13 +192,23 @@ CASES: dict[str, Callable[[], Case]] = {
         ),
         options={"single_nodes": "1"},
     ),
+    "a model that rules cut": lambda: replace(
+        in_layers("Neg"),
+        entries={"session.layer_assignment_settings": "gpu:0(others); cpu(=chosen)"},
+    ),
+    "a model that a budget cuts": lambda: replace(
+        in_layers("Gemm", "Neg"),
+        entries={"session.resource_cuda_partitioning_settings": "1,"},  # the product fits, and Gemm's weight does not
+    ),
     "light_squeezenet": squeezenet,
     "light_squeezenet, channels last": lambda: replace(squeezenet(), options={"prefer_nhwc": "1"}),
 }
 
 
-def quietly() -> ort.SessionOptions:
+def quietly(entries: dict[str, str] | None = None) -> ort.SessionOptions:
     options = ort.SessionOptions()
+    for key, value in (entries or {}).items():
+        options.add_session_config_entry(key, value)
     options.log_severity_level = 3  # that nodes run elsewhere is the point
     options.intra_op_num_threads = 1
     return options
@@ -220,7 +247,9 @@ def run(chosen: Case) -> None:
     cpu = ort.InferenceSession(chosen.model, quietly(), providers=["CPUExecutionProvider"])
     expected = [cpu.run(chosen.outputs, chosen.feeds(n)) for n in range(RUNS)]
     sessions = [
-        plugin.session(chosen.model, emulate=True, sess_options=quietly(), provider_options=chosen.options)
+        plugin.session(
+            chosen.model, emulate=True, sess_options=quietly(chosen.entries), provider_options=chosen.options
+        )
         for _ in range(SESSIONS)
     ]
     before = plugin.counters()["runs"]
