@@ -42,6 +42,9 @@ def patterns() -> dict[str, Base]:
         "recurrent": _recurrent,
         "strings_between": _strings_between,
         "shape_chain": _shape_chain,
+        "scan": _scan,
+        "sequences": _sequences,
+        "unknown_rank": _unknown_rank,
     }.items():
         found[name] = make()
     return found
@@ -300,3 +303,68 @@ def _shape_chain() -> Base:
     }
     outputs = ["r", "top", "range", "rest"]
     return _base(nodes, [_info("x", FLOAT, ["n", "m"])], outputs, {"x": _floats(2, 7)}, constants)
+
+
+def _scan() -> Base:
+    """As exporters write a recurrence: the length is fixed, and an If of the body depends on a size."""
+    branches = {
+        name: helper.make_graph([helper.make_node(op_type, ["sum"], [name])], name, [], [_info(name, FLOAT, None)])
+        for name, op_type in (("then_branch", "Tanh"), ("else_branch", "Neg"))
+    }
+    body = helper.make_graph(
+        [
+            helper.make_node("Add", ["state", "row"], ["sum"]),
+            helper.make_node("Size", ["sum"], ["size"]),
+            helper.make_node("Less", ["size", "limit"], ["small"]),
+            helper.make_node("If", ["small"], ["next"], **branches),
+            helper.make_node("MatMul", ["next", "w"], ["product"]),
+            helper.make_node("Abs", ["product"], ["out"]),  # the CPU provider mixes up results that are one value
+        ],
+        "body",
+        [_info("state", FLOAT, [3]), _info("row", FLOAT, [3])],
+        [_info("next", FLOAT, [3]), _info("out", FLOAT, [2])],
+    )
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["start"], axes=[0], keepdims=0),
+        helper.make_node("Scan", ["start", "x"], ["last", "y"], body=body, num_scan_inputs=1),
+        helper.make_node("Softmax", ["y"], ["z"]),
+    ]
+    constants: Feeds = {"limit": np.array(4), "w": _floats(3, 2)}
+    return _base(nodes, [_info("x", FLOAT, [4, 3])], ["z", "last"], {"x": _floats(4, 3)}, constants)
+
+
+def _sequences() -> Base:
+    nodes = [
+        helper.make_node("Neg", ["x"], ["a"]),
+        helper.make_node("SequenceConstruct", ["a", "x"], ["s"]),
+        helper.make_node("SequenceInsert", ["s", "x", "place"], ["t"]),
+        helper.make_node("SequenceAt", ["t", "place"], ["b"]),
+        helper.make_node("SequenceErase", ["t"], ["u"]),
+        helper.make_node("SequenceLength", ["u"], ["n"]),
+        helper.make_node("ConcatFromSequence", ["u"], ["c"], axis=0),
+        helper.make_node("SplitToSequence", ["c", "parts"], ["v"], axis=1),
+        helper.make_node("SequenceAt", ["v", "one"], ["d"]),
+        helper.make_node("MatMul", ["d", "w"], ["y"]),
+    ]
+    constants: Feeds = {"parts": np.array([1, 2]), "one": np.array(1), "w": _floats(2, 2)}
+    inputs = [_info("x", FLOAT, ["n", 3]), _info("place", INT64, [])]
+    return _base(nodes, inputs, ["y", "b", "n"], {"x": _floats(2, 3), "place": np.array(1)}, constants)
+
+
+def _unknown_rank() -> Base:
+    """ONNX Runtime infers no rank behind the first node: the length of the shape is not known."""
+    nodes = [
+        helper.make_node("Reshape", ["x", "shape"], ["r"]),
+        helper.make_node("ReduceMax", ["r"], ["top"], axes=[-1], keepdims=1),
+        helper.make_node("Sub", ["r", "top"], ["a"]),
+        helper.make_node("MatMul", ["a", "w"], ["b"]),
+        helper.make_node("Shape", ["b"], ["sizes"]),
+        helper.make_node("Reshape", ["b", "flat"], ["f"]),
+        helper.make_node("Gather", ["b", "first"], ["g"], axis=0),
+        helper.make_node("Concat", ["b", "b"], ["c"], axis=-1),
+        helper.make_node("Softmax", ["c"], ["y"], axis=-1),
+    ]
+    constants: Feeds = {"w": _floats(2, 3), "flat": np.array([-1]), "first": np.array(0)}
+    inputs = [_info("x", FLOAT, ["n"]), _info("shape", INT64, ["k"])]
+    feeds: Feeds = {"x": _floats(12), "shape": np.array([3, 2, 2])}
+    return _base(nodes, inputs, ["y", "f", "g", "sizes"], feeds, constants)
