@@ -272,6 +272,9 @@ def run(chosen: Case) -> None:
             check(chosen, sessions[thread % SESSIONS], n, expected[n], bound=n % 2 == 1)
 
     in_threads(work)
+    for session in sessions:
+        session.set_ep_dynamic_options({"automatic_cuda_graphs": "0", "cuda_graph_cache_size": "2"})
+    work(0)
 
 
 def run_captured() -> None:
