@@ -76,8 +76,8 @@ def inline(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
         return _if(lowering, node, inputs)
     if (node.domain, node.op_type) == ("", "Loop"):
         return _loop(lowering, node, inputs)
-    if (node.domain, node.op_type) == ("", "Scan") and node.since_version >= 9:
-        return _scan(lowering, node, inputs)
+    if (node.domain, node.op_type) == ("", "Scan"):
+        return _scan(lowering, node, inputs) if node.since_version >= 9 else _scan_8(lowering, node, inputs)
     raise Unsupported("control-flow", f"{node.op_type}-{node.since_version} with a body is not implemented")
 
 
@@ -196,44 +196,83 @@ def _loop(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
 
 
 def _scan(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
-    ctx, attributes = lowering.ctx, node.attributes
-    body, count = node.subgraphs.get("body"), attributes.get("num_scan_inputs")
-    given = _given(node, inputs)
-    if body is None or not isinstance(count, int) or not 0 < count <= len(given):
-        raise InvalidModel(f"Scan of {len(given)} inputs needs a body and num_scan_inputs, which is {count}")
-    states, sequences = given[:-count], _tensors(node, given[-count:])
-    scanned = len(body.outputs) - len(states)
-    if scanned < 0:
-        raise InvalidModel(f"the body of Scan has {len(body.outputs)} results, and the scan {len(states)} states")
+    body, states, sequences = _parts_of_scan(node, inputs)
+    count, scanned = len(sequences), len(body.outputs) - len(states)
     axes = [
         normalize_axis(axis, x.rank)
         for axis, x in zip(_numbers(node, "scan_input_axes", count), sequences, strict=True)
     ]
     backwards = _numbers(node, "scan_input_directions", count)
-    lengths = [x.shape[axis] for x, axis in zip(sequences, axes, strict=True)]
-    for length in lengths[1:]:
-        ctx.require(eq(lengths[0], length), "the inputs of Scan have different lengths")
-    length = _known(lengths[0], "the length of Scan")
-    size = unrolled_nodes(body, lowering.compiled)
-    _check_count(length, size, "Scan")
-    rows: list[list[Operand]] = []
-    for step in range(length):
-        lowering.spend_nodes(size)
-        slices = [
-            select_index(ctx, x, axis, length - 1 - step if backward else step)
-            for x, axis, backward in zip(sequences, axes, backwards, strict=True)
-        ]
-        results = _body(lowering, node, "body", (*states, *slices))
-        states, row = results[: len(states)], results[len(states) :]
-        rows.append(row)
+    states, rows = _steps_of_scan(lowering, node, states, [*zip(sequences, axes, backwards, strict=True)])
     outputs = list(states)
     places, reversed_ = _numbers(node, "scan_output_axes", scanned), _numbers(node, "scan_output_directions", scanned)
     for k in range(scanned):
         parts = _tensors(node, (row[k] for row in rows))
-        outputs.append(
-            _stacked(lowering, parts[::-1] if reversed_[k] else parts, places[k], body.outputs[len(states) + k])
-        )
+        declared = body.outputs[len(states) + k]
+        outputs.append(_stacked(lowering, parts[::-1] if reversed_[k] else parts, places[k], declared))
     return outputs
+
+
+def _scan_8(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
+    """The first version of Scan: each item of a batch, the first dimension of all inputs, is scanned by itself."""
+    if not _is_missing(inputs, 0):
+        raise Unsupported("control-flow", "Scan-8 with lengths of sequences")
+    body, states, sequences = _parts_of_scan(node, inputs[1:])
+    batched = _tensors(node, [*states, *sequences])
+    if any(x.rank < 1 + (k >= len(states)) for k, x in enumerate(batched)):
+        raise InvalidModel("an input of Scan-8 lacks the dimension of the batch or of the sequence")
+    for x in batched[1:]:
+        lowering.ctx.require(eq(batched[0].shape[0], x.shape[0]), "the inputs of Scan-8 have different batches")
+    batch = _known(batched[0].shape[0], "the batch of Scan")
+    directions = _numbers(node, "directions", len(sequences))
+    items: list[list[Tensor]] = []
+    for number in range(batch):
+        own = [select_index(lowering.ctx, x, 0, number) for x in batched]
+        slices = [(x, 0, backward) for x, backward in zip(own[len(states) :], directions, strict=True)]
+        last, rows = _steps_of_scan(lowering, node, own[: len(states)], slices)
+        values = body.outputs[len(states) :]
+        columns = [_tensors(node, (row[k] for row in rows)) for k in range(len(values))]
+        scanned = [_stacked(lowering, parts, 0, value) for parts, value in zip(columns, values, strict=True)]
+        items.append([*_tensors(node, last), *scanned])
+    if not items:
+        raise Unsupported("control-flow", "Scan-8 of an empty batch")
+    return [
+        _stacked(lowering, parts, 0, value) for parts, value in zip(zip(*items, strict=True), body.outputs, strict=True)
+    ]
+
+
+def _parts_of_scan(node: Node, inputs: Inputs) -> tuple[Graph, list[Operand], list[Tensor]]:
+    """The body, the initial states, and what is scanned."""
+    body, count = node.subgraphs.get("body"), node.attributes.get("num_scan_inputs")
+    given = _given(node, inputs)
+    if body is None or not isinstance(count, int) or not 0 < count <= len(given):
+        raise InvalidModel(f"Scan of {len(given)} inputs needs a body and num_scan_inputs, which is {count}")
+    states, sequences = given[:-count], _tensors(node, given[-count:])
+    if len(body.outputs) < len(states):
+        raise InvalidModel(f"the body of Scan has {len(body.outputs)} results, and the scan {len(states)} states")
+    return body, states, sequences
+
+
+def _steps_of_scan(
+    lowering: NodeLowering, node: Node, states: Sequence[Operand], scanned: Sequence[tuple[Tensor, int, int]]
+) -> tuple[list[Operand], list[list[Operand]]]:
+    """The last states, and what each step gives beside them; ``scanned``: what, along which axis, if backwards."""
+    ctx = lowering.ctx
+    lengths = [x.shape[axis] for x, axis, _ in scanned]
+    for other in lengths[1:]:
+        ctx.require(eq(lengths[0], other), "the inputs of Scan have different lengths")
+    length = _known(lengths[0], "the length of Scan")
+    size = unrolled_nodes(node.subgraphs["body"], lowering.compiled)
+    _check_count(length, size, "Scan")
+    current = list(states)
+    rows: list[list[Operand]] = []
+    for step in range(length):
+        lowering.spend_nodes(size)
+        slices = [select_index(ctx, x, axis, length - 1 - step if back else step) for x, axis, back in scanned]
+        results = _body(lowering, node, "body", (*current, *slices))
+        current = results[: len(states)]
+        rows.append(results[len(states) :])
+    return current, rows
 
 
 def _stacked(lowering: NodeLowering, parts: Sequence[Tensor], axis: int, declared: Value) -> Tensor:

@@ -74,13 +74,13 @@ CLUSTERS = {
 }
 
 
-def parse(text: str) -> onnx.ModelProto:
-    return parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> m {text}')
+def parse(text: str, opset: int = 18) -> onnx.ModelProto:
+    return parser.parse_model(f'<ir_version: 9, opset_import: ["" : {opset}]> m {text}')
 
 
-def sessions(text: str) -> tuple[ort.InferenceSession, ort.InferenceSession]:
+def sessions(text: str, opset: int = 18) -> tuple[ort.InferenceSession, ort.InferenceSession]:
     """On the plugin and on the CPU provider. The optimizer would evaluate some conditions itself."""
-    model = parse(text).SerializeToString()
+    model = parse(text, opset).SerializeToString()
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
@@ -137,6 +137,22 @@ def test_a_node_with_bodies_runs_in_one_cluster_with_all_others(name: str, compi
             for actual, expected in zip(ours.run(None, feed), cpu.run(None, feed), strict=True):
                 np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5, strict=True)
     assert ort_cuda_plugin.counters()["plan_variants_built"] == before, "the second round needs no plan"
+
+
+def test_the_first_version_of_scan(compiled: list[list[str]]) -> None:
+    pair = sessions(
+        """(float[2, 4] start, float[2, 3, 4] x, float[2, 3, 1] f)
+          => (float[2, 4] last, float[2, 3, 4] y, float[2, 3] z)
+        { last, y, z = Scan<num_scan_inputs = 2, directions = [0, 1],
+            body = b (float[4] state, float[4] row, float[1] g) => (float[4] next, float[4] out, float s)
+            { m = Mul(row, g) next = Add(state, m) out = Exp(next) s = ReduceSum<keepdims = 0>(m) }>
+            (, start, x, f) }""",
+        opset=8,
+    )
+    assert compiled == [["Scan"]]
+    feed = {"start": floats(2, 4), "x": floats(2, 3, 4), "f": floats(2, 3, 1)}
+    for actual, expected in zip(*(session.run(None, feed) for session in pair), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, strict=True)
 
 
 def test_weights_that_left_host_memory_with_a_body_serve_the_cluster_around_it(compiled: list[list[str]]) -> None:
