@@ -55,20 +55,32 @@ def settings(entries: Mapping[str, str] | None = None, options: Mapping[str, str
     return made
 
 
-def compile_model(model: bytes, path: Path, embed: bool = False, prefix: str = "", **options: str) -> onnx.ModelProto:
+def compile_model(
+    model: bytes,
+    path: Path,
+    embed: bool = False,
+    prefix: str = "",
+    level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    **options: str,
+) -> onnx.ModelProto:
     """Writes the compiled model to ``path`` by a session, and returns it."""
     entries = {"ep.context_enable": "1", "ep.context_file_path": str(path), "ep.context_embed_mode": str(int(embed))}
     if prefix:
         entries["ep.context_node_name_prefix"] = prefix
-    ort.InferenceSession(model, settings(entries, options))
+    made = settings(entries, options)
+    made.graph_optimization_level = level
+    ort.InferenceSession(model, made)
     return onnx.load(path)
 
 
-def load(model: Path | bytes, host_code: bool = True, file_path: Path | None = None) -> ort.InferenceSession:
+def load(
+    model: Path | bytes, host_code: bool = True, file_path: Path | None = None, severity: int = 3, **options: str
+) -> ort.InferenceSession:
     """A session of a compiled model."""
     entries = {} if file_path is None else {"ep.context_file_path": str(file_path)}
-    options = {"context_allow_host_code": str(int(host_code))}
-    return ort.InferenceSession(model if isinstance(model, bytes) else str(model), settings(entries, options))
+    made = settings(entries, {"context_allow_host_code": str(int(host_code)), **options})
+    made.log_severity_level = severity
+    return ort.InferenceSession(model if isinstance(model, bytes) else str(model), made)
 
 
 def context_nodes(model: onnx.ModelProto) -> list[dict[str, object]]:

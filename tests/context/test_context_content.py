@@ -1,0 +1,275 @@
+"""What a context holds: all that plans need, for each architecture, and what happens with inputs that no plan takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import NodeProto, helper, numpy_helper
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidGraph
+
+import ort_cuda_plugin
+from contexts import (
+    BINARY,
+    RNG,
+    assert_same,
+    compile_model,
+    context_nodes,
+    load,
+    nothing_compiled,
+    row_model,
+    rows,
+)
+from decoder import decoder, decoder_inputs
+from isolated import HARNESS, python
+from ort_cuda_plugin.context.container import Container
+from ort_cuda_plugin.context.files import map_context
+from ort_cuda_plugin.plan.decoder import decode
+from session_pair import FLOAT, INT64, info
+
+
+def model(
+    nodes: Sequence[NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Mapping[str, int],
+    constants: Mapping[str, np.ndarray] | None = None,
+) -> bytes:
+    initializers = [numpy_helper.from_array(array, name) for name, array in (constants or {}).items()]
+    results = [info(name, kind, None) for name, kind in outputs.items()]
+    graph = helper.make_graph(nodes, "g", inputs, results, initializers)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return bytes(made.SerializeToString())
+
+
+def index_of(path: Path) -> Any:
+    return Container(map_context(path.parent, path.name), "it").index
+
+
+def test_what_is_computed_once_is_computed_when_the_context_is_loaded(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Exp", ["table"], ["e"]),
+        helper.make_node("MatMul", ["a", "e"], ["y"]),
+    ]
+    constants = {"w": RNG.random((16, 32), np.float32), "table": RNG.random((32, 48), np.float32)}
+    source = model(nodes, [info("x", FLOAT, ["n", 16])], {"y": FLOAT}, constants)
+    compile_model(source, tmp_path / "m_ctx.onnx", level=ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    (target,) = index_of(tmp_path / BINARY.format("m"))["partitions"][0]["targets"]
+    assert target["programs"]
+    assert any("program" in weight for weight in target["weights"])
+    with nothing_compiled():
+        assert_same(load(tmp_path / "m_ctx.onnx"), source, [{"x": rows(4)}, {"x": rows(1)}, {"x": rows(70)}])
+
+
+def test_types_of_all_sizes_come_back(tmp_path: Path) -> None:
+    """Quantised bytes, packed integers, halves, doubles, and attributes that are infinite."""
+    packed = helper.make_tensor("q", onnx.TensorProto.INT4, [16, 6], list(range(-8, 8)) * 6)
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "scale"], ["w"]),
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Cast", ["a"], ["h"], to=onnx.TensorProto.FLOAT16),
+        helper.make_node("Mul", ["h", "half"], ["m"]),
+        helper.make_node("Cast", ["m"], ["d"], to=onnx.TensorProto.DOUBLE),
+        helper.make_node("Add", ["d", "double"], ["s"]),
+        helper.make_node("Cast", ["s"], ["f"], to=FLOAT),
+        helper.make_node("IsInf", ["f"], ["i"], detect_negative=0),
+        helper.make_node("Where", ["i", "one", "f"], ["y"]),
+    ]
+    constants: dict[str, np.ndarray] = {
+        "scale": np.array(0.5, np.float32),
+        "half": RNG.random(6).astype(np.float16),
+        "double": np.array([1e-3, np.inf, -1, 2, 3, -np.inf]),
+        "one": np.array(1, np.float32),
+    }
+    proto = onnx.load_from_string(model(nodes, [info("x", FLOAT, ["n", 16])], {"y": FLOAT}, constants))
+    proto.graph.initializer.append(packed)
+    source = proto.SerializeToString()
+    compile_model(source, tmp_path / "m_ctx.onnx")
+    x = rows(5)
+    expected = ort_cuda_plugin.session(source, emulate=True).run(None, {"x": x})[0]
+    with nothing_compiled():
+        np.testing.assert_array_equal(load(tmp_path / "m_ctx.onnx").run(None, {"x": x})[0], expected)
+
+
+def test_a_state_goes_on_from_run_to_run(tmp_path: Path) -> None:
+    node = helper.make_node("RandomUniformLike", ["x"], ["y"], seed=7.0)
+    source = model([node], [info("x", FLOAT, ["n", 16])], {"y": FLOAT})
+    compile_model(source, tmp_path / "m_ctx.onnx")
+    (target,) = index_of(tmp_path / BINARY.format("m"))["partitions"][0]["targets"]
+    assert [weight["node"] for weight in target["weights"]] == [0]
+    compiled = ort_cuda_plugin.session(source, emulate=True)
+    with nothing_compiled():
+        stored = load(tmp_path / "m_ctx.onnx")
+        results = [stored.run(None, {"x": rows(3)})[0] for _ in range(3)]
+    assert len({result.tobytes() for result in results}) == 3
+    for result in results:
+        np.testing.assert_array_equal(result, compiled.run(None, {"x": rows(3)})[0])
+
+
+def test_host_inputs_are_read_back(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("Expand", ["a", "shape"], ["b"]),
+        helper.make_node("Neg", ["b"], ["y"]),
+    ]
+    inputs = [info("x", FLOAT, ["n", 16]), info("shape", INT64, [3])]
+    source = model(nodes, inputs, {"y": FLOAT})
+    compile_model(source, tmp_path / "m_ctx.onnx")
+    (target,) = index_of(tmp_path / BINARY.format("m"))["partitions"][0]["targets"]
+    assert target["host_inputs"] == [1]
+    assert target["plans"], target["failures"]
+    feed = {"x": rows(3), "shape": np.array([2, 3, 16])}
+    assert_same(load(tmp_path / "m_ctx.onnx"), source, [feed, {"x": rows(1), "shape": np.array([2, 5, 16])}])
+
+
+def test_bodies_come_back_with_the_graph(tmp_path: Path) -> None:
+    """A stored graph is compiled where host code is not allowed."""
+    body = helper.make_graph(
+        [helper.make_node("Mul", ["outer", "outer"], ["then"])], "t", [], [info("then", FLOAT, None)]
+    )
+    other = helper.make_graph([helper.make_node("Neg", ["outer"], ["else"])], "e", [], [info("else", FLOAT, None)])
+    nodes = [
+        helper.make_node("Relu", ["x"], ["outer"]),
+        helper.make_node("If", ["c"], ["z"], then_branch=body, else_branch=other),
+        helper.make_node("Add", ["z", "outer"], ["y"]),
+    ]
+    source = model(nodes, [info("x", FLOAT, ["n", 16])], {"y": FLOAT}, {"c": np.array(True)})
+    level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    compiled = compile_model(source, tmp_path / "m_ctx.onnx", level=level)
+    assert [node.op_type for node in compiled.graph.node] == ["EPContext"]
+    for host_code in (False, True):
+        assert_same(load(tmp_path / "m_ctx.onnx", host_code), source, [{"x": rows(3)}, {"x": rows(1)}])
+
+
+def test_a_decoder_runs_any_length(tmp_path: Path) -> None:
+    proto = decoder(layers=1)
+    source = proto.SerializeToString()
+    compile_model(source, tmp_path / "m_ctx.onnx")
+    session = load(tmp_path / "m_ctx.onnx")
+    feeds = [decoder_inputs(proto, *sizes) for sizes in ((1, 1, 5), (2, 7, 0), (3, 4, 9))]
+    with nothing_compiled():
+        assert_same(session, source, feeds)
+
+
+def test_contexts_are_for_several_architectures(tmp_path: Path) -> None:
+    source = row_model()
+    compiled = compile_model(source, tmp_path / "m_ctx.onnx", context_architectures="sm_80,sm_90,emulated")
+    assert context_nodes(compiled)[0]["hardware_architecture"] == b"sm_80,sm_90,emulated"
+    path = tmp_path / BINARY.format("m")
+    index = index_of(path)
+    targets = index["partitions"][0]["targets"]
+    assert [target["arch"] for target in targets] == ["sm_80", "sm_90", "emulated"]
+    container = Container(map_context(tmp_path, path.name), "it")
+    for target in targets:
+        assert target["plans"]
+        assert target["kernels"]
+        for number in target["kernels"]:
+            assert index["kernels"][number]["arch"] == target["arch"]
+            image = container.array(index["kernels"][number]["image"])
+            machine = int.from_bytes(image[18:20], "little")
+            assert (bytes(image[:4]), machine == 190) == (b"\x7fELF", target["arch"] != "emulated")
+    with nothing_compiled():
+        assert_same(load(tmp_path / "m_ctx.onnx"), source, [{"x": rows(2, 3)}])
+
+
+def test_a_context_for_other_devices_is_compiled_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source = row_model()
+    compile_model(source, tmp_path / "m_ctx.onnx", context_architectures="sm_90")
+    built = ort_cuda_plugin.counters()["plan_variants_built"]
+    assert_same(load(tmp_path / "m_ctx.onnx", severity=2), source, [{"x": rows(2, 3)}])
+    assert ort_cuda_plugin.counters()["plan_variants_built"] > built
+    assert "it holds no plans for emulated on this computer; it was made for sm_90" in capfd.readouterr().err
+
+
+def test_a_session_that_wants_more_than_was_compiled_compiles(tmp_path: Path) -> None:
+    source = row_model()
+    compile_model(source, tmp_path / "m_ctx.onnx")
+    built = ort_cuda_plugin.counters()["plan_variants_built"]
+    assert_same(load(tmp_path / "m_ctx.onnx", deterministic="1"), source, [{"x": rows(2, 3)}])
+    assert ort_cuda_plugin.counters()["plan_variants_built"] > built
+
+
+def broadcasting() -> bytes:
+    """y = a + b, where each dimension of either may be 1."""
+    inputs = [info("a", FLOAT, ["m", "n"]), info("b", FLOAT, ["k", "l"])]
+    return model([helper.make_node("Add", ["a", "b"], ["y"], name="sum")], inputs, {"y": FLOAT})
+
+
+UNFORESEEN = {"a": rows(3), "b": RNG.standard_normal((3, 1), dtype=np.float32)}
+
+
+def test_shapes_that_no_plan_takes_are_compiled(tmp_path: Path) -> None:
+    source = broadcasting()
+    compile_model(source, tmp_path / "m_ctx.onnx")
+    session = load(tmp_path / "m_ctx.onnx")
+    built = ort_cuda_plugin.counters()["plan_variants_built"]
+    assert_same(session, source, [UNFORESEEN])
+    assert ort_cuda_plugin.counters()["plan_variants_built"] == built + 1
+    with nothing_compiled():
+        assert_same(session, source, [UNFORESEEN, {"a": rows(8), "b": rows(8)}])
+
+
+def test_without_a_compiler_the_error_names_input_dimension_and_guard(tmp_path: Path) -> None:
+    compile_model(broadcasting(), tmp_path / "m_ctx.onnx")
+    np.savez(tmp_path / "feed.npz", a=UNFORESEEN["a"], b=UNFORESEEN["b"])
+    code = """
+import sys
+class Missing:
+    def find_spec(self, name, path, target=None):
+        if name.split(".")[0] in ("numba", "llvmlite"):
+            raise ModuleNotFoundError(f"No module named {name!r}")
+sys.meta_path.insert(0, Missing())
+import numpy as np
+from contexts import load
+from pathlib import Path
+session = load(Path(sys.argv[1]))
+feed = np.load(sys.argv[2])
+try:
+    session.run(None, {"a": feed["a"], "b": feed["b"]})
+except Exception as error:
+    print(error)
+a = np.ones((5, 7), np.float32)
+np.testing.assert_array_equal(session.run(None, {"a": a, "b": a})[0], a + a)
+"""
+    environment = {"ORT_CUDA_PLUGIN_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(HARNESS)}
+    said = python(code, str(tmp_path / "m_ctx.onnx"), str(tmp_path / "feed.npz"), env=environment).stdout
+    assert "has no plan for these inputs" in said
+    assert "b.shape[1]" in said
+    assert "b.shape[1] is 1" in said
+    assert "a.shape[1] is 16" in said
+    assert "No module named" in said
+
+
+def test_plans_of_a_context_are_few(tmp_path: Path) -> None:
+    """They are symbolic: sample shapes that an earlier plan takes add none."""
+    compile_model(row_model(), tmp_path / "m_ctx.onnx")
+    path = tmp_path / BINARY.format("m")
+    (target,) = index_of(path)["partitions"][0]["targets"]
+    container = Container(map_context(tmp_path, path.name), "it")
+    assert len(target["plans"]) <= 3
+    assert all(decode(bytes(container.array(number))).guards for number in target["plans"])
+
+
+def test_a_context_is_damaged(tmp_path: Path) -> None:
+    """Whatever byte is wrong: a session with right results, or ONNX Runtime's error."""
+    source = row_model()
+    compile_model(source, tmp_path / "m_ctx.onnx")
+    path = tmp_path / BINARY.format("m")
+    data = path.read_bytes()
+    refused = 0
+    for position in RNG.integers(0, len(data), 60):
+        damaged = bytearray(data)
+        damaged[position] ^= 1 << int(RNG.integers(0, 8))
+        path.write_bytes(damaged)
+        try:
+            session = load(tmp_path / "m_ctx.onnx")
+        except InvalidGraph:
+            refused += 1
+            continue
+        assert_same(session, source, [{"x": rows(2, 3)}])
+    assert refused > 20
