@@ -52,6 +52,8 @@ BRIDGE_HEADERS = [
     "base/error.h",
     "base/counters.h",
     "driver/driver.h",
+    "driver/activity.h",
+    "driver/tracer.h",
     "emulator/emulator.h",
     "device/arena_options.h",
     "device/stay.h",

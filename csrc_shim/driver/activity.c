@@ -8,6 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "driver/tracer.h"
+
 enum {
   MAX_ACTIVITIES = 1 << 20, /* of a listener: as many events as ORT keeps */
   MAX_DEPTH = 16,           /* of events in each other */
@@ -34,12 +36,16 @@ typedef struct entered {
   struct {
     uint64_t key;
     ocp_left_event event;
+    bool is_traced; /* the tracer knows of it */
   } events[MAX_DEPTH];
 } entered;
 
 /* Made when the thread first needs it: the loader has little room for thread-local data. */
 typedef struct thread_state {
   uint64_t source;
+  bool is_traced; /* the tracer knows of the source */
+  bool is_noting;
+  ocp_graph_sources noted;
   int32_t number;
   entered places[OCP_MAX_OWNERS];
 } thread_state;
@@ -53,7 +59,12 @@ int64_t ocp_activity_now(void) {
   return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-static void make_thread_key(void) { has_thread_key = pthread_key_create(&thread_key, free) == 0; }
+static void free_state(void *state) {
+  ocp_graph_sources_clear(&((thread_state *)state)->noted);
+  free(state);
+}
+
+static void make_thread_key(void) { has_thread_key = pthread_key_create(&thread_key, free_state) == 0; }
 
 /* The calling thread's state; NULL: out of memory. */
 static thread_state *my_state(void) {
@@ -139,7 +150,11 @@ void ocp_listener_enter(ocp_listener *listener, uint64_t key) {
   }
   place->events[place->depth].key = key;
   place->events[place->depth].event.event = atomic_fetch_add_explicit(&next_event, 1, memory_order_relaxed);
+  place->events[place->depth].is_traced = false;
   place->events[place->depth++].event.since = ocp_activity_now();
+  ocp_activity_owners owners;
+  if (ocp_is_tracing() && ocp_activity_owned(&owners))
+    place->events[place->depth - 1].is_traced = ocp_tracer_push(&owners, 0, NULL);
 }
 
 ocp_left_event ocp_listener_leave(const ocp_listener *listener, uint64_t key) {
@@ -149,7 +164,9 @@ ocp_left_event ocp_listener_leave(const ocp_listener *listener, uint64_t key) {
       continue;
     for (uint32_t depth = place->depth; depth-- > 0;)
       if (place->events[depth].key == key) {
-        place->depth = depth; /* and those in it whose end ORT left out */
+        while (place->depth > depth) /* and those in it whose end ORT left out */
+          if (place->events[--place->depth].is_traced)
+            ocp_tracer_pop();
         return place->events[depth].event;
       }
   }
@@ -169,9 +186,66 @@ ocp_activity *ocp_listener_take(ocp_listener *listener, size_t *count, size_t *l
 
 /* ---- work ---- */
 
+static void untrace(void) {
+  if (mine->is_traced)
+    ocp_tracer_pop();
+  mine->is_traced = false;
+}
+
+static void note(uint64_t source) {
+  ocp_graph_sources *into = &mine->noted;
+  if (into->count == into->capacity) {
+    const uint32_t grown = into->capacity ? 2 * into->capacity : 16;
+    uint64_t *each = realloc(into->each, grown * sizeof *each);
+    if (!each)
+      return;
+    into->each = each;
+    into->capacity = grown;
+  }
+  into->each[into->count++] = source;
+}
+
 void ocp_activity_of(uint64_t source) {
-  if (source ? my_state() : mine)
-    mine->source = source;
+  if (!(source ? my_state() : mine))
+    return;
+  mine->source = source;
+  untrace();
+  if (source && mine->is_noting)
+    note(source);
+  ocp_activity_owners owners;
+  if (source && ocp_is_tracing() && ocp_activity_owned(&owners))
+    mine->is_traced = ocp_tracer_push(&owners, source, NULL);
+}
+
+void ocp_activity_of_graph(ocp_graph_sources *sources) {
+  ocp_activity_owners owners;
+  if (ocp_is_tracing() && ocp_activity_owned(&owners))
+    mine->is_traced = ocp_tracer_push(&owners, 0, sources);
+}
+
+void ocp_activity_begin_graph(void) {
+  if (!my_state())
+    return;
+  mine->noted.count = 0;
+  mine->is_noting = true;
+}
+
+void ocp_activity_end_graph(ocp_graph_sources *into) {
+  if (into)
+    ocp_graph_sources_clear(into);
+  if (!mine)
+    return;
+  if (into && mine->is_noting)
+    *into = mine->noted;
+  else
+    free(mine->noted.each);
+  mine->noted = (ocp_graph_sources){0};
+  mine->is_noting = false;
+}
+
+void ocp_graph_sources_clear(ocp_graph_sources *sources) {
+  free(sources->each);
+  *sources = (ocp_graph_sources){0};
 }
 
 uint64_t ocp_activity_source(void) { return mine ? mine->source : 0; }

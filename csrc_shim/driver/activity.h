@@ -45,6 +45,9 @@ typedef struct ocp_activity {
   bool in_graph;
   int32_t device; /* ordinal */
   int32_t thread; /* that ran it while it enqueued it; 0: the device ran it by itself */
+  /* Of a tracer, for the nodes of a graph, whose sources it does not know: the layout that has them (tracer.h), and the
+   * number of the launch. 0: the source is known. */
+  uint64_t layout, launch;
 } ocp_activity;
 
 int64_t ocp_activity_now(void);
@@ -79,6 +82,20 @@ static inline bool ocp_is_anybody_listening(void) {
 }
 
 /* ---- work ---- */
+
+/* The sources of a graph's nodes, in the order in which the nodes run. */
+typedef struct ocp_graph_sources {
+  uint64_t *each;
+  uint32_t count, capacity;
+  uint64_t layout; /* of the tracer's present session, where it has been launched in that; tracer.h */
+  uint32_t session;
+} ocp_graph_sources;
+void ocp_graph_sources_clear(ocp_graph_sources *sources);
+/* Notes what the calling thread names from now on, until the end, which moves it there; NULL: it is forgotten. */
+void ocp_activity_begin_graph(void);
+void ocp_activity_end_graph(ocp_graph_sources *into);
+/* As ocp_activity_of, for the launch of a graph. */
+void ocp_activity_of_graph(ocp_graph_sources *sources);
 
 /* What the calling thread enqueues from now on is of this source; 0: of none. */
 void ocp_activity_of(uint64_t source);

@@ -10,6 +10,7 @@
 #include "device/memory.h"
 #include "device/order.h"
 #include "device/run_memory.h"
+#include "driver/activity.h"
 #include "driver/driver.h"
 
 /* One annotation id on one thread. */
@@ -19,6 +20,7 @@ typedef struct captured {
   uint32_t warm_runs;
   unsigned computations; /* of the latest Run */
   CUgraphExec exec;      /* NULL: not captured yet */
+  ocp_graph_sources sources;
   ocp_run_memory memory; /* of the last warm Run, and of the captured one, which finds what it needs there */
 } captured;
 
@@ -61,6 +63,7 @@ static void drop_graph(ocp_device *device, captured *entry) {
   if (entry->exec)
     ocp_count(OCP_GRAPHS_LIVE, -1);
   ocp_run_memory_release(&entry->memory);
+  ocp_graph_sources_clear(&entry->sources);
   entry->exec = NULL;
   entry->warm_runs = 0;
 }
@@ -249,6 +252,7 @@ static int activate(ocp_capture_thread *thread, captured *entry, bool captures, 
   if (captures) {
     atomic_store(&thread->stream->capture_failed, false);
     atomic_store(&thread->stream->capturing, true);
+    ocp_activity_begin_graph();
   }
   return ORT_OK;
 }
@@ -328,6 +332,7 @@ static int begin_run(ocp_capture_thread *thread, int id, ocp_error *error) {
 
 void ocp_capture_forget_run(void) {
   running = NULL;
+  ocp_activity_end_graph(NULL);
   ocp_run_memory_forget();
 }
 
@@ -351,9 +356,14 @@ int ocp_capture_run_start(ocp_capture *capture, int id, ocp_error *error) {
   return code;
 }
 
-static int launch(ocp_capture_thread *thread, const captured *entry, ocp_error *error) {
+static int launch(ocp_capture_thread *thread, captured *entry, ocp_error *error) {
   ocp_device *device = thread->owner->device;
+  const bool named = ocp_is_anybody_listening();
+  if (named)
+    ocp_activity_of_graph(&entry->sources);
   const CUresult result = device->driver->GraphLaunch(entry->exec, thread->stream->handle);
+  if (named)
+    ocp_activity_of(0);
   ocp_stream_enqueued(thread->stream);
   if (result != CUDA_SUCCESS)
     return ocp_device_fail(device, result, "replaying a captured Run: cuGraphLaunch", error);
@@ -384,6 +394,7 @@ static int take_graph(ocp_capture_thread *thread, captured *entry, ocp_error *er
   CUgraphExec exec = NULL;
   CUresult result = ocp_stream_end_capture(thread->stream, &graph);
   deactivate(thread);
+  ocp_activity_end_graph(&entry->sources);
   const bool ended = result == CUDA_SUCCESS;
   const bool complete = !atomic_load(&thread->failed) && !atomic_load(&thread->stream->capture_failed) &&
                         thread->computations == entry->computations;
@@ -475,7 +486,7 @@ int ocp_capture_replay(ocp_capture *capture, int id, ocp_error *error) {
   abandon_run(thread, capture->device);
   take_turn(thread, false);
   pthread_mutex_lock(&thread->lock); /* no other thread releases the graph meanwhile */
-  const captured *entry = find_id(thread, id);
+  captured *entry = find_id(thread, id);
   int code;
   if (!entry || !entry->exec)
     code = ocp_fail(error, ORT_INVALID_ARGUMENT, "this thread has captured no CUDA graph %d", id);

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/host.h"
+#include "ort/profile_graph.h"
 #include "plan/load.h"
 #include "run/sources.h"
 
@@ -234,8 +235,9 @@ static OrtStatus *write_event(event *e, const ocp_profile *profile, const ocp_ac
   /* Both ends are rounded, so that the sum of many short activities is right. */
   const int64_t begin = microseconds(activity->begin - profile->origin),
                 end = microseconds(activity->end - profile->origin);
-  /* An activity of its own device stands in a row of its stream's. */
-  const int32_t thread = activity->thread ? activity->thread : (int32_t)(activity->stream >> 4 & 0x7fffffff);
+  /* What a device ran by itself stands in a row of its stream's: CUPTI numbers streams, others have addresses. */
+  const uint64_t row = activity->stream <= INT32_MAX ? activity->stream : activity->stream >> 4 & INT32_MAX;
+  const int32_t thread = activity->thread ? activity->thread : (int32_t)row;
   const char *values[MAX_ARGS];
   bool failed = e->name.failed;
   for (size_t i = 0; i < e->num_args; i++) {
@@ -271,6 +273,7 @@ static int by_begin(const void *a, const void *b) {
 OrtStatus *ocp_profile_write(ocp_profile *profile, OrtProfilingEventsContainer *container) {
   if (profile->num_parents)
     qsort(profile->parents, profile->num_parents, sizeof *profile->parents, by_event);
+  ocp_profile_resolve_graphs(profile->activities, profile->num_activities);
   if (profile->num_activities)
     qsort(profile->activities, profile->num_activities, sizeof *profile->activities, by_begin);
   event e = {0};

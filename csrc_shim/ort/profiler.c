@@ -9,6 +9,7 @@
 #include "device/wait.h"
 #include "driver/activity.h"
 #include "ort/profile_event.h"
+#include "python/host.h"
 #include "run/sources.h"
 
 enum { MAX_SEEN = 1 << 20 }; /* events of ORT's: as many as it keeps */
@@ -18,6 +19,7 @@ typedef struct profiler {
   ocp_device *device;
   const char *provider;
   ocp_listener *listener; /* NULL: not started, or ended */
+  bool traced;            /* by CUPTI: Python has begun that for us */
   pthread_mutex_t lock;   /* guards what follows */
   int64_t origin;         /* when ORT's profile started, by our clock */
   ocp_profile_names names;
@@ -27,7 +29,42 @@ typedef struct profiler {
 
 static profiler *self(OrtEpProfilerImpl *impl) { return (profiler *)(void *)impl; }
 
+/* On a GPU CUPTI says what it did; without it the profile lacks that, and Python has said so. */
+static void begin_trace(profiler *p) {
+  ocp_error error = {0};
+  const ocp_python *python = p->device->emulated ? NULL : ocp_python_call(&error);
+  if (!python)
+    return;
+  p->traced = python->trace_begin(&error) == ORT_OK;
+  ocp_python_returned();
+  static atomic_bool said;
+  if (!p->traced && !atomic_exchange(&said, true))
+    ocp_log(ORT_LOGGING_LEVEL_WARNING, error.text, OCP_EP_NAME);
+}
+
+static void collect_trace(const profiler *p) {
+  ocp_error error = {0};
+  const ocp_python *python = p->traced ? ocp_python_call(&error) : NULL;
+  if (!python)
+    return;
+  const int code = python->trace_collect(&error);
+  ocp_python_returned();
+  if (code != ORT_OK)
+    ocp_log(ORT_LOGGING_LEVEL_ERROR, error.text, OCP_EP_NAME);
+}
+
+static void end_trace(profiler *p) {
+  ocp_error error = {0};
+  const ocp_python *python = p->traced ? ocp_python_call(&error) : NULL;
+  p->traced = false;
+  if (!python)
+    return;
+  python->trace_end();
+  ocp_python_returned();
+}
+
 static void end(profiler *p) {
+  end_trace(p);
   ocp_listener_destroy(p->listener);
   p->listener = NULL;
   ocp_sources_sweep();
@@ -47,7 +84,10 @@ static OrtStatus *start_profiling(OrtEpProfilerImpl *impl, int64_t offset_ns) {
   p->origin = ocp_activity_now() - offset_ns;
   if (!p->listener)
     p->listener = ocp_listener_create();
-  return p->listener ? NULL : ocp_api->CreateStatus(ORT_FAIL, "out of host memory");
+  if (!p->listener)
+    return ocp_api->CreateStatus(ORT_FAIL, "out of host memory");
+  begin_trace(p);
+  return NULL;
 }
 
 static OrtStatus *start_event(OrtEpProfilerImpl *impl, uint64_t key) {
@@ -109,6 +149,7 @@ static OrtStatus *end_profiling(OrtEpProfilerImpl *impl, OrtProfilingEventsConta
   ocp_error ignored = {0};
   if (!atomic_load(&ocp_forked))
     ocp_device_synchronize(p->device, &ignored);
+  collect_trace(p);
   ocp_profile profile = {.provider = p->provider, .emulated = p->device->emulated};
   profile.activities = ocp_listener_take(p->listener, &profile.num_activities, &profile.num_lost);
   pthread_mutex_lock(&p->lock);

@@ -6,7 +6,7 @@
  *     EndProfiling              the activities become events, which ORT appends to its own
  *     Release
  *
- * No Run of a profile calls Python. */
+ * On a GPU Python starts CUPTI when a profile starts, and reads it when that ends. No Run of a profile calls Python. */
 #ifndef OCP_ORT_PROFILER_H
 #define OCP_ORT_PROFILER_H
 

@@ -12,6 +12,7 @@
 #include "device/stream.h"
 #include "device/weights.h"
 #include "driver/cuda.h"
+#include "driver/tracer.h"
 #include "emulator/emulator.h"
 #include "ort/allocator.h"
 #include "ort/compute.h"
@@ -97,6 +98,9 @@ static const ocp_core core = {
     .device_enter = device_enter,
     .device_enter_to_release = device_enter_to_release,
     .device_leave = ocp_device_leave,
+    .tracer_start = ocp_tracer_start,
+    .tracer_stop = ocp_tracer_stop,
+    .tracer_deliver = ocp_tracer_deliver,
     .device_alloc = ocp_device_alloc,
     .device_free = ocp_device_free,
     .stream_create = ocp_stream_create,

@@ -12,6 +12,7 @@
 #include "device/stream.h"
 #include "device/weights.h"
 #include "driver/driver.h"
+#include "driver/tracer.h"
 #include "emulator/emulator.h"
 #include "plan/slab.h"
 #include "run/cluster.h"
@@ -84,6 +85,11 @@ typedef struct ocp_python {
   /* Builds and adds the plan that these inputs need. host_values: for each host input in turn its elements as int64. */
   int (*build_variant)(int64_t cluster, const ocp_input *inputs, uint32_t num_inputs, const int64_t *host_values,
                        const uint32_t *host_counts, uint32_t num_host_inputs, ocp_error *error);
+  /* CUPTI, for profiles of GPUs: begins; gives what has been recorded to tracer_deliver; ends. Each begin has an end.
+   */
+  int (*trace_begin)(ocp_error *error);
+  int (*trace_collect)(ocp_error *error);
+  void (*trace_end)(void);
 } ocp_python;
 
 /* What Python gets from the library. Members never raise, and never take or release the GIL. cffi releases it around
@@ -162,6 +168,9 @@ typedef struct ocp_core {
   int (*device_available)(ocp_device *device, uint64_t *bytes, ocp_error *error);
   bool (*device_enter_to_release)(const ocp_device *device, ocp_stay *stay); /* also a lost one; not after a fork */
   void (*device_leave)(ocp_stay *stay);
+  void (*tracer_start)(const ocp_tracer_functions *functions);
+  void (*tracer_stop)(void);
+  void (*tracer_deliver)(const ocp_trace_record *record);
   void (*interrupt_after_call)(void); /* SIGINT for this thread when its call into Python has returned */
 } ocp_core;
 

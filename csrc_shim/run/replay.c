@@ -30,6 +30,7 @@ struct ocp_replay {
   int64_t counts[OCP_RECORD_NUM_KINDS]; /* of its nodes */
   CUgraphNode *nodes;                   /* of the records */
   uint32_t *records;                    /* of the fixups: which record each belongs to */
+  ocp_graph_sources sources;            /* of the nodes */
   uint64_t *bases;                      /* of inputs and outputs, as the executable graph has them */
 };
 
@@ -260,6 +261,7 @@ void ocp_replay_release(ocp_replay *replay) {
   }
   give_place(replay->budget, replay->slab_bytes);
   ocp_count(OCP_GRAPHS_LIVE, -1);
+  ocp_graph_sources_clear(&replay->sources);
   free(replay);
 }
 
@@ -352,7 +354,9 @@ static bool make(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream *
   memcpy(replay->bases, instance->bases, num_bases(instance) * sizeof *replay->bases);
   find_records(instance, replay);
   uint32_t record = 0;
+  ocp_activity_begin_graph();
   const CUresult result = fill(instance, replay, &record, &error);
+  ocp_activity_end_graph(&replay->sources);
   if (result == CUDA_SUCCESS) {
     instance->replay = replay;
     instance->release_replay = ocp_replay_release;
@@ -412,7 +416,12 @@ int ocp_replay_run(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream
     return ORT_OK;
   *launched = true;
   const ocp_device *device = budget->device;
+  const bool named = ocp_is_anybody_listening();
+  if (named)
+    ocp_activity_of_graph(&instance->replay->sources);
   const CUresult result = device->driver->GraphLaunch(instance->replay->exec, stream->handle);
+  if (named)
+    ocp_activity_of(0);
   if (result == CUDA_ERROR_OUT_OF_MEMORY) { /* the first launch takes memory */
     ocp_replay_release(instance->replay);
     instance->replay = NULL;

@@ -19,6 +19,7 @@ from .fused_node import FUSED_NODES
 from .guards import error_guard, status_guard, void_guard
 from .handles import HandleTable
 from .provider import Provider
+from .tracing import tracing
 
 FACTORIES: HandleTable[Factory] = HandleTable("factory")
 PROVIDERS: HandleTable[Provider] = HandleTable("execution provider")
@@ -118,6 +119,21 @@ def set_dynamic_options(ep: int, keys: Any, values: Any, count: int) -> None:
 def transposition(ep: int, permutation: Any, rank: int, dtype: int, cluster: Any) -> None:
     axes = tuple(int(axis) for axis in permutation[0:rank])
     cluster[0] = PROVIDERS[ep].transposition(axes, DType.from_ort(dtype)).pointer
+
+
+@error_guard
+def trace_begin() -> None:
+    tracing().begin()
+
+
+@error_guard
+def trace_collect() -> None:
+    tracing().collect()
+
+
+@void_guard
+def trace_end() -> None:
+    tracing().end()
 
 
 @error_guard

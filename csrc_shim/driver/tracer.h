@@ -1,0 +1,49 @@
+/* The relation between work and what NVIDIA's CUPTI reports of it. Python starts CUPTI and reads its records; here is
+ * what happens in Runs. CUPTI gives a record the number that the enqueuing thread pushed last (an "external correlation
+ * id"). Each number stands for the owners and the source of some work.
+ *
+ *     start -> push, enqueue, pop (in Runs) -> deliver (records, with their numbers) -> stop
+ *
+ * Between start and stop is a session of the tracer. Numbers of an earlier one mean nothing. */
+#ifndef OCP_DRIVER_TRACER_H
+#define OCP_DRIVER_TRACER_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "driver/activity.h"
+
+/* CUPTI's functions, for an external correlation kind. */
+typedef struct ocp_tracer_functions {
+  int (*push)(int kind, uint64_t id);
+  int (*pop)(int kind, uint64_t *id);
+  int kind;
+} ocp_tracer_functions;
+
+/* One record of CUPTI's. */
+typedef struct ocp_trace_record {
+  uint64_t id;     /* that was pushed */
+  uint64_t launch; /* equal for what one call of the driver enqueued */
+  int64_t begin, end;
+  const char *kernel; /* copied; NULL: none */
+  uint64_t stream, bytes;
+  uint32_t grid[3], block[3], dynamic;
+  uint32_t kind, direction;
+  int32_t device;
+  bool in_graph;
+} ocp_trace_record;
+
+void ocp_tracer_start(const ocp_tracer_functions *functions);
+void ocp_tracer_stop(void);
+/* Gives a record to the owners of its number; ignores one without. */
+void ocp_tracer_deliver(const ocp_trace_record *record);
+
+extern atomic_bool ocp_tracer_is_on;
+static inline bool ocp_is_tracing(void) { return atomic_load_explicit(&ocp_tracer_is_on, memory_order_relaxed); }
+/* The calling thread's work is that from now on, for a graph with the sources of its nodes. True: pop has to follow. */
+bool ocp_tracer_push(const ocp_activity_owners *owners, uint64_t source, ocp_graph_sources *graph);
+void ocp_tracer_pop(void);
+/* The sources of a layout; NULL: there is none. They live until the tracer stops. */
+const uint64_t *ocp_tracer_layout(uint64_t layout, uint32_t *count);
+
+#endif
