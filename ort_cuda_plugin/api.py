@@ -234,9 +234,12 @@ def create_session(
         created = ort.InferenceSession(source, sess_options=sess_options, enable_fallback=0)
     except Exception as error:
         better = explained(error, source, last_verdicts())
-        if better is error:
+        try:
+            if better is not error:
+                raise better from error
             raise
-        raise better from error
+        finally:
+            del better  # whose traceback has this frame, and with that the session
     provider = last_provider()
     assert provider is not None, "the session was made with the device of a provider"
     return created, provider
