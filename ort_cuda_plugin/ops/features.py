@@ -56,10 +56,11 @@ def array_feature_extractor(ctx: Lowering, x: T, y: Int64) -> Tensor:
 
 @op("Binarizer", domain=DOMAIN, since=1, types={"T": NUMBERS})
 def binarizer(ctx: Lowering, x: T, *, threshold: float = 0.0) -> Tensor:
-    def binary(value: Scalar) -> Scalar:
-        return s.where(real(value) > threshold, s.constant(1, value.dtype), s.constant(0, value.dtype))
+    def binary(value: Scalar, threshold: Scalar) -> Scalar:
+        larger = real(value) > s.cast(threshold, real(value).dtype)
+        return s.where(larger, s.constant(1, value.dtype), s.constant(0, value.dtype))
 
-    return elementwise(ctx, binary, x)
+    return elementwise(ctx, binary, x, ctx.constant(np.array(threshold, np.float32)))
 
 
 @op("Scaler", domain=DOMAIN, since=1, types={"T": NUMBERS})
@@ -117,12 +118,13 @@ def imputer(
     imputed = _per_feature(ctx, x, np.array(values).astype(x.dtype.numpy), "the imputed values of Imputer")
     wanted = replaced_value_float if x.dtype.is_float else replaced_value_int64
 
-    def impute(value: Scalar, instead: Scalar) -> Scalar:
-        if math.isnan(wanted):
-            return s.where(s.is_nan(value), instead, value)
-        return s.where(s.equal(value, s.constant(wanted, value.dtype)), instead, value)
+    replaced = ctx.constant(np.array(wanted).astype(x.dtype.numpy))
 
-    return elementwise(ctx, impute, x, imputed)
+    def impute(value: Scalar, instead: Scalar, replaced: Scalar) -> Scalar:
+        found = s.is_nan(value) if math.isnan(wanted) else s.equal(value, replaced)
+        return s.where(found, instead, value)
+
+    return elementwise(ctx, impute, x, imputed, replaced)
 
 
 @op("OneHotEncoder", domain=DOMAIN, since=1, types={"T": NUMBERS})

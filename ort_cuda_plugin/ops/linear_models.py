@@ -97,8 +97,8 @@ def linear_classifier(
     if len(classlabels_ints) != 2:
         raise InvalidModel(f"LinearClassifier has {len(classlabels_ints)} labels for two classes")
     score = ctx.view(scores, scores.shape[:1])
-    no, yes = (s.constant(label, DType.INT64) for label in classlabels_ints)
-    label = elementwise(ctx, lambda score: s.where(score > 0, yes, no), score)
+    answers = [ctx.constant(np.array(label, np.int64)) for label in classlabels_ints]
+    label = elementwise(ctx, lambda score, no, yes: s.where(score > 0, yes, no), score, *answers)
     always = ctx.constant(np.array(True))
     return label, binary_scores(ctx, score, score, always, post_transform, complement=True)
 

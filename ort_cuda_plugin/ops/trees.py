@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -144,10 +143,13 @@ def _totals(
     forest: Forest,
     x: Tensor,
     name: str,
-    finish: Callable[[Scalar, Scalar, Scalar], Scalar] = lambda total, has, base: total,
+    finish: Callable[[Scalar, Scalar, Scalar, Scalar], Scalar] = lambda total, has, base, count: total,
     base: Numbers | None = None,
 ) -> Tensor:
-    """``finish(total, whether it has any value, base value)`` for [rows, targets]. Trees count in their order."""
+    """[rows, targets] of ``finish(total, whether it has any value, base value, number of trees)``.
+
+    Trees are taken in in their order.
+    """
     rows, dtype = x.shape[0], forest.weights.dtype
     leaf_numbers: Tensor | None = None
     # Else there are so many rows that a thread for each of them is enough.
@@ -156,7 +158,8 @@ def _totals(
             ctx, [rows, forest.trees], DType.INT32,
             lambda maps, c: s.cast(_walk(ctx, maps, forest, x, c[0], c[1]), DType.INT32),
         )  # fmt: skip
-    out = finish(Scalar(dtype, "leaf"), Scalar(DType.BOOL, "leaf"), Scalar(dtype, "leaf")).dtype
+    real = Scalar(dtype, "leaf")
+    out = finish(real, Scalar(DType.BOOL, "leaf"), real, real).dtype
     bases = None if base is None or not len(base) else ctx.constant(base)
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -182,7 +185,8 @@ def _totals(
             return maps.fold(reduction, end - start, entry)
 
         total, has = maps.fold(reduction, maps.dim(forest.trees), of_tree)
-        return finish(total, has, s.constant(0, dtype) if bases is None else maps.source(bases).at([target]))
+        base = s.constant(0, dtype) if bases is None else maps.source(bases).at([target])
+        return finish(total, has, base, s.cast(maps.dim(forest.trees), dtype))
 
     return gather_map(ctx, [rows, forest.num_targets], out, element)
 
@@ -199,8 +203,8 @@ def _regress(
     x = _rows(ctx, x, forest)
     dtype = forest.weights.dtype
 
-    def finish(total: Scalar, has: Scalar, base: Scalar) -> Scalar:
-        score = (total / s.constant(forest.trees, dtype) if aggregate == "AVERAGE" else total) + base
+    def finish(total: Scalar, has: Scalar, base: Scalar, count: Scalar) -> Scalar:
+        score = (total / count if aggregate == "AVERAGE" else total) + base
         # As in ONNX Runtime a target that a row's leaves have nothing for gets no base value, but for a single one.
         return score if forest.num_targets == 1 else s.where(has, score, s.constant(0, dtype))
 
@@ -228,25 +232,19 @@ def _tree_lists(
     equal_lengths(treeids=treeids, nodeids=nodeids, ids=ids, weights=weights.tolist())
     if not count:
         raise InvalidModel("an ensemble without trees")
-    names = list(zip(nodes_treeids, nodes_nodeids, strict=True))
-    numbers = {name: number for number, name in enumerate(names)}
-    if len(numbers) != count:
-        raise InvalidModel("two nodes of a tree have one number")
+    of_trees = np.array(nodes_treeids, np.int64)
+    names = _Names(of_trees, np.array(nodes_nodeids, np.int64))
     unknown = set(nodes_modes) - {*COMPARISONS, "LEAF"}
     if unknown:
         raise InvalidModel(f"nodes_modes has {min(unknown)!r}")
     is_leaf = np.array([mode == "LEAF" for mode in nodes_modes])
     place = np.where(is_leaf, np.cumsum(is_leaf) - 1 + int((~is_leaf).sum()), np.cumsum(~is_leaf) - 1)
 
-    def child(at: int, ids: IntList) -> int:
-        name = (nodes_treeids[at], ids[at])
-        if name not in numbers:
-            raise InvalidModel(f"tree {name[0]} has no node {name[1]}, which is a child of its node {names[at][1]}")
-        return int(place[numbers[name]])
-
     inner = np.flatnonzero(~is_leaf)
-    children = [[child(int(at), nodes_truenodeids), child(int(at), nodes_falsenodeids)] for at in inner]
-    of_trees = np.array(nodes_treeids, np.int64)
+    children = [
+        place[names.find(of_trees[inner], np.array(ids, np.int64)[inner], "which is a child")]
+        for ids in (nodes_truenodeids, nodes_falsenodeids)
+    ]
     roots = np.flatnonzero(np.concatenate([[True], of_trees[1:] != of_trees[:-1]]))
     if len(np.unique(of_trees[roots])) != len(roots):
         raise InvalidModel("the nodes of a tree do not follow each other")
@@ -255,24 +253,41 @@ def _tree_lists(
         np.array(nodes_featureids, np.int64)[inner],
         thresholds[inner],
         with_missing(comparisons, nodes_missing_value_tracks_true)[inner],
-        np.array(children, np.int64).reshape(-1, 2),
+        np.stack(children, 1),
         place[roots],
         int(is_leaf.sum()),
     )
-    leaves, kept = _leaf_entries(zip(treeids, nodeids, strict=True), numbers, place, len(inner))
+    weighted = names.find(np.array(treeids, np.int64), np.array(nodeids, np.int64), "which has a weight")
+    kept = np.flatnonzero(is_leaf[weighted])
+    leaves = place[weighted[kept]] - len(inner)
     return make_forest(nodes, leaves, np.array(ids, np.int64)[kept], weights[kept], num_targets)
 
 
-def _leaf_entries(names: Any, numbers: dict[tuple[int, int], int], place: Ints, inner: int) -> tuple[Ints, Ints]:
-    """The leaves that weights belong to, and which of the weights belong to leaves."""
-    found = []
-    for tree, node in names:
-        if (tree, node) not in numbers:
-            raise InvalidModel(f"tree {tree} has no node {node}, which has a weight")
-        found.append(place[numbers[tree, node]] - inner)
-    leaves = np.array(found, np.int64)
-    kept = np.flatnonzero(leaves >= 0)
-    return leaves[kept], kept
+class _Names:
+    """The nodes of an ensemble by the numbers of their tree and of their own."""
+
+    def __init__(self, trees: Ints, nodes: Ints) -> None:
+        self._trees, tree_places = np.unique(trees, return_inverse=True)
+        self._nodes, node_places = np.unique(nodes, return_inverse=True)
+        keys = tree_places * len(self._nodes) + node_places
+        self._order = np.argsort(keys)
+        self._keys = keys[self._order]
+        if (np.diff(self._keys) == 0).any():
+            raise InvalidModel("two nodes of a tree have one number")
+
+    def find(self, trees: Ints, nodes: Ints, what: str) -> Ints:
+        """The positions of nodes. Raises InvalidModel where there is no such node; ``what`` it is, in the message."""
+        keys, is_there = np.zeros_like(trees), np.ones(trees.shape, bool)
+        for known, wanted in ((self._trees, trees), (self._nodes, nodes)):
+            at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+            is_there &= known[at] == wanted
+            keys = keys * len(known) + at
+        found = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        is_there &= self._keys[found] == keys
+        if not is_there.all():
+            first = int(np.argmin(is_there))
+            raise InvalidModel(f"tree {trees[first]} has no node {nodes[first]}, {what}")
+        return self._order[found]
 
 
 @op("TreeEnsembleRegressor", domain="ai.onnx.ml", since=1, types={"T": FEATURES})
@@ -372,7 +387,7 @@ def _has(ctx: Lowering, x: Tensor, forest: Forest, target: int) -> Tensor:
     """Whether a row has a value for the target, [rows] or of one element."""
     if target in forest.always or target not in forest.used:
         return ctx.constant(np.array(target in forest.always))
-    return _column(ctx, _totals(ctx, forest, x, "SUM", lambda total, has, base: has), target)
+    return _column(ctx, _totals(ctx, forest, x, "SUM", lambda total, has, base, count: has), target)
 
 
 def _column(ctx: Lowering, x: Tensor, column: int) -> Tensor:
@@ -385,12 +400,12 @@ def _classes(
     """The label of the largest score, and of equal ones of the first, and the scores."""
     if len(base) not in (0, len(labels)):
         raise InvalidModel(f"{len(base)} base_values for {len(labels)} classes")
-    scores = _totals(ctx, forest, x, "SUM", lambda total, has, base: total + base, base)
+    scores = _totals(ctx, forest, x, "SUM", lambda total, has, base, count: total + base, base)
     if len(base) or len(forest.always) == len(labels):
         candidates = scores
     else:
         lowest = s.constant(float("-inf"), scores.dtype)
-        has = _totals(ctx, forest, x, "SUM", lambda total, has, base: has)
+        has = _totals(ctx, forest, x, "SUM", lambda total, has, base, count: has)
         candidates = elementwise(ctx, lambda score, has: s.where(has, score, lowest), scores, has)
 
     return label_of_best(ctx, candidates, labels), _as_float(ctx, post_transform(ctx, scores, transform))
@@ -412,11 +427,12 @@ def _two_classes(
         raise InvalidModel(f"{len(base)} base_values for two classes")
     scores = _totals(ctx, forest, x, "SUM")
     first, second = _column(ctx, scores, 0), _column(ctx, scores, 1)
-    given = first, second, _has(ctx, x, forest, 0), _has(ctx, x, forest, 1)
-    bases = [s.constant(float(value), scores.dtype) for value in base]
+    given = (first, second, _has(ctx, x, forest, 0), _has(ctx, x, forest, 1), *(ctx.constant(value) for value in base))
     zero = s.constant(0, scores.dtype)
 
-    def both(first: Scalar, second: Scalar, has_first: Scalar, has_second: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+    def both(
+        first: Scalar, second: Scalar, has_first: Scalar, has_second: Scalar, *bases: Scalar
+    ) -> tuple[Scalar, Scalar, Scalar]:
         """The two scores, and the one that decides. One that no leaf has is 0."""
         one, two = first, s.where(has_second, second, zero)
         if len(bases) == 2:
@@ -428,22 +444,21 @@ def _two_classes(
         return one, two, s.where(has_second, two, one)
 
     is_single = len(forest.used) == 1
-    limit = s.constant(0.5 if is_single and forest.are_positive else 0.0, scores.dtype)
-    yes, no = (labels[1], labels[0]) if is_single else (1, 0)
+    limit = ctx.constant(np.array(0.5 if is_single and forest.are_positive else 0.0, scores.dtype.numpy))
+    answers = [ctx.constant(np.array(label, np.int64)) for label in (labels if is_single else (0, 1))]
 
-    def label(*given: Scalar) -> Scalar:
-        decides = both(*given)[2] > limit
-        return s.where(decides, s.constant(yes, DType.INT64), s.constant(no, DType.INT64))
+    def label(limit: Scalar, no: Scalar, yes: Scalar, *given: Scalar) -> Scalar:
+        return s.where(both(*given)[2] > limit, yes, no)
 
     def part(number: int) -> Tensor:
         return elementwise(ctx, lambda *given: both(*given)[number], *given)
 
     # Without a score of the second class the first one's is spread over both, unless there are two base values.
     spread = None
-    if len(bases) < 2 and 1 not in forest.always:
+    if len(base) < 2 and 1 not in forest.always:
         spread = elementwise(ctx, lambda has: ~has, given[3])
     result = binary_scores(ctx, part(0), part(1), spread, transform, complement=is_single and forest.are_positive)
-    return elementwise(ctx, label, *given), _as_float(ctx, result)
+    return elementwise(ctx, label, limit, *answers, *given), _as_float(ctx, result)
 
 
 # ---- version 5 ----

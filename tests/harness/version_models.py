@@ -24,6 +24,7 @@ from device_models import with_cpu_nodes
 from isolated import add_model
 from ort_cuda_plugin import models
 from ort_cuda_plugin.abi import host
+from ort_cuda_plugin.ops.registry import CHANNELS_LAST_DOMAIN
 
 RUNS, SESSIONS, THREADS = 5, 2, 3
 
@@ -48,6 +49,8 @@ class Case:
     options: dict[str, str] = field(default_factory=dict)
     #: Of the session.
     entries: dict[str, str] = field(default_factory=dict)
+    #: Operators of the channels-last domain that run on the provider; None: it does not matter.
+    channels_last: frozenset[str] | None = None
 
 
 def case(graph: str, *elsewhere: str, outputs: list[str] | None = None) -> Case:
@@ -84,6 +87,34 @@ def squeezenet() -> Case:
     model = models.with_noise_weights(onnx.load(models.find_model("light_squeezenet")))
     inputs = models.random_inputs(model)
     return Case(model.SerializeToString(), lambda n: inputs, tolerance=1e-4)
+
+
+def channels_last() -> Case:
+    """A residual block, strings, a pool with indices and an LSTM, for images of any number and size."""
+    graph = """version (float[n, 2, h, w] x, float[4, 2, 3, 3] w1, float[4, 4, 1, 1] w2, float[1, 12, 4] lw,
+        float[1, 12, 3] lr) => (float[a, b, c, d] y, int64[n, 4, p, q] i) {
+        c1 = Conv<pads = [1, 1, 1, 1]>(x, w1) r = Relu(c1) s1 = Add(r, c1)
+        text = Cast<to = 8>(s1) back = Cast<to = 1>(text)
+        c2 = Conv(back, w2) m, i = MaxPool<kernel_shape = [2, 2]>(c2) g = GlobalAveragePool(m)
+        f = Flatten(g) zero = Constant<value_ints = [0]>() t = Unsqueeze(f, zero)
+        y, last, cell = LSTM<hidden_size = 3>(t, lw, lr) }"""
+    model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> {graph}')
+    rng = np.random.default_rng(0)
+    shapes = {"w1": (4, 2, 3, 3), "w2": (4, 4, 1, 1), "lw": (1, 12, 4), "lr": (1, 12, 3)}
+    weights = {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
+
+    def feeds(n: int) -> Arrays:
+        size = (1 + n % 2, 2, 5, 4 + n % 3)
+        return {"x": np.random.default_rng(n).standard_normal(size, dtype=np.float32)} | weights
+
+    return Case(
+        model.SerializeToString(),
+        feeds,
+        frozenset({"Cast"}),
+        tolerance=1e-5,
+        options={"prefer_nhwc": "1"},
+        channels_last=frozenset({"Conv", "MaxPool", "GlobalAveragePool"}),
+    )
 
 
 IN_THE_MIDDLE = """(float[n, 4] x, bool c) => (float[m, 4] y)
@@ -200,6 +231,7 @@ CASES: dict[str, Callable[[], Case]] = {
         in_layers("Gemm", "Neg"),
         entries={"session.resource_cuda_partitioning_settings": "1,"},  # the product fits, and Gemm's weight does not
     ),
+    "channels last, with a CPU node in the middle and a recurrent layer": channels_last,
     "light_squeezenet": squeezenet,
     "light_squeezenet, channels last": lambda: replace(squeezenet(), options={"prefer_nhwc": "1"}),
 }
@@ -266,6 +298,13 @@ def run(chosen: Case) -> None:
         for node in part.get_nodes()
     }
     assert chosen.elsewhere <= placed, placed
+    converted = {
+        node.op_type
+        for part in sessions[0].get_provider_graph_assignment_info()
+        for node in part.get_nodes()
+        if node.domain == CHANNELS_LAST_DOMAIN
+    }
+    assert chosen.channels_last in (None, converted)
 
     def work(thread: int) -> None:
         for n in range(RUNS):

@@ -263,7 +263,7 @@ def test_contradictions_are_refused_before_anything_runs() -> None:
         ({"nodes_featureids": [3, 0, 0]}, "the trees look at feature 3, a row has fewer"),
         ({"nodes_featureids": [-1, 0, 0]}, "a feature of a tree has the number -1"),
         ({"nodes_featureids": [big, 0, 0]}, "a feature of a tree has the number"),
-        ({"nodes_truenodeids": [7, 0, 0]}, "tree 0 has no node 7, which is a child of its node 0"),
+        ({"nodes_truenodeids": [7, 0, 0]}, "tree 0 has no node 7, which is a child"),
         ({"nodes_truenodeids": [0, 0, 0]}, "node 0 of the trees has more than one parent"),
         ({"nodes_nodeids": [0, 1, 1]}, "two nodes of a tree have one number"),
         ({"nodes_treeids": [0, 1, 0]}, "tree 0 has no node 1"),
