@@ -10,7 +10,18 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from ort_cuda_plugin.cli import conformance, drop_in, explain, info, kernels, operators, parity, run
+from ort_cuda_plugin.cli import (
+    compile_model,
+    conformance,
+    drop_in,
+    explain,
+    info,
+    inspect_context,
+    kernels,
+    operators,
+    parity,
+    run,
+)
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 
 COMMANDS: dict[str, ModuleType] = {
@@ -18,6 +29,8 @@ COMMANDS: dict[str, ModuleType] = {
     "exec": drop_in,
     "info": info,
     "explain": explain,
+    "compile": compile_model,
+    "inspect": inspect_context,
     "kernels": kernels,
     "conformance": conformance,
     "operators": operators,

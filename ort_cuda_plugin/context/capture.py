@@ -14,7 +14,7 @@ from ..plan.tables import Weight
 from ..program.libraries import LibraryProblem
 from ..program.lowering import DeviceProperties
 from .guards import Guards
-from .sample_shapes import sample_shapes
+from .sample_shapes import Shapes, sample_shapes
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,10 @@ class Captured:
         variant.tables.problems.commit()
 
 
-def capture(cluster: CompiledCluster, known_ranks: Mapping[str, int]) -> Captured:
-    """The plan of a cluster whose shapes the model fixes, or those for sample shapes. ``cluster`` is used up.
+def capture(cluster: CompiledCluster, known_ranks: Mapping[str, int], wanted: Sequence[Shapes] = ()) -> Captured:
+    """The plan of a cluster whose shapes the model fixes, or those for sample shapes and for the ``wanted`` ones.
+
+    ``cluster`` is used up.
 
     Raises:
         NodeError: a node cannot be run after all.
@@ -64,7 +66,7 @@ def capture(cluster: CompiledCluster, known_ranks: Mapping[str, int]) -> Capture
         return captured
     names = [value.name for value in cluster.inputs]
     guards: list[Guards] = []
-    for shapes in sample_shapes(cluster.inputs, known_ranks):
+    for shapes in sample_shapes(cluster.inputs, known_ranks, wanted):
         contents = {index: _contents(shapes[index]) for index in cluster.host_inputs}
         if any(not known.refusal(shapes, contents) for known in guards):
             continue

@@ -123,6 +123,10 @@ class Context:
                 f"{shown}; use the model that was written with the context"
             )
 
+    def graph_data(self, number: Json) -> Json:
+        """The JSON of a graph. Raises ContextError, ValueError."""
+        return parse_json(bytes(self.container.array(number)))
+
     def constants(self) -> list[Constant]:
         """Those of all partitions, by their numbers."""
         return self._constants
@@ -196,8 +200,7 @@ class _Partition:
     def graph(self) -> Graph:
         """The cluster's graph. Raises ContextError."""
         try:
-            data = parse_json(bytes(self.context.container.array(self.row["graph"])))
-            return decode_graph(data, self.context.constants())
+            return decode_graph(self.context.graph_data(self.row["graph"]), self.context.constants())
         except _MALFORMED as error:
             raise self.context.container.damaged(f"the graph of {self.name!r}: {error!r}") from error
 

@@ -13,8 +13,14 @@ A plan's guards say where else it holds. So these stand for kinds: one or severa
 """
 
 
-def sample_shapes(inputs: Sequence[Value], ranks: Mapping[str, int]) -> Iterator[list[tuple[int, ...]]]:
-    """Shapes of all inputs, one list after the other; none where a rank is not known.
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shapes of some inputs by their names."""
+
+
+def sample_shapes(
+    inputs: Sequence[Value], ranks: Mapping[str, int], wanted: Sequence[Shapes] = ()
+) -> Iterator[list[tuple[int, ...]]]:
+    """Shapes of all inputs, one list after the other, ``wanted`` ones last; none where a rank is not known.
 
     Dimensions of one name are equal, as the model says.
     """
@@ -24,12 +30,32 @@ def sample_shapes(inputs: Sequence[Value], ranks: Mapping[str, int]) -> Iterator
         if value.shape is None and rank is None:
             return
         shapes.append(value.shape if value.shape is not None else (None,) * (rank or 0))
-    leading = {shape[0] for shape in shapes if shape and shape[0] is not None}
     for first, other in SAMPLES:
-        yield [
-            tuple(
-                dim if isinstance(dim, int) else first if dim in leading or (dim is None and axis == 0) else other
-                for axis, dim in enumerate(shape)
-            )
-            for shape in shapes
-        ]
+        yield _sized(shapes, {}, first, other)
+    for given in wanted:
+        known: dict[str, int] = {}
+        told = []
+        for value, shape in zip(inputs, shapes, strict=True):
+            sizes = given.get(value.name)
+            if sizes is None or len(sizes) != len(shape):
+                told.append(shape)
+                continue
+            known.update((dim, size) for dim, size in zip(shape, sizes, strict=True) if isinstance(dim, str))
+            told.append(sizes)
+        yield _sized(told, known, *SAMPLES[-1])
+
+
+def _sized(
+    shapes: Sequence[tuple[int | str | None, ...]], known: Mapping[str, int], first: int, other: int
+) -> list[tuple[int, ...]]:
+    """The shapes with sizes for open dimensions: ``known`` ones, ``first`` for leading ones, ``other`` for the rest."""
+    leading = {shape[0] for shape in shapes if shape and shape[0] is not None}
+
+    def size(dim: int | str | None, axis: int) -> int:
+        if isinstance(dim, int):
+            return dim
+        if dim is not None and dim in known:
+            return known[dim]
+        return first if dim in leading or (dim is None and axis == 0) else other
+
+    return [tuple(size(dim, axis) for axis, dim in enumerate(shape)) for shape in shapes]

@@ -19,6 +19,7 @@ from ..program.lowering import LoweringOptions
 from .capture import ContextTarget, capture
 from .container import Builder, Json, to_json
 from .graph_data import encode_graph
+from .sample_shapes import Shapes
 
 Images = Callable[[Sequence[KernelSpec], Target], Sequence[KernelImage]]
 """Compiles kernels for a target."""
@@ -42,9 +43,12 @@ class ContextCluster:
 
 
 class ContextWriter:
-    """Clusters that become one context. ``images`` compiles kernels."""
+    """Clusters that become one context. ``images`` compiles kernels; ``shapes`` are some that get plans."""
 
-    def __init__(self, options: LoweringOptions, targets: Sequence[ContextTarget], images: Images) -> None:
+    def __init__(
+        self, options: LoweringOptions, targets: Sequence[ContextTarget], images: Images, shapes: Sequence[Shapes] = ()
+    ) -> None:
+        self._shapes = shapes
         self._options = options
         self._targets = targets
         self._images = images
@@ -122,7 +126,7 @@ class ContextWriter:
             cluster.ranks,
             cluster.fed,
         )
-        captured = capture(compiled, cluster.ranks.known)
+        captured = capture(compiled, cluster.ranks.known, self._shapes)
         programs = list(dict.fromkeys(weight.program for weight in captured.weights if isinstance(weight, Precomputed)))
         nodes = {node: number for number, node in enumerate(cluster.graph.all_nodes())}
         owners = {constant: nodes[node] for node, constant in captured.states.items()}

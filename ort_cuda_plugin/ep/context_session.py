@@ -107,7 +107,8 @@ class ContextSession:
                 )
                 for target in asked.context_architectures
             ]
-        writer = ContextWriter(options, targets, kernel_library().get_many)
+        shapes = [dict(alternative) for alternative in asked.context_shapes]
+        writer = ContextWriter(options, targets, kernel_library().get_many, shapes)
         if not self.output.embed:
             self._writer = writer
         return writer

@@ -32,6 +32,23 @@ def architectures(text: str) -> tuple[Target, ...]:
     return tuple(targets)
 
 
+Shapes = tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]
+"""Alternatives, each of which has shapes of some inputs by name."""
+
+
+def shapes(text: str) -> Shapes:
+    alternatives = []
+    for alternative in text.split(";"):
+        found = []
+        for given in alternative.split(","):
+            name, _, dims = given.strip().rpartition("=")
+            if not name or not re.fullmatch(r"\d{1,12}(x\d{1,12})*|", dims):
+                raise ValueError("use NAME=1x3x224x224, a comma before the next input, a semicolon before other shapes")
+            found.append((name, tuple(int(dim) for dim in dims.split("x") if dim)))
+        alternatives.append(tuple(found))
+    return tuple(alternatives)
+
+
 def ordinal(text: str) -> int:
     if not text.strip().isdecimal():
         raise ValueError("use a CUDA ordinal: 0, 1, ...")

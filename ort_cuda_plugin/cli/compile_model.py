@@ -1,0 +1,60 @@
+"""Compile a model ahead of time, for one or several architectures; no GPU is needed.
+
+Writes a model that any ONNX Runtime with the plugin loads without compiling, with a file of its own beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+import ort_cuda_plugin
+from ort_cuda_plugin.cli.common import find_device, model_path, output_file, unavailable_as_user_error, waiting
+from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+from ort_cuda_plugin.cli.inspect_context import print_contexts
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="path of an ONNX file, or the name of a model in the onnx wheel")
+    parser.add_argument("-o", "--output", metavar="OUT", type=output_file, help="default: MODEL_ctx.onnx")
+    parser.add_argument(
+        "--arch", metavar="LIST", help="such as sm_80,sm_90,emulated; default: the GPU that there is, else emulated"
+    )
+    parser.add_argument(
+        "--shapes",
+        action="append",
+        default=[],
+        metavar="NAME=1x3x224x224[,...]",
+        help="shapes that get plans beside those of the plugin's choice (repeatable)",
+    )
+    parser.add_argument("--embed", action="store_true", help="put everything into the model, no file beside it")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    path = model_path(arguments.model)
+    output = arguments.output or output_file(str(Path(path.name).with_name(f"{path.stem}_ctx.onnx")))
+    if output.exists():
+        raise UserError(ExitCode.USAGE, f"{output} exists; remove it first")
+    emulate = find_device("auto")
+    with unavailable_as_user_error():
+        import onnxruntime as ort
+
+        devices = ort_cuda_plugin.register(emulate=emulate)
+    options = {"context_architectures": arguments.arch, "context_shapes": ";".join(arguments.shapes)}
+    settings = ort.SessionOptions()
+    settings.log_severity_level = 3
+    settings.add_provider_for_devices(devices[:1], {key: value for key, value in options.items() if value})
+    try:
+        with waiting(Console(stderr=True), f"compiling {path.name}"):
+            ort.ModelCompiler(
+                settings,
+                str(path),
+                embed_compiled_data_into_model=arguments.embed,
+                flags=ort.OrtCompileApiFlags.ERROR_IF_NO_NODES_COMPILED,
+            ).compile_to_file(str(output))
+    except Exception as error:
+        raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {error}") from error
+    print_contexts(output, as_json=False)
+    return ExitCode.OK

@@ -1,0 +1,108 @@
+"""Show what a compiled model holds: plans with their guards, kernels, and bytes by kind.
+
+FILE is a compiled model, or the context file beside one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+from ort_cuda_plugin.context.container import MAGIC, Container
+from ort_cuda_plugin.context.describe import describe
+from ort_cuda_plugin.context.errors import ContextError
+from ort_cuda_plugin.context.files import map_context
+from ort_cuda_plugin.ep.identity import EP_NAME
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", type=Path, help="a compiled model, or the context file beside one")
+    parser.add_argument("--json", action="store_true", help="print a JSON object, by context, instead of tables")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    print_contexts(arguments.file, as_json=arguments.json)
+    return ExitCode.OK
+
+
+def print_contexts(path: Path, as_json: bool) -> None:
+    """Prints what a file holds. Raises UserError where it is no context, or damaged."""
+    try:
+        found = {container.subject: describe(container) for container in _containers(path)}
+    except ContextError as error:
+        raise UserError(ExitCode.MODEL_FAILED, str(error)) from error
+    if not found:
+        raise UserError(ExitCode.USAGE, f"{path} has no EPContext node of {EP_NAME}")
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    console = Console(file=sys.stdout)
+    for subject, context in found.items():
+        _print(console, subject, context)
+
+
+def _containers(path: Path) -> Iterator[Container]:
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(MAGIC))
+    except OSError as error:
+        raise UserError(ExitCode.USAGE, f"{path} cannot be read: {error.strerror or error}") from error
+    if start == MAGIC:
+        yield Container(map_context(path.parent, path.name), f"context file {path.name!r}")
+        return
+    import onnx
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:
+        raise UserError(ExitCode.USAGE, f"{path} is neither a context file nor an ONNX model: {error}") from error
+    files = set()
+    for node in model.graph.node:
+        attributes = {attribute.name: attribute for attribute in node.attribute}
+        if node.op_type != "EPContext" or "source" not in attributes or attributes["source"].s != EP_NAME.encode():
+            continue
+        payload = attributes["ep_cache_context"].s if "ep_cache_context" in attributes else b""
+        if "embed_mode" not in attributes or attributes["embed_mode"].i == 1:
+            yield Container(payload, f"the context in node {node.name!r}")
+        elif payload not in files:
+            files.add(payload)
+            name = payload.decode(errors="replace")
+            yield Container(map_context(path.parent, name), f"context file {name!r}")
+
+
+def _print(console: Console, subject: str, context: dict[str, Any]) -> None:
+    console.print(f"{escape(subject)}, made by version {escape(context['made_by'])}", soft_wrap=True)
+    sizes = ", ".join(f"{kind} {count}" for kind, count in context["bytes"].items())
+    console.print(f"bytes: {sizes}", soft_wrap=True)
+    for partition in context["partitions"]:
+        console.print(f"cluster {escape(partition['name'])}: {partition['nodes']} nodes", soft_wrap=True)
+        for way in ("inputs", "outputs"):
+            console.print(f"  {way}: {escape(', '.join(partition[way]))}", soft_wrap=True)
+        for target in partition["targets"]:
+            console.print(
+                f"  {target['arch']}: {target['kernels']} kernels, {target['weights']} weights", soft_wrap=True
+            )
+            for number, plan in enumerate(target["plans"]):
+                steps = ", ".join(f"{count} {kind}" for kind, count in plan["steps"].items()) or "nothing"
+                console.print(
+                    f"    plan {number}: {steps}; where {escape(' and '.join(plan['guards'])) or 'always'}",
+                    soft_wrap=True,
+                )
+            for failure in target["failures"]:
+                console.print(f"    no plan for {escape(failure)}", soft_wrap=True)
+    table = Table("kernel", "architecture", "bytes", "registers", "shared bytes")
+    for kernel in context["kernels"]:
+        registers = "" if kernel["registers"] is None else str(kernel["registers"])
+        table.add_row(
+            escape(kernel["name"]), kernel["arch"], str(kernel["bytes"]), registers, str(kernel["shared_bytes"])
+        )
+    console.print(table)

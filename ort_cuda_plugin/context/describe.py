@@ -1,0 +1,108 @@
+"""What a context holds, as plain data for people and programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..model.ir import DType
+from ..plan.decoder import decode
+from ..plan.format import RecordKind
+from .container import Container
+from .graph_data import decode_graph
+from .guards import Guards
+from .reader import Context
+
+MAX_GUARDS = 50
+"""Of a plan, that are spelled out."""
+
+
+def describe(container: Container) -> dict[str, Any]:
+    """The contents of a context: kernels, and each cluster's plans with their guards and steps.
+
+    Every array is compared with its hash.
+
+    Raises:
+        ContextError: the context is damaged.
+    """
+    context = Context(container)
+    try:
+        partitions = [_partition(context, name) for name in context.partitions]
+        kernels = [
+            {
+                "name": row["entry"],
+                "arch": row["arch"],
+                "bytes": len(container.array(row["image"])),
+                "registers": row["metadata"].get("registers"),
+                "shared_bytes": row["metadata"].get("static_shared_bytes", 0),
+            }
+            for row in context.kernel_rows
+        ]
+        made_by = container.index["made_by"]["plugin"]
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise container.damaged(repr(error)) from error
+    return {
+        "made_by": str(made_by),
+        "bytes": _bytes_by_kind(context),
+        "kernels": kernels,
+        "partitions": partitions,
+    }
+
+
+def _partition(context: Context, name: str) -> dict[str, Any]:
+    row = context.partitions[name]
+    names = [port["name"] for port in row["inputs"]]
+    graph = decode_graph(context.graph_data(row["graph"]), context.constants())
+    return {
+        "name": name,
+        "inputs": [_port(port) for port in row["inputs"]],
+        "outputs": [_port(port) for port in row["outputs"]],
+        "nodes": len(graph.nodes),
+        "targets": [_target(context, target, names) for target in row["targets"]],
+    }
+
+
+def _port(row: Any) -> str:
+    return f"{row['name']}: {DType(row['dtype']).name}"
+
+
+def _target(context: Context, row: Any, inputs: list[str]) -> dict[str, Any]:
+    plans = []
+    for number in row["plans"]:
+        plan = decode(bytes(context.container.array(number)))
+        steps = {kind.name.lower(): sum(record.kind is kind for record in plan.records) for kind in RecordKind}
+        plans.append(
+            {
+                "steps": {kind: count for kind, count in steps.items() if count},
+                "guards": Guards(plan, inputs).texts()[:MAX_GUARDS],
+            }
+        )
+    return {
+        "arch": row["arch"],
+        "libraries": row["libraries"],
+        "kernels": len(row["kernels"]),
+        "weights": len(row["weights"]),
+        "plans": plans,
+        "failures": row["failures"],
+    }
+
+
+def _bytes_by_kind(context: Context) -> dict[str, int]:
+    """Each array counts once, where it is used first."""
+    container = context.container
+    targets = [target for row in context.partitions.values() for target in row["targets"]]
+    users = {
+        "kernels": [row["image"] for row in context.kernel_rows],
+        "plans": [
+            number
+            for target in targets
+            for number in (*target["plans"], *(program["plan"] for program in target["programs"]))
+        ],
+        "graphs": [row["graph"] for row in context.partitions.values()],
+        "weights": [row["array"] for row in container.index["constants"]],
+    }
+    counted: set[int] = set()
+    found = {}
+    for kind, numbers in users.items():
+        found[kind] = sum(len(container.array(number)) for number in set(numbers) - counted)
+        counted.update(numbers)
+    return found
