@@ -121,8 +121,8 @@ def claim(
     options = options or LoweringOptions()
     ranks = ranks or Ranks()
     reason = ""
-    if graph.parent is not None and graph.parent.since_version < 0:
-        reason = "ONNX Runtime refuses compiled nodes in the bodies of a node that it just made of a function"
+    if graph.parent is not None and graph.parent.op_type not in CONTROL_FLOW:
+        reason = f"ONNX Runtime puts other nodes in place of {graph.parent.op_type}, which take no compiled nodes"
     elif not single_nodes and is_unrolled(graph, device, options, passes_implicit_inputs):
         reason = "the node that it is a body of is lowered with it"
     if reason:

@@ -20,8 +20,8 @@ def poor_islands(
 ) -> list[list[Node]]:
     """The connected parts of ``clusters`` that do less than their copies cost.
 
-    ``ours`` are all nodes that run here; ``runs_here`` tells whether the node of a body does.
-    A part pays where it has more nodes than values to copy, or one node that takes long.
+    ``ours`` are all nodes that run here; ``runs_here`` tells whether the node of a body does. A part pays where it has
+    more nodes than values to copy, or one node that takes long.
     """
     borders = _Borders(graph, runs_here, ours)
     parts = [part for cluster in clusters for part in _connected(cluster)]
@@ -34,18 +34,24 @@ def poor_islands(
 
 def _connected(cluster: Sequence[Node]) -> list[list[Node]]:
     """Nodes that give each other values, in the order of the cluster."""
-    parts: dict[Value, list[Node]] = {}
-    found: dict[int, list[Node]] = {}
+    producers = {value: node for node in cluster for value in node.outputs if value is not None}
+    leaders: dict[Node, Node] = {}
+
+    def leader(node: Node) -> Node:
+        while node in leaders:
+            above = leaders[node]
+            leaders[node] = leaders.get(above, above)
+            node = above
+        return node
+
     for node in cluster:
-        joined = {id(parts[value]): parts[value] for value in node.reads() if value in parts}
-        part = [member for other in joined.values() for member in other]
-        part.append(node)
-        for key in joined:
-            del found[key]
-        found[id(part)] = part
-        for member in part:
-            parts.update((value, part) for value in member.outputs if value is not None)
-    return list(found.values())
+        for value in node.reads():
+            if value in producers and (source := leader(producers[value])) is not leader(node):
+                leaders[leader(node)] = source
+    parts: dict[Node, list[Node]] = {}
+    for node in cluster:
+        parts.setdefault(leader(node), []).append(node)
+    return list(parts.values())
 
 
 class _Borders:
