@@ -360,6 +360,8 @@ class _Analysis:
             return decline(node, why_not_fused.kind, why_not_fused.reason)
         if not self._has_kernel(node):
             reason = "no kernel takes it with these types: strings, sequences and optional values stay on the host"
+            if (node.op_type, node.since_version) == ("Scan", 8):
+                reason = "ONNX Runtime has no kernel of Scan-8 for plugins"
             return decline(node, "control-flow", f"{why_not_fused.reason}; {reason}")
         inner = [member for body in node.subgraphs.values() for member in body.nodes]
         if inner and not any(member.provider == self.provider for member in inner if member.provider):

@@ -103,7 +103,7 @@ class Provider:
         self._to_fuse: list[NodeVerdict] = []  # those of the clusters of the last answer
         self._fused_verdicts: list[NodeVerdict] = []  # those of nodes that fused nodes have replaced
         self._shown: dict[_GraphKey, list[NodeVerdict]] = {}  # of all others, by their graphs
-        self._asked: list[tuple[str, ...]] = []  # graphs since the main graph: the bodies of an If may have equal names
+        self._asked: list[_GraphKey] = []  # graphs since the main graph: the bodies of an If may have equal names
         self._last: _GraphKey = ((), 0)
         self.failure = ""
         self.fused_nodes: list[FusedNode] = []
@@ -286,10 +286,11 @@ class Provider:
         given = dict(zip(graph.nodes, placed, strict=True))
         self._to_fuse = [given[node] for cluster in fused for node in cluster]
         names = (label, *(value.name for value in graph.outputs))
-        self._asked.append(names)
-        key = self._last = (names, self._asked.count(names))
-        if not label:
-            self._asked.clear()
+        key = self._last = (names, sum(asked == names for asked, _ in self._asked))
+        self._asked.append(key)
+        if not label:  # bodies that were not asked for again are gone
+            self._shown = {asked: self._shown.get(asked, []) for asked in self._asked}
+            self._asked = []
             self._fed.update(value.name for value in graph.inputs)
         inlined = {label for cluster in fused for node in cluster for label in _labels_with_bodies(node)}
         for others in self._shown.values():
