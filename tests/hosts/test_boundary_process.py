@@ -101,7 +101,7 @@ run(session)
 def test_an_error_while_claiming_is_what_session_raises() -> None:
     code = """
 from ort_cuda_plugin.ep import provider
-def broken(*arguments):
+def broken(*arguments, **named):
     raise RuntimeError("cannot claim")
 provider.claim = broken
 try:
