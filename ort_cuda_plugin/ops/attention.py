@@ -23,7 +23,7 @@ from ort_cuda_plugin.program.reduce import row_map
 from ort_cuda_plugin.program.row_program import MAX, SUM, Row
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, hint, le, mod, product
-from ort_cuda_plugin.program.views import expand, permute, reshape
+from ort_cuda_plugin.program.views import expand, permute, reshape, unsqueeze
 
 RAW, CAPPED, BIASED, PROBABILITIES = range(4)
 """What ``qk_matmul_output_mode`` makes the fourth output of Attention."""
@@ -61,7 +61,7 @@ def _product_of_heads(ctx: Lowering, a: Tensor, b: Tensor) -> Tensor:
     return reshape(ctx, result, [a.shape[0], heads, *result.shape[3:]])
 
 
-def _positions(ctx: Lowering, rows: Dim, past: Dim, lengths: Tensor | None) -> Tensor:
+def query_places(ctx: Lowering, rows: Dim, past: Dim, lengths: Tensor | None) -> Tensor:
     """The place of each query among the keys, int64 [batch or 1, 1, rows, 1]; the last query has the last valid key."""
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -83,7 +83,7 @@ def _padded_mask(ctx: Lowering, mask: Tensor, keys: Dim) -> Tensor:
     return pad(ctx, mask, none, [*none[:-1], keys - mask.shape[-1]], "constant", number)
 
 
-def _after_past(
+def after_past(
     ctx: Lowering, past_key: Tensor | None, past_value: Tensor | None, k: Tensor, v: Tensor
 ) -> tuple[Dim, Tensor, Tensor]:
     """How many keys the past has, and keys and values with those of the past before them."""
@@ -107,9 +107,9 @@ def _require_shapes(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> None:
 class Reach:
     """How far from its own place a query attends to keys: none after it, ``left`` before, ``right`` after; -1: all."""
 
-    is_causal: bool
-    left: int
-    right: int
+    is_causal: bool = False
+    left: int = -1
+    right: int = -1
 
     @property
     def is_limited(self) -> bool:
@@ -124,6 +124,9 @@ class Reach:
         if self.right >= 0:
             attended = attended & (distance <= self.right)
         return attended
+
+
+EVERYWHERE = Reach()
 
 
 def _biased(row: Row, value: Scalar, given: Mapping[str, Scalar], reach: Reach) -> Scalar:
@@ -148,12 +151,20 @@ def _biased(row: Row, value: Scalar, given: Mapping[str, Scalar], reach: Reach) 
     return s.where(attended, value, -math.inf) if attended.op != "constant" else value
 
 
-def _probability(row: Row, score: Scalar) -> Scalar:
-    """Softmax along the row; zeros where all scores are -inf, or where the row has none."""
+def _probability(row: Row, score: Scalar, sink: Scalar | None) -> Scalar:
+    """Softmax along the row; zeros where all scores are -inf, or where the row has none.
+
+    The ``sink`` is the score of one more key, whose value is zero.
+    """
     largest = row.reduce(MAX, score)
+    if sink is not None:
+        largest = s.maximum(largest, sink)
     # A row without a key has no maximum, and its sum is 0.
-    e = s.exp(score - s.where(s.equal(largest, -math.inf), 0.0, largest))
+    largest = s.where(s.equal(largest, -math.inf), 0.0, largest)
+    e = s.exp(score - largest)
     total = row.reduce(SUM, e)
+    if sink is not None:
+        total = total + s.exp(sink - largest)
     return e / s.where(s.equal(total, 0.0), 1.0, total)
 
 
@@ -186,42 +197,75 @@ def attention(
         raise InvalidModel(f"Attention with qk_matmul_output_mode = {qk_matmul_output_mode}")
     flat = q.rank == 3
     q, k, v = split_heads(ctx, q, q_num_heads), split_heads(ctx, k, kv_num_heads), split_heads(ctx, v, kv_num_heads)
-    past, k, v = _after_past(ctx, past_key, past_value, k, v)
-    _require_shapes(ctx, q, k, v)
-    rows, size = q.shape[2:]
-    # The query is scaled rather than the products, which would leave the range of float16.
-    scores = _product_of_heads(ctx, _scaled(ctx, q, size, scale), permute(ctx, k, (0, 1, 3, 2)))
+    past, k, v = after_past(ctx, past_key, past_value, k, v)
+    reach = Reach(bool(is_causal), left_window_size, right_window_size)
+    lengths = nonpad_kv_seqlen if past_key is None else None
+    output, scores = attend(
+        ctx,
+        q,
+        k,
+        v,
+        mask=None if attn_mask is None else _padded_mask(ctx, attn_mask, k.shape[2]),
+        position=query_places(ctx, q.shape[2], past, lengths) if reach.is_limited else None,
+        length=None if nonpad_kv_seqlen is None else unsqueeze(ctx, nonpad_kv_seqlen, (1, 2, 3)),
+        reach=reach,
+        scale=scale,
+        softcap=softcap,
+        kept=qk_matmul_output_mode,
+        precise=softmax_precision == DType.FLOAT64.onnx,
+    )
+    return merge_heads(ctx, output) if flat else output, k, v, scores
 
-    reach, lengths = Reach(bool(is_causal), left_window_size, right_window_size), nonpad_kv_seqlen
-    operands = {"score": scores}
-    if attn_mask is not None:
-        operands["mask"] = _padded_mask(ctx, attn_mask, k.shape[2])
-    if reach.is_limited:
-        operands["position"] = _positions(ctx, rows, past, lengths if past_key is None else None)
-    if lengths is not None:
-        operands["length"] = ctx.view(lengths, (*lengths.shape, 1, 1, 1), (*lengths.strides, 0, 0, 0), lengths.offset)
-    precision = DType.FLOAT64 if softmax_precision == DType.FLOAT64.onnx or q.dtype is DType.FLOAT64 else DType.FLOAT32
+
+def attend(
+    ctx: Lowering,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None = None,
+    position: Tensor | None = None,
+    length: Tensor | None = None,
+    sink: Tensor | None = None,
+    reach: Reach = EVERYWHERE,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    kept: int = RAW,
+    precise: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """softmax(q @ k * scale) @ v for tensors [batch, heads, sequence, size], and the scores that ``kept`` names.
+
+    The scores are computed where the node's fourth output is used; otherwise that tensor is anything. What broadcasts
+    to the scores: the ``mask``, a bias or whether the key counts; the ``position`` of each query among the keys; the
+    ``length``, the number of keys; the ``sink``, see `_probability`. ``precise`` computes the softmax in float64.
+    """
+    _require_shapes(ctx, q, k, v)
+    # The query is scaled rather than the products, which would leave the range of float16.
+    scores = _product_of_heads(ctx, _scaled(ctx, q, q.shape[3], scale), permute(ctx, k, (0, 1, 3, 2)))
+    given = {"mask": mask, "position": position, "length": length, "sink": sink}
+    operands = {"score": scores} | {name: x for name, x in given.items() if x is not None}
+    precision = DType.FLOAT64 if precise or q.dtype is DType.FLOAT64 else DType.FLOAT32
     assert ctx.node is not None
     wants_scores = len(ctx.node.outputs) > 3 and ctx.node.outputs[3] is not None
 
     def program(row: Row, *elements: Scalar) -> tuple[Sequence[Scalar], Sequence[Scalar]]:
-        given = dict(zip(operands, elements, strict=True))
-        capped = s.cast(given["score"], precision)
+        at = dict(zip(operands, elements, strict=True))
+        capped = s.cast(at["score"], precision)
         if softcap > 0.0:
             capped = softcap * s.tanh(capped / softcap)
-        biased = _biased(row, capped, given, reach)
-        probability = _probability(row, biased)
+        biased = _biased(row, capped, at, reach)
+        probability = _probability(row, biased, s.cast(at["sink"], precision) if "sink" in at else None)
         results = [s.cast(probability, v.dtype)]
-        if wants_scores and qk_matmul_output_mode != RAW:
-            kept = {CAPPED: capped, BIASED: biased, PROBABILITIES: probability}[qk_matmul_output_mode]
-            results.append(s.cast(kept, q.dtype))
+        if wants_scores and kept != RAW:
+            chosen = {CAPPED: capped, BIASED: biased, PROBABILITIES: probability}[kept]
+            results.append(s.cast(chosen, q.dtype))
         return results, []
 
     probabilities, *intermediate = row_map(ctx, program, [3], *operands.values())
     output = _product_of_heads(ctx, probabilities, v)
     if output.dtype is not q.dtype:
         output = elementwise(ctx, lambda x: s.cast(x, q.dtype), output)
-    return merge_heads(ctx, output) if flat else output, k, v, (intermediate or [scores])[0]
+    return output, (intermediate or [scores])[0]
 
 
 def _scaled(ctx: Lowering, q: Tensor, size: Dim, scale: float | None) -> Tensor:
@@ -250,8 +294,27 @@ def rotary_embedding(
     heads = split_heads(ctx, x, num_heads)
     if x.rank == 3:
         heads = permute(ctx, heads, (0, 2, 1, 3))
-    sequence = 1 if x.rank == 3 else 2
     rotated: Dim = rotary_embedding_dim or heads.shape[3]
+    sequence = 1 if x.rank == 3 else 2
+    result = rotate(ctx, heads, sequence, cos_cache, sin_cache, position_ids, rotated, interleaved=bool(interleaved))
+    return ctx.view(result, x.shape)
+
+
+def rotate(
+    ctx: Lowering,
+    heads: Tensor,
+    sequence: int,
+    cos_cache: Tensor,
+    sin_cache: Tensor,
+    position_ids: Tensor | None,
+    rotated: Dim,
+    *,
+    interleaved: bool,
+) -> Tensor:
+    """The first ``rotated`` elements of each head, in a tensor whose axis ``sequence`` is the sequence, turned.
+
+    The caches have a row for each position, or without ``position_ids`` [batch, sequence] one for each place.
+    """
     ctx.require(le(rotated, heads.shape[3]), "RotaryEmbedding of more elements than a head has")
     ctx.require(eq(mod(rotated, 2), 0), "RotaryEmbedding of an odd number of elements")
     places = (heads.shape[0], heads.shape[sequence])
@@ -281,9 +344,9 @@ def rotary_embedding(
 
         value, other = s.widen(source.at(c)), s.widen(source.at([*c[:3], partner], inside))
         turned = value * angle(cos_cache) + s.where(first, -other, other) * angle(sin_cache)
-        return s.cast(s.where(inside, turned, value), x.dtype)
+        return s.cast(s.where(inside, turned, value), heads.dtype)
 
-    return ctx.view(gather_map(ctx, heads.shape, x.dtype, element), x.shape)
+    return gather_map(ctx, heads.shape, heads.dtype, element)
 
 
 @op("TensorScatter", since=24, types={"T": ALL_TENSORS})

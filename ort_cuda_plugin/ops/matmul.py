@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..program import scalar as s
 from ..program.lowering import InvalidModel, Lowering, Tensor, Unsupported
 from ..program.multiply import multiply
@@ -15,6 +17,11 @@ PRODUCTS = FLOATS | WIDE_INTS
 
 @op("MatMul", since=1, types={"T": PRODUCTS})
 def matmul(ctx: Lowering, a: T, b: T) -> Tensor:
+    return matrix_product(ctx, a, b)
+
+
+def matrix_product(ctx: Lowering, a: Tensor, b: Tensor, finish: Callable[[Scalar], Scalar] | None = None) -> Tensor:
+    """``finish`` of the sums of a @ b, where a vector is a row on the left and a column on the right."""
     if a.rank == 0 or b.rank == 0:
         raise InvalidModel("MatMul takes no scalars")
     left, right = a, b
@@ -22,7 +29,7 @@ def matmul(ctx: Lowering, a: T, b: T) -> Tensor:
         left = ctx.view(a, (1, *a.shape), (a.shape[0] * a.strides[0], *a.strides), a.offset)
     if b.rank == 1:
         right = ctx.view(b, (*b.shape, 1), (*b.strides, b.shape[0] * b.strides[0]), b.offset)
-    result = multiply(ctx, left, right)
+    result = multiply(ctx, left, right, finish=finish)
     rows = () if a.rank == 1 else result.shape[-2:-1]
     columns = () if b.rank == 1 else result.shape[-1:]
     if a.rank == 1 or b.rank == 1:

@@ -8,8 +8,8 @@ the ONNX attributes with their names and defaults::
 
 An input's annotation names its ONNX type constraint: an alias such as ``T`` or ``Tind`` below. ``Tensor`` means the
 only constraint, or else ``T``; ``Int64`` and ``Float32`` are inputs that ONNX gives no other type; ``HostTensor`` marks
-an integer input whose contents decide shapes, which the function reads with ``ctx.host_values``. An input with a
-default is optional, ``*inputs`` is variadic. Several functions may serve one operator: each serves the versions from
+an integer input whose contents decide shapes, which the function reads with ``ctx.host_values``. An input that may be
+``None`` is optional, ``*inputs`` is variadic. Several functions may serve one operator: each serves the versions from
 its ``since`` up to the next one's, or to its own ``until``.
 """
 
@@ -76,11 +76,12 @@ IGNORED_ATTRIBUTES = frozenset({"consumed_inputs"})
 FLAGS = frozenset(
     {
         "across_channels", "align_corners", "allowzero", "antialias", "broadcast", "ceil_mode",
-        "center_point_box", "count_include_pad", "detect_negative", "detect_positive", "exclude_outside",
-        "exclusive", "fmod", "input_forget", "interleaved", "inverse", "is_causal", "is_test", "keepdims",
-        "largest", "layout", "linear_before_reset", "noop_with_empty_axes", "normalize_variance", "onesided",
-        "periodic", "reverse", "saturate", "select_last_index", "sorted", "spatial", "storage_order",
-        "training_mode", "transA", "transB", "upper",
+        "center_point_box", "channels_last", "count_include_pad", "detect_negative", "detect_positive",
+        "do_rotary", "exclude_outside", "exclusive", "fmod", "input_forget", "interleaved", "inverse",
+        "is_causal", "is_inner_broadcast", "is_test", "keepdims", "largest", "layout", "linear_before_reset",
+        "noop_with_empty_axes", "normalize_variance", "onesided", "periodic", "reverse", "rotary_interleaved",
+        "saturate", "select_last_index", "sorted", "spatial", "storage_order", "training_mode", "transA",
+        "transB", "transBatchA", "transBatchB", "unidirectional", "upper",
     }
 )
 # fmt: on
@@ -128,6 +129,10 @@ class Operator:
     def _annotation(parameter: inspect.Parameter) -> str:
         return str(parameter.annotation).removesuffix(" | None")
 
+    @staticmethod
+    def _is_optional(parameter: inspect.Parameter) -> bool:
+        return parameter.default is not parameter.empty or str(parameter.annotation).endswith(" | None")
+
     def constraint(self, index: int) -> str:
         """Name of the type constraint of input ``index``, "" for an input without one."""
         name = self._annotation(self.inputs[min(index, len(self.inputs) - 1)])
@@ -148,7 +153,7 @@ class Operator:
             raise InvalidModel(f"{self.name} takes at most {len(self.inputs)} inputs, not {len(dtypes)}")
         for index, parameter in enumerate(self.inputs):
             missing = index >= len(dtypes) or dtypes[index] is None
-            if missing and parameter.default is parameter.empty and parameter.kind != parameter.VAR_POSITIONAL:
+            if missing and not self._is_optional(parameter) and parameter.kind != parameter.VAR_POSITIONAL:
                 raise InvalidModel(f"{self.name} needs its input {parameter.name!r}")
         for index, dtype in enumerate(dtypes):
             if dtype is None and variadic and index >= len(self.inputs) - 1:

@@ -13,12 +13,18 @@ from ort_cuda_plugin.program.tensor import Tensor
 if TYPE_CHECKING:
     from ort_cuda_plugin.program.lowering import Lowering
 
-__all__ = ["expand", "permute", "reshape", "squeeze", "unsqueeze"]
+__all__ = ["expand", "part", "permute", "reshape", "squeeze", "unsqueeze"]
 
 
 def permute(ctx: Lowering, x: Tensor, axes: Sequence[int]) -> Tensor:
     """The dimensions in another order; zero copy."""
     return ctx.view(x, [x.shape[axis] for axis in axes], [x.strides[axis] for axis in axes], x.offset)
+
+
+def part(ctx: Lowering, x: Tensor, axis: int, start: Dim, size: Dim) -> Tensor:
+    """``size`` elements of one axis from ``start`` on, which must be there; zero copy."""
+    shape = [size if other == axis else dim for other, dim in enumerate(x.shape)]
+    return ctx.view(x, shape, x.strides, x.offset + start * x.strides[axis])
 
 
 def expand(ctx: Lowering, x: Tensor, shape: Sequence[Dim]) -> Tensor:

@@ -1,0 +1,126 @@
+"""Nodes of com.microsoft in sessions: the plugin, and the CPU provider or a reference, with sizes that no one knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+
+from session_pair import ep_session
+
+Array = np.ndarray[Any, np.dtype[Any]]
+DISABLED = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+FLOAT, FLOAT16, BFLOAT16 = int(TensorProto.FLOAT), int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)
+TOLERANCES = {FLOAT: 2e-5, FLOAT16: 4e-3, BFLOAT16: 3e-2}
+
+
+def node_model(
+    op_type: str,
+    inputs: Sequence[Array | None],
+    attributes: Mapping[str, Any],
+    outputs: Sequence[int | None],
+    *,
+    constant: Collection[int] = (),
+    real: int = FLOAT,
+    wide: Collection[int] = (),
+    wide_outputs: Collection[int] = (),
+    domain: str = "com.microsoft",
+) -> bytes:
+    """A model of one node, with the element types of its ``outputs`` (None: left out) and without sizes.
+
+    float32 inputs reach the node as ``real``, except those in ``wide``, and so do outputs; what the model takes and
+    gives stays float32.
+    """
+    nodes, names, infos, initializers = [], [], [], []
+    for i, x in enumerate(inputs):
+        names.append("" if x is None else f"x{i}")
+        if x is None:
+            continue
+        if i in constant:
+            initializers.append(numpy_helper.from_array(x, f"x{i}"))
+        else:
+            kind = helper.np_dtype_to_tensor_dtype(x.dtype)
+            infos.append(helper.make_tensor_value_info(f"x{i}", kind, [f"d{i}_{axis}" for axis in range(x.ndim)]))
+        if x.dtype == np.float32 and real != FLOAT and i not in wide:
+            nodes.append(helper.make_node("Cast", [f"x{i}"], [f"n{i}"], to=real))
+            names[-1] = f"n{i}"
+    results, after, values = [], [], []
+    for i, wanted in enumerate(outputs):
+        results.append("" if wanted is None else f"y{i}")
+        if wanted is None:
+            continue
+        if wanted == FLOAT and real != FLOAT and i not in wide_outputs:
+            results[-1] = f"r{i}"
+            after.append(helper.make_node("Cast", [f"r{i}"], [f"y{i}"], to=FLOAT))
+        values.append(helper.make_tensor_value_info(f"y{i}", wanted, None))
+    nodes.append(helper.make_node(op_type, names, results, name="the node", domain=domain, **attributes))
+    graph = helper.make_graph(nodes + after, "contributed", infos, values, initializers)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    model: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+    return model
+
+
+def rounded(x: Array, real: int) -> Array:
+    """float32 numbers that ``real`` holds."""
+    if real == FLOAT:
+        return x
+    dtype = helper.tensor_dtype_to_np_dtype(real)
+    return x.astype(dtype).astype(np.float32)
+
+
+def check_node(
+    op_type: str,
+    inputs: Sequence[Array | None],
+    attributes: Mapping[str, Any] | None = None,
+    outputs: Sequence[int | None] = (FLOAT,),
+    *,
+    reals: Sequence[int] = (FLOAT, FLOAT16, BFLOAT16),
+    reference: Callable[..., Sequence[Array] | Array] | None = None,
+    constant: Collection[int] = (),
+    wide: Collection[int] = (),
+    wide_outputs: Collection[int] = (),
+    tolerance: float | None = None,
+    part: Callable[[int, Array], Array] = lambda number, y: y,
+) -> None:
+    """Every node runs on the plugin, and ``part`` of each output equals that of the CPU provider in float32.
+
+    With ``reference`` it equals what this makes of the inputs.
+    """
+    attributes = attributes or {}
+    for real in reals:
+        given = [
+            rounded(x, real) if x is not None and x.dtype == np.float32 and i not in wide else x
+            for i, x in enumerate(inputs)
+        ]
+        feed = {f"x{i}": x for i, x in enumerate(given) if x is not None and i not in constant}
+        if reference is None:
+            plain = node_model(op_type, given, attributes, outputs, constant=constant)
+            options = ort.SessionOptions()
+            options.graph_optimization_level = DISABLED
+            cpu = ort.InferenceSession(plain, options, providers=["CPUExecutionProvider"])
+            expected = cpu.run(None, feed)
+        else:
+            made = reference(*given)
+            expected = [made] if isinstance(made, np.ndarray) else list(made)
+        model = node_model(
+            op_type, given, attributes, outputs, constant=constant, real=real, wide=wide, wide_outputs=wide_outputs
+        )
+        actual = ep_session(model, DISABLED).run(None, feed)
+        allowed = TOLERANCES[real] if tolerance is None else max(tolerance, TOLERANCES[real])
+        assert len(actual) == len(expected)
+        for number, (got, wanted) in enumerate(zip(actual, expected, strict=True)):
+            assert got.shape == wanted.shape, (number, got.shape, wanted.shape)
+            assert got.dtype == wanted.dtype, number
+            np.testing.assert_allclose(part(number, got), part(number, wanted), allowed, allowed, err_msg=f"{number}")
+
+
+def noise(*shape: int, seed: int = 0, scale: float = 1.0) -> Array:
+    return (scale * np.random.default_rng([seed, *shape]).standard_normal(shape)).astype(np.float32)
+
+
+def loaded(model: bytes) -> onnx.ModelProto:
+    return onnx.load_from_string(model)

@@ -1,0 +1,207 @@
+"""Attention of com.microsoft against the CPU provider: every form of mask and of packed inputs, pasts, caches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contributed import BFLOAT16, FLOAT, FLOAT16, Array, check_node, noise
+
+B, S, N, H = 2, 5, 2, 4
+MASKS: dict[str, Array] = {
+    "lengths": np.array([3, 5]),
+    "ends and starts": np.array([5, 4, 1, 0]),
+    "per key": np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]),
+    "per query and key": np.tril(np.ones((B, S, S))),
+}
+MASKS = {name: mask.astype(np.int32) for name, mask in MASKS.items()}
+
+
+def padded(mask: Array, past: int) -> Array:
+    """A mask for ``past`` more keys in front."""
+    if mask.ndim == 1:
+        moved: Array = (mask + past * (np.arange(mask.size) < B)).astype(np.int32)
+        return moved
+    wider: Array = np.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(past, 0)], constant_values=1)
+    return wider
+
+
+@pytest.mark.parametrize("mask", [None, *MASKS])
+@pytest.mark.parametrize("past", [0, 3])
+def test_attention(mask: str | None, past: int) -> None:
+    given = None if mask is None else padded(MASKS[mask], past)
+    inputs = [
+        noise(B, S, 6),
+        noise(6, 3 * N * H, seed=1, scale=0.5),
+        noise(3 * N * H, seed=2),
+        given,
+        noise(2, B, N, past, H, seed=3) if past else None,
+    ]
+    reals = [FLOAT, FLOAT16, BFLOAT16] if mask == "per key" and past else [FLOAT]
+    check_node("Attention", inputs, {"num_heads": N}, [FLOAT, FLOAT] if past else [FLOAT], reals=reals, constant=[1, 2])
+
+
+@pytest.mark.parametrize("past", [0, 2])
+@pytest.mark.parametrize("mask", [None, "lengths"])
+def test_attention_to_previous_tokens(mask: str | None, past: int) -> None:
+    """The CPU provider takes a bias only without a past."""
+    inputs = [
+        noise(B, S, 6),
+        noise(6, 3 * N * H, seed=1, scale=0.5),
+        noise(3 * N * H, seed=2),
+        None if mask is None else padded(MASKS[mask], past),
+        noise(2, B, N, past, H, seed=3) if past else None,
+        None if past else noise(1, N, S, S, seed=4),
+    ]
+    attributes = {"num_heads": N, "unidirectional": 1, "scale": 0.3, "mask_filter_value": -100.0}
+    check_node("Attention", inputs, attributes, [FLOAT, FLOAT] if past else [FLOAT], reals=[FLOAT], constant=[1, 2])
+
+
+def test_attention_whose_values_have_another_size() -> None:
+    attributes = {"num_heads": N, "qkv_hidden_sizes": [8, 8, 12]}
+    inputs = [noise(B, S, 6), noise(6, 28, seed=1), noise(28, seed=2)]
+    check_node("Attention", inputs, attributes, reals=[FLOAT], constant=[1, 2])
+
+
+@pytest.mark.parametrize("mask", [None, "lengths", "per key", "per query and key"])
+@pytest.mark.parametrize("form", ["separate", "heads"])
+def test_multi_head_attention(mask: str | None, form: str) -> None:
+    query, key, value = noise(B, S, N * H), noise(B, S, N * H, seed=1), noise(B, S, N * 3, seed=2)
+    bias: Array | None = noise(2 * N * H + N * 3, seed=3)
+    inputs: list[Array | None] = [query, key, value, bias]
+    if form == "heads":  # keys and values of a cross attention, computed before
+        heads = [noise(B, N, S, H, seed=4), noise(B, N, S, H, seed=5)]
+        inputs = [query, *heads, None]
+    inputs.append(None if mask is None else MASKS[mask])
+    inputs.append(noise(1, N, S, S, seed=7) if form == "separate" else None)
+    reals = [FLOAT, FLOAT16, BFLOAT16] if form == "separate" and mask == "per key" else [FLOAT]
+    check_node("MultiHeadAttention", inputs, {"num_heads": N}, reals=reals)
+
+
+def attended(q: Array, k: Array, v: Array, mask: Array | None = None, causal: bool = False) -> Array:
+    """Of tensors [batch, sequence, heads, size]; ``mask`` says whether a key counts."""
+    scores = np.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = scores - 10000.0 * (mask == 0)[:, None, None]
+    if causal:
+        scores = np.where(np.tri(q.shape[1], k.shape[1]) > 0, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    result = np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), v)
+    merged: Array = result.reshape(*q.shape[:2], -1).astype(np.float32)
+    return merged
+
+
+def test_multi_head_attention_over_packed_inputs() -> None:
+    def two(q: Array, kv: Array, _: None, __: None, mask: Array) -> Array:
+        return attended(q.reshape(B, S, N, H), kv[..., 0, :], kv[..., 1, :], mask)
+
+    def three(qkv: Array) -> Array:
+        q, k, v = (qkv[..., number, :] for number in range(3))
+        return attended(q, k, v, causal=True)
+
+    attributes = {"num_heads": N}
+    inputs = [noise(B, S, N * H), noise(B, S, N, 2, H, seed=6), None, None, MASKS["per key"]]
+    check_node("MultiHeadAttention", inputs, attributes, reference=two, reals=[FLOAT, FLOAT16])
+    packed = [noise(B, S, N, 3, H)]
+    check_node("MultiHeadAttention", packed, attributes | {"unidirectional": 1}, reference=three, reals=[FLOAT])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_multi_head_attention_with_a_past(masked: bool) -> None:
+    """It gives its scores as well, where no mask changes them."""
+    inputs = [
+        *(noise(B, S, N * H, seed=i) for i in range(3)),
+        noise(3 * N * H, seed=3),
+        np.array([[0, 1, 1, 1, 1, 1, 0], [1] * 7], np.int32) if masked else None,
+        None,
+        *(noise(B, N, 2, H, seed=i) for i in (4, 5)),
+    ]
+    attributes = {"num_heads": N, "scale": 0.4, "unidirectional": int(masked)}
+    check_node("MultiHeadAttention", inputs, attributes, [FLOAT] * (3 if masked else 4), reals=[FLOAT])
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize("form", ["one position", "positions", "heads", "part"])
+def test_rotary_embedding(interleaved: int, form: str) -> None:
+    size = H if form != "part" else 2 * H
+    x = noise(B, N, S, size) if form == "heads" else noise(B, S, N * size)
+    at: Array = np.array([3]) if form == "one position" else np.array([[0, 1, 2, 3, 4], [5, 3, 9, 2, 2]])
+    angles = np.outer(np.arange(12), [1.0, 0.1]).astype(np.float32)
+    attributes: dict[str, Any] = {"interleaved": interleaved}
+    if form == "part":
+        attributes |= {"num_heads": N, "rotary_embedding_dim": H}
+    reals = [FLOAT, FLOAT16, BFLOAT16] if form == "positions" else [FLOAT]
+    check_node("RotaryEmbedding", [x, at.astype(np.int64), np.cos(angles), np.sin(angles)], attributes, reals=reals)
+
+
+def grouped_inputs(
+    rows: int, past: int, room: int, lengths: list[int], *, packed: bool = False, rotary: bool = True
+) -> list[Array | None]:
+    """``rows`` new tokens after ``past`` in a cache with ``room`` places, for 4 query and 2 other heads."""
+    batch, heads, kv_heads, size = len(lengths), 4, 2, 16
+    widths = [heads * size, kv_heads * size, kv_heads * size]
+    parts: list[Array | None] = [noise(batch, rows, width, seed=i) for i, width in enumerate(widths)]
+    if packed:
+        parts = [noise(batch, rows, sum(widths), seed=3), None, None]
+    cache: list[Array | None] = [noise(batch, kv_heads, room, size, seed=i) for i in (4, 5)] if room else [None, None]
+    angles = np.outer(np.arange(32), 0.6 ** np.arange(8)).astype(np.float32)
+    return [
+        *parts,
+        *cache,
+        np.array(lengths, np.int32) - 1,
+        np.array(past + rows, np.int32),
+        *((np.cos(angles), np.sin(angles)) if rotary else (None, None)),
+    ]
+
+
+GROUPED = {"num_heads": 4, "kv_num_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("rows", "past", "room", "lengths"),
+    [
+        (5, 0, 0, [5, 5]),  # a prompt
+        (5, 0, 12, [5, 5]),  # a prompt into a buffer that has room for more
+        (1, 6, 6, [7, 7]),  # a token after a past
+        (1, 6, 12, [7, 4]),  # a token in a buffer, sequences of two lengths
+        (3, 4, 4, [7]),  # more tokens after a past
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_group_query_attention(rows: int, past: int, room: int, lengths: list[int], packed: bool) -> None:
+    inputs = grouped_inputs(rows, past, room, lengths, packed=packed)
+
+    def valid(number: int, y: Array) -> Array:
+        """What lies behind a sequence's keys in its cache is anything."""
+        if number == 0:
+            return y
+        return np.concatenate([row[:, :count].reshape(-1) for row, count in zip(y, lengths, strict=True)])
+
+    reals = [FLOAT, FLOAT16, BFLOAT16] if packed and rows == 3 else [FLOAT]
+    check_node(
+        "GroupQueryAttention", inputs, GROUPED | {"do_rotary": 1}, [FLOAT] * 3, reals=reals, part=valid, constant=[7, 8]
+    )
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"local_window_size": 3},
+        {"softcap": 2.0, "scale": 0.5},
+        {"smooth_softmax": 1},
+        {"do_rotary": 1, "rotary_interleaved": 1},
+        {"causal": 0},
+    ],
+)
+def test_attributes_of_group_query_attention(attributes: dict[str, float]) -> None:
+    inputs = grouped_inputs(4, 3, 3, [7], rotary="do_rotary" in attributes)
+    check_node("GroupQueryAttention", inputs, GROUPED | attributes, [FLOAT] * 3, reals=[FLOAT])
+
+
+def test_group_query_attention_with_a_sink_a_bias_positions_and_probabilities() -> None:
+    inputs = grouped_inputs(4, 0, 0, [4])
+    inputs += [np.array([[2, 3, 4, 5]]), noise(1, 4, 4, 4, seed=8), noise(4, seed=9)]
+    attributes = GROUPED | {"do_rotary": 1, "qk_output": 2}
+    check_node("GroupQueryAttention", inputs, attributes, [FLOAT] * 4, reals=[FLOAT])
