@@ -337,6 +337,7 @@ FUNCTION_TABLES: Final[dict[str, str]] = {
     413 1 void RunOptionsSetSyncStream(OrtRunOptions *options, OrtSyncStream *sync_stream)
     414 24 OrtStatus *GetTensorElementTypeAndShapeDataReference(const OrtValue *value, ONNXTensorElementDataType
                *elem_type, const int64_t **shape_data, size_t *shape_data_count)
+    415 25 OrtStatus *RunOptionsEnableProfiling(OrtRunOptions *options, const char *profile_file_prefix)
     417 25 OrtStatus *KernelInfoGetAttributeArray_string(const OrtKernelInfo *info, const char *name, OrtAllocator
                *allocator, char ** *out, size_t *size)
     419 27 OrtStatus *GetMemPatternEnabled(const OrtSessionOptions *options, int *out)

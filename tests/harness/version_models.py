@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from threading import Barrier
 
 import numpy as np
@@ -25,6 +27,7 @@ from isolated import add_model
 from ort_cuda_plugin import models
 from ort_cuda_plugin.abi import host
 from ort_cuda_plugin.ops.registry import CHANNELS_LAST_DOMAIN
+from profiles import Profile, profiled_session
 
 RUNS, SESSIONS, THREADS = 5, 2, 3
 
@@ -343,6 +346,17 @@ def run_captured() -> None:
     in_threads(work)  # each has graphs of its own
 
 
+def run_profiled() -> None:
+    """ONNX Runtime's profile of a session names the node of each launch."""
+    chosen = add([8])
+    with tempfile.TemporaryDirectory() as folder:
+        session = profiled_session(chosen.model, Path(folder))
+        for n in range(RUNS):
+            session.run(None, chosen.feeds(n))
+        kernels = Profile(session.end_profiling()).kernels
+    assert [kernel.args["op_types"] for kernel in kernels] == [["Add"]] * RUNS
+
+
 def main(version: str, *left_out: str) -> None:
     """Prints the API version and what ran; what is being done goes to the standard error, for crashes."""
     assert ort.__version__ == version, (ort.__version__, ort.__file__)
@@ -352,6 +366,7 @@ def main(version: str, *left_out: str) -> None:
         run(CASES[name]())
         done.append(name)
     run_captured()
+    run_profiled()
     print(json.dumps({"api": host.api_version(), "done": done, "wrong copies": copy_paths.wrong_results(0, 2)}))
     plugin.unregister()
 

@@ -18,6 +18,7 @@ from destruction_orders import OVERWRITE_FREED
 from hostile import HostileFolder
 from isolated import ROOT, add_model
 from ort_cuda_plugin import get_library_path
+from profiles import Profile
 
 PACKAGE = ROOT / "ort_cuda_plugin"
 LIBRARY = "libort_cuda_plugin.so"
@@ -38,6 +39,21 @@ def run(
     command = [str(host), str(library), str(host.parent / "add.onnx")]
     environment = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"} | environment
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=600)
+
+
+def test_a_run_has_a_profile_of_its_own(host: Path, tmp_path: Path) -> None:
+    variables = {"ORT_CUDA_PLUGIN_PYTHON": sys.executable, "ORT_CUDA_PLUGIN_CACHE_DIR": str(tmp_path)}
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    command = [str(host), get_library_path(), str(host.parent / "add.onnx"), str(folder)]
+    variables |= {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
+    done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+    (path,) = folder.iterdir()
+    profile = Profile(str(path))
+    (kernel,), (node,) = profile.kernels, profile.nodes()
+    assert kernel.args["nodes"] == ["add"]
+    assert profile.within(node) == [kernel]
 
 
 def environment_folder(prefix: Path) -> Path:
