@@ -20,12 +20,14 @@ from ort_cuda_plugin.cli import (
     kernels,
     operators,
     parity,
+    profile,
     run,
 )
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 
 COMMANDS: dict[str, ModuleType] = {
     "run": run,
+    "profile": profile,
     "exec": drop_in,
     "info": info,
     "explain": explain,

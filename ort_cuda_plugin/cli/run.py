@@ -35,6 +35,12 @@ TOLERANCE = 1e-3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="timed runs after the first one (default 5)")
+    add_input_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+
+
+def add_input_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those that `load` needs."""
     parser.add_argument(
         "--input",
         action="append",
@@ -46,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dim", action="append", default=[], metavar="NAME=N", help="size of a symbolic dimension (default 1)"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the noise (default 0)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
 @dataclass
@@ -99,15 +104,7 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
     import onnxruntime as ort
 
     with waiting(console, f"loading {path.name}"):
-        light = models.is_wheel_model(path)
-        model = onnx.load(path, load_external_data=False)
-        names = [output.name for output in model.graph.output]
-        source: str | bytes = str(path)
-        if light:
-            model, compared = models.before_softmax(model)
-            model = models.with_noise_weights(model, arguments.seed)
-            names, source = [compared], model.SerializeToString()
-        feeds = _feeds(model, arguments)
+        source, names, feeds = load(path, arguments)
     before = ort_cuda_plugin.counters()
     started = time.perf_counter()
     with waiting(console, "creating the session"):
@@ -150,6 +147,16 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
         kernels_compiled=after["kernels_compiled"] - before["kernels_compiled"],
         python_calls_in_steady_runs=after["python_calls"] - steady["python_calls"],
     )
+
+
+def load(path: Path, arguments: argparse.Namespace) -> tuple[str | bytes, list[str], dict[str, NDArray[np.generic]]]:
+    """What a session is made of, the outputs to compare, and the inputs."""
+    model = onnx.load(path, load_external_data=False)
+    if not models.is_wheel_model(path):
+        return str(path), [output.name for output in model.graph.output], _feeds(model, arguments)
+    model, compared = models.before_softmax(model)
+    model = models.with_noise_weights(model, arguments.seed)
+    return model.SerializeToString(), [compared], _feeds(model, arguments)
 
 
 def print_table(report: RunReport) -> None:

@@ -41,6 +41,27 @@ def test_run_of_a_wheel_model_reports_every_node_on_the_ep_and_a_small_error(
     assert report["python_calls_in_steady_runs"] == 0
 
 
+def test_profile_lists_kernels_with_their_nodes(
+    capsys: pytest.CaptureFixture[str], add_model: str, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.json"
+    arguments = ["profile", add_model, "--device", "emulated", "--runs", "3", "--dim", "n=3"]
+    assert main([*arguments, "--json", "--trace", str(trace)]) == ExitCode.OK
+    work = json.loads(capsys.readouterr().out)["work"]
+    (kernel,) = (each for each in work if each["kind"] == "kernel")
+    assert (kernel["nodes"], kernel["op_types"]) == (["sum"], ["Add"])
+    assert [each["name"] for each in work if each["kind"] == "copy"] == [
+        "memcpy_host_to_device",
+        "memcpy_host_to_device",
+        "memcpy_device_to_host",
+    ]
+    assert sum(each["share"] for each in work) == pytest.approx(1)
+    assert any(event["name"] == "model_run" for event in json.loads(trace.read_text()))
+    assert main(arguments) == ExitCode.OK
+    assert "sum (Add)" in capsys.readouterr().out
+    assert main(["profile", add_model, "--runs", "0"]) == ExitCode.USAGE
+
+
 def test_run_prints_a_table(capsys: pytest.CaptureFixture[str], add_model: str) -> None:
     assert main(["run", add_model, "--device", "emulated", "--runs", "1", "--dim", "n=3"]) == ExitCode.OK
     printed = capsys.readouterr().out
