@@ -11,14 +11,14 @@ from ..model.partition import partition
 from ..ops.kernel_definitions import HOST_RESULTS
 from ..ops.registry import channels_last_operators
 from ..program.containers import Operand
-from ..program.lowering import Buffer, DeviceProperties, LoweringOptions
+from ..program.lowering import NUM_TRIALS, Buffer, DeviceProperties, LoweringOptions
 from ..program.symbolic import Dim
 from . import islands
 from .budget import MemoryBudget
 from .control_flow import CompiledBodies, CompiledBody
 from .islands import CONTROL_FLOW
 from .node_lowering import InputSymbols, NodeLowering, symbolic_input
-from .ranks import NUM_TRIALS, Ranks, learn_declined
+from .ranks import Ranks, learn_declined
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from ..model.ir import Node, Value
+from ..program.lowering import NUM_TRIALS
 
-_SAME = range(7)
+_SAME = range(NUM_TRIALS - 2)
 """Trials in which all values of unknown rank have one rank; in those after them the ranks differ."""
-NUM_TRIALS = len(_SAME) + 2
 LIKELY = (2, 3, 4, 1, 0, 5, 6, 7, 8)
 """All trials, the ones that real models are likely to need first."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, HostTensor, T, op
@@ -21,13 +23,18 @@ def _sequence(x: Operand, name: str) -> TensorSequence:
     return x
 
 
-def _position(ctx: Lowering, position: Tensor, length: int, name: str, ends: int) -> int:
-    """The position counted from the front; ``ends`` is 1 where the place after the last element counts as well."""
+def _position(
+    ctx: Lowering, position: Tensor, length: int, name: str, ends: int = 0, choices: Sequence[int] | None = None
+) -> int:
+    """The position counted from the front; ``ends`` is 1 where the place after the last element counts as well.
+
+    ``choices`` are positions that stand for all; default: all.
+    """
     what = f"the position of {name}"
     places = length + ends
     if places == 0:
         raise InvalidModel(f"{name} of an empty sequence")
-    number = ctx.chosen(ctx.host_number(position, what), what, range(places))
+    number = ctx.chosen(ctx.host_number(position, what), what, range(places) if choices is None else choices)
     if not -length <= number < places:
         raise InvalidModel(f"{what} is {number} in a sequence of {length}")
     return number + length if number < 0 else number
@@ -65,14 +72,16 @@ def sequence_erase(ctx: Lowering, input_sequence: Operand, position: HostTensor 
     length = len(sequence.tensors)
     if not length:
         raise InvalidModel("SequenceErase of an empty sequence")
-    at = length - 1 if position is None else _position(ctx, position, length, "SequenceErase", 0)
+    at = length - 1 if position is None else _position(ctx, position, length, "SequenceErase")
     return TensorSequence(sequence.dtype, sequence.tensors[:at] + sequence.tensors[at + 1 :])
 
 
 @op("SequenceAt", since=11, containers=True)
 def sequence_at(ctx: Lowering, input_sequence: Operand, position: HostTensor) -> Tensor:
     sequence = _sequence(input_sequence, "SequenceAt")
-    return sequence.tensors[_position(ctx, position, len(sequence.tensors), "SequenceAt", 0)]
+    tensors = sequence.tensors
+    of_each_rank = [*{x.rank: number for number, x in enumerate(tensors)}.values()]
+    return tensors[_position(ctx, position, len(tensors), "SequenceAt", choices=of_each_rank)]
 
 
 @op("SequenceLength", since=11, containers=True)

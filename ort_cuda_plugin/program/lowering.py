@@ -76,6 +76,8 @@ __all__ = [
     "contiguous_strides",
 ]
 
+NUM_TRIALS = 9
+"""How many trials there are of what nobody knows before a Run: see `Lowering.chosen`."""
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 _READ_BACK_HINT = 1
@@ -348,7 +350,7 @@ class Lowering:
         """``dim`` where it must be a number when the plan is made because a rank depends on it; ``what`` names it.
 
         The plan then holds only for this number. Where nothing is known yet, each trial takes one of ``choices``.
-        Raises UnknownRank where there is no trial.
+        Raises UnknownRank where there is no trial, Unsupported where there are more choices than trials.
         """
         if isinstance(dim, int):
             return dim
@@ -357,6 +359,8 @@ class Lowering:
         if not self._speculative:
             self.guard(eq(dim, hint(dim)))
             return hint(dim)
+        if len(choices) > NUM_TRIALS:
+            raise Unsupported("shape", f"{what} is only known in a Run, and may be one of {len(choices)} numbers")
         if self.trial is None:
             raise UnknownRank(f"{what} is not known")
         return choices[self.trial % len(choices)]

@@ -11,6 +11,8 @@ import pytest
 from onnx import parser
 
 import ort_cuda_plugin
+from mutation.bases import operators
+from mutation.oracle import Kind, judge
 from ort_cuda_plugin.ep.provider import last_verdicts
 from session_pair import floats
 
@@ -189,3 +191,18 @@ def test_results_whose_rank_is_that_of_unknown_index_tuples() -> None:
     assert elsewhere(pair[0]) == []
     for length in (1, 2, 3, 1):
         assert_equal(pair, {"x": floats(3, 4, 2), "i": np.array([[2, 1, 0], [0, 3, 1]])[:, :length]})
+
+
+def test_operators_run_as_on_the_cpu_provider_where_no_input_has_a_shape() -> None:
+    findings, agree = [], 0
+    bases = sorted(operators(per_operator=1).items())[::3]
+    for key, base in bases:
+        model = onnx.load_model_from_string(base.model)
+        for value in (*model.graph.input, *model.graph.output):
+            if value.type.HasField("tensor_type"):
+                value.type.tensor_type.ClearField("shape")
+        outcome = judge(model.SerializeToString(), base.feeds, 0, lambda stage: None)
+        findings += [f"{key}: {outcome.kind} {outcome.detail}"] if outcome.is_finding else []
+        agree += outcome.kind is Kind.AGREES
+    assert not findings, "\n".join(findings)
+    assert agree > 0.7 * len(bases)
