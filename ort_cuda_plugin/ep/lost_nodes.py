@@ -1,18 +1,34 @@
 """Declined nodes that probably nobody runs: ONNX Runtime's own error would not say why.
 
-ONNX Runtime asks its CPU provider after us, so the plugin cannot know. Operators of ONNX have CPU kernels or an error
-of ONNX Runtime that names them. A contrib operator may have neither; a node that holds a compiled model never has.
+ONNX Runtime asks its CPU provider after us, so the plugin can only expect. Operators of ONNX have CPU kernels or an
+error of ONNX Runtime that names them. Many contrib operators have neither; nor has a node that holds a compiled model.
 """
 
 from __future__ import annotations
 
-import sys
-from functools import cache
-
 from ..model.ir import Node
 from .identity import EP_NAME
 
-_ONNX_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.preview.training")
+#: Contrib operators of which ONNX Runtime's CPU provider has kernels.
+_ON_CPU = frozenset({
+    "Attention", "AttnLSTM", "BeamSearch", "BiasGelu", "BifurcationDetector", "BranchwiseRMSNorm", "CDist",
+    "CausalConvWithState", "ConvTransposeWithDynamicPads", "CropAndResize", "DecoderMaskedMultiHeadAttention",
+    "DequantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "DynamicTimeWarping",
+    "EmbedLayerNormalization", "EngramGate", "ExpandDims", "FastGelu", "FusedConv", "FusedGemm", "FusedMatMul",
+    "GatedAdd", "GatedRMSNorm", "GatherBlockQuantized", "GatherND", "Gelu", "GreedySearch", "GridSample",
+    "GroupQueryAttention", "HyperConnectionPostMix", "HyperConnectionPreMix", "Inverse", "LinearAttention",
+    "LinearAttentionGate", "MRotaryEmbedding", "MatMulBnb4", "MatMulFpQ4", "MatMulInteger16",
+    "MatMulIntegerToFloat", "MatMulNBits", "MaxpoolWithMask", "MoE", "MultiHeadAttention", "MurmurHash3",
+    "NGramHashMapping", "NGramRepeatBlock", "NhwcMaxPool", "Pad", "QAttention", "QEmbedLayerNormalization",
+    "QGemm", "QLinearAdd", "QLinearAveragePool", "QLinearConcat", "QLinearConv", "QLinearGlobalAveragePool",
+    "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid", "QLinearSoftmax", "QLinearWhere", "QMoE",
+    "QuantizeLinear", "QuickGelu", "Range", "RotaryEmbedding", "SampleOp", "Sampling", "ScaledSiLU",
+    "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "SparseAttention", "SparseToDenseMatMul",
+    "Tokenizer", "TransposeMatMul", "Trilu", "UnfoldTensor", "Unique", "VarlenNGramHashMapping",
+    "WhisperBeamSearch", "WordConvEmbedding",
+})  # fmt: skip
+#: Domains whose operators only ONNX Runtime's own providers and plugins have; others come with libraries of kernels.
+_OF_HOST = ("com.microsoft", "com.ms.internal.nhwc")
 
 
 def is_compiled_model(node: Node) -> bool:
@@ -28,21 +44,12 @@ def why_not_loaded(node: Node) -> str:
 
 def is_probably_lost(node: Node) -> bool:
     """Whether no provider of this ONNX Runtime is known to run such a node."""
-    if node.domain in _ONNX_DOMAINS:
-        return False
-    known = _operators_of_host()
-    return is_compiled_model(node) or known is None or (node.domain, node.op_type) not in known
+    if is_compiled_model(node):
+        return True
+    return node.domain in _OF_HOST and not (node.domain == "com.microsoft" and node.op_type in _ON_CPU)
 
 
 def described(node: Node) -> str:
     """The node's operator, with its version and the types of its inputs."""
     types = ("none" if x is None else "unknown" if x.dtype is None else x.dtype.name for x in node.inputs)
     return f"{node.domain or 'ai.onnx'}.{node.op_type}-{node.since_version} of ({', '.join(types)})"
-
-
-@cache
-def _operators_of_host() -> frozenset[tuple[str, str]] | None:
-    """The operators of the built-in providers, by domain; None where the host is not ONNX Runtime's Python package."""
-    package = sys.modules.get("onnxruntime.capi._pybind_state")
-    listed = getattr(package, "get_all_opkernel_def", None)
-    return None if listed is None else frozenset((known.domain, known.op_name) for known in listed())

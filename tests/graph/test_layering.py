@@ -132,6 +132,8 @@ def test_a_budget_cuts_the_model_where_it_ends(name: str) -> None:
         kilobytes = -(-OF_ONE * fitting // 1024)
         assert products_on_ep(products(), f"{kilobytes},", name) == ([*range(fitting)], 1)
     assert products_on_ep(products(), "1,", name) == ([], 0)
+    kilobytes = -(-OF_ONE * 2 // 1024)
+    assert products_on_ep(products(), f"{kilobytes},", name, single_nodes="1") == ([0, 1], 2)
     together = (WEIGHT + PRODUCTS * 3 * WIDTH * 4) * 3 // 2
     assert products_on_ep(products(shared=True), f"{-(-together // 1024)},", name) == ([*range(PRODUCTS)], 1)
 

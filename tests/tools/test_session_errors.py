@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
@@ -13,7 +14,9 @@ import ort_cuda_plugin
 from isolated import add_model, python
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
+from ort_cuda_plugin.ep.lost_nodes import _ON_CPU
 from ort_cuda_plugin.session_errors import NoProviderError
+from ort_versions import api_version
 
 
 def compiled_model(source: str | None) -> bytes:
@@ -81,6 +84,12 @@ def test_the_log_says_so_before_onnx_runtime_does() -> None:
         assert done.returncode != 0
         assert "node 'lost' is left to other providers (op): " in done.stderr
         assert done.stderr.index(said) < done.stderr.index("Traceback")
+
+
+@pytest.mark.skipif(api_version(onnxruntime.__version__) < 31, reason="has fewer of them")
+def test_onnx_runtime_has_the_cpu_kernels_that_are_expected_of_it() -> None:
+    listed = onnxruntime.capi._pybind_state.get_all_opkernel_def()
+    assert {known.op_name for known in listed if known.domain == "com.microsoft"} >= _ON_CPU
 
 
 def test_explain_shows_a_node_that_runs_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
