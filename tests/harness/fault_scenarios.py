@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import onnxruntime as ort
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
 import ort_cuda_plugin as plugin
 from device_models import add_and_double, model, with_cpu_nodes
@@ -570,6 +570,34 @@ class Convolutions(Library):
         check(self.session.run(None, {"x": x, "w": w, "b": bias})[0], np.maximum(sums, 0))
 
 
+class ControlFlow(Scenario):
+    """A loop that ends by what it computes, and a scan along the last axis."""
+
+    MODEL = """<ir_version: 9, opset_import: ["" : 18]> m (float[n, 4] x, int64 most)
+        => (float[s, n, 4] each, float[4, n] sums) {
+          yes = Constant<value = bool {1}>()
+          last, each = Loop(most, yes, x) <body = step (int64 i, bool on, float[n, 4] state)
+            => (bool still, float[n, 4] next, float[n, 4] out) { next = Add(state, state)  sum = ReduceMax(next)
+              limit = Constant<value_float = 10.0>()  still = Less(sum, limit)  out = Neg(next) }>
+          axis = Constant<value_ints = [1]>()  total = ReduceSum<keepdims = 0>(x, axis)  zeros = Sub(total, total)
+          end, sums = Scan<num_scan_inputs = 1, scan_input_axes = [1], body = row (float[n] a, float[n] b)
+            => (float[n] c, float[n] d) { c = Add(a, b)  d = Identity(c) }>(zeros, x) }"""
+
+    def create(self) -> None:
+        self.session = session(parser.parse_model(self.MODEL).SerializeToString(), automatic_cuda_graphs=0)
+
+    def steps(self) -> Sequence[Step]:
+        return [lambda: self.run(3), lambda: self.run(5)]
+
+    def run(self, rows: int) -> None:
+        x = np.abs(numbers(4 * rows).reshape(rows, 4)) + np.float32(0.5)
+        each, sums = self.session.run(None, {"x": x, "most": np.array(3)})
+        check(sums, np.cumsum(x, axis=1).T)
+        states = [x * 2**k for k in (1, 2, 3)]
+        end = next((k for k, state in enumerate(states) if state.max() >= 10), 2)
+        check(each, -np.array(states[: end + 1]))
+
+
 def plugin_device() -> Any:
     """The ``ocp_device *`` of emulated device 0, which is open."""
     error = ffi.new("ocp_error *")
@@ -591,6 +619,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "state": State,
     "values": Values,
     "cpu-nodes": CpuNodes,
+    "control-flow": ControlFlow,
     "pressure": Pressure,
     "registration": Registration,
     "own-stream": OwnStream,
