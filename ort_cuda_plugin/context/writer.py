@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,15 +43,24 @@ class ContextCluster:
     fed: Collection[str]
 
 
-class ContextWriter:
-    """Clusters that become one context. ``images`` compiles kernels; ``shapes`` are some that get plans."""
+@dataclass(frozen=True)
+class ContextRequest:
+    """What a session wants of its clusters: their options, what they are for, and some shapes that get plans."""
 
-    def __init__(
-        self, options: LoweringOptions, targets: Sequence[ContextTarget], images: Images, shapes: Sequence[Shapes] = ()
-    ) -> None:
-        self._shapes = shapes
-        self._options = options
-        self._targets = targets
+    options: LoweringOptions
+    targets: Sequence[ContextTarget]
+    shapes: Sequence[Shapes] = ()
+
+    @property
+    def architectures(self) -> list[str]:
+        """The targets' names."""
+        return [target.target.arch for target in self.targets]
+
+
+class ContextWriter:
+    """Clusters that become one context. ``images`` compiles kernels."""
+
+    def __init__(self, images: Images) -> None:
         self._images = images
         self._builder = Builder()
         self._constants: dict[Constant, int] = {}
@@ -59,33 +69,34 @@ class ContextWriter:
         self._kernel_rows: list[Json] = []
         self._partitions: list[Json] = []
 
-    @property
-    def architectures(self) -> list[str]:
-        """The targets' names."""
-        return [target.target.arch for target in self._targets]
+    def add(self, cluster: ContextCluster, request: ContextRequest) -> str:
+        """Compiles a cluster for each target, and gives the name of its partition.
 
-    def add(self, cluster: ContextCluster) -> None:
-        """Compiles a cluster for each target. Its constants are read now, and again when the context is written.
+        Its constants are read now, and again when the context is written.
 
         Raises:
             NodeError: a node cannot be run after all.
             KernelCompileError: a kernel does not compile.
         """
+        taken = {row["name"] for row in self._partitions}
+        numbered = (f"{cluster.name}_{number}" for number in itertools.count(2))
+        name = next(name for name in (cluster.name, *itertools.islice(numbered, len(taken))) if name not in taken)
         graph = encode_graph(cluster.graph, self._constant)
-        targets = [self._target(cluster, each) for each in self._targets]
+        targets = [self._target(cluster, request, each) for each in request.targets]
         values = {value.name: value for value in _values(cluster.graph)}
         self._partitions.append(
             {
-                "name": cluster.name,
+                "name": name,
                 "inputs": [_port(values[name]) for name in cluster.inputs],
                 "outputs": [_port(values[name]) for name in cluster.outputs],
                 "graph": self._json(graph),
                 "ranks": {name: rank for name, rank in cluster.ranks.known.items() if name in values},
                 "fed": [name for name in cluster.inputs if name in cluster.fed],
-                "options": asdict(self._options),
+                "options": asdict(request.options),
                 "targets": targets,
             }
         )
+        return name
 
     def to_bytes(self) -> bytes:
         """The context in memory. Raises ContextError."""
@@ -116,17 +127,17 @@ class ContextWriter:
             )
         return self._constants[constant]
 
-    def _target(self, cluster: ContextCluster, target: ContextTarget) -> Json:
+    def _target(self, cluster: ContextCluster, request: ContextRequest, target: ContextTarget) -> Json:
         compiled = CompiledCluster(
             cluster.graph,
             target.device,
-            self._options,
+            request.options,
             cluster.inputs,
             cluster.outputs,
             cluster.ranks,
             cluster.fed,
         )
-        captured = capture(compiled, cluster.ranks.known, self._shapes)
+        captured = capture(compiled, cluster.ranks.known, request.shapes)
         programs = list(dict.fromkeys(weight.program for weight in captured.weights if isinstance(weight, Precomputed)))
         nodes = {node: number for number, node in enumerate(cluster.graph.all_nodes())}
         owners = {constant: nodes[node] for node, constant in captured.states.items()}

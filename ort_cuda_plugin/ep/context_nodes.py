@@ -25,11 +25,16 @@ MAX_EMBEDDED_BYTES = 2**31 - 2**20
 
 @dataclass(frozen=True)
 class ContextOutput:
-    """How a session writes a compiled model: the session entries ``ep.context_*``."""
+    """How a session writes a compiled model: the session entries ``ep.context_*``.
+
+    With ``shares`` it is one of a group that writes one file, of which the one that ``is_last`` ends.
+    """
 
     file_path: str
     embed: bool
     prefix: str
+    shares: bool
+    is_last: bool
 
     @staticmethod
     def of(entries: Mapping[str, str]) -> ContextOutput | None:
@@ -40,6 +45,8 @@ class ContextOutput:
             entries.get("ep.context_file_path", ""),
             entries.get("ep.context_embed_mode", "0") == "1",
             entries.get("ep.context_node_name_prefix", ""),
+            entries.get("ep.share_ep_contexts", "0") == "1",
+            entries.get("ep.stop_share_ep_contexts", "0") == "1",
         )
 
     def binary_path(self, model_path: str) -> Path:

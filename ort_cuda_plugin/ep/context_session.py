@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +15,10 @@ from ..clusters.claims import Claims, NodeVerdict, decline
 from ..context.capture import ContextTarget
 from ..context.errors import ContextError
 from ..context.reader import Loaded, Session
-from ..context.writer import ContextCluster, ContextWriter
+from ..context.writer import ContextCluster, ContextRequest, ContextWriter
 from ..model.ir import Graph, Node
 from ..program.lowering import DeviceProperties, LoweringOptions
-from .context_nodes import ContextOutput, ContextReader, context_node, is_context, model_path
+from .context_nodes import ContextOutput, ContextReader, context_node, is_context
 from .libraries import load_libraries
 from .lost_nodes import is_compiled_model, why_not_loaded
 from .open_device import OpenDevice, kernel_library
@@ -37,7 +38,9 @@ class ContextSession:
     def __init__(self, entries: Mapping[str, str]) -> None:
         self.output = ContextOutput.of(entries)
         self._reader = ContextReader(entries.get("ep.context_file_path", ""))
-        self._writer: ContextWriter | None = None  # of the one file of all clusters
+        self._binary: _Binary | None = None
+        # What ORT waits for nodes of: the context or the name of its file, and the nodes' attributes.
+        self._written: list[tuple[ContextCluster, bytes, Mapping[str, int | str]]] = []
 
     def without_bodies(self, graph: Graph, claims: Claims) -> Claims:
         """The claims, but none in the body of a node: ONNX Runtime has no place for a context there."""
@@ -91,63 +94,129 @@ class ContextSession:
             clusters.append(context.cluster(name, session, inputs, outputs))
         return clusters
 
-    def writer(
-        self, device: OpenDevice, properties: DeviceProperties, asked: Options, options: LoweringOptions
-    ) -> ContextWriter:
-        """What collects clusters for the next `nodes`."""
-        assert self.output is not None
-        if self._writer is not None:
-            return self._writer
-        targets = [ContextTarget(device.target, properties)]
-        if asked.context_architectures:
-            libraries = load_libraries() - (frozenset() if asked.enable_cudnn else {"cudnn"})
-            targets = [
-                ContextTarget(
-                    target, DeviceProperties(target.is_emulated, frozenset() if target.is_emulated else libraries)
-                )
-                for target in asked.context_architectures
-            ]
-        shapes = [dict(alternative) for alternative in asked.context_shapes]
-        writer = ContextWriter(options, targets, kernel_library().get_many, shapes)
-        if not self.output.embed:
-            self._writer = writer
-        return writer
+    def write(self, clusters: Sequence[ContextCluster], request: ContextRequest, model: str) -> None:
+        """Compiles clusters of the model at path ``model``, and writes them where they go into a file.
+
+        Raises:
+            ContextError: it cannot be written.
+            NodeError, KernelCompileError: as `ContextWriter.add`.
+        """
+        output = self.output
+        assert output is not None
+        attributes: dict[str, int | str] = {
+            "embed_mode": int(output.embed),
+            "hardware_architecture": ",".join(request.architectures),
+            "onnx_model_filename": Path(model).name,
+        }
+        payloads: list[bytes] = []
+        names: list[str] = []
+        if output.embed:
+            if output.shares:
+                raise ContextError("ep.share_ep_contexts shares a file, so ep.context_embed_mode must be 0")
+            for cluster in clusters:
+                writer = ContextWriter(kernel_library().get_many)
+                names.append(writer.add(cluster, request))
+                payloads.append(writer.to_bytes())
+        elif clusters:
+            if self._binary is None:
+                self._binary = _shared_binary() if output.shares else _Binary()
+            file, names = self._binary.write(clusters, request, output.binary_path(model), output.is_last)
+            payloads = [file.encode()] * len(clusters)
+        self._written = [
+            (cluster, payload, {**attributes, "partition_name": name, "notes": f"{len(cluster.graph.nodes)} nodes"})
+            for cluster, payload, name in zip(clusters, payloads, names, strict=True)
+        ]
 
     def partition_name(self, fused: str) -> str:
         """What the context calls the cluster of a fused node."""
         return (self.output.prefix if self.output is not None else "") + fused
 
-    def nodes(self, written: Sequence[tuple[ContextCluster, ContextWriter]], ort_graphs: Sequence[Any]) -> list[Any]:
-        """Writes the context and makes the ``OrtNode *`` for each cluster, for ONNX Runtime to own.
+    def nodes(self) -> list[Any]:
+        """The ``OrtNode *`` for each cluster that was written, for ONNX Runtime to own.
 
         Raises:
-            ContextError: it cannot be written.
+            ContextError: a context is too large for a model.
         """
-        output = self.output
-        assert output is not None
-        name = b""
-        if written and not output.embed:
-            path = output.binary_path(model_path(ort_graphs[0]))
-            written[0][1].write(path)
-            name = path.name.encode()
+        assert self.output is not None
         made: list[Any] = []
         try:
-            for (cluster, writer), ort_graph in zip(written, ort_graphs, strict=True):
-                attributes: dict[str, int | str] = {
-                    "embed_mode": int(output.embed),
-                    "partition_name": cluster.name,
-                    "hardware_architecture": ",".join(writer.architectures),
-                    "onnx_model_filename": Path(model_path(ort_graph)).name,
-                    "notes": f"{len(cluster.graph.nodes)} nodes",
-                }
-                payload = writer.to_bytes() if output.embed else name
-                fused = cluster.name.removeprefix(output.prefix)
+            for cluster, payload, attributes in self._written:
+                fused = cluster.name.removeprefix(self.output.prefix)
                 made.append(context_node(fused, cluster.inputs, cluster.outputs, payload, attributes))
         except BaseException:
             for node in made:
                 host.api().ReleaseNode(node)
             raise
+        finally:
+            self._written = []
         return made
+
+
+class _Binary:
+    """The file of a session, or of a group of sessions: the first of them names it."""
+
+    def __init__(self) -> None:
+        self._writer = ContextWriter(kernel_library().get_many)
+        self._path: Path | None = None
+        self._lock = threading.Lock()
+
+    def write(
+        self, clusters: Sequence[ContextCluster], request: ContextRequest, path: Path, is_last: bool
+    ) -> tuple[str, list[str]]:
+        """Adds clusters and writes all so far: ONNX Runtime frees their constants soon.
+
+        The results are the names of the file and of the partitions.
+        """
+        with self._lock:
+            try:
+                self._path = self._path or path
+                if self._path.parent.resolve() != path.parent.resolve():
+                    raise ContextError(
+                        "models that share a context are written to one folder: that of the first is "
+                        f"{str(self._path.parent)!r}, not {str(path.parent)!r}"
+                    )
+                names = [self._writer.add(cluster, request) for cluster in clusters]
+                self._writer.write(self._path)
+            except BaseException:
+                _end_group(self)  # it may have constants that are about to be freed
+                raise
+            if is_last:
+                _end_group(self)
+            return self._path.name, names
+
+
+_group: list[_Binary] = []
+"""The file of the sessions with ep.share_ep_contexts=1; empty before the first and after the last."""
+_group_lock = threading.Lock()
+
+
+def _shared_binary() -> _Binary:
+    with _group_lock:
+        if not _group:
+            _group.append(_Binary())
+        return _group[0]
+
+
+def _end_group(binary: _Binary) -> None:
+    with _group_lock:
+        if binary in _group:
+            _group.remove(binary)
+
+
+def request_of(
+    device: OpenDevice, properties: DeviceProperties, asked: Options, options: LoweringOptions
+) -> ContextRequest:
+    """What the options of a session say of the context that it writes."""
+    targets = [ContextTarget(device.target, properties)]
+    if asked.context_architectures:
+        libraries = load_libraries() - (frozenset() if asked.enable_cudnn else {"cudnn"})
+        targets = [
+            ContextTarget(
+                target, DeviceProperties(target.is_emulated, frozenset() if target.is_emulated else libraries)
+            )
+            for target in asked.context_architectures
+        ]
+    return ContextRequest(options, targets, [dict(alternative) for alternative in asked.context_shapes])
 
 
 def give(nodes: Sequence[Any], ep_context_nodes: Any) -> None:

@@ -17,13 +17,14 @@ from ..clusters.control_flow import CompiledBodies, CompiledBody
 from ..clusters.ranks import Ranks
 from ..clusters.transposition import transposition
 from ..context.reader import Loaded
-from ..context.writer import ContextCluster, ContextWriter
+from ..context.writer import ContextCluster
 from ..model.ir import DType, Graph, Node
 from ..model.ort_graph import read_graph
 from ..ops.registry import CHANNELS_LAST_DOMAIN, channels_last_operators, lookup
 from ..program.lowering import DeviceProperties, LoweringOptions
 from . import arena
-from .context_session import ContextSession, give
+from .context_nodes import model_path
+from .context_session import ContextSession, give, request_of
 from .devices import DeviceInfo
 from .dynamic_options import parse_changes
 from .factory import memory_info
@@ -344,27 +345,30 @@ class Provider:
         properties, options = self._properties(), self._lowering_options()
         pairs = list(zip(graphs, ort_graphs, strict=True))
         loaded = self._contexts.load(pairs, self.device, properties, self.options, options)
-        written = [] if self._contexts.output is None else self._context_clusters(graphs, fused_nodes)
+        if self._contexts.output is not None:  # before the device takes the constants over
+            request = request_of(self.device, properties, self.options, options)
+            model = model_path(ort_graphs[0]) if ort_graphs else ""
+            self._contexts.write(self._context_clusters(graphs, fused_nodes), request, model)
         for index, (graph, node, stored) in enumerate(zip(graphs, fused_nodes, loaded, strict=True)):
             if stored is not None and stored.why:
                 self._log("WARNING", stored.why)
             infos[index] = self._compile_one(graph, node) if stored is None else self._compute_info(node, stored)
         if self._contexts.output is not None:
-            give(self._contexts.nodes(written, ort_graphs), context_nodes)
+            give(self._contexts.nodes(), context_nodes)
 
-    def _context_clusters(
-        self, graphs: list[Graph], fused_nodes: list[Any]
-    ) -> list[tuple[ContextCluster, ContextWriter]]:
-        """The clusters of a compiled model, each added to what will be written."""
-        written = []
-        for graph, node in zip(graphs, fused_nodes, strict=True):
-            name = self._contexts.partition_name(_text("Node_GetName", node))
-            inputs, outputs = _value_names(node, "Inputs"), _value_names(node, "Outputs")
-            cluster = ContextCluster(name, graph, inputs, outputs, self._ranks, self._fed)
-            writer = self._contexts.writer(self.device, self._properties(), self.options, self._lowering_options())
-            writer.add(cluster)
-            written.append((cluster, writer))
-        return written
+    def _context_clusters(self, graphs: list[Graph], fused_nodes: list[Any]) -> list[ContextCluster]:
+        """The clusters of a compiled model."""
+        return [
+            ContextCluster(
+                self._contexts.partition_name(_text("Node_GetName", node)),
+                graph,
+                _value_names(node, "Inputs"),
+                _value_names(node, "Outputs"),
+                self._ranks,
+                self._fed,
+            )
+            for graph, node in zip(graphs, fused_nodes, strict=True)
+        ]
 
     def _compile_one(self, graph: Graph, fused_node: Any) -> Any:
         inputs, outputs = _value_names(fused_node, "Inputs"), _value_names(fused_node, "Outputs")
