@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, parser
 
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
@@ -135,6 +135,25 @@ def test_explain_names_each_node_and_why_it_runs_elsewhere(capsys: pytest.Captur
     assert verdicts["first"]["supported"]
     assert not verdicts["last"]["supported"]
     assert "a cast to STRING" in verdicts["last"]["reason"]
+
+
+def test_explain_counts_nodes_in_bodies(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    model = parser.parse_model("""<ir_version: 9, opset_import: ["" : 18]> m (float[4] x, int64 most) => (float[4] y)
+        { y = Loop(most, , x) <body = step (int64 i, bool on, float[4] s) => (bool on, float[4] t)
+          { a = Exp(s)  b = Log(a)  t = Add(b, x) }> }""")
+    onnx.save(model, tmp_path / "loop.onnx")
+    assert main(["explain", str(tmp_path / "loop.onnx"), "--device", "emulated", "--json"]) == ExitCode.OK
+    verdicts = json.loads(capsys.readouterr().out)
+    assert [(verdict["op_type"], verdict["supported"], verdict["body_of"]) for verdict in verdicts] == [
+        ("Loop", True, ""),
+        ("Exp", True, "y (Loop)"),
+        ("Log", True, "y (Loop)"),
+        ("Add", True, "y (Loop)"),
+    ]
+    assert main(["explain", str(tmp_path / "loop.onnx"), "--device", "emulated"]) == ExitCode.OK
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "in y" in printed
+    assert "4 of 4 nodes run on" in printed
 
 
 def test_info_reports_versions_devices_and_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
