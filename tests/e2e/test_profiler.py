@@ -12,7 +12,7 @@ from threading import Barrier
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import ort_cuda_plugin
 from copy_paths import on_device
@@ -89,6 +89,29 @@ def test_kernels_take_most_of_an_encoders_cluster(tmp_path: Path) -> None:
     profile = Profile(session.end_profiling())
     shares = [sum(e.duration for e in profile.within(cluster)) / cluster.duration for cluster in profile.nodes()[-8:]]
     assert 0.8 <= statistics.median(shares) <= 1.0
+
+
+def test_each_kernel_of_a_convolutional_net_names_its_nodes(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).standard_normal
+    weights = {"w": (4, 3, 3, 3), "v": (4, 3, 1, 1)}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], name="wide", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["r"], name="relu"),
+        helper.make_node("Conv", ["x", "v"], ["d"], name="narrow"),
+        helper.make_node("Concat", ["r", "d"], ["j"], name="join", axis=1),
+        helper.make_node("MaxPool", ["j"], ["y"], name="pool", kernel_shape=[2, 2], strides=[2, 2]),
+    ]
+    values = [helper.make_tensor_value_info(*v) for v in (("x", 1, [1, 3, 8, 8]), ("y", 1, [1, 8, 4, 4]))]
+    constants = [numpy_helper.from_array(noise(s, dtype=np.float32), name) for name, s in weights.items()]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], constants)
+    net = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session = profiled_session(net.SerializeToString(), tmp_path)
+    session.run(None, {"x": noise((1, 3, 8, 8), dtype=np.float32)})
+    profile = Profile(session.end_profiling())
+    named = [name for kernel in profile.kernels for name in kernel.args["nodes"]]
+    assert set(named) == {"wide", "relu", "narrow", "join", "pool"}
+    pools = [kernel.args["nodes"] for kernel in profile.kernels if "pool" in kernel.args["nodes"]]
+    assert pools == [["pool"]]
 
 
 def test_copies_say_their_bytes_and_their_direction(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ import ort_cuda_plugin as plugin
 from device_models import add_and_double, model, with_cpu_nodes
 from ort_cuda_plugin.abi.core import core, ffi
 from ort_cuda_plugin.abi.device import CudaError, Device
+from profiles import Profile, profiled_session
 
 Array = np.ndarray
 Step = Callable[[], None]
@@ -446,6 +447,29 @@ class Pressure(Scenario):
             raise WrongResult("there was room")
 
 
+class Profiled(Sum):
+    """A profile whose events say the nodes, or lacks some: ONNX Runtime only logs that."""
+
+    def steps(self) -> Sequence[Step]:
+        return [self.profile]
+
+    def create(self) -> None:
+        pass  # a profile ends once
+
+    def profile(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            self.session = profiled_session(add_and_double(), Path(folder))
+            try:
+                for seed in range(4):  # the last ones are launches of a graph
+                    self.run(8, seed)
+            finally:
+                profile = Profile(self.session.end_profiling())
+                del self.session
+        for event in profile.kernels:
+            if not {"Trilu", "Add"} & set(event.args["op_types"]):
+                raise WrongResult(f"{event.name}: {event.args}")
+
+
 class Registration(Plain):
     """The library is registered and unregistered with every use."""
 
@@ -621,6 +645,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "cpu-nodes": CpuNodes,
     "control-flow": ControlFlow,
     "pressure": Pressure,
+    "profiled": Profiled,
     "registration": Registration,
     "own-stream": OwnStream,
     "library": Library,
