@@ -88,6 +88,8 @@ def make_forest(nodes: Nodes, leaves: Ints, targets: Ints, weights: Numbers, num
 
     Raises InvalidModel for what contradicts itself, Unsupported for trees that are too deep.
     """
+    if not 0 < num_targets <= _MAX_NODES:
+        raise InvalidModel(f"trees for {num_targets} targets")
     _check_range("a feature", nodes.features, _MAX_NODES)
     _check_range("a target", targets, num_targets)
     _check_range("a leaf", leaves, nodes.leaves)
@@ -103,7 +105,7 @@ def make_forest(nodes: Nodes, leaves: Ints, targets: Ints, weights: Numbers, num
     leaves, targets, weights = leaves[order], targets[order], weights[order]
     starts = np.searchsorted(leaves, np.arange(nodes.leaves + 1))
     pairs = np.unique(leaves * num_targets + targets)
-    by_target = np.bincount(pairs % num_targets, minlength=num_targets)
+    used, by_target = np.unique(pairs % num_targets, return_counts=True)
     are_complete = len(pairs) == len(leaves) == nodes.leaves * num_targets
     if are_complete:
         order = np.argsort(leaves * num_targets + targets)
@@ -126,8 +128,8 @@ def make_forest(nodes: Nodes, leaves: Ints, targets: Ints, weights: Numbers, num
         nodes.count,
         num_targets,
         int(nodes.features.max(initial=0)),
-        frozenset(np.flatnonzero(by_target).tolist()),
-        frozenset(np.flatnonzero(by_target == nodes.leaves).tolist()),
+        frozenset(used.tolist()),
+        frozenset(used[by_target == nodes.leaves].tolist()),
         bool((weights >= 0).all()),
     )
 

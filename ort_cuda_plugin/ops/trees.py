@@ -317,8 +317,6 @@ def tree_ensemble_regressor(
     target_weights: tuple[float, ...] = (),
     target_weights_as_tensor: Constant | None = None,
 ) -> Tensor:
-    if n_targets < 1:
-        raise InvalidModel(f"n_targets = {n_targets}")
     dtype = _compute_type(x)
 
     def make() -> Forest:
@@ -489,8 +487,6 @@ def tree_ensemble(
     """Children are numbers of nodes or of leaves, as flags say."""
     if not 0 <= aggregate_function < len(_AGGREGATES) or not 0 <= post_transform < len(POST_TRANSFORMS):
         raise InvalidModel(f"aggregate_function = {aggregate_function}, post_transform = {post_transform}")
-    if n_targets < 1:
-        raise InvalidModel(f"n_targets = {n_targets}")
     dtype = _compute_type(x)
 
     def numbers(name: str, tensor: Constant) -> Numbers:
@@ -500,6 +496,8 @@ def tree_ensemble(
 
     def make() -> Forest:
         splits, weights = numbers("nodes_splits", nodes_splits), numbers("leaf_weights", leaf_weights)
+        if nodes_modes.dtype is not DType.UINT8:
+            raise InvalidModel(f"nodes_modes are {nodes_modes.dtype.short}, not u8")
         modes = nodes_modes.array.reshape(-1).tolist()
         count = equal_lengths(
             nodes_featureids=nodes_featureids, nodes_modes=modes, nodes_splits=splits.tolist(),
