@@ -32,6 +32,10 @@ class NoProviderError(RuntimeError):
         self.verdicts = verdicts
 
 
+class ModelFormatError(RuntimeError):
+    """The model is in a newer format than this ONNX Runtime reads."""
+
+
 def explained(error: Exception, model: str | bytes, verdicts: Sequence[NodeVerdict]) -> Exception:
     """The error to raise in place of ONNX Runtime's ``error``: one that says more where that is possible.
 
@@ -42,7 +46,7 @@ def explained(error: Exception, model: str | bytes, verdicts: Sequence[NodeVerdi
         if match := re.search(pattern, text, re.DOTALL):
             return _no_provider(error, match[1], verdicts)
     if match := re.search(_IR_VERSION, text):
-        return RuntimeError(_newer_format(int(match[1]), int(match[2]), model))
+        return ModelFormatError(_newer_format(int(match[1]), int(match[2]), model))
     return error
 
 

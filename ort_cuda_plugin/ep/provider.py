@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,12 +38,12 @@ from .optimized_model import writes_optimized_model
 from .option_values import LOG_LEVELS
 from .options import OptionError, Options, collect, parse
 from .partitioning import goes_by_statistics, read_budget
+from .verdict_record import VerdictRecord
 
 #: ONNX Runtime's bit for attention whose products and softmax are kernels of their own.
 _UNFUSED_ATTENTION = 16
 
 _thread = threading.local()
-_GraphKey = tuple[tuple[str, ...], int]
 IMPLICIT_INPUTS_SINCE = 28
 """The version of ORT from which a fused node gets what only bodies in it read."""
 
@@ -69,8 +68,6 @@ class Provider:
     """The control plane of an ``OrtEp``.
 
     Attributes:
-        verdicts: one per node of the main graph, and then of the bodies in it. ORT asks again after it changed layouts,
-            or replaced declined nodes by the nodes of their functions; then these stand in their place.
         failure: why the claims could not be made, which ORT only logs; "" where they were.
         fused_nodes: what was compiled, in the order of compilation.
     """
@@ -100,12 +97,7 @@ class Provider:
         names = [*self._channels_last_names, ffi.NULL]
         self.channels_last = ffi.new("const char *[]", names) if self.options.prefer_nhwc else ffi.NULL
         self.stream = self._session_stream()
-        self.verdicts: list[NodeVerdict] = []
-        self._to_fuse: list[NodeVerdict] = []  # those of the clusters of the last answer
-        self._fused_verdicts: list[NodeVerdict] = []  # those of nodes that fused nodes have replaced
-        self._shown: dict[_GraphKey, list[NodeVerdict]] = {}  # of all others, by their graphs
-        self._asked: list[_GraphKey] = []  # graphs since the main graph: the bodies of an If may have equal names
-        self._last: _GraphKey = ((), 0)
+        self._record = VerdictRecord(identity.ep_name)
         self.failure = ""
         self.fused_nodes: list[FusedNode] = []
         self._compiled: dict[str, CompiledBody] = {}
@@ -115,6 +107,15 @@ class Provider:
         self._transposition_lock = threading.Lock()
         _thread.provider = self
         _thread.verdicts = self.verdicts
+
+    @property
+    def verdicts(self) -> list[NodeVerdict]:
+        """One per node of the main graph, and then of the bodies in it.
+
+        ORT asks again after it changed layouts, or replaced declined nodes by the nodes of their functions; then these
+        stand in their place.
+        """
+        return self._record.verdicts
 
     def close(self) -> None:
         """Releases clusters, weights and kernels; ORT has released the compute infos before.
@@ -258,7 +259,10 @@ class Provider:
             fused = []
         fused += [[node] for node in stored]
         self._report(graph, verdicts, fused)
-        self._remember(graph, verdicts, fused)
+        self._record.add(graph, verdicts, fused)
+        if graph.parent is None:
+            self._fed.update(value.name for value in graph.inputs)
+        _thread.verdicts = self.verdicts
         fusion = ffi.new("OrtNodeFusionOptions *")
         fusion.ort_version_supported = host.api_version()
         fusion.drop_constant_initializers = True
@@ -279,33 +283,6 @@ class Provider:
         if not (self._single_nodes or _decides_shapes(cluster[0])):
             return False
         return _has_kernel(info, nodes[cluster[0].index])
-
-    def _remember(self, graph: Graph, verdicts: list[NodeVerdict], fused: list[list[Node]]) -> None:
-        """Keeps the verdicts. ORT asks for bodies before the graph that they are in, and may ask again for all."""
-        label = "" if graph.parent is None else graph.parent.label
-        placed = [replace(verdict, body_of=label) for verdict in verdicts]
-        given = dict(zip(graph.nodes, placed, strict=True))
-        self._to_fuse = [given[node] for cluster in fused for node in cluster]
-        names = (label, *(value.name for value in graph.outputs))
-        key = self._last = (names, sum(asked == names for asked, _ in self._asked))
-        self._asked.append(key)
-        if not label:  # bodies that were not asked for again are gone
-            self._shown = {asked: self._shown.get(asked, []) for asked in self._asked}
-            self._asked = []
-            self._fed.update(value.name for value in graph.inputs)
-        inlined = {label for cluster in fused for node in cluster for label in _labels_with_bodies(node)}
-        for others in self._shown.values():
-            others[:] = [
-                replace(verdict, supported=True, kind="", reason="") if verdict.body_of in inlined else verdict
-                for verdict in others
-            ]
-        # A node of ours that is declined is a fused one.
-        self._shown[key] = [
-            verdict for node, verdict in given.items() if verdict.supported or node.provider != self._identity.ep_name
-        ]
-        shown = [verdict for others in self._shown.values() for verdict in others]
-        self.verdicts = sorted(self._fused_verdicts + shown, key=lambda verdict: verdict.body_of != "")
-        _thread.verdicts = self.verdicts
 
     def _report(self, graph: Graph, verdicts: list[NodeVerdict], fused: list[list[Node]]) -> None:
         declined = [pair for pair in zip(graph.nodes, verdicts, strict=True) if not pair[1].supported]
@@ -337,10 +314,7 @@ class Provider:
         ``infos`` (``OrtNodeComputeInfo **``) gets one entry for each, and so does ``context_nodes`` (``OrtNode **``)
         where the session writes a compiled model.
         """
-        self._fused_verdicts += self._to_fuse
-        fused = {id(verdict) for verdict in self._to_fuse}
-        self._shown[self._last] = [verdict for verdict in self._shown[self._last] if id(verdict) not in fused]
-        self._to_fuse = []
+        self._record.fused()
         graphs = [read_graph(host.api(), ort_graph) for ort_graph in ort_graphs]
         properties, options = self._properties(), self._lowering_options()
         pairs = list(zip(graphs, ort_graphs, strict=True))
@@ -484,14 +458,6 @@ def _parent(ort_graph: Any) -> Any:
     out = ffi.new("const OrtNode **")
     host.check_status(host.api().Graph_GetParentNode(ort_graph, out))
     return out[0]
-
-
-def _labels_with_bodies(node: Node) -> Iterator[str]:
-    """The labels of a node with bodies and of those in its bodies."""
-    for body in node.subgraphs.values():
-        yield node.label
-        for member in body.nodes:
-            yield from _labels_with_bodies(member)
 
 
 def _has_kernel(info: Any, node: Any) -> bool:

@@ -120,7 +120,7 @@ none[0] = ffi.cast("OrtNodeComputeInfo *", 8)
 contexts = ffi.new("OrtNode *[1]", [ffi.cast("OrtNode *", 8)])
 import ort_cuda_plugin.ep.provider as provider
 def broken(*arguments): raise ValueError("deliberate")
-provider.Provider._compile_one = broken
+provider.read_graph = broken
 code, message = failure(ep.Compile(ep, graphs, nodes, 1, none, contexts))
 assert (code, message) == (2, "deliberate") and none[0] == ffi.NULL and contexts[0] == ffi.NULL
 factory.ReleaseEp(factory, ep)

@@ -1,0 +1,70 @@
+"""What a session's nodes were told, over all the times that ONNX Runtime asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from ..clusters.claims import NodeVerdict
+from ..model.ir import Graph, Node
+
+_GraphKey: TypeAlias = "tuple[tuple[str, ...], int]"
+
+
+class VerdictRecord:
+    """The verdicts of a session. ORT asks for bodies before the graph that they are in, and may ask again for all.
+
+    Attributes:
+        verdicts: one per node of the main graph, and then of the bodies in it.
+    """
+
+    def __init__(self, ep_name: str) -> None:
+        self.verdicts: list[NodeVerdict] = []
+        self._ep_name = ep_name
+        self._to_fuse: list[NodeVerdict] = []  # those of the clusters of the last answer
+        self._fused: list[NodeVerdict] = []  # those of nodes that fused nodes have replaced
+        self._shown: dict[_GraphKey, list[NodeVerdict]] = {}  # of all others, by their graphs
+        self._asked: list[_GraphKey] = []  # graphs since the main graph: the bodies of an If may have equal names
+        self._last: _GraphKey | None = None
+
+    def add(self, graph: Graph, verdicts: Sequence[NodeVerdict], fused: Sequence[Sequence[Node]]) -> None:
+        """Takes the answer for a graph; ``fused`` are the clusters that ORT is asked to fuse."""
+        label = "" if graph.parent is None else graph.parent.label
+        placed = [replace(verdict, body_of=label) for verdict in verdicts]
+        given = dict(zip(graph.nodes, placed, strict=True))
+        self._to_fuse = [given[node] for cluster in fused for node in cluster]
+        names = (label, *(value.name for value in graph.outputs))
+        key = self._last = (names, sum(asked == names for asked, _ in self._asked))
+        self._asked.append(key)
+        if not label:  # bodies that were not asked for again are gone
+            self._shown = {asked: self._shown.get(asked, []) for asked in self._asked}
+            self._asked = []
+        inlined = {label for cluster in fused for node in cluster for label in _labels_with_bodies(node)}
+        for others in self._shown.values():
+            others[:] = [
+                replace(verdict, supported=True, kind="", reason="") if verdict.body_of in inlined else verdict
+                for verdict in others
+            ]
+        # A node of ours that is declined is a fused one.
+        self._shown[key] = [
+            verdict for node, verdict in given.items() if verdict.supported or node.provider != self._ep_name
+        ]
+        shown = [verdict for others in self._shown.values() for verdict in others]
+        self.verdicts = sorted(self._fused + shown, key=lambda verdict: verdict.body_of != "")
+
+    def fused(self) -> None:
+        """ORT has replaced the clusters of the last answer by fused nodes."""
+        replaced = {id(verdict) for verdict in self._to_fuse}
+        self._fused += self._to_fuse
+        self._to_fuse = []
+        if self._last is not None:
+            self._shown[self._last] = [verdict for verdict in self._shown[self._last] if id(verdict) not in replaced]
+
+
+def _labels_with_bodies(node: Node) -> Iterator[str]:
+    """The labels of a node with bodies and of those in its bodies."""
+    for body in node.subgraphs.values():
+        yield node.label
+        for member in body.nodes:
+            yield from _labels_with_bodies(member)
