@@ -17,6 +17,7 @@ from ort_cuda_plugin.ops.registry import CHANNELS_LAST_DOMAIN, channels_last_ope
 
 Arrays = dict[str, np.ndarray]
 RNG = np.random.default_rng(0)
+COPIES = ("copies_h2d", "copies_d2h", "copies_d2d", "launches")
 
 
 def graph_model(graph: str, opset: int = 17) -> bytes:
@@ -159,6 +160,45 @@ def test_a_cpu_node_in_the_middle_and_a_recurrent_layer() -> None:
     model = graph_model(graph)
     extra = compare(model, Counter(Conv=2, MaxPool=1), Counter(Cast=2))
     assert extra <= 2
+
+
+def test_control_flow_a_cpu_node_and_a_recurrent_layer_in_both_layouts() -> None:
+    """A Loop with an If whose branches are a convolution and a sum, strings in the middle, an LSTM behind them."""
+    model = graph_model(
+        """(float[n, 2, 6, 5] x, bool c, int64 trips, float[4, 2, 3, 3] w, float[4, 4, 1, 1] w2, float[1, 12, 4] lw,
+            float[1, 12, 3] lr) => (float[a, b, e, d] y, int64[n, 4, 6, 5] i) {
+        c1 = Conv<pads = [1, 1, 1, 1]>(x, w) r = Relu(c1)
+        l = Loop(trips, c, r) <body = b (int64 k, bool on, float[n, 4, 6, 5] carried)
+              => (bool still, float[n, 4, 6, 5] next) {
+            still = Identity(on) one = Constant<value_int = 1>() bit = BitwiseAnd(k, one) odd = Cast<to = 9>(bit)
+            next = If(odd) <then_branch = yes () => (float[n, 4, 6, 5] t) { t0 = Conv(carried, w2) t = Tanh(t0) },
+                            else_branch = no () => (float[n, 4, 6, 5] s) { s = Add(carried, r) }> }>
+        text = Cast<to = 8>(l) back = Cast<to = 1>(text)
+        c2 = Conv(back, w2) m = MaxPool<kernel_shape = [1, 1]>(c2) i = Cast<to = 7>(m)
+        axis = Constant<value_ints = [3]>() f = ReduceMean<keepdims = 0>(m, axis) t = Transpose<perm = [2, 0, 1]>(f)
+        y, h, s = LSTM<hidden_size = 3>(t, lw, lr) }""",
+        18,
+    )
+    cpu = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    feeds: Arrays = {"c": np.array(True), "trips": np.array(4)}
+    for value in cpu.get_inputs():
+        if value.name not in feeds:
+            shape = [dim if isinstance(dim, int) else 2 for dim in value.shape]
+            feeds[value.name] = RNG.standard_normal(shape, dtype=np.float32) / 2
+    expected = cpu.run(None, feeds)
+    moved = {}
+    for prefer in (False, True):
+        session = layout_session(model, prefer)
+        for got, wanted in zip(session.run(None, feeds), expected, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=2e-5, atol=2e-5)
+        assert (placed(session)[plugin.get_ep_name()]["Conv*"] > 1) is prefer
+        assert "Conv" not in placed(session)["CPUExecutionProvider"]
+        session.run(None, feeds)
+        before = plugin.counters()
+        session.run(None, feeds)
+        after = plugin.counters()
+        moved[prefer] = {name: after[name] - before[name] for name in COPIES}
+    assert moved[False] == moved[True]
 
 
 def test_a_quantised_network() -> None:
