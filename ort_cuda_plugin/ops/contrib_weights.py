@@ -1,0 +1,181 @@
+"""Products with, and look-ups in, weights of few bits: integers in bytes, with a scale for each block of them.
+
+The weights stay packed until a map makes numbers of them; a plan makes them once where they are constants.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.ops.axes import normalize_axis
+from ort_cuda_plugin.ops.contrib_fused import UP_TO_FLOAT32
+from ort_cuda_plugin.ops.indexing import wrapped
+from ort_cuda_plugin.ops.registry import INDICES, T1, T2, T3, Tind, op
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.multiply import multiply
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import eq
+from ort_cuda_plugin.program.views import part, permute, reshape, unsqueeze
+
+T4: TypeAlias = Tensor
+
+UINT8 = frozenset({DType.UINT8})
+WIDTHS = (2, 4, 8)
+
+
+def _unpacked(ctx: Lowering, x: Tensor, bits: int) -> Tensor:
+    """The codes in the bytes of x, int32: the lowest bits first, in one more dimension."""
+    per_byte = 8 // bits
+    bytes_ = unsqueeze(ctx, x, (x.rank,))
+    if per_byte == 1:
+        return elementwise(ctx, lambda code: s.cast(code, DType.INT32), bytes_)
+    shifts = ctx.constant(np.arange(0, 8, bits, dtype=np.int32))
+    mask = (1 << bits) - 1
+    return elementwise(ctx, lambda byte, shift: (s.cast(byte, DType.INT32) >> shift) & mask, bytes_, shifts)
+
+
+@op(
+    "MatMulNBits",
+    domain="com.microsoft",
+    since=1,
+    types={"T1": UP_TO_FLOAT32, "T2": UINT8, "T3": UP_TO_FLOAT32 | UINT8, "T4": frozenset({DType.INT32})},
+)
+def matmul_nbits(
+    ctx: Lowering,
+    a: T1,
+    b: T2,
+    scales: T1,
+    zero_points: T3 | None = None,
+    g_idx: T4 | None = None,
+    bias: T1 | None = None,
+    *,
+    K: int,
+    N: int,
+    accuracy_level: int = 0,
+    bits: int = 4,
+    block_size: int,
+    weight_prepacked: int = 0,
+) -> Tensor:
+    """a @ ((b - zero points) * scales) + bias; ``accuracy_level`` allows less than we do.
+
+    ``g_idx`` names the block, that is the scale and zero point, of each row of the weights.
+    """
+    if bits not in WIDTHS or weight_prepacked:
+        raise Unsupported("attribute", f"MatMulNBits with bits = {bits}, weight_prepacked = {weight_prepacked}")
+    if N <= 0 or K <= 0 or block_size < 16 or block_size & (block_size - 1):
+        raise InvalidModel(f"MatMulNBits with N = {N}, K = {K}, block_size = {block_size}")
+    if a.rank == 0:
+        raise InvalidModel("MatMulNBits of a scalar")
+    blocks = -(-K // block_size)
+    ctx.require(eq(b.size, N * blocks * (block_size * bits // 8)), "MatMulNBits: B has another size than N, K say")
+    ctx.require(eq(scales.size, N * blocks), "MatMulNBits: there is not one scale for each block")
+    codes = _unpacked(ctx, reshape(ctx, b, [N, blocks, block_size * bits // 8]), bits)
+    parameters = [reshape(ctx, scales, [N, blocks])]
+    if zero_points is not None:
+        parameters.append(_zero_points(ctx, zero_points, N, blocks, bits))
+    default = 1 << (bits - 1)
+
+    def number(code: Scalar, scale: Scalar, zero: Scalar | None = None) -> Scalar:
+        offset = s.constant(float(default), DType.FLOAT32) if zero is None else s.cast(zero, DType.FLOAT32)
+        return s.cast((s.cast(code, DType.FLOAT32) - offset) * s.widen(scale), a.dtype)
+
+    if g_idx is None:
+        # One dimension for blocks, one for bytes, one for the codes in them.
+        weights = elementwise(ctx, number, codes, *(unsqueeze(ctx, p, (2, 3)) for p in parameters))
+        rows = part(ctx, reshape(ctx, weights, [N, blocks * block_size]), 1, 0, K)
+    else:
+        ctx.require(eq(g_idx.size, K), "MatMulNBits: g_idx does not have one entry for each of K")
+        flat, groups = reshape(ctx, codes, [N, blocks * block_size]), reshape(ctx, g_idx, [K])
+
+        def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            group, known = wrapped(maps.source(groups).at([c[1]]), maps.dim(blocks))
+            return number(maps.source(flat).at(c), *(maps.source(p).at([c[0], group], known) for p in parameters))
+
+        rows = gather_map(ctx, [N, K], a.dtype, element)
+    left = a if a.rank > 1 else unsqueeze(ctx, a, (0,))
+    weights = permute(ctx, rows, (1, 0))
+    if bias is None:
+        result = multiply(ctx, left, weights)
+    else:
+        ctx.require_shape(bias, (N,), "bias of MatMulNBits")
+        result = multiply(ctx, left, weights, bias, finish=lambda total, added: total + s.widen(added))
+    return ctx.view(result, (*a.shape[:-1], N))
+
+
+def _zero_points(ctx: Lowering, zeros: Tensor, rows: int, blocks: int, bits: int) -> Tensor:
+    """[rows, blocks]: codes that are packed as the weights are, or numbers."""
+    if zeros.dtype is not DType.UINT8:
+        ctx.require(eq(zeros.size, rows * blocks), "MatMulNBits: there is not one zero point for each block")
+        return reshape(ctx, zeros, [rows, blocks])
+    width = -(-blocks * bits // 8)
+    ctx.require(eq(zeros.size, rows * width), "MatMulNBits: there is not one zero point for each block")
+    codes = _unpacked(ctx, reshape(ctx, zeros, [rows, width]), bits)
+    return part(ctx, reshape(ctx, codes, [rows, width * (8 // bits)]), 1, 0, blocks)
+
+
+_INTEGER_CODES = frozenset({DType.INT4, DType.UINT4, DType.UINT8})
+
+
+@op(
+    "GatherBlockQuantized",
+    domain="com.microsoft",
+    since=1,
+    types={"T1": _INTEGER_CODES, "T2": UP_TO_FLOAT32, "Tind": INDICES},
+)
+def gather_block_quantized(
+    ctx: Lowering,
+    data: T1,
+    indices: Tind,
+    scales: T2,
+    zero_points: T1 | None = None,
+    *,
+    bits: int = 4,
+    block_size: int = 128,
+    gather_axis: int = 0,
+    quantize_axis: int = 1,
+) -> Tensor:
+    """Gather of (data - zero points) * scales. An index outside its dimension gives 0."""
+    if block_size < 16 or block_size & (block_size - 1):
+        raise InvalidModel(f"GatherBlockQuantized with block_size = {block_size}")
+    if data.rank == 0 or scales.rank != data.rank:
+        raise InvalidModel(f"GatherBlockQuantized of rank {data.rank} with scales of rank {scales.rank}")
+    at, along = normalize_axis(gather_axis, data.rank), normalize_axis(quantize_axis, data.rank)
+    default = 0
+    if data.dtype is DType.UINT8:
+        if bits not in WIDTHS or at == along or at == data.rank - 1:
+            raise InvalidModel(f"GatherBlockQuantized of {bits} bits in bytes, axes {gather_axis}, {quantize_axis}")
+        default = 1 << (bits - 1)
+        data = _along_last(ctx, data, bits)
+        zero_points = None if zero_points is None else _along_last(ctx, zero_points, bits)
+    codes, zeros = data, zero_points
+    for axis, (blocks, dim) in enumerate(zip(scales.shape, codes.shape, strict=True)):
+        wanted = -(-1 * dim // block_size) if axis == along else dim
+        ctx.require(eq(blocks, wanted), f"the scales of GatherBlockQuantized do not fit its data in dimension {axis}")
+    if zeros is not None and zeros.rank != codes.rank:
+        raise InvalidModel(f"GatherBlockQuantized with zero points of rank {zeros.rank}")
+    shape = [*codes.shape[:at], *indices.shape, *codes.shape[at + 1 :]]
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        table = maps.source(codes)
+        index, inside = wrapped(maps.source(indices).at(c[at : at + indices.rank]), table.dim(at))
+        place = [*c[:at], index, *c[at + indices.rank :]]
+        block = [s.trunc_divide(i, block_size) if axis == along else i for axis, i in enumerate(place)]
+        code = s.cast(table.at(place, inside), DType.INT32)
+        offset = s.constant(default, DType.INT32)
+        if zeros is not None:
+            offset = s.cast(maps.source(zeros).at(block, inside), DType.INT32)
+        scale = s.widen(maps.source(scales).at(block, inside))
+        return s.cast(s.where(inside, s.cast(code - offset, DType.FLOAT32) * scale, 0.0), scales.dtype)
+
+    return gather_map(ctx, shape, scales.dtype, element)
+
+
+def _along_last(ctx: Lowering, x: Tensor, bits: int) -> Tensor:
+    """The codes that are packed along the last dimension."""
+    return reshape(ctx, _unpacked(ctx, x, bits), [*x.shape[:-1], x.shape[-1] * (8 // bits)])
