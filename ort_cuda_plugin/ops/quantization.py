@@ -222,7 +222,7 @@ def _per_row(ctx: Lowering, x: Tensor) -> Tensor:
     return ctx.view(x, (*x.shape, 1), (*x.strides, 0), x.offset) if x.rank == 1 and x.size != 1 else x
 
 
-def _shifted(ctx: Lowering, x: Tensor, zero: Tensor | None, dtype: DType = DType.INT32) -> Tensor:
+def shifted(ctx: Lowering, x: Tensor, zero: Tensor | None, dtype: DType = DType.INT32) -> Tensor:
     """x - zero as ``dtype``; x keeps its shape."""
     if zero is None:
         return elementwise(ctx, lambda value: s.cast(value, dtype), x)
@@ -243,7 +243,7 @@ def matmul_integer(
 def _product(ctx: Lowering, a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None, dtype: DType) -> Tensor:
     """(a - a_zero) @ (b - b_zero), computed in ``dtype``; zero points are scalars, or one per row and column."""
     rows = None if a_zero is None else _per_row(ctx, a_zero)
-    return matmul(ctx, _shifted(ctx, a, rows, dtype), _shifted(ctx, b, b_zero, dtype))
+    return matmul(ctx, shifted(ctx, a, rows, dtype), shifted(ctx, b, b_zero, dtype))
 
 
 def _requantize(
@@ -313,8 +313,8 @@ def conv_integer(
     weights_zero = None if w_zero_point is None else _per_channel(ctx, w_zero_point, w.rank - 1)
     return conv(
         ctx,
-        _shifted(ctx, x, x_zero_point),
-        _shifted(ctx, w, weights_zero),
+        shifted(ctx, x, x_zero_point),
+        shifted(ctx, w, weights_zero),
         auto_pad=auto_pad,
         dilations=dilations,
         group=group,
