@@ -99,24 +99,35 @@ ocp_listener *ocp_listener_create(void) {
     return NULL;
   pthread_mutex_lock(&lock);
   listener->number = ++last_number;
-  listener->next = listeners;
-  listeners = listener;
   pthread_mutex_unlock(&lock);
-  atomic_fetch_add(&ocp_num_listeners, 1);
   return listener;
+}
+
+void ocp_listener_open(ocp_listener *listener) {
+  pthread_mutex_lock(&lock);
+  if (!find(listener->number)) {
+    listener->next = listeners;
+    listeners = listener;
+    atomic_fetch_add(&ocp_num_listeners, 1);
+  }
+  pthread_mutex_unlock(&lock);
+}
+
+void ocp_listener_close(ocp_listener *listener) {
+  pthread_mutex_lock(&lock);
+  for (ocp_listener **link = &listeners; *link; link = &(*link)->next)
+    if (*link == listener) {
+      *link = listener->next;
+      atomic_fetch_sub(&ocp_num_listeners, 1);
+      break;
+    }
+  pthread_mutex_unlock(&lock);
 }
 
 void ocp_listener_destroy(ocp_listener *listener) {
   if (!listener)
     return;
-  atomic_fetch_sub(&ocp_num_listeners, 1);
-  pthread_mutex_lock(&lock);
-  for (ocp_listener **link = &listeners; *link; link = &(*link)->next)
-    if (*link == listener) {
-      *link = listener->next;
-      break;
-    }
-  pthread_mutex_unlock(&lock);
+  ocp_listener_close(listener);
   free(listener->activities);
   free(listener);
 }

@@ -58,9 +58,12 @@ int32_t ocp_activity_thread(void);
 
 typedef struct ocp_listener ocp_listener;
 
-/* NULL: out of memory. */
+/* Not open yet. NULL: out of memory. */
 ocp_listener *ocp_listener_create(void);
-/* No activity reaches it any more. Ignores NULL. */
+/* Activities reach it from open to close. Threads may enter and leave events at any time. */
+void ocp_listener_open(ocp_listener *listener);
+void ocp_listener_close(ocp_listener *listener);
+/* Closes it. No thread may use it any more. Ignores NULL. */
 void ocp_listener_destroy(ocp_listener *listener);
 /* The calling thread is in an event that it knows by this key, and in it no more; events nest. Two threads may use one
  * key at once: `event` is the number of the event among all, and 0 where the thread is in none of this key. `since` is

@@ -18,10 +18,11 @@ typedef struct profiler {
   OrtEpProfilerImpl ort; /* first member: ORT's view */
   ocp_device *device;
   const char *provider;
-  ocp_listener *listener; /* NULL: not started, or ended */
-  bool traced;            /* by CUPTI: Python has begun that for us */
-  pthread_mutex_t lock;   /* guards what follows */
-  int64_t origin;         /* when ORT's profile started, by our clock */
+  ocp_listener *listener; /* threads may use it beside the end of the profile: it lives as long as this */
+  bool is_started;
+  bool traced;          /* by CUPTI: Python has begun that for us */
+  pthread_mutex_t lock; /* guards what follows */
+  int64_t origin;       /* when ORT's profile started, by our clock */
   ocp_profile_names names;
   ocp_profile_parent *parents; /* ORT's events that have ended */
   size_t num_parents, max_parents;
@@ -65,14 +66,15 @@ static void end_trace(profiler *p) {
 
 static void end(profiler *p) {
   end_trace(p);
-  ocp_listener_destroy(p->listener);
-  p->listener = NULL;
+  ocp_listener_close(p->listener);
+  p->is_started = false;
   ocp_sources_sweep();
 }
 
 static void release(OrtEpProfilerImpl *impl) {
   profiler *p = self(impl);
   end(p);
+  ocp_listener_destroy(p->listener);
   ocp_profile_names_free(&p->names);
   free(p->parents);
   pthread_mutex_destroy(&p->lock);
@@ -82,18 +84,15 @@ static void release(OrtEpProfilerImpl *impl) {
 static OrtStatus *start_profiling(OrtEpProfilerImpl *impl, int64_t offset_ns) {
   profiler *p = self(impl);
   p->origin = ocp_activity_now() - offset_ns;
-  if (!p->listener)
-    p->listener = ocp_listener_create();
-  if (!p->listener)
-    return ocp_api->CreateStatus(ORT_FAIL, "out of host memory");
-  begin_trace(p);
+  ocp_listener_open(p->listener);
+  if (!p->is_started)
+    begin_trace(p);
+  p->is_started = true;
   return NULL;
 }
 
 static OrtStatus *start_event(OrtEpProfilerImpl *impl, uint64_t key) {
-  profiler *p = self(impl);
-  if (p->listener)
-    ocp_listener_enter(p->listener, key);
+  ocp_listener_enter(self(impl)->listener, key);
   return NULL;
 }
 
@@ -124,8 +123,6 @@ static void note(profiler *p, uint64_t event, const OrtProfilingEvent *ort_event
 
 static OrtStatus *stop_event(OrtEpProfilerImpl *impl, uint64_t key, const OrtProfilingEvent *ort_event) {
   profiler *p = self(impl);
-  if (!p->listener)
-    return NULL;
   const ocp_left_event left = ocp_listener_leave(p->listener, key);
   if (!left.event)
     return NULL;
@@ -143,7 +140,7 @@ static OrtStatus *stop_event(OrtEpProfilerImpl *impl, uint64_t key, const OrtPro
 
 static OrtStatus *end_profiling(OrtEpProfilerImpl *impl, OrtProfilingEventsContainer *container) {
   profiler *p = self(impl);
-  if (!p->listener)
+  if (!p->is_started)
     return NULL;
   /* What has not run yet would be missing. A lost device has nothing more to say, but what it said counts. */
   ocp_error ignored = {0};
@@ -166,11 +163,15 @@ static OrtStatus *end_profiling(OrtEpProfilerImpl *impl, OrtProfilingEventsConta
 
 OrtEpProfilerImpl *ocp_profiler_create(ocp_device *device, const char *provider, ocp_error *error) {
   profiler *p = calloc(1, sizeof *p);
-  if (!p) {
+  ocp_listener *listener = ocp_listener_create();
+  if (!p || !listener) {
+    ocp_listener_destroy(listener);
+    free(p);
     ocp_fail(error, ORT_FAIL, "out of host memory");
     return NULL;
   }
   p->device = device;
+  p->listener = listener;
   p->provider = provider;
   pthread_mutex_init(&p->lock, NULL);
   p->ort = (OrtEpProfilerImpl){
