@@ -70,6 +70,18 @@ static OrtStatus *compile(OrtEp *ep, const OrtGraph **graphs, const OrtNode **fu
                 : ocp_status(&error);
 }
 
+static const char *get_compatibility_info(OrtEp *ep, const OrtGraph *graph) {
+  (void)graph;
+  ocp_error error = {0};
+  const char *info = "";
+  const ocp_python *python = ocp_python_call(&error);
+  OrtStatus *status = python ? ocp_python_status(python->compatibility_info(self(ep)->config.handle, &info)) : NULL;
+  if (!status)
+    return info;
+  ocp_api->ReleaseStatus(status);
+  return "";
+}
+
 static void release_compute_infos(OrtEp *ep, OrtNodeComputeInfo **infos, size_t count) {
   (void)ep;
   for (size_t i = 0; i < count; i++) {
@@ -256,6 +268,7 @@ OrtEp *ocp_ep_create(const ocp_ep_config *config, ocp_identity identity) {
       .OnRunStart = on_run_start,
       .OnRunEnd = on_run_end,
       .CreateSyncStreamForDevice = create_sync_stream,
+      .GetCompiledModelCompatibilityInfo = get_compatibility_info,
       .GetKernelRegistry = get_kernel_registry,
       .IsConcurrentRunSupported = is_concurrent_run_supported,
       .Sync = sync_device,

@@ -108,9 +108,14 @@ static void release_ep(OrtEpFactory *factory, OrtEp *ep) {
 
 static OrtStatus *validate_compatibility(OrtEpFactory *factory, const OrtHardwareDevice *const *devices,
                                          size_t num_devices, const char *info, OrtCompiledModelCompatibility *out) {
-  (void)factory, (void)devices, (void)num_devices, (void)info;
-  *out = OrtCompiledModelCompatibility_EP_NOT_APPLICABLE; /* no compiled models yet */
-  return NULL;
+  *out = OrtCompiledModelCompatibility_EP_NOT_APPLICABLE;
+  ocp_error error = {0};
+  const int64_t handle = registered_handle(factory, &error);
+  if (!info)
+    return ocp_status(&error);
+  const ocp_python *python = handle ? ocp_python_call(&error) : NULL;
+  return python ? ocp_python_status(python->validate_compatibility(handle, devices, num_devices, info, out))
+                : ocp_status(&error);
 }
 
 static OrtStatus *get_incompatibility(OrtEpFactory *factory, const OrtHardwareDevice *device,

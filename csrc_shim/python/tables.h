@@ -68,6 +68,8 @@ typedef struct ocp_python {
                                       OrtEpDevice **ep_devices, size_t max_ep_devices, size_t *num_ep_devices);
   OrtStatus *(*get_incompatibility)(int64_t factory, const OrtHardwareDevice *device,
                                     OrtDeviceEpIncompatibilityDetails *details);
+  OrtStatus *(*validate_compatibility)(int64_t factory, const OrtHardwareDevice *const *devices, size_t num_devices,
+                                       const char *info, OrtCompiledModelCompatibility *out);
   OrtStatus *(*create_ep)(int64_t factory, const OrtHardwareDevice *const *devices,
                           const OrtKeyValuePairs *const *metadata, size_t num_devices, const OrtSessionOptions *options,
                           const OrtLogger *logger, ocp_ep_config *config);
@@ -75,6 +77,8 @@ typedef struct ocp_python {
   OrtStatus *(*get_capability)(int64_t ep, const OrtGraph *graph, OrtEpGraphSupportInfo *info);
   OrtStatus *(*compile)(int64_t ep, const OrtGraph **graphs, const OrtNode **fused_nodes, size_t count,
                         OrtNodeComputeInfo **infos, OrtNode **ep_context_nodes);
+  /* What a model that the session compiled fits; the text lives as long as the EP. */
+  OrtStatus *(*compatibility_info)(int64_t ep, const char **info);
   /* Adds the kernels of the operator table to a registry of the EP with this name. */
   OrtStatus *(*add_kernels)(OrtKernelRegistry *registry, const char *ep_name);
   OrtStatus *(*create_kernel)(int64_t ep, const OrtKernelInfo *info, OrtKernelImpl **out);

@@ -14,6 +14,7 @@ from ..compiler.kernel import KernelSpec
 from ..compiler.targets import BuiltKernel, KernelImage, Target
 from ..model.ir import Array, Constant, DType, Graph, Node
 from ..plan.decoder import decode, element_types
+from ..plan.format import version as plan_version
 from ..plan.tables import KnownEntries, Precomputation, Precomputed, Tables, Weight
 from ..program.libraries import LibraryProblem, ProblemFlags
 from ..program.lowering import DeviceProperties, LoweringOptions
@@ -189,7 +190,7 @@ class _Partition:
 
     def _fits(self, row: Json) -> bool:
         target, arch = self.session.target, row["arch"]
-        if not set(row["libraries"]) <= self.session.device.libraries:
+        if row["plan_version"] != plan_version or not set(row["libraries"]) <= self.session.device.libraries:
             return False
         if target.is_emulated:
             return bool(arch == target.arch and row["cpu"] == cpu_digest(target))

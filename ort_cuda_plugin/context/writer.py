@@ -15,6 +15,7 @@ from ..compiler.kernel import KernelSpec
 from ..compiler.targets import KernelImage, Target
 from ..model.ir import Constant, Graph, Value
 from ..plan.format import encode
+from ..plan.format import version as plan_version
 from ..plan.tables import Precomputation, Precomputed, Weight
 from ..program.lowering import LoweringOptions
 from .capture import ContextTarget, capture
@@ -144,6 +145,7 @@ class ContextWriter:
         return {
             "arch": target.target.arch,
             "cpu": cpu_digest(target.target),
+            "plan_version": plan_version,
             "libraries": sorted(target.device.libraries),
             "host_inputs": captured.host_inputs,
             "kernels": self._kernel_numbers(captured.kernels, target.target),

@@ -71,6 +71,16 @@ def get_incompatibility(factory: int, device: Any, details: Any) -> None:
     FACTORIES[factory].describe_incompatibility(device, details)
 
 
+@status_guard
+def validate_compatibility(factory: int, devices: Any, num_devices: int, info: Any, out: Any) -> None:
+    out[0] = FACTORIES[factory].fit_of(list(devices[0:num_devices]), host.text(info))
+
+
+@status_guard
+def compatibility_info(ep: int, info: Any) -> None:
+    info[0] = PROVIDERS[ep].compatibility_info
+
+
 @partial(status_guard, forgiven=True)
 def create_ep(
     factory: int, devices: Any, metadata: Any, num_devices: int, options: Any, logger: Any, config: Any

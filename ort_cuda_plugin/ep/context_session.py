@@ -13,6 +13,7 @@ from ..abi import host
 from ..abi.core import ffi
 from ..clusters.claims import Claims, NodeVerdict, decline
 from ..context.capture import ContextTarget
+from ..context.compatibility import compatibility_info
 from ..context.errors import ContextError
 from ..context.reader import Loaded, Session
 from ..context.writer import ContextCluster, ContextRequest, ContextWriter
@@ -27,9 +28,9 @@ from .options import Options
 ALLOW_VARIABLE = "ORT_CUDA_PLUGIN_CONTEXT_ALLOW_HOST_CODE"
 
 
-def allows_host_code(options: Options) -> bool:
-    """Whether code for this computer's CPU may come from a context."""
-    return options.context_allow_host_code or os.environ.get(ALLOW_VARIABLE) == "1"
+def allows_host_code(options: Options | None = None) -> bool:
+    """Whether code for this computer's CPU may come from a context: in a session, or in the process."""
+    return (options is not None and options.context_allow_host_code) or os.environ.get(ALLOW_VARIABLE) == "1"
 
 
 class ContextSession:
@@ -39,6 +40,7 @@ class ContextSession:
         self.output = ContextOutput.of(entries)
         self._reader = ContextReader(entries.get("ep.context_file_path", ""))
         self._binary: _Binary | None = None
+        self.compatibility: Any = ffi.new("char[]", b"")  # of what was written; ORT keeps the pointer
         # What ORT waits for nodes of: the context or the name of its file, and the nodes' attributes.
         self._written: list[tuple[ContextCluster, bytes, Mapping[str, int | str]]] = []
 
@@ -103,6 +105,7 @@ class ContextSession:
         """
         output = self.output
         assert output is not None
+        self.compatibility = ffi.new("char[]", compatibility_info(request.architectures).encode())
         attributes: dict[str, int | str] = {
             "embed_mode": int(output.embed),
             "hardware_architecture": ",".join(request.architectures),

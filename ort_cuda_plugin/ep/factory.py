@@ -6,8 +6,11 @@ from typing import Any
 
 from ..abi import host
 from ..abi.core import check, core, ffi, lib, new_error
+from ..context.compatibility import Fit, fit
+from .context_session import allows_host_code
 from .devices import DeviceInfo, cuda_devices, emulated_devices, emulation_requested, pci_bus_id_of_card
 from .identity import VIRTUAL_SUFFIX, Identity, identity_of_registration
+from .open_device import target_of
 
 NVIDIA_VENDOR_ID = 0x10DE
 
@@ -41,12 +44,14 @@ class Factory:
         self.devices: list[DeviceInfo] = []
         self.why_no_cuda = ""
         self._owned_hardware: list[Any] = []
+        self._offered: dict[Any, DeviceInfo] = {}
 
     def close(self) -> None:
         """Releases the hardware devices that ORT did not know of; ORT has dropped its OrtEpDevices before."""
         for device in self._owned_hardware:
             host.ep_api().ReleaseHardwareDevice(device)
         self._owned_hardware.clear()
+        self._offered.clear()
 
     def find_devices(self) -> list[DeviceInfo]:
         """GPUs first, then emulated devices; each only where this registration is to offer it."""
@@ -66,8 +71,19 @@ class Factory:
             host.log("WARNING", f"no CUDA device: {self.why_no_cuda}; the emulated one is offered on request only")
         matched = _match(self.devices, hardware)
         for index, (info, device) in enumerate(zip(self.devices, matched, strict=True)):
-            out[index] = self._ep_device(ort_factory, info, device or self._create_hardware(info))
+            hardware_device = device or self._create_hardware(info)
+            self._offered[hardware_device] = info
+            out[index] = self._ep_device(ort_factory, info, hardware_device)
         return len(self.devices)
+
+    def fit_of(self, hardware: list[Any], info: str) -> int:
+        """How well a compiled model fits devices (``OrtCompiledModelCompatibility``): the worst of them counts."""
+        fits = [
+            fit(info, target_of(self._offered[device]), allows_host_code())
+            for device in hardware
+            if device in self._offered
+        ]
+        return max(fits, default=Fit.NOT_APPLICABLE)
 
     def describe_incompatibility(self, hardware: Any, details: Any) -> None:
         """Says in ``details`` why this registration does not offer a hardware device; nothing where it does."""

@@ -21,6 +21,15 @@ from .libraries import load_libraries
 _DEFAULT_SHARED_BYTES = 48 * 1024
 
 
+def target_of(info: DeviceInfo) -> Target:
+    """What kernels for a device are compiled for; the emulated device's checking mode needs separate kernels."""
+    if not info.emulated:
+        return Target.cuda(*info.compute_capability)
+    config = ffi.new("ocp_emu_config *")
+    core().emu_get_config(config)
+    return Target.emulated(check=bool(config.check))
+
+
 class LoadedKernel:
     """A kernel's module on a device. Shared by the clusters that use it; unloaded with the last of them."""
 
@@ -44,12 +53,8 @@ class OpenDevice:
 
     @property
     def target(self) -> Target:
-        """What kernels are compiled for; the emulated device's checking mode needs separate kernels."""
-        if not self.info.emulated:
-            return Target.cuda(*self.info.compute_capability)
-        config = ffi.new("ocp_emu_config *")
-        core().emu_get_config(config)
-        return Target.emulated(check=bool(config.check))
+        """What kernels are compiled for."""
+        return target_of(self.info)
 
     def properties(self) -> DeviceProperties:
         return DeviceProperties(

@@ -330,6 +330,11 @@ class Provider:
         if self._contexts.output is not None:
             give(self._contexts.nodes(), context_nodes)
 
+    @property
+    def compatibility_info(self) -> Any:
+        """``const char *``: what a model that the session compiled fits; it lives as long as the provider."""
+        return self._contexts.compatibility
+
     def _context_clusters(self, graphs: list[Graph], fused_nodes: list[Any]) -> list[ContextCluster]:
         """The clusters of a compiled model."""
         return [

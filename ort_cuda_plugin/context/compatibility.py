@@ -1,0 +1,42 @@
+"""How well a compiled model fits a device, told from one line that ONNX Runtime keeps in the model."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Sequence
+
+from ..compiler.targets import Target
+from ..plan.format import version as plan_version
+from .container import VERSION
+from .writer import cpu_digest
+
+
+class Fit(enum.IntEnum):
+    """``OrtCompiledModelCompatibility``."""
+
+    NOT_APPLICABLE = 0
+    OPTIMAL = 1
+    USABLE = 2
+    UNSUPPORTED = 3
+
+
+def compatibility_info(architectures: Sequence[str]) -> str:
+    """The line: versions of the formats, what the model was compiled for, and on which CPU the emulated device was."""
+    cpu = cpu_digest(Target.emulated())[:16] if "emulated" in architectures else ""
+    return f"format={VERSION[0]}.{VERSION[1]};plans={plan_version};for={','.join(architectures)};cpu={cpu}"
+
+
+def fit(info: str, target: Target, allow_host_code: bool) -> Fit:
+    """Whether a device uses what was compiled as it is, or compiles the model's graph again, or can do neither."""
+    fields = dict(part.partition("=")[::2] for part in info.split(";"))
+    major = re.match(r"(\d+)\.\d+$", fields.get("format", ""))
+    if major is None:
+        return Fit.NOT_APPLICABLE
+    if int(major[1]) != VERSION[0]:
+        return Fit.UNSUPPORTED
+    if fields.get("plans") != str(plan_version) or target.arch not in fields.get("for", "").split(","):
+        return Fit.USABLE
+    if target.is_emulated and not (allow_host_code and fields.get("cpu") == cpu_digest(target)[:16]):
+        return Fit.USABLE
+    return Fit.OPTIMAL
