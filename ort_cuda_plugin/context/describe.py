@@ -8,6 +8,7 @@ from ..model.ir import DType
 from ..plan.decoder import decode
 from ..plan.format import RecordKind
 from .container import Container
+from .errors import MALFORMED
 from .graph_data import decode_graph
 from .guards import Guards
 from .reader import Context
@@ -26,25 +27,23 @@ def describe(container: Container) -> dict[str, Any]:
     """
     context = Context(container)
     try:
-        partitions = [_partition(context, name) for name in context.partitions]
-        kernels = [
-            {
-                "name": row["entry"],
-                "arch": row["arch"],
-                "bytes": len(container.array(row["image"])),
-                "registers": row["metadata"].get("registers"),
-                "shared_bytes": row["metadata"].get("static_shared_bytes", 0),
-            }
-            for row in context.kernel_rows
-        ]
-        made_by = container.index["made_by"]["plugin"]
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        return {
+            "made_by": str(container.index["made_by"]["plugin"]),
+            "bytes": _bytes_by_kind(context),
+            "kernels": [_kernel(context, row) for row in context.kernel_rows],
+            "partitions": [_partition(context, name) for name in context.partitions],
+        }
+    except MALFORMED as error:
         raise container.damaged(repr(error)) from error
+
+
+def _kernel(context: Context, row: Any) -> dict[str, Any]:
     return {
-        "made_by": str(made_by),
-        "bytes": _bytes_by_kind(context),
-        "kernels": kernels,
-        "partitions": partitions,
+        "name": str(row["entry"]),
+        "arch": str(row["arch"]),
+        "bytes": len(context.container.array(row["image"])),
+        "registers": row["metadata"].get("registers"),
+        "shared_bytes": row["metadata"].get("static_shared_bytes", 0),
     }
 
 

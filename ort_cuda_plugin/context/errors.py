@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+MALFORMED = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What reading a value of another form raises, or work with a graph that contradicts itself."""
+
 
 class ContextError(Exception):
     """A context, or the node that names it, cannot be used. The message says what to do."""

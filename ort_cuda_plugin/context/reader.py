@@ -19,13 +19,10 @@ from ..plan.tables import KnownEntries, Precomputation, Precomputed, Tables, Wei
 from ..program.libraries import LibraryProblem, ProblemFlags
 from ..program.lowering import DeviceProperties, LoweringOptions
 from .container import Container, Json, parse_json
-from .errors import ContextError, UnforeseenShapes
+from .errors import MALFORMED, ContextError, UnforeseenShapes
 from .graph_data import decode_graph, dims_of, dtype_of
 from .guards import Guards
 from .writer import cpu_digest
-
-_MALFORMED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
-"""What reading a value of another form raises."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +61,10 @@ class Context:
             self.kernel_rows: list[Json] = list(index["kernels"])
             self.partitions: dict[str, Json] = {}
             for row in index["partitions"]:
-                if row["name"] in self.partitions:
-                    raise ValueError(f"two partitions have the name {row['name']!r}")
+                if type(row["name"]) is not str or row["name"] in self.partitions:
+                    raise ValueError(f"no partition, or two, can have the name {row['name']!r}")
                 self.partitions[row["name"]] = row
-        except _MALFORMED as error:
+        except MALFORMED as error:
             raise container.damaged(f"its index: {error!r}") from error
 
     def _constant(self, row: Json) -> Constant:
@@ -108,7 +105,7 @@ class Context:
                 why = f"{self.container.subject}, partition {name!r}, is compiled again: {partition.why_not}"
                 return Loaded(partition.compiled(), why)
             return Loaded(StoredCluster(partition, found))
-        except _MALFORMED as error:
+        except MALFORMED as error:
             raise self.container.damaged(f"partition {name!r}: {error!r}") from error
 
     def _check_ports(self, stored: Json, found: Sequence[DType | None], what: str, strictly: bool = False) -> None:
@@ -202,7 +199,7 @@ class _Partition:
         """The cluster's graph. Raises ContextError."""
         try:
             return decode_graph(self.context.graph_data(self.row["graph"]), self.context.constants())
-        except _MALFORMED as error:
+        except MALFORMED as error:
             raise self.context.container.damaged(f"the graph of {self.name!r}: {error!r}") from error
 
     def compiled(self, known: KnownEntries | None = None) -> CompiledCluster:
@@ -220,7 +217,7 @@ class _Partition:
             return CompiledCluster(
                 graph, self.session.device, options, self.inputs, self.outputs, ranks, set(self.row["fed"]), known=known
             )
-        except _MALFORMED as error:
+        except MALFORMED as error:
             raise self.context.container.damaged(f"partition {self.name!r}: {error!r}") from error
 
 

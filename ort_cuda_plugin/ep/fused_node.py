@@ -10,7 +10,7 @@ from typing import Any
 
 from ..abi.core import check, core, count, ffi, new_error
 from ..clusters.cluster import CompiledCluster, Variant
-from ..context.errors import UnforeseenShapes
+from ..context.errors import MALFORMED, ContextError, UnforeseenShapes
 from ..context.reader import StoredCluster
 from ..model.ir import Constant
 from ..plan.tables import Precomputation, Precomputed, Weight
@@ -77,7 +77,7 @@ class FusedNode:
 
     @contextlib.contextmanager
     def _compiling(self, shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> Iterator[None]:
-        """Where the compiler is missing, the error says why a compiled model needs it."""
+        """Errors of a cluster out of a compiled model say what is missing or wrong there."""
         try:
             yield
         except ImportError as error:
@@ -85,6 +85,12 @@ class FusedNode:
                 raise self._cluster.unforeseen(shapes, host_values, error) from error
             if self._why:
                 raise UnforeseenShapes(f"{self._why}. But the plugin's compiler is not installed: {error}") from error
+            raise
+        except MALFORMED as error:
+            if isinstance(self._cluster, StoredCluster) or self._why:
+                raise ContextError(
+                    f"the context of {self.name} contradicts itself ({error!r}); compile the model again"
+                ) from error
             raise
 
     def plan_memory(self) -> tuple[int, int]:

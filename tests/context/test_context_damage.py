@@ -1,0 +1,107 @@
+"""Contexts whose hashes are right and whose contents are not: an error of ONNX Runtime, or a session that runs."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contexts import BINARY, compile_model, load, rows, two_clusters
+from ort_cuda_plugin.context.container import Builder, Container, to_json
+from ort_cuda_plugin.context.describe import describe
+from ort_cuda_plugin.context.errors import ContextError
+from ort_cuda_plugin.context.files import map_context
+
+MUTANTS = {"index": 20, "graph": 60}
+JUNK: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    1,
+    7,
+    2**31,
+    2**63,
+    2**200,
+    1.5,
+    "",
+    "x",
+    "a/../b",
+    [],
+    {},
+    [0],
+    {"a": 1},
+    [[[]]],
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where the values of a JSON value are."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (*path, key)
+        yield from places(inner, (*path, key))
+
+
+def mutate(value: Any, rng: random.Random) -> Any:
+    """The value with one part of it replaced, removed or doubled."""
+    changed = copy.deepcopy(value)
+    *way, last = rng.choice(list(places(value)))
+    owner = changed
+    for key in way:
+        owner = owner[key]
+    action = rng.randrange(4)
+    if action == 0:
+        del owner[last]
+    elif action == 1 and isinstance(owner, list):
+        owner.append(copy.deepcopy(owner[last]))
+    elif action == 2 and type(owner[last]) is int:
+        owner[last] += rng.choice([-1, 1, 64])
+    else:
+        owner[last] = rng.choice(JUNK)
+    return changed
+
+
+def rewrite(container: Container, path: Path, index: Any, replaced: dict[int, bytes]) -> None:
+    builder = Builder()
+    for number in range(len(container.index["arrays"])):
+        builder.arrays.append(memoryview(replaced.get(number, container.array(number))))
+        builder._hashes.append(hashlib.sha256(builder.arrays[-1]).digest())
+    builder.write(path, {key: value for key, value in index.items() if key != "arrays"})
+
+
+@pytest.mark.parametrize("what", ["index", "graph"])
+def test_a_context_that_contradicts_itself(tmp_path: Path, what: str) -> None:
+    compile_model(two_clusters(), tmp_path / "m_ctx.onnx")
+    path = tmp_path / BINARY.format("m")
+    (tmp_path / "right.bin").write_bytes(path.read_bytes())
+    container = Container(map_context(tmp_path, "right.bin"), "it")
+    rng = random.Random(what)
+    graph = container.index["partitions"][1]["graph"]
+    outcomes = {"refused": 0, "ran": 0}
+    for _ in range(MUTANTS[what]):
+        index, replaced = container.index, {}
+        if what == "index":
+            index = mutate(index, rng)
+        else:
+            replaced[graph] = to_json(mutate(json.loads(bytes(container.array(graph))), rng))
+        rewrite(container, path, index, replaced)
+        with contextlib.suppress(ContextError):
+            describe(Container(map_context(tmp_path, path.name), "it"))
+        try:
+            # Not with its code, which is trusted where it is allowed.
+            load(tmp_path / "m_ctx.onnx", host_code=False).run(None, {"x": rows(2, 3)})
+            outcomes["ran"] += 1
+        except Exception as error:
+            message = str(error)
+            assert "[ONNXRuntimeError]" in message
+            assert ".py:" not in message, message  # which is how a mistake of the plugin's is reported
+            outcomes["refused"] += 1
+    assert min(outcomes.values()) > 0, outcomes
