@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
-from contributed import BFLOAT16, FLOAT, FLOAT16, Array, check_node, noise
+import ort_cuda_plugin
+from contributed import BFLOAT16, DISABLED, FLOAT, FLOAT16, Array, check_node, node_model, noise
+from session_pair import ep_session
 
 B, S, N, H = 2, 5, 2, 4
 MASKS: dict[str, Array] = {
@@ -205,3 +208,39 @@ def test_group_query_attention_with_a_sink_a_bias_positions_and_probabilities() 
     inputs += [np.array([[2, 3, 4, 5]]), noise(1, 4, 4, 4, seed=8), noise(4, seed=9)]
     attributes = GROUPED | {"do_rotary": 1, "qk_output": 2}
     check_node("GroupQueryAttention", inputs, attributes, [FLOAT] * 4, reals=[FLOAT])
+
+
+def test_past_and_present_may_be_one_buffer() -> None:
+    """A generating program binds the cache as input and output; each step calls no Python and fits the same plan."""
+    room, lengths = 12, [7, 5]
+    inputs = grouped_inputs(1, 6, room, lengths, packed=True)
+    model = node_model(
+        "GroupQueryAttention", inputs, GROUPED | {"do_rotary": 1}, [FLOAT] * 3, constant=[7, 8]
+    )  # fmt: skip
+    session = ep_session(model, DISABLED)
+    cpu = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    memory = ort_cuda_plugin.register(emulate=True)[0].memory_info(ort.OrtDeviceMemoryType.DEFAULT)
+    caches = {
+        number: ort.OrtValue.ortvalue_from_numpy(inputs[number], "gpu", 0, memory.device_vendor_id) for number in (3, 4)
+    }
+    expected = {f"x{number}": inputs[number] for number in (3, 4)}
+    for step in range(4):
+        feed = {
+            "x0": noise(2, 1, 128, seed=20 + step),
+            "x5": np.array(lengths, np.int32) - 1 + step,
+            "x6": np.array(7 + step, np.int32),
+        }
+        binding = session.io_binding()
+        binding.bind_output("y0")
+        for name, array in feed.items():
+            binding.bind_cpu_input(name, array)
+        for number, cache in caches.items():
+            binding.bind_ortvalue_input(f"x{number}", cache)
+            binding.bind_ortvalue_output(f"y{number - 2}", cache)
+        before = ort_cuda_plugin.counters()
+        session.run_with_iobinding(binding)
+        after = ort_cuda_plugin.counters()
+        assert after["python_calls"] - before["python_calls"] == (step == 0)
+        wanted, *present = cpu.run(None, feed | expected)
+        expected = {f"x{3 + i}": cache for i, cache in enumerate(present)}
+        np.testing.assert_allclose(binding.get_outputs()[0].numpy(), wanted, 2e-5, 2e-5)
