@@ -152,7 +152,7 @@ static int64_t give_back(ocp_device *device, bool keep) {
   ocp_pool_release_idle_streams(device->pool);
   int64_t bytes = 0;
   for (int memory = 0; memory < OCP_NUM_MEMORIES; memory++)
-    bytes += ocp_pool_shrink(device, memory, keep);
+    bytes += ocp_pool_shrink(device, memory, keep && !atomic_load(&device->lost));
   return bytes;
 }
 

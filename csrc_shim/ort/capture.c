@@ -398,9 +398,16 @@ static int take_graph(ocp_capture_thread *thread, captured *entry, ocp_error *er
   const bool ended = result == CUDA_SUCCESS;
   const bool complete = !atomic_load(&thread->failed) && !atomic_load(&thread->stream->capture_failed) &&
                         thread->computations == entry->computations;
+  const char *call = "capturing the Run into a CUDA graph" HINT ": cuStreamEndCapture";
   size_t num_nodes = 0;
-  if (ended && complete && (result = device->driver->GraphGetNodes(graph, NULL, &num_nodes)) == CUDA_SUCCESS)
-    result = device->driver->GraphInstantiate(&exec, graph, 0);
+  if (ended && complete) {
+    call = "capturing the Run into a CUDA graph" HINT ": cuGraphGetNodes";
+    result = device->driver->GraphGetNodes(graph, NULL, &num_nodes);
+    if (result == CUDA_SUCCESS) {
+      call = "capturing the Run into a CUDA graph" HINT ": cuGraphInstantiate";
+      result = device->driver->GraphInstantiate(&exec, graph, 0);
+    }
+  }
   if (graph)
     device->driver->GraphDestroy(graph);
   entry->exec = exec;
@@ -410,10 +417,7 @@ static int take_graph(ocp_capture_thread *thread, captured *entry, ocp_error *er
   else
     drop_graph(device, entry);
   if (result != CUDA_SUCCESS)
-    return ocp_device_fail(device, result,
-                           ended ? "capturing the Run into a CUDA graph" HINT ": cuGraphInstantiate"
-                                 : "capturing the Run into a CUDA graph" HINT ": cuStreamEndCapture",
-                           error);
+    return ocp_device_fail(device, result, call, error);
   if (!exec)
     return ocp_fail(error, ORT_EP_FAIL, "the Run that was to become CUDA graph %d did not run to its end", entry->id);
   ocp_count(OCP_GRAPH_CAPTURES, 1);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from ..abi import host
@@ -30,13 +31,20 @@ def read_kernel_node(info: Any, device: OpenDevice) -> Graph:
     return read_node(ort, info, annotations, device.read, passed_on)
 
 
-def kernel_impl(graph: Graph, fused: FusedNode, device: OpenDevice) -> Any:
-    """An ``OrtKernelImpl *`` that runs ``fused``, the compiled ``graph``, for ORT to release."""
+def kernel_impl(graph: Graph, fused: FusedNode, device: OpenDevice, shared: Collection[str]) -> Any:
+    """An ``OrtKernelImpl *`` that runs ``fused``, the compiled ``graph``, for ORT to release.
+
+    ``shared`` names constants that ORT must keep, because it hands them to bodies.
+    """
     (node,) = graph.nodes
     names = [value.name if value is not None else "" for value in node.inputs]
     inputs = [names.index(value.name) for value in graph.inputs]
     outputs = [index for index, value in enumerate(node.outputs) if value is not None]
-    constants = [index for index, value in enumerate(node.inputs) if value is not None and value.initializer]
+    constants = [
+        index
+        for index, value in enumerate(node.inputs)
+        if value is not None and value.initializer and value.name not in shared
+    ]
     spec = ffi.new("ocp_node_kernel_spec *")
     positions = ffi.new("uint32_t[]", [*inputs, *outputs, *constants])
     spec.cluster = fused.pointer

@@ -103,6 +103,7 @@ class Provider:
         self._compiled: dict[str, CompiledBody] = {}
         self._ranks = Ranks()  # ORT forgets what it replaced by a fused node, so they outlive the claims
         self._fed: set[str] = set()  # names of the model's inputs
+        self._read_by_bodies: set[str] = set()  # names of values
         self._transpositions: dict[tuple[tuple[int, ...], DType], FusedNode] = {}
         self._transposition_lock = threading.Lock()
         _thread.provider = self
@@ -260,6 +261,7 @@ class Provider:
         fused += [[node] for node in stored]
         self._report(graph, verdicts, fused)
         self._record.add(graph, verdicts, fused)
+        self._read_by_bodies.update(value.name for node in graph.nodes for value in node.implicit_inputs)
         if graph.parent is None:
             self._fed.update(value.name for value in graph.inputs)
         _thread.verdicts = self.verdicts
@@ -379,7 +381,7 @@ class Provider:
         """
         graph = read_kernel_node(info, self.device)
         cluster = CompiledCluster(graph, self._properties(), self._lowering_options(), ranks=self._ranks, fed=())
-        return kernel_impl(graph, self._fuse(graph.name, Loaded(cluster)), self.device)
+        return kernel_impl(graph, self._fuse(graph.name, Loaded(cluster)), self.device, self._read_by_bodies)
 
     def _fuse(self, name: str, loaded: Loaded) -> FusedNode:
         """The cluster on the device, as far as it can be prepared."""

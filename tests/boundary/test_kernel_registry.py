@@ -243,3 +243,25 @@ def test_elementwise_nodes_write_over_what_nobody_reads_again() -> None:
         before = ort_cuda_plugin.memory_stats()["device"]["NumAllocs"]
         np.testing.assert_allclose(session.run(None, {"x": x})[0], on_cpu(model, x=x)[0], rtol=1e-5, atol=1e-6)
         assert ort_cuda_plugin.memory_stats()["device"]["NumAllocs"] - before == 3
+
+
+def test_a_constant_that_a_body_reads_stays_with_ort() -> None:
+    """ORT hands it to the If in each Run, though the body's kernel has its contents."""
+    branch = {
+        name: helper.make_graph(
+            [helper.make_node(op, ["x", "w"], [name])], name, [], [helper.make_empty_tensor_value_info(name)]
+        )
+        for name, op in (("then", "Add"), ("else", "Mul"))
+    }
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        helper.make_node("Less", ["sum", "zero"], ["negative"]),
+        helper.make_node("If", ["negative"], ["y"], then_branch=branch["then"], else_branch=branch["else"]),
+    ]
+    model = small_model(nodes, ["n", 3], w=floats(3), zero=np.array(0, np.float32))
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = singly(model, options)
+    for sign in (1, -1):
+        x = sign * np.abs(floats(2, 3))
+        np.testing.assert_array_equal(session.run(None, {"x": x})[0], on_cpu(model, x=x)[0])
