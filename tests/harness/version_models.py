@@ -203,7 +203,11 @@ CASES: dict[str, Callable[[], Case]] = {
         ),
     ),
     "another domain in the middle": lambda: case(
-        IN_THE_MIDDLE.format(nodes="middle = com.microsoft.Trilu(a)"), "Trilu"
+        IN_THE_MIDDLE.format(
+            nodes="""k = Constant<value = float[4, 4] {1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4}>()
+                     middle = com.microsoft.CDist<metric = "sqeuclidean">(a, k)"""
+        ),
+        "CDist",
     ),
     "a size that is computed": lambda: case(
         """(float[n, 4] x) => (float[p, q] y)
