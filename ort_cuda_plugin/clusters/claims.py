@@ -245,7 +245,7 @@ class _Analysis:
             self._options,
             read_host_input,
             record=False,
-            guess=symbols.dimension,
+            guesses=symbols,
             trial=trial,
             compiled=CompiledBodies(self.provider, self._compiled),
         )

@@ -176,7 +176,7 @@ class CompiledCluster:
             self.options,
             read,
             record=False,
-            guess=symbols.dimension,
+            guesses=symbols,
             trial=trial,
             compiled=self._compiled,
         )
@@ -280,7 +280,7 @@ class CompiledCluster:
             self.options,
             read,
             record=True,
-            guess=None if found is None else symbols.dimension,
+            guesses=None if found is None else symbols,
             states=self.states,
             settles=settles,
             trial=trial,

@@ -19,11 +19,12 @@ from ..ops.axes import normalize_axis
 from ..ops.indexing import select_index
 from ..ops.slicing import concat
 from ..program.containers import Operand
-from ..program.symbolic import Dim, eq
+from ..program.symbolic import Dim, eq, is_read_back
 from ..program.tensor import Tensor
 from ..program.views import unsqueeze
 
 if TYPE_CHECKING:
+    from ..program.lowering import Lowering
     from .node_lowering import NodeLowering
 
 MAX_UNROLLED_NODES = 1024
@@ -135,6 +136,7 @@ def _if(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
     results, others = branches[0], branches[-1]
     if len(results) != len(others):
         raise InvalidModel(f"the branches of If have {len(results)} and {len(others)} results")
+    possible: list[Operand] = []
     for number, (x, other) in enumerate(zip(results, others, strict=True)):
         if not isinstance(x, Tensor) or not isinstance(other, Tensor):
             raise Unsupported(
@@ -145,8 +147,24 @@ def _if(lowering: NodeLowering, node: Node, inputs: Inputs) -> list[Operand]:
             raise InvalidModel(f"result {number} of If is {types}")
         if x.rank != other.rank and ctx.trial is None:
             raise UnknownRank(f"result {number} of If has rank {x.rank} in one branch, {other.rank} in the other")
+        possible.append(_either(ctx, x, other) if (ctx.trial or 0) % 2 == 0 else _either(ctx, other, x))
     ctx.guessed = True  # the results are those of either branch
-    return branches[(ctx.trial or 0) % len(branches)]
+    return possible
+
+
+def _either(ctx: Lowering, x: Tensor, other: Tensor) -> Tensor:
+    """Like x, but whatever asks for the contents asks for those of both: a Run may need either."""
+    if x is other or x.positions() is None:
+        return x
+
+    def contents(own: tuple[Dim, ...], others: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        if not any(map(is_read_back, others)):
+            return own
+        if len(own) != len(others):
+            raise Unsupported("control-flow", "the branches of If have results of different sizes, one computed")
+        return others
+
+    return ctx.defer_host(ctx.empty(x.shape, x.dtype), (x, other), contents)
 
 
 def _valid_branches(lowering: NodeLowering, node: Node) -> list[list[Operand]]:

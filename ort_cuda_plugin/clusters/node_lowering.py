@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from ..kernels.emit import launch_step
 from ..kernels.packed import packed_bytes, unpack
-from ..model.ir import Constant, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
+from ..model.ir import Constant, DType, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
 from ..ops import registry
 from ..program.containers import Operand, TensorOptional, TensorSequence
 from ..program.lowering import Buffer, BufferKind, DeviceProperties, Lowering, LoweringOptions, Tensor
-from ..program.symbolic import Dim, Expr, eq, le, product, symbol
+from ..program.symbolic import Dim, Expr, eq, is_read_back, le, product, symbol
 from .control_flow import MAX_UNROLLED_NODES, CompiledBodies, expand, inline
 from .ranks import RanksOfTrial
 
@@ -55,6 +55,10 @@ class InputSymbols:
         if dim:
             self._named[dim, hint] = bounded
         return bounded
+
+    def number(self) -> Dim:
+        """An integer that nothing is known about."""
+        return self._fresh("", 1, None, None)
 
     def host_values(self, buffer: Buffer, hints: Sequence[int], name: str = "") -> tuple[Dim, ...]:
         """The elements of the host input ``name``; the same ones when asked again."""
@@ -116,9 +120,9 @@ class UnknownValue(KeyError):
 class NodeLowering:
     """Lowers nodes one after the other on tensors that are made for values as they are needed.
 
-    ``read_host_input(buffer, count)`` gives the symbols of a host input's elements. ``guess`` is given where contents
-    of host inputs are not known yet: it makes symbols for dimensions that depend on them. ``compiled`` are clusters
-    that bodies may have. ``trial``, ``states`` and ``settles`` as for `Lowering`.
+    ``read_host_input(buffer, count)`` gives the symbols of a host input's elements. ``guesses`` are given where
+    contents of host inputs are not known yet: they make symbols for what depends on those. ``compiled`` are clusters that bodies
+    may have. ``trial``, ``states`` and ``settles`` as for `Lowering`.
     """
 
     def __init__(
@@ -129,7 +133,7 @@ class NodeLowering:
         read_host_input: Callable[[Buffer, int], tuple[Dim, ...]],
         *,
         record: bool,
-        guess: Callable[[str | None], Dim] | None = None,
+        guesses: InputSymbols | None = None,
         states: dict[Node, Constant] | None = None,
         settles: bool = True,
         trial: int | None = None,
@@ -141,7 +145,7 @@ class NodeLowering:
             device,
             options,
             try_step=None if record else launch_step,
-            speculative=guess is not None,
+            speculative=guesses is not None,
             read_host_input=read_host_input,
             states=states,
             settles=settles,
@@ -149,7 +153,7 @@ class NodeLowering:
         )
         self.tensors: dict[Value, Tensor] = {}
         self.containers: dict[Value, TensorSequence | TensorOptional] = {}
-        self._guess = guess
+        self._guesses = guesses
         self._nodes_unrolled = 0
         self._depth = 0
 
@@ -217,17 +221,36 @@ class NodeLowering:
                     raise InvalidModel(f"{value.name!r} is no tensor, the model says that it is {value.dtype.name}")
                 self.set(value, result)
                 continue
-            if self.ctx.guessed and self._guess and (value.shape is None or len(value.shape) == result.rank):
-                # The guess is good for the rank and the type; what can be known of the shape is what ORT infers.
-                known = value.shape or [None] * result.rank
-                shape = [dim if isinstance(dim, int) else self._guess(dim) for dim in known]
-                result = self.ctx.empty(shape, result.dtype)
+            if self.ctx.guessed and self._guesses and (value.shape is None or len(value.shape) == result.rank):
+                result = self._guessed(self._guesses, value, result)
             # What shape the model says that it has does not matter: nothing here depends on that.
             if value.dtype is not None and value.dtype is not result.dtype:
                 declared = f"the model says that {value.name!r} is {value.dtype.name}"
                 raise Unsupported("dtype", f"{declared}, {node.op_type} makes it {result.dtype.name}")
             _check_rank(value, result.rank)
             self.tensors[value] = result
+
+    def _guessed(self, symbols: InputSymbols, value: Value, result: Tensor) -> Tensor:
+        """What stands for ``value``, of which ``result`` is one that it may be in a Run.
+
+        The guess is good for the rank and the type; what can be known of the shape is what ORT infers. An
+        operator that asks for the contents gets numbers that nothing is known about, or those of ``result`` where they
+        are read back.
+        """
+        known = value.shape or [None] * result.rank
+        guess = self.ctx.empty([d if isinstance(d, int) else symbols.dimension(d) for d in known], result.dtype)
+        positions = guess.positions()
+        if positions is None or not (guess.dtype.is_integer or guess.dtype is DType.BOOL):
+            return guess
+
+        def contents(found: Sequence[Dim]) -> tuple[Dim, ...]:
+            if not any(map(is_read_back, found)):
+                return tuple(symbols.number() for _ in positions)
+            if len(found) != len(positions):
+                raise Unsupported("shape", f"the model says that {value.name!r} has another number of elements")
+            return tuple(found)
+
+        return self.ctx.defer_host(guess, [result], contents)
 
     def _results(self, node: Node, inputs: Sequence[Operand | None]) -> Sequence[Operand]:
         if node.has_subgraphs:

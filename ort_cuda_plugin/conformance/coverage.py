@@ -93,9 +93,7 @@ def _lowered(graph: Graph) -> Iterator[tuple[Operator, set[str]]]:
     def read_host_input(buffer: Buffer, count: int) -> tuple[Dim, ...]:
         return symbols.host_values(buffer, [1] * count)
 
-    lowering = NodeLowering(
-        graph, GPU, LoweringOptions(), read_host_input, record=True, guess=symbols.dimension, states={}
-    )
+    lowering = NodeLowering(graph, GPU, LoweringOptions(), read_host_input, record=True, guesses=symbols, states={})
     try:
         for index, value in enumerate(graph.inputs):
             lowering.add_input(value, symbolic_input(symbols, value, index))

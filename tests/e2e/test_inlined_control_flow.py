@@ -22,6 +22,9 @@ from session_pair import floats
 
 IF = """b = If(c) <then_branch = yes () => (float[p, 4] t) { u = Mul(a, x)  t = Add(u, w) },
     else_branch = no () => (float[q, 4] e) { e = Neg(a) }>"""
+SHAPES = """<then_branch = yes () => (int64[2] t) {{ {} }}, else_branch = no () => (int64[2] e) {{ {} }}>"""
+INNER_SHAPES = """<then_branch = yes2 () => (int64[2] t2) { t2 = Sub(s, h) },
+    else_branch = no2 () => (int64[2] e2) { e2 = Identity(h) }>"""
 CLUSTERS = {
     "If on a fed condition": "(float[n, 4] x, bool c) => (float[n, 4] y) { a = Add(x, x) w = "
     f"Constant<value = float[4] {{1.0, 2.0, 3.0, 4.0}}>() {IF} y = Sub(b, a) }}",
@@ -32,6 +35,27 @@ CLUSTERS = {
           y = If(c) <then_branch = yes () => (float[p, 4] t) { t = Neg(x) }, else_branch = no () => (float[q, 4] e)
           { e = If(d) <then_branch = yes2 () => (float[r, 4] t2) { t2 = Exp(x) },
               else_branch = no2 () => (float[s, 4] e2) { e2 = Tanh(x) }> }> }""",
+    "If that gives a shape": f"""(float[n, 4] x, bool c) => (float[k, l] y)
+        {{ a = Add(x, x) s = Shape(x)
+          z = If(c) {SHAPES.format("t = Identity(s)", "e = Constant<value_ints = [2, -1]>()")}
+          y = Reshape(a, z) }}""",
+    "If that gives a shape, or one that the device computes": f"""(float[n, 4] x, bool c) => (float[k, l] y)
+        {{ i = Cast<to = 7>(x) none = Sub(i, i) axes = Constant<value_ints = [0, 1]>()
+          sum = ReduceSum<keepdims = 0>(none, axes) s = Shape(x) computed = Add(sum, s)
+          z = If(c) {SHAPES.format("t = Constant<value_ints = [2, -1]>()", "e = Identity(computed)")}
+          y = Reshape(x, z) }}""",
+    "If in a branch that gives where slices begin": f"""(float[n, 4] x, bool c, int64 rate) => (float[k, l] y)
+        {{ s = Shape(x) one = Constant<value_int = 1>() d = Equal(rate, one) h = Constant<value_ints = [1, 2]>()
+          z = If(c) {SHAPES.format("t = Constant<value_ints = [-2, 1]>()", f"e = If(d) {INNER_SHAPES}")}
+          y = Slice(x, z, s) }}""",
+    "If that gives one of two fed sizes": """(float[n, 4] x, bool c, int64 p, int64 q) => (float[k, n, 4] y)
+        { z = If(c) <then_branch = yes () => (int64 t) { t = Identity(p) },
+            else_branch = no () => (int64 e) { e = Add(q, q) }>
+          minus = Constant<value_ints = [-1]>() ones = Constant<value_ints = [1, 1]>() r = Reshape(z, minus)
+          sizes = Concat<axis = 0>(r, ones) y = Expand(x, sizes) }""",
+    "If that gives axes": f"""(float[n, 4] x, bool c) => (float[k, l, m, o] y)
+        {{ z = If(c) {SHAPES.format("t = Constant<value_ints = [0, 3]>()", "e = Constant<value_ints = [1, 2]>()")}
+          y = Unsqueeze(x, z) }}""",
     "Loop": """(float[n, 4] x, float[4] z) => (float[n, 4] y, float[4, k, 4] rows)
         { a = Add(x, x) trips = Constant<value_int = 4>()
           last, rows = Loop(trips, , a) <body = b (int64 i, bool on, float[p, 4] carried)
