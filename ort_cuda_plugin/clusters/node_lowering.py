@@ -121,8 +121,8 @@ class NodeLowering:
     """Lowers nodes one after the other on tensors that are made for values as they are needed.
 
     ``read_host_input(buffer, count)`` gives the symbols of a host input's elements. ``guesses`` are given where
-    contents of host inputs are not known yet: they make symbols for what depends on those. ``compiled`` are clusters that bodies
-    may have. ``trial``, ``states`` and ``settles`` as for `Lowering`.
+    contents of host inputs are not known yet: they make symbols for what depends on those. ``compiled`` are clusters
+    that bodies may have. ``trial``, ``states`` and ``settles`` as for `Lowering`.
     """
 
     def __init__(
