@@ -75,7 +75,7 @@ def _mask_bias(ctx: Lowering, mask: Tensor, batch: Dim, rows: Dim, keys: Dim, ma
     return elementwise(ctx, lambda x: s.where(x > 0, s.constant(0.0, DType.FLOAT32), masked), placed)
 
 
-def _bias(
+def score_bias(
     ctx: Lowering, mask: Tensor | None, attention_bias: Tensor | None, batch: Dim, rows: Dim, keys: Dim, masked: float
 ) -> Tensor | None:
     """The sum of what is added to the scores, float32 or the type of ``attention_bias``."""
@@ -95,7 +95,7 @@ def _bias(
 # ---- attention over projected or packed inputs ----
 
 
-def _split_columns(ctx: Lowering, x: Tensor, sizes: Sequence[Dim], what: str) -> list[Tensor]:
+def split_columns(ctx: Lowering, x: Tensor, sizes: Sequence[Dim], what: str) -> list[Tensor]:
     """x cut along its last axis into parts of ``sizes``."""
     axis = x.rank - 1
     starts: list[Dim] = [0]
@@ -139,7 +139,7 @@ def attention_of_projection(
     if qkv_hidden_sizes and (len(qkv_hidden_sizes) != 3 or min(qkv_hidden_sizes) <= 0):
         raise InvalidModel(f"com.microsoft.Attention with qkv_hidden_sizes = {list(qkv_hidden_sizes)}")
     sizes = list(qkv_hidden_sizes or [floordiv(weights.shape[1], 3)] * 3)
-    q, k, v = (split_heads(ctx, y, num_heads) for y in _split_columns(ctx, projected, sizes, "weights of Attention"))
+    q, k, v = (split_heads(ctx, y, num_heads) for y in split_columns(ctx, projected, sizes, "weights of Attention"))
     past_key = past_value = None
     if past is not None:
         if past.rank != 5:
@@ -147,13 +147,13 @@ def attention_of_projection(
         past_key, past_value = (select_index(ctx, past, 0, number) for number in (0, 1))
         ctx.require_shape(past, (2, *k.shape[:2], past.shape[3], k.shape[3]), "past of Attention")
     length, k, v = after_past(ctx, past_key, past_value, k, v)
-    output = _attended(ctx, q, k, v, length, mask_index, attention_bias, mask_filter_value, scale, unidirectional)[0]
+    output = attended(ctx, q, k, v, length, mask_index, attention_bias, mask_filter_value, scale, unidirectional)[0]
     stacked = ctx.known(eq(k.shape[3], v.shape[3])) is not False
     present = [concat(ctx, unsqueeze(ctx, k, (0,)), unsqueeze(ctx, v, (0,)), axis=0)] if stacked else []
     return output, *present
 
 
-def _attended(
+def attended(
     ctx: Lowering,
     q: Tensor,
     k: Tensor,
@@ -172,7 +172,7 @@ def _attended(
         q,
         k,
         v,
-        mask=_bias(ctx, mask, attention_bias, batch, rows, k.shape[2], masked),
+        mask=score_bias(ctx, mask, attention_bias, batch, rows, k.shape[2], masked),
         position=query_places(ctx, rows, past, None) if unidirectional else None,
         reach=Reach(is_causal=bool(unidirectional)),
         scale=scale or None,
@@ -205,15 +205,15 @@ def multi_head_attention(
         raise Unsupported("attribute", "MultiHeadAttention that gives its scores and masks them")
     if past_sequence_length is not None or cache_indirection is not None:
         raise Unsupported("attribute", "MultiHeadAttention whose past and present share a buffer")
-    q, k, v = _heads_of_inputs(ctx, query, key, value, bias, num_heads)
+    q, k, v = heads_of_inputs(ctx, query, key, value, bias, num_heads)
     length, k, v = after_past(ctx, past_key, past_value, k, v)
-    output, scores = _attended(
+    output, scores = attended(
         ctx, q, k, v, length, key_padding_mask, attention_bias, mask_filter_value, scale, unidirectional
     )
     return output, k, v, scores
 
 
-def _heads_of_inputs(
+def heads_of_inputs(
     ctx: Lowering, query: Tensor, key: Tensor | None, value: Tensor | None, bias: Tensor | None, heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Q, K and V [batch, heads, sequence, size] of separate inputs, or where two or all three are packed in one."""
@@ -237,7 +237,7 @@ def _heads_of_inputs(
     sizes = [x.shape[1] * x.shape[3] for x in given]
     if bias.rank != 1:
         raise InvalidModel(f"MultiHeadAttention with a bias of rank {bias.rank}")
-    biases = _split_columns(ctx, bias, sizes, "the bias")
+    biases = split_columns(ctx, bias, sizes, "the bias")
     biased = []
     for x, b in zip(given, biases, strict=True):
         placed = reshape(ctx, b, [x.shape[1], 1, x.shape[3]])
@@ -345,7 +345,7 @@ def group_query_attention(
         raise InvalidModel(f"GroupQueryAttention with qk_output = {qk_output}, causal = {causal}")
     if qk_output == 1:
         raise Unsupported("attribute", "GroupQueryAttention that gives its scores before the softmax")
-    q, k, v = _grouped_heads(ctx, query, key, value, num_heads, kv_num_heads)
+    q, k, v = grouped_heads(ctx, query, key, value, num_heads, kv_num_heads)
     batch, _, rows, _ = q.shape
     total = ctx.host_number(total_sequence_length, "total_sequence_length of GroupQueryAttention")
     ctx.require(le(rows, total), "GroupQueryAttention: total_sequence_length is less than the number of new tokens")
@@ -369,11 +369,11 @@ def group_query_attention(
         q, k = (
             rotate(ctx, x, 2, cos_cache, sin_cache, position_ids, rotated, interleaved=turned) for x in (q, k)
         )  # fmt: skip
-    present_key = _with_new(ctx, past_key, k, first, total)
-    present_value = _with_new(ctx, past_value, v, first, total)
+    present_key = with_new(ctx, past_key, k, first, total)
+    present_value = with_new(ctx, past_value, v, first, total)
     if past_key is not None and past_key.dtype is not q.dtype:
         raise Unsupported("dtype", f"GroupQueryAttention with a cache of {past_key.dtype.short}")
-    scored = None if attention_bias is None else _bias(ctx, None, attention_bias, batch, rows, total, MASKED)
+    scored = None if attention_bias is None else score_bias(ctx, None, attention_bias, batch, rows, total, MASKED)
     window = local_window_size - 1 if local_window_size > 0 else -1
     output, scores = attend(
         ctx,
@@ -385,7 +385,7 @@ def group_query_attention(
             ctx, [batch, 1, rows, 1], DType.INT64, lambda maps, c: maps.source(first).at([c[0]]) + c[2]
         ),
         length=unsqueeze(ctx, elementwise(ctx, lambda x: s.cast(x, DType.INT64) + 1, lengths), (1, 2, 3)),
-        sink=_sink(ctx, head_sink, num_heads, smooth_softmax),
+        sink=sink_of_heads(ctx, head_sink, num_heads, smooth_softmax),
         reach=Reach(is_causal=bool(causal), left=window),
         scale=scale or None,
         softcap=softcap,
@@ -394,7 +394,7 @@ def group_query_attention(
     return merge_heads(ctx, output), present_key, present_value, scores
 
 
-def _grouped_heads(
+def grouped_heads(
     ctx: Lowering, query: Tensor, key: Tensor | None, value: Tensor | None, heads: int, kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Q, K and V [batch, heads, sequence, size]; without a key the query has all three side by side."""
@@ -403,7 +403,7 @@ def _grouped_heads(
     if key is not None and value is not None:
         return split_heads(ctx, query, heads), split_heads(ctx, key, kv_heads), split_heads(ctx, value, kv_heads)
     size = floordiv(query.shape[2], heads + 2 * kv_heads)
-    q, k, v = _split_columns(ctx, query, [heads * size, kv_heads * size, kv_heads * size], "the packed query")
+    q, k, v = split_columns(ctx, query, [heads * size, kv_heads * size, kv_heads * size], "the packed query")
     return split_heads(ctx, q, heads), split_heads(ctx, k, kv_heads), split_heads(ctx, v, kv_heads)
 
 
@@ -418,7 +418,7 @@ def _first_new(ctx: Lowering, lengths: Tensor, rows: Dim, total: Dim) -> Tensor:
     return gather_map(ctx, lengths.shape, DType.INT64, element)
 
 
-def _with_new(ctx: Lowering, past: Tensor | None, new: Tensor, first: Tensor, total: Dim) -> Tensor:
+def with_new(ctx: Lowering, past: Tensor | None, new: Tensor, first: Tensor, total: Dim) -> Tensor:
     """The cache [batch, heads, keys, size] with new keys or values from ``first`` on."""
     batch, heads, rows, size = new.shape
     before = past.shape[2] if past is not None and past.rank == 4 else 0
@@ -437,7 +437,7 @@ def _with_new(ctx: Lowering, past: Tensor | None, new: Tensor, first: Tensor, to
     return gather_map(ctx, [batch, heads, ctx.settled_size(sym_max(before, total)), size], new.dtype, element)
 
 
-def _sink(ctx: Lowering, head_sink: Tensor | None, heads: int, smooth_softmax: int) -> Tensor | None:
+def sink_of_heads(ctx: Lowering, head_sink: Tensor | None, heads: int, smooth_softmax: int) -> Tensor | None:
     if head_sink is not None:
         ctx.require_shape(head_sink, (heads,), "head_sink of GroupQueryAttention")
         return reshape(ctx, head_sink, [heads, 1, 1])
