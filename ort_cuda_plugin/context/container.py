@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .errors import ContextError
+from .hashing import array_digest
 
 MAGIC = b"\x89OCPCTX\n"
 VERSION = (1, 0)
@@ -47,7 +48,7 @@ class Builder:
         if isinstance(data, np.ndarray):
             data = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
         view = memoryview(data)
-        digest = hashlib.sha256(view).digest()
+        digest = array_digest(view)
         number = self._numbers.setdefault((len(view), digest), len(self.arrays))
         if number == len(self.arrays):
             self.arrays.append(view)
@@ -141,7 +142,7 @@ class Container:
         offset, length, digest = self._place(number)
         view = self._data[offset : offset + length]
         if number not in self._checked:
-            if hashlib.sha256(view).digest() != digest:
+            if array_digest(view) != digest:
                 raise self.damaged(f"array {number} has other contents than were stored")
             self._checked.add(number)
         return view

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from ..abi.core import check, core, ffi, new_error
+from ..context.hashing import in_threads
 from ..model.ir import Constant
 from ..plan.format import Plan, encode
-from ..plan.tables import Precomputation
+from ..plan.tables import Precomputation, Weight
 from .open_device import LoadedKernel, OpenDevice
 
 
@@ -47,6 +48,14 @@ class NewWeights:
     def __exit__(self, *_: object) -> None:
         for pointer in self.pointers:
             core().weight_release(pointer)
+
+    def acquire_all(self, weights: Sequence[Weight]) -> list[Any]:
+        """The weights of constants, and those without contents for what is computed."""
+
+        def acquire(weight: Weight) -> Any:
+            return self.acquire(weight) if isinstance(weight, Constant) else self.empty(weight.nbytes)
+
+        return in_threads(acquire, weights, sum(weight.nbytes for weight in weights))
 
     def acquire(self, constant: Constant) -> Any:
         """The weight of a constant, or what a state holds at first."""
@@ -89,7 +98,7 @@ def precompute(
     try:
         add_kernels(cluster, kernels)
         with NewWeights(device) as weights:
-            weights.give(cluster, [weights.acquire(constant) for constant in program.weights])
+            weights.give(cluster, weights.acquire_all(program.weights))
         add_plan(cluster, program.plan)
         error = new_error()
         core().cluster_precompute(cluster, ffi.new("ocp_weight *[]", results), len(results), error)

@@ -12,7 +12,6 @@ from ..abi.core import check, core, count, ffi, new_error
 from ..clusters.cluster import CompiledCluster, Variant
 from ..context.errors import MALFORMED, ContextError, UnforeseenShapes
 from ..context.reader import StoredCluster
-from ..model.ir import Constant
 from ..plan.tables import Precomputation, Precomputed, Weight
 from ..program.libraries import LibraryProblem
 from .cluster_handles import NewWeights, add_kernels, add_plan, precompute
@@ -164,7 +163,7 @@ class FusedNode:
     ) -> None:
         """Adds weights; ``kernels`` are those of the programs, one after the other."""
         with NewWeights(self._device) as new:
-            pointers = [new.acquire(w) if isinstance(w, Constant) else new.empty(w.nbytes) for w in weights]
+            pointers = new.acquire_all(weights)
             first = 0
             for program in programs:
                 results = {

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from ort_cuda_plugin.context import container as format_module
+from ort_cuda_plugin.context import hashing
 from ort_cuda_plugin.context.container import ALIGNMENT, FIRST_ARRAY, HEADER, MAGIC, Builder, Container
 from ort_cuda_plugin.context.errors import ContextError
 from ort_cuda_plugin.context.files import map_context
@@ -49,6 +50,20 @@ def test_arrays_come_back_aligned_and_equal_ones_once() -> None:
     builder = Builder()
     numbers = [builder.add(np.arange(6, dtype=np.int16).reshape(2, 3)), builder.add(np.arange(6, dtype=np.int16))]
     assert numbers == [0, 0]
+
+
+def test_pieces_of_a_large_array_are_hashed_on_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hashing, "PIECE", 16)
+    monkeypatch.setattr(hashing, "_cores", lambda: 3)
+    pieces = [hashlib.sha256(ARRAYS[1][start : start + 16]).digest() for start in range(0, 100, 16)]
+    assert hashing.array_digest(ARRAYS[1]) == hashlib.sha256(b"".join(pieces)).digest()
+    data = bytearray(built())
+    for position in range(FIRST_ARRAY + ALIGNMENT, FIRST_ARRAY + ALIGNMENT + 100):
+        data[position] ^= 1
+        with pytest.raises(ContextError, match="array 1 has other contents"):
+            Container(bytes(data), "it").array(1)
+        data[position] ^= 1
+    assert contents(bytes(data))[1] == ARRAYS
 
 
 def test_every_flipped_byte_is_noticed_or_changes_nothing() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import json
 import random
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from ort_cuda_plugin.context.container import Builder, Container, to_json
 from ort_cuda_plugin.context.describe import describe
 from ort_cuda_plugin.context.errors import ContextError
 from ort_cuda_plugin.context.files import map_context
+from ort_cuda_plugin.context.hashing import array_digest
 
 MUTANTS = {"index": 20, "graph": 60}
 JUNK: tuple[Any, ...] = (
@@ -73,7 +73,7 @@ def rewrite(container: Container, path: Path, index: Any, replaced: dict[int, by
     builder = Builder()
     for number in range(len(container.index["arrays"])):
         builder.arrays.append(memoryview(replaced.get(number, container.array(number))))
-        builder._hashes.append(hashlib.sha256(builder.arrays[-1]).digest())
+        builder._hashes.append(array_digest(builder.arrays[-1]))
     builder.write(path, {key: value for key, value in index.items() if key != "arrays"})
 
 
