@@ -14,7 +14,7 @@ from ..model.ir import Array, Constant, DType, Graph, InvalidModel, Node, NodeEr
 from ..plan.format import Plan, PlanInput
 from ..plan.planner import make_plan
 from ..plan.precompute import precompute
-from ..plan.tables import KnownEntries, Precomputation, Precomputed, Tables, Weight
+from ..plan.tables import KnownEntries, Precomputation, Precomputed, Tables, Weight, weight_key
 from ..program.libraries import LibraryProblem
 from ..program.lowering import Buffer, DeviceProperties, LoweringOptions, Tensor
 from ..program.passes.run import Watch
@@ -223,7 +223,7 @@ class CompiledCluster:
         variant.tables.weights.commit()
         for constant in variant.weights:
             if isinstance(constant, Constant) and constant.is_initializer and constant.nbytes > _SMALL_CONSTANT:
-                number = self._known.weights[constant]
+                number = self._known.weights[weight_key(constant)]
                 constant.release(partial(self.weight_reader.array, number, constant.dtype, constant.shape))
         for constant in [value.initializer for value in self.graph.used_values if value.initializer]:
             if variant.plan is None or not all(self._checked) or not self._checked:  # a body may be expanded

@@ -51,18 +51,9 @@ def patch_table(channels: int, kernel: Sequence[int], dilations: Sequence[int], 
 
 
 def packed_shape(shape: Sequence[int], groups: int, tile: Tile) -> tuple[int, int, int]:
-    """The shape of `pack_weights` for weights of ``shape``."""
+    """The shape of `pack_tiles` for weights of ``shape``."""
     rows, k = shape[0] // groups, math.prod(shape[1:])
     return groups, -(-k // tile.k) * tile.k, -(-rows // tile.m) * tile.m
-
-
-def pack_weights(weights: Array, groups: int, tile: Tile) -> Array:
-    """[groups * rows, channels, *kernel] as [groups][k][rows], zeros added up to whole tiles."""
-    rows = weights.shape[0] // groups
-    matrix = weights.reshape(groups, rows, math.prod(weights.shape[1:])).transpose(0, 2, 1)
-    padded = np.zeros(packed_shape(weights.shape, groups, tile), weights.dtype)
-    padded[:, : matrix.shape[1], :rows] = matrix
-    return padded
 
 
 @dataclass(frozen=True)
@@ -70,7 +61,7 @@ class TiledConv:
     """A block computes ``tile.m`` output channels of one group at ``tile.n`` positions of one image.
 
     The epilogue's coordinates are ``image``, ``channel`` and ``column``, a position in space.
-    ``index`` is the type of places within one image of x. ``packed`` weights come from `pack_weights`, others are as
+    ``index`` is the type of places within one image of x. ``packed`` weights come from `pack_tiles`, others are as
     ONNX has them. ``elements`` are those of x and of the weights; only those of weights may depend on where they are,
     and on the row alone. The grid is (ceil(positions/tile.n) * ceil(rows/tile.m) * groups * images, 1, 1).
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ..model.ir import Array, DType
+from ..model.ir import DType
 from ..program import scalar as s
 from ..program.lowering import Lowering, Tensor
 from ..program.scalar import Scalar
@@ -14,7 +14,7 @@ from ..program.steps import Convolve
 from ..program.symbolic import Dim, ceildiv, hint, product
 from .codegen import KernelBuilder
 from .contract import choose_tile
-from .conv import TiledConv, pack_weights, packed_shape, patch_table
+from .conv import TiledConv, packed_shape, patch_table
 from .convert import make_element
 from .epilogue import Axes, make_epilogue
 from .index import IndexMap, gather_map
@@ -24,7 +24,6 @@ from .strip_conv import (
     EMULATED_THREADS,
     Phases,
     StripConv,
-    pack_strips,
     rows_of_thread,
     strip_shape,
 )
@@ -60,14 +59,9 @@ def _launch_tiles(ctx: Lowering, step: Convolve) -> None:
     outputs, channels, *_ = shape = w.static_shape
     rows, positions = outputs // group, product(places)
     tile = choose_tile(ctx.device, rows, step.total.dtype)
-    packed = w.is_constant and step.conversions[1] is None  # the zeros that pack_weights adds are no zero points
+    packed = w.is_constant and step.conversions[1] is None  # the zeros that pack_tiles adds are no zero points
     if packed:
-        weights = ctx.derived(
-            w,
-            ("conv", group, tile.m, tile.k),
-            packed_shape(shape, group, tile),
-            lambda array: pack_weights(array, group, tile),
-        )
+        weights = ctx.derived("tiles", (w,), (group, tile.m, tile.k), packed_shape(shape, group, tile))
     else:
         weights = ctx.contiguous(w)
     sizes = [k for k in flat.kernel if isinstance(k, int)]
@@ -168,13 +162,7 @@ def _strip_weights(ctx: Lowering, w: Tensor, group: int, rows: int, phases: Phas
     packed = strip_shape(shape, group, shape[1] if transposed else shape[0] // group, rows)
     dtype = DType.FLOAT32 if w.dtype in (DType.FLOAT16, DType.BFLOAT16) else w.dtype
     if w.is_constant:
-
-        def pack(array: Array) -> Array:
-            if w.dtype is DType.BFLOAT16:
-                array = (array.astype(np.uint32) << 16).view(np.float32)
-            return pack_strips(array.astype(dtype.numpy), group, rows, phases.taps, transposed)
-
-        return ctx.derived(w, ("strips", group, rows, phases.taps, transposed), packed, pack, dtype)
+        return ctx.derived("strips", (w,), (group, rows, phases.taps, transposed), packed, dtype)
     taps = ctx.constant(np.array(phases.taps, np.int64))
     flat = ctx.contiguous(w)
     flat = ctx.view(flat, (*shape[:2], math.prod(shape[2:])), offset=flat.offset)

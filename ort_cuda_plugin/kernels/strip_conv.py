@@ -94,20 +94,6 @@ def strip_shape(shape: Sequence[int], groups: int, rows: int, thread_rows: int) 
     return groups, -(-rows // thread_rows), channels, taps, thread_rows
 
 
-def pack_strips(weights: Array, groups: int, thread_rows: int, taps: Sequence[int], transposed: bool) -> Array:
-    """Weights as ONNX has them in `strip_shape`, the kernel's positions in the order of ``taps``."""
-    flat = weights.reshape(*weights.shape[:2], -1)[:, :, list(taps)]
-    if transposed:
-        matrix = flat.reshape(groups, -1, *flat.shape[1:]).transpose(0, 2, 1, 3)
-    else:
-        matrix = flat.reshape(groups, -1, *flat.shape[1:])
-    rows = matrix.shape[1]
-    padded = np.zeros((groups, -(-rows // thread_rows) * thread_rows, *matrix.shape[2:]), weights.dtype)
-    padded[:, :rows] = matrix
-    tiles = padded.reshape(groups, -1, thread_rows, *matrix.shape[2:])
-    return np.ascontiguousarray(tiles.transpose(0, 1, 3, 4, 2))
-
-
 @dataclass(frozen=True)
 class StripConv:
     """A thread computes ``rows`` output channels of one group at ``width`` neighbouring positions along x.

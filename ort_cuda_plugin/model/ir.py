@@ -7,10 +7,13 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from .recipes import Recipe
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
@@ -148,9 +151,27 @@ class Constant:
     frees after Compile: `keep` before that, or never read it again. ``is_initializer`` tells the model's constants,
     which are the same object in every plan, from those that operators make. One that ``is_state`` is what the memory
     of a node holds before the first Run (see `Lowering.state`): one node owns it, and Runs change it.
+
+    Attributes:
+        name: of the initializer that it is, "" for others.
+        recipe: how the contents are made from other constants (``model.recipes``), None where they are not.
+        decides: whether plans or kernels depend on the contents, because something looked at them (see `look`).
+        derived: the constants that recipes made of it first of all.
     """
 
-    __slots__ = ("_array", "_borrowed", "_derived", "_load", "dtype", "is_initializer", "is_state", "shape")
+    __slots__ = (
+        "_array",
+        "_borrowed",
+        "_load",
+        "decides",
+        "derived",
+        "dtype",
+        "is_initializer",
+        "is_state",
+        "name",
+        "recipe",
+        "shape",
+    )
 
     def __init__(
         self,
@@ -161,25 +182,19 @@ class Constant:
         borrowed: bool = False,
         is_initializer: bool = True,
         is_state: bool = False,
+        name: str = "",
     ) -> None:
         self.dtype = dtype
         self.shape = shape
+        self.name = name
         self._load = load
         self._borrowed = borrowed
         self.is_initializer = is_initializer
         self.is_state = is_state
         self._array: Array | None = None
-        self._derived: dict[Hashable, Constant] = {}
-
-    def derive(
-        self, key: Hashable, shape: tuple[int, ...], compute: Callable[[], Array], dtype: DType | None = None
-    ) -> Constant:
-        """What ``compute`` makes of the contents, of the same type unless told; the same object for the same key."""
-        derived = self._derived.get(key)
-        if derived is None:
-            derived = Constant(dtype or self.dtype, shape, compute, is_initializer=self.is_initializer)
-            self._derived[key] = derived
-        return derived
+        self.recipe: Recipe | None = None
+        self.decides = False
+        self.derived: dict[Hashable, Constant] = {}
 
     @staticmethod
     def of(array: Array, dtype: DType | None = None) -> Constant:
@@ -195,6 +210,13 @@ class Constant:
             assert array.dtype == self.dtype.numpy
             self._array = array
         return self._array
+
+    def look(self) -> Array:
+        """The contents, for something that decides by them; what comes of that holds for these contents only."""
+        self.decides = True
+        for part in self.recipe.parts if self.recipe is not None else ():
+            part.constant.look()
+        return self.array
 
     def keep(self) -> None:
         """Copies borrowed contents, so that they outlive ORT's."""
@@ -243,7 +265,7 @@ class Value:
     @property
     def constant(self) -> Array | None:
         """The contents of an initializer that no Run can change, else None."""
-        return None if self.initializer is None else self.initializer.array
+        return None if self.initializer is None else self.initializer.look()
 
     def __repr__(self) -> str:
         dims = "?" if self.shape is None else ", ".join("?" if dim is None else str(dim) for dim in self.shape)

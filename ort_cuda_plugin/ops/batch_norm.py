@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from ort_cuda_plugin.model.ir import Array, DType, InvalidModel
+from ort_cuda_plugin.model.ir import DType, InvalidModel
 from ort_cuda_plugin.ops.registry import FLOATS, T1, T2, T, U, op
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
@@ -26,23 +24,10 @@ def _folded_batch_norm(
         return None
     if scale.dtype not in wide or not all(isinstance(dim, int) for dim in scale.shape):
         return None
-
-    def factor(scale: Array) -> Array:
-        assert variance.constant is not None
-        result: Array = scale / np.sqrt(variance.constant.astype(np.float64) + epsilon)
-        return result.astype(scale.dtype)
-
-    def offset(scale: Array) -> Array:
-        assert bias.constant is not None
-        assert mean.constant is not None
-        result: Array = bias.constant - mean.constant * factor(scale).astype(np.float64)
-        return result.astype(scale.dtype)
-
-    key = epsilon, *((x.buffer.data, x.offset, x.strides) for x in parameters)
     shape = scale.static_shape
     return (
-        ctx.derived(scale, ("batch norm factor", key), shape, factor),
-        ctx.derived(scale, ("batch norm offset", key), shape, offset),
+        ctx.derived("batch_norm_factor", parameters, (epsilon,), shape),
+        ctx.derived("batch_norm_offset", parameters, (epsilon,), shape),
     )
 
 

@@ -100,11 +100,14 @@ class Tables:
 def weight_key(weight: Weight) -> Hashable:
     """What makes two weights of a cluster one.
 
-    Initializers and states are the same object in every plan. What operators compute anew is known by its contents if
-    it is small; of the large the device's store of weights finds the equal ones, which hashes them anyway.
+    Initializers and states are the same object in every plan, and what is made of them is known by its recipe. What
+    operators compute anew is known by its contents if it is small; of the large the device's store of weights finds the
+    equal ones, which hashes them anyway.
     """
     if isinstance(weight, Precomputed):
         return weight.program.key, weight.number
+    if weight.recipe is not None:
+        return weight.recipe
     if weight.is_initializer or weight.is_state or weight.nbytes > _LARGE_CONSTANT:
         return weight
     array = np.ascontiguousarray(weight.array)

@@ -6,13 +6,14 @@ One pass over an operator's function serves three purposes: it infers shapes, de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..compiler.kernel import KernelSpec
 from ..model.ir import Array, Constant, DType, Graph, InvalidModel, Node, UnknownRank, Unsupported
+from ..model.recipes import Parameter, Recipe
 from .elementwise import copy_of, elementwise
 from .host import MAX_HOST_WORK
 from .libraries import LibraryProblem
@@ -196,7 +197,7 @@ class Lowering:
             return x
         if x.is_constant:
             # Rearranged once on the host rather than in every Run; read when a plan needs it.
-            return self.initializer(Constant(x.dtype, x.static_shape, x.contiguous_array, is_initializer=False))
+            return self.derived("view", (x,), (), x.static_shape)
         return copy_of(self, x)
 
     def constant(self, array: Array, dtype: DType | None = None) -> Tensor:
@@ -209,26 +210,19 @@ class Lowering:
 
     def derived(
         self,
-        x: Tensor,
-        key: Hashable,
+        function: str,
+        operands: Sequence[Tensor],
+        parameters: tuple[Parameter, ...],
         shape: tuple[int, ...],
-        function: Callable[[Array], Array],
         dtype: DType | None = None,
     ) -> Tensor:
-        """A constant made from the contents of the constant x, such as weights in another layout or type.
+        """A constant that a function of `recipes.FUNCTIONS` makes of constants, such as weights in another layout.
 
-        ``function`` runs only when a plan needs the contents, and once for all plans that ask with the same ``key``.
+        It has the first operand's type unless told. The function runs only when a plan needs the contents, and once
+        for all plans that ask for the same.
         """
-        data = x.buffer.data
-        if data is None or not x.is_constant:
-            raise TypeError(f"the contents of {x!r} are not known")
-
-        def compute() -> Array:
-            contents = x.constant
-            assert contents is not None
-            return function(contents)
-
-        return self.initializer(data.derive((key, x.shape, x.strides, x.offset), shape, compute, dtype))
+        recipe = Recipe(function, tuple(x.constant_view() for x in operands), parameters)
+        return self.initializer(recipe.constant(dtype or operands[0].dtype, shape))
 
     def host_tensor(self, dims: Sequence[Dim], shape: Sequence[int], dtype: DType) -> Tensor:
         """An integer or bool tensor whose elements, in row-major order, are ``dims``."""

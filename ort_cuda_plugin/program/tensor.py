@@ -7,9 +7,8 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from ..model.ir import Array, Constant, DType, Node
+from ..model.recipes import ConstantView
 from .symbolic import Dim, product
 
 MAX_HOST_ELEMENTS = 1024
@@ -132,18 +131,19 @@ class Tensor:
         data = self.buffer.data
         if data is None or not self._static:
             return None
-        if self.is_contiguous and self.offset == 0 and data.size == self.size:
-            return data.array.reshape(self.static_shape)
-        flat = np.ascontiguousarray(data.array).reshape(-1)[operator.index(self.offset) :]
-        steps = [operator.index(stride) * flat.itemsize for stride in self.strides]
-        return np.lib.stride_tricks.as_strided(flat, self.static_shape, steps, writeable=False)
+        data.look()
+        return self.constant_view().array
 
-    def contiguous_array(self) -> Array:
-        """A contiguous copy of ``constant``. Raises ValueError where the contents are not known."""
-        array = self.constant
-        if array is None:
-            raise ValueError(f"the contents of {self!r} are not known")
-        return np.ascontiguousarray(array).reshape(self.static_shape)
+    def constant_view(self) -> ConstantView:
+        """What recipes take of a constant, without a look at its contents.
+
+        Raises TypeError where the contents are not known.
+        """
+        data = self.buffer.data
+        if data is None:
+            raise TypeError(f"the contents of {self!r} are not known")
+        strides = tuple(operator.index(stride) for stride in self.strides)
+        return ConstantView(data, self.static_shape, strides, operator.index(self.offset))
 
     @property
     def host(self) -> tuple[Dim, ...] | None:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from kernel_harness import run_op
 from nn_reference import check_close, check_op, conv_transpose, noise, tolerance_of
-from ort_cuda_plugin.kernels.conv import OUTSIDE, pack_weights, patch_table
+from ort_cuda_plugin.kernels.conv import OUTSIDE, patch_table
 from ort_cuda_plugin.kernels.matmul import FLAT
 from ort_cuda_plugin.model.ir import NodeError
+from ort_cuda_plugin.model.recipes import pack_tiles
 
 few = settings(max_examples=25)
 
@@ -128,7 +129,7 @@ def test_attributes_that_make_no_sense_are_named(attributes: dict[str, Any], rea
 
 def test_packed_weights_are_the_transposed_ones_in_whole_tiles() -> None:
     weights = noise(1, (6, 2, 3, 3))
-    packed = pack_weights(weights, 2, FLAT)
+    packed = pack_tiles(weights, 2, FLAT.m, FLAT.k)
     assert packed.shape == (2, 32, 32)
     np.testing.assert_array_equal(packed[1, :18, :3], weights[3:].reshape(3, 18).T)
     assert not packed[:, 18:].any()

@@ -6,9 +6,7 @@ import operator
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from ...model.ir import Array, Constant
+from ...model.recipes import Recipe
 from ..scalar import Scalar
 from ..shapes import broadcast_strides
 from ..steps import Contract, Input, Map, dense
@@ -167,11 +165,6 @@ def _joined(tensors: Sequence[Tensor], axis: int) -> Tensor:
     """A constant of the contents of constants, one after the other along ``axis``; read when a plan needs it."""
     shape = list(tensors[0].static_shape)
     shape[axis] = sum(x.static_shape[axis] for x in tensors)
-
-    def contents() -> Array:
-        return np.concatenate([x.contiguous_array() for x in tensors], axis=axis)
-
-    parts: list[Constant] = [x.buffer.data for x in tensors if x.buffer.data is not None]
-    key = ("joined", axis, tuple((part, x.shape, x.strides, x.offset) for part, x in zip(parts, tensors, strict=True)))
-    constant = parts[0].derive(key, tuple(shape), contents)
+    recipe = Recipe("join", tuple(x.constant_view() for x in tensors), (axis,))
+    constant = recipe.constant(tensors[0].dtype, tuple(shape))
     return Tensor(constant.dtype, constant.shape, Buffer(BufferKind.WEIGHT, constant.nbytes, data=constant))

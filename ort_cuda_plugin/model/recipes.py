@@ -1,0 +1,143 @@
+"""Constants that are computed from other constants on the host: other layouts, and what can be folded.
+
+A recipe is plain data. So a compiled model can hold the recipe in place of the contents, and the contents follow the
+constants that they are made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from .ir import Array, Constant, DType
+
+Parameter: TypeAlias = "int | float | bool | tuple[int, ...]"
+
+
+@dataclass(frozen=True)
+class ConstantView:
+    """Some elements of a constant; strides and ``offset`` count elements."""
+
+    constant: Constant
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    @property
+    def array(self) -> Array:
+        """The elements; they may share memory with the constant."""
+        whole = self.constant.array
+        flat = np.ascontiguousarray(whole).reshape(-1)[self.offset :]
+        steps = [stride * flat.itemsize for stride in self.strides]
+        return np.lib.stride_tricks.as_strided(flat, self.shape, steps, writeable=False)
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the constant has all of the elements."""
+        if len(self.shape) != len(self.strides) or min((*self.shape, *self.strides, self.offset), default=0) < 0:
+            return False
+        if 0 in self.shape:
+            return self.offset <= self.constant.size
+        last = sum((dim - 1) * stride for dim, stride in zip(self.shape, self.strides, strict=True))
+        return self.offset + last < self.constant.size
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the contents of a constant are made: a function of `FUNCTIONS`, its operands, and the rest of its arguments.
+
+    Equal recipes make equal contents.
+    """
+
+    function: str
+    parts: tuple[ConstantView, ...]
+    parameters: tuple[Parameter, ...] = ()
+
+    def constant(self, dtype: DType, shape: tuple[int, ...]) -> Constant:
+        """The constant that the recipe makes, computed when it is asked for; the same object when asked again."""
+        first = self.parts[0].constant
+        known = first.derived.get(self)
+        if known is None:
+            compute = FUNCTIONS[self.function]
+
+            def load() -> Array:
+                return compute(self.parts, dtype, *self.parameters)
+
+            known = first.derived[self] = Constant(dtype, shape, load, is_initializer=first.is_initializer)
+            known.recipe = self
+        return known
+
+
+def _view(parts: Sequence[ConstantView], dtype: DType) -> Array:
+    (view,) = parts
+    return np.ascontiguousarray(view.array).reshape(view.shape)
+
+
+def _join(parts: Sequence[ConstantView], dtype: DType, axis: int) -> Array:
+    return np.concatenate([view.array for view in parts], axis=axis)
+
+
+def batch_norm_factor(parts: Sequence[ConstantView], dtype: DType, epsilon: float) -> Array:
+    """Of scale, bias, mean and variance."""
+    scale, _, _, variance = (view.array for view in parts)
+    result: Array = scale / np.sqrt(variance.astype(np.float64) + epsilon)
+    return result.astype(scale.dtype)
+
+
+def batch_norm_offset(parts: Sequence[ConstantView], dtype: DType, epsilon: float) -> Array:
+    """What `batch_norm_factor` leaves to be added."""
+    scale, bias, mean, _ = (view.array for view in parts)
+    result: Array = bias - mean * batch_norm_factor(parts, dtype, epsilon).astype(np.float64)
+    return result.astype(scale.dtype)
+
+
+def pack_tiles(weights: Array, groups: int, m: int, k: int) -> Array:
+    """[groups * rows, channels, *kernel] as [groups][k][rows], zeros added up to whole tiles of k and m."""
+    matrix = weights.reshape(groups, weights.shape[0] // groups, -1).transpose(0, 2, 1)
+    depth, rows = matrix.shape[1:]
+    padded = np.zeros((groups, -(-depth // k) * k, -(-rows // m) * m), weights.dtype)
+    padded[:, :depth, :rows] = matrix
+    return padded
+
+
+def pack_strips(weights: Array, groups: int, thread_rows: int, taps: Sequence[int], transposed: bool) -> Array:
+    """Weights as ONNX has them as [groups, tiles of rows, channels, taps, rows of a thread].
+
+    The kernel's positions come in the order of ``taps``.
+    """
+    flat = weights.reshape(*weights.shape[:2], -1)[:, :, list(taps)]
+    matrix = flat.reshape(groups, -1, *flat.shape[1:])
+    if transposed:
+        matrix = matrix.transpose(0, 2, 1, 3)
+    rows = matrix.shape[1]
+    padded = np.zeros((groups, -(-rows // thread_rows) * thread_rows, *matrix.shape[2:]), weights.dtype)
+    padded[:, :rows] = matrix
+    tiles = padded.reshape(groups, -1, thread_rows, *matrix.shape[2:])
+    return np.ascontiguousarray(tiles.transpose(0, 1, 3, 4, 2))
+
+
+def _tiles(parts: Sequence[ConstantView], dtype: DType, groups: int, m: int, k: int) -> Array:
+    return pack_tiles(parts[0].array, groups, m, k)
+
+
+def _strips(
+    parts: Sequence[ConstantView], dtype: DType, groups: int, thread_rows: int, taps: tuple[int, ...], transposed: bool
+) -> Array:
+    array = parts[0].array
+    if parts[0].constant.dtype is DType.BFLOAT16:
+        array = (array.astype(np.uint32) << 16).view(np.float32)
+    return pack_strips(array.astype(dtype.numpy), groups, thread_rows, taps, transposed)
+
+
+FUNCTIONS: Mapping[str, Callable[..., Array]] = {
+    "view": _view,
+    "join": _join,
+    "batch_norm_factor": batch_norm_factor,
+    "batch_norm_offset": batch_norm_offset,
+    "tiles": _tiles,
+    "strips": _strips,
+}
+"""By the names that compiled models hold: functions of the operands and the result's type, and of parameters."""
