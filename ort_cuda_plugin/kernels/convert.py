@@ -11,7 +11,7 @@ from ..program.steps import Conversion
 from .codegen import Emitter, KernelBuilder, Parameters, load_text, offset_text
 from .tiles import Element
 
-_RAW, _OUTER, _INNER = "@raw", "@outer", "@inner"
+RAW, OUTER, INNER = "@raw", "@outer", "@inner"
 """Stand in the text of a conversion for the element in memory and for its coordinates."""
 
 
@@ -32,10 +32,10 @@ class ConvertedElement(Element):
 
     def load(self, pointer: str, index: str, outer: str = "", inner: str = "") -> str:
         raw = load_text(pointer, index, self.source)
-        return self.text.replace(_OUTER, f"({outer})").replace(_INNER, f"({inner})").replace(_RAW, f"({raw})")
+        return self.text.replace(OUTER, f"({outer})").replace(INNER, f"({inner})").replace(RAW, f"({raw})")
 
 
-class _Inline(Emitter):
+class Inline(Emitter):
     """Makes one expression of everything."""
 
     def assign(self, text: str) -> str:
@@ -52,12 +52,12 @@ def make_element(
     """
     if conversion is None:
         return Element(x.dtype.short), Parameters()
-    emit = _Inline(prefix, indent=0)
+    emit = Inline(prefix, indent=0)
     builder = KernelBuilder(prefix, emit)
     for leaf, y in builder.to_load(conversion.inputs):
         pointer = builder.tensor(y)
         terms = [
-            (f"int64({f'{first} + {_OUTER}' if axis == outer % x.rank else _INNER})", builder.stride(stride))
+            (f"int64({f'{first} + {OUTER}' if axis == outer % x.rank else INNER})", builder.stride(stride))
             for axis, stride in enumerate(broadcast_strides(y, x.shape))
             if stride != 0 and y.shape[axis] != 1
         ]
@@ -68,7 +68,7 @@ def make_element(
             name = emit.fresh()
             emit.line(f"{name} = {value}")
             emit.bind(leaf, name)
-    emit.bind(conversion.leaf, _RAW)
+    emit.bind(conversion.leaf, RAW)
     text = emit.value(conversion.value)
     return ConvertedElement(conversion.value.dtype.short, x.dtype, text, tuple(emit.taken())), builder
 

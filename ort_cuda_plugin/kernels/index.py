@@ -15,7 +15,7 @@ from ort_cuda_plugin.program.scalar import Operand, Scalar
 from ort_cuda_plugin.program.symbolic import Dim, eq, product
 from ort_cuda_plugin.program.trace import Use
 
-__all__ = ["IndexMap", "Source", "gather_map", "scatter_map", "unravel"]
+__all__ = ["IndexMap", "Loads", "Source", "gather_map", "scatter_map", "unravel"]
 
 
 def unravel(index: Scalar, shape: Sequence[Scalar]) -> list[Scalar]:
@@ -30,7 +30,7 @@ def unravel(index: Scalar, shape: Sequence[Scalar]) -> list[Scalar]:
 class Source:
     """A tensor as an index map sees it: elements by coordinates (int64 Scalars)."""
 
-    def __init__(self, maps: IndexMap, tensor: Tensor) -> None:
+    def __init__(self, maps: Loads, tensor: Tensor) -> None:
         self._maps = maps
         self.tensor = tensor
         self.dtype = tensor.dtype
@@ -65,17 +65,61 @@ class _Loop:
     next: Values
 
 
-class IndexMap:
+class Loads:
+    """What a kernel in the making loads by coordinates: its tensors, with their strides as parameters."""
+
+    def __init__(self, builder: KernelBuilder) -> None:
+        self._builder = builder
+        emit = builder.emit
+        emit.handlers["load"] = self._load
+        emit.handlers["dim"] = lambda x: builder.integer(x.value)
+        self._pointers: dict[Source, tuple[str, list[str]]] = {}
+
+    def dim(self, value: Dim) -> Scalar:
+        """A size as an int64 Scalar; it is a parameter of the kernel."""
+        if isinstance(value, int) and value in (0, 1):
+            return s.constant(value, DType.INT64)
+        return Scalar(DType.INT64, "dim", (), value)
+
+    def dims(self, values: Sequence[Dim]) -> list[Scalar]:
+        return [self.dim(value) for value in values]
+
+    def source(self, tensor: Tensor) -> Source:
+        return Source(self, tensor)
+
+    def _place(self, source: Source, written: bool = False) -> tuple[str, list[str]]:
+        if source not in self._pointers:
+            pointer = self._builder.tensor(source.tensor, written=written)
+            strides = [
+                "0" if dim == 1 else self._builder.stride(stride)
+                for dim, stride in zip(source.tensor.shape, source.tensor.strides, strict=True)
+            ]
+            self._pointers[source] = pointer, strides
+        return self._pointers[source]
+
+    def _load(self, x: Scalar) -> str:
+        emit, source = self._builder.emit, x.value
+        pointer, strides = self._place(source)
+        names = [emit.value(c) for c in x.operands[: source.rank]]
+        text = load_text(pointer, offset_text(list(zip(names, strides, strict=True))), x.dtype)
+        if len(x.operands) == source.rank:
+            return emit.assign(text)
+        condition, other = x.operands[source.rank :]
+        when, fallback, result = emit.value(condition), emit.value(other), emit.fresh()
+        emit.line(f"{result} = {fallback}")
+        with emit.block(f"if {when}:"):
+            emit.line(f"{result} = {text}")
+        return result
+
+
+class IndexMap(Loads):
     """A kernel over the elements of ``shape``, with ``coordinates`` for each: int64 Scalars."""
 
     def __init__(self, ctx: Lowering, shape: Sequence[Dim]) -> None:
+        super().__init__(KernelBuilder())
         self._ctx = ctx
-        self._builder = KernelBuilder()
         emit = self._builder.emit
-        emit.handlers["load"] = self._load
-        emit.handlers["dim"] = lambda x: self._builder.integer(x.value)
         emit.handlers["fold"] = self._fold
-        self._pointers: dict[Source, tuple[str, list[str]]] = {}
         self._size = product(shape)
         self._loads: dict[Source, int | None] = {}
         """How many elements each coordinate reads, None where a loop reads them."""
@@ -88,15 +132,6 @@ class IndexMap:
         for coordinate in self.coordinates:
             if coordinate is not zero:
                 emit.bind(coordinate, next(names))
-
-    def dim(self, value: Dim) -> Scalar:
-        """A size as an int64 Scalar; it is a parameter of the kernel."""
-        if isinstance(value, int) and value in (0, 1):
-            return s.constant(value, DType.INT64)
-        return Scalar(DType.INT64, "dim", (), value)
-
-    def dims(self, values: Sequence[Dim]) -> list[Scalar]:
-        return [self.dim(value) for value in values]
 
     def number(self, x: Tensor) -> Scalar:
         """A tensor of one element as a Scalar. The Run fails where it has another number of elements."""
@@ -117,34 +152,10 @@ class IndexMap:
         loop = _Loop(count, index, initial, totals, reduction.step(totals, elements))
         return tuple(Scalar(x.dtype, "fold", (), (loop, number)) for number, x in enumerate(initial))
 
-    def source(self, tensor: Tensor) -> Source:
-        return Source(self, tensor)
-
-    def _place(self, source: Source, written: bool = False) -> tuple[str, list[str]]:
-        if source not in self._pointers:
-            pointer = self._builder.tensor(source.tensor, written=written)
-            strides = [
-                "0" if dim == 1 else self._builder.stride(stride)
-                for dim, stride in zip(source.tensor.shape, source.tensor.strides, strict=True)
-            ]
-            self._pointers[source] = pointer, strides
-        return self._pointers[source]
-
     def _load(self, x: Scalar) -> str:
-        emit, source = self._builder.emit, x.value
-        before = self._loads.get(source, 0)
-        self._loads[source] = None if before is None or self._loops else before + 1
-        pointer, strides = self._place(source)
-        names = [emit.value(c) for c in x.operands[: source.rank]]
-        text = load_text(pointer, offset_text(list(zip(names, strides, strict=True))), x.dtype)
-        if len(x.operands) == source.rank:
-            return emit.assign(text)
-        condition, other = x.operands[source.rank :]
-        when, fallback, result = emit.value(condition), emit.value(other), emit.fresh()
-        emit.line(f"{result} = {fallback}")
-        with emit.block(f"if {when}:"):
-            emit.line(f"{result} = {text}")
-        return result
+        before = self._loads.get(x.value, 0)
+        self._loads[x.value] = None if before is None or self._loops else before + 1
+        return super()._load(x)
 
     def _fold(self, x: Scalar) -> str:
         emit = self._builder.emit

@@ -1,0 +1,282 @@
+"""Products of rows with one of many matrices each: the rows of a mixture of experts, in one launch for all experts.
+
+A row has chosen an expert, whose weights it is multiplied with; weights that no row has chosen are not read. Few rows
+go to a kernel with blocks for each row. Many are first sorted by expert, without moving them, so that a tile of the
+result has rows of one expert and reads its weights once. How an element of the weights is found in memory is a scalar
+expression of the expert and of two coordinates, so that packed and scaled weights stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from ..model.ir import DType
+from ..program import scalar as s
+from ..program.lowering import Lowering, Tensor
+from ..program.row_program import SUM
+from ..program.scalar import Scalar
+from ..program.symbolic import Dim, ceildiv, floordiv, le, select, sym_max, sym_min
+from ..program.trace import Use
+from .codegen import KernelBuilder, Parameters, load_text, text_property
+from .contract import choose_tile
+from .convert import INNER, OUTER, ConvertedElement, Inline, conversion_setup
+from .epilogue import Epilogue
+from .index import IndexMap, Loads, gather_map
+from .matmul import Product, RowProduct
+from .tiles import Element, Operand, Tile, declare, fill_matrix, joined, log2, pipeline, store_tile
+
+__all__ = ["Choices", "Weights", "group_rows", "grouped_product"]
+
+MAX_FEW_ROWS = 16
+"""So many rows have blocks of their own. Those of one expert find its weights in a cache."""
+THREADS = 128
+
+Weight: TypeAlias = Callable[[Loads, Scalar, Scalar, Scalar], Scalar]
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """The weights of all experts, ``columns`` x the length of a row each.
+
+    ``element(loads, expert, column, k)`` is a float32 expression of an element; the coordinates are int64 and inside.
+    ``read`` are the tensors that it loads, whose first dimension is the expert, and ``bias`` is added: None, or
+    [experts, columns].
+    """
+
+    columns: Dim
+    element: Weight
+    read: tuple[Tensor, ...]
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """Which of ``count`` experts each row has chosen, int32 [rows].
+
+    Where rows are sorted: ``order`` has the rows by expert, ``starts`` where an expert's rows begin in it, and
+    ``tiles`` where its tiles of ``tile.m`` rows begin among all; ``few`` is 1 where nothing needs that.
+    """
+
+    experts: Tensor
+    count: Dim
+    few: Dim
+    tile: Tile
+    sorted: tuple[Tensor, ...] = field(default=())
+
+    @property
+    def rows(self) -> Dim:
+        return self.experts.shape[0]
+
+
+_sort_source = """
+    expert = int64(cuda.blockIdx.x)
+    lane = int64(cuda.threadIdx.x)
+    counts = cuda.shared.array({both}, int64)
+    # Every thread has a run of neighbours: two passes over it, so that rows of one expert keep their order.
+    share = (n + {threads} - 1) // {threads}
+    start = min(lane * share, n)
+    end = min(start + share, n)
+    less = int64(0)
+    same = int64(0)
+    for i in range(start, end):
+        chosen = int64(experts[i])
+        if chosen < expert:
+            less += 1
+        if chosen == expert:
+            same += 1
+    counts[lane] = less
+    counts[{threads} + lane] = same
+    cuda.syncthreads()
+    place = int64(0)
+    for other in range({threads}):
+        place += counts[other]
+    for other in range(lane):
+        place += counts[{threads} + other]
+    for i in range(start, end):
+        if int64(experts[i]) == expert:
+            order[place] = int32(i)
+            place += 1
+    if lane == {threads} - 1:
+        starts[expert + 1] = int32(place)
+        if expert == 0:
+            starts[0] = int32(0)
+"""
+
+
+def group_rows(ctx: Lowering, experts: Tensor, count: Dim) -> Choices:
+    """The choices ``experts``, int32 [rows] below ``count``, as `grouped_product` takes them."""
+    rows = experts.shape[0]
+    few = le(rows, MAX_FEW_ROWS)
+    settled = ctx.settled(few)
+    if settled is not None:
+        few = int(settled)
+    tile = choose_tile(ctx.device, ceildiv(rows, sym_max(count, 1)), DType.FLOAT32)
+    if few == 1:
+        return Choices(experts, count, few, tile)
+    order, starts = ctx.empty((rows,), DType.INT32), ctx.empty((count + 1,), DType.INT32)
+    builder = KernelBuilder()
+    builder.tensor(order, "order", written=True)
+    builder.tensor(starts, "starts", written=True)
+    builder.tensor(experts, "experts")
+    builder.integers(n=rows)
+    body = _sort_source.format(threads=THREADS, both=2 * THREADS)
+    builder.launch(ctx, "group_rows", (select(few, 0, count), 1, 1), (THREADS, 1, 1), body=body)
+
+    def tiles_before(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source = maps.source(starts)
+
+        def tiles_of(expert: Scalar) -> list[Scalar]:
+            own = source.at([expert + 1]) - source.at([expert])
+            return [s.trunc_divide(own + (tile.m - 1), tile.m)]
+
+        return maps.fold(SUM, c[0], tiles_of)[0]
+
+    # Where rows are few, nothing is sorted, and the count of them must not be read.
+    tiles = gather_map(ctx, (select(few, 0, count + 1),), DType.INT32, tiles_before)
+    return Choices(experts, count, few, tile, (order, starts, tiles))
+
+
+@dataclass(frozen=True)
+class GroupedRows(RowProduct):
+    """One block per row and 4 columns; see `RowProduct`, whose dot product this is."""
+
+    @property
+    def name(self) -> str:
+        return f"grouped_row_{self.types}"
+
+    @text_property
+    def body(self) -> str:
+        prologue = f"""
+            block = int32(cuda.blockIdx.x)
+            rest = int32(block // m)
+            row = int32(block - rest * m)
+            column0 = int32(rest * {self.block_columns})
+            thread = int32(cuda.threadIdx.x)
+            expert = int64(experts[row])
+            a_base = int64(row // share) * a_m
+            b_base = int64(0)
+            b_n = int32(0)
+            """
+        return joined([conversion_setup(*self.elements), prologue, self._along_k()])
+
+
+@dataclass(frozen=True)
+class GroupedTiles(Product):
+    """One block per tile of rows of one expert and of columns; blocks of the tiles that there are not end at once."""
+
+    tile: Tile = field(kw_only=True)
+
+    @property
+    def name(self) -> str:
+        return f"grouped_{self.tile.name}_{self.types}"
+
+    @text_property
+    def body(self) -> str:
+        tile, element = self.tile, self.element
+        a = Operand("a", "a", "row0", "row_end", "k_end", "0", "0", True)
+        b = Operand("b", "a", "column0", "n", "k_end", "0", "0", True)
+        fill = [
+            fill_matrix(x, extent, tile, each, self.index_type)
+            for x, extent, each in zip((a, b), (tile.m, tile.n), self.elements, strict=True)
+        ]
+        prologue = f"""
+            tiles_n = int32((n + {tile.n - 1}) >> {log2(tile.n)})
+            block = int32(cuda.blockIdx.x)
+            number = int32(block // tiles_n)
+            if number >= tiles[count]:
+                return
+            column0 = int32((block - number * tiles_n) * {tile.n})
+            # The last expert whose tiles begin here or before: one without rows has the next one's beginning.
+            low = int32(0)
+            high = int32(count)
+            while high - low > 1:
+                middle = int32((low + high) >> 1)
+                if tiles[middle] <= number:
+                    low = middle
+                else:
+                    high = middle
+            expert = int64(low)
+            row0 = int32(starts[expert] + (number - tiles[expert]) * {tile.m})
+            row_end = int32(starts[expert + 1])
+            steps = int32((k_end + {tile.k - 1}) >> {log2(tile.k)})
+            a_base = int64(0)
+            b_base = int64(0)
+        """
+        body = [
+            conversion_setup(*self.elements),
+            prologue,
+            declare(tile, element.accumulator),
+            pipeline(tile, element.accumulator, "\n".join(fill)),
+            store_tile(tile, "row_end", "n", element, self.epilogue),
+        ]
+        return joined(body)
+
+
+def grouped_product(ctx: Lowering, choices: Choices, x: Tensor, share: Dim, weights: Weights) -> Tensor:
+    """float32 [rows, columns]: the result's row i is row i // ``share`` of x [.., k] times its expert's weights."""
+    x = ctx.contiguous(x)
+    result = ctx.empty((choices.rows, weights.columns), DType.FLOAT32)
+    element, of_weights = _weight_element(weights)
+    few, rows, count, tile = choices.few, choices.rows, choices.count, choices.tile
+    chosen = sym_min(rows, count)
+    uses = {t: Use(elements=floordiv(t.size, sym_max(count, 1)) * chosen) for t in weights.read}
+    if few != 0:
+        form = (_row_element(x, f"a_base + int64({INNER})"), element)
+        kernel = GroupedRows(form, _epilogue(weights.bias, "row"), "k", "k")
+        builder = _builder(x, result, share, weights, of_weights, experts=choices.experts)
+        builder.integers(DType.INT32, m=rows)
+        blocks = select(few, ceildiv(weights.columns, kernel.block_columns) * rows, 0)
+        builder.launch(ctx, kernel.name, (blocks, 1, 1), (kernel.threads, 1, 1), uses, body=kernel.body)
+    if few != 1:
+        order, starts, tiles = choices.sorted
+        place = f"int64(int32(order[int64({OUTER})] // share)) * a_m + int64({INNER})"
+        grouped = GroupedTiles(
+            (_row_element(x, place), element), _epilogue(weights.bias, "order[int64(row)]"), tile=tile
+        )
+        builder = _builder(x, result, share, weights, of_weights, order=order, starts=starts, tiles=tiles)
+        builder.integers(DType.INT32, count=count)
+        most = (floordiv(rows, tile.m) + chosen) * ceildiv(weights.columns, tile.n)
+        blocks = select(few, 0, most)
+        builder.launch(ctx, grouped.name, (blocks, 1, 1), (tile.threads, 1, 1), uses, body=grouped.body)
+    return result
+
+
+def _builder(
+    x: Tensor, result: Tensor, share: Dim, weights: Weights, of_weights: Parameters, **named: Tensor
+) -> KernelBuilder:
+    builder = KernelBuilder()
+    builder.tensor(x, "a")
+    builder.tensor(result, "y", written=True)
+    for name, tensor in named.items():
+        builder.tensor(tensor, name)
+    if weights.bias is not None:
+        builder.tensor(weights.bias, "bias")
+    builder.integers(DType.INT32, n=weights.columns, k_end=x.shape[-1], share=share)
+    builder.integers(a_m=x.shape[-1])
+    builder.include(of_weights)
+    return builder
+
+
+def _weight_element(weights: Weights) -> tuple[Element, Parameters]:
+    """How an element of the weights is loaded, and the parameters that this needs."""
+    emit = Inline("w_", indent=0)
+    builder = KernelBuilder("w_", emit)
+    coordinates = [Scalar(DType.INT64, "coordinate") for _ in range(3)]
+    for coordinate, text in zip(coordinates, ("expert", f"int64({OUTER})", f"int64({INNER})"), strict=True):
+        emit.bind(coordinate, text)
+    text = emit.value(weights.element(Loads(builder), *coordinates))
+    return ConvertedElement("f32", weights.read[0].dtype, text, tuple(emit.taken())), builder
+
+
+def _row_element(x: Tensor, place: str) -> Element:
+    return ConvertedElement("f32", x.dtype, load_text("a", place, x.dtype))
+
+
+def _epilogue(bias: Tensor | None, row: str) -> Epilogue:
+    rows, value = [f"y_base = int64({row}) * int64(n)"], "total@"
+    if bias is not None:
+        rows.append("bias_base = expert * int64(n)")
+        value += f" + {load_text('bias', 'bias_base + int64(column@)', bias.dtype)}"
+    return Epilogue(tuple(rows), (f"value@ = {value}",), ("y[y_base + int64(column@)] = value@",))

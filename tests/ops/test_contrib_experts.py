@@ -1,0 +1,138 @@
+"""Mixtures of experts against the CPU provider, and against NumPy for what that lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ort_cuda_plugin
+from contributed import BFLOAT16, DISABLED, FLOAT, FLOAT16, Array, check_node, node_model, noise
+from emulator_harness import configured
+from ort_cuda_plugin.conformance.mode import findings
+from session_pair import ep_session
+
+EXPERTS, WIDTH, INNER = 6, 24, 20
+FEW, MANY = 3, 40
+"""Tokens whose choices have blocks of their own, and tokens that are sorted by expert."""
+
+
+@pytest.fixture(autouse=True)
+def checked() -> Iterator[None]:
+    """Kernels check every access, and streams run at any time."""
+    with configured(adversarial=1, check=1, seed=7):
+        yield
+        assert findings() == []
+
+
+def weights(parts: int = 1, third: bool = False) -> list[Array | None]:
+    """The inputs from the first weights on."""
+    made: list[Array | None] = [
+        noise(EXPERTS, parts * INNER, WIDTH, seed=2, scale=0.3),
+        noise(EXPERTS, parts * INNER, seed=3),
+        noise(EXPERTS, WIDTH, INNER, seed=4, scale=0.3),
+        noise(EXPERTS, WIDTH, seed=5),
+    ]
+    return made + [noise(EXPERTS, INNER, WIDTH, seed=6, scale=0.3), noise(EXPERTS, INNER, seed=7)] if third else made
+
+
+def tokens(count: int) -> list[Array | None]:
+    return [noise(count, WIDTH), noise(count, EXPERTS, seed=1)]
+
+
+@pytest.mark.parametrize("count", [FEW, MANY])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "identity", "swiglu"])
+def test_moe_equals_the_cpu_provider(activation: str, count: int) -> None:
+    attributes: dict[str, Any] = {"k": 3, "activation_type": activation, "normalize_routing_weights": count == FEW}
+    parts = 1
+    if activation == "swiglu":
+        parts = 2
+        attributes |= {"swiglu_fusion": 1, "activation_alpha": 1.7, "activation_beta": 1.0, "swiglu_limit": 0.5}
+    given = [*tokens(count), *weights(parts)]
+    reals = [FLOAT, FLOAT16, BFLOAT16] if activation == "relu" else [FLOAT]
+    check_node("MoE", given, attributes, reals=reals, constant=[2, 3, 4, 5], tolerance=5e-5)
+
+
+def reference(
+    x: Array,
+    scores: Array,
+    w1: Array,
+    b1: Array | None,
+    w2: Array,
+    b2: Array | None,
+    w3: Array | None = None,
+    b3: Array | None = None,
+    *,
+    sparse: bool = False,
+    fusion: int = 0,
+) -> Array:
+    """Of silu, or swiglu with ``fusion``, and of two experts for each token, in float64."""
+    rows = x.reshape(-1, x.shape[-1]).astype(np.float64)
+    result = np.zeros_like(rows)
+    for token, (row, score) in enumerate(zip(rows, scores.astype(np.float64), strict=True)):
+        chosen = np.argsort(-score, kind="stable")[:2]
+        powers = np.exp(score - score.max())
+        counts = (powers / powers.sum())[chosen]
+        if sparse:
+            for place in range(2):
+                best, left = score[chosen[place]], score.copy()
+                far = best - score > 0.02 * np.maximum(np.abs(score), best)
+                left[far] = -np.inf
+                left[chosen[:place]] = -np.inf
+                counts[place] = 1 / np.exp(left - best).sum()
+        for expert, count in zip(chosen, counts, strict=True):
+            first = w1[expert] @ row + (0 if b1 is None else b1[expert])
+            if fusion:
+                gate, linear = np.split(first, 2) if fusion == 2 else (first[::2], first[1::2])
+            else:
+                gate = first
+                linear = 1.0 if w3 is None else w3[expert] @ row + (0 if b3 is None else b3[expert])
+            between = gate / (1 + np.exp(-gate)) * linear
+            result[token] += count * (w2[expert] @ between + (0 if b2 is None else b2[expert]))
+    made: Array = result.reshape(x.shape).astype(np.float32)
+    return made
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("count", [FEW, MANY])
+def test_moe_with_third_weights(count: int, sparse: bool) -> None:
+    """The mixer sees scores that are close to each other, and far."""
+    x, scores = tokens(count)
+    assert x is not None
+    assert scores is not None
+    given = [x.reshape(1, count, WIDTH), scores * np.float32(0.1) + 2, *weights(third=True)]
+    attributes = {"k": 2, "activation_type": "silu", "use_sparse_mixer": int(sparse)}
+    made = lambda *inputs: reference(*inputs, sparse=sparse)  # noqa: E731
+    check_node("MoE", given, attributes, reference=made, reals=[FLOAT], tolerance=5e-5)
+
+
+@pytest.mark.parametrize("fusion", [0, 2])
+def test_moe_whose_swiglu_is_in_two_products_or_in_halves(fusion: int) -> None:
+    first, _, second, _, *third = weights(2 if fusion else 1, third=fusion == 0)
+    given = [*tokens(FEW), first, None, second, None, *third[:1]]
+    attributes = {"k": 2, "activation_type": "swiglu", "swiglu_fusion": fusion}
+    made = lambda *inputs: reference(*inputs, fusion=fusion)  # noqa: E731
+    check_node("MoE", given, attributes, reference=made, reals=[FLOAT], tolerance=5e-5)
+
+
+@pytest.mark.parametrize("count", [FEW, MANY])
+def test_any_scores_choose_experts_that_there_are(count: int) -> None:
+    """Equal scores, infinite ones and NaN: every choice is another expert, and nothing is read outside the weights."""
+    model = node_model("MoE", [*tokens(count), *weights()], {"k": 4}, [FLOAT], constant=[2, 3, 4, 5])
+    session = ep_session(model, DISABLED)
+    scores = np.zeros((count, EXPERTS), np.float32)
+    scores[0], scores[1], scores[2] = np.nan, -np.inf, np.inf
+    (result,) = session.run(None, {"x0": noise(count, WIDTH), "x1": scores})
+    assert np.isnan(result[:3]).all()
+    assert np.isfinite(result[3:]).all()
+    (result,) = session.run(None, {"x0": noise(0, WIDTH), "x1": scores[:0]})
+    assert result.shape == (0, WIDTH)
+
+
+def test_more_choices_than_experts_are_an_error() -> None:
+    model = node_model("MoE", [*tokens(FEW), *weights()], {"k": EXPERTS + 1}, [FLOAT])
+    feed = {f"x{i}": x for i, x in enumerate([*tokens(FEW), *weights()])}
+    with pytest.raises(Exception, match="more experts than there are"):
+        ort_cuda_plugin.session(model, emulate=True).run(None, feed)
