@@ -231,6 +231,12 @@ class CompiledCluster:
             else:
                 constant.forget_borrowed()
 
+    def keep_constants(self) -> None:
+        """Takes note that ORT frees its constants, although no variant was added."""
+        for value in self.graph.used_values:
+            if value.initializer is not None:
+                value.initializer.keep()
+
     @staticmethod
     def _variant(plan: Plan | None, tables: Tables) -> Variant:
         return Variant(plan, tables.kernels.new, tables.weights.new, tables.problems.new, tables)

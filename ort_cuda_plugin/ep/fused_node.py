@@ -50,8 +50,10 @@ class FusedNode:
         if most == 0:
             core().cluster_release_graphs(self.pointer)
 
-    def prepare(self) -> None:
+    def prepare(self, later: bool = False) -> None:
         """Reads what dies with ORT's graph, and builds the plan at once where the model fixes all shapes.
+
+        With ``later`` it only keeps what dies: kernels are compiled in the first Run, if there is one.
 
         Raises:
             NodeError: a node cannot be run after all.
@@ -64,7 +66,10 @@ class FusedNode:
                 error = new_error()
                 core().cluster_set_host_inputs(self.pointer, host_inputs, len(host_inputs), error)
                 check(error)
-            self._add(variant)
+            if not later:
+                self._add(variant)
+            elif isinstance(self._cluster, CompiledCluster):
+                self._cluster.keep_constants()
 
     def build(self, shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> None:
         """Adds the plan for inputs of these shapes, with the contents of each host input.

@@ -321,14 +321,19 @@ class Provider:
         properties, options = self._properties(), self._lowering_options()
         pairs = list(zip(graphs, ort_graphs, strict=True))
         loaded = self._contexts.load(pairs, self.device, properties, self.options, options)
+        is_for_others = False
         if self._contexts.output is not None:  # before the device takes the constants over
             request = request_of(self.device, properties, self.options, options)
+            is_for_others = self.device.target.arch not in request.architectures
             model = model_path(ort_graphs[0]) if ort_graphs else ""
             self._contexts.write(self._context_clusters(graphs, fused_nodes), request, model)
         for index, (graph, node, stored) in enumerate(zip(graphs, fused_nodes, loaded, strict=True)):
             if stored is not None and stored.why:
                 self._log("WARNING", stored.why)
-            infos[index] = self._compile_one(graph, node) if stored is None else self._compute_info(node, stored)
+            if stored is None:
+                infos[index] = self._compile_one(graph, node, later=is_for_others)
+            else:
+                infos[index] = self._compute_info(node, stored)
         if self._contexts.output is not None:
             give(self._contexts.nodes(), context_nodes)
 
@@ -351,7 +356,7 @@ class Provider:
             for graph, node in zip(graphs, fused_nodes, strict=True)
         ]
 
-    def _compile_one(self, graph: Graph, fused_node: Any) -> Any:
+    def _compile_one(self, graph: Graph, fused_node: Any, later: bool) -> Any:
         inputs, outputs = _value_names(fused_node, "Inputs"), _value_names(fused_node, "Outputs")
         if self._budget is not None:
             self._budget.spend(graph.nodes)
@@ -359,14 +364,14 @@ class Provider:
         cluster = CompiledCluster(
             graph, self._properties(), self._lowering_options(), inputs, outputs, self._ranks, self._fed, bodies
         )
-        info = self._compute_info(fused_node, Loaded(cluster))
+        info = self._compute_info(fused_node, Loaded(cluster), later)
         name = _text("Node_GetName", fused_node)
         self._compiled[name] = CompiledBody(graph, cluster.inputs, cluster.outputs)
         return info
 
-    def _compute_info(self, fused_node: Any, loaded: Loaded) -> Any:
+    def _compute_info(self, fused_node: Any, loaded: Loaded, later: bool = False) -> Any:
         num_inputs = len(_value_names(fused_node, "Inputs"))
-        fused = self._fuse(_text("Node_GetName", fused_node), loaded)
+        fused = self._fuse(_text("Node_GetName", fused_node), loaded, later)
         error = new_error()
         info = core().compute_info_create(fused.pointer, self.device.pointer, num_inputs, error)
         check(error)
@@ -383,15 +388,15 @@ class Provider:
         cluster = CompiledCluster(graph, self._properties(), self._lowering_options(), ranks=self._ranks, fed=())
         return kernel_impl(graph, self._fuse(graph.name, Loaded(cluster)), self.device, self._read_by_bodies)
 
-    def _fuse(self, name: str, loaded: Loaded) -> FusedNode:
-        """The cluster on the device, as far as it can be prepared."""
+    def _fuse(self, name: str, loaded: Loaded, later: bool = False) -> FusedNode:
+        """The cluster on the device, as far as it can be prepared; ``later`` as for `FusedNode.prepare`."""
         cluster = loaded.cluster
         if self.options.program_folder and isinstance(cluster, CompiledCluster):
             cluster.show_program = _ProgramFile(Path(self.options.program_folder), name).append
         fused = FusedNode(name, cluster, self.device, loaded.why)
         self.fused_nodes.append(fused)
         fused.use_graphs(self.options.min_num_runs_before_cuda_graph_capture, self.options.max_automatic_graphs)
-        fused.prepare()
+        fused.prepare(later)
         return fused
 
     def transposition(self, permutation: tuple[int, ...], dtype: DType) -> FusedNode:

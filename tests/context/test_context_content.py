@@ -24,9 +24,13 @@ from contexts import (
     nothing_compiled,
     row_model,
     rows,
+    settings,
 )
 from decoder import decoder, decoder_inputs
 from isolated import HARNESS, python
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
+from ort_cuda_plugin.compiler.targets import KernelImage, Target
 from ort_cuda_plugin.context.container import Container
 from ort_cuda_plugin.context.files import map_context
 from ort_cuda_plugin.plan.decoder import decode
@@ -44,6 +48,9 @@ def model(
     graph = helper.make_graph(nodes, "g", inputs, results, initializers)
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     return bytes(made.SerializeToString())
+
+
+W = RNG.standard_normal((16, 20), dtype=np.float32)
 
 
 def index_of(path: Path) -> Any:
@@ -175,6 +182,29 @@ def test_contexts_are_for_several_architectures(tmp_path: Path) -> None:
             assert (bytes(image[:4]), machine == 190) == (b"\x7fELF", target["arch"] != "emulated")
     with nothing_compiled():
         assert_same(load(tmp_path / "m_ctx.onnx"), source, [{"x": rows(2, 3)}])
+
+
+def test_a_model_for_other_devices_is_not_compiled_for_the_sessions_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But the session that wrote it can run."""
+    asked = set()
+    compile_kernels = KernelLibrary.get_many
+
+    def watched(library: KernelLibrary, specs: Sequence[KernelSpec], target: Target) -> list[KernelImage]:
+        asked.add(target.arch)
+        return compile_kernels(library, specs, target)
+
+    monkeypatch.setattr(KernelLibrary, "get_many", watched)
+    fixed = model([helper.make_node("MatMul", ["x", "w"], ["y"])], [info("x", FLOAT, [2, 16])], {"y": FLOAT}, {"w": W})
+    for source, x in ((row_model(), rows(2, 3)), (fixed, rows(2))):
+        asked.clear()
+        entries = {"ep.context_enable": "1", "ep.context_file_path": str(tmp_path / "m_ctx.onnx")}
+        session = ort.InferenceSession(source, settings(entries, {"context_architectures": "sm_90"}))
+        assert asked == {"sm_90"}
+        assert_same(session, source, [{"x": x}])
+        assert asked == {"sm_90", "emulated"}
+        (tmp_path / "m_ctx.onnx").unlink()
 
 
 def test_a_context_for_other_devices_is_compiled_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
