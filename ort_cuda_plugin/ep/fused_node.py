@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ..abi.core import check, core, count, ffi, new_error
+from ..abi.core import PluginError, check, core, count, ffi, new_error
 from ..clusters.cluster import CompiledCluster, Variant
 from ..context.errors import MALFORMED, ContextError, UnforeseenShapes
 from ..context.reader import StoredCluster
@@ -90,10 +90,12 @@ class FusedNode:
             if self._why:
                 raise UnforeseenShapes(f"{self._why}. But the plugin's compiler is not installed: {error}") from error
             raise
-        except MALFORMED as error:
-            if isinstance(self._cluster, StoredCluster) or self._why:
+        except (*MALFORMED, PluginError) as error:
+            is_damage = not isinstance(error, PluginError) or error.code == ContextError.ort_code
+            if is_damage and (isinstance(self._cluster, StoredCluster) or self._why):
+                what = str(error) if isinstance(error, PluginError) else repr(error)
                 raise ContextError(
-                    f"the context of {self.name} contradicts itself ({error!r}); compile the model again"
+                    f"the context of {self.name} contradicts itself ({what}); compile the model again"
                 ) from error
             raise
 

@@ -11,8 +11,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import NodeProto, helper, numpy_helper
-from onnxruntime.capi.onnxruntime_pybind11_state import InvalidGraph
 
+import context_campaign
 import ort_cuda_plugin
 from contexts import (
     BINARY,
@@ -285,21 +285,9 @@ def test_plans_of_a_context_are_few(tmp_path: Path) -> None:
     assert all(decode(bytes(container.array(number))).guards for number in target["plans"])
 
 
-def test_a_context_is_damaged(tmp_path: Path) -> None:
-    """Whatever byte is wrong: a session with right results, or ONNX Runtime's error."""
-    source = row_model()
-    compile_model(source, tmp_path / "m_ctx.onnx")
-    path = tmp_path / BINARY.format("m")
-    data = path.read_bytes()
-    refused = 0
-    for position in RNG.integers(0, len(data), 60):
-        damaged = bytearray(data)
-        damaged[position] ^= 1 << int(RNG.integers(0, 8))
-        path.write_bytes(damaged)
-        try:
-            session = load(tmp_path / "m_ctx.onnx")
-        except InvalidGraph:
-            refused += 1
-            continue
-        assert_same(session, source, [{"x": rows(2, 3)}])
-    assert refused > 20
+def test_contexts_are_damaged() -> None:
+    """Whatever is wrong: a session with right results, or ONNX Runtime's error that says what to do."""
+    outcomes = context_campaign.run(0, 90)
+    for place in context_campaign.PLACES:
+        assert sum(count for name, count in outcomes.items() if name.startswith(place) and "refused" in name) > 5
+    assert any("right" in name for name in outcomes)
