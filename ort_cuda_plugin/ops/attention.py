@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -310,25 +310,32 @@ def rotate(
     rotated: Dim,
     *,
     interleaved: bool,
+    offset: int = 0,
+    stream: Callable[[Scalar], Scalar] | None = None,
 ) -> Tensor:
-    """The first ``rotated`` elements of each head, in a tensor whose axis ``sequence`` is the sequence, turned.
+    """The ``rotated`` elements from ``offset`` on of each head, in a tensor whose axis ``sequence`` is the sequence,
+    turned.
 
-    The caches have a row for each position, or without ``position_ids`` [batch, sequence] one for each place.
+    The caches have a row for each position, or without ``position_ids`` [batch, sequence] one for each place. With
+    ``stream`` there are three positions for each place, in the first dimension; it says which of them a pair takes.
     """
-    ctx.require(le(rotated, heads.shape[3]), "RotaryEmbedding of more elements than a head has")
+    ctx.require(le(rotated + offset, heads.shape[3]), "RotaryEmbedding of more elements than a head has")
     ctx.require(eq(mod(rotated, 2), 0), "RotaryEmbedding of an odd number of elements")
     places = (heads.shape[0], heads.shape[sequence])
     if position_ids is not None:
-        ctx.require_shape(position_ids, places, "position_ids of RotaryEmbedding")
+        wanted = places if stream is None else (3, *places)
+        ctx.require_shape(position_ids, wanted, "position_ids of RotaryEmbedding")
     for cache in (cos_cache, sin_cache):
         rows = places if position_ids is None else cos_cache.shape[:1]
         ctx.require_shape(cache, (*rows, floordiv(rotated, 2)), "cache of RotaryEmbedding")
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         source = maps.source(heads)
-        at = c[3]
+        at = c[3] - offset
         half = maps.dim(floordiv(rotated, 2))
         inside = at < maps.dim(rotated)
+        if offset:
+            inside = inside & (at >= 0)
         if interleaved:
             first, pair, partner = s.equal(at & 1, 0), at >> 1, at ^ 1
         else:
@@ -339,10 +346,12 @@ def rotate(
             table = maps.source(cache)
             if position_ids is None:
                 return s.widen(table.at([c[0], c[sequence], pair], inside))
-            position, known = wrapped(maps.source(position_ids).at([c[0], c[sequence]]), table.dim(0))
+            token = [c[0], c[sequence]]
+            given = maps.source(position_ids).at(token if stream is None else [stream(pair), *token])
+            position, known = wrapped(given, table.dim(0))
             return s.widen(table.at([position, pair], inside & known))
 
-        value, other = s.widen(source.at(c)), s.widen(source.at([*c[:3], partner], inside))
+        value, other = s.widen(source.at(c)), s.widen(source.at([*c[:3], partner + offset], inside))
         turned = value * angle(cos_cache) + s.where(first, -other, other) * angle(sin_cache)
         return s.cast(s.where(inside, turned, value), heads.dtype)
 

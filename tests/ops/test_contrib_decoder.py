@@ -1,0 +1,170 @@
+"""Attention of one new token of com.microsoft, and DecoderAttention: against the CPU provider, or against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from contributed import FLOAT, FLOAT16, Array, check_node, noise
+
+B, N, H, ROOM, PAST = 4, 2, 8, 6, 3
+LENGTH = np.array(PAST, np.int32)
+MASK = np.array([[1, 1, 1, 1], [0, 1, 1, 1], [1, 1, 0, 1], [1, 1, 1, 1]], np.int32)
+
+
+def attended(q: Array, k: Array, v: Array, added: Array | float = 0.0) -> Array:
+    """Of tensors [batch, heads, sequence, size], with the heads side by side."""
+    scores = q @ k.swapaxes(2, 3) / np.sqrt(q.shape[-1]) + added
+    e = np.exp(scores - scores.max(-1, keepdims=True))
+    result = (e / e.sum(-1, keepdims=True)) @ v
+    merged: Array = result.transpose(0, 2, 1, 3).reshape(len(q), q.shape[2], -1).astype(np.float32)
+    return merged
+
+
+def test_self_attention_equals_the_cpu_provider() -> None:
+    """It writes into a buffer that has room for more."""
+    inputs = [
+        *(noise(B, 1, N * H, seed=i) for i in range(3)),
+        MASK,
+        noise(1, N, 1, PAST + 1, seed=3),
+        *(noise(B, N, ROOM, H, seed=i) for i in (4, 5)),
+        LENGTH,
+        None,
+        None,
+        noise(3 * N * H, seed=6),
+    ]
+    attributes = {"num_heads": N, "past_present_share_buffer": 1, "output_qk": 1}
+    check_node("DecoderMaskedMultiHeadAttention", inputs, attributes, [FLOAT] * 4, reals=[FLOAT])
+
+
+def test_cross_attention_equals_the_cpu_provider() -> None:
+    inputs = [noise(B, 1, N * H), *(noise(B, N, PAST + 1, H, seed=i) for i in (1, 2)), MASK, *[None] * 6]
+    attributes = {"num_heads": N, "scale": 0.4, "output_qk": 1}
+    check_node(
+        "DecoderMaskedMultiHeadAttention", inputs, attributes, [FLOAT, None, None, FLOAT], reals=[FLOAT]
+    )  # fmt: skip
+
+
+def of_beams(cache: Array, beams: Array) -> Array:
+    """The cache [sequence, heads, key, size] with each past key from its beam; one that does not exist is zero."""
+    width, result = beams.shape[1], np.zeros_like(cache)
+    for row in range(len(cache)):
+        for key in range(cache.shape[2]):
+            beam = beams[row // width, row % width, key] if key < PAST else row % width
+            if 0 <= beam < width:
+                result[row, :, key] = cache[row // width * width + beam, :, key]
+    return result
+
+
+BEAMS = np.random.default_rng(2).integers(0, 2, (2, 2, ROOM)).astype(np.int32)
+BEAMS[1, 0, :2] = [-1, 1 << 30]
+
+
+def test_beams_of_a_packed_token() -> None:
+    def reference(packed: Array, *others: Array | None) -> list[Array]:
+        q, k, v = (x.reshape(B, 1, N, H).transpose(0, 2, 1, 3) for x in np.split(packed, 3, 2))
+        present = []
+        for past, new in ((others[4], k), (others[5], v)):
+            assert past is not None
+            cache = past.copy()
+            cache[:, :, PAST] = new[:, :, 0]
+            present.append(cache)
+        return [attended(q, *(of_beams(x[:, :, : PAST + 1], BEAMS) for x in present)), *present]
+
+    caches = [noise(B, N, ROOM, H, seed=i) for i in (4, 5)]
+    inputs = [noise(B, 1, 3 * N * H), None, None, None, None, *caches, LENGTH, np.array(2, np.int32), BEAMS]
+    attributes = {"num_heads": N, "past_present_share_buffer": 1}
+    check_node(
+        "DecoderMaskedMultiHeadAttention",
+        inputs,
+        attributes,
+        [FLOAT] * 3,
+        reference=reference,
+        reals=[FLOAT16],
+    )
+
+
+@pytest.mark.parametrize("shared", [0, 1])
+def test_decoder_masked_self_attention(shared: int) -> None:
+    """In a shared buffer, keys lie in chunks of 16 bytes: the first chunk of each key, then the next of each."""
+    room = ROOM if shared else PAST
+
+    def reference(x: Array, weights: Array, bias: Array, mask: Array, past: Array, *_: Array | None) -> list[Array]:
+        projected = x @ weights + bias
+        q, k, v = (y.reshape(B, 1, N, H).transpose(0, 2, 1, 3) for y in np.split(projected, 3, 2))
+        keys, values = past
+        if shared:
+            keys = keys.reshape(B, N, H // 4, room, 4).transpose(0, 1, 3, 2, 4).reshape(B, N, room, H).copy()
+            keys[:, :, PAST], values = k[:, :, 0], values.copy()
+            values[:, :, PAST] = v[:, :, 0]
+        else:
+            keys, values = np.concatenate([keys, k], 2), np.concatenate([values, v], 2)
+        added = -10000.0 * (mask == 0)[:, None, None]
+        output = attended(q, keys[:, :, : PAST + 1], values[:, :, : PAST + 1], added)
+        if shared:
+            keys = keys.reshape(B, N, room, H // 4, 4).transpose(0, 1, 3, 2, 4).reshape(B, N, room, H)
+        return [output, np.stack([keys, values])]
+
+    inputs = [
+        noise(B, 1, 6),
+        noise(6, 3 * N * H, seed=1, scale=0.5),
+        noise(3 * N * H, seed=2),
+        MASK,
+        noise(2, B, N, room, H, seed=3),
+        None,
+        LENGTH,
+    ]
+    attributes = {"num_heads": N, "past_present_share_buffer": shared}
+    check_node(
+        "DecoderMaskedSelfAttention",
+        inputs,
+        attributes,
+        [FLOAT, FLOAT],
+        reference=reference,
+        reals=[FLOAT],
+        constant=[1, 2],
+    )
+
+
+@pytest.mark.parametrize("form", ["self", "self with a past", "cross", "cross with a past"])
+def test_decoder_attention(form: str) -> None:
+    rows, others, is_cross, has_past = 3, 5, form.startswith("cross"), form.endswith("past")
+    size = N * H
+
+    def split(x: Array) -> Array:
+        result: Array = x.reshape(*x.shape[:2], N, H).transpose(1, 2, 0, 3)
+        return result
+
+    def reference(query: Array, key: Array, wq: Array, wkv: Array, bias: Array, *rest: Array) -> list[Array]:
+        mask, *caches = rest[:3]
+        q = split(query @ wq + bias[:size])
+        k, v = (split(x) for x in np.split((key if is_cross else query) @ wkv + bias[size:], 2, 2))
+        if has_past:
+            k, v = (
+                cache if is_cross else np.concatenate([cache, x], 2) for cache, x in zip(caches, (k, v), strict=True)
+            )
+        output = attended(q, k, v, np.where(mask, -np.inf, 0.0)[:, None, None]).transpose(1, 0, 2)
+        return [output, k, v]
+
+    keys = (others if has_past else 0) + rows if not is_cross else others
+    mask = np.arange(keys) == np.array([[1], [2]])
+    inputs = [
+        noise(rows, 2, size),
+        noise(others, 2, size, seed=1),
+        noise(size, size, seed=2, scale=0.3),
+        noise(size, 2 * size, seed=3, scale=0.3),
+        noise(3 * size, seed=4),
+        mask,
+        *(noise(2, N, others, H, seed=i) for i in (5, 6)),
+        *(np.array(x) for x in (is_cross, has_past, True, True)),
+    ]
+    check_node(
+        "DecoderAttention",
+        inputs,
+        {"num_heads": N},
+        [FLOAT] * 3,
+        reference=reference,
+        reals=[FLOAT],
+        tolerance=1e-4,
+        constant=[2, 3, 4],
+    )
