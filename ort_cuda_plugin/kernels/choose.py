@@ -42,5 +42,5 @@ def _without_large_attention(ctx: Lowering, steps: Sequence[Step]) -> Iterator[S
 
 def _is_called(ctx: Lowering, step: Step) -> bool:
     if isinstance(step, Contract):
-        return call_cublaslt(ctx, step)
+        return not step.is_converted and call_cublaslt(ctx, step)
     return isinstance(step, Convolve) and 0 not in step.shape and call_cudnn(ctx, step)

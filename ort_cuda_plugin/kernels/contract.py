@@ -10,12 +10,13 @@ from ..program.lowering import DeviceProperties, Lowering, Tensor
 from ..program.shapes import broadcast_strides, collapse
 from ..program.steps import Contract
 from ..program.symbolic import Dim, ceildiv, hint, is_const, le, product, select
+from .blocks import make_block_element
 from .codegen import KernelBuilder, Parameters
 from .convert import make_element
 from .epilogue import Axes, make_epilogue
 from .layout import index_type
 from .matmul import FLAT, SQUARE, TALL, Product, RowProduct, TiledProduct
-from .tiles import Tile
+from .tiles import Element, Tile
 
 __all__ = ["Folded", "choose_tile", "folded", "launch_contract"]
 
@@ -111,8 +112,13 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
     if not call.rows_folded:
         rows = [Axes("batch", range(batch)), Axes("row", range(batch, columns))]
     epilogue, more = make_epilogue(ctx, step, step.total, rows, Axes("column", range(columns, end)))
+    b_element: Element
     a_element, of_a = make_element(step.a, step.conversions[0], -2, "pa_")
-    b_element, of_b = make_element(step.b, step.conversions[1], -1, "pb_")
+    converted = step.conversions[1]
+    if converted is not None and converted.bits:
+        b_element, of_b = make_block_element(converted, "pb_")
+    else:
+        b_element, of_b = make_element(step.b, converted, -1, "pb_")
     form = ((a_element, b_element), epilogue, *call.contiguous, len(call.batch), index)
     few_rows = le(m, MAX_ROWS) if call.contiguous[1] else 0
     if few_rows != 0:

@@ -188,9 +188,10 @@ class RowProduct(Product):
         lines += [f"for k in range(int32(thread * 8), k_end, {self.threads * 8}):", "    if k + 7 < k_end:"]
         lines += [f"        a{i} = {self._load_a(f'k + {i}')}" for i in chunk]
         for r in columns:
+            before, weights = self.elements[1].neighbours("b", f"b{r} + k", own[r], "k", len(chunk), f"b{r}_near")
+            lines += indented(before, 2)
             for i in chunk:
-                weight = self._load_b(f"b{r} + k + {i}", own[r], f"k + {i}")
-                lines.append(f"        c{r}_{i} = {self._multiply_add(f'a{i}', weight, f'c{r}_{i}')}")
+                lines.append(f"        c{r}_{i} = {self._multiply_add(f'a{i}', weights[i], f'c{r}_{i}')}")
         lines += ["    else:", "        for last in range(k, k_end):", f"            x = {self._load_a('last')}"]
         for r in columns:
             weight = self._load_b(f"b{r} + last", own[r], "last")

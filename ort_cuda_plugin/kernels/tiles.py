@@ -76,6 +76,15 @@ class Element:
         value = f"{pointer}[{index}]"
         return f"{self.storage}_to_f32({value})" if self.storage in ("f16", "bf16") else value
 
+    def neighbours(
+        self, pointer: str, index: str, outer: str, inner: str, count: int, name: str
+    ) -> tuple[list[str], list[str]]:
+        """Expressions as of `load` for ``count`` neighbours along k, and the lines before them; ``name`` begins names.
+
+        The first is at ``index`` and ``inner``, which are multiples of ``count``.
+        """
+        return [], [self.load(pointer, f"{index} + {i}", outer, f"{inner} + {i}") for i in range(count)]
+
     def cast(self, value: str) -> str:
         """Expression of the storage type for a value of the accumulator's type."""
         return f"f32_to_{self.storage}({value})" if self.storage in ("f16", "bf16") else value
@@ -217,6 +226,12 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
             outer += f" + {i}"
         return element.load(operand.pointer, f"{name}_from + int64({i} * {stride})", outer, inner)
 
+    if operand.inner_major and stride == "1":
+        before, values = element.neighbours(
+            operand.pointer, f"{name}_from", f"{name}_x_at", f"{name}_k_at", chunk, f"{name}_near"
+        )
+    else:
+        before, values = [], [read(str(i)) for i in range(chunk)]
     return "\n".join(
         [
             f"for piece in range({pieces}):",
@@ -230,7 +245,8 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
             f"    {name}_at = {index}({name}_at + {index}({name}_k_at * {operand.inner_stride}))",
             f"    {name}_from = {name}_base + int64({name}_at)",
             f"    if {name}_x_at + {last_x} < {operand.bound} and {name}_k_at + {last_k} < {operand.inner_bound}:",
-            *[f"        {name}_value{i} = {read(str(i))}" for i in range(chunk)],
+            *indented(before, 2),
+            *[f"        {name}_value{i} = {value}" for i, value in enumerate(values)],
             *[f"        tile_c[to + {i * shared_stride}] = {name}_value{i}" for i in range(chunk)],
             "    else:",
             f"        for i in range({chunk}):",

@@ -1,10 +1,12 @@
 """Products with, and look-ups in, weights of few bits: integers in bytes, with a scale for each block of them.
 
-The weights stay packed until a map makes numbers of them; a plan makes them once where they are constants.
+A product reads packed weights of a model as they are, and makes numbers of them as it multiplies. Where a map has to
+make the numbers, a plan does so once if the weights are constants.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -20,7 +22,9 @@ from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.multiply import multiply
 from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.steps import Conversion
 from ort_cuda_plugin.program.symbolic import eq
+from ort_cuda_plugin.program.tensor import BufferKind
 from ort_cuda_plugin.program.views import part, permute, reshape, unsqueeze
 
 T4: TypeAlias = Tensor
@@ -75,7 +79,6 @@ def matmul_nbits(
     blocks = -(-K // block_size)
     ctx.require(eq(b.size, N * blocks * (block_size * bits // 8)), "MatMulNBits: B has another size than N, K say")
     ctx.require(eq(scales.size, N * blocks), "MatMulNBits: there is not one scale for each block")
-    codes = _unpacked(ctx, reshape(ctx, b, [N, blocks, block_size * bits // 8]), bits)
     parameters = [reshape(ctx, scales, [N, blocks])]
     if zero_points is not None:
         parameters.append(_zero_points(ctx, zero_points, N, blocks, bits))
@@ -85,6 +88,14 @@ def matmul_nbits(
         offset = s.constant(float(default), DType.FLOAT32) if zero is None else s.cast(zero, DType.FLOAT32)
         return s.cast((s.cast(code, DType.FLOAT32) - offset) * s.widen(scale), a.dtype)
 
+    left = a if a.rank > 1 else unsqueeze(ctx, a, (0,))
+    if bias is not None:
+        ctx.require_shape(bias, (N,), "bias of MatMulNBits")
+    words = None if g_idx is not None else _words(b, K, N, blocks * block_size, bits)
+    if words is not None:
+        result = _multiply(ctx, left, words, bias, _conversion(ctx, number, parameters, bits, block_size))
+        return ctx.view(result, (*a.shape[:-1], N))
+    codes = _unpacked(ctx, reshape(ctx, b, [N, blocks, block_size * bits // 8]), bits)
     if g_idx is None:
         # One dimension for blocks, one for bytes, one for the codes in them.
         weights = elementwise(ctx, number, codes, *(unsqueeze(ctx, p, (2, 3)) for p in parameters))
@@ -98,14 +109,38 @@ def matmul_nbits(
             return number(maps.source(flat).at(c), *(maps.source(p).at([c[0], group], known) for p in parameters))
 
         rows = gather_map(ctx, [N, K], a.dtype, element)
-    left = a if a.rank > 1 else unsqueeze(ctx, a, (0,))
-    weights = permute(ctx, rows, (1, 0))
-    if bias is None:
-        result = multiply(ctx, left, weights)
-    else:
-        ctx.require_shape(bias, (N,), "bias of MatMulNBits")
-        result = multiply(ctx, left, weights, bias, finish=lambda total, added: total + s.widen(added))
+    result = _multiply(ctx, left, permute(ctx, rows, (1, 0)), bias)
     return ctx.view(result, (*a.shape[:-1], N))
+
+
+def _multiply(ctx: Lowering, a: Tensor, b: Tensor, bias: Tensor | None, conversion: Conversion | None = None) -> Tensor:
+    if bias is None:
+        return multiply(ctx, a, b, conversion=conversion)
+
+    def finish(total: Scalar, added: Scalar) -> Scalar:
+        return total + s.widen(added)
+
+    return multiply(ctx, a, b, bias, finish=finish, conversion=conversion)
+
+
+_WORDS = {2: DType.UINT16, 4: DType.UINT32, 8: DType.UINT64}
+
+
+def _words(b: Tensor, rows: int, columns: int, pitch: int, bits: int) -> Tensor | None:
+    """The codes of b as a product's operand; None where nobody knows that b begins where a word may."""
+    if b.buffer.kind is not BufferKind.WEIGHT or b.offset != 0 or not b.is_contiguous:
+        return None
+    return Tensor(_WORDS[bits], (rows, columns), b.buffer, strides=(1, pitch))
+
+
+def _conversion(
+    ctx: Lowering, number: Callable[..., Scalar], parameters: Sequence[Tensor], bits: int, block: int
+) -> Conversion:
+    """What makes numbers of codes, with parameters [columns, blocks]."""
+    code = Scalar(DType.INT32, "leaf")
+    placed = [permute(ctx, ctx.materialize(x), (1, 0)) for x in parameters]
+    leaves = [Scalar(x.dtype, "leaf") for x in placed]
+    return Conversion(code, number(code, *leaves), tuple(zip(leaves, placed, strict=True)), bits, block)
 
 
 def _zero_points(ctx: Lowering, zeros: Tensor, rows: int, blocks: int, bits: int) -> Tensor:
@@ -115,7 +150,7 @@ def _zero_points(ctx: Lowering, zeros: Tensor, rows: int, blocks: int, bits: int
         return reshape(ctx, zeros, [rows, blocks])
     width = -(-blocks * bits // 8)
     ctx.require(eq(zeros.size, rows * width), "MatMulNBits: there is not one zero point for each block")
-    codes = _unpacked(ctx, reshape(ctx, zeros, [rows, width]), bits)
+    codes = elementwise(ctx, lambda x: s.cast(x, DType.UINT8), _unpacked(ctx, reshape(ctx, zeros, [rows, width]), bits))
     return part(ctx, reshape(ctx, codes, [rows, width * (8 // bits)]), 1, 0, blocks)
 
 

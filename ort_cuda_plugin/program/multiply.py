@@ -9,7 +9,7 @@ from .elementwise import loadable
 from .lowering import Lowering
 from .scalar import Scalar
 from .shapes import aligned, broadcast_shapes
-from .steps import Contract, used_inputs
+from .steps import Contract, Conversion, used_inputs
 from .symbolic import eq
 from .tensor import Tensor
 
@@ -22,12 +22,13 @@ def multiply(
     b: Tensor,
     *others: Tensor,
     finish: Callable[..., Scalar] | None = None,
+    conversion: Conversion | None = None,
 ) -> Tensor:
     """a @ b for a [batch..., m, k], b [batch..., k, n] of any strides, batches broadcast.
 
     ``finish(total, *elements)`` gives the result from the sum, which is of the type that sums are made in, and from the
-    elements of ``others``, which broadcast to the result; by default it is the sum. Raises InvalidModel where the inner
-    dimensions differ.
+    elements of ``others``, which broadcast to the result; by default it is the sum. ``conversion`` says what the
+    elements of b stand for. Raises InvalidModel where the inner dimensions differ.
     """
     ctx.require(eq(a.shape[-1], b.shape[-2]), "the inner dimensions of the matrices differ")
     shape = (*broadcast_shapes(ctx, a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
@@ -39,6 +40,7 @@ def multiply(
     placed = [aligned(ctx, x, shape) for x in others]
     inputs = loadable(ctx, used_inputs(zip(leaves, placed, strict=True), [core]))
     a, b = ctx.materialize(a), ctx.materialize(b)
-    step = Contract(ctx.nodes, shape, inputs, ((core, out),), operands=(a, b), total=total)
+    conversions = (None, conversion)
+    step = Contract(ctx.nodes, shape, inputs, ((core, out),), operands=(a, b), total=total, conversions=conversions)
     ctx.record(step)
     return out

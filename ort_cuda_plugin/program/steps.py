@@ -21,6 +21,8 @@ Input: TypeAlias = tuple[Scalar, Tensor]
 """A leaf and the tensor whose elements it stands for."""
 Output: TypeAlias = tuple[Scalar, Tensor]
 """An expression and the tensor that its values are stored in, in the tensor's type."""
+CODES_PER_WORD = 8
+"""Of a packed operand; see `Conversion`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,11 +80,18 @@ class Conversion:
     """What a product multiplies in place of an operand's element: ``value``, of ``leaf``, the element, and ``inputs``.
 
     These are over the operand's dimensions, and have one element, or one for each index of one dimension.
+
+    Where ``bits`` is set, the operand is a matrix of codes of so many bits, and ``leaf`` is a code, an int32. The
+    operand's tensor is then of words with `CODES_PER_WORD` codes each, the first in the lowest bits, but its strides
+    count codes; codes along k are neighbours, and columns begin with a word. Each of ``inputs`` is [blocks, n], with
+    one element for ``block`` rows, a power of two of at least 16, of a column.
     """
 
     leaf: Scalar
     value: Scalar
     inputs: tuple[Input, ...]
+    bits: int = 0
+    block: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,14 +106,23 @@ class Sums(Map):
     conversions: tuple[Conversion | None, ...] = field(default=(None, None), kw_only=True)
 
     @property
+    def is_converted(self) -> bool:
+        return any(self.conversions)
+
+    @property
+    def summed(self) -> tuple[Tensor, ...]:
+        """What the sums are made of."""
+        return (*self.operands, *(x for _, x in self.converted))
+
+    @property
     def converted(self) -> tuple[Input, ...]:
         """What the conversions read beside the operands."""
         return tuple(x for conversion in self.conversions if conversion is not None for x in conversion.inputs)
 
     @property
     def reads(self) -> tuple[Buffer, ...]:
-        own = (x.buffer for _, x in self.converted if x.buffer.kind is not BufferKind.HOST)
-        return tuple(dict.fromkeys((*(x.buffer for x in self.operands), *own, *super().reads)))
+        own = (x.buffer for x in self.summed if x.buffer.kind is not BufferKind.HOST)
+        return tuple(dict.fromkeys((*own, *super().reads)))
 
 
 @dataclass(frozen=True, eq=False)

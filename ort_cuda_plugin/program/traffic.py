@@ -64,7 +64,7 @@ def accesses(step: Step) -> tuple[list[Access], list[Access]]:
         case Map():
             read = [x for _, x in step.inputs]
             if isinstance(step, Sums):
-                read = [*step.operands, *(x for _, x in step.converted), *read]
+                read = [*step.summed, *read]
             if isinstance(step, Attend):
                 read += [x for _, x in step.score_inputs]
             return _accesses(read), _accesses(y for _, y in step.all_outputs)
@@ -97,7 +97,7 @@ def _of_arguments(step: Launch | LibraryCall) -> tuple[list[Access], list[Access
 
 def _accesses(tensors: Iterable[Tensor]) -> list[Access]:
     places = {(x.buffer, x.offset, x.strides, x.shape): x for x in tensors if x.buffer.kind is not BufferKind.HOST}
-    return [Access(x, hint(x.distinct_bytes)) for x in places.values()]
+    return [Access(x, min(hint(x.distinct_bytes), hint(x.buffer.nbytes))) for x in places.values()]
 
 
 def _sum(accesses: Iterable[Access]) -> int:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from onnx import helper, numpy_helper
 
+import ort_cuda_plugin
 from contributed import BFLOAT16, FLOAT, FLOAT16, Array, check_node, noise
+from session_pair import ep_session
 
 N, K, BLOCK = 5, 40, 16
 BLOCKS = -(-K // BLOCK)
@@ -45,7 +50,7 @@ def test_matmul_nbits(bits: int, zeros: str) -> None:
 
     inputs = [noise(2, 3, K), packed(weights, bits), scales, given, None, noise(N, seed=3)]
     attributes = {"N": N, "K": K, "bits": bits, "block_size": BLOCK}
-    reals = [FLOAT, FLOAT16, BFLOAT16] if bits == 4 else [FLOAT]
+    reals = [FLOAT, FLOAT16, BFLOAT16] if bits == 4 and zeros == "numbers" else [FLOAT]
     check_node(
         "MatMulNBits", inputs, attributes, reference=reference, constant=[1, 2, 3, 5], reals=reals, tolerance=5e-5
     )
@@ -57,6 +62,38 @@ def test_matmul_nbits_equals_the_cpu_provider() -> None:
     attributes = {"N": N, "K": K, "bits": 4, "block_size": BLOCK}
     check_node("MatMulNBits", inputs, attributes, constant=[1, 2, 3], reals=[FLOAT], tolerance=1e-4)
     check_node("MatMulNBits", inputs, attributes, reals=[FLOAT], tolerance=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_packed_weights_are_read_as_they_are(rows: int) -> None:
+    """Rows that end within a word, and a block; those of one product and of another, with and without zero points."""
+    columns, last = 6, 37
+    blocks = -(-last // BLOCK)
+    nodes, initializers, results, wanted = [], [], [], []
+    a = noise(rows, last)
+    nbytes = 0
+    for bits in (2, 4, 8):
+        numbers, scales = codes(columns, blocks, BLOCK, bits=bits, seed=bits), noise(columns, blocks, seed=bits)
+        points = codes(columns, blocks, bits=bits, seed=9)
+        given = {f"b{bits}": packed(numbers, bits), f"s{bits}": scales, f"z{bits}": packed(points, bits)}
+        initializers += [numpy_helper.from_array(x, name) for name, x in given.items()]
+        nbytes += sum(x.nbytes for x in given.values())
+        attributes: dict[str, Any] = {"N": columns, "K": last, "bits": bits, "block_size": BLOCK}
+        nodes.append(helper.make_node("MatMulNBits", ["a", *given], [f"y{bits}"], domain="com.microsoft", **attributes))
+        results.append(helper.make_tensor_value_info(f"y{bits}", FLOAT, None))
+        wide = ((numbers - points[..., None]) * scales[..., None]).reshape(columns, -1)[:, :last]
+        wanted.append(a @ wide.T)
+    info = helper.make_tensor_value_info("a", FLOAT, [rows, last])
+    graph = helper.make_graph(nodes, "g", [info], results, initializers)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+    before = ort_cuda_plugin.counters()["weight_bytes"]
+    session = ep_session(model)
+    actual = session.run(None, {"a": a})
+    # Zero points have a byte each.
+    assert ort_cuda_plugin.counters()["weight_bytes"] - before <= nbytes + 3 * columns * blocks
+    for got, expected in zip(actual, wanted, strict=True):
+        np.testing.assert_allclose(got, expected, 2e-5, 2e-5)
 
 
 def test_matmul_nbits_with_the_block_of_each_row() -> None:

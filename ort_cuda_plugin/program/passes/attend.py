@@ -29,7 +29,7 @@ class _Attention:
 
     def run(self) -> list[Step]:
         for position, step in enumerate(self.steps):
-            if isinstance(step, Contract):
+            if isinstance(step, Contract) and not step.is_converted:
                 self._attend(position, step)
         return [step for step in self.steps if step is not None]
 
@@ -44,7 +44,7 @@ class _Attention:
         for leaf, x in rows.inputs:
             start = self._producer(x, middle)
             first = None if start is None else self.steps[start]
-            if start is None or not isinstance(first, Contract):
+            if start is None or not isinstance(first, Contract) or first.is_converted:
                 continue
             if self._is_changed(start, position) or self._is_changed(middle, position):
                 continue

@@ -77,7 +77,7 @@ class _Fusion:
             if len(writers) != 1 or not isinstance(writers[0], Map) or writers[0] is consumer:
                 continue
             producer = writers[0]
-            if isinstance(consumer, Sums) and any(buffer is x.buffer for x in consumer.operands):
+            if isinstance(consumer, Sums) and any(buffer is x.buffer for x in consumer.summed):
                 continue  # the sums need all of it
             if self._is_better_kept(producer, consumer):
                 continue
