@@ -35,8 +35,8 @@ def main(path):
     index, array = read(path)
     print(f"{path}: made by version {index['made_by']['plugin']}, {len(index['arrays'])} arrays")
     for number, constant in enumerate(index["constants"]):
-        nbytes = len(array(constant["array"]))
-        print(f"constant {number}: element type {constant['dtype']}, shape {constant['shape']}, {nbytes} bytes")
+        place = constant.get("source") or constant.get("recipe") or f"{len(array(constant['array']))} bytes"
+        print(f"constant {number}: element type {constant['dtype']}, shape {constant['shape']}, {place}")
     for number, kernel in enumerate(index["kernels"]):
         print(f"kernel {number}: {kernel['entry']} for {kernel['arch']}, {len(array(kernel['image']))} bytes")
     for partition in index["partitions"]:

@@ -245,6 +245,13 @@ static OrtStatus *get_default_memory_device(const OrtEp *ep, const OrtMemoryDevi
   return NULL;
 }
 
+/* The weights of compiled models can stay in the model that they are made of, inside of its file or outside. */
+static OrtStatus *get_weightless_support(const OrtEp *ep, OrtWeightlessSupport *support) {
+  (void)ep;
+  *support = OrtWeightlessSupport_ALL;
+  return NULL;
+}
+
 OrtEp *ocp_ep_create(const ocp_ep_config *config, ocp_identity identity) {
   ocp_ep *ep = calloc(1, sizeof *ep);
   if (!ep)
@@ -283,6 +290,8 @@ OrtEp *ocp_ep_create(const ocp_ep_config *config, ocp_identity identity) {
     ep->ort.GetDefaultMemoryDevice = get_default_memory_device;
   if (ocp_api_version >= OrtEp_ReleaseCapturedGraph_SINCE)
     ep->ort.ReleaseCapturedGraph = release_captured_graph;
+  if (ocp_api_version >= OrtEp_GetWeightlessSupport_SINCE)
+    ep->ort.GetWeightlessSupport = get_weightless_support;
   return &ep->ort;
 }
 

@@ -198,7 +198,7 @@ CALLBACK_STRUCTS: Final[dict[str, str]] = {
     27 OrtStatus *OnSessionInitializationEnd(OrtEp *this_ptr)
     27 OrtStatus *GetDefaultMemoryDevice(const OrtEp *this_ptr, const OrtMemoryDevice **device)
     27 OrtStatus *ReleaseCapturedGraph(OrtEp *this_ptr, int graph_annotation_id)
-    30 OrtStatus *GetWeightlessSupport(const OrtEp *this_ptr, OrtWeightlessSupport *support)
+    29 OrtStatus *GetWeightlessSupport(const OrtEp *this_ptr, OrtWeightlessSupport *support)
     """,
     "OrtEpFactory": """
     22 uint32_t ort_version_supported

@@ -460,7 +460,7 @@ FUNCTION_TABLES: Final[dict[str, str]] = {
     71 25 OrtStatus *ProfilingEvent_GetArgValue(const OrtProfilingEvent *event, const char *key, const char **out)
     72 25 OrtStatus *ProfilingEventsContainer_AddEvents(OrtProfilingEventsContainer *events_container, const
               OrtProfilingEvent *const *events, size_t num_events)
-    73 30 OrtStatus *SessionOptionsGetWeightlessSourceModelBuffer(const OrtSessionOptions *session_options, const
+    73 29 OrtStatus *SessionOptionsGetWeightlessSourceModelBuffer(const OrtSessionOptions *session_options, const
               void **source_model_data, size_t *source_model_data_length)
     """,
 }

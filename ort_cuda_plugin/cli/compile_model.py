@@ -29,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=1x3x224x224[,...]",
         help="shapes that get plans beside those of the plugin's choice (repeatable)",
     )
+    parser.add_argument(
+        "--weightless", action="store_true", help="leave the weights in MODEL, which belongs beside OUT from then on"
+    )
     parser.add_argument("--embed", action="store_true", help="put everything into the model, no file beside it")
 
 
@@ -42,7 +45,11 @@ def execute(arguments: argparse.Namespace) -> int:
         import onnxruntime as ort
 
         devices = ort_cuda_plugin.register(emulate=emulate)
-    options = {"context_architectures": arguments.arch, "context_shapes": ";".join(arguments.shapes)}
+    options = {
+        "context_architectures": arguments.arch,
+        "context_shapes": ";".join(arguments.shapes),
+        "context_weightless": "1" if arguments.weightless else "",
+    }
     settings = ort.SessionOptions()
     settings.log_severity_level = 3
     settings.add_provider_for_devices(devices[:1], {key: value for key, value in options.items() if value})

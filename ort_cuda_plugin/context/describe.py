@@ -50,7 +50,7 @@ def _kernel(context: Context, row: Any) -> dict[str, Any]:
 def _partition(context: Context, name: str) -> dict[str, Any]:
     row = context.partitions[name]
     names = [port["name"] for port in row["inputs"]]
-    graph = decode_graph(context.graph_data(row["graph"]), context.constants())
+    graph = decode_graph(context.graph_data(row["graph"]), context.constants.all)
     return {
         "name": name,
         "inputs": [_port(port) for port in row["inputs"]],
@@ -97,7 +97,7 @@ def _bytes_by_kind(context: Context) -> dict[str, int]:
             for number in (*target["plans"], *(program["plan"] for program in target["programs"]))
         ],
         "graphs": [row["graph"] for row in context.partitions.values()],
-        "weights": [row["array"] for row in container.index["constants"]],
+        "weights": [row["array"] for row in container.index["constants"] if "array" in row],
     }
     counted: set[int] = set()
     found = {}

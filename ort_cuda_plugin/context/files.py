@@ -16,7 +16,11 @@ def map_context(folder: Path, name: str) -> memoryview:
     Raises:
         ContextError: the name leads out of the folder, or the file cannot be read.
     """
-    subject = f"context file {name!r}"
+    return map_file(folder, name, f"context file {name!r}")
+
+
+def map_file(folder: Path, name: str, subject: str) -> memoryview:
+    """As `map_context`; ``subject`` is what messages call the file."""
     relative = PurePosixPath(name)
     if not name or "\0" in name or "\\" in name or relative.is_absolute() or ".." in relative.parts:
         raise ContextError(f"{subject}: only a path inside the model's folder is allowed, without '..'")

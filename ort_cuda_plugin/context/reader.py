@@ -6,21 +6,20 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from ..clusters.cluster import CompiledCluster, Variant, WeightReader
 from ..clusters.ranks import Ranks
 from ..compiler.kernel import KernelSpec
 from ..compiler.targets import BuiltKernel, KernelImage, Target
-from ..model.ir import Array, Constant, DType, Graph, Node
+from ..model.ir import Constant, DType, Graph, Node
 from ..plan.decoder import decode, element_types
 from ..plan.format import version as plan_version
-from ..plan.tables import KnownEntries, Precomputation, Precomputed, Tables, Weight
+from ..plan.tables import KnownEntries, Precomputation, Precomputed, Tables, Weight, weight_key
 from ..program.libraries import LibraryProblem, ProblemFlags
 from ..program.lowering import DeviceProperties, LoweringOptions
+from .constants import StoredConstants
 from .container import Container, Json, parse_json
 from .errors import MALFORMED, ContextError, UnforeseenShapes
-from .graph_data import decode_graph, dims_of, dtype_of
+from .graph_data import decode_graph, dtype_of
 from .guards import Guards
 from .writer import cpu_digest
 
@@ -29,21 +28,27 @@ from .writer import cpu_digest
 class Session:
     """What the session that loads a context is: its device, and what it asks for.
 
-    ``allow_host_code`` says whether code of the context may run on this computer's CPU.
+    ``allow_host_code`` says whether code of the context may run on this computer's CPU; ``refits`` whether initializers
+    that the context does not store may have new contents.
     """
 
     target: Target
     device: DeviceProperties
     options: LoweringOptions
     allow_host_code: bool
+    refits: bool = False
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A cluster out of a context. Where it is compiled again, ``why`` says why what is stored is not used."""
+    """A cluster out of a context. Where it is compiled again, ``why`` says why what is stored is not used.
+
+    ``refitted`` names the initializers with new contents.
+    """
 
     cluster: StoredCluster | CompiledCluster
     why: str = ""
+    refitted: Sequence[str] = ()
 
 
 class Context:
@@ -57,7 +62,7 @@ class Context:
         self.container = container
         try:
             index = container.index
-            self._constants = [self._constant(row) for row in index["constants"]]
+            self.constants = StoredConstants(container)
             self.kernel_rows: list[Json] = list(index["kernels"])
             self.partitions: dict[str, Json] = {}
             for row in index["partitions"]:
@@ -66,21 +71,6 @@ class Context:
                 self.partitions[row["name"]] = row
         except MALFORMED as error:
             raise container.damaged(f"its index: {error!r}") from error
-
-    def _constant(self, row: Json) -> Constant:
-        dtype, dims = dtype_of(row["dtype"]), dims_of(row["shape"])
-        if not dtype.is_supported:
-            raise ValueError(f"a constant of {dtype.name}")
-        number = row["array"]
-
-        def load() -> Array:
-            view = self.container.array(number)
-            if len(view) != constant.nbytes:
-                raise self.container.damaged(f"array {number} has {len(view)} bytes, a constant {constant.nbytes}")
-            return np.frombuffer(view, dtype.numpy).reshape(dims)
-
-        constant = Constant(dtype, dims, load, is_initializer=bool(row["initializer"]), is_state=bool(row["state"]))
-        return constant
 
     def cluster(
         self, name: str, session: Session, inputs: Sequence[DType | None], outputs: Sequence[DType | None]
@@ -97,16 +87,38 @@ class Context:
             names = ", ".join(sorted(self.partitions)) or "none"
             raise ContextError(f"{self.container.subject} has no partition {name!r}; it has {names}")
         try:
+            refitted = self._check_initializers(row, session.refits)
             self._check_ports(row["inputs"], inputs, f"inputs of {name!r}")
             self._check_ports(row["outputs"], outputs, f"outputs of {name!r}", strictly=True)
             partition = _Partition(self, row, session)
             found = partition.usable_target()
             if found is None:
                 why = f"{self.container.subject}, partition {name!r}, is compiled again: {partition.why_not}"
-                return Loaded(partition.compiled(), why)
-            return Loaded(StoredCluster(partition, found))
+                return Loaded(partition.compiled(), why, refitted)
+            return Loaded(StoredCluster(partition, found), "", refitted)
         except MALFORMED as error:
             raise self.container.damaged(f"partition {name!r}: {error!r}") from error
+
+    def source_of(self, name: str) -> tuple[int, str] | None:
+        """Number and file of the model that has the initializers of partition ``name``, None where none is needed.
+
+        Raises:
+            ContextError: the context contradicts itself.
+        """
+        number = self.partitions.get(name, {}).get("source")
+        if number is None:
+            return None
+        try:
+            return _index(number), self.constants.files[number]
+        except MALFORMED as error:
+            raise self.container.damaged(f"partition {name!r}: {error!r}") from error
+
+    def _check_initializers(self, row: Json, refits: bool) -> list[str]:
+        if row.get("source") is None:
+            return []
+        if refits:
+            self.constants.check_rest(_index(row["source"]))
+        return self.constants.check([_index(number) for number in row["constants"]], refits)
 
     def _check_ports(self, stored: Json, found: Sequence[DType | None], what: str, strictly: bool = False) -> None:
         """ONNX Runtime makes the node's outputs, so their types must be known; inputs are checked in each Run."""
@@ -125,13 +137,9 @@ class Context:
         """The JSON of a graph. Raises ContextError, ValueError."""
         return parse_json(bytes(self.container.array(number)))
 
-    def constants(self) -> list[Constant]:
-        """Those of all partitions, by their numbers."""
-        return self._constants
-
     def constant(self, number: Json) -> Constant:
         """Raises LookupError, TypeError."""
-        return self._constants[_index(number)]
+        return self.constants.all[_index(number)]
 
     def kernel(self, number: Json, target: Target) -> BuiltKernel:
         """A stored kernel. Raises ContextError, and what reading a value of another form raises."""
@@ -198,7 +206,7 @@ class _Partition:
     def graph(self) -> Graph:
         """The cluster's graph. Raises ContextError."""
         try:
-            return decode_graph(self.context.graph_data(self.row["graph"]), self.context.constants())
+            return decode_graph(self.context.graph_data(self.row["graph"]), self.context.constants.all)
         except MALFORMED as error:
             raise self.context.container.damaged(f"the graph of {self.name!r}: {error!r}") from error
 
@@ -307,7 +315,7 @@ class StoredCluster:
         known.kernels.update((kernel, number) for number, kernel in enumerate(self._kernels))
         known.problems.update((problem, number) for number, problem in enumerate(self._problems))
         for number, weight in enumerate(self._weights):
-            known.weights[weight] = number
+            known.weights[weight_key(weight)] = number
         compiler = self._partition.compiled(known)
         compiler.weight_reader = self.weight_reader
         compiler.host_inputs = self.host_inputs

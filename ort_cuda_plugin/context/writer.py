@@ -19,6 +19,7 @@ from ..plan.format import version as plan_version
 from ..plan.tables import Precomputation, Precomputed, Weight
 from ..program.lowering import LoweringOptions
 from .capture import ContextTarget, capture
+from .constants import ConstantWriter, Source
 from .container import Builder, Json, to_json
 from .graph_data import encode_graph
 from .sample_shapes import Shapes
@@ -46,11 +47,16 @@ class ContextCluster:
 
 @dataclass(frozen=True)
 class ContextRequest:
-    """What a session wants of its clusters: their options, what they are for, and some shapes that get plans."""
+    """What a session wants of its clusters: their options, what they are for, and some shapes that get plans.
+
+    ``weightless`` asks for a ``source``, the model that keeps its initializers; None: they are stored.
+    """
 
     options: LoweringOptions
     targets: Sequence[ContextTarget]
     shapes: Sequence[Shapes] = ()
+    weightless: bool = False
+    source: Source | None = None
 
     @property
     def architectures(self) -> list[str]:
@@ -64,8 +70,8 @@ class ContextWriter:
     def __init__(self, images: Images) -> None:
         self._images = images
         self._builder = Builder()
-        self._constants: dict[Constant, int] = {}
-        self._constant_rows: list[Json] = []
+        self._constants = ConstantWriter(self._builder)
+        self._source: Source | None = None
         self._kernels: dict[tuple[str, str], int] = {}
         self._kernel_rows: list[Json] = []
         self._partitions: list[Json] = []
@@ -78,7 +84,10 @@ class ContextWriter:
         Raises:
             NodeError: a node cannot be run after all.
             KernelCompileError: a kernel does not compile.
+            ContextError: the source model cannot be read.
         """
+        self._source = request.source
+        self._constants.used = set()
         taken = {row["name"] for row in self._partitions}
         numbered = (f"{cluster.name}_{number}" for number in itertools.count(2))
         name = next(name for name in (cluster.name, *itertools.islice(numbered, len(taken))) if name not in taken)
@@ -95,6 +104,8 @@ class ContextWriter:
                 "fed": [name for name in cluster.inputs if name in cluster.fed],
                 "options": asdict(request.options),
                 "targets": targets,
+                "constants": sorted(self._constants.used),
+                "source": None if request.source is None else self._constants.source_number(request.source),
             }
         )
         return name
@@ -110,7 +121,7 @@ class ContextWriter:
     def _contents(self) -> Json:
         return {
             "made_by": {"plugin": importlib.metadata.version("ort-cuda-plugin")},
-            "constants": self._constant_rows,
+            **self._constants.contents(),
             "kernels": self._kernel_rows,
             "partitions": self._partitions,
         }
@@ -119,14 +130,7 @@ class ContextWriter:
         return self._builder.add(to_json(value))
 
     def _constant(self, constant: Constant) -> int:
-        if constant not in self._constants:
-            array = self._builder.add(constant.array)
-            self._constants[constant] = len(self._constant_rows)
-            flags = {"initializer": constant.is_initializer, "state": constant.is_state}
-            self._constant_rows.append(
-                {"dtype": constant.dtype.onnx, "shape": list(constant.shape), "array": array, **flags}
-            )
-        return self._constants[constant]
+        return self._constants.number(constant, self._source)
 
     def _target(self, cluster: ContextCluster, request: ContextRequest, target: ContextTarget) -> Json:
         compiled = CompiledCluster(

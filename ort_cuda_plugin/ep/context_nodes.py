@@ -15,6 +15,7 @@ from ..context.errors import ContextError
 from ..context.files import map_context
 from ..context.reader import Context
 from ..model.ir import Node
+from .context_sources import SourceFinder
 from .identity import EP_NAME
 
 OP_TYPE, DOMAIN = "EPContext", "com.microsoft"
@@ -135,10 +136,14 @@ def _names(names: Sequence[str]) -> tuple[Any, list[Any]]:
 
 
 class ContextReader:
-    """Finds the contexts that nodes name. ``file_path`` is the session entry ep.context_file_path."""
+    """Finds the contexts that nodes name, and their ``sources``.
 
-    def __init__(self, file_path: str) -> None:
+    ``file_path`` is the session entry ep.context_file_path.
+    """
+
+    def __init__(self, file_path: str, sources: SourceFinder) -> None:
         self._file_path = file_path
+        self._sources = sources
         self._files: dict[tuple[str, str], Context] = {}
         self._embedded: list[Context] = []
 
@@ -149,7 +154,21 @@ class ContextReader:
             ContextError: a context cannot be read, or is none.
         """
         own = [self._own_context(node, ort_graph) for node, ort_graph in graphs]
-        return [self._partition(node, context) for (node, _), context in zip(graphs, own, strict=True)]
+        found = [self._partition(node, context) for (node, _), context in zip(graphs, own, strict=True)]
+        for (node, ort_graph), (context, name) in zip(graphs, found, strict=True):
+            self._find_source(node, model_path(ort_graph), context, name)
+        return found
+
+    def _find_source(self, node: Node, model_path: str, context: Context, name: str) -> None:
+        """Gives the context the model that has the weights of a partition, where it has none itself."""
+        wanted = context.source_of(name)
+        if wanted is None or wanted[0] in context.constants.sources:
+            return
+        file = node.attributes.get("onnx_model_filename", "") or wanted[1]
+        folder = Path(model_path or self._file_path).parent if model_path or self._file_path else None
+        if not isinstance(file, str):
+            raise ContextError(f"node {node.label}: onnx_model_filename is no text")
+        context.constants.sources[wanted[0]] = self._sources.find(folder, file)
 
     def _own_context(self, node: Node, ort_graph: Any) -> Context | None:
         """What a node with main_context=1 holds or names."""

@@ -20,6 +20,7 @@ from ..context.writer import ContextCluster, ContextRequest, ContextWriter
 from ..model.ir import Graph, Node
 from ..program.lowering import DeviceProperties, LoweringOptions
 from .context_nodes import ContextOutput, ContextReader, context_node, is_context
+from .context_sources import WEIGHTLESS_ENTRIES, SourceFinder
 from .libraries import load_libraries
 from .lost_nodes import is_compiled_model, why_not_loaded
 from .open_device import OpenDevice, kernel_library
@@ -34,11 +35,13 @@ def allows_host_code(options: Options | None = None) -> bool:
 
 
 class ContextSession:
-    """``entries`` are the session's entries."""
+    """``entries`` are the session's entries, ``session_options`` its ``const OrtSessionOptions *``."""
 
-    def __init__(self, entries: Mapping[str, str]) -> None:
+    def __init__(self, entries: Mapping[str, str], session_options: Any) -> None:
         self.output = ContextOutput.of(entries)
-        self._reader = ContextReader(entries.get("ep.context_file_path", ""))
+        self._sources = SourceFinder(entries, session_options)
+        self._reader = ContextReader(entries.get("ep.context_file_path", ""), self._sources)
+        self._asks_weightless = any(entries.get(key, "0") != "0" for key in WEIGHTLESS_ENTRIES)
         self._binary: _Binary | None = None
         self.compatibility: Any = ffi.new("char[]", b"")  # of what was written; ORT keeps the pointer
         # What ORT waits for nodes of: the context or the name of its file, and the nodes' attributes.
@@ -81,7 +84,7 @@ class ContextSession:
         ]
         if self.output is not None and any(nodes):
             raise ContextError("the model is compiled already: compile the model that it was made of")
-        session = Session(device.target, properties, options, allows_host_code(asked))
+        session = Session(device.target, properties, options, allows_host_code(asked), asked.context_refit)
         found = iter(
             self._reader.read([(node, ort_graph) for node, (_, ort_graph) in zip(nodes, graphs, strict=True) if node])
         )
@@ -106,10 +109,13 @@ class ContextSession:
         output = self.output
         assert output is not None
         self.compatibility = ffi.new("char[]", compatibility_info(request.architectures).encode())
+        if request.weightless or self._asks_weightless:
+            folder = None if output.embed and not output.file_path else output.binary_path(model).parent
+            request = replace(request, source=self._sources.of_model(model, folder))
         attributes: dict[str, int | str] = {
             "embed_mode": int(output.embed),
             "hardware_architecture": ",".join(request.architectures),
-            "onnx_model_filename": Path(model).name,
+            "onnx_model_filename": Path(model).name if request.source is None else request.source.file,
         }
         payloads: list[bytes] = []
         names: list[str] = []
@@ -219,7 +225,8 @@ def request_of(
             )
             for target in asked.context_architectures
         ]
-    return ContextRequest(options, targets, [dict(alternative) for alternative in asked.context_shapes])
+    shapes = [dict(alternative) for alternative in asked.context_shapes]
+    return ContextRequest(options, targets, shapes, asked.context_weightless)
 
 
 def give(nodes: Sequence[Any], ep_context_nodes: Any) -> None:

@@ -61,6 +61,9 @@ class DeviceInfo:
             "emulated": "1" if self.emulated else "0",
             "multiprocessors": str(self.multiprocessors),
             "max_shared_bytes": str(self.max_shared_bytes),
+            # ONNX Runtime's names of what compiled models can leave out: any initializer.
+            "weightless_support": "all",
+            "weightless_supported_modes": "all",
         }
 
     @staticmethod

@@ -59,7 +59,9 @@ class Options:
         tunable_op_max_tuning_duration_ms: how long that may take for one product; not positive: any time.
         context_allow_host_code: code for this computer's CPU may come from a compiled model, for the emulated device.
         context_architectures: what a compiled model is for; empty: the session's device.
+        context_refit: weights that a compiled model takes from its source may be new ones.
         context_shapes: shapes that a compiled model gets plans for beside those of its own choice.
+        context_weightless: a compiled model leaves its weights in the model that it is made of.
         log_level: the least important lines that the session's provider writes; ONNX Runtime's level holds as well.
         claim_poor_islands: nodes run here also where copying to the device and back costs more than they gain.
     """
@@ -90,7 +92,9 @@ class Options:
     tunable_op_max_tuning_duration_ms: int = 0
     context_allow_host_code: bool = False
     context_architectures: tuple[Target, ...] = ()
+    context_refit: bool = False
     context_shapes: values.Shapes = ()
+    context_weightless: bool = False
     log_level: str = "VERBOSE"
     claim_poor_islands: bool = False
 
@@ -112,7 +116,9 @@ MEANINGFUL: dict[str, Callable[[str], Any]] = {
     "cuda_graph_cache_size": values.count(1, 1024),
     "context_allow_host_code": values.flag,
     "context_architectures": values.architectures,
+    "context_refit": values.flag,
     "context_shapes": values.shapes,
+    "context_weightless": values.flag,
     "cudnn_conv1d_pad_to_nc1d": values.flag,
     "cudnn_conv_algo_search": values.name_or_number(values.ALGORITHM_SEARCHES),
     "cudnn_conv_use_max_workspace": values.flag,

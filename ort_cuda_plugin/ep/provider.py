@@ -79,7 +79,7 @@ class Provider:
         entries = _entries("GetSessionOptionsConfigEntries", host.api(), session_options)
         self.options = Options()
         self._read_options(entries)
-        self._contexts = ContextSession(entries)
+        self._contexts = ContextSession(entries, session_options)
         offered = [DeviceInfo.from_metadata(host.key_value_pairs(pairs)) for pairs in metadata]
         self.device = use_device(_choose(offered, self.options.device_id))
         others = rules_of_others(entries, identity, self.device.info)
@@ -330,6 +330,8 @@ class Provider:
         for index, (graph, node, stored) in enumerate(zip(graphs, fused_nodes, loaded, strict=True)):
             if stored is not None and stored.why:
                 self._log("WARNING", stored.why)
+            if stored is not None and stored.refitted:
+                self._log("INFO", f"new weights: {', '.join(stored.refitted)}")
             if stored is None:
                 infos[index] = self._compile_one(graph, node, later=is_for_others)
             else:

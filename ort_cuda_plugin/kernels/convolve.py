@@ -61,7 +61,7 @@ def _launch_tiles(ctx: Lowering, step: Convolve) -> None:
     tile = choose_tile(ctx.device, rows, step.total.dtype)
     packed = w.is_constant and step.conversions[1] is None  # the zeros that pack_tiles adds are no zero points
     if packed:
-        weights = ctx.derived("tiles", (w,), (group, tile.m, tile.k), packed_shape(shape, group, tile))
+        weights = ctx.derived("tiles", (w,), (), packed_shape(shape, group, tile))
     else:
         weights = ctx.contiguous(w)
     sizes = [k for k in flat.kernel if isinstance(k, int)]
@@ -162,7 +162,7 @@ def _strip_weights(ctx: Lowering, w: Tensor, group: int, rows: int, phases: Phas
     packed = strip_shape(shape, group, shape[1] if transposed else shape[0] // group, rows)
     dtype = DType.FLOAT32 if w.dtype in (DType.FLOAT16, DType.BFLOAT16) else w.dtype
     if w.is_constant:
-        return ctx.derived("strips", (w,), (group, rows, phases.taps, transposed), packed, dtype)
+        return ctx.derived("strips", (w,), (phases.taps, transposed), packed, dtype)
     taps = ctx.constant(np.array(phases.taps, np.int64))
     flat = ctx.contiguous(w)
     flat = ctx.view(flat, (*shape[:2], math.prod(shape[2:])), offset=flat.offset)

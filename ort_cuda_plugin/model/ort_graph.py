@@ -107,7 +107,7 @@ class _GraphReader:
         dims = tuple(dim for dim in shape if isinstance(dim, int))
         if len(dims) != len(shape):
             return None
-        mapped = self._external(info, dtype, dims)
+        mapped = self._external(info, value.name, dtype, dims)
         if mapped is not None:
             return mapped
 
@@ -119,9 +119,9 @@ class _GraphReader:
             except OrtCallError as error:
                 raise InvalidModel(f"the contents of {name!r} cannot be read: {error}") from error
 
-        return Constant(dtype, dims, load, borrowed=True)
+        return Constant(dtype, dims, load, borrowed=True, name=name)
 
-    def _external(self, info: Any, dtype: DType, dims: tuple[int, ...]) -> Constant | None:
+    def _external(self, info: Any, name: str, dtype: DType, dims: tuple[int, ...]) -> Constant | None:
         """A constant that maps its external file; None where the data are inline or the file is not as it should be.
 
         Then ORT is asked for the contents, and says what is wrong with them.
@@ -144,7 +144,11 @@ class _GraphReader:
                 return None
         except OSError:
             return None
-        return Constant(dtype, dims, lambda: elements(np.memmap(path, np.uint8, "r", offset, (size,)), dtype, dims))
+
+        def load() -> Array:
+            return elements(np.memmap(path, np.uint8, "r", offset, (size,)), dtype, dims)
+
+        return Constant(dtype, dims, load, name=name)
 
     # ---- nodes ----
 

@@ -49,7 +49,7 @@ class ConstantView:
 class Recipe:
     """How the contents of a constant are made: a function of `FUNCTIONS`, its operands, and the rest of its arguments.
 
-    Equal recipes make equal contents.
+    Equal recipes make equal contents, of a type and shape.
     """
 
     function: str
@@ -59,85 +59,90 @@ class Recipe:
     def constant(self, dtype: DType, shape: tuple[int, ...]) -> Constant:
         """The constant that the recipe makes, computed when it is asked for; the same object when asked again."""
         first = self.parts[0].constant
-        known = first.derived.get(self)
+        known = first.derived.get((self, dtype, shape))
         if known is None:
             compute = FUNCTIONS[self.function]
 
             def load() -> Array:
-                return compute(self.parts, dtype, *self.parameters)
+                return compute(self.parts, dtype, shape, *self.parameters)
 
-            known = first.derived[self] = Constant(dtype, shape, load, is_initializer=first.is_initializer)
+            known = Constant(dtype, shape, load, is_initializer=first.is_initializer)
             known.recipe = self
+            first.derived[self, dtype, shape] = known
         return known
 
 
-def _view(parts: Sequence[ConstantView], dtype: DType) -> Array:
+Parts: TypeAlias = Sequence[ConstantView]
+Shape: TypeAlias = tuple[int, ...]
+
+
+def _view(parts: Parts, dtype: DType, shape: Shape) -> Array:
     (view,) = parts
     return np.ascontiguousarray(view.array).reshape(view.shape)
 
 
-def _join(parts: Sequence[ConstantView], dtype: DType, axis: int) -> Array:
+def _join(parts: Parts, dtype: DType, shape: Shape, axis: int) -> Array:
     return np.concatenate([view.array for view in parts], axis=axis)
 
 
-def batch_norm_factor(parts: Sequence[ConstantView], dtype: DType, epsilon: float) -> Array:
+def _batch_norm_factor(parts: Parts, dtype: DType, shape: Shape, epsilon: float) -> Array:
     """Of scale, bias, mean and variance."""
     scale, _, _, variance = (view.array for view in parts)
     result: Array = scale / np.sqrt(variance.astype(np.float64) + epsilon)
     return result.astype(scale.dtype)
 
 
-def batch_norm_offset(parts: Sequence[ConstantView], dtype: DType, epsilon: float) -> Array:
-    """What `batch_norm_factor` leaves to be added."""
+def _batch_norm_offset(parts: Parts, dtype: DType, shape: Shape, epsilon: float) -> Array:
+    """What `_batch_norm_factor` leaves to be added."""
     scale, bias, mean, _ = (view.array for view in parts)
-    result: Array = bias - mean * batch_norm_factor(parts, dtype, epsilon).astype(np.float64)
+    result: Array = bias - mean * _batch_norm_factor(parts, dtype, shape, epsilon).astype(np.float64)
     return result.astype(scale.dtype)
 
 
-def pack_tiles(weights: Array, groups: int, m: int, k: int) -> Array:
-    """[groups * rows, channels, *kernel] as [groups][k][rows], zeros added up to whole tiles of k and m."""
+def pack_tiles(weights: Array, shape: Shape) -> Array:
+    """[groups * rows, channels, *kernel] as [groups][k][rows], zeros added up to ``shape``."""
+    groups = shape[0]
     matrix = weights.reshape(groups, weights.shape[0] // groups, -1).transpose(0, 2, 1)
-    depth, rows = matrix.shape[1:]
-    padded = np.zeros((groups, -(-depth // k) * k, -(-rows // m) * m), weights.dtype)
-    padded[:, :depth, :rows] = matrix
+    padded = np.zeros(shape, weights.dtype)
+    padded[:, : matrix.shape[1], : matrix.shape[2]] = matrix
     return padded
 
 
-def pack_strips(weights: Array, groups: int, thread_rows: int, taps: Sequence[int], transposed: bool) -> Array:
-    """Weights as ONNX has them as [groups, tiles of rows, channels, taps, rows of a thread].
+def pack_strips(weights: Array, shape: Shape, taps: Sequence[int], transposed: bool) -> Array:
+    """Weights as ONNX has them as [groups, tiles of rows, channels, taps, rows of a thread], which is ``shape``.
 
     The kernel's positions come in the order of ``taps``.
     """
+    groups, tiles, channels, count, thread_rows = shape
+    if len(taps) != count:
+        raise ValueError(f"{len(taps)} taps for weights of shape {shape}")
     flat = weights.reshape(*weights.shape[:2], -1)[:, :, list(taps)]
     matrix = flat.reshape(groups, -1, *flat.shape[1:])
     if transposed:
         matrix = matrix.transpose(0, 2, 1, 3)
-    rows = matrix.shape[1]
-    padded = np.zeros((groups, -(-rows // thread_rows) * thread_rows, *matrix.shape[2:]), weights.dtype)
-    padded[:, :rows] = matrix
-    tiles = padded.reshape(groups, -1, thread_rows, *matrix.shape[2:])
-    return np.ascontiguousarray(tiles.transpose(0, 1, 3, 4, 2))
+    padded = np.zeros((groups, tiles * thread_rows, channels, count), weights.dtype)
+    padded[:, : matrix.shape[1]] = matrix
+    split = padded.reshape(groups, tiles, thread_rows, channels, count)
+    return np.ascontiguousarray(split.transpose(0, 1, 3, 4, 2))
 
 
-def _tiles(parts: Sequence[ConstantView], dtype: DType, groups: int, m: int, k: int) -> Array:
-    return pack_tiles(parts[0].array, groups, m, k)
+def _tiles(parts: Parts, dtype: DType, shape: Shape) -> Array:
+    return pack_tiles(parts[0].array, shape)
 
 
-def _strips(
-    parts: Sequence[ConstantView], dtype: DType, groups: int, thread_rows: int, taps: tuple[int, ...], transposed: bool
-) -> Array:
+def _strips(parts: Parts, dtype: DType, shape: Shape, taps: tuple[int, ...], transposed: bool) -> Array:
     array = parts[0].array
     if parts[0].constant.dtype is DType.BFLOAT16:
         array = (array.astype(np.uint32) << 16).view(np.float32)
-    return pack_strips(array.astype(dtype.numpy), groups, thread_rows, taps, transposed)
+    return pack_strips(array.astype(dtype.numpy), shape, taps, transposed)
 
 
 FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "view": _view,
     "join": _join,
-    "batch_norm_factor": batch_norm_factor,
-    "batch_norm_offset": batch_norm_offset,
+    "batch_norm_factor": _batch_norm_factor,
+    "batch_norm_offset": _batch_norm_offset,
     "tiles": _tiles,
     "strips": _strips,
 }
-"""By the names that compiled models hold: functions of the operands and the result's type, and of parameters."""
+"""By the names that compiled models hold: functions of the operands, the result's type and shape, and parameters."""

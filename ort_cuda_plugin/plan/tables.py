@@ -107,7 +107,7 @@ def weight_key(weight: Weight) -> Hashable:
     if isinstance(weight, Precomputed):
         return weight.program.key, weight.number
     if weight.recipe is not None:
-        return weight.recipe
+        return weight.recipe, weight.dtype, weight.shape
     if weight.is_initializer or weight.is_state or weight.nbytes > _LARGE_CONSTANT:
         return weight
     array = np.ascontiguousarray(weight.array)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kernel_harness import run_op
 from nn_reference import check_close, check_op, conv_transpose, noise, tolerance_of
-from ort_cuda_plugin.kernels.conv import OUTSIDE, patch_table
+from ort_cuda_plugin.kernels.conv import OUTSIDE, packed_shape, patch_table
 from ort_cuda_plugin.kernels.matmul import FLAT
 from ort_cuda_plugin.model.ir import NodeError
 from ort_cuda_plugin.model.recipes import pack_tiles
@@ -129,7 +129,7 @@ def test_attributes_that_make_no_sense_are_named(attributes: dict[str, Any], rea
 
 def test_packed_weights_are_the_transposed_ones_in_whole_tiles() -> None:
     weights = noise(1, (6, 2, 3, 3))
-    packed = pack_tiles(weights, 2, FLAT.m, FLAT.k)
+    packed = pack_tiles(weights, packed_shape(weights.shape, 2, FLAT))
     assert packed.shape == (2, 32, 32)
     np.testing.assert_array_equal(packed[1, :18, :3], weights[3:].reshape(3, 18).T)
     assert not packed[:, 18:].any()

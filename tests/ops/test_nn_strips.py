@@ -180,8 +180,8 @@ def test_packed_strips_hold_the_rows_of_a_thread_side_by_side(transposed: bool) 
     group, rows, channels = 2, 5, 3
     shape = (group * channels, rows, 2, 2) if transposed else (group * rows, channels, 2, 2)
     weights, taps = noise(1, shape), (3, 1, 0, 2)
-    packed = pack_strips(weights, group, 4, taps, transposed)
-    assert packed.shape == strip_shape(shape, group, rows, 4) == (2, 2, 3, 4, 4)
+    packed = pack_strips(weights, strip_shape(shape, group, rows, 4), taps, transposed)
+    assert packed.shape == (2, 2, 3, 4, 4)
     for g, row, channel, tap in np.ndindex(group, rows, channels, 4):
         position = divmod(taps[tap], 2)
         first = (g * channels + channel, row) if transposed else (g * rows + row, channel)

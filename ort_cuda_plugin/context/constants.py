@@ -1,0 +1,294 @@
+"""The constants of a context: contents that it stores, or where they come from.
+
+A context without weights names initializers of the model that it was made of. What is made of them, such as weights in
+the layout of a kernel, is a recipe, so that it follows them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..model.ir import Array, Constant, DType
+from ..model.recipes import FUNCTIONS, ConstantView, Parameter, Recipe
+from .container import Builder, Container, Json
+from .errors import ContextError
+from .graph_data import dims_of, dtype_of
+from .hashing import array_digest
+from .source_model import SourceModel, SourceTensor
+
+_UNIFORM_BYTES = 1 << 12
+"""A larger constant whose elements are all equal is stored as one element where weights are left out."""
+_MAX_UNIFORM_BYTES = 1 << 34
+_MAX_GROWTH, _FREE_GROWTH = 16, 1 << 20
+"""A recipe may make so many times the bytes of its operands, and so many more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A model whose initializers a context leaves where they are. ``file`` is what the context calls the model."""
+
+    file: str
+    model: SourceModel
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """The hashes of initializers that `digest` was asked for."""
+        return {}
+
+    def digest(self, tensor: SourceTensor) -> str:
+        """The hash of an initializer as it is stored, in hexadecimal. Raises ContextError."""
+        if tensor.name not in self.digests:
+            self.digests[tensor.name] = array_digest(self.model.stored(tensor).data).hex()
+        return self.digests[tensor.name]
+
+
+class ConstantWriter:
+    """Gives numbers to constants. ``used`` collects those that were asked for."""
+
+    def __init__(self, builder: Builder) -> None:
+        self._builder = builder
+        self._numbers: dict[Constant, int] = {}
+        self._constants: list[Constant] = []
+        self._rows: list[Json] = []
+        self._sources: list[Source] = []
+        self.used: set[int] = set()
+
+    def number(self, constant: Constant, source: Source | None) -> int:
+        """The number of a constant; ``source`` has the initializers that need not be stored.
+
+        Raises:
+            ContextError: the source cannot be read.
+        """
+        found = self._numbers.get(constant)
+        if found is None:
+            row = self._row(constant, source)
+            found = self._numbers[constant] = len(self._rows)
+            self._constants.append(constant)
+            self._rows.append({"dtype": constant.dtype.onnx, "shape": list(constant.shape), **row})
+        self.used.add(found)
+        return found
+
+    def contents(self) -> dict[str, Json]:
+        """The part of a context's index that is about constants. Raises ContextError: as `number`."""
+        for constant, row in zip(self._constants, self._rows, strict=True):
+            if "source" in row:
+                row["decides"] = constant.decides
+        return {"constants": self._rows, "sources": [self._rest(number) for number in range(len(self._sources))]}
+
+    def source_number(self, source: Source) -> int:
+        """The number of a source."""
+        if source not in self._sources:
+            self._sources.append(source)
+        return self._sources.index(source)
+
+    def _rest(self, number: int) -> Json:
+        """A source, with the hashes of what no constant names: its contents went into something else, or nowhere."""
+        source = self._sources[number]
+        named = {row["source"][1] for row in self._rows if "source" in row and row["source"][0] == number}
+        tensors = [tensor for name, tensor in source.model.tensors.items() if name not in named]
+        readable = [tensor for tensor in tensors if tensor.dtype is not None and tensor.dtype.is_supported]
+        return {"file": source.file, "rest": {tensor.name: source.digest(tensor) for tensor in readable}}
+
+    def _row(self, constant: Constant, source: Source | None) -> Json:
+        flags = {"initializer": constant.is_initializer, "state": constant.is_state}
+        if source is not None and not constant.is_state:
+            if (row := self._source_row(constant, source) or self._recipe_row(constant, source)) is not None:
+                return {**row, **flags}
+            if constant.nbytes > _UNIFORM_BYTES and _is_uniform(constant.array):
+                return {"array": self._builder.add(constant.array.reshape(-1)[:1]), "repeats": True, **flags}
+        return {"array": self._builder.add(constant.array), **flags}
+
+    def _source_row(self, constant: Constant, source: Source) -> Json | None:
+        tensor = source.model.tensors.get(constant.name) if constant.name else None
+        if tensor is None or (tensor.dtype, tensor.dims) != (constant.dtype, constant.shape):
+            return None
+        if not np.array_equal(_bytes(constant.array), _bytes(source.model.array(tensor))):
+            return None  # ONNX Runtime has put something else in its place
+        return {"source": [self.source_number(source), tensor.name], "digest": source.digest(tensor)}
+
+    def _recipe_row(self, constant: Constant, source: Source) -> Json | None:
+        """None where a recipe would save nothing, because its operands are stored."""
+        recipe = constant.recipe
+        if recipe is None or constant.nbytes > _allowed_bytes(recipe.parts):
+            return None
+        if not any(self._is_left_out(part.constant, source) for part in recipe.parts):
+            return None
+        parts = [
+            [self.number(part.constant, source), list(part.shape), list(part.strides), part.offset]
+            for part in recipe.parts
+        ]
+        return {"recipe": [recipe.function, parts, [_encoded(value) for value in recipe.parameters]]}
+
+    def _is_left_out(self, constant: Constant, source: Source) -> bool:
+        return "array" not in self._rows[self.number(constant, source)]
+
+
+class StoredConstants:
+    """The constants of a context.
+
+    ``sources`` are the models that initializers come from, by their numbers; who loads the context puts them there.
+
+    Raises ContextError, and what reading a value of another form raises.
+    """
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+        self._rows: list[Json] = container.index["constants"]
+        self.files: list[str] = []
+        self._rest: list[dict[str, str]] = []
+        for row in container.index.get("sources", ()):
+            self.files.append(str(row["file"]))
+            self._rest.append({str(name): str(digest) for name, digest in row["rest"].items()})
+        self.sources: dict[int, Source] = {}
+        self.all: list[Constant] = []
+        for row in self._rows:
+            self.all.append(self._constant(row))
+
+    def check(self, numbers: Sequence[int], accepts_new: bool) -> list[str]:
+        """Compares initializers with those that the context was made with; the result names those that differ.
+
+        Raises:
+            ContextError: one cannot be used: it is missing, or has another form, or differs where ``accepts_new`` is
+                false or where the context depends on its contents.
+        """
+        differing = []
+        for number in numbers:
+            row = self._rows[number]
+            if "source" not in row:
+                continue
+            source, tensor = self._place(row)
+            if source.digest(tensor) == row["digest"]:
+                continue
+            subject = f"initializer {tensor.name!r} of {source.model.subject}"
+            if not accepts_new:
+                raise ContextError(
+                    f"{subject} differs from what {self._container.subject} was compiled with; use that model, or "
+                    "context_refit=1 to run with new weights"
+                )
+            if row["decides"]:
+                raise ContextError(
+                    f"{subject} has new contents, and plans depend on the old ones; compile the model again"
+                )
+            differing.append(tensor.name)
+        return differing
+
+    def check_rest(self, number: int) -> None:
+        """Compares what no constant names, for new weights: it may be part of something that was computed before.
+
+        Raises:
+            ContextError: an initializer differs.
+        """
+        source = self._source(number)
+        for name, digest in self._rest[number].items():
+            tensor = source.model.tensors.get(name)
+            if tensor is None or source.digest(tensor) != digest:
+                raise ContextError(
+                    f"initializer {name!r} of {source.model.subject} has new contents, but ONNX Runtime has computed "
+                    "something of it before, or a node that is not the plugin's uses it; compile the model again"
+                )
+
+    def _source(self, number: Any) -> Source:
+        if number not in self.sources:
+            raise self._container.damaged(f"it has no source model {number!r}")
+        return self.sources[number]
+
+    def _place(self, row: Json) -> tuple[Source, SourceTensor]:
+        """Where a constant's contents are. Raises ContextError where the model has no such initializer."""
+        number, name = row["source"]
+        source = self._source(number)
+        tensor = source.model.tensors.get(name)
+        wanted = f"initializer {name!r} of type {DType(row['dtype']).name} and shape {row['shape']}"
+        if tensor is None:
+            raise ContextError(f"{source.model.subject} has no {wanted}, which {self._container.subject} needs")
+        if (tensor.dtype, tensor.dims) != (DType(row["dtype"]), tuple(row["shape"])):
+            kind = "unknown" if tensor.dtype is None else tensor.dtype.name
+            raise ContextError(
+                f"initializer {name!r} of {source.model.subject} has type {kind} and shape {list(tensor.dims)}; "
+                f"{self._container.subject} needs {wanted}"
+            )
+        return source, tensor
+
+    def _constant(self, row: Json) -> Constant:
+        dtype, dims = dtype_of(row["dtype"]), dims_of(row["shape"])
+        if not dtype.is_supported:
+            raise ValueError(f"a constant of {dtype.name}")
+        if "recipe" in row:
+            return self._recipe(row["recipe"], dtype, dims)
+
+        def from_source() -> Array:
+            source, tensor = self._place(row)
+            return source.model.array(tensor)
+
+        def from_array() -> Array:
+            view = self._container.array(row["array"])
+            count = 1 if row.get("repeats") else constant.size
+            if len(view) != count * dtype.itemsize or constant.nbytes > _MAX_UNIFORM_BYTES:
+                raise self._container.damaged(
+                    f"array {row['array']} has {len(view)} bytes, a constant {constant.nbytes}"
+                )
+            array = np.frombuffer(view, dtype.numpy)
+            return np.full(dims, array[0]) if row.get("repeats") else array.reshape(dims)
+
+        load = from_source if "source" in row else from_array
+        name = str(row["source"][1]) if "source" in row else ""
+        constant = Constant(
+            dtype, dims, load, is_initializer=bool(row["initializer"]), is_state=bool(row["state"]), name=name
+        )
+        return constant
+
+    def _recipe(self, row: Json, dtype: DType, dims: tuple[int, ...]) -> Constant:
+        function, operands, parameters = row
+        parts = []
+        for number, shape, strides, offset in operands:
+            if type(number) is not int or not 0 <= number < len(self.all) or type(offset) is not int:
+                raise ValueError(f"an operand {number!r} of a recipe")
+            part = ConstantView(self.all[number], dims_of(shape), dims_of(strides), offset)
+            if not part.is_inside:
+                raise ValueError(f"an operand of a recipe is outside of constant {number}")
+            parts.append(part)
+        allowed = _allowed_bytes(parts)
+        recipe = Recipe(function, tuple(parts), tuple(_decoded(value) for value in parameters))
+        if function not in FUNCTIONS or not parts:
+            raise ValueError(f"{function!r} is no recipe")
+        constant = recipe.constant(dtype, dims)
+        sizes = [constant.nbytes, *(math.prod(part.shape) * part.constant.dtype.itemsize for part in parts)]
+        if max(sizes) > allowed:
+            raise ValueError(f"{function!r} makes more of its operands than it can")
+        return constant
+
+
+def _bytes(array: Array) -> Array:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _is_uniform(array: Array) -> bool:
+    flat = np.ascontiguousarray(array).reshape(-1)
+    bits = flat.view(f"u{flat.itemsize}")
+    return bool((bits == bits[0]).all())
+
+
+def _allowed_bytes(parts: Sequence[ConstantView]) -> int:
+    return _MAX_GROWTH * sum(part.constant.nbytes for part in parts) + _FREE_GROWTH
+
+
+def _encoded(value: Parameter) -> Json:
+    """A float is hexadecimal text, which JSON cannot round."""
+    if isinstance(value, float):
+        return value.hex()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _decoded(value: Json) -> Parameter:
+    if isinstance(value, str):
+        return float.fromhex(value)
+    if isinstance(value, list):
+        return dims_of(value)
+    if not isinstance(value, (bool, int)):
+        raise ValueError(f"{value!r} is no parameter of a recipe")
+    return value

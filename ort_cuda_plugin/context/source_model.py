@@ -1,0 +1,228 @@
+"""The initializers of an ONNX model, read without onnx: what a context without weights takes at load.
+
+A model is data from anywhere: what cannot be is an error that names the model, and nothing outside it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ..model.ir import Array, DType
+from ..model.ort_calls import elements, stored_bytes
+from .container import Buffer
+from .errors import ContextError
+from .files import map_file
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_GRAPH = 7  # of ModelProto
+_INITIALIZER = 5  # of GraphProto
+_DIMS, _DATA_TYPE, _INT32_DATA, _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 5, 8, 9, 13, 14  # TensorProto
+_FIXED_DATA: Final[dict[int, np.dtype[Any]]] = {4: np.dtype("<f4"), 10: np.dtype("<f8")}
+_VARINT_DATA: Final = {_INT32_DATA, 7, 11}
+_MAX_DIMS = 64
+
+Span = tuple[int, int]
+
+
+class _Malformed(Exception):
+    """The bytes are no message of Protocol Buffers."""
+
+
+class _Messages:
+    """Reads messages of Protocol Buffers in ``data``."""
+
+    def __init__(self, data: Buffer) -> None:
+        self.data = memoryview(data)
+
+    def varint(self, position: int, end: int) -> tuple[int, int]:
+        """A number, and where it ends."""
+        value = 0
+        for shift in range(0, 70, 7):
+            if position >= end:
+                break
+            byte = self.data[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value & (1 << 64) - 1, position
+        raise _Malformed
+
+    def fields(self, span: Span) -> Iterator[tuple[int, int, int | Span]]:
+        """Number and wire type of each field of a message, and a number or where the contents are."""
+        position, end = span
+        while position < end:
+            key, position = self.varint(position, end)
+            number, kind = key >> 3, key & 7
+            if kind == _VARINT:
+                value, position = self.varint(position, end)
+                yield number, kind, value
+                continue
+            if kind == _BYTES:
+                length, position = self.varint(position, end)
+            elif kind in (_FIXED32, _FIXED64):
+                length = 4 if kind == _FIXED32 else 8
+            else:
+                raise _Malformed
+            if length > end - position:
+                raise _Malformed
+            yield number, kind, (position, position + length)
+            position += length
+
+    def text(self, value: int | Span) -> str:
+        start, end = _span(value)
+        return bytes(self.data[start:end]).decode()
+
+    def numbers(self, value: int | Span) -> Iterator[int]:
+        """A number, or packed ones."""
+        if isinstance(value, int):
+            yield value
+            return
+        position, end = value
+        while position < end:
+            number, position = self.varint(position, end)
+            yield number
+
+
+def _span(value: int | Span) -> Span:
+    if isinstance(value, int):
+        raise _Malformed
+    return value
+
+
+@dataclass
+class SourceTensor:
+    """An initializer: what it is, and where its elements are. ``span`` and ``pieces`` lie in the model."""
+
+    name: str = ""
+    dtype: DType | None = None
+    dims: tuple[int, ...] = ()
+    span: Span | None = None
+    pieces: list[tuple[int, int | Span]] = field(default_factory=list)
+    external: dict[str, str] | None = None
+
+
+class SourceModel:
+    """The initializers of a model's graph, by name. ``subject`` is what messages call it.
+
+    ``folder`` has the files with external data, None: nobody knows.
+
+    Raises:
+        ContextError: ``data`` is no ONNX model.
+    """
+
+    def __init__(self, data: Buffer, subject: str, folder: Path | None) -> None:
+        self.subject = subject
+        self._folder = folder
+        self._messages = _Messages(data)
+        self._files: dict[str, memoryview] = {}
+        self.tensors: dict[str, SourceTensor] = {}
+        try:
+            for number, _, graph in self._messages.fields((0, len(self._messages.data))):
+                for part, _, value in self._messages.fields(_span(graph)) if number == _GRAPH else ():
+                    if part == _INITIALIZER:
+                        tensor = self._tensor(_span(value))
+                        self.tensors[tensor.name] = tensor
+        except (_Malformed, UnicodeDecodeError) as error:
+            raise ContextError(f"{subject} is no ONNX model, or damaged") from error
+
+    def stored(self, tensor: SourceTensor) -> Array:
+        """The bytes of an initializer as ONNX Runtime stores them, without a copy where the model has them so.
+
+        Raises:
+            ContextError: it has no contents, or others than its shape wants; its file cannot be read.
+        """
+        if tensor.dtype is None or not tensor.dtype.is_supported:
+            raise self._unreadable(tensor, "the plugin does not know its type")
+        wanted = stored_bytes(tensor.dtype, tensor.dims)
+        if tensor.external is not None:
+            found = self._external(tensor, tensor.external, wanted)
+        elif tensor.span is not None:
+            found = np.frombuffer(self._messages.data[slice(*tensor.span)], np.uint8)
+        else:
+            found = self._listed(tensor, tensor.dtype)
+        if len(found) != wanted:
+            raise self._unreadable(tensor, f"it has {len(found)} bytes, and {list(tensor.dims)} want {wanted}")
+        return found
+
+    def array(self, tensor: SourceTensor) -> Array:
+        """The contents as `Constant` has them. Raises ContextError as `stored`."""
+        stored = self.stored(tensor)
+        assert tensor.dtype is not None
+        return elements(stored, tensor.dtype, tensor.dims)
+
+    def _unreadable(self, tensor: SourceTensor, why: str) -> ContextError:
+        return ContextError(f"initializer {tensor.name!r} of {self.subject} cannot be read: {why}")
+
+    def _tensor(self, span: Span) -> SourceTensor:
+        tensor = SourceTensor()
+        dims: list[int] = []
+        entries: dict[str, str] = {}
+        is_external = False
+        for number, _, value in self._messages.fields(span):
+            if number == _DIMS:
+                dims += self._messages.numbers(value)
+            elif number == _DATA_TYPE and isinstance(value, int):
+                tensor.dtype = DType._value2member_map_.get(value)  # type: ignore[assignment]
+            elif number == _NAME:
+                tensor.name = self._messages.text(value)
+            elif number == _RAW_DATA:
+                tensor.span = _span(value)
+            elif number == _DATA_LOCATION:
+                is_external = value == 1
+            elif number == _EXTERNAL_DATA:
+                pair = {part: self._messages.text(text) for part, _, text in self._messages.fields(_span(value))}
+                entries[pair.get(1, "")] = pair.get(2, "")
+            elif number in _FIXED_DATA or number in _VARINT_DATA:
+                tensor.pieces.append((number, value))
+        if len(dims) > _MAX_DIMS or any(dim >= 1 << 63 for dim in dims):
+            raise _Malformed
+        tensor.dims = tuple(dims)
+        tensor.external = entries if is_external else None
+        return tensor
+
+    def _external(self, tensor: SourceTensor, entries: dict[str, str], wanted: int) -> Array:
+        try:
+            offset, length = int(entries.get("offset", 0)), int(entries.get("length", wanted))
+        except ValueError as error:
+            raise self._unreadable(tensor, "its place in the external file is no number") from error
+        location = entries.get("location", "")
+        if self._folder is None:
+            raise self._unreadable(
+                tensor,
+                f"set session.model_external_initializers_file_folder_path to the folder of {location!r}",
+            )
+        if location not in self._files:
+            self._files[location] = map_file(self._folder, location, f"external data {location!r} of {self.subject}")
+        data = self._files[location]
+        if offset < 0 or length != wanted or offset + length > len(data):
+            raise self._unreadable(
+                tensor, f"bytes {offset} to {offset + length} of {location!r}, which has {len(data)}, are not its own"
+            )
+        return np.frombuffer(data[offset : offset + length], np.uint8)
+
+    def _listed(self, tensor: SourceTensor, dtype: DType) -> Array:
+        """Of elements that stand in a field of their type."""
+        parts: list[Array] = []
+        try:
+            for number, value in tensor.pieces:
+                if number in _FIXED_DATA:
+                    start, end = _span(value)
+                    parts.append(np.frombuffer(self._messages.data[start:end], _FIXED_DATA[number]))
+                else:
+                    parts.append(np.array([*self._messages.numbers(value)], np.uint64))
+        except (_Malformed, ValueError) as error:
+            raise self._unreadable(tensor, "it is damaged") from error
+        if not parts:
+            return np.empty(0, np.uint8)
+        whole = np.concatenate(parts)
+        if whole.dtype == np.uint64:
+            # Numbers are those of the elements' bits; of packed elements a number has a byte.
+            whole = whole.astype(f"<u{1 if dtype.is_packed else dtype.itemsize}")
+        elif whole.dtype != dtype.numpy:
+            raise self._unreadable(tensor, "its elements have another type")
+        return whole.view(np.uint8)

@@ -1,0 +1,94 @@
+"""The models that compiled models without weights are made of: where a session finds them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..abi import host
+from ..abi.core import ffi
+from ..context.constants import Source
+from ..context.errors import ContextError
+from ..context.files import map_file
+from ..context.source_model import SourceModel
+
+BUFFER_SINCE = 29
+"""The version of ORT from which an application can give the source model as bytes."""
+WEIGHTLESS_ENTRIES = ("ep.enable_weightless", "ep.enable_weightless_ep_context_nodes", "ep.enable_weightless_mode")
+"""Session entries of ONNX Runtime's versions that ask for a compiled model without weights; "0" is no."""
+
+
+class SourceFinder:
+    """``entries`` are the session's entries, ``session_options`` its ``const OrtSessionOptions *``."""
+
+    def __init__(self, entries: Mapping[str, str], session_options: Any) -> None:
+        self._path = entries.get("ep.context_source_model_path", "")
+        self._folder = entries.get("session.model_external_initializers_file_folder_path", "")
+        self._buffer = _buffer(session_options)  # it lives as long as the session
+        self._found: dict[tuple[str, str], SourceModel] = {}
+
+    def find(self, folder: Path | None, file: str) -> Source:
+        """The source model that the application gives, else ``file`` in ``folder``.
+
+        Raises:
+            ContextError: it cannot be read, or nobody knows where it is.
+        """
+        key = (str(folder), file)
+        if key not in self._found:
+            self._found[key] = self._open(folder, file)
+        return Source(file, self._found[key])
+
+    def of_model(self, path: str, output_folder: Path | None) -> Source:
+        """The source of a model at ``path`` that is compiled, as a compiled model in ``output_folder`` finds it.
+
+        Raises:
+            ContextError: as `find`.
+        """
+        path = path or self._path
+        if not path:
+            if self._buffer is not None:
+                return self.find(None, "")
+            raise ContextError(
+                "the model comes from memory, and a compiled model without weights needs its source: set "
+                "ep.context_source_model_path to the model's path"
+            )
+        real = Path(path).resolve()
+        inside = output_folder is not None and real.is_relative_to(output_folder.resolve())
+        name = str(real.relative_to(output_folder.resolve())) if inside and output_folder is not None else real.name
+        data = map_file(real.parent, real.name, f"source model {path!r}")
+        return Source(name, SourceModel(data, f"source model {path!r}", self._external_folder(real.parent)))
+
+    def _open(self, folder: Path | None, file: str) -> SourceModel:
+        if self._buffer is not None:
+            return SourceModel(self._buffer, "the source model in memory", self._external_folder(None))
+        if self._path:
+            path = Path(os.path.realpath(self._path))  # the application's own choice: links may lead anywhere
+            folder, file = path.parent, path.name
+        subject = f"source model {file!r}"
+        if folder is None or not file:
+            raise ContextError(
+                f"the compiled model has no weights, and nobody says where its {subject} is: set "
+                "ep.context_source_model_path"
+            )
+        try:
+            data = map_file(folder, file, subject)
+        except ContextError as error:
+            raise ContextError(
+                f"{error}. The compiled model has no weights of its own; ep.context_source_model_path says where they "
+                "are"
+            ) from error
+        return SourceModel(data, subject, self._external_folder((folder / file).parent))
+
+    def _external_folder(self, beside: Path | None) -> Path | None:
+        return Path(self._folder) if self._folder else beside
+
+
+def _buffer(session_options: Any) -> memoryview | None:
+    """The source model that the application has in memory."""
+    if host.api_version() < BUFFER_SINCE:
+        return None
+    data, size = ffi.new("const void **"), ffi.new("size_t *")
+    host.check_status(host.ep_api().SessionOptionsGetWeightlessSourceModelBuffer(session_options, data, size))
+    return None if data[0] == ffi.NULL else memoryview(ffi.buffer(data[0], size[0])).toreadonly()
