@@ -195,14 +195,8 @@ class KernelCache:
 
     def read(self, key: str) -> bytes | None:
         """What an entry holds, or None where there is none, or it is damaged or not this user's alone."""
-        if self.opened is None or not self.usable:
-            return None
-        try:
-            data = self.opened.read(entry_name(key), max_entry_bytes)
-        except Untrusted as problem:
-            logger.warning("kernel cache entry %s is not used: %s; compiling again", self.path(key), problem)
-            return None
-        except OSError:
+        data = self.read_file(entry_name(key))
+        if data is None:
             return None
         start = len(entry_magic) + 32
         if not data.startswith(entry_magic) or hashlib.sha256(data[start:]).digest() != data[len(entry_magic) : start]:
@@ -213,15 +207,33 @@ class KernelCache:
     def write(self, key: str, body: bytes) -> None:
         """Writes an entry atomically: a reader sees all of it or nothing."""
         data = entry_magic + hashlib.sha256(body).digest() + body
-        if self.opened is None or not self.usable or len(data) > max_entry_bytes:
+        if not self.write_file(entry_name(key), data):
             return
+        if self.writes % 64 == 0:
+            self.trim()
+        self.writes += 1
+
+    def read_file(self, name: str) -> bytes | None:
+        """What a file of the folder holds, or None where there is none, or it is not this user's alone."""
+        if self.opened is None or not self.usable:
+            return None
         try:
-            self.opened.write(entry_name(key), data)
-            if self.writes % 64 == 0:
-                self.trim()
+            return self.opened.read(name, max_entry_bytes)
+        except Untrusted as problem:
+            logger.warning("kernel cache entry %s is not used: %s; compiling again", self.folder / name, problem)
+        except OSError:
+            pass
+        return None
+
+    def write_file(self, name: str, data: bytes) -> bool:
+        """Writes a file of the folder atomically. The result says whether the folder can be used."""
+        if self.opened is None or not self.usable or len(data) > max_entry_bytes:
+            return False
+        try:
+            self.opened.write(name, data)
         except OSError as error:
             self.disable(f"writing failed: {error.strerror or error}")
-        self.writes += 1
+        return self.usable
 
     def trim(self) -> None:
         """Removes the least recently used entries until a tenth of the bound is free, and abandoned partial files."""

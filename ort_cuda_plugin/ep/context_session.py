@@ -54,6 +54,12 @@ class ContextSession:
         reason = "it is in the body of a control-flow operator, and a compiled model has no contexts there"
         return Claims([], [], [decline(node, "control-flow", reason) for node in graph.nodes])
 
+    def claims_without_analysis(self, graph: Graph) -> Claims | None:
+        """The claims where all nodes are compiled, for `claim` to mend; None where nodes have to be looked at."""
+        if not graph.nodes or not all(map(is_context, graph.nodes)):
+            return None
+        return Claims([], [], [decline(node, "op", "it is compiled") for node in graph.nodes])
+
     def claim(self, graph: Graph, verdicts: Sequence[NodeVerdict]) -> tuple[list[Node], list[NodeVerdict]]:
         """The nodes that stand for clusters of ours, and the verdicts with theirs."""
         found = [node for node in graph.nodes if is_context(node)]

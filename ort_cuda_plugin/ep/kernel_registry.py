@@ -11,6 +11,7 @@ from ..model.ir import DType
 from ..model.ort_calls import OrtCallError, OrtCalls
 from ..model.ort_schema import read_schemas
 from ..ops.kernel_definitions import KernelDefinition, Mismatch, kernel_definitions
+from . import kept_definitions
 
 
 def add_kernels(registry: Any, ep_name: str) -> None:
@@ -22,11 +23,19 @@ def add_kernels(registry: Any, ep_name: str) -> None:
         OrtCallError: ORT does not take a definition.
     """
     ort = OrtCalls(host.api(), host.ep_api())
-    definitions, mismatches = definitions_of_host()
-    for mismatch in mismatches:
-        host.log("WARNING", f"{ep_name}: ONNX Runtime never chooses the kernel of {mismatch}")
-    for definition in definitions:
+    for definition in _definitions(ep_name):
         _add(ort, registry, ep_name, definition)
+
+
+def _definitions(ep_name: str) -> list[KernelDefinition]:
+    definitions = kept_definitions.kept()
+    if definitions is None:
+        definitions, mismatches = definitions_of_host()
+        for mismatch in mismatches:
+            host.log("WARNING", f"{ep_name}: ONNX Runtime never chooses the kernel of {mismatch}")
+        if not mismatches:
+            kept_definitions.keep(definitions)
+    return definitions
 
 
 def definitions_of_host() -> tuple[list[KernelDefinition], list[Mismatch]]:

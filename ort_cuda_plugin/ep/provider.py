@@ -233,7 +233,7 @@ class Provider:
         def has_kernel(node: Node) -> bool:
             return _has_kernel(info, _parent(ort_graph) if node is graph.parent else nodes[node.index])
 
-        claims = claim(
+        claims = self._contexts.claims_without_analysis(graph) or claim(
             graph,
             self._properties(),
             self._lowering_options(),

@@ -15,6 +15,9 @@ from onnxruntime.capi import _pybind_state as ort_state
 import ort_cuda_plugin
 from encoder import encoder
 from ort_cuda_plugin import models
+from ort_cuda_plugin.compiler.cache import KernelCache
+from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
+from ort_cuda_plugin.ep import kept_definitions
 from ort_cuda_plugin.ep.kernel_registry import definitions_of_host
 from ort_cuda_plugin.ep.provider import last_provider
 from ort_cuda_plugin.model import ort_kernel
@@ -265,3 +268,20 @@ def test_a_constant_that_a_body_reads_stays_with_ort() -> None:
     for sign in (1, -1):
         x = sign * np.abs(floats(2, 3))
         np.testing.assert_array_equal(session.run(None, {"x": x})[0], on_cpu(model, x=x)[0])
+
+
+def test_definitions_are_kept_for_later_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ort_cuda_plugin.register(emulate=True)
+    library = KernelLibrary(KernelCache(tmp_path))
+    monkeypatch.setattr(kept_definitions, "kernel_library", lambda: library)
+    assert kept_definitions.kept() is None
+    definitions, _ = definitions_of_host()
+    kept_definitions.keep(definitions)
+    assert kept_definitions.kept() == definitions
+    (path,) = tmp_path.iterdir()
+    text = path.read_text()
+    for damaged in ("", "{}", text[:-2], text.replace('"name"', '"nome"'), text.replace('["', '["0', 1), "[" * 5000):
+        path.write_text(damaged)
+        assert kept_definitions.kept() is None
+    path.write_text(text)
+    assert kept_definitions.kept() == definitions
