@@ -165,7 +165,7 @@ class ContextReader:
         if wanted is None or wanted[0] in context.constants.sources:
             return
         file = node.attributes.get("onnx_model_filename", "") or wanted[1]
-        folder = Path(model_path or self._file_path).parent if model_path or self._file_path else None
+        folder = self._folder(model_path)
         if not isinstance(file, str):
             raise ContextError(f"node {node.label}: onnx_model_filename is no text")
         context.constants.sources[wanted[0]] = self._sources.find(folder, file)
@@ -194,13 +194,18 @@ class ContextReader:
                 return other, name
         raise ContextError(f"node {node.label}: no node with main_context=1 holds partition {name!r}")
 
+    def _folder(self, model_path: str) -> Path | None:
+        """Where the model is. The entry goes first: where external data moved, ONNX Runtime names their folder."""
+        path = self._file_path or model_path
+        return Path(path).parent if path else None
+
     def _file(self, name: str, model_path: str) -> Context:
-        if not model_path and not self._file_path:
+        folder = self._folder(model_path)
+        if folder is None:
             raise ContextError(
                 f"context file {name!r} is beside a model that comes from memory: set ep.context_file_path to the path "
                 "of the model"
             )
-        folder = Path(model_path or self._file_path).parent
         key = (str(folder), name)
         if key not in self._files:
             self._files[key] = Context(Container(map_context(folder, name), f"context file {name!r}"))
