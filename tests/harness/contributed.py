@@ -28,9 +28,10 @@ def node_model(
     real: int = FLOAT,
     wide: Collection[int] = (),
     wide_outputs: Collection[int] = (),
+    sized: Collection[int] = (),
     domain: str = "com.microsoft",
 ) -> bytes:
-    """A model of one node, with the element types of its ``outputs`` (None: left out) and without sizes.
+    """A model of one node, with the element types of its ``outputs`` (None: left out), and sizes for ``sized`` alone.
 
     float32 inputs reach the node as ``real``, except those in ``wide``, and so do outputs; what the model takes and
     gives stays float32.
@@ -44,7 +45,8 @@ def node_model(
             initializers.append(numpy_helper.from_array(x, f"x{i}"))
         else:
             kind = helper.np_dtype_to_tensor_dtype(x.dtype)
-            infos.append(helper.make_tensor_value_info(f"x{i}", kind, [f"d{i}_{axis}" for axis in range(x.ndim)]))
+            shape = list(x.shape) if i in sized else [f"d{i}_{axis}" for axis in range(x.ndim)]
+            infos.append(helper.make_tensor_value_info(f"x{i}", kind, shape))
         if x.dtype == np.float32 and real != FLOAT and i not in wide:
             nodes.append(helper.make_node("Cast", [f"x{i}"], [f"n{i}"], to=real))
             names[-1] = f"n{i}"
@@ -83,6 +85,7 @@ def check_node(
     constant: Collection[int] = (),
     wide: Collection[int] = (),
     wide_outputs: Collection[int] = (),
+    sized: Collection[int] = (),
     tolerance: float | None = None,
     part: Callable[[int, Array], Array] = lambda number, y: y,
     step: bool = False,
@@ -99,7 +102,7 @@ def check_node(
         ]
         feed = {f"x{i}": x for i, x in enumerate(given) if x is not None and i not in constant}
         if reference is None:
-            plain = node_model(op_type, given, attributes, outputs, constant=constant)
+            plain = node_model(op_type, given, attributes, outputs, constant=constant, sized=sized)
             options = ort.SessionOptions()
             options.graph_optimization_level = DISABLED
             cpu = ort.InferenceSession(plain, options, providers=["CPUExecutionProvider"])
@@ -108,7 +111,15 @@ def check_node(
             made = reference(*given)
             expected = [made] if isinstance(made, np.ndarray) else list(made)
         model = node_model(
-            op_type, given, attributes, outputs, constant=constant, real=real, wide=wide, wide_outputs=wide_outputs
+            op_type,
+            given,
+            attributes,
+            outputs,
+            constant=constant,
+            real=real,
+            wide=wide,
+            wide_outputs=wide_outputs,
+            sized=sized,
         )
         actual = ep_session(model, DISABLED).run(None, feed)
         allowed = TOLERANCES[real] if tolerance is None else max(tolerance, TOLERANCES[real])
