@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from contributed import BFLOAT16, FLOAT, FLOAT16, Array, check_node, noise
+from contributed import BFLOAT16, FLOAT, FLOAT16, Array, check_node, codes, noise
 
 HEADS, KV_HEADS, SIZE, BLOCK, BLOCKS = 4, 2, 8, 16, 6
 TABLE = np.array([[4, 0], [5, 2], [1, 3]], np.int32)
@@ -155,16 +155,14 @@ def test_quantized_caches_and_bounds_of_the_caller() -> None:
         wide = [(keys * k_scale).astype(np.float32), (values * v_scale[:, 0]).astype(np.float32)]
         return [paged(q, wide[0], wide[1], NEW, PAST, causal=False), keys, values]
 
-    codes: list[Array] = [
-        np.random.default_rng(i).integers(-128, 128, caches()[0].shape).astype(np.int8) for i in (1, 2)
-    ]
+    pages = [codes(BLOCKS, BLOCK, KV_HEADS, SIZE, dtype=np.int8, seed=i) for i in (1, 2)]
     hidden = KV_HEADS * SIZE
     inputs: list[Array | None] = [
         noise(count, HEADS * SIZE),
         noise(count, hidden, seed=1),
         noise(count, hidden, seed=2),
     ]
-    inputs += [*codes, starts(NEW), int32(PAST), TABLE, *[None] * 6, k_scale, v_scale, int32([4, 0, 0])]
+    inputs += [*pages, starts(NEW), int32(PAST), TABLE, *[None] * 6, k_scale, v_scale, int32([4, 0, 0])]
     attributes = ATTRIBUTES | {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_CHANNEL", "is_causal": 0}
     outputs = [FLOAT, TensorProto.INT8, TensorProto.INT8]
     check_node(
