@@ -64,6 +64,7 @@ BRIDGE_HEADERS = [
     "run/executor.h",
     "run/plan_memory.h",
     "run/precompute.h",
+    "run/repeat.h",
     "python/tables.h",
 ]
 

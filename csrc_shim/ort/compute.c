@@ -13,12 +13,14 @@
 #include "ort/stream.h"
 #include "run/executor.h"
 #include "run/input.h"
+#include "run/repeat.h"
 
 enum { INPUTS_ON_STACK = 32 };
 
 /* What a call of ORT runs. */
 typedef struct target {
   ocp_cluster *cluster;
+  const ocp_repeat *repeat; /* in place of a cluster */
   ocp_device *device;
   uint32_t num_inputs;                  /* of the cluster */
   const OrtMemoryDevice *device_memory; /* of our device: where inputs normally are */
@@ -100,17 +102,26 @@ static int allocate_output(void *context, uint32_t number, const int64_t *dims, 
   return *data || !value || is_empty(dims, rank) ? ORT_OK : ocp_fail(error, ORT_EP_FAIL, "%s", ocp_ort_why_no_memory());
 }
 
-int ocp_ort_run_cluster(ocp_cluster *cluster, ocp_device *device, ocp_stream *stream, const ocp_input *inputs,
-                        uint32_t num_inputs, ocp_output_fn output, void *output_context, ocp_error *error) {
+static int run_target(const target *self, ocp_stream *stream, const ocp_input *inputs, ocp_output_fn output,
+                      void *output_context, ocp_error *error) {
   ocp_work work = {.stream = stream};
-  if (ocp_ort_begin_work(&work, device, error) != ORT_OK)
+  if (ocp_ort_begin_work(&work, self->device, error) != ORT_OK)
     return error->code;
   ocp_ort_allocating_on(stream);
-  ocp_cluster_run(cluster, work.stream, inputs, num_inputs, output, output_context, error);
+  if (self->repeat)
+    ocp_repeat_run(self->repeat, work.stream, inputs, self->num_inputs, output, output_context, error);
+  else
+    ocp_cluster_run(self->cluster, work.stream, inputs, self->num_inputs, output, output_context, error);
   ocp_ort_allocating_on(NULL);
   ocp_capture_computed(work.stream, error->code == ORT_OK);
   ocp_ort_end_work(&work, error);
   return error->code;
+}
+
+int ocp_ort_run_cluster(ocp_cluster *cluster, ocp_device *device, ocp_stream *stream, const ocp_input *inputs,
+                        uint32_t num_inputs, ocp_output_fn output, void *output_context, ocp_error *error) {
+  const target self = {.cluster = cluster, .device = device, .num_inputs = num_inputs};
+  return run_target(&self, stream, inputs, output, output_context, error);
 }
 
 static int run(const target *self, OrtKernelContext *context, ocp_input *inputs, ocp_error *error) {
@@ -121,8 +132,7 @@ static int run(const target *self, OrtKernelContext *context, ocp_input *inputs,
   if (ocp_ort_stream_of_context(context, self->device, &stream, error) != ORT_OK)
     return error->code;
   output_context to = {context, self->outputs};
-  return ocp_ort_run_cluster(self->cluster, self->device, stream, inputs, self->num_inputs, allocate_output, &to,
-                             error);
+  return run_target(self, stream, inputs, allocate_output, &to, error);
 }
 
 static OrtStatus *compute(const target *self, OrtKernelContext *context) {
@@ -167,11 +177,12 @@ static OrtStatus *compute_fused(OrtNodeComputeInfo *this_ptr, void *state, OrtKe
   return compute(&((const compute_info *)(const void *)this_ptr)->target, context);
 }
 
-OrtNodeComputeInfo *ocp_compute_info_create(ocp_cluster *cluster, ocp_device *device, uint32_t num_inputs,
-                                            ocp_error *error) {
+static OrtNodeComputeInfo *compute_info_of(ocp_cluster *cluster, const ocp_repeat *repeat, ocp_device *device,
+                                           uint32_t num_inputs, ocp_error *error) {
   target made;
   if (make_target(&made, cluster, device, num_inputs, error) != ORT_OK)
     return NULL;
+  made.repeat = repeat;
   compute_info *self = calloc(1, sizeof *self);
   if (!self) {
     ocp_fail(error, ORT_FAIL, "out of host memory");
@@ -183,6 +194,15 @@ OrtNodeComputeInfo *ocp_compute_info_create(ocp_cluster *cluster, ocp_device *de
                                  .ReleaseState = release_state},
                          .target = made};
   return &self->ort;
+}
+
+OrtNodeComputeInfo *ocp_compute_info_create(ocp_cluster *cluster, ocp_device *device, uint32_t num_inputs,
+                                            ocp_error *error) {
+  return compute_info_of(cluster, NULL, device, num_inputs, error);
+}
+
+OrtNodeComputeInfo *ocp_compute_info_of_repeat(const ocp_repeat *repeat, ocp_device *device, ocp_error *error) {
+  return compute_info_of(NULL, repeat, device, ocp_repeat_num_inputs(repeat), error);
 }
 
 void ocp_compute_info_release(OrtNodeComputeInfo *info) { free(info); }

@@ -9,11 +9,14 @@
 #include "run/cluster.h"
 #include "run/executor.h"
 #include "run/input.h"
+#include "run/repeat.h"
 
 /* The compute info of a fused node. Inputs and outputs of the cluster are those of the fused node, in its order. The
  * cluster stays the caller's, and must live until ocp_compute_info_release. NULL with the error when out of memory. */
 OrtNodeComputeInfo *ocp_compute_info_create(ocp_cluster *cluster, ocp_device *device, uint32_t num_inputs,
                                             ocp_error *error);
+/* That of a fused node that is a repetition, which stays the caller's. */
+OrtNodeComputeInfo *ocp_compute_info_of_repeat(const ocp_repeat *repeat, ocp_device *device, ocp_error *error);
 void ocp_compute_info_release(OrtNodeComputeInfo *info);
 
 /* The kernel of one node, for ORT to release; the cluster stays the caller's, and must live until then. */

@@ -143,6 +143,9 @@ static const ocp_core core = {
     .arena_configure = ocp_arena_configure,
     .arena_set_limit = ocp_arena_set_limit,
     .device_available = ocp_device_available,
+    .repeat_create = ocp_repeat_create,
+    .repeat_release = ocp_repeat_release,
+    .compute_info_of_repeat = ocp_compute_info_of_repeat,
     .interrupt_after_call = ocp_interrupt_after_call,
 };
 

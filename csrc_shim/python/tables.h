@@ -20,6 +20,7 @@
 #include "run/input.h"
 #include "run/plan_memory.h"
 #include "run/precompute.h"
+#include "run/repeat.h"
 #include "vendor/problem.h"
 
 #ifndef OCP_CORE_ABI /* of ocp_core and ocp_python; build_plugin.py makes it a hash of the headers */
@@ -175,6 +176,9 @@ typedef struct ocp_core {
   void (*tracer_start)(const ocp_tracer_functions *functions);
   void (*tracer_stop)(void);
   void (*tracer_deliver)(const ocp_trace_record *record);
+  ocp_repeat *(*repeat_create)(ocp_device *device, const ocp_repeat_spec *spec, ocp_error *error);
+  void (*repeat_release)(ocp_repeat *repeat);
+  OrtNodeComputeInfo *(*compute_info_of_repeat)(const ocp_repeat *repeat, ocp_device *device, ocp_error *error);
   void (*interrupt_after_call)(void); /* SIGINT for this thread when its call into Python has returned */
 } ocp_core;
 

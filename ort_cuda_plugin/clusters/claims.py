@@ -19,6 +19,8 @@ from .control_flow import CompiledBodies, CompiledBody
 from .islands import CONTROL_FLOW
 from .node_lowering import InputSymbols, NodeLowering, symbolic_input
 from .ranks import Ranks, learn_declined
+from .repetition import FunctionNode
+from .search import as_repetition, is_search
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ class Claims:
     """What the plugin runs of a graph.
 
     Attributes:
-        clusters: nodes to fuse, in topological order.
+        clusters: nodes to fuse, in topological order, and after them searches, each by itself.
         singles: control-flow nodes, whose kernels are ONNX Runtime's.
         verdicts: one per node of the graph, in order.
     """
@@ -123,6 +125,8 @@ def claim(
     reason = ""
     if graph.parent is not None and graph.parent.op_type not in CONTROL_FLOW:
         reason = f"ONNX Runtime puts other nodes in place of {graph.parent.op_type}, which take no compiled nodes"
+        if is_search(graph.parent):
+            reason = f"ONNX Runtime's {graph.parent.op_type} reads on the host what its bodies give"
     elif not single_nodes and is_unrolled(graph, device, options, passes_implicit_inputs):
         reason = "the node that it is a body of is lowered with it"
     if reason:
@@ -139,10 +143,11 @@ def claim(
         ours = {node for node in graph.nodes if verdicts[node].supported}
         fused = [node in ours and node not in singles for node in graph.nodes]
         clusters = partition(graph, fused)
+        searches = [[node] for node in graph.nodes if node in ours and node in singles and is_search(node)]
         if single_nodes:
             clusters = [[node] for cluster in clusters for node in cluster]
         changed: dict[Node, NodeVerdict] = {}
-        for node, missing in _not_passed(clusters) if not passes_implicit_inputs else ():
+        for node, missing in _not_passed([*clusters, *searches]) if not passes_implicit_inputs else ():
             reason = f"this ONNX Runtime does not pass {missing.name!r} to a cluster where only a body reads it"
             changed[node] = whole.as_single(node, Unsupported("control-flow", reason))
         for node, value in _crossing(graph, clusters):
@@ -159,8 +164,8 @@ def claim(
             for island in islands.poor_islands(graph, runs_here, clusters, ours):
                 changed.update((node, decline(node, "cost", reason)) for node in island)
         if not changed:
-            chosen = [node for node in graph.nodes if node in singles and node in ours]
-            return Claims(clusters, chosen, [verdicts[node] for node in graph.nodes])
+            chosen = [node for node in graph.nodes if node in singles and node in ours and not is_search(node)]
+            return Claims([*clusters, *searches], chosen, [verdicts[node] for node in graph.nodes])
         verdicts |= changed
 
 
@@ -369,9 +374,23 @@ class _Analysis:
         self.singles.add(node)
         return _supported(node)
 
+    def _check_search(self, node: Node) -> None:
+        """Takes note of a search that the plugin can run; else raises as `_lower`. Its results are unknown inputs."""
+        repetition = as_repetition(node, self._graph.opsets)
+        for part in repetition.parts:
+            inner = _Analysis(part.graph, self._device, self._options, self._ranks, self.provider)
+            for member, verdict in zip(part.graph.nodes, inner.verdicts(part.graph.nodes), strict=True):
+                if not verdict.supported or member in inner.singles:
+                    where = "" if isinstance(member, FunctionNode) else f"in its bodies, node {member.label}: "
+                    raise Unsupported(verdict.kind or "control-flow", f"{where}{verdict.reason or 'it has bodies'}")
+        self.singles.add(node)
+
     def _lower(self, node: Node) -> None:
         if node.has_subgraphs and not self._inlines:
             raise Unsupported("control-flow", "each node runs by itself, so bodies are not lowered with it")
+        if is_search(node):
+            self._check_search(node)
+            return
         known = self.lowering.tensors
         for value in node.reads():
             if not self.lowering.knows(value):

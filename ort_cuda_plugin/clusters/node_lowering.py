@@ -13,6 +13,7 @@ from ..program.lowering import Buffer, BufferKind, DeviceProperties, Lowering, L
 from ..program.symbolic import Dim, Expr, eq, is_read_back, le, product, symbol
 from .control_flow import MAX_UNROLLED_NODES, CompiledBodies, expand, inline
 from .ranks import RanksOfTrial
+from .repetition import FunctionNode
 
 MAX_DIM = 2**40
 """No dimension of an input may be larger: plans check it, expressions rely on it to fold clamps to INT64_MAX."""
@@ -253,6 +254,8 @@ class NodeLowering:
         return self.ctx.defer_host(guess, [result], contents)
 
     def _results(self, node: Node, inputs: Sequence[Operand | None]) -> Sequence[Operand]:
+        if isinstance(node, FunctionNode):
+            return node.function(self.ctx, *inputs)
         if node.has_subgraphs:
             return self._inlined(node, inputs)
         cluster = self.compiled.find(node) if self._depth else None

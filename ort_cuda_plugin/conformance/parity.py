@@ -24,6 +24,7 @@ tell in which memory a kernel wants its inputs. Ours wants in host memory, by th
 """
 _SEQUENCES: Final = "the C API has no type for sequences, and no way for a kernel to make or read one in device memory"
 _STRINGS: Final = "strings live in host memory"
+_BODIES: Final = "the C API gives kernels of plugins no bodies, but for If, Loop and Scan"
 _REASONS: Final[Mapping[tuple[str, str], str]] = {
     ("", name): reason
     for reason, names in {
@@ -34,6 +35,11 @@ _REASONS: Final[Mapping[tuple[str, str], str]] = {
         "ONNX Runtime's CreateScanKernel makes kernels of Scan from version 9 on": "Scan",
     }.items()
     for name in names.split()
+} | {
+    ("com.microsoft", "GreedySearch"): f"{_BODIES}; it is run as a fused node",
+    ("com.microsoft", "Sampling"): f"{_BODIES}; it is left to the CPU",
+    ("com.microsoft", "BeamSearch"): f"{_BODIES}; it is left to the CPU",
+    ("com.microsoft", "WhisperBeamSearch"): f"{_BODIES}; it is left to the CPU",
 }
 """Why the registry lacks something of an operator."""
 

@@ -12,6 +12,7 @@ from typing import Any
 from ..abi import host
 from ..abi.core import ffi
 from ..clusters.claims import Claims, NodeVerdict, decline
+from ..clusters.search import is_search
 from ..context.capture import ContextTarget
 from ..context.compatibility import compatibility_info
 from ..context.errors import ContextError
@@ -48,7 +49,17 @@ class ContextSession:
         self._written: list[tuple[ContextCluster, bytes, Mapping[str, int | str]]] = []
 
     def without_bodies(self, graph: Graph, claims: Claims) -> Claims:
-        """The claims, but none in the body of a node: ONNX Runtime has no place for a context there."""
+        """The claims, but none in the body of a node: ONNX Runtime has no place for a context there.
+
+        Nor are there searches: they are no clusters but several.
+        """
+        if self.output is not None and any(is_search(node) for (node, *_) in claims.clusters):
+            reason = "a compiled model does not hold searches"
+            verdicts = [
+                decline(node, "control-flow", reason) if is_search(node) else verdict
+                for node, verdict in zip(graph.nodes, claims.verdicts, strict=True)
+            ]
+            return Claims([c for c in claims.clusters if not is_search(c[0])], claims.singles, verdicts)
         if self.output is None or not graph.is_subgraph:
             return claims
         reason = "it is in the body of a control-flow operator, and a compiled model has no contexts there"

@@ -14,6 +14,7 @@ from ..clusters.claims import NodeVerdict, claim, decline
 from ..clusters.cluster import CompiledCluster
 from ..clusters.control_flow import CompiledBodies, CompiledBody
 from ..clusters.ranks import Ranks
+from ..clusters.search import as_repetition, is_search
 from ..clusters.transposition import transposition
 from ..context.reader import Loaded
 from ..context.writer import ContextCluster
@@ -38,6 +39,7 @@ from .optimized_model import writes_optimized_model
 from .option_values import LOG_LEVELS
 from .options import OptionError, Options, collect, parse
 from .partitioning import goes_by_statistics, read_budget
+from .repeated_node import RepeatedNode
 from .verdict_record import VerdictRecord
 
 #: ONNX Runtime's bit for attention whose products and softmax are kernels of their own.
@@ -100,6 +102,7 @@ class Provider:
         self._record = VerdictRecord(identity.ep_name)
         self.failure = ""
         self.fused_nodes: list[FusedNode] = []
+        self._repeated: list[RepeatedNode] = []
         self._compiled: dict[str, CompiledBody] = {}
         self._ranks = Ranks()  # ORT forgets what it replaced by a fused node, so they outlive the claims
         self._fed: set[str] = set()  # names of the model's inputs
@@ -129,7 +132,9 @@ class Provider:
         with contextlib.ExitStack() as stack:
             for fused in self.fused_nodes:
                 stack.callback(fused.close)
-            self.fused_nodes = []
+            for repeated in self._repeated:
+                stack.callback(repeated.close)
+            self.fused_nodes, self._repeated = [], []
             stack.callback(core().stream_release, self.stream)
             # Runs can still be at work, on a stream of the application's or when it said not to wait for them.
             self.device.synchronize()
@@ -362,6 +367,8 @@ class Provider:
         inputs, outputs = _value_names(fused_node, "Inputs"), _value_names(fused_node, "Outputs")
         if self._budget is not None:
             self._budget.spend(graph.nodes)
+        if is_search(graph.nodes[0]):
+            return self._compile_repeated(graph, inputs)
         bodies = CompiledBodies(self._identity.ep_name, self._compiled)
         cluster = CompiledCluster(
             graph, self._properties(), self._lowering_options(), inputs, outputs, self._ranks, self._fed, bodies
@@ -370,6 +377,15 @@ class Provider:
         name = _text("Node_GetName", fused_node)
         self._compiled[name] = CompiledBody(graph, cluster.inputs, cluster.outputs)
         return info
+
+    def _compile_repeated(self, graph: Graph, inputs: list[str]) -> Any:
+        def fuse(name: str, part: Graph) -> FusedNode:
+            cluster = CompiledCluster(part, self._properties(), self._lowering_options(), ranks=self._ranks, fed=())
+            return self._fuse(name, Loaded(cluster))
+
+        repetition = as_repetition(graph.nodes[0], graph.opsets)
+        self._repeated.append(RepeatedNode(repetition, inputs, self.device, fuse))
+        return self._repeated[-1].compute_info()
 
     def _compute_info(self, fused_node: Any, loaded: Loaded, later: bool = False) -> Any:
         num_inputs = len(_value_names(fused_node, "Inputs"))

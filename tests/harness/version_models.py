@@ -22,6 +22,7 @@ from onnx import parser
 
 import copy_paths
 import ort_cuda_plugin as plugin
+import searches
 from device_models import with_cpu_nodes
 from isolated import add_model
 from ort_cuda_plugin import models
@@ -118,6 +119,18 @@ def channels_last() -> Case:
         options={"prefer_nhwc": "1"},
         channels_last=frozenset({"Conv", "MaxPool", "GlobalAveragePool"}),
     )
+
+
+def greedy_search() -> Case:
+    """A search that finds no end before the room is used up."""
+    decoder, weights = searches.gpt_decoder()
+    prompts = [np.random.default_rng(n).integers(0, 9, (1 + n % 2, 3 + n % 3)).astype(np.int32) for n in range(RUNS)]
+    room = np.array([12], np.int32)
+    model = searches.search_model(
+        "GreedySearch", {"input_ids": prompts[0], "max_length": room}, ["sequences"], {"decoder": decoder}, weights,
+        outer=False, constant=["max_length"], eos_token_id=searches.VOCABULARY, pad_token_id=0,
+    )  # fmt: skip
+    return Case(model, lambda n: {"input_ids": prompts[n]})
 
 
 IN_THE_MIDDLE = """(float[n, 4] x, bool c) => (float[m, 4] y)
@@ -239,6 +252,7 @@ CASES: dict[str, Callable[[], Case]] = {
         entries={"session.resource_cuda_partitioning_settings": "1,"},  # the product fits, and Gemm's weight does not
     ),
     "channels last, with a CPU node in the middle and a recurrent layer": channels_last,
+    "a search for tokens": greedy_search,
     "light_squeezenet": squeezenet,
     "light_squeezenet, channels last": lambda: replace(squeezenet(), options={"prefer_nhwc": "1"}),
 }

@@ -1,0 +1,41 @@
+/* A repetition: a node that is three clusters and values between them, its states. The first cluster makes the states
+ * of the node's inputs, the step makes new ones as long as the first state, a flag, is set, and the last makes the
+ * node's outputs. States stay on the device; the flag comes back after each iteration.
+ *
+ * A step is an ordinary Run of a cluster: sizes may change from one to the next, and one whose sizes have been seen
+ * finds its instance. */
+#ifndef OCP_RUN_REPEAT_H
+#define OCP_RUN_REPEAT_H
+
+#include "base/error.h"
+#include "device/device.h"
+#include "device/stream.h"
+#include "run/cluster.h"
+#include "run/executor.h"
+#include "run/input.h"
+
+/* A cluster with what it takes and gives. A source below the number of states is a state, others are inputs of the node
+ * behind the states. Results are states, each at most once; those that the step does not give stay what they are. */
+typedef struct ocp_repeat_part {
+  ocp_cluster *cluster;
+  uint32_t num_sources, num_results;
+  const uint32_t *sources, *results;
+} ocp_repeat_part;
+
+typedef struct ocp_repeat_spec {
+  ocp_repeat_part first, step, last; /* the results of `last` are outputs of the node, in order; none are listed */
+  uint32_t num_inputs, num_states;
+  const uint32_t *state_types; /* ONNXTensorElementDataType; that of the flag, the first, is bool */
+} ocp_repeat_spec;
+
+typedef struct ocp_repeat ocp_repeat;
+
+/* Copies what `spec` points at, but for the clusters, which the caller keeps until the release. NULL with the error. */
+ocp_repeat *ocp_repeat_create(ocp_device *device, const ocp_repeat_spec *spec, ocp_error *error);
+void ocp_repeat_release(ocp_repeat *repeat);
+uint32_t ocp_repeat_num_inputs(const ocp_repeat *repeat);
+/* As ocp_cluster_run, except that it waits for each iteration. */
+int ocp_repeat_run(const ocp_repeat *repeat, ocp_stream *stream, const ocp_input *inputs, uint32_t num_inputs,
+                   ocp_output_fn output, void *output_context, ocp_error *error);
+
+#endif

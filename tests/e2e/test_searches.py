@@ -1,0 +1,183 @@
+"""Searches for tokens of com.microsoft: the decoder and the search around it run on the device, as one node."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+import ort_cuda_plugin
+from contexts import settings
+from emulator_harness import configured
+from ort_cuda_plugin.abi.core import core
+from ort_cuda_plugin.ep.provider import last_verdicts
+from searches import VOCABULARY, Array, gpt_decoder, search_model
+from session_pair import ep_session
+
+END, PAD, ROOM = 4, 3, 14
+ROWS = 2
+
+
+def greedy_inputs(seed: int = 0, left_out: Collection[str] = ()) -> dict[str, Array | None]:
+    rng = np.random.default_rng(seed)
+    prompt = rng.integers(0, VOCABULARY, (ROWS, 5)).astype(np.int32)
+    prompt[0, :2] = PAD
+    counts = np.ones_like(prompt)
+    counts[1, 0] = 0
+    inputs = {
+        "input_ids": prompt,
+        "max_length": np.array([ROOM], np.int32),
+        "min_length": np.array([9], np.int32),
+        "repetition_penalty": np.array([1.2], np.float32),
+        "vocab_mask": (rng.random(VOCABULARY) > 0.2).astype(np.int32),
+        "prefix_vocab_mask": (rng.random((ROWS, VOCABULARY)) > 0.3).astype(np.int32),
+        "attention_mask": counts,
+    }
+    return {name: None if name in left_out else array for name, array in inputs.items()}
+
+
+def fed(inputs: dict[str, Array | None], constant: Collection[str] = ()) -> dict[str, Array]:
+    return {name: array for name, array in inputs.items() if array is not None and name not in constant}
+
+
+def on_cpu(model: bytes, feeds: dict[str, Array]) -> list[Any]:
+    results: list[Any] = ort.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, feeds)
+    return results
+
+
+def assert_same_tokens(found: Array, expected: Array) -> None:
+    """After the iteration in which the last row ended, ONNX Runtime leaves the output as it was: unset."""
+    last = 1 + max(np.flatnonzero(row != PAD).max(initial=-1) for row in found)
+    np.testing.assert_array_equal(found[:, : last + 1], expected[:, : last + 1])
+    assert (found[:, last + 1 :] == PAD).all()
+
+
+@pytest.mark.parametrize(
+    ("left_out", "ngram", "outer"),
+    [
+        ((), 2, True),
+        (("vocab_mask", "prefix_vocab_mask", "attention_mask"), 1, False),
+        (("min_length", "repetition_penalty", "prefix_vocab_mask"), 3, True),
+        (("min_length", "repetition_penalty", "vocab_mask", "prefix_vocab_mask", "attention_mask"), 0, False),
+    ],
+)
+def test_greedy_search(left_out: Collection[str], ngram: int, outer: bool) -> None:
+    """For several prompts and decoders, with all rules and with none; rows end early in some."""
+    decoder, weights = gpt_decoder(seed=1)
+    sizes: Any = {"eos_token_id": END, "pad_token_id": PAD, "no_repeat_ngram_size": ngram, "outer": outer}
+    model = search_model(
+        "GreedySearch", greedy_inputs(0, left_out), ["sequences"], {"decoder": decoder}, weights, **sizes
+    )
+    session = ep_session(model)
+    for seed in range(4):
+        feeds = fed(greedy_inputs(seed, left_out))
+        assert_same_tokens(session.run(None, feeds)[0], on_cpu(model, feeds)[0])
+
+
+def test_steady_runs_call_no_python_and_read_back_one_flag_an_iteration() -> None:
+    decoder, weights = gpt_decoder(layers=2)
+    inputs = greedy_inputs(left_out=("attention_mask",))
+    known = ("max_length", "min_length", "repetition_penalty")
+    model = search_model(
+        "GreedySearch", inputs, ["sequences"], {"decoder": decoder}, weights,
+        constant=known, eos_token_id=VOCABULARY, pad_token_id=PAD,
+    )  # fmt: skip
+    session = ep_session(model)
+    feeds = fed(inputs, known)
+    expected = on_cpu(model, feeds)[0]
+    session.run(None, feeds)
+    before = ort_cuda_plugin.counters()
+    np.testing.assert_array_equal(session.run(None, feeds)[0], expected)
+    change = {name: after - before[name] for name, after in ort_cuda_plugin.counters().items()}
+    iterations = ROOM - 5
+    assert change["python_calls"] == 0
+    assert change["host_value_reads"] == iterations
+    assert change["copies_d2d"] == 1  # what was found, to the output
+    assert change["copies_d2h"] == 1  # the result, which the caller fetches
+    assert change["device_bytes_in_use"] == 0
+    assert all(verdict.supported for verdict in last_verdicts())
+
+
+def test_half_precision_checked_and_with_deferred_streams() -> None:
+    """Also another decoder for the prompt. The CPU provider has neither; float32 gives the same tokens."""
+    inputs = greedy_inputs()
+    sizes: Any = {"eos_token_id": END, "pad_token_id": PAD, "no_repeat_ngram_size": 2}
+    decoder, weights = gpt_decoder(seed=2)
+    model = search_model("GreedySearch", inputs, ["sequences"], {"decoder": decoder}, weights, **sizes)
+    expected = on_cpu(model, fed(inputs))[0]
+    decoder, weights = gpt_decoder(seed=2, dtype=10)
+    bodies = {"decoder": decoder, "init_decoder": gpt_decoder(dtype=10)[0]}
+    half = search_model("GreedySearch", inputs, ["sequences"], bodies, weights, **sizes)
+    with configured(check=1, adversarial=1, seed=3):
+        found = ep_session(half).run(None, fed(inputs))[0]
+        assert core().emu_num_findings() == 0
+    assert_same_tokens(found, expected)
+
+
+def test_a_prompt_without_room_for_a_token_is_an_error() -> None:
+    decoder, weights = gpt_decoder()
+    inputs = greedy_inputs(left_out=("attention_mask",))
+    model = search_model(
+        "GreedySearch", inputs, ["sequences"], {"decoder": decoder}, weights, eos_token_id=END, pad_token_id=PAD
+    )
+    session = ep_session(model)
+    with pytest.raises(Exception, match=r"GreedySearch.*max_length is not greater"):
+        session.run(None, fed(inputs) | {"max_length": np.array([5], np.int32)})
+    assert session.run(None, fed(inputs))[0].shape == (ROWS, ROOM)
+
+
+def test_tokens_outside_of_the_vocabulary_touch_no_other_memory() -> None:
+    """Rules skip them. A decoder may refuse them as well; this one does not look at them."""
+    decoder, weights = gpt_decoder()
+    decoder.node[0].input[1] = "position_ids"
+    inputs = greedy_inputs(left_out=("attention_mask",))
+    prompt = inputs["input_ids"]
+    assert prompt is not None
+    prompt[1, :3] = [-7, VOCABULARY, 2**31 - 1]
+    model = search_model(
+        "GreedySearch", inputs, ["sequences"], {"decoder": decoder}, weights,
+        eos_token_id=END, pad_token_id=PAD, no_repeat_ngram_size=1,
+    )  # fmt: skip
+    found = ep_session(model).run(None, fed(inputs))[0]
+    np.testing.assert_array_equal(found[:, :5], prompt)
+    assert ((found[:, 5:] >= 0) & (found[:, 5:] < VOCABULARY)).all()
+
+
+def test_a_search_that_is_left_to_the_cpu_has_its_bodies_there() -> None:
+    """ONNX Runtime's kernel reads what a body gives as if it were in host memory."""
+    decoder, weights = gpt_decoder()
+    decoder.node[-1].output[0] = "scores"
+    decoder.node.append(helper.make_node("Cast", ["scores"], ["text"], to=TensorProto.STRING))
+    decoder.node.append(helper.make_node("Cast", ["text"], ["logits"], to=TensorProto.FLOAT))
+    inputs = greedy_inputs(left_out=("vocab_mask", "prefix_vocab_mask", "attention_mask"))
+    model = search_model(
+        "GreedySearch", inputs, ["sequences"], {"decoder": decoder}, weights, eos_token_id=END, pad_token_id=PAD
+    )
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    ort_cuda_plugin.register(emulate=True)
+    session = ort.InferenceSession(model, options, providers=["CudaPluginExecutionProvider", "CPUExecutionProvider"])
+    assert_same_tokens(session.run(None, fed(inputs))[0], on_cpu(model, fed(inputs))[0])
+    search, *body = last_verdicts()
+    assert (search.op_type, search.supported) == ("GreedySearch", False)
+    assert "in its bodies, node" in search.reason
+    assert not any(verdict.supported for verdict in body)
+
+
+def test_a_compiled_model_leaves_a_search_to_the_cpu(tmp_path: Path) -> None:
+    decoder, weights = gpt_decoder()
+    inputs = greedy_inputs()
+    source = search_model(
+        "GreedySearch", inputs, ["sequences"], {"decoder": decoder}, weights, eos_token_id=END, pad_token_id=PAD
+    )
+    ort_cuda_plugin.register(emulate=True)
+    target = str(tmp_path / "m_ctx.onnx")
+    ort.InferenceSession(source, settings({"ep.context_enable": "1", "ep.context_file_path": target}))
+    assert [verdict.reason for verdict in last_verdicts() if verdict.op_type == "GreedySearch"] == [
+        "a compiled model does not hold searches"
+    ]
