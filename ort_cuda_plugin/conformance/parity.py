@@ -40,6 +40,7 @@ _REASONS: Final[Mapping[tuple[str, str], str]] = {
     ("com.microsoft", "Sampling"): f"{_BODIES}; it is left to the CPU",
     ("com.microsoft", "BeamSearch"): f"{_BODIES}; it is left to the CPU",
     ("com.microsoft", "WhisperBeamSearch"): f"{_BODIES}; it is left to the CPU",
+    ("com.microsoft", "UnfoldTensor"): _STRINGS,
 }
 """Why the registry lacks something of an operator."""
 

@@ -9,21 +9,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
-from ort_cuda_plugin.kernels.linear_attention import linear_attention
 from ort_cuda_plugin.model.ir import DType, InvalidModel
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.indexing import wrapped
-from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, T1, T2, Int64, M, S, T, U, op
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, T1, T2, Int64, M, T, U, op
 from ort_cuda_plugin.ops.slicing import concat, pad
 from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import copy_of, elementwise, full
+from ort_cuda_plugin.program.elementwise import copy_of, elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.multiply import multiply
 from ort_cuda_plugin.program.reduce import row_map
 from ort_cuda_plugin.program.row_program import MAX, SUM, Row
 from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, hint, le, mod, product
-from ort_cuda_plugin.program.views import expand, permute, reshape, unsqueeze
+from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, hint, le, mod
+from ort_cuda_plugin.program.views import permute, reshape, unsqueeze
 
 RAW, CAPPED, BIASED, PROBABILITIES = range(4)
 """What ``qk_matmul_output_mode`` makes the fourth output of Attention."""
@@ -241,7 +240,7 @@ def attend(
     """
     _require_shapes(ctx, q, k, v)
     # The query is scaled rather than the products, which would leave the range of float16.
-    scores = _product_of_heads(ctx, _scaled(ctx, q, q.shape[3], scale), permute(ctx, k, (0, 1, 3, 2)))
+    scores = _product_of_heads(ctx, scaled_by(ctx, q, q.shape[3], scale), permute(ctx, k, (0, 1, 3, 2)))
     given = {"mask": mask, "position": position, "length": length, "sink": sink}
     operands = {"score": scores} | {name: x for name, x in given.items() if x is not None}
     precision = DType.FLOAT64 if precise or q.dtype is DType.FLOAT64 else DType.FLOAT32
@@ -268,7 +267,7 @@ def attend(
     return output, (intermediate or [scores])[0]
 
 
-def _scaled(ctx: Lowering, q: Tensor, size: Dim, scale: float | None) -> Tensor:
+def scaled_by(ctx: Lowering, q: Tensor, size: Dim, scale: float | None) -> Tensor:
     """q times ``scale``, by default 1 / sqrt(size)."""
     if scale is not None or isinstance(size, int):
         factor = scale if scale is not None else 1.0 / math.sqrt(max(hint(size), 1))
@@ -385,63 +384,3 @@ def tensor_scatter(
 
     scatter_map(ctx, update.shape, result, move)
     return result
-
-
-@op("LinearAttention", since=27, types={"T": FLOATS, "S": FLOATS})
-def linear_attention_27(
-    ctx: Lowering,
-    query: T,
-    key: T,
-    value: T,
-    past_state: S | None = None,
-    decay: T | None = None,
-    beta: T | None = None,
-    *,
-    chunk_size: int | None = None,
-    kv_num_heads: int,
-    q_num_heads: int,
-    scale: float | None = None,
-    update_rule: str = "gated_delta",
-) -> tuple[Tensor, ...]:
-    """(output, present state). ``chunk_size`` is a hint for other ways to compute the same."""
-    if update_rule not in ("linear", "gated", "delta", "gated_delta"):
-        raise InvalidModel(f"LinearAttention with the update rule {update_rule!r}")
-    if ("gated" in update_rule) != (decay is not None) or ("delta" in update_rule) != (beta is not None):
-        raise InvalidModel(f"LinearAttention: the update rule {update_rule!r} does not fit its inputs decay and beta")
-    if kv_num_heads <= 0 or q_num_heads <= 0 or q_num_heads % kv_num_heads:
-        raise InvalidModel(f"LinearAttention of {q_num_heads} query heads and {kv_num_heads} others")
-    if any(x is not None and x.rank != 3 for x in (query, key, value, decay, beta)):
-        raise InvalidModel("LinearAttention takes tensors of rank 3")
-    batch, steps, hidden = query.shape
-    heads, group = kv_num_heads, q_num_heads // kv_num_heads
-    size, width = floordiv(hidden, q_num_heads), floordiv(value.shape[2], heads)
-
-    def split(x: Tensor, what: str, *dims: Dim) -> Tensor:
-        ctx.require_shape(x, (batch, steps, product(dims)), f"{what} of LinearAttention")
-        return reshape(ctx, x, [batch, steps, *dims])
-
-    if past_state is not None:
-        ctx.require_shape(past_state, (batch, heads, size, width), "past state of LinearAttention")
-    if decay is not None:
-        per_head = ctx.guard(eq(decay.shape[2], heads))
-        decay = expand(ctx, split(decay, "decay", heads, 1 if per_head else size), [batch, steps, heads, size])
-    if beta is not None:
-        beta = expand(ctx, split(beta, "beta", beta.shape[2], 1), [batch, steps, heads, 1])
-    compute = s.accumulation_type(query.dtype)
-    state = ctx.empty((batch, heads, size, width), compute)
-    output = ctx.empty((batch, steps, heads, group, width), query.dtype)
-    linear_attention(
-        ctx,
-        split(query, "query", heads, group, size),
-        split(key, "key", heads, size),
-        split(value, "value", heads, width),
-        state,
-        output,
-        past_state,
-        decay,
-        beta,
-        _scaled(ctx, full(ctx, (), 1.0, compute), size, scale or None),
-    )
-    result = ctx.view(output, (batch, steps, q_num_heads * width))
-    kept = query.dtype if past_state is None else past_state.dtype
-    return result, state if kept is compute else elementwise(ctx, lambda x: s.cast(x, kept), state)

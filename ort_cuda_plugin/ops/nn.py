@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ..kernels.pool import launch_pool, local_response_normalization
 from ..model.ir import DType
@@ -163,6 +164,18 @@ def conv_transpose(
     pads: Ints | None = None,
     strides: Ints | None = None,
 ) -> Tensor:
+    return transposed_convolution(
+        ctx, x, w, b, auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape,
+        output_padding=output_padding, output_shape=output_shape, pads=pads, strides=strides,
+    )  # fmt: skip
+
+
+def transposed_convolution(
+    ctx: Lowering, x: Tensor, w: Tensor, b: Tensor | None, *, auto_pad: str, dilations: Ints | None, group: int,
+    kernel_shape: Ints | None, output_padding: Ints | None, output_shape: Ints | None, pads: Sequence[Dim] | None,
+    strides: Ints | None,
+) -> Tensor:  # fmt: skip
+    """ConvTranspose with these attributes; ``pads`` may be sizes that only a Run knows, which are not negative."""
     check_ranks(x, w)
     kernel = _static_kernel(w, kernel_shape)
     rows = w.shape[1] * group
@@ -172,7 +185,14 @@ def conv_transpose(
         ctx.require(eq(b.size, rows), "the bias has another size than the output channels")
     rank = x.rank - 2
     explicit = pads if auto_pad == "NOTSET" and output_shape is None else None
-    plain = windows(x.shape[2:], kernel, strides, dilations, explicit, "NOTSET")
+    static = None if explicit is None else [pad for pad in explicit if isinstance(pad, int)]
+    if explicit is None or static is None or len(static) == len(explicit):
+        plain = windows(x.shape[2:], kernel, strides, dilations, static, "NOTSET")
+    else:
+        if len(explicit) != 2 * rank:
+            raise InvalidModel(f"{len(explicit)} pads for {rank} spatial dimensions")
+        plain = windows(x.shape[2:], kernel, strides, dilations, None, "NOTSET")
+        plain = replace(plain, begin=tuple(explicit[:rank]), end=tuple(explicit[rank:]))
     extra = per_axis("output_padding", output_padding, 0, rank, 0)
     full = [
         (n - 1) * step + more + reach

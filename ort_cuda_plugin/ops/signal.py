@@ -193,7 +193,10 @@ def _parts(ctx: Lowering, x: Tensor) -> int:
     return 2
 
 
-def _dft(ctx: Lowering, x: Tensor, dft_length: Tensor | None, axis: int, inverse: int, onesided: int) -> Tensor:
+def discrete_transform(
+    ctx: Lowering, x: Tensor, dft_length: Tensor | None, axis: int, *, inverse: int, onesided: int
+) -> Tensor:
+    """DFT of ai.onnx along ``axis``: the last dimension has the parts of numbers."""
     if axis == x.rank - 1:
         raise InvalidModel("DFT along the dimension of real and imaginary parts")
     parts = _parts(ctx, x)
@@ -223,7 +226,7 @@ def _dft(ctx: Lowering, x: Tensor, dft_length: Tensor | None, axis: int, inverse
 def dft_17(
     ctx: Lowering, x: T1, dft_length: HostTensor | None = None, *, axis: int = 1, inverse: int = 0, onesided: int = 0
 ) -> Tensor:
-    return _dft(ctx, x, dft_length, normalize_axis(axis, x.rank), inverse, onesided)
+    return discrete_transform(ctx, x, dft_length, normalize_axis(axis, x.rank), inverse=inverse, onesided=onesided)
 
 
 @op("DFT", since=20, types={"T1": FLOATS, "T2": INDICES})
@@ -237,7 +240,7 @@ def dft(
     onesided: int = 0,
 ) -> Tensor:
     at = normalize_axis(-2, x.rank) if axis is None else axis_of_input(ctx, axis, x.rank, "axis of DFT", -2)
-    return _dft(ctx, x, dft_length, at, inverse, onesided)
+    return discrete_transform(ctx, x, dft_length, at, inverse=inverse, onesided=onesided)
 
 
 @op("STFT", since=17, types={"T1": FLOATS, "T2": INDICES})

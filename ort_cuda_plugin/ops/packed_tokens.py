@@ -1,0 +1,68 @@
+"""Sequences of several lengths whose tokens are side by side in one dimension."""
+
+from __future__ import annotations
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.row_program import SUM
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, le, lt
+
+MAX_CAPTURED = 8
+"""The most states that a node may be asked to capture."""
+
+
+class PackedTokens:
+    """``bounds`` [count + 1] has where each sequence begins, and the end; a token is in one of the ``count`` sequences.
+
+    The contents of ``bounds`` are data: whatever they are, positions lie in the tokens, and sequences in the count.
+    """
+
+    def __init__(self, ctx: Lowering, bounds: Tensor, total: Dim, name: str) -> None:
+        """``name`` is the operator's, for messages."""
+        if bounds.rank != 1:
+            raise InvalidModel(f"{name}: the bounds of the sequences have rank {bounds.rank}")
+        self._ctx, self._bounds, self._total = ctx, bounds, total
+        self.count = bounds.shape[0] - 1
+        ctx.require(lt(0, self.count), f"{name}: the bounds of the sequences have fewer than two elements")
+        ctx.require(le(self.count, total), f"{name} of more sequences than tokens")
+        self._owners: Tensor | None = None
+
+    def range(self, maps: IndexMap, sequence: Scalar) -> tuple[Scalar, Scalar]:
+        """Where the tokens of a sequence begin, and how many they are."""
+        bounds, total = maps.source(self._bounds), maps.dim(self._total)
+        begin, end = (s.cast(bounds.at([at]), DType.INT64) for at in (sequence, sequence + 1))
+        begin = s.minimum(s.maximum(begin, 0), total)
+        return begin, s.minimum(s.maximum(end, begin), total) - begin
+
+    def place(self, maps: IndexMap, token: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+        """The sequence of a token, where that begins, and the token's position in it."""
+        sequence = s.cast(maps.source(self._owner()).at([token]), DType.INT64)
+        begin = s.cast(maps.source(self._bounds).at([sequence]), DType.INT64)
+        begin = s.minimum(s.maximum(begin, 0), token)
+        return sequence, begin, token - begin
+
+    def _owner(self) -> Tensor:
+        """The sequence of each token."""
+
+        def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            bounds = maps.source(self._bounds)
+
+            def is_behind(i: Scalar) -> list[Scalar]:
+                return [s.cast(s.cast(bounds.at([i + 1]), DType.INT64) <= c[0], DType.INT32)]
+
+            return maps.fold(SUM, maps.dim(self.count - 1), is_behind)[0]
+
+        if self._owners is None:
+            self._owners = gather_map(self._ctx, [self._total], DType.INT32, element)
+        return self._owners
+
+
+def check_capture(name: str, capacity: int, count: Tensor | None) -> None:
+    """Raises InvalidModel unless a node has a count of states to capture exactly where it has room for them."""
+    if not 0 <= capacity <= MAX_CAPTURED:
+        raise InvalidModel(f"{name} with state_update_capacity = {capacity}")
+    if (count is not None) != (capacity > 0):
+        raise InvalidModel(f"{name}: capture_count and a positive state_update_capacity belong together")
