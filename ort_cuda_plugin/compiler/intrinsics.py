@@ -346,6 +346,19 @@ def array_pointer(typingctx: Any, array: Any) -> Any:
 __all__.append("array_pointer")
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def address_of(typingctx: Any, pointer: Any) -> Any:
+    """The address that a pointer holds, as an int64: two parameters may be the same memory."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        return builder.ptrtoint(args[0], i64)
+
+    return signature(types.int64, pointer), codegen
+
+
+__all__.append("address_of")
+
+
 # ---- one of two values, without a branch: Numba takes long for functions of many blocks ----
 
 

@@ -25,7 +25,7 @@ def literal(ty: Any) -> int:
 
 
 def tile_functions(name: str, ty: types.Type, element: ir.Type) -> dict[str, Any]:
-    """``registers_*``, ``clear_*``, ``multiply_add_tile_*`` and ``store_tile_*`` for one element type."""
+    """``registers_*``, ``clear_*``, ``multiply_add_tile_*``, ``scale_tile_*`` and ``store_tile_*`` for one type."""
     pointer = types.CPointer(ty)
     zero = 0.0 if name.startswith("f") else 0
 
@@ -73,6 +73,22 @@ def tile_functions(name: str, ty: types.Type, element: ir.Type) -> dict[str, Any
 
         return signature(types.none, pointer, pointer, types.int64, pointer, types.int64, rows, columns), codegen
 
+    def scale(typingctx: Any, c: Any, factors: Any, at: Any, rows: Any, columns: Any) -> Any:
+        """Multiplies each row of a tile by a factor of its own, from ``factors[at]`` on."""
+        m, n = literal(rows), literal(columns)
+
+        def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+            total, base = args[0], builder.gep(args[1], [args[2]])
+            multiply = builder.fmul if name.startswith("f") else builder.mul
+            for i in range(m):
+                factor = builder.load(element_address(builder, base, i))
+                for j in range(n):
+                    address = element_address(builder, total, i * n + j)
+                    builder.store(multiply(builder.load(address), factor), address)
+            return context.get_dummy_value()
+
+        return signature(types.none, pointer, pointer, types.int64, rows, columns), codegen
+
     def store(typingctx: Any, out: Any, at: Any, stride: Any, c: Any, rows: Any, columns: Any) -> Any:
         m, n, step = literal(rows), literal(columns), literal(stride)
 
@@ -86,7 +102,8 @@ def tile_functions(name: str, ty: types.Type, element: ir.Type) -> dict[str, Any
 
         return signature(types.none, pointer, types.int64, stride, pointer, rows, columns), codegen
 
-    functions = {"registers": registers, "clear": clear, "multiply_add_tile": multiply_add, "store_tile": store}
+    functions = {"registers": registers, "clear": clear, "multiply_add_tile": multiply_add}
+    functions |= {"scale_tile": scale, "store_tile": store}
     return {f"{prefix}_{name}": function for prefix, function in functions.items()}
 
 

@@ -140,6 +140,10 @@ class AttentionKernel:
     def _stride(self, name: str) -> str:
         return name if name in self.strides else "1"
 
+    def element(self, number: int) -> Element:
+        """How an operand's elements are loaded."""
+        return Element(self.storage[number])
+
     @property
     def name(self) -> str:
         return f"attention_{self.form.name}_{self.storage[0]}"
@@ -147,14 +151,14 @@ class AttentionKernel:
     @text_property
     def body(self) -> str:
         lines = [
-            *self._prologue(),
+            *self.prologue(),
             *(line for number, one in enumerate(self.weights.passes[:-1]) for line in self._reduction(number, one)),
             *self._product(self.weights.passes[-1]),
-            *self._store(),
+            *self.store(),
         ]
         return "\n".join(indented(lines, 1))
 
-    def _prologue(self) -> list[str]:
+    def prologue(self) -> list[str]:
         form = self.form
         scores, result = form.scores, form.result
         shared = max(2 * scores.k * (scores.m + scores.n), 2 * result.k * (result.m + result.n), result.m * result.n)
@@ -188,20 +192,20 @@ class AttentionKernel:
         lines.append(f"result_sums = registers_f32({form.result.thread_m * form.result.thread_n})")
         return [*lines, *self.weights.block_lines]
 
-    def _scores(self) -> list[str]:
+    def scores(self) -> list[str]:
         """Fills the tile ``tile`` of scores, [key][row]: the product of keys, the rows of b, and of the rows of a."""
         form, tile = self.form, self.form.scores
         b_n, b_k, a_m, a_k = (self._stride(name) for name in ("b_n", "b_k", "a_m", "a_k"))
         keys = Operand("a", "b", "key0", "n", "k_end", b_n, b_k, self.contiguous[1] == "k")
         rows = Operand("b", "a", "row0", "m", "k_end", a_m, a_k, self.contiguous[0] != "m")
         fill = [
-            fill_matrix(keys, tile.m, tile, Element(self.storage[1]), register_type(self.index)),
-            fill_matrix(rows, tile.n, tile, Element(self.storage[0]), register_type(self.index)),
+            fill_matrix(keys, tile.m, tile, self.element(1), register_type(self.index)),
+            fill_matrix(rows, tile.n, tile, self.element(0), register_type(self.index)),
         ]
         return [
             "a_base = b_start",
             "b_base = a_start",
-            *_thread_place(tile),
+            *thread_place(tile),
             f"clear_f32(score_sums, {tile.thread_m * tile.thread_n})",
             "sums = score_sums",
             *pipeline(tile, "float32", "\n".join(fill)).splitlines(),
@@ -215,10 +219,10 @@ class AttentionKernel:
         at_tile = f"int32(tile * {self.form.keys * self.form.pitch})" if self.form.resident else "int32(0)"
         lines = [f"key0 = int32(tile * {self.form.keys})", f"at_tile = {at_tile}"]
         if computes or not self.form.resident:
-            lines += self._scores()
+            lines += self.scores()
         return ["for tile in range(tiles):", *indented([*lines, *body], 1)]
 
-    def _elements(self, one: Pass, otherwise: Sequence[str]) -> list[str]:
+    def each_element(self, one: Pass, otherwise: Sequence[str]) -> list[str]:
         """Makes the pass's value of each score of the tile; ``otherwise`` is done for keys that do not exist."""
         form = self.form
         each_row = ["row = int32(min(int32(row0 + r), int32(m - 1)))", "total = score_t[at_tile + place + r]"]
@@ -255,7 +259,7 @@ class AttentionKernel:
         ]
         lines += [f"mine = int32(thread & {form.m - 1})", f"whole = int32(n & -{SERIAL_PARTS})"]
         rows = [f"for part in range(int32(thread >> {log2(form.m)}), {SERIAL_PARTS}, {lanes}):", *indented(part, 1)]
-        lines += self._tiles(number == 0, [*self._elements(one, ()), *rows, "cuda.syncthreads()"])
+        lines += self._tiles(number == 0, [*self.each_element(one, ()), *rows, "cuda.syncthreads()"])
         return [*lines, *self._combine(number, one, names)]
 
     def _combine(self, number: int, one: Pass, names: Sequence[str]) -> list[str]:
@@ -281,11 +285,16 @@ class AttentionKernel:
 
     def _product(self, one: Pass) -> list[str]:
         """Adds up the products of weights and values over all tiles."""
+        zeros = [f"for r in range({self.form.m}):", "    element_t[place + r] = float32(0)"]
+        return self._tiles(len(self.weights.passes) == 1, [*self.each_element(one, zeros), *self.weighted_values()])
+
+    def weighted_values(self) -> list[str]:
+        """Adds the products of the tile of weights that ``element_t`` has and its values."""
         form, tile = self.form, self.form.result
         values = Operand(
             "b", "c", "column0", "d", "left", self._stride("c_d"), self._stride("c_n"), self.contiguous[2] == "n"
         )
-        fill = fill_matrix(values, tile.n, tile, Element(self.storage[2]), register_type(self.index))
+        fill = fill_matrix(values, tile.n, tile, self.element(2), register_type(self.index))
         sizes = f"{tile.thread_m}, {tile.thread_n}"
         multiply = [
             f"at_a = int64(int32((step - 1) * {tile.k * form.pitch} + thread_row))",
@@ -295,9 +304,8 @@ class AttentionKernel:
             f"    at_a += {form.pitch}",
             f"    at_b += {tile.n}",
         ]
-        body = [
-            *self._elements(one, [f"for r in range({form.m}):", "    element_t[place + r] = float32(0)"]),
-            *_thread_place(tile),
+        return [
+            *thread_place(tile),
             "left = int32(n - key0)",
             f"b_base = c_start + int64({self.index_type}(key0 * {self._stride('c_n')}))",
             f"pieces = int32((min(left, int32({form.keys})) + {tile.k - 1}) >> {log2(tile.k)})",
@@ -309,19 +317,18 @@ class AttentionKernel:
             *indented(multiply, 2),
             "    cuda.syncthreads()",
         ]
-        return self._tiles(len(self.weights.passes) == 1, body)
 
     @property
     def index_type(self) -> str:
         return register_type(self.index)
 
-    def _store(self) -> list[str]:
+    def store(self) -> list[str]:
         tile = self.form.result
-        stored = store_tile(tile, "m", "d", Element(self.storage[2]), self.epilogue)
-        return [*_thread_place(tile), "sums = result_sums", "cuda.syncthreads()", *stored.splitlines()]
+        stored = store_tile(tile, "m", "d", Element("f32"), self.epilogue)
+        return [*thread_place(tile), "sums = result_sums", "cuda.syncthreads()", *stored.splitlines()]
 
 
-def _thread_place(tile: Tile) -> list[str]:
+def thread_place(tile: Tile) -> list[str]:
     return [
         f"thread_row = int32((thread >> {log2(tile.columns)}) * {tile.thread_m})",
         f"thread_column = int32((thread & {tile.columns - 1}) * {tile.thread_n})",
@@ -383,24 +390,10 @@ def make_weights(ctx: Lowering, step: Attend) -> tuple[Weights, Parameters]:
     emit = Emitter(PREFIX, indent=0)
     builder = KernelBuilder(PREFIX, emit)
     scores = Map(step.nodes, step.score_shape, step.score_inputs, ())
-    loaded = builder.to_load(step.score_inputs)
-    tensors = [x for _, x in loaded]
-    pointers = [builder.tensor(x) for x in tensors]
-    placed = [broadcast_strides(x, step.score_shape) for x in tensors]
     rank = len(step.batch)
-    lines: list[tuple[str, ...]] = []
-    offsets: list[list[str]] = []
-    for axes in (Axes("batch", range(rank)), Axes("key", [rank + 1]), Axes("row", [rank])):
-        mine: list[Terms] = [[] for _ in tensors]
-        count_along(ctx, builder, scores, axes, placed, mine)
-        before = offsets[-1] if offsets else ["0"] * len(tensors)
-        places = [sum_text(base, offset_text(pairs)) for base, pairs in zip(before, mine, strict=True)]
-        offsets.append([place if place == "0" else emit.assign(place) for place in places])
-        # What does not depend on the row is read once for each key.
-        for (leaf, x), pointer, place, all_rows in zip(loaded, pointers, offsets[-1], placed, strict=True):
-            if emit.bound(leaf) is None and axes.name == ("key" if all_rows[rank] == 0 else "row"):
-                emit.bind(leaf, emit.assign(load_text(pointer, place, x.dtype)))
-        lines.append(tuple(emit.taken()))
+    block_lines, key_lines, row_lines = bind_inputs(
+        ctx, builder, scores, (Axes("batch", range(rank)), Axes("key", [rank + 1]), Axes("row", [rank]))
+    )
     emit.bind(step.score, "total")
     emit.bind(step.row.index, "int64(key)")
     emit.bind(step.row.count, "int64(n)")
@@ -419,8 +412,34 @@ def make_weights(ctx: Lowering, step: Attend) -> tuple[Weights, Parameters]:
     with emit.scope():
         value = emit.value(step.weight)
         passes.append(Pass(tuple(emit.taken()), value))
-    block_lines, key_lines, row_lines = lines
     return Weights(block_lines, key_lines, row_lines, tuple(passes)), builder
+
+
+def bind_inputs(
+    ctx: Lowering, builder: KernelBuilder, scores: Map, axes: Sequence[Axes]
+) -> tuple[tuple[str, ...], ...]:
+    """Emits loads of the inputs of ``scores``: lines for each of ``axes``, which loops nest, from the outermost in.
+
+    An input is loaded with the first axes after which its place is known; the first are those of the block.
+    """
+    emit = builder.emit
+    loaded = builder.to_load(scores.inputs)
+    tensors = [x for _, x in loaded]
+    pointers = [builder.tensor(x) for x in tensors]
+    placed = [broadcast_strides(x, scores.shape) for x in tensors]
+    lines: list[tuple[str, ...]] = []
+    offsets = ["0"] * len(tensors)
+    for number, along in enumerate(axes):
+        mine: list[Terms] = [[] for _ in tensors]
+        count_along(ctx, builder, scores, along, placed, mine)
+        places = [sum_text(base, offset_text(pairs)) for base, pairs in zip(offsets, mine, strict=True)]
+        offsets = [place if place == "0" else emit.assign(place) for place in places]
+        later = [axis for more in axes[number + 1 :] for axis in more.dims]
+        for (leaf, x), pointer, place, strides in zip(loaded, pointers, offsets, placed, strict=True):
+            if number and emit.bound(leaf) is None and all(strides[axis] == 0 for axis in later):
+                emit.bind(leaf, emit.assign(load_text(pointer, place, x.dtype)))
+        lines.append(tuple(emit.taken()))
+    return tuple(lines)
 
 
 def _changes(emit: Emitter, stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...]]:

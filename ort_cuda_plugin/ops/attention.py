@@ -93,7 +93,7 @@ def after_past(
     return past_key.shape[2], concat(ctx, past_key, k, axis=2), concat(ctx, past_value, v, axis=2)
 
 
-def _require_shapes(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> None:
+def require_head_shapes(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> None:
     """Makes a Run fail where the shapes of q, k and v [batch, heads, sequence, size] do not fit together."""
     ctx.require_shape(k, (q.shape[0], *k.shape[1:3], q.shape[3]), "key of Attention")
     ctx.require_shape(v, (*k.shape[:3], v.shape[3]), "value of Attention")
@@ -128,7 +128,7 @@ class Reach:
 EVERYWHERE = Reach()
 
 
-def _biased(row: Row, value: Scalar, given: Mapping[str, Scalar], reach: Reach) -> Scalar:
+def biased_score(row: Row, value: Scalar, given: Mapping[str, Scalar], reach: Reach) -> Scalar:
     """The score ``value`` with its bias, -inf for a key that is not attended to.
 
     ``given`` may have the "mask" (a bias, or whether the key counts), the "position" of the query among the keys, and
@@ -238,7 +238,7 @@ def attend(
     to the scores: the ``mask``, a bias or whether the key counts; the ``position`` of each query among the keys; the
     ``length``, the number of keys; the ``sink``, see `_probability`. ``precise`` computes the softmax in float64.
     """
-    _require_shapes(ctx, q, k, v)
+    require_head_shapes(ctx, q, k, v)
     # The query is scaled rather than the products, which would leave the range of float16.
     scores = _product_of_heads(ctx, scaled_by(ctx, q, q.shape[3], scale), permute(ctx, k, (0, 1, 3, 2)))
     given = {"mask": mask, "position": position, "length": length, "sink": sink}
@@ -252,7 +252,7 @@ def attend(
         capped = s.cast(at["score"], precision)
         if softcap > 0.0:
             capped = softcap * s.tanh(capped / softcap)
-        biased = _biased(row, capped, at, reach)
+        biased = biased_score(row, capped, at, reach)
         probability = _probability(row, biased, s.cast(at["sink"], precision) if "sink" in at else None)
         results = [s.cast(probability, v.dtype)]
         if wants_scores and kept != RAW:

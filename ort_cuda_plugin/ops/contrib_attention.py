@@ -11,8 +11,6 @@ from typing import Final, TypeAlias
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.attention import (
-    PROBABILITIES,
-    RAW,
     Reach,
     after_past,
     attend,
@@ -23,15 +21,14 @@ from ort_cuda_plugin.ops.attention import (
 )
 from ort_cuda_plugin.ops.contrib_fused import UP_TO_FLOAT32, wants
 from ort_cuda_plugin.ops.indexing import select_index
-from ort_cuda_plugin.ops.normalization import layer_norm
-from ort_cuda_plugin.ops.registry import HostTensor, Int64, M, T, op
+from ort_cuda_plugin.ops.registry import M, T, op
 from ort_cuda_plugin.ops.slicing import concat
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise, full
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.multiply import multiply
 from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, le, logical_or, sym_max
+from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, logical_or
 from ort_cuda_plugin.program.views import part, permute, reshape, unsqueeze
 
 INT32: Final = frozenset({DType.INT32})
@@ -289,111 +286,6 @@ def rotary_embedding(
 # ---- grouped queries and their cache ----
 
 
-@op(
-    "GroupQueryAttention",
-    domain="com.microsoft",
-    since=1,
-    types={"T": UP_TO_FLOAT32, "T_CACHE": UP_TO_FLOAT32, "T_KV_SCALE": frozenset({DType.FLOAT32}), "M": INT32},
-)
-def group_query_attention(
-    ctx: Lowering,
-    query: T,
-    key: T | None,
-    value: T | None,
-    past_key: T_CACHE | None,
-    past_value: T_CACHE | None,
-    seqlens_k: M,
-    total_sequence_length: HostTensor,
-    cos_cache: T | None = None,
-    sin_cache: T | None = None,
-    position_ids: Int64 | None = None,
-    attention_bias: T | None = None,
-    head_sink: T | None = None,
-    k_scale: T_KV_SCALE | None = None,
-    v_scale: T_KV_SCALE | None = None,
-    q_norm_weight: T | None = None,
-    k_norm_weight: T | None = None,
-    *,
-    num_heads: int,
-    kv_num_heads: int,
-    causal: int = 1,
-    do_rotary: int = 0,
-    k_quant_type: str = "NONE",
-    kv_cache_bit_width: int = 0,
-    local_window_size: int = -1,
-    qk_norm_epsilon: float = 1e-6,
-    qk_output: int = 0,
-    rotary_interleaved: int = 0,
-    scale: float = 0.0,
-    sliding_window_cache: int = 0,
-    smooth_softmax: int = 0,
-    softcap: float = 0.0,
-    v_quant_type: str = "NONE",
-) -> tuple[Tensor, ...]:
-    """(output, present key, present value, scores). What lies behind the last key of a sequence is zero or the past's.
-
-    A sequence has its new keys behind its own past, which is as long as ``seqlens_k`` says. Where the past is as long
-    as what is there in all, or longer, the present has its length.
-    """
-    if sliding_window_cache or k_scale is not None or v_scale is not None:
-        raise Unsupported("attribute", "GroupQueryAttention with a quantized cache or sliding_window_cache")
-    if (k_quant_type, v_quant_type) != ("NONE", "NONE") or kv_cache_bit_width:
-        raise Unsupported("attribute", "GroupQueryAttention with a quantized cache")
-    if num_heads <= 0 or kv_num_heads <= 0 or num_heads % kv_num_heads:
-        raise InvalidModel(f"GroupQueryAttention of {num_heads} query heads and {kv_num_heads} others")
-    if qk_output not in (0, 1, 2) or causal not in (0, 1):
-        raise InvalidModel(f"GroupQueryAttention with qk_output = {qk_output}, causal = {causal}")
-    if qk_output == 1:
-        raise Unsupported("attribute", "GroupQueryAttention that gives its scores before the softmax")
-    q, k, v = grouped_heads(ctx, query, key, value, num_heads, kv_num_heads)
-    batch, _, rows, _ = q.shape
-    total = ctx.host_number(total_sequence_length, "total_sequence_length of GroupQueryAttention")
-    ctx.require(le(rows, total), "GroupQueryAttention: total_sequence_length is less than the number of new tokens")
-    lengths = reshape(ctx, seqlens_k, [batch])
-    first = _first_new(ctx, lengths, rows, total)
-    if (q_norm_weight is None) != (k_norm_weight is None):
-        raise InvalidModel("GroupQueryAttention with a norm of queries or of keys alone")
-    if q_norm_weight is not None and k_norm_weight is not None:
-        float32 = DType.FLOAT32.onnx
-        q = layer_norm(ctx, q, q_norm_weight, None, [3], qk_norm_epsilon, float32, center=False)[0]
-        k = layer_norm(ctx, k, k_norm_weight, None, [3], qk_norm_epsilon, float32, center=False)[0]
-    if do_rotary:
-        if cos_cache is None or sin_cache is None or cos_cache.rank != 2:
-            raise InvalidModel("GroupQueryAttention with do_rotary needs caches of rank 2")
-        if position_ids is None:
-            position_ids = gather_map(
-                ctx, [batch, rows], DType.INT64, lambda maps, c: maps.source(first).at([c[0]]) + c[1]
-            )
-        rotated = 2 * cos_cache.shape[1]
-        turned = bool(rotary_interleaved)
-        q, k = (
-            rotate(ctx, x, 2, cos_cache, sin_cache, position_ids, rotated, interleaved=turned) for x in (q, k)
-        )  # fmt: skip
-    present_key = with_new(ctx, past_key, k, first, total)
-    present_value = with_new(ctx, past_value, v, first, total)
-    if past_key is not None and past_key.dtype is not q.dtype:
-        raise Unsupported("dtype", f"GroupQueryAttention with a cache of {past_key.dtype.short}")
-    scored = None if attention_bias is None else score_bias(ctx, None, attention_bias, batch, rows, total, MASKED)
-    window = local_window_size - 1 if local_window_size > 0 else -1
-    output, scores = attend(
-        ctx,
-        q,
-        part(ctx, present_key, 2, 0, total),
-        part(ctx, present_value, 2, 0, total),
-        mask=scored,
-        position=gather_map(
-            ctx, [batch, 1, rows, 1], DType.INT64, lambda maps, c: maps.source(first).at([c[0]]) + c[2]
-        ),
-        length=unsqueeze(ctx, elementwise(ctx, lambda x: s.cast(x, DType.INT64) + 1, lengths), (1, 2, 3)),
-        sink=sink_of_heads(ctx, head_sink, num_heads, smooth_softmax),
-        reach=Reach(is_causal=bool(causal), left=window),
-        scale=scale or None,
-        softcap=softcap,
-        kept=PROBABILITIES if qk_output == 2 else RAW,
-    )
-    return merge_heads(ctx, output), present_key, present_value, scores
-
-
 def grouped_heads(
     ctx: Lowering, query: Tensor, key: Tensor | None, value: Tensor | None, heads: int, kv_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -405,36 +297,6 @@ def grouped_heads(
     size = floordiv(query.shape[2], heads + 2 * kv_heads)
     q, k, v = split_columns(ctx, query, [heads * size, kv_heads * size, kv_heads * size], "the packed query")
     return split_heads(ctx, q, heads), split_heads(ctx, k, kv_heads), split_heads(ctx, v, kv_heads)
-
-
-def _first_new(ctx: Lowering, lengths: Tensor, rows: Dim, total: Dim) -> Tensor:
-    """Where each sequence's new keys begin, int64 [batch]: at 0 for a prompt, in which all keys are new."""
-
-    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        count = maps.dim(rows)
-        begin = s.cast(maps.source(lengths).at(c), DType.INT64) + 1 - count
-        return s.where(s.equal(count, maps.dim(total)), 0, begin)
-
-    return gather_map(ctx, lengths.shape, DType.INT64, element)
-
-
-def with_new(ctx: Lowering, past: Tensor | None, new: Tensor, first: Tensor, total: Dim) -> Tensor:
-    """The cache [batch, heads, keys, size] with new keys or values from ``first`` on."""
-    batch, heads, rows, size = new.shape
-    before = past.shape[2] if past is not None and past.rank == 4 else 0
-    if past is not None:
-        ctx.require_shape(past, (batch, heads, before, size), "past of GroupQueryAttention")
-
-    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        place = c[2] - maps.source(first).at([c[0]])
-        is_new = (place >= 0) & (place < maps.dim(rows))
-        value = maps.source(new).at([c[0], c[1], place, c[3]], is_new)
-        if past is None:
-            return value
-        kept = (place < 0) & (c[2] < maps.dim(before))
-        return s.where(is_new, value, maps.source(past).at(c, kept))
-
-    return gather_map(ctx, [batch, heads, ctx.settled_size(sym_max(before, total)), size], new.dtype, element)
 
 
 def sink_of_heads(ctx: Lowering, head_sink: Tensor | None, heads: int, smooth_softmax: int) -> Tensor | None:

@@ -1,0 +1,155 @@
+"""GroupQueryAttention over a cache in place: long, with anything behind its keys, and quantized."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+import ort_cuda_plugin
+from contributed import DISABLED, FLOAT, FLOAT16, Array, node_model, noise
+from session_pair import ep_session
+
+HEADS, KV_HEADS, SIZE = 4, 2, 16
+GROUPED = {"num_heads": HEADS, "kv_num_heads": KV_HEADS}
+
+
+def on_device(array: Array) -> ort.OrtValue:
+    """An array in the device's memory."""
+    memory = ort_cuda_plugin.register(emulate=True)[0].memory_info(ort.OrtDeviceMemoryType.DEFAULT)
+    return ort.OrtValue.ortvalue_from_numpy(array, "gpu", 0, memory.device_vendor_id)
+
+
+def run_in_place(session: ort.InferenceSession, feed: dict[str, Array], caches: list[ort.OrtValue]) -> Array:
+    """A step whose past and present are the same ``caches``; the output."""
+    binding = session.io_binding()
+    binding.bind_output("y0")
+    for name, array in feed.items():
+        binding.bind_cpu_input(name, array)
+    for number, cache in enumerate(caches):
+        binding.bind_ortvalue_input(f"x{3 + number}", cache)
+        binding.bind_ortvalue_output(f"y{1 + number}", cache)
+    session.run_with_iobinding(binding)
+    result: Array = binding.get_outputs()[0].numpy()
+    return result
+
+
+def attended(q: Array, k: Array, v: Array, past: int, sink: Array | None = None, window: int = 1 << 30) -> Array:
+    """Of q [rows, heads, size] and k, v [kv heads, keys, size], in float64; the rows come after ``past`` keys."""
+    rows, heads, size = q.shape
+    k, v = (np.repeat(x.astype(np.float64), heads // x.shape[0], 0) for x in (k, v))
+    scores = np.einsum("rhd,hkd->hrk", q.astype(np.float64), k) / np.sqrt(size)
+    distance = np.arange(k.shape[1])[None] - (past + np.arange(rows))[:, None]
+    scores = np.where((distance <= 0) & (distance > -window), scores, -np.inf)
+    if sink is not None:
+        scores = np.concatenate([scores, np.broadcast_to(sink[:, None, None], (heads, rows, 1))], -1)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights = (weights / weights.sum(-1, keepdims=True))[..., : k.shape[1]]
+    result: Array = np.einsum("hrk,hkd->rhd", weights, v).reshape(rows, heads * size).astype(np.float32)
+    return result
+
+
+@pytest.mark.parametrize("window", [-1, 300])
+def test_a_long_cache_is_read_in_parts_and_only_where_there_are_keys(window: int) -> None:
+    """What is behind the keys of a sequence is NaN, and stays; so does the past, which only one place changes."""
+    room, past = 2100, 1500
+    q, k, v = (noise(1, 1, n * SIZE, seed=i) for i, n in enumerate((HEADS, KV_HEADS, KV_HEADS)))
+    caches = [noise(1, KV_HEADS, room, SIZE, seed=i) for i in (3, 4)]
+    for cache in caches:
+        cache[:, :, past:] = np.nan
+    sink = noise(HEADS, seed=5)
+    inputs: list[Array | None] = [q, k, v, *caches, np.array([past], np.int32), np.array(past + 1, np.int32)]
+    inputs += [None, None, None, None, sink]
+    model = node_model("GroupQueryAttention", inputs, GROUPED | {"local_window_size": window}, [FLOAT] * 3)
+    kept = [on_device(cache) for cache in caches]
+    feed = {f"x{i}": x for i, x in enumerate(inputs) if x is not None and i not in (3, 4)}
+    actual = run_in_place(ep_session(model, DISABLED), feed, kept)
+    for cache, new, after in zip(caches, (k, v), kept, strict=True):
+        cache[0, :, past] = new.reshape(KV_HEADS, SIZE)
+        np.testing.assert_array_equal(after.numpy(), cache)
+    key, value = (cache[0, :, : past + 1] for cache in caches)
+    wanted = attended(q.reshape(1, HEADS, SIZE), key, value, past, sink, window if window > 0 else 1 << 30)
+    np.testing.assert_allclose(actual[0], wanted, 2e-5, 2e-6)
+
+
+KINDS = {
+    "int8": (TensorProto.INT8, 8, "PER_CHANNEL"),
+    "4 bits": (TensorProto.UINT8, 4, "PER_TENSOR"),
+    "float8": (TensorProto.FLOAT8E4M3FN, 8, "PER_TENSOR"),
+}
+
+
+def stored(x: Array, scale: Array, kind: str) -> tuple[Array, Array]:
+    """What a cache of the kind has of x, and the numbers that this stands for."""
+    if kind == "float8":
+        small = (x / scale).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+        return small, small * scale
+    low, high = (-8, 7) if kind == "4 bits" else (-128, 127)
+    whole = np.clip(np.rint(x / scale), low, high)
+    if kind == "int8":
+        return whole.astype(np.int8), whole * scale
+    halves = (whole + 8).astype(np.uint8)
+    return halves[..., ::2] | halves[..., 1::2] << 4, whole * scale
+
+
+@pytest.mark.parametrize(("kind", "real"), [("int8", FLOAT), ("4 bits", FLOAT16), ("float8", FLOAT)])
+def test_a_quantized_cache(kind: str, real: int) -> None:
+    """Three new tokens in a buffer that has room, after a past; the numbers of the cache are exact."""
+    onnx_type, bits, quantized = KINDS[kind]
+    room, past, rows = 9, 4, 3
+    dtype = helper.tensor_dtype_to_np_dtype(real)
+    q, k, v = (
+        noise(1, rows, n * SIZE, seed=i).astype(dtype).astype(np.float32)
+        for i, n in enumerate((HEADS, KV_HEADS, KV_HEADS))
+    )
+    shape = (1, KV_HEADS, 1, SIZE) if quantized == "PER_CHANNEL" else (1,)
+    scales = [(0.02 + 0.01 * np.random.default_rng(i).random(shape)).astype(np.float32) for i in range(2)]
+    caches, numbers = [], []
+    for i, (new, scale) in enumerate(zip((k, v), scales, strict=True)):
+        whole = noise(1, KV_HEADS, room, SIZE, seed=7 + i, scale=0.1 if kind == "4 bits" else 1.0)
+        before = stored(whole, scale, kind)
+        fresh = stored(new.reshape(1, rows, KV_HEADS, SIZE).swapaxes(1, 2), scale, kind)
+        for x, y in zip(before, fresh, strict=True):
+            x[:, :, past : past + rows] = y
+        changed = before[0].copy()
+        changed[:, :, past : past + rows] = 1
+        caches.append((changed, before[0]))
+        numbers.append(before[1][0, :, : past + rows])
+    inputs: list[Array | None] = [q, k, v, caches[0][0], caches[1][0]]
+    inputs += [np.array([past + rows - 1], np.int32), np.array(past + rows, np.int32), *[None] * 5, *scales]
+    names = {"k_quant_type": quantized, "v_quant_type": quantized, "kv_cache_bit_width": bits}
+    model = quantized_model(inputs, GROUPED | names, real, onnx_type)
+    feed = {f"x{i}": x for i, x in enumerate(inputs) if x is not None}
+    actual = ep_session(model, DISABLED).run(None, feed)
+    for present, (_, wanted) in zip(actual[1:], caches, strict=True):
+        np.testing.assert_array_equal(present[:, :, : past + rows], wanted[:, :, : past + rows])
+    wanted = attended(q.reshape(rows, HEADS, SIZE), numbers[0], numbers[1], past)
+    allowed = 3e-5 if real == FLOAT else 4e-3
+    np.testing.assert_allclose(actual[0][0], wanted, allowed, allowed)
+
+
+def quantized_model(inputs: list[Array | None], attributes: dict[str, Any], real: int, kind: int) -> bytes:
+    """As `node_model`; floats of 8 bits cross the border as float32."""
+    is_float = kind == TensorProto.FLOAT8E4M3FN
+    outputs = [FLOAT, kind, kind]
+    text = node_model(
+        "GroupQueryAttention", inputs, attributes, outputs, real=real, wide=[3, 4, 12, 13], wide_outputs=[1, 2]
+    )
+    if not is_float:
+        return text
+    model = onnx.load_from_string(text)
+    graph = model.graph
+    node = next(node for node in graph.node if node.op_type == "GroupQueryAttention")
+    for number in (3, 4):
+        graph.node.insert(0, helper.make_node("Cast", [f"x{number}"], [f"c{number}"], to=kind))
+        node.input[number] = f"c{number}"
+        node.output[number - 2] = f"p{number}"
+        graph.node.append(helper.make_node("Cast", [f"p{number}"], [f"y{number - 2}"], to=FLOAT))
+        graph.output[number - 2].type.tensor_type.elem_type = FLOAT
+    result: bytes = model.SerializeToString()
+    return result
