@@ -4,6 +4,7 @@ const char *const ocp_ep_names[OCP_NUM_IDENTITIES] = {OCP_EP_NAME, "CUDAExecutio
 const OrtApi *ocp_api;
 const OrtEpApi *ocp_ep_api;
 uint32_t ocp_api_version;
+uint32_t ocp_host_version;
 const OrtLogger *ocp_logger;
 
 OrtStatus *ocp_status(const ocp_error *error) {

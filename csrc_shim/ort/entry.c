@@ -31,6 +31,7 @@ static int use_host(const OrtApiBase *api_base, ocp_error *error) {
   if (version < OCP_OLDEST_API)
     return ocp_fail(error, ORT_FAIL, "%s needs ONNX Runtime 1.%d or newer; this is %s", OCP_EP_NAME, OCP_OLDEST_API,
                     api_base->GetVersionString());
+  const uint32_t host = version;
   if (version > OCP_NEWEST_API)
     version = OCP_NEWEST_API;
   const OrtApi *api = api_base->GetApi(version);
@@ -41,6 +42,7 @@ static int use_host(const OrtApiBase *api_base, ocp_error *error) {
   ocp_api = api;
   ocp_ep_api = api->GetEpApi();
   ocp_api_version = version;
+  ocp_host_version = host;
   return ORT_OK;
 }
 

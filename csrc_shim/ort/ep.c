@@ -39,7 +39,8 @@
 #include "python/host.h"
 
 typedef struct ocp_ep {
-  OrtEp ort; /* first member: ORT's view */
+  OrtEp ort;            /* first member: ORT's view */
+  void *newer_slots[4]; /* of OrtEp; NULL: what ORT does by default */
   ocp_ep_config config;
   ocp_identity identity; /* of the factory */
   ocp_capture *capture;  /* NULL: ORT captures nothing */
@@ -252,6 +253,14 @@ static OrtStatus *get_weightless_support(const OrtEp *ep, OrtWeightlessSupport *
   return NULL;
 }
 
+/* The files of compiled models are read and written by functions of the application, where it has set them. */
+static OrtStatus *get_context_data_support(const OrtEp *ep, uint32_t *flags) {
+  (void)ep;
+  const uint32_t reads = 1, writes = 2;
+  *flags = reads | writes;
+  return NULL;
+}
+
 OrtEp *ocp_ep_create(const ocp_ep_config *config, ocp_identity identity) {
   ocp_ep *ep = calloc(1, sizeof *ep);
   if (!ep)
@@ -292,6 +301,10 @@ OrtEp *ocp_ep_create(const ocp_ep_config *config, ocp_identity identity) {
     ep->ort.ReleaseCapturedGraph = release_captured_graph;
   if (ocp_api_version >= OrtEp_GetWeightlessSupport_SINCE)
     ep->ort.GetWeightlessSupport = get_weightless_support;
+  if (ocp_host_version >= OrtEp_GetEpContextDataSupport_SINCE) {
+    ep->ort.ort_version_supported = OrtEp_GetEpContextDataSupport_SINCE; /* of this struct alone all slots are known */
+    ep->ort.GetEpContextDataSupport = get_context_data_support;
+  }
   return &ep->ort;
 }
 

@@ -43,6 +43,7 @@ static void counters_reset(void) {
 static const OrtApi *host_api(void) { return ocp_api; }
 static const OrtEpApi *host_ep_api(void) { return ocp_ep_api; }
 static uint32_t host_api_version(void) { return ocp_api_version; }
+static uint32_t host_version(void) { return ocp_host_version; }
 static const OrtLogger *host_logger(void) { return ocp_logger; }
 
 static ocp_device *device_open(int emulated, int ordinal, ocp_error *error) {
@@ -127,6 +128,7 @@ static const ocp_core core = {
     .host_api = host_api,
     .host_ep_api = host_ep_api,
     .host_api_version = host_api_version,
+    .host_version = host_version,
     .host_logger = host_logger,
     .memory_info = memory_info,
     .compute_info_create = ocp_compute_info_create,

@@ -144,6 +144,7 @@ typedef struct ocp_core {
   const OrtApi *(*host_api)(void);
   const OrtEpApi *(*host_ep_api)(void);
   uint32_t (*host_api_version)(void);
+  uint32_t (*host_version)(void);
   const OrtLogger *(*host_logger)(void);
   /* kind: OCP_INFO_... of ort/allocator.h */
   int (*memory_info)(int emulated, int ordinal, int kind, const OrtMemoryInfo **out, ocp_error *error);

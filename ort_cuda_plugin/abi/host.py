@@ -42,6 +42,11 @@ def api_version() -> int:
     return int(core().host_api_version())
 
 
+def host_version() -> int:
+    """The N of the host's ONNX Runtime 1.N; 0 before a registration."""
+    return int(core().host_version())
+
+
 def check_status(status: Any) -> None:
     """Releases a returned ``OrtStatus *``.
 

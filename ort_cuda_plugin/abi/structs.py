@@ -199,6 +199,7 @@ CALLBACK_STRUCTS: Final[dict[str, str]] = {
     27 OrtStatus *GetDefaultMemoryDevice(const OrtEp *this_ptr, const OrtMemoryDevice **device)
     27 OrtStatus *ReleaseCapturedGraph(OrtEp *this_ptr, int graph_annotation_id)
     29 OrtStatus *GetWeightlessSupport(const OrtEp *this_ptr, OrtWeightlessSupport *support)
+    31 OrtStatus *GetEpContextDataSupport(const OrtEp *this_ptr, uint32_t *flags)
     """,
     "OrtEpFactory": """
     22 uint32_t ort_version_supported

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from typing import Final
 
-#: The oldest and the newest API version that the plugin speaks; it negotiates min(NEWEST_API, host).
+#: The oldest and the newest API version that the plugin speaks; it negotiates min(NEWEST_API, host). Of newer versions
+#: it knows single slots, which it uses where the host has them.
 OLDEST_API: Final = 26
 NEWEST_API: Final = 30
 
@@ -343,6 +344,7 @@ FUNCTION_TABLES: Final[dict[str, str]] = {
     419 27 OrtStatus *GetMemPatternEnabled(const OrtSessionOptions *options, int *out)
     420 27 OrtStatus *GetSessionExecutionMode(const OrtSessionOptions *options, ExecutionMode *out)
     421 27 OrtStatus *SessionReleaseCapturedGraph(OrtSession *session, int graph_annotation_id)
+    422 28 void *GetExperimentalFunction(const char *name)
     423 28 OrtStatus *KernelContext_GetSyncStream(const OrtKernelContext *context, OrtSyncStream **out)
     425 30 OrtStatus *KernelContext_GetPreallocatedOutput(const OrtKernelContext *context, size_t output_index,
                OrtValue **output)
@@ -462,5 +464,12 @@ FUNCTION_TABLES: Final[dict[str, str]] = {
               OrtProfilingEvent *const *events, size_t num_events)
     73 29 OrtStatus *SessionOptionsGetWeightlessSourceModelBuffer(const OrtSessionOptions *session_options, const
               void **source_model_data, size_t *source_model_data_length)
+    74 31 OrtStatus *SessionOptionsGetEpContextConfig(const OrtSessionOptions *session_options,
+              OrtEpContextConfig **config)
+    75 31 void ReleaseEpContextConfig(OrtEpContextConfig *config)
+    76 31 OrtStatus *EpContextConfigGetEpContextDataReadFunc(const OrtEpContextConfig *config, void **read_func,
+              void **state)
+    77 31 OrtStatus *EpContextConfigGetEpContextDataWriteFunc(const OrtEpContextConfig *config, void **write_func,
+              void **state)
     """,
 }

@@ -103,8 +103,16 @@ class Builder:
                 raise
         except OSError as error:
             raise ContextError(f"context {path} cannot be written: {error.strerror or error}") from error
-        # From now on the arrays are those of the file: what they were made of may go away.
-        data = memoryview(written)
+        self._keep(memoryview(written))
+
+    def detach(self, contents: dict[str, Json]) -> bytes:
+        """The container in memory, which has the arrays from then on. Raises as `pieces`."""
+        data = self.to_bytes(contents)
+        self._keep(memoryview(data))
+        return data
+
+    def _keep(self, data: memoryview) -> None:
+        """From now on the arrays are those of a written container: what they were made of may go away."""
         position = FIRST_ARRAY
         for number, view in enumerate(self.arrays):
             self.arrays[number] = data[position : position + len(view)]

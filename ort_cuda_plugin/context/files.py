@@ -21,9 +21,7 @@ def map_context(folder: Path, name: str) -> memoryview:
 
 def map_file(folder: Path, name: str, subject: str) -> memoryview:
     """As `map_context`; ``subject`` is what messages call the file."""
-    relative = PurePosixPath(name)
-    if not name or "\0" in name or "\\" in name or relative.is_absolute() or ".." in relative.parts:
-        raise ContextError(f"{subject}: only a path inside the model's folder is allowed, without '..'")
+    relative = check_name(name, subject)
     try:
         # A FIFO would block; a link is judged by where it leads, once it is open.
         handle = os.open(folder / relative, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -44,3 +42,11 @@ def map_file(folder: Path, name: str, subject: str) -> memoryview:
         raise ContextError(f"{subject} cannot be read: {error.strerror or error}") from error
     finally:
         os.close(handle)
+
+
+def check_name(name: str, subject: str) -> PurePosixPath:
+    """The path that a model calls a file. Raises ContextError where it could lead out of the model's folder."""
+    relative = PurePosixPath(name)
+    if not name or "\0" in name or "\\" in name or relative.is_absolute() or ".." in relative.parts:
+        raise ContextError(f"{subject}: only a path inside the model's folder is allowed, without '..'")
+    return relative

@@ -114,6 +114,10 @@ class ContextWriter:
         """The context in memory. Raises ContextError."""
         return self._builder.to_bytes(self._contents())
 
+    def detach(self) -> bytes:
+        """The context in memory. Constants need not be readable any more afterwards. Raises ContextError."""
+        return self._builder.detach(self._contents())
+
     def write(self, path: Path) -> None:
         """Writes the context. Constants need not be readable any more afterwards. Raises ContextError."""
         self._builder.write(path, self._contents())

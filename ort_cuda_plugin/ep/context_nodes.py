@@ -12,9 +12,10 @@ from ..abi import host
 from ..abi.core import ffi, lib
 from ..context.container import Buffer, Container
 from ..context.errors import ContextError
-from ..context.files import map_context
+from ..context.files import check_name, map_context
 from ..context.reader import Context
 from ..model.ir import Node
+from .context_callbacks import ContextCallbacks
 from .context_sources import SourceFinder
 from .identity import EP_NAME
 
@@ -50,12 +51,14 @@ class ContextOutput:
             entries.get("ep.stop_share_ep_contexts", "0") == "1",
         )
 
-    def binary_path(self, model_path: str) -> Path:
+    def binary_path(self, model_path: str, is_named: bool = False) -> Path:
         """The file beside the compiled model that holds the context: [model]_[ep].bin.
 
-        Raises:
+        With ``is_named`` only its name counts. Raises:
             ContextError: nobody says where the compiled model will be.
         """
+        if not self.file_path and not model_path and is_named:
+            return Path(f"model_{EP_NAME}.bin")
         if not self.file_path and not model_path:
             raise ContextError(
                 "the model comes from memory, so set ep.context_file_path to the path of the compiled model, or "
@@ -136,14 +139,15 @@ def _names(names: Sequence[str]) -> tuple[Any, list[Any]]:
 
 
 class ContextReader:
-    """Finds the contexts that nodes name, and their ``sources``.
+    """Finds the contexts that nodes name, and their ``sources``; ``callbacks`` may read their files.
 
     ``file_path`` is the session entry ep.context_file_path.
     """
 
-    def __init__(self, file_path: str, sources: SourceFinder) -> None:
+    def __init__(self, file_path: str, sources: SourceFinder, callbacks: ContextCallbacks) -> None:
         self._file_path = file_path
         self._sources = sources
+        self._callbacks = callbacks
         self._files: dict[tuple[str, str], Context] = {}
         self._embedded: list[Context] = []
 
@@ -201,14 +205,21 @@ class ContextReader:
 
     def _file(self, name: str, model_path: str) -> Context:
         folder = self._folder(model_path)
-        if folder is None:
+        if folder is None and not self._callbacks.reads:
             raise ContextError(
                 f"context file {name!r} is beside a model that comes from memory: set ep.context_file_path to the path "
                 "of the model"
             )
         key = (str(folder), name)
         if key not in self._files:
-            self._files[key] = Context(Container(map_context(folder, name), f"context file {name!r}"))
+            subject = f"context file {name!r}"
+            if self._callbacks.reads:
+                check_name(name, subject)
+                data = self._callbacks.read(name)
+            else:
+                assert folder is not None
+                data = map_context(folder, name)
+            self._files[key] = Context(Container(data, subject))
         return self._files[key]
 
 

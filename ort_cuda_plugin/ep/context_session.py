@@ -20,6 +20,7 @@ from ..context.reader import Loaded, Session
 from ..context.writer import ContextCluster, ContextRequest, ContextWriter
 from ..model.ir import Graph, Node
 from ..program.lowering import DeviceProperties, LoweringOptions
+from .context_callbacks import ContextCallbacks
 from .context_nodes import ContextOutput, ContextReader, context_node, is_context
 from .context_sources import WEIGHTLESS_ENTRIES, SourceFinder
 from .libraries import load_libraries
@@ -41,7 +42,8 @@ class ContextSession:
     def __init__(self, entries: Mapping[str, str], session_options: Any) -> None:
         self.output = ContextOutput.of(entries)
         self._sources = SourceFinder(entries, session_options)
-        self._reader = ContextReader(entries.get("ep.context_file_path", ""), self._sources)
+        self._callbacks = ContextCallbacks(session_options)
+        self._reader = ContextReader(entries.get("ep.context_file_path", ""), self._sources, self._callbacks)
         self._asks_weightless = any(entries.get(key, "0") != "0" for key in WEIGHTLESS_ENTRIES)
         self._binary: _Binary | None = None
         self.compatibility: Any = ffi.new("char[]", b"")  # of what was written; ORT keeps the pointer
@@ -146,7 +148,8 @@ class ContextSession:
         elif clusters:
             if self._binary is None:
                 self._binary = _shared_binary() if output.shares else _Binary()
-            file, names = self._binary.write(clusters, request, output.binary_path(model), output.is_last)
+            path = output.binary_path(model, is_named=self._callbacks.writes)
+            file, names = self._binary.write(clusters, request, path, output.is_last, self._callbacks)
             payloads = [file.encode()] * len(clusters)
         self._written = [
             (cluster, payload, {**attributes, "partition_name": name, "notes": f"{len(cluster.graph.nodes)} nodes"})
@@ -187,11 +190,17 @@ class _Binary:
         self._lock = threading.Lock()
 
     def write(
-        self, clusters: Sequence[ContextCluster], request: ContextRequest, path: Path, is_last: bool
+        self,
+        clusters: Sequence[ContextCluster],
+        request: ContextRequest,
+        path: Path,
+        is_last: bool,
+        callbacks: ContextCallbacks,
     ) -> tuple[str, list[str]]:
         """Adds clusters and writes all so far: ONNX Runtime frees their constants soon.
 
-        The results are the names of the file and of the partitions.
+        A function of the application gets the file where there is one. The results are the names of the file and of the
+        partitions.
         """
         with self._lock:
             try:
@@ -202,7 +211,10 @@ class _Binary:
                         f"{str(self._path.parent)!r}, not {str(path.parent)!r}"
                     )
                 names = [self._writer.add(cluster, request) for cluster in clusters]
-                self._writer.write(self._path)
+                if callbacks.writes:
+                    callbacks.write(self._path.name, self._writer.detach())
+                else:
+                    self._writer.write(self._path)
             except BaseException:
                 _end_group(self)  # it may have constants that are about to be freed
                 raise

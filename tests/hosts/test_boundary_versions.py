@@ -66,3 +66,12 @@ def test_models_run_with_the_newest_api_that_both_sides_have(version: str, strea
         "done": [name for name in CASES if name not in left_out],
         "wrong copies": {},
     }
+
+
+@pytest.mark.parametrize("version", [each for each in OTHERS if 28 <= int(each.split(".")[1]) < 31])
+def test_an_application_reads_and_writes_files_of_compiled_models(version: str, installed: Path) -> None:
+    """By functions that these versions know by name. For later ones see tests/context/test_context_callbacks.py."""
+    environment = {"PYTHONPATH": f"{HARNESS}:{installed / version}"}
+    done = python("import context_functions; context_functions.main()", env=environment)
+    assert "10 the application's function gives no context file" in done.stdout  # INVALID_GRAPH
+    assert "the application has no such file" in done.stdout
