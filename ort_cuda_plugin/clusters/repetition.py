@@ -56,14 +56,9 @@ class Repetition:
 
 
 def part(
-    name: str,
-    nodes: Sequence[Node],
-    available: Iterable[Value],
-    made: Sequence[tuple[int, Value]],
-    opsets: dict[str, int],
+    name: str, nodes: Sequence[Node], available: Iterable[Value], made: Sequence[Value], opsets: dict[str, int]
 ) -> Part:
-    """A part of ``nodes``, with those inputs of the ``available`` that they read."""
-    read = {value for node in nodes for value in node.reads()} | {value for _, value in made}
+    """A part of ``nodes``, with those inputs of the ``available`` that they read. ``made`` are the first states."""
+    read = {value for node in nodes for value in node.reads()}.union(made)
     inputs = [value for value in available if value in read and value.initializer is None]
-    graph = Graph(name, list(nodes), inputs, [value for _, value in made], opsets)
-    return Part(graph, tuple(number for number, _ in made))
+    return Part(Graph(name, list(nodes), inputs, list(made), opsets), tuple(range(len(made))))

@@ -37,7 +37,7 @@ _REASONS: Final[Mapping[tuple[str, str], str]] = {
     for name in names.split()
 } | {
     ("com.microsoft", "GreedySearch"): f"{_BODIES}; it is run as a fused node",
-    ("com.microsoft", "Sampling"): f"{_BODIES}; it is left to the CPU",
+    ("com.microsoft", "Sampling"): f"{_BODIES}; it is run as a fused node",
     ("com.microsoft", "BeamSearch"): f"{_BODIES}; it is left to the CPU",
     ("com.microsoft", "WhisperBeamSearch"): f"{_BODIES}; it is left to the CPU",
     ("com.microsoft", "UnfoldTensor"): _STRINGS,

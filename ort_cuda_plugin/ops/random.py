@@ -168,9 +168,23 @@ def multinomial(ctx: Lowering, x: T1, *, dtype: int = 6, sample_size: int = 1, s
         raise InvalidModel(f"Multinomial of element type {result.name}")
     if x.rank != 2 or sample_size < 1:
         raise InvalidModel(f"Multinomial of rank {x.rank} with a sample_size of {sample_size}")
-    batch, classes = x.shape
-    ctx.require(lt(0, classes), "Multinomial of no classes")
     random = RandomRun(ctx, seed)
+
+    def draw(maps: IndexMap, row: Scalar, number: Scalar) -> Scalar:
+        return uniform(random.bits(maps, row * sample_size + number), DType.FLOAT64)
+
+    return drawn_classes(ctx, x, sample_size, result, draw)
+
+
+def drawn_classes(
+    ctx: Lowering, x: Tensor, count: int, dtype: DType, draw: Callable[[IndexMap, Scalar, Scalar], Scalar]
+) -> Tensor:
+    """[batch, count] classes for logarithms of weights ``x`` [batch, classes].
+
+    ``draw(maps, row, number)`` gives a random number of float64, at least 0 and less than 1.
+    """
+    batch, classes = x.shape
+    ctx.require(lt(0, classes), "a choice out of no classes")
 
     def weights(row: Row, value: Scalar) -> tuple[list[Scalar], list[Scalar]]:
         logarithm = s.cast(value, DType.FLOAT64)
@@ -184,12 +198,11 @@ def multinomial(ctx: Lowering, x: T1, *, dtype: int = 6, sample_size: int = 1, s
     def sample(maps: IndexMap, c: list[Scalar]) -> Scalar:
         row = c[0]
         total = maps.source(sums).at([row, maps.dim(classes) - 1])
-        bits = random.bits(maps, row * sample_size + c[1])
-        found = _upper_bound(maps, sums, row, uniform(bits, DType.FLOAT64) * total)
+        found = _upper_bound(maps, sums, row, draw(maps, row, c[1]) * total)
         # In a row without any class that can be drawn.
-        return s.cast(s.minimum(found, maps.dim(classes) - 1), result)
+        return s.cast(s.minimum(found, maps.dim(classes) - 1), dtype)
 
-    return gather_map(ctx, (batch, sample_size), result, sample)
+    return gather_map(ctx, (batch, count), dtype, sample)
 
 
 @op("Dropout", since=1, until=6, types={"T": FLOATS - {DType.BFLOAT16}})

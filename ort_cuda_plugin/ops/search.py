@@ -22,7 +22,7 @@ from ort_cuda_plugin.program.reduce import reduce
 from ort_cuda_plugin.program.row_program import MIN, SUM
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.symbolic import Dim, sym_max
-from ort_cuda_plugin.program.views import reshape
+from ort_cuda_plugin.program.views import reshape, unsqueeze
 
 _LOWEST = float(np.finfo(np.float32).min)
 
@@ -187,7 +187,7 @@ def append_tokens(
     def more(maps: IndexMap, c: list[Scalar]) -> Scalar:
         return s.equal(maps.number(all_over), 0) & (maps.dim(length) + 1 < maps.dim(room))
 
-    return Found(gather_map(ctx, (), DType.BOOL, more), result, over, reshape(ctx, chosen, (rows, 1)))
+    return Found(gather_map(ctx, (), DType.BOOL, more), result, over, unsqueeze(ctx, chosen, (1,)))
 
 
 def room_for_tokens(ctx: Lowering, ids: Tensor, room: Dim, pad: int) -> Tensor:
@@ -208,3 +208,21 @@ def longer_mask(ctx: Lowering, mask: Tensor) -> Tensor:
         return maps.source(mask).at(c, c[1] < maps.dim(length), 1)
 
     return gather_map(ctx, (rows, length + 1), DType.INT32, element)
+
+
+def repeated_rows(ctx: Lowering, x: Tensor, times: Dim) -> Tensor:
+    """``x`` [rows, ...] with each row so many times."""
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return maps.source(x).at([s.trunc_divide(c[0], maps.dim(times)), *c[1:]])
+
+    return gather_map(ctx, (x.shape[0] * times, *x.shape[1:]), x.dtype, element)
+
+
+def chosen_rows(ctx: Lowering, x: Tensor, axis: int, rows: Tensor) -> Tensor:
+    """``x`` with its slices ``rows`` along ``axis``, which are there."""
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return maps.source(x).at([*c[:axis], maps.source(rows).at([c[axis]]), *c[axis + 1 :]])
+
+    return gather_map(ctx, (*x.shape[:axis], rows.shape[0], *x.shape[axis + 1 :]), x.dtype, element)

@@ -119,6 +119,49 @@ def test_half_precision_checked_and_with_deferred_streams() -> None:
     assert_same_tokens(found, expected)
 
 
+SAMPLING: dict[str, Any] = {
+    "all": {"top_p": 1.0, "temperature": 0.8},
+    "from the worst": {"top_p": 0.6, "min_tokens_to_keep": 2, "no_repeat_ngram_size": 2},
+    "from the best": {"top_p": 0.6, "custom": 1},
+}
+
+
+@pytest.mark.parametrize("how", SAMPLING)
+def test_sampling_draws_the_tokens_of_the_cpu_provider(how: str) -> None:
+    """For several seeds and prompts. ONNX Runtime has no filtered_logits and skips presence_mask."""
+    decoder, weights = gpt_decoder(seed=3)
+    weights["head"] *= np.float32(0.4)
+    inputs = greedy_inputs(0, ("vocab_mask", "prefix_vocab_mask", "attention_mask"))
+    inputs |= {"presence_mask": None, "seed": np.array([0], np.int32)}
+    model = search_model(
+        "Sampling", inputs, ["sequences"], {"decoder": decoder}, weights,
+        eos_token_id=END, pad_token_id=PAD, **SAMPLING[how],
+    )  # fmt: skip
+    session = ep_session(model)
+    for seed in (0, 1, 77, 2**31 - 1):
+        prompt = greedy_inputs(seed)["input_ids"]
+        assert prompt is not None
+        feeds = fed(inputs) | {"input_ids": prompt, "seed": np.array([seed], np.int32)}
+        assert_same_tokens(session.run(None, feeds)[0], on_cpu(model, feeds)[0])
+
+
+def test_sampling_takes_the_presence_penalty_off() -> None:
+    """With a penalty that leaves two tokens of each row."""
+    decoder, weights = gpt_decoder()
+    inputs = greedy_inputs(0, ("vocab_mask", "prefix_vocab_mask", "attention_mask", "repetition_penalty", "min_length"))
+    left = np.array([[2, 5], [7, 16]])
+    presence = np.ones((ROWS, VOCABULARY), np.int32)
+    np.put_along_axis(presence, left, 0, axis=1)
+    inputs |= {"presence_mask": presence}
+    model = search_model(
+        "Sampling", inputs, ["sequences"], {"decoder": decoder}, weights,
+        eos_token_id=VOCABULARY, pad_token_id=PAD, presence_penalty=1000.0, top_p=1.0,
+    )  # fmt: skip
+    found = ep_session(model).run(None, fed(inputs))[0]
+    for row, allowed in zip(found, left, strict=True):
+        assert set(row[5:]) <= set(allowed)
+
+
 def test_a_prompt_without_room_for_a_token_is_an_error() -> None:
     decoder, weights = gpt_decoder()
     inputs = greedy_inputs(left_out=("attention_mask",))
