@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..model.ir import Array, Constant, DType
-from ..model.recipes import FUNCTIONS, ConstantView, Parameter, Recipe
+from ..model.recipes import FUNCTIONS, ConstantView, Parameter, Recipe, parts_inside
 from .container import Builder, Container, Json
 from .errors import ContextError
 from .graph_data import dims_of, dtype_of
@@ -57,20 +57,26 @@ class ConstantWriter:
         self._constants: list[Constant] = []
         self._rows: list[Json] = []
         self._sources: list[Source] = []
+        self._inside: dict[Constant, ConstantView] = {}
         self.used: set[int] = set()
 
-    def number(self, constant: Constant, source: Source | None) -> int:
+    def number(self, constant: Constant, source: Source | None, for_plans: bool = True) -> int:
         """The number of a constant; ``source`` has the initializers that need not be stored.
+
+        One that is not ``for_plans`` is seldom read: it is not stored where its contents are part of another one.
 
         Raises:
             ContextError: the source cannot be read.
         """
         found = self._numbers.get(constant)
         if found is None:
-            row = self._row(constant, source)
+            row = None if for_plans or source is not None else self._row_inside(constant)
+            row = row or self._row(constant, source)
             found = self._numbers[constant] = len(self._rows)
             self._constants.append(constant)
             self._rows.append({"dtype": constant.dtype.onnx, "shape": list(constant.shape), **row})
+            if "array" in row:
+                self._inside.update(parts_inside(constant))
         self.used.add(found)
         return found
 
@@ -124,6 +130,17 @@ class ConstantWriter:
             for part in recipe.parts
         ]
         return {"recipe": [recipe.function, parts, [_encoded(value) for value in recipe.parameters]]}
+
+    def _row_inside(self, constant: Constant) -> Json | None:
+        view = self._inside.get(constant)
+        if view is None:
+            return None
+        home = [self.number(view.constant, None), list(view.shape), list(view.strides), view.offset]
+        return {
+            "recipe": ["view", [home], []],
+            "initializer": constant.is_initializer,
+            "state": constant.is_state,
+        }
 
     def _is_left_out(self, constant: Constant, source: Source) -> bool:
         return "array" not in self._rows[self.number(constant, source)]

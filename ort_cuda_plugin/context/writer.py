@@ -91,8 +91,10 @@ class ContextWriter:
         taken = {row["name"] for row in self._partitions}
         numbered = (f"{cluster.name}_{number}" for number in itertools.count(2))
         name = next(name for name in (cluster.name, *itertools.islice(numbered, len(taken))) if name not in taken)
-        graph = encode_graph(cluster.graph, self._constant)
         targets = [self._target(cluster, request, each) for each in request.targets]
+        graph = encode_graph(
+            cluster.graph, lambda constant: self._constants.number(constant, self._source, for_plans=False)
+        )
         values = {value.name: value for value in _values(cluster.graph)}
         self._partitions.append(
             {

@@ -6,7 +6,8 @@ constants that they are made of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -33,6 +34,16 @@ class ConstantView:
         flat = np.ascontiguousarray(whole).reshape(-1)[self.offset :]
         steps = [stride * flat.itemsize for stride in self.strides]
         return np.lib.stride_tricks.as_strided(flat, self.shape, steps, writeable=False)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all elements of the constant, in their order."""
+        return (
+            self.offset == 0
+            and self.strides == tuple(_dense(self.shape))
+            and self.shape == self.constant.shape
+            and self.constant.size > 0
+        )
 
     @property
     def is_inside(self) -> bool:
@@ -74,6 +85,29 @@ class Recipe:
 
 Parts: TypeAlias = Sequence[ConstantView]
 Shape: TypeAlias = tuple[int, ...]
+
+
+def parts_inside(home: Constant) -> Iterator[tuple[Constant, ConstantView]]:
+    """The constants whose contents are, as they are, in one that a recipe made of them: where."""
+    recipe = home.recipe
+    if recipe is None or any(part.constant.dtype is not home.dtype for part in recipe.parts):
+        return
+    if recipe.function == "tiles" and home.shape[0] == 1:  # of one group
+        (part,) = recipe.parts
+        if part.is_whole:
+            strides = [home.shape[2] * stride for stride in _dense(part.shape[1:])]
+            yield part.constant, ConstantView(home, part.shape, (1, *strides), 0)
+    elif recipe.function == "join":
+        strides, position = _dense(home.shape), 0
+        axis = int(recipe.parameters[0])  # type: ignore[arg-type]
+        for part in recipe.parts:
+            if part.is_whole:
+                yield part.constant, ConstantView(home, part.shape, tuple(strides), position * strides[axis])
+            position += part.shape[axis]
+
+
+def _dense(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
 def _view(parts: Parts, dtype: DType, shape: Shape) -> Array:

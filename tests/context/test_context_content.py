@@ -103,6 +103,29 @@ def test_types_of_all_sizes_come_back(tmp_path: Path) -> None:
         np.testing.assert_array_equal(load(tmp_path / "m_ctx.onnx").run(None, {"x": x})[0], expected)
 
 
+def test_weights_in_a_layout_of_kernels_are_stored_once(tmp_path: Path) -> None:
+    """The graph's own weights are a view of them, for plans that are made later."""
+    constants = {"k": RNG.random((24, 8, 3, 3), np.float32)}
+    constants |= {name: RNG.random((24, 20), np.float32) for name in ("q", "r")}
+    nodes = [
+        helper.make_node("Conv", ["x", "k"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("GlobalAveragePool", ["c"], ["g"]),
+        helper.make_node("Flatten", ["g"], ["f"]),
+        helper.make_node("MatMul", ["f", "q"], ["a"]),
+        helper.make_node("MatMul", ["f", "r"], ["b"]),
+        helper.make_node("Softmax", ["a"], ["y"]),
+        helper.make_node("Softmax", ["b"], ["z"]),
+    ]
+    source = model(nodes, [info("x", FLOAT, ["n", 8, "h", "w"])], {"y": FLOAT, "z": FLOAT}, constants)
+    compile_model(source, tmp_path / "m_ctx.onnx")
+    index = index_of(tmp_path / BINARY.format("m"))
+    views = [row["shape"] for row in index["constants"] if row.get("recipe", [""])[0] == "view"]
+    assert sorted(views) == [[24, 8, 3, 3], [24, 20], [24, 20]]
+    feeds = [{"x": RNG.random(shape, np.float32)} for shape in ((1, 8, 5, 6), (2, 8, 4, 4))]
+    for host_code in (False, True):
+        assert_same(load(tmp_path / "m_ctx.onnx", host_code), source, feeds)
+
+
 def test_a_state_goes_on_from_run_to_run(tmp_path: Path) -> None:
     node = helper.make_node("RandomUniformLike", ["x"], ["y"], seed=7.0)
     source = model([node], [info("x", FLOAT, ["n", 16])], {"y": FLOAT})
