@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from ort_cuda_plugin.compiler import kernel_library
 from ort_cuda_plugin.compiler.kernel_library import MANIFEST_VARIABLE
 
 MANIFEST = Path(__file__).resolve().parent.parent / "build" / "kernels.jsonl"
@@ -26,6 +27,9 @@ def collected() -> None:
 
 
 def pytest_configure() -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # Every core has a worker already: helper processes would only import Numba once more.
+        kernel_library.max_workers = 0
     if MANIFEST_VARIABLE not in os.environ:
         MANIFEST.parent.mkdir(exist_ok=True)
         if "PYTEST_XDIST_WORKER" not in os.environ:

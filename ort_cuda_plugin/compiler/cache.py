@@ -39,6 +39,7 @@ abandoned_after_seconds = 3600.0
 front_end_sources = (
     "compiler/intrinsics.py",
     "compiler/small_floats.py",
+    "compiler/front_end.py",
     "compiler/tile_intrinsics.py",
     "compiler/compile.py",
     "compiler/kernel.py",

@@ -27,7 +27,7 @@ from numba.cuda.core.compiler_lock import global_compiler_lock
 from numba.cuda.core.errors import NumbaError as CudaNumbaError
 from numba.cuda.cudadrv import nvrtc, nvvm
 
-from ort_cuda_plugin.compiler import intrinsics
+from ort_cuda_plugin.compiler import front_end, intrinsics
 from ort_cuda_plugin.compiler.cache import KernelCache, ir_key
 from ort_cuda_plugin.compiler.elf import Elf
 from ort_cuda_plugin.compiler.host import entry as host_entry
@@ -58,8 +58,6 @@ element_types = {
     "u32": types.uint32,
     "u64": types.uint64,
 }
-front_end_compute_capability = (8, 0)
-"""The architecture that Numba gets: the IR is the same for all from here on, and for the emulated device."""
 
 
 class KernelCompileError(Exception):
@@ -125,13 +123,6 @@ class KernelIR:
     mangled_name: str
 
 
-@dataclass(frozen=True)
-class ComputeCapability:
-    """Stands in for the device whose compute capability numba-cuda asks for when it compiles a device function."""
-
-    compute_capability: tuple[int, int]
-
-
 def parameter_type(entry: str) -> types.Type:
     return types.CPointer(element_types[entry[1:]]) if entry.startswith("*") else scalar_types[entry]
 
@@ -139,28 +130,22 @@ def parameter_type(entry: str) -> types.Type:
 @lru_cache(maxsize=64)
 def kernel_ir(spec: KernelSpec) -> KernelIR:
     """Runs Numba's front end. The last results are kept: a report compiles a kernel for several architectures."""
-    from numba.cuda import dispatcher
-
     function = kernel_function(spec)
     signature = types.void(*(parameter_type(entry) for entry in spec.signature))
-    # The device functions of a kernel, Numba's own among them, ask for the current device's compute capability.
-    current_device = dispatcher.get_current_device
-    dispatcher.get_current_device = lambda: ComputeCapability(front_end_compute_capability)
     try:
-        library, _ = _compile_pyfunc_with_fixup(
-            function,
-            signature,
-            device=False,
-            abi="numba",
-            cc=front_end_compute_capability,
-            launch_bounds=spec.launch_bounds or None,
-        )
+        with front_end.front_end_of_kernels():
+            library, _ = _compile_pyfunc_with_fixup(
+                function,
+                signature,
+                device=False,
+                abi="numba",
+                cc=front_end.compute_capability,
+                launch_bounds=spec.launch_bounds or None,
+            )
         return KernelIR(tuple(library.llvm_strs), library._entry_name)
     except (NumbaError, CudaNumbaError, NameError, TypeError, ValueError, NotImplementedError) as error:
         filename, line, reason = explain(function, error)
         raise KernelCompileError(spec, reason, filename, line) from error
-    finally:
-        dispatcher.get_current_device = current_device
 
 
 def cached_ir(spec: KernelSpec, cache: KernelCache) -> KernelIR:

@@ -93,8 +93,8 @@ class KernelLibrary:
 
 
 def expected_seconds(spec: KernelSpec) -> float:
-    """What compiling takes on one core: Numba's front end, most of it, is linear in the source."""
-    return 0.05 + len(spec.source) / 5500
+    """What compiling takes on one core: Numba's front end, over half of it, is linear in the source."""
+    return 0.05 + len(spec.source) / 9500
 
 
 class Compilation:

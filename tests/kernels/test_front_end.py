@@ -1,0 +1,77 @@
+"""The IR of kernels, against what Numba makes of them with all of its passes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import pytest
+from numba.cuda import dispatcher
+from onnx import TensorProto, helper
+
+from contributed import FLOAT, noise
+from ort_cuda_plugin.compiler import compile as compiler
+from ort_cuda_plugin.compiler import front_end, kernel_library
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from session_pair import ep_session
+
+
+@contextmanager
+def all_passes() -> Iterator[None]:
+    device = front_end.ComputeCapability(front_end.compute_capability)
+    with patch.object(dispatcher, "get_current_device", lambda: device):
+        yield
+
+
+numbered = r"_Z\w+|kernel\$\d+|_cudapy_smem_\d+"
+
+
+def irs(specs: Iterable[KernelSpec]) -> list[list[str]]:
+    """Without the names in which Numba counts."""
+    compiler.kernel_ir.cache_clear()
+    return [[re.sub(numbered, "", text) for text in compiler.kernel_ir(spec).modules] for spec in specs]
+
+
+def test_kernels_have_the_ir_that_all_passes_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: set[KernelSpec] = set()
+    monkeypatch.setattr(kernel_library, "record_specs", asked.update)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["product"]),
+        helper.make_node("Softmax", ["product"], ["weights"]),
+        helper.make_node("CumSum", ["weights", "axis"], ["sums"]),
+        helper.make_node("TopK", ["sums", "k"], ["y", "places"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "kernels",
+        [helper.make_tensor_value_info("x", FLOAT, [None, 16])],
+        [
+            helper.make_tensor_value_info("y", FLOAT, None),
+            helper.make_tensor_value_info("places", TensorProto.INT64, None),
+        ],
+        [
+            helper.make_tensor("w", FLOAT, [16, 40], noise(16, 40).ravel().tolist()),
+            helper.make_tensor("axis", TensorProto.INT64, [], [1]),
+            helper.make_tensor("k", TensorProto.INT64, [1], [3]),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    ep_session(model.SerializeToString())
+    specs = sorted(asked, key=lambda spec: spec.name)
+    assert len(specs) > 3
+    without = irs(specs)
+    monkeypatch.setattr(front_end, "front_end_of_kernels", all_passes)
+    assert without == irs(specs)
+
+
+def test_what_was_resolved_does_not_pile_up() -> None:
+    source = "def kernel(x, n):\n    i = cuda.grid(1)\n    if i < n:\n        x[i] = float32(int64(x[i]) + 1)\n"
+    spec = KernelSpec("piles", ("*f32", "i32"), source)
+    compiler.kernel_ir.cache_clear()
+    compiler.kernel_ir(spec)
+    before = len(front_end.signatures)
+    compiler.kernel_ir.cache_clear()
+    compiler.kernel_ir(spec)
+    assert len(front_end.signatures) == before
