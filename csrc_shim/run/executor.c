@@ -2,7 +2,7 @@
  *
  *     make_key       element types, ranks, dimensions; values of host inputs, read back where they are on the device
  *     find_instance  of that key from the cache, else of the newest variant whose guards hold, else of one that the
- *                    builder adds
+ *                    builder adds; where the latest other instance would do the same, it goes on under the new key
  *     bind_inputs    their addresses; those in host memory that the device needs are copied up
  *     run_segment    for each: read back, resolve, outputs, slab, records; or the launch of the instance's graph
  *     put            the instance goes to the cache
@@ -153,8 +153,10 @@ static ocp_instance *match(const run *r, const ocp_variant *newest) {
     if (!ocp_variant_accepts(variant, r->inputs, r->num_inputs, r->host_counts))
       continue;
     ocp_instance *instance = ocp_instance_create(variant, r->inputs, r->host_values, r->key, r->key_words, r->error);
-    if (instance || r->error->code != ORT_OK)
-      return instance;
+    if (instance)
+      return ocp_instance_cache_exchange(&r->cluster->cache, instance, r->stream);
+    if (r->error->code != ORT_OK)
+      return NULL;
   }
   return NULL;
 }

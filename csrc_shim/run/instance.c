@@ -303,6 +303,51 @@ ocp_instance *ocp_instance_create(const ocp_variant *variant, const ocp_input *i
   return NULL;
 }
 
+static bool same_calls(const ocp_instance *a, const ocp_instance *b) {
+  const ocp_plan_header *h = &a->variant->plan->header;
+  for (uint32_t i = 0; i < h->num_records; i++) {
+    const ocp_call *x = &a->calls[i], *y = &b->calls[i];
+    if (x->skipped != y->skipped || memcmp(x->grid, y->grid, sizeof x->grid) != 0 ||
+        x->shared_bytes != y->shared_bytes || x->num_pointers != y->num_pointers)
+      return false;
+  }
+  return true;
+}
+
+/* Whether the parameters are equal but for addresses that differ from Run to Run, which each Run sets. */
+static bool same_values(const ocp_instance *a, const ocp_instance *b) {
+  const uint32_t count = a->variant->plan->header.num_params;
+  if (a->num_fixups[0] != b->num_fixups[0])
+    return false;
+  uint32_t first = 0;
+  for (uint32_t i = 0; i <= a->num_fixups[0]; i++) {
+    const bool is_last = i == a->num_fixups[0];
+    if (!is_last && (a->fixups[i].value != b->fixups[i].value || a->fixups[i].base != b->fixups[i].base ||
+                     a->fixups[i].offset != b->fixups[i].offset || a->fixups[i].value < first))
+      return false;
+    const uint32_t end = is_last ? count : a->fixups[i].value;
+    if (memcmp(a->values + first, b->values + first, (end - first) * sizeof *a->values) != 0)
+      return false;
+    first = end + 1;
+  }
+  return true;
+}
+
+bool ocp_instance_become(ocp_instance *instance, const ocp_instance *other) {
+  const ocp_plan_header *h = &instance->variant->plan->header;
+  if (instance->variant != other->variant || instance->key_words != other->key_words || h->num_segments != 1)
+    return false;
+  if (memcmp(instance->dims, other->dims, h->num_dims * sizeof *other->dims) != 0 ||
+      memcmp(instance->buffer_offset, other->buffer_offset, h->num_buffers * sizeof *other->buffer_offset) != 0 ||
+      instance->slab_bytes[0] != other->slab_bytes[0] || !same_calls(instance, other) || !same_values(instance, other))
+    return false;
+  memcpy((uint64_t *)instance->key, other->key, other->key_words * sizeof *other->key);
+  instance->hash = other->hash;
+  memcpy(instance->registers, other->registers, h->num_registers * sizeof *other->registers);
+  memcpy(instance->memory_bytes, other->memory_bytes, (h->num_inputs + h->num_outputs) * sizeof *other->memory_bytes);
+  return true;
+}
+
 int ocp_instance_refusal(const ocp_variant *variant, const ocp_input *inputs, const int64_t *host_values,
                          ocp_error *error) {
   ocp_instance *instance = allocate(variant, 0);

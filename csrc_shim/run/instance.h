@@ -113,6 +113,9 @@ bool ocp_variant_accepts(const ocp_variant *variant, const ocp_input *inputs, ui
  * host inputs in order. NULL when the guards do not hold, or with the error. */
 ocp_instance *ocp_instance_create(const ocp_variant *variant, const ocp_input *inputs, const int64_t *host_values,
                                   const uint64_t *key, uint32_t key_words, ocp_error *error);
+/* Whether `instance` would enqueue what `other` does: they differ in their keys alone. Then it becomes other's in all
+ * that a Run asks of it, with other's key. It must be in no cache. */
+bool ocp_instance_become(ocp_instance *instance, const ocp_instance *other);
 /* Says why a plan that was built for exactly these inputs gave no instance: its guards could not be computed. The error
  * is that of the assertion that forbids such inputs, else that of the arithmetic. ORT_OK if neither fails. */
 int ocp_instance_refusal(const ocp_variant *variant, const ocp_input *inputs, const int64_t *host_values,

@@ -97,6 +97,28 @@ ocp_instance *ocp_instance_cache_take(ocp_instance_cache *cache, const uint64_t 
   return found;
 }
 
+ocp_instance *ocp_instance_cache_exchange(ocp_instance_cache *cache, ocp_instance *instance, const ocp_stream *stream) {
+  pthread_mutex_lock(&cache->mutex);
+  ocp_instance *found = cache->newest;
+  if (found && found->replay && !ocp_stream_comes_after(stream, found->replay_stream_id, found->replay_position))
+    found = NULL;
+  if (found) {
+    ocp_instance **link = bucket_of(cache, found->hash);
+    while (*link != found)
+      link = &(*link)->chain;
+    unlink_instance(cache, link);
+    if (!ocp_instance_become(found, instance)) {
+      insert(cache, found);
+      found = NULL;
+    }
+  }
+  pthread_mutex_unlock(&cache->mutex);
+  if (!found)
+    return instance;
+  ocp_instance_free(instance);
+  return found;
+}
+
 void ocp_instance_cache_put(ocp_instance_cache *cache, ocp_instance *instance) {
   ocp_instance *before = atomic_exchange_explicit(&cache->last_used, instance, memory_order_acq_rel);
   if (before)

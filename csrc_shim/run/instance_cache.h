@@ -25,6 +25,9 @@ void ocp_instance_cache_destroy(ocp_instance_cache *cache);
 /* Takes an instance with that key, whose graph may run on the stream, out of the cache; NULL when there is none. */
 ocp_instance *ocp_instance_cache_take(ocp_instance_cache *cache, const uint64_t *key, uint32_t words,
                                       const ocp_stream *stream);
+/* The instance itself, which is in no cache, or in its place the latest in the table where that would enqueue the same
+ * and becomes it: so its graph serves Runs that differ in numbers that only decide which plan holds. */
+ocp_instance *ocp_instance_cache_exchange(ocp_instance_cache *cache, ocp_instance *instance, const ocp_stream *stream);
 /* Gives an instance to the cache. */
 void ocp_instance_cache_put(ocp_instance_cache *cache, ocp_instance *instance);
 /* Takes the graph of the instance that was used the longest ago from it; NULL when no instance here has one. */

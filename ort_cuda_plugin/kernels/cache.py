@@ -15,7 +15,8 @@ from ..program import scalar as s
 from ..program.lowering import Lowering, Tensor
 from ..program.scalar import Scalar
 from ..program.shapes import broadcast_strides
-from ..program.symbolic import Dim, ceildiv
+from ..program.symbolic import Dim, ceildiv, eq
+from ..program.trace import Use
 from .codegen import KernelBuilder, kernel_name, load_text, offset_text
 from .layout import Plane
 from .tiles import Element
@@ -90,7 +91,12 @@ def append(ctx: Lowering, parts: Sequence[CachePart], first: Tensor) -> None:
         emit.line(f"stop = min(start + {ROWS}, {n_capacity})")
         for writer in writers:
             writer.write(b, h, d, n_rows)
-    builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block)
+    uses: dict[Tensor, Use] = {}
+    for part in parts:
+        # Of one length, past and present are one buffer as a rule.
+        if part.past is not None and ctx.settled(eq(part.past.shape[2], capacity)):
+            uses |= {part.past: Use(elements=0), part.present: Use(elements=part.new.size)}
+    builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block, uses)
 
 
 class _Writer:

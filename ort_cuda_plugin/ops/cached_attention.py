@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ort_cuda_plugin.kernels.cache import CachePart, append
 from ort_cuda_plugin.kernels.stream import Reading, stream_attention
 from ort_cuda_plugin.model.ir import DType
@@ -27,7 +29,7 @@ def attend_in_one_walk(
     *,
     mask: Tensor | None = None,
     position: Tensor | None = None,
-    length: Tensor | None = None,
+    last: Tensor | None = None,
     sink: Tensor | None = None,
     reach: Reach = EVERYWHERE,
     scale: float | None = None,
@@ -35,27 +37,33 @@ def attend_in_one_walk(
 ) -> Tensor:
     """As `attention.attend` over what ``present`` of keys and values has; the result is [batch, rows, heads * width].
 
-    No device stores scores, and no key is read that no row may attend to by its ``position`` and the ``length``: what
-    stands behind it may be anything. A ``mask`` has as many columns as there are keys, which may be fewer than places.
+    ``last`` is the place of the last key. No device stores scores, and no key is read that no row may attend to by that
+    and by its ``position``: what stands behind it may be anything. A ``mask`` has as many columns as there are keys,
+    which may be fewer than places.
     """
     k, v = keys.elements, values.elements
     require_head_shapes(ctx, q, k, v)
-    batch, heads, rows, _ = q.shape
+    batch, heads, rows, size = q.shape
     kv_heads, width = k.shape[1], v.shape[3]
     if mask is not None:
         k, v = (part(ctx, x, 2, 0, mask.shape[-1]) for x in (k, v))
     groups = floordiv(heads, kv_heads)
-    rows_of_q = _scaled_query(ctx, q, keys, kv_heads, scale)
+    factor = scale if scale is not None else 1 / math.sqrt(size) if isinstance(size, int) and size > 0 else None
+    rows_of_q = _grouped_query(ctx, q, keys, kv_heads, factor is not None)
     shape = (batch, heads, rows, k.shape[2])
     leaves: dict[str, Scalar] = {}
     inputs: list[Input] = []
-    for name, x in (("mask", mask), ("position", position), ("length", length), ("sink", sink)):
+    for name, x in (("mask", mask), ("position", position), ("last", last), ("sink", sink)):
         if x is not None:
             leaves[name] = Scalar(x.dtype, "leaf")
             inputs.append((leaves[name], _by_group(ctx, x, shape, kv_heads, groups)))
     score, row = Scalar(DType.FLOAT32, "leaf"), Row()
-    capped = softcap * s.tanh(score / softcap) if softcap > 0.0 else score
-    ends = [leaves["length"]] if "length" in leaves else []
+    value = score if factor is None else score * factor
+    capped = softcap * s.tanh(value / softcap) if softcap > 0.0 else value
+    ends = []
+    if "last" in leaves:
+        ends = [s.cast(leaves.pop("last"), DType.INT64) + 1]
+        leaves["length"] = ends[0]
     first = None
     if "position" in leaves:
         after = 0 if reach.is_causal else reach.right
@@ -86,15 +94,21 @@ def attend_in_one_walk(
     return reshape(ctx, out, [batch, rows, heads * width])
 
 
-def _scaled_query(ctx: Lowering, q: Tensor, keys: CachePart, kv_heads: Dim, scale: float | None) -> Tensor:
-    """q as a dense [batch, kv heads, heads per kv head, rows, size], times the scale of scores and that of the keys."""
+def _grouped_query(ctx: Lowering, q: Tensor, keys: CachePart, kv_heads: Dim, is_scaled: bool) -> Tensor:
+    """q as a dense [batch, kv heads, heads per kv head, rows, size], times the scale of the keys.
+
+    Unless the scores are scaled later, times 1 / sqrt(size).
+    """
     batch, heads, rows, size = q.shape
     shape = [batch, kv_heads, floordiv(heads, kv_heads), rows, size]
+    if keys.scale is not None:
+        q = elementwise(ctx, lambda x: s.cast(x, DType.FLOAT32), q)
+    if not is_scaled:
+        q = scaled_by(ctx, q, size, None)
+    grouped = reshape(ctx, ctx.contiguous(q), shape)
     if keys.scale is None:
-        return reshape(ctx, ctx.contiguous(scaled_by(ctx, q, size, scale)), shape)
-    by_channel = unsqueeze(ctx, keys.scale, (1,))
-    wide = scaled_by(ctx, elementwise(ctx, lambda x: s.cast(x, DType.FLOAT32), q), size, scale)
-    return ctx.contiguous(elementwise(ctx, lambda x, y: x * y, reshape(ctx, ctx.contiguous(wide), shape), by_channel))
+        return grouped
+    return ctx.contiguous(elementwise(ctx, lambda x, y: x * y, grouped, unsqueeze(ctx, keys.scale, (1,))))
 
 
 def _by_group(ctx: Lowering, x: Tensor, shape: tuple[Dim, ...], kv_heads: Dim, groups: Dim) -> Tensor:

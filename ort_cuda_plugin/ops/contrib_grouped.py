@@ -115,7 +115,6 @@ def group_query_attention(
     append(ctx, [keys, values], select_index(ctx, places, 1, 0))
     bias = _bias(ctx, attention_bias, batch, rows)
     position = unsqueeze(ctx, places, (1, 3))
-    length = unsqueeze(ctx, elementwise(ctx, lambda x: s.cast(x, DType.INT64) + 1, lengths), (1, 2, 3))
     sink = sink_of_heads(ctx, head_sink, num_heads, smooth_softmax)
     reach = Reach(is_causal=bool(causal), left=local_window_size - 1 if local_window_size > 0 else -1)
     if not wants(ctx, 3):
@@ -126,7 +125,7 @@ def group_query_attention(
             values,
             mask=bias,
             position=position,
-            length=length,
+            last=unsqueeze(ctx, lengths, (1, 2, 3)),
             sink=sink,
             reach=reach,
             scale=scale or None,
@@ -144,7 +143,7 @@ def group_query_attention(
         v,
         mask=bias,
         position=position,
-        length=length,
+        length=unsqueeze(ctx, elementwise(ctx, lambda x: s.cast(x, DType.INT64) + 1, lengths), (1, 2, 3)),
         sink=sink,
         reach=reach,
         scale=scale or None,

@@ -52,7 +52,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Use:
-    """How a kernel reads a tensor, for `traffic`: at most so many of its elements, and those ``times`` times."""
+    """What a kernel reads or writes of a tensor, for `traffic`: so many elements at most, and those ``times`` times."""
 
     times: Dim = 1
     elements: Dim | None = None
@@ -62,7 +62,7 @@ class Use:
 class Launch(Recorded):
     """A kernel launch. ``reads`` and ``writes`` are the buffers it uses.
 
-    ``uses`` has the arguments that the kernel does not read as a whole and once.
+    ``uses`` has the arguments that the kernel does not read or write as a whole and once.
     """
 
     kernel: KernelSpec

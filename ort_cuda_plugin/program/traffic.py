@@ -8,13 +8,13 @@ elements of a broadcast. Vendor libraries count like steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from .steps import Attend, Map, Sums
 from .symbolic import hint
 from .tensor import Buffer, BufferKind, Tensor
-from .trace import Copy, Launch, LibraryCall, Memset, ReadBack, Step
+from .trace import Copy, Launch, LibraryCall, Memset, ReadBack, Step, Use
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,18 @@ def accesses(step: Step) -> tuple[list[Access], list[Access]]:
 def _of_arguments(step: Launch | LibraryCall) -> tuple[list[Access], list[Access]]:
     tensors = [arg for arg in step.args if isinstance(arg, Tensor)]
     reads = _accesses(x for x in tensors if x.buffer not in step.writes)
+    writes = _accesses(x for x in tensors if x.buffer in step.writes)
     if isinstance(step, Launch):
-        for number, access in enumerate(reads):
-            use = step.uses.get(access.tensor)
-            if use is not None:
-                most = access.bytes if use.elements is None else hint(use.elements) * access.tensor.dtype.itemsize
-                reads[number] = Access(access.tensor, min(access.bytes, most), hint(use.times))
-    return reads, _accesses(x for x in tensors if x.buffer in step.writes)
+        reads, writes = ([_used(access, step.uses) for access in accesses] for accesses in (reads, writes))
+    return reads, writes
+
+
+def _used(access: Access, uses: Mapping[Tensor, Use]) -> Access:
+    use = uses.get(access.tensor)
+    if use is None:
+        return access
+    most = access.bytes if use.elements is None else hint(use.elements) * access.tensor.dtype.itemsize
+    return Access(access.tensor, min(access.bytes, most), hint(use.times))
 
 
 def _accesses(tensors: Iterable[Tensor]) -> list[Access]:

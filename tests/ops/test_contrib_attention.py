@@ -211,7 +211,7 @@ def test_group_query_attention_with_a_sink_a_bias_positions_and_probabilities() 
 
 
 def test_past_and_present_may_be_one_buffer() -> None:
-    """A generating program binds the cache as input and output; each step calls no Python and fits the same plan."""
+    """A generating program binds the cache as input and output; no step calls Python, all have one graph."""
     room, lengths = 12, [7, 5]
     inputs = grouped_inputs(1, 6, room, lengths, packed=True)
     model = node_model(
@@ -224,7 +224,8 @@ def test_past_and_present_may_be_one_buffer() -> None:
         number: ort.OrtValue.ortvalue_from_numpy(inputs[number], "gpu", 0, memory.device_vendor_id) for number in (3, 4)
     }
     expected = {f"x{number}": inputs[number] for number in (3, 4)}
-    for step in range(4):
+    start = ort_cuda_plugin.counters()
+    for step in range(5):
         feed = {
             "x0": noise(2, 1, 128, seed=20 + step),
             "x5": np.array(lengths, np.int32) - 1 + step,
@@ -244,3 +245,6 @@ def test_past_and_present_may_be_one_buffer() -> None:
         wanted, *present = cpu.run(None, feed | expected)
         expected = {f"x{3 + i}": cache for i, cache in enumerate(present)}
         np.testing.assert_allclose(binding.get_outputs()[0].numpy(), wanted, 2e-5, 2e-5)
+    end = ort_cuda_plugin.counters()
+    assert end["graph_captures"] - start["graph_captures"] == 1
+    assert end["graph_replays"] - start["graph_replays"] >= 2

@@ -13,6 +13,9 @@ from onnx import TensorProto, helper
 
 import ort_cuda_plugin
 from contributed import DISABLED, FLOAT, FLOAT16, Array, node_model, noise
+from ort_cuda_plugin.clusters.cluster import CompiledCluster
+from ort_cuda_plugin.model.onnx_graph import read_model
+from ort_cuda_plugin.program.lowering import DeviceProperties
 from session_pair import ep_session
 
 HEADS, KV_HEADS, SIZE = 4, 2, 16
@@ -75,6 +78,22 @@ def test_a_long_cache_is_read_in_parts_and_only_where_there_are_keys(window: int
     key, value = (cache[0, :, : past + 1] for cache in caches)
     wanted = attended(q.reshape(1, HEADS, SIZE), key, value, past, sink, window if window > 0 else 1 << 30)
     np.testing.assert_allclose(actual[0], wanted, 2e-5, 2e-6)
+
+
+def test_a_step_of_a_full_cache_moves_little_else() -> None:
+    """At most 15 % more than the keys and values, each read once."""
+    room, size = 1024, 64
+    cache = np.zeros((1, KV_HEADS, room, size), np.float32)
+    inputs: list[Array | None] = [np.zeros((1, 1, (HEADS + 2 * KV_HEADS) * size), np.float32), None, None, cache, cache]
+    inputs += [np.array([room - 1], np.int32), np.array(room, np.int32), *[np.zeros((room, size // 2), np.float32)] * 2]
+    text = node_model("GroupQueryAttention", inputs, GROUPED | {"do_rotary": 1}, [FLOAT] * 3, constant=[6, 7, 8])
+    model = onnx.load_from_string(text)
+    for info, x in zip(model.graph.input, (x for i, x in enumerate(inputs) if x is not None and i < 6), strict=True):
+        info.CopyFrom(helper.make_tensor_value_info(info.name, info.type.tensor_type.elem_type, x.shape))
+    cluster = CompiledCluster(read_model(model), DeviceProperties())
+    cluster.prepare()
+    assert cluster.traffic is not None
+    assert 2 * cache.nbytes < cluster.traffic.asked.total < 1.15 * 2 * cache.nbytes
 
 
 KINDS = {
