@@ -19,6 +19,10 @@ MAX_WINDOW = 8
 """The most states that a node may be asked to keep."""
 
 
+_PLAIN = (0, 0, -1, 0, 0)
+"""What attributes that newer schemas have are in a node that says nothing of them."""
+
+
 @op("CausalConvWithState", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32})
 def microsoft_causal_conv_with_state(
     ctx: Lowering,
@@ -30,7 +34,12 @@ def microsoft_causal_conv_with_state(
     activation: str = "none",
     channels_last: int = 0,
     dilation: int = 1,
+    input_channel_offset: int = 0,
+    input_channels: int = 0,
     ndim: int = 1,
+    state_channels_last: int = -1,
+    state_length: int = 0,
+    state_update_capacity: int = 0,
     state_window: int = 0,
 ) -> tuple[Tensor, ...]:
     """(output, present state). With a ``state_window`` there are so many states, one behind each of the last steps."""
@@ -38,6 +47,8 @@ def microsoft_causal_conv_with_state(
     if ndim != 1:
         # Only the last dimension is causal, and the schema says of no other what stands beside its ends.
         raise Unsupported("attribute", f"{name} with ndim = {ndim}")
+    if (input_channel_offset, input_channels, state_channels_last, state_length, state_update_capacity) != _PLAIN:
+        raise Unsupported("attribute", f"{name} of a slice of channels, or with a state of another form")
     if not 0 <= state_window <= MAX_WINDOW or channels_last not in (0, 1):
         raise InvalidModel(f"{name} with state_window = {state_window}, channels_last = {channels_last}")
     if x.rank < 3 or (x.rank > 3 and not channels_last):
@@ -96,10 +107,15 @@ def varlen_causal_conv_with_state(
     capture_count: M | None = None,
     *,
     activation: str = "none",
+    delta_offset: int = 0,
     dilation: int = 1,
+    group_size: int = 1,
     state_update_capacity: int = 0,
 ) -> tuple[Tensor, ...]:
-    """(output [tokens, channels], final state, the first ``capture_count`` tokens of each sequence)."""
+    """(output [tokens, channels], final state, the first ``capture_count`` tokens of each sequence).
+
+    ``delta_offset`` and ``group_size`` are for inputs that newer schemas have.
+    """
     name = "VarlenCausalConvWithState"
     check_capture(name, state_update_capacity, capture_count)
     check_convolution(name, activation, dilation)

@@ -28,9 +28,14 @@ from ort_cuda_plugin.program.views import expand, part, permute, reshape, unsque
 TF: TypeAlias = Tensor
 TI: TypeAlias = Tensor
 TS: TypeAlias = Tensor
+Gates: TypeAlias = Tensor
+"""float32, or of a type of its own in newer versions of the schema."""
 
 _FLOAT32 = frozenset({DType.FLOAT32})
 _NAME = "GatedDeltaNet"
+_SOFTPLUS = ("qwen", "softplus")
+_BOUNDED = ("sigmoid", "kda")
+"""Names of the activations that make logarithms of decays."""
 
 
 @op("LinearAttentionGate", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "TF": _FLOAT32})
@@ -60,8 +65,8 @@ def gated_delta_net(
     key: T | None = None,
     value: T | None = None,
     cu_seqlens: TI | None = None,
-    decay: TS | None = None,
-    beta: TS | None = None,
+    decay: Gates | None = None,
+    beta: Gates | None = None,
     initial_state: TS | None = None,
     a_log: TS | None = None,
     dt_bias: TS | None = None,
@@ -71,6 +76,7 @@ def gated_delta_net(
     beta_activation: str = "none",
     chunk_size: int = 64,
     gate_activation: str = "none",
+    gate_lower_bound: float = -5.0,
     qk_l2_norm: int = 0,
     scale: float = 0.0,
     state_update_capacity: int = 0,
@@ -83,10 +89,10 @@ def gated_delta_net(
     """
     if update_rule not in UPDATE_RULES:
         raise InvalidModel(f"{_NAME} with the update rule {update_rule!r}")
-    if beta_activation not in ("none", "sigmoid") or gate_activation not in ("none", "qwen"):
+    if beta_activation not in ("none", "sigmoid") or gate_activation not in ("none", *_SOFTPLUS, *_BOUNDED):
         raise InvalidModel(f"{_NAME} with the activations {beta_activation!r} and {gate_activation!r}")
-    if (gate_activation == "qwen") != (a_log is not None) or (a_log is None) != (dt_bias is None):
-        raise InvalidModel(f"{_NAME}: a_log and dt_bias belong to gate_activation 'qwen'")
+    if (gate_activation == "none") != (a_log is None) or (a_log is None) != (dt_bias is None):
+        raise InvalidModel(f"{_NAME}: a_log and dt_bias belong to a gate_activation")
     check_capture(_NAME, state_update_capacity, capture_count)
     if initial_state is not None and initial_state.rank != 4:
         raise InvalidModel(f"{_NAME} with a state of rank {initial_state.rank}")
@@ -115,15 +121,16 @@ def gated_delta_net(
     if decay is not None and "gated" in update_rule:
         if state_update_capacity and decay.rank != len(lead) + 1:
             raise InvalidModel(f"{_NAME} captures no tokens that have a decay for each element of a key")
-        gates = _decay(ctx, decay, lead, size, heads, a_log, dt_bias)
+        bound = gate_lower_bound if gate_activation in _BOUNDED else None
+        gates = _decay(ctx, decay, lead, size, heads, a_log, dt_bias, bound)
     rate = None
     if beta is not None:
         ctx.require_shape(beta, (*lead, heads), f"beta of {_NAME}")
-        rate = reshape(ctx, beta, (tokens, heads, 1))
+        rate = elementwise(ctx, s.widen, reshape(ctx, beta, (tokens, heads, 1)))
         if beta_activation == "sigmoid":
             rate = elementwise(ctx, s.sigmoid, rate)
     if "delta" not in update_rule and rate is not None:
-        v, rate = elementwise(ctx, lambda x, factor: s.cast(x, DType.FLOAT32) * factor, v, rate), None
+        v, rate = elementwise(ctx, lambda x, factor: s.widen(x) * factor, v, rate), None
     elif "delta" in update_rule and rate is None:
         rate = expand(ctx, full(ctx, (1, 1, 1), 1.0, DType.FLOAT32), (tokens, heads, 1))
     if qk_l2_norm:
@@ -204,9 +211,13 @@ def _heads(
 
 
 def _decay(
-    ctx: Lowering, decay: Tensor, lead: Sequence[Dim], size: Dim, heads: Dim, a_log: Tensor | None, bias: Tensor | None
-) -> Tensor:
-    """Logarithms of decays [tokens, heads, size]; a model may have one for each head, and what they are made of."""
+    ctx: Lowering, decay: Tensor, lead: Sequence[Dim], size: Dim, heads: Dim, a_log: Tensor | None, bias: Tensor | None,
+    bound: float | None,
+) -> Tensor:  # fmt: skip
+    """Logarithms of decays [tokens, heads, size]; a model may have one for each head, and what they are made of.
+
+    With a ``bound`` they are between that and 0.
+    """
     tokens, each = product(lead), decay.rank == len(lead) + 2
     ctx.require_shape(decay, (*lead, heads, size) if each else (*lead, heads), f"decay of {_NAME}")
     gates = reshape(ctx, decay, (tokens, heads, size if each else 1))
@@ -215,7 +226,8 @@ def _decay(
             ctx.require_shape(x, (heads,), f"{what} of {_NAME}")
 
         def made(x: Scalar, logarithm: Scalar, offset: Scalar) -> Scalar:
-            return -s.exp(logarithm) * softplus(x + offset)
+            x, factor = s.widen(x) + offset, s.exp(logarithm)
+            return -factor * softplus(x) if bound is None else bound * s.sigmoid(factor * x)
 
         gates = elementwise(ctx, made, gates, *(unsqueeze(ctx, x, [1]) for x in (a_log, bias)))
     return expand(ctx, gates, (tokens, heads, size))
@@ -257,7 +269,7 @@ def _captured(
         begin, inside = captured(maps, c[0], c[1])
         if gates is None:
             return s.where(inside, s.constant(1.0, DType.FLOAT32), 0.0)
-        gate = maps.source(gates).at([begin + c[1], c[2], s.constant(0, DType.INT64)], inside)
+        gate = s.widen(maps.source(gates).at([begin + c[1], c[2], s.constant(0, DType.INT64)], inside))
         return s.where(inside, s.exp(gate), 0.0)
 
     def key_of(maps: IndexMap, c: list[Scalar]) -> Scalar:
