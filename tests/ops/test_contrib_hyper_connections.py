@@ -41,4 +41,4 @@ def test_branchwise_rms_norm() -> None:
 def test_engram_gate() -> None:
     inputs = [noise(2, 3, C, H), noise(2, 3, C, H, seed=1), noise(2, 3, H, seed=2)]
     scales = [noise(C, H, seed=3 + i) for i in range(3)]
-    check_node("EngramGate", [*inputs, *scales], {"epsilon": 1e-3}, [FLOAT, FLOAT], reals=[FLOAT, FLOAT16])
+    check_node("EngramGate", [*inputs, *scales], {"epsilon": 1e-3}, [FLOAT, FLOAT], reals=[FLOAT16])

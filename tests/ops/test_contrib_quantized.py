@@ -117,7 +117,10 @@ def test_conversions(dtype: type[np.generic], kind: int) -> None:
 
 @pytest.mark.parametrize("per_gate", [False, True])
 def test_dynamic_quantize_lstm(per_gate: bool) -> None:
-    """It equals an LSTM with the dequantized weights; the CPU provider's rounds inputs and states to 8 bits."""
+    """It equals an LSTM with the dequantized weights; the CPU provider's rounds inputs and states to 8 bits.
+
+    Scales of gates come with lengths of sequences and with peepholes.
+    """
     steps, batch, depth, size, directions = 4, 2, 3, 8, 2
     gates = 4 * size
     w, r = codes(directions, depth, gates, dtype=np.int8), codes(directions, size, gates, dtype=np.int8, seed=1)
@@ -126,16 +129,18 @@ def test_dynamic_quantize_lstm(per_gate: bool) -> None:
     zeros = [np.zeros(shape, np.int8) if per_gate else np.array([3, -5], np.int8)] * 2
     state = [noise(directions, batch, size, seed=i) for i in (5, 6)]
     attributes = {"hidden_size": size, "direction": "bidirectional"}
-    inputs = [noise(steps, batch, depth), w, r, noise(directions, 2 * gates, seed=4, scale=0.1), None, *state, None]
+    bias, lengths = noise(directions, 2 * gates, seed=4, scale=0.1), np.array([3, 4], np.int32) if per_gate else None
+    peepholes = noise(directions, 3 * size, seed=7) if per_gate else None
+    inputs = [noise(steps, batch, depth), w, r, bias, lengths, *state, peepholes]
     inputs += [scales[0], zeros[0], scales[1], zeros[1]]
 
-    def reference(x: Array, w: Array, r: Array, b: Array, _: None, *states: Array) -> list[Array]:
+    def reference(x: Array, w: Array, r: Array, b: Array, lengths: Array | None, *rest: Array) -> list[Array]:
         def real(code: Array, number: int) -> Array:
             scale, zero = (y.reshape(directions, 1, -1) for y in (scales[number], zeros[number]))
             wide: Array = ((code.astype(np.int32) - zero) * scale).transpose(0, 2, 1).astype(np.float32)
             return np.ascontiguousarray(wide)
 
-        given = [x, real(w, 0), real(r, 1), b, None, *states[:2]]
+        given = [x, real(w, 0), real(r, 1), b, lengths, *rest[:3]]
         model = node_model("LSTM", given, attributes, [FLOAT] * 3, domain="")
         session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
         result: list[Array] = session.run(None, {f"x{i}": y for i, y in enumerate(given) if y is not None})
