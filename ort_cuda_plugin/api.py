@@ -223,8 +223,7 @@ def create_session(
 ) -> tuple[Any, Provider]:
     ort = _onnxruntime()
     options = {key: str(value) for key, value in (provider_options or {}).items()}
-    parsed, _ = parse(options)
-    ep_device = _select(register(emulate=emulate), emulate, parsed.device_id)
+    ep_device = chosen_device(emulate, options)
     sess_options = ort.SessionOptions() if sess_options is None else sess_options
     _add_provider(sess_options, ep_device, options)
     source = model if isinstance(model, bytes) else os.fspath(model)
@@ -258,6 +257,12 @@ def _add_provider(sess_options: Any, ep_device: Any, options: dict[str, str]) ->
         _chosen[sess_options] = choice
     elif _chosen[sess_options] != choice:
         raise ValueError("these SessionOptions were used with another device or other provider options: use new ones")
+
+
+def chosen_device(emulate: bool | None, options: Mapping[str, str]) -> Any:
+    """The ``OrtEpDevice`` that a session with these arguments runs on. Raises as `session` does."""
+    parsed, _ = parse(dict(options))
+    return _select(register(emulate=emulate), emulate, parsed.device_id)
 
 
 def _select(ep_devices: list[Any], emulate: bool | None, device_id: int | None) -> Any:

@@ -1,0 +1,135 @@
+"""Tokens that `ort_cuda_plugin.generate` makes, and what each of them costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import ort_cuda_plugin
+from genai_decoder import CpuDecoder, genai_decoder
+from ort_cuda_plugin.generate import Decoder
+from ort_cuda_plugin.model.token_choice import read_inputs, with_token
+
+PROMPT = np.array([[1, 5, 9, 33]])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With its weights in another file, as the builder writes them."""
+    path: Path = tmp_path_factory.mktemp("decoder") / "model.onnx"
+    onnx.save(genai_decoder(), path, save_as_external_data=True, location="model.onnx.data", size_threshold=512)
+    return path
+
+
+def test_128_tokens_are_those_of_the_cpu_provider_and_each_is_one_graph(model: Path) -> None:
+    decoder = Decoder(model, max_length=136, emulate=True)
+    placed = {part.ep_name for part in decoder.session.get_provider_graph_assignment_info()}
+    assert placed == {ort_cuda_plugin.get_ep_name()}
+    tokens = []
+    for number, token in enumerate(decoder.generate(PROMPT, new_tokens=128)):
+        tokens.append(token)
+        if number == 8:
+            before = ort_cuda_plugin.counters()
+    after = ort_cuda_plugin.counters()
+    changed = {name: after[name] - before[name] for name in after if after[name] != before[name]}
+    assert {name: changed.pop(name) for name in ("runs", "graph_replays", "copies_d2h", "plan_hits")} == dict.fromkeys(
+        ("runs", "graph_replays", "copies_d2h", "plan_hits"), 119
+    )
+    # The graph's kernels are counted as launches, and a copy of the mask to itself.
+    assert set(changed) <= {"launches", "copies_d2d"}
+    assert np.array_equal(np.stack(tokens, 1), CpuDecoder(model).greedy(PROMPT, 128))
+    assert np.array_equal(decoder.tokens, np.concatenate([PROMPT, np.stack(tokens, 1)], 1))
+
+
+def test_generation_goes_on_stops_and_goes_back(model: Path) -> None:
+    decoder = Decoder(model, max_length=32, emulate=True, batch=2)
+    prompt = np.array([[1, 5, 9, 33], [1, 8, 8, 2]])
+    first = np.stack(list(decoder.generate(prompt, new_tokens=5)), 1)
+    assert np.array_equal(first, CpuDecoder(model, batch=2).greedy(prompt, 5))
+    more = np.array([[44, 45, 46], [7, 6, 5]])
+    second = np.stack(list(decoder.generate(more, new_tokens=100)), 1)
+    assert second.shape[1] == 32 - 12 + 1, "the last token needs no place in the cache"
+    whole = np.concatenate([prompt, first, more], 1)  # the CPU provider takes no second prompt for a batch
+    assert np.array_equal(second[:, :6], CpuDecoder(model, batch=2).greedy(whole, 6))
+    decoder.rewind(9)
+    assert np.array_equal(np.stack(list(decoder.generate(more, new_tokens=6)), 1), second[:, :6])
+    decoder.rewind(9)
+    stop = set(map(int, second[:, 2]))
+    stopped = list(decoder.generate(more, new_tokens=6, stop=stop))
+    assert len(stopped) == 3
+
+
+def sampled(logits: np.ndarray, draw: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:
+    """The tokens for logits [batch, vocabulary] and draws of [0, 1)."""
+    chosen = []
+    for row, number in zip(logits / np.float32(temperature), draw, strict=True):
+        order = np.argsort(-row, kind="stable")[:top_k]
+        probabilities = np.exp(row[order] - row[order[0]])
+        probabilities /= probabilities.sum()
+        kept = np.where(np.cumsum(probabilities) - probabilities < top_p, probabilities, 0)
+        chosen.append(order[np.searchsorted(np.cumsum(kept), number * kept.sum(), side="right")])
+    return np.array(chosen)
+
+
+def test_tokens_are_sampled(model: Path) -> None:
+    decoder = Decoder(model, max_length=32, emulate=True, batch=2, candidates=20)
+    prompt = np.array([[1, 5, 9], [1, 8, 2]])
+    settings = {"temperature": 1.5, "top_k": 9, "top_p": 0.8}
+
+    def generated(**options: float) -> np.ndarray:
+        decoder.rewind(0)
+        return np.stack(list(decoder.generate(prompt, new_tokens=12, **options)), 1)  # type: ignore[arg-type]
+
+    first = generated(seed=3, **settings)
+    assert np.array_equal(generated(seed=3, **settings), first)
+    assert not np.array_equal(generated(seed=4, **settings), first)
+    cpu = CpuDecoder(model, batch=2)
+    draws = np.random.default_rng(3).random((2, 32), np.float32)
+    tokens = prompt
+    for number in range(12):
+        tokens = sampled(cpu.logits(tokens), draws[:, 2 + number], 1.5, 9, 0.8)[:, None]
+        assert np.array_equal(tokens[:, 0], first[:, number]), number
+    assert np.array_equal(generated(top_k=1), CpuDecoder(model, batch=2).greedy(prompt, 12))
+
+
+def test_positions_are_on_the_device(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(genai_decoder(1, positions=True), path)
+    decoder = Decoder(path, max_length=32, emulate=True)
+    for _ in range(2):
+        decoder.rewind(0)
+        tokens = np.stack(list(decoder.generate(PROMPT, new_tokens=9)), 1)
+    assert np.array_equal(tokens, CpuDecoder(path).greedy(PROMPT, 9))
+
+
+def test_errors_say_what_is_wrong(model: Path, tmp_path: Path) -> None:
+    data = model.read_bytes()
+    assert read_inputs(data).names[:2] == ("input_ids", "attention_mask")
+    for damaged in (data[:200], b"\xff" * 40, data[:-1]):
+        with pytest.raises(ValueError, match="not those of an ONNX model"):
+            read_inputs(damaged)
+    other = genai_decoder(1)
+    other.graph.input[1].name = "mask"
+    with pytest.raises(ValueError, match="lacks attention_mask"):
+        with_token(other.SerializeToString(), 0)
+    path = tmp_path / "model.onnx"
+    unknown = genai_decoder(1)
+    for value in unknown.graph.input[2:]:
+        value.type.tensor_type.shape.dim[3].dim_param = "head_size"
+    onnx.save(unknown, path)
+    with pytest.raises(ValueError, match="pass head_size"):
+        Decoder(path, max_length=8, emulate=True)
+    with pytest.raises(ValueError, match="max_length=0"):
+        Decoder(path, max_length=0)
+    decoder = Decoder(model, max_length=8, emulate=True)
+    for prompt, wrong in (([[]], "0 new tokens"), ([[1] * 9], "9 new tokens"), ([[1], [2]], "has shape")):
+        with pytest.raises(ValueError, match=wrong):
+            next(decoder.generate(prompt, new_tokens=1))
+    for name, value in (("top_k", 2), ("top_p", 0.0), ("temperature", 0.0)):
+        with pytest.raises(ValueError, match=f"{name}={value}"):
+            next(decoder.generate([[1]], new_tokens=1, **{name: value}))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="there are 0 tokens"):
+        decoder.rewind(1)
