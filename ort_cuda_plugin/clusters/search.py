@@ -11,12 +11,14 @@ from typing import Final
 
 from ..model.ir import Node
 from .repetition import FunctionNode, Repetition
+from .search_beam import BeamSearch
 from .search_gpt import GptSearch
 from .search_greedy import GreedySearch, Sampling
 
 _KINDS: Final[Mapping[str, type[GptSearch]]] = {
     "GreedySearch": GreedySearch,
     "Sampling": Sampling,
+    "BeamSearch": BeamSearch,
 }
 
 

@@ -38,7 +38,7 @@ _REASONS: Final[Mapping[tuple[str, str], str]] = {
 } | {
     ("com.microsoft", "GreedySearch"): f"{_BODIES}; it is run as a fused node",
     ("com.microsoft", "Sampling"): f"{_BODIES}; it is run as a fused node",
-    ("com.microsoft", "BeamSearch"): f"{_BODIES}; it is left to the CPU",
+    ("com.microsoft", "BeamSearch"): f"{_BODIES}; it is run as a fused node",
     ("com.microsoft", "WhisperBeamSearch"): f"{_BODIES}; it is left to the CPU",
     ("com.microsoft", "UnfoldTensor"): _STRINGS,
 }

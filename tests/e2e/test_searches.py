@@ -162,6 +162,68 @@ def test_sampling_takes_the_presence_penalty_off() -> None:
         assert set(row[5:]) <= set(allowed)
 
 
+def beam_inputs(prompts: int, beams: int, results: int, penalty: float, masks: bool) -> dict[str, Array | None]:
+    inputs = greedy_inputs()
+    inputs = {name: x if x is None or x.shape[0] != ROWS else x[:prompts] for name, x in inputs.items()}
+    if not masks:
+        inputs |= {"vocab_mask": None, "prefix_vocab_mask": None, "attention_mask": None}
+    more: dict[str, Array | None] = {
+        "num_beams": np.array([beams], np.int32),
+        "num_return_sequences": np.array([results], np.int32),
+        "length_penalty": np.array([penalty], np.float32),
+    }
+    order = (
+        "input_ids max_length min_length num_beams num_return_sequences length_penalty repetition_penalty vocab_mask"
+    )
+    given = inputs | more
+    return {name: given[name] for name in f"{order} prefix_vocab_mask attention_mask".split()}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "beams", "results", "early", "checked"), [(1, 3, 2, 0, 0), (2, 4, 4, 1, 0), (2, 2, 1, 1, 1)]
+)
+def test_beam_search(prompts: int, beams: int, results: int, early: int, checked: int) -> None:
+    """Where it stops late the CPU provider mixes prompts up, so there is one."""
+    decoder, weights = gpt_decoder(seed=2)
+    weights["head"] *= np.float32(0.5)
+    inputs = beam_inputs(prompts, beams, results, 1.5, masks=bool(early))
+    model = search_model(
+        "BeamSearch", inputs, ["sequences", "sequences_scores"], {"decoder": decoder}, weights,
+        eos_token_id=END, pad_token_id=PAD, early_stopping=early, no_repeat_ngram_size=2,
+    )  # fmt: skip
+    with configured(check=checked, adversarial=checked):
+        session = ep_session(model)
+        for seed in range(1 if checked else 4):
+            prompt = greedy_inputs(seed)["input_ids"]
+            assert prompt is not None
+            feeds = fed(inputs) | {"input_ids": prompt[:prompts]}
+            tokens, scores = session.run(None, feeds)
+            expected_tokens, expected_scores = on_cpu(model, feeds)
+            np.testing.assert_array_equal(tokens, expected_tokens)
+            np.testing.assert_allclose(scores, expected_scores, rtol=1e-5)
+        assert core().emu_num_findings() == 0
+
+
+def test_beams_come_in_any_number_and_wrong_numbers_are_errors() -> None:
+    decoder, weights = gpt_decoder(seed=2)
+    inputs = beam_inputs(2, 4, 2, 1.0, masks=False)
+    model = search_model(
+        "BeamSearch", inputs, ["sequences"], {"decoder": decoder}, weights,
+        eos_token_id=END, pad_token_id=PAD, early_stopping=1,
+    )  # fmt: skip
+    session = ep_session(model)
+    for beams, results in ((1, 1), (5, 3)):
+        feeds = fed(inputs) | {"num_beams": np.array([beams], np.int32)}
+        feeds["num_return_sequences"] = np.array([results], np.int32)
+        np.testing.assert_array_equal(session.run(None, feeds)[0], on_cpu(model, feeds)[0])
+    for name, value, message in (
+        ("num_beams", 129, "num_beams is not between 1 and 128"),
+        ("num_return_sequences", 5, "num_return_sequences is not between 1 and num_beams"),
+    ):
+        with pytest.raises(Exception, match=message):
+            session.run(None, fed(inputs) | {name: np.array([value], np.int32)})
+
+
 def test_a_prompt_without_room_for_a_token_is_an_error() -> None:
     decoder, weights = gpt_decoder()
     inputs = greedy_inputs(left_out=("attention_mask",))

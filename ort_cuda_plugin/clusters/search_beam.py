@@ -1,0 +1,82 @@
+"""BeamSearch of com.microsoft."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..model.ir import DType, InvalidModel, Node, Unsupported, Value
+from ..ops import search, search_beam
+from ..ops.search_beam import Beams
+from ..program.lowering import Lowering, Tensor
+from ..program.symbolic import Dim, le, logical_and
+from .search_gpt import Choice, Given, GptSearch, attribute_number, needed, rule_inputs
+
+MOST_BEAMS = 128
+"""As in ONNX Runtime."""
+
+
+class BeamSearch(GptSearch):
+    """Goes on with the likeliest sequences of each prompt."""
+
+    input_names = (
+        "input_ids max_length min_length num_beams num_return_sequences length_penalty repetition_penalty vocab_mask "
+        "prefix_vocab_mask attention_mask decoder_input_ids logits_processor"
+    )
+
+    def __init__(self, node: Node, opsets: dict[str, int]) -> None:
+        super().__init__(node, opsets)
+        for name in ("num_beams", "num_return_sequences"):
+            if name not in self._given:
+                raise InvalidModel(f"{node.op_type} lacks its input {name}")
+        if any(value is not None for value in node.outputs[2:]):
+            raise Unsupported("attribute", f"{node.op_type} that gives the scores of all tokens")
+        if not node.outputs or node.outputs[0] is None:
+            raise InvalidModel(f"{node.op_type} gives no sequences")
+        self._early = attribute_number(node, "early_stopping", 0) == 1
+
+    def beams(self, ctx: Lowering, given: Given) -> Dim:
+        beams = ctx.host_number(needed(given, "num_beams"), "num_beams")
+        ctx.require(logical_and(le(1, beams), le(beams, MOST_BEAMS)), f"num_beams is not between 1 and {MOST_BEAMS}")
+        return beams
+
+    def own_states(self) -> list[Value]:
+        of_beams = ("prompts", "beams")
+        return [
+            Value("beam scores", DType.FLOAT32, of_beams),
+            Value("done", DType.BOOL, ("prompts",)),
+            Value("hypothesis scores", DType.FLOAT32, of_beams),
+            Value("hypothesis lengths", DType.INT32, of_beams),
+            Value("hypotheses", DType.INT32, (*of_beams, "room")),
+        ]
+
+    def choose(self, ctx: Lowering, given: Given, length: Dim, *, is_first: bool) -> Choice:
+        sequences = needed(given, "sequences")
+        if is_first:
+            prompts = needed(given, "input_ids").shape[0]
+            now = search_beam.no_beams(ctx, prompts, self.beams(ctx, given), sequences.shape[1], self.pad)
+        else:
+            now = self._now(given)
+        scores = search_beam.log_probabilities(ctx, search.last_scores(ctx, needed(given, "logits")))
+        rules = rule_inputs(given)
+        if rules.prefix_mask is not None:
+            beams = now.scores.shape[1]
+            rules = replace(rules, prefix_mask=search.repeated_rows(ctx, rules.prefix_mask, beams))
+        scores = search.ruled_scores(ctx, scores, sequences, length, self.rules, rules)
+        step = search_beam.best_beams(ctx, scores, sequences, length, now, self._beam_rules(given))
+        return Choice(step.goes_on, step.sequences, step.tokens, step.beams.states, step.rows)
+
+    def finish(self, ctx: Lowering, given: Given) -> list[Tensor]:
+        now = self._now(given)
+        count = ctx.host_number(needed(given, "num_return_sequences"), "num_return_sequences")
+        possible = logical_and(le(1, count), le(count, now.scores.shape[1]))
+        ctx.require(possible, "num_return_sequences is not between 1 and num_beams")
+        wanted = self.node.outputs[1] if len(self.node.outputs) > 1 else None
+        score_type = wanted.dtype if wanted is not None and wanted.dtype is not None else DType.FLOAT32
+        rules = self._beam_rules(given)
+        return [*search_beam.results(ctx, now, needed(given, "sequences"), count, rules, score_type)]
+
+    def _beam_rules(self, given: Given) -> search_beam.Rules:
+        return search_beam.Rules(self.end, self.pad, self._early, given.get("length_penalty"))
+
+    def _now(self, given: Given) -> Beams:
+        return Beams(*(needed(given, value.name) for value in self.own_states()))

@@ -1,0 +1,321 @@
+"""What a beam search does between two calls of its decoder.
+
+Each prompt has a number of beams, which are rows one after the other: row ``prompt * beams + beam``. Beams that reach
+the end become hypotheses, of which each prompt keeps as many as it has beams, the best ones first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.kernels.scan import scan
+from ort_cuda_plugin.kernels.select import sort_rows
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise, full
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import reduce, row_map
+from ort_cuda_plugin.program.row_program import MAX, MIN, SUM, Reduction, Row, Values
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim
+from ort_cuda_plugin.program.views import reshape
+
+_LOWEST: Final = float(np.finfo(np.float32).min)
+_FAR_BEHIND: Final = -1e9
+"""What all beams but the first of a prompt score at first, so that not all of them go on with the same tokens."""
+
+
+@dataclass(frozen=True)
+class Beams:
+    """``scores`` [prompts, beams] of the sequences so far; ``done`` tells which prompts need no more.
+
+    Hypotheses have scores, lengths (0: there is none yet) and ``tokens`` [prompts, beams, room], padded.
+    """
+
+    scores: Tensor
+    done: Tensor
+    found: Tensor
+    lengths: Tensor
+    tokens: Tensor
+
+    @property
+    def states(self) -> list[Tensor]:
+        return [self.scores, self.done, self.found, self.lengths, self.tokens]
+
+
+def no_beams(ctx: Lowering, prompts: Dim, beams: Dim, room: Dim, pad: int) -> Beams:
+    """Those before the first choice."""
+
+    def score(_: IndexMap, c: list[Scalar]) -> Scalar:
+        return s.where(s.equal(c[1], 0), s.constant(0.0, DType.FLOAT32), _FAR_BEHIND)
+
+    return Beams(
+        gather_map(ctx, (prompts, beams), DType.FLOAT32, score),
+        full(ctx, (prompts,), False, DType.BOOL),
+        full(ctx, (prompts, beams), 0.0, DType.FLOAT32),
+        full(ctx, (prompts, beams), 0, DType.INT32),
+        full(ctx, (prompts, beams, room), pad, DType.INT32),
+    )
+
+
+def log_probabilities(ctx: Lowering, scores: Tensor) -> Tensor:
+    """The logarithms of the softmax of each row."""
+
+    def logarithm(row: Row, x: Scalar) -> tuple[list[Scalar], list[Scalar]]:
+        shifted = x - row.reduce(MAX, x)
+        return [shifted - s.log(row.reduce(SUM, s.exp(shifted)))], []
+
+    (result,) = row_map(ctx, logarithm, [1], scores)
+    return result
+
+
+@dataclass(frozen=True)
+class Rules:
+    """``penalty`` is the exponent of the length by which scores are divided; None: 1."""
+
+    end: int
+    pad: int
+    early: bool
+    penalty: Tensor | None
+
+
+def _by_length(maps: IndexMap, score: Scalar, length: Scalar, rules: Rules) -> Scalar:
+    """The score of a hypothesis, never so low that it looks as if it were none."""
+    size = s.cast(length, DType.FLOAT32)
+    if rules.penalty is not None:
+        size = s.power(size, s.cast(maps.number(rules.penalty), DType.FLOAT32))
+    return s.maximum(score / size, _LOWEST)
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """The best continuations [prompts, 2 * beams] of the beams of each prompt, the best one first.
+
+    ``places`` number them: beam * vocabulary + token. ``before`` counts those before that do not end the sequence.
+    """
+
+    places: Tensor
+    scores: Tensor
+    is_end: Tensor
+    before: Tensor
+    vocabulary: Dim
+
+    def beam(self, maps: IndexMap, at: list[Scalar]) -> Scalar:
+        return s.trunc_divide(maps.source(self.places).at(at), maps.dim(self.vocabulary))
+
+    def token(self, maps: IndexMap, at: list[Scalar]) -> Scalar:
+        return s.cast(s.trunc_modulo(maps.source(self.places).at(at), maps.dim(self.vocabulary)), DType.INT32)
+
+
+def _candidates(ctx: Lowering, scores: Tensor, now: Beams, end: int) -> _Candidates:
+    """Of ``scores`` [rows, vocabulary], which are added to those of the beams."""
+    prompts, beams = now.scores.shape
+    vocabulary = scores.shape[1]
+
+    def total(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        size = maps.dim(vocabulary)
+        beam, token = s.trunc_divide(c[1], size), s.trunc_modulo(c[1], size)
+        row = c[0] * maps.dim(beams) + beam
+        return maps.source(scores).at([row, token]) + maps.source(now.scores).at([c[0], beam])
+
+    totals = gather_map(ctx, (prompts, beams * vocabulary), DType.FLOAT32, total)
+    order, _ = sort_rows(ctx, reshape(ctx, totals, (prompts, beams * vocabulary, 1)), descending=True)
+    places = reshape(ctx, order, (prompts, beams * vocabulary))
+    best = (prompts, beams * 2)
+
+    def score(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return maps.source(totals).at([c[0], maps.source(places).at(c)])
+
+    def is_end(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        token = s.trunc_modulo(maps.source(places).at(c), maps.dim(vocabulary))
+        return s.where(s.equal(token, end), s.constant(1, DType.INT32), 0)
+
+    ends = gather_map(ctx, best, DType.INT32, is_end)
+    goes_on = elementwise(ctx, lambda x: 1 - x, ends)
+    before = scan(ctx, SUM, ctx.materialize(goes_on), 1, exclusive=True, reverse=False)
+    return _Candidates(places, gather_map(ctx, best, DType.FLOAT32, score), ends, before, vocabulary)
+
+
+def _merged(
+    ctx: Lowering, now: Beams, sequences: Tensor, others: Tensor, rows: Tensor, length: Dim, pad: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The best hypotheses out of those that there are and of the first ``length`` tokens of some rows.
+
+    ``others`` [prompts, beams] are scores, -inf where there is none; ``rows`` are of ``sequences``. The result is
+    their scores, lengths and tokens.
+    """
+    prompts, beams = now.scores.shape
+    room = sequences.shape[1]
+
+    def key(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        count = maps.dim(beams)
+        is_old = c[1] < count
+        is_there = maps.source(now.lengths).at(c, is_old, 0) > 0
+        old = s.where(is_there, maps.source(now.found).at(c, is_old, 0.0), -np.inf)
+        return s.where(is_old, old, maps.source(others).at([c[0], c[1] - count], c[1] >= count, 0.0))
+
+    keys = gather_map(ctx, (prompts, beams * 2), DType.FLOAT32, key)
+    order, _ = sort_rows(ctx, reshape(ctx, keys, (prompts, beams * 2, 1)), descending=True)
+    best = reshape(ctx, order, (prompts, beams * 2))
+
+    def score(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return maps.source(keys).at([c[0], maps.source(best).at(c)])
+
+    def size(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        which, count = maps.source(best).at(c), maps.dim(beams)
+        old = maps.source(now.lengths).at([c[0], which], which < count, 0)
+        is_new = (which >= count) & (maps.source(keys).at([c[0], which]) >= _LOWEST)
+        return s.where(is_new, s.cast(maps.dim(length), DType.INT32), old)
+
+    def token(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        which, count = maps.source(best).at(c[:2]), maps.dim(beams)
+        is_old = which < count
+        old = maps.source(now.tokens).at([c[0], which, c[2]], is_old, pad)
+        is_new = (which >= count) & (c[2] < maps.dim(length))
+        row = maps.source(rows).at([c[0], which - count], is_new, 0)
+        return s.where(is_old, old, maps.source(sequences).at([row, c[2]], is_new, pad))
+
+    return (
+        gather_map(ctx, (prompts, beams), DType.FLOAT32, score),
+        gather_map(ctx, (prompts, beams), DType.INT32, size),
+        gather_map(ctx, (prompts, beams, room), DType.INT32, token),
+    )
+
+
+@dataclass(frozen=True)
+class Step:
+    """After a choice; ``rows`` says of which row each row goes on, ``tokens`` are [rows, 1]."""
+
+    goes_on: Tensor
+    sequences: Tensor
+    tokens: Tensor
+    rows: Tensor
+    beams: Beams
+
+
+def best_beams(ctx: Lowering, scores: Tensor, sequences: Tensor, length: Dim, now: Beams, rules: Rules) -> Step:
+    """The beams to go on with, and the hypotheses; ``length`` tokens of ``sequences`` count."""
+    prompts, beams = now.scores.shape
+    room, pad = sequences.shape[1], rules.pad
+    candidates = _candidates(ctx, scores, now, rules.end)
+
+    def ended_score(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        counts = maps.source(candidates.before).at(c) < s.cast(maps.dim(beams), DType.INT32)
+        is_new = s.equal(maps.source(candidates.is_end).at(c), 1) & counts
+        is_new = is_new & s.equal(s.cast(maps.source(now.done).at([c[0]]), DType.INT32), 0)
+        score = _by_length(maps, maps.source(candidates.scores).at(c), maps.dim(length), rules)
+        return s.where(is_new, score, -np.inf)
+
+    def ended_row(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return c[0] * maps.dim(beams) + candidates.beam(maps, c)
+
+    others = gather_map(ctx, (prompts, beams), DType.FLOAT32, ended_score)
+    rows = gather_map(ctx, (prompts, beams), DType.INT64, ended_row)
+    found, lengths, tokens = _merged(ctx, now, sequences, others, rows, length, pad)
+    done = _done(ctx, now, found, lengths, candidates.scores, length, rules)
+    chosen = _chosen(ctx, candidates, now)
+
+    def source(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        prompt, beam = s.trunc_divide(c[0], maps.dim(beams)), s.trunc_modulo(c[0], maps.dim(beams))
+        which = maps.source(chosen).at([prompt, beam])
+        return prompt * maps.dim(beams) + candidates.beam(maps, [prompt, which])
+
+    def next_token(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        prompt, beam = s.trunc_divide(c[0], maps.dim(beams)), s.trunc_modulo(c[0], maps.dim(beams))
+        token = candidates.token(maps, [prompt, maps.source(chosen).at([prompt, beam])])
+        return s.where(maps.source(now.done).at([prompt]), pad, token)
+
+    def next_score(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        score = maps.source(candidates.scores).at([c[0], maps.source(chosen).at(c)])
+        return s.where(maps.source(now.done).at([c[0]]), 0.0, score)
+
+    sources = gather_map(ctx, (prompts * beams,), DType.INT64, source)
+    new = gather_map(ctx, (prompts * beams, 1), DType.INT32, next_token)
+
+    def longer(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        old = maps.source(sequences).at([maps.source(sources).at([c[0]]), c[1]])
+        return s.where(s.equal(c[1], maps.dim(length)), maps.source(new).at([c[0], c[1] * 0]), old)
+
+    all_done = reduce(ctx, lambda row, x: row.reduce(MIN, s.cast(x, DType.UINT8)), done, [0], keepdims=False)
+
+    def more(maps: IndexMap, _: list[Scalar]) -> Scalar:
+        return s.equal(maps.number(all_done), 0) & (maps.dim(length) + 1 < maps.dim(room))
+
+    return Step(
+        gather_map(ctx, (), DType.BOOL, more),
+        gather_map(ctx, (prompts * beams, room), DType.INT32, longer),
+        new,
+        sources,
+        Beams(gather_map(ctx, (prompts, beams), DType.FLOAT32, next_score), done, found, lengths, tokens),
+    )
+
+
+def _chosen(ctx: Lowering, candidates: _Candidates, now: Beams) -> Tensor:
+    """[prompts, beams] int64: the candidates that do not end, in order."""
+
+    def candidate(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        ends, before = maps.source(candidates.is_end), maps.source(candidates.before)
+        wanted = s.cast(c[1], DType.INT32)
+
+        def step(totals: Values, elements: Values) -> Values:
+            (j,) = elements
+            is_it = s.equal(ends.at([c[0], j]), 0) & s.equal(before.at([c[0], j]), wanted)
+            return (s.where(is_it, j, totals[0]),)
+
+        def combine(a: Values, b: Values) -> Values:
+            raise TypeError("a search has no parts")
+
+        search = Reduction(lambda dtypes: (s.constant(0, DType.INT64),), step, combine)
+        return maps.fold(search, maps.dim(candidates.before.shape[1]), lambda j: (j,))[0]
+
+    return gather_map(ctx, now.scores.shape, DType.INT64, candidate)
+
+
+def _done(
+    ctx: Lowering, now: Beams, found: Tensor, lengths: Tensor, scores: Tensor, length: Dim, rules: Rules
+) -> Tensor:
+    """Which prompts have all hypotheses, and, unless the search stops ``early``, can find no better ones.
+
+    ONNX Runtime's CPU provider asks here what candidates of earlier prompts score, and so stops later or too early.
+    """
+    beams = now.scores.shape[1]
+
+    def is_done(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        last = [c[0], maps.dim(beams) - 1]
+        is_full = maps.source(lengths).at(last) > 0
+        if not rules.early:
+            best = _by_length(maps, maps.source(scores).at([c[0], c[0] * 0]), maps.dim(length), rules)
+            is_full = is_full & (maps.source(found).at(last) >= best)
+        return maps.source(now.done).at(c) | is_full
+
+    return gather_map(ctx, now.done.shape, DType.BOOL, is_done)
+
+
+def results(
+    ctx: Lowering, now: Beams, sequences: Tensor, count: Dim, rules: Rules, score_type: DType
+) -> tuple[Tensor, Tensor]:
+    """The best ``count`` hypotheses of each prompt, [prompts, count, room], and their scores.
+
+    The sequences of prompts that are not done fill the room.
+    """
+    prompts, beams = now.scores.shape
+    room = sequences.shape[1]
+
+    def score(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        own = _by_length(maps, maps.source(now.scores).at(c), maps.dim(room), rules)
+        return s.where(maps.source(now.done).at([c[0]]), -np.inf, own)
+
+    def row(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return c[0] * maps.dim(beams) + c[1]
+
+    others = gather_map(ctx, (prompts, beams), DType.FLOAT32, score)
+    rows = gather_map(ctx, (prompts, beams), DType.INT64, row)
+    found, _, tokens = _merged(ctx, now, sequences, others, rows, room, rules.pad)
+    shape = (prompts, count)
+    best = gather_map(ctx, (*shape, room), DType.INT32, lambda maps, c: maps.source(tokens).at(c))
+    scores = gather_map(ctx, shape, score_type, lambda maps, c: s.cast(maps.source(found).at(c), score_type))
+    return best, scores
