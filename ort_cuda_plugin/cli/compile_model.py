@@ -1,6 +1,7 @@
 """Compile a model ahead of time, for one or several architectures; no GPU is needed.
 
 Writes a model that any ONNX Runtime with the plugin loads without compiling, with a file of its own beside it.
+Models that share weights, as prefill and decoding of one decoder, are compiled together: they share that file.
 """
 
 from __future__ import annotations
@@ -32,14 +33,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weightless", action="store_true", help="leave the weights in MODEL, which belongs beside OUT from then on"
     )
+    parser.add_argument(
+        "--share-with",
+        nargs="+",
+        default=[],
+        metavar="MODEL",
+        help="models that are compiled into the same file, in which equal weights are once; their compiled models are "
+        "written beside OUT, as NAME_ctx.onnx",
+    )
     parser.add_argument("--embed", action="store_true", help="put everything into the model, no file beside it")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     path = model_path(arguments.model)
     output = arguments.output or output_file(str(Path(path.name).with_name(f"{path.stem}_ctx.onnx")))
-    if output.exists():
-        raise UserError(ExitCode.USAGE, f"{output} exists; remove it first")
+    others = [model_path(name) for name in arguments.share_with]
+    jobs = [(path, output), *((other, output.with_name(f"{other.stem}_ctx.onnx")) for other in others)]
+    for _, target in jobs:
+        if target.exists():
+            raise UserError(ExitCode.USAGE, f"{target} exists; remove it first")
+    if len({target for _, target in jobs}) < len(jobs):
+        raise UserError(ExitCode.USAGE, "two of the models have the same name, and so would what is written")
+    if others and arguments.embed:
+        raise UserError(ExitCode.USAGE, "--share-with shares a file, and --embed writes none")
     emulate = find_device("auto")
     with unavailable_as_user_error():
         import onnxruntime as ort
@@ -50,18 +66,22 @@ def execute(arguments: argparse.Namespace) -> int:
         "context_shapes": ";".join(arguments.shapes),
         "context_weightless": "1" if arguments.weightless else "",
     }
-    settings = ort.SessionOptions()
-    settings.log_severity_level = 3
-    settings.add_provider_for_devices(devices[:1], {key: value for key, value in options.items() if value})
-    try:
-        with waiting(Console(stderr=True), f"compiling {path.name}"):
-            ort.ModelCompiler(
-                settings,
-                str(path),
-                embed_compiled_data_into_model=arguments.embed,
-                flags=ort.OrtCompileApiFlags.ERROR_IF_NO_NODES_COMPILED,
-            ).compile_to_file(str(output))
-    except Exception as error:
-        raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {error}") from error
+    for model, target in jobs:
+        settings = ort.SessionOptions()
+        settings.log_severity_level = 3
+        settings.add_provider_for_devices(devices[:1], {key: value for key, value in options.items() if value})
+        if others:
+            settings.add_session_config_entry("ep.share_ep_contexts", "1")
+            settings.add_session_config_entry("ep.stop_share_ep_contexts", str(int(target == jobs[-1][1])))
+        try:
+            with waiting(Console(stderr=True), f"compiling {model.name}"):
+                ort.ModelCompiler(
+                    settings,
+                    str(model),
+                    embed_compiled_data_into_model=arguments.embed,
+                    flags=ort.OrtCompileApiFlags.ERROR_IF_NO_NODES_COMPILED,
+                ).compile_to_file(str(target))
+        except Exception as error:
+            raise UserError(ExitCode.MODEL_FAILED, f"{model}: {error}") from error
     print_contexts(output, as_json=False)
     return ExitCode.OK

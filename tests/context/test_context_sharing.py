@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 from onnx import helper
 
 import ort_cuda_plugin
-from contexts import BINARY, RNG, assert_same, load, row_model, rows, settings
+import shared_decoder
+from contexts import BINARY, RNG, assert_same, context_nodes, load, nothing_compiled, row_model, rows, settings
+from ort_cuda_plugin.cli import main
+from ort_cuda_plugin.cli.exit_codes import ExitCode
 from ort_cuda_plugin.context.container import Container
 from ort_cuda_plugin.context.files import map_context
 
@@ -36,6 +41,57 @@ def in_use() -> int:
     return ort_cuda_plugin.counters()["weight_bytes"]
 
 
+def shared_session(path: Path) -> ort.InferenceSession:
+    options = settings({"ep.share_ep_contexts": "1"}, {"context_allow_host_code": "1"})
+    return ort.InferenceSession(str(path), options)
+
+
+@pytest.mark.usefixtures("collected")
+def test_prefill_and_decoding_of_one_decoder(tmp_path: Path) -> None:
+    """Of com.microsoft's operators: `compile --share-with` writes the weights once; they are once on the device."""
+    values = shared_decoder.weights()
+    shared_decoder.save_pair(tmp_path, values)
+    source, out = ({name: tmp_path / f"{name}{end}.onnx" for name in ("prefill", "decode")} for end in ("", "_ctx"))
+    command = ["compile", str(source["prefill"]), "--share-with", str(source["decode"]), "-o", str(out["prefill"])]
+    assert main(command) == ExitCode.OK
+    binary = BINARY.format("prefill")
+    models = [path.name for path in (*source.values(), *out.values())]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*models, "weights.data", binary])
+    assert [len(context_nodes(onnx.load(path))) for path in out.values()] == [1, 1]
+    stored = (tmp_path / binary).read_bytes()
+    large = [array for array in values.values() if array.nbytes > 4096]
+    assert [stored.count(array.tobytes()) for array in large] == [1] * len(large)
+    total = sum(array.nbytes for array in values.values())
+    assert len(stored) < total + 500_000
+    before = in_use()
+    with nothing_compiled():
+        sessions = {name: shared_session(path) for name, path in out.items()}
+        assert sum(array.nbytes for array in large) <= in_use() - before <= total
+        cpu = [ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]) for path in source.values()]
+        expected = shared_decoder.generate(cpu[0], cpu[1], [1, 20, 300, 40, 5], 4)
+        actual = shared_decoder.generate(sessions["prefill"], sessions["decode"], [1, 20, 300, 40, 5], 4)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
+    del sessions["prefill"]
+    assert in_use() - before <= total
+    sessions.clear()
+    assert in_use() == before
+    assert main(command) == ExitCode.USAGE  # the files are there
+
+
+def test_what_cannot_be_shared_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "m.onnx").write_bytes(row_model())
+    first, second = (str(tmp_path / name / "m.onnx") for name in ("a", "b"))
+    for arguments, said in (([second], "same name"), ([str(tmp_path / "none.onnx")], "none.onnx"), ([], "expected")):
+        with contextlib.suppress(SystemExit):
+            assert (
+                main(["compile", first, "-o", str(tmp_path / "m_ctx.onnx"), "--share-with", *arguments]) != ExitCode.OK
+            )
+        assert said in capsys.readouterr().err
+    assert not list(tmp_path.glob("*ctx*"))
+
+
 @pytest.mark.usefixtures("collected")
 def test_two_models_share_a_file_and_device_memory(tmp_path: Path) -> None:
     sources = {name: with_big_weight(operator) for name, operator in (("prefill", "Neg"), ("decode", "Abs"))}
@@ -48,8 +104,7 @@ def test_two_models_share_a_file_and_device_memory(tmp_path: Path) -> None:
     before = in_use()
     sessions = {}
     for name in sources:
-        options = settings({"ep.share_ep_contexts": "1"}, {"context_allow_host_code": "1"})
-        sessions[name] = ort.InferenceSession(str(tmp_path / f"{name}_ctx.onnx"), options)
+        sessions[name] = shared_session(tmp_path / f"{name}_ctx.onnx")
     assert BIG.nbytes <= in_use() - before < 1.5 * BIG.nbytes
     for name, session in sessions.items():
         assert_same(session, sources[name], [{"x": rows(2, 3)}, {"x": rows(1, 1)}])
