@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..clusters.cluster import CompiledCluster, Variant
+from ..clusters.ranks import LIKELY, Ranks
 from ..compiler.kernel import KernelSpec
 from ..compiler.targets import Target
-from ..model.ir import Constant, InvalidModel, Node, NodeError, Unsupported
+from ..model.ir import Constant, DType, InvalidModel, Node, NodeError, Unsupported
 from ..plan.format import Plan
 from ..plan.tables import Weight
 from ..program.libraries import LibraryProblem
 from ..program.lowering import DeviceProperties
 from .guards import Guards
 from .sample_shapes import Shapes, sample_shapes
+
+MAX_RANKS = 5
+"""Ranks that get plans where a model leaves them open."""
+MAX_CONDITIONS = 3
+"""Conditions of which both values get plans."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,7 @@ class Captured:
         variant.tables.problems.commit()
 
 
-def capture(cluster: CompiledCluster, known_ranks: Mapping[str, int], wanted: Sequence[Shapes] = ()) -> Captured:
+def capture(cluster: CompiledCluster, ranks: Ranks, wanted: Sequence[Shapes] = ()) -> Captured:
     """The plan of a cluster whose shapes the model fixes, or those for sample shapes and for the ``wanted`` ones.
 
     ``cluster`` is used up.
@@ -66,25 +74,41 @@ def capture(cluster: CompiledCluster, known_ranks: Mapping[str, int], wanted: Se
         return captured
     names = [value.name for value in cluster.inputs]
     guards: list[Guards] = []
-    for shapes in sample_shapes(cluster.inputs, known_ranks, wanted):
-        contents = {index: _contents(shapes[index]) for index in cluster.host_inputs}
+    guesses: list[str] = []
+    is_guess = any(ranks.under(None).rank(value) is None for value in cluster.inputs)
+    for shapes, contents in _samples(cluster, ranks, wanted):
         if any(not known.refusal(shapes, contents) for known in guards):
             continue
         try:
             captured.take(cluster.build(shapes, list(contents.values())))
         except (NodeError, InvalidModel, Unsupported) as error:
-            captured.failures.append(f"{_shown(names, shapes)}: {error}")
+            (guesses if is_guess else captured.failures).append(f"{_shown(names, shapes)}: {error}")
             continue
         guards.append(Guards(captured.plans[-1], names))
+    if not guards:
+        captured.failures += guesses
     return captured
 
 
-def _contents(shape: Sequence[int]) -> list[int]:
-    """What a host input of this shape is taken to hold: nothing is known of it."""
-    count = 1
-    for dim in shape:
-        count *= dim
-    return [1] * count
+def _samples(
+    cluster: CompiledCluster, ranks: Ranks, wanted: Sequence[Shapes]
+) -> Iterator[tuple[list[tuple[int, ...]], dict[int, Sequence[int]]]]:
+    """Shapes of inputs, and contents of host inputs; where ranks are not known, those of real models."""
+    is_known = all(ranks.under(None).rank(value) is not None for value in cluster.inputs)
+    for trial in (None,) if is_known else LIKELY[:MAX_RANKS]:
+        assumed = {value.name: ranks.under(trial).rank(value) for value in cluster.inputs}
+        found = {name: rank for name, rank in assumed.items() if rank is not None}
+        for shapes in sample_shapes(cluster.inputs, found, wanted):
+            for contents in _contents(cluster, shapes):
+                yield shapes, contents
+
+
+def _contents(cluster: CompiledCluster, shapes: Sequence[Sequence[int]]) -> Iterator[dict[int, Sequence[int]]]:
+    """What host inputs may hold: ones, since nothing is known of them, and both values of a few conditions."""
+    ones: dict[int, Sequence[int]] = {index: [1] * math.prod(shapes[index]) for index in cluster.host_inputs}
+    conditions = [index for index in ones if cluster.inputs[index].dtype is DType.BOOL and len(ones[index]) == 1]
+    for values in itertools.product((1, 0), repeat=min(len(conditions), MAX_CONDITIONS)):
+        yield ones | {index: [value] for index, value in zip(conditions, values, strict=False)}
 
 
 def _shown(names: Sequence[str], shapes: Sequence[Sequence[int]]) -> str:

@@ -148,7 +148,7 @@ class ContextWriter:
             cluster.ranks,
             cluster.fed,
         )
-        captured = capture(compiled, cluster.ranks.known, request.shapes)
+        captured = capture(compiled, cluster.ranks, request.shapes)
         programs = list(dict.fromkeys(weight.program for weight in captured.weights if isinstance(weight, Precomputed)))
         nodes = {node: number for number, node in enumerate(cluster.graph.all_nodes())}
         owners = {constant: nodes[node] for node, constant in captured.states.items()}

@@ -23,7 +23,7 @@ from ..model.ort_graph import read_graph
 from ..ops.registry import CHANNELS_LAST_DOMAIN, channels_last_operators, lookup
 from ..program.lowering import DeviceProperties, LoweringOptions
 from . import arena
-from .context_nodes import model_path
+from .context_nodes import is_context, model_path
 from .context_session import ContextSession, give, request_of
 from .devices import DeviceInfo
 from .dynamic_options import parse_changes
@@ -272,8 +272,9 @@ class Provider:
         _thread.verdicts = self.verdicts
         fusion = ffi.new("OrtNodeFusionOptions *")
         fusion.ort_version_supported = host.api_version()
-        fusion.drop_constant_initializers = True
         for cluster in fused:
+            # What compiled a context took an initializer that an application may replace for an input.
+            fusion.drop_constant_initializers = not is_context(cluster[0])
             members = ffi.new("const OrtNode *[]", [nodes[node.index] for node in cluster])
             host.check_status(host.ep_api().EpGraphSupportInfo_AddNodesToFuse(info, members, len(members), fusion))
         for (node,) in [*singly, *([node] for node in claims.singles)]:

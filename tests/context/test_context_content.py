@@ -157,6 +157,40 @@ def test_host_inputs_are_read_back(tmp_path: Path) -> None:
     assert_same(load(tmp_path / "m_ctx.onnx"), source, [feed, {"x": rows(1), "shape": np.array([2, 5, 16])}])
 
 
+def test_open_ranks_and_conditions_are_foreseen(tmp_path: Path) -> None:
+    bodies = {
+        name: helper.make_graph([helper.make_node(op, ["a"], [name])], name, [], [info(name, FLOAT, None)])
+        for name, op in (("then", "Neg"), ("else", "Exp"))
+    }
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("If", ["c"], ["y"], then_branch=bodies["then"], else_branch=bodies["else"]),
+    ]
+    unranked = helper.make_value_info("x", helper.make_tensor_type_proto(FLOAT, None))
+    source = model(nodes, [unranked, info("c", onnx.TensorProto.BOOL, [])], {"y": FLOAT})
+    compile_model(source, tmp_path / "m_ctx.onnx")
+    shapes = [(5,), (3, 7), (2, 1, 6)]
+    feeds = [{"x": RNG.random(shape, np.float32), "c": np.array(c)} for shape in shapes for c in (True, False)]
+    with nothing_compiled():
+        assert_same(load(tmp_path / "m_ctx.onnx"), source, feeds)
+
+
+def test_shapes_that_are_wanted_are_foreseen(tmp_path: Path) -> None:
+    compile_model(broadcasting(), tmp_path / "m_ctx.onnx", context_shapes="a=3x16,b=3x1")
+    with nothing_compiled():
+        assert_same(load(tmp_path / "m_ctx.onnx"), broadcasting(), [UNFORESEEN])
+
+
+def test_an_initializer_that_could_be_replaced_is_an_input(tmp_path: Path) -> None:
+    """ONNX Runtime makes a plain initializer of it in the compiled model."""
+    inputs = [info("x", FLOAT, ["n", 16]), info("w", FLOAT, [16])]
+    source = model([helper.make_node("Add", ["x", "w"], ["y"])], inputs, {"y": FLOAT}, {"w": rows()})
+    compiled = compile_model(source, tmp_path / "m_ctx.onnx")
+    assert list(compiled.graph.node[0].input) == ["x", "w"]
+    with nothing_compiled():
+        assert_same(load(tmp_path / "m_ctx.onnx"), source, [{"x": rows(3)}])
+
+
 def test_bodies_come_back_with_the_graph(tmp_path: Path) -> None:
     """A stored graph is compiled where host code is not allowed."""
     body = helper.make_graph(
