@@ -92,6 +92,12 @@ def version_of(distribution: str) -> str:
         return "absent"
 
 
+def toolkit_version() -> str:
+    """The CUDA version of what makes cubins, as "13.0"; "" where it is not installed."""
+    version = version_of("nvidia-nvjitlink")
+    return "" if version == "absent" else ".".join(version.split(".")[:2])
+
+
 @lru_cache(maxsize=1)
 def front_end_digest() -> str:
     """What turns a kernel into IR."""

@@ -6,9 +6,11 @@ import enum
 import re
 from collections.abc import Sequence
 
+from ..compiler.cache import toolkit_version
 from ..compiler.targets import Target
 from ..plan.format import version as plan_version
 from .container import VERSION
+from .fits import driver_runs
 from .writer import cpu_digest
 
 
@@ -22,13 +24,18 @@ class Fit(enum.IntEnum):
 
 
 def compatibility_info(architectures: Sequence[str]) -> str:
-    """The line: versions of the formats, what the model was compiled for, and on which CPU the emulated device was."""
+    """The line: versions of the formats, what the model was compiled for, with what, and for which CPU's emulator."""
     cpu = cpu_digest(Target.emulated())[:16] if "emulated" in architectures else ""
-    return f"format={VERSION[0]}.{VERSION[1]};plans={plan_version};for={','.join(architectures)};cpu={cpu}"
+    toolkit = toolkit_version() if any(arch.startswith("sm_") for arch in architectures) else ""
+    versions = f"format={VERSION[0]}.{VERSION[1]};plans={plan_version};toolkit={toolkit}"
+    return f"{versions};for={','.join(architectures)};cpu={cpu}"
 
 
-def fit(info: str, target: Target, allow_host_code: bool) -> Fit:
-    """Whether a device uses what was compiled as it is, or compiles the model's graph again, or can do neither."""
+def fit(info: str, target: Target, allow_host_code: bool, driver_version: str = "") -> Fit:
+    """Whether a device uses what was compiled for it, or code for another one, or compiles, or can do nothing.
+
+    ``driver_version`` is the CUDA version of its driver.
+    """
     fields = dict(part.partition("=")[::2] for part in info.split(";"))
     major = re.match(r"(\d+)\.\d+$", fields.get("format", ""))
     if major is None:
@@ -38,5 +45,7 @@ def fit(info: str, target: Target, allow_host_code: bool) -> Fit:
     if fields.get("plans") != str(plan_version) or target.arch not in fields.get("for", "").split(","):
         return Fit.USABLE
     if target.is_emulated and not (allow_host_code and fields.get("cpu") == cpu_digest(target)[:16]):
+        return Fit.USABLE
+    if not target.is_emulated and not driver_runs(fields.get("toolkit", ""), driver_version):
         return Fit.USABLE
     return Fit.OPTIMAL

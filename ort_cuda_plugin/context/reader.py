@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,6 +18,7 @@ from ..program.lowering import DeviceProperties, LoweringOptions
 from .constants import StoredConstants
 from .container import Container, Json, parse_json
 from .errors import MALFORMED, ContextError, UnforeseenShapes
+from .fits import driver_runs, runs_on
 from .graph_data import decode_graph, dtype_of
 from .guards import Guards
 from .writer import cpu_digest
@@ -29,7 +29,7 @@ class Session:
     """What the session that loads a context is: its device, and what it asks for.
 
     ``allow_host_code`` says whether code of the context may run on this computer's CPU; ``refits`` whether initializers
-    that the context does not store may have new contents.
+    that the context does not store may have new contents. ``driver_version`` is the CUDA version of the driver.
     """
 
     target: Target
@@ -37,6 +37,7 @@ class Session:
     options: LoweringOptions
     allow_host_code: bool
     refits: bool = False
+    driver_version: str = ""
 
 
 @dataclass(frozen=True)
@@ -186,22 +187,37 @@ class _Partition:
         ):
             self.why_not = "it was compiled with use_tf32=1 or deterministic=0, and the session asks for the opposite"
             return None
-        fitting = [row for row in self.row["targets"] if row["plans"] and self._fits(row)]
+        reasons = [(row, self._misfit(row)) for row in self.row["targets"]]
+        fitting = [row for row, reason in reasons if not reason]
         if not fitting:
-            made_for = ", ".join(row["arch"] for row in self.row["targets"]) or "nothing"
-            self.why_not = f"it holds no plans for {session.target.arch} on this computer; it was made for {made_for}"
+            made_for = "; ".join(f"{row['arch']}: {reason}" for row, reason in reasons) or "nothing"
+            self.why_not = (
+                f"it holds no plans for {session.target.arch} on this computer; what it was made for does not fit "
+                f"({made_for})"
+            )
             return None
         return max(fitting, key=lambda row: (row["arch"] == session.target.arch, row["arch"]))
 
-    def _fits(self, row: Json) -> bool:
-        target, arch = self.session.target, row["arch"]
-        if row["plan_version"] != plan_version or not set(row["libraries"]) <= self.session.device.libraries:
-            return False
+    def _misfit(self, row: Json) -> str:
+        """Why what is stored for an architecture cannot be used; "" where it can."""
+        session, target, arch = self.session, self.session.target, row["arch"]
+        if target.is_emulated != arch.startswith("emulated"):
+            return "another kind of device"
         if target.is_emulated:
-            return bool(arch == target.arch and row["cpu"] == cpu_digest(target))
-        # A cubin runs on later devices of its own major version.
-        match = re.fullmatch(r"sm_(\d+)(\d)", arch)
-        return match is not None and (int(match[1]), int(match[2])) <= target.compute_capability < (int(match[1]) + 1,)
+            return "" if arch == target.arch and row["cpu"] == cpu_digest(target) else "another CPU or mode"
+        if not runs_on(arch, target.compute_capability):
+            return "another architecture"
+        if not driver_runs(row.get("toolkit", ""), session.driver_version):
+            return (
+                f"its kernels want a driver for CUDA {row['toolkit']}, and this one is for CUDA "
+                f"{session.driver_version}; update the driver"
+            )
+        missing = sorted(set(row["libraries"]) - session.device.libraries)
+        if missing:
+            return f"its plans call {', '.join(missing)}, which this computer lacks; install them"
+        if row["plan_version"] != plan_version:
+            return f"its plans have version {row['plan_version']}, this plugin runs version {plan_version}"
+        return "" if row["plans"] else "no plan could be made"
 
     def graph(self) -> Graph:
         """The cluster's graph. Raises ContextError."""
@@ -232,12 +248,15 @@ class _Partition:
 class StoredCluster:
     """A cluster of stored plans; it has the part of `CompiledCluster` that a fused node uses.
 
+    ``arch`` is the architecture that they are for.
+
     Raises what reading a value of another form raises.
     """
 
     def __init__(self, partition: _Partition, row: Json) -> None:
         self._partition = partition
         self._context = context = partition.context
+        self.arch = str(row["arch"])
         self.weight_reader = WeightReader()
         self.host_inputs = [_index(number) for number in row["host_inputs"]]
         self._tables = Tables(KnownEntries())

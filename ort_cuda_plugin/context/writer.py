@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..clusters.cluster import CompiledCluster
 from ..clusters.ranks import Ranks
-from ..compiler.cache import host_cpu, joined_digest
+from ..compiler.cache import host_cpu, joined_digest, toolkit_version
 from ..compiler.kernel import KernelSpec
 from ..compiler.targets import KernelImage, Target
 from ..model.ir import Constant, Graph, Value
@@ -155,6 +155,7 @@ class ContextWriter:
         return {
             "arch": target.target.arch,
             "cpu": cpu_digest(target.target),
+            "toolkit": "" if target.target.is_emulated else toolkit_version(),
             "plan_version": plan_version,
             "libraries": sorted(target.device.libraries),
             "host_inputs": captured.host_inputs,

@@ -103,7 +103,14 @@ class ContextSession:
         ]
         if self.output is not None and any(nodes):
             raise ContextError("the model is compiled already: compile the model that it was made of")
-        session = Session(device.target, properties, options, allows_host_code(asked), asked.context_refit)
+        session = Session(
+            device.target,
+            properties,
+            options,
+            allows_host_code(asked),
+            asked.context_refit,
+            device.info.driver_version,
+        )
         found = iter(
             self._reader.read([(node, ort_graph) for node, (_, ort_graph) in zip(nodes, graphs, strict=True) if node])
         )

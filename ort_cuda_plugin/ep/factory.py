@@ -79,7 +79,7 @@ class Factory:
     def fit_of(self, hardware: list[Any], info: str) -> int:
         """How well a compiled model fits devices (``OrtCompiledModelCompatibility``): the worst of them counts."""
         fits = [
-            fit(info, target_of(self._offered[device]), allows_host_code())
+            fit(info, target_of(self._offered[device]), allows_host_code(), self._offered[device].driver_version)
             for device in hardware
             if device in self._offered
         ]

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..abi.core import PluginError, check, core, count, ffi, new_error
 from ..clusters.cluster import CompiledCluster, Variant
-from ..context.errors import MALFORMED, ContextError, UnforeseenShapes
+from ..context.errors import MALFORMED, ContextError
 from ..context.reader import StoredCluster
 from ..plan.tables import Precomputation, Precomputed, Weight
 from ..program.libraries import LibraryProblem
@@ -88,7 +88,10 @@ class FusedNode:
             if isinstance(self._cluster, StoredCluster):
                 raise self._cluster.unforeseen(shapes, host_values, error) from error
             if self._why:
-                raise UnforeseenShapes(f"{self._why}. But the plugin's compiler is not installed: {error}") from error
+                raise ContextError(
+                    f"{self._why}. But the plugin's compiler is not installed: {error}. Install it, or compile the "
+                    "model for this device"
+                ) from error
             raise
         except (*MALFORMED, PluginError) as error:
             is_damage = not isinstance(error, PluginError) or error.code == ContextError.ort_code

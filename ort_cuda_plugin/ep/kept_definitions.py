@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ..abi import host
-from ..abi.core import ffi
 from ..compiler.cache import joined_digest, tools_digest
 from ..model.ir import DType
 from ..ops.kernel_definitions import KernelDefinition
@@ -67,4 +66,4 @@ def _modules() -> Iterable[Path]:
 
 def _host() -> tuple[str, str]:
     api = host.api()
-    return str(host.api_version()), host.text(api.GetBuildInfoString() if host.api_version() else ffi.NULL)
+    return f"{host.api_version()} {host.host_version()}", host.text(api.GetBuildInfoString())

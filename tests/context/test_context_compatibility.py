@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import onnx
@@ -9,10 +10,15 @@ import pytest
 from onnxruntime.capi import _pybind_state
 
 import ort_cuda_plugin
-from contexts import compile_model, row_model
+from contexts import BINARY, compile_model, row_model
 from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.context.compatibility import Fit, compatibility_info, fit
+from ort_cuda_plugin.context.container import Container
+from ort_cuda_plugin.context.files import map_context
+from ort_cuda_plugin.context.reader import Context, Session, StoredCluster
 from ort_cuda_plugin.ep.context_session import ALLOW_VARIABLE
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
 
 KEY = f"ep_compatibility_info.{ort_cuda_plugin.get_ep_name()}"
 KINDS = _pybind_state.OrtCompiledModelCompatibility
@@ -45,3 +51,36 @@ def test_each_part_of_the_line_counts() -> None:
     assert fit(both, Target.emulated(check=True), True) is Fit.USABLE
     assert fit(both[:-1] + "z", Target.emulated(), True) is Fit.USABLE
     assert fit(both.replace("plans=", "plans=9"), Target.cuda(9, 0), False) is Fit.USABLE
+    old = re.sub(r"toolkit=[^;]*", "toolkit=13.2", both)
+    drivers = {"": Fit.OPTIMAL, "12.8": Fit.USABLE, "13.0": Fit.OPTIMAL, "14.0": Fit.OPTIMAL}
+    assert {driver: fit(old, Target.cuda(9, 0), False, driver) for driver in drivers} == drivers
+
+
+def choice(container: Container, major: int, minor: int, driver: str = "13.0") -> str:
+    """The architecture whose plans a GPU would use, or why it would compile."""
+    device = DeviceProperties(False, frozenset())
+    session = Session(Target.cuda(major, minor), device, LoweringOptions(), False, driver_version=driver)
+    context = Context(container)
+    ((name, row),) = context.partitions.items()
+    ports = [[DType(port["dtype"]) for port in row[kind]] for kind in ("inputs", "outputs")]
+    loaded = context.cluster(name, session, *ports)
+    return loaded.cluster.arch if isinstance(loaded.cluster, StoredCluster) else loaded.why
+
+
+def test_a_gpu_takes_the_best_of_what_is_stored(tmp_path: Path) -> None:
+    compile_model(row_model(), tmp_path / "m_ctx.onnx", context_architectures="sm_80,sm_86,sm_90", enable_cudnn="0")
+    whole = Container(map_context(tmp_path, BINARY.format("m")), "it")
+    for row in whole.index["partitions"][0]["targets"]:
+        row["toolkit"], row["libraries"] = "13.2", []
+    assert [choice(whole, 8, 0), choice(whole, 8, 6), choice(whole, 8, 9)] == ["sm_80", "sm_86", "sm_86"]
+    assert choice(whole, 9, 0) == "sm_90"
+    assert "sm_90: another architecture" in choice(whole, 10, 0)
+    assert "sm_86: its kernels want a driver for CUDA 13.2, and this one is for CUDA 12.4" in choice(
+        whole, 8, 6, "12.4"
+    )
+    for row in whole.index["partitions"][0]["targets"]:
+        row["libraries"] = ["cublaslt"]
+    assert "its plans call cublaslt, which this computer lacks" in choice(whole, 9, 0)
+    for row in whole.index["partitions"][0]["targets"]:
+        row["libraries"], row["plan_version"] = [], 1
+    assert "its plans have version 1, this plugin runs version" in choice(whole, 9, 0)

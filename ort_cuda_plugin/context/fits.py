@@ -1,0 +1,24 @@
+"""Which devices and drivers run a cubin."""
+
+from __future__ import annotations
+
+import re
+
+
+def runs_on(arch: str, compute_capability: tuple[int, int]) -> bool:
+    """Whether a device runs a cubin: one of its own architecture, or of an earlier minor version of it."""
+    match = re.fullmatch(r"sm_(\d+)(\d)", arch)
+    return match is not None and (int(match[1]), int(match[2])) <= compute_capability < (int(match[1]) + 1,)
+
+
+def driver_runs(toolkit: str, driver: str) -> bool:
+    """Whether a driver takes what a toolkit made: each does of its own major version and of earlier ones.
+
+    Unknown versions are no reason to refuse.
+    """
+    return not toolkit or not driver or _major(toolkit) <= _major(driver)
+
+
+def _major(version: str) -> int:
+    match = re.match(r"\d{1,4}", version)
+    return int(match[0]) if match else 0
