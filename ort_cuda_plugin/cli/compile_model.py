@@ -7,12 +7,15 @@ Models that share weights, as prefill and decoding of one decoder, are compiled 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import Progress
 
 import ort_cuda_plugin
-from ort_cuda_plugin.cli.common import find_device, model_path, output_file, unavailable_as_user_error, waiting
+from ort_cuda_plugin.cli.common import find_device, model_path, output_file, unavailable_as_user_error
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.inspect_context import print_contexts
 
@@ -74,7 +77,7 @@ def execute(arguments: argparse.Namespace) -> int:
             settings.add_session_config_entry("ep.share_ep_contexts", "1")
             settings.add_session_config_entry("ep.stop_share_ep_contexts", str(int(target == jobs[-1][1])))
         try:
-            with waiting(Console(stderr=True), f"compiling {model.name}"):
+            with _progress(Console(stderr=True), f"compiling {model.name}"):
                 ort.ModelCompiler(
                     settings,
                     str(model),
@@ -85,3 +88,24 @@ def execute(arguments: argparse.Namespace) -> int:
             raise UserError(ExitCode.MODEL_FAILED, f"{model}: {error}") from error
     print_contexts(output, as_json=False)
     return ExitCode.OK
+
+
+@contextmanager
+def _progress(console: Console, what: str) -> Iterator[None]:
+    """A bar of kernels on the terminal, whose end moves away as clusters ask for more; else nothing."""
+    from ort_cuda_plugin.ep.open_device import kernel_library
+
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=None)
+        asked = 0
+
+        def watch(more: int, done: int) -> None:
+            nonlocal asked
+            asked += more
+            progress.update(task, total=asked, advance=done)
+
+        kernel_library().watch = watch
+        try:
+            yield
+        finally:
+            kernel_library().watch = None

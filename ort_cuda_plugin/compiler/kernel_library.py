@@ -38,8 +38,11 @@ def count_kernels(name: str, by: int) -> None:
 class KernelLibrary:
     """Compiled kernels of this process. Its methods may be called from any thread.
 
-    ``count(name, by)`` is called with KERNELS_COMPILED and KERNEL_CACHE_HITS.
+    ``count(name, by)`` is called with KERNELS_COMPILED and KERNEL_CACHE_HITS. ``watch(asked, done)``, where it is set,
+    is called from any thread with the number of kernels that were just asked for, and of those that are there.
     """
+
+    watch: Callable[[int, int], None] | None = None
 
     def __init__(self, cache: KernelCache | None = None, count: Callable[[str, int], None] = count_kernels) -> None:
         self.cache = cache if cache is not None else KernelCache()
@@ -63,8 +66,16 @@ class KernelLibrary:
 
         ``progress`` is called with the number of jobs just done, from any thread.
         """
+
+        def advance(done: int) -> None:
+            progress(done)
+            if self.watch is not None:
+                self.watch(0, done)
+
         record_specs(spec for spec, _ in jobs)
         keys = [kernel_key(spec, target) for spec, target in jobs]
+        if self.watch is not None:
+            self.watch(len(set(keys)), 0)
         with self.lock:
             missing: dict[str, Job] = {}
             hits = 0
@@ -77,7 +88,7 @@ class KernelLibrary:
                     missing[key] = job
             if hits:
                 self.count("KERNEL_CACHE_HITS", hits)
-                progress(hits)
+                advance(hits)
             if missing:
                 missing_keys = list(missing)
 
@@ -86,7 +97,7 @@ class KernelLibrary:
                     self.images[missing_keys[index]] = image
                     self.cache.store(missing_keys[index], image)
                     self.count("KERNELS_COMPILED", 1)
-                    progress(1)
+                    advance(1)
 
                 compile_many(list(missing.values()), keep, self.cache)
             return [self.images[key] for key in keys]

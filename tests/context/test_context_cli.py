@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.progress import Progress, TaskID
 
 from contexts import BINARY, assert_same, load, nothing_compiled, row_model, rows
+from ort_cuda_plugin.cli import compile_model as compile_model_command
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
 from ort_cuda_plugin.context.sample_shapes import sample_shapes
+from ort_cuda_plugin.ep.open_device import kernel_library
 from ort_cuda_plugin.ep.options import OptionError, parse
 from ort_cuda_plugin.model.ir import DType, Value
 
@@ -47,6 +51,23 @@ def test_compile_writes_what_inspect_shows(
     assert context["bytes"]["weights"] == 16 * 8 * 4
     assert main(command) == ExitCode.USAGE
     assert "exists" in capsys.readouterr().err
+
+
+def test_a_bar_counts_kernels(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[float, float]] = []
+
+    class Bar(Progress):
+        def update(self, task_id: TaskID, **changes: Any) -> None:
+            super().update(task_id, **changes)
+            shown.append((self.tasks[task_id].total or 0, self.tasks[task_id].completed))
+
+    monkeypatch.setattr(compile_model_command, "Progress", Bar)
+    assert main(["compile", str(source), "-o", str(tmp_path / "out_ctx.onnx"), "--arch", "sm_90,emulated"]) == 0
+    (total, completed) = shown[-1]
+    assert total == completed
+    assert [total for total, _ in shown] == sorted(total for total, _ in shown)
+    assert len(shown) >= 4
+    assert kernel_library().watch is None
 
 
 def test_what_cannot_be_compiled_or_inspected_is_an_error(
