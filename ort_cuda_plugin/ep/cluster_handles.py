@@ -36,10 +36,14 @@ def add_plan(cluster: Any, plan: Plan | bytes) -> None:
 
 
 class NewWeights:
-    """Weights (``ocp_weight *``) that belong to no cluster yet. As a context it releases those that never will."""
+    """Weights (``ocp_weight *``) that belong to no cluster yet. As a context it releases those that never will.
 
-    def __init__(self, device: OpenDevice) -> None:
+    With ``are_stored`` their contents can be loaded again: what recipes make for the device leaves host memory at once.
+    """
+
+    def __init__(self, device: OpenDevice, are_stored: bool = False) -> None:
         self._device = device
+        self._are_stored = are_stored
         self.pointers: list[Any] = []
 
     def __enter__(self) -> NewWeights:
@@ -62,7 +66,10 @@ class NewWeights:
         array = np.ascontiguousarray(constant.array)
         data = ffi.from_buffer(array) if array.nbytes else ffi.NULL
         acquire = core().weight_create_state if constant.is_state else core().weight_acquire
-        return self._made(acquire, data, array.nbytes, f"a constant of {constant.dtype!r}{list(constant.shape)}")
+        made = self._made(acquire, data, array.nbytes, f"a constant of {constant.dtype!r}{list(constant.shape)}")
+        if self._are_stored and constant.recipe is not None:
+            constant.drop()
+        return made
 
     def empty(self, nbytes: int) -> Any:
         """A weight that has no contents yet, and no other owner."""

@@ -172,7 +172,7 @@ class FusedNode:
         self, weights: Sequence[Weight], programs: Sequence[Precomputation], kernels: Sequence[LoadedKernel]
     ) -> None:
         """Adds weights; ``kernels`` are those of the programs, one after the other."""
-        with NewWeights(self._device) as new:
+        with NewWeights(self._device, are_stored=isinstance(self._cluster, StoredCluster)) as new:
             pointers = new.acquire_all(weights)
             first = 0
             for program in programs:

@@ -218,6 +218,10 @@ class Constant:
             part.constant.look()
         return self.array
 
+    def drop(self) -> None:
+        """Lets go of the contents, which are loaded again when they are asked for."""
+        self._array = None
+
     def keep(self) -> None:
         """Copies borrowed contents, so that they outlive ORT's."""
         if self._borrowed:
