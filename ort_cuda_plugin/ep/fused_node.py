@@ -14,6 +14,7 @@ from ..context.errors import MALFORMED, ContextError
 from ..context.reader import StoredCluster
 from ..plan.tables import Precomputation, Precomputed, Weight
 from ..program.libraries import LibraryProblem
+from ..program.traffic import ProgramTraffic
 from .cluster_handles import NewWeights, add_kernels, add_plan, precompute
 from .handles import HandleTable
 from .open_device import LoadedKernel, OpenDevice
@@ -112,6 +113,11 @@ class FusedNode:
         if not core().cluster_memory(self.pointer, memory):
             raise RuntimeError("no Run has ended yet that used this memory")
         return int(memory.planned), int(memory.alive_at_once)
+
+    @property
+    def traffic(self) -> ProgramTraffic | None:
+        """Of the plan that was compiled last, at the sizes that it was built for."""
+        return self._cluster.traffic if isinstance(self._cluster, CompiledCluster) else None
 
     def close(self) -> None:
         """Releases cluster, weights and kernels. No Run may be active."""

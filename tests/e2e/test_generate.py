@@ -9,7 +9,8 @@ import onnx
 import pytest
 
 import ort_cuda_plugin
-from genai_decoder import CpuDecoder, genai_decoder
+from genai_decoder import CpuDecoder, compulsory_bytes, genai_decoder
+from ort_cuda_plugin.ep.provider import last_provider
 from ort_cuda_plugin.generate import Decoder
 from ort_cuda_plugin.model.token_choice import read_inputs, with_token
 
@@ -42,6 +43,24 @@ def test_128_tokens_are_those_of_the_cpu_provider_and_each_is_one_graph(model: P
     assert set(changed) <= {"launches", "copies_d2d"}
     assert np.array_equal(np.stack(tokens, 1), CpuDecoder(model).greedy(PROMPT, 128))
     assert np.array_equal(decoder.tokens, np.concatenate([PROMPT, np.stack(tokens, 1)], 1))
+
+
+def test_a_token_reads_weights_and_cache_once(tmp_path: Path) -> None:
+    """So do a prompt's tokens with the weights: 4 bits stay 4 bits."""
+    made = genai_decoder(1, 256, 8, 2)
+    path = tmp_path / "model.onnx"
+    onnx.save(made, path)
+    before = ort_cuda_plugin.counters()["weight_bytes"]
+    decoder = Decoder(path, max_length=256, emulate=True)
+    next(decoder.generate([[1]], new_tokens=1))
+    provider = last_provider()
+    assert provider is not None
+    (traffic,) = (fused.traffic for fused in provider.fused_nodes)
+    assert traffic is not None
+    least = compulsory_bytes(made, 256)
+    assert least <= traffic.asked.total <= 1.15 * least
+    stored = sum(len(x.raw_data) for x in made.graph.initializer)
+    assert ort_cuda_plugin.counters()["weight_bytes"] - before <= 1.01 * stored
 
 
 def test_generation_goes_on_stops_and_goes_back(model: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from encoder import GraphBuilder
 
@@ -62,6 +62,7 @@ def genai_decoder(
     vocabulary: int = 100,
     *,
     block: int = 32,
+    longest: int = LONGEST,
     positions: bool = False,
     seed: int = 0,
 ) -> onnx.ModelProto:
@@ -71,7 +72,7 @@ def genai_decoder(
     """
     b = _Builder(seed, block)
     width = hidden // heads
-    angles = np.outer(np.arange(LONGEST), 1e4 ** -(np.arange(width // 2) * 2 / width))
+    angles = np.outer(np.arange(longest), 1e4 ** -(np.arange(width // 2) * 2 / width))
     turns = b.constant(np.cos(angles), np.float32), b.constant(np.sin(angles), np.float32)
     counted = b.node("Sub", b.node("ReduceSum", "attention_mask", b.constant([1]), keepdims=0), b.constant([1]))
     lengths = b.node("Cast", counted, to=TensorProto.INT32)
@@ -124,6 +125,19 @@ def genai_decoder(
     graph = helper.make_graph(b.nodes, "decoder", inputs, outputs, b.initializers)
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(CONTRIB, 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def compulsory_bytes(model: onnx.ModelProto, longest: int, batch: int = 1) -> int:
+    """What a token must read: weights but for the tables of rows, and a cache of ``longest`` places, once each."""
+    tables = {name for node in model.graph.node if node.op_type == "Gather" for name in node.input[:1]}
+    tables |= {name for node in model.graph.node if node.op_type == "GroupQueryAttention" for name in node.input[7:]}
+    weights = [x for x in model.graph.initializer if x.name not in tables]
+    total: int = sum(numpy_helper.to_array(x).nbytes for x in weights)
+    for x in model.graph.input:
+        if x.name.startswith("past"):
+            dims = x.type.tensor_type.shape.dim
+            total += batch * dims[1].dim_value * longest * dims[3].dim_value * 4
+    return total
 
 
 def genai_config(model: onnx.ModelProto, filename: str, heads: int = 4) -> str:
