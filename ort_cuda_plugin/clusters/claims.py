@@ -268,6 +268,7 @@ class _Analysis:
         """Verdicts of nodes that wait for a rank: a node is ours if some trials take it and none declines it.
 
         In a trial where a node is invalid, or reads the results of one that is, it can do nothing right or wrong.
+        A node with bodies that is not ours then is one for a kernel.
         """
         taken: dict[Node, NodeVerdict] = {}
         declined: dict[Node, NodeVerdict] = {}
@@ -293,7 +294,11 @@ class _Analysis:
         for node, verdict in declined.items():
             declined[node] = replace(verdict, reason=f"{verdict.reason} (a rank of its inputs is not known)")
         lacking = {node: decline(node, "shape", "no rank of its inputs is possible") for node in nodes}
-        return lacking | invalid | taken | declined
+        found = lacking | invalid | taken | declined
+        for node, verdict in found.items():
+            if node.has_subgraphs and not verdict.supported:
+                found[node] = self.as_single(node, Unsupported(verdict.kind, verdict.reason))
+        return found
 
     def without_idle_nodes(self, verdicts: list[NodeVerdict]) -> list[NodeVerdict]:
         """Declines shape arithmetic that only declined nodes use: on the device it would be launches and copies.
@@ -337,8 +342,6 @@ class _Analysis:
             self._lower(node)
         except UnknownRank as error:
             learn_declined(node, self.ranks)
-            if node.has_subgraphs and (verdict := self.as_single(node, error)).supported:
-                return verdict
             self._waiting.update(node.outputs)
             return decline(node, error.kind, error.reason, _Waiting)
         except Unsupported as error:

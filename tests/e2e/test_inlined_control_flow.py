@@ -53,6 +53,12 @@ CLUSTERS = {
             else_branch = no () => (int64 e) { e = Add(q, q) }>
           minus = Constant<value_ints = [-1]>() ones = Constant<value_ints = [1, 1]>() r = Reshape(z, minus)
           sizes = Concat<axis = 0>(r, ones) y = Expand(x, sizes) }""",
+    "If that gives a number or a vector": """(float[n, 4] x, int64 rate) => (float[n, 4] y)
+        { one = Constant<value_int = 1>() c = Equal(rate, one) shape = Constant<value_ints = [1]>()
+          f = Cast<to = 1>(rate) v = Reshape(f, shape)
+          z = If(c) <then_branch = yes () => (float t) { t = Constant<value_float = 3.0>() },
+            else_branch = no () => (float[1] e) { e = Neg(v) }>
+          y = Mul(x, z) }""",
     "If that gives axes": f"""(float[n, 4] x, bool c) => (float[k, l, m, o] y)
         {{ z = If(c) {SHAPES.format("t = Constant<value_ints = [0, 3]>()", "e = Constant<value_ints = [1, 2]>()")}
           y = Unsqueeze(x, z) }}""",
@@ -137,10 +143,10 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The operators of each cluster that is compiled, in the order of compilation."""
     found: list[list[str]] = []
 
-    def prepare(self: FusedNode) -> None:
+    def prepare(self: FusedNode, later: bool = False) -> None:
         assert isinstance(self._cluster, CompiledCluster)
         found.append(sorted(node.op_type for node in self._cluster.graph.nodes))
-        PREPARE(self)
+        PREPARE(self, later)
 
     monkeypatch.setattr(FusedNode, "prepare", prepare)
     return found
