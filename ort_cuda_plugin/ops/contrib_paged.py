@@ -127,15 +127,15 @@ class Batch:
         return entry, row, inside
 
 
-def batch_of(ctx: Lowering, tokens: Tokens, room: Dim, metadata: Tensor | None, key_bound: int) -> Batch:
+def batch_of(ctx: Lowering, tokens: Tokens, room: Dim, metadata: Tensor | None, key_bound: int | None) -> Batch:
     """How attention over the tokens is cut, for sequences of at most ``room`` keys.
 
     As few tokens as there are sequences are a batch each. ``metadata`` bounds the new tokens of a sequence (its first
-    number) and the keys (number ``key_bound``); 0 is no bound. Without it the Run reads the greatest numbers back.
+    number) and the keys (number ``key_bound``, if any); 0 is no bound. Without it the Run reads what they are back.
     """
 
-    def bound(number: int, most: Dim) -> Dim:
-        if metadata is None or not isinstance(metadata.size, int) or metadata.size <= number:
+    def bound(number: int | None, most: Dim) -> Dim:
+        if metadata is None or number is None or not isinstance(metadata.size, int) or metadata.size <= number:
             return most
         value = ctx.host_values(metadata, "attention_metadata")[number]
         ctx.require(le(0, value), "attention_metadata has a negative number")
@@ -434,7 +434,7 @@ def paged_attention(
     q, k, v = heads_of_tokens(ctx, query, key, key if latent else value, num_heads, kv_num_heads)
     size = q.shape[2]
     tokens = packed_tokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens)
-    _check_pages(ctx, tokens, block_table, slot_mapping)
+    check_pages(ctx, tokens, block_table, slot_mapping)
     rotary = (cos_cache, sin_cache) if do_rotary else None
     prepare = Preparation(
         (q_norm_weight, k_norm_weight), qk_norm_epsilon, rotary, bool(rotary_interleaved), rotary_offset
@@ -470,7 +470,7 @@ def paged_attention(
     return results(ctx, output, batch), *present
 
 
-def _check_pages(ctx: Lowering, tokens: Tokens, table: Tensor, slots: Tensor | None) -> None:
+def check_pages(ctx: Lowering, tokens: Tokens, table: Tensor, slots: Tensor | None) -> None:
     if table.rank != 2:
         raise InvalidModel(f"a block_table of rank {table.rank}")
     ctx.require_shape(table, (tokens.sequences, table.shape[1]), "block_table")
