@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from contributed import BFLOAT16, FLOAT, FLOAT16, Array, check_node, codes, noise
+from contributed import FLOAT, FLOAT16, Array, check_node, codes, noise
 
 HEADS, KV_HEADS, SIZE, BLOCK, BLOCKS = 4, 2, 8, 16, 6
 TABLE = np.array([[4, 0], [5, 2], [1, 3]], np.int32)
@@ -140,7 +140,7 @@ def test_everything_at_once(new: list[int]) -> None:
 
 
 def test_quantized_caches_and_bounds_of_the_caller() -> None:
-    """One scale for keys, one for each element of a head for values; no causality; bfloat16."""
+    """One scale for keys, one for each element of a head for values; no causality."""
     count, places = sum(NEW), places_of(NEW, PAST)
     slots = slots_of(NEW, places)
     k_scale, v_scale = np.array([0.03], np.float32), np.abs(noise(KV_HEADS, 1, SIZE)) * np.float32(0.02) + 0.01
@@ -170,7 +170,7 @@ def test_quantized_caches_and_bounds_of_the_caller() -> None:
         inputs,
         attributes,
         outputs,
-        reals=[BFLOAT16],
+        reals=[FLOAT16],
         reference=reference,
         constant=[16],
         wide=[14, 15],
