@@ -99,6 +99,21 @@ def append(ctx: Lowering, parts: Sequence[CachePart], first: Tensor) -> None:
     builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block, uses)
 
 
+def carry_over(ctx: Lowering, past: Tensor, present: Tensor) -> None:
+    """Copies a contiguous cache to another one, unless the two are one buffer."""
+    past = ctx.contiguous(past)
+    builder = KernelBuilder()
+    source, target = builder.tensor(past), builder.tensor(present, written=True)
+    count = builder.integer(present.size)
+    plane = Plane(ctx, builder, [ceildiv(present.size, ROWS)])
+    (chunk,) = plane.names
+    with builder.emit.block(f"if {plane.inside} and address_of({source}) != address_of({target}):"):
+        builder.emit.line(f"for i in range({chunk} * {ROWS}, min({chunk} * {ROWS} + {ROWS}, {count})):")
+        builder.emit.line(f"    {target}[i] = {source}[i]")
+    uses = {past: Use(elements=0), present: Use(elements=0)}
+    builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block, uses)
+
+
 class _Writer:
     """Emits what one thread does for a part: rows ``start`` to ``stop`` of one column."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
+from ort_cuda_plugin.kernels.cache import CachePart, append
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.attention import BIASED, after_past, attend, merge_heads, split_heads
@@ -171,31 +173,35 @@ def _with_cache(
     ctx.require_shape(past_value, (*v.shape[:2], past_key.shape[2], v.shape[3]), "past value")
     ctx.require(le(0, at), "past_sequence_length is negative")
     ctx.require(lt(at, past_key.shape[2]), "past_sequence_length: the buffer of keys and values has no room for more")
-    present_value = _written(ctx, past_value, v, at)
-    values = part(ctx, present_value, 2, 0, at + 1)
-    if not chunk:
-        present_key = _written(ctx, past_key, k, at)
-        return part(ctx, present_key, 2, 0, at + 1), values, (present_key, present_value)
     batch, heads, room, size = past_key.shape
+    first = gather_map(ctx, [batch], DType.INT64, lambda maps, c: maps.dim(at))
+    if not chunk:
+        present_key, present_value = grown(ctx, (past_key, past_value), (k, v), first, room)
+        keys, values = (part(ctx, x, 2, 0, at + 1) for x in (present_key, present_value))
+        return keys, values, (present_key, present_value)
+    (present_value,) = grown(ctx, (past_value,), (v,), first, room)
+    values = part(ctx, present_value, 2, 0, at + 1)
     chunks = floordiv(size, chunk)
     ctx.require(eq(chunks * chunk, size), "the size of a head is not a multiple of a chunk of its keys")
     past = reshape(ctx, past_key, [batch, heads * chunks, room, chunk])
-    present = _written(ctx, past, reshape(ctx, k, [batch, heads * chunks, 1, chunk]), at)
+    (present,) = grown(ctx, (past,), (reshape(ctx, k, [batch, heads * chunks, 1, chunk]),), first, room)
     in_order = permute(ctx, reshape(ctx, present, [batch, heads, chunks, room, chunk]), (0, 1, 3, 2, 4))
     keys = reshape(ctx, part(ctx, in_order, 2, 0, at + 1), [batch, heads, at + 1, size])
     return keys, values, (reshape(ctx, present, past_key.shape), present_value)
 
 
-def _written(ctx: Lowering, past: Tensor, new: Tensor, at: Dim) -> Tensor:
-    """The past with ``new`` at place ``at`` of dimension 2; the result may be the same memory."""
-
-    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        is_new = s.equal(c[2], maps.dim(at))
-        there = s.constant(0, DType.INT64)
-        old = maps.source(past).at(c, s.not_equal(c[2], maps.dim(at)))
-        return s.where(is_new, maps.source(new).at([c[0], c[1], there, c[3]], is_new), old)
-
-    return gather_map(ctx, past.shape, past.dtype, element)
+def grown(
+    ctx: Lowering, past: Sequence[Tensor | None], new: Sequence[Tensor], first: Tensor, capacity: Dim
+) -> list[Tensor]:
+    """Caches [batch, heads, capacity, size] with new keys and values from ``first`` [batch] on; see `append`."""
+    parts = []
+    for old, x in zip(past, new, strict=True):
+        batch, heads, _, size = x.shape
+        if old is not None:
+            ctx.require_shape(old, (batch, heads, old.shape[2] if old.rank == 4 else 0, size), "past")
+        parts.append(CachePart(old, ctx.empty((batch, heads, capacity, size), x.dtype), x))
+    append(ctx, parts, first)
+    return [x.present for x in parts]
 
 
 def _of_beams(ctx: Lowering, keys: Tensor, values: Tensor, beams: Tensor | None) -> tuple[Tensor, Tensor]:

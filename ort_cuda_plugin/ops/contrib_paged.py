@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from ort_cuda_plugin.kernels.cache import carry_over
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.attention import Reach, attend, rotate
@@ -18,7 +19,6 @@ from ort_cuda_plugin.ops.contrib_fused import wants
 from ort_cuda_plugin.ops.normalization import layer_norm
 from ort_cuda_plugin.ops.registry import HALVES, HostTensor, S, T, op
 from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.elementwise import copy_of
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import MAX, SUM
 from ort_cuda_plugin.program.scalar import Scalar
@@ -215,7 +215,8 @@ def cache_of(
 def written(ctx: Lowering, cache: Cache, new: Tensor, tokens: Tokens, table: Tensor, slots: Tensor | None) -> Cache:
     """The cache with ``new`` [tokens, heads, size]; where the caller binds one buffer to both, in that buffer."""
     blocks, places = cache.blocks.shape[:2]
-    result = copy_of(ctx, cache.blocks)
+    result = ctx.empty(cache.blocks.shape, cache.blocks.dtype)
+    carry_over(ctx, cache.blocks, result)
 
     def move(maps: IndexMap, c: list[Scalar]) -> tuple[list[Scalar], Scalar, Scalar]:
         count = maps.dim(places)

@@ -11,7 +11,8 @@ from typing import TypeAlias
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.attention import attend, merge_heads, rotate
-from ort_cuda_plugin.ops.contrib_attention import INT32, grouped_heads, sink_of_heads, with_new
+from ort_cuda_plugin.ops.contrib_attention import INT32, grouped_heads, sink_of_heads
+from ort_cuda_plugin.ops.contrib_decoder import grown
 from ort_cuda_plugin.ops.contrib_fused import UP_TO_FLOAT32, wants
 from ort_cuda_plugin.ops.contrib_paged import (
     FLOAT32,
@@ -36,7 +37,7 @@ from ort_cuda_plugin.ops.slicing import concat
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq, le, logical_or
+from ort_cuda_plugin.program.symbolic import Dim, eq, le, logical_or, sym_max
 from ort_cuda_plugin.program.views import part, reshape
 
 Local: TypeAlias = Callable[[IndexMap, Scalar, Scalar, Scalar], Scalar]
@@ -310,7 +311,8 @@ def dynamic_sparse_attention(
             rotate(ctx, x, 2, cos_cache, sin_cache, position_ids, rotated, interleaved=turned, offset=rotary_offset)
             for x in (q, k)
         )
-    present = with_new(ctx, past_key, k, first, total), with_new(ctx, past_value, v, first, total)
+    capacity = total if past_key is None or past_key.rank != 4 else ctx.settled_size(sym_max(past_key.shape[2], total))
+    present = grown(ctx, (past_key, past_value), (k, v), first, capacity)
     keys, values = (part(ctx, x, 2, 0, total) for x in present)
     room: Dim = 0
     other_keys, other_values = _auxiliary(auxiliary_key, auxiliary_value, auxiliary_kv_shared, not from_main)

@@ -9,7 +9,8 @@ from typing import TypeAlias
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType, InvalidModel
 from ort_cuda_plugin.ops.attention import attend, merge_heads, rotate, split_heads
-from ort_cuda_plugin.ops.contrib_attention import INT32, grouped_heads, split_columns, with_new
+from ort_cuda_plugin.ops.contrib_attention import INT32, grouped_heads, split_columns
+from ort_cuda_plugin.ops.contrib_decoder import grown
 from ort_cuda_plugin.ops.contrib_fused import UP_TO_FLOAT32
 from ort_cuda_plugin.ops.contrib_padding import FLOAT_OR_HALF
 from ort_cuda_plugin.ops.registry import HostTensor, M, T, op
@@ -76,7 +77,7 @@ def sparse_attention(
             raise InvalidModel("SparseAttention with do_rotary needs caches of rank 2")
         rotated, turned = 2 * cos_cache.shape[1], bool(rotary_interleaved)
         q, k = (rotate(ctx, x, 2, cos_cache, sin_cache, places, rotated, interleaved=turned) for x in (q, k))
-    present = with_new(ctx, past_key, k, first, total), with_new(ctx, past_value, v, first, total)
+    present = grown(ctx, (past_key, past_value), (k, v), first, past_key.shape[2])
     blocks = _blocks(ctx, block_row_indices, block_col_indices)
     layouts, count = blocks.shape[:2]
     ctx.require(eq(mod(num_heads, layouts), 0), "SparseAttention: the heads are no multiple of the layouts")
