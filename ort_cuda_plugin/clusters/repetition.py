@@ -56,9 +56,18 @@ class Repetition:
 
 
 def part(
-    name: str, nodes: Sequence[Node], available: Iterable[Value], made: Sequence[Value], opsets: dict[str, int]
+    name: str,
+    nodes: Sequence[Node],
+    available: Iterable[Value],
+    made: Sequence[Value],
+    opsets: dict[str, int],
+    results: Iterable[int] | None = None,
 ) -> Part:
-    """A part of ``nodes``, with those inputs of the ``available`` that they read. ``made`` are the first states."""
+    """A part of ``nodes``, with those inputs of the ``available`` that they read.
+
+    ``made`` are the states with the numbers ``results``; default: the first ones.
+    """
     read = {value for node in nodes for value in node.reads()}.union(made)
     inputs = [value for value in available if value in read and value.initializer is None]
-    return Part(Graph(name, list(nodes), inputs, list(made), opsets), tuple(range(len(made))))
+    numbers = range(len(made)) if results is None else results
+    return Part(Graph(name, list(nodes), inputs, list(made), opsets), tuple(numbers))

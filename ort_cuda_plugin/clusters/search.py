@@ -9,17 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from ..model.ir import Node
+from ..model.ir import Node, Unsupported
 from .repetition import FunctionNode, Repetition
-from .search_beam import BeamSearch
-from .search_gpt import GptSearch
+from .search_base import Search, attribute_number
+from .search_beam import BeamSearch, WhisperBeamSearch
+from .search_encoder import EncoderDecoder
+from .search_gpt import GptDecoder
 from .search_greedy import GreedySearch, Sampling
 
-_KINDS: Final[Mapping[str, type[GptSearch]]] = {
+_KINDS: Final[Mapping[str, type[Search]]] = {
     "GreedySearch": GreedySearch,
     "Sampling": Sampling,
     "BeamSearch": BeamSearch,
+    "WhisperBeamSearch": WhisperBeamSearch,
 }
+_GPT, _T5, _WHISPER = 0, 1, 2
+"""Values of model_type."""
 
 
 def is_search(node: Node | None) -> bool:
@@ -35,4 +40,10 @@ def as_repetition(node: Node, opsets: Mapping[str, int]) -> Repetition:
     Raises:
         Unsupported, InvalidModel: it cannot be run.
     """
-    return _KINDS[node.op_type](node, dict(opsets)).repetition()
+    kind = _KINDS[node.op_type](node, dict(opsets))
+    model = attribute_number(node, "model_type", _WHISPER if node.op_type == "WhisperBeamSearch" else _GPT)
+    if model == _GPT:
+        return GptDecoder(kind).repetition()
+    if model not in (_T5, _WHISPER) or not isinstance(kind, BeamSearch):
+        raise Unsupported("attribute", f"{node.op_type} with the model_type {model}")
+    return EncoderDecoder(kind, has_mask=model == _T5).repetition()

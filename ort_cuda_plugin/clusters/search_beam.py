@@ -9,13 +9,13 @@ from ..ops import search, search_beam
 from ..ops.search_beam import Beams
 from ..program.lowering import Lowering, Tensor
 from ..program.symbolic import Dim, le, logical_and
-from .search_gpt import Choice, Given, GptSearch, attribute_number, needed, rule_inputs
+from .search_base import Choice, Given, Search, attribute_number, needed, rule_inputs
 
 MOST_BEAMS = 128
 """As in ONNX Runtime."""
 
 
-class BeamSearch(GptSearch):
+class BeamSearch(Search):
     """Goes on with the likeliest sequences of each prompt."""
 
     input_names = (
@@ -26,12 +26,13 @@ class BeamSearch(GptSearch):
     def __init__(self, node: Node, opsets: dict[str, int]) -> None:
         super().__init__(node, opsets)
         for name in ("num_beams", "num_return_sequences"):
-            if name not in self._given:
+            if name not in self.given:
                 raise InvalidModel(f"{node.op_type} lacks its input {name}")
         if any(value is not None for value in node.outputs[2:]):
             raise Unsupported("attribute", f"{node.op_type} that gives the scores of all tokens")
-        if not node.outputs or node.outputs[0] is None:
-            raise InvalidModel(f"{node.op_type} gives no sequences")
+        processor = self.given.get("logits_processor")
+        if processor is not None and (processor.constant is None or processor.constant.any()):
+            raise Unsupported("attribute", f"{node.op_type} with a logits_processor")
         self._early = attribute_number(node, "early_stopping", 0) == 1
 
     def beams(self, ctx: Lowering, given: Given) -> Dim:
@@ -80,3 +81,15 @@ class BeamSearch(GptSearch):
 
     def _now(self, given: Given) -> Beams:
         return Beams(*(needed(given, value.name) for value in self.own_states()))
+
+
+class WhisperBeamSearch(BeamSearch):
+    """As BeamSearch, for Whisper."""
+
+    input_names = f"{BeamSearch.input_names} cross_qk_layer_head extra_decoding_ids temperature"
+
+    def __init__(self, node: Node, opsets: dict[str, int]) -> None:
+        super().__init__(node, opsets)
+        for name in ("cross_qk_layer_head", "extra_decoding_ids", "temperature"):
+            if name in self.given:
+                raise Unsupported("attribute", f"{node.op_type} with {name}")

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from ..model.ir import DType, InvalidModel, Node, Unsupported, Value
+from ..model.ir import DType, Node, Unsupported, Value
 from ..ops import search
 from ..ops.search_sampling import Filter, drawn_tokens, filtered_scores, first_state
 from ..program.lowering import Lowering, Tensor
 from ..program.symbolic import Dim
-from .search_gpt import Choice, Given, GptSearch, attribute_number, attribute_real, needed, rule_inputs
+from .search_base import Choice, Given, Search, attribute_number, attribute_real, needed, rule_inputs
 
 
-class GreedySearch(GptSearch):
+class GreedySearch(Search):
     """Takes the likeliest token each time."""
 
     input_names = "input_ids max_length min_length repetition_penalty vocab_mask prefix_vocab_mask attention_mask"
-
-    def __init__(self, node: Node, opsets: dict[str, int]) -> None:
-        super().__init__(node, opsets)
-        if not node.outputs or node.outputs[0] is None:
-            raise InvalidModel(f"{node.op_type} gives no sequences")
 
     def own_states(self) -> list[Value]:
         return [Value("ended", DType.BOOL, ("rows",))]

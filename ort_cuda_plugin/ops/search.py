@@ -56,6 +56,13 @@ def prompt_inputs(ctx: Lowering, ids: Tensor, pad: int) -> tuple[Tensor, Tensor,
     return counted, positions, reduce(ctx, lambda row, x: row.reduce(SUM, x), counted, [1])
 
 
+def mask_of_leading_padding(ctx: Lowering, ids: Tensor, pad: int) -> Tensor:
+    """[rows, length] int32: 0 for the padding in front of a row, else 1. The end may be the token of padding."""
+    counted = elementwise(ctx, lambda x: s.cast(s.not_equal(x, pad), DType.INT32), ids)
+    so_far = scan(ctx, SUM, ctx.materialize(counted), 1, exclusive=False, reverse=False)
+    return elementwise(ctx, lambda x: s.minimum(x, 1), so_far)
+
+
 def last_scores(ctx: Lowering, logits: Tensor) -> Tensor:
     """The scores of the last position of each row, as float32."""
     batch, positions, vocabulary = logits.shape

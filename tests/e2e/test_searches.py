@@ -16,7 +16,7 @@ from contexts import settings
 from emulator_harness import configured
 from ort_cuda_plugin.abi.core import core
 from ort_cuda_plugin.ep.provider import last_verdicts
-from searches import VOCABULARY, Array, gpt_decoder, search_model
+from searches import VOCABULARY, WIDTH, Array, encoder_decoder, gpt_decoder, search_model
 from session_pair import ep_session
 
 END, PAD, ROOM = 4, 3, 14
@@ -202,6 +202,37 @@ def test_beam_search(prompts: int, beams: int, results: int, early: int, checked
             np.testing.assert_array_equal(tokens, expected_tokens)
             np.testing.assert_allclose(scores, expected_scores, rtol=1e-5)
         assert core().emu_num_findings() == 0
+
+
+@pytest.mark.parametrize(
+    ("op_type", "whisper", "decodes_first", "hidden", "prompts"),
+    [
+        ("BeamSearch", False, True, True, 2),
+        ("BeamSearch", False, False, False, 2),
+        ("BeamSearch", True, True, True, 1),
+        ("WhisperBeamSearch", True, True, False, 2),
+    ],
+)
+def test_beam_search_with_an_encoder(
+    op_type: str, whisper: bool, decodes_first: bool, hidden: bool, prompts: int
+) -> None:
+    bodies, weights = encoder_decoder(whisper=whisper, decodes_first=decodes_first, hidden=hidden)
+    inputs = beam_inputs(prompts, 3, 2, 1.0, masks=False)
+    inputs["prefix_vocab_mask"] = greedy_inputs()["prefix_vocab_mask"][:prompts]  # type: ignore[index]
+    sizes: dict[str, Any] = {"decoder_start_token_id": 6, "early_stopping": int(prompts > 1)}
+    if op_type == "BeamSearch":
+        sizes["model_type"] = 2 if whisper else 1
+    if whisper:
+        inputs["input_ids"] = np.random.default_rng(1).standard_normal((prompts, WIDTH, 6)).astype(np.float32)
+        inputs["decoder_input_ids"] = np.array([[7, 9, 2]] * prompts, np.int32)
+    model = search_model(
+        op_type, inputs, ["sequences", "sequences_scores"], bodies, weights,
+        outer=False, eos_token_id=END, pad_token_id=PAD, **sizes,
+    )  # fmt: skip
+    tokens, scores = ep_session(model).run(None, fed(inputs))
+    expected_tokens, expected_scores = on_cpu(model, fed(inputs))
+    np.testing.assert_array_equal(tokens, expected_tokens)
+    np.testing.assert_allclose(scores, expected_scores, rtol=1e-5)
 
 
 def test_beams_come_in_any_number_and_wrong_numbers_are_errors() -> None:

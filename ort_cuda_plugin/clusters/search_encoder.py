@@ -1,0 +1,210 @@
+"""An encoder and a decoder, like those of T5 and Whisper, whose decoder has caches of both.
+
+The encoder's body may contain the decoder's first pass. Then it gives logits as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..model.ir import DType, InvalidModel, Node, Unsupported, Value
+from ..ops import search
+from ..program.elementwise import full
+from ..program.lowering import Lowering, Tensor
+from ..program.symbolic import Dim
+from .repetition import FunctionNode, Repetition, part
+from .search_base import Given, Search, attribute_number, by_name, following, needed
+
+_REALS = (DType.FLOAT32, DType.FLOAT16)
+
+
+class EncoderDecoder:
+    """A search with such bodies as a repetition.
+
+    States are the flag, ``sequences``, the decoder's inputs, and the search's own. What the decoder takes of the
+    encoder is the same for all beams of a prompt, and stays what it is.
+    """
+
+    def __init__(self, kind: Search, has_mask: bool) -> None:
+        self._search = kind
+        self._has_mask = has_mask
+        self._encoder, self._decoder = kind.body("encoder"), kind.body("decoder")
+        names = ["input_ids", *["encoder_attention_mask"] * has_mask]
+        self._check_names("decoder", self._decoder.inputs, names)
+        self._check_names("decoder", self._decoder.outputs, ["logits"])
+        if len(self._decoder.inputs) == len(names):
+            raise InvalidModel("the decoder has no caches")
+        self._has_hidden = self._decoder.inputs[len(names)].name == "encoder_hidden_states"
+        self._first_cache = len(names) + self._has_hidden
+        self._caches = self._decoder.inputs[self._first_cache :]
+        self._num_self = len(self._decoder.outputs) - 1
+        if len(self._caches) != 2 * self._num_self or self._num_self < 2:
+            raise Unsupported("control-flow", "a decoder whose past and present share a buffer")
+        if (shape := self._decoder.inputs[0].shape) is None or len(shape) != 2 or shape[1] != 1:
+            raise Unsupported("control-flow", "a decoder that takes all tokens again")
+        if any(value.dtype not in _REALS or len(value.shape or ()) != 4 for value in self._caches):
+            raise InvalidModel("the caches of a decoder must have 4 dimensions, and be float32 or float16")
+        encoder_names = ["encoder_input_ids", *names[1:]]
+        self._decodes_first = len(self._encoder.inputs) > len(encoder_names)
+        if self._decodes_first:
+            encoder_names.append("decoder_input_ids")
+            self._check_names("encoder", self._encoder.outputs, ["logits", "encoder_hidden_states"])
+        expected = 2 * self._decodes_first + len(self._caches) - (0 if self._decodes_first else self._num_self)
+        self._check_names("encoder", self._encoder.inputs, encoder_names)
+        if len(self._encoder.outputs) != expected or len(self._encoder.inputs) != len(encoder_names):
+            raise InvalidModel(f"the encoder has {len(self._encoder.outputs)} outputs, not {expected}")
+        if not self._decodes_first and self._has_hidden:
+            raise InvalidModel("the decoder takes encoder_hidden_states, which the encoder does not give")
+
+    @staticmethod
+    def _check_names(body: str, values: Sequence[Value], wanted: Sequence[str]) -> None:
+        names = [value.name for value in values[: len(wanted)]]
+        if names != list(wanted):
+            raise InvalidModel(f"the {body} has {names}, where it needs {list(wanted)}")
+
+    def repetition(self) -> Repetition:
+        kind, name, opsets = self._search, self._search.node.name, self._search.opsets
+        sequences = Value("sequences", DType.INT32, ("rows", "room"))
+        own = kind.own_states()
+        states = (Value("goes on", DType.BOOL, ()), sequences, *self._decoder.inputs, *own)
+        prompt = Value("prompt", DType.INT32, ("rows", "room"))
+        tokens = Value("first tokens", DType.INT32, ("prompts", "tokens"))
+        mask = Value("mask of the encoder", DType.INT32, ("prompts", "encoded"))
+        start = kind.function(self._start, kind.given, [tokens, mask, prompt])
+        encoder_inputs = [kind.given["input_ids"], *[mask] * self._has_mask, *[tokens] * self._decodes_first]
+        copy = kind.function(
+            lambda ctx, given: [needed(given, str(i)) for i in range(len(given))],
+            {str(i): value for i, value in enumerate(encoder_inputs)},
+            self._encoder.inputs,
+        )
+        encoded: list[Node] = [start, copy, *self._encoder.nodes]
+        nodes: list[Node]
+        if self._decodes_first:
+            first, made = self._after_encoder(prompt, mask)
+            nodes = [*encoded, first]
+        else:
+            begin = self._begin(tokens, mask)
+            choice, made = self._after(prompt, [], is_first=True)
+            nodes = [*encoded, begin, *self._decoder.nodes, choice]
+            kept = self._decoder.inputs[1 : self._first_cache] + self._caches[self._num_self :]
+            made = self._all_states(made, kept)
+        next_choice, next_made = self._after(sequences, own, is_first=False)
+        known = [*states, *kind.inputs]
+        step = [*self._decoder.nodes, next_choice]
+        numbers = {value: number for number, value in enumerate(states)}
+        changed = [*states[:3], *self._caches[: self._num_self], *own]
+        outputs = [value for value in kind.node.outputs if value is not None]
+        return Repetition(
+            kind.node,
+            states,
+            part(f"{name}: prompt", nodes, kind.inputs, made, opsets),
+            part(f"{name}: step", step, known, next_made, opsets, [numbers[value] for value in changed]),
+            part(f"{name}: result", [kind.end_node(sequences, own)], known, outputs, opsets),
+        )
+
+    def _all_states(self, made: list[Value], kept: list[Value]) -> list[Value]:
+        """All states of those that a choice makes, and of those that stay what they are."""
+        before = self._first_cache - 1
+        first_own = 3 + self._num_self
+        return [*made[:3], *kept[:before], *made[3:first_own], *kept[before:], *made[first_own:]]
+
+    # ---- the parts ----
+
+    def _start(self, ctx: Lowering, given: Given) -> list[Tensor]:
+        """The first tokens, the encoder's mask, and the tokens with room for all."""
+        kind = self._search
+        encoded, tokens, mask = needed(given, "input_ids"), given.get("decoder_input_ids"), given.get("attention_mask")
+        prompts = encoded.shape[0]
+        if tokens is None or self._has_mask:
+            start = attribute_number(kind.node, "decoder_start_token_id", -1)
+            if start < 0:
+                raise InvalidModel(f"{kind.node.op_type} needs decoder_start_token_id")
+            tokens = full(ctx, (prompts, 1), start, DType.INT32)
+        room = kind.room(ctx, given, tokens.shape[1])
+        if not self._has_mask:
+            mask = full(ctx, (prompts, 1), 1, DType.INT32)
+        elif encoded.rank != 2:
+            raise InvalidModel(f"input_ids of {kind.node.op_type} have rank {encoded.rank}, not 2")
+        elif mask is None:
+            mask = search.mask_of_leading_padding(ctx, encoded, kind.pad)
+        else:
+            ctx.require_shape(mask, encoded.shape, "attention_mask")
+        rows = self._of_beams(ctx, given, tokens)
+        return [tokens, mask, search.room_for_tokens(ctx, rows, room, kind.pad)]
+
+    def _of_beams(self, ctx: Lowering, given: Given, x: Tensor) -> Tensor:
+        beams = self._search.beams(ctx, given)
+        return x if beams == 1 else search.repeated_rows(ctx, x, beams)
+
+    def _after_encoder(self, prompt: Value, mask: Value) -> tuple[FunctionNode, list[Value]]:
+        """The choice of the first token, where the encoder gives its logits; all states then."""
+        kind = self._search
+        hidden, caches = self._encoder.outputs[1], self._encoder.outputs[2:]
+        of_encoder = [*[mask] * self._has_mask, *[hidden] * self._has_hidden, *caches]
+        inputs = {
+            **kind.given,
+            "logits": self._encoder.outputs[0],
+            "sequences": prompt,
+            "first cache": caches[0],
+            **{str(i): value for i, value in enumerate(of_encoder)},
+        }
+
+        def states(ctx: Lowering, given: Given) -> list[Tensor]:
+            logits = self._of_beams(ctx, given, needed(given, "logits"))
+            length = needed(given, "first cache").shape[2]
+            made = kind.choose(ctx, {**given, "logits": logits}, length, is_first=True)
+            kept = [self._of_beams(ctx, given, needed(given, str(i))) for i in range(len(of_encoder))]
+            return [made.goes_on, made.sequences, made.tokens, *kept, *made.own]
+
+        results = self._results(of_encoder)
+        return kind.function(states, inputs, results), results
+
+    def _begin(self, tokens: Value, mask: Value) -> FunctionNode:
+        """Gives the decoder its first inputs, where the encoder does not call it."""
+        of_encoder = [*[mask] * self._has_mask, *self._encoder.outputs]
+        inputs = {**self._search.given, "tokens": tokens, **{str(i): value for i, value in enumerate(of_encoder)}}
+
+        def begin(ctx: Lowering, given: Given) -> list[Tensor]:
+            ids = self._of_beams(ctx, given, needed(given, "tokens"))
+            encoded = [self._of_beams(ctx, given, needed(given, str(i))) for i in range(len(of_encoder))]
+            caches = encoded[self._has_mask :]
+            empty = [ctx.empty((x.shape[0], x.shape[1], 0, x.shape[3]), x.dtype) for x in caches[: self._num_self]]
+            return [ids, *encoded[: self._has_mask], *empty, *caches]
+
+        return self._search.function(begin, inputs, self._decoder.inputs)
+
+    def _after(self, sequences: Value, own: Sequence[Value], *, is_first: bool) -> tuple[FunctionNode, list[Value]]:
+        """The choice that follows the decoder, and the states that it changes."""
+        kind, presents = self._search, self._decoder.outputs[1:]
+        inputs = {
+            **kind.given,
+            "logits": self._decoder.outputs[0],
+            "sequences": sequences,
+            "past": self._caches[0],
+            **by_name(own),
+            **{str(i): value for i, value in enumerate(presents)},
+        }
+        if not is_first:
+            inputs.pop("prefix_vocab_mask", None)
+
+        def states(ctx: Lowering, given: Given) -> list[Tensor]:
+            length: Dim = needed(given, "past").shape[2] + 1
+            made = kind.choose(ctx, given, length, is_first=is_first)
+            kept = [needed(given, str(i)) for i in range(len(presents))]
+            if made.rows is not None:
+                kept = [search.chosen_rows(ctx, x, 0, made.rows) for x in kept]
+            return [made.goes_on, made.sequences, made.tokens, *kept, *made.own]
+
+        results = self._results(presents)
+        return kind.function(states, inputs, results), results
+
+    def _results(self, values: Sequence[Value]) -> list[Value]:
+        """The flag, the tokens, and these values and the own states, after a choice."""
+        unknown = (Value(value.name, value.dtype, (None,) * len(value.shape or ())) for value in values)
+        return [
+            Value("goes on after this", DType.BOOL, ()),
+            Value("sequences after this", DType.INT32, ("rows", "room")),
+            Value("next input_ids", DType.INT32, ("rows", 1)),
+            *following(unknown),
+            *following(self._search.own_states()),
+        ]
