@@ -15,7 +15,7 @@ from ort_cuda_plugin.ep.context_session import ALLOW_VARIABLE
 
 def test_a_compiled_model_runs_in_a_c_host(tmp_path: Path) -> None:
     host = build_host("host", tmp_path)
-    compile_model(add_model(), tmp_path / "add_ctx.onnx")
+    compile_model(add_model(), tmp_path / "add_ctx.onnx", context_architectures="sm_90,emulated")
     cache = tmp_path / "cache"
     variables = {"ORT_CUDA_PLUGIN_PYTHON": sys.executable, "ORT_CUDA_PLUGIN_CACHE_DIR": str(cache), ALLOW_VARIABLE: "1"}
     variables["GLIBC_TUNABLES"] = "glibc.malloc.tcache_count=0"

@@ -65,6 +65,42 @@ def test_ep_context_file_path_has_a_default(tmp_path: Path) -> None:
         assert_same(load(tmp_path / "m_ctx.onnx"), row_model(), FEEDS)
 
 
+def test_ep_context_enable_is_off_by_default(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(row_model())
+    ort.InferenceSession(str(tmp_path / "m.onnx"), settings({"ep.context_enable": "0"}))
+    ort.InferenceSession(str(tmp_path / "m.onnx"), settings({"ep.context_file_path": str(tmp_path / "m_ctx.onnx")}))
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_session_model_external_initializers_file_folder_path(tmp_path: Path) -> None:
+    """The source is in memory, its weights in a folder; what is written needs neither."""
+    model = onnx.load_from_string(row_model())
+    folder, out = tmp_path / "external_data_folder", tmp_path / "model_folder"
+    folder.mkdir()
+    out.mkdir()
+    onnx.save(model, folder / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=64)
+    entries = {
+        "ep.context_enable": "1",
+        "ep.context_file_path": str(out / "m_ctx.onnx"),
+        "session.model_external_initializers_file_folder_path": str(folder),
+    }
+    ort.InferenceSession((folder / "m.onnx").read_bytes(), settings(entries))
+    (folder / "m.data").unlink()
+    assert sorted(path.name for path in out.iterdir()) == [BINARY.format("m"), "m_ctx.onnx"]
+    with nothing_compiled():
+        assert_same(load(out / "m_ctx.onnx"), row_model(), FEEDS)
+
+
+def test_ep_cache_context_may_name_a_file_in_a_subfolder(tmp_path: Path) -> None:
+    compiled = compile_model(row_model(), tmp_path / "m_ctx.onnx")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / BINARY.format("m")).rename(tmp_path / "sub" / "c.bin")
+    next(each for each in compiled.graph.node[0].attribute if each.name == "ep_cache_context").s = b"sub/c.bin"
+    onnx.save(compiled, tmp_path / "m_ctx.onnx")
+    with nothing_compiled():
+        assert_same(load(tmp_path / "m_ctx.onnx"), row_model(), FEEDS[:1])
+
+
 @pytest.mark.parametrize("embed", [False, True])
 def test_cpu_nodes_stand_beside_context_nodes(tmp_path: Path, embed: bool) -> None:
     source = two_clusters()
@@ -189,7 +225,7 @@ def saved_runs(source: bytes, path: Path) -> None:
 def test_loading_needs_no_compiler(tmp_path: Path) -> None:
     """Neither Numba nor LLVM nor onnx, and no cache of kernels."""
     source = row_model()
-    compile_model(source, tmp_path / "m_ctx.onnx")
+    compile_model(source, tmp_path / "m_ctx.onnx", context_architectures="sm_90,emulated")
     saved_runs(source, tmp_path / "runs.npz")
     code = """
     run()
