@@ -92,11 +92,20 @@ def parts_inside(home: Constant) -> Iterator[tuple[Constant, ConstantView]]:
     recipe = home.recipe
     if recipe is None or any(part.constant.dtype is not home.dtype for part in recipe.parts):
         return
-    if recipe.function == "tiles" and home.shape[0] == 1:  # of one group
+    if recipe.function == "tiles":
         (part,) = recipe.parts
+        groups, depth, columns = home.shape
         if part.is_whole:
-            strides = [home.shape[2] * stride for stride in _dense(part.shape[1:])]
-            yield part.constant, ConstantView(home, part.shape, (1, *strides), 0)
+            shape: Shape = (groups, part.shape[0] // groups, part.constant.size // part.shape[0])
+            yield part.constant, ConstantView(home, shape, (depth * columns, 1, columns), 0)
+    elif recipe.function == "strips":
+        (part,) = recipe.parts
+        groups, tiles, channels, count, rows = home.shape
+        taps, transposed = recipe.parameters
+        in_order = taps == tuple(range(count)) and not transposed
+        if part.is_whole and in_order and home.size == part.constant.size:
+            shape, depth = (groups, tiles, rows, channels, count), channels * count * rows
+            yield part.constant, ConstantView(home, shape, (tiles * depth, depth, 1, count * rows, rows), 0)
     elif recipe.function == "join":
         strides, position = _dense(home.shape), 0
         axis = int(recipe.parameters[0])  # type: ignore[arg-type]
@@ -112,7 +121,7 @@ def _dense(shape: Sequence[int]) -> list[int]:
 
 def _view(parts: Parts, dtype: DType, shape: Shape) -> Array:
     (view,) = parts
-    return np.ascontiguousarray(view.array).reshape(view.shape)
+    return np.ascontiguousarray(view.array).reshape(shape)
 
 
 def _join(parts: Parts, dtype: DType, shape: Shape, axis: int) -> Array:

@@ -105,10 +105,15 @@ def test_types_of_all_sizes_come_back(tmp_path: Path) -> None:
 
 def test_weights_in_a_layout_of_kernels_are_stored_once(tmp_path: Path) -> None:
     """The graph's own weights are a view of them, for plans that are made later."""
-    constants = {"k": RNG.random((24, 8, 3, 3), np.float32)}
+    constants = {"k": RNG.random((24, 8, 3, 3), np.float32), "d": RNG.random((8, 1, 3, 3), np.float32)}
+    constants["e"] = RNG.random((80, 4, 1, 1), np.float32)
+    constants["i"] = RNG.random((8, 80, 1, 1), np.float32)
     constants |= {name: RNG.random((24, 20), np.float32) for name in ("q", "r")}
     nodes = [
-        helper.make_node("Conv", ["x", "k"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["x", "d"], ["s"], pads=[1, 1, 1, 1], group=8),
+        helper.make_node("Conv", ["s", "e"], ["t"], group=2),
+        helper.make_node("Conv", ["t", "i"], ["u"]),
+        helper.make_node("Conv", ["u", "k"], ["c"], pads=[1, 1, 1, 1]),
         helper.make_node("GlobalAveragePool", ["c"], ["g"]),
         helper.make_node("Flatten", ["g"], ["f"]),
         helper.make_node("MatMul", ["f", "q"], ["a"]),
@@ -120,7 +125,7 @@ def test_weights_in_a_layout_of_kernels_are_stored_once(tmp_path: Path) -> None:
     compile_model(source, tmp_path / "m_ctx.onnx")
     index = index_of(tmp_path / BINARY.format("m"))
     views = [row["shape"] for row in index["constants"] if row.get("recipe", [""])[0] == "view"]
-    assert sorted(views) == [[24, 8, 3, 3], [24, 20], [24, 20]]
+    assert sorted(views) == [[8, 1, 3, 3], [8, 80, 1, 1], [24, 8, 3, 3], [24, 20], [24, 20], [80, 4, 1, 1]]
     feeds = [{"x": RNG.random(shape, np.float32)} for shape in ((1, 8, 5, 6), (2, 8, 4, 4))]
     for host_code in (False, True):
         assert_same(load(tmp_path / "m_ctx.onnx", host_code), source, feeds)
