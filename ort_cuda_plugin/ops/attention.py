@@ -93,12 +93,18 @@ def after_past(
     return past_key.shape[2], concat(ctx, past_key, k, axis=2), concat(ctx, past_value, v, axis=2)
 
 
-def require_head_shapes(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Makes a Run fail where the shapes of q, k and v [batch, heads, sequence, size] do not fit together."""
-    ctx.require_shape(k, (q.shape[0], *k.shape[1:3], q.shape[3]), "key of Attention")
-    ctx.require_shape(v, (*k.shape[:3], v.shape[3]), "value of Attention")
-    ctx.require(
-        eq(floordiv(q.shape[1], k.shape[1]) * k.shape[1], q.shape[1]), "query heads are no multiple of key heads"
+def require_head_shapes(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """k and v [batch, heads, sequence, size] with the sizes that they share with q, and each other, named alike.
+
+    A Run fails where they are not the same. Steps over sizes of one name can be joined.
+    """
+    (batch, _, _, size), (_, heads, keys, _), width = q.shape, k.shape, v.shape[3]
+    ctx.require_shape(k, (batch, heads, keys, size), "key of Attention")
+    ctx.require_shape(v, (batch, heads, keys, width), "value of Attention")
+    ctx.require(eq(floordiv(q.shape[1], heads) * heads, q.shape[1]), "query heads are no multiple of key heads")
+    return (
+        ctx.view(k, (batch, heads, keys, size), k.strides, k.offset),
+        ctx.view(v, (batch, heads, keys, width), v.strides, v.offset),
     )
 
 
@@ -238,7 +244,7 @@ def attend(
     to the scores: the ``mask``, a bias or whether the key counts; the ``position`` of each query among the keys; the
     ``length``, the number of keys; the ``sink``, see `_probability`. ``precise`` computes the softmax in float64.
     """
-    require_head_shapes(ctx, q, k, v)
+    k, v = require_head_shapes(ctx, q, k, v)
     # The query is scaled rather than the products, which would leave the range of float16.
     scores = _product_of_heads(ctx, scaled_by(ctx, q, q.shape[3], scale), permute(ctx, k, (0, 1, 3, 2)))
     given = {"mask": mask, "position": position, "length": length, "sink": sink}

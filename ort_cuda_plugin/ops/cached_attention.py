@@ -41,8 +41,7 @@ def attend_in_one_walk(
     and by its ``position``: what stands behind it may be anything. A ``mask`` has as many columns as there are keys,
     which may be fewer than places.
     """
-    k, v = keys.elements, values.elements
-    require_head_shapes(ctx, q, k, v)
+    k, v = require_head_shapes(ctx, q, keys.elements, values.elements)
     batch, heads, rows, size = q.shape
     kv_heads, width = k.shape[1], v.shape[3]
     if mask is not None:

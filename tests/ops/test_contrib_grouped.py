@@ -96,6 +96,27 @@ def test_a_step_of_a_full_cache_moves_little_else() -> None:
     assert 2 * cache.nbytes < cluster.traffic.asked.total < 1.15 * 2 * cache.nbytes
 
 
+@pytest.mark.parametrize("op_type", ["GroupQueryAttention", "MultiHeadAttention"])
+def test_a_prompt_holds_no_scores(op_type: str) -> None:
+    """Of 512 tokens, with half of the memory that its scores would take; no size is known before the Run."""
+    tokens, is_grouped = 512, op_type == "GroupQueryAttention"
+    heads = [HEADS, KV_HEADS, KV_HEADS] if is_grouped else [HEADS] * 3
+    inputs: list[Array | None] = [noise(1, tokens, n * SIZE, seed=i) for i, n in enumerate(heads)]
+    if is_grouped:
+        inputs += [None, None, np.array([tokens - 1], np.int32), np.array(tokens, np.int32)]
+    attributes = GROUPED if is_grouped else {"num_heads": HEADS, "unidirectional": 1}
+    session = ep_session(node_model(op_type, inputs, attributes, [FLOAT]), DISABLED)
+    ort_cuda_plugin.trim()
+    ort_cuda_plugin.set_limit(None, ort_cuda_plugin.memory_stats()["device"]["TotalAllocated"] + HEADS * tokens**2 * 2)
+    try:
+        actual = session.run(None, {f"x{i}": x for i, x in enumerate(inputs) if x is not None})[0]
+    finally:
+        ort_cuda_plugin.set_limit(None, None)
+    q, k, v = (x.reshape(tokens, -1, SIZE) for x in inputs[:3] if x is not None)
+    wanted = attended(q, k.swapaxes(0, 1), v.swapaxes(0, 1), 0)
+    np.testing.assert_allclose(actual[0], wanted, 1e-4, 1e-5)
+
+
 KINDS = {
     "int8": (TensorProto.INT8, 8, "PER_CHANNEL"),
     "4 bits": (TensorProto.UINT8, 4, "PER_TENSOR"),
