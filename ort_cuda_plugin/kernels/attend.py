@@ -163,17 +163,8 @@ class AttentionKernel:
         scores, result = form.scores, form.result
         shared = max(2 * scores.k * (scores.m + scores.n), 2 * result.k * (result.m + result.n), result.m * result.n)
         lines = [
-            f"tiles_d = int32((d + {form.width - 1}) >> {log2(form.width)})",
-            f"tiles_m = int32((m + {form.m - 1}) >> {log2(form.m)})",
-            f"tiles = int32((n + {form.keys - 1}) >> {log2(form.keys)})",
+            *self.block_place(),
             f"steps = int32((k_end + {scores.k - 1}) >> {log2(scores.k)})",
-            "block = int32(cuda.blockIdx.x)",
-            "rest = int32(block // tiles_d)",
-            f"column0 = int32((block - rest * tiles_d) * {form.width})",
-            "batch = int32(rest // tiles_m)",
-            f"row0 = int32((rest - batch * tiles_m) * {form.m})",
-            "thread = int32(cuda.threadIdx.x)",
-            *batch_offsets("abc", "start", self.batch_rank).splitlines(),
             f"tile_c = array_pointer(cuda.shared.array({shared}, float32, 16))",
             f"element_t = array_pointer(cuda.shared.array({form.keys * form.pitch}, float32, 16))",
         ]
@@ -191,6 +182,22 @@ class AttentionKernel:
         lines.append(f"score_sums = registers_f32({accumulators})")
         lines.append(f"result_sums = registers_f32({form.result.thread_m * form.result.thread_n})")
         return [*lines, *self.weights.block_lines]
+
+    def block_place(self) -> list[str]:
+        """What the block computes, and its thread."""
+        form = self.form
+        return [
+            f"tiles_d = int32((d + {form.width - 1}) >> {log2(form.width)})",
+            f"tiles_m = int32((m + {form.m - 1}) >> {log2(form.m)})",
+            f"tiles = int32((n + {form.keys - 1}) >> {log2(form.keys)})",
+            "block = int32(cuda.blockIdx.x)",
+            "rest = int32(block // tiles_d)",
+            f"column0 = int32((block - rest * tiles_d) * {form.width})",
+            "batch = int32(rest // tiles_m)",
+            f"row0 = int32((rest - batch * tiles_m) * {form.m})",
+            "thread = int32(cuda.threadIdx.x)",
+            *batch_offsets("abc", "start", self.batch_rank).splitlines(),
+        ]
 
     def scores(self) -> list[str]:
         """Fills the tile ``tile`` of scores, [key][row]: the product of keys, the rows of b, and of the rows of a."""
@@ -225,20 +232,29 @@ class AttentionKernel:
     def each_element(self, one: Pass, otherwise: Sequence[str]) -> list[str]:
         """Makes the pass's value of each score of the tile; ``otherwise`` is done for keys that do not exist."""
         form = self.form
+        # Where there are more threads than keys, some share a key.
+        sharing = max(1, form.threads // form.keys)
+        rows = f"range({form.m})"
+        local = f"int32(thread + piece * {form.threads})"
+        if sharing > 1:
+            rows = f"range(first_row, int32(first_row + {form.m // sharing}))"
+            local = f"int32(thread & {form.keys - 1})"
         each_row = ["row = int32(min(int32(row0 + r), int32(m - 1)))", "total = score_t[at_tile + place + r]"]
         each_row += [*self.weights.row_lines, *one.lines, f"element_t[place + r] = {one.value}"]
         per_key = [
-            f"local = int32(thread + piece * {form.threads})",
+            f"local = {local}",
+            *([f"first_row = int32((thread >> {log2(form.keys)}) * {form.m // sharing})"] if sharing > 1 else []),
             "key = int32(key0 + local)",
             f"place = int64(local * {form.pitch})",
             "if key < n:",
             *indented(self.weights.key_lines, 1),
-            f"    for r in range({form.m}):",
+            f"    for r in {rows}:",
             *indented(each_row, 2),
         ]
         if otherwise:
             per_key += ["else:", *indented(otherwise, 1)]
-        return [f"for piece in range({form.keys // form.threads}):", *indented(per_key, 1), "cuda.syncthreads()"]
+        pieces = max(1, form.keys // form.threads)
+        return [f"for piece in range({pieces}):", *indented(per_key, 1), "cuda.syncthreads()"]
 
     def _reduction(self, number: int, one: Pass) -> list[str]:
         """Reduces each row to ``stat*``: `SERIAL_PARTS` parts of every so many-th key, which meet at the end."""

@@ -290,18 +290,28 @@ def fill_packed(pointer: str, base: str, tile: Tile, element: Element) -> str:
 
 
 def store_tile(
-    tile: Tile, rows: str, columns: str, element: Element, epilogue: Epilogue, setup: Iterable[str] = ()
+    tile: Tile,
+    rows: str,
+    columns: str,
+    element: Element,
+    epilogue: Epilogue,
+    setup: Iterable[str] = (),
+    placed: Iterable[str] = (),
 ) -> str:
     """Gives the block's sums to ``epilogue``, whose coordinates are ``column`` and what ``setup`` makes of ``row``.
 
     The block's tile begins at (``row0``, ``column0``) of a matrix of ``rows`` x ``columns``. Through shared memory, so
-    that neighbours in memory are written together.
+    that neighbours in memory are written together. ``placed`` are lines that put the sums there, [m][n] of the tile,
+    where they are not those of `multiply`.
     """
     per_line = tile.n // CHUNK
     sizes = f"{tile.thread_m}, {tile.thread_n}"
-    lines = [
+    own = [
         f"to = int64(int32(thread_row * {tile.n} + thread_column))",
         f"store_tile_{suffix(element.accumulator)}(tile_c, to, {tile.n}, sums, {sizes})",
+    ]
+    lines = [
+        *(list(placed) or own),
         "cuda.syncthreads()",
         f"for piece in range({tile.m * tile.n // CHUNK // tile.threads}):",
         f"    chunk = int32(thread + piece * {tile.threads})",

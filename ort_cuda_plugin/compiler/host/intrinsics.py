@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ort_cuda_plugin.compiler.host import matrices
+
 register_values = {
     **{
         f"nvvm.read.ptx.sreg.{kind}.{axis}": f"%ocp.{kind}.{axis}"
@@ -36,8 +38,10 @@ switching_calls = {
     "nvvm.bar.warp.sync": "call void @ocp_emu_warp_barrier(ptr %ocp.thread, {})",
     "nvvm.shfl.sync.i32": "call {{i32, i1}} @ocp.shfl(ptr %ocp.thread, {})",
     "nvvm.vote.sync": "call {{i32, i1}} @ocp.vote(ptr %ocp.thread, {})",
+    **matrices.SWITCHING_CALLS,
 }
 definitions = {
+    **matrices.DEFINITIONS,
     "ocp.shfl": """
 define internal {i32, i1} @ocp.shfl(ptr %thread, i32 %mask, i32 %mode, i32 %value, i32 %lane, i32 %clamp) alwaysinline {
   %predicate = alloca i32

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from ort_cuda_plugin.compiler.host import entry as host_entry
 from ort_cuda_plugin.compiler.host import intrinsics as intrinsics
 from ort_cuda_plugin.compiler.host import math as host_math
+from ort_cuda_plugin.compiler.host import matrices
 from ort_cuda_plugin.compiler.host.entry import UnsupportedIR, access_line, value_name
 
 # ---- step 1: text that LLVM can parse for the host ----
@@ -47,6 +48,7 @@ asm_functions = {
     "nanosleep.u32 $0;": "ptx.nanosleep",
     "mov.b32 $0, $1;": "ptx.opaque.i32",
     "mov.b64 $0, $1;": "ptx.opaque.i64",
+    **{matrices.PRODUCT.format(kind): f"ptx.matrix.{kind}" for kind in matrices.KINDS},
 }
 inline_asm = re.compile(r'call ([^\n]*?) asm\s+(?:sideeffect\s+)?"([^"]*)", "[^"]*"\s*\(([^\n]*)\)')
 shared_global = re.compile(

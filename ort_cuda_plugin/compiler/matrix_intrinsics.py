@@ -1,0 +1,101 @@
+"""Products of small matrices by the tensor cores of a warp, sm_80 and later, as intrinsics.
+
+All 32 lanes of a warp multiply a matrix a [16, 16] with b [16, 8] and add the product to c [16, 8]. In lane 4 g + t, a
+register of two neighbours holds a[g][2t], a[g + 8][2t], a[g][2t + 8] and a[g + 8][2t + 8]; b[2t][g] and b[2t + 8][g],
+whose neighbours lie along the first dimension. The sums are c[g][2t], c[g][2t + 1], c[g + 8][2t], c[g + 8][2t + 1].
+`ort_cuda_plugin.compiler.host.matrices` has the form for the emulated device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.typing import signature
+
+from ort_cuda_plugin.compiler.host.matrices import PRODUCT
+from ort_cuda_plugin.compiler.tile_intrinsics import literal
+
+i16, i32, i64, f32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+sums_type = types.CPointer(types.float32)
+
+
+def _address(builder: ir.IRBuilder, base: ir.Value, index: int) -> ir.Value:
+    return builder.gep(base, [i64(index)])
+
+
+def matrix_functions(kind: str) -> dict[str, Any]:
+    """``multiply_add_matrix_*(c, at, a0, a1, a2, a3, b0, b1)`` and ``pair_*(x, y)``, which rounds two floats."""
+
+    def multiply_add(typingctx: Any, c: Any, at: Any, a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any) -> Any:
+        first = literal(at)
+
+        def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+            places = [_address(builder, args[0], first + i) for i in range(4)]
+            given = [*args[2:], *(builder.load(place) for place in places)]
+            result = ir.LiteralStructType([f32] * 4)
+            code = ir.InlineAsm(
+                ir.FunctionType(result, [i32] * 6 + [f32] * 4),
+                PRODUCT.format(kind),
+                "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f",
+                side_effect=True,
+            )
+            sums = builder.call(code, given)
+            for i, place in enumerate(places):
+                builder.store(builder.extract_value(sums, i), place)
+            return context.get_dummy_value()
+
+        return signature(types.none, sums_type, at, *[types.uint32] * 6), codegen
+
+    def pair(typingctx: Any, x: Any, y: Any) -> Any:
+        def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+            assembly = ir.InlineAsm(ir.FunctionType(i16, [f32]), f"cvt.rn.{kind}.f32 $0, $1;", "=h,f")
+            low, high = (builder.zext(builder.call(assembly, [value]), i32) for value in args)
+            return builder.or_(low, builder.shl(high, i32(16)))
+
+        return signature(types.uint32, types.float32, types.float32), codegen
+
+    return {f"multiply_add_matrix_{kind}": multiply_add, f"pair_{kind}": pair}
+
+
+def scale_matrix_f32(typingctx: Any, c: Any, first: Any, second: Any, count: Any) -> Any:
+    """Multiplies the sums of ``count`` matrices c in a row: rows g by ``first``, rows g + 8 by ``second``."""
+    number = literal(count)
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        for i in range(4 * number):
+            place = _address(builder, args[0], i)
+            builder.store(builder.fmul(builder.load(place), args[1 + i % 4 // 2]), place)
+        return context.get_dummy_value()
+
+    return signature(types.none, sums_type, types.float32, types.float32, count), codegen
+
+
+def load_pair_u16(typingctx: Any, pointer: Any, index: Any) -> Any:
+    """Two neighbours, the first at an even index, in one register."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        address = builder.bitcast(builder.gep(args[0], [args[1]]), i32.as_pointer())
+        return builder.load(address, align=4)
+
+    return signature(types.uint32, types.CPointer(types.uint16), types.int64), codegen
+
+
+def load_two_u16(typingctx: Any, pointer: Any, first: Any, second: Any) -> Any:
+    """The elements at two indices in one register."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        low, high = (builder.zext(builder.load(builder.gep(args[0], [at])), i32) for at in args[1:])
+        return builder.or_(low, builder.shl(high, i32(16)))
+
+    return signature(types.uint32, types.CPointer(types.uint16), types.int64, types.int64), codegen
+
+
+FUNCTIONS: dict[str, Any] = {
+    **matrix_functions("f16"),
+    **matrix_functions("bf16"),
+    "scale_matrix_f32": scale_matrix_f32,
+    "load_pair_u16": load_pair_u16,
+    "load_two_u16": load_two_u16,
+}

@@ -1,0 +1,63 @@
+"""Attention by tensor cores, for which the emulated device has shuffles, and what it costs on GPUs."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from contributed import BFLOAT16, FLOAT, FLOAT16, TOLERANCES, Array, node_model, noise, rounded
+from kernel_harness import run_model
+from ort_cuda_plugin.cli.kernel_report import report
+from ort_cuda_plugin.clusters.cluster import CompiledCluster
+from ort_cuda_plugin.compiler.targets import Target
+from ort_cuda_plugin.kernels import stream
+from ort_cuda_plugin.model.onnx_graph import read_model
+from ort_cuda_plugin.program.lowering import DeviceProperties
+
+TOKENS, HEADS, KV_HEADS = 70, 4, 2
+
+
+def prompt(size: int, real: int) -> tuple[onnx.ModelProto, list[Array]]:
+    """A prompt of several tiles of keys and blocks of rows, none of them full."""
+    parts: list[Array | None] = [
+        rounded(noise(1, TOKENS, heads * size, seed=i), real) for i, heads in enumerate((HEADS, KV_HEADS, KV_HEADS))
+    ]
+    inputs = [*parts, None, None, np.array([TOKENS - 1], np.int32), np.array(TOKENS, np.int32)]
+    attributes = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "local_window_size": 50}
+    model = onnx.load_from_string(
+        node_model("GroupQueryAttention", inputs, attributes, [FLOAT], constant=[6], real=real)
+    )  # fmt: skip
+    given = [x for i, x in enumerate(inputs) if x is not None and i != 6]
+    for info, x in zip(model.graph.input, given, strict=True):
+        info.CopyFrom(onnx.helper.make_tensor_value_info(info.name, info.type.tensor_type.elem_type, x.shape))
+    return model, given
+
+
+def attended(q: Array, k: Array, v: Array, size: int) -> Array:
+    q, k, v = (x.reshape(TOKENS, -1, size).astype(np.float64) for x in (q, k, v))
+    scores = np.einsum("qhd,khd->hqk", q, np.repeat(k, HEADS // KV_HEADS, 1)) / np.sqrt(size)
+    distance = np.arange(TOKENS)[None] - np.arange(TOKENS)[:, None]
+    weights = np.exp(np.where((distance <= 0) & (distance > -50), scores, -np.inf))
+    weights /= weights.sum(-1, keepdims=True)
+    result: Array = np.einsum("hqk,khd->qhd", weights, np.repeat(v, HEADS // KV_HEADS, 1)).reshape(1, TOKENS, -1)
+    return result
+
+
+@pytest.mark.parametrize(("real", "size"), [(FLOAT16, 32), (BFLOAT16, 80)])
+def test_small_matrices_give_attention(real: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "has_matrices", lambda ctx: True)
+    model, inputs = prompt(size, real)
+    kernels = CompiledCluster(read_model(model), DeviceProperties()).prepare().kernels
+    assert any(kernel.name.startswith("matrix_stream") for kernel in kernels)
+    actual = run_model(model, inputs)[0]
+    np.testing.assert_allclose(actual, attended(*inputs[:3], size), TOLERANCES[real], TOLERANCES[real])
+
+
+def test_the_kernel_for_gpus_keeps_sums_in_registers() -> None:
+    model, _ = prompt(128, FLOAT16)
+    cluster = CompiledCluster(read_model(model), DeviceProperties(emulated=False))
+    (spec,) = (kernel for kernel in cluster.prepare().kernels if kernel.name.startswith("matrix_stream"))
+    (usage,) = report([spec], [Target.cuda(8, 0)])
+    assert usage.stack == usage.spill_stores == usage.spill_loads == 0
+    assert usage.static_shared <= 48 << 10
