@@ -19,6 +19,7 @@ from ort_cuda_plugin.ops.attention import (
     rotate,
     split_heads,
 )
+from ort_cuda_plugin.ops.cached_attention import CachePart, append, attend_in_one_walk
 from ort_cuda_plugin.ops.contrib_fused import UP_TO_FLOAT32, wants
 from ort_cuda_plugin.ops.indexing import select_index
 from ort_cuda_plugin.ops.registry import M, T, op
@@ -28,7 +29,7 @@ from ort_cuda_plugin.program.elementwise import elementwise, full
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.multiply import multiply
 from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, logical_or
+from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, le, logical_or
 from ort_cuda_plugin.program.views import part, permute, reshape, unsqueeze
 
 INT32: Final = frozenset({DType.INT32})
@@ -125,8 +126,8 @@ def attention_of_projection(
     """(attention of x @ weights + bias, keys and values with those of the past in one tensor)."""
     if do_rotary:
         raise Unsupported("attribute", "com.microsoft.Attention with do_rotary")
-    if past_present_share_buffer or past_sequence_length is not None:
-        raise Unsupported("attribute", "com.microsoft.Attention whose past and present share a buffer")
+    if bool(past_present_share_buffer) != (past_sequence_length is not None and past is not None):
+        raise InvalidModel("com.microsoft.Attention takes a past and its length with past_present_share_buffer alone")
     if x.rank != 3 or weights.rank != 2:
         raise InvalidModel(f"com.microsoft.Attention of an input of rank {x.rank} and weights of rank {weights.rank}")
     addends = [] if bias is None else [bias]
@@ -143,6 +144,25 @@ def attention_of_projection(
             raise InvalidModel(f"com.microsoft.Attention with a past of rank {past.rank}")
         past_key, past_value = (select_index(ctx, past, 0, number) for number in (0, 1))
         ctx.require_shape(past, (2, *k.shape[:2], past.shape[3], k.shape[3]), "past of Attention")
+    if past_key is not None and past_value is not None and past_sequence_length is not None and past is not None:
+        shared = ctx.empty(past.shape, past.dtype)
+        keys, values = (
+            CachePart(before, select_index(ctx, shared, 0, number), new)
+            for number, (before, new) in enumerate(((past_key, k), (past_value, v)))
+        )
+        output = attended_in_place(
+            ctx,
+            q,
+            keys,
+            values,
+            past_sequence_length,
+            mask_index,
+            attention_bias,
+            mask_filter_value,
+            scale,
+            unidirectional,
+        )
+        return output, shared
     length, k, v = after_past(ctx, past_key, past_value, k, v)
     output = attended(ctx, q, k, v, length, mask_index, attention_bias, mask_filter_value, scale, unidirectional)[0]
     stacked = ctx.known(eq(k.shape[3], v.shape[3])) is not False
@@ -177,6 +197,48 @@ def attended(
     return merge_heads(ctx, output), scores
 
 
+def attended_in_place(
+    ctx: Lowering,
+    q: Tensor,
+    keys: CachePart,
+    values: CachePart,
+    past_length: Tensor,
+    mask: Tensor | None,
+    attention_bias: Tensor | None,
+    masked: float,
+    scale: float,
+    unidirectional: int,
+) -> Tensor:
+    """Puts the new keys and values behind ``past_length`` others, and gives the heads' results side by side.
+
+    The length is read on the device: nothing that a plan depends on changes from token to token.
+    """
+    batch, _, rows, _ = q.shape
+    ctx.require(le(1, rows), "attention without a new token")
+    for cache in (keys, values):
+        assert cache.past is not None
+        (_, heads, _, size), capacity = cache.new.shape, cache.present.shape[2]
+        ctx.require_shape(cache.past, (batch, heads, capacity, size), "past of attention")
+    ctx.require(eq(keys.present.shape[2], values.present.shape[2]), "pasts of keys and values have two lengths")
+    places = gather_map(
+        ctx, [batch, rows], DType.INT64, lambda maps, c: s.cast(maps.number(past_length), DType.INT64) + c[1]
+    )
+    append(ctx, [keys, values], select_index(ctx, places, 1, 0))
+    given = attention_bias if attention_bias is not None else mask
+    count = given.shape[-1] if given is not None and given.rank > 1 else keys.present.shape[2]
+    return attend_in_one_walk(
+        ctx,
+        q,
+        keys,
+        values,
+        mask=score_bias(ctx, mask, attention_bias, batch, rows, count, masked),
+        position=unsqueeze(ctx, places, (1, 3)) if unidirectional else None,
+        last=unsqueeze(ctx, part(ctx, places, 1, rows - 1, 1), (1, 2)),
+        reach=Reach(is_causal=bool(unidirectional)),
+        scale=scale or None,
+    )
+
+
 @op("MultiHeadAttention", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32, "M": INT32})
 def multi_head_attention(
     ctx: Lowering,
@@ -200,9 +262,28 @@ def multi_head_attention(
     biased = unidirectional or key_padding_mask is not None or attention_bias is not None
     if wants(ctx, 3) and biased:
         raise Unsupported("attribute", "MultiHeadAttention that gives its scores and masks them")
-    if past_sequence_length is not None or cache_indirection is not None:
-        raise Unsupported("attribute", "MultiHeadAttention whose past and present share a buffer")
+    if cache_indirection is not None:
+        raise Unsupported("attribute", "MultiHeadAttention of beams in a cache that they share")
     q, k, v = heads_of_inputs(ctx, query, key, value, bias, num_heads)
+    if past_sequence_length is not None and past_key is not None and past_value is not None:
+        if wants(ctx, 3):
+            raise Unsupported("attribute", "MultiHeadAttention that gives its scores of a cache in place")
+        keys, values = (
+            CachePart(past, ctx.empty(past.shape, past.dtype), new) for past, new in ((past_key, k), (past_value, v))
+        )
+        output = attended_in_place(
+            ctx,
+            q,
+            keys,
+            values,
+            past_sequence_length,
+            key_padding_mask,
+            attention_bias,
+            mask_filter_value,
+            scale,
+            unidirectional,
+        )
+        return output, keys.present, values.present
     length, k, v = after_past(ctx, past_key, past_value, k, v)
     output, scores = attended(
         ctx, q, k, v, length, key_padding_mask, attention_bias, mask_filter_value, scale, unidirectional

@@ -51,7 +51,9 @@ def test_small_matrices_give_attention(real: int, size: int, monkeypatch: pytest
     kernels = CompiledCluster(read_model(model), DeviceProperties()).prepare().kernels
     assert any(kernel.name.startswith("matrix_stream") for kernel in kernels)
     actual = run_model(model, inputs)[0]
-    np.testing.assert_allclose(actual, attended(*inputs[:3], size), TOLERANCES[real], TOLERANCES[real])
+    np.testing.assert_allclose(
+        actual, attended(inputs[0], inputs[1], inputs[2], size), TOLERANCES[real], TOLERANCES[real]
+    )
 
 
 def test_the_kernel_for_gpus_keeps_sums_in_registers() -> None:

@@ -193,3 +193,30 @@ def quantized_model(inputs: list[Array | None], attributes: dict[str, Any], real
         graph.output[number - 2].type.tensor_type.elem_type = FLOAT
     result: bytes = model.SerializeToString()
     return result
+
+
+@pytest.mark.parametrize("op_type", ["Attention", "MultiHeadAttention"])
+def test_other_attention_in_place(op_type: str) -> None:
+    """Two new tokens behind a past in a buffer that says how much of it counts; the rest is NaN."""
+    room, past, rows, heads, size = 8, 3, 2, 2, 8
+    q, k, v = (noise(1, rows, heads * size, seed=i) for i in range(3))
+    before = noise(2, 1, heads, room, size, seed=4)
+    before[..., past:, :] = np.nan
+    count = np.array([past], np.int32)
+    if op_type == "Attention":
+        x, weights = np.eye(rows, dtype=np.float32)[None], np.concatenate([q, k, v], -1)[0]
+        inputs: list[Array | None] = [x, weights, None, None, before, None, count]
+        attributes = {"num_heads": heads, "unidirectional": 1, "past_present_share_buffer": 1}
+    else:
+        inputs = [q, k, v, None, None, None, before[0], before[1], count]
+        attributes = {"num_heads": heads, "unidirectional": 1}
+    outputs = [FLOAT] * (2 if op_type == "Attention" else 3)
+    session = ep_session(node_model(op_type, inputs, attributes, outputs), DISABLED)
+    y, *present = session.run(None, {f"x{i}": x for i, x in enumerate(inputs) if x is not None})
+    after = np.stack(present) if len(present) > 1 else present[0]
+    wanted = before[:, 0, :, : past + rows].copy()
+    for i, new in enumerate((k, v)):
+        wanted[i, :, past:] = new.reshape(rows, heads, size).swapaxes(0, 1)
+    np.testing.assert_allclose(after[:, 0, :, : past + rows], wanted, 1e-6, 1e-6)
+    expected = attended(q.reshape(rows, heads, size), wanted[0], wanted[1], past)
+    np.testing.assert_allclose(y[0], expected, 2e-5, 2e-6)
