@@ -15,7 +15,7 @@ from ort_cuda_plugin.program.scalar import Operand, Scalar
 from ort_cuda_plugin.program.symbolic import Dim, eq, product
 from ort_cuda_plugin.program.trace import Use
 
-__all__ = ["IndexMap", "Loads", "Source", "gather_map", "scatter_map", "unravel"]
+__all__ = ["IndexMap", "Loads", "Source", "gather_map", "scatter_map", "unravel", "walk_map"]
 
 
 def unravel(index: Scalar, shape: Sequence[Scalar]) -> list[Scalar]:
@@ -221,6 +221,22 @@ class IndexMap(Loads):
                 condition = emit.value(when)
                 with emit.block(f"if {condition}:"):
                     write(pointer, offset)
+        self._launch()
+
+    def walk(self, destination: Tensor, index: Scalar, value: Scalar) -> None:
+        """Emits the writes of ``value`` for each ``index`` of the last axis in order, at the coordinates; launches."""
+        emit = self._builder.emit
+        pointer, strides = self._place(Source(self, destination), written=True)
+        count = self._builder.integer(destination.shape[-1])
+        self._loops += 1
+        with emit.block(f"if {self._plane.inside}:"), emit.block(f"for walked in range({count}):"):
+            emit.bind(index, emit.assign("int64(walked)"))
+            names = [emit.value(c) for c in (*self.coordinates, index)]
+            emit.store(pointer, offset_text(list(zip(names, strides, strict=True))), value)
+        self._loops -= 1
+        self._launch()
+
+    def _launch(self) -> None:
         uses = {
             source.tensor: Use(elements=self._size * count)
             for source, count in self._loads.items()
@@ -236,6 +252,19 @@ def gather_map(
     result = ctx.empty(shape, dtype)
     maps = IndexMap(ctx, shape)
     maps.store(result, maps.coordinates, fn(maps, maps.coordinates), None)
+    return result
+
+
+def walk_map(
+    ctx: Lowering, shape: Sequence[Dim], dtype: DType, fn: Callable[[IndexMap, list[Scalar]], Scalar]
+) -> Tensor:
+    """As `gather_map`, but one thread makes all elements along the last axis, in order.
+
+    So the result may have the memory of a source of which an element reads its own place or later ones in its row.
+    """
+    result = ctx.empty(shape, dtype)
+    maps, index = IndexMap(ctx, shape[:-1]), Scalar(DType.INT64, "index")
+    maps.walk(result, index, fn(maps, [*maps.coordinates, index]))
     return result
 
 

@@ -31,7 +31,7 @@ class LinearAttention:
 
     Attributes:
         bounds: int32 [batch + 1], where each sequence begins and the next ends in time; without it all have all of it.
-        window: [steps, batch, heads, k, v], the states behind the last steps, of which the last step's comes last.
+        window: [steps, batch, heads, k, v], the states behind the last steps, in order, with zeros for steps that lack.
         added: [batch, steps, heads, v], what the first steps of a sequence add to its state, times their keys.
     """
 
@@ -89,6 +89,11 @@ def linear_attention(ctx: Lowering, given: LinearAttention) -> None:
             bounds, stride = builder.tensor(given.bounds), builder.stride(given.bounds.strides[0])
             begin = emit.assign(f"max(int64({bounds}[{b} * {stride}]), int64(0))")
             end = emit.assign(f"min(int64({bounds}[({b} + 1) * {stride}]), {n_steps})")
+        slots = "0" if given.window is None else builder.integer(given.window.shape[0])
+        if windows is not None:
+            lacking = f"{slots} - max({end} - {begin}, int64(0))"
+            with emit.block(f"for slot in range({lacking}):"), emit.block(f"for d in range({n}):"):
+                windows.store(named(zero), "slot", b, h, "d", m)
         with emit.block(f"for t in range({begin}, {end}):"):
             emit.line(f"added = {v.load(b, 't', h, m)}")
             if decays is not None or betas is not None:
@@ -107,8 +112,8 @@ def linear_attention(ctx: Lowering, given: LinearAttention) -> None:
             with emit.block(f"for d in range({n}):"):
                 product = named(k.load(b, "t", hk, "d")) * named("added")
                 states.store(named(states.load(b, h, "d", m)) + product, b, h, "d", m)
-            if windows is not None and given.window is not None:
-                emit.line(f"slot = t - {end} + {builder.integer(given.window.shape[0])}")
+            if windows is not None:
+                emit.line(f"slot = t - {end} + {slots}")
                 with emit.block("if slot >= 0:"), emit.block(f"for d in range({n}):"):
                     windows.store(named(states.load(b, h, "d", m)), "slot", b, h, "d", m)
             with emit.block(f"for g in range({n_group}):"):

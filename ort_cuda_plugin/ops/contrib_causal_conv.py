@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map, walk_map
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.causal_conv import causal_convolution, check_convolution
 from ort_cuda_plugin.ops.contrib_fused import UP_TO_FLOAT32
@@ -155,7 +155,8 @@ def varlen_causal_conv_with_state(
 
     results = [
         gather_map(ctx, (tokens, channels), x.dtype, convolved),
-        gather_map(ctx, (packed.count, channels, reach), x.dtype, final),
+        # The state may be where the initial one is: it moves to the front.
+        walk_map(ctx, (packed.count, channels, reach), x.dtype, final),
     ]
     if capture_count is not None:
         ctx.require_shape(capture_count, (packed.count,), f"capture_count of {name}")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TypeAlias
 
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map, walk_map
 from ort_cuda_plugin.model.ir import DType, InvalidModel
 from ort_cuda_plugin.ops.contrib_fused import wants
 from ort_cuda_plugin.ops.packed_tokens import PackedTokens, check_capture
@@ -191,7 +191,8 @@ def ngram_hash_mapping(
     def newest(maps: IndexMap, c: list[Scalar]) -> Scalar:
         return id_at(maps, c[0], maps.dim(length) - hashes.window + c[1])
 
-    return result, gather_map(ctx, [batch, hashes.window], hashes.dtype, newest)
+    # They may be where those of the past are.
+    return result, walk_map(ctx, [batch, hashes.window], hashes.dtype, newest)
 
 
 @op("VarlenNGramHashMapping", domain="com.microsoft", since=1, types={"M": INDICES, "S": _INT32})
@@ -265,20 +266,7 @@ def varlen_ngram_hash_mapping(
 
     result = gather_map(ctx, [input_ids.shape[0], hashes.heads], hashes.dtype, element)
 
-    def newest(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        begin, count = packed.range(maps, c[0])
-        return id_at(maps, c[0], begin, count - window + c[1])
-
-    results = [result, gather_map(ctx, [packed.count, window], hashes.dtype, newest)]
-    if segment_ids is not None:
-
-        def newest_segment(maps: IndexMap, c: list[Scalar]) -> Scalar:
-            begin, count = packed.range(maps, c[0])
-            return segment_at(maps, c[0], begin, count - window + c[1], count > 0)
-
-        results.append(gather_map(ctx, [packed.count, window], DType.INT32, newest_segment))
-    elif state_update_capacity:
-        results.append(results[-1])  # nothing reads it, but it is an output in front of the next
+    update = None
     if capture_count is not None:
 
         def captured(maps: IndexMap, c: list[Scalar]) -> Scalar:
@@ -290,5 +278,21 @@ def varlen_ngram_hash_mapping(
             value = s.where(t < 0, past, maps.source(input_ids).at([begin + t], inside & (t >= 0)))
             return s.where(inside, value, hashes.pad())
 
-        results.append(gather_map(ctx, [packed.count, state_update_capacity, window], hashes.dtype, captured))
-    return tuple(results)
+        update = gather_map(ctx, [packed.count, state_update_capacity, window], hashes.dtype, captured)
+
+    def newest(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        begin, count = packed.range(maps, c[0])
+        return id_at(maps, c[0], begin, count - window + c[1])
+
+    # What reads the past stands in front: the present may be where the past is.
+    results = [result, walk_map(ctx, [packed.count, window], hashes.dtype, newest)]
+    if segment_ids is not None:
+
+        def newest_segment(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            begin, count = packed.range(maps, c[0])
+            return segment_at(maps, c[0], begin, count - window + c[1], count > 0)
+
+        results.append(walk_map(ctx, [packed.count, window], DType.INT32, newest_segment))
+    elif update is not None:
+        results.append(results[-1])  # nothing reads it, but it is an output in front of the next
+    return tuple(results if update is None else [*results, update])

@@ -111,10 +111,7 @@ def _linear_attention(
     compute = s.accumulation_type(query.dtype)
     state = ctx.empty((batch, heads, size, width), compute)
     output = ctx.empty((batch, steps, heads, group, width), query.dtype)
-    states = None
-    if window:
-        states = ctx.empty((window, batch, heads, size, width), kept)
-        ctx.memset(states, 0)
+    states = ctx.empty((window, batch, heads, size, width), kept) if window else None
     given = LinearAttention(
         query=split(query, "query", min(query_heads, heads), group, size),
         key=split(key, "key", key_heads, size),

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import ort_cuda_plugin
-from contributed import DISABLED, FLOAT, FLOAT16, Array, node_model, noise
+from contributed import DISABLED, FLOAT, FLOAT16, Array, node_model, noise, on_device
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering import DeviceProperties
@@ -20,12 +20,6 @@ from session_pair import ep_session
 
 HEADS, KV_HEADS, SIZE = 4, 2, 16
 GROUPED = {"num_heads": HEADS, "kv_num_heads": KV_HEADS}
-
-
-def on_device(array: Array) -> ort.OrtValue:
-    """An array in the device's memory."""
-    memory = ort_cuda_plugin.register(emulate=True)[0].memory_info(ort.OrtDeviceMemoryType.DEFAULT)
-    return ort.OrtValue.ortvalue_from_numpy(array, "gpu", 0, memory.device_vendor_id)
 
 
 def run_in_place(session: ort.InferenceSession, feed: dict[str, Array], caches: list[ort.OrtValue]) -> Array:

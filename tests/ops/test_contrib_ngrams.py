@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from contributed import DISABLED, FLOAT, Array, check_node, node_model, noise
+from contributed import DISABLED, FLOAT, Array, check_in_place, check_node, node_model, noise
 from emulator_harness import configured
 from session_pair import ep_session
 
@@ -50,7 +50,10 @@ def test_hashes() -> None:
     more = [ids(2, 2, seed=1, dtype=dtype), ids(4, seed=2, dtype=dtype), np.array(EOS, dtype)]
     segments = np.array([[0, 0, 1, 1, 1, 2], [5, 5, 5, 5, 4, 4]], dtype)
     given = [ids(2, 6, dtype=dtype), *weights(dtype), *more, segments]
-    check_node("NGramHashMapping", given, SIZES | {"reset_on_eos": 1}, [INT32, INT32], reals=[FLOAT])
+    attributes = SIZES | {"reset_on_eos": 1}
+    check_node("NGramHashMapping", given, attributes, [INT32, INT32], reals=[FLOAT])
+    session = ep_session(node_model("NGramHashMapping", given, attributes, [INT32, INT32]), DISABLED)
+    check_in_place(session, {f"x{i}": x for i, x in enumerate(given)}, {"x3": "y1"})
 
 
 BOUNDS = np.array([0, 1, 6, 9], np.int32)
@@ -88,6 +91,7 @@ def test_wrong_bounds_read_nothing_else() -> None:
     session = ep_session(model, DISABLED)
     feed = {f"x{i}": x for i, x in enumerate(given)}
     right = session.run(None, feed)
+    check_in_place(session, feed, {"x4": "y1", "x8": "y2"})
     for bounds in ([0, 2**31 - 1, -(2**31), 9], [9, 5, 5, 2], [-3, -2, -1, 0]):
         wrong = session.run(None, feed | {"x3": np.array(bounds, np.int32), "x9": np.full(3, 2**31 - 1, np.int32)})
         assert [x.shape for x in wrong] == [x.shape for x in right]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contributed import BFLOAT16, DISABLED, FLOAT, FLOAT16, Array, check_node, node_model, noise
+from contributed import BFLOAT16, DISABLED, FLOAT, FLOAT16, Array, check_in_place, check_node, node_model, noise
 from emulator_harness import configured
 from session_pair import ep_session
 
@@ -71,6 +71,7 @@ def test_varlen_causal_conv() -> None:
     check_node("VarlenCausalConvWithState", inputs, attributes, outputs, reference=varlen_conv, reals=[FLOAT, FLOAT16])
     session = ep_session(node_model("VarlenCausalConvWithState", inputs, attributes, outputs), DISABLED)
     feed = {f"x{i}": x for i, x in enumerate(inputs)}
+    check_in_place(session, feed, {"x4": "y1"})
     for bounds in ([0, 2**31 - 1, -(2**31), 9], [9, 5, 5, 2], [-3, -2, -1, 0]):
         wrong = session.run(None, feed | {"x2": np.array(bounds, np.int32), "x5": np.full(3, 2**31 - 1, np.int32)})
         assert all(np.isfinite(x).all() for x in wrong)
@@ -121,6 +122,8 @@ def test_linear_attention_with_a_window(window: int) -> None:
         "LinearAttention", inputs, attributes, [FLOAT, FLOAT], reference=reference, reals=[FLOAT16], wide=[3],
         wide_outputs=[1],
     )  # fmt: skip
+    model = node_model("LinearAttention", inputs, attributes, [FLOAT, FLOAT], real=FLOAT16, wide=[3], wide_outputs=[1])
+    check_in_place(ep_session(model, DISABLED), {f"x{i}": x for i, x in enumerate(inputs)}, {"x3": "y1"})
 
 
 def test_linear_attention_gate() -> None:
@@ -188,6 +191,7 @@ def test_gated_delta_net_of_bounded_sequences() -> None:
     )  # fmt: skip
     session = ep_session(node_model("GatedDeltaNet", inputs, attributes, outputs), DISABLED)
     feed = {f"x{i}": x for i, x in enumerate(inputs)}
+    check_in_place(session, feed, {"x6": "y1"})
     for bounds in ([0, 2**31 - 1, -(2**31), 9], [-3, -2, -1, 0]):
         wrong = session.run(None, feed | {"x3": np.array(bounds, np.int32), "x9": np.full(3, 2**31 - 1, np.int32)})
         assert all(np.isfinite(x).all() for x in wrong)
