@@ -238,6 +238,19 @@ export("quotient_i32", types.int32, (types.int32, types.int64), lower_quotient_i
 export("quotient_i64", types.int64, (types.int64, types.int64), lambda builder, args: builder.udiv(*args))
 
 
+# ---- codes of few bits, which bytes have the lowest bits first; the place is that of the code in a row of bytes ----
+
+
+def lower_code(builder: ir.IRBuilder, args: Any, bits: int) -> ir.Value:
+    byte, place = args
+    first = builder.mul(builder.and_(builder.trunc(place, i32), i32(8 // bits - 1)), i32(bits))
+    return builder.and_(builder.lshr(builder.zext(byte, i32), first), i32((1 << bits) - 1))
+
+
+for bits in (2, 4):
+    export(f"code{bits}", types.int32, (types.uint8, types.int64), functools.partial(lower_code, bits=bits))
+
+
 # ---- warp shuffles and votes, all lanes taking part ----
 
 full_mask = i32(0xFFFFFFFF)

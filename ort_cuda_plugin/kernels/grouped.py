@@ -8,9 +8,9 @@ expression of the expert and of two coordinates, so that packed and scaled weigh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from ..model.ir import DType
 from ..program import scalar as s
@@ -27,28 +27,39 @@ from .index import IndexMap, Loads, gather_map
 from .matmul import Product, RowProduct
 from .tiles import Element, Operand, Tile, declare, fill_matrix, joined, log2, pipeline, store_tile
 
-__all__ = ["Choices", "Weights", "group_rows", "grouped_product"]
+__all__ = ["BLOCK", "Choices", "Shared", "WeightBlock", "WeightElement", "Weights", "group_rows", "grouped_product"]
 
 MAX_FEW_ROWS = 16
 """So many rows have blocks of their own. Those of one expert find its weights in a cache."""
 THREADS = 128
 
-Weight: TypeAlias = Callable[[Loads, Scalar, Scalar, Scalar], Scalar]
+Shared: TypeAlias = tuple[Scalar, ...]
+WeightElement: TypeAlias = Callable[[Loads, Scalar, Scalar, Scalar, Shared], Scalar]
+WeightBlock: TypeAlias = Callable[[Loads, Scalar, Scalar, Scalar], Shared]
+
+BLOCK: Final = 16
+"""Elements along k that have what is shared in common, at least."""
+
+
+def _nothing(loads: Loads, expert: Scalar, column: Scalar, k: Scalar) -> Shared:
+    return ()
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
     """The weights of all experts, ``columns`` x the length of a row each.
 
-    ``element(loads, expert, column, k)`` is a float32 expression of an element; the coordinates are int64 and inside.
-    ``read`` are the tensors that it loads, whose first dimension is the expert, and ``bias`` is added: None, or
-    [experts, columns].
+    ``element(loads, expert, column, k, shared)`` is a float32 expression of an element; the coordinates are int64 and
+    inside. ``shared(loads, expert, column, k)`` is loaded once for neighbours along k: it is the same for `BLOCK`
+    elements from a multiple of that on. ``read`` are the tensors that both load, whose first dimension is the expert.
+    ``bias`` is added: None, or [experts, columns].
     """
 
     columns: Dim
-    element: Weight
+    element: WeightElement
     read: tuple[Tensor, ...]
     bias: Tensor | None = None
+    shared: WeightBlock = _nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,8 +186,8 @@ class GroupedTiles(Product):
     @text_property
     def body(self) -> str:
         tile, element = self.tile, self.element
-        a = Operand("a", "a", "row0", "row_end", "k_end", "0", "0", True)
-        b = Operand("b", "a", "column0", "n", "k_end", "0", "0", True)
+        a = Operand("a", "a", "row0", "row_end", "k_end", "0", "1", True)
+        b = Operand("b", "a", "column0", "n", "k_end", "0", "1", True)
         fill = [
             fill_matrix(x, extent, tile, each, self.index_type)
             for x, extent, each in zip((a, b), (tile.m, tile.n), self.elements, strict=True)
@@ -259,15 +270,52 @@ def _builder(
     return builder
 
 
+@dataclass(frozen=True)
+class _WeightText(ConvertedElement):
+    """An element of the weights; ``shared`` are the texts of what its neighbours have in common with it."""
+
+    shared: tuple[str, ...] = ()
+
+    def load(self, pointer: str, index: str, outer: str = "", inner: str = "") -> str:
+        return _with_shared(super().load(pointer, index, outer, inner), self._shared(outer, inner))
+
+    def neighbours(
+        self, pointer: str, index: str, outer: str, inner: str, count: int, name: str
+    ) -> tuple[list[str], list[str]]:
+        lines = [f"{name}_shared{i} = {text}" for i, text in enumerate(self._shared(outer, inner))]
+        names = [f"{name}_shared{i}" for i in range(len(lines))]
+        load = super().load
+        return lines, [_with_shared(load(pointer, index, outer, f"{inner} + {i}"), names) for i in range(count)]
+
+    def _shared(self, outer: str, inner: str) -> list[str]:
+        return [text.replace(OUTER, f"({outer})").replace(INNER, f"({inner})") for text in self.shared]
+
+
+def _shared_mark(number: int) -> str:
+    return f"@shared{number}@"
+
+
+def _with_shared(text: str, values: Sequence[str]) -> str:
+    for number, value in enumerate(values):
+        text = text.replace(_shared_mark(number), f"({value})")
+    return text
+
+
 def _weight_element(weights: Weights) -> tuple[Element, Parameters]:
     """How an element of the weights is loaded, and the parameters that this needs."""
     emit = Inline("w_", indent=0)
     builder = KernelBuilder("w_", emit)
-    coordinates = [Scalar(DType.INT64, "coordinate") for _ in range(3)]
-    for coordinate, text in zip(coordinates, ("expert", f"int64({OUTER})", f"int64({INNER})"), strict=True):
+    loads = Loads(builder)
+    place = [Scalar(DType.INT64, "coordinate") for _ in range(3)]
+    for coordinate, text in zip(place, ("expert", f"int64({OUTER})", f"int64({INNER})"), strict=True):
         emit.bind(coordinate, text)
-    text = emit.value(weights.element(Loads(builder), *coordinates))
-    return ConvertedElement("f32", weights.read[0].dtype, text, tuple(emit.taken())), builder
+    shared = weights.shared(loads, place[0], place[1], place[2])
+    texts = tuple(emit.value(x) for x in shared)
+    leaves = tuple(Scalar(x.dtype, "leaf") for x in shared)
+    for number, leaf in enumerate(leaves):
+        emit.bind(leaf, _shared_mark(number))
+    value = emit.value(weights.element(loads, place[0], place[1], place[2], leaves))
+    return _WeightText("f32", weights.read[0].dtype, value, tuple(emit.taken()), texts), builder
 
 
 def _row_element(x: Tensor, place: str) -> Element:

@@ -73,6 +73,7 @@ class Loads:
         emit = builder.emit
         emit.handlers["load"] = self._load
         emit.handlers["dim"] = lambda x: builder.integer(x.value)
+        emit.handlers["code"] = self._code
         self._pointers: dict[Source, tuple[str, list[str]]] = {}
 
     def dim(self, value: Dim) -> Scalar:
@@ -86,6 +87,17 @@ class Loads:
 
     def source(self, tensor: Tensor) -> Source:
         return Source(self, tensor)
+
+    def code(self, source: Source, row: Scalar, place: Scalar, bits: int) -> Scalar:
+        """The code of 2, 4 or 8 bits at ``place`` of a row of bytes, int32; a byte has the lowest bits first."""
+        if bits == 8:
+            return s.cast(source.at([row, place]), DType.INT32)
+        byte = source.at([row, place >> (8 // bits).bit_length() - 1])
+        return Scalar(DType.INT32, "code", (byte, place), bits)
+
+    def _code(self, x: Scalar) -> str:
+        byte, place = (self._builder.emit.value(operand) for operand in x.operands)
+        return self._builder.emit.assign(f"code{x.value}({byte}, {place})")
 
     def _place(self, source: Source, written: bool = False) -> tuple[str, list[str]]:
         if source not in self._pointers:

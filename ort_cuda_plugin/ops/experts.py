@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from ort_cuda_plugin.kernels.grouped import Choices, Weights, group_rows, grouped_product
+from ort_cuda_plugin.kernels.grouped import Choices, Shared, Weights, group_rows, grouped_product
 from ort_cuda_plugin.kernels.index import IndexMap, Loads, gather_map, scatter_map
 from ort_cuda_plugin.model.ir import DType, InvalidModel
 from ort_cuda_plugin.ops.activation import gelu_tanh
@@ -221,10 +221,15 @@ def _plain(ctx: Lowering, weights: Tensor, bias: Tensor | None, shape: tuple[Dim
         ctx.require_shape(bias, shape[:2], f"{what}_experts_bias of MoE")
         bias = ctx.contiguous(bias)
 
-    def element(loads: Loads, expert: Scalar, column: Scalar, k: Scalar) -> Scalar:
-        return s.widen(loads.source(weights).at([expert, column, k]))
+    rows = reshape(ctx, weights, [shape[0] * shape[1], shape[2]])
 
-    return Weights(shape[1], element, (weights,), bias)
+    def shared(loads: Loads, expert: Scalar, column: Scalar, k: Scalar) -> Shared:
+        return (expert * loads.dim(shape[1]) + column,)
+
+    def element(loads: Loads, expert: Scalar, column: Scalar, k: Scalar, shared: Shared) -> Scalar:
+        return s.widen(loads.source(rows).at([shared[0], k]))
+
+    return Weights(shape[1], element, (weights,), bias, shared)
 
 
 @op("MoE", domain="com.microsoft", since=1, types={"T": UP_TO_FLOAT32})

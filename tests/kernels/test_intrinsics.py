@@ -291,6 +291,14 @@ def test_a_quotient_by_reciprocal_is_exact(a: np.ndarray, d: np.ndarray) -> None
     np.testing.assert_array_equal(apply("quotient_i32(a, b)", "i32", a, reciprocal), a // d)
 
 
+@pytest.mark.parametrize("bits", [2, 4])
+def test_codes_of_bytes_have_the_lowest_bits_first(bits: int) -> None:
+    places = np.arange(40, dtype=np.int32)
+    values = np.random.default_rng(0).integers(0, 256, 40).astype(np.int32)
+    expected = values >> (places % (8 // bits) * bits) & ((1 << bits) - 1)
+    np.testing.assert_array_equal(apply(f"code{bits}(uint8(a), int64(b))", "i32", values, places), expected)
+
+
 @given(arrays(np.uint32, 30, elements=integers["u32"]))
 @settings(max_examples=20)
 def test_bit_counting(x: np.ndarray) -> None:

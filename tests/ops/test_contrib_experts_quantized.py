@@ -1,0 +1,167 @@
+"""Mixtures of experts with packed weights, against the CPU provider and against NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ort_cuda_plugin
+from contributed import FLOAT, FLOAT16, Array, check_node, node_model, noise
+from contributed_codes import packed
+from emulator_harness import configured
+from ort_cuda_plugin.conformance.mode import findings
+
+EXPERTS, WIDTH, INNER, BLOCK = 5, 64, 64, 16
+FEW, MANY = 3, 30
+SIZED = range(2)
+"""The tokens: with their number, a plan has the kernels for it only."""
+
+
+@pytest.fixture(autouse=True)
+def checked() -> Iterator[None]:
+    """Kernels check every access, and streams run at any time."""
+    with configured(adversarial=1, check=1, seed=7):
+        yield
+        assert findings() == []
+
+
+def codes(*shape: int, bits: int, seed: int) -> Array:
+    result: Array = np.random.default_rng(seed).integers(0, 1 << bits, shape)
+    return result
+
+
+class Packed:
+    """Weights of few bits: what the node gets, and the numbers that they are."""
+
+    def __init__(self, rows: int, columns: int, bits: int, block: int, zeros: bool, seed: int) -> None:
+        blocks = columns // block if block else 1
+        values = codes(EXPERTS, rows, columns, bits=bits, seed=seed)
+        shape = (EXPERTS, rows, blocks) if block else (EXPERTS, rows)
+        self.scales = (np.abs(noise(*shape, seed=seed)) + np.float32(0.1)) * np.float32(0.5 / (1 << bits))
+        points = codes(*shape, bits=bits, seed=seed + 1) if zeros else np.full(shape, 1 << (bits - 1))
+        self.codes, self.zeros = packed(values, bits), packed(points, bits) if zeros else None
+        wide = (points, self.scales)
+        point, scale = (x if block else x[..., None] for x in wide)
+        parts = values.reshape(EXPERTS, rows, blocks, -1)
+        self.numbers: Array = ((parts - point[..., None]) * scale[..., None]).reshape(EXPERTS, rows, columns)
+
+
+def run(first: Packed, second: Packed, count: int, attributes: dict[str, Any], **more: Any) -> None:
+    inputs = [
+        noise(count, WIDTH), noise(count, EXPERTS, seed=1),
+        first.codes, first.scales, noise(*first.scales.shape[:2], seed=3),
+        second.codes, second.scales, noise(EXPERTS, WIDTH, seed=5), None, None, None, first.zeros, second.zeros, None,
+        more.pop("router_weights", None),
+    ]  # fmt: skip
+    while inputs[-1] is None:
+        inputs.pop()
+    attributes = {"k": 2, "normalize_routing_weights": 1, **attributes}
+    check_node("QMoE", inputs, attributes, constant=[2, 3, 4, 5, 6, 7, 11, 12], tolerance=2e-4, sized=SIZED, **more)
+
+
+def reference(numbers: list[Array], bias: list[Array | None]) -> Callable[..., Array]:
+    """Of relu, and of two experts for each token, in float64."""
+    first, second = (x.astype(np.float64) for x in numbers)
+    shifts = [0.0 if x is None else x for x in bias]
+
+    def made(x: Array, scores: Array, *_: Array) -> Array:
+        result = np.zeros_like(x, np.float64)
+        for token, score in enumerate(scores):
+            chosen = np.argsort(-score)[:2]
+            powers = np.exp(score[chosen] - score.max())
+            for expert, count in zip(chosen, powers / powers.sum(), strict=True):
+                hidden = np.maximum(first[expert] @ x[token] + np.broadcast_to(shifts[0], first.shape[:2])[expert], 0)
+                result[token] += count * (
+                    second[expert] @ hidden + np.broadcast_to(shifts[1], second.shape[:2])[expert]
+                )
+        return result.astype(np.float32)
+
+    return made
+
+
+@pytest.mark.parametrize(("bits", "block", "zeros"), [(2, BLOCK, True), (4, 0, True), (8, 0, False), (8, BLOCK, True)])
+def test_qmoe_of_integers(bits: int, block: int, zeros: bool) -> None:
+    """The CPU provider rounds activations to 8 bits where weights have 8 bits and blocks."""
+    first, second = Packed(INNER, WIDTH, bits, block, zeros, 11), Packed(WIDTH, INNER, bits, block, zeros, 21)
+    made = reference([first.numbers, second.numbers], [noise(EXPERTS, INNER, seed=3), noise(EXPERTS, WIDTH, seed=5)])
+    attributes = {"expert_weight_bits": bits, **({"block_size": block} if block else {})}
+    run(first, second, FEW, attributes, reference=made, reals=[FLOAT16 if bits == 4 else FLOAT])
+
+
+@pytest.mark.parametrize("count", [FEW, MANY])
+def test_qmoe_equals_the_cpu_provider(count: int) -> None:
+    first, second = Packed(2 * INNER, WIDTH, 4, BLOCK, True, 31), Packed(WIDTH, INNER, 4, BLOCK, True, 41)
+    attributes = {"expert_weight_bits": 4, "block_size": BLOCK, "activation_type": "swiglu", "swiglu_fusion": 1}
+    given = np.abs(noise(count, EXPERTS, seed=9))
+    run(first, second, count, attributes, reals=[FLOAT])
+    if count == FEW:
+        run(first, second, count, attributes, reals=[FLOAT], router_weights=given)
+
+
+def test_projections_may_have_weights_of_different_widths() -> None:
+    first, second = Packed(INNER, WIDTH, 4, BLOCK, True, 31), Packed(WIDTH, INNER, 8, BLOCK, True, 21)
+    made = reference([first.numbers, second.numbers], [noise(EXPERTS, INNER, seed=3), noise(EXPERTS, WIDTH, seed=5)])
+    run(first, second, FEW, {"fc2_expert_weight_bits": 8, "block_size": BLOCK}, reference=made, reals=[FLOAT])
+
+
+def small_floats(kind: str, rows: int, columns: int, seed: int) -> tuple[list[Array | None], Array]:
+    """Weights, scales and the scale of each expert as the node gets them, and the numbers that they are."""
+    values = noise(EXPERTS, rows, columns, seed=seed)
+    if kind == "fp8 in squares":
+        stored = values.astype(ml_dtypes.float8_e4m3fn)
+        scales = np.abs(noise(EXPERTS, -(-rows // BLOCK), -(-columns // BLOCK), seed=seed + 1)) * np.float32(0.2)
+        wide = np.repeat(np.repeat(scales, BLOCK, 1), BLOCK, 2)[:, :rows, :columns]
+        return [stored, scales, None], stored.astype(np.float32) * wide
+    total = np.abs(noise(EXPERTS, seed=seed + 2)) * np.float32(0.2) + np.float32(0.1)
+    if kind == "fp8":
+        stored = values.astype(ml_dtypes.float8_e4m3fn)
+        return [stored, None, total], stored.astype(np.float32) * total[:, None, None]
+    bits = values.astype(ml_dtypes.float4_e2m1fn)
+    turned = np.ascontiguousarray(bits.view(np.uint8).transpose(0, 2, 1))
+    powers = codes(EXPERTS, rows, -(-columns // 32), bits=2, seed=seed).astype(np.uint8) + 124
+    scales = powers.view(ml_dtypes.float8_e8m0fnu)
+    wide = np.repeat(scales.astype(np.float32), 32, 2)[:, :, :columns]
+    stored = packed(turned.astype(np.int64), 4).reshape(EXPERTS, rows, columns // 2)
+    return [stored, scales, total], bits.astype(np.float32) * wide * total[:, None, None]
+
+
+@pytest.mark.parametrize("kind", ["fp4", "fp8", "fp8 in squares"])
+def test_qmoe_of_small_floats(kind: str) -> None:
+    first, first_numbers = small_floats(kind, INNER, WIDTH, 51)
+    second, second_numbers = small_floats(kind, WIDTH, INNER, 61)
+    inputs: list[Array | None] = [
+        noise(FEW, WIDTH), noise(FEW, EXPERTS, seed=1), first[0], first[1], None, second[0], second[1],
+        *[None] * 8, first[2], second[2],
+    ]  # fmt: skip
+    attributes: dict[str, Any] = {"k": 2, "normalize_routing_weights": 1, "quant_type": kind[:3]}
+    if kind == "fp8 in squares":
+        attributes["block_size"] = BLOCK
+        inputs = inputs[:7]
+    made = reference([first_numbers, second_numbers], [None, None])
+    constant, wide = [2, 3, 5, 6, 15, 16], [3, 6, 15, 16]
+    check_node(
+        "QMoE",
+        inputs,
+        attributes,
+        reference=made,
+        constant=constant,
+        wide=wide,
+        reals=[FLOAT],
+        tolerance=2e-4,
+        sized=SIZED,
+    )
+
+
+def test_what_qmoe_declines_has_a_reason() -> None:
+    first, second = Packed(INNER, WIDTH, 4, 0, False, 11), Packed(WIDTH, INNER, 4, 0, False, 21)
+    inputs = [noise(FEW, WIDTH), noise(FEW, EXPERTS), first.codes, first.scales, None, second.codes, second.scales]
+    for attributes, reason in (
+        ({"weights_prepacked": 1}, "another order"),
+        ({"quant_type": "nvfp4"}, "not documented"),
+    ):
+        model = node_model("QMoE", inputs, attributes, [FLOAT], constant=[2, 3, 5, 6])
+        assert any(reason in place.reason for place in ort_cuda_plugin.explain(model, emulate=True))
