@@ -7,6 +7,7 @@ from ort_cuda_plugin.ops.contrib_fused import NO_BFLOAT16
 from ort_cuda_plugin.ops.registry import op
 from ort_cuda_plugin.ops.signal import discrete_transform
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.symbolic import eq
 from ort_cuda_plugin.program.views import squeeze, unsqueeze
 
 
@@ -33,6 +34,7 @@ def irfft(ctx: Lowering, x: Tensor, *, normalized: int = 0, onesided: int = 1, s
     """The inverse of Rfft for a last dimension of even size."""
     rank = x.rank - 1
     _check("Irfft", rank, signal_ndim, onesided, normalized)
+    ctx.require(eq(x.shape[-1], 2), "the last dimension of Irfft has the two parts of a number")
     for axis in range(rank - signal_ndim, rank - 1):
         x = discrete_transform(ctx, x, None, axis, inverse=1, onesided=0)
     return squeeze(ctx, discrete_transform(ctx, x, None, rank - 1, inverse=1, onesided=1), [rank])

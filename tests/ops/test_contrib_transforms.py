@@ -39,6 +39,9 @@ def test_rfft_and_irfft() -> None:
     spectrum = parts(np.fft.rfft2(signal)).astype(np.float32)
     check_node("Rfft", [signal], {"signal_ndim": 2}, reals=[FLOAT], reference=lambda x: spectrum, tolerance=1e-5)
     check_node("Irfft", [spectrum], {"signal_ndim": 2}, reals=[FLOAT], reference=reference, tolerance=1e-5)
+    session = ep_session(node_model("Irfft", [spectrum], {"signal_ndim": 2}, [FLOAT]), DISABLED)
+    with pytest.raises(Exception, match="two parts of a number"):
+        session.run(None, {"x0": spectrum[..., :1]})
 
 
 def test_inverse() -> None:
