@@ -51,14 +51,14 @@ def attended(q: Array, k: Array, v: Array, past: int, sink: Array | None = None,
     return result
 
 
-@pytest.mark.parametrize("window", [-1, 300])
-def test_a_long_cache_is_read_in_parts_and_only_where_there_are_keys(window: int) -> None:
-    """What is behind the keys of a sequence is NaN, and stays; so does the past, which only one place changes."""
-    room, past = 2100, 1500
+def test_a_long_cache_is_read_in_parts_and_only_where_there_are_keys() -> None:
+    """What is outside the keys of the window is NaN, and stays; only one place of the cache changes."""
+    room, past, window = 2100, 1500, 300
     q, k, v = (noise(1, 1, n * SIZE, seed=i) for i, n in enumerate((HEADS, KV_HEADS, KV_HEADS)))
     caches = [noise(1, KV_HEADS, room, SIZE, seed=i) for i in (3, 4)]
     for cache in caches:
         cache[:, :, past:] = np.nan
+        cache[:, :, : past - 2 * window] = np.nan
     sink = noise(HEADS, seed=5)
     inputs: list[Array | None] = [q, k, v, *caches, np.array([past], np.int32), np.array(past + 1, np.int32)]
     inputs += [None, None, None, None, sink]
@@ -69,8 +69,8 @@ def test_a_long_cache_is_read_in_parts_and_only_where_there_are_keys(window: int
     for cache, new, after in zip(caches, (k, v), kept, strict=True):
         cache[0, :, past] = new.reshape(KV_HEADS, SIZE)
         np.testing.assert_array_equal(after.numpy(), cache)
-    key, value = (cache[0, :, : past + 1] for cache in caches)
-    wanted = attended(q.reshape(1, HEADS, SIZE), key, value, past, sink, window if window > 0 else 1 << 30)
+    key, value = (np.nan_to_num(cache[0, :, : past + 1]) for cache in caches)
+    wanted = attended(q.reshape(1, HEADS, SIZE), key, value, past, sink, window)
     np.testing.assert_allclose(actual[0], wanted, 2e-5, 2e-6)
 
 
