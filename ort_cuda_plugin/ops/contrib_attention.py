@@ -134,9 +134,39 @@ def attention_of_projection(
     for y in addends:
         ctx.require_shape(y, weights.shape[1:], "bias of Attention")
     projected = multiply(ctx, x, weights, *addends, finish=lambda total, *b: total + s.widen(b[0]) if b else total)
+    return of_projection(
+        ctx,
+        projected,
+        mask_index,
+        past,
+        attention_bias,
+        past_sequence_length,
+        num_heads=num_heads,
+        mask_filter_value=mask_filter_value,
+        qkv_hidden_sizes=qkv_hidden_sizes,
+        scale=scale,
+        unidirectional=unidirectional,
+    )
+
+
+def of_projection(
+    ctx: Lowering,
+    projected: Tensor,
+    mask_index: Tensor | None,
+    past: Tensor | None,
+    attention_bias: Tensor | None = None,
+    past_sequence_length: Tensor | None = None,
+    *,
+    num_heads: int,
+    mask_filter_value: float,
+    qkv_hidden_sizes: tuple[int, ...] | None = None,
+    scale: float,
+    unidirectional: int,
+) -> tuple[Tensor, ...]:
+    """The results of Attention where queries, keys and values stand side by side in ``projected``."""
     if qkv_hidden_sizes and (len(qkv_hidden_sizes) != 3 or min(qkv_hidden_sizes) <= 0):
         raise InvalidModel(f"com.microsoft.Attention with qkv_hidden_sizes = {list(qkv_hidden_sizes)}")
-    sizes = list(qkv_hidden_sizes or [floordiv(weights.shape[1], 3)] * 3)
+    sizes = list(qkv_hidden_sizes or [floordiv(projected.shape[2], 3)] * 3)
     q, k, v = (split_heads(ctx, y, num_heads) for y in split_columns(ctx, projected, sizes, "weights of Attention"))
     past_key = past_value = None
     if past is not None:

@@ -240,7 +240,7 @@ def _of_columns(ctx: Lowering, x: Tensor, columns: Tensor) -> Tensor:
     return ctx.view(x, (), (), x.offset) if x.size == 1 else x
 
 
-def _scaled_product(
+def scaled_product(
     ctx: Lowering,
     a: Tensor,
     b: Tensor,
@@ -276,7 +276,7 @@ def matmul_integer_to_float(
     b_zero_point: T2 | None = None,
     bias: T3 | None = None,
 ) -> Tensor:
-    return _scaled_product(ctx, a, b, a_scale, b_scale, a_zero_point, b_zero_point, bias)
+    return scaled_product(ctx, a, b, a_scale, b_scale, a_zero_point, b_zero_point, bias)
 
 
 @op("DynamicQuantizeMatMul", domain="com.microsoft", since=1, types={"T1": FLOAT32_ONLY, "T2": BYTES})
@@ -284,7 +284,7 @@ def dynamic_quantize_matmul(
     ctx: Lowering, a: T1, b: T2, b_scale: T1, b_zero_point: T2 | None = None, bias: T1 | None = None
 ) -> Tensor:
     codes, scale, zero = dynamic_quantize_linear(ctx, a)
-    return _scaled_product(ctx, codes, b, scale, b_scale, zero, b_zero_point, bias)
+    return scaled_product(ctx, codes, b, scale, b_scale, zero, b_zero_point, bias)
 
 
 @op(

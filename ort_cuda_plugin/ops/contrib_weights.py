@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import FLOATS_8, DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.contrib_fused import UP_TO_FLOAT32
 from ort_cuda_plugin.ops.indexing import wrapped
@@ -23,7 +23,7 @@ from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.multiply import multiply
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.steps import Conversion
-from ort_cuda_plugin.program.symbolic import eq
+from ort_cuda_plugin.program.symbolic import ceildiv, eq, logical_or
 from ort_cuda_plugin.program.tensor import BufferKind
 from ort_cuda_plugin.program.views import part, permute, reshape, unsqueeze
 
@@ -155,13 +155,14 @@ def _zero_points(ctx: Lowering, zeros: Tensor, rows: int, blocks: int, bits: int
 
 
 _INTEGER_CODES = frozenset({DType.INT4, DType.UINT4, DType.UINT8})
+_FLOAT_CODES = FLOATS_8 | {DType.FLOAT4E2M1}
 
 
 @op(
     "GatherBlockQuantized",
     domain="com.microsoft",
     since=1,
-    types={"T1": _INTEGER_CODES, "T2": UP_TO_FLOAT32, "Tind": INDICES},
+    types={"T1": _INTEGER_CODES | _FLOAT_CODES, "T2": UP_TO_FLOAT32, "Tind": INDICES},
 )
 def gather_block_quantized(
     ctx: Lowering,
@@ -176,8 +177,11 @@ def gather_block_quantized(
     quantize_axis: int = 1,
 ) -> Tensor:
     """Gather of (data - zero points) * scales. An index outside its dimension gives 0."""
-    if block_size < 16 or block_size & (block_size - 1):
+    floats = data.dtype in _FLOAT_CODES
+    if (block_size < 16 or block_size & (block_size - 1)) and not (floats and block_size == 0):
         raise InvalidModel(f"GatherBlockQuantized with block_size = {block_size}")
+    if floats and zero_points is not None:
+        raise InvalidModel("GatherBlockQuantized of floats has no zero points")
     if data.rank == 0 or scales.rank != data.rank:
         raise InvalidModel(f"GatherBlockQuantized of rank {data.rank} with scales of rank {scales.rank}")
     at, along = normalize_axis(gather_axis, data.rank), normalize_axis(quantize_axis, data.rank)
@@ -190,8 +194,11 @@ def gather_block_quantized(
         zero_points = None if zero_points is None else _along_last(ctx, zero_points, bits)
     codes, zeros = data, zero_points
     for axis, (blocks, dim) in enumerate(zip(scales.shape, codes.shape, strict=True)):
-        wanted = -(-1 * dim // block_size) if axis == along else dim
-        ctx.require(eq(blocks, wanted), f"the scales of GatherBlockQuantized do not fit its data in dimension {axis}")
+        wanted = dim if axis != along else ceildiv(dim, block_size) if block_size else 1
+        fits = eq(blocks, wanted)
+        if floats and axis != along:
+            fits = logical_or(fits, eq(blocks, 1))
+        ctx.require(fits, f"the scales of GatherBlockQuantized do not fit its data in dimension {axis}")
     if zeros is not None and zeros.rank != codes.rank:
         raise InvalidModel(f"GatherBlockQuantized with zero points of rank {zeros.rank}")
     shape = [*codes.shape[:at], *indices.shape, *codes.shape[at + 1 :]]
@@ -200,7 +207,14 @@ def gather_block_quantized(
         table = maps.source(codes)
         index, inside = wrapped(maps.source(indices).at(c[at : at + indices.rank]), table.dim(at))
         place = [*c[:at], index, *c[at + indices.rank :]]
-        block = [s.trunc_divide(i, block_size) if axis == along else i for axis, i in enumerate(place)]
+        block = list(place)
+        block[along] = s.trunc_divide(place[along], block_size) if block_size else s.constant(0, DType.INT64)
+        if floats:
+            by = maps.source(scales)
+            for axis in range(codes.rank):
+                block[axis] = s.minimum(block[axis], by.dim(axis) - 1)
+            value = s.cast(table.at(place, inside, 0.0), DType.FLOAT32) * s.widen(by.at(block, inside, 0.0))
+            return s.cast(s.where(inside, value, 0.0), scales.dtype)
         code = s.cast(table.at(place, inside), DType.INT32)
         offset = s.constant(default, DType.INT32)
         if zeros is not None:
