@@ -276,6 +276,18 @@ def test_an_encoder_takes_seven_steps_a_layer(decomposed: bool) -> None:
     assert counts[0] <= 2 * 7 + 8
 
 
+def test_a_reduction_stays_where_the_copy_beside_it_is_left_out() -> None:
+    """One step copies for a Concat of one part and reduces; the part is written in the place of its copy."""
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 18]> g (int64[n] i, int64[m] j) => (float[m, 2] y, float[n] z)
+        <float[3, 2] w = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0}, float[0, 2] none = {}, int64[1] axes = {1}>
+        { a = Gather(w, i) b = Concat<axis = 0>(none, a) y = Gather(b, j) s = ReduceSum<keepdims = 0>(b, axes)
+          z = Cos(s) }"""
+    )
+    rows, columns = np.array([2, 0, 1]), np.array([1, 1])
+    compare(model, [rows, columns], dynamic=True)
+
+
 def test_a_step_between_two_others_that_needs_the_first_keeps_its_place() -> None:
     """The gather reads what the map before it stores, and the map after it needs both."""
     model = program(

@@ -53,7 +53,8 @@ class _Placement:
         if not self._is_free(position, users, copy):
             return False
         remaining = tuple(output for number, output in enumerate(step.outputs) if number != copy.number)
-        changed: dict[int, Step | None] = {position: replace(step, outputs=remaining) if remaining else None}
+        without = replace(step, outputs=remaining)
+        changed: dict[int, Step | None] = {position: without if without.all_outputs else None}
         for user in users:
             moved = changed.get(user, self.steps[user])
             if moved is not None:
