@@ -34,6 +34,8 @@ from .tiles import Element
 MAX_SPLITS = 32
 SPLIT_KEYS = 512
 """Keys of a part, at least. An estimate: no GPU has measured it."""
+FEW_ROWS = 8
+"""Rows of a block for which memory is what takes time."""
 MANY_BLOCKS = 128
 """Blocks that fill a GPU without splitting."""
 
@@ -69,14 +71,12 @@ def has_matrices(ctx: Lowering) -> bool:
     return not ctx.device.emulated
 
 
-def _fit_matrices(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor, m: Dim) -> bool:
-    """Whether `MatrixStreamKernel` can do it, and has enough rows to do."""
-    sizes = {q.shape[-1], k.shape[-1], v.shape[-1]}
-    size = v.shape[-1]
-    if not has_matrices(ctx) or hint(m) <= 8 or len(sizes) > 1 or not isinstance(size, int):
+def has_matrices_for(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether tensor cores multiply heads of these types and sizes."""
+    sizes, types, size = {q.shape[-1], k.shape[-1], v.shape[-1]}, {q.dtype, k.dtype, v.dtype}, v.shape[-1]
+    if len(sizes) > 1 or types not in ({DType.FLOAT16}, {DType.BFLOAT16}) or not isinstance(size, int):
         return False
-    types = {q.dtype, k.dtype, v.dtype}
-    return types in ({DType.FLOAT16}, {DType.BFLOAT16}) and 0 < size <= 128 and size % 16 == 0 and divides(2, q.offset)
+    return 0 < size <= 128 and size % 16 == 0
 
 
 def stream_attention(
@@ -104,7 +104,8 @@ def stream_attention(
         contiguous_axis(operands[1], "k", "n"),
         contiguous_axis(v, "n", "d"),
     )
-    by_matrices = elements is None and contiguous == ("k", "k", "d") and _fit_matrices(ctx, q, k, v, m)
+    by_matrices = elements is None and contiguous == ("k", "k", "d") and has_matrices_for(q, k, v)
+    by_matrices = by_matrices and has_matrices(ctx) and hint(m) > FEW_ROWS and divides(2, q.offset)
     form = matrix_form(width) if by_matrices else choose_stream_form(ctx, m, width)
     splits = _splits(ctx, form, batch, m, keys, width)
     index = index_type(ctx, *(x.shape[-2] * x.strides[-2] + x.shape[-1] * x.strides[-1] for x in operands))

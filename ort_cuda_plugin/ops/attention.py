@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
+from ort_cuda_plugin.kernels.stream import has_matrices_for
 from ort_cuda_plugin.model.ir import DType, InvalidModel
 from ort_cuda_plugin.ops.axes import normalize_axis
+from ort_cuda_plugin.ops.cached_attention import CachePart, attend_in_one_walk
 from ort_cuda_plugin.ops.indexing import wrapped
 from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS, T1, T2, Int64, M, T, U, op
+from ort_cuda_plugin.ops.scores import EVERYWHERE, Reach, biased_score, require_head_shapes, scaled_by
 from ort_cuda_plugin.ops.slicing import concat, pad
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import copy_of, elementwise
@@ -93,69 +96,6 @@ def after_past(
     return past_key.shape[2], concat(ctx, past_key, k, axis=2), concat(ctx, past_value, v, axis=2)
 
 
-def require_head_shapes(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """k and v [batch, heads, sequence, size] with the sizes that they share with q, and each other, named alike.
-
-    A Run fails where they are not the same. Steps over sizes of one name can be joined.
-    """
-    (batch, _, _, size), (_, heads, keys, _), width = q.shape, k.shape, v.shape[3]
-    ctx.require_shape(k, (batch, heads, keys, size), "key of Attention")
-    ctx.require_shape(v, (batch, heads, keys, width), "value of Attention")
-    ctx.require(eq(floordiv(q.shape[1], heads) * heads, q.shape[1]), "query heads are no multiple of key heads")
-    return (
-        ctx.view(k, (batch, heads, keys, size), k.strides, k.offset),
-        ctx.view(v, (batch, heads, keys, width), v.strides, v.offset),
-    )
-
-
-@dataclass(frozen=True)
-class Reach:
-    """How far from its own place a query attends to keys: none after it, ``left`` before, ``right`` after; -1: all."""
-
-    is_causal: bool = False
-    left: int = -1
-    right: int = -1
-
-    @property
-    def is_limited(self) -> bool:
-        return self.is_causal or self.left >= 0 or self.right >= 0
-
-    def within(self, attended: Scalar, distance: Scalar) -> Scalar:
-        """Whether what is ``attended`` is within reach, too; ``distance`` is the key's place less the query's."""
-        if self.is_causal:
-            attended = attended & (distance <= 0)
-        if self.left >= 0:
-            attended = attended & (distance >= -self.left)
-        if self.right >= 0:
-            attended = attended & (distance <= self.right)
-        return attended
-
-
-EVERYWHERE = Reach()
-
-
-def biased_score(row: Row, value: Scalar, given: Mapping[str, Scalar], reach: Reach) -> Scalar:
-    """The score ``value`` with its bias, -inf for a key that is not attended to.
-
-    ``given`` may have the "mask" (a bias, or whether the key counts), the "position" of the query among the keys, and
-    the "length": the number of keys.
-    """
-    attended = s.constant(True, DType.BOOL)
-    if "mask" in given:
-        mask = given["mask"]
-        if mask.dtype is DType.BOOL:
-            attended = attended & mask
-        else:
-            bias = s.cast(mask, value.dtype)
-            attended = attended & s.not_equal(bias, -math.inf)
-            value = value + bias
-    if "position" in given:
-        attended = reach.within(attended, row.index - given["position"])
-    if "length" in given:
-        attended = attended & (row.index < given["length"])
-    return s.where(attended, value, -math.inf) if attended.op != "constant" else value
-
-
 def _probability(row: Row, score: Scalar, sink: Scalar | None) -> Scalar:
     """Softmax along the row; zeros where all scores are -inf, or where the row has none.
 
@@ -222,6 +162,20 @@ def attention(
     return merge_heads(ctx, output) if flat else output, k, v, scores
 
 
+MANY_SCORES = 1 << 26
+"""Scores that no device should store, however fast a library makes them."""
+
+
+def is_for_one_walk(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether a GPU does better without the scores: its tensor cores can do the products, or there are too many."""
+    (batch, heads, rows, _), keys = q.shape, k.shape[2]
+    if ctx.device.emulated or not ctx.options.attention or not isinstance(heads, int):
+        return False
+    if {q.dtype, k.dtype, v.dtype} - {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16}:
+        return False
+    return has_matrices_for(q, k, v) or hint(batch) * heads * hint(rows) * hint(keys) > MANY_SCORES
+
+
 def attend(
     ctx: Lowering,
     q: Tensor,
@@ -245,13 +199,29 @@ def attend(
     ``length``, the number of keys; the ``sink``, see `_probability`. ``precise`` computes the softmax in float64.
     """
     k, v = require_head_shapes(ctx, q, k, v)
+    assert ctx.node is not None
+    wants_scores = len(ctx.node.outputs) > 3 and ctx.node.outputs[3] is not None
+    if not wants_scores and not precise and is_for_one_walk(ctx, q, k, v):
+        keys, values = CachePart(None, k, k), CachePart(None, v, v)
+        walked = attend_in_one_walk(
+            ctx,
+            q,
+            keys,
+            values,
+            mask=mask,
+            position=position,
+            length=length,
+            sink=sink,
+            reach=reach,
+            scale=scale,
+            softcap=softcap,
+        )
+        return split_heads(ctx, walked, operator.index(q.shape[1])), walked
     # The query is scaled rather than the products, which would leave the range of float16.
     scores = _product_of_heads(ctx, scaled_by(ctx, q, q.shape[3], scale), permute(ctx, k, (0, 1, 3, 2)))
     given = {"mask": mask, "position": position, "length": length, "sink": sink}
     operands = {"score": scores} | {name: x for name, x in given.items() if x is not None}
     precision = DType.FLOAT64 if precise or q.dtype is DType.FLOAT64 else DType.FLOAT32
-    assert ctx.node is not None
-    wants_scores = len(ctx.node.outputs) > 3 and ctx.node.outputs[3] is not None
 
     def program(row: Row, *elements: Scalar) -> tuple[Sequence[Scalar], Sequence[Scalar]]:
         at = dict(zip(operands, elements, strict=True))
@@ -271,16 +241,6 @@ def attend(
     if output.dtype is not q.dtype:
         output = elementwise(ctx, lambda x: s.cast(x, q.dtype), output)
     return output, (intermediate or [scores])[0]
-
-
-def scaled_by(ctx: Lowering, q: Tensor, size: Dim, scale: float | None) -> Tensor:
-    """q times ``scale``, by default 1 / sqrt(size)."""
-    if scale is not None or isinstance(size, int):
-        factor = scale if scale is not None else 1.0 / math.sqrt(max(hint(size), 1))
-        return elementwise(ctx, lambda x: x * factor, q)
-    sizes = ctx.host_tensor([size], (), DType.INT64)
-    wide = s.widen(Scalar(q.dtype, "leaf")).dtype
-    return elementwise(ctx, lambda x, n: s.cast(s.widen(x) / s.sqrt(s.cast(n, wide)), x.dtype), q, sizes)
 
 
 @op("RotaryEmbedding", since=23, types={"T": FLOATS, "M": frozenset({DType.INT64})})

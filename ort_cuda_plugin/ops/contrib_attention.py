@@ -11,7 +11,6 @@ from typing import Final, TypeAlias
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.attention import (
-    Reach,
     after_past,
     attend,
     merge_heads,
@@ -23,6 +22,7 @@ from ort_cuda_plugin.ops.cached_attention import CachePart, append, attend_in_on
 from ort_cuda_plugin.ops.contrib_fused import UP_TO_FLOAT32, wants
 from ort_cuda_plugin.ops.indexing import select_index
 from ort_cuda_plugin.ops.registry import M, T, op
+from ort_cuda_plugin.ops.scores import Reach
 from ort_cuda_plugin.ops.slicing import concat
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise, full
@@ -262,6 +262,7 @@ def attended_in_place(
         keys,
         values,
         mask=score_bias(ctx, mask, attention_bias, batch, rows, count, masked),
+        count=count,
         position=unsqueeze(ctx, places, (1, 3)) if unidirectional else None,
         last=unsqueeze(ctx, part(ctx, places, 1, rows - 1, 1), (1, 2)),
         reach=Reach(is_causal=bool(unidirectional)),

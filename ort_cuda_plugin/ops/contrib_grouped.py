@@ -11,13 +11,14 @@ from typing import Final, TypeAlias
 from ort_cuda_plugin.kernels.cache import CachePart, append
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
-from ort_cuda_plugin.ops.attention import PROBABILITIES, RAW, Reach, attend, merge_heads, rotate
+from ort_cuda_plugin.ops.attention import PROBABILITIES, RAW, attend, merge_heads, rotate
 from ort_cuda_plugin.ops.cached_attention import attend_in_one_walk
 from ort_cuda_plugin.ops.contrib_attention import INT32, MASKED, grouped_heads, score_bias, sink_of_heads
 from ort_cuda_plugin.ops.contrib_fused import UP_TO_FLOAT32, wants
 from ort_cuda_plugin.ops.indexing import select_index
 from ort_cuda_plugin.ops.normalization import layer_norm
 from ort_cuda_plugin.ops.registry import HostTensor, Int64, M, T, op
+from ort_cuda_plugin.ops.scores import Reach
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -124,6 +125,7 @@ def group_query_attention(
             keys,
             values,
             mask=bias,
+            count=None if bias is None else bias.shape[-1],
             position=position,
             last=unsqueeze(ctx, lengths, (1, 2, 3)),
             sink=sink,

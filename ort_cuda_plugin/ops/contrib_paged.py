@@ -13,11 +13,12 @@ from typing import TypeAlias
 from ort_cuda_plugin.kernels.cache import carry_over
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
-from ort_cuda_plugin.ops.attention import Reach, attend, rotate
+from ort_cuda_plugin.ops.attention import attend, rotate
 from ort_cuda_plugin.ops.contrib_attention import INT32, sink_of_heads, split_columns
 from ort_cuda_plugin.ops.contrib_fused import wants
 from ort_cuda_plugin.ops.normalization import layer_norm
 from ort_cuda_plugin.ops.registry import HALVES, HostTensor, S, T, op
+from ort_cuda_plugin.ops.scores import Reach
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import MAX, SUM

@@ -9,12 +9,12 @@ from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.kernels.linear_attention import LinearAttention, linear_attention
 from ort_cuda_plugin.model.ir import DType, InvalidModel
 from ort_cuda_plugin.ops.activation import softplus
-from ort_cuda_plugin.ops.attention import scaled_by
 from ort_cuda_plugin.ops.contrib_fused import UP_TO_FLOAT32, wants
 from ort_cuda_plugin.ops.linear_attention import UPDATE_RULES
 from ort_cuda_plugin.ops.normalization import Outputs
 from ort_cuda_plugin.ops.packed_tokens import PackedTokens, check_capture
 from ort_cuda_plugin.ops.registry import T, op
+from ort_cuda_plugin.ops.scores import scaled_by
 from ort_cuda_plugin.ops.slicing import concat
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import copy_of, elementwise, full

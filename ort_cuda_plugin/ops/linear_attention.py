@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ort_cuda_plugin.kernels.linear_attention import LinearAttention, linear_attention
 from ort_cuda_plugin.model.ir import InvalidModel
-from ort_cuda_plugin.ops.attention import scaled_by
 from ort_cuda_plugin.ops.contrib_fused import UP_TO_FLOAT32
 from ort_cuda_plugin.ops.registry import FLOATS, S, T, op
+from ort_cuda_plugin.ops.scores import scaled_by
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise, full
 from ort_cuda_plugin.program.lowering import Lowering, Tensor

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
 
 from contributed import BFLOAT16, FLOAT, FLOAT16, TOLERANCES, Array, node_model, noise, rounded
-from kernel_harness import run_model
+from kernel_harness import make_model, run_model
 from ort_cuda_plugin.cli.kernel_report import report
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.kernels import stream
 from ort_cuda_plugin.model.onnx_graph import read_model
+from ort_cuda_plugin.ops import attention
 from ort_cuda_plugin.program.lowering import DeviceProperties
 
 TOKENS, HEADS, KV_HEADS = 70, 4, 2
@@ -44,8 +46,8 @@ def attended(q: Array, k: Array, v: Array, size: int) -> Array:
     return result
 
 
-@pytest.mark.parametrize(("real", "size"), [(FLOAT16, 32), (BFLOAT16, 80)])
-def test_small_matrices_give_attention(real: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_matrices_give_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, size = FLOAT16, 32
     monkeypatch.setattr(stream, "has_matrices", lambda ctx: True)
     model, inputs = prompt(size, real)
     kernels = CompiledCluster(read_model(model), DeviceProperties()).prepare().kernels
@@ -54,6 +56,28 @@ def test_small_matrices_give_attention(real: int, size: int, monkeypatch: pytest
     np.testing.assert_allclose(
         actual, attended(inputs[0], inputs[1], inputs[2], size), TOLERANCES[real], TOLERANCES[real]
     )
+
+
+def test_attention_of_ai_onnx_gives_the_same_in_one_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU takes it for 16-bit heads, with masks, pasts and lengths of any kind."""
+    q, k, v, past_k, past_v = (
+        noise(2, heads, length, 80, seed=i).astype(ml_dtypes.bfloat16)
+        for i, (heads, length) in enumerate(((4, 20), (2, 70), (2, 70), (2, 9), (2, 9)))
+    )
+    inputs = [q, k, v, np.random.default_rng(7).random((2, 1, 20, 79)) < 0.6, past_k, past_v]
+    model = make_model("Attention", inputs, {"is_causal": 1, "softcap": 2.0}, 23, outputs=3)
+
+    def run() -> Array:
+        bits = run_model(model, inputs)[0].astype(np.uint32) << 16
+        result: Array = bits.view(np.float32)
+        return result
+
+    plain = run()
+    monkeypatch.setattr(attention, "is_for_one_walk", lambda ctx, q, k, v: True)
+    monkeypatch.setattr(stream, "has_matrices", lambda ctx: True)
+    kernels = CompiledCluster(read_model(model), DeviceProperties()).prepare().kernels
+    assert any(kernel.name.startswith("matrix_stream") for kernel in kernels)
+    np.testing.assert_allclose(run(), plain, TOLERANCES[BFLOAT16], TOLERANCES[BFLOAT16])
 
 
 def test_the_kernel_for_gpus_keeps_sums_in_registers() -> None:

@@ -1,0 +1,88 @@
+"""Scores of attention: how they are scaled, what is added to them, and which keys a query attends to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.row_program import Row
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, hint
+
+
+def require_head_shapes(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """k and v [batch, heads, sequence, size] with the sizes that they share with q, and each other, named alike.
+
+    A Run fails where they are not the same. Steps over sizes of one name can be joined.
+    """
+    (batch, _, _, size), (_, heads, keys, _), width = q.shape, k.shape, v.shape[3]
+    ctx.require_shape(k, (batch, heads, keys, size), "key of Attention")
+    ctx.require_shape(v, (batch, heads, keys, width), "value of Attention")
+    ctx.require(eq(floordiv(q.shape[1], heads) * heads, q.shape[1]), "query heads are no multiple of key heads")
+    return (
+        ctx.view(k, (batch, heads, keys, size), k.strides, k.offset),
+        ctx.view(v, (batch, heads, keys, width), v.strides, v.offset),
+    )
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far from its own place a query attends to keys: none after it, ``left`` before, ``right`` after; -1: all."""
+
+    is_causal: bool = False
+    left: int = -1
+    right: int = -1
+
+    @property
+    def is_limited(self) -> bool:
+        return self.is_causal or self.left >= 0 or self.right >= 0
+
+    def within(self, attended: Scalar, distance: Scalar) -> Scalar:
+        """Whether what is ``attended`` is within reach, too; ``distance`` is the key's place less the query's."""
+        if self.is_causal:
+            attended = attended & (distance <= 0)
+        if self.left >= 0:
+            attended = attended & (distance >= -self.left)
+        if self.right >= 0:
+            attended = attended & (distance <= self.right)
+        return attended
+
+
+EVERYWHERE = Reach()
+
+
+def biased_score(row: Row, value: Scalar, given: Mapping[str, Scalar], reach: Reach) -> Scalar:
+    """The score ``value`` with its bias, -inf for a key that is not attended to.
+
+    ``given`` may have the "mask" (a bias, or whether the key counts), the "position" of the query among the keys, and
+    the "length": the number of keys.
+    """
+    attended = s.constant(True, DType.BOOL)
+    if "mask" in given:
+        mask = given["mask"]
+        if mask.dtype is DType.BOOL:
+            attended = attended & mask
+        else:
+            bias = s.cast(mask, value.dtype)
+            attended = attended & s.not_equal(bias, -math.inf)
+            value = value + bias
+    if "position" in given:
+        attended = reach.within(attended, row.index - given["position"])
+    if "length" in given:
+        attended = attended & (row.index < given["length"])
+    return s.where(attended, value, -math.inf) if attended.op != "constant" else value
+
+
+def scaled_by(ctx: Lowering, q: Tensor, size: Dim, scale: float | None) -> Tensor:
+    """q times ``scale``, by default 1 / sqrt(size)."""
+    if scale is not None or isinstance(size, int):
+        factor = scale if scale is not None else 1.0 / math.sqrt(max(hint(size), 1))
+        return elementwise(ctx, lambda x: x * factor, q)
+    sizes = ctx.host_tensor([size], (), DType.INT64)
+    wide = s.widen(Scalar(q.dtype, "leaf")).dtype
+    return elementwise(ctx, lambda x, n: s.cast(s.widen(x) / s.sqrt(s.cast(n, wide)), x.dtype), q, sizes)
