@@ -71,6 +71,48 @@ def gpt_decoder(
     return graph, {name: weight.astype(real) for name, weight in weights.items()}
 
 
+def small_decoder(
+    dtype: int = TensorProto.FLOAT, seed: int = 0, scale: float = 1.0
+) -> tuple[onnx.GraphProto, dict[str, Array]]:
+    """A decoder of the same form without products. Logits depend on tokens, positions, the mask and the cache."""
+    real = helper.tensor_dtype_to_np_dtype(dtype)
+    weights: dict[str, Array] = {
+        "after": _noise(seed, VOCABULARY, VOCABULARY, scale=scale),
+        "at": _noise(seed + 1, POSITIONS, VOCABULARY, scale=scale),
+        "each": _noise(seed + 2, VOCABULARY, scale=0.3 * scale),
+    }
+    nodes = [
+        helper.make_node("Gather", ["after", "input_ids"], ["by token"]),
+        helper.make_node("Gather", ["at", "position_ids"], ["by place"]),
+        helper.make_node("Add", ["by token", "by place"], ["sum"]),
+        helper.make_node("Cast", ["attention_mask"], ["mask"], to=dtype),
+        helper.make_node("ReduceMean", ["mask"], ["share"], axes=[1]),
+        helper.make_node("Unsqueeze", ["share", "last"], ["share 3"]),
+        helper.make_node("Mul", ["share 3", "each"], ["by mask"]),
+        helper.make_node("Unsqueeze", ["sum", "around"], ["key"]),
+        helper.make_node("Mul", ["key", "each"], ["value"]),
+        helper.make_node("Concat", ["key", "value"], ["new"], axis=0),
+        helper.make_node("Concat", ["past_0", "new"], ["present_0"], axis=3),
+        helper.make_node("ReduceMean", ["present_0"], ["by cache"], axes=[0, 2, 3], keepdims=0),
+        helper.make_node("Unsqueeze", ["by cache", "first"], ["by cache 3"]),
+        helper.make_node("Add", ["sum", "by cache 3"], ["total"]),
+        helper.make_node("Add", ["total", "by mask"], ["logits"]),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("input_ids", TensorProto.INT32, ["batch", "new"]),
+        helper.make_tensor_value_info("position_ids", TensorProto.INT32, ["batch", "new"]),
+        helper.make_tensor_value_info("attention_mask", TensorProto.INT32, ["batch", "total"]),
+        helper.make_tensor_value_info("past_0", dtype, (2, "batch", 1, "past", VOCABULARY)),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("logits", dtype, ["batch", "new", VOCABULARY]),
+        helper.make_tensor_value_info("present_0", dtype, (2, "batch", 1, "total", VOCABULARY)),
+    ]
+    made: dict[str, Array] = {name: weight.astype(real) for name, weight in weights.items()}
+    made |= {"first": np.array([1]), "last": np.array([2]), "around": np.array([0, 2])}
+    return helper.make_graph(nodes, "decoder", inputs, outputs), made
+
+
 def search_model(
     op_type: str,
     inputs: Mapping[str, Array | None],
@@ -116,95 +158,77 @@ def search_model(
 def encoder_decoder(
     *, whisper: bool = False, decodes_first: bool = True, hidden: bool = False
 ) -> tuple[dict[str, onnx.GraphProto], dict[str, Array]]:
-    """The bodies of a search with an encoder, with one layer of one head, and their weights.
+    """The bodies of a search with an encoder, without products, and their weights.
 
     ``decodes_first``: the encoder's body gives the logits of the first tokens. ``hidden``: the decoder has an input
     for what the encoder's layers give, and leaves it alone, since ONNX Runtime passes its shape only.
     """
     weights: dict[str, Array] = {
-        "tokens": _noise(1, VOCABULARY, WIDTH),
-        "head": _noise(2, WIDTH, VOCABULARY, scale=0.5),
+        "after": _noise(1, VOCABULARY, VOCABULARY, scale=0.7),
+        "each": _noise(2, VOCABULARY),
         "first": np.array([1]),
-        "lowest": np.array(-10000.0, np.float32),
-        "nothing": np.zeros((), np.float32),
+        "around": np.array([1, 3]),
     }
-    for number, name in enumerate(["q", "k", "v", "cross q", "cross k", "cross v", "features"]):
-        weights[name] = _noise(number + 3, WIDTH, WIDTH, scale=0.6)
-    encoder: list[onnx.NodeProto] = []
-    if whisper:
-        encoder.append(helper.make_node("Transpose", ["encoder_input_ids"], ["frames"], perm=[0, 2, 1]))
-        encoder.append(helper.make_node("MatMul", ["frames", "features"], ["encoder_hidden_states"]))
-    else:
-        encoder.append(helper.make_node("Gather", ["tokens", "encoder_input_ids"], ["encoder_hidden_states"]))
-    for cache, weight in (("present_key_cross_0", "cross k"), ("present_value_cross_0", "cross v")):
-        encoder.append(helper.make_node("MatMul", ["encoder_hidden_states", weight], [f"flat {cache}"]))
-        encoder.append(helper.make_node("Unsqueeze", [f"flat {cache}", "first"], [cache]))
-
-    def attend(query: str, key: str, value: str, result: str, mask: str = "") -> list[onnx.NodeProto]:
-        nodes = [
-            helper.make_node("Transpose", [key], [f"{result} t"], perm=[0, 1, 3, 2]),
-            helper.make_node("MatMul", [query, f"{result} t"], [f"{result} scores"]),
-        ]
-        scores = f"{result} scores"
-        if mask:
-            nodes += [
-                helper.make_node("Cast", [mask], [f"{result} bool"], to=TensorProto.BOOL),
-                helper.make_node("Where", [f"{result} bool", "nothing", "lowest"], [f"{result} bias"]),
-                helper.make_node("Unsqueeze", [f"{result} bias", "first"], [f"{result} bias 3"]),
-                helper.make_node("Unsqueeze", [f"{result} bias 3", "first"], [f"{result} bias 4"]),
-                helper.make_node("Add", [scores, f"{result} bias 4"], [f"{result} masked"]),
-            ]
-            scores = f"{result} masked"
-        nodes += [
-            helper.make_node("Softmax", [scores], [f"{result} weights"], axis=-1),
-            helper.make_node("MatMul", [f"{result} weights", value], [f"{result} 4"]),
-            helper.make_node("Squeeze", [f"{result} 4", "first"], [result]),
-        ]
-        return nodes
+    encoder = [
+        helper.make_node("Transpose", ["encoder_input_ids"], ["encoder_hidden_states"], perm=[0, 2, 1])
+        if whisper
+        else helper.make_node("Gather", ["after", "encoder_input_ids"], ["encoder_hidden_states"]),
+        helper.make_node("Unsqueeze", ["encoder_hidden_states", "first"], ["present_key_cross_0"]),
+        helper.make_node("Mul", ["present_key_cross_0", "each"], ["present_value_cross_0"]),
+    ]
 
     def decode(ids: str, past: bool) -> list[onnx.NodeProto]:
-        """For the logits of the last token; it does not hide later tokens from earlier ones."""
-        nodes = [helper.make_node("Gather", ["tokens", ids], ["x"])]
-        for weight, name in (("q", "query"), ("k", "key"), ("v", "value")):
-            nodes.append(helper.make_node("MatMul", ["x", weight], [f"flat {name}"]))
-            nodes.append(helper.make_node("Unsqueeze", [f"flat {name}", "first"], [name]))
+        """It does not hide later tokens from earlier ones."""
+        nodes = [
+            helper.make_node("Gather", ["after", ids], ["x"]),
+            helper.make_node("Unsqueeze", ["x", "first"], ["key"]),
+            helper.make_node("Mul", ["key", "each"], ["value"]),
+        ]
         for name in ("key", "value"):
             present = f"present_{name}_self_0"
-            if past:
-                nodes.append(helper.make_node("Concat", [f"past_{name}_self_0", name], [present], axis=2))
-            else:
-                nodes.append(helper.make_node("Identity", [name], [present]))
-        which = "past" if past else "present"
-        mask = "" if whisper else "encoder_attention_mask"
-        nodes += attend("query", "present_key_self_0", "present_value_self_0", "own")
-        nodes.append(helper.make_node("Add", ["x", "own"], ["y"]))
-        nodes.append(helper.make_node("MatMul", ["y", "cross q"], ["flat cross query"]))
-        nodes.append(helper.make_node("Unsqueeze", ["flat cross query", "first"], ["cross query"]))
-        nodes += attend("cross query", f"{which}_key_cross_0", f"{which}_value_cross_0", "cross", mask)
-        nodes.append(helper.make_node("Add", ["y", "cross"], ["z"]))
-        nodes.append(helper.make_node("MatMul", ["z", "head"], ["logits"]))
+            parts = [f"past_{name}_self_0", name] if past else [name]
+            nodes.append(helper.make_node("Concat", parts, [present], axis=2))
+        cross = "past" if past else "present"
+        keys = f"{cross}_key_cross_0"
+        if not whisper:
+            nodes += [
+                helper.make_node("Cast", ["encoder_attention_mask"], ["mask"], to=TensorProto.FLOAT),
+                helper.make_node("Unsqueeze", ["mask", "around"], ["mask 4"]),
+                helper.make_node("Mul", [keys, "mask 4"], ["masked"]),
+            ]
+            keys = "masked"
+        nodes += [
+            helper.make_node("ReduceMean", ["present_key_self_0"], ["by keys"], axes=[2], keepdims=0),
+            helper.make_node("ReduceMax", ["present_value_self_0"], ["by values"], axes=[2], keepdims=0),
+            helper.make_node("ReduceMean", [keys], ["by cross keys"], axes=[2], keepdims=0),
+            helper.make_node("ReduceMax", [f"{cross}_value_cross_0"], ["by cross values"], axes=[2], keepdims=0),
+            helper.make_node("Sum", ["x", "by keys", "by values", "by cross keys", "by cross values"], ["logits"]),
+        ]
         return nodes
 
     def info(name: str, *shape: int | str, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
         return helper.make_tensor_value_info(name, dtype, shape)
 
     def caches(prefix: str, of: str, length: str) -> list[onnx.ValueInfoProto]:
-        return [info(f"{prefix}_{name}_{of}_0", "b", 1, length, WIDTH) for name in ("key", "value")]
+        return [info(f"{prefix}_{name}_{of}_0", "b", 1, length, VOCABULARY) for name in ("key", "value")]
 
     ids = info("decoder_input_ids", "b", "first tokens", dtype=TensorProto.INT32)
     mask_info = info("encoder_attention_mask", "b", "encoded", dtype=TensorProto.INT32)
     encoder_inputs = [info("encoder_input_ids", "b", "encoded", dtype=TensorProto.INT32), mask_info]
     if whisper:
-        encoder_inputs = [info("encoder_input_ids", "b", WIDTH, "encoded")]
+        encoder_inputs = [info("encoder_input_ids", "b", VOCABULARY, "encoded")]
     encoder_outputs = caches("present", "cross", "encoded")
     if decodes_first:
         encoder_inputs.append(ids)
         encoder += decode("decoder_input_ids", past=False)
-        first = [info("logits", "b", "first tokens", VOCABULARY), info("encoder_hidden_states", "b", "encoded", WIDTH)]
+        first = [
+            info("logits", "b", "first tokens", VOCABULARY),
+            info("encoder_hidden_states", "b", "encoded", VOCABULARY),
+        ]
         encoder_outputs = [*first, *caches("present", "self", "first tokens"), *encoder_outputs]
     decoder_inputs = [info("input_ids", "b", 1, dtype=TensorProto.INT32), *[mask_info] * (not whisper)]
     if hidden:
-        decoder_inputs.append(info("encoder_hidden_states", "b", "encoded", WIDTH))
+        decoder_inputs.append(info("encoder_hidden_states", "b", "encoded", VOCABULARY))
     decoder_inputs += [*caches("past", "self", "past"), *caches("past", "cross", "encoded")]
     decoder_outputs = [info("logits", "b", 1, VOCABULARY), *caches("present", "self", "total")]
     bodies = {

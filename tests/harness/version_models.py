@@ -123,7 +123,7 @@ def channels_last() -> Case:
 
 def greedy_search() -> Case:
     """A search that finds no end before the room is used up."""
-    decoder, weights = searches.gpt_decoder()
+    decoder, weights = searches.small_decoder()
     prompts = [np.random.default_rng(n).integers(0, 9, (1 + n % 2, 3 + n % 3)).astype(np.int32) for n in range(RUNS)]
     room = np.array([12], np.int32)
     model = searches.search_model(
