@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
-from ort_cuda_plugin.kernels.stream import has_matrices_for
+from ort_cuda_plugin.kernels.stream import FEW_ROWS, SPLIT_KEYS, has_matrices_for
 from ort_cuda_plugin.model.ir import DType, InvalidModel
 from ort_cuda_plugin.ops.axes import normalize_axis
 from ort_cuda_plugin.ops.cached_attention import CachePart, attend_in_one_walk
@@ -167,13 +167,15 @@ MANY_SCORES = 1 << 26
 
 
 def is_for_one_walk(ctx: Lowering, q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether a GPU does better without the scores: its tensor cores can do the products, or there are too many."""
+    """Whether a GPU does better so: its tensor cores can do it, there are too many scores, or few rows of many keys."""
     (batch, heads, rows, _), keys = q.shape, k.shape[2]
     if ctx.device.emulated or not ctx.options.attention or not isinstance(heads, int):
         return False
     if {q.dtype, k.dtype, v.dtype} - {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16}:
         return False
-    return has_matrices_for(q, k, v) or hint(batch) * heads * hint(rows) * hint(keys) > MANY_SCORES
+    if has_matrices_for(q, k, v) or hint(batch) * heads * hint(rows) * hint(keys) > MANY_SCORES:
+        return True
+    return hint(rows) <= FEW_ROWS and hint(keys) >= 2 * SPLIT_KEYS
 
 
 def attend(
