@@ -58,20 +58,20 @@ def microsoft_dequantize_linear(
     return dequantize_linear(ctx, x, x_scale, x_zero_point, axis=axis)
 
 
-def _number(ctx: Lowering, x: Tensor) -> Tensor:
+def number_of(ctx: Lowering, x: Tensor) -> Tensor:
     ctx.require(eq(x.size, 1), "a scale or zero point has more than one element")
     return ctx.view(x, (), (), x.offset)
 
 
-def _real(ctx: Lowering, x: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
+def real_of(ctx: Lowering, x: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
     """The float32 numbers that x stands for; the parameters are for all of it."""
-    return dequantize_linear(ctx, x, _number(ctx, scale), None if zero is None else _number(ctx, zero))
+    return dequantize_linear(ctx, x, number_of(ctx, scale), None if zero is None else number_of(ctx, zero))
 
 
-def _code(ctx: Lowering, x: Tensor, scale: Tensor, zero: Tensor | None, dtype: DType) -> Tensor:
+def code_of(ctx: Lowering, x: Tensor, scale: Tensor, zero: Tensor | None, dtype: DType) -> Tensor:
     """x as ``dtype``; the parameters are for all of it."""
-    offset = None if zero is None else _number(ctx, zero)
-    return quantize_linear_10(ctx, x, _number(ctx, scale), offset, output_dtype=dtype.onnx)
+    offset = None if zero is None else number_of(ctx, zero)
+    return quantize_linear_10(ctx, x, number_of(ctx, scale), offset, output_dtype=dtype.onnx)
 
 
 # ---- element by element ----
@@ -90,8 +90,8 @@ def _binary(name: str, fn: Callable[[Scalar, Scalar], Scalar]) -> None:
         c_scale: Float32,
         c_zero_point: T | None = None,
     ) -> Tensor:
-        left, right = _real(ctx, a, a_scale, a_zero_point), _real(ctx, b, b_scale, b_zero_point)
-        return _code(ctx, elementwise(ctx, fn, left, right), c_scale, c_zero_point, a.dtype)
+        left, right = real_of(ctx, a, a_scale, a_zero_point), real_of(ctx, b, b_scale, b_zero_point)
+        return code_of(ctx, elementwise(ctx, fn, left, right), c_scale, c_zero_point, a.dtype)
 
 
 _binary("QLinearAdd", lambda a, b: a + b)
@@ -107,7 +107,9 @@ def qlinear_sigmoid(
     y_scale: Float32,
     y_zero_point: T | None = None,
 ) -> Tensor:
-    return _code(ctx, elementwise(ctx, s.sigmoid, _real(ctx, x, x_scale, x_zero_point)), y_scale, y_zero_point, x.dtype)
+    return code_of(
+        ctx, elementwise(ctx, s.sigmoid, real_of(ctx, x, x_scale, x_zero_point)), y_scale, y_zero_point, x.dtype
+    )
 
 
 @op("QLinearLeakyRelu", domain="com.microsoft", since=1, types={"T": BYTES})
@@ -121,8 +123,8 @@ def qlinear_leaky_relu(
     *,
     alpha: float = 0.01,
 ) -> Tensor:
-    return _code(
-        ctx, leaky_relu(ctx, _real(ctx, x, x_scale, x_zero_point), alpha=alpha), y_scale, y_zero_point, x.dtype
+    return code_of(
+        ctx, leaky_relu(ctx, real_of(ctx, x, x_scale, x_zero_point), alpha=alpha), y_scale, y_zero_point, x.dtype
     )
 
 
@@ -144,8 +146,8 @@ def qlinear_softmax(
     """Since ``opset`` 13 that axis is a row, before all dimensions from it on."""
     first = normalize_axis(axis, x.rank)
     axes = range(first, x.rank if opset < 13 else first + 1)
-    (result,) = row_map(ctx, softmax_row, axes, _real(ctx, x, x_scale, x_zero_point))
-    return _code(ctx, result, y_scale, y_zero_point, x.dtype)
+    (result,) = row_map(ctx, softmax_row, axes, real_of(ctx, x, x_scale, x_zero_point))
+    return code_of(ctx, result, y_scale, y_zero_point, x.dtype)
 
 
 @op(
@@ -162,7 +164,7 @@ def qlinear_concat(ctx: Lowering, y_scale: TF, y_zero_point: T8, *inputs: TV, ax
     for x, scale, zero in zip(inputs[::3], inputs[1::3], inputs[2::3], strict=True):
         if not x.dtype.is_integer or not zero.dtype.is_integer or scale.dtype is not DType.FLOAT32:
             raise InvalidModel("QLinearConcat takes triples of a tensor, a scale and a zero point")
-        parts.append(_code(ctx, _real(ctx, x, scale, zero), y_scale, y_zero_point, y_zero_point.dtype))
+        parts.append(code_of(ctx, real_of(ctx, x, scale, zero), y_scale, y_zero_point, y_zero_point.dtype))
     return concat(ctx, *parts, axis=axis)
 
 
@@ -208,8 +210,8 @@ def qlinear_average_pool(
         )
         return result[0] if isinstance(result, tuple) else result
 
-    pooled = _between_layouts(ctx, _real(ctx, x, x_scale, x_zero_point), channels_last, pool)
-    return _code(ctx, pooled, y_scale, y_zero_point, x.dtype)
+    pooled = _between_layouts(ctx, real_of(ctx, x, x_scale, x_zero_point), channels_last, pool)
+    return code_of(ctx, pooled, y_scale, y_zero_point, x.dtype)
 
 
 @op("QLinearGlobalAveragePool", domain="com.microsoft", since=1, types={"T": BYTES})
@@ -223,9 +225,9 @@ def qlinear_global_average_pool(
     *,
     channels_last: int = 0,
 ) -> Tensor:
-    real = _real(ctx, x, x_scale, x_zero_point)
+    real = real_of(ctx, x, x_scale, x_zero_point)
     pooled = _between_layouts(ctx, real, channels_last, lambda first: global_average_pool(ctx, first))
-    return _code(ctx, pooled, y_scale, y_zero_point, x.dtype)
+    return code_of(ctx, pooled, y_scale, y_zero_point, x.dtype)
 
 
 # ---- products ----
@@ -253,7 +255,7 @@ def scaled_product(
     """(a - a_zero) @ (b - b_zero) * a_scale * b_scale + bias, in the type of the scales; the sums are int32."""
     if b.rank == 0:
         raise InvalidModel("a product with a scalar")
-    left = shifted(ctx, a, None if a_zero is None else _number(ctx, a_zero))
+    left = shifted(ctx, a, None if a_zero is None else number_of(ctx, a_zero))
     right = shifted(ctx, b, None if b_zero is None else _of_columns(ctx, b_zero, b))
     total = matrix_product(ctx, left, right)
 
@@ -262,7 +264,7 @@ def scaled_product(
         return s.cast(real + s.widen(added[0]) if added else real, a_scale.dtype)
 
     addends = [] if bias is None else [_of_columns(ctx, bias, b)]
-    return elementwise(ctx, result, total, _number(ctx, a_scale), _of_columns(ctx, b_scale, b), *addends)
+    return elementwise(ctx, result, total, number_of(ctx, a_scale), _of_columns(ctx, b_scale, b), *addends)
 
 
 @op("MatMulIntegerToFloat", domain="com.microsoft", since=1, types={"T1": BYTES, "T2": BYTES, "T3": _HALF_OR_FLOAT})
@@ -315,7 +317,7 @@ def qgemm(
     a = permute(ctx, a, (1, 0)) if transA else a
     b = permute(ctx, b, (1, 0)) if transB else b
     columns = _of_columns(ctx, b_zero_point, b)
-    total = matrix_product(ctx, shifted(ctx, a, _number(ctx, a_zero_point)), shifted(ctx, b, columns))
+    total = matrix_product(ctx, shifted(ctx, a, number_of(ctx, a_zero_point)), shifted(ctx, b, columns))
     if c is not None:
         for dim, wanted in zip(c.shape, total.shape[2 - c.rank :], strict=True):
             ctx.require(logical_or(eq(dim, 1), eq(dim, wanted)), "the addend C of QGemm does not broadcast")
@@ -324,10 +326,10 @@ def qgemm(
     def real(value: Scalar, x: Scalar, y: Scalar) -> Scalar:
         return s.cast(value, DType.FLOAT32) * (alpha * x * y)
 
-    result = elementwise(ctx, real, total, _number(ctx, a_scale), _of_columns(ctx, b_scale, b))
+    result = elementwise(ctx, real, total, number_of(ctx, a_scale), _of_columns(ctx, b_scale, b))
     if y_scale is None:
         return result
-    return _code(ctx, result, y_scale, y_zero_point, DType.UINT8 if y_zero_point is None else y_zero_point.dtype)
+    return code_of(ctx, result, y_scale, y_zero_point, DType.UINT8 if y_zero_point is None else y_zero_point.dtype)
 
 
 # ---- recurrent ----
