@@ -27,37 +27,37 @@ F: TypeAlias = Tensor
 
 _INT8: Final = frozenset({DType.INT8})
 _REAL: Final = frozenset({DType.FLOAT16, DType.FLOAT32})
-_COL, _ROW, _COL32 = 0, 1, 2
+COL, ROW, COL32 = 0, 1, 2
 _WIDTH: Final = 32
 """Columns that stand together in the order COL32."""
 
 
-def _check_order(order: int, name: str, *supported: int) -> None:
+def check_order(order: int, name: str, *supported: int) -> None:
     if order not in range(5):
         raise InvalidModel(f"{name} with the order {order}, which cuBLASLt does not have")
     if order not in supported:
         raise Unsupported("attribute", f"{name} with the order {order}")
 
 
-def _from_order(ctx: Lowering, x: Tensor, order: int) -> Tensor:
+def from_order(ctx: Lowering, x: Tensor, order: int) -> Tensor:
     """Matrices in row-major order of those that lie in memory in ``order``."""
-    if order == _ROW:
+    if order == ROW:
         return x
     *batch, rows, columns = x.shape
     last = len(batch)
-    if order == _COL:
+    if order == COL:
         return permute(ctx, reshape(ctx, x, [*batch, columns, rows]), (*range(last), last + 1, last))
     parts = reshape(ctx, x, [*batch, floordiv(columns, _WIDTH), rows, _WIDTH])
     return reshape(ctx, permute(ctx, parts, (*range(last), last + 1, last, last + 2)), x.shape)
 
 
 def _in_order(ctx: Lowering, x: Tensor, order: int) -> Tensor:
-    """The inverse of `_from_order`."""
-    if order == _ROW:
+    """The inverse of `from_order`."""
+    if order == ROW:
         return x
     *batch, rows, columns = x.shape
     last = len(batch)
-    if order == _COL:
+    if order == COL:
         turned = permute(ctx, x, (*range(last), last + 1, last))
     else:
         parts = reshape(ctx, x, [*batch, rows, floordiv(columns, _WIDTH), _WIDTH])
@@ -68,14 +68,14 @@ def _in_order(ctx: Lowering, x: Tensor, order: int) -> Tensor:
 def _reordered(ctx: Lowering, x: Tensor, name: str, before: int, after: int) -> Tensor:
     """x, of at least one dimension, from one order in the other."""
     for order in (before, after):
-        _check_order(order, name, _COL, _ROW, _COL32)
-        if order == _COL32 and x.rank:
+        check_order(order, name, COL, ROW, COL32)
+        if order == COL32 and x.rank:
             ctx.require(
                 eq(floordiv(x.shape[-1], _WIDTH) * _WIDTH, x.shape[-1]), f"{name}: COL32 has parts of 32 columns"
             )
     if before == after or x.rank < 2:
         return x
-    return _in_order(ctx, _from_order(ctx, x, before), after)
+    return _in_order(ctx, from_order(ctx, x, before), after)
 
 
 @op("QuantizeWithOrder", domain="com.microsoft", since=1, types={"F": _REAL, "S": FLOAT32_ONLY, "Q": _INT8})
@@ -96,7 +96,7 @@ def dequantize_with_order(
 
 
 @op("QOrderedGelu", domain="com.microsoft", since=1, types={"Q": _INT8, "S": FLOAT32_ONLY})
-def qordered_gelu(ctx: Lowering, x: Q, scale_x: S, scale_y: S, *, order_X: int = _ROW, order_Y: int = _ROW) -> Tensor:
+def qordered_gelu(ctx: Lowering, x: Q, scale_x: S, scale_y: S, *, order_X: int = ROW, order_Y: int = ROW) -> Tensor:
     """The order does not matter, as long as it is one."""
     if order_X != order_Y:
         raise InvalidModel(f"QOrderedGelu from the order {order_X} to the order {order_Y}")
@@ -119,11 +119,11 @@ def qordered_layer_normalization(
     *,
     axis: int = -1,
     epsilon: float = 1e-5,
-    order_X: int = _ROW,
-    order_Y: int = _ROW,
+    order_X: int = ROW,
+    order_Y: int = ROW,
 ) -> Tensor:
-    _check_order(order_X, "QOrderedLayerNormalization", _ROW)
-    _check_order(order_Y, "QOrderedLayerNormalization", _ROW)
+    check_order(order_X, "QOrderedLayerNormalization", ROW)
+    check_order(order_Y, "QOrderedLayerNormalization", ROW)
 
     def program(row: Row, value: Scalar, factor: Scalar, *added: Scalar) -> Outputs:
         difference = value - row.mean(value)
@@ -155,14 +155,14 @@ def qordered_matmul(
     order_Y: int,
 ) -> Tensor:
     """(a @ b * scale_a * scale_b + c * scale_c) / scale_y + bias, as int8; b is column-major, all else row-major."""
-    for order, wanted in ((order_A, _ROW), (order_B, _COL), (order_Y, _ROW)):
-        _check_order(order, "QOrderedMatMul", wanted)
+    for order, wanted in ((order_A, ROW), (order_B, COL), (order_Y, ROW)):
+        check_order(order, "QOrderedMatMul", wanted)
     if a.rank not in (2, 3) or b.rank not in (2, 3) or (c is not None and c.rank not in (2, 3)):
         raise InvalidModel(f"QOrderedMatMul of ranks {a.rank} and {b.rank}")
     if (c is None) != (scale_c is None):
         raise InvalidModel("QOrderedMatMul takes C with its scale")
     columns = b.shape[-1]
-    right = shifted(ctx, _from_order(ctx, b, _COL), None)
+    right = shifted(ctx, from_order(ctx, b, COL), None)
     total = matrix_product(ctx, shifted(ctx, a, None), right)
     if total.rank > a.rank:
         raise InvalidModel("QOrderedMatMul of more matrices B than A")

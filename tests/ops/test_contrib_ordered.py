@@ -116,6 +116,38 @@ def test_qordered_matmul(whole: bool) -> None:
     check_node("QOrderedMatMul", inputs, attributes, [INT8], reals=[FLOAT], reference=reference, step=True)
 
 
+def test_qordered_attention() -> None:
+    """Every product and the softmax are rounded to codes; the second sequence has two keys that do not count."""
+    batch, rows, width, heads = 2, 4, 16, 2
+    x, mask = codes(batch, rows, width, dtype=np.int8), np.array([[1] * 4, [1, 1, 0, 0]], np.int32)
+    weights = [codes(width, width, dtype=np.int8, seed=i) for i in range(1, 4)]
+    by = [number(0.01), np.abs(noise(width)) * np.float32(0.01), number(0.02)]
+    bias = [noise(width, seed=i) for i in range(3)]
+    scales = [0.06, 0.05, 0.04]
+    by_x, by_scores, by_softmax, by_values = 0.02, 0.2, 1 / 127, 0.03
+
+    def reference(*_: Array) -> Array:
+        parts = []
+        for weight, each, added, scale in zip(weights, by, bias, scales, strict=True):
+            total = (x.astype(np.int64) @ weight.astype(np.int64)) * (by_x * each) + added
+            parts.append(quantized(total, scale).reshape(batch, rows, heads, -1).transpose(0, 2, 1, 3).astype(np.int64))
+        q, k, v = parts
+        scores = quantized((q @ np.swapaxes(k, -1, -2)) * (scales[0] * scales[1]), by_scores)
+        real = scores * by_scores / np.sqrt(width // heads) + np.where(mask, 0, -1e4)[:, None, None]
+        powers = np.exp(real - real.max(-1, keepdims=True))
+        shares = quantized(powers / powers.sum(-1, keepdims=True), by_softmax)
+        values = quantized((shares.astype(np.int64) @ v) * (by_softmax * scales[2]), by_values)
+        result: Array = values.transpose(0, 2, 1, 3).reshape(batch, rows, width)
+        return result
+
+    inputs = [
+        x, number(by_x), *map(number, scales), *(in_order(w, COL) for w in weights), *by, *bias, number(by_scores),
+        number(by_softmax), number(by_values), mask,
+    ]  # fmt: skip
+    attributes = {"num_heads": heads, "order_input": ROW, "order_weight": COL, "order_output": ROW}
+    check_node("QOrderedAttention", inputs, attributes, [INT8], reals=[FLOAT], reference=reference, step=True)
+
+
 @pytest.mark.parametrize("activation", ["NONE", "GELU"])
 def test_gemm_of_floats_of_8_bits(activation: str) -> None:
     a, b = noise(3, 16).astype(ml_dtypes.float8_e4m3fn), noise(5, 16, seed=1).astype(ml_dtypes.float8_e5m2)
