@@ -7,8 +7,9 @@ from typing import Final, TypeAlias
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.attention import merge_heads, split_heads
 from ort_cuda_plugin.ops.contrib_attention import MASKED, score_bias
-from ort_cuda_plugin.ops.contrib_ordered import COL, ROW, check_order, from_order
-from ort_cuda_plugin.ops.contrib_quantized import code_of, number_of, scaled_product
+from ort_cuda_plugin.ops.contrib_ordered import COL, ROW, check_order, from_order, qordered_matmul
+from ort_cuda_plugin.ops.contrib_quantized import code_of, number_of, real_of, scaled_product
+from ort_cuda_plugin.ops.contrib_sparse import longformer_of_projections
 from ort_cuda_plugin.ops.matmul import matrix_product
 from ort_cuda_plugin.ops.normalization import softmax_row
 from ort_cuda_plugin.ops.quantization import FLOAT32_ONLY, INT32_ONLY, shifted
@@ -23,6 +24,7 @@ from ort_cuda_plugin.program.views import permute
 Q: TypeAlias = Tensor
 S: TypeAlias = Tensor
 G: TypeAlias = Tensor
+F: TypeAlias = Tensor
 
 _NAME: Final = "QOrderedAttention"
 
@@ -109,3 +111,61 @@ def qordered_attention(
     codes = shifted(ctx, code_of(ctx, shares, scale_softmax, None, DType.INT8), None)
     values = elementwise(ctx, product, matrix_product(ctx, codes, v), by_softmax, by_v)
     return merge_heads(ctx, code_of(ctx, values, scale_values, None, DType.INT8))
+
+
+@op(
+    "QOrderedLongformerAttention",
+    domain="com.microsoft",
+    since=1,
+    types={
+        "Q": frozenset({DType.INT8}),
+        "S": FLOAT32_ONLY,
+        "F": frozenset({DType.FLOAT16}),
+        "G": INT32_ONLY,
+    },
+)
+def qordered_longformer_attention(
+    ctx: Lowering,
+    x: Q,
+    scale_x: S,
+    weight: Q,
+    scale_weight: S,
+    bias: S,
+    scale_bias: S,
+    scale_projection: S,
+    mask: F,
+    global_weight: Q,
+    scale_global_weight: S,
+    global_bias: S,
+    scale_global_projection: S,
+    is_global: G,
+    scale_output: S,
+    *,
+    num_heads: int,
+    order_global_weight: int,
+    order_input: int,
+    order_output: int,
+    order_weight: int,
+    window: int,
+) -> Tensor:
+    """Projections are rounded to codes, to which the biases are added as they are; attention is of float16."""
+    name = "QOrderedLongformerAttention"
+    orders = ((order_input, ROW), (order_output, ROW), (order_weight, COL), (order_global_weight, COL))
+    for order, wanted in orders:
+        check_order(order, name, wanted)
+    if x.rank != 3 or weight.rank != 2 or global_weight.rank != 2 or num_heads <= 0 or window < 0:
+        raise InvalidModel(f"{name} of rank {x.rank}, {num_heads} heads, window = {window}")
+
+    def projection(matrix: Tensor, by: Tensor, added: Tensor, scale: Tensor) -> Tensor:
+        codes = qordered_matmul(
+            ctx, x, scale_x, matrix, by, scale, added, order_A=order_input, order_B=COL, order_Y=order_output
+        )
+        return elementwise(ctx, lambda value: s.cast(value, DType.FLOAT16), real_of(ctx, codes, scale, None))
+
+    projected = (
+        projection(weight, scale_weight, bias, scale_projection),
+        projection(global_weight, scale_global_weight, global_bias, scale_global_projection),
+    )
+    result = longformer_of_projections(ctx, projected, mask, is_global, num_heads, window)
+    real = elementwise(ctx, lambda value: s.cast(value, DType.FLOAT32), result)
+    return code_of(ctx, real, scale_output, None, DType.INT8)

@@ -20,7 +20,7 @@ from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.multiply import multiply
 from ort_cuda_plugin.program.row_program import MAX
 from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import eq, le, mod
+from ort_cuda_plugin.program.symbolic import eq, floordiv, le, mod
 from ort_cuda_plugin.program.views import part, reshape, unsqueeze
 
 G: TypeAlias = Tensor
@@ -142,15 +142,27 @@ def longformer_attention(
     """
     if x.rank != 3 or num_heads <= 0 or window < 0:
         raise InvalidModel(f"LongformerAttention of rank {x.rank}, {num_heads} heads, window = {window}")
-    batch, rows, hidden = x.shape
+    hidden = x.shape[2]
+
+    def projection(weights: Tensor, added: Tensor) -> Tensor:
+        ctx.require_shape(weights, (hidden, 3 * hidden), "weights of LongformerAttention")
+        ctx.require_shape(added, (3 * hidden,), "bias of LongformerAttention")
+        return multiply(ctx, x, weights, added, finish=lambda total, b: total + s.widen(b))
+
+    projected = projection(weight, bias), projection(global_weight, global_bias)
+    return longformer_of_projections(ctx, projected, mask, is_global, num_heads, window)
+
+
+def longformer_of_projections(
+    ctx: Lowering, projected: tuple[Tensor, Tensor], mask: Tensor, is_global: Tensor, num_heads: int, window: int
+) -> Tensor:
+    """LongformerAttention where queries, keys and values stand side by side, those of global tokens in the second."""
+    batch, rows, columns = projected[0].shape
     for flags, what in ((mask, "mask"), (is_global, "global")):
         ctx.require_shape(flags, (batch, rows), f"{what} of LongformerAttention")
 
-    def heads(weights: Tensor, added: Tensor) -> list[Tensor]:
-        ctx.require_shape(weights, (hidden, 3 * hidden), "weights of LongformerAttention")
-        ctx.require_shape(added, (3 * hidden,), "bias of LongformerAttention")
-        projected = multiply(ctx, x, weights, added, finish=lambda total, b: total + s.widen(b))
-        parts = split_columns(ctx, projected, [hidden] * 3, "weights of LongformerAttention")
+    def heads(x: Tensor) -> list[Tensor]:
+        parts = split_columns(ctx, x, [floordiv(columns, 3)] * 3, "weights of LongformerAttention")
         return [split_heads(ctx, y, num_heads) for y in parts]
 
     added, flags = unsqueeze(ctx, mask, (1, 2)), unsqueeze(ctx, is_global, (1, 2))
@@ -161,9 +173,9 @@ def longformer_attention(
         return s.where(near | s.not_equal(flag, 0), s.widen(bias), -math.inf)
 
     near = elementwise(ctx, nearby, added, flags, reshape(ctx, places, [rows, 1]), places)
-    q, k, v = heads(weight, bias)
+    q, k, v = heads(projected[0])
     local, _ = attend(ctx, q, k, v, mask=near)
-    q, k, v = heads(global_weight, global_bias)
+    q, k, v = heads(projected[1])
     everywhere, _ = attend(ctx, q, k, v, mask=added)
     chosen = elementwise(
         ctx,

@@ -148,6 +148,50 @@ def test_qordered_attention() -> None:
     check_node("QOrderedAttention", inputs, attributes, [INT8], reals=[FLOAT], reference=reference, step=True)
 
 
+def test_qordered_longformer_attention() -> None:
+    """A window of one place to both sides, and the first token is global."""
+    batch, rows, width, heads, window = 1, 6, 8, 2, 1
+    x = codes(batch, rows, width, dtype=np.int8)
+    weights = [codes(width, 3 * width, dtype=np.int8, seed=i) for i in (1, 2)]
+    bias = [noise(3 * width, seed=i, scale=4.0) for i in (1, 2)]
+    mask, flags = np.zeros((batch, rows), np.float32), np.array([[1, 0, 0, 0, 0, 0]], np.int32)
+    mask[0, -1] = -1e4
+
+    def reference(*_: Array) -> Array:
+        results = []
+        for kind, (weight, added) in enumerate(zip(weights, bias, strict=True)):
+            total = (x.astype(np.int64) @ weight.astype(np.int64)) * (0.02 * 0.01 / 0.05) + added
+            real = (quantized(total, 1.0) * np.float32(0.05)).astype(np.float16).astype(np.float64)
+            q, k, v = (y.reshape(batch, rows, heads, -1).transpose(0, 2, 1, 3) for y in np.split(real, 3, -1))
+            scores = q @ np.swapaxes(k, -1, -2) / np.sqrt(width // heads) + mask[:, None, None]
+            if kind == 0:
+                places = np.arange(rows)
+                near = (np.abs(places[:, None] - places) <= window) | (flags[0] != 0)
+                scores = np.where(near, scores, -np.inf)
+            powers = np.exp(scores - scores.max(-1, keepdims=True))
+            made = powers / powers.sum(-1, keepdims=True) @ v
+            results.append(made.transpose(0, 2, 1, 3).reshape(batch, rows, width))
+        return quantized(np.where(flags[..., None] != 0, results[1], results[0]), 0.05)
+
+    inputs = [
+        x, number(0.02), in_order(weights[0], COL), number(0.01), bias[0], number(1.0), number(0.05), mask,
+        in_order(weights[1], COL), number(0.01), bias[1], number(0.05), flags, number(0.05),
+    ]  # fmt: skip
+    attributes = {"num_heads": heads, "window": window, "order_input": ROW, "order_output": ROW}
+    attributes |= {"order_weight": COL, "order_global_weight": COL}
+    wide = [i for i in range(14) if i != 7]
+    check_node(
+        "QOrderedLongformerAttention",
+        inputs,
+        attributes,
+        [INT8],
+        reals=[FLOAT16],
+        wide=wide,
+        reference=reference,
+        step=True,
+    )
+
+
 @pytest.mark.parametrize("activation", ["NONE", "GELU"])
 def test_gemm_of_floats_of_8_bits(activation: str) -> None:
     a, b = noise(3, 16).astype(ml_dtypes.float8_e4m3fn), noise(5, 16, seed=1).astype(ml_dtypes.float8_e5m2)
