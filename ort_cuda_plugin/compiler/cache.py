@@ -41,6 +41,8 @@ front_end_sources = (
     "compiler/small_floats.py",
     "compiler/front_end.py",
     "compiler/tile_intrinsics.py",
+    "compiler/matrix_intrinsics.py",
+    "compiler/host/matrices.py",
     "compiler/compile.py",
     "compiler/kernel.py",
 )
@@ -51,6 +53,7 @@ back_end_sources = (
     "compiler/host/intrinsics.py",
     "compiler/host/ir.py",
     "compiler/host/math.py",
+    "compiler/host/matrices.py",
     "compiler/host/vector_math.py",
     "compiler/targets.py",
 )
