@@ -373,7 +373,8 @@ static int allocate(request *r, uint64_t *address, ocp_error *error) {
     return error->code;
   }
   count_bytes(r->memory, (int64_t)size);
-  if (!ocp_run_memory_allocated(device, r->memory, *address, size)) {
+  /* Where the device is told what was asked for, a watched Run that gets it again gets no more. */
+  if (!ocp_run_memory_allocated(device, r->memory, *address, reported ? r->bytes : size)) {
     ocp_pool_free(device, r->memory, *address, NULL);
     *address = 0;
     return ocp_fail(error, ORT_FAIL, "out of host memory");

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 
 import ort_cuda_plugin
 from contexts import settings
+from contributed import on_device
 from emulator_harness import configured
 from ort_cuda_plugin.ep.provider import last_verdicts
 from searches import VOCABULARY, Array, encoder_decoder, gpt_decoder, search_model, small_decoder
@@ -250,6 +251,23 @@ def test_a_prompt_without_room_for_a_token_is_an_error() -> None:
     with pytest.raises(Exception, match=r"GreedySearch.*max_length is not greater"):
         session.run(None, fed(inputs) | {"max_length": np.array([5], np.int32)})
     assert session.run(None, fed(inputs))[0].shape == (ROWS, ROOM)
+
+
+def test_a_search_cannot_be_captured() -> None:
+    """Also in the checking mode, whose first Runs give states that grow the memory of earlier ones."""
+    decoder, weights = small_decoder()
+    inputs = greedy_inputs(left_out=RULES)
+    model = search_model(
+        "GreedySearch", inputs, ["sequences"], {"decoder": decoder}, weights,
+        constant=["max_length"], eos_token_id=VOCABULARY, pad_token_id=PAD,
+    )  # fmt: skip
+    with configured(check=1):
+        session = ort_cuda_plugin.session(model, emulate=True, provider_options={"enable_cuda_graph": "1"})
+        binding = session.io_binding()
+        binding.bind_ortvalue_input("input_ids", on_device(fed(inputs)["input_ids"]))
+        binding.bind_ortvalue_output("sequences", on_device(np.zeros((ROWS, ROOM), np.int32)))
+        with pytest.raises(Exception, match="the number of iterations is decided on the device"):
+            session.run_with_iobinding(binding)
 
 
 def test_tokens_outside_of_the_vocabulary_touch_no_other_memory() -> None:
