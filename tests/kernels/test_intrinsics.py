@@ -443,11 +443,12 @@ vectors = [("f32", 4), ("f32", 2), ("i32", 4), ("u32", 4), ("f64", 2), ("i64", 2
 
 @pytest.mark.parametrize(("name", "lanes"), vectors)
 def test_vectors_are_loaded_and_stored_in_order(name: str, lanes: int) -> None:
-    stored = ", ".join(f"v[{lane}]" for lane in reversed(range(lanes)))
+    names = [f"v{lane}" for lane in range(lanes)]
+    loaded, stored = ", ".join(names), ", ".join(reversed(names))
     spec = kernel(
         "vectors",
         (f"*{name}", f"*{name}"),
-        f"def kernel(x, y):\n    i = cuda.grid(1) * {lanes}\n    v = load_{name}x{lanes}(x, i)\n"
+        f"def kernel(x, y):\n    i = cuda.grid(1) * {lanes}\n    {loaded} = load_{name}x{lanes}(x, i)\n"
         f"    store_{name}x{lanes}(y, i, {stored})\n",
     )
     x = np.arange(32 * lanes).astype(sizes[name])
