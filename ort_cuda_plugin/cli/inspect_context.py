@@ -88,9 +88,9 @@ def _print(console: Console, subject: str, context: dict[str, Any]) -> None:
         for way in ("inputs", "outputs"):
             console.print(f"  {way}: {escape(', '.join(partition[way]))}", soft_wrap=True)
         for target in partition["targets"]:
-            console.print(
-                f"  {target['arch']}: {target['kernels']} kernels, {target['weights']} weights", soft_wrap=True
-            )
+            counts = f"{target['kernels']} kernels, {target['weights']} weights"
+            made_by = f", made by CUDA {escape(target['toolkit'])}" if target["toolkit"] else ""
+            console.print(f"  {escape(target['arch'])}: {counts}{made_by}", soft_wrap=True)
             for number, plan in enumerate(target["plans"]):
                 steps = ", ".join(f"{count} {kind}" for kind, count in plan["steps"].items()) or "nothing"
                 console.print(

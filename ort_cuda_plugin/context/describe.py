@@ -77,6 +77,7 @@ def _target(context: Context, row: Any, inputs: list[str]) -> dict[str, Any]:
         )
     return {
         "arch": row["arch"],
+        "toolkit": str(row.get("toolkit", "")),
         "libraries": row["libraries"],
         "kernels": len(row["kernels"]),
         "weights": len(row["weights"]),

@@ -305,7 +305,8 @@ class StoredCluster:
         subject = f"{self._context.container.subject}, partition {self._partition.name!r}"
         return UnforeseenShapes(
             f"{subject} has no plan for these inputs ({self.explain(shapes, host_values)}), and none can be compiled "
-            f"here: {error}. Install the plugin's compiler, or compile the model for these shapes as well"
+            f"here: {error}. Install the plugin's compiler, or compile the model for these shapes as well, with the "
+            "option context_shapes or --shapes"
         )
 
     def kernels_added(self, variant: Variant) -> None:
