@@ -20,6 +20,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper, parser
 
 import ort_cuda_plugin as plugin
+import searches
 from device_models import add_and_double, model, with_cpu_nodes
 from ort_cuda_plugin.abi.core import core, ffi
 from ort_cuda_plugin.abi.device import CudaError, Device
@@ -622,6 +623,37 @@ class ControlFlow(Scenario):
         check(each, -np.array(states[: end + 1]))
 
 
+class Search(Scenario):
+    """A search for tokens, whose states are allocated and freed in each iteration."""
+
+    def prepare(self) -> None:
+        decoder, weights = searches.small_decoder()
+        self.source = searches.search_model(
+            "GreedySearch", {"input_ids": self.prompt(2), "max_length": np.array([7], np.int32)}, ["sequences"],
+            {"decoder": decoder}, weights, outer=False, constant=["max_length"],
+            eos_token_id=searches.VOCABULARY, pad_token_id=0,
+        )  # fmt: skip
+        on_cpu = ort.InferenceSession(self.source, providers=["CPUExecutionProvider"])
+        self.expected = {rows: on_cpu.run(None, {"input_ids": self.prompt(rows)})[0] for rows in (2, 3)}
+
+    def create(self) -> None:
+        self.session = session(self.source, automatic_cuda_graphs=0)
+
+    def close(self) -> None:
+        self.__dict__.pop("session", None)
+        gc.collect()
+
+    def steps(self) -> Sequence[Step]:
+        return [lambda: self.run(2), lambda: self.run(3)]
+
+    def run(self, rows: int) -> None:
+        check(self.session.run(None, {"input_ids": self.prompt(rows)})[0], self.expected[rows])
+
+    @staticmethod
+    def prompt(rows: int) -> Array:
+        return np.arange(4 * rows, dtype=np.int32).reshape(rows, 4) % 9 + 1
+
+
 def plugin_device() -> Any:
     """The ``ocp_device *`` of emulated device 0, which is open."""
     error = ffi.new("ocp_error *")
@@ -644,6 +676,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "values": Values,
     "cpu-nodes": CpuNodes,
     "control-flow": ControlFlow,
+    "search": Search,
     "pressure": Pressure,
     "profiled": Profiled,
     "registration": Registration,
