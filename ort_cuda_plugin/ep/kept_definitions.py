@@ -20,23 +20,27 @@ SOURCES = ("model/ir.py", "model/ort_schema.py", "ep/kept_definitions.py")
 """Modules on which definitions depend, besides those of ``ops``."""
 
 
-def kept() -> list[KernelDefinition] | None:
-    """The definitions for this ONNX Runtime and this version of the plugin, None where nobody has kept any."""
+def kept() -> tuple[list[KernelDefinition], list[str]] | None:
+    """The definitions for this ONNX Runtime and this version of the plugin, and what in the operator table is wrong.
+
+    None where nobody has kept any.
+    """
     data = kernel_library().cache.read_file(_name())
     try:
-        made_by, rows = json.loads(data or b"null")
-        return [_definition(row) for row in rows] if made_by == _made_by() else None
+        made_by, rows, mismatches = json.loads(data or b"null")
+        found = [_definition(row) for row in rows] if made_by == _made_by() else None
+        return None if found is None else (found, list(map(str, mismatches)))
     except (TypeError, ValueError, LookupError, RecursionError):
         return None
 
 
-def keep(definitions: Sequence[KernelDefinition]) -> None:
-    """Keeps definitions for later processes."""
+def keep(definitions: Sequence[KernelDefinition], mismatches: Sequence[str]) -> None:
+    """Keeps definitions, and what is wrong, for later processes."""
     rows = [
         asdict(each) | {"types": {name: [dtype.onnx for dtype in dtypes] for name, dtypes in each.types.items()}}
         for each in definitions
     ]
-    kernel_library().cache.write_file(_name(), json.dumps([_made_by(), rows]).encode())
+    kernel_library().cache.write_file(_name(), json.dumps([_made_by(), rows, list(mismatches)]).encode())
 
 
 def _definition(row: Any) -> KernelDefinition:

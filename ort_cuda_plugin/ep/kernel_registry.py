@@ -28,14 +28,14 @@ def add_kernels(registry: Any, ep_name: str) -> None:
 
 
 def _definitions(ep_name: str) -> list[KernelDefinition]:
-    definitions = kept_definitions.kept()
-    if definitions is None:
-        definitions, mismatches = definitions_of_host()
-        for mismatch in mismatches:
-            host.log("WARNING", f"{ep_name}: ONNX Runtime never chooses the kernel of {mismatch}")
-        if not mismatches:
-            kept_definitions.keep(definitions)
-    return definitions
+    kept = kept_definitions.kept()
+    if kept is None:
+        definitions, found = definitions_of_host()
+        kept = definitions, list(map(str, found))
+        kept_definitions.keep(*kept)
+    for mismatch in kept[1]:
+        host.log("WARNING", f"{ep_name}: ONNX Runtime never chooses the kernel of {mismatch}")
+    return kept[0]
 
 
 def definitions_of_host() -> tuple[list[KernelDefinition], list[Mismatch]]:

@@ -276,12 +276,12 @@ def test_definitions_are_kept_for_later_processes(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(kept_definitions, "kernel_library", lambda: library)
     assert kept_definitions.kept() is None
     definitions, _ = definitions_of_host()
-    kept_definitions.keep(definitions)
-    assert kept_definitions.kept() == definitions
+    kept_definitions.keep(definitions, ["what is wrong"])
+    assert kept_definitions.kept() == (definitions, ["what is wrong"])
     (path,) = tmp_path.iterdir()
     text = path.read_text()
     for damaged in ("", "{}", text[:-2], text.replace('"name"', '"nome"'), text.replace('["', '["0', 1), "[" * 5000):
         path.write_text(damaged)
         assert kept_definitions.kept() is None
     path.write_text(text)
-    assert kept_definitions.kept() == definitions
+    assert kept_definitions.kept() == (definitions, ["what is wrong"])
