@@ -94,6 +94,7 @@ def test_qordered_layer_normalization() -> None:
         wide=[1, 4],
         reference=reference,
         step=True,
+        sized=range(14),
     )
 
 
@@ -145,7 +146,10 @@ def test_qordered_attention() -> None:
         number(by_softmax), number(by_values), mask,
     ]  # fmt: skip
     attributes = {"num_heads": heads, "order_input": ROW, "order_weight": COL, "order_output": ROW}
-    check_node("QOrderedAttention", inputs, attributes, [INT8], reals=[FLOAT], reference=reference, step=True)
+    sized = range(len(inputs))
+    check_node(
+        "QOrderedAttention", inputs, attributes, [INT8], reals=[FLOAT], reference=reference, step=True, sized=sized
+    )
 
 
 def test_qordered_longformer_attention() -> None:
@@ -189,6 +193,7 @@ def test_qordered_longformer_attention() -> None:
         wide=wide,
         reference=reference,
         step=True,
+        sized=range(14),
     )
 
 
