@@ -36,11 +36,12 @@ _REASONS: Final[Mapping[tuple[str, str], str]] = {
     }.items()
     for name in names.split()
 } | {
-    ("com.microsoft", "GreedySearch"): f"{_BODIES}; it is run as a fused node",
-    ("com.microsoft", "Sampling"): f"{_BODIES}; it is run as a fused node",
-    ("com.microsoft", "BeamSearch"): f"{_BODIES}; it is run as a fused node",
-    ("com.microsoft", "WhisperBeamSearch"): f"{_BODIES}; it is left to the CPU",
-    ("com.microsoft", "UnfoldTensor"): _STRINGS,
+    ("com.microsoft", name): reason
+    for reason, names in {
+        f"{_BODIES}; it is run as a fused node": "BeamSearch GreedySearch Sampling WhisperBeamSearch",
+        _STRINGS: "UnfoldTensor",
+    }.items()
+    for name in names.split()
 }
 """Why the registry lacks something of an operator."""
 
