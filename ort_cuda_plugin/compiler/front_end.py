@@ -1,7 +1,7 @@
 """Numba's front end without what generated kernels have no use for: half of its passes, most of its look-ups.
 
-Kernels are straight code over numbers and pointers: no closures, tuples, exceptions or array expressions. The IR is
-the same as with all passes; a test compares the two.
+Kernels are straight code over numbers and pointers: no closures, exceptions or array expressions. The IR is the same
+as with all passes; a test compares the two.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ passes_without_effect = frozenset(
         "InlineClosureLikes",
         "RewriteSemanticConstants",
         "DeadBranchPrune",
-        "GenericRewrites",
         "RewriteDynamicRaises",
         "MakeFunctionToJitFunction",
         "InlineInlinables",
