@@ -229,10 +229,11 @@ def grouped_product(ctx: Lowering, choices: Choices, x: Tensor, share: Dim, weig
     """float32 [rows, columns]: the result's row i is row i // ``share`` of x [.., k] times its expert's weights."""
     x = ctx.contiguous(x)
     result = ctx.empty((choices.rows, weights.columns), DType.FLOAT32)
-    element, of_weights = _weight_element(weights)
+    element, of_weights, loaded = _weight_element(weights)
     few, rows, count, tile = choices.few, choices.rows, choices.count, choices.tile
     chosen = sym_min(rows, count)
-    uses = {t: Use(elements=floordiv(t.size, sym_max(count, 1)) * chosen) for t in weights.read}
+    of_experts = {t.buffer for t in weights.read}
+    uses = {t: Use(elements=floordiv(t.size, sym_max(count, 1)) * chosen) for t in loaded if t.buffer in of_experts}
     if few != 0:
         form = (_row_element(x, f"a_base + int64({INNER})"), element)
         kernel = GroupedRows(form, _epilogue(weights.bias, "row"), "k", "k")
@@ -301,8 +302,8 @@ def _with_shared(text: str, values: Sequence[str]) -> str:
     return text
 
 
-def _weight_element(weights: Weights) -> tuple[Element, Parameters]:
-    """How an element of the weights is loaded, and the parameters that this needs."""
+def _weight_element(weights: Weights) -> tuple[Element, Parameters, list[Tensor]]:
+    """How an element of the weights is loaded, the parameters that this needs, and the tensors among them."""
     emit = Inline("w_", indent=0)
     builder = KernelBuilder("w_", emit)
     loads = Loads(builder)
@@ -315,7 +316,8 @@ def _weight_element(weights: Weights) -> tuple[Element, Parameters]:
     for number, leaf in enumerate(leaves):
         emit.bind(leaf, _shared_mark(number))
     value = emit.value(weights.element(loads, place[0], place[1], place[2], leaves))
-    return _WeightText("f32", weights.read[0].dtype, value, tuple(emit.taken()), texts), builder
+    element = _WeightText("f32", weights.read[0].dtype, value, tuple(emit.taken()), texts)
+    return element, builder, loads.tensors
 
 
 def _row_element(x: Tensor, place: str) -> Element:

@@ -88,6 +88,11 @@ class Loads:
     def source(self, tensor: Tensor) -> Source:
         return Source(self, tensor)
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What the kernel has parameters for by now."""
+        return [source.tensor for source in self._pointers]
+
     def code(self, source: Source, row: Scalar, place: Scalar, bits: int) -> Scalar:
         """The code of 2, 4 or 8 bits at ``place`` of a row of bytes, int32; a byte has the lowest bits first."""
         if bits == 8:

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 import ort_cuda_plugin
-from contributed import BFLOAT16, DISABLED, FLOAT, Array, check_node, node_model, noise
+from contributed import BFLOAT16, DISABLED, FLOAT, Array, check_node, loaded, node_model, noise
 from emulator_harness import configured
+from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.conformance.mode import findings
+from ort_cuda_plugin.model.onnx_graph import read_model
+from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
 from session_pair import ep_session
 
 EXPERTS, WIDTH, INNER = 6, 24, 20
@@ -141,6 +144,20 @@ def test_any_scores_choose_experts_that_there_are(count: int) -> None:
     assert np.isfinite(result[3:]).all()
     (result,) = session.run(None, {"x0": noise(0, WIDTH), "x1": scores[:0]})
     assert result.shape == (0, WIDTH)
+
+
+def test_traffic_is_that_of_the_chosen_experts() -> None:
+    """A token of two choices moves two experts' weights."""
+    given = [*tokens(1), *weights()]
+    model = node_model("MoE", given, {"k": 2}, [FLOAT], constant=[2, 3, 4, 5], sized=SIZED)
+    cluster = CompiledCluster(read_model(loaded(model)), DeviceProperties(), LoweringOptions())
+    texts: list[str] = []
+    cluster.show_program = texts.append
+    cluster.prepare()
+    (summary,) = (line for text in texts for line in text.splitlines() if line.startswith("after emitted"))
+    experts = 2 * 2 * INNER * WIDTH * 4
+    read = float(summary.split(" steps, ")[1].split(" kB read")[0]) * 1000
+    assert experts < read < 1.6 * experts
 
 
 def test_more_choices_than_experts_are_an_error() -> None:
