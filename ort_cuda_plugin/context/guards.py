@@ -24,10 +24,16 @@ _SIGNS = {
 }
 _OPERANDS = {ExprOp.CONST: 0, ExprOp.SELECT: 3}
 _MAX_TEXT_DEPTH = 12
+_MAX_REGISTERS = 1 << 16
+"""Of an input."""
 
 
 class Guards:
-    """The guards of ``plan``; ``names`` are those of its inputs."""
+    """The guards of ``plan``; ``names`` are those of its inputs.
+
+    Raises:
+        ValueError: the plan contradicts itself.
+    """
 
     def __init__(self, plan: Plan, names: Sequence[str]) -> None:
         self.plan = plan
@@ -35,6 +41,8 @@ class Guards:
         self._exprs = {expr.dst: expr for expr in plan.exprs}
         self._registers: dict[int, str] = {}
         for name, given in zip(names, plan.inputs, strict=True):
+            if max(given.rank, given.host_count) > _MAX_REGISTERS:
+                raise ValueError(f"input {name!r} has {given.rank} dimensions and {given.host_count} elements")
             for axis in range(given.rank):
                 self._registers[given.first_register + axis] = f"{name}.shape[{axis}]"
             if given.host_register is not None:
