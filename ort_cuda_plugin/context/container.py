@@ -6,12 +6,8 @@ with its hash before anything gets them.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import mmap
-import os
-import secrets
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .errors import ContextError
+from .files import Buffer, check_whole, write_whole
 from .hashing import array_digest
 
 MAGIC = b"\x89OCPCTX\n"
@@ -31,7 +28,6 @@ ALIGNMENT = 64
 MAX_INDEX_BYTES = 1 << 28
 MAX_ARRAYS = 1 << 20
 
-Buffer: TypeAlias = "bytes | memoryview"
 Json: TypeAlias = Any
 
 
@@ -82,28 +78,12 @@ class Builder:
         return b"".join(self.pieces(contents))
 
     def write(self, path: Path, contents: dict[str, Json]) -> None:
-        """Writes the container under a temporary name beside ``path`` and renames it: readers see all or nothing.
+        """Writes the container; readers see all of it or what was at ``path`` before.
 
         Raises:
             ContextError: as `pieces`, or the file cannot be written.
         """
-        partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-        try:
-            try:
-                with open(partial, "x+b") as file:
-                    for piece in self.pieces(contents):
-                        file.write(piece)
-                    file.flush()
-                    os.fsync(file.fileno())
-                    written = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-                os.replace(partial, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(partial)
-                raise
-        except OSError as error:
-            raise ContextError(f"context {path} cannot be written: {error.strerror or error}") from error
-        self._keep(memoryview(written))
+        self._keep(write_whole(path, self.pieces(contents), f"context {path}"))
 
     def detach(self, contents: dict[str, Json]) -> bytes:
         """The container in memory, which has the arrays from then on. Raises as `pieces`."""
@@ -149,6 +129,7 @@ class Container:
         """
         offset, length, digest = self._place(number)
         view = self._data[offset : offset + length]
+        check_whole(self._data, self.subject)
         if number not in self._checked:
             if array_digest(view) != digest:
                 raise self.damaged(f"array {number} has other contents than were stored")
@@ -174,6 +155,7 @@ class Container:
             raise self.damaged(f"it has {len(self._data)} bytes, and should have {size}")
         if length > MAX_INDEX_BYTES or not FIRST_ARRAY <= offset <= size or offset + length != size:
             raise self.damaged("its index is outside of it")
+        check_whole(self._data, self.subject)
         text = bytes(self._data[offset:])
         if hashlib.sha256(text).digest() != digest:
             raise self.damaged("its index has other contents than were stored")

@@ -1,13 +1,19 @@
-"""Where the file of a context is: relative to its model, inside the model's folder."""
+"""The files of contexts: where they are, relative to a model and inside its folder, and how they are written."""
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import secrets
 import stat
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
+from typing import TypeAlias
 
 from .errors import ContextError
+
+Buffer: TypeAlias = "bytes | memoryview"
 
 
 def map_context(folder: Path, name: str) -> memoryview:
@@ -50,3 +56,53 @@ def check_name(name: str, subject: str) -> PurePosixPath:
     if not name or "\0" in name or "\\" in name or relative.is_absolute() or ".." in relative.parts:
         raise ContextError(f"{subject}: only a path inside the model's folder is allowed, without '..'")
     return relative
+
+
+def check_whole(data: memoryview, subject: str) -> None:
+    """Where ``data`` is mapped from a file that is shorter now, a read of it would end the process.
+
+    Raises:
+        ContextError: it is; ``subject`` is what the message calls the file.
+    """
+    if isinstance(data.obj, mmap.mmap) and data.obj.size() < len(data.obj):
+        raise ContextError(f"{subject} became shorter while it was read; files that are in use must not change")
+
+
+def write_whole(path: Path, pieces: Iterable[Buffer], subject: str) -> memoryview:
+    """Writes a file, which readers see whole or not at all, also where the process is killed; the result maps it.
+
+    Until it is whole it has no name, or where the file system cannot do that, a temporary one beside ``path``. Several
+    processes may write the same file: the last one wins.
+
+    Raises:
+        ContextError: it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        handle, has_name = _new_file(partial)
+        try:
+            with open(handle, "w+b") as file:
+                for piece in pieces:
+                    file.write(piece)
+                file.flush()
+                os.fsync(handle)
+                written = memoryview(mmap.mmap(handle, 0, prot=mmap.PROT_READ))
+                if not has_name:
+                    # Python follows links only where it is given a folder, of which an absolute path makes no use.
+                    os.link(f"/proc/self/fd/{handle}", partial, src_dir_fd=handle, follow_symlinks=True)
+            os.replace(partial, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+            raise
+    except OSError as error:
+        raise ContextError(f"{subject} cannot be written: {error.strerror or error}") from error
+    return written
+
+
+def _new_file(partial: Path) -> tuple[int, bool]:
+    """A handle of a new file, and whether it has the name ``partial``."""
+    if os.path.exists("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # EOPNOTSUPP, EISDIR: no such files here
+            return os.open(partial.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666), False
+    return os.open(partial, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666), True

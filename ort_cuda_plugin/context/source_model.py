@@ -14,9 +14,8 @@ import numpy as np
 
 from ..model.ir import Array, DType
 from ..model.ort_calls import elements, stored_bytes
-from .container import Buffer
 from .errors import ContextError
-from .files import map_file
+from .files import Buffer, check_whole, map_file
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _GRAPH = 7  # of ModelProto
@@ -138,6 +137,8 @@ class SourceModel:
         """
         if tensor.dtype is None or not tensor.dtype.is_supported:
             raise self._unreadable(tensor, "the plugin does not know its type")
+        for data in (self._messages.data, *self._files.values()):
+            check_whole(data, self.subject)
         wanted = stored_bytes(tensor.dtype, tensor.dims)
         if tensor.external is not None:
             found = self._external(tensor, tensor.external, wanted)

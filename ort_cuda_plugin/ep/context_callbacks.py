@@ -7,8 +7,8 @@ from typing import Any
 
 from ..abi import host
 from ..abi.core import core, ffi
-from ..context.container import Buffer
 from ..context.errors import ContextError
+from ..context.files import Buffer
 
 STABLE_SINCE, EXPERIMENTAL_SINCE = 31, 28
 """Versions of ORT in which these functions are slots of tables, and in which they are found by name."""

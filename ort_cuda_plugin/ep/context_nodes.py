@@ -10,9 +10,9 @@ from typing import Any
 
 from ..abi import host
 from ..abi.core import ffi, lib
-from ..context.container import Buffer, Container
+from ..context.container import Container
 from ..context.errors import ContextError
-from ..context.files import check_name, map_context
+from ..context.files import Buffer, check_name, map_context
 from ..context.reader import Context
 from ..model.ir import Node
 from .context_callbacks import ContextCallbacks

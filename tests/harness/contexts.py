@@ -56,7 +56,7 @@ def settings(entries: Mapping[str, str] | None = None, options: Mapping[str, str
 
 
 def compile_model(
-    model: bytes,
+    model: bytes | str,
     path: Path,
     embed: bool = False,
     prefix: str = "",
