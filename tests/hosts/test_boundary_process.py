@@ -64,7 +64,7 @@ run(session)
 def test_an_error_inside_compile_reaches_the_user() -> None:
     code = """
 from ort_cuda_plugin.ep.fused_node import FusedNode
-def broken(self):
+def broken(self, *arguments):
     raise KeyError("a mistake of ours")
 FusedNode.prepare = broken
 try:
