@@ -23,8 +23,9 @@ def add_kernels(registry: Any, ep_name: str) -> None:
         OrtCallError: ORT does not take a definition.
     """
     ort = OrtCalls(host.api(), host.ep_api())
+    arrays: dict[tuple[DType, ...], Any] = {}
     for definition in _definitions(ep_name):
-        _add(ort, registry, ep_name, definition)
+        _add(ort, registry, ep_name, definition, arrays)
 
 
 def _definitions(ep_name: str) -> list[KernelDefinition]:
@@ -44,7 +45,10 @@ def definitions_of_host() -> tuple[list[KernelDefinition], list[Mismatch]]:
     return kernel_definitions(lambda name, domain: read_schemas(ort, name, domain))
 
 
-def _add(ort: OrtCalls, registry: Any, ep_name: str, definition: KernelDefinition) -> None:
+def _add(
+    ort: OrtCalls, registry: Any, ep_name: str, definition: KernelDefinition, arrays: dict[tuple[DType, ...], Any]
+) -> None:
+    """``arrays`` are ``const OrtDataType *[]`` that definitions have in common."""
     builder = ort.out("CreateKernelDefBuilder", "OrtKernelDefBuilder *")
     try:
         ort.call("KernelDefBuilder_SetOperatorType", builder, definition.name.encode())
@@ -52,9 +56,11 @@ def _add(ort: OrtCalls, registry: Any, ep_name: str, definition: KernelDefinitio
         ort.call("KernelDefBuilder_SetSinceVersion", builder, definition.since, definition.until)
         ort.call("KernelDefBuilder_SetExecutionProvider", builder, ep_name.encode())
         for constraint, dtypes in definition.types.items():
-            types = [found for dtype in dtypes if (found := _data_type(ort, dtype)) is not None]
-            array = ffi.new("const OrtDataType *[]", types)
-            ort.call("KernelDefBuilder_AddTypeConstraint", builder, constraint.encode(), array, len(types))
+            if dtypes not in arrays:
+                types = [found for dtype in dtypes if (found := _data_type(ort, dtype)) is not None]
+                arrays[dtypes] = ffi.new("const OrtDataType *[]", types)
+            types = arrays[dtypes]
+            ort.call("KernelDefBuilder_AddTypeConstraint", builder, constraint.encode(), types, len(types))
         for index in definition.host_inputs:
             ort.call("KernelDefBuilder_SetInputMemType", builder, index, lib.OrtMemTypeCPUInput)
         for index in definition.host_outputs:

@@ -95,6 +95,8 @@ class DType(enum.Enum):
         self.is_integer: bool = kind == "integer"
         self.is_supported: bool = bool(short)  # tensors of it can live in device memory
 
+    __hash__ = object.__hash__  # enum.Enum hashes the name, in Python
+
     @property
     def numpy(self) -> np.dtype[Any]:
         """The NumPy type of the same storage (uint16 for bfloat16, uint8 for smaller floats, (u)int8 for integers).

@@ -22,10 +22,14 @@ class OrtCalls:
     def __init__(self, api: Any, ep_api: Any = None) -> None:
         self.api = api
         self.functions = api if ep_api is None else ep_api
+        self._bound: dict[str, Any] = {}
 
     def call(self, name: str, *args: Any) -> None:
-        status = getattr(self.functions, name)(*args)
-        if status != ffi.NULL:
+        function = self._bound.get(name)
+        if function is None:
+            function = self._bound[name] = getattr(self.functions, name)
+        status = function(*args)
+        if status:
             message = text(self.api.GetErrorMessage(status))
             self.api.ReleaseStatus(status)
             raise OrtCallError(f"{name}: {message}")
