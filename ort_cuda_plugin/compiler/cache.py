@@ -83,8 +83,10 @@ def tools_digest(tools: Sequence[str], sources: Sequence[str]) -> str:
     versions = uninterrupted.call(lambda: [version_of(tool) for tool in tools])  # which imports
     for tool, version in zip(tools, versions, strict=True):
         digest.update(f"{tool} {version}\n".encode())
+    package = Path(__file__).parent.parent
     for source in sources:
-        digest.update((Path(__file__).parent.parent / source).read_bytes())
+        with open(f"{package}/{source}", "rb") as file:
+            digest.update(file.read())
     return digest.hexdigest()
 
 

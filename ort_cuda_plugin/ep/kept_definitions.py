@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,31 +27,31 @@ def kept() -> tuple[list[KernelDefinition], list[str]] | None:
     """
     data = kernel_library().cache.read_file(_name())
     try:
-        made_by, rows, mismatches = json.loads(data or b"null")
-        found = [_definition(row) for row in rows] if made_by == _made_by() else None
-        return None if found is None else (found, list(map(str, mismatches)))
+        made_by, lists, rows, mismatches = json.loads(data or b"null")
+        if made_by != _made_by():
+            return None
+        dtypes = [tuple(map(DType, numbers)) for numbers in lists]
+        return [_definition(row, dtypes) for row in rows], list(map(str, mismatches))
     except (TypeError, ValueError, LookupError, RecursionError):
         return None
 
 
 def keep(definitions: Sequence[KernelDefinition], mismatches: Sequence[str]) -> None:
     """Keeps definitions, and what is wrong, for later processes."""
+    lists = list(dict.fromkeys(dtypes for each in definitions for dtypes in each.types.values()))
+    numbers = {dtypes: number for number, dtypes in enumerate(lists)}
     rows = [
-        asdict(each) | {"types": {name: [dtype.onnx for dtype in dtypes] for name, dtypes in each.types.items()}}
-        for each in definitions
+        asdict(each) | {"types": {name: numbers[dtypes] for name, dtypes in each.types.items()}} for each in definitions
     ]
-    kernel_library().cache.write_file(_name(), json.dumps([_made_by(), rows, list(mismatches)]).encode())
+    values = [[dtype.onnx for dtype in dtypes] for dtypes in lists]
+    kernel_library().cache.write_file(_name(), json.dumps([_made_by(), values, rows, list(mismatches)]).encode())
 
 
-def _definition(row: Any) -> KernelDefinition:
-    types = {name: _dtypes(tuple(numbers)) for name, numbers in row["types"].items()}
-    places = {key: tuple(row[key]) for key in ("host_inputs", "host_outputs")}
-    return KernelDefinition(**row | places | {"types": types})
-
-
-@cache
-def _dtypes(numbers: tuple[int, ...]) -> tuple[DType, ...]:
-    return tuple(map(DType, numbers))
+def _definition(row: Any, lists: Sequence[tuple[DType, ...]]) -> KernelDefinition:
+    """``lists`` are the element types of constraints; most have the same as others."""
+    row["types"] = {name: lists[number] for name, number in row["types"].items()}
+    row["host_inputs"], row["host_outputs"] = tuple(row["host_inputs"]), tuple(row["host_outputs"])
+    return KernelDefinition(**row)
 
 
 def _name() -> str:
@@ -60,12 +60,8 @@ def _name() -> str:
 
 
 def _made_by() -> str:
-    operators = sorted(path.relative_to(PACKAGE).as_posix() for path in _modules())
+    operators = sorted(f"ops/{name}" for name in os.listdir(PACKAGE / "ops") if name.endswith(".py"))
     return joined_digest(*_host(), tools_digest([], [*SOURCES, *operators]))
-
-
-def _modules() -> Iterable[Path]:
-    return (PACKAGE / "ops").glob("*.py")
 
 
 def _host() -> tuple[str, str]:
