@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from ort_cuda_plugin.compiler import kernel_library
 from ort_cuda_plugin.compiler.kernel_library import MANIFEST_VARIABLE
+from ort_cuda_plugin.ep.devices import LOWERING_VARIABLE
 
 MANIFEST = Path(__file__).resolve().parent.parent / "build" / "kernels.jsonl"
 
@@ -26,7 +27,15 @@ def collected() -> None:
     gc.collect()
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--lowering", metavar="GPU", help="the emulated device runs kernels lowered for a GPU, as sm_90:132"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if lowering := config.getoption("--lowering"):
+        os.environ[LOWERING_VARIABLE] = lowering  # which workers and the processes of tests inherit
     if "PYTEST_XDIST_WORKER" in os.environ:
         # Every core has a worker already: helper processes would only import Numba once more.
         kernel_library.max_workers = 0

@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--optimised", action="store_true", help="with ONNX Runtime's graph optimisations")
     parser.add_argument("--check", action="store_true", help="in the emulated device's checking mode; a finding fails")
     parser.add_argument("--single-nodes", action="store_true", help="with a kernel for each node, nothing fused")
+    parser.add_argument("--lowering", default="", metavar="GPU", help="with kernels lowered for a GPU, as sm_90:132")
     parser.add_argument(
         "--adversarial",
         type=int,
@@ -47,10 +48,16 @@ def execute(arguments: argparse.Namespace) -> int:
     from ort_cuda_plugin.conformance.report import render
     from ort_cuda_plugin.conformance.runner import run
     from ort_cuda_plugin.conformance.verdict import BAD, Outcome, Verdict
+    from ort_cuda_plugin.ep.devices import gpu_properties
 
     console = Console(stderr=True)
+    try:
+        if arguments.lowering:
+            gpu_properties(arguments.lowering)
+    except ValueError as error:
+        raise UserError(ExitCode.USAGE, f"--lowering: {error}") from None
     patterns = arguments.patterns or ["*"]
-    mode = Mode(arguments.optimised, arguments.check, arguments.adversarial, arguments.single_nodes)
+    mode = Mode(arguments.optimised, arguments.check, arguments.adversarial, arguments.single_nodes, arguments.lowering)
     if arguments.write and (arguments.patterns or mode != Mode()):
         raise UserError(ExitCode.USAGE, "--write runs all tests in fixed modes: give neither tests nor a mode")
     if arguments.jobs < 1:

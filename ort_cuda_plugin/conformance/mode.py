@@ -11,13 +11,15 @@ from dataclasses import dataclass
 class Mode:
     """``check``: the emulated device's checking mode, whose findings fail a test. ``seed``: adversarial streams, which
     defer and interleave work by this seed and the test's name; None for streams that run everything at once.
-    ``single_nodes``: each node is run by a kernel of the registry, and nothing is fused.
+    ``single_nodes``: each node is run by a kernel of the registry, and nothing is fused. ``lowering``: the GPU that
+    kernels are lowered for, as "sm_90" or "sm_90:132"; "": what the environment says.
     """
 
     optimised: bool = False
     check: bool = False
     seed: int | None = None
     single_nodes: bool = False
+    lowering: str = ""
 
     def environment(self, jobs: int) -> dict[str, str]:
         """Variables of a worker process that is one of ``jobs``."""
@@ -27,6 +29,7 @@ class Mode:
             "ORT_CUDA_PLUGIN_EMULATE_CHECK": str(int(self.check)),
             "ORT_CUDA_PLUGIN_EMULATE_STREAMS": "inline" if self.seed is None else "adversarial",
             "ORT_CUDA_PLUGIN_EMULATE_WORKERS": str(max(1, cores // jobs)),
+            **({"ORT_CUDA_PLUGIN_EMULATE_LOWERING": self.lowering} if self.lowering else {}),
         }
 
     def apply(self, key: str) -> None:

@@ -23,6 +23,7 @@ from ..program.lowering import DeviceProperties, LoweringOptions
 from .context_callbacks import ContextCallbacks
 from .context_nodes import ContextOutput, ContextReader, context_node, is_context
 from .context_sources import WEIGHTLESS_ENTRIES, SourceFinder
+from .devices import emulated_properties
 from .libraries import load_libraries
 from .lost_nodes import is_compiled_model, why_not_loaded
 from .open_device import OpenDevice, kernel_library
@@ -257,7 +258,10 @@ def request_of(
         libraries = load_libraries() - (frozenset() if asked.enable_cudnn else {"cudnn"})
         targets = [
             ContextTarget(
-                target, DeviceProperties(target.is_emulated, frozenset() if target.is_emulated else libraries)
+                target,
+                emulated_properties()
+                if target.is_emulated
+                else DeviceProperties.gpu(target.compute_capability, libraries=libraries),
             )
             for target in asked.context_architectures
         ]

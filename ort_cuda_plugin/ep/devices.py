@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..abi.core import PluginError, core, driver_error_text, ffi, lib
+from ..program.lowering import DeviceProperties
 
 #: "1", "true", "yes", "on": a plain registration offers the emulated devices as well.
 EMULATE_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE"
+
+#: "sm_90", or "sm_90:114" with a number of multiprocessors: the emulated devices run what is lowered for that GPU.
+LOWERING_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE_LOWERING"
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"", "0", "false", "no", "off"}
@@ -95,6 +100,31 @@ def emulation_requested() -> bool:
     if value in _FALSE:
         return False
     raise ValueError(f"{EMULATE_VARIABLE}={value!r}: use 1 or 0")
+
+
+def emulated_properties() -> DeviceProperties:
+    """What lowering takes the emulated devices for: what they are, or the GPU that the environment names.
+
+    Raises:
+        ValueError: the variable names no GPU.
+    """
+    value = os.environ.get(LOWERING_VARIABLE, "").strip()
+    try:
+        return gpu_properties(value) if value else DeviceProperties()
+    except ValueError as error:
+        raise ValueError(f"{LOWERING_VARIABLE}: {error}") from None
+
+
+def gpu_properties(text: str) -> DeviceProperties:
+    """The GPU, without NVIDIA's libraries, that ``text`` names as "sm_90" or "sm_90:132".
+
+    Raises:
+        ValueError: it names none.
+    """
+    match = re.fullmatch(r"sm_(\d{1,2})(\d)(?::([1-9]\d{0,3}))?", text)
+    if match is None:
+        raise ValueError(f"{text!r} is no GPU: use sm_90, or sm_90:132 with a number of multiprocessors")
+    return DeviceProperties.gpu((int(match[1]), int(match[2])), int(match[3] or 0))
 
 
 def cuda_devices() -> tuple[list[DeviceInfo], str]:

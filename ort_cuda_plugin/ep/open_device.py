@@ -14,7 +14,7 @@ from ..compiler.kernel_library import KernelLibrary
 from ..compiler.targets import BuiltKernel, KernelImage, Target
 from ..plan.format import param_kind
 from ..program.lowering import DeviceProperties
-from .devices import DeviceInfo, DriverError, open_device
+from .devices import DeviceInfo, DriverError, emulated_properties, open_device
 from .libraries import load_libraries
 
 #: Shared memory that a block can have without asking.
@@ -57,9 +57,10 @@ class OpenDevice:
         return target_of(self.info)
 
     def properties(self) -> DeviceProperties:
-        return DeviceProperties(
-            emulated=self.info.emulated, libraries=frozenset() if self.info.emulated else load_libraries()
-        )
+        """What lowering may depend on."""
+        if self.info.emulated:
+            return emulated_properties()
+        return DeviceProperties.gpu(self.info.compute_capability, self.info.multiprocessors, load_libraries())
 
     @contextmanager
     def entered(self) -> Iterator[None]:

@@ -86,10 +86,28 @@ _READ_BACK_HINT = 1
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """What lowering may depend on. ``libraries`` holds "cublaslt" and "cudnn" where the device offers them."""
+    """What lowering may depend on. ``libraries`` holds "cublaslt" and "cudnn" where the device offers them.
+
+    ``emulated`` says that kernels have the form that is fastest on the emulated device; otherwise it is the one for a
+    GPU of that compute capability with so many multiprocessors.
+    """
 
     emulated: bool = True
     libraries: frozenset[str] = frozenset()
+    compute_capability: tuple[int, int] = (9, 0)
+    multiprocessors: int = 132
+
+    @staticmethod
+    def gpu(
+        compute_capability: tuple[int, int], multiprocessors: int = 0, libraries: frozenset[str] = frozenset()
+    ) -> DeviceProperties:
+        """A GPU; without ``multiprocessors`` one with as many as the large ones of its architecture have."""
+        count = multiprocessors or _MULTIPROCESSORS.get(compute_capability, _MULTIPROCESSORS[9, 0])
+        return DeviceProperties(False, libraries, compute_capability, count)
+
+
+#: A100, GeForce RTX 3090, Jetson AGX Orin, GeForce RTX 4090, H100, B200, GeForce RTX 5090.
+_MULTIPROCESSORS = {(8, 0): 108, (8, 6): 82, (8, 7): 16, (8, 9): 128, (9, 0): 132, (10, 0): 148, (12, 0): 170}
 
 
 @dataclass(frozen=True)
