@@ -160,9 +160,9 @@ def strip_functions(storage: str, memory: types.Type, ty: types.Type, element: i
     """Strips are neighbouring elements in one vector: on the emulated device as long as its registers, on a GPU one.
 
     ``strips_*(rows, n)`` are accumulators of 0, ``multiply_add_strip_*(sums, weights, at_w, x, at_x, rows, n)`` adds
-    the products of ``rows`` weights from ``at_w`` on, a multiple of ``rows``, with the strip of x at ``at_x``, and
-    ``copy_strip_*(to, sums, row, n)`` takes a row out. Named by the type in memory of x; ``ty`` is that of sums and
-    weights, ``element`` in LLVM.
+    the products of ``rows`` weights from ``at_w`` on, a multiple of ``rows``, with the strip of x at ``at_x``,
+    ``copy_strip_*(to, sums, row, n)`` takes a row out, and ``store_strips_*(to, at, sums, rows, n)`` all. Named by
+    the type in memory of x; ``ty`` is that of sums and weights, ``element`` in LLVM.
     """
     pointer, source = types.CPointer(ty), types.CPointer(memory)
     llvm = Strips(storage, element)
@@ -208,7 +208,19 @@ def strip_functions(storage: str, memory: types.Type, ty: types.Type, element: i
 
         return signature(types.none, pointer, pointer, row, columns), codegen
 
+    def store(typingctx: Any, out: Any, at: Any, c: Any, rows: Any, columns: Any) -> Any:
+        m, n = literal(rows), literal(columns)
+
+        def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+            base = builder.gep(args[0], [args[1]])
+            for row in range(m):
+                value = builder.load(llvm.at(builder, args[2], i64(row * n), n), align=size)
+                builder.store(value, llvm.at(builder, base, i64(row * n), n), align=size)
+            return context.get_dummy_value()
+
+        return signature(types.none, pointer, types.int64, pointer, rows, columns), codegen
+
     functions: dict[str, Any] = {f"multiply_add_strip_{storage}": multiply_add}
     if memory == ty:
-        functions |= {f"strips_{storage}": strips, f"copy_strip_{storage}": copy}
+        functions |= {f"strips_{storage}": strips, f"copy_strip_{storage}": copy, f"store_strips_{storage}": store}
     return functions

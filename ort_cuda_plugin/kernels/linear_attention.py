@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ort_cuda_plugin.kernels.cells import Elements
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, kernel_name, register_type
 from ort_cuda_plugin.kernels.layout import Plane
-from ort_cuda_plugin.kernels.recurrent import Elements
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.scalar import Scalar

@@ -1,4 +1,4 @@
-"""One direction of an RNN, GRU or LSTM: a block per sequence of the batch walks through time.
+"""One direction of an RNN, GRU or LSTM on a GPU: a block per sequence of the batch walks through time.
 
 Products of the inputs with their weights are made beforehand, for all steps at once. What is left of a step depends on
 the step before: the products of the hidden state with the recurrence weights, and the gates, which are scalar
@@ -10,76 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
-from ort_cuda_plugin.kernels.codegen import KernelBuilder, kernel_name, load_text, offset_text, register_type
+from ort_cuda_plugin.kernels.cells import Cell, Elements, Gates, Sequences
+from ort_cuda_plugin.kernels.codegen import KernelBuilder, kernel_name, register_type
 from ort_cuda_plugin.kernels.layout import no_wider
+from ort_cuda_plugin.kernels.recurrent_strips import StripCell
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.trace import Use
 
-__all__ = ["Cell", "Elements", "Sequences", "run_cell"]
+__all__ = ["run_cell"]
 
 THREADS = 128
-
-Gates = Sequence[Scalar]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What a step computes. Scalars are of the accumulation type: float32, or float64 for float64.
-
-    ``update(inputs, products, hidden, state)`` gives (new hidden, new state): ``inputs`` are the input products and
-    ``products`` the recurrent products of each gate, both with their biases, ``state`` is an LSTM's cell and None for
-    others. With ``reset``, the last gate's product is not of the hidden state but of ``reset(inputs, products)`` times
-    it, which takes a second pass over the weights.
-    """
-
-    gates: int
-    update: Callable[[Gates, Gates, Scalar, Scalar | None], tuple[Scalar, Scalar | None]]
-    has_state: bool = False
-    reset: Callable[[Gates, Gates], Scalar] | None = None
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """The tensors of one direction; "hidden" is the hidden size. Results have any strides.
-
-    ``inputs`` [time, batch, gates * hidden], ``weights`` [hidden, gates * hidden] and ``parameters`` (vectors of hidden
-    elements) are in the operator's order of gates. ``lengths`` (int32 [batch]), ``hidden`` and ``state`` ([batch,
-    hidden]: the start) may be None: all steps, and zeros.
-    """
-
-    inputs: Tensor
-    weights: Tensor
-    biases: Tensor | None
-    recurrent_biases: Tensor | None
-    lengths: Tensor | None
-    hidden: Tensor | None
-    state: Tensor | None
-
-
-class Elements:
-    """A tensor as a parameter of a kernel in the making, whose elements are read and written by int64 coordinates."""
-
-    def __init__(self, builder: KernelBuilder, tensor: Tensor, *, written: bool = False) -> None:
-        self._emit = builder.emit
-        self._dtype = tensor.dtype
-        self._pointer = builder.tensor(tensor, written=written)
-        self._strides = [builder.stride(stride) for stride in tensor.strides]
-
-    def _offset(self, at: Sequence[str]) -> str:
-        return offset_text(list(zip(at, self._strides, strict=True)))
-
-    def load(self, *at: str) -> str:
-        """The name of the element in the type that recurrences compute in."""
-        leaf = Scalar(self._dtype, "leaf")
-        self._emit.bind(leaf, self._emit.assign(load_text(self._pointer, self._offset(at), self._dtype)))
-        return self._emit.value(s.cast(leaf, s.accumulation_type(self._dtype)))
-
-    def store(self, value: Scalar, *at: str) -> None:
-        self._emit.store(self._pointer, self._offset(at), s.cast(value, self._dtype))
 
 
 def run_cell(
@@ -98,7 +41,12 @@ def run_cell(
     ``parameters`` are leaves of the cell's expressions that stand for an element per hidden element. Steps behind a
     sequence's length give zeros; ``backward`` starts with the sequence's last element.
     """
-    _CellKernel(ctx, cell, given, parameters, outputs, last_hidden, last_state).launch(backward)
+    size = outputs.shape[2]
+    arguments = (ctx, cell, given, parameters, outputs, last_hidden, last_state)
+    if ctx.device.emulated and isinstance(size, int) and size > 0:
+        StripCell(*arguments, size).launch(backward)
+    else:
+        _CellKernel(*arguments).launch(backward)
 
 
 class _CellKernel:
@@ -128,7 +76,9 @@ class _CellKernel:
         self.builder = builder = KernelBuilder()
         self.emit = builder.emit
         self.n_steps, self.n_batch, self.n = (builder.integer(dim) for dim in (steps, self.batch, self.size))
-        self.inputs, self.weights = Elements(builder, given.inputs), Elements(builder, given.weights)
+        self.inputs = Elements(builder, given.inputs)
+        self.read = ctx.contiguous(given.weights)
+        self.weights = Elements(builder, self.read)
         self.biases = None if given.biases is None else Elements(builder, given.biases)
         self.recurrent_biases = None if given.recurrent_biases is None else Elements(builder, given.recurrent_biases)
         self.vectors = [(leaf, Elements(builder, x)) for leaf, x in parameters]
@@ -153,7 +103,7 @@ class _CellKernel:
             self._step()
             emit.line("cuda.syncthreads()")
         self._finish()
-        uses = {self.given.weights: Use(self.given.inputs.shape[0])}
+        uses = {self.read: Use(self.given.inputs.shape[0])}
         self.builder.launch(self.ctx, kernel_name(self.ctx), (self.batch, 1, 1), (self.threads, 1, 1), uses)
 
     # ---- the parts of the kernel ----

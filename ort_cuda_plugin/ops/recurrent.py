@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ort_cuda_plugin.kernels.recurrent import Cell, Gates, Sequences, run_cell
+from ort_cuda_plugin.kernels.cells import Cell, Gates, Sequences
+from ort_cuda_plugin.kernels.recurrent import run_cell
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.activation import softplus
 from ort_cuda_plugin.ops.indexing import select_index
@@ -137,7 +138,7 @@ def _run(
         bias = own(b)
         given = Sequences(
             inputs=multiply(ctx, x, weights),
-            weights=ctx.contiguous(permute(ctx, select_index(ctx, r, 0, number), (1, 0))),
+            weights=permute(ctx, select_index(ctx, r, 0, number), (1, 0)),
             biases=None if bias is None else ctx.view(bias, (rows,), bias.strides, bias.offset),
             recurrent_biases=None
             if bias is None

@@ -10,6 +10,8 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from kernel_harness import make_model, run_model, run_op
+from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.program.lowering import DeviceProperties
 
 
 def random(*shape: int, seed: int = 0) -> np.ndarray:
@@ -187,12 +189,18 @@ def step(
     return sigmoid(o + po * cell) * np.tanh(cell), cell
 
 
-@pytest.mark.parametrize(("direction", "dynamic"), [("forward", True), ("reverse", False), ("bidirectional", True)])
+@pytest.mark.parametrize(
+    ("direction", "dynamic", "size", "emulated"),
+    [("forward", True, 8, True), ("reverse", False, 5, True), ("bidirectional", True, 5, True)]
+    + [("bidirectional", True, 5, False)],
+)
 @pytest.mark.parametrize(("kind", "linear"), [("RNN", 0), ("GRU", 0), ("GRU", 1), ("LSTM", 0)])
 def test_recurrent_operators_stop_at_each_sequences_length(
-    kind: str, linear: int, direction: str, dynamic: bool
+    monkeypatch: pytest.MonkeyPatch, kind: str, linear: int, direction: str, dynamic: bool, size: int, emulated: bool
 ) -> None:
-    steps, batch, width, size = 4, 3, 2, 5
+    """In the emulated device's form, whose strips of hidden elements fit their number or not, and in a GPU's."""
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: DeviceProperties(emulated=emulated))
+    steps, batch, width = 4, 3, 2
     count, gates = 1 + (direction == "bidirectional"), {"RNN": 1, "GRU": 3, "LSTM": 4}[kind]
     shapes = [
         (steps, batch, width),
