@@ -82,8 +82,8 @@ class CompiledCluster:
     others added before. The owner sets
     ``weight_reader.read`` while the weights that were added exist. ``host_inputs`` are the indices of the inputs whose
     contents decide shapes; set by `prepare`. ``show_program``, where it is set, gets the program of each plan as text,
-    once after each pass. ``traffic`` is that of the last plan, at the sizes that it was built for. ``states`` are those
-    of nodes that have one.
+    once after each pass; ``watch``, in its place, gets the steps. ``traffic`` is that of the last plan, at the sizes
+    that it was built for. ``states`` are those of nodes that have one.
     """
 
     def __init__(
@@ -108,6 +108,7 @@ class CompiledCluster:
         self.outputs = graph.outputs if outputs is None else [values[name] for name in outputs]
         self.host_inputs: list[int] = []
         self.show_program: Callable[[str], None] | None = None
+        self.watch: Watch | None = None
         self.traffic: ProgramTraffic | None = None
         self.weight_reader = WeightReader()
         self._ranks = ranks or Ranks()
@@ -304,7 +305,7 @@ class CompiledCluster:
 
     def _watch(self) -> Watch | None:
         if self.show_program is None:
-            return None
+            return self.watch
         show, text = self.show_program, ProgramText([v.name for v in self.inputs], [v.name for v in self.outputs])
         return lambda name, steps: show(text.program(name, steps))
 

@@ -1,0 +1,125 @@
+"""Estimate what a Run of a model takes on a GPU, step by step; no GPU is needed.
+
+The model is planned for the GPU with its libraries, and a model of the GPU says what each step takes. These are
+estimates: docs/estimates.md says what they know and what not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from ort_cuda_plugin.cli.common import model_path, output_file, unavailable_as_user_error, waiting
+from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+from ort_cuda_plugin.estimate import devices
+
+if TYPE_CHECKING:
+    from ort_cuda_plugin.estimate.model import Estimate
+
+_SHORT_NAME = 60
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="path of an ONNX file, or the name of a model in the onnx wheel")
+    parser.add_argument("--device", choices=devices.names(), default="h100")
+    parser.add_argument(
+        "--shapes",
+        action="append",
+        default=[],
+        metavar="NAME=1x3x224x224[,...]",
+        help="shapes of inputs (repeatable); a dimension that the model leaves open and nobody gives is 1",
+    )
+    parser.add_argument(
+        "--values",
+        action="append",
+        default=[],
+        metavar="NAME=NUMBER",
+        help="what an input of integers is filled with (repeatable); default: 0, and 1 where it decides shapes",
+    )
+    parser.add_argument("--top", type=int, default=0, metavar="N", help="only the N longest steps")
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write all that is known there")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    path = model_path(arguments.model)
+    shapes = {name: _shape(text) for name, text in _pairs(arguments.shapes)}
+    values = {name: _number(text) for name, text in _pairs(arguments.values)}
+    try:
+        with unavailable_as_user_error(), waiting(Console(stderr=True), "planning"):
+            found = estimate_model(path, arguments.device, shapes, values)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {error}") from error
+    print_estimate(found, Console(file=sys.stdout), arguments.top)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found.data(), indent=1))
+    return ExitCode.OK
+
+
+def estimate_model(path: Path, device: str, shapes: dict[str, tuple[int, ...]], values: dict[str, int]) -> Estimate:
+    """The estimate of a model file. Raises ShapeError, NodeError, and what ONNX Runtime does with a bad model."""
+    from ort_cuda_plugin.estimate import gather
+    from ort_cuda_plugin.estimate.model import estimate
+
+    work = gather.work_of_model(gather.optimised(path, shapes), shapes, values)
+    return estimate(work, devices.gpu(device))
+
+
+def print_estimate(found: Estimate, console: Console, top: int = 0) -> None:
+    table = Table("step", "of", title=f"{found.device.name}, estimated", title_justify="left")
+    for name in ("us", "MB", "DRAM MB", "of peak", "bound"):
+        table.add_column(name, justify="right")
+    shown = found.steps if not top else sorted(found.steps, key=lambda step: -step.seconds)[:top]
+    for step in shown:
+        nodes = ", ".join(step.nodes)
+        nodes = nodes if len(nodes) <= _SHORT_NAME else f"{nodes[:_SHORT_NAME]}..."
+        figures = (f"{step.seconds * 1e6:.1f}", f"{step.touched / 1e6:.2f}", f"{step.dram / 1e6:.2f}")
+        table.add_row(step.name, nodes, *figures, f"{step.share:.0%}", step.bound)
+    console.print(table)
+    for line in summary(found):
+        console.print(line, highlight=False)
+
+
+def summary(found: Estimate) -> list[str]:
+    """What is known of the whole Run, in lines."""
+    lines = [
+        f"{len(found.steps)} steps take {found.seconds * 1e6:.0f} us and move {found.dram / 1e6:.1f} MB of memory",
+        f"The roofline is {found.roofline * 1e6:.0f} us: {found.compulsory / 1e6:.1f} MB of inputs, weights and"
+        f" outputs, {found.flops / 1e9:.2f} GFLOP. The estimate is {found.ratio:.2f} times that.",
+        f"Launches alone take {found.launches * 1e6:.0f} us, which the roofline leaves out. With them the estimate is"
+        f" {found.ratio_with_launches:.2f} times the least.",
+    ]
+    if found.elsewhere:
+        lines.append(f"{len(found.elsewhere)} nodes run on another provider and are not in it.")
+    return lines
+
+
+def _pairs(texts: list[str]) -> list[tuple[str, str]]:
+    pairs = []
+    for part in (part for text in texts for part in text.split(",")):
+        name, equals, value = part.rpartition("=")
+        if not equals or not name:
+            raise UserError(ExitCode.USAGE, f"{part!r} is not NAME=...")
+        pairs.append((name, value))
+    return pairs
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    sizes = text.split("x") if text else []
+    if not all(size.isdecimal() for size in sizes):
+        raise UserError(ExitCode.USAGE, f"{text!r} is not a shape such as 1x3x224x224")
+    return tuple(map(int, sizes))
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(ExitCode.USAGE, f"{text!r} is not a number") from None

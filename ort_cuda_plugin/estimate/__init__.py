@@ -1,0 +1,1 @@
+"""A model of GPUs: what a plan costs on one that is not there."""

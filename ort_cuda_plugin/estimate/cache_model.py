@@ -1,0 +1,91 @@
+"""What of a Run's accesses the L2 serves, and what the device's memory: a cache of chunks, the oldest leaves first.
+
+Chunks of addresses stand for their lines. Regions lie where a Run has them: intermediate tensors share a slab, so that
+a result that overwrites a dead one in the L2 costs the memory nothing. The Run is simulated twice and counted once, as
+it would be among equal Runs. Within a step all its tensors advance side by side.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .work import Access, Region, Step, distinct
+
+_ALIGNMENT = 1 << 21
+MAX_CHUNKS = 1 << 12
+"""Of the cache."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """Bytes of a step: what it touches, what of that the memory reads, and what the memory writes meanwhile."""
+
+    touched: float
+    fetched: float
+    written_back: float
+
+    @property
+    def dram(self) -> float:
+        return self.fetched + self.written_back
+
+
+def served(regions: Sequence[Region], steps: Sequence[Step], cache_bytes: float) -> list[Served]:
+    """What memory does for each of the steps, with a cache of so many bytes."""
+    chunk = max(4096, 1 << int(cache_bytes / MAX_CHUNKS).bit_length() - 1)
+    capacity = int(cache_bytes // chunk)
+    bases = _bases(regions)
+    cached: OrderedDict[int, bool] = OrderedDict()  # whether it must be written back
+    found: list[Served] = []
+    for _ in range(2):
+        found = []
+        for step in steps:
+            touched = fetched = written_back = 0.0
+            for number, nbytes, writes in _touches(step, bases, chunk):
+                touched += nbytes
+                if number in cached:
+                    cached.move_to_end(number)
+                    cached[number] |= writes
+                    continue
+                if not writes:
+                    fetched += nbytes
+                cached[number] = writes
+                if len(cached) > capacity:
+                    _, dirty = cached.popitem(last=False)
+                    written_back += chunk if dirty else 0
+            found.append(Served(touched, fetched, written_back))
+    return found
+
+
+def _bases(regions: Sequence[Region]) -> list[int]:
+    """An address for each region."""
+    ends: dict[str, int] = {}
+    for region in regions:
+        ends[region.kind] = max(ends.get(region.kind, 0), region.offset + region.nbytes)
+    starts, total = {}, 0
+    for kind, end in ends.items():
+        starts[kind] = total
+        total += -(-end // _ALIGNMENT) * _ALIGNMENT
+    return [starts[region.kind] + region.offset for region in regions]
+
+
+def _touches(step: Step, bases: Sequence[int], chunk: int) -> Iterator[tuple[int, float, bool]]:
+    """Chunks, bytes in them, and whether they are written; tensors side by side."""
+    lines: list[tuple[float, int, float, bool]] = []
+    for accesses, writes in ((step.reads, False), (step.writes, True)):
+        for access in distinct(accesses):
+            lines += _chunks(access, bases, chunk, writes)
+    lines.sort(key=lambda line: line[0])
+    for _, number, nbytes, writes in lines:
+        yield number, nbytes, writes
+
+
+def _chunks(access: Access, bases: Sequence[int], chunk: int, writes: bool) -> list[tuple[float, int, float, bool]]:
+    if access.nbytes <= 0:
+        return []
+    start = bases[access.region] + access.offset
+    first, last = start // chunk, (start + access.nbytes - 1) // chunk
+    count = last - first + 1
+    nbytes = access.nbytes / count
+    return [((index + writes) / count, first + index, nbytes, writes) for index in range(count)]

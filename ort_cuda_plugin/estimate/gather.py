@@ -1,0 +1,287 @@
+"""From a model, or a cluster's plan, to the work of a Run; on no device."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from ..abi.core import core, ffi
+from ..clusters.claims import claim
+from ..clusters.cluster import CompiledCluster
+from ..model.ir import Graph, Node, Value
+from ..model.onnx_graph import read_model
+from ..models import is_wheel_model, with_noise_weights
+from ..program.libraries import MATMUL
+from ..program.lowering import DeviceProperties, LoweringOptions
+from ..program.symbolic import hint
+from ..program.tensor import Buffer, BufferKind, Tensor
+from ..program.trace import (
+    Copy,
+    Float32,
+    Float64,
+    Int32,
+    Int64,
+    Launch,
+    LibraryCall,
+    Memset,
+    Recordable,
+    scalar_types,
+)
+from ..program.traffic import accesses
+from .work import Access, Argument, CopyStep, KernelStep, LibraryStep, Number, Pointer, Region, Step, Work
+
+SMALL_CONTENTS = 1 << 16
+"""Bytes of a weight up to which the emulated device gets its contents."""
+LIBRARIES = frozenset({"cublaslt", "cudnn"})
+
+
+class ShapeError(ValueError):
+    """The shapes that were given do not fit the model."""
+
+
+def optimised(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> onnx.ModelProto:
+    """What ONNX Runtime makes of a model before it asks for claims. The wheel's light models get weights.
+
+    Sizes that the model states for its inputs give way to those of ``shapes``.
+    """
+    import onnxruntime as ort
+
+    light = is_wheel_model(path)
+    model = onnx.load(path, load_external_data=False)
+    changed = _restated(model, shapes or {})
+    if light and changed:
+        _without_batch(model)
+    with tempfile.TemporaryDirectory() as folder:
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.optimized_model_filepath = str(Path(folder, "model.onnx"))
+        options.log_severity_level = 3
+        source: str | bytes = str(path)
+        if light:
+            source = with_noise_weights(model).SerializeToString()
+        elif changed:
+            onnx.load_external_data_for_model(model, str(path.parent))
+            source = model.SerializeToString()
+        ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        return onnx.load(options.optimized_model_filepath)
+
+
+def _restated(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> bool:
+    """Writes ``shapes`` over sizes that the model states for its inputs; whether there was one that differs."""
+    changed = False
+    for info in model.graph.input:
+        for dim, size in zip(info.type.tensor_type.shape.dim, shapes.get(info.name, ()), strict=False):
+            if dim.HasField("dim_value") and dim.dim_value != size:
+                dim.dim_value, changed = size, True
+    if changed:
+        del model.graph.value_info[:]
+        for info in model.graph.output:
+            info.type.tensor_type.ClearField("shape")
+    return changed
+
+
+def _without_batch(model: onnx.ModelProto) -> None:
+    """Reshapes of the wheel's light models state the batch: they leave it open instead."""
+    contents = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Reshape" and node.input[1] in contents:
+            sizes = onnx.numpy_helper.to_array(contents[node.input[1]]).copy()
+            if sizes.size and sizes[0] == 1:
+                sizes[0] = -1 if -1 not in sizes else 0
+                name = node.input[1]
+                contents[name].CopyFrom(onnx.numpy_helper.from_array(sizes, name))
+
+
+def work_of_model(
+    model: onnx.ModelProto,
+    shapes: Mapping[str, Sequence[int]],
+    values: Mapping[str, int] | None = None,
+    options: LoweringOptions | None = None,
+    libraries: frozenset[str] = LIBRARIES,
+) -> Work:
+    """A Run of a model that `optimised` gave, with inputs of these shapes; open dimensions that none tells are 1.
+
+    ``values`` fill inputs of integers; others are zero. Raises ShapeError, and NodeError for a node that cannot run.
+    """
+    sizes = input_shapes(model, shapes)
+    device = DeviceProperties(emulated=False, libraries=libraries)
+    graph = read_model(model)
+    claims = claim(graph, device, options)
+    elsewhere = tuple(
+        node.label for node, verdict in zip(graph.nodes, claims.verdicts, strict=True) if not verdict.supported
+    )
+    if not elsewhere and len(claims.clusters) == 1:
+        clusters = [graph]
+    else:
+        known = read_model(_with_shapes(model, sizes))
+        sizes = {v.name: _sizes(v) for node in known.nodes for v in (*node.inputs, *node.outputs) if v} | sizes
+        clusters = [_subgraph(graph, nodes) for nodes in claims.clusters]
+    values = values or {}
+    gatherer = Gatherer(
+        {
+            v.name: np.array(values[v.name], v.dtype.numpy).tobytes()
+            for v in graph.inputs
+            if v.name in values and v.dtype is not None
+        }
+    )
+    for cluster in clusters:
+        compiled = CompiledCluster(cluster, device, options)
+        launches: list[Sequence[Recordable]] = []
+
+        def watch(name: str, steps: Sequence[object], launches: list[Sequence[Recordable]] = launches) -> None:
+            if name in ("emitted", "split, of each Run"):
+                launches.append(steps)  # type: ignore[arg-type]
+
+        compiled.watch = watch
+        if compiled.prepare().plan is None:
+            launches.clear()
+            host = [compiled.inputs[index] for index in compiled.host_inputs]
+            counts = {value.name: int(np.prod(sizes[value.name], dtype=np.int64)) for value in host}
+            filled = [[values.get(value.name, 1)] * counts[value.name] for value in host]
+            compiled.build([sizes[value.name] for value in compiled.inputs], filled)
+        names = ([v.name for v in compiled.inputs], [v.name for v in compiled.outputs])
+        gatherer.add(launches[-1], *names)
+    return Work(tuple(gatherer.regions), tuple(gatherer.steps), elsewhere)
+
+
+def input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """The shapes of all inputs. A named dimension that one input tells holds for the others."""
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    inputs = [info for info in model.graph.input if info.name not in initializers]
+    if unknown := shapes.keys() - {info.name for info in inputs}:
+        raise ShapeError(f"{unknown.pop()!r} is no input; the inputs are {', '.join(info.name for info in inputs)}")
+    told: dict[str, int] = {}
+    for info in inputs:
+        dims = info.type.tensor_type.shape.dim
+        if info.name in shapes:
+            if len(shapes[info.name]) != len(dims):
+                raise ShapeError(f"input {info.name!r} has {len(dims)} dimensions")
+            for dim, size in zip(dims, shapes[info.name], strict=True):
+                if dim.dim_param and told.setdefault(dim.dim_param, size) != size:
+                    raise ShapeError(f"dimension {dim.dim_param!r} of input {info.name!r} is {size}, and elsewhere not")
+                if dim.HasField("dim_value") and dim.dim_value != size:
+                    raise ShapeError(f"a dimension of input {info.name!r} is {dim.dim_value} in the model, not {size}")
+    found = {}
+    for info in inputs:
+        dims = info.type.tensor_type.shape.dim
+        sizes = [dim.dim_value if dim.HasField("dim_value") else told.get(dim.dim_param, 1) for dim in dims]
+        found[info.name] = tuple(shapes.get(info.name, sizes))
+    return found
+
+
+def _with_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx.ModelProto:
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(model)
+    del fixed.graph.value_info[:]
+    for info in fixed.graph.input:
+        for dim, size in zip(info.type.tensor_type.shape.dim, shapes.get(info.name, ()), strict=False):
+            dim.dim_value = size
+    return onnx.shape_inference.infer_shapes(fixed, data_prop=True)
+
+
+def _sizes(value: Value) -> tuple[int, ...]:
+    return tuple(dim if isinstance(dim, int) else 1 for dim in value.shape or ())
+
+
+def _subgraph(graph: Graph, nodes: Sequence[Node]) -> Graph:
+    made = {value for node in nodes for value in node.outputs if value is not None}
+    read = [value for node in nodes for value in node.reads() if value is not None and value.initializer is None]
+    later = {value for node in graph.nodes if node not in set(nodes) for value in node.reads()} | set(graph.outputs)
+    inputs = [value for value in dict.fromkeys(read) if value not in made]
+    outputs = [value for node in nodes for value in node.outputs if value in later]
+    return Graph(graph.name, list(nodes), inputs, outputs, graph.opsets)
+
+
+class Gatherer:
+    """Makes regions and steps of the launches of one or more plans. ``patterns`` fill inputs."""
+
+    def __init__(self, patterns: Mapping[str, bytes]) -> None:
+        self.patterns = patterns
+        self.regions: list[Region] = []
+        self.steps: list[Step] = []
+        self._numbers: dict[Buffer, int] = {}
+        self._inputs: dict[str, int] = {}
+        self._ends: dict[str, int] = {}
+
+    def add(self, launches: Sequence[Recordable], inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        """The launches of a plan whose inputs and outputs have these names."""
+        self._number(launches, inputs, outputs)
+        for launch in launches:
+            reads, writes = ([self._access(one.tensor, one.bytes) for one in side] for side in accesses(launch))
+            nodes = tuple(node.label for node in launch.nodes)
+            shared = (nodes, tuple(reads), tuple(writes))
+            if isinstance(launch, Launch):
+                grid = (hint(launch.grid[0]), hint(launch.grid[1]), hint(launch.grid[2]))
+                if 0 not in grid:
+                    arguments = tuple(self._argument(launch, number) for number in range(len(launch.args)))
+                    shared_bytes = hint(launch.shared_bytes)
+                    self.steps.append(KernelStep(*shared, launch.kernel, grid, launch.block, shared_bytes, arguments))
+            elif isinstance(launch, LibraryCall):
+                sizes = tuple(hint(arg.value) for arg in launch.args if isinstance(arg, Int64))
+                problem = launch.problem
+                flags = frozenset(flag.name or "" for flag in type(problem.flags) if flag in problem.flags)
+                kind = "matmul" if problem.kind == MATMUL else "conv"
+                self.steps.append(
+                    LibraryStep(*shared, kind, problem.dtype, flags, problem.rank, sizes, getattr(launch, "note", ""))
+                )
+            else:
+                kind = "copy" if isinstance(launch, Copy) else "fill" if isinstance(launch, Memset) else "read back"
+                self.steps.append(CopyStep(*shared, kind))
+
+    def _number(self, launches: Sequence[Recordable], inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        """Gives regions to all buffers; the intermediate ones share a slab, as in a Run."""
+        lives: dict[Buffer, list[int]] = {}
+        for position, launch in enumerate(launches):
+            for buffer in (*launch.reads, *launch.writes):
+                lives.setdefault(buffer, [position, position])[1] = position
+        scratch = [buffer for buffer in lives if buffer.kind is BufferKind.SCRATCH]
+        rows = ffi.new("ocp_slab_item[]", max(len(scratch), 1))
+        for row, buffer in zip(rows, scratch, strict=False):
+            row.bytes = hint(buffer.nbytes)
+            row.first, row.last = lives[buffer]
+        core().slab_pack(rows, len(scratch))
+        offsets = {buffer: int(row.offset) for row, buffer in zip(rows, scratch, strict=False)}
+        base = self._ends.get("scratch", 0)
+        for buffer in lives:
+            nbytes = hint(buffer.nbytes)
+            if buffer in offsets:
+                region = Region("scratch", f"intermediate {len(self.regions)}", nbytes, base + offsets[buffer])
+                self._ends["scratch"] = max(self._ends.get("scratch", 0), region.offset + nbytes)
+            else:
+                names = inputs if buffer.kind is BufferKind.INPUT else outputs
+                named = buffer.kind in (BufferKind.INPUT, BufferKind.OUTPUT) and 0 <= buffer.index < len(names)
+                name = names[buffer.index] if named else f"weight {len(self.regions)}"
+                if name in self._inputs:  # of another cluster, which has made it or reads it as well
+                    self._numbers[buffer] = self._inputs[name]
+                    continue
+                kind = {BufferKind.INPUT: "input", BufferKind.OUTPUT: "output"}.get(buffer.kind, "weight")
+                end = self._ends.get(kind, 0)
+                region = Region(kind, name, nbytes, end, self._contents(buffer, name, nbytes))
+                self._ends[kind] = -(-(end + nbytes) // 256) * 256
+                if named:
+                    self._inputs[name] = len(self.regions)
+            self._numbers[buffer] = len(self.regions)
+            self.regions.append(region)
+
+    def _contents(self, buffer: Buffer, name: str, nbytes: int) -> bytes:
+        if buffer.data is not None and nbytes <= SMALL_CONTENTS and buffer.data.dtype.is_integer:
+            return np.ascontiguousarray(buffer.data.array).tobytes()
+        if name in self.patterns and buffer.kind is BufferKind.INPUT:
+            return self.patterns[name]
+        return b""
+
+    def _access(self, tensor: Tensor, nbytes: int) -> Access:
+        offset = hint(tensor.offset) * tensor.dtype.itemsize
+        return Access(self._numbers[tensor.buffer], max(offset, 0), nbytes)
+
+    def _argument(self, launch: Launch, number: int) -> Argument:
+        arg = launch.args[number]
+        if isinstance(arg, Tensor):
+            return Pointer(self._numbers[arg.buffer], hint(arg.offset) * arg.dtype.itemsize)
+        if isinstance(arg, (Float32, Float64)):
+            return Number(scalar_types[type(arg)], arg.value)
+        return Number("i32" if isinstance(arg, Int32) else "i64", hint(arg.value))

@@ -1,0 +1,145 @@
+"""What calls of cuBLASLt and cuDNN cost: arithmetic, bytes, and an efficiency by tile and number of tiles.
+
+Libraries choose the tile, and the split along k, that takes the least time here. A convolution is the product of an
+implicit matrix of patches. cuDNN's kernels for tensor cores read channels last: for another layout it transposes what
+it reads and writes, in its workspace, in every Run; where that does not fit, it takes an engine without tensor cores.
+What an installed cuDNN says without a GPU is checked by tests/vendor/test_cudnn_engines.py.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..model.ir import DType
+from .constants import Constants
+from .devices import Gpu
+from .work import LibraryStep
+
+TILES = {(256, 128): 1.0, (128, 256): 1.0, (128, 128): 0.92, (128, 64): 0.75, (64, 128): 0.75, (64, 64): 0.55}
+"""Share of `Constants.tensor_library` that a tile reaches on a multiprocessor which has enough of them."""
+SMALL_TILES = {(64, 32): 0.35, (32, 64): 0.35, (32, 32): 0.22}
+SPLITS = (1, 2, 3, 4, 6, 8, 16)
+CONVOLUTION = 0.88
+"""Of a product's rate: patches are gathered."""
+GROUPED = 0.25
+"""Of the rate without tensor cores: convolutions whose groups have few channels."""
+CHANNELS_LAST = "CHANNELS_LAST"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A library call on a GPU.
+
+    ``flops`` are those that the result needs, ``seconds`` what the arithmetic takes, ``l2_bytes`` what its tiles read,
+    ``kernels`` the number of kernels, ``transposed`` the bytes that layouts cost, ``tensor`` whether tensor cores do
+    the arithmetic.
+    """
+
+    flops: float
+    seconds: float
+    l2_bytes: float
+    kernels: int
+    transposed: float
+    tensor: bool
+
+
+def call(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
+    return _product(step, device, constants) if step.kind == "matmul" else _convolution(step, device, constants)
+
+
+def arithmetic(step: LibraryStep) -> float:
+    """Multiplications and additions that the result needs."""
+    if step.kind == "matmul":
+        m, n, k = step.sizes[:3]
+        return 2.0 * m * n * k * step.sizes[6]
+    m, n, k, groups = _implicit(step)
+    return 2.0 * m * n * k * groups
+
+
+def peak_kind(dtype: int, tf32: bool) -> str:
+    """Which of the device's peak rates the arithmetic of a type has."""
+    kinds = {DType.FLOAT16.onnx: "float16", DType.BFLOAT16.onnx: "bfloat16", DType.FLOAT64.onnx: "float64"}
+    return kinds.get(dtype, "tf32" if tf32 else "float32")
+
+
+def _implicit(step: LibraryStep) -> tuple[int, int, int, int]:
+    """m, n, k of a convolution's product, and the number of groups."""
+    images, channels, rows, groups = step.sizes[:4]
+    axes = [step.sizes[5 + 7 * axis : 12 + 7 * axis] for axis in range(step.rank)]
+    places = math.prod(axis[2] for axis in axes)
+    kernel = math.prod(axis[1] for axis in axes)
+    return images * places, rows // groups, channels // groups * kernel, groups
+
+
+def _distinct_bytes(step: LibraryStep, operand: str) -> int:
+    """Bytes of a convolution's operand."""
+    images, channels, rows, groups = step.sizes[:4]
+    axes = [step.sizes[5 + 7 * axis : 12 + 7 * axis] for axis in range(step.rank)]
+    elements = {
+        "x": images * channels * math.prod(axis[0] for axis in axes),
+        "weights": rows * (channels // groups) * math.prod(axis[1] for axis in axes),
+        "out": images * rows * math.prod(axis[2] for axis in axes),
+    }
+    return elements[operand] * _itemsize(step)
+
+
+def _itemsize(step: LibraryStep) -> int:
+    return DType(step.dtype).itemsize
+
+
+def _product(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
+    m, n, k, lda, ldb = step.sizes[:5]
+    batches, kind = step.sizes[6], peak_kind(step.dtype, "TF32" in step.flags)
+    # Tensor cores take lines that begin at 16 bytes; others are copied piece by piece.
+    aligned = all(size * _itemsize(step) % 16 == 0 for size in (lda, ldb))
+    factor = 1.0 if aligned else 0.6
+    seconds, l2 = _tiled(m, n, k, batches, _itemsize(step), kind, device, constants, factor)
+    return Call(arithmetic(step), seconds, l2, 1, 0.0, kind != "float32")
+
+
+def _tiled(
+    m: int, n: int, k: int, batches: int, itemsize: int, kind: str, device: Gpu, constants: Constants, factor: float
+) -> tuple[float, float]:
+    """Seconds of the arithmetic, and bytes that tiles read, of the best tile."""
+    tensor = kind not in ("float32", "float64")
+    rate = device.flops[kind] / device.multiprocessors * factor
+    rate *= constants.tensor_library if tensor else constants.float32_library
+    # Two multiprocessors of a cluster share what they read.
+    sharing = 2 if device.compute_capability[0] in (9, 10) else 1
+    best = (math.inf, 0.0)
+    for (rows, columns), share in (TILES | SMALL_TILES).items():
+        tiles = -(-m // rows) * -(-n // columns) * batches
+        for split in SPLITS:
+            depth = -(-k // split)
+            if split > 1 and (depth < 128 or tiles * split > 4 * device.multiprocessors):
+                continue
+            waves = -(-tiles * split // device.multiprocessors)
+            seconds = waves * 2.0 * rows * columns * (-(-depth // 32) * 32) / (rate * share)
+            l2 = tiles * (rows + columns) * k * itemsize / sharing + (split > 1) * 8.0 * split * m * n * batches
+            total = max(seconds, l2 / (device.l2_bytes_per_clock * device.clock * constants.l2))
+            total += (split > 1) * 1e-6
+            if total < best[0]:
+                best = total, l2
+    return best
+
+
+def _convolution(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
+    m, n, k, groups = _implicit(step)
+    kind, itemsize = peak_kind(step.dtype, "TF32" in step.flags), _itemsize(step)
+    flops = arithmetic(step)
+    touched = float(step.nbytes)
+    if groups > 1 and (n < 16 or k < 16):
+        return Call(flops, flops / (device.flops["float32"] * GROUPED), touched, 1, 0.0, False)
+    transposed = 0.0
+    if kind not in ("float32", "float64") and CHANNELS_LAST not in step.flags:
+        x, weights, out = (_distinct_bytes(step, operand) for operand in ("x", "weights", "out"))
+        if (x + out) * 2 // itemsize > step.sizes[-1]:  # the workspace
+            kind = "float32"
+        else:
+            # Weights of one place have the same order in both layouts.
+            transposed = 2.0 * (x + out + (weights if k > step.sizes[1] // groups else 0))
+    k += -k % (16 // itemsize)
+    seconds, l2 = _tiled(m, n, k, groups, itemsize, kind, device, constants, CONVOLUTION)
+    kernels = 1 if not transposed else 4
+    return Call(flops, seconds, max(l2, touched), kernels, transposed, kind not in ("float32", "float64"))

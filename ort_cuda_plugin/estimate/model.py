@@ -1,0 +1,193 @@
+"""The estimate: the time of each step of a Run on a GPU, what bounds it, and the least that the Run could take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from . import libraries
+from .cache_model import Served, served
+from .constants import Constants
+from .devices import Gpu
+from .work import CopyStep, KernelStep, LibraryStep, Step, Work
+
+
+@dataclass(frozen=True)
+class StepEstimate:
+    """A step on a GPU. ``seconds`` is the whole, ``parts`` what each pipe would take alone; ``bound`` is the longest.
+
+    ``share`` is the part of the bounding pipe's peak that the step reaches; ``dram`` are bytes of device memory,
+    ``touched`` those of its tensors, ``details`` what was counted.
+    """
+
+    name: str
+    kind: str
+    nodes: tuple[str, ...]
+    seconds: float
+    bound: str
+    share: float
+    touched: float
+    dram: float
+    flops: float
+    parts: Mapping[str, float]
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """All steps of a Run on a GPU, and its roofline.
+
+    ``compulsory`` are the bytes of inputs, weights and outputs, each once; ``flops`` those of products and
+    convolutions. ``roofline`` is the longer of the two at the peaks of memory and of tensor cores; no launch is in it.
+    ``launches`` is what launching alone takes.
+    """
+
+    device: Gpu
+    constants: Constants
+    steps: tuple[StepEstimate, ...]
+    compulsory: float
+    flops: float
+    roofline: float
+    launches: float
+    elsewhere: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        return sum(step.seconds for step in self.steps)
+
+    @property
+    def ratio(self) -> float:
+        """The time, by the roofline's."""
+        return self.seconds / self.roofline if self.roofline else 0.0
+
+    @property
+    def ratio_with_launches(self) -> float:
+        """The time, by the roofline's and the launches' together."""
+        return self.seconds / (self.roofline + self.launches) if self.steps else 0.0
+
+    @property
+    def dram(self) -> float:
+        return sum(step.dram for step in self.steps)
+
+    def data(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "device": self.device.name,
+            "seconds": self.seconds,
+            "roofline_seconds": self.roofline,
+            "ratio": self.ratio,
+            "ratio_with_launches": self.ratio_with_launches,
+            "launch_floor_seconds": self.launches,
+            "compulsory_bytes": self.compulsory,
+            "dram_bytes": self.dram,
+            "flops": self.flops,
+            "elsewhere": list(self.elsewhere),
+            "constants": asdict(self.constants),
+            "steps": [asdict(step) for step in self.steps],
+        }
+
+
+def estimate(work: Work, device: Gpu, constants: Constants | None = None) -> Estimate:
+    constants = constants or Constants()
+    memory = served(work.regions, work.steps, device.l2_bytes * constants.l2_share)
+    timer = _Timer(device, constants)
+    steps = tuple(timer.step(step, moved) for step, moved in zip(work.steps, memory, strict=True))
+    compulsory, flops, arithmetic = _least(work, device)
+    roofline = max(compulsory / device.dram, arithmetic)
+    launches = sum(constants.launch_seconds for step in steps if step.kind != "read back")
+    return Estimate(device, constants, steps, compulsory, flops, roofline, launches, work.elsewhere)
+
+
+def _least(work: Work, device: Gpu) -> tuple[float, float, float]:
+    """Compulsory bytes, flops of products, and the seconds of these at peak."""
+    touched: dict[int, int] = {}
+    for step in work.steps:
+        for access in (*step.reads, *step.writes):
+            region = work.regions[access.region]
+            if region.kind != "scratch":
+                known = touched.get(access.region, 0)
+                touched[access.region] = min(region.nbytes, max(known, access.nbytes))
+    flops = seconds = 0.0
+    for step in work.steps:
+        if isinstance(step, LibraryStep):
+            needed = libraries.arithmetic(step)
+            flops += needed
+            seconds += needed / device.flops[libraries.peak_kind(step.dtype, "TF32" in step.flags)]
+    return float(sum(touched.values())), flops, seconds
+
+
+class _Timer:
+    """Times of steps on a device."""
+
+    def __init__(self, device: Gpu, constants: Constants) -> None:
+        self.device = device
+        self.constants = constants
+
+    def step(self, step: Step, moved: Served) -> StepEstimate:
+        if isinstance(step, LibraryStep):
+            return self._library(step, moved)
+        if isinstance(step, KernelStep):
+            return self._kernel(step, moved)
+        assert isinstance(step, CopyStep)
+        return self._made(step.kind, step.kind, step, moved, self._memory(moved, step.nbytes), 0.0)
+
+    def _memory(self, moved: Served, l2_bytes: float) -> dict[str, float]:
+        device, constants = self.device, self.constants
+        return {
+            "dram": moved.dram / (device.dram * constants.dram),
+            "l2": l2_bytes / (device.l2_bytes_per_clock * device.clock * constants.l2),
+        }
+
+    def _library(self, step: LibraryStep, moved: Served) -> StepEstimate:
+        call = libraries.call(step, self.device, self.constants)
+        parts = self._memory(moved, call.l2_bytes)
+        parts["tensor" if call.tensor else "float32"] = call.seconds
+        # Layouts are kernels of their own, one after the other.
+        beside = call.transposed / (self.device.dram * self.constants.dram) + self.constants.library_seconds
+        beside += (call.kernels - 1) * self.constants.launch_seconds
+        name = f"{'cuBLASLt' if step.kind == 'matmul' else 'cuDNN'} {'x'.join(map(str, _shape(step)))}"
+        details = {"note": step.note, "transposed_bytes": call.transposed, "kernels": call.kernels}
+        return self._made(name, step.kind, step, moved, parts, beside, call.flops, details, call.transposed)
+
+    def _kernel(self, step: KernelStep, moved: Served) -> StepEstimate:
+        parts = self._memory(moved, step.nbytes)
+        beside = self.constants.dram_latency
+        details = {"grid": step.grid, "block": step.block}
+        return self._made(step.kernel.name, "kernel", step, moved, parts, beside, 0.0, details)
+
+    def _made(
+        self,
+        name: str,
+        kind: str,
+        step: Step,
+        moved: Served,
+        parts: dict[str, float],
+        beside: float,
+        flops: float = 0.0,
+        details: Mapping[str, Any] | None = None,
+        more_bytes: float = 0.0,
+    ) -> StepEstimate:
+        parts = {**parts, "launch": self.constants.launch_seconds + beside}
+        bound = max(parts, key=lambda pipe: parts[pipe])
+        work = max(seconds for pipe, seconds in parts.items() if pipe != "launch")
+        seconds = work + parts["launch"]
+        dram = moved.dram + more_bytes
+        share = self._share(bound, seconds, dram, parts)
+        return StepEstimate(
+            name, kind, step.nodes, seconds, bound, share, step.nbytes, dram, flops, parts, details or {}
+        )
+
+    def _share(self, bound: str, seconds: float, dram: float, parts: Mapping[str, float]) -> float:
+        if bound == "dram":
+            return dram / seconds / self.device.dram
+        peak = {"l2": self.constants.l2, "tensor": self.constants.tensor_library}
+        return parts[bound] / seconds * peak.get(bound, 1.0) if bound != "launch" else 0.0
+
+
+def _shape(step: LibraryStep) -> Sequence[int]:
+    if step.kind == "matmul":
+        m, n, k = step.sizes[:3]
+        return [m, n, k] if step.sizes[6] == 1 else [step.sizes[6], m, n, k]
+    images, channels, rows = step.sizes[:3]
+    return [images, channels, *(step.sizes[5 + 7 * axis] for axis in range(step.rank)), rows]

@@ -1,0 +1,181 @@
+"""What a Run does, as plain data: memory, and in order the kernels, library calls, copies and fills.
+
+An estimate is made of this alone. So whatever can write these records, in JSON too, gets an estimate.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ..compiler.kernel import KernelSpec
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Region:
+    """Memory of a Run: an "input", an "output", a "weight", or "scratch", at an offset in the memory of its kind.
+
+    ``contents`` are given where control flow on the device may depend on them; fewer bytes than there are, repeat.
+    """
+
+    kind: str
+    name: str
+    nbytes: int
+    offset: int = 0
+    contents: bytes = b""
+
+
+@dataclass(frozen=True)
+class Access:
+    """``nbytes`` of the region of that number, from ``offset`` on, that a step reads or writes at least once."""
+
+    region: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A kernel's argument: an address."""
+
+    region: int
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Number:
+    """A kernel's argument: a number of type "i32", "i64", "f32" or "f64"."""
+
+    kind: str
+    value: float
+
+
+Argument: TypeAlias = Pointer | Number
+
+
+@dataclass(frozen=True)
+class Step:
+    """What all steps have: the labels of the ONNX nodes that it is for, and the memory that it needs."""
+
+    nodes: tuple[str, ...]
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(access.nbytes for access in (*self.reads, *self.writes))
+
+
+@dataclass(frozen=True)
+class KernelStep(Step):
+    """A launch of a kernel of ours."""
+
+    kernel: KernelSpec
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    arguments: tuple[Argument, ...]
+
+
+@dataclass(frozen=True)
+class LibraryStep(Step):
+    """A call of a vendor library: "matmul" or "conv", the ONNX number of the element type, flags and sizes.
+
+    ``flags`` are names of `ProblemFlags`, ``sizes`` the numbers of ``csrc_shim/vendor/problem.h``.
+    """
+
+    kind: str
+    dtype: int
+    flags: frozenset[str]
+    rank: int
+    sizes: tuple[int, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class CopyStep(Step):
+    """A copy, a fill, or a value that the host reads."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
+class Work:
+    """A Run of a model. ``elsewhere`` are the nodes that another provider runs, which nothing is known about."""
+
+    regions: tuple[Region, ...]
+    steps: tuple[Step, ...]
+    elsewhere: tuple[str, ...] = field(default=())
+
+
+# ---- JSON ----
+
+_kinds: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (Region, Access, Pointer, Number, KernelStep, LibraryStep, CopyStep, KernelSpec)
+}
+
+
+def to_json(work: Work) -> str:
+    """The work as JSON; kernels that several steps launch are in it once."""
+    kernels: dict[KernelSpec, int] = {}
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, KernelSpec):
+            return {"kernel": kernels.setdefault(value, len(kernels))}
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {one.name: plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
+            return {"is": type(value).__name__, **fields}
+        if isinstance(value, bytes):
+            return base64.b64encode(value).decode()
+        if isinstance(value, frozenset):
+            return sorted(value)
+        if isinstance(value, (tuple, list)):
+            return [plain(each) for each in value]
+        return value
+
+    body = {name: plain(getattr(work, name)) for name in ("regions", "steps", "elsewhere")}
+    specs = [{one.name: getattr(spec, one.name) for one in dataclasses.fields(KernelSpec)} for spec in kernels]
+    return json.dumps({"format": FORMAT, "kernels": specs, **body})
+
+
+def from_json(text: str) -> Work:
+    """The work of `to_json`. Raises ValueError for JSON of another format."""
+    data = json.loads(text)
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ValueError(f"the work of a Run is JSON of format {FORMAT}")
+    kernels = [KernelSpec(**{**spec, "signature": tuple(spec["signature"])}) for spec in data["kernels"]]
+
+    def made(value: Any) -> Any:
+        if isinstance(value, list):
+            return tuple(made(each) for each in value)
+        if isinstance(value, Mapping):
+            if "kernel" in value and "is" not in value:
+                return kernels[value["kernel"]]
+            fields = {name: made(each) for name, each in value.items() if name != "is"}
+            if "contents" in fields:
+                fields["contents"] = base64.b64decode(fields["contents"])
+            if "flags" in fields:
+                fields["flags"] = frozenset(fields["flags"])
+            return _kinds[value["is"]](**fields)
+        return value
+
+    return Work(*(made(data[name]) for name in ("regions", "steps", "elsewhere")))
+
+
+def distinct(accesses: Sequence[Access]) -> tuple[Access, ...]:
+    """The accesses, joined where they overlap."""
+    found: list[Access] = []
+    for access in sorted(accesses, key=lambda one: (one.region, one.offset)):
+        last = found[-1] if found else None
+        if last is None or last.region != access.region or access.offset > last.offset + last.nbytes:
+            found.append(access)
+        else:
+            end = max(last.offset + last.nbytes, access.offset + access.nbytes)
+            found[-1] = Access(last.region, last.offset, end - last.offset)
+    return tuple(found)

@@ -1,0 +1,75 @@
+"""The command `estimate`, and the work that it gathers of a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ort_cuda_plugin.cli import main
+from ort_cuda_plugin.estimate import gather
+from ort_cuda_plugin.estimate.work import KernelStep, LibraryStep, from_json, to_json
+
+
+def small_model() -> onnx.ModelProto:
+    """A product with a bias and ReLU, and a Softmax over its rows; the batch is open."""
+    weights = numpy_helper.from_array(np.ones((256, 512), np.float32), "w")
+    bias = numpy_helper.from_array(np.ones(512, np.float32), "b")
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"], name="product"),
+        helper.make_node("Add", ["p", "b"], ["s"], name="bias"),
+        helper.make_node("Relu", ["s"], ["r"], name="relu"),
+        helper.make_node("Softmax", ["r"], ["y"], name="softmax"),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 256])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 512])
+    graph = helper.make_graph(nodes, "small", [x], [y], [weights, bias])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "small.onnx"
+    onnx.save(small_model(), path)
+    return path
+
+
+def test_work_has_the_steps_of_a_gpu_and_survives_json(model: Path) -> None:
+    work = gather.work_of_model(gather.optimised(model), {"x": (64, 256)})
+    product, softmax = work.steps
+    assert isinstance(product, LibraryStep)
+    assert isinstance(softmax, KernelStep)
+    assert product.sizes[:3] == (64, 512, 256)
+    assert {"BIAS", "RELU", "TF32"} <= product.flags
+    assert [access.nbytes for access in product.writes] == [64 * 512 * 4]
+    assert sorted(access.nbytes for access in product.reads) == [512 * 4, 64 * 256 * 4, 256 * 512 * 4]
+    assert from_json(to_json(work)) == work
+
+
+def test_wrong_shapes_name_the_input(model: Path) -> None:
+    for shapes, named in (({"z": (1,)}, "'z' is no input"), ({"x": (1, 2, 3)}, "'x' has 2 dimensions")):
+        with pytest.raises(gather.ShapeError, match=named):
+            gather.work_of_model(gather.optimised(model), shapes)
+
+
+def test_command_prints_a_table_and_writes_json(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "estimate.json"
+    assert main(["estimate", str(model), "--device", "a100", "--shapes", "x=64x256", "--json", str(target)]) == 0
+    printed = capsys.readouterr().out
+    assert "NVIDIA A100" in printed
+    assert "roofline" in printed
+    data = json.loads(target.read_text())
+    assert data["compulsory_bytes"] == 4 * (64 * 256 + 256 * 512 + 512 + 64 * 512)
+    assert data["seconds"] == pytest.approx(sum(step["seconds"] for step in data["steps"]))
+    assert [step["nodes"] for step in data["steps"]][1] == ["softmax (Softmax)"]
+
+
+@pytest.mark.parametrize("arguments", [["--shapes", "x"], ["--shapes", "x=1xn"], ["--values", "x=y"]])
+def test_command_refuses_what_it_cannot_read(model: Path, arguments: list[str]) -> None:
+    assert main(["estimate", str(model), *arguments]) == 2
