@@ -226,8 +226,10 @@ int ocp_stream_synchronize(ocp_stream *stream, ocp_error *error) {
 
 bool ocp_stream_is_captured(const ocp_stream *stream) {
   int status = CU_STREAM_CAPTURE_STATUS_NONE;
-  return stream->device->driver->StreamIsCapturing(stream->handle, &status) == CUDA_SUCCESS &&
-         status != CU_STREAM_CAPTURE_STATUS_NONE;
+  const CUresult result = stream->device->driver->StreamIsCapturing(stream->handle, &status);
+  /* The default stream has no answer while a stream that synchronises with it is captured. */
+  return result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT ||
+         (result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE);
 }
 
 CUresult ocp_stream_end_capture(ocp_stream *stream, CUgraph *graph) {

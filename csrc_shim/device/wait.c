@@ -17,13 +17,24 @@ static ocp_stream *next_stream(ocp_pool *pool, const ocp_stream *stream, bool (*
   return next;
 }
 
+/* Begins a turn, unless the stream is being captured, by us or by the application whose stream it is: a question about
+ * such a stream ends the capture. */
+static bool try_turn(ocp_stream *stream) {
+  if (!ocp_stream_try_turn(stream))
+    return false;
+  if (stream->owned || !ocp_stream_is_captured(stream))
+    return true;
+  ocp_stream_end_turn(stream);
+  return false;
+}
+
 void ocp_pool_poll(ocp_device *device) {
   if (ocp_run_memory_is_captured())
     return; /* a query would end the capture */
   ocp_pool *pool = device->pool;
   pthread_mutex_lock(&pool->streams_lock);
   for (ocp_stream *stream = NULL; (stream = next_stream(pool, stream, is_busy));) {
-    if (!ocp_stream_try_turn(stream))
+    if (!try_turn(stream))
       continue;
     ocp_stream_query(stream);
     ocp_stream_end_turn(stream);
@@ -37,7 +48,7 @@ static int synchronize_streams(ocp_device *device, bool (*holds)(const ocp_strea
   int code = ORT_OK;
   pthread_mutex_lock(&pool->streams_lock);
   for (ocp_stream *stream = NULL; code == ORT_OK && (stream = next_stream(pool, stream, holds));) {
-    if (!ocp_stream_try_turn(stream))
+    if (!try_turn(stream))
       continue;
     code = ocp_stream_wait(stream, error);
     ocp_stream_end_turn(stream);

@@ -83,15 +83,29 @@ static CUresult stream_destroy(CUstream stream) {
   return CUDA_SUCCESS;
 }
 
+static CUresult end_capture(CUstream stream) {
+  stream->capturing = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+  return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
 static CUresult stream_synchronize(CUstream stream) {
   atomic_fetch_add(&driver_calls, 1);
+  if (stream->capturing || stream->capturing_result)
+    return end_capture(stream);
   if (synchronize_result == CUDA_SUCCESS)
     atomic_store(&stream->done, atomic_load(&stream->enqueued));
   return synchronize_result;
 }
 
+static CUresult stream_is_capturing(CUstream stream, int *status) {
+  *status = stream->capturing;
+  return stream->capturing_result;
+}
+
 static CUresult stream_query(CUstream stream) {
   atomic_fetch_add(&driver_calls, 1);
+  if (stream->capturing || stream->capturing_result)
+    return end_capture(stream);
   return atomic_load(&stream->done) == atomic_load(&stream->enqueued) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -109,6 +123,7 @@ static const ocp_driver fake_driver = {
     .StreamDestroy = stream_destroy,
     .StreamSynchronize = stream_synchronize,
     .StreamQuery = stream_query,
+    .StreamIsCapturing = stream_is_capturing,
 };
 
 ocp_device *device;

@@ -15,9 +15,12 @@
 #include "device/wait.h"
 #include "driver/driver.h"
 
-/* Two numbers: how much was enqueued, and how much of that is done. */
+/* Two numbers: how much was enqueued, and how much of that is done. A question about a stream that the application
+ * captures ends the capture. */
 struct CUstream_st {
   atomic_ullong enqueued, done;
+  CUresult capturing_result;
+  int capturing; /* CU_STREAM_CAPTURE_STATUS_NONE, or another status */
 };
 
 extern atomic_int driver_calls;

@@ -90,6 +90,34 @@ static void test_a_miss_asks_blocked_streams_for_their_progress(void) {
   ocp_stream_release(other);
 }
 
+static void test_a_stream_that_the_application_captures_is_asked_nothing(void) {
+  configure(OCP_DEVICE_MEMORY, "arena.extend_strategy=1");
+  ocp_stream *stream = make_stream(), *other = make_stream();
+  stream->owned = false;
+  for (int i = 0; i < 2; i++) {
+    CUdeviceptr address = alloc_on(stream, 1 << 20);
+    enqueue(stream);
+    ocp_device_free(device, address, stream);
+    if (i == 0)
+      stream->handle->capturing = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    else /* what the default stream gives while another stream is captured */
+      stream->handle->capturing_result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    CUdeviceptr elsewhere = alloc_on(other, 1 << 20); /* asks all streams that it can */
+    ocp_error ignored = {0};
+    CHECK(ocp_pool_synchronize(device, &ignored) == ORT_OK);
+    CHECK(stream->handle->capturing == (i == 0 ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE));
+    CHECK(elsewhere != address);
+    stream->handle->capturing = CU_STREAM_CAPTURE_STATUS_NONE;
+    stream->handle->capturing_result = CUDA_SUCCESS;
+    ocp_device_free(device, elsewhere, other);
+    synchronize(stream);
+  }
+  configure(OCP_DEVICE_MEMORY, "");
+  stream->owned = true;
+  ocp_stream_release(stream);
+  ocp_stream_release(other);
+}
+
 static void test_old_chunks_are_found_behind_many_that_are_in_use(void) {
   enum { MANY = 100 };
   ocp_stream *reader = make_stream(), *other = make_stream();
@@ -489,6 +517,7 @@ static const test tests[] = {
     TEST(another_stream_gets_it_after_the_work_has_finished),
     TEST(memory_freed_without_a_stream_waits_for_every_other_one),
     TEST(a_miss_asks_blocked_streams_for_their_progress),
+    TEST(a_stream_that_the_application_captures_is_asked_nothing),
     TEST(old_chunks_are_found_behind_many_that_are_in_use),
     TEST(a_stream_under_capture_is_left_alone),
     TEST(a_released_stream_blocks_nothing),
