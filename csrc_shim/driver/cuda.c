@@ -107,7 +107,7 @@ static void resolve(void) {
       missing = members[i].symbol;
   }
   if (missing)
-    snprintf(reason, sizeof reason, "libcuda.so.1 has no %s: the driver is too old (CUDA 12 or newer is needed)",
+    snprintf(reason, sizeof reason, "libcuda.so.1 has no %s: the driver is too old (CUDA 13 is needed, R580 or newer)",
              missing);
 }
 

@@ -17,6 +17,9 @@ EMULATE_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE"
 #: "sm_90", or "sm_90:114" with a number of multiprocessors: the emulated devices run what is lowered for that GPU.
 LOWERING_VARIABLE = "ORT_CUDA_PLUGIN_EMULATE_LOWERING"
 
+#: That of CUDA 13.0, whose toolkit makes the kernels: an earlier driver loads none of them.
+_LEAST_DRIVER_VERSION = 13000
+
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"", "0", "false", "no", "off"}
 
@@ -195,6 +198,11 @@ def _enumerate(driver: Any, *, emulated: bool) -> list[DeviceInfo]:
     version, count = ffi.new("int *"), ffi.new("int *")
     call("Init", 0)
     call("DriverGetVersion", version)
+    if version[0] < _LEAST_DRIVER_VERSION:
+        raise DriverError(
+            f"the driver is for CUDA {version[0] // 1000}.{version[0] % 1000 // 10}; kernels and libraries are for "
+            "CUDA 13, which needs R580 or newer"
+        )
     call("DeviceGetCount", count)
     return [one(ordinal) for ordinal in range(count[0])]
 

@@ -23,6 +23,11 @@ def stand_in(folder: Path, missing: str = "") -> dict[str, str]:
     """The environment in which libcuda.so.1 is a library whose functions return their index in SYMBOLS."""
     functions = [f"int {name}(void) {{ return {i}; }}" for i, name in enumerate(SYMBOLS) if name != missing]
     (folder / "cuda.c").write_text("\n".join(functions))
+    return compiled(folder)
+
+
+def compiled(folder: Path) -> dict[str, str]:
+    """The environment in which libcuda.so.1 is the folder's cuda.c."""
     command = [*build_plugin.compiler(), "-shared", "-fPIC", "-o", "libcuda.so.1", "cuda.c"]
     subprocess.run(command, check=True, cwd=folder)
     return {"LD_LIBRARY_PATH": str(folder)}
@@ -49,7 +54,22 @@ def test_each_member_is_the_function_of_its_name(tmp_path: Path) -> None:
 def test_a_driver_that_lacks_a_function_is_named_too_old(tmp_path: Path) -> None:
     code = "from ort_cuda_plugin.abi.device import Device; Device.cuda()"
     done = python(code, env=stand_in(tmp_path, missing="cuGraphExecKernelNodeSetParams_v2"), check=False)
-    assert "libcuda.so.1 has no cuGraphExecKernelNodeSetParams_v2: the driver is too old" in done.stderr
+    text = "libcuda.so.1 has no cuGraphExecKernelNodeSetParams_v2: the driver is too old (CUDA 13 is needed, R580 or "
+    assert text in done.stderr
+
+
+def test_a_driver_before_cuda_13_has_no_device_for_us(tmp_path: Path) -> None:
+    code = """
+    from ort_cuda_plugin.ep.devices import cuda_devices
+    print(*cuda_devices())
+    """
+    for version, found in ((12090, "the driver is for CUDA 12.9; .*R580 or newer"), (13000, ".* no device")):
+        numbers = {"cuDriverGetVersion": version, "cuDeviceGetCount": 0}
+        functions = [f"int {name}(void) {{ return 0; }}" for name in SYMBOLS if name not in numbers]
+        functions += [f"int {name}(int *out) {{ *out = {n}; return 0; }}" for name, n in numbers.items()]
+        (tmp_path / "cuda.c").write_text("\n".join(functions))
+        done = python(code, env=compiled(tmp_path))
+        assert re.fullmatch(rf"\[\] {found}", done.stdout.strip()), done.stdout
 
 
 def test_without_a_driver_the_reason_names_the_library(tmp_path: Path) -> None:
