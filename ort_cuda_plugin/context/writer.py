@@ -12,6 +12,7 @@ from ..clusters.cluster import CompiledCluster
 from ..clusters.ranks import Ranks
 from ..compiler.cache import host_cpu, joined_digest, toolkit_version
 from ..compiler.kernel import KernelSpec
+from ..compiler.shared_memory import IN_LAUNCH, may_ask_in_launch
 from ..compiler.targets import KernelImage, Target
 from ..model.ir import Constant, Graph, Value
 from ..plan.format import encode
@@ -180,7 +181,7 @@ class ContextWriter:
             "entry": image.entry,
             "arch": image.target.arch,
             "signature": list(spec.signature),
-            "metadata": dict(image.metadata),
+            "metadata": {**image.metadata, IN_LAUNCH: int(may_ask_in_launch(spec))},
             "image": self._builder.add(image.data),
         }
 

@@ -11,6 +11,7 @@ from typing import Any
 from ..abi.core import check, core, driver_error_text, ffi, lib, new_error
 from ..compiler.kernel import KernelSpec
 from ..compiler.kernel_library import KernelLibrary
+from ..compiler.shared_memory import declared_bytes, may_ask_in_launch
 from ..compiler.targets import BuiltKernel, KernelImage, Target
 from ..plan.format import param_kind
 from ..program.lowering import DeviceProperties
@@ -151,8 +152,8 @@ class OpenDevice:
         try:
             name = image.entry.encode()
             self._check(self.driver.ModuleGetFunction(function, module[0], name), "cuModuleGetFunction", kernel)
-            dynamic = self.info.max_shared_bytes - image.metadata.get("static_shared_bytes", 0)
-            if dynamic > _DEFAULT_SHARED_BYTES:
+            dynamic = self.info.max_shared_bytes - declared_bytes(image)
+            if may_ask_in_launch(spec) and dynamic > _DEFAULT_SHARED_BYTES:
                 attribute = lib.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 result = self.driver.FuncSetAttribute(function[0], attribute, dynamic)
                 self._check(result, "cuFuncSetAttribute", kernel)

@@ -1,0 +1,27 @@
+"""The shared memory of a compiled kernel: how much each of its blocks has, and whether launches add to it."""
+
+from __future__ import annotations
+
+import re
+
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.targets import BuiltKernel, KernelImage
+
+IN_LAUNCH = "shared_bytes_in_launch"
+"""The metadata of stored kernels: 1 where a launch may ask for shared memory, else 0."""
+
+
+def may_ask_in_launch(spec: KernelSpec) -> bool:
+    """Whether a launch of the kernel may ask for shared memory, beside what its code declares."""
+    if isinstance(spec, BuiltKernel):
+        return bool(spec.image.metadata.get(IN_LAUNCH, 1))
+    return re.search(r"\bshared\.array\(0\b", spec.source) is not None
+
+
+def declared_bytes(image: KernelImage) -> int:
+    """What the kernel's code declares. Of PTX, which the driver compiles, it is read."""
+    known = image.metadata.get("static_shared_bytes")
+    if known is not None or image.data.startswith(b"\x7fELF"):
+        return known or 0
+    arrays = re.findall(rb"\.shared \.align (\d+) \.b8 \w+\[(\d+)\]", image.data)
+    return sum(-(-int(size) // int(align)) * int(align) for align, size in arrays)

@@ -1,0 +1,69 @@
+"""How much shared memory kernels are allowed: the driver is asked for more only where launches ask for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ort_cuda_plugin.compiler.compile import compile_kernel
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.shared_memory import IN_LAUNCH, declared_bytes
+from ort_cuda_plugin.compiler.targets import BuiltKernel, KernelImage, Target
+from ort_cuda_plugin.ep.devices import emulated_devices
+from ort_cuda_plugin.ep.open_device import OpenDevice
+
+BODY = """def kernel(x):
+    tile = cuda.shared.array({size}, float32)
+    i = cuda.threadIdx.x
+    tile[i] = x[i]
+    cuda.syncthreads()
+    x[i] = tile[31 - i]
+"""
+DECLARED, ASKED = (KernelSpec("turn", ("*f32",), BODY.format(size=size), 32) for size in (32, 0))
+
+
+class Recorder:
+    """The emulated device's driver; notes the bytes that functions are allowed."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+        self.allowed: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.driver, name)
+
+    def FuncSetAttribute(self, function: Any, attribute: int, value: int) -> int:
+        self.allowed.append(value)
+        return int(self.driver.FuncSetAttribute(function, attribute, value))
+
+
+@pytest.mark.parametrize(
+    ("spec", "metadata", "allowed"),
+    [
+        (DECLARED, None, []),
+        (ASKED, None, [227 << 10]),
+        (DECLARED, {IN_LAUNCH: 0}, []),
+        (DECLARED, {}, [(227 << 10) - 128]),  # stored by an earlier version
+        (ASKED, {IN_LAUNCH: 1}, [227 << 10]),
+    ],
+)
+def test_only_kernels_whose_launch_asks_are_allowed_more(
+    spec: KernelSpec, metadata: dict[str, int] | None, allowed: list[int]
+) -> None:
+    device = OpenDevice(emulated_devices()[0])
+    recorder = device.driver = Recorder(device.driver)
+    if metadata is not None:
+        image = compile_kernel(spec, Target.emulated())
+        stored = KernelImage(image.data, image.entry, image.target, {**image.metadata, **metadata})
+        spec = BuiltKernel(spec.name, spec.signature, spec.source, image=stored)
+    device.release_kernels(device.acquire_kernels([spec]))
+    assert recorder.allowed == allowed
+
+
+def test_what_ptx_declares_is_read() -> None:
+    """An architecture that no toolkit knows."""
+    image = compile_kernel(DECLARED, Target.cuda(99, 0))
+    assert "static_shared_bytes" not in image.metadata
+    assert declared_bytes(image) == 128
+    assert declared_bytes(compile_kernel(ASKED, Target.cuda(99, 0))) == 0
