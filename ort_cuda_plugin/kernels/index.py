@@ -240,15 +240,15 @@ class IndexMap(Loads):
                     write(pointer, offset)
         self._launch()
 
-    def walk(self, destination: Tensor, index: Scalar, value: Scalar) -> None:
-        """Emits the writes of ``value`` for each ``index`` of the last axis in order, at the coordinates; launches."""
+    def walk(self, destination: Tensor, axis: int, index: Scalar, value: Scalar) -> None:
+        """Emits the writes of ``value`` for each ``index`` of ``axis`` in order, at the coordinates; launches."""
         emit = self._builder.emit
         pointer, strides = self._place(Source(self, destination), written=True)
-        count = self._builder.integer(destination.shape[-1])
+        count = self._builder.integer(destination.shape[axis])
         self._loops += 1
         with emit.block(f"if {self._plane.inside}:"), emit.block(f"for walked in range({count}):"):
             emit.bind(index, emit.assign("int64(walked)"))
-            names = [emit.value(c) for c in (*self.coordinates, index)]
+            names = [emit.value(c) for c in (*self.coordinates[:axis], index, *self.coordinates[axis:])]
             emit.store(pointer, offset_text(list(zip(names, strides, strict=True))), value)
         self._loops -= 1
         self._launch()
@@ -273,15 +273,21 @@ def gather_map(
 
 
 def walk_map(
-    ctx: Lowering, shape: Sequence[Dim], dtype: DType, fn: Callable[[IndexMap, list[Scalar]], Scalar]
+    ctx: Lowering,
+    shape: Sequence[Dim],
+    dtype: DType,
+    fn: Callable[[IndexMap, list[Scalar]], Scalar],
+    axis: int | None = None,
 ) -> Tensor:
-    """As `gather_map`, but one thread makes all elements along the last axis, in order.
+    """As `gather_map`, but one thread makes all elements along ``axis``, by default the last one, in order.
 
-    So the result may have the memory of a source of which an element reads its own place or later ones in its row.
+    So the result may have the memory of a source of which an element reads its own place or later ones along it.
     """
+    axis = len(shape) - 1 if axis is None else axis
     result = ctx.empty(shape, dtype)
-    maps, index = IndexMap(ctx, shape[:-1]), Scalar(DType.INT64, "index")
-    maps.walk(result, index, fn(maps, [*maps.coordinates, index]))
+    maps, index = IndexMap(ctx, [*shape[:axis], *shape[axis + 1 :]]), Scalar(DType.INT64, "index")
+    at = [*maps.coordinates[:axis], index, *maps.coordinates[axis:]]
+    maps.walk(result, axis, index, fn(maps, at))
     return result
 
 

@@ -6,84 +6,38 @@ Everything is computed in float32. What is equally good comes in the order of it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
-from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map, scatter_map
+from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.kernels.scan import scan
-from ort_cuda_plugin.kernels.select import sort_rows
 from ort_cuda_plugin.model.ir import DType, InvalidModel
 from ort_cuda_plugin.ops.contrib_attention import INT32, INT64, split_columns
 from ort_cuda_plugin.ops.contrib_decoder import grown
 from ort_cuda_plugin.ops.contrib_fused import UP_TO_FLOAT32
+from ort_cuda_plugin.ops.indexer_parts import (
+    FLOAT,
+    Rotary,
+    best_first,
+    check_policy,
+    complete,
+    normalized,
+    pooled_by_gates,
+)
 from ort_cuda_plugin.ops.registry import HostTensor, T, op
 from ort_cuda_plugin.ops.slicing import concat
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.multiply import multiply
-from ort_cuda_plugin.program.reduce import reduce, row_map
-from ort_cuda_plugin.program.row_program import MAX, SUM, Row
+from ort_cuda_plugin.program.reduce import reduce
+from ort_cuda_plugin.program.row_program import SUM
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, le, lt, mod, select
 from ort_cuda_plugin.program.views import part, permute, reshape, unsqueeze
 
 TB: TypeAlias = Tensor
 I: TypeAlias = Tensor  # noqa: E741 - the name in ONNX Runtime's schema
-Place: TypeAlias = Callable[[IndexMap, list[Scalar]], Scalar]
-FLOAT: Final = DType.FLOAT32
-
-# ---- parts of both ----
-
-
-def normalized(ctx: Lowering, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """x / sqrt(mean of squares + epsilon) * weight along the last dimension, float32."""
-    ctx.require_shape(weight, x.shape[-1:], "norm weight of an indexer")
-
-    def program(row: Row, value: Scalar, factor: Scalar) -> tuple[Sequence[Scalar], Sequence[Scalar]]:
-        wide = s.widen(value)
-        return [wide / s.sqrt(row.mean(wide * wide) + epsilon) * s.widen(factor)], []
-
-    return row_map(ctx, program, [x.rank - 1], x, weight)[0]
-
-
-def turned(ctx: Lowering, x: Tensor, cos: Tensor, sin: Tensor, place: Place, *, leading: bool) -> Tensor:
-    """x [batch, ..., size] with elements rotated by the tables' row ``place``, clamped to those that there are.
-
-    ``leading`` elements pair up with those half their number away, and have an angle each; of the last ones, neighbours
-    pair up and share an angle.
-    """
-    if cos.rank not in (2, 3):
-        raise InvalidModel(f"an indexer with rotary tables of rank {cos.rank}")
-    ctx.require_shape(sin, cos.shape, "sin_cache of an indexer")
-    if cos.rank == 3:
-        ctx.require_shape(cos, (x.shape[0], *cos.shape[1:]), "cos_cache of an indexer")
-    width, size = cos.shape[-1], x.shape[-1]
-    rotated = width if leading else 2 * width
-    ctx.require(le(rotated, size), "an indexer rotates more elements than a head has")
-
-    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        source = maps.source(x)
-        begin = s.constant(0, DType.INT64) if leading else maps.dim(size - rotated)
-        at = c[-1] - begin
-        inside = (at >= 0) & (at < maps.dim(rotated))
-        if leading:
-            half = maps.dim(floordiv(rotated, 2))
-            first, angle = at < half, at
-            partner = s.where(first, at + half, at - half)
-        else:
-            first, angle, partner = s.equal(at & 1, 0), at >> 1, at ^ 1
-
-        def number(table: Source) -> Scalar:
-            row = s.minimum(s.maximum(place(maps, c), 0), table.dim(table.rank - 2) - 1)
-            lead = [c[0]] if table.rank == 3 else []
-            return s.widen(table.at([*lead, row, angle], inside & (row >= 0)))
-
-        value, other = source.at(c), source.at([*c[:-1], begin + partner], inside)
-        result = value * number(maps.source(cos)) + s.where(first, -other, other) * number(maps.source(sin))
-        return s.where(inside, result, value)
-
-    return gather_map(ctx, x.shape, FLOAT, element)
 
 
 def scores_of_heads(
@@ -113,31 +67,6 @@ def scores_of_heads(
         one = part(ctx, sizes, 0, number, 1)
         total = elementwise(ctx, lambda x, n: x / s.sqrt(s.cast(n, FLOAT)), total, reshape(ctx, one, []))
     return total if known == 1.0 else elementwise(ctx, lambda x: x * known, total)
-
-
-def best_first(ctx: Lowering, scores: Tensor, allowed: Place) -> Tensor:
-    """The numbers along the last dimension of ``scores``, the best first, those that are not ``allowed`` last."""
-    *outer, count = scores.shape
-
-    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        value = maps.source(scores).at(c)
-        return s.where(allowed(maps, c) & s.equal(value, value), value, -math.inf)
-
-    masked = gather_map(ctx, scores.shape, FLOAT, element)
-    rows = outer[0]
-    for dim in outer[1:]:
-        rows = rows * dim
-    order, _ = sort_rows(ctx, reshape(ctx, masked, [rows, count, 1]), descending=True)
-    return reshape(ctx, order, scores.shape)
-
-
-def check_policy(mode: str, ratio: int, budget: int | None, top: int | None) -> None:
-    if mode not in ("qsa", "csa") or ratio <= 0:
-        raise InvalidModel(f"an indexer with policy_mode {mode!r}, compress_ratio = {ratio}")
-    if mode == "qsa" and (budget is None or budget <= 0 or budget % ratio or top is not None):
-        raise InvalidModel(f"an indexer of tokens with token_budget = {budget}, index_topk = {top}")
-    if mode == "csa" and (top is None or top <= 0 or budget is not None):
-        raise InvalidModel(f"an indexer of compressed entries with token_budget = {budget}, index_topk = {top}")
 
 
 # ---- the operator ----
@@ -210,18 +139,12 @@ def sparse_attention_indexer(
         assert token_budget is not None
         ctx.require_shape(key, (batch, rows, size), "key of SparseAttentionIndexer")
         present = appended(key)
-        q = turned(ctx, q, cos_cache, sin_cache, lambda maps, c: maps.dim(before) + c[1], leading=True)
+        rotary = Rotary(ctx, cos_cache, sin_cache, batch, leading=True)
+        q = rotary(q, lambda maps, c: maps.dim(before) + c[1])
         visible = _Visible(ctx, mask, batch, before, rows)
         pooled = _pooled(ctx, present, visible, compress_ratio)
         pooled = normalized(ctx, pooled, key_norm_weight, epsilon)
-        pooled = turned(
-            ctx,
-            pooled,
-            cos_cache,
-            sin_cache,
-            lambda maps, c: visible.token(maps, c[0], c[1] * compress_ratio),
-            leading=True,
-        )
+        pooled = rotary(pooled, lambda maps, c: visible.token(maps, c[0], c[1] * compress_ratio))
         scores = scores_of_heads(ctx, q, pooled, None, scale, None)
         return _chosen_tokens(ctx, scores, visible, compress_ratio, token_budget), present
     if gate is None or position_bias is None or head_weights is None or position_ids is None or mask is not None:
@@ -229,19 +152,18 @@ def sparse_attention_indexer(
     assert index_topk is not None
     ids = position_ids
     ctx.require_shape(ids, (batch, rows), "position_ids of SparseAttentionIndexer")
-    q = turned(ctx, q, cos_cache, sin_cache, lambda maps, c: maps.source(ids).at(c[:2]), leading=False)
+    rotary = Rotary(ctx, cos_cache, sin_cache, batch, leading=False)
+    q = rotary(q, lambda maps, c: maps.source(ids).at(c[:2]))
     windows = _Windows(ctx, past_proj_buffer, key, gate, position_bias, size, compress_ratio)
     fresh = normalized(ctx, windows.pooled(), key_norm_weight, epsilon)
-    fresh = turned(
-        ctx, fresh, cos_cache, sin_cache, lambda maps, c: (maps.dim(before) + c[1]) * compress_ratio, leading=False
-    )
+    fresh = rotary(fresh, lambda maps, c: (maps.dim(before) + c[1]) * compress_ratio)
     present = appended(elementwise(ctx, lambda x: s.cast(x, past_key.dtype), fresh))
     old = elementwise(ctx, s.widen, part(ctx, past_key, 1, 0, before))
     keys = concat(ctx, old, fresh, axis=1)
     scores = scores_of_heads(ctx, q, keys, head_weights, scale, head_weight_scale)
 
     def limit(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        return s.trunc_divide(maps.source(ids).at(c[:2]) + 1, compress_ratio)
+        return complete(maps.source(ids).at(c[:2]), compress_ratio)
 
     order = best_first(ctx, scores, lambda maps, c: c[2] < limit(maps, c))
 
@@ -371,30 +293,12 @@ class _Windows:
         ratio, size = self._ratio, self._size
 
         def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
-            slots = s.constant(2 * ratio, DType.INT64)
             begin = maps.dim(self._overlap) + (c[1] - 1) * ratio
 
-            def slot(i: Scalar) -> tuple[Scalar, Scalar, Scalar]:
-                return begin + i, s.where(i < ratio, c[2], c[2] + maps.dim(size)), begin + i >= 0
+            def at(plane: int, token: Scalar, column: Scalar, when: Scalar) -> Scalar:
+                return self._at(maps, plane, c[0], token, column, when)
 
-            def gate(i: Scalar) -> Scalar:
-                token, at, exists = slot(i)
-                raw = s.widen(self._at(maps, 1, c[0], token, at, exists))
-                bias = s.widen(maps.source(self._bias).at([s.trunc_modulo(i, ratio), at]))
-                return s.where(exists, raw + bias, -math.inf)
-
-            most = maps.fold(MAX, slots, lambda i: [gate(i)])[0]
-            most = s.where(s.equal(most, -math.inf), 0.0, most)
-            total = maps.fold(SUM, slots, lambda i: [s.exp(gate(i) - most)])[0]
-
-            def weighted(i: Scalar) -> Sequence[Scalar]:
-                token, at, exists = slot(i)
-                value = s.widen(self._at(maps, 0, c[0], token, at, exists))
-                return [s.exp(gate(i) - most) * value]
-
-            pooled = maps.fold(SUM, slots, weighted)[0] / total
-            # A sum that is not a positive number gives 0.
-            return s.where((total > 0.0) & (total < math.inf), pooled, 0.0)
+            return pooled_by_gates(maps, at, self._bias, begin, c[2], size, ratio, s.constant(2 * ratio, DType.INT64))
 
         return gather_map(self._ctx, [self._batch, self.count, size], FLOAT, element)
 

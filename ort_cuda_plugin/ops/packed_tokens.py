@@ -20,14 +20,15 @@ class PackedTokens:
     The contents of ``bounds`` are data: whatever they are, positions lie in the tokens, and sequences in the count.
     """
 
-    def __init__(self, ctx: Lowering, bounds: Tensor, total: Dim, name: str) -> None:
-        """``name`` is the operator's, for messages."""
+    def __init__(self, ctx: Lowering, bounds: Tensor, total: Dim, name: str, *, empty: bool = False) -> None:
+        """``name`` is the operator's, for messages. With ``empty`` there may be more sequences than tokens."""
         if bounds.rank != 1:
             raise InvalidModel(f"{name}: the bounds of the sequences have rank {bounds.rank}")
         self._ctx, self._bounds, self._total = ctx, bounds, total
         self.count = bounds.shape[0] - 1
         ctx.require(lt(0, self.count), f"{name}: the bounds of the sequences have fewer than two elements")
-        ctx.require(le(self.count, total), f"{name} of more sequences than tokens")
+        if not empty:
+            ctx.require(le(self.count, total), f"{name} of more sequences than tokens")
         self._owners: Tensor | None = None
 
     def range(self, maps: IndexMap, sequence: Scalar) -> tuple[Scalar, Scalar]:
@@ -36,6 +37,16 @@ class PackedTokens:
         begin, end = (s.cast(bounds.at([at]), DType.INT64) for at in (sequence, sequence + 1))
         begin = s.minimum(s.maximum(begin, 0), total)
         return begin, s.minimum(s.maximum(end, begin), total) - begin
+
+    def are_whole(self, maps: IndexMap) -> Scalar:
+        """Whether the bounds begin at 0 and end behind the last token."""
+        first, last = (maps.source(self._bounds).at([at]) for at in (s.constant(0, DType.INT64), maps.dim(self.count)))
+        return s.equal(first, 0) & s.equal(s.cast(last, DType.INT64), maps.dim(self._total))
+
+    def are_in_order(self, maps: IndexMap, sequence: Scalar) -> Scalar:
+        """Whether a sequence begins and ends in the tokens, and does not end before it begins."""
+        begin, end = (s.cast(maps.source(self._bounds).at([at]), DType.INT64) for at in (sequence, sequence + 1))
+        return (begin >= 0) & (end >= begin) & (end <= maps.dim(self._total))
 
     def place(self, maps: IndexMap, token: Scalar) -> tuple[Scalar, Scalar, Scalar]:
         """The sequence of a token, where that begins, and the token's position in it."""

@@ -1,0 +1,154 @@
+"""Parts of the indexers of com.microsoft: norms, rotation, pooling, and an order of scores. They compute in float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map
+from ort_cuda_plugin.kernels.select import sort_rows
+from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.program import scalar as s
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.reduce import row_map
+from ort_cuda_plugin.program.row_program import MAX, SUM, Row
+from ort_cuda_plugin.program.scalar import Scalar
+from ort_cuda_plugin.program.symbolic import Dim, floordiv, le, product
+from ort_cuda_plugin.program.views import reshape
+
+Place: TypeAlias = Callable[[IndexMap, list[Scalar]], Scalar]
+FLOAT: Final = DType.FLOAT32
+
+
+def normalized(ctx: Lowering, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """x / sqrt(mean of squares + epsilon) * weight along the last dimension, float32."""
+    ctx.require_shape(weight, x.shape[-1:], "norm weight of an indexer")
+
+    def program(row: Row, value: Scalar, factor: Scalar) -> tuple[Sequence[Scalar], Sequence[Scalar]]:
+        wide = s.widen(value)
+        return [wide / s.sqrt(row.mean(wide * wide) + epsilon) * s.widen(factor)], []
+
+    return row_map(ctx, program, [x.rank - 1], x, weight)[0]
+
+
+class Rotary:
+    """Rotates elements by the tables' row for a place, clamped to the rows that there are.
+
+    ``leading`` elements pair up with those half their number away, and have an angle each; of the last ones, neighbours
+    pair up and share an angle. Tables of rank 3 have one for each of ``sequences``.
+    """
+
+    def __init__(self, ctx: Lowering, cos: Tensor, sin: Tensor, sequences: Dim, *, leading: bool) -> None:
+        if cos.rank not in (2, 3):
+            raise InvalidModel(f"an indexer with rotary tables of rank {cos.rank}")
+        ctx.require_shape(sin, cos.shape, "sin_cache of an indexer")
+        if cos.rank == 3:
+            ctx.require_shape(cos, (sequences, *cos.shape[1:]), "cos_cache of an indexer")
+        self._ctx, self._cos, self._sin, self._leading = ctx, cos, sin, leading
+
+    def __call__(self, x: Tensor, place: Place, sequence: Place = lambda maps, c: c[0]) -> Tensor:
+        """x [..., size] in float32; ``place`` and ``sequence`` are those of an element."""
+        cos, sin, leading = self._cos, self._sin, self._leading
+        width, size = cos.shape[-1], x.shape[-1]
+        rotated = width if leading else 2 * width
+        self._ctx.require(le(rotated, size), "an indexer rotates more elements than a head has")
+
+        def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+            source = maps.source(x)
+            begin = s.constant(0, DType.INT64) if leading else maps.dim(size - rotated)
+            at = c[-1] - begin
+            inside = (at >= 0) & (at < maps.dim(rotated))
+            if leading:
+                half = maps.dim(floordiv(rotated, 2))
+                first, angle = at < half, at
+                partner = s.where(first, at + half, at - half)
+            else:
+                first, angle, partner = s.equal(at & 1, 0), at >> 1, at ^ 1
+
+            def number(table: Source) -> Scalar:
+                row = s.minimum(s.maximum(place(maps, c), 0), table.dim(table.rank - 2) - 1)
+                lead = [sequence(maps, c)] if table.rank == 3 else []
+                return s.widen(table.at([*lead, row, angle], inside & (row >= 0)))
+
+            value, other = s.widen(source.at(c)), s.widen(source.at([*c[:-1], begin + partner], inside))
+            result = value * number(maps.source(cos)) + s.where(first, -other, other) * number(maps.source(sin))
+            return s.where(inside, result, value)
+
+        return gather_map(self._ctx, x.shape, FLOAT, element)
+
+
+def pooled_by_gates(
+    maps: IndexMap,
+    at: Callable[[int, Scalar, Scalar, Scalar], Scalar],
+    bias: Tensor,
+    begin: Scalar,
+    column: Scalar,
+    size: Dim,
+    ratio: int,
+    slots: Scalar,
+) -> Scalar:
+    """The mean of the keys of two windows of ``ratio`` tokens, weighted by a softmax of their gates; one column of it.
+
+    ``at`` gives a key (0) or a gate (1) by token and column where a condition holds. Tokens before the first one, 0, do
+    not exist. The two windows are the ``slots`` from ``begin`` on; of the second one, the columns from ``size`` on
+    count.
+    """
+
+    def slot(i: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+        return begin + i, s.where(i < ratio, column, column + maps.dim(size)), begin + i >= 0
+
+    def gate(i: Scalar) -> Scalar:
+        token, place, exists = slot(i)
+        raw = s.widen(at(1, token, place, exists))
+        added = s.widen(maps.source(bias).at([s.trunc_modulo(i, ratio), place]))
+        return s.where(exists, raw + added, -math.inf)
+
+    most = maps.fold(MAX, slots, lambda i: [gate(i)])[0]
+    most = s.where(s.equal(most, -math.inf), 0.0, most)
+    total = maps.fold(SUM, slots, lambda i: [s.exp(gate(i) - most)])[0]
+
+    def weighted(i: Scalar) -> Sequence[Scalar]:
+        token, place, exists = slot(i)
+        return [s.exp(gate(i) - most) * s.widen(at(0, token, place, exists))]
+
+    result = maps.fold(SUM, slots, weighted)[0] / total
+    # A sum that is not a positive number gives 0.
+    return s.where((total > 0.0) & (total < math.inf), result, 0.0)
+
+
+def best_first(ctx: Lowering, scores: Tensor, allowed: Place) -> Tensor:
+    """The numbers along the last dimension of ``scores``, the best first, those that are not ``allowed`` last."""
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        return ranked(maps.source(scores).at(c), allowed(maps, c))
+
+    return order_of(ctx, gather_map(ctx, scores.shape, FLOAT, element))
+
+
+def ranked(score: Scalar, allowed: Scalar) -> Scalar:
+    """The score as `order_of` takes it: the least one where it is not a number or not allowed."""
+    return s.where(allowed & s.equal(score, score), score, -math.inf)
+
+
+def order_of(ctx: Lowering, scores: Tensor) -> Tensor:
+    """The numbers along the last dimension of ``scores`` [..., count], the greatest score first."""
+    *outer, count = scores.shape
+    order, _ = sort_rows(ctx, reshape(ctx, scores, [product(outer), count, 1]), descending=True)
+    return reshape(ctx, order, scores.shape)
+
+
+def complete(position: Scalar, ratio: int) -> Scalar:
+    """How many blocks of ``ratio`` tokens end at a position or before it, which may be any integer."""
+    count = s.trunc_divide(position, ratio)
+    count = count + s.cast(s.equal(s.trunc_modulo(position, ratio), ratio - 1), DType.INT64)
+    return s.where(position >= 0, count, 0)
+
+
+def check_policy(mode: str, ratio: int, budget: int | None, top: int | None) -> None:
+    if mode not in ("qsa", "csa") or ratio <= 0:
+        raise InvalidModel(f"an indexer with policy_mode {mode!r}, compress_ratio = {ratio}")
+    if mode == "qsa" and (budget is None or budget <= 0 or budget % ratio or top is not None):
+        raise InvalidModel(f"an indexer of tokens with token_budget = {budget}, index_topk = {top}")
+    if mode == "csa" and (top is None or top <= 0 or budget is not None):
+        raise InvalidModel(f"an indexer of compressed entries with token_budget = {budget}, index_topk = {top}")
