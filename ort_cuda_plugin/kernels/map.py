@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, kernel_name, load_text, offset_text
 from ort_cuda_plugin.kernels.layout import Plane
+from ort_cuda_plugin.kernels.vector_map import VectorMap, choose_vectors
 from ort_cuda_plugin.program.lowering import Lowering
 from ort_cuda_plugin.program.shapes import broadcast_strides, collapse
 from ort_cuda_plugin.program.steps import Map
@@ -29,6 +30,13 @@ def launch_map(ctx: Lowering, step: Map) -> None:
     loaded = builder.to_load(step.inputs)
     placed = [broadcast_strides(x, step.shape) for _, x in loaded] + [y.strides for _, y in step.outputs]
     dims, strides = collapse(step.shape, placed)
+    if not ctx.device.emulated:
+        inputs = list(zip((x for _, x in loaded), strides, strict=False))
+        form = choose_vectors(step, dims, inputs, strides[len(loaded) :])
+        if form is not None:
+            placed_inputs = list(zip(loaded, strides, strict=False))
+            VectorMap(ctx, builder, dims, form).launch(step, placed_inputs, strides[len(loaded) :])
+            return
     plane = Plane(ctx, builder, dims or [1])
     names = plane.names if dims else []
 

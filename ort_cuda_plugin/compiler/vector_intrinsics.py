@@ -1,0 +1,222 @@
+"""Vectors between memory and registers, as intrinsics: one access of up to 16 bytes for several neighbours.
+
+A thread's *lanes* are an array that LLVM keeps in registers, since every index of it is a number after the loops over
+lanes are unrolled. A thread has ``count`` vectors of ``width`` elements: `first_element` says where the first begins,
+the others are `vector_step` apart, so that the threads of a block read neighbours. Where ``whole`` is set, which
+`whole_vectors` and `is_aligned` find out, a vector is one access. Otherwise elements are moved one by one: none behind
+``last`` is read (but that one instead), and none from ``end`` on is written. The emulated device runs the same IR.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import cgutils, types
+from numba.cuda.typing import signature
+
+from ort_cuda_plugin.compiler.tile_intrinsics import literal
+
+Function = Callable[..., Any]
+i32, i64 = ir.IntType(32), ir.IntType(64)
+_bytes = {"float": 4, "double": 8}
+
+
+def _element_bytes(ty: ir.Type) -> int:
+    return _bytes.get(str(ty)) or int(ty.width) // 8
+
+
+def _special(builder: ir.IRBuilder, name: str) -> ir.Value:
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(i32, []), f"llvm.nvvm.read.ptx.sreg.{name}"
+    )
+    return builder.zext(builder.call(function, []), i64)
+
+
+def first_element(typingctx: Any, width: Any, count: Any) -> Any:
+    """Where the thread's first vector begins, int64; blocks are along x."""
+    size, number = literal(width), literal(count)
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        block, threads, thread = (_special(builder, name) for name in ("ctaid.x", "ntid.x", "tid.x"))
+        before = builder.mul(builder.mul(block, threads), i64(number))
+        return builder.mul(builder.add(before, thread), i64(size))
+
+    return signature(types.int64, width, count), codegen
+
+
+def vector_step(typingctx: Any, width: Any) -> Any:
+    """From one vector of a thread to its next, int64."""
+    size = literal(width)
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        return builder.mul(_special(builder, "ntid.x"), i64(size))
+
+    return signature(types.int64, width), codegen
+
+
+def whole_vectors(typingctx: Any, at: Any, step: Any, n: Any, width: Any, count: Any) -> Any:
+    """Whether none of the thread's vectors goes beyond ``n``."""
+    size, number = literal(width), literal(count)
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        last = builder.add(args[0], builder.mul(args[1], i64(number - 1)))
+        return builder.icmp_signed("<=", builder.add(last, i64(size)), args[2])
+
+    return signature(types.boolean, types.int64, types.int64, types.int64, width, count), codegen
+
+
+def is_aligned(typingctx: Any, pointer: Any, width: Any) -> Any:
+    """Whether a pointer is at a multiple of the bytes of a vector."""
+    size = literal(width)
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        mask = size * _element_bytes(args[0].type.pointee) - 1
+        return builder.icmp_signed("==", builder.and_(builder.ptrtoint(args[0], i64), i64(mask)), i64(0))
+
+    return signature(types.boolean, pointer, width), codegen
+
+
+def lanes_of(typingctx: Any, pointer: Any, count: Any) -> Any:
+    """``count`` lanes of the type that ``pointer`` points to; their contents are not defined."""
+    number = literal(count)
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        element = args[0].type.pointee
+        array = cgutils.alloca_once(builder, ir.ArrayType(element, number))
+        return builder.bitcast(array, element.as_pointer())
+
+    return signature(pointer, pointer, count), codegen
+
+
+def _vector(builder: ir.IRBuilder, pointer: ir.Value, at: ir.Value, width: int) -> tuple[ir.Value, int]:
+    """The address of a vector, and how many elements are in an item of it.
+
+    Vectors of narrow elements are moved as words: PTX has none of eight. Shifts keep LLVM from seeing through this.
+    """
+    element = pointer.type.pointee
+    size = _element_bytes(element)
+    packed = 4 // size if size < 4 <= size * width else 1
+    item = i32 if packed > 1 else element
+    return builder.bitcast(builder.gep(pointer, [at]), ir.VectorType(item, width // packed).as_pointer()), packed
+
+
+def _load_vector(builder: ir.IRBuilder, pointer: ir.Value, at: ir.Value, width: int) -> list[ir.Value]:
+    element = pointer.type.pointee
+    address, packed = _vector(builder, pointer, at, width)
+    loaded = builder.load(address, align=width * _element_bytes(element))
+    items = [builder.extract_element(loaded, i32(i)) for i in range(width // packed)]
+    if packed == 1:
+        return items
+    return [
+        builder.trunc(builder.lshr(item, i32(part * (32 // packed))) if part else item, element)
+        for item in items
+        for part in range(packed)
+    ]
+
+
+def _store_vector(builder: ir.IRBuilder, pointer: ir.Value, at: ir.Value, values: Sequence[ir.Value]) -> None:
+    address, packed = _vector(builder, pointer, at, len(values))
+    vector = ir.Constant(address.type.pointee, ir.Undefined)
+    for number in range(len(values) // packed):
+        item = values[number * packed]
+        if packed > 1:
+            item = builder.zext(item, i32)
+            for part in range(1, packed):
+                wide = builder.zext(values[number * packed + part], i32)
+                item = builder.or_(item, builder.shl(wide, i32(part * (32 // packed))))
+        vector = builder.insert_element(vector, item, i32(number))
+    builder.store(vector, address, align=len(values) * _element_bytes(pointer.type.pointee))
+
+
+def _places(builder: ir.IRBuilder, at: ir.Value, step: ir.Value, count: int) -> Iterator[ir.Value]:
+    for number in range(count):
+        yield at
+        at = builder.add(at, step) if number + 1 < count else at
+
+
+def load_lanes(
+    typingctx: Any,
+    lanes: Any,
+    first: Any,
+    pointer: Any,
+    at: Any,
+    step: Any,
+    last: Any,
+    whole: Any,
+    width: Any,
+    count: Any,
+) -> Any:
+    """Loads vectors into the lanes from number ``first`` on."""
+    start, size, number = literal(first), literal(width), literal(count)
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        target, _, source, place, distance, limit, is_whole = args[:7]
+
+        def keep(lane: int, value: ir.Value) -> None:
+            builder.store(value, builder.gep(target, [i64(start + lane)]))
+
+        with builder.if_else(is_whole, likely=True) as (then, otherwise):
+            with then:
+                for vector, where in enumerate(_places(builder, place, distance, number)):
+                    for i, value in enumerate(_load_vector(builder, source, where, size)):
+                        keep(vector * size + i, value)
+            with otherwise:
+                for vector, where in enumerate(_places(builder, place, distance, number)):
+                    base, left = builder.gep(source, [where]), builder.trunc(builder.sub(limit, where), i32)
+                    for i in range(size):
+                        index = builder.select(builder.icmp_signed("<", i32(i), left), i32(i), left)
+                        keep(vector * size + i, builder.load(builder.gep(base, [builder.sext(index, i64)])))
+        return context.get_dummy_value()
+
+    known = (types.int64, types.int64, types.int64, types.boolean)
+    return signature(types.none, lanes, first, pointer, *known, width, count), codegen
+
+
+def store_lanes(
+    typingctx: Any,
+    lanes: Any,
+    first: Any,
+    pointer: Any,
+    at: Any,
+    step: Any,
+    end: Any,
+    whole: Any,
+    width: Any,
+    count: Any,
+) -> Any:
+    """Stores vectors of the lanes from number ``first`` on."""
+    start, size, number = literal(first), literal(width), literal(count)
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        source, _, target, place, distance, limit, is_whole = args[:7]
+        values = [builder.load(builder.gep(source, [i64(start + i)])) for i in range(size * number)]
+        with builder.if_else(is_whole, likely=True) as (then, otherwise):
+            with then:
+                for vector, where in enumerate(_places(builder, place, distance, number)):
+                    _store_vector(builder, target, where, values[vector * size : (vector + 1) * size])
+            with otherwise:
+                for vector, where in enumerate(_places(builder, place, distance, number)):
+                    base, left = builder.gep(target, [where]), builder.trunc(builder.sub(limit, where), i32)
+                    for i in range(size):
+                        with builder.if_then(builder.icmp_signed("<", i32(i), left)):
+                            builder.store(values[vector * size + i], builder.gep(base, [i64(i)]))
+        return context.get_dummy_value()
+
+    known = (types.int64, types.int64, types.int64, types.boolean)
+    return signature(types.none, lanes, first, pointer, *known, width, count), codegen
+
+
+FUNCTIONS: dict[str, Function] = {
+    function.__name__: function
+    for function in (
+        first_element,
+        vector_step,
+        whole_vectors,
+        is_aligned,
+        lanes_of,
+        load_lanes,
+        store_lanes,
+    )
+}

@@ -1,0 +1,110 @@
+"""Elementwise kernels for a GPU: vectors where addresses allow it, and the same bits as element by element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import parser
+
+from kernel_harness import run_model
+from ort_cuda_plugin.clusters.cluster import CompiledCluster
+from ort_cuda_plugin.compiler.compile import compile_kernel
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.targets import Target
+from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.kernels import vector_map
+from ort_cuda_plugin.model.onnx_graph import read_model
+from ort_cuda_plugin.program.lowering import DeviceProperties
+
+GPU = DeviceProperties(emulated=False)
+HEAD = '<ir_version: 10, opset_import: ["" : 21]> vectors'
+ROWS = f"""{HEAD} (float[R, C] x, float[R, C] z, float[C] b, float[R, 1] k, float[1] s, float16[R, C] h)
+    => (float[R, C] dense, float16[R, C] halves, float[R, C] swapped, bool[R, C] flags, float[Q] odd)
+    {{ p = Add(x, b) q = Mul(p, k) dense = Sub(q, s)
+      c = Add(h, h) halves = Neg(c)
+      flags = Greater(x, z)
+      t = Transpose<perm = [1, 0]>(z) u = Reshape(t, rc) swapped = Mul(u, x)
+      f = Reshape(x, flat) o = Slice(f, one, most) odd = Abs(o) }}"""
+"""Rows with a bias, a factor of each row, half types, columns, and elements that begin beside a vector."""
+
+
+def rows_model(rows: int | str, columns: int | str, odd: int | str) -> Any:
+    text = ROWS.replace("[R", f"[{rows}").replace("C]", f"{columns}]").replace("[Q]", f"[{odd}]")
+    head, body = text.split("{ p =")
+    constants = "rc = Shape(x) flat = Constant<value_ints = [-1]>() one = Constant<value_ints = [1]>() "
+    constants += "most = Constant<value_ints = [9223372036854775807]>() "
+    return parser.parse_model(f"{head}{{ {constants} p ={body}")
+
+
+@pytest.mark.parametrize(
+    ("shape", "dynamic"), [((70, 64), False), ((300, 49), False), ((37, 62), True)], ids=["rows", "odd_rows", "dynamic"]
+)
+def test_vectors_change_no_bit(shape: tuple[int, int], dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    rows, columns = shape
+    x, z = (rng.standard_normal(shape, np.float32) for _ in range(2))
+    b, k, s = (rng.standard_normal(size, np.float32) for size in (columns, (rows, 1), 1))
+    h = rng.standard_normal(shape).astype(np.float16)
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    model = rows_model(*shape, rows * columns - 1)
+    dense, halves, swapped, flags, odd = run_model(model, [x, z, b, k, s, h], dynamic)
+    monkeypatch.setattr(vector_map, "FEW_ELEMENTS", 1 << 40)
+    by_element = run_model(model, [x, z, b, k, s, h], dynamic)
+    for result, other in zip((dense, halves, swapped, flags, odd), by_element, strict=True):
+        np.testing.assert_array_equal(result, other)
+    np.testing.assert_array_equal(halves, -(h + h))
+    np.testing.assert_array_equal(swapped, z.T.reshape(shape) * x)
+    np.testing.assert_array_equal(flags, x > z)
+    np.testing.assert_array_equal(odd, np.abs(x.reshape(-1)[1:]))
+
+
+TYPES = f"""{HEAD} (uint8[N] u, int64[N] i, double[N] d, bool[N] c, float[N] x)
+    => (float[N] wide, uint8[N] bytes, double[N] doubles, int64[N] longs, float[N] picked)
+    {{ wide = Cast<to = 1>(u) bytes = BitwiseNot(u)
+      doubles = Mul(d, d) longs = Add(i, i) picked = Where(c, x, wide) }}"""
+
+
+def test_every_width_ends_where_the_tensor_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    n = 4321
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    u, i = rng.integers(0, 256, n).astype(np.uint8), rng.integers(-(2**62), 2**62, n)
+    d, x = rng.standard_normal(n), rng.standard_normal(n).astype(np.float32)
+    c = x > 0
+    model = parser.parse_model(TYPES)
+    wide, inverted, doubles, longs, picked = run_model(model, [u, i, d, c, x], dynamic=True)
+    np.testing.assert_array_equal(wide, u.astype(np.float32))
+    np.testing.assert_array_equal(inverted, ~u)
+    np.testing.assert_array_equal(doubles, d * d)
+    np.testing.assert_array_equal(longs, i + i)
+    np.testing.assert_array_equal(picked, np.where(c, x, wide))
+
+
+def kernels(text: str, device: DeviceProperties = GPU) -> list[KernelSpec]:
+    return CompiledCluster(read_model(parser.parse_model(f"{HEAD} {text}")), device).prepare().kernels
+
+
+def test_the_kernels_of_the_comparison_have_vectors() -> None:
+    cluster = CompiledCluster(read_model(rows_model(70, 64, 70 * 64 - 1)), GPU)
+    sources = [spec.source for spec in cluster.prepare().kernels]
+    assert all("store_lanes" in source for source in sources)
+    assert sum("load_lanes" in source for source in sources) > 2
+
+
+def test_ptx_has_accesses_of_16_bytes() -> None:
+    text = """(float16[64, 384] h, float16[384] b, float[8, 64, 6, 32] x) => (float16[64, 384] g, float[8, 6, 64, 32] t)
+        { s = Add(h, b) g = Relu(s) t = Transpose<perm = [0, 2, 1, 3]>(x) }"""
+    for spec in kernels(text):
+        image = compile_kernel(spec, Target.cuda(9, 0))
+        ptx = image.ptx.decode()
+        assert "ld.global.v4" in ptx
+        assert "st.global.v4" in ptx
+        assert image.metadata["stack_bytes"] == 0
+
+
+def test_blocks_are_small_where_large_ones_leave_multiprocessors_idle() -> None:
+    few, many = (DeviceProperties(emulated=False, multiprocessors=count) for count in (16, 132))
+    assert vector_map.vector_threads(few, 16384) == 256
+    assert vector_map.vector_threads(many, 16384) == 64
