@@ -160,7 +160,8 @@ def strip_functions(storage: str, memory: types.Type, ty: types.Type, element: i
     """Strips are neighbouring elements in one vector: on the emulated device as long as its registers, on a GPU one.
 
     ``strips_*(rows, n)`` are accumulators of 0, ``multiply_add_strip_*(sums, weights, at_w, x, at_x, rows, n)`` adds
-    the products of ``rows`` weights from ``at_w`` on, a multiple of ``rows``, with the strip of x at ``at_x``,
+    the products of ``rows`` weights from ``at_w`` on, a multiple of ``rows``, with the strip of x at ``at_x``;
+    ``multiply_add_lanes_*(sums, row, x, at_x, y, at_y, n)`` adds the products of two strips' elements to a row,
     ``copy_strip_*(to, sums, row, n)`` takes a row out, and ``store_strips_*(to, at, sums, rows, n)`` all. Named by
     the type in memory of x; ``ty`` is that of sums and weights, ``element`` in LLVM.
     """
@@ -198,6 +199,22 @@ def strip_functions(storage: str, memory: types.Type, ty: types.Type, element: i
 
         return signature(types.none, pointer, pointer, types.int64, source, types.int64, rows, columns), codegen
 
+    def multiply_lanes(typingctx: Any, c: Any, row: Any, a: Any, at_a: Any, b: Any, at_b: Any, columns: Any) -> Any:
+        number, n = literal(row), literal(columns)
+
+        def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+            total, _, *places, _ = args
+            a, b = (
+                llvm.widened(builder, builder.load(llvm.at(builder, x, place, n), align=x_size), n)
+                for x, place in (places[:2], places[2:])
+            )
+            address = llvm.at(builder, total, i64(number * n), n)
+            value = llvm.multiply_add(builder, a, b, builder.load(address, align=size), n)
+            builder.store(value, address, align=size)
+            return context.get_dummy_value()
+
+        return signature(types.none, pointer, row, source, types.int64, source, types.int64, columns), codegen
+
     def copy(typingctx: Any, out: Any, c: Any, row: Any, columns: Any) -> Any:
         number, n = literal(row), literal(columns)
 
@@ -220,7 +237,10 @@ def strip_functions(storage: str, memory: types.Type, ty: types.Type, element: i
 
         return signature(types.none, pointer, types.int64, pointer, rows, columns), codegen
 
-    functions: dict[str, Any] = {f"multiply_add_strip_{storage}": multiply_add}
+    functions: dict[str, Any] = {
+        f"multiply_add_strip_{storage}": multiply_add,
+        f"multiply_add_lanes_{storage}": multiply_lanes,
+    }
     if memory == ty:
         functions |= {f"strips_{storage}": strips, f"copy_strip_{storage}": copy, f"store_strips_{storage}": store}
     return functions

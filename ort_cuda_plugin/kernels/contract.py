@@ -14,6 +14,7 @@ from .blocks import make_block_element
 from .codegen import KernelBuilder, Parameters
 from .convert import make_element
 from .epilogue import Axes, make_epilogue
+from .lanes import LaneProduct
 from .layout import index_type
 from .matmul import FLAT, SQUARE, TALL, Product, RowProduct, TiledProduct
 from .tiles import Element, Tile
@@ -122,7 +123,9 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
     form = ((a_element, b_element), epilogue, *call.contiguous, len(call.batch), index)
     few_rows = le(m, MAX_ROWS) if call.contiguous[1] else 0
     if few_rows != 0:
-        row = RowProduct(*form)
+        row = LaneProduct(*form, n) if ctx.device.emulated and isinstance(n, int) else RowProduct(*form)
+        if isinstance(row, LaneProduct) and not row.is_possible:
+            row = RowProduct(*form)
         blocks = select(few_rows, ceildiv(n, row.block_columns) * m, 0)
         _launch_kernel(ctx, call, row, (of_a, of_b, more), blocks, row.threads)
     if few_rows == 0 or not is_const(few_rows):
