@@ -10,7 +10,7 @@
  * stream ends, it calls the slot's release. */
 typedef enum ocp_stream_slot_id { OCP_SLOT_ORT, OCP_SLOT_CUBLASLT, OCP_SLOT_CUDNN, OCP_NUM_SLOTS } ocp_stream_slot_id;
 typedef struct ocp_stream_slot {
-  void *state;                  /* NULL: none yet */
+  _Atomic(void *) state;        /* NULL: none yet */
   void (*release)(void *state); /* NULL: nothing to do */
 } ocp_stream_slot;
 

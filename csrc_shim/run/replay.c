@@ -24,11 +24,14 @@ enum { MEMORY_SHARE = 4 };
 
 struct ocp_replay {
   ocp_replay_budget *budget;
+  const ocp_variant *variant;
   CUgraph graph; /* kept: changes name its nodes */
   CUgraphExec exec;
   uint64_t slab, slab_bytes;
   int64_t counts[OCP_RECORD_NUM_KINDS]; /* of its nodes */
   CUgraphNode *nodes;                   /* of the records */
+  struct ocp_prepared **used;           /* by the records that are library calls */
+  bool *changed;                        /* which records have other parameters than their nodes: scratch of a Run */
   uint32_t *records;                    /* of the fixups: which record each belongs to */
   ocp_graph_sources sources;            /* of the nodes */
   uint64_t *bases;                      /* of inputs and outputs, as the executable graph has them */
@@ -117,32 +120,58 @@ static CUDA_MEMSET_NODE_PARAMS memset_params(const uint64_t *values) {
       .dst = values[0], .value = (unsigned char)values[1], .elementSize = 1, .width = values[2], .height = 1};
 }
 
-/* What a library enqueues for a call, captured on a stream of its own. */
-static CUresult capture_library(const ocp_instance *instance, uint32_t index, CUgraph *child, ocp_error *error) {
+/* A library call of an instance. */
+typedef struct library_call {
+  ocp_problem *problem;
+  void *const *pointers;
+  const int64_t *numbers;
+  uint32_t num_pointers, num_numbers;
+} library_call;
+
+static library_call library_call_of(const ocp_instance *instance, uint32_t index) {
   const ocp_plan_record *record = &instance->variant->plan->records[index];
   const ocp_call *call = &instance->calls[index];
+  return (library_call){.problem = instance->variant->problems[record->index],
+                        .pointers = (void *const *)call->values,
+                        .numbers = (const int64_t *)call->values + call->num_pointers,
+                        .num_pointers = call->num_pointers,
+                        .num_numbers = record->num_params - call->num_pointers};
+}
+
+/* Whether a library call has executed with the stream's handle, so that it can be captured. An error is left to the
+ * call itself. */
+static bool is_warm(const ocp_instance *instance, uint32_t index, ocp_stream *stream) {
+  const library_call call = library_call_of(instance, index);
+  struct ocp_prepared *none;
+  ocp_error ignored = {0};
+  return ocp_library_capture(call.problem, stream, NULL, call.pointers, call.num_pointers, call.numbers,
+                             call.num_numbers, &none, &ignored) ||
+         ignored.code != ORT_OK;
+}
+
+/* What a library enqueues for a call, captured on a stream of its own, with the handle of the Run's stream. *used is
+ * what the graph needs then. */
+static CUresult capture_library(const ocp_instance *instance, uint32_t index, ocp_stream *run_stream, CUgraph *child,
+                                struct ocp_prepared **used, ocp_error *error) {
+  const library_call call = library_call_of(instance, index);
   ocp_device *device = instance->variant->device;
-  ocp_problem *problem = instance->variant->problems[record->index];
-  void *const *pointers = (void *const *)call->values;
-  const int64_t *numbers = (const int64_t *)call->values + call->num_pointers;
-  const uint32_t num_numbers = record->num_params - call->num_pointers;
   ocp_stream *stream;
   *child = NULL;
+  *used = NULL;
   if (ocp_stream_borrow(device, &stream, error) != ORT_OK)
     return CUDA_ERROR_UNKNOWN;
-  CUresult result = CUDA_SUCCESS;
-  /* What may allocate or load comes before the capture, which forbids it. */
-  if (ocp_library_prepare(problem, stream, pointers, call->num_pointers, numbers, num_numbers, error) == ORT_OK) {
-    ocp_stream_take_turn(stream, true);
-    atomic_store(&stream->capturing, true);
-    result = device->driver->StreamBeginCapture(stream->handle, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
-    if (result == CUDA_SUCCESS) {
-      ocp_library_run(problem, stream, pointers, call->num_pointers, numbers, num_numbers, error);
-      result = ocp_stream_end_capture(stream, child);
-    }
-    atomic_store(&stream->capturing, false);
-    ocp_stream_end_turn(stream);
+  ocp_stream_take_turn(stream, true);
+  atomic_store(&stream->capturing, true);
+  CUresult result = device->driver->StreamBeginCapture(stream->handle, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+  if (result == CUDA_SUCCESS) {
+    if (!ocp_library_capture(call.problem, run_stream, stream, call.pointers, call.num_pointers, call.numbers,
+                             call.num_numbers, used, error) &&
+        error->code == ORT_OK)
+      ocp_fail(error, ORT_EP_FAIL, "a library call that never ran");
+    result = ocp_stream_end_capture(stream, child);
   }
+  atomic_store(&stream->capturing, false);
+  ocp_stream_end_turn(stream);
   ocp_stream_return(stream);
   size_t num_nodes = 0;
   if (result == CUDA_SUCCESS && error->code == ORT_OK)
@@ -155,17 +184,25 @@ static CUresult capture_library(const ocp_instance *instance, uint32_t index, CU
     return CUDA_SUCCESS;
   if (*child)
     device->driver->GraphDestroy(*child);
+  ocp_library_let_go(call.problem, *used);
   *child = NULL;
+  *used = NULL;
   return result != CUDA_SUCCESS ? result : CUDA_ERROR_UNKNOWN;
 }
 
+static ocp_problem *problem_of(const ocp_variant *variant, uint32_t index) {
+  return variant->problems[variant->plan->records[index].index];
+}
+
 /* Adds the node of a record behind `before`, unless that is NULL. */
-static CUresult add_node_of(const ocp_instance *instance, uint32_t index, CUgraph graph, CUgraphNode before,
-                            CUgraphNode *node, ocp_error *error) {
+static CUresult add_node_of(const ocp_instance *instance, uint32_t index, ocp_replay *replay, ocp_stream *stream,
+                            CUgraphNode before, ocp_error *error) {
   const ocp_device *device = instance->variant->device;
   const ocp_driver *driver = device->driver;
   const uint64_t *values = instance->calls[index].values;
   const size_t num_before = before != NULL;
+  CUgraph graph = replay->graph;
+  CUgraphNode *node = &replay->nodes[index];
   switch (instance->calls[index].kind) {
   case OCP_RECORD_LAUNCH: {
     const CUDA_KERNEL_NODE_PARAMS params = kernel_params(instance, index);
@@ -181,7 +218,7 @@ static CUresult add_node_of(const ocp_instance *instance, uint32_t index, CUgrap
   }
   default: {
     CUgraph child;
-    CUresult result = capture_library(instance, index, &child, error);
+    CUresult result = capture_library(instance, index, stream, &child, &replay->used[index], error);
     if (result == CUDA_SUCCESS) {
       result = driver->GraphAddChildGraphNode(node, graph, &before, num_before, child);
       driver->GraphDestroy(child);
@@ -191,16 +228,16 @@ static CUresult add_node_of(const ocp_instance *instance, uint32_t index, CUgrap
   }
 }
 
-static CUresult add_node(const ocp_instance *instance, uint32_t index, CUgraph graph, CUgraphNode before,
-                         CUgraphNode *node, ocp_error *error) {
+static CUresult add_node(const ocp_instance *instance, uint32_t index, ocp_replay *replay, ocp_stream *stream,
+                         CUgraphNode before, ocp_error *error) {
   ocp_activity_of(instance->variant->first_source + index);
-  const CUresult result = add_node_of(instance, index, graph, before, node, error);
+  const CUresult result = add_node_of(instance, index, replay, stream, before, error);
   ocp_activity_of(0);
   return result;
 }
 
 /* Brings the node of a record up to date with its parameters. */
-static CUresult change_node_of(const ocp_instance *instance, uint32_t index, const ocp_replay *replay) {
+static CUresult change_node_of(const ocp_instance *instance, uint32_t index, ocp_replay *replay, ocp_stream *stream) {
   const ocp_device *device = instance->variant->device;
   const ocp_driver *driver = device->driver;
   const uint64_t *values = instance->calls[index].values;
@@ -221,20 +258,23 @@ static CUresult change_node_of(const ocp_instance *instance, uint32_t index, con
   }
   default: {
     CUgraph child;
+    struct ocp_prepared *used;
     ocp_error ignored = {0}; /* the graph is made anew then, which reports it */
-    CUresult result = capture_library(instance, index, &child, &ignored);
+    CUresult result = capture_library(instance, index, stream, &child, &used, &ignored);
     if (result == CUDA_SUCCESS) {
       result = driver->GraphExecChildGraphNodeSetParams(replay->exec, node, child);
       driver->GraphDestroy(child);
+      ocp_library_let_go(problem_of(instance->variant, index), replay->used[index]);
+      replay->used[index] = used;
     }
     return result;
   }
   }
 }
 
-static CUresult change_node(const ocp_instance *instance, uint32_t index, const ocp_replay *replay) {
+static CUresult change_node(const ocp_instance *instance, uint32_t index, ocp_replay *replay, ocp_stream *stream) {
   ocp_activity_of(instance->variant->first_source + index);
-  const CUresult result = change_node_of(instance, index, replay);
+  const CUresult result = change_node_of(instance, index, replay, stream);
   ocp_activity_of(0);
   return result;
 }
@@ -259,6 +299,9 @@ void ocp_replay_release(ocp_replay *replay) {
     if (replay->slab)
       ocp_device_free(device, replay->slab, NULL); /* the stream of a launch that goes on may be gone meanwhile */
   }
+  for (uint32_t i = 0; i < replay->variant->plan->header.num_records; i++)
+    if (replay->used[i])
+      ocp_library_let_go(problem_of(replay->variant, i), replay->used[i]);
   give_place(replay->budget, replay->slab_bytes);
   ocp_count(OCP_GRAPHS_LIVE, -1);
   ocp_graph_sources_clear(&replay->sources);
@@ -289,19 +332,22 @@ static bool take_place(ocp_replay_budget *budget, uint64_t slab_bytes) {
 /* An empty graph with its arrays, in one block; the place in the cluster is taken. */
 static ocp_replay *allocate(ocp_replay_budget *budget, const ocp_instance *instance, ocp_error *error) {
   const uint32_t num_records = instance->variant->plan->header.num_records, num_fixups = instance->num_fixups[0];
-  ocp_replay *replay =
-      calloc(1, sizeof *replay + num_records * sizeof *replay->nodes + num_bases(instance) * sizeof *replay->bases +
-                    num_fixups * sizeof *replay->records);
+  ocp_replay *replay = calloc(1, sizeof *replay + num_records * (sizeof *replay->nodes + sizeof *replay->used) +
+                                     num_bases(instance) * sizeof *replay->bases +
+                                     num_fixups * sizeof *replay->records + num_records * sizeof *replay->changed);
   if (!replay) {
     give_place(budget, instance->slab_bytes[0]);
     fail_memory(error);
     return NULL;
   }
   replay->budget = budget;
+  replay->variant = instance->variant;
   replay->slab_bytes = instance->slab_bytes[0];
   replay->nodes = (CUgraphNode *)(replay + 1);
-  replay->bases = (uint64_t *)(replay->nodes + num_records);
+  replay->used = (struct ocp_prepared **)(replay->nodes + num_records);
+  replay->bases = (uint64_t *)(replay->used + num_records);
   replay->records = (uint32_t *)(replay->bases + num_bases(instance));
+  replay->changed = (bool *)(replay->records + num_fixups);
   ocp_count(OCP_GRAPHS_LIVE, 1);
   return replay;
 }
@@ -316,14 +362,15 @@ static void find_records(const ocp_instance *instance, ocp_replay *replay) {
   }
 }
 
-static CUresult fill(const ocp_instance *instance, ocp_replay *replay, uint32_t *record, ocp_error *error) {
+static CUresult fill(const ocp_instance *instance, ocp_replay *replay, ocp_stream *stream, uint32_t *record,
+                     ocp_error *error) {
   const ocp_driver *driver = instance->variant->device->driver;
   CUresult result = driver->GraphCreate(&replay->graph, 0);
   CUgraphNode last = NULL;
   for (; *record < instance->variant->plan->header.num_records && result == CUDA_SUCCESS; ++*record) {
     if (instance->calls[*record].skipped)
       continue;
-    result = add_node(instance, *record, replay->graph, last, &replay->nodes[*record], error);
+    result = add_node(instance, *record, replay, stream, last, error);
     if (result != CUDA_SUCCESS)
       break;
     last = replay->nodes[*record];
@@ -355,7 +402,7 @@ static bool make(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream *
   find_records(instance, replay);
   uint32_t record = 0;
   ocp_activity_begin_graph();
-  const CUresult result = fill(instance, replay, &record, &error);
+  const CUresult result = fill(instance, replay, stream, &record, &error);
   ocp_activity_end_graph(&replay->sources);
   if (result == CUDA_SUCCESS) {
     instance->replay = replay;
@@ -381,38 +428,69 @@ static bool make(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream *
 
 /* ---- running ---- */
 
-/* Changes the nodes that hold addresses other than the instance's; false where one cannot be changed. */
-static bool update(ocp_instance *instance) {
+typedef enum outcome { READY, COLD, FAILED } outcome;
+
+/* Sets the addresses that differ from those of the graph, and notes their records. */
+static void find_changes(ocp_instance *instance) {
   ocp_replay *replay = instance->replay;
+  const uint32_t count = instance->num_fixups[0];
+  memset(replay->changed, 0, instance->variant->plan->header.num_records * sizeof *replay->changed);
+  for (uint32_t i = 0; i < count; i++) {
+    /* All addresses of a record, since a Run without the graph may have left others. */
+    const ocp_fixup *fixup = &instance->fixups[i];
+    const bool in_slab = fixup->base >= num_bases(instance);
+    instance->values[fixup->value] = (in_slab ? replay->slab : instance->bases[fixup->base]) + fixup->offset;
+    replay->changed[replay->records[i]] |= !in_slab && replay->bases[fixup->base] != instance->bases[fixup->base];
+  }
+}
+
+/* Changes the nodes that hold addresses other than the instance's. COLD: a library call among them never ran with the
+ * stream's handle, and nothing was changed. */
+static outcome update(ocp_instance *instance, ocp_stream *stream) {
+  ocp_replay *replay = instance->replay;
+  const ocp_plan *plan = instance->variant->plan;
   const size_t bytes = num_bases(instance) * sizeof *replay->bases;
   if (memcmp(replay->bases, instance->bases, bytes) == 0)
-    return true;
-  const uint32_t count = instance->num_fixups[0];
-  for (uint32_t i = 0; i < count;) {
-    const uint32_t record = replay->records[i];
-    bool changed = false;
-    for (; i < count && replay->records[i] == record; i++) {
-      /* All addresses of the record, since a Run without the graph may have left others. */
-      const ocp_fixup *fixup = &instance->fixups[i];
-      const bool in_slab = fixup->base >= num_bases(instance);
-      instance->values[fixup->value] = (in_slab ? replay->slab : instance->bases[fixup->base]) + fixup->offset;
-      changed |= !in_slab && replay->bases[fixup->base] != instance->bases[fixup->base];
-    }
-    if (changed && change_node(instance, record, replay) != CUDA_SUCCESS)
-      return false;
-  }
+    return READY;
+  find_changes(instance);
+  for (uint32_t i = 0; i < plan->header.num_records; i++)
+    if (replay->changed[i] && plan->records[i].kind == OCP_RECORD_LIBRARY && !is_warm(instance, i, stream))
+      return COLD;
+  for (uint32_t i = 0; i < plan->header.num_records; i++)
+    if (replay->changed[i] && change_node(instance, i, replay, stream) != CUDA_SUCCESS)
+      return FAILED;
   memcpy(replay->bases, instance->bases, bytes);
-  return true;
+  return READY;
+}
+
+/* Whether every library call of the instance has run with the stream's handle and the present addresses. */
+static bool are_all_warm(ocp_instance *instance, ocp_stream *stream) {
+  const ocp_plan *plan = instance->variant->plan;
+  bool warm = true, pointers = false;
+  for (uint32_t i = 0; i < plan->header.num_records && warm; i++)
+    if (plan->records[i].kind == OCP_RECORD_LIBRARY && !instance->calls[i].skipped) {
+      if (!pointers)
+        ocp_instance_set_pointers(instance, 0);
+      pointers = true;
+      warm = is_warm(instance, i, stream);
+    }
+  return warm;
 }
 
 int ocp_replay_run(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream *stream, bool *launched,
                    ocp_error *error) {
   *launched = false;
-  if (instance->replay && !update(instance)) {
+  const outcome updated = instance->replay ? update(instance, stream) : READY;
+  if (updated == COLD)
+    return ORT_OK;
+  if (updated == FAILED) { /* which the next Run's graph may do as well */
     ocp_replay_release(instance->replay);
     instance->replay = NULL;
+    ocp_instance_cool(instance);
+    fall_back(OCP_GRAPH_FALLBACKS_DRIVER);
+    return ORT_OK;
   }
-  if (!instance->replay && !make(budget, instance, stream))
+  if (!instance->replay && (!are_all_warm(instance, stream) || !make(budget, instance, stream)))
     return ORT_OK;
   *launched = true;
   const ocp_device *device = budget->device;

@@ -249,8 +249,8 @@ static void release(void *algorithm) {
 
 enum { MAX_RANK = 8 };
 
-static int prepare(const ocp_problem_spec *spec, void *handle, const int64_t *key, uint32_t rank, void **algorithm,
-                   ocp_error *error) {
+static int prepare(const ocp_problem_spec *spec, const ocp_library_handle *handle, const int64_t *key, uint32_t rank,
+                   void **algorithm, ocp_error *error) {
   if (key[M] == 0 || key[N] == 0 || key[BATCHES] == 0 || rank >= MAX_RANK)
     return ORT_OK; /* nothing to compute: no algorithm */
   matmul *call = calloc(1, sizeof *call);
@@ -264,8 +264,8 @@ static int prepare(const ocp_problem_spec *spec, void *handle, const int64_t *ke
   (void)(make_desc(&made, spec, (const void *)(uintptr_t)key[BIAS_ALIGNMENT], &call->desc) &&
          make_layouts(&made, spec, key, call) && make_preference(&made, spec, key, &preference) &&
          note(&made,
-              lt.MatmulAlgoGetHeuristic(handle, call->desc, call->first, call->second, addend_layout(call), call->out,
-                                        preference, (int)rank + 1, best, &found),
+              lt.MatmulAlgoGetHeuristic(handle->handle, call->desc, call->first, call->second, addend_layout(call),
+                                        call->out, preference, (int)rank + 1, best, &found),
               "cublasLtMatmulAlgoGetHeuristic") &&
          note(&made, rank < (uint32_t)found ? best[rank].state : 0, "cublasLtMatmulAlgoGetHeuristic"));
   if (preference)

@@ -39,9 +39,9 @@ enum {
   CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR = 15,
   CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR = 16,
   CUDNN_BACKEND_TENSOR_DESCRIPTOR = 17,
+  CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR = 38,
 };
 enum {
-  CUDNN_TYPE_HANDLE = 0,
   CUDNN_TYPE_DATA_TYPE = 1,
   CUDNN_TYPE_BOOLEAN = 2,
   CUDNN_TYPE_INT64 = 3,
@@ -54,6 +54,7 @@ enum {
   CUDNN_TYPE_NUMERICAL_NOTE = 11,
   CUDNN_TYPE_POINTWISE_MODE = 14,
   CUDNN_TYPE_BACKEND_DESCRIPTOR = 15,
+  CUDNN_TYPE_INT32 = 23,
 };
 enum {
   CUDNN_ATTR_POINTWISE_MODE = 0,
@@ -69,10 +70,11 @@ enum {
   CUDNN_ATTR_ENGINEHEUR_MODE = 200,
   CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH = 201,
   CUDNN_ATTR_ENGINEHEUR_RESULTS = 202,
+  CUDNN_ATTR_ENGINEHEUR_DEVICEPROP = 204,
   CUDNN_ATTR_ENGINECFG_ENGINE = 300,
-  CUDNN_ATTR_EXECUTION_PLAN_HANDLE = 400,
   CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG = 401,
   CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE = 402,
+  CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP = 407,
   CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA = 700,
   CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA = 701,
   CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC = 702,
@@ -83,7 +85,6 @@ enum {
   CUDNN_ATTR_OPERATION_POINTWISE_XDESC = 751,
   CUDNN_ATTR_OPERATION_POINTWISE_BDESC = 752,
   CUDNN_ATTR_OPERATION_POINTWISE_YDESC = 753,
-  CUDNN_ATTR_OPERATIONGRAPH_HANDLE = 800,
   CUDNN_ATTR_OPERATIONGRAPH_OPS = 801,
   CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT = 900,
   CUDNN_ATTR_TENSOR_DATA_TYPE = 901,
@@ -95,9 +96,11 @@ enum {
   CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS = 1001,
   CUDNN_ATTR_VARIANT_PACK_WORKSPACE = 1003,
   CUDNN_ATTR_ENGINE_NUMERICAL_NOTE = 1303,
+  CUDNN_ATTR_DEVICEPROP_DEVICE_ID = 2700,
 };
 
 static const char *const symbols[] = {
+    "cudnnGetVersion",
     "cudnnCreate",
     "cudnnDestroy",
     "cudnnSetStream",
@@ -110,6 +113,7 @@ static const char *const symbols[] = {
     "cudnnBackendExecute",
 };
 static struct {
+  size_t (*GetVersion)(void);
   cudnnStatus_t (*Create)(cudnnHandle_t *handle);
   cudnnStatus_t (*Destroy)(cudnnHandle_t handle);
   cudnnStatus_t (*SetStream)(cudnnHandle_t handle, CUstream stream);
@@ -138,7 +142,7 @@ enum { MAX_EPILOGUE = 2 + 3 * (MAX_OPERATIONS - 1) };
 /* Descriptors that live until the plan is destroyed, in the order of their making. */
 typedef struct convolution {
   cudnnBackendDescriptor_t plan;
-  cudnnBackendDescriptor_t descriptors[8 + MAX_EPILOGUE + 2 * MAX_CONFIGS];
+  cudnnBackendDescriptor_t descriptors[9 + MAX_EPILOGUE + 2 * MAX_CONFIGS];
   uint32_t num_descriptors;
   uint64_t workspace_bytes;
 } convolution;
@@ -188,6 +192,14 @@ static bool valid(const ocp_problem_spec *spec, const int64_t *v) {
     if (v[i] < 0)
       return false;
   return v[GROUPS] > 0 && v[CHANNELS] % v[GROUPS] == 0 && v[ROWS] % v[GROUPS] == 0;
+}
+
+/* Plans are for a device, not for a handle, which may be closed before them: cuDNN can do so since 9.8. */
+static int check(ocp_error *error) {
+  const size_t version = dnn.GetVersion(), least = 90800;
+  return version >= least ? ORT_OK
+                          : ocp_fail(error, ORT_FAIL, "cuDNN %zu.%zu.%zu is too old (9.8 or newer is needed)",
+                                     version / 10000, version / 100 % 100, version % 100);
 }
 
 static int open_handle(void **handle, ocp_error *error) {
@@ -344,8 +356,7 @@ static cudnnBackendDescriptor_t convolve(builder *b, operations *ops, bool last)
   return tensors[OUT];
 }
 
-static cudnnBackendDescriptor_t make_graph(builder *b, const ocp_problem_spec *spec, const int64_t *key,
-                                           cudnnHandle_t *handle) {
+static cudnnBackendDescriptor_t make_graph(builder *b, const ocp_problem_spec *spec, const int64_t *key) {
   const bool bias = spec->flags & OCP_PROBLEM_BIAS, relu = spec->flags & OCP_PROBLEM_RELU;
   operations ops = {.spec = spec, .key = key, .out = {key[IMAGES], key[ROWS]}};
   int64_t channels[MAX_DIMS] = {1, key[ROWS]};
@@ -361,10 +372,17 @@ static cudnnBackendDescriptor_t make_graph(builder *b, const ocp_problem_spec *s
   if (relu)
     append(b, &ops, CUDNN_POINTWISE_RELU_FWD, value, NULL, true);
   cudnnBackendDescriptor_t graph = create(b, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
-  set(b, graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, handle);
   set(b, graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, ops.count, ops.all);
   finalize(b, graph);
   return graph;
+}
+
+/* The device that plans are for. */
+static cudnnBackendDescriptor_t make_device(builder *b, int32_t ordinal) {
+  cudnnBackendDescriptor_t device = create(b, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
+  set(b, device, CUDNN_ATTR_DEVICEPROP_DEVICE_ID, CUDNN_TYPE_INT32, 1, &ordinal);
+  finalize(b, device);
+  return device;
 }
 
 /* Whether the engine of a configuration computes as the problem's flags want it. */
@@ -390,12 +408,13 @@ static bool engine_allowed(const ocp_problem_spec *spec, cudnnBackendDescriptor_
 }
 
 /* The plan of one configuration, or NULL where the engine or its workspace does not fit. */
-static cudnnBackendDescriptor_t try_config(cudnnHandle_t *handle, cudnnBackendDescriptor_t config, uint64_t most) {
+static cudnnBackendDescriptor_t try_config(cudnnBackendDescriptor_t device, cudnnBackendDescriptor_t config,
+                                           uint64_t most) {
   cudnnBackendDescriptor_t plan = NULL;
   int64_t count = 0, workspace = 0;
   if (dnn.BackendCreateDescriptor(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, &plan))
     return NULL;
-  if (!dnn.BackendSetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, handle) &&
+  if (!dnn.BackendSetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &device) &&
       !dnn.BackendSetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1,
                                &config) &&
       !dnn.BackendFinalize(plan) &&
@@ -408,12 +427,13 @@ static cudnnBackendDescriptor_t try_config(cudnnHandle_t *handle, cudnnBackendDe
 }
 
 /* The best plan of one heuristic mode after *rank others, which it counts down, or NULL. */
-static cudnnBackendDescriptor_t search(builder *b, const ocp_problem_spec *spec, cudnnHandle_t *handle,
+static cudnnBackendDescriptor_t search(builder *b, const ocp_problem_spec *spec, cudnnBackendDescriptor_t device,
                                        cudnnBackendDescriptor_t graph, int mode, uint64_t workspace, uint32_t *rank) {
   cudnnBackendDescriptor_t heuristic = create(b, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR), configs[MAX_CONFIGS],
                            plan = NULL;
   set(b, heuristic, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &graph);
   set(b, heuristic, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
+  set(b, heuristic, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &device);
   finalize(b, heuristic);
   for (int i = 0; i < MAX_CONFIGS; i++)
     configs[i] = create(b, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
@@ -425,7 +445,7 @@ static cudnnBackendDescriptor_t search(builder *b, const ocp_problem_spec *spec,
          "cudnnBackendGetAttribute");
   for (int64_t i = 0; !b->status && !plan && i < found && i < MAX_CONFIGS; i++) {
     if (engine_allowed(spec, configs[i]))
-      plan = try_config(handle, configs[i], workspace);
+      plan = try_config(device, configs[i], workspace);
     if (plan && *rank > 0) {
       (*rank)--;
       dnn.BackendDestroyDescriptor(plan);
@@ -450,8 +470,8 @@ static uint64_t workspace_of(const ocp_problem_spec *spec, const int64_t *key) {
   return (uint64_t)key[FIRST_DIMENSION + (int64_t)spec->rank * PER_DIMENSION];
 }
 
-static int prepare(const ocp_problem_spec *spec, void *handle, const int64_t *key, uint32_t rank, void **algorithm,
-                   ocp_error *error) {
+static int prepare(const ocp_problem_spec *spec, const ocp_library_handle *handle, const int64_t *key, uint32_t rank,
+                   void **algorithm, ocp_error *error) {
   const bool may_be_missing = rank > 0;
   if (key[IMAGES] == 0)
     return ORT_OK; /* nothing to compute: no plan */
@@ -459,12 +479,11 @@ static int prepare(const ocp_problem_spec *spec, void *handle, const int64_t *ke
   if (!conv)
     return ocp_fail(error, ORT_FAIL, "not enough host memory");
   builder b = {.conv = conv};
-  cudnnHandle_t own = handle;
-  cudnnBackendDescriptor_t graph = make_graph(&b, spec, key, &own);
+  cudnnBackendDescriptor_t device = make_device(&b, handle->ordinal), graph = make_graph(&b, spec, key);
   const int modes[] = {spec->flags & OCP_PROBLEM_BRIEF ? CUDNN_HEUR_MODE_INSTANT : CUDNN_HEUR_MODE_A,
                        CUDNN_HEUR_MODE_FALLBACK};
   for (int i = 0; i < 2 && !b.status && !conv->plan; i++)
-    conv->plan = search(&b, spec, &own, graph, modes[i], workspace_of(spec, key), &rank);
+    conv->plan = search(&b, spec, device, graph, modes[i], workspace_of(spec, key), &rank);
   if (conv->plan) {
     *algorithm = conv;
     return ORT_OK;
@@ -507,6 +526,8 @@ const ocp_library ocp_cudnn = {
     .num_pointers = NUM_POINTERS,
     .num_values = NUM_VALUES,
     .values_per_dimension = PER_DIMENSION,
+    .one_thread = true,
+    .check = check,
     .valid = valid,
     .open = open_handle,
     .close = close_handle,

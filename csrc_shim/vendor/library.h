@@ -4,17 +4,9 @@
 
 #include "base/error.h"
 #include "driver/driver.h"
+#include "vendor/handle.h"
+#include "vendor/prepared.h"
 #include "vendor/problem.h"
-
-enum { OCP_MAX_KEY = 40 };
-
-/* What a library prepared for one problem at one set of sizes; never changes once it is in the problem's list. */
-typedef struct ocp_prepared {
-  struct ocp_prepared *next;
-  uint32_t key_words;
-  int64_t key[OCP_MAX_KEY];
-  void *algorithm; /* the library's own */
-} ocp_prepared;
 
 /* One library: its table of functions is filled by ocp_library_load from `symbols`, in order. */
 typedef struct ocp_library {
@@ -24,6 +16,9 @@ typedef struct ocp_library {
   uint32_t num_symbols;
   uint32_t num_pointers, num_values; /* of a call without bias and residual; num_values is for rank 0 */
   uint32_t values_per_dimension;
+  bool one_thread; /* an algorithm is for one thread at a time, as a handle is */
+  /* Whether it can be used, once it is loaded; NULL: always. */
+  int (*check)(ocp_error *error);
   /* Whether there are problems of these sizes. */
   bool (*valid)(const ocp_problem_spec *spec, const int64_t *values);
   int (*open)(void **handle, ocp_error *error);
@@ -32,8 +27,8 @@ typedef struct ocp_library {
   uint32_t (*extend_key)(const ocp_problem_spec *spec, void *const *pointers, int64_t *key);
   /* The algorithm that the library puts at that rank, 0 for its best; NULL where it has none so far down, or where
    * there is nothing to compute. */
-  int (*prepare)(const ocp_problem_spec *spec, void *handle, const int64_t *key, uint32_t rank, void **algorithm,
-                 ocp_error *error);
+  int (*prepare)(const ocp_problem_spec *spec, const ocp_library_handle *handle, const int64_t *key, uint32_t rank,
+                 void **algorithm, ocp_error *error);
   void (*release)(void *algorithm);
   int (*run)(const ocp_problem_spec *spec, void *handle, const ocp_prepared *prepared, CUstream stream,
              void *const *pointers, ocp_error *error);

@@ -1,15 +1,15 @@
-/* Loads the vendor libraries, and keeps what they prepared for each problem and set of sizes.
+/* Loads the vendor libraries, and calls them with what they prepared for a problem and its sizes.
  *
- * A call looks its sizes up in the problem's list and runs the algorithm that it finds there. The first call with new
- * sizes asks the library for one, under the problem's lock.
+ * A call looks its sizes up among what its problem has prepared (prepared.h) and runs the algorithm that it finds
+ * there, with the handle of its stream (handle.h). The first call with new sizes asks the library for an algorithm.
  *
  * Invariants:
- * - The list grows at its head and nothing leaves it before the problem is released, so that calls read it without the
- *   lock.
- * - A stream has one handle of each library, in its slot. The thread that enqueues on the stream opens it, one thread
- *   at a time, and it is closed with the stream.
- * - Once a stream has its handle and a problem the algorithm for the sizes, a call allocates nothing. Then it can be
- *   captured (ocp_library_prepare). */
+ * - A call holds its stream's handle and its algorithm. It takes these locks in this order: the handle's, preparing,
+ *   an algorithm's, the list's.
+ * - An algorithm belongs to a device, not to a handle, and lives until no call, no graph of ours and no unfinished work
+ *   uses it. Those that a graph of others has captured live as long as the problem.
+ * - Once a handle and an algorithm have both executed a call, the next one allocates and loads nothing. Then it can be
+ *   captured (ocp_library_capture). */
 #include "vendor/problem.h"
 
 #include <dlfcn.h>
@@ -18,13 +18,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device/wait.h"
 #include "vendor/library.h"
 
 struct ocp_problem {
   ocp_problem_spec spec;
   const ocp_library *library;
-  pthread_mutex_t lock;             /* one thread prepares at a time */
-  _Atomic(ocp_prepared *) prepared; /* grows at its head; read without the lock */
+  pthread_mutex_t preparing; /* one thread at a time */
+  ocp_prepared_list prepared;
 };
 
 static const ocp_library *const libraries[OCP_NUM_LIBRARIES] = {&ocp_cublaslt, &ocp_cudnn};
@@ -41,6 +42,10 @@ static int load(const ocp_library *library, const char *path, ocp_error *error) 
       dlclose(handle);
       return ocp_fail(error, ORT_FAIL, "%s: %s has no %s", library->name, path, library->symbols[i]);
     }
+  }
+  if (library->check && library->check(error) != ORT_OK) {
+    dlclose(handle);
+    return error->code;
   }
   return ORT_OK;
 }
@@ -102,19 +107,17 @@ ocp_problem *ocp_problem_create(const ocp_problem_spec *spec, ocp_error *error) 
   }
   problem->spec = *spec;
   problem->library = libraries[id];
-  pthread_mutex_init(&problem->lock, NULL);
+  pthread_mutex_init(&problem->preparing, NULL);
+  ocp_prepared_init(&problem->prepared);
   return problem;
 }
 
 void ocp_problem_release(ocp_problem *problem) {
   if (!problem)
     return;
-  for (ocp_prepared *prepared = atomic_load(&problem->prepared), *next; prepared; prepared = next) {
-    next = prepared->next;
-    problem->library->release(prepared->algorithm);
-    free(prepared);
-  }
-  pthread_mutex_destroy(&problem->lock);
+  ocp_prepared_free(problem->prepared.first, problem->library->release);
+  pthread_mutex_destroy(&problem->prepared.lock);
+  pthread_mutex_destroy(&problem->preparing);
   free(problem);
 }
 
@@ -126,13 +129,6 @@ bool ocp_problem_takes(const ocp_problem *problem, uint32_t num_pointers, uint32
          num_values == library->num_values + library->values_per_dimension * spec->rank;
 }
 
-static const ocp_prepared *find(ocp_problem *problem, const int64_t *key, uint32_t words) {
-  const ocp_prepared *prepared = atomic_load_explicit(&problem->prepared, memory_order_acquire);
-  while (prepared && memcmp(prepared->key, key, words * sizeof *key) != 0)
-    prepared = prepared->next;
-  return prepared;
-}
-
 /* ---- measuring ---- */
 
 enum { MAX_MEASURED = 8, MEASURED_RUNS = 3 };
@@ -140,7 +136,7 @@ enum { MAX_MEASURED = 8, MEASURED_RUNS = 3 };
 /* A call whose algorithm is looked for. */
 typedef struct call_site {
   ocp_problem *problem;
-  void *handle;
+  ocp_library_handle *handle;
   ocp_stream *stream;
   void *const *pointers;
 } call_site;
@@ -154,7 +150,7 @@ static float measure(const call_site *site, const ocp_prepared *prepared, CUeven
   for (int i = 0; i <= MEASURED_RUNS && error.code == ORT_OK; i++) {
     if (i == 1) /* the first one loads its kernels */
       driver->EventRecord(begin, site->stream->handle);
-    library->run(&site->problem->spec, site->handle, prepared, site->stream->handle, site->pointers, &error);
+    library->run(&site->problem->spec, site->handle->handle, prepared, site->stream->handle, site->pointers, &error);
   }
   if (error.code != ORT_OK || driver->EventRecord(end, site->stream->handle) != CUDA_SUCCESS ||
       driver->EventSynchronize(end) != CUDA_SUCCESS ||
@@ -197,80 +193,148 @@ static void choose_fastest(const call_site *site, ocp_prepared *prepared) {
     driver->EventDestroy(begin);
 }
 
+/* Whether a graph that others make takes in what is enqueued on the stream. */
+static bool is_captured(const ocp_stream *stream) {
+  return atomic_load_explicit(&stream->capturing, memory_order_relaxed) ||
+         (!stream->owned && ocp_stream_is_captured(stream));
+}
+
 /* Only a call that enqueues can be measured. */
 static bool is_measured(const call_site *site) {
   const uint32_t flags = site->problem->spec.flags;
-  return flags & OCP_PROBLEM_MEASURED && !(flags & OCP_PROBLEM_DETERMINISTIC) &&
-         !atomic_load_explicit(&site->stream->capturing, memory_order_relaxed);
+  return flags & OCP_PROBLEM_MEASURED && !(flags & OCP_PROBLEM_DETERMINISTIC) && !is_captured(site->stream);
 }
 
-/* All keys of a problem have as many words: they depend on its spec alone. */
-static const ocp_prepared *prepare(const call_site *site, const int64_t *key, uint32_t words, ocp_error *error) {
+/* ---- preparing ---- */
+
+/* The device has to be idle, and a stream that is captured would never be. */
+static void evict(const call_site *site) {
   ocp_problem *problem = site->problem;
-  pthread_mutex_lock(&problem->lock);
-  const ocp_prepared *known = find(problem, key, words);
-  ocp_prepared *prepared = known ? NULL : calloc(1, sizeof *prepared);
-  if (prepared) {
-    prepared->key_words = words;
-    memcpy(prepared->key, key, words * sizeof *key);
+  ocp_error ignored = {0};
+  if (!ocp_prepared_are_too_many(&problem->prepared) || is_captured(site->stream))
+    return;
+  ocp_prepared *evicted = ocp_prepared_evict(&problem->prepared);
+  if (evicted)
+    ocp_pool_synchronize(site->stream->device, &ignored);
+  ocp_prepared_free(evicted, problem->library->release);
+}
+
+/* Held by the caller; NULL with the error. */
+static ocp_prepared *prepare(const call_site *site, const int64_t *key, uint32_t words, ocp_error *error) {
+  ocp_problem *problem = site->problem;
+  pthread_mutex_lock(&problem->preparing);
+  ocp_prepared *known = ocp_prepared_find(&problem->prepared, key, words); /* another thread may have made it */
+  ocp_prepared *prepared = known ? known : ocp_prepared_create(key, words);
+  if (!prepared) {
+    ocp_fail(error, ORT_FAIL, "not enough host memory");
+  } else if (!known) {
     if (problem->library->prepare(&problem->spec, site->handle, key, 0, &prepared->algorithm, error) == ORT_OK) {
       if (prepared->algorithm && is_measured(site))
         choose_fastest(site, prepared);
-      prepared->next = atomic_load(&problem->prepared);
-      atomic_store_explicit(&problem->prepared, prepared, memory_order_release);
-      known = prepared;
+      ocp_prepared_insert(&problem->prepared, prepared);
+      evict(site);
     } else {
-      free(prepared);
+      ocp_prepared_free(prepared, problem->library->release);
+      prepared = NULL;
     }
-  } else if (!known) {
-    ocp_fail(error, ORT_FAIL, "not enough host memory");
   }
-  pthread_mutex_unlock(&problem->lock);
-  return known;
+  pthread_mutex_unlock(&problem->preparing);
+  return prepared;
 }
 
 /* ---- calls ---- */
 
-/* The stream's handle of the library: opened with its first call there, closed with the stream. */
-static void **stream_handle(ocp_stream *stream, const ocp_library *library) {
-  ocp_stream_slot *slot = &stream->slots[library == &ocp_cublaslt ? OCP_SLOT_CUBLASLT : OCP_SLOT_CUDNN];
-  slot->release = library->close;
-  return &slot->state;
-}
+typedef struct arguments {
+  void *const *pointers;
+  const int64_t *values;
+  uint32_t num_pointers, num_values;
+} arguments;
 
-/* The algorithm for a call; its stream's handle is open then. NULL with the error. */
-static const ocp_prepared *prepared_for(ocp_problem *problem, ocp_stream *stream, void *const *pointers,
-                                        uint32_t num_pointers, const int64_t *values, uint32_t num_values,
-                                        ocp_error *error) {
+/* What decides the algorithm of a call; all keys of a problem have as many words. 0 with the error. */
+static uint32_t make_key(const ocp_problem *problem, const arguments *call, int64_t key[OCP_MAX_KEY],
+                         ocp_error *error) {
   const ocp_library *library = problem->library;
-  if (!ocp_problem_takes(problem, num_pointers, num_values)) {
-    ocp_fail(error, ORT_INVALID_GRAPH, "a call of %s has %u pointers and %u numbers", library->name, num_pointers,
-             num_values);
-    return NULL;
+  if (!ocp_problem_takes(problem, call->num_pointers, call->num_values)) {
+    ocp_fail(error, ORT_INVALID_GRAPH, "a call of %s has %u pointers and %u numbers", library->name, call->num_pointers,
+             call->num_values);
+    return 0;
   }
-  if (!library->valid(&problem->spec, values)) {
+  if (!library->valid(&problem->spec, call->values)) {
     ocp_fail(error, ORT_INVALID_GRAPH, "a call of %s has sizes that contradict each other", library->name);
-    return NULL;
+    return 0;
   }
-  int64_t key[OCP_MAX_KEY] = {0};
-  memcpy(key, values, num_values * sizeof *key);
-  const uint32_t words = num_values + library->extend_key(&problem->spec, pointers, key + num_values);
-  void **handle = stream_handle(stream, library);
-  if (!*handle && library->open(handle, error) != ORT_OK)
-    return NULL;
-  const ocp_prepared *prepared = find(problem, key, words);
-  return prepared ? prepared : prepare(&(call_site){problem, *handle, stream, pointers}, key, words, error);
+  memcpy(key, call->values, call->num_values * sizeof *key);
+  return call->num_values + library->extend_key(&problem->spec, call->pointers, key + call->num_values);
 }
 
-int ocp_library_prepare(ocp_problem *problem, ocp_stream *stream, void *const *pointers, uint32_t num_pointers,
-                        const int64_t *values, uint32_t num_values, ocp_error *error) {
-  return prepared_for(problem, stream, pointers, num_pointers, values, num_values, error) ? ORT_OK : error->code;
+/* Enqueues a call on a stream, with a handle and an algorithm that the caller holds. */
+static int enqueue(const ocp_problem *problem, const ocp_library_handle *handle, ocp_prepared *prepared,
+                   CUstream stream, void *const *pointers, ocp_error *error) {
+  if (problem->library->one_thread)
+    pthread_mutex_lock(&prepared->lock);
+  const int code = problem->library->run(&problem->spec, handle->handle, prepared, stream, pointers, error);
+  if (problem->library->one_thread)
+    pthread_mutex_unlock(&prepared->lock);
+  return code;
+}
+
+/* Enqueues a call with the stream's handle, which the caller has locked. */
+static int run_with(ocp_problem *problem, ocp_stream *stream, ocp_library_handle *handle, const arguments *call,
+                    ocp_error *error) {
+  int64_t key[OCP_MAX_KEY] = {0};
+  const uint32_t words = make_key(problem, call, key, error);
+  if (!words)
+    return error->code;
+  ocp_prepared *prepared = ocp_prepared_find(&problem->prepared, key, words);
+  if (!prepared)
+    prepared = prepare(&(call_site){problem, handle, stream, call->pointers}, key, words, error);
+  if (!prepared)
+    return error->code;
+  const int code = enqueue(problem, handle, prepared, stream->handle, call->pointers, error);
+  if (is_captured(stream)) {
+    ocp_prepared_keep(&problem->prepared, prepared);
+  } else if (code == ORT_OK) {
+    handle->executed |= prepared->algorithm != NULL;
+    atomic_store_explicit(&prepared->executed, true, memory_order_relaxed);
+  }
+  ocp_prepared_let_go(&problem->prepared, prepared);
+  return code;
 }
 
 int ocp_library_run(ocp_problem *problem, ocp_stream *stream, void *const *pointers, uint32_t num_pointers,
                     const int64_t *values, uint32_t num_values, ocp_error *error) {
-  const ocp_prepared *prepared = prepared_for(problem, stream, pointers, num_pointers, values, num_values, error);
-  return prepared ? problem->library->run(&problem->spec, *stream_handle(stream, problem->library), prepared,
-                                          stream->handle, pointers, error)
-                  : error->code;
+  const arguments call = {pointers, values, num_pointers, num_values};
+  ocp_library_handle *handle = ocp_library_handle_take(stream, problem->library, error);
+  if (!handle)
+    return error->code;
+  const int code = run_with(problem, stream, handle, &call, error);
+  ocp_library_handle_give_back(handle);
+  return code;
+}
+
+bool ocp_library_capture(ocp_problem *problem, ocp_stream *stream, const ocp_stream *captured, void *const *pointers,
+                         uint32_t num_pointers, const int64_t *values, uint32_t num_values, ocp_prepared **used,
+                         ocp_error *error) {
+  const arguments call = {pointers, values, num_pointers, num_values};
+  int64_t key[OCP_MAX_KEY] = {0};
+  const uint32_t words = make_key(problem, &call, key, error);
+  ocp_library_handle *handle = words ? ocp_library_handle_take(stream, problem->library, error) : NULL;
+  *used = NULL;
+  if (!handle)
+    return true;
+  ocp_prepared *prepared = ocp_prepared_find(&problem->prepared, key, words);
+  const bool warm = prepared && handle->executed && atomic_load_explicit(&prepared->executed, memory_order_relaxed);
+  if (warm && captured)
+    enqueue(problem, handle, prepared, captured->handle, pointers, error);
+  ocp_library_handle_give_back(handle);
+  if (warm && captured)
+    *used = prepared;
+  else if (prepared)
+    ocp_prepared_let_go(&problem->prepared, prepared);
+  return warm;
+}
+
+void ocp_library_let_go(ocp_problem *problem, ocp_prepared *used) {
+  if (used)
+    ocp_prepared_let_go(&problem->prepared, used);
 }

@@ -12,6 +12,7 @@
 #include "device/stream.h"
 
 typedef struct ocp_problem ocp_problem;
+struct ocp_prepared; /* prepared.h */
 
 typedef enum ocp_library_id { OCP_CUBLASLT = 0, OCP_CUDNN = 1, OCP_NUM_LIBRARIES } ocp_library_id;
 
@@ -67,12 +68,16 @@ void ocp_problem_release(ocp_problem *problem);
 /* Whether calls of the problem have so many pointers and numbers. */
 bool ocp_problem_takes(const ocp_problem *problem, uint32_t num_pointers, uint32_t num_values);
 
-/* What the first call on a stream or with new sizes does beside enqueueing, which may allocate: opens the stream's
- * handle and asks for an algorithm. */
-int ocp_library_prepare(ocp_problem *problem, ocp_stream *stream, void *const *pointers, uint32_t num_pointers,
-                        const int64_t *values, uint32_t num_values, ocp_error *error);
-/* Enqueues one call on the stream, whose device is current. Safe beside other threads on other streams. */
+/* Enqueues one call on the stream, whose device is current. Safe beside other threads, also on the same stream. */
 int ocp_library_run(ocp_problem *problem, ocp_stream *stream, void *const *pointers, uint32_t num_pointers,
                     const int64_t *values, uint32_t num_values, ocp_error *error);
+/* Enqueues one call on `captured`, a stream that is being captured, with the handle of `stream`. False, and nothing is
+ * enqueued, where the handle or the algorithm has not executed yet: their first call may allocate, which a capture
+ * forbids. *used must live as long as the graph; then it goes to ocp_library_let_go. With captured NULL it only
+ * answers. */
+bool ocp_library_capture(ocp_problem *problem, ocp_stream *stream, const ocp_stream *captured, void *const *pointers,
+                         uint32_t num_pointers, const int64_t *values, uint32_t num_values, struct ocp_prepared **used,
+                         ocp_error *error);
+void ocp_library_let_go(ocp_problem *problem, struct ocp_prepared *used);
 
 #endif

@@ -10,30 +10,20 @@
 
 #include "vendor/cudnn.c"
 
-enum { CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR = 38, CUDNN_TYPE_CHAR = 24 };
-enum {
-  CUDNN_ATTR_ENGINEHEUR_DEVICEPROP = 204,
-  CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP = 407,
-  CUDNN_ATTR_DEVICEPROP_JSON = 2702
-};
+enum { CUDNN_TYPE_CHAR = 24, CUDNN_ATTR_DEVICEPROP_JSON = 2702 };
 
-static cudnnBackendDescriptor_t device;
+static char json[1 << 16];
 static cudnnStatus_t (*set_attribute)(cudnnBackendDescriptor_t, int, int, int64_t, const void *);
 
-/* Has the descriptors take the device where they would take a handle. */
+/* Describes the device where its number would stand. */
 static cudnnStatus_t set_for_device(cudnnBackendDescriptor_t descriptor, int attribute, int type, int64_t count,
                                     const void *elements) {
-  if (attribute == CUDNN_ATTR_OPERATIONGRAPH_HANDLE)
-    return 0;
-  if (attribute == CUDNN_ATTR_EXECUTION_PLAN_HANDLE)
-    return set_attribute(descriptor, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &device);
-  if (attribute == CUDNN_ATTR_ENGINEHEUR_MODE)
-    set_attribute(descriptor, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &device);
+  if (attribute == CUDNN_ATTR_DEVICEPROP_DEVICE_ID)
+    return set_attribute(descriptor, CUDNN_ATTR_DEVICEPROP_JSON, CUDNN_TYPE_CHAR, (int64_t)strlen(json), json);
   return set_attribute(descriptor, attribute, type, count, elements);
 }
 
 static bool open_library(const char *path, const char *json_path) {
-  static char json[1 << 16];
   void *library = dlopen(path, RTLD_NOW);
   if (!library) {
     puts(dlerror());
@@ -45,9 +35,8 @@ static bool open_library(const char *path, const char *json_path) {
   const size_t length = file ? fread(json, 1, sizeof json - 1, file) : 0;
   set_attribute = dnn.BackendSetAttribute;
   dnn.BackendSetAttribute = set_for_device;
-  return length && !fclose(file) && !dnn.BackendCreateDescriptor(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, &device) &&
-         !set_attribute(device, CUDNN_ATTR_DEVICEPROP_JSON, CUDNN_TYPE_CHAR, (int64_t)length, json) &&
-         !dnn.BackendFinalize(device);
+  ocp_error error = {0};
+  return length && !fclose(file) && check(&error) == ORT_OK;
 }
 
 /* Images, channels, rows, groups, then size, kernel, stride, dilation and pad along each dimension. */
@@ -81,9 +70,10 @@ static bool has_plan(const ocp_problem_spec *spec, const int64_t *sizes, int64_t
   void *pointers[FIRST_VIRTUAL] = {(void *)(uintptr_t)(loose ? bytes : 256), (void *)256, (void *)256, (void *)256,
                                    (void *)256};
   extend_key(spec, pointers, next);
+  const ocp_library_handle none = {0};
   void *algorithm = NULL;
   ocp_error error = {0};
-  const int code = valid(spec, key) ? prepare(spec, NULL, key, &algorithm, &error) : ORT_FAIL;
+  const int code = valid(spec, key) ? prepare(spec, &none, key, 0, &algorithm, &error) : ORT_FAIL;
   if (code)
     printf("%lld channels, %lld rows, kernel %lld, rank %u, type %u, flags %u: %s\n", (long long)sizes[1],
            (long long)sizes[2], (long long)sizes[5], spec->rank, spec->dtype, spec->flags, error.text);

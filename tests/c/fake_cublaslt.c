@@ -34,13 +34,15 @@ typedef struct heuristic {
 int64_t fake_compute, fake_reductions, fake_alignments[4], fake_epilogue, fake_algorithm;
 
 /* Set by tests of graphs: the driver's calls. With fake_copy, products by the identity matrix are enqueued on the
- * stream as a copy of the other factor; with fake_wait, too, the library waits for the stream, as a bad one would. */
+ * stream as a copy of the other factor; with fake_wait, too, the library waits for the stream, as a bad one would. With
+ * fake_varies each second call enqueues its copy twice. */
+int64_t fake_varies;
 int (*fake_copy)(uint64_t dst, uint64_t src, size_t bytes, void *stream);
 int (*fake_wait)(void *stream);
 
 int cublasLtCreate(void **handle) {
   MAY_FAIL();
-  *handle = malloc(1);
+  *handle = calloc(1, sizeof(exclusive));
   fake_handles++;
   return SUCCESS;
 }
@@ -179,15 +181,16 @@ static float finished(const desc *d, float value) {
   return value;
 }
 
-int cublasLtMatmul(void *handle, const desc *d, const float *alpha, const void *a, const layout *a_layout,
-                   const void *b, const layout *b_layout, const float *beta, const void *c, const layout *c_layout,
-                   void *out, const layout *out_layout, const uint64_t *algo, void *workspace, size_t workspace_bytes,
-                   void *stream) {
-  MAY_FAIL();
+static int multiply(exclusive *handle, const desc *d, const float *alpha, const void *a, const layout *a_layout,
+                    const void *b, const layout *b_layout, const float *beta, const void *c, const layout *c_layout,
+                    void *out, const layout *out_layout, const uint64_t *algo, void *workspace, size_t workspace_bytes,
+                    void *stream) {
   if (!handle || !fits(d, a_layout, b_layout, out_layout) || !same_size(c_layout, out_layout) ||
       (c == out && c_layout != out_layout) || (c == out) != (*beta == 0) || algo[0] != ALGO ||
       !fake_translate((uint64_t)(uintptr_t)workspace, workspace_bytes))
     return INVALID_VALUE;
+  if (!can_execute(handle, stream))
+    return NOT_SUPPORTED;
   fake_runs++;
   fake_compute = d->compute;
   fake_epilogue = d->epilogue;
@@ -195,6 +198,8 @@ int cublasLtMatmul(void *handle, const desc *d, const float *alpha, const void *
   take_time(fake_algorithm);
   if (fake_wait)
     fake_wait(stream);
+  if (fake_copy && fake_varies && fake_runs % 2)
+    fake_copy((uint64_t)(uintptr_t)out, (uint64_t)(uintptr_t)b, out_layout->rows * out_layout->columns * 4, stream);
   if (fake_copy)
     return fake_copy((uint64_t)(uintptr_t)out, (uint64_t)(uintptr_t)b, out_layout->rows * out_layout->columns * 4,
                      stream)
@@ -225,4 +230,18 @@ int cublasLtMatmul(void *handle, const desc *d, const float *alpha, const void *
       }
   }
   return SUCCESS;
+}
+
+int cublasLtMatmul(exclusive *handle, const desc *d, const float *alpha, const void *a, const layout *a_layout,
+                   const void *b, const layout *b_layout, const float *beta, const void *c, const layout *c_layout,
+                   void *out, const layout *out_layout, const uint64_t *algo, void *workspace, size_t workspace_bytes,
+                   void *stream) {
+  MAY_FAIL();
+  if (!handle)
+    return INVALID_VALUE;
+  begin_use(handle);
+  const int status = multiply(handle, d, alpha, a, a_layout, b, b_layout, beta, c, c_layout, out, out_layout, algo,
+                              workspace, workspace_bytes, stream);
+  end_use(handle);
+  return status;
 }

@@ -15,7 +15,8 @@ enum {
   ELEMENTS = 13, /* an operation by POINTWISE */
   GRAPH = 15,
   PACK = 16,
-  TENSOR = 17
+  TENSOR = 17,
+  DEVICE = 38
 };
 enum { ADD = 0, RELU = 100 };
 enum { MAX_OPERATIONS = 4 };
@@ -30,6 +31,7 @@ typedef struct descriptor {
   int type, finalized, count;
   attribute attributes[MAX_ATTRIBUTES];
   int64_t engine;
+  exclusive use;
 } descriptor;
 
 /* The engine of the last run, and its stream's being set, for the test to read. */
@@ -37,9 +39,13 @@ int64_t fake_engine, fake_streams_set, fake_operations;
 /* The mode of the last search that began a choice, and the last dimension of the last call's x. */
 int64_t fake_mode, fake_columns;
 
+size_t cudnnGetVersion(void) {
+  const char *version = getenv("FAKE_CUDNN_VERSION");
+  return version ? strtoul(version, NULL, 10) : 91200;
+}
 int cudnnCreate(void **handle) {
   MAY_FAIL();
-  *handle = malloc(1);
+  *handle = calloc(1, sizeof(exclusive));
   fake_handles++;
   return SUCCESS;
 }
@@ -50,8 +56,10 @@ int cudnnDestroy(void *handle) {
 }
 int cudnnSetStream(void *handle, void *stream) {
   MAY_FAIL();
-  (void)handle, (void)stream;
+  begin_use(handle);
+  ((exclusive *)handle)->stream = stream;
   fake_streams_set++;
+  end_use(handle);
   return SUCCESS;
 }
 const char *cudnnGetErrorString(int status) { return status == BAD_PARAM ? "bad parameter" : "not supported"; }
@@ -215,14 +223,17 @@ int cudnnBackendFinalize(descriptor *d) {
     break;
   case GRAPH: {
     const int64_t count = count_operations(d);
-    complete = get(d, 800, 0, 1) && get_one(d, 801, FORWARD, count, 0);
+    complete = get_one(d, 801, FORWARD, count, 0) != NULL;
     break;
   }
   case HEURISTIC:
-    complete = get_descriptor(d, 201, GRAPH) && get(d, 200, 8, 1);
+    complete = get_descriptor(d, 201, GRAPH) && get(d, 200, 8, 1) && get_descriptor(d, 204, DEVICE);
     break;
-  case PLAN:
-    complete = get(d, 400, 0, 1) && get_descriptor(d, 401, CONFIG);
+  case PLAN: /* not for a handle, which may be closed before */
+    complete = get_descriptor(d, 407, DEVICE) && get_descriptor(d, 401, CONFIG);
+    break;
+  case DEVICE:
+    complete = get(d, 2700, 23, 1) != NULL;
     break;
   case PACK: {
     const int64_t count = tensors_of(d);
@@ -329,8 +340,7 @@ static float finished(const epilogue *e, element type, float value, int64_t plac
   return value;
 }
 
-int cudnnBackendExecute(void *handle, const descriptor *plan, const descriptor *pack) {
-  MAY_FAIL();
+static int execute(exclusive *handle, descriptor *plan, const descriptor *pack) {
   const descriptor *config = get_descriptor(plan, 401, CONFIG), *graph = get_descriptor(config, 201, GRAPH);
   const descriptor *forward = get_one(graph, 801, FORWARD, count_operations(graph), 0);
   const descriptor *conv = get_descriptor(forward, 702, CONVOLUTION);
@@ -345,6 +355,8 @@ int cudnnBackendExecute(void *handle, const descriptor *plan, const descriptor *
   const element type = type_of(e.out);
   if (!out)
     return BAD_PARAM;
+  if (!can_execute(handle, handle->stream) || !can_execute(&plan->use, handle->stream))
+    return NOT_SUPPORTED;
   fake_runs++;
   fake_engine = config->engine;
   fake_columns = in[4];
@@ -376,4 +388,14 @@ int cudnnBackendExecute(void *handle, const descriptor *plan, const descriptor *
     store(type, out, image * image_stride(e.out) + i % (size[1] * places), finished(&e, type, total, i, row));
   }
   return SUCCESS;
+}
+
+int cudnnBackendExecute(void *handle, descriptor *plan, const descriptor *pack) {
+  MAY_FAIL();
+  begin_use(handle);
+  begin_use(&plan->use);
+  const int status = execute(handle, plan, pack);
+  end_use(&plan->use);
+  end_use(handle);
+  return status;
 }

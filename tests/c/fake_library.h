@@ -3,6 +3,7 @@
 #ifndef FAKE_LIBRARY_H
 #define FAKE_LIBRARY_H
 
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -28,6 +29,39 @@ int64_t fake_fastest = -1;
 static inline void take_time(int64_t algorithm) {
   if (fake_fastest >= 0 && algorithm != fake_fastest)
     usleep(50000); /* much longer than a busy machine takes for the others */
+}
+
+/* What one thread at a time may use: a handle, or an algorithm. */
+typedef struct exclusive {
+  atomic_int users;
+  atomic_int executed; /* outside of captures, so that what is allocated at first is there */
+  void *stream;
+} exclusive;
+
+/* How often two threads used one thing at once, and how often the first execution of one was captured: it fails. */
+int64_t fake_shared, fake_cold;
+/* Set by tests: how many microseconds each use takes, and the driver's call. */
+int64_t fake_slow;
+int (*fake_capturing)(void *stream, int *status);
+
+static inline void begin_use(exclusive *it) {
+  if (atomic_fetch_add(&it->users, 1))
+    __atomic_fetch_add(&fake_shared, 1, __ATOMIC_SEQ_CST);
+  if (fake_slow)
+    usleep((unsigned)fake_slow);
+}
+static inline void end_use(exclusive *it) { atomic_fetch_sub(&it->users, 1); }
+
+/* Whether it can execute on the stream now. */
+static inline int can_execute(exclusive *it, void *stream) {
+  int status = 0;
+  if (fake_capturing)
+    fake_capturing(stream, &status);
+  fake_cold += status && !it->executed;
+  if (status)
+    return it->executed;
+  it->executed = 1;
+  return 1;
 }
 
 typedef enum element { FLOAT32, FLOAT16, BFLOAT16, UNKNOWN } element;

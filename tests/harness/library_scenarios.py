@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,10 @@ def put(fake: ctypes.CDLL, name: str, value: int) -> None:
     ctypes.c_int64.in_dll(fake, name).value = value
 
 
+def set_pointer(fake: ctypes.CDLL, name: str, function: Any) -> None:
+    ctypes.c_void_p.in_dll(fake, name).value = int(ffi.cast("uintptr_t", function))
+
+
 def measured_products(path: str) -> dict[str, Any]:
     """The algorithm of a product that is called twice, and the calls: the third algorithm is the fastest."""
     fake = use("cublaslt", 0, path)
@@ -154,38 +160,80 @@ def searches(path: str) -> dict[str, Any]:
 
 
 def graphs(path: str) -> dict[str, Any]:
-    """Sessions whose product is enqueued on the stream, computed at once, and enqueued with a wait."""
+    """Sessions whose product is enqueued on the stream, computed at once, enqueued with a wait, and enqueued as
+    something else each time."""
     fake = use("cublaslt", 0, path)
     driver = core().driver_emulator()
-
-    def set_pointer(name: str, function: Any) -> None:
-        ctypes.c_void_p.in_dll(fake, name).value = int(ffi.cast("uintptr_t", function))
 
     source = model(
         [helper.make_node("MatMul", ["x", "one"], ["p"]), helper.make_node("Mul", ["p", "x"], ["y"])],
         {"x": [8, 8], "one": [8, 8]},
         {"y": [8, 8]},
     )
-    results = {}
-    for name, copy, wait in (
-        ("enqueued", driver.MemcpyDtoDAsync, ffi.NULL),
-        ("computed", ffi.NULL, ffi.NULL),
-        ("waits", driver.MemcpyDtoDAsync, driver.StreamSynchronize),
+    set_pointer(fake, "fake_capturing", driver.StreamIsCapturing)
+    results: dict[str, Any] = {}
+    for name, copy, wait, runs in (
+        ("enqueued", driver.MemcpyDtoDAsync, ffi.NULL, 6),
+        ("computed", ffi.NULL, ffi.NULL, 6),
+        ("waits", driver.MemcpyDtoDAsync, driver.StreamSynchronize, 6),
+        ("varies", driver.MemcpyDtoDAsync, ffi.NULL, 40),
     ):
-        set_pointer("fake_copy", copy)
-        set_pointer("fake_wait", wait)
+        put(fake, "fake_varies", name == "varies")
+        set_pointer(fake, "fake_copy", copy)
+        set_pointer(fake, "fake_wait", wait)
         session = ort_cuda_plugin.session(source, emulate=True)
         before = ort_cuda_plugin.counters()
         kept = []
-        for seed in range(6):
+        for seed in range(runs):
             x = ort.OrtValue.ortvalue_from_numpy(noise(seed, (8, 8)), "cuda", 0)
             one = ort.OrtValue.ortvalue_from_numpy(np.eye(8, dtype=np.float32), "cuda", 0)
             kept += [x, one, *session.run_with_ort_values(None, {"x": x, "one": one})]
-        for seed in range(6):
+        for seed in range(runs):
             np.testing.assert_array_equal(kept[3 * seed + 2].numpy(), noise(seed, (8, 8)) ** 2)
         after = ort_cuda_plugin.counters()
         results[name] = {key: after[key] - before[key] for key in after if "graph" in key or key == "library_calls"}
+    return {**results, "cold": number(fake, "fake_cold")}
+
+
+def threads(path: str) -> dict[str, Any]:
+    """How often two threads used one handle or one plan at once: on one stream, and on a stream for each."""
+    fake = use("cudnn", 1, path)
+    put(fake, "fake_slow", 2000)
+    source = model(
+        [helper.make_node("Conv", ["x", "w"], ["y"], kernel_shape=[1, 1])],
+        {"x": [1, 2, 3, 3], "w": [2, 2, 1, 1]},
+        {"y": [1, 2, 3, 3]},
+    )
+    x, w = noise(1, (1, 2, 3, 3)), noise(2, (2, 2, 1, 1))
+    results = {}
+    for name, unified in (("one", "1"), ("each", "0")):
+        options = {"use_ep_level_unified_stream": unified, "automatic_cuda_graphs": "0"}
+        session = ort_cuda_plugin.session(source, emulate=True, provider_options=options)
+        with ThreadPoolExecutor(4) as pool:
+            runs = [pool.submit(session.run, None, {"x": x, "w": w}) for _ in range(32)]
+        for y in (run.result()[0] for run in runs):
+            np.testing.assert_allclose(y, np.einsum("nchw,dc->ndhw", x, w[:, :, 0, 0]), rtol=1e-5, atol=1e-6)
+        results[name] = number(fake, "fake_shared")
+        results[f"handles_{name}"] = number(fake, "fake_handles")
+        del session, runs
     return results
+
+
+def many_sizes(path: str) -> dict[str, Any]:
+    """What a product has prepared after more sizes than it keeps, and whether the first size is right after that."""
+    fake = use("cublaslt", 0, path)
+    source = model([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": ["n", 3], "w": [3, 2]}, {"y": ["n", 2]})
+    session = ort_cuda_plugin.session(source, emulate=True)
+    w = noise(2, (3, 2))
+    most = 0
+    for rows in [*range(2, 302), 2]:
+        x = noise(rows, (rows, 3))
+        np.testing.assert_allclose(session.run(None, {"x": x, "w": w})[0], x @ w, rtol=1e-5, atol=1e-6)
+        most = max(most, number(fake, "fake_descriptors"))
+    searches = number(fake, "fake_searches")
+    del session
+    gc.collect()
+    return {"most": most, "searches": searches, "alive": number(fake, "fake_descriptors")}
 
 
 def plans(path: str) -> dict[str, Any]:
@@ -250,5 +298,7 @@ if __name__ == "__main__":
         "plans": plans,
         "measured_products": measured_products,
         "searches": searches,
+        "threads": threads,
+        "many_sizes": many_sizes,
     }
     print(json.dumps(scenarios[scenario](path)))

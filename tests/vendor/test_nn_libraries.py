@@ -96,13 +96,41 @@ def test_a_fused_call_is_the_exact_result_rounded_once(tmp_path: Path) -> None:
 
 def test_library_calls_are_nodes_of_graphs_unless_they_cannot_be_captured(tmp_path: Path) -> None:
     result = run_scenario("graphs", tmp_path, "cublaslt")
+    assert result["cold"] == 0  # a handle's first call is no part of a capture
     enqueued = result["enqueued"]
     assert (enqueued["graph_captures"], enqueued["graph_replays"], enqueued["library_calls"]) == (1, 4, 6)
     assert enqueued["graph_updates"] == 3 * 2  # both nodes have the address of x, which differs in each run
     assert enqueued["graph_fallbacks"] == 0
+    # Each graph is given up with the first change and made again after twice as many Runs: after Runs 2, 8, 18 and 36.
+    assert (result["varies"]["graph_captures"], result["varies"]["graph_fallbacks_driver"]) == (4, 4)
     for name in ("computed", "waits"):
         assert result[name]["graph_captures"] == 0
         assert result[name]["graph_fallbacks_library"] == result[name]["graph_fallbacks"] == 4
+
+
+def test_no_two_threads_use_one_handle_or_one_plan_at_once(tmp_path: Path) -> None:
+    result = run_scenario("threads", tmp_path, "cudnn")
+    assert result["handles_one"] == 1
+    assert result["handles_each"] > 1
+    assert result["one"] == result["each"] == 0
+
+
+def test_a_problem_keeps_the_sizes_that_were_used_last(tmp_path: Path) -> None:
+    result = run_scenario("many_sizes", tmp_path, "cublaslt")
+    assert result["searches"] == 301  # the first size has to be prepared again
+    assert result["most"] <= 4 * (128 + 1)  # a description and three layouts each
+    assert result["alive"] == 0
+
+
+def test_an_old_cudnn_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_CUDNN_VERSION", "90700")
+    code = f"""
+    from ort_cuda_plugin.abi.core import core, ffi, new_error
+    error = new_error()
+    assert core().library_load(1, {os.fsencode(fake_library("cudnn", tmp_path))!r}, error)
+    assert ffi.string(error.text) == b"cuDNN 9.7.0 is too old (9.8 or newer is needed)", ffi.string(error.text)
+    """
+    python(code)
 
 
 def test_plans_with_other_parameters_than_a_librarys_are_refused(tmp_path: Path) -> None:
