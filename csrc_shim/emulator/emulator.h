@@ -37,6 +37,43 @@ int ocp_emu_finding(int index, char *text, size_t text_bytes);
 /* Forgets the findings and the sticky errors of the devices. */
 void ocp_emu_clear_findings(void);
 
+/* ---- the counting mode ---- */
+
+/* Bits of ocp_emu_access.what above those of the access's bytes. */
+enum {
+  OCP_EMU_COUNT_STORE = 1 << 16,
+  OCP_EMU_COUNT_ATOMIC = 1 << 17,
+  OCP_EMU_COUNT_GLOBAL = 1 << 18, /* address is the device's */
+  OCP_EMU_COUNT_SHARED = 1 << 19  /* address counts from the block's shared memory */
+};
+
+/* One access of one thread. Threads of a warp access together at the same place in the same turn. */
+typedef struct ocp_emu_access {
+  uint64_t address;
+  uint32_t what;
+  uint32_t turn;  /* how often the thread had been at the place */
+  uint32_t block; /* by its number in ocp_emu_count.blocks */
+  uint16_t thread;
+  uint16_t place;
+} ocp_emu_access;
+
+/* What launches of kernels compiled for counting are to do, and what they did. All memory is the caller's. */
+typedef struct ocp_emu_count {
+  const uint64_t *blocks; /* the only ones of a launch that run, one after the other */
+  uint32_t num_blocks;
+  uint32_t num_places; /* of the kernel: places of accesses, and parts without branches */
+  uint32_t max_turns;  /* of a thread at a place that are noted */
+  uint32_t block;      /* that runs */
+  uint64_t max_accesses, num_accesses;
+  ocp_emu_access *accesses;
+  uint64_t *executed; /* how often threads were at each place */
+  uint32_t *turns;    /* num_places * 1024 */
+} ocp_emu_count;
+
+/* Until it is called again, launches of the process do what count says; NULL: they run as ever. Only one thread may
+ * launch meanwhile. */
+void ocp_emu_count_launches(ocp_emu_count *count);
+
 /* The host alias of an emulated device address, for the twins of library calls; NULL when the range is not allocated.
  */
 void *ocp_emu_host_pointer(uint64_t address, size_t bytes);

@@ -61,5 +61,9 @@ uint32_t ocp_emu_vote(ocp_emu_thread *thread, uint32_t mask, uint32_t mode, uint
 void ocp_emu_check_load(ocp_emu_thread *thread, const void *address, uint32_t bytes);
 void ocp_emu_check_store(ocp_emu_thread *thread, const void *address, uint32_t bytes);
 void ocp_emu_check_atomic(ocp_emu_thread *thread, const void *address, uint32_t bytes);
+/* Counting mode: before each access through a pointer that is not provably on the stack, at the place of that number;
+ * `what` as in ocp_emu_access. And once for each part of the kernel that a thread goes through. */
+void ocp_emu_count_access(ocp_emu_thread *thread, const void *address, uint32_t what, uint32_t place);
+void ocp_emu_count_part(ocp_emu_thread *thread, uint32_t place);
 
 #endif

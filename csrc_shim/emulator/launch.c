@@ -7,6 +7,7 @@
 
 #include "driver/activity.h"
 #include "emulator/check.h"
+#include "emulator/count.h"
 #include "emulator/driver.h"
 #include "emulator/fiber.h"
 #include "emulator/kernel.h"
@@ -132,9 +133,25 @@ static void run_range(void *context, uint64_t first, uint64_t last) {
   release_cpu(cpu);
 }
 
+static CUresult run_counted(emu_launch *launch, ocp_emu_count *count) {
+  emu_cpu *cpu = acquire_cpu(launch);
+  if (!cpu)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  for (uint32_t i = 0; i < count->num_blocks; i++)
+    if (count->blocks[i] < launch->blocks) {
+      emu_count_block(count, i);
+      run_blocks(launch, cpu, count->blocks[i], count->blocks[i] + 1);
+    }
+  release_cpu(cpu);
+  return emu_check_launched(launch);
+}
+
 /* Blocks run in the calling thread for as long as the measured cost says that the rest is not worth waking a worker,
  * in steps that double, so that a wrong estimate costs little. */
 static CUresult run_grid(emu_launch *launch, struct CUfunc_st *function) {
+  ocp_emu_count *count = emu_counting();
+  if (count)
+    return run_counted(launch, count);
   if (launch->blocks == 1) { /* nothing to share: not worth reading the clock */
     emu_cpu *cpu = acquire_cpu(launch);
     if (!cpu)

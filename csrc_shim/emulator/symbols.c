@@ -118,6 +118,8 @@ static const entry table[] = {
     SAME(ocp_emu_check_atomic),
     SAME(ocp_emu_check_load),
     SAME(ocp_emu_check_store),
+    SAME(ocp_emu_count_access),
+    SAME(ocp_emu_count_part),
     SAME(ocp_emu_shfl),
     SAME(ocp_emu_vote),
     SAME(ocp_emu_warp_barrier),

@@ -94,6 +94,7 @@ static const ocp_core core = {
     .emu_finding = ocp_emu_finding,
     .emu_clear_findings = ocp_emu_clear_findings,
     .emu_host_pointer = ocp_emu_host_pointer,
+    .emu_count_launches = ocp_emu_count_launches,
     .emu_owns = ocp_emu_owns,
     .device_open = device_open,
     .device_enter = device_enter,

@@ -174,6 +174,7 @@ typedef struct ocp_core {
   int (*device_available)(ocp_device *device, uint64_t *bytes, ocp_error *error);
   bool (*device_enter_to_release)(const ocp_device *device, ocp_stay *stay); /* also a lost one; not after a fork */
   void (*device_leave)(ocp_stay *stay);
+  void (*emu_count_launches)(ocp_emu_count *count);
   void (*tracer_start)(const ocp_tracer_functions *functions);
   void (*tracer_stop)(void);
   void (*tracer_deliver)(const ocp_trace_record *record);

@@ -49,6 +49,7 @@ front_end_sources = (
 """The modules of this package that make IR of a kernel's source."""
 back_end_sources = (
     "compiler/elf.py",
+    "compiler/host/counts.py",
     "compiler/host/entry.py",
     "compiler/host/intrinsics.py",
     "compiler/host/ir.py",

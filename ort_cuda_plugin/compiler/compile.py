@@ -30,6 +30,7 @@ from numba.cuda.cudadrv import nvrtc, nvvm
 from ort_cuda_plugin.compiler import front_end, intrinsics
 from ort_cuda_plugin.compiler.cache import KernelCache, ir_key
 from ort_cuda_plugin.compiler.elf import Elf
+from ort_cuda_plugin.compiler.host import counts
 from ort_cuda_plugin.compiler.host import entry as host_entry
 from ort_cuda_plugin.compiler.host import ir as host_ir
 from ort_cuda_plugin.compiler.kernel import KernelSpec
@@ -240,7 +241,7 @@ def optimise(module: llvm.ModuleRef, configure: Callable[[llvm.ModulePassManager
     passes.run(module, builder)
 
 
-def inline_into_kernel(ir: KernelIR, shared: host_ir.SharedMemory) -> str:
+def inline_into_kernel(ir: KernelIR, shared: host_ir.SharedMemory, count: bool = False) -> str:
     """One module in which the kernel is the only function left, its locals in registers."""
     prepared = [host_ir.prepare_module(text, shared) for text in ir.modules]
     shared.finish()
@@ -267,6 +268,12 @@ def inline_into_kernel(ir: KernelIR, shared: host_ir.SharedMemory) -> str:
         passes.add_global_dead_code_eliminate_pass()
 
     optimise(main, configure)
+    if count:
+        # What NVVM finds as well: a value that is loaded once counts once.
+        options = llvm.create_pipeline_tuning_options(2)
+        options.loop_vectorization = options.slp_vectorization = False
+        builder = llvm.create_pass_builder(host_target_machine(), options)
+        builder.getModulePassManager().run(main, builder)
     return str(main)
 
 
@@ -275,15 +282,16 @@ def emulated_ir(spec: KernelSpec, ir: KernelIR, target: Target) -> str:
     sizes = [0 if entry.startswith("*") else int(entry[1:]) // 8 for entry in spec.signature]
     shared = host_ir.SharedMemory()
     try:
-        text = inline_into_kernel(ir, shared)
-        return host_ir.kernel_module(text, ir.mangled_name, spec.symbol, sizes, shared, target.check, target.contract)
+        text = inline_into_kernel(ir, shared, target.count)
+        modes = (target.check, target.contract, target.count)
+        return host_ir.kernel_module(text, ir.mangled_name, spec.symbol, sizes, shared, *modes)
     except host_entry.UnsupportedIR as error:
         raise KernelCompileError(spec, f"the emulated device does not support {error}") from error
 
 
-def optimised_module(spec: KernelSpec, ir: KernelIR, target: Target) -> llvm.ModuleRef:
-    """The kernel's module for the emulated device, ready for code generation."""
-    module = llvm.parse_assembly(emulated_ir(spec, ir, target))
+def optimised_module(text: str) -> llvm.ModuleRef:
+    """The module of `emulated_ir`, ready for code generation."""
+    module = llvm.parse_assembly(text)
     module.triple = llvm.get_process_triple()
     module.data_layout = str(host_target_machine().target_data)
     module.verify()
@@ -296,7 +304,8 @@ def optimised_module(spec: KernelSpec, ir: KernelIR, target: Target) -> llvm.Mod
 
 
 def compile_emulated(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:
-    module = optimised_module(spec, ir, target)
+    text = emulated_ir(spec, ir, target)
+    module = optimised_module(text)
     data = bytearray(host_target_machine().emit_object(module))
     elf = Elf(bytes(data))
     meta = elf.symbol_offset(elf.symbol(f"{spec.symbol}.meta"))
@@ -309,7 +318,12 @@ def compile_emulated(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelIm
         bytes(data),
         spec.symbol,
         target,
-        {"fibers": mode, "static_shared_bytes": static_shared, "stack_bytes": stack},
+        {
+            "fibers": mode,
+            "static_shared_bytes": static_shared,
+            "stack_bytes": stack,
+            **(counts.metadata(text) if target.count else {}),
+        },
     )
 
 

@@ -13,17 +13,24 @@ class Target:
     """A GPU architecture, or the emulated device on this host's CPU.
 
     ``check`` compiles emulated kernels with the checking mode's calls before each access to memory. Without
-    ``contract`` a product and a sum are never one operation with one rounding, for comparisons bit by bit.
+    ``contract`` a product and a sum are never one operation with one rounding, for comparisons bit by bit. ``count``
+    compiles them with the counting mode's calls.
     """
 
     kind: str
     compute_capability: tuple[int, int] = (0, 0)
     check: bool = False
     contract: bool = True
+    count: bool = False
 
     @staticmethod
     def emulated(check: bool = False, contract: bool = True) -> Target:
         return Target("emulated", check=check, contract=contract)
+
+    @staticmethod
+    def counted() -> Target:
+        """The emulated device's counting mode."""
+        return Target("emulated", count=True)
 
     @staticmethod
     def cuda(major: int, minor: int) -> Target:
@@ -37,7 +44,8 @@ class Target:
     def arch(self) -> str:
         """``"sm_90"`` for a GPU; for the emulated device ``"emulated"``, with what it is compiled with beside."""
         if self.is_emulated:
-            return f"emulated{'_check' if self.check else ''}{'' if self.contract else '_uncontracted'}"
+            mode = "_check" if self.check else "_count" if self.count else ""
+            return f"emulated{mode}{'' if self.contract else '_uncontracted'}"
         major, minor = self.compute_capability
         return f"sm_{major}{minor}"
 

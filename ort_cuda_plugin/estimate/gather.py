@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,8 @@ from ..model.onnx_graph import read_model
 from ..models import is_wheel_model, with_noise_weights
 from ..program.libraries import MATMUL
 from ..program.lowering import DeviceProperties, LoweringOptions
-from ..program.symbolic import hint
+from ..program.steps import Contract, Convolve
+from ..program.symbolic import hint, product
 from ..program.tensor import Buffer, BufferKind, Tensor
 from ..program.trace import (
     Copy,
@@ -31,7 +32,9 @@ from ..program.trace import (
     Recordable,
     scalar_types,
 )
+from ..program.trace import Step as PlannedStep
 from ..program.traffic import accesses
+from .libraries import peak_kind
 from .work import Access, Argument, CopyStep, KernelStep, LibraryStep, Number, Pointer, Region, Step, Work
 
 SMALL_CONTENTS = 1 << 16
@@ -128,11 +131,21 @@ def work_of_model(
             if v.name in values and v.dtype is not None
         }
     )
+    products: list[tuple[str, float]] = []
     for cluster in clusters:
         compiled = CompiledCluster(cluster, device, options)
         launches: list[Sequence[Recordable]] = []
 
-        def watch(name: str, steps: Sequence[object], launches: list[Sequence[Recordable]] = launches) -> None:
+        lowered: list[Sequence[PlannedStep]] = []
+
+        def watch(
+            name: str,
+            steps: Sequence[PlannedStep],
+            launches: list[Sequence[Recordable]] = launches,
+            lowered: list[Sequence[PlannedStep]] = lowered,
+        ) -> None:
+            if name == "live":
+                lowered.append(steps)
             if name in ("emitted", "split, of each Run"):
                 launches.append(steps)  # type: ignore[arg-type]
 
@@ -145,7 +158,22 @@ def work_of_model(
             compiled.build([sizes[value.name] for value in compiled.inputs], filled)
         names = ([v.name for v in compiled.inputs], [v.name for v in compiled.outputs])
         gatherer.add(launches[-1], *names)
-    return Work(tuple(gatherer.regions), tuple(gatherer.steps), elsewhere)
+        products += _products(lowered[-1], options or LoweringOptions())
+    return Work(tuple(gatherer.regions), tuple(gatherer.steps), tuple(products), elsewhere)
+
+
+def _products(steps: Sequence[PlannedStep], options: LoweringOptions) -> Iterator[tuple[str, float]]:
+    """The arithmetic of products and convolutions."""
+    for step in steps:
+        if isinstance(step, Contract):
+            flops = 2.0 * hint(product(step.shape)) * hint(step.a.shape[-1])
+        elif isinstance(step, Convolve):
+            x, weights = step.operands
+            many = x.size if step.transposed else product(step.shape)
+            flops = 2.0 * hint(many) * hint(product(weights.shape[1:]))
+        else:
+            continue
+        yield peak_kind(step.operands[0].dtype.onnx, options.use_tf32), flops
 
 
 def input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:

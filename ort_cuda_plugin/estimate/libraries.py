@@ -58,9 +58,10 @@ def arithmetic(step: LibraryStep) -> float:
 
 
 def peak_kind(dtype: int, tf32: bool) -> str:
-    """Which of the device's peak rates the arithmetic of a type has."""
-    kinds = {DType.FLOAT16.onnx: "float16", DType.BFLOAT16.onnx: "bfloat16", DType.FLOAT64.onnx: "float64"}
-    return kinds.get(dtype, "tf32" if tf32 else "float32")
+    """Which of the device's peak rates the arithmetic of a type has. Narrower types count as float16."""
+    if dtype == DType.FLOAT32.onnx:
+        return "tf32" if tf32 else "float32"
+    return {DType.BFLOAT16.onnx: "bfloat16", DType.FLOAT64.onnx: "float64"}.get(dtype, "float16")
 
 
 def _implicit(step: LibraryStep) -> tuple[int, int, int, int]:
@@ -104,7 +105,7 @@ def _tiled(
     """Seconds of the arithmetic, and bytes that tiles read, of the best tile."""
     tensor = kind not in ("float32", "float64")
     rate = device.flops[kind] / device.multiprocessors * factor
-    rate *= constants.tensor_library if tensor else constants.float32_library
+    rate *= constants.tensor_library * device.tensor_share if tensor else constants.float32_library
     # Two multiprocessors of a cluster share what they read.
     sharing = 2 if device.compute_capability[0] in (9, 10) else 1
     best = (math.inf, 0.0)

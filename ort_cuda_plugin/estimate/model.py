@@ -6,10 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..compiler.kernel import KernelSpec
+from ..compiler.targets import Target
 from . import libraries
 from .cache_model import Served, served
 from .constants import Constants
+from .count import Counted, count_all
 from .devices import Gpu
+from .pipes import described, kernel_seconds
+from .sass import Code, code_of
 from .work import CopyStep, KernelStep, LibraryStep, Step, Work
 
 
@@ -88,11 +93,24 @@ class Estimate:
         }
 
 
-def estimate(work: Work, device: Gpu, constants: Constants | None = None) -> Estimate:
+def estimate(work: Work, device: Gpu, constants: Constants | None = None, *, count: bool = True) -> Estimate:
+    """With ``count`` kernels are compiled for the GPU, and counted on the emulated device; else only bytes are known.
+
+    Raises KernelCompileError, and CudaError where a kernel fails on the emulated device.
+    """
     constants = constants or Constants()
+    code: dict[KernelSpec, Code] = {}
+    counts: dict[int, Counted] = {}
+    if count:
+        specs = list(dict.fromkeys(step.kernel for step in work.steps if isinstance(step, KernelStep)))
+        code = dict(zip(specs, code_of(specs, Target.cuda(*device.compute_capability)), strict=True))
+        counts = count_all(work, code)
     memory = served(work.regions, work.steps, device.l2_bytes * constants.l2_share)
-    timer = _Timer(device, constants)
-    steps = tuple(timer.step(step, moved) for step, moved in zip(work.steps, memory, strict=True))
+    timer = _Timer(device, constants, code)
+    steps = tuple(
+        timer.step(step, moved, counts.get(number))
+        for number, (step, moved) in enumerate(zip(work.steps, memory, strict=True))
+    )
     compulsory, flops, arithmetic = _least(work, device)
     roofline = max(compulsory / device.dram, arithmetic)
     launches = sum(constants.launch_seconds for step in steps if step.kind != "read back")
@@ -108,27 +126,24 @@ def _least(work: Work, device: Gpu) -> tuple[float, float, float]:
             if region.kind != "scratch":
                 known = touched.get(access.region, 0)
                 touched[access.region] = min(region.nbytes, max(known, access.nbytes))
-    flops = seconds = 0.0
-    for step in work.steps:
-        if isinstance(step, LibraryStep):
-            needed = libraries.arithmetic(step)
-            flops += needed
-            seconds += needed / device.flops[libraries.peak_kind(step.dtype, "TF32" in step.flags)]
+    flops = sum(flops for _, flops in work.products)
+    seconds = sum(flops / device.flops[kind] for kind, flops in work.products)
     return float(sum(touched.values())), flops, seconds
 
 
 class _Timer:
     """Times of steps on a device."""
 
-    def __init__(self, device: Gpu, constants: Constants) -> None:
+    def __init__(self, device: Gpu, constants: Constants, code: Mapping[KernelSpec, Code]) -> None:
         self.device = device
         self.constants = constants
+        self.code = code
 
-    def step(self, step: Step, moved: Served) -> StepEstimate:
+    def step(self, step: Step, moved: Served, counted: Counted | None) -> StepEstimate:
         if isinstance(step, LibraryStep):
             return self._library(step, moved)
         if isinstance(step, KernelStep):
-            return self._kernel(step, moved)
+            return self._kernel(step, moved, counted)
         assert isinstance(step, CopyStep)
         return self._made(step.kind, step.kind, step, moved, self._memory(moved, step.nbytes), 0.0)
 
@@ -150,11 +165,17 @@ class _Timer:
         details = {"note": step.note, "transposed_bytes": call.transposed, "kernels": call.kernels}
         return self._made(name, step.kind, step, moved, parts, beside, call.flops, details, call.transposed)
 
-    def _kernel(self, step: KernelStep, moved: Served) -> StepEstimate:
-        parts = self._memory(moved, step.nbytes)
-        beside = self.constants.dram_latency
-        details = {"grid": step.grid, "block": step.block}
-        return self._made(step.kernel.name, "kernel", step, moved, parts, beside, 0.0, details)
+    def _kernel(self, step: KernelStep, moved: Served, counted: Counted | None) -> StepEstimate:
+        details: dict[str, Any] = {"grid": step.grid, "block": step.block}
+        if counted is None:
+            parts = self._memory(moved, step.nbytes)
+            return self._made(
+                step.kernel.name, "kernel", step, moved, parts, self.constants.dram_latency, details=details
+            )
+        code = self.code[step.kernel]
+        parts, fits = kernel_seconds(step, counted, code, self.device, self.constants, moved.dram)
+        details |= described(counted, code, fits, step.nbytes)
+        return self._made(step.kernel.name, "kernel", step, moved, parts, 0.0, details=details)
 
     def _made(
         self,
@@ -181,7 +202,7 @@ class _Timer:
     def _share(self, bound: str, seconds: float, dram: float, parts: Mapping[str, float]) -> float:
         if bound == "dram":
             return dram / seconds / self.device.dram
-        peak = {"l2": self.constants.l2, "tensor": self.constants.tensor_library}
+        peak = {"l2": self.constants.l2, "tensor": self.constants.tensor_library * self.device.tensor_share}
         return parts[bound] / seconds * peak.get(bound, 1.0) if bound != "launch" else 0.0
 
 

@@ -9,7 +9,7 @@ import base64
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ..compiler.kernel import KernelSpec
@@ -107,11 +107,17 @@ class CopyStep(Step):
 
 @dataclass(frozen=True)
 class Work:
-    """A Run of a model. ``elsewhere`` are the nodes that another provider runs, which nothing is known about."""
+    """A Run of a model.
+
+    ``products`` has the arithmetic of its products and convolutions, whoever does it: the kind of the device's peak
+    rate, and the multiplications and additions. ``elsewhere`` are the nodes that another provider runs, which nothing
+    is known about.
+    """
 
     regions: tuple[Region, ...]
     steps: tuple[Step, ...]
-    elsewhere: tuple[str, ...] = field(default=())
+    products: tuple[tuple[str, float], ...] = ()
+    elsewhere: tuple[str, ...] = ()
 
 
 # ---- JSON ----
@@ -139,7 +145,7 @@ def to_json(work: Work) -> str:
             return [plain(each) for each in value]
         return value
 
-    body = {name: plain(getattr(work, name)) for name in ("regions", "steps", "elsewhere")}
+    body = {name: plain(getattr(work, name)) for name in ("regions", "steps", "products", "elsewhere")}
     specs = [{one.name: getattr(spec, one.name) for one in dataclasses.fields(KernelSpec)} for spec in kernels]
     return json.dumps({"format": FORMAT, "kernels": specs, **body})
 
@@ -165,7 +171,7 @@ def from_json(text: str) -> Work:
             return _kinds[value["is"]](**fields)
         return value
 
-    return Work(*(made(data[name]) for name in ("regions", "steps", "elsewhere")))
+    return Work(*(made(data[name]) for name in ("regions", "steps", "products", "elsewhere")))
 
 
 def distinct(accesses: Sequence[Access]) -> tuple[Access, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ort_cuda_plugin.compiler.host import matrices
+from ort_cuda_plugin.compiler.host import counts, matrices
 
 register_values = {
     **{
@@ -129,4 +129,5 @@ declarations = {
     "ocp_emu_check_load": "declare void @ocp_emu_check_load(ptr, ptr, i32) nounwind",
     "ocp_emu_check_store": "declare void @ocp_emu_check_store(ptr, ptr, i32) nounwind",
     "ocp_emu_check_atomic": "declare void @ocp_emu_check_atomic(ptr, ptr, i32) nounwind",
+    **counts.DECLARATIONS,
 }

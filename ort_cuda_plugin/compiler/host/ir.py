@@ -15,6 +15,7 @@ from ort_cuda_plugin.compiler.host import entry as host_entry
 from ort_cuda_plugin.compiler.host import intrinsics as intrinsics
 from ort_cuda_plugin.compiler.host import math as host_math
 from ort_cuda_plugin.compiler.host import matrices
+from ort_cuda_plugin.compiler.host.counts import add_counts
 from ort_cuda_plugin.compiler.host.entry import UnsupportedIR, access_line, value_name
 
 # ---- step 1: text that LLVM can parse for the host ----
@@ -164,6 +165,7 @@ def kernel_module(
     shared: SharedMemory,
     check: bool,
     contract: bool = True,
+    count: bool = False,
 ) -> str:
     """Step 2 for a module in which every function was inlined into the kernel ``mangled_name``: the complete module.
 
@@ -179,8 +181,12 @@ def kernel_module(
     fibers = bool(calls & intrinsics.switching_calls.keys())
     if check:
         body = add_checks(body)
-        if not fibers:
-            body = add_thread_index(body)
+    counted: list[str] = []
+    if count:
+        *body, comment = add_counts(body, size_of, stored_type)
+        counted = [comment]
+    if (check or count) and not fibers:
+        body = add_thread_index(body)
     kept = [
         line
         for line in (text[: match.start()] + text[match.end() :]).splitlines()
@@ -188,7 +194,7 @@ def kernel_module(
     ]
     functions = host_entry.kernel_functions(name, parameters, body, fibers)
     meta = host_entry.meta_data(name, fibers, shared.static_bytes, check, parameter_bytes)
-    joined = "\n".join([functions, meta, *kept]) + "\n"
+    joined = "\n".join([functions, meta, *counted, *kept]) + "\n"
     return joined + support(joined)
 
 

@@ -17,7 +17,8 @@ class Gpu:
     """A GPU; rates are those at the boost clock, of all multiprocessors together.
 
     ``float32_lanes`` and ``special_lanes`` are results per clock of a multiprocessor; ``tflops`` are those of tensor
-    cores without sparsity, and of float32 and float64 without tensor cores.
+    cores without sparsity, and of float32 and float64 without tensor cores. ``tensor_share`` is the part of that which
+    the largest products reach in long runs, where the power limit holds the clock down.
     """
 
     key: str
@@ -34,6 +35,7 @@ class Gpu:
     flops: Mapping[str, float]
     float32_lanes: int
     special_lanes: int
+    tensor_share: float
     sources: Mapping[str, str]
     registers: int = 65536
 
@@ -66,5 +68,6 @@ def gpu(key: str) -> Gpu:
         flops={kind: value * 1e12 for kind, value in data["tflops"].items()},
         float32_lanes=data["float32_lanes"],
         special_lanes=data["special_lanes"],
+        tensor_share=data["tensor_share"],
         sources=data["sources"],
     )

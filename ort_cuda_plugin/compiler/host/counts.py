@@ -1,0 +1,165 @@
+"""The counting mode's calls in a kernel: before each access to memory, and once in each part without branches.
+
+What a part does is known when it is compiled: instructions of each kind, about as many as a GPU issues for the LLVM
+IR. With how often threads went through it, that is the kernel's instruction mix in a Run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+
+from ort_cuda_plugin.compiler.host.entry import access_line, value_name
+
+MARK = "; ocp.counted "
+STORE, ATOMIC = 1 << 16, 1 << 17
+"""Bits of ``ocp_emu_access.what``."""
+DECLARATIONS = {
+    "ocp_emu_count_access": "declare void @ocp_emu_count_access(ptr, ptr, i32, i32) nounwind",
+    "ocp_emu_count_part": "declare void @ocp_emu_count_part(ptr, i32) nounwind",
+}
+
+_label = re.compile(r"^(?:[-\w.$]+|\"[^\"]*\"):")
+_operation = re.compile(rf"^\s*(?:{value_name} = )?(?:tail |notail )?([a-z_]+)\b(.*)")
+_vector = re.compile(r"<(\d+) x (float|double|half|i\d+|ptr)>")
+_called = re.compile(r"@([\w.$]+)\(")
+_stack_line = re.compile(
+    rf"^\s*({value_name}) = (?:alloca |getelementptr [^@%]*?ptr ({value_name})|bitcast ptr ({value_name}))"
+)
+_free = {
+    *("phi", "ret", "bitcast", "ptrtoint", "inttoptr", "freeze", "extractelement", "insertelement", "shufflevector"),
+    *("extractvalue", "insertvalue", "unreachable", "alloca", "trunc", "zext", "sext", "addrspacecast"),
+}
+_wide = 2
+"""Instructions for 64-bit integers."""
+_divisions = {"sdiv": 20, "udiv": 18, "srem": 22, "urem": 20}
+_float_division = 9
+_functions = {
+    "exp": (6, 1),
+    "exp2": (3, 1),
+    "log": (14, 1),
+    "log2": (6, 1),
+    "pow": (60, 2),
+    "tanh": (14, 2),
+    "erf": (22, 1),
+    "erfc": (30, 2),
+    "sin": (30, 0),
+    "cos": (30, 0),
+    "tan": (40, 1),
+    "sqrt": (6, 1),
+    "rsqrt": (2, 1),
+    "log1p": (22, 1),
+    "expm1": (18, 1),
+}
+"""Instructions in all, and of the unit of special functions; of others `_other_function`."""
+_other_function = (20, 1)
+_single = (
+    *("llvm.fma", "llvm.fmuladd", "llvm.fabs", "llvm.min", "llvm.max", "llvm.s", "llvm.u", "llvm.ct", "llvm.abs"),
+    *("fmaf", "fma", "fabsf", "fminf", "fmaxf", "llvm.copysign", "llvm.bitreverse", "llvm.bswap", "llvm.fsh"),
+)
+"""Beginnings of the names of functions that are one instruction."""
+
+Counts = Counter[str]
+"""By kind: "issued", "float" (of the float units), "double", "special", "matrix", "barriers", "shuffles"."""
+
+
+def add_counts(body: list[str], size_of: Callable[[str], int], stored_type: Callable[[str], str]) -> list[str]:
+    """The body with the counting mode's calls; the last line is a comment with what its parts do."""
+    on_stack: set[str] = set()
+    accesses: list[int] = []  # their parts
+    parts: list[Counts] = []
+    out: list[str] = []
+    waiting = True  # for the first line of a part that is no phi
+    current: Counts = Counter()
+    for line in body:
+        if _label.match(line):
+            waiting = True
+            out.append(line)
+            continue
+        if waiting and line.strip() and " phi " not in line:
+            waiting = False
+            current = Counter()
+            parts.append(current)
+            out.append(f"  call void @ocp_emu_count_part(ptr %ocp.thread, i32 PLACE{len(parts) - 1})")
+        if match := _stack_line.match(line):
+            base = match[2] or match[3]
+            if base is None or base in on_stack:
+                on_stack.add(match[1])
+        if match := access_line.match(line):
+            bits, ty, pointer = ATOMIC, match["rmw"] or match["cas"], match["rmw_ptr"] or match["cas_ptr"]
+            if match["load"]:
+                bits, ty, pointer = 0, match["load"], match["load_ptr"]
+            elif match["store"]:
+                bits, ty, pointer = STORE, stored_type(match["store"]), match["store_ptr"]
+            current["issued"] += 1
+            if pointer not in on_stack:
+                number = len(accesses)
+                accesses.append(len(parts) - 1)
+                what = bits | size_of(ty)
+                out.append(
+                    f"  call void @ocp_emu_count_access(ptr %ocp.thread, ptr {pointer}, i32 {what}, i32 {number})"
+                )
+        else:
+            current.update(instructions(line))
+        out.append(line)
+    first = len(accesses)
+    text = "\n".join(out)
+    text = re.sub(r"i32 PLACE(\d+)\)", lambda found: f"i32 {first + int(found[1])})", text)
+    return [*text.split("\n"), MARK + json.dumps({"accesses": accesses, "parts": [dict(part) for part in parts]})]
+
+
+def metadata(text: str) -> dict[str, int]:
+    """What `add_counts` left in the text of a module, as numbers of a `KernelImage`."""
+    line = next(line for line in text.splitlines() if line.startswith(MARK))
+    data = json.loads(line.removeprefix(MARK))
+    found = {"accesses": len(data["accesses"]), "parts": len(data["parts"])}
+    found.update((f"access{number}.part", part) for number, part in enumerate(data["accesses"]))
+    for number, part in enumerate(data["parts"]):
+        found.update((f"part{number}.{kind}", round(count)) for kind, count in part.items())
+    return found
+
+
+def instructions(line: str) -> Counts:
+    """What a GPU issues for a line of IR that accesses no memory."""
+    match = _operation.match(line)
+    if match is None:
+        return Counter()
+    name, rest = match[1], match[2]
+    if name in _free:
+        return Counter()
+    vector = _vector.search(rest)
+    lanes = int(vector[1]) if vector else 1
+    if name == "call":
+        return _call(rest, lanes)
+    if name == "br":
+        return Counter(issued=1 if " i1 " in line else 0)
+    if name in ("fadd", "fsub", "fmul", "fcmp", "fneg"):
+        # Half of the products join a sum.
+        kind = "double" if "double" in rest else "float"
+        return Counter({"issued": lanes, kind: lanes})
+    if name == "fdiv":
+        return Counter(issued=_float_division * lanes, float=_float_division * lanes, special=lanes)
+    if name in _divisions:
+        return Counter(issued=_divisions[name] * lanes * (4 if "i64" in rest else 1))
+    return Counter(issued=lanes * (_wide if "i64" in rest and name != "getelementptr" else 1))
+
+
+def _call(rest: str, lanes: int) -> Counts:
+    match = _called.search(rest)
+    name = match[1] if match else ""
+    if "matrix" in name:
+        return Counter(issued=1, matrix=1)
+    if name == "ocp_emu_barrier":
+        return Counter(issued=1, barriers=1)
+    if "shfl" in name or "vote" in name or "warp_barrier" in name:
+        return Counter(issued=1, shuffles=1)
+    if name.startswith(("llvm.assume", "llvm.lifetime", "ocp_emu_count", "llvm.experimental")):
+        return Counter()
+    if name.startswith(("ptx.", *_single)):
+        is_float = "float" in rest or "f32" in name
+        return Counter({"issued": lanes, **({"float": lanes} if is_float else {})})
+    plain = name.removeprefix("llvm.").removeprefix("nvvm.").removeprefix("__nv_").split(".")[0].removesuffix("f")
+    issued, special = _functions.get(plain, _other_function)
+    return Counter(issued=issued * lanes, float=issued * lanes, special=special * lanes)

@@ -1,0 +1,119 @@
+"""The time of a kernel of ours: the slowest of the pipes of a multiprocessor and of memory, and of waiting.
+
+The busiest multiprocessor counts: with fewer blocks than multiprocessors the others have nothing to do. Waiting is what
+one thread takes for its instructions and loads where nothing hides them, once for each wave of blocks: by Little's law
+that is the bytes in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .constants import Constants
+from .count import SECTOR, WARP, Counted
+from .devices import Gpu
+from .sass import Code
+from .work import KernelStep
+
+RESERVED_SHARED = 1024
+"""Bytes of shared memory of a block that are the system's, on sm_80 and later."""
+REGISTER_UNIT = 256
+MATRIX_FLOPS = 16 * 8 * 16 * 2
+OPERATIONS_IN_FLIGHT = 2.5
+"""Of one thread, of instructions that do not depend on each other."""
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """Blocks that a multiprocessor holds at once, and warps; ``waves`` is how often all of them are filled."""
+
+    blocks: int
+    warps: int
+    waves: int
+    limit: str
+
+
+def occupancy(step: KernelStep, code: Code, device: Gpu) -> Occupancy:
+    threads = step.block[0] * step.block[1] * step.block[2]
+    warps = -(-threads // WARP)
+    registers = -(-max(code.registers, 16) * WARP // REGISTER_UNIT) * REGISTER_UNIT * warps
+    shared = code.static_shared + step.shared_bytes
+    shared += 0 if shared and code.static_shared >= RESERVED_SHARED else RESERVED_SHARED
+    limits = {
+        "blocks": device.max_blocks,
+        "warps": device.max_warps // warps,
+        "registers": device.registers // registers,
+        "shared memory": device.shared_bytes // shared,
+    }
+    limit = min(limits, key=lambda name: limits[name])
+    blocks = max(limits[limit], 1)
+    grid = step.grid[0] * step.grid[1] * step.grid[2]
+    return Occupancy(blocks, blocks * warps, -(-grid // (blocks * device.multiprocessors)), limit)
+
+
+def kernel_seconds(
+    step: KernelStep, counted: Counted, code: Code, device: Gpu, constants: Constants, dram_bytes: float
+) -> tuple[dict[str, float], Occupancy]:
+    """What each pipe takes alone; "waiting" is one of them."""
+    fits = occupancy(step, code, device)
+    grid = step.grid[0] * step.grid[1] * step.grid[2]
+    threads = step.block[0] * step.block[1] * step.block[2]
+    # Of all that a pipe of one multiprocessor does, the busiest one's part.
+    busiest = -(-grid // device.multiprocessors) / grid
+    cycle = 1.0 / device.clock
+    issued = counted.instructions["issued"] / WARP
+    per_lane = busiest * cycle
+    shared_requests = counted.requests + counted.shared_requests
+    moved = counted.read + counted.written
+    matrix = counted.instructions["matrix"] / WARP * MATRIX_FLOPS * busiest * device.multiprocessors
+    parts = {
+        "dram": dram_bytes / (device.dram * constants.dram),
+        "l2": moved / (device.l2_bytes_per_clock * device.clock * constants.l2),
+        "issue": issued / (4 * constants.issue) * per_lane,
+        "float32": counted.instructions["float"] / device.float32_lanes * per_lane,
+        "float64": counted.instructions["double"] * 2 / device.flops["float64"],
+        "special": counted.instructions["special"] / device.special_lanes * per_lane,
+        "lsu": shared_requests * per_lane,
+        "shared": (counted.wavefronts + counted.shared_wavefronts) * per_lane,
+        "tensor": matrix / (device.flops["float16"] * device.tensor_share * constants.tensor_kernel),
+    }
+    fetched = min(dram_bytes / moved, 1.0) if moved else 0.0
+    latency = constants.l2_latency + fetched * (constants.dram_latency - constants.l2_latency)
+    each = grid * threads
+    chain = counted.instructions["issued"] / each * constants.dependent_cycles / OPERATIONS_IN_FLIGHT
+    chain += counted.instructions["barriers"] / each * constants.barrier_cycles
+    chain += counted.shared_rounds * constants.shared_cycles
+    rounds = counted.load_rounds if not code.mix else counted.loads * code.rounds
+    parts["waiting"] = fits.waves * (chain * cycle + max(rounds, 1.0) * latency)
+    return {name: seconds for name, seconds in parts.items() if seconds}, fits
+
+
+def described(counted: Counted, code: Code, fits: Occupancy, useful: float) -> Mapping[str, object]:
+    """What was counted, for the reader."""
+    worst = sorted(counted.sites, key=lambda site: (site.least - site.units) * site.requests)
+    return {
+        "registers": code.registers,
+        "shared_bytes": code.static_shared,
+        "spilled_bytes": code.spilled,
+        "warps": fits.warps,
+        "occupancy_limit": fits.limit,
+        "waves": fits.waves,
+        "read_bytes": counted.read,
+        "written_bytes": counted.written,
+        "useful_bytes": useful,
+        "instructions": {name: count for name, count in counted.instructions.items() if count},
+        "mix": dict(code.mix),
+        "loads_of_a_thread": counted.loads,
+        "waits_for_a_load": code.rounds,
+        "sites": [
+            f"{site.kind} of {site.nbytes} bytes: {site.units:.1f} {_unit(site.kind)} a warp, {site.least:.1f} would"
+            f" do, {site.requests:.0f} times"
+            for site in worst[:6]
+            if site.units > 1.2 * site.least
+        ],
+    }
+
+
+def _unit(kind: str) -> str:
+    return "wavefronts" if kind.startswith("shared") else f"sectors of {SECTOR} bytes"

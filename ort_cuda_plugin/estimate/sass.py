@@ -1,0 +1,130 @@
+"""What a GPU's own code says of a kernel: registers, shared memory, instructions, and how loads overlap.
+
+The cubin says the first two. The rest is nvdisasm's text (pip package nvidia-cuda-nvdisasm); without it `Code.mix` is
+empty, and accesses are as wide as in the LLVM IR.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ..compiler.kernel import KernelSpec
+from ..compiler.kernel_library import KernelLibrary
+from ..compiler.targets import KernelImage, Target
+
+_instruction = re.compile(
+    r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<name>[A-Z][A-Z0-9_]*)(?P<more>(?:\.\w+)*)\s*(?P<operands>[^;]*);",
+    re.MULTILINE,
+)
+_register = re.compile(r"\bR(\d+)(\.64)?")
+_loads = ("LDG", "LDL", "LD")
+MEMORY = ("LDG", "STG", "LDS", "STS", "LDSM", "LDGSTS", "LDL", "STL")
+
+
+@dataclass(frozen=True)
+class Code:
+    """A kernel on a GPU.
+
+    ``mix`` counts instructions in the code by name, those of memory with their width, such as "LDG.128". ``rounds`` is
+    how many waits there are in the code for one load of global memory: less than 1 where several are in flight.
+    """
+
+    registers: int
+    static_shared: int
+    spilled: int
+    mix: Mapping[str, int]
+    rounds: float
+
+    def widest(self, name: str) -> int:
+        """Bytes of the widest access of a kind; 0 where that is not known."""
+        if not self.mix:
+            return 0
+        return 16 if f"{name}.128" in self.mix else 8 if f"{name}.64" in self.mix else 4
+
+    @property
+    def uses_tensor_cores(self) -> bool:
+        return any(name.startswith(("HMMA", "IMMA", "DMMA", "HGMMA", "QMMA")) for name in self.mix)
+
+
+@cache
+def disassembler() -> str | None:
+    """The path of nvdisasm; None where there is none."""
+    for found in sorted(Path(sysconfig.get_paths()["purelib"]).glob("nvidia/*/bin/nvdisasm")):
+        return str(found)
+    return shutil.which("nvdisasm")
+
+
+def code_of(specs: Sequence[KernelSpec], target: Target, library: KernelLibrary | None = None) -> list[Code]:
+    """The kernels, compiled for a GPU. Raises KernelCompileError."""
+    library = library or KernelLibrary(count=lambda name, by: None)
+    images = library.get_many(list(specs), target)
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(_code, images))
+
+
+def _code(image: KernelImage) -> Code:
+    text = disassembled(image)
+    found = image.metadata
+    return Code(
+        registers=found.get("registers", 32),
+        static_shared=found.get("static_shared_bytes", 0),
+        spilled=found.get("spill_store_bytes", 0) + found.get("spill_load_bytes", 0),
+        mix=mix_of(text),
+        rounds=rounds_of(text),
+    )
+
+
+def disassembled(image: KernelImage) -> str:
+    """nvdisasm's text of a cubin; "" where there is no nvdisasm, or where it does not know the architecture."""
+    tool = disassembler()
+    if tool is None or not image.data.startswith(b"\x7fELF"):
+        return ""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(image.data)
+        file.flush()
+        return subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=False).stdout
+
+
+def mix_of(text: str) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for match in _instruction.finditer(text):
+        name, more = match["name"], match["more"].split(".")
+        if name == "NOP":
+            continue
+        if name in MEMORY:
+            name = ".".join([name, *(part for part in more if part in ("64", "128"))])
+        counts[name] += 1
+    return dict(counts)
+
+
+def rounds_of(text: str) -> float:
+    """Waits for loads, for each load, in the order of the code: a load is waited for where its result is used."""
+    loads = waits = 0
+    flying: set[int] = set()
+    for match in _instruction.finditer(text):
+        registers: list[int] = []
+        for number, wide in _register.findall(match["operands"]):
+            registers += [int(number), int(number) + 1] if wide else [int(number)]
+        if match["name"] in _loads:
+            loads += 1
+            first, *addresses = registers or [0]
+            if flying.intersection(addresses):
+                waits += 1
+                flying.clear()
+            width = 4 if ".128" in match["more"] else 2 if ".64" in match["more"] else 1
+            flying.update(range(first, first + width))
+        elif flying.intersection(registers):
+            waits += 1
+            flying.clear()
+    waits += bool(flying)
+    return waits / loads if loads else 1.0

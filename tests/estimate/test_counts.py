@@ -1,0 +1,182 @@
+"""The counting mode of the emulated device, and what the model of GPUs makes of it, on kernels that are known."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from kernel_launch import kernel
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
+from ort_cuda_plugin.compiler.targets import Target
+from ort_cuda_plugin.estimate import count, devices, sass
+from ort_cuda_plugin.estimate.constants import Constants
+from ort_cuda_plugin.estimate.count import Counted, count_all
+from ort_cuda_plugin.estimate.model import estimate
+from ort_cuda_plugin.estimate.pipes import kernel_seconds
+from ort_cuda_plugin.estimate.work import Access, Argument, KernelStep, Number, Pointer, Region, Work
+
+THREADS, BLOCKS = 256, 4096
+
+# Each thread copies an element, neighbours those that lie apart by `stride`.
+STRIDED = """
+def kernel(x, y, stride):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    y[i] = x[i * stride]
+"""
+# Lanes read a row and a column of a tile in shared memory, whose rows are `width` apart.
+BANKS = """
+def kernel(y, width):
+    tile = cuda.shared.array(2112, float32)
+    for i in range(cuda.threadIdx.x, 2112, 256):
+        tile[i] = float32(i)
+    cuda.syncthreads()
+    row, column = cuda.threadIdx.x // 32, cuda.threadIdx.x % 32
+    y[cuda.blockIdx.x * 256 + cuda.threadIdx.x] = tile[row * width + column] + tile[column * width + row]
+"""
+# Every thread adds up four neighbours at a time.
+SUM = """
+def kernel(x, y, rounds):
+    total = float32(0)
+    at = (cuda.blockIdx.x * rounds * cuda.blockDim.x + cuda.threadIdx.x) * 4
+    for _ in range(rounds):
+        total += (x[at] + x[at + 1]) + (x[at + 2] + x[at + 3])
+        at += cuda.blockDim.x * 4
+    y[cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x] = total
+"""
+
+
+@cache
+def spec(name: str) -> KernelSpec:
+    source, signature = {
+        "strided": (STRIDED, ("*f32", "*f32", "i64")),
+        "banks": (BANKS, ("*f32", "i64")),
+        "sum": (SUM, ("*f32", "*f32", "i64")),
+    }[name]
+    return kernel(name, signature, source, launch_bounds=THREADS)
+
+
+def work(name: str, sizes: list[int], number: int, blocks: int = BLOCKS) -> Work:
+    """A launch whose arguments are arrays of so many floats, the last of which is written, and a number."""
+    kinds = ["input"] * (len(sizes) - 1) + ["output"]
+    regions = tuple(Region(kind, str(i), 4 * size) for i, (kind, size) in enumerate(zip(kinds, sizes, strict=True)))
+    accesses = [Access(i, 0, region.nbytes) for i, region in enumerate(regions)]
+    arguments: tuple[Argument, ...] = (*(Pointer(i) for i in range(len(sizes))), Number("i64", number))
+    memory = (tuple(accesses[:-1]), (accesses[-1],))
+    step = KernelStep((name,), *memory, spec(name), (blocks, 1, 1), (THREADS, 1, 1), 0, arguments)
+    return Work(regions, (step,))
+
+
+def counted(of: Work, code: sass.Code | None = None) -> Counted:
+    step = of.steps[0]
+    assert isinstance(step, KernelStep)
+    return count_all(of, {step.kernel: code or sass.Code(32, 0, 0, {}, 1.0)})[0]
+
+
+def site(found: Counted, kind: str, number: int = 0) -> count.Site:
+    return [site for site in found.sites if site.kind == kind][number]
+
+
+def test_neighbours_share_sectors_and_strides_waste_them() -> None:
+    elements = BLOCKS * THREADS
+    dense = counted(work("strided", [elements, elements], 1))
+    assert (site(dense, "load").units, site(dense, "store").units) == (4, 4)
+    assert dense.read == dense.written == pytest.approx(4 * elements)
+    apart = counted(work("strided", [8 * elements, elements], 8))
+    assert (site(apart, "load").units, site(apart, "load").least) == (32, 4)
+    assert apart.read == pytest.approx(32 * elements)
+    assert apart.requests == dense.requests == pytest.approx(2 * elements / 32)
+    assert apart.wavefronts > dense.wavefronts
+
+
+def test_columns_of_shared_memory_conflict_unless_rows_are_shifted() -> None:
+    for width, conflicts in ((32, 32), (33, 1)):
+        found = counted(work("banks", [BLOCKS * THREADS], width))
+        worst = max(site.units for site in found.sites if site.kind == "shared load")
+        assert worst == conflicts
+        assert found.instructions["barriers"] == pytest.approx(BLOCKS * THREADS)
+
+
+def test_neighbouring_loads_are_one_where_the_gpu_has_one() -> None:
+    of = work("sum", [BLOCKS * THREADS * 64, BLOCKS * THREADS], 16)
+    apart, joined = counted(of), counted(of, sass.Code(32, 0, 0, {"LDG.128": 1, "STG": 1}, 1.0))
+    assert site(apart, "load").units == 16
+    assert (site(joined, "load").nbytes, site(joined, "load").units, site(joined, "load").least) == (16, 16, 16)
+    assert apart.requests == pytest.approx(4 * joined.requests, rel=0.05)
+    # What a block reads twice comes from the L1.
+    assert apart.read == pytest.approx(joined.read) == pytest.approx(4 * BLOCKS * THREADS * 64)
+
+
+def test_turns_beyond_those_that_are_noted_are_in_proportion() -> None:
+    short, long = (counted(work("sum", [BLOCKS * THREADS * 4 * n, BLOCKS * THREADS], n)) for n in (16, 160))
+    assert long.read == pytest.approx(10 * short.read)
+    assert long.instructions["issued"] == pytest.approx(10 * short.instructions["issued"], rel=0.2)
+
+
+def test_sampled_blocks_stand_for_all() -> None:
+    for blocks in (1, 5, 6, 7, 1000):
+        chosen, weights = count.sample(blocks)
+        assert len(chosen) == len(set(chosen.tolist())) == len(weights)
+        assert chosen.max() == blocks - 1
+        assert weights.sum() == pytest.approx(blocks)
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "measured"),
+    [
+        # CUB's transforms of 128 bits an element: https://github.com/NVIDIA/cccl/pull/9881
+        ("rtx5090", "strided", 0.878),
+        # CUB's sum of 2**28 integers, 249.3 us: https://github.com/NVIDIA/cccl/pull/9722
+        ("h200", "sum", 0.897),
+    ],
+)
+def test_copies_and_sums_of_large_arrays_take_what_was_published(device: str, name: str, measured: float) -> None:
+    gpu = devices.gpu(device)
+    blocks = 1 << 17
+    elements = blocks * THREADS
+    of = work(name, [elements * (64 if name == "sum" else 1), elements], 16 if name == "sum" else 1, blocks)
+    found = estimate(of, gpu)
+    moved = sum(region.nbytes for region in of.regions)
+    assert found.steps[0].bound == "dram"
+    assert moved / found.seconds / gpu.dram == pytest.approx(measured, rel=0.1)
+
+
+def test_few_blocks_leave_a_gpu_waiting() -> None:
+    h100, constants = devices.gpu("h100"), Constants()
+    seconds = []
+    for blocks in (4, BLOCKS):
+        of = work("sum", [blocks * THREADS * 64, blocks * THREADS], 16, blocks)
+        step = of.steps[0]
+        assert isinstance(step, KernelStep)
+        (code,) = sass.code_of([step.kernel], Target.cuda(9, 0))
+        parts, fits = kernel_seconds(step, counted(of, code), code, h100, constants, 4 * blocks * THREADS * 65)
+        assert fits.warps <= h100.max_warps
+        seconds.append(max(parts.values()))
+        assert (max(parts, key=lambda name: parts[name]) == "waiting") == (blocks == 4)
+    assert seconds[1] < 100 * seconds[0]
+
+
+def test_code_is_read_of_the_disassembly() -> None:
+    text = """
+        /*0000*/                   LDG.E.128 R4, desc[UR4][R2.64] ;
+        /*0010*/                   LDG.E.128 R8, desc[UR4][R2.64+0x10] ;
+        /*0020*/                   FADD R12, R4, R8 ;
+        /*0030*/              @!P0 LDG.E R6, desc[UR4][R12.64] ;
+        /*0040*/                   HMMA.16816.F32 R16, R4, R6, R16 ;
+        /*0050*/                   STS.64 [R0], R16 ;
+        /*0060*/                   NOP ;
+    """
+    assert sass.mix_of(text) == {"LDG.128": 2, "FADD": 1, "LDG": 1, "HMMA": 1, "STS.64": 1}
+    assert sass.rounds_of(text) == pytest.approx(2 / 3)
+    code = sass.Code(32, 0, 0, sass.mix_of(text), 1.0)
+    assert code.uses_tensor_cores
+    assert (code.widest("LDG"), code.widest("STS"), code.widest("STG")) == (16, 8, 4)
+
+
+@pytest.mark.skipif(sass.disassembler() is None, reason="nvidia-cuda-nvdisasm is not installed")
+def test_nvdisasm_reads_what_we_compile() -> None:
+    (image,) = KernelLibrary(count=lambda name, by: None).get_many([spec("sum")], Target.cuda(9, 0))
+    mix = sass.mix_of(sass.disassembled(image))
+    assert sum(count for name, count in mix.items() if name.startswith("LDG")) >= 4
+    assert mix["EXIT"] >= 1
