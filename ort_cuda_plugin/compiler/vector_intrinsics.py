@@ -208,6 +208,57 @@ def store_lanes(
     return signature(types.none, lanes, first, pointer, *known, width, count), codegen
 
 
+def _is_vector(builder: ir.IRBuilder, pointer: ir.Value, at: ir.Value, end: ir.Value, size: int) -> ir.Value:
+    """Whether a vector is at a place where one may be, and ends before ``end``."""
+    address = builder.ptrtoint(builder.gep(pointer, [at]), i64)
+    mask = size * _element_bytes(pointer.type.pointee) - 1
+    aligned = builder.icmp_signed("==", builder.and_(address, i64(mask)), i64(0))
+    return builder.and_(aligned, builder.icmp_signed("<=", builder.add(at, i64(size)), end))
+
+
+def load_row(typingctx: Any, lanes: Any, pointer: Any, at: Any, step: Any, end: Any, width: Any, count: Any) -> Any:
+    """Loads what a thread has of a row, which ends before ``end``; lanes behind it keep what they hold."""
+    size, number = literal(width), literal(count)
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        target, source, place, distance, limit = args[:5]
+        for vector, where in enumerate(_places(builder, place, distance, number)):
+            keep = [builder.gep(target, [i64(vector * size + i)]) for i in range(size)]
+            with builder.if_else(_is_vector(builder, source, where, limit, size), likely=True) as (then, otherwise):
+                with then:
+                    for address, value in zip(keep, _load_vector(builder, source, where, size), strict=True):
+                        builder.store(value, address)
+                with otherwise:
+                    base, left = builder.gep(source, [where]), builder.trunc(builder.sub(limit, where), i32)
+                    for i, address in enumerate(keep):
+                        with builder.if_then(builder.icmp_signed("<", i32(i), left)):
+                            builder.store(builder.load(builder.gep(base, [i64(i)])), address)
+        return context.get_dummy_value()
+
+    return signature(types.none, lanes, pointer, types.int64, types.int64, types.int64, width, count), codegen
+
+
+def store_row(typingctx: Any, lanes: Any, pointer: Any, at: Any, step: Any, end: Any, width: Any, count: Any) -> Any:
+    """Stores what a thread has of a row, which ends before ``end``."""
+    size, number = literal(width), literal(count)
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        source, target, place, distance, limit = args[:5]
+        for vector, where in enumerate(_places(builder, place, distance, number)):
+            values = [builder.load(builder.gep(source, [i64(vector * size + i)])) for i in range(size)]
+            with builder.if_else(_is_vector(builder, target, where, limit, size), likely=True) as (then, otherwise):
+                with then:
+                    _store_vector(builder, target, where, values)
+                with otherwise:
+                    base, left = builder.gep(target, [where]), builder.trunc(builder.sub(limit, where), i32)
+                    for i, value in enumerate(values):
+                        with builder.if_then(builder.icmp_signed("<", i32(i), left)):
+                            builder.store(value, builder.gep(base, [i64(i)]))
+        return context.get_dummy_value()
+
+    return signature(types.none, lanes, pointer, types.int64, types.int64, types.int64, width, count), codegen
+
+
 FUNCTIONS: dict[str, Function] = {
     function.__name__: function
     for function in (
@@ -218,5 +269,7 @@ FUNCTIONS: dict[str, Function] = {
         lanes_of,
         load_lanes,
         store_lanes,
+        load_row,
+        store_row,
     )
 }

@@ -429,15 +429,19 @@ class KernelBuilder(Parameters):
         shared_bytes: Dim = 0,
         *,
         body: str = "",
+        bounded: bool = False,
     ) -> None:
-        """Launches the kernel of what was emitted, or of ``body``, which is written for blocks of this size."""
+        """Launches the kernel of what was emitted, or of ``body``, which is written for blocks of this size.
+
+        What was emitted may have as many registers as blocks of 256 threads leave, or if ``bounded`` as its own do.
+        """
         names, signature = tuple(self._names), tuple(self._signature)
         if body:
             spec = _shared_spec(name, names, signature, body.strip("\n"), math.prod(block))
         else:
             if len(names) > MAX_PARAMETERS:
                 raise Unsupported("shape", f"{name} of so many strided dimensions needs {len(names)} parameters")
-            spec = _spec(name, names, signature, "\n".join(self.emit.lines), 0)
+            spec = _spec(name, names, signature, "\n".join(self.emit.lines), math.prod(block) if bounded else 0)
         ctx.launch(spec, grid, block, self._args, shared_bytes=shared_bytes, writes=self._writes, uses=uses)
 
 

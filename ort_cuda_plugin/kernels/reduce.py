@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, kernel_name, load_text, offset_text, register_type
-from ort_cuda_plugin.kernels.kept import NOTHING, find_kept
+from ort_cuda_plugin.kernels.kept import NOTHING, Kept, find_kept
 from ort_cuda_plugin.kernels.layout import SERIAL_THREADS, Plane, coordinates, extent, index_type
+from ort_cuda_plugin.kernels.row_registers import RowForm, choose_row_form, row_height
+from ort_cuda_plugin.kernels.vector_map import is_dense
 from ort_cuda_plugin.model.ir import NARROW_FLOATS, DType
-from ort_cuda_plugin.program.lowering import Lowering
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import Stage, Values, grouped_stages
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.shapes import broadcast_strides, collapse
@@ -42,6 +44,7 @@ BLOCK = 256
 """Threads that reduce a longer row."""
 KEPT_BYTES = 32 << 10
 """What a block keeps of its rows at most: more leaves too few blocks on a multiprocessor."""
+_REGISTERS = {f"{kind}{bits}": f"registers_{kind[0]}{bits}" for kind in ("float", "int", "uint") for bits in (32, 64)}
 MANY_ROWS = 1024
 """Rows that keep a device busy with one thread each."""
 
@@ -75,6 +78,17 @@ class _RowKernel:
         """Where a value is kept, with {slot} and {column}."""
         self.walks: dict[Scalar, set[int]] = {}
         """The passes that load elements of an input."""
+        self.form: RowForm | None = None
+        """What a thread has of its row in registers; None where it has it not."""
+        self.vectors: set[Scalar] = set()
+        """Inputs whose elements lie as the columns do."""
+        self.lanes: dict[Scalar, str] = {}
+        self.pending: list[Scalar] = []
+        """Inputs that the pass being emitted needs in lanes."""
+        self.is_exact = False
+        """Whether every lane has an element."""
+        self.inside = ""
+        """Whether the lane being emitted has an element; "" where every one has."""
 
     def launch(self) -> None:
         builder, emit, elements, rows = self.builder, self.emit, self.step.outputs, self.step.row_outputs
@@ -91,9 +105,17 @@ class _RowKernel:
         adjacent = not column_strides[0] or column_strides[0][-1] == 1
         self.threads = self._choose_threads(product(column_dims), product(row_dims), adjacent)
         self.long = self.ctx.device.emulated and hint(product(column_dims)) > LONG_COLUMNS
-        grid, block, names, inside = self._rows(row_dims)
         groups = grouped_stages(x for x, _ in outputs)
-        shared_bytes = self._keep(groups, sources, column_strides, product(column_dims), block)
+        kept = self._find_kept(groups, sources, column_strides)
+        if self.threads > 1 and adjacent:
+            self._choose_form(groups, kept, [x for _, x in sources], column_dims, column_strides)
+            self.vectors = {
+                leaf
+                for (leaf, _), strides in zip(sources, column_strides, strict=False)
+                if self.form is not None and is_dense(strides, column_dims)
+            }
+        grid, block, names, inside = self._rows(row_dims)
+        shared_bytes = self._keep(kept, product(column_dims), block)
 
         places = []
         for number, (by_row, by_column) in enumerate(zip(row_strides, column_strides, strict=True)):
@@ -110,7 +132,10 @@ class _RowKernel:
             for group in groups:
                 self._reduce(group)
             self.walk += 1
-            if elements:
+            if elements and self.form is not None:
+                strides_of = column_strides[len(sources) :]
+                self._store_lanes(element_places, [is_dense(strides, column_dims) for strides in strides_of])
+            elif elements:
                 with self._columns():
                     for (value, _), (pointer, base, strides) in zip(elements, element_places, strict=True):
                         emit.store(pointer, self._offset(base, strides), value)
@@ -119,30 +144,54 @@ class _RowKernel:
                     for (value, _), (pointer, base, _) in zip(rows, row_places, strict=True):
                         emit.store(pointer, base, value)
         uses = {x: Use(times=len(self.walks.get(leaf, ()))) for leaf, x in sources}
-        builder.launch(self.ctx, kernel_name(self.ctx), grid, block, uses, shared_bytes)
+        bounded = self.threads > BLOCK
+        builder.launch(self.ctx, kernel_name(self.ctx), grid, block, uses, shared_bytes, bounded=bounded)
 
-    def _keep(
-        self,
-        groups: Sequence[Sequence[Stage]],
-        sources: Sequence[Input],
-        column_strides: Sequence[Sequence[Dim]],
-        columns: Dim,
-        block: tuple[int, int, int],
-    ) -> Dim:
-        """Decides what each thread keeps of its columns, and emits where; gives the bytes of shared memory for it.
+    def _find_kept(
+        self, groups: Sequence[Sequence[Stage]], sources: Sequence[Input], column_strides: Sequence[Sequence[Dim]]
+    ) -> Kept:
+        """What a thread keeps of its columns from pass to pass.
 
         On the emulated device shared memory is no nearer than other memory.
         """
         if self.ctx.device.emulated:
-            return 0
+            return NOTHING
         pairs = zip(sources, column_strides, strict=False)
         varying = {leaf for (leaf, _), strides in pairs if any(stride != 0 for stride in strides)}
         walks = [[x for stage in group for x in stage.elements] for group in groups]
         walks.append([x for x, _ in self.step.outputs])
-        kept = find_kept(walks, varying.__contains__)
+        return find_kept(walks, varying.__contains__)
+
+    def _choose_form(
+        self,
+        groups: Sequence[Sequence[Stage]],
+        kept: Kept,
+        sources: Sequence[Tensor],
+        column_dims: Sequence[Dim],
+        column_strides: Sequence[Sequence[Dim]],
+    ) -> None:
+        """Keeps the row in registers where that is possible."""
+        tensors = [*sources, *(y for _, y in self.step.outputs)]
+        moved = [x for x, s in zip(tensors, column_strides, strict=False) if is_dense(s, column_dims)]
+        if kept.slots and kept.type not in _REGISTERS:
+            return
+        inputs = sum(is_dense(strides, column_dims) for strides in column_strides[: len(sources)])
+        self.form = choose_row_form(
+            self.ctx, self.step, groups, product(column_dims), inputs, [x.dtype.itemsize for x in moved]
+        )
+        if self.form is not None:
+            self.threads = self.form.threads
+            self.is_exact = product(column_dims) == self.form.capacity
+
+    def _keep(self, kept: Kept, columns: Dim, block: tuple[int, int, int]) -> Dim:
+        """Emits where each thread keeps its columns; gives the bytes of shared memory for it."""
         if not kept.slots:
             return 0
         emit, serial = self.emit, self.threads == 1
+        if self.form is not None:
+            self.kept = kept
+            emit.line(f"kept = {_REGISTERS[kept.type]}({kept.count * self.form.lanes})")
+            return 0
         rows = block[0] * block[1] if serial else block[1]
         column_bytes = rows * kept.count * kept.itemsize
         if not self.ctx.settled(le(columns, KEPT_BYTES // column_bytes)):
@@ -180,6 +229,8 @@ class _RowKernel:
             return plane.grid, plane.block, plane.names[: len(dims)], plane.inside
         rows = product(dims)
         height = BLOCK // 2 // WARP if self.threads == WARP else 1
+        if self.form is not None and self.threads == WARP:
+            height = row_height(self.ctx, rows)
         dtype = index_type(self.ctx, rows)
         index = register_type(dtype)
         n_rows = self.builder.integer(rows, dtype)
@@ -193,8 +244,50 @@ class _RowKernel:
     @contextmanager
     def _columns(self, start: str = "lane") -> Iterator[None]:
         """A loop over the thread's share of the row."""
-        with self.emit.block(f"for j in range({start}, {self.n}, {self.threads}):"), self._column("j"):
+        if self.form is None:
+            with self.emit.block(f"for j in range({start}, {self.n}, {self.threads}):"), self._column("j"):
+                yield
+            return
+        # Which inputs the pass needs is known when its loop has been emitted; they are loaded ahead of it.
+        with (
+            self.emit.detached() as loop,
+            self.emit.block(f"for e in range({self.form.lanes}):"),
+            self._column(self.form.column("e")),
+        ):
             yield
+        for leaf in self.pending:
+            pointer, base, _ = self.sources[leaf]
+            self.emit.line(f"{self.lanes[leaf]} = lanes_of({pointer}, {self.form.lanes})")
+            self.emit.line(f"load_row({self._row_of(self.lanes[leaf], pointer, base)})")
+        self.pending.clear()
+        self.emit.lines += loop
+
+    def _row_of(self, lanes: str, pointer: str, base: str) -> str:
+        """Arguments that say what a thread has of a row that begins at ``base``."""
+        assert self.form is not None
+        first, step = f"{base} + lane * {self.form.width}", self.form.threads * self.form.width
+        return f"{lanes}, {pointer}, {first}, {step}, {base} + {self.n}, {self.form.width}, {self.form.count}"
+
+    def _store_lanes(self, places: Sequence[tuple[str, str, list[str]]], dense: Sequence[bool]) -> None:
+        """The last pass, whose results go to memory by vectors where they lie as the columns do."""
+        assert self.form is not None
+        emit = self.emit
+        lanes = {
+            pointer: emit.fresh("r") for (pointer, _, _), is_vector in zip(places, dense, strict=False) if is_vector
+        }
+        for pointer, name in lanes.items():
+            emit.line(f"{name} = lanes_of({pointer}, {self.form.lanes})")
+        with self._columns():
+            for (value, _), (pointer, base, strides) in zip(self.step.outputs, places, strict=True):
+                if pointer in lanes:
+                    emit.store(lanes[pointer], "e", value)
+                    continue
+                stored, place = emit.memory_form(value), self._offset(base, strides)
+                with emit.block(f"if {self.inside or 'True'}:"):
+                    emit.line(f"{pointer}[{place}] = {stored}")
+        for pointer, base, _ in places:
+            if pointer in lanes:
+                emit.line(f"store_row({self._row_of(lanes[pointer], pointer, base)})")
 
     @contextmanager
     def _column(self, index: str) -> Iterator[None]:
@@ -204,14 +297,20 @@ class _RowKernel:
             self.emit.bind(self.row.index, name)
             for x in self.kept.loaded(self.walk):
                 self.emit.bind(x, self.emit.assign(f"kept[{self._kept_place(x, name)}]"))
+            if self.form is not None and not self.is_exact:
+                self.inside = self.emit.assign(f"{name} < {self.n}")
+                name = self.emit.assign(f"choose({self.inside}, {name}, int64(0))")
             flat = name if self.column_dtype is DType.INT64 else self.emit.assign(f"int32({name})")
             self.coordinates = coordinates(self.emit, flat, self.column_extents, self.column_dtype)
             yield
             for x in self.kept.stored(self.walk):
                 self.emit.line(f"kept[{self._kept_place(x, name)}] = {self.emit.value(x)}")
             self.coordinates = None
+            self.inside = ""
 
     def _kept_place(self, x: Scalar, column: str) -> str:
+        if self.form is not None:
+            return f"{self.kept.slots[x] * self.form.lanes} + e"
         return self.kept_place.format(slot=self.kept.slots[x], column=column)
 
     def _offset(self, base: str, strides: Sequence[str]) -> str:
@@ -224,6 +323,12 @@ class _RowKernel:
 
     def _load(self, leaf: Scalar) -> str:
         pointer, base, strides = self.sources[leaf]
+        if leaf in self.vectors and self.coordinates is not None:
+            if leaf not in self.lanes:
+                self.walks.setdefault(leaf, set()).add(self.walk)
+                self.lanes[leaf] = self.emit.fresh("r")
+                self.pending.append(leaf)
+            return self.emit.assign(load_text(self.lanes[leaf], "e", leaf.dtype))
         self.walks.setdefault(leaf, set()).add(self.walk)
         return self.emit.assign(load_text(pointer, self._offset(base, strides), leaf.dtype))
 
@@ -236,9 +341,8 @@ class _RowKernel:
             self._update(stages, _step)
         if self.threads == 1:
             return
-        for distance in (16, 8, 4, 2, 1):
-            with self.emit.scope():
-                self._update(stages, functools.partial(self._combine, other=_shuffled(distance)))
+        with self.emit.block("for step in range(5):"):
+            self._update(stages, functools.partial(self._combine, other=_shuffled("int32(16 >> step)")))
         if self.threads > WARP:
             self._combine_warps(stages)
 
@@ -298,7 +402,7 @@ class _RowKernel:
             values = [self.emit.value(x) for x in change(stage, totals)]
             pending += list(zip(names, values, strict=True))
         for name, value in pending:
-            self.emit.line(f"{name} = {value}")
+            self.emit.line(f"{name} = choose({self.inside}, {value}, {name})" if self.inside else f"{name} = {value}")
 
     def _combine(self, stage: Stage, totals: Values, other: Callable[[DType, str, int], str]) -> Values:
         """``totals`` combined with those of another part, whose names ``other`` gives as source text."""
@@ -339,8 +443,8 @@ def _step(stage: Stage, totals: Values) -> Values:
     return stage.reduction.step(totals, stage.elements)
 
 
-def _shuffled(distance: int) -> Callable[[DType, str, int], str]:
-    """Source of the accumulator of the lane whose number differs in the bit ``distance``."""
+def _shuffled(distance: str) -> Callable[[DType, str, int], str]:
+    """Source of the accumulator of the lane whose number differs in the bit that is set in ``distance``."""
 
     def text(dtype: DType, name: str, number: int) -> str:
         if dtype in NARROW_FLOATS:

@@ -26,8 +26,8 @@ MAX_WORK = 512
 """Operations in a thread's straight code, about: more take long to compile, and LLVM no longer unrolls its loop."""
 CALL_WORK = 12
 """Operations that a function of the mathematical library stands for."""
-_cheap = frozenset({"leaf", "constant", "cast", "abs", "neg", "not", "min", "max", "where", "add", "sub", "mul"})
-_cheap |= {"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "shl", "shr"}
+cheap = frozenset({"leaf", "constant", "cast", "abs", "neg", "not", "min", "max", "where", "add", "sub", "mul"})
+cheap |= {"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "shl", "shr"}
 MOST_THREADS, LEAST_THREADS = 256, 64
 BLOCKS_PER_MULTIPROCESSOR = 2
 """Smaller blocks come before fewer of them."""
@@ -59,7 +59,7 @@ def has_vectors(strides: Sequence[Dim], dims: Sequence[Dim], width: int) -> bool
 
 def work_of(expressions: Sequence[Scalar]) -> int:
     """Operations for one element, about."""
-    return sum(1 if x.op in _cheap else CALL_WORK for x in reachable(expressions) if x.operands)
+    return sum(1 if x.op in cheap else CALL_WORK for x in reachable(expressions) if x.operands)
 
 
 def vector_threads(device: DeviceProperties, items: Dim) -> int:

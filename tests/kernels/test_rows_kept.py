@@ -66,7 +66,7 @@ def times(program: str, rows: int, columns: int) -> float:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_what_fits_is_read_once(program: str) -> None:
     assert [times(program, rows, columns) for rows, columns in [(9, 33), (6, 384), (3, 3001)]] == [1, 1, 1]
-    assert times(program, 9000, 9000) > 1.5
+    assert times(program, 9000, 60000) > 1.5
 
 
 def test_only_the_last_common_values_are_kept() -> None:

@@ -1,0 +1,87 @@
+"""Rows in registers: on a GPU a thread of a row program has vectors of its row, which it reads and writes once.
+
+The form is chosen by the sizes that are expected. It holds for rows of at most so many elements as the threads have
+lanes, which a guard of the plan says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..program.lowering import Lowering
+from ..program.row_program import Stage
+from ..program.scalar import Scalar, reachable
+from ..program.steps import Rows
+from ..program.symbolic import Dim, hint, le
+from .vector_map import CALL_WORK, VECTOR_BYTES, cheap
+
+WARP = 32
+SHARES = {WARP: (16, 96), 128: (16, 96), 256: (32, 96), 512: (32, 64)}
+"""For numbers of threads: the elements of a row that one has at most, and the 32-bit registers for what it reads."""
+MAX_ROW_WORK = 1536
+"""Operations in a thread's straight code, about; see `vector_map.MAX_WORK`."""
+MAX_HEIGHT = 4
+"""Rows of a block, where each is a warp's."""
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """``threads`` have a row; each has ``count`` vectors of ``width`` elements."""
+
+    threads: int
+    width: int
+    count: int
+
+    @property
+    def lanes(self) -> int:
+        return self.width * self.count
+
+    @property
+    def capacity(self) -> int:
+        return self.threads * self.lanes
+
+    def column(self, lane: str) -> str:
+        """The column of a thread's lane."""
+        shift, mask = self.width.bit_length() - 1, self.width - 1
+        if self.width == 1:
+            return f"lane + {lane} * {self.threads}"
+        return f"lane * {self.width} + ({lane} >> {shift}) * {self.threads * self.width} + ({lane} & {mask})"
+
+
+def row_height(ctx: Lowering, rows: Dim) -> int:
+    """Rows of a block whose rows are warps': few where more would leave multiprocessors idle."""
+    height = MAX_HEIGHT
+    while height > 1 and hint(rows) < 2 * height * ctx.device.multiprocessors:
+        height //= 2
+    return height
+
+
+def choose_row_form(
+    ctx: Lowering, step: Rows, groups: Sequence[Sequence[Stage]], columns: Dim, inputs: int, itemsizes: Sequence[int]
+) -> RowForm | None:
+    """None for rows that are too long.
+
+    ``inputs`` values of each element are read; ``itemsizes`` are those of all tensors that vectors move.
+    """
+    expected = hint(columns)
+    width = VECTOR_BYTES // max(itemsizes) if itemsizes else 1
+    while width > 1 and WARP * width >= 2 * expected:
+        width //= 2
+    words = max(inputs, 1) * max(1, max(itemsizes, default=4) // 4)
+    by_work = MAX_ROW_WORK // max(_work(step, groups), 1)
+    for threads, (lanes, registers) in SHARES.items():
+        count = -(-expected // (threads * width))
+        if count * width <= max(min(lanes, by_work, registers // words), width):
+            # Few numbers of vectors, so that few kernels differ.
+            count = count if count < 4 else -(-count // 2) * 2
+            form = RowForm(threads, width, count)
+            return form if ctx.settled(le(columns, form.capacity)) else None
+    return None
+
+
+def _work(step: Rows, groups: Sequence[Sequence[Stage]]) -> int:
+    """Operations for one element in all passes, about."""
+    roots: list[Scalar] = [x for x, _ in step.outputs]
+    roots += [x for group in groups for stage in group for x in stage.elements]
+    return sum(1 if x.op in cheap else CALL_WORK for x in reachable(roots) if x.operands and x.op != "reduced")

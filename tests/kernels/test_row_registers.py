@@ -1,0 +1,79 @@
+"""Rows in registers on a GPU: vectors of a row, whatever its length and address."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import parser
+
+from kernel_harness import run_model
+from ort_cuda_plugin.clusters.cluster import CompiledCluster
+from ort_cuda_plugin.compiler.compile import compile_kernel
+from ort_cuda_plugin.compiler.targets import Target
+from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.kernels.row_registers import RowForm, row_height
+from ort_cuda_plugin.model.onnx_graph import read_model
+from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering
+
+GPU = DeviceProperties(emulated=False)
+TEXT = """<ir_version: 10, opset_import: ["" : 20]> rows
+    (float[R, C] x, float[C] w, float16[R, C] h, float[R, 1] k)
+    => (float[R, C] norm, float16[R, C] soft, int64[R] best, float[R, 1] most)
+    { norm = LayerNormalization(x, w, w) soft = Softmax<axis = -1>(h)
+      best = ArgMax<axis = 1, keepdims = 0>(x) scaled = Mul(x, k) least = Abs(scaled) most = ReduceMin(least, last) }"""
+LAST = "{ last = Constant<value_ints = [1]>() norm"
+
+
+def rows_model(rows: int, columns: int) -> Any:
+    text = TEXT.replace("{ norm", LAST).replace("[R", f"[{rows}").replace("C]", f"{columns}]")
+    return parser.parse_model(text)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dynamic"), [((9, 33), False), ((5, 384), False), ((3, 1030), True), ((2, 3001), False)], ids=str
+)
+def test_rows_of_all_lengths(shape: tuple[int, int], dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    rng = np.random.default_rng(0)
+    # A mean of rows without small numbers is wrong where a lane without an element counts.
+    x = (rng.uniform(1, 2, shape) * rng.choice([-1, 1], shape)).astype(np.float32)
+    w, k = rng.standard_normal(shape[1], np.float32), rng.uniform(1, 2, (shape[0], 1)).astype(np.float32)
+    h = rng.standard_normal(shape).astype(np.float16)
+    norm, soft, best, most = run_model(rows_model(*shape), [x, w, h, k], dynamic)
+    wide = x.astype(np.float64)
+    centred = wide - wide.mean(1, keepdims=True)
+    expected = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5) * w + w
+    np.testing.assert_allclose(norm, expected, rtol=1e-5, atol=1e-5)
+    e = np.exp(h.astype(np.float64) - h.max(1, keepdims=True))
+    np.testing.assert_allclose(soft, e / e.sum(1, keepdims=True), rtol=2e-3, atol=1e-4)
+    np.testing.assert_array_equal(best, x.argmax(1))
+    np.testing.assert_array_equal(most, np.abs(x * k).min(1, keepdims=True))
+
+
+@pytest.mark.parametrize(("columns", "threads"), [(384, 32), (2000, 128), (16000, 512)])
+def test_a_row_is_read_and_written_once_by_vectors(columns: int, threads: int) -> None:
+    text = f"""<ir_version: 10, opset_import: ["" : 20]> rows (float16[64, {columns}] x) => (float16[64, {columns}] y)
+        {{ y = Softmax<axis = -1>(x) }}"""
+    cluster = CompiledCluster(read_model(parser.parse_model(text)), GPU)
+    plan = cluster.prepare()
+    (spec,) = plan.kernels
+    assert cluster.traffic is not None
+    assert cluster.traffic.asked == cluster.traffic.compulsory
+    image = compile_kernel(spec, Target.cuda(9, 0))
+    assert image.metadata["stack_bytes"] == 0
+    lines = [line.split()[0] for line in image.ptx.decode().splitlines() if "global.v4" in line]
+    loads, stores = (sum(line.startswith(kind) for line in lines) for kind in ("ld.", "st."))
+    assert loads == stores == -(-columns // (8 * threads))
+
+
+def test_blocks_have_few_rows_where_more_leave_multiprocessors_idle() -> None:
+    ctx = Lowering(GPU)
+    assert [row_height(ctx, rows) for rows in (100, 600, 5000)] == [1, 2, 4]
+
+
+def test_lanes_cover_a_row() -> None:
+    form = RowForm(32, 4, 3)
+    columns = [eval(form.column(str(e)), {"lane": lane}) for lane in range(32) for e in range(form.lanes)]
+    assert sorted(columns) == list(range(form.capacity))
