@@ -26,7 +26,7 @@ from ort_cuda_plugin.ops.indexer_parts import (
     pooled_by_gates,
     ranked,
 )
-from ort_cuda_plugin.ops.packed_tokens import PackedTokens, check_capture
+from ort_cuda_plugin.ops.packed_tokens import PackedTokens, check_capture, int64
 from ort_cuda_plugin.ops.registry import M, T, op
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -207,8 +207,7 @@ class _Steps:
         return waiting - self._overlap(waiting) + self.tokens.range(maps, sequence)[1]
 
     def of_token(self, maps: IndexMap, token: Scalar) -> _Row:
-        sequence = self.tokens.place(maps, token)[0]
-        row = token - self.tokens.range(maps, sequence)[0]
+        sequence, row, _ = self.tokens.row(maps, token)
         return self.row(maps, sequence, row)
 
     def row(self, maps: IndexMap, sequence: Scalar, row: Scalar) -> _Row:
@@ -253,10 +252,6 @@ class _Steps:
             return s.cast(s.where(s.equal(c[1], 0), entries, waiting), DType.INT32)
 
         return gather_map(self._ctx, [self.tokens.count, 2], DType.INT32, element)
-
-
-def int64(x: Scalar) -> Scalar:
-    return s.cast(x, DType.INT64)
 
 
 def _pooled(

@@ -11,25 +11,26 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.cache import carry_over
-from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
+from ort_cuda_plugin.kernels.index import IndexMap, Source, gather_map, scatter_map
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.attention import attend, rotate
 from ort_cuda_plugin.ops.contrib_attention import INT32, sink_of_heads, split_columns
 from ort_cuda_plugin.ops.contrib_fused import wants
 from ort_cuda_plugin.ops.normalization import layer_norm
+from ort_cuda_plugin.ops.packed_tokens import PackedTokens, int64
 from ort_cuda_plugin.ops.registry import HALVES, HostTensor, S, T, op
 from ort_cuda_plugin.ops.scores import Reach
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.row_program import MAX, SUM
+from ort_cuda_plugin.program.row_program import MAX
 from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, le, lt, select, sym_min
+from ort_cuda_plugin.program.symbolic import Dim, ceildiv, eq, floordiv, le, lt, select, sym_min
 from ort_cuda_plugin.program.views import part, reshape
 
 T_CACHE: TypeAlias = Tensor
 T_KV_SCALE: TypeAlias = Tensor
 
-QUANTIZED = frozenset({DType.INT8, DType.FLOAT8E4M3FN})
+QUANTIZED = frozenset({DType.INT8, DType.UINT8, DType.FLOAT8E4M3FN})
 FLOAT32 = frozenset({DType.FLOAT32})
 
 # ---- tokens ----
@@ -37,63 +38,43 @@ FLOAT32 = frozenset({DType.FLOAT32})
 
 @dataclass(frozen=True)
 class Tokens:
-    """Packed tokens: int64 [tokens] each, the number of the sequence, the place in it, and the row of this Run.
+    """Packed tokens of sequences with a ``past`` [sequences]; ``place`` [tokens] is where in its sequence each one is.
 
-    ``starts`` [sequences + 1] and ``past`` [sequences] are the operator's inputs.
+    That is -1 for a token of no sequence.
     """
 
+    packed: PackedTokens
     count: Dim
-    starts: Tensor
     past: Tensor
-    sequence: Tensor
     place: Tensor
-    row: Tensor
 
     @property
     def sequences(self) -> Dim:
-        return self.past.shape[0]
+        return self.packed.count
+
+    def sequence(self, maps: IndexMap, token: Scalar) -> Scalar:
+        """The number of a token's sequence, or how many there are for a token of none."""
+        sequence, _, inside = self.packed.row(maps, token)
+        return s.where(inside, sequence, maps.dim(self.sequences))
 
     def length(self, maps: IndexMap, sequence: Scalar) -> Scalar:
         """How many keys a sequence has with its new ones; none where the sequence does not exist."""
         known = (sequence >= 0) & (sequence < maps.dim(self.sequences))
-        starts, past = maps.source(self.starts), maps.source(self.past)
-        new = int64(starts.at([sequence + 1], known)) - int64(starts.at([sequence], known))
-        return int64(past.at([sequence], known)) + new
+        number = s.where(known, sequence, 0)
+        new = s.where(known, self.packed.range(maps, number)[1], 0)
+        return int64(maps.source(self.past).at([sequence], known)) + new
 
 
-def int64(x: Scalar) -> Scalar:
-    return s.cast(x, DType.INT64)
-
-
-def packed_tokens(ctx: Lowering, count: Dim, starts: Tensor, past: Tensor) -> Tokens:
-    ctx.require_shape(starts, (past.shape[0] + 1 if past.rank else 1,), "cumulative_sequence_length")
-    ctx.require_shape(past, (starts.shape[0] - 1,), "past_seqlens")
-
-    def sequence(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        ends = maps.source(starts)
-
-        def is_before(i: Scalar) -> Sequence[Scalar]:
-            return [s.cast(int64(ends.at([i + 1])) <= c[0], DType.INT64)]
-
-        number = maps.fold(SUM, maps.dim(past.shape[0]), is_before)[0]
-        first = int64(ends.at([s.constant(0, DType.INT64)]))
-        return s.where(c[0] >= first, number, maps.dim(past.shape[0]))
-
-    sequences = gather_map(ctx, [count], DType.INT64, sequence)
-
-    def row(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        own = maps.source(sequences).at(c)
-        return c[0] - int64(maps.source(starts).at([own]))
-
-    rows = gather_map(ctx, [count], DType.INT64, row)
+def packed_tokens(ctx: Lowering, count: Dim, starts: Tensor, past: Tensor, name: str) -> Tokens:
+    """``starts`` [sequences + 1] and ``past`` are inputs of the operator ``name``."""
+    packed = PackedTokens(ctx, starts, count, name, empty=True)
+    ctx.require_shape(past, (packed.count,), f"past_seqlens of {name}")
 
     def place(maps: IndexMap, c: list[Scalar]) -> Scalar:
-        own = maps.source(sequences).at(c)
-        known = own < maps.dim(past.shape[0])
-        before = int64(maps.source(past).at([own], known))
-        return s.where(known, before + maps.source(rows).at(c), -1)
+        sequence, row, inside = packed.row(maps, c[0])
+        return s.where(inside, int64(maps.source(past).at([sequence])) + row, -1)
 
-    return Tokens(count, starts, past, sequences, gather_map(ctx, [count], DType.INT64, place), rows)
+    return Tokens(packed, count, past, gather_map(ctx, [count], DType.INT64, place))
 
 
 @dataclass(frozen=True)
@@ -107,25 +88,21 @@ class Batch:
     by_token: bool
 
     def sequence(self, maps: IndexMap, entry: Scalar) -> Scalar:
-        return maps.source(self.tokens.sequence).at([entry]) if self.by_token else entry
+        return self.tokens.sequence(maps, entry) if self.by_token else entry
 
     def token(self, maps: IndexMap, entry: Scalar, row: Scalar) -> tuple[Scalar, Scalar]:
         """Which token a row is, and whether there is one."""
         if self.by_token:
             return entry, s.constant(True, DType.BOOL)
-        starts = maps.source(self.tokens.starts)
-        token = int64(starts.at([entry])) + row
-        inside = (token >= 0) & (token < maps.dim(self.tokens.count)) & (token < int64(starts.at([entry + 1])))
-        return token, inside
+        begin, count = self.tokens.packed.range(maps, entry)
+        return begin + row, row < count
 
     def row(self, maps: IndexMap, token: Scalar) -> tuple[Scalar, Scalar, Scalar]:
         """Entry and row of a token, and whether it has them."""
         if self.by_token:
             return token, s.constant(0, DType.INT64), s.constant(True, DType.BOOL)
-        entry = maps.source(self.tokens.sequence).at([token])
-        row = maps.source(self.tokens.row).at([token])
-        inside = (entry < maps.dim(self.entries)) & (row >= 0) & (row < maps.dim(self.rows))
-        return entry, row, inside
+        entry, row, inside = self.tokens.packed.row(maps, token)
+        return entry, row, inside & (row < maps.dim(self.rows))
 
 
 def batch_of(ctx: Lowering, tokens: Tokens, room: Dim, metadata: Tensor | None, key_bound: int | None) -> Batch:
@@ -149,9 +126,7 @@ def batch_of(ctx: Lowering, tokens: Tokens, room: Dim, metadata: Tensor | None, 
 
     def longest(maps: IndexMap, c: list[Scalar]) -> Scalar:
         def lengths(i: Scalar) -> Sequence[Scalar]:
-            starts = maps.source(tokens.starts)
-            new = int64(starts.at([i + 1])) - int64(starts.at([i]))
-            return [s.where(s.equal(c[0], 0), new, tokens.length(maps, i))]
+            return [s.where(s.equal(c[0], 0), tokens.packed.range(maps, i)[1], tokens.length(maps, i))]
 
         most = s.where(s.equal(c[0], 0), maps.dim(tokens.count), maps.dim(room))
         return s.minimum(s.maximum(maps.fold(MAX, maps.dim(tokens.sequences), lengths)[0], 0), most)
@@ -166,23 +141,47 @@ def batch_of(ctx: Lowering, tokens: Tokens, room: Dim, metadata: Tensor | None, 
 
 @dataclass(frozen=True)
 class Cache:
-    """Keys or values [blocks, places, heads, size], and the scale of each head's elements where they are integers."""
+    """Keys or values [blocks, places, heads, size], and the scale of each head's elements where they are integers.
+
+    With 4 ``bits`` a byte has two elements, the first in its low half, 8 added to each; the last one may have one.
+    """
 
     blocks: Tensor
+    size: Dim
     scale: Tensor | None
+    bits: int = 8
 
-    def number(self, maps: IndexMap, code: Scalar, head: Scalar, at: Scalar, dtype: DType) -> Scalar:
+    def number(
+        self, maps: IndexMap, place: Sequence[Scalar], head: Scalar, at: Scalar, inside: Scalar, dtype: DType
+    ) -> Scalar:
+        """An element, by the block and the place in it; 0 where it is not ``inside``."""
+        source = maps.source(self.blocks)
         if self.scale is None:
-            return code
+            return source.at([*place, head, at], inside)
+        if self.bits == 4:
+            byte = s.cast(source.at([*place, head, at >> 1], inside, 8 + 8 * 16), DType.INT32)
+            code = ((byte >> s.cast((at & 1) << 2, DType.INT32)) & 15) - 8
+        else:
+            code = source.at([*place, head, at], inside, s.cast(s.constant(0.0, DType.FLOAT32), self.blocks.dtype))
         return s.cast(s.cast(code, DType.FLOAT32) * self._scale(maps, head, at), dtype)
 
-    def code(self, maps: IndexMap, value: Scalar, head: Scalar, at: Scalar) -> Scalar:
+    def stored(self, maps: IndexMap, new: Source, token: Scalar, head: Scalar, at: Scalar) -> Scalar:
+        """What memory has at ``at`` of a head that is in ``new`` [tokens, heads, size]."""
         if self.scale is None:
-            return value
+            return new.at([token, head, at])
+        if self.bits == 8:
+            return self._code(maps, new.at([token, head, at]), head, at, -128, 127)
+        low, high = at * 2, s.minimum(at * 2 + 1, maps.dim(self.size) - 1)
+        first, second = (self._code(maps, new.at([token, head, i]), head, i, -8, 7) + 8 for i in (low, high))
+        return s.cast(first | (s.where(high > low, second, 8) << 4), DType.UINT8)
+
+    def _code(self, maps: IndexMap, value: Scalar, head: Scalar, at: Scalar, low: int, high: int) -> Scalar:
+        """The number that stands for an element: a float of 8 bits, or an integer."""
         scaled = s.widen(value) / self._scale(maps, head, at)
-        if self.blocks.dtype is DType.INT8:
-            scaled = s.minimum(s.maximum(s.round_half_even(scaled), -128.0), 127.0)
-        return s.cast(scaled, self.blocks.dtype)
+        if self.blocks.dtype.is_float:
+            return s.cast(scaled, self.blocks.dtype)
+        whole = s.minimum(s.maximum(s.round_half_even(scaled), float(low)), float(high))
+        return s.cast(whole, self.blocks.dtype if self.bits == 8 else DType.INT32)
 
     def _scale(self, maps: IndexMap, head: Scalar, at: Scalar) -> Scalar:
         assert self.scale is not None
@@ -191,26 +190,52 @@ class Cache:
         return maps.source(self.scale).at([head, at])
 
 
+_STORED = {
+    DType.FLOAT16: "float16",
+    DType.BFLOAT16: "bfloat16",
+    DType.INT8: "int8",
+    DType.FLOAT8E4M3FN: "float8e4m3fn",
+    DType.UINT8: "int4",
+}
+"""What k_cache_dtype calls the elements of a cache, by the type of its tensor."""
+
+
 def cache_of(
-    ctx: Lowering, blocks: Tensor, heads: int, size: Dim, scale: Tensor | None, kind: str, dtype: DType, what: str
+    ctx: Lowering,
+    blocks: Tensor,
+    heads: int,
+    size: Dim,
+    scale: Tensor | None,
+    kind: str,
+    dtype: DType,
+    what: str,
+    elements: str = "",
 ) -> Cache:
-    """The cache with its scale; ``kind`` is the granularity of quantization, ``dtype`` that of what is stored."""
+    """The cache with its scale; ``kind`` is the granularity of quantization, ``dtype`` that of what is stored.
+
+    ``elements`` names the type of the cache's elements, where the model does.
+    """
     if kind not in ("NONE", "PER_TENSOR", "PER_CHANNEL"):
         raise InvalidModel(f"a {what} with the quantization {kind!r}")
+    if elements.lower() == "float4e2m1":
+        raise Unsupported("attribute", f"a {what} of floats of 4 bits")
+    if elements.lower() != _STORED.get(blocks.dtype) and (elements or blocks.dtype is DType.UINT8):
+        raise InvalidModel(f"a {what} of {blocks.dtype.short} with elements of the type {elements!r}")
     if (kind == "NONE") != (scale is None) or (kind == "NONE") == (blocks.dtype in QUANTIZED):
         raise InvalidModel(f"a {what} of {blocks.dtype.short} with the quantization {kind!r}")
     if scale is None and blocks.dtype is not dtype:
         raise Unsupported("dtype", f"a {what} of {blocks.dtype.short} beside a query of {dtype.short}")
     if blocks.rank != 4:
         raise InvalidModel(f"a {what} of rank {blocks.rank}")
-    ctx.require_shape(blocks, (*blocks.shape[:2], heads, size), what)
+    bits = 4 if blocks.dtype is DType.UINT8 else 8
+    ctx.require_shape(blocks, (*blocks.shape[:2], heads, size if bits == 8 else ceildiv(size, 2)), what)
     if scale is None:
-        return Cache(blocks, None)
+        return Cache(blocks, size, None)
     if kind == "PER_TENSOR":
         ctx.require(eq(scale.size, 1), f"the scale of a {what} is not one number")
-        return Cache(blocks, reshape(ctx, scale, []))
+        return Cache(blocks, size, reshape(ctx, scale, []), bits)
     ctx.require(eq(scale.size, heads * size), f"the scale of a {what} is not one number for each element of a head")
-    return Cache(blocks, reshape(ctx, scale, [heads, size]))
+    return Cache(blocks, size, reshape(ctx, scale, [heads, size]), bits)
 
 
 def written(ctx: Lowering, cache: Cache, new: Tensor, tokens: Tokens, table: Tensor, slots: Tensor | None) -> Cache:
@@ -227,10 +252,10 @@ def written(ctx: Lowering, cache: Cache, new: Tensor, tokens: Tokens, table: Ten
             slot = int64(maps.source(slots).at([c[0]]))
             block, place, known = s.trunc_divide(slot, count), s.trunc_modulo(slot, count), slot >= 0
         known = known & (block >= 0) & (block < maps.dim(blocks))
-        return [block, place, c[1], c[2]], cache.code(maps, maps.source(new).at(c), c[1], c[2]), known
+        return [block, place, c[1], c[2]], cache.stored(maps, maps.source(new), *c), known
 
-    scatter_map(ctx, new.shape, result, move)
-    return Cache(result, cache.scale)
+    scatter_map(ctx, (*new.shape[:2], cache.blocks.shape[3]), result, move)
+    return Cache(result, cache.size, cache.scale, cache.bits)
 
 
 def _page(
@@ -238,7 +263,7 @@ def _page(
 ) -> tuple[Scalar, Scalar, Scalar]:
     """Block and place of a token, and whether the table has an entry for it."""
     at = maps.source(tokens.place).at([token])
-    sequence = maps.source(tokens.sequence).at([token])
+    sequence = tokens.sequence(maps, token)
     page = s.trunc_divide(at, places)
     known = (at >= 0) & (sequence < maps.dim(table.shape[0])) & (page < maps.dim(table.shape[1]))
     return int64(maps.source(table).at([sequence, page], known, -1)), s.trunc_modulo(at, places), known
@@ -257,7 +282,7 @@ def gathered(
 
     Behind them are ``more`` that ``other`` gives for a sequence, a head, a number, and a place in the head.
     """
-    _, places, heads, size = cache.blocks.shape
+    _, places, heads, _ = cache.blocks.shape
 
     def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
         sequence, count = batch.sequence(maps, c[0]), maps.dim(places)
@@ -266,16 +291,15 @@ def gathered(
         known = known & (c[2] < batch.tokens.length(maps, sequence)) & (c[2] < maps.dim(batch.keys))
         block = int64(maps.source(table).at([sequence, page], known, -1))
         inside = (block >= 0) & (block < maps.dim(cache.blocks.shape[0]))
-        place = [block, s.trunc_modulo(c[2], count), c[1], c[3]]
-        fallback = s.cast(s.constant(0.0, DType.FLOAT32), cache.blocks.dtype)
-        value = cache.number(maps, maps.source(cache.blocks).at(place, inside, fallback), c[1], c[3], dtype)
+        place = [block, s.trunc_modulo(c[2], count)]
+        value = cache.number(maps, place, c[1], c[3], inside, dtype)
         if other is None:
             return value
         return s.where(
             c[2] < maps.dim(batch.keys), value, other(maps, sequence, c[1], c[2] - maps.dim(batch.keys), c[3])
         )
 
-    return gather_map(ctx, [batch.entries, heads, batch.keys + more, size], dtype, element)
+    return gather_map(ctx, [batch.entries, heads, batch.keys + more, cache.size], dtype, element)
 
 
 # ---- queries and results ----
@@ -425,8 +449,6 @@ def paged_attention(
     latent = kv_cache_layout == "LATENT"
     if kv_cache_layout not in ("SEPARATE", "LATENT") or rotary_offset < 0 or v_head_size < 0:
         raise InvalidModel(f"PagedAttention with the layout {kv_cache_layout!r}, rotary_offset = {rotary_offset}")
-    if {k_cache_dtype, v_cache_dtype} & {"int4", "float4e2m1"}:
-        raise Unsupported("attribute", "PagedAttention with a cache of 4 bits")
     if not wants(ctx, 1) or (not latent and not wants(ctx, 2)):
         raise Unsupported("op", "PagedAttention that changes a cache which is not among its outputs")
     if latent and (value is not None or value_cache is not None or key is None or kv_num_heads != 1):
@@ -435,14 +457,14 @@ def paged_attention(
         raise InvalidModel("PagedAttention needs its input 'value_cache'")
     q, k, v = heads_of_tokens(ctx, query, key, key if latent else value, num_heads, kv_num_heads)
     size = q.shape[2]
-    tokens = packed_tokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens)
+    tokens = packed_tokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens, "PagedAttention")
     check_pages(ctx, tokens, block_table, slot_mapping)
     rotary = (cos_cache, sin_cache) if do_rotary else None
     prepare = Preparation(
         (q_norm_weight, k_norm_weight), qk_norm_epsilon, rotary, bool(rotary_interleaved), rotary_offset
     )
     q, k = prepare.both(ctx, q, k, tokens.place)
-    keys = cache_of(ctx, key_cache, kv_num_heads, size, k_scale, k_quant_type, q.dtype, "key_cache")
+    keys = cache_of(ctx, key_cache, kv_num_heads, size, k_scale, k_quant_type, q.dtype, "key_cache", k_cache_dtype)
     keys = written(ctx, keys, k, tokens, block_table, slot_mapping)
     batch = batch_of(ctx, tokens, block_table.shape[1] * key_cache.shape[1], attention_metadata, 1)
     all_keys = gathered(ctx, keys, block_table, batch, q.dtype)
@@ -452,7 +474,9 @@ def paged_attention(
         ctx.require(le(width, size), "PagedAttention: v_head_size is more than the size of a head")
         all_values = part(ctx, all_keys, 3, 0, width)
     else:
-        values = cache_of(ctx, value_cache, kv_num_heads, size, v_scale, v_quant_type, q.dtype, "value_cache")
+        values = cache_of(
+            ctx, value_cache, kv_num_heads, size, v_scale, v_quant_type, q.dtype, "value_cache", v_cache_dtype
+        )
         ctx.require_shape(value_cache, key_cache.shape, "value_cache of PagedAttention")
         values = written(ctx, values, v, tokens, block_table, slot_mapping)
         all_values = gathered(ctx, values, block_table, batch, q.dtype)

@@ -25,13 +25,13 @@ from ort_cuda_plugin.ops.contrib_paged import (
     check_pages,
     gathered,
     heads_of_tokens,
-    int64,
     packed_tokens,
     queries,
     results,
     written,
 )
 from ort_cuda_plugin.ops.normalization import layer_norm
+from ort_cuda_plugin.ops.packed_tokens import int64
 from ort_cuda_plugin.ops.registry import HALVES, HostTensor, Int64, M, S, T, op
 from ort_cuda_plugin.ops.slicing import concat
 from ort_cuda_plugin.program import scalar as s
@@ -151,7 +151,7 @@ def sparse_paged_attention(
     from_main = selected_kv_source == "main"
     q, k, v = heads_of_tokens(ctx, query, key, value, num_heads, kv_num_heads)
     size = q.shape[2]
-    tokens = packed_tokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens)
+    tokens = packed_tokens(ctx, q.shape[0], cumulative_sequence_length, past_seqlens, "SparsePagedAttention")
     check_pages(ctx, tokens, block_table, slot_mapping)
     rotary = (cos_cache, sin_cache) if do_rotary else None
     prepare = Preparation(
@@ -190,7 +190,7 @@ def sparse_paged_attention(
 
     def place(maps: IndexMap, token: Scalar, index: Scalar) -> tuple[list[Scalar], Scalar]:
         entry, row, inside = batch.row(maps, token)
-        sequence = maps.source(tokens.sequence).at([token])
+        sequence = tokens.sequence(maps, token)
         if from_main:
             at = maps.source(tokens.place).at([token])
             return [entry, row, index], inside & _is_visible(maps, batch, sequence, at, index, is_causal)

@@ -8,10 +8,14 @@ from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import SUM
 from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, le, lt
+from ort_cuda_plugin.program.symbolic import Dim, eq, le, logical_or, lt
 
 MAX_CAPTURED = 8
 """The most states that a node may be asked to capture."""
+
+
+def int64(x: Scalar) -> Scalar:
+    return s.cast(x, DType.INT64)
 
 
 class PackedTokens:
@@ -21,12 +25,13 @@ class PackedTokens:
     """
 
     def __init__(self, ctx: Lowering, bounds: Tensor, total: Dim, name: str, *, empty: bool = False) -> None:
-        """``name`` is the operator's, for messages. With ``empty`` there may be more sequences than tokens."""
+        """``name`` is the operator's, for messages. With ``empty`` there may be sequences without tokens."""
         if bounds.rank != 1:
             raise InvalidModel(f"{name}: the bounds of the sequences have rank {bounds.rank}")
         self._ctx, self._bounds, self._total = ctx, bounds, total
         self.count = bounds.shape[0] - 1
-        ctx.require(lt(0, self.count), f"{name}: the bounds of the sequences have fewer than two elements")
+        enough = logical_or(lt(0, self.count), eq(total, 0)) if empty else lt(0, self.count)
+        ctx.require(enough, f"{name}: the bounds of the sequences have fewer than two elements")
         if not empty:
             ctx.require(le(self.count, total), f"{name} of more sequences than tokens")
         self._owners: Tensor | None = None
@@ -34,26 +39,36 @@ class PackedTokens:
     def range(self, maps: IndexMap, sequence: Scalar) -> tuple[Scalar, Scalar]:
         """Where the tokens of a sequence begin, and how many they are."""
         bounds, total = maps.source(self._bounds), maps.dim(self._total)
-        begin, end = (s.cast(bounds.at([at]), DType.INT64) for at in (sequence, sequence + 1))
+        begin, end = (int64(bounds.at([at])) for at in (sequence, sequence + 1))
         begin = s.minimum(s.maximum(begin, 0), total)
         return begin, s.minimum(s.maximum(end, begin), total) - begin
 
     def are_whole(self, maps: IndexMap) -> Scalar:
         """Whether the bounds begin at 0 and end behind the last token."""
         first, last = (maps.source(self._bounds).at([at]) for at in (s.constant(0, DType.INT64), maps.dim(self.count)))
-        return s.equal(first, 0) & s.equal(s.cast(last, DType.INT64), maps.dim(self._total))
+        return s.equal(first, 0) & s.equal(int64(last), maps.dim(self._total))
 
     def are_in_order(self, maps: IndexMap, sequence: Scalar) -> Scalar:
         """Whether a sequence begins and ends in the tokens, and does not end before it begins."""
-        begin, end = (s.cast(maps.source(self._bounds).at([at]), DType.INT64) for at in (sequence, sequence + 1))
+        begin, end = (int64(maps.source(self._bounds).at([at])) for at in (sequence, sequence + 1))
         return (begin >= 0) & (end >= begin) & (end <= maps.dim(self._total))
 
     def place(self, maps: IndexMap, token: Scalar) -> tuple[Scalar, Scalar, Scalar]:
         """The sequence of a token, where that begins, and the token's position in it."""
-        sequence = s.cast(maps.source(self._owner()).at([token]), DType.INT64)
-        begin = s.cast(maps.source(self._bounds).at([sequence]), DType.INT64)
+        sequence = int64(maps.source(self._owner()).at([token]))
+        begin = int64(maps.source(self._bounds).at([sequence]))
         begin = s.minimum(s.maximum(begin, 0), token)
         return sequence, begin, token - begin
+
+    def row(self, maps: IndexMap, token: Scalar) -> tuple[Scalar, Scalar, Scalar]:
+        """The sequence of a token, and its position there; and whether it is one of that sequence's tokens.
+
+        It is not where the bounds begin behind it, end before it, or go back.
+        """
+        sequence = self.place(maps, token)[0]
+        begin, count = self.range(maps, sequence)
+        row = token - begin
+        return sequence, row, (row >= 0) & (row < count)
 
     def _owner(self) -> Tensor:
         """The sequence of each token."""
@@ -62,7 +77,7 @@ class PackedTokens:
             bounds = maps.source(self._bounds)
 
             def is_behind(i: Scalar) -> list[Scalar]:
-                return [s.cast(s.cast(bounds.at([i + 1]), DType.INT64) <= c[0], DType.INT32)]
+                return [s.cast(int64(bounds.at([i + 1])) <= c[0], DType.INT32)]
 
             return maps.fold(SUM, maps.dim(self.count - 1), is_behind)[0]
 

@@ -30,13 +30,16 @@ def node_model(
     wide: Collection[int] = (),
     wide_outputs: Collection[int] = (),
     sized: Collection[int] = (),
+    small: Mapping[int, int] | None = None,
+    small_outputs: Collection[int] = (),
     domain: str = "com.microsoft",
 ) -> bytes:
     """A model of one node, with the element types of its ``outputs`` (None: left out), and sizes for ``sized`` alone.
 
-    float32 inputs reach the node as ``real``, except those in ``wide``, and so do outputs; what the model takes and
-    gives stays float32.
+    float32 inputs reach the node as ``real``, except those in ``wide``, or as the type that ``small`` has for them, and
+    so do outputs; what the model takes and gives stays float32.
     """
+    small = small or {}
     nodes, names, infos, initializers = [], [], [], []
     for i, x in enumerate(inputs):
         names.append("" if x is None else f"x{i}")
@@ -48,15 +51,16 @@ def node_model(
             kind = helper.np_dtype_to_tensor_dtype(x.dtype)
             shape = list(x.shape) if i in sized else [f"d{i}_{axis}" for axis in range(x.ndim)]
             infos.append(helper.make_tensor_value_info(f"x{i}", kind, shape))
-        if x.dtype == np.float32 and real != FLOAT and i not in wide:
-            nodes.append(helper.make_node("Cast", [f"x{i}"], [f"n{i}"], to=real))
+        taken = small.get(i, real if x.dtype == np.float32 and i not in wide else FLOAT)
+        if taken != FLOAT:
+            nodes.append(helper.make_node("Cast", [f"x{i}"], [f"n{i}"], to=taken))
             names[-1] = f"n{i}"
     results, after, values = [], [], []
     for i, wanted in enumerate(outputs):
         results.append("" if wanted is None else f"y{i}")
         if wanted is None:
             continue
-        if wanted == FLOAT and real != FLOAT and i not in wide_outputs:
+        if wanted == FLOAT and (i in small_outputs or (real != FLOAT and i not in wide_outputs)):
             results[-1] = f"r{i}"
             after.append(helper.make_node("Cast", [f"r{i}"], [f"y{i}"], to=FLOAT))
         values.append(helper.make_tensor_value_info(f"y{i}", wanted, None))
@@ -87,6 +91,8 @@ def check_node(
     wide: Collection[int] = (),
     wide_outputs: Collection[int] = (),
     sized: Collection[int] = (),
+    small: Mapping[int, int] | None = None,
+    small_outputs: Collection[int] = (),
     tolerance: float | None = None,
     part: Callable[[int, Array], Array] = lambda number, y: y,
     step: bool = False,
@@ -121,6 +127,8 @@ def check_node(
             wide=wide,
             wide_outputs=wide_outputs,
             sized=sized,
+            small=small,
+            small_outputs=small_outputs,
         )
         actual = ep_session(model, DISABLED).run(None, feed)
         allowed = TOLERANCES[real] if tolerance is None else max(tolerance, TOLERANCES[real])

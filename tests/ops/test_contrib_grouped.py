@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 import onnx
@@ -157,7 +155,18 @@ def test_a_quantized_cache(kind: str, real: int) -> None:
     inputs: list[Array | None] = [q, k, v, caches[0][0], caches[1][0]]
     inputs += [np.array([past + rows - 1], np.int32), np.array(past + rows, np.int32), *[None] * 5, *scales]
     names = {"k_quant_type": quantized, "v_quant_type": quantized, "kv_cache_bit_width": bits}
-    model = quantized_model(inputs, GROUPED | names, real, onnx_type)
+    small = dict.fromkeys([3, 4], onnx_type) if kind == "float8" else {}
+    model = node_model(
+        "GroupQueryAttention",
+        inputs,
+        GROUPED | names,
+        [FLOAT, *[FLOAT if small else onnx_type] * 2],
+        real=real,
+        wide=[3, 4, 12, 13],
+        wide_outputs=[1, 2],
+        small=small,
+        small_outputs=[1, 2] if small else [],
+    )
     feed = {f"x{i}": x for i, x in enumerate(inputs) if x is not None}
     actual = ep_session(model, DISABLED).run(None, feed)
     for present, (_, wanted) in zip(actual[1:], caches, strict=True):
@@ -165,28 +174,6 @@ def test_a_quantized_cache(kind: str, real: int) -> None:
     wanted = attended(q.reshape(rows, HEADS, SIZE), numbers[0], numbers[1], past)
     allowed = 3e-5 if real == FLOAT else 4e-3
     np.testing.assert_allclose(actual[0][0], wanted, allowed, allowed)
-
-
-def quantized_model(inputs: list[Array | None], attributes: dict[str, Any], real: int, kind: int) -> bytes:
-    """As `node_model`; floats of 8 bits cross the border as float32."""
-    is_float = kind == TensorProto.FLOAT8E4M3FN
-    outputs = [FLOAT, kind, kind]
-    text = node_model(
-        "GroupQueryAttention", inputs, attributes, outputs, real=real, wide=[3, 4, 12, 13], wide_outputs=[1, 2]
-    )
-    if not is_float:
-        return text
-    model = onnx.load_from_string(text)
-    graph = model.graph
-    node = next(node for node in graph.node if node.op_type == "GroupQueryAttention")
-    for number in (3, 4):
-        graph.node.insert(0, helper.make_node("Cast", [f"x{number}"], [f"c{number}"], to=kind))
-        node.input[number] = f"c{number}"
-        node.output[number - 2] = f"p{number}"
-        graph.node.append(helper.make_node("Cast", [f"p{number}"], [f"y{number - 2}"], to=FLOAT))
-        graph.output[number - 2].type.tensor_type.elem_type = FLOAT
-    result: bytes = model.SerializeToString()
-    return result
 
 
 @pytest.mark.parametrize("op_type", ["Attention", "MultiHeadAttention"])

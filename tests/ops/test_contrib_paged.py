@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from onnx import TensorProto
 
-from contributed import FLOAT, FLOAT16, Array, check_node, codes, noise
+from contributed import (
+    BFLOAT16,
+    DISABLED,
+    FLOAT,
+    FLOAT16,
+    Array,
+    check_in_place,
+    check_node,
+    codes,
+    node_model,
+    noise,
+)
+from contributed_codes import packed
+from emulator_harness import configured
+from kernel_harness import run_op
+from ort_cuda_plugin.model.ir import NodeError, Unsupported
+from session_pair import ep_session
 
+QUANTIZED = {"int8": int(TensorProto.INT8), "int4": int(TensorProto.UINT8), "float8e4m3fn": FLOAT}
 HEADS, KV_HEADS, SIZE, BLOCK, BLOCKS = 4, 2, 8, 16, 6
 TABLE = np.array([[4, 0], [5, 2], [1, 3]], np.int32)
 ANGLES = np.outer(np.arange(40), [1.0, 0.3]).astype(np.float32)
 NEW, PAST = [3, 0, 2], [15, 9, 0]
+
+
+@pytest.fixture(autouse=True)
+def checked() -> Iterator[None]:
+    with configured(adversarial=1, check=1):
+        yield
 
 
 def int32(values: Any) -> Array:
@@ -103,8 +128,8 @@ def caches() -> list[Array]:
 ATTRIBUTES = {"num_heads": HEADS, "kv_num_heads": KV_HEADS}
 
 
-@pytest.mark.parametrize("new", [NEW, [1, 1, 1]], ids=["prompts", "decode"])
-def test_everything_at_once(new: list[int]) -> None:
+@pytest.mark.parametrize(("new", "real"), [(NEW, FLOAT16), ([1, 1, 1], BFLOAT16)], ids=["prompts", "decode"])
+def test_everything_at_once(new: list[int], real: int) -> None:
     """A packed query, rotary embedding, norms, sinks, a window and a cap; one token is not stored."""
     count, places = sum(new), places_of(new, PAST)
     slots = slots_of(new, places)
@@ -135,46 +160,78 @@ def test_everything_at_once(new: list[int]) -> None:
     ]
     attributes = {"do_rotary": 1, "rotary_interleaved": 1, "softcap": 2.0, "local_window_size": 5}
     check_node(
-        "PagedAttention", inputs, ATTRIBUTES | attributes, [FLOAT] * 3, reals=[FLOAT16], reference=reference, sized=[0]
+        "PagedAttention", inputs, ATTRIBUTES | attributes, [FLOAT] * 3, reals=[real], reference=reference, sized=[0]
     )
 
 
-def test_quantized_caches_and_bounds_of_the_caller() -> None:
-    """One scale for keys, one for each element of a head for values; no causality."""
-    count, places = sum(NEW), places_of(NEW, PAST)
-    slots = slots_of(NEW, places)
-    k_scale, v_scale = np.array([0.03], np.float32), np.abs(noise(KV_HEADS, 1, SIZE)) * np.float32(0.02) + 0.01
+@pytest.mark.parametrize(("kind", "real"), [("int8", FLOAT16), ("int4", BFLOAT16), ("float8e4m3fn", FLOAT16)])
+def test_quantized_caches_and_bounds_of_the_caller(kind: str, real: int) -> None:
+    """One scale for keys, one for each element of a head for values; no causality. Half a byte may be left."""
+    count, places, size = sum(NEW), places_of(NEW, PAST), 7 if kind == "int4" else SIZE
+    slots, onnx_type = slots_of(NEW, places), QUANTIZED[kind]
+    k_scale, v_scale = np.array([0.03], np.float32), np.abs(noise(KV_HEADS, 1, size)) * np.float32(0.02) + 0.01
+    if kind == "int4":
+        k_scale, v_scale = k_scale * 10, v_scale * 10
 
     def code(x: Array, scale: Array) -> Array:
-        return np.clip(np.round(x / scale), -128, 127).astype(np.int8)
+        if kind == "float8e4m3fn":
+            return (x / scale).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+        low, high = (-8, 7) if kind == "int4" else (-128, 127)
+        return np.clip(np.round(x / scale), low, high).astype(np.int8)
 
-    def reference(q: Array, k: Array, v: Array, keys: Array, values: Array, *_: Array | None) -> list[Array]:
-        q, k, v = (x.reshape(count, -1, SIZE) for x in (q, k, v))
-        keys = stored(keys, code(k, k_scale), slots)
-        values = stored(values, code(v, v_scale[:, 0]), slots)
+    def in_memory(x: Array) -> Array:
+        return packed(np.pad(x + 8, [(0, 0)] * 3 + [(0, 1)], constant_values=8), 4) if kind == "int4" else x
+
+    def reference(q: Array, k: Array, v: Array, *_: Array | None) -> list[Array]:
+        q, k, v = (x.reshape(count, -1, size) for x in (q, k, v))
+        keys = stored(pages[0], code(k, k_scale), slots)
+        values = stored(pages[1], code(v, v_scale[:, 0]), slots)
         wide = [(keys * k_scale).astype(np.float32), (values * v_scale[:, 0]).astype(np.float32)]
-        return [paged(q, wide[0], wide[1], NEW, PAST, causal=False), keys, values]
+        output = paged(q, wide[0], wide[1], NEW, PAST, causal=False, scale=size**-0.5)
+        return [output, in_memory(keys), in_memory(values)]
 
-    pages = [codes(BLOCKS, BLOCK, KV_HEADS, SIZE, dtype=np.int8, seed=i) for i in (1, 2)]
-    hidden = KV_HEADS * SIZE
+    pages = [codes(BLOCKS, BLOCK, KV_HEADS, size, dtype=np.int8, seed=i) for i in (1, 2)]
+    if kind != "int8":
+        pages = [code(x.astype(np.float32) / 16, np.ones(1, np.float32)) for x in pages]
+    hidden = KV_HEADS * size
     inputs: list[Array | None] = [
-        noise(count, HEADS * SIZE),
+        noise(count, HEADS * size),
         noise(count, hidden, seed=1),
         noise(count, hidden, seed=2),
     ]
-    inputs += [*pages, starts(NEW), int32(PAST), TABLE, *[None] * 6, k_scale, v_scale, int32([4, 0, 0])]
+    inputs += [*(in_memory(x) for x in pages), starts(NEW), int32(PAST), TABLE, *[None] * 6]
+    inputs += [k_scale, v_scale, int32([4, 0, 0])]
     attributes = ATTRIBUTES | {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_CHANNEL", "is_causal": 0}
-    outputs = [FLOAT, TensorProto.INT8, TensorProto.INT8]
+    attributes |= {"k_cache_dtype": kind, "v_cache_dtype": kind if kind == "int4" else ""}
+    outputs, is_float = [FLOAT, onnx_type, onnx_type], onnx_type == FLOAT
     check_node(
         "PagedAttention",
         inputs,
         attributes,
         outputs,
-        reals=[FLOAT16],
+        reals=[real],
         reference=reference,
         constant=[16],
         wide=[14, 15],
+        small=dict.fromkeys([3, 4], int(TensorProto.FLOAT8E4M3FN)) if is_float else None,
+        small_outputs=[1, 2] if is_float else [],
     )
+    if kind == "int4":
+        model = node_model("PagedAttention", inputs, attributes, outputs, constant=[16], real=real, wide=[14, 15])
+        feed = {f"x{i}": x for i, x in enumerate(inputs[:16]) if x is not None}
+        check_in_place(ep_session(model, DISABLED), feed, {"x3": "y1", "x4": "y2"})
+
+
+def test_bytes_without_a_meaning() -> None:
+    """A cache of bytes needs the name of its elements, and there are no floats of 4 bits."""
+    inputs: list[Array | None] = [np.ones((1, heads * SIZE), np.float16) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+    inputs += [codes(BLOCKS, BLOCK, KV_HEADS, SIZE // 2, seed=i) for i in (1, 2)]
+    inputs += [starts([1]), int32([0]), TABLE[:1], *[None] * 6, *[np.ones(1, np.float32)] * 2]
+    for name, reason in (("", "elements of the type ''"), ("float4e2m1", "floats of 4 bits")):
+        attributes = ATTRIBUTES | {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR"}
+        attributes |= {"k_cache_dtype": name, "v_cache_dtype": name}
+        with pytest.raises((Unsupported, NodeError), match=reason):
+            run_op("PagedAttention", inputs, attributes, domain="com.microsoft", outputs=3)
 
 
 def test_latent_cache() -> None:
