@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from ort_cuda_plugin.cli import (
+    bench,
     compile_model,
     conformance,
     drop_in,
@@ -29,6 +30,7 @@ from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 COMMANDS: dict[str, ModuleType] = {
     "run": run,
     "profile": profile,
+    "bench": bench,
     "exec": drop_in,
     "info": info,
     "explain": explain,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +17,13 @@ from rich.console import Console
 import ort_cuda_plugin
 from ort_cuda_plugin import models
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+from ort_cuda_plugin.networks import NETWORKS, build, split_name
 
+MODEL_HELP = (
+    "path of an ONNX file, the name of a model in the onnx wheel (light_resnet50, ...), or a network with its element"
+    f" type: {', '.join(NETWORKS)} (resnet50:float16, ...)"
+)
+_WIDE = 1000
 DEVICES = ("auto", "cuda", "emulated")
 
 
@@ -22,8 +31,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="path of an ONNX file, or the name of a model in the onnx wheel (light_resnet50, ...)",
+        help=MODEL_HELP,
     )
+    add_device_argument(parser)
+
+
+def add_device_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", choices=DEVICES, default="auto", help="auto: a GPU where there is one, else the emulated device"
     )
@@ -38,10 +51,28 @@ def output_file(text: str) -> Path:
 
 
 def model_path(name_or_path: str) -> Path:
+    """The file of a model; that of a network is written, and removed when the process ends."""
+    if not Path(name_or_path).is_file() and split_name(name_or_path) is not None:
+        return written_model(build(name_or_path).SerializeToString(), name_or_path.replace(":", "_"))
     try:
         return models.find_model(name_or_path)
     except models.ModelNotFoundError as error:
         raise UserError(ExitCode.USAGE, str(error)) from None
+
+
+def written_model(model: bytes, name: str) -> Path:
+    """A file that is removed when the process ends."""
+    folder = tempfile.TemporaryDirectory(prefix="ort-cuda-plugin-")
+    atexit.register(folder.cleanup)
+    path = Path(folder.name, f"{name}.onnx")
+    path.write_bytes(model)
+    return path
+
+
+def usual_sizes(name_or_path: str) -> dict[str, int]:
+    """Sizes of symbolic dimensions that the user need not give: those of a network."""
+    parts = split_name(name_or_path)
+    return dict(NETWORKS[parts[0]].sizes) if parts and not Path(name_or_path).is_file() else {}
 
 
 def find_device(choice: str) -> bool:
@@ -70,6 +101,11 @@ def unavailable_as_user_error() -> Iterator[None]:
         yield
     except (ImportError, RuntimeError, OSError) as error:
         raise UserError(ExitCode.UNAVAILABLE, str(error)) from error
+
+
+def output_console() -> Console:
+    """For what a command prints. Where that is no terminal nothing cuts a table off."""
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDE)
 
 
 @contextmanager

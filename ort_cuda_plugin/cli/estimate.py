@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from ort_cuda_plugin.cli.common import model_path, output_file, unavailable_as_user_error, waiting
+from ort_cuda_plugin.cli.common import (
+    MODEL_HELP,
+    model_path,
+    output_console,
+    output_file,
+    unavailable_as_user_error,
+    waiting,
+)
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.estimate import devices
 
@@ -26,7 +32,7 @@ _SHORT_NAME = 60
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="path of an ONNX file, or the name of a model in the onnx wheel")
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--device", choices=devices.names(), default="h100")
     parser.add_argument(
         "--shapes",
@@ -57,7 +63,7 @@ def execute(arguments: argparse.Namespace) -> int:
         raise
     except Exception as error:
         raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {error}") from error
-    print_estimate(found, Console(file=sys.stdout), arguments.top)
+    print_estimate(found, output_console(), arguments.top)
     if arguments.json:
         arguments.json.write_text(json.dumps(found.data(), indent=1))
     return ExitCode.OK

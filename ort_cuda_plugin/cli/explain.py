@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from collections import Counter
 from dataclasses import asdict
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import ort_cuda_plugin
-from ort_cuda_plugin.cli.common import add_model_arguments, model_path, select_device, waiting
+from ort_cuda_plugin.cli.common import add_model_arguments, model_path, output_console, select_device, waiting
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.session_errors import NOWHERE
 
@@ -51,7 +50,7 @@ def execute(arguments: argparse.Namespace) -> int:
         place = ort_cuda_plugin.get_ep_name() if verdict.supported else elsewhere
         name = f"{verdict.name or '(unnamed)'} in {verdict.body_of}" if verdict.body_of else verdict.name
         table.add_row(name, operator, place, verdict.reason)
-    console = Console(file=sys.stdout)
+    console = output_console()
     console.print(table)
     counts = Counter(verdict.supported for verdict in verdicts)
     console.print(f"{counts[True]} of {len(verdicts)} nodes run on {ort_cuda_plugin.get_ep_name()}")

@@ -6,13 +6,12 @@ import argparse
 import importlib.metadata
 import json
 import platform
-import sys
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 import ort_cuda_plugin
+from ort_cuda_plugin.cli.common import output_console
 from ort_cuda_plugin.cli.exit_codes import ExitCode
 
 PACKAGES = (
@@ -86,7 +85,7 @@ def collect() -> dict[str, Any]:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    console = Console(file=sys.stdout)
+    console = output_console()
     versions = Table("package", "version", title="versions", title_justify="left")
     versions.add_row("ort-cuda-plugin", report["ort_cuda_plugin"])
     versions.add_row("python", report["python"])

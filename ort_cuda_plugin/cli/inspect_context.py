@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ort_cuda_plugin.cli.common import output_console
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.context.container import MAGIC, Container
 from ort_cuda_plugin.context.describe import describe
@@ -45,7 +45,7 @@ def print_contexts(path: Path, as_json: bool) -> None:
     if as_json:
         print(json.dumps(found, indent=2))
         return
-    console = Console(file=sys.stdout)
+    console = output_console()
     for subject, context in found.items():
         _print(console, subject, context)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from ort_cuda_plugin.cli.common import output_console
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.compiler.kernel_library import MANIFEST_VARIABLE, read_manifest
 
@@ -80,6 +80,6 @@ def execute(arguments: argparse.Namespace) -> int:
         for usage in usages:
             numbers = (usage.registers, usage.static_shared, usage.stack, usage.spill_stores + usage.spill_loads)
             table.add_row(usage.kernel, usage.arch, *map(str, numbers), usage.reason)
-        Console(file=sys.stdout).print(table)
+        output_console().print(table)
         print(f"{len(specs)} kernels, {len(targets)} architectures, {len(failures)} with spills that no reason accepts")
     return ExitCode.MISMATCH if failures else ExitCode.OK

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +17,14 @@ from rich.console import Console
 from rich.table import Table
 
 import ort_cuda_plugin
-from ort_cuda_plugin.cli.common import add_model_arguments, model_path, output_file, select_device, waiting
+from ort_cuda_plugin.cli.common import (
+    add_model_arguments,
+    model_path,
+    output_console,
+    output_file,
+    select_device,
+    waiting,
+)
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.run import add_input_arguments, load
 
@@ -117,4 +123,4 @@ def print_table(model: str, work: list[Work]) -> None:
     for each in work:
         nodes = ", ".join(f"{name} ({op_type})" for name, op_type in zip(each.nodes, each.op_types, strict=True))
         table.add_row(f"{each.microseconds:.1f}", f"{each.share:.0%}", each.name, nodes or "-")
-    Console(file=sys.stdout).print(table)
+    output_console().print(table)

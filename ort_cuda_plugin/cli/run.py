@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -25,7 +24,14 @@ from rich.table import Table
 
 import ort_cuda_plugin
 from ort_cuda_plugin import models
-from ort_cuda_plugin.cli.common import add_model_arguments, model_path, select_device, waiting
+from ort_cuda_plugin.cli.common import (
+    add_model_arguments,
+    model_path,
+    output_console,
+    select_device,
+    usual_sizes,
+    waiting,
+)
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.ep.identity import is_our_name
 
@@ -177,7 +183,7 @@ def print_table(report: RunReport) -> None:
     ]
     for name, value in rows:
         table.add_row(name, str(value))
-    Console(file=sys.stdout).print(table)
+    output_console().print(table)
 
 
 def _fallbacks(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
@@ -202,7 +208,7 @@ def _feeds(model: onnx.ModelProto, arguments: argparse.Namespace) -> dict[str, N
     _check_names("--input", "input", given, {value.name for value in inputs})
     symbols = {dim.dim_param for value in inputs for dim in value.type.tensor_type.shape.dim if dim.dim_param}
     _check_names("--dim", "symbolic dimension", dims, symbols)
-    sizes = {name: _size(name, size) for name, size in dims.items()}
+    sizes = usual_sizes(arguments.model) | {name: _size(name, size) for name, size in dims.items()}
     arrays = {name: _array(name, file) for name, file in given.items()}
     try:
         feeds = models.random_inputs(model, arguments.seed, sizes, skip=set(arrays))

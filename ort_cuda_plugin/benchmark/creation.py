@@ -1,0 +1,87 @@
+"""What a new process takes to its first result, and the device memory that it holds then."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ort_cuda_plugin.benchmark.measure import Task
+from ort_cuda_plugin.benchmark.sides import PLUGIN
+
+_CHILD = """
+import json, sys, time
+import numpy as np, onnxruntime, ort_cuda_plugin
+from ort_cuda_plugin.benchmark.creation import device_bytes
+from ort_cuda_plugin.benchmark.sides import create_session
+side, source, feeds, names, emulate = json.loads(sys.argv[1])
+feeds = dict(np.load(feeds))
+if side == "plugin":
+    ort_cuda_plugin.register(emulate=emulate)
+free = device_bytes(side, emulate)
+begun = time.perf_counter()
+session = create_session(side, source, emulate)
+session.run(names, feeds)
+seconds = time.perf_counter() - begun
+print(json.dumps([seconds, device_bytes(side, emulate) - free]))
+"""
+
+
+@dataclass(frozen=True)
+class Creation:
+    """Seconds of session and first Run, imports not counted, and bytes of device memory that the process holds then."""
+
+    cold_s: float
+    warm_s: float
+    device_bytes: int
+
+
+class ChildError(RuntimeError):
+    """A process that measured a session failed."""
+
+
+def measure_creation(task: Task, side: str) -> Creation:
+    """Two processes: the first has an empty kernel cache, the second the one that the first filled."""
+    with tempfile.TemporaryDirectory() as folder:
+        feeds = Path(folder, "feeds.npz")
+        np.savez(feeds, allow_pickle=False, **{name: np.asarray(array) for name, array in task.feeds.items()})
+        request = json.dumps([side, task.source, str(feeds), list(task.names), task.emulate])
+        (cold, _), (warm, held) = (_child(request, str(Path(folder, "cache"))) for _ in range(2))
+    return Creation(cold, warm, held)
+
+
+def device_bytes(side: str, emulate: bool) -> int:
+    """Device memory in use: of the plugin's process on the emulated device, of the whole GPU otherwise."""
+    import ort_cuda_plugin
+
+    if emulate:
+        return int(ort_cuda_plugin.memory_stats()["device"]["TotalAllocated"]) if side == PLUGIN else 0
+    from cuda.bindings import driver
+
+    def call(name: str, *arguments: Any) -> Any:
+        result, *values = getattr(driver, name)(*arguments)
+        if int(result):
+            raise ChildError(f"{name} failed with error {int(result)} of the CUDA driver")
+        return values[0] if len(values) == 1 else values
+
+    call("cuInit", 0)
+    device = call("cuDeviceGet", 0)
+    call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", device))
+    free, total = call("cuMemGetInfo")
+    return int(total - free)
+
+
+def _child(request: str, cache: str) -> tuple[float, int]:
+    environment = os.environ | {"ORT_CUDA_PLUGIN_CACHE_DIR": cache}
+    done = subprocess.run([sys.executable, "-c", _CHILD, request], env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise ChildError(f"a process that creates the session failed: {done.stderr.strip().splitlines()[-1:]}")
+    seconds, held = json.loads(done.stdout.splitlines()[-1])
+    return float(seconds), int(held)

@@ -1,0 +1,178 @@
+"""Runs of several providers that alternate in one process, and what is known of each."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ort_cuda_plugin
+from ort_cuda_plugin import models
+from ort_cuda_plugin.benchmark import sides
+from ort_cuda_plugin.benchmark.sides import CPU, PLUGIN, Feeds, Runner
+
+TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "int8": 1e-1}
+"""Of max|a-b|/max|b| beside the CPU provider, by the type that the model computes with. Where values are quantized,
+a different order of sums moves some of them by a step."""
+
+
+@dataclass(frozen=True)
+class SideReport:
+    """Times in milliseconds. ``throughput`` is items a second, where the batch is the number of items.
+
+    ``host_share`` is the part of a median Run in which the device does not work, None where the profile has nothing of
+    the device. ``ratio`` is the median, over neighbouring Runs, of this side's time divided by the plugin's.
+    ``error`` is max|a-b|/max|b| beside the CPU provider. ``device_bytes`` is the most that the process held, and with
+    ``cold_s`` and ``warm_s`` comes from processes of their own: session and first Run with an empty and a filled cache.
+    """
+
+    p50: float
+    p90: float
+    p99: float
+    mean: float
+    throughput: float
+    ratio: float
+    error: float
+    host_share: float | None = None
+    cold_s: float | None = None
+    warm_s: float | None = None
+    device_bytes: int | None = None
+
+
+@dataclass
+class ModelReport:
+    """``launches``, ``library_calls`` and ``graph_replays`` are those of the plugin's steady Runs, for one Run."""
+
+    model: str
+    device: str
+    emulated: bool
+    batch: int
+    dtype: str
+    tolerance: float
+    launches: float
+    library_calls: float
+    graph_replays: float
+    python_calls: int
+    sides: dict[str, SideReport] = field(default_factory=dict)
+    estimate: dict[str, Any] | None = None
+    """What the model of a GPU says: its name, microseconds, the roofline's, and bytes of device memory moved."""
+
+    @property
+    def is_right(self) -> bool:
+        return all(side.error <= self.tolerance for side in self.sides.values())
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is measured: a model file, the inputs, the outputs to compare, and how many of what."""
+
+    name: str
+    source: str
+    feeds: Feeds
+    names: Sequence[str]
+    batch: int
+    dtype: str
+    emulate: bool
+    runs: int
+    warmup: int
+
+
+def measure(task: Task, chosen: Sequence[str], progress: Callable[[Sequence[int]], Iterable[int]]) -> ModelReport:
+    """Compares the results first, then times the sides in turn."""
+    runners = {side: _runner(task, side, sides.create_session(side, task.source, task.emulate)) for side in chosen}
+    errors = _errors(task, runners)
+    for each in runners.values():
+        for _ in range(task.warmup):
+            each.run()
+    before = ort_cuda_plugin.counters()
+    times = alternate(list(runners.values()), progress(range(task.runs)))
+    after = ort_cuda_plugin.counters()
+    grown = {name: after[name] - before[name] for name in after}
+    own = times.get(PLUGIN)
+    report = ModelReport(
+        model=task.name,
+        device=next(device.name for device in ort_cuda_plugin.devices() if device.emulated == task.emulate),
+        emulated=task.emulate,
+        batch=task.batch,
+        dtype=task.dtype,
+        tolerance=TOLERANCES[task.dtype],
+        launches=grown["launches"] / task.runs,
+        library_calls=grown["library_calls"] / task.runs,
+        graph_replays=grown["graph_replays"] / task.runs,
+        python_calls=grown["python_calls"],
+    )
+    for side, seconds in times.items():
+        ratio = statistics.median(a / b for a, b in zip(seconds, own, strict=True)) if own else float("nan")
+        report.sides[side] = summary(seconds, task.batch, ratio, errors[side])
+    return report
+
+
+def alternate(runners: Sequence[Runner], turns: Iterable[int]) -> dict[str, list[float]]:
+    """Seconds of each Run by side; each turn begins with another side."""
+    times: dict[str, list[float]] = {each.side: [] for each in runners}
+    for turn in turns:
+        first = turn % len(runners)
+        for each in (*runners[first:], *runners[:first]):
+            times[each.side].append(each.seconds())
+    return times
+
+
+def summary(seconds: Sequence[float], batch: int, ratio: float, error: float) -> SideReport:
+    p50, p90, p99 = (float(value) * 1e3 for value in np.percentile(seconds, [50, 90, 99]))
+    return SideReport(p50, p90, p99, statistics.mean(seconds) * 1e3, batch / p50 * 1e3, ratio, error)
+
+
+def device_milliseconds(task: Task, side: str) -> float | None:
+    """The time in which the device works in a Run, from ONNX Runtime's profile; None where it tells none."""
+    with tempfile.TemporaryDirectory() as folder:
+        session = sides.create_session(side, task.source, task.emulate, str(Path(folder, "profile")))
+        runner = _runner(task, side, session)
+        for _ in range(_PROFILED):
+            runner.run()
+        events = json.loads(Path(session.end_profiling()).read_text())
+    return device_work(events, _PROFILED)
+
+
+def device_work(events: Sequence[Mapping[str, Any]], runs: int) -> float | None:
+    """Milliseconds of device events in a Run of a profile whose last Runs are alike; None where it has none."""
+    kernels = [event for event in events if event.get("cat") == "Kernel" or "ort_event_id" in event.get("args", {})]
+    starts = sorted(event["ts"] for event in events if event["name"] == "model_run")[-runs:]
+    if not kernels or not starts:
+        return None
+    ends = [*starts[1:], float("inf")]
+    totals = [
+        sum(event["dur"] for event in kernels if start <= event["ts"] < end)
+        for start, end in zip(starts, ends, strict=True)
+    ]
+    return float(statistics.median(totals)) / 1e3
+
+
+_PROFILED = 6
+
+
+def _runner(task: Task, side: str, session: Any) -> Runner:
+    return sides.runner(side, session, task.emulate, task.feeds, task.names)
+
+
+def _errors(task: Task, runners: Mapping[str, Runner]) -> dict[str, float]:
+    """Of each side beside the CPU provider, whose own session is made where it is not among the sides."""
+    reference = runners.get(CPU)
+    if reference is None:
+        session = sides.create_session(CPU, task.source, task.emulate)
+        expected = session.run(list(task.names), dict(task.feeds))
+    for each in runners.values():
+        each.run()
+    if reference is not None:
+        expected = reference.results()
+    return {
+        side: max(
+            models.relative_error(np.asarray(a), np.asarray(b)) for a, b in zip(each.results(), expected, strict=True)
+        )
+        for side, each in runners.items()
+    }

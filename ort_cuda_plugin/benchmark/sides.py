@@ -1,0 +1,96 @@
+"""The providers that a benchmark measures, each with a session and values that stay on its device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ort_cuda_plugin
+from ort_cuda_plugin.api import chosen_device
+
+Feeds = Mapping[str, NDArray[np.generic]]
+PLUGIN, CPU, CUDA, CUDA_GRAPH = "plugin", "cpu", "cuda", "cuda-graph"
+SIDES = (PLUGIN, CPU, CUDA, CUDA_GRAPH)
+
+
+class SideError(RuntimeError):
+    """A side that this installation of ONNX Runtime does not have."""
+
+
+def available(emulate: bool) -> list[str]:
+    """What there is to compare with by default: the built-in CUDA provider beside a GPU, else the CPU provider."""
+    import onnxruntime as ort
+
+    has_cuda = not emulate and "CUDAExecutionProvider" in ort.get_available_providers()
+    return [PLUGIN, CUDA, CUDA_GRAPH] if has_cuda else [PLUGIN, CPU]
+
+
+def create_session(side: str, source: str, emulate: bool, profile_prefix: str = "") -> Any:
+    """A session of one side. Raises SideError where ONNX Runtime lacks the provider."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    if profile_prefix:
+        options.enable_profiling, options.profile_file_prefix = True, profile_prefix
+    if side == PLUGIN:
+        return ort_cuda_plugin.session(source, emulate=emulate, sess_options=options)
+    if side == CPU:
+        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    if "CUDAExecutionProvider" not in ort.get_available_providers():
+        raise SideError(f"{side}: this ONNX Runtime has no CUDAExecutionProvider; onnxruntime-gpu has one")
+    graph = {"enable_cuda_graph": "1" if side == CUDA_GRAPH else "0"}
+    session = ort.InferenceSession(source, options, providers=[("CUDAExecutionProvider", graph)])
+    if "CUDAExecutionProvider" not in session.get_providers():
+        raise SideError(f"{side}: CUDAExecutionProvider could not be loaded; ONNX Runtime's log says why")
+    return session
+
+
+@dataclass
+class Runner:
+    """One side, ready to run: ``run`` waits until the results are there."""
+
+    side: str
+    run: Callable[[], None]
+    results: Callable[[], list[NDArray[np.generic]]]
+
+    def seconds(self) -> float:
+        begun = time.perf_counter()
+        self.run()
+        return time.perf_counter() - begun
+
+
+def runner(side: str, session: Any, emulate: bool, feeds: Feeds, names: Sequence[str]) -> Runner:
+    """Binds inputs and outputs in the side's memory; the first Run, which decides the outputs' shapes, happens here."""
+    import onnxruntime as ort
+
+    place = _place(side, emulate)
+    inputs = {name: ort.OrtValue.ortvalue_from_numpy(array, *place) for name, array in feeds.items()}
+    binding = session.io_binding()
+    for name, value in inputs.items():
+        binding.bind_ortvalue_input(name, value)
+    shapes = [(value.shape, value.dtype) for value in session.run(list(names), dict(feeds))]
+    outputs = [ort.OrtValue.ortvalue_from_numpy(np.zeros(*each), *place) for each in shapes]
+    for name, value in zip(names, outputs, strict=True):
+        binding.bind_ortvalue_output(name, value)
+
+    def run() -> None:
+        session.run_with_iobinding(binding)
+        binding.synchronize_outputs()
+
+    return Runner(side, run, lambda: [value.numpy() for value in outputs])
+
+
+def _place(side: str, emulate: bool) -> tuple[Any, ...]:
+    """Where ``OrtValue.ortvalue_from_numpy`` makes a value of the side."""
+    import onnxruntime as ort
+
+    if side != PLUGIN:
+        return ("cpu" if side == CPU else "cuda", 0)
+    memory = chosen_device(emulate, {}).memory_info(ort.OrtDeviceMemoryType.DEFAULT)
+    return ("gpu", memory.device_id, memory.device_vendor_id)

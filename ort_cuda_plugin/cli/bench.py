@@ -1,0 +1,223 @@
+"""Time a model, or the suite, on the plugin and on other providers that take turns in one process.
+
+Results are compared with the CPU provider's first. Inputs and outputs stay on the device. Without a GPU the times are
+those of the emulated device, and what a GPU would take is estimated: docs/estimates.md says what that knows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from ort_cuda_plugin import models
+from ort_cuda_plugin.benchmark import sides
+from ort_cuda_plugin.benchmark.creation import measure_creation
+from ort_cuda_plugin.benchmark.measure import ModelReport, SideReport, Task, device_milliseconds, measure
+from ort_cuda_plugin.benchmark.plot import svg
+from ort_cuda_plugin.cli.common import (
+    MODEL_HELP,
+    add_device_argument,
+    model_path,
+    output_console,
+    output_file,
+    select_device,
+    waiting,
+    written_model,
+)
+from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+from ort_cuda_plugin.cli.run import add_input_arguments, load
+from ort_cuda_plugin.estimate import devices
+from ort_cuda_plugin.networks import NETWORKS, split_name
+
+SUITE = "suite"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("models", metavar="MODEL", nargs="+", help=f"{MODEL_HELP}; '{SUITE}': all that have a name")
+    add_device_argument(parser)
+    add_input_arguments(parser)
+    parser.add_argument(
+        "--against",
+        action="append",
+        choices=sides.SIDES[1:],
+        help="another side (repeatable); default: CUDAExecutionProvider with and without CUDA graphs where it is, else"
+        " the CPU provider",
+    )
+    parser.add_argument("--batch", type=int, action="append", help="size of a dimension named batch (repeatable)")
+    parser.add_argument("--runs", type=int, default=50, metavar="N", help="timed Runs of each side (default 50)")
+    parser.add_argument("--warmup", type=int, default=5, metavar="N", help="Runs before them (default 5)")
+    parser.add_argument("--no-creation", action="store_true", help="leave out processes that create sessions")
+    parser.add_argument(
+        "--estimate", choices=devices.names(), help="the GPU to estimate for (default without one: h100)"
+    )
+    parser.add_argument("--json", type=output_file, metavar="FILE", help="write all figures there")
+    parser.add_argument(
+        "--plot", type=output_file, metavar="FILE.svg", help="draw how fast the plugin is beside the others"
+    )
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    for option, least in (("runs", 1), ("warmup", 0), ("seed", 0)):
+        if (number := getattr(arguments, option)) < least:
+            raise UserError(ExitCode.USAGE, f"--{option} {number}: must be at least {least}")
+    emulate = select_device(arguments.device)
+    gpu = arguments.estimate or ("h100" if emulate else None)
+    chosen = [sides.PLUGIN, *arguments.against] if arguments.against else sides.available(emulate)
+    console, reports = Console(stderr=True), []
+    for name in suite() if arguments.models == [SUITE] else arguments.models:
+        for batch in arguments.batch or [1]:
+            if (report := _one(name, batch, chosen, emulate, gpu, arguments, console)) is not None:
+                reports.append(report)
+                print_report(report, output_console())
+    if len(reports) > 1:
+        print_means(reports, output_console())
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(report) for report in reports], indent=1))
+    if arguments.plot:
+        arguments.plot.write_text(svg(reports))
+    return ExitCode.OK if all(report.is_right for report in reports) else ExitCode.MISMATCH
+
+
+def suite() -> list[str]:
+    """The wheel's light models, and each network in each of its types."""
+    return [*models.wheel_models(), *(f"{name}:{dtype}" for name in NETWORKS for dtype in NETWORKS[name].dtypes)]
+
+
+def _one(
+    name: str,
+    batch: int,
+    chosen: Sequence[str],
+    emulate: bool,
+    gpu: str | None,
+    arguments: argparse.Namespace,
+    console: Console,
+) -> ModelReport | None:
+    """The report of one model; None where it has one batch and this is another."""
+    path = model_path(name)
+    symbols = _symbols(path)
+    if "batch" not in symbols and batch != (arguments.batch or [1])[0]:
+        return None
+    given = argparse.Namespace(**vars(arguments) | {"model": name})
+    given.dim = [*arguments.dim, *([f"batch={batch}"] if "batch" in symbols and arguments.batch else [])]
+
+    def progress(turns: Sequence[int]) -> Iterable[int]:
+        return track(turns, name, console=console, transient=True, disable=not console.is_terminal)
+
+    try:
+        source, names, feeds = load(path, given)
+        file = written_model(source, path.stem) if isinstance(source, bytes) else path
+        first = next(iter(feeds.values()), np.zeros(1))
+        size = first.shape[0] if first.ndim else 1
+        task = Task(name, str(file), feeds, names, size, _dtype(name, file), emulate, arguments.runs, arguments.warmup)
+        with waiting(console, f"{name}: sessions"):
+            report = measure(task, chosen, progress)
+        for side in chosen:
+            report.sides[side] = _completed(report.sides[side], task, side, not arguments.no_creation)
+        if gpu is not None:
+            shapes = {key: value.shape for key, value in feeds.items()}
+            report.estimate = _estimate(file, gpu, shapes)
+    except UserError:
+        raise
+    except sides.SideError as error:
+        raise UserError(ExitCode.UNAVAILABLE, str(error)) from error
+    except Exception as error:
+        raise UserError(ExitCode.MODEL_FAILED, f"{name}: {error}") from error
+    return report
+
+
+def _completed(side_report: SideReport, task: Task, side: str, with_creation: bool) -> SideReport:
+    """With what is measured in sessions of its own."""
+    work = device_milliseconds(task, side) if side != sides.CPU else None
+    share = None if work is None else max(0.0, 1 - work / side_report.p50)
+    if not with_creation:
+        return replace(side_report, host_share=share)
+    made = measure_creation(task, side)
+    held = None if side == sides.CPU else made.device_bytes
+    return replace(side_report, host_share=share, cold_s=made.cold_s, warm_s=made.warm_s, device_bytes=held)
+
+
+def _estimate(path: Path, gpu: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+    from ort_cuda_plugin.cli.estimate import estimate_model
+
+    found = estimate_model(path, gpu, shapes, {})
+    return {
+        "device": found.device.name,
+        "microseconds": found.seconds * 1e6,
+        "roofline_microseconds": found.roofline * 1e6,
+        "dram_bytes": found.dram,
+    }
+
+
+def _symbols(path: Path) -> set[str]:
+    """Names of the symbolic dimensions of the inputs."""
+    graph = onnx.load(path, load_external_data=False).graph
+    return {dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim if dim.dim_param}
+
+
+def _dtype(name: str, path: Path) -> str:
+    """What the model computes with, by the name of a network or the weights of a file."""
+    if (parts := split_name(name)) is not None:
+        return parts[1]
+    graph = onnx.load(path, load_external_data=False).graph
+    if any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in graph.node):
+        return "int8"
+    halves = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+    floats = [tensor.data_type for tensor in graph.initializer if tensor.data_type in (onnx.TensorProto.FLOAT, *halves)]
+    return "float16" if floats and max(floats, key=floats.count) in halves else "float32"
+
+
+def print_report(report: ModelReport, console: Console) -> None:
+    title = f"{report.model}, batch {report.batch}, on {report.device}"
+    table = Table("side", title=title, title_justify="left")
+    for name in ("p50 ms", "p90", "p99", "items/s", "x plugin", "host", "cold s", "warm s", "MiB", "error"):
+        table.add_column(name, justify="right")
+    for side, found in report.sides.items():
+        figures = [f"{found.p50:.3f}", f"{found.p90:.3f}", f"{found.p99:.3f}", f"{found.throughput:.1f}"]
+        figures += [f"{found.ratio:.2f}", _shown(found.host_share, "{:.0%}")]
+        figures += [_shown(found.cold_s, "{:.2f}"), _shown(found.warm_s, "{:.2f}")]
+        figures += [_shown(found.device_bytes and found.device_bytes / 2**20, "{:.1f}"), f"{found.error:.1e}"]
+        table.add_row(side, *figures)
+    console.print(table)
+    lines = [
+        f"a Run of the plugin: {report.launches:g} launches, {report.library_calls:g} library calls,"
+        f" {report.graph_replays:g} graph replays; Python calls in all Runs: {report.python_calls}"
+    ]
+    if report.emulated:
+        lines.append("These are times of the emulated device. They do not tell what a GPU takes.")
+    if report.estimate is not None:
+        known = report.estimate
+        lines.append(
+            f"Estimated for {known['device']}: {known['microseconds']:.0f} us, {known['dram_bytes'] / 1e6:.1f} MB;"
+            f" the roofline is {known['roofline_microseconds']:.0f} us"
+        )
+    lines += [
+        f"WRONG: {side} differs by {found.error:.1e} of at most {report.tolerance:.0e}"
+        for side, found in report.sides.items()
+        if found.error > report.tolerance
+    ]
+    for line in lines:
+        console.print(line, highlight=False)
+
+
+def print_means(reports: Sequence[ModelReport], console: Console) -> None:
+    """The geometric mean of the ratios, for each other side."""
+    for side in dict.fromkeys(side for report in reports for side in report.sides if side != sides.PLUGIN):
+        ratios = [report.sides[side].ratio for report in reports if side in report.sides]
+        mean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios))
+        console.print(f"the plugin beside {side}: {mean:.2f} times as fast (geometric mean of {len(ratios)})")
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

@@ -1,0 +1,60 @@
+"""Networks that many programs run, in the form that PyTorch's exporter gives them, with seeded weights.
+
+They are made on the spot, so that benchmarks and estimates need neither a download nor PyTorch. A name is a network,
+``resnet50``, or a network and an element type, ``resnet50:float16``. The batch, and the lengths of sequences, are
+symbolic: `Network.sizes` has the sizes that a benchmark uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import onnx
+
+from ort_cuda_plugin.networks import language, vision
+from ort_cuda_plugin.networks.graph import DTYPES, NetworkGraph
+
+
+@dataclass(frozen=True)
+class Network:
+    """How to write a network down, and the sizes of its symbolic dimensions besides the batch."""
+
+    write: Callable[[NetworkGraph], None]
+    sizes: Mapping[str, int]
+    dtypes: tuple[str, ...] = DTYPES
+
+
+NETWORKS: Mapping[str, Network] = {
+    "resnet50": Network(vision.resnet50, {}),
+    "mobilenet_v2": Network(vision.mobilenet_v2, {}),
+    "efficientnet_b0": Network(vision.efficientnet_b0, {}),
+    "vit_b_16": Network(vision.vit_b_16, {}),
+    "unet": Network(vision.unet, {}),
+    "bert_base": Network(language.bert_base, {"sequence": 128}),
+    "whisper_tiny_encoder": Network(language.whisper_tiny_encoder, {}),
+    "llama_prefill": Network(language.llama, {"sequence": 512, "past": 0}, ("float32", "float16")),
+    "llama_decode": Network(language.llama, {"sequence": 1, "past": 1024}, ("float32", "float16")),
+}
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Network and element type of a name, None where it names none of `NETWORKS` in a type that it has."""
+    network, _, dtype = name.partition(":")
+    dtype = dtype or DTYPES[0]
+    return (network, dtype) if network in NETWORKS and dtype in NETWORKS[network].dtypes else None
+
+
+def build(name: str, seed: int = 0) -> onnx.ModelProto:
+    """The model of a name; with ``int8`` its products have quantized operands (QDQ).
+
+    Raises:
+        ValueError: there is no such network, or not in that type.
+    """
+    parts = split_name(name)
+    if parts is None:
+        known = ", ".join(f"{each} ({', '.join(network.dtypes)})" for each, network in NETWORKS.items())
+        raise ValueError(f"{name!r} is no network; there are {known}")
+    graph = NetworkGraph(parts[0], parts[1], seed)
+    NETWORKS[parts[0]].write(graph)
+    return graph.model()
