@@ -483,12 +483,15 @@ int ocp_replay_run(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream
   const outcome updated = instance->replay ? update(instance, stream) : READY;
   if (updated == COLD)
     return ORT_OK;
-  if (updated == FAILED) { /* which the next Run's graph may do as well */
+  if (updated == FAILED) {
+    const bool first = instance->replay_evictions == 0;
     ocp_replay_release(instance->replay);
     instance->replay = NULL;
     ocp_instance_cool(instance);
-    fall_back(OCP_GRAPH_FALLBACKS_DRIVER);
-    return ORT_OK;
+    if (!first) { /* a new graph would fail in the next Run as well */
+      fall_back(OCP_GRAPH_FALLBACKS_DRIVER);
+      return ORT_OK;
+    }
   }
   if (!instance->replay && (!are_all_warm(instance, stream) || !make(budget, instance, stream)))
     return ORT_OK;

@@ -95,6 +95,10 @@ static void a_change_that_is_refused_makes_the_graph_anew(ocp_stream *stream) {
   calls();
   run(stream, &two, 4);
   CHECK(atomic_load(&made) == 1 && atomic_load(&launched) == 1 && atomic_load(&enqueued) == 0);
+  calls();
+  for (int i = 0; i < 60; i++) /* the changes go on to be refused */
+    run(stream, i % 2 ? &two : &one, 4);
+  CHECK(atomic_load(&made) <= 4);
   refuse_changes = false;
   check_result(stream, &two, 4, 7);
   free_place(&one);
