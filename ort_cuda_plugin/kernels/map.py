@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, kernel_name, load_text, offset_text
 from ort_cuda_plugin.kernels.layout import Plane
+from ort_cuda_plugin.kernels.transposed_map import launch_transposed_map, transposed_axis
 from ort_cuda_plugin.kernels.vector_map import VectorMap, choose_vectors
 from ort_cuda_plugin.program.lowering import Lowering
-from ort_cuda_plugin.program.shapes import broadcast_strides, collapse
-from ort_cuda_plugin.program.steps import Map
+from ort_cuda_plugin.program.shapes import Strides, broadcast_strides, collapse
+from ort_cuda_plugin.program.steps import Input, Map
 from ort_cuda_plugin.program.symbolic import Dim
 
 __all__ = ["launch_map"]
@@ -30,13 +33,8 @@ def launch_map(ctx: Lowering, step: Map) -> None:
     loaded = builder.to_load(step.inputs)
     placed = [broadcast_strides(x, step.shape) for _, x in loaded] + [y.strides for _, y in step.outputs]
     dims, strides = collapse(step.shape, placed)
-    if not ctx.device.emulated:
-        inputs = list(zip((x for _, x in loaded), strides, strict=False))
-        form = choose_vectors(step, dims, inputs, strides[len(loaded) :])
-        if form is not None:
-            placed_inputs = list(zip(loaded, strides, strict=False))
-            VectorMap(ctx, builder, dims, form).launch(step, placed_inputs, strides[len(loaded) :])
-            return
+    if not ctx.device.emulated and _launch_for_gpu(ctx, builder, step, dims, loaded, strides):
+        return
     plane = Plane(ctx, builder, dims or [1])
     names = plane.names if dims else []
 
@@ -52,3 +50,24 @@ def launch_map(ctx: Lowering, step: Map) -> None:
         for (expression, _), pointer, at in stores:
             emit.store(pointer, at, expression)
     builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block)
+
+
+def _launch_for_gpu(
+    ctx: Lowering,
+    builder: KernelBuilder,
+    step: Map,
+    dims: Sequence[Dim],
+    loaded: Sequence[Input],
+    strides: Sequence[Strides],
+) -> bool:
+    """Launches a kernel with tiles or with vectors; False where neither is worth it."""
+    of_inputs, of_outputs = strides[: len(loaded)], strides[len(loaded) :]
+    inputs = list(zip(loaded, of_inputs, strict=True))
+    axis = transposed_axis(dims, of_inputs, of_outputs)
+    if axis >= 0:
+        launch_transposed_map(ctx, builder, step, dims, axis, inputs, of_outputs)
+        return True
+    form = choose_vectors(step, dims, [(x, s) for (_, x), s in inputs], of_outputs)
+    if form is not None:
+        VectorMap(ctx, builder, dims, form).launch(step, inputs, of_outputs)
+    return form is not None

@@ -180,9 +180,11 @@ class VectorMap:
     def _row_places(self, strides: Sequence[Dim]) -> list[tuple[str, str]]:
         """For each vector where it begins in a tensor of rows, and its flat index."""
         places = []
+        texts = [self.builder.stride(stride) for stride in strides]
         for number in range(self.form.count):
             flat = self.emit.assign(f"at + {number} * step")
-            places.append((self.emit.assign(self._offset(self._coordinates(flat), strides)), flat))
+            terms = list(zip(self._coordinates(flat), texts, strict=True))
+            places.append((self.emit.assign(offset_text(terms)), flat))
         return places
 
     def _element(self, strides: Sequence[Dim]) -> str:

@@ -89,7 +89,7 @@ def kernels(text: str, device: DeviceProperties = GPU) -> list[KernelSpec]:
 def test_the_kernels_of_the_comparison_have_vectors() -> None:
     cluster = CompiledCluster(read_model(rows_model(70, 64, 70 * 64 - 1)), GPU)
     sources = [spec.source for spec in cluster.prepare().kernels]
-    assert all("store_lanes" in source for source in sources)
+    assert all("lanes_of" in source for source in sources)
     assert sum("load_lanes" in source for source in sources) > 2
 
 
