@@ -135,7 +135,7 @@ enum { OUT, X, W, MORE, NUM_POINTERS }; /* MORE: bias, residual and workspace, a
 /* Tensors are known by numbers: OUT, X, W, then these, and those that the operations give to each other. */
 enum { BIAS = MORE, RESIDUAL, FIRST_VIRTUAL };
 enum { MAX_SPATIAL = 3, MAX_DIMS = MAX_SPATIAL + 2, MAX_CONFIGS = 16, MAX_OPERATIONS = 4 };
-enum { MAX_ALIGNMENT = 16 };
+enum { MAX_ALIGNMENT = 16, MIN_TENSOR_CHANNELS = 16 };
 /* Bias and residual, what the operations give to each other, and two descriptors for each that follows. */
 enum { MAX_EPILOGUE = 2 + 3 * (MAX_OPERATIONS - 1) };
 
@@ -244,17 +244,32 @@ static uint32_t extend_key(const ocp_problem_spec *spec, void *const *pointers, 
   return FIRST_VIRTUAL;
 }
 
-/* The tensor of a number; `image_stride` is 0 where its images follow each other. */
+/* The strides of a tensor with such dimensions. `step` is OUT_STRIDE's number where its images, or with channels last
+ * its places, are apart; else 0. */
+static void fill_strides(const ocp_problem_spec *spec, const int64_t *dims, int64_t step, int64_t *strides) {
+  const int64_t rank = spec->rank + 2;
+  if (spec->flags & OCP_PROBLEM_CHANNELS_LAST) {
+    strides[1] = 1;
+    int64_t stride = step ? step : dims[1];
+    for (int64_t i = rank; i-- > 2; stride *= dims[i])
+      strides[i] = stride;
+    strides[0] = stride;
+    return;
+  }
+  for (int64_t i = rank, stride = 1; i-- > 0; stride *= dims[i])
+    strides[i] = stride;
+  strides[0] = step ? step : strides[0];
+}
+
+/* The tensor of a number; see fill_strides. */
 static cudnnBackendDescriptor_t make_tensor(builder *b, const ocp_problem_spec *spec, const int64_t *key,
-                                            int64_t number, const int64_t *dims, int64_t image_stride) {
+                                            int64_t number, const int64_t *dims, int64_t step) {
   const int64_t rank = spec->rank + 2;
   const bool is_virtual = number >= FIRST_VIRTUAL;
   const int type = is_virtual ? CUDNN_DATA_FLOAT : data_type(spec->dtype);
   const int64_t alignment = is_virtual ? MAX_ALIGNMENT : key[NUM_VALUES + spec->rank * PER_DIMENSION + number];
   int64_t strides[MAX_DIMS];
-  for (int64_t i = rank, stride = 1; i-- > 0; stride *= dims[i])
-    strides[i] = stride;
-  strides[0] = image_stride ? image_stride : strides[0];
+  fill_strides(spec, dims, step, strides);
   cudnnBackendDescriptor_t tensor = create(b, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
   set(b, tensor, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
   set(b, tensor, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, rank, dims);
@@ -299,7 +314,8 @@ typedef struct operations {
 /* What the next operation writes: the result where it is the last one. */
 static cudnnBackendDescriptor_t make_result(builder *b, operations *ops, bool last) {
   const int64_t number = last ? OUT : FIRST_VIRTUAL + ops->num_virtual++;
-  return make_tensor(b, ops->spec, ops->key, number, ops->out, last && ops->out[0] > 1 ? ops->key[OUT_STRIDE] : 0);
+  const bool apart = last && (ops->out[0] > 1 || ops->spec->flags & OCP_PROBLEM_CHANNELS_LAST);
+  return make_tensor(b, ops->spec, ops->key, number, ops->out, apart ? ops->key[OUT_STRIDE] : 0);
 }
 
 /* Appends an operation on the elements of x and, where it is not NULL, of `other`; returns what it writes. */
@@ -385,8 +401,15 @@ static cudnnBackendDescriptor_t make_device(builder *b, int32_t ordinal) {
   return device;
 }
 
-/* Whether the engine of a configuration computes as the problem's flags want it. */
-static bool engine_allowed(const ocp_problem_spec *spec, cudnnBackendDescriptor_t config) {
+/* Whether tensor cores are wanted first, whatever the heuristics say: for channels enough to fill their tiles. */
+static bool wants_tensor_cores(const ocp_problem_spec *spec, const int64_t *key) {
+  const bool may = spec->dtype != ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT || spec->flags & OCP_PROBLEM_TF32;
+  return may && spec->flags & OCP_PROBLEM_CHANNELS_LAST && key[CHANNELS] / key[GROUPS] >= MIN_TENSOR_CHANNELS &&
+         key[ROWS] / key[GROUPS] >= MIN_TENSOR_CHANNELS;
+}
+
+/* Whether the engine of a configuration computes as the problem's flags want it; whether it has tensor cores. */
+static bool engine_allowed(const ocp_problem_spec *spec, cudnnBackendDescriptor_t config, bool *tensor_cores) {
   cudnnBackendDescriptor_t engine = NULL;
   int64_t count = 0;
   int notes[MAX_NOTES] = {0};
@@ -397,7 +420,9 @@ static bool engine_allowed(const ocp_problem_spec *spec, cudnnBackendDescriptor_
                  !dnn.BackendGetAttribute(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
                                           MAX_NOTES, &count, notes);
   const bool exact = spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT && !(spec->flags & OCP_PROBLEM_TF32);
+  *tensor_cores = false;
   for (int64_t i = 0; allowed && i < count && i < MAX_NOTES; i++) {
+    *tensor_cores |= notes[i] == CUDNN_NUMERICAL_NOTE_TENSOR_CORE;
     const bool inexact = notes[i] == CUDNN_NUMERICAL_NOTE_TENSOR_CORE && exact;
     const bool changing = notes[i] == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC && spec->flags & OCP_PROBLEM_DETERMINISTIC;
     allowed = !inexact && !changing && notes[i] != CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS &&
@@ -426,9 +451,15 @@ static cudnnBackendDescriptor_t try_config(cudnnBackendDescriptor_t device, cudn
   return NULL;
 }
 
+static uint64_t workspace_of(const ocp_problem_spec *spec, const int64_t *key) {
+  return (uint64_t)key[FIRST_DIMENSION + (int64_t)spec->rank * PER_DIMENSION];
+}
+
 /* The best plan of one heuristic mode after *rank others, which it counts down, or NULL. */
 static cudnnBackendDescriptor_t search(builder *b, const ocp_problem_spec *spec, cudnnBackendDescriptor_t device,
-                                       cudnnBackendDescriptor_t graph, int mode, uint64_t workspace, uint32_t *rank) {
+                                       cudnnBackendDescriptor_t graph, int mode, const int64_t *key, uint32_t *rank) {
+  const uint64_t workspace = workspace_of(spec, key);
+  const bool in_two_rounds = wants_tensor_cores(spec, key);
   cudnnBackendDescriptor_t heuristic = create(b, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR), configs[MAX_CONFIGS],
                            plan = NULL;
   set(b, heuristic, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &graph);
@@ -443,9 +474,11 @@ static cudnnBackendDescriptor_t search(builder *b, const ocp_problem_spec *spec,
          dnn.BackendGetAttribute(heuristic, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, MAX_CONFIGS,
                                  &found, configs),
          "cudnnBackendGetAttribute");
-  for (int64_t i = 0; !b->status && !plan && i < found && i < MAX_CONFIGS; i++) {
-    if (engine_allowed(spec, configs[i]))
-      plan = try_config(device, configs[i], workspace);
+  found = b->status ? 0 : found < MAX_CONFIGS ? found : MAX_CONFIGS;
+  for (int64_t i = 0; !plan && i < (in_two_rounds ? 2 * found : found); i++) {
+    bool tensor_cores = false;
+    if (engine_allowed(spec, configs[i % found], &tensor_cores) && (!in_two_rounds || tensor_cores == (i < found)))
+      plan = try_config(device, configs[i % found], workspace);
     if (plan && *rank > 0) {
       (*rank)--;
       dnn.BackendDestroyDescriptor(plan);
@@ -466,10 +499,6 @@ static void release(void *algorithm) {
   free(conv);
 }
 
-static uint64_t workspace_of(const ocp_problem_spec *spec, const int64_t *key) {
-  return (uint64_t)key[FIRST_DIMENSION + (int64_t)spec->rank * PER_DIMENSION];
-}
-
 static int prepare(const ocp_problem_spec *spec, const ocp_library_handle *handle, const int64_t *key, uint32_t rank,
                    void **algorithm, ocp_error *error) {
   const bool may_be_missing = rank > 0;
@@ -483,7 +512,7 @@ static int prepare(const ocp_problem_spec *spec, const ocp_library_handle *handl
   const int modes[] = {spec->flags & OCP_PROBLEM_BRIEF ? CUDNN_HEUR_MODE_INSTANT : CUDNN_HEUR_MODE_A,
                        CUDNN_HEUR_MODE_FALLBACK};
   for (int i = 0; i < 2 && !b.status && !conv->plan; i++)
-    conv->plan = search(&b, spec, device, graph, modes[i], workspace_of(spec, key), &rank);
+    conv->plan = search(&b, spec, device, graph, modes[i], key, &rank);
   if (conv->plan) {
     *algorithm = conv;
     return ORT_OK;

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from ..program.lowering import Lowering
-from ..program.steps import Attend, Contract, Convolve
+from ..program.steps import Attend, Contract, Convolve, Map
 from ..program.symbolic import hint
 from ..program.trace import Step
+from ..program.views import part
+from .image_order import in_memory_order, order_images
 from .library_calls import call_cublaslt, call_cudnn
 
 SMALL_ATTENTION = 1 << 14
@@ -22,11 +25,14 @@ def choose(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     """
     recorded, nodes = ctx.trace.steps, ctx.nodes
     chosen: list[Step] = []
-    for step in _without_large_attention(ctx, steps):
+    for step in order_images(ctx, list(_without_large_attention(ctx, steps))):
         ctx.trace.steps, ctx.nodes = [], step.nodes
-        chosen += ctx.trace.steps if _is_called(ctx, step) else [step]
+        if not _is_called(ctx, step):
+            ctx.trace.steps = []
+            ctx.trace.steps.append(_readable(ctx, step))
+        chosen += ctx.trace.steps
     ctx.trace.steps, ctx.nodes = recorded, nodes
-    return chosen
+    return [in_memory_order(step) if isinstance(step, Map) else step for step in chosen]
 
 
 def _without_large_attention(ctx: Lowering, steps: Sequence[Step]) -> Iterator[Step]:
@@ -38,6 +44,15 @@ def _without_large_attention(ctx: Lowering, steps: Sequence[Step]) -> Iterator[S
                 yield from step.parts
                 continue
         yield step
+
+
+def _readable(ctx: Lowering, step: Step) -> Step:
+    """The step as our kernels take it: a convolution that no library does after all reads a dense image."""
+    if not isinstance(step, Convolve) or step.operands[0].is_contiguous:
+        return step
+    x, w = step.operands
+    image = part(ctx, x, 1, 0, step.groups * w.shape[1])
+    return replace(step, operands=(ctx.contiguous(image), w))
 
 
 def _is_called(ctx: Lowering, step: Step) -> bool:

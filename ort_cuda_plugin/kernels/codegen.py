@@ -20,7 +20,7 @@ from ort_cuda_plugin.program.lowering import Arg, Float32, Float64, Int32, Int64
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.steps import Input
 from ort_cuda_plugin.program.symbolic import Dim
-from ort_cuda_plugin.program.trace import Use
+from ort_cuda_plugin.program.trace import Remake, Use
 
 T = TypeVar("T", bound=Hashable)
 MAX_PARAMETERS = 64
@@ -430,6 +430,7 @@ class KernelBuilder(Parameters):
         *,
         body: str = "",
         bounded: bool = False,
+        remake: Remake | None = None,
     ) -> None:
         """Launches the kernel of what was emitted, or of ``body``, which is written for blocks of this size.
 
@@ -442,7 +443,9 @@ class KernelBuilder(Parameters):
             if len(names) > MAX_PARAMETERS:
                 raise Unsupported("shape", f"{name} of so many strided dimensions needs {len(names)} parameters")
             spec = _spec(name, names, signature, "\n".join(self.emit.lines), math.prod(block) if bounded else 0)
-        ctx.launch(spec, grid, block, self._args, shared_bytes=shared_bytes, writes=self._writes, uses=uses)
+        ctx.launch(
+            spec, grid, block, self._args, shared_bytes=shared_bytes, writes=self._writes, uses=uses, remake=remake
+        )
 
 
 def _spec(name: str, names: tuple[str, ...], signature: tuple[str, ...], body: str, launch_bounds: int) -> KernelSpec:

@@ -12,10 +12,10 @@ from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import Reduction, Values
 from ort_cuda_plugin.program.scalar import Operand, Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq, product
-from ort_cuda_plugin.program.trace import Use
+from ort_cuda_plugin.program.symbolic import Dim, eq, hint, product
+from ort_cuda_plugin.program.trace import Remake, Use, View
 
-__all__ = ["IndexMap", "Loads", "Source", "gather_map", "scatter_map", "unravel", "walk_map"]
+__all__ = ["IndexMap", "Loads", "Source", "gather_into", "gather_map", "scatter_map", "unravel", "walk_map"]
 
 
 def unravel(index: Scalar, shape: Sequence[Scalar]) -> list[Scalar]:
@@ -130,9 +130,15 @@ class Loads:
 
 
 class IndexMap(Loads):
-    """A kernel over the elements of ``shape``, with ``coordinates`` for each: int64 Scalars."""
+    """A kernel over the elements of ``shape``, with ``coordinates`` for each: int64 Scalars.
 
-    def __init__(self, ctx: Lowering, shape: Sequence[Dim]) -> None:
+    Threads go through the dimensions in the order ``order``, the last of which is the fastest. ``view`` gives what is
+    read of a source.
+    """
+
+    def __init__(
+        self, ctx: Lowering, shape: Sequence[Dim], order: Sequence[int] = (), view: View = lambda x: x
+    ) -> None:
         super().__init__(KernelBuilder())
         self._ctx = ctx
         emit = self._builder.emit
@@ -141,14 +147,16 @@ class IndexMap(Loads):
         self._loads: dict[Source, int | None] = {}
         """How many elements each coordinate reads, None where a loop reads them."""
         self._loops = 0
-        dims = [dim for dim in shape if dim != 1]
-        self._plane = Plane(ctx, self._builder, dims or [1])
-        names = iter(self._plane.names)
+        self._view = view
+        axes = [axis for axis in order or range(len(shape)) if shape[axis] != 1]
+        self._plane = Plane(ctx, self._builder, [shape[axis] for axis in axes] or [1])
         zero = s.constant(0, DType.INT64)
         self.coordinates = [zero if dim == 1 else Scalar(DType.INT64, "coordinate") for dim in shape]
-        for coordinate in self.coordinates:
-            if coordinate is not zero:
-                emit.bind(coordinate, next(names))
+        for axis, name in zip(axes, self._plane.names, strict=False):
+            emit.bind(self.coordinates[axis], name)
+
+    def source(self, tensor: Tensor) -> Source:
+        return Source(self, self._view(tensor))
 
     def number(self, x: Tensor) -> Scalar:
         """A tensor of one element as a Scalar. The Run fails where it has another number of elements."""
@@ -209,6 +217,7 @@ class IndexMap(Loads):
         value: Scalar,
         when: Scalar | None,
         how: Combination | None = None,
+        remake: Remake | None = None,
     ) -> None:
         """Emits the write of ``value`` at ``coordinates`` of ``destination`` (where ``when`` holds) and launches.
 
@@ -238,7 +247,7 @@ class IndexMap(Loads):
                 condition = emit.value(when)
                 with emit.block(f"if {condition}:"):
                     write(pointer, offset)
-        self._launch()
+        self._launch(remake)
 
     def walk(self, destination: Tensor, axis: int, index: Scalar, value: Scalar) -> None:
         """Emits the writes of ``value`` for each ``index`` of ``axis`` in order, at the coordinates; launches."""
@@ -253,13 +262,14 @@ class IndexMap(Loads):
         self._loops -= 1
         self._launch()
 
-    def _launch(self) -> None:
+    def _launch(self, remake: Remake | None = None) -> None:
         uses = {
             source.tensor: Use(elements=self._size * count)
             for source, count in self._loads.items()
             if count is not None
         }
-        self._builder.launch(self._ctx, kernel_name(self._ctx), self._plane.grid, self._plane.block, uses)
+        grid, block = self._plane.grid, self._plane.block
+        self._builder.launch(self._ctx, kernel_name(self._ctx), grid, block, uses, remake=remake)
 
 
 def gather_map(
@@ -267,9 +277,23 @@ def gather_map(
 ) -> Tensor:
     """A new tensor whose element at coordinates c is ``fn(maps, c)``: loads from ``maps.source(x)``, and arithmetic."""
     result = ctx.empty(shape, dtype)
-    maps = IndexMap(ctx, shape)
-    maps.store(result, maps.coordinates, fn(maps, maps.coordinates), None)
+    gather_into(ctx, result, fn, remake=lambda ctx, view: gather_into(ctx, view(result), fn, view))
     return result
+
+
+def gather_into(
+    ctx: Lowering,
+    result: Tensor,
+    fn: Callable[[IndexMap, list[Scalar]], Scalar],
+    view: View = lambda x: x,
+    remake: Remake | None = None,
+) -> None:
+    """As `gather_map`, to a tensor of any strides, and from what ``view`` gives of the sources."""
+    order = list(range(result.rank))
+    if not result.is_contiguous:
+        order.sort(key=lambda axis: hint(result.strides[axis]), reverse=True)
+    maps = IndexMap(ctx, result.shape, order, view)
+    maps.store(result, maps.coordinates, fn(maps, maps.coordinates), None, remake=remake)
 
 
 def walk_map(

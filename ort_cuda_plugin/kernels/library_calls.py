@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..model.ir import DType
+from ..program.elementwise import copy_of
 from ..program.libraries import CONV, LARGE_WORKSPACE_BYTES, MATMUL, WORKSPACE_BYTES, LibraryProblem, ProblemFlags
 from ..program.lowering import Arg, Int64, Lowering, LoweringOptions, Tensor
 from ..program.scalar import Scalar
@@ -16,8 +17,11 @@ from ..program.shapes import collapse
 from ..program.steps import Contract, Convolve, Map, Output, Substitution, Sums, used_inputs
 from ..program.symbolic import Dim, le, logical_or, lt, product
 from ..program.tensor import contiguous_strides
+from ..program.views import permute
 from .contract import Folded, folded
-from .library_form import GELU, RELU, LibraryForm, Offer, find_form, holds
+from .image_order import channels_last_strides, is_channels_last, place_stride, to_memory, wants_channels_last
+from .index import gather_map
+from .library_form import GELU, RELU, LibraryForm, Offer, convolution_form, find_form, holds
 
 __all__ = ["call_cublaslt", "call_cudnn"]
 
@@ -93,14 +97,12 @@ def call_cudnn(ctx: Lowering, step: Convolve) -> bool:
     if len(step.windows.size) == 1 and not ctx.options.line_first:
         axes.reverse()
     spatial: list[Dim] = [number for axis in axes for number in axis]
-    # For these it has engines in our layout that need not be compiled first.
-    finishes = dtype is not DType.FLOAT64 and ctx.options.conv_epilogue
-    form = find_form(
-        ctx, step, Offer("cuDNN", step.channels, finishes, activations=frozenset({RELU} if finishes else ()))
-    )
+    last = wants_channels_last(ctx, step) and is_channels_last(x)
+    dense = channels_last_strides(step.shape) if last else contiguous_strides(step.shape)
+    form = convolution_form(ctx, step, dense)
     if form is None:
         return False
-    weights = ctx.contiguous(weights)
+    weights = _channels_last_weights(ctx, weights, x.shape[1], step.groups) if last else ctx.contiguous(weights)
     rows = product(step.shape[axis] for axis in step.channels)
     if form.bias is None and (form.residual is not None or form.activation):
         # It has none of those without a bias.
@@ -108,18 +110,44 @@ def call_cudnn(ctx: Lowering, step: Convolve) -> bool:
     has_residual = form.residual is not None
 
     def sizes(out: Tensor) -> list[Dim] | None:
-        pairs = zip(step.shape, out.strides, contiguous_strides(step.shape), strict=True)
-        loose = [axis for axis, (dim, stride, dense) in enumerate(pairs) if dim != 1 and stride != dense]
-        if loose and (has_residual or loose != [0]):
+        pairs = zip(step.shape, out.strides, dense, strict=True)
+        loose = [axis for axis, (dim, stride, expected) in enumerate(pairs) if dim != 1 and stride != expected]
+        apart = place_stride(out) if last else None if loose and loose != [0] else out.strides[0]
+        if apart is None or (loose and has_residual):
             return None
-        return [step.shape[0], x.shape[1], rows, step.groups, out.strides[0], *spatial]
+        return [step.shape[0], x.shape[1], rows, step.groups, apart, *spatial]
+
+    def new() -> Tensor:
+        if not last:
+            return ctx.empty(step.shape, dtype)
+        rank = len(step.shape)
+        memory = ctx.empty([step.shape[axis] for axis in to_memory(rank)], dtype)
+        return permute(ctx, memory, (0, rank - 1, *range(1, rank - 1)))
 
     search = {"DEFAULT": ProblemFlags.BRIEF, "EXHAUSTIVE": ProblemFlags.MEASURED}
-    flags = _flags(ctx.options, form) | search.get(ctx.options.conv_search, ProblemFlags(0))
+    flags = _flags(ctx.options, form) | (ProblemFlags.CHANNELS_LAST if last else ProblemFlags(0))
+    flags |= search.get(ctx.options.conv_search, ProblemFlags(0))
     problem = LibraryProblem(CONV, dtype.onnx, flags, len(w.size), form.alpha, form.beta)
     workspace = LARGE_WORKSPACE_BYTES if ctx.options.large_workspace else WORKSPACE_BYTES
-    _record(ctx, step, problem, form, "cuDNN: convolution", (x, weights), sizes, workspace)
+    what = "cuDNN: convolution, channels last" if last else "cuDNN: convolution"
+    _record(ctx, step, problem, form, what, (x, weights), sizes, workspace, new)
     return True
+
+
+def _channels_last_weights(ctx: Lowering, w: Tensor, channels: Dim, groups: int) -> Tensor:
+    """Weights with their channels last, of which an image that got channels of zeros has more."""
+    axes = to_memory(w.rank)
+    if isinstance(channels, int) and channels != w.shape[1] * groups:
+        shape = [w.shape[0], *w.shape[2:], channels // groups]
+        return gather_map(
+            ctx,
+            shape,
+            w.dtype,
+            lambda maps, c: maps.source(w).at([c[0], c[-1], *c[1:-1]], c[-1] < maps.dim(w.shape[1])),
+        )
+    moved = permute(ctx, w, axes)
+    # What the device computes of weights is computed once, unless each step of a program stays as it is.
+    return moved if moved.is_contiguous else copy_of(ctx, moved) if ctx.options.fusion else ctx.contiguous(moved)
 
 
 def _flags(options: LoweringOptions, form: LibraryForm) -> ProblemFlags:
@@ -143,19 +171,21 @@ def _record(
     operands: Sequence[Tensor],
     sizes: Callable[[Tensor], list[Dim] | None],
     workspace_bytes: int,
+    new: Callable[[], Tensor] | None = None,
 ) -> None:
     """Records the call, and as a map what follows its values.
 
-    ``sizes`` are the numbers of a call that writes a tensor; None for one that the library cannot write.
+    ``sizes`` are the numbers of a call that writes a tensor; None for one that the library cannot write. ``new`` makes
+    one that it can write, by default a dense one.
     """
     dtype = form.value.dtype
     direct = next((y for x, y in step.outputs if x is form.value and y.dtype is dtype and sizes(y) is not None), None)
-    out = direct if direct is not None else ctx.empty(step.shape, dtype)
+    out = direct if direct is not None else new() if new is not None else ctx.empty(step.shape, dtype)
     numbers = sizes(out)
     assert numbers is not None
     leaf = Scalar(out.dtype, "leaf")
-    new = Substitution({form.value: leaf})
-    outputs: tuple[Output, ...] = tuple((new(x), y) for x, y in step.outputs if y is not direct)
+    with_leaf = Substitution({form.value: leaf})
+    outputs: tuple[Output, ...] = tuple((with_leaf(x), y) for x, y in step.outputs if y is not direct)
     leftover = form.leftover or ("the library cannot write its strides" if outputs else "")
     note = f"{what}{' + ' if form.parts else ''}{form.parts}{f'; a map follows: {leftover}' if leftover else ''}"
     workspace = ctx.empty((workspace_bytes,), DType.UINT8)

@@ -15,7 +15,7 @@ from ..model.ir import NARROW_FLOATS, Array, DType
 from ..program.lowering import Lowering
 from ..program.scalar import Scalar, reachable
 from ..program.shapes import broadcast_strides, collapse
-from ..program.steps import Sums, stored
+from ..program.steps import Convolve, Sums, stored
 from ..program.symbolic import Dim, eq, is_read_back, logical_or
 from ..program.tensor import Tensor, contiguous_strides
 from .codegen import constant_number
@@ -29,8 +29,8 @@ MAX_ACTIVATION = 80
 class Offer:
     """What a library can do after its sums, in this order: factors, a residual and a bias, an activation.
 
-    A bias runs along ``bias_axes`` of the result; a residual is as dense as the result. ``factors`` are numbers that
-    multiply the sums and the residual.
+    A bias runs along ``bias_axes`` of the result; a residual has the strides ``residual_strides``, by default those of
+    a dense tensor. ``factors`` are numbers that multiply the sums and the residual.
     """
 
     library: str
@@ -38,6 +38,7 @@ class Offer:
     addends: bool = True
     factors: bool = False
     activations: frozenset[str] = frozenset()
+    residual_strides: Sequence[Dim] = ()
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,14 @@ def find_form(ctx: Lowering, step: Sums, offer: Offer) -> LibraryForm | None:
     None where storing a part would round more often than the step does. Guards say that a residual is not broadcast.
     """
     return _Search(ctx, step, offer).run()
+
+
+def convolution_form(ctx: Lowering, step: Convolve, residual_strides: Sequence[Dim] = ()) -> LibraryForm | None:
+    """As `find_form`, of cuDNN, which has compiled engines for this much of what follows a convolution."""
+    finishes = step.operands[0].dtype is not DType.FLOAT64 and ctx.options.conv_epilogue
+    activations = frozenset({RELU} if finishes else ())
+    offer = Offer("cuDNN", step.channels, finishes, activations=activations, residual_strides=residual_strides)
+    return find_form(ctx, step, offer)
 
 
 class _Search:
@@ -170,9 +179,10 @@ class _Search:
 
     def _is_dense(self, strides: Sequence[Dim]) -> bool:
         """Whether strides over the step's shape are those of a dense tensor; a guard where that depends on sizes."""
+        wanted = self.offer.residual_strides or contiguous_strides(self.step.shape)
         conditions = [
             logical_or(eq(dim, 1), eq(stride, dense))
-            for dim, stride, dense in zip(self.step.shape, strides, contiguous_strides(self.step.shape), strict=True)
+            for dim, stride, dense in zip(self.step.shape, strides, wanted, strict=True)
         ]
         return 0 not in conditions and all(holds(self.ctx, condition) for condition in conditions)
 

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..model.ir import DType
+from ..program import scalar as s
 from ..program.lowering import Lowering, Tensor
+from ..program.scalar import Scalar
 from ..program.symbolic import Dim, ceildiv, hint, product
+from ..program.trace import Remake
 from ..program.windows import Windows
 from .codegen import KernelBuilder, register_type, text_property
+from .index import IndexMap, gather_into
 from .layout import index_type
 from .tiles import THREADS, Element, element_number, indent, joined
 
 EMULATED_WIDTH = 32
 """Neighbours that a thread of pooling computes on the emulated device."""
 
+MAX_TAPS = 64
+"""Elements of a window that a kernel has written out."""
+
 _lowest = {"f32": "float32(-math.inf)", "f64": "float64(-math.inf)", "f16": "float32(-math.inf)"}
 _lowest |= {"bf16": "float32(-math.inf)", "i8": "int32(-128)", "u8": "int32(0)"}
+_integer_lowest = {DType.INT8: -128, DType.UINT8: 0}
 _registers = {"i8": "int32", "u8": "int32"}
 
 
@@ -221,8 +233,49 @@ def launch_pool(
     if include_pad:
         ends = [size + end for size, end in zip(windows.size, windows.end, strict=True)]
         builder.per_axis(kernel.axes, "padded_end", ends)
-    builder.launch(ctx, kernel.name, (ceildiv(count, THREADS), 1, 1), (THREADS, 1, 1), body=kernel.body)
+    remake = None
+    taps = product(windows.kernel)
+    if not indices and isinstance(taps, int) and taps <= MAX_TAPS:
+        remake = _remade(x, out, windows, kind, include_pad)
+    grid = (ceildiv(count, THREADS), 1, 1)
+    builder.launch(ctx, kernel.name, grid, (THREADS, 1, 1), body=kernel.body, remake=remake)
     return (out,) if places is None else (out, places)
+
+
+def _remade(x: Tensor, out: Tensor, windows: Windows, kind: str, include_pad: bool) -> Remake:
+    """The same pooling of tensors of other strides, with the bits of `Pool`."""
+    total_type = DType.INT32 if x.dtype.is_integer else s.accumulation_type(x.dtype)
+
+    def along(maps: IndexMap, axis: int, place: Scalar, tap: int) -> tuple[Scalar, Scalar]:
+        """Where a window has its tap along an axis, and whether that is in x."""
+        at = place * windows.strides[axis] - maps.dim(windows.begin[axis]) + tap * windows.dilations[axis]
+        return at, (at >= 0) & (at < maps.dim(windows.size[axis]))
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source = maps.source(x)
+        taps = [[along(maps, axis, place, tap) for tap in range(operator.index(windows.kernel[axis]))]
+                for axis, place in enumerate(c[2:])]  # fmt: skip
+        start: float = 0 if kind == "average" else _integer_lowest.get(x.dtype, -math.inf)
+        total = s.constant(start, total_type)
+        for window in itertools.product(*taps):
+            inside = functools.reduce(operator.and_, [is_in for _, is_in in window])
+            value = source.at([*c[:2], *(at for at, _ in window)], inside, start)
+            value = s.cast(value, total_type)
+            total = total + value if kind == "average" else s.where(value > total, value, total)
+        if kind == "average":
+            total = total / s.cast(s.maximum(counted(maps, taps), 1), total_type)
+        return s.cast(total, x.dtype)
+
+    def counted(maps: IndexMap, taps: list[list[tuple[Scalar, Scalar]]]) -> Scalar:
+        """How many taps an average divides by."""
+        count = s.constant(1, DType.INT64)
+        for axis, of_axis in enumerate(taps):
+            end = maps.dim(windows.size[axis] + windows.end[axis])
+            counts = [at < end if include_pad else is_in for at, is_in in of_axis]
+            count = count * functools.reduce(operator.add, [s.cast(x, DType.INT64) for x in counts])
+        return count
+
+    return lambda ctx, view: gather_into(ctx, view(out), element, view)
 
 
 def local_response_normalization(

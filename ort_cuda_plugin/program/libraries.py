@@ -33,6 +33,7 @@ class ProblemFlags(enum.IntFlag):
     RESIDUAL = 128
     BRIEF = 256
     MEASURED = 512
+    CHANNELS_LAST = 1024
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ from .trace import (
     LibraryCall,
     Memset,
     ReadBack,
+    Remake,
     Requirement,
     Trace,
     Use,
@@ -494,11 +495,12 @@ class Lowering:
         reads: Sequence[Tensor] = (),
         writes: Sequence[Tensor] = (),
         uses: Mapping[Tensor, Use] | None = None,
+        remake: Remake | None = None,
     ) -> None:
         """Records a launch. Tensor arguments are reads unless they are among ``writes`` (in both: read and written).
 
-        ``uses`` tells of arguments that the kernel does not read as a whole and once. A grid with a dimension of 0
-        launches nothing. Raises TypeError where arguments do not fit the signature.
+        ``uses`` tells of arguments that the kernel does not read as a whole and once; for ``remake`` see `Launch`. A
+        grid with a dimension of 0 launches nothing. Raises TypeError where arguments do not fit the signature.
         """
         signature = kernel.signature
         if len(args) != len(signature):
@@ -511,7 +513,7 @@ class Lowering:
             return
         placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)
         read, written = self._uses(placed, reads, writes)
-        step = Launch(self.nodes, kernel, grid, block, placed, shared_bytes, read, written, uses or {})
+        step = Launch(self.nodes, kernel, grid, block, placed, shared_bytes, read, written, uses or {}, remake)
         self.trace.steps.append(step)
 
     def library(

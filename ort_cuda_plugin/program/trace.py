@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ..compiler.kernel import KernelSpec
 from ..model.ir import Node
@@ -12,6 +12,9 @@ from .libraries import LibraryProblem
 from .steps import Map
 from .symbolic import Dim, Expr, Monomial
 from .tensor import Buffer, Tensor
+
+if TYPE_CHECKING:
+    from .lowering import Lowering
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ class Use:
 class Launch(Recorded):
     """A kernel launch. ``reads`` and ``writes`` are the buffers it uses.
 
-    ``uses`` has the arguments that the kernel does not read or write as a whole and once.
+    ``uses`` has the arguments that the kernel does not read or write as a whole and once. ``remake`` records what does
+    the same with other views of the tensors, which the function gives that it takes.
     """
 
     kernel: KernelSpec
@@ -73,6 +77,7 @@ class Launch(Recorded):
     reads: tuple[Buffer, ...]
     writes: tuple[Buffer, ...]
     uses: Mapping[Tensor, Use] = field(default_factory=dict)
+    remake: Remake | None = None
 
 
 @dataclass(eq=False)
@@ -123,6 +128,8 @@ class ReadBack(Recorded):
 Recordable: TypeAlias = Launch | LibraryCall | Copy | Memset | ReadBack
 """What a plan holds."""
 Step: TypeAlias = Recordable | Map
+View: TypeAlias = Callable[[Tensor], Tensor]
+Remake: TypeAlias = "Callable[[Lowering, View], None]"
 
 
 @dataclass(frozen=True)

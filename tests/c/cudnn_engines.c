@@ -1,16 +1,19 @@
-/* Asks cuDNN for the execution plan of every form of many convolutions, through the code that Runs use, for a device
- * that need not be there:
+/* Asks cuDNN for the execution plans of problems, through the code that Runs use, for a device that need not be there:
  *
- *   cudnn_engines LIBCUDNN DEVICE.json
+ *   cudnn_engines LIBCUDNN DEVICE.json < problems
  *
- * Prints the problems that have none, and how many were asked for. */
+ * A line has the fields of a spec up to its rank, and the values of a call; the first number is how many follow. A
+ * negative value stands for the address of the next pointer: pointers are as aligned as its amount. For each line one
+ * is printed: the engine's number, whether it has tensor cores, the bytes of its workspace and the milliseconds that
+ * this took, or "none" and the reason. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "vendor/cudnn.c"
 
-enum { CUDNN_TYPE_CHAR = 24, CUDNN_ATTR_DEVICEPROP_JSON = 2702 };
+enum { CUDNN_TYPE_CHAR = 24, CUDNN_ATTR_DEVICEPROP_JSON = 2702, CUDNN_ATTR_ENGINE_GLOBAL_INDEX = 1301 };
 
 static char json[1 << 16];
 static cudnnStatus_t (*set_attribute)(cudnnBackendDescriptor_t, int, int, int64_t, const void *);
@@ -39,65 +42,70 @@ static bool open_library(const char *path, const char *json_path) {
   return length && !fclose(file) && check(&error) == ORT_OK;
 }
 
-/* Images, channels, rows, groups, then size, kernel, stride, dilation and pad along each dimension. */
-static const int64_t convolutions[][9] = {
-    {1, 3, 64, 1, 224, 7, 2, 1, 3},   {32, 256, 512, 1, 56, 1, 2, 1, 0}, {1, 512, 512, 1, 7, 3, 1, 1, 1},
-    {1, 32, 32, 32, 112, 3, 1, 1, 1}, {8, 96, 96, 96, 56, 3, 2, 1, 1},   {1, 128, 128, 32, 28, 3, 1, 1, 1},
-    {2, 5, 7, 1, 9, 3, 1, 2, 2},      {1, 1, 1, 1, 5, 5, 1, 1, 2},       {3, 6, 9, 3, 17, 4, 3, 1, 0},
-    {64, 12, 24, 2, 65, 5, 2, 3, 4},  {1, 1024, 1000, 1, 1, 1, 1, 1, 0}, {4, 384, 384, 384, 31, 7, 1, 1, 3},
-};
-enum { NONE = 0, FINISHED = OCP_PROBLEM_BIAS | OCP_PROBLEM_RELU, ADDED = OCP_PROBLEM_BIAS | OCP_PROBLEM_RESIDUAL };
-static const uint32_t forms[] = {NONE, OCP_PROBLEM_BIAS, FINISHED, ADDED, ADDED | OCP_PROBLEM_RELU};
-static const struct {
-  uint32_t dtype;
-  int64_t bytes;
-} types[] = {{ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, 4},
-             {ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16, 2},
-             {ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16, 2},
-             {ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE, 8}};
+/* Prints what is known of a plan. */
+static void describe(const convolution *conv, long milliseconds) {
+  cudnnBackendDescriptor_t config = NULL, engine = NULL;
+  int notes[MAX_NOTES] = {0};
+  int64_t count = 0, number = -1, workspace = -1;
+  bool tensor_cores = false;
+  dnn.BackendCreateDescriptor(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, &config);
+  dnn.BackendCreateDescriptor(CUDNN_BACKEND_ENGINE_DESCRIPTOR, &engine);
+  const int type = CUDNN_TYPE_BACKEND_DESCRIPTOR;
+  dnn.BackendGetAttribute(conv->plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, type, 1, &count, &config);
+  dnn.BackendGetAttribute(config, CUDNN_ATTR_ENGINECFG_ENGINE, type, 1, &count, &engine);
+  dnn.BackendGetAttribute(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &count, &number);
+  dnn.BackendGetAttribute(conv->plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &count,
+                          &workspace);
+  count = 0;
+  dnn.BackendGetAttribute(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE, MAX_NOTES, &count,
+                          notes);
+  for (int64_t i = 0; i < count && i < MAX_NOTES; i++)
+    tensor_cores |= notes[i] == CUDNN_NUMERICAL_NOTE_TENSOR_CORE;
+  printf("%lld %d %lld %ld\n", (long long)number, tensor_cores, (long long)workspace, milliseconds);
+  dnn.BackendDestroyDescriptor(engine);
+  dnn.BackendDestroyDescriptor(config);
+}
 
-/* Whether there is a plan; `loose`: the result's images are apart, and its place is not one for vectors. */
-static bool has_plan(const ocp_problem_spec *spec, const int64_t *sizes, int64_t bytes, bool loose) {
-  int64_t key[OCP_MAX_KEY] = {sizes[0], sizes[1], sizes[2], sizes[3], loose ? 3 * sizes[2] : sizes[2]}, *next = key + 5;
-  for (uint32_t i = 0; i < spec->rank; i++) {
-    const int64_t places = (sizes[4] + 2 * sizes[8] - (sizes[5] - 1) * sizes[7] - 1) / sizes[6] + 1;
-    const int64_t dimension[] = {sizes[4], sizes[5], places, sizes[6], sizes[7], sizes[8], sizes[8]};
-    memcpy(next, dimension, sizeof dimension);
-    next += PER_DIMENSION;
-    key[OUT_STRIDE] *= places;
-  }
-  *next++ = 32 << 20;
-  void *pointers[FIRST_VIRTUAL] = {(void *)(uintptr_t)(loose ? bytes : 256), (void *)256, (void *)256, (void *)256,
-                                   (void *)256};
-  extend_key(spec, pointers, next);
+static void answer(const ocp_problem_spec *spec, const int64_t *values, uint32_t num_values, void *const *pointers) {
   const ocp_library_handle none = {0};
+  int64_t key[OCP_MAX_KEY] = {0};
+  memcpy(key, values, num_values * sizeof *key);
   void *algorithm = NULL;
   ocp_error error = {0};
+  struct timespec before, after;
+  clock_gettime(CLOCK_MONOTONIC, &before);
+  extend_key(spec, pointers, key + num_values);
   const int code = valid(spec, key) ? prepare(spec, &none, key, 0, &algorithm, &error) : ORT_FAIL;
+  clock_gettime(CLOCK_MONOTONIC, &after);
   if (code)
-    printf("%lld channels, %lld rows, kernel %lld, rank %u, type %u, flags %u: %s\n", (long long)sizes[1],
-           (long long)sizes[2], (long long)sizes[5], spec->rank, spec->dtype, spec->flags, error.text);
+    printf("none %s\n", error.text);
+  else
+    describe(algorithm, (after.tv_sec - before.tv_sec) * 1000 + (after.tv_nsec - before.tv_nsec) / 1000000);
+  fflush(stdout);
   release(algorithm);
-  return code == ORT_OK;
 }
 
 int main(int argc, char **argv) {
   if (argc != 3 || !open_library(argv[1], argv[2]))
     return 2;
-  int asked = 0, found = 0;
-  for (size_t c = 0; c < sizeof convolutions / sizeof *convolutions; c++)
-    for (size_t t = 0; t < sizeof types / sizeof *types; t++)
-      for (size_t f = 0; f < sizeof forms / sizeof *forms; f++)
-        for (uint32_t rank = 2; rank <= 3; rank++)
-          for (uint32_t variant = 0; variant < 4; variant++) {
-            const uint32_t flags = forms[f] | (variant & 1 ? OCP_PROBLEM_TF32 : OCP_PROBLEM_DETERMINISTIC);
-            const bool loose = variant & 2, residual = forms[f] & OCP_PROBLEM_RESIDUAL, large = convolutions[c][4] > 20;
-            if ((types[t].bytes == 8 && forms[f]) || (loose && residual) || (rank == 3 && large))
-              continue;
-            const ocp_problem_spec spec = {OCP_PROBLEM_CONV, types[t].dtype, flags, rank, 1, residual};
-            asked++;
-            found += has_plan(&spec, convolutions[c], types[t].bytes, loose);
-          }
-  printf("%d of %d\n", found, asked);
-  return found == asked ? 0 : 1;
+  ocp_problem_spec spec = {.alpha = 1};
+  uint32_t num_values = 0;
+  while (scanf("%u %u %u %u %u", &num_values, &spec.kind, &spec.dtype, &spec.flags, &spec.rank) == 5) {
+    int64_t values[OCP_MAX_KEY];
+    void *pointers[FIRST_VIRTUAL];
+    for (uint32_t i = 0; i < FIRST_VIRTUAL; i++)
+      pointers[i] = (void *)256;
+    for (uint32_t i = 0, p = 0; i < num_values && i < OCP_MAX_KEY;) {
+      long long number = 0;
+      if (scanf("%lld", &number) != 1)
+        return 2;
+      if (number < 0 && p < FIRST_VIRTUAL)
+        pointers[p++] = (void *)(uintptr_t)-number;
+      else
+        values[i++] = number;
+    }
+    spec.beta = !!(spec.flags & OCP_PROBLEM_RESIDUAL);
+    answer(&spec, values, num_values, pointers);
+  }
+  return 0;
 }

@@ -38,6 +38,8 @@ typedef struct descriptor {
 int64_t fake_engine, fake_streams_set, fake_operations;
 /* The mode of the last search that began a choice, and the last dimension of the last call's x. */
 int64_t fake_mode, fake_columns;
+/* Calls whose x has its channels last. */
+int64_t fake_channels_last;
 
 size_t cudnnGetVersion(void) {
   const char *version = getenv("FAKE_CUDNN_VERSION");
@@ -122,27 +124,47 @@ static const descriptor *get_descriptor(const descriptor *d, int name, int type)
   return get_one(d, name, type, 1, 0);
 }
 
-/* Elements of an image of a tensor, and from one to the next. */
-static int64_t image(const descriptor *tensor) {
+/* A tensor's dimensions and strides as those of [n, c, z, y, x]. */
+typedef struct layout {
+  int64_t dims[5], strides[5], span;
+} layout;
+
+static layout layout_of(const descriptor *tensor) {
   const int rank = get(tensor, 902, 3, 5) ? 5 : 4;
-  int64_t count = 1;
-  for (int i = 1; i < rank; i++)
-    count *= get(tensor, 902, 3, rank)[i];
-  return count;
+  layout l = {.dims = {1, 1, 1, 1, 1}, .span = 1};
+  for (int i = 0; i < rank; i++) {
+    const int axis = i < 2 ? i : i + 5 - rank;
+    l.dims[axis] = get(tensor, 902, 3, rank)[i];
+    l.strides[axis] = get(tensor, 903, 3, rank)[i];
+    l.span += (l.dims[axis] - 1) * l.strides[axis];
+  }
+  return l;
 }
-static int64_t image_stride(const descriptor *tensor) {
-  const int rank = get(tensor, 902, 3, 5) ? 5 : 4;
-  return get(tensor, 903, 3, rank)[0];
-}
-/* Whether each image is dense. */
-static int has_dense_images(const descriptor *tensor) {
-  const int rank = get(tensor, 902, 3, 5) ? 5 : 4;
-  int64_t dense = 1;
-  for (int i = rank; i-- > 1; dense *= get(tensor, 902, 3, rank)[i])
-    if (get(tensor, 903, 3, rank)[i] != dense)
+static int64_t elements_of(const layout *l) { return l->dims[0] * l->dims[1] * l->dims[2] * l->dims[3] * l->dims[4]; }
+/* Whether the axes, the innermost first, are dense from `stride` on; the last may lie further apart. */
+static int follows(const layout *l, const int *axes, int count, int64_t stride) {
+  for (int i = 0; i < count; i++) {
+    const int64_t have = l->strides[axes[i]];
+    if (l->dims[axes[i]] != 1 && (i == count - 1 ? have < stride : have != stride))
       return 0;
-  return image_stride(tensor) >= dense;
+    stride *= l->dims[axes[i]];
+  }
+  return 1;
 }
+/* Whether each image is dense, or with channels last the places of all images follow each other. */
+static int has_order(const layout *l) {
+  static const int first[] = {4, 3, 2, 1, 0}, last[] = {4, 3, 2, 0};
+  int64_t step = l->dims[1];
+  for (int i = 3; i >= 0; i--)
+    step = l->dims[last[i]] != 1 ? l->strides[last[i]] : step;
+  return follows(l, first, 5, 1) ||
+         ((l->strides[1] == 1 || l->dims[1] == 1) && step >= l->dims[1] && follows(l, last, 4, step));
+}
+static int is_ordered(const descriptor *tensor) {
+  const layout l = layout_of(tensor);
+  return has_order(&l);
+}
+static int is_dense(const layout *l) { return l->span == elements_of(l); }
 static int is_virtual(const descriptor *tensor) { return get(tensor, 907, 2, 1) != NULL; }
 static int64_t count_operations(const descriptor *graph) {
   for (int64_t count = 1; count <= MAX_OPERATIONS; count++)
@@ -187,7 +209,8 @@ static int has_engines(const descriptor *graph) {
     }
   }
   /* A residual is like the result, whose images are not apart then. */
-  return !is_virtual(value) && (image_stride(value) == image(value) || addends < 2);
+  const layout result = layout_of(value);
+  return !is_virtual(value) && (is_dense(&result) || addends < 2);
 }
 
 int cudnnBackendFinalize(descriptor *d) {
@@ -197,8 +220,7 @@ int cudnnBackendFinalize(descriptor *d) {
   case TENSOR:
     complete = get(d, 901, 1, 1) && type_of(d) != UNKNOWN && (!is_virtual(d) || type_of(d) == FLOAT32) &&
                get(d, 906, 3, 1) && get(d, 900, 3, 1) && *get(d, 900, 3, 1) % (type_of(d) == FLOAT32 ? 4 : 2) == 0 &&
-               ((get(d, 902, 3, 4) && get(d, 903, 3, 4)) || (get(d, 902, 3, 5) && get(d, 903, 3, 5))) &&
-               has_dense_images(d);
+               ((get(d, 902, 3, 4) && get(d, 903, 3, 4)) || (get(d, 902, 3, 5) && get(d, 903, 3, 5))) && is_ordered(d);
     break;
   case CONVOLUTION: {
     const int64_t *rank = get(d, 106, 3, 1);
@@ -283,22 +305,24 @@ int cudnnBackendGetAttribute(const descriptor *d, int name, int type, int64_t re
   }
 }
 
-/* The tensor's memory of a pack, and its dimensions as [n, c, z, y, x]. */
-static void *bind(const descriptor *pack, const descriptor *tensor, int64_t dims[5]) {
-  const int rank = get(tensor, 902, 3, 5) ? 5 : 4;
-  const int64_t *sizes = get(tensor, 902, 3, rank), elements = (sizes[0] - 1) * image_stride(tensor) + image(tensor);
-  dims[2] = 1;
-  for (int i = 0; i < rank; i++)
-    dims[i < 2 ? i : i + 5 - rank] = sizes[i];
+/* The tensor's memory of a pack. */
+static void *bind(const descriptor *pack, const descriptor *tensor, layout *l) {
+  *l = layout_of(tensor);
   const int64_t count = tensors_of(pack);
   for (int64_t i = 0; i < count; i++)
     if (get(pack, 1000, 3, count)[i] == *get(tensor, 906, 3, 1)) {
       const int64_t address = get(pack, 1001, 6, count)[i];
       return address % *get(tensor, 900, 3, 1)
                  ? NULL
-                 : translate((void *)(uintptr_t)address, type_of(tensor), (size_t)elements);
+                 : translate((void *)(uintptr_t)address, type_of(tensor), (size_t)l->span);
     }
   return NULL;
+}
+static int64_t place_in(const layout *l, const int64_t at[5]) {
+  int64_t place = 0;
+  for (int i = 0; i < 5; i++)
+    place += l->dims[i] == 1 ? 0 : at[i] * l->strides[i]; /* a dimension of 1 is repeated */
+  return place;
 }
 
 /* What follows the convolution, with the memory of the tensors that it adds. */
@@ -306,7 +330,7 @@ typedef struct epilogue {
   int64_t count;
   int modes[MAX_OPERATIONS];
   const void *added[MAX_OPERATIONS];
-  int by_channel[MAX_OPERATIONS];
+  layout layouts[MAX_OPERATIONS];
   const descriptor *out;
 } epilogue;
 
@@ -316,14 +340,11 @@ static int bind_epilogue(const descriptor *pack, const descriptor *graph, epilog
   e->out = get_descriptor(get_one(graph, 801, FORWARD, count, 0), 705, TENSOR);
   for (int64_t i = 1; i < count; i++) {
     const descriptor *operation = get_one(graph, 801, ELEMENTS, count, i);
-    int64_t dims[5];
     e->modes[e->count] = mode_of(operation);
-    e->by_channel[e->count] = added_elements(operation) == 0;
     if (mode_of(operation) == ADD) {
-      e->added[e->count] = bind(pack, get_descriptor(operation, 752, TENSOR), dims);
+      e->added[e->count] = bind(pack, get_descriptor(operation, 752, TENSOR), &e->layouts[e->count]);
       if (!e->added[e->count])
         return 0;
-      e->by_channel[e->count] = dims[0] * dims[2] * dims[3] * dims[4] == 1;
     }
     e->count++;
     e->out = get_descriptor(operation, 753, TENSOR);
@@ -331,10 +352,10 @@ static int bind_epilogue(const descriptor *pack, const descriptor *graph, epilog
   return 1;
 }
 
-static float finished(const epilogue *e, element type, float value, int64_t place, int64_t row) {
+static float finished(const epilogue *e, element type, float value, const int64_t at[5]) {
   for (int64_t i = 0; i < e->count; i++)
     if (e->modes[i] == ADD)
-      value += load(type, e->added[i], e->by_channel[i] ? row : place);
+      value += load(type, e->added[i], place_in(&e->layouts[i], at));
     else
       value = value < 0 ? 0 : value;
   return value;
@@ -344,14 +365,14 @@ static int execute(exclusive *handle, descriptor *plan, const descriptor *pack) 
   const descriptor *config = get_descriptor(plan, 401, CONFIG), *graph = get_descriptor(config, 201, GRAPH);
   const descriptor *forward = get_one(graph, 801, FORWARD, count_operations(graph), 0);
   const descriptor *conv = get_descriptor(forward, 702, CONVOLUTION);
-  int64_t in[5], kernel[5], size[5];
+  layout in, kernel, size;
   epilogue e = {0};
-  const void *w = bind(pack, get_descriptor(forward, 703, TENSOR), kernel);
-  const void *x = bind(pack, get_descriptor(forward, 704, TENSOR), in);
+  const void *w = bind(pack, get_descriptor(forward, 703, TENSOR), &kernel);
+  const void *x = bind(pack, get_descriptor(forward, 704, TENSOR), &in);
   if (!handle || !plan->finalized || !pack->finalized || !w || !x || !bind_epilogue(pack, graph, &e) ||
       *get(conv, 101, 7, 1) != 1 || !translate((void *)(uintptr_t)*get(pack, 1003, 6, 1), FLOAT32, 256))
     return BAD_PARAM;
-  void *out = bind(pack, e.out, size);
+  void *out = bind(pack, e.out, &size);
   const element type = type_of(e.out);
   if (!out)
     return BAD_PARAM;
@@ -359,33 +380,35 @@ static int execute(exclusive *handle, descriptor *plan, const descriptor *pack) 
     return NOT_SUPPORTED;
   fake_runs++;
   fake_engine = config->engine;
-  fake_columns = in[4];
+  fake_columns = in.dims[4];
+  fake_channels_last += in.strides[1] == 1 && in.dims[1] > 1;
   take_time(fake_engine);
   fake_operations = count_operations(graph);
-  const int64_t rank = *get(conv, 106, 3, 1), groups = in[1] / kernel[1], rows = size[1] / groups;
+  const int64_t rank = *get(conv, 106, 3, 1), rows = size.dims[1] / (in.dims[1] / kernel.dims[1]);
   int64_t dilation[3] = {1, 1, 1}, stride[3] = {1, 1, 1}, pad[3] = {0, 0, 0};
   for (int64_t i = 0; i < rank; i++) {
     dilation[3 - rank + i] = get(conv, 102, 3, rank)[i];
     stride[3 - rank + i] = get(conv, 103, 3, rank)[i];
     pad[3 - rank + i] = get(conv, 105, 3, rank)[i];
   }
-  const int64_t places = size[2] * size[3] * size[4], taps = kernel[2] * kernel[3] * kernel[4];
-  for (int64_t i = 0; i < size[0] * size[1] * places; i++) {
-    const int64_t place = i % places, row = i / places % size[1], image = i / places / size[1];
-    const int64_t o[3] = {place / (size[3] * size[4]), place / size[4] % size[3], place % size[4]};
+  const int64_t *k = kernel.dims, taps = k[2] * k[3] * k[4];
+  for (int64_t i = 0; i < elements_of(&size); i++) {
+    int64_t at[5], rest = i;
+    for (int axis = 5; axis-- > 0; rest /= size.dims[axis])
+      at[axis] = rest % size.dims[axis];
     float total = 0;
-    for (int64_t t = 0; t < kernel[1] * taps; t++) {
-      const int64_t k[3] = {t % taps / (kernel[3] * kernel[4]), t % taps / kernel[4] % kernel[3], t % kernel[4]};
-      int64_t from = image * in[1] + row / rows * kernel[1] + t / taps, inside = 1;
+    for (int64_t t = 0; t < k[1] * taps; t++) {
+      const int64_t tap[5] = {at[1], t / taps, t % taps / (k[3] * k[4]), t / k[4] % k[3], t % k[4]};
+      int64_t from[5] = {at[0], at[1] / rows * k[1] + tap[1]}, inside = 1;
       for (int axis = 0; axis < 3; axis++) {
-        const int64_t p = o[axis] * stride[axis] - pad[axis] + k[axis] * dilation[axis];
-        inside &= p >= 0 && p < in[2 + axis];
-        from = from * in[2 + axis] + p;
+        const int64_t p = at[2 + axis] * stride[axis] - pad[axis] + tap[2 + axis] * dilation[axis];
+        inside &= p >= 0 && p < in.dims[2 + axis];
+        from[2 + axis] = p;
       }
       if (inside)
-        total += load(type, x, from) * load(type, w, row * kernel[1] * taps + t);
+        total += load(type, x, place_in(&in, from)) * load(type, w, place_in(&kernel, tap));
     }
-    store(type, out, image * image_stride(e.out) + i % (size[1] * places), finished(&e, type, total, i, row));
+    store(type, out, place_in(&size, at), finished(&e, type, total, at));
   }
   return SUCCESS;
 }

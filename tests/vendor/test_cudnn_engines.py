@@ -1,39 +1,78 @@
-"""An installed cuDNN has a plan for each form that the plugin asks for: it plans for a device that is not there."""
+"""An installed cuDNN has engines for what the plugin asks: it plans for a device that is not there."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sysconfig
+import itertools
 from pathlib import Path
 
+import onnx
 import pytest
 
-from build_plugin import compiler
-from c_programs import ROOT, SOURCES
-from ort_cuda_plugin.ep.libraries import LIBRARIES, candidates
+from library_engines import ask, build_asker, convolutions, halved, lowered, optimized, question
+from ort_cuda_plugin import models
+from ort_cuda_plugin.ep.libraries import LIBRARIES
+from ort_cuda_plugin.program.libraries import CONV, WORKSPACE_BYTES, ProblemFlags
+
+BIAS, RELU, RESIDUAL, LAST = ProblemFlags.BIAS, ProblemFlags.RELU, ProblemFlags.RESIDUAL, ProblemFlags.CHANNELS_LAST
+FORMS = (ProblemFlags(0), BIAS, BIAS | RELU, BIAS | RESIDUAL, BIAS | RESIDUAL | RELU)
+TYPES = {1: 4, 10: 2, 16: 2, 11: 8}
+"""Bytes of FLOAT, FLOAT16, BFLOAT16 and DOUBLE."""
+CONVOLUTIONS = [
+    # Images, channels, rows, groups, then size, kernel, stride, dilation and pad along each dimension.
+    (1, 3, 64, 1, 224, 7, 2, 1, 3), (32, 256, 512, 1, 56, 1, 2, 1, 0), (1, 512, 512, 1, 7, 3, 1, 1, 1),
+    (1, 32, 32, 32, 112, 3, 1, 1, 1), (8, 96, 96, 96, 56, 3, 2, 1, 1), (1, 128, 128, 32, 28, 3, 1, 1, 1),
+    (2, 5, 7, 1, 9, 3, 1, 2, 2), (1, 1, 1, 1, 5, 5, 1, 1, 2), (3, 6, 9, 3, 17, 4, 3, 1, 0),
+    (64, 12, 24, 2, 65, 5, 2, 3, 4), (1, 1024, 1000, 1, 1, 1, 1, 1, 0), (4, 384, 384, 384, 31, 7, 1, 1, 3),
+]  # fmt: skip
 
 
-def build(source: str, target: Path, *more: str | Path) -> Path:
-    flags = ["-std=gnu11", "-O1", f"-I{ROOT / 'csrc_shim'}"]
-    subprocess.run([*compiler(), *flags, SOURCES / source, *more, "-o", target, "-ldl"], check=True)
-    return target
-
-
-def test_cudnn_has_a_plan_for_each_form_of_each_convolution(tmp_path: Path) -> None:
-    site_packages = Path(sysconfig.get_paths()["purelib"])
-    found = [path for path in candidates(LIBRARIES[1], site_packages) if Path(path).is_absolute()]
-    if not found:
+@pytest.fixture(scope="module")
+def asker(tmp_path_factory: pytest.TempPathFactory) -> list[str | Path]:
+    command = build_asker(tmp_path_factory.mktemp("cudnn"))
+    if command is None:
         pytest.skip(f"{LIBRARIES[1].package} is not installed")
-    build("stub_libcuda.c", tmp_path / "libcuda.so.1", "-shared", "-fPIC")
-    program = build("cudnn_engines.c", tmp_path / "cudnn_engines", ROOT / "csrc_shim" / "base" / "error.c")
-    folders = [tmp_path, *site_packages.glob("nvidia/*/lib")]
-    done = subprocess.run(
-        [program, found[0], SOURCES / "h100.json"],
-        env=os.environ | {"LD_LIBRARY_PATH": os.pathsep.join(map(str, folders))},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout.split()[0]) > 500, done.stdout
+    return command
+
+
+def form(sizes: tuple[int, ...], dtype: int, flags: ProblemFlags, rank: int, loose: bool) -> str:
+    """The question for a form; ``loose``: the result's images or places are apart, and not aligned for vectors."""
+    images, channels, rows, groups, size, kernel, stride, dilation, pad = sizes
+    places = (size + 2 * pad - (kernel - 1) * dilation - 1) // stride + 1
+    dense = rows if flags & LAST else rows * places**rank
+    along = [size, kernel, places, stride, dilation, pad, pad] * rank
+    values = [images, channels, rows, groups, 3 * dense if loose else dense, *along, WORKSPACE_BYTES]
+    address = -TYPES[dtype] if loose else -256
+    return " ".join(map(str, [len(values), CONV, dtype, int(flags), rank, address, *values]))
+
+
+def test_cudnn_has_a_plan_for_each_form_of_each_convolution(asker: list[str | Path]) -> None:
+    questions = []
+    for sizes, dtype, flags, rank in itertools.product(CONVOLUTIONS, TYPES, FORMS, (2, 3)):
+        if (dtype == 11 and flags) or (rank == 3 and sizes[4] > 20):
+            continue
+        for more in (ProblemFlags.TF32, ProblemFlags.DETERMINISTIC, ProblemFlags.TF32 | LAST):
+            if dtype == 11 and more & LAST:
+                continue
+            for loose in (False, True):
+                if not (loose and flags & RESIDUAL):
+                    questions.append(form(sizes, dtype, flags | more, rank, loose))
+    answers = zip(questions, ask(asker, questions), strict=True)
+    missing = [f"{question}: {engine.missing}" for question, engine in answers if engine.missing]
+    assert not missing
+    assert len(questions) > 500
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["tf32", "float16"])
+@pytest.mark.parametrize("batch", [1, 32])
+def test_each_convolution_of_resnet50_has_tensor_cores(asker: list[str | Path], batch: int, half: bool) -> None:
+    model = optimized(models.with_noise_weights(onnx.load(models.wheel_models()["light_resnet50"])), batch)
+    program = lowered(halved(model) if half else model)
+    calls = convolutions(program)
+    assert len(calls) == 53
+    assert all(call.problem.flags & LAST for call in calls)
+    # One copy of the image, two poolings and a softmax; all else is in the calls.
+    assert len(program.launches) == 53 + 1 + 4
+    assert program.traffic.asked.total <= 1.05 * program.traffic.compulsory.total
+    engines = ask(asker, [question(call) for call in calls])
+    assert all(engine.tensor_cores for engine in engines), engines
+    assert sum(engine.workspace > 2 << 20 for engine in engines) <= 1, engines

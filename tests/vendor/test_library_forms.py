@@ -27,24 +27,24 @@ class Chosen:
     text: str
 
 
-def prepare(text: str, fusion: bool = True) -> tuple[Variant, list[str]]:
+def prepare(text: str, options: LoweringOptions | None = None) -> tuple[Variant, list[str]]:
     """The only plan of a model, and its program after each pass."""
-    return prepare_model(parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> chosen {text}'), fusion)
+    return prepare_model(parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> chosen {text}'), options)
 
 
-def prepare_model(model: onnx.ModelProto, fusion: bool = True) -> tuple[Variant, list[str]]:
+def prepare_model(model: onnx.ModelProto, options: LoweringOptions | None = None) -> tuple[Variant, list[str]]:
     onnx.checker.check_model(model, full_check=True)
     graph = read_model(onnx.shape_inference.infer_shapes(model))
     device = DeviceProperties(emulated=False, libraries=frozenset({"cublaslt", "cudnn"}))
-    cluster = CompiledCluster(graph, device, LoweringOptions(fusion=fusion))
+    cluster = CompiledCluster(graph, device, options or LoweringOptions())
     texts: list[str] = []
     cluster.show_program = texts.append
     return cluster.prepare(), texts
 
 
-def choose(text: str, *, fusion: bool = True) -> Chosen:
+def choose(text: str, *, fusion: bool = True, use_tf32: bool = True) -> Chosen:
     """What is chosen for a model with one product or convolution."""
-    variant, texts = prepare(text, fusion)
+    variant, texts = prepare(text, LoweringOptions(fusion=fusion, use_tf32=use_tf32))
     assert variant.plan is not None
     (problem,) = variant.problems
     kinds = [record.kind for record in variant.plan.records]
@@ -191,7 +191,7 @@ CONVOLUTIONS = {
 def test_a_convolution_takes_what_cudnn_has_compiled(name: str) -> None:
     rest, flags, leftover = CONVOLUTIONS[name]
     inputs = "float[2, 4, 7, 5] x, float[6, 4, 3, 3] k, float[6] b, float[2, 6, 5, 3] r"
-    chosen = choose(f"({inputs}) => (float[2, 6, 5, 3] y) {{ {rest} }}")
+    chosen = choose(f"({inputs}) => (float[2, 6, 5, 3] y) {{ {rest} }}", use_tf32=False)
     assert chosen.flags == flags, chosen.text
     assert chosen.maps == bool(leftover), chosen.text
     assert leftover in chosen.text.partition("a map follows")[2]
@@ -203,11 +203,11 @@ CONCAT = """(float[2, 4, 7, 5] x, float[6, 4, 3, 3] k, float[6] b, float[2, 6, 5
 
 
 def test_a_convolution_is_written_into_a_concatenation() -> None:
-    chosen = choose(CONCAT.format("p = Conv(x, k, b) c = Relu(p)"))
+    chosen = choose(CONCAT.format("p = Conv(x, k, b) c = Relu(p)"), use_tf32=False)
     assert (chosen.flags, chosen.maps) == (BIAS | RELU, 1)  # the copy of the other part
     assert "a map follows" not in chosen.text
     # cuDNN has no engine for a residual whose result has other strides.
-    chosen = choose(CONCAT.format("p = Conv(x, k, b) c = Add(p, r)"))
+    chosen = choose(CONCAT.format("p = Conv(x, k, b) c = Add(p, r)"), use_tf32=False)
     assert (chosen.flags, chosen.maps) == (BIAS | RESIDUAL, 2)
     assert "a map follows: the library cannot write its strides" in chosen.text
 
@@ -226,3 +226,30 @@ def test_a_convolution_of_doubles_is_nothing_but_that() -> None:
     chosen = choose(f"({inputs}) => (double[2, 6, 5, 3] y) {{ c = Conv(x, k, b) y = Relu(c) }}")
     assert (chosen.flags, chosen.maps) == (NONE, 1)
     assert "cuDNN cannot do add, max then" in chosen.text
+
+
+LAST, BIASED = ProblemFlags.CHANNELS_LAST, ProblemFlags.CHANNELS_LAST | BIAS
+NETWORK = """(float[N, 4, 8, 6] x, float[8, 4, 3, 3] a, float[8] ab, float[8, 8, 1, 1] b, float[8, 8, 3, 3] c)
+    => (float[N, 8, 8, 6] y) { p = Conv<pads = [1, 1, 1, 1]>(x, a, ab) q = Relu(p) r = Conv(q, b)
+    s = Conv<pads = [1, 1, 1, 1]>(r, c) t = Add(s, q) u = Relu(t) v = Sigmoid(u) w = Conv(v, b) y = Mul(w, u) }"""
+
+
+@pytest.mark.parametrize("dtype", [onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16])
+def test_images_between_convolutions_keep_their_channels_last(dtype: int) -> None:
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> chosen {NETWORK.replace("N", "2")}')
+    del model.graph.value_info[:]
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = dtype
+    variant, texts = prepare_model(model)
+    flags = [problem.flags & ~ProblemFlags.TF32 for problem in variant.problems]
+    assert flags == [BIASED | RELU, LAST, BIASED | RESIDUAL | RELU]  # the last call is of the second problem
+    # What comes in is copied, two of the weights among it. What goes out is ordered by the map that computes it.
+    (chosen,) = (text for text in texts if text.startswith("after choose"))
+    assert variant.plan is not None
+    kinds = [record.kind for record in variant.plan.records]
+    assert (kinds.count(RecordKind.LIBRARY), len(kinds)) == (4, 4 + 5), chosen
+
+
+def test_without_tensor_cores_convolutions_keep_the_models_order() -> None:
+    variant, _ = prepare(NETWORK.replace("N", "2"), LoweringOptions(use_tf32=False))
+    assert not any(problem.flags & LAST for problem in variant.problems)

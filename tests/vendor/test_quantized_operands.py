@@ -6,6 +6,7 @@ import pytest
 
 from ort_cuda_plugin.plan.format import RecordKind
 from ort_cuda_plugin.plan.tables import Precomputed
+from ort_cuda_plugin.program.lowering import LoweringOptions
 from test_library_forms import prepare
 
 ELEMENTS = ", ".join(str(i % 251 - 125) for i in range(64 * 64))
@@ -18,7 +19,7 @@ PRODUCT = f"""(int8[64, 64] x) => (int8[64, 64] y) {{ {WEIGHTS} {SCALES}
 @pytest.mark.parametrize("fusion", [True, False])
 def test_a_library_gets_dequantised_operands_and_weights_are_dequantised_once(fusion: bool) -> None:
     """Libraries take no operand of another type than they multiply."""
-    variant, _ = prepare(PRODUCT, fusion)
+    variant, _ = prepare(PRODUCT, LoweringOptions(fusion=fusion))
     assert variant.plan is not None
     kinds = [record.kind for record in variant.plan.records]
     assert kinds == [RecordKind.LAUNCH] * (1 if fusion else 2) + [RecordKind.LIBRARY, RecordKind.LAUNCH]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..shapes import collapse
 from ..steps import Contract, Map, Output, Rows, Sums, dense
 from ..symbolic import Dim, le
 from ..tensor import Buffer, BufferKind, Tensor
-from ..trace import Arg, Launch, ReadBack, Step
+from ..trace import Arg, Launch, ReadBack, Remake, Step
 from .paths import exact_quotient, find_path
 from .uses import Uses
 
@@ -164,7 +164,12 @@ def _launched_with_view(step: Launch, copy: Copy) -> Launch | None:
         reads=moved(step.reads),
         writes=moved(step.writes),
         uses={views.get(x, x): use for x, use in step.uses.items()},
+        remake=_remade_with(step.remake, views),
     )
+
+
+def _remade_with(remake: Remake | None, views: Mapping[Arg, Tensor]) -> Remake | None:
+    return remake and (lambda ctx, view: remake(ctx, lambda x: view(views.get(x, x))))
 
 
 class _NoView(Exception):

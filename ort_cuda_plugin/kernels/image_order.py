@@ -1,0 +1,304 @@
+"""Images whose channels come last in memory, so that cuDNN convolves them on tensor cores and moves nothing itself.
+
+Convolutions that a library does, and all that lies between them, keep their images in that order. What another step
+reads in the order of the model, such as an output of the cluster, is copied there once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..model.ir import DType
+from ..program.lowering import Lowering, Tensor
+from ..program.passes.paths import exact_quotient
+from ..program.passes.place import Copy, with_view
+from ..program.passes.uses import Uses
+from ..program.scalar import Scalar
+from ..program.shapes import broadcast_strides
+from ..program.steps import Attend, Contract, Convolve, Map, dense
+from ..program.symbolic import Dim
+from ..program.tensor import Buffer, BufferKind, contiguous_strides
+from ..program.trace import Launch, Step
+from ..program.views import permute
+from .index import gather_map
+from .library_form import convolution_form
+
+__all__ = [
+    "channels_last_strides",
+    "in_memory_order",
+    "is_channels_last",
+    "order_images",
+    "place_stride",
+    "to_memory",
+    "wants_channels_last",
+]
+
+CHANNELS_APART = 4
+"""A float32 image has a multiple of so many channels where it is copied: with 3 there are no tensor cores."""
+
+
+def to_memory(rank: int) -> tuple[int, ...]:
+    """The dimensions [images, channels, space...] in the order in which they lie in memory, channels last."""
+    return (0, *range(2, rank), 1)
+
+
+def channels_last_strides(shape: Sequence[Dim], step: Dim | None = None) -> tuple[Dim, ...]:
+    """The strides of [images, channels, space...] with channels last; ``step`` elements are from place to place."""
+    step = shape[1] if step is None else step
+    places = contiguous_strides((shape[0], *shape[2:], 1))
+    return (places[0] * step, 1, *(stride * step for stride in places[1:-1]))
+
+
+def place_stride(x: Tensor) -> Dim | None:
+    """The elements from place to place of an image with channels last, whose places follow each other; else None."""
+    spaces = [axis for axis in (*range(x.rank - 1, 1, -1), 0) if x.shape[axis] != 1]
+    step = x.strides[spaces[0]] if spaces else x.shape[1]
+    wanted = channels_last_strides(x.shape, step)
+    fits = all(dim == 1 or have == want for dim, have, want in zip(x.shape, x.strides, wanted, strict=True))
+    return step if fits else None
+
+
+def is_channels_last(x: Tensor) -> bool:
+    """Whether x is dense with its channels last."""
+    return x.rank > 2 and place_stride(x) == x.shape[1]
+
+
+def in_memory_order(step: Map) -> Map:
+    """A map that writes an image with channels last, over the dimensions in their order in memory."""
+    if type(step) is not Map or not step.outputs:
+        return step
+    result, rank = step.outputs[0][1], len(step.shape)
+    if rank < 3 or result.is_contiguous or place_stride(result) is None:
+        return step
+    axes = to_memory(rank)
+
+    def moved(x: Tensor) -> Tensor:
+        if x.size == 1:
+            return x
+        dims = (*[1] * (rank - x.rank), *x.shape)
+        strides = broadcast_strides(x, step.shape)
+        shape = [dims[axis] for axis in axes]
+        return Tensor(x.dtype, shape, x.buffer, strides=[strides[axis] for axis in axes], offset=x.offset)
+
+    return replace(
+        step,
+        shape=tuple(step.shape[axis] for axis in axes),
+        inputs=tuple((leaf, moved(x)) for leaf, x in step.inputs),
+        outputs=tuple((value, moved(y)) for value, y in step.outputs),
+    )
+
+
+def order_images(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
+    """The steps with channels last wherever a convolution of cuDNN's gains by it. Guards join the trace's."""
+    wanting = {number for number, step in enumerate(steps) if isinstance(step, Convolve) and _gains(ctx, step)}
+    return _Order(ctx, steps, wanting).run() if wanting else list(steps)
+
+
+def wants_channels_last(ctx: Lowering, step: Convolve) -> bool:
+    """Whether cuDNN has tensor cores for a convolution only with channels last."""
+    dtype, w = step.operands[0].dtype, step.windows.planar
+    return (
+        "cudnn" in ctx.device.libraries
+        and (dtype in (DType.FLOAT16, DType.BFLOAT16) or (dtype is DType.FLOAT32 and ctx.options.use_tf32))
+        and not step.transposed
+        and step.channel_axes == 1
+        and w.begin == w.end
+    )
+
+
+def _gains(ctx: Lowering, step: Convolve) -> bool:
+    return wants_channels_last(ctx, step) and 0 not in step.shape and convolution_form(ctx, step) is not None
+
+
+class _Order:
+    """``wanting`` are the positions of the convolutions."""
+
+    def __init__(self, ctx: Lowering, steps: Sequence[Step], wanting: set[int]) -> None:
+        self.ctx, self.steps, self.wanting = ctx, steps, wanting
+        self.uses = Uses(enumerate(steps))
+        self.moves: dict[Buffer, Copy] = {}
+        """What is ordered anew: the tensor as it was, and as it is."""
+        self.refusing: dict[Buffer, set[int]] = {}
+        """The steps that go on with the tensor as it was."""
+        self.before: dict[int, list[Step]] = {}
+        self.after: dict[int, list[Step]] = {}
+        self.copies: dict[tuple[Buffer, Dim, tuple[Dim, ...], tuple[Dim, ...]], Tensor] = {}
+
+    def run(self) -> list[Step]:
+        found: list[Tensor] = []
+        for number in sorted(self.wanting):
+            step = self.steps[number]
+            assert isinstance(step, Convolve)
+            found += [step.operands[0], *(y for _, y in step.outputs)]
+        for x in found:
+            self._move(x, demanded=True)
+        self._spread()
+        result: list[Step] = []
+        for number, step in enumerate(self.steps):
+            new = self._rewritten(number, step)
+            result += [*self.before.get(number, ()), *new, *self.after.get(number, ())]
+        return result
+
+    def _spread(self) -> None:
+        """Orders what steps make of such images for each place, as far as every step that uses it can."""
+        pending = list(self.moves)
+        while pending:
+            shape = self.moves[pending[-1]].source.shape
+            for number in self.uses.users(pending.pop()):
+                step = self.steps[number]
+                tensors: list[Tensor] = []
+                if type(step) is Map and step.shape == shape:
+                    tensors = [x for _, x in (*step.inputs, *step.outputs) if x.shape == shape]
+                elif isinstance(step, Launch) and step.remake is not None:
+                    tensors = [arg for arg in step.args if isinstance(arg, Tensor) and arg.rank == len(shape)]
+                pending += [x.buffer for x in tensors if self._move(x, demanded=False)]
+
+    def _move(self, x: Tensor, demanded: bool) -> bool:
+        """Whether the image that x is, or is a part of, gets its channels last from now on."""
+        whole = _whole_image(x)
+        if whole is None or whole.buffer in self.moves:
+            return False
+        rank = whole.rank
+        memory = self.ctx.empty([whole.shape[axis] for axis in to_memory(rank)], x.dtype)
+        move = Copy(0, whole, permute(self.ctx, memory, (0, rank - 1, *range(1, rank - 1))))
+        users = sorted(self.uses.users(whole.buffer))
+        refusing = {number for number in users if not self._accepts(number, move)}
+        if refusing and not (demanded and self._is_bridged(whole.buffer, refusing)):
+            return False
+        self.moves[whole.buffer], self.refusing[whole.buffer] = move, refusing
+        readers = refusing.intersection(self.uses.readers(whole.buffer))
+        writers = refusing.intersection(self.uses.writers(whole.buffer))
+        if writers:
+            self.after.setdefault(writers.pop(), []).append(self._copied(whole, move.target))
+        elif readers:
+            self.before.setdefault(min(readers), []).append(self._copied(move.target, whole))
+        return True
+
+    def _is_bridged(self, buffer: Buffer, refusing: set[int]) -> bool:
+        """Whether one copy serves all steps that refuse: after the only one that writes, or before those that read."""
+        writers = set(self.uses.writers(buffer))
+        if refusing & writers:
+            return len(writers) == 1 and writers.isdisjoint(self.uses.readers(buffer))
+        return max(writers) < min(refusing)
+
+    def _accepts(self, number: int, move: Copy) -> bool:
+        step = self.steps[number]
+        if isinstance(step, Launch):
+            views = [arg for arg in step.args if isinstance(arg, Tensor) and arg.buffer is move.source.buffer]
+            return step.remake is not None and all(_viewed(x, move) is not None for x in views)
+        if not isinstance(step, Map) or isinstance(step, Attend):
+            return False
+        if number in self.wanting and isinstance(step, Convolve):
+            x, w = step.operands
+            if w.buffer is move.source.buffer or (x.buffer is move.source.buffer and _viewed(x, move) is None):
+                return False
+            return with_view(replace(step, operands=()), move) is not None
+        moved = with_view(step, move)
+        if isinstance(moved, Contract) and move.target.buffer in {x.buffer for x in moved.summed}:
+            return all(1 in x.strides[-2:] for x in moved.operands)
+        return moved is not None
+
+    def _view(self, number: int, x: Tensor) -> Tensor:
+        """x as step ``number`` now has it."""
+        move = self.moves.get(x.buffer)
+        if move is None or number in self.refusing[x.buffer]:
+            return x
+        view = _viewed(x, move)
+        assert view is not None
+        return view
+
+    def _rewritten(self, number: int, step: Step) -> list[Step]:
+        moves = [self.moves[buffer] for buffer in (*step.reads, *step.writes) if buffer in self.moves]
+        moves = [move for move in dict.fromkeys(moves) if number not in self.refusing[move.source.buffer]]
+        self.ctx.nodes = step.nodes
+        if isinstance(step, Launch) and moves:
+            assert step.remake is not None
+            recorded, self.ctx.trace.steps = self.ctx.trace.steps, []
+            step.remake(self.ctx, lambda x: self._view(number, x))
+            made, self.ctx.trace.steps = self.ctx.trace.steps, recorded
+            return made
+        if number in self.wanting:
+            assert isinstance(step, Convolve)
+            x, w = step.operands
+            added, x = self._ordered(number, step, self._view(number, x))
+            rest: Step | None = replace(step, operands=())
+            for move in moves:
+                assert rest is not None
+                rest = with_view(rest, move)
+            assert isinstance(rest, Convolve)
+            return [*added, replace(rest, operands=(x, w))]
+        changed: Step | None = step
+        for move in moves:
+            assert changed is not None
+            changed = with_view(changed, move)
+        assert changed is not None
+        return [changed]
+
+    def _ordered(self, number: int, step: Convolve, x: Tensor) -> tuple[list[Step], Tensor]:
+        """x with its channels last, and what makes that."""
+        if is_channels_last(x) and not _is_padded(step):
+            return [], x
+        key = x.buffer, x.offset, x.strides, x.shape
+        known = self.copies.get(key)
+        if known is not None:
+            return [], known
+        recorded, self.ctx.trace.steps = self.ctx.trace.steps, []
+        rank, channels = x.rank, x.shape[1]
+        if _is_padded(step):
+            assert isinstance(channels, int)
+            padded = -(-channels // CHANNELS_APART) * CHANNELS_APART
+            memory = gather_map(
+                self.ctx,
+                [*(x.shape[axis] for axis in to_memory(rank)[:-1]), padded],
+                x.dtype,
+                lambda maps, c: maps.source(x).at([c[0], c[-1], *c[1:-1]], c[-1] < channels),
+            )
+            result = permute(self.ctx, memory, (0, rank - 1, *range(1, rank - 1)))
+        else:
+            memory = self.ctx.empty([x.shape[axis] for axis in to_memory(rank)], x.dtype)
+            result = permute(self.ctx, memory, (0, rank - 1, *range(1, rank - 1)))
+            self.ctx.trace.steps.append(self._copied(x, result))
+        made, self.ctx.trace.steps = self.ctx.trace.steps, recorded
+        if not self.uses.writers(x.buffer) or max(self.uses.writers(x.buffer)) < number:
+            self.copies[key] = result
+        return made, result
+
+    def _copied(self, source: Tensor, target: Tensor) -> Map:
+        leaf = Scalar(source.dtype, "leaf")
+        writers = self.uses.writers(source.buffer) or self.uses.writers(target.buffer)
+        nodes = self.steps[writers[-1]].nodes if writers else self.ctx.nodes
+        return Map(nodes, source.shape, ((leaf, source),), ((leaf, target),))
+
+
+def _is_padded(step: Convolve) -> bool:
+    """Whether x gets channels of zeros: only an image with next to none, since they are read as others are."""
+    channels = step.operands[0].shape[1]
+    return (
+        step.groups == 1
+        and step.operands[0].dtype is DType.FLOAT32
+        and isinstance(channels, int)
+        and 1 < channels < CHANNELS_APART
+        and step.operands[1].shape[1] == channels
+    )
+
+
+def _whole_image(x: Tensor) -> Tensor | None:
+    """All of the intermediate that x is, or is channels of, as [images, channels, space...]; None where it is none."""
+    if x.rank < 3 or x.buffer.kind is not BufferKind.SCRATCH:
+        return None
+    if dense(x):
+        return x
+    channels = exact_quotient(x.strides[0], x.strides[1])
+    if channels is None:
+        return None
+    whole = Tensor(x.dtype, (x.shape[0], channels, *x.shape[2:]), x.buffer)
+    same = all(dim == 1 or a == b for dim, a, b in zip(x.shape, x.strides, whole.strides, strict=True))
+    return whole if same and whole.nbytes == x.buffer.nbytes else None
+
+
+def _viewed(x: Tensor, move: Copy) -> Tensor | None:
+    """x, a view of what is moved, where it is afterwards."""
+    leaf = Scalar(x.dtype, "leaf")
+    moved = with_view(Map((), x.shape, ((leaf, x),), ()), move)
+    return moved.inputs[0][1] if isinstance(moved, Map) else None

@@ -1,0 +1,176 @@
+"""What a plan asks of cuBLASLt and cuDNN, and what an installed cuDNN would run for it on a GPU that is not there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+
+from build_plugin import compiler
+from c_programs import ROOT, SOURCES
+from ort_cuda_plugin.clusters.cluster import CompiledCluster
+from ort_cuda_plugin.clusters.launches import make_launches
+from ort_cuda_plugin.ep.libraries import LIBRARIES, candidates
+from ort_cuda_plugin.model.onnx_graph import read_model
+from ort_cuda_plugin.program.libraries import CONV
+from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering, LoweringOptions, Tensor
+from ort_cuda_plugin.program.passes.run import Watch
+from ort_cuda_plugin.program.symbolic import hint
+from ort_cuda_plugin.program.trace import Int64, LibraryCall, Recordable
+from ort_cuda_plugin.program.traffic import ProgramTraffic
+
+GPU = DeviceProperties(emulated=False, libraries=frozenset({"cublaslt", "cudnn"}))
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a plan does in each Run."""
+
+    launches: list[Recordable]
+    traffic: ProgramTraffic
+
+    @property
+    def calls(self) -> list[LibraryCall]:
+        return [launch for launch in self.launches if isinstance(launch, LibraryCall)]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What cuDNN answers: ``missing`` is the reason why it has none."""
+
+    number: int = -1
+    tensor_cores: bool = False
+    workspace: int = 0
+    milliseconds: int = 0
+    missing: str = ""
+
+
+def optimized(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
+    """What ONNX Runtime makes of a model before it asks for claims, with inputs of so many images."""
+    model = onnx.ModelProto.FromString(model.SerializeToString())
+    for value in model.graph.input:
+        shape = value.type.tensor_type.shape
+        if len(shape.dim) > 1:
+            shape.dim[0].dim_value = batch
+    shapes = {node.input[1] for node in model.graph.node if node.op_type == "Reshape"}
+    for tensor in model.graph.initializer:
+        if tensor.name in shapes and (dims := numpy_helper.to_array(tensor)).size and dims[0] == 1:
+            tensor.CopyFrom(numpy_helper.from_array(np.concatenate([[batch], dims[1:]]), tensor.name))
+    del model.graph.value_info[:]
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    with tempfile.TemporaryDirectory() as folder:
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.optimized_model_filepath = str(Path(folder, "model.onnx"))
+        options.log_severity_level = 3
+        ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return onnx.shape_inference.infer_shapes(onnx.load(options.optimized_model_filepath))
+
+
+def halved(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with float16 in place of float32."""
+    model = onnx.ModelProto.FromString(model.SerializeToString())
+    graph = model.graph
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    for tensor in graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "value" and attribute.t.data_type == TensorProto.FLOAT:
+                array = numpy_helper.to_array(attribute.t).astype(np.float16)
+                attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(array)))
+            if node.op_type == "Cast" and attribute.name == "to" and attribute.i == TensorProto.FLOAT:
+                attribute.i = TensorProto.FLOAT16
+    return model
+
+
+def lowered(model: onnx.ModelProto, options: LoweringOptions | None = None) -> Program:
+    """The whole model on a GPU that has both libraries; its shapes are known."""
+    made: list[list[Recordable]] = []
+
+    def noted(ctx: Lowering, watch: Watch | None) -> object:
+        result = make_launches(ctx, watch)
+        made.append(result[1])
+        return result
+
+    cluster = CompiledCluster(read_model(model), GPU, options or LoweringOptions())
+    with mock.patch("ort_cuda_plugin.clusters.cluster.make_launches", noted):
+        assert cluster.prepare().plan is not None
+    assert cluster.traffic is not None
+    return Program(made[-1], cluster.traffic)
+
+
+def question(call: LibraryCall) -> str:
+    """A line for tests/c/cudnn_engines.c."""
+    values = [hint(arg.value) for arg in call.args if isinstance(arg, Int64)]
+    tensors = [arg for arg in call.args if isinstance(arg, Tensor)]
+    addresses = [-(256 + hint(x.offset) * x.dtype.itemsize) for x in tensors[:-1]]
+    problem = call.problem
+    fields = [len(values), problem.kind, problem.dtype, int(problem.flags), problem.rank]
+    return " ".join(map(str, [*fields, *addresses, *values]))
+
+
+def build_asker(folder: Path) -> list[str | Path] | None:
+    """The command that answers questions, or None where cuDNN is not installed."""
+    site_packages = Path(sysconfig.get_paths()["purelib"])
+    found = [path for path in candidates(LIBRARIES[1], site_packages) if Path(path).is_absolute()]
+    if not found:
+        return None
+    flags = ["-std=gnu11", "-O1", f"-I{ROOT / 'csrc_shim'}"]
+    program = folder / "cudnn_engines"
+    stub: list[str | Path] = [SOURCES / "stub_libcuda.c", "-shared", "-fPIC", "-o", folder / "libcuda.so.1"]
+    own: list[str | Path] = [
+        SOURCES / "cudnn_engines.c",
+        ROOT / "csrc_shim" / "base" / "error.c",
+        "-o",
+        program,
+        "-ldl",
+    ]
+    for arguments in (stub, own):
+        subprocess.run([*compiler(), *flags, *arguments], check=True)
+    return [program, found[0], SOURCES / "h100.json"]
+
+
+def ask(command: Sequence[str | Path], questions: Sequence[str]) -> list[Engine]:
+    """What cuDNN has for each, on an H100."""
+    site_packages = Path(sysconfig.get_paths()["purelib"])
+    folders = [Path(command[0]).parent, *site_packages.glob("nvidia/*/lib")]
+    done = subprocess.run(
+        command,
+        input="\n".join(questions),
+        env=os.environ | {"LD_LIBRARY_PATH": os.pathsep.join(map(str, folders))},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    answers = list(_answers(done.stdout.splitlines()))
+    assert len(answers) == len(questions), done.stderr
+    return answers
+
+
+def _answers(lines: Sequence[str]) -> Iterator[Engine]:
+    for line in lines:
+        if line.startswith("none"):
+            yield Engine(missing=line.removeprefix("none "))
+        else:
+            number, tensor_cores, workspace, milliseconds = map(int, line.split())
+            yield Engine(number, bool(tensor_cores), workspace, milliseconds)
+
+
+def convolutions(program: Program) -> list[LibraryCall]:
+    return [call for call in program.calls if call.problem.kind == CONV]

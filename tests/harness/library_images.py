@@ -1,0 +1,89 @@
+"""What test_nn_libraries.py runs in a process of its own: networks whose convolutions are the stand-in's.
+
+``python library_images.py FAKE_CUDNN.so`` prints a JSON list.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper, parser
+from onnx.reference import ReferenceEvaluator
+
+from kernel_harness import run_model
+from library_engines import halved
+from library_scenarios import number, use
+from nn_reference import noise
+
+NETS = {
+    # A copy of the image with a channel of zeros, a pooling, a residual, a mean that reads channels last.
+    "residual": """(float[N, 3, 17, 15] x, float[16, 3, 3, 3] a, float[16] ab, float[16, 16, 1, 1] b, float[16] bb,
+        float[16, 16, 3, 3] c, float[16] cb, float[16, 5] d, float[5] db) => (float[N, 5] y) {
+        p = Conv<pads = [1, 1, 1, 1], strides = [2, 2]>(x, a, ab) q = Relu(p)
+        r = MaxPool<kernel_shape = [3, 3], pads = [1, 1, 1, 1], strides = [2, 2]>(q)
+        s = Conv(r, b, bb) t = Relu(s) u = Conv<pads = [1, 1, 1, 1]>(t, c, cb) v = Add(u, r) w = Relu(v)
+        g = GlobalAveragePool(w) f = Flatten(g) y = Gemm(f, d, db) }""",
+    # Parts of a Concat, a pooling and a Resize between, an image that leaves as well, a product in the model's order.
+    "branches": """(float[2, 4, 6, 5] x, float[8, 4, 3, 3] a, float[8] ab, float[6, 8, 1, 1] b, float[5, 8, 3, 3] c,
+        float[7, 8, 1, 1] d, float[7] db, float[4, 18, 1, 1] e, float[480, 3] h)
+        => (float[2, 8, 6, 5] q, float[2, 3] y) {
+        p = Conv<pads = [1, 1, 1, 1]>(x, a, ab) q = Relu(p) r = Conv(q, b) s = Conv<pads = [1, 1, 1, 1]>(q, c)
+        t = AveragePool<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(q) u = Conv(t, d, db) v = Concat<axis = 1>(r, s, u)
+        w = Sigmoid(v) i = Conv(w, e)
+        k = Constant<value_floats = [1.0, 1.0, 2.0, 2.0]>()
+        j = Resize<mode = "nearest">(i, , k) m = Tanh(j) f = Flatten(m) y = MatMul(f, h) }""",
+    # What cannot read channels last stands between: a transposed convolution, uneven pads, a sum along channels.
+    "exits": """(float[N, 4, 5, 6] x, float[6, 2, 3, 3] a, float[6] ab, float[6, 4, 2, 2] b, float[8, 4, 3, 3] c,
+        float[8, 8, 1, 1] d) => (float[N, 1, 5, 6] y, float[N, 8, 10, 12] z) {
+        p = Conv<group = 2, pads = [1, 1, 1, 1]>(x, a, ab) q = Relu(p) r = ConvTranspose<strides = [2, 2]>(q, b)
+        s = Conv<pads = [1, 1, 1, 1]>(r, c) t = Conv(s, d) z = Relu(t)
+        axes = Constant<value_ints = [1]>() y = ReduceSum(q, axes) }""",
+    "line": """(float[2, 4, 9] x, float[6, 4, 3] a, float[6] ab, float[6, 6, 1] b) => (float[2, 6, 4] y) {
+        p = Conv<strides = [2]>(x, a, ab) q = Relu(p) r = Conv(q, b) y = Add(r, q) }""",
+    "volume": """(float[1, 2, 4, 5, 6] x, float[4, 2, 2, 3, 2] a, float[4] ab, float[3, 4, 1, 1, 1] b)
+        => (float[1, 3, 3, 3, 5] y) {
+        p = Conv(x, a, ab) q = Relu(p) y = Conv(q, b) }""",
+}  # fmt: skip
+HALF = {"residual"}
+
+
+def net(text: str, batch: int) -> tuple[onnx.ModelProto, list[Any]]:
+    """The model with weights in place of all inputs but the first, and what is fed to that."""
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20]> net {text}')
+    graph = model.graph
+    for seed, value in enumerate(graph.input[1:]):
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        scale = np.float32(np.sqrt(2 / max(np.prod(shape[1:]), 1)))
+        graph.initializer.append(numpy_helper.from_array(noise(seed + 1, tuple(shape)) * scale, value.name))
+    x = graph.input[0]
+    del graph.input[1:]
+    return model, [noise(0, tuple(dim.dim_value or batch for dim in x.type.tensor_type.shape.dim))]
+
+
+def main(path: str) -> list[dict[str, Any]]:
+    """Of each net: the largest error of float32 and float16, and the calls, all and those with channels last."""
+    fake = use("cudnn", 1, path)
+    results = []
+    for name, text in NETS.items():
+        model, inputs = net(text, 2)
+        wanted = ReferenceEvaluator(model).run(None, {"x": inputs[0]})
+        for half in (False, True) if name in HALF else (False,):
+            before = [number(fake, key) for key in ("fake_runs", "fake_channels_last")]
+            fed = [x.astype(np.float16) if half else x for x in inputs]
+            found = run_model(halved(model) if half else model, fed)
+            errors = [
+                float(np.max(np.abs(a.view(np.float16 if half else np.float32).astype(np.float32) - b)))
+                for a, b in zip(found, wanted, strict=True)
+            ]
+            calls = [number(fake, key) for key in ("fake_runs", "fake_channels_last")]
+            runs = [now - then for now, then in zip(calls, before, strict=True)]
+            results.append({"net": name, "half": half, "error": max(errors), "runs": runs})
+    return results
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1])))
