@@ -19,6 +19,7 @@ from ort_cuda_plugin.ops.indexing import select_index
 from ort_cuda_plugin.ops.normalization import layer_norm
 from ort_cuda_plugin.ops.registry import HostTensor, Int64, M, T, op
 from ort_cuda_plugin.ops.scores import Reach
+from ort_cuda_plugin.ops.window_cache import bias_of_window, places_in_window, window_after, window_step
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -83,8 +84,10 @@ def group_query_attention(
     A sequence has its new keys behind its own past, which is as long as ``seqlens_k`` says. Where the past is as long
     as what is there in all, or longer, the present has its length.
     """
-    if sliding_window_cache:
-        raise Unsupported("attribute", "GroupQueryAttention with sliding_window_cache")
+    if sliding_window_cache and past_key is None:
+        raise Unsupported("attribute", "GroupQueryAttention with sliding_window_cache and without a past")
+    if sliding_window_cache and wants(ctx, 3):
+        raise Unsupported("attribute", "GroupQueryAttention with sliding_window_cache that gives its scores")
     if num_heads <= 0 or kv_num_heads <= 0 or num_heads % kv_num_heads:
         raise InvalidModel(f"GroupQueryAttention of {num_heads} query heads and {kv_num_heads} others")
     if qk_output not in (0, 1, 2) or causal not in (0, 1):
@@ -110,11 +113,21 @@ def group_query_attention(
         q, k = (
             rotate(ctx, x, 2, cos_cache, sin_cache, at, rotated, interleaved=turned) for x in (q, k)
         )  # fmt: skip
-    capacity = _capacity(ctx, past_key, rows, total_sequence_length)
+    bias = _bias(ctx, attention_bias, batch, rows)
+    window = None
+    if sliding_window_cache and past_key is not None:
+        if past_key.rank != 4:
+            raise InvalidModel(f"GroupQueryAttention with a past of rank {past_key.rank}")
+        window = window_step(ctx, places, lengths, past_key.shape[2], local_window_size)
+        # The cache and behind it the new keys, in a buffer of their own: queries attend to what leaves the cache.
+        capacity: Dim = window.capacity + rows
+        places, lengths = places_in_window(ctx, window, places), window.last
+        bias = None if bias is None else bias_of_window(ctx, bias, batch, capacity, window)
+    else:
+        capacity = _capacity(ctx, past_key, rows, total_sequence_length)
     keys = _cache(ctx, past_key, k, capacity, k_scale, k_quant_type, kv_cache_bit_width)
     values = _cache(ctx, past_value, v, capacity, v_scale, v_quant_type, kv_cache_bit_width)
     append(ctx, [keys, values], select_index(ctx, places, 1, 0))
-    bias = _bias(ctx, attention_bias, batch, rows)
     position = unsqueeze(ctx, places, (1, 3))
     sink = sink_of_heads(ctx, head_sink, num_heads, smooth_softmax)
     reach = Reach(is_causal=bool(causal), left=local_window_size - 1 if local_window_size > 0 else -1)
@@ -133,6 +146,8 @@ def group_query_attention(
             scale=scale or None,
             softcap=softcap,
         )
+        if window is not None:
+            return output, *(window_after(ctx, window, x.present) for x in (keys, values))
         return output, keys.present, values.present
     if keys.scale is not None or values.scale is not None:
         raise Unsupported("attribute", "GroupQueryAttention that gives its scores and has a quantized cache")
