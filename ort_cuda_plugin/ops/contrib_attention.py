@@ -347,8 +347,12 @@ def heads_of_inputs(
     if bias.rank != 1:
         raise InvalidModel(f"MultiHeadAttention with a bias of rank {bias.rank}")
     biases = split_columns(ctx, bias, sizes, "the bias")
+    has_heads = key is not None and key.rank == 4
     biased = []
-    for x, b in zip(given, biases, strict=True):
+    for number, (x, b) in enumerate(zip(given, biases, strict=True)):
+        if number and has_heads:  # keys and values that are projected already have their bias
+            biased.append(x)
+            continue
         placed = reshape(ctx, b, [x.shape[1], 1, x.shape[3]])
         biased.append(elementwise(ctx, lambda value, added: value + added, x, placed))
     return biased[0], biased[1], biased[2]

@@ -74,9 +74,9 @@ def test_multi_head_attention(mask: str | None, form: str) -> None:
     query, key, value = noise(B, S, N * H), noise(B, S, N * H, seed=1), noise(B, S, N * 3, seed=2)
     bias: Array | None = noise(2 * N * H + N * 3, seed=3)
     inputs: list[Array | None] = [query, key, value, bias]
-    if form == "heads":  # keys and values of a cross attention, computed before
+    if form == "heads":  # keys and values of a cross attention, computed before; they have their bias already
         heads = [noise(B, N, S, H, seed=4), noise(B, N, S, H, seed=5)]
-        inputs = [query, *heads, None]
+        inputs = [query, *heads, noise(3 * N * H, seed=3)]
     inputs.append(None if mask is None else MASKS[mask])
     inputs.append(noise(1, N, S, S, seed=7) if form == "separate" else None)
     reals = [FLOAT, FLOAT16, BFLOAT16] if form == "separate" and mask == "per key" else [FLOAT]
