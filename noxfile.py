@@ -1,6 +1,7 @@
 """What is done by hand and again and again: ``nox -l`` lists it, ``nox -s test -- -k Softmax`` does one with arguments.
 
-Sessions run in the environment that nox is installed in, so that the `test` extra names every tool once.
+Sessions run in the environment that nox is installed in, so that the `test` extra names every tool once; `exports`
+makes one.
 `.ci/run` makes an environment of its own.
 """
 
@@ -46,6 +47,13 @@ def test(session: nox.Session) -> None:
 def sanitize(session: nox.Session) -> None:
     """C programs and the library under AddressSanitizer, UBSan and ThreadSanitizer."""
     pytest(session, "-k", "sanitizers or sanitized or damaged", *session.posargs)
+
+
+@nox.session(venv_backend="venv")
+def exports(session: nox.Session) -> None:
+    """Models of Hugging Face through ONNX Runtime's optimizer; PyTorch comes into an environment of its own."""
+    session.install("-e", ".[cpu,test,exports]")
+    session.run("pytest", "-n", "1", "tests/exports", *session.posargs)
 
 
 @nox.session

@@ -43,7 +43,7 @@ def feeds(
 @pytest.mark.parametrize(
     ("capacity", "window", "batch", "steps", "with_bias"),
     [
-        (6, 6, 1, [(4, [4]), (1, [5]), (1, [6]), (1, [7]), (3, [10]), (9, [19]), (1, [20])], False),
+        (6, 6, 1, [(4, [4]), (1, [5]), (1, [6]), (1, [7]), (9, [16]), (1, [17])], False),
         (9, 5, 2, [(11, [11, 11]), (1, [12, 8]), (1, [13, 9]), (1, [14, 10])], True),
     ],
     ids=["as large as the window", "larger, of two sequences"],

@@ -1,0 +1,32 @@
+"""Graphs in the form of exporters, which ONNX Runtime's optimizer of transformers fuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from encoder import encoder, encoder_inputs
+from fused_models import assert_runs_whole, contributed, optimized
+from gpt import gpt
+
+pytest.importorskip("sympy", reason="the optimizer's shape inference needs sympy: pip install sympy")
+
+TOLERANCE = 1e-5
+HEADS, HIDDEN, VOCABULARY = 4, 32, 64
+
+
+def test_a_fused_bert_runs_whole() -> None:
+    model = encoder(1, HIDDEN, HEADS, VOCABULARY, decomposed=True)
+    fused = optimized(model, "bert", HEADS, HIDDEN)
+    assert contributed(fused) == {"EmbedLayerNormalization", "Attention", "SkipLayerNormalization", "BiasGelu"}
+    feeds = [encoder_inputs(*shape, vocabulary=VOCABULARY) for shape in ((2, 9), (3, 5))]
+    assert_runs_whole(fused, model, feeds, TOLERANCE)
+
+
+def test_a_fused_gpt_runs_whole() -> None:
+    model = gpt(1, HIDDEN, HEADS, VOCABULARY)
+    fused = optimized(model, "gpt2", HEADS, HIDDEN)
+    assert contributed(fused) == {"EmbedLayerNormalization", "Attention", "SkipLayerNormalization", "FastGelu"}
+    rng = np.random.default_rng(0)
+    feeds = [{"input_ids": rng.integers(0, VOCABULARY, shape)} for shape in ((2, 9), (3, 5))]
+    assert_runs_whole(fused, model, feeds, TOLERANCE)

@@ -1,0 +1,43 @@
+"""Models through ONNX Runtime's optimizer of transformers, compared with the CPU provider."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from ort_cuda_plugin import models
+from session_pair import ep_session
+
+Feeds = dict[str, np.ndarray[Any, np.dtype[Any]]]
+
+
+def optimized(model: onnx.ModelProto, kind: str, heads: int, hidden: int) -> onnx.ModelProto:
+    """What ``onnxruntime.transformers.optimizer`` makes of it for GPUs; ``kind`` is its ``model_type``."""
+    optimizer = importlib.import_module("onnxruntime.transformers.optimizer")
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    with contextlib.redirect_stdout(None):  # its shape inference prints
+        fused = optimizer.optimize_model(
+            copy, model_type=kind, num_heads=heads, hidden_size=hidden, opt_level=0, use_gpu=True
+        )
+    result: onnx.ModelProto = fused.model
+    return result
+
+
+def contributed(model: onnx.ModelProto) -> set[str]:
+    """The operators of com.microsoft in its graph."""
+    return {node.op_type for node in model.graph.node if node.domain == "com.microsoft"}
+
+
+def assert_runs_whole(model: onnx.ModelProto, reference: onnx.ModelProto, feeds: list[Feeds], tolerance: float) -> None:
+    """Every node of the model is on the plugin, and gives what the CPU provider makes of ``reference``."""
+    session = ep_session(model.SerializeToString())
+    cpu = ort.InferenceSession(reference.SerializeToString(), providers=["CPUExecutionProvider"])
+    for feed in feeds:
+        for got, wanted in zip(session.run(None, feed), cpu.run(None, feed), strict=True):
+            assert models.relative_error(got, wanted) <= tolerance
