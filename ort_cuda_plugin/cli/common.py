@@ -36,9 +36,9 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add_device_argument(parser)
 
 
-def add_device_argument(parser: argparse.ArgumentParser) -> None:
+def add_device_argument(parser: argparse.ArgumentParser, default: str = "auto") -> None:
     parser.add_argument(
-        "--device", choices=DEVICES, default="auto", help="auto: a GPU where there is one, else the emulated device"
+        "--device", choices=DEVICES, default=default, help="auto: a GPU where there is one, else the emulated device"
     )
 
 

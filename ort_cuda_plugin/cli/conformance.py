@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from rich.console import Console
 from rich.progress import Progress
 
-from ort_cuda_plugin.cli.common import output_file
+from ort_cuda_plugin.cli.common import add_device_argument, find_device, output_file
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 
 
@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "patterns", nargs="*", metavar="TEST", help="only tests whose KIND/NAME matches, e.g. 'node/conv*'"
     )
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="worker processes")
+    add_device_argument(parser, default="emulated")
     parser.add_argument("--optimised", action="store_true", help="with ONNX Runtime's graph optimisations")
     parser.add_argument("--check", action="store_true", help="in the emulated device's checking mode; a finding fails")
     parser.add_argument("--single-nodes", action="store_true", help="with a kernel for each node, nothing fused")
@@ -57,7 +58,17 @@ def execute(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         raise UserError(ExitCode.USAGE, f"--lowering: {error}") from None
     patterns = arguments.patterns or ["*"]
-    mode = Mode(arguments.optimised, arguments.check, arguments.adversarial, arguments.single_nodes, arguments.lowering)
+    emulate = find_device(arguments.device)
+    if not emulate and (arguments.check or arguments.lowering or arguments.adversarial is not None):
+        raise UserError(ExitCode.USAGE, "--check, --adversarial and --lowering are for the emulated device")
+    mode = Mode(
+        arguments.optimised,
+        arguments.check,
+        arguments.adversarial,
+        arguments.single_nodes,
+        arguments.lowering,
+        emulate,
+    )
     if arguments.write and (arguments.patterns or mode != Mode()):
         raise UserError(ExitCode.USAGE, "--write runs all tests in fixed modes: give neither tests nor a mode")
     if arguments.jobs < 1:

@@ -12,7 +12,8 @@ class Mode:
     """``check``: the emulated device's checking mode, whose findings fail a test. ``seed``: adversarial streams, which
     defer and interleave work by this seed and the test's name; None for streams that run everything at once.
     ``single_nodes``: each node is run by a kernel of the registry, and nothing is fused. ``lowering``: the GPU that
-    kernels are lowered for, as "sm_90" or "sm_90:132"; "": what the environment says.
+    kernels are lowered for, as "sm_90" or "sm_90:132"; "": what the environment says. Without ``emulate`` the tests run
+    on a GPU, which has no checking mode and orders its streams itself.
     """
 
     optimised: bool = False
@@ -20,6 +21,7 @@ class Mode:
     seed: int | None = None
     single_nodes: bool = False
     lowering: str = ""
+    emulate: bool = True
 
     def environment(self, jobs: int) -> dict[str, str]:
         """Variables of a worker process that is one of ``jobs``."""

@@ -1,0 +1,305 @@
+"""Everything that this project wants to know of a GPU, by one command without a network: a Markdown and a JSON file.
+
+    python bench/gpu_report.py [--output docs/gpu/NAME] [--seconds 540] [--device cuda|emulated] [--sections NAME ...]
+
+The sections are: the machine; the tests that need a GPU; ONNX's backend tests on it; compute-sanitizer on a model;
+kernels and models timed against their estimates, two thirds of which fit the constants of the model of the GPU while
+the last third is held out; models beside CUDAExecutionProvider, with and without CUDA graphs; layers beside PyTorch,
+where it is installed. A section that fails, or runs out of time, says so and the next ones run. With
+``--device emulated`` it is a rehearsal: its times mean nothing.
+
+It exits with 1 where a section failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("onnxruntime-gpu", "onnxruntime", "numba", "numba-cuda", "cuda-bindings", "nvidia-cublas", "torch", "onnx")
+TIMED = ("light_resnet50", "light_squeezenet", "light_densenet121", "mobilenet_v2", "whisper_tiny_encoder:float16")
+"""Models whose steps are timed against their estimates."""
+COMPARED = (
+    "light_resnet50",
+    "resnet50:float16",
+    "mobilenet_v2:float16",
+    "bert_base:float16",
+    "whisper_tiny_encoder:float16",
+    "llama_decode:float16",
+)
+
+
+@dataclass
+class Section:
+    """What a section found: ``data`` for the JSON file, ``lines`` for the Markdown file, and why it failed."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    failure: str = ""
+
+
+@dataclass
+class Clock:
+    """The time that is left for all sections."""
+
+    end: float
+
+    def left(self, most: float) -> float:
+        return max(1.0, min(most, self.end - time.monotonic()))
+
+
+def call(command: Sequence[str], seconds: float) -> tuple[int | None, str]:
+    """Exit code, None where the time ran out, and what the command printed."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment,
+            timeout=seconds,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+    except subprocess.TimeoutExpired as error:
+        printed = error.stdout or b""
+        return None, printed.decode(errors="replace") if isinstance(printed, bytes) else printed
+    return done.returncode, done.stdout
+
+
+def plugin(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "ort_cuda_plugin", *arguments]
+
+
+def checked(command: Sequence[str], seconds: float, good: Callable[[int], bool] = lambda code: code == 0) -> Section:
+    """A section that is right where a command ends well; its last lines are shown."""
+    code, printed = call(command, seconds)
+    tail = printed.strip().splitlines()[-25:]
+    section = Section({"command": list(command), "exit_code": code, "output": tail}, ["```", *tail, "```"])
+    if code is None:
+        section.failure = f"no end within {seconds:.0f} s"
+    elif not good(code):
+        section.failure = f"exit code {code}"
+    return section
+
+
+def machine(device: str, clock: Clock) -> Section:
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "-"
+    section = Section({"versions": versions, "python": platform.python_version(), "cores": os.cpu_count()})
+    if shutil.which("nvidia-smi"):
+        query = "--query-gpu=name,driver_version,memory.total,clocks.max.sm,clocks.max.memory,power.limit"
+        _, printed = call(["nvidia-smi", query, "--format=csv,noheader"], clock.left(30))
+        section.data["gpu"] = printed.strip()
+        section.lines.append(f"GPU (name, driver, memory, clocks, power): {printed.strip()}")
+    elif device == "cuda":
+        section.failure = "there is no nvidia-smi"
+    section.lines.append(", ".join(f"{name} {version}" for name, version in versions.items() if version != "-"))
+    return section
+
+
+def gpu_tests(device: str, clock: Clock) -> Section:
+    jobs = str(max(1, (os.cpu_count() or 2) // 2))
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-n", jobs, "-r", "fE", "tests"]
+    section = checked(command, clock.left(150))
+    if device == "cuda" and not section.failure and "passed" not in section.lines[-2]:
+        section.failure = "every test was skipped"
+    return section
+
+
+def operators(device: str, clock: Clock) -> Section:
+    patterns = [] if device == "cuda" else ["node/relu*"]
+    jobs = str(os.cpu_count() or 2)
+    return checked(plugin("conformance", *patterns, "--device", device, "--jobs", jobs), clock.left(150))
+
+
+def sanitizer(device: str, clock: Clock) -> Section:
+    found = shutil.which("compute-sanitizer")
+    if found is None:
+        return Section({}, [], "" if device == "emulated" else "there is no compute-sanitizer")
+    run = plugin("run", "light_squeezenet", "--runs", "1", "--device", device)
+    return checked([found, "--error-exitcode", "9", *run], clock.left(90))
+
+
+def estimates(device: str, clock: Clock) -> Section:
+    """Each step of some models: the profile's time beside the estimate's."""
+    section, pairs = Section(), []
+    for model in TIMED if device == "cuda" else TIMED[1:2]:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "estimate.json")
+            gpu = nearest_gpu()
+            code, text = call(plugin("estimate", model, "--device", gpu, "--json", str(file)), clock.left(90))
+            profiled, printed = call(plugin("profile", model, "--device", device, "--json"), clock.left(60))
+            if code != 0 or profiled != 0:
+                section.failure = f"{model}: {(text if code else printed).strip().splitlines()[-1:]}"
+                continue
+            begin = printed.index("{")
+            pairs += paired(model, json.loads(file.read_text())["steps"], json.loads(printed[begin:])["work"])
+    section.data["pairs"] = pairs
+    section.lines += summary_of_pairs(pairs)
+    if not pairs and not section.failure:
+        section.failure = "no step of a profile is one of an estimate"
+    return section
+
+
+def paired(model: str, steps: Sequence[dict[str, Any]], work: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Steps of an estimate and work of a profile that have the same ONNX nodes, in their order; sums where several."""
+    measured: dict[tuple[str, ...], float] = {}
+    for each in work:
+        if each["nodes"]:
+            key = tuple(sorted(each["nodes"]))
+            measured[key] = measured.get(key, 0.0) + each["microseconds"]
+    estimated: dict[tuple[str, ...], tuple[float, str]] = {}
+    for step in steps:
+        key = tuple(sorted(name.rpartition(" (")[0] or name for name in step["nodes"]))
+        seconds, bound = estimated.get(key, (0.0, step["bound"]))
+        estimated[key] = (seconds + step["seconds"], bound)
+    return [
+        {
+            "model": model,
+            "nodes": list(key),
+            "estimated_us": seconds * 1e6,
+            "measured_us": measured[key],
+            "bound": bound,
+        }
+        for key, (seconds, bound) in estimated.items()
+        if key in measured
+    ]
+
+
+def summary_of_pairs(pairs: Sequence[dict[str, Any]]) -> list[str]:
+    """The median error and the rank correlation, over every third pair, which fits nothing."""
+    held_out = [pair for pair in pairs[2::3] if pair["measured_us"] > 0]
+    if len(held_out) < 3:
+        return [f"{len(pairs)} steps were timed: too few to tell an error."]
+    errors = [abs(pair["estimated_us"] / pair["measured_us"] - 1) for pair in held_out]
+    ranks = correlation([pair["estimated_us"] for pair in held_out], [pair["measured_us"] for pair in held_out])
+    return [
+        f"{len(pairs)} steps were timed. Of the {len(held_out)} held out, the median error is"
+        f" {statistics.median(errors):.0%} and the rank correlation {ranks:.2f}."
+    ]
+
+
+def correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's, of at least two values."""
+
+    def ranks(values: Sequence[float]) -> list[int]:
+        order = sorted(range(len(values)), key=values.__getitem__)
+        return [order.index(index) for index in range(len(values))]
+
+    return statistics.correlation(ranks(first), ranks(second))
+
+
+def nearest_gpu() -> str:
+    """The known GPU whose name the driver's answer holds, else the H100."""
+    from ort_cuda_plugin.estimate import devices
+
+    _, printed = (
+        call(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], 30) if shutil.which("nvidia-smi") else (0, "")
+    )
+    squeezed = printed.replace(" ", "").lower()
+    return next((name for name in devices.names() if name in squeezed), "h100")
+
+
+def comparison(device: str, clock: Clock) -> Section:
+    """Models beside the providers that are there."""
+    models = COMPARED if device == "cuda" else ("light_squeezenet",)
+    section, reports = Section(), []
+    for model in models:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "bench.json")
+            batches = ["--batch", "1", "--batch", "16"] if device == "cuda" and ":" in model else []
+            runs = ["--runs", "50" if device == "cuda" else "2"]
+            bench = plugin("bench", model, "--device", device, "--no-creation", *runs, *batches, "--json", str(file))
+            code, printed = call(bench, clock.left(60))
+            if code != 0 or not file.exists():
+                section.failure = f"{model}: {printed.strip().splitlines()[-1:]}"
+            if file.exists():
+                reports += json.loads(file.read_text())
+    section.data["reports"] = reports
+    section.lines += ["| model | batch | side | p50 ms | times the plugin's | error |", "|---|---|---|---|---|---|"]
+    for report in reports:
+        for side, found in report["sides"].items():
+            figures = f"{found['p50']:.3f} | {found['ratio']:.2f} | {found['error']:.1e}"
+            section.lines.append(f"| {report['model']} | {report['batch']} | {side} | {figures} |")
+    return section
+
+
+def pytorch(device: str, clock: Clock) -> Section:
+    """Layers beside PyTorch's, each as a model of one node."""
+    if device != "cuda":
+        return Section({}, ["PyTorch is measured on a GPU only."])
+    script = Path(__file__).with_name("pytorch_layers.py")
+    return checked([sys.executable, str(script)], clock.left(60))
+
+
+SECTIONS: dict[str, Callable[[str, Clock], Section]] = {
+    "machine": machine,
+    "gpu-tests": gpu_tests,
+    "operators": operators,
+    "sanitizer": sanitizer,
+    "estimates": estimates,
+    "comparison": comparison,
+    "pytorch": pytorch,
+}
+
+
+def report(device: str, seconds: float, names: Sequence[str]) -> dict[str, Section]:
+    clock, found = Clock(time.monotonic() + seconds), {}
+    for name in names:
+        begun = time.monotonic()
+        try:
+            found[name] = SECTIONS[name](device, clock)
+        except Exception as error:  # the next sections are worth as much
+            found[name] = Section(failure=f"{type(error).__name__}: {error}")
+        found[name].data["seconds"] = round(time.monotonic() - begun, 1)
+        print(f"{name}: {found[name].failure or 'done'} ({found[name].data['seconds']} s)", flush=True)
+    return found
+
+
+def markdown(device: str, found: dict[str, Section]) -> str:
+    lines = ["# What a GPU does with this plugin", "", f"Written by `bench/gpu_report.py --device {device}`.", ""]
+    if device == "emulated":
+        lines += ["A rehearsal on the emulated device: its times mean nothing for a GPU.", ""]
+    for name, section in found.items():
+        lines += [f"## {name}", ""]
+        lines += [f"**Failed:** {section.failure}", ""] if section.failure else []
+        lines += [*section.lines, ""]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "gpu" / "report")
+    parser.add_argument("--seconds", type=float, default=540)
+    parser.add_argument("--device", choices=["cuda", "emulated"], default="cuda")
+    parser.add_argument("--sections", nargs="+", choices=list(SECTIONS), default=list(SECTIONS))
+    arguments = parser.parse_args()
+    found = report(arguments.device, arguments.seconds, arguments.sections)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.with_suffix(".md").write_text(markdown(arguments.device, found))
+    sections = {name: {"failure": section.failure, **section.data} for name, section in found.items()}
+    arguments.output.with_suffix(".json").write_text(json.dumps({"device": arguments.device, **sections}, indent=1))
+    return int(any(section.failure for section in found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
