@@ -11,7 +11,7 @@ from .attend import launch_attend
 from .contract import launch_contract
 from .convolve import launch_convolve
 from .map import launch_map
-from .reduce import launch_rows
+from .split_rows import launch_rows
 
 __all__ = ["emit", "launch_step"]
 

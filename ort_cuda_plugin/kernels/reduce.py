@@ -23,7 +23,7 @@ from ort_cuda_plugin.program.steps import Input, Rows
 from ort_cuda_plugin.program.symbolic import Dim, ceildiv, hint, le, product
 from ort_cuda_plugin.program.trace import Use
 
-__all__ = ["launch_rows"]
+__all__ = ["RowKernel"]
 
 WARP = 32
 SERIAL_COLUMNS = 32
@@ -49,19 +49,18 @@ MANY_ROWS = 1024
 """Rows that keep a device busy with one thread each."""
 
 
-def launch_rows(ctx: Lowering, step: Rows) -> None:
-    """Makes the kernel of a row program and launches it."""
-    _RowKernel(ctx, step).launch()
-
-
-class _RowKernel:
+class RowKernel:
     """Emits and launches one row program.
 
     ``threads`` threads work on a row: one, a warp, or a block. Every pass is a loop over the row's columns, strided by
     the threads; partial results meet by shuffles, and across warps in shared memory.
+
+    With ``part_form`` a block has one of ``parts`` of a row, as large as the form's capacity. A row's results, of which
+    there is then one for each part, have no elements along the row.
     """
 
-    def __init__(self, ctx: Lowering, step: Rows) -> None:
+    def __init__(self, ctx: Lowering, step: Rows, part_form: RowForm | None = None, parts: Dim = 1) -> None:
+        self.part_form, self.parts = part_form, parts
         self.ctx, self.step, self.row = ctx, step, step.row
         self.shape, self.axes = step.shape, step.axes
         self.builder = KernelBuilder()
@@ -90,6 +89,11 @@ class _RowKernel:
         self.inside = ""
         """Whether the lane being emitted has an element; "" where every one has."""
 
+    @property
+    def column0(self) -> str:
+        """Source of the first column of the block's part, to be added."""
+        return "" if self.part_form is None else "column0 + "
+
     def launch(self) -> None:
         builder, emit, elements, rows = self.builder, self.emit, self.step.outputs, self.step.row_outputs
         outputs = self.step.all_outputs
@@ -107,7 +111,7 @@ class _RowKernel:
         self.long = self.ctx.device.emulated and hint(product(column_dims)) > LONG_COLUMNS
         groups = grouped_stages(x for x, _ in outputs)
         kept = self._find_kept(groups, sources, column_strides)
-        if self.threads > 1 and adjacent:
+        if (self.threads > 1 and adjacent) or self.part_form is not None:
             self._choose_form(groups, kept, [x for _, x in sources], column_dims, column_strides)
             self.vectors = {
                 leaf
@@ -142,7 +146,7 @@ class _RowKernel:
             if rows:
                 with emit.block("if lane == 0:"):
                     for (value, _), (pointer, base, _) in zip(rows, row_places, strict=True):
-                        emit.store(pointer, base, value)
+                        emit.store(pointer, base if self.part_form is None else f"{base} + part", value)
         uses = {x: Use(times=len(self.walks.get(leaf, ()))) for leaf, x in sources}
         bounded = self.threads > BLOCK
         builder.launch(self.ctx, kernel_name(self.ctx), grid, block, uses, shared_bytes, bounded=bounded)
@@ -176,12 +180,12 @@ class _RowKernel:
         if kept.slots and kept.type not in _REGISTERS:
             return
         inputs = sum(is_dense(strides, column_dims) for strides in column_strides[: len(sources)])
-        self.form = choose_row_form(
+        self.form = self.part_form or choose_row_form(
             self.ctx, self.step, groups, product(column_dims), inputs, [x.dtype.itemsize for x in moved]
         )
         if self.form is not None:
             self.threads = self.form.threads
-            self.is_exact = product(column_dims) == self.form.capacity
+            self.is_exact = product(column_dims) == self.parts * self.form.capacity
 
     def _keep(self, kept: Kept, columns: Dim, block: tuple[int, int, int]) -> Dim:
         """Emits where each thread keeps its columns; gives the bytes of shared memory for it."""
@@ -239,7 +243,10 @@ class _RowKernel:
         block = f"{index}(cuda.blockIdx.x)"
         self.emit.line(f"row = {index}({block} * {index}(cuda.blockDim.y) + {index}(cuda.threadIdx.y))")
         names = coordinates(self.emit, "row", extents, dtype) if dims else []
-        return (ceildiv(rows, height), 1, 1), (self.threads, height, 1), names, f"row < {n_rows}"
+        if self.part_form is not None:
+            self.emit.line("part = int64(cuda.blockIdx.y)")
+            self.emit.line(f"column0 = part * {self.part_form.capacity}")
+        return (ceildiv(rows, height), self.parts, 1), (self.threads, height, 1), names, f"row < {n_rows}"
 
     @contextmanager
     def _columns(self, start: str = "lane") -> Iterator[None]:
@@ -252,7 +259,7 @@ class _RowKernel:
         with (
             self.emit.detached() as loop,
             self.emit.block(f"for e in range({self.form.lanes}):"),
-            self._column(self.form.column("e")),
+            self._column(f"{self.column0}{self.form.column('e')}"),
         ):
             yield
         for leaf in self.pending:
@@ -265,7 +272,7 @@ class _RowKernel:
     def _row_of(self, lanes: str, pointer: str, base: str) -> str:
         """Arguments that say what a thread has of a row that begins at ``base``."""
         assert self.form is not None
-        first, step = f"{base} + lane * {self.form.width}", self.form.threads * self.form.width
+        first, step = f"{base} + {self.column0}lane * {self.form.width}", self.form.threads * self.form.width
         return f"{lanes}, {pointer}, {first}, {step}, {base} + {self.n}, {self.form.width}, {self.form.count}"
 
     def _store_lanes(self, places: Sequence[tuple[str, str, list[str]]], dense: Sequence[bool]) -> None:
