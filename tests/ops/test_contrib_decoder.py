@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
-from contributed import FLOAT, Array, check_node, noise
+from contributed import DISABLED, FLOAT, FLOAT16, Array, check_in_place, check_node, node_model, noise
+from emulator_harness import configured
+from session_pair import ep_session
 
 B, N, H, ROOM, PAST = 4, 2, 8, 6, 3
 LENGTH = np.array(PAST, np.int32)
 MASK = np.array([[1, 1, 1, 1], [0, 1, 1, 1], [1, 1, 0, 1], [1, 1, 1, 1]], np.int32)
+
+
+@pytest.fixture(autouse=True)
+def checked() -> Iterator[None]:
+    with configured(adversarial=1, check=1):
+        yield
 
 
 def attended(q: Array, k: Array, v: Array, added: Array | float = 0.0) -> Array:
@@ -22,7 +32,7 @@ def attended(q: Array, k: Array, v: Array, added: Array | float = 0.0) -> Array:
 
 
 def test_self_attention_equals_the_cpu_provider() -> None:
-    """It writes into a buffer that has room for more."""
+    """It writes into a buffer that has room for more, which may be the past's."""
     inputs = [
         *(noise(B, 1, N * H, seed=i) for i in range(3)),
         MASK,
@@ -34,15 +44,30 @@ def test_self_attention_equals_the_cpu_provider() -> None:
         noise(3 * N * H, seed=6),
     ]
     attributes = {"num_heads": N, "past_present_share_buffer": 1, "output_qk": 1}
-    check_node("DecoderMaskedMultiHeadAttention", inputs, attributes, [FLOAT] * 4, reals=[FLOAT], part=valid)
+    outputs, reals = [FLOAT] * 4, [FLOAT, FLOAT16]
+    check_node(
+        "DecoderMaskedMultiHeadAttention", inputs, attributes, outputs, reals=reals, part=valid, wide_outputs=[3]
+    )
+    model = node_model("DecoderMaskedMultiHeadAttention", inputs, attributes, outputs)
+    feed = {f"x{i}": x for i, x in enumerate(inputs) if x is not None}
+    check_in_place(ep_session(model, DISABLED), feed, {"x5": "y1", "x6": "y2"}, valid)
 
 
 def test_cross_attention_equals_the_cpu_provider() -> None:
+    """The scores have a type of their own."""
     inputs = [noise(B, 1, N * H), *(noise(B, N, PAST + 1, H, seed=i) for i in (1, 2)), MASK, *[None] * 6]
     attributes = {"num_heads": N, "scale": 0.4, "output_qk": 1}
-    check_node(
-        "DecoderMaskedMultiHeadAttention", inputs, attributes, [FLOAT, None, None, FLOAT], reals=[FLOAT]
-    )  # fmt: skip
+    name, outputs = "DecoderMaskedMultiHeadAttention", [FLOAT, None, None, FLOAT]
+    check_node(name, inputs, attributes, outputs, reals=[FLOAT16], wide_outputs=[3])
+
+    def reference(q: Array, k: Array, v: Array, mask: Array, *_: Array | None) -> list[Array]:
+        scores = q.reshape(B, N, 1, H) @ k.swapaxes(2, 3) * 0.4 - 10000.0 * (mask == 0)[:, None, None]
+        e = np.exp(scores - scores.max(-1, keepdims=True))
+        output = (e / e.sum(-1, keepdims=True)) @ v
+        return [output.reshape(B, 1, -1).astype(np.float32), scores.astype(np.float16)]
+
+    outputs = [FLOAT, None, None, FLOAT16]
+    check_node(name, inputs, attributes, outputs, reals=[FLOAT], reference=reference, tolerance=4e-3)
 
 
 def valid(number: int, y: Array) -> Array:
@@ -90,31 +115,37 @@ def test_beams_of_a_packed_token() -> None:
     )
 
 
-@pytest.mark.parametrize("shared", [0, 1])
-def test_decoder_masked_self_attention(shared: int) -> None:
-    """In a shared buffer, keys lie in chunks of 16 bytes: the first chunk of each key, then the next of each."""
-    room = ROOM if shared else PAST
+@pytest.mark.parametrize(("shared", "real"), [(0, FLOAT16), (1, FLOAT), (1, FLOAT16)])
+def test_decoder_masked_self_attention(shared: int, real: int) -> None:
+    """In a shared buffer, keys lie in chunks of 16 bytes: the first chunk of each key, then the next of each.
 
-    def reference(x: Array, weights: Array, bias: Array, mask: Array, past: Array, *_: Array | None) -> list[Array]:
+    There beams share the past; else something is added to the scores.
+    """
+    room, chunk = ROOM if shared else PAST, 4 if real == FLOAT else 8
+
+    def reference(
+        x: Array, weights: Array, bias: Array, mask: Array, past: Array, more: Array | None, *_: Array | None
+    ) -> list[Array]:
         projected = x @ weights + bias
         q, k, v = (y.reshape(B, 1, N, H).transpose(0, 2, 1, 3) for y in np.split(projected, 3, 2))
         keys, values = past
         if shared:
-            keys = keys.reshape(B, N, H // 4, room, 4).transpose(0, 1, 3, 2, 4).reshape(B, N, room, H).copy()
+            keys = keys.reshape(B, N, H // chunk, room, chunk).transpose(0, 1, 3, 2, 4).reshape(B, N, room, H).copy()
             keys[:, :, PAST], values = k[:, :, 0], values.copy()
             values[:, :, PAST] = v[:, :, 0]
         else:
             keys, values = np.concatenate([keys, k], 2), np.concatenate([values, v], 2)
-        added = -10000.0 * (mask == 0)[:, None, None]
-        output = attended(q, keys[:, :, : PAST + 1], values[:, :, : PAST + 1], added)
+        added = -10000.0 * (mask == 0)[:, None, None] + (0 if more is None else more)
+        k, v = (x[:, :, : PAST + 1] for x in (keys, values))
+        output = attended(q, of_beams(k, BEAMS), of_beams(v, BEAMS), added) if shared else attended(q, k, v, added)
         if shared:
-            keys = keys.reshape(B, N, room, H // 4, 4).transpose(0, 1, 3, 2, 4).reshape(B, N, room, H)
+            keys = keys.reshape(B, N, room, H // chunk, chunk).transpose(0, 1, 3, 2, 4).reshape(B, N, room, H)
         return [output, np.stack([keys, values])]
 
     def valid_chunks(number: int, y: Array) -> Array:
         if number == 0 or not shared:
             return y
-        keys = y[0].reshape(B, N, H // 4, room, 4)[..., : PAST + 1, :]
+        keys = y[0].reshape(B, N, H // chunk, room, chunk)[..., : PAST + 1, :]
         return np.concatenate([keys.reshape(-1), y[1, :, :, : PAST + 1].reshape(-1)])
 
     inputs = [
@@ -123,8 +154,9 @@ def test_decoder_masked_self_attention(shared: int) -> None:
         noise(3 * N * H, seed=2),
         MASK,
         noise(2, B, N, room, H, seed=3),
-        None,
+        None if shared else noise(B, N, 1, PAST + 1, seed=4),
         LENGTH,
+        *([np.array(2, np.int32), BEAMS] if shared else []),
     ]
     attributes = {"num_heads": N, "past_present_share_buffer": shared}
     check_node(
@@ -133,10 +165,15 @@ def test_decoder_masked_self_attention(shared: int) -> None:
         attributes,
         [FLOAT, FLOAT],
         reference=reference,
-        reals=[FLOAT],
+        reals=[real],
         constant=[1, 2],
         part=valid_chunks,
     )
+    if shared:
+        model = node_model("DecoderMaskedSelfAttention", inputs, attributes, [FLOAT, FLOAT], constant=[1, 2])
+        feed = {f"x{i}": x for i, x in enumerate(inputs) if x is not None and i not in (1, 2)}
+        if real == FLOAT:
+            check_in_place(ep_session(model, DISABLED), feed, {"x4": "y1"})
 
 
 @pytest.mark.parametrize("form", ["self with a past", "cross", "cross with a past"])
@@ -177,7 +214,7 @@ def test_decoder_attention(form: str) -> None:
         {"num_heads": N},
         [FLOAT] * 3,
         reference=reference,
-        reals=[FLOAT],
+        reals=[FLOAT16 if form == "cross" else FLOAT],
         tolerance=1e-4,
         constant=[2, 3, 4],
     )

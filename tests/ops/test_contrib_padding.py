@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
+import pytest
 from onnx import TensorProto
 
 from contributed import FLOAT, FLOAT16, Array, check_node, noise
+from emulator_harness import configured
 
 INT32 = TensorProto.INT32
 B, S, N, H = 3, 4, 2, 8
@@ -19,17 +22,23 @@ PLACES = np.concatenate([np.flatnonzero(IS_TOKEN), np.flatnonzero(~IS_TOKEN)]).a
 REALS = [FLOAT, FLOAT16]
 
 
+@pytest.fixture(autouse=True)
+def checked() -> Iterator[None]:
+    with configured(adversarial=1, check=1):
+        yield
+
+
 def softmax(x: Array) -> Array:
     e = np.exp(x - x.max(-1, keepdims=True))
     result: Array = e / e.sum(-1, keepdims=True)
     return result
 
 
-def packed_attention(q: Array, k: Array, v: Array, bias: Array | None = None) -> Array:
+def packed_attention(q: Array, k: Array, v: Array, bias: Array | None = None, scale: float = H**-0.5) -> Array:
     """Of tokens [tokens, heads, size]; each sequence attends to itself."""
     results = []
     for batch, (start, end) in enumerate(itertools.pairwise(STARTS)):
-        scores = np.einsum("qhd,khd->hqk", q[start:end], k[start:end]) / np.sqrt(q.shape[-1])
+        scores = np.einsum("qhd,khd->hqk", q[start:end], k[start:end]) * scale
         if bias is not None:
             scores = scores + bias[batch % len(bias), :, : end - start, : end - start]
         results.append(np.einsum("hqk,khd->qhd", softmax(scores), v[start:end]) if end > start else v[:0])
@@ -71,25 +80,25 @@ def test_packed_attention() -> None:
 
     inputs = [noise(TOKENS, 6), noise(6, 3 * hidden, seed=1, scale=0.5), noise(3 * hidden, seed=2), PLACES, STARTS]
     inputs.append(noise(1, N, S, S, seed=3))
-    check_node("PackedAttention", inputs, {"num_heads": N}, reference=reference, reals=[FLOAT], constant=[1, 2])
+    check_node("PackedAttention", inputs, {"num_heads": N}, reference=reference, reals=[FLOAT16], constant=[1, 2])
 
 
 def test_packed_multi_head_attention() -> None:
-    def separate(q: Array, k: Array, v: Array, bias: Array, _: Array, __: Array) -> Array:
+    def separate(q: Array, k: Array, v: Array, bias: Array, _: Array, __: Array, added: Array) -> Array:
         sizes = np.cumsum([N * H, N * H])
         q, k, v = (x + b for x, b in zip((q, k, v), np.split(bias, sizes), strict=True))
-        return packed_attention(*(x.reshape(TOKENS, N, -1) for x in (q, k, v)))
+        q, k, v = (x.reshape(TOKENS, N, -1) for x in (q, k, v))
+        return packed_attention(q, k, v, added)
 
     def together(x: Array, *_: Array | None) -> Array:
-        return packed_attention(*(x[:, :, number] for number in range(3)))
+        return packed_attention(x[:, :, 0], x[:, :, 1], x[:, :, 2], scale=0.5)
 
     inputs = [noise(TOKENS, N * H), noise(TOKENS, N * H, seed=1), noise(TOKENS, N * 4, seed=2), noise(40, seed=3)]
-    attributes = {"num_heads": N}
-    check_node(
-        "PackedMultiHeadAttention", [*inputs, PLACES, STARTS], attributes, reference=separate, reals=[FLOAT]
-    )  # fmt: skip
+    inputs += [PLACES, STARTS, noise(B, N, S, S, seed=4)]
+    name, attributes = "PackedMultiHeadAttention", {"num_heads": N}
+    check_node(name, inputs, attributes, reference=separate, reals=[FLOAT])
     packed = [noise(TOKENS, N, 3, H), None, None, None, PLACES, STARTS]
-    check_node("PackedMultiHeadAttention", packed, attributes, reference=together, reals=[FLOAT])
+    check_node(name, packed, attributes | {"scale": 0.5}, reference=together, reals=[FLOAT16])
 
 
 def test_packed_attention_reads_nothing_outside() -> None:
