@@ -87,8 +87,8 @@ def tokens_of_blocks(
     return [t for number in best for t in blocks[number]] + seen[len(blocks) * R :]
 
 
-@pytest.mark.parametrize("form", ["growing", "buffer"])
-def test_tokens(form: str) -> None:
+@pytest.mark.parametrize(("form", "real"), [("growing", BFLOAT16), ("buffer", FLOAT)])
+def test_tokens(form: str, real: int) -> None:
     """The buffer has room for more keys than there are; the other form has a mask and a packed query."""
     past = 4
     mask = np.ones((B, past + S), np.int64)
@@ -127,7 +127,7 @@ def test_tokens(form: str) -> None:
         attributes,
         [INT32, FLOAT],
         reference=reference,
-        reals=[FLOAT],
+        reals=[real],
         part=lambda number, y: y if number == 0 else y[:, : past + S],
         sized=[12],
     )
@@ -147,8 +147,8 @@ def compressed(keys: Array, gates: Array, bias: Array, overlap: int, windows: in
     return entries
 
 
-@pytest.mark.parametrize("waiting", [0, 3])
-def test_compressed_entries(waiting: int) -> None:
+@pytest.mark.parametrize(("waiting", "real"), [(0, FLOAT), (3, FLOAT16)])
+def test_compressed_entries(waiting: int, real: int) -> None:
     """The buffer is empty, or has a complete window and a token."""
     past, top = 2, 2
     positions = np.array([[2, 5, 7], [6, 0, 40]])
@@ -190,7 +190,7 @@ def test_compressed_entries(waiting: int) -> None:
     ]
     attributes = {"policy_mode": "csa", "compress_ratio": R, "index_topk": top}
     check_node(
-        "SparseAttentionIndexer", inputs, attributes, [INT32, FLOAT, FLOAT], reference=reference, reals=[FLOAT]
+        "SparseAttentionIndexer", inputs, attributes, [INT32, FLOAT, FLOAT], reference=reference, reals=[real]
     )  # fmt: skip
 
 
@@ -271,7 +271,7 @@ def test_packed_tokens(real: int) -> None:
         check_hostile(model, {f"x{i}": x for i, x in enumerate(inputs) if x is not None}, {12: 2, 13: 3, 15: 5})
 
 
-@pytest.mark.parametrize("real", [FLOAT, FLOAT16, BFLOAT16])
+@pytest.mark.parametrize("real", [FLOAT, BFLOAT16])
 def test_packed_compressed_entries(real: int) -> None:
     """Buffers are empty, or have a token, a complete window, or a window and a token; nothing follows from lengths."""
     top = 2
@@ -319,7 +319,7 @@ def test_packed_compressed_entries(real: int) -> None:
         given_lengths,
     ]
     attributes = {"policy_mode": "csa", "compress_ratio": W, "index_topk": top, "state_capacity": ENTRIES}
-    attributes |= {"head_weight_scale": 0.5, "scale": 2.0} if real == FLOAT16 else {}
+    attributes |= {"head_weight_scale": 0.5, "scale": 2.0} if real == BFLOAT16 else {}
     outputs = [INT32, INT32, FLOAT, FLOAT, FLOAT, INT32]
     check_node("PackedSparseAttentionIndexer", inputs, attributes, outputs, reference=reference, reals=[real])
     if real == FLOAT:

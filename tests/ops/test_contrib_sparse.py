@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnxruntime as ort
 import pytest
 
-from contributed import FLOAT, Array, check_node, node_model, noise
+from contributed import BFLOAT16, FLOAT, FLOAT16, Array, check_node, node_model, noise
+from emulator_harness import configured
 
 HEADS, KV_HEADS, SIZE, ROOM = 4, 2, 16, 64
 BLOCK = 16
 MASK = np.array(
     [[[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]], [[1, 0, 0, 0], [0, 1, 0, 0], [1, 1, 1, 0], [1, 0, 1, 1]]]
 )
+
+
+@pytest.fixture(autouse=True)
+def checked() -> Iterator[None]:
+    with configured(adversarial=1, check=1):
+        yield
 
 
 def compressed(mask: Array) -> tuple[Array, Array]:
@@ -28,7 +35,7 @@ def compressed(mask: Array) -> tuple[Array, Array]:
     return starts, columns
 
 
-def on_cpu(inputs: Sequence[Array], attributes: Mapping[str, int]) -> list[Array]:
+def on_cpu(inputs: Sequence[Array], attributes: Mapping[str, float]) -> list[Array]:
     """The CPU provider takes past and present in one buffer only."""
     model = node_model("SparseAttention", inputs, attributes, [FLOAT] * 3)
     session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
@@ -44,8 +51,12 @@ def on_cpu(inputs: Sequence[Array], attributes: Mapping[str, int]) -> list[Array
     return [binding.get_outputs()[0].numpy(), *copies[3:5]]
 
 
-@pytest.mark.parametrize(("rows", "lengths"), [(40, [40, 40]), (1, [50, 37])], ids=["prompt", "token"])
-def test_sparse_attention_equals_the_cpu_provider(rows: int, lengths: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("rows", "lengths", "reals"),
+    [(40, [40, 40], [FLOAT16]), (1, [50, 37], [FLOAT, BFLOAT16])],
+    ids=["prompt", "token"],
+)
+def test_sparse_attention_equals_the_cpu_provider(rows: int, lengths: list[int], reals: list[int]) -> None:
     """The CPU provider is right for sequences of one length: it gets one at a time."""
     angles = np.outer(np.arange(ROOM), 0.7 ** np.arange(SIZE // 2)).astype(np.float32)
     inputs = [
@@ -58,13 +69,14 @@ def test_sparse_attention_equals_the_cpu_provider(rows: int, lengths: list[int])
         np.sin(angles),
     ]
     attributes = {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "sparse_block_size": BLOCK, "do_rotary": 1}
+    more: dict[str, float] = {"rotary_interleaved": 1, "scale": 0.4} if rows == 1 else {}
 
     def reference(*given: Array) -> list[Array]:
         single = []
         for row, length in enumerate(lengths):
             own = [x[row : row + 1] for x in given[:5]]
             total = np.array(length, np.int32)
-            single.append(on_cpu([*own, *given[5:7], total, total.reshape(1), *given[9:]], attributes))
+            single.append(on_cpu([*own, *given[5:7], total, total.reshape(1), *given[9:]], attributes | more))
         return [np.concatenate(parts) for parts in zip(*single, strict=True)]
 
     def valid(number: int, y: Array) -> Array:
@@ -73,7 +85,9 @@ def test_sparse_attention_equals_the_cpu_provider(rows: int, lengths: list[int])
             return y
         return np.concatenate([row[:, :count].reshape(-1) for row, count in zip(y, lengths, strict=True)])
 
-    check_node("SparseAttention", inputs, attributes, [FLOAT] * 3, reals=[FLOAT], part=valid, reference=reference)
+    check_node(
+        "SparseAttention", inputs, attributes | more, [FLOAT] * 3, reals=reals, part=valid, reference=reference
+    )  # fmt: skip
 
 
 def test_block_indices_that_do_not_exist() -> None:
@@ -134,7 +148,7 @@ def test_longformer_attention() -> None:
         inputs,
         {"num_heads": heads, "window": window},
         reference=reference,
-        reals=[FLOAT],
+        reals=[FLOAT, FLOAT16],
         tolerance=5e-5,
         constant=[1, 2, 4, 5],
     )
