@@ -26,6 +26,7 @@ from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.estimate import devices
 
 if TYPE_CHECKING:
+    from ort_cuda_plugin.estimate.constants import Constants
     from ort_cuda_plugin.estimate.model import Estimate
 
 _SHORT_NAME = 60
@@ -49,6 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what an input of integers is filled with (repeatable); default: 0, and 1 where it decides shapes",
     )
     parser.add_argument("--top", type=int, default=0, metavar="N", help="only the N longest steps")
+    parser.add_argument(
+        "--measurements", type=Path, metavar="FILE", help="of a GPU: the constants are fitted to them (estimate/fit.py)"
+    )
+    parser.add_argument("--html", type=output_file, metavar="FILE", help="write a page with a bar for every step there")
     parser.add_argument("--json", type=output_file, metavar="FILE", help="write all that is known there")
 
 
@@ -58,7 +63,8 @@ def execute(arguments: argparse.Namespace) -> int:
     values = {name: _number(text) for name, text in _pairs(arguments.values)}
     try:
         with unavailable_as_user_error(), waiting(Console(stderr=True), "planning"):
-            found = estimate_model(path, arguments.device, shapes, values)
+            constants = _fitted(arguments.measurements) if arguments.measurements else None
+            found = estimate_model(path, arguments.device, shapes, values, constants)
     except UserError:
         raise
     except Exception as error:
@@ -66,16 +72,37 @@ def execute(arguments: argparse.Namespace) -> int:
     print_estimate(found, output_console(), arguments.top)
     if arguments.json:
         arguments.json.write_text(json.dumps(found.data(), indent=1))
+    if arguments.html:
+        from ort_cuda_plugin.estimate.page import page
+
+        arguments.html.write_text(page(arguments.model, found, summary(found)))
     return ExitCode.OK
 
 
-def estimate_model(path: Path, device: str, shapes: dict[str, tuple[int, ...]], values: dict[str, int]) -> Estimate:
+def _fitted(path: Path) -> Constants:
+    """The constants of a file of measurements."""
+    from ort_cuda_plugin.estimate import fit
+
+    try:
+        device, measurements = fit.read_measurements(path.read_text())
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(ExitCode.USAGE, f"{path}: {error}") from error
+    return fit.fit(device, measurements).constants
+
+
+def estimate_model(
+    path: Path,
+    device: str,
+    shapes: dict[str, tuple[int, ...]],
+    values: dict[str, int],
+    constants: Constants | None = None,
+) -> Estimate:
     """The estimate of a model file. Raises ShapeError, NodeError, and what ONNX Runtime does with a bad model."""
     from ort_cuda_plugin.estimate import gather
     from ort_cuda_plugin.estimate.model import estimate
 
     work = gather.work_of_model(gather.optimised(path, shapes), shapes, values)
-    return estimate(work, devices.gpu(device))
+    return estimate(work, devices.gpu(device), constants)
 
 
 def print_estimate(found: Estimate, console: Console, top: int = 0) -> None:

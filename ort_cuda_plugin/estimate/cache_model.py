@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from .work import Access, Region, Step, distinct
 
 _ALIGNMENT = 1 << 21
-MAX_CHUNKS = 1 << 12
+MAX_CHUNKS = 1 << 11
 """Of the cache."""
 
 

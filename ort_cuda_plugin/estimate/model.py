@@ -93,22 +93,49 @@ class Estimate:
         }
 
 
-def estimate(work: Work, device: Gpu, constants: Constants | None = None, *, count: bool = True) -> Estimate:
+@dataclass(frozen=True)
+class Prepared:
+    """A Run with all that is known of it before constants are."""
+
+    work: Work
+    device: Gpu
+    code: Mapping[KernelSpec, Code]
+    counts: Mapping[int, Counted]
+    _served: dict[float, list[Served]] = field(default_factory=dict)
+
+    def served(self, cache_bytes: float) -> list[Served]:
+        """What the memory does for each step, with an L2 of so many bytes."""
+        if cache_bytes not in self._served:
+            self._served[cache_bytes] = served(self.work.regions, self.work.steps, cache_bytes)
+        return self._served[cache_bytes]
+
+
+def prepare(work: Work, device: Gpu, *, count: bool = True) -> Prepared:
     """With ``count`` kernels are compiled for the GPU, and counted on the emulated device; else only bytes are known.
 
     Raises KernelCompileError, and CudaError where a kernel fails on the emulated device.
     """
-    constants = constants or Constants()
     code: dict[KernelSpec, Code] = {}
     counts: dict[int, Counted] = {}
-    if count:
-        specs = list(dict.fromkeys(step.kernel for step in work.steps if isinstance(step, KernelStep)))
+    specs = list(dict.fromkeys(step.kernel for step in work.steps if isinstance(step, KernelStep)))
+    if count and specs:
         code = dict(zip(specs, code_of(specs, Target.cuda(*device.compute_capability)), strict=True))
         counts = count_all(work, code)
-    memory = served(work.regions, work.steps, device.l2_bytes * constants.l2_share)
-    timer = _Timer(device, constants, code)
+    return Prepared(work, device, code, counts)
+
+
+def estimate(work: Work, device: Gpu, constants: Constants | None = None, *, count: bool = True) -> Estimate:
+    """The estimate of a Run; raises as `prepare`."""
+    return timed(prepare(work, device, count=count), constants or Constants())
+
+
+def timed(prepared: Prepared, constants: Constants) -> Estimate:
+    """The estimate with these constants."""
+    work, device = prepared.work, prepared.device
+    memory = prepared.served(device.l2_bytes * constants.l2_share)
+    timer = _Timer(device, constants, prepared.code)
     steps = tuple(
-        timer.step(step, moved, counts.get(number))
+        timer.step(step, moved, prepared.counts.get(number))
         for number, (step, moved) in enumerate(zip(work.steps, memory, strict=True))
     )
     compulsory, flops, arithmetic = _least(work, device)

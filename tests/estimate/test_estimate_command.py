@@ -59,8 +59,9 @@ def test_wrong_shapes_name_the_input(model: Path) -> None:
 def test_command_prints_a_table_and_writes_json(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target = tmp_path / "estimate.json"
-    assert main(["estimate", str(model), "--device", "a100", "--shapes", "x=64x256", "--json", str(target)]) == 0
+    target, shown = tmp_path / "estimate.json", tmp_path / "estimate.html"
+    files = ["--json", str(target), "--html", str(shown)]
+    assert main(["estimate", str(model), "--device", "a100", "--shapes", "x=64x256", *files]) == 0
     printed = capsys.readouterr().out
     assert "NVIDIA A100" in printed
     assert "roofline" in printed
@@ -68,6 +69,28 @@ def test_command_prints_a_table_and_writes_json(
     assert data["compulsory_bytes"] == 4 * (64 * 256 + 256 * 512 + 512 + 64 * 512)
     assert data["seconds"] == pytest.approx(sum(step["seconds"] for step in data["steps"]))
     assert [step["nodes"] for step in data["steps"]][1] == ["softmax (Softmax)"]
+    html = shown.read_text()
+    assert html.count('class="bar"><div') == len(data["steps"])
+    assert "://" not in html
+
+
+def test_casts_of_the_cpu_provider_are_taken_out(tmp_path: Path) -> None:
+    """ONNX Runtime computes a Softmax of float16 in float32 on the CPU, and joins the model's Cast with its own."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["h"], name="cast", to=TensorProto.FLOAT16),
+        helper.make_node("Sub", ["h", "w"], ["s"], name="sub"),
+        helper.make_node("Softmax", ["s"], ["y"], name="softmax"),
+    ]
+    weights = numpy_helper.from_array(np.ones(8, np.float16), "w")
+    x = helper.make_tensor_value_info("x", TensorProto.INT64, ["batch", 8])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT16, ["batch", 8])
+    graph = helper.make_graph(nodes, "half", [x], [y], [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "half.onnx")
+    found = onnx.shape_inference.infer_shapes(gather.optimised(tmp_path / "half.onnx"), strict_mode=True)
+    assert [node.op_type for node in found.graph.node] == ["Cast", "Sub", "Softmax"]
+    assert found.graph.node[0].attribute[0].i == TensorProto.FLOAT16
+    assert gather.work_of_model(found, {"x": (4, 8)}).elsewhere == ()
 
 
 @pytest.mark.parametrize("arguments", [["--shapes", "x"], ["--shapes", "x=1xn"], ["--values", "x=y"]])

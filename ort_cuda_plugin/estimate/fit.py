@@ -1,0 +1,129 @@
+"""Constants of the model from measurements of a GPU.
+
+Measurements are one JSON file, which a report on a machine with a GPU writes::
+
+    {"format": 1, "device": "h100", "gpu": "NVIDIA H100 80GB HBM3", "measurements": [
+        {"name": "copy of 64 MiB", "seconds": 4.4e-05, "work": {...}}, ...]}
+
+``work`` is what `work.to_json` writes of a kernel, a library call or a Run; ``seconds`` the median of its times in a
+CUDA graph of many copies of it, where one depends on the one before, divided by their number. Every third measurement
+is held out: its error says how good the model is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+
+from . import devices
+from .constants import Constants
+from .model import Prepared, prepare, timed
+from .work import Work, from_json, to_json
+
+FORMAT = 1
+HELD_OUT = 3
+"""Every so many measurements one is held out."""
+ROUNDS = 6
+FACTORS = (0.5, 0.7, 0.85, 0.95, 1.05, 1.2, 1.4, 2.0)
+_shares = {"dram", "l2", "tensor_kernel", "tensor_library", "float32_library", "issue"}
+MAX_SHARE = 1.2
+"""Of a peak, which a clock above the one that the figures are for may pass."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A time on a GPU, and what took it."""
+
+    name: str
+    seconds: float
+    work: Work
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Constants, and how well the model does with them on what was held out.
+
+    ``error`` is the median of the relative errors, ``rank_correlation`` Spearman's.
+    """
+
+    constants: Constants
+    error: float
+    rank_correlation: float
+    estimates: tuple[tuple[str, float, float], ...]
+    """Of what was held out: the name, the time measured, and the estimate."""
+
+
+def measurements_json(device: str, gpu: str, measurements: Sequence[Measurement]) -> str:
+    """The file's text. ``device`` names the figures, ``gpu`` is what the driver calls it."""
+    rows = [{"name": m.name, "seconds": m.seconds, "work": json.loads(to_json(m.work))} for m in measurements]
+    return json.dumps({"format": FORMAT, "device": device, "gpu": gpu, "measurements": rows})
+
+
+def read_measurements(text: str) -> tuple[str, list[Measurement]]:
+    """The device's name, and the measurements. Raises ValueError for JSON of another form."""
+    data = json.loads(text)
+    if not isinstance(data, dict) or data.get("format") != FORMAT or data.get("device") not in devices.names():
+        raise ValueError(f"measurements are JSON of format {FORMAT}, of one of {', '.join(devices.names())}")
+    rows = [
+        Measurement(row["name"], row["seconds"], from_json(json.dumps(row["work"]))) for row in data["measurements"]
+    ]
+    if not rows or not all(row.seconds > 0 for row in rows):
+        raise ValueError("a measurement is a time of more than 0 seconds")
+    return data["device"], rows
+
+
+def fit(device: str, measurements: Sequence[Measurement], start: Constants | None = None) -> Fit:
+    """The constants that make the estimates fit. One that decides nothing stays as it is.
+
+    Raises as `prepare`.
+    """
+    prepared = [(m, prepare(m.work, devices.gpu(device))) for m in measurements]
+    held = [pair for number, pair in enumerate(prepared) if number % HELD_OUT == HELD_OUT - 1]
+    used = [pair for number, pair in enumerate(prepared) if number % HELD_OUT != HELD_OUT - 1]
+    constants = _descend(start or Constants(), lambda constants: _loss(used, constants))
+    tested = held or used
+    estimates = tuple((m.name, m.seconds, timed(p, constants).seconds) for m, p in tested)
+    errors = [abs(guess / seconds - 1) for _, seconds, guess in estimates]
+    correlation = _rank_correlation([row[1] for row in estimates], [row[2] for row in estimates])
+    return Fit(constants, statistics.median(errors), correlation, estimates)
+
+
+def _loss(pairs: Sequence[tuple[Measurement, Prepared]], constants: Constants) -> float:
+    """Squares of the logarithms of what is between estimates and times."""
+    return sum(math.log(timed(prepared, constants).seconds / m.seconds) ** 2 for m, prepared in pairs)
+
+
+def _descend(constants: Constants, loss: Callable[[Constants], float]) -> Constants:
+    """The best of one constant after the other, in steps that get smaller."""
+    best = loss(constants)
+    for number in range(ROUNDS):
+        before = best
+        for field in fields(Constants):
+            if field.name == "l2_share":  # it decides by steps, which no descent finds
+                continue
+            value = getattr(constants, field.name)
+            for factor in FACTORS:
+                tried = value * factor ** (0.7**number)
+                if field.name in _shares:
+                    tried = min(tried, MAX_SHARE)
+                changed = replace(constants, **{field.name: tried})
+                found = loss(changed)
+                if found < best * (1 - 1e-6):
+                    best, kept = found, changed
+                    constants = kept
+        if before - best < 1e-9:
+            break
+    return constants
+
+
+def _rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
+    if len(a) < 2:
+        return 1.0
+    ranks = [{value: rank for rank, value in enumerate(sorted(values))} for values in (a, b)]
+    x, y = [ranks[0][value] for value in a], [ranks[1][value] for value in b]
+    if len(set(x)) < 2 or len(set(y)) < 2:
+        return 0.0
+    return statistics.correlation(x, y)
