@@ -348,6 +348,21 @@ bool ocp_instance_become(ocp_instance *instance, const ocp_instance *other) {
   return true;
 }
 
+void ocp_instance_inherit(ocp_instance *instance, ocp_instance *from) {
+  if (instance->variant != from->variant || from->used_again || instance->variant->plan->header.num_segments != 1)
+    return;
+  instance->warm_runs = from->warm_runs;
+  instance->replay_evictions = from->replay_evictions;
+  instance->replay_refused = from->replay_refused;
+  instance->replay = from->replay;
+  instance->release_replay = from->release_replay;
+  instance->replay_stream_id = from->replay_stream_id;
+  instance->replay_position = from->replay_position;
+  instance->inherited = from->replay != NULL;
+  from->replay = NULL;
+  from->warm_runs = 0;
+}
+
 int ocp_instance_refusal(const ocp_variant *variant, const ocp_input *inputs, const int64_t *host_values,
                          ocp_error *error) {
   ocp_instance *instance = allocate(variant, 0);

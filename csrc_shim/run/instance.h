@@ -26,6 +26,9 @@
  *                                   v
  *                        (its records are enqueued)
  *
+ * Where each Run's key is new, an instance that was used once leaves its warm Runs and its graph to the next one of the
+ * same variant.
+ *
  * Invariants:
  * - Registers, sizes, offsets and calls of a segment are valid once it is resolved; those of the first segment as long
  *   as the instance lives, those of later ones until the next Run, since read-backs decide them.
@@ -101,6 +104,8 @@ typedef struct ocp_instance {
   uint32_t warm_runs;                         /* without a graph */
   uint32_t replay_evictions;  /* how often other graphs took its graph's place: each time it needs more warm Runs */
   ocp_counter replay_refused; /* why it can never have one; 0: it can */
+  bool inherited;             /* the graph does what another instance did */
+  bool used_again;            /* a Run after the one that made it had the same key */
   /* scratch of a Run */
   uint64_t *bases;
 } ocp_instance;
@@ -116,6 +121,9 @@ ocp_instance *ocp_instance_create(const ocp_variant *variant, const ocp_input *i
 /* Whether `instance` would enqueue what `other` does: they differ in their keys alone. Then it becomes other's in all
  * that a Run asks of it, with other's key. It must be in no cache. */
 bool ocp_instance_become(ocp_instance *instance, const ocp_instance *other);
+/* Gives a new instance the graph of one that a single Run had, or the Runs that count for one: where the key of every
+ * Run is new, as in steps of decoding, one graph follows them. */
+void ocp_instance_inherit(ocp_instance *instance, ocp_instance *from);
 /* Says why a plan that was built for exactly these inputs gave no instance: its guards could not be computed. The error
  * is that of the assertion that forbids such inputs, else that of the arithmetic. ORT_OK if neither fails. */
 int ocp_instance_refusal(const ocp_variant *variant, const ocp_input *inputs, const int64_t *host_values,

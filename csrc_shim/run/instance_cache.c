@@ -82,8 +82,10 @@ static bool fits(const ocp_instance *instance, const uint64_t *key, uint32_t wor
 ocp_instance *ocp_instance_cache_take(ocp_instance_cache *cache, const uint64_t *key, uint32_t words,
                                       const ocp_stream *stream) {
   ocp_instance *last_used = atomic_exchange_explicit(&cache->last_used, NULL, memory_order_acq_rel);
-  if (last_used && fits(last_used, key, words, stream))
+  if (last_used && fits(last_used, key, words, stream)) {
+    last_used->used_again = true;
     return last_used;
+  }
   if (last_used)
     put_into_table(cache, last_used);
   const uint64_t hash = ocp_instance_key_hash(key, words);
@@ -91,8 +93,10 @@ ocp_instance *ocp_instance_cache_take(ocp_instance_cache *cache, const uint64_t 
   ocp_instance **link = bucket_of(cache, hash), *found;
   while ((found = *link) && !(found->hash == hash && fits(found, key, words, stream)))
     link = &found->chain;
-  if (found)
+  if (found) {
     unlink_instance(cache, link);
+    found->used_again = true;
+  }
   pthread_mutex_unlock(&cache->mutex);
   return found;
 }
@@ -108,6 +112,7 @@ ocp_instance *ocp_instance_cache_exchange(ocp_instance_cache *cache, ocp_instanc
       link = &(*link)->chain;
     unlink_instance(cache, link);
     if (!ocp_instance_become(found, instance)) {
+      ocp_instance_inherit(instance, found);
       insert(cache, found);
       found = NULL;
     }

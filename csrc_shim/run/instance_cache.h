@@ -26,7 +26,8 @@ void ocp_instance_cache_destroy(ocp_instance_cache *cache);
 ocp_instance *ocp_instance_cache_take(ocp_instance_cache *cache, const uint64_t *key, uint32_t words,
                                       const ocp_stream *stream);
 /* The instance itself, which is in no cache, or in its place the latest in the table where that would enqueue the same
- * and becomes it: so its graph serves Runs that differ in numbers that only decide which plan holds. */
+ * and becomes it: so its graph serves Runs that differ in numbers that only decide which plan holds. Where it would
+ * not, the instance inherits from it (ocp_instance_inherit). */
 ocp_instance *ocp_instance_cache_exchange(ocp_instance_cache *cache, ocp_instance *instance, const ocp_stream *stream);
 /* Gives an instance to the cache. */
 void ocp_instance_cache_put(ocp_instance_cache *cache, ocp_instance *instance);

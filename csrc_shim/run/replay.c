@@ -13,7 +13,7 @@
 #include "plan/format.h"
 #include "plan/load.h"
 #include "run/calls.h"
-#include "vendor/problem.h"
+#include "run/graph_nodes.h"
 
 /* A graph of fewer nodes is no cheaper than the call itself. */
 enum { MIN_NODES = 2 };
@@ -21,6 +21,13 @@ enum { MIN_NODES = 2 };
 /* What the slabs of a cluster's graphs may take together, as a share of the device's memory; a single one may take
  * more. */
 enum { MEMORY_SHARE = 4 };
+
+/* What a node of the graph does, beside its parameters. */
+typedef struct node_state {
+  uint32_t kind;
+  bool skipped; /* there is no node */
+  unsigned grid[3], shared_bytes;
+} node_state;
 
 struct ocp_replay {
   ocp_replay_budget *budget;
@@ -31,6 +38,8 @@ struct ocp_replay {
   int64_t counts[OCP_RECORD_NUM_KINDS]; /* of its nodes */
   CUgraphNode *nodes;                   /* of the records */
   struct ocp_prepared **used;           /* by the records that are library calls */
+  uint64_t *values;                     /* of all parameters, as the executable graph has them */
+  node_state *states;                   /* of the records */
   bool *changed;                        /* which records have other parameters than their nodes: scratch of a Run */
   uint32_t *records;                    /* of the fixups: which record each belongs to */
   ocp_graph_sources sources;            /* of the nodes */
@@ -89,196 +98,6 @@ bool ocp_replay_is_due(const ocp_replay_budget *budget, ocp_instance *instance, 
   return !reason;
 }
 
-/* ---- nodes ---- */
-
-static CUDA_KERNEL_NODE_PARAMS kernel_params(const ocp_instance *instance, uint32_t index) {
-  const ocp_plan_record *record = &instance->variant->plan->records[index];
-  const ocp_call *call = &instance->calls[index];
-  return (CUDA_KERNEL_NODE_PARAMS){.func = instance->variant->functions[record->index],
-                                   .gridDimX = call->grid[0],
-                                   .gridDimY = call->grid[1],
-                                   .gridDimZ = call->grid[2],
-                                   .blockDimX = record->block[0],
-                                   .blockDimY = record->block[1],
-                                   .blockDimZ = record->block[2],
-                                   .sharedMemBytes = call->shared_bytes,
-                                   .kernelParams = call->params};
-}
-
-static CUDA_MEMCPY3D copy_params(const uint64_t *values) {
-  return (CUDA_MEMCPY3D){.dstMemoryType = CU_MEMORYTYPE_DEVICE,
-                         .dstDevice = values[0],
-                         .srcMemoryType = CU_MEMORYTYPE_DEVICE,
-                         .srcDevice = values[1],
-                         .WidthInBytes = values[2],
-                         .Height = 1,
-                         .Depth = 1};
-}
-
-static CUDA_MEMSET_NODE_PARAMS memset_params(const uint64_t *values) {
-  return (CUDA_MEMSET_NODE_PARAMS){
-      .dst = values[0], .value = (unsigned char)values[1], .elementSize = 1, .width = values[2], .height = 1};
-}
-
-/* A library call of an instance. */
-typedef struct library_call {
-  ocp_problem *problem;
-  void *const *pointers;
-  const int64_t *numbers;
-  uint32_t num_pointers, num_numbers;
-} library_call;
-
-static library_call library_call_of(const ocp_instance *instance, uint32_t index) {
-  const ocp_plan_record *record = &instance->variant->plan->records[index];
-  const ocp_call *call = &instance->calls[index];
-  return (library_call){.problem = instance->variant->problems[record->index],
-                        .pointers = (void *const *)call->values,
-                        .numbers = (const int64_t *)call->values + call->num_pointers,
-                        .num_pointers = call->num_pointers,
-                        .num_numbers = record->num_params - call->num_pointers};
-}
-
-/* Whether a library call has executed with the stream's handle, so that it can be captured. An error is left to the
- * call itself. */
-static bool is_warm(const ocp_instance *instance, uint32_t index, ocp_stream *stream) {
-  const library_call call = library_call_of(instance, index);
-  struct ocp_prepared *none;
-  ocp_error ignored = {0};
-  return ocp_library_capture(call.problem, stream, NULL, call.pointers, call.num_pointers, call.numbers,
-                             call.num_numbers, &none, &ignored) ||
-         ignored.code != ORT_OK;
-}
-
-/* What a library enqueues for a call, captured on a stream of its own, with the handle of the Run's stream. *used is
- * what the graph needs then. */
-static CUresult capture_library(const ocp_instance *instance, uint32_t index, ocp_stream *run_stream, CUgraph *child,
-                                struct ocp_prepared **used, ocp_error *error) {
-  const library_call call = library_call_of(instance, index);
-  ocp_device *device = instance->variant->device;
-  ocp_stream *stream;
-  *child = NULL;
-  *used = NULL;
-  if (ocp_stream_borrow(device, &stream, error) != ORT_OK)
-    return CUDA_ERROR_UNKNOWN;
-  ocp_stream_take_turn(stream, true);
-  atomic_store(&stream->capturing, true);
-  CUresult result = device->driver->StreamBeginCapture(stream->handle, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
-  if (result == CUDA_SUCCESS) {
-    if (!ocp_library_capture(call.problem, run_stream, stream, call.pointers, call.num_pointers, call.numbers,
-                             call.num_numbers, used, error) &&
-        error->code == ORT_OK)
-      ocp_fail(error, ORT_EP_FAIL, "a library call that never ran");
-    result = ocp_stream_end_capture(stream, child);
-  }
-  atomic_store(&stream->capturing, false);
-  ocp_stream_end_turn(stream);
-  ocp_stream_return(stream);
-  size_t num_nodes = 0;
-  if (result == CUDA_SUCCESS && error->code == ORT_OK)
-    result = device->driver->GraphGetNodes(*child, NULL, &num_nodes);
-  if (result != CUDA_SUCCESS)
-    ocp_fail_cuda(error, device->driver, result, "capturing a library call");
-  else if (error->code == ORT_OK && num_nodes == 0)
-    ocp_fail(error, ORT_EP_FAIL, "a library call that enqueues nothing on its stream");
-  if (error->code == ORT_OK)
-    return CUDA_SUCCESS;
-  if (*child)
-    device->driver->GraphDestroy(*child);
-  ocp_library_let_go(call.problem, *used);
-  *child = NULL;
-  *used = NULL;
-  return result != CUDA_SUCCESS ? result : CUDA_ERROR_UNKNOWN;
-}
-
-static ocp_problem *problem_of(const ocp_variant *variant, uint32_t index) {
-  return variant->problems[variant->plan->records[index].index];
-}
-
-/* Adds the node of a record behind `before`, unless that is NULL. */
-static CUresult add_node_of(const ocp_instance *instance, uint32_t index, ocp_replay *replay, ocp_stream *stream,
-                            CUgraphNode before, ocp_error *error) {
-  const ocp_device *device = instance->variant->device;
-  const ocp_driver *driver = device->driver;
-  const uint64_t *values = instance->calls[index].values;
-  const size_t num_before = before != NULL;
-  CUgraph graph = replay->graph;
-  CUgraphNode *node = &replay->nodes[index];
-  switch (instance->calls[index].kind) {
-  case OCP_RECORD_LAUNCH: {
-    const CUDA_KERNEL_NODE_PARAMS params = kernel_params(instance, index);
-    return driver->GraphAddKernelNode(node, graph, &before, num_before, &params);
-  }
-  case OCP_RECORD_COPY: {
-    const CUDA_MEMCPY3D params = copy_params(values);
-    return driver->GraphAddMemcpyNode(node, graph, &before, num_before, &params, device->context);
-  }
-  case OCP_RECORD_MEMSET: {
-    const CUDA_MEMSET_NODE_PARAMS params = memset_params(values);
-    return driver->GraphAddMemsetNode(node, graph, &before, num_before, &params, device->context);
-  }
-  default: {
-    CUgraph child;
-    CUresult result = capture_library(instance, index, stream, &child, &replay->used[index], error);
-    if (result == CUDA_SUCCESS) {
-      result = driver->GraphAddChildGraphNode(node, graph, &before, num_before, child);
-      driver->GraphDestroy(child);
-    }
-    return result;
-  }
-  }
-}
-
-static CUresult add_node(const ocp_instance *instance, uint32_t index, ocp_replay *replay, ocp_stream *stream,
-                         CUgraphNode before, ocp_error *error) {
-  ocp_activity_of(instance->variant->first_source + index);
-  const CUresult result = add_node_of(instance, index, replay, stream, before, error);
-  ocp_activity_of(0);
-  return result;
-}
-
-/* Brings the node of a record up to date with its parameters. */
-static CUresult change_node_of(const ocp_instance *instance, uint32_t index, ocp_replay *replay, ocp_stream *stream) {
-  const ocp_device *device = instance->variant->device;
-  const ocp_driver *driver = device->driver;
-  const uint64_t *values = instance->calls[index].values;
-  CUgraphNode node = replay->nodes[index];
-  ocp_count(OCP_GRAPH_UPDATES, 1);
-  switch (instance->calls[index].kind) {
-  case OCP_RECORD_LAUNCH: {
-    const CUDA_KERNEL_NODE_PARAMS params = kernel_params(instance, index);
-    return driver->GraphExecKernelNodeSetParams(replay->exec, node, &params);
-  }
-  case OCP_RECORD_COPY: {
-    const CUDA_MEMCPY3D params = copy_params(values);
-    return driver->GraphExecMemcpyNodeSetParams(replay->exec, node, &params, device->context);
-  }
-  case OCP_RECORD_MEMSET: {
-    const CUDA_MEMSET_NODE_PARAMS params = memset_params(values);
-    return driver->GraphExecMemsetNodeSetParams(replay->exec, node, &params, device->context);
-  }
-  default: {
-    CUgraph child;
-    struct ocp_prepared *used;
-    ocp_error ignored = {0}; /* the graph is made anew then, which reports it */
-    CUresult result = capture_library(instance, index, stream, &child, &used, &ignored);
-    if (result == CUDA_SUCCESS) {
-      result = driver->GraphExecChildGraphNodeSetParams(replay->exec, node, child);
-      driver->GraphDestroy(child);
-      ocp_library_let_go(problem_of(instance->variant, index), replay->used[index]);
-      replay->used[index] = used;
-    }
-    return result;
-  }
-  }
-}
-
-static CUresult change_node(const ocp_instance *instance, uint32_t index, ocp_replay *replay, ocp_stream *stream) {
-  ocp_activity_of(instance->variant->first_source + index);
-  const CUresult result = change_node_of(instance, index, replay, stream);
-  ocp_activity_of(0);
-  return result;
-}
-
 /* ---- making ---- */
 
 static void give_place(ocp_replay_budget *budget, uint64_t slab_bytes) {
@@ -300,8 +119,7 @@ void ocp_replay_release(ocp_replay *replay) {
       ocp_device_free(device, replay->slab, NULL); /* the stream of a launch that goes on may be gone meanwhile */
   }
   for (uint32_t i = 0; i < replay->variant->plan->header.num_records; i++)
-    if (replay->used[i])
-      ocp_library_let_go(problem_of(replay->variant, i), replay->used[i]);
+    ocp_graph_node_release(replay->variant, i, replay->used[i]);
   give_place(replay->budget, replay->slab_bytes);
   ocp_count(OCP_GRAPHS_LIVE, -1);
   ocp_graph_sources_clear(&replay->sources);
@@ -331,10 +149,12 @@ static bool take_place(ocp_replay_budget *budget, uint64_t slab_bytes) {
 
 /* An empty graph with its arrays, in one block; the place in the cluster is taken. */
 static ocp_replay *allocate(ocp_replay_budget *budget, const ocp_instance *instance, ocp_error *error) {
-  const uint32_t num_records = instance->variant->plan->header.num_records, num_fixups = instance->num_fixups[0];
-  ocp_replay *replay = calloc(1, sizeof *replay + num_records * (sizeof *replay->nodes + sizeof *replay->used) +
-                                     num_bases(instance) * sizeof *replay->bases +
-                                     num_fixups * sizeof *replay->records + num_records * sizeof *replay->changed);
+  const ocp_plan_header *h = &instance->variant->plan->header;
+  const uint32_t num_records = h->num_records, num_fixups = h->num_params; /* there are no more */
+  ocp_replay *replay = calloc(1, sizeof *replay + num_bases(instance) * sizeof *replay->bases +
+                                     num_records * (sizeof *replay->nodes + sizeof *replay->used +
+                                                    sizeof *replay->states + sizeof *replay->changed) +
+                                     h->num_params * (sizeof *replay->values + sizeof *replay->records));
   if (!replay) {
     give_place(budget, instance->slab_bytes[0]);
     fail_memory(error);
@@ -346,7 +166,9 @@ static ocp_replay *allocate(ocp_replay_budget *budget, const ocp_instance *insta
   replay->nodes = (CUgraphNode *)(replay + 1);
   replay->used = (struct ocp_prepared **)(replay->nodes + num_records);
   replay->bases = (uint64_t *)(replay->used + num_records);
-  replay->records = (uint32_t *)(replay->bases + num_bases(instance));
+  replay->values = replay->bases + num_bases(instance);
+  replay->states = (node_state *)(replay->values + h->num_params);
+  replay->records = (uint32_t *)(replay->states + num_records);
   replay->changed = (bool *)(replay->records + num_fixups);
   ocp_count(OCP_GRAPHS_LIVE, 1);
   return replay;
@@ -362,15 +184,33 @@ static void find_records(const ocp_instance *instance, ocp_replay *replay) {
   }
 }
 
+static node_state state_of(const ocp_instance *instance, uint32_t index) {
+  const ocp_call *call = &instance->calls[index];
+  return (node_state){.kind = call->kind,
+                      .skipped = call->skipped,
+                      .grid = {call->grid[0], call->grid[1], call->grid[2]},
+                      .shared_bytes = call->shared_bytes};
+}
+
+/* Notes that the node of a record has the parameters of the instance. */
+static void note_node(const ocp_instance *instance, uint32_t index, ocp_replay *replay) {
+  const ocp_plan_record *record = &instance->variant->plan->records[index];
+  replay->states[index] = state_of(instance, index);
+  memcpy(replay->values + record->first_param, instance->calls[index].values,
+         record->num_params * sizeof *replay->values);
+}
+
 static CUresult fill(const ocp_instance *instance, ocp_replay *replay, ocp_stream *stream, uint32_t *record,
                      ocp_error *error) {
   const ocp_driver *driver = instance->variant->device->driver;
   CUresult result = driver->GraphCreate(&replay->graph, 0);
   CUgraphNode last = NULL;
   for (; *record < instance->variant->plan->header.num_records && result == CUDA_SUCCESS; ++*record) {
+    note_node(instance, *record, replay);
     if (instance->calls[*record].skipped)
       continue;
-    result = add_node(instance, *record, replay, stream, last, error);
+    result = ocp_graph_node_add(instance, *record, stream, replay->graph, last, &replay->nodes[*record],
+                                &replay->used[*record], error);
     if (result != CUDA_SUCCESS)
       break;
     last = replay->nodes[*record];
@@ -400,6 +240,7 @@ static bool make(ocp_replay_budget *budget, ocp_instance *instance, ocp_stream *
   instance->bases[num_bases(instance)] = 0; /* the Run itself takes none */
   memcpy(replay->bases, instance->bases, num_bases(instance) * sizeof *replay->bases);
   find_records(instance, replay);
+  instance->inherited = false;
   uint32_t record = 0;
   ocp_activity_begin_graph();
   const CUresult result = fill(instance, replay, stream, &record, &error);
@@ -444,22 +285,78 @@ static void find_changes(ocp_instance *instance) {
   }
 }
 
-/* Changes the nodes that hold addresses other than the instance's. COLD: a library call among them never ran with the
- * stream's handle, and nothing was changed. */
+static bool change_node(const ocp_instance *instance, uint32_t index, ocp_replay *replay, ocp_stream *stream) {
+  if (ocp_graph_node_change(instance, index, stream, replay->exec, replay->nodes[index], &replay->used[index]) !=
+      CUDA_SUCCESS)
+    return false;
+  note_node(instance, index, replay);
+  return true;
+}
+
+/* Gives the graph a slab that holds the instance's, and some more for those that follow it. */
+static bool fit_slab(ocp_replay *replay, const ocp_instance *instance, ocp_stream *stream) {
+  const uint64_t needed = instance->slab_bytes[0], bytes = needed + needed / 4;
+  ocp_device *device = replay->budget->device;
+  ocp_error ignored = {0};
+  uint64_t slab;
+  if (needed <= replay->slab_bytes)
+    return true;
+  if (ocp_device_alloc(device, bytes, stream, &slab, &ignored) != ORT_OK)
+    return false;
+  if (replay->slab)
+    ocp_device_free(device, replay->slab, NULL);
+  atomic_fetch_add(&replay->budget->slab_bytes, bytes - replay->slab_bytes);
+  replay->slab = slab;
+  replay->slab_bytes = bytes;
+  return true;
+}
+
+/* Notes the records whose nodes do something else in a graph that was made for another instance; false where the graph
+ * would need other nodes. */
+static bool find_differences(ocp_instance *instance, ocp_stream *stream) {
+  ocp_replay *replay = instance->replay;
+  const ocp_plan *plan = instance->variant->plan;
+  for (uint32_t i = 0; i < plan->header.num_records; i++)
+    if (replay->states[i].kind != instance->calls[i].kind || replay->states[i].skipped != instance->calls[i].skipped)
+      return false;
+  if (!fit_slab(replay, instance, stream))
+    return false;
+  find_records(instance, replay);
+  instance->bases[num_bases(instance)] = replay->slab;
+  ocp_instance_set_pointers(instance, 0);
+  instance->bases[num_bases(instance)] = 0;
+  for (uint32_t i = 0; i < plan->header.num_records; i++) {
+    const ocp_plan_record *record = &plan->records[i];
+    const node_state state = state_of(instance, i);
+    replay->changed[i] = !state.skipped && (memcmp(state.grid, replay->states[i].grid, sizeof state.grid) != 0 ||
+                                            state.shared_bytes != replay->states[i].shared_bytes ||
+                                            memcmp(instance->calls[i].values, replay->values + record->first_param,
+                                                   record->num_params * 8) != 0);
+  }
+  return true;
+}
+
+/* Changes the nodes that do something else than the instance's calls. COLD: a library call among them never ran with
+ * the stream's handle, and nothing was changed. */
 static outcome update(ocp_instance *instance, ocp_stream *stream) {
   ocp_replay *replay = instance->replay;
   const ocp_plan *plan = instance->variant->plan;
   const size_t bytes = num_bases(instance) * sizeof *replay->bases;
-  if (memcmp(replay->bases, instance->bases, bytes) == 0)
+  if (!instance->inherited && memcmp(replay->bases, instance->bases, bytes) == 0)
     return READY;
-  find_changes(instance);
+  if (!instance->inherited)
+    find_changes(instance);
+  else if (!find_differences(instance, stream))
+    return FAILED;
   for (uint32_t i = 0; i < plan->header.num_records; i++)
-    if (replay->changed[i] && plan->records[i].kind == OCP_RECORD_LIBRARY && !is_warm(instance, i, stream))
+    if (replay->changed[i] && plan->records[i].kind == OCP_RECORD_LIBRARY &&
+        !ocp_graph_call_is_warm(instance, i, stream))
       return COLD;
   for (uint32_t i = 0; i < plan->header.num_records; i++)
-    if (replay->changed[i] && change_node(instance, i, replay, stream) != CUDA_SUCCESS)
+    if (replay->changed[i] && !change_node(instance, i, replay, stream))
       return FAILED;
   memcpy(replay->bases, instance->bases, bytes);
+  instance->inherited = false;
   return READY;
 }
 
@@ -472,7 +369,7 @@ static bool are_all_warm(ocp_instance *instance, ocp_stream *stream) {
       if (!pointers)
         ocp_instance_set_pointers(instance, 0);
       pointers = true;
-      warm = is_warm(instance, i, stream);
+      warm = ocp_graph_call_is_warm(instance, i, stream);
     }
   return warm;
 }

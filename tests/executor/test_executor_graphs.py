@@ -168,6 +168,31 @@ def test_a_single_call_is_no_graph() -> None:
     assert changes == {}
 
 
+def test_one_graph_follows_runs_whose_shapes_are_all_new() -> None:
+    """As in steps of decoding. The slab grows with them."""
+    with GraphCluster(affine_plan()) as cluster, Stream() as stream:
+        rows = [Bound((n, 40)) for n in range(3, 23)]
+        with Changes() as changes:
+            for bound in rows:
+                bound.run(cluster, stream, random_array(*bound.shape))
+        runs = len(rows) - WARM
+        assert changes == {
+            "graph_captures": 1,
+            "graph_replays": runs,
+            "graph_updates": 2 * (runs - 1),  # both nodes, but when it is made
+            "graphs_live": 1,
+        }
+        for bound in rows:
+            np.testing.assert_array_equal(bound.result(stream), 2 * random_array(*bound.shape) + 1)
+        with Changes() as changes:  # shapes that come again have graphs of their own
+            for _ in range(WARM + 2):
+                for n in (20, 21, 3):
+                    rows[n - 3].run(cluster, stream)
+        assert changes == {"graph_captures": 3, "graph_replays": 3 * 2, "graphs_live": 3}
+        for bound in rows:
+            np.testing.assert_array_equal(bound.result(stream), 2 * random_array(*bound.shape) + 1)
+
+
 def test_the_slab_of_a_graph_is_kept_and_returned_with_the_graph() -> None:
     def in_use() -> int:
         return counters()["device_bytes_in_use"]

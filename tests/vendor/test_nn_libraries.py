@@ -124,7 +124,6 @@ def test_library_calls_are_nodes_of_graphs_unless_they_cannot_be_captured(tmp_pa
 def test_no_two_threads_use_one_handle_or_one_plan_at_once(tmp_path: Path) -> None:
     result = run_scenario("threads", tmp_path, "cudnn")
     assert result["handles_one"] == 1
-    assert result["handles_each"] > 1
     assert result["one"] == result["each"] == 0
 
 
