@@ -20,6 +20,7 @@ from ..program.trace import Use
 from .codegen import KernelBuilder, kernel_name, load_text, offset_text
 from .layout import Plane
 from .tiles import Element
+from .vector_map import FEW_ELEMENTS, VECTOR_BYTES, vector_width
 
 ROWS = 16
 """Rows of the cache that a thread looks after."""
@@ -82,10 +83,15 @@ def append(ctx: Lowering, parts: Sequence[CachePart], first: Tensor) -> None:
     batch, heads, capacity, size = parts[0].present.shape
     n_capacity, n_rows = builder.integer(capacity), builder.integer(parts[0].new.shape[2])
     begins = _Place(builder, first)
-    writers = [_Writer(builder, part) for part in parts]
-    plane = Plane(ctx, builder, [batch, heads, ceildiv(capacity, ROWS), size])
+    width = _vector_width(ctx, parts)
+    writers = [_Writer(builder, part, width) for part in parts]
+    plane = Plane(ctx, builder, [batch, heads, ceildiv(capacity, ROWS), ceildiv(size, width)])
     b, h, chunk, d = plane.names
     with emit.block(f"if {plane.inside}:"):
+        if width > 1:
+            d = emit.assign(f"{d} * {width}")
+            for writer in writers:
+                writer.declare()
         emit.line(f"begin = {begins.load(b)}")
         emit.line(f"start = {chunk} * {ROWS}")
         emit.line(f"stop = min(start + {ROWS}, {n_capacity})")
@@ -105,20 +111,37 @@ def carry_over(ctx: Lowering, past: Tensor, present: Tensor) -> None:
     builder = KernelBuilder()
     source, target = builder.tensor(past), builder.tensor(present, written=True)
     count = builder.integer(present.size)
-    plane = Plane(ctx, builder, [ceildiv(present.size, ROWS)])
+    width = 1 if ctx.device.emulated else VECTOR_BYTES // present.dtype.itemsize
+    plane = Plane(ctx, builder, [ceildiv(present.size, ROWS if width == 1 else width)])
     (chunk,) = plane.names
+    uses = {past: Use(elements=0), present: Use(elements=0)}
+    if width > 1:
+        with builder.emit.block(f"if {plane.inside} and address_of({source}) != address_of({target}):"):
+            builder.emit.line(f"lanes = lanes_of({source}, {width})")
+            for function, pointer in (("load_row", source), ("store_row", target)):
+                builder.emit.line(f"{function}(lanes, {pointer}, {chunk} * {width}, 0, {count}, {width}, 1)")
+        builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block, uses)
+        return
     with builder.emit.block(f"if {plane.inside} and address_of({source}) != address_of({target}):"):
         builder.emit.line(f"for i in range({chunk} * {ROWS}, min({chunk} * {ROWS} + {ROWS}, {count})):")
         builder.emit.line(f"    {target}[i] = {source}[i]")
-    uses = {past: Use(elements=0), present: Use(elements=0)}
     builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block, uses)
 
 
-class _Writer:
-    """Emits what one thread does for a part: rows ``start`` to ``stop`` of one column."""
+def _vector_width(ctx: Lowering, parts: Sequence[CachePart]) -> int:
+    """How many columns a thread has: a vector on a GPU, where rows are whole vectors that are moved as they are."""
+    tensors = [x for part in parts for x in (part.past, part.new, part.present) if x is not None]
+    moved = all(part.scale is None and part.bits == 8 for part in parts) and len({x.dtype for x in tensors}) == 1
+    if ctx.device.emulated or not moved or any(x.strides[-1] != 1 for x in tensors):
+        return 1
+    return vector_width([FEW_ELEMENTS, parts[0].present.shape[-1]], [tensors[0].dtype], 1)
 
-    def __init__(self, builder: KernelBuilder, part: CachePart) -> None:
-        self._emit, self._part = builder.emit, part
+
+class _Writer:
+    """Emits what one thread does for a part: rows ``start`` to ``stop`` of one column, or of ``width``."""
+
+    def __init__(self, builder: KernelBuilder, part: CachePart, width: int) -> None:
+        self._emit, self._part, self._width = builder.emit, part, width
         self._past = None if part.past is None else _Place(builder, part.past)
         self._before = "" if part.past is None else builder.integer(part.past.shape[2])
         self._new, self._present = _Place(builder, part.new), _Place(builder, part.present, written=True)
@@ -126,6 +149,23 @@ class _Writer:
         if part.scale is not None:
             strides = broadcast_strides(part.scale, (part.new.shape[1], 1, part.new.shape[3]))
             self._scale = _Place(builder, part.scale, strides=(strides[0], strides[2]))
+
+    def declare(self) -> None:
+        """The lanes of a thread, and others that hold zero."""
+        self._lanes, self._zeros = self._emit.fresh("r"), self._emit.fresh("z")
+        for name in (self._lanes, self._zeros):
+            self._emit.line(f"{name} = lanes_of({self._present.pointer}, {self._width})")
+
+    def _move(self, function: str, lanes: str, x: _Place, *at: str) -> None:
+        offset = self._emit.assign(x.offset(*at))
+        width = self._width
+        self._emit.line(f"{function}({lanes}, {x.pointer}, {offset}, 0, {offset} + {width}, {width}, 1)")
+
+    def _copy(self, b: str, h: str, d: str, source: _Place | None, row: str) -> None:
+        """Moves a vector of ``row`` of a tensor, or zeros."""
+        if source is not None:
+            self._move("load_row", self._lanes, source, b, h, row, d)
+        self._move("store_row", self._zeros if source is None else self._lanes, self._present, b, h, "place", d)
 
     def write(self, b: str, h: str, d: str, rows: str) -> None:
         emit, past, present = self._emit, self._past, self._present
@@ -137,12 +177,21 @@ class _Writer:
             emit.line("taken = place - begin")
             at = f"{present.pointer}[{present.offset(b, h, 'place', d)}]"
             with emit.block(f"if taken >= 0 and taken < {rows}:"):
-                emit.line(f"{at} = {self._encoded(b, h, d)}")
+                if self._width > 1:
+                    self._copy(b, h, d, self._new, "taken")
+                else:
+                    emit.line(f"{at} = {self._encoded(b, h, d)}")
             if past is not None:
                 with emit.block(f"elif taken < 0 and place < {self._before}:"):
-                    emit.line(f"{at} = {past.load(b, h, 'place', d)}")
+                    if self._width > 1:
+                        self._copy(b, h, d, past, "place")
+                    else:
+                        emit.line(f"{at} = {past.load(b, h, 'place', d)}")
             with emit.block("else:"):
-                emit.line(f"{at} = {'136' if self._part.bits == 4 else '0'}")
+                if self._width > 1:
+                    self._copy(b, h, d, None, "place")
+                else:
+                    emit.line(f"{at} = {'136' if self._part.bits == 4 else '0'}")
 
     def _encoded(self, b: str, h: str, d: str) -> str:
         """What memory has of the new element, or of two, of row ``taken``."""

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from ort_cuda_plugin.kernels.codegen import Combination, KernelBuilder, atomic_type, kernel_name, load_text, offset_text
 from ort_cuda_plugin.kernels.layout import Plane
+from ort_cuda_plugin.kernels.vector_map import vector_width, work_of
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import Reduction, Values
-from ort_cuda_plugin.program.scalar import Operand, Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq, hint, product
+from ort_cuda_plugin.program.scalar import Operand, Scalar, in_order, reachable
+from ort_cuda_plugin.program.symbolic import Dim, ceildiv, eq, hint, product
 from ort_cuda_plugin.program.trace import Remake, Use, View
 
 __all__ = ["IndexMap", "Loads", "Source", "gather_into", "gather_map", "scatter_map", "unravel", "walk_map"]
@@ -148,12 +149,26 @@ class IndexMap(Loads):
         """How many elements each coordinate reads, None where a loop reads them."""
         self._loops = 0
         self._view = view
-        axes = [axis for axis in order or range(len(shape)) if shape[axis] != 1]
-        self._plane = Plane(ctx, self._builder, [shape[axis] for axis in axes] or [1])
+        self._axes = [axis for axis in order or range(len(shape)) if shape[axis] != 1]
+        self._dims = [shape[axis] for axis in self._axes] or [1]
         zero = s.constant(0, DType.INT64)
         self.coordinates = [zero if dim == 1 else Scalar(DType.INT64, "coordinate") for dim in shape]
-        for axis, name in zip(axes, self._plane.names, strict=False):
-            emit.bind(self.coordinates[axis], name)
+
+    def _begin(self, width: int = 1) -> str:
+        """Emits the coordinates of a thread's element, or of the first of ``width`` along the fastest dimension.
+
+        Gives the place along that one.
+        """
+        *outer, columns = self._dims
+        self._plane = Plane(self._ctx, self._builder, [*outer, ceildiv(columns, width)])
+        *names, column = self._plane.names
+        for axis, name in zip(self._axes, names, strict=False):
+            self._builder.emit.bind(self.coordinates[axis], name)
+        if width > 1:
+            return self._builder.emit.assign(f"{column} * {width}")
+        if self._axes:
+            self._builder.emit.bind(self.coordinates[self._axes[-1]], column)
+        return column
 
     def source(self, tensor: Tensor) -> Source:
         return Source(self, self._view(tensor))
@@ -178,9 +193,12 @@ class IndexMap(Loads):
         return tuple(Scalar(x.dtype, "fold", (), (loop, number)) for number, x in enumerate(initial))
 
     def _load(self, x: Scalar) -> str:
-        before = self._loads.get(x.value, 0)
-        self._loads[x.value] = None if before is None or self._loops else before + 1
+        self._count(x.value)
         return super()._load(x)
+
+    def _count(self, source: Source) -> None:
+        before = self._loads.get(source, 0)
+        self._loads[source] = None if before is None or self._loops else before + 1
 
     def _fold(self, x: Scalar) -> str:
         emit = self._builder.emit
@@ -230,6 +248,10 @@ class IndexMap(Loads):
                 stored, destination.shape, destination.buffer, strides=destination.strides, offset=destination.offset
             )
         target = Source(self, destination)
+        if when is None and how is None and self._store_vectors(target, coordinates, value):
+            self._launch(remake)
+            return
+        self._begin()
 
         def write(pointer: str, offset: str) -> None:
             if how is None:
@@ -249,9 +271,54 @@ class IndexMap(Loads):
                     write(pointer, offset)
         self._launch(remake)
 
+    def _store_vectors(self, target: Source, coordinates: Sequence[Scalar], value: Scalar) -> bool:
+        """As `store` with a vector for each thread, on a GPU where elements are neighbours in memory; else False."""
+        if self._ctx.device.emulated or not self._axes or list(coordinates) != self.coordinates:
+            return False
+        column, expressions = self.coordinates[self._axes[-1]], in_order([value])
+        if any(x.op == "fold" for x in expressions) or target.tensor.strides[self._axes[-1]] != 1:
+            return False
+        moved = [x for x in expressions if x.op == "load" and _has_neighbours(x, column)]
+        width = vector_width(self._dims, [value.dtype, *(x.dtype for x in moved)], work_of([value]))
+        if width == 1 or not moved:
+            return False
+        emit, first = self._builder.emit, self._begin(width)
+
+        def place(source: Source, at: Sequence[Scalar]) -> tuple[str, str]:
+            pointer, strides = self._place(source, written=source is target)
+            names = [first if c is column else emit.value(c) for c in at]
+            offset = emit.assign(offset_text(list(zip(names, strides, strict=True))))
+            return pointer, f"{pointer}, {offset}, 0, {offset} + {width}, {width}, 1"
+
+        with emit.block(f"if {self._plane.inside}:"):
+            lanes: dict[Scalar, tuple[str, str]] = {}
+            for x in moved:
+                source, at = x.value, x.operands[: x.value.rank]
+                self._count(source)
+                (pointer, where), name = place(source, at), emit.fresh("r")
+                emit.line(f"{name} = lanes_of({pointer}, {width})")
+                condition = emit.value(x.operands[source.rank]) if len(x.operands) > source.rank else ""
+                with emit.block(f"if {condition or 'True'}:"):
+                    emit.line(f"load_row({name}, {where})")
+                lanes[x] = name, condition
+            pointer, where = place(target, coordinates)
+            stored = emit.fresh("r")
+            emit.line(f"{stored} = lanes_of({pointer}, {width})")
+            with emit.block(f"for e in range({width}):"):
+                emit.bind(column, emit.assign(f"{first} + e"))
+                for x, (name, condition) in lanes.items():
+                    text = load_text(name, "e", x.dtype)
+                    if condition:
+                        text = f"choose({condition}, {text}, {emit.value(x.operands[-1])})"
+                    emit.bind(x, emit.assign(text))
+                emit.store(stored, "e", value)
+            emit.line(f"store_row({stored}, {where})")
+        return True
+
     def walk(self, destination: Tensor, axis: int, index: Scalar, value: Scalar) -> None:
         """Emits the writes of ``value`` for each ``index`` of ``axis`` in order, at the coordinates; launches."""
         emit = self._builder.emit
+        self._begin()
         pointer, strides = self._place(Source(self, destination), written=True)
         count = self._builder.integer(destination.shape[axis])
         self._loops += 1
@@ -270,6 +337,15 @@ class IndexMap(Loads):
         }
         grid, block = self._plane.grid, self._plane.block
         self._builder.launch(self._ctx, kernel_name(self._ctx), grid, block, uses, remake=remake)
+
+
+def _has_neighbours(x: Scalar, column: Scalar) -> bool:
+    """Whether a load reads neighbours in memory for neighbours along ``column``."""
+    source: Source = x.value
+    along = [axis for axis, c in enumerate(x.operands[: source.rank]) if c is column]
+    if len(along) != 1 or source.tensor.strides[along[0]] != 1:
+        return False
+    return column not in reachable(c for c in x.operands if c is not column)
 
 
 def gather_map(

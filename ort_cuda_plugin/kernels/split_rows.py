@@ -13,7 +13,7 @@ from ..model.ir import NARROW_FLOATS, DType
 from ..program import scalar as s
 from ..program.lowering import Lowering, Tensor
 from ..program.row_program import Reduction, Row, Stage, grouped_stages
-from ..program.scalar import Scalar, reachable
+from ..program.scalar import Scalar, in_order, reachable
 from ..program.shapes import broadcast_strides, collapse
 from ..program.steps import Input, Map, Output, Rows, Substitution, used_inputs
 from ..program.symbolic import ceildiv, hint, le, product
@@ -123,7 +123,7 @@ class _SplitRows:
         """What the group's results are made of in a row program over parts."""
         inputs: list[Input] = []
         totals: dict[Scalar, Scalar] = {}
-        reduced = [x for x in reachable([x for x, _ in self.step.all_outputs]) if x.op == "reduced"]
+        reduced = [x for x in in_order([x for x, _ in self.step.all_outputs]) if x.op == "reduced"]
         for stage in group:
             leaves = [Scalar(x.dtype, "leaf") for x in partial[stage]]
             inputs += zip(leaves, partial[stage], strict=True)

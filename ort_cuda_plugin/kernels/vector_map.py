@@ -70,6 +70,16 @@ def vector_threads(device: DeviceProperties, items: Dim) -> int:
     return threads
 
 
+def vector_width(dims: Sequence[Dim], types: Sequence[DType], work: int) -> int:
+    """Elements of a vector along the last of ``dims``, which are whole vectors; 1 where these are not worth it."""
+    if hint(product(dims)) < FEW_ELEMENTS:
+        return 1
+    width = VECTOR_BYTES // max(dtype.itemsize for dtype in types)
+    while width > 1 and (width * work > MAX_WORK or not divides(width, dims[-1])):
+        width //= 2
+    return width
+
+
 def choose_vectors(
     step: Map, dims: Sequence[Dim], inputs: Sequence[tuple[Tensor, Sequence[Dim]]], outputs: Sequence[Sequence[Dim]]
 ) -> VectorForm | None:

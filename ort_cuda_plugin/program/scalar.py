@@ -108,6 +108,18 @@ def reachable(expressions: Iterable[Scalar]) -> set[Scalar]:
     return seen
 
 
+def in_order(expressions: Iterable[Scalar]) -> list[Scalar]:
+    """As `reachable`, in an order that depends on the expressions alone."""
+    seen: dict[Scalar, None] = {}
+    stack = list(expressions)
+    while stack:
+        x = stack.pop()
+        if x not in seen:
+            seen[x] = None
+            stack.extend(x.operands)
+    return list(seen)
+
+
 def constant(value: Number, dtype: DType) -> Scalar:
     """``value`` as an element of ``dtype``. Raises TypeError for a fraction as an integer."""
     if dtype is DType.BOOL:

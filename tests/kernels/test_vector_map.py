@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import parser
 
-from kernel_harness import run_model
+from kernel_harness import make_model, run_model
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.compiler.compile import compile_kernel
 from ort_cuda_plugin.compiler.kernel import KernelSpec
@@ -102,6 +102,48 @@ def test_ptx_has_accesses_of_16_bytes() -> None:
         assert "ld.global.v4" in ptx
         assert "st.global.v4" in ptx
         assert image.metadata["stack_bytes"] == 0
+
+
+GATHER = f"""{HEAD} (float16[50, 64] h, float[50, 66] x, int64[90] i)
+    => (float16[90, 64] rows, float[90, 64] pieces, float[90, 66] odd)
+    {{ rows = Gather(h, i) from = Constant<value_ints = [1]>() to = Constant<value_ints = [65]>()
+      s = Slice(x, from, to, from) pieces = Gather(s, i) odd = Gather(x, i) }}"""
+
+
+def test_rows_are_gathered_by_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(2)
+    h, x = rng.standard_normal((50, 64)).astype(np.float16), rng.standard_normal((50, 66), np.float32)
+    i = rng.integers(-50, 50, 90)
+    i[7] = 50
+    model = parser.parse_model(GATHER)
+    sources = [spec.source for spec in CompiledCluster(read_model(model), GPU).prepare().kernels]
+    # No column of the second one is at a multiple of 16 bytes, and rows of 66 elements are vectors of two.
+    assert len(sources) == 3
+    assert all("load_row" in source for source in sources)
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    results = run_model(model, [h, x, i])
+    inside = (i != 50)[:, None]
+    tables: list[Any] = [h, x[:, 1:65], x]
+    for result, table in zip(results, tables, strict=True):
+        np.testing.assert_array_equal(result, np.where(inside, table[i % 50], 0))
+
+
+def test_a_cache_grows_by_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    batch, rows, heads, size, past = 2, 3, 2, 16, 21
+    new = [rng.standard_normal((batch, rows, heads * size), np.float32) for _ in range(3)]
+    before = [rng.standard_normal((batch, heads, past, size), np.float32) for _ in range(2)]
+    lengths = np.array([past + rows - 1, 10 + rows - 1], np.int32)
+    inputs = [*new, *before, lengths, np.array(past + rows, np.int32)]
+    attributes = {"num_heads": heads, "kv_num_heads": heads}
+    model = make_model("GroupQueryAttention", inputs, attributes, domain="com.microsoft", outputs=3)
+    by_element = run_model(model, inputs)
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    by_vectors = run_model(model, inputs)
+    assert any("store_row" in spec.source for spec in CompiledCluster(read_model(model), GPU).prepare().kernels)
+    for result, other in zip(by_vectors[1:], by_element[1:], strict=True):
+        np.testing.assert_array_equal(result, other)
+    np.testing.assert_allclose(by_vectors[0], by_element[0], rtol=1e-5, atol=1e-5)
 
 
 def test_blocks_are_small_where_large_ones_leave_multiprocessors_idle() -> None:
