@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto
 
 from ..abi.core import core, ffi
 from ..clusters.claims import claim
@@ -40,7 +39,6 @@ from .work import Access, Argument, CopyStep, KernelStep, LibraryStep, Number, P
 
 SMALL_CONTENTS = 1 << 16
 """Bytes of a weight up to which the emulated device gets its contents."""
-HALF_TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 LIBRARIES = frozenset({"cublaslt", "cudnn"})
 
 
@@ -51,7 +49,8 @@ class ShapeError(ValueError):
 def optimised(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> onnx.ModelProto:
     """What ONNX Runtime makes of a model before it asks for claims. The wheel's light models get weights.
 
-    Sizes that the model states for its inputs give way to those of ``shapes``.
+    Sizes that the model states for its inputs give way to those of ``shapes``. A model that the CPU provider cannot run
+    in its types stays as it is, since what it makes of that is not for us.
     """
     import onnxruntime as ort
 
@@ -72,38 +71,17 @@ def optimised(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> 
             onnx.load_external_data_for_model(model, str(path.parent))
             source = model.SerializeToString()
         ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-        return without_inserted_casts(onnx.load(options.optimized_model_filepath))
+        optimised = onnx.load(options.optimized_model_filepath)
+        if not _is_for_cpus(optimised):
+            return optimised
+    return onnx.load_from_string(source) if isinstance(source, bytes) else onnx.load(path)
 
 
-def without_inserted_casts(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without the Casts that ONNX Runtime puts around what its CPU provider cannot do in half types."""
+def _is_for_cpus(model: onnx.ModelProto) -> bool:
+    """Whether ONNX Runtime changed what its CPU provider cannot do in half types: by Casts, and by the functions of
+    operators."""
     inserted = ("InsertedPrecisionFreeCast_", "InsertedCast_")
-    casts = [node for node in model.graph.node if node.op_type == "Cast" and node.name.startswith(inserted)]
-    if not casts:
-        return model
-    graph = onnx.shape_inference.infer_shapes(model).graph
-    types = {info.name: info.type.tensor_type.elem_type for info in (*graph.input, *graph.value_info, *graph.output)}
-    types.update({tensor.name: tensor.data_type for tensor in graph.initializer})
-    known = [*(types.get(node.input[0], 0) for node in casts), *(node.attribute[0].i for node in casts)]
-    half = next((kind for kind in known if kind in HALF_TYPES), TensorProto.FLOAT16)
-    replaced: dict[str, str] = {}
-    kept = []
-    for node in model.graph.node:
-        if node.op_type != "Cast" or not node.name.startswith(inserted):
-            kept.append(node)
-        elif types.get(node.input[0]) in (TensorProto.FLOAT, *HALF_TYPES):
-            replaced[node.output[0]] = replaced.get(node.input[0], node.input[0])
-        else:  # the model's own, joined with one that was put behind it
-            node.attribute[0].i = half
-            kept.append(node)
-    outputs = {replaced[info.name]: info.name for info in model.graph.output if info.name in replaced}
-    for node in kept:
-        node.input[:] = [outputs.get(name := replaced.get(each, each), name) for each in node.input]
-        node.output[:] = [outputs.get(name, name) for name in node.output]
-    del model.graph.node[:]
-    model.graph.node.extend(kept)
-    del model.graph.value_info[:]
-    return model
+    return any(node.op_type == "Cast" and node.name.startswith(inserted) for node in model.graph.node)
 
 
 def _restated(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> bool:

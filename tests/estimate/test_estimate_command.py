@@ -74,8 +74,8 @@ def test_command_prints_a_table_and_writes_json(
     assert "://" not in html
 
 
-def test_casts_of_the_cpu_provider_are_taken_out(tmp_path: Path) -> None:
-    """ONNX Runtime computes a Softmax of float16 in float32 on the CPU, and joins the model's Cast with its own."""
+def test_half_types_stay_as_the_model_has_them(tmp_path: Path) -> None:
+    """On the CPU ONNX Runtime takes a Softmax of float16 apart, and joins the model's Cast with its own."""
     nodes = [
         helper.make_node("Cast", ["x"], ["h"], name="cast", to=TensorProto.FLOAT16),
         helper.make_node("Sub", ["h", "w"], ["s"], name="sub"),
@@ -87,7 +87,7 @@ def test_casts_of_the_cpu_provider_are_taken_out(tmp_path: Path) -> None:
     graph = helper.make_graph(nodes, "half", [x], [y], [weights])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, tmp_path / "half.onnx")
-    found = onnx.shape_inference.infer_shapes(gather.optimised(tmp_path / "half.onnx"), strict_mode=True)
+    found = gather.optimised(tmp_path / "half.onnx")
     assert [node.op_type for node in found.graph.node] == ["Cast", "Sub", "Softmax"]
     assert found.graph.node[0].attribute[0].i == TensorProto.FLOAT16
     assert gather.work_of_model(found, {"x": (4, 8)}).elsewhere == ()
