@@ -3,7 +3,9 @@
 All 32 lanes of a warp multiply a matrix a [16, 16] with b [16, 8] and add the product to c [16, 8]. In lane 4 g + t, a
 register of two neighbours holds a[g][2t], a[g + 8][2t], a[g][2t + 8] and a[g + 8][2t + 8]; b[2t][g] and b[2t + 8][g],
 whose neighbours lie along the first dimension. The sums are c[g][2t], c[g][2t + 1], c[g + 8][2t], c[g + 8][2t + 1].
-`ort_cuda_plugin.compiler.host.matrices` has the form for the emulated device.
+`ort_cuda_plugin.compiler.host.matrices` has the forms for the emulated device, here and below.
+
+Operands come from shared memory. Addresses there are int64 numbers of bytes that `shared_address` begins.
 """
 
 from __future__ import annotations
@@ -11,10 +13,18 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.cuda import types
+from numba.cuda import cgutils, types
 from numba.cuda.typing import signature
 
-from ort_cuda_plugin.compiler.host.matrices import PRODUCT
+from ort_cuda_plugin.compiler.host.matrices import (
+    COPY,
+    COPY_COMMIT,
+    COPY_WAIT,
+    LOAD,
+    LOAD_TRANSPOSED,
+    PRODUCT,
+    SHARED_ADDRESS,
+)
 from ort_cuda_plugin.compiler.tile_intrinsics import literal
 
 i16, i32, i64, f32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -92,7 +102,76 @@ def load_two_u16(typingctx: Any, pointer: Any, first: Any, second: Any) -> Any:
     return signature(types.uint32, types.CPointer(types.uint16), types.int64, types.int64), codegen
 
 
+def shared_address(typingctx: Any, pointer: Any) -> Any:
+    """The address of what a pointer to shared memory points to."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        code = ir.InlineAsm(ir.FunctionType(i64, [args[0].type]), SHARED_ADDRESS, "=l,l")
+        return builder.call(code, args)
+
+    return signature(types.int64, pointer), codegen
+
+
+def _loader(code: str) -> Any:
+    def load(typingctx: Any, address: Any) -> Any:
+        """Four matrices of 8 x 8 numbers of 16 bits: lanes 8 i to 8 i + 7 say where the rows of the i-th begin.
+
+        In lane 4 g + t, the i-th register has the elements 2 t and 2 t + 1 of row g, transposed of column g.
+        """
+
+        def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+            kind = ir.FunctionType(ir.LiteralStructType([i32] * 4), [i64])
+            assembly = ir.InlineAsm(kind, code, "=r,=r,=r,=r,l,~{memory}", side_effect=True)
+            words = builder.call(assembly, args)
+            return cgutils.pack_array(builder, [builder.extract_value(words, i) for i in range(4)])
+
+        return signature(types.UniTuple(types.uint32, 4), types.int64), codegen
+
+    return load
+
+
+def copy_async(typingctx: Any, address: Any, pointer: Any, index: Any) -> Any:
+    """Begins a copy of 16 bytes to shared memory; both addresses are multiples of 16."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        source = builder.bitcast(builder.gep(args[1], [args[2]]), ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [i64, source.type])
+        builder.call(ir.InlineAsm(kind, COPY, "l,l,~{memory}", side_effect=True), [args[0], source])
+        return context.get_dummy_value()
+
+    return signature(types.none, types.int64, pointer, types.int64), codegen
+
+
+def copy_async_commit(typingctx: Any) -> Any:
+    """Makes a group of the copies that the thread has begun."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        kind = ir.FunctionType(ir.VoidType(), [])
+        builder.call(ir.InlineAsm(kind, COPY_COMMIT, "~{memory}", side_effect=True), [])
+        return context.get_dummy_value()
+
+    return signature(types.none), codegen
+
+
+def copy_async_wait(typingctx: Any, pending: Any) -> Any:
+    """Waits for the thread's copies, but for those of the last ``pending`` (0 or 1) groups."""
+    number = literal(pending)
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        kind = ir.FunctionType(ir.VoidType(), [])
+        builder.call(ir.InlineAsm(kind, COPY_WAIT[number], "~{memory}", side_effect=True), [])
+        return context.get_dummy_value()
+
+    return signature(types.none, pending), codegen
+
+
 FUNCTIONS: dict[str, Any] = {
+    "shared_address": shared_address,
+    "load_matrices": _loader(LOAD),
+    "load_matrices_transposed": _loader(LOAD_TRANSPOSED),
+    "copy_async": copy_async,
+    "copy_async_commit": copy_async_commit,
+    "copy_async_wait": copy_async_wait,
     **matrix_functions("f16"),
     **matrix_functions("bf16"),
     "scale_matrix_f32": scale_matrix_f32,

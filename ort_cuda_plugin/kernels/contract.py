@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ..model.ir import DType
 from ..program.lowering import DeviceProperties, Lowering, Tensor
@@ -13,10 +14,18 @@ from ..program.symbolic import Dim, ceildiv, hint, is_const, le, product, select
 from .blocks import make_block_element
 from .codegen import KernelBuilder, Parameters
 from .convert import make_element
-from .epilogue import Axes, make_epilogue
+from .epilogue import Axes, Epilogue, make_epilogue
 from .lanes import LaneProduct
 from .layout import index_type
 from .matmul import FLAT, SQUARE, TALL, Product, RowProduct, TiledProduct
+from .matrix_product import (
+    MatrixProduct,
+    choose_matrix_tile,
+    choose_splits,
+    matrix_kind,
+    parts_epilogue,
+    sum_of_parts,
+)
 from .tiles import Element, Tile
 
 __all__ = ["Folded", "choose_tile", "folded", "launch_contract"]
@@ -40,6 +49,10 @@ def choose_tile(device: DeviceProperties, rows: Dim, dtype: DType) -> Tile:
         return FLAT
     costs = EMULATED_TILES if device.emulated else TILES
     return min(costs, key=lambda entry: entry[1] * hint(ceildiv(rows, entry[0].m)) * entry[0].m)[0]
+
+
+Form: TypeAlias = tuple[tuple[Element, Element], Epilogue, str, str, int, DType]
+"""The members of `Product`."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +133,7 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
         b_element, of_b = make_block_element(converted, "pb_")
     else:
         b_element, of_b = make_element(step.b, converted, -1, "pb_")
-    form = ((a_element, b_element), epilogue, *call.contiguous, len(call.batch), index)
+    form: Form = ((a_element, b_element), epilogue, *call.contiguous, len(call.batch), index)
     few_rows = le(m, MAX_ROWS) if call.contiguous[1] else 0
     if few_rows != 0:
         row = LaneProduct(*form, n) if ctx.device.emulated and isinstance(n, int) else RowProduct(*form)
@@ -128,10 +141,40 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
             row = RowProduct(*form)
         blocks = select(few_rows, ceildiv(n, row.block_columns) * m, 0)
         _launch_kernel(ctx, call, row, (of_a, of_b, more), blocks, row.threads)
-    if few_rows == 0 or not is_const(few_rows):
+    if few_rows != 0 and is_const(few_rows):
+        return
+    kind = matrix_kind(ctx.device, form[0]) if all(call.contiguous) else ""
+    if kind:
+        _launch_matrices(ctx, step, call, form, kind, few_rows, (of_a, of_b, more))
+    else:
         tile = choose_tile(ctx.device, m, step.total.dtype)
         blocks = select(few_rows, 0, ceildiv(m, tile.m) * ceildiv(n, tile.n))
         _launch_kernel(ctx, call, TiledProduct(*form, tile), (of_a, of_b, more), blocks, tile.threads)
+
+
+def _launch_matrices(
+    ctx: Lowering,
+    step: Contract,
+    call: Folded,
+    form: Form,
+    kind: str,
+    few_rows: Dim,
+    parameters: tuple[Parameters, Parameters, Parameters],
+) -> None:
+    """By tensor cores, where ``few_rows`` is 0: in one launch, or in parts along k and a step that adds them."""
+    m, n, k = call.sizes
+    batches = product(call.batch)
+    tile = choose_matrix_tile(ctx.device, m, n, batches)
+    splits = choose_splits(ctx.device, tile, m, n, batches, k) if few_rows == 0 else 1
+    blocks = select(few_rows, 0, ceildiv(m, tile.m) * ceildiv(n, tile.n) * splits)
+    if splits == 1:
+        _launch_kernel(ctx, call, MatrixProduct(*form, tile, kind), parameters, blocks, tile.threads)
+        return
+    parts = ctx.empty((splits, batches * m, n), DType.FLOAT32)
+    epilogue, of_parts = parts_epilogue(parts)
+    kernel = MatrixProduct(form[0], epilogue, *form[2:], tile, kind, splits)
+    _launch_kernel(ctx, call, kernel, (*parameters[:2], of_parts), blocks, tile.threads)
+    ctx.record(sum_of_parts(ctx, step, parts, splits))
 
 
 def _launch_kernel(

@@ -25,6 +25,8 @@ from .convert import INNER, OUTER, ConvertedElement, Inline, conversion_setup
 from .epilogue import Epilogue
 from .index import IndexMap, Loads, gather_map
 from .matmul import Product, RowProduct
+from .matrix_product import kind_of
+from .matrix_tiles import MATRIX_TILES, MatrixTile
 from .tiles import Element, Operand, Tile, declare, fill_matrix, joined, log2, pipeline, store_tile
 
 __all__ = ["BLOCK", "Choices", "Shared", "WeightBlock", "WeightElement", "Weights", "group_rows", "grouped_product"]
@@ -192,32 +194,9 @@ class GroupedTiles(Product):
             fill_matrix(x, extent, tile, each, self.index_type)
             for x, extent, each in zip((a, b), (tile.m, tile.n), self.elements, strict=True)
         ]
-        prologue = f"""
-            tiles_n = int32((n + {tile.n - 1}) >> {log2(tile.n)})
-            block = int32(cuda.blockIdx.x)
-            number = int32(block // tiles_n)
-            if number >= tiles[count]:
-                return
-            column0 = int32((block - number * tiles_n) * {tile.n})
-            # The last expert whose tiles begin here or before: one without rows has the next one's beginning.
-            low = int32(0)
-            high = int32(count)
-            while high - low > 1:
-                middle = int32((low + high) >> 1)
-                if tiles[middle] <= number:
-                    low = middle
-                else:
-                    high = middle
-            expert = int64(low)
-            row0 = int32(starts[expert] + (number - tiles[expert]) * {tile.m})
-            row_end = int32(starts[expert + 1])
-            steps = int32((k_end + {tile.k - 1}) >> {log2(tile.k)})
-            a_base = int64(0)
-            b_base = int64(0)
-        """
         body = [
             conversion_setup(*self.elements),
-            prologue,
+            _tile_of_rows(tile),
             declare(tile, element.accumulator),
             pipeline(tile, element.accumulator, "\n".join(fill)),
             store_tile(tile, "row_end", "n", element, self.epilogue),
@@ -225,8 +204,69 @@ class GroupedTiles(Product):
         return joined(body)
 
 
-def grouped_product(ctx: Lowering, choices: Choices, x: Tensor, share: Dim, weights: Weights) -> Tensor:
-    """float32 [rows, columns]: the result's row i is row i // ``share`` of x [.., k] times its expert's weights."""
+def _tile_of_rows(tile: Tile) -> str:
+    """The block's tile: its ``expert``, and where its rows and columns begin and end."""
+    return f"""
+        tiles_n = int32((n + {tile.n - 1}) >> {log2(tile.n)})
+        block = int32(cuda.blockIdx.x)
+        number = int32(block // tiles_n)
+        if number >= tiles[count]:
+            return
+        column0 = int32((block - number * tiles_n) * {tile.n})
+        # The last expert whose tiles begin here or before: one without rows has the next one's beginning.
+        low = int32(0)
+        high = int32(count)
+        while high - low > 1:
+            middle = int32((low + high) >> 1)
+            if tiles[middle] <= number:
+                low = middle
+            else:
+                high = middle
+        expert = int64(low)
+        row0 = int32(starts[expert] + (number - tiles[expert]) * {tile.m})
+        row_end = int32(starts[expert + 1])
+        steps = int32((k_end + {tile.k - 1}) >> {log2(tile.k)})
+        a_base = int64(0)
+        b_base = int64(0)
+    """
+
+
+@dataclass(frozen=True)
+class GroupedMatrices(Product):
+    """As `GroupedTiles`, by tensor cores, which multiply numbers of ``kind``; ``a_row`` is the row of x for a row."""
+
+    tile: Tile = field(kw_only=True)
+    kind: str = field(kw_only=True)
+    a_row: str = field(kw_only=True)
+
+    @property
+    def name(self) -> str:
+        return f"grouped_mma_{self.tile.name}_{self.types}"
+
+    @text_property
+    def body(self) -> str:
+        a = Operand("a", "a", "row0", "row_end", "k_end", "a_m", "1", True, self.a_row)
+        b = Operand("b", "a", "column0", "n", "k_end", "0", "1", True)
+        matrices = MatrixTile(self.tile, self.kind, a, b, self.elements, "int64")
+        return joined(
+            [
+                conversion_setup(*self.elements),
+                _tile_of_rows(self.tile),
+                "k0 = int32(0)",
+                "\n".join(matrices.declare()),
+                "\n".join(matrices.pipeline()),
+                matrices.store("row_end", "n", self.epilogue),
+            ]
+        )
+
+
+def grouped_product(
+    ctx: Lowering, choices: Choices, x: Tensor, share: Dim, weights: Weights, real: DType = DType.FLOAT32
+) -> Tensor:
+    """float32 [rows, columns]: the result's row i is row i // ``share`` of x [.., k] times its expert's weights.
+
+    Where ``real`` is a 16-bit type, tensor cores may multiply elements that are rounded to it.
+    """
     x = ctx.contiguous(x)
     result = ctx.empty((choices.rows, weights.columns), DType.FLOAT32)
     element, of_weights, loaded = _weight_element(weights)
@@ -243,16 +283,25 @@ def grouped_product(ctx: Lowering, choices: Choices, x: Tensor, share: Dim, weig
         builder.launch(ctx, kernel.name, (blocks, 1, 1), (kernel.threads, 1, 1), uses, body=kernel.body)
     if few != 1:
         order, starts, tiles = choices.sorted
-        place = f"int64(int32(order[int64({OUTER})] // share)) * a_m + int64({INNER})"
-        grouped = GroupedTiles(
-            (_row_element(x, place), element), _epilogue(weights.bias, "order[int64(row)]"), tile=tile
-        )
+        grouped = _tiles_of_rows(ctx, x, element, _epilogue(weights.bias, "order[int64(row)]"), tile, real)
         builder = _builder(x, result, share, weights, of_weights, order=order, starts=starts, tiles=tiles)
         builder.integers(DType.INT32, count=count)
         most = (floordiv(rows, tile.m) + chosen) * ceildiv(weights.columns, tile.n)
         blocks = select(few, 0, most)
-        builder.launch(ctx, grouped.name, (blocks, 1, 1), (tile.threads, 1, 1), uses, body=grouped.body)
+        builder.launch(ctx, grouped.name, (blocks, 1, 1), (grouped.tile.threads, 1, 1), uses, body=grouped.body)
     return result
+
+
+def _tiles_of_rows(
+    ctx: Lowering, x: Tensor, element: Element, epilogue: Epilogue, tile: Tile, real: DType
+) -> GroupedTiles | GroupedMatrices:
+    row, kind = "int32(order[int64({})] // share)", kind_of(ctx.device, real.short)
+    of_rows = _row_element(x, f"int64({row.format(OUTER)}) * a_m + int64({INNER})")
+    if not kind:
+        return GroupedTiles((of_rows, element), epilogue, tile=tile)
+    of_rows = Element(kind) if x.dtype is real else of_rows
+    (matrix_tile,) = (y for y in MATRIX_TILES if y.m == tile.m)
+    return GroupedMatrices((of_rows, element), epilogue, tile=matrix_tile, kind=kind, a_row=row)
 
 
 def _builder(

@@ -197,6 +197,7 @@ class Operand:
     stride: str
     inner_stride: str
     inner_major: bool
+    row: str = "{}"
 
 
 def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, index: str) -> str:
@@ -297,14 +298,17 @@ def store_tile(
     epilogue: Epilogue,
     setup: Iterable[str] = (),
     placed: Iterable[str] = (),
+    pitch: int = 0,
 ) -> str:
     """Gives the block's sums to ``epilogue``, whose coordinates are ``column`` and what ``setup`` makes of ``row``.
 
     The block's tile begins at (``row0``, ``column0``) of a matrix of ``rows`` x ``columns``. Through shared memory, so
     that neighbours in memory are written together. ``placed`` are lines that put the sums there, [m][n] of the tile,
-    where they are not those of `multiply`.
+    where they are not those of `multiply`; rows are ``pitch`` apart where that is not 0.
     """
     per_line = tile.n // CHUNK
+    at = f"int64(int32((chunk >> {log2(per_line)}) * {pitch} + (chunk & {per_line - 1}) * {CHUNK}))"
+    vector = element.accumulator == "float32"
     sizes = f"{tile.thread_m}, {tile.thread_n}"
     own = [
         f"to = int64(int32(thread_row * {tile.n} + thread_column))",
@@ -317,15 +321,17 @@ def store_tile(
         f"    chunk = int32(thread + piece * {tile.threads})",
         f"    row = int32(row0 + (chunk >> {log2(per_line)}))",
         f"    column0_of_chunk = int32(column0 + (chunk & {per_line - 1}) * {CHUNK})",
-        "    at = int64(chunk) * 4",
+        f"    at = {at if pitch else 'int64(chunk) * 4'}",
         f"    if row < {rows}:",
         *indented([*setup, *epilogue.row_lines], 2),
         f"        if column0_of_chunk + {CHUNK - 1} < {columns}:",
     ]
+    if vector:
+        lines.append(f"            {', '.join(f'total_{i}' for i in range(CHUNK))} = load_f32x4(tile_c, at)")
     for i in range(CHUNK):
         lines += [
             f"            column_{i} = int32(column0_of_chunk + {i})",
-            f"            total_{i} = tile_c[at + {i}]",
+            *([] if vector else [f"            total_{i} = tile_c[at + {i}]"]),
             *indented(epilogue.elements(f"_{i}"), 3),
         ]
     for i in range(CHUNK):

@@ -29,7 +29,9 @@ def _product(ctx: Lowering, a: Tensor, weights: Weights, width: Dim, bias: Tenso
     ctx.require(eq(a.shape[-1], width), "the inner dimensions of the matrices differ")
     rows = product(a.shape[:-1])
     one = full(ctx, (rows,), 0, DType.INT32)
-    total = grouped_product(ctx, group_rows(ctx, ctx.materialize(one), 1), reshape(ctx, a, [rows, width]), 1, weights)
+    total = grouped_product(
+        ctx, group_rows(ctx, ctx.materialize(one), 1), reshape(ctx, a, [rows, width]), 1, weights, a.dtype
+    )
     if bias is None:
         result = elementwise(ctx, lambda x: s.cast(x, dtype), total)
     else:

@@ -190,10 +190,10 @@ def mixture(
     counts = factors(ctx, scores, chosen, given, bool(normalize), bool(sparse))
     choices: Choices = group_rows(ctx, ctx.view(chosen, (tokens * k,)), scores.shape[1])
     rows = reshape(ctx, x, [tokens, width])
-    hidden = grouped_product(ctx, choices, rows, k, first)
-    other = None if third is None else grouped_product(ctx, choices, rows, k, third)
+    hidden = grouped_product(ctx, choices, rows, k, first, x.dtype)
+    other = None if third is None else grouped_product(ctx, choices, rows, k, third, x.dtype)
     between = gate.apply(ctx, hidden, other, floordiv(first.columns, gate.parts))
-    results = grouped_product(ctx, choices, between, 1, second)
+    results = grouped_product(ctx, choices, between, 1, second, x.dtype)
 
     def total(row: Row, value: Scalar, count: Scalar) -> tuple[list[Scalar], list[Scalar]]:
         return [], [s.cast(row.reduce(SUM, value * count), x.dtype)]

@@ -49,7 +49,7 @@ asm_functions = {
     "nanosleep.u32 $0;": "ptx.nanosleep",
     "mov.b32 $0, $1;": "ptx.opaque.i32",
     "mov.b64 $0, $1;": "ptx.opaque.i64",
-    **{matrices.PRODUCT.format(kind): f"ptx.matrix.{kind}" for kind in matrices.KINDS},
+    **matrices.ASSEMBLY,
 }
 inline_asm = re.compile(r'call ([^\n]*?) asm\s+(?:sideeffect\s+)?"([^"]*)", "[^"]*"\s*\(([^\n]*)\)')
 shared_global = re.compile(
@@ -177,7 +177,7 @@ def kernel_module(
     parameters = split_arguments(match[2])
     calls: set[str] = set()
     lines = contracted.sub(r" = \1 contract ", match[3]) if contract else match[3]
-    body = [rewrite_line(line, shared, calls) for line in lines.splitlines()]
+    body = [rewrite_line(line, shared, calls) for line in matrices.with_accesses(lines).splitlines()]
     fibers = bool(calls & intrinsics.switching_calls.keys())
     if check:
         body = add_checks(body)

@@ -5,12 +5,31 @@ The form of `ort_cuda_plugin.compiler.matrix_intrinsics`, whose comment says whi
 
 from __future__ import annotations
 
+import itertools
+import re
+
 KINDS = ("f16", "bf16")
 PRODUCT = (
     "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32 "
     "{{$0,$1,$2,$3}}, {{$4,$5,$6,$7}}, {{$8,$9}}, {{$10,$11,$12,$13}};"
 )
 """What a GPU does instead, of numbers of a kind."""
+SHARED_ADDRESS = "cvta.to.shared.u64 $0, $1;"
+LOAD = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0,$1,$2,$3}, [$4];"
+LOAD_TRANSPOSED = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0,$1,$2,$3}, [$4];"
+COPY = "cp.async.cg.shared.global [$0], [$1], 16;"
+COPY_COMMIT = "cp.async.commit_group;"
+COPY_WAIT = ("cp.async.wait_group 0;", "cp.async.wait_group 1;")
+ASSEMBLY = {
+    **{PRODUCT.format(kind): f"ptx.matrix.{kind}" for kind in KINDS},
+    SHARED_ADDRESS: "ptx.shared_address",
+    LOAD: "ptx.load_matrices",
+    LOAD_TRANSPOSED: "ptx.load_matrices_transposed",
+    COPY: "ptx.copy_async",
+    COPY_COMMIT: "ptx.copy_async_done",
+    **dict.fromkeys(COPY_WAIT, "ptx.copy_async_done"),
+}
+"""What code that a GPU runs is called on the way to the emulated device."""
 SUMS = "{float, float, float, float}"
 _shuffle = "call i32 @ocp_emu_shfl(ptr %thread, i32 -1, i32 0, i32 {}, i32 {}, i32 31, ptr %predicate)"
 
@@ -63,9 +82,99 @@ def _product(kind: str) -> str:
     )
 
 
-DEFINITIONS = {f"ocp.matrix.{kind}": _product(kind) for kind in KINDS}
+WORDS = "{i32, i32, i32, i32}"
+
+
+def _load(transposed: bool) -> str:
+    """Each lane learns where the rows begin of which it has elements, and loads them itself."""
+    lines = [
+        "%predicate = alloca i32",
+        "%low = trunc i64 %address to i32",
+        "%shifted = lshr i64 %address, 32",
+        "%high = trunc i64 %shifted to i32",
+        "%g = lshr i32 %lane, 2",
+        "%t = and i32 %lane, 3",
+        "%t.even = shl i32 %t, 1",
+        "%t.odd = or i32 %t.even, 1",
+        f"%within.i = shl i32 {'%g, 1' if transposed else '%t, 2'}",
+        "%within = zext i32 %within.i to i64",
+    ]
+    for i in range(4):
+        rows = [(f"r{i}.0", "%t.even"), (f"r{i}.1", "%t.odd")] if transposed else [(f"r{i}.0", "%g")]
+        for name, row in rows:
+            lines.append(f"%{name}.from = or i32 {row}, {8 * i}")
+            for half in ("low", "high"):
+                lines.append(f"%{name}.{half} = {_shuffle.format(f'%{half}', f'%{name}.from')}")
+                lines.append(f"%{name}.{half}.w = zext i32 %{name}.{half} to i64")
+            lines += [
+                f"%{name}.up = shl i64 %{name}.high.w, 32",
+                f"%{name}.row = or i64 %{name}.up, %{name}.low.w",
+                f"%{name}.at = add i64 %{name}.row, %within",
+                f"%{name}.p = inttoptr i64 %{name}.at to ptr",
+            ]
+        if transposed:
+            for name in (f"r{i}.0", f"r{i}.1"):
+                lines += [f"%{name}.e = load i16, ptr %{name}.p", f"%{name}.x = zext i16 %{name}.e to i32"]
+            lines += [f"%r{i}.s = shl i32 %r{i}.1.x, 16", f"%r{i} = or i32 %r{i}.0.x, %r{i}.s"]
+        else:
+            lines.append(f"%r{i} = load i32, ptr %r{i}.0.p")
+        before = "undef" if i == 0 else f"%s{i - 1}"
+        lines.append(f"%s{i} = insertvalue {WORDS} {before}, i32 %r{i}, {i}")
+    body = "\n".join(f"  {line}" for line in lines)
+    name = "ocp.load_matrices_transposed" if transposed else "ocp.load_matrices"
+    head = f"define internal {WORDS} @{name}(ptr %thread, i32 %lane, i64 %address) noinline"
+    return f"\n{head} {{\n{body}\n  ret {WORDS} %s3\n}}\n"
+
+
+_accessing = re.compile(
+    r"^(?P<line>[^\n]*call [^\n]*@ptx\.(?P<name>copy_async|load_matrices(?:_transposed)?)"
+    r"\(i64 (?:noundef )?(?P<address>[^,)]+)(?:, ptr (?:[a-z]+ )*(?P<source>[^,)]+))?\)[^\n]*)$",
+    re.MULTILINE,
+)
+
+
+def with_accesses(body: str) -> str:
+    """A kernel's body in which copies to shared memory are accesses like others, which can be checked and counted.
+
+    So are the rows that the lanes of a warp load matrices from; what is loaded here is not used, and compiled away.
+    """
+    number = itertools.count()
+
+    def spread(match: re.Match[str]) -> str:
+        name = f"%ocp.access.{next(number)}"
+        pointer = f"  {name}.p = inttoptr i64 {match['address']} to ptr"
+        if not match["source"]:
+            return f"{pointer}\n  {name} = load <4 x i32>, ptr {name}.p, align 16\n{match['line']}"
+        load = f"  {name} = load <4 x i32>, ptr {match['source']}, align 16"
+        return f"{pointer}\n{load}\n  store <4 x i32> {name}, ptr {name}.p, align 16"
+
+    return _accessing.sub(spread, body)
+
+
+DEFINITIONS = {
+    **{f"ocp.matrix.{kind}": _product(kind) for kind in KINDS},
+    "ocp.load_matrices": _load(False),
+    "ocp.load_matrices_transposed": _load(True),
+    "ptx.shared_address": """
+define internal i64 @ptx.shared_address(ptr %x) alwaysinline {
+  %r = ptrtoint ptr %x to i64
+  ret i64 %r
+}
+""",
+    "ptx.copy_async_done": """
+define internal void @ptx.copy_async_done() alwaysinline {
+  ret void
+}
+""",
+}
 SWITCHING_CALLS = {
-    f"ptx.matrix.{kind}": f"call {{{{float, float, float, float}}}} @ocp.matrix.{kind}"
-    "(ptr %ocp.thread, i32 %ocp.laneid, {})"
-    for kind in KINDS
+    **{
+        f"ptx.matrix.{kind}": f"call {{{{float, float, float, float}}}} @ocp.matrix.{kind}"
+        "(ptr %ocp.thread, i32 %ocp.laneid, {})"
+        for kind in KINDS
+    },
+    **{
+        f"ptx.{name}": f"call {{{{i32, i32, i32, i32}}}} @ocp.{name}(ptr %ocp.thread, i32 %ocp.laneid, {{}})"
+        for name in ("load_matrices", "load_matrices_transposed")
+    },
 }

@@ -1,0 +1,127 @@
+"""Matrix products by tensor cores, for 16-bit operands on GPUs that have ``mma.sync`` (sm_80)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..model.ir import DType
+from ..program.lowering import DeviceProperties, Lowering, Tensor
+from ..program.scalar import Scalar
+from ..program.steps import Contract, Map, Substitution
+from ..program.symbolic import Dim, ceildiv, hint, product
+from .blocks import BlockElement
+from .codegen import Parameters, text_property
+from .convert import conversion_setup
+from .epilogue import Epilogue
+from .matmul import Product
+from .matrix_tiles import MATRIX_TILES, K, MatrixTile
+from .tiles import Element, Operand, Tile, batch_offsets, joined, log2
+
+RELATIVE_TIMES = (1.0, 1.1, 1.35, 1.8)
+"""Of one multiplication in each of `MATRIX_TILES`. Estimates: larger tiles load less for each."""
+SPLIT_DEPTH = 256
+"""Products along k that a part has at least. An estimate: what the parts' sums cost is small beside that."""
+MAX_SPLITS = 8
+
+
+def matrix_kind(device: DeviceProperties, elements: tuple[Element, Element]) -> str:
+    """The type that tensor cores multiply, "" where they cannot do the product.
+
+    Codes of few bits become numbers of the other operand's type.
+    """
+    a, b = elements
+    return kind_of(device, a.storage) if b.storage == a.storage or isinstance(b, BlockElement) else ""
+
+
+def kind_of(device: DeviceProperties, storage: str) -> str:
+    """The storage type itself where the device's tensor cores multiply it, else ""."""
+    able = not device.emulated and device.compute_capability >= (8, 0)
+    return storage if able and storage in ("f16", "bf16") else ""
+
+
+def choose_matrix_tile(device: DeviceProperties, rows: Dim, columns: Dim, batch: Dim) -> Tile:
+    """The tile that takes the least time at the sizes expected, where blocks are on all multiprocessors at once."""
+
+    def time(number: int) -> float:
+        tile = MATRIX_TILES[number]
+        blocks = hint(ceildiv(rows, tile.m) * ceildiv(columns, tile.n) * batch)
+        return RELATIVE_TIMES[number] * tile.m * max(blocks, device.multiprocessors)
+
+    return MATRIX_TILES[min(range(len(MATRIX_TILES)), key=time)]
+
+
+def choose_splits(device: DeviceProperties, tile: Tile, rows: Dim, columns: Dim, batch: Dim, depth: Dim) -> int:
+    """Into how many parts k is cut, so that few blocks become as many as there are multiprocessors."""
+    blocks = max(1, hint(ceildiv(rows, tile.m) * ceildiv(columns, tile.n) * batch))
+    most = min(MAX_SPLITS, device.multiprocessors // blocks, hint(depth) // SPLIT_DEPTH)
+    return 1 << (max(1, most).bit_length() - 1)
+
+
+@dataclass(frozen=True)
+class MatrixProduct(Product):
+    """One block per tile of out and part of k: the grid is (tiles along n * along m * ``splits`` * batches, 1, 1).
+
+    With several parts the epilogue is `parts_epilogue`.
+    """
+
+    tile: Tile = MATRIX_TILES[0]
+    kind: str = "f16"
+    splits: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"matmul_mma{'_split' if self.splits > 1 else ''}_{self.tile.name}_{self.types}"
+
+    @text_property
+    def body(self) -> str:
+        tile = self.tile
+        a = Operand("a", "a", "row0", "m", "k_end", self.stride("a_m"), self.stride("a_k"), self.a_contiguous == "k")
+        b = Operand("b", "b", "column0", "n", "k_end", self.stride("b_n"), self.stride("b_k"), self.b_contiguous == "k")
+        matrices = MatrixTile(tile, self.kind, a, b, self.elements, self.index_type)
+        prologue = f"""
+            tiles_n = int32((n + {tile.n - 1}) >> {log2(tile.n)})
+            tiles_m = int32((m + {tile.m - 1}) >> {log2(tile.m)})
+            block = int32(cuda.blockIdx.x)
+            rest = int32(block // tiles_n)
+            column0 = int32((block - rest * tiles_n) * {tile.n})
+            number = int32(rest // tiles_m)
+            row0 = int32((rest - number * tiles_m) * {tile.m})
+            batch = int32(number // {self.splits})
+            part = int32(number - batch * {self.splits})
+            every = int32((k_end + {K - 1}) >> {log2(K)})
+            share = int32((every + {self.splits - 1}) // {self.splits})
+            steps = int32(min(share, int32(every - part * share)))
+            k0 = int32(part * share * {K})
+            """
+        return joined(
+            [
+                conversion_setup(*self.elements),
+                prologue,
+                batch_offsets("ab", "base", self.batch_rank),
+                "\n".join(matrices.declare()),
+                "\n".join(matrices.pipeline()),
+                matrices.store("m", "n", self.epilogue),
+            ]
+        )
+
+
+def parts_epilogue(parts: Tensor) -> tuple[Epilogue, Parameters]:
+    """Stores the sums of each part of k in ``parts`` [splits, rows of all batches, columns]."""
+    parameters = Parameters()
+    parameters.tensor(parts, "parts", written=True)
+    parameters.integer(product(parts.shape[1:]), name="part_size")
+    start = "part_at = int64(part) * part_size + (int64(batch) * int64(m) + int64(row)) * int64(n)"
+    return Epilogue((start,), (), ("parts[part_at + int64(column@)] = total@",)), parameters
+
+
+def sum_of_parts(ctx: Lowering, step: Contract, parts: Tensor, splits: int) -> Map:
+    """The step that adds the parts of `parts_epilogue`, in order, and computes the product's epilogue."""
+    size = product(step.shape)
+    views = [ctx.view(parts, step.shape, None, parts.offset + number * size) for number in range(splits)]
+    leaves = [Scalar(DType.FLOAT32, "leaf") for _ in views]
+    total = leaves[0]
+    for leaf in leaves[1:]:
+        total = total + leaf
+    changed = Substitution({step.total: total})
+    outputs = tuple((changed(value), y) for value, y in step.outputs)
+    return Map(step.nodes, step.shape, (*step.inputs, *zip(leaves, views, strict=True)), outputs)

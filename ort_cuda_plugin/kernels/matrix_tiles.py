@@ -1,0 +1,301 @@
+"""Source fragments of products by tensor cores: tiles of 16-bit operands in shared memory, sums in fragments of warps.
+
+A block of four warps computes a ``m`` x ``n`` tile, stepping through the inner dimension by `K`. Tiles of the operands
+are in shared memory `STAGES` times: copies of those ahead (``cp.async``) run while one is multiplied, and a step needs
+one barrier. A tile has lines of pieces of 8 numbers along the dimension in which they are neighbours in memory. Where
+a piece stands in its line depends on the line, so that neither eight lines' pieces at one place, which a matrix is
+loaded from, nor neighbours, which are stored together, share a bank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .convert import ConvertedElement
+from .epilogue import Epilogue
+from .tiles import Element, Operand, Tile, indented, log2, store_tile
+
+K = 32
+STAGES = 3
+PIECE = 8
+"""Numbers of 16 bytes."""
+MATRIX_TILES = tuple(
+    Tile(m, 64, K, thread_m=rows, thread_n=columns)
+    for m, rows, columns in ((128, 8, 8), (64, 8, 4), (32, 4, 4), (16, 2, 4))
+)
+"""Tiles of blocks of four warps."""
+GAP = 8
+"""Floats between the rows of a result, so that warps store theirs without meeting in a bank."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """How a tile of an operand stands in shared memory; x is its own dimension, ``first`` its first byte in a stage."""
+
+    operand: Operand
+    extent: int
+    first: int
+
+    @property
+    def name(self) -> str:
+        return self.operand.name
+
+    @property
+    def pieces(self) -> int:
+        """Of a line, which runs along k, or along x."""
+        return (K if self.operand.inner_major else self.extent) // PIECE
+
+    def unit(self, line: str, piece: str) -> str:
+        """Where a piece stands, in pieces."""
+        turn = {2: f"(({line} >> 2) & 1)", 4: f"(({line} >> 1) & 3)"}.get(self.pieces, f"({line} & 7)")
+        return f"({line} * {self.pieces} + (({piece}) ^ {turn}))"
+
+
+@dataclass(frozen=True)
+class MatrixTile:
+    """The fragments for operands whose numbers are multiplied as ``kind``, "f16" or "bf16"."""
+
+    tile: Tile
+    kind: str
+    a: Operand
+    b: Operand
+    elements: tuple[Element, Element]
+    index: str
+
+    @property
+    def lines(self) -> tuple[Lines, Lines]:
+        return Lines(self.a, self.tile.m, 0), Lines(self.b, self.tile.n, self.tile.m * K * 2)
+
+    @property
+    def stage(self) -> int:
+        """Bytes of a stage."""
+        return (self.tile.m + self.tile.n) * K * 2
+
+    @property
+    def warp_columns(self) -> int:
+        return 2 if self.tile.m >= 64 else 4
+
+    @property
+    def warp(self) -> tuple[int, int]:
+        """Rows and columns of a warp."""
+        return self.tile.m * self.warp_columns // 4, self.tile.n // self.warp_columns
+
+    def declare(self) -> list[str]:
+        rows, columns = self.warp
+        floats = max(STAGES * self.stage // 4, self.tile.m * (self.tile.n + GAP))
+        lines = [
+            f"tile_c = array_pointer(cuda.shared.array({floats}, float32, 16))",
+            "tiles_at = shared_address(tile_c)",
+            "thread = int32(cuda.threadIdx.x)",
+            "lane = int32(thread & 31)",
+            f"warp_row = int32((thread >> {5 + log2(self.warp_columns)}) * {rows})",
+            f"warp_column = int32(((thread >> 5) & {self.warp_columns - 1}) * {columns})",
+            f"sums = registers_f32({rows * columns // 32})",
+        ]
+        for of, element in zip(self.lines, self.elements, strict=True):
+            lines += [] if isinstance(element, ConvertedElement) else self._copied(of)
+        return lines
+
+    def _copied(self, lines: Lines) -> list[str]:
+        """Whether pieces can be copied as they are, and for each of the thread's from where at k = 0, and to where.
+
+        What is outside the result has any numbers: those of another piece.
+        """
+        operand, name = lines.operand, lines.name
+        outer = operand.stride if operand.inner_major else operand.inner_stride
+        whole = "" if operand.inner_major else f" | (int64({operand.bound}) & 7)"
+        start = f"address_of({operand.pointer}) + {name}_base * 2"
+        result = [f"{name}_whole = opaque_i32(int32((({start}) & 15) | (int64({outer}) & 7){whole}))"]
+        for piece in range(self._pieces(lines)):
+            line, place = self._place(lines, f"(thread + {piece * self.tile.threads})")
+            if operand.inner_major:
+                x, along = f"min(int32({operand.origin} + {line}), int32({operand.bound} - 1))", f"{place} * {PIECE}"
+            else:
+                x = f"min(int32({operand.origin} + {place} * {PIECE}), int32({operand.bound} - {PIECE}))"
+                along = line
+            places = (f"{operand.row.format(x)} * {operand.stride}", f"{self.index}({along}) * {operand.inner_stride}")
+            at = " + ".join(f"{self.index}({place})" for place in places)
+            result += [
+                f"{name}_from{piece} = {name}_base + int64({self.index}({at}))",
+                f"{name}_to{piece} = int32({lines.first} + {lines.unit(line, place)} * 16)",
+            ]
+        return result
+
+    def _pieces(self, lines: Lines) -> int:
+        """Of a thread; some threads have none where there are more threads than pieces."""
+        return max(1, K * lines.extent // PIECE // self.tile.threads)
+
+    def _place(self, lines: Lines, chunk: str) -> tuple[str, str]:
+        """The line and the place in it of a piece."""
+        return f"({chunk} >> {log2(lines.pieces)})", f"({chunk} & {lines.pieces - 1})"
+
+    def pipeline(self) -> list[str]:
+        """The loop over ``steps`` steps, the first of which is at ``k0``; k ends at ``k_end``."""
+        last = (STAGES - 1) * self.stage
+        fills = [
+            line
+            for lines, element in zip(self.lines, self.elements, strict=True)
+            for line in self._fill(lines, element)
+        ]
+        return [
+            "filled = int32(0)",
+            "multiplied = int32(0)",
+            f"for step in range({1 - STAGES}, steps):",
+            "    if step >= 0:",
+            f"        copy_async_wait({STAGES - 2})",
+            "        cuda.syncthreads()",
+            f"    ahead = int32(step + {STAGES - 1})",
+            "    if ahead < steps:",
+            f"        k_first = int32(k0 + ahead * {K})",
+            *indented(fills, 2),
+            f"        filled = choose(filled == {last}, int32(0), int32(filled + {self.stage}))",
+            "    copy_async_commit()",
+            "    if step >= 0:",
+            "        stage_at = tiles_at + int64(multiplied)",
+            *indented(self._multiply(), 2),
+            f"        multiplied = choose(multiplied == {last}, int32(0), int32(multiplied + {self.stage}))",
+        ]
+
+    def store(self, rows: str, columns: str, epilogue: Epilogue, setup: Iterable[str] = ()) -> str:
+        height, width = self.warp
+        pitch = self.tile.n + GAP
+        placed = [
+            "copy_async_wait(0)",
+            "cuda.syncthreads()",
+            f"to = int64(int32((warp_row + (lane >> 2)) * {pitch} + warp_column + (lane & 3) * 2))",
+        ]
+        for i in range(height // 16):
+            for j in range(width // 8):
+                for half in (0, 1):
+                    at = (16 * i + 8 * half) * pitch + 8 * j
+                    first = 4 * (i * (width // 8) + j) + 2 * half
+                    placed.append(f"store_f32x2(tile_c, to + {at}, sums[{first}], sums[{first + 1}])")
+        return store_tile(self.tile, rows, columns, Element("f32"), epilogue, setup, placed=placed, pitch=pitch)
+
+    # ---- operands ----
+
+    def _fill(self, lines: Lines, element: Element) -> list[str]:
+        """Fills the stage at ``filled`` with k from ``k_first`` on; zeros stand outside the matrix."""
+        operand, name = lines.operand, lines.name
+        inner = operand.inner_major
+        count = K * lines.extent // PIECE
+        threads = self.tile.threads
+        line, place = self._place(lines, "chunk")
+        row = f"{name}_x_at" if operand.row == "{}" else f"min({name}_x_at, int32({operand.bound} - 1))"
+        x, k = ("line", f"place * {PIECE}") if inner else (f"place * {PIECE}", "line")
+        last_x, last_k = (0, PIECE - 1) if inner else (PIECE - 1, 0)
+        converted = isinstance(element, ConvertedElement)
+        whole = f"{name}_x_at + {last_x} < {operand.bound} and {name}_k_at + {last_k} < {operand.inner_bound}"
+        step = operand.inner_stride if inner else operand.stride
+
+        def coordinates(i: str) -> tuple[str, str]:
+            return (f"{name}_x_at", f"{name}_k_at + {i}") if inner else (f"{name}_x_at + {i}", f"{name}_k_at")
+
+        body = [
+            f"chunk = int32(thread + piece * {threads})",
+            f"line = int32{line}",
+            f"place = int32{place}",
+            f"{name}_x_at = int32({operand.origin} + {x})",
+            f"{name}_k_at = int32(k_first + {k})",
+            f"{name}_from = {name}_base + int64({self.index}({self.index}({operand.row.format(row)} * {operand.stride})"
+            f" + {self.index}({name}_k_at * {operand.inner_stride})))",
+            f"to = int32(filled + {lines.first} + {lines.unit('line', 'place')} * 16)",
+        ]
+        if converted:
+            body.append(f"if {whole}:")
+            if inner and step == "1":
+                before, values = element.neighbours(
+                    operand.pointer, f"{name}_from", f"{name}_x_at", f"{name}_k_at", PIECE, f"{name}_near"
+                )
+            else:
+                before = []
+                values = [
+                    element.load(operand.pointer, f"{name}_from + int64({i} * {step})", *coordinates(str(i)))
+                    for i in range(PIECE)
+                ]
+            words = [f"u32_as_f32(pair_{self.kind}({values[i]}, {values[i + 1]}))" for i in range(0, PIECE, 2)]
+            body += indented(before, 1)
+            body += [f"    {name}_word{i} = {word}" for i, word in enumerate(words)]
+            names = ", ".join(f"{name}_word{i}" for i in range(4))
+            body.append(f"    store_f32x4(tile_c, int64(to >> 2), {names})")
+        zero = "float32(0)" if converted else "uint32(0)"
+        edge = []
+        for half in (0, 1):
+            at = f"int32(word * 2 + {half})"
+            outer, along = coordinates(at)
+            place_of = f"{name}_from + int64({at} * {step})"
+            value = (
+                element.load(operand.pointer, place_of, outer, along)
+                if converted
+                else (f"uint32({operand.pointer}[{place_of}])")
+            )
+            edge += [
+                f"half{half} = {zero}",
+                f"if {outer} < {operand.bound} and {along} < {operand.inner_bound}:",
+                f"    half{half} = {value}",
+            ]
+        pair = f"pair_{self.kind}(half0, half1)" if converted else "uint32(half0 | (half1 << uint32(16)))"
+        one_by_one = [
+            "for word in range(4):",
+            *indented(edge, 1),
+            f"    tile_c[int64((to >> 2) + word)] = u32_as_f32({pair})",
+        ]
+        body += ["else:", *indented(one_by_one, 1)] if converted else one_by_one
+        few = count < threads
+        head = ["piece = int32(0)", f"if thread < {count}:"] if few else [f"for piece in range({count // threads}):"]
+        result = [*head, *indented(body, 1)]
+        if converted:
+            return result
+        copies = [
+            f"copy_async(tiles_at + int64(filled + {name}_to{piece}), {operand.pointer}, {name}_from{piece} + ahead_at)"
+            for piece in range(self._pieces(lines))
+        ]
+        return [
+            f"if {name}_whole == 0 and k_first + {K} <= {operand.inner_bound}:",
+            f"    ahead_at = int64({self.index}(k_first * {operand.inner_stride}))",
+            *([f"    if thread < {count}:", *indented(copies, 2)] if few else indented(copies, 1)),
+            "else:",
+            *indented(result, 1),
+        ]
+
+    # ---- products ----
+
+    def _addresses(self, lines: Lines, warp: str, number: int, x_bit: str, k_bit: str) -> list[str]:
+        """Names where a lane's rows begin of the matrices that ``number`` loads of a step of 16 take."""
+        name = lines.name
+        result = []
+        for i in range(number):
+            if lines.operand.inner_major:
+                line, piece = f"({warp} + (lane & 7) + 8 * {x_bit} + {16 * i})", f"{k_bit} + sixteen * 2"
+            else:
+                line = f"((lane & 7) + 8 * {k_bit} + sixteen * 16)"
+                piece = f"({warp} >> 3) + {x_bit} + {2 * i}"
+            unit = lines.unit(f"{name}_line{i}", piece)
+            result += [
+                f"{name}_line{i} = int32{line}",
+                f"{name}_at{i} = stage_at + int64(int32({lines.first} + {unit} * 16))",
+            ]
+        return result
+
+    def _multiply(self) -> list[str]:
+        height, width = self.warp
+        a, b = self.lines
+        low, high = "((lane >> 3) & 1)", "(lane >> 4)"
+        rows, pairs = height // 16, width // 16
+
+        def load(lines: Lines) -> str:
+            return "load_matrices" if lines.operand.inner_major else "load_matrices_transposed"
+
+        body = [*self._addresses(a, "warp_row", rows, low, high), *self._addresses(b, "warp_column", pairs, high, low)]
+        for i in range(rows):
+            body.append(f"a{i}_0, a{i}_1, a{i}_2, a{i}_3 = {load(a)}(a_at{i})")
+        for j in range(pairs):
+            body.append(f"b{j}_0, b{j}_1, b{j}_2, b{j}_3 = {load(b)}(b_at{j})")
+        for i in range(rows):
+            of_a = ", ".join(f"a{i}_{r}" for r in range(4))
+            for j in range(2 * pairs):
+                at = 4 * (i * 2 * pairs + j)
+                of_b = f"b{j // 2}_{2 * (j % 2)}, b{j // 2}_{2 * (j % 2) + 1}"
+                body.append(f"multiply_add_matrix_{self.kind}(sums, {at}, {of_a}, {of_b})")
+        return [f"for sixteen in range({K // 16}):", *indented(body, 1)]

@@ -1,0 +1,126 @@
+"""Products by tensor cores: what they give on the emulated device, and what a GPU's code of them is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+
+from contributed import FLOAT, FLOAT16, Array, check_node, node_model, noise, rounded
+from kernel_harness import make_model, run_op
+from ort_cuda_plugin.clusters.cluster import CompiledCluster
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.targets import Target
+from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.estimate import sass
+from ort_cuda_plugin.model.onnx_graph import read_model
+from ort_cuda_plugin.program.lowering import DeviceProperties
+from test_matrix_attention import prompt
+
+GPU = DeviceProperties.gpu((8, 0))
+SMALL_GPU = DeviceProperties.gpu((8, 0), 1)
+"""One multiprocessor, for which the largest tile and one part of k are best."""
+
+
+def kernels(model: onnx.ModelProto, device: DeviceProperties = GPU) -> list[KernelSpec]:
+    return CompiledCluster(read_model(model), device).prepare().kernels
+
+
+@pytest.mark.parametrize(
+    ("sizes", "transposed", "dtype", "device"),
+    [
+        pytest.param((40, 75, 70), (0, 0), np.float16, GPU, id="no rows begin at a multiple of 16 bytes"),
+        pytest.param((24, 72, 64), (1, 0), ml_dtypes.bfloat16, GPU, id="a transposed"),
+        pytest.param((20, 1104, 72), (0, 1), np.float16, GPU, id="b transposed, in parts of k"),
+        pytest.param((136, 40, 72), (1, 1), np.float16, SMALL_GPU, id="large tiles, both transposed"),
+    ],
+)
+def test_products_of_halves(
+    monkeypatch: pytest.MonkeyPatch,
+    sizes: tuple[int, int, int],
+    transposed: tuple[int, int],
+    dtype: Any,
+    device: DeviceProperties,
+) -> None:
+    """With a bias, which each element gets once."""
+    m, n, k = sizes[0], sizes[2], sizes[1]
+    a, b, c = (noise(*shape, seed=i).astype(dtype) for i, shape in enumerate(((m, k), (k, n), (n,))))
+    given = [np.ascontiguousarray(x.T) if flag else x for x, flag in zip((a, b), transposed, strict=True)]
+    attributes = dict(zip(("transA", "transB"), transposed, strict=True))
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: device)
+    names = [spec.name for spec in kernels(make_model("Gemm", [*given, c], attributes), device)]
+    assert any(name.startswith("matmul_mma_split" if k > 1000 else "matmul_mma_") for name in names)
+    (actual,) = run_op("Gemm", [*given, c], attributes)
+    if dtype is not np.float16:
+        actual = actual.view(dtype)
+    expected = a.astype(np.float64) @ b.astype(np.float64) + c.astype(np.float64)
+    tolerance = 1e-3 if dtype is np.float16 else 8e-3
+    np.testing.assert_allclose(actual.astype(np.float64), expected, tolerance, tolerance)
+
+
+def coded(rows: int, depth: int, columns: int) -> tuple[list[Array], dict[str, Any], Array]:
+    """Inputs and attributes of MatMulNBits, and the weights in the order of their codes."""
+    block = 32
+    blocks = -(-depth // block)
+    numbers = np.random.default_rng(0).integers(0, 16, (columns, blocks, block))
+    stored = (numbers[..., ::2] | numbers[..., 1::2] << 4).astype(np.uint8)
+    scales = rounded(np.abs(noise(columns, blocks, seed=1, scale=0.1)), FLOAT16)
+    wide = ((numbers - 8) * scales[..., None]).reshape(columns, -1)[:, :depth].astype(np.float64)
+    attributes = {"N": columns, "K": depth, "bits": 4, "block_size": block}
+    return [rounded(noise(rows, depth), FLOAT16), stored, scales], attributes, wide
+
+
+def test_codes_of_four_bits_become_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of codes that end within a word, a piece and a block."""
+    inputs, attributes, wide = coded(40, 75, 20)
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+
+    def reference(a: Array, *_: Array) -> Array:
+        result: Array = (a @ wide.T).astype(np.float32)
+        return result
+
+    check_node("MatMulNBits", inputs, attributes, reals=[FLOAT16], reference=reference, constant=[1, 2], tolerance=1e-2)
+
+
+def test_rows_of_each_expert_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens that are sorted by expert: tiles that are not full, of rows that stand apart."""
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    check_node("MoE", mixture(45), MIXTURE, reals=[FLOAT16], constant=[2, 3, 4, 5], tolerance=1e-2)
+
+
+MIXTURE = {"k": 2, "activation_type": "relu"}
+
+
+def mixture(tokens: int) -> list[Array]:
+    experts, width, inner = 3, 40, 24
+    weights = [noise(experts, inner, width, seed=2, scale=0.2), noise(experts, inner, seed=3)]
+    weights += [noise(experts, width, inner, seed=4, scale=0.2), noise(experts, width, seed=5)]
+    return [noise(tokens, width), noise(tokens, experts, seed=1), *weights]
+
+
+# ---- code ----
+
+
+def test_products_of_halves_use_tensor_cores_without_spills() -> None:
+    """The largest tiles, of a product with two dimensions of batches, of codes, and of experts; attention as well."""
+    halves = [np.zeros(shape, np.float16) for shape in ((4, 12, 512, 512), (4, 12, 512, 64))]
+    inputs, attributes, _ = coded(2048, 64, 2048)
+    of_codes = node_model("MatMulNBits", inputs, attributes, [FLOAT], constant=[1, 2], real=FLOAT16, sized=[0])
+    of_experts = node_model("MoE", mixture(384), MIXTURE, [FLOAT], constant=[2, 3, 4, 5], real=FLOAT16, sized=[0, 1])
+    models = [
+        make_model("MatMul", halves, {}),
+        onnx.load_from_string(of_codes),
+        onnx.load_from_string(of_experts),
+        prompt(128, FLOAT16)[0],
+    ]
+    specs = []
+    for model, name in zip(models, ("matmul_mma_128x64", "matmul_mma", "grouped_mma_128x64", "matrix_st"), strict=True):
+        specs.append(next(spec for spec in kernels(model) if spec.name.startswith(name)))
+    assert specs[1].name.endswith("4bits")
+    for capability, chosen in (((8, 0), specs), ((9, 0), specs[:1]), ((10, 0), specs[:1]), ((12, 0), specs)):
+        for spec, code in zip(chosen, sass.code_of(chosen, Target.cuda(*capability)), strict=True):
+            assert code.spilled == 0, (spec.name, capability)
+            assert code.uses_tensor_cores or sass.disassembler() is None, (spec.name, capability)
