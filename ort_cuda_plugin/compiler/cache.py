@@ -42,6 +42,7 @@ front_end_sources = (
     "compiler/front_end.py",
     "compiler/tile_intrinsics.py",
     "compiler/matrix_intrinsics.py",
+    "compiler/vector_intrinsics.py",
     "compiler/host/matrices.py",
     "compiler/compile.py",
     "compiler/kernel.py",
