@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ort_cuda_plugin.kernels.block_scan import block_scan, has_block_scan
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, kernel_name, load_text, offset_text
 from ort_cuda_plugin.kernels.layout import SERIAL_THREADS, Plane
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -15,9 +16,12 @@ __all__ = ["scan"]
 def scan(ctx: Lowering, reduction: Reduction, x: Tensor, axis: int, *, exclusive: bool, reverse: bool) -> Tensor:
     """All partial results of a reduction along an axis: the first accumulator after each element, or before it.
 
-    ``reverse`` starts from the end. One thread works on a row.
+    ``reverse`` starts from the end. One thread works on a row, or on a GPU one block or more on a long one.
     """
     result = ctx.empty(x.shape, x.dtype)
+    if has_block_scan(ctx, x, axis):
+        block_scan(ctx, reduction, x, result, axis, exclusive=exclusive, reverse=reverse)
+        return result
     builder = KernelBuilder()
     emit = builder.emit
     kept = [other for other in range(x.rank) if other != axis]

@@ -1,19 +1,28 @@
 """Selection by data: stable sorting, counting prefixes for compaction, and greedy suppression of boxes.
 
-Each kernel gives a row to one block, whose threads meet at barriers.
+Each kernel here gives a row to one block, whose threads meet at barriers; `merge_sort` and `block_scan` have the forms
+for long rows on a GPU.
 """
 
 from __future__ import annotations
 
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, load_text
+from ort_cuda_plugin.kernels.merge_sort import merge_rows, merges
+from ort_cuda_plugin.kernels.scan import scan
 from ort_cuda_plugin.kernels.tiles import indent
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.symbolic import product
+from ort_cuda_plugin.program.reduce import reduce
+from ort_cuda_plugin.program.row_program import SUM
+from ort_cuda_plugin.program.scalar import cast
+from ort_cuda_plugin.program.symbolic import hint, product
 
 __all__ = ["count_prefixes", "sort_rows", "suppress_boxes"]
 
 THREADS = 256
+MANY = 4096
+"""Flags that are more than one block's work on a GPU."""
 
 _sort_source = """
     row = int64(cuda.blockIdx.x)
@@ -100,6 +109,10 @@ def sort_rows(ctx: Lowering, x: Tensor, *, descending: bool = False) -> tuple[Te
         a_less=_less("a", "b", x.dtype, descending),
         b_less=_less("b", "a", x.dtype, descending),
     )
+    count = merges(ctx, x)
+    if count is not None:
+        merge_rows(ctx, ctx.contiguous(x), orders, heads, compare, count)
+        return ctx.view(orders, (rows, n)), heads
     builder = KernelBuilder()
     builder.tensor(orders, "orders", written=True)
     builder.tensor(heads, "heads", written=True)
@@ -136,6 +149,12 @@ _count_source = """
 def count_prefixes(ctx: Lowering, flags: Tensor) -> tuple[Tensor, Tensor]:
     """How many of the bool ``flags`` [n] are set before each, int64 [n], and in all, int64 [1]."""
     n = product(flags.shape)
+    if not ctx.device.emulated and hint(n) > MANY:
+        flags = ctx.contiguous(flags)
+        flat = ctx.view(flags, (n,), None, flags.offset)
+        counted = elementwise(ctx, lambda flag: cast(flag, DType.INT64), flat)
+        total = reduce(ctx, lambda row, flag: row.reduce(SUM, flag), counted, [0])
+        return scan(ctx, SUM, counted, 0, exclusive=True, reverse=False), total
     before, total = ctx.empty((n,), DType.INT64), ctx.empty((1,), DType.INT64)
     builder = KernelBuilder()
     builder.tensor(before, "before", written=True)

@@ -1,0 +1,123 @@
+"""Stable sorting of long rows on a GPU: blocks sort pieces of a row, and launches merge neighbouring runs of them.
+
+In a merge each element has a thread, which finds the element's place by a binary search in the other run.
+"""
+
+from __future__ import annotations
+
+from ..program.lowering import Lowering, Tensor
+from ..program.symbolic import ceildiv, hint, le
+from .codegen import KernelBuilder
+from .tiles import indent
+
+THREADS = 256
+PIECE = 1024
+"""Elements that a block sorts; a power of four, so that an even number of passes does."""
+MOST_MERGES = 16
+
+_place = """
+            me = int64({orders}[source + i])
+            pair = i // (2 * width) * (2 * width)
+            middle = min(pair + width, n)
+            is_left = i < middle
+            low = middle if is_left else pair
+            high = min(pair + 2 * width, n) if is_left else middle
+            place = i if is_left else int64(i - middle + pair)
+            first_of_sibling = low
+            while low < high:
+                half = (low + high) // 2
+                other = int64({orders}[source + half])
+                first = other if is_left else me
+                second = me if is_left else other
+{compare}
+                if less == is_left:
+                    low = half + 1
+                else:
+                    high = half
+            {orders}[target + place + low - first_of_sibling] = me
+"""
+_piece_source = """
+    row = int64(cuda.blockIdx.y)
+    lane = int64(cuda.threadIdx.x)
+    start = int64(cuda.blockIdx.x) * {piece}
+    n = min(n_all - start, int64({piece}))
+    data = (row * n_all + start) * m
+    local = array_pointer(cuda.shared.array({two_pieces}, int32))
+    source, target = int64(0), int64({piece})
+    for i in range(lane, n, {threads}):
+        local[i] = int32(i)
+    cuda.syncthreads()
+    width = int64(1)
+    while width < {piece}:
+        for i in range(lane, n, {threads}):
+{place}
+        cuda.syncthreads()
+        source, target = target, source
+        width *= 2
+    for i in range(lane, n, {threads}):
+        orders[(buffer * rows + row) * n_all + start + i] = start + local[i]
+"""
+_merge_source = """
+    row = int64(cuda.blockIdx.y)
+    source = (buffer * rows + row) * n
+    target = ((1 - buffer) * rows + row) * n
+    data = row * n * m
+    i = int64(cuda.blockIdx.x) * {threads} + int64(cuda.threadIdx.x)
+    if i < n:
+        if True:
+{place}
+"""
+_heads_source = """
+    row = int64(cuda.blockIdx.y)
+    result = row * n
+    data = result * m
+    i = int64(cuda.blockIdx.x) * {threads} + int64(cuda.threadIdx.x)
+    if i < n:
+        less = True
+        if i > 0:
+            first = int64(orders[result + i - 1])
+            second = int64(orders[result + i])
+{compare}
+        heads[result + i] = 1 if less else 0
+"""
+
+
+def merges(ctx: Lowering, x: Tensor) -> int | None:
+    """How many merges sort the rows of x [rows, n, m], or None where one block does."""
+    n = x.shape[1]
+    if ctx.device.emulated or hint(n) <= PIECE:
+        return None
+    count = (-(-hint(n) // PIECE) - 1).bit_length()
+    return count if count <= MOST_MERGES and ctx.settled(le(n, PIECE << count)) else None
+
+
+def merge_rows(ctx: Lowering, x: Tensor, orders: Tensor, heads: Tensor, compare: str, count: int) -> None:
+    """Sorts contiguous x by ``compare``, source that sets ``less`` by the elements ``first`` and ``second``.
+
+    ``orders`` [2, rows, n] get a row's item numbers in order, ``heads`` where one differs from the one before.
+    """
+    rows, n, m = x.shape
+    name, buffer = x.dtype.short, count % 2
+    builder = KernelBuilder()
+    builder.tensor(orders, "orders", written=True)
+    builder.tensor(x, "x")
+    builder.integers(rows=rows, n_all=n, m=m, buffer=buffer)
+    place = _place.format(orders="local", compare=indent(compare, 4)).strip("\n")
+    body = _piece_source.format(piece=PIECE, two_pieces=2 * PIECE, threads=THREADS, place=place)
+    builder.launch(ctx, f"sort_pieces_{name}", (ceildiv(n, PIECE), rows, 1), (THREADS, 1, 1), body=body)
+    place = _place.format(orders="orders", compare=indent(compare, 4)).strip("\n")
+    grid = (ceildiv(n, THREADS), rows, 1)
+    for number in range(count):
+        builder = KernelBuilder()
+        builder.tensor(orders, "orders", written=True)
+        builder.tensor(x, "x")
+        builder.integers(rows=rows, n=n, m=m, buffer=(buffer + number) % 2, width=PIECE << number)
+        body = _merge_source.format(threads=THREADS, place=place)
+        builder.launch(ctx, f"merge_runs_{name}", grid, (THREADS, 1, 1), body=body)
+    builder = KernelBuilder()
+    builder.tensor(heads, "heads", written=True)
+    builder.tensor(orders, "orders")
+    builder.tensor(x, "x")
+    builder.integers(n=n, m=m)
+    body = _heads_source.format(threads=THREADS, compare=indent(compare, 3))
+    builder.launch(ctx, f"sorted_heads_{name}", grid, (THREADS, 1, 1), body=body)
