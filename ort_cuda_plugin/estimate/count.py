@@ -250,6 +250,7 @@ def summary(
         what = int(one["what"][0])
         nbytes = widths[place]
         if not nbytes:  # part of a wider access
+            instructions["issued"] -= float(total[place])
             continue
         factor = float(grown[place]) * weights[one["block"]]
         key = _keys(one["block"], one["turn"], one["thread"] // WARP)

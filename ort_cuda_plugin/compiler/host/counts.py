@@ -24,6 +24,7 @@ DECLARATIONS = {
 _label = re.compile(r"^(?:[-\w.$]+|\"[^\"]*\"):")
 _operation = re.compile(rf"^\s*(?:{value_name} = )?(?:tail |notail )?([a-z_]+)\b(.*)")
 _vector = re.compile(r"<(\d+) x (float|double|half|i\d+|ptr)>")
+_constant_offset = re.compile(r", ptr [^,]+(?:, i\d+ -?\d+)+$")
 _called = re.compile(r"@([\w.$]+)\(")
 _stack_line = re.compile(
     rf"^\s*({value_name}) = (?:alloca |getelementptr [^@%]*?ptr ({value_name})|bitcast ptr ({value_name}))"
@@ -104,6 +105,10 @@ def add_counts(body: list[str], size_of: Callable[[str], int], stored_type: Call
         else:
             current.update(instructions(line))
         out.append(line)
+    for part in parts:
+        # A GPU makes one instruction of a product and a sum.
+        joined = min(part.pop("products", 0), part.pop("sums", 0))
+        part.subtract(issued=joined, float=joined)
     first = len(accesses)
     text = "\n".join(out)
     text = re.sub(r"i32 PLACE(\d+)\)", lambda found: f"i32 {first + int(found[1])})", text)
@@ -136,14 +141,19 @@ def instructions(line: str) -> Counts:
     if name == "br":
         return Counter(issued=1 if " i1 " in line else 0)
     if name in ("fadd", "fsub", "fmul", "fcmp", "fneg"):
-        # Half of the products join a sum.
-        kind = "double" if "double" in rest else "float"
-        return Counter({"issued": lanes, kind: lanes})
+        if "double" in rest:
+            return Counter(issued=lanes, double=lanes)
+        kind = {"fmul": "products", "fadd": "sums", "fsub": "sums"}.get(name, "others")
+        return Counter({"issued": lanes, "float": lanes, kind: lanes})
+    if name == "getelementptr":  # a constant offset is part of the access
+        return Counter(issued=0 if _constant_offset.search(rest) else 1)
+    if name in ("and", "or", "xor", "select") and re.match(r" (?:disjoint )?i1 ", rest):
+        return Counter()  # of predicates
     if name == "fdiv":
         return Counter(issued=_float_division * lanes, float=_float_division * lanes, special=lanes)
     if name in _divisions:
         return Counter(issued=_divisions[name] * lanes * (4 if "i64" in rest else 1))
-    return Counter(issued=lanes * (_wide if "i64" in rest and name != "getelementptr" else 1))
+    return Counter(issued=lanes * (_wide if "i64" in rest else 1))
 
 
 def _call(rest: str, lanes: int) -> Counts:
