@@ -108,14 +108,24 @@ def mix_of(text: str) -> dict[str, int]:
 
 
 def rounds_of(text: str) -> float:
-    """Waits for loads, for each load, in the order of the code: a load is waited for where its result is used."""
-    loads = waits = 0
+    """Waits for loads, for each load, in the order of the code: a load is waited for where its result is used.
+
+    Copies to shared memory are waited for together. A pipeline of them has begun one step before: that hides half.
+    """
+    loads = 0
+    waits = 0.0
+    copies = False
     flying: set[int] = set()
     for match in _instruction.finditer(text):
         registers: list[int] = []
         for number, wide in _register.findall(match["operands"]):
             registers += [int(number), int(number) + 1] if wide else [int(number)]
-        if match["name"] in _loads:
+        if match["name"] == "LDGSTS":
+            loads += 1
+            copies = True
+        elif match["name"] == "DEPBAR" and copies:
+            waits += 0.5
+        elif match["name"] in _loads:
             loads += 1
             first, *addresses = registers or [0]
             if flying.intersection(addresses):
