@@ -24,9 +24,9 @@ COLUMNS = ["launches", "calls", "MB", "channels last", "tensor cores", "workspac
 def main() -> int:
     import onnx
 
-    from library_engines import ask, build_asker, convolutions, halved, lowered, optimized, question
+    from library_engines import ask, build_asker, calls_of, halved, lowered, optimized, question
     from ort_cuda_plugin import models
-    from ort_cuda_plugin.program.libraries import ProblemFlags
+    from ort_cuda_plugin.program.libraries import CONV, ProblemFlags
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=sorted(models.wheel_models()))
@@ -44,7 +44,7 @@ def main() -> int:
                 single = optimized(model, batch)
                 for precision, form in (("TF32", single), ("float16", halved(single))):
                     program = lowered(form)
-                    calls = convolutions(program)
+                    calls = calls_of(program, CONV)
                     engines = ask(command, [question(call) for call in calls])
                     missing += sum(bool(engine.missing) for engine in engines)
                     last = sum(bool(call.problem.flags & ProblemFlags.CHANNELS_LAST) for call in calls)

@@ -34,6 +34,6 @@ typedef struct ocp_library {
              void *const *pointers, ocp_error *error);
 } ocp_library;
 
-extern const ocp_library ocp_cublaslt, ocp_cudnn;
+extern const ocp_library ocp_cublaslt, ocp_cudnn, ocp_cudnn_attention;
 
 #endif

@@ -84,20 +84,33 @@ static bool is_convolution(const ocp_problem_spec *spec) {
          spec->alpha == 1 && spec->beta == !!(spec->flags & OCP_PROBLEM_RESIDUAL);
 }
 
+static bool is_attention(const ocp_problem_spec *spec) {
+  const bool is_half =
+      spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 || spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16;
+  return is_half && !(spec->flags & ~(uint32_t)(OCP_PROBLEM_TF32 | OCP_PROBLEM_DETERMINISTIC | OCP_PROBLEM_BIAS)) &&
+         spec->rank == 0 && isfinite(spec->alpha) && spec->beta == 0;
+}
+
+static const struct {
+  bool (*exists)(const ocp_problem_spec *spec);
+  const ocp_library *library;
+  ocp_library_id id;
+} kinds[] = {{is_matmul, &ocp_cublaslt, OCP_CUBLASLT},
+             {is_convolution, &ocp_cudnn, OCP_CUDNN},
+             {is_attention, &ocp_cudnn_attention, OCP_CUDNN}};
+
 ocp_problem *ocp_problem_create(const ocp_problem_spec *spec, ocp_error *error) {
-  const bool conv = spec->kind == OCP_PROBLEM_CONV;
-  const ocp_library_id id = conv ? OCP_CUDNN : OCP_CUBLASLT;
   const bool is_float =
       spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT || spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16 ||
       spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16 || spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
-  if (spec->kind > OCP_PROBLEM_CONV || !is_float || !(conv ? is_convolution(spec) : is_matmul(spec))) {
+  if (spec->kind > OCP_PROBLEM_ATTENTION || !is_float || !kinds[spec->kind].exists(spec)) {
     ocp_fail(error, ORT_INVALID_ARGUMENT,
              "no library problem has kind %u, type %u, flags %u, rank %u and factors %g and %g", spec->kind,
              spec->dtype, spec->flags, spec->rank, spec->alpha, spec->beta);
     return NULL;
   }
-  if (!atomic_load(&loaded[id])) {
-    ocp_fail(error, ORT_FAIL, "%s is not loaded", libraries[id]->name);
+  if (!atomic_load(&loaded[kinds[spec->kind].id])) {
+    ocp_fail(error, ORT_FAIL, "%s is not loaded", kinds[spec->kind].library->name);
     return NULL;
   }
   ocp_problem *problem = calloc(1, sizeof *problem);
@@ -106,7 +119,7 @@ ocp_problem *ocp_problem_create(const ocp_problem_spec *spec, ocp_error *error) 
     return NULL;
   }
   problem->spec = *spec;
-  problem->library = libraries[id];
+  problem->library = kinds[spec->kind].library;
   pthread_mutex_init(&problem->preparing, NULL);
   ocp_prepared_init(&problem->prepared);
   return problem;

@@ -1,4 +1,4 @@
-/* Calls of vendor libraries: matrix products by cuBLASLt, convolutions by cuDNN.
+/* Calls of vendor libraries: matrix products by cuBLASLt, convolutions and attention by cuDNN.
  *
  * A problem is plain data (what is computed, in which precision); sizes and pointers come with each call, so one
  * problem serves every shape of a plan. The first call with new sizes asks the library for an algorithm and keeps it.
@@ -37,7 +37,13 @@ typedef enum ocp_problem_kind {
    * values: images, channels, rows, groups, elements from image to image (or place to place) of out, then for each of
    * `rank` (2 or 3) dimensions: size of x, of the kernel, of out, stride, dilation, pad at the beginning, pad at the
    * end; then workspace bytes */
-  OCP_PROBLEM_CONV = 1
+  OCP_PROBLEM_CONV = 1,
+  /* out[b][h][m][d] = sum over n of softmax over n (alpha * q[b][h][m] . k[b][h][n] (+ bias[b][h][m][n])) *
+   * v[b][h][n][d] pointers: out, q, k, v, [bias,] workspace values: batches, heads, m, n, elements of a row of q and k,
+   * elements of a row of v and out; elements from batch to batch, head to head and row to row of q, k, v and out, whose
+   * rows are dense; the same of bias, and from key to key, 0 where it is repeated, and all 0 without one; workspace
+   * bytes */
+  OCP_PROBLEM_ATTENTION = 2
 } ocp_problem_kind;
 
 enum {
@@ -60,7 +66,7 @@ typedef struct ocp_problem_spec {
   uint32_t dtype; /* FLOAT, FLOAT16, BFLOAT16, or DOUBLE; all but what is stored is float32, for DOUBLE float64 */
   uint32_t flags;
   uint32_t rank;         /* CONV */
-  double alpha, beta;    /* MATMUL; CONV: 1, and 1 with a residual. beta is 0 without a residual */
+  double alpha, beta;    /* MATMUL, alpha of ATTENTION; CONV: 1, and 1 with a residual. beta is 0 without a residual */
   uint32_t measuring_ms; /* MEASURED: no further algorithm after so long; 0: any time */
 } ocp_problem_spec;
 

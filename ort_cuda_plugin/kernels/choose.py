@@ -11,6 +11,7 @@ from ..program.symbolic import hint
 from ..program.trace import Step
 from ..program.views import part
 from .image_order import in_memory_order, order_images
+from .library_attention import attention_form, call_cudnn_attention
 from .library_calls import call_cublaslt, call_cudnn
 
 SMALL_ATTENTION = 1 << 14
@@ -36,9 +37,12 @@ def choose(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 
 def _without_large_attention(ctx: Lowering, steps: Sequence[Step]) -> Iterator[Step]:
-    """The steps with the parts of attention where tensor cores win more than trips through memory cost."""
+    """The steps with the parts of attention where tensor cores win more than trips through memory cost.
+
+    Attention that cuDNN computes stays whole.
+    """
     for step in steps:
-        if isinstance(step, Attend) and "cublaslt" in ctx.device.libraries:
+        if isinstance(step, Attend) and "cublaslt" in ctx.device.libraries and attention_form(ctx, step) is None:
             *_, rows, keys = step.score_shape
             if hint(rows) * hint(keys) > SMALL_ATTENTION:
                 yield from step.parts
@@ -58,4 +62,6 @@ def _readable(ctx: Lowering, step: Step) -> Step:
 def _is_called(ctx: Lowering, step: Step) -> bool:
     if isinstance(step, Contract):
         return not step.is_converted and call_cublaslt(ctx, step)
+    if isinstance(step, Attend):
+        return 0 not in step.shape and call_cudnn_attention(ctx, step)
     return isinstance(step, Convolve) and 0 not in step.shape and call_cudnn(ctx, step)

@@ -16,7 +16,7 @@ WORKSPACE_BYTES = 32 * 1024 * 1024
 LARGE_WORKSPACE_BYTES = 8 * WORKSPACE_BYTES
 """The same for convolutions of a session that allows much."""
 
-MATMUL, CONV = 0, 1
+MATMUL, CONV, ATTENTION = 0, 1, 2
 """Kinds of problems: ``ocp_problem_kind``."""
 
 

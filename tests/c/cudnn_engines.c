@@ -2,16 +2,17 @@
  *
  *   cudnn_engines LIBCUDNN DEVICE.json < problems
  *
- * A line has the fields of a spec up to its rank, and the values of a call; the first number is how many follow. A
+ * A line has the fields of a spec up to alpha, and the values of a call; the first number is how many follow. A
  * negative value stands for the address of the next pointer: pointers are as aligned as its amount. For each line one
  * is printed: the engine's number, whether it has tensor cores, the bytes of its workspace and the milliseconds that
  * this took, or "none" and the reason. */
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "vendor/cudnn.c"
+#include "vendor/cudnn.h"
 
 enum { CUDNN_TYPE_CHAR = 24, CUDNN_ATTR_DEVICEPROP_JSON = 2702, CUDNN_ATTR_ENGINE_GLOBAL_INDEX = 1301 };
 
@@ -32,39 +33,41 @@ static bool open_library(const char *path, const char *json_path) {
     puts(dlerror());
     return false;
   }
-  for (uint32_t i = 0; i < ocp_cudnn.num_symbols; i++)
-    ocp_cudnn.functions[i] = dlsym(library, ocp_cudnn.symbols[i]);
+  for (uint32_t i = 0; i < NUM_DNN_SYMBOLS; i++)
+    ((void **)&ocp_dnn)[i] = dlsym(library, ocp_dnn_symbols[i]);
   FILE *file = fopen(json_path, "r");
   const size_t length = file ? fread(json, 1, sizeof json - 1, file) : 0;
-  set_attribute = dnn.BackendSetAttribute;
-  dnn.BackendSetAttribute = set_for_device;
+  set_attribute = ocp_dnn.BackendSetAttribute;
+  ocp_dnn.BackendSetAttribute = set_for_device;
   ocp_error error = {0};
-  return length && !fclose(file) && check(&error) == ORT_OK;
+  return length && !fclose(file) && ocp_dnn_check(&error) == ORT_OK;
 }
 
 /* Prints what is known of a plan. */
-static void describe(const convolution *conv, long milliseconds) {
+static void describe(const ocp_dnn_plan *conv, long milliseconds) {
   cudnnBackendDescriptor_t config = NULL, engine = NULL;
   int notes[MAX_NOTES] = {0};
   int64_t count = 0, number = -1, workspace = -1;
   bool tensor_cores = false;
-  dnn.BackendCreateDescriptor(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, &config);
-  dnn.BackendCreateDescriptor(CUDNN_BACKEND_ENGINE_DESCRIPTOR, &engine);
+  ocp_dnn.BackendCreateDescriptor(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, &config);
+  ocp_dnn.BackendCreateDescriptor(CUDNN_BACKEND_ENGINE_DESCRIPTOR, &engine);
   const int type = CUDNN_TYPE_BACKEND_DESCRIPTOR;
-  dnn.BackendGetAttribute(conv->plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, type, 1, &count, &config);
-  dnn.BackendGetAttribute(config, CUDNN_ATTR_ENGINECFG_ENGINE, type, 1, &count, &engine);
-  dnn.BackendGetAttribute(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &count, &number);
-  dnn.BackendGetAttribute(conv->plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &count,
-                          &workspace);
+  ocp_dnn.BackendGetAttribute(conv->plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, type, 1, &count, &config);
+  ocp_dnn.BackendGetAttribute(config, CUDNN_ATTR_ENGINECFG_ENGINE, type, 1, &count, &engine);
+  ocp_dnn.BackendGetAttribute(engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &count, &number);
+  ocp_dnn.BackendGetAttribute(conv->plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &count,
+                              &workspace);
   count = 0;
-  dnn.BackendGetAttribute(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE, MAX_NOTES, &count,
-                          notes);
+  ocp_dnn.BackendGetAttribute(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE, MAX_NOTES, &count,
+                              notes);
   for (int64_t i = 0; i < count && i < MAX_NOTES; i++)
     tensor_cores |= notes[i] == CUDNN_NUMERICAL_NOTE_TENSOR_CORE;
   printf("%lld %d %lld %ld\n", (long long)number, tensor_cores, (long long)workspace, milliseconds);
-  dnn.BackendDestroyDescriptor(engine);
-  dnn.BackendDestroyDescriptor(config);
+  ocp_dnn.BackendDestroyDescriptor(engine);
+  ocp_dnn.BackendDestroyDescriptor(config);
 }
+
+enum { MAX_POINTERS = 5 };
 
 static void answer(const ocp_problem_spec *spec, const int64_t *values, uint32_t num_values, void *const *pointers) {
   const ocp_library_handle none = {0};
@@ -74,15 +77,16 @@ static void answer(const ocp_problem_spec *spec, const int64_t *values, uint32_t
   ocp_error error = {0};
   struct timespec before, after;
   clock_gettime(CLOCK_MONOTONIC, &before);
-  extend_key(spec, pointers, key + num_values);
-  const int code = valid(spec, key) ? prepare(spec, &none, key, 0, &algorithm, &error) : ORT_FAIL;
+  const ocp_library *library = spec->kind == OCP_PROBLEM_CONV ? &ocp_cudnn : &ocp_cudnn_attention;
+  library->extend_key(spec, pointers, key + num_values);
+  const int code = library->valid(spec, key) ? library->prepare(spec, &none, key, 0, &algorithm, &error) : ORT_FAIL;
   clock_gettime(CLOCK_MONOTONIC, &after);
   if (code)
     printf("none %s\n", error.text);
   else
     describe(algorithm, (after.tv_sec - before.tv_sec) * 1000 + (after.tv_nsec - before.tv_nsec) / 1000000);
   fflush(stdout);
-  release(algorithm);
+  ocp_dnn_release(algorithm);
 }
 
 int main(int argc, char **argv) {
@@ -90,16 +94,16 @@ int main(int argc, char **argv) {
     return 2;
   ocp_problem_spec spec = {.alpha = 1};
   uint32_t num_values = 0;
-  while (scanf("%u %u %u %u %u", &num_values, &spec.kind, &spec.dtype, &spec.flags, &spec.rank) == 5) {
+  while (scanf("%u %u %u %u %u %lf", &num_values, &spec.kind, &spec.dtype, &spec.flags, &spec.rank, &spec.alpha) == 6) {
     int64_t values[OCP_MAX_KEY];
-    void *pointers[FIRST_VIRTUAL];
-    for (uint32_t i = 0; i < FIRST_VIRTUAL; i++)
+    void *pointers[MAX_POINTERS];
+    for (uint32_t i = 0; i < MAX_POINTERS; i++)
       pointers[i] = (void *)256;
     for (uint32_t i = 0, p = 0; i < num_values && i < OCP_MAX_KEY;) {
       long long number = 0;
       if (scanf("%lld", &number) != 1)
         return 2;
-      if (number < 0 && p < FIRST_VIRTUAL)
+      if (number < 0 && p < MAX_POINTERS)
         pointers[p++] = (void *)(uintptr_t)-number;
       else
         values[i++] = number;

@@ -16,11 +16,15 @@ enum {
   GRAPH = 15,
   PACK = 16,
   TENSOR = 17,
+  PRODUCT = 18,
+  MULTIPLY = 19,
+  REDUCTION = 21,
+  REDUCE = 22,
   DEVICE = 38
 };
-enum { ADD = 0, RELU = 100 };
-enum { MAX_OPERATIONS = 4 };
-enum { MAX_ATTRIBUTES = 12, MAX_ELEMENTS = 8 };
+enum { ADD = 0, MUL = 1, DIV = 6, SUB = 9, EXP = 13, LOG = 15, RELU = 100 };
+enum { MAX_OPERATIONS = 12 };
+enum { MAX_ATTRIBUTES = 12, MAX_ELEMENTS = 12 };
 
 typedef struct attribute {
   int name, type;
@@ -108,7 +112,7 @@ static element type_of(const descriptor *tensor) {
 }
 /* How many tensors a pack has memory for. */
 static int64_t tensors_of(const descriptor *pack) {
-  for (int64_t count = 3; count <= 5; count++)
+  for (int64_t count = 3; count <= 6; count++)
     if (get(pack, 1000, 3, count))
       return count;
   return 0;
@@ -185,9 +189,27 @@ static int64_t added_elements(const descriptor *operation) {
   return count;
 }
 
+/* What attention consists of, and where: a mode of elements, or the negative type of another operation. The real
+ * library recognises no other sequence. */
+static const int attention[] = {-MULTIPLY, MUL, ADD, -REDUCE, SUB, EXP, -REDUCE, LOG, ADD, DIV, -MULTIPLY};
+
+static int is_attention(const descriptor *graph) {
+  const int64_t count = count_operations(graph), all = sizeof attention / sizeof *attention;
+  for (int64_t i = 0, at = 0; i < count; i++, at++) {
+    at += count < all && at == 2; /* without a bias */
+    const int wanted = attention[at];
+    const descriptor *operation = get_one(graph, 801, wanted < 0 ? -wanted : ELEMENTS, count, i);
+    if (!operation || (wanted >= 0 && mode_of(operation) != wanted))
+      return 0;
+  }
+  return count == all || count == all - 1;
+}
+
 /* Whether the operations are a chain of virtual tensors that an engine computes: residual, bias, ReLU. */
 static int has_engines(const descriptor *graph) {
   const int64_t count = count_operations(graph);
+  if (get_one(graph, 801, MULTIPLY, count, 0))
+    return is_attention(graph);
   const descriptor *forward = get_one(graph, 801, FORWARD, count, 0), *value = get_descriptor(forward, 705, TENSOR);
   const descriptor *bias = NULL;
   int addends = 0;
@@ -218,9 +240,9 @@ int cudnnBackendFinalize(descriptor *d) {
   int complete = 1;
   switch (d->type) {
   case TENSOR:
-    complete = get(d, 901, 1, 1) && type_of(d) != UNKNOWN && (!is_virtual(d) || type_of(d) == FLOAT32) &&
-               get(d, 906, 3, 1) && get(d, 900, 3, 1) && *get(d, 900, 3, 1) % (type_of(d) == FLOAT32 ? 4 : 2) == 0 &&
-               ((get(d, 902, 3, 4) && get(d, 903, 3, 4)) || (get(d, 902, 3, 5) && get(d, 903, 3, 5))) && is_ordered(d);
+    complete = get(d, 901, 1, 1) && type_of(d) != UNKNOWN && get(d, 906, 3, 1) && get(d, 900, 3, 1) &&
+               *get(d, 900, 3, 1) % (type_of(d) == FLOAT32 ? 4 : 2) == 0 &&
+               ((get(d, 902, 3, 4) && get(d, 903, 3, 4)) || (get(d, 902, 3, 5) && get(d, 903, 3, 5)));
     break;
   case CONVOLUTION: {
     const int64_t *rank = get(d, 106, 3, 1);
@@ -233,19 +255,36 @@ int cudnnBackendFinalize(descriptor *d) {
     complete = get_descriptor(d, 702, CONVOLUTION) && get_descriptor(d, 703, TENSOR) &&
                get_descriptor(d, 704, TENSOR) && get_descriptor(d, 705, TENSOR) && get(d, 700, 4, 1) &&
                get(d, 701, 4, 1);
+    for (int name = 703; complete && name <= 705; name++) {
+      const descriptor *x = get_descriptor(d, name, TENSOR);
+      complete = is_ordered(x) && (!is_virtual(x) || type_of(x) == FLOAT32);
+    }
+    break;
+  case PRODUCT:
+    complete = get(d, 1500, 1, 1) != NULL;
+    break;
+  case REDUCTION:
+    complete = get(d, 1601, 1, 1) && get(d, 1600, 18, 1);
+    break;
+  case MULTIPLY:
+    complete = get_descriptor(d, 1523, PRODUCT) && get_descriptor(d, 1520, TENSOR) && get_descriptor(d, 1521, TENSOR) &&
+               get_descriptor(d, 1522, TENSOR);
+    break;
+  case REDUCE:
+    complete = get_descriptor(d, 1612, REDUCTION) && get_descriptor(d, 1610, TENSOR) && get_descriptor(d, 1611, TENSOR);
     break;
   case POINTWISE: {
     const int64_t *mode = get(d, 0, 14, 1);
-    complete = mode && (*mode == ADD || (*mode == RELU && get(d, 2, 10, 1))) && get(d, 1, 1, 1);
+    complete = mode && (*mode != RELU || get(d, 2, 10, 1)) && get(d, 1, 1, 1);
     break;
   }
   case ELEMENTS:
     complete = get_descriptor(d, 750, POINTWISE) && get_descriptor(d, 751, TENSOR) && get_descriptor(d, 753, TENSOR) &&
-               (mode_of(d) == ADD) == (added_elements(d) > 0);
+               (mode_of(d) != RELU && mode_of(d) != EXP && mode_of(d) != LOG) == (added_elements(d) > 0);
     break;
   case GRAPH: {
     const int64_t count = count_operations(d);
-    complete = get_one(d, 801, FORWARD, count, 0) != NULL;
+    complete = get_one(d, 801, FORWARD, count, 0) || get_one(d, 801, MULTIPLY, count, 0);
     break;
   }
   case HEURISTIC:
@@ -413,11 +452,67 @@ static int execute(exclusive *handle, descriptor *plan, const descriptor *pack) 
   return SUCCESS;
 }
 
-int cudnnBackendExecute(void *handle, descriptor *plan, const descriptor *pack) {
+/* softmax(scale * q @ k + bias) @ v */
+static int execute_attention(const descriptor *graph, const descriptor *pack) {
+  const int64_t count = count_operations(graph);
+  const descriptor *first = get_one(graph, 801, MULTIPLY, count, 0),
+                   *second = get_one(graph, 801, MULTIPLY, count, count - 1);
+  const descriptor *factor = get_descriptor(get_one(graph, 801, ELEMENTS, count, 1), 752, TENSOR);
+  const descriptor *result = get_descriptor(second, 1522, TENSOR);
+  const descriptor *bias = count == sizeof attention / sizeof *attention
+                               ? get_descriptor(get_one(graph, 801, ELEMENTS, count, 2), 752, TENSOR)
+                               : NULL;
+  layout of_q, of_k, of_v, of_out, of_bias;
+  const void *q = bind(pack, get_descriptor(first, 1520, TENSOR), &of_q);
+  const void *k = bind(pack, get_descriptor(first, 1521, TENSOR), &of_k);
+  const void *v = bind(pack, get_descriptor(second, 1521, TENSOR), &of_v);
+  void *out = bind(pack, result, &of_out);
+  const void *b = bias ? bind(pack, bias, &of_bias) : NULL;
+  const float *scale = NULL;
+  const int64_t bound = tensors_of(pack), keys = of_k.dims[4];
+  for (int64_t i = 0; i < bound; i++)
+    if (get(pack, 1000, 3, bound)[i] == *get(factor, 906, 3, 1) && get(factor, 908, 2, 1))
+      scale = (const float *)(uintptr_t)get(pack, 1001, 6, bound)[i]; /* in the host's memory */
+  if (!q || !k || !v || !out || !scale || (bias && !b) || of_q.dims[4] != of_k.dims[3] || of_v.dims[3] != keys)
+    return BAD_PARAM;
+  fake_runs++;
+  const element type = type_of(result);
+  float *weights = malloc((size_t)keys * sizeof *weights);
+  for (int64_t row = 0; row < of_out.dims[0] * of_out.dims[1] * of_out.dims[3]; row++) {
+    const int64_t head = row / of_out.dims[3];
+    int64_t at[5] = {head / of_out.dims[1], head % of_out.dims[1], 0, row % of_out.dims[3], 0};
+    float most = -__builtin_inff(), sum = 0;
+    for (int64_t n = 0; n < keys; n++) {
+      float score = 0;
+      for (int64_t i = 0; i < of_q.dims[4]; i++)
+        score += load(type, q, place_in(&of_q, (int64_t[]){at[0], at[1], 0, at[3], i})) *
+                 load(type, k, place_in(&of_k, (int64_t[]){at[0], at[1], 0, i, n}));
+      weights[n] = score * *scale + (b ? load(type, b, place_in(&of_bias, (int64_t[]){at[0], at[1], 0, at[3], n})) : 0);
+      most = weights[n] > most ? weights[n] : most;
+    }
+    for (int64_t n = 0; n < keys; n++)
+      sum += weights[n] = __builtin_expf(weights[n] - most);
+    for (at[4] = 0; at[4] < of_out.dims[4]; at[4]++) {
+      float total = 0;
+      for (int64_t n = 0; n < keys; n++)
+        total += weights[n] / sum * load(type, v, place_in(&of_v, (int64_t[]){at[0], at[1], 0, n, at[4]}));
+      store(type, out, place_in(&of_out, at), total);
+    }
+  }
+  free(weights);
+  return SUCCESS;
+}
+
+int cudnnBackendExecute(exclusive *handle, descriptor *plan, const descriptor *pack) {
   MAY_FAIL();
   begin_use(handle);
   begin_use(&plan->use);
-  const int status = execute(handle, plan, pack);
+  const descriptor *graph = get_descriptor(get_descriptor(plan, 401, CONFIG), 201, GRAPH);
+  int status = NOT_SUPPORTED;
+  if (!get_one(graph, 801, MULTIPLY, count_operations(graph), 0))
+    status = execute(handle, plan, pack);
+  else if (can_execute(handle, handle->stream) && can_execute(&plan->use, handle->stream))
+    status = execute_attention(graph, pack);
   end_use(&plan->use);
   end_use(handle);
   return status;

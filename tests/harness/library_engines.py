@@ -22,7 +22,6 @@ from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.clusters.launches import make_launches
 from ort_cuda_plugin.ep.libraries import LIBRARIES, candidates
 from ort_cuda_plugin.model.onnx_graph import read_model
-from ort_cuda_plugin.program.libraries import CONV
 from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering, LoweringOptions, Tensor
 from ort_cuda_plugin.program.passes.run import Watch
 from ort_cuda_plugin.program.symbolic import hint
@@ -120,7 +119,7 @@ def question(call: LibraryCall) -> str:
     tensors = [arg for arg in call.args if isinstance(arg, Tensor)]
     addresses = [-(256 + hint(x.offset) * x.dtype.itemsize) for x in tensors[:-1]]
     problem = call.problem
-    fields = [len(values), problem.kind, problem.dtype, int(problem.flags), problem.rank]
+    fields = [len(values), problem.kind, problem.dtype, int(problem.flags), problem.rank, problem.alpha]
     return " ".join(map(str, [*fields, *addresses, *values]))
 
 
@@ -133,13 +132,9 @@ def build_asker(folder: Path) -> list[str | Path] | None:
     flags = ["-std=gnu11", "-O1", f"-I{ROOT / 'csrc_shim'}"]
     program = folder / "cudnn_engines"
     stub: list[str | Path] = [SOURCES / "stub_libcuda.c", "-shared", "-fPIC", "-o", folder / "libcuda.so.1"]
-    own: list[str | Path] = [
-        SOURCES / "cudnn_engines.c",
-        ROOT / "csrc_shim" / "base" / "error.c",
-        "-o",
-        program,
-        "-ldl",
-    ]
+    files = ("base/error", "vendor/cudnn", "vendor/convolution", "vendor/attention")
+    shim = [ROOT / "csrc_shim" / f"{name}.c" for name in files]
+    own: list[str | Path] = [SOURCES / "cudnn_engines.c", *shim, "-o", program, "-ldl"]
     for arguments in (stub, own):
         subprocess.run([*compiler(), *flags, *arguments], check=True)
     return [program, found[0], SOURCES / "h100.json"]
@@ -172,5 +167,6 @@ def _answers(lines: Sequence[str]) -> Iterator[Engine]:
             yield Engine(number, bool(tensor_cores), workspace, milliseconds)
 
 
-def convolutions(program: Program) -> list[LibraryCall]:
-    return [call for call in program.calls if call.problem.kind == CONV]
+def calls_of(program: Program, kind: int) -> list[LibraryCall]:
+    """The calls of problems of a kind."""
+    return [call for call in program.calls if call.problem.kind == kind]

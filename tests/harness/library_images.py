@@ -1,4 +1,4 @@
-"""What test_nn_libraries.py runs in a process of its own: networks whose convolutions are the stand-in's.
+"""What test_nn_libraries.py runs in a process of its own: networks whose convolutions and attention are the stand-in's.
 
 ``python library_images.py FAKE_CUDNN.so`` prints a JSON list.
 """
@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 from kernel_harness import run_model
 from library_engines import halved
-from library_scenarios import number, use
+from library_scenarios import number, offer, use
 from nn_reference import noise
 
 NETS = {
@@ -49,6 +49,19 @@ NETS = {
         p = Conv(x, a, ab) q = Relu(p) y = Conv(q, b) }""",
 }  # fmt: skip
 HALF = {"residual"}
+HEADS = """(float[2, 33, 96] x) => (float[2, 33, 32] y) {{
+    parts = Constant<value_ints = [32, 32, 32]>() q, k, v = Split<axis = 2>(x, parts)
+    shape = Constant<value_ints = [0, 0, 2, 16]>() flat = Constant<value_ints = [0, 0, 32]>()
+    qh = Reshape(q, shape) kh = Reshape(k, shape) vh = Reshape(v, shape) qt = Transpose<perm = [0, 2, 1, 3]>(qh)
+    kt = Transpose<perm = [0, 2, 3, 1]>(kh) vt = Transpose<perm = [0, 2, 1, 3]>(vh) s = MatMul(qt, kt)
+    c = Constant<value = float {{0.25}}>() l = Mul(c, s) {masked} p = Softmax<axis = -1>(m) o = MatMul(p, vt)
+    t = Transpose<perm = [0, 2, 1, 3]>(o) y = Reshape(t, flat) }}"""
+ATTENTION = {
+    "attention": HEADS.format(masked="m = Identity(l)"),
+    "masked attention": HEADS.replace("float[2, 33, 96] x", "float[2, 33, 96] x, float[2, 1, 1, 33] b").format(
+        masked="m = Add(l, b)"
+    ),
+}
 
 
 def net(text: str, batch: int) -> tuple[onnx.ModelProto, list[Any]]:
@@ -65,7 +78,10 @@ def net(text: str, batch: int) -> tuple[onnx.ModelProto, list[Any]]:
 
 
 def main(path: str) -> list[dict[str, Any]]:
-    """Of each net: the largest error of float32 and float16, and the calls, all and those with channels last."""
+    """Of each net: the largest error of float32 and float16, and the calls, all and those with channels last.
+
+    Of attention: the error, and the calls.
+    """
     fake = use("cudnn", 1, path)
     results = []
     for name, text in NETS.items():
@@ -82,6 +98,15 @@ def main(path: str) -> list[dict[str, Any]]:
             calls = [number(fake, key) for key in ("fake_runs", "fake_channels_last")]
             runs = [now - then for now, then in zip(calls, before, strict=True)]
             results.append({"net": name, "half": half, "error": max(errors), "runs": runs})
+    offer("cublaslt", "cudnn")
+    for name, text in ATTENTION.items():
+        model, inputs = net(text, 2)
+        inputs = [x.astype(np.float16) for x in inputs]
+        exact = np.asarray(next(iter(ReferenceEvaluator(model).run(None, {"x": inputs[0].astype(np.float32)}))))
+        attended = number(fake, "fake_runs")
+        found = run_model(halved(model), inputs)
+        error = float(np.max(np.abs(found[0].view(np.float16).astype(np.float32) - exact)))
+        results.append({"net": name, "error": error, "attention": number(fake, "fake_runs") - attended})
     return results
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import onnx
 import pytest
 
-from library_engines import ask, build_asker, convolutions, halved, lowered, optimized, question
+from encoder import encoder, encoder_inputs
+from library_engines import ask, build_asker, calls_of, halved, lowered, optimized, question
 from ort_cuda_plugin import models
 from ort_cuda_plugin.ep.libraries import LIBRARIES
-from ort_cuda_plugin.program.libraries import CONV, WORKSPACE_BYTES, ProblemFlags
+from ort_cuda_plugin.program.libraries import ATTENTION, CONV, WORKSPACE_BYTES, ProblemFlags
 
 BIAS, RELU, RESIDUAL, LAST = ProblemFlags.BIAS, ProblemFlags.RELU, ProblemFlags.RESIDUAL, ProblemFlags.CHANNELS_LAST
 FORMS = (ProblemFlags(0), BIAS, BIAS | RELU, BIAS | RESIDUAL, BIAS | RESIDUAL | RELU)
@@ -42,7 +43,22 @@ def form(sizes: tuple[int, ...], dtype: int, flags: ProblemFlags, rank: int, loo
     along = [size, kernel, places, stride, dilation, pad, pad] * rank
     values = [images, channels, rows, groups, 3 * dense if loose else dense, *along, WORKSPACE_BYTES]
     address = -TYPES[dtype] if loose else -256
-    return " ".join(map(str, [len(values), CONV, dtype, int(flags), rank, address, *values]))
+    return " ".join(map(str, [len(values), CONV, dtype, int(flags), rank, 1.0, address, *values]))
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_attention_of_an_encoder_is_cudnns(asker: list[str | Path], batch: int) -> None:
+    model, feeds = encoder(), encoder_inputs(batch, 128)
+    for value in model.graph.input:
+        for dim, size in zip(value.type.tensor_type.shape.dim, feeds[value.name].shape, strict=True):
+            dim.dim_value = size
+    program = lowered(halved(optimized(model, batch)))
+    calls = calls_of(program, ATTENTION)
+    assert len(calls) == 6
+    assert len({question(call) for call in calls}) == 1  # one plan serves all layers
+    (engine,) = ask(asker, [question(calls[0])])
+    assert engine.tensor_cores, engine
+    assert engine.workspace < 1 << 20
 
 
 def test_cudnn_has_a_plan_for_each_form_of_each_convolution(asker: list[str | Path]) -> None:
@@ -67,7 +83,7 @@ def test_cudnn_has_a_plan_for_each_form_of_each_convolution(asker: list[str | Pa
 def test_each_convolution_of_resnet50_has_tensor_cores(asker: list[str | Path], batch: int, half: bool) -> None:
     model = optimized(models.with_noise_weights(onnx.load(models.wheel_models()["light_resnet50"])), batch)
     program = lowered(halved(model) if half else model)
-    calls = convolutions(program)
+    calls = calls_of(program, CONV)
     assert len(calls) == 53
     assert all(call.problem.flags & LAST for call in calls)
     # One copy of the image, two poolings and a softmax; all else is in the calls.

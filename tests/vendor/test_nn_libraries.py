@@ -18,7 +18,7 @@ from isolated import HARNESS, ROOT, python
 from ort_cuda_plugin.abi.core import core, ffi, new_error
 from ort_cuda_plugin.ep.devices import cuda_devices
 from ort_cuda_plugin.ep.libraries import LIBRARIES, candidates
-from ort_cuda_plugin.program.libraries import CONV, MATMUL, LibraryProblem, ProblemFlags
+from ort_cuda_plugin.program.libraries import ATTENTION, CONV, MATMUL, LibraryProblem, ProblemFlags
 
 
 def run_scenario(name: str, folder: Path, library: str = "") -> dict[str, Any]:
@@ -100,8 +100,12 @@ def test_a_fused_call_is_the_exact_result_rounded_once(tmp_path: Path) -> None:
         assert unfused["error"] > 1e-4 if rounds_twice else unfused["error"] == fused["error"], result
 
 
-def test_networks_whose_convolutions_have_channels_last_compute_what_they_did(tmp_path: Path) -> None:
+def test_networks_of_channels_last_and_of_attention_compute_what_they_did(tmp_path: Path) -> None:
     for result in run_in_process("library_images.py", str(fake_library("cudnn", tmp_path))):
+        if "attention" in result:
+            assert result["attention"] == 1, result
+            assert result["error"] <= 2e-3, result
+            continue
         calls, channels_last = result["runs"]
         assert calls == channels_last > 1, result
         assert result["error"] <= (1e-2 if result["half"] else 5e-6), result
@@ -169,7 +173,9 @@ def test_a_problem_of_a_library_that_is_not_loaded_says_so() -> None:
 @pytest.mark.parametrize(
     "field",
     [
-        {"kind": 2},
+        {"kind": 3},
+        {"kind": ATTENTION},
+        {"kind": ATTENTION, "dtype": 10, "flags": ProblemFlags.RELU},
         {"dtype": 7},
         {"flags": 256},
         {"flags": ProblemFlags.RELU | ProblemFlags.GELU},

@@ -1,0 +1,225 @@
+/* Convolutions by cuDNN: a graph of the convolution and what follows it, whose engine the library's heuristics choose.
+ *
+ * Engines that are compiled already exist for a convolution alone, and for one with a residual, a bias and ReLU in this
+ * order, of which residual and ReLU may be missing; what lies between the operations is float32. Others compile for
+ * seconds. Images of the result, or with channels last its places, may be apart where there is no residual. */
+#include <stdlib.h>
+
+#include "base/error.h"
+#include "vendor/cudnn.h"
+#include "vendor/problem.h"
+
+enum { IMAGES, CHANNELS, ROWS, GROUPS, OUT_STRIDE, FIRST_DIMENSION, NUM_VALUES };
+enum { IN, KERNEL, SPATIAL, STRIDE, DILATION, PRE_PAD, POST_PAD, PER_DIMENSION };
+enum { OUT, X, W, MORE, NUM_POINTERS }; /* MORE: bias, residual and workspace, as far as there are any */
+/* Tensors are known by numbers: OUT, X, W, then these, and those that the operations give to each other. */
+enum { BIAS = MORE, RESIDUAL, FIRST_VIRTUAL };
+enum { MAX_SPATIAL = 3, MAX_DIMS = MAX_SPATIAL + 2, MAX_OPERATIONS = 4 };
+enum { MIN_TENSOR_CHANNELS = 16 };
+static bool valid(const ocp_problem_spec *spec, const int64_t *v) {
+  const uint32_t count = NUM_VALUES + PER_DIMENSION * spec->rank;
+  for (uint32_t i = 0; i < count; i++)
+    if (v[i] < 0)
+      return false;
+  return v[GROUPS] > 0 && v[CHANNELS] % v[GROUPS] == 0 && v[ROWS] % v[GROUPS] == 0;
+}
+
+/* The numbers of the tensors that a call has pointers to, in their order; returns how many. */
+static uint32_t tensor_numbers(const ocp_problem_spec *spec, int64_t numbers[FIRST_VIRTUAL]) {
+  uint32_t count = 0;
+  for (int64_t number = OUT; number < FIRST_VIRTUAL; number++)
+    if ((number != BIAS || spec->flags & OCP_PROBLEM_BIAS) &&
+        (number != RESIDUAL || spec->flags & OCP_PROBLEM_RESIDUAL))
+      numbers[count++] = number;
+  return count;
+}
+
+/* The alignment of each tensor, up to what vector loads want. Engines want a residual to be like the result. */
+static uint32_t extend_key(const ocp_problem_spec *spec, void *const *pointers, int64_t *key) {
+  int64_t numbers[FIRST_VIRTUAL];
+  for (uint32_t i = tensor_numbers(spec, numbers); i-- > 0;)
+    key[numbers[i]] = ocp_dnn_alignment(pointers[i]);
+
+  if (spec->flags & OCP_PROBLEM_RESIDUAL)
+    key[OUT] = key[RESIDUAL] = key[OUT] < key[RESIDUAL] ? key[OUT] : key[RESIDUAL];
+  return FIRST_VIRTUAL;
+}
+
+/* The strides of a tensor with such dimensions. `step` is OUT_STRIDE's number where its images, or with channels last
+ * its places, are apart; else 0. */
+static void fill_strides(const ocp_problem_spec *spec, const int64_t *dims, int64_t step, int64_t *strides) {
+  const int64_t rank = spec->rank + 2;
+  if (spec->flags & OCP_PROBLEM_CHANNELS_LAST) {
+    strides[1] = 1;
+    int64_t stride = step ? step : dims[1];
+    for (int64_t i = rank; i-- > 2; stride *= dims[i])
+      strides[i] = stride;
+    strides[0] = stride;
+    return;
+  }
+  for (int64_t i = rank, stride = 1; i-- > 0; stride *= dims[i])
+    strides[i] = stride;
+  strides[0] = step ? step : strides[0];
+}
+
+/* The tensor of a number; see fill_strides. */
+static cudnnBackendDescriptor_t make_tensor(ocp_dnn_builder *b, const ocp_problem_spec *spec, const int64_t *key,
+                                            int64_t number, const int64_t *dims, int64_t step) {
+  const int64_t rank = spec->rank + 2;
+  const bool is_virtual = number >= FIRST_VIRTUAL;
+  const int type = is_virtual ? CUDNN_DATA_FLOAT : ocp_dnn_data_type(spec->dtype);
+  const int64_t alignment = is_virtual ? MAX_ALIGNMENT : key[NUM_VALUES + spec->rank * PER_DIMENSION + number];
+  int64_t strides[MAX_DIMS];
+  fill_strides(spec, dims, step, strides);
+  return ocp_dnn_make_tensor(b, &(ocp_dnn_tensor){.type = type,
+                                                  .number = number,
+                                                  .rank = rank,
+                                                  .alignment = alignment,
+                                                  .dims = dims,
+                                                  .strides = strides,
+                                                  .is_virtual = is_virtual});
+}
+
+static cudnnBackendDescriptor_t make_convolution(ocp_dnn_builder *b, const ocp_problem_spec *spec, const int64_t *key) {
+  const int64_t rank = spec->rank;
+  const bool is_double = spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
+  const int compute = is_double ? CUDNN_DATA_DOUBLE : CUDNN_DATA_FLOAT, mode = CUDNN_CROSS_CORRELATION;
+  int64_t values[PER_DIMENSION][MAX_SPATIAL];
+  for (int64_t i = 0; i < rank; i++)
+    for (int what = 0; what < PER_DIMENSION; what++)
+      values[what][i] = key[FIRST_DIMENSION + i * PER_DIMENSION + what];
+  cudnnBackendDescriptor_t conv = ocp_dnn_create(b, CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
+  ocp_dnn_set(b, conv, CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &compute);
+  ocp_dnn_set(b, conv, CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, 1, &mode);
+  ocp_dnn_set(b, conv, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, 1, &rank);
+  ocp_dnn_set(b, conv, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES, CUDNN_TYPE_INT64, rank, values[STRIDE]);
+  ocp_dnn_set(b, conv, CUDNN_ATTR_CONVOLUTION_DILATIONS, CUDNN_TYPE_INT64, rank, values[DILATION]);
+  ocp_dnn_set(b, conv, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, CUDNN_TYPE_INT64, rank, values[PRE_PAD]);
+  ocp_dnn_set(b, conv, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS, CUDNN_TYPE_INT64, rank, values[POST_PAD]);
+  ocp_dnn_finalize(b, conv);
+  return conv;
+}
+
+/* `out` are the dimensions of the result. */
+typedef struct operations {
+  const ocp_problem_spec *spec;
+  const int64_t *key;
+  int64_t out[MAX_DIMS], num_virtual;
+  uint32_t count;
+  cudnnBackendDescriptor_t all[MAX_OPERATIONS];
+} operations;
+
+/* What the next operation writes: the result where it is the last one. */
+static cudnnBackendDescriptor_t make_result(ocp_dnn_builder *b, operations *ops, bool last) {
+  const int64_t number = last ? OUT : FIRST_VIRTUAL + ops->num_virtual++;
+  const bool apart = last && (ops->out[0] > 1 || ops->spec->flags & OCP_PROBLEM_CHANNELS_LAST);
+  return make_tensor(b, ops->spec, ops->key, number, ops->out, apart ? ops->key[OUT_STRIDE] : 0);
+}
+
+/* Appends an operation on the elements of x and, where it is not NULL, of `other`; returns what it writes. */
+static cudnnBackendDescriptor_t append(ocp_dnn_builder *b, operations *ops, int mode, cudnnBackendDescriptor_t x,
+                                       cudnnBackendDescriptor_t other, bool last) {
+  cudnnBackendDescriptor_t result = make_result(b, ops, last);
+  ops->all[ops->count++] = ocp_dnn_make_pointwise(b, mode, x, other, result);
+  return result;
+}
+
+/* Appends the convolution itself; returns what it writes. */
+static cudnnBackendDescriptor_t convolve(ocp_dnn_builder *b, operations *ops, bool last) {
+  const ocp_problem_spec *spec = ops->spec;
+  const int64_t *key = ops->key;
+  int64_t x[MAX_DIMS] = {key[IMAGES], key[CHANNELS]}, w[MAX_DIMS] = {key[ROWS], key[CHANNELS] / key[GROUPS]};
+  for (uint32_t i = 0; i < spec->rank; i++) {
+    const int64_t *dimension = key + FIRST_DIMENSION + i * PER_DIMENSION;
+    x[i + 2] = dimension[IN];
+    w[i + 2] = dimension[KERNEL];
+  }
+  cudnnBackendDescriptor_t tensors[] = {make_result(b, ops, last), make_tensor(b, spec, key, X, x, 0),
+                                        make_tensor(b, spec, key, W, w, 0)};
+  cudnnBackendDescriptor_t conv = make_convolution(b, spec, key);
+  cudnnBackendDescriptor_t operation = ocp_dnn_create(b, CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR);
+  const bool is_double = spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE;
+  const double double_factors[] = {1, 0};
+  const float float_factors[] = {1, 0};
+  const int factor = is_double ? CUDNN_TYPE_DOUBLE : CUDNN_TYPE_FLOAT;
+  const void *alpha = is_double ? (const void *)&double_factors[0] : &float_factors[0];
+  const void *beta = is_double ? (const void *)&double_factors[1] : &float_factors[1];
+  const int descriptor = CUDNN_TYPE_BACKEND_DESCRIPTOR;
+  ocp_dnn_set(b, operation, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X, descriptor, 1, &tensors[X]);
+  ocp_dnn_set(b, operation, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W, descriptor, 1, &tensors[W]);
+  ocp_dnn_set(b, operation, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y, descriptor, 1, &tensors[OUT]);
+  ocp_dnn_set(b, operation, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC, descriptor, 1, &conv);
+  ocp_dnn_set(b, operation, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA, factor, 1, alpha);
+  ocp_dnn_set(b, operation, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA, factor, 1, beta);
+  ocp_dnn_finalize(b, operation);
+  ops->all[ops->count++] = operation;
+  return tensors[OUT];
+}
+
+static cudnnBackendDescriptor_t make_graph(ocp_dnn_builder *b, const ocp_problem_spec *spec, const int64_t *key) {
+  const bool bias = spec->flags & OCP_PROBLEM_BIAS, relu = spec->flags & OCP_PROBLEM_RELU;
+  operations ops = {.spec = spec, .key = key, .out = {key[IMAGES], key[ROWS]}};
+  int64_t channels[MAX_DIMS] = {1, key[ROWS]};
+  for (uint32_t i = 0; i < spec->rank; i++) {
+    ops.out[i + 2] = key[FIRST_DIMENSION + i * PER_DIMENSION + SPATIAL];
+    channels[i + 2] = 1;
+  }
+  cudnnBackendDescriptor_t value = convolve(b, &ops, !bias);
+  if (spec->flags & OCP_PROBLEM_RESIDUAL)
+    value = append(b, &ops, CUDNN_POINTWISE_ADD, value, make_tensor(b, spec, key, RESIDUAL, ops.out, 0), false);
+  if (bias)
+    value = append(b, &ops, CUDNN_POINTWISE_ADD, value, make_tensor(b, spec, key, BIAS, channels, 0), !relu);
+  if (relu)
+    append(b, &ops, CUDNN_POINTWISE_RELU_FWD, value, NULL, true);
+  return ocp_dnn_make_graph(b, ops.all, ops.count);
+}
+
+/* Whether tensor cores are wanted first, whatever the heuristics say: for channels enough to fill their tiles. */
+static bool wants_tensor_cores(const ocp_problem_spec *spec, const int64_t *key) {
+  const bool may = spec->dtype != ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT || spec->flags & OCP_PROBLEM_TF32;
+  return may && spec->flags & OCP_PROBLEM_CHANNELS_LAST && key[CHANNELS] / key[GROUPS] >= MIN_TENSOR_CHANNELS &&
+         key[ROWS] / key[GROUPS] >= MIN_TENSOR_CHANNELS;
+}
+
+static uint64_t workspace_of(const ocp_problem_spec *spec, const int64_t *key) {
+  return (uint64_t)key[FIRST_DIMENSION + (int64_t)spec->rank * PER_DIMENSION];
+}
+
+static int prepare(const ocp_problem_spec *spec, const ocp_library_handle *handle, const int64_t *key, uint32_t rank,
+                   void **algorithm, ocp_error *error) {
+  if (key[IMAGES] == 0)
+    return ORT_OK; /* nothing to compute: no plan */
+  ocp_dnn_builder b = {.conv = calloc(1, sizeof(ocp_dnn_plan))};
+  if (!b.conv)
+    return ocp_fail(error, ORT_FAIL, "not enough host memory");
+  return ocp_dnn_find(&b, spec, handle, make_graph(&b, spec, key), workspace_of(spec, key),
+                      wants_tensor_cores(spec, key), rank, algorithm, error);
+}
+
+static int run(const ocp_problem_spec *spec, void *handle, const ocp_prepared *prepared, CUstream stream,
+               void *const *pointers, ocp_error *error) {
+  if (!prepared->algorithm)
+    return ORT_OK;
+  int64_t numbers[FIRST_VIRTUAL];
+  const uint32_t count = tensor_numbers(spec, numbers);
+  return ocp_dnn_execute(handle, prepared->algorithm, stream, count, numbers, pointers, &pointers[count], error);
+}
+
+const ocp_library ocp_cudnn = {
+    .name = "cuDNN",
+    .symbols = ocp_dnn_symbols,
+    .functions = (void **)&ocp_dnn,
+    .num_symbols = NUM_DNN_SYMBOLS,
+    .num_pointers = NUM_POINTERS,
+    .num_values = NUM_VALUES,
+    .values_per_dimension = PER_DIMENSION,
+    .one_thread = true,
+    .check = ocp_dnn_check,
+    .valid = valid,
+    .open = ocp_dnn_open,
+    .close = ocp_dnn_close,
+    .extend_key = extend_key,
+    .prepare = prepare,
+    .release = ocp_dnn_release,
+    .run = run,
+};

@@ -1,0 +1,166 @@
+"""Attention as cuDNN computes it: which steps are that, and the call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..model.ir import Array, DType
+from ..program.libraries import ATTENTION, WORKSPACE_BYTES, LibraryProblem, ProblemFlags
+from ..program.lowering import Arg, Int64, Lowering, Tensor
+from ..program.row_program import MAX, SUM
+from ..program.scalar import Scalar, reachable
+from ..program.shapes import broadcast_strides
+from ..program.steps import Attend
+from ..program.symbolic import Dim, divides, hint, lt
+from .codegen import constant_number
+from .library_form import holds
+
+__all__ = ["attention_form", "call_cudnn_attention"]
+
+WIDTHS = range(8, 129, 8)
+"""Elements of a row that its engines take."""
+VECTOR = 8
+"""Elements that they load at once."""
+MIN_SCORES = 1 << 10
+"""Scores of a head from which a call is worth the second that cuDNN compiles for. An estimate."""
+MAX_OPERATIONS = 80
+
+_SCORES = np.array([[-3.0, 0.5, 2.0, 1.25], [0.0, -70.0, 3.5, 3.0]])
+_BIASES = np.array([[0.75, -1.0, 0.0, 4.0], [-1e4, 1.0, 0.5, 0.0]])
+
+
+@dataclass(frozen=True)
+class AttentionForm:
+    """softmax(``scale`` * scores + ``bias``) in front of the second product, and the numbers of the call."""
+
+    scale: float
+    bias: Tensor | None
+    numbers: tuple[Dim, ...]
+
+
+def call_cudnn_attention(ctx: Lowering, step: Attend) -> bool:
+    """Records a call of cuDNN; False where the device, the library or the step does not offer it."""
+    form = attention_form(ctx, step)
+    if form is None or not holds(ctx, lt(0, step.score_shape[-1])):
+        return False
+    out = step.outputs[0][1]
+    flags = ProblemFlags.BIAS if form.bias is not None else ProblemFlags(0)
+    flags |= ProblemFlags.DETERMINISTIC if ctx.options.deterministic else ProblemFlags(0)
+    problem = LibraryProblem(ATTENTION, out.dtype.onnx, flags, alpha=form.scale)
+    workspace = ctx.empty((WORKSPACE_BYTES,), DType.UINT8)
+    biases = [] if form.bias is None else [form.bias]
+    args: list[Arg] = [out, *step.operands, *biases, workspace, *map(Int64, [*form.numbers, WORKSPACE_BYTES])]
+    note = f"cuDNN: attention{' + bias' if biases else ''}"
+    ctx.library(problem, args, writes=(out, workspace), note=note)
+    return True
+
+
+def attention_form(ctx: Lowering, step: Attend) -> AttentionForm | None:
+    """What cuDNN has to compute for the step; None where it cannot, or need not for so few scores."""
+    q, k, v = step.operands
+    *batch, rows, keys = step.score_shape
+    if "cudnn" not in ctx.device.libraries or q.dtype not in (DType.FLOAT16, DType.BFLOAT16) or len(batch) > 2:
+        return None
+    if len(step.outputs) != 1 or _uncast(step.outputs[0][0]) is not step.total or hint(rows) * hint(keys) < MIN_SCORES:
+        return None
+    out = step.outputs[0][1]
+    if {k.dtype, v.dtype, out.dtype} != {q.dtype} or q.shape[-1] not in WIDTHS or v.shape[-1] not in WIDTHS:
+        return None
+    softmax = _softmax(step)
+    if softmax is None:
+        return None
+    scale, bias = softmax
+    heads = [*[1] * (2 - len(batch)), *batch]
+    turned = Tensor(k.dtype, (*k.shape[:-2], k.shape[-1], k.shape[-2]), k.buffer, offset=k.offset,
+                    strides=(*k.strides[:-2], k.strides[-1], k.strides[-2]))  # fmt: skip
+    numbers: list[Dim] = [*heads, rows, keys, q.shape[-1], v.shape[-1]]
+    for x in (q, turned, v, out):
+        strides = broadcast_strides(x, (*batch, *x.shape[-2:]))
+        repeated = any(stride == 0 and dim != 1 for stride, dim in zip(strides, (*batch, *x.shape[-2:]), strict=True))
+        aligned = all(divides(VECTOR, number) for number in (x.offset, *strides[:-1]))
+        if strides[-1] != 1 or repeated or not aligned:
+            return None
+        numbers += [*[0] * (2 - len(batch)), *strides[:-1]]
+    if bias is None:
+        return AttentionForm(scale, None, (*numbers, 0, 0, 0, 0))
+    strides = broadcast_strides(bias, step.score_shape)
+    if bias.dtype is not q.dtype or strides[-1] != 1:
+        return None
+    return AttentionForm(scale, bias, (*numbers, *[0] * (2 - len(batch)), *strides))
+
+
+def _uncast(x: Scalar) -> Scalar:
+    """x before casts from float to float: cuDNN rounds where it likes."""
+    while x.op == "cast" and x.operands[0].dtype.is_float and x.dtype.is_float:
+        x = x.operands[0]
+    return x
+
+
+def _softmax(step: Attend) -> tuple[float, Tensor | None] | None:
+    """Scale and bias of the scores whose softmax the step's weights are; None where they are something else."""
+    parts = reachable([step.weight])
+    maxima = {x.value[0] for x in parts if x.op == "reduced" and x.value[0].reduction is MAX}
+    if len(maxima) != 1 or len(parts) > MAX_OPERATIONS:
+        return None
+    tensors = dict(step.score_inputs)
+    numbers = ((leaf, constant_number(x)) for leaf, x in tensors.items())
+    known = {leaf: float(number) for leaf, number in numbers if number is not None}
+    (stage,) = maxima
+    logit, bias, scale = _uncast(stage.elements[0]), None, 1.0
+    if logit.op == "add":
+        for x, other in (logit.operands, logit.operands[::-1]):
+            if _uncast(other) in tensors and _uncast(other) not in known:
+                logit, bias = _uncast(x), _uncast(other)
+                break
+    if logit.op in ("mul", "div"):
+        first, second = map(_uncast, logit.operands)
+        if logit.op == "mul" and first is not step.score:
+            first, second = second, first
+        number = known.get(second, second.value if second.op == "constant" else None)
+        if number is None or not np.isfinite(number) or number == 0:
+            return None
+        logit, scale = first, float(number) if logit.op == "mul" else 1.0 / float(number)
+    if logit is not step.score:
+        return None
+    values: dict[Scalar, Array | float] = {**known, step.score: _SCORES}
+    biases = np.zeros_like(_BIASES)
+    if bias is not None:
+        values[bias] = biases = _BIASES
+    with np.errstate(all="ignore"):
+        found = _evaluate(step.weight, values)
+        powers = np.exp(scale * _SCORES + biases - np.max(scale * _SCORES + biases, -1, keepdims=True))
+        wanted = powers / powers.sum(-1, keepdims=True)
+    if found is None or not np.allclose(found, wanted, rtol=1e-6, atol=1e-12):
+        return None
+    return scale, None if bias is None else tensors[bias]
+
+
+_operations: dict[str, Callable[..., Array]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative, "exp": np.exp,
+    "where": np.where, "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
+    "ge": np.greater_equal, "max": np.maximum, "min": np.minimum, "abs": np.abs,
+}  # fmt: skip
+
+
+def _evaluate(x: Scalar, known: Mapping[Scalar, Array | float]) -> Array | float | None:
+    """The values of x for rows of scores; None where it has other operations. Not deep: see `MAX_OPERATIONS`."""
+    if x in known:
+        return known[x]
+    if x.op == "constant":
+        number: float = x.value
+        return number
+    sources = x.value[0].elements if x.op == "reduced" else x.operands
+    operands = [_evaluate(operand, known) for operand in sources]
+    if any(operand is None for operand in operands):
+        return None
+    if x.op == "cast":
+        return operands[0] if x.dtype.is_float and x.operands[0].dtype.is_float else None
+    if x.op == "reduced":
+        reduction = x.value[0].reduction
+        fold = np.max if reduction is MAX else np.sum if reduction is SUM else None
+        return None if fold is None else np.asarray(fold(np.asarray(operands[0]), axis=-1, keepdims=True))
+    function = _operations.get(x.op)
+    return None if function is None else np.asarray(function(*operands))
