@@ -18,7 +18,6 @@ import json
 import os
 import platform
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,8 +30,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("onnxruntime-gpu", "onnxruntime", "numba", "numba-cuda", "cuda-bindings", "nvidia-cublas", "torch", "onnx")
-TIMED = ("light_resnet50", "light_squeezenet", "light_densenet121", "mobilenet_v2", "whisper_tiny_encoder:float16")
-"""Models whose steps are timed against their estimates."""
 COMPARED = (
     "light_resnet50",
     "resnet50:float16",
@@ -140,83 +137,14 @@ def sanitizer(device: str, clock: Clock) -> Section:
 
 
 def estimates(device: str, clock: Clock) -> Section:
-    """Each step of some models: the profile's time beside the estimate's."""
-    section, pairs = Section(), []
-    for model in TIMED if device == "cuda" else TIMED[1:2]:
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder, "estimate.json")
-            gpu = nearest_gpu()
-            code, text = call(plugin("estimate", model, "--device", gpu, "--json", str(file)), clock.left(90))
-            profiled, printed = call(plugin("profile", model, "--device", device, "--json"), clock.left(60))
-            if code != 0 or profiled != 0:
-                section.failure = f"{model}: {(text if code else printed).strip().splitlines()[-1:]}"
-                continue
-            begin = printed.index("{")
-            pairs += paired(model, json.loads(file.read_text())["steps"], json.loads(printed[begin:])["work"])
-    section.data["pairs"] = pairs
-    section.lines += summary_of_pairs(pairs)
-    if not pairs and not section.failure:
-        section.failure = "no step of a profile is one of an estimate"
+    """A hundred kernels and three models, timed and estimated."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "measurements.json")
+        small = [] if device == "cuda" else ["--runs", "1", "--largest", str(1 << 20), "--models"]
+        script = str(Path(__file__).with_name("gpu_measurements.py"))
+        section = checked([sys.executable, script, "--device", device, "--output", str(file), *small], clock.left(200))
+        section.data["measurements"] = json.loads(file.read_text()) if file.exists() else None
     return section
-
-
-def paired(model: str, steps: Sequence[dict[str, Any]], work: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Steps of an estimate and work of a profile that have the same ONNX nodes, in their order; sums where several."""
-    measured: dict[tuple[str, ...], float] = {}
-    for each in work:
-        if each["nodes"]:
-            key = tuple(sorted(each["nodes"]))
-            measured[key] = measured.get(key, 0.0) + each["microseconds"]
-    estimated: dict[tuple[str, ...], tuple[float, str]] = {}
-    for step in steps:
-        key = tuple(sorted(name.rpartition(" (")[0] or name for name in step["nodes"]))
-        seconds, bound = estimated.get(key, (0.0, step["bound"]))
-        estimated[key] = (seconds + step["seconds"], bound)
-    return [
-        {
-            "model": model,
-            "nodes": list(key),
-            "estimated_us": seconds * 1e6,
-            "measured_us": measured[key],
-            "bound": bound,
-        }
-        for key, (seconds, bound) in estimated.items()
-        if key in measured
-    ]
-
-
-def summary_of_pairs(pairs: Sequence[dict[str, Any]]) -> list[str]:
-    """The median error and the rank correlation, over every third pair, which fits nothing."""
-    held_out = [pair for pair in pairs[2::3] if pair["measured_us"] > 0]
-    if len(held_out) < 3:
-        return [f"{len(pairs)} steps were timed: too few to tell an error."]
-    errors = [abs(pair["estimated_us"] / pair["measured_us"] - 1) for pair in held_out]
-    ranks = correlation([pair["estimated_us"] for pair in held_out], [pair["measured_us"] for pair in held_out])
-    return [
-        f"{len(pairs)} steps were timed. Of the {len(held_out)} held out, the median error is"
-        f" {statistics.median(errors):.0%} and the rank correlation {ranks:.2f}."
-    ]
-
-
-def correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's, of at least two values."""
-
-    def ranks(values: Sequence[float]) -> list[int]:
-        order = sorted(range(len(values)), key=values.__getitem__)
-        return [order.index(index) for index in range(len(values))]
-
-    return statistics.correlation(ranks(first), ranks(second))
-
-
-def nearest_gpu() -> str:
-    """The known GPU whose name the driver's answer holds, else the H100."""
-    from ort_cuda_plugin.estimate import devices
-
-    _, printed = (
-        call(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], 30) if shutil.which("nvidia-smi") else (0, "")
-    )
-    squeezed = printed.replace(" ", "").lower()
-    return next((name for name in devices.names() if name in squeezed), "h100")
 
 
 def comparison(device: str, clock: Clock) -> Section:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
@@ -12,8 +13,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
+import gpu_measurements  # noqa: E402
 import gpu_report  # noqa: E402
 from gpu_report import Clock, Section  # noqa: E402
+
+from ort_cuda_plugin.estimate import fit  # noqa: E402
 
 
 def test_a_section_that_fails_does_not_stop_the_next_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,29 +48,26 @@ def test_commands_end_in_time_and_say_how() -> None:
     assert Clock(time.monotonic() - 5).left(100) == 1
 
 
-def test_work_of_a_profile_meets_the_steps_of_an_estimate() -> None:
-    steps = [
-        {"nodes": ["a (Add)", "b (Relu)"], "seconds": 2e-6, "bound": "dram"},
-        {"nodes": ["c (MatMul)"], "seconds": 3e-6, "bound": "tensor"},
-        {"nodes": ["c (MatMul)"], "seconds": 1e-6, "bound": "dram"},
-        {"nodes": ["gone (Abs)"], "seconds": 1e-6, "bound": "dram"},
-    ]
-    work = [
-        {"nodes": ["b", "a"], "microseconds": 4.0},
-        {"nodes": ["c"], "microseconds": 5.0},
-        {"nodes": [], "microseconds": 9.0},
-    ]
-    assert [
-        (pair["nodes"], round(pair["estimated_us"], 3), pair["measured_us"])
-        for pair in gpu_report.paired("m", steps, work)
-    ] == [(["a", "b"], 2.0, 4.0), (["c"], 4.0, 5.0)]
+def test_measurements_of_kernels_are_fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = [one for one in gpu_measurements.kernels() if one.op_type in ("Add", "Softmax")]
+    small = [dataclasses.replace(one, shapes=tuple((4, 32) for _ in one.shapes)) for one in chosen[:3]]
+    monkeypatch.setattr(gpu_measurements, "kernels", lambda largest: iter(small))
+    file = tmp_path / "m.json"
+    assert gpu_measurements.main(["--device", "emulated", "--output", str(file), "--runs", "1", "--models"]) == 0
+    device, found = fit.read_measurements(file.read_text())
+    assert device == "h100"
+    assert [(one.name, len(one.work.steps)) for one in found] == [(one.name, 1) for one in small]
+    assert all(one.seconds > 0 for one in found)
 
 
-def test_the_error_is_that_of_every_third_pair() -> None:
-    pairs = [{"estimated_us": 1.0, "measured_us": 100.0}] * 12
-    for index, (estimated, measured) in {2: (1.0, 2.0), 5: (2.0, 2.5), 8: (3.0, 3.0), 11: (4.0, 5.0)}.items():
-        pairs[index] = {"estimated_us": estimated, "measured_us": measured}
-    (line,) = gpu_report.summary_of_pairs(pairs)
-    assert line == "12 steps were timed. Of the 4 held out, the median error is 20% and the rank correlation 1.00."
-    assert gpu_report.correlation([1, 2, 3], [9, 5, 1]) == pytest.approx(-1)
-    assert "too few" in gpu_report.summary_of_pairs(pairs[:4])[0]
+def test_there_are_a_hundred_kernels_of_all_families() -> None:
+    kernels = list(gpu_measurements.kernels())
+    assert len({kernel.name for kernel in kernels}) == len(kernels) >= 100
+    assert {"Add", "Softmax", "ReduceSum", "Transpose", "MatMul", "Conv"} <= {kernel.op_type for kernel in kernels}
+    assert list(gpu_measurements.kernels(16)) == []
+
+
+def test_a_kernel_that_the_host_outlasts_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_measurements, "measured", lambda *arguments: (1e-5, 0.9e-5))
+    model = next(gpu_measurements.kernels()).model()
+    assert gpu_measurements.measure("short", model, {}, 1, False) is None
