@@ -92,16 +92,6 @@ def load_pair_u16(typingctx: Any, pointer: Any, index: Any) -> Any:
     return signature(types.uint32, types.CPointer(types.uint16), types.int64), codegen
 
 
-def load_two_u16(typingctx: Any, pointer: Any, first: Any, second: Any) -> Any:
-    """The elements at two indices in one register."""
-
-    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-        low, high = (builder.zext(builder.load(builder.gep(args[0], [at])), i32) for at in args[1:])
-        return builder.or_(low, builder.shl(high, i32(16)))
-
-    return signature(types.uint32, types.CPointer(types.uint16), types.int64, types.int64), codegen
-
-
 def shared_address(typingctx: Any, pointer: Any) -> Any:
     """The address of what a pointer to shared memory points to."""
 
@@ -176,5 +166,4 @@ FUNCTIONS: dict[str, Any] = {
     **matrix_functions("bf16"),
     "scale_matrix_f32": scale_matrix_f32,
     "load_pair_u16": load_pair_u16,
-    "load_two_u16": load_two_u16,
 }
