@@ -7,15 +7,16 @@ import onnxruntime as ort
 import pytest
 
 import ort_cuda_plugin
+from emulator_harness import configured
+from ort_cuda_plugin.ep.devices import LOWERING_VARIABLE
 from random_models import ModelMaker, feed
 
 SHAPES = [(2, 3), (1, 1), (3, 1), (1, 4), (2, 2), (5, 7)]
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_a_random_model_computes_what_the_cpu_does_at_every_shape(seed: int) -> None:
+def check_model(seed: int, nodes: int) -> None:
     ort_cuda_plugin.register(emulate=True)
-    data = ModelMaker(seed, foreign=seed % 3 == 0).model(14).SerializeToString()
+    data = ModelMaker(seed, foreign=seed % 3 == 0).model(nodes).SerializeToString()
     options = ort.SessionOptions()
     options.log_severity_level = 3
     if seed % 2:
@@ -30,3 +31,14 @@ def test_a_random_model_computes_what_the_cpu_does_at_every_shape(seed: int) -> 
         variants = ort_cuda_plugin.counters()["plan_variants_built"]
         assert built in (None, variants)
         built = variants
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_random_model_computes_what_the_cpu_does_at_every_shape(seed: int) -> None:
+    check_model(seed, nodes=14)
+
+
+def test_a_random_model_is_right_with_a_gpus_kernels_in_the_checking_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LOWERING_VARIABLE, "sm_90")
+    with configured(check=1):
+        check_model(11, nodes=8)
