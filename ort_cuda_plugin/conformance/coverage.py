@@ -20,14 +20,14 @@ from ort_cuda_plugin.model.ir import DType, Graph, InvalidModel, Unsupported
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.ops import registry
 from ort_cuda_plugin.ops.registry import Operator
-from ort_cuda_plugin.program.libraries import CONV, MATMUL
+from ort_cuda_plugin.program.libraries import ATTENTION, CONV, MATMUL
 from ort_cuda_plugin.program.lowering import Buffer, DeviceProperties, LoweringOptions
 from ort_cuda_plugin.program.symbolic import Dim
 from ort_cuda_plugin.program.trace import Copy, Launch, LibraryCall, Memset, ReadBack, Recordable
 
 WRITE_COMMAND = "ort-cuda-plugin operators --write docs/operators.md"
 GPU = DeviceProperties(emulated=False, libraries=frozenset(library.name for library in LIBRARIES))
-LIBRARY_NAMES = {MATMUL: "cuBLASLt", CONV: "cuDNN"}
+LIBRARY_NAMES = {MATMUL: "cuBLASLt", CONV: "cuDNN", ATTENTION: "cuDNN"}
 NO_LAUNCH = "no launch"
 
 _HEADER = """# Operators

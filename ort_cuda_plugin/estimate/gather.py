@@ -15,7 +15,7 @@ from ..clusters.cluster import CompiledCluster
 from ..model.ir import Graph, Node, Value
 from ..model.onnx_graph import read_model
 from ..models import is_wheel_model, with_noise_weights
-from ..program.libraries import MATMUL
+from ..program.libraries import ATTENTION, CONV, MATMUL
 from ..program.lowering import DeviceProperties, LoweringOptions
 from ..program.steps import Contract, Convolve
 from ..program.symbolic import hint, product
@@ -263,7 +263,7 @@ class Gatherer:
                 sizes = tuple(hint(arg.value) for arg in launch.args if isinstance(arg, Int64))
                 problem = launch.problem
                 flags = frozenset(flag.name or "" for flag in type(problem.flags) if flag in problem.flags)
-                kind = "matmul" if problem.kind == MATMUL else "conv"
+                kind = {MATMUL: "matmul", CONV: "conv", ATTENTION: "attention"}[problem.kind]
                 self.steps.append(
                     LibraryStep(*shared, kind, problem.dtype, flags, problem.rank, sizes, getattr(launch, "note", ""))
                 )

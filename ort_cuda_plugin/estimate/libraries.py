@@ -24,6 +24,9 @@ CONVOLUTION = 0.88
 """Of a product's rate: patches are gathered."""
 GROUPED = 0.25
 """Of the rate without tensor cores: convolutions whose groups have few channels."""
+ATTENTION = 0.6
+"""Of a product's rate: the exponentials of the scores lie between two products."""
+ATTENTION_ROWS = 128
 CHANNELS_LAST = "CHANNELS_LAST"
 
 
@@ -45,7 +48,8 @@ class Call:
 
 
 def call(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
-    return _product(step, device, constants) if step.kind == "matmul" else _convolution(step, device, constants)
+    make = {"matmul": _product, "conv": _convolution, "attention": _attention}[step.kind]
+    return make(step, device, constants)
 
 
 def arithmetic(step: LibraryStep) -> float:
@@ -53,6 +57,9 @@ def arithmetic(step: LibraryStep) -> float:
     if step.kind == "matmul":
         m, n, k = step.sizes[:3]
         return 2.0 * m * n * k * step.sizes[6]
+    if step.kind == "attention":
+        batches, heads, rows, keys, depth, width = step.sizes[:6]
+        return 2.0 * batches * heads * rows * keys * (depth + width)
     m, n, k, groups = _implicit(step)
     return 2.0 * m * n * k * groups
 
@@ -123,6 +130,18 @@ def _tiled(
             if total < best[0]:
                 best = total, l2
     return best
+
+
+def _attention(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
+    """Blocks of some rows of a head, which read all of its keys and values."""
+    batches, heads, rows, keys, depth, width = step.sizes[:6]
+    blocks = batches * heads * -(-rows // ATTENTION_ROWS)
+    rate = device.flops[peak_kind(step.dtype, False)] / device.multiprocessors * device.tensor_share
+    waves = -(-blocks // device.multiprocessors)
+    padded = 2.0 * ATTENTION_ROWS * (-(-keys // 64) * 64) * (depth + width)
+    seconds = waves * padded / (rate * constants.tensor_library * ATTENTION)
+    l2 = float(step.nbytes) + blocks * keys * (depth + width) * _itemsize(step)
+    return Call(arithmetic(step), seconds, l2, 1, 0.0, True)
 
 
 def _convolution(step: LibraryStep, device: Gpu, constants: Constants) -> Call:

@@ -81,3 +81,13 @@ def test_devices_say_where_their_figures_are_from() -> None:
         # What a data sheet says of float32 is two operations of each lane in each clock.
         lanes = gpu.float32_lanes * gpu.multiprocessors * gpu.clock * 2
         assert lanes == pytest.approx(gpu.flops["float32"], rel=0.1), name
+
+
+def test_long_attention_runs_at_about_half_of_the_peak() -> None:
+    """FlashAttention-3's paper has 500 to 600 TFLOP/s for cuDNN on an H100, with heads of 128 and long sequences."""
+    sizes = (2, 16, 8192, 8192, 128, 128, *[0] * 16, 1 << 25)
+    step = LibraryStep(("n",), (), (), "attention", DType.FLOAT16.onnx, frozenset(), 0, sizes)
+    call = libraries.call(step, devices.gpu("h100"), Constants())
+    assert call.flops == 4.0 * 2 * 16 * 8192 * 8192 * 128
+    assert call.tensor
+    assert 4e14 <= call.flops / call.seconds <= 6.5e14

@@ -263,6 +263,8 @@ def test_libraries_and_our_kernels_agree_on_a_gpu(use_tf32: bool) -> None:
         ("cudnn", "Conv", [noise(1, (2, 8, 14, 15)), noise(2, (16, 8, 3, 3)), noise(3, (16,))], {"pads": [1] * 4}),
         ("cudnn", "Conv", [noise(1, (2, 8, 14, 15)), noise(2, (16, 4, 3, 3))], {"group": 2, "strides": [2, 2]}),
         ("cudnn", "Conv", [noise(1, (1, 8, 9)), noise(2, (8, 8, 3))], {}),
+        ("cudnn", "Conv", [noise(1, (2, 3, 14, 15)), noise(2, (16, 3, 3, 3)), noise(3, (16,))], {"pads": [1] * 4}),
+        ("cudnn", "Conv", [noise(1, (2, 8, 9, 7), "float16"), noise(2, (16, 8, 3, 3), "float16")], {}),
     ]
     for library, op_type, inputs, attributes in cases:
         if library not in available:
@@ -311,6 +313,8 @@ def test_fused_calls_and_our_kernels_agree_on_a_gpu() -> None:
         for dtype, limits in ((np.float32, (1e-6, 1e-6)), (np.float16, (1e-3, 4e-3))):
             exact = values(case, seed)
             wanted = expected(case, exact).astype(np.float64)
+            # Convolutions of half types have channels last: what is fed and what is fetched does not.
+            ordered = dtype is np.float16 and "product" not in name
             narrow = {key: x.astype(dtype) for key, x in exact.items()}
             data = case.model([case.sums(case.bias), *case.nodes], narrow, bool(seed % 2)).SerializeToString()
             for libraries, limit in zip((available, frozenset()), limits):
@@ -326,9 +330,50 @@ def test_fused_calls_and_our_kernels_agree_on_a_gpu() -> None:
                 calls = {key: after[key] - before[key] for key in ("library_calls", "launches")}
                 copies = int("Concat" in name)
                 assert calls["library_calls"] == bool(libraries), (name, calls)
-                assert calls["launches"] == copies + (not libraries), (name, calls)
+                assert calls["launches"] == copies + (not libraries) or (ordered and libraries), (name, calls)
                 error = np.max(np.abs(result - wanted) / np.maximum(np.abs(wanted), 1.0))
-                assert error <= limit, (name, dtype, bool(libraries), error)
+                assert error <= (limits[1] if ordered else limit), (name, dtype, bool(libraries), error)
+    """
+    done = python(code, str(HARNESS), env={"ORT_CUDA_PLUGIN_EMULATE": "0"})
+    if done.stdout.startswith("SKIP: "):
+        pytest.skip(done.stdout.removeprefix("SKIP: ").strip())
+
+
+@pytest.mark.gpu
+def test_networks_agree_with_our_kernels_on_a_gpu() -> None:
+    """Images with channels last between convolutions, and attention, by cuDNN and by us."""
+    devices, why = cuda_devices()
+    if not devices:
+        pytest.skip(why)
+    code = """
+    import sys
+    from dataclasses import replace
+    sys.path.insert(0, sys.argv[1])
+    import numpy as np
+    import ort_cuda_plugin as plugin
+    from library_engines import halved
+    from library_images import ATTENTION, NETS, net
+    from ort_cuda_plugin.ep.open_device import OpenDevice
+    from ort_cuda_plugin.ep.libraries import load_libraries
+    available = load_libraries()
+    if len(available) < 2:
+        print("SKIP: cuBLASLt or cuDNN is not installed")
+        raise SystemExit
+    properties = OpenDevice.properties
+    for name, text in (NETS | ATTENTION).items():
+        model, (x,) = net(text, 2)
+        for half in (False, True) if name in NETS else (True,):
+            results = []
+            for libraries in (available, frozenset()):
+                OpenDevice.properties = lambda self: replace(properties(self), libraries=libraries)
+                data = (halved(model) if half else model).SerializeToString()
+                session = plugin.session(data, emulate=False)
+                before = plugin.counters()["library_calls"]
+                results.append(session.run(None, {"x": x.astype(np.float16) if half else x}))
+                assert (plugin.counters()["library_calls"] > before) == bool(libraries), name
+            for a, b in zip(*results, strict=True):
+                error = np.max(np.abs(a.astype(np.float64) - b)) / np.max(np.abs(b.astype(np.float64)))
+                assert error <= (1e-2 if half else 2e-3), (name, half, error)
     """
     done = python(code, str(HARNESS), env={"ORT_CUDA_PLUGIN_EMULATE": "0"})
     if done.stdout.startswith("SKIP: "):
