@@ -16,6 +16,9 @@ from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.estimate import sass
+from ort_cuda_plugin.estimate.count import count_all
+from ort_cuda_plugin.estimate.gather import work_of_model
+from ort_cuda_plugin.estimate.work import KernelStep
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering import DeviceProperties
 from test_matrix_attention import prompt
@@ -124,3 +127,18 @@ def test_products_of_halves_use_tensor_cores_without_spills() -> None:
         for spec, code in zip(chosen, sass.code_of(chosen, Target.cuda(*capability)), strict=True):
             assert code.spilled == 0, (spec.name, capability)
             assert code.uses_tensor_cores or sass.disassembler() is None, (spec.name, capability)
+
+
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_no_access_to_shared_memory_has_bank_conflicts(transposed: int) -> None:
+    halves = [np.zeros(shape, np.float16) for shape in ((2048, 64), (64, 2048))]
+    given = [np.ascontiguousarray(x.T) if transposed else x for x in halves]
+    model = make_model("Gemm", given, {"transA": transposed, "transB": transposed})
+    work = work_of_model(model, {}, libraries=frozenset())
+    (step,) = work.steps
+    assert isinstance(step, KernelStep)
+    assert step.kernel.name.startswith("matmul_mma_128x64")
+    sites = count_all(work, {step.kernel: sass.Code(32, 0, 0, {}, 1.0)})[0].sites
+    shared = [site for site in sites if site.kind.startswith("shared")]
+    assert {(site.kind, site.nbytes) for site in shared} >= {("shared load", 16), ("shared store", 16)}
+    assert all(site.units <= 1.01 * site.least for site in shared), shared
