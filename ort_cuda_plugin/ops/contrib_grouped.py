@@ -6,12 +6,13 @@ plan and the CUDA graph of the step before it.
 
 from __future__ import annotations
 
+import math
 from typing import Final, TypeAlias
 
 from ort_cuda_plugin.kernels.cache import CachePart, append
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
-from ort_cuda_plugin.ops.attention import PROBABILITIES, RAW, attend, merge_heads, rotate
+from ort_cuda_plugin.ops.attention import BIASED, PROBABILITIES, RAW, attend, merge_heads, rotate
 from ort_cuda_plugin.ops.cached_attention import attend_in_one_walk
 from ort_cuda_plugin.ops.contrib_attention import INT32, MASKED, grouped_heads, score_bias, sink_of_heads
 from ort_cuda_plugin.ops.contrib_fused import UP_TO_FLOAT32, wants
@@ -92,8 +93,6 @@ def group_query_attention(
         raise InvalidModel(f"GroupQueryAttention of {num_heads} query heads and {kv_num_heads} others")
     if qk_output not in (0, 1, 2) or causal not in (0, 1):
         raise InvalidModel(f"GroupQueryAttention with qk_output = {qk_output}, causal = {causal}")
-    if qk_output == 1:
-        raise Unsupported("attribute", "GroupQueryAttention that gives its scores before the softmax")
     q, k, v = grouped_heads(ctx, query, key, value, num_heads, kv_num_heads)
     batch, _, rows, _ = q.shape
     ctx.require(le(1, rows), "GroupQueryAttention without a new token")
@@ -165,8 +164,11 @@ def group_query_attention(
         reach=reach,
         scale=scale or None,
         softcap=softcap,
-        kept=PROBABILITIES if qk_output == 2 else RAW,
+        kept=(RAW, BIASED, PROBABILITIES)[qk_output],
     )
+    if qk_output == 1:
+        # The scores of keys that a query does not attend to are zeros, as in the CPU provider.
+        scores = elementwise(ctx, lambda x: s.where(s.equal(x, -math.inf), 0.0, x), scores)
     return merge_heads(ctx, output), keys.present, values.present, scores
 
 
