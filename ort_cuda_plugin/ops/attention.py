@@ -279,9 +279,10 @@ def rotate(
     interleaved: bool,
     offset: int = 0,
     stream: Callable[[Scalar], Scalar] | None = None,
+    scale: float = 1.0,
 ) -> Tensor:
     """The ``rotated`` elements from ``offset`` on of each head, in a tensor whose axis ``sequence`` is the sequence,
-    turned.
+    turned and times ``scale``.
 
     The caches have a row for each position, or without ``position_ids`` [batch, sequence] one for each place. With
     ``stream`` there are three positions for each place, in the first dimension; it says which of them a pair takes.
@@ -320,6 +321,7 @@ def rotate(
 
         value, other = s.widen(source.at(c)), s.widen(source.at([*c[:3], partner + offset], inside))
         turned = value * angle(cos_cache) + s.where(first, -other, other) * angle(sin_cache)
+        turned = turned if scale == 1.0 else turned * scale
         return s.cast(s.where(inside, turned, value), heads.dtype)
 
     return gather_map(ctx, heads.shape, heads.dtype, element)

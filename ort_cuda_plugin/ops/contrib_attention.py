@@ -375,9 +375,12 @@ def rotary_embedding(
     rotary_embedding_dim: int = 0,
     scale: float = 1.0,
 ) -> Tensor:
-    """Positions are given for each place, or as one number: that of the first place. Others give zeros."""
-    if is_packed_batching or scale != 1.0:
-        raise Unsupported("attribute", "RotaryEmbedding with is_packed_batching or a scale")
+    """Positions are given for each place, or as one number: that of the first place. Others give zeros.
+
+    Where sequences are packed, there may be more places than positions; each token has its position as everywhere.
+    """
+    if scale != 1.0:
+        raise Unsupported("attribute", "RotaryEmbedding with a scale, which other providers ignore")
     if x.rank not in (3, 4) or cos_cache.rank != 2:
         raise InvalidModel(f"RotaryEmbedding of rank {x.rank} with a cache of rank {cos_cache.rank}")
     rotated: Dim = rotary_embedding_dim or 2 * cos_cache.shape[1]
@@ -391,7 +394,7 @@ def rotary_embedding(
         ctx.require(eq(count * size, x.shape[2]), "RotaryEmbedding: the hidden size is not a multiple of the heads")
         heads, sequence = reshape(ctx, x, [*x.shape[:2], count, size]), 1
     places = (x.shape[0], x.shape[sequence])
-    if position_ids.rank == 1:
+    if position_ids.rank < 2:
         ctx.require(eq(position_ids.size, 1), "RotaryEmbedding: positions of rank 1 are one number")
         first = position_ids
         position_ids = gather_map(ctx, places, DType.INT64, lambda maps, c: c[1] + maps.number(first))

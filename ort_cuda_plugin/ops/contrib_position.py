@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
-from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
+from ort_cuda_plugin.model.ir import DType, InvalidModel
 from ort_cuda_plugin.ops.attention import rotate
 from ort_cuda_plugin.ops.contrib_attention import INT32, INT64
 from ort_cuda_plugin.ops.contrib_fused import UP_TO_FLOAT32
@@ -128,9 +128,10 @@ def multimodal_rotary_embedding(
     rotary_embedding_dim: int = 0,
     scale: float = 1.0,
 ) -> Tensor:
-    """Each pair of elements turns by one of a token's three positions: in time, height or width."""
-    if scale != 1.0:
-        raise Unsupported("attribute", "MRotaryEmbedding with a scale")
+    """Each pair of elements turns by one of a token's three positions: in time, height or width.
+
+    Where sequences are packed, tokens have positions as everywhere.
+    """
     if len(mrope_section) != 3 or min(mrope_section) < 0 or mrope_layout not in (0, 1):
         raise InvalidModel(f"MRotaryEmbedding with sections {list(mrope_section)}, layout {mrope_layout}")
     if x.rank not in (3, 4) or cos_cache.rank != 2:
@@ -166,6 +167,7 @@ def multimodal_rotary_embedding(
         rotated,
         interleaved=bool(interleaved),
         stream=stream,
+        scale=scale,
     )
     return ctx.view(result, x.shape)
 
