@@ -31,8 +31,11 @@ def ep_session(
     options = ort.SessionOptions()
     options.graph_optimization_level = level
     session = ort_cuda_plugin.session(model, emulate=True, sess_options=options)
-    placed = {part.ep_name for part in session.get_provider_graph_assignment_info()}
-    assert placed == {ort_cuda_plugin.get_ep_name()}
+    parts = session.get_provider_graph_assignment_info()
+    ours = ort_cuda_plugin.get_ep_name()
+    elsewhere = [f"{node.op_type} {node.name}" for part in parts if part.ep_name != ours for node in part.get_nodes()]
+    assert parts
+    assert not elsewhere, f"nodes on another provider: {', '.join(elsewhere)}"
     return session
 
 

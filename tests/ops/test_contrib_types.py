@@ -1,0 +1,137 @@
+"""Every operator of com.microsoft in every type of the table, with its optional inputs and attributes and without."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ort_cuda_plugin
+from contributed import FLOAT, Array, noise
+from contributed_cases_attention import ATTENTION, GROUPED, NGRAMS, RECURRENCES
+from contributed_cases_maps import MAPS, PLACES, PRODUCTS, ROWS, TRANSFORMS
+from contributed_cases_ordered import ORDERED, SMALL_FLOATS
+from contributed_cases_quantized import CONVERSIONS, ELEMENTS, EXPERTS, GATHERS
+from contributed_cases_quantized import PRODUCTS as WEIGHTS
+from contributed_sweep import DOMAIN, Case, check_cases, model_of, untested
+from ort_cuda_plugin.ops import registry
+
+FAMILIES: dict[str, list[Case]] = {
+    "attention": ATTENTION,
+    "conversions": CONVERSIONS,
+    "elements": ELEMENTS,
+    "experts": EXPERTS,
+    "gathers": GATHERS,
+    "grouped": GROUPED,
+    "maps": MAPS,
+    "n-grams": NGRAMS,
+    "ordered": ORDERED,
+    "places": PLACES,
+    "products": PRODUCTS,
+    "recurrences": RECURRENCES,
+    "rows": ROWS,
+    "small floats": SMALL_FLOATS,
+    "transforms": TRANSFORMS,
+    "weights": WEIGHTS,
+}
+CASES = [case for family in FAMILIES.values() for case in family]
+
+
+def changed(
+    op_type: str,
+    attributes: Mapping[str, Any] | None = None,
+    inputs: Mapping[int, Array | None] | None = None,
+    *,
+    mean: bool = False,
+) -> Case:
+    """The first case of an operator, with other attributes and inputs, and with its second output or as it is."""
+    case = next(case for case in CASES if case.op_type == op_type)
+    given = dict(enumerate(case.inputs)) | dict(inputs or {})
+    listed = [given.get(i) for i in range(max(given) + 1)]
+    outputs = (True, True) if mean else case.outputs
+    return dataclasses.replace(
+        case, inputs=listed, attributes={**case.attributes, **(attributes or {})}, outputs=outputs
+    )
+
+
+DECLINED = {
+    "do_rotary set of Attention": changed("Attention", {"do_rotary": 1}),
+    "rotary_embedding_dim set of Attention": changed("Attention", {"do_rotary": 1, "rotary_embedding_dim": 32}),
+    "sliding_window_cache set of GroupQueryAttention": changed("GroupQueryAttention", {"sliding_window_cache": 1}),
+    "scale set of RotaryEmbedding": changed("RotaryEmbedding", {"scale": 2.0}),
+    "cache_indirection given of MultiHeadAttention": changed(
+        "MultiHeadAttention", inputs={9: np.zeros((1, 2, 5), np.int32)}
+    ),
+    "past_present_share_buffer set of QAttention": changed("QAttention", {"past_present_share_buffer": 1}),
+    "do_rotary set of QAttention": changed("QAttention", {"do_rotary": 1}),
+    "weights_prepacked set of QMoE": changed("QMoE", {"weights_prepacked": 1}),
+    "past given of QOrderedAttention": changed("QOrderedAttention", inputs={18: np.zeros((2, 2, 2, 4, 8), np.int8)}),
+    "attention_bias given of QOrderedAttention": changed("QOrderedAttention", inputs={19: noise(2, 2, 4, 4)}),
+    "unidirectional set of QOrderedAttention": changed("QOrderedAttention", {"unidirectional": 1}),
+    "scale_QKT_gemm left out of QOrderedAttention": changed("QOrderedAttention", inputs={14: None}),
+    "scale_QKT_softmax left out of QOrderedAttention": changed("QOrderedAttention", inputs={15: None}),
+    "mean given of SkipSimplifiedLayerNormalization": changed("SkipSimplifiedLayerNormalization", mean=True),
+}
+"""What the plugin declines, and a node that has it."""
+REFUSED = {
+    "A_zero_point left out of QLinearAdd": changed("QLinearAdd", inputs={2: None}),
+    "B_zero_point left out of QLinearAdd": changed("QLinearAdd", inputs={5: None}),
+    "A_zero_point left out of QLinearMul": changed("QLinearMul", inputs={2: None}),
+    "B_zero_point left out of QLinearMul": changed("QLinearMul", inputs={5: None}),
+    "x_zero_point left out of QLinearAveragePool": changed("QLinearAveragePool", inputs={2: None}),
+}
+"""What ONNX Runtime's type inference refuses, whatever its schema says."""
+ELSEWHERE = {
+    "DecoderMaskedMultiHeadAttention": "test_contrib_decoder.py",
+    "DecoderMaskedSelfAttention": "test_contrib_decoder.py",
+    "DynamicSparseAttention": "test_contrib_selected.py",
+    "PackedAttention": "test_contrib_padding.py",
+    "PackedMultiHeadAttention": "test_contrib_padding.py",
+    "PackedSparseAttentionIndexer": "test_contrib_indexer.py",
+    "PagedAttention": "test_contrib_paged.py",
+    "SparseAttention": "test_contrib_sparse.py",
+    "SparseAttentionIndexer": "test_contrib_indexer.py",
+    "SparsePagedAttention": "test_contrib_selected.py",
+}
+"""Operators whose tests are in another file: caches on the device, whose pages, beams and blocks inputs name."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_types(family: str) -> None:
+    check_cases(FAMILIES[family])
+
+
+def test_a_case_tests_each_type_and_each_option() -> None:
+    """A new operator, type, input, output or attribute fails here until there is a case of it."""
+    names = [row.name for row in registry.operators() if row.domain == DOMAIN]
+    missing = {f"{part} of {name}" for name in names if name not in ELSEWHERE for part in untested(CASES, name)}
+    assert missing == {*DECLINED, *REFUSED}
+    for name, file in ELSEWHERE.items():
+        assert f'"{name}"' in (Path(__file__).parent / file).read_text()
+
+
+def test_each_case_is_compared_with_something() -> None:
+    """An operator that the CPU provider lacks is compared with its own float32, or with a reference."""
+    alone = [
+        case.op_type
+        for case in CASES
+        if not case.is_compared_elsewhere and all(case.kinds(real) == case.kinds(FLOAT) for real in case.real_types)
+    ]
+    assert alone == []
+
+
+def test_what_is_declined_has_a_reason() -> None:
+    for name, case in DECLINED.items():
+        verdicts = ort_cuda_plugin.explain(model_of({0: case}, FLOAT), emulate=True)
+        assert [verdict.supported for verdict in verdicts] == [False], name
+        assert verdicts[0].reason, name
+
+
+def test_onnx_runtime_refuses_the_rest() -> None:
+    for case in REFUSED.values():
+        with pytest.raises(Exception, match="Input data type does not match"):
+            ort_cuda_plugin.session(model_of({0: case}, FLOAT), emulate=True)
