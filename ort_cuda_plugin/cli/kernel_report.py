@@ -132,7 +132,10 @@ SAMPLE = (
     Case("LayerNormalization", ((8, 128, 384), (384,), (384,)), dtype=half),
     Case("ReduceMean", ((8, 128, 384), [-1])),
     Case("ReduceSum", ((8, 128, 384), [0, 1])),
+    Case("ReduceSum", ((1, 1 << 20), [1])),
+    Case("Softmax", ((64, 16000),)),
     Case("Transpose", ((8, 128, 12, 32),), (("perm", (0, 2, 1, 3)),)),
+    Case("Transpose", ((8, 512, 196),), (("perm", (0, 2, 1)),)),
     Case("Concat", ((8, 128, 32), (8, 128, 64)), (("axis", 2),)),
     Case("Gather", ((1000, 384), [3, 1, 2]), (("axis", 0),)),
 )

@@ -11,7 +11,7 @@ from ort_cuda_plugin.kernels.vector_map import VectorMap, choose_vectors
 from ort_cuda_plugin.program.lowering import Lowering
 from ort_cuda_plugin.program.shapes import Strides, broadcast_strides, collapse
 from ort_cuda_plugin.program.steps import Input, Map
-from ort_cuda_plugin.program.symbolic import Dim
+from ort_cuda_plugin.program.symbolic import Dim, hint
 
 __all__ = ["launch_map"]
 
@@ -32,7 +32,12 @@ def launch_map(ctx: Lowering, step: Map) -> None:
     emit = builder.emit
     loaded = builder.to_load(step.inputs)
     placed = [broadcast_strides(x, step.shape) for _, x in loaded] + [y.strides for _, y in step.outputs]
-    dims, strides = collapse(step.shape, placed)
+    shape = step.shape
+    if not ctx.device.emulated:
+        order = _axes_in_memory(step)
+        shape = tuple(shape[axis] for axis in order)
+        placed = [tuple(strides[axis] for axis in order) for strides in placed]
+    dims, strides = collapse(shape, placed)
     if not ctx.device.emulated and _launch_for_gpu(ctx, builder, step, dims, loaded, strides):
         return
     plane = Plane(ctx, builder, dims or [1])
@@ -50,6 +55,12 @@ def launch_map(ctx: Lowering, step: Map) -> None:
         for (expression, _), pointer, at in stores:
             emit.store(pointer, at, expression)
     builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block)
+
+
+def _axes_in_memory(step: Map) -> list[int]:
+    """The axes in the order in which they lie in the first result, the nearest neighbours last."""
+    strides = step.outputs[0][1].strides
+    return sorted(range(len(step.shape)), key=lambda axis: hint(strides[axis]), reverse=True)
 
 
 def _launch_for_gpu(
