@@ -304,11 +304,13 @@ def store_tile(
 
     The block's tile begins at (``row0``, ``column0``) of a matrix of ``rows`` x ``columns``. Through shared memory, so
     that neighbours in memory are written together. ``placed`` are lines that put the sums there, [m][n] of the tile,
-    where they are not those of `multiply`; rows are ``pitch`` apart where that is not 0.
+    where they are not those of `multiply`. Where ``pitch`` is not 0 rows are so far apart, and a thread's elements of a
+    row as far as a line has threads: neighbours store neighbours.
     """
     per_line = tile.n // CHUNK
-    at = f"int64(int32((chunk >> {log2(per_line)}) * {pitch} + (chunk & {per_line - 1}) * {CHUNK}))"
-    vector = element.accumulator == "float32"
+    apart, first = (per_line, 1) if pitch else (1, CHUNK)
+    at = f"int64(int32((chunk >> {log2(per_line)}) * {pitch} + (chunk & {per_line - 1})))"
+    vector = element.accumulator == "float32" and not pitch
     sizes = f"{tile.thread_m}, {tile.thread_n}"
     own = [
         f"to = int64(int32(thread_row * {tile.n} + thread_column))",
@@ -320,25 +322,25 @@ def store_tile(
         f"for piece in range({tile.m * tile.n // CHUNK // tile.threads}):",
         f"    chunk = int32(thread + piece * {tile.threads})",
         f"    row = int32(row0 + (chunk >> {log2(per_line)}))",
-        f"    column0_of_chunk = int32(column0 + (chunk & {per_line - 1}) * {CHUNK})",
+        f"    column0_of_chunk = int32(column0 + (chunk & {per_line - 1}) * {first})",
         f"    at = {at if pitch else 'int64(chunk) * 4'}",
         f"    if row < {rows}:",
         *indented([*setup, *epilogue.row_lines], 2),
-        f"        if column0_of_chunk + {CHUNK - 1} < {columns}:",
+        f"        if column0_of_chunk + {(CHUNK - 1) * apart} < {columns}:",
     ]
     if vector:
         lines.append(f"            {', '.join(f'total_{i}' for i in range(CHUNK))} = load_f32x4(tile_c, at)")
     for i in range(CHUNK):
         lines += [
-            f"            column_{i} = int32(column0_of_chunk + {i})",
-            *([] if vector else [f"            total_{i} = tile_c[at + {i}]"]),
+            f"            column_{i} = int32(column0_of_chunk + {i * apart})",
+            *([] if vector else [f"            total_{i} = tile_c[at + {i * apart}]"]),
             *indented(epilogue.elements(f"_{i}"), 3),
         ]
     for i in range(CHUNK):
         lines += indented(epilogue.stores(f"_{i}"), 3)
     lines += [
         "        else:",
-        f"            for i in range(int32({columns} - column0_of_chunk)):",
+        f"            for i in range(0, int32({columns} - column0_of_chunk), {apart}):",
         "                column_e = int32(column0_of_chunk + i)",
         "                total_e = tile_c[at + i]",
         *indented([*epilogue.elements("_e"), *epilogue.stores("_e")], 4),

