@@ -14,9 +14,21 @@ ocp_emu_count *emu_counting(void) { return atomic_load_explicit(&counting, memor
 
 void ocp_emu_count_launches(ocp_emu_count *count) { atomic_store(&counting, count); }
 
-void emu_count_block(ocp_emu_count *count, uint32_t number) {
+void emu_count_begin(ocp_emu_count *count, uint32_t number) {
   count->block = number;
   memset(count->turns, 0, (size_t)count->num_places * EMU_MAX_THREADS * sizeof *count->turns);
+}
+
+void emu_count_end(ocp_emu_count *count) {
+  for (uint32_t place = 0; place < count->num_places; place++) {
+    const uint32_t *turns = count->turns + (size_t)place * EMU_MAX_THREADS;
+    for (uint32_t warp = 0; warp < EMU_MAX_WARPS; warp++) {
+      uint32_t most = 0;
+      for (uint32_t lane = 0; lane < EMU_WARP; lane++)
+        most = turns[warp * EMU_WARP + lane] > most ? turns[warp * EMU_WARP + lane] : most;
+      count->issued[place] += most;
+    }
+  }
 }
 
 static uint32_t index_of(const ocp_emu_thread *thread) {
@@ -50,7 +62,9 @@ void ocp_emu_count_access(ocp_emu_thread *thread, const void *pointer, uint32_t 
 
 void ocp_emu_count_part(ocp_emu_thread *thread, uint32_t place) {
   ocp_emu_count *count = emu_counting();
-  (void)thread;
-  if (count && place < count->num_places)
-    count->executed[place]++;
+  uint32_t index = index_of(thread);
+  if (!count || place >= count->num_places || index >= EMU_MAX_THREADS)
+    return;
+  count->executed[place]++;
+  count->turns[(size_t)place * EMU_MAX_THREADS + index]++;
 }

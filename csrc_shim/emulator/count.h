@@ -7,7 +7,8 @@
 
 /* What launches are counted in; NULL: they run as ever. */
 ocp_emu_count *emu_counting(void);
-/* The next block whose accesses are noted; its number is counted from 0. */
-void emu_count_block(ocp_emu_count *count, uint32_t number);
+/* The next block whose accesses are noted, by its number among those that run; and its end. */
+void emu_count_begin(ocp_emu_count *count, uint32_t number);
+void emu_count_end(ocp_emu_count *count);
 
 #endif

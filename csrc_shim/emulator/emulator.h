@@ -67,6 +67,7 @@ typedef struct ocp_emu_count {
   uint64_t max_accesses, num_accesses;
   ocp_emu_access *accesses;
   uint64_t *executed; /* how often threads were at each place */
+  uint64_t *issued;   /* how often warps were: as often as the lane of theirs that was there most */
   uint32_t *turns;    /* num_places * 1024 */
 } ocp_emu_count;
 

@@ -139,8 +139,9 @@ static CUresult run_counted(emu_launch *launch, ocp_emu_count *count) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   for (uint32_t i = 0; i < count->num_blocks; i++)
     if (count->blocks[i] < launch->blocks) {
-      emu_count_block(count, i);
+      emu_count_begin(count, i);
       run_blocks(launch, cpu, count->blocks[i], count->blocks[i] + 1);
+      emu_count_end(count);
     }
   release_cpu(cpu);
   return emu_check_launched(launch);

@@ -59,9 +59,9 @@ class Counted:
 
     ``requests`` are memory instructions of warps, ``wavefronts`` what these take of the L1 and of shared memory.
     ``read`` and ``written`` are bytes that leave the multiprocessors, in whole sectors; what a block reads again counts
-    once, where it fits the L1. ``instructions`` are those of threads, by kind. ``loads`` is how many loads of global
-    memory a thread makes, ``load_rounds`` in how many parts of the kernel it does, ``shared_rounds`` the same of shared
-    memory.
+    once, where it fits the L1. ``instructions`` are those of threads, by kind; lanes that wait for others count.
+    ``loads`` is how many loads of global memory a thread makes, ``load_rounds`` in how many parts of the kernel it
+    does, ``shared_rounds`` the same of shared memory.
     """
 
     requests: float
@@ -99,15 +99,16 @@ class BlockCounter:
         image = self._images[step.kernel]
         blocks = step.grid[0] * step.grid[1] * step.grid[2]
         chosen, weights = sample(blocks)
-        records, executed = self._launch(step, image, chosen)
+        records, executed, issued = self._launch(step, image, chosen)
         widest = {name: self._code[step.kernel].widest(name) for name in ("LDG", "STG", "LDS", "STS")}
-        return summary(records, executed, image.metadata, weights, step.block, widest)
+        return summary(records, executed, issued, image.metadata, weights, step.block, widest)
 
     def _launch(
         self, step: KernelStep, image: KernelImage, blocks: NDArray[np.uint64]
-    ) -> tuple[Records, NDArray[np.uint64]]:
+    ) -> tuple[Records, NDArray[np.uint64], NDArray[np.uint64]]:
         places = image.metadata["accesses"] + image.metadata["parts"]
         executed = np.zeros(max(places, 1), np.uint64)
+        issued = np.zeros(max(places, 1), np.uint64)
         turns = np.zeros(max(places, 1) * 1024, np.uint32)
         count = ffi.new("ocp_emu_count *")
         count.blocks, count.num_blocks = ffi.from_buffer("uint64_t[]", blocks), len(blocks)
@@ -115,6 +116,7 @@ class BlockCounter:
         count.accesses = ffi.cast("ocp_emu_access *", self._accesses.ctypes.data)
         count.max_accesses = len(self._accesses)
         count.executed = ffi.from_buffer("uint64_t[]", executed)
+        count.issued = ffi.from_buffer("uint64_t[]", issued)
         count.turns = ffi.from_buffer("uint32_t[]", turns)
         if step.kernel not in self._modules:
             self._modules[step.kernel] = self._device.load(image.data)
@@ -131,7 +133,7 @@ class BlockCounter:
         with _counting(count):
             module.launch(step.kernel.symbol, step.grid, step.block, arguments, shared=step.shared_bytes)
             self._device.synchronize()
-        return self._accesses[: count.num_accesses], executed
+        return self._accesses[: count.num_accesses], executed, issued
 
 
 class _View(DeviceArray):
@@ -218,17 +220,21 @@ def sample(blocks: int) -> tuple[NDArray[np.uint64], NDArray[np.float64]]:
 def summary(
     records: Records,
     executed: NDArray[np.uint64],
+    issued: NDArray[np.uint64],
     metadata: Mapping[str, int],
     weights: NDArray[np.float64],
     block: tuple[int, int, int],
     widest: Mapping[str, int] | None = None,
 ) -> Counted:
-    """Of what was noted of the sampled blocks, for the grid. ``widest`` has bytes that one access may have at most."""
+    """Of what was noted of the sampled blocks, for the grid.
+
+    ``executed`` are threads at each place, ``issued`` warps; ``widest`` has bytes that one access may have at most.
+    """
     accesses, parts = metadata["accesses"], metadata["parts"]
     # Executions are those of all sampled blocks together; what was noted of each block says how they differ.
     scale = float(weights.sum() / len(weights))
     threads = block[0] * block[1] * block[2]
-    total = executed.astype(np.float64) * scale
+    total = issued.astype(np.float64) * scale * WARP
     instructions: defaultdict[str, float] = defaultdict(float)
     for part in range(parts):
         for kind in ("issued", "float", "double", "special", "matrix", "barriers", "shuffles"):

@@ -45,6 +45,16 @@ def kernel(x, y, rounds):
         at += cuda.blockDim.x * 4
     y[cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x] = total
 """
+# One lane of each warp does all the work, or each lane its part of it.
+LANES = """
+def kernel(x, y, alone):
+    lane = cuda.threadIdx.x % 32
+    total = float32(0)
+    if alone == 0 or lane == 0:
+        for i in range(lane, 1024, 32 if alone == 0 else 1):
+            total += x[i]
+    y[cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x] = total
+"""
 
 
 @cache
@@ -53,6 +63,7 @@ def spec(name: str) -> KernelSpec:
         "strided": (STRIDED, ("*f32", "*f32", "i64")),
         "banks": (BANKS, ("*f32", "i64")),
         "sum": (SUM, ("*f32", "*f32", "i64")),
+        "lanes": (LANES, ("*f32", "*f32", "i64")),
     }[name]
     return kernel(name, signature, source, launch_bounds=THREADS)
 
@@ -112,6 +123,11 @@ def test_turns_beyond_those_that_are_noted_are_in_proportion() -> None:
     short, long = (counted(work("sum", [BLOCKS * THREADS * 4 * n, BLOCKS * THREADS], n)) for n in (16, 160))
     assert long.read == pytest.approx(10 * short.read)
     assert long.instructions["issued"] == pytest.approx(10 * short.instructions["issued"], rel=0.2)
+
+
+def test_lanes_that_wait_for_others_take_as_long_as_these() -> None:
+    shared, alone = (counted(work("lanes", [1024, 256], number, 1)) for number in (0, 1))
+    assert alone.instructions["float"] >= 20 * shared.instructions["float"]
 
 
 def test_sampled_blocks_stand_for_all() -> None:
