@@ -10,7 +10,8 @@ from ..program.steps import Attend, Contract, Convolve, Map
 from ..program.symbolic import hint
 from ..program.trace import Step
 from ..program.views import part
-from .image_order import in_memory_order, order_images
+from .depthwise import is_depthwise, launch_depthwise
+from .image_order import in_memory_order, is_channels_last, order_images, wants_channels_last
 from .library_attention import attention_form, call_cudnn_attention
 from .library_calls import call_cublaslt, call_cudnn
 
@@ -64,4 +65,9 @@ def _is_called(ctx: Lowering, step: Step) -> bool:
         return not step.is_converted and call_cublaslt(ctx, step)
     if isinstance(step, Attend):
         return 0 not in step.shape and call_cudnn_attention(ctx, step)
-    return isinstance(step, Convolve) and 0 not in step.shape and call_cudnn(ctx, step)
+    if not isinstance(step, Convolve):
+        return False
+    if wants_channels_last(ctx, step) and is_channels_last(step.operands[0]) and is_depthwise(step):
+        launch_depthwise(ctx, step)
+        return True
+    return 0 not in step.shape and call_cudnn(ctx, step)
