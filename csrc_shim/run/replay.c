@@ -293,19 +293,23 @@ static bool change_node(const ocp_instance *instance, uint32_t index, ocp_replay
   return true;
 }
 
-/* Gives the graph a slab that holds the instance's, and some more for those that follow it. */
+/* Gives the graph a slab that holds the instance's, and some more for those that follow it; false where memory or the
+ * cluster's share of it does not suffice. */
 static bool fit_slab(ocp_replay *replay, const ocp_instance *instance, ocp_stream *stream) {
-  const uint64_t needed = instance->slab_bytes[0], bytes = needed + needed / 4;
-  ocp_device *device = replay->budget->device;
+  const uint64_t needed = instance->slab_bytes[0], bytes = needed + needed / 4, held = replay->slab_bytes;
+  ocp_replay_budget *budget = replay->budget;
   ocp_error ignored = {0};
   uint64_t slab;
-  if (needed <= replay->slab_bytes)
+  if (needed <= held)
     return true;
-  if (ocp_device_alloc(device, bytes, stream, &slab, &ignored) != ORT_OK)
+  if (atomic_load(&budget->num_replays) > 1 &&
+      atomic_load(&budget->slab_bytes) + bytes - held > budget->device->total_bytes / MEMORY_SHARE)
+    return false;
+  if (ocp_device_alloc(budget->device, bytes, stream, &slab, &ignored) != ORT_OK)
     return false;
   if (replay->slab)
-    ocp_device_free(device, replay->slab, NULL);
-  atomic_fetch_add(&replay->budget->slab_bytes, bytes - replay->slab_bytes);
+    ocp_device_free(budget->device, replay->slab, NULL);
+  atomic_fetch_add(&budget->slab_bytes, bytes - held);
   replay->slab = slab;
   replay->slab_bytes = bytes;
   return true;
