@@ -68,9 +68,9 @@ class Decoder:
         whole = choice.with_token(path.read_bytes(), candidates)
         self.session = session(whole, emulate=emulate, provider_options=provider_options, sess_options=options)
         self.max_length, self.batch, self.candidates = max_length, batch, candidates
-        self.tokens: Array = np.zeros((batch, 0), np.int64)
+        self.tokens: list[list[int]] = [[] for _ in range(batch)]
         """All tokens of the sequences, the last one of which may not be in the cache yet."""
-        self._cached = 0
+        self._cached = np.zeros(batch, np.int64)
         device = chosen_device(emulate, {key: str(value) for key, value in (provider_options or {}).items()})
         self._memory = device.memory_info(ort.OrtDeviceMemoryType.DEFAULT)
         self._has_positions = choice.POSITIONS in {x.name for x in self.session.get_inputs()}
@@ -107,8 +107,7 @@ class Decoder:
         ``temperature`` and ``seed`` (None: another one in each call) are for a decoder with ``candidates``.
 
         Raises:
-            ValueError: the prompt has another number of sequences, or does not fit in the cache, or is empty; a
-                setting is out of its range.
+            ValueError: the prompt has another number of sequences, is empty or too long; a setting is out of its range.
         """
         top_k = max(self.candidates, 1) if top_k is None else top_k
         if not 0 < top_k <= max(self.candidates, 1) or not 0 < top_p <= 1 or temperature <= 0:
@@ -117,42 +116,44 @@ class Decoder:
                 f"({self.candidates}), top_p above 0 and at most 1, temperature above 0"
             )
         self._set(temperature, top_k, top_p, seed)
-        self._append(np.asarray(prompt, np.int64))
+        self._append(prompt)
         stopped = np.zeros(self.batch, np.bool_)
         for number in range(new_tokens):
             if number:
                 self.session.run_with_iobinding(self._step)
                 self._cached += 1
-            token = self._ids.numpy()
-            self.tokens = np.concatenate([self.tokens, token], axis=1)
-            yield token[:, 0]
-            stopped |= np.isin(token[:, 0], list(stop))
-            if stopped.all() or self._cached == self.max_length:
+            token = self._ids.numpy()[:, 0]
+            self.tokens = [[*known, x] for known, x in zip(self.tokens, token.tolist(), strict=True)]
+            yield token
+            stopped |= np.isin(token, list(stop))
+            if stopped.all() or self._cached.max() == self.max_length:
                 return
 
     def rewind(self, length: int) -> None:
         """Forgets all but the first ``length`` tokens of each sequence; the next prompt comes after these."""
-        if not 0 <= length <= self.tokens.shape[1]:
-            raise ValueError(f"there are {self.tokens.shape[1]} tokens, not {length}")
-        self.tokens = self.tokens[:, :length]
-        self._cached = min(self._cached, length)
+        if not 0 <= length <= (longest := max(map(len, self.tokens))):
+            raise ValueError(f"there are {longest} tokens, not {length}")
+        self.tokens = [known[:length] for known in self.tokens]
+        self._cached = np.minimum(self._cached, length)
 
-    def _append(self, prompt: Array) -> None:
+    def _append(self, prompt: Sequence[Sequence[int]] | Array) -> None:
         """Runs the prompt, and what is not in the cache of the tokens before it, and chooses a token."""
-        if prompt.ndim != 2 or len(prompt) != self.batch:
-            raise ValueError(f"the prompt has shape {prompt.shape}, not ({self.batch}, tokens)")
-        tokens = np.concatenate([self.tokens, prompt], axis=1)
-        count = tokens.shape[1]
-        if not self._cached < count <= self.max_length:
-            raise ValueError(f"{count - self._cached} new tokens, and {self._cached} of {self.max_length} in the cache")
-        new = np.ascontiguousarray(tokens[:, self._cached :])
-        ones = np.ones((self.batch, count), np.int64)
-        places = ones[:, self._cached :] * np.arange(self._cached, count)
-        bound = self._bound(self._on_device(new), self._on_device(ones), self._on_device(places))
-        self.session.run_with_iobinding(bound)
-        self.tokens, self._cached = tokens, count
-        self._positions.update_inplace(np.full((self.batch, 1), count, np.int64))
-        self._mask.update_inplace((np.arange(self.max_length) <= count).astype(np.int64) + np.zeros_like(ones[:, :1]))
+        if len(prompt) != self.batch:
+            raise ValueError(f"the prompt has {len(prompt)} sequences, not {self.batch}")
+        tokens = [[*known, *map(int, new)] for known, new in zip(self.tokens, prompt, strict=True)]
+        lengths = np.array([[len(row)] for row in tokens])
+        # A sequence's tokens stand together from 0 on: padding is behind them, and only where the Run begins at 0.
+        is_even = len(np.unique(lengths)) == len(np.unique(self._cached)) == 1
+        begin, count = int(self._cached[0]) if is_even else 0, int(lengths.max())
+        if (lengths[:, 0] <= self._cached).any() or count > self.max_length:
+            raise ValueError(f"{count - begin} new tokens, and {begin} of {self.max_length} in the cache")
+        new = np.array([row[begin:] + [0] * (count - len(row)) for row in tokens])
+        places = np.arange(self.max_length) + 0 * lengths
+        given = new, (places < lengths)[:, :count].astype(np.int64), places[:, begin:count]
+        self.session.run_with_iobinding(self._bound(*(self._on_device(np.ascontiguousarray(x)) for x in given)))
+        self.tokens, self._cached = tokens, lengths[:, 0]
+        self._positions.update_inplace(lengths)
+        self._mask.update_inplace((places <= lengths).astype(np.int64))
 
     def _bound(self, ids: Any, mask: Any, positions: Any) -> Any:
         """What every Run has: the cache in place, and the token, which goes where the next Run reads it."""

@@ -81,6 +81,22 @@ def test_generation_goes_on_stops_and_goes_back(model: Path) -> None:
     assert len(stopped) == 3
 
 
+def test_prompts_of_several_lengths(model: Path) -> None:
+    """Each sequence has the tokens that it has alone, also after a second prompt and after going back."""
+    prompts, more = [[1, 5, 9, 33, 8], [4, 2]], [[44], [7, 6, 5]]
+    decoder = Decoder(model, max_length=16, emulate=True, batch=2)
+    for expected in ([*prompts], [*prompts]):
+        for new, count in ((prompts, 4), (more, 3)):
+            got = np.stack(list(decoder.generate(new, new_tokens=count)), 1)
+            for number, row in enumerate(new):
+                expected[number] = expected[number] + (row if new is more else [])
+                tokens = CpuDecoder(model).greedy(np.array([expected[number]]), count)[0].tolist()
+                assert got[number].tolist() == tokens
+                expected[number] = expected[number] + tokens
+        assert decoder.tokens == expected
+        decoder.rewind(0)
+
+
 def sampled(logits: np.ndarray, draw: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:
     """The tokens for logits [batch, vocabulary] and draws of [0, 1)."""
     chosen = []
@@ -144,7 +160,7 @@ def test_errors_say_what_is_wrong(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="max_length=0"):
         Decoder(path, max_length=0)
     decoder = Decoder(model, max_length=8, emulate=True)
-    for prompt, wrong in (([[]], "0 new tokens"), ([[1] * 9], "9 new tokens"), ([[1], [2]], "has shape")):
+    for prompt, wrong in (([[]], "0 new tokens"), ([[1] * 9], "9 new tokens"), ([[1], [2]], "2 sequences, not 1")):
         with pytest.raises(ValueError, match=wrong):
             next(decoder.generate(prompt, new_tokens=1))
     for name, value in (("top_k", 2), ("top_p", 0.0), ("temperature", 0.0)):

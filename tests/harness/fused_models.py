@@ -29,6 +29,14 @@ def optimized(model: onnx.ModelProto, kind: str, heads: int, hidden: int) -> onn
     return result
 
 
+def in_halves(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model in float16, by the same optimizer; its inputs and outputs keep their types."""
+    fused = importlib.import_module("onnxruntime.transformers.onnx_model").OnnxModel(model)
+    fused.convert_float_to_float16(keep_io_types=True)
+    result: onnx.ModelProto = fused.model
+    return result
+
+
 def contributed(model: onnx.ModelProto) -> set[str]:
     """The operators of com.microsoft in its graph."""
     return {node.op_type for node in model.graph.node if node.domain == "com.microsoft"}
