@@ -17,6 +17,7 @@ from genai_decoder import genai_config, genai_decoder
 
 PROGRAM = """
 import json, sys
+import numpy as np
 import onnxruntime_genai as og
 import ort_cuda_plugin
 
@@ -24,13 +25,35 @@ og.register_execution_provider_library("cuda_plugin.virtual", ort_cuda_plugin.ge
 EP = ort_cuda_plugin.get_ep_name()
 
 
-def generated(provider, **search):
+def load(provider):
     config = og.Config(sys.argv[1])
     config.clear_providers()
     if provider:
         config.append_provider(provider)
         config.set_provider_option(provider, "automatic_cuda_graphs", "0")
-    model = og.Model(config)
+    return og.Model(config)
+
+
+def continuous(provider):  # two requests of several lengths at once, the second of which begins later
+    engine = og.Engine(load(provider))
+    buffer, requests, tokens = engine.create_event_buffer(16), [], [[], []]
+    for prompt in ([1, 5, 9, 33], [1, 8]):
+        request = engine.create_request(options=og.RequestOptions())
+        options = og.TurnOptions(request)
+        options.set_max_generated_tokens(8)
+        request.begin_turn(np.array(prompt, np.int32), options)
+        requests.append(request)
+        while engine.has_pending_requests():
+            for event in engine.run(buffer):
+                if event.flags == og.EngineEventFlags.TOKEN:
+                    tokens[[event.request is request for request in requests].index(True)].append(event.token)
+            if len(requests) == 1 and len(tokens[0]) >= 3:
+                break
+    return tokens
+
+
+def generated(provider, **search):
+    model = load(provider)
     params = og.GeneratorParams(model)
     params.set_search_options(max_length=40, **search)
     generator = og.Generator(model, params)
@@ -57,13 +80,15 @@ for search in (
 ):
     before = ort_cuda_plugin.counters()["runs"]
     result.append([generated(EP, **search), generated("", **search), ort_cuda_plugin.counters()["runs"] - before])
+before = ort_cuda_plugin.counters()["runs"]
+result.append([continuous(EP), continuous(""), ort_cuda_plugin.counters()["runs"] - before])
 print(json.dumps(result))
 """
 
 
 @pytest.mark.skipif(importlib.util.find_spec("onnxruntime_genai") is None, reason="onnxruntime-genai is not installed")
 def test_onnxruntime_genai_generates_as_on_the_cpu(tmp_path: Path) -> None:
-    """Greedy, with sampling, with a second prompt after the first and after going back, and two sequences."""
+    """Greedy, with sampling, with a second prompt after the first and after going back, two sequences, two requests."""
     model = genai_decoder()
     onnx.save(model, tmp_path / "model.onnx")
     (tmp_path / "genai_config.json").write_text(genai_config(model, "model.onnx"))
@@ -77,4 +102,5 @@ def test_onnxruntime_genai_generates_as_on_the_cpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for ours, cpu, runs in json.loads(done.stdout.splitlines()[-1]):
         assert ours == cpu
+        assert all(ours)
         assert runs >= 8, f"{ort_cuda_plugin.get_ep_name()} did not run"
