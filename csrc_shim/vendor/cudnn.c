@@ -136,7 +136,21 @@ static cudnnBackendDescriptor_t make_device(ocp_dnn_builder *b, int32_t ordinal)
   return device;
 }
 
-/* Whether the engine of a configuration computes as the problem's flags want it; whether it has tensor cores. */
+/* Whether the engine need not be compiled first, which takes seconds. */
+static bool is_compiled(cudnnBackendDescriptor_t engine) {
+  int64_t count = 0;
+  int notes[MAX_NOTES] = {0};
+  if (ocp_dnn.BackendGetAttribute(engine, CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE, CUDNN_TYPE_BEHAVIOR_NOTE, MAX_NOTES, &count,
+                                  notes))
+    return true;
+  for (int64_t i = 0; i < count && i < MAX_NOTES; i++)
+    if (notes[i] == CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION)
+      return false;
+  return true;
+}
+
+/* Whether the engine of a configuration computes as the problem's flags want it; whether it has tensor cores, and need
+ * not be compiled first. */
 static bool engine_allowed(const ocp_problem_spec *spec, cudnnBackendDescriptor_t config, bool *tensor_cores) {
   cudnnBackendDescriptor_t engine = NULL;
   int64_t count = 0;
@@ -156,6 +170,7 @@ static bool engine_allowed(const ocp_problem_spec *spec, cudnnBackendDescriptor_
     allowed = !inexact && !changing && notes[i] != CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS &&
               notes[i] != CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION;
   }
+  *tensor_cores = *tensor_cores && is_compiled(engine);
   ocp_dnn.BackendDestroyDescriptor(engine);
   return allowed;
 }

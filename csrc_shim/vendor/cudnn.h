@@ -28,6 +28,7 @@ enum {
   CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS = 1,
   CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION = 2,
   CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC = 4,
+  CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION = 0,
   MAX_NOTES = 16
 };
 enum { CUDNN_REDUCE_TENSOR_ADD = 0, CUDNN_REDUCE_TENSOR_MAX = 3 };
@@ -63,6 +64,7 @@ enum {
   CUDNN_TYPE_POINTWISE_MODE = 14,
   CUDNN_TYPE_BACKEND_DESCRIPTOR = 15,
   CUDNN_TYPE_REDUCTION_OPERATOR_TYPE = 18,
+  CUDNN_TYPE_BEHAVIOR_NOTE = 19,
   CUDNN_TYPE_INT32 = 23,
 };
 enum {
@@ -106,6 +108,7 @@ enum {
   CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS = 1001,
   CUDNN_ATTR_VARIANT_PACK_WORKSPACE = 1003,
   CUDNN_ATTR_ENGINE_NUMERICAL_NOTE = 1303,
+  CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE = 1305,
   CUDNN_ATTR_MATMUL_COMP_TYPE = 1500,
   CUDNN_ATTR_OPERATION_MATMUL_ADESC = 1520,
   CUDNN_ATTR_OPERATION_MATMUL_BDESC = 1521,
@@ -181,8 +184,8 @@ int ocp_dnn_data_type(uint32_t dtype);
 int64_t ocp_dnn_alignment(const void *address);
 
 /* The plan of the graph that is at *rank, 0 for the best, among those that compute as the spec wants it; with
- * `tensor_cores` those on tensor cores come first, whatever the heuristics say. NULL in *algorithm where it has none so
- * far down. Takes the builder's plan. */
+ * `tensor_cores` those on tensor cores that are compiled already come first, whatever the heuristics say. NULL in
+ * *algorithm where it has none so far down. Takes the builder's plan. */
 int ocp_dnn_find(ocp_dnn_builder *b, const ocp_problem_spec *spec, const ocp_library_handle *handle,
                  cudnnBackendDescriptor_t graph, uint64_t workspace, bool tensor_cores, uint32_t rank, void **algorithm,
                  ocp_error *error);
