@@ -11,7 +11,7 @@ from contributed import DISABLED, FLOAT, FLOAT16, Array, check_in_place, check_n
 from emulator_harness import configured
 from session_pair import ep_session
 
-B, N, H, ROOM, PAST = 4, 2, 8, 6, 3
+B, N, H, ROOM, PAST = 4, 2, 16, 6, 3
 LENGTH = np.array(PAST, np.int32)
 MASK = np.array([[1, 1, 1, 1], [0, 1, 1, 1], [1, 1, 0, 1], [1, 1, 1, 1]], np.int32)
 
@@ -115,13 +115,13 @@ def test_beams_of_a_packed_token() -> None:
     )
 
 
-@pytest.mark.parametrize(("shared", "real"), [(0, FLOAT16), (1, FLOAT), (1, FLOAT16)])
+@pytest.mark.parametrize(("shared", "real"), [(0, FLOAT), (1, FLOAT16)])
 def test_decoder_masked_self_attention(shared: int, real: int) -> None:
     """In a shared buffer, keys lie in chunks of 16 bytes: the first chunk of each key, then the next of each.
 
     There beams share the past; else something is added to the scores.
     """
-    room, chunk = ROOM if shared else PAST, 4 if real == FLOAT else 8
+    room, chunk = ROOM if shared else PAST, 8
 
     def reference(
         x: Array, weights: Array, bias: Array, mask: Array, past: Array, more: Array | None, *_: Array | None
@@ -169,11 +169,6 @@ def test_decoder_masked_self_attention(shared: int, real: int) -> None:
         constant=[1, 2],
         part=valid_chunks,
     )
-    if shared:
-        model = node_model("DecoderMaskedSelfAttention", inputs, attributes, [FLOAT, FLOAT], constant=[1, 2])
-        feed = {f"x{i}": x for i, x in enumerate(inputs) if x is not None and i not in (1, 2)}
-        if real == FLOAT:
-            check_in_place(ep_session(model, DISABLED), feed, {"x4": "y1"})
 
 
 @pytest.mark.parametrize("form", ["self with a past", "cross", "cross with a past"])
@@ -214,7 +209,7 @@ def test_decoder_attention(form: str) -> None:
         {"num_heads": N},
         [FLOAT] * 3,
         reference=reference,
-        reals=[FLOAT16 if form == "cross" else FLOAT],
+        reals=[FLOAT16 if form == "cross with a past" else FLOAT],
         tolerance=1e-4,
         constant=[2, 3, 4],
     )

@@ -111,7 +111,7 @@ def test_dynamic_sparse_attention(form: str, real: int) -> None:
         inputs += [np.cos(ANGLES), np.sin(ANGLES), positions, noise(SIZE, seed=7), noise(SIZE, seed=8)]
     else:
         inputs += [None] * 5
-    inputs.append(None if form == "main" else noise(HEADS, seed=6))
+    inputs.append(noise(HEADS, seed=6))
     attributes: dict[str, Any] = ATTRIBUTES | (LOCAL | {"auxiliary_kv_shared": 1} if form == "auxiliary" else {})
     attributes |= ROTATED | {"scale": scale} if is_prompt else {}
 
@@ -132,7 +132,7 @@ def test_dynamic_sparse_attention(form: str, real: int) -> None:
     )
 
 
-@pytest.mark.parametrize(("form", "real"), [("main", FLOAT16), ("auxiliary", BFLOAT16), ("quantized", FLOAT16)])
+@pytest.mark.parametrize(("form", "real"), [("main", FLOAT16), ("auxiliary", FLOAT16), ("quantized", BFLOAT16)])
 def test_sparse_paged_attention(form: str, real: int) -> None:
     """The auxiliary cache has one head for all; there the query is packed, and has norms and rotary embedding.
 
