@@ -209,7 +209,7 @@ def test_decoder_attention(form: str) -> None:
         {"num_heads": N},
         [FLOAT] * 3,
         reference=reference,
-        reals=[FLOAT16 if form == "cross with a past" else FLOAT],
+        reals=[FLOAT],
         tolerance=1e-4,
         constant=[2, 3, 4],
     )
