@@ -89,6 +89,11 @@ def _factories(identity: Identity) -> list[str]:
     return [known.registered_name for known in boundary.FACTORIES.values() if known.identity is identity]
 
 
+def is_registered_as(identity: Identity) -> bool:
+    """Whether the library offers its devices under the name of that provider."""
+    return bool(_factories(identity))
+
+
 def register(name: str | None = None, emulate: bool | None = None, *, as_: str | None = None) -> list[Any]:
     """Registers the library with ONNX Runtime and returns the ``OrtEpDevice`` objects that it offers.
 

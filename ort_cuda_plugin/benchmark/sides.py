@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import ort_cuda_plugin
-from ort_cuda_plugin.api import chosen_device
+from ort_cuda_plugin.api import chosen_device, is_registered_as
+from ort_cuda_plugin.ep.identity import Identity
 
 Feeds = Mapping[str, NDArray[np.generic]]
 PLUGIN, CPU, CUDA, CUDA_GRAPH = "plugin", "cpu", "cuda", "cuda-graph"
@@ -26,8 +28,12 @@ def available(emulate: bool) -> list[str]:
     """What there is to compare with by default: the built-in CUDA provider beside a GPU, else the CPU provider."""
     import onnxruntime as ort
 
-    has_cuda = not emulate and "CUDAExecutionProvider" in ort.get_available_providers()
-    return [PLUGIN, CUDA, CUDA_GRAPH] if has_cuda else [PLUGIN, CPU]
+    return [PLUGIN, CUDA, CUDA_GRAPH] if not emulate and _has_cuda(ort) else [PLUGIN, CPU]
+
+
+def _has_cuda(ort: ModuleType) -> bool:
+    """Whether ONNX Runtime has the built-in provider, whose name the plugin may have in its place."""
+    return "CUDAExecutionProvider" in ort.get_available_providers() and not is_registered_as(Identity.CUDA)
 
 
 def create_session(side: str, source: str, emulate: bool, profile_prefix: str = "") -> Any:
@@ -42,7 +48,7 @@ def create_session(side: str, source: str, emulate: bool, profile_prefix: str = 
         return ort_cuda_plugin.session(source, emulate=emulate, sess_options=options)
     if side == CPU:
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-    if "CUDAExecutionProvider" not in ort.get_available_providers():
+    if not _has_cuda(ort):
         raise SideError(f"{side}: this ONNX Runtime has no CUDAExecutionProvider; onnxruntime-gpu has one")
     graph = {"enable_cuda_graph": "1" if side == CUDA_GRAPH else "0"}
     session = ort.InferenceSession(source, options, providers=[("CUDAExecutionProvider", graph)])

@@ -8,7 +8,6 @@ import numpy as np
 import onnx
 import pytest
 
-import ort_cuda_plugin
 from ort_cuda_plugin import models
 from ort_cuda_plugin.cli import common
 from ort_cuda_plugin.cli.exit_codes import UserError
@@ -32,11 +31,6 @@ def test_an_image_network_has_its_convolutions_in_each_type(name: str) -> None:
         elements = {value.type.tensor_type.elem_type for value in model.graph.input}
         assert elements == {onnx.TensorProto.FLOAT16 if dtype == "float16" else onnx.TensorProto.FLOAT}
     assert len(parameters) == 1
-
-
-def test_each_node_of_a_quantized_network_runs_on_the_plugin() -> None:
-    verdicts = ort_cuda_plugin.explain(build("mobilenet_v2:int8").SerializeToString(), emulate=True)
-    assert [verdict for verdict in verdicts if not verdict.supported] == []
 
 
 def test_the_command_line_writes_a_network_and_knows_its_sizes() -> None:
