@@ -46,7 +46,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def collect() -> dict[str, Any]:
     """Everything as plain data. ``problem`` is why the plugin cannot be registered, or empty."""
-    from ort_cuda_plugin.compiler.cache import cache_folder, open_folder
+    from ort_cuda_plugin.compiler.cache_folder import cache_folder, open_folder
     from ort_cuda_plugin.compiler.trusted_files import Untrusted
 
     folder, entries, cache_problem = cache_folder(), [], ""

@@ -1,41 +1,31 @@
 """The disk cache of compiled kernels and of their IR, shared by all processes of a user.
 
-An entry's file name is a hash of all that its contents depend on. What the folder holds is executed: it is a
-`TrustedFolder`. If an entry is damaged, or another user could have written it, its kernel is compiled again.
+An entry's file name is a hash of all that its contents depend on. If an entry is damaged, or another user could have
+written it, its kernel is compiled again.
 Nothing here imports Numba or llvmlite.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.metadata
 import json
-import logging
-import os
 import platform
 import re
 import struct
-import time
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from ort_cuda_plugin import uninterrupted
+from ort_cuda_plugin.compiler.cache_folder import CacheFolder, cache_folder
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
-from ort_cuda_plugin.compiler.trusted_files import TrustedFolder, Untrusted
 
-logger = logging.getLogger("ort_cuda_plugin")
-
-CACHE_DIR_VARIABLE = "ORT_CUDA_PLUGIN_CACHE_DIR"
 max_cache_bytes = 512 << 20
 max_entry_bytes = 64 << 20
 """Of an entry, and of the texts of an IR."""
-entry_magic = b"OCPK\x01\n"
-entry_suffix = ".kernel"
-abandoned_after_seconds = 3600.0
 front_end_sources = (
     "compiler/intrinsics.py",
     "compiler/small_floats.py",
@@ -129,67 +119,25 @@ def host_cpu() -> str:
     return "\n".join(line for line in first.splitlines() if line.split("\t")[0].rstrip(":") in keys)
 
 
-# ---- folder ----
+# ---- kernels ----
 
 
-def cache_folder() -> Path:
-    """Where entries lie: $ORT_CUDA_PLUGIN_CACHE_DIR, or ort-cuda-plugin under the user's cache folder.
-
-    It begins with "~" for a user without a home folder, as containers have them.
-    """
-    if configured := os.environ.get(CACHE_DIR_VARIABLE):
-        return Path(configured)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return Path(base if base and os.path.isabs(base) else os.path.expanduser("~/.cache")) / "ort-cuda-plugin"
-
-
-def open_folder(folder: Path) -> TrustedFolder:
-    """Makes the folder where it is missing. Raises Untrusted, with the reason, where it cannot be used."""
-    if folder.parts[:1] == ("~",):
-        raise Untrusted("this user has no home folder")
-    try:
-        return TrustedFolder(folder)
-    except Untrusted:
-        raise
-    except OSError as error:
-        raise Untrusted(f"it cannot be made: {error.strerror or error}") from error
-
-
-class KernelCache:
+class KernelCache(CacheFolder):
     """Compiled kernels in one folder. A folder that cannot be used is reported once and then does without.
 
     ``folder`` defaults to `cache_folder`; ``max_bytes`` bounds the sum of the entries' sizes: the least recently used
     are removed.
     """
 
+    name = "kernel cache"
+    suffix = ".kernel"
+    magic = b"OCPK\x01\n"
+    consequence = "Each process compiles its kernels again"
+    remedy = "compiling again"
+    max_entry_bytes = max_entry_bytes
+
     def __init__(self, folder: Path | None = None, max_bytes: int = max_cache_bytes) -> None:
-        self.folder = folder if folder is not None else cache_folder()
-        self.max_bytes = max_bytes
-        self.writes = 0
-        self.opened: TrustedFolder | None = None
-        self.problem = ""
-        try:
-            self.opened = open_folder(self.folder)
-        except Untrusted as problem:
-            self.disable(str(problem))
-
-    @property
-    def usable(self) -> bool:
-        """Whether entries are found and kept; ``problem`` says why not."""
-        return not self.problem
-
-    def disable(self, problem: str) -> None:
-        if self.usable:
-            logger.warning(
-                "kernel cache %s is not used: %s. Each process compiles its kernels again; set %s to another folder.",
-                self.folder,
-                problem,
-                CACHE_DIR_VARIABLE,
-            )
-            self.problem = problem
-
-    def path(self, key: str) -> Path:
-        return self.folder / entry_name(key)
+        super().__init__(cache_folder() if folder is None else folder, max_bytes)
 
     def load(self, key: str, target: Target) -> KernelImage | None:
         """The kernel, or None where there is none or its entry is damaged."""
@@ -207,75 +155,8 @@ class KernelCache:
         """Keeps the texts of an IR."""
         self.write(key, encode_texts(texts))
 
-    def read(self, key: str) -> bytes | None:
-        """What an entry holds, or None where there is none, or it is damaged or not this user's alone."""
-        data = self.read_file(entry_name(key))
-        if data is None:
-            return None
-        start = len(entry_magic) + 32
-        if not data.startswith(entry_magic) or hashlib.sha256(data[start:]).digest() != data[len(entry_magic) : start]:
-            logger.info("kernel cache entry %s is damaged; compiling again", self.path(key))
-            return None
-        return data[start:]
 
-    def write(self, key: str, body: bytes) -> None:
-        """Writes an entry atomically: a reader sees all of it or nothing."""
-        data = entry_magic + hashlib.sha256(body).digest() + body
-        if not self.write_file(entry_name(key), data):
-            return
-        if self.writes % 64 == 0:
-            self.trim()
-        self.writes += 1
-
-    def read_file(self, name: str) -> bytes | None:
-        """What a file of the folder holds, or None where there is none, or it is not this user's alone."""
-        if self.opened is None or not self.usable:
-            return None
-        try:
-            return self.opened.read(name, max_entry_bytes)
-        except Untrusted as problem:
-            logger.warning("kernel cache entry %s is not used: %s; compiling again", self.folder / name, problem)
-        except OSError:
-            pass
-        return None
-
-    def write_file(self, name: str, data: bytes) -> bool:
-        """Writes a file of the folder atomically. The result says whether the folder can be used."""
-        if self.opened is None or not self.usable or len(data) > max_entry_bytes:
-            return False
-        try:
-            self.opened.write(name, data)
-        except OSError as error:
-            self.disable(f"writing failed: {error.strerror or error}")
-        return self.usable
-
-    def trim(self) -> None:
-        """Removes the least recently used entries until a tenth of the bound is free, and abandoned partial files."""
-        if self.opened is None:
-            return
-        entries = []
-        for name, status in self.opened.files():
-            if name.endswith(".part") and time.time() - status.st_mtime > abandoned_after_seconds:
-                with contextlib.suppress(OSError):
-                    self.opened.remove(name)
-            elif name.endswith(entry_suffix):
-                entries.append((status.st_mtime, status.st_size, name))
-        total = sum(size for _, size, _ in entries)
-        if total <= self.max_bytes:
-            return
-        for _, size, name in sorted(entries):
-            with contextlib.suppress(OSError):  # another process was faster
-                self.opened.remove(name)
-            total -= size
-            if total <= self.max_bytes * 9 // 10:
-                return
-
-
-def entry_name(key: str) -> str:
-    return f"{key}{entry_suffix}"
-
-
-# ---- entries: magic, SHA-256 of the rest; of a kernel then three lengths, JSON, image, PTX ----
+# ---- the bodies of entries; that of a kernel: three lengths, JSON, image, PTX ----
 
 
 def encode(image: KernelImage) -> bytes:

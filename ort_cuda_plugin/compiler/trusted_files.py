@@ -33,16 +33,17 @@ class Untrusted(PermissionError):
 class TrustedFolder:
     """An open folder of this user's. Its methods take names of files in it and raise OSError.
 
+    Nothing can be written to a folder that is not ``is_writable``, which is refused unless it ``may_be_read_only``.
     Raises Untrusted, and other OSErrors where it cannot be made or opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, may_be_read_only: bool = False) -> None:
         if not path.is_absolute():
             raise Untrusted("it is not an absolute path, and the working folder is not trusted")
         walk = _Walk()
         try:
             walk.go(path)
-            self.handle = walk.open_end()
+            self.handle, self.is_writable = walk.open_end(may_be_read_only)
         finally:
             walk.close()
         # Not when Python ends: threads may still use it.
@@ -212,15 +213,19 @@ class _Walk:
         except OSError as error:
             return error.errno != errno.ENOTSUP
 
-    def open_end(self) -> int:
-        """A handle to read and write in, of a folder that is this user's alone."""
+    def open_end(self, may_be_read_only: bool) -> tuple[int, bool]:
+        """A handle of a folder that this user alone writes to, and whether this process can.
+
+        One that ``may_be_read_only`` may also belong to root.
+        """
         status = os.fstat(self.handles[-1])
-        if status.st_uid != os.geteuid():
+        if status.st_uid != os.geteuid() and not (may_be_read_only and status.st_uid == 0):
             raise Untrusted(f"{self.place()} belongs to user {status.st_uid}")
         _check_writers(status, self.place())
-        if not os.access(".", os.R_OK | os.W_OK | os.X_OK, dir_fd=self.handles[-1]):
+        is_writable = os.access(".", os.R_OK | os.W_OK | os.X_OK, dir_fd=self.handles[-1])
+        if not (is_writable or may_be_read_only):
             raise Untrusted("it is not writable")
-        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.handles[-1])
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.handles[-1]), is_writable
 
     def close(self) -> None:
         for handle in self.handles:

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from isolated import python
 from kernel_launch import kernel
 from ort_cuda_plugin.compiler import kernel_library
-from ort_cuda_plugin.compiler.cache import KernelCache, cache_folder, decode, decode_texts, kernel_key
+from ort_cuda_plugin.compiler.cache import KernelCache, decode, decode_texts, kernel_key
+from ort_cuda_plugin.compiler.cache_folder import cache_folder
 from ort_cuda_plugin.compiler.kernel_library import read_manifest
 from test_kernel_cache import emulated, image, library, spec_number
 

@@ -1,0 +1,158 @@
+"""A folder of files that are worth keeping from process to process: a `TrustedFolder` with entries and a bound.
+
+An entry is a magic number, the SHA-256 of its body, and the body.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import time
+from pathlib import Path
+
+from ort_cuda_plugin.compiler.trusted_files import TrustedFolder, Untrusted
+
+logger = logging.getLogger("ort_cuda_plugin")
+
+CACHE_DIR_VARIABLE = "ORT_CUDA_PLUGIN_CACHE_DIR"
+abandoned_after_seconds = 3600.0
+
+
+def cache_folder() -> Path:
+    """Where entries lie: $ORT_CUDA_PLUGIN_CACHE_DIR, or ort-cuda-plugin under the user's cache folder.
+
+    It begins with "~" for a user without a home folder, as containers have them.
+    """
+    if configured := os.environ.get(CACHE_DIR_VARIABLE):
+        return Path(configured)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return Path(base if base and os.path.isabs(base) else os.path.expanduser("~/.cache")) / "ort-cuda-plugin"
+
+
+def open_folder(folder: Path, may_be_read_only: bool = False) -> TrustedFolder:
+    """Makes the folder where it is missing. Raises Untrusted, with the reason, where it cannot be used."""
+    if folder.parts[:1] == ("~",):
+        raise Untrusted("this user has no home folder")
+    try:
+        return TrustedFolder(folder, may_be_read_only)
+    except Untrusted:
+        raise
+    except OSError as error:
+        raise Untrusted(f"it cannot be made: {error.strerror or error}") from error
+
+
+class CacheFolder:
+    """Entries by key in one folder. A folder that cannot be used is reported once and then does without.
+
+    ``max_bytes`` bounds the sum of the entries' sizes: the least recently used are removed. A kind of cache says in
+    ``name``, ``suffix``, ``magic`` and ``max_entry_bytes`` what its entries are, in ``consequence`` what is lost
+    without a folder, in ``remedy`` what happens without an entry, and in ``may_be_read_only`` whether a folder to which
+    nothing can be written is of use.
+    """
+
+    name: str
+    suffix: str
+    magic: bytes
+    consequence: str
+    remedy: str
+    max_entry_bytes: int
+    may_be_read_only = False
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self.folder = folder
+        self.max_bytes = max_bytes
+        self.writes = 0
+        self.opened: TrustedFolder | None = None
+        self.problem = ""
+        try:
+            self.opened = open_folder(folder, self.may_be_read_only)
+        except Untrusted as problem:
+            self.disable(str(problem))
+
+    @property
+    def usable(self) -> bool:
+        """Whether entries are found and kept; ``problem`` says why not."""
+        return not self.problem
+
+    def disable(self, problem: str) -> None:
+        if self.usable:
+            logger.warning(
+                "%s %s is not used: %s. %s; set %s to another folder.",
+                self.name,
+                self.folder,
+                problem,
+                self.consequence,
+                CACHE_DIR_VARIABLE,
+            )
+            self.problem = problem
+
+    def file_name(self, key: str) -> str:
+        return f"{key}{self.suffix}"
+
+    def path(self, key: str) -> Path:
+        return self.folder / self.file_name(key)
+
+    def read(self, key: str) -> bytes | None:
+        """What an entry holds, or None where there is none, or it is damaged or not this user's alone."""
+        data = self.read_file(self.file_name(key))
+        if data is None:
+            return None
+        start = len(self.magic) + 32
+        if not data.startswith(self.magic) or hashlib.sha256(data[start:]).digest() != data[len(self.magic) : start]:
+            logger.info("%s entry %s is damaged; %s", self.name, self.path(key), self.remedy)
+            return None
+        return data[start:]
+
+    def write(self, key: str, body: bytes) -> None:
+        """Writes an entry atomically: a reader sees all of it or nothing."""
+        data = self.magic + hashlib.sha256(body).digest() + body
+        if not self.write_file(self.file_name(key), data):
+            return
+        if self.writes % 64 == 0:
+            self.trim()
+        self.writes += 1
+
+    def read_file(self, name: str) -> bytes | None:
+        """What a file of the folder holds, or None where there is none, or it is not this user's alone."""
+        if self.opened is None or not self.usable:
+            return None
+        try:
+            return self.opened.read(name, self.max_entry_bytes)
+        except Untrusted as problem:
+            logger.warning("%s entry %s is not used: %s; %s", self.name, self.folder / name, problem, self.remedy)
+        except OSError:
+            pass
+        return None
+
+    def write_file(self, name: str, data: bytes) -> bool:
+        """Writes a file of the folder atomically. The result says whether it was written."""
+        if self.opened is None or not self.usable or not self.opened.is_writable or len(data) > self.max_entry_bytes:
+            return False
+        try:
+            self.opened.write(name, data)
+        except OSError as error:
+            self.disable(f"writing failed: {error.strerror or error}")
+        return self.usable
+
+    def trim(self) -> None:
+        """Removes the least recently used entries until a tenth of the bound is free, and abandoned partial files."""
+        if self.opened is None:
+            return
+        entries = []
+        for name, status in self.opened.files():
+            if name.endswith(".part") and time.time() - status.st_mtime > abandoned_after_seconds:
+                with contextlib.suppress(OSError):
+                    self.opened.remove(name)
+            elif name.endswith(self.suffix):
+                entries.append((status.st_mtime, status.st_size, name))
+        total = sum(size for _, size, _ in entries)
+        if total <= self.max_bytes:
+            return
+        for _, size, name in sorted(entries):
+            with contextlib.suppress(OSError):  # another process was faster
+                self.opened.remove(name)
+            total -= size
+            if total <= self.max_bytes * 9 // 10:
+                return
