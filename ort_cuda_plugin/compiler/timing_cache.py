@@ -1,0 +1,186 @@
+"""The disk cache of measured times: which of several ways to compute something is the fastest on a device.
+
+A problem is what is computed, on which device, with which types, at about which sizes. Its candidates are ways to
+compute it, each with the median of its times. Entries lie in the folder ``timings`` of the kernel cache, one file for
+a problem, and only what this user or root wrote is believed. What they hold is names and numbers: no contents can do
+worse than choose a slow candidate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from ort_cuda_plugin.compiler.cache_folder import CacheFolder, cache_folder
+
+max_cache_bytes = 4 << 20
+max_problems_in_memory = 4096
+max_candidates = 256
+max_name_characters = 512
+_MOST_SECONDS = 1e9
+
+
+def size_bucket(size: int) -> int:
+    """The size that stands for all sizes near it: the next one with three significant bits.
+
+    These are 0 to 8, 10, 12, 14, 16, 20, 24, 28, 32 and so on, four from one power of two to the next. So a size is
+    less than a quarter above the bucket before its own.
+    """
+    if size < 0:
+        raise ValueError(f"a size is at least 0, not {size}")
+    step = 1 << max(size.bit_length() - 3, 0)
+    return -(-size // step) * step
+
+
+@dataclass(frozen=True)
+class TimedProblem:
+    """What candidates compute.
+
+    Attributes:
+        timing_id: names the computation, with all that decides how long it takes and is neither a type nor a size.
+        device: what `device_identity` says.
+        types: of the operands, as "f16".
+        sizes: buckets, see `of`.
+    """
+
+    timing_id: str
+    device: str
+    types: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    @staticmethod
+    def of(timing_id: str, device: str, types: Iterable[str], sizes: Iterable[int]) -> TimedProblem:
+        """The problem at the buckets of ``sizes``."""
+        return TimedProblem(timing_id, device, tuple(types), tuple(map(size_bucket, sizes)))
+
+    @property
+    def key(self) -> str:
+        """Hex hash of all that tells the problem from others."""
+        return hashlib.sha256(json.dumps(self._parts()).encode()).hexdigest()
+
+    def _parts(self) -> list[object]:
+        return [self.timing_id, self.device, list(self.types), list(self.sizes)]
+
+
+def device_identity(
+    name: str, compute_capability: tuple[int, int], multiprocessors: int, versions: Mapping[str, str] | None = None
+) -> str:
+    """What makes times of one device hold for another: its name, its size, and the ``versions`` of what runs there.
+
+    ``versions`` has the driver's and those of libraries, where candidates use them.
+    """
+    major, minor = compute_capability
+    rest = "".join(f", {what} {version}" for what, version in sorted((versions or {}).items()))
+    return f"{name}, {major}.{minor}, {multiprocessors} multiprocessors{rest}"
+
+
+class TimingCache(CacheFolder):
+    """Times of candidates, in memory and in one folder. Thread safe; several processes may use one folder.
+
+    Of a folder to which this process cannot write the entries are read. ``folder`` defaults to ``timings`` in
+    `cache_folder`. ``max_bytes`` bounds the sum of the entries' sizes: the least recently used are removed.
+    """
+
+    name = "timing cache"
+    suffix = ".times"
+    magic = b"OCPT\x01\n"
+    consequence = "Each process measures again"
+    remedy = "measuring again"
+    max_entry_bytes = 256 << 10
+    may_be_read_only = True
+
+    def __init__(self, folder: Path | None = None, max_bytes: int = max_cache_bytes) -> None:
+        super().__init__(cache_folder() / "timings" if folder is None else folder, max_bytes)
+        self._times: dict[TimedProblem, dict[str, float]] = {}
+        self._lock = threading.Lock()
+
+    def times(self, problem: TimedProblem) -> dict[str, float]:
+        """The median seconds of each candidate that was measured; infinity for one that cannot run."""
+        with self._lock:
+            return dict(self._known(problem))
+
+    def missing(self, problem: TimedProblem, candidates: Sequence[str]) -> list[str]:
+        """Those of the candidates that nobody measured."""
+        times = self.times(problem)
+        return [candidate for candidate in candidates if candidate not in times]
+
+    def best(self, problem: TimedProblem, candidates: Sequence[str]) -> str | None:
+        """The fastest of the candidates, the first of equal ones; None where one is not measured, or none can run."""
+        times = self.times(problem)
+        if not candidates or not all(candidate in times for candidate in candidates):
+            return None
+        fastest = min(candidates, key=times.__getitem__)
+        return fastest if math.isfinite(times[fastest]) else None
+
+    def record(self, problem: TimedProblem, times: Mapping[str, float]) -> None:
+        """Keeps the median seconds of candidates beside those of the others; infinity for one that cannot run.
+
+        Raises ValueError for what is neither, and for names of more than `max_name_characters`.
+        """
+        for candidate, seconds in times.items():
+            if not (_is_name(candidate) and _is_time(seconds)):
+                raise ValueError(f"candidate {candidate!r} of {problem.timing_id} cannot take {seconds!r} seconds")
+        with self._lock:
+            known = self._known(problem, of_disk=True)
+            # The latest are kept: names of candidates change when their kernels do.
+            for candidate, seconds in times.items():
+                known.pop(candidate, None)
+                known[candidate] = float(seconds)
+            for candidate in list(known)[:-max_candidates]:
+                del known[candidate]
+            self.write(problem.key, _encode(problem, known))
+
+    def _known(self, problem: TimedProblem, of_disk: bool = False) -> dict[str, float]:
+        """What is known of a problem; ``of_disk`` looks at the file again, which another process may have written."""
+        known = self._times.get(problem, {})
+        if not known or of_disk:
+            if len(self._times) >= max_problems_in_memory:
+                self._times.clear()
+            known = self._times[problem] = _decode(self.read(problem.key) or b"", problem) | known
+        return known
+
+
+@lru_cache(maxsize=4)
+def _cache_in(folder: Path) -> TimingCache:
+    return TimingCache(folder)
+
+
+def timing_cache() -> TimingCache:
+    """The process's cache in the folder that the environment names."""
+    return _cache_in(cache_folder() / "timings")
+
+
+# ---- the bodies of entries: JSON; null stands for infinity ----
+
+
+def _encode(problem: TimedProblem, times: Mapping[str, float]) -> bytes:
+    finite = {name: seconds if math.isfinite(seconds) else None for name, seconds in times.items()}
+    return json.dumps([*problem._parts(), finite]).encode()
+
+
+def _decode(body: bytes, problem: TimedProblem) -> dict[str, float]:
+    """Empty where the bytes are no times of the problem."""
+    try:
+        *parts, found = json.loads(body)
+        if parts != problem._parts() or not isinstance(found, dict) or len(found) > max_candidates:
+            return {}
+        times = {name: math.inf if seconds is None else seconds for name, seconds in found.items()}
+    except (ValueError, TypeError, RecursionError):
+        return {}
+    return times if all(_is_name(name) and _is_time(seconds) for name, seconds in times.items()) else {}
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and 0 < len(name) <= max_name_characters
+
+
+def _is_time(seconds: object) -> bool:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        return False
+    return 0 < seconds < _MOST_SECONDS or seconds == math.inf
