@@ -49,7 +49,7 @@ def execute(arguments: argparse.Namespace) -> int:
         elsewhere = "nowhere" if verdict.reason.endswith(NOWHERE) else "another provider"
         place = ort_cuda_plugin.get_ep_name() if verdict.supported else elsewhere
         name = f"{verdict.name or '(unnamed)'} in {verdict.body_of}" if verdict.body_of else verdict.name
-        table.add_row(name, operator, place, verdict.reason)
+        table.add_row(name, operator, place, verdict.reason or verdict.note)
     console = output_console()
     console.print(table)
     counts = Counter(verdict.supported for verdict in verdicts)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from ..custom.operator import CustomOperator
 from ..model.ir import Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
 from ..model.partition import partition
 from ..ops.kernel_definitions import HOST_RESULTS
@@ -30,7 +31,7 @@ class NodeVerdict:
     """Whether the plugin runs a node. ``kind`` and ``reason`` say why not and are empty for a supported one.
 
     ``kind`` is one of `Unsupported.kinds`. ``body_of`` names the control-flow node in whose body it is, "" in the main
-    graph.
+    graph. ``note`` says whose operator runs a supported node that an application's operator runs.
     """
 
     name: str
@@ -41,6 +42,7 @@ class NodeVerdict:
     kind: str = ""
     reason: str = ""
     body_of: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -357,7 +359,7 @@ class _Analysis:
             return decline(node, "op", f"internal error: {type(error).__name__}: {error}")
         if node.provider and node.provider != self.provider:  # one such node makes ORT drop its whole cluster
             return decline(node, "op", f"{node.provider} runs it")
-        return _supported(node)
+        return _supported(node, self.lowering.served.get(node))
 
     def as_single(self, node: Node, why_not_fused: Unsupported) -> NodeVerdict:
         """A node with bodies that cannot be lowered with them: for ORT's kernel, or declined.
@@ -413,8 +415,9 @@ class _Analysis:
         return options.channels_last and not node.domain and node.op_type in channels_last_operators()
 
 
-def _supported(node: Node) -> NodeVerdict:
-    return NodeVerdict(node.name, node.op_type, node.domain, node.since_version, True)
+def _supported(node: Node, by: CustomOperator | None = None) -> NodeVerdict:
+    note = "" if by is None else by.description
+    return NodeVerdict(node.name, node.op_type, node.domain, node.since_version, True, note=note)
 
 
 class _Waiting(NodeVerdict):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ..custom.operator import CustomOperator
+from ..custom.registry import Implementation, snapshot_of
 from ..kernels.emit import launch_step
 from ..kernels.packed import packed_bytes, unpack
 from ..model.ir import Constant, DType, Graph, InvalidModel, Node, UnknownRank, Unsupported, Value
-from ..ops import registry
 from ..program.containers import Operand, TensorOptional, TensorSequence
 from ..program.lowering import Buffer, BufferKind, DeviceProperties, Lowering, LoweringOptions, Tensor
 from ..program.symbolic import Dim, Expr, eq, is_read_back, le, product, symbol
@@ -154,6 +155,8 @@ class NodeLowering:
         )
         self.tensors: dict[Value, Tensor] = {}
         self.containers: dict[Value, TensorSequence | TensorOptional] = {}
+        self.served: dict[Node, CustomOperator] = {}
+        """What of the application's runs a node."""
         self._guesses = guesses
         self._nodes_unrolled = 0
         self._depth = 0
@@ -264,8 +267,31 @@ class NodeLowering:
         first = inputs[0] if inputs else None
         if (node.domain, node.op_type) == ("", "Identity") and isinstance(first, TensorSequence | TensorOptional):
             return [first]
-        operator = registry.lookup(node.domain, node.op_type, node.since_version)
-        return operator.lower(self.ctx, inputs, node.attributes)
+        return self._implemented(node, inputs)
+
+    def _implemented(self, node: Node, inputs: Sequence[Operand | None]) -> Sequence[Operand]:
+        """By the first implementation that does not decline the node; the last one's reason counts."""
+        *others, last = snapshot_of(self.graph).implementations(node, self.ctx.opset)
+        for implementation in others:
+            try:
+                return self._lowered_by(implementation, node, inputs)
+            except UnknownRank:
+                raise
+            except Unsupported:
+                continue
+        return self._lowered_by(last, node, inputs)
+
+    def _lowered_by(
+        self, implementation: Implementation, node: Node, inputs: Sequence[Operand | None]
+    ) -> Sequence[Operand]:
+        if not isinstance(implementation, CustomOperator):
+            return implementation.lower(self.ctx, inputs, node.attributes)
+        tensors = [x for x in inputs if isinstance(x, Tensor | None)]
+        if len(tensors) < len(inputs):
+            raise Unsupported("dtype", f"{implementation.label} of a sequence or an optional value")
+        results = implementation.lower(self.ctx, tensors, node.attributes)
+        self.served[node] = implementation
+        return results
 
     def _inlined(self, node: Node, inputs: Sequence[Operand | None]) -> Sequence[Operand]:
         if self._depth == 0:

@@ -18,9 +18,10 @@ from ..clusters.search import as_repetition, is_search
 from ..clusters.transposition import transposition
 from ..context.reader import Loaded
 from ..context.writer import ContextCluster
+from ..custom import registry as custom
 from ..model.ir import DType, Graph, Node
 from ..model.ort_graph import read_graph
-from ..ops.registry import CHANNELS_LAST_DOMAIN, channels_last_operators, lookup
+from ..ops.registry import CHANNELS_LAST_DOMAIN, channels_last_operators
 from ..program.lowering import DeviceProperties, LoweringOptions
 from . import arena
 from .context_nodes import is_context, model_path
@@ -101,6 +102,7 @@ class Provider:
         self.stream = self._session_stream()
         self._record = VerdictRecord(identity.ep_name)
         self.failure = ""
+        self._operators = custom.current()
         self.fused_nodes: list[FusedNode] = []
         self._repeated: list[RepeatedNode] = []
         self._compiled: dict[str, CompiledBody] = {}
@@ -231,8 +233,13 @@ class Provider:
             self.failure = describe(error)[1]
             raise
 
-    def _claim(self, ort_graph: Any, info: Any) -> None:
+    def _read_graph(self, ort_graph: Any) -> Graph:
         graph = read_graph(host.api(), ort_graph)
+        graph.operators = self._operators
+        return graph
+
+    def _claim(self, ort_graph: Any, info: Any) -> None:
+        graph = self._read_graph(ort_graph)
         nodes = _nodes(ort_graph)
 
         def has_kernel(node: Node) -> bool:
@@ -252,7 +259,7 @@ class Provider:
             compiled=self._compiled,
         )
         claims = self._contexts.without_bodies(graph, claims)
-        singly = [cluster for cluster in claims.clusters if self._runs_singly(cluster, nodes, info)]
+        singly = [cluster for cluster in claims.clusters if self._runs_singly(graph, cluster, nodes, info)]
         fused = [cluster for cluster in claims.clusters if cluster not in singly]
         stored, verdicts = self._contexts.claim(graph, claims.verdicts)
         if self._may_be_cut:
@@ -280,7 +287,7 @@ class Provider:
         for (node,) in [*singly, *([node] for node in claims.singles)]:
             host.check_status(host.ep_api().EpGraphSupportInfo_AddSingleNode(info, nodes[node.index]))
 
-    def _runs_singly(self, cluster: list[Node], nodes: list[Any], info: Any) -> bool:
+    def _runs_singly(self, graph: Graph, cluster: list[Node], nodes: list[Any], info: Any) -> bool:
         """Whether ORT runs the cluster by a kernel of the registry.
 
         It must where it writes the model. It may where a node has nothing to be fused with: an input whose contents
@@ -288,9 +295,16 @@ class Provider:
         """
         if len(cluster) > 1 or cluster[0].has_subgraphs or self._contexts.output is not None:
             return False
-        if not (self._single_nodes or _decides_shapes(cluster[0])):
+        if not (self._single_nodes or self._decides_shapes(graph, cluster[0])):
             return False
         return _has_kernel(info, nodes[cluster[0].index])
+
+    def _decides_shapes(self, graph: Graph, node: Node) -> bool:
+        """Whether the node has an input that the host reads, other than a constant."""
+        opset = graph.opsets.get(node.domain, node.since_version)
+        host_inputs = self._operators.implementations(node, opset)[0].host_inputs
+        inputs = [node.inputs[index] for index in host_inputs if index < len(node.inputs)]
+        return any(value is not None and value.initializer is None for value in inputs)
 
     def _report(self, graph: Graph, verdicts: list[NodeVerdict], fused: list[list[Node]]) -> None:
         declined = [pair for pair in zip(graph.nodes, verdicts, strict=True) if not pair[1].supported]
@@ -323,7 +337,7 @@ class Provider:
         where the session writes a compiled model.
         """
         self._record.fused()
-        graphs = [read_graph(host.api(), ort_graph) for ort_graph in ort_graphs]
+        graphs = [self._read_graph(ort_graph) for ort_graph in ort_graphs]
         properties, options = self._properties(), self._lowering_options()
         pairs = list(zip(graphs, ort_graphs, strict=True))
         loaded = self._contexts.load(pairs, self.device, properties, self.options, options)
@@ -404,6 +418,7 @@ class Provider:
             Unsupported: the operator table does not have the operator.
         """
         graph = read_kernel_node(info, self.device)
+        graph.operators = self._operators
         cluster = CompiledCluster(graph, self._properties(), self._lowering_options(), ranks=self._ranks, fed=())
         return kernel_impl(graph, self._fuse(graph.name, Loaded(cluster)), self.device, self._read_by_bodies)
 
@@ -444,13 +459,6 @@ class _ProgramFile:
     def append(self, text: str) -> None:
         with self._path.open("a") as file:
             file.write(text + "\n")
-
-
-def _decides_shapes(node: Node) -> bool:
-    """Whether the node has an input that the host reads, other than a constant."""
-    host_inputs = lookup(node.domain, node.op_type, node.since_version).host_inputs
-    inputs = [node.inputs[index] for index in host_inputs if index < len(node.inputs)]
-    return any(value is not None and value.initializer is None for value in inputs)
 
 
 def _choose(offered: list[DeviceInfo], device_id: int | None) -> DeviceInfo:

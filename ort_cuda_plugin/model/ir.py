@@ -326,7 +326,9 @@ class Node:
 class Graph:
     """Nodes in topological order. Values are shared objects: one Value per name, also where a body reads it.
 
-    ``parent`` is the node that a body which ORT shows alone belongs to; it has values of its own.
+    ``parent`` is the node that a body which ORT shows alone belongs to; it has values of its own. ``operators`` are
+    those that the application had registered when the session was made, a snapshot of `custom.registry`; None stands
+    for the present ones.
     """
 
     name: str
@@ -336,6 +338,7 @@ class Graph:
     opsets: Mapping[str, int] = field(default_factory=dict)
     is_subgraph: bool = False
     parent: Node | None = None
+    operators: object = None
 
     @cached_property
     def used_values(self) -> frozenset[Value]:

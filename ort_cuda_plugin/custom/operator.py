@@ -1,0 +1,269 @@
+"""What an application's operator is to the plugin: one record, whichever way its author wrote it."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from ..model.ir import AttrValue, Constant, DType, InvalidModel, NodeError, Unsupported
+from ..program.lowering import Lowering, Tensor
+from .report import report_failure
+
+HOST_DOMAINS: Final = frozenset({"", "ai.onnx.ml", "com.microsoft", "com.ms.internal.nhwc"})
+"""Domains whose operators ONNX Runtime itself defines: an operator there takes the place of a built-in one."""
+
+MAX_VERSION: Final = 1000
+"""The newest version of a domain of an application's own that ONNX Runtime accepts."""
+
+
+class PortKind(enum.IntEnum):
+    """Whether a node may leave an input or output out; numbers of ``OrtCustomOpInputOutputCharacteristic``."""
+
+    REQUIRED = 0
+    OPTIONAL = 1
+    VARIADIC = 2
+
+
+class AttributeKind(enum.IntEnum):
+    """What an attribute holds; numbers of ``OrtOpAttrType``."""
+
+    INT = 1
+    INTS = 2
+    FLOAT = 3
+    FLOATS = 4
+    STRING = 5
+    STRINGS = 6
+    TENSOR = 8
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or an output of an operator.
+
+    Attributes:
+        types: the element types that it may have.
+        constraint: inputs and outputs with the same name here have the same element type; "" is for none.
+        minimum: how many tensors a variadic one has at least.
+        on_host: whether the contents of the input decide shapes, so that the host reads them.
+        alias: the input whose memory the output is, or None.
+    """
+
+    name: str
+    types: frozenset[DType]
+    constraint: str = ""
+    kind: PortKind = PortKind.REQUIRED
+    minimum: int = 1
+    on_host: bool = False
+    alias: int | None = None
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """An attribute: a required one where ``default`` is None, unless it is ``optional``."""
+
+    name: str
+    kind: AttributeKind
+    default: AttrValue | bool | None = None
+    optional: bool = False
+    is_flag: bool = False
+
+    def checked(self, value: AttrValue, operator: str) -> AttrValue | bool:
+        """``value`` as the author's code gets it. Raises InvalidModel where it is of another kind."""
+        if self.kind is AttributeKind.FLOAT and type(value) is int:
+            return float(value)
+        if self.kind is AttributeKind.FLOATS and isinstance(value, tuple) and all(type(x) is int for x in value):
+            return tuple(float(x) for x in value)
+        single, element = _PYTHON_TYPES[self.kind]
+        elements = value if isinstance(value, tuple) and element is not None else ()
+        fits = isinstance(value, single) and all(isinstance(x, element or object) for x in elements)
+        if not fits:
+            wanted = self.kind.name.lower()
+            raise InvalidModel(f"{operator}: attribute {self.name!r} = {_shown(value)} is not of the kind {wanted!r}")
+        if self.is_flag:
+            if value not in (0, 1):
+                raise InvalidModel(f"{operator}: attribute {self.name!r} = {value!r} is neither 0 nor 1")
+            return bool(value)
+        return value
+
+
+_PYTHON_TYPES: Final[Mapping[AttributeKind, tuple[type[Any], type[Any] | None]]] = {
+    AttributeKind.INT: (int, None),
+    AttributeKind.INTS: (tuple, int),
+    AttributeKind.FLOAT: (float, None),
+    AttributeKind.FLOATS: (tuple, float),
+    AttributeKind.STRING: (str, None),
+    AttributeKind.STRINGS: (tuple, str),
+    AttributeKind.TENSOR: (Constant, None),
+}
+
+
+def _shown(value: object) -> str:
+    text = f"a tensor of {value.dtype.name}{list(value.shape)}" if isinstance(value, Constant) else repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+LowerFunction: TypeAlias = "Callable[[Lowering, Sequence[Tensor | None], Mapping[str, Any]], Sequence[Tensor]]"
+
+
+@dataclass(frozen=True, eq=False)
+class CustomOperator:
+    """An operator of an application or of an installed package.
+
+    ``function(ctx, inputs, attributes)`` does what operators' functions in ``ops/`` do: it gives tensors for the
+    outputs and tells the context how they are computed. It gets one entry per input of the node, None for one that is
+    left out, and every attribute, with the defaults. It runs on symbolic shapes when ONNX Runtime asks for shapes and
+    for claims, and again for each plan.
+
+    Attributes:
+        version: the first version of the domain for which it serves nodes, up to that of a newer one.
+        priority: of several that serve a node the one with the highest comes first. The plugin's own operators have 0.
+        origin: who registered it, for messages: a package, a module.
+    """
+
+    name: str
+    domain: str
+    version: int
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    attributes: tuple[Attribute, ...]
+    function: LowerFunction = field(repr=False)
+    priority: int = 0
+    origin: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what ONNX Runtime would take no model with."""
+        if not re.fullmatch(r"[A-Za-z_]\w*", self.name, re.ASCII):
+            raise ValueError(f"{self.name!r} is not the name of an operator")
+        if not re.fullmatch(r"(\w[\w.-]*)?", self.domain, re.ASCII):
+            raise ValueError(f"{self.domain!r} is not the name of a domain")
+        if not 1 <= self.version <= MAX_VERSION:
+            raise ValueError(f"{self.label}: a version is a number from 1 to {MAX_VERSION}")
+        for what, ports in (("input", self.inputs), ("output", self.outputs)):
+            for port in ports[:-1]:
+                if port.kind is PortKind.VARIADIC:
+                    raise ValueError(f"{self.label}: only the last {what} may be variadic, not {port.name!r}")
+            for port in ports:
+                if not port.types or not all(dtype.is_supported for dtype in port.types):
+                    raise ValueError(f"{self.label}: {what} {port.name!r} needs element types that the device has")
+        if not self.outputs:
+            raise ValueError(f"{self.label}: an operator has at least one output")
+
+    @property
+    def qualified_name(self) -> str:
+        return f"{self.domain or 'ai.onnx'}::{self.name}"
+
+    @property
+    def label(self) -> str:
+        """How messages name it: "my.domain::CircularPad-1"."""
+        return f"{self.qualified_name}-{self.version}"
+
+    @property
+    def description(self) -> str:
+        """How `explain` names it where it runs a node."""
+        origin = f" of {self.origin}" if self.origin else ""
+        return f"run by {self.label}{origin}" + (f", priority {self.priority}" if self.priority else "")
+
+    @property
+    def is_own_schema(self) -> bool:
+        """Whether ONNX Runtime learns of the operator from the plugin; else it knows the operator itself."""
+        return self.domain not in HOST_DOMAINS
+
+    @property
+    def host_inputs(self) -> tuple[int, ...]:
+        """Indices of the inputs that the host reads."""
+        return tuple(index for index, port in enumerate(self.inputs) if port.on_host)
+
+    def port(self, ports: Sequence[Port], index: int) -> Port:
+        """The input or output number ``index`` of a node. Raises InvalidModel where there are fewer."""
+        if index < len(ports):
+            return ports[index]
+        if ports and ports[-1].kind is PortKind.VARIADIC:
+            return ports[-1]
+        raise InvalidModel(f"{self.label}: a node has more inputs or outputs than the {len(ports)} of the operator")
+
+    def bound_attributes(self, attributes: Mapping[str, AttrValue]) -> dict[str, Any]:
+        """What the function gets. Raises InvalidModel for an attribute that is unknown, missing or of another kind."""
+        known = {attribute.name: attribute for attribute in self.attributes}
+        for name, value in attributes.items():
+            if name not in known:
+                names = ", ".join(known) or "none"
+                raise InvalidModel(f"{self.label}: no attribute {name!r} = {_shown(value)}; it has {names}")
+        bound: dict[str, Any] = {}
+        for name, attribute in known.items():
+            if name in attributes:
+                bound[name] = attribute.checked(attributes[name], self.label)
+            elif attribute.default is None and not attribute.optional:
+                raise InvalidModel(f"{self.label}: a node needs the attribute {name!r}")
+            else:
+                bound[name] = attribute.default
+        return bound
+
+    def check_inputs(self, dtypes: Sequence[DType | None]) -> dict[str, DType]:
+        """The element type of each constraint; ``dtypes`` has one entry per input of the node.
+
+        Raises InvalidModel for a wrong number of inputs, Unsupported("dtype") for a type that an input cannot have.
+        """
+        bound: dict[str, DType] = {}
+        for index, port in enumerate(self.inputs):
+            given = sum(dtype is not None for dtype in dtypes[index:])
+            if port.kind is PortKind.VARIADIC and given < port.minimum:
+                raise InvalidModel(f"{self.label}: input {port.name!r} has {given} tensors, it needs {port.minimum}")
+            if port.kind is PortKind.REQUIRED and (index >= len(dtypes) or dtypes[index] is None):
+                raise InvalidModel(f"{self.label}: a node needs the input {port.name!r}")
+        for index, dtype in enumerate(dtypes):
+            port = self.port(self.inputs, index)
+            if dtype is None:
+                continue
+            if dtype not in port.types:
+                names = ", ".join(sorted(known.name for known in port.types))
+                raise Unsupported("dtype", f"{self.label}: input {port.name!r} is {dtype.name}, it takes {names}")
+            first = bound.setdefault(port.constraint, dtype) if port.constraint else dtype
+            if first is not dtype:
+                pair = f"{first.name} and {dtype.name}"
+                raise InvalidModel(f"{self.label}: inputs of the type {port.constraint!r} are {pair}")
+        return bound
+
+    def lower(
+        self, ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Mapping[str, AttrValue]
+    ) -> tuple[Tensor, ...]:
+        """Runs the author's function on checked inputs and attributes, and checks what it gives.
+
+        Raises InvalidModel where the node contradicts the operator, and Unsupported where the function declines the
+        node or fails; its traceback is in the log.
+        """
+        types = self.check_inputs([None if x is None else x.dtype for x in inputs])
+        bound = self.bound_attributes(attributes)
+        results = self.guarded(self.function, ctx, inputs, bound)
+        return self._checked_outputs(results, types)
+
+    def guarded(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What the author's code gives. Its exceptions become Unsupported, with the traceback in the log."""
+        try:
+            return function(*arguments)
+        except (Unsupported, NodeError):
+            raise
+        except InvalidModel as error:
+            if error.reason.startswith(self.label):
+                raise
+            raise InvalidModel(f"{self.label}: {error.reason}") from error
+        except Exception as error:
+            report_failure(self.label, error)
+            raise Unsupported("op", f"{self.label} failed with {type(error).__name__}: {error}") from error
+
+    def _checked_outputs(self, results: object, types: dict[str, DType]) -> tuple[Tensor, ...]:
+        given = tuple(results) if isinstance(results, (tuple, list)) else (results,)
+        required = sum(port.kind is PortKind.REQUIRED for port in self.outputs)
+        if len(given) < required:
+            raise Unsupported("op", f"{self.label} gave {len(given)} outputs, it has {required}")
+        for index, tensor in enumerate(given):
+            if not isinstance(tensor, Tensor):
+                raise Unsupported("op", f"{self.label} gave {type(tensor).__name__} for output {index}, not a tensor")
+            port = self.port(self.outputs, index)
+            wanted = types.setdefault(port.constraint, tensor.dtype) if port.constraint else tensor.dtype
+            if tensor.dtype not in port.types or tensor.dtype is not wanted:
+                names = wanted.name if tensor.dtype is not wanted else ", ".join(sorted(t.name for t in port.types))
+                raise Unsupported("op", f"{self.label} made output {port.name!r} {tensor.dtype.name}, it is {names}")
+        return given

@@ -1,0 +1,167 @@
+"""The operators of applications and of installed packages, and which of them serve a node.
+
+There are three ways in: the decorator `ort_cuda_plugin.op`, `register`, and the entry points ``ort_cuda_plugin.ops`` of
+installed packages. An entry point names a module, whose import registers operators, or a function without arguments.
+
+A session takes a `Snapshot` when it is made: what is registered or unregistered later concerns later sessions.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from .. import uninterrupted
+from ..model.ir import Graph, Node, Unsupported
+from ..ops import registry as built_in
+from .operator import CustomOperator
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+ENTRY_POINTS = "ort_cuda_plugin.ops"
+
+Implementation: TypeAlias = "CustomOperator | built_in.Operator"
+_Table: TypeAlias = Mapping[tuple[str, str], tuple[CustomOperator, ...]]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The operators that were registered at one moment; ``generation`` counts the changes up to then."""
+
+    generation: int = 0
+    _table: _Table = field(default_factory=dict, repr=False)
+
+    @property
+    def operators(self) -> list[CustomOperator]:
+        """All, ordered by domain, name, version and priority."""
+        return [operator for key in sorted(self._table) for operator in self._table[key]]
+
+    def serving(self, domain: str, name: str, version: int) -> list[CustomOperator]:
+        """Those for a node of this version: of each priority the newest that is not newer, highest priority first."""
+        best: dict[int, CustomOperator] = {}
+        for operator in self._table.get((domain, name), ()):
+            if operator.version <= version:
+                best[operator.priority] = operator  # which the table has in order of versions
+        return [best[priority] for priority in sorted(best, reverse=True)]
+
+    def implementations(self, node: Node, opset: int) -> Sequence[Implementation]:
+        """What may run a node, the best first; ``opset`` is the version of its domain that the model imports.
+
+        Those after the first are for nodes that the first declines. Raises Unsupported where nothing serves the node.
+        """
+        own = (node.domain, node.op_type) in self._table
+        if not own:
+            return (built_in.lookup(node.domain, node.op_type, node.since_version),)
+        # ONNX Runtime has one schema of an application's operator, for all of its versions.
+        schema_is_ours = any(operator.is_own_schema for operator in self._table[node.domain, node.op_type])
+        version = max(opset, node.since_version) if schema_is_ours else node.since_version
+        custom = self.serving(node.domain, node.op_type, version)
+        first = [operator for operator in custom if operator.priority > 0]
+        last = [operator for operator in custom if operator.priority <= 0]
+        try:
+            ours: list[Implementation] = [built_in.lookup(node.domain, node.op_type, node.since_version)]
+        except Unsupported:
+            if not custom:
+                raise
+            ours = []
+        return [*first, *ours, *last]
+
+
+def snapshot_of(graph: Graph) -> Snapshot:
+    """The operators of the session that the graph is of, or the present ones."""
+    return graph.operators if isinstance(graph.operators, Snapshot) else current()
+
+
+_lock = threading.RLock()
+_current = Snapshot()
+_discovered = False
+_loading = threading.local()
+
+
+def current() -> Snapshot:
+    """What is registered now."""
+    return _current
+
+
+def register(operator: CustomOperator) -> CustomOperator:
+    """Adds an operator for sessions that are made from now on, and gives the record that was added.
+
+    Raises:
+        ValueError: an operator of this name, version and priority is registered already.
+    """
+    global _current
+    package = getattr(_loading, "package", "")
+    if package:
+        operator = replace(operator, origin=package)
+    with _lock:
+        key = operator.domain, operator.name
+        rows = _current._table.get(key, ())
+        for row in rows:
+            if (row.version, row.priority) == (operator.version, operator.priority):
+                who = f" by {row.origin}" if row.origin else ""
+                raise ValueError(
+                    f"{operator.label} with priority {operator.priority} is registered already{who}: unregister it "
+                    "first, or give this one another priority"
+                )
+        ordered = sorted([*rows, operator], key=lambda row: (row.version, row.priority))
+        _current = Snapshot(_current.generation + 1, {**_current._table, key: tuple(ordered)})
+    return operator
+
+
+def unregister(operator: CustomOperator) -> None:
+    """Removes an operator; sessions that exist keep it.
+
+    Raises:
+        LookupError: it is not registered.
+    """
+    global _current
+    with _lock:
+        key = operator.domain, operator.name
+        rows = _current._table.get(key, ())
+        if operator not in rows:
+            raise LookupError(f"{operator.label} is not registered")
+        table = {**_current._table, key: tuple(row for row in rows if row is not operator)}
+        if not table[key]:
+            del table[key]
+        _current = Snapshot(_current.generation + 1, table)
+
+
+def discover(report: Callable[[str], None], *, again: bool = False) -> None:
+    """Loads the operators of installed packages, once in a process or ``again``.
+
+    A package that fails is told to ``report``, with its name and the traceback; it keeps no other from being loaded.
+    """
+    global _discovered
+    from importlib import metadata
+
+    with _lock:
+        if _discovered and not again:
+            return
+        _discovered = True
+    entries = metadata.entry_points(group=ENTRY_POINTS)
+    if entries:
+        uninterrupted.call(lambda: _load_all(entries, report))
+
+
+def _load_all(entries: Iterable[EntryPoint], report: Callable[[str], None]) -> None:
+    for entry in entries:
+        _load(entry, report)
+
+
+def _load(entry: EntryPoint, report: Callable[[str], None]) -> None:
+    """Holds no lock: what is imported may wait for another thread's import, which registers something."""
+    package = f"package {entry.dist.name} {entry.dist.version}" if entry.dist is not None else f"entry {entry.name}"
+    _loading.package = package
+    try:
+        loaded = entry.load()
+        if callable(loaded) and not hasattr(loaded, "operator"):
+            loaded()
+    except Exception:
+        what = f"the entry point {entry.name} = {entry.value} of {ENTRY_POINTS}"
+        report(f"{package}: {what} failed, so operators are missing\n{traceback.format_exc()}")
+    finally:
+        _loading.package = ""

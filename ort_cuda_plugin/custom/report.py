@@ -1,0 +1,24 @@
+"""What an author's code raised, for ONNX Runtime's log."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+from ..abi import host
+from ..abi.core import PluginError, core, ffi
+
+logger = logging.getLogger(__name__)
+
+
+def report_failure(where: str, error: BaseException) -> None:
+    """Writes the traceback of an author's code to ONNX Runtime's log, or where there is none to Python's."""
+    text = f"{where}:\n{''.join(traceback.format_exception(error))}"
+    try:
+        has_log = core().host_logger() != ffi.NULL
+    except PluginError:
+        has_log = False
+    if has_log:
+        host.log("ERROR", text, where=where)
+    else:
+        logger.error("%s", text)

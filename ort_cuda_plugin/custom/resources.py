@@ -1,0 +1,76 @@
+"""What several operators share, by key: made by the first user, released after the last."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass
+class _Entry:
+    value: Any
+    users: int
+    release: Callable[[Any], None] | None
+
+
+class SharedResource(Generic[T]):
+    """One use of a resource; ends with `close` or with its ``with`` block."""
+
+    def __init__(self, owner: Resources, key: str, value: T) -> None:
+        self._owner, self._key, self.value = owner, key, value
+        self._open = True
+
+    def close(self) -> None:
+        """Ends this use; safe to call again."""
+        if self._open:
+            self._open = False
+            self._owner._give_back(self._key)
+
+    def __enter__(self) -> T:
+        return self.value
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Resources:
+    """Resources of a process by key, with the number of uses of each. From any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._entries: dict[str, _Entry] = {}
+
+    def acquire(self, key: str, make: Callable[[], T], release: Callable[[T], None] | None = None) -> SharedResource[T]:
+        """The resource with this key. The first user's ``make`` makes it, and its ``release`` ends it.
+
+        Raises what ``make`` raises; there is no resource then.
+        """
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                entry = self._entries[key] = _Entry(make(), 0, release)
+            entry.users += 1
+            return SharedResource(self, key, entry.value)
+
+    def users(self, key: str) -> int:
+        """How many uses there are of a resource; 0 where there is none."""
+        with self._lock:
+            return self._entries[key].users if key in self._entries else 0
+
+    def _give_back(self, key: str) -> None:
+        with self._lock:
+            entry = self._entries[key]
+            entry.users -= 1
+            if entry.users:
+                return
+            del self._entries[key]
+        if entry.release is not None:
+            entry.release(entry.value)
+
+
+RESOURCES = Resources()
+"""Those of this process."""
