@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -75,3 +76,17 @@ def test_what_was_resolved_does_not_pile_up() -> None:
     compiler.kernel_ir.cache_clear()
     compiler.kernel_ir(spec)
     assert len(front_end.signatures) == before
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
+def test_the_collection_of_cycles_is_afterwards_what_it_was(enabled: bool) -> None:
+    try:
+        if not enabled:
+            gc.disable()
+        with pytest.raises(compiler.KernelCompileError):
+            compiler.kernel_ir(KernelSpec("unknown_name", ("i32",), "def kernel(n):\n    absent(n)\n"))
+        assert gc.isenabled() == enabled
+        with front_end.collection_paused():
+            assert not gc.isenabled()
+    finally:
+        gc.enable()
