@@ -1,0 +1,96 @@
+"""What all pages share: the document, its style, tables that can be sorted, bars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+_STYLE = """
+body { font: 14px/1.4 system-ui, sans-serif; margin: 2em; color: #222; background: #fff }
+table { border-collapse: collapse; width: 100% }
+td, th { padding: 1px 8px; text-align: right; white-space: nowrap }
+th.sorted { text-decoration: underline }
+td.name, th.name { text-align: left; max-width: 26em; overflow: hidden; text-overflow: ellipsis }
+td.bar { width: 40%; text-align: left } td.bar div { height: 14px; min-width: 1px }
+tr:hover { background: #f2f2f2 }
+summary { cursor: pointer; list-style: none } details[open] { white-space: normal }
+pre { margin: 2px 0; white-space: pre-wrap; text-align: left }
+.key span { display: inline-block; padding: 0 6px; margin: 2px; color: #fff }
+"""
+_SORT = """
+for (const head of document.querySelectorAll("table.sortable th")) head.addEventListener("click", () => {
+  const body = head.closest("table").tBodies[0], column = head.cellIndex, up = head.classList.toggle("sorted");
+  const key = row => { const text = row.cells[column].textContent, n = parseFloat(text);
+                       return isNaN(n) ? text : n; };
+  const rows = Array.from(body.rows).slice(1);
+  rows.sort((a, b) => { const x = key(a), y = key(b); return (x > y) - (x < y); });
+  if (up) rows.reverse();
+  body.append(...rows);
+});
+"""
+
+
+def document(title: str, body: str, style: str = "", script: str = "") -> str:
+    """A page. ``title`` is text, ``body`` HTML; ``style`` and ``script`` come after what all pages have."""
+    code = f"<script>{_SORT}{script}</script>" if script or "sortable" in body else ""
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}{style}</style></head><body>
+<h1>{escape(title)}</h1>{body}{code}</body></html>
+"""
+
+
+def paragraphs(lines: Iterable[str]) -> str:
+    """A paragraph for each line of text."""
+    return "".join(f"<p>{escape(line)}</p>" for line in lines)
+
+
+@dataclass(frozen=True)
+class Name:
+    """A cell that is cut off where it is long, and opens to show ``inside`` where there is something."""
+
+    text: str
+    inside: str = ""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A cell with a bar of that fraction of the cell, which says ``hint`` under the mouse."""
+
+    fraction: float
+    colour: str
+    hint: str = ""
+
+
+Cell = str | Name | Bar
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[Cell]], *, identity: str = "", sortable: bool = True) -> str:
+    """A table of one kind of cell in each column; the heads of names are those of the first row's names."""
+    lines = [list(row) for row in rows]
+    names = [bool(lines) and isinstance(lines[0][i], Name) for i in range(len(heads))]
+    starts = ['<th class="name">' if is_name else "<th>" for is_name in names]
+    head = "".join(f"{start}{escape(text)}</th>" for start, text in zip(starts, heads, strict=True))
+    body = "\n".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in lines)
+    attributes = (f' id="{identity}"' if identity else "") + (' class="sortable"' if sortable else "")
+    return f"<table{attributes}><tr>{head}</tr>\n{body}\n</table>"
+
+
+def _cell(cell: Cell) -> str:
+    match cell:
+        case Bar(fraction, colour, hint):
+            width = f"width:{100 * fraction:.2f}%;background:{colour}"
+            return f'<td class="bar"><div style="{width}" title="{escape(hint)}"></div></td>'
+        case Name(text, inside):
+            shown = escape(text)
+            if inside:
+                shown = f"<details><summary>{shown}</summary><pre>{escape(inside)}</pre></details>"
+            return f'<td class="name">{shown}</td>'
+        case str():
+            return f"<td>{escape(cell)}</td>"
+
+
+def key(colours: Iterable[tuple[str, str]]) -> str:
+    """What each colour means."""
+    spans = "".join(f'<span style="background:{colour}">{escape(text)}</span>' for text, colour in colours)
+    return f'<p class="key">{spans}</p>'
