@@ -204,8 +204,10 @@ static void describe(event *e, const ocp_profile *profile, const ocp_activity *a
   add_text(e, "provider", profile->provider);
   add_text(e, "kind", library ? "library" : kinds[activity->kind]);
   add_nodes(e, source, parent);
-  if (source)
+  if (source) {
     add_text(e, "cluster", source->cluster);
+    add_number(argument(e, "step"), (uint64_t)(source->record - source->plan->records));
+  }
   if (parent && parent->name)
     add_text(e, "ort_event", parent->name);
   add_number(argument(e, "ort_event_id"), activity->event);

@@ -65,7 +65,7 @@ def _print_programs(model: str, path: Path, emulate: bool) -> int:
                 ort_cuda_plugin.session(path, emulate=emulate, provider_options={"program_folder": folder})
         except Exception as error:
             raise UserError(ExitCode.MODEL_FAILED, f"{model}: {error}") from error
-        for file in sorted(Path(folder).iterdir()):
+        for file in sorted(Path(folder).glob("*.txt")):
             print(f"cluster {file.stem}")
             print(file.read_text())
     return ExitCode.OK

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -18,8 +19,10 @@ from ..plan.tables import KnownEntries, Precomputation, Precomputed, Tables, Wei
 from ..program.libraries import LibraryProblem
 from ..program.lowering import Buffer, DeviceProperties, LoweringOptions, Tensor
 from ..program.passes.run import Watch
+from ..program.plan_record import plan_record
 from ..program.program_text import ProgramText
 from ..program.symbolic import Dim
+from ..program.trace import Step
 from ..program.traffic import ProgramTraffic
 from .control_flow import CompiledBodies
 from .launches import make_launches, place_outputs
@@ -82,8 +85,8 @@ class CompiledCluster:
     others added before. The owner sets
     ``weight_reader.read`` while the weights that were added exist. ``host_inputs`` are the indices of the inputs whose
     contents decide shapes; set by `prepare`. ``show_program``, where it is set, gets the program of each plan as text,
-    once after each pass; ``watch``, in its place, gets the steps. ``traffic`` is that of the last plan, at the sizes
-    that it was built for. ``states`` are those of nodes that have one.
+    once after each pass, and ``show_plan`` its `plan_record`; ``watch`` gets the steps. ``traffic`` is that of the last
+    plan, at the sizes that it was built for. ``states`` are those of nodes that have one.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class CompiledCluster:
         self.outputs = graph.outputs if outputs is None else [values[name] for name in outputs]
         self.host_inputs: list[int] = []
         self.show_program: Callable[[str], None] | None = None
+        self.show_plan: Callable[[dict[str, Any]], None] | None = None
         self.watch: Watch | None = None
         self.traffic: ProgramTraffic | None = None
         self.weight_reader = WeightReader()
@@ -298,16 +302,28 @@ class CompiledCluster:
         results = [(lowering.tensor(value), producers.get(value)) for value in self.outputs]
         tables = Tables(self._known)
         placed = place_outputs(lowering.ctx, results)
-        fixed, launches, self.traffic = make_launches(lowering.ctx, self._watch())
+        live: list[Step] = []
+        fixed, launches, self.traffic = make_launches(lowering.ctx, self._watch(live))
+        if self.show_plan is not None:
+            self.show_plan(plan_record(input_shapes, live, launches))
         precompute(fixed, launches, tables)
         plan = make_plan(lowering.ctx.trace, launches, plan_inputs, placed, symbols.guards, tables, symbols.count)
         return plan, tables
 
-    def _watch(self) -> Watch | None:
-        if self.show_program is None:
-            return self.watch
-        show, text = self.show_program, ProgramText([v.name for v in self.inputs], [v.name for v in self.outputs])
-        return lambda name, steps: show(text.program(name, steps))
+    def _watch(self, live: list[Step]) -> Watch | None:
+        """Who sees the steps; ``live`` gets those before the passes join them, where ``show_plan`` wants them."""
+        watches = [] if self.watch is None else [self.watch]
+        if self.show_program is not None:
+            show, text = self.show_program, ProgramText([v.name for v in self.inputs], [v.name for v in self.outputs])
+            watches.append(lambda name, steps: show(text.program(name, steps)))
+        if self.show_plan is not None:
+            watches.append(lambda name, steps: live.extend(steps if name == "live" else ()))
+
+        def watch(name: str, steps: Sequence[Step]) -> None:
+            for each in watches:
+                each(name, steps)
+
+        return watch if watches else None
 
     def _lower(self, lowering: NodeLowering, tensors: Sequence[Tensor]) -> None:
         for value, tensor in zip(self.inputs, tensors, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -426,7 +427,8 @@ class Provider:
         """The cluster on the device, as far as it can be prepared; ``later`` as for `FusedNode.prepare`."""
         cluster = loaded.cluster
         if self.options.program_folder and isinstance(cluster, CompiledCluster):
-            cluster.show_program = _ProgramFile(Path(self.options.program_folder), name).append
+            files = _ProgramFiles(Path(self.options.program_folder), name)
+            cluster.show_program, cluster.show_plan = files.append_program, files.append_plan
         fused = FusedNode(name, cluster, self.device, loaded.why)
         self.fused_nodes.append(fused)
         fused.use_graphs(self.options.min_num_runs_before_cuda_graph_capture, self.options.max_automatic_graphs)
@@ -449,16 +451,24 @@ class Provider:
         return known
 
 
-class _ProgramFile:
-    """Where the programs of a fused node's plans are written, one after the other."""
+class _ProgramFiles:
+    """Where the programs of a fused node's plans are written, one after the other: as text, and as a line of JSON."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._path = folder / f"{name}.txt"
-        self._path.write_text("")
+        self._text, self._plans = folder / f"{name}.txt", folder / f"{name}.jsonl"
+        self._text.write_text("")
+        self._plans.write_text("")
 
-    def append(self, text: str) -> None:
-        with self._path.open("a") as file:
-            file.write(text + "\n")
+    def append_program(self, text: str) -> None:
+        _append(self._text, text)
+
+    def append_plan(self, plan: dict[str, Any]) -> None:
+        _append(self._plans, json.dumps(plan))
+
+
+def _append(path: Path, line: str) -> None:
+    with path.open("a") as file:
+        file.write(line + "\n")
 
 
 def _choose(offered: list[DeviceInfo], device_id: int | None) -> DeviceInfo:

@@ -18,7 +18,7 @@ from ..models import is_wheel_model, with_noise_weights
 from ..program.libraries import ATTENTION, CONV, MATMUL
 from ..program.lowering import DeviceProperties, LoweringOptions
 from ..program.steps import Contract, Convolve
-from ..program.symbolic import hint, product
+from ..program.symbolic import hint
 from ..program.tensor import Buffer, BufferKind, Tensor
 from ..program.trace import (
     Copy,
@@ -33,7 +33,7 @@ from ..program.trace import (
     scalar_types,
 )
 from ..program.trace import Step as PlannedStep
-from ..program.traffic import accesses
+from ..program.traffic import accesses, arithmetic
 from .libraries import peak_kind
 from .work import Access, Argument, CopyStep, KernelStep, LibraryStep, Number, Pointer, Region, Step, Work
 
@@ -176,15 +176,8 @@ def work_of_model(
 def _products(steps: Sequence[PlannedStep], options: LoweringOptions) -> Iterator[tuple[str, float]]:
     """The arithmetic of products and convolutions."""
     for step in steps:
-        if isinstance(step, Contract):
-            flops = 2.0 * hint(product(step.shape)) * hint(step.a.shape[-1])
-        elif isinstance(step, Convolve):
-            x, weights = step.operands
-            many = x.size if step.transposed else product(step.shape)
-            flops = 2.0 * hint(many) * hint(product(weights.shape[1:]))
-        else:
-            continue
-        yield peak_kind(step.operands[0].dtype.onnx, options.use_tf32), flops
+        if isinstance(step, Contract | Convolve):
+            yield peak_kind(step.operands[0].dtype.onnx, options.use_tf32), arithmetic(step)
 
 
 def input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:

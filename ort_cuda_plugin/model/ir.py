@@ -309,10 +309,14 @@ class Node:
     provider: str = ""
 
     @property
+    def own_name(self) -> str:
+        """The node's name, or its first output where it has none."""
+        return self.name or next((value.name for value in self.outputs if value is not None), "") or "(unnamed)"
+
+    @property
     def label(self) -> str:
-        """How messages name the node: its name, or its first output where it has none, and its type."""
-        first = next((value.name for value in self.outputs if value is not None), "")
-        return f"{self.name or first or '(unnamed)'} ({self.op_type})"
+        """How messages name the node: its own name, and its type."""
+        return f"{self.own_name} ({self.op_type})"
 
     def reads(self) -> Iterator[Value]:
         """Every value that the node depends on, implicit ones included."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from .steps import Attend, Map, Sums
-from .symbolic import hint
+from .steps import Attend, Contract, Convolve, Map, Sums
+from .symbolic import hint, product
 from .tensor import Buffer, BufferKind, Tensor
 from .trace import Copy, Launch, LibraryCall, Memset, ReadBack, Step, Use
 
@@ -81,6 +81,17 @@ def accesses(step: Step) -> tuple[list[Access], list[Access]]:
             return [], _accesses([step.destination])
         case ReadBack():
             return _accesses([step.source]), []
+
+
+def arithmetic(step: Step) -> float:
+    """The multiplications and additions of a product or a convolution; 0 for other steps."""
+    if isinstance(step, Contract):
+        return 2.0 * hint(product(step.shape)) * hint(step.a.shape[-1])
+    if isinstance(step, Convolve):
+        x, weights = step.operands
+        many = x.size if step.transposed else product(step.shape)
+        return 2.0 * hint(many) * hint(product(weights.shape[1:]))
+    return 0.0
 
 
 def _of_arguments(step: Launch | LibraryCall) -> tuple[list[Access], list[Access]]:

@@ -165,7 +165,7 @@ def test_a_program_shows_what_is_computed_once(tmp_path: Path) -> None:
     nodes, constants, _ = products(5)
     made = session(nodes, 3, ["y"], constants, program_folder=str(tmp_path))
     del made
-    (text,) = (file.read_text() for file in tmp_path.iterdir())
+    (text,) = (file.read_text() for file in tmp_path.glob("*.txt"))
     _, once, in_each_run = text.split("after split, of ")
     assert once.startswith("what is computed once: ")
     assert in_each_run.startswith("each Run: 2 steps")

@@ -1,0 +1,51 @@
+"""A plan as plain data: what each of its steps does to memory, and what each node would ask of a device by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .steps import Contract, Convolve
+from .trace import Copy, Launch, LibraryCall, Memset, ReadBack, Recordable, Step
+from .traffic import arithmetic, traffic
+
+
+def plan_record(
+    shapes: Sequence[Sequence[int] | None], lowered: Iterable[Step], launches: Iterable[Recordable]
+) -> dict[str, Any]:
+    """For JSON. ``shapes`` are those of the inputs that the plan was built for, None where they are guessed.
+
+    ``steps`` has the steps of a Run in the plan's order, with their bytes. ``nodes`` has for each node the bytes and
+    the multiplications and additions of ``lowered``, its steps before the passes join them, and the ONNX number of the
+    type that is multiplied.
+    """
+    nodes: dict[str, dict[str, float]] = {}
+    for step in lowered:
+        moved, flops = traffic([step]).total, arithmetic(step)
+        for node in step.nodes:
+            cost = nodes.setdefault(node.own_name, {"bytes": 0, "flops": 0.0})
+            cost["bytes"] += moved // len(step.nodes)
+            cost["flops"] += flops / len(step.nodes)
+            if isinstance(step, Contract | Convolve):
+                cost["type"] = step.operands[0].dtype.onnx
+    return {
+        "shapes": [None if shape is None else list(shape) for shape in shapes],
+        "steps": [_step(step) for step in launches if not isinstance(step, ReadBack)],
+        "nodes": nodes,
+    }
+
+
+def _step(step: Recordable) -> dict[str, Any]:
+    moved = traffic([step])
+    return {
+        "kind": _KINDS[type(step)],
+        "name": step.kernel.name if isinstance(step, Launch) else "",
+        "nodes": [node.own_name for node in step.nodes],
+        "op_types": [node.op_type for node in step.nodes],
+        "read": moved.read,
+        "written": moved.written,
+        "note": step.note if isinstance(step, LibraryCall) else "",
+    }
+
+
+_KINDS: dict[type, str] = {Launch: "kernel", LibraryCall: "library", Copy: "copy", Memset: "memset"}
