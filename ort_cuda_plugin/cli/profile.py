@@ -1,17 +1,17 @@
-"""Run a model and list what the device did in a run: each kernel, library call and copy, its time, its ONNX nodes.
+"""Run a model and say where the time of a Run goes: by ONNX node, step and kernel, on the device and on the host.
 
-The times are those of ONNX Runtime's profile (docs/profiling.md), as medians over the runs after the first ones.
+The times are those of ONNX Runtime's profile (docs/profiling.md), as medians over the runs after the first ones. On the
+emulated device the estimate of a GPU stands beside them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -27,28 +27,33 @@ from ort_cuda_plugin.cli.common import (
 )
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.run import add_input_arguments, load
+from ort_cuda_plugin.estimate import devices
+from ort_cuda_plugin.profiles.collect import Plans, Profile, collect
+from ort_cuda_plugin.profiles.page import megabytes, page, percent, rate
+
+if TYPE_CHECKING:
+    from ort_cuda_plugin.estimate.model import Estimate
 
 _WARM_RUNS = 4
 """So many come first: kernels are compiled, and graphs are made."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """One piece of work of a run; ``microseconds`` is the median, ``share`` that of all work."""
-
-    name: str
-    kind: str
-    nodes: list[str]
-    op_types: list[str]
-    microseconds: float
-    share: float
+VIEWS = ("nodes", "steps", "kernels", "host")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="runs that count (default 5)")
     add_input_arguments(parser)
+    parser.add_argument("--by", choices=VIEWS, default="steps", help="what the table is of (default steps)")
+    parser.add_argument("--top", type=int, default=0, metavar="N", help="only the N longest rows")
+    parser.add_argument("--html", type=output_file, metavar="FILE", help="write a page with all tables there")
+    parser.add_argument("--timeline", type=output_file, metavar="FILE", help="write the runs for Perfetto there")
     parser.add_argument("--trace", type=output_file, metavar="FILE", help="keep ONNX Runtime's profile there")
+    parser.add_argument(
+        "--gpu",
+        choices=[*devices.names(), "none"],
+        default="h100",
+        help="the GPU whose estimate stands beside the times of the emulated device (default h100)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
 
@@ -58,69 +63,145 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UserError(ExitCode.USAGE, f"--runs {arguments.runs}: must be at least 1")
     emulate = select_device(arguments.device)
     try:
-        work = measure(path, emulate, arguments)
+        found, estimate, events, plans = measure(path, emulate, arguments)
     except UserError:
         raise
     except Exception as error:
         raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {error}") from error
-    if not work:
+    if not found.steps:
         raise UserError(ExitCode.UNAVAILABLE, "the profile has nothing of the device: the log says why")
+    if arguments.timeline is not None:
+        from ort_cuda_plugin.profiles.timeline import timeline
+
+        arguments.timeline.write_text(json.dumps(timeline(events, plans, found.device_name, estimate)))
+    if arguments.html is not None:
+        arguments.html.write_text(page(found, summary(found)))
     if arguments.json:
-        print(json.dumps({"model": path.stem, "work": [asdict(each) for each in work]}, indent=2))
+        print(json.dumps(asdict(found), indent=2))
     else:
-        print_table(path.stem, work)
+        print_table(found, arguments.by, arguments.top)
     return ExitCode.OK
 
 
-def measure(path: Path, emulate: bool, arguments: argparse.Namespace) -> list[Work]:
-    """Runs the model, and gives the work of a run in its order."""
+def measure(
+    path: Path, emulate: bool, arguments: argparse.Namespace
+) -> tuple[Profile, Estimate | None, list[dict[str, Any]], Plans]:
+    """Runs the model; gives the profile, the estimate beside it, and what they were made of."""
     import onnxruntime as ort
 
-    with tempfile.TemporaryDirectory() as folder, waiting(Console(stderr=True), f"running {path.name}"):
-        source, names, feeds = load(path, arguments)
-        options = ort.SessionOptions()
-        options.enable_profiling = True
-        options.profile_file_prefix = str(Path(folder) / "profile")
-        session = ort_cuda_plugin.session(source, emulate=emulate, sess_options=options)
-        for _ in range(_WARM_RUNS + arguments.runs):
-            session.run(names, feeds)
-        text = Path(session.end_profiling()).read_text()
+    with tempfile.TemporaryDirectory() as folder:
+        with waiting(Console(stderr=True), f"running {path.name}"):
+            source, names, feeds = load(path, arguments)
+            options = ort.SessionOptions()
+            options.enable_profiling = True
+            options.profile_file_prefix = str(Path(folder) / "profile")
+            plan_folder = Path(folder) / "plans"
+            plan_folder.mkdir()
+            settings = {"program_folder": str(plan_folder)}
+            session = ort_cuda_plugin.session(source, emulate=emulate, sess_options=options, provider_options=settings)
+            for _ in range(_WARM_RUNS + arguments.runs):
+                session.run(names, feeds)
+            text = Path(session.end_profiling()).read_text()
+        plans = Plans.read(plan_folder)
     if arguments.trace is not None:
         arguments.trace.write_text(text)
-    return work_of_a_run(json.loads(text), arguments.runs)
+    events = json.loads(text)
+    device = next(device.name for device in ort_cuda_plugin.devices() if device.emulated == emulate)
+    found = collect(events, arguments.runs, plans, path.stem, device)
+    estimate = None
+    if emulate and arguments.gpu != "none":
+        shapes = {name: tuple(array.shape) for name, array in feeds.items()}
+        estimate = _estimate(path, arguments.gpu, shapes)
+    if estimate is not None:
+        from ort_cuda_plugin.profiles.estimated import beside
+
+        found = beside(found, plans, estimate)
+    return found, estimate, events, plans
 
 
-def work_of_a_run(events: list[dict[str, Any]], runs: int) -> list[Work]:
-    """What the last ``runs`` runs did alike."""
-    starts = sorted(event["ts"] for event in events if event["name"] == "model_run")[-runs:]
-    ends = [*starts[1:], float("inf")]
-    device = sorted((e for e in events if "ort_event_id" in e.get("args", {})), key=lambda e: e["ts"])
-    by_run = [[e for e in device if start <= e["ts"] < end] for start, end in zip(starts, ends, strict=True)]
-    length = statistics.mode(len(run) for run in by_run) if by_run else 0
-    steps = list(zip(*(run for run in by_run if len(run) == length), strict=True))
-    times = [statistics.median(int(e["args"]["duration_ns"]) / 1000 for e in step) for step in steps]
-    total = sum(times) or 1.0
+def _estimate(path: Path, name: str, shapes: dict[str, tuple[int, ...]]) -> Estimate | None:
+    """That of a GPU; None, after a line that says why, where there is none."""
+    from ort_cuda_plugin.cli.estimate import estimate_model
+
+    try:
+        with waiting(Console(stderr=True), f"estimating for {name}"):
+            return estimate_model(path, name, shapes, {})
+    except Exception as error:  # what was measured is still worth showing
+        Console(stderr=True).print(f"no estimate for {name}: {error}", markup=False)
+        return None
+
+
+def print_table(found: Profile, by: str, top: int) -> None:
+    console = output_console()
+    rows = {"nodes": _node_rows, "steps": _step_rows, "kernels": _kernel_rows, "host": _host_rows}[by](found)
+    table = Table(title=f"{found.model} on {found.device_name}", title_justify="left")
+    estimated = [f"us on {found.gpu}, estimated"] if found.gpu and by in ("nodes", "steps") else []
+    for name in (*_HEADS[by], *estimated):
+        table.add_column(name, justify="left" if name in _TEXTS else "right")
+    rows = sorted(rows, key=lambda row: -row[0])[:top] if top else rows
+    for _, *cells in rows:
+        table.add_row(*cells)
+    console.print(table)
+    for line in summary(found):
+        console.print(line, highlight=False, markup=False)
+
+
+_HEADS = {
+    "nodes": ("us", "share", "node", "operator", "steps"),
+    "steps": ("us", "share", "MB", "GB/s", "of peak", "work", "nodes"),
+    "kernels": ("us", "share", "launches", "MB", "kernel", "kind"),
+    "host": ("us", "node as ONNX Runtime runs it", "operator", "provider"),
+}
+_TEXTS = ("node", "operator", "work", "nodes", "kernel", "kind", "node as ONNX Runtime runs it", "provider")
+
+
+def summary(found: Profile) -> list[str]:
+    """What is known of the whole Run, in lines."""
+    copies = sum(step.microseconds for step in found.steps if step.kind == "copy")
+    lines = [
+        f"A Run takes {found.run:.1f} us; in {found.host_alone:.1f} us of it the host is alone.",
+        f"{len(found.steps)} steps take {found.device:.1f} us on the device, {copies:.1f} of them for copies."
+        f" {found.accounted:.1%} of that is for nodes.",
+    ]
+    estimated = [node.estimated for node in found.nodes if node.estimated is not None]
+    if found.gpu:
+        lines.append(f"On {found.gpu} the estimate is {sum(estimated):.0f} us for {len(estimated)} of these nodes.")
+    return lines
+
+
+def _node_rows(found: Profile) -> list[Any]:
     return [
-        Work(
-            step[0]["name"],
-            step[0]["args"]["kind"],
-            step[0]["args"]["nodes"],
-            step[0]["args"]["op_types"],
-            time,
-            time / total,
-        )
-        for step, time in zip(steps, times, strict=True)
+        [each.microseconds, f"{each.microseconds:.1f}", f"{each.share:.1%}", each.name, each.op_type, str(each.steps)]
+        + _estimated(found, each.estimated)
+        for each in found.nodes
     ]
 
 
-def print_table(model: str, work: list[Work]) -> None:
-    total = sum(each.microseconds for each in work)
-    table = Table(title=f"{model}: {total:.0f} us of work on the device in a run", title_justify="left")
-    table.add_column("us", justify="right")
-    table.add_column("share", justify="right")
-    table.add_column("work")
-    table.add_column("nodes")
-    for each in work:
+def _step_rows(found: Profile) -> list[Any]:
+    rows = []
+    for each in found.steps:
         nodes = ", ".join(f"{name} ({op_type})" for name, op_type in zip(each.nodes, each.op_types, strict=True))
-        table.add_row(f"{each.microseconds:.1f}", f"{each.share:.0%}", each.name, nodes or "-")
-    output_console().print(table)
+        figures = [f"{each.microseconds:.1f}", f"{each.share:.1%}", megabytes(each.bytes), rate(each)]
+        rows.append(
+            [each.microseconds, *figures, percent(each.peak), each.name, nodes or "-"]
+            + _estimated(found, each.estimated)
+        )
+    return rows
+
+
+def _kernel_rows(found: Profile) -> list[Any]:
+    return [
+        [each.microseconds, f"{each.microseconds:.1f}", f"{each.share:.1%}", str(each.launches)]
+        + [megabytes(each.bytes), each.name, each.kind]
+        for each in found.kernels
+    ]
+
+
+def _host_rows(found: Profile) -> list[Any]:
+    return [
+        [each.microseconds, f"{each.microseconds:.1f}", each.name, each.op_type, each.provider] for each in found.host
+    ]
+
+
+def _estimated(found: Profile, value: float | None) -> list[str]:
+    return [("-" if value is None else f"{value:.1f}")] if found.gpu else []

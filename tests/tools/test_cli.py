@@ -45,9 +45,9 @@ def test_profile_lists_kernels_with_their_nodes(
     capsys: pytest.CaptureFixture[str], add_model: str, tmp_path: Path
 ) -> None:
     trace = tmp_path / "trace.json"
-    arguments = ["profile", add_model, "--device", "emulated", "--runs", "3", "--dim", "n=3"]
+    arguments = ["profile", add_model, "--device", "emulated", "--runs", "3", "--dim", "n=3", "--gpu", "none"]
     assert main([*arguments, "--json", "--trace", str(trace)]) == ExitCode.OK
-    work = json.loads(capsys.readouterr().out)["work"]
+    work = json.loads(capsys.readouterr().out)["steps"]
     (kernel,) = (each for each in work if each["kind"] == "kernel")
     assert (kernel["nodes"], kernel["op_types"]) == (["sum"], ["Add"])
     assert [each["name"] for each in work if each["kind"] == "copy"] == [
@@ -59,6 +59,11 @@ def test_profile_lists_kernels_with_their_nodes(
     assert any(event["name"] == "model_run" for event in json.loads(trace.read_text()))
     assert main(arguments) == ExitCode.OK
     assert "sum (Add)" in capsys.readouterr().out
+    for view in ("nodes", "kernels", "host"):
+        assert main([*arguments, "--by", view, "--top", "1"]) == ExitCode.OK
+    printed = capsys.readouterr().out
+    assert printed.count("add on ") == 3
+    assert "node as ONNX Runtime runs it" in printed
     assert main(["profile", add_model, "--runs", "0"]) == ExitCode.USAGE
 
 

@@ -1,0 +1,305 @@
+"""From the events of ONNX Runtime's profile to what one Run did, as medians over the Runs that did alike."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ..estimate.devices import Gpu, gpu, names
+from ..estimate.libraries import peak_kind
+
+Event: TypeAlias = "Mapping[str, Any]"
+_KERNEL_TIME = "_kernel_time"
+COMPUTING = ("kernel", "library")
+"""The kinds of steps that compute; the others move bytes, some of them between host and device."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One piece of work of a Run on the device; ``microseconds`` is the median, ``share`` that of all work.
+
+    ``bytes`` and ``flops`` are what it moves and computes, None where nothing tells. ``peak`` is the part of a known
+    device's peak that it reaches, of memory or arithmetic, whichever is more. ``begin`` is from the start of the Run.
+    ``estimated`` are the microseconds that its nodes take on a GPU that is not there.
+    """
+
+    name: str
+    kind: str
+    nodes: tuple[str, ...]
+    op_types: tuple[str, ...]
+    cluster: str
+    begin: float
+    microseconds: float
+    share: float
+    bytes: int | None = None
+    flops: float | None = None
+    peak: float | None = None
+    estimated: float | None = None
+
+
+@dataclass(frozen=True)
+class NodeTime:
+    """What the device spends on a node: its `parts` of the steps that compute it.
+
+    ``estimated`` are the microseconds of a GPU that is not there.
+    """
+
+    name: str
+    op_type: str
+    microseconds: float
+    share: float
+    steps: int
+    estimated: float | None = None
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """All launches of a kernel, or all copies of a kind."""
+
+    name: str
+    kind: str
+    launches: int
+    microseconds: float
+    share: float
+    bytes: int | None
+
+
+@dataclass(frozen=True)
+class HostTime:
+    """What the host spends in an event of ONNX Runtime's, without what devices did on its thread meanwhile."""
+
+    name: str
+    op_type: str
+    provider: str
+    microseconds: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a Run does. Times are microseconds.
+
+    ``run`` is what the application waits, ``host_alone`` the part of it in which the device does nothing, ``device``
+    the time of all work on the device. ``accounted`` is the part of ``device`` that ``nodes`` account for: the rest are
+    copies that belong to no node. ``gpu`` names the device that ``estimated`` is of.
+    """
+
+    model: str
+    device_name: str
+    run: float
+    device: float
+    host_alone: float
+    accounted: float
+    steps: tuple[Step, ...]
+    nodes: tuple[NodeTime, ...]
+    kernels: tuple[KernelTime, ...]
+    host: tuple[HostTime, ...]
+    gpu: str = ""
+
+
+@dataclass(frozen=True)
+class Plans:
+    """The plan of each cluster that the Runs went through: lines of `program.plan_record`, the last one counts."""
+
+    steps: Mapping[str, Sequence[Mapping[str, Any]]]
+    costs: Mapping[str, Mapping[str, float]]
+
+    @classmethod
+    def read(cls, folder: Path) -> Plans:
+        """Those that the option ``program_folder`` wrote there."""
+        steps, costs = {}, {}
+        for path in sorted(folder.glob("*.jsonl")):
+            lines = path.read_text().splitlines()
+            if lines:
+                plan = json.loads(lines[-1])
+                steps[path.stem] = plan["steps"]
+                costs.update(plan["nodes"])
+        return cls(steps, costs)
+
+    def step(self, event: Event) -> Mapping[str, Any] | None:
+        """The step that an event is of; None where the plan does not tell, or is another one."""
+        arguments = event["args"]
+        steps = self.steps.get(arguments.get("cluster", ""), ())
+        number = int(arguments.get("step", -1))
+        if not 0 <= number < len(steps) or list(steps[number]["nodes"]) != list(arguments["nodes"]):
+            return None
+        return steps[number]
+
+
+def collect(events: Sequence[Event], runs: int, plans: Plans, model: str, device_name: str) -> Profile:
+    """What the last ``runs`` Runs did alike."""
+    windows = _windows(events, runs)
+    gpu_here = known_gpu(device_name)
+    balance = gpu_here or gpu("h100")
+    by_run = [_device_events(events, window) for window in windows]
+    length = statistics.mode(map(len, by_run)) if by_run else 0
+    alike = [number for number, found in enumerate(by_run) if len(found) == length]
+    columns = list(zip(*(by_run[number] for number in alike), strict=True))
+    starts = [windows[number][0] for number in alike]
+    total = sum(statistics.median(_duration(event) for event in column) for column in columns) or 1.0
+    steps = _with_arithmetic([_step(column, starts, total, plans) for column in columns], plans, gpu_here)
+    nodes = _by_node(steps, plans, balance)
+    return Profile(
+        model,
+        device_name,
+        run=statistics.median(end - start for start, end in windows) if windows else 0.0,
+        host_alone=statistics.median(map(_host_alone, windows, by_run)) if windows else 0.0,
+        device=sum(step.microseconds for step in steps),
+        accounted=sum(node.share for node in nodes),
+        steps=tuple(steps),
+        nodes=tuple(nodes),
+        kernels=tuple(_by_kernel(steps)),
+        host=tuple(_host(events, windows)),
+    )
+
+
+def known_gpu(device_name: str) -> Gpu | None:
+    """The GPU whose figures are known under the name that the driver gives a device."""
+    words = device_name.upper().replace("RTX ", "RTX").replace("-", " ").split()
+    return next((gpu(key) for key in names() if key.upper() in words), None)
+
+
+def arithmetic_seconds(cost: Mapping[str, float], device: Gpu) -> float:
+    """What the multiplications and additions of a node take at the peak of its type; float32 may be TF32."""
+    return cost.get("flops", 0.0) / device.flops[peak_kind(int(cost.get("type", 1)), tf32=True)]
+
+
+def _windows(events: Iterable[Event], runs: int) -> list[tuple[float, float]]:
+    """Beginning and end of each Run that counts."""
+    found = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == "model_run")
+    return found[-runs:]
+
+
+def is_of_device(event: Event) -> bool:
+    """Whether a device of ours did it."""
+    return "ort_event_id" in event.get("args", {})
+
+
+def _device_events(events: Iterable[Event], window: tuple[float, float]) -> list[Event]:
+    """In the order in which they began. ORT rounds times down: what begins with a Run may come a microsecond early."""
+    start, end = window
+    return sorted((e for e in events if is_of_device(e) and start - 1 <= e["ts"] <= end), key=lambda e: float(e["ts"]))
+
+
+def _duration(event: Event) -> float:
+    return int(event["args"]["duration_ns"]) / 1000
+
+
+def _host_alone(window: tuple[float, float], events: Iterable[Event]) -> float:
+    """The time of a Run in which none of the events, which are sorted, goes on."""
+    alone, until = 0.0, window[0]
+    for event in events:
+        alone += max(0.0, event["ts"] - until)
+        until = max(until, event["ts"] + _duration(event))
+    return alone + max(0.0, window[1] - until)
+
+
+def _step(column: Sequence[Event], starts: Sequence[float], total: float, plans: Plans) -> Step:
+    arguments = column[0]["args"]
+    time = statistics.median(map(_duration, column))
+    planned = plans.step(column[0])
+    moved = int(arguments["bytes"]) if "bytes" in arguments else None
+    if planned is not None:
+        moved = int(planned["read"] + planned["written"])
+    return Step(
+        column[0]["name"],
+        arguments["kind"],
+        tuple(arguments["nodes"]),
+        tuple(arguments["op_types"]),
+        arguments.get("cluster", ""),
+        statistics.median(float(event["ts"]) - start for event, start in zip(column, starts, strict=True)),
+        time,
+        time / total,
+        moved,
+    )
+
+
+def _with_arithmetic(steps: Sequence[Step], plans: Plans, device: Gpu | None) -> list[Step]:
+    """The arithmetic of a node goes to the longest of the kernels that compute it."""
+    longest: dict[str, int] = {}
+    for number, step in enumerate(steps):
+        for node in step.nodes if step.kind in COMPUTING else ():
+            if node not in longest or step.microseconds > steps[longest[node]].microseconds:
+                longest[node] = number
+    found = []
+    for number, step in enumerate(steps):
+        costs = [plans.costs[node] for node in step.nodes if longest.get(node) == number and node in plans.costs]
+        if step.kind in COMPUTING and step.bytes is not None:
+            peak = None
+            if device is not None and step.microseconds:
+                arithmetic = sum(arithmetic_seconds(cost, device) for cost in costs)
+                peak = max(step.bytes / device.dram, arithmetic) * 1e6 / step.microseconds
+            step = replace(step, flops=sum(cost["flops"] for cost in costs), peak=peak)
+        found.append(step)
+    return found
+
+
+def _by_node(steps: Iterable[Step], plans: Plans, balance: Gpu) -> list[NodeTime]:
+    """The time of each node, the most expensive one first."""
+    times: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    types: dict[str, str] = {}
+    total = 0.0
+    for step in steps:
+        total += step.microseconds
+        types.update(zip(step.nodes, step.op_types, strict=True))
+        for node, part in parts(step.nodes, plans, balance).items():
+            times[node] = times.get(node, 0.0) + part * step.microseconds
+            counts[node] = counts.get(node, 0) + 1
+    order = sorted(times, key=lambda node: -times[node])
+    return [NodeTime(node, types[node], times[node], times[node] / (total or 1.0), counts[node]) for node in order]
+
+
+def parts(nodes: Sequence[str], plans: Plans, balance: Gpu) -> dict[str, float]:
+    """The part of a step's time that goes to each of its nodes.
+
+    Products and convolutions, whose arithmetic a kernel is built around, share it where there are some. Else each node
+    has a part by the bytes that it would move alone.
+    """
+    costs = {node: plans.costs.get(node, {}) for node in nodes}
+    weights = {node: arithmetic_seconds(cost, balance) for node, cost in costs.items()}
+    if not any(weights.values()):
+        weights = {node: cost.get("bytes", 0.0) for node, cost in costs.items()}
+    total = sum(weights.values())
+    return {node: weight / total if total else 1 / len(weights) for node, weight in weights.items()}
+
+
+def _by_kernel(steps: Sequence[Step]) -> list[KernelTime]:
+    groups: dict[tuple[str, str], list[Step]] = {}
+    for step in steps:
+        groups.setdefault((step.name, step.kind), []).append(step)
+    found = [
+        KernelTime(
+            name,
+            kind,
+            len(group),
+            sum(step.microseconds for step in group),
+            sum(step.share for step in group),
+            sum(step.bytes for step in group if step.bytes is not None) if group[0].bytes is not None else None,
+        )
+        for (name, kind), group in groups.items()
+    ]
+    return sorted(found, key=lambda kernel: -kernel.microseconds)
+
+
+def _host(events: Sequence[Event], windows: Sequence[tuple[float, float]]) -> list[HostTime]:
+    """The nodes as ONNX Runtime runs them: fused ones of ours, and those of other providers."""
+    device = [e for e in events if is_of_device(e)]
+    times: dict[str, list[float]] = {}
+    kinds: dict[str, tuple[str, str]] = {}
+    for event in events:
+        if event.get("cat") != "Node" or not event["name"].endswith(_KERNEL_TIME):
+            continue
+        begin, end = event["ts"], event["ts"] + event["dur"]
+        if not any(start <= begin < stop for start, stop in windows):
+            continue
+        inside = sum(_duration(e) for e in device if e["tid"] == event["tid"] and begin - 1 <= e["ts"] <= end)
+        name = event["name"].removesuffix(_KERNEL_TIME)
+        times.setdefault(name, []).append(max(event["dur"] - inside, 0.0))
+        arguments = event["args"]
+        kinds[name] = (arguments.get("op_name", ""), arguments.get("provider", ""))
+    found = [HostTime(name, *kinds[name], sum(each) / len(windows)) for name, each in times.items()]
+    return sorted(found, key=lambda time: -time.microseconds)

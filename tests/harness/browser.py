@@ -1,0 +1,70 @@
+"""Headless Chromium, for pages that must work without a server and without a network."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_VOID = ("meta", "br", "hr", "img", "input", "link")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A page after its scripts: the DOM as text, and what it wrote to the console, errors included."""
+
+    dom: str
+    console: list[str]
+
+
+def load_offline(page: Path) -> Loaded:
+    """Opens a file in Chromium, for which no host name exists. Skips the test where there is no Chromium."""
+    program = next((found for name in _NAMES if (found := shutil.which(name))), None)
+    if program is None:
+        pytest.skip("Chromium is not installed (Debian's package is `chromium`)")
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    options += ["--enable-logging=stderr", f"--user-data-dir={page.parent / 'browser'}"]
+    done = subprocess.run(
+        [program, *options, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
+    return Loaded(done.stdout, re.findall(r":CONSOLE[:(].*", done.stderr))
+
+
+class Page(HTMLParser):
+    """A page without a browser: it must close what it opens and refer to nothing outside of it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.faults: list[str] = []
+        self.feed(text)
+        self.close()
+        self.faults += [f"<{tag}> stays open" for tag in self.open]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        for name, value in attrs:
+            if name in ("src", "href") and not (value or "").startswith("#"):
+                self.faults.append(f"<{tag} {name}={value!r}>")
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in _VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.faults.append(f"</{tag}> closes nothing")
+
+    def values(self, attribute: str) -> list[str]:
+        """What the attribute is, wherever it is."""
+        return [value for _, attributes in self.tags if (value := attributes.get(attribute)) is not None]
