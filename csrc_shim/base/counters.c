@@ -20,6 +20,7 @@ const char *const ocp_counter_names[OCP_NUM_COUNTERS] = {
     [OCP_GRAPH_UPDATES] = "graph_updates",
     [OCP_GRAPH_FALLBACKS] = "graph_fallbacks",
     [OCP_GRAPH_FALLBACKS_READ_BACK] = "graph_fallbacks_read_back",
+    [OCP_GRAPH_FALLBACKS_CALL] = "graph_fallbacks_call",
     [OCP_GRAPH_FALLBACKS_CAPTURING] = "graph_fallbacks_capturing",
     [OCP_GRAPH_FALLBACKS_CACHE_FULL] = "graph_fallbacks_cache_full",
     [OCP_GRAPH_FALLBACKS_MEMORY] = "graph_fallbacks_memory",

@@ -23,6 +23,7 @@ typedef enum ocp_counter {
   OCP_GRAPH_UPDATES,
   OCP_GRAPH_FALLBACKS,            /* warm Runs without a graph, then by reason: */
   OCP_GRAPH_FALLBACKS_READ_BACK,  /* the host needs values in the middle of the Run */
+  OCP_GRAPH_FALLBACKS_CALL,       /* the Run calls Python, which a graph would not */
   OCP_GRAPH_FALLBACKS_CAPTURING,  /* the application captures the stream */
   OCP_GRAPH_FALLBACKS_CACHE_FULL, /* as many graphs as allowed are in use */
   OCP_GRAPH_FALLBACKS_MEMORY,     /* no memory for the graph */

@@ -64,6 +64,12 @@ static ocp_cluster *cluster_create(ocp_device *device, const char *name, int64_t
   return ocp_cluster_create(device, name, ocp_python_build_variant, python_handle);
 }
 
+static int cluster_add_callback(ocp_cluster *cluster, uint32_t num_pointers, uint32_t num_numbers, ocp_error *error) {
+  return ocp_cluster_add_callback(cluster, ocp_python_call_back, num_pointers, num_numbers, error);
+}
+
+static CUstream stream_handle(const ocp_stream *stream) { return stream->handle; }
+
 static int memory_info(int emulated, int ordinal, int kind, const OrtMemoryInfo **out, ocp_error *error) {
   return ocp_ort_memory_info(emulated != 0, ordinal, kind, out, error);
 }
@@ -116,6 +122,8 @@ static const ocp_core core = {
     .cluster_set_host_inputs = ocp_cluster_set_host_inputs,
     .cluster_add_plan = ocp_cluster_add_plan,
     .cluster_add_problem = ocp_cluster_add_problem,
+    .cluster_add_callback = cluster_add_callback,
+    .stream_handle = stream_handle,
     .cluster_set_graphs = ocp_cluster_set_graphs,
     .cluster_release_graphs = ocp_cluster_release_graphs,
     .library_load = ocp_library_load,

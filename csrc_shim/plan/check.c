@@ -251,6 +251,13 @@ static bool check_record(checker *c, uint32_t index) {
     if (r->index >= p->header.num_problems)
       return ocp_plan_reject(c->error, "record %u runs library problem %u, which does not exist", index, r->index);
     break;
+  case OCP_RECORD_CALL:
+    for (uint32_t i = 0; i < r->num_params; i++) {
+      const uint32_t kind = p->params[r->first_param + i].kind;
+      if (kind != OCP_PARAM_POINTER && kind != OCP_PARAM_I64)
+        return ocp_plan_reject(c->error, "record %u calls back with a parameter of kind %u", index, kind);
+    }
+    break;
   default:
     return ocp_plan_reject(c->error, "record %u has kind %u", index, r->kind);
   }

@@ -134,6 +134,7 @@ typedef enum ocp_record_kind {
   OCP_RECORD_COPY = 1,    /* params: dst, src, bytes (I64); device to device */
   OCP_RECORD_MEMSET = 2,  /* params: dst, byte value (I32), bytes (I64) */
   OCP_RECORD_LIBRARY = 3, /* library problem `index` with params; see vendor/problem.h */
+  OCP_RECORD_CALL = 4,    /* callback `index` of the cluster, in Python: pointers and I64 numbers; never in a graph */
   OCP_RECORD_NUM_KINDS
 } ocp_record_kind;
 

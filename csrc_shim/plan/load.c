@@ -203,6 +203,8 @@ static void find_guard_exprs(ocp_plan *p, bool *needed) {
 
 static void find_needs(ocp_plan *p) {
   uint32_t num_pointers = 0;
+  for (uint32_t i = 0; i < p->header.num_records; i++)
+    p->has_calls |= p->records[i].kind == OCP_RECORD_CALL;
   for (uint32_t s = 0; s < p->header.num_segments; s++) {
     ocp_segment_view *view = &p->views[s];
     view->pointers.first = num_pointers;

@@ -41,6 +41,7 @@ typedef struct ocp_plan {
   uint32_t *buffer_last;                  /* last record, or UINT32_MAX: to the end of the Run */
   uint32_t *guard_exprs, num_guard_exprs; /* the expressions that guards depend on, in order */
   bool *input_needs_device;               /* a record or read-back names the input */
+  bool has_calls;                         /* a record is a callback */
 } ocp_plan;
 
 /* Checks the blob and copies it; NULL with the error. */

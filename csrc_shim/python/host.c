@@ -67,3 +67,13 @@ int ocp_python_build_variant(int64_t cluster, const ocp_input *inputs, uint32_t 
   ocp_python_returned();
   return code;
 }
+
+int ocp_python_call_back(int64_t cluster, uint32_t callback, const uint64_t *pointers, uint32_t num_pointers,
+                         const int64_t *numbers, uint32_t num_numbers, ocp_stream *stream, ocp_error *error) {
+  const ocp_python *table = ocp_python_call(error);
+  if (!table)
+    return error->code;
+  const int code = table->call_back(cluster, callback, pointers, num_pointers, numbers, num_numbers, stream, error);
+  ocp_python_returned();
+  return code;
+}

@@ -30,5 +30,8 @@ void ocp_interrupt_after_call(void);
 /* For clusters, the builder of plans: Python, with its handle of the cluster. */
 int ocp_python_build_variant(int64_t cluster, const ocp_input *inputs, uint32_t num_inputs, const int64_t *host_values,
                              const uint32_t *host_counts, uint32_t num_host_inputs, ocp_error *error);
+/* For clusters, what callbacks of plans go to. */
+int ocp_python_call_back(int64_t cluster, uint32_t callback, const uint64_t *pointers, uint32_t num_pointers,
+                         const int64_t *numbers, uint32_t num_numbers, ocp_stream *stream, ocp_error *error);
 
 #endif

@@ -90,6 +90,9 @@ typedef struct ocp_python {
   /* Builds and adds the plan that these inputs need. host_values: for each host input in turn its elements as int64. */
   int (*build_variant)(int64_t cluster, const ocp_input *inputs, uint32_t num_inputs, const int64_t *host_values,
                        const uint32_t *host_counts, uint32_t num_host_inputs, ocp_error *error);
+  /* A callback of a plan: ocp_call_fn. */
+  int (*call_back)(int64_t cluster, uint32_t callback, const uint64_t *pointers, uint32_t num_pointers,
+                   const int64_t *numbers, uint32_t num_numbers, ocp_stream *stream, ocp_error *error);
   /* CUPTI, for profiles of GPUs: begins; gives what has been recorded to tracer_deliver; ends. Each begin has an end.
    */
   int (*trace_begin)(ocp_error *error);
@@ -181,6 +184,9 @@ typedef struct ocp_core {
   ocp_repeat *(*repeat_create)(ocp_device *device, const ocp_repeat_spec *spec, ocp_error *error);
   void (*repeat_release)(ocp_repeat *repeat);
   OrtNodeComputeInfo *(*compute_info_of_repeat)(const ocp_repeat *repeat, ocp_device *device, ocp_error *error);
+  /* The index of a callback of the cluster that goes to call_back, or -1. */
+  int (*cluster_add_callback)(ocp_cluster *cluster, uint32_t num_pointers, uint32_t num_numbers, ocp_error *error);
+  CUstream (*stream_handle)(const ocp_stream *stream);
   void (*interrupt_after_call)(void); /* SIGINT for this thread when its call into Python has returned */
 } ocp_core;
 

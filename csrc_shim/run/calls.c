@@ -115,15 +115,15 @@ static int fill_move(ocp_instance *instance, uint32_t index, uint64_t *bytes, oc
   return ORT_OK;
 }
 
-/* The values of the parameters in their order, or for library calls the addresses before the numbers. `needed` bytes
- * must follow each address. */
+/* The values of the parameters in their order, or for library calls and callbacks the addresses before the numbers.
+ * `needed` bytes must follow each address. */
 static int fill_values(ocp_instance *instance, uint32_t index, uint64_t needed, ocp_fixup **next_fixup,
                        ocp_error *error) {
   const ocp_plan *plan = instance->variant->plan;
   const ocp_plan_record *record = &plan->records[index];
   const ocp_plan_param *params = plan->params + record->first_param;
   ocp_call *call = &instance->calls[index];
-  const bool apart = record->kind == OCP_RECORD_LIBRARY;
+  const bool apart = record->kind == OCP_RECORD_LIBRARY || record->kind == OCP_RECORD_CALL;
   uint32_t slot = 0;
   for (uint32_t i = 0; i < record->num_params; i++) {
     if (params[i].kind != OCP_PARAM_POINTER)
@@ -169,7 +169,7 @@ int ocp_instance_fill_calls(ocp_instance *instance, uint32_t segment, ocp_error 
 
 static int fail_call(const ocp_instance *instance, uint32_t index, CUresult result, ocp_error *error) {
   static const char *const what[OCP_RECORD_NUM_KINDS] = {"cuLaunchKernel", "cuMemcpyDtoDAsync", "cuMemsetD8Async",
-                                                         "library call"};
+                                                         "library call", "callback"};
   const ocp_variant *variant = instance->variant;
   const ocp_plan_record *record = &variant->plan->records[index];
   char text[400];
@@ -191,6 +191,33 @@ void ocp_count_records(const int64_t counts[OCP_RECORD_NUM_KINDS]) {
     ocp_count(OCP_COPIES_D2D, counts[OCP_RECORD_COPY]);
   if (counts[OCP_RECORD_LIBRARY])
     ocp_count(OCP_LIBRARY_CALLS, counts[OCP_RECORD_LIBRARY]);
+}
+
+/* The node's name before the reason of a call that failed. */
+static int name_node(const ocp_instance *instance, uint32_t index, ocp_error *error) {
+  const ocp_plan *plan = instance->variant->plan;
+  const ocp_error reason = *error;
+  return ocp_fail(error, reason.code, "node '%.200s': %.700s", ocp_plan_node_name(plan, plan->records[index].node),
+                  reason.text);
+}
+
+static int call_back(const ocp_instance *instance, uint32_t index, ocp_stream *stream, ocp_error *error) {
+  const ocp_variant *variant = instance->variant;
+  const ocp_plan_record *record = &variant->plan->records[index];
+  const ocp_call *call = &instance->calls[index];
+  if (atomic_load_explicit(&stream->capturing, memory_order_relaxed) ||
+      (!stream->owned && ocp_stream_is_captured(stream))) {
+    atomic_store(&stream->capture_failed, true);
+    return ocp_fail(error, ORT_NOT_IMPLEMENTED,
+                    "its code is called in each Run, which a CUDA graph cannot capture; run with gpu_graph_id=-1, or "
+                    "without enable_cuda_graph");
+  }
+  const int code = variant->calls[record->index](variant->handle, record->index, call->values, call->num_pointers,
+                                                 (const int64_t *)call->values + call->num_pointers,
+                                                 record->num_params - call->num_pointers, stream, error);
+  if (code != ORT_OK && error->code == ORT_OK)
+    ocp_fail(error, ORT_FAIL, "a callback failed without a message");
+  return code;
 }
 
 int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *stream, ocp_error *error) {
@@ -226,14 +253,17 @@ int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *s
     case OCP_RECORD_MEMSET:
       result = driver->MemsetD8Async(values[0], (unsigned char)values[1], values[2], stream->handle);
       break;
+    case OCP_RECORD_CALL:
+      code = call_back(instance, i, stream, error);
+      if (code != ORT_OK)
+        name_node(instance, i, error);
+      break;
     default:
       code =
           ocp_library_run(variant->problems[record->index], stream, (void *const *)values, call->num_pointers,
                           (const int64_t *)values + call->num_pointers, record->num_params - call->num_pointers, error);
-      if (code != ORT_OK) {
-        const ocp_error reason = *error;
-        ocp_fail(error, code, "node '%.200s': %.700s", ocp_plan_node_name(plan, record->node), reason.text);
-      }
+      if (code != ORT_OK)
+        name_node(instance, i, error);
     }
     if (result != CUDA_SUCCESS)
       code = fail_call(instance, i, result, error);

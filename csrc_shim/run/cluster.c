@@ -52,6 +52,7 @@ static void free_variant(ocp_variant *variant) {
   free(variant->weights);
   free(variant->weight_bytes);
   free(variant->problems);
+  free(variant->calls);
   free(variant);
 }
 
@@ -77,6 +78,7 @@ void ocp_cluster_release(ocp_cluster *cluster) {
   free(cluster->kernels);
   free(cluster->weights);
   free(cluster->problems);
+  free(cluster->callbacks);
   pthread_mutex_destroy(&cluster->setup);
   pthread_mutex_destroy(&cluster->build_mutex);
   pthread_cond_destroy(&cluster->build_done);
@@ -163,6 +165,20 @@ int ocp_cluster_add_problem(ocp_cluster *cluster, ocp_problem *problem, ocp_erro
   return first;
 }
 
+int ocp_cluster_add_callback(ocp_cluster *cluster, ocp_call_fn call, uint32_t num_pointers, uint32_t num_numbers,
+                             ocp_error *error) {
+  pthread_mutex_lock(&cluster->setup);
+  int first = -1;
+  if (grow(&cluster->callbacks, cluster->num_callbacks, 1, sizeof *cluster->callbacks)) {
+    first = (int)cluster->num_callbacks++;
+    cluster->callbacks[first] = (ocp_callback){call, num_pointers, num_numbers};
+  } else {
+    fail_memory(error);
+  }
+  pthread_mutex_unlock(&cluster->setup);
+  return first;
+}
+
 int ocp_cluster_set_host_inputs(ocp_cluster *cluster, const uint32_t *inputs, uint32_t count, ocp_error *error) {
   if (count > OCP_MAX_HOST_INPUTS)
     return ocp_fail(error, ORT_NOT_IMPLEMENTED, "%s: %u inputs decide shapes, at most %u are supported", cluster->name,
@@ -212,6 +228,16 @@ static bool problem_takes(const ocp_problem *problem, const ocp_plan_param *para
   return pointers + numbers == count && ocp_problem_takes(problem, pointers, numbers);
 }
 
+static bool callback_takes(const ocp_cluster *cluster, const ocp_plan_record *record, const ocp_plan_param *params) {
+  uint32_t pointers = 0;
+  if (record->index >= cluster->num_callbacks)
+    return false;
+  for (uint32_t i = 0; i < record->num_params; i++)
+    pointers += params[i].kind == OCP_PARAM_POINTER;
+  const ocp_callback *callback = &cluster->callbacks[record->index];
+  return pointers == callback->num_pointers && record->num_params - pointers == callback->num_numbers;
+}
+
 /* What a plan takes from its cluster exists. */
 static int check_handles(const ocp_cluster *cluster, const ocp_plan *plan, ocp_error *error) {
   const ocp_plan_header *h = &plan->header;
@@ -230,6 +256,10 @@ static int check_handles(const ocp_cluster *cluster, const ocp_plan *plan, ocp_e
                                                              plan->params + record->first_param, record->num_params))
       return ocp_fail(error, ORT_INVALID_GRAPH, "invalid plan: record %u has other parameters than its library problem",
                       i);
+    if (record->kind == OCP_RECORD_CALL && !callback_takes(cluster, record, plan->params + record->first_param))
+      return ocp_fail(error, ORT_INVALID_GRAPH,
+                      "invalid plan: record %u calls back what %s does not have, or with other parameters", i,
+                      cluster->name);
   }
   for (uint32_t i = 0; i < h->num_inputs; i++)
     if ((plan->inputs[i].host_register != OCP_NO_REG) != is_host_input(cluster, i))
@@ -252,8 +282,10 @@ static ocp_variant *make_variant(const ocp_cluster *cluster, ocp_plan *plan) {
   variant->weights = calloc(h->num_weights + 1, sizeof *variant->weights);
   variant->weight_bytes = calloc(h->num_weights + 1, sizeof *variant->weight_bytes);
   variant->problems = calloc(h->num_problems + 1, sizeof *variant->problems);
+  variant->handle = cluster->build_handle;
+  variant->calls = calloc(cluster->num_callbacks + 1, sizeof *variant->calls);
   if (!variant->functions || !variant->function_names || !variant->weights || !variant->weight_bytes ||
-      !variant->problems) {
+      !variant->problems || !variant->calls) {
     free_variant(variant);
     return NULL;
   }
@@ -267,6 +299,8 @@ static ocp_variant *make_variant(const ocp_cluster *cluster, ocp_plan *plan) {
   }
   for (uint32_t i = 0; i < h->num_problems; i++)
     variant->problems[i] = cluster->problems[plan->problems[i]];
+  for (uint32_t i = 0; i < cluster->num_callbacks; i++)
+    variant->calls[i] = cluster->callbacks[i].call;
   variant->plan = plan;
   if (ocp_sources_add(variant))
     return variant;

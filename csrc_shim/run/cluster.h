@@ -12,6 +12,7 @@
 #define OCP_MAX_HOST_INPUTS 256u
 
 typedef struct ocp_cluster ocp_cluster;
+typedef struct ocp_stream ocp_stream;
 
 /* What a cluster refers to by index. The cluster owns a weight once it was added. The caller owns functions and
  * problems, and keeps them until the cluster is released. */
@@ -21,6 +22,12 @@ typedef struct ocp_kernel_ref {
   uint32_t num_params;
   const uint8_t *params; /* the ocp_param_kind of each; copied */
 } ocp_kernel_ref;
+
+/* A callback of a plan, in each Run: enqueues on the stream what it computes. The device is entered. `pointers` are
+ * addresses on the device, in the order of the record's pointers, `numbers` its numbers. The same signature as
+ * ocp_python.call_back. */
+typedef int (*ocp_call_fn)(int64_t handle, uint32_t callback, const uint64_t *pointers, uint32_t num_pointers,
+                           const int64_t *numbers, uint32_t num_numbers, ocp_stream *stream, ocp_error *error);
 
 /* Builds and adds the plan that these inputs need, with the same signature as ocp_python.build_variant. host_values:
  * for each host input in turn its elements as int64. */
@@ -35,6 +42,10 @@ void ocp_cluster_release(ocp_cluster *cluster);
 int ocp_cluster_add_kernels(ocp_cluster *cluster, const ocp_kernel_ref *kernels, uint32_t count, ocp_error *error);
 int ocp_cluster_add_weights(ocp_cluster *cluster, ocp_weight *const *weights, uint32_t count, ocp_error *error);
 int ocp_cluster_add_problem(ocp_cluster *cluster, ocp_problem *problem, ocp_error *error);
+/* Appends a callback that takes so many pointers and numbers; `call` gets the cluster's handle and the callback's
+ * index, which is returned, or -1 with the error. */
+int ocp_cluster_add_callback(ocp_cluster *cluster, ocp_call_fn call, uint32_t num_pointers, uint32_t num_numbers,
+                             ocp_error *error);
 /* Which inputs are read back before the guards of any plan are evaluated (fixed for the cluster): their indices,
  * ascending, at most OCP_MAX_HOST_INPUTS. Before the first plan. */
 int ocp_cluster_set_host_inputs(ocp_cluster *cluster, const uint32_t *inputs, uint32_t count, ocp_error *error);

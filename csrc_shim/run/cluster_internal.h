@@ -13,6 +13,11 @@
 #include "run/replay.h"
 #include "vendor/problem.h"
 
+typedef struct ocp_callback {
+  ocp_call_fn call;
+  uint32_t num_pointers, num_numbers;
+} ocp_callback;
+
 struct ocp_cluster {
   ocp_device *device;
   char *name;
@@ -26,10 +31,11 @@ struct ocp_cluster {
   ocp_replay_budget replays;
   ocp_reclaimer reclaimer; /* releases graphs when memory runs out */
   pthread_mutex_t setup;   /* guards the arrays of handles and the adding of variants */
-  uint32_t num_kernels, num_weights, num_problems;
+  uint32_t num_kernels, num_weights, num_problems, num_callbacks;
   ocp_kernel_ref *kernels; /* names are owned */
   ocp_weight **weights;
   ocp_problem **problems;
+  ocp_callback *callbacks;
   /* Building of variants: one thread at a time. */
   pthread_mutex_t build_mutex;
   pthread_cond_t build_done;

@@ -43,6 +43,7 @@
 #include "device/stream.h"
 #include "driver/driver.h"
 #include "plan/load.h"
+#include "run/cluster.h"
 #include "run/input.h"
 #include "vendor/problem.h"
 
@@ -57,6 +58,8 @@ typedef struct ocp_variant {
   CUdeviceptr *weights;
   uint64_t *weight_bytes;
   ocp_problem **problems;
+  ocp_call_fn *calls;    /* of the cluster's callbacks */
+  int64_t handle;        /* the cluster's, for callbacks */
   uint64_t first_source; /* the number of the first record: sources.h */
 } ocp_variant;
 
@@ -65,7 +68,7 @@ typedef struct ocp_call {
   uint32_t kind; /* ocp_record_kind */
   bool skipped;
   unsigned grid[3], shared_bytes;
-  uint32_t num_pointers; /* LIBRARY: the first parameters of `values`, the rest are numbers */
+  uint32_t num_pointers; /* LIBRARY, CALL: the first parameters of `values`, the rest are numbers */
   uint64_t *values;      /* the parameters */
   void **params;         /* LAUNCH: kernelParams, pointing at values */
 } ocp_call;

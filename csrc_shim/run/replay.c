@@ -91,6 +91,8 @@ bool ocp_replay_is_due(const ocp_replay_budget *budget, ocp_instance *instance, 
   ocp_counter reason = instance->replay_refused;
   if (instance->variant->plan->header.num_segments > 1)
     reason = OCP_GRAPH_FALLBACKS_READ_BACK;
+  else if (instance->variant->plan->has_calls)
+    reason = OCP_GRAPH_FALLBACKS_CALL;
   else if (is_captured(stream))
     reason = OCP_GRAPH_FALLBACKS_CAPTURING;
   if (reason)

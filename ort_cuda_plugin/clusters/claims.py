@@ -31,7 +31,8 @@ class NodeVerdict:
     """Whether the plugin runs a node. ``kind`` and ``reason`` say why not and are empty for a supported one.
 
     ``kind`` is one of `Unsupported.kinds`. ``body_of`` names the control-flow node in whose body it is, "" in the main
-    graph. ``note`` says whose operator runs a supported node that an application's operator runs.
+    graph. ``note`` says whose operator runs a supported node that an application's operator runs, and whether it calls
+    Python in each Run.
     """
 
     name: str
@@ -359,7 +360,7 @@ class _Analysis:
             return decline(node, "op", f"internal error: {type(error).__name__}: {error}")
         if node.provider and node.provider != self.provider:  # one such node makes ORT drop its whole cluster
             return decline(node, "op", f"{node.provider} runs it")
-        return _supported(node, self.lowering.served.get(node))
+        return _supported(node, self.lowering.served.get(node), self.lowering.ctx.notes.get(node, ""))
 
     def as_single(self, node: Node, why_not_fused: Unsupported) -> NodeVerdict:
         """A node with bodies that cannot be lowered with them: for ORT's kernel, or declined.
@@ -415,8 +416,8 @@ class _Analysis:
         return options.channels_last and not node.domain and node.op_type in channels_last_operators()
 
 
-def _supported(node: Node, by: CustomOperator | None = None) -> NodeVerdict:
-    note = "" if by is None else by.description
+def _supported(node: Node, by: CustomOperator | None = None, note: str = "") -> NodeVerdict:
+    note = "; ".join(filter(None, ["" if by is None else by.description, note]))
     return NodeVerdict(node.name, node.op_type, node.domain, node.since_version, True, note=note)
 
 

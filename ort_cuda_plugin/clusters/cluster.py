@@ -16,6 +16,7 @@ from ..plan.format import Plan, PlanInput
 from ..plan.planner import make_plan
 from ..plan.precompute import precompute
 from ..plan.tables import KnownEntries, Precomputation, Precomputed, Tables, Weight, weight_key
+from ..program.callbacks import Callback
 from ..program.libraries import LibraryProblem
 from ..program.lowering import Buffer, DeviceProperties, LoweringOptions, Tensor
 from ..program.passes.run import Watch
@@ -49,6 +50,7 @@ class Variant:
     problems: list[LibraryProblem]
     tables: Tables
     stored: tuple[bytes, ...] = ()
+    callbacks: tuple[Callback, ...] = ()
 
     @property
     def precomputations(self) -> list[Precomputation]:
@@ -219,6 +221,10 @@ class CompiledCluster:
         """Takes note that ``variant.problems`` follow those of earlier variants."""
         variant.tables.problems.commit()
 
+    def callbacks_added(self, variant: Variant) -> None:
+        """Takes note that ``variant.callbacks`` follow those of earlier variants."""
+        variant.tables.callbacks.commit()
+
     def weights_added(self, variant: Variant) -> None:
         """Takes note that ``variant.weights`` follow those of earlier variants.
 
@@ -244,7 +250,8 @@ class CompiledCluster:
 
     @staticmethod
     def _variant(plan: Plan | None, tables: Tables) -> Variant:
-        return Variant(plan, tables.kernels.new, tables.weights.new, tables.problems.new, tables)
+        callbacks = tuple(tables.callbacks.new)
+        return Variant(plan, tables.kernels.new, tables.weights.new, tables.problems.new, tables, callbacks=callbacks)
 
     def _plan(
         self,

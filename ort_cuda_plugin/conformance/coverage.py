@@ -23,7 +23,7 @@ from ort_cuda_plugin.ops.registry import Operator
 from ort_cuda_plugin.program.libraries import ATTENTION, CONV, MATMUL
 from ort_cuda_plugin.program.lowering import Buffer, DeviceProperties, LoweringOptions
 from ort_cuda_plugin.program.symbolic import Dim
-from ort_cuda_plugin.program.trace import Copy, Launch, LibraryCall, Memset, ReadBack, Recordable
+from ort_cuda_plugin.program.trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Recordable
 
 WRITE_COMMAND = "ort-cuda-plugin operators --write docs/operators.md"
 GPU = DeviceProperties(emulated=False, libraries=frozenset(library.name for library in LIBRARIES))
@@ -120,6 +120,8 @@ def _kind(step: Recordable) -> str:
             return "copy"
         case ReadBack():
             return "read-back"
+        case HostCall():
+            return "Python"
 
 
 # ---- cells ----

@@ -317,6 +317,10 @@ class StoredCluster:
         """As `CompiledCluster.problems_added`."""
         variant.tables.problems.commit()
 
+    def callbacks_added(self, variant: Variant) -> None:
+        """As `CompiledCluster.callbacks_added`."""
+        variant.tables.callbacks.commit()
+
     def weights_added(self, variant: Variant) -> None:
         """As `CompiledCluster.weights_added`."""
         if self._rebuilt is not None:

@@ -158,3 +158,11 @@ def build_variant(
         position += length
     shapes = [tuple(inputs[i].dims[0 : inputs[i].rank]) for i in range(num_inputs)]
     FUSED_NODES[cluster].build(shapes, per_input)
+
+
+@error_guard
+def call_back(
+    cluster: int, callback: int, addresses: Any, num_addresses: int, numbers: Any, num_numbers: int, stream: Any
+) -> None:
+    given = list(addresses[0:num_addresses]) if num_addresses else []
+    FUSED_NODES[cluster].call_back(callback, given, list(numbers[0:num_numbers]) if num_numbers else [], stream)

@@ -13,11 +13,20 @@ from ..clusters.cluster import CompiledCluster, Variant
 from ..context.errors import MALFORMED, ContextError
 from ..context.reader import StoredCluster
 from ..plan.tables import Precomputation, Precomputed, Weight
+from ..program.callbacks import Callback, CallFunction
 from ..program.libraries import LibraryProblem
 from ..program.traffic import ProgramTraffic
+from .call_stream import CallKernels, RunStream
 from .cluster_handles import NewWeights, add_kernels, add_plan, precompute
 from .handles import HandleTable
 from .open_device import LoadedKernel, OpenDevice
+
+
+class CallError(Exception):
+    """What an application registered failed in a Run. ONNX Runtime's log has the traceback as an error."""
+
+    ort_code = 1  # ORT_FAIL
+    log_level = "ERROR"
 
 
 class FusedNode:
@@ -33,6 +42,8 @@ class FusedNode:
         self._device = device
         self._kernels: list[LoadedKernel] = []
         self._problems: list[Any] = []  # ocp_problem *
+        self._callbacks: list[tuple[Callback, CallFunction]] = []
+        self._call_kernels = CallKernels(device)
         self._weights: list[tuple[Any, int]] = []  # ocp_weight *, held by the cluster, and its size in bytes
         cluster.weight_reader.read = self._read_weight
         self._lock = threading.Lock()
@@ -127,6 +138,8 @@ class FusedNode:
         for problem in self._problems:
             core().problem_release(problem)
         self._problems.clear()
+        self._callbacks.clear()
+        self._call_kernels.release()
         self._device.release_kernels(self._kernels)
         self._kernels.clear()
 
@@ -145,6 +158,8 @@ class FusedNode:
             self._cluster.kernels_added(variant)
             self._add_problems(variant.problems)
             self._cluster.problems_added(variant)
+            self._add_callbacks(variant.callbacks)
+            self._cluster.callbacks_added(variant)
             self._add_weights(variant.weights, programs, once)
             self._cluster.weights_added(variant)
         finally:
@@ -172,6 +187,31 @@ class FusedNode:
             check(error)
         for pointer in created:
             core().cluster_add_problem(self.pointer, pointer, error)
+            check(error)
+
+    def call_back(self, number: int, addresses: Sequence[int], numbers: Sequence[int], stream: Any) -> None:
+        """What a record of a plan calls in each Run, from any thread; ``stream`` (``ocp_stream *``) is the Run's.
+
+        Raises:
+            CallError: the application's code failed.
+            PluginError: the device is lost.
+        """
+        callback, function = self._callbacks[number]
+        run = RunStream(self._device, stream, self._call_kernels)
+        arrays = callback.arrays(addresses, numbers, run.handle)
+        try:
+            function(arrays, numbers[callback.num_dims :], run)
+        except PluginError:  # the device's
+            raise
+        except Exception as error:
+            raise CallError(f"{callback.name} failed with {type(error).__name__}: {error}") from error
+
+    def _add_callbacks(self, callbacks: Sequence[Callback]) -> None:
+        error = new_error()
+        for callback in callbacks:
+            numbers = callback.num_dims + callback.num_numbers
+            self._callbacks.append((callback, callback.function()))
+            core().cluster_add_callback(self.pointer, len(callback.tensors), numbers, error)
             check(error)
 
     def _add_weights(

@@ -48,7 +48,7 @@ def describe(error: BaseException) -> tuple[int, str]:
 
 def _report(name: str, error: BaseException) -> tuple[int, str]:
     code, message = describe(error)
-    host.log("VERBOSE", "".join(traceback.format_exception(error)), where=name)
+    host.log(getattr(error, "log_level", "VERBOSE"), "".join(traceback.format_exception(error)), where=name)
     return code, message
 
 

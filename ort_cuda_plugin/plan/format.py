@@ -74,6 +74,7 @@ class RecordKind(enum.IntEnum):
     COPY = 1
     MEMSET = 2
     LIBRARY = 3
+    CALL = 4
 
 
 class ParamKind(enum.IntEnum):
@@ -206,8 +207,9 @@ class Param:
 class Record:
     """One piece of work on the stream. ``grid`` are registers, ``block`` numbers of threads; both only for LAUNCH.
 
-    ``index`` is the entry of ``Plan.kernels`` (LAUNCH) or ``Plan.problems`` (LIBRARY), ``node`` that of ``Plan.nodes``
-    which errors name; ``nodes`` are all that the record computes.
+    ``index`` is the entry of ``Plan.kernels`` (LAUNCH) or ``Plan.problems`` (LIBRARY), or the number of one of the
+    cluster's callbacks (CALL); ``node`` is that of ``Plan.nodes`` which errors name; ``nodes`` are all that the record
+    computes.
     """
 
     kind: RecordKind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from ..model.ir import InvalidModel, Node, NodeError
 from ..program.operations import ExprOp
@@ -13,6 +14,7 @@ from ..program.trace import (
     Copy,
     Float32,
     Float64,
+    HostCall,
     Int32,
     Int64,
     Launch,
@@ -63,6 +65,9 @@ def make_plan(
         raise NodeError(writer.registers.node, error.reason, invalid_input=True) from error
 
 
+_Work: TypeAlias = Launch | LibraryCall | Copy | Memset | HostCall
+
+
 class _NodeNames:
     """The nodes that a plan names in errors and profiles, numbered."""
 
@@ -85,7 +90,7 @@ class _Writer:
         self.registers = registers = Registers(num_symbols, trace.origins, self.nodes.number)
         self.tables = tables
         # A step and the segment that it is in; what is read back one after the other is read before one segment.
-        self.steps: list[tuple[Launch | LibraryCall | Copy | Memset, int]] = []
+        self.steps: list[tuple[_Work, int]] = []
         self.read_backs: list[tuple[ReadBack, int, int]] = []
         self.num_segments = 1
         ended = False
@@ -161,7 +166,7 @@ class _Writer:
             None if offset == 0 else self.registers.of(offset),
         )
 
-    def _record(self, position: int, step: Launch | LibraryCall | Copy | Memset, segment: int) -> Record:
+    def _record(self, position: int, step: _Work, segment: int) -> Record:
         for buffer in (*step.reads, *step.writes):
             if buffer.kind is BufferKind.SCRATCH:
                 self._use(buffer, position)
@@ -185,6 +190,11 @@ class _Writer:
             problem = self.tables.problems.use(step.problem, step.problem)
             params = tuple(self._param(arg) for arg in step.args)
             return Record(RecordKind.LIBRARY, node, params, index=problem, segment=segment, nodes=nodes)
+        if isinstance(step, HostCall):
+            callback = self.tables.callbacks.number(step.callback, step.callback)
+            numbers = [*(dim for x in step.tensors for dim in x.shape), *step.numbers]
+            params = (*map(self._param, step.tensors), *(self._param(Int64(number)) for number in numbers))
+            return Record(RecordKind.CALL, node, params, index=callback, segment=segment, nodes=nodes)
         nbytes = self._param(Int64(step.destination.nbytes))
         destination = self._param(step.destination)
         if isinstance(step, Copy):

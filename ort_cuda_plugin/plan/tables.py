@@ -11,6 +11,7 @@ import numpy as np
 
 from ..compiler.kernel import KernelSpec
 from ..model.ir import Constant
+from ..program.callbacks import Callback
 from ..program.libraries import LibraryProblem
 from ..program.tensor import Buffer
 from .format import Plan
@@ -32,13 +33,18 @@ class Table(Generic[K, V]):
 
     def use(self, key: K, value: V) -> int:
         """The plan's own number of an entry; ``used`` maps the cluster's numbers to these."""
+        number = self.number(key, value)
+        return self.used.setdefault(number, len(self.used))
+
+    def number(self, key: K, value: V) -> int:
+        """The cluster's number of an entry."""
         number = self.known.get(key)
         if number is None:
             number = self.keys.get(key)
         if number is None:
             number = self.keys[key] = len(self.known) + len(self.new)
             self.new.append(value)
-        return self.used.setdefault(number, len(self.used))
+        return number
 
     def commit(self) -> None:
         """The new entries are the cluster's from now on."""
@@ -71,16 +77,17 @@ Weight: TypeAlias = Constant | Precomputed
 
 
 class KnownEntries:
-    """The numbers that a cluster has given to kernels, weights and library problems."""
+    """The numbers that a cluster has given to kernels, weights, library problems and callbacks."""
 
     def __init__(self) -> None:
         self.kernels: dict[KernelSpec, int] = {}
         self.weights: dict[Hashable, int] = {}
         self.problems: dict[LibraryProblem, int] = {}
+        self.callbacks: dict[Callback, int] = {}
 
 
 class Tables:
-    """Kernels, weights and library problems of a cluster while one plan is made.
+    """Kernels, weights, library problems and callbacks of a cluster while one plan is made.
 
     ``precomputed`` says which intermediates became weights.
     """
@@ -89,6 +96,7 @@ class Tables:
         self.kernels: Table[KernelSpec, KernelSpec] = Table(known.kernels)
         self.weights: Table[Hashable, Weight] = Table(known.weights)
         self.problems: Table[LibraryProblem, LibraryProblem] = Table(known.problems)
+        self.callbacks: Table[Callback, Callback] = Table(known.callbacks)
         self.precomputed: dict[Buffer, Precomputed] = {}
 
     def weight(self, buffer: Buffer) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 from ..compiler.kernel import KernelSpec
 from ..model.ir import Array, Constant, DType, Graph, InvalidModel, Node, UnknownRank, Unsupported
 from ..model.recipes import Parameter, Recipe
+from .callbacks import Callback
 from .elementwise import copy_of, elementwise
 from .host import MAX_HOST_WORK
 from .libraries import LibraryProblem
@@ -44,6 +45,7 @@ from .trace import (
     Float32,
     Float64,
     Grid,
+    HostCall,
     Int32,
     Int64,
     Launch,
@@ -138,7 +140,7 @@ class Lowering:
     hints of host values mean nothing; ``guessed`` then says whether `host_constants` was asked for one since it was
     last set to False. ``trial`` numbers what is assumed then where a rank depends on what nobody knows, see
     `chosen`. ``states`` are those of the cluster's nodes, which all its plans share. Without ``settles``,
-    `settled` answers as for a claim.
+    `settled` answers as for a claim. ``notes`` has what people should know of nodes that run here.
     """
 
     def __init__(
@@ -160,6 +162,7 @@ class Lowering:
         self.trace = Trace()
         self.guessed = False
         self.trial = trial
+        self.notes: dict[Node, str] = {}
         self._try_step = try_step
         self._speculative = speculative
         self._settles = settles and try_step is None
@@ -531,6 +534,25 @@ class Lowering:
         placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)
         read, written = self._uses(placed, reads, writes)
         self.trace.steps.append(LibraryCall(self.nodes, problem, placed, read, written, note))
+
+    def call_back(
+        self, callback: Callback, tensors: Sequence[Tensor], numbers: Sequence[Dim] = (), *, writes: Sequence[Tensor]
+    ) -> None:
+        """Records a call of Python in each Run; ``tensors`` are contiguous, those among ``writes`` may be written.
+
+        A plan with such a call never becomes a CUDA graph.
+        """
+        if [(x.dtype, x.rank) for x in tensors] != list(callback.tensors) or len(numbers) != callback.num_numbers:
+            raise TypeError(f"callback {callback.name} takes other tensors or numbers")
+        if not all(x.is_contiguous for x in tensors):
+            raise TypeError(f"callback {callback.name} got a tensor that is not contiguous")
+        if self.node is not None:
+            self.notes[self.node] = f"{callback.name} is called in Python in each Run, which is no CUDA graph"
+        if not self._is_recording:
+            return
+        placed = tuple(map(self.materialize, tensors))
+        read, written = self._uses(placed, [x for x in placed if x.buffer not in {w.buffer for w in writes}], writes)
+        self.trace.steps.append(HostCall(self.nodes, callback, placed, tuple(numbers), read, written))
 
     def copy(self, dst: Tensor, src: Tensor) -> None:
         """Copies all elements; both are contiguous, of one element type and the same number of elements."""

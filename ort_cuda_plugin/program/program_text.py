@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from .steps import Attend, Contract, Map, Rows, Sums
 from .tensor import Buffer, BufferKind
-from .trace import Copy, Launch, LibraryCall, Memset, ReadBack, Step
+from .trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Step
 from .traffic import Access, accesses, traffic
 
 
@@ -27,6 +27,8 @@ class ProgramText:
             lines.append(f"      {'':28} {nodes}")
             if isinstance(step, LibraryCall) and step.note:
                 lines.append(f"      {'':28} {step.note}")
+            if isinstance(step, HostCall):
+                lines.append(f"      {'':28} {step.callback.name}")
         total = traffic(steps)
         header = f"after {name}: {len(steps)} steps, {_size(total.read)} read, {_size(total.written)} written"
         return "\n".join([header, *lines, ""])
@@ -75,6 +77,8 @@ def _kind(step: Step) -> str:
             return "memset"
         case ReadBack():
             return "read-back"
+        case HostCall():
+            return "Python, in each Run"
 
 
 def _size(count: int) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ..compiler.kernel import KernelSpec
 from ..model.ir import Node
+from .callbacks import Callback
 from .libraries import LibraryProblem
 from .steps import Map
 from .symbolic import Dim, Expr, Monomial
@@ -125,7 +126,18 @@ class ReadBack(Recorded):
     writes: tuple[Buffer, ...] = ()
 
 
-Recordable: TypeAlias = Launch | LibraryCall | Copy | Memset | ReadBack
+@dataclass(eq=False)
+class HostCall(Recorded):
+    """Python is called in each Run, with contiguous ``tensors`` and ``numbers``, and enqueues what it computes."""
+
+    callback: Callback
+    tensors: tuple[Tensor, ...]
+    numbers: tuple[Dim, ...]
+    reads: tuple[Buffer, ...]
+    writes: tuple[Buffer, ...]
+
+
+Recordable: TypeAlias = Launch | LibraryCall | Copy | Memset | ReadBack | HostCall
 """What a plan holds."""
 Step: TypeAlias = Recordable | Map
 View: TypeAlias = Callable[[Tensor], Tensor]

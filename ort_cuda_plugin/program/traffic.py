@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from .steps import Attend, Contract, Convolve, Map, Sums
 from .symbolic import hint, product
 from .tensor import Buffer, BufferKind, Tensor
-from .trace import Copy, Launch, LibraryCall, Memset, ReadBack, Step, Use
+from .trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Step, Use
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,11 @@ def accesses(step: Step) -> tuple[list[Access], list[Access]]:
             return [], _accesses([step.destination])
         case ReadBack():
             return _accesses([step.source]), []
+        case HostCall():
+            own = step.writes
+            return _accesses(x for x in step.tensors if x.buffer not in own), _accesses(
+                x for x in step.tensors if x.buffer in own
+            )
 
 
 def arithmetic(step: Step) -> float:

@@ -134,6 +134,8 @@ wrong_plans = {
     "shared memory not defined": changed("records", 1, shared_register=13),
     "condition out of range": changed("records", 1, condition_register=77),
     "library problem that does not exist": changed("records", 1, kind=RecordKind.LIBRARY),
+    "callback that the cluster lacks": changed("records", 1, kind=RecordKind.CALL),
+    "callback with a float": changed("records", 1, kind=RecordKind.CALL, params=(pointer(scratch), Param.f32(1.0))),
     "copy without its size": changed("records", 2, params=records[2].params[:2]),
     "copy between numbers": with_param(2, 0, Param.i64(value=0)),
     "memset with a float": with_param(0, 1, Param.f32(0)),

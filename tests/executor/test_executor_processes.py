@@ -18,7 +18,10 @@ PATHS = os.pathsep.join(map(str, (TESTS, HARNESS)))
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_runs_are_right_with_adversarial_streams(seed: str) -> None:
     environment = os.environ | {"ORT_CUDA_PLUGIN_EMULATE_STREAMS": "adversarial", "ORT_CUDA_PLUGIN_EMULATE_SEED": seed}
-    files = [str(TESTS / name) for name in ("test_executor_run.py", "test_executor_segments.py")]
+    files = [
+        str(TESTS / name)
+        for name in ("test_executor_run.py", "test_executor_segments.py", "test_executor_callbacks.py")
+    ]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", *files]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
