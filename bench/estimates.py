@@ -1,11 +1,13 @@
 """What models would take on a GPU, by the model of it (docs/estimates.md). No GPU is needed.
 
     python bench/estimates.py [--device h100] [--models resnet50-1,bert-32-float16] [--against FOLDER] [--save FOLDER]
+    python bench/estimates.py --models suite --against FOLDER --markdown
 
-A line for each model: steps, time, bytes of the device's memory, the roofline, and the ratio to it, without launches
-and with them. ``--save`` writes what the Runs do, in the form of estimate/work.py; ``--against`` compares with such
-files of another state of the plugin, with the same model of the GPU. ResNet-50 is the onnx wheel's; BERT is the encoder
-of tests/harness with 6 layers of 384, at a length of 128.
+A line for each model: steps, time, bytes of the device's memory, and two rooflines, that of the model and that of its
+steps, with the ratio to each. ``--save`` writes what the Runs do, in the form of estimate/work.py; ``--against``
+compares with such files of another state of the plugin, with the same model of the GPU. ``suite`` are all models. Of
+``bert``, the encoder of tests/harness, there are 6 layers of 384, at a length of 128; others are those of the command
+`bench`, at the sizes that it uses.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     import onnx
@@ -27,16 +30,47 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "harness")]
 
 LENGTH = 128
+Sized: TypeAlias = "tuple[onnx.ModelProto, Mapping[str, Sequence[int]]]"
+"""A model, and the shapes of its inputs."""
 
 
-def resnet50(batch: int) -> onnx.ModelProto:
+def light(name: str, batch: int) -> Sized:
+    """One of the onnx wheel's models."""
+    import onnx
+
     from ort_cuda_plugin.estimate.gather import optimised
     from ort_cuda_plugin.models import find_model
 
-    return optimised(find_model("light_resnet50"), {"gpu_0/data_0": (batch, 3, 224, 224)})
+    path = find_model(name)
+    graph = onnx.load(path).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    image = next(info for info in graph.input if info.name not in weights)
+    sizes = [dim.dim_value for dim in image.type.tensor_type.shape.dim]
+    shapes = {image.name: (batch, *sizes[1:])}
+    return optimised(path, shapes), shapes
 
 
-def bert(batch: int, half: bool) -> onnx.ModelProto:
+def network(name: str, batch: int) -> Sized:
+    """One of ort_cuda_plugin/networks, whose batch and length are open, as they are in exported models."""
+    import onnx
+
+    from ort_cuda_plugin.estimate.gather import optimised
+    from ort_cuda_plugin.networks import NETWORKS, build
+
+    model = build(name)
+    sizes = {**NETWORKS[name.split(":")[0]].sizes, "batch": batch}
+    weights = {tensor.name for tensor in model.graph.initializer}
+    shapes = {
+        info.name: [dim.dim_value or sizes[dim.dim_param] for dim in info.type.tensor_type.shape.dim]
+        for info in model.graph.input
+        if info.name not in weights
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        onnx.save(model, Path(folder, "model.onnx"))
+        return optimised(Path(folder, "model.onnx")), shapes
+
+
+def bert(batch: int, half: bool) -> Sized:
     """The encoder with its sizes stated."""
     import numpy as np
     import onnx
@@ -62,24 +96,48 @@ def bert(batch: int, half: bool) -> onnx.ModelProto:
         del model.graph.value_info[:]
     with tempfile.TemporaryDirectory() as folder:
         onnx.save(model, Path(folder, "bert.onnx"))
-        return optimised(Path(folder, "bert.onnx"))
+        return optimised(Path(folder, "bert.onnx")), {}
 
 
-MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
-    "resnet50-1": lambda: resnet50(1),
-    "resnet50-32": lambda: resnet50(32),
-    "bert-1-float32": lambda: bert(1, False),
-    "bert-32-float32": lambda: bert(32, False),
-    "bert-1-float16": lambda: bert(1, True),
-    "bert-32-float16": lambda: bert(32, True),
+MODELS: dict[str, Callable[[], Sized]] = {
+    "resnet50-1": partial(light, "light_resnet50", 1),
+    "resnet50-32": partial(light, "light_resnet50", 32),
+    "bert-1-float32": partial(bert, 1, False),
+    "bert-32-float32": partial(bert, 32, False),
+    "bert-1-float16": partial(bert, 1, True),
+    "bert-32-float16": partial(bert, 32, True),
 }
 
 
-def line(name: str, found: Estimate) -> str:
-    return (
-        f"{name:24}{len(found.steps):7}{found.seconds * 1e6:11.0f}{found.dram / 1e6:11.1f}{found.roofline * 1e6:11.1f}"
-        f"{found.ratio:10.2f}{found.ratio_with_launches:10.2f}"
-    )
+def suite() -> dict[str, Callable[[], Sized]]:
+    """All models at two batches."""
+    from ort_cuda_plugin.models import wheel_models
+    from ort_cuda_plugin.networks import NETWORKS
+
+    found = dict(MODELS)
+    for name in wheel_models():
+        found |= {f"{name}-{batch}": partial(light, name, batch) for batch in (1, 32)}
+    for name in NETWORKS:
+        for dtype in ("float32", "float16"):
+            found |= {f"{name}-{batch}-{dtype}": partial(network, f"{name}:{dtype}", batch) for batch in (1, 16)}
+    return {name: make for name, make in found.items() if name not in ("light_resnet50-1", "light_resnet50-32")}
+
+
+HEADINGS = ("steps", "us", "DRAM MB", "model's", "ratio", "steps'", "ratio", "before", "times")
+
+
+def figures(found: Estimate, before: Estimate | None) -> list[str]:
+    """What stands under `HEADINGS`."""
+    shown = [f"{len(found.steps)}", f"{found.seconds * 1e6:.0f}", f"{found.dram / 1e6:.1f}"]
+    shown += [f"{found.roofline * 1e6:.1f}", f"{found.ratio:.2f}"]
+    shown += [f"{found.steps_roofline * 1e6:.0f}", f"{found.steps_ratio:.2f}"]
+    return [*shown, f"{before.seconds * 1e6:.0f}", f"{before.seconds / found.seconds:.2f}"] if before else shown
+
+
+def line(name: str, shown: Sequence[str], markdown: bool) -> str:
+    if markdown:
+        return f"| {' | '.join([name, *shown, *[''] * (len(HEADINGS) - len(shown))])} |"
+    return f"{name:32}" + "".join(f"{each:>10}" for each in shown)
 
 
 def main() -> int:
@@ -89,29 +147,26 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=devices.names(), default="h100")
-    parser.add_argument("--models", default=",".join(MODELS), help=f"default: {','.join(MODELS)}")
+    parser.add_argument("--models", default=",".join(MODELS), help=f"suite, or some of it; default: {','.join(MODELS)}")
     parser.add_argument("--against", type=Path, metavar="FOLDER")
+    parser.add_argument("--markdown", action="store_true", help="a table of Markdown")
     parser.add_argument("--save", type=Path, metavar="FOLDER")
     arguments = parser.parse_args()
     gpu = devices.gpu(arguments.device)
     print(f"{gpu.name}, estimated")
-    columns = ("steps", "us", "DRAM MB", "roofline", "ratio", "+launches")
-    print(
-        f"{'model':24}"
-        + "".join(f"{name:>{width}}" for name, width in zip(columns, (7, 11, 11, 11, 10, 10), strict=True))
-    )
-    for name in arguments.models.split(","):
-        work = gather.work_of_model(MODELS[name](), {})
+    print(line("model", HEADINGS, arguments.markdown))
+    if arguments.markdown:
+        print(f"|---|{'---:|' * len(HEADINGS)}")
+    models = suite()
+    for name in models if arguments.models == "suite" else arguments.models.split(","):
+        work = gather.work_of_model(*models[name]())
         if arguments.save:
             (arguments.save / f"{name}.json").write_text(to_json(work))
-        found = estimate(work, gpu)
-        print(line(name, found), flush=True)
         other = arguments.against / f"{name}.json" if arguments.against else None
+        before = None
         if other is not None and other.exists():
             before = estimate(replace(from_json(other.read_text()), products=work.products), gpu)
-            print(
-                line("  the other state", before) + f"   {before.seconds / found.seconds:.2f} times as long", flush=True
-            )
+        print(line(name, figures(estimate(work, gpu), before), arguments.markdown), flush=True)
     return 0
 
 

@@ -156,6 +156,7 @@ def _estimate(path: Path, gpu: str, shapes: dict[str, tuple[int, ...]]) -> dict[
         "device": found.device.name,
         "microseconds": found.seconds * 1e6,
         "roofline_microseconds": found.roofline * 1e6,
+        "steps_roofline_microseconds": found.steps_roofline * 1e6,
         "dram_bytes": found.dram,
     }
 
@@ -200,7 +201,8 @@ def print_report(report: ModelReport, console: Console) -> None:
         known = report.estimate
         lines.append(
             f"Estimated for {known['device']}: {known['microseconds']:.0f} us, {known['dram_bytes'] / 1e6:.1f} MB;"
-            f" the roofline is {known['roofline_microseconds']:.0f} us"
+            f" the roofline is {known['roofline_microseconds']:.0f} us, that of the steps"
+            f" {known['steps_roofline_microseconds']:.0f} us"
         )
     lines += [
         f"WRONG: {side} differs by {found.error:.1e} of at most {report.tolerance:.0e}"

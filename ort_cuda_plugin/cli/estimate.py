@@ -107,13 +107,14 @@ def estimate_model(
 
 def print_estimate(found: Estimate, console: Console, top: int = 0) -> None:
     table = Table("step", "of", title=f"{found.device.name}, estimated", title_justify="left")
-    for name in ("us", "MB", "DRAM MB", "of peak", "bound"):
+    for name in ("us", "roofline", "MB", "DRAM MB", "of peak", "bound"):
         table.add_column(name, justify="right")
     shown = found.steps if not top else sorted(found.steps, key=lambda step: -step.seconds)[:top]
     for step in shown:
         nodes = ", ".join(step.nodes)
         nodes = nodes if len(nodes) <= _SHORT_NAME else f"{nodes[:_SHORT_NAME]}..."
-        figures = (f"{step.seconds * 1e6:.1f}", f"{step.touched / 1e6:.2f}", f"{step.dram / 1e6:.2f}")
+        figures = [f"{seconds * 1e6:.1f}" for seconds in (step.seconds, step.roofline)]
+        figures += [f"{nbytes / 1e6:.2f}" for nbytes in (step.touched, step.dram)]
         table.add_row(step.name, nodes, *figures, f"{step.share:.0%}", step.bound)
     console.print(table)
     for line in summary(found):
@@ -124,10 +125,10 @@ def summary(found: Estimate) -> list[str]:
     """What is known of the whole Run, in lines."""
     lines = [
         f"{len(found.steps)} steps take {found.seconds * 1e6:.0f} us and move {found.dram / 1e6:.1f} MB of memory",
-        f"The roofline is {found.roofline * 1e6:.0f} us: {found.compulsory / 1e6:.1f} MB of inputs, weights and"
-        f" outputs, {found.flops / 1e9:.2f} GFLOP. The estimate is {found.ratio:.2f} times that.",
-        f"Launches alone take {found.launches * 1e6:.0f} us, which the roofline leaves out. With them the estimate is"
-        f" {found.ratio_with_launches:.2f} times the least.",
+        f"The roofline of the model is {found.roofline * 1e6:.0f} us: {found.compulsory / 1e6:.1f} MB of inputs,"
+        f" weights and outputs, {found.flops / 1e9:.2f} GFLOP. The estimate is {found.ratio:.2f} times that.",
+        f"The rooflines of the steps are {found.steps_roofline * 1e6:.0f} us, with their intermediate tensors and"
+        f" launches. The estimate is {found.steps_ratio:.2f} times that.",
     ]
     if found.elsewhere:
         lines.append(f"{len(found.elsewhere)} nodes run on another provider and are not in it.")

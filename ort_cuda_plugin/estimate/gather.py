@@ -35,7 +35,7 @@ from ..program.trace import (
 from ..program.trace import Step as PlannedStep
 from ..program.traffic import accesses, arithmetic
 from .libraries import peak_kind
-from .work import Access, Argument, CopyStep, KernelStep, LibraryStep, Number, Pointer, Region, Step, Work
+from .work import Access, Argument, CopyStep, KernelStep, LibraryStep, Number, Pointer, Product, Region, Step, Work
 
 SMALL_CONTENTS = 1 << 16
 """Bytes of a weight up to which the emulated device gets its contents."""
@@ -142,7 +142,7 @@ def work_of_model(
             if v.name in values and v.dtype is not None
         }
     )
-    products: list[tuple[str, float]] = []
+    products: list[Product] = []
     for cluster in clusters:
         compiled = CompiledCluster(cluster, device, options)
         launches: list[Sequence[Recordable]] = []
@@ -173,11 +173,12 @@ def work_of_model(
     return Work(tuple(gatherer.regions), tuple(gatherer.steps), tuple(products), elsewhere)
 
 
-def _products(steps: Sequence[PlannedStep], options: LoweringOptions) -> Iterator[tuple[str, float]]:
+def _products(steps: Sequence[PlannedStep], options: LoweringOptions) -> Iterator[Product]:
     """The arithmetic of products and convolutions."""
     for step in steps:
         if isinstance(step, Contract | Convolve):
-            yield peak_kind(step.operands[0].dtype.onnx, options.use_tf32), arithmetic(step)
+            kind = peak_kind(step.operands[0].dtype.onnx, options.use_tf32)
+            yield kind, arithmetic(step), tuple(node.label for node in step.nodes)
 
 
 def input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..compiler.kernel import KernelSpec
@@ -14,6 +14,7 @@ from .constants import Constants
 from .count import Counted, count_all
 from .devices import Gpu
 from .pipes import described, kernel_seconds
+from .roofline import model_roofline, step_rooflines
 from .sass import Code, code_of
 from .work import CopyStep, KernelStep, LibraryStep, Step, Work
 
@@ -22,14 +23,15 @@ from .work import CopyStep, KernelStep, LibraryStep, Step, Work
 class StepEstimate:
     """A step on a GPU. ``seconds`` is the whole, ``parts`` what each pipe would take alone; ``bound`` is the longest.
 
-    ``share`` is the part of the bounding pipe's peak that the step reaches; ``dram`` are bytes of device memory,
-    ``touched`` those of its tensors, ``details`` what was counted.
+    ``roofline`` is the least that it could take. ``share`` is the part of the bounding pipe's peak that the step
+    reaches; ``dram`` are bytes of device memory, ``touched`` those of its tensors, ``details`` what was counted.
     """
 
     name: str
     kind: str
     nodes: tuple[str, ...]
     seconds: float
+    roofline: float
     bound: str
     share: float
     touched: float
@@ -41,11 +43,11 @@ class StepEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """All steps of a Run on a GPU, and its roofline.
+    """All steps of a Run on a GPU, and the least that it could take.
 
     ``compulsory`` are the bytes of inputs, weights and outputs, each once; ``flops`` those of products and
-    convolutions. ``roofline`` is the longer of the two at the peaks of memory and of tensor cores; no launch is in it.
-    ``launches`` is what launching alone takes.
+    convolutions. ``roofline`` is the longer of the two at the peaks of memory and of tensor cores: that of the model,
+    whatever its steps are. Intermediate tensors and launches are not in it.
     """
 
     device: Gpu
@@ -54,7 +56,6 @@ class Estimate:
     compulsory: float
     flops: float
     roofline: float
-    launches: float
     elsewhere: tuple[str, ...] = ()
 
     @property
@@ -62,14 +63,19 @@ class Estimate:
         return sum(step.seconds for step in self.steps)
 
     @property
+    def steps_roofline(self) -> float:
+        """The rooflines of all steps: with these steps no Run could take less."""
+        return sum(step.roofline for step in self.steps)
+
+    @property
     def ratio(self) -> float:
-        """The time, by the roofline's."""
+        """The time, by the roofline of the model."""
         return self.seconds / self.roofline if self.roofline else 0.0
 
     @property
-    def ratio_with_launches(self) -> float:
-        """The time, by the roofline's and the launches' together."""
-        return self.seconds / (self.roofline + self.launches) if self.steps else 0.0
+    def steps_ratio(self) -> float:
+        """The time, by the rooflines of the steps."""
+        return self.seconds / self.steps_roofline if self.steps else 0.0
 
     @property
     def dram(self) -> float:
@@ -82,8 +88,8 @@ class Estimate:
             "seconds": self.seconds,
             "roofline_seconds": self.roofline,
             "ratio": self.ratio,
-            "ratio_with_launches": self.ratio_with_launches,
-            "launch_floor_seconds": self.launches,
+            "steps_roofline_seconds": self.steps_roofline,
+            "steps_ratio": self.steps_ratio,
             "compulsory_bytes": self.compulsory,
             "dram_bytes": self.dram,
             "flops": self.flops,
@@ -133,29 +139,13 @@ def timed(prepared: Prepared, constants: Constants) -> Estimate:
     """The estimate with these constants."""
     work, device = prepared.work, prepared.device
     memory = prepared.served(device.l2_bytes * constants.l2_share)
+    rooflines = step_rooflines(work, device, constants, prepared.served(device.l2_bytes))
     timer = _Timer(device, constants, prepared.code)
     steps = tuple(
-        timer.step(step, moved, prepared.counts.get(number))
-        for number, (step, moved) in enumerate(zip(work.steps, memory, strict=True))
+        replace(timer.step(step, moved, prepared.counts.get(number)), roofline=roofline)
+        for number, (step, moved, roofline) in enumerate(zip(work.steps, memory, rooflines, strict=True))
     )
-    compulsory, flops, arithmetic = _least(work, device)
-    roofline = max(compulsory / device.dram, arithmetic)
-    launches = sum(constants.launch_seconds for step in steps if step.kind != "read back")
-    return Estimate(device, constants, steps, compulsory, flops, roofline, launches, work.elsewhere)
-
-
-def _least(work: Work, device: Gpu) -> tuple[float, float, float]:
-    """Compulsory bytes, flops of products, and the seconds of these at peak."""
-    touched: dict[int, int] = {}
-    for step in work.steps:
-        for access in (*step.reads, *step.writes):
-            region = work.regions[access.region]
-            if region.kind != "scratch":
-                known = touched.get(access.region, 0)
-                touched[access.region] = min(region.nbytes, max(known, access.nbytes))
-    flops = sum(flops for _, flops in work.products)
-    seconds = sum(flops / device.flops[kind] for kind, flops in work.products)
-    return float(sum(touched.values())), flops, seconds
+    return Estimate(device, constants, steps, *model_roofline(work, device), work.elsewhere)
 
 
 class _Timer:
@@ -223,7 +213,7 @@ class _Timer:
         dram = moved.dram + more_bytes
         share = self._share(bound, seconds, dram, parts)
         return StepEstimate(
-            name, kind, step.nodes, seconds, bound, share, step.nbytes, dram, flops, parts, details or {}
+            name, kind, step.nodes, seconds, 0.0, bound, share, step.nbytes, dram, flops, parts, details or {}
         )
 
     def _share(self, bound: str, seconds: float, dram: float, parts: Mapping[str, float]) -> float:

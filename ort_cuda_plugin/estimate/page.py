@@ -26,7 +26,7 @@ def page(title: str, found: Estimate, lines: Sequence[str]) -> str:
     """``lines`` stand above the bars."""
     longest = max((step.seconds for step in found.steps), default=1.0)
     used = dict.fromkeys(step.bound for step in found.steps)
-    heads = ["#", "step", "\N{MICRO SIGN}s", "MB", "DRAM MB", "of peak", "bound", ""]
+    heads = ["#", "step", "\N{MICRO SIGN}s", "roofline", "MB", "DRAM MB", "of peak", "bound", ""]
     rows = (_row(number, step, longest) for number, step in enumerate(found.steps))
     body = html.paragraphs(lines) + html.key((bound, colour(bound)) for bound in used) + html.table(heads, rows)
     return html.document(f"{title} on {found.device.name}, estimated", body)
@@ -45,6 +45,7 @@ def _row(number: int, step: StepEstimate, longest: float) -> list[html.Cell]:
         str(number),
         html.Name(step.name, "\n".join([nodes, parts, details])),
         f"{step.seconds * 1e6:.1f}",
+        f"{step.roofline * 1e6:.1f}",
         f"{step.touched / 1e6:.2f}",
         f"{step.dram / 1e6:.2f}",
         f"{step.share:.0%}",

@@ -105,18 +105,21 @@ class CopyStep(Step):
     kind: str
 
 
+Product: TypeAlias = tuple[str, float, tuple[str, ...]]
+"""The kind of the device's peak rate, the multiplications and additions, and the labels of the nodes."""
+
+
 @dataclass(frozen=True)
 class Work:
     """A Run of a model.
 
-    ``products`` has the arithmetic of its products and convolutions, whoever does it: the kind of the device's peak
-    rate, and the multiplications and additions. ``elsewhere`` are the nodes that another provider runs, which nothing
-    is known about.
+    ``products`` has the arithmetic of its products and convolutions, whoever does it. ``elsewhere`` are the nodes that
+    another provider runs, which nothing is known about.
     """
 
     regions: tuple[Region, ...]
     steps: tuple[Step, ...]
-    products: tuple[tuple[str, float], ...] = ()
+    products: tuple[Product, ...] = ()
     elsewhere: tuple[str, ...] = ()
 
 
@@ -171,7 +174,8 @@ def from_json(text: str) -> Work:
             return _kinds[value["is"]](**fields)
         return value
 
-    return Work(*(made(data[name]) for name in ("regions", "steps", "products", "elsewhere")))
+    regions, steps, products, elsewhere = (made(data[name]) for name in ("regions", "steps", "products", "elsewhere"))
+    return Work(regions, steps, tuple((*product, ())[:3] for product in products), elsewhere)
 
 
 def distinct(accesses: Sequence[Access]) -> tuple[Access, ...]:

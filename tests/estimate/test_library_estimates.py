@@ -19,7 +19,7 @@ def product(m: int, n: int, k: int, dtype: int, flags: frozenset[str] = frozense
     regions = tuple(Region(kind, kind, size) for kind, size in zip(("input", "weight", "output"), sizes, strict=True))
     a, b, c = (Access(i, 0, sizes[i]) for i in range(3))
     step = LibraryStep(("n",), (a, b), (c,), "matmul", dtype, flags, 0, (m, n, k, k, n, n, 1, 0, 0, 0, 1 << 25))
-    return Work(regions, (step,), (("float16", 2.0 * m * n * k),))
+    return Work(regions, (step,), (("float16", 2.0 * m * n * k, ("product",)),))
 
 
 def convolution(images: int, channels: int, size: int, rows: int, kernel: int, *flags: str) -> LibraryStep:

@@ -1,0 +1,74 @@
+"""The least that a Run could take: by its model alone, and by its steps. docs/estimates.md has the reasons."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from .cache_model import Served
+from .constants import Constants
+from .devices import Gpu
+from .libraries import arithmetic, peak_kind
+from .work import KernelStep, LibraryStep, Step, Work
+
+
+def model_roofline(work: Work, device: Gpu) -> tuple[float, float, float]:
+    """Compulsory bytes of the model, the arithmetic of its products, and the seconds of the longer at the peak rates.
+
+    Nothing that a plan adds is in it: no intermediate tensor, and no launch.
+    """
+    touched: dict[int, int] = {}
+    for step in work.steps:
+        for access in (*step.reads, *step.writes):
+            region = work.regions[access.region]
+            if region.kind != "scratch":
+                known = touched.get(access.region, 0)
+                touched[access.region] = min(region.nbytes, max(known, access.nbytes))
+    compulsory = float(sum(touched.values()))
+    seconds = sum(flops / device.flops[kind] for kind, flops, _ in work.products)
+    return compulsory, sum(flops for _, flops, _ in work.products), max(compulsory / device.dram, seconds)
+
+
+def step_rooflines(work: Work, device: Gpu, constants: Constants, memory: Sequence[Served]) -> list[float]:
+    """For each step the launch, and then the longest of its bytes, its arithmetic and one access, in seconds.
+
+    ``memory`` is what an L2 of the device's size leaves to the memory. The rates are those that benchmarks reach.
+    """
+    found = []
+    for moved, tensor in zip(memory, _product_seconds(work, device, constants), strict=True):
+        fetched = min(moved.dram / moved.touched, 1.0) if moved.touched else 0.0
+        least = max(
+            moved.dram / (device.dram * constants.dram),
+            moved.touched / (device.l2_bytes_per_clock * device.clock * constants.l2),
+            constants.l2_latency + fetched * (constants.dram_latency - constants.l2_latency),
+            tensor,
+        )
+        found.append(constants.launch_seconds + least)
+    return found
+
+
+def _product_seconds(work: Work, device: Gpu, constants: Constants) -> list[float]:
+    """The arithmetic of each step's products and convolutions, on the fastest units that their type has."""
+    found = [0.0] * len(work.steps)
+    done: Counter[str] = Counter()
+    for number, step in enumerate(work.steps):
+        if isinstance(step, LibraryStep):
+            flops = arithmetic(step)
+            found[number] = flops / _rate(peak_kind(step.dtype, "TF32" in step.flags), device, constants)
+            done.update(dict.fromkeys(step.nodes, flops))
+    for kind, flops, nodes in work.products:
+        if sum(done[node] for node in nodes) < flops / 2:
+            # Of the kernels that a node has become, the one that its arithmetic is in is not known: the last one.
+            launches = [number for number, step in enumerate(work.steps) if _computes(step, nodes)]
+            if launches:
+                found[launches[-1]] += flops / _rate(kind, device, constants)
+    return found
+
+
+def _computes(step: Step, nodes: Sequence[str]) -> bool:
+    return isinstance(step, KernelStep) and not set(nodes).isdisjoint(step.nodes)
+
+
+def _rate(kind: str, device: Gpu, constants: Constants) -> float:
+    tensor = kind not in ("float32", "float64")
+    return device.flops[kind] * (device.tensor_share if tensor else constants.float32_library)
