@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..program import scalar as s
-from ..program.lowering import Tensor
+from ..program.lowering import Lowering, Tensor
 from ..program.scalar import Scalar
-from .codegen import KernelBuilder, load_text, offset_text
+from ..program.symbolic import Dim
+from .codegen import KernelBuilder, load_text, offset_text, register_type
 
-__all__ = ["Cell", "Elements", "Gates", "Sequences"]
+__all__ = ["Cell", "CellKernel", "Direction", "Elements", "Gates", "Sequences"]
 
 Gates = Sequence[Scalar]
 
@@ -49,6 +51,18 @@ class Sequences:
     state: Tensor | None
 
 
+@dataclass(frozen=True)
+class Direction:
+    """What one direction reads and writes: the arguments of `recurrent.run_cell`."""
+
+    cell: Cell
+    given: Sequences
+    parameters: Sequence[tuple[Scalar, Tensor]]
+    outputs: Tensor
+    last_hidden: Tensor
+    last_state: Tensor | None
+
+
 class Elements:
     """A tensor as a parameter of a kernel in the making, whose elements are read and written by int64 coordinates."""
 
@@ -69,3 +83,80 @@ class Elements:
 
     def store(self, value: Scalar, *at: str) -> None:
         self._emit.store(self._pointer, self._offset(at), s.cast(value, self._dtype))
+
+
+class CellKernel(ABC):
+    """The operands and the gates of a kernel in the making that walks through time.
+
+    What a step keeps has ``rows`` rows of the hidden size; ``states`` are in ``state_copies`` copies. In the kernel
+    ``t`` is the place in time of sequence ``sequence`` and ``j`` a hidden element.
+    """
+
+    def __init__(self, ctx: Lowering, direction: Direction, rows: Dim, state_copies: int) -> None:
+        cell, given = direction.cell, direction.given
+        self.ctx, self.cell, self.given = ctx, cell, given
+        self.compute = s.accumulation_type(given.inputs.dtype)
+        self.number = register_type(self.compute)
+        self.builder = builder = KernelBuilder()
+        self.emit = builder.emit
+        steps, batch, _ = given.inputs.shape
+        self.n_steps, self.n_batch = builder.integer(steps), builder.integer(batch)
+        self.inputs = Elements(builder, given.inputs)
+        self.biases = None if given.biases is None else Elements(builder, given.biases)
+        self.recurrent_biases = None if given.recurrent_biases is None else Elements(builder, given.recurrent_biases)
+        self.vectors = [(leaf, Elements(builder, x)) for leaf, x in direction.parameters]
+        self.results = Elements(builder, direction.outputs, written=True)
+        self.final = Elements(builder, direction.last_hidden, written=True)
+        last_state = direction.last_state
+        self.final_state = None if last_state is None else Elements(builder, last_state, written=True)
+        shape = rows, direction.outputs.shape[2]
+
+        def scratch(copies: int) -> str:
+            return builder.tensor(ctx.empty((copies, *shape), self.compute), written=True)
+
+        self.hidden = scratch(2)
+        self.states = scratch(state_copies) if cell.has_state else ""
+        self.reset = scratch(1) if cell.reset is not None else ""
+        # What the first pass of a step leaves to the second: inputs, then products, of all gates but one.
+        self.gated = [scratch(1) for _ in range(2 * (cell.gates - 1))] if cell.reset is not None else []
+
+    @abstractmethod
+    def place(self, gate: int) -> str:
+        """Where element j of a gate is among those of all gates."""
+
+    @abstractmethod
+    def kept(self, pointer: str) -> str:
+        """Element j of one of ``gated``."""
+
+    @abstractmethod
+    def products(self, gates: Sequence[int]) -> list[Scalar]:
+        """The recurrent products with their biases; with ``reset``, the last gate has a pass of its own."""
+
+    def gates(self) -> tuple[Gates, Gates]:
+        """The input products and the recurrent products of all gates, in the pass of the last one."""
+        gates = range(self.cell.gates)
+        if self.cell.reset is None:
+            return self.input_products(gates), self.products(gates)
+        kept = [self.named(self.emit.assign(self.kept(pointer))) for pointer in self.gated]
+        half = len(kept) // 2
+        return [*kept[:half], *self.input_products(gates[-1:])], [*kept[half:], *self.products(gates[-1:])]
+
+    def input_products(self, gates: Sequence[int]) -> list[Scalar]:
+        return [
+            self.biased(self.named(self.inputs.load("t", "sequence", self.place(gate))), self.biases, gate)
+            for gate in gates
+        ]
+
+    def biased(self, value: Scalar, biases: Elements | None, gate: int) -> Scalar:
+        return value if biases is None else value + self.named(biases.load(self.place(gate)))
+
+    def named(self, text: str) -> Scalar:
+        """What stands for a name of the kernel, in the type that recurrences compute in."""
+        leaf = Scalar(self.compute, "leaf")
+        self.emit.bind(leaf, text)
+        return leaf
+
+    def bind_parameters(self) -> None:
+        """Lets the cell's expressions read the parameters of element j."""
+        for leaf, elements in self.vectors:
+            self.emit.bind(leaf, elements.load("j"))

@@ -16,8 +16,8 @@ from ..program.lowering import Lowering, Tensor
 from ..program.scalar import Scalar
 from ..program.symbolic import Dim, ceildiv, le
 from ..program.trace import Use
-from .cells import Cell, Elements, Gates, Sequences
-from .codegen import KernelBuilder, kernel_name, register_type
+from .cells import CellKernel, Direction, Elements, Gates
+from .codegen import kernel_name
 
 ACCUMULATORS = 128
 """Of a thread: eight of its longest vectors."""
@@ -26,8 +26,8 @@ ROWS = 4
 FEW = 2
 
 
-class StripCell:
-    """Emits and launches the steps of one direction, with the same arguments as `recurrent.run_cell`.
+class StripCell(CellKernel):
+    """Emits and launches the steps of one direction.
 
     In the kernel ``first`` is the block's first sequence, ``row`` counts its sequences, ``j0`` is the first hidden
     element of a strip and ``j`` one of them. Hidden states are [copy][block][hidden][rows], all else that a step keeps
@@ -35,42 +35,18 @@ class StripCell:
     read and ``next`` written.
     """
 
-    def __init__(
-        self,
-        ctx: Lowering,
-        cell: Cell,
-        given: Sequences,
-        parameters: Sequence[tuple[Scalar, Tensor]],
-        outputs: Tensor,
-        last_hidden: Tensor,
-        last_state: Tensor | None,
-        size: int,
-    ) -> None:
-        self.ctx, self.cell, self.given, self.size = ctx, cell, given, size
-        self.compute = s.accumulation_type(given.inputs.dtype)
-        self.number = register_type(self.compute)
-        steps, batch, _ = given.inputs.shape
+    def __init__(self, ctx: Lowering, direction: Direction, size: int) -> None:
+        cell, batch = direction.cell, direction.given.inputs.shape[1]
+        self.size = size
         self.rows = 1 if ctx.settled(le(batch, FEW)) else ROWS
+        self.blocks: Dim = ceildiv(batch, self.rows)
+        super().__init__(ctx, direction, self.blocks * self.rows, 2)
         longest = ACCUMULATORS // self.rows // (1 << (cell.gates - 1).bit_length()) * 4 // self.compute.itemsize
         self.width = min(longest, 1 << (size.bit_length() - 1))
-        self.blocks: Dim = ceildiv(batch, self.rows)
-        self.builder = builder = KernelBuilder()
-        self.emit = builder.emit
-        self.n_steps, self.n_batch, self.n_blocks = (builder.integer(dim) for dim in (steps, batch, self.blocks))
+        given, builder = self.given, self.builder
+        self.n_blocks = builder.integer(self.blocks)
         self.read = self._strips_of(given.weights)
         self.weights = builder.tensor(self.read)
-        self.inputs = Elements(builder, given.inputs)
-        self.biases = None if given.biases is None else Elements(builder, given.biases)
-        self.recurrent_biases = None if given.recurrent_biases is None else Elements(builder, given.recurrent_biases)
-        self.vectors = [(leaf, Elements(builder, x)) for leaf, x in parameters]
-        self.results = Elements(builder, outputs, written=True)
-        self.final = Elements(builder, last_hidden, written=True)
-        self.final_state = None if last_state is None else Elements(builder, last_state, written=True)
-        self.hidden = self._scratch(2)
-        self.states = self._scratch(2) if cell.has_state else ""
-        self.reset = self._scratch(1) if cell.reset is not None else ""
-        # What the first pass of a step leaves to the second: inputs, then products, of all gates but one.
-        self.gated = [self._scratch(1) for _ in range(2 * (cell.gates - 1))] if cell.reset is not None else []
         self.lengths = "", ""
         if given.lengths is not None:
             self.lengths = builder.tensor(given.lengths), builder.stride(given.lengths.strides[0])
@@ -199,7 +175,7 @@ class StripCell:
         """The first pass of a step: all gates but the last, and the hidden state times ``reset`` of them."""
         emit, gates = self.emit, range(self.cell.gates - 1)
         with self._every_element():
-            inputs, products = self._inputs(gates), self._products(gates)
+            inputs, products = self.input_products(gates), self.products(gates)
             factor = emit.value(reset(inputs, products))
             emit.line(f"new_hidden[i] = {factor} * {self.hidden}[now + j * {self.rows} + row]")
             for name, gate in zip(self._local_names(), [*inputs, *products], strict=True):
@@ -207,16 +183,15 @@ class StripCell:
         with self._every_element():
             emit.line(f"{self.reset}[base + j * {self.rows} + row] = new_hidden[i]")
             for name, place in zip(self._local_names(), self.gated, strict=True):
-                emit.line(f"{place}[base + row * {self.size} + j] = {name}[i]")
+                emit.line(f"{self.kept(place)} = {name}[i]")
 
     def _step(self) -> None:
         """The new states and the result. All is computed before anything is stored, which could be what is read."""
         emit = self.emit
         with self._every_element():
-            for leaf, elements in self.vectors:
-                emit.bind(leaf, elements.load("j"))
-            inputs, products = self._gates()
-            before = [self._named(emit.assign(f"{pointer}[now + {at}]")) for pointer, at in self._places()]
+            self.bind_parameters()
+            inputs, products = self.gates()
+            before = [self.named(emit.assign(f"{pointer}[now + {at}]")) for pointer, at in self._places()]
             after, state = self.cell.update(inputs, products, before[0], before[1] if self.states else None)
             emit.line(f"new_hidden[i] = {emit.value(after)}")
             if state is not None:
@@ -224,7 +199,7 @@ class StripCell:
         with self._every_element():
             for (pointer, at), name in zip(self._places(), ("new_hidden", "new_state"), strict=False):
                 emit.line(f"{pointer}[next + {at}] = {name}[i]")
-            self.results.store(self._named(emit.assign("new_hidden[i]")), "t", "sequence", "j")
+            self.results.store(self.named(emit.assign("new_hidden[i]")), "t", "sequence", "j")
 
     def _finish(self) -> None:
         """Zeros behind the sequences' lengths, and the last states."""
@@ -240,50 +215,24 @@ class StripCell:
             with emit.block(f"for j in range({self.size}):"):
                 for (pointer, at), final in zip(self._places(), (self.final, self.final_state), strict=False):
                     if final is not None:
-                        final.store(self._named(emit.assign(f"{pointer}[last + {at}]")), "sequence", "j")
+                        final.store(self.named(emit.assign(f"{pointer}[last + {at}]")), "sequence", "j")
 
     # ---- the gates of hidden element j, the strip's element i ----
 
-    def _gates(self) -> tuple[Gates, Gates]:
-        """The input products and the recurrent products of all gates."""
-        gates = range(self.cell.gates)
-        if self.cell.reset is None:
-            return self._inputs(gates), self._products(gates)
-        kept = [self._named(self.emit.assign(f"{x}[base + row * {self.size} + j]")) for x in self.gated]
-        half = len(kept) // 2
-        return [*kept[:half], *self._inputs(gates[-1:])], [*kept[half:], *self._products(gates[-1:])]
-
-    def _inputs(self, gates: Sequence[int]) -> list[Scalar]:
-        return [
-            self._biased(self._named(self.inputs.load("t", "sequence", self._place(gate))), self.biases, gate)
-            for gate in gates
-        ]
-
-    def _products(self, gates: Sequence[int]) -> list[Scalar]:
-        """The recurrent products, of `_strips`."""
+    def products(self, gates: Sequence[int]) -> list[Scalar]:
         places = [f"products[{gate * self.rows * self.width} + row * {self.width} + i]" for gate in gates]
         return [
-            self._biased(self._named(self.emit.assign(place)), self.recurrent_biases, gate)
+            self.biased(self.named(self.emit.assign(place)), self.recurrent_biases, gate)
             for gate, place in zip(gates, places, strict=True)
         ]
 
-    def _biased(self, value: Scalar, biases: Elements | None, gate: int) -> Scalar:
-        return value if biases is None else value + self._named(biases.load(self._place(gate)))
-
     # ---- text ----
 
-    def _place(self, gate: int) -> str:
-        """Where element j of a gate is among those of all gates."""
+    def place(self, gate: int) -> str:
         return f"({gate * self.size} + j)"
 
-    def _scratch(self, copies: int) -> str:
-        rows = self.blocks * self.rows
-        return self.builder.tensor(self.ctx.empty((copies, rows, self.size), self.compute), written=True)
-
-    def _named(self, text: str) -> Scalar:
-        leaf = Scalar(self.compute, "leaf")
-        self.emit.bind(leaf, text)
-        return leaf
+    def kept(self, pointer: str) -> str:
+        return f"{pointer}[base + row * {self.size} + j]"
 
     def _local_names(self) -> list[str]:
         return [f"kept{number}" for number in range(len(self.gated))]
