@@ -15,7 +15,8 @@ PIECE = 1024
 """Elements that a block sorts; a power of four, so that an even number of passes does."""
 MOST_MERGES = 16
 
-_place = """
+_merge_step = """
+            # An element's place in the merged run: its place in its own run, and those of the sibling before it.
             me = int64({orders}[source + i])
             pair = i // (2 * width) * (2 * width)
             middle = min(pair + width, n)
@@ -36,6 +37,29 @@ _place = """
                     high = half
             {orders}[target + place + low - first_of_sibling] = me
 """
+_head = """
+        less = True
+        if i > 0:
+            first = int64(orders[result + i - 1])
+            second = int64(orders[result + i])
+{compare}
+        heads[result + i] = 1 if less else 0
+"""
+
+
+def merge_step(compare: str, orders: str = "orders") -> str:
+    """Source that moves element ``i`` of runs of ``width``, from ``source`` to ``target`` of an array of numbers.
+
+    ``compare`` is source that sets ``less`` by the elements ``first`` and ``second``.
+    """
+    return _merge_step.format(orders=orders, compare=indent(compare, 4)).strip("\n")
+
+
+def head(compare: str) -> str:
+    """Source that says whether element ``i`` of the sorted row at ``result`` differs from the one before."""
+    return _head.format(compare=indent(compare, 3)).strip("\n")
+
+
 _piece_source = """
     row = int64(cuda.blockIdx.y)
     lane = int64(cuda.threadIdx.x)
@@ -73,12 +97,7 @@ _heads_source = """
     data = result * m
     i = int64(cuda.blockIdx.x) * {threads} + int64(cuda.threadIdx.x)
     if i < n:
-        less = True
-        if i > 0:
-            first = int64(orders[result + i - 1])
-            second = int64(orders[result + i])
-{compare}
-        heads[result + i] = 1 if less else 0
+{head}
 """
 
 
@@ -102,22 +121,21 @@ def merge_rows(ctx: Lowering, x: Tensor, orders: Tensor, heads: Tensor, compare:
     builder.tensor(orders, "orders", written=True)
     builder.tensor(x, "x")
     builder.integers(rows=rows, n_all=n, m=m, buffer=buffer)
-    place = _place.format(orders="local", compare=indent(compare, 4)).strip("\n")
+    place = merge_step(compare, "local")
     body = _piece_source.format(piece=PIECE, two_pieces=2 * PIECE, threads=THREADS, place=place)
     builder.launch(ctx, f"sort_pieces_{name}", (ceildiv(n, PIECE), rows, 1), (THREADS, 1, 1), body=body)
-    place = _place.format(orders="orders", compare=indent(compare, 4)).strip("\n")
     grid = (ceildiv(n, THREADS), rows, 1)
     for number in range(count):
         builder = KernelBuilder()
         builder.tensor(orders, "orders", written=True)
         builder.tensor(x, "x")
         builder.integers(rows=rows, n=n, m=m, buffer=(buffer + number) % 2, width=PIECE << number)
-        body = _merge_source.format(threads=THREADS, place=place)
+        body = _merge_source.format(threads=THREADS, place=merge_step(compare))
         builder.launch(ctx, f"merge_runs_{name}", grid, (THREADS, 1, 1), body=body)
     builder = KernelBuilder()
     builder.tensor(heads, "heads", written=True)
     builder.tensor(orders, "orders")
     builder.tensor(x, "x")
     builder.integers(n=n, m=m)
-    body = _heads_source.format(threads=THREADS, compare=indent(compare, 3))
+    body = _heads_source.format(threads=THREADS, head=head(compare))
     builder.launch(ctx, f"sorted_heads_{name}", grid, (THREADS, 1, 1), body=body)

@@ -7,7 +7,7 @@ for long rows on a GPU.
 from __future__ import annotations
 
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, load_text
-from ort_cuda_plugin.kernels.merge_sort import merge_rows, merges
+from ort_cuda_plugin.kernels.merge_sort import head, merge_rows, merge_step, merges
 from ort_cuda_plugin.kernels.scan import scan
 from ort_cuda_plugin.kernels.tiles import indent
 from ort_cuda_plugin.model.ir import DType
@@ -42,36 +42,12 @@ _sort_source = """
     width = int64(1)
     while width < n:
         for i in range(lane, n, {threads}):
-            # An element's place in the merged run: its place in its own run, and those of the sibling before it.
-            me = int64(orders[source + i])
-            pair = i // (2 * width) * (2 * width)
-            middle = min(pair + width, n)
-            is_left = i < middle
-            low = middle if is_left else pair
-            high = min(pair + 2 * width, n) if is_left else middle
-            place = i if is_left else int64(i - middle + pair)
-            first_of_sibling = low
-            while low < high:
-                half = (low + high) // 2
-                other = int64(orders[source + half])
-                first = other if is_left else me
-                second = me if is_left else other
-{compare_search}
-                if less == is_left:
-                    low = half + 1
-                else:
-                    high = half
-            orders[target + place + low - first_of_sibling] = me
+{merge_step}
         cuda.syncthreads()
         source, target = target, source
         width *= 2
     for i in range(lane, n, {threads}):
-        less = True
-        if i > 0:
-            first = int64(orders[result + i - 1])
-            second = int64(orders[result + i])
-{compare_head}
-        heads[result + i] = 1 if less else 0
+{head}
 """
 
 _compare = """
@@ -118,7 +94,7 @@ def sort_rows(ctx: Lowering, x: Tensor, *, descending: bool = False) -> tuple[Te
     builder.tensor(heads, "heads", written=True)
     builder.tensor(ctx.contiguous(x), "x")
     builder.integers(rows=rows, n=n, m=m)
-    body = _sort_source.format(threads=THREADS, compare_search=indent(compare, 4), compare_head=indent(compare, 3))
+    body = _sort_source.format(threads=THREADS, merge_step=merge_step(compare), head=head(compare))
     builder.launch(ctx, f"sort_rows_{x.dtype.short}", (rows, 1, 1), (THREADS, 1, 1), body=body)
     return ctx.view(orders, (rows, n)), heads
 
