@@ -35,13 +35,18 @@ RESIDENT_BYTES = 48 << 10
 
 @dataclass(frozen=True)
 class Form:
-    """Sizes of a block: ``m`` rows, tiles of ``keys`` keys and ``width`` columns of the result, ``threads`` threads."""
+    """Sizes of a block: ``m`` rows, tiles of ``keys`` keys and ``width`` columns of the result, ``threads`` threads.
+
+    ``gap`` stands between the scores of keys in shared memory; it is odd, so that threads of neighbouring keys use all
+    banks.
+    """
 
     m: int
     keys: int
     width: int
     threads: int
     resident: bool
+    gap: int = 1
 
     @property
     def scores(self) -> Tile:
@@ -55,8 +60,8 @@ class Form:
 
     @property
     def pitch(self) -> int:
-        """Elements from key to key of a tile of scores; odd, so that threads of neighbouring keys use all banks."""
-        return self.m + 1
+        """Elements from key to key of a tile of scores."""
+        return self.m + self.gap
 
     def score_bytes(self, keys: Dim) -> Dim:
         """What the scores of a block take."""

@@ -8,6 +8,7 @@ from ..program.lowering import Lowering
 from ..program.steps import Attend, Contract, Convolve, Map, Rows
 from ..program.trace import Recordable, Step
 from .attend import launch_attend
+from .attend_matrices import attend_by_matrices
 from .contract import launch_contract
 from .convolve import launch_convolve
 from .map import launch_map
@@ -39,7 +40,8 @@ def launch_step(ctx: Lowering, step: Map) -> None:
     if isinstance(step, Contract):
         launch_contract(ctx, step)
     elif isinstance(step, Attend):
-        launch_attend(ctx, step)
+        if not attend_by_matrices(ctx, step):
+            launch_attend(ctx, step)
     elif isinstance(step, Convolve):
         launch_convolve(ctx, step)
     elif isinstance(step, Rows):

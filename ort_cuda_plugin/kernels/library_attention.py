@@ -18,7 +18,7 @@ from ..program.symbolic import Dim, divides, hint, lt
 from .codegen import constant_number
 from .library_form import holds
 
-__all__ = ["attention_form", "call_cudnn_attention"]
+__all__ = ["Softmax", "attention_form", "call_cudnn_attention", "softmax_of", "uncast"]
 
 WIDTHS = range(8, 129, 8)
 """Elements of a row that its engines take."""
@@ -39,6 +39,15 @@ class AttentionForm:
     scale: float
     bias: Tensor | None
     numbers: tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """Weights that are the softmax of ``logit``, which is ``scale`` * score + ``bias`` but for how that is rounded."""
+
+    logit: Scalar
+    scale: float
+    bias: Tensor | None
 
 
 def call_cudnn_attention(ctx: Lowering, step: Attend) -> bool:
@@ -64,15 +73,15 @@ def attention_form(ctx: Lowering, step: Attend) -> AttentionForm | None:
     *batch, rows, keys = step.score_shape
     if "cudnn" not in ctx.device.libraries or q.dtype not in (DType.FLOAT16, DType.BFLOAT16) or len(batch) > 2:
         return None
-    if len(step.outputs) != 1 or _uncast(step.outputs[0][0]) is not step.total or hint(rows) * hint(keys) < MIN_SCORES:
+    if len(step.outputs) != 1 or uncast(step.outputs[0][0]) is not step.total or hint(rows) * hint(keys) < MIN_SCORES:
         return None
     out = step.outputs[0][1]
     if {k.dtype, v.dtype, out.dtype} != {q.dtype} or q.shape[-1] not in WIDTHS or v.shape[-1] not in WIDTHS:
         return None
-    softmax = _softmax(step)
+    softmax = softmax_of(step)
     if softmax is None:
         return None
-    scale, bias = softmax
+    scale, bias = softmax.scale, softmax.bias
     heads = [*[1] * (2 - len(batch)), *batch]
     turned = Tensor(k.dtype, (*k.shape[:-2], k.shape[-1], k.shape[-2]), k.buffer, offset=k.offset,
                     strides=(*k.strides[:-2], k.strides[-1], k.strides[-2]))  # fmt: skip
@@ -92,15 +101,15 @@ def attention_form(ctx: Lowering, step: Attend) -> AttentionForm | None:
     return AttentionForm(scale, bias, (*numbers, *[0] * (2 - len(batch)), *strides))
 
 
-def _uncast(x: Scalar) -> Scalar:
+def uncast(x: Scalar) -> Scalar:
     """x before casts from float to float: cuDNN rounds where it likes."""
     while x.op == "cast" and x.operands[0].dtype.is_float and x.dtype.is_float:
         x = x.operands[0]
     return x
 
 
-def _softmax(step: Attend) -> tuple[float, Tensor | None] | None:
-    """Scale and bias of the scores whose softmax the step's weights are; None where they are something else."""
+def softmax_of(step: Attend) -> Softmax | None:
+    """The softmax that the step's weights are; None where they are something else."""
     parts = reachable([step.weight])
     maxima = {x.value[0] for x in parts if x.op == "reduced" and x.value[0].reduction is MAX}
     if len(maxima) != 1 or len(parts) > MAX_OPERATIONS:
@@ -109,14 +118,14 @@ def _softmax(step: Attend) -> tuple[float, Tensor | None] | None:
     numbers = ((leaf, constant_number(x)) for leaf, x in tensors.items())
     known = {leaf: float(number) for leaf, number in numbers if number is not None}
     (stage,) = maxima
-    logit, bias, scale = _uncast(stage.elements[0]), None, 1.0
+    logit, bias, scale = uncast(stage.elements[0]), None, 1.0
     if logit.op == "add":
         for x, other in (logit.operands, logit.operands[::-1]):
-            if _uncast(other) in tensors and _uncast(other) not in known:
-                logit, bias = _uncast(x), _uncast(other)
+            if uncast(other) in tensors and uncast(other) not in known:
+                logit, bias = uncast(x), uncast(other)
                 break
     if logit.op in ("mul", "div"):
-        first, second = map(_uncast, logit.operands)
+        first, second = map(uncast, logit.operands)
         if logit.op == "mul" and first is not step.score:
             first, second = second, first
         number = known.get(second, second.value if second.op == "constant" else None)
@@ -135,7 +144,7 @@ def _softmax(step: Attend) -> tuple[float, Tensor | None] | None:
         wanted = powers / powers.sum(-1, keepdims=True)
     if found is None or not np.allclose(found, wanted, rtol=1e-6, atol=1e-12):
         return None
-    return scale, None if bias is None else tensors[bias]
+    return Softmax(stage.elements[0], scale, None if bias is None else tensors[bias])
 
 
 _operations: dict[str, Callable[..., Array]] = {

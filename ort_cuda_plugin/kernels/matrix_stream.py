@@ -16,6 +16,8 @@ from .tiles import Element, indented, store_tile
 
 GAP = 8
 """Elements between rows in shared memory, so that neighbouring rows begin in other banks."""
+SCORE_GAP = 5
+"""Floats between the scores of keys: of four pairs of keys times eight rows, a warp, at most two are in one bank."""
 RESULT_GAP = 8
 """The same of floats, between rows of the result."""
 PIECE = 8
@@ -24,7 +26,7 @@ PIECE = 8
 
 def matrix_form(width: Dim) -> Form:
     """For results of up to 128 columns."""
-    return Form(32, 64, 64 if hint(width) <= 64 else 128, 128, resident=False)
+    return Form(32, 64, 64 if hint(width) <= 64 else 128, 128, resident=False, gap=SCORE_GAP)
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,8 @@ class Reading:
     first: Scalar | None = None
     end: Scalar | None = None
     sink: Scalar | None = None
+    without_keys: float = 0.0
+    """The result of a row that attends to no key: zeros, or NaN as a softmax gives it."""
 
 
 def choose_stream_form(ctx: Lowering, rows: Dim, width: Dim) -> Form:
@@ -91,13 +93,14 @@ def stream_attention(
 ) -> None:
     """Writes softmax(``reading`` of q @ k) @ v to ``out`` [batch..., groups, rows, width], a view of any strides.
 
-    q is a dense [batch..., groups, rows, size], k [batch..., keys, size] and v [batch..., keys, width] have any
-    strides; all groups and rows of a batch share its keys. ``elements`` says how memory holds k and v.
+    q is [batch..., groups, rows, size], dense or of one group; k [batch..., keys, size] and v [batch..., keys, width]
+    have any strides. All groups and rows of a batch share its keys. ``elements`` says how memory holds k and v.
     """
     *batch, groups, rows, size = q.shape
     width, keys = v.shape[-1], k.shape[-2]
     m = groups * rows
-    a = ctx.view(q, (*batch, m, size), None, q.offset)
+    along = (*q.strides[:-3], *q.strides[-2:]) if groups == 1 else None
+    a = ctx.view(q, (*batch, m, size), along, q.offset)
     operands = (a, ctx.view(k, (*batch, size, keys), (*k.strides[:-2], k.strides[-1], k.strides[-2]), k.offset), v)
     contiguous = (
         contiguous_axis(operands[0], "m", "k"),
@@ -105,7 +108,8 @@ def stream_attention(
         contiguous_axis(v, "n", "d"),
     )
     by_matrices = elements is None and contiguous == ("k", "k", "d") and has_matrices_for(q, k, v)
-    by_matrices = by_matrices and has_matrices(ctx) and hint(m) > FEW_ROWS and divides(2, q.offset)
+    by_matrices = by_matrices and has_matrices(ctx) and hint(m) > FEW_ROWS
+    by_matrices = by_matrices and all(divides(2, number) for number in (a.offset, *a.strides[:-1]))
     form = matrix_form(width) if by_matrices else choose_stream_form(ctx, m, width)
     splits = _splits(ctx, form, batch, m, keys, width)
     index = index_type(ctx, *(x.shape[-2] * x.strides[-2] + x.shape[-1] * x.strides[-1] for x in operands))
@@ -129,9 +133,10 @@ def stream_attention(
     storage = q.dtype.short, k.dtype.short, v.dtype.short
     common = (storage, contiguous, weights, epilogue, len(dims), index, form)
     loads = None if elements is None else (Element(q.dtype.short), *elements)
-    kernel = StreamKernel(*common, range=bounds, split=part is not None, elements=loads)
+    nan = math.isnan(reading.without_keys)
+    kernel = StreamKernel(*common, range=bounds, split=part is not None, nan=nan, elements=loads)
     if by_matrices and isinstance(size, int):
-        kernel = MatrixStreamKernel(*common, range=bounds, split=part is not None, size=size)
+        kernel = MatrixStreamKernel(*common, range=bounds, split=part is not None, nan=nan, size=size)
     builder = KernelBuilder()
     for name, x in zip("abc", operands, strict=True):
         builder.tensor(x, name)
@@ -224,5 +229,7 @@ def _merge(ctx: Lowering, part: Tensor, statistics: Sequence[Tensor], out: Tenso
     (added,) = maps.fold(SUM, count, lambda i: [sums.at([i, *c]) * factor(i)])
     if sink is not None:
         weight = weight + s.exp(sink - shift)
-    result = added / s.where(s.equal(weight, 0.0), 1.0, weight)
+    if not math.isnan(reading.without_keys):
+        weight = s.where(s.equal(weight, 0.0), 1.0, weight)
+    result = added / weight
     maps.store(out, c, s.cast(result, out.dtype), None)

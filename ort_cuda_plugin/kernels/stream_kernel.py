@@ -25,10 +25,14 @@ class Range:
 
 @dataclass(frozen=True)
 class StreamKernel(AttentionKernel):
-    """The kernel; with ``split`` it stores unscaled sums, with the maximum and the sum of weights of each row."""
+    """The kernel; with ``split`` it stores unscaled sums, with the maximum and the sum of weights of each row.
+
+    With ``nan`` a row without a key gives NaN, else zeros.
+    """
 
     range: Range = Range()
     split: bool = False
+    nan: bool = False
     elements: tuple[Element, Element, Element] | None = None
 
     @property
@@ -138,7 +142,7 @@ class StreamKernel(AttentionKernel):
         ]
 
     def _finish(self) -> list[str]:
-        """Divides by the sum of weights; a row without one gives zeros."""
+        """Divides by the sum of weights."""
         lines = ["most = largest[int64(mine)]"]
         if self.range.sink:
             lines += ["row = int32(min(int32(row0 + mine), int32(m - 1)))", *self.range.row_lines]
@@ -150,7 +154,8 @@ class StreamKernel(AttentionKernel):
         ]
         if self.range.sink:
             lines.append(f"weight += libdevice.expf({self.range.sink} - shift)")
-        lines.append("factors[int64(mine)] = choose(weight == float32(0), float32(0), factor / weight)")
+        divided = "factor / weight" if self.nan else "choose(weight == float32(0), float32(0), factor / weight)"
+        lines.append(f"factors[int64(mine)] = {divided}")
         return [f"if thread < {self.form.m}:", *indented(lines, 1), "cuda.syncthreads()", *self.scale()]
 
     def _store_part(self) -> list[str]:

@@ -12,6 +12,7 @@ from kernel_harness import make_model, run_model
 from ort_cuda_plugin.cli.kernel_report import report
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.compiler.targets import Target
+from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.kernels import stream
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.ops import attention
@@ -78,6 +79,35 @@ def test_attention_of_ai_onnx_gives_the_same_in_one_walk(monkeypatch: pytest.Mon
     kernels = CompiledCluster(read_model(model), DeviceProperties()).prepare().kernels
     assert any(kernel.name.startswith("matrix_stream") for kernel in kernels)
     np.testing.assert_allclose(run(), plain, TOLERANCES[BFLOAT16], TOLERANCES[BFLOAT16])
+
+
+STEPS = """<ir_version: 10, opset_import: ["" : 20]> half
+    (float16[2, 100, 4, 32] q, float16[2, 70, 4, 32] k, float16[2, 70, 4, 32] v, float16[2, 1, 1, 70] mask)
+    => (float16[2, 100, 128] y)
+    { scale = Constant<value = float16 {12288}>() flat = Constant<value_ints = [0, 0, 128]>()
+      a = Transpose<perm = [0, 2, 1, 3]>(q) b = Transpose<perm = [0, 2, 3, 1]>(k) c = Transpose<perm = [0, 2, 1, 3]>(v)
+      s = MatMul(a, b) t = Mul(s, scale) u = Add(t, mask) w = Softmax(u) o = MatMul(w, c)
+      z = Transpose<perm = [0, 2, 1, 3]>(o) y = Reshape(z, flat) }"""
+"""Attention as exporters write it; the scale is 1/8 in the bits of a half."""
+
+
+def test_steps_that_are_attention_use_small_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU without cuDNN. A row whose keys are all left out gives NaN, as the softmax of Softmax does."""
+    device = DeviceProperties.gpu((8, 0))
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: device)
+    model = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(STEPS))
+    (kernel,) = CompiledCluster(read_model(model), device).prepare().kernels
+    assert kernel.name.startswith("matrix_stream")
+    q, k, v = (noise(2, length, 4, 32, seed=i).astype(np.float16) for i, length in enumerate((100, 70, 70)))
+    mask = np.where(np.arange(70) % 3 == 0, -np.inf, noise(2, 1, 1, 70, seed=3)).astype(np.float16)
+    mask[1] = -np.inf
+    wide = [x.astype(np.float64) for x in (q, k, v, mask)]
+    scores = np.exp(np.einsum("bqhd,bkhd->bhqk", wide[0], wide[1]) / 8 + wide[3])[:1]
+    weights = scores / scores.sum(-1, keepdims=True)
+    expected = np.einsum("bhqk,bkhd->bqhd", weights, wide[2][:1]).reshape(1, 100, 128)
+    actual = run_model(model, [q, k, v, mask])[0]
+    np.testing.assert_allclose(actual[:1], expected, TOLERANCES[FLOAT16], TOLERANCES[FLOAT16])
+    assert np.isnan(actual[1]).all()
 
 
 def test_the_kernel_for_gpus_keeps_sums_in_registers() -> None:
