@@ -50,14 +50,15 @@ def launch_depthwise(ctx: Lowering, step: Convolve) -> None:
     zero = s.constant(0, DType.INT64)
     total = s.constant(0, step.total.dtype)
     picture, taps = maps.source(x), maps.source(weights)
+    # A size is a parameter of the kernel each time that it is asked for.
+    begins, limits = maps.dims(windows.begin), maps.dims(windows.size)
     for tap in itertools.product(*(range(operator.index(size)) for size in windows.kernel)):
         at = [
-            position * stride - maps.dim(begin) + number * dilation
+            position * stride - begin + number * dilation
             for position, stride, begin, number, dilation in zip(
-                place, windows.strides, windows.begin, tap, windows.dilations, strict=True
+                place, windows.strides, begins, tap, windows.dilations, strict=True
             )
         ]
-        limits = maps.dims(windows.size)
         inside = functools.reduce(operator.and_, [(i >= 0) & (i < limit) for i, limit in zip(at, limits, strict=True)])
         element = s.cast(picture.at([image, channel, *at], inside), total.dtype)
         number_of = [s.constant(number, DType.INT64) for number in tap]

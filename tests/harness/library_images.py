@@ -43,10 +43,10 @@ NETS = {
         s = Conv<pads = [1, 1, 1, 1]>(r, c) t = Conv(s, d) z = Relu(t)
         axes = Constant<value_ints = [1]>() y = ReduceSum(q, axes) }""",
     # Channels by themselves, which are ours.
-    "depthwise": """(float[N, 4, 9, 7] x, float[8, 4, 1, 1] a, float[8, 1, 3, 3] b, float[8] bb, float[6, 8, 1, 1] c)
+    "depthwise": """(float[N, 4, 9, 7] x, float[8, 4, 1, 1] a, float[8, 1, 5, 5] b, float[8] bb, float[6, 8, 1, 1] c)
         => (float[N, 6, 5, 4] y) {
         p = Conv(x, a) low = Constant<value_float = 0.0>() high = Constant<value_float = 6.0>()
-        q = Conv<group = 8, pads = [1, 1, 1, 1], strides = [2, 2]>(p, b, bb) r = Clip(q, low, high) y = Conv(r, c) }""",
+        q = Conv<group = 8, pads = [2, 2, 2, 2], strides = [2, 2]>(p, b, bb) r = Clip(q, low, high) y = Conv(r, c) }""",
     "line": """(float[2, 4, 9] x, float[6, 4, 3] a, float[6] ab, float[6, 6, 1] b) => (float[2, 6, 4] y) {
         p = Conv<strides = [2]>(x, a, ab) q = Relu(p) r = Conv(q, b) y = Add(r, q) }""",
     "volume": """(float[1, 2, 4, 5, 6] x, float[4, 2, 2, 3, 2] a, float[4] ab, float[3, 4, 1, 1, 1] b)
