@@ -17,6 +17,7 @@ from ..model.onnx_graph import read_model
 from ..models import is_wheel_model, with_noise_weights
 from ..program.libraries import ATTENTION, CONV, MATMUL
 from ..program.lowering import DeviceProperties, LoweringOptions
+from ..program.passes.run import Watch
 from ..program.steps import Contract, Convolve
 from ..program.symbolic import hint
 from ..program.tensor import Buffer, BufferKind, Tensor
@@ -116,10 +117,12 @@ def work_of_model(
     values: Mapping[str, int] | None = None,
     options: LoweringOptions | None = None,
     libraries: frozenset[str] = LIBRARIES,
+    watch: Watch | None = None,
 ) -> Work:
     """A Run of a model that `optimised` gave, with inputs of these shapes; open dimensions that none tells are 1.
 
-    ``values`` fill inputs of integers; others are zero. Raises ShapeError, and NodeError for a node that cannot run.
+    ``values`` fill inputs of integers; others are zero. ``watch`` sees the passes of each cluster.
+    Raises ShapeError, and NodeError for a node that cannot run.
     """
     sizes = input_shapes(model, shapes)
     device = DeviceProperties(emulated=False, libraries=libraries)
@@ -149,7 +152,7 @@ def work_of_model(
 
         lowered: list[Sequence[PlannedStep]] = []
 
-        def watch(
+        def note(
             name: str,
             steps: Sequence[PlannedStep],
             launches: list[Sequence[Recordable]] = launches,
@@ -159,8 +162,10 @@ def work_of_model(
                 lowered.append(steps)
             if name in ("emitted", "split, of each Run"):
                 launches.append(steps)  # type: ignore[arg-type]
+            if watch:
+                watch(name, steps)
 
-        compiled.watch = watch
+        compiled.watch = note
         if compiled.prepare().plan is None:
             launches.clear()
             host = [compiled.inputs[index] for index in compiled.host_inputs]
