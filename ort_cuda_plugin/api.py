@@ -8,6 +8,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +17,7 @@ from .abi.tables import OLDEST_API
 from .clusters.claims import NodeVerdict
 from .ep import boundary, factory
 from .ep.devices import DeviceInfo, cuda_devices, emulation_requested
-from .ep.identity import VIRTUAL_SUFFIX, Identity, default_identity, identity_named
+from .ep.identity import VIRTUAL_SUFFIX, Identity, default_identity, identity_named, is_our_name
 from .ep.options import parse
 from .ep.provider import Provider, forget_last_provider, last_provider, last_verdicts
 from .session_errors import NoProviderError, explained
@@ -211,13 +212,54 @@ def explain(
     Arguments and errors are those of `session`, except that a model without claimed nodes is not an error, nor is one
     with a node that no provider runs: its reason says so.
     """
+    return placement(model, emulate=emulate, provider_options=provider_options, sess_options=sess_options).verdicts
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the nodes of a model run, and the type and shape of each value, as text, by its name."""
+
+    verdicts: list[NodeVerdict]
+    values: Mapping[str, str]
+
+
+def placement(
+    model: str | os.PathLike[str] | bytes,
+    *,
+    emulate: bool | None = None,
+    provider_options: Mapping[str, object] | None = None,
+    sess_options: Any = None,
+) -> Placement:
+    """The verdicts of `explain`, and what is known of values. Arguments and errors are those of `explain`."""
     try:
-        _, provider = create_session(model, emulate, provider_options, sess_options)
+        session, provider = create_session(model, emulate, provider_options, sess_options)
     except NoProviderError as error:
-        return error.verdicts
+        return Placement(error.verdicts, {})
     if provider.failure:
         raise RuntimeError(f"{get_ep_name()} could not look at the model: {provider.failure}")
-    return provider.verdicts
+    return Placement(_with_providers(provider.verdicts, session), provider.values)
+
+
+def _with_providers(verdicts: list[NodeVerdict], session: Any) -> list[NodeVerdict]:
+    """The verdicts with the names of providers: ONNX Runtime's record has them, but may have joined nodes since."""
+    names: dict[tuple[str, str], set[str]] = {}
+    own = ""
+    others: set[str] = set()
+    for part in session.get_provider_graph_assignment_info():
+        if is_our_name(part.ep_name):
+            own = part.ep_name
+            continue
+        others.add(part.ep_name)
+        for node in part.get_nodes():
+            names.setdefault((node.name, node.op_type), set()).add(part.ep_name)
+
+    def runs(verdict: NodeVerdict) -> str:
+        if verdict.supported:
+            return own or get_ep_name()
+        found = names.get((verdict.name, verdict.op_type), others)
+        return next(iter(found)) if len(found) == 1 else ""
+
+    return [replace(verdict, provider=runs(verdict)) for verdict in verdicts]
 
 
 def create_session(

@@ -32,7 +32,9 @@ class NodeVerdict:
 
     ``kind`` is one of `Unsupported.kinds`. ``body_of`` names the control-flow node in whose body it is, "" in the main
     graph. ``note`` says whose operator runs a supported node that an application's operator runs, and whether it calls
-    Python in each Run.
+    Python in each Run. ``cluster`` is the fused node that it is part of, "" where none is. ``provider`` names the
+    execution provider that runs it, "" where that is not known, or none does. ``inputs`` and ``outputs`` are the names
+    of its values, without weights.
     """
 
     name: str
@@ -44,6 +46,10 @@ class NodeVerdict:
     reason: str = ""
     body_of: str = ""
     note: str = ""
+    cluster: str = ""
+    provider: str = ""
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,11 @@ class Provider:
         """
         return self._record.verdicts
 
+    @property
+    def values(self) -> dict[str, str]:
+        """The type and shape of each value of these nodes, as text."""
+        return self._record.values
+
     def close(self) -> None:
         """Releases clusters, weights and kernels; ORT has released the compute infos before.
 
@@ -337,8 +342,9 @@ class Provider:
         ``infos`` (``OrtNodeComputeInfo **``) gets one entry for each, and so does ``context_nodes`` (``OrtNode **``)
         where the session writes a compiled model.
         """
-        self._record.fused()
         graphs = [self._read_graph(ort_graph) for ort_graph in ort_graphs]
+        names = [_text("Node_GetName", node) for node in fused_nodes]
+        self._record.fused(dict(zip(names, graphs, strict=True)))
         properties, options = self._properties(), self._lowering_options()
         pairs = list(zip(graphs, ort_graphs, strict=True))
         loaded = self._contexts.load(pairs, self.device, properties, self.options, options)

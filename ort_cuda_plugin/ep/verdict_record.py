@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
 from ..clusters.claims import NodeVerdict
-from ..model.ir import Graph, Node
+from ..model.ir import Graph, Node, Value
 
 _GraphKey: TypeAlias = "tuple[tuple[str, ...], int]"
 
@@ -17,10 +17,12 @@ class VerdictRecord:
 
     Attributes:
         verdicts: one per node of the main graph, and then of the bodies in it.
+        values: the type and shape of each value of these nodes, as text.
     """
 
     def __init__(self, ep_name: str) -> None:
         self.verdicts: list[NodeVerdict] = []
+        self.values: dict[str, str] = {}
         self._ep_name = ep_name
         self._to_fuse: list[NodeVerdict] = []  # those of the clusters of the last answer
         self._fused: list[NodeVerdict] = []  # those of nodes that fused nodes have replaced
@@ -31,8 +33,12 @@ class VerdictRecord:
     def add(self, graph: Graph, verdicts: Sequence[NodeVerdict], fused: Sequence[Sequence[Node]]) -> None:
         """Takes the answer for a graph; ``fused`` are the clusters that ORT is asked to fuse."""
         label = "" if graph.parent is None else graph.parent.label
-        placed = [replace(verdict, body_of=label) for verdict in verdicts]
-        given = dict(zip(graph.nodes, placed, strict=True))
+        given = {
+            node: replace(verdict, body_of=label, inputs=_names(node.reads()), outputs=_names(node.outputs))
+            for node, verdict in zip(graph.nodes, verdicts, strict=True)
+        }
+        for node in graph.nodes:
+            self.values.update((value.name, _type(value)) for value in (*node.reads(), *node.outputs) if value)
         self._to_fuse = [given[node] for cluster in fused for node in cluster]
         names = (label, *(value.name for value in graph.outputs))
         key = self._last = (names, sum(asked == names for asked, _ in self._asked))
@@ -53,13 +59,29 @@ class VerdictRecord:
         shown = [verdict for others in self._shown.values() for verdict in others]
         self.verdicts = sorted(self._fused + shown, key=lambda verdict: verdict.body_of != "")
 
-    def fused(self) -> None:
-        """ORT has replaced the clusters of the last answer by fused nodes."""
-        replaced = {id(verdict) for verdict in self._to_fuse}
-        self._fused += self._to_fuse
+    def fused(self, clusters: Mapping[str, Graph]) -> None:
+        """ORT has replaced the clusters of the last answer by fused nodes, which have these names."""
+        cluster_of = {_names(node.outputs): name for name, graph in clusters.items() for node in graph.nodes}
+        replaced = {
+            id(verdict): replace(verdict, cluster=cluster_of.get(verdict.outputs, "")) for verdict in self._to_fuse
+        }
+        self._fused += [replaced[id(verdict)] for verdict in self._to_fuse]
         self._to_fuse = []
+        self.verdicts[:] = [replaced.get(id(verdict), verdict) for verdict in self.verdicts]
         if self._last is not None:
             self._shown[self._last] = [verdict for verdict in self._shown[self._last] if id(verdict) not in replaced]
+
+
+def _names(values: Iterable[Value | None]) -> tuple[str, ...]:
+    return tuple(value.name for value in values if value is not None and value.initializer is None)
+
+
+def _type(value: Value) -> str:
+    """As ``FLOAT[2, n]``; "" where nothing is known."""
+    if value.dtype is None:
+        return ""
+    shape = "[...]" if value.shape is None else "[" + ", ".join("?" if d is None else str(d) for d in value.shape) + "]"
+    return f"{value.dtype.name}{shape}"
 
 
 def _labels_with_bodies(node: Node) -> Iterator[str]:
