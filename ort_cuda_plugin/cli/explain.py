@@ -5,17 +5,27 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import ort_cuda_plugin
-from ort_cuda_plugin.cli.common import add_model_arguments, model_path, output_console, select_device, waiting
+from ort_cuda_plugin import get_ep_name
+from ort_cuda_plugin.api import placement
+from ort_cuda_plugin.cli.common import (
+    add_model_arguments,
+    model_path,
+    output_console,
+    output_file,
+    select_device,
+    waiting,
+)
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
-from ort_cuda_plugin.session_errors import NOWHERE
+from ort_cuda_plugin.cli.explain_page import page, place
+from ort_cuda_plugin.program.plan_record import read_plans
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print what each compiled cluster does, after each pass, in place of nodes",
     )
+    parser.add_argument(
+        "--html", type=output_file, metavar="FILE", help="write a page there: the graph with clusters, steps and copies"
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
 
 
@@ -35,10 +48,16 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.program:
         return _print_programs(arguments.model, path, emulate)
     try:
-        with waiting(Console(stderr=True), "creating the session"):
-            verdicts = ort_cuda_plugin.explain(path, emulate=emulate)
+        with tempfile.TemporaryDirectory() as folder, waiting(Console(stderr=True), "creating the session"):
+            settings = {} if arguments.html is None else {"program_folder": folder}
+            found = placement(path, emulate=emulate, provider_options=settings)
+            plans = read_plans(Path(folder))
     except Exception as error:
         raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {error}") from error
+    verdicts = found.verdicts
+    line = f"{sum(verdict.supported for verdict in verdicts)} of {len(verdicts)} nodes run on {get_ep_name()}"
+    if arguments.html is not None:
+        arguments.html.write_text(page(f"{path.stem}: where its nodes run", found, plans, [line]))
     shown = [verdict for verdict in verdicts if not (arguments.declined and verdict.supported)]
     if arguments.json:
         print(json.dumps([asdict(verdict) for verdict in shown], indent=2))
@@ -46,14 +65,11 @@ def execute(arguments: argparse.Namespace) -> int:
     table = Table("node", "operator", "runs on", "reason")
     for verdict in shown:
         operator = f"{verdict.domain or 'ai.onnx'}.{verdict.op_type}-{verdict.since_version}"
-        elsewhere = "nowhere" if verdict.reason.endswith(NOWHERE) else "another provider"
-        place = ort_cuda_plugin.get_ep_name() if verdict.supported else elsewhere
         name = f"{verdict.name or '(unnamed)'} in {verdict.body_of}" if verdict.body_of else verdict.name
-        table.add_row(name, operator, place, verdict.reason or verdict.note)
+        table.add_row(*map(escape, (name, operator, place(verdict), verdict.reason or verdict.note)))
     console = output_console()
     console.print(table)
-    counts = Counter(verdict.supported for verdict in verdicts)
-    console.print(f"{counts[True]} of {len(verdicts)} nodes run on {ort_cuda_plugin.get_ep_name()}")
+    console.print(line)
     return ExitCode.OK
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from typing import Any, TypeAlias
 
 from ..estimate.devices import Gpu, gpu, names
 from ..estimate.libraries import peak_kind
+from ..program.plan_record import read_plans
 
 Event: TypeAlias = "Mapping[str, Any]"
 _KERNEL_TIME = "_kernel_time"
@@ -110,13 +110,9 @@ class Plans:
     @classmethod
     def read(cls, folder: Path) -> Plans:
         """Those that the option ``program_folder`` wrote there."""
-        steps, costs = {}, {}
-        for path in sorted(folder.glob("*.jsonl")):
-            lines = path.read_text().splitlines()
-            if lines:
-                plan = json.loads(lines[-1])
-                steps[path.stem] = plan["steps"]
-                costs.update(plan["nodes"])
+        plans = read_plans(folder)
+        steps = {name: plan["steps"] for name, plan in plans.items()}
+        costs = {node: cost for plan in plans.values() for node, cost in plan["nodes"].items()}
         return cls(steps, costs)
 
     def step(self, event: Event) -> Mapping[str, Any] | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from .steps import Contract, Convolve
-from .trace import Copy, Launch, LibraryCall, Memset, ReadBack, Recordable, Step
+from .trace import Copy, HostCall, Launch, LibraryCall, Memset, ReadBack, Recordable, Step
 from .traffic import arithmetic, traffic
 
 
@@ -35,6 +37,15 @@ def plan_record(
     }
 
 
+def read_plans(folder: Path) -> dict[str, dict[str, Any]]:
+    """The plan of each cluster that was written last into a folder with the option ``program_folder``."""
+    found = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        if lines := path.read_text().splitlines():
+            found[path.stem] = json.loads(lines[-1])
+    return found
+
+
 def _step(step: Recordable) -> dict[str, Any]:
     moved = traffic([step])
     return {
@@ -48,4 +59,10 @@ def _step(step: Recordable) -> dict[str, Any]:
     }
 
 
-_KINDS: dict[type, str] = {Launch: "kernel", LibraryCall: "library", Copy: "copy", Memset: "memset"}
+_KINDS: dict[type, str] = {
+    Launch: "kernel",
+    LibraryCall: "library",
+    Copy: "copy",
+    Memset: "memset",
+    HostCall: "call of Python",
+}

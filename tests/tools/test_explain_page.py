@@ -1,0 +1,100 @@
+"""`explain --html`: the graph with its clusters, steps, reasons and copies, and the names of providers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import parser
+
+from browser import Page, load_offline
+from ort_cuda_plugin.api import Placement
+from ort_cuda_plugin.cli import explain_page, main
+from ort_cuda_plugin.cli.exit_codes import ExitCode
+from ort_cuda_plugin.clusters.claims import NodeVerdict
+from ort_cuda_plugin.pages.drawing import layout
+
+MIXED = """<ir_version: 9, opset_import: ["" : 18]> mixed (float[n, 64] x) => (float[n, 64] z)
+    { a = Exp(x)  r = Relu(a)  s = Cast <to=8> (r)  f = Cast <to=1> (s)  b = Exp(f)  z = Add(b, r) }"""
+
+
+@pytest.fixture(scope="module")
+def explained(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, object]], Path]:
+    """The verdicts of a model whose middle runs on the CPU, and its page."""
+    folder = tmp_path_factory.mktemp("explain")
+    onnx.save(parser.parse_model(MIXED), folder / "mixed.onnx")
+    page, printed = folder / "page.html", folder / "printed.json"
+    with pytest.MonkeyPatch.context() as patch, printed.open("w") as file:
+        patch.setattr("sys.stdout", file)
+        arguments = ["explain", str(folder / "mixed.onnx"), "--device", "emulated", "--html", str(page), "--json"]
+        assert main(arguments) == ExitCode.OK
+    return json.loads(printed.read_text()), page
+
+
+def test_verdicts_name_clusters_values_and_providers(explained: tuple[list[dict[str, object]], Path]) -> None:
+    verdicts, _ = explained
+    assert [verdict["provider"] for verdict in verdicts] == [
+        *["CudaPluginExecutionProvider"] * 2,
+        *["CPUExecutionProvider"] * 2,
+        *["CudaPluginExecutionProvider"] * 2,
+    ]
+    first, last = verdicts[0]["cluster"], verdicts[5]["cluster"]
+    assert [verdict["cluster"] for verdict in verdicts] == [first, first, "", "", last, last]
+    assert first != last
+    assert verdicts[5]["inputs"] == ["b", "r"]
+
+
+def test_page_has_clusters_steps_reasons_and_copies(explained: tuple[list[dict[str, object]], Path]) -> None:
+    _, path = explained
+    page = Page(path.read_text())
+    assert page.faults == []
+    assert [value for value in page.values("id") if value.startswith("cluster")] == ["cluster-0", "cluster-1"]
+    assert page.values("href") == ["#cluster-0", "#cluster-1"]
+    assert page.values("class").count("copy") == 2
+    text = path.read_text()
+    copies = text.split('id="copies"')[1].split("</table>")[0]
+    assert copies.count("a cast to STRING") == 2  # the cell, and its hint
+    assert "FLOAT32[n, 64]" in copies
+    assert "exp_relu" in text
+    assert "://" not in text
+
+
+def test_page_opens_in_a_browser_without_a_network(explained: tuple[list[dict[str, object]], Path]) -> None:
+    loaded = load_offline(explained[1])
+    assert loaded.console == []
+    assert "cluster-1" in Page(loaded.dom).values("id")
+
+
+def verdict(number: int, inputs: list[str], **fields: object) -> NodeVerdict:
+    given = {"supported": False, "provider": "CPUExecutionProvider", "reason": "a reason", **fields}
+    return NodeVerdict(f"n{number}", "Op", "", 1, inputs=tuple(inputs), outputs=(f"v{number}",), **given)  # type: ignore[arg-type]
+
+
+def test_a_graph_of_thousands_of_nodes_is_drawn_in_few_boxes() -> None:
+    """A chain of nodes on the CPU is one box; a large cluster is drawn by its steps."""
+    elsewhere = [verdict(number, [f"v{number - 1}"]) for number in range(1, 2000)]
+    ours = {"supported": True, "cluster": "c", "reason": "", "provider": "X"}
+    own = [verdict(number, [f"v{number - 1}"], **ours) for number in range(2000, 4000)]
+    steps = [
+        {"name": f"k{step}", "kind": "kernel", "nodes": [f"n{number}" for number in range(first, first + 20)]}
+        for step, first in enumerate(range(2000, 4000, 20))
+    ]
+    plan = {"steps": [{**step, "op_types": ["Op"] * 20, "read": 1, "written": 1, "note": ""} for step in steps]}
+    placement = Placement([*elsewhere, *own], {})
+    text = explain_page.page("large", placement, {"c": {**plan, "shapes": []}}, [])
+    overview, inside = text.split("<svg")[1:3]
+    assert overview.count("<rect") == 4  # input, chain, cluster, output
+    assert inside.count("<rect") == 100
+    assert overview.count('class="copy"') == 1
+
+
+def test_boxes_lie_below_what_they_read_also_in_circles() -> None:
+    edges: list[tuple[Hashable, Hashable]] = [("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"), ("x", "y"), ("y", "x")]
+    places = layout(["a", "b", "c", "d", "x", "y"], edges)
+    assert len(set(places.values())) == 6
+    heights = {name: y for name, (_, y) in places.items()}
+    assert heights["a"] < heights["b"] == heights["c"] < heights["d"]
+    assert heights["x"] < heights["y"]
