@@ -104,8 +104,9 @@ def front_end_digest() -> str:
 @lru_cache(maxsize=2)
 def toolchain_digest(emulated: bool) -> str:
     """What turns a kernel into machine code; that for the emulated device depends on the CPU."""
-    tools = [] if emulated else ["nvidia-nvvm", "nvidia-nvjitlink", "cuda-core"]
-    back_end = tools_digest(tools, back_end_sources)
+    tools = [] if emulated else ["nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvrtc", "cuda-core"]
+    sources = back_end_sources if emulated else (*back_end_sources, "compiler/foreign.py")
+    back_end = tools_digest(tools, sources)
     return joined_digest(front_end_digest(), back_end, host_cpu() if emulated else "")
 
 

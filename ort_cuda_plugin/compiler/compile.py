@@ -30,6 +30,7 @@ from numba.cuda.cudadrv import nvrtc, nvvm
 from ort_cuda_plugin.compiler import front_end, intrinsics
 from ort_cuda_plugin.compiler.cache import KernelCache, ir_key
 from ort_cuda_plugin.compiler.elf import Elf
+from ort_cuda_plugin.compiler.foreign import ForeignCodeError, ForeignKernel, compile_foreign
 from ort_cuda_plugin.compiler.host import counts
 from ort_cuda_plugin.compiler.host import entry as host_entry
 from ort_cuda_plugin.compiler.host import ir as host_ir
@@ -79,6 +80,14 @@ def compile_kernel(spec: KernelSpec, target: Target, cache: KernelCache | None =
 
     Where ``cache`` has the kernel's IR, Numba does not run; where it has not, it gets it.
     """
+    if isinstance(spec, ForeignKernel):
+        try:
+            if not target.is_emulated:
+                return compile_foreign(spec, target)
+            if not spec.source:
+                raise ForeignCodeError("it has no twin in Numba, which the emulated device would run in its place")
+        except ForeignCodeError as error:
+            raise KernelCompileError(spec, str(error)) from error
     # Numba's own lock, for the seam in kernel_ir: what else this process compiles must not see it.
     with global_compiler_lock:
         ir = kernel_ir(spec) if cache is None else cached_ir(spec, cache)
@@ -192,7 +201,7 @@ def compile_cuda(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:
         ptx = nvvm.compile_ir(modules, arch=arch, opt=3).strip(b"\0 \n")
     except Exception as error:
         raise KernelCompileError(spec, f"NVVM: {error}") from error
-    if target.compute_capability > max(nvrtc.get_supported_ccs()):
+    if target.compute_capability > max_compute_capability():
         return KernelImage(bytes(ptx) + b"\0", spec.symbol, target, {}, bytes(ptx))
     options = LinkerOptions(arch=target.arch, verbose=True)
     linker = Linker(ObjectCode.from_ptx(ptx), options=options)
@@ -201,6 +210,12 @@ def compile_cuda(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:
     except Exception as error:
         raise KernelCompileError(spec, f"nvJitLink: {error}\n{linker.get_error_log()}") from error
     return KernelImage(bytes(cubin), spec.symbol, target, resource_usage(linker.get_info_log()), bytes(ptx))
+
+
+def max_compute_capability() -> tuple[int, int]:
+    """The newest architecture that the toolkit makes cubins for."""
+    newest: tuple[int, int] = max(nvrtc.get_supported_ccs())
+    return newest
 
 
 usage_patterns = {

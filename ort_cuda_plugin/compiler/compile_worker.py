@@ -18,6 +18,7 @@ from typing import IO
 
 from ort_cuda_plugin.compiler import isolation
 from ort_cuda_plugin.compiler.cache import KernelCache, decode, encode, joined_digest, toolchain_digest
+from ort_cuda_plugin.compiler.foreign import ForeignKernel
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
 
@@ -102,14 +103,16 @@ def receive(pipe: IO[bytes]) -> bytes | None:
 
 
 def encode_job(spec: KernelSpec, target: Target) -> bytes:
-    return json.dumps([asdict(spec), asdict(target)]).encode()
+    fields = spec.to_json() if isinstance(spec, ForeignKernel) else asdict(spec)
+    return json.dumps([fields, asdict(target)]).encode()
 
 
 def decode_job(message: bytes) -> tuple[KernelSpec, Target]:
     spec, target = json.loads(message)
     spec["signature"] = tuple(spec["signature"])
     target["compute_capability"] = tuple(target["compute_capability"])
-    return KernelSpec(**spec), Target(**target)
+    kernel = ForeignKernel.from_json(spec) if "foreign" in spec else KernelSpec(**spec)
+    return kernel, Target(**target)
 
 
 def main(folder: str | None = None) -> None:

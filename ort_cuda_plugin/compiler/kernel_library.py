@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ort_cuda_plugin import uninterrupted
 from ort_cuda_plugin.compiler.cache import KernelCache, kernel_key
+from ort_cuda_plugin.compiler.foreign import ForeignKernel
 from ort_cuda_plugin.compiler.isolation import import_compiler
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
@@ -223,7 +224,8 @@ def record_specs(specs: Iterable[KernelSpec]) -> None:
     path = os.environ.get(MANIFEST_VARIABLE)
     if not path:
         return
-    new = [spec for spec in dict.fromkeys(specs) if spec not in recorded]
+    ours = [spec for spec in dict.fromkeys(specs) if not isinstance(spec, ForeignKernel)]
+    new = [spec for spec in ours if spec not in recorded]
     recorded.update(new)
     if new:
         lines = "".join(json.dumps(asdict(spec)) + "\n" for spec in new)

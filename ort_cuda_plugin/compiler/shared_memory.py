@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from ort_cuda_plugin.compiler.foreign import ForeignKernel
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import BuiltKernel, KernelImage
 
@@ -15,6 +16,8 @@ def may_ask_in_launch(spec: KernelSpec) -> bool:
     """Whether a launch of the kernel may ask for shared memory, beside what its code declares."""
     if isinstance(spec, BuiltKernel):
         return bool(spec.image.metadata.get(IN_LAUNCH, 1))
+    if isinstance(spec, ForeignKernel):
+        return True
     return re.search(r"\bshared\.array\(0\b", spec.source) is not None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ def emulated_properties() -> DeviceProperties:
     """
     value = os.environ.get(LOWERING_VARIABLE, "").strip()
     try:
-        return gpu_properties(value) if value else DeviceProperties()
+        return replace(gpu_properties(value), runs_cubins=False) if value else DeviceProperties()
     except ValueError as error:
         raise ValueError(f"{LOWERING_VARIABLE}: {error}") from None
 

@@ -92,13 +92,15 @@ class DeviceProperties:
     """What lowering may depend on. ``libraries`` holds "cublaslt" and "cudnn" where the device offers them.
 
     ``emulated`` says that kernels have the form that is fastest on the emulated device; otherwise it is the one for a
-    GPU of that compute capability with so many multiprocessors.
+    GPU of that compute capability with so many multiprocessors. ``runs_cubins`` says that it is one, and no emulated
+    device in its place.
     """
 
     emulated: bool = True
     libraries: frozenset[str] = frozenset()
     compute_capability: tuple[int, int] = (9, 0)
     multiprocessors: int = 132
+    runs_cubins: bool = False
 
     @staticmethod
     def gpu(
@@ -106,7 +108,7 @@ class DeviceProperties:
     ) -> DeviceProperties:
         """A GPU; without ``multiprocessors`` one with as many as the large ones of its architecture have."""
         count = multiprocessors or _MULTIPROCESSORS.get(compute_capability, _MULTIPROCESSORS[9, 0])
-        return DeviceProperties(False, libraries, compute_capability, count)
+        return DeviceProperties(False, libraries, compute_capability, count, runs_cubins=True)
 
 
 #: A100, GeForce RTX 3090, Jetson AGX Orin, GeForce RTX 4090, H100, B200, GeForce RTX 5090.

@@ -1,0 +1,211 @@
+"""Kernels whose code for a GPU was not written for this package: CUDA C++, PTX, cubins, LTO-IR.
+
+NVRTC compiles the first, nvJitLink links all of them to cubins; neither needs a GPU. The emulated device cannot run
+such code: there a kernel's source, as of any `KernelSpec`, is its twin in the package's dialect of Numba.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ort_cuda_plugin.compiler.cache import joined_digest
+from ort_cuda_plugin.compiler.elf import Elf
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.targets import KernelImage, Target
+
+KINDS = ("cuda", "ptx", "cubin", "ltoir")
+
+
+class ForeignCodeError(Exception):
+    """What was given does not become a kernel; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class ForeignCode:
+    """Code for GPUs.
+
+    Attributes:
+        kind: one of `KINDS`.
+        images: the code for each architecture ("sm_90"), or for "" where it is for all.
+        entry: the kernel's name in it: for CUDA C++ an ``extern "C"`` one, or an expression such as ``scale<float>``.
+        options: for NVRTC, as "--use_fast_math".
+    """
+
+    kind: str
+    images: tuple[tuple[str, bytes], ...]
+    entry: str
+    options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what cannot be code of that kind."""
+        if self.kind not in KINDS:
+            raise ValueError(f"{self.kind!r} is none of {', '.join(KINDS)}")
+        for arch, _ in self.images:
+            if not re.fullmatch(r"|sm_\d{2,3}[af]?", arch):
+                raise ValueError(f"kernel {self.entry}: {arch!r} is no architecture: use one such as sm_90")
+            if not arch and self.kind == "cubin":
+                raise ValueError(f"kernel {self.entry}: a cubin is for one architecture: give {{'sm_90': cubin}}")
+        if not self.images:
+            raise ValueError(f"kernel {self.entry}: there is no code")
+        if self.options and self.kind != "cuda":
+            raise ValueError(f"kernel {self.entry}: options are for CUDA C++, not for {self.kind}")
+
+    def image_for(self, compute_capability: tuple[int, int]) -> bytes | None:
+        """The code that runs on an architecture: of those for it or, with the same major number, older ones the newest.
+
+        PTX and LTO-IR of any older architecture serve. None where there is none.
+        """
+        fitting = [
+            (*_number(arch), data)
+            for arch, data in self.images
+            if not arch or self._fits(_number(arch), arch[-1:], compute_capability)
+        ]
+        return max(fitting, key=lambda row: row[:2])[2] if fitting else None
+
+    def _fits(self, made_for: tuple[int, int], suffix: str, device: tuple[int, int]) -> bool:
+        if suffix == "a":
+            return made_for == device
+        same_family = made_for[0] == device[0] and made_for <= device
+        return same_family if self.kind == "cubin" or suffix == "f" else made_for <= device
+
+
+def _number(arch: str) -> tuple[int, int]:
+    digits = re.sub(r"\D", "", arch)
+    return (int(digits[:-1]), int(digits[-1])) if digits else (0, 0)
+
+
+@dataclass(frozen=True)
+class ForeignKernel(KernelSpec):
+    """A kernel of `ForeignCode` on a GPU. ``source`` is its twin for the emulated device, "" where there is none."""
+
+    foreign: ForeignCode = field(kw_only=True)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex SHA-256 of every field."""
+        code = self.foreign
+        images = [f"{arch} {base64.b64encode(data).decode()}" for arch, data in code.images]
+        own = repr((self.name, self.signature, self.source, self.launch_bounds))
+        return joined_digest(own, code.kind, code.entry, *code.options, "images", *images)
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def to_json(self) -> Mapping[str, Any]:
+        """What `from_json` makes the kernel of."""
+        images = [[arch, base64.b64encode(data).decode()] for arch, data in self.foreign.images]
+        own = {name: value for name, value in asdict(self).items() if name != "foreign"}
+        return {**own, "foreign": {**asdict(self.foreign), "images": images}}
+
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> ForeignKernel:
+        """The inverse of `to_json`."""
+        code = dict(fields["foreign"])
+        code["images"] = tuple((arch, base64.b64decode(data)) for arch, data in code["images"])
+        code["options"] = tuple(code["options"])
+        own = {**fields, "signature": tuple(fields["signature"]), "foreign": ForeignCode(**code)}
+        return ForeignKernel(**own)
+
+
+def compile_foreign(spec: ForeignKernel, target: Target) -> KernelImage:
+    """The cubin for a GPU; PTX where the architecture is newer than the toolkit. Raises ForeignCodeError."""
+    code = spec.foreign
+    data = code.image_for(target.compute_capability)
+    if data is None:
+        raise ForeignCodeError(
+            f"its code is for {', '.join(arch for arch, _ in code.images)}, none of which runs on {target.arch}: "
+            f"add code for {target.arch}"
+        )
+    if code.kind == "cubin":
+        return _image(spec, bytes(data), code.entry, target, {})
+    entry, ptx = code.entry, b""
+    if code.kind == "cuda":
+        ptx, entry = _compile_cuda(code, data, target)
+    elif code.kind == "ptx":
+        ptx = bytes(data).strip(b"\0 \n")
+    return _linked(spec, ptx, data, entry, target)
+
+
+def _compile_cuda(code: ForeignCode, source: bytes, target: Target) -> tuple[bytes, str]:
+    """PTX, and the entry's name there."""
+    try:
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()
+    except Exception as error:
+        raise ForeignCodeError(
+            f"NVRTC, which compiles CUDA C++, cannot be used ({type(error).__name__}: {error}): install the plugin "
+            "with its extra `gpu`, or nvidia-cuda-nvrtc and cuda-bindings"
+        ) from error
+
+    def checked(result: tuple[Any, ...]) -> Any:
+        if result[0] != 0:
+            raise ForeignCodeError(f"NVRTC: {nvrtc.nvrtcGetErrorString(result[0])[1].decode()}")
+        return result[1] if len(result) > 1 else None
+
+    def text(size: Any, get: Any, program: Any) -> bytes:
+        data: bytes = b" " * checked(size(program))
+        checked(get(program, data))
+        return data.rstrip(b"\0 \n")
+
+    program = checked(nvrtc.nvrtcCreateProgram(bytes(source), f"{code.entry}.cu".encode(), 0, [], []))
+    try:
+        major, minor = _newest_known(nvrtc, target.compute_capability)
+        checked(nvrtc.nvrtcAddNameExpression(program, code.entry.encode()))
+        options = [f"--gpu-architecture=compute_{major}{minor}".encode(), *(o.encode() for o in code.options)]
+        (failed,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        if failed != 0:
+            log = text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+            raise ForeignCodeError(f"NVRTC: {log.decode(errors='replace')}")
+        entry = checked(nvrtc.nvrtcGetLoweredName(program, code.entry.encode())).decode()
+        return text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program), entry
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _newest_known(nvrtc: Any, compute_capability: tuple[int, int]) -> tuple[int, int]:
+    """The architecture, or the newest one that NVRTC knows, whose PTX newer ones take."""
+    failed, *rest = nvrtc.nvrtcGetSupportedArchs()
+    known = [divmod(number, 10) for number in (rest[-1] if failed == 0 and rest else ())]
+    older = [each for each in known if each <= compute_capability]
+    return max(older, default=compute_capability)
+
+
+def _linked(spec: ForeignKernel, ptx: bytes, data: bytes, entry: str, target: Target) -> KernelImage:
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    from ort_cuda_plugin.compiler.compile import max_compute_capability, resource_usage
+
+    if ptx and target.compute_capability > max_compute_capability():
+        return KernelImage(ptx + b"\0", entry, target, {}, ptx)
+    lto = spec.foreign.kind == "ltoir"
+    try:
+        code = ObjectCode.from_ltoir(bytes(data)) if lto else ObjectCode.from_ptx(ptx)
+        linker = Linker(code, options=LinkerOptions(arch=target.arch, verbose=True, link_time_optimization=lto or None))
+    except Exception as error:
+        raise ForeignCodeError(f"nvJitLink: {error}") from error
+    try:
+        cubin = bytes(linker.link("cubin").code)
+    except Exception as error:
+        raise ForeignCodeError(f"nvJitLink: {error}\n{linker.get_error_log()}") from error
+    return _image(spec, cubin, entry, target, resource_usage(linker.get_info_log()), ptx)
+
+
+def _image(
+    spec: ForeignKernel, cubin: bytes, entry: str, target: Target, usage: Mapping[str, int], ptx: bytes = b""
+) -> KernelImage:
+    """A cubin that has the entry, and what it says of the entry's shared memory."""
+    try:
+        sections = {section.name: section.size for section in Elf(cubin).sections}
+    except ValueError as error:
+        raise ForeignCodeError(f"its cubin for {target.arch} is none: {error}") from error
+    if f".text.{entry}" not in sections:
+        found = ", ".join(sorted(name[6:] for name in sections if name.startswith(".text."))) or "none"
+        raise ForeignCodeError(f"its code has no kernel {entry!r}; it has {found}")
+    shared = sections.get(f".nv.shared.{entry}", 0)
+    return KernelImage(cubin, entry, target, {**usage, "static_shared_bytes": shared}, ptx)

@@ -1,0 +1,292 @@
+"""Kernels of applications: written with Numba or elsewhere, and launched by a rule of shapes.
+
+A launch is a record of the plan like any other: a steady Run makes no Python call, CUDA graphs replay it, and compiled
+models store it. Where the emulated device runs a twin in NumPy, Python is called instead.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ..compiler.foreign import ForeignCode, ForeignKernel
+from ..compiler.kernel import KernelSpec
+from ..model.ir import Array, Unsupported
+from ..program.callbacks import Callback, CallStream, DeviceArray
+from ..program.lowering import Arg, Float32, Float64, Int32, Int64, Lowering, Tensor
+from ..program.symbolic import Dim, Expr, eq, is_read_back
+from ..program.trace import scalar_types
+from .kernel_source import KernelSourceError, kernel_source
+
+Function: TypeAlias = Callable[..., Any]
+Argument: TypeAlias = "Arg | Dim | float"
+Sizes: TypeAlias = "Dim | Sequence[Dim]"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel and its twins. Made by `numba_kernel`, `cuda_kernel`, `ptx_kernel`, `cubin_kernel`, `ltoir_kernel`.
+
+    Attributes:
+        signature: a type for each parameter, as "*f32" or "i32"; None: what the arguments of a launch are.
+        foreign: its code for GPUs, where that was not written with Numba.
+        source: its text in Numba, or that of its twin; "" where there is none.
+        numpy_twin: does on NumPy arrays what the kernel does, in place, on the emulated device.
+    """
+
+    name: str
+    signature: tuple[str, ...] | None = None
+    foreign: ForeignCode | None = None
+    source: str = ""
+    numpy_twin: Function | None = field(default=None, repr=False)
+
+    def spec(self, signature: tuple[str, ...], threads: int) -> KernelSpec:
+        """The kernel for arguments of these types and blocks of so many threads."""
+        if self.foreign is None:
+            return KernelSpec(self.name, signature, self.source, threads)
+        return ForeignKernel(self.name, signature, self.source, threads, foreign=self.foreign)
+
+
+def numba_kernel(function: Function | str, *, name: str = "", signature: Sequence[str] | None = None) -> Kernel:
+    """A kernel in Numba: a function, decorated with ``numba.cuda.jit`` or not, or its text.
+
+    Its array parameters are plain pointers: index them with one index. Elements of 16-bit floats are uint16, of smaller
+    ones uint8; the kernels' own functions, such as ``f16_to_f32``, convert them.
+
+    Raises:
+        KernelSourceError: the function cannot be a kernel.
+    """
+    if isinstance(function, str):
+        if not name:
+            raise KernelSourceError("a kernel that is given as text needs a name")
+        return Kernel(name, None if signature is None else tuple(signature), source=function)
+    source, _ = kernel_source(function)
+    return Kernel(name or _identifier(function), None if signature is None else tuple(signature), source=source)
+
+
+def cuda_kernel(
+    source: str,
+    entry: str,
+    signature: Sequence[str],
+    *,
+    options: Sequence[str] = (),
+    numba_twin: Function | None = None,
+    numpy_twin: Function | None = None,
+) -> Kernel:
+    """A kernel in CUDA C++, which NVRTC compiles; ``entry`` is an ``extern "C"`` name, or as ``scale<float>``.
+
+    ``signature`` has "*f32" for a pointer to float, "i32", "i64", "f32" or "f64" for a number.
+
+    Raises:
+        ValueError: the code, an option or the twin is not what it must be.
+    """
+    code = ForeignCode("cuda", (("", source.encode()),), entry, tuple(options))
+    return _foreign(code, signature, numba_twin, numpy_twin)
+
+
+def ptx_kernel(
+    ptx: str | bytes | Mapping[str, bytes],
+    entry: str,
+    signature: Sequence[str],
+    *,
+    numba_twin: Function | None = None,
+    numpy_twin: Function | None = None,
+) -> Kernel:
+    """A kernel in PTX, for all architectures or by architecture. Raises ValueError as `cuda_kernel`."""
+    images = {"": ptx.encode()} if isinstance(ptx, str) else ptx
+    return _foreign(ForeignCode("ptx", _images(images), entry), signature, numba_twin, numpy_twin)
+
+
+def cubin_kernel(
+    cubins: Mapping[str, bytes],
+    entry: str,
+    signature: Sequence[str],
+    *,
+    numba_twin: Function | None = None,
+    numpy_twin: Function | None = None,
+) -> Kernel:
+    """A kernel of a cubin for each architecture, such as Triton and CuTe give. Raises ValueError as `cuda_kernel`.
+
+    Where a compiler gave the kernel parameters of its own, as Triton does for scratch memory, name them in
+    ``signature`` as "i64" and launch with 0.
+    """
+    return _foreign(ForeignCode("cubin", _images(cubins), entry), signature, numba_twin, numpy_twin)
+
+
+def ltoir_kernel(
+    ltoir: bytes | Mapping[str, bytes],
+    entry: str,
+    signature: Sequence[str],
+    *,
+    numba_twin: Function | None = None,
+    numpy_twin: Function | None = None,
+) -> Kernel:
+    """A kernel in LTO-IR, which nvJitLink links. Raises ValueError as `cuda_kernel`."""
+    return _foreign(ForeignCode("ltoir", _images(ltoir), entry), signature, numba_twin, numpy_twin)
+
+
+def launch(
+    ctx: Lowering,
+    kernel: Kernel,
+    grid: Sizes,
+    block: Sizes,
+    args: Sequence[Argument],
+    *,
+    writes: Sequence[Tensor],
+    shared_bytes: Dim = 0,
+) -> None:
+    """Records a launch. Grid, block, numbers and ``shared_bytes`` may be expressions of sizes.
+
+    ``args`` are contiguous tensors and numbers; the kernel writes those tensors that are among ``writes``, and may read
+    them. A plan is for one block, so one that depends on sizes makes a plan for each. An empty grid launches nothing.
+
+    Raises:
+        TypeError: the arguments are not those of the signature.
+        Unsupported: the emulated device has no twin of the kernel to run.
+    """
+    threads = tuple(_number(ctx, kernel, size) for size in _three(block))
+    if min(threads) < 1 or threads[0] * threads[1] * threads[2] > 1024:
+        raise TypeError(f"kernel {kernel.name}: a block of {threads} threads, at least 1 and at most 1024 are possible")
+    placed = _arguments(kernel, args)
+    for number, arg in enumerate(placed):
+        if isinstance(arg, Tensor) and not arg.is_contiguous:
+            raise TypeError(f"kernel {kernel.name}: argument {number} is not contiguous: use ctx.contiguous")
+    if kernel.foreign is not None and not ctx.device.runs_cubins and not kernel.source:
+        if kernel.numpy_twin is None:
+            raise Unsupported(
+                "op",
+                f"kernel {kernel.name}{_of_node(ctx)} is code for GPUs, and has no twin in Numba or NumPy that the "
+                "emulated device can run",
+            )
+        _call_twin(ctx, kernel, kernel.numpy_twin, _three(grid), placed, writes)
+        return
+    x, y, z = _three(grid)
+    bx, by, bz = threads
+    spec = kernel.spec(tuple(map(_type_of, placed)), bx * by * bz)
+    ctx.launch(spec, (x, y, z), (bx, by, bz), placed, shared_bytes=shared_bytes, writes=writes)
+
+
+@dataclass(frozen=True)
+class NumpyTwin:
+    """Runs a function on copies of the tensors in NumPy, and copies back those that it may write.
+
+    ``kinds`` says what each argument is: "t" a tensor, "n" a number of the Run, "f" the float that ``floats`` has
+    there. ``written`` counts tensors. The first three numbers of a Run are the grid.
+    """
+
+    function: Function
+    kinds: str
+    floats: tuple[float | None, ...]
+    written: tuple[int, ...]
+
+    def __call__(self, tensors: Sequence[DeviceArray], numbers: Sequence[int], stream: CallStream) -> None:
+        if 0 in numbers[:3]:
+            return
+        arrays: list[Array] = [stream.read(x) for x in tensors]
+        from_tensors, from_numbers = iter(arrays), iter(numbers[3:])
+        args = [
+            next(from_tensors) if kind == "t" else next(from_numbers) if kind == "n" else value
+            for kind, value in zip(self.kinds, self.floats, strict=True)
+        ]
+        self.function(*args)
+        for number in self.written:
+            stream.write(tensors[number], arrays[number])
+
+
+def _call_twin(
+    ctx: Lowering, kernel: Kernel, twin: Function, grid: Sequence[Dim], args: Sequence[Arg], writes: Sequence[Tensor]
+) -> None:
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    numbers = [*grid, *(arg.value for arg in args if isinstance(arg, Int32 | Int64))]
+    kinds = "".join("t" if isinstance(x, Tensor) else "n" if isinstance(x, Int32 | Int64) else "f" for x in args)
+    floats = tuple(x.value if isinstance(x, Float32 | Float64) else None for x in args)
+    buffers = {x.buffer for x in writes}
+    written = tuple(number for number, x in enumerate(tensors) if x.buffer in buffers)
+    run = NumpyTwin(twin, kinds, floats, written)
+    types = tuple((x.dtype, x.rank) for x in tensors)
+    name = f"the twin of kernel {kernel.name} in NumPy"
+    callback = Callback((kernel.name, run), name, types, len(numbers), function=lambda: run)
+    ctx.call_back(callback, tensors, numbers, writes=writes)
+
+
+def _foreign(
+    code: ForeignCode, signature: Sequence[str], numba_twin: Function | None, numpy_twin: Function | None
+) -> Kernel:
+    source, parameters = kernel_source(numba_twin) if numba_twin is not None else ("", ())
+    if numba_twin is not None and len(parameters) != len(signature):
+        raise KernelSourceError(
+            f"kernel {code.entry} has {len(signature)} parameters, and its twin in Numba has {len(parameters)}"
+        )
+    name = re.sub(r"\W+", "_", code.entry).strip("_") or "kernel"
+    kernel = Kernel(name, tuple(signature), code, source, numpy_twin)
+    kernel.spec(tuple(signature), 0)  # its checks
+    return kernel
+
+
+def _images(images: bytes | Mapping[str, bytes]) -> tuple[tuple[str, bytes], ...]:
+    return (("", images),) if isinstance(images, bytes) else tuple(sorted(images.items()))
+
+
+def _identifier(function: Function) -> str:
+    return re.sub(r"\W", "_", str(getattr(function, "__name__", "kernel")))
+
+
+def _three(sizes: Sizes) -> tuple[Dim, Dim, Dim]:
+    given = tuple(sizes) if isinstance(sizes, Sequence) else (sizes,)
+    if not 1 <= len(given) <= 3:
+        raise TypeError(f"a grid or a block has one to three sizes, not {len(given)}")
+    x, y, z = (*given, 1, 1)[:3]
+    return x, y, z
+
+
+def _number(ctx: Lowering, kernel: Kernel, size: Dim) -> int:
+    if isinstance(size, Expr):
+        if is_read_back(size):
+            raise TypeError(f"kernel {kernel.name}: a size of its block depends on values that a Run computes")
+        ctx.guard(eq(size, size.hint))
+        return size.hint
+    return operator.index(size)
+
+
+def _arguments(kernel: Kernel, args: Sequence[Argument]) -> list[Arg]:
+    types = kernel.signature or (None,) * len(args)
+    if len(types) != len(args):
+        raise TypeError(f"kernel {kernel.name} takes {len(types)} arguments, got {len(args)}")
+    return [
+        _argument(kernel, number, arg, wanted) for number, (arg, wanted) in enumerate(zip(args, types, strict=True))
+    ]
+
+
+def _argument(kernel: Kernel, number: int, arg: Argument, wanted: str | None) -> Arg:
+    placed: Arg
+    if isinstance(arg, Tensor | Int32 | Int64 | Float32 | Float64):
+        placed = arg
+    elif isinstance(arg, Expr | int):
+        if wanted in ("f32", "f64") and not isinstance(arg, int):
+            raise TypeError(f"kernel {kernel.name}: argument {number} is a size, the signature says {wanted}")
+        is_float = wanted in ("f32", "f64")
+        placed = _number_of(wanted, float(arg) if isinstance(arg, int) and is_float else arg)
+    elif isinstance(arg, float):
+        placed = _number_of(wanted, arg)
+    else:
+        raise TypeError(f"kernel {kernel.name}: argument {number} is {type(arg).__name__}, neither tensor nor number")
+    if wanted is not None and _type_of(placed) != wanted:
+        raise TypeError(f"kernel {kernel.name}: argument {number} is {_type_of(placed)}, the signature says {wanted}")
+    return placed
+
+
+def _number_of(wanted: str | None, value: Dim | float) -> Arg:
+    if isinstance(value, float):
+        return Float64(value) if wanted == "f64" else Float32(value)
+    return Int32(value) if wanted == "i32" else Int64(value)
+
+
+def _type_of(arg: Arg) -> str:
+    return f"*{arg.dtype.short}" if isinstance(arg, Tensor) else scalar_types[type(arg)]
+
+
+def _of_node(ctx: Lowering) -> str:
+    return "" if ctx.node is None else f" of {ctx.node.domain or 'ai.onnx'}::{ctx.node.op_type}"
