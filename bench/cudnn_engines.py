@@ -37,7 +37,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         command = build_asker(Path(folder))
         if command is None:
-            parser.error("cuDNN is not installed: pip install -e .[engines]")
+            parser.error("cuDNN is not installed: pip install -e .[libs]")
         for name in arguments.models:
             model = models.with_noise_weights(onnx.load(models.wheel_models()[name]))
             for batch in arguments.batch:

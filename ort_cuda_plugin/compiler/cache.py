@@ -1,123 +1,38 @@
 """The disk cache of compiled kernels and of their IR, shared by all processes of a user.
 
-An entry's file name is a hash of all that its contents depend on. If an entry is damaged, or another user could have
-written it, its kernel is compiled again.
+An entry's file name is a hash of all that its contents depend on (`toolchain`). If an entry is damaged, or
+another user could have written it, its kernel is compiled again.
 Nothing here imports Numba or llvmlite.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
-import platform
 import re
 import struct
 import zlib
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 
-from ort_cuda_plugin import uninterrupted
 from ort_cuda_plugin.compiler.cache_folder import CacheFolder, cache_folder
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
+from ort_cuda_plugin.compiler.toolchain import (
+    Tools,
+    decode_tools,
+    encode_tools,
+    installed_tools,
+    is_complete,
+    kernel_key,
+)
 
 max_cache_bytes = 512 << 20
 max_entry_bytes = 64 << 20
 """Of an entry, and of the texts of an IR."""
-front_end_sources = (
-    "compiler/intrinsics.py",
-    "compiler/small_floats.py",
-    "compiler/front_end.py",
-    "compiler/tile_intrinsics.py",
-    "compiler/matrix_intrinsics.py",
-    "compiler/vector_intrinsics.py",
-    "compiler/host/matrices.py",
-    "compiler/compile.py",
-    "compiler/kernel.py",
-)
-"""The modules of this package that make IR of a kernel's source."""
-back_end_sources = (
-    "compiler/elf.py",
-    "compiler/host/counts.py",
-    "compiler/host/entry.py",
-    "compiler/host/intrinsics.py",
-    "compiler/host/ir.py",
-    "compiler/host/math.py",
-    "compiler/host/matrices.py",
-    "compiler/host/vector_math.py",
-    "compiler/targets.py",
-)
-"""Those that make machine code of the IR."""
-
-
-# ---- keys ----
-
-
-def kernel_key(spec: KernelSpec, target: Target) -> str:
-    """Hex hash of the kernel's source and options, the target, and every tool that turns one into the other."""
-    return joined_digest(spec.digest, target.arch, toolchain_digest(target.is_emulated))
-
-
-def ir_key(spec: KernelSpec) -> str:
-    """Hex hash of all that a kernel's IR depends on; it is the same for every target."""
-    return joined_digest(spec.digest, "ir", front_end_digest())
-
-
-def joined_digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-def tools_digest(tools: Sequence[str], sources: Sequence[str]) -> str:
-    """Hash of the versions of Python and of distributions, and of modules of this package."""
-    digest = hashlib.sha256(platform.python_version().encode())
-    versions = uninterrupted.call(lambda: [version_of(tool) for tool in tools])  # which imports
-    for tool, version in zip(tools, versions, strict=True):
-        digest.update(f"{tool} {version}\n".encode())
-    package = Path(__file__).parent.parent
-    for source in sources:
-        with open(f"{package}/{source}", "rb") as file:
-            digest.update(file.read())
-    return digest.hexdigest()
-
-
-def version_of(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "absent"
-
-
-def toolkit_version() -> str:
-    """The CUDA version of what makes cubins, as "13.0"; "" where it is not installed."""
-    version = version_of("nvidia-nvjitlink")
-    return "" if version == "absent" else ".".join(version.split(".")[:2])
-
-
-@lru_cache(maxsize=1)
-def front_end_digest() -> str:
-    """What turns a kernel into IR."""
-    return tools_digest(["numba", "numba-cuda", "llvmlite"], front_end_sources)
-
-
-@lru_cache(maxsize=2)
-def toolchain_digest(emulated: bool) -> str:
-    """What turns a kernel into machine code; that for the emulated device depends on the CPU."""
-    tools = [] if emulated else ["nvidia-nvvm", "nvidia-nvjitlink", "nvidia-cuda-nvrtc", "cuda-core"]
-    sources = back_end_sources if emulated else (*back_end_sources, "compiler/foreign.py")
-    back_end = tools_digest(tools, sources)
-    return joined_digest(front_end_digest(), back_end, host_cpu() if emulated else "")
-
-
-def host_cpu() -> str:
-    """What tells apart the CPUs that LLVM generates different code for."""
-    keys = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU implementer", "CPU part", "Features")
-    try:
-        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    return "\n".join(line for line in first.splitlines() if line.split("\t")[0].rstrip(":") in keys)
+tools_prefix = "tools-"
+"""Of the files that say with which tools entries were compiled, for processes without tools."""
+max_tools = 8
 
 
 # ---- kernels ----
@@ -139,10 +54,47 @@ class KernelCache(CacheFolder):
 
     def __init__(self, folder: Path | None = None, max_bytes: int = max_cache_bytes) -> None:
         super().__init__(cache_folder() if folder is None else folder, max_bytes)
+        self.noted: set[Tools] = set()
+        self.foreign: dict[bool, list[Tools]] | None = None
 
     def load(self, key: str, target: Target) -> KernelImage | None:
         """The kernel, or None where there is none or its entry is damaged."""
         return decode(self.read(key) or b"", target)
+
+    def load_made(self, spec: KernelSpec, target: Target) -> KernelImage | None:
+        """The kernel, compiled with the tools of this process, or with any where it lacks one of them."""
+        for tools in (installed_tools(target.is_emulated), *self.others(target.is_emulated)):
+            image = self.load(kernel_key(spec, target, tools), target)
+            if image is not None:
+                return image
+        return None
+
+    def others(self, emulated: bool) -> list[Tools]:
+        """The tools of other processes whose kernels this one takes, the latest first: none if it can compile."""
+        if is_complete(installed_tools(emulated)):
+            return []
+        if self.foreign is None:
+            self.foreign = self.read_tools()
+        return self.foreign[emulated]
+
+    def read_tools(self) -> dict[bool, list[Tools]]:
+        """What `note_tools` of all processes has kept."""
+        found: dict[bool, list[Tools]] = {False: [], True: []}
+        if self.opened is not None and self.usable:
+            notes = [(status.st_mtime, name) for name, status in self.opened.files() if name.startswith(tools_prefix)]
+            for _, name in sorted(notes, reverse=True)[:max_tools]:
+                tools = decode_tools(self.read_file(name) or b"")
+                if tools is not None:
+                    found[name.startswith(f"{tools_prefix}emulated-")].append(tools)
+        return found
+
+    def note_tools(self, emulated: bool) -> None:
+        """Keeps with which tools this process compiles."""
+        tools = installed_tools(emulated)
+        if tools not in self.noted and self.writable:
+            self.noted.add(tools)
+            data, kind = encode_tools(tools), "emulated" if emulated else "cuda"
+            self.write_file(f"{tools_prefix}{kind}-{hashlib.sha256(data).hexdigest()[:16]}.json", data)
 
     def store(self, key: str, image: KernelImage) -> None:
         """Keeps a kernel."""

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from ort_cuda_plugin.compiler.trusted_files import TrustedFolder, Untrusted
@@ -18,6 +19,7 @@ logger = logging.getLogger("ort_cuda_plugin")
 
 CACHE_DIR_VARIABLE = "ORT_CUDA_PLUGIN_CACHE_DIR"
 abandoned_after_seconds = 3600.0
+lock_suffix = ".lock"
 
 
 def cache_folder() -> Path:
@@ -31,16 +33,16 @@ def cache_folder() -> Path:
     return Path(base if base and os.path.isabs(base) else os.path.expanduser("~/.cache")) / "ort-cuda-plugin"
 
 
-def open_folder(folder: Path, may_be_read_only: bool = False) -> TrustedFolder:
+def open_folder(folder: Path) -> TrustedFolder:
     """Makes the folder where it is missing. Raises Untrusted, with the reason, where it cannot be used."""
     if folder.parts[:1] == ("~",):
         raise Untrusted("this user has no home folder")
     try:
-        return TrustedFolder(folder, may_be_read_only)
+        return TrustedFolder(folder)
     except Untrusted:
         raise
     except OSError as error:
-        raise Untrusted(f"it cannot be made: {error.strerror or error}") from error
+        raise Untrusted(f"it cannot be opened or made: {error.strerror or error}") from error
 
 
 class CacheFolder:
@@ -48,8 +50,7 @@ class CacheFolder:
 
     ``max_bytes`` bounds the sum of the entries' sizes: the least recently used are removed. A kind of cache says in
     ``name``, ``suffix``, ``magic`` and ``max_entry_bytes`` what its entries are, in ``consequence`` what is lost
-    without a folder, in ``remedy`` what happens without an entry, and in ``may_be_read_only`` whether a folder to which
-    nothing can be written is of use.
+    without a folder, and in ``remedy`` what happens without an entry. A folder to which nothing can be written is read.
     """
 
     name: str
@@ -58,7 +59,6 @@ class CacheFolder:
     consequence: str
     remedy: str
     max_entry_bytes: int
-    may_be_read_only = False
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder = folder
@@ -67,14 +67,19 @@ class CacheFolder:
         self.opened: TrustedFolder | None = None
         self.problem = ""
         try:
-            self.opened = open_folder(folder, self.may_be_read_only)
+            self.opened = open_folder(folder)
         except Untrusted as problem:
             self.disable(str(problem))
 
     @property
     def usable(self) -> bool:
-        """Whether entries are found and kept; ``problem`` says why not."""
+        """Whether entries are found; ``problem`` says why not."""
         return not self.problem
+
+    @property
+    def writable(self) -> bool:
+        """Whether entries are kept."""
+        return self.usable and self.opened is not None and self.opened.is_writable
 
     def disable(self, problem: str) -> None:
         if self.usable:
@@ -114,6 +119,16 @@ class CacheFolder:
             self.trim()
         self.writes += 1
 
+    @contextlib.contextmanager
+    def lock(self, key: str) -> Iterator[bool]:
+        """Meanwhile no other process makes this entry; False if one does. True as well where nothing is kept."""
+        with contextlib.ExitStack() as stack:
+            held = True
+            if self.opened is not None and self.writable:
+                with contextlib.suppress(OSError):  # then two processes may make it
+                    held = stack.enter_context(self.opened.lock(f"{key}{lock_suffix}"))
+            yield held
+
     def read_file(self, name: str) -> bytes | None:
         """What a file of the folder holds, or None where there is none, or it is not this user's alone."""
         if self.opened is None or not self.usable:
@@ -128,7 +143,7 @@ class CacheFolder:
 
     def write_file(self, name: str, data: bytes) -> bool:
         """Writes a file of the folder atomically. The result says whether it was written."""
-        if self.opened is None or not self.usable or not self.opened.is_writable or len(data) > self.max_entry_bytes:
+        if self.opened is None or not self.writable or len(data) > self.max_entry_bytes:
             return False
         try:
             self.opened.write(name, data)
@@ -142,7 +157,7 @@ class CacheFolder:
             return
         entries = []
         for name, status in self.opened.files():
-            if name.endswith(".part") and time.time() - status.st_mtime > abandoned_after_seconds:
+            if name.endswith((".part", lock_suffix)) and time.time() - status.st_mtime > abandoned_after_seconds:
                 with contextlib.suppress(OSError):
                     self.opened.remove(name)
             elif name.endswith(self.suffix):

@@ -16,19 +16,20 @@ import types as python_types
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
 from numba import cuda
 from numba.core.errors import NumbaError
-from numba.cuda import libdevice, types
+from numba.cuda import cuda_paths, libdevice, types
 from numba.cuda.compiler import _compile_pyfunc_with_fixup
 from numba.cuda.core.compiler_lock import global_compiler_lock
 from numba.cuda.core.errors import NumbaError as CudaNumbaError
-from numba.cuda.cudadrv import nvrtc, nvvm
+from numba.cuda.cudadrv import nvvm
 
 from ort_cuda_plugin.compiler import front_end, intrinsics
-from ort_cuda_plugin.compiler.cache import KernelCache, ir_key
+from ort_cuda_plugin.compiler.cache import KernelCache
 from ort_cuda_plugin.compiler.elf import Elf
 from ort_cuda_plugin.compiler.foreign import ForeignCodeError, ForeignKernel, compile_foreign
 from ort_cuda_plugin.compiler.host import counts
@@ -36,6 +37,7 @@ from ort_cuda_plugin.compiler.host import entry as host_entry
 from ort_cuda_plugin.compiler.host import ir as host_ir
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
+from ort_cuda_plugin.compiler.toolchain import closest_capability, ir_key, supported_capabilities
 
 scalar_types = {"i32": types.int32, "i64": types.int64, "f32": types.float32, "f64": types.float64}
 element_types = {
@@ -191,17 +193,27 @@ def explain(function: Callable[..., None], error: Exception) -> tuple[str, int, 
 # ---- GPU ----
 
 
+ADVICE = '; `pip install "ort-cuda-plugin[cuda]"` brings what compiles for GPUs'
+
+
+def find_libdevice() -> None:
+    """Numba looks for libdevice together with NVRTC and others, which nothing here needs."""
+    if nvvm.LibDevice._cache_ is None and (path := cuda_paths._get_libdevice_path().info):
+        nvvm.LibDevice._cache_ = Path(path).read_bytes()
+
+
 def compile_cuda(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:
     """The image is a cubin; PTX, which the driver compiles, where the architecture is newer than the toolkit."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
     modules = [text.replace(ir.mangled_name, spec.symbol) for text in ir.modules]
     try:
-        arch = nvrtc.get_arch_option(*target.compute_capability)
+        arch = "compute_{}{}".format(*closest_capability(target.compute_capability))
+        find_libdevice()
         ptx = nvvm.compile_ir(modules, arch=arch, opt=3).strip(b"\0 \n")
     except Exception as error:
-        raise KernelCompileError(spec, f"NVVM: {error}") from error
-    if target.compute_capability > max_compute_capability():
+        raise KernelCompileError(spec, f"NVVM: {error}{ADVICE}") from error
+    if target.compute_capability > supported_capabilities()[-1]:
         return KernelImage(bytes(ptx) + b"\0", spec.symbol, target, {}, bytes(ptx))
     options = LinkerOptions(arch=target.arch, verbose=True)
     linker = Linker(ObjectCode.from_ptx(ptx), options=options)
@@ -210,12 +222,6 @@ def compile_cuda(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:
     except Exception as error:
         raise KernelCompileError(spec, f"nvJitLink: {error}\n{linker.get_error_log()}") from error
     return KernelImage(bytes(cubin), spec.symbol, target, resource_usage(linker.get_info_log()), bytes(ptx))
-
-
-def max_compute_capability() -> tuple[int, int]:
-    """The newest architecture that the toolkit makes cubins for."""
-    newest: tuple[int, int] = max(nvrtc.get_supported_ccs())
-    return newest
 
 
 usage_patterns = {

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import IO
 
 from ort_cuda_plugin.compiler import isolation
-from ort_cuda_plugin.compiler.cache import KernelCache, decode, encode, joined_digest, toolchain_digest
+from ort_cuda_plugin.compiler.cache import KernelCache, decode, encode
 from ort_cuda_plugin.compiler.foreign import ForeignKernel
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
+from ort_cuda_plugin.compiler.toolchain import installed_tools, joined_digest, toolchain_digest
 
 
 class WorkerClient:
@@ -78,7 +79,7 @@ class WorkerClient:
 
 def tools() -> str:
     """What a process compiles with."""
-    return joined_digest(toolchain_digest(True), toolchain_digest(False))
+    return joined_digest(*(toolchain_digest(installed_tools(emulated), emulated) for emulated in (True, False)))
 
 
 # ---- messages ----

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ort_cuda_plugin.compiler.cache import joined_digest
 from ort_cuda_plugin.compiler.elf import Elf
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
+from ort_cuda_plugin.compiler.toolchain import joined_digest, supported_capabilities
 
 KINDS = ("cuda", "ptx", "cubin", "ltoir")
 
@@ -84,6 +84,7 @@ class ForeignKernel(KernelSpec):
     """A kernel of `ForeignCode` on a GPU. ``source`` is its twin for the emulated device, "" where there is none."""
 
     foreign: ForeignCode = field(kw_only=True)
+    tools = ("nvidia-cuda-nvrtc",)
 
     @cached_property
     def digest(self) -> str:
@@ -139,8 +140,8 @@ def _compile_cuda(code: ForeignCode, source: bytes, target: Target) -> tuple[byt
         nvrtc.nvrtcVersion()
     except Exception as error:
         raise ForeignCodeError(
-            f"NVRTC, which compiles CUDA C++, cannot be used ({type(error).__name__}: {error}): install the plugin "
-            "with its extra `gpu`, or nvidia-cuda-nvrtc and cuda-bindings"
+            f"NVRTC, which compiles CUDA C++, cannot be used ({type(error).__name__}: {error}): "
+            '`pip install "ort-cuda-plugin[nvrtc]"` brings it'
         ) from error
 
     def checked(result: tuple[Any, ...]) -> Any:
@@ -179,9 +180,9 @@ def _newest_known(nvrtc: Any, compute_capability: tuple[int, int]) -> tuple[int,
 def _linked(spec: ForeignKernel, ptx: bytes, data: bytes, entry: str, target: Target) -> KernelImage:
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
-    from ort_cuda_plugin.compiler.compile import max_compute_capability, resource_usage
+    from ort_cuda_plugin.compiler.compile import resource_usage
 
-    if ptx and target.compute_capability > max_compute_capability():
+    if ptx and target.compute_capability > supported_capabilities()[-1]:
         return KernelImage(ptx + b"\0", entry, target, {}, ptx)
     lto = spec.foreign.kind == "ltoir"
     try:

@@ -109,4 +109,12 @@ def import_compiler() -> Any:
     if not any(isinstance(finder, _SettingsFinder) for finder in sys.meta_path):
         # It stays: another thread that is importing would miss a finder when one before it goes away.
         sys.meta_path.insert(0, _SettingsFinder())
-    return importlib.import_module("ort_cuda_plugin.compiler.compile")
+    try:
+        return importlib.import_module("ort_cuda_plugin.compiler.compile")
+    except ImportError as error:
+        raise ImportError(
+            f"a kernel has to be compiled, and the compiler is not installed ({error}). "
+            '`pip install "ort-cuda-plugin[cpu]"` brings it for the emulated device, `[cuda]` or `[gpu]` for GPUs; '
+            "without it kernels come from a kernel cache that a process with the same version of the plugin has filled",
+            name=error.name,
+        ) from error

@@ -9,6 +9,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 type_pattern = re.compile(
     r"\*(f16|bf16|f8e4m3fn(uz)?|f8e5m2(fnuz)?|f8e8m0|f4e2m1|f32|f64|b1|[iu](2|4|8|16|32|64))|i32|i64|f32|f64"
@@ -34,6 +35,8 @@ class KernelSpec:
     signature: tuple[str, ...]
     source: str
     launch_bounds: int = 0
+    tools: ClassVar[tuple[str, ...]] = ()
+    """Distributions that compile it for GPUs, beside those of every kernel."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.name):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -12,21 +14,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from ort_cuda_plugin import uninterrupted
-from ort_cuda_plugin.compiler.cache import KernelCache, kernel_key
+from ort_cuda_plugin.compiler.cache import KernelCache
 from ort_cuda_plugin.compiler.foreign import ForeignKernel
 from ort_cuda_plugin.compiler.isolation import import_compiler
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
+from ort_cuda_plugin.compiler.toolchain import kernel_key
 from ort_cuda_plugin.compiler.trusted_files import append_to_file, read_file
 
 if TYPE_CHECKING:
     from ort_cuda_plugin.compiler.compile_worker import WorkerClient
 
 Job: TypeAlias = tuple[KernelSpec, Target]
+Done: TypeAlias = Callable[[int, KernelImage, bool], None]
 MANIFEST_VARIABLE = "ORT_CUDA_PLUGIN_KERNEL_MANIFEST"
 worker_pays_seconds = 2.5
 """How much work pays for a helper process, which spends over a second importing Numba."""
 max_workers = 8
+lock_poll_seconds = 0.02
+"""Between looks at a kernel that another process compiles."""
+patience = 30.0
+"""How many times longer than expected another process may take for a kernel, before this one compiles it as well."""
+logger = logging.getLogger("ort_cuda_plugin")
 
 
 def count_kernels(name: str, by: int) -> None:
@@ -81,7 +90,7 @@ class KernelLibrary:
             missing: dict[str, Job] = {}
             hits = 0
             for key, job in dict(zip(keys, jobs, strict=True)).items():
-                if key not in self.images and (image := self.cache.load(key, job[1])) is not None:
+                if key not in self.images and (image := self.cache.load_made(*job)) is not None:
                     self.images[key] = image
                 if key in self.images:
                     hits += 1
@@ -93,11 +102,13 @@ class KernelLibrary:
             if missing:
                 missing_keys = list(missing)
 
-                def keep(index: int, image: KernelImage) -> None:
+                def keep(index: int, image: KernelImage, compiled: bool) -> None:
                     # At once, so that what an interrupted call compiled is there for the next.
                     self.images[missing_keys[index]] = image
-                    self.cache.store(missing_keys[index], image)
-                    self.count("KERNELS_COMPILED", 1)
+                    if compiled:
+                        self.cache.note_tools(image.target.is_emulated)
+                        self.cache.store(missing_keys[index], image)
+                    self.count("KERNELS_COMPILED" if compiled else "KERNEL_CACHE_HITS", 1)
                     advance(1)
 
                 compile_many(list(missing.values()), keep, self.cache)
@@ -112,10 +123,11 @@ def expected_seconds(spec: KernelSpec) -> float:
 class Compilation:
     """Jobs that this process and helpers take from one list, the longest first; those of one kernel stay together.
 
-    ``done(index, image)`` is called as each job ends, from one thread at a time.
+    What another process is compiling meanwhile comes last, and is taken from it. ``done(index, image, compiled)`` is
+    called as each job ends, from one thread at a time.
     """
 
-    def __init__(self, jobs: Sequence[Job], done: Callable[[int, KernelImage], None], cache: KernelCache) -> None:
+    def __init__(self, jobs: Sequence[Job], done: Done, cache: KernelCache) -> None:
         self.jobs = jobs
         self.done = done
         self.cache = cache
@@ -129,6 +141,7 @@ class Compilation:
         self.seconds = sum(map(expected_seconds, kernels))
         longest_first = sorted(kernels, key=expected_seconds, reverse=True)
         self.todo = deque(kernels[spec] for spec in longest_first)
+        self.elsewhere: deque[int] = deque()
 
     def run(self) -> None:
         """Compiles all, with helpers where that pays. Raises KernelCompileError."""
@@ -146,8 +159,23 @@ class Compilation:
                 thread.join()
             for worker in self.workers:
                 worker.close()
-        self.todo.extend([i] for i, image in enumerate(self.images) if image is None)
+        elsewhere = list(self.elsewhere)
+        self.todo.extend([i] for i, image in enumerate(self.images) if image is None and i not in elsewhere)
         self.run_here()
+        for index in elsewhere:
+            self.await_other(index)
+
+    def await_other(self, index: int) -> None:
+        """Takes a kernel from the process that compiles it, or compiles it where that process fails or is slow."""
+        deadline = time.monotonic() + patience * expected_seconds(self.jobs[index][0])
+        while not self.abandoned and self.images[index] is None:
+            with self.cache.lock(kernel_key(*self.jobs[index])) as held:
+                if (image := self.cache.load_made(*self.jobs[index])) is not None:
+                    self.finish(index, image, compiled=False)
+                elif held or time.monotonic() > deadline:
+                    self.compile_here(index)
+            if self.images[index] is None:
+                time.sleep(lock_poll_seconds)
 
     def abandon(self) -> None:
         """Nobody waits any more: what this process is compiling is the last."""
@@ -159,9 +187,11 @@ class Compilation:
         """Raises KernelCompileError."""
         if self.abandoned or not self.todo:
             return
-        compile_kernel = import_compiler().compile_kernel
         for index in self.take():
-            self.finish(index, compile_kernel(*self.jobs[index], self.cache))
+            self.compile_here(index)
+
+    def compile_here(self, index: int) -> None:
+        self.finish(index, import_compiler().compile_kernel(*self.jobs[index], self.cache))
 
     def run_in(self, worker: WorkerClient) -> None:
         """Ends early where the helper fails; what it could not do is done here, so that its error is raised here."""
@@ -173,12 +203,13 @@ class Compilation:
                 return
             self.finish(index, image)
 
-    def finish(self, index: int, image: KernelImage) -> None:
+    def finish(self, index: int, image: KernelImage, compiled: bool = True) -> None:
         with self.lock:
             self.images[index] = image
-            self.done(index, image)
+            self.done(index, image, compiled)
 
     def take(self) -> Iterator[int]:
+        """Jobs to compile, each with the lock of its kernel held until the next one is asked for."""
         while True:
             try:
                 indices = self.todo.popleft()
@@ -187,19 +218,26 @@ class Compilation:
             for index in indices:
                 if self.abandoned:
                     return
-                yield index
+                with self.cache.lock(kernel_key(*self.jobs[index])) as held:
+                    if not held:
+                        self.elsewhere.append(index)
+                    elif (image := self.cache.load_made(*self.jobs[index])) is not None:
+                        self.finish(index, image, compiled=False)
+                    else:
+                        yield index
 
 
-def compile_many(
-    jobs: Sequence[Job], done: Callable[[int, KernelImage], None], cache: KernelCache
-) -> list[KernelImage]:
+def compile_many(jobs: Sequence[Job], done: Done, cache: KernelCache) -> list[KernelImage]:
     """Compiles all, sharing the work with helper processes when it is much. Raises KernelCompileError.
 
     ``done`` is called with the index of each job as it ends, from one thread at a time; ``cache`` has IR, and gets it.
     Where a signal handler ends the call, what this process is compiling goes on to its end, its ``done`` included.
     """
     compilation = Compilation(jobs, done, cache)
+    logger.info("compiling %d kernels, about %.0f s of one core", len(jobs), compilation.seconds)
+    started = time.monotonic()
     uninterrupted.call(compilation.run, compilation.abandon)
+    logger.info("compiled %d kernels in %.1f s", len(jobs), time.monotonic() - started)
     return [image for image in compilation.images if image is not None]
 
 

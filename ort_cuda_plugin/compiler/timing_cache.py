@@ -93,7 +93,6 @@ class TimingCache(CacheFolder):
     consequence = "Each process measures again"
     remedy = "measuring again"
     max_entry_bytes = 256 << 10
-    may_be_read_only = True
 
     def __init__(self, folder: Path | None = None, max_bytes: int = max_cache_bytes) -> None:
         super().__init__(cache_folder() / "timings" if folder is None else folder, max_bytes)

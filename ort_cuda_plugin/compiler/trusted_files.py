@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import stat
@@ -31,19 +32,19 @@ class Untrusted(PermissionError):
 
 
 class TrustedFolder:
-    """An open folder of this user's. Its methods take names of files in it and raise OSError.
+    """An open folder of this user's or root's. Its methods take names of files in it and raise OSError.
 
-    Nothing can be written to a folder that is not ``is_writable``, which is refused unless it ``may_be_read_only``.
+    Nothing can be written to a folder that is not ``is_writable``.
     Raises Untrusted, and other OSErrors where it cannot be made or opened.
     """
 
-    def __init__(self, path: Path, may_be_read_only: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         if not path.is_absolute():
             raise Untrusted("it is not an absolute path, and the working folder is not trusted")
         walk = _Walk()
         try:
             walk.go(path)
-            self.handle, self.is_writable = walk.open_end(may_be_read_only)
+            self.handle, self.is_writable = walk.open_end()
         finally:
             walk.close()
         # Not when Python ends: threads may still use it.
@@ -68,12 +69,33 @@ class TrustedFolder:
         descriptor = os.open(temporary, flags, 0o600, dir_fd=self.handle)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                os.fchmod(descriptor, 0o600)  # for any umask
+                os.fchmod(descriptor, _mode(0o600))  # for any umask
                 file.write(data)
             os.replace(temporary, name, src_dir_fd=self.handle, dst_dir_fd=self.handle)
         except BaseException:
             os.unlink(temporary, dir_fd=self.handle)
             raise
+
+    @contextlib.contextmanager
+    def lock(self, name: str) -> Iterator[bool]:
+        """Holds a lock of all processes meanwhile; False where another holder has it, at once.
+
+        It is a file, removed afterwards. A process that opened the file before then holds a lock of nothing: so a
+        holder looks first whether the work is done.
+        """
+        flags = os.O_RDWR | os.O_CREAT | CAREFULLY
+        with os.fdopen(os.open(name, flags, 0o600, dir_fd=self.handle), "rb") as file:
+            _check_file(file.fileno())
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            try:
+                yield True
+            finally:
+                with contextlib.suppress(OSError):
+                    self.remove(name)
 
     def files(self) -> Iterator[tuple[str, os.stat_result]]:
         """The names in the folder, with what they are; links are not followed."""
@@ -107,6 +129,12 @@ def append_to_file(path: Path, data: bytes) -> None:
 
 
 # ---- checks ----
+
+
+def _mode(private: int) -> int:
+    """The mode of what this process makes: root's is for all users to read, as in the image of a container."""
+    reading = private & (stat.S_IRUSR | stat.S_IXUSR)
+    return private if os.geteuid() else private | reading >> 3 | reading >> 6
 
 
 def _check_file(descriptor: int) -> os.stat_result:
@@ -170,7 +198,7 @@ class _Walk:
             return os.stat(name, dir_fd=self.handles[-1], follow_symlinks=False)
         except FileNotFoundError:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(name, 0o700, dir_fd=self.handles[-1])
+                os.mkdir(name, _mode(0o700), dir_fd=self.handles[-1])
             return os.stat(name, dir_fd=self.handles[-1], follow_symlinks=False)
 
     def follow(self, name: str, status: os.stat_result) -> str:
@@ -213,18 +241,13 @@ class _Walk:
         except OSError as error:
             return error.errno != errno.ENOTSUP
 
-    def open_end(self, may_be_read_only: bool) -> tuple[int, bool]:
-        """A handle of a folder that this user alone writes to, and whether this process can.
+    def open_end(self) -> tuple[int, bool]:
+        """A handle of a folder that belongs to this user or root, and whether this user can write there.
 
-        One that ``may_be_read_only`` may also belong to root.
+        `check` has looked at its owner, but not at who may write to it.
         """
-        status = os.fstat(self.handles[-1])
-        if status.st_uid != os.geteuid() and not (may_be_read_only and status.st_uid == 0):
-            raise Untrusted(f"{self.place()} belongs to user {status.st_uid}")
-        _check_writers(status, self.place())
-        is_writable = os.access(".", os.R_OK | os.W_OK | os.X_OK, dir_fd=self.handles[-1])
-        if not (is_writable or may_be_read_only):
-            raise Untrusted("it is not writable")
+        _check_writers(os.fstat(self.handles[-1]), self.place())
+        is_writable = os.access(".", os.W_OK | os.X_OK, dir_fd=self.handles[-1], effective_ids=True)
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.handles[-1]), is_writable
 
     def close(self) -> None:

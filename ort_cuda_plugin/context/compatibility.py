@@ -6,8 +6,8 @@ import enum
 import re
 from collections.abc import Sequence
 
-from ..compiler.cache import toolkit_version
 from ..compiler.targets import Target
+from ..compiler.toolchain import toolkit_version
 from ..plan.format import version as plan_version
 from .container import VERSION
 from .fits import driver_runs

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from ..clusters.cluster import CompiledCluster
 from ..clusters.ranks import Ranks
-from ..compiler.cache import host_cpu, joined_digest, toolkit_version
 from ..compiler.kernel import KernelSpec
 from ..compiler.shared_memory import IN_LAUNCH, may_ask_in_launch
 from ..compiler.targets import KernelImage, Target
+from ..compiler.toolchain import host_cpu, joined_digest, toolkit_version
 from ..model.ir import Constant, Graph, Value
 from ..plan.format import encode
 from ..plan.format import version as plan_version

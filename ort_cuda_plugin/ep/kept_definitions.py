@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..abi import host
-from ..compiler.cache import joined_digest, tools_digest
+from ..compiler.toolchain import joined_digest, sources_digest
 from ..model.ir import DType
 from ..ops.kernel_definitions import KernelDefinition
 from .open_device import kernel_library
@@ -61,7 +61,7 @@ def _name() -> str:
 
 def _made_by() -> str:
     operators = sorted(f"ops/{name}" for name in os.listdir(PACKAGE / "ops") if name.endswith(".py"))
-    return joined_digest(*_host(), tools_digest([], [*SOURCES, *operators]))
+    return joined_digest(*_host(), sources_digest((*SOURCES, *operators)))
 
 
 def _host() -> tuple[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import signal
 import subprocess
@@ -17,14 +16,15 @@ import psutil
 import pytest
 
 from kernel_launch import kernel
-from ort_cuda_plugin.compiler import cache as cache_module
-from ort_cuda_plugin.compiler import kernel_library
-from ort_cuda_plugin.compiler.cache import KernelCache, kernel_key
+from ort_cuda_plugin.compiler import kernel_library, toolchain
+from ort_cuda_plugin.compiler.cache import KernelCache
 from ort_cuda_plugin.compiler.compile import KernelCompileError
 from ort_cuda_plugin.compiler.compile_worker import WorkerClient
+from ort_cuda_plugin.compiler.isolation import import_compiler
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
+from ort_cuda_plugin.compiler.toolchain import kernel_key
 
 emulated = Target.emulated()
 
@@ -106,10 +106,10 @@ def test_many_kernels_are_compiled_with_and_without_a_helper(
     assert all(worker.process.returncode is not None for worker in used)
 
 
-def test_the_longest_kernels_come_first_and_targets_of_a_kernel_stay_together() -> None:
+def test_the_longest_kernels_come_first_and_targets_of_a_kernel_stay_together(tmp_path: Path) -> None:
     long = kernel("long", ("*f32",), spec_number(1).source + "    x[1] = float32(2)\n" * 50)
     jobs = [(spec, target) for target in (emulated, Target.cuda(9, 0)) for spec in (spec_number(1), long)]
-    compilation = kernel_library.Compilation(jobs, lambda index, image: None, KernelCache())
+    compilation = kernel_library.Compilation(jobs, lambda index, image, compiled: None, KernelCache(tmp_path))
     assert list(compilation.take()) == [1, 3, 0, 2]
     assert compilation.seconds > 0.2
 
@@ -236,18 +236,79 @@ def test_a_key_depends_on_spec_target_and_tools(monkeypatch: pytest.MonkeyPatch)
     keys = [kernel_key(*variant) for variant in variants]
     assert len(set(keys)) == len(keys)
     assert keys == [kernel_key(*variant) for variant in variants]
-    cache_module.toolchain_digest.cache_clear()
-    cache_module.front_end_digest.cache_clear()
-    monkeypatch.setattr(importlib.metadata, "version", lambda tool: "0.0")
-    assert kernel_key(spec, emulated) != keys[0]
-    monkeypatch.undo()
-    cache_module.toolchain_digest.cache_clear()
-    cache_module.front_end_digest.cache_clear()
-    monkeypatch.setattr(cache_module, "host_cpu", lambda: "another")
+    tools = toolchain.installed_tools(True)
+    for index, (name, version) in enumerate(tools):
+        changed = (*tools[:index], (name, f"{version}.1"), *tools[index + 1 :])
+        assert kernel_key(spec, emulated, changed) != keys[0]
+    toolchain.toolchain_digest.cache_clear()
+    monkeypatch.setattr(toolchain, "host_cpu", lambda: "another")
     assert kernel_key(spec, emulated) != keys[0]
     assert kernel_key(spec, Target.cuda(9, 0)) == keys[2]
-    cache_module.toolchain_digest.cache_clear()
-    cache_module.front_end_digest.cache_clear()
+    toolchain.toolchain_digest.cache_clear()
+
+
+def test_a_key_does_not_depend_on_the_patch_version_of_python() -> None:
+    assert toolchain.installed_tools(True)[0] == ("python", f"{sys.version_info.major}.{sys.version_info.minor}")
+
+
+def test_a_process_without_compilers_takes_what_others_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (compiled,) = library(tmp_path)[0].get_many([spec_number(1)], emulated)
+    none = (("python", "3.99"), ("numba", toolchain.ABSENT))
+    monkeypatch.setattr("ort_cuda_plugin.compiler.cache.installed_tools", lambda emulated: none)
+    monkeypatch.setattr(toolchain, "installed_tools", lambda emulated: none)
+    for damage in (b"", b"[1]", b'[["python", 3]]', b'[["python", "3.0"]]'):
+        (tmp_path / f"tools-emulated-{len(damage)}.json").write_bytes(damage)
+        (tmp_path / f"tools-emulated-{len(damage)}.json").chmod(0o600)
+    target, counts = library(tmp_path)
+    assert target.get(spec_number(1), emulated) == compiled
+    assert counts == {"KERNEL_CACHE_HITS": 1}
+
+
+def test_a_toolkit_compiles_for_what_its_nvrtc_says() -> None:
+    from numba.cuda.cudadrv import nvrtc
+
+    assert toolchain.supported_capabilities() == sorted(nvrtc.get_supported_ccs())
+    assert toolchain.supported_capabilities("") == sorted(toolchain.OF_EVERY_TOOLKIT)
+    for capability in [(7, 5), (8, 5), (9, 0), (12, 1), (13, 0)]:
+        assert "compute_{}{}".format(*toolchain.closest_capability(capability)) == nvrtc.get_arch_option(*capability)
+    with pytest.raises(ValueError, match="sm_70"):
+        toolchain.closest_capability((7, 0))
+
+
+# ---- several processes ----
+
+
+def test_two_processes_compile_a_kernel_once(tmp_path: Path) -> None:
+    """The other process is another library here: it compiles the first kernel while this one has only the second."""
+    specs = [spec_number(1), spec_number(2)]
+    first, _ = library(tmp_path)
+    second, counts = library(tmp_path)
+    waiting = threading.Thread(target=second.get_many, args=(specs, emulated))
+    with first.cache.lock(kernel_key(specs[0], emulated)) as held:
+        assert held
+        waiting.start()
+        while not counts:  # the second kernel is compiled meanwhile
+            waiting.join(0.01)
+        assert waiting.is_alive()
+        assert second.cache.load_made(specs[0], emulated) is None
+        made = import_compiler().compile_kernel(specs[0], emulated)
+        first.cache.store(kernel_key(specs[0], emulated), made)
+    waiting.join()
+    assert counts == {"KERNELS_COMPILED": 1, "KERNEL_CACHE_HITS": 1}
+    assert second.get(specs[0], emulated) == made
+    assert not list(tmp_path.glob("*.lock"))
+
+
+def test_a_kernel_is_compiled_where_the_process_that_has_its_lock_gives_up(tmp_path: Path) -> None:
+    first, _ = library(tmp_path)
+    second, counts = library(tmp_path)
+    waiting = threading.Thread(target=second.get_many, args=([spec_number(1)], emulated))
+    with first.cache.lock(kernel_key(spec_number(1), emulated)):
+        waiting.start()
+    waiting.join()
+    assert counts == {"KERNELS_COMPILED": 1}
 
 
 def test_keys_depend_on_every_module_that_the_compiler_imports() -> None:
@@ -255,6 +316,6 @@ def test_keys_depend_on_every_module_that_the_compiler_imports() -> None:
     program += " if m.__name__.startswith('ort_cuda_plugin.') and m.__file__.endswith('.py')))"
     output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
     imported = {path.rpartition("/ort_cuda_plugin/")[2] for path in output.split() if not path.endswith("/__init__.py")}
-    sources = {*cache_module.front_end_sources, *cache_module.back_end_sources}
-    without_effect = {"compiler/cache.py", "compiler/cache_folder.py", "compiler/trusted_files.py", "uninterrupted.py"}
-    assert imported == sources | without_effect
+    sources = {*toolchain.front_end_sources, *toolchain.back_end_sources}
+    others = {f"compiler/{name}.py" for name in ("cache", "cache_folder", "foreign", "toolchain", "trusted_files")}
+    assert imported == sources | others | {"uninterrupted.py"}

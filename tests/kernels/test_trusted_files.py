@@ -20,22 +20,27 @@ from hypothesis import strategies as st
 from isolated import python
 from kernel_launch import kernel
 from ort_cuda_plugin.compiler import kernel_library
-from ort_cuda_plugin.compiler.cache import KernelCache, decode, decode_texts, kernel_key
+from ort_cuda_plugin.compiler.cache import KernelCache, decode, decode_texts
 from ort_cuda_plugin.compiler.cache_folder import cache_folder
 from ort_cuda_plugin.compiler.kernel_library import read_manifest
+from ort_cuda_plugin.compiler.toolchain import kernel_key
 from test_kernel_cache import emulated, image, library, spec_number
 
+folder_mode, file_mode = (0o700, 0o600) if os.geteuid() else (0o755, 0o644)
 
-def test_the_folder_is_private_and_moves_with_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_the_folder_is_private_unless_it_is_roots_and_moves_with_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.delenv("ORT_CUDA_PLUGIN_CACHE_DIR", raising=False)
     assert cache_folder() == tmp_path / "xdg" / "ort-cuda-plugin"
     monkeypatch.setenv("ORT_CUDA_PLUGIN_CACHE_DIR", str(tmp_path / "moved"))
     cache = KernelCache()
     assert cache.folder == tmp_path / "moved"
-    assert cache.folder.stat().st_mode & 0o777 == 0o700
+    assert cache.folder.stat().st_mode & 0o777 == folder_mode
     cache.store("key", image(10))
-    assert [path.stat().st_mode & 0o777 for path in cache.folder.iterdir()] == [0o600]
+    assert [path.stat().st_mode & 0o777 for path in cache.folder.iterdir()] == [file_mode]
 
 
 def test_a_user_without_a_home_folder_does_without(
@@ -151,8 +156,8 @@ def a_file(folder: Path) -> None:
         (behind_somebody_elses_link, "the link"),
         (behind_a_link_through_a_folder_that_others_write_to, "/parent/shared (mode 0777)"),
         (in_a_circle, "lead in a circle"),
-        (under_a_file, "it cannot be made"),
-        (a_file, "it cannot be made"),
+        (under_a_file, "it cannot be opened or made"),
+        (a_file, "it cannot be opened or made"),
     ],
 )
 def test_a_folder_that_cannot_be_trusted_or_written_is_named_once_and_not_used(
@@ -259,33 +264,46 @@ def test_an_entry_that_others_could_have_written_is_compiled_again(tmp_path: Pat
     again, counts = library(tmp_path)
     assert again.get(spec_number(1), emulated) == good
     assert counts == {"KERNELS_COMPILED": 1}
-    assert (path.read_bytes(), stat.S_IMODE(path.lstat().st_mode)) == (content, 0o600)
+    assert (path.read_bytes(), stat.S_IMODE(path.lstat().st_mode)) == (content, file_mode)
     assert stat.S_ISREG(path.lstat().st_mode)
 
 
 @needs_root
-def test_a_user_takes_the_entries_of_root_but_not_its_folder(tmp_path: Path) -> None:
-    """What root wrote into the folder of a user is as good as the user's own; root's folder is not the user's."""
+def test_a_user_takes_what_root_wrote_and_writes_only_to_its_own_folder(tmp_path: Path) -> None:
     program = """
     import os, sys
     from pathlib import Path
     from ort_cuda_plugin.compiler.cache import KernelCache
-    from ort_cuda_plugin.compiler.targets import Target
+    from ort_cuda_plugin.compiler.targets import KernelImage, Target
     os.setgroups([]), os.setgid(12345), os.setuid(12345)
-    caches = [KernelCache(Path(folder)) for folder in sys.argv[1:]]
-    print([(cache.usable, cache.load("key", Target.emulated()) is not None) for cache in caches])
+    for folder in map(Path, sys.argv[1:]):
+        cache = KernelCache(folder)
+        cache.store("new", KernelImage(b"", "entry", Target.emulated(), {}))
+        found = [cache.load(key, Target.emulated()) is not None for key in ("key", "new")]
+        print(cache.usable, cache.writable, *found)
+        with cache.lock("key") as held:
+            print(held)
     """
     with tempfile.TemporaryDirectory() as root:  # whose parents others may enter
         os.chmod(root, 0o755)
-        folders = [Path(root, name) for name in ("users", "roots")]
+        folders = [Path(root, name) for name in ("users", "roots", "private", "changed")]
         for folder in folders:
             KernelCache(folder).store("key", image(10))
-            (folder / "key.kernel").chmod(0o644)
         os.chown(folders[0], stranger, stranger)
-        folders[1].chmod(0o755)
+        folders[2].chmod(0o700)
+        (folders[3] / "key.kernel").chmod(0o666)
         done = python(program, *map(str, folders))
-    assert done.stdout == "[(True, True), (False, False)]\n"
-    assert "roots belongs to user 0" in done.stderr
+        assert os.listdir(folders[1]) == ["key.kernel"]
+    assert done.stdout.split("\n")[::2] == [
+        "True True True True",
+        "True False True False",
+        "False False False False",
+        "True False False False",
+        "",
+    ]
+    assert done.stdout.split("\n")[1::2] == ["True"] * 4
+    assert "private is not used: it cannot be opened or made: Permission denied" in done.stderr
+    assert "other users can write to it (mode 0666)" in done.stderr
 
 
 image_bodies = st.one_of(

@@ -1,0 +1,177 @@
+"""What kernels are compiled with: the versions of the tools, in the keys of the disk cache.
+
+A process that lacks the tools takes what others have compiled: the cache says with which tools, and the keys follow.
+Nothing here imports the tools.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+import re
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeAlias
+
+from ort_cuda_plugin import uninterrupted
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.targets import Target
+
+Tools: TypeAlias = tuple[tuple[str, str], ...]
+"""Names and versions, Python's first."""
+ABSENT = "absent"
+FRONT_END = ("numba", "numba-cuda", "llvmlite")
+"""The distributions that make IR of a kernel's source, and the emulated device's code of IR."""
+CUBINS = ("nvidia-nvvm", "nvidia-nvjitlink", "cuda-core")
+"""Those that make a GPU's code of IR."""
+front_end_sources = (
+    "compiler/intrinsics.py",
+    "compiler/small_floats.py",
+    "compiler/front_end.py",
+    "compiler/tile_intrinsics.py",
+    "compiler/matrix_intrinsics.py",
+    "compiler/vector_intrinsics.py",
+    "compiler/host/matrices.py",
+    "compiler/compile.py",
+    "compiler/kernel.py",
+)
+"""The modules of this package that make IR of a kernel's source."""
+back_end_sources = (
+    "compiler/elf.py",
+    "compiler/host/counts.py",
+    "compiler/host/entry.py",
+    "compiler/host/intrinsics.py",
+    "compiler/host/ir.py",
+    "compiler/host/math.py",
+    "compiler/host/matrices.py",
+    "compiler/host/vector_math.py",
+    "compiler/targets.py",
+)
+"""Those that make machine code of the IR."""
+
+
+# ---- tools ----
+
+
+@lru_cache(maxsize=64)
+def version_of(distribution: str) -> str:
+    try:
+        return uninterrupted.call(lambda: importlib.metadata.version(distribution))  # which imports
+    except importlib.metadata.PackageNotFoundError:
+        return ABSENT
+
+
+def toolkit_version() -> str:
+    """The CUDA version of what makes cubins, as "13.0"; "" where it is not installed."""
+    version = version_of("nvidia-nvjitlink")
+    return "" if version == ABSENT else ".".join(version.split(".")[:2])
+
+
+@lru_cache(maxsize=2)
+def installed_tools(emulated: bool) -> Tools:
+    """The tools of this process for the emulated device, or for GPUs; a version may be ABSENT."""
+    names = FRONT_END if emulated else (*FRONT_END, *CUBINS)
+    versions = [version_of(name) for name in names]
+    # Numba reads bytecode, which is another one in each minor version.
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return (("python", python), *zip(names, versions, strict=True))
+
+
+def is_complete(tools: Tools) -> bool:
+    """Whether a process with these tools can compile."""
+    return all(version != ABSENT for _, version in tools)
+
+
+def encode_tools(tools: Tools) -> bytes:
+    return json.dumps(tools).encode()
+
+
+def decode_tools(data: bytes) -> Tools | None:
+    """None where the bytes are no tools."""
+    try:
+        pairs = json.loads(data)
+        tools = tuple((name, version) for name, version in pairs)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return tools if all(isinstance(part, str) for pair in tools for part in pair) else None
+
+
+# ---- architectures ----
+
+OF_EVERY_TOOLKIT = ((7, 5), (8, 0), (8, 6), (8, 7), (8, 8), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1))
+"""The compute capabilities that each toolkit of CUDA 13 compiles for."""
+OF_NEWER_TOOLKITS = {(10, 7): (13, 5)}
+"""Others, with a toolkit that has them."""
+
+
+def supported_capabilities(toolkit: str | None = None) -> list[tuple[int, int]]:
+    """What a toolkit, the installed one, compiles for, in ascending order."""
+    version = tuple(map(int, re.findall(r"\d+", toolkit_version() if toolkit is None else toolkit)))
+    return sorted((*OF_EVERY_TOOLKIT, *(each for each, since in OF_NEWER_TOOLKITS.items() if version >= since)))
+
+
+def closest_capability(capability: tuple[int, int], toolkit: str | None = None) -> tuple[int, int]:
+    """The newest one whose code runs on, or can be compiled again for, a GPU. Raises ValueError for an old GPU."""
+    older = [each for each in supported_capabilities(toolkit) if each <= capability]
+    if not older:
+        raise ValueError(f"CUDA 13 does not compile for sm_{capability[0]}{capability[1]}")
+    return older[-1]
+
+
+# ---- keys ----
+
+
+def kernel_key(spec: KernelSpec, target: Target, tools: Tools | None = None) -> str:
+    """Hex hash of the kernel's source and options, the target, and every tool that turns one into the other.
+
+    ``tools`` are those of this process where they are not given.
+    """
+    tools = installed_tools(target.is_emulated) if tools is None else tools
+    own = () if target.is_emulated else tuple(map(version_of, spec.tools))
+    return joined_digest(spec.digest, target.arch, *own, toolchain_digest(tools, target.is_emulated))
+
+
+def ir_key(spec: KernelSpec) -> str:
+    """Hex hash of all that a kernel's IR depends on; it is the same for every target."""
+    return joined_digest(spec.digest, "ir", _digest(installed_tools(True)), sources_digest(front_end_sources))
+
+
+def joined_digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+@lru_cache(maxsize=64)
+def toolchain_digest(tools: Tools, emulated: bool) -> str:
+    """What turns a kernel into machine code; that for the emulated device depends on the CPU."""
+    back_end = back_end_sources if emulated else (*back_end_sources, "compiler/foreign.py")
+    sources = (sources_digest(front_end_sources), sources_digest(back_end))
+    return joined_digest(_digest(tools), *sources, host_cpu() if emulated else "")
+
+
+@lru_cache(maxsize=8)
+def sources_digest(sources: tuple[str, ...]) -> str:
+    """Hash of modules of this package."""
+    digest = hashlib.sha256()
+    package = Path(__file__).parent.parent
+    for source in sources:
+        with open(f"{package}/{source}", "rb") as file:
+            digest.update(file.read())
+    return digest.hexdigest()
+
+
+def _digest(tools: Sequence[tuple[str, str]]) -> str:
+    return joined_digest(*(f"{name} {version}" for name, version in tools))
+
+
+def host_cpu() -> str:
+    """What tells apart the CPUs that LLVM generates different code for."""
+    keys = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU implementer", "CPU part", "Features")
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return "\n".join(line for line in first.splitlines() if line.split("\t")[0].rstrip(":") in keys)
