@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..model.ir import Array, DType
+from ..program import scalar as s
 from ..program.libraries import ATTENTION, WORKSPACE_BYTES, LibraryProblem, ProblemFlags
 from ..program.lowering import Arg, Int64, Lowering, Tensor
 from ..program.row_program import MAX, SUM
 from ..program.scalar import Scalar, reachable
 from ..program.shapes import broadcast_strides
-from ..program.steps import Attend
+from ..program.steps import Attend, Map, used_inputs
 from ..program.symbolic import Dim, divides, hint, lt
 from .codegen import constant_number
 from .library_form import holds
@@ -34,20 +35,25 @@ _BIASES = np.array([[0.75, -1.0, 0.0, 4.0], [-1e4, 1.0, 0.5, 0.0]])
 
 @dataclass(frozen=True)
 class AttentionForm:
-    """softmax(``scale`` * scores + ``bias``) in front of the second product, and the numbers of the call."""
+    """softmax(``scale`` * scores + ``bias``) in front of the second product, and the numbers of the call.
+
+    The bias is a tensor, or where ``computed`` is given the result of that, which has the shape ``bias_shape``.
+    """
 
     scale: float
-    bias: Tensor | None
     numbers: tuple[Dim, ...]
+    bias: Tensor | None = None
+    computed: Scalar | None = None
+    bias_shape: tuple[Dim, ...] = ()
 
 
 @dataclass(frozen=True)
 class Softmax:
-    """Weights that are the softmax of ``logit``, which is ``scale`` * score + ``bias`` but for how that is rounded."""
+    """Weights that are the softmax of ``logit``: ``scale`` * score + ``addend``, but for how that is rounded."""
 
     logit: Scalar
     scale: float
-    bias: Tensor | None
+    addend: Scalar | None
 
 
 def call_cudnn_attention(ctx: Lowering, step: Attend) -> bool:
@@ -56,11 +62,15 @@ def call_cudnn_attention(ctx: Lowering, step: Attend) -> bool:
     if form is None or not holds(ctx, lt(0, step.score_shape[-1])):
         return False
     out = step.outputs[0][1]
-    flags = ProblemFlags.BIAS if form.bias is not None else ProblemFlags(0)
+    biases = [] if form.bias is None else [form.bias]
+    if form.computed is not None:
+        biases = [ctx.empty(form.bias_shape, out.dtype)]
+        inputs = used_inputs(step.score_inputs, [form.computed])
+        ctx.record(Map(step.nodes, form.bias_shape, inputs, ((s.cast(form.computed, out.dtype), biases[0]),)))
+    flags = ProblemFlags.BIAS if biases else ProblemFlags(0)
     flags |= ProblemFlags.DETERMINISTIC if ctx.options.deterministic else ProblemFlags(0)
     problem = LibraryProblem(ATTENTION, out.dtype.onnx, flags, alpha=form.scale)
     workspace = ctx.empty((WORKSPACE_BYTES,), DType.UINT8)
-    biases = [] if form.bias is None else [form.bias]
     args: list[Arg] = [out, *step.operands, *biases, workspace, *map(Int64, [*form.numbers, WORKSPACE_BYTES])]
     note = f"cuDNN: attention{' + bias' if biases else ''}"
     ctx.library(problem, args, writes=(out, workspace), note=note)
@@ -81,8 +91,9 @@ def attention_form(ctx: Lowering, step: Attend) -> AttentionForm | None:
     softmax = softmax_of(step)
     if softmax is None:
         return None
-    scale, bias = softmax.scale, softmax.bias
-    heads = [*[1] * (2 - len(batch)), *batch]
+    scale, addend = softmax.scale, softmax.addend
+    outer = [0] * (2 - len(batch))
+    heads = [*[1] * len(outer), *batch]
     turned = Tensor(k.dtype, (*k.shape[:-2], k.shape[-1], k.shape[-2]), k.buffer, offset=k.offset,
                     strides=(*k.strides[:-2], k.strides[-1], k.strides[-2]))  # fmt: skip
     numbers: list[Dim] = [*heads, rows, keys, q.shape[-1], v.shape[-1]]
@@ -92,13 +103,36 @@ def attention_form(ctx: Lowering, step: Attend) -> AttentionForm | None:
         aligned = all(divides(VECTOR, number) for number in (x.offset, *strides[:-1]))
         if strides[-1] != 1 or repeated or not aligned:
             return None
-        numbers += [*[0] * (2 - len(batch)), *strides[:-1]]
-    if bias is None:
-        return AttentionForm(scale, None, (*numbers, 0, 0, 0, 0))
-    strides = broadcast_strides(bias, step.score_shape)
-    if bias.dtype is not q.dtype or strides[-1] != 1:
+        numbers += [*outer, *strides[:-1]]
+    if addend is None:
+        return AttentionForm(scale, (*numbers, 0, 0, 0, 0))
+    # Of a wider type there may be numbers that this one does not have.
+    while addend.dtype is not q.dtype and addend.op == "cast" and addend.operands[0].dtype.is_float:
+        (addend,) = addend.operands
+    if addend.dtype is not q.dtype:
         return None
-    return AttentionForm(scale, bias, (*numbers, *[0] * (2 - len(batch)), *strides))
+    bias = dict(step.score_inputs).get(addend)
+    if bias is not None:
+        strides = broadcast_strides(bias, step.score_shape)
+        return AttentionForm(scale, (*numbers, *outer, *strides), bias) if strides[-1] == 1 else None
+    shape = _shape_of(step, addend)
+    strides = broadcast_strides(Tensor(q.dtype, shape, q.buffer), step.score_shape)
+    if strides[-1] != 1:
+        return None
+    return AttentionForm(scale, (*numbers, *outer, *strides), computed=addend, bias_shape=shape)
+
+
+def _is_of_tensors(x: Scalar, leaves: Collection[Scalar]) -> bool:
+    """Whether x is computed of elements of these, and of nothing of its row."""
+    parts = reachable([x])
+    return not parts.isdisjoint(leaves) and all(part.op != "reduced" for part in parts)
+
+
+def _shape_of(step: Attend, x: Scalar) -> tuple[Dim, ...]:
+    """The dimensions of scores along which x differs, 1 for the others."""
+    every = [broadcast_strides(tensor, step.score_shape) for _, tensor in used_inputs(step.score_inputs, [x])]
+    along = (any(strides[axis] != 0 for strides in every) for axis in range(len(step.score_shape)))
+    return tuple(dim if differs else 1 for dim, differs in zip(step.score_shape, along, strict=True))
 
 
 def uncast(x: Scalar) -> Scalar:
@@ -121,8 +155,8 @@ def softmax_of(step: Attend) -> Softmax | None:
     logit, bias, scale = uncast(stage.elements[0]), None, 1.0
     if logit.op == "add":
         for x, other in (logit.operands, logit.operands[::-1]):
-            if uncast(other) in tensors and uncast(other) not in known:
-                logit, bias = uncast(x), uncast(other)
+            if _is_of_tensors(other, tensors.keys() - known.keys()):
+                logit, bias = uncast(x), other
                 break
     if logit.op in ("mul", "div"):
         first, second = map(uncast, logit.operands)
@@ -144,7 +178,7 @@ def softmax_of(step: Attend) -> Softmax | None:
         wanted = powers / powers.sum(-1, keepdims=True)
     if found is None or not np.allclose(found, wanted, rtol=1e-6, atol=1e-12):
         return None
-    return Softmax(stage.elements[0], scale, None if bias is None else tensors[bias])
+    return Softmax(stage.elements[0], scale, bias)
 
 
 _operations: dict[str, Callable[..., Array]] = {

@@ -18,9 +18,12 @@ from ort_cuda_plugin.networks.graph import DTYPES, NetworkGraph
 
 @dataclass(frozen=True)
 class Network:
-    """How to write a network down, and the sizes of its symbolic dimensions besides the batch."""
+    """How to write a network down, and the sizes of its symbolic dimensions besides the batch.
 
-    write: Callable[[NetworkGraph], None]
+    ``write`` takes a `NetworkGraph`; some take the numbers of layers and of tokens as well.
+    """
+
+    write: Callable[..., None]
     sizes: Mapping[str, int]
     dtypes: tuple[str, ...] = DTYPES
 

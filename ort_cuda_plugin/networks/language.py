@@ -7,9 +7,9 @@ import numpy as np
 from ort_cuda_plugin.networks.graph import INT64, NetworkGraph
 
 
-def bert_base(b: NetworkGraph) -> None:
+def bert_base(b: NetworkGraph, layers: int = 12, tokens: int = 30522) -> None:
     """Devlin et al. 2018, without the pooler: inputs ``input_ids`` and ``attention_mask``."""
-    hidden, count, layers, tokens = 768, 12, 12, 30522
+    hidden, count = 768, 12
     ids = b.input("input_ids", ["batch", "sequence"], INT64)
     mask = b.input("attention_mask", ["batch", "sequence"], INT64)
     length = b.add("Unsqueeze", b.add("Gather", b.add("Shape", ids), b.constant(1), axis=0), b.constant([0]))
@@ -27,9 +27,9 @@ def bert_base(b: NetworkGraph) -> None:
     b.output(x, "last_hidden_state", ["batch", "sequence", hidden])
 
 
-def whisper_tiny_encoder(b: NetworkGraph) -> None:
+def whisper_tiny_encoder(b: NetworkGraph, layers: int = 4) -> None:
     """Radford et al. 2022: 30 seconds of sound as 3000 frames of 80 features, 4 layers of 384."""
-    hidden, count, layers, frames = 384, 6, 4, 1500
+    hidden, count, frames = 384, 6, 1500
     x = b.gelu(b.conv(b.input("input_features", ["batch", 80, 2 * frames]), 80, hidden, [3]))
     x = b.gelu(b.conv(x, hidden, hidden, [3], strides=[2]))
     x = b.add("Add", b.add("Transpose", x, perm=[0, 2, 1]), b.noise(frames, hidden))
@@ -45,13 +45,13 @@ def whisper_tiny_encoder(b: NetworkGraph) -> None:
     b.output(b.layer_norm(x, hidden), "last_hidden_state", ["batch", frames, hidden])
 
 
-def llama(b: NetworkGraph) -> None:
+def llama(b: NetworkGraph, layers: int = 2, tokens: int = 16000) -> None:
     """Touvron et al. 2023 in the sizes of a model of a billion parameters (Llama 3.2).
 
     It has 2 of that model's 16 layers, and 16,000 tokens. Its nodes are those of ai.onnx, with rotary positions,
     grouped heads and a past for each layer that a Concat makes longer.
     """
-    hidden, count, groups, width, inner, layers, tokens, longest = 2048, 32, 8, 64, 8192, 2, 16000, 4096
+    hidden, count, groups, width, inner, longest = 2048, 32, 8, 64, 8192, 4096
     ids = b.input("input_ids", ["batch", "sequence"], INT64)
     pasts = [
         [b.input(f"past_key_values.{i}.{kind}", ["batch", groups, "past", width]) for kind in ("key", "value")]

@@ -81,9 +81,9 @@ def efficientnet_b0(b: NetworkGraph) -> None:
     _classify(b, b.silu(b.conv(x, channels, 1280)), 1280)
 
 
-def vit_b_16(b: NetworkGraph) -> None:
+def vit_b_16(b: NetworkGraph, layers: int = 12) -> None:
     """Dosovitskiy et al. 2020: 196 patches and a class token, 12 layers of 768."""
-    hidden, count, layers = 768, 12, 12
+    hidden, count = 768, 12
     patches = b.conv(b.input("input", _IMAGE), 3, hidden, 16, gain=1.0, strides=[16, 16], pads=[0] * 4)
     rows = b.add("Transpose", b.add("Reshape", patches, b.constant([0, hidden, 196])), perm=[0, 2, 1])
     batch = b.add("Gather", b.add("Shape", rows), b.constant(0), axis=0)

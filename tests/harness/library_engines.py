@@ -9,11 +9,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from unittest import mock
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from build_plugin import compiler
@@ -22,6 +25,8 @@ from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.clusters.launches import make_launches
 from ort_cuda_plugin.ep.libraries import LIBRARIES, candidates
 from ort_cuda_plugin.model.onnx_graph import read_model
+from ort_cuda_plugin.networks import NETWORKS
+from ort_cuda_plugin.networks.graph import NetworkGraph
 from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering, LoweringOptions, Tensor
 from ort_cuda_plugin.program.passes.run import Watch
 from ort_cuda_plugin.program.symbolic import hint
@@ -77,24 +82,57 @@ def optimized(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
         return onnx.shape_inference.infer_shapes(onnx.load(options.optimized_model_filepath))
 
 
-def halved(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with float16 in place of float32."""
+def halved(
+    model: onnx.ModelProto, element: int = TensorProto.FLOAT16, source: int = TensorProto.FLOAT
+) -> onnx.ModelProto:
+    """The model with float16, or bfloat16, in place of float32 or another ``source``."""
     model = onnx.ModelProto.FromString(model.SerializeToString())
-    graph = model.graph
+    graph, dtype = model.graph, ml_dtypes.bfloat16 if element == TensorProto.BFLOAT16 else np.float16
     for value in (*graph.input, *graph.output, *graph.value_info):
-        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
-            value.type.tensor_type.elem_type = TensorProto.FLOAT16
+        if value.type.tensor_type.elem_type == source:
+            value.type.tensor_type.elem_type = element
     for tensor in graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT:
-            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
+        if tensor.data_type == source:
+            tensor.raw_data = numpy_helper.to_array(tensor).astype(dtype).tobytes()
+            tensor.data_type = element
+            tensor.ClearField("float_data")
     for node in graph.node:
         for attribute in node.attribute:
-            if attribute.name == "value" and attribute.t.data_type == TensorProto.FLOAT:
-                array = numpy_helper.to_array(attribute.t).astype(np.float16)
-                attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(array)))
-            if node.op_type == "Cast" and attribute.name == "to" and attribute.i == TensorProto.FLOAT:
-                attribute.i = TensorProto.FLOAT16
+            if attribute.name == "value" and attribute.t.data_type == source:
+                array = numpy_helper.to_array(attribute.t).astype(dtype)
+                value = helper.make_tensor("", element, array.shape, array.tobytes(), raw=True)
+                attribute.CopyFrom(helper.make_attribute("value", value))
+            if node.op_type == "Cast" and attribute.name == "to" and attribute.i == source:
+                attribute.i = element
     return model
+
+
+class PlainNetwork(NetworkGraph):
+    """A network whose weights are numbers that cost little: only its sizes matter."""
+
+    def _noise(self, shape: Sequence[int], deviation: float) -> NDArray[np.float32]:
+        return np.zeros(tuple(shape), np.float32)
+
+
+def network(name: str, batch: int, element: int = TensorProto.FLOAT, **parts: int) -> onnx.ModelProto:
+    """A network of `ort_cuda_plugin.networks` with its sizes stated.
+
+    ``parts`` say how much of it: ``layers`` and ``tokens``.
+    """
+    entry = NETWORKS[name]
+    graph = PlainNetwork(name, "float32" if element == TensorProto.FLOAT else "float16", 0)
+    entry.write(graph, **parts)
+    model = graph.model()
+    sizes = {**entry.sizes, "batch": batch}
+    for value in model.graph.input:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_value = sizes[dim.dim_param]
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    if element == TensorProto.BFLOAT16:
+        model = halved(model, element, TensorProto.FLOAT16)
+    return onnx.shape_inference.infer_shapes(model)
 
 
 def lowered(model: onnx.ModelProto, options: LoweringOptions | None = None) -> Program:
@@ -121,6 +159,20 @@ def question(call: LibraryCall) -> str:
     problem = call.problem
     fields = [len(values), problem.kind, problem.dtype, int(problem.flags), problem.rank, problem.alpha]
     return " ".join(map(str, [*fields, *addresses, *values]))
+
+
+class ConvolutionSizes(NamedTuple):
+    """The numbers with which a convolution's begin."""
+
+    images: int
+    channels: int
+    rows: int
+    groups: int
+
+
+def convolution(call: LibraryCall) -> ConvolutionSizes:
+    """The sizes of a call of cuDNN for a convolution."""
+    return ConvolutionSizes(*[hint(arg.value) for arg in call.args if isinstance(arg, Int64)][:4])
 
 
 def build_asker(folder: Path) -> list[str | Path] | None:

@@ -66,6 +66,9 @@ ATTENTION = {
     "masked attention": HEADS.replace("float[2, 33, 96] x", "float[2, 33, 96] x, float[2, 1, 1, 33] b").format(
         masked="m = Add(l, b)"
     ),
+    "computed mask": HEADS.replace("float[2, 33, 96] x", "float[2, 33, 96] x, float[2, 1, 1, 33] b").format(
+        masked="g = ReduceMax(x) n = Mul(b, g) m = Add(l, n)"
+    ),
 }
 
 

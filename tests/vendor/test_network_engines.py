@@ -1,0 +1,91 @@
+"""An installed cuDNN computes the convolutions and the attention of the benchmark's networks on tensor cores.
+
+Each network is looked at in few types and batches; ``bench/cudnn_engines.py`` has them all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from onnx import TensorProto
+
+from library_engines import ask, build_asker, calls_of, convolution, lowered, network, question
+from ort_cuda_plugin.ep.libraries import LIBRARIES
+from ort_cuda_plugin.program.libraries import ATTENTION, CONV, ProblemFlags
+from ort_cuda_plugin.program.trace import Launch
+
+FLOAT, FLOAT16, BFLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
+CHANNELS = 16
+"""Of a group, from which on tensor cores are due: fewer do not fill their tiles."""
+
+
+@pytest.fixture(scope="module")
+def asker(tmp_path_factory: pytest.TempPathFactory) -> list[str | Path]:
+    command = build_asker(tmp_path_factory.mktemp("cudnn"))
+    if command is None:
+        pytest.skip(f"{LIBRARIES[1].package} is not installed")
+    return command
+
+
+@pytest.mark.parametrize(("batch", "element"), [(1, FLOAT), (32, FLOAT16)], ids=["1-tf32", "32-float16"])
+@pytest.mark.parametrize(
+    ("name", "calls", "own"),
+    [
+        ("mobilenet_v2", 35, 17),
+        ("efficientnet_b0", 65, 16),
+        ("unet", 19, 4),
+        ("vit_b_16", 1, 0),
+        ("whisper_tiny_encoder", 2, 0),
+    ],
+)
+def test_convolutions_have_tensor_cores_where_they_are_due(
+    asker: list[str | Path], name: str, calls: int, own: int, batch: int, element: int
+) -> None:
+    """``own`` are those that our kernels do: channels by themselves, and transposed ones."""
+    layers = {} if own or name == "unet" else {"layers": 1}
+    program = lowered(network(name, batch, element, **layers))
+    convolutions = calls_of(program, CONV)
+    assert len(convolutions) == calls
+    assert all(call.problem.flags & ProblemFlags.CHANNELS_LAST for call in convolutions)
+    done = {node for call in convolutions for node in call.nodes}
+    ours = {
+        node
+        for launch in program.launches
+        if isinstance(launch, Launch)
+        for node in launch.nodes
+        if node.op_type in ("Conv", "ConvTranspose") and node not in done
+    }
+    assert len(ours) == own
+    for call, engine in zip(convolutions, ask(asker, [question(call) for call in convolutions]), strict=True):
+        sizes = convolution(call)
+        assert not engine.missing, (sizes, engine)
+        due = min(sizes.channels, sizes.rows) // sizes.groups >= CHANNELS
+        assert engine.tensor_cores or not due, (sizes, engine)
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "element"),
+    [
+        ("bert_base", 1, BFLOAT16),
+        ("bert_base", 32, FLOAT16),
+        ("vit_b_16", 1, FLOAT16),
+        ("vit_b_16", 32, BFLOAT16),
+        ("whisper_tiny_encoder", 1, FLOAT16),
+        ("whisper_tiny_encoder", 16, BFLOAT16),
+        ("llama_prefill", 16, FLOAT16),
+        ("llama_decode", 1, BFLOAT16),
+    ],
+)
+def test_attention_of_half_types_is_cudnns(asker: list[str | Path], name: str, batch: int, element: int) -> None:
+    """With a mask for each layer as well: a network of one layer has nobody to share it with."""
+    tokens = {"tokens": 64} if name.startswith(("bert", "llama")) else {}
+    (call,) = calls_of(lowered(network(name, batch, element, layers=1, **tokens)), ATTENTION)
+    (engine,) = ask(asker, [question(call)])
+    assert engine.tensor_cores, engine
+    assert engine.workspace < 1 << 20
+
+
+def test_attention_of_float32_is_not_cudnns() -> None:
+    """It has no engine for that: few scores are one kernel of ours, many are products and a softmax."""
+    assert not calls_of(lowered(network("vit_b_16", 1, FLOAT, layers=1)), ATTENTION)
