@@ -38,18 +38,32 @@ def candidates(library: Library, site_packages: Path) -> Iterator[str]:
     yield from library.files
 
 
+@dataclass(frozen=True)
+class LibraryPlace:
+    """Where a library was found: a path, or a name that the system's loader knows. "" where it was not: ``why``."""
+
+    path: str
+    why: str = ""
+
+
 @cache
+def library_places() -> dict[str, LibraryPlace]:
+    """Opens the libraries that are installed, by their names. The reason why one is not used goes to the log."""
+    return {library.name: _opened(library) for library in LIBRARIES}
+
+
 def load_libraries() -> frozenset[str]:
-    """Opens the libraries that are installed; the names of those that work. The reason why not goes to the log."""
-    found = set()
-    for library in LIBRARIES:
-        reasons = []
-        for path in candidates(library, Path(sysconfig.get_paths()["purelib"])):
-            error = new_error()
-            if core().library_load(library.number, os.fsencode(path), error) == 0:
-                found.add(library.name)
-                break
-            reasons.append(ffi.string(error.text).decode())
-        else:
-            logger.info("%s is not used (pip package %s): %s", library.name, library.package, "; ".join(reasons))
-    return frozenset(found)
+    """The names of the libraries that work."""
+    return frozenset(name for name, place in library_places().items() if place.path)
+
+
+def _opened(library: Library) -> LibraryPlace:
+    reasons = []
+    for path in candidates(library, Path(sysconfig.get_paths()["purelib"])):
+        error = new_error()
+        if core().library_load(library.number, os.fsencode(path), error) == 0:
+            return LibraryPlace(path)
+        reasons.append(ffi.string(error.text).decode(errors="replace"))
+    why = "; ".join(reasons)
+    logger.info("%s is not used (pip package %s): %s", library.name, library.package, why)
+    return LibraryPlace("", why)

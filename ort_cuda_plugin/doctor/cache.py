@@ -1,0 +1,50 @@
+"""The kernel cache: whether it is used, kept, and whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..compiler.cache import KernelCache
+from ..compiler.cache_folder import CACHE_DIR_VARIABLE
+from .findings import Finding, ok, problem, warning
+
+_SUBJECT = "kernel cache"
+
+
+def cache_findings(cache: KernelCache) -> Iterator[Finding]:
+    """Reads every entry."""
+    if cache.opened is None or not cache.usable:
+        yield problem(
+            _SUBJECT,
+            f"{cache.folder} is not used: {cache.problem}. Each process compiles its kernels again",
+            f"set {CACHE_DIR_VARIABLE} to a folder of this user's that nobody else can write to",
+        )
+        return
+    files = list(cache.opened.files())
+    entries = [(name, status) for name, status in files if name.endswith(cache.suffix)]
+    size = sum(status.st_size for _, status in entries)
+    text = f"{cache.folder}: {len(entries)} entries, {size / 2**20:.1f} of at most {cache.max_bytes / 2**20:.0f} MiB"
+    if cache.opened.is_writable:
+        yield ok(_SUBJECT, text)
+    else:
+        yield warning(
+            _SUBJECT,
+            f"{text}. It can be read, and not be written to",
+            "this is right for an image that was warmed; else kernels that it lacks are compiled in each process: set"
+            f" {CACHE_DIR_VARIABLE} to another folder",
+        )
+    damaged = [name for name, _ in entries if cache.read(name.removesuffix(cache.suffix)) is None]
+    if damaged:
+        yield problem(
+            "entries of the cache",
+            f"{len(damaged)} of {len(entries)} are damaged or not this user's: {', '.join(damaged[:3])}"
+            + (", ..." if len(damaged) > 3 else ""),
+            f"remove them from {cache.folder}: their kernels are compiled again",
+        )
+    partial = [name for name, _ in files if name.endswith(".part")]
+    if len(partial) > 10:
+        yield warning(
+            "partial files of the cache",
+            f"{len(partial)} writers ended in the middle",
+            f"remove {cache.folder}/*.part while no process compiles",
+        )

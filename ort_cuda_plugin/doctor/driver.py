@@ -1,0 +1,103 @@
+"""The driver and its devices: on the machine itself, in containers, under WSL, on aarch64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..ep.devices import DeviceInfo
+from .findings import Finding, Machine, note, ok, problem, warning
+
+_SUBJECT = "CUDA driver"
+_LEAST_CAPABILITY = (7, 5)
+"""CUDA 13 compiles for Turing and newer."""
+
+
+def driver_findings(machine: Machine, devices: Sequence[DeviceInfo], why: str) -> Iterator[Finding]:
+    """``devices`` and ``why`` are what `ep.devices.cuda_devices` gives."""
+    if devices:
+        yield ok(_SUBJECT, f"CUDA {devices[0].driver_version}, {len(devices)} devices")
+        for device in devices:
+            yield _device(device)
+    else:
+        yield _missing(machine, why)
+    yield from _hidden(machine)
+    if devices and machine.is_container and not machine.has("sys/class/drm/card0"):
+        yield ok(
+            "devices in the container",
+            "ONNX Runtime finds no GPU by itself here (/sys/class/drm is empty); the plugin tells it of the driver's",
+        )
+
+
+def _device(device: DeviceInfo) -> Finding:
+    major, minor = device.compute_capability
+    subject = f"device {device.ordinal}"
+    text = f"{device.name}, compute capability {major}.{minor}, {device.memory_bytes / 2**30:.1f} GiB"
+    if device.compute_capability < _LEAST_CAPABILITY:
+        return problem(subject, text, "CUDA 13 has no code for it: use a GPU of the Turing generation or newer")
+    return ok(subject, text)
+
+
+def _missing(machine: Machine, why: str) -> Finding:
+    """Why no GPU is offered, and what to do on such a machine."""
+    has_module = bool(machine.text("proc/driver/nvidia/version"))
+    has_nodes = machine.has("dev/nvidiactl")
+    if machine.has("dev/dxg"):
+        folder = "/usr/lib/wsl/lib"
+        return problem(
+            _SUBJECT, f"{why}; this is WSL", f"put {folder} on LD_LIBRARY_PATH; the driver is that of Windows"
+        )
+    if machine.is_container and (has_module or has_nodes):
+        given = machine.environment.get("NVIDIA_DRIVER_CAPABILITIES", "")
+        capabilities = given.split(",")
+        if given and "all" not in capabilities and "compute" not in capabilities:
+            return problem(
+                _SUBJECT,
+                f"{why}; NVIDIA_DRIVER_CAPABILITIES={given}",
+                "start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+            )
+        return problem(
+            _SUBJECT,
+            f"{why}; the host has a driver, and the container does not get it",
+            "start it with `docker run --gpus all`, or `--device nvidia.com/gpu=all` with CDI; this needs the NVIDIA"
+            " Container Toolkit. In Kubernetes ask for the resource nvidia.com/gpu",
+        )
+    if has_module or has_nodes:
+        return problem(_SUBJECT, why, "the kernel has a driver: install its libraries of the same version, libcuda1")
+    return note(
+        _SUBJECT,
+        why,
+        "with a GPU: install a driver of R580 or newer. Without one: --device emulated, or"
+        " ORT_CUDA_PLUGIN_EMULATE=1" + (". In a container: docker run --gpus all" if machine.is_container else ""),
+    )
+
+
+def _hidden(machine: Machine) -> Iterator[Finding]:
+    for variable, empty in (("CUDA_VISIBLE_DEVICES", ("", "-1", "NoDevFiles")), ("NVIDIA_VISIBLE_DEVICES", ("void",))):
+        if machine.environment.get(variable) in empty:
+            text = f"{variable}={machine.environment[variable]!r} hides all GPUs"
+            yield warning(variable, text, f"unset {variable}, or name devices in it")
+
+
+def machine_findings(machine: Machine) -> Iterator[Finding]:
+    """The architecture, and what is known of boards."""
+    if machine.architecture == "x86_64":
+        yield ok("architecture", "x86_64")
+        return
+    if machine.architecture != "aarch64":
+        yield problem("architecture", machine.architecture, "use x86_64 or aarch64")
+        return
+    board = machine.text("proc/device-tree/model")
+    if "Jetson" in board or machine.has("etc/nv_tegra_release"):
+        release = machine.text("etc/nv_tegra_release").split("\n")[0]
+        yield note(
+            "architecture",
+            f"aarch64, {board or 'Jetson'}{f', {release}' if release else ''}",
+            "the driver is part of JetPack: CUDA 13 needs JetPack 7. Host and device share one memory, so limit the"
+            " plugin's with the option arena.max_mem",
+        )
+    else:
+        yield note(
+            "architecture",
+            f"aarch64{f', {board}' if board else ''}",
+            "use the wheel onnxruntime: PyPI has no onnxruntime-gpu for aarch64, and the plugin does not need it",
+        )

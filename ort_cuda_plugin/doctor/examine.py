@@ -1,0 +1,99 @@
+"""All findings of this machine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+from .. import get_library_path
+from ..abi.core import PluginError, core
+from ..api import register
+from ..compiler.cache import KernelCache
+from ..ep.devices import DeviceInfo, cuda_devices, emulated_devices, emulated_properties, emulation_requested
+from ..ep.identity import default_identity
+from ..ep.libraries import library_places
+from ..uninterrupted import imported
+from .cache import cache_findings
+from .driver import driver_findings, machine_findings
+from .findings import Finding, Machine, Severity, ok, problem
+from .libraries import library_findings
+from .packages import compiler_findings, runtime_findings
+
+
+def examine(machine: Machine | None = None) -> Iterator[Finding]:
+    """Looks at one thing after the other; what cannot be looked at is a finding itself."""
+    machine = machine or Machine()
+    yield from machine_findings(machine)
+    version, why = _runtime()
+    yield from runtime_findings(machine, version, why)
+    library = _library()
+    yield library
+    if library.severity is Severity.PROBLEM:  # nothing else can be asked without it
+        return
+    environment = list(_environment())
+    yield from environment
+    if not why and environment[0].severity is Severity.OK:
+        yield _registration()
+    devices, why = _cuda_devices()
+    yield from driver_findings(machine, devices, why)
+    yield from library_findings(machine, library_places(), bool(devices))
+    yield from compiler_findings(machine)
+    logging.getLogger("ort_cuda_plugin").addFilter(_nothing)
+    try:
+        yield from cache_findings(KernelCache())
+    finally:
+        logging.getLogger("ort_cuda_plugin").removeFilter(_nothing)
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    """What the cache would log is a finding already."""
+    return False
+
+
+def _runtime() -> tuple[str, str]:
+    try:
+        return str(getattr(imported("onnxruntime"), "__version__", "")), ""
+    except Exception as error:  # of wheels that have overwritten each other, nobody knows which
+        return "", f"it cannot be imported: {type(error).__name__}: {error}"
+
+
+def _library() -> Finding:
+    try:
+        path = get_library_path()
+        core()
+    except (FileNotFoundError, PluginError, ImportError) as error:
+        return problem("plugin library", str(error), "pip install --force-reinstall ort-cuda-plugin")
+    return ok("plugin library", path)
+
+
+def _registration() -> Finding:
+    subject = "registration"
+    try:
+        offered = register(emulate=True)
+    except Exception as error:  # whatever it is, it is what a user's program would get
+        return problem(subject, f"{type(error).__name__}: {error}", "see the message, and the findings above")
+    return ok(subject, f"ONNX Runtime loads the library and offers {len(offered)} devices, the emulated one included")
+
+
+def _cuda_devices() -> tuple[list[DeviceInfo], str]:
+    try:
+        return cuda_devices()
+    except (PluginError, OSError) as error:
+        return [], str(error)
+
+
+def _environment() -> Iterator[Finding]:
+    """Values of environment variables that would end a registration."""
+    checks: tuple[Callable[[], object], ...] = (emulation_requested, default_identity, emulated_properties)
+    found = False
+    for check in (*checks, emulated_devices):
+        try:
+            check()
+        except ValueError as error:
+            found = True
+            yield problem("environment", str(error), "correct the variable, or unset it")
+        except (PluginError, ImportError, RuntimeError) as error:
+            found = True
+            yield problem("environment", f"the emulated device cannot be used: {error}", "see the message")
+    if not found:
+        yield ok("environment", "the plugin's variables have values that it takes")

@@ -1,0 +1,88 @@
+"""A finding, and the machine that findings are about."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+
+class Severity(Enum):
+    """What a finding means for the user."""
+
+    OK = "ok"
+    NOTE = "note"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. ``advice`` says what to do; "" only where nothing is to be done."""
+
+    subject: str
+    severity: Severity
+    text: str
+    advice: str = ""
+
+
+def ok(subject: str, text: str) -> Finding:
+    """All is well."""
+    return Finding(subject, Severity.OK, text)
+
+
+def note(subject: str, text: str, advice: str) -> Finding:
+    """Worth knowing: something is not there that not everybody needs."""
+    return Finding(subject, Severity.NOTE, text, advice)
+
+
+def warning(subject: str, text: str, advice: str) -> Finding:
+    """It works, but slower or not for all."""
+    return Finding(subject, Severity.WARNING, text, advice)
+
+
+def problem(subject: str, text: str, advice: str) -> Finding:
+    """Something does not work."""
+    return Finding(subject, Severity.PROBLEM, text, advice)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is looked at. ``packages`` are the versions of the installed distributions, by their names."""
+
+    root: Path = Path("/")
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    architecture: str = field(default_factory=platform.machine)
+    packages: Mapping[str, str] = field(default_factory=lambda: installed_packages())
+    site_packages: Path = field(default_factory=lambda: Path(sysconfig.get_paths()["purelib"]))
+
+    def has(self, path: str) -> bool:
+        """Whether there is a file or folder of that path below the root."""
+        return (self.root / path).exists()
+
+    def text(self, path: str) -> str:
+        """What a file holds, "" where it cannot be read."""
+        try:
+            return (self.root / path).read_text(errors="replace").strip("\0\n ")
+        except OSError:
+            return ""
+
+    @property
+    def is_container(self) -> bool:
+        """Docker, Podman, Kubernetes and others leave these marks."""
+        marks = ("KUBERNETES_SERVICE_HOST", "container")
+        return self.has(".dockerenv") or self.has("run/.containerenv") or any(m in self.environment for m in marks)
+
+
+def installed_packages() -> dict[str, str]:
+    """Names, in lower case with hyphens, and versions."""
+    return {
+        str(name).lower().replace("_", "-"): found.version
+        for found in importlib.metadata.distributions()
+        if (name := found.metadata["Name"])
+    }

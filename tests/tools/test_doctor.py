@@ -1,0 +1,177 @@
+"""The command `doctor`: each thing that can be wrong is found on a machine that has it, with what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from ort_cuda_plugin.cli import main
+from ort_cuda_plugin.cli.exit_codes import ExitCode
+from ort_cuda_plugin.compiler.cache import KernelCache
+from ort_cuda_plugin.compiler.cache_folder import CACHE_DIR_VARIABLE
+from ort_cuda_plugin.doctor.cache import cache_findings
+from ort_cuda_plugin.doctor.driver import driver_findings, machine_findings
+from ort_cuda_plugin.doctor.findings import Finding, Machine, Severity
+from ort_cuda_plugin.doctor.libraries import library_findings
+from ort_cuda_plugin.doctor.packages import COMPILER, compiler_findings, runtime_findings
+from ort_cuda_plugin.ep.devices import LOWERING_VARIABLE, DeviceInfo
+from ort_cuda_plugin.ep.libraries import LibraryPlace
+
+GPU = DeviceInfo(0, False, "A GPU", (9, 0), 1 << 36, "13.0", "0000:65:00.0", 132, 1 << 17)
+NOWHERE = {"cublaslt": LibraryPlace("", "no file"), "cudnn": LibraryPlace("", "no file")}
+
+
+def machine(root: Path, files: Iterable[str] = (), **fields: object) -> Machine:
+    """A machine with these files, written as ``path`` or ``path=text``."""
+    for entry in files:
+        name, _, text = entry.partition("=")
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    given = {"environment": {}, "architecture": "x86_64", "packages": {}, "site_packages": root / "site", **fields}
+    return Machine(root, **given)  # type: ignore[arg-type]
+
+
+def severities(found: Iterable[Finding]) -> list[str]:
+    return [finding.severity.value for finding in found]
+
+
+def test_every_finding_but_a_good_one_says_what_to_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(CACHE_DIR_VARIABLE, str(tmp_path))
+    assert main(["doctor", "--json"]) == ExitCode.OK
+    found = {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert {
+        "architecture",
+        "ONNX Runtime",
+        "plugin library",
+        "registration",
+        "CUDA driver",
+        "kernel cache",
+    } <= found.keys()
+    assert all(finding["advice"] for finding in found.values() if finding["severity"] != "ok")
+    assert found["registration"]["severity"] == "ok"
+    assert main(["doctor"]) == ExitCode.OK
+    assert str(tmp_path) in capsys.readouterr().out
+
+
+def test_a_problem_is_the_exit_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(CACHE_DIR_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(LOWERING_VARIABLE, "sm_ninety")
+    assert main(["doctor"]) == ExitCode.MISMATCH
+    assert "problem  environment: ORT_CUDA_PLUGIN_EMULATE_LOWERING: 'sm_ninety'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("packages", "version", "why", "severity", "named"),
+    [
+        ({"onnxruntime": "1.31.1"}, "1.31.1", "", "ok", "onnxruntime 1.31.1"),
+        ({"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.0"}, "1.31.0", "", "problem", "overwritten"),
+        ({"onnxruntime": "1.31.1"}, "1.28.0", "", "problem", "of version 1.28.0"),
+        ({"onnxruntime-gpu": "1.20.0"}, "1.20.0", "", "problem", "too old"),
+        ({}, "", "it cannot be imported: no module", "problem", "no module"),
+    ],
+)
+def test_wheels_of_onnx_runtime(
+    tmp_path: Path, packages: dict[str, str], version: str, why: str, severity: str, named: str
+) -> None:
+    (finding,) = runtime_findings(machine(tmp_path, packages=packages), version, why)
+    assert finding.severity.value == severity
+    assert named in finding.text
+
+
+@pytest.mark.parametrize(
+    ("files", "environment", "severity", "advice"),
+    [
+        ([], {}, "note", "install a driver"),
+        ([".dockerenv"], {}, "note", "docker run --gpus all"),
+        ([".dockerenv", "proc/driver/nvidia/version=580"], {}, "problem", "--gpus all"),
+        (["dev/nvidiactl"], {"KUBERNETES_SERVICE_HOST": "x"}, "problem", "nvidia.com/gpu"),
+        (
+            [".dockerenv", "dev/nvidiactl"],
+            {"NVIDIA_DRIVER_CAPABILITIES": "graphics,utility"},
+            "problem",
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        ),
+        (["proc/driver/nvidia/version=580"], {}, "problem", "libraries of the same version"),
+        (["dev/dxg"], {}, "problem", "/usr/lib/wsl/lib"),
+    ],
+)
+def test_a_missing_driver(
+    tmp_path: Path, files: list[str], environment: dict[str, str], severity: str, advice: str
+) -> None:
+    (finding,) = driver_findings(machine(tmp_path, files, environment=environment), [], "no libcuda")
+    assert (finding.severity.value, "no libcuda" in finding.text) == (severity, True)
+    assert advice in finding.advice
+
+
+def test_devices_that_are_hidden_or_old(tmp_path: Path) -> None:
+    hidden = machine(tmp_path, environment={"CUDA_VISIBLE_DEVICES": "-1", "NVIDIA_VISIBLE_DEVICES": "all"})
+    assert severities(driver_findings(hidden, [], "no device")) == ["note", "warning"]
+    old = DeviceInfo(0, False, "Old", (7, 0), 1 << 30, "13.0", "", 80, 1 << 16)
+    assert severities(driver_findings(machine(tmp_path), [GPU, old], "")) == ["ok", "ok", "problem"]
+    contained = machine(tmp_path, [".dockerenv"])
+    assert severities(driver_findings(contained, [GPU], "")) == ["ok", "ok", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "files", "severity", "advice"),
+    [
+        ("x86_64", [], "ok", ""),
+        ("aarch64", [], "note", "no onnxruntime-gpu for aarch64"),
+        ("aarch64", ["proc/device-tree/model=NVIDIA Jetson AGX Orin\0"], "note", "JetPack 7"),
+        ("riscv64", [], "problem", "x86_64 or aarch64"),
+    ],
+)
+def test_architectures(tmp_path: Path, architecture: str, files: list[str], severity: str, advice: str) -> None:
+    (finding,) = machine_findings(machine(tmp_path, files, architecture=architecture))
+    assert finding.severity.value == severity
+    assert advice in finding.advice
+
+
+def test_libraries_say_where_they_are_and_which_other_copies_there_are(tmp_path: Path) -> None:
+    own, torch = "site/nvidia/cu13/lib/libcublasLt.so.13", "site/torch/lib/libcudnn.so.9"
+    packages = {"nvidia-cublas": "13.1", "torch": "2.9"}
+    there = machine(tmp_path, [own, torch], packages=packages)
+    places = {"cublaslt": LibraryPlace(str(tmp_path / own)), "cudnn": NOWHERE["cudnn"]}
+    lt, cudnn, of_torch = library_findings(there, places, has_gpu=True)
+    assert lt.severity is Severity.OK
+    assert "nvidia-cublas 13.1" in lt.text
+    assert (cudnn.severity, "pip install nvidia-cudnn-cu13" in cudnn.advice) == (Severity.WARNING, True)
+    assert (of_torch.severity, str(tmp_path / torch) in of_torch.text) == (Severity.WARNING, True)
+    assert severities(library_findings(machine(tmp_path / "empty"), NOWHERE, has_gpu=False)) == ["note", "note"]
+    both = machine(tmp_path / "b", packages={"nvidia-cudnn-cu12": "9.1", "nvidia-cudnn-cu13": "9.2"})
+    assert severities(library_findings(both, NOWHERE, has_gpu=False)) == ["note", "note", "problem"]
+
+
+def test_a_compiler_that_is_missing_in_part(tmp_path: Path) -> None:
+    packages = dict.fromkeys(COMPILER, "1")
+    assert severities(compiler_findings(machine(tmp_path, packages=packages))) == ["ok"]
+    del packages["nvidia-nvvm"]
+    (finding,) = compiler_findings(machine(tmp_path, packages=packages))
+    assert "nvidia-nvvm cannot be found: kernels for a GPU are not" in finding.text
+    (finding,) = compiler_findings(machine(tmp_path))
+    assert "nothing is" in finding.text
+
+
+def test_a_cache_with_damaged_entries_one_that_nobody_can_trust_and_a_good_one(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path / "cache")
+    cache.write("good", b"body")
+    assert severities(cache_findings(cache)) == ["ok"]
+    cache.write("bad", b"body")
+    with cache.path("bad").open("ab") as file:
+        file.write(b"more")
+    used, damaged = cache_findings(cache)
+    assert "2 entries" in used.text
+    assert (damaged.severity, "1 of 2 are damaged" in damaged.text) == (Severity.PROBLEM, True)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (finding,) = cache_findings(KernelCache(tmp_path / "open"))
+    assert finding.severity is Severity.PROBLEM
+    assert CACHE_DIR_VARIABLE in finding.advice
