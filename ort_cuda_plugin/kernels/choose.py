@@ -67,7 +67,7 @@ def _is_called(ctx: Lowering, step: Step) -> bool:
         return 0 not in step.shape and call_cudnn_attention(ctx, step)
     if not isinstance(step, Convolve):
         return False
-    if wants_channels_last(ctx, step) and is_channels_last(step.operands[0]) and is_depthwise(step):
+    if wants_channels_last(ctx, step) and is_channels_last(step.operands[0]) and is_depthwise(ctx, step):
         launch_depthwise(ctx, step)
         return True
     return 0 not in step.shape and call_cudnn(ctx, step)

@@ -47,13 +47,18 @@ NETS = {
         => (float[N, 6, 5, 4] y) {
         p = Conv(x, a) low = Constant<value_float = 0.0>() high = Constant<value_float = 6.0>()
         q = Conv<group = 8, pads = [2, 2, 2, 2], strides = [2, 2]>(p, b, bb) r = Clip(q, low, high) y = Conv(r, c) }""",
+    # Vectors of channels at several places of a thread, some beyond the edge, and a residual; many taps, one place.
+    "wide depthwise": """(float[N, 32, 24, 22] x, float[32, 32, 1, 1] a, float[32, 1, 3, 3] b, float[32] bb,
+        float[32, 1, 6, 5] c, float[4, 32, 1, 1] d) => (float[N, 4, 23, 22] y) {
+        p = Conv(x, a) q = Conv<group = 32, pads = [1, 1, 1, 1]>(p, b, bb) r = Add(q, p)
+        s = Conv<group = 32, pads = [2, 2, 2, 2]>(r, c) t = Sigmoid(s) u = Mul(s, t) v = Conv(u, d) y = Tanh(v) }""",
     "line": """(float[2, 4, 9] x, float[6, 4, 3] a, float[6] ab, float[6, 6, 1] b) => (float[2, 6, 4] y) {
         p = Conv<strides = [2]>(x, a, ab) q = Relu(p) r = Conv(q, b) y = Add(r, q) }""",
     "volume": """(float[1, 2, 4, 5, 6] x, float[4, 2, 2, 3, 2] a, float[4] ab, float[3, 4, 1, 1, 1] b)
         => (float[1, 3, 3, 3, 5] y) {
         p = Conv(x, a, ab) q = Relu(p) y = Conv(q, b) }""",
 }  # fmt: skip
-HALF = {"residual"}
+HALF = {"residual", "wide depthwise"}
 HEADS = """(float[2, 33, 96] x) => (float[2, 33, 32] y) {{
     parts = Constant<value_ints = [32, 32, 32]>() q, k, v = Split<axis = 2>(x, parts)
     shape = Constant<value_ints = [0, 0, 2, 16]>() flat = Constant<value_ints = [0, 0, 32]>()
