@@ -1,4 +1,4 @@
-/* The two functions that the library exports. Plain C that answers with a status even where there is no Python. */
+/* The functions that the library exports. Plain C that answers with a status even where there is no Python. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +16,7 @@
 EXPORT OrtStatus *CreateEpFactories(const char *registered_name, const OrtApiBase *api_base, const OrtLogger *logger,
                                     OrtEpFactory **factories, size_t max_factories, size_t *num_factories);
 EXPORT OrtStatus *ReleaseEpFactory(OrtEpFactory *factory);
+EXPORT OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *api_base);
 
 static atomic_int live_factories;
 
@@ -109,4 +110,23 @@ OrtStatus *ReleaseEpFactory(OrtEpFactory *factory) {
   if (atomic_fetch_sub(&live_factories, 1) == 1)
     ocp_logger = NULL; /* the environment may end before the library is registered again */
   return NULL;
+}
+
+/* For session options that get the provider by name, or not at all: ORT asks the factory for operators only where the
+ * options get one of its devices. SessionOptions.register_custom_ops_library and RegisterCustomOpsLibrary_V2 call it.
+ */
+OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *api_base) {
+  const OrtApi *oldest = api_base->GetApi(1);
+  ocp_error error = {0};
+  if (use_host(api_base, &error) != ORT_OK || ocp_python_start(ocp_core_table(), &error) != ORT_OK)
+    return oldest->CreateStatus((OrtErrorCode)error.code, error.text);
+  const ocp_python *python = ocp_python_call(&error);
+  if (!python)
+    return ocp_status(&error);
+  OrtCustomOpDomain *const *domains = NULL;
+  size_t count = 0;
+  OrtStatus *status = ocp_python_status(python->custom_op_domains(&domains, &count));
+  for (size_t i = 0; i < count && !status; i++)
+    status = ocp_api->AddCustomOpDomain(options, domains[i]);
+  return status;
 }

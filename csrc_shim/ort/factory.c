@@ -135,15 +135,29 @@ static OrtStatus *create_importer(OrtEpFactory *factory, const OrtEpDevice *devi
   return not_implemented("import of external memory and semaphores");
 }
 
-static OrtStatus *get_num_custom_op_domains(OrtEpFactory *factory, size_t *num_domains) {
-  (void)factory;
-  *num_domains = 0;
-  return NULL;
+/* Nothing where the library was unregistered: sessions cannot be made with its devices then. */
+static OrtStatus *custom_op_domains(OrtEpFactory *factory, OrtCustomOpDomain *const **domains, size_t *count) {
+  *count = 0;
+  ocp_error error = {0};
+  if (!ocp_factory_handle(factory))
+    return NULL;
+  const ocp_python *python = ocp_python_call(&error);
+  return python ? ocp_python_status(python->custom_op_domains(domains, count)) : ocp_status(&error);
 }
 
+static OrtStatus *get_num_custom_op_domains(OrtEpFactory *factory, size_t *num_domains) {
+  OrtCustomOpDomain *const *domains = NULL;
+  return custom_op_domains(factory, &domains, num_domains);
+}
+
+/* Another thread may have registered operators meanwhile: ORT takes NULL for no domain. */
 static OrtStatus *get_custom_op_domains(OrtEpFactory *factory, OrtCustomOpDomain **domains, size_t num_domains) {
-  (void)factory, (void)domains, (void)num_domains;
-  return NULL;
+  OrtCustomOpDomain *const *found = NULL;
+  size_t count = 0;
+  OrtStatus *status = custom_op_domains(factory, &found, &count);
+  for (size_t i = 0; i < num_domains; i++)
+    domains[i] = i < count ? found[i] : NULL;
+  return status;
 }
 
 static OrtStatus *init_graphics(OrtEpFactory *factory, const OrtEpDevice *device,

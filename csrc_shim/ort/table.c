@@ -16,6 +16,7 @@
 #include "emulator/emulator.h"
 #include "ort/allocator.h"
 #include "ort/compute.h"
+#include "ort/custom_op.h"
 #include "ort/kernels.h"
 #include "ort/shape_kernel.h"
 #include "plan/slab.h"
@@ -157,6 +158,7 @@ static const ocp_core core = {
     .repeat_create = ocp_repeat_create,
     .repeat_release = ocp_repeat_release,
     .compute_info_of_repeat = ocp_compute_info_of_repeat,
+    .custom_op_create = ocp_custom_op_create,
     .interrupt_after_call = ocp_interrupt_after_call,
 };
 

@@ -55,6 +55,21 @@ typedef struct ocp_node_kernel_spec {
   const uint32_t *positions;        /* of all three at the node, one after the other */
 } ocp_node_kernel_spec;
 
+/* An input or an output of an application's operator, as an OrtCustomOp tells of it. */
+typedef struct ocp_custom_port {
+  uint32_t dtype;                   /* ONNXTensorElementDataType; undefined: any */
+  uint32_t kind;                    /* OrtCustomOpInputOutputCharacteristic */
+  uint32_t minimum, is_homogeneous; /* of a variadic one */
+} ocp_custom_port;
+
+typedef struct ocp_custom_op_spec {
+  int64_t handle; /* Python's */
+  const char *name;
+  uint32_t since; /* the first version of the domain that has it */
+  uint32_t num_inputs, num_outputs;
+  const ocp_custom_port *ports; /* inputs, then outputs */
+} ocp_custom_op_spec;
+
 /* Python's side. Every member is called through ocp_python_call (host.h), the one place that counts calls into Python;
  * each is an `extern "Python"` of the bridge that catches every exception and reports it through the error or the
  * status. */
@@ -71,6 +86,11 @@ typedef struct ocp_python {
                                     OrtDeviceEpIncompatibilityDetails *details);
   OrtStatus *(*validate_compatibility)(int64_t factory, const OrtHardwareDevice *const *devices, size_t num_devices,
                                        const char *info, OrtCompiledModelCompatibility *out);
+  /* The domains of the operators that applications have registered by now; they live as long as the process. */
+  OrtStatus *(*custom_op_domains)(OrtCustomOpDomain *const **domains, size_t *count);
+  /* Tells ORT types and shapes of a node's outputs, as far as they are known; and why no provider runs a node. */
+  void (*infer_custom_op)(int64_t op, const OrtShapeInferContext *context);
+  OrtStatus *(*explain_custom_op)(int64_t op, const OrtKernelInfo *info);
   OrtStatus *(*create_ep)(int64_t factory, const OrtHardwareDevice *const *devices,
                           const OrtKeyValuePairs *const *metadata, size_t num_devices, const OrtSessionOptions *options,
                           const OrtLogger *logger, ocp_ep_config *config);
@@ -187,6 +207,7 @@ typedef struct ocp_core {
   /* The index of a callback of the cluster that goes to call_back, or -1. */
   int (*cluster_add_callback)(ocp_cluster *cluster, uint32_t num_pointers, uint32_t num_numbers, ocp_error *error);
   CUstream (*stream_handle)(const ocp_stream *stream);
+  const OrtCustomOp *(*custom_op_create)(const ocp_custom_op_spec *spec, ocp_error *error); /* ort/custom_op.h */
   void (*interrupt_after_call)(void); /* SIGINT for this thread when its call into Python has returned */
 } ocp_core;
 

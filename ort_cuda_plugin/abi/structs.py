@@ -54,6 +54,9 @@ ENUMS: Final[dict[str, str]] = {
         ORT_OP_ATTR_FLOATS=4, ORT_OP_ATTR_STRING=5, ORT_OP_ATTR_STRINGS=6, ORT_OP_ATTR_GRAPH=7,
         ORT_OP_ATTR_TENSOR=8
     """,
+    "OrtCustomOpInputOutputCharacteristic": """
+        INPUT_OUTPUT_REQUIRED=0, INPUT_OUTPUT_OPTIONAL=1, INPUT_OUTPUT_VARIADIC=2
+    """,
     "GraphOptimizationLevel": """
         ORT_DISABLE_ALL=0, ORT_ENABLE_BASIC=1, ORT_ENABLE_EXTENDED=2, ORT_ENABLE_LAYOUT=3, ORT_ENABLE_ALL=99
     """,
@@ -235,5 +238,33 @@ CALLBACK_STRUCTS: Final[dict[str, str]] = {
     28 OrtStatus *SelectBestModelCandidate(OrtEpFactory *this_ptr, const OrtHardwareDevice *device, const
            OrtKeyValuePairs *const *candidates, size_t num_candidates, const OrtSessionOptions *session_options,
            size_t *selected_index)
+    """,
+    "OrtCustomOp": """
+    1 uint32_t version
+    1 void *CreateKernel(const OrtCustomOp *op, const OrtApi *api, const OrtKernelInfo *info)
+    1 const char *GetName(const OrtCustomOp *op)
+    1 const char *GetExecutionProviderType(const OrtCustomOp *op)
+    1 ONNXTensorElementDataType GetInputType(const OrtCustomOp *op, size_t index)
+    1 size_t GetInputTypeCount(const OrtCustomOp *op)
+    1 ONNXTensorElementDataType GetOutputType(const OrtCustomOp *op, size_t index)
+    1 size_t GetOutputTypeCount(const OrtCustomOp *op)
+    1 void KernelCompute(void *op_kernel, OrtKernelContext *context)
+    1 void KernelDestroy(void *op_kernel)
+    8 OrtCustomOpInputOutputCharacteristic GetInputCharacteristic(const OrtCustomOp *op, size_t index)
+    8 OrtCustomOpInputOutputCharacteristic GetOutputCharacteristic(const OrtCustomOp *op, size_t index)
+    13 OrtMemType GetInputMemoryType(const OrtCustomOp *op, size_t index)
+    14 int GetVariadicInputMinArity(const OrtCustomOp *op)
+    14 int GetVariadicInputHomogeneity(const OrtCustomOp *op)
+    14 int GetVariadicOutputMinArity(const OrtCustomOp *op)
+    14 int GetVariadicOutputHomogeneity(const OrtCustomOp *op)
+    16 OrtStatus *CreateKernelV2(const OrtCustomOp *op, const OrtApi *api, const OrtKernelInfo *info, void **kernel)
+    16 OrtStatus *KernelComputeV2(void *op_kernel, OrtKernelContext *context)
+    17 OrtStatus *InferOutputShapeFn(const OrtCustomOp *op, OrtShapeInferContext *context)
+    17 int GetStartVersion(const OrtCustomOp *op)
+    17 int GetEndVersion(const OrtCustomOp *op)
+    18 size_t GetMayInplace(int **input_index, int **output_index)
+    18 void ReleaseMayInplace(int *input_index, int *output_index)
+    18 size_t GetAliasMap(int **input_index, int **output_index)
+    18 void ReleaseAliasMap(int *input_index, int *output_index)
     """,
 }

@@ -40,6 +40,9 @@ FUNCTION_TABLES: Final[dict[str, str]] = {
     23 1 OrtStatus *SetSessionGraphOptimizationLevel(OrtSessionOptions *options, GraphOptimizationLevel
              graph_optimization_level)
     24 1 OrtStatus *SetIntraOpNumThreads(OrtSessionOptions *options, int intra_op_num_threads)
+    26 1 OrtStatus *CreateCustomOpDomain(const char *domain, OrtCustomOpDomain **out)
+    27 1 OrtStatus *CustomOpDomain_Add(OrtCustomOpDomain *custom_op_domain, const OrtCustomOp *op)
+    28 1 OrtStatus *AddCustomOpDomain(OrtSessionOptions *options, OrtCustomOpDomain *custom_op_domain)
     30 1 OrtStatus *SessionGetInputCount(const OrtSession *session, size_t *out)
     31 1 OrtStatus *SessionGetOutputCount(const OrtSession *session, size_t *out)
     36 1 OrtStatus *SessionGetInputName(const OrtSession *session, size_t index, OrtAllocator *allocator, char
@@ -179,6 +182,15 @@ FUNCTION_TABLES: Final[dict[str, str]] = {
     254 15 const char *GetBuildInfoString(void)
     265 16 OrtStatus *KernelContext_GetResource(const OrtKernelContext *context, int resource_version, int
                resource_id, void **resource)
+    267 17 OrtStatus *ShapeInferContext_GetInputCount(const OrtShapeInferContext *context, size_t *out)
+    268 17 OrtStatus *ShapeInferContext_GetInputTypeShape(const OrtShapeInferContext *context, size_t index,
+              OrtTensorTypeAndShapeInfo **info)
+    269 17 OrtStatus *ShapeInferContext_GetAttribute(const OrtShapeInferContext *context, const char
+              *attr_name, const OrtOpAttr **attr)
+    270 17 OrtStatus *ShapeInferContext_SetOutputTypeShape(const OrtShapeInferContext *context, size_t index, const
+              OrtTensorTypeAndShapeInfo *info)
+    271 17 OrtStatus *SetSymbolicDimensions(OrtTensorTypeAndShapeInfo *info, const char *dim_params[], size_t
+              dim_params_length)
     272 17 OrtStatus *ReadOpAttr(const OrtOpAttr *op_attr, OrtOpAttrType type, void *data, size_t len, size_t
                *out)
     274 17 OrtStatus *KernelContext_ParallelFor(const OrtKernelContext *context, void ( *fn)(void *, size_t),

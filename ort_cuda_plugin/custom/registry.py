@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -18,6 +18,7 @@ from .. import uninterrupted
 from ..model.ir import Graph, Node, Unsupported
 from ..ops import registry as built_in
 from .operator import CustomOperator
+from .report import report
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -34,6 +35,11 @@ class Snapshot:
 
     generation: int = 0
     _table: _Table = field(default_factory=dict, repr=False)
+
+    @staticmethod
+    def of(operator: CustomOperator) -> Snapshot:
+        """A registry of one operator."""
+        return Snapshot(0, {(operator.domain, operator.name): (operator,)})
 
     @property
     def operators(self) -> list[CustomOperator]:
@@ -130,10 +136,10 @@ def unregister(operator: CustomOperator) -> None:
         _current = Snapshot(_current.generation + 1, table)
 
 
-def discover(report: Callable[[str], None], *, again: bool = False) -> None:
+def discover(*, again: bool = False) -> None:
     """Loads the operators of installed packages, once in a process or ``again``.
 
-    A package that fails is told to ``report``, with its name and the traceback; it keeps no other from being loaded.
+    The log names a package that fails, with the traceback; it keeps no other from being loaded.
     """
     global _discovered
     from importlib import metadata
@@ -144,15 +150,15 @@ def discover(report: Callable[[str], None], *, again: bool = False) -> None:
         _discovered = True
     entries = metadata.entry_points(group=ENTRY_POINTS)
     if entries:
-        uninterrupted.call(lambda: _load_all(entries, report))
+        uninterrupted.call(lambda: _load_all(entries))
 
 
-def _load_all(entries: Iterable[EntryPoint], report: Callable[[str], None]) -> None:
+def _load_all(entries: Iterable[EntryPoint]) -> None:
     for entry in entries:
-        _load(entry, report)
+        _load(entry)
 
 
-def _load(entry: EntryPoint, report: Callable[[str], None]) -> None:
+def _load(entry: EntryPoint) -> None:
     """Holds no lock: what is imported may wait for another thread's import, which registers something."""
     package = f"package {entry.dist.name} {entry.dist.version}" if entry.dist is not None else f"entry {entry.name}"
     _loading.package = package

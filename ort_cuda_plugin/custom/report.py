@@ -1,4 +1,4 @@
-"""What an author's code raised, for ONNX Runtime's log."""
+"""What an author's code did wrong, for ONNX Runtime's log."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from ..abi.core import PluginError, core, ffi
 logger = logging.getLogger(__name__)
 
 
-def report_failure(where: str, error: BaseException) -> None:
-    """Writes the traceback of an author's code to ONNX Runtime's log, or where there is none to Python's."""
-    text = f"{where}:\n{''.join(traceback.format_exception(error))}"
+def report(text: str, where: str = "ort_cuda_plugin") -> None:
+    """Writes an error to ONNX Runtime's log, or where there is none to Python's."""
     try:
         has_log = core().host_logger() != ffi.NULL
     except PluginError:
@@ -22,3 +21,8 @@ def report_failure(where: str, error: BaseException) -> None:
         host.log("ERROR", text, where=where)
     else:
         logger.error("%s", text)
+
+
+def report_failure(where: str, error: BaseException) -> None:
+    """As `report`, for an exception with its traceback."""
+    report(f"{where}:\n{''.join(traceback.format_exception(error))}", where)

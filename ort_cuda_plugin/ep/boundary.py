@@ -13,12 +13,12 @@ from ..abi import core as abi_core
 from ..abi import host
 from ..abi.core import ffi, lib
 from ..model.ir import DType
-from . import kernel_registry
+from . import custom_domains, kernel_registry
 from .factory import Factory
 from .fused_node import FUSED_NODES
 from .guards import error_guard, status_guard, void_guard
 from .handles import HandleTable
-from .provider import Provider
+from .provider import Provider, last_verdicts
 from .tracing import tracing
 
 FACTORIES: HandleTable[Factory] = HandleTable("factory")
@@ -64,6 +64,21 @@ def get_supported_devices(
     factory: int, ort_factory: Any, devices: Any, num_devices: int, out: Any, max_out: int, num_out: Any
 ) -> None:
     num_out[0] = FACTORIES[factory].supported_devices(ort_factory, list(devices[0:num_devices]), out, max_out)
+
+
+@status_guard
+def custom_op_domains(domains: Any, count: Any) -> None:
+    domains[0], count[0] = custom_domains.custom_op_domains()
+
+
+@void_guard
+def infer_custom_op(op: int, context: Any) -> None:
+    custom_domains.infer(custom_domains.SCHEMAS[op], context)
+
+
+@status_guard
+def explain_custom_op(op: int, info: Any) -> None:
+    raise NotImplementedError(custom_domains.why_nobody_runs(custom_domains.SCHEMAS[op], info, last_verdicts()))
 
 
 @status_guard

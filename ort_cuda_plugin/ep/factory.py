@@ -7,7 +7,6 @@ from typing import Any
 from ..abi import host
 from ..abi.core import check, core, ffi, lib, new_error
 from ..context.compatibility import Fit, fit
-from ..custom import registry as custom
 from .context_session import allows_host_code
 from .devices import DeviceInfo, cuda_devices, emulated_devices, emulation_requested, pci_bus_id_of_card
 from .identity import VIRTUAL_SUFFIX, Identity, identity_of_registration
@@ -42,7 +41,6 @@ class Factory:
         self.registered_name = registered_name
         self.identity = identity_of_registration(registered_name) if identity_override is None else identity_override
         _refuse_to_replace(self.identity)
-        custom.discover(lambda report: host.log("ERROR", report))
         self.devices: list[DeviceInfo] = []
         self.why_no_cuda = ""
         self._owned_hardware: list[Any] = []

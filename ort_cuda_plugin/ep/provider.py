@@ -103,6 +103,7 @@ class Provider:
         self.stream = self._session_stream()
         self._record = VerdictRecord(identity.ep_name)
         self.failure = ""
+        custom.discover()
         self._operators = custom.current()
         self.fused_nodes: list[FusedNode] = []
         self._repeated: list[RepeatedNode] = []

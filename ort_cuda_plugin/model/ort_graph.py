@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ..abi.core import ffi, lib
+from ..abi.core import ffi
 from .ir import MAX_SUBGRAPH_DEPTH, Array, AttrValue, Constant, DType, Graph, InvalidModel, Node, Value
+from .ort_attributes import read_attribute
 from .ort_calls import OrtCallError, OrtCalls, elements, stored_bytes, text
 
 
@@ -169,7 +170,7 @@ class _GraphReader:
             name = text(self.ort.out("OpAttr_GetName", "const char *", attribute))
             if name in subgraphs:
                 continue
-            value = self._attribute(attribute)
+            value = read_attribute(self.ort, attribute)
             if value is None:
                 unreadable.append(name)
             else:
@@ -198,47 +199,3 @@ class _GraphReader:
         return {
             text(name): _GraphReader(self.ort, graph, self).read() for name, graph in zip(names, graphs, strict=True)
         }
-
-    def _attribute(self, attribute: Any) -> AttrValue | None:
-        """None for what this IR has no form for, and for what ORT cannot read."""
-        try:
-            return self._readable_attribute(attribute)
-        except OrtCallError:
-            return None
-
-    def _readable_attribute(self, attribute: Any) -> AttrValue | None:
-        kind = self.ort.out("OpAttr_GetType", "OrtOpAttrType", attribute)
-        if kind == lib.ORT_OP_ATTR_INT:
-            return int(self._attribute_data(attribute, kind, "int64_t")[0])
-        if kind == lib.ORT_OP_ATTR_INTS:
-            return tuple(int(x) for x in self._attribute_data(attribute, kind, "int64_t"))
-        if kind == lib.ORT_OP_ATTR_FLOAT:
-            return float(self._attribute_data(attribute, kind, "float")[0])
-        if kind == lib.ORT_OP_ATTR_FLOATS:
-            return tuple(float(x) for x in self._attribute_data(attribute, kind, "float"))
-        if kind == lib.ORT_OP_ATTR_STRING:
-            return bytes(ffi.buffer(self._attribute_data(attribute, kind, "char"))).decode(errors="replace")
-        if kind == lib.ORT_OP_ATTR_STRINGS:
-            joined = bytes(ffi.buffer(self._attribute_data(attribute, kind, "char")))
-            return tuple(part.decode(errors="replace") for part in joined.split(b"\0")[:-1])
-        if kind == lib.ORT_OP_ATTR_TENSOR:
-            return self._tensor_attribute(attribute)
-        return None
-
-    def _attribute_data(self, attribute: Any, kind: int, element: str) -> Any:
-        size = ffi.new("size_t *")
-        # Without room the call fails and says how much it needs. That status is not an error.
-        status = self.ort.api.ReadOpAttr(attribute, kind, ffi.NULL, 0, size)
-        if status != ffi.NULL:
-            self.ort.api.ReleaseStatus(status)
-        data = ffi.new(f"{element}[]", size[0] // ffi.sizeof(element))
-        if size[0]:
-            self.ort.call("ReadOpAttr", attribute, kind, data, size[0], size)
-        return data
-
-    def _tensor_attribute(self, attribute: Any) -> Constant | None:
-        tensor = self.ort.out("OpAttr_GetTensorAttributeAsOrtValue", "OrtValue *", attribute)
-        try:
-            return self.ort.tensor_constant(tensor)
-        finally:
-            self.ort.api.ReleaseValue(tensor)

@@ -1,0 +1,60 @@
+"""Reads an ``OrtOpAttr`` through ORT's C API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..abi.core import ffi, lib
+from .ir import AttrValue, Constant
+from .ort_calls import OrtCallError, OrtCalls
+
+
+def read_attribute(ort: OrtCalls, attribute: Any) -> AttrValue | None:
+    """The value of ``attribute`` (``const OrtOpAttr *``).
+
+    None for what this IR has no form for, and for what ORT cannot read.
+    """
+    try:
+        return _readable(ort, attribute)
+    except OrtCallError:
+        return None
+
+
+def _readable(ort: OrtCalls, attribute: Any) -> AttrValue | None:
+    kind = ort.out("OpAttr_GetType", "OrtOpAttrType", attribute)
+    if kind == lib.ORT_OP_ATTR_INT:
+        return int(_data(ort, attribute, kind, "int64_t")[0])
+    if kind == lib.ORT_OP_ATTR_INTS:
+        return tuple(int(x) for x in _data(ort, attribute, kind, "int64_t"))
+    if kind == lib.ORT_OP_ATTR_FLOAT:
+        return float(_data(ort, attribute, kind, "float")[0])
+    if kind == lib.ORT_OP_ATTR_FLOATS:
+        return tuple(float(x) for x in _data(ort, attribute, kind, "float"))
+    if kind == lib.ORT_OP_ATTR_STRING:
+        return bytes(ffi.buffer(_data(ort, attribute, kind, "char"))).decode(errors="replace")
+    if kind == lib.ORT_OP_ATTR_STRINGS:
+        joined = bytes(ffi.buffer(_data(ort, attribute, kind, "char")))
+        return tuple(part.decode(errors="replace") for part in joined.split(b"\0")[:-1])
+    if kind == lib.ORT_OP_ATTR_TENSOR:
+        return _tensor(ort, attribute)
+    return None
+
+
+def _data(ort: OrtCalls, attribute: Any, kind: int, element: str) -> Any:
+    size = ffi.new("size_t *")
+    # Without room the call fails and says how much it needs. That status is not an error.
+    status = ort.api.ReadOpAttr(attribute, kind, ffi.NULL, 0, size)
+    if status != ffi.NULL:
+        ort.api.ReleaseStatus(status)
+    data = ffi.new(f"{element}[]", size[0] // ffi.sizeof(element))
+    if size[0]:
+        ort.call("ReadOpAttr", attribute, kind, data, size[0], size)
+    return data
+
+
+def _tensor(ort: OrtCalls, attribute: Any) -> Constant | None:
+    tensor = ort.out("OpAttr_GetTensorAttributeAsOrtValue", "OrtValue *", attribute)
+    try:
+        return ort.tensor_constant(tensor)
+    finally:
+        ort.api.ReleaseValue(tensor)
