@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
 import pytest
 
+from custom_operators import DOMAIN, X, kept_registry, operator
 from ort_cuda_plugin.clusters.claims import analyze
 from ort_cuda_plugin.custom import registry
-from ort_cuda_plugin.custom.operator import Attribute, AttributeKind, CustomOperator, Port, PortKind
+from ort_cuda_plugin.custom.operator import Attribute, AttributeKind, Port, PortKind
 from ort_cuda_plugin.custom.resources import Resources
 from ort_cuda_plugin.model.ir import Constant, DType, Graph, InvalidModel, Node, Unsupported, Value
 from ort_cuda_plugin.ops.registry import FLOATS
-from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering, Tensor
-
-X = Port("x", FLOATS, "T")
-Y = Port("y", FLOATS, "T")
-
-
-def doubled(ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> list[Tensor]:
-    assert inputs[0] is not None
-    return [elementwise(ctx, lambda a: a * 2, inputs[0])]
-
-
-def operator(name: str = "Double", version: int = 1, priority: int = 0, **more: Any) -> CustomOperator:
-    given: dict[str, Any] = {"inputs": (X,), "outputs": (Y,), "attributes": (), "domain": "my.domain"}
-    return CustomOperator(name, version=version, priority=priority, **{"function": doubled, **given, **more})
 
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
-    """What a test registers is gone after it."""
-    before = set(registry.current().operators)
-    yield
-    for added in registry.current().operators:
-        if added not in before:
-            registry.unregister(added)
+    with kept_registry():
+        yield
 
 
-def node(op_type: str, domain: str = "my.domain", since: int = 1, **attributes: Any) -> Node:
+def node(op_type: str, domain: str = DOMAIN, since: int = 1, **attributes: Any) -> Node:
     x, y = Value("x", DType.FLOAT32, (2, "n")), Value("y", DType.FLOAT32, None)
     return Node("here", op_type, domain, since, (x,), (y,), attributes)
 
@@ -202,7 +184,6 @@ def test_a_broken_package_is_named_and_keeps_no_other_out(
         [metadata.EntryPoint(name, f"{name}_operators{what}", group) for name, what in parts]
     )
     monkeypatch.setattr(metadata, "entry_points", lambda group: entries)
-    monkeypatch.setitem(sys.modules, "test_registry", sys.modules[__name__])
     registry.discover(again=True)
     (report,) = (record.getMessage() for record in caplog.records)
     assert report.startswith("entry broken: the entry point broken = broken_operators of ort_cuda_plugin.ops failed")

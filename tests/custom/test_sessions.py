@@ -1,0 +1,144 @@
+"""Operators of applications in stock sessions: schemas, shapes, versions, late registration, and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+import ort_cuda_plugin
+from custom_operators import DOMAIN, X, Y, kept_registry, model, operator, stock_session
+from ort_cuda_plugin.custom import registry
+from ort_cuda_plugin.custom.operator import Attribute, AttributeKind, Port, PortKind
+from ort_cuda_plugin.ep.custom_domains import MAX_COMBINATIONS, schema_of
+from ort_cuda_plugin.model.ir import DType, InvalidModel
+from ort_cuda_plugin.ops.registry import ALL_TENSORS, FLOATS
+from ort_cuda_plugin.ops.slicing import concat
+from ort_cuda_plugin.program.elementwise import elementwise
+from ort_cuda_plugin.program.lowering import Lowering, Tensor
+
+A = np.array([[1, -2, 3], [4, 5, -6]], np.float32)
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    with kept_registry():
+        yield
+
+
+def node(op_type: str, *inputs: str, outputs: Sequence[str] = ("y",), **attributes: Any) -> Any:
+    return helper.make_node(op_type, inputs, outputs, name="here", domain=DOMAIN, **attributes)
+
+
+def scaled(ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Any) -> list[Tensor]:
+    if attributes["alpha"] < 0:
+        raise InvalidModel(f"alpha = {attributes['alpha']} must not be negative")
+    assert inputs[0] is not None
+    return [elementwise(ctx, lambda a: a * attributes["alpha"], inputs[0])]
+
+
+def scale(version: int = 1, default: float = 2.0) -> Any:
+    alpha = Attribute("alpha", AttributeKind.FLOAT, default)
+    return operator("Scale", version=version, attributes=(alpha,), function=scaled)
+
+
+def test_a_session_loads_what_was_registered_before_it_got_the_device() -> None:
+    registry.register(scale())
+    session = stock_session(model([node("Scale", "x", alpha=3.0)], {"x": [2, "n"]}, ["y"]))
+    (output,) = session.get_outputs()
+    assert (output.shape, output.type) == ([2, "n"], "tensor(float)")
+    np.testing.assert_array_equal(session.run(None, {"x": A})[0], 3 * A)
+
+
+def test_a_session_that_gets_the_provider_by_name_registers_the_library_of_operators() -> None:
+    registry.register(scale())
+    ort_cuda_plugin.register(emulate=True)
+    options = ort.SessionOptions()
+    options.register_custom_ops_library(ort_cuda_plugin.get_library_path())
+    built = model([node("Scale", "x")], {"x": [2, "n"]}, ["y"])
+    session = ort.InferenceSession(built, options, providers=[ort_cuda_plugin.get_ep_name()])
+    np.testing.assert_array_equal(session.run(None, {"x": A})[0], 2 * A)
+
+
+def test_the_model_says_which_version_serves() -> None:
+    registry.register(scale(version=1, default=2.0))
+    registry.register(scale(version=3, default=5.0))
+    for opset, factor in ((2, 2), (3, 5)):
+        built = model([node("Scale", "x")], {"x": [2, "n"]}, ["y"], opset=opset)
+        np.testing.assert_array_equal(stock_session(built).run(None, {"x": A})[0], factor * A)
+
+
+def test_the_types_of_results_follow_from_the_inputs() -> None:
+    registry.register(scale())
+    session = stock_session(model([node("Scale", "x")], {"x": [2, "n"]}, ["y"], TensorProto.FLOAT16))
+    assert session.get_outputs()[0].type == "tensor(float16)"
+
+
+def joined(ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Any) -> list[Tensor]:
+    return [concat(ctx, *[x for x in inputs if x is not None], axis=0)]
+
+
+def test_dimensions_are_known_by_their_expressions() -> None:
+    rest = Port("rest", FLOATS, "T", PortKind.VARIADIC)
+    registry.register(operator("Join", inputs=(rest,), function=joined))
+    built = model([node("Join", "x", "x", "z")], {"x": ["n", 3], "z": [2, 3]}, ["y"])
+    session = stock_session(built)
+    assert session.get_outputs()[0].shape == ["(2*n + 2)", 3]
+    np.testing.assert_array_equal(session.run(None, {"x": A, "z": A})[0], np.concatenate([A, A, A]))
+
+
+def test_a_declined_node_is_an_error_of_the_session_that_says_why() -> None:
+    registry.register(scale())
+    why = r"node 'here': only CudaPluginExecutionProvider runs my\.domain::Scale, and declined it: .*alpha = -1\.0 must"
+    with pytest.raises(Exception, match=why):
+        stock_session(model([node("Scale", "x", alpha=-1.0)], {"x": [2, "n"]}, ["y"]))
+
+
+def test_an_unregistered_operator_stays_with_its_sessions() -> None:
+    added = registry.register(scale())
+    built = model([node("Scale", "x")], {"x": ["m", "n"]}, ["y"])
+    session = stock_session(built)
+    registry.unregister(added)
+    np.testing.assert_array_equal(session.run(None, {"x": A.T})[0], 2 * A.T)  # a plan that is made now
+    with pytest.raises(Exception, match="Scale"):
+        stock_session(built)
+
+
+def test_explain_says_whose_operator_takes_the_place_of_a_built_in_one() -> None:
+    registry.register(operator("Relu", domain="", version=1, priority=5, origin="package fast 1.0"))
+    built = model([helper.make_node("Relu", ["x"], ["y"])], {"x": [2, "n"]}, ["y"])
+    (verdict,) = ort_cuda_plugin.explain(built, emulate=True)
+    assert verdict.note == "run by ai.onnx::Relu-1 of package fast 1.0, priority 5"
+    np.testing.assert_array_equal(stock_session(built).run(None, {"x": A})[0], 2 * A)
+
+
+# ---- schemas ----
+
+
+def kinds(ports: Sequence[Any]) -> list[str]:
+    return [port.kind.name for port in ports]
+
+
+def test_a_schema_covers_all_versions() -> None:
+    wide = operator(version=2, inputs=(X, Port("bias", FLOATS, "T")))
+    schema = schema_of([operator(), wide], frozenset({DType.FLOAT32, DType.FLOAT16}))
+    assert (schema.since, len(schema.combinations)) == (1, 4)
+    assert {tuple(kinds(inputs)) for inputs, _ in schema.combinations} == {("REQUIRED", "OPTIONAL")}
+
+
+def test_types_that_go_together_in_too_many_ways_are_left_open() -> None:
+    every = [Port(name, ALL_TENSORS) for name in "abc"]
+    ((inputs, _),) = schema_of([operator(inputs=tuple(every))], ALL_TENSORS).combinations
+    assert [port.dtype for port in inputs] == [None] * 3
+    assert len(ALL_TENSORS) ** 3 > MAX_COMBINATIONS
+
+
+def test_an_operator_with_open_types_runs() -> None:
+    every = [Port(name, ALL_TENSORS, name) for name in "ab"]
+    registry.register(operator("First", inputs=(X, *every), outputs=(Y,)))
+    built = model([node("First", "x", "x", "x")], {"x": [2, "n"]}, ["y"])
+    np.testing.assert_array_equal(stock_session(built).run(None, {"x": A})[0], 2 * A)
