@@ -1,4 +1,4 @@
-"""Numba's front end without what generated kernels have no use for: half of its passes, most of its look-ups.
+"""Numba's front end without what kernels have no use for: half of its passes, most look-ups and lifetimes.
 
 Kernels are straight code over numbers and pointers: no closures, exceptions or array expressions. The IR is the same
 as with all passes; a test compares the two.
@@ -7,6 +7,7 @@ as with all passes; a test compares the two.
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from typing import Any
 from unittest.mock import patch
 
 from numba.core.types.functions import BaseFunction
-from numba.cuda import compiler, dispatcher, types
+from numba.cuda import compiler, dispatcher, lowering, types
+from numba.cuda.core import analysis, ir, postproc, transforms
 from numba.cuda.core.compiler_machinery import PassManager
 
 compute_capability = (8, 0)
@@ -82,6 +84,29 @@ def remembered(function: Any, context: Any, args: tuple[types.Type, ...], kws: d
     return signature
 
 
+find_lifetimes = postproc.PostProcessor.run
+
+
+def find_lifetimes_once(processor: Any, emit_dels: bool = False, extend_lifetimes: bool = False) -> None:
+    """`PostProcessor.run` for functions that are no generators: only the last of five passes uses what it finds."""
+    if emit_dels:
+        find_lifetimes(processor, emit_dels, extend_lifetimes)
+    else:
+        processor.func_ir.blocks = transforms.canonicalize_cfg(processor.func_ir.blocks)
+        processor.func_ir.generator_info = None
+
+
+def find_singly_assigned(lower: Any) -> None:
+    """`Lower._find_singly_assigned_variable`, whose time grows with the square of a block's length."""
+    blocks = lower.func_ir.blocks
+    uses = analysis.compute_use_defs(blocks)
+    used_elsewhere = set().union(*uses.usemap.values())
+    assignments = Counter(each.target.name for block in blocks.values() for each in block.find_insts(ir.assign_types))
+    excluded = used_elsewhere | analysis.must_use_alloca(blocks)
+    lower._singly_assigned_vars = {name for name, count in assignments.items() if count == 1 and name not in excluded}
+    lower._blk_local_varmap = {}
+
+
 @contextmanager
 def collection_paused() -> Iterator[None]:
     """Holds back the collection of cycles, which goes over all objects again and again while Numba makes its own.
@@ -107,5 +132,7 @@ def front_end_of_kernels() -> Iterator[None]:
         patch.object(dispatcher, "get_current_device", lambda: device),
         patch.object(compiler, "CUDACompiler", KernelCompiler),
         patch.object(BaseFunction, "get_call_type", remembered),
+        patch.object(postproc.PostProcessor, "run", find_lifetimes_once),
+        patch.object(lowering.Lower, "_find_singly_assigned_variable", find_singly_assigned),
     ):
         yield
