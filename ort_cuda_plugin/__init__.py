@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .api import devices, explain, register, session, unregister
     from .arrays import CudaArray, as_cuda_array, bind_input, bind_output
     from .clusters.claims import NodeVerdict
+    from .custom.short_form import op
     from .ep.devices import DeviceInfo
     from .memory import memory_stats, set_limit, trim
 
@@ -37,6 +38,7 @@ __all__ = [
     "get_ep_names",
     "get_library_path",
     "memory_stats",
+    "op",
     "register",
     "reset_counters",
     "session",
@@ -54,6 +56,7 @@ _LAZY = {
     "devices": "api",
     "explain": "api",
     "memory_stats": "memory",
+    "op": "custom.short_form",
     "register": "api",
     "session": "api",
     "set_limit": "memory",

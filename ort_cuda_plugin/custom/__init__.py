@@ -1,1 +1,114 @@
-"""Operators of applications: their records, their registry, and the forms in which authors write them."""
+"""Operators of applications: what their authors import. See docs/custom_kernels.md.
+
+Modules are imported when a name of theirs is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..kernels.index import gather_map, scatter_map
+    from ..kernels.scan import scan
+    from ..kernels.select import count_prefixes, sort_rows
+    from ..model.ir import Constant, DType, InvalidModel, Unsupported
+    from ..ops.registry import ALL_TENSORS, ARITHMETIC, FLOATS, INTS
+    from ..program import scalar
+    from ..program.elementwise import elementwise
+    from ..program.lowering import Lowering, Tensor
+    from ..program.symbolic import Dim, ceildiv, eq, floordiv, le, lt, product, sym_max, sym_min
+    from ..program.views import expand, permute, reshape, squeeze, unsqueeze
+    from .checks import check
+    from .kernels import cubin_kernel, cuda_kernel, launch, ltoir_kernel, numba_kernel, ptx_kernel
+    from .operator import CustomOperator
+    from .registry import register, unregister
+    from .resources import RESOURCES
+    from .short_form import Op, op
+    from .tensor_types import T1, T2, T3, Alias, Bool, Float32, HostInt64, Int32, Int64, T
+
+_NAMES = {
+    "..kernels.index": ("gather_map", "scatter_map"),
+    "..kernels.scan": ("scan",),
+    "..kernels.select": ("count_prefixes", "sort_rows"),
+    "..model.ir": ("Constant", "DType", "InvalidModel", "Unsupported"),
+    "..ops.registry": ("ALL_TENSORS", "ARITHMETIC", "FLOATS", "INTS"),
+    "..program.elementwise": ("elementwise",),
+    "..program.lowering": ("Lowering", "Tensor"),
+    "..program.symbolic": ("Dim", "ceildiv", "eq", "floordiv", "le", "lt", "product", "sym_max", "sym_min"),
+    "..program.views": ("expand", "permute", "reshape", "squeeze", "unsqueeze"),
+    ".tensor_types": ("Alias", "Bool", "Float32", "HostInt64", "Int32", "Int64", "T", "T1", "T2", "T3"),
+    ".checks": ("check",),
+    ".kernels": ("cubin_kernel", "cuda_kernel", "launch", "ltoir_kernel", "numba_kernel", "ptx_kernel"),
+    ".operator": ("CustomOperator",),
+    ".registry": ("register", "unregister"),
+    ".resources": ("RESOURCES",),
+    ".short_form": ("Op", "op"),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = [
+    "ALL_TENSORS",
+    "ARITHMETIC",
+    "FLOATS",
+    "INTS",
+    "RESOURCES",
+    "T1",
+    "T2",
+    "T3",
+    "Alias",
+    "Bool",
+    "Constant",
+    "CustomOperator",
+    "DType",
+    "Dim",
+    "Float32",
+    "HostInt64",
+    "Int32",
+    "Int64",
+    "InvalidModel",
+    "Lowering",
+    "Op",
+    "T",
+    "Tensor",
+    "Unsupported",
+    "ceildiv",
+    "check",
+    "count_prefixes",
+    "cubin_kernel",
+    "cuda_kernel",
+    "elementwise",
+    "eq",
+    "expand",
+    "floordiv",
+    "gather_map",
+    "launch",
+    "le",
+    "lt",
+    "ltoir_kernel",
+    "numba_kernel",
+    "op",
+    "permute",
+    "product",
+    "ptx_kernel",
+    "register",
+    "reshape",
+    "scalar",
+    "scan",
+    "scatter_map",
+    "sort_rows",
+    "squeeze",
+    "sym_max",
+    "sym_min",
+    "unregister",
+    "unsqueeze",
+]
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "scalar":
+        return import_module("..program.scalar", __name__)
+    return getattr(import_module(_MODULES[name], __name__), name)

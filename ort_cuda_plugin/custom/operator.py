@@ -236,8 +236,14 @@ class CustomOperator:
         """
         types = self.check_inputs([None if x is None else x.dtype for x in inputs])
         bound = self.bound_attributes(attributes)
-        results = self.guarded(self.function, ctx, inputs, bound)
-        return self._checked_outputs(results, types)
+        results = self._checked_outputs(self.guarded(self.function, ctx, inputs, bound), types)
+        for port, result in zip(self.outputs, results, strict=False):
+            owner = None if port.alias is None else inputs[port.alias]
+            if owner is not None and (owner.dtype, owner.shape) != (result.dtype, result.shape):
+                pair = f"{result.dtype.name}{list(result.shape)}, that is {owner.dtype.name}{list(owner.shape)}"
+                alias = self.inputs[port.alias or 0].name
+                raise Unsupported("shape", f"{self.label}: output {port.name!r} is an alias of {alias!r} but is {pair}")
+        return results
 
     def guarded(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What the author's code gives. Its exceptions become Unsupported, with the traceback in the log."""

@@ -1,0 +1,236 @@
+"""The short form of an operator: a typed function, from whose signature the schema follows.
+
+::
+
+    @op("my.domain::Swish", version=1)
+    def swish(ctx: Lowering, x: T, *, beta: float = 1.0) -> T:
+        return elementwise(ctx, lambda a: a * sigmoid(beta * a), x)
+
+Positional parameters after the context are inputs, keyword-only ones are attributes, annotated as in `tensor_types`. An
+input that may be ``None`` is optional, ``*inputs`` is variadic. The function says shapes and work at once, with the
+mechanisms of the plugin's own operators, so that it fuses as they do, or by launching kernels (`kernels.launch`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Generic, ParamSpec, TypeVar, get_args, get_origin
+
+from ..model.ir import Constant, DType
+from ..ops.registry import FLOATS
+from ..program.lowering import Lowering, Tensor
+from . import registry
+from . import tensor_types as names
+from .operator import Attribute, AttributeKind, CustomOperator, Port, PortKind
+from .tactics import Tactics
+from .tensor_types import Alias, OnHost
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_SINGLE: Final[Mapping[object, AttributeKind]] = {
+    bool: AttributeKind.INT,
+    int: AttributeKind.INT,
+    float: AttributeKind.FLOAT,
+    str: AttributeKind.STRING,
+    Constant: AttributeKind.TENSOR,
+}
+_SEQUENCES: Final[Mapping[object, AttributeKind]] = {
+    int: AttributeKind.INTS,
+    float: AttributeKind.FLOATS,
+    str: AttributeKind.STRINGS,
+}
+
+
+class Op(Generic[P, R]):
+    """An operator in the short form; calling it calls the author's function.
+
+    ``operator`` is its record. `autotune` gives it tactics.
+    """
+
+    def __init__(self, function: Callable[P, R], operator: CustomOperator, tactics: Tactics) -> None:
+        self.function = function
+        self.operator = operator
+        self._tactics = tactics
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def autotune(self, tactics: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+        """Makes ``tactics`` say which tactics there are for a node, the default one first.
+
+        It gets what the operator's function gets. The function finds the tactic that it is to take in ``tactic``, a
+        keyword-only parameter that is no attribute.
+        """
+        self._tactics.candidates = tactics
+        return tactics
+
+    def register(self) -> None:
+        """Registers the operator. Raises ValueError as `registry.register`."""
+        self.operator = registry.register(self.operator)
+
+    def unregister(self) -> None:
+        """Takes it out of the registry; sessions that exist keep it. Raises LookupError where it is not there."""
+        registry.unregister(self.operator)
+
+
+def op(
+    name: str,
+    version: int = 1,
+    *,
+    types: Mapping[str, frozenset[DType]] | None = None,
+    outputs: Sequence[str] = (),
+    priority: int = 0,
+    register: bool = True,
+) -> Callable[[Callable[P, R]], Op[P, R]]:
+    """Makes an operator of a typed function, and registers it.
+
+    Args:
+        name: "my.domain::CircularPad". A name of ONNX or of com.microsoft, as "Relu" or "com.microsoft::Gelu", takes
+            the place of the plugin's own operator where ``priority`` is above 0.
+        version: the first version of the domain that has the operator so.
+        types: the element types of each constraint; of one that is not named, all floats.
+        outputs: names of the results, for messages.
+        priority: see `CustomOperator`.
+        register: False leaves that to `Op.register`.
+
+    Raises:
+        TypeError: the signature is none that an operator can have.
+        ValueError: a name or a version cannot be one, or the operator is registered already.
+    """
+    domain, separator, simple = name.rpartition("::")
+    domain = "" if domain == "ai.onnx" or not separator else domain
+
+    def make(function: Callable[P, R]) -> Op[P, R]:
+        schema = _Schema(name, function, types or {}, outputs)
+        tactics = Tactics(f"{name}-{version}", schema.has_tactic)
+        operator = CustomOperator(
+            simple,
+            domain,
+            version,
+            tuple(schema.inputs),
+            tuple(schema.outputs),
+            tuple(schema.attributes),
+            tactics.around(_call(function, schema)),
+            priority,
+            getattr(function, "__module__", ""),
+        )
+        made = Op(function, operator, tactics)
+        if register:
+            made.register()
+        return made
+
+    return make
+
+
+class _Schema:
+    """What a signature says."""
+
+    def __init__(
+        self,
+        operator: str,
+        function: Callable[..., Any],
+        types: Mapping[str, frozenset[DType]],
+        outputs: Sequence[str],
+    ) -> None:
+        self._operator, self._types = operator, types
+        self._hints = _hints(operator, function)
+        context, *parameters = inspect.signature(function).parameters.values()
+        if context.kind not in (context.POSITIONAL_ONLY, context.POSITIONAL_OR_KEYWORD):
+            raise TypeError(f"{operator}: the first parameter is the context")
+        if any(p.kind is p.VAR_KEYWORD for p in parameters):
+            raise TypeError(f"{operator}: attributes are named one by one, **{parameters[-1].name} is none")
+        self.has_tactic = any(p.name == "tactic" and p.kind is p.KEYWORD_ONLY for p in parameters)
+        self.inputs = [self._input(p) for p in parameters if p.kind != p.KEYWORD_ONLY]
+        self.attributes = [self._attribute(p) for p in parameters if p.kind == p.KEYWORD_ONLY and p.name != "tactic"]
+        self.outputs = self._results(outputs)
+
+    @property
+    def num_fixed(self) -> int:
+        """How many inputs are not variadic."""
+        return sum(port.kind is not PortKind.VARIADIC for port in self.inputs)
+
+    def _input(self, parameter: inspect.Parameter) -> Port:
+        hint, optional = _without_none(self._hints.get(parameter.name))
+        kind = PortKind.OPTIONAL if optional or parameter.default is None else PortKind.REQUIRED
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            kind = PortKind.VARIADIC
+        return self._port(parameter.name, hint, kind)
+
+    def _port(self, name: str, hint: Any, kind: PortKind = PortKind.REQUIRED) -> Port:
+        if hint is Tensor:
+            hint = names.T
+        if get_origin(hint) is not typing.Annotated or get_args(hint)[0] is not Tensor:
+            raise TypeError(f"{self._operator}: {name!r} is annotated with {hint!r}, which is no type of tensors")
+        constraint, allowed, on_host, alias = "", FLOATS, False, None
+        for mark in get_args(hint)[1:]:
+            if isinstance(mark, str):
+                constraint, allowed = mark, self._types.get(mark, FLOATS)
+            elif isinstance(mark, DType):
+                allowed = frozenset({mark})
+            elif isinstance(mark, Alias):
+                alias = next((i for i, port in enumerate(self.inputs) if port.name == mark.name), None)
+                if alias is None:
+                    raise TypeError(f"{self._operator}: {name!r} is an alias of {mark.name!r}, which is no input")
+            on_host = on_host or isinstance(mark, OnHost)
+        return Port(name, allowed, constraint, kind, on_host=on_host, alias=alias)
+
+    def _attribute(self, parameter: inspect.Parameter) -> Attribute:
+        hint, optional = _without_none(self._hints.get(parameter.name))
+        given = parameter.default
+        default = None if given is parameter.empty else given
+        if hint in _SINGLE:
+            return Attribute(parameter.name, _SINGLE[hint], default, optional, hint is bool)
+        elements = get_args(hint)
+        if get_origin(hint) in (tuple, list, Sequence) and elements and elements[0] in _SEQUENCES:
+            default = None if default is None else tuple(default)
+            return Attribute(parameter.name, _SEQUENCES[elements[0]], default, optional)
+        raise TypeError(
+            f"{self._operator}: attribute {parameter.name!r} is annotated with {hint!r}; it can be int, float, bool, "
+            "str, a tuple of one of these, or Constant"
+        )
+
+    def _results(self, outputs: Sequence[str]) -> list[Port]:
+        hint = self._hints.get("return")
+        hints = list(get_args(hint)) if get_origin(hint) is tuple else [hint]
+        labels = list(outputs) or (["y"] if len(hints) == 1 else [f"y{number}" for number in range(len(hints))])
+        if len(labels) != len(hints):
+            raise TypeError(f"{self._operator}: {len(labels)} names for {len(hints)} results")
+        return [self._port(label, each) for label, each in zip(labels, hints, strict=True)]
+
+
+def _hints(operator: str, function: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations as objects. Names that the author imports for type checkers only are those of this package."""
+    known = {name: getattr(names, name) for name in dir(names) if not name.startswith("_")}
+    known |= {"Lowering": Lowering, "Tensor": Tensor, "Constant": Constant, "Sequence": Sequence}
+    try:
+        return typing.get_type_hints(function, {**known, **_namespace(function)}, include_extras=True)
+    except NameError as error:
+        raise TypeError(f"{operator}: an annotation cannot be read: {error}") from error
+
+
+def _namespace(function: Callable[..., Any]) -> dict[str, Any]:
+    return dict(getattr(function, "__globals__", {}))
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    """The annotation, and whether it was one with ``| None``."""
+    if get_origin(hint) in (typing.Union, types.UnionType):
+        others = [each for each in get_args(hint) if each is not type(None)]
+        if len(others) == 1:
+            return others[0], len(others) < len(get_args(hint))
+    return hint, False
+
+
+def _call(function: Callable[..., Any], schema: _Schema) -> Callable[..., Any]:
+    """The function as the record wants it: all inputs by position, None for those that a node leaves out."""
+
+    def call(ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Mapping[str, Any], **tactic: Any) -> Any:
+        missing = max(0, schema.num_fixed - len(inputs))
+        result = function(ctx, *inputs, *[None] * missing, **attributes, **tactic)
+        return result if isinstance(result, tuple | list) else (result,)
+
+    return call

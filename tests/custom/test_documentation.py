@@ -1,0 +1,59 @@
+"""docs/custom_kernels.md: its examples run as they are written, each section a module."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import ort_cuda_plugin
+from custom_operators import kept_registry
+from isolated import ROOT
+
+SECTIONS = dict(
+    re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", (ROOT / "docs" / "custom_kernels.md").read_text(), re.M | re.S)
+)
+EXAMPLES = {title: "".join(re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)) for title, text in SECTIONS.items()}
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    ort_cuda_plugin.register(emulate=True)
+    with kept_registry():
+        yield
+
+
+def run(title: str, folder: Path) -> ModuleType:
+    """The example as a module of its own, which checks its results itself."""
+    path = folder / "example.py"
+    path.write_text(EXAMPLES[title])
+    spec = importlib.util.spec_from_file_location("example", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("title", [title for title, code in EXAMPLES.items() if code])
+def test_the_example_runs(title: str, tmp_path: Path) -> None:
+    module = run(title, tmp_path)
+    if title == "Ten lines":
+        operator = EXAMPLES[title].split("@op")[1].split("\n\n\n")[0]
+        assert len(operator.splitlines()) <= 10
+        ort_cuda_plugin.reset_counters()
+        module.session.run(None, {"x": module.x, "w": module.w})
+        assert ort_cuda_plugin.counters()["launches"] == 1  # the product has it
+        assert ort_cuda_plugin.counters()["python_calls"] == 0
+    if title == "A kernel in Numba":
+        with pytest.raises(Exception, match=r"CircularPad-1: size of dimension 1 = 1: less than the padding 2"):
+            module.session.run(None, {"x": np.zeros((3, 1), np.float32)})
+    if title == "State in the application's memory":
+        ort_cuda_plugin.reset_counters()
+        module.session.run_with_iobinding(module.binding)
+        assert (ort_cuda_plugin.counters()["launches"], ort_cuda_plugin.counters()["copies_d2d"]) == (1, 0)
