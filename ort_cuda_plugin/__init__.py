@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .abi.core import PluginError
     from .api import devices, explain, register, session, unregister
     from .arrays import CudaArray, as_cuda_array, bind_input, bind_output
     from .clusters.claims import NodeVerdict
     from .custom.short_form import op
     from .ep.devices import DeviceInfo
+    from .ep.options import OptionError
     from .memory import memory_stats, set_limit, trim
 
 __version__ = "0.1.0"
@@ -28,6 +30,8 @@ __all__ = [
     "CudaArray",
     "DeviceInfo",
     "NodeVerdict",
+    "OptionError",
+    "PluginError",
     "as_cuda_array",
     "bind_input",
     "bind_output",
@@ -64,6 +68,8 @@ _LAZY = {
     "unregister": "api",
     "DeviceInfo": "ep.devices",
     "NodeVerdict": "clusters.claims",
+    "OptionError": "ep.options",
+    "PluginError": "abi.core",
 }
 
 
@@ -73,6 +79,10 @@ def __getattr__(name: str) -> Any:
     from .uninterrupted import imported
 
     return getattr(imported(f"{__name__}.{_LAZY[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def get_library_path() -> str:

@@ -16,7 +16,7 @@ from . import get_ep_name, get_library_path
 from .abi.tables import OLDEST_API
 from .clusters.claims import NodeVerdict
 from .ep import boundary, factory
-from .ep.devices import DeviceInfo, cuda_devices, emulation_requested
+from .ep.devices import METADATA_KEYS, DeviceInfo, cuda_devices, emulation_requested
 from .ep.identity import VIRTUAL_SUFFIX, Identity, default_identity, identity_named, is_our_name
 from .ep.options import parse
 from .ep.provider import Provider, forget_last_provider, last_provider, last_verdicts
@@ -46,7 +46,10 @@ def _onnxruntime() -> ModuleType:
     Raises:
         ImportError: it is missing, broken, or too old; the message says what to install.
     """
-    advice = 'install exactly one of "ort-cuda-plugin[cpu]" (onnxruntime) and "ort-cuda-plugin[gpu]" (onnxruntime-gpu)'
+    advice = (
+        'install exactly one of "ort-cuda-plugin[cpu]" or "[cuda]" (onnxruntime) and "ort-cuda-plugin[gpu]" '
+        "(onnxruntime-gpu)"
+    )
     try:
         onnxruntime = imported("onnxruntime")
     except ImportError as error:
@@ -69,7 +72,12 @@ def _ep_devices(ort: ModuleType, identity: Identity) -> list[Any]:
     """What the registrations of that name offer; a provider of that name may also be another library's."""
     if not _factories(identity):
         return []
-    return [device for device in ort.get_ep_devices() if device.ep_name == identity.ep_name]
+    return [device for device in ort.get_ep_devices() if device.ep_name == identity.ep_name and _is_ours(device)]
+
+
+def _is_ours(ep_device: Any) -> bool:
+    """Whether a device of that name is this library's: others may choose the same name."""
+    return set(dict(ep_device.ep_metadata)) >= METADATA_KEYS
 
 
 def _all_ep_devices(ort: ModuleType) -> list[Any]:
@@ -139,9 +147,18 @@ def _register(ort: ModuleType, name: str, emulate: bool | None, identity: Identi
             RuntimeWarning,
             stacklevel=3,
         )
-    foreign = not _factories(identity) and any(known.ep_name == identity.ep_name for known in ort.get_ep_devices())
+    offered = [device for device in ort.get_ep_devices() if device.ep_name == identity.ep_name]
+    foreign = [device for device in offered if not _is_ours(device)] if _factories(identity) else offered
     if foreign and identity is not Identity.OWN:
         raise ValueError(f"another library offers {identity.ep_name} already: unregister it first")
+    if foreign:
+        place = dict(foreign[0].ep_metadata).get("library_path", "")
+        warnings.warn(
+            f"another library{f' ({place})' if place else ''} offers {identity.ep_name} as well: providers=[...] with "
+            "that name may get it. Use ort_cuda_plugin.session, or give add_provider_for_devices what register returns",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     factory.emulate_override, factory.identity_override = emulate, identity
     try:
         ort.register_execution_provider_library(name, get_library_path())

@@ -1,67 +1,86 @@
 """The command line: ``ort-cuda-plugin`` and ``python -m ort_cuda_plugin``. One module per command.
 
-A command module has ``add_arguments(parser)`` and ``execute(arguments) -> int``, the exit code.
+A command module has ``add_arguments(parser)`` and ``execute(arguments) -> int``, the exit code. Only the module of the
+command that was asked for is imported: some need packages that others do without.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import importlib
+import os
 import sys
 from collections.abc import Sequence
-from types import ModuleType
+from pathlib import Path
 
-from ort_cuda_plugin.cli import (
-    bench,
-    compile_model,
-    conformance,
-    doctor,
-    drop_in,
-    estimate,
-    explain,
-    info,
-    inspect_context,
-    kernels,
-    operators,
-    parity,
-    profile,
-    run,
-)
+import ort_cuda_plugin
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 
-COMMANDS: dict[str, ModuleType] = {
-    "run": run,
-    "profile": profile,
-    "bench": bench,
-    "exec": drop_in,
-    "info": info,
-    "doctor": doctor,
-    "explain": explain,
-    "estimate": estimate,
-    "compile": compile_model,
-    "inspect": inspect_context,
-    "kernels": kernels,
-    "conformance": conformance,
-    "operators": operators,
-    "parity": parity,
+COMMANDS = {
+    "run": "run",
+    "profile": "profile",
+    "bench": "bench",
+    "exec": "drop_in",
+    "info": "info",
+    "doctor": "doctor",
+    "explain": "explain",
+    "estimate": "estimate",
+    "compile": "compile_model",
+    "inspect": "inspect_context",
+    "kernels": "kernels",
+    "conformance": "conformance",
+    "operators": "operators",
+    "parity": "parity",
 }
+"""The command's name and that of its module."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; see `ExitCode`."""
+    words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="ort-cuda-plugin",
         description="Runs ONNX models on NVIDIA GPUs or an emulated one, as an ONNX Runtime plugin.",
         epilog="exit codes: " + ", ".join(f"{code.value} {code.meaning}" for code in ExitCode),
     )
+    parser.add_argument("--version", action="version", version=f"ort-cuda-plugin {ort_cuda_plugin.__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    chosen = words[0] if words else ""
     for name, module in COMMANDS.items():
-        summary = (module.__doc__ or "").splitlines()[0]
-        module.add_arguments(subparsers.add_parser(name, help=summary, description=module.__doc__))
-    arguments = parser.parse_args(argv)
+        description = _docstring(module)
+        command = subparsers.add_parser(name, help=description.splitlines()[0], description=description)
+        if name == chosen:
+            try:
+                implementation = importlib.import_module(f"{__name__}.{module}")
+            except ModuleNotFoundError as error:
+                print(f"ort-cuda-plugin {name}: {_what_to_install(error)}", file=sys.stderr)
+                return int(ExitCode.UNAVAILABLE)
+            implementation.add_arguments(command)
+    arguments = parser.parse_args(words)
     try:
-        return int(COMMANDS[arguments.command].execute(arguments))
+        code = int(implementation.execute(arguments))
+        sys.stdout.flush()
+        return code
     except UserError as error:
         print(f"ort-cuda-plugin {arguments.command}: {error}", file=sys.stderr)
         return int(error.code)
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        # The reader has seen enough, as `head` does. Python would fail once more when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.OUTPUT_CLOSED)
+
+
+def _docstring(module: str) -> str:
+    """What a module says of itself, without importing it."""
+    text = Path(__file__).with_name(f"{module}.py").read_text()
+    return ast.get_docstring(ast.parse(text)) or ""
+
+
+def _what_to_install(error: ModuleNotFoundError) -> str:
+    return (
+        f'{error}: this command needs more than the package itself. `pip install "ort-cuda-plugin[cpu]"` brings it, '
+        "or `[cuda]` or `[gpu]` for GPUs"
+    )

@@ -8,9 +8,8 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -24,6 +23,8 @@ MODEL_HELP = (
     f" type: {', '.join(NETWORKS)} (resnet50:float16, ...)"
 )
 _WIDE = 1000
+SECONDS_TO_MENTION = 1.0
+"""Of compilation, where the output is no terminal."""
 DEVICES = ("auto", "cuda", "emulated")
 
 
@@ -96,10 +97,12 @@ def select_device(choice: str) -> bool:
 
 @contextmanager
 def unavailable_as_user_error() -> Iterator[None]:
-    """ORT missing or too old, a library that cannot be loaded."""
+    """ORT missing or too old, a library that cannot be loaded, an environment variable without a valid value."""
     try:
         yield
-    except (ImportError, RuntimeError, OSError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # ONNX Runtime has types of its own
         raise UserError(ExitCode.UNAVAILABLE, str(error)) from error
 
 
@@ -110,11 +113,28 @@ def output_console() -> Console:
 
 @contextmanager
 def waiting(console: Console, what: str) -> Iterator[None]:
-    """A spinner on the terminal while the user waits; nothing when the output is not a terminal."""
-    with console.status(what) if console.is_terminal else _nothing():
-        yield
+    """A spinner on the terminal while the user waits, with the kernels that are compiled meanwhile.
 
+    Where the output is no terminal, a line says that kernels are compiled.
+    """
+    from ort_cuda_plugin.ep.open_device import kernel_library
 
-@contextmanager
-def _nothing() -> Iterator[Any]:
-    yield
+    library = kernel_library()
+    asked = done = 0
+    with console.status(what) if console.is_terminal else nullcontext() as status:
+
+        def watch(more: int, fewer: int) -> None:
+            nonlocal asked, done
+            asked, done = asked + more, done + fewer
+            if status is not None:
+                status.update(f"{what}: {done} of {asked} kernels")
+
+        def compiling(kernels: int, seconds: float) -> None:
+            if status is None and seconds >= SECONDS_TO_MENTION:
+                console.print(f"compiling {kernels} kernels, about {seconds:.0f} s of one core", markup=False)
+
+        library.watch, library.compiling = watch, compiling
+        try:
+            yield
+        finally:
+            library.watch = library.compiling = None

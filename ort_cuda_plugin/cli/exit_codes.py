@@ -14,6 +14,7 @@ class ExitCode(enum.IntEnum):
     UNAVAILABLE = 3
     MODEL_FAILED = 4
     INTERRUPTED = 130
+    OUTPUT_CLOSED = 141
 
     @property
     def meaning(self) -> str:
@@ -24,6 +25,7 @@ class ExitCode(enum.IntEnum):
             ExitCode.UNAVAILABLE: "no device, or onnxruntime missing or too old",
             ExitCode.MODEL_FAILED: "the model could not be loaded or run",
             ExitCode.INTERRUPTED: "interrupted",
+            ExitCode.OUTPUT_CLOSED: "nobody reads the output any more",
         }[self]
 
 

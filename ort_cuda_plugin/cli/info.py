@@ -25,9 +25,11 @@ PACKAGES = (
     "llvmlite",
     "cuda-core",
     "cuda-bindings",
+    "nvidia-nvvm",
+    "nvidia-nvjitlink",
+    "nvidia-cuda-nvrtc",
     "nvidia-cublas",
     "nvidia-cudnn-cu13",
-    "nvmath-python",
 )
 
 
@@ -78,8 +80,10 @@ def collect() -> dict[str, Any]:
         emulated = [device for device in ort_cuda_plugin.devices() if device.emulated]
         report["devices"] = [device.metadata() for device in (*found, *emulated)]
         report["library"] = ort_cuda_plugin.get_library_path()
-        report["libraries"] = _libraries()
-    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        from ort_cuda_plugin.ep.libraries import library_places
+
+        report["libraries"] = {name: place.path for name, place in library_places().items()}
+    except Exception as error:  # ONNX Runtime has types of its own
         report["problem"] = str(error)
     return report
 
@@ -107,7 +111,8 @@ def print_report(report: dict[str, Any]) -> None:
     if report["why_no_cuda_device"]:
         console.print(f"no CUDA device: {report['why_no_cuda_device']}", markup=False)
     for name, place in report["libraries"].items():
-        console.print(f"{name}: {place or 'not found, our own kernels are used'}", markup=False)
+        missing = 'not found, kernels of this package take its place; `pip install "ort-cuda-plugin[libs]"` brings it'
+        console.print(f"{name}: {place or missing}", markup=False)
     cache = report["cache"]
     problem = f" (not used: {cache['problem']})" if cache["problem"] else ""
     console.print(
@@ -123,7 +128,3 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def _libraries() -> dict[str, str]:
-    return {}

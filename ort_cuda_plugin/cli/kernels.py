@@ -35,11 +35,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--manifest",
         metavar="FILE",
         type=Path,
-        default=Path(os.environ.get(MANIFEST_VARIABLE) or DEFAULT_MANIFEST),
-        help=f"the kernels that a test run recorded (default ${MANIFEST_VARIABLE} or {DEFAULT_MANIFEST})",
+        help=f"the kernels that a test run recorded (default ${MANIFEST_VARIABLE}, else {DEFAULT_MANIFEST} if it is "
+        "there, else the sample)",
     )
     parser.add_argument("--arch", action="append", metavar="SM", help="only this architecture, e.g. sm_90 (repeatable)")
     parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
+
+
+def _default_manifest() -> Path | None:
+    if configured := os.environ.get(MANIFEST_VARIABLE):
+        return Path(configured)
+    return DEFAULT_MANIFEST if DEFAULT_MANIFEST.exists() else None
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -51,10 +57,11 @@ def execute(arguments: argparse.Namespace) -> int:
     if unknown:
         raise UserError(ExitCode.USAGE, f"--arch {unknown[0]}: choose from {', '.join(known)}")
     targets = [known[name] for name in arguments.arch] if arguments.arch else list(known.values())
+    manifest = None if arguments.sample else arguments.manifest or _default_manifest()
     try:
-        specs = sample_specs() if arguments.sample else list(filter(is_for_gpus, read_manifest(arguments.manifest)))
+        specs = sample_specs() if manifest is None else list(filter(is_for_gpus, read_manifest(manifest)))
     except (OSError, ValueError) as error:
-        message = f"no manifest at {arguments.manifest} ({error}): run pytest, which records one, or use --sample"
+        message = f"no manifest at {manifest} ({error}): run pytest, which records one, or use --sample"
         raise UserError(ExitCode.USAGE, message) from error
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

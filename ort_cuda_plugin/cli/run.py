@@ -55,7 +55,11 @@ def add_input_arguments(parser: argparse.ArgumentParser) -> None:
         help="values of one input; others are seeded noise",
     )
     parser.add_argument(
-        "--dim", action="append", default=[], metavar="NAME=N", help="size of a symbolic dimension (default 1)"
+        "--dim",
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="size of a symbolic dimension (default 1); INPUT.AXIS=N for one without a name",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the noise (default 0)")
 
@@ -205,6 +209,7 @@ def _feeds(model: onnx.ModelProto, arguments: argparse.Namespace) -> dict[str, N
     given = dict(_pair(text, "--input", "NAME=FILE.npy") for text in arguments.input)
     dims = dict(_pair(text, "--dim", "NAME=N") for text in arguments.dim)
     inputs = model.graph.input
+    _name_dimensions(model)
     _check_names("--input", "input", given, {value.name for value in inputs})
     symbols = {dim.dim_param for value in inputs for dim in value.type.tensor_type.shape.dim if dim.dim_param}
     _check_names("--dim", "symbolic dimension", dims, symbols)
@@ -217,6 +222,14 @@ def _feeds(model: onnx.ModelProto, arguments: argparse.Namespace) -> dict[str, N
     return {**feeds, **arrays}
 
 
+def _name_dimensions(model: onnx.ModelProto) -> None:
+    """Names the open dimensions of inputs that have no name: INPUT.AXIS."""
+    for value in model.graph.input:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if not dim.HasField("dim_value") and not dim.dim_param:
+                dim.dim_param = f"{value.name}.{axis}"
+
+
 def _hint_of_unknown_sizes(path: Path, arguments: argparse.Namespace) -> str:
     """What to try after a failure for which sizes that nobody gave may be the reason; "" where all are known."""
     try:
@@ -224,6 +237,7 @@ def _hint_of_unknown_sizes(path: Path, arguments: argparse.Namespace) -> str:
     except Exception:  # the failure is that of the file
         return ""
     stated = {text.partition("=")[0] for text in (*arguments.dim, *arguments.input)}
+    _name_dimensions(model)
     constants = {tensor.name for tensor in model.graph.initializer}
     guessed = []
     for value in model.graph.input:
@@ -231,7 +245,7 @@ def _hint_of_unknown_sizes(path: Path, arguments: argparse.Namespace) -> str:
             continue
         for dim in value.type.tensor_type.shape.dim:
             if not dim.HasField("dim_value") and dim.dim_param not in stated:
-                guessed.append(f"--dim {dim.dim_param}=N" if dim.dim_param else f"--input {value.name}=FILE.npy")
+                guessed.append(f"--dim {dim.dim_param}=N")
     if not guessed:
         return ""
     return f". Sizes that the model leaves open were 1: try {' '.join(dict.fromkeys(guessed))}"

@@ -35,6 +35,8 @@ lock_poll_seconds = 0.02
 """Between looks at a kernel that another process compiles."""
 patience = 30.0
 """How many times longer than expected another process may take for a kernel, before this one compiles it as well."""
+seconds_to_mention = 4.0
+"""From here on a compilation is a warning in the log: a user who waits is to know for what."""
 logger = logging.getLogger("ort_cuda_plugin")
 
 
@@ -50,9 +52,12 @@ class KernelLibrary:
 
     ``count(name, by)`` is called with KERNELS_COMPILED and KERNEL_CACHE_HITS. ``watch(asked, done)``, where it is set,
     is called from any thread with the number of kernels that were just asked for, and of those that are there.
+    ``compiling``, where it is set, is called before kernels are compiled, with their number and the seconds of one core
+    that this may take.
     """
 
     watch: Callable[[int, int], None] | None = None
+    compiling: Callable[[int, float], None] | None = None
 
     def __init__(self, cache: KernelCache | None = None, count: Callable[[str, int], None] = count_kernels) -> None:
         self.cache = cache if cache is not None else KernelCache()
@@ -111,6 +116,8 @@ class KernelLibrary:
                     self.count("KERNELS_COMPILED" if compiled else "KERNEL_CACHE_HITS", 1)
                     advance(1)
 
+                if self.compiling is not None:
+                    self.compiling(len(missing), sum(expected_seconds(spec) for spec, _ in missing.values()))
                 compile_many(list(missing.values()), keep, self.cache)
             return [self.images[key] for key in keys]
 
@@ -234,7 +241,14 @@ def compile_many(jobs: Sequence[Job], done: Done, cache: KernelCache) -> list[Ke
     Where a signal handler ends the call, what this process is compiling goes on to its end, its ``done`` included.
     """
     compilation = Compilation(jobs, done, cache)
-    logger.info("compiling %d kernels, about %.0f s of one core", len(jobs), compilation.seconds)
+    long = compilation.seconds >= seconds_to_mention
+    logger.log(
+        logging.WARNING if long else logging.INFO,
+        "compiling %d kernels, about %.0f s of one core; %s",
+        len(jobs),
+        compilation.seconds,
+        f"later processes find them in {cache.folder}" if cache.writable else "no kernel cache keeps them",
+    )
     started = time.monotonic()
     uninterrupted.call(compilation.run, compilation.abandon)
     logger.info("compiled %d kernels in %.1f s", len(jobs), time.monotonic() - started)

@@ -30,6 +30,22 @@ class DriverError(RuntimeError):
     ort_code = 11  # ORT_EP_FAIL
 
 
+METADATA_KEYS = frozenset(
+    [
+        "compute_capability",
+        "cuda_device_id",
+        "driver_version",
+        "emulated",
+        "max_shared_bytes",
+        "memory_bytes",
+        "multiprocessors",
+        "name",
+        "pci_bus_id",
+    ]
+)
+"""What `DeviceInfo.from_metadata` reads."""
+
+
 @dataclass(frozen=True)
 class DeviceInfo:
     """One device.

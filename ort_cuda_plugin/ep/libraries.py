@@ -48,12 +48,21 @@ class LibraryPlace:
 
 @cache
 def library_places() -> dict[str, LibraryPlace]:
-    """Opens the libraries that are installed, by their names. The reason why one is not used goes to the log."""
+    """Opens the libraries that are installed, by their names."""
     return {library.name: _opened(library) for library in LIBRARIES}
 
 
+@cache
 def load_libraries() -> frozenset[str]:
-    """The names of the libraries that work."""
+    """The names of the libraries that work. A warning names the others: without them a GPU runs our own kernels."""
+    for name, place in library_places().items():
+        if not place.path:
+            logger.warning(
+                "%s is not used: %s. Kernels of this package take its place, which can be slower; "
+                '`pip install "ort-cuda-plugin[libs]"` brings it',
+                name,
+                place.why,
+            )
     return frozenset(name for name, place in library_places().items() if place.path)
 
 
@@ -64,6 +73,4 @@ def _opened(library: Library) -> LibraryPlace:
         if core().library_load(library.number, os.fsencode(path), error) == 0:
             return LibraryPlace(path)
         reasons.append(ffi.string(error.text).decode(errors="replace"))
-    why = "; ".join(reasons)
-    logger.info("%s is not used (pip package %s): %s", library.name, library.package, why)
-    return LibraryPlace("", why)
+    return LibraryPlace("", "; ".join(reasons))

@@ -40,6 +40,8 @@ assert not set(MISSING) & set(sys.modules)
 sys.meta_path.insert(0, Missing())
 importlib.metadata.version = version
 import ort_cuda_plugin
+from ort_cuda_plugin.cli import main
+print(main(["run", sys.argv[1]]), main(["info"]), file=sys.stderr)
 """
 RUN = """
 session = ort_cuda_plugin.session(sys.argv[1], emulate=True)
@@ -76,9 +78,12 @@ def test_a_warm_cache_is_enough() -> None:
         environment = {"ORT_CUDA_PLUGIN_CACHE_DIR": str(Path(folder, "cache")), "ORT_CUDA_PLUGIN_KERNEL_MANIFEST": ""}
         python(WARM, str(model), env=environment)
         program = WITHOUT + ("" if os.geteuid() else BECOME_ANOTHER_USER) + RUN
-        counts, said = python(program, *map(str, (model, result, other)), env=environment).stdout.split("\n", 1)
+        done = python(program, *map(str, (model, result, other)), env=environment)
+        counts, said = done.stdout.split("\n", 1)
         assert counts.split() == ["0", "1"]
         assert "the compiler is not installed" in said
         assert '`pip install "ort-cuda-plugin[cpu]"`' in said
         assert "a kernel cache" in said
+        assert done.stderr.count("this command needs more than the package itself. `pip install") == 2
+        assert "\n3 3\n" in done.stderr
         np.testing.assert_array_equal(np.load(result), 2 * np.arange(8, dtype=np.float32))

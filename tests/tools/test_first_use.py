@@ -1,0 +1,201 @@
+"""What a new user meets: names, versions, errors that say what to do, and signs of life while something compiles."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import logging
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+from rich.console import Console
+from rich.table import Table
+
+import ort_cuda_plugin
+from isolated import ROOT, add_model, python
+from ort_cuda_plugin.cli import kernel_report, kernels, main, run
+from ort_cuda_plugin.cli.common import output_console, waiting
+from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+from ort_cuda_plugin.compiler import kernel_library
+from ort_cuda_plugin.compiler.cache import KernelCache
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.targets import Target
+from ort_cuda_plugin.ep import libraries, open_device
+
+# ---- the package ----
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"ort-cuda-plugin {ort_cuda_plugin.__version__}\n"
+
+
+def test_dir_and_type_checkers_see_the_public_names() -> None:
+    public = set(ort_cuda_plugin.__all__)
+    assert public <= set(dir(ort_cuda_plugin))
+    assert all(getattr(ort_cuda_plugin, name).__name__ == name for name in public)
+    tree = ast.parse(Path(ort_cuda_plugin.__file__).read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    imported = {alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert public == imported | {name for name in defined if not name.startswith("_")}
+
+
+def test_errors_have_public_types() -> None:
+    with pytest.raises(ort_cuda_plugin.OptionError, match="no_such_option"):
+        ort_cuda_plugin.session(add_model(), emulate=True, provider_options={"no_such_option": 1})
+    assert issubclass(ort_cuda_plugin.PluginError, RuntimeError)
+
+
+def test_another_library_of_our_name_is_named_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ort_cuda_plugin import api
+
+    theirs = SimpleNamespace(ep_name=ort_cuda_plugin.get_ep_name(), ep_metadata={"library_path": "/lib/libtheirs.so"})
+    ours = onnxruntime.get_ep_devices
+    ort_cuda_plugin.unregister()
+    monkeypatch.setattr(onnxruntime, "get_ep_devices", lambda: [theirs, *ours()])
+    with pytest.warns(RuntimeWarning, match=r"another library \(/lib/libtheirs\.so\) offers CudaPlugin"):
+        offered = ort_cuda_plugin.register(emulate=True)
+    assert theirs not in offered
+    assert [api._info(device).emulated for device in offered][-1:] == [True]
+    assert ort_cuda_plugin.devices()
+
+
+# ---- the command line ----
+
+
+def test_info_shows_the_libraries_and_how_to_get_those_that_are_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = {"cublaslt": libraries.LibraryPlace("/lib/blas.so"), "cudnn": libraries.LibraryPlace("", "not there")}
+    monkeypatch.setattr(libraries, "library_places", lambda: places)
+    assert main(["info"]) == ExitCode.OK
+    printed = capsys.readouterr().out
+    assert "cublaslt: /lib/blas.so\n" in printed
+    assert "cudnn: not found" in printed
+    assert 'pip install "ort-cuda-plugin[libs]"' in printed
+
+
+def test_a_gpu_without_libraries_is_warned_about(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    places = {"cublaslt": libraries.LibraryPlace("/lib/blas.so"), "cudnn": libraries.LibraryPlace("", "not there")}
+    monkeypatch.setattr(libraries, "library_places", lambda: places)
+    assert libraries.load_libraries.__wrapped__() == {"cublaslt"}
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage().startswith("cudnn is not used: not there.")
+    assert 'pip install "ort-cuda-plugin[libs]"' in record.getMessage()
+
+
+def test_kernels_needs_no_arguments(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = KernelSpec("add_one", ("*f32",), "def kernel(x):\n    x[0] = x[0] + float32(1)\n")
+    monkeypatch.delenv(kernel_library.MANIFEST_VARIABLE, raising=False)
+    monkeypatch.setattr(kernels, "DEFAULT_MANIFEST", tmp_path / "none")
+    monkeypatch.setattr(kernel_report, "sample_specs", lambda: [spec])
+    monkeypatch.setattr(kernel_report, "ARCHITECTURES", [Target.cuda(9, 0)])
+    assert main(["kernels", "--json"]) == ExitCode.OK
+    assert [usage["arch"] for usage in json.loads(capsys.readouterr().out)] == ["sm_90"]
+
+
+def test_a_table_is_whole_where_the_output_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("name")
+    table.add_row("x" * 300)
+    output_console().print(table)
+    assert "x" * 300 in capsys.readouterr().out
+
+
+def test_a_reader_that_goes_away_ends_the_command_without_a_traceback() -> None:
+    command = [sys.executable, "-m", "ort_cuda_plugin", "info", "--json"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert b"Traceback" not in process.stderr.read()
+    assert process.wait() == ExitCode.OUTPUT_CLOSED
+
+
+def test_a_bad_environment_variable_is_an_error_of_the_user(tmp_path: Path) -> None:
+    program = """
+    import os, sys
+    from ort_cuda_plugin.cli import main
+    for variable in ("ORT_CUDA_PLUGIN_AS", "ORT_CUDA_PLUGIN_EMULATE_MEMORY"):
+        os.environ[variable] = "lots"
+        print(main(["explain", sys.argv[1], "--device", "emulated"]), main(["info"]))
+        del os.environ[variable]
+    """
+    add_model(tmp_path / "add.onnx")
+    done = python(program, str(tmp_path / "add.onnx"))
+    assert [line for line in done.stdout.splitlines() if line[0].isdigit()] == ["3 3"] * 2
+    for variable in ("AS", "EMULATE_MEMORY"):
+        assert f"ORT_CUDA_PLUGIN_{variable}=" in done.stderr
+
+
+def test_a_dimension_without_a_name_has_that_of_its_axis(tmp_path: Path) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, 3, "n"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", [x], [y])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph), path)
+    arguments = Namespace(model=str(path), input=[], dim=["x.0=5", "n=2"], seed=0)
+    assert run.load(path, arguments)[2]["x"].shape == (5, 3, 2)
+    arguments.dim = ["x.1=5"]
+    with pytest.raises(UserError, match=r"no such symbolic dimension; it has n, x\.0"):
+        run.load(path, arguments)
+    arguments.dim = []
+    assert "try --dim x.0=N --dim n=N" in run._hint_of_unknown_sizes(path, arguments)
+
+
+# ---- while something compiles ----
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_who_waits_sees_what_is_compiled(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    library = kernel_library.KernelLibrary(KernelCache(), lambda name, by: None)
+    monkeypatch.setattr(open_device, "kernel_library", lambda: library)
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+    with waiting(console, "first run"):
+        assert library.watch is not None
+        assert library.compiling is not None
+        library.watch(31, 0)
+        library.watch(0, 7)
+        library.compiling(1, 0.1)
+        library.compiling(31, 8.0)
+        written = console.file.getvalue()  # type: ignore[attr-defined]
+        if terminal:
+            assert console._live_stack[0].get_renderable().text.plain == "first run: 7 of 31 kernels"  # type: ignore[union-attr]
+        else:
+            assert written == "compiling 31 kernels, about 8 s of one core\n"
+    assert library.watch is library.compiling is None
+
+
+@pytest.mark.parametrize(("seconds", "level"), [(0.0, logging.WARNING), (99.0, logging.INFO)])
+def test_a_long_compilation_is_in_the_log(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    seconds: float,
+    level: int,
+) -> None:
+    monkeypatch.setattr(kernel_library, "seconds_to_mention", seconds)
+    spec = KernelSpec("add_one", ("*f32",), "def kernel(x):\n    x[0] = x[0] + float32(1)\n")
+    with caplog.at_level(logging.INFO, "ort_cuda_plugin"):
+        kernel_library.KernelLibrary(KernelCache(tmp_path), lambda name, by: None).get(spec, Target.emulated())
+    first, last = caplog.records
+    assert (first.levelno, last.levelno) == (level, logging.INFO)
+    assert first.getMessage() == (
+        f"compiling 1 kernels, about 0 s of one core; later processes find them in {tmp_path}"
+    )
+    assert last.getMessage().startswith("compiled 1 kernels in ")
