@@ -18,15 +18,17 @@ from threading import Barrier
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import parser
+from onnx import helper, parser
 
 import copy_paths
+import custom_operators
 import ort_cuda_plugin as plugin
 import searches
 from device_models import with_cpu_nodes
 from isolated import add_model
 from ort_cuda_plugin import models
 from ort_cuda_plugin.abi import host
+from ort_cuda_plugin.custom import registry
 from ort_cuda_plugin.ops.registry import CHANNELS_LAST_DOMAIN
 from profiles import Profile, profiled_session
 
@@ -375,6 +377,24 @@ def run_profiled() -> None:
     assert [kernel.args["op_types"] for kernel in kernels] == [["Add"]] * RUNS
 
 
+def run_custom() -> None:
+    """An operator of the application's: ONNX Runtime asks the factory for it, or is told by the library."""
+    built = custom_operators.model(
+        [helper.make_node("Double", ["x"], ["y"], domain=custom_operators.DOMAIN)], {"x": ["n", 4]}, ["y"]
+    )
+    with custom_operators.kept_registry():
+        registry.register(custom_operators.operator())
+        by_name = ort.SessionOptions()
+        by_name.register_custom_ops_library(plugin.get_library_path())
+        sessions = [
+            custom_operators.stock_session(built),
+            ort.InferenceSession(built, by_name, providers=[plugin.get_ep_name()]),
+        ]
+    for session in sessions:
+        assert session.get_outputs()[0].shape == ["n", 4]
+        np.testing.assert_array_equal(session.run(None, {"x": counting(3)})[0], 2 * counting(3))
+
+
 def main(version: str, *left_out: str) -> None:
     """Prints the API version and what ran; what is being done goes to the standard error, for crashes."""
     assert ort.__version__ == version, (ort.__version__, ort.__file__)
@@ -385,6 +405,7 @@ def main(version: str, *left_out: str) -> None:
         done.append(name)
     run_captured()
     run_profiled()
+    run_custom()
     print(json.dumps({"api": host.api_version(), "done": done, "wrong copies": copy_paths.wrong_results(0, 2)}))
     plugin.unregister()
 

@@ -15,6 +15,7 @@ import pytest
 
 from c_programs import build_host
 from destruction_orders import OVERWRITE_FREED
+from environments import borrow_packages, environment_folder
 from hostile import HostileFolder
 from isolated import ROOT, add_model
 from ort_cuda_plugin import get_library_path
@@ -54,23 +55,6 @@ def test_a_run_has_a_profile_of_its_own(host: Path, tmp_path: Path) -> None:
     (kernel,), (node,) = profile.kernels, profile.nodes()
     assert kernel.args["nodes"] == ["add"]
     assert profile.within(node) == [kernel]
-
-
-def environment_folder(prefix: Path) -> Path:
-    """A virtual environment's skeleton around this interpreter, without packages; returns its site-packages."""
-    (prefix / "bin").mkdir(parents=True)
-    (prefix / "bin" / "python3").symlink_to(Path(sys.executable).resolve())
-    home = Path(sys.executable).resolve().parent
-    (prefix / "pyvenv.cfg").write_text(f"home = {home}\ninclude-system-site-packages = false\n")
-    site = prefix / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    site.mkdir(parents=True)
-    return site
-
-
-def borrow_packages(site: Path) -> None:
-    """Makes this environment's packages importable in another, their .pth files included."""
-    lines = [f"import site; site.addsitedir({path!r})" for path in sys.path if path.endswith("site-packages")]
-    (site / "others.pth").write_text("\n".join(lines))
 
 
 def copy_package(site: Path) -> Path:
