@@ -6,9 +6,31 @@
 #include "base/counters.h"
 #include "base/host.h"
 #include "base/process.h"
+#include "vendor/store.h"
 
 static ocp_python python;
 static atomic_bool python_ready;
+
+/* What fails here costs the time that the library takes to make the plan. */
+static uint64_t load_plan(const char *key, char *data, uint64_t capacity) {
+  ocp_error ignored = {0};
+  uint64_t bytes = 0;
+  const ocp_python *table = ocp_python_call(&ignored);
+  if (!table)
+    return 0;
+  const int code = table->load_plan(key, data, capacity, &bytes, &ignored);
+  ocp_python_returned();
+  return code == ORT_OK ? bytes : 0;
+}
+
+static void keep_plan(const char *key, const char *data, uint64_t bytes) {
+  ocp_error ignored = {0};
+  const ocp_python *table = ocp_python_call(&ignored);
+  if (!table)
+    return;
+  table->keep_plan(key, data, bytes, &ignored);
+  ocp_python_returned();
+}
 
 int ocp_set_python(const ocp_python *table, ocp_error *error) {
   if (table->abi != OCP_CORE_ABI)
@@ -17,6 +39,7 @@ int ocp_set_python(const ocp_python *table, ocp_error *error) {
   ocp_watch_forks();
   python = *table;
   atomic_store(&python_ready, true);
+  ocp_store_use(&(ocp_plan_store){load_plan, keep_plan});
   return ORT_OK;
 }
 

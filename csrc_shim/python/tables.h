@@ -113,6 +113,9 @@ typedef struct ocp_python {
   /* A callback of a plan: ocp_call_fn. */
   int (*call_back)(int64_t cluster, uint32_t callback, const uint64_t *pointers, uint32_t num_pointers,
                    const int64_t *numbers, uint32_t num_numbers, ocp_stream *stream, ocp_error *error);
+  /* What is kept of libraries' plans from process to process: ocp_plan_store. *bytes is 0 where there is nothing. */
+  int (*load_plan)(const char *key, char *data, uint64_t capacity, uint64_t *bytes, ocp_error *error);
+  int (*keep_plan)(const char *key, const char *data, uint64_t bytes, ocp_error *error);
   /* CUPTI, for profiles of GPUs: begins; gives what has been recorded to tracer_deliver; ends. Each begin has an end.
    */
   int (*trace_begin)(ocp_error *error);

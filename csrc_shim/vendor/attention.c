@@ -154,6 +154,12 @@ static int prepare(const ocp_problem_spec *spec, const ocp_library_handle *handl
   return ocp_dnn_find(&b, spec, handle, make_graph(&a), (uint64_t)key[WORKSPACE], false, rank, algorithm, error);
 }
 
+static void *load(const ocp_problem_spec *spec, const ocp_library_handle *handle, const int64_t *key, const char *data,
+                  uint64_t bytes) {
+  (void)spec;
+  return ocp_dnn_load(handle, data, bytes, (uint64_t)key[WORKSPACE]);
+}
+
 static int run(const ocp_problem_spec *spec, void *handle, const ocp_prepared *prepared, CUstream stream,
                void *const *pointers, ocp_error *error) {
   if (!prepared->algorithm)
@@ -181,5 +187,8 @@ const ocp_library ocp_cudnn_attention = {
     .extend_key = extend_key,
     .prepare = prepare,
     .release = ocp_dnn_release,
+    .identify = ocp_dnn_identify,
+    .save = ocp_dnn_save,
+    .load = load,
     .run = run,
 };

@@ -196,6 +196,11 @@ static int prepare(const ocp_problem_spec *spec, const ocp_library_handle *handl
                       wants_tensor_cores(spec, key), rank, algorithm, error);
 }
 
+static void *load(const ocp_problem_spec *spec, const ocp_library_handle *handle, const int64_t *key, const char *data,
+                  uint64_t bytes) {
+  return ocp_dnn_load(handle, data, bytes, workspace_of(spec, key));
+}
+
 static int run(const ocp_problem_spec *spec, void *handle, const ocp_prepared *prepared, CUstream stream,
                void *const *pointers, ocp_error *error) {
   if (!prepared->algorithm)
@@ -221,5 +226,8 @@ const ocp_library ocp_cudnn = {
     .extend_key = extend_key,
     .prepare = prepare,
     .release = ocp_dnn_release,
+    .identify = ocp_dnn_identify,
+    .save = ocp_dnn_save,
+    .load = load,
     .run = run,
 };

@@ -1,6 +1,7 @@
 /* cuDNN's backend: descriptors, the search for a plan of a graph, and its execution. */
 #include "vendor/cudnn.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 ocp_dnn_functions ocp_dnn;
@@ -257,6 +258,68 @@ int ocp_dnn_find(ocp_dnn_builder *b, const ocp_problem_spec *spec, const ocp_lib
     return ORT_OK;
   return b->status ? fail(error, b->status, b->failed)
                    : ocp_fail(error, ORT_EP_FAIL, "cuDNN has no engine for a problem in the precision asked for");
+}
+
+/* ---- plans as text ---- */
+
+bool ocp_dnn_identify(const ocp_library_handle *handle, char *text, uint64_t bytes) {
+  ocp_dnn_plan none = {0};
+  ocp_dnn_builder b = {.conv = &none};
+  cudnnBackendDescriptor_t device = make_device(&b, handle->ordinal);
+  const int start = snprintf(text, bytes, "%zu ", ocp_dnn.GetVersion());
+  const int64_t room = (int64_t)bytes - start - 1;
+  int64_t count = 0;
+  if (!b.status)
+    ocp_dnn_note(&b,
+                 ocp_dnn.BackendGetAttribute(device, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, room,
+                                             &count, text + start),
+                 "cudnnBackendGetAttribute");
+  if (device)
+    ocp_dnn.BackendDestroyDescriptor(device);
+  if (b.status || count <= 0 || count > room)
+    return false;
+  text[start + count] = 0;
+  return true;
+}
+
+char *ocp_dnn_save(const void *algorithm, uint64_t *bytes) {
+  const ocp_dnn_plan *conv = algorithm;
+  const int attribute = CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION;
+  int64_t needed = 0, count = 0;
+  if (ocp_dnn.BackendGetAttribute(conv->plan, attribute, CUDNN_TYPE_CHAR, 0, &needed, NULL) || needed <= 0)
+    return NULL;
+  char *data = malloc((size_t)needed);
+  if (data && (ocp_dnn.BackendGetAttribute(conv->plan, attribute, CUDNN_TYPE_CHAR, needed, &count, data) ||
+               count <= 0 || count > needed)) {
+    free(data);
+    return NULL;
+  }
+  *bytes = (uint64_t)count;
+  return data;
+}
+
+void *ocp_dnn_load(const ocp_library_handle *handle, const char *data, uint64_t bytes, uint64_t workspace) {
+  ocp_dnn_plan *conv = calloc(1, sizeof *conv);
+  if (!conv)
+    return NULL;
+  ocp_dnn_builder b = {.conv = conv};
+  cudnnBackendDescriptor_t device = make_device(&b, handle->ordinal);
+  cudnnBackendDescriptor_t plan = ocp_dnn_create(&b, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+  ocp_dnn_set(&b, plan, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &device);
+  ocp_dnn_set(&b, plan, CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, (int64_t)bytes, data);
+  ocp_dnn_finalize(&b, plan);
+  int64_t count = 0, needed = -1;
+  if (!b.status)
+    ocp_dnn_note(&b,
+                 ocp_dnn.BackendGetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1,
+                                             &count, &needed),
+                 "cudnnBackendGetAttribute");
+  if (b.status || needed < 0 || (uint64_t)needed > workspace) {
+    ocp_dnn_release(conv);
+    return NULL;
+  }
+  conv->plan = conv->descriptors[--conv->num_descriptors]; /* it is the last one, and destroyed first */
+  return conv;
 }
 
 int ocp_dnn_execute(void *handle, const void *algorithm, CUstream stream, uint32_t count, const int64_t *numbers,

@@ -66,6 +66,7 @@ enum {
   CUDNN_TYPE_REDUCTION_OPERATOR_TYPE = 18,
   CUDNN_TYPE_BEHAVIOR_NOTE = 19,
   CUDNN_TYPE_INT32 = 23,
+  CUDNN_TYPE_CHAR = 24,
 };
 enum {
   CUDNN_ATTR_POINTWISE_MODE = 0,
@@ -85,6 +86,7 @@ enum {
   CUDNN_ATTR_ENGINECFG_ENGINE = 300,
   CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG = 401,
   CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE = 402,
+  CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION = 405,
   CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP = 407,
   CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA = 700,
   CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA = 701,
@@ -120,6 +122,7 @@ enum {
   CUDNN_ATTR_OPERATION_REDUCTION_YDESC = 1611,
   CUDNN_ATTR_OPERATION_REDUCTION_DESC = 1612,
   CUDNN_ATTR_DEVICEPROP_DEVICE_ID = 2700,
+  CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION = 2702,
 };
 
 typedef struct ocp_dnn_functions {
@@ -189,6 +192,10 @@ int64_t ocp_dnn_alignment(const void *address);
 int ocp_dnn_find(ocp_dnn_builder *b, const ocp_problem_spec *spec, const ocp_library_handle *handle,
                  cudnnBackendDescriptor_t graph, uint64_t workspace, bool tensor_cores, uint32_t rank, void **algorithm,
                  ocp_error *error);
+/* What ocp_library says of identify, save and load; the plan may take so much workspace. */
+bool ocp_dnn_identify(const ocp_library_handle *handle, char *text, uint64_t bytes);
+char *ocp_dnn_save(const void *algorithm, uint64_t *bytes);
+void *ocp_dnn_load(const ocp_library_handle *handle, const char *data, uint64_t bytes, uint64_t workspace);
 int ocp_dnn_execute(void *handle, const void *algorithm, CUstream stream, uint32_t count, const int64_t *numbers,
                     void *const *pointers, void *const *workspace, ocp_error *error);
 void ocp_dnn_release(void *algorithm);

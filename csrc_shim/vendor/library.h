@@ -30,6 +30,12 @@ typedef struct ocp_library {
   int (*prepare)(const ocp_problem_spec *spec, const ocp_library_handle *handle, const int64_t *key, uint32_t rank,
                  void **algorithm, ocp_error *error);
   void (*release)(void *algorithm);
+  /* For the store (store.h), all NULL where nothing is kept. The version and the device, as a text; false where it
+   * cannot tell. What an algorithm is, to be freed, or NULL. The algorithm that was saved, or NULL. */
+  bool (*identify)(const ocp_library_handle *handle, char *text, uint64_t bytes);
+  char *(*save)(const void *algorithm, uint64_t *bytes);
+  void *(*load)(const ocp_problem_spec *spec, const ocp_library_handle *handle, const int64_t *key, const char *data,
+                uint64_t bytes);
   int (*run)(const ocp_problem_spec *spec, void *handle, const ocp_prepared *prepared, CUstream stream,
              void *const *pointers, ocp_error *error);
 } ocp_library;

@@ -20,6 +20,7 @@
 
 #include "device/wait.h"
 #include "vendor/library.h"
+#include "vendor/store.h"
 
 struct ocp_problem {
   ocp_problem_spec spec;
@@ -232,6 +233,28 @@ static void evict(const call_site *site) {
   ocp_prepared_free(evicted, problem->library->release);
 }
 
+/* Gives a new one its algorithm: what another process kept, or what the library makes. */
+static int make(const call_site *site, ocp_prepared *prepared, ocp_error *error) {
+  const ocp_problem *problem = site->problem;
+  const ocp_library *library = problem->library;
+  const bool measured = is_measured(site);
+  char text[OCP_STORE_KEY];
+  const bool is_kept =
+      ocp_store_key(library, &problem->spec, site->handle, prepared->key, prepared->key_words, measured, text);
+  if (is_kept)
+    prepared->algorithm = ocp_store_find(library, &problem->spec, site->handle, prepared->key, text);
+  if (prepared->algorithm)
+    return ORT_OK;
+  const int code = library->prepare(&problem->spec, site->handle, prepared->key, 0, &prepared->algorithm, error);
+  if (code != ORT_OK || !prepared->algorithm)
+    return code;
+  if (measured)
+    choose_fastest(site, prepared);
+  if (is_kept)
+    ocp_store_keep(library, prepared->algorithm, text);
+  return ORT_OK;
+}
+
 /* Held by the caller; NULL with the error. */
 static ocp_prepared *prepare(const call_site *site, const int64_t *key, uint32_t words, ocp_error *error) {
   ocp_problem *problem = site->problem;
@@ -241,9 +264,7 @@ static ocp_prepared *prepare(const call_site *site, const int64_t *key, uint32_t
   if (!prepared) {
     ocp_fail(error, ORT_FAIL, "not enough host memory");
   } else if (!known) {
-    if (problem->library->prepare(&problem->spec, site->handle, key, 0, &prepared->algorithm, error) == ORT_OK) {
-      if (prepared->algorithm && is_measured(site))
-        choose_fastest(site, prepared);
+    if (make(site, prepared, error) == ORT_OK) {
       ocp_prepared_insert(&problem->prepared, prepared);
       evict(site);
     } else {

@@ -12,6 +12,7 @@ from typing import Any
 from ..abi import core as abi_core
 from ..abi import host
 from ..abi.core import ffi, lib
+from ..compiler.plan_cache import plan_cache
 from ..model.ir import DType
 from . import custom_domains, kernel_registry
 from .factory import Factory
@@ -173,6 +174,19 @@ def build_variant(
         position += length
     shapes = [tuple(inputs[i].dims[0 : inputs[i].rank]) for i in range(num_inputs)]
     FUSED_NODES[cluster].build(shapes, per_input)
+
+
+@error_guard
+def load_plan(key: Any, data: Any, capacity: int, nbytes: Any) -> None:
+    plan = plan_cache().load(ffi.string(key)) or b""
+    if len(plan) <= capacity:
+        ffi.memmove(data, plan, len(plan))
+        nbytes[0] = len(plan)
+
+
+@error_guard
+def keep_plan(key: Any, data: Any, nbytes: int) -> None:
+    plan_cache().keep(ffi.string(key), ffi.buffer(data, nbytes)[:])
 
 
 @error_guard

@@ -4,8 +4,8 @@
  *
  * A line has the fields of a spec up to alpha, and the values of a call; the first number is how many follow. A
  * negative value stands for the address of the next pointer: pointers are as aligned as its amount. For each line one
- * is printed: the engine's number, whether it has tensor cores, the bytes of its workspace and the milliseconds that
- * this took, or "none" and the reason. */
+ * is printed: the engine's number, whether it has tensor cores, the bytes of its workspace, the milliseconds that this
+ * took, the bytes of the plan as text and the milliseconds to make it of that again; or "none" and the reason. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 
 #include "vendor/cudnn.h"
 
-enum { CUDNN_TYPE_CHAR = 24, CUDNN_ATTR_DEVICEPROP_JSON = 2702, CUDNN_ATTR_ENGINE_GLOBAL_INDEX = 1301 };
+enum { CUDNN_ATTR_ENGINE_GLOBAL_INDEX = 1301 };
 
 static char json[1 << 16];
 static cudnnStatus_t (*set_attribute)(cudnnBackendDescriptor_t, int, int, int64_t, const void *);
@@ -23,7 +23,8 @@ static cudnnStatus_t (*set_attribute)(cudnnBackendDescriptor_t, int, int, int64_
 static cudnnStatus_t set_for_device(cudnnBackendDescriptor_t descriptor, int attribute, int type, int64_t count,
                                     const void *elements) {
   if (attribute == CUDNN_ATTR_DEVICEPROP_DEVICE_ID)
-    return set_attribute(descriptor, CUDNN_ATTR_DEVICEPROP_JSON, CUDNN_TYPE_CHAR, (int64_t)strlen(json), json);
+    return set_attribute(descriptor, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, (int64_t)strlen(json),
+                         json);
   return set_attribute(descriptor, attribute, type, count, elements);
 }
 
@@ -43,8 +44,14 @@ static bool open_library(const char *path, const char *json_path) {
   return length && !fclose(file) && ocp_dnn_check(&error) == ORT_OK;
 }
 
+static long milliseconds_since(const struct timespec *before) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (now.tv_sec - before->tv_sec) * 1000 + (now.tv_nsec - before->tv_nsec) / 1000000;
+}
+
 /* Prints what is known of a plan. */
-static void describe(const ocp_dnn_plan *conv, long milliseconds) {
+static void describe(const ocp_dnn_plan *conv) {
   cudnnBackendDescriptor_t config = NULL, engine = NULL;
   int notes[MAX_NOTES] = {0};
   int64_t count = 0, number = -1, workspace = -1;
@@ -62,9 +69,28 @@ static void describe(const ocp_dnn_plan *conv, long milliseconds) {
                               notes);
   for (int64_t i = 0; i < count && i < MAX_NOTES; i++)
     tensor_cores |= notes[i] == CUDNN_NUMERICAL_NOTE_TENSOR_CORE;
-  printf("%lld %d %lld %ld\n", (long long)number, tensor_cores, (long long)workspace, milliseconds);
+  printf("%lld %d %lld", (long long)number, tensor_cores, (long long)workspace);
   ocp_dnn.BackendDestroyDescriptor(engine);
   ocp_dnn.BackendDestroyDescriptor(config);
+}
+
+/* Saves the plan as a store does, loads it again, and prints what that takes; -1 where what is loaded is another. */
+static void reload(const ocp_library *library, const ocp_problem_spec *spec, const int64_t *key,
+                   const ocp_dnn_plan *conv) {
+  const ocp_library_handle none = {0};
+  struct timespec before;
+  char identity[4096];
+  uint64_t bytes = 0, again = 0;
+  char *text = library->identify(&none, identity, sizeof identity) ? library->save(conv, &bytes) : NULL;
+  clock_gettime(CLOCK_MONOTONIC, &before);
+  ocp_dnn_plan *loaded = text ? library->load(spec, &none, key, text, bytes) : NULL;
+  const long milliseconds = milliseconds_since(&before);
+  char *same = loaded ? library->save(loaded, &again) : NULL;
+  const bool equal = same && again == bytes && memcmp(same, text, bytes) == 0;
+  printf(" %lld %ld\n", (long long)bytes, equal ? milliseconds : -1);
+  free(same);
+  free(text);
+  library->release(loaded);
 }
 
 enum { MAX_POINTERS = 5 };
@@ -75,16 +101,19 @@ static void answer(const ocp_problem_spec *spec, const int64_t *values, uint32_t
   memcpy(key, values, num_values * sizeof *key);
   void *algorithm = NULL;
   ocp_error error = {0};
-  struct timespec before, after;
+  struct timespec before;
   clock_gettime(CLOCK_MONOTONIC, &before);
   const ocp_library *library = spec->kind == OCP_PROBLEM_CONV ? &ocp_cudnn : &ocp_cudnn_attention;
   library->extend_key(spec, pointers, key + num_values);
   const int code = library->valid(spec, key) ? library->prepare(spec, &none, key, 0, &algorithm, &error) : ORT_FAIL;
-  clock_gettime(CLOCK_MONOTONIC, &after);
-  if (code)
+  const long milliseconds = milliseconds_since(&before);
+  if (code) {
     printf("none %s\n", error.text);
-  else
-    describe(algorithm, (after.tv_sec - before.tv_sec) * 1000 + (after.tv_nsec - before.tv_nsec) / 1000000);
+  } else {
+    describe(algorithm);
+    printf(" %ld", milliseconds);
+    reload(library, spec, key, algorithm);
+  }
   fflush(stdout);
   ocp_dnn_release(algorithm);
 }

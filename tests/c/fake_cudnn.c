@@ -1,6 +1,8 @@
 /* A stand-in for libcudnn with the functions that vendor/cudnn.c calls. For a convolution, and for one with a
  * residual, a bias and ReLU, as far as the real library has compiled engines for them, it offers two engines: the first
  * with tensor cores and results that vary, the second exact. */
+#include <stdio.h>
+
 #include "fake_library.h"
 
 enum { SUCCESS = 0, BAD_PARAM = 2000, NOT_SUPPORTED = 3000 };
@@ -24,6 +26,7 @@ enum {
 };
 enum { ADD = 0, MUL = 1, DIV = 6, SUB = 9, EXP = 13, LOG = 15, RELU = 100 };
 enum { MAX_OPERATIONS = 12 };
+enum { PLAN_AS_TEXT = 405, DEVICE_AS_TEXT = 2702, CHARACTERS = 24 };
 enum { MAX_ATTRIBUTES = 12, MAX_ELEMENTS = 12 };
 
 typedef struct attribute {
@@ -35,6 +38,7 @@ typedef struct descriptor {
   int type, finalized, count;
   attribute attributes[MAX_ATTRIBUTES];
   int64_t engine;
+  int is_text; /* a plan out of a text */
   exclusive use;
 } descriptor;
 
@@ -44,6 +48,20 @@ int64_t fake_engine, fake_streams_set, fake_operations;
 int64_t fake_mode, fake_columns;
 /* Calls whose x has its channels last. */
 int64_t fake_channels_last;
+
+/* Plans that an engine made, and those that a text did. A text is of use as long as the plan that it is of. */
+int64_t fake_plans_built, fake_plans_loaded;
+enum { MAX_PLANS = 64 };
+static descriptor *plans[MAX_PLANS];
+static int64_t num_plans;
+static int saves_plans(void) { return getenv("FAKE_CUDNN_SAVES") != NULL; }
+static int64_t write_text(char *text, int64_t room, const char *what, long long number) {
+  char own[64];
+  const int64_t length = snprintf(own, sizeof own, "%s %lld", what, number) + 1;
+  if (length <= room)
+    memcpy(text, own, (size_t)length);
+  return length;
+}
 
 size_t cudnnGetVersion(void) {
   const char *version = getenv("FAKE_CUDNN_VERSION");
@@ -79,6 +97,8 @@ int cudnnBackendCreateDescriptor(int type, void **out) {
   return SUCCESS;
 }
 int cudnnBackendDestroyDescriptor(void *d) {
+  for (int64_t i = 0; i < num_plans; i++)
+    plans[i] = plans[i] == d ? NULL : plans[i];
   free(d);
   fake_descriptors--;
   return SUCCESS;
@@ -88,8 +108,25 @@ static size_t element_bytes(int type) { /* enums, booleans and floats have 4 byt
   return type == 0 || type == 3 || type == 5 || type == 6 || type == 15 ? 8 : 4;
 }
 
+static const int64_t *get(const descriptor *d, int name, int type, int64_t count) {
+  for (int i = 0; i < d->count; i++)
+    if (d->attributes[i].name == name && d->attributes[i].type == type && d->attributes[i].count == count)
+      return d->attributes[i].elements;
+  return NULL;
+}
+
 int cudnnBackendSetAttribute(descriptor *d, int name, int type, int64_t count, const void *elements) {
   MAY_FAIL();
+  if (d && d->type == PLAN && name == PLAN_AS_TEXT) {
+    long long number = -1;
+    if (type != CHARACTERS || count < 2 || sscanf(elements, "fake plan %lld", &number) != 1 || number < 0 ||
+        number >= num_plans || !plans[number])
+      return BAD_PARAM;
+    d->attributes[d->count++] = (attribute){401, 15, 1, {get(plans[number], 401, 15, 1)[0]}};
+    d->is_text = 1;
+    fake_plans_loaded++;
+    return SUCCESS;
+  }
   if (!d || d->finalized || d->count == MAX_ATTRIBUTES || count < 1 || count > MAX_ELEMENTS || name / 100 == 3)
     return BAD_PARAM;
   attribute *a = &d->attributes[d->count++];
@@ -97,13 +134,6 @@ int cudnnBackendSetAttribute(descriptor *d, int name, int type, int64_t count, c
   for (int64_t i = 0; i < count; i++)
     memcpy(&a->elements[i], (const char *)elements + (size_t)i * element_bytes(type), element_bytes(type));
   return SUCCESS;
-}
-
-static const int64_t *get(const descriptor *d, int name, int type, int64_t count) {
-  for (int i = 0; i < d->count; i++)
-    if (d->attributes[i].name == name && d->attributes[i].type == type && d->attributes[i].count == count)
-      return d->attributes[i].elements;
-  return NULL;
 }
 
 static element type_of(const descriptor *tensor) {
@@ -292,6 +322,9 @@ int cudnnBackendFinalize(descriptor *d) {
     break;
   case PLAN: /* not for a handle, which may be closed before */
     complete = get_descriptor(d, 407, DEVICE) && get_descriptor(d, 401, CONFIG);
+    fake_plans_built += complete && !d->is_text;
+    if (complete && num_plans < MAX_PLANS)
+      plans[num_plans++] = d;
     break;
   case DEVICE:
     complete = get(d, 2700, 23, 1) != NULL;
@@ -335,6 +368,16 @@ int cudnnBackendGetAttribute(const descriptor *d, int name, int type, int64_t re
     if (d->engine == 0)
       memcpy(elements, (int[]){0 /* TENSOR_CORE */, 4 /* NONDETERMINISTIC */}, 2 * sizeof(int));
     return SUCCESS;
+  case PLAN_AS_TEXT:
+    for (int64_t i = 0; saves_plans() && i < num_plans; i++)
+      if (plans[i] == d) {
+        *count = write_text(elements, requested, "fake plan", (long long)i);
+        return SUCCESS;
+      }
+    return NOT_SUPPORTED;
+  case DEVICE_AS_TEXT:
+    *count = write_text(elements, requested, "fake device of process", (long long)getpid());
+    return saves_plans() ? SUCCESS : NOT_SUPPORTED;
   case 402: /* EXECUTION_PLAN_WORKSPACE_SIZE */
     *(int64_t *)elements = 1024;
     *count = 1;

@@ -50,12 +50,17 @@ class Program:
 
 @dataclass(frozen=True)
 class Engine:
-    """What cuDNN answers: ``missing`` is the reason why it has none."""
+    """What cuDNN answers: ``missing`` is the reason why it has none.
+
+    ``saved`` are the bytes of the plan as text, ``loading`` the milliseconds to make it of that; -1 where that failed.
+    """
 
     number: int = -1
     tensor_cores: bool = False
     workspace: int = 0
     milliseconds: int = 0
+    saved: int = 0
+    loading: int = -1
     missing: str = ""
 
 
@@ -215,8 +220,8 @@ def _answers(lines: Sequence[str]) -> Iterator[Engine]:
         if line.startswith("none"):
             yield Engine(missing=line.removeprefix("none "))
         else:
-            number, tensor_cores, workspace, milliseconds = map(int, line.split())
-            yield Engine(number, bool(tensor_cores), workspace, milliseconds)
+            number, tensor_cores, *rest = map(int, line.split())
+            yield Engine(number, bool(tensor_cores), *rest)
 
 
 def calls_of(program: Program, kind: int) -> list[LibraryCall]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import hashlib
 import json
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -24,6 +26,8 @@ from executor_harness import FLOAT, TestCluster
 from nn_reference import check_op, noise
 from ort_cuda_plugin.abi.core import PluginError, core, ffi, new_error
 from ort_cuda_plugin.clusters import cluster
+from ort_cuda_plugin.compiler.plan_cache import PlanCache
+from ort_cuda_plugin.ep import boundary
 from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.plan.format import Param, Plan, PlanInput, PlanOutput, Record, RecordKind, Ref, RefKind
 from ort_cuda_plugin.program.libraries import CONV, MATMUL, LibraryProblem, ProblemFlags
@@ -220,6 +224,57 @@ def threads(path: str) -> dict[str, Any]:
     return results
 
 
+def kept_plans(path: str) -> dict[str, Any]:
+    """Plans built and loaded: by two sessions, in a steady Run, with damage, with another size, with measuring."""
+    os.environ["FAKE_CUDNN_SAVES"] = "1"
+    fake = use("cudnn", 1, path)
+    folder = Path(path).parent / "plans"
+    cache = PlanCache(folder)
+    vars(boundary)["plan_cache"] = lambda: cache
+    source = model(
+        [helper.make_node("Conv", ["x", "w"], ["y"], kernel_shape=[1, 1])],
+        {"x": ["n", 2, 3, 3], "w": [2, 2, 1, 1]},
+        {"y": ["n", 2, 3, 3]},
+    )
+    sessions: list[Any] = []
+    results: dict[str, Any] = {}
+
+    def run(name: str, images: int, **options: str) -> None:
+        """In a session of its own where there are options."""
+        before = [number(fake, key) for key in ("fake_plans_built", "fake_plans_loaded")]
+        if options:
+            sessions.append(ort_cuda_plugin.session(source, emulate=True, provider_options=options))
+        x, w = noise(images, (images, 2, 3, 3)), noise(2, (2, 2, 1, 1))
+        y = sessions[-1].run(None, {"x": x, "w": w})[0]
+        np.testing.assert_allclose(y, np.einsum("nchw,dc->ndhw", x, w[:, :, 0, 0]), rtol=1e-5, atol=1e-6)
+        after = [number(fake, key) for key in ("fake_plans_built", "fake_plans_loaded")]
+        results[name] = [now - then for now, then in zip(after, before, strict=True)]
+
+    plain = {"automatic_cuda_graphs": "0"}
+    run("first", 1, **plain)
+    run("second", 1, **plain)
+    calls = ort_cuda_plugin.counters()["python_calls"]
+    run("again", 1)
+    results["python"] = ort_cuda_plugin.counters()["python_calls"] - calls
+    run("size", 2)
+    run("deterministic", 1, deterministic="1", **plain)
+    run("measured", 1, cudnn_conv_algo_search="EXHAUSTIVE", **plain)
+    run("measured again", 1, cudnn_conv_algo_search="EXHAUSTIVE", **plain)
+    for entry in folder.glob("*.plan"):
+        entry.write_bytes(entry.read_bytes().replace(b"fake plan", b"fake plot"))
+    run("damaged", 1, **plain)
+    for entry in folder.glob("*.plan"):  # the library does not know what it is
+        body = b"another plan"
+        entry.write_bytes(cache.magic + hashlib.sha256(body).digest() + body)
+    run("unknown", 1, **plain)
+    run("mended", 1, **plain)
+    results["entries"] = len(list(folder.glob("*.plan")))
+    sessions.clear()
+    gc.collect()
+    results["alive"] = number(fake, "fake_descriptors")
+    return results
+
+
 def many_sizes(path: str) -> dict[str, Any]:
     """What a product has prepared after more sizes than it keeps, and whether the first size is right after that."""
     fake = use("cublaslt", 0, path)
@@ -301,5 +356,6 @@ if __name__ == "__main__":
         "searches": searches,
         "threads": threads,
         "many_sizes": many_sizes,
+        "kept_plans": kept_plans,
     }
     print(json.dumps(scenarios[scenario](path)))

@@ -138,6 +138,21 @@ def test_a_problem_keeps_the_sizes_that_were_used_last(tmp_path: Path) -> None:
     assert result["alive"] == 0
 
 
+def test_plans_are_kept_for_sessions_to_come(tmp_path: Path) -> None:
+    result = run_scenario("kept_plans", tmp_path, "cudnn")
+    assert result["first"] == [1, 0]  # built, loaded
+    assert result["second"] == [0, 1]
+    assert result["again"] == [0, 0]
+    assert result["python"] == 0
+    assert result["size"] == result["deterministic"] == [1, 0]
+    assert result["measured"] == [14, 0]  # each candidate begins the search anew
+    assert result["measured again"] == [0, 1]
+    assert result["damaged"] == result["unknown"] == [1, 0]
+    assert result["mended"] == [0, 1]
+    assert result["entries"] == 4
+    assert result["alive"] == 0
+
+
 def test_an_old_cudnn_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_CUDNN_VERSION", "90700")
     code = f"""

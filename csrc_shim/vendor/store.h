@@ -1,0 +1,31 @@
+/* What libraries made for problems, kept from process to process, so that the next one need not compile it again.
+ *
+ * Python keeps it, by the rules of the kernel cache: only what this user or root wrote is believed. A key is a text
+ * with all that decides an algorithm: the library's version, the device, the problem, its sizes and alignments. */
+#ifndef OCP_VENDOR_STORE_H
+#define OCP_VENDOR_STORE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "vendor/library.h"
+
+enum { OCP_STORE_KEY = 8192 };
+
+typedef struct ocp_plan_store {
+  /* Writes what is kept for the key, and returns its bytes; 0 where there is nothing, or more than the capacity. */
+  uint64_t (*load)(const char *key, char *data, uint64_t capacity);
+  void (*keep)(const char *key, const char *data, uint64_t bytes);
+} ocp_plan_store;
+
+/* Before this nothing is kept. */
+void ocp_store_use(const ocp_plan_store *store);
+/* False where nothing is kept of the library's algorithms. `measured`: the algorithm is the fastest of several. */
+bool ocp_store_key(const ocp_library *library, const ocp_problem_spec *spec, const ocp_library_handle *handle,
+                   const int64_t *key, uint32_t words, bool measured, char text[OCP_STORE_KEY]);
+/* The algorithm of a key, NULL where there is none that the library takes. */
+void *ocp_store_find(const ocp_library *library, const ocp_problem_spec *spec, const ocp_library_handle *handle,
+                     const int64_t *key, const char *text);
+void ocp_store_keep(const ocp_library *library, const void *algorithm, const char *text);
+
+#endif

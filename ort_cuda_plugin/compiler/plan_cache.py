@@ -1,0 +1,55 @@
+"""The disk cache of what vendor libraries made for problems, such as cuDNN's execution plans with compiled kernels.
+
+Entries lie in the folder ``plans`` of the kernel cache. They hold code that the library loads into the device, so they
+are trusted as kernels are: only what this user or root wrote is believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+from ort_cuda_plugin.compiler.cache_folder import CacheFolder, cache_folder
+
+max_cache_bytes = 256 << 20
+
+
+class PlanCache(CacheFolder):
+    """Plans by the text that says what they are for. Several processes may use one folder.
+
+    ``folder`` defaults to ``plans`` in `cache_folder`. ``max_bytes`` bounds the sum of the entries' sizes: the least
+    recently used are removed.
+    """
+
+    name = "cache of library plans"
+    suffix = ".plan"
+    magic = b"OCPL\x01\n"
+    consequence = "Each process has the libraries make their plans again"
+    remedy = "making the plan again"
+    max_entry_bytes = 8 << 20
+
+    def __init__(self, folder: Path | None = None, max_bytes: int = max_cache_bytes) -> None:
+        super().__init__(cache_folder() / "plans" if folder is None else folder, max_bytes)
+
+    def load(self, what: bytes) -> bytes | None:
+        """The plan for a text, or None where there is none, or it is damaged."""
+        return self.read(_key(what))
+
+    def keep(self, what: bytes, plan: bytes) -> None:
+        """Keeps a plan."""
+        self.write(_key(what), plan)
+
+
+def _key(what: bytes) -> str:
+    return hashlib.sha256(what).hexdigest()
+
+
+@lru_cache(maxsize=4)
+def _cache_in(folder: Path) -> PlanCache:
+    return PlanCache(folder)
+
+
+def plan_cache() -> PlanCache:
+    """The process's cache in the folder that the environment names."""
+    return _cache_in(cache_folder() / "plans")
