@@ -220,8 +220,8 @@ def _answers(lines: Sequence[str]) -> Iterator[Engine]:
         if line.startswith("none"):
             yield Engine(missing=line.removeprefix("none "))
         else:
-            number, tensor_cores, *rest = map(int, line.split())
-            yield Engine(number, bool(tensor_cores), *rest)
+            number, tensor_cores, workspace, milliseconds, saved, loading = map(int, line.split())
+            yield Engine(number, bool(tensor_cores), workspace, milliseconds, saved, loading)
 
 
 def calls_of(program: Program, kind: int) -> list[LibraryCall]:
