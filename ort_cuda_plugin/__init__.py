@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .custom.short_form import op
     from .ep.devices import DeviceInfo
     from .ep.options import OptionError
+    from .ep.plan_history import PlanVariant, plan_variants
     from .memory import memory_stats, set_limit, trim
 
 __version__ = "0.1.0"
@@ -31,6 +32,7 @@ __all__ = [
     "DeviceInfo",
     "NodeVerdict",
     "OptionError",
+    "PlanVariant",
     "PluginError",
     "as_cuda_array",
     "bind_input",
@@ -43,6 +45,7 @@ __all__ = [
     "get_library_path",
     "memory_stats",
     "op",
+    "plan_variants",
     "register",
     "reset_counters",
     "session",
@@ -70,6 +73,8 @@ _LAZY = {
     "NodeVerdict": "clusters.claims",
     "OptionError": "ep.options",
     "PluginError": "abi.core",
+    "PlanVariant": "ep.plan_history",
+    "plan_variants": "ep.plan_history",
 }
 
 
@@ -117,7 +122,7 @@ def counters() -> dict[str, int]:
     ``kernel_cache_hits``, ``graph_captures``, ``graph_replays``, ``graph_updates`` (nodes of automatic CUDA graphs that
     got new addresses) and ``graph_fallbacks`` (warm runs without a graph, and the same by reason) only grow;
     ``device_bytes_in_use``, ``pinned_bytes_in_use``, ``weight_bytes``, ``streams_live`` and ``graphs_live`` are what is
-    in use now.
+    in use now. `plan_variants` says which shapes made the variants.
     """
     from .abi.core import counters as read
 

@@ -8,7 +8,7 @@ adds the tensor that the final Softmax reads as an output: after the Softmax of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +133,27 @@ def random_inputs(
         else:
             values[value.name] = _signal(rng, shape).astype(dtype)
     return values
+
+
+def with_input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx.ModelProto:
+    """A copy whose inputs have these shapes, for `random_inputs`.
+
+    Raises:
+        ValueError: there is no such input, or it has another rank.
+    """
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    inputs = {value.name: value for value in changed.graph.input}
+    for name, shape in shapes.items():
+        if name not in inputs:
+            raise ValueError(f"{name!r} is no input; the inputs are {', '.join(inputs)}")
+        given = inputs[name].type.tensor_type.shape
+        if inputs[name].type.tensor_type.HasField("shape") and len(given.dim) != len(shape):
+            raise ValueError(f"input {name!r} has {len(given.dim)} dimensions")
+        del given.dim[:]
+        for size in shape:
+            given.dim.add(dim_value=size)
+    return changed
 
 
 def relative_error(actual: NDArray[np.generic], expected: NDArray[np.generic]) -> float:

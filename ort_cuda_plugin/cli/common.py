@@ -138,3 +138,30 @@ def waiting(console: Console, what: str) -> Iterator[None]:
             yield
         finally:
             library.watch = library.compiling = None
+
+
+def named_values(texts: list[str]) -> list[tuple[str, str]]:
+    """Names and values of arguments that are ``NAME=VALUE``, or several of them with commas between."""
+    pairs = []
+    for part in (part for text in texts for part in text.split(",")):
+        name, equals, value = part.rpartition("=")
+        if not equals or not name:
+            raise UserError(ExitCode.USAGE, f"{part!r} is not NAME=...")
+        pairs.append((name, value))
+    return pairs
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """The sizes of ``1x3x224x224``; none of a scalar's, which is empty."""
+    sizes = text.split("x") if text else []
+    if not all(size.isdecimal() for size in sizes):
+        raise UserError(ExitCode.USAGE, f"{text!r} is not a shape such as 1x3x224x224")
+    return tuple(map(int, sizes))
+
+
+def number(text: str) -> int:
+    """A whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(ExitCode.USAGE, f"{text!r} is not a number") from None

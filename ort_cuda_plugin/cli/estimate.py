@@ -17,8 +17,11 @@ from rich.table import Table
 from ort_cuda_plugin.cli.common import (
     MODEL_HELP,
     model_path,
+    named_values,
+    number,
     output_console,
     output_file,
+    shape,
     unavailable_as_user_error,
     waiting,
 )
@@ -59,8 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     path = model_path(arguments.model)
-    shapes = {name: _shape(text) for name, text in _pairs(arguments.shapes)}
-    values = {name: _number(text) for name, text in _pairs(arguments.values)}
+    shapes = {name: shape(text) for name, text in named_values(arguments.shapes)}
+    values = {name: number(text) for name, text in named_values(arguments.values)}
     try:
         with unavailable_as_user_error(), waiting(Console(stderr=True), "planning"):
             constants = _fitted(arguments.measurements) if arguments.measurements else None
@@ -133,27 +136,3 @@ def summary(found: Estimate) -> list[str]:
     if found.elsewhere:
         lines.append(f"{len(found.elsewhere)} nodes run on another provider and are not in it.")
     return lines
-
-
-def _pairs(texts: list[str]) -> list[tuple[str, str]]:
-    pairs = []
-    for part in (part for text in texts for part in text.split(",")):
-        name, equals, value = part.rpartition("=")
-        if not equals or not name:
-            raise UserError(ExitCode.USAGE, f"{part!r} is not NAME=...")
-        pairs.append((name, value))
-    return pairs
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    sizes = text.split("x") if text else []
-    if not all(size.isdecimal() for size in sizes):
-        raise UserError(ExitCode.USAGE, f"{text!r} is not a shape such as 1x3x224x224")
-    return tuple(map(int, sizes))
-
-
-def _number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise UserError(ExitCode.USAGE, f"{text!r} is not a number") from None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import onnx
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -18,13 +20,18 @@ from ort_cuda_plugin.api import placement
 from ort_cuda_plugin.cli.common import (
     add_model_arguments,
     model_path,
+    named_values,
     output_console,
     output_file,
     select_device,
+    shape,
+    usual_sizes,
     waiting,
 )
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.explain_page import page, place
+from ort_cuda_plugin.ep.plan_history import PlanVariant
+from ort_cuda_plugin.models import random_inputs, with_input_shapes
 from ort_cuda_plugin.program.plan_record import read_plans
 
 
@@ -37,6 +44,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print what each compiled cluster does, after each pass, in place of nodes",
     )
     parser.add_argument(
+        "--plans",
+        action="store_true",
+        help="run the model with each of --shapes, and print which plans that builds and why",
+    )
+    parser.add_argument(
+        "--shapes",
+        action="append",
+        default=[],
+        metavar="NAME=1x3x224x224[,...]",
+        help="shapes of the inputs of a Run (repeatable: one Run each)",
+    )
+    parser.add_argument(
         "--html", type=output_file, metavar="FILE", help="write a page there: the graph with clusters, steps and copies"
     )
     parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
@@ -47,6 +66,10 @@ def execute(arguments: argparse.Namespace) -> int:
     emulate = select_device(arguments.device)
     if arguments.program:
         return _print_programs(arguments.model, path, emulate)
+    if arguments.plans:
+        return _print_plans(arguments.model, path, emulate, arguments.shapes)
+    if arguments.shapes:
+        raise UserError(ExitCode.USAGE, "--shapes says what --plans runs: give that too")
     try:
         with tempfile.TemporaryDirectory() as folder, waiting(Console(stderr=True), "creating the session"):
             settings = {} if arguments.html is None else {"program_folder": folder}
@@ -85,3 +108,33 @@ def _print_programs(model: str, path: Path, emulate: bool) -> int:
             print(f"cluster {file.stem}")
             print(file.read_text())
     return ExitCode.OK
+
+
+def _print_plans(model: str, path: Path, emulate: bool, texts: list[str]) -> int:
+    """Prints for each Run the plans that were built for it; the first Runs have sizes of 1 where nothing is given."""
+    wanted = [{name: shape(text) for name, text in named_values([one])} for one in texts] or [{}]
+    graph = onnx.load(path, load_external_data=False)
+    try:
+        feeds = [random_inputs(with_input_shapes(graph, shapes), dims=usual_sizes(model)) for shapes in wanted]
+    except ValueError as error:
+        raise UserError(ExitCode.USAGE, str(error)) from error
+    try:
+        before = len(ort_cuda_plugin.plan_variants())
+        with waiting(Console(stderr=True), "creating the session"):
+            session = ort_cuda_plugin.session(path, emulate=emulate)
+        _print_built("the session", ort_cuda_plugin.plan_variants()[before:])
+        for values in feeds:
+            before = len(ort_cuda_plugin.plan_variants())
+            with waiting(Console(stderr=True), "running"):
+                session.run(None, values)
+            shown = ", ".join(f"{name}{list(array.shape)}" for name, array in values.items())
+            _print_built(f"a Run with {shown}", ort_cuda_plugin.plan_variants()[before:])
+    except Exception as error:
+        raise UserError(ExitCode.MODEL_FAILED, f"{model}: {error}") from error
+    return ExitCode.OK
+
+
+def _print_built(occasion: str, built: Sequence[PlanVariant]) -> None:
+    print(f"{occasion}: plans built: {len(built)}")
+    for variant in built:
+        print(f"  {variant}")

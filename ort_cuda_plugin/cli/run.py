@@ -119,7 +119,7 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
     started = time.perf_counter()
     with waiting(console, "creating the session"):
         session = ort_cuda_plugin.session(source, emulate=emulate)
-    with waiting(console, "first run: kernels that are not in the cache are compiled"):
+    with waiting(console, "first run"):
         actual = session.run(names, feeds)
     first_run = time.perf_counter() - started
     steady = ort_cuda_plugin.counters()

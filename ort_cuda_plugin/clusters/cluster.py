@@ -125,6 +125,11 @@ class CompiledCluster:
         self._known = known or KnownEntries()
         self.states: dict[Node, Constant] = {}
 
+    @property
+    def input_names(self) -> list[str]:
+        """The names of ``inputs``."""
+        return [value.name for value in self.inputs]
+
     def prepare(self) -> Variant:
         """Must be called, and its result added, while ORT's graph is alive.
 

@@ -58,6 +58,8 @@ class KernelLibrary:
 
     watch: Callable[[int, int], None] | None = None
     compiling: Callable[[int, float], None] | None = None
+    log: Callable[[str], None] | None = None
+    """Where it is set, gets a line before kernels are compiled, and one for each of them, from any thread."""
 
     def __init__(self, cache: KernelCache | None = None, count: Callable[[str, int], None] = count_kernels) -> None:
         self.cache = cache if cache is not None else KernelCache()
@@ -106,8 +108,11 @@ class KernelLibrary:
                 advance(hits)
             if missing:
                 missing_keys = list(missing)
+                begun, done = time.monotonic(), 0
+                self._tell(f"compiling kernels: {len(missing)} of {len(missing) + hits} are not in the cache")
 
                 def keep(index: int, image: KernelImage, compiled: bool) -> None:
+                    nonlocal done
                     # At once, so that what an interrupted call compiled is there for the next.
                     self.images[missing_keys[index]] = image
                     if compiled:
@@ -115,11 +120,21 @@ class KernelLibrary:
                         self.cache.store(missing_keys[index], image)
                     self.count("KERNELS_COMPILED" if compiled else "KERNEL_CACHE_HITS", 1)
                     advance(1)
+                    done += 1
+                    how = "compiled" if compiled else "taken from another process"
+                    self._tell(
+                        f"kernel {image.entry} was {how}: {done} of {len(missing)} after"
+                        f" {time.monotonic() - begun:.1f} s"
+                    )
 
                 if self.compiling is not None:
                     self.compiling(len(missing), sum(expected_seconds(spec) for spec, _ in missing.values()))
                 compile_many(list(missing.values()), keep, self.cache)
             return [self.images[key] for key in keys]
+
+    def _tell(self, line: str) -> None:
+        if self.log is not None:
+            self.log(line)
 
 
 def expected_seconds(spec: KernelSpec) -> float:

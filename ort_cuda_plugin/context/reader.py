@@ -289,6 +289,11 @@ class StoredCluster:
             self._rebuilt = self._compiler()
         return self._rebuilt.build(input_shapes, host_values)
 
+    @property
+    def input_names(self) -> list[str]:
+        """As `CompiledCluster.input_names`."""
+        return list(self._partition.inputs)
+
     def explain(self, shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> str:
         """Why no stored plan takes these inputs."""
         contents = dict(zip(self.host_inputs, host_values, strict=True))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -20,6 +21,7 @@ from .call_stream import CallKernels, RunStream
 from .cluster_handles import NewWeights, add_kernels, add_plan, precompute
 from .handles import HandleTable
 from .open_device import LoadedKernel, OpenDevice
+from .plan_history import ALL_SIZES_KNOWN, FIRST, PlanHistory
 
 
 class CallError(Exception):
@@ -32,12 +34,22 @@ class CallError(Exception):
 class FusedNode:
     """Owns an ``ocp_cluster`` and what it refers to. `build` may be called from any thread.
 
-    ``why`` says why a cluster out of a compiled model is compiled again.
+    ``why`` says why a cluster out of a compiled model is compiled again. ``log`` gets a line for each plan that is
+    built.
     """
 
-    def __init__(self, name: str, cluster: CompiledCluster | StoredCluster, device: OpenDevice, why: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        cluster: CompiledCluster | StoredCluster,
+        device: OpenDevice,
+        why: str = "",
+        log: Callable[[str], None] = lambda line: None,
+    ) -> None:
         self.name = name
         self._why = why
+        self._log = log
+        self._history = PlanHistory(name, cluster.input_names)
         self._cluster = cluster
         self._device = device
         self._kernels: list[LoadedKernel] = []
@@ -72,6 +84,7 @@ class FusedNode:
             PluginError: no device memory for the weights, or the plan is not valid.
         """
         with self._lock, self._compiling([], []):
+            begun = time.perf_counter()
             variant = self._cluster.prepare()
             host_inputs = self._cluster.host_inputs
             if host_inputs:
@@ -80,6 +93,7 @@ class FusedNode:
                 check(error)
             if not later:
                 self._add(variant)
+                self._built(variant, None, {}, time.perf_counter() - begun, ALL_SIZES_KNOWN)
             elif isinstance(self._cluster, CompiledCluster):
                 self._cluster.keep_constants()
 
@@ -89,7 +103,25 @@ class FusedNode:
         Raises: as `prepare`.
         """
         with self._lock, self._compiling(shapes, host_values):
-            self._add(self._cluster.build(shapes, host_values))
+            begun = time.perf_counter()
+            contents = dict(zip(self._cluster.host_inputs, host_values, strict=True))
+            reason = self._history.reason(shapes, contents)
+            if isinstance(self._cluster, StoredCluster) and reason == FIRST:
+                reason = self._cluster.explain(shapes, host_values)
+            variant = self._cluster.build(shapes, host_values)
+            self._add(variant)
+            self._built(variant, shapes, contents, time.perf_counter() - begun, reason)
+
+    def _built(
+        self,
+        variant: Variant,
+        shapes: Sequence[Sequence[int]] | None,
+        contents: Mapping[int, Sequence[int]],
+        seconds: float,
+        reason: str,
+    ) -> None:
+        if variant.plan is not None:
+            self._log(str(self._history.add(variant.plan, shapes, contents, seconds, reason)))
 
     @contextlib.contextmanager
     def _compiling(self, shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> Iterator[None]:

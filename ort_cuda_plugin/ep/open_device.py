@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+from ..abi import host
 from ..abi.core import check, core, driver_error_text, ffi, lib, new_error
 from ..compiler.kernel import KernelSpec
 from ..compiler.kernel_library import KernelLibrary
@@ -169,8 +170,10 @@ class OpenDevice:
 
 @cache
 def kernel_library() -> KernelLibrary:
-    """The process's compiled kernels."""
-    return KernelLibrary()
+    """The process's compiled kernels; ONNX Runtime's log says at level INFO which are compiled."""
+    library = KernelLibrary()
+    library.log = lambda line: host.log("INFO", line)
+    return library
 
 
 _open: dict[tuple[bool, int], OpenDevice] = {}

@@ -436,7 +436,7 @@ class Provider:
         if self.options.program_folder and isinstance(cluster, CompiledCluster):
             files = _ProgramFiles(Path(self.options.program_folder), name)
             cluster.show_program, cluster.show_plan = files.append_program, files.append_plan
-        fused = FusedNode(name, cluster, self.device, loaded.why)
+        fused = FusedNode(name, cluster, self.device, loaded.why, lambda line: self._log("INFO", line))
         self.fused_nodes.append(fused)
         fused.use_graphs(self.options.min_num_runs_before_cuda_graph_capture, self.options.max_automatic_graphs)
         fused.prepare(later)

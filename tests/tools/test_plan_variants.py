@@ -1,0 +1,91 @@
+"""Why something was built: plans by the guard that failed, kernels by name, in the log and by `explain --plans`."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import parser
+from rich.console import Console
+from rich.status import Status
+
+import ort_cuda_plugin
+from ort_cuda_plugin.cli import common, main
+from ort_cuda_plugin.cli.exit_codes import ExitCode
+from ort_cuda_plugin.compiler.cache import KernelCache
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
+from ort_cuda_plugin.compiler.targets import Target
+from ort_cuda_plugin.ep.open_device import kernel_library
+
+BROADCAST = """<ir_version: 9, opset_import: ["" : 18]> m (float[n, 4] a, float[m, 4] b) => (float[k, 4] c)
+    { c = Add(a, b) }"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    onnx.save(parser.parse_model(BROADCAST), tmp_path / "add.onnx")
+    return tmp_path / "add.onnx"
+
+
+def test_plans_say_which_shapes_made_them_and_which_guard_failed(
+    model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ort.SessionOptions()
+    options.log_severity_level = 1
+    session = ort_cuda_plugin.session(model, emulate=True, sess_options=options)
+    before, counted = len(ort_cuda_plugin.plan_variants()), ort_cuda_plugin.counters()["plan_variants_built"]
+    for rows, others in ((1, 3), (3, 3), (1, 9)):
+        session.run(None, {"a": np.ones((rows, 4), np.float32), "b": np.ones((others, 4), np.float32)})
+    first, second = ort_cuda_plugin.plan_variants()[before:]
+    assert ort_cuda_plugin.counters()["plan_variants_built"] == counted + 2
+    assert (first.number, first.shapes, first.reason) == (0, {"a": (1, 4), "b": (3, 4)}, "it is the first one")
+    assert (second.number, second.shapes) == (1, {"a": (3, 4), "b": (3, 4)})
+    assert second.reason.startswith("plan 0: it wants 1 == a.shape[0], and a.shape[0] is 3")
+    assert second.seconds > 0
+    logged = capfd.readouterr().err
+    assert str(first) in logged
+    assert str(second) in logged
+
+
+def test_explain_runs_the_shapes_and_prints_the_plans(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["explain", str(model), "--device", "emulated", "--plans"]
+    assert main([*arguments, "--shapes", "a=1x4,b=3x4", "--shapes", "a=3x4,b=3x4", "--shapes", "a=1x4,b=9x4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("a Run")] == [
+        "a Run with a[1, 4], b[3, 4]: plans built: 1",
+        "a Run with a[3, 4], b[3, 4]: plans built: 1",
+        "a Run with a[1, 4], b[9, 4]: plans built: 0",
+    ]
+    assert "it wants 1 == a.shape[0], and a.shape[0] is 3" in "\n".join(lines)
+    for wrong in (["--plans", "--shapes", "z=1"], ["--plans", "--shapes", "a=1"], ["--shapes", "a=1x4"]):
+        assert main(["explain", str(model), "--device", "emulated", *wrong]) == ExitCode.USAGE
+
+
+def test_compiled_kernels_are_logged_with_their_number(tmp_path: Path) -> None:
+    source = "def kernel(x):\n    x[0] = x[0] + float32(1)\n"
+    specs = [KernelSpec(name, ("*f32",), source) for name in ("one", "other")]
+    lines: list[str] = []
+    for _ in range(2):  # the second time they are in the cache
+        library = KernelLibrary(KernelCache(tmp_path), count=lambda name, by: None)
+        library.log = lines.append
+        library.get_many(specs, Target.emulated())
+    assert lines[0] == "compiling kernels: 2 of 2 are not in the cache"
+    assert [line.split(" after ")[0].split("_")[0] for line in lines[1:]] == ["kernel one", "kernel other"]
+    assert [": 1 of 2 after " in lines[1], ": 2 of 2 after " in lines[2], len(lines)] == [True, True, 3]
+
+
+def test_a_waiting_user_sees_how_many_kernels_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(Status, "update", lambda status, text: shown.append(text))
+    with common.waiting(Console(force_terminal=True, file=io.StringIO()), "first run"):
+        watch = kernel_library().watch
+        assert watch is not None
+        watch(12, 0)
+        watch(0, 3)
+    assert shown == ["first run: 0 of 12 kernels", "first run: 3 of 12 kernels"]
+    assert kernel_library().watch is None
