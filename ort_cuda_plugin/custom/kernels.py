@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from ..compiler.foreign import ForeignCode, ForeignKernel
 from ..compiler.kernel import KernelSpec
 from ..model.ir import Array, Unsupported
@@ -136,21 +138,23 @@ def launch(
     args: Sequence[Argument],
     *,
     writes: Sequence[Tensor],
+    reads: Sequence[Tensor] = (),
     shared_bytes: Dim = 0,
 ) -> None:
     """Records a launch. Grid, block, numbers and ``shared_bytes`` may be expressions of sizes.
 
-    ``args`` are contiguous tensors and numbers; the kernel writes those tensors that are among ``writes``, and may read
-    them. A plan is for one block, so one that depends on sizes makes a plan for each. An empty grid launches nothing.
+    ``args`` are contiguous tensors and numbers. The kernel writes those tensors that are among ``writes``, and reads
+    the others and those among ``reads``. A plan is for one block: one that depends on sizes makes a plan for each. An
+    empty grid launches nothing.
 
     Raises:
         TypeError: the arguments are not those of the signature.
         Unsupported: the emulated device has no twin of the kernel to run.
     """
-    threads = tuple(_number(ctx, kernel, size) for size in _three(block))
+    threads = tuple(_number(ctx, kernel, size) for size in sizes_of(block))
     if min(threads) < 1 or threads[0] * threads[1] * threads[2] > 1024:
         raise TypeError(f"kernel {kernel.name}: a block of {threads} threads, at least 1 and at most 1024 are possible")
-    placed = _arguments(kernel, args)
+    placed = arguments(kernel, args)
     for number, arg in enumerate(placed):
         if isinstance(arg, Tensor) and not arg.is_contiguous:
             raise TypeError(f"kernel {kernel.name}: argument {number} is not contiguous: use ctx.contiguous")
@@ -161,12 +165,12 @@ def launch(
                 f"kernel {kernel.name}{_of_node(ctx)} is code for GPUs, and has no twin in Numba or NumPy that the "
                 "emulated device can run",
             )
-        _call_twin(ctx, kernel, kernel.numpy_twin, _three(grid), placed, writes)
+        _call_twin(ctx, kernel, kernel.numpy_twin, sizes_of(grid), placed, reads, writes)
         return
-    x, y, z = _three(grid)
+    x, y, z = sizes_of(grid)
     bx, by, bz = threads
-    spec = kernel.spec(tuple(map(_type_of, placed)), bx * by * bz)
-    ctx.launch(spec, (x, y, z), (bx, by, bz), placed, shared_bytes=shared_bytes, writes=writes)
+    spec = kernel.spec(tuple(map(type_of, placed)), bx * by * bz)
+    ctx.launch(spec, (x, y, z), (bx, by, bz), placed, shared_bytes=shared_bytes, reads=reads, writes=writes)
 
 
 @dataclass(frozen=True)
@@ -174,18 +178,22 @@ class NumpyTwin:
     """Runs a function on copies of the tensors in NumPy, and copies back those that it may write.
 
     ``kinds`` says what each argument is: "t" a tensor, "n" a number of the Run, "f" the float that ``floats`` has
-    there. ``written`` counts tensors. The first three numbers of a Run are the grid.
+    there. ``written`` and ``unread`` count tensors. The first three numbers of a Run are the grid.
     """
 
     function: Function
     kinds: str
     floats: tuple[float | None, ...]
     written: tuple[int, ...]
+    unread: tuple[int, ...]
 
     def __call__(self, tensors: Sequence[DeviceArray], numbers: Sequence[int], stream: CallStream) -> None:
         if 0 in numbers[:3]:
             return
-        arrays: list[Array] = [stream.read(x) for x in tensors]
+        arrays: list[Array] = [
+            np.zeros(x.shape, x.dtype.numpy) if number in self.unread else stream.read(x)
+            for number, x in enumerate(tensors)
+        ]
         from_tensors, from_numbers = iter(arrays), iter(numbers[3:])
         args = [
             next(from_tensors) if kind == "t" else next(from_numbers) if kind == "n" else value
@@ -197,7 +205,13 @@ class NumpyTwin:
 
 
 def _call_twin(
-    ctx: Lowering, kernel: Kernel, twin: Function, grid: Sequence[Dim], args: Sequence[Arg], writes: Sequence[Tensor]
+    ctx: Lowering,
+    kernel: Kernel,
+    twin: Function,
+    grid: Sequence[Dim],
+    args: Sequence[Arg],
+    reads: Sequence[Tensor],
+    writes: Sequence[Tensor],
 ) -> None:
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     numbers = [*grid, *(arg.value for arg in args if isinstance(arg, Int32 | Int64))]
@@ -205,7 +219,9 @@ def _call_twin(
     floats = tuple(x.value if isinstance(x, Float32 | Float64) else None for x in args)
     buffers = {x.buffer for x in writes}
     written = tuple(number for number, x in enumerate(tensors) if x.buffer in buffers)
-    run = NumpyTwin(twin, kinds, floats, written)
+    kept = {x.buffer for x in reads}
+    unread = tuple(number for number in written if tensors[number].buffer not in kept)
+    run = NumpyTwin(twin, kinds, floats, written, unread)
     types = tuple((x.dtype, x.rank) for x in tensors)
     name = f"the twin of kernel {kernel.name} in NumPy"
     callback = Callback((kernel.name, run), name, types, len(numbers), function=lambda: run)
@@ -234,7 +250,8 @@ def _identifier(function: Function) -> str:
     return re.sub(r"\W", "_", str(getattr(function, "__name__", "kernel")))
 
 
-def _three(sizes: Sizes) -> tuple[Dim, Dim, Dim]:
+def sizes_of(sizes: Sizes) -> tuple[Dim, Dim, Dim]:
+    """All three sizes of a grid or a block. Raises TypeError for more."""
     given = tuple(sizes) if isinstance(sizes, Sequence) else (sizes,)
     if not 1 <= len(given) <= 3:
         raise TypeError(f"a grid or a block has one to three sizes, not {len(given)}")
@@ -251,7 +268,8 @@ def _number(ctx: Lowering, kernel: Kernel, size: Dim) -> int:
     return operator.index(size)
 
 
-def _arguments(kernel: Kernel, args: Sequence[Argument]) -> list[Arg]:
+def arguments(kernel: Kernel, args: Sequence[Any]) -> list[Any]:
+    """The arguments as parameters of the kernel; what has a ``dtype`` is a pointer. Raises TypeError."""
     types = kernel.signature or (None,) * len(args)
     if len(types) != len(args):
         raise TypeError(f"kernel {kernel.name} takes {len(types)} arguments, got {len(args)}")
@@ -260,9 +278,9 @@ def _arguments(kernel: Kernel, args: Sequence[Argument]) -> list[Arg]:
     ]
 
 
-def _argument(kernel: Kernel, number: int, arg: Argument, wanted: str | None) -> Arg:
-    placed: Arg
-    if isinstance(arg, Tensor | Int32 | Int64 | Float32 | Float64):
+def _argument(kernel: Kernel, number: int, arg: Any, wanted: str | None) -> Any:
+    placed: Any
+    if hasattr(arg, "dtype") or isinstance(arg, Int32 | Int64 | Float32 | Float64):
         placed = arg
     elif isinstance(arg, Expr | int):
         if wanted in ("f32", "f64") and not isinstance(arg, int):
@@ -273,8 +291,8 @@ def _argument(kernel: Kernel, number: int, arg: Argument, wanted: str | None) ->
         placed = _number_of(wanted, arg)
     else:
         raise TypeError(f"kernel {kernel.name}: argument {number} is {type(arg).__name__}, neither tensor nor number")
-    if wanted is not None and _type_of(placed) != wanted:
-        raise TypeError(f"kernel {kernel.name}: argument {number} is {_type_of(placed)}, the signature says {wanted}")
+    if wanted is not None and type_of(placed) != wanted:
+        raise TypeError(f"kernel {kernel.name}: argument {number} is {type_of(placed)}, the signature says {wanted}")
     return placed
 
 
@@ -284,8 +302,9 @@ def _number_of(wanted: str | None, value: Dim | float) -> Arg:
     return Int32(value) if wanted == "i32" else Int64(value)
 
 
-def _type_of(arg: Arg) -> str:
-    return f"*{arg.dtype.short}" if isinstance(arg, Tensor) else scalar_types[type(arg)]
+def type_of(arg: Any) -> str:
+    """The type of a parameter, as in a signature."""
+    return f"*{arg.dtype.short}" if hasattr(arg, "dtype") else scalar_types[type(arg)]
 
 
 def _of_node(ctx: Lowering) -> str:

@@ -35,6 +35,13 @@ class DeviceArray:
     def __int__(self) -> int:
         return self.address
 
+    def view(self, dtype: DType, shape: Sequence[int], offset: int = 0) -> DeviceArray:
+        """Other elements of the same memory, ``offset`` bytes behind its start. Raises ValueError beyond its end."""
+        made = DeviceArray(self.address + offset, tuple(shape), dtype, self.stream)
+        if offset < 0 or offset + made.nbytes > self.nbytes:
+            raise ValueError(f"{made.nbytes} bytes from byte {offset} on are not in {self.nbytes} bytes")
+        return made
+
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return {

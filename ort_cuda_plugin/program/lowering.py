@@ -185,6 +185,11 @@ class Lowering:
         self.nodes = () if node is None else (node,)
 
     @property
+    def is_guess(self) -> bool:
+        """Whether the sizes at hand are guesses, so that what they are not fit for may be right in a Run."""
+        return self._speculative or not self._is_recording
+
+    @property
     def _is_recording(self) -> bool:
         return self._try_step is None
 
@@ -383,12 +388,15 @@ class Lowering:
             raise UnknownRank(f"{what} is not known")
         return choices[self.trial % len(choices)]
 
-    def read_back(self, x: Tensor, what: str, lower: int | None = None, upper: Dim | None = None) -> tuple[Expr, ...]:
+    def read_back(
+        self, x: Tensor, what: str, lower: int | None = None, upper: Dim | None = None, *, likely: int = _READ_BACK_HINT
+    ) -> tuple[Expr, ...]:
         """The integer contents of x, which work of the same Run computes; ``what`` names them in messages.
 
         The host waits for that work, reads the elements and goes on: a segment of the plan ends. So call it once for
         all that an operator needs, and where the count of elements is small. ``lower`` and ``upper`` bound each
-        element; they are the operator's word. Nothing may be guarded on what was read back: see `guard`.
+        element; they are the operator's word. ``likely`` is what is expected where nothing bounds it. Nothing may be
+        guarded on what was read back: see `guard`.
         """
         if not (x.dtype.is_integer or x.dtype is DType.BOOL):
             raise Unsupported("dtype", f"{what} has element type {x.dtype.name}, which is not an integer type")
@@ -404,7 +412,7 @@ class Lowering:
             x = elementwise(self, lambda value: cast(value, DType.INT32), x)
         source = self.materialize(self.contiguous(x))
         most = bounds(upper)[1] if upper is not None else None
-        guess = max(hint(upper) if upper is not None else _READ_BACK_HINT, lower or 0)
+        guess = max(hint(upper) if upper is not None else likely, lower or 0)
         first = READ_BACK + self._num_read_back
         self._num_read_back += count
         symbols = tuple(symbol(first + i, f"{what}[{i}]", guess, lower, most) for i in range(count))

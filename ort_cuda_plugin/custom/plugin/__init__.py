@@ -1,0 +1,39 @@
+"""Kernels in the full form, after IPluginV3 of TensorRT 10: what an author derives from, and what registers it."""
+
+from __future__ import annotations
+
+from .descriptors import DynamicPluginTensorDesc, ExprBuilder, PluginTensorDesc, Size, SizeTensor, TensorFormat
+from .fields import PluginField, PluginFieldCollection, PluginFieldType
+from .interfaces import (
+    CapabilityType,
+    Phase,
+    Plugin,
+    PluginBuild,
+    PluginCore,
+    PluginCreator,
+    PluginResourceContext,
+    PluginRuntime,
+)
+from .operator import register_creator, unregister_creator
+
+__all__ = [
+    "CapabilityType",
+    "DynamicPluginTensorDesc",
+    "ExprBuilder",
+    "Phase",
+    "Plugin",
+    "PluginBuild",
+    "PluginCore",
+    "PluginCreator",
+    "PluginField",
+    "PluginFieldCollection",
+    "PluginFieldType",
+    "PluginResourceContext",
+    "PluginRuntime",
+    "PluginTensorDesc",
+    "Size",
+    "SizeTensor",
+    "TensorFormat",
+    "register_creator",
+    "unregister_creator",
+]

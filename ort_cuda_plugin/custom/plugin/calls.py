@@ -1,0 +1,177 @@
+"""Calls of authors' methods, and an `enqueue` that each Run calls."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ...model.ir import DType, InvalidModel, NodeError, Unsupported
+from ...program.callbacks import Callback, CallStream, DeviceArray
+from ...program.lowering import Lowering, Tensor
+from .descriptors import PluginTensorDesc, TensorFormat
+from .fields import fields_to_json
+from .interfaces import CapabilityType, Plugin, PluginCreator, PluginResourceContext, PluginRuntime
+from .streams import RunStream
+
+T = TypeVar("T")
+
+
+class PluginFailure(Exception):
+    """A method of a plugin failed, or gave what cannot be; says which plugin, what it was asked, and the values."""
+
+
+def called(label: str, subject: str, function: Callable[..., T], *arguments: Any) -> T:
+    """What an author's method gives. Raises PluginFailure for its exceptions, and for a status other than 0."""
+    try:
+        result = function(*arguments)
+    except (Unsupported, InvalidModel, NodeError, PluginFailure):
+        raise
+    except Exception as error:
+        raise PluginFailure(f"{label}: {subject}: {type(error).__name__}: {error}") from error
+    is_status = subject.split(" ")[0] in ("configure_plugin", "on_shape_change", "enqueue", "set_tactic")
+    if is_status and isinstance(result, int) and result != 0:
+        raise PluginFailure(f"{label}: {subject}: it returned the status {result}")
+    return result
+
+
+def attached(label: str, plugin: Plugin, *, is_emulated: bool) -> tuple[Plugin, PluginRuntime]:
+    """A clone that is attached to resources, and its runtime capability. Raises PluginFailure."""
+    runtime = plugin.get_capability_interface(CapabilityType.RUNTIME)
+    context = PluginResourceContext(is_emulated)
+    clone: Plugin | None = called(label, "attach_to_context", runtime.attach_to_context, context)
+    own = None if clone is None else clone.get_capability_interface(CapabilityType.RUNTIME)
+    if clone is None or not isinstance(own, PluginRuntime):
+        raise PluginFailure(f"{label}: attach_to_context gave no plugin with a RUNTIME capability")
+    return clone, own
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """What a Run brings an `enqueue`: which inputs there are, types and formats, and whether there is scratch memory.
+
+    ``wild`` has for each output the dimensions that `enqueue` computes.
+    """
+
+    given: tuple[bool, ...]
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    wild: tuple[tuple[int, ...], ...]
+    has_workspace: bool
+
+    def descs(self, arrays: Sequence[DeviceArray]) -> tuple[list[PluginTensorDesc], list[PluginTensorDesc]]:
+        """Of inputs and outputs, with the sizes of a Run."""
+        rows = [*self.inputs, *self.outputs]
+        descs = []
+        for number, ((dtype, format), array) in enumerate(zip(rows, arrays, strict=False)):
+            kind, dims = TensorFormat[format], array.shape
+            if kind is not TensorFormat.LINEAR:
+                dims = (dims[0], dims[-1], *dims[1:-1])
+            place = number - len(self.inputs)
+            if place >= 0:
+                dims = tuple(-1 if axis in self.wild[place] else size for axis, size in enumerate(dims))
+            descs.append(PluginTensorDesc(dims, DType[dtype], kind))
+        return descs[: len(self.inputs)], descs[len(self.inputs) :]
+
+
+class EnqueueFunction:
+    """Calls `enqueue` in each Run. Runs at the same time have clones of their own, which are attached when needed."""
+
+    def __init__(self, label: str, plugin: Plugin, tactic: int, tensors: Tensors) -> None:
+        self._label, self._plugin, self._tactic, self._tensors = label, plugin, tactic, tensors
+        self._idle: list[_Context] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, tensors: Sequence[DeviceArray], numbers: Sequence[int], stream: CallStream) -> None:
+        with self._lock:
+            context = self._idle.pop() if self._idle else None
+        if context is None:
+            plugin, runtime = attached(self._label, self._plugin, is_emulated=stream.is_emulated)
+            context = _Context(plugin, runtime)
+            called(self._label, f"set_tactic {self._tactic}", runtime.set_tactic, self._tactic)
+        try:
+            self._enqueue(context, tensors, stream)
+        finally:
+            with self._lock:
+                self._idle.append(context)
+
+    def _enqueue(self, context: _Context, tensors: Sequence[DeviceArray], stream: CallStream) -> None:
+        layout, runtime = self._tensors, context.runtime
+        given, results = layout.descs(tensors)
+        about = "for inputs of " + (", ".join(str(list(desc.dims)) for desc in given) or "no inputs")
+        shapes = tuple(x.shape for x in tensors)
+        if context.shapes != shapes:
+            context.shapes = None
+            called(self._label, f"on_shape_change {about}", runtime.on_shape_change, given, results)
+            context.shapes = shapes
+        rest = iter(tensors)
+        inputs = [next(rest) if is_given else None for is_given in layout.given]
+        outputs = [next(rest) for _ in layout.outputs]
+        workspace = next(rest) if layout.has_workspace else None
+        used = {x.address for x in inputs if x is not None}
+        fresh = [x for x in (*outputs, workspace) if x is not None and x.address not in used]
+        arguments = (given, results, inputs, outputs, workspace, RunStream(stream, fresh))
+        called(self._label, f"enqueue {about}", runtime.enqueue, *arguments)
+
+
+@dataclass
+class _Context:
+    """A clone, for one Run at a time. ``plugin`` lives as long as its runtime."""
+
+    plugin: Plugin
+    runtime: PluginRuntime
+    shapes: tuple[tuple[int, ...], ...] | None = None
+
+
+def each_run(
+    ctx: Lowering,
+    creator: PluginCreator,
+    label: str,
+    plugin: Plugin,
+    tactic: int,
+    given: Sequence[PluginTensorDesc],
+    results: Sequence[PluginTensorDesc],
+    inputs: Sequence[Tensor | None],
+    writes: Sequence[Tensor],
+) -> None:
+    """Records a call of `enqueue` in each Run; ``writes`` are the outputs, and scratch memory."""
+    layout = Tensors(
+        tuple(x is not None for x in inputs),
+        tuple((desc.type.name, desc.format.name) for desc in given),
+        tuple((desc.type.name, desc.format.name) for desc in results),
+        tuple(
+            tuple(axis for axis, size in enumerate(desc.dims) if isinstance(size, int) and size == -1)
+            for desc in results
+        ),
+        len(writes) > len(results),
+    )
+    tensors = [*(x for x in inputs if x is not None), *writes]
+    runtime = plugin.get_capability_interface(CapabilityType.RUNTIME)
+    fields = called(label, "get_fields_to_serialize", runtime.get_fields_to_serialize)
+    stored: Mapping[str, Any] = {
+        "kind": "plugin",
+        "name": creator.get_plugin_name(),
+        "version": creator.get_plugin_version(),
+        "namespace": creator.get_plugin_namespace(),
+        "fields": fields_to_json(fields),
+        "tactic": tactic,
+        "given": list(layout.given),
+        "inputs": [list(row) for row in layout.inputs],
+        "outputs": [list(row) for row in layout.outputs],
+        "wild": [list(axes) for axes in layout.wild],
+        "has_workspace": layout.has_workspace,
+        "tensors": [[x.dtype.name, x.rank] for x in tensors],
+    }
+    digest = hashlib.sha256(json.dumps(stored).encode()).hexdigest()
+    node = "" if ctx.node is None else ctx.node.name
+    callback = Callback(
+        (node, digest),
+        f"enqueue of {label}",
+        tuple((x.dtype, x.rank) for x in tensors),
+        function=lambda: EnqueueFunction(label, plugin, tactic, layout),
+        stored={**stored, "node": node},
+    )
+    ctx.call_back(callback, tensors, writes=writes)

@@ -1,0 +1,236 @@
+"""What plugins see of tensors: element types, formats, and sizes that may be expressions."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from ...model.ir import DType
+from ...program import symbolic as sym
+from ...program.symbolic import Dim, Expr
+
+
+class TensorFormat(enum.Enum):
+    """How a tensor lies in memory. ``dims`` of a descriptor are in the model's order, N, C, H, W, whatever the format.
+
+    LINEAR is the model's order. With HWC and the like channels come last in memory; the number after it says of what
+    the number of channels is a multiple, and D stands for a third dimension in space.
+    """
+
+    LINEAR = "linear"
+    HWC = "hwc"
+    HWC4 = "hwc4"
+    HWC8 = "hwc8"
+    HWC16 = "hwc16"
+    DHWC = "dhwc"
+    DHWC8 = "dhwc8"
+    CHW2 = "chw2"
+    CHW4 = "chw4"
+    CHW16 = "chw16"
+    CHW32 = "chw32"
+    CDHW32 = "cdhw32"
+
+
+_HALVES: Final = frozenset({DType.FLOAT16, DType.BFLOAT16})
+_CHANNELS_LAST: Final = {
+    TensorFormat.HWC: (4, 1, None),
+    TensorFormat.HWC4: (4, 4, _HALVES),
+    TensorFormat.HWC8: (4, 8, _HALVES),
+    TensorFormat.HWC16: (4, 16, _HALVES),
+    TensorFormat.DHWC: (5, 1, None),
+    TensorFormat.DHWC8: (5, 8, _HALVES),
+}
+"""Rank, what the channels are a multiple of, and the element types (None: any)."""
+
+
+def why_not(format: TensorFormat, dtype: DType, shape: tuple[Dim, ...]) -> str:
+    """Why the plugin's host cannot give a tensor in a format; "" where it can."""
+    if format is TensorFormat.LINEAR:
+        return ""
+    if format not in _CHANNELS_LAST:
+        return f"{format.name} packs channels into vectors, which no tensor here does: use LINEAR or HWC"
+    rank, multiple, types = _CHANNELS_LAST[format]
+    if len(shape) != rank:
+        return f"{format.name} is for {rank} dimensions, not {len(shape)}"
+    if types is not None and dtype not in types:
+        return f"{format.name} is for 16-bit floats, not {dtype.name}"
+    if multiple > 1 and (not isinstance(shape[1], int) or shape[1] % multiple):
+        return f"{format.name} is for channels that the model says are a multiple of {multiple}: none are added"
+    return ""
+
+
+@dataclass(frozen=True)
+class PluginTensorDesc:
+    """A tensor: its sizes, which are `Size` where a plan is for many, its element type and format."""
+
+    dims: tuple[Any, ...]
+    type: DType
+    format: TensorFormat = TensorFormat.LINEAR
+
+
+@dataclass(frozen=True)
+class DynamicPluginTensorDesc:
+    """A tensor whose sizes are not known yet: -1 in ``desc.dims``, and the range; ``opt`` is what is expected."""
+
+    desc: PluginTensorDesc
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+
+
+class Scope:
+    """Sizes of one plan. ``settle`` answers a condition for it; ``asked`` says whether somebody needed an answer."""
+
+    def __init__(self, settle: Callable[[Dim], bool]) -> None:
+        self._settle = settle
+        self.asked = False
+
+    def wrap(self, dim: Dim) -> Any:
+        """An int, or the `Size` of an expression."""
+        return Size(self, dim) if isinstance(dim, Expr) else dim
+
+    def decide(self, condition: Dim) -> bool:
+        if isinstance(condition, Expr) and sym.truth(condition) is None:
+            self.asked = True
+        return self._settle(condition)
+
+
+Operand: TypeAlias = "Size | int"
+
+
+class Size:
+    """A size that is an expression of the inputs' sizes. Arithmetic gives such sizes again.
+
+    A comparison answers for the sizes at hand, and the plan then holds only for sizes with the same answer. Where an
+    int is needed, the plan holds only for that number.
+    """
+
+    __slots__ = ("dim", "scope")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, scope: Scope, dim: Dim) -> None:
+        self.scope = scope
+        self.dim = dim
+
+    def _new(self, dim: Dim) -> Any:
+        return self.scope.wrap(dim)
+
+    def __add__(self, other: Operand) -> Any:
+        return self._new(self.dim + dim_of(other))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Operand) -> Any:
+        return self._new(self.dim - dim_of(other))
+
+    def __rsub__(self, other: Operand) -> Any:
+        return self._new(dim_of(other) - self.dim)
+
+    def __mul__(self, other: Operand) -> Any:
+        return self._new(self.dim * dim_of(other))
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Any:
+        return self._new(0 - self.dim)
+
+    def __floordiv__(self, other: Operand) -> Any:
+        return self._new(sym.floordiv(self.dim, dim_of(other)))
+
+    def __rfloordiv__(self, other: Operand) -> Any:
+        return self._new(sym.floordiv(dim_of(other), self.dim))
+
+    def __mod__(self, other: Operand) -> Any:
+        return self._new(sym.mod(self.dim, dim_of(other)))
+
+    def __rmod__(self, other: Operand) -> Any:
+        return self._new(sym.mod(dim_of(other), self.dim))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Size | int) and self.scope.decide(sym.eq(self.dim, dim_of(other)))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __lt__(self, other: Operand) -> bool:
+        return self.scope.decide(sym.lt(self.dim, dim_of(other)))
+
+    def __le__(self, other: Operand) -> bool:
+        return self.scope.decide(sym.le(self.dim, dim_of(other)))
+
+    def __gt__(self, other: Operand) -> bool:
+        return self.scope.decide(sym.lt(dim_of(other), self.dim))
+
+    def __ge__(self, other: Operand) -> bool:
+        return self.scope.decide(sym.le(dim_of(other), self.dim))
+
+    def __bool__(self) -> bool:
+        return self.scope.decide(sym.ne(self.dim, 0))
+
+    def __index__(self) -> int:
+        number = sym.hint(self.dim)
+        if not self.scope.decide(sym.eq(self.dim, number)):
+            raise TypeError(f"the size {self!r} is no number yet")
+        return number
+
+    __int__ = __index__
+
+    def __repr__(self) -> str:
+        return f"{self.dim!r} (now {sym.hint(self.dim)})" if isinstance(self.dim, Expr) else repr(self.dim)
+
+
+def dim_of(size: Operand) -> Dim:
+    """The expression of a size."""
+    if isinstance(size, Size):
+        return size.dim
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise TypeError(f"{size!r} is no size")
+    return size
+
+
+@dataclass(frozen=True)
+class SizeTensor:
+    """A size that a Run computes: output ``output`` of the plugin, a scalar, gets it. By itself a dimension of outputs.
+
+    ``upper`` bounds it, and memory is made for that; ``opt`` is what is expected.
+    """
+
+    output: int
+    opt: Dim
+    upper: Dim
+
+
+class ExprBuilder:
+    """Makes sizes for `PluginBuild.get_output_shapes`."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    def constant(self, value: int) -> int:
+        """A size that is a number."""
+        return value
+
+    def min(self, a: Operand, b: Operand) -> Any:
+        return self._scope.wrap(sym.sym_min(dim_of(a), dim_of(b)))
+
+    def max(self, a: Operand, b: Operand) -> Any:
+        return self._scope.wrap(sym.sym_max(dim_of(a), dim_of(b)))
+
+    def ceil_div(self, a: Operand, b: Operand) -> Any:
+        return self._scope.wrap(sym.ceildiv(dim_of(a), dim_of(b)))
+
+    def select(self, condition: Operand, a: Operand, b: Operand) -> Any:
+        """``a`` where the condition is not 0, else ``b``; conditions are made by `equal` and `less`."""
+        return self._scope.wrap(sym.select(dim_of(condition), dim_of(a), dim_of(b)))
+
+    def equal(self, a: Operand, b: Operand) -> Any:
+        return self._scope.wrap(sym.eq(dim_of(a), dim_of(b)))
+
+    def less(self, a: Operand, b: Operand) -> Any:
+        return self._scope.wrap(sym.lt(dim_of(a), dim_of(b)))
+
+    def declare_size_tensor(self, output_index: int, opt: Operand, upper: Operand) -> SizeTensor:
+        """A size that `PluginRuntime.enqueue` writes to an output of no dimensions, of type INT32 or INT64."""
+        return SizeTensor(output_index, dim_of(opt), dim_of(upper))

@@ -1,0 +1,438 @@
+"""Runs a plugin for a node: asks it what a plan needs to know, and records what it enqueues."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ...model.ir import AttrValue, DType, Node, Unsupported
+from ...program.lowering import Lowering, Tensor
+from ...program.symbolic import Dim, Expr, bounds, hint, le, logical_and
+from ...program.views import permute
+from .calls import PluginFailure, attached, called, each_run
+from .descriptors import (
+    DynamicPluginTensorDesc,
+    ExprBuilder,
+    PluginTensorDesc,
+    Scope,
+    SizeTensor,
+    TensorFormat,
+    dim_of,
+    why_not,
+)
+from .fields import PluginFieldCollection, fields_of
+from .interfaces import CapabilityType, Phase, Plugin, PluginBuild, PluginCore, PluginCreator, PluginRuntime
+from .streams import RecordedStream, RecordedTensor
+
+T = TypeVar("T")
+_MOST = 2**40
+"""What a size is at most that nobody bounds."""
+_LAST = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
+_FIRST = {4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3)}
+Combination = tuple[TensorFormat, ...]
+
+
+class PluginNodes:
+    """The nodes of a creator. A plugin is created once for a node, and cloned for each plan."""
+
+    def __init__(self, creator: PluginCreator) -> None:
+        self._creator = creator
+        self._plugins: WeakKeyDictionary[Node, Plugin] = WeakKeyDictionary()
+        self.label = f"plugin {creator.get_plugin_name()}-{creator.get_plugin_version()}"
+
+    def lower(
+        self, ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Mapping[str, AttrValue]
+    ) -> list[Tensor]:
+        """The node's outputs.
+
+        Raises InvalidModel, Unsupported, PluginFailure with the plugin, what it was asked, and the values.
+        """
+        plugin = self._clone(ctx, attributes)
+        return _Plan(self._creator, self.label, plugin, ctx, inputs).outputs()
+
+    def _clone(self, ctx: Lowering, attributes: Mapping[str, AttrValue]) -> Plugin:
+        node = ctx.node
+        plugin = self._plugins.get(node) if node is not None else None
+        if plugin is None:
+            plugin = self._create("" if node is None else node.name, attributes)
+            if node is not None:
+                self._plugins[node] = plugin
+        return cloned(self.label, plugin)
+
+    def _create(self, name: str, attributes: Mapping[str, AttrValue]) -> Plugin:
+        creator = self._creator
+        wanted = called(self.label, "get_field_names", creator.get_field_names)
+        return create(creator, self.label, name, fields_of(wanted, attributes, self.label), Phase.BUILD)
+
+
+def create(creator: PluginCreator, label: str, name: str, fields: PluginFieldCollection, phase: Phase) -> Plugin:
+    """A plugin with the capabilities of its phase and its creator's name. Raises PluginFailure, InvalidModel."""
+    subject = f"create_plugin with {fields!r}"
+    plugin: Plugin | None = called(label, subject, creator.create_plugin, name, fields, phase)
+    if plugin is None:
+        raise PluginFailure(f"{label}: {subject} gave no plugin")
+    needed = [CapabilityType.CORE, CapabilityType.RUNTIME, *([CapabilityType.BUILD] if phase is Phase.BUILD else [])]
+    parts = {kind: capability(plugin, label, kind) for kind in needed}
+    core: PluginCore = parts[CapabilityType.CORE]
+    for what in ("name", "version", "namespace"):
+        own, wanted = (getattr(who, f"get_plugin_{what}")() for who in (core, creator))
+        if own != wanted:
+            raise PluginFailure(f"{label}: get_plugin_{what} of the plugin is {own!r}, that of its creator {wanted!r}")
+    return plugin
+
+
+def cloned(label: str, plugin: Plugin) -> Plugin:
+    """Raises PluginFailure where there is none."""
+    clone: Plugin | None = called(label, "clone", plugin.clone)
+    if clone is None:
+        raise PluginFailure(f"{label}: clone gave no plugin")
+    return clone
+
+
+def capability(plugin: Plugin, label: str, kind: CapabilityType) -> Any:
+    """A part of the plugin. Raises PluginFailure where it has none."""
+    part = called(label, f"get_capability_interface({kind.name})", plugin.get_capability_interface, kind)
+    classes = {
+        CapabilityType.CORE: PluginCore,
+        CapabilityType.BUILD: PluginBuild,
+        CapabilityType.RUNTIME: PluginRuntime,
+    }
+    if not isinstance(part, classes[kind]):
+        raise PluginFailure(f"{label}: get_capability_interface gave no {kind.name} capability")
+    return part
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """An output: where the plugin writes it, and how the node's output is made of that."""
+
+    tensor: Tensor
+    shape: tuple[Any, ...]
+    """With a `SizeTensor` for each size that a Run computes."""
+
+
+class _Plan:
+    """One plan of a node."""
+
+    def __init__(
+        self, creator: PluginCreator, label: str, plugin: Plugin, ctx: Lowering, inputs: Sequence[Tensor | None]
+    ) -> None:
+        self._creator, self._label, self._plugin, self._ctx, self._inputs = creator, label, plugin, ctx, inputs
+        self._build: PluginBuild = capability(plugin, label, CapabilityType.BUILD)
+        self._scope = Scope(ctx.guard)
+
+    def _ask(self, method: str, function: Callable[..., T], *arguments: Any, about: str = "") -> T:
+        subject = f"{method} {about}".strip()
+        return called(self._label, subject, function, *arguments)
+
+    def _check(self, method: str, function: Callable[..., Any], *arguments: Any, about: str = "") -> bool:
+        """Calls what may refuse sizes. False where it did, but only because of sizes that are guessed."""
+        try:
+            self._ask(method, function, *arguments, about=about)
+        except PluginFailure:
+            if self._ctx.is_guess and self._scope.asked:
+                return False
+            raise
+        return True
+
+    def outputs(self) -> list[Tensor]:
+        build = self._build
+        count = self._ask("get_nb_outputs", build.get_nb_outputs)
+        types = self._types(count)
+        shapes = self._shapes(types)
+        aliases = self._aliases(types, shapes)
+        note = self._ask("get_metadata_string", build.get_metadata_string)
+        if note and self._ctx.node is not None:
+            self._ctx.notes[self._ctx.node] = note
+        combinations = self._combinations(types, shapes)
+        return self._compute(combinations[0], types, shapes, aliases)
+
+    # ---- what there is ----
+
+    def _types(self, count: int) -> list[DType]:
+        given = [x.dtype for x in self._inputs if x is not None]
+        types = list(self._ask("get_output_data_types", self._build.get_output_data_types, given))
+        if len(types) != count or not all(isinstance(dtype, DType) for dtype in types):
+            raise PluginFailure(f"{self._label}: get_output_data_types gave {types!r} for {count} outputs")
+        return types
+
+    def _dims(self, shape: Sequence[Dim]) -> tuple[Any, ...]:
+        return tuple(map(self._scope.wrap, shape))
+
+    def _shapes(self, types: Sequence[DType]) -> list[tuple[Any, ...]]:
+        """Of sizes and `SizeTensor`."""
+        ctx = self._ctx
+        inputs = [self._dims(x.shape) for x in self._inputs if x is not None]
+        on_host = [port.on_host for port in self._creator.inputs]
+        contents = [
+            self._dims(ctx.host_values(x, f"input {number} of {self._label}"))
+            for number, x in enumerate(self._inputs)
+            if x is not None and number < len(on_host) and on_host[number]
+        ]
+        builder = ExprBuilder(self._scope)
+        about = f"for inputs of {_shown(inputs)}"
+        given = self._ask("get_output_shapes", self._build.get_output_shapes, inputs, contents, builder, about=about)
+        shapes = [tuple(shape) for shape in given]
+        if len(shapes) != len(types):
+            raise PluginFailure(f"{self._label}: get_output_shapes gave {len(shapes)} shapes for {len(types)} outputs")
+        for shape in shapes:
+            for size in shape:
+                if isinstance(size, SizeTensor):
+                    self._check_size_tensor(size, types, shapes)
+                else:
+                    self._checked_dim(size)
+        return shapes
+
+    def _checked_dim(self, size: Any) -> None:
+        try:
+            dim = dim_of(size)
+        except TypeError as error:
+            raise PluginFailure(f"{self._label}: get_output_shapes gave {size!r} for a size") from error
+        self._ctx.require(le(0, dim), f"{self._label}: get_output_shapes gave a size that is less than 0")
+
+    def _check_size_tensor(self, size: SizeTensor, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]]) -> None:
+        number = size.output
+        if not 0 <= number < len(types) or shapes[number] != () or types[number] not in (DType.INT32, DType.INT64):
+            raise PluginFailure(
+                f"{self._label}: declare_size_tensor names output {number}, which is no scalar of type INT32 or INT64"
+            )
+
+    def _aliases(self, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]]) -> dict[int, int]:
+        """The input of each output that has an input's memory."""
+        found: dict[int, int] = {}
+        for output, (dtype, shape) in enumerate(zip(types, shapes, strict=True)):
+            number = self._ask("get_aliased_input", self._build.get_aliased_input, output, about=f"of output {output}")
+            if number == -1:
+                continue
+            x = self._inputs[number] if 0 <= number < len(self._inputs) else None
+            if x is None or number in found.values():
+                raise PluginFailure(f"{self._label}: get_aliased_input({output}) = {number}, which is no free input")
+            sizes = tuple(size if isinstance(size, SizeTensor) else dim_of(size) for size in shape)
+            if x.dtype is not dtype or x.shape != sizes:
+                raise PluginFailure(
+                    f"{self._label}: output {output} is an alias of input {number} with another type or shape"
+                )
+            found[output] = number
+        return found
+
+    # ---- formats ----
+
+    def _descs(
+        self, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]], formats: Combination, wild: Any
+    ) -> tuple[list[PluginTensorDesc], list[PluginTensorDesc]]:
+        """Of inputs and outputs. ``wild`` stands for a size that a Run computes."""
+        inputs = [(self._dims(x.shape), x.dtype) for x in self._inputs if x is not None]
+        sizes = [tuple(wild if isinstance(size, SizeTensor) else size for size in shape) for shape in shapes]
+        rows = [*inputs, *zip(sizes, types, strict=True)]
+        descs = [
+            PluginTensorDesc(dims, dtype, format)
+            for (dims, dtype), format in zip(rows, (*formats, *[TensorFormat.LINEAR] * len(rows)), strict=False)
+        ]
+        return descs[: len(inputs)], descs[len(inputs) :]
+
+    def _combinations(self, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]]) -> list[Combination]:
+        """What the plugin supports and can be given, in the order in which it is tried: LINEAR first."""
+        inputs, outputs = self._descs(types, shapes, (), -1)
+        all_descs = [*inputs, *outputs]
+        limit = self._ask("get_format_combination_limit", self._build.get_format_combination_limit)
+        refused: dict[int, list[str]] = {}
+
+        def search(chosen: Combination) -> Iterator[Combination]:
+            pos = len(chosen)
+            if pos == len(all_descs):
+                yield chosen
+                return
+            for format in TensorFormat:
+                if why_not(format, all_descs[pos].type, tuple(map(_dim_or_wild, all_descs[pos].dims))):
+                    continue
+                formats = (*chosen, format)
+                described = [
+                    dynamic(replace(desc, format=kind))
+                    for desc, kind in zip(all_descs, (*formats, *[TensorFormat.LINEAR] * len(all_descs)), strict=False)
+                ]
+                about = f"at {pos} for {all_descs[pos].type.name}, {format.name}"
+                if self._ask(
+                    "supports_format_combination",
+                    self._build.supports_format_combination,
+                    pos,
+                    described,
+                    len(inputs),
+                    about=about,
+                ):
+                    yield from search(formats)
+                else:
+                    refused.setdefault(pos, []).append(format.name)
+
+        found = list(itertools.islice(search(()), max(1, limit)))
+        if not found:
+            pos = max(refused, default=0)
+            desc = all_descs[pos] if all_descs else None
+            what = "" if desc is None else f" {desc.type.name} in {', '.join(refused.get(pos, []))}"
+            raise Unsupported(
+                "dtype", f"{self._label}: supports_format_combination takes no{what} for tensor {pos} of the node"
+            )
+        return found
+
+    # ---- memory ----
+
+    def _placed(self, x: Tensor, format: TensorFormat) -> Tensor:
+        """A contiguous tensor in the format, with its sizes as they lie in memory."""
+        return self._ctx.contiguous(x if format is TensorFormat.LINEAR else permute(self._ctx, x, _LAST[x.rank]))
+
+    def _compute(
+        self,
+        formats: Combination,
+        types: Sequence[DType],
+        shapes: Sequence[tuple[Any, ...]],
+        aliases: Mapping[int, int],
+    ) -> list[Tensor]:
+        ctx = self._ctx
+        given = [number for number, x in enumerate(self._inputs) if x is not None]
+        placed = {
+            number: self._placed(x, format)
+            for (number, x), format in zip(
+                ((n, x) for n, x in enumerate(self._inputs) if x is not None), formats, strict=False
+            )
+        }
+        memories: list[_Memory] = []
+        for number, (dtype, shape, format) in enumerate(zip(types, shapes, formats[len(given) :], strict=True)):
+            if number in aliases:
+                placed[aliases[number]] = shared = self._shared(placed[aliases[number]])
+                memories.append(_Memory(shared, shape))
+                continue
+            full = tuple(size.upper if isinstance(size, SizeTensor) else dim_of(size) for size in shape)
+            if format is not TensorFormat.LINEAR:
+                full = tuple(full[axis] for axis in _LAST[len(full)])
+            memories.append(_Memory(ctx.empty(full, dtype), shape))
+        self._enqueue(formats, types, shapes, [placed.get(n) for n in range(len(self._inputs))], memories)
+        pairs = zip(memories, formats[len(given) :], strict=True)
+        return [self._result(memory, format, memories) for memory, format in pairs]
+
+    def _shared(self, x: Tensor) -> Tensor:
+        """Memory that is an input and an output. That of an initializer stays with the node from Run to Run."""
+        ctx = self._ctx
+        if x.is_constant:
+            contents = x.constant
+            assert contents is not None
+            state = ctx.state(lambda: np.array(contents))
+            return Tensor(x.dtype, x.shape, state.buffer)
+        copied = ctx.empty(x.shape, x.dtype)
+        ctx.copy(copied, x)  # nothing, where the application bound both to the same memory
+        return copied
+
+    def _result(self, memory: _Memory, format: TensorFormat, memories: Sequence[_Memory]) -> Tensor:
+        ctx, x = self._ctx, memory.tensor
+        if any(isinstance(size, SizeTensor) for size in memory.shape):
+            dims = tuple(
+                self._found(size, memories) if isinstance(size, SizeTensor) else dim_of(size) for size in memory.shape
+            )
+            if format is not TensorFormat.LINEAR:
+                dims = tuple(dims[axis] for axis in _LAST[len(dims)])
+            x = ctx.view(x, dims)
+        return x if format is TensorFormat.LINEAR else permute(ctx, x, _FIRST[x.rank])
+
+    def _found(self, size: SizeTensor, memories: Sequence[_Memory]) -> Dim:
+        """A size that the Run computed; one beyond its bound is an error of the Run."""
+        what = f"size tensor {size.output} of {self._label}"
+        ctx = self._ctx
+        (found,) = ctx.read_back(memories[size.output].tensor, what, likely=hint(size.opt))
+        within = logical_and(le(0, found), le(found, size.upper))
+        ctx.require(within, f"{what} is not between 0 and its upper bound")
+        return found
+
+    # ---- what it does ----
+
+    def _enqueue(
+        self,
+        formats: Combination,
+        types: Sequence[DType],
+        shapes: Sequence[tuple[Any, ...]],
+        inputs: Sequence[Tensor | None],
+        memories: Sequence[_Memory],
+    ) -> None:
+        build, ctx = self._build, self._ctx
+        given, results = self._descs(types, shapes, formats, -1)
+        ranges = [[dynamic(desc) for desc in descs] for descs in (given, results)]
+        about = f"for inputs of {_shown(desc.dims for desc in given)}"
+        if not self._check("configure_plugin", build.configure_plugin, *ranges, about=about):
+            return
+        sized = [[dynamic(desc, keep=True) for desc in descs] for descs in (given, results)]
+        nbytes = self._ask("get_workspace_size", build.get_workspace_size, *sized, about=about)
+        try:
+            size = dim_of(nbytes)
+        except TypeError as error:
+            raise PluginFailure(f"{self._label}: get_workspace_size gave {nbytes!r}") from error
+        ctx.require(le(0, size), f"{self._label}: get_workspace_size gave less than 0 bytes")
+        workspace = None if size == 0 else ctx.empty((size,), DType.UINT8)
+        tactics = self._tactics()
+        runtime: PluginRuntime = capability(self._plugin, self._label, CapabilityType.RUNTIME)
+        writes = [memory.tensor for memory in memories]
+        if workspace is not None:
+            writes.append(workspace)
+        if not runtime.enqueue_is_recorded:
+            each_run(ctx, self._creator, self._label, self._plugin, tactics[0], [*given], [*results], inputs, writes)
+            return
+        self._record(tactics[0], given, results, inputs, memories, workspace, writes)
+
+    def _tactics(self) -> list[int]:
+        build = self._build
+        count = self._ask("get_nb_tactics", build.get_nb_tactics)
+        found = list(self._ask("get_valid_tactics", build.get_valid_tactics))
+        if len(found) != count:
+            raise PluginFailure(f"{self._label}: get_nb_tactics is {count}, and get_valid_tactics gave {found!r}")
+        if any(not isinstance(tactic, int) or tactic < 1 for tactic in found) or len(set(found)) != len(found):
+            raise PluginFailure(f"{self._label}: get_valid_tactics gave {found!r}: they are different numbers from 1")
+        return found or [0]
+
+    def _record(
+        self,
+        tactic: int,
+        given: Sequence[PluginTensorDesc],
+        results: Sequence[PluginTensorDesc],
+        inputs: Sequence[Tensor | None],
+        memories: Sequence[_Memory],
+        workspace: Tensor | None,
+        writes: Sequence[Tensor],
+    ) -> None:
+        ctx, label = self._ctx, self._label
+        _, runtime = attached(label, self._plugin, is_emulated=not ctx.device.runs_cubins)
+        self._ask("set_tactic", runtime.set_tactic, tactic, about=str(tactic))
+        about = f"for inputs of {_shown(desc.dims for desc in given)}"
+        if not self._check("on_shape_change", runtime.on_shape_change, given, results, about=about):
+            return
+
+        def handle(x: Tensor | None) -> RecordedTensor | None:
+            return None if x is None else RecordedTensor(x, self._scope)
+
+        tensors = [handle(x) for x in inputs]
+        targets = [handle(memory.tensor) for memory in memories]
+        stream = RecordedStream(ctx, writes)
+        arguments = (given, results, tensors, targets, handle(workspace), stream)
+        self._check("enqueue", runtime.enqueue, *arguments, about=about)
+
+
+def _dim_or_wild(size: Any) -> Dim:
+    return -1 if isinstance(size, SizeTensor) else dim_of(size)
+
+
+def dynamic(desc: PluginTensorDesc, *, keep: bool = False) -> DynamicPluginTensorDesc:
+    """With ranges. Sizes that are not known are -1, unless ``keep``."""
+    low, now, high, dims = [], [], [], []
+    for size in desc.dims:
+        dim = dim_of(size)
+        known = isinstance(dim, int)
+        least, most = bounds(dim) if isinstance(dim, Expr) else (dim, dim)
+        low.append(max(least or 0, 0) if dim != -1 else 0)
+        high.append(_MOST if most is None or dim == -1 else most)
+        now.append(hint(dim))
+        dims.append(size if known or keep else -1)
+    return DynamicPluginTensorDesc(replace(desc, dims=tuple(dims)), tuple(low), tuple(now), tuple(high))
+
+
+def _shown(shapes: Any) -> str:
+    return ", ".join(f"[{', '.join(map(repr, shape))}]" for shape in shapes) or "no inputs"

@@ -1,0 +1,93 @@
+"""Registers creators of plugins, each as an operator of models."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from .. import registry
+from ..operator import Attribute, CustomOperator
+from .fields import attribute_of
+from .interfaces import PluginCreator
+from .node import PluginNodes
+
+DEFAULT_DOMAIN: Final = "trt.plugins"
+"""The domain of models for plugins without a namespace: that of ONNX Runtime's TensorRT provider."""
+
+_CreatorKey = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class _Registered:
+    creator: PluginCreator
+    operator: CustomOperator
+
+
+_lock = threading.Lock()
+_creators: dict[_CreatorKey, _Registered] = {}
+
+
+def key_of(creator: PluginCreator) -> _CreatorKey:
+    """Name, version and namespace."""
+    return creator.get_plugin_name(), creator.get_plugin_version(), creator.get_plugin_namespace()
+
+
+Creator = TypeVar("Creator", bound="PluginCreator | type[PluginCreator]")
+
+
+def register_creator(given: Creator, *, priority: int = 0) -> Creator:
+    """Adds the operator of a creator for sessions that are made from now on. As a decorator it takes the class.
+
+    ``priority`` as that of `CustomOperator`.
+
+    Raises:
+        ValueError: there is one of this name, version and namespace, or what the creator says cannot be an operator.
+    """
+    creator = given() if isinstance(given, type) else given
+    name, version, namespace = key = key_of(creator)
+    if not version.isdigit() or version == "0":
+        raise ValueError(f"plugin {name}: version {version!r} is no number from 1")
+    if not creator.inputs and not creator.outputs:
+        raise ValueError(f"plugin {name}: its creator has no inputs and outputs; set `inputs` and `outputs` to ports")
+    attributes: tuple[Attribute, ...] = tuple(map(attribute_of, creator.get_field_names()))
+    domain = namespace or DEFAULT_DOMAIN
+    if domain == "ai.onnx":
+        domain = ""
+    operator = CustomOperator(
+        name,
+        domain,
+        int(version),
+        tuple(creator.inputs),
+        tuple(creator.outputs),
+        attributes,
+        PluginNodes(creator).lower,
+        priority,
+        type(creator).__module__,
+    )
+    with _lock:
+        if key in _creators:
+            raise ValueError(f"a creator of plugin {name}, version {version}, namespace {namespace!r} is registered")
+        _creators[key] = _Registered(creator, registry.register(operator))
+    return given
+
+
+def unregister_creator(given: PluginCreator | type[PluginCreator]) -> None:
+    """Removes a creator and its operator; sessions that exist keep them.
+
+    Raises:
+        LookupError: it is not registered.
+    """
+    creator = given() if isinstance(given, type) else given
+    with _lock:
+        found = _creators.pop(key_of(creator), None)
+    if found is None:
+        raise LookupError(f"no creator of plugin {creator.get_plugin_name()} is registered")
+    registry.unregister(found.operator)
+
+
+def find_creator(name: str, version: str, namespace: str) -> PluginCreator | None:
+    """The creator of that name, version and namespace."""
+    with _lock:
+        found = _creators.get((name, version, namespace))
+    return None if found is None else found.creator

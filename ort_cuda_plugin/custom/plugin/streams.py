@@ -1,0 +1,213 @@
+"""The stream and the tensors that `PluginRuntime.enqueue` gets: in a plan that is being made, or in a Run."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...model.ir import Array, DType
+from ...program.callbacks import CallStream, DeviceArray
+from ...program.lowering import Arg, Int64, Lowering, Tensor
+from ...program.symbolic import Dim
+from ..kernels import Kernel, arguments, launch, sizes_of, type_of
+from .descriptors import Scope, Size, dim_of
+
+_RECORDED = (
+    "enqueue is called once for a plan, and its launches are kept, so there is no {}; a plugin with "
+    "enqueue_is_recorded = False is called in each Run"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedTensor:
+    """Contiguous memory in a plan that is being made: an argument of launches and copies."""
+
+    tensor: Tensor
+    scope: Scope
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """The sizes, in the order in which they lie in memory."""
+        return tuple(map(self.scope.wrap, self.tensor.shape))
+
+    @property
+    def dtype(self) -> DType:
+        return self.tensor.dtype
+
+    @property
+    def size(self) -> Any:
+        """Number of elements."""
+        return self.scope.wrap(self.tensor.size)
+
+    def view(self, dtype: DType, shape: Sequence[Any], offset: Any = 0) -> RecordedTensor:
+        """Other elements of the same memory, ``offset`` bytes behind its start: a multiple of an element."""
+        old = self.tensor
+        start = _elements(old.offset * old.dtype.itemsize + dim_of(offset), dtype)
+        made = Tensor(dtype, tuple(map(dim_of, shape)), old.buffer, offset=start)
+        return RecordedTensor(made, self.scope)
+
+    def __int__(self) -> int:
+        raise TypeError(_RECORDED.format("address"))
+
+
+def _elements(nbytes: Dim, dtype: DType) -> Dim:
+    if isinstance(nbytes, int):
+        if nbytes % dtype.itemsize:
+            raise ValueError(f"an offset of {nbytes} bytes is no multiple of a {dtype.name}")
+        return nbytes // dtype.itemsize
+    return nbytes // dtype.itemsize
+
+
+class RecordedStream:
+    """Keeps what is enqueued in the plan."""
+
+    def __init__(self, ctx: Lowering, writes: Sequence[Tensor]) -> None:
+        self._ctx = ctx
+        self._writes = writes
+
+    def launch(self, kernel: Kernel, grid: Any, block: Any, args: Sequence[Any], shared_bytes: Any = 0) -> None:
+        """Launches a kernel on tensors, sizes and numbers."""
+        given = [_plain(arg) for arg in args]
+        buffers = {x.buffer for x in self._writes}
+        writes = [x for x in given if isinstance(x, Tensor) and x.buffer in buffers]
+        sizes = dim_of(shared_bytes)
+        launch(self._ctx, kernel, _dims(grid), _dims(block), given, writes=writes, reads=writes, shared_bytes=sizes)
+
+    def copy(self, destination: RecordedTensor, source: RecordedTensor) -> None:
+        """Copies all bytes; both have one element type and size."""
+        self._ctx.copy(destination.tensor, source.tensor)
+
+    def memset(self, destination: RecordedTensor, byte: int) -> None:
+        """Sets every byte."""
+        self._ctx.memset(destination.tensor, byte)
+
+    @property
+    def is_emulated(self) -> bool:
+        return not self._ctx.device.runs_cubins
+
+    @property
+    def handle(self) -> int:
+        raise TypeError(_RECORDED.format("stream of a Run"))
+
+    def read(self, array: Any) -> Array:
+        raise TypeError(_RECORDED.format("contents"))
+
+    def write(self, array: Any, values: Array) -> None:
+        raise TypeError(_RECORDED.format("contents"))
+
+    def synchronize(self) -> None:
+        raise TypeError(_RECORDED.format("work to wait for"))
+
+
+def _plain(arg: Any) -> Any:
+    return arg.tensor if isinstance(arg, RecordedTensor) else arg.dim if isinstance(arg, Size) else arg
+
+
+def _dims(sizes: Any) -> Any:
+    return tuple(map(dim_of, sizes)) if isinstance(sizes, Sequence) else dim_of(sizes)
+
+
+class RunStream:
+    """The stream of a Run, for an `enqueue` that each Run calls. Only good until that returns.
+
+    Nothing has been written yet to ``fresh``: a twin in NumPy gets zeros in its place.
+    """
+
+    def __init__(self, stream: CallStream, fresh: Sequence[DeviceArray] = ()) -> None:
+        self._stream = stream
+        self._fresh = list(fresh)
+
+    @property
+    def handle(self) -> int:
+        """The ``cudaStream_t``."""
+        return self._stream.handle
+
+    def __int__(self) -> int:
+        return self.handle
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether the memory is that of the emulated device, which only its own kernels and copies can read."""
+        return self._stream.is_emulated
+
+    def launch(self, kernel: Kernel, grid: Any, block: Any, args: Sequence[Any], shared_bytes: int = 0) -> None:
+        """Launches a kernel on `DeviceArray`s and numbers."""
+        threads = tuple(operator.index(size) for size in sizes_of(block))
+        blocks = tuple(operator.index(size) for size in sizes_of(grid))
+        if kernel.foreign is not None and self._stream.is_emulated and not kernel.source:
+            self._call_twin(kernel, blocks, args)
+            return
+        placed = arguments(kernel, [_Pointer(arg) if isinstance(arg, DeviceArray) else arg for arg in args])
+        spec = kernel.spec(tuple(map(type_of, placed)), threads[0] * threads[1] * threads[2])
+        values = [x.array if isinstance(x, _Pointer) else _value(x) for x in placed]
+        self._stream.launch(spec, blocks, threads, values, shared_bytes)
+        self._note_written(values)
+
+    def copy(self, destination: DeviceArray, source: DeviceArray) -> None:
+        """Copies all bytes."""
+        self._stream.copy(destination, source)
+        self._note_written([destination])
+
+    def memset(self, destination: DeviceArray, byte: int) -> None:
+        """Sets every byte."""
+        self._stream.memset(destination, byte)
+        self._note_written([destination])
+
+    def read(self, array: DeviceArray) -> Array:
+        """The elements on the host, after what was enqueued so far."""
+        return self._stream.read(array)
+
+    def write(self, array: DeviceArray, values: Array) -> None:
+        """Replaces the elements."""
+        self._stream.write(array, np.asarray(values))
+        self._note_written([array])
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()
+
+    def _call_twin(self, kernel: Kernel, grid: Sequence[int], args: Sequence[Any]) -> None:
+        if kernel.numpy_twin is None:
+            raise TypeError(f"kernel {kernel.name} is code for GPUs, and has no twin that the emulated device can run")
+        if 0 in grid:
+            return
+        arrays = {number: self._contents(arg) for number, arg in enumerate(args) if isinstance(arg, DeviceArray)}
+        kernel.numpy_twin(*(arrays.get(number, arg) for number, arg in enumerate(args)))
+        for number, array in arrays.items():
+            self.write(args[number], array)
+
+    def _contents(self, array: DeviceArray) -> Array:
+        if any(_overlap(array, fresh) for fresh in self._fresh):
+            return np.zeros(array.shape, array.dtype.numpy)
+        return self._stream.read(array)
+
+    def _note_written(self, written: Sequence[object]) -> None:
+        arrays = [x for x in written if isinstance(x, DeviceArray)]
+        self._fresh = [fresh for fresh in self._fresh if not any(_overlap(x, fresh) for x in arrays)]
+
+
+def _overlap(a: DeviceArray, b: DeviceArray) -> bool:
+    return a.address < b.address + b.nbytes and b.address < a.address + a.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class _Pointer:
+    """Stands for an array of a Run among the arguments of a launch."""
+
+    array: DeviceArray
+
+    @property
+    def dtype(self) -> DType:
+        return self.array.dtype
+
+
+def _value(arg: Arg) -> int | float:
+    assert not isinstance(arg, Tensor)
+    value = arg.value
+    if isinstance(arg, Int64) and not isinstance(value, int):
+        raise TypeError("a Run has no sizes but numbers")
+    assert isinstance(value, int | float)
+    return value

@@ -1,0 +1,142 @@
+"""A plugin whose methods a test can replace, and which notes what it is asked; and contexts to run it in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ort_cuda_plugin.custom.kernels import numba_kernel
+from ort_cuda_plugin.custom.operator import Port
+from ort_cuda_plugin.custom.plugin import (
+    Phase,
+    Plugin,
+    PluginBuild,
+    PluginCore,
+    PluginCreator,
+    PluginField,
+    PluginFieldCollection,
+    PluginFieldType,
+    PluginRuntime,
+)
+from ort_cuda_plugin.custom.plugin.node import PluginNodes
+from ort_cuda_plugin.model.ir import DType, Node, Value
+from ort_cuda_plugin.ops.registry import FLOATS
+from ort_cuda_plugin.program.lowering import Buffer, BufferKind, DeviceProperties, Lowering, Tensor
+from ort_cuda_plugin.program.symbolic import Dim, symbol
+
+Note = list[tuple[str, tuple[Any, ...]]]
+
+
+def double(x: Any, y: Any, n: int) -> None:
+    for i in range(n):
+        y[i] = x[i] * 2
+
+
+DOUBLE = numba_kernel(double)
+
+
+class Probe(Plugin, PluginCore, PluginBuild, PluginRuntime):
+    """y = 2 * x. ``methods`` take the place of its own; ``notes`` has the calls of all clones, in order."""
+
+    def __init__(self, methods: Mapping[str, Callable[..., Any]], notes: Note, fields: PluginFieldCollection) -> None:
+        self.methods, self.notes, self.fields = methods, notes, fields
+
+    def __getattribute__(self, name: str) -> Any:
+        found = object.__getattribute__(self, name)
+        if name.startswith("_") or name in ("methods", "notes", "fields") or not callable(found):
+            return found
+        replaced = self.methods.get(name, found)
+
+        def noted(*arguments: Any) -> Any:
+            self.notes.append((name, arguments))
+            return replaced(*arguments)
+
+        return noted
+
+    @property
+    def enqueue_is_recorded(self) -> bool:  # type: ignore[override]
+        return not self.fields.get("each_run", 0)
+
+    def get_plugin_name(self) -> str:
+        return "Probe"
+
+    def get_plugin_namespace(self) -> str:
+        return "test.plugins"
+
+    def clone(self) -> Plugin:
+        return Probe(self.methods, self.notes, self.fields)
+
+    def get_output_data_types(self, input_types: Sequence[DType]) -> Sequence[DType]:
+        return list(input_types)
+
+    def get_output_shapes(self, inputs: Any, shape_inputs: Any, expr_builder: Any) -> Any:
+        return inputs
+
+    def enqueue(self, input_desc: Any, output_desc: Any, inputs: Any, outputs: Any, workspace: Any, stream: Any) -> Any:
+        stream.launch(DOUBLE, 1, 1, [inputs[0], outputs[0], inputs[0].size])
+
+    def get_fields_to_serialize(self) -> PluginFieldCollection:
+        return self.fields
+
+
+class ProbeCreator(PluginCreator):
+    """Its ``methods`` are those of the plugins, and where their names begin with "creator." its own."""
+
+    inputs = (Port("x", FLOATS, "T"),)
+    outputs = (Port("y", FLOATS, "T"),)
+
+    def __init__(self, **methods: Callable[..., Any]) -> None:
+        self.methods, self.notes = methods, Note()
+        self.phases: list[Phase] = []
+
+    def get_plugin_name(self) -> str:
+        return "Probe"
+
+    def get_plugin_namespace(self) -> str:
+        return "test.plugins"
+
+    def get_field_names(self) -> PluginFieldCollection:
+        return PluginFieldCollection(
+            [
+                PluginField("each_run", type=PluginFieldType.INT32),
+                PluginField("scale", type=PluginFieldType.FLOAT32),
+                PluginField("pads", type=PluginFieldType.INT8, length=0),
+                PluginField("mode", type=PluginFieldType.CHAR),
+                PluginField("data", type=PluginFieldType.UNKNOWN),
+            ]
+        )
+
+    def create_plugin(self, name: str, fields: PluginFieldCollection, phase: Phase) -> Plugin | None:
+        self.phases.append(phase)
+        if "create_plugin" in self.methods:
+            made: Plugin | None = self.methods["create_plugin"](name, fields, phase)
+            return made
+        return Probe(self.methods, self.notes, fields)
+
+    def arguments(self, method: str) -> list[tuple[Any, ...]]:
+        """Those of each call of a plugin's method."""
+        return [arguments for name, arguments in self.notes if name == method]
+
+
+def tensor(shape: Sequence[Dim | str], dtype: DType = DType.FLOAT32, index: int = 0) -> Tensor:
+    """An input of the cluster; a name stands for a size of 6, which a plan for many sizes follows."""
+    dims = tuple(symbol(10 * index + i, d, 6, 0, None) if isinstance(d, str) else d for i, d in enumerate(shape))
+    nbytes: Dim = dtype.itemsize
+    for dim in dims:
+        nbytes = nbytes * dim
+    return Tensor(dtype, dims, Buffer(BufferKind.INPUT, nbytes, index=index))
+
+
+def context(device: DeviceProperties | None = None) -> Lowering:
+    """Where a plan of a node is made."""
+    ctx = Lowering(device or DeviceProperties())
+    value = Value("x", DType.FLOAT32, None)
+    ctx.node = Node("mine", "Probe", "test.plugins", 1, (value,), (Value("y", None, None),))
+    return ctx
+
+
+def lowered(
+    creator: PluginCreator, *inputs: Tensor | None, ctx: Lowering | None = None, **attributes: Any
+) -> list[Tensor]:
+    """The outputs of a node of the creator in a plan."""
+    return PluginNodes(creator).lower(ctx or context(), list(inputs), attributes)
