@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,16 +22,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import onnx
 
-    from ort_cuda_plugin.compiler.kernel import KernelSpec
     from ort_cuda_plugin.estimate.findings import Finding
-    from ort_cuda_plugin.estimate.sass import Code
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
-
-ARCHITECTURES = {"sm_80": (8, 0), "sm_90": (9, 0), "sm_100": (10, 0), "sm_120": (12, 0)}
-COUNTED = "sm_90"
-"""The architecture whose widths of accesses are counted; the others have to have the same."""
 
 
 def models(names: Sequence[str]) -> list[str]:
@@ -55,7 +49,9 @@ def at_batch(name: str, batch: int) -> onnx.ModelProto:
     parts = split_name(name)
     if parts is None:
         path = find_model(name)
-        info = onnx.load(path, load_external_data=False).graph.input[0]
+        graph = onnx.load(path, load_external_data=False).graph
+        weights = {tensor.name for tensor in graph.initializer}
+        info = next(info for info in graph.input if info.name not in weights)
         sizes = [dim.dim_value for dim in info.type.tensor_type.shape.dim]
         return optimised(path, {info.name: (batch, *sizes[1:])})
     model = build(name)
@@ -71,57 +67,32 @@ def at_batch(name: str, batch: int) -> onnx.ModelProto:
         return optimised(path)
 
 
-class Looker:
-    """Looks at models; what is known of a kernel serves for all of them."""
-
-    def __init__(self, architectures: Sequence[str]) -> None:
-        self.code: dict[str, dict[KernelSpec, Code]] = {arch: {} for arch in architectures}
-
-    def look(self, model: onnx.ModelProto, libraries: bool) -> Iterator[Finding]:
-        from ort_cuda_plugin.compiler.targets import Target
-        from ort_cuda_plugin.estimate import findings, gather
-        from ort_cuda_plugin.estimate.count import count_all
-        from ort_cuda_plugin.estimate.sass import code_of
-        from ort_cuda_plugin.estimate.work import KernelStep
-
-        products = findings.HalfProducts()
-        chosen = gather.LIBRARIES if libraries else frozenset[str]()
-        work = gather.work_of_model(model, {}, libraries=chosen, watch=products)
-        specs = list(dict.fromkeys(step.kernel for step in work.steps if isinstance(step, KernelStep)))
-        for arch, known in self.code.items():
-            new = [spec for spec in specs if spec not in known]
-            known |= zip(new, code_of(new, Target.cuda(*ARCHITECTURES[arch])), strict=True)
-            mine = {spec: known[spec] for spec in specs}
-            yield from findings.of_code(mine, arch)
-            yield from findings.of_products(work, products, mine, arch)
-            yield from findings.of_widths(mine, self.code[COUNTED], arch)
-        yield from findings.of_counts(work, count_all(work, self.code[COUNTED]))
-
-
 def main() -> int:
+    from ort_cuda_plugin.estimate.findings import ARCHITECTURES, COUNTED, Inspector
+    from ort_cuda_plugin.estimate.gather import LIBRARIES
+    from ort_cuda_plugin.estimate.sass import disassembler
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="", help="names, with commas between them")
     parser.add_argument("--batches", default="1,32", help="default: 1,32")
     parser.add_argument("--arch", default=",".join(ARCHITECTURES), help=f"default: {','.join(ARCHITECTURES)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all findings there")
     arguments = parser.parse_args()
-    from ort_cuda_plugin.estimate.sass import disassembler
-
     if disassembler() is None:
         parser.error("nvdisasm is needed: pip install nvidia-cuda-nvdisasm")
-    looker = Looker([COUNTED, *(arch for arch in arguments.arch.split(",") if arch != COUNTED)])
+    inspector = Inspector(arguments.arch.split(","))
     found: dict[str, list[Finding]] = {}
     for name in models([name for name in arguments.models.split(",") if name]):
         for batch in map(int, arguments.batches.split(",")):
             model = at_batch(name, batch)
-            for libraries in (True, False):
+            for libraries in (LIBRARIES, frozenset[str]()):
                 title = f"{name}, batch {batch}{'' if libraries else ', own kernels'}"
-                found[title] = list(dict.fromkeys(looker.look(model, libraries)))
+                found[title] = inspector.look(model, libraries)
                 print(f"{title}: {len(found[title])}", flush=True)
                 for one in found[title]:
                     print(f"    {one.kernel}{f' on {one.where}' if one.where else ''}: {one.what}", flush=True)
     total = sum(map(len, found.values()))
-    print(f"{len(looker.code[COUNTED])} kernels, {len(looker.code)} architectures, {total} findings")
+    print(f"{len(inspector.code[COUNTED])} kernels, {len(inspector.code)} architectures, {total} findings")
     if arguments.json:
         arguments.json.write_text(json.dumps({name: [asdict(one) for one in each] for name, each in found.items()}))
     return 1 if total else 0

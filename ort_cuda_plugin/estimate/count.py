@@ -263,8 +263,7 @@ def summary(
         asked = float(factor[np.unique(key, return_index=True)[1]].sum())
         wanted = float((factor * nbytes).sum())
         if what & _SHARED:
-            units = _wavefronts(one, key, nbytes, factor)
-            least = max(asked, wanted / LINE)
+            units, least = _wavefronts(one, key, nbytes, factor)
             kind = "shared store" if what & _STORE else "shared load"
             sums["shared_requests"] += asked
             sums["shared_wavefronts"] += units
@@ -370,8 +369,11 @@ def _once(records: Records, factor: NDArray[np.float64]) -> float:
     return float(factor[index].sum())
 
 
-def _wavefronts(one: Records, key: NDArray[np.int64], nbytes: int, factor: NDArray[np.float64]) -> float:
-    """Of shared memory: groups of lanes want 128 bytes together, each as often as its fullest bank has words."""
+def _wavefronts(one: Records, key: NDArray[np.int64], nbytes: int, factor: NDArray[np.float64]) -> tuple[float, float]:
+    """Of shared memory: groups of lanes want 128 bytes together, each as often as its fullest bank has words.
+
+    The second number is how many groups there are: so many wavefronts would do.
+    """
     words = max(nbytes // 4, 1)
     groups = max(nbytes * WARP // LINE, 1)
     group = one["thread"] % WARP // (WARP // groups)
@@ -387,4 +389,5 @@ def _wavefronts(one: Records, key: NDArray[np.int64], nbytes: int, factor: NDArr
     order = np.argsort(requests, kind="stable")
     starts = np.flatnonzero(np.r_[True, np.diff(requests[order]) > 0])
     most = np.maximum.reduceat(times[order], starts)
-    return float((most * factors[index][order][starts]).sum())
+    weight = factors[index][order][starts]
+    return float((most * weight).sum()), float(weight.sum())

@@ -8,15 +8,23 @@ lanes that move neighbours should move 16 bytes each.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import onnx
 
 from ..compiler.kernel import KernelSpec
-from ..program.steps import Attend, Contract
+from ..compiler.targets import Target
+from ..program.steps import Attend, Contract, Sums
 from ..program.symbolic import hint
 from ..program.trace import Step as PlannedStep
-from .count import LINE, SECTOR, Counted, Site
-from .sass import Code
+from .count import LINE, SECTOR, Counted, Site, count_all
+from .gather import work_of_model
+from .sass import Code, code_of
 from .work import KernelStep, Work
+
+ARCHITECTURES = {"sm_80": (8, 0), "sm_90": (9, 0), "sm_100": (10, 0), "sm_120": (12, 0)}
+COUNTED = "sm_90"
+"""The architecture whose widths of accesses are counted; the others have to have the same."""
 
 VECTOR = 16
 """Bytes of the widest access."""
@@ -26,6 +34,8 @@ SHARE = 1 / 8
 """Of a launch's bytes, or of its requests of shared memory: what less of them do does not matter."""
 WAYS = 2.01
 """Wavefronts of an access of shared memory, by those that would do: two-way conflicts are allowed."""
+WINDOW = 3
+"""A kernel that reads its inputs more often looks at windows: vectors of all their elements need registers."""
 FEW = 16
 """A product with fewer rows, columns or steps than a tensor core's tile has none to fill."""
 
@@ -39,25 +49,65 @@ class Finding:
     what: str
 
 
-class HalfProducts:
-    """Watches the passes, and notes products of 16-bit floats, attention among them, that have whole tiles.
+class Inspector:
+    """Looks at the kernels of models on architectures, the first of which is `COUNTED`.
 
-    ``labels`` has the labels of the ONNX nodes of each.
+    What is known of a kernel serves for all models.
+    """
+
+    def __init__(self, architectures: Sequence[str]) -> None:
+        self.code: dict[str, dict[KernelSpec, Code]] = {arch: {} for arch in (COUNTED, *architectures)}
+
+    def look(
+        self, model: onnx.ModelProto, libraries: frozenset[str], names: frozenset[str] | None = None
+    ) -> list[Finding]:
+        """All findings for a model that `gather.optimised` gave, planned for a GPU with these libraries.
+
+        With ``names``, of the kernels of these names. Raises what `gather.work_of_model` does, KernelCompileError, and
+        CudaError where a kernel fails.
+        """
+        products = Products()
+        work = work_of_model(model, {}, libraries=libraries, watch=products)
+        if names is not None:
+            steps = (step for step in work.steps if isinstance(step, KernelStep) and step.kernel.name in names)
+            work = replace(work, steps=tuple(steps))
+        specs = list(dict.fromkeys(step.kernel for step in work.steps if isinstance(step, KernelStep)))
+        found = []
+        for arch, known in self.code.items():
+            new = [spec for spec in specs if spec not in known]
+            known |= zip(new, code_of(new, Target.cuda(*ARCHITECTURES[arch])), strict=True)
+            code = {spec: known[spec] for spec in specs}
+            found += of_code(code, arch)
+            found += of_products(work, products, code, arch)
+            found += of_widths(code, self.code[COUNTED], arch)
+        return list(dict.fromkeys([*found, *of_counts(work, products, count_all(work, self.code[COUNTED]))]))
+
+
+class Products:
+    """Watches the passes, and notes the labels of the ONNX nodes of steps that are sums of products.
+
+    ``halves`` are those of 16-bit floats, attention among them, that have whole tiles for tensor cores.
     """
 
     def __init__(self) -> None:
-        self.labels: set[tuple[str, ...]] = set()
+        self.all: set[tuple[str, ...]] = set()
+        self.halves: set[tuple[str, ...]] = set()
         self._last: Sequence[PlannedStep] = ()
 
     def __call__(self, name: str, steps: Sequence[PlannedStep]) -> None:
         if name == "emitted":
             for step in self._last:
-                if isinstance(step, (Contract, Attend)) and self._is_one(step):
-                    self.labels.add(tuple(node.label for node in step.nodes))
+                if isinstance(step, Sums):
+                    labels = tuple(node.label for node in step.nodes)
+                    self.all.add(labels)
+                    if self._fills_tensor_cores(step):
+                        self.halves.add(labels)
         self._last = steps
 
     @staticmethod
-    def _is_one(step: Contract | Attend) -> bool:
+    def _fills_tensor_cores(step: Sums) -> bool:
+        if not isinstance(step, (Contract, Attend)):
+            return False
         a, b = step.operands[:2]
         is_half = all(x.dtype.is_float and x.dtype.itemsize == 2 for x in step.operands)
         return is_half and all(hint(size) >= FEW for size in (*a.shape[-2:], *b.shape[-2:]))
@@ -84,11 +134,11 @@ def of_widths(code: Mapping[KernelSpec, Code], other: Mapping[KernelSpec, Code],
     return found
 
 
-def of_products(work: Work, products: HalfProducts, code: Mapping[KernelSpec, Code], arch: str) -> list[Finding]:
+def of_products(work: Work, products: Products, code: Mapping[KernelSpec, Code], arch: str) -> list[Finding]:
     """Products of 16-bit floats none of whose kernels uses tensor cores."""
     kernels: dict[tuple[str, ...], list[KernelSpec]] = {}
     for step in work.steps:
-        if isinstance(step, KernelStep) and step.nodes in products.labels:
+        if isinstance(step, KernelStep) and step.nodes in products.halves:
             kernels.setdefault(step.nodes, []).append(step.kernel)
     plain = {specs[0].symbol: nodes for nodes, specs in kernels.items() if not _has_tensor_cores(specs, code)}
     return [Finding(name, arch, f"no tensor cores in {', '.join(nodes)}") for name, nodes in plain.items()]
@@ -98,13 +148,16 @@ def _has_tensor_cores(specs: Sequence[KernelSpec], code: Mapping[KernelSpec, Cod
     return any(code[spec].uses_tensor_cores for spec in specs)
 
 
-def of_counts(work: Work, counts: Mapping[int, Counted]) -> list[Finding]:
-    """Narrow accesses of neighbours, and bank conflicts; ``counts`` is by the number of a step."""
+def of_counts(work: Work, products: Products, counts: Mapping[int, Counted]) -> list[Finding]:
+    """Narrow accesses of neighbours, where no products are made, and bank conflicts. ``counts`` is by step."""
     found: dict[Finding, None] = {}
     for number, counted in counts.items():
         step = work.steps[number]
         assert isinstance(step, KernelStep)
-        texts = [*narrow_accesses(counted.sites), *bank_conflicts(counted.sites)]
+        texts = bank_conflicts(counted.sites)
+        loaded = sum(_bytes(site) for site in counted.sites if site.kind == "load")
+        if step.nodes not in products.all and loaded <= WINDOW * sum(access.nbytes for access in step.reads):
+            texts += narrow_accesses(counted.sites)
         found |= dict.fromkeys(Finding(step.kernel.symbol, "", text) for text in texts)
     return list(found)
 
@@ -118,13 +171,18 @@ def narrow_accesses(sites: Sequence[Site]) -> list[str]:
     if total < MUCH:
         return []
     wide = max((site.requests for site in sites if site.nbytes >= VECTOR and not _is_shared(site)), default=0.0)
-    texts = []
+    narrow: dict[tuple[str, int], float] = {}
     for site in sites:
         is_dense = site.kind in ("load", "store") and 0.99 * site.least <= site.units <= 1.05 * site.least
         is_full = site.least * SECTOR >= 0.9 * site.nbytes * 32
-        if site.nbytes < VECTOR and is_dense and is_full and _bytes(site) > SHARE * total and site.requests > wide:
-            texts.append(f"{site.kind}s of {site.nbytes} bytes, {_bytes(site) / total:.0%} of all bytes")
-    return texts
+        if site.nbytes < VECTOR and is_dense and is_full and site.requests > wide:
+            key = site.kind, site.nbytes
+            narrow[key] = narrow.get(key, 0.0) + _bytes(site)
+    return [
+        f"{kind}s of {nbytes} bytes, {moved / total:.0%} of all bytes"
+        for (kind, nbytes), moved in narrow.items()
+        if moved > SHARE * total
+    ]
 
 
 def bank_conflicts(sites: Sequence[Site]) -> list[str]:

@@ -1,0 +1,86 @@
+"""What is wrong with kernels of models on GPUs: the rules that say so, and a sample of the models of the benchmarks.
+
+``python bench/kernel_code.py`` looks at all of these models.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import onnx
+import pytest
+
+from kernel_launch import kernel
+from ort_cuda_plugin.estimate import findings
+from ort_cuda_plugin.estimate.count import Site
+from ort_cuda_plugin.estimate.findings import ARCHITECTURES, Inspector
+from ort_cuda_plugin.estimate.gather import LIBRARIES, optimised
+from ort_cuda_plugin.estimate.sass import Code, disassembler
+from ort_cuda_plugin.estimate.work import KernelStep, Work
+from ort_cuda_plugin.models import find_model
+from ort_cuda_plugin.networks import build
+
+MANY = 10_000.0
+"""Requests that move more than `findings.MUCH` bytes."""
+LABELS = ("scores (MatMul)",)
+
+
+def side_by_side(kind: str, nbytes: int, requests: float = MANY) -> Site:
+    return Site(kind, nbytes, requests, float(nbytes), float(nbytes))
+
+
+@pytest.mark.parametrize(
+    ("sites", "count"),
+    [
+        pytest.param([side_by_side("load", 16), side_by_side("store", 16)], 0, id="wide"),
+        pytest.param([side_by_side("load", 16), side_by_side("store", 2, 8 * MANY)], 1, id="narrow stores"),
+        pytest.param([side_by_side("load", 16), side_by_side("store", 4)], 0, id="the other type is smaller"),
+        pytest.param([side_by_side("load", 2), side_by_side("store", 2)], 2, id="nothing is wide"),
+        pytest.param([Site("load", 4, MANY, 32.0, 4.0)], 0, id="lanes are apart"),
+        pytest.param([Site("load", 2, MANY, 1.0, 2.0)], 0, id="lanes read the same"),
+        pytest.param([side_by_side("load", 2, 10.0)], 0, id="few bytes"),
+        pytest.param([side_by_side("load", 8) for _ in range(10)], 1, id="many places"),
+    ],
+)
+def test_narrow_accesses_of_neighbours_are_found(sites: list[Site], count: int) -> None:
+    assert len(findings.narrow_accesses(sites)) == count
+
+
+def test_bank_conflicts_above_two_way_are_found() -> None:
+    sites = [Site("shared load", 4, MANY, 2.0, 1.0), Site("shared store", 16, MANY, 8.0, 4.0)]
+    assert findings.bank_conflicts(sites) == []
+    text = "shared loads of 4 bytes take 4.0 wavefronts, 1.0 would do"
+    assert findings.bank_conflicts([*sites, Site("shared load", 4, MANY, 4.0, 1.0)]) == [text]
+
+
+def test_code_is_compared_and_looked_through() -> None:
+    spec = kernel("product", ("*f32",), "def kernel(x):\n    x[0] = 1\n")
+    good = {spec: Code(32, 0, 0, {"LDG.128": 1, "HMMA": 4}, 1.0)}
+    bad = {spec: Code(32, 0, 8, {"LDG.64": 1, "STL": 2}, 1.0)}
+    products = findings.Products()
+    products.halves.add(LABELS)
+    work = Work((), (KernelStep(LABELS, (), (), spec, (1, 1, 1), (32, 1, 1), 0, ()),))
+    assert findings.of_code(good, "sm_90") == findings.of_products(work, products, good, "sm_90") == []
+    assert findings.of_widths(good, good, "sm_80") == []
+    assert [one.what for one in findings.of_code(bad, "sm_80")] == ["spills 8 bytes, 2 accesses to the stack"]
+    assert [one.what for one in findings.of_widths(bad, good, "sm_80")] == ["LDG of 8 bytes, of 16 elsewhere"]
+    (found,) = findings.of_products(work, products, bad, "sm_80")
+    assert found.what == "no tensor cores in scores (MatMul)"
+
+
+def test_kernels_of_models_are_as_they_should_be_on_four_architectures() -> None:
+    """Kernels of copies, windows and rows, beside libraries; attention of halves without them."""
+    if disassembler() is None:
+        pytest.skip("nvdisasm is not installed (pip install nvidia-cuda-nvdisasm)")
+    inspector = Inspector(list(ARCHITECTURES))
+    assert inspector.look(optimised(find_model("light_squeezenet")), LIBRARIES) == []
+    whisper = build("whisper_tiny_encoder:float16")
+    whisper.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    with tempfile.TemporaryDirectory() as folder:
+        onnx.save(whisper, Path(folder, "whisper.onnx"))
+        half = optimised(Path(folder, "whisper.onnx"))
+    assert inspector.look(half, frozenset(), frozenset({"matrix_stream_32x64x64_f16"})) == []
+    for arch in ARCHITECTURES:
+        names = {spec.name for spec in inspector.code[arch]}
+        assert {"conv_relu", "maxpool", "globalaveragepool", "softmax", "matrix_stream_32x64x64_f16"} <= names
