@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ort_cuda_plugin.kernels.codegen import Combination, KernelBuilder, atomic_type, kernel_name, load_text, offset_text
 from ort_cuda_plugin.kernels.layout import Plane
-from ort_cuda_plugin.kernels.vector_map import vector_width, work_of
+from ort_cuda_plugin.kernels.vector_map import CALL_WORK, cheap, vector_width
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -15,6 +15,9 @@ from ort_cuda_plugin.program.row_program import Reduction, Values
 from ort_cuda_plugin.program.scalar import Operand, Scalar, in_order, reachable
 from ort_cuda_plugin.program.symbolic import Dim, ceildiv, eq, hint, product
 from ort_cuda_plugin.program.trace import Remake, Use, View
+
+MOST_LOADED = 192
+"""Bytes of the vectors that a thread loads ahead: more leave registers for few threads."""
 
 __all__ = ["IndexMap", "Loads", "Source", "gather_into", "gather_map", "scatter_map", "unravel", "walk_map"]
 
@@ -160,8 +163,10 @@ class IndexMap(Loads):
         Gives the place along that one.
         """
         *outer, columns = self._dims
-        self._plane = Plane(self._ctx, self._builder, [*outer, ceildiv(columns, width)])
-        *names, column = self._plane.names
+        vectors = ceildiv(columns, width)
+        is_row = vectors == 1 and bool(outer)
+        self._plane = Plane(self._ctx, self._builder, outer if is_row else [*outer, vectors])
+        *names, column = [*self._plane.names, "int64(0)"] if is_row else self._plane.names
         for axis, name in zip(self._axes, names, strict=False):
             self._builder.emit.bind(self.coordinates[axis], name)
         if width > 1:
@@ -279,8 +284,11 @@ class IndexMap(Loads):
         if any(x.op == "fold" for x in expressions) or target.tensor.strides[self._axes[-1]] != 1:
             return False
         moved = [x for x in expressions if x.op == "load" and _has_neighbours(x, column)]
-        width = vector_width(self._dims, [value.dtype, *(x.dtype for x in moved)], work_of([value]))
-        if width == 1 or not moved:
+        width = vector_width(self._dims, [value.dtype, *(x.dtype for x in moved)], _work(value, column, moved))
+        while width > 1 and sum(x.dtype.itemsize for x in moved) * width > MOST_LOADED:
+            width //= 2
+        # Without neighbours to read, a thread of a whole row leaves neighbouring rows to neighbouring threads.
+        if width == 1 or (not moved and self._dims[-1] != width):
             return False
         emit, first = self._builder.emit, self._begin(width)
 
@@ -337,6 +345,22 @@ class IndexMap(Loads):
         }
         grid, block = self._plane.grid, self._plane.block
         self._builder.launch(self._ctx, kernel_name(self._ctx), grid, block, uses, remake=remake)
+
+
+def _work(value: Scalar, column: Scalar, moved: Sequence[Scalar]) -> int:
+    """Operations for one element of a vector, about: what does not depend on the column is made once for all."""
+    depends: dict[Scalar, bool] = {}
+    stack = [value]
+    while stack:
+        x = stack[-1]
+        pending = [operand for operand in x.operands if operand not in depends]
+        if pending:
+            stack += pending
+        else:
+            depends[x] = x is column or any(depends[operand] for operand in x.operands)
+            stack.pop()
+    cheap_ones = {column, *moved}
+    return sum(1 if x.op in cheap or x in cheap_ones else CALL_WORK for x, varies in depends.items() if varies)
 
 
 def _has_neighbours(x: Scalar, column: Scalar) -> bool:
