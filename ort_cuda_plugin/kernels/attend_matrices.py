@@ -10,26 +10,28 @@ from ..program.lowering import Lowering, Tensor
 from ..program.steps import Attend
 from ..program.symbolic import hint
 from ..program.views import expand
-from .library_attention import softmax_of, uncast
+from .library_attention import Softmax, softmax_of, uncast
 from .stream import FEW_ROWS, Reading, has_matrices, has_matrices_for, stream_attention
 
-__all__ = ["attend_by_matrices"]
+__all__ = ["attend_by_matrices", "fits_matrices"]
+
+
+def fits_matrices(ctx: Lowering, step: Attend) -> Softmax | None:
+    """The softmax of attention that tensor cores can do; None where they cannot, or would be idle."""
+    if not has_matrices(ctx) or len(step.outputs) != 1 or uncast(step.outputs[0][0]) is not step.total:
+        return None
+    operands = _operands(ctx, step)
+    if not has_matrices_for(*operands) or any(x.strides[-1] != 1 for x in operands):
+        return None
+    return softmax_of(step) if hint(step.score_shape[-2]) > FEW_ROWS else None
 
 
 def attend_by_matrices(ctx: Lowering, step: Attend) -> bool:
-    """Launches attention whose weights are a softmax; False where tensor cores cannot do it, or would be idle."""
-    q, b, v = step.operands
-    if not has_matrices(ctx) or len(step.outputs) != 1 or uncast(step.outputs[0][0]) is not step.total:
+    """Launches attention whose weights are a softmax; False where `fits_matrices` finds none."""
+    softmax = fits_matrices(ctx, step)
+    if softmax is None:
         return False
-    k = ctx.view(
-        b, (*b.shape[:-2], b.shape[-1], b.shape[-2]), (*b.strides[:-2], b.strides[-1], b.strides[-2]), b.offset
-    )
-    if not has_matrices_for(q, k, v) or any(x.strides[-1] != 1 for x in (q, k, v)):
-        return False
-    softmax = softmax_of(step)
-    if hint(step.score_shape[-2]) <= FEW_ROWS or softmax is None:
-        return False
-    batch = step.batch
+    (q, k, v), batch = _operands(ctx, step), step.batch
     out = step.outputs[0][1]
     inputs = tuple((leaf, _of_one_group(ctx, expand(ctx, x, step.score_shape))) for leaf, x in step.score_inputs)
     value = s.cast(softmax.logit, DType.FLOAT32)
@@ -37,6 +39,15 @@ def attend_by_matrices(ctx: Lowering, step: Attend) -> bool:
     wide = [expand(ctx, x, (*batch, *x.shape[-2:])) for x in (q, k, v)]
     stream_attention(ctx, _of_one_group(ctx, wide[0]), wide[1], wide[2], _of_one_group(ctx, out), reading)
     return True
+
+
+def _operands(ctx: Lowering, step: Attend) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, a row of each for each token."""
+    q, b, v = step.operands
+    k = ctx.view(
+        b, (*b.shape[:-2], b.shape[-1], b.shape[-2]), (*b.strides[:-2], b.strides[-1], b.strides[-2]), b.offset
+    )
+    return q, k, v
 
 
 def _of_one_group(ctx: Lowering, x: Tensor) -> Tensor:

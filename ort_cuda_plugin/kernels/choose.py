@@ -10,6 +10,7 @@ from ..program.steps import Attend, Contract, Convolve, Map
 from ..program.symbolic import hint
 from ..program.trace import Step
 from ..program.views import part
+from .attend_matrices import fits_matrices
 from .depthwise import is_depthwise, launch_depthwise
 from .image_order import in_memory_order, is_channels_last, order_images, wants_channels_last
 from .library_attention import attention_form, call_cudnn_attention
@@ -40,12 +41,13 @@ def choose(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 def _without_large_attention(ctx: Lowering, steps: Sequence[Step]) -> Iterator[Step]:
     """The steps with the parts of attention where tensor cores win more than trips through memory cost.
 
-    Attention that cuDNN computes stays whole.
+    Attention stays whole that cuDNN computes, or a kernel of ours on tensor cores.
     """
     for step in steps:
-        if isinstance(step, Attend) and "cublaslt" in ctx.device.libraries and attention_form(ctx, step) is None:
+        if isinstance(step, Attend) and "cublaslt" in ctx.device.libraries:
             *_, rows, keys = step.score_shape
-            if hint(rows) * hint(keys) > SMALL_ATTENTION:
+            is_large = hint(rows) * hint(keys) > SMALL_ATTENTION
+            if is_large and attention_form(ctx, step) is None and fits_matrices(ctx, step) is None:
                 yield from step.parts
                 continue
         yield step

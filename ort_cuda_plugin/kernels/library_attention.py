@@ -83,6 +83,9 @@ def attention_form(ctx: Lowering, step: Attend) -> AttentionForm | None:
     *batch, rows, keys = step.score_shape
     if "cudnn" not in ctx.device.libraries or q.dtype not in (DType.FLOAT16, DType.BFLOAT16) or len(batch) > 2:
         return None
+    if not isinstance(keys, int) and keys != rows:
+        # A cache that grows has new sizes in each step, and its engine compiles for a second.
+        return None
     if len(step.outputs) != 1 or uncast(step.outputs[0][0]) is not step.total or hint(rows) * hint(keys) < MIN_SCORES:
         return None
     out = step.outputs[0][1]

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -119,19 +119,25 @@ class PlainNetwork(NetworkGraph):
         return np.zeros(tuple(shape), np.float32)
 
 
-def network(name: str, batch: int, element: int = TensorProto.FLOAT, **parts: int) -> onnx.ModelProto:
-    """A network of `ort_cuda_plugin.networks` with its sizes stated.
+def network(
+    name: str,
+    batch: int,
+    element: int = TensorProto.FLOAT,
+    parts: Mapping[str, int] | None = None,
+    unknown: Collection[str] = (),
+) -> onnx.ModelProto:
+    """A network of `ort_cuda_plugin.networks` with its sizes stated, but for those that are ``unknown``.
 
     ``parts`` say how much of it: ``layers`` and ``tokens``.
     """
     entry = NETWORKS[name]
     graph = PlainNetwork(name, "float32" if element == TensorProto.FLOAT else "float16", 0)
-    entry.write(graph, **parts)
+    entry.write(graph, **(parts or {}))
     model = graph.model()
     sizes = {**entry.sizes, "batch": batch}
     for value in model.graph.input:
         for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param:
+            if dim.dim_param and dim.dim_param not in unknown:
                 dim.dim_value = sizes[dim.dim_param]
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
@@ -140,8 +146,10 @@ def network(name: str, batch: int, element: int = TensorProto.FLOAT, **parts: in
     return onnx.shape_inference.infer_shapes(model)
 
 
-def lowered(model: onnx.ModelProto, options: LoweringOptions | None = None) -> Program:
-    """The whole model on a GPU that has both libraries; its shapes are known."""
+def lowered(
+    model: onnx.ModelProto, options: LoweringOptions | None = None, shapes: Sequence[Sequence[int]] = ()
+) -> Program:
+    """The whole model on a GPU that has both libraries; ``shapes`` are those of a Run where the model has open ones."""
     made: list[list[Recordable]] = []
 
     def noted(ctx: Lowering, watch: Watch | None) -> object:
@@ -151,7 +159,8 @@ def lowered(model: onnx.ModelProto, options: LoweringOptions | None = None) -> P
 
     cluster = CompiledCluster(read_model(model), GPU, options or LoweringOptions())
     with mock.patch("ort_cuda_plugin.clusters.cluster.make_launches", noted):
-        assert cluster.prepare().plan is not None
+        if cluster.prepare().plan is None:
+            cluster.build(shapes, [])
     assert cluster.traffic is not None
     return Program(made[-1], cluster.traffic)
 

@@ -44,7 +44,7 @@ def test_convolutions_have_tensor_cores_where_they_are_due(
 ) -> None:
     """``own`` are those that our kernels do: channels by themselves, and transposed ones."""
     layers = {} if own or name == "unet" else {"layers": 1}
-    program = lowered(network(name, batch, element, **layers))
+    program = lowered(network(name, batch, element, layers))
     convolutions = calls_of(program, CONV)
     assert len(convolutions) == calls
     assert all(call.problem.flags & ProblemFlags.CHANNELS_LAST for call in convolutions)
@@ -80,12 +80,27 @@ def test_convolutions_have_tensor_cores_where_they_are_due(
 def test_attention_of_half_types_is_cudnns(asker: list[str | Path], name: str, batch: int, element: int) -> None:
     """With a mask for each layer as well: a network of one layer has nobody to share it with."""
     tokens = {"tokens": 64} if name.startswith(("bert", "llama")) else {}
-    (call,) = calls_of(lowered(network(name, batch, element, layers=1, **tokens)), ATTENTION)
+    (call,) = calls_of(lowered(network(name, batch, element, {"layers": 1, **tokens})), ATTENTION)
     (engine,) = ask(asker, [question(call)])
     assert engine.tensor_cores, engine
     assert engine.workspace < 1 << 20
 
 
+@pytest.mark.parametrize(
+    ("name", "unknown", "shapes", "calls"),
+    [
+        ("llama_decode", ["past"], [[1, 1], [1, 8, 1024, 64], [1, 8, 1024, 64]], 0),
+        ("bert_base", ["sequence"], [[1, 128], [1, 128]], 1),
+    ],
+)
+def test_attention_to_a_cache_that_grows_is_not_cudnns(
+    name: str, unknown: list[str], shapes: list[list[int]], calls: int
+) -> None:
+    """It would have to compile an engine for each token."""
+    program = lowered(network(name, 1, FLOAT16, {"layers": 1, "tokens": 64}, unknown), shapes=shapes)
+    assert len(calls_of(program, ATTENTION)) == calls
+
+
 def test_attention_of_float32_is_not_cudnns() -> None:
     """It has no engine for that: few scores are one kernel of ours, many are products and a softmax."""
-    assert not calls_of(lowered(network("vit_b_16", 1, FLOAT, layers=1)), ATTENTION)
+    assert not calls_of(lowered(network("vit_b_16", 1, FLOAT, {"layers": 1})), ATTENTION)
