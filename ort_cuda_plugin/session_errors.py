@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .clusters.claims import NodeVerdict
+from .custom import registry
 
 #: ONNX Runtime's ways to say that no provider took a node; the group is the node's name.
 _NO_PROVIDER = (
     r"Provider type for \S+ node with name '(.*?)' is not set",
     r"Failed to find kernel for \S+ \(node:'(.*?)' ep:",
     r"Could not find an implementation for \S+ node with name '(.*?)'",
+    r"node '(.*?)': only \S+ runs \S+, and declined it",  # our own, of an application's operator
 )
+_NO_SUCH_OPERATOR = r"(\S+):(\w+)\(-?\d+\) is not a registered function/op"
 #: How the reason of a node ends that runs nowhere.
 NOWHERE = "no other provider runs it"
 _IR_VERSION = r"Unsupported model IR version: (\d+), max supported IR version: (\d+)"
@@ -45,9 +48,21 @@ def explained(error: Exception, model: str | bytes, verdicts: Sequence[NodeVerdi
     for pattern in _NO_PROVIDER:
         if match := re.search(pattern, text, re.DOTALL):
             return _no_provider(error, match[1], verdicts)
+    if match := re.search(_NO_SUCH_OPERATOR, text):
+        return NoProviderError(f"{text}. {_how_to_register(match[1], match[2])}", [])
     if match := re.search(_IR_VERSION, text):
         return ModelFormatError(_newer_format(int(match[1]), int(match[2]), model))
     return error
+
+
+def _how_to_register(domain: str, name: str) -> str:
+    registered = [row.label for row in registry.current().operators if (row.domain, row.name) == (domain, name)]
+    if registered:
+        return (
+            f"{', '.join(registered)} was registered after these session options got the provider, or is newer than "
+            "the opset that the model imports: register operators first, and use new options"
+        )
+    return f"Nobody registered {domain}::{name} with the plugin: import the module that has it"
 
 
 def _no_provider(error: Exception, name: str, verdicts: Sequence[NodeVerdict]) -> Exception:

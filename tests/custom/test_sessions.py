@@ -116,6 +116,22 @@ def test_explain_says_whose_operator_takes_the_place_of_a_built_in_one() -> None
     np.testing.assert_array_equal(stock_session(built).run(None, {"x": A})[0], 2 * A)
 
 
+def test_explain_says_why_a_node_runs_nowhere() -> None:
+    registry.register(scale())
+    built = model([node("Scale", "x", alpha=-1.0)], {"x": [2, "n"]}, ["y"])
+    (verdict,) = ort_cuda_plugin.explain(built, emulate=True)
+    assert "alpha = -1.0 must not be negative; no other provider runs it" in verdict.reason
+
+
+def test_a_session_without_the_operator_says_how_it_gets_it() -> None:
+    built = model([node("Scale", "x")], {"x": [2, "n"]}, ["y"])
+    with pytest.raises(RuntimeError, match=r"Nobody registered my\.domain::Scale with the plugin: import the module"):
+        ort_cuda_plugin.session(built, emulate=True)
+    registry.register(scale(version=2))
+    with pytest.raises(RuntimeError, match=r"my\.domain::Scale-2 was registered after .* or is newer than the opset"):
+        ort_cuda_plugin.session(built, emulate=True)
+
+
 # ---- schemas ----
 
 
