@@ -20,7 +20,7 @@ from numba.cuda import cgutils, types
 from numba.cuda.extending import intrinsic
 from numba.cuda.typing import signature
 
-from ort_cuda_plugin.compiler import matrix_intrinsics, small_floats, vector_intrinsics
+from ort_cuda_plugin.compiler import array_intrinsics, matrix_intrinsics, small_floats, vector_intrinsics
 from ort_cuda_plugin.compiler.tile_intrinsics import strip_functions, tile_functions
 
 __all__: list[str] = []
@@ -402,6 +402,10 @@ for name, storage in (("f32", "f32"), ("f64", "f64"), ("i32", "i32"), ("f32", "f
     for function_name, function in strip_functions(storage, memory, by_name[name], ir_types[by_name[name]]).items():
         globals()[function_name] = intrinsic(function)
         __all__.append(function_name)
-for function_name, function in {**matrix_intrinsics.FUNCTIONS, **vector_intrinsics.FUNCTIONS}.items():
+for function_name, function in {
+    **array_intrinsics.FUNCTIONS,
+    **matrix_intrinsics.FUNCTIONS,
+    **vector_intrinsics.FUNCTIONS,
+}.items():
     globals()[function_name] = intrinsic(function)
     __all__.append(function_name)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..program.lowering import Lowering, Tensor
     from ..program.symbolic import Dim, ceildiv, eq, floordiv, le, lt, product, sym_max, sym_min
     from ..program.views import expand, permute, reshape, squeeze, unsqueeze
+    from .array_kernels import array_kernel
     from .checks import check
     from .kernels import cubin_kernel, cuda_kernel, launch, ltoir_kernel, numba_kernel, ptx_kernel
     from .operator import CustomOperator
@@ -37,6 +38,7 @@ _NAMES = {
     "..program.symbolic": ("Dim", "ceildiv", "eq", "floordiv", "le", "lt", "product", "sym_max", "sym_min"),
     "..program.views": ("expand", "permute", "reshape", "squeeze", "unsqueeze"),
     ".tensor_types": ("Alias", "Bool", "Float32", "HostInt64", "Int32", "Int64", "T", "T1", "T2", "T3"),
+    ".array_kernels": ("array_kernel",),
     ".checks": ("check",),
     ".kernels": ("cubin_kernel", "cuda_kernel", "launch", "ltoir_kernel", "numba_kernel", "ptx_kernel"),
     ".operator": ("CustomOperator",),
@@ -71,6 +73,7 @@ __all__ = [
     "T",
     "Tensor",
     "Unsupported",
+    "array_kernel",
     "ceildiv",
     "check",
     "count_prefixes",

@@ -45,6 +45,10 @@ class Kernel:
     source: str = ""
     numpy_twin: Function | None = field(default=None, repr=False)
 
+    def for_arguments(self, args: Sequence[Argument]) -> tuple[Kernel, Sequence[Argument]]:
+        """The kernel that a launch with these arguments launches, and the arguments that it gets."""
+        return self, args
+
     def spec(self, signature: tuple[str, ...], threads: int) -> KernelSpec:
         """The kernel for arguments of these types and blocks of so many threads."""
         if self.foreign is None:
@@ -154,6 +158,7 @@ def launch(
     threads = tuple(_number(ctx, kernel, size) for size in sizes_of(block))
     if min(threads) < 1 or threads[0] * threads[1] * threads[2] > 1024:
         raise TypeError(f"kernel {kernel.name}: a block of {threads} threads, at least 1 and at most 1024 are possible")
+    kernel, args = kernel.for_arguments(args)
     placed = arguments(kernel, args)
     for number, arg in enumerate(placed):
         if isinstance(arg, Tensor) and not arg.is_contiguous:

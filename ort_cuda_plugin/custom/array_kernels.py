@@ -1,0 +1,49 @@
+"""Kernels in Numba whose tensors are arrays with a shape."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..program.lowering import Tensor
+from .kernel_source import kernel_source
+from .kernels import Argument, Function, Kernel
+
+_DEFINITION = re.compile(r"^def kernel\(", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class ArrayKernel(Kernel):
+    """A kernel in Numba that gets, for each tensor, an array of its rank. Made by `array_kernel`."""
+
+    def for_arguments(self, args: Sequence[Argument]) -> tuple[Kernel, list[Argument]]:
+        """The kernel with pointers and sizes for parameters, and the arguments for it."""
+        parameters, passed = [], []
+        flat: list[Argument] = []
+        for number, arg in enumerate(args):
+            name = f"p{number}"
+            parameters.append(name)
+            flat.append(arg)
+            if isinstance(arg, Tensor):
+                sizes = [f"{name}_{axis}" for axis in range(arg.rank)]
+                parameters += sizes
+                flat += arg.shape
+                name = f"as_array({name}, ({''.join(size + ', ' for size in sizes)}))"
+            passed.append(name)
+        author = _DEFINITION.sub("@cuda.jit(device=True)\ndef author(", self.source, count=1)
+        entry = f"def kernel({', '.join(parameters)}):\n    author({', '.join(passed)})\n"
+        return Kernel(self.name, source=f"{author}\n{entry}"), flat
+
+
+def array_kernel(function: Function) -> ArrayKernel:
+    """A kernel in Numba from a function, decorated with ``numba.cuda.jit`` or not.
+
+    A tensor is an array of its rank: it has ``shape`` and ``size``, and as many indices. Elements of 16-bit floats are
+    uint16, of smaller ones uint8.
+
+    Raises:
+        KernelSourceError: the function cannot be a kernel.
+    """
+    source, _ = kernel_source(function)
+    return ArrayKernel(re.sub(r"\W", "_", str(getattr(function, "__name__", "kernel"))), source=source)
