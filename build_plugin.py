@@ -63,6 +63,7 @@ BRIDGE_HEADERS = [
     "run/cluster.h",
     "run/executor.h",
     "run/plan_memory.h",
+    "run/measure.h",
     "run/precompute.h",
     "run/repeat.h",
     "python/tables.h",

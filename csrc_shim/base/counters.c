@@ -15,6 +15,7 @@ const char *const ocp_counter_names[OCP_NUM_COUNTERS] = {
     [OCP_HOST_VALUE_READS] = "host_value_reads",
     [OCP_KERNELS_COMPILED] = "kernels_compiled",
     [OCP_KERNEL_CACHE_HITS] = "kernel_cache_hits",
+    [OCP_CANDIDATES_MEASURED] = "candidates_measured",
     [OCP_GRAPH_CAPTURES] = "graph_captures",
     [OCP_GRAPH_REPLAYS] = "graph_replays",
     [OCP_GRAPH_UPDATES] = "graph_updates",

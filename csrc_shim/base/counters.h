@@ -18,7 +18,8 @@ typedef enum ocp_counter {
   OCP_HOST_VALUE_READS,
   OCP_KERNELS_COMPILED,  /* added to by Python through counter_add */
   OCP_KERNEL_CACHE_HITS, /* likewise */
-  OCP_GRAPH_CAPTURES,    /* automatic CUDA graphs made, replayed, and their nodes changed */
+  OCP_CANDIDATES_MEASURED,
+  OCP_GRAPH_CAPTURES, /* automatic CUDA graphs made, replayed, and their nodes changed */
   OCP_GRAPH_REPLAYS,
   OCP_GRAPH_UPDATES,
   OCP_GRAPH_FALLBACKS,            /* warm Runs without a graph, then by reason: */

@@ -23,6 +23,7 @@
 #include "python/host.h"
 #include "run/cluster.h"
 #include "run/executor.h"
+#include "run/measure.h"
 #include "run/plan_memory.h"
 #include "run/precompute.h"
 #include "vendor/problem.h"
@@ -147,6 +148,7 @@ static const ocp_core core = {
     .create_shape_kernel = ocp_create_shape_kernel,
     .slab_pack = ocp_slab_pack,
     .cluster_precompute = ocp_cluster_precompute,
+    .cluster_measure = ocp_cluster_measure,
     .cluster_memory = ocp_cluster_memory,
     .device_trim = ocp_device_trim,
     .device_shrink = ocp_device_shrink,

@@ -18,6 +18,7 @@
 #include "run/cluster.h"
 #include "run/executor.h"
 #include "run/input.h"
+#include "run/measure.h"
 #include "run/plan_memory.h"
 #include "run/precompute.h"
 #include "run/repeat.h"
@@ -187,6 +188,7 @@ typedef struct ocp_core {
   void (*problem_release)(ocp_problem *problem);
   int (*weight_create_state)(ocp_device *device, const void *data, size_t bytes, ocp_weight **out, ocp_error *error);
   int (*cluster_precompute)(ocp_cluster *cluster, ocp_weight *const *results, uint32_t count, ocp_error *error);
+  int (*cluster_measure)(ocp_cluster *cluster, double *seconds, ocp_error *error);
   bool (*cluster_memory)(ocp_cluster *cluster, ocp_plan_memory *memory);
   int64_t (*device_trim)(ocp_device *device);
   int64_t (*device_shrink)(ocp_device *device);
