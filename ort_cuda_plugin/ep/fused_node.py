@@ -6,21 +6,17 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from ..abi.core import PluginError, check, core, count, ffi, new_error
 from ..clusters.cluster import CompiledCluster, Variant
 from ..context.errors import MALFORMED, ContextError
 from ..context.reader import StoredCluster
-from ..plan.tables import Precomputation, Precomputed, Weight
-from ..program.callbacks import Callback, CallFunction
-from ..program.libraries import LibraryProblem
 from ..program.traffic import ProgramTraffic
 from .call_stream import CallKernels, RunStream
-from .cluster_handles import NewWeights, add_kernels, add_plan, precompute
+from .device_cluster import DeviceCluster
 from .handles import HandleTable
-from .open_device import LoadedKernel, OpenDevice
+from .open_device import OpenDevice
 from .plan_history import ALL_SIZES_KNOWN, FIRST, PlanHistory
 
 
@@ -52,18 +48,16 @@ class FusedNode:
         self._history = PlanHistory(name, cluster.input_names)
         self._cluster = cluster
         self._device = device
-        self._kernels: list[LoadedKernel] = []
-        self._problems: list[Any] = []  # ocp_problem *
-        self._callbacks: list[tuple[Callback, CallFunction]] = []
         self._call_kernels = CallKernels(device)
-        self._weights: list[tuple[Any, int]] = []  # ocp_weight *, held by the cluster, and its size in bytes
         cluster.weight_reader.read = self._read_weight
         self._lock = threading.Lock()
         self.handle = FUSED_NODES.add(self)
-        self.pointer = core().cluster_create(device.pointer, name.encode(), self.handle)
-        if self.pointer == ffi.NULL:
+        try:
+            self._on_device = DeviceCluster(name, device, self.handle, are_stored=isinstance(cluster, StoredCluster))
+        except MemoryError:
             FUSED_NODES.pop(self.handle)
-            raise MemoryError(f"no memory for the fused node {name}")
+            raise
+        self.pointer = self._on_device.pointer
 
     def use_graphs(self, warm_runs: int, most: int) -> None:
         """Has a plan replayed as a CUDA graph after ``warm_runs`` runs with the same sizes; at most so many are kept.
@@ -166,60 +160,20 @@ class FusedNode:
         """Releases cluster, weights and kernels. No Run may be active."""
         FUSED_NODES.pop(self.handle)
         self._cluster.weight_reader.read = None
-        core().cluster_release(self.pointer)
-        for problem in self._problems:
-            core().problem_release(problem)
-        self._problems.clear()
-        self._callbacks.clear()
+        self._on_device.close()
         self._call_kernels.release()
-        self._device.release_kernels(self._kernels)
-        self._kernels.clear()
 
     def _add(self, variant: Variant) -> None:
-        with self._device.entered():
-            self._add_entered(variant)
-
-    def _add_entered(self, variant: Variant) -> None:
-        programs = variant.precomputations
-        needed_once = [kernel for program in programs for kernel in program.kernels]
-        acquired = self._device.acquire_kernels([*variant.kernels, *needed_once])
-        kept, once = acquired[: len(variant.kernels)], acquired[len(variant.kernels) :]
-        try:
-            self._kernels += kept
-            add_kernels(self.pointer, kept)
-            self._cluster.kernels_added(variant)
-            self._add_problems(variant.problems)
-            self._cluster.problems_added(variant)
-            self._add_callbacks(variant.callbacks)
-            self._cluster.callbacks_added(variant)
-            self._add_weights(variant.weights, programs, once)
-            self._cluster.weights_added(variant)
-        finally:
-            self._device.release_kernels(once)
-        for blob in variant.stored:
-            add_plan(self.pointer, blob)
-        if variant.plan is None:
-            return
-        add_plan(self.pointer, variant.plan)
-        count("PLAN_VARIANTS_BUILT")
+        self._on_device.add(variant, self._cluster)
+        if variant.plan is not None:
+            count("PLAN_VARIANTS_BUILT")
 
     def _read_weight(self, number: int) -> bytes:
         """The bytes of a weight, copied back from the device."""
-        weight, nbytes = self._weights[number]
+        weight, nbytes = self._on_device.weights[number]
         data = bytearray(nbytes)
         self._device.read(core().weight_address(weight), data)
         return bytes(data)
-
-    def _add_problems(self, problems: Sequence[LibraryProblem]) -> None:
-        error = new_error()
-        created = []
-        for problem in problems:
-            created.append(core().problem_create(ffi.new("ocp_problem_spec *", asdict(problem)), error))
-            self._problems.append(created[-1])
-            check(error)
-        for pointer in created:
-            core().cluster_add_problem(self.pointer, pointer, error)
-            check(error)
 
     def call_back(self, number: int, addresses: Sequence[int], numbers: Sequence[int], stream: Any) -> None:
         """What a record of a plan calls in each Run, from any thread; ``stream`` (``ocp_stream *``) is the Run's.
@@ -228,7 +182,7 @@ class FusedNode:
             CallError: the application's code failed.
             PluginError: the device is lost.
         """
-        callback, function = self._callbacks[number]
+        callback, function = self._on_device.callbacks[number]
         run = RunStream(self._device, stream, self._call_kernels)
         arrays = callback.arrays(addresses, numbers, run.handle)
         try:
@@ -237,33 +191,6 @@ class FusedNode:
             raise
         except Exception as error:
             raise CallError(f"{callback.name} failed with {type(error).__name__}: {error}") from error
-
-    def _add_callbacks(self, callbacks: Sequence[Callback]) -> None:
-        error = new_error()
-        for callback in callbacks:
-            numbers = callback.num_dims + callback.num_numbers
-            self._callbacks.append((callback, callback.function()))
-            core().cluster_add_callback(self.pointer, len(callback.tensors), numbers, error)
-            check(error)
-
-    def _add_weights(
-        self, weights: Sequence[Weight], programs: Sequence[Precomputation], kernels: Sequence[LoadedKernel]
-    ) -> None:
-        """Adds weights; ``kernels`` are those of the programs, one after the other."""
-        with NewWeights(self._device, are_stored=isinstance(self._cluster, StoredCluster)) as new:
-            pointers = new.acquire_all(weights)
-            first = 0
-            for program in programs:
-                results = {
-                    weight.number: pointer
-                    for weight, pointer in zip(weights, pointers, strict=True)
-                    if isinstance(weight, Precomputed) and weight.program is program
-                }
-                own = kernels[first : first + len(program.kernels)]
-                first += len(program.kernels)
-                precompute(self.name, self._device, program, own, [results[i] for i in range(len(results))])
-            new.give(self.pointer, pointers)
-        self._weights += [(pointer, weight.nbytes) for pointer, weight in zip(pointers, weights, strict=True)]
 
 
 FUSED_NODES: HandleTable[FusedNode] = HandleTable("fused node")
