@@ -58,6 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--html", type=output_file, metavar="FILE", help="write a page there: the graph with clusters, steps and copies"
     )
+    parser.add_argument(
+        "--autotune", action="store_true", help="with --program: measure the ways to compute products and the like"
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
 
 
@@ -65,7 +68,7 @@ def execute(arguments: argparse.Namespace) -> int:
     path = model_path(arguments.model)
     emulate = select_device(arguments.device)
     if arguments.program:
-        return _print_programs(arguments.model, path, emulate)
+        return _print_programs(arguments.model, path, emulate, arguments.autotune)
     if arguments.plans:
         return _print_plans(arguments.model, path, emulate, arguments.shapes)
     if arguments.shapes:
@@ -96,12 +99,13 @@ def execute(arguments: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _print_programs(model: str, path: Path, emulate: bool) -> int:
+def _print_programs(model: str, path: Path, emulate: bool, autotune: bool) -> int:
     """Prints the programs that are known when the session exists; sizes of inputs without one are guesses."""
     with tempfile.TemporaryDirectory() as folder:
+        options = {"program_folder": folder, "autotune": int(autotune)}
         try:
             with waiting(Console(stderr=True), "creating the session"):
-                ort_cuda_plugin.session(path, emulate=emulate, provider_options={"program_folder": folder})
+                ort_cuda_plugin.session(path, emulate=emulate, provider_options=options)
         except Exception as error:
             raise UserError(ExitCode.MODEL_FAILED, f"{model}: {error}") from error
         for file in sorted(Path(folder).glob("*.txt")):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..compiler.kernel import KernelSpec
+from ..kernels.tactics import Tuner
 from ..model.ir import Array, Constant, DType, Graph, InvalidModel, Node, NodeError, UnknownRank, Unsupported, Value
 from ..plan.format import Plan, PlanInput
 from ..plan.planner import make_plan
@@ -84,7 +85,7 @@ class CompiledCluster:
     ``inputs`` and ``outputs`` name the fused node's, in its order; default: those of the graph. ``ranks`` are
     those that were assumed when the nodes were claimed. ``fed`` names the values that the application feeds, so that
     ORT checks their shapes; default: all inputs. ``compiled`` as for `NodeLowering`. ``known`` has what plans of
-    others added before. The owner sets
+    others added before, and ``tuner`` chooses kernels by what they took. The owner sets
     ``weight_reader.read`` while the weights that were added exist. ``host_inputs`` are the indices of the inputs whose
     contents decide shapes; set by `prepare`. ``show_program``, where it is set, gets the program of each plan as text,
     once after each pass, and ``show_plan`` its `plan_record`; ``watch`` gets the steps. ``traffic`` is that of the last
@@ -102,6 +103,7 @@ class CompiledCluster:
         fed: Collection[str] | None = None,
         compiled: CompiledBodies | None = None,
         known: KnownEntries | None = None,
+        tuner: Tuner | None = None,
     ) -> None:
         self.graph = graph
         self.device = device
@@ -123,6 +125,7 @@ class CompiledCluster:
         # ORT checks the shape of what is fed against the model's, but not where the model says that it is a scalar.
         self._checked = [is_fed and value.shape != () for is_fed, value in zip(self._fed, self.inputs, strict=True)]
         self._known = known or KnownEntries()
+        self._tuner = tuner
         self.states: dict[Node, Constant] = {}
 
     @property
@@ -315,7 +318,7 @@ class CompiledCluster:
         tables = Tables(self._known)
         placed = place_outputs(lowering.ctx, results)
         live: list[Step] = []
-        fixed, launches, self.traffic = make_launches(lowering.ctx, self._watch(live))
+        fixed, launches, self.traffic = make_launches(lowering.ctx, self._watch(live), self._tuner)
         if self.show_plan is not None:
             self.show_plan(plan_record(input_shapes, live, launches))
         precompute(fixed, launches, tables)

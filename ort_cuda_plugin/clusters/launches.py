@@ -8,6 +8,7 @@ from ..kernels.choose import choose
 from ..kernels.emit import emit
 from ..kernels.narrow import narrow
 from ..kernels.packed import pack
+from ..kernels.tactics import Tuner
 from ..model.ir import Node
 from ..program.lowering import Lowering
 from ..program.passes.fixed import fixed_buffers, is_fixed, split
@@ -45,22 +46,24 @@ def place_outputs(ctx: Lowering, outputs: Sequence[Output]) -> list[Output]:
 
 
 def make_launches(
-    ctx: Lowering, watch: Watch | None = None
+    ctx: Lowering, watch: Watch | None = None, tuner: Tuner | None = None
 ) -> tuple[list[list[Recordable]], list[Recordable], ProgramTraffic]:
     """What the plan for the steps in ``ctx.trace`` does: once, in independent groups, and in each Run.
 
-    ``watch`` sees the steps after each pass, and the launches. The traffic is that of a Run.
+    ``watch`` sees the steps after each pass, and the launches; ``tuner`` is asked before rules choose a kernel. The
+    traffic is that of a Run.
     """
     steps = run_passes(ctx.trace.steps, ctx.options.fusion, watch, attention=ctx.options.attention)
     least = narrow(steps) if ctx.options.fusion else steps
     known = fixed_buffers(least) if ctx.options.fusion else {}
     compulsory = traffic(step for step in least if not is_fixed(step, known))
-    if ctx.device.libraries:
-        steps = choose(ctx, steps)
+    is_chosen = bool(ctx.device.libraries) or tuner is not None
+    if is_chosen:
+        steps = choose(ctx, steps, tuner)
         if watch:
             watch("choose", steps)
     if ctx.options.fusion:
-        steps = narrow(steps) if ctx.device.libraries else least
+        steps = narrow(steps) if is_chosen else least
         if watch:
             watch("narrow", steps)
     launches = emit(ctx, steps)

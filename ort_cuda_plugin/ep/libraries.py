@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from ..abi.core import core, ffi, new_error
+from ..compiler.toolchain import version_of
 
 logger = logging.getLogger(__name__)
 
@@ -74,3 +75,8 @@ def _opened(library: Library) -> LibraryPlace:
             return LibraryPlace(path)
         reasons.append(ffi.string(error.text).decode(errors="replace"))
     return LibraryPlace("", "; ".join(reasons))
+
+
+def library_versions(names: frozenset[str]) -> dict[str, str]:
+    """The versions of the packages of libraries, "absent" for one that was found elsewhere."""
+    return {library.name: version_of(library.package) for library in LIBRARIES if library.name in names}

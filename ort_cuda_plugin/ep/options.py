@@ -45,6 +45,7 @@ class Options:
         use_ep_level_unified_stream: one stream of our own for all threads of the session.
         device_arena: options of the arena of device memory, by their keys ``arena.*``.
         pinned_arena: of the arena of pinned host memory.
+        autotune: kernels of products, convolutions and attention are chosen by measuring them on the device.
         automatic_cuda_graphs: a plan that has run a few times with the same sizes is replayed as a CUDA graph.
         enable_cuda_graph: ONNX Runtime captures whole runs; it excludes automatic graphs.
         min_num_runs_before_cuda_graph_capture: runs before a graph is made, of either kind; at least 1.
@@ -73,6 +74,7 @@ class Options:
     use_ep_level_unified_stream: bool = False
     device_arena: Mapping[str, str] = field(default_factory=dict)
     pinned_arena: Mapping[str, str] = field(default_factory=dict)
+    autotune: bool = False
     automatic_cuda_graphs: bool = True
     enable_cuda_graph: bool = False
     min_num_runs_before_cuda_graph_capture: int = 2
@@ -112,6 +114,7 @@ _ANY_COUNT = values.count(0, 2**31 - 1)
 #: How each key that decides something is read; docs/options.md says what they mean.
 MEANINGFUL: dict[str, Callable[[str], Any]] = {
     "automatic_cuda_graphs": values.flag,
+    "autotune": values.flag,
     "claim_poor_islands": values.flag,
     "cuda_graph_cache_size": values.count(1, 1024),
     "context_allow_host_code": values.flag,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from .guards import describe
 from .identity import EP_NAME, Identity
 from .layering import rules_of_others
 from .lost_nodes import described, is_probably_lost
+from .measuring import tuner_of
 from .node_kernel import kernel_impl, read_kernel_node
 from .open_device import use_device
 from .optimized_model import writes_optimized_model
@@ -393,18 +395,43 @@ class Provider:
         if is_search(graph.nodes[0]):
             return self._compile_repeated(graph, inputs)
         bodies = CompiledBodies(self._identity.ep_name, self._compiled)
-        cluster = CompiledCluster(
-            graph, self._properties(), self._lowering_options(), inputs, outputs, self._ranks, self._fed, bodies
-        )
+        cluster = self._cluster(graph, inputs, outputs, fed=self._fed, compiled=bodies)
         info = self._compute_info(fused_node, Loaded(cluster), later)
         name = _text("Node_GetName", fused_node)
         self._compiled[name] = CompiledBody(graph, cluster.inputs, cluster.outputs)
         return info
 
+    def _cluster(
+        self,
+        graph: Graph,
+        inputs: Sequence[str] | None = None,
+        outputs: Sequence[str] | None = None,
+        *,
+        fed: Collection[str],
+        compiled: CompiledBodies | None = None,
+    ) -> CompiledCluster:
+        """The nodes of ``graph`` as the session compiles them; arguments as for `CompiledCluster`."""
+        tuner = tuner_of(self.device, self._properties()) if self._is_tuned else None
+        return CompiledCluster(
+            graph,
+            self._properties(),
+            self._lowering_options(),
+            inputs,
+            outputs,
+            self._ranks,
+            fed,
+            compiled,
+            tuner=tuner,
+        )
+
+    @property
+    def _is_tuned(self) -> bool:
+        """Whether kernels are measured. What is measured differs from time to time, and so may bits."""
+        return self.options.autotune and not self.options.deterministic
+
     def _compile_repeated(self, graph: Graph, inputs: list[str]) -> Any:
         def fuse(name: str, part: Graph) -> FusedNode:
-            cluster = CompiledCluster(part, self._properties(), self._lowering_options(), ranks=self._ranks, fed=())
-            return self._fuse(name, Loaded(cluster))
+            return self._fuse(name, Loaded(self._cluster(part, fed=())))
 
         repetition = as_repetition(graph.nodes[0], graph.opsets)
         self._repeated.append(RepeatedNode(repetition, inputs, self.device, fuse))
@@ -427,8 +454,8 @@ class Provider:
         """
         graph = read_kernel_node(info, self.device)
         graph.operators = self._operators
-        cluster = CompiledCluster(graph, self._properties(), self._lowering_options(), ranks=self._ranks, fed=())
-        return kernel_impl(graph, self._fuse(graph.name, Loaded(cluster)), self.device, self._read_by_bodies)
+        fused = self._fuse(graph.name, Loaded(self._cluster(graph, fed=())))
+        return kernel_impl(graph, fused, self.device, self._read_by_bodies)
 
     def _fuse(self, name: str, loaded: Loaded, later: bool = False) -> FusedNode:
         """The cluster on the device, as far as it can be prepared; ``later`` as for `FusedNode.prepare`."""

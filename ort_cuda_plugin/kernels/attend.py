@@ -76,17 +76,22 @@ def _tile(m: int, n: int, threads: int) -> Tile:
     return Tile(m, n, thread_m=m * n // 8 // threads, thread_n=8)
 
 
+def sized_form(ctx: Lowering, m: int, width: Dim) -> Form:
+    """The form with blocks of ``m`` rows that keeps its scores."""
+    tile = 64 if m < 32 or ctx.device.emulated else 128
+    columns = 64 if hint(width) <= 64 else 128
+    return Form(m, tile, columns, 32 if ctx.device.emulated else 4 * m, resident=True)
+
+
 def choose_form(ctx: Lowering, rows: Dim, keys: Dim, width: Dim) -> Form:
     """By the sizes that are expected; every form is right for all sizes.
 
     Threads of a block take turns on the emulated device, so that fewer with more work each are faster there.
     """
     most = 8 if hint(rows) <= 8 else 16 if hint(rows) <= 16 else 32
-    columns = 64 if hint(width) <= 64 else 128
 
     def form(m: int) -> Form:
-        tile = 64 if m < 32 or ctx.device.emulated else 128
-        return Form(m, tile, columns, 32 if ctx.device.emulated else 4 * m, resident=True)
+        return sized_form(ctx, m, width)
 
     # More rows read keys less often. But to compute scores once takes less time than to do so in each pass, and those
     # of half as many rows may fit. Those of fewer still are slower than passes over 32 rows.
@@ -94,6 +99,20 @@ def choose_form(ctx: Lowering, rows: Dim, keys: Dim, width: Dim) -> Form:
         if ctx.settled(le(form(m).score_bytes(keys), RESIDENT_BYTES)):
             return form(m)
     return replace(form(most), resident=False)
+
+
+def attention_tactics(ctx: Lowering, step: Attend) -> dict[str, Form]:
+    """Our kernels that may be the fastest, by name; the first is what is taken unless the step says another."""
+    a, b, c = step.operands
+    rows, keys, width = a.shape[-2], b.shape[-1], c.shape[-1]
+    first = choose_form(ctx, rows, keys, width)
+    found = [first]
+    for m in (8, 16, 32):
+        if m == 8 or m < 2 * hint(rows):
+            other = sized_form(ctx, m, width)
+            fits = hint(other.score_bytes(keys)) <= RESIDENT_BYTES
+            found += [other] * fits + [replace(other, resident=False)]
+    return {f"blocks of {form.name}": form for form in found}
 
 
 @dataclass(frozen=True)
@@ -356,6 +375,18 @@ def thread_place(tile: Tile) -> list[str]:
     ]
 
 
+def _form(ctx: Lowering, step: Attend) -> Form:
+    """What the step's tactic says, where the scores fit; each form is right for all sizes then."""
+    a, b, c = step.operands
+    rows, keys, width = a.shape[-2], b.shape[-1], c.shape[-1]
+    named = attention_tactics(ctx, step).get(step.tactic.name) if step.tactic.name else None
+    if named is None:
+        return choose_form(ctx, rows, keys, width)
+    if named.resident and not ctx.settled(le(named.score_bytes(keys), RESIDENT_BYTES)):
+        return replace(named, resident=False)
+    return named
+
+
 def launch_attend(ctx: Lowering, step: Attend) -> None:
     a, b, c = step.operands
     m, n, k, d = a.shape[-2], b.shape[-1], a.shape[-1], c.shape[-1]
@@ -374,7 +405,7 @@ def launch_attend(ctx: Lowering, step: Attend) -> None:
         epilogue,
         len(batch),
         index,
-        choose_form(ctx, m, n, d),
+        _form(ctx, step),
     )
     builder = KernelBuilder()
     for name, x in zip("abc", step.operands, strict=True):

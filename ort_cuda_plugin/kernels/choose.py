@@ -6,51 +6,58 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..program.lowering import Lowering
-from ..program.steps import Attend, Contract, Convolve, Map
-from ..program.symbolic import hint
-from ..program.trace import Step
+from ..program.steps import Attend, Contract, Convolve, Map, Sums, Tactic
+from ..program.trace import LibraryCall, Step
 from ..program.views import part
-from .attend_matrices import fits_matrices
 from .depthwise import is_depthwise, launch_depthwise
 from .image_order import in_memory_order, is_channels_last, order_images, wants_channels_last
-from .library_attention import attention_form, call_cudnn_attention
+from .library_attention import call_cudnn_attention
 from .library_calls import call_cublaslt, call_cudnn
-
-SMALL_ATTENTION = 1 << 14
-"""Scores of a head up to which launches cost more than arithmetic. An estimate: no GPU has measured it."""
+from .tactics import LIBRARY, PARTS, Tuner, by_rules, is_parted, tactics
 
 
-def choose(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
+def choose(ctx: Lowering, steps: Sequence[Step], tuner: Tuner | None = None) -> list[Step]:
     """The steps with calls of the libraries that the device offers, where these can do the sums.
 
     Such a call takes as much of the step's epilogue as the library has; what is left is a map after it. Guards of the
-    calls join the trace's.
+    calls join the trace's. With ``tuner`` what was measured goes before rules, and so does a tactic that a step has.
     """
     recorded, nodes = ctx.trace.steps, ctx.nodes
     chosen: list[Step] = []
-    for step in order_images(ctx, list(_without_large_attention(ctx, steps))):
+    for step in order_images(ctx, list(_parted(ctx, steps, tuner))):
         ctx.trace.steps, ctx.nodes = [], step.nodes
-        if not _is_called(ctx, step):
+        tuned = _tuned(ctx, step, tuner)
+        if not _is_called(ctx, tuned):
             ctx.trace.steps = []
-            ctx.trace.steps.append(_readable(ctx, step))
+            ctx.trace.steps.append(_readable(ctx, _without_library(tuned)))
         chosen += ctx.trace.steps
     ctx.trace.steps, ctx.nodes = recorded, nodes
     return [in_memory_order(step) if isinstance(step, Map) else step for step in chosen]
 
 
-def _without_large_attention(ctx: Lowering, steps: Sequence[Step]) -> Iterator[Step]:
-    """The steps with the parts of attention where tensor cores win more than trips through memory cost.
+def _tuned(ctx: Lowering, step: Step, tuner: Tuner | None) -> Step:
+    """The step with the tactic that is the fastest, where it has none and that is known."""
+    if tuner is None or not isinstance(step, Sums) or step.tactic.name or _is_depthwise(ctx, step):
+        return step
+    names = tactics(ctx, step)
+    return replace(step, tactic=tuner.tactic(ctx, step, names)) if len(names) > 1 else step
 
-    Attention stays whole that cuDNN computes, or a kernel of ours on tensor cores.
-    """
+
+def _parted(ctx: Lowering, steps: Sequence[Step], tuner: Tuner | None) -> Iterator[Step]:
+    """The steps, with the parts of attention in its place where these are faster."""
     for step in steps:
-        if isinstance(step, Attend) and "cublaslt" in ctx.device.libraries:
-            *_, rows, keys = step.score_shape
-            is_large = hint(rows) * hint(keys) > SMALL_ATTENTION
-            if is_large and attention_form(ctx, step) is None and fits_matrices(ctx, step) is None:
-                yield from step.parts
-                continue
-        yield step
+        if not isinstance(step, Attend):
+            yield step
+            continue
+        tuned = _tuned(ctx, step, tuner)
+        assert isinstance(tuned, Attend)
+        is_in_parts = tuned.tactic.name == PARTS if tuned.tactic.name else is_parted(ctx, step)
+        yield from tuned.parts if is_in_parts else (tuned,)
+
+
+def _without_library(step: Step) -> Step:
+    """The step that no library takes after all."""
+    return replace(step, tactic=Tactic()) if isinstance(step, Sums) and step.tactic.name == LIBRARY else step
 
 
 def _readable(ctx: Lowering, step: Step) -> Step:
@@ -63,13 +70,37 @@ def _readable(ctx: Lowering, step: Step) -> Step:
 
 
 def _is_called(ctx: Lowering, step: Step) -> bool:
-    if isinstance(step, Contract):
-        return not step.is_converted and call_cublaslt(ctx, step)
-    if isinstance(step, Attend):
-        return 0 not in step.shape and call_cudnn_attention(ctx, step)
-    if not isinstance(step, Convolve):
+    """Records the call of a library, or the kernel for channels-last images, that computes the step."""
+    if not isinstance(step, Sums) or step.tactic.name not in ("", LIBRARY):
         return False
-    if wants_channels_last(ctx, step) and is_channels_last(step.operands[0]) and is_depthwise(ctx, step):
+    if _is_depthwise(ctx, step):
+        assert isinstance(step, Convolve)
         launch_depthwise(ctx, step)
         return True
-    return 0 not in step.shape and call_cudnn(ctx, step)
+    if not _call(ctx, step):
+        return False
+    for call in ctx.trace.steps:
+        if isinstance(call, LibraryCall):
+            call.note = f"{call.note} ({step.tactic.why or by_rules(ctx)})"
+    return True
+
+
+def _call(ctx: Lowering, step: Sums) -> bool:
+    match step:
+        case Contract():
+            return not step.is_converted and call_cublaslt(ctx, step)
+        case Attend():
+            return 0 not in step.shape and call_cudnn_attention(ctx, step)
+        case Convolve():
+            return 0 not in step.shape and call_cudnn(ctx, step)
+    return False
+
+
+def _is_depthwise(ctx: Lowering, step: Sums) -> bool:
+    """Whether the step is a convolution of each channel by itself, in the order that cuDNN's images have."""
+    return (
+        isinstance(step, Convolve)
+        and wants_channels_last(ctx, step)
+        and is_channels_last(step.operands[0])
+        and is_depthwise(ctx, step)
+    )

@@ -23,15 +23,18 @@ from .matrix_product import (
     choose_matrix_tile,
     choose_splits,
     matrix_kind,
+    matrix_ways,
     parts_epilogue,
     sum_of_parts,
 )
 from .tiles import Element, Tile
 
-__all__ = ["Folded", "choose_tile", "folded", "launch_contract"]
+__all__ = ["Folded", "choose_tile", "folded", "launch_contract", "product_tactics"]
 
 MAX_ROWS = 4
 """Products of at most this many rows go to the kernel for few rows."""
+MOST_TUNED_ROWS = 16
+"""Products of more rows are not measured with that kernel."""
 TILES = ((TALL, 1.0), (SQUARE, 1.1), (FLAT, 1.4))
 """Tiles with the relative time of one multiplication."""
 EMULATED_TILES = tuple(
@@ -114,9 +117,63 @@ def batch_strides(x: Tensor, batch: Sequence[Dim]) -> tuple[Dim, ...]:
     return broadcast_strides(leading, batch)
 
 
+@dataclass(frozen=True)
+class ProductTactic:
+    """A kernel of ours for a product: in tiles, of k in so many parts; without a tile a block for each row."""
+
+    tile: Tile | None
+    splits: int = 1
+
+    @property
+    def name(self) -> str:
+        if self.tile is None:
+            return "a block for each row"
+        return f"tiles of {self.tile.name}{f', k in {self.splits} parts' if self.splits > 1 else ''}"
+
+
+def product_tactics(ctx: Lowering, step: Contract) -> dict[str, ProductTactic]:
+    """Our kernels that may be the fastest, by name; the first is what is taken unless the step says another."""
+    call = folded(ctx, step)
+    m, n, k = call.sizes
+    batches, rows = product(call.batch), hint(call.sizes[0])
+    found = []
+    kind = _kind(ctx, step, call)
+    if kind:
+        chosen = choose_matrix_tile(ctx.device, m, n, batches)
+        splits = choose_splits(ctx.device, chosen, m, n, batches, k)
+        ways = matrix_ways(ctx.device, m, n, batches, k)
+        found = [ProductTactic(tile, parts) for tile, parts in dict.fromkeys([(chosen, splits), *ways])]
+    else:
+        first = choose_tile(ctx.device, m, step.total.dtype)
+        tiles = EMULATED_TILES if ctx.device.emulated else TILES
+        others = [] if step.total.dtype.itemsize == 8 else [tile for tile, _ in tiles if tile.m < 2 * rows]
+        found = [ProductTactic(tile) for tile in dict.fromkeys([first, *others])]
+    if call.contiguous[1] and rows <= MOST_TUNED_ROWS:
+        found.insert(0 if rows <= MAX_ROWS else len(found), ProductTactic(None))
+    return {tactic.name: tactic for tactic in found}
+
+
+def _elements(step: Contract) -> tuple[tuple[Element, Element], tuple[Parameters, Parameters]]:
+    """How the operands are read, and the parameters of that."""
+    a_element, of_a = make_element(step.a, step.conversions[0], -2, "pa_")
+    converted = step.conversions[1]
+    b_element: Element
+    if converted is not None and converted.bits:
+        b_element, of_b = make_block_element(converted, "pb_")
+    else:
+        b_element, of_b = make_element(step.b, converted, -1, "pb_")
+    return (a_element, b_element), (of_a, of_b)
+
+
+def _kind(ctx: Lowering, step: Contract, call: Folded) -> str:
+    """What tensor cores multiply, "" where they do not do the product."""
+    return matrix_kind(ctx.device, _elements(step)[0]) if all(call.contiguous) else ""
+
+
 def launch_contract(ctx: Lowering, step: Contract) -> None:
     """Launches our kernels: where the number of rows is not known, both, one of them with an empty grid."""
     call = folded(ctx, step)
+    tactic = product_tactics(ctx, step).get(step.tactic.name) if step.tactic.name else None
     a, b, (m, n, _) = call.a, call.b, call.sizes
     reach = [x.shape[-2] * x.strides[-2] + x.shape[-1] * x.strides[-1] for x in (a, b)]
     index = index_type(ctx, *reach)
@@ -126,15 +183,11 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
     if not call.rows_folded:
         rows = [Axes("batch", range(batch)), Axes("row", range(batch, columns))]
     epilogue, more = make_epilogue(ctx, step, step.total, rows, Axes("column", range(columns, end)))
-    b_element: Element
-    a_element, of_a = make_element(step.a, step.conversions[0], -2, "pa_")
-    converted = step.conversions[1]
-    if converted is not None and converted.bits:
-        b_element, of_b = make_block_element(converted, "pb_")
-    else:
-        b_element, of_b = make_element(step.b, converted, -1, "pb_")
-    form: Form = ((a_element, b_element), epilogue, *call.contiguous, len(call.batch), index)
+    elements, (of_a, of_b) = _elements(step)
+    form: Form = (elements, epilogue, *call.contiguous, len(call.batch), index)
     few_rows = le(m, MAX_ROWS) if call.contiguous[1] else 0
+    if tactic is not None:
+        few_rows = int(tactic.tile is None)
     if few_rows != 0:
         row = LaneProduct(*form, n) if ctx.device.emulated and isinstance(n, int) else RowProduct(*form)
         if isinstance(row, LaneProduct) and not row.is_possible:
@@ -145,9 +198,9 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
         return
     kind = matrix_kind(ctx.device, form[0]) if all(call.contiguous) else ""
     if kind:
-        _launch_matrices(ctx, step, call, form, kind, few_rows, (of_a, of_b, more))
+        _launch_matrices(ctx, step, call, form, kind, few_rows, (of_a, of_b, more), tactic)
     else:
-        tile = choose_tile(ctx.device, m, step.total.dtype)
+        tile = (tactic and tactic.tile) or choose_tile(ctx.device, m, step.total.dtype)
         blocks = select(few_rows, 0, ceildiv(m, tile.m) * ceildiv(n, tile.n))
         _launch_kernel(ctx, call, TiledProduct(*form, tile), (of_a, of_b, more), blocks, tile.threads)
 
@@ -160,12 +213,16 @@ def _launch_matrices(
     kind: str,
     few_rows: Dim,
     parameters: tuple[Parameters, Parameters, Parameters],
+    tactic: ProductTactic | None,
 ) -> None:
     """By tensor cores, where ``few_rows`` is 0: in one launch, or in parts along k and a step that adds them."""
     m, n, k = call.sizes
     batches = product(call.batch)
-    tile = choose_matrix_tile(ctx.device, m, n, batches)
-    splits = choose_splits(ctx.device, tile, m, n, batches, k) if few_rows == 0 else 1
+    if tactic is not None and tactic.tile is not None:
+        tile, splits = tactic.tile, tactic.splits
+    else:
+        tile = choose_matrix_tile(ctx.device, m, n, batches)
+        splits = choose_splits(ctx.device, tile, m, n, batches, k) if few_rows == 0 else 1
     blocks = select(few_rows, 0, ceildiv(m, tile.m) * ceildiv(n, tile.n) * splits)
     if splits == 1:
         _launch_kernel(ctx, call, MatrixProduct(*form, tile, kind), parameters, blocks, tile.threads)

@@ -13,7 +13,7 @@ from ..program.scalar import Scalar
 from ..program.steps import Convolve
 from ..program.symbolic import Dim, ceildiv, hint, product
 from .codegen import KernelBuilder
-from .contract import choose_tile
+from .contract import EMULATED_TILES, TILES, choose_tile
 from .conv import TiledConv, packed_shape, patch_table
 from .convert import make_element
 from .epilogue import Axes, make_epilogue
@@ -27,12 +27,15 @@ from .strip_conv import (
     rows_of_thread,
     strip_shape,
 )
-from .tiles import THREADS
+from .tiles import THREADS, Tile
 
-__all__ = ["in_strips", "launch_convolve"]
+__all__ = ["convolution_tactics", "in_strips", "launch_convolve"]
 
 STRIP_ROWS = 16
 """Output channels of a group up to which a convolution runs in strips."""
+MOST_TUNED_STRIP_ROWS = 64
+"""Those up to which strips are measured beside tiles."""
+STRIPS = "strips"
 
 
 def launch_convolve(ctx: Lowering, step: Convolve) -> None:
@@ -45,11 +48,28 @@ def launch_convolve(ctx: Lowering, step: Convolve) -> None:
         _launch_tiles(ctx, step)
 
 
+def convolution_tactics(ctx: Lowering, step: Convolve) -> dict[str, Tile | None]:
+    """Our kernels that may be the fastest, by name, None for strips; the first is taken unless the step says one."""
+    if step.transposed:
+        return {STRIPS: None}
+    rows = step.operands[1].static_shape[0] // step.groups
+    first = choose_tile(ctx.device, rows, step.total.dtype)
+    tiles = EMULATED_TILES if ctx.device.emulated else TILES
+    others = [] if step.total.dtype.itemsize == 8 else [tile for tile, _ in tiles if tile.m < 2 * rows]
+    found: dict[str, Tile | None] = {f"tiles of {tile.name}": tile for tile in dict.fromkeys([first, *others])}
+    if rows > MOST_TUNED_STRIP_ROWS:
+        return found
+    strips: dict[str, Tile | None] = {STRIPS: None}
+    return strips | found if rows <= STRIP_ROWS else found | strips
+
+
 def in_strips(step: Convolve) -> bool:
     """Whether `StripConv` takes less time than tiles, which do much for nothing where a group has few outputs.
 
-    That depends on the weights alone, so that every plan wants them in the same layout.
+    Unless it was measured that depends on the weights alone, so that every plan wants them in the same layout.
     """
+    if step.tactic.name:
+        return step.tactic.name == STRIPS
     return step.transposed or step.operands[1].static_shape[0] // step.groups <= STRIP_ROWS
 
 
@@ -58,7 +78,7 @@ def _launch_tiles(ctx: Lowering, step: Convolve) -> None:
     group, flat, places = step.groups, step.windows.planar, step.places
     outputs, channels, *_ = shape = w.static_shape
     rows, positions = outputs // group, product(places)
-    tile = choose_tile(ctx.device, rows, step.total.dtype)
+    tile = convolution_tactics(ctx, step).get(step.tactic.name) or choose_tile(ctx.device, rows, step.total.dtype)
     packed = w.is_constant and step.conversions[1] is None  # the zeros that pack_tiles adds are no zero points
     if packed:
         weights = ctx.derived("tiles", (w,), (), packed_shape(shape, group, tile))

@@ -22,6 +22,8 @@ RELATIVE_TIMES = (1.0, 1.1, 1.35, 1.8)
 SPLIT_DEPTH = 256
 """Products along k that a part has at least. An estimate: what the parts' sums cost is small beside that."""
 MAX_SPLITS = 8
+MOST_WAYS = 6
+"""That are worth a measurement, for which each is compiled."""
 
 
 def matrix_kind(device: DeviceProperties, elements: tuple[Element, Element]) -> str:
@@ -55,6 +57,21 @@ def choose_splits(device: DeviceProperties, tile: Tile, rows: Dim, columns: Dim,
     blocks = max(1, hint(ceildiv(rows, tile.m) * ceildiv(columns, tile.n) * batch))
     most = min(MAX_SPLITS, device.multiprocessors // blocks, hint(depth) // SPLIT_DEPTH)
     return 1 << (max(1, most).bit_length() - 1)
+
+
+def matrix_ways(device: DeviceProperties, rows: Dim, columns: Dim, batch: Dim, depth: Dim) -> list[tuple[Tile, int]]:
+    """Tiles and numbers of parts of k that may be the fastest, those of which that is expected first."""
+    ways: list[tuple[float, Tile, int]] = []
+    for tile, cost in zip(MATRIX_TILES, RELATIVE_TIMES, strict=True):
+        blocks = max(1, hint(ceildiv(rows, tile.m) * ceildiv(columns, tile.n) * batch))
+        splits = 1
+        while splits == 1 or (splits <= MAX_SPLITS and blocks * splits < 2 * device.multiprocessors):
+            if splits > 1 and hint(depth) < splits * (SPLIT_DEPTH // 2):
+                break
+            ways.append((cost * tile.m * max(blocks * splits, device.multiprocessors) / splits, tile, splits))
+            splits *= 2
+    ways.sort(key=lambda way: way[0])
+    return [(tile, splits) for _, tile, splits in ways[:MOST_WAYS]]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class ProgramText:
             nodes = ", ".join(f"{node.op_type} {node.name}".strip() for node in step.nodes) or "(inputs)"
             lines.append(f"{number:4}  {_kind(step):28} {self._list(writes)} <- {self._list(reads)}")
             lines.append(f"      {'':28} {nodes}")
-            if isinstance(step, LibraryCall) and step.note:
+            if isinstance(step, (Launch, LibraryCall)) and step.note:
                 lines.append(f"      {'':28} {step.note}")
             if isinstance(step, HostCall):
                 lines.append(f"      {'':28} {step.callback.name}")

@@ -94,6 +94,17 @@ class Conversion:
     block: int = 0
 
 
+@dataclass(frozen=True)
+class Tactic:
+    """Which of several ways to compute a step is taken, by name, and why.
+
+    Without a name it is the one that rules prefer when the step's kernel is made.
+    """
+
+    name: str = ""
+    why: str = ""
+
+
 @dataclass(frozen=True, eq=False)
 class Sums(Map):
     """A Map over sums of products of the elements of ``operands``, or of what ``conversions`` make of them.
@@ -104,6 +115,7 @@ class Sums(Map):
     operands: tuple[Tensor, ...] = field(kw_only=True)
     total: Scalar = field(kw_only=True)
     conversions: tuple[Conversion | None, ...] = field(default=(None, None), kw_only=True)
+    tactic: Tactic = field(default=Tactic(), kw_only=True)
 
     @property
     def is_converted(self) -> bool:

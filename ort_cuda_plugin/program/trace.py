@@ -67,7 +67,8 @@ class Launch(Recorded):
     """A kernel launch. ``reads`` and ``writes`` are the buffers it uses.
 
     ``uses`` has the arguments that the kernel does not read or write as a whole and once. ``remake`` records what does
-    the same with other views of the tensors, which the function gives that it takes.
+    the same with other views of the tensors, which the function gives that it takes. ``note`` tells people why it is
+    this kernel.
     """
 
     kernel: KernelSpec
@@ -79,6 +80,7 @@ class Launch(Recorded):
     writes: tuple[Buffer, ...]
     uses: Mapping[Tensor, Use] = field(default_factory=dict)
     remake: Remake | None = None
+    note: str = ""
 
 
 @dataclass(eq=False)

@@ -11,24 +11,31 @@ import hashlib
 import json
 import os
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 from onnx import helper
 
 import ort_cuda_plugin
 from device_models import model
 from executor_harness import FLOAT, TestCluster
+from kernel_harness import device
 from nn_reference import check_op, noise
 from ort_cuda_plugin.abi.core import PluginError, core, ffi, new_error
 from ort_cuda_plugin.clusters import cluster
+from ort_cuda_plugin.compiler import timing_cache
 from ort_cuda_plugin.compiler.plan_cache import PlanCache
 from ort_cuda_plugin.ep import boundary
+from ort_cuda_plugin.ep.fused_node import FusedNode
+from ort_cuda_plugin.ep.measuring import tuner_of
 from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.plan.format import Param, Plan, PlanInput, PlanOutput, Record, RecordKind, Ref, RefKind
 from ort_cuda_plugin.program.libraries import CONV, MATMUL, LibraryProblem, ProblemFlags
 from ort_cuda_plugin.program.lowering import LoweringOptions
@@ -139,6 +146,28 @@ def measured_products(path: str) -> dict[str, Any]:
         check_op("MatMul", [noise(1, (5, 7)), noise(2, (7, 6))])
         results[name] = [number(fake, "fake_algorithm"), number(fake, "fake_runs") - before]
     return {**results, "alive": number(fake, "fake_descriptors")}
+
+
+def tuned(path: str) -> dict[str, Any]:
+    """A product whose tactics are measured: how many, how often the library ran for that, and what is kept."""
+    fake = use("cublaslt", 0, path)
+    before = number(fake, "fake_runs")
+    with tempfile.TemporaryDirectory() as folder:
+        vars(timing_cache)["cache_folder"] = lambda: Path(folder)
+        tuner = tuner_of(device(), device().properties())
+        product = helper.make_node("MatMul", ["x", "w"], ["y"])
+        proto = onnx.load_from_string(model([product], {"x": (5, 7), "w": (7, 6)}, {"y": (5, 6)}))
+        compiled = cluster.CompiledCluster(read_model(proto), device().properties(), tuner=tuner)
+        texts: list[str] = []
+        compiled.show_program = texts.append
+        fused = FusedNode("tuned", compiled, device())
+        fused.prepare()
+        fused.close()
+        kept = len(list(Path(folder).glob("timings/*.times")))
+    measured = ort_cuda_plugin.counters()["candidates_measured"]
+    runs = number(fake, "fake_runs") - before
+    alive = number(fake, "fake_descriptors")
+    return {"measured": measured, "runs": runs, "kept": kept, "text": texts[-1], "alive": alive}
 
 
 def searches(path: str) -> dict[str, Any]:
@@ -353,6 +382,7 @@ if __name__ == "__main__":
         "graphs": graphs,
         "plans": plans,
         "measured_products": measured_products,
+        "tuned": tuned,
         "searches": searches,
         "threads": threads,
         "many_sizes": many_sizes,

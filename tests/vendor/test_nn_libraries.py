@@ -55,6 +55,15 @@ def test_cudnn_gets_convolutions_and_an_engine_of_the_precision_asked_for(tmp_pa
     assert result["alive"] == 0
 
 
+def test_a_library_is_measured_beside_our_kernels(tmp_path: Path) -> None:
+    result = run_scenario("tuned", tmp_path, "cublaslt")
+    assert result["measured"] == 3  # the library, tiles, a block for each row
+    assert result["runs"] > 5
+    assert result["kept"] == 1
+    assert all(name in result["text"] for name in ("measured ", "library", "tiles of 16x64x16", "a block for each row"))
+    assert result["alive"] == 0
+
+
 def test_the_fastest_algorithm_of_a_product_is_found_by_measuring(tmp_path: Path) -> None:
     result = run_scenario("measured_products", tmp_path, "cublaslt")
     algorithm, runs = result["measured"]

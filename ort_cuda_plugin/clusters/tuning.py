@@ -1,0 +1,193 @@
+"""Chooses ways to compute steps by measuring them, once for a problem and a device.
+
+A step is made again at the sizes at hand, with memory of its own, once for each of its tactics. Each of these is a
+small program without inputs, as what depends on weights only is (`plan.precompute`), which the owner of a device runs.
+Times go to the cache on disk, where the next session finds them.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+
+from ..compiler.timing_cache import TimedProblem, TimingCache
+from ..compiler.toolchain import installed_tools, joined_digest, sources_digest, toolchain_digest
+from ..kernels.choose import choose
+from ..kernels.emit import emit
+from ..kernels.tactics import LIBRARY
+from ..model.ir import InvalidModel, Unsupported
+from ..plan.planner import make_plan
+from ..plan.precompute import precompute
+from ..plan.tables import KnownEntries, Tables
+from ..program.concrete import Concrete
+from ..program.lowering import Lowering
+from ..program.passes.fixed import split
+from ..program.scalar import Scalar, reachable
+from ..program.steps import Attend, Convolve, Rows, Sums, Tactic
+from ..program.symbolic import Dim, hint, is_read_back, le, lt
+from ..program.tensor import Tensor
+from ..program.trace import LibraryCall, Recordable
+from .cluster import Variant
+
+logger = logging.getLogger("ort_cuda_plugin")
+
+Measure = Callable[[Sequence[Variant]], Sequence[float | None]]
+"""Gives for each program the median seconds of a Run; infinity where it can never run, None where it could not now."""
+
+
+class MeasuringTuner:
+    """A `Tuner` that measures what the cache of times does not know. ``device`` is what `device_identity` says."""
+
+    def __init__(self, cache: TimingCache, device: str, measure: Measure) -> None:
+        self._cache = cache
+        self._device = device
+        self._measure = measure
+
+    def tactic(self, ctx: Lowering, step: Sums, names: Sequence[str]) -> Tactic:
+        """The fastest of ``names`` at the sizes at hand.
+
+        A plan with a tactic that was measured holds for sizes up to the next power of two: beyond that, another plan is
+        made, and measured. Nothing is measured for sizes that nobody knows, which are guessed or computed in the Run.
+        """
+        sizes = _sizes(step)
+        unknown = [size for size in sizes if not isinstance(size, int)]
+        if any(map(is_read_back, unknown)) or (unknown and ctx.is_guess):
+            return Tactic()
+        problem = TimedProblem.of(_timing_id(ctx, step), self._device, _types(step), map(hint, sizes))
+        missing = self._cache.missing(problem, names)
+        if missing:
+            self._cache.record(problem, self._measured(ctx, step, missing))
+        times = {name: seconds for name, seconds in self._cache.times(problem).items() if name in names}
+        finite = [name for name in names if times.get(name, math.inf) < math.inf]
+        if not finite:
+            return Tactic()
+        best = min(finite, key=times.__getitem__)
+        for size in unknown:
+            _keep_near(ctx, size)
+        return Tactic(best, _account(best, {name: times[name] for name in names if name in times}))
+
+    def _measured(self, ctx: Lowering, step: Sums, names: Sequence[str]) -> dict[str, float]:
+        programs: dict[str, Variant] = {}
+        times: dict[str, float] = {}
+        for name in names:
+            try:
+                program = _program(ctx, step, name)
+            except (Unsupported, InvalidModel) as error:
+                logger.info("tactic %r of %s cannot be measured: %s", name, _label(step), error)
+                program = None
+            if program is None:
+                times[name] = math.inf
+            else:
+                programs[name] = program
+        found = self._measure(list(programs.values()))
+        times.update({name: time for name, time in zip(programs, found, strict=True) if time is not None})
+        return times
+
+
+def _program(ctx: Lowering, step: Sums, name: str) -> Variant | None:
+    """What computes the step alone in that way; None where a library declines."""
+    own = Lowering(ctx.device, ctx.options)
+    own.nodes = step.nodes
+    alone = Concrete().step(step)
+    assert isinstance(alone, Sums)
+    steps = choose(own, [replace(alone, tactic=Tactic(name))])
+    launches = emit(own, steps)
+    if name == LIBRARY and not any(isinstance(launch, LibraryCall) for launch in launches):
+        return None
+    fixed, rest = split(launches) if ctx.options.fusion else ([], list[Recordable](launches))
+    tables = Tables(KnownEntries())
+    precompute(fixed, rest, tables)
+    plan = make_plan(own.trace, rest, (), (), (), tables, 0)
+    return Variant(plan, tables.kernels.new, tables.weights.new, tables.problems.new, tables)
+
+
+# ---- what a problem is ----
+
+
+def _tensors(step: Sums) -> list[Tensor]:
+    found = [*step.summed, *(x for _, x in step.inputs), *(y for _, y in step.outputs)]
+    return [*found, *(x for _, x in step.score_inputs)] if isinstance(step, Attend) else found
+
+
+def _sizes(step: Sums) -> list[Dim]:
+    """All that decides how much there is to do."""
+    sizes: list[Dim] = [*step.shape]
+    for x in step.operands:
+        sizes += x.shape
+    if isinstance(step, Convolve):
+        sizes += [*step.windows.size, *step.windows.kernel]
+    return sizes
+
+
+def _types(step: Sums) -> list[str]:
+    return [x.dtype.short for x in _tensors(step)]
+
+
+def _timing_id(ctx: Lowering, step: Sums) -> str:
+    """What the step is beside its sizes and types: how tensors lie, what follows the sums, options, and our kernels."""
+    parts: list[object] = [type(step).__name__, [_layout(x) for x in _tensors(step)], _operations(step)]
+    if isinstance(step, Convolve):
+        parts += [step.windows.strides, step.windows.dilations, step.groups, step.transposed]
+    options = asdict(ctx.options)
+    parts.append([options[name] for name in sorted(options)])
+    parts += [sorted(ctx.device.libraries), kernels_digest()]
+    return repr(parts)
+
+
+def _layout(x: Tensor) -> str:
+    """Which dimensions of x are broadcast, which have neighbours in memory, and in which order the others lie."""
+    strides = [hint(stride) for stride in x.strides]
+    order = sorted(range(x.rank), key=lambda axis: -strides[axis])
+    kinds = ["b" if stride == 0 else "n" if stride == 1 else "s" for stride in strides]
+    return f"{''.join(kinds)}{''.join(map(str, order))}{'c' if x.is_constant else ''}"
+
+
+def _operations(step: Sums) -> list[tuple[str, int]]:
+    """What is computed of a sum, and of the operands."""
+    expressions: list[Scalar] = [value for value, _ in step.outputs]
+    expressions += [conversion.value for conversion in step.conversions if conversion is not None]
+    if isinstance(step, Attend):
+        expressions.append(step.weight)
+        for part in step.parts:
+            expressions += [value for value, _ in part.outputs] if isinstance(part, Rows) else []
+    return sorted(Counter(f"{x.op}.{x.dtype.short}" for x in reachable(expressions)).items())
+
+
+@cache
+def kernels_digest() -> str:
+    """What makes our kernels: times of others say nothing about them."""
+    kernels = sorted(path.name for path in (Path(__file__).parent.parent / "kernels").glob("*.py"))
+    own = sources_digest(tuple(f"kernels/{name}" for name in kernels))
+    return joined_digest(toolchain_digest(installed_tools(False), False), own)
+
+
+# ---- what comes of it ----
+
+
+def _keep_near(ctx: Lowering, size: Dim) -> None:
+    """Has the plan hold only for sizes above one power of two and up to the next, between which it was measured."""
+    most = 1 << max(hint(size) - 1, 0).bit_length()
+    ctx.guard(le(size, most))
+    ctx.guard(lt(most // 2, size))
+
+
+def _account(best: str, times: dict[str, float]) -> str:
+    """The times in words, the fastest first."""
+    order = sorted(times, key=lambda name: (times[name], name != best))
+    others = [f"{name} {_duration(times[name])}" for name in order if name != best]
+    return f"measured {_duration(times[best])}{'; ' if others else ''}{', '.join(others)}"
+
+
+def _duration(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "cannot"
+    return f"{seconds * 1e6:.3g} us" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
+
+
+def _label(step: Sums) -> str:
+    return ", ".join(node.label for node in step.nodes) or "a step"

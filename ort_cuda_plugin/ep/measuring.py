@@ -1,0 +1,87 @@
+"""Measures programs on a session's device, for a choice among the ways to compute something."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+
+from ..abi.core import PluginError, check, core, ffi, new_error
+from ..clusters.cluster import Variant
+from ..clusters.tuning import MeasuringTuner
+from ..compiler.kernel import KernelSpec
+from ..compiler.timing_cache import device_identity, timing_cache
+from ..compiler.toolchain import host_cpu, joined_digest
+from ..program.lowering import DeviceProperties
+from .device_cluster import DeviceCluster
+from .devices import DriverError
+from .libraries import library_versions
+from .open_device import OpenDevice, kernel_library
+
+logger = logging.getLogger("ort_cuda_plugin")
+
+
+def tuner_of(device: OpenDevice, properties: DeviceProperties) -> MeasuringTuner:
+    """What measures on the device, with the times that the user's cache has."""
+    info = device.info
+    versions = {"driver": info.driver_version, **library_versions(properties.libraries)}
+    if info.emulated:
+        versions |= {"CPU": joined_digest(host_cpu())[:16], "kernels": device.target.arch}
+    identity = device_identity(info.name, properties.compute_capability, properties.multiprocessors, versions)
+    if info.emulated and not properties.emulated:
+        identity += ", with the kernels of a GPU"
+    return MeasuringTuner(timing_cache(), identity, lambda programs: measure(device, programs))
+
+
+def measure(device: OpenDevice, programs: Sequence[Variant]) -> list[float | None]:
+    """The median seconds of a Run of each program; infinity where a kernel does not compile.
+
+    None stands for what did not run, as where memory does not suffice: that may be different another time.
+    """
+    specs = dict.fromkeys(spec for program in programs for spec in _kernels(program))
+    try:
+        kernel_library().get_many(list(specs), device.target)  # in parallel; what fails here fails below by itself
+    except Exception as error:
+        logger.info("kernels to be measured: %s", error)
+    return [_measure(device, program) for program in programs]
+
+
+def _kernels(program: Variant) -> list[KernelSpec]:
+    return [*program.kernels, *(kernel for each in program.precomputations for kernel in each.kernels)]
+
+
+def _measure(device: OpenDevice, program: Variant) -> float | None:
+    try:
+        kernel_library().get_many(_kernels(program), device.target)
+    except Exception as error:
+        logger.warning("a kernel that was to be measured does not compile: %s", error)
+        return math.inf
+    try:
+        cluster = DeviceCluster("measurement", device)
+        try:
+            cluster.add(program, _Unnoted())
+            seconds, failed = ffi.new("double *"), new_error()
+            core().cluster_measure(cluster.pointer, seconds, failed)
+            check(failed)
+            return float(seconds[0]) or None
+        finally:
+            cluster.close()
+    except (PluginError, DriverError, MemoryError) as error:
+        logger.warning("a kernel could not be measured: %s", error)
+        return None
+
+
+class _Unnoted:
+    """The `Notes` of a cluster that gets one variant."""
+
+    def kernels_added(self, variant: Variant) -> None:
+        """No other variant follows."""
+
+    def problems_added(self, variant: Variant) -> None:
+        """Likewise."""
+
+    def callbacks_added(self, variant: Variant) -> None:
+        """Likewise."""
+
+    def weights_added(self, variant: Variant) -> None:
+        """Likewise."""

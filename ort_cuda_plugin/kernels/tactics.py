@@ -1,0 +1,82 @@
+"""The ways to compute a product, convolution or attention: libraries, our kernels in several forms, and steps apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..program.lowering import Lowering
+from ..program.steps import Attend, Contract, Convolve, Sums, Tactic
+from ..program.symbolic import hint
+from .attend import attention_tactics
+from .attend_matrices import fits_matrices
+from .contract import product_tactics
+from .convolve import convolution_tactics
+from .library_attention import attention_form
+
+LIBRARY = "library"
+"""The call of cuBLASLt or cuDNN."""
+MATRICES = "one walk over the keys by tensor cores"
+PARTS = "three steps"
+"""Attention whose scores are stored: a product, a row program and a product."""
+SMALL_ATTENTION = 1 << 14
+"""Scores of a head up to which launches cost more than arithmetic. An estimate: no GPU has measured it."""
+
+
+class Tuner(Protocol):
+    """Who chooses among tactics by what they took."""
+
+    def tactic(self, ctx: Lowering, step: Sums, names: Sequence[str]) -> Tactic:
+        """The fastest of ``names``, of which rules prefer the first; without a name where that is not known."""
+
+
+def own_tactics(ctx: Lowering, step: Sums) -> list[str]:
+    """The names of our kernels for the step, first what rules prefer."""
+    match step:
+        case Contract():
+            return list(product_tactics(ctx, step))
+        case Convolve():
+            return list(convolution_tactics(ctx, step))
+        case Attend():
+            return [*[MATRICES] * (fits_matrices(ctx, step) is not None), *attention_tactics(ctx, step)]
+    raise TypeError(f"{type(step).__name__} has no tactics")
+
+
+def tactics(ctx: Lowering, step: Sums) -> list[str]:
+    """The names of ways to compute the step, first what rules prefer. A library may decline when it is asked."""
+    if any(hint(dim) == 0 for dim in step.shape):
+        return []
+    own = own_tactics(ctx, step)
+    if isinstance(step, Attend):
+        if attention_form(ctx, step) is not None:
+            return [LIBRARY, *own, PARTS]
+        return [PARTS, *own] if is_parted(ctx, step) else [*own, PARTS]
+    library = "cudnn" if isinstance(step, Convolve) else "cublaslt"
+    refused = step.transposed if isinstance(step, Convolve) else step.is_converted
+    may_call = library in ctx.device.libraries and step.operands[0].dtype.is_float and not refused
+    return [*[LIBRARY] * may_call, *own]
+
+
+def is_parted(ctx: Lowering, step: Attend) -> bool:
+    """Whether tensor cores of cuBLASLt win more than trips through memory cost.
+
+    Attention stays whole that cuDNN computes, or a kernel of ours on tensor cores.
+    """
+    if "cublaslt" not in ctx.device.libraries or attention_form(ctx, step) is not None:
+        return False
+    if fits_matrices(ctx, step) is not None:
+        return False
+    *_, rows, keys = step.score_shape
+    return hint(rows) * hint(keys) > SMALL_ATTENTION
+
+
+def described(ctx: Lowering, step: Sums) -> str:
+    """In words, which kernel of ours the step gets and why."""
+    if step.tactic.name:
+        return f"{step.tactic.name}: {step.tactic.why}"
+    return f"{own_tactics(ctx, step)[0]}: {by_rules(ctx)}"
+
+
+def by_rules(ctx: Lowering) -> str:
+    """Why a step has the tactic that rules prefer."""
+    return "chosen by rules, which deterministic=1 pins" if ctx.options.deterministic else "chosen by rules"

@@ -1,0 +1,84 @@
+"""Steps at the sizes that are expected, apart from the program that they are of: to measure how long they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from ..model.ir import Array, Constant, DType
+from .steps import Attend, Conversion, Convolve, Input, Map, Rows, Sums
+from .symbolic import Dim, hint
+from .tensor import Buffer, BufferKind, Tensor
+
+_FILLING = 0x3C
+"""A byte of which all floats are small positive numbers, so that no sum overflows."""
+
+
+class Concrete:
+    """Makes steps that have numbers for sizes, and memory of their own for all but constants.
+
+    That memory is in buffers of kind STATE, whose contents are some number: a program of such steps needs no inputs.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[Buffer, Buffer] = {}
+
+    def step(self, step: Map) -> Map:
+        """The step at the sizes expected."""
+        changed = replace(
+            step, shape=_hints(step.shape), inputs=self._pairs(step.inputs), outputs=self._pairs(step.outputs)
+        )
+        if isinstance(changed, Rows):
+            return replace(changed, row_outputs=self._pairs(changed.row_outputs))
+        if not isinstance(changed, Sums):
+            return changed
+        operands = tuple(map(self.tensor, changed.operands))
+        changed = replace(changed, operands=operands, conversions=tuple(map(self._conversion, changed.conversions)))
+        if isinstance(changed, Attend):
+            scores, parts = self._pairs(changed.score_inputs), tuple(map(self.step, changed.parts))
+            return replace(changed, score_inputs=scores, parts=parts)
+        if isinstance(changed, Convolve):
+            w = changed.windows
+            sizes = {name: _hints(getattr(w, name)) for name in ("size", "kernel", "begin", "end")}
+            return replace(changed, windows=replace(w, **sizes))
+        return changed
+
+    def tensor(self, x: Tensor) -> Tensor:
+        """The tensor at the sizes expected."""
+        return Tensor(x.dtype, _hints(x.shape), self._buffer(x), strides=_hints(x.strides), offset=hint(x.offset))
+
+    def _pairs(self, pairs: Iterable[Input]) -> tuple[Input, ...]:
+        return tuple((value, self.tensor(x)) for value, x in pairs)
+
+    def _conversion(self, conversion: Conversion | None) -> Conversion | None:
+        return conversion and replace(conversion, inputs=self._pairs(conversion.inputs))
+
+    def _buffer(self, x: Tensor) -> Buffer:
+        buffer = x.buffer
+        if buffer.kind is BufferKind.WEIGHT and buffer.data is not None:
+            return buffer
+        if buffer not in self._buffers:
+            nbytes = hint(buffer.nbytes)
+            if buffer.host is not None:
+                new = Buffer(BufferKind.HOST, nbytes, host=_hints(buffer.host))
+            else:
+                contents = Constant(
+                    DType.UINT8,
+                    (nbytes,),
+                    _filled(nbytes, _FILLING if x.dtype.is_float else 0),
+                    is_initializer=False,
+                    is_state=True,
+                )
+                new = Buffer(BufferKind.STATE, nbytes, state=contents)
+            self._buffers[buffer] = new
+        return self._buffers[buffer]
+
+
+def _filled(nbytes: int, byte: int) -> Callable[[], Array]:
+    return lambda: np.full(nbytes, byte, np.uint8)
+
+
+def _hints(dims: Iterable[Dim]) -> tuple[int, ...]:
+    return tuple(map(hint, dims))
