@@ -14,6 +14,7 @@ from ..compiler.targets import Target
 from ..model.ir import Constant, DType, InvalidModel, Node, NodeError, Unsupported
 from ..plan.format import Plan
 from ..plan.tables import Weight
+from ..program.callbacks import Callback
 from ..program.libraries import LibraryProblem
 from ..program.lowering import DeviceProperties
 from .guards import Guards
@@ -42,6 +43,7 @@ class Captured:
     kernels: list[KernelSpec] = field(default_factory=list)
     weights: list[Weight] = field(default_factory=list)
     problems: list[LibraryProblem] = field(default_factory=list)
+    callbacks: list[Callback] = field(default_factory=list)
     states: Mapping[Node, Constant] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
@@ -51,10 +53,12 @@ class Captured:
         self.kernels += variant.kernels
         self.weights += variant.weights
         self.problems += variant.problems
+        self.callbacks += variant.callbacks
         self.plans.append(variant.plan)
         variant.tables.kernels.commit()
         variant.tables.weights.commit()
         variant.tables.problems.commit()
+        variant.tables.callbacks.commit()
 
 
 def capture(cluster: CompiledCluster, ranks: Ranks, wanted: Sequence[Shapes] = ()) -> Captured:

@@ -9,6 +9,7 @@ from ..clusters.cluster import CompiledCluster, Variant, WeightReader
 from ..clusters.ranks import Ranks
 from ..compiler.kernel import KernelSpec
 from ..compiler.targets import BuiltKernel, KernelImage, Target
+from ..custom.plugin.stored import stored_callback
 from ..model.ir import Constant, DType, Graph, Node
 from ..plan.decoder import decode, element_types
 from ..plan.format import version as plan_version
@@ -264,19 +265,21 @@ class StoredCluster:
         target = partition.session.target
         self._kernels = [context.kernel(number, target) for number in row["kernels"]]
         self._problems = [_problem(problem) for problem in row["problems"]]
+        self._callbacks = tuple(stored_callback(callback) for callback in row.get("callbacks", []))
         programs = [self._program(program, target) for program in row["programs"]]
         self._weights = [self._weight(weight, programs) for weight in row["weights"]]
         self._plans = tuple(bytes(context.container.array(number)) for number in row["plans"])
         self._check_types(partition)
         self._rebuilt: CompiledCluster | None = None
-        for numbered in (self._kernels, self._problems, self._weights):
+        for numbered in (self._kernels, self._problems, self._weights, self._callbacks):
             if len(set(numbered)) != len(numbered):  # numbers of what is added later would be wrong
                 raise ValueError("something is listed twice")
 
     def prepare(self) -> Variant:
         """All that is stored."""
         kernels: list[KernelSpec] = list(self._kernels)
-        return Variant(None, kernels, list(self._weights), list(self._problems), self._tables, self._plans)
+        weights, problems = list(self._weights), list(self._problems)
+        return Variant(None, kernels, weights, problems, self._tables, self._plans, self._callbacks)
 
     def build(self, input_shapes: Sequence[Sequence[int]], host_values: Sequence[Sequence[int]]) -> Variant:
         """The variant for inputs that no stored plan takes, compiled of the stored graph.
@@ -343,6 +346,7 @@ class StoredCluster:
         known = KnownEntries()
         known.kernels.update((kernel, number) for number, kernel in enumerate(self._kernels))
         known.problems.update((problem, number) for number, problem in enumerate(self._problems))
+        known.callbacks.update((callback, number) for number, callback in enumerate(self._callbacks))
         for number, weight in enumerate(self._weights):
             known.weights[weight_key(weight)] = number
         compiler = self._partition.compiled(known)

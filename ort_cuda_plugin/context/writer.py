@@ -22,6 +22,7 @@ from ..program.lowering import LoweringOptions
 from .capture import ContextTarget, capture
 from .constants import ConstantWriter, Source
 from .container import Builder, Json, to_json
+from .errors import ContextError
 from .graph_data import encode_graph
 from .sample_shapes import Shapes
 
@@ -150,6 +151,10 @@ class ContextWriter:
             cluster.fed,
         )
         captured = capture(compiled, cluster.ranks, request.shapes)
+        for callback in captured.callbacks:
+            if callback.stored is None:
+                reason = f"{callback.name} is Python in this process, which a compiled model for {target.target.arch} "
+                raise ContextError(f"{cluster.name}: {reason}cannot hold; compile for other architectures")
         programs = list(dict.fromkeys(weight.program for weight in captured.weights if isinstance(weight, Precomputed)))
         nodes = {node: number for number, node in enumerate(cluster.graph.all_nodes())}
         owners = {constant: nodes[node] for node, constant in captured.states.items()}
@@ -164,6 +169,7 @@ class ContextWriter:
             "weights": [self._weight(weight, programs, owners) for weight in captured.weights],
             "programs": [self._program(program, target.target) for program in programs],
             "problems": [asdict(problem) for problem in captured.problems],
+            "callbacks": [callback.stored for callback in captured.callbacks],
             "plans": [self._builder.add(encode(plan)) for plan in captured.plans],
             "failures": captured.failures,
         }

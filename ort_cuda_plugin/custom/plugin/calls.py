@@ -23,6 +23,9 @@ T = TypeVar("T")
 class PluginFailure(Exception):
     """A method of a plugin failed, or gave what cannot be; says which plugin, what it was asked, and the values."""
 
+    ort_code = 1  # ORT_FAIL
+    log_level = "ERROR"
+
 
 def called(label: str, subject: str, function: Callable[..., T], *arguments: Any) -> T:
     """What an author's method gives. Raises PluginFailure for its exceptions, and for a status other than 0."""

@@ -1,0 +1,80 @@
+"""Calls of `enqueue` that compiled models have stored: of a plugin that its creator makes again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ...model.ir import DType
+from ...program.callbacks import Callback, CallFunction
+from .calls import EnqueueFunction, PluginFailure, Tensors
+from .descriptors import TensorFormat
+from .fields import PluginFieldCollection, fields_from_json
+from .interfaces import Phase
+from .node import create
+from .operator import find_creator
+
+
+def stored_callback(row: Mapping[str, Any]) -> Callback:
+    """What `each_run` recorded. Its creator is looked up when the fused node is made.
+
+    Raises what reading a value of another form raises.
+    """
+    if row["kind"] != "plugin":
+        raise ValueError(f"a callback of the kind {row['kind']!r}")
+    name, version, namespace, node = (_text(row[key]) for key in ("name", "version", "namespace", "node"))
+    label = f"plugin {name}-{version}"
+    fields = fields_from_json(row["fields"])
+    tactic = _number(row["tactic"])
+    tensors = tuple((DType[dtype], _number(rank)) for dtype, rank in row["tensors"])
+    layout = Tensors(
+        tuple(map(bool, row["given"])),
+        tuple((DType[dtype].name, TensorFormat[format].name) for dtype, format in row["inputs"]),
+        tuple((DType[dtype].name, TensorFormat[format].name) for dtype, format in row["outputs"]),
+        tuple(tuple(map(_number, axes)) for axes in row["wild"]),
+        bool(row["has_workspace"]),
+    )
+    described = len(layout.inputs) + len(layout.outputs)
+    if sum(layout.given) != len(layout.inputs) or len(layout.wild) != len(layout.outputs):
+        raise ValueError("a callback whose tensors contradict each other")
+    if len(tensors) != described + layout.has_workspace:
+        raise ValueError(f"a callback of {len(tensors)} tensors, of which {described} are described")
+
+    def function() -> CallFunction:
+        return _function(name, version, namespace, node, label, fields, tactic, layout)
+
+    key = json.dumps(row, sort_keys=True)
+    return Callback(key, f"enqueue of {label}", tensors, function=function, stored=row)
+
+
+def _function(
+    name: str,
+    version: str,
+    namespace: str,
+    node: str,
+    label: str,
+    fields: PluginFieldCollection,
+    tactic: int,
+    layout: Tensors,
+) -> CallFunction:
+    creator = find_creator(name, version, namespace)
+    if creator is None:
+        raise PluginFailure(
+            f"{label} of namespace {namespace!r} is called in each Run of this compiled model, and no creator of it is "
+            "registered: import what registers it before the session is made"
+        )
+    plugin = create(creator, label, node, fields, Phase.RUNTIME)
+    return EnqueueFunction(label, plugin, tactic, layout)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{value!r} is no number")
+    return value
