@@ -27,25 +27,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Replaces this process by the program."""
+    return start(arguments, Identity.CUDA)
+
+
+def start(arguments: argparse.Namespace, identity: Identity) -> int:
+    """Replaces this process by the program, in which the plugin has the name of ``identity``."""
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     if not program:
-        raise UserError(ExitCode.USAGE, "name the program: ort-cuda-plugin exec -- python app.py")
+        raise UserError(ExitCode.USAGE, f"name the program: ort-cuda-plugin {arguments.command} -- python app.py")
     if shutil.which(program[0]) is None:
         raise UserError(ExitCode.USAGE, f"there is no program {program[0]!r}")
-    environment = program_environment(find_device(arguments.device))
+    environment = program_environment(find_device(arguments.device), identity)
     try:
         os.execvpe(program[0], program, environment)
     except OSError as error:
         raise UserError(ExitCode.USAGE, f"{program[0]!r} cannot be run: {error.strerror}") from error
 
 
-def program_environment(emulate: bool) -> dict[str, str]:
+def program_environment(emulate: bool, identity: Identity) -> dict[str, str]:
     """This process's environment, with what makes Python processes register the plugin."""
     folder = str(Path(drop_in.__file__).resolve().parent)
     inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry not in ("", folder)]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([folder, *inherited]),
-        AS_VARIABLE: Identity.CUDA.ep_name,
+        AS_VARIABLE: identity.ep_name,
         EMULATE_VARIABLE: "1" if emulate else "0",
     }

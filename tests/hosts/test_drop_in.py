@@ -276,10 +276,12 @@ def test_a_version_that_asks_no_plugin_for_that_name_is_warned_of() -> None:
 # ---- ort-cuda-plugin exec ----
 
 
-def executed(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def executed(
+    *arguments: str, env: dict[str, str] | None = None, command: str = "exec"
+) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(ROOT), (env or {}).get("PYTHONPATH", "")])
     return subprocess.run(
-        [sys.executable, "-m", "ort_cuda_plugin", "exec", "--device", "emulated", "--", *arguments],
+        [sys.executable, "-m", "ort_cuda_plugin", command, "--device", "emulated", "--", *arguments],
         cwd=ROOT,
         env={**os.environ, **NO_GPU, **(env or {}), "PYTHONPATH": path},
         capture_output=True,
@@ -316,6 +318,18 @@ def test_exec_gives_a_program_and_its_children_the_provider(tmp_path: Path) -> N
     (tmp_path / "app.py").write_text(APPLICATION)
     done = executed(sys.executable, "-W", "error", str(tmp_path / "app.py"), str(tmp_path / "add.onnx"))
     assert (done.returncode, done.stdout) == (0, "16.0 16.0\n"), done.stderr
+
+
+def test_with_gives_a_program_the_provider_under_its_own_name(tmp_path: Path) -> None:
+    add_model(tmp_path / "add.onnx")
+    code = (
+        "import onnxruntime; "
+        f"session = onnxruntime.InferenceSession({str(tmp_path / 'add.onnx')!r}, "
+        "providers=['CudaPluginExecutionProvider']); print(session.get_providers()[0])"
+    )
+    done = executed(sys.executable, "-W", "error", "-c", code, command="with")
+    assert (done.returncode, done.stdout) == (0, "CudaPluginExecutionProvider\n"), done.stderr
+    assert "ort-cuda-plugin with -- python app.py" in executed(command="with").stderr
 
 
 def test_exec_leaves_other_programs_as_they_are(tmp_path: Path) -> None:

@@ -1,0 +1,19 @@
+"""Run a Python program in which the plugin is registered under its own name.
+
+`ort-cuda-plugin with -- python app.py` is `exec` for programs that name CudaPluginExecutionProvider themselves, or that
+take what get_available_providers() lists; it works with every wheel of ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from ort_cuda_plugin.cli import drop_in
+from ort_cuda_plugin.ep.identity import Identity
+
+add_arguments = drop_in.add_arguments
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Replaces this process by the program."""
+    return drop_in.start(arguments, Identity.OWN)
