@@ -1,0 +1,217 @@
+"""Compare the results with those of another execution provider, and find the first node that differs.
+
+Outputs may differ as much as their element type allows. Inputs and the outputs of both sides can be saved and loaded
+(.npz), so that results of another machine can be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import ort_cuda_plugin
+from ort_cuda_plugin.api import create_session
+from ort_cuda_plugin.cli.common import (
+    add_model_arguments,
+    model_path,
+    named_values,
+    output_console,
+    output_file,
+    select_device,
+    waiting,
+)
+from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+from ort_cuda_plugin.cli.run import add_input_arguments, load
+from ort_cuda_plugin.comparison.bisection import FirstDifference, first_difference
+from ort_cuda_plugin.comparison.differences import TOLERANCES, Difference, differences
+
+_SHORT = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+_EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--against", default="cpu", metavar="EP", help="cpu (default), cuda, or the name of an execution provider"
+    )
+    add_input_arguments(parser)
+    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="an option of the plugin's")
+    parser.add_argument(
+        "--tolerance",
+        action="append",
+        default=[],
+        metavar="TYPE=NUMBER",
+        help=f"of max|a-b|/max|b|; default: {', '.join(f'{name}={value:g}' for name, value in TOLERANCES.items())},"
+        " others 0",
+    )
+    parser.add_argument("--save", type=output_file, metavar="FILE.npz", help="write inputs and outputs there")
+    parser.add_argument(
+        "--load",
+        type=Path,
+        metavar="FILE.npz",
+        help="take the inputs from there, and the outputs of the other provider where it has them",
+    )
+    parser.add_argument("--no-bisect", action="store_true", help="do not look for the first node that differs")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    path = model_path(arguments.model)
+    tolerances = {**TOLERANCES, **{name: _tolerance(text) for name, text in named_values(arguments.tolerance)}}
+    options = dict(named_values(arguments.option))
+    against = _SHORT.get(arguments.against.lower(), arguments.against)
+    emulate = select_device(arguments.device)
+    saved = _read(arguments.load) if arguments.load else {}
+    source, names, feeds = load(path, arguments)
+    feeds = {name: saved.get(f"inputs/{name}", value) for name, value in feeds.items()}
+    sides = _Sides(path.parent, emulate, options, against)
+    try:
+        with waiting(Console(stderr=True), "running both"):
+            actual = sides.own(source, names, feeds)
+            kept = [saved.get(f"outputs/{against}/{name}") for name in names]
+            expected = kept if all(value is not None for value in kept) else sides.reference(source, names, feeds)
+        found = differences(names, actual, expected, tolerances)
+        if arguments.save:
+            _write(arguments.save, feeds, names, {ort_cuda_plugin.get_ep_name(): actual, against: expected})
+        is_right = all(difference.is_small for difference in found)
+        first, why = None, ""
+        if not (is_right or arguments.no_bisect):
+            first, why = _first(source, feeds, sides, tolerances)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {error}") from error
+    if arguments.json:
+        plain = {"against": against, "outputs": [asdict(each) for each in found], "why_no_node": why}
+        print(json.dumps(plain | {"first_node": None if first is None else asdict(first)}, indent=2))
+    else:
+        _print(against, found, first, why)
+    return ExitCode.OK if is_right else ExitCode.MISMATCH
+
+
+class _Sides:
+    """Runs models on the plugin and on the other provider. Raises UserError where there is none of that name."""
+
+    def __init__(self, folder: Path, emulate: bool, options: Mapping[str, str], against: str) -> None:
+        import onnxruntime as ort
+
+        if against not in ort.get_available_providers():
+            known = ", ".join(ort.get_available_providers())
+            raise UserError(ExitCode.UNAVAILABLE, f"--against {against}: this ONNX Runtime has {known}")
+        self.folder, self.emulate, self.options, self.against = folder, emulate, options, against
+
+    def own(self, source: str | bytes | onnx.ModelProto, names: Sequence[str], feeds: Mapping[str, Any]) -> list[Any]:
+        session, _ = create_session(_plain(source), self.emulate, self.options, self._settings())
+        return list(session.run(list(names), dict(feeds)))
+
+    def reference(
+        self, source: str | bytes | onnx.ModelProto, names: Sequence[str], feeds: Mapping[str, Any]
+    ) -> list[Any]:
+        import onnxruntime as ort
+
+        providers = list(dict.fromkeys([self.against, _SHORT["cpu"]]))
+        session = ort.InferenceSession(_plain(source), self._settings(), providers=providers)
+        return list(session.run(list(names), dict(feeds)))
+
+    def _settings(self) -> Any:
+        import onnxruntime as ort
+
+        settings = ort.SessionOptions()
+        settings.log_severity_level = 3
+        settings.add_session_config_entry(_EXTERNAL_FOLDER, str(self.folder.resolve()))
+        return settings
+
+
+def _plain(source: str | bytes | onnx.ModelProto) -> str | bytes:
+    return source.SerializeToString() if isinstance(source, onnx.ModelProto) else source
+
+
+def _first(
+    source: str | bytes, feeds: Mapping[str, Any], sides: _Sides, tolerances: Mapping[str, float]
+) -> tuple[FirstDifference | None, str]:
+    """The first node that differs, or why none is known."""
+    if isinstance(source, bytes):
+        model = onnx.load_from_string(source)
+    else:
+        model = onnx.load(source, load_external_data=False)
+    console = Console(stderr=True)
+    try:
+        with waiting(console, "looking for the first node that differs"):
+            first = first_difference(model, feeds, sides.own, sides.reference, tolerances)
+    except Exception as error:  # the outputs' difference is still worth showing
+        return None, f"the graph cannot be cut: {error}"
+    why = "" if first else "where all values between nodes are kept none differs: the fusion of nodes is the reason"
+    return first, why
+
+
+def _print(against: str, found: Sequence[Difference], first: FirstDifference | None, why: str) -> None:
+    table = Table("output", "type", "shape", "largest error", "allowed", "verdict", title=f"beside {against}")
+    for each in found:
+        verdict = "ok" if each.is_small else "[bold red]DIFFERS[/]"
+        shape = "x".join(map(str, each.shape)) or "scalar"
+        table.add_row(escape(each.name), each.type, shape, _shown(each.error), _shown(each.tolerance), verdict)
+    console = output_console()
+    console.print(table)
+    if why:
+        console.print(why, markup=False)
+    if first is None:
+        return
+    values = ", ".join(f"{each.name} by {_shown(each.error)}" for each in first.found)
+    console.print(
+        f"the first node that differs is number {first.number}, {first.name} ({first.op_type}): {values}", markup=False
+    )
+    if first.alone:
+        values = ", ".join(f"{each.name} by {_shown(each.error)}" for each in first.alone)
+        console.print(f"with the inputs of {against} it differs as well: {values}", markup=False)
+    else:
+        console.print(
+            f"with the inputs of {against} it agrees: it enlarges differences that are allowed before it", markup=False
+        )
+
+
+def _shown(number: float) -> str:
+    return "not comparable" if math.isinf(number) else f"{number:.2e}"
+
+
+def _tolerance(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value >= 0:
+        raise UserError(ExitCode.USAGE, f"--tolerance {text}: a number from 0")
+    return value
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            values = {name: file[name] for name in file.files}
+    except (OSError, ValueError, AttributeError, EOFError) as error:
+        raise UserError(ExitCode.USAGE, f"--load {path}: not a file of this command: {error}") from error
+    if not any(name.startswith("inputs/") for name in values):
+        raise UserError(ExitCode.USAGE, f"--load {path}: it has no inputs/NAME, as --save writes them")
+    return values
+
+
+def _write(path: Path, feeds: Mapping[str, Any], names: Sequence[str], sides: Mapping[str, Sequence[Any]]) -> None:
+    """Leaves out what is no tensor of numbers."""
+    values = {f"inputs/{name}": value for name, value in feeds.items()}
+    for side, outputs in sides.items():
+        values |= {f"outputs/{side}/{name}": value for name, value in zip(names, outputs, strict=True)}
+    numbers: dict[str, Any] = {
+        key: value for key, value in values.items() if isinstance(value, np.ndarray) and value.dtype.kind in "biufc"
+    }
+    with path.open("wb") as file:
+        np.savez_compressed(file, **numbers)

@@ -1,0 +1,69 @@
+"""How far two results are apart, and how far they may be, by their element type."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..models import relative_error
+
+TOLERANCES: Mapping[str, float] = {"float64": 1e-9, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
+"""Of max|a-b| / max|b|. Values of other types must be equal."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One output on both sides. ``error`` is max|a-b| / max|b|, infinite where shapes, types or places of NaN differ.
+
+    ``tolerance`` is the most that it may be.
+    """
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    error: float
+    tolerance: float
+
+    @property
+    def is_small(self) -> bool:
+        return self.error <= self.tolerance
+
+
+def differences(
+    names: Sequence[str], actual: Sequence[Any], expected: Sequence[Any], tolerances: Mapping[str, float]
+) -> list[Difference]:
+    """One for each output; of a sequence one for each of its tensors."""
+    return [
+        difference
+        for name, a, b in zip(names, actual, expected, strict=True)
+        for difference in _of_value(name, a, b, tolerances)
+    ]
+
+
+def _of_value(name: str, actual: Any, expected: Any, tolerances: Mapping[str, float]) -> list[Difference]:
+    if isinstance(expected, list):
+        if not isinstance(actual, list) or len(actual) != len(expected):
+            return [Difference(name, "sequence", (len(expected),), math.inf, 0.0)]
+        pairs = enumerate(zip(actual, expected, strict=True))
+        return [found for i, (a, b) in pairs for found in _of_value(f"{name}[{i}]", a, b, tolerances)]
+    if expected is None:
+        return [] if actual is None else [Difference(name, "optional", (), math.inf, 0.0)]
+    a, b = np.asarray(actual), np.asarray(expected)
+    tolerance = tolerances.get(b.dtype.name, 0.0)
+    return [Difference(name, b.dtype.name, b.shape, _error(a, b), tolerance)]
+
+
+def _error(actual: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
+    if actual.dtype != expected.dtype:
+        return math.inf
+    if expected.dtype.kind in "biu":  # float64 does not hold all of them
+        if actual.shape != expected.shape:
+            return math.inf
+        return 0.0 if np.array_equal(actual, expected) else max(relative_error(actual, expected), np.finfo(float).tiny)
+    if expected.dtype.kind in "OSU":
+        return 0.0 if np.array_equal(actual, expected) else math.inf
+    return relative_error(actual, expected)
