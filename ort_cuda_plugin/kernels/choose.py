@@ -9,6 +9,7 @@ from ..program.lowering import Lowering
 from ..program.steps import Attend, Contract, Convolve, Map, Sums, Tactic
 from ..program.trace import LibraryCall, Step
 from ..program.views import part
+from .channel_axes import join_channels, unit_axis_last
 from .depthwise import is_depthwise, launch_depthwise
 from .image_order import in_memory_order, is_channels_last, order_images, wants_channels_last
 from .library_attention import call_cudnn_attention
@@ -24,7 +25,8 @@ def choose(ctx: Lowering, steps: Sequence[Step], tuner: Tuner | None = None) -> 
     """
     recorded, nodes = ctx.trace.steps, ctx.nodes
     chosen: list[Step] = []
-    for step in order_images(ctx, list(_parted(ctx, steps, tuner))):
+    joined = [one for step in _parted(ctx, steps, tuner) for one in _joined(ctx, step)]
+    for step in order_images(ctx, joined):
         ctx.trace.steps, ctx.nodes = [], step.nodes
         tuned = _tuned(ctx, step, tuner)
         if not _is_called(ctx, tuned):
@@ -32,7 +34,7 @@ def choose(ctx: Lowering, steps: Sequence[Step], tuner: Tuner | None = None) -> 
             ctx.trace.steps.append(_readable(ctx, _without_library(tuned)))
         chosen += ctx.trace.steps
     ctx.trace.steps, ctx.nodes = recorded, nodes
-    return [in_memory_order(step) if isinstance(step, Map) else step for step in chosen]
+    return [unit_axis_last(in_memory_order(step)) if isinstance(step, Map) else step for step in chosen]
 
 
 def _tuned(ctx: Lowering, step: Step, tuner: Tuner | None) -> Step:
@@ -58,6 +60,14 @@ def _parted(ctx: Lowering, steps: Sequence[Step], tuner: Tuner | None) -> Iterat
 def _without_library(step: Step) -> Step:
     """The step that no library takes after all."""
     return replace(step, tactic=Tactic()) if isinstance(step, Sums) and step.tactic.name == LIBRARY else step
+
+
+def _joined(ctx: Lowering, step: Step) -> Sequence[Step]:
+    """The step as cuDNN may take it."""
+    if not isinstance(step, Convolve) or step.channel_axes == 1 or "cudnn" not in ctx.device.libraries:
+        return [step]
+    ctx.nodes = step.nodes
+    return join_channels(ctx, step)
 
 
 def _readable(ctx: Lowering, step: Step) -> Step:

@@ -13,7 +13,8 @@ from ..program.reduce import reduce
 from ..program.row_program import MAX, Row
 from ..program.scalar import Scalar
 from ..program.steps import Convolve, Input
-from ..program.symbolic import Dim, ceildiv, eq, lt, sym_max
+from ..program.symbolic import Dim, ceildiv, eq, lt, product, sym_max
+from ..program.views import permute, reshape
 from ..program.windows import Windows
 from .registry import FLOATS, T, op
 
@@ -213,7 +214,33 @@ def transposed_convolution(
     for size in spatial:
         ctx.require(lt(0, size), "the result has no elements along a spatial dimension")
     window = Windows(plain.size, plain.kernel, plain.strides, plain.dilations, begin, plain.end)
+    apart = window.strides == kernel and all(gap == 1 for gap in window.dilations)
+    whole = all(size == n * step for size, n, step in zip(spatial, window.size, window.strides, strict=True))
+    if apart and whole and group == 1 and (not ctx.device.emulated or "cudnn" in ctx.device.libraries):
+        return _spread(ctx, x, w, b, window)
     return _convolve(ctx, x, w, b, (x.shape[0], rows, *spatial), window, group, transposed=True)
+
+
+def _spread(ctx: Lowering, x: Tensor, w: Tensor, b: Tensor | None, window: Windows) -> Tensor:
+    """A transposed convolution whose windows do not overlap: one of single places, whose channels are spread out.
+
+    That runs on tensor cores, where a kernel that gathers what reaches each element does not.
+    """
+    rank, rows, kernel = x.rank - 2, w.shape[1], window.strides
+    taps = product(kernel)
+    ones = [1] * rank
+    turned = ctx.contiguous(permute(ctx, w, (*range(2, w.rank), 1, 0)))
+    weights = reshape(ctx, turned, [taps * rows, x.shape[1], *ones])
+    bias = None
+    if b is not None:
+        b = ctx.contiguous(b)
+        bias = reshape(ctx, ctx.view(b, [taps, rows], [0, 1], b.offset), [taps * rows])
+    points = Windows(window.size, tuple(ones), tuple(ones), tuple(ones), (0,) * rank, (0,) * rank)
+    found = _convolve(ctx, x, weights, bias, (x.shape[0], taps * rows, *window.size), points, 1)
+    parted = reshape(ctx, found, [x.shape[0], *kernel, rows, *window.size])
+    places = [axis for i in range(rank) for axis in (2 + rank + i, 1 + i)]
+    spatial = [n * step for n, step in zip(window.size, kernel, strict=True)]
+    return reshape(ctx, permute(ctx, parted, (0, 1 + rank, *places)), [x.shape[0], rows, *spatial])
 
 
 @op("MaxPool", since=1, types={"T": FLOATS | {DType.INT8, DType.UINT8}})

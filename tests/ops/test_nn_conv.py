@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kernel_harness import run_op
@@ -80,6 +80,7 @@ def test_conv_of_each_type(dtype: str, rows: int) -> None:
 
 
 @settings(max_examples=12)
+@example(rank=2, group=1, stride=3, dilation=1, pad=0, extra=False)
 @given(
     rank=st.sampled_from([1, 2]),
     group=st.sampled_from([1, 2]),
