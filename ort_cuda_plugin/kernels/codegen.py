@@ -44,6 +44,7 @@ _infix = {
     "shl": "<<",
     "shr": ">>",
 }
+_halves = frozenset({DType.FLOAT16, DType.BFLOAT16})
 _comparisons = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 
 
@@ -137,6 +138,7 @@ class Emitter:
         self._indent = indent
         self._count = 0
         self._divisions: dict[Scalar, int] = {}
+        self._reciprocals: dict[Scalar, str] = {}
         self._names: list[dict[Scalar, str]] = [{}]
         self._computed: list[dict[str, str]] = [{}]
 
@@ -212,6 +214,29 @@ class Emitter:
         assert name is not None
         return name
 
+    def hoist(self, roots: Iterable[Scalar], varies: Mapping[Scalar, bool]) -> None:
+        """Emits what a loop over elements computes of ``roots`` alike for each element, ahead of the loop.
+
+        A half type's quotient by such a value is then a product with its reciprocal. That rounds to the same number:
+        the quotient of two numbers of 11 bits is farther from a middle of two such numbers than float32 is inexact.
+        """
+        seen: set[Scalar] = set()
+        stack = list(roots)
+        while stack:
+            x = stack.pop()
+            if x in seen:
+                continue
+            seen.add(x)
+            if not varies[x]:
+                if x.op != "constant":
+                    self.value(x)
+                continue
+            stack += x.operands
+            if x.op == "div" and x.dtype in _halves and not varies[x.operands[1]]:
+                divisor = x.operands[1]
+                if divisor not in self._reciprocals:
+                    self._reciprocals[divisor] = self.assign(f"float32(1) / {self.value(divisor)}")
+
     def _emitted(self, x: Scalar) -> str:
         if x.op == "constant":
             return literal(x.value, x.dtype)
@@ -278,6 +303,8 @@ class Emitter:
         if x.op in _wrapping and x.dtype is DType.INT64:
             # Numba promises LLVM that sums and products of int64 do not overflow; those of uint64 may.
             return f"int64(uint64({a}) {_infix[x.op]} uint64({b}))"
+        if x.op == "div" and x.dtype in _halves and x.operands[1] in self._reciprocals:
+            return f"{a} * {self._reciprocals[x.operands[1]]}"
         if x.op in _infix:
             text = f"{a} {_infix[x.op]} {b}"
             return f"{register_type(x.dtype)}({text})" if x.dtype.is_integer else text

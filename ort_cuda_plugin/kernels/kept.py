@@ -50,7 +50,7 @@ def find_kept(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar], bool
     These are the last values that a pass and a later one have in common. Kept values change no result: products are
     not kept, since a sum that follows may take one in unrounded.
     """
-    by_column = _by_column(walks, varies)
+    by_column = find_by_column(walks, varies)
     computed: dict[Scalar, int] = {}
     loads: dict[Scalar, set[int]] = {}
     for number, roots in enumerate(walks):
@@ -78,7 +78,7 @@ def find_kept(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar], bool
     return kept if alike and kept.count <= MAX_SLOTS else NOTHING
 
 
-def _by_column(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar], bool]) -> dict[Scalar, bool]:
+def find_by_column(walks: Sequence[Sequence[Scalar]], varies: Callable[[Scalar], bool]) -> dict[Scalar, bool]:
     """Whether each value is another one for each column. Does not recurse: chains are as long as models are deep."""
     known: dict[Scalar, bool] = {}
     for roots in walks:

@@ -6,11 +6,11 @@ Reductions that do not depend on each other share one pass over the row.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, kernel_name, load_text, offset_text, register_type
-from ort_cuda_plugin.kernels.kept import NOTHING, Kept, find_kept
+from ort_cuda_plugin.kernels.kept import NOTHING, Kept, find_by_column, find_kept
 from ort_cuda_plugin.kernels.layout import SERIAL_THREADS, Plane, coordinates, extent, index_type
 from ort_cuda_plugin.kernels.row_registers import RowForm, choose_row_form, row_height
 from ort_cuda_plugin.kernels.vector_map import is_dense
@@ -20,7 +20,7 @@ from ort_cuda_plugin.program.row_program import Stage, Values, grouped_stages
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.shapes import broadcast_strides, collapse
 from ort_cuda_plugin.program.steps import Input, Rows
-from ort_cuda_plugin.program.symbolic import Dim, ceildiv, hint, le, product
+from ort_cuda_plugin.program.symbolic import Dim, ceildiv, divides, hint, le, product
 from ort_cuda_plugin.program.trace import Use
 
 __all__ = ["RowKernel"]
@@ -45,8 +45,14 @@ BLOCK = 256
 KEPT_BYTES = 32 << 10
 """What a block keeps of its rows at most: more leaves too few blocks on a multiprocessor."""
 _REGISTERS = {f"{kind}{bits}": f"registers_{kind[0]}{bits}" for kind in ("float", "int", "uint") for bits in (32, 64)}
-MANY_ROWS = 1024
-"""Rows that keep a device busy with one thread each."""
+MANY_ROWS = 512
+"""Rows for each multiprocessor that keep it busy with one thread each."""
+UPRIGHT_ROWS = 32
+"""Neighbouring rows of a block each of which has several threads."""
+UPRIGHT_PARTS = 8
+"""Threads of such a row, at least; and how many of its elements a thread adds up side by side."""
+SHORT_COLUMNS = 64
+"""Elements of a row for which one thread is enough."""
 
 
 class RowKernel:
@@ -72,9 +78,13 @@ class RowKernel:
         self.coordinates: list[str] | None = None
         self.walk = -1
         """The number of the pass over the row that is being emitted."""
+        self.passes = 0
+        """How many passes reduce."""
         self.kept = NOTHING
         self.kept_place = ""
         """Where a value is kept, with {slot} and {column}."""
+        self.by_column: dict[Scalar, bool] = {}
+        """Whether each value is another one for each column; empty where LLVM finds out by itself."""
         self.walks: dict[Scalar, set[int]] = {}
         """The passes that load elements of an input."""
         self.form: RowForm | None = None
@@ -84,10 +94,19 @@ class RowKernel:
         self.lanes: dict[Scalar, str] = {}
         self.pending: list[Scalar] = []
         """Inputs that the pass being emitted needs in lanes."""
+        self.is_upright = False
+        """Whether neighbouring threads have neighbouring rows, and those above each other a row's columns."""
         self.is_exact = False
         """Whether every lane has an element."""
+        self.has_whole_vectors = False
+        """Whether all lanes of a vector have an element, or none."""
         self.inside = ""
         """Whether the lane being emitted has an element; "" where every one has."""
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether threads of several rows meet: in a warp, or at a barrier."""
+        return self.is_upright or 1 < self.threads < WARP
 
     @property
     def column0(self) -> str:
@@ -111,6 +130,7 @@ class RowKernel:
         self.long = self.ctx.device.emulated and hint(product(column_dims)) > LONG_COLUMNS
         groups = grouped_stages(x for x, _ in outputs)
         kept = self._find_kept(groups, sources, column_strides)
+        kept = NOTHING if self.is_upright else kept
         if (self.threads > 1 and adjacent) or self.part_form is not None:
             self._choose_form(groups, kept, [x for _, x in sources], column_dims, column_strides)
             self.vectors = {
@@ -119,6 +139,9 @@ class RowKernel:
                 if self.form is not None and is_dense(strides, column_dims)
             }
         grid, block, names, inside = self._rows(row_dims)
+        if self.form is not None and not self.is_exact:
+            first = f"{self.column0}lane * {self.form.width}"
+            emit.line(f"left = int32(min({self.n} - ({first}), int64({self.form.capacity})))")
         shared_bytes = self._keep(kept, product(column_dims), block)
 
         places = []
@@ -133,22 +156,25 @@ class RowKernel:
         row_places = places[len(sources) + len(elements) :]
 
         with emit.block(f"if {inside}:"):
+            self.passes = len(groups)
             for group in groups:
                 self._reduce(group)
             self.walk += 1
-            if elements and self.form is not None:
-                strides_of = column_strides[len(sources) :]
-                self._store_lanes(element_places, [is_dense(strides, column_dims) for strides in strides_of])
-            elif elements:
-                with self._columns():
-                    for (value, _), (pointer, base, strides) in zip(elements, element_places, strict=True):
-                        emit.store(pointer, self._offset(base, strides), value)
-            if rows:
-                with emit.block("if lane == 0:"):
-                    for (value, _), (pointer, base, _) in zip(rows, row_places, strict=True):
-                        emit.store(pointer, base if self.part_form is None else f"{base} + part", value)
+            with emit.block(f"if {'exists' if self.shares_rows else 'True'}:"):
+                if elements and self.form is not None:
+                    strides_of = column_strides[len(sources) :]
+                    self._store_lanes(element_places, [is_dense(strides, column_dims) for strides in strides_of])
+                elif elements:
+                    self._hoist(x for x, _ in elements)
+                    with self._columns():
+                        for (value, _), (pointer, base, strides) in zip(elements, element_places, strict=True):
+                            emit.store(pointer, self._offset(base, strides), value)
+                if rows:
+                    with emit.block("if lane == 0:"):
+                        for (value, _), (pointer, base, _) in zip(rows, row_places, strict=True):
+                            emit.store(pointer, base if self.part_form is None else f"{base} + part", value)
         uses = {x: Use(times=len(self.walks.get(leaf, ()))) for leaf, x in sources}
-        bounded = self.threads > BLOCK
+        bounded = block[0] * block[1] > BLOCK
         builder.launch(self.ctx, kernel_name(self.ctx), grid, block, uses, shared_bytes, bounded=bounded)
 
     def _find_kept(
@@ -164,6 +190,7 @@ class RowKernel:
         varying = {leaf for (leaf, _), strides in pairs if any(stride != 0 for stride in strides)}
         walks = [[x for stage in group for x in stage.elements] for group in groups]
         walks.append([x for x, _ in self.step.outputs])
+        self.by_column = find_by_column(walks, varying.__contains__)
         return find_kept(walks, varying.__contains__)
 
     def _choose_form(
@@ -181,11 +208,18 @@ class RowKernel:
             return
         inputs = sum(is_dense(strides, column_dims) for strides in column_strides[: len(sources)])
         self.form = self.part_form or choose_row_form(
-            self.ctx, self.step, groups, product(column_dims), inputs, [x.dtype.itemsize for x in moved]
+            self.ctx,
+            self.step,
+            groups,
+            product(column_dims),
+            product(self.step.row_shape),
+            inputs,
+            [x.dtype.itemsize for x in moved],
         )
         if self.form is not None:
             self.threads = self.form.threads
             self.is_exact = product(column_dims) == self.parts * self.form.capacity
+            self.has_whole_vectors = divides(self.form.width, product(column_dims))
 
     def _keep(self, kept: Kept, columns: Dim, block: tuple[int, int, int]) -> Dim:
         """Emits where each thread keeps its columns; gives the bytes of shared memory for it."""
@@ -221,8 +255,9 @@ class RowKernel:
         if self.ctx.device.emulated or hint(columns) <= SERIAL_COLUMNS:
             return 1
         # Where the columns of a row are apart, threads of neighbouring rows read neighbouring elements.
-        if not adjacent and hint(rows) >= MANY_ROWS:
-            return 1
+        if not adjacent and hint(rows) >= WARP:
+            self.is_upright = hint(columns) > SHORT_COLUMNS and hint(rows) < MANY_ROWS * self.ctx.device.multiprocessors
+            return 1 if not self.is_upright else WARP if hint(columns) > 64 * UPRIGHT_PARTS else UPRIGHT_PARTS
         return WARP if hint(columns) <= WARP_COLUMNS else BLOCK
 
     def _rows(self, dims: list[Dim]) -> tuple[tuple[Dim, Dim, Dim], tuple[int, int, int], list[str], str]:
@@ -233,20 +268,29 @@ class RowKernel:
             return plane.grid, plane.block, plane.names[: len(dims)], plane.inside
         rows = product(dims)
         height = BLOCK // 2 // WARP if self.threads == WARP else 1
-        if self.form is not None and self.threads == WARP:
-            height = row_height(self.ctx, rows)
+        if self.form is not None and self.threads <= WARP:
+            height = row_height(self.ctx, rows, self.threads)
+        if self.is_upright:
+            height = UPRIGHT_ROWS
         dtype = index_type(self.ctx, rows)
         index = register_type(dtype)
         n_rows = self.builder.integer(rows, dtype)
         extents = [extent(self.builder, dim, dtype) for dim in dims[1:]]
-        self.emit.line("lane = int64(cuda.threadIdx.x)")
+        across, along = ("y", "x") if self.is_upright else ("x", "y")
+        self.emit.line(f"lane = int64(cuda.threadIdx.{across})")
         block = f"{index}(cuda.blockIdx.x)"
-        self.emit.line(f"row = {index}({block} * {index}(cuda.blockDim.y) + {index}(cuda.threadIdx.y))")
+        self.emit.line(f"row = {index}({block} * {index}(cuda.blockDim.{along}) + {index}(cuda.threadIdx.{along}))")
+        exists = f"row < {n_rows}"
+        if self.shares_rows:
+            # All of a warp or block goes the same way: what has no row does another's work and stores nothing.
+            self.emit.line(f"exists = {exists}")
+            self.emit.line(f"row = choose(exists, row, {index}({n_rows} - 1))")
         names = coordinates(self.emit, "row", extents, dtype) if dims else []
         if self.part_form is not None:
             self.emit.line("part = int64(cuda.blockIdx.y)")
             self.emit.line(f"column0 = part * {self.part_form.capacity}")
-        return (ceildiv(rows, height), self.parts, 1), (self.threads, height, 1), names, f"row < {n_rows}"
+        block_shape = (height, self.threads, 1) if self.is_upright else (self.threads, height, 1)
+        return (ceildiv(rows, height), self.parts, 1), block_shape, names, "True" if self.shares_rows else exists
 
     @contextmanager
     def _columns(self, start: str = "lane") -> Iterator[None]:
@@ -284,6 +328,7 @@ class RowKernel:
         }
         for pointer, name in lanes.items():
             emit.line(f"{name} = lanes_of({pointer}, {self.form.lanes})")
+        self._hoist(x for x, _ in self.step.outputs)
         with self._columns():
             for (value, _), (pointer, base, strides) in zip(self.step.outputs, places, strict=True):
                 if pointer in lanes:
@@ -305,7 +350,7 @@ class RowKernel:
             for x in self.kept.loaded(self.walk):
                 self.emit.bind(x, self.emit.assign(f"kept[{self._kept_place(x, name)}]"))
             if self.form is not None and not self.is_exact:
-                self.inside = self.emit.assign(f"{name} < {self.n}")
+                self.inside = self.emit.assign(f"int32({self.form.distance('e', self.has_whole_vectors)}) < left")
                 name = self.emit.assign(f"choose({self.inside}, {name}, int64(0))")
             flat = name if self.column_dtype is DType.INT64 else self.emit.assign(f"int32({name})")
             self.coordinates = coordinates(self.emit, flat, self.column_extents, self.column_dtype)
@@ -343,15 +388,25 @@ class RowKernel:
         """One pass over the row for all ``stages``."""
         self.walk += 1
         self.accumulators.update(self._accumulators(stages))
-        start = self._reduce_parts(stages) if self.threads == 1 else "lane"
+        self._hoist(x for stage in stages for x in stage.elements)
+        start = self._reduce_parts(stages) if self.threads == 1 or self.is_upright else "lane"
         with self._columns(start):
             self._update(stages, _step)
         if self.threads == 1:
             return
-        with self.emit.block("for step in range(5):"):
-            self._update(stages, functools.partial(self._combine, other=_shuffled("int32(16 >> step)")))
+        if self.is_upright:
+            self._combine_shared(stages, self.threads, UPRIGHT_ROWS)
+            return
+        lanes = min(self.threads, WARP)
+        with self.emit.block(f"for step in range({lanes.bit_length() - 1}):"):
+            self._update(stages, functools.partial(self._combine, other=_shuffled(f"int32({lanes // 2} >> step)")))
         if self.threads > WARP:
-            self._combine_warps(stages)
+            self._combine_shared(stages, self.threads // WARP)
+
+    def _hoist(self, roots: Iterable[Scalar]) -> None:
+        """Emits what a pass computes of the row alone, ahead of its loop."""
+        if self.by_column:
+            self.emit.hoist(roots, self.by_column)
 
     def _accumulators(self, stages: Sequence[Stage]) -> dict[Stage, list[str]]:
         """New variables that hold the initial values."""
@@ -367,26 +422,37 @@ class RowKernel:
         Chains of dependent additions are shorter then, which is faster, and rounds less.
         """
         totals = {stage: self.accumulators[stage] for stage in stages}
+        if self.is_upright:
+            parts = [totals, *(self._accumulators(stages) for _ in range(UPRIGHT_PARTS - 1))]
+            step = UPRIGHT_PARTS * self.threads
+            self.emit.line("start = lane")
+            end = f"{self.n} - {step - self.threads}"
+            self._fill_parts(stages, parts, f"range(lane, {end}, {step})", self.threads, f"start = j + {step}")
+            return "start"
         if not self.long:
             parts = [totals, *(self._accumulators(stages) for _ in range(SERIAL_PARTS - 1))]
-            self._fill_parts(stages, parts, "0", self.n)
+            self._fill_parts(stages, parts, f"range(0, {self.n} - {SERIAL_PARTS - 1}, {SERIAL_PARTS})")
             return f"{self.n} & -{SERIAL_PARTS}"
         with self.emit.block(f"for piece in range(0, {self.n} - {LONG_PARTS - 1}, {PIECE}):"):
             parts = [self._accumulators(stages) for _ in range(LONG_PARTS)]
-            self._fill_parts(stages, parts, "piece", f"min({self.n}, piece + {PIECE})")
+            end = f"min({self.n}, piece + {PIECE})"
+            self._fill_parts(stages, parts, f"range(piece, {end} - {LONG_PARTS - 1}, {LONG_PARTS})")
             self.accumulators.update(totals)
             with self.emit.scope():
                 self._update(stages, functools.partial(self._combine_part, other=parts[0]))
         return f"{self.n} & -{LONG_PARTS}"
 
-    def _fill_parts(self, stages: Sequence[Stage], parts: list[dict[Stage, list[str]]], start: str, end: str) -> None:
-        """Columns from ``start`` on into ``parts``, while all get one, and then all parts into the first."""
-        number = len(parts)
-        with self.emit.block(f"for j in range({start}, {end} - {number - 1}, {number}):"):
+    def _fill_parts(
+        self, stages: Sequence[Stage], parts: list[dict[Stage, list[str]]], columns: str, apart: int = 1, last: str = ""
+    ) -> None:
+        """Columns into ``parts``, each of ``columns`` and those that follow, and then all parts into the first."""
+        with self.emit.block(f"for j in {columns}:"):
             for offset, part in enumerate(parts):
                 self.accumulators.update(part)
-                with self._column(f"j + {offset}"):
+                with self._column(f"j + {offset * apart}"):
                     self._update(stages, _step)
+            if last:
+                self.emit.line(last)
         while len(parts) > 1:
             half = len(parts) // 2
             for part, other in zip(parts[:half], parts[half:], strict=True):
@@ -423,25 +489,32 @@ class RowKernel:
             others.append(partner)
         return stage.reduction.combine(totals, tuple(others))
 
-    def _combine_warps(self, stages: Sequence[Stage]) -> None:
-        emit, warps = self.emit, self.threads // WARP
+    def _combine_shared(self, stages: Sequence[Stage], parts: int, rows: int = 1) -> None:
+        """Partial results of the block's warps, or of the threads of each of its ``rows``, together."""
+        emit = self.emit
         shared = {}
         for stage in stages:
             shared[stage] = [emit.fresh("shared") for _ in stage.initial]
             for array, initial in zip(shared[stage], stage.initial, strict=True):
-                emit.line(f"{array} = cuda.shared.array({warps}, {register_type(initial.dtype)})")
-        with emit.block(f"if lane % {WARP} == 0:"):
+                emit.line(f"{array} = cuda.shared.array({parts * rows}, {register_type(initial.dtype)})")
+        mine = "cuda.threadIdx.x" if rows > 1 else "0"
+        with emit.block("if True:" if rows > 1 else f"if lane % {WARP} == 0:"):
+            place = f"lane * {rows} + {mine}" if rows > 1 else f"lane // {WARP}"
             for stage in stages:
                 for array, name in zip(shared[stage], self.accumulators[stage], strict=True):
-                    emit.line(f"{array}[lane // {WARP}] = {name}")
+                    emit.line(f"{array}[{place}] = {name}")
         emit.line("cuda.syncthreads()")
         for stage in stages:
             for array, name in zip(shared[stage], self.accumulators[stage], strict=True):
-                emit.line(f"{name} = {array}[0]")
-        with emit.block(f"for warp in range(1, {warps}):"):
+                emit.line(f"{name} = {array}[{mine}]")
+        # Only what goes on with the result in all threads needs it there.
+        alone = rows > 1 and not self.step.outputs and self.walk == self.passes - 1
+        end = f"choose(lane == 0, int64({parts}), int64(1))" if alone else str(parts)
+        with emit.block(f"for other in range(1, {end}):"):
 
             def combine(stage: Stage, totals: Values) -> Values:
-                return self._combine(stage, totals, lambda dtype, name, number: f"{shared[stage][number]}[warp]")
+                place = f"other * {rows} + {mine}" if rows > 1 else "other"
+                return self._combine(stage, totals, lambda dtype, name, number: f"{shared[stage][number]}[{place}]")
 
             self._update(stages, combine)
 

@@ -21,6 +21,10 @@ SHARES = {WARP: (16, 96), 128: (16, 96), 256: (32, 96), 512: (32, 64)}
 """For numbers of threads: the elements of a row that one has at most, and the 32-bit registers for what it reads."""
 MAX_ROW_WORK = 1536
 """Operations in a thread's straight code, about; see `vector_map.MAX_WORK`."""
+EXACT_LANES = 24
+"""As in `SHARES` for a warp, where no lane is without an element."""
+MANY_ROWS = 8
+"""For each multiprocessor: then a warp may have several."""
 MAX_HEIGHT = 4
 """Rows of a block, where each is a warp's."""
 
@@ -48,17 +52,31 @@ class RowForm:
             return f"lane + {lane} * {self.threads}"
         return f"lane * {self.width} + ({lane} >> {shift}) * {self.threads * self.width} + ({lane} & {mask})"
 
+    def distance(self, lane: str, whole: bool) -> str:
+        """How far a thread's lane is from its first one; with ``whole``, how far the lane's vector is."""
+        shift, mask = self.width.bit_length() - 1, self.width - 1
+        if self.width == 1:
+            return f"{lane} * {self.threads}"
+        vector = f"({lane} >> {shift}) * {self.threads * self.width}"
+        return vector if whole else f"{vector} + ({lane} & {mask})"
 
-def row_height(ctx: Lowering, rows: Dim) -> int:
-    """Rows of a block whose rows are warps': few where more would leave multiprocessors idle."""
-    height = MAX_HEIGHT
-    while height > 1 and hint(rows) < 2 * height * ctx.device.multiprocessors:
+
+def row_height(ctx: Lowering, rows: Dim, threads: int = WARP) -> int:
+    """Rows of a block whose rows are warps', or parts of them: few where more would leave multiprocessors idle."""
+    height = MAX_HEIGHT * WARP // threads
+    while height > WARP // threads and hint(rows) < 2 * height * ctx.device.multiprocessors:
         height //= 2
     return height
 
 
 def choose_row_form(
-    ctx: Lowering, step: Rows, groups: Sequence[Sequence[Stage]], columns: Dim, inputs: int, itemsizes: Sequence[int]
+    ctx: Lowering,
+    step: Rows,
+    groups: Sequence[Sequence[Stage]],
+    columns: Dim,
+    rows: Dim,
+    inputs: int,
+    itemsizes: Sequence[int],
 ) -> RowForm | None:
     """None for rows that are too long.
 
@@ -70,13 +88,29 @@ def choose_row_form(
         width //= 2
     words = max(inputs, 1) * max(1, max(itemsizes, default=4) // 4)
     by_work = MAX_ROW_WORK // max(_work(step, groups), 1)
+    if (exact := _exact_form(ctx, columns, rows, width, min(by_work, SHARES[WARP][1] // words))) is not None:
+        return exact
     for threads, (lanes, registers) in SHARES.items():
+        most = max(min(lanes, by_work, registers // words), width)
         count = -(-expected // (threads * width))
-        if count * width <= max(min(lanes, by_work, registers // words), width):
+        if count * width <= most:
             # Few numbers of vectors, so that few kernels differ.
             count = count if count < 4 else -(-count // 2) * 2
             form = RowForm(threads, width, count)
             return form if ctx.settled(le(columns, form.capacity)) else None
+    return None
+
+
+def _exact_form(ctx: Lowering, columns: Dim, rows: Dim, width: int, most: int) -> RowForm | None:
+    """A warp's form in which every lane has an element, where there is one: others cost as much.
+
+    A part of a warp has a row where there are many rows.
+    """
+    many = hint(rows) >= MANY_ROWS * ctx.device.multiprocessors
+    for threads in (WARP, WARP // 2, WARP // 4) if many else (WARP,):
+        lanes = hint(columns) // threads
+        if columns == threads * lanes and lanes % width == 0 and 0 < lanes <= min(most, EXACT_LANES):
+            return RowForm(threads, width, lanes // width)
     return None
 
 

@@ -17,6 +17,7 @@ from ..program.steps import Input, Map
 from ..program.symbolic import Dim, ceildiv, divides, hint, product
 from ..program.tensor import contiguous_strides
 from .codegen import KernelBuilder, kernel_name, load_text, offset_text, register_type
+from .kept import find_by_column
 from .layout import Extent, coordinates, extent, index_type
 
 VECTOR_BYTES = 16
@@ -24,6 +25,8 @@ FEW_ELEMENTS = 1024
 """Fewer are not worth a longer kernel."""
 MAX_WORK = 512
 """Operations in a thread's straight code, about: more take long to compile, and LLVM no longer unrolls its loop."""
+MANY_ELEMENTS = 1 << 21
+"""From so many on, threads have a second vector with more work: what a thread does once is shared by more elements."""
 CALL_WORK = 12
 """Operations that a function of the mathematical library stands for."""
 cheap = frozenset({"leaf", "constant", "cast", "abs", "neg", "not", "min", "max", "where", "add", "sub", "mul"})
@@ -96,7 +99,8 @@ def choose_vectors(
         width //= 2
     if width == 1:
         return None
-    return VectorForm(width, 2 if 2 * width * work <= MAX_WORK and 2 * width <= VECTOR_BYTES else 1)
+    most = MAX_WORK if hint(product(dims)) < MANY_ELEMENTS else 2 * MAX_WORK
+    return VectorForm(width, 2 if 2 * width * work <= most and 2 * width <= VECTOR_BYTES else 1)
 
 
 @dataclass
@@ -160,6 +164,9 @@ class VectorMap:
         emit.line(f"whole = {' & '.join(conditions)}")
         for _, x in moved:
             self._load(x)
+        varying = {leaf for (leaf, _), strides in inputs if any(stride != 0 for stride in strides)}
+        roots = [expression for expression, _ in written]
+        emit.hoist(roots, find_by_column([roots], varying.__contains__))
         with emit.block(f"for e in range({form.lanes}):"):
             for leaf, x in moved:
                 emit.bind(leaf, emit.assign(load_text(x.lanes, "e", x.dtype)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,10 +33,14 @@ def rows_model(rows: int, columns: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("shape", "dynamic"), [((9, 33), False), ((5, 384), False), ((3, 1030), True), ((2, 3001), False)], ids=str
+    ("shape", "dynamic"),
+    [((9, 33), False), ((5, 384), False), ((9, 192), False), ((3, 1030), True), ((2, 3001), False)],
+    ids=str,
 )
 def test_rows_of_all_lengths(shape: tuple[int, int], dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    """Of 192 elements a row is a part of a warp's, and the last warp is not full."""
+    small = replace(GPU, multiprocessors=1)
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: small if shape[1] == 192 else GPU)
     rng = np.random.default_rng(0)
     # A mean of rows without small numbers is wrong where a lane without an element counts.
     x = (rng.uniform(1, 2, shape) * rng.choice([-1, 1], shape)).astype(np.float32)
@@ -50,6 +55,21 @@ def test_rows_of_all_lengths(shape: tuple[int, int], dynamic: bool, monkeypatch:
     np.testing.assert_allclose(soft, e / e.sum(1, keepdims=True), rtol=2e-3, atol=1e-4)
     np.testing.assert_array_equal(best, x.argmax(1))
     np.testing.assert_array_equal(most, np.abs(x * k).min(1, keepdims=True))
+
+
+@pytest.mark.parametrize("columns", [150, 1100])
+def test_neighbouring_rows_whose_elements_are_apart_share_a_block(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    text = f"""<ir_version: 10, opset_import: ["" : 20]> rows (float[2, {columns}, 37] x)
+        => (float[2, {columns}, 37] soft, float[2, 1, 37] mean)
+        {{ soft = Softmax<axis = 1>(x) axes = Constant<value_ints = [1]>() mean = ReduceMean(x, axes) }}"""
+    x = np.random.default_rng(0).standard_normal((2, columns, 37), np.float32)
+    soft, mean = run_model(parser.parse_model(text), [x])
+    e = np.exp(x.astype(np.float64) - x.max(1, keepdims=True))
+    np.testing.assert_allclose(soft, e / e.sum(1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(mean, x.astype(np.float64).mean(1, keepdims=True), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("columns", "threads"), [(384, 32), (2000, 128), (16000, 512)])
