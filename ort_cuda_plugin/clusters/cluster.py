@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from ..program.program_text import ProgramText
 from ..program.symbolic import Dim
 from ..program.trace import Step
 from ..program.traffic import ProgramTraffic
+from ..program.tuning import OperatorTuner
 from .control_flow import CompiledBodies
 from .launches import make_launches, place_outputs
 from .node_lowering import InputSymbols, NodeLowering, UnknownValue, symbolic_input
@@ -67,6 +68,10 @@ def _agrees(value: Value, shape: Sequence[int] | None) -> bool:
     return len(value.shape) == len(shape) and all(dim == size for dim, size in pairs if isinstance(dim, int))
 
 
+class ClusterTuner(Tuner, OperatorTuner, Protocol):
+    """Chooses kernels of steps, and among the ways of applications' operators."""
+
+
 class WeightReader:
     """Gets weights back from the device. ``read`` gives the bytes of a weight by its number in the cluster."""
 
@@ -103,7 +108,7 @@ class CompiledCluster:
         fed: Collection[str] | None = None,
         compiled: CompiledBodies | None = None,
         known: KnownEntries | None = None,
-        tuner: Tuner | None = None,
+        tuner: ClusterTuner | None = None,
     ) -> None:
         self.graph = graph
         self.device = device
@@ -312,6 +317,7 @@ class CompiledCluster:
             trial=trial,
             compiled=self._compiled,
         )
+        lowering.ctx.tuner = self._tuner
         self._lower(lowering, tensors)
         producers = self.graph.producers()
         results = [(lowering.tensor(value), producers.get(value)) for value in self.outputs]

@@ -32,6 +32,7 @@ from ..program.steps import Attend, Convolve, Rows, Sums, Tactic
 from ..program.symbolic import Dim, hint, is_read_back, le, lt
 from ..program.tensor import Tensor
 from ..program.trace import LibraryCall, Recordable
+from ..program.tuning import Make
 from .cluster import Variant
 
 logger = logging.getLogger("ort_cuda_plugin")
@@ -54,14 +55,51 @@ class MeasuringTuner:
         A plan with a tactic that was measured holds for sizes up to the next power of two: beyond that, another plan is
         made, and measured. Nothing is measured for sizes that nobody knows, which are guessed or computed in the Run.
         """
-        sizes = _sizes(step)
+        return self._fastest(
+            ctx,
+            _timing_id(ctx, step),
+            _types(step),
+            _sizes(step),
+            names,
+            lambda name: _program(ctx, step, name),
+            ", ".join(node.label for node in step.nodes) or "a step",
+        )
+
+    def fastest(
+        self, ctx: Lowering, problem: str, inputs: Sequence[Tensor | None], names: Sequence[str], make: Make
+    ) -> Tactic:
+        """As `tactic`, for an application's operator: see `OperatorTuner`."""
+        given = [x for x in inputs if x is not None]
+        options = asdict(ctx.options)
+        parts = [problem, [_layout(x) for x in given], [options[name] for name in sorted(options)], kernels_digest()]
+        return self._fastest(
+            ctx,
+            repr(parts),
+            [x.dtype.short for x in given],
+            [size for x in given for size in x.shape],
+            names,
+            lambda name: _operator_program(ctx, inputs, name, make),
+            ctx.node.label if ctx.node is not None else "an operator",
+        )
+
+    def _fastest(
+        self,
+        ctx: Lowering,
+        timing_id: str,
+        types: Sequence[str],
+        sizes: Sequence[Dim],
+        names: Sequence[str],
+        program: Callable[[str], Variant | None],
+        label: str,
+    ) -> Tactic:
+        """Measures what the cache has not; ``program`` is what does the work by a tactic, None where it cannot."""
         unknown = [size for size in sizes if not isinstance(size, int)]
         if any(map(is_read_back, unknown)) or (unknown and ctx.is_guess):
             return Tactic()
-        problem = TimedProblem.of(_timing_id(ctx, step), self._device, _types(step), map(hint, sizes))
+        problem = TimedProblem.of(timing_id, self._device, types, map(hint, sizes))
         missing = self._cache.missing(problem, names)
         if missing:
-            self._cache.record(problem, self._measured(ctx, step, missing))
+            self._cache.record(problem, self._measured(missing, program, label))
         times = {name: seconds for name, seconds in self._cache.times(problem).items() if name in names}
         finite = [name for name in names if times.get(name, math.inf) < math.inf]
         if not finite:
@@ -71,19 +109,19 @@ class MeasuringTuner:
             _keep_near(ctx, size)
         return Tactic(best, _account(best, {name: times[name] for name in names if name in times}))
 
-    def _measured(self, ctx: Lowering, step: Sums, names: Sequence[str]) -> dict[str, float]:
+    def _measured(self, names: Sequence[str], program: Callable[[str], Variant | None], label: str) -> dict[str, float]:
         programs: dict[str, Variant] = {}
         times: dict[str, float] = {}
         for name in names:
             try:
-                program = _program(ctx, step, name)
+                made = program(name)
             except (Unsupported, InvalidModel) as error:
-                logger.info("tactic %r of %s cannot be measured: %s", name, _label(step), error)
-                program = None
-            if program is None:
+                logger.info("tactic %r of %s cannot be measured: %s", name, label, error)
+                made = None
+            if made is None:
                 times[name] = math.inf
             else:
-                programs[name] = program
+                programs[name] = made
         found = self._measure(list(programs.values()))
         times.update({name: time for name, time in zip(programs, found, strict=True) if time is not None})
         return times
@@ -99,7 +137,21 @@ def _program(ctx: Lowering, step: Sums, name: str) -> Variant | None:
     launches = emit(own, steps)
     if name == LIBRARY and not any(isinstance(launch, LibraryCall) for launch in launches):
         return None
-    fixed, rest = split(launches) if ctx.options.fusion else ([], list[Recordable](launches))
+    return _alone(own, launches)
+
+
+def _operator_program(ctx: Lowering, inputs: Sequence[Tensor | None], name: str, make: Make) -> Variant:
+    """What an application's operator does by that tactic."""
+    own = Lowering(ctx.device, ctx.options)
+    own.node, own.opset = ctx.node, ctx.opset
+    concrete = Concrete()
+    make(own, [None if x is None else concrete.tensor(x) for x in inputs], name)
+    return _alone(own, emit(own, choose(own, own.trace.steps)))
+
+
+def _alone(own: Lowering, launches: Sequence[Recordable]) -> Variant:
+    """A program of the launches, without inputs."""
+    fixed, rest = split(launches) if own.options.fusion else ([], list[Recordable](launches))
     tables = Tables(KnownEntries())
     precompute(fixed, rest, tables)
     plan = make_plan(own.trace, rest, (), (), (), tables, 0)
@@ -187,7 +239,3 @@ def _duration(seconds: float) -> str:
     if not math.isfinite(seconds):
         return "cannot"
     return f"{seconds * 1e6:.3g} us" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
-
-
-def _label(step: Sums) -> str:
-    return ", ".join(node.label for node in step.nodes) or "a step"

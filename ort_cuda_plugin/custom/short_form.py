@@ -25,7 +25,7 @@ from ..program.lowering import Lowering, Tensor
 from . import registry
 from . import tensor_types as names
 from .operator import Attribute, AttributeKind, CustomOperator, Port, PortKind
-from .tactics import Tactics
+from .tactics import Tactics, source_id
 from .tensor_types import Alias, OnHost
 
 P = ParamSpec("P")
@@ -59,13 +59,24 @@ class Op(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
 
-    def autotune(self, tactics: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
-        """Makes ``tactics`` say which tactics there are for a node, the default one first.
+    def autotune(
+        self, tactics: Callable[..., Sequence[Any]] | None = None, *, timing_id: str = ""
+    ) -> Callable[..., Any]:
+        """Makes ``tactics`` say which tactics there are for a node, the default one first; also a decorator.
 
         It gets what the operator's function gets. The function finds the tactic that it is to take in ``tactic``, a
-        keyword-only parameter that is no attribute.
+        keyword-only parameter that is no attribute: a block size, a memory format, a kernel. Sessions with the option
+        ``autotune`` measure them. ``timing_id`` names what was measured in the cache of times; default: the text of
+        both functions, so that changed ones are measured again.
+
+        Raises TypeError where the function has no ``tactic``.
         """
+        if tactics is None:
+            return lambda given: self.autotune(given, timing_id=timing_id)
+        if not self._tactics.takes_tactic:
+            raise TypeError(f"{self.operator.label}: its function needs a keyword-only parameter 'tactic'")
         self._tactics.candidates = tactics
+        self._tactics.timing_id = timing_id or source_id(self.function, tactics)
         return tactics
 
     def register(self) -> None:

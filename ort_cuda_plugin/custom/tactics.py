@@ -1,12 +1,51 @@
-"""Tactics: several ways in which an author's function can do the same, of which one is taken."""
+"""Tactics: several ways in which an author's function can do the same, of which one is taken.
+
+With the session option ``autotune`` each is measured on the session's device, at about the sizes at hand, and the times
+are kept on disk. Without it, and with ``deterministic``, the first one is taken.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..model.ir import Constant, InvalidModel, Unsupported
 from ..program.lowering import Lowering, Tensor
+from ..program.steps import Tactic
+from ..program.trace import Launch
 from .operator import LowerFunction
+from .report import report_failure
+
+
+def choose_tactic(
+    ctx: Lowering,
+    problem: str,
+    inputs: Sequence[Tensor | None],
+    names: Sequence[str],
+    make: Callable[[Lowering, Sequence[Tensor | None], str], object],
+) -> Tactic:
+    """The fastest of the tactics ``names`` where that is measured, else the first one.
+
+    ``problem`` is the timing-cache id: what is computed, apart from types and sizes. ``make`` records in a context of
+    its own what a tactic does with inputs of its own; a tactic for which it raises is not taken.
+    """
+
+    def guarded(own: Lowering, given: Sequence[Tensor | None], name: str) -> None:
+        try:
+            make(own, given, name)
+        except (Unsupported, InvalidModel):
+            raise
+        except Exception as error:
+            report_failure(f"tactic {name} of {problem}", error)
+            raise Unsupported("op", f"tactic {name} failed with {type(error).__name__}: {error}") from error
+
+    if ctx.tuner is not None and len(names) > 1:
+        found = ctx.tuner.fastest(ctx, problem, inputs, names, guarded)
+        if found.name:
+            return found
+    return Tactic(names[0], "the first of its tactics")
 
 
 class Tactics:
@@ -16,6 +55,7 @@ class Tactics:
         self.label = label
         self.takes_tactic = takes_tactic
         self.candidates: Callable[..., Sequence[Any]] | None = None
+        self.timing_id = ""
 
     def around(self, function: Callable[..., Any]) -> LowerFunction:
         """The function with the tactic that is taken, where it has any."""
@@ -23,10 +63,38 @@ class Tactics:
         def call(ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> Sequence[Tensor]:
             if not self.takes_tactic:
                 return function(ctx, inputs, attributes)  # type: ignore[no-any-return]
-            return function(ctx, inputs, attributes, tactic=self._chosen(ctx, inputs, attributes))  # type: ignore[no-any-return]
+            found = list(self.candidates(ctx, *inputs, **attributes)) if self.candidates is not None else []
+            if not found:
+                return function(ctx, inputs, attributes, tactic=None)  # type: ignore[no-any-return]
+            by_name = {repr(tactic): tactic for tactic in found}
+
+            def make(own: Lowering, given: Sequence[Tensor | None], name: str) -> None:
+                function(own, given, attributes, tactic=by_name[name])
+
+            problem = repr(
+                (self.label, self.timing_id, [(name, _text(attributes[name])) for name in sorted(attributes)])
+            )
+            chosen = choose_tactic(ctx, problem, inputs, list(by_name), make)
+            before = len(ctx.trace.steps)
+            results = function(ctx, inputs, attributes, tactic=by_name[chosen.name])
+            for step in ctx.trace.steps[before:]:
+                if isinstance(step, Launch):
+                    step.note = f"tactic {chosen.name}: {chosen.why}"
+            return results  # type: ignore[no-any-return]
 
         return call
 
-    def _chosen(self, ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> Any:
-        given = self.candidates(ctx, *inputs, **attributes) if self.candidates is not None else ()
-        return given[0] if given else None
+
+def _text(value: object) -> str:
+    return f"{value.dtype.name}{value.shape}" if isinstance(value, Constant) else repr(value)
+
+
+def source_id(*functions: Callable[..., Any]) -> str:
+    """A timing-cache id that changes when the text of the functions does."""
+    texts = []
+    for function in functions:
+        try:
+            texts.append(inspect.getsource(function))
+        except (OSError, TypeError):
+            texts.append(function.__qualname__)
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]

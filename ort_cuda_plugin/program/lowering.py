@@ -58,6 +58,7 @@ from .trace import (
     Use,
     scalar_types,
 )
+from .tuning import OperatorTuner
 
 __all__ = [
     "MAX_HOST_ELEMENTS",
@@ -162,6 +163,8 @@ class Lowering:
         self.nodes: tuple[Node, ...] = ()
         self.opset = 0
         self.trace = Trace()
+        self.tuner: OperatorTuner | None = None
+        """Chooses among tactics of applications' operators, where anything is measured."""
         self.guessed = False
         self.trial = trial
         self.notes: dict[Node, str] = {}

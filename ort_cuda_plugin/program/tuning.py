@@ -1,0 +1,27 @@
+"""Who chooses among the ways in which an application's operator can do the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from .steps import Tactic
+from .tensor import Tensor
+
+if TYPE_CHECKING:
+    from .lowering import Lowering
+
+Make: TypeAlias = "Callable[[Lowering, Sequence[Tensor | None], str], object]"
+"""Records in a context what an operator does with its inputs by the tactic of this name."""
+
+
+class OperatorTuner(Protocol):
+    """Chooses by measuring."""
+
+    def fastest(
+        self, ctx: Lowering, problem: str, inputs: Sequence[Tensor | None], names: Sequence[str], make: Make
+    ) -> Tactic:
+        """The fastest of the tactics ``names``; without a name where that is not known.
+
+        ``problem`` names what is computed, with all that decides how long it takes beside types and sizes.
+        """

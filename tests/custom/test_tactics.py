@@ -1,0 +1,107 @@
+"""Tactics of operators in the short form: which is taken, what is measured, and what is remembered.
+
+No time of a clock decides here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numba import cuda
+from onnx import helper
+
+import ort_cuda_plugin
+from custom_operators import DOMAIN, kept_registry, model, stock_session
+from ort_cuda_plugin.clusters.cluster import CompiledCluster, Variant
+from ort_cuda_plugin.clusters.tuning import MeasuringTuner
+from ort_cuda_plugin.compiler.timing_cache import TimingCache
+from ort_cuda_plugin.custom import Lowering, Op, T, array_kernel, ceildiv, launch, op
+from ort_cuda_plugin.model.ir import DType, Graph, Node, Value
+from ort_cuda_plugin.program.lowering import DeviceProperties, Tensor
+
+
+@array_kernel
+def scale(x: Any, y: Any, factor: Any) -> None:
+    i = cuda.grid(1)
+    if i < x.shape[0]:
+        y[i] = x[i] * factor
+
+
+@pytest.fixture
+def scaled() -> Iterator[Op[Any, Tensor]]:
+    with kept_registry():
+
+        @op("my.domain::Scale")
+        def scaled(ctx: Lowering, x: T, *, factor: float = 3.0, tactic: int) -> T:
+            if tactic == 96:
+                raise ValueError("a tactic that fails")
+            y = ctx.empty(x.shape, x.dtype)
+            launch(ctx, scale, ceildiv(x.size, tactic), tactic, [ctx.contiguous(x), y, factor], writes=[y])
+            return y
+
+        @scaled.autotune
+        def blocks(ctx: Lowering, x: T, *, factor: float) -> list[int]:
+            return [32, 64, 96]
+
+        yield scaled
+
+
+class Clock:
+    """Says that blocks of 64 threads are the fastest. Counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.measured = 0
+
+    def __call__(self, programs: Sequence[Variant]) -> list[float | None]:
+        self.measured += len(programs)
+        return [1.0 if any(spec.launch_bounds == 64 for spec in program.kernels) else 2.0 for program in programs]
+
+
+def blocks_of(tuner: MeasuringTuner | None, size: int = 100) -> list[int]:
+    x, y = Value("x", DType.FLOAT32, (size,)), Value("y", DType.FLOAT32, None)
+    node = Node("here", "Scale", DOMAIN, 1, (x,), (y,))
+    cluster = CompiledCluster(Graph("g", [node], [x], [y], {DOMAIN: 1}), DeviceProperties(), tuner=tuner)
+    return [kernel.launch_bounds for kernel in cluster.prepare().kernels]
+
+
+def test_the_first_is_taken_where_nothing_is_measured(scaled: Op[Any, Tensor]) -> None:
+    assert blocks_of(None) == [32]
+
+
+def test_the_fastest_is_taken_and_remembered(scaled: Op[Any, Tensor], tmp_path: Path) -> None:
+    clock = Clock()
+    assert blocks_of(MeasuringTuner(TimingCache(tmp_path), "device", clock)) == [64]
+    assert clock.measured == 2  # the third fails
+    later = Clock()
+    assert blocks_of(MeasuringTuner(TimingCache(tmp_path), "device", later)) == [64]
+    assert blocks_of(MeasuringTuner(TimingCache(tmp_path), "device", later), 99) == [64]  # about the same size
+    assert later.measured == 0
+    blocks_of(MeasuringTuner(TimingCache(tmp_path), "another device", later))
+    assert later.measured == 2
+    scaled.autotune(lambda ctx, x, *, factor: [32, 64], timing_id="anew")
+    blocks_of(MeasuringTuner(TimingCache(tmp_path), "device", later))
+    assert later.measured == 4
+
+
+def test_a_session_measures_and_steady_runs_call_no_python(scaled: Op[Any, Tensor]) -> None:
+    built = model([helper.make_node("Scale", ["x"], ["y"], domain=DOMAIN)], {"x": ["n"]}, ["y"])
+    session = stock_session(built, autotune="1")
+    x = np.arange(70, dtype=np.float32)
+    for _ in range(2):
+        np.testing.assert_array_equal(session.run(None, {"x": x})[0], 3 * x)
+    ort_cuda_plugin.reset_counters()
+    session.run(None, {"x": x})
+    assert ort_cuda_plugin.counters()["python_calls"] == 0
+
+
+def test_tactics_need_a_parameter(scaled: Op[Any, Tensor]) -> None:
+    @op("my.domain::Plain")
+    def plain(ctx: Lowering, x: T) -> T:
+        return x
+
+    with pytest.raises(TypeError, match=r"my\.domain::Plain-1: its function needs a keyword-only parameter 'tactic'"):
+        plain.autotune(lambda ctx, x: [1])
