@@ -43,6 +43,8 @@ COMPILE_FLAGS = ["-O2", "-g", "-fPIC", "-fvisibility=hidden", "-pthread"]
 # nodelete: ORT closes the library at unregister, while Python and CUDA still hold pointers into it.
 LINK_FLAGS = ["-shared", "-pthread", "-Wl,-z,nodelete", "-Wl,--no-undefined-version"]
 LIBRARIES = ["-ldl", "-lm"]
+#: For what leaves this machine: no debugging information, and no path of it.
+WHEEL_FLAGS = ["-g0", "-s", f"-ffile-prefix-map={ROOT}=."]
 EXPORTS = "{ global: CreateEpFactories; ReleaseEpFactory; RegisterCustomOps; local: *; };\n"
 
 #: Generated from ``ort_cuda_plugin/abi``.
@@ -289,7 +291,7 @@ class BuildExt(build_ext):
         in_place = self.inplace or getattr(self, "editable_mode", False)
         output = PACKAGE if in_place else Path(self.build_lib).resolve() / PACKAGE.name
         try:
-            build(output)
+            build(output, flags=[] if in_place else WHEEL_FLAGS)
         except BuildError as error:
             raise SystemExit(f"error: {error}") from error
 

@@ -1,7 +1,7 @@
 """What is done by hand and again and again: ``nox -l`` lists it, ``nox -s test -- -k Softmax`` does one with arguments.
 
 Sessions run in the environment that nox is installed in, so that the `test` extra names every tool once; `exports`
-makes one.
+and `wheels` make their own.
 `.ci/run` makes an environment of its own.
 """
 
@@ -54,6 +54,13 @@ def exports(session: nox.Session) -> None:
     """Models of Hugging Face through ONNX Runtime's optimizer; PyTorch comes into an environment of its own."""
     session.install("-e", ".[cpu,test,exports]")
     session.run("pytest", "-n", "1", "tests/exports", *session.posargs)
+
+
+@nox.session(venv_backend="venv")
+def wheels(session: nox.Session) -> None:
+    """The source distribution and the wheels, checked and tried, with tools in an environment of their own."""
+    session.install("cffi>=2", *nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]["wheels"])
+    session.run("python", "build_wheels.py", *session.posargs)
 
 
 @nox.session

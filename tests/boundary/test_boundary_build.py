@@ -3,42 +3,76 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import struct
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
+import build_wheels
 import ort_cuda_plugin
 from isolated import ROOT
 
+GENERATED = (
+    "__pycache__",
+    "*.so",
+    "ort_abi.h",
+    "build",
+    "dist",
+    "*.egg-info",
+    ".*_cache",
+    ".hypothesis",
+    ".git",
+    ".nox",
+    ".venv",
+)
 
-@pytest.fixture
-def source_tree(tmp_path: Path) -> Path:
-    """A copy of what the build needs, without anything built."""
-    tree = tmp_path / "tree"
-    generated = shutil.ignore_patterns("__pycache__", "*.so", "ort_abi.h")
-    for name in ("csrc_shim", "ort_cuda_plugin"):
-        shutil.copytree(ROOT / name, tree / name, ignore=generated)
-    for name in ("build_plugin.py", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree)
-    return tree
 
-
-def test_a_wheel_holds_library_and_bridge_for_every_python_from_3_11_on(source_tree: Path, tmp_path: Path) -> None:
-    code = "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, cwd=source_tree, capture_output=True, text=True)
+def archive_of(call: str, source: Path, output: Path, **environment: str) -> Path:
+    """What a call of the build backend makes."""
+    code = f"import sys; from setuptools import build_meta; print(build_meta.{call}(sys.argv[1]))"
+    command = [sys.executable, "-c", code, str(output)]
+    done = subprocess.run(command, cwd=source, env={**os.environ, **environment}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("*.whl")
+    return output / done.stdout.splitlines()[-1]
+
+
+def test_the_source_distribution_is_complete_and_makes_a_wheel_for_every_python_from_3_11_on(tmp_path: Path) -> None:
+    tree, source = tmp_path / "tree", tmp_path / f"ort_cuda_plugin-{ort_cuda_plugin.__version__}"
+    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*GENERATED))
+    there = {str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file()}
+    with tarfile.open(archive_of("build_sdist", tree, tmp_path)) as sdist:
+        sdist.extractall(tmp_path, filter="data")
+    unpacked = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
+    assert there <= unpacked
+    assert {name for name in unpacked - there if ".egg-info/" not in name} == {"PKG-INFO", "setup.cfg"}
+
+    wheel = archive_of("build_wheel", source, tmp_path, CFLAGS="-O0")
     assert f"-{ort_cuda_plugin.__version__}-cp311-abi3-linux_" in wheel.name
-    names = zipfile.ZipFile(wheel).namelist()
-    for name in ("libort_cuda_plugin.so", "_bridge.abi3.so", "py.typed", "abi/tables.py"):
+    archive = zipfile.ZipFile(wheel)
+    names = archive.namelist()
+    for name in (
+        "libort_cuda_plugin.so",
+        "_bridge.abi3.so",
+        "py.typed",
+        "abi/tables.py",
+        "conformance/cuda_kernels.json",
+    ):
         assert f"ort_cuda_plugin/{name}" in names
-    assert not [name for name in names if name.startswith(("csrc_shim", "tests", "build_plugin"))]
+    assert not [name for name in names if name.startswith(("csrc_shim", "tests", "build_", "noxfile", "bench"))]
+    build_wheels.check_contents(wheel, source)
+    metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
+    always = [line for line in metadata.splitlines() if line.startswith("Requires-Dist:") and "extra" not in line]
+    assert always == ["Requires-Dist: cffi>=2", "Requires-Dist: numpy>=2"]
+
+
+def test_the_readme_of_the_package_has_no_links_into_the_source_tree() -> None:
+    assert not re.findall(r"\]\((?!https://)", (ROOT / "PACKAGE.md").read_text())
 
 
 @pytest.mark.parametrize(
@@ -65,10 +99,11 @@ def test_a_missing_compiler_is_an_error_that_says_what_to_install(
 
 def test_a_build_without_changes_compiles_nothing(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "build_plugin.py"), "--output", str(tmp_path), "--work", str(tmp_path / "o")]
-    subprocess.run(command, check=True, capture_output=True)
+    environment = {**os.environ, "CFLAGS": "-O0"}
+    subprocess.run(command, env=environment, check=True, capture_output=True)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.[os]*")}
     assert any(path.suffix == ".o" for path in before)
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, env=environment, check=True, capture_output=True)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.[os]*")} == before
 
 
