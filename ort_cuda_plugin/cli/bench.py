@@ -11,7 +11,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +77,10 @@ def execute(arguments: argparse.Namespace) -> int:
     chosen = [sides.PLUGIN, *arguments.against] if arguments.against else sides.available(emulate)
     console, reports = Console(stderr=True), []
     for name in suite() if arguments.models == [SUITE] else arguments.models:
-        for batch in arguments.batch or [1]:
-            if (report := _one(name, batch, chosen, emulate, gpu, arguments, console)) is not None:
-                reports.append(report)
-                print_report(report, output_console())
+        subject = Subject.read(name)
+        for batch in (arguments.batch or [1]) if subject.has_batch else [None]:
+            reports.append(_one(subject, batch, chosen, emulate, gpu, arguments, console))
+            print_report(reports[-1], output_console())
     if len(reports) > 1:
         print_means(reports, output_console())
     if arguments.json:
@@ -95,32 +95,64 @@ def suite() -> list[str]:
     return [*models.wheel_models(), *(f"{name}:{dtype}" for name in NETWORKS for dtype in NETWORKS[name].dtypes)]
 
 
+@dataclass(frozen=True)
+class Subject:
+    """A model that is measured, read once."""
+
+    name: str
+    path: Path
+    model: onnx.ModelProto
+
+    @staticmethod
+    def read(name: str) -> Subject:
+        """Raises UserError where there is no such model."""
+        path = model_path(name)
+        try:
+            return Subject(name, path, onnx.load(path, load_external_data=False))
+        except Exception as error:
+            raise UserError(ExitCode.MODEL_FAILED, f"{name}: {error}") from error
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether an input has a dimension of that name."""
+        dims = [dim for value in self.model.graph.input for dim in value.type.tensor_type.shape.dim]
+        return any(dim.dim_param == "batch" for dim in dims)
+
+    @property
+    def dtype(self) -> str:
+        """What the model computes with, by the name of a network or the weights of a file."""
+        if (parts := split_name(self.name)) is not None:
+            return parts[1]
+        if any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in self.model.graph.node):
+            return "int8"
+        halves = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+        floats = [x.data_type for x in self.model.graph.initializer if x.data_type in (onnx.TensorProto.FLOAT, *halves)]
+        return "float16" if floats and max(floats, key=floats.count) in halves else "float32"
+
+
 def _one(
-    name: str,
-    batch: int,
+    subject: Subject,
+    batch: int | None,
     chosen: Sequence[str],
     emulate: bool,
     gpu: str | None,
     arguments: argparse.Namespace,
     console: Console,
-) -> ModelReport | None:
-    """The report of one model; None where it has one batch and this is another."""
-    path = model_path(name)
-    symbols = _symbols(path)
-    if "batch" not in symbols and batch != (arguments.batch or [1])[0]:
-        return None
+) -> ModelReport:
+    """The report of one model; ``batch`` is None where the model has none of that name."""
+    name = subject.name
     given = argparse.Namespace(**vars(arguments) | {"model": name})
-    given.dim = [*arguments.dim, *([f"batch={batch}"] if "batch" in symbols and arguments.batch else [])]
+    given.dim = [*arguments.dim, *([f"batch={batch}"] if batch is not None and arguments.batch else [])]
 
     def progress(turns: Sequence[int]) -> Iterable[int]:
         return track(turns, name, console=console, transient=True, disable=not console.is_terminal)
 
     try:
-        source, names, feeds = load(path, given)
-        file = written_model(source, path.stem) if isinstance(source, bytes) else path
+        source, names, feeds = load(subject.path, given, subject.model)
+        file = written_model(source, subject.path.stem) if isinstance(source, bytes) else subject.path
         first = next(iter(feeds.values()), np.zeros(1))
         size = first.shape[0] if first.ndim else 1
-        task = Task(name, str(file), feeds, names, size, _dtype(name, file), emulate, arguments.runs, arguments.warmup)
+        task = Task(name, str(file), feeds, names, size, subject.dtype, emulate, arguments.runs, arguments.warmup)
         with waiting(console, f"{name}: sessions"):
             report = measure(task, chosen, progress)
         for side in chosen:
@@ -159,24 +191,6 @@ def _estimate(path: Path, gpu: str, shapes: dict[str, tuple[int, ...]]) -> dict[
         "steps_roofline_microseconds": found.steps_roofline * 1e6,
         "dram_bytes": found.dram,
     }
-
-
-def _symbols(path: Path) -> set[str]:
-    """Names of the symbolic dimensions of the inputs."""
-    graph = onnx.load(path, load_external_data=False).graph
-    return {dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim if dim.dim_param}
-
-
-def _dtype(name: str, path: Path) -> str:
-    """What the model computes with, by the name of a network or the weights of a file."""
-    if (parts := split_name(name)) is not None:
-        return parts[1]
-    graph = onnx.load(path, load_external_data=False).graph
-    if any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in graph.node):
-        return "int8"
-    halves = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
-    floats = [tensor.data_type for tensor in graph.initializer if tensor.data_type in (onnx.TensorProto.FLOAT, *halves)]
-    return "float16" if floats and max(floats, key=floats.count) in halves else "float32"
 
 
 def print_report(report: ModelReport, console: Console) -> None:

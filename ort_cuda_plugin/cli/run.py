@@ -159,9 +159,11 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
     )
 
 
-def load(path: Path, arguments: argparse.Namespace) -> tuple[str | bytes, list[str], dict[str, NDArray[np.generic]]]:
-    """What a session is made of, the outputs to compare, and the inputs."""
-    model = onnx.load(path, load_external_data=False)
+def load(
+    path: Path, arguments: argparse.Namespace, model: onnx.ModelProto | None = None
+) -> tuple[str | bytes, list[str], dict[str, NDArray[np.generic]]]:
+    """What a session is made of, the outputs to compare, and the inputs. ``model`` is what the file holds."""
+    model = onnx.load(path, load_external_data=False) if model is None else model
     if not models.is_wheel_model(path):
         return str(path), [output.name for output in model.graph.output], _feeds(model, arguments)
     model, compared = models.before_softmax(model)
