@@ -16,6 +16,7 @@ import ort_cuda_plugin
 from ort_cuda_plugin import models
 from ort_cuda_plugin.benchmark import sides
 from ort_cuda_plugin.benchmark.sides import CPU, PLUGIN, Feeds, Runner
+from ort_cuda_plugin.profiles.collect import is_of_device, windows_of_runs, within
 
 TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "int8": 1e-1}
 """Of max|a-b|/max|b| beside the CPU provider, by the type that the model computes with. Where values are quantized,
@@ -141,16 +142,11 @@ def device_milliseconds(task: Task, side: str) -> float | None:
 
 def device_work(events: Sequence[Mapping[str, Any]], runs: int) -> float | None:
     """Milliseconds of device events in a Run of a profile whose last Runs are alike; None where it has none."""
-    kernels = [event for event in events if event.get("cat") == "Kernel" or "ort_event_id" in event.get("args", {})]
-    starts = sorted(event["ts"] for event in events if event["name"] == "model_run")[-runs:]
-    if not kernels or not starts:
+    work = [event for event in events if is_of_device(event) or event.get("cat") == "Kernel"]
+    windows = windows_of_runs(events, runs)
+    if not work or not windows:
         return None
-    ends = [*starts[1:], float("inf")]
-    totals = [
-        sum(event["dur"] for event in kernels if start <= event["ts"] < end)
-        for start, end in zip(starts, ends, strict=True)
-    ]
-    return float(statistics.median(totals)) / 1e3
+    return float(statistics.median(sum(event["dur"] for event in within(work, window)) for window in windows)) / 1e3
 
 
 _PROFILED = 6

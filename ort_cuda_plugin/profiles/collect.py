@@ -127,7 +127,7 @@ class Plans:
 
 def collect(events: Sequence[Event], runs: int, plans: Plans, model: str, device_name: str) -> Profile:
     """What the last ``runs`` Runs did alike."""
-    windows = _windows(events, runs)
+    windows = windows_of_runs(events, runs)
     gpu_here = known_gpu(device_name)
     balance = gpu_here or gpu("h100")
     by_run = [_device_events(events, window) for window in windows]
@@ -163,8 +163,8 @@ def arithmetic_seconds(cost: Mapping[str, float], device: Gpu) -> float:
     return cost.get("flops", 0.0) / device.flops[peak_kind(int(cost.get("type", 1)), tf32=True)]
 
 
-def _windows(events: Iterable[Event], runs: int) -> list[tuple[float, float]]:
-    """Beginning and end of each Run that counts."""
+def windows_of_runs(events: Iterable[Event], runs: int) -> list[tuple[float, float]]:
+    """Beginning and end of each of the last Runs, which count."""
     found = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] == "model_run")
     return found[-runs:]
 
@@ -174,10 +174,17 @@ def is_of_device(event: Event) -> bool:
     return "ort_event_id" in event.get("args", {})
 
 
-def _device_events(events: Iterable[Event], window: tuple[float, float]) -> list[Event]:
-    """In the order in which they began. ORT rounds times down: what begins with a Run may come a microsecond early."""
+def within(events: Iterable[Event], window: tuple[float, float]) -> list[Event]:
+    """Those of a Run, in the order in which they began.
+
+    ORT rounds times down: what begins with a Run may come a microsecond early.
+    """
     start, end = window
-    return sorted((e for e in events if is_of_device(e) and start - 1 <= e["ts"] <= end), key=lambda e: float(e["ts"]))
+    return sorted((e for e in events if start - 1 <= e["ts"] <= end), key=lambda e: float(e["ts"]))
+
+
+def _device_events(events: Iterable[Event], window: tuple[float, float]) -> list[Event]:
+    return within(filter(is_of_device, events), window)
 
 
 def _duration(event: Event) -> float:

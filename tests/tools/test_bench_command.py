@@ -92,12 +92,12 @@ def test_sides_take_turns_at_being_first() -> None:
 def test_the_work_of_the_device_is_that_of_the_last_runs() -> None:
     def events() -> Iterator[dict[str, object]]:
         for start, durations in ((0, [900]), (1000, [100, 50]), (2000, [120, 50])):
-            yield {"name": "model_run", "ts": start}
+            yield {"name": "model_run", "ts": start, "dur": 950}
             for i, duration in enumerate(durations):
                 yield {"name": "k", "ts": start + i + 1, "dur": duration, "args": {"ort_event_id": 1}}
 
     assert measure.device_work(list(events()), 2) == pytest.approx(0.16)
-    assert measure.device_work([{"name": "model_run", "ts": 0}], 1) is None
+    assert measure.device_work([{"name": "model_run", "ts": 0, "dur": 9}], 1) is None
 
 
 def test_the_suite_has_each_network_in_each_type() -> None:
