@@ -48,21 +48,17 @@ class Bound:
         import onnxruntime as ort
 
         import ort_cuda_plugin
+        from ort_cuda_plugin.benchmark.sides import plugin_place
 
         options = {"automatic_cuda_graphs": str(int(graphs))}
         self.session = ort_cuda_plugin.session(model, emulate=emulate, provider_options=options)
-        ep_device = next(
-            device
-            for device in ort_cuda_plugin.register(emulate=emulate)
-            if (device.ep_metadata["emulated"] == "1") == emulate
-        )
-        vendor = ep_device.memory_info(ort.OrtDeviceMemoryType.DEFAULT).device_vendor_id
-        self.values = {name: ort.OrtValue.ortvalue_from_numpy(array, "gpu", 0, vendor) for name, array in feeds.items()}
+        place = plugin_place(emulate)
+        self.values = {name: ort.OrtValue.ortvalue_from_numpy(array, *place) for name, array in feeds.items()}
         self.binding = self.session.io_binding()
         for name, value in self.values.items():
             self.binding.bind_ortvalue_input(name, value)
         array = self.session.run([output], feeds)[0]
-        self.result = ort.OrtValue.ortvalue_from_numpy(array, "gpu", 0, vendor)
+        self.result = ort.OrtValue.ortvalue_from_numpy(array, *place)
         self.binding.bind_ortvalue_output(output, self.result)
         self.options = ort.RunOptions()
         self.options.add_run_config_entry("disable_synchronize_execution_providers", "1")

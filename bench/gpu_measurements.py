@@ -28,7 +28,7 @@ from onnx import TensorProto, helper
 
 import ort_cuda_plugin
 from ort_cuda_plugin import models, networks
-from ort_cuda_plugin.api import chosen_device
+from ort_cuda_plugin.benchmark.sides import plugin_place
 from ort_cuda_plugin.estimate import devices, fit, gather
 
 Shape = tuple[int, ...]
@@ -97,8 +97,7 @@ class Bound:
     """A session with all values on the device."""
 
     def __init__(self, model: bytes, feeds: dict[str, np.ndarray], emulate: bool) -> None:
-        memory = chosen_device(emulate, {}).memory_info(ort.OrtDeviceMemoryType.DEFAULT)
-        place = "gpu", memory.device_id, memory.device_vendor_id
+        place = plugin_place(emulate)
         self.session = ort_cuda_plugin.session(model, emulate=emulate)
         self.results = self.session.run(None, feeds)
         self.binding = self.session.io_binding()

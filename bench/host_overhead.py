@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -26,6 +27,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 import ort_cuda_plugin
+from ort_cuda_plugin.benchmark.sides import plugin_place
 
 RUNS_PER_BATCH = 200
 NULL_VENDOR = 0x10DE0F
@@ -54,9 +56,8 @@ def null_session(model: bytes, folder: Path) -> ort.InferenceSession:
     return ort.InferenceSession(model, options)
 
 
-def bound_run(session: ort.InferenceSession, vendor: int | None) -> Callable[[], object]:
-    """run_with_iobinding of a session whose values live on the device of that vendor; None: host memory."""
-    place = () if vendor is None else ("gpu", 0, vendor)
+def bound_run(session: ort.InferenceSession, place: tuple[Any, ...]) -> Callable[[], object]:
+    """run_with_iobinding of a session whose values live there; nothing: in host memory."""
     values = {name: ort.OrtValue.ortvalue_from_numpy(x, *place) for name in "abc"}
     binding = session.io_binding()
     binding.bind_ortvalue_input("a", values["a"])
@@ -103,7 +104,6 @@ def main() -> None:
         plugin = ort_cuda_plugin.session(model, emulate=True)
         null = null_session(model, Path(folder))
         cpu = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
-        memory = ort_cuda_plugin.register()[0].memory_info(ort.OrtDeviceMemoryType.DEFAULT)
         results = {
             "run": measure(
                 {
@@ -115,9 +115,9 @@ def main() -> None:
             ),
             "bound": measure(
                 {
-                    "plugin": bound_run(plugin, memory.device_vendor_id),
-                    "null": bound_run(null, NULL_VENDOR),
-                    "cpu": bound_run(cpu, None),
+                    "plugin": bound_run(plugin, plugin_place(True)),
+                    "null": bound_run(null, ("gpu", 0, NULL_VENDOR)),
+                    "cpu": bound_run(cpu, ()),
                 },
                 arguments.batches,
             ),

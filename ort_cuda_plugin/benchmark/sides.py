@@ -94,9 +94,14 @@ def runner(side: str, session: Any, emulate: bool, feeds: Feeds, names: Sequence
 
 def _place(side: str, emulate: bool) -> tuple[Any, ...]:
     """Where ``OrtValue.ortvalue_from_numpy`` makes a value of the side."""
+    if side == PLUGIN:
+        return plugin_place(emulate)
+    return ("cpu" if side == CPU else "cuda", 0)
+
+
+def plugin_place(emulate: bool) -> tuple[str, int, int]:
+    """Where ``OrtValue.ortvalue_from_numpy`` makes a value on the plugin's device: kind, device and vendor."""
     import onnxruntime as ort
 
-    if side != PLUGIN:
-        return ("cpu" if side == CPU else "cuda", 0)
     memory = chosen_device(emulate, {}).memory_info(ort.OrtDeviceMemoryType.DEFAULT)
     return ("gpu", memory.device_id, memory.device_vendor_id)
