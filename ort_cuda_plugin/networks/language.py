@@ -77,7 +77,7 @@ def llama(b: NetworkGraph, layers: int = 2, tokens: int = 16000) -> None:
         value = b.heads(b.linear(y, hidden, groups * width, bias=False), groups, width)
         key, value = (b.add("Concat", old, new, axis=2) for old, new in zip(past, (key, value), strict=True))
         presents += [(f"present.{i}.key", key), (f"present.{i}.value", value)]
-        key, value = (_repeat(b, each, count // groups) for each in (key, value))
+        key, value = (_repeat(b, each, groups, count // groups, width) for each in (key, value))
         mixed = b.merge_heads(b.attention(query, key, value, width, mask), hidden)
         x = b.add("Add", x, b.linear(mixed, hidden, hidden, bias=False))
         y = _rms_norm(b, x, hidden)
@@ -106,9 +106,8 @@ def _turn(b: NetworkGraph, x: str, turns: list[str], width: int) -> str:
     return str(b.add("Add", b.add("Mul", x, turns[0]), b.add("Mul", turned, turns[1])))
 
 
-def _repeat(b: NetworkGraph, x: str, times: int) -> str:
-    """Each head of keys or values for the heads of queries that share it."""
-    _, groups, _, width = "batch", 8, "total", 64
+def _repeat(b: NetworkGraph, x: str, groups: int, times: int, width: int) -> str:
+    """Each of the heads of keys or values for the heads of queries that share it."""
     shape = b.add("Shape", x)
     batch = b.add("Slice", shape, b.constant([0]), b.constant([1]))
     total = b.add("Slice", shape, b.constant([2]), b.constant([3]))
