@@ -5,9 +5,12 @@ In a merge each element has a thread, which finds the element's place by a binar
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from ..model.ir import DType
 from ..program.lowering import Lowering, Tensor
 from ..program.symbolic import ceildiv, hint, le
-from .codegen import KernelBuilder
+from .codegen import KernelBuilder, load_text, register_type
 from .tiles import indent
 
 THREADS = 256
@@ -18,7 +21,7 @@ MOST_MERGES = 16
 _merge_step = """
             # An element's place in the merged run: its place in its own run, and those of the sibling before it.
             me = int64({orders}[source + i])
-            pair = i // (2 * width) * (2 * width)
+            pair = i & -(2 * width)
             middle = min(pair + width, n)
             is_left = i < middle
             low = middle if is_left else pair
@@ -26,7 +29,7 @@ _merge_step = """
             place = i if is_left else int64(i - middle + pair)
             first_of_sibling = low
             while low < high:
-                half = (low + high) // 2
+                half = (low + high) >> 1
                 other = int64({orders}[source + half])
                 first = other if is_left else me
                 second = me if is_left else other
@@ -70,6 +73,7 @@ _piece_source = """
     source, target = int64(0), int64({piece})
     for i in range(lane, n, {threads}):
         local[i] = int32(i)
+{keep}
     cuda.syncthreads()
     width = int64(1)
     while width < {piece}:
@@ -80,6 +84,12 @@ _piece_source = """
         width *= 2
     for i in range(lane, n, {threads}):
         orders[(buffer * rows + row) * n_all + start + i] = start + local[i]
+"""
+_keep_source = """
+    kept = array_pointer(cuda.shared.array({piece}, {kind}))
+    q = int64(0)
+    for i in range(lane, n, {threads}):
+        kept[i] = {element}
 """
 _merge_source = """
     row = int64(cuda.blockIdx.y)
@@ -110,9 +120,17 @@ def merges(ctx: Lowering, x: Tensor) -> int | None:
     return count if count <= MOST_MERGES and ctx.settled(le(n, PIECE << count)) else None
 
 
-def merge_rows(ctx: Lowering, x: Tensor, orders: Tensor, heads: Tensor, compare: str, count: int) -> None:
-    """Sorts contiguous x by ``compare``, source that sets ``less`` by the elements ``first`` and ``second``.
+def item(dtype: DType, number: str) -> str:
+    """Source of element ``q`` of an item of the row of x at ``data``."""
+    return load_text("x", f"data + {number} * m + q", DType.UINT8 if dtype is DType.BOOL else dtype)
 
+
+def merge_rows(
+    ctx: Lowering, x: Tensor, orders: Tensor, heads: Tensor, compare: Callable[[str, str], str], count: int
+) -> None:
+    """Sorts the items of contiguous x by ``compare``.
+
+    That gives source that sets ``less`` by the items ``first`` and ``second``, from the sources of their elements.
     ``orders`` [2, rows, n] get a row's item numbers in order, ``heads`` where one differs from the one before.
     """
     rows, n, m = x.shape
@@ -121,8 +139,15 @@ def merge_rows(ctx: Lowering, x: Tensor, orders: Tensor, heads: Tensor, compare:
     builder.tensor(orders, "orders", written=True)
     builder.tensor(x, "x")
     builder.integers(rows=rows, n_all=n, m=m, buffer=buffer)
-    place = merge_step(compare, "local")
-    body = _piece_source.format(piece=PIECE, two_pieces=2 * PIECE, threads=THREADS, place=place)
+    far = compare(item(x.dtype, "first"), item(x.dtype, "second"))
+    keep, near = "", far
+    if m == 1:  # a search looks at shared memory alone
+        keep = _keep_source.format(
+            piece=PIECE, kind=register_type(x.dtype) or "uint8", threads=THREADS, element=item(x.dtype, "i")
+        ).strip("\n")
+        near = compare("kept[first]", "kept[second]")
+    place = merge_step(near, "local")
+    body = _piece_source.format(piece=PIECE, two_pieces=2 * PIECE, threads=THREADS, place=place, keep=keep)
     builder.launch(ctx, f"sort_pieces_{name}", (ceildiv(n, PIECE), rows, 1), (THREADS, 1, 1), body=body)
     grid = (ceildiv(n, THREADS), rows, 1)
     for number in range(count):
@@ -130,12 +155,12 @@ def merge_rows(ctx: Lowering, x: Tensor, orders: Tensor, heads: Tensor, compare:
         builder.tensor(orders, "orders", written=True)
         builder.tensor(x, "x")
         builder.integers(rows=rows, n=n, m=m, buffer=(buffer + number) % 2, width=PIECE << number)
-        body = _merge_source.format(threads=THREADS, place=merge_step(compare))
+        body = _merge_source.format(threads=THREADS, place=merge_step(far))
         builder.launch(ctx, f"merge_runs_{name}", grid, (THREADS, 1, 1), body=body)
     builder = KernelBuilder()
     builder.tensor(heads, "heads", written=True)
     builder.tensor(orders, "orders")
     builder.tensor(x, "x")
     builder.integers(n=n, m=m)
-    body = _heads_source.format(threads=THREADS, head=head(compare))
+    body = _heads_source.format(threads=THREADS, head=head(far))
     builder.launch(ctx, f"sorted_heads_{name}", grid, (THREADS, 1, 1), body=body)

@@ -6,8 +6,8 @@ for long rows on a GPU.
 
 from __future__ import annotations
 
-from ort_cuda_plugin.kernels.codegen import KernelBuilder, load_text
-from ort_cuda_plugin.kernels.merge_sort import head, merge_rows, merge_step, merges
+from ort_cuda_plugin.kernels.codegen import KernelBuilder
+from ort_cuda_plugin.kernels.merge_sort import head, item, merge_rows, merge_step, merges
 from ort_cuda_plugin.kernels.scan import scan
 from ort_cuda_plugin.kernels.tiles import indent
 from ort_cuda_plugin.model.ir import DType
@@ -52,7 +52,7 @@ _sort_source = """
 
 _compare = """
 less = False
-for q in range(m):
+for q in range({count}):
     a = {a}
     b = {b}
     if {a_less}:
@@ -78,13 +78,11 @@ def sort_rows(ctx: Lowering, x: Tensor, *, descending: bool = False) -> tuple[Te
     """
     rows, n, m = x.shape
     orders, heads = ctx.empty((2, rows, n), DType.INT64), ctx.empty((rows, n), DType.BOOL)
-    stored = DType.UINT8 if x.dtype is DType.BOOL else x.dtype
-    compare = _compare.format(
-        a=load_text("x", "data + first * m + q", stored),
-        b=load_text("x", "data + second * m + q", stored),
-        a_less=_less("a", "b", x.dtype, descending),
-        b_less=_less("b", "a", x.dtype, descending),
-    )
+
+    def compare(a: str, b: str) -> str:
+        less = _less("a", "b", x.dtype, descending), _less("b", "a", x.dtype, descending)
+        return _compare.format(count=1 if m == 1 else "m", a=a, b=b, a_less=less[0], b_less=less[1])
+
     count = merges(ctx, x)
     if count is not None:
         merge_rows(ctx, ctx.contiguous(x), orders, heads, compare, count)
@@ -94,7 +92,8 @@ def sort_rows(ctx: Lowering, x: Tensor, *, descending: bool = False) -> tuple[Te
     builder.tensor(heads, "heads", written=True)
     builder.tensor(ctx.contiguous(x), "x")
     builder.integers(rows=rows, n=n, m=m)
-    body = _sort_source.format(threads=THREADS, merge_step=merge_step(compare), head=head(compare))
+    text = compare(item(x.dtype, "first"), item(x.dtype, "second"))
+    body = _sort_source.format(threads=THREADS, merge_step=merge_step(text), head=head(text))
     builder.launch(ctx, f"sort_rows_{x.dtype.short}", (rows, 1, 1), (THREADS, 1, 1), body=body)
     return ctx.view(orders, (rows, n)), heads
 
