@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 import ort_cuda_plugin
 from custom_operators import DOMAIN, X, Y, kept_registry, model, operator, stock_session
-from ort_cuda_plugin.custom import registry
+from ort_cuda_plugin.custom import check, count_prefixes, le, registry
 from ort_cuda_plugin.custom.operator import Attribute, AttributeKind, Port, PortKind
 from ort_cuda_plugin.ep.custom_domains import MAX_COMBINATIONS, schema_of
 from ort_cuda_plugin.model.ir import DType, InvalidModel
@@ -130,6 +130,51 @@ def test_a_session_without_the_operator_says_how_it_gets_it() -> None:
     registry.register(scale(version=2))
     with pytest.raises(RuntimeError, match=r"my\.domain::Scale-2 was registered after .* or is newer than the opset"):
         ort_cuda_plugin.session(built, emulate=True)
+
+
+def checked(ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Any) -> list[Tensor]:
+    (x, limit) = inputs
+    assert x is not None
+    assert limit is not None
+    (most,) = ctx.host_values(limit, "limit")
+    check(ctx, le(x.shape[1], most), "limit", most, "less than the columns of x")
+    _, total = count_prefixes(ctx, ctx.contiguous(elementwise(ctx, lambda a: a > 0, x)))
+    (count,) = ctx.read_back(total, "count", 0, x.size)
+    check(ctx, le(count, most), "positive elements", count, "more than the limit")
+    return [elementwise(ctx, lambda a: a * 2, x)]
+
+
+def test_values_are_checked_in_the_run_that_brings_them() -> None:
+    limit = Port("limit", frozenset({DType.INT64}), on_host=True)
+    registry.register(operator("Checked", inputs=(X, limit), function=checked))
+    graph = helper.make_graph(
+        [node("Checked", "x", "limit")],
+        "checked",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", "m"]),
+            helper.make_tensor_value_info("limit", TensorProto.INT64, [1]),
+        ],
+        [helper.make_empty_tensor_value_info("y")],
+    )
+    built = helper.make_model(graph, opset_imports=[helper.make_opsetid(DOMAIN, 1)], ir_version=8).SerializeToString()
+    session = stock_session(built)
+    for most, why in (
+        (3, "positive elements: more than the limit"),
+        (2, "Checked-1: limit = 2: less than the columns"),
+    ):
+        with pytest.raises(Exception, match=rf"here .Checked.*: .*{why}"):
+            session.run(None, {"x": A, "limit": np.array([most])})
+        np.testing.assert_array_equal(session.run(None, {"x": A, "limit": np.array([4])})[0], 2 * A)
+
+
+def test_the_log_has_the_traceback_of_an_author_s_exception(capfd: pytest.CaptureFixture[str]) -> None:
+    def broken(*_: object) -> list[Tensor]:
+        raise KeyError("table")
+
+    registry.register(operator(function=broken))
+    with pytest.raises(Exception, match=r"declined it: my\.domain::Double-1 failed with KeyError: 'table'"):
+        stock_session(model([node("Double", "x")], {"x": [2, "n"]}, ["y"]))
+    assert 'raise KeyError("table")' in capfd.readouterr().err
 
 
 # ---- schemas ----
