@@ -22,6 +22,10 @@ from ort_cuda_plugin.compiler.timing_cache import TimingCache
 from ort_cuda_plugin.custom import Lowering, Op, T, array_kernel, ceildiv, launch, op
 from ort_cuda_plugin.model.ir import DType, Graph, Node, Value
 from ort_cuda_plugin.program.lowering import DeviceProperties, Tensor
+from ort_cuda_plugin.program.steps import Tactic
+from ort_cuda_plugin.program.trace import Launch
+from ort_cuda_plugin.program.tuning import Make
+from plugins import ProbeCreator, context, lowered, tensor
 
 
 @array_kernel
@@ -105,3 +109,40 @@ def test_tactics_need_a_parameter(scaled: Op[Any, Tensor]) -> None:
 
     with pytest.raises(TypeError, match=r"my\.domain::Plain-1: its function needs a keyword-only parameter 'tactic'"):
         plain.autotune(lambda ctx, x: [1])
+
+
+class FastestIs:
+    """Measures nothing: the last of the ways is the fastest, once each was tried."""
+
+    def __init__(self) -> None:
+        self.problems: list[tuple[str, list[str]]] = []
+
+    def fastest(
+        self, ctx: Lowering, problem: str, inputs: Sequence[Tensor | None], names: Sequence[str], make: Make
+    ) -> Tactic:
+        self.problems.append((problem, list(names)))
+        for name in names:
+            make(context(), inputs, name)
+        return Tactic(names[-1], "measured")
+
+
+def test_get_timing_cache_id() -> None:
+    tuner, ctx = FastestIs(), context()
+    ctx.tuner = tuner
+    methods: dict[str, Any] = {
+        "get_valid_tactics": lambda: [4, 9],
+        "get_timing_cache_id": lambda: "double of floats",
+        "supports_format_combination": lambda pos, in_out, nb_inputs: in_out[pos].desc.format is in_out[0].desc.format,
+    }
+    creator = ProbeCreator(**methods)
+    lowered(creator, tensor([1, 8, 2, 2]), ctx=ctx)
+    ((problem, names),) = tuner.problems
+    assert problem == "plugin Probe-1 double of floats"
+    assert names[0] == "tactic 4, LINEAR/LINEAR"
+    assert len(names) > 2  # each with the channels last as well
+    assert {tactic for (tactic,) in creator.arguments("set_tactic")[:-1]} == {4, 9}
+    assert creator.arguments("set_tactic")[-1] == (9,)
+    (note,) = {step.note for step in ctx.trace.steps if isinstance(step, Launch)}
+    assert note == f"{names[-1]}: measured"
+    lowered(ProbeCreator(**{**methods, "get_timing_cache_id": lambda: None}), tensor([1, 8, 2, 2]), ctx=ctx)
+    assert len(tuner.problems) == 1  # without a name nothing is kept, so nothing is measured

@@ -123,7 +123,7 @@ class PluginBuild(ABC):
         return 100
 
     def get_timing_cache_id(self) -> str | None:
-        """Names what is measured in the cache of times; None: nothing is kept there."""
+        """Names the problem in the cache of times; None: nothing is measured, and the first tactic is taken."""
         return None
 
     def configure_plugin(

@@ -13,7 +13,9 @@ import numpy as np
 from ...model.ir import AttrValue, DType, Node, Unsupported
 from ...program.lowering import Lowering, Tensor
 from ...program.symbolic import Dim, Expr, bounds, hint, le, logical_and
+from ...program.trace import Launch
 from ...program.views import permute
+from ..tactics import choose_tactic
 from .calls import PluginFailure, attached, called, each_run
 from .descriptors import (
     DynamicPluginTensorDesc,
@@ -123,6 +125,7 @@ class _Plan:
         self, creator: PluginCreator, label: str, plugin: Plugin, ctx: Lowering, inputs: Sequence[Tensor | None]
     ) -> None:
         self._creator, self._label, self._plugin, self._ctx, self._inputs = creator, label, plugin, ctx, inputs
+        self._tactic: int | None = None
         self._build: PluginBuild = capability(plugin, label, CapabilityType.BUILD)
         self._scope = Scope(ctx.guard)
 
@@ -140,7 +143,8 @@ class _Plan:
             raise
         return True
 
-    def outputs(self) -> list[Tensor]:
+    def outputs(self, way: str = "") -> list[Tensor]:
+        """By the fastest way, or the one with this name."""
         build = self._build
         count = self._ask("get_nb_outputs", build.get_nb_outputs)
         types = self._types(count)
@@ -150,7 +154,39 @@ class _Plan:
         if note and self._ctx.node is not None:
             self._ctx.notes[self._ctx.node] = note
         combinations = self._combinations(types, shapes)
-        return self._compute(combinations[0], types, shapes, aliases)
+        formats = combinations[0]
+        if way or self._ctx.tuner is not None:
+            formats, self._tactic, why = self._way(combinations, way)
+            note = f"{note}; {why}" if note else why
+        before = len(self._ctx.trace.steps)
+        results = self._compute(formats, types, shapes, aliases)
+        for step in self._ctx.trace.steps[before:]:
+            if isinstance(step, Launch):
+                step.note = note
+        return results
+
+    def _way(self, combinations: Sequence[Combination], way: str) -> tuple[Combination, int, str]:
+        """Formats, tactic, and why: of the ways to compute the node, the fastest or the one with this name.
+
+        Nothing is measured where the plugin names no problem for the cache of times.
+        """
+        ways = {
+            f"tactic {tactic}, {'/'.join(format.name for format in formats)}": (formats, tactic)
+            for tactic in self._tactics()
+            for formats in combinations
+        }
+        if way:
+            return *ways[way], way
+        problem = self._ask("get_timing_cache_id", self._build.get_timing_cache_id)
+        if problem is None:
+            name = next(iter(ways))
+            return *ways[name], f"{name}: it has no get_timing_cache_id"
+        chosen = choose_tactic(self._ctx, f"{self._label} {problem}", self._inputs, list(ways), self._by)
+        return *ways[chosen.name], f"{chosen.name}: {chosen.why}"
+
+    def _by(self, ctx: Lowering, inputs: Sequence[Tensor | None], way: str) -> None:
+        """Records in another context what the plugin does that way."""
+        _Plan(self._creator, self._label, cloned(self._label, self._plugin), ctx, inputs).outputs(way)
 
     # ---- what there is ----
 
@@ -369,7 +405,7 @@ class _Plan:
             raise PluginFailure(f"{self._label}: get_workspace_size gave {nbytes!r}") from error
         ctx.require(le(0, size), f"{self._label}: get_workspace_size gave less than 0 bytes")
         workspace = None if size == 0 else ctx.empty((size,), DType.UINT8)
-        tactics = self._tactics()
+        tactics = [self._tactic] if self._tactic is not None else self._tactics()
         runtime: PluginRuntime = capability(self._plugin, self._label, CapabilityType.RUNTIME)
         writes = [memory.tensor for memory in memories]
         if workspace is not None:
