@@ -104,11 +104,25 @@ class CacheFolder:
         data = self.read_file(self.file_name(key))
         if data is None:
             return None
+        body = self._body(data)
+        if body is None:
+            logger.info("%s entry %s is damaged; %s", self.name, self.path(key), self.remedy)
+        return body
+
+    def _body(self, data: bytes) -> bytes | None:
         start = len(self.magic) + 32
         if not data.startswith(self.magic) or hashlib.sha256(data[start:]).digest() != data[len(self.magic) : start]:
-            logger.info("%s entry %s is damaged; %s", self.name, self.path(key), self.remedy)
             return None
         return data[start:]
+
+    def is_whole(self, name: str) -> bool:
+        """Whether the file of that name holds an entry that `read` would give; looking does not count as a use."""
+        try:
+            return (
+                self.opened is not None and self._body(self.opened.read(name, self.max_entry_bytes, False)) is not None
+            )
+        except OSError:
+            return False
 
     def write(self, key: str, body: bytes) -> None:
         """Writes an entry atomically: a reader sees all of it or nothing."""

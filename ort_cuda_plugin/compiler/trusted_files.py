@@ -50,14 +50,14 @@ class TrustedFolder:
         # Not when Python ends: threads may still use it.
         weakref.finalize(self, os.close, self.handle).atexit = False
 
-    def read(self, name: str, most_bytes: int) -> bytes:
-        """What a file holds; one that was not used for an hour gets a new time."""
+    def read(self, name: str, most_bytes: int, is_use: bool = True) -> bytes:
+        """What a file holds; one that was not used for an hour gets a new time, unless this is no use of it."""
         with os.fdopen(os.open(name, os.O_RDONLY | CAREFULLY, dir_fd=self.handle), "rb", buffering=0) as file:
             status = _check_file(file.fileno())
             if status.st_size > most_bytes:
                 raise Untrusted(f"it has {status.st_size} bytes")
             data = file.read(status.st_size)
-            if time.time() - status.st_mtime > 3600:
+            if is_use and time.time() - status.st_mtime > 3600:
                 with contextlib.suppress(OSError):
                     os.utime(file.fileno())
         return data

@@ -33,7 +33,7 @@ def cache_findings(cache: KernelCache) -> Iterator[Finding]:
             "this is right for an image that was warmed; else kernels that it lacks are compiled in each process: set"
             f" {CACHE_DIR_VARIABLE} to another folder",
         )
-    damaged = [name for name, _ in entries if cache.read(name.removesuffix(cache.suffix)) is None]
+    damaged = [name for name, _ in entries if not cache.is_whole(name)]
     if damaged:
         yield problem(
             "entries of the cache",

@@ -80,9 +80,9 @@ class Machine:
 
 
 def installed_packages() -> dict[str, str]:
-    """Names, in lower case with hyphens, and versions."""
-    return {
-        str(name).lower().replace("_", "-"): found.version
-        for found in importlib.metadata.distributions()
-        if (name := found.metadata["Name"])
-    }
+    """Names, in lower case with hyphens, and versions; of two of one name that which Python imports."""
+    found: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions():
+        if name := distribution.metadata["Name"]:
+            found.setdefault(str(name).lower().replace("_", "-"), distribution.version)
+    return found
