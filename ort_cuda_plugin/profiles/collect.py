@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -136,7 +137,8 @@ def collect(events: Sequence[Event], runs: int, plans: Plans, model: str, device
     columns = list(zip(*(by_run[number] for number in alike), strict=True))
     starts = [windows[number][0] for number in alike]
     total = sum(statistics.median(_duration(event) for event in column) for column in columns) or 1.0
-    steps = _with_arithmetic([_step(column, starts, total, plans) for column in columns], plans, gpu_here)
+    steps = [_step(column, starts, total, plans) for column in columns]
+    steps = _with_arithmetic(_sharing_bytes(steps, [column[0] for column in columns]), plans, gpu_here)
     nodes = _by_node(steps, plans, balance)
     return Profile(
         model,
@@ -218,6 +220,21 @@ def _step(column: Sequence[Event], starts: Sequence[float], total: float, plans:
         time / total,
         moved,
     )
+
+
+def _sharing_bytes(steps: Sequence[Step], events: Sequence[Event]) -> list[Step]:
+    """A library call may be several kernels in a row, which the plan counts as one step: they share its bytes."""
+
+    def call(number: int) -> tuple[str, str] | None:
+        arguments = events[number]["args"]
+        return (steps[number].cluster, arguments["step"]) if arguments["kind"] == "library" else None
+
+    found: list[Step] = []
+    for _, group in groupby(range(len(steps)), key=lambda number: call(number) or number):
+        numbers = list(group)
+        parts_of = [steps[number] for number in numbers]
+        found += [step if step.bytes is None else replace(step, bytes=step.bytes // len(numbers)) for step in parts_of]
+    return found
 
 
 def _with_arithmetic(steps: Sequence[Step], plans: Plans, device: Gpu | None) -> list[Step]:

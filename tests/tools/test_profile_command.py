@@ -140,6 +140,24 @@ def test_known_gpu_gives_shares_of_its_peak() -> None:
     assert {node.name: node.microseconds for node in found.nodes} == {"a": 1000.0, "b": 400.0}
 
 
+def test_kernels_of_one_library_call_share_its_bytes() -> None:
+    run = {"name": "model_run", "cat": "Session", "tid": 1, "ts": 0, "dur": 3000, "args": {}}
+    plan = [{"nodes": ["a"], "read": 60, "written": 40}, {"nodes": ["a"], "read": 8, "written": 0}]
+    calls = [event(f"k{begin}", begin, 1000, ["a"], step="0", kind="library") for begin in (10, 20)]
+    found = collect([run, *calls, event("l", 30, 1000, ["a"], step="1")], 1, Plans({"c": plan}, {}), "m", "GPU")
+    assert [step.bytes for step in found.steps] == [50, 50, 8]
+
+
+def test_the_documented_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "profiling.md").read_text()
+    (line,) = text.split("```sh\n")[1].split("```")[0].splitlines()
+    monkeypatch.chdir(tmp_path)
+    program, *arguments = line.split()
+    assert program == "ort-cuda-plugin"
+    assert main([*arguments, "--device", "emulated", "--gpu", "none"]) == ExitCode.OK
+    assert {path.name for path in tmp_path.iterdir()} == {"profile.html", "timeline.json"}
+
+
 @pytest.mark.parametrize(
     ("name", "key"),
     [
