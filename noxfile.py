@@ -64,6 +64,13 @@ def wheels(session: nox.Session) -> None:
 
 
 @nox.session
+def engines(session: nox.Session) -> None:
+    """Everything that an installed cuDNN is asked without a GPU; the test suite has a sample."""
+    files = ("tests/vendor/test_cudnn_engines.py", "tests/vendor/test_network_engines.py")
+    pytest(session, "-n", "1", "--engines", *files, *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """One benchmark: its file in bench/ and its arguments."""
     name, *arguments = session.posargs or ["host_overhead.py"]

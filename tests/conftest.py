@@ -32,6 +32,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--lowering", metavar="GPU", help="the emulated device runs kernels lowered for a GPU, as sm_90:132"
     )
 
+    parser.addoption("--engines", action="store_true", help="ask an installed cuDNN about everything, not a sample")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--engines"):
+        kept = [item for item in items if item.get_closest_marker("engines") is None]
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("engines")])
+        items[:] = kept
+
 
 def pytest_configure(config: pytest.Config) -> None:
     if lowering := config.getoption("--lowering"):

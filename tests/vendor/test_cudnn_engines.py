@@ -46,6 +46,7 @@ def form(sizes: tuple[int, ...], dtype: int, flags: ProblemFlags, rank: int, loo
     return " ".join(map(str, [len(values), CONV, dtype, int(flags), rank, 1.0, address, *values]))
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize("batch", [1, 8])
 def test_attention_of_an_encoder_is_cudnns(asker: list[str | Path], batch: int) -> None:
     model, feeds = encoder(), encoder_inputs(batch, 128)
@@ -63,7 +64,8 @@ def test_attention_of_an_encoder_is_cudnns(asker: list[str | Path], batch: int) 
     assert engine.saved > 1 << 14, engine  # with the kernel that it compiled
 
 
-def test_cudnn_has_a_plan_for_each_form_of_each_convolution(asker: list[str | Path]) -> None:
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.engines, id="all"), pytest.param(11, id="sample")])
+def test_cudnn_has_a_plan_for_each_form_of_each_convolution(asker: list[str | Path], step: int) -> None:
     questions = []
     for sizes, dtype, flags, rank in itertools.product(CONVOLUTIONS, TYPES, FORMS, (2, 3)):
         if (dtype == 11 and flags) or (rank == 3 and sizes[4] > 20):
@@ -74,14 +76,22 @@ def test_cudnn_has_a_plan_for_each_form_of_each_convolution(asker: list[str | Pa
             for loose in (False, True):
                 if not (loose and flags & RESIDUAL):
                     questions.append(form(sizes, dtype, flags | more, rank, loose))
+    assert len(questions) > 500
+    questions = questions[::step]
     answers = zip(questions, ask(asker, questions), strict=True)
     missing = [f"{question}: {engine.missing}" for question, engine in answers if engine.missing or engine.loading < 0]
     assert not missing  # nor a plan that cannot be kept and loaded
-    assert len(questions) > 500
 
 
-@pytest.mark.parametrize("half", [False, True], ids=["tf32", "float16"])
-@pytest.mark.parametrize("batch", [1, 32])
+@pytest.mark.parametrize(
+    ("batch", "half"),
+    [
+        pytest.param(1, False, marks=pytest.mark.engines, id="1-tf32"),
+        pytest.param(1, True, marks=pytest.mark.engines, id="1-float16"),
+        pytest.param(32, False, id="32-tf32"),
+        pytest.param(32, True, marks=pytest.mark.engines, id="32-float16"),
+    ],
+)
 def test_each_convolution_of_resnet50_has_tensor_cores(asker: list[str | Path], batch: int, half: bool) -> None:
     model = optimized(models.with_noise_weights(onnx.load(models.wheel_models()["light_resnet50"])), batch)
     program = lowered(halved(model) if half else model)

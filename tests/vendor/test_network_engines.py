@@ -1,6 +1,6 @@
 """An installed cuDNN computes the convolutions and the attention of the benchmark's networks on tensor cores.
 
-Each network is looked at in few types and batches; ``bench/cudnn_engines.py`` has them all.
+Each network is looked at in few types and batches, and in fewer without ``--engines``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,15 @@ def asker(tmp_path_factory: pytest.TempPathFactory) -> list[str | Path]:
     return command
 
 
-@pytest.mark.parametrize(("batch", "element"), [(1, FLOAT), (32, FLOAT16)], ids=["1-tf32", "32-float16"])
+@pytest.mark.parametrize(
+    ("batch", "element"),
+    [
+        pytest.param(1, FLOAT, id="1-tf32"),
+        pytest.param(32, FLOAT16, marks=pytest.mark.engines, id="32-float16"),
+        pytest.param(1, BFLOAT16, marks=pytest.mark.engines, id="1-bfloat16"),
+        pytest.param(32, FLOAT, marks=pytest.mark.engines, id="32-tf32"),
+    ],
+)
 @pytest.mark.parametrize(
     ("name", "calls", "own"),
     [
@@ -67,14 +75,14 @@ def test_convolutions_have_tensor_cores_where_they_are_due(
 @pytest.mark.parametrize(
     ("name", "batch", "element"),
     [
-        ("bert_base", 1, BFLOAT16),
         ("bert_base", 32, FLOAT16),
-        ("vit_b_16", 1, FLOAT16),
-        ("vit_b_16", 32, BFLOAT16),
-        ("whisper_tiny_encoder", 1, FLOAT16),
-        ("whisper_tiny_encoder", 16, BFLOAT16),
-        ("llama_prefill", 16, FLOAT16),
-        ("llama_decode", 1, BFLOAT16),
+        ("vit_b_16", 1, BFLOAT16),
+        *(
+            pytest.param(name, batch, element, marks=pytest.mark.engines)
+            for name in ("bert_base", "vit_b_16", "whisper_tiny_encoder", "llama_prefill", "llama_decode")
+            for batch in (1, 16)
+            for element in (FLOAT16, BFLOAT16)
+        ),
     ],
 )
 def test_attention_of_half_types_is_cudnns(asker: list[str | Path], name: str, batch: int, element: int) -> None:
