@@ -1,6 +1,7 @@
 #include "run/calls.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "base/counters.h"
 #include "base/dtype.h"
@@ -162,6 +163,7 @@ int ocp_instance_fill_calls(ocp_instance *instance, uint32_t segment, ocp_error 
     if (fill_call(instance, i, &next, error) != ORT_OK)
       return error->code;
   instance->num_fixups[segment] = (uint32_t)(next - first);
+  instance->is_fresh = true;
   return ORT_OK;
 }
 
@@ -220,12 +222,38 @@ static int call_back(const ocp_instance *instance, uint32_t index, ocp_stream *s
   return code;
 }
 
+static uint32_t num_values(const ocp_instance *instance, uint32_t index) {
+  return instance->variant->plan->records[index].num_params - instance->calls[index].num_pointers;
+}
+
+/* Has libraries prepare the calls of a segment together, where that takes long: once for new sizes. */
+static void prepare_libraries(ocp_instance *instance, ocp_range records, ocp_stream *stream) {
+  const ocp_variant *variant = instance->variant;
+  ocp_library_call *calls = calloc(records.count ? records.count : 1, sizeof *calls);
+  uint32_t count = 0;
+  for (uint32_t i = records.first; calls && i < records.first + records.count; i++) {
+    const ocp_call *call = &instance->calls[i];
+    if (call->kind == OCP_RECORD_LIBRARY && !call->skipped)
+      calls[count++] = (ocp_library_call){.problem = variant->problems[variant->plan->records[i].index],
+                                          .pointers = (void *const *)call->values,
+                                          .num_pointers = call->num_pointers,
+                                          .num_values = num_values(instance, i),
+                                          .values = (const int64_t *)call->values + call->num_pointers};
+  }
+  if (count)
+    ocp_library_prepare(calls, count, stream);
+  free(calls);
+}
+
 int ocp_instance_enqueue(ocp_instance *instance, uint32_t segment, ocp_stream *stream, ocp_error *error) {
   const ocp_variant *variant = instance->variant;
   const ocp_plan *plan = variant->plan;
   const ocp_driver *driver = variant->device->driver;
   const ocp_range records = plan->views[segment].records;
   ocp_instance_set_pointers(instance, segment);
+  if (instance->is_fresh && plan->header.num_problems)
+    prepare_libraries(instance, records, stream);
+  instance->is_fresh = false;
   /* A graph keeps the sources, also for listeners that come later. */
   const bool named = ocp_is_anybody_listening() || atomic_load_explicit(&stream->capturing, memory_order_relaxed);
   int64_t counts[OCP_RECORD_NUM_KINDS] = {0};

@@ -107,6 +107,7 @@ typedef struct ocp_instance {
   uint32_t warm_runs;                         /* without a graph */
   uint32_t replay_evictions;  /* how often other graphs took its graph's place: each time it needs more warm Runs */
   ocp_counter replay_refused; /* why it can never have one; 0: it can */
+  bool is_fresh;              /* its calls have not been enqueued since they were filled */
   bool inherited;             /* the graph does what another instance did */
   bool used_again;            /* a Run after the one that made it had the same key */
   /* scratch of a Run */

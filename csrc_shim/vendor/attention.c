@@ -179,6 +179,7 @@ const ocp_library ocp_cudnn_attention = {
     .num_symbols = NUM_DNN_SYMBOLS,
     .num_pointers = NUM_POINTERS,
     .num_values = NUM_VALUES,
+    .is_for_device = true,
     .one_thread = true,
     .check = ocp_dnn_check,
     .valid = valid,

@@ -218,6 +218,7 @@ const ocp_library ocp_cudnn = {
     .num_pointers = NUM_POINTERS,
     .num_values = NUM_VALUES,
     .values_per_dimension = PER_DIMENSION,
+    .is_for_device = true,
     .one_thread = true,
     .check = ocp_dnn_check,
     .valid = valid,

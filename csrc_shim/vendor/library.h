@@ -16,7 +16,8 @@ typedef struct ocp_library {
   uint32_t num_symbols;
   uint32_t num_pointers, num_values; /* of a call without bias and residual; num_values is for rank 0 */
   uint32_t values_per_dimension;
-  bool one_thread; /* an algorithm is for one thread at a time, as a handle is */
+  bool is_for_device; /* of a handle it asks only for which device it is, and takes long: so threads prepare */
+  bool one_thread;    /* an algorithm is for one thread at a time, as a handle is */
   /* Whether it can be used, once it is loaded; NULL: always. */
   int (*check)(ocp_error *error);
   /* Whether there are problems of these sizes. */

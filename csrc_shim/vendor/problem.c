@@ -17,6 +17,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "device/wait.h"
 #include "vendor/library.h"
@@ -299,6 +300,118 @@ static uint32_t make_key(const ocp_problem *problem, const arguments *call, int6
   }
   memcpy(key, call->values, call->num_values * sizeof *key);
   return call->num_values + library->extend_key(&problem->spec, call->pointers, key + call->num_values);
+}
+
+/* ---- many at once ---- */
+
+enum { MIN_AHEAD = 4, MAX_THREADS = 8 };
+
+/* What a thread makes. */
+typedef struct task {
+  ocp_problem *problem;
+  ocp_prepared *prepared;
+  bool is_kept, is_new;
+  char *text; /* OCP_STORE_KEY bytes */
+} task;
+
+typedef struct tasks {
+  task *all;
+  uint32_t count;
+  atomic_uint next;
+  const ocp_library_handle *handle;
+  ocp_device *device;
+} tasks;
+
+static void *make_ahead(void *argument) {
+  tasks *work = argument;
+  ocp_error ignored = {0};
+  OCP_STAY stay = ocp_device_enter(work->device, &ignored);
+  (void)stay;
+  for (uint32_t i; (i = atomic_fetch_add(&work->next, 1)) < work->count && ignored.code == ORT_OK;) {
+    task *t = &work->all[i];
+    ocp_error error = {0};
+    if (!t->prepared->algorithm) {
+      t->problem->library->prepare(&t->problem->spec, work->handle, t->prepared->key, 0, &t->prepared->algorithm,
+                                   &error);
+      t->is_new = t->prepared->algorithm != NULL;
+    }
+  }
+  return NULL;
+}
+
+/* Puts what is not prepared yet, and not a task yet, among the tasks. Python is called by this thread alone, since the
+ * others could wait for it to give Python's lock back. */
+static void add_task(tasks *work, const ocp_library_call *call) {
+  const ocp_library *library = call->problem->library;
+  const arguments given = {call->pointers, call->values, call->num_pointers, call->num_values};
+  int64_t key[OCP_MAX_KEY] = {0};
+  ocp_error ignored = {0};
+  if (!library->is_for_device || call->problem->spec.flags & OCP_PROBLEM_MEASURED)
+    return;
+  const uint32_t words = make_key(call->problem, &given, key, &ignored);
+  ocp_prepared *known = words ? ocp_prepared_find(&call->problem->prepared, key, words) : NULL;
+  if (known)
+    ocp_prepared_let_go(&call->problem->prepared, known);
+  bool is_task = false;
+  for (uint32_t i = 0; i < work->count && !is_task; i++)
+    is_task = work->all[i].problem == call->problem && memcmp(work->all[i].prepared->key, key, sizeof key) == 0;
+  ocp_prepared *prepared = words && !known && !is_task ? ocp_prepared_create(key, words) : NULL;
+  if (!prepared)
+    return;
+  work->all[work->count++] = (task){.problem = call->problem, .prepared = prepared};
+}
+
+static void look_up(const tasks *work, task *t) {
+  const ocp_library *library = t->problem->library;
+  t->text = malloc(OCP_STORE_KEY);
+  t->is_kept = t->text && ocp_store_key(library, &t->problem->spec, work->handle, t->prepared->key,
+                                        t->prepared->key_words, false, t->text);
+  if (t->is_kept)
+    t->prepared->algorithm = ocp_store_find(library, &t->problem->spec, work->handle, t->prepared->key, t->text);
+}
+
+/* Gives the problem what was made for it. */
+static void finish(task *t) {
+  ocp_problem *problem = t->problem;
+  /* Where there were too few tasks, there is no algorithm either, and the call makes it. */
+  if (t->is_new && t->is_kept)
+    ocp_store_keep(problem->library, t->prepared->algorithm, t->text);
+  free(t->text);
+  pthread_mutex_lock(&problem->preparing);
+  ocp_prepared *known = ocp_prepared_find(&problem->prepared, t->prepared->key, t->prepared->key_words);
+  if (t->prepared->algorithm && !known) {
+    ocp_prepared_insert(&problem->prepared, t->prepared);
+    known = t->prepared;
+  } else {
+    ocp_prepared_free(t->prepared, problem->library->release);
+  }
+  if (known)
+    ocp_prepared_let_go(&problem->prepared, known);
+  pthread_mutex_unlock(&problem->preparing);
+}
+
+void ocp_library_prepare(const ocp_library_call *calls, uint32_t count, ocp_stream *stream) {
+  const ocp_library_handle handle = {.ordinal = stream->device->ordinal};
+  tasks work = {.handle = &handle, .device = stream->device};
+  work.all = count >= MIN_AHEAD ? calloc(count, sizeof *work.all) : NULL;
+  for (uint32_t i = 0; work.all && i < count; i++)
+    add_task(&work, &calls[i]);
+  if (work.count >= MIN_AHEAD) {
+    pthread_t threads[MAX_THREADS];
+    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    uint32_t started = 0;
+    for (uint32_t i = 0; i < work.count; i++)
+      look_up(&work, &work.all[i]);
+    while (started + 1 < work.count && started < MAX_THREADS && started + 1 < cores &&
+           pthread_create(&threads[started], NULL, make_ahead, &work) == 0)
+      started++;
+    make_ahead(&work);
+    for (uint32_t i = 0; i < started; i++)
+      pthread_join(threads[i], NULL);
+  }
+  for (uint32_t i = 0; i < work.count; i++)
+    finish(&work.all[i]);
+  free(work.all);
 }
 
 /* Enqueues a call on a stream, with a handle and an algorithm that the caller holds. */

@@ -76,6 +76,17 @@ void ocp_problem_release(ocp_problem *problem);
 /* Whether calls of the problem have so many pointers and numbers. */
 bool ocp_problem_takes(const ocp_problem *problem, uint32_t num_pointers, uint32_t num_values);
 
+/* A call of a problem. */
+typedef struct ocp_library_call {
+  ocp_problem *problem;
+  void *const *pointers;
+  uint32_t num_pointers, num_values;
+  const int64_t *values;
+} ocp_library_call;
+
+/* Has the libraries prepare what the calls need and have not got, by several threads: a hint before the first of many
+ * calls. What fails here is reported by the call itself. */
+void ocp_library_prepare(const ocp_library_call *calls, uint32_t count, ocp_stream *stream);
 /* Enqueues one call on the stream, whose device is current. Safe beside other threads, also on the same stream. */
 int ocp_library_run(ocp_problem *problem, ocp_stream *stream, void *const *pointers, uint32_t num_pointers,
                     const int64_t *values, uint32_t num_values, ocp_error *error);

@@ -45,15 +45,18 @@ typedef struct descriptor {
 /* The engine of the last run, and its stream's being set, for the test to read. */
 int64_t fake_engine, fake_streams_set, fake_operations;
 /* The mode of the last search that began a choice, and the last dimension of the last call's x. */
-int64_t fake_mode, fake_columns;
+_Atomic int64_t fake_mode;
+int64_t fake_columns;
 /* Calls whose x has its channels last. */
 int64_t fake_channels_last;
 
 /* Plans that an engine made, and those that a text did. A text is of use as long as the plan that it is of. */
-int64_t fake_plans_built, fake_plans_loaded;
+_Atomic int64_t fake_plans_built, fake_plans_loaded;
 enum { MAX_PLANS = 64 };
 static descriptor *plans[MAX_PLANS];
-static int64_t num_plans;
+static _Atomic int64_t num_plans;
+/* The most plans that engines made at once, each for so many microseconds. */
+_Atomic int64_t fake_building, fake_most_at_once, fake_building_takes;
 static int saves_plans(void) { return getenv("FAKE_CUDNN_SAVES") != NULL; }
 static int64_t write_text(char *text, int64_t room, const char *what, long long number) {
   char own[64];
@@ -265,6 +268,15 @@ static int has_engines(const descriptor *graph) {
   return !is_virtual(value) && (is_dense(&result) || addends < 2);
 }
 
+static void build_plan(void) {
+  const int64_t now = ++fake_building;
+  for (int64_t most = fake_most_at_once; now > most && !atomic_compare_exchange_weak(&fake_most_at_once, &most, now);)
+    continue;
+  usleep((useconds_t)fake_building_takes);
+  fake_building--;
+  fake_plans_built++;
+}
+
 int cudnnBackendFinalize(descriptor *d) {
   MAY_FAIL();
   int complete = 1;
@@ -322,8 +334,9 @@ int cudnnBackendFinalize(descriptor *d) {
     break;
   case PLAN: /* not for a handle, which may be closed before */
     complete = get_descriptor(d, 407, DEVICE) && get_descriptor(d, 401, CONFIG);
-    fake_plans_built += complete && !d->is_text;
-    if (complete && num_plans < MAX_PLANS)
+    if (complete && !d->is_text)
+      build_plan();
+    if (complete && num_plans < MAX_PLANS - 16) /* threads may pass this at once */
       plans[num_plans++] = d;
     break;
   case DEVICE:

@@ -13,8 +13,8 @@
 /* Set by the test: the host's address of emulated device memory, NULL where none is allocated. */
 void *(*fake_translate)(uint64_t address, size_t bytes);
 
-/* How often things happened, for the test to read. */
-int64_t fake_searches, fake_runs, fake_handles, fake_descriptors;
+/* How often things happened, for the test to read. Threads prepare at once. */
+_Atomic int64_t fake_searches, fake_runs, fake_handles, fake_descriptors;
 
 /* Set by tests of failures: whether the call of that function fails. */
 int (*fake_fails)(const char *function);

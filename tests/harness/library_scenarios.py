@@ -21,6 +21,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import helper
+from onnx.reference import ReferenceEvaluator
 
 import ort_cuda_plugin
 from device_models import model
@@ -304,6 +305,40 @@ def kept_plans(path: str) -> dict[str, Any]:
     return results
 
 
+def plans_at_once(path: str) -> dict[str, Any]:
+    """Plans that a session's first Run builds: how many, how many at once; what the next session and size do."""
+    os.environ["FAKE_CUDNN_SAVES"] = "1"
+    fake = use("cudnn", 1, path)
+    put(fake, "fake_building_takes", 50000)
+    cache = PlanCache(Path(path).parent / "plans")
+    vars(boundary)["plan_cache"] = lambda: cache
+    sizes = (1, 1, 2, 2, 2)  # of kernels: the first two calls have the same sizes
+    nodes = [
+        helper.make_node("Conv", [f"y{i}" if i else "x", f"w{i}"], [f"y{i + 1}"], kernel_shape=[size, size])
+        for i, size in enumerate(sizes)
+    ]
+    weights = {f"w{i}": (2, 2, size, size) for i, size in enumerate(sizes)}
+    source = model(nodes, {"x": ["n", 2, 9, 9], **weights}, {"y5": ["n", 2, 6, 6]})
+    feeds = {name: noise(seed, shape) for seed, (name, shape) in enumerate(weights.items())}
+    wanted: Any = ReferenceEvaluator(source)
+    results: dict[str, Any] = {}
+    sessions: list[Any] = []
+    for name, images in (("first", 1), ("second", 1), ("size", 2)):
+        before = [number(fake, key) for key in ("fake_plans_built", "fake_plans_loaded")]
+        put(fake, "fake_most_at_once", 0)
+        if name != "size":
+            sessions.append(ort_cuda_plugin.session(source, emulate=True))
+        given = {"x": noise(images, (images, 2, 9, 9)), **feeds}
+        np.testing.assert_allclose(sessions[-1].run(None, given)[0], wanted.run(None, given)[0], rtol=1e-4, atol=1e-4)
+        after = [number(fake, key) for key in ("fake_plans_built", "fake_plans_loaded")]
+        results[name] = [*(now - then for now, then in zip(after, before, strict=True))]
+        results[name].append(number(fake, "fake_most_at_once"))
+    sessions.clear()
+    gc.collect()
+    results["alive"] = number(fake, "fake_descriptors")
+    return results
+
+
 def many_sizes(path: str) -> dict[str, Any]:
     """What a product has prepared after more sizes than it keeps, and whether the first size is right after that."""
     fake = use("cublaslt", 0, path)
@@ -387,5 +422,6 @@ if __name__ == "__main__":
         "threads": threads,
         "many_sizes": many_sizes,
         "kept_plans": kept_plans,
+        "plans_at_once": plans_at_once,
     }
     print(json.dumps(scenarios[scenario](path)))

@@ -162,6 +162,16 @@ def test_plans_are_kept_for_sessions_to_come(tmp_path: Path) -> None:
     assert result["alive"] == 0
 
 
+def test_the_plans_of_a_run_are_built_by_several_threads(tmp_path: Path) -> None:
+    result = run_scenario("plans_at_once", tmp_path, "cudnn")
+    for name in ("first", "size"):
+        built, loaded, at_once = result[name]
+        assert (built, loaded) == (4, 0)  # two of the five are one
+        assert at_once > 1 or os.cpu_count() == 1
+    assert result["second"] == [0, 4, 0]
+    assert result["alive"] == 0
+
+
 def test_an_old_cudnn_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_CUDNN_VERSION", "90700")
     code = f"""
