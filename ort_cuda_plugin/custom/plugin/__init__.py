@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ...model.ir import DType
+from ..operator import Port
 from .descriptors import DynamicPluginTensorDesc, ExprBuilder, PluginTensorDesc, Size, SizeTensor, TensorFormat
 from .fields import PluginField, PluginFieldCollection, PluginFieldType
 from .interfaces import (
@@ -18,6 +20,7 @@ from .operator import register_creator, unregister_creator
 
 __all__ = [
     "CapabilityType",
+    "DType",
     "DynamicPluginTensorDesc",
     "ExprBuilder",
     "Phase",
@@ -31,6 +34,7 @@ __all__ = [
     "PluginResourceContext",
     "PluginRuntime",
     "PluginTensorDesc",
+    "Port",
     "Size",
     "SizeTensor",
     "TensorFormat",

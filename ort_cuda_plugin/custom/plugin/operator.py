@@ -66,7 +66,8 @@ def register_creator(given: Creator, *, priority: int = 0) -> Creator:
         type(creator).__module__,
     )
     with _lock:
-        if key in _creators:
+        known = _creators.get(key)
+        if known is not None and _is_current(known):
             raise ValueError(f"a creator of plugin {name}, version {version}, namespace {namespace!r} is registered")
         _creators[key] = _Registered(creator, registry.register(operator))
     return given
@@ -90,4 +91,8 @@ def find_creator(name: str, version: str, namespace: str) -> PluginCreator | Non
     """The creator of that name, version and namespace."""
     with _lock:
         found = _creators.get((name, version, namespace))
-    return None if found is None else found.creator
+    return None if found is None or not _is_current(found) else found.creator
+
+
+def _is_current(known: _Registered) -> bool:
+    return known.operator in registry.current().operators
