@@ -26,6 +26,7 @@ from ort_cuda_plugin.custom.plugin.node import create
 from ort_cuda_plugin.custom.registry import current
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.program.lowering import BufferKind, Lowering
+from ort_cuda_plugin.program.steps import Tactic
 from ort_cuda_plugin.program.trace import Copy, HostCall, Launch, ReadBack
 from plugins import DOUBLE, Probe, ProbeCreator, context, lowered, tensor
 
@@ -387,6 +388,27 @@ def test_get_valid_tactics() -> None:
     for wrong in ([0], [1, 1], ["one"]):
         with pytest.raises(PluginFailure, match="they are different numbers from 1"):
             lowered(ProbeCreator(get_valid_tactics=lambda wrong=wrong: wrong), tensor([2]))
+
+
+def test_get_timing_cache_id() -> None:
+    """It names the problem in the cache of times; the ways are tactics in combinations of formats."""
+    asked: list[tuple[str, list[str]]] = []
+
+    class Tuner:
+        def fastest(self, ctx: Any, problem: str, inputs: Any, names: Sequence[str], make: Any) -> Tactic:
+            asked.append((problem, list(names)))
+            return Tactic(names[-1], "measured")
+
+    def run(**methods: Any) -> tuple[Any, ...]:
+        ctx, creator = context(), ProbeCreator(get_valid_tactics=lambda: [4, 2], **methods)
+        ctx.tuner = Tuner()
+        lowered(creator, tensor([2]), ctx=ctx)
+        ((tactic,),) = creator.arguments("set_tactic")
+        return tactic, launches(ctx)[0].note
+
+    assert run(get_timing_cache_id=lambda: "doubling") == (2, "tactic 2, LINEAR/LINEAR: measured")
+    assert asked == [("plugin Probe-1 doubling", ["tactic 4, LINEAR/LINEAR", "tactic 2, LINEAR/LINEAR"])]
+    assert run() == (4, "tactic 4, LINEAR/LINEAR: it has no get_timing_cache_id")
 
 
 # ---- runtime ----

@@ -178,9 +178,11 @@ class _Plan:
         if way:
             return *ways[way], way
         problem = self._ask("get_timing_cache_id", self._build.get_timing_cache_id)
-        if problem is None:
+        is_recorded = capability(self._plugin, self._label, CapabilityType.RUNTIME).enqueue_is_recorded
+        if problem is None or not is_recorded:
             name = next(iter(ways))
-            return *ways[name], f"{name}: it has no get_timing_cache_id"
+            why = "it has no get_timing_cache_id" if is_recorded else "what each Run calls is not measured"
+            return *ways[name], f"{name}: {why}"
         chosen = choose_tactic(self._ctx, f"{self._label} {problem}", self._inputs, list(ways), self._by)
         return *ways[chosen.name], f"{chosen.name}: {chosen.why}"
 
