@@ -86,18 +86,24 @@ def wheel(sdist: Path, architecture: str, output: Path) -> Path:
         settings = f'{{"--build-option": ["--plat-name", "{platform}"]}}'
         built = backend("build_wheel", source, output, settings, CC=shlex.join(compiler))
         check_contents(built, source)
-    check_platform(built, architecture)
-    print(run(sys.executable, "-m", "abi3audit", "--strict", "--summary", built))
+    if oldest_glibc(built) > int(PLATFORM.rpartition("_")[2]):
+        raise SystemExit(f"{built.name} needs glibc 2.{oldest_glibc(built)}")
+    print(f"{built.name}: needs what manylinux_2_{oldest_glibc(built)} has\n{abi3_report(built)}")
     return built
 
 
-def check_platform(built: Path, architecture: str) -> None:
-    """Raises SystemExit where a wheel needs a newer glibc than its name says, or a library that is not everywhere."""
+def oldest_glibc(built: Path) -> int:
+    """The N of the oldest manylinux_2_N for a wheel. Raises SystemExit where it needs a library that is not everywhere."""
     report = run(sys.executable, "-m", "auditwheel", "show", built)
-    oldest = re.search(rf'"manylinux_2_(\d+)_{architecture}"', report)
-    if oldest is None or int(oldest[1]) > int(PLATFORM.rpartition("_")[2]):
-        raise SystemExit(f"{built.name} is not for {PLATFORM}:\n{report}")
-    print(f"{built.name}: needs what manylinux_2_{oldest[1]} has")
+    oldest = re.search(r'the following platform tag:\s+"manylinux_2_(\d+)_', report)
+    if oldest is None:
+        raise SystemExit(f"{built.name} is for this machine only:\n{report}")
+    return int(oldest[1])
+
+
+def abi3_report(built: Path) -> str:
+    """What abi3audit says. Raises SystemExit where a wheel needs more than the limited API."""
+    return run(sys.executable, "-m", "abi3audit", "--strict", "--summary", built)
 
 
 def check_contents(built: Path, source: Path) -> None:

@@ -66,6 +66,8 @@ def test_the_source_distribution_is_complete_and_makes_a_wheel_for_every_python_
         assert f"ort_cuda_plugin/{name}" in names
     assert not [name for name in names if name.startswith(("csrc_shim", "tests", "build_", "noxfile", "bench"))]
     build_wheels.check_contents(wheel, source)
+    assert "0 ABI version mismatches and 0 ABI violations" in " ".join(build_wheels.abi3_report(wheel).split())
+    assert build_wheels.oldest_glibc(wheel) > 16
     metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
     always = [line for line in metadata.splitlines() if line.startswith("Requires-Dist:") and "extra" not in line]
     assert always == ["Requires-Dist: cffi>=2", "Requires-Dist: numpy>=2"]

@@ -289,7 +289,7 @@ def test_two_processes_compile_a_kernel_once(tmp_path: Path) -> None:
     with first.cache.lock(kernel_key(specs[0], emulated)) as held:
         assert held
         waiting.start()
-        while not counts:  # the second kernel is compiled meanwhile
+        while not counts and waiting.is_alive():  # the second kernel is compiled meanwhile
             waiting.join(0.01)
         assert waiting.is_alive()
         assert second.cache.load_made(specs[0], emulated) is None
