@@ -93,7 +93,7 @@ def wheel(sdist: Path, architecture: str, output: Path) -> Path:
 
 
 def oldest_glibc(built: Path) -> int:
-    """The N of the oldest manylinux_2_N for a wheel. Raises SystemExit where it needs a library that is not everywhere."""
+    """The N of the oldest manylinux_2_N for a wheel. Raises SystemExit where it needs a library of this machine."""
     report = run(sys.executable, "-m", "auditwheel", "show", built)
     oldest = re.search(r'the following platform tag:\s+"manylinux_2_(\d+)_', report)
     if oldest is None:

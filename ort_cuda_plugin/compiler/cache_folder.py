@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ort_cuda_plugin.compiler.trusted_files import TrustedFolder, Untrusted
+from ort_cuda_plugin.compiler.trusted_files import Absent, TrustedFolder, Untrusted
 
 logger = logging.getLogger("ort_cuda_plugin")
 
@@ -69,7 +69,9 @@ class CacheFolder:
         try:
             self.opened = open_folder(folder)
         except Untrusted as problem:
-            self.disable(str(problem))
+            # A part of a cache that is read only, as in the image of a container, is left out on purpose.
+            left_out = isinstance(problem, Absent) and folder.parent == cache_folder() and folder.parent.is_dir()
+            self.disable(str(problem), logging.INFO if left_out else logging.WARNING)
 
     @property
     def usable(self) -> bool:
@@ -81,9 +83,10 @@ class CacheFolder:
         """Whether entries are kept."""
         return self.usable and self.opened is not None and self.opened.is_writable
 
-    def disable(self, problem: str) -> None:
+    def disable(self, problem: str, level: int = logging.WARNING) -> None:
         if self.usable:
-            logger.warning(
+            logger.log(
+                level,
                 "%s %s is not used: %s. %s; set %s to another folder.",
                 self.name,
                 self.folder,

@@ -31,6 +31,10 @@ class Untrusted(PermissionError):
     """Somebody else decides what a folder or a file holds; the message says why."""
 
 
+class Absent(Untrusted):
+    """There is no such folder, and this user cannot make it where it would be."""
+
+
 class TrustedFolder:
     """An open folder of this user's or root's. Its methods take names of files in it and raise OSError.
 
@@ -197,8 +201,12 @@ class _Walk:
         try:
             return os.stat(name, dir_fd=self.handles[-1], follow_symlinks=False)
         except FileNotFoundError:
-            with contextlib.suppress(FileExistsError):
+            try:
                 os.mkdir(name, _mode(0o700), dir_fd=self.handles[-1])
+            except FileExistsError:
+                pass
+            except OSError as error:
+                raise Absent(f"it cannot be opened or made: {error.strerror or error}") from error
             return os.stat(name, dir_fd=self.handles[-1], follow_symlinks=False)
 
     def follow(self, name: str, status: os.stat_result) -> str:

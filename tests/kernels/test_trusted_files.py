@@ -275,6 +275,7 @@ def test_a_user_takes_what_root_wrote_and_writes_only_to_its_own_folder(tmp_path
     from pathlib import Path
     from ort_cuda_plugin.compiler.cache import KernelCache
     from ort_cuda_plugin.compiler.targets import KernelImage, Target
+    from ort_cuda_plugin.compiler.timing_cache import TimingCache
     os.setgroups([]), os.setgid(12345), os.setuid(12345)
     for folder in map(Path, sys.argv[1:]):
         cache = KernelCache(folder)
@@ -283,6 +284,8 @@ def test_a_user_takes_what_root_wrote_and_writes_only_to_its_own_folder(tmp_path
         print(cache.usable, cache.writable, *found)
         with cache.lock("key") as held:
             print(held)
+    os.environ["ORT_CUDA_PLUGIN_CACHE_DIR"] = sys.argv[2]
+    assert not TimingCache().usable
     """
     with tempfile.TemporaryDirectory() as root:  # whose parents others may enter
         os.chmod(root, 0o755)
@@ -304,6 +307,7 @@ def test_a_user_takes_what_root_wrote_and_writes_only_to_its_own_folder(tmp_path
     assert done.stdout.split("\n")[1::2] == ["True"] * 4
     assert "private is not used: it cannot be opened or made: Permission denied" in done.stderr
     assert "other users can write to it (mode 0666)" in done.stderr
+    assert "timing cache" not in done.stderr
 
 
 image_bodies = st.one_of(
