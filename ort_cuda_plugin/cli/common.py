@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import importlib.util
 import os
 import sys
 import tempfile
@@ -35,6 +36,31 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help=MODEL_HELP,
     )
     add_device_argument(parser)
+    add_operators_argument(parser)
+
+
+def add_operators_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--operators",
+        metavar="FILE",
+        type=operators_file,
+        action="append",
+        help="a Python file that registers operators which the model has; may be given again",
+    )
+
+
+def operators_file(text: str) -> Path:
+    """The type of an argument that names a Python file with operators: it is run."""
+    spec = importlib.util.spec_from_file_location(Path(text).stem, text)
+    if spec is None or spec.loader is None or not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"{text} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(spec.name, module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise argparse.ArgumentTypeError(f"{text} failed with {type(error).__name__}: {error}") from error
+    return Path(text)
 
 
 def add_device_argument(parser: argparse.ArgumentParser, default: str = "auto") -> None:

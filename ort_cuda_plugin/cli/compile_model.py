@@ -15,13 +15,20 @@ from rich.console import Console
 from rich.progress import Progress
 
 import ort_cuda_plugin
-from ort_cuda_plugin.cli.common import find_device, model_path, output_file, unavailable_as_user_error
+from ort_cuda_plugin.cli.common import (
+    add_operators_argument,
+    find_device,
+    model_path,
+    output_file,
+    unavailable_as_user_error,
+)
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.inspect_context import print_contexts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="path of an ONNX file, or the name of a model in the onnx wheel")
+    add_operators_argument(parser)
     parser.add_argument("-o", "--output", metavar="OUT", type=output_file, help="default: MODEL_ctx.onnx")
     parser.add_argument(
         "--arch", metavar="LIST", help="such as sm_80,sm_90,emulated; default: the GPU that there is, else emulated"

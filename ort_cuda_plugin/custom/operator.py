@@ -255,7 +255,7 @@ class CustomOperator:
             if error.reason.startswith(self.label):
                 raise
             raise InvalidModel(f"{self.label}: {error.reason}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             report_failure(self.label, error)
             raise Unsupported("op", f"{self.label} failed with {type(error).__name__}: {error}") from error
 

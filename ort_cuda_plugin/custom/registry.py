@@ -166,7 +166,7 @@ def _load(entry: EntryPoint) -> None:
         loaded = entry.load()
         if callable(loaded) and not hasattr(loaded, "operator"):
             loaded()
-    except Exception:
+    except BaseException:  # also where it ends the program; no signal comes here
         what = f"the entry point {entry.name} = {entry.value} of {ENTRY_POINTS}"
         report(f"{package}: {what} failed, so operators are missing\n{traceback.format_exc()}")
     finally:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import ort_cuda_plugin
 from custom_operators import kept_registry
 from isolated import ROOT
+from ort_cuda_plugin.cli import main
 
 SECTIONS = dict(
     re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", (ROOT / "docs" / "custom_kernels.md").read_text(), re.M | re.S)
@@ -26,6 +30,22 @@ def clean() -> Iterator[None]:
     ort_cuda_plugin.register(emulate=True)
     with kept_registry():
         yield
+
+
+def test_commands_load_operators_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, model = tmp_path / "swish.py", tmp_path / "model.onnx"
+    code, text = EXAMPLES["Ten lines"].split("session = ")[0].split("model = ")
+    path.write_text(code)
+    made: dict[str, Any] = {}
+    exec(code.split("@op")[0] + "model = " + text, made)  # what makes the model
+    onnx.save(made["model"], model)
+    arguments = ["explain", str(model), "--device", "emulated", "--json"]
+    assert main([*arguments, "--operators", str(path)]) == 0
+    assert [verdict["supported"] for verdict in json.loads(capsys.readouterr().out)] == [True, True]
+    path.write_text("raise KeyError('table')")
+    with pytest.raises(SystemExit):
+        main([*arguments, "--operators", str(path)])
+    assert "swish.py failed with KeyError: 'table'" in capsys.readouterr().err
 
 
 def run(title: str, folder: Path) -> ModuleType:

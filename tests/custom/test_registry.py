@@ -183,18 +183,20 @@ def test_a_broken_package_is_named_and_keeps_no_other_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, told: list[str]
 ) -> None:
     (tmp_path / "broken_operators.py").write_text("import a_module_that_is_not_there\n")
+    (tmp_path / "ending_operators.py").write_text("raise SystemExit(3)\n")
     (tmp_path / "good_operators.py").write_text(
         "def enter():\n    from test_registry import operator, registry\n    registry.register(operator())\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     group = registry.ENTRY_POINTS
-    parts = (("broken", ""), ("good", ":enter"))
+    parts = (("broken", ""), ("ending", ""), ("good", ":enter"))
     entries = metadata.EntryPoints(
         [metadata.EntryPoint(name, f"{name}_operators{what}", group) for name, what in parts]
     )
     monkeypatch.setattr(metadata, "entry_points", lambda group: entries)
     registry.discover(again=True)
-    (text,) = told
+    text, end = told
+    assert "SystemExit: 3" in end
     assert text.startswith("entry broken: the entry point broken = broken_operators of ort_cuda_plugin.ops failed")
     assert "No module named 'a_module_that_is_not_there'" in text
     assert "entry good" in [row.origin for row in registry.current().operators]

@@ -82,6 +82,23 @@ def joined(ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Any) -> l
     return [concat(ctx, *[x for x in inputs if x is not None], axis=0)]
 
 
+def biased(ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Any) -> list[Tensor]:
+    x, bias, factor = [*inputs, None, None][:3]
+    assert x is not None
+    for other, function in ((bias, lambda a, b: a + b), (factor, lambda a, b: a * b)):
+        x = x if other is None else elementwise(ctx, function, x, other)
+    return [x]
+
+
+def test_inputs_may_be_left_out() -> None:
+    optional = [Port(name, FLOATS, "T", PortKind.OPTIONAL) for name in ("bias", "factor")]
+    registry.register(operator("Biased", inputs=(X, *optional), function=biased))
+    first = helper.make_node("Biased", ["x", "", "x"], ["h"], name="first", domain=DOMAIN)
+    nodes = [first, node("Biased", "h", "x")]
+    session = stock_session(model(nodes, {"x": [2, "n"]}, ["y"]))
+    np.testing.assert_array_equal(session.run(None, {"x": A})[0], A * A + A)
+
+
 def test_dimensions_are_known_by_their_expressions() -> None:
     rest = Port("rest", FLOATS, "T", PortKind.VARIADIC)
     registry.register(operator("Join", inputs=(rest,), function=joined))
