@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -43,6 +42,7 @@ from .optimized_model import writes_optimized_model
 from .option_values import LOG_LEVELS
 from .options import OptionError, Options, collect, parse
 from .partitioning import goes_by_statistics, read_budget
+from .program_files import ProgramFiles
 from .repeated_node import RepeatedNode
 from .verdict_record import VerdictRecord
 
@@ -461,7 +461,7 @@ class Provider:
         """The cluster on the device, as far as it can be prepared; ``later`` as for `FusedNode.prepare`."""
         cluster = loaded.cluster
         if self.options.program_folder and isinstance(cluster, CompiledCluster):
-            files = _ProgramFiles(Path(self.options.program_folder), name)
+            files = ProgramFiles(Path(self.options.program_folder), name)
             cluster.show_program, cluster.show_plan = files.append_program, files.append_plan
         fused = FusedNode(name, cluster, self.device, loaded.why, lambda line: self._log("INFO", line))
         self.fused_nodes.append(fused)
@@ -483,26 +483,6 @@ class Provider:
                 known.prepare()
                 self._transpositions[permutation, dtype] = known
         return known
-
-
-class _ProgramFiles:
-    """Where the programs of a fused node's plans are written, one after the other: as text, and as a line of JSON."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self._text, self._plans = folder / f"{name}.txt", folder / f"{name}.jsonl"
-        self._text.write_text("")
-        self._plans.write_text("")
-
-    def append_program(self, text: str) -> None:
-        _append(self._text, text)
-
-    def append_plan(self, plan: dict[str, Any]) -> None:
-        _append(self._plans, json.dumps(plan))
-
-
-def _append(path: Path, line: str) -> None:
-    with path.open("a") as file:
-        file.write(line + "\n")
 
 
 def _choose(offered: list[DeviceInfo], device_id: int | None) -> DeviceInfo:

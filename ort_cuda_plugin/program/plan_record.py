@@ -42,7 +42,8 @@ def read_plans(folder: Path) -> dict[str, dict[str, Any]]:
     found = {}
     for path in sorted(folder.glob("*.jsonl")):
         if lines := path.read_text().splitlines():
-            found[path.stem] = json.loads(lines[-1])
+            plan = json.loads(lines[-1])
+            found[plan["cluster"]] = plan
     return found
 
 

@@ -15,7 +15,9 @@ from ort_cuda_plugin.api import Placement
 from ort_cuda_plugin.cli import explain_page, main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
 from ort_cuda_plugin.clusters.claims import NodeVerdict
+from ort_cuda_plugin.ep.program_files import ProgramFiles
 from ort_cuda_plugin.pages.drawing import layout
+from ort_cuda_plugin.program.plan_record import read_plans
 
 MIXED = """<ir_version: 9, opset_import: ["" : 18]> mixed (float[n, 64] x) => (float[n, 64] z)
     { a = Exp(x)  r = Relu(a)  s = Cast <to=8> (r)  f = Cast <to=1> (s)  b = Exp(f)  z = Add(b, r) }"""
@@ -98,3 +100,14 @@ def test_boxes_lie_below_what_they_read_also_in_circles() -> None:
     heights = {name: y for name, (_, y) in places.items()}
     assert heights["a"] < heights["b"] == heights["c"] < heights["d"]
     assert heights["x"] < heights["y"]
+
+
+@pytest.mark.parametrize("name", ["usual_0", "../../outside/it", "x" * 400, "a\nb\0c", "\N{SNOWMAN}"])
+def test_programs_are_written_below_their_folder_whatever_a_model_calls_its_nodes(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "below" / "folder"
+    folder.mkdir(parents=True)
+    ProgramFiles(folder, name + "2").append_program("text")
+    ProgramFiles(folder, name).append_plan({"steps": [], "nodes": {}})
+    assert list(read_plans(folder)) == [name]
+    assert len(list(folder.iterdir())) == 4
+    assert [path.name for path in tmp_path.rglob("*") if path.parent != folder] == ["below", "folder"]

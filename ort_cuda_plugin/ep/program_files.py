@@ -1,0 +1,38 @@
+"""The files of the option ``program_folder``: what the plans of a fused node do, as text and as data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+_LONGEST = 150
+"""Characters of a file's name, less the ending."""
+
+
+class ProgramFiles:
+    """Those of one fused node. Its name may have parts of a model's, so it is not a file's as it stands."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        safe = quote(name, safe=" ()")
+        if len(safe) > _LONGEST:
+            safe = f"{safe[:_LONGEST]}_{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+        self._name = name
+        self._text, self._plans = folder / f"{safe}.txt", folder / f"{safe}.jsonl"
+        self._text.write_text("")
+        self._plans.write_text("")
+
+    def append_program(self, text: str) -> None:
+        """Adds a plan's steps after a pass."""
+        _append(self._text, text)
+
+    def append_plan(self, plan: dict[str, Any]) -> None:
+        """Adds a `plan_record` as a line of JSON, with the fused node's name."""
+        _append(self._plans, json.dumps({"cluster": self._name, **plan}))
+
+
+def _append(path: Path, line: str) -> None:
+    with path.open("a") as file:
+        file.write(line + "\n")
