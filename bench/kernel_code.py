@@ -30,9 +30,9 @@ sys.path[:0] = [str(ROOT)]
 
 def models(names: Sequence[str]) -> list[str]:
     from ort_cuda_plugin.models import wheel_models
-    from ort_cuda_plugin.networks import NETWORKS
+    from ort_cuda_plugin.networks import DTYPES, NETWORKS
 
-    networks = [f"{name}:{dtype}" for name, network in NETWORKS.items() for dtype in network.dtypes]
+    networks = [f"{name}:{dtype}" for name in NETWORKS for dtype in DTYPES]
     return list(names) or [*networks, *wheel_models()]
 
 

@@ -39,7 +39,7 @@ from ort_cuda_plugin.cli.common import (
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.run import add_input_arguments, load
 from ort_cuda_plugin.estimate import devices
-from ort_cuda_plugin.networks import NETWORKS, split_name
+from ort_cuda_plugin.networks import DTYPES, NETWORKS, split_name
 
 SUITE = "suite"
 
@@ -92,7 +92,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def suite() -> list[str]:
     """The wheel's light models, and each network in each of its types."""
-    return [*models.wheel_models(), *(f"{name}:{dtype}" for name in NETWORKS for dtype in NETWORKS[name].dtypes)]
+    return [*models.wheel_models(), *(f"{name}:{dtype}" for name in NETWORKS for dtype in DTYPES)]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ import onnx
 from ort_cuda_plugin.networks import language, vision
 from ort_cuda_plugin.networks.graph import DTYPES, NetworkGraph
 
+__all__ = ["DTYPES", "NETWORKS", "Network", "build", "split_name"]
+
 
 @dataclass(frozen=True)
 class Network:
@@ -25,7 +27,6 @@ class Network:
 
     write: Callable[..., None]
     sizes: Mapping[str, int]
-    dtypes: tuple[str, ...] = DTYPES
 
 
 NETWORKS: Mapping[str, Network] = {
@@ -36,8 +37,8 @@ NETWORKS: Mapping[str, Network] = {
     "unet": Network(vision.unet, {}),
     "bert_base": Network(language.bert_base, {"sequence": 128}),
     "whisper_tiny_encoder": Network(language.whisper_tiny_encoder, {}),
-    "llama_prefill": Network(language.llama, {"sequence": 512, "past": 0}, ("float32", "float16")),
-    "llama_decode": Network(language.llama, {"sequence": 1, "past": 1024}, ("float32", "float16")),
+    "llama_prefill": Network(language.llama, {"sequence": 512, "past": 0}),
+    "llama_decode": Network(language.llama, {"sequence": 1, "past": 1024}),
 }
 
 
@@ -45,19 +46,18 @@ def split_name(name: str) -> tuple[str, str] | None:
     """Network and element type of a name, None where it names none of `NETWORKS` in a type that it has."""
     network, _, dtype = name.partition(":")
     dtype = dtype or DTYPES[0]
-    return (network, dtype) if network in NETWORKS and dtype in NETWORKS[network].dtypes else None
+    return (network, dtype) if network in NETWORKS and dtype in DTYPES else None
 
 
 def build(name: str, seed: int = 0) -> onnx.ModelProto:
     """The model of a name; with ``int8`` its products have quantized operands (QDQ).
 
     Raises:
-        ValueError: there is no such network, or not in that type.
+        ValueError: there is no such network, or no such type.
     """
     parts = split_name(name)
     if parts is None:
-        known = ", ".join(f"{each} ({', '.join(network.dtypes)})" for each, network in NETWORKS.items())
-        raise ValueError(f"{name!r} is no network; there are {known}")
+        raise ValueError(f"{name!r} is no network; there are {', '.join(NETWORKS)}, each as {', '.join(DTYPES)}")
     graph = NetworkGraph(parts[0], parts[1], seed)
     NETWORKS[parts[0]].write(graph)
     return graph.model()
