@@ -26,13 +26,16 @@ def build_program(name: str, sources: list[str], sanitize: str = "") -> Path:
     return Builder(work / "bin", work, flags).program(name, [SOURCES / source for source in sources])
 
 
-def build_host(name: str, folder: Path) -> Path:
-    """``tests/c/<name>.c`` as an application that is linked to ONNX Runtime's wheel, under the name of its soname."""
+def build_host(name: str, folder: Path, source: Path | None = None) -> Path:
+    """An application that is linked to ONNX Runtime's wheel, under the name of its soname, of ``tests/c/<name>.c``.
+
+    ``source`` is another file; its folder may hold headers.
+    """
     wheel = next((Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.1.*"))
     (folder / "libonnxruntime.so.1").symlink_to(wheel)
     target = folder / name
     command = ["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'csrc_shim'}", "-o", str(target)]
-    command += [str(SOURCES / f"{name}.c"), str(folder / "libonnxruntime.so.1"), f"-Wl,-rpath,{folder}"]
+    command += [str(source or SOURCES / f"{name}.c"), str(folder / "libonnxruntime.so.1"), f"-Wl,-rpath,{folder}"]
     subprocess.run(command, check=True)
     return target
 

@@ -1,0 +1,72 @@
+"""What the documents say to do works: each code block runs, or says why not; the site builds, and no link is dead."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from document_blocks import RUN, blocks
+from ort_cuda_plugin.compiler.cache_folder import CACHE_DIR_VARIABLE, cache_folder
+from ort_cuda_plugin.ep import arena
+from ort_cuda_plugin.ep.options import ALIASES, WITHOUT_EFFECT
+
+ROOT = Path(__file__).resolve().parents[2]
+HARNESS = ROOT / "tests" / "harness"
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
+WITH_CODE = [path for path in DOCUMENTS if any(not block.reason for block in blocks(path.read_text()))]
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_each_block_is_run_or_says_why_not(document: Path) -> None:
+    for block in blocks(document.read_text()):
+        assert not block.language or block.language in RUN or block.reason, (
+            f"{name(document)}:{block.line} is {block.language}, which nothing runs; put before it a line "
+            "<!-- not run: the reason -->"
+        )
+
+
+@pytest.mark.parametrize(
+    "document",
+    [path for path in WITH_CODE if any(block.language and not block.reason for block in blocks(path.read_text()))],
+    ids=name,
+)
+def test_the_blocks_of_a_document_run_in_their_order(document: Path, tmp_path: Path) -> None:
+    environment = os.environ | {
+        "ORT_CUDA_PLUGIN_EMULATE": "1",
+        CACHE_DIR_VARIABLE: str(cache_folder()),
+        "PYTHONPATH": str(HARNESS),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    command = [sys.executable, str(HARNESS / "document_blocks.py"), str(document)]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_links_of_documents_outside_of_the_site_lead_somewhere() -> None:
+    for document in ROOT.glob("*.md"):
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text()):
+            assert target.startswith("https://") or (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_the_site_builds_without_a_dead_link(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", ".mkdocs.yml", "--site-dir"]
+    done = subprocess.run([*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "api.html").read_text()
+    assert "register" in page
+    assert "Raises" in page
+
+
+def test_the_migration_names_every_key_of_the_cuda_provider() -> None:
+    text = (ROOT / "docs" / "migration.md").read_text()
+    keys = [*WITHOUT_EFFECT, *ALIASES, *arena.CUDA_PROVIDER_KEYS]
+    assert not [key for key in keys if f"`{key}`" not in text]
