@@ -82,3 +82,16 @@ def docs(session: nox.Session) -> None:
     """Writes the generated reports again; an argument names one of them."""
     for report in session.posargs or REPORTS:
         python(session, "-m", "ort_cuda_plugin", report, "--write", f"docs/{report}.md")
+
+
+@nox.session
+def site(session: nox.Session) -> None:
+    """Builds the documentation into build/site; a dead link is an error."""
+    python(session, "-m", "mkdocs", "build", "--strict", "--config-file", ".mkdocs.yml", *session.posargs)
+
+
+@nox.session(venv_backend="venv")
+def serving(session: nox.Session) -> None:
+    """Ray Serve with two replicas, one of which dies; in an environment of its own."""
+    session.install("-e", ".[cpu,serve,test]")
+    session.run("pytest", "-n", "1", "tests/docs/test_serving.py", *session.posargs)

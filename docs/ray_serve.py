@@ -30,6 +30,7 @@ class Model:
 
     def __init__(self, path: str) -> None:
         import onnxruntime as ort
+
         import ort_cuda_plugin
 
         devices = ort_cuda_plugin.register(emulate=EMULATE)

@@ -18,11 +18,18 @@ from ort_cuda_plugin.ep.options import ALIASES, WITHOUT_EFFECT
 ROOT = Path(__file__).resolve().parents[2]
 HARNESS = ROOT / "tests" / "harness"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
-WITH_CODE = [path for path in DOCUMENTS if any(not block.reason for block in blocks(path.read_text()))]
+HAS_ITS_OWN_TEST = {"docs/custom_kernels.md": ROOT / "tests" / "custom" / "test_documentation.py"}
 
 
 def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
+
+
+def has_code(path: Path) -> bool:
+    return any(block.language in RUN and not block.reason for block in blocks(path.read_text()))
+
+
+WITH_CODE = [path for path in DOCUMENTS if has_code(path) and name(path) not in HAS_ITS_OWN_TEST]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
@@ -34,11 +41,7 @@ def test_each_block_is_run_or_says_why_not(document: Path) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    "document",
-    [path for path in WITH_CODE if any(block.language and not block.reason for block in blocks(path.read_text()))],
-    ids=name,
-)
+@pytest.mark.parametrize("document", WITH_CODE, ids=name)
 def test_the_blocks_of_a_document_run_in_their_order(document: Path, tmp_path: Path) -> None:
     environment = os.environ | {
         "ORT_CUDA_PLUGIN_EMULATE": "1",
@@ -49,6 +52,10 @@ def test_the_blocks_of_a_document_run_in_their_order(document: Path, tmp_path: P
     command = [sys.executable, str(HARNESS / "document_blocks.py"), str(document)]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_documents_with_a_test_of_their_own_have_it() -> None:
+    assert all((ROOT / document).exists() and test.exists() for document, test in HAS_ITS_OWN_TEST.items())
 
 
 def test_links_of_documents_outside_of_the_site_lead_somewhere() -> None:

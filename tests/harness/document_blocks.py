@@ -49,8 +49,9 @@ def prepare() -> dict[str, Any]:
     """
     import numpy
     import onnx
-    from genai_decoder import genai_decoder
     from onnx import TensorProto, helper
+
+    from genai_decoder import genai_decoder
 
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["product"], "product"),
@@ -73,8 +74,8 @@ def prepare() -> dict[str, Any]:
 def run_c(block: Block) -> None:
     """A program that gets the path of the library and of ``model.onnx``."""
     import onnxruntime
-    from c_programs import build_host
 
+    from c_programs import build_host
     from ort_cuda_plugin import get_library_path
 
     folder = Path.cwd()
