@@ -49,18 +49,23 @@ def explained(error: Exception, model: str | bytes, verdicts: Sequence[NodeVerdi
         if match := re.search(pattern, text, re.DOTALL):
             return _no_provider(error, match[1], verdicts)
     if match := re.search(_NO_SUCH_OPERATOR, text):
-        return NoProviderError(f"{text}. {_how_to_register(match[1], match[2])}", [])
+        return RuntimeError(f"{text}. {_how_to_register(match[1], match[2])}")
     if match := re.search(_IR_VERSION, text):
         return ModelFormatError(_newer_format(int(match[1]), int(match[2]), model))
     return error
 
 
 def _how_to_register(domain: str, name: str) -> str:
-    registered = [row.label for row in registry.current().operators if (row.domain, row.name) == (domain, name)]
-    if registered:
+    domain = "" if domain == "ai.onnx" else domain
+    found = [row for row in registry.current().operators if (row.domain, row.name) == (domain, name)]
+    if any(not row.is_own_schema for row in found):
+        where = domain or "ai.onnx"
+        return f"Only ONNX Runtime itself adds operators to the domain {where!r}: use a domain of your own"
+    if found:
+        names = ", ".join(row.label for row in found)
         return (
-            f"{', '.join(registered)} was registered after these session options got the provider, or is newer than "
-            "the opset that the model imports: register operators first, and use new options"
+            f"{names} was registered after these session options got the provider, or is newer than the opset that the "
+            "model imports: register operators first, and use new options"
         )
     return f"Nobody registered {domain}::{name} with the plugin: import the module that has it"
 

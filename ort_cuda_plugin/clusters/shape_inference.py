@@ -34,7 +34,7 @@ def infer_results(
         Unsupported, InvalidModel, ZeroDivisionError, OverflowError: the operator has no results for these inputs.
     """
     named = [None if value is None else _with_names(value) for value in inputs]
-    outputs = tuple(Value(f"output {number}", None, None) for number in range(_most_outputs(operator)))
+    outputs = tuple(Value(f"output {number}", None, None) for number in range(len(operator.outputs)))
     node = Node("", operator.name, operator.domain, operator.version, tuple(named), outputs, attributes)
     used = [value for value in named if value is not None]
     graph = Graph("", [node], used, [], {operator.domain: operator.version})
@@ -52,10 +52,6 @@ def infer_results(
     lowering.lower(node)
     made = [lowering.tensors[value] for value in outputs if value in lowering.tensors]
     return [(tensor.dtype, tuple(map(_name_of, tensor.shape))) for tensor in made]
-
-
-def _most_outputs(operator: CustomOperator) -> int:
-    return len(operator.outputs)
 
 
 def _with_names(value: Value) -> Value:

@@ -12,7 +12,21 @@ from ..model.ir import AttrValue, Constant, DType, InvalidModel, NodeError, Unsu
 from ..program.lowering import Lowering, Tensor
 from .report import report_failure
 
-HOST_DOMAINS: Final = frozenset({"", "ai.onnx.ml", "com.microsoft", "com.ms.internal.nhwc"})
+HOST_DOMAINS: Final = frozenset(
+    {
+        "",
+        "ai.onnx.ml",
+        "ai.onnx.preview",
+        "ai.onnx.preview.training",
+        "ai.onnx.training",
+        "com.microsoft",
+        "com.microsoft.dml",
+        "com.microsoft.experimental",
+        "com.microsoft.nchwc",
+        "com.ms.internal.nhwc",
+        "org.pytorch.aten",
+    }
+)
 """Domains whose operators ONNX Runtime itself defines: an operator there takes the place of a built-in one."""
 
 MAX_VERSION: Final = 1000

@@ -84,7 +84,6 @@ def _common(rows: Sequence[Sequence[Port]]) -> list[SchemaPort]:
             break
         is_required = len(there) == len(rows) and all(port.kind is PortKind.REQUIRED for port in there)
         ports.append(SchemaPort(None, PortKind.REQUIRED if is_required else PortKind.OPTIONAL))
-    # An input that may be left out comes after those that may not, unless a node leaves its place empty.
     return ports
 
 

@@ -144,6 +144,8 @@ def test_a_session_without_the_operator_says_how_it_gets_it() -> None:
     built = model([node("Scale", "x")], {"x": [2, "n"]}, ["y"])
     with pytest.raises(RuntimeError, match=r"Nobody registered my\.domain::Scale with the plugin: import the module"):
         ort_cuda_plugin.session(built, emulate=True)
+    with pytest.raises(RuntimeError, match="Nobody registered"):
+        ort_cuda_plugin.explain(built, emulate=True)
     registry.register(scale(version=2))
     with pytest.raises(RuntimeError, match=r"my\.domain::Scale-2 was registered after .* or is newer than the opset"):
         ort_cuda_plugin.session(built, emulate=True)
@@ -192,6 +194,13 @@ def test_the_log_has_the_traceback_of_an_author_s_exception(capfd: pytest.Captur
     with pytest.raises(Exception, match=r"declined it: my\.domain::Double-1 failed with KeyError: 'table'"):
         stock_session(model([node("Double", "x")], {"x": [2, "n"]}, ["y"]))
     assert 'raise KeyError("table")' in capfd.readouterr().err
+
+
+def test_no_operator_joins_a_domain_of_onnx_runtime() -> None:
+    registry.register(operator("Double", domain="com.microsoft"))
+    built = model([helper.make_node("Double", ["x"], ["y"], domain="com.microsoft")], {"x": [2, "n"]}, ["y"])
+    with pytest.raises(RuntimeError, match=r"operators to the domain 'com\.microsoft': use a domain of your own"):
+        ort_cuda_plugin.session(built, emulate=True)
 
 
 # ---- schemas ----
