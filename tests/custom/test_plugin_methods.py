@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from ort_cuda_plugin.custom.plugin.node import create
 from ort_cuda_plugin.custom.registry import current
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.program.lowering import BufferKind, Lowering
+from ort_cuda_plugin.program.program_text import ProgramText
 from ort_cuda_plugin.program.steps import Tactic
 from ort_cuda_plugin.program.trace import Copy, HostCall, Launch, ReadBack
 from plugins import DOUBLE, Probe, ProbeCreator, context, lowered, tensor
@@ -458,6 +460,9 @@ def test_enqueue_in_each_run() -> None:
     (call,) = ctx.trace.steps
     assert isinstance(call, HostCall)
     assert call.callback.name == "enqueue of plugin Probe-1"
+    text = ProgramText(["x"], ["y"]).program("lowered", ctx.trace.steps)
+    assert re.search(r"Python, in each Run +%0 f32\[n\] 24 B <- x f32\[n\] 24 B", text), text
+    assert "enqueue of plugin Probe-1" in text
     assert "is called in Python in each Run" in next(iter(ctx.notes.values()))
 
 

@@ -24,6 +24,8 @@ import searches
 from device_models import add_and_double, model, with_cpu_nodes
 from ort_cuda_plugin.abi.core import core, ffi
 from ort_cuda_plugin.abi.device import CudaError, Device
+from ort_cuda_plugin.custom.plugin import register_creator, unregister_creator
+from plugins import DOUBLE, ProbeCreator
 from profiles import Profile, profiled_session
 
 Array = np.ndarray
@@ -356,6 +358,45 @@ class State(Scenario):
         self.last = drawn
 
 
+class Called(Scenario):
+    """A plugin whose code each Run calls, which copies to the host and back, and launches a kernel."""
+
+    def prepare(self) -> None:
+        def enqueue(_: Any, __: Any, inputs: Any, outputs: Any, workspace: Any, stream: Any) -> None:
+            stream.memset(workspace, 0)
+            stream.write(outputs[0], stream.read(inputs[0]))
+            stream.launch(DOUBLE, 1, 1, [inputs[0], outputs[0], inputs[0].size])
+
+        self.creator = register_creator(ProbeCreator(enqueue=enqueue, get_workspace_size=lambda *_: 64))
+
+    def finish(self) -> None:
+        unregister_creator(self.creator)
+
+    def create(self) -> None:
+        nodes = [
+            helper.make_node("Exp", ["x"], ["a"]),
+            helper.make_node("Probe", ["a"], ["b"], domain="test.plugins", each_run=1),
+            helper.make_node("Neg", ["b"], ["y"]),
+        ]
+        infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in "xy"]
+        graph = helper.make_graph(nodes, "called", infos[:1], infos[1:])
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("test.plugins", 1)]
+        made = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+        self.session = session(made.SerializeToString())
+
+    def steps(self) -> Sequence[Step]:
+        return [lambda: self.run(5), lambda: self.run(9), lambda: self.run(5)]
+
+    def run(self, count: int) -> None:
+        x = numbers(count)
+        check(self.session.run(None, {"x": x})[0], -2 * np.exp(x))
+
+    def close(self) -> None:
+        creator = self.creator
+        super().close()
+        self.creator = creator
+
+
 class Values(Scenario):
     """Values, copies and streams that belong to no session, from the shared allocators."""
 
@@ -684,4 +725,5 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "library": Library,
     "convolutions": Convolutions,
     "first-use": FirstUse,
+    "called": Called,
 }
