@@ -30,6 +30,7 @@ CUBINS = ("nvidia-nvvm", "nvidia-nvjitlink", "cuda-core")
 """Those that make a GPU's code of IR."""
 front_end_sources = (
     "compiler/intrinsics.py",
+    "compiler/array_intrinsics.py",
     "compiler/small_floats.py",
     "compiler/front_end.py",
     "compiler/tile_intrinsics.py",
