@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import ml_dtypes
@@ -27,8 +27,7 @@ from ort_cuda_plugin.ep.libraries import LIBRARIES, candidates
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.networks import NETWORKS
 from ort_cuda_plugin.networks.graph import NetworkGraph
-from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering, LoweringOptions, Tensor
-from ort_cuda_plugin.program.passes.run import Watch
+from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions, Tensor
 from ort_cuda_plugin.program.symbolic import hint
 from ort_cuda_plugin.program.trace import Int64, LibraryCall, Recordable
 from ort_cuda_plugin.program.traffic import ProgramTraffic
@@ -152,8 +151,8 @@ def lowered(
     """The whole model on a GPU that has both libraries; ``shapes`` are those of a Run where the model has open ones."""
     made: list[list[Recordable]] = []
 
-    def noted(ctx: Lowering, watch: Watch | None) -> object:
-        result = make_launches(ctx, watch)
+    def noted(*arguments: Any) -> object:
+        result = make_launches(*arguments)
         made.append(result[1])
         return result
 
