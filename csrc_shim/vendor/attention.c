@@ -109,7 +109,7 @@ static cudnnBackendDescriptor_t reduce(attention *a, int how, cudnnBackendDescri
 
 static cudnnBackendDescriptor_t apply(attention *a, int mode, cudnnBackendDescriptor_t x,
                                       cudnnBackendDescriptor_t other, cudnnBackendDescriptor_t result) {
-  a->operations[a->count++] = ocp_dnn_make_pointwise(a->b, mode, x, other, result);
+  a->operations[a->count++] = ocp_dnn_make_pointwise(a->b, mode, 0, x, other, result);
   return result;
 }
 

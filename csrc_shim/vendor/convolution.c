@@ -120,7 +120,8 @@ static cudnnBackendDescriptor_t make_result(ocp_dnn_builder *b, operations *ops,
 static cudnnBackendDescriptor_t append(ocp_dnn_builder *b, operations *ops, int mode, cudnnBackendDescriptor_t x,
                                        cudnnBackendDescriptor_t other, bool last) {
   cudnnBackendDescriptor_t result = make_result(b, ops, last);
-  ops->all[ops->count++] = ocp_dnn_make_pointwise(b, mode, x, other, result);
+  const bool is_limited = mode == CUDNN_POINTWISE_RELU_FWD && ops->spec->flags & OCP_PROBLEM_RELU6;
+  ops->all[ops->count++] = ocp_dnn_make_pointwise(b, mode, is_limited ? 6 : 0, x, other, result);
   return result;
 }
 
@@ -157,7 +158,8 @@ static cudnnBackendDescriptor_t convolve(ocp_dnn_builder *b, operations *ops, bo
 }
 
 static cudnnBackendDescriptor_t make_graph(ocp_dnn_builder *b, const ocp_problem_spec *spec, const int64_t *key) {
-  const bool bias = spec->flags & OCP_PROBLEM_BIAS, relu = spec->flags & OCP_PROBLEM_RELU;
+  const bool bias = spec->flags & OCP_PROBLEM_BIAS,
+             active = spec->flags & (OCP_PROBLEM_RELU | OCP_PROBLEM_SWISH | OCP_PROBLEM_RELU6);
   operations ops = {.spec = spec, .key = key, .out = {key[IMAGES], key[ROWS]}};
   int64_t channels[MAX_DIMS] = {1, key[ROWS]};
   for (uint32_t i = 0; i < spec->rank; i++) {
@@ -168,9 +170,10 @@ static cudnnBackendDescriptor_t make_graph(ocp_dnn_builder *b, const ocp_problem
   if (spec->flags & OCP_PROBLEM_RESIDUAL)
     value = append(b, &ops, CUDNN_POINTWISE_ADD, value, make_tensor(b, spec, key, RESIDUAL, ops.out, 0), false);
   if (bias)
-    value = append(b, &ops, CUDNN_POINTWISE_ADD, value, make_tensor(b, spec, key, BIAS, channels, 0), !relu);
-  if (relu)
-    append(b, &ops, CUDNN_POINTWISE_RELU_FWD, value, NULL, true);
+    value = append(b, &ops, CUDNN_POINTWISE_ADD, value, make_tensor(b, spec, key, BIAS, channels, 0), !active);
+  if (active)
+    append(b, &ops, spec->flags & OCP_PROBLEM_SWISH ? CUDNN_POINTWISE_SWISH_FWD : CUDNN_POINTWISE_RELU_FWD, value, NULL,
+           true);
   return ocp_dnn_make_graph(b, ops.all, ops.count);
 }
 

@@ -69,7 +69,7 @@ cudnnBackendDescriptor_t ocp_dnn_make_tensor(ocp_dnn_builder *b, const ocp_dnn_t
   return tensor;
 }
 
-cudnnBackendDescriptor_t ocp_dnn_make_pointwise(ocp_dnn_builder *b, int mode, cudnnBackendDescriptor_t x,
+cudnnBackendDescriptor_t ocp_dnn_make_pointwise(ocp_dnn_builder *b, int mode, double most, cudnnBackendDescriptor_t x,
                                                 cudnnBackendDescriptor_t other, cudnnBackendDescriptor_t result) {
   const int precision = CUDNN_DATA_FLOAT, nan = CUDNN_PROPAGATE_NAN, descriptor = CUDNN_TYPE_BACKEND_DESCRIPTOR;
   cudnnBackendDescriptor_t pointwise = ocp_dnn_create(b, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
@@ -77,6 +77,8 @@ cudnnBackendDescriptor_t ocp_dnn_make_pointwise(ocp_dnn_builder *b, int mode, cu
   ocp_dnn_set(b, pointwise, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &precision);
   if (mode == CUDNN_POINTWISE_RELU_FWD)
     ocp_dnn_set(b, pointwise, CUDNN_ATTR_POINTWISE_NAN_PROPAGATION, CUDNN_TYPE_NAN_PROPOGATION, 1, &nan);
+  if (most > 0)
+    ocp_dnn_set(b, pointwise, CUDNN_ATTR_POINTWISE_RELU_UPPER_CLIP, CUDNN_TYPE_DOUBLE, 1, &most);
   ocp_dnn_finalize(b, pointwise);
   cudnnBackendDescriptor_t operation = ocp_dnn_create(b, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
   ocp_dnn_set(b, operation, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, descriptor, 1, &pointwise);
@@ -171,7 +173,9 @@ static bool engine_allowed(const ocp_problem_spec *spec, cudnnBackendDescriptor_
     allowed = !inexact && !changing && notes[i] != CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS &&
               notes[i] != CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION;
   }
-  *tensor_cores = *tensor_cores && is_compiled(engine);
+  /* No engine with these activations is compiled. */
+  const bool compiles = spec->kind == OCP_PROBLEM_CONV && spec->flags & (OCP_PROBLEM_SWISH | OCP_PROBLEM_RELU6);
+  *tensor_cores = *tensor_cores && (compiles || is_compiled(engine));
   ocp_dnn.BackendDestroyDescriptor(engine);
   return allowed;
 }

@@ -20,6 +20,7 @@ enum {
   CUDNN_POINTWISE_EXP = 13,
   CUDNN_POINTWISE_LOG = 15,
   CUDNN_POINTWISE_RELU_FWD = 100,
+  CUDNN_POINTWISE_SWISH_FWD = 106,
   CUDNN_PROPAGATE_NAN = 1
 };
 enum { CUDNN_HEUR_MODE_INSTANT = 0, CUDNN_HEUR_MODE_FALLBACK = 2, CUDNN_HEUR_MODE_A = 3 };
@@ -72,6 +73,7 @@ enum {
   CUDNN_ATTR_POINTWISE_MODE = 0,
   CUDNN_ATTR_POINTWISE_MATH_PREC = 1,
   CUDNN_ATTR_POINTWISE_NAN_PROPAGATION = 2,
+  CUDNN_ATTR_POINTWISE_RELU_UPPER_CLIP = 4,
   CUDNN_ATTR_CONVOLUTION_COMP_TYPE = 100,
   CUDNN_ATTR_CONVOLUTION_CONV_MODE = 101,
   CUDNN_ATTR_CONVOLUTION_DILATIONS = 102,
@@ -177,8 +179,9 @@ void ocp_dnn_set(ocp_dnn_builder *b, cudnnBackendDescriptor_t descriptor, int at
                  const void *elements);
 void ocp_dnn_finalize(ocp_dnn_builder *b, cudnnBackendDescriptor_t descriptor);
 cudnnBackendDescriptor_t ocp_dnn_make_tensor(ocp_dnn_builder *b, const ocp_dnn_tensor *tensor);
-/* An operation on the elements of x and, where it is not NULL, of `other`, which writes `result`. */
-cudnnBackendDescriptor_t ocp_dnn_make_pointwise(ocp_dnn_builder *b, int mode, cudnnBackendDescriptor_t x,
+/* An operation on the elements of x and, where it is not NULL, of `other`, which writes `result`; `most` is the upper
+ * limit of a ReLU, 0 without one. */
+cudnnBackendDescriptor_t ocp_dnn_make_pointwise(ocp_dnn_builder *b, int mode, double most, cudnnBackendDescriptor_t x,
                                                 cudnnBackendDescriptor_t other, cudnnBackendDescriptor_t result);
 cudnnBackendDescriptor_t ocp_dnn_make_graph(ocp_dnn_builder *b, const cudnnBackendDescriptor_t *operations,
                                             uint32_t count);

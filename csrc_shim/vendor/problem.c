@@ -77,11 +77,15 @@ static bool is_matmul(const ocp_problem_spec *spec) {
 }
 
 static bool is_convolution(const ocp_problem_spec *spec) {
-  const uint32_t finish = OCP_PROBLEM_RELU | OCP_PROBLEM_RESIDUAL,
+  const uint32_t activation = spec->flags & (OCP_PROBLEM_RELU | OCP_PROBLEM_SWISH | OCP_PROBLEM_RELU6),
+                 finish = OCP_PROBLEM_RELU | OCP_PROBLEM_SWISH | OCP_PROBLEM_RELU6 | OCP_PROBLEM_RESIDUAL,
                  known = OCP_PROBLEM_TF32 | OCP_PROBLEM_DETERMINISTIC | OCP_PROBLEM_BIAS | OCP_PROBLEM_BRIEF |
                          OCP_PROBLEM_MEASURED | OCP_PROBLEM_CHANNELS_LAST | finish;
   const bool bias = spec->flags & OCP_PROBLEM_BIAS;
-  return !(spec->flags & ~known) && (bias || !(spec->flags & finish)) &&
+  const bool has_activation =
+      activation == 0 || activation == OCP_PROBLEM_RELU ||
+      ((activation == OCP_PROBLEM_SWISH || activation == OCP_PROBLEM_RELU6) && spec->flags & OCP_PROBLEM_CHANNELS_LAST);
+  return !(spec->flags & ~known) && (bias || !(spec->flags & finish)) && has_activation &&
          !(bias && spec->dtype == ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE) && spec->rank >= 2 && spec->rank <= 3 &&
          spec->alpha == 1 && spec->beta == !!(spec->flags & OCP_PROBLEM_RESIDUAL);
 }

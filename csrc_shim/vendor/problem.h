@@ -58,7 +58,9 @@ enum {
   OCP_PROBLEM_BRIEF = 256,    /* CONV: the heuristic that takes the least time */
   OCP_PROBLEM_MEASURED = 512, /* the fastest of some algorithms, which the first call with new sizes measures, unless
                                * it must be deterministic or is captured */
-  OCP_PROBLEM_CHANNELS_LAST = 1024 /* CONV: the channels of a place are neighbours in memory, in all tensors */
+  OCP_PROBLEM_CHANNELS_LAST = 1024, /* CONV: the channels of a place are neighbours in memory, in all tensors */
+  OCP_PROBLEM_SWISH = 2048,         /* CONV with CHANNELS_LAST: the activation x * sigmoid(x) */
+  OCP_PROBLEM_RELU6 = 4096          /* CONV with CHANNELS_LAST: the activation that keeps x from 0 to 6 */
 };
 
 typedef struct ocp_problem_spec {

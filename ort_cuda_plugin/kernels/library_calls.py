@@ -21,11 +21,19 @@ from ..program.views import permute
 from .contract import Folded, folded
 from .image_order import channels_last_strides, is_channels_last, place_stride, to_memory, wants_channels_last
 from .index import gather_map
-from .library_form import GELU, RELU, LibraryForm, Offer, convolution_form, find_form, holds
+from .library_form import GELU, RELU, RELU6, SILU, LibraryForm, Offer, convolution_form, find_form, holds
 
 __all__ = ["call_cublaslt", "call_cudnn"]
 
-_activations = {"": ProblemFlags(0), RELU: ProblemFlags.RELU, GELU: ProblemFlags.GELU}
+MIN_TENSOR_CHANNELS = 16
+
+_activations = {
+    "": ProblemFlags(0),
+    RELU: ProblemFlags.RELU,
+    GELU: ProblemFlags.GELU,
+    SILU: ProblemFlags.SWISH,
+    RELU6: ProblemFlags.RELU6,
+}
 
 
 def call_cublaslt(ctx: Lowering, step: Contract) -> bool:
@@ -99,7 +107,7 @@ def call_cudnn(ctx: Lowering, step: Convolve) -> bool:
     spatial: list[Dim] = [number for axis in axes for number in axis]
     last = wants_channels_last(ctx, step) and is_channels_last(x)
     dense = channels_last_strides(step.shape) if last else contiguous_strides(step.shape)
-    form = convolution_form(ctx, step, dense)
+    form = convolution_form(ctx, step, dense, compiles=last and _is_compiled_for(ctx, step))
     if form is None:
         return False
     weights = _channels_last_weights(ctx, weights, x.shape[1], step.groups) if last else ctx.contiguous(weights)
@@ -132,6 +140,13 @@ def call_cudnn(ctx: Lowering, step: Convolve) -> bool:
     what = "cuDNN: convolution, channels last" if last else "cuDNN: convolution"
     _record(ctx, step, problem, form, what, (x, weights), sizes, workspace, new)
     return True
+
+
+def _is_compiled_for(ctx: Lowering, step: Convolve) -> bool:
+    """Whether an engine with tensor cores is worth the seconds for which cuDNN compiles it."""
+    channels, rows = step.operands[0].shape[1], step.operands[1].shape[0]
+    known = isinstance(channels, int) and isinstance(rows, int) and min(channels, rows) >= MIN_TENSOR_CHANNELS
+    return known and step.groups == 1 and len(step.windows.size) == 2 and ctx.options.conv_search != "DEFAULT"
 
 
 def _channels_last_weights(ctx: Lowering, w: Tensor, channels: Dim, groups: int) -> Tensor:

@@ -20,7 +20,7 @@ from ..program.symbolic import Dim, eq, is_read_back, logical_or
 from ..program.tensor import Tensor, contiguous_strides
 from .codegen import constant_number
 
-RELU, GELU = "ReLU", "GELU"
+RELU, GELU, SILU, RELU6 = "ReLU", "GELU", "SiLU", "ReLU6"
 MAX_ACTIVATION = 80
 """Operations that an activation is looked for in."""
 
@@ -82,10 +82,15 @@ def find_form(ctx: Lowering, step: Sums, offer: Offer) -> LibraryForm | None:
     return _Search(ctx, step, offer).run()
 
 
-def convolution_form(ctx: Lowering, step: Convolve, residual_strides: Sequence[Dim] = ()) -> LibraryForm | None:
-    """As `find_form`, of cuDNN, which has compiled engines for this much of what follows a convolution."""
+def convolution_form(
+    ctx: Lowering, step: Convolve, residual_strides: Sequence[Dim] = (), compiles: bool = False
+) -> LibraryForm | None:
+    """As `find_form`, of cuDNN, which has compiled engines for this much of what follows a convolution.
+
+    If it ``compiles`` it has more.
+    """
     finishes = step.operands[0].dtype is not DType.FLOAT64 and ctx.options.conv_epilogue
-    activations = frozenset({RELU} if finishes else ())
+    activations = frozenset({RELU, *({SILU, RELU6} if compiles else ())} if finishes else ())
     offer = Offer("cuDNN", step.channels, finishes, activations=activations, residual_strides=residual_strides)
     return find_form(ctx, step, offer)
 
@@ -138,6 +143,9 @@ class _Search:
             if user.op == "mul" and self.offer.factors and form.bias is None and form.residual is None:
                 factor = form.alpha * (self._number(_other(user, x)) or 0.0)
                 return replace(form, value=user, alpha=factor) if _is_factor(factor) else None
+        if form.activation == RELU and RELU6 in self.offer.activations:
+            end = next((end for end in self._ends(x) if self._is_limited(end, x)), None)
+            return None if end is None else replace(form, value=end, activation=RELU6)
         if form.activation:
             return None
         for activation, end in self._activations(x):
@@ -188,6 +196,16 @@ class _Search:
 
     def _activations(self, x: Scalar) -> Iterator[tuple[str, Scalar]]:
         """What is an activation of x, where the step uses x for nothing else."""
+        for end in self._ends(x):
+            if self._is_relu(end, x):
+                yield RELU, end
+            elif self._is_gelu(end, x):
+                yield GELU, end
+            elif self._is_silu(end, x):
+                yield SILU, end
+
+    def _ends(self, x: Scalar) -> Iterator[Scalar]:
+        """What is computed of x, where the step uses x and all between for nothing else."""
         above: dict[Scalar, None] = {}
         stack = [x]
         while stack:
@@ -201,16 +219,31 @@ class _Search:
             inside = {y for y in reachable([end]) if y in above and y is not end} | {x}
             uses = (user for y in inside for user in self.users.get(y, ()))
             if inside.isdisjoint(self.results) and all(user in inside or user is end for user in uses):
-                if self._is_relu(end, x):
-                    yield RELU, end
-                elif self._is_gelu(end, x):
-                    yield GELU, end
+                yield end
+
+    def _has_other_casts(self, y: Scalar, x: Scalar) -> bool:
+        types = (self.dtype, self.step.total.dtype)
+        return any(part.op == "cast" and part.dtype not in types for part in reachable([y]) - reachable([x]))
 
     def _is_gelu(self, y: Scalar, x: Scalar) -> bool:
-        types = (self.dtype, self.step.total.dtype)
-        if any(part.op == "cast" and part.dtype not in types for part in reachable([y]) - reachable([x])):
+        known: dict[Scalar, Array | float] = {x: _points, **self.numbers}
+        return not self._has_other_casts(y, x) and _is_gelu(y, known, _tolerances.get(self.dtype, 0.0))
+
+    def _is_silu(self, y: Scalar, x: Scalar) -> bool:
+        known: dict[Scalar, Array | float] = {x: _points, **self.numbers}
+        return not self._has_other_casts(y, x) and _is_silu(y, known, _tolerances.get(self.dtype, 0.0))
+
+    def _is_limited(self, y: Scalar, x: Scalar) -> bool:
+        """Whether y is x, or 6 where that is less."""
+        if y.op == "min":
+            return x in y.operands and self._number(_other(y, x)) == 6.0
+        if y.op != "where" or y.operands[0].op not in _orders:
             return False
-        return _is_gelu(y, {x: _points, **self.numbers}, _tolerances.get(self.dtype, 0.0))
+        condition, *values = y.operands
+        if condition.operands[0] is not x:
+            return False
+        larger, smaller = values if condition.op in ("gt", "ge") else reversed(values)
+        return smaller is x and self._number(condition.operands[1]) == 6.0 == self._number(larger)
 
     def _is_relu(self, y: Scalar, x: Scalar) -> bool:
         if y.op == "max":
@@ -278,6 +311,13 @@ def _is_gelu(y: Scalar, known: Mapping[Scalar, Array | float], tolerance: float)
         value = _evaluate(y, known)
         cubic = np.sqrt(2.0 / np.pi) * (_points + 0.044715 * _points**3)
         wanted = 0.5 * _points * (1.0 + np.tanh(cubic))
+    return value is not None and bool(np.all(np.abs(value - wanted) <= tolerance * np.maximum(np.abs(_points), 1.0)))
+
+
+def _is_silu(y: Scalar, known: Mapping[Scalar, Array | float], tolerance: float) -> bool:
+    """As `_is_gelu`, whether y is x / (1 + exp(-x))."""
+    with np.errstate(all="ignore"):
+        value, wanted = _evaluate(y, known), _points / (1.0 + np.exp(-_points))
     return value is not None and bool(np.all(np.abs(value - wanted) <= tolerance * np.maximum(np.abs(_points), 1.0)))
 
 

@@ -34,6 +34,8 @@ class ProblemFlags(enum.IntFlag):
     BRIEF = 256
     MEASURED = 512
     CHANNELS_LAST = 1024
+    SWISH = 2048
+    RELU6 = 4096
 
 
 @dataclass(frozen=True)

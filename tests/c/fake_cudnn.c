@@ -24,7 +24,7 @@ enum {
   REDUCE = 22,
   DEVICE = 38
 };
-enum { ADD = 0, MUL = 1, DIV = 6, SUB = 9, EXP = 13, LOG = 15, RELU = 100 };
+enum { ADD = 0, MUL = 1, DIV = 6, SUB = 9, EXP = 13, LOG = 15, RELU = 100, SWISH = 106 };
 enum { MAX_OPERATIONS = 12 };
 enum { PLAN_AS_TEXT = 405, DEVICE_AS_TEXT = 2702, CHARACTERS = 24 };
 enum { MAX_ATTRIBUTES = 12, MAX_ELEMENTS = 12 };
@@ -212,6 +212,9 @@ static int64_t count_operations(const descriptor *graph) {
 static int mode_of(const descriptor *operation) {
   return (int)*get(get_descriptor(operation, 750, POINTWISE), 0, 14, 1);
 }
+static int is_activation(const descriptor *operation) {
+  return mode_of(operation) == RELU || mode_of(operation) == SWISH;
+}
 /* How many elements a pointwise operation's second tensor has; 0 without one. */
 static int64_t added_elements(const descriptor *operation) {
   const descriptor *b = get_descriptor(operation, 752, TENSOR);
@@ -252,10 +255,10 @@ static int has_engines(const descriptor *graph) {
       return 0;
     value = get_descriptor(operation, 753, TENSOR);
     addends += mode_of(operation) == ADD;
-    if (mode_of(operation) == RELU ? !bias || i != count - 1 : bias != NULL)
-      return 0; /* nothing but ReLU follows the bias, and ReLU follows nothing else */
+    if (is_activation(operation) ? !bias || i != count - 1 : bias != NULL)
+      return 0; /* nothing but an activation follows the bias, and that follows nothing else */
     const descriptor *b = get_descriptor(operation, 752, TENSOR);
-    const int last_addend = i == count - 1 || mode_of(get_one(graph, 801, ELEMENTS, count, i + 1)) == RELU;
+    const int last_addend = i == count - 1 || is_activation(get_one(graph, 801, ELEMENTS, count, i + 1));
     if (mode_of(operation) == ADD && last_addend) {
       const int rank = get(b, 902, 3, 5) ? 5 : 4;
       if (added_elements(operation) != get(b, 902, 3, rank)[1])
@@ -322,7 +325,7 @@ int cudnnBackendFinalize(descriptor *d) {
   }
   case ELEMENTS:
     complete = get_descriptor(d, 750, POINTWISE) && get_descriptor(d, 751, TENSOR) && get_descriptor(d, 753, TENSOR) &&
-               (mode_of(d) != RELU && mode_of(d) != EXP && mode_of(d) != LOG) == (added_elements(d) > 0);
+               (!is_activation(d) && mode_of(d) != EXP && mode_of(d) != LOG) == (added_elements(d) > 0);
     break;
   case GRAPH: {
     const int64_t count = count_operations(d);
@@ -424,6 +427,7 @@ static int64_t place_in(const layout *l, const int64_t at[5]) {
 typedef struct epilogue {
   int64_t count;
   int modes[MAX_OPERATIONS];
+  double limits[MAX_OPERATIONS];
   const void *added[MAX_OPERATIONS];
   layout layouts[MAX_OPERATIONS];
   const descriptor *out;
@@ -435,7 +439,11 @@ static int bind_epilogue(const descriptor *pack, const descriptor *graph, epilog
   e->out = get_descriptor(get_one(graph, 801, FORWARD, count, 0), 705, TENSOR);
   for (int64_t i = 1; i < count; i++) {
     const descriptor *operation = get_one(graph, 801, ELEMENTS, count, i);
+    const int64_t *limit = get(get_descriptor(operation, 750, POINTWISE), 4, 5, 1);
     e->modes[e->count] = mode_of(operation);
+    e->limits[e->count] = __builtin_inf();
+    if (limit)
+      memcpy(&e->limits[e->count], limit, sizeof(double));
     if (mode_of(operation) == ADD) {
       e->added[e->count] = bind(pack, get_descriptor(operation, 752, TENSOR), &e->layouts[e->count]);
       if (!e->added[e->count])
@@ -451,8 +459,10 @@ static float finished(const epilogue *e, element type, float value, const int64_
   for (int64_t i = 0; i < e->count; i++)
     if (e->modes[i] == ADD)
       value += load(type, e->added[i], place_in(&e->layouts[i], at));
+    else if (e->modes[i] == SWISH)
+      value /= 1 + __builtin_expf(-value);
     else
-      value = value < 0 ? 0 : value;
+      value = value < 0 ? 0 : value > e->limits[i] ? (float)e->limits[i] : value;
   return value;
 }
 

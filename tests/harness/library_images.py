@@ -52,6 +52,12 @@ NETS = {
         float[32, 1, 6, 5] c, float[4, 32, 1, 1] d) => (float[N, 4, 23, 22] y) {
         p = Conv(x, a) q = Conv<group = 32, pads = [1, 1, 1, 1]>(p, b, bb) r = Add(q, p)
         s = Conv<group = 32, pads = [2, 2, 2, 2]>(r, c) t = Sigmoid(s) u = Mul(s, t) v = Conv(u, d) y = Tanh(v) }""",
+    # Activations of wide convolutions, which are parts of the calls.
+    "activations": """(float[N, 16, 5, 4] x, float[16, 16, 1, 1] a, float[16] ab, float[16, 16, 3, 3] c, float[16] cb)
+        => (float[N, 16, 5, 4] y) {
+        k = Constant<value_float = 8.0>() m = Mul(x, k) p = Conv(m, a, ab) low = Constant<value_float = 0.0>()
+        high = Constant<value_float = 6.0>() q = Clip(p, low, high) r = Conv<pads = [1, 1, 1, 1]>(q, c, cb)
+        s = Sigmoid(r) y = Mul(r, s) }""",
     "line": """(float[2, 4, 9] x, float[6, 4, 3] a, float[6] ab, float[6, 6, 1] b) => (float[2, 6, 4] y) {
         p = Conv<strides = [2]>(x, a, ab) q = Relu(p) r = Conv(q, b) y = Add(r, q) }""",
     "volume": """(float[1, 2, 4, 5, 6] x, float[4, 2, 2, 3, 2] a, float[4] ab, float[3, 4, 1, 1, 1] b)
@@ -110,7 +116,8 @@ def main(path: str) -> list[dict[str, Any]]:
             ]
             calls = [number(fake, key) for key in ("fake_runs", "fake_channels_last")]
             runs = [now - then for now, then in zip(calls, before, strict=True)]
-            results.append({"net": name, "half": half, "error": max(errors), "runs": runs})
+            operations = number(fake, "fake_operations")  # of the last call
+            results.append({"net": name, "half": half, "error": max(errors), "runs": runs, "operations": operations})
     offer("cublaslt", "cudnn")
     for name, text in ATTENTION.items():
         model, inputs = net(text, 2)

@@ -83,6 +83,23 @@ def test_cudnn_has_a_plan_for_each_form_of_each_convolution(asker: list[str | Pa
     assert not missing  # nor a plan that cannot be kept and loaded
 
 
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.engines, id="all"), pytest.param(24, id="sample")])
+def test_cudnn_compiles_convolutions_with_other_activations(asker: list[str | Path], every: int) -> None:
+    """Those with channels enough for tensor cores; each takes a second or more."""
+    wide = [sizes for sizes in CONVOLUTIONS if sizes[3] == 1 and min(sizes[1:3]) >= 16]
+    asked = [
+        (form(sizes, dtype, BIAS | activation | more | ProblemFlags.TF32 | LAST, 2, loose), loose)
+        for sizes, dtype, activation, more, loose in itertools.product(
+            wide, (1, 10, 16), (ProblemFlags.SWISH, ProblemFlags.RELU6), (ProblemFlags(0), RESIDUAL), (False, True)
+        )
+        if not (loose and more)
+    ][::every]
+    for (text, loose), engine in zip(asked, ask(asker, [text for text, _ in asked]), strict=True):
+        assert not engine.missing, (text, engine)
+        assert engine.tensor_cores or loose, (text, engine)
+        assert engine.loading >= 0, (text, engine)
+
+
 @pytest.mark.parametrize(
     ("batch", "half"),
     [

@@ -117,6 +117,7 @@ def test_networks_of_channels_last_and_of_attention_compute_what_they_did(tmp_pa
             continue
         calls, channels_last = result["runs"]
         assert calls == channels_last > 1, result
+        assert result["operations"] == 3 or result["net"] != "activations", result
         assert result["error"] <= (1e-2 if result["half"] else 5e-6), result
 
 
@@ -226,6 +227,9 @@ def test_a_problem_of_a_library_that_is_not_loaded_says_so() -> None:
         {"kind": CONV, "rank": 2, "flags": ProblemFlags.RESIDUAL, "beta": 1.0},
         {"kind": CONV, "rank": 2, "flags": ProblemFlags.BIAS, "dtype": 11},
         {"kind": CONV, "rank": 2, "alpha": 2.0},
+        {"kind": CONV, "rank": 2, "flags": ProblemFlags.BIAS | ProblemFlags.SWISH},
+        {"kind": CONV, "rank": 2, "flags": ProblemFlags.CHANNELS_LAST | ProblemFlags.RELU6},
+        {"kind": CONV, "rank": 2, "flags": ProblemFlags.BIAS | ProblemFlags.CHANNELS_LAST | ProblemFlags.SWISH | 32},
         {"kind": CONV, "rank": 2, "flags": ProblemFlags.BIAS | ProblemFlags.RESIDUAL, "beta": 2.0},
     ],
     ids=str,
