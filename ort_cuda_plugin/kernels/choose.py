@@ -10,11 +10,12 @@ from ..program.steps import Attend, Contract, Convolve, Map, Sums, Tactic
 from ..program.trace import LibraryCall, Step
 from ..program.views import part
 from .channel_axes import join_channels, unit_axis_last
+from .dense_batches import call_with_dense_batches
 from .depthwise import is_depthwise, launch_depthwise
 from .image_order import in_memory_order, is_channels_last, order_images, wants_channels_last
 from .library_attention import call_cudnn_attention
 from .library_calls import call_cublaslt, call_cudnn
-from .tactics import LIBRARY, PARTS, Tuner, by_rules, is_parted, tactics
+from .tactics import LIBRARY, PARTS, Tuner, by_rules, is_parted, parts_of, tactics
 
 
 def choose(ctx: Lowering, steps: Sequence[Step], tuner: Tuner | None = None) -> list[Step]:
@@ -54,7 +55,7 @@ def _parted(ctx: Lowering, steps: Sequence[Step], tuner: Tuner | None) -> Iterat
         tuned = _tuned(ctx, step, tuner)
         assert isinstance(tuned, Attend)
         is_in_parts = tuned.tactic.name == PARTS if tuned.tactic.name else is_parted(ctx, step)
-        yield from tuned.parts if is_in_parts else (tuned,)
+        yield from parts_of(ctx, tuned) if is_in_parts else (tuned,)
 
 
 def _without_library(step: Step) -> Step:
@@ -98,7 +99,7 @@ def _is_called(ctx: Lowering, step: Step) -> bool:
 def _call(ctx: Lowering, step: Sums) -> bool:
     match step:
         case Contract():
-            return not step.is_converted and call_cublaslt(ctx, step)
+            return not step.is_converted and (call_cublaslt(ctx, step) or call_with_dense_batches(ctx, step))
         case Attend():
             return 0 not in step.shape and call_cudnn_attention(ctx, step)
         case Convolve():

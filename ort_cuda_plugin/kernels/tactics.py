@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from ..program.lowering import Lowering
-from ..program.steps import Attend, Contract, Convolve, Sums, Tactic
+from ..program.steps import Attend, Contract, Convolve, Map, Sums, Tactic
 from ..program.symbolic import hint
 from .attend import attention_tactics
 from .attend_matrices import fits_matrices
@@ -20,7 +21,9 @@ MATRICES = "one walk over the keys by tensor cores"
 PARTS = "three steps"
 """Attention whose scores are stored: a product, a row program and a product."""
 SMALL_ATTENTION = 1 << 14
-"""Scores of a head up to which launches cost more than arithmetic. An estimate: no GPU has measured it."""
+"""Scores of a head below which launches cost more than arithmetic. An estimate: no GPU has measured it."""
+DECODED_ROWS, MANY_KEYS = 4, 256
+"""Rows of a head, and keys, that are a decoder's with a cache."""
 
 
 class Tuner(Protocol):
@@ -58,16 +61,35 @@ def tactics(ctx: Lowering, step: Sums) -> list[str]:
 
 
 def is_parted(ctx: Lowering, step: Attend) -> bool:
-    """Whether tensor cores of cuBLASLt win more than trips through memory cost.
+    """Whether tensor cores of cuBLASLt win more than trips through memory cost, or more blocks do.
 
     Attention stays whole that cuDNN computes, or a kernel of ours on tensor cores.
     """
-    if "cublaslt" not in ctx.device.libraries or attention_form(ctx, step) is not None:
+    if attention_form(ctx, step) is not None:
         return False
-    if fits_matrices(ctx, step) is not None:
+    if is_decoding(step) and not ctx.device.emulated:
+        return True
+    if "cublaslt" not in ctx.device.libraries:
         return False
     *_, rows, keys = step.score_shape
-    return hint(rows) * hint(keys) > SMALL_ATTENTION
+    return fits_matrices(ctx, step) is None and hint(rows) * hint(keys) >= SMALL_ATTENTION
+
+
+def is_decoding(step: Attend) -> bool:
+    """Whether few rows attend to many keys: blocks of few threads would walk over all of them."""
+    *_, rows, keys = step.score_shape
+    return hint(rows) <= DECODED_ROWS and hint(keys) >= MANY_KEYS
+
+
+def parts_of(ctx: Lowering, step: Attend) -> Iterator[Map]:
+    """The steps of attention in parts.
+
+    Products of few rows are ours: a library would be asked about each number of keys, which grows with each token.
+    """
+    for one in step.parts:
+        if isinstance(one, Contract) and is_decoding(step):
+            one = replace(one, tactic=Tactic(own_tactics(ctx, one)[0], "the number of keys grows"))
+        yield one
 
 
 def described(ctx: Lowering, step: Sums) -> str:

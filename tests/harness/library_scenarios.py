@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime as ort
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
@@ -26,7 +27,7 @@ from onnx.reference import ReferenceEvaluator
 import ort_cuda_plugin
 from device_models import model
 from executor_harness import FLOAT, TestCluster
-from kernel_harness import device
+from kernel_harness import device, run_model
 from nn_reference import check_op, noise
 from ort_cuda_plugin.abi.core import PluginError, core, ffi, new_error
 from ort_cuda_plugin.clusters import cluster
@@ -36,6 +37,7 @@ from ort_cuda_plugin.ep import boundary
 from ort_cuda_plugin.ep.fused_node import FusedNode
 from ort_cuda_plugin.ep.measuring import tuner_of
 from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.kernels import dense_batches
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.plan.format import Param, Plan, PlanInput, PlanOutput, Record, RecordKind, Ref, RefKind
 from ort_cuda_plugin.program.libraries import CONV, MATMUL, LibraryProblem, ProblemFlags
@@ -96,7 +98,30 @@ def cublaslt(path: str) -> dict[str, Any]:
         set_options(**options)
         check_op("MatMul", [noise(1, (5, 7)), noise(2, (7, 6))])
         computes.append((number(fake, "fake_compute"), number(fake, "fake_reductions")))
-    return {"runs": runs, "own": own, "computes": computes, "alive": number(fake, "fake_descriptors")}
+    return {
+        "runs": runs,
+        "own": own,
+        "computes": computes,
+        "heads": heads(fake),
+        "alive": number(fake, "fake_descriptors"),
+    }
+
+
+HEADS = """<ir_version: 10, opset_import: ["" : 20]> heads (float[B, 9, 3, 5] x, float[B, 11, 3, 5] y)
+    => (float[B, 9, 3, 5] z) {
+    q = Transpose<perm = [0, 2, 1, 3]>(x) k = Transpose<perm = [0, 2, 3, 1]>(y) v = Transpose<perm = [0, 2, 1, 3]>(y)
+    s = MatMul(q, k) o = MatMul(s, v) z = Transpose<perm = [0, 2, 1, 3]>(o) }"""
+
+
+def heads(fake: ctypes.CDLL) -> list[float]:
+    """The calls for products of heads where these are worth copies, and the largest error."""
+    before, dense_batches.MUCH_WORK = dense_batches.MUCH_WORK, 1
+    runs = number(fake, "fake_runs")
+    x, y = noise(1, (2, 9, 3, 5)), noise(2, (2, 11, 3, 5))
+    (found,) = run_model(onnx.parser.parse_model(HEADS), [x, y])
+    dense_batches.MUCH_WORK = before
+    exact = np.einsum("bqhd,bkhd,bkhe->bqhe", x, y, y, dtype=np.float64)
+    return [number(fake, "fake_runs") - runs, float(np.max(np.abs(found - exact)))]
 
 
 def cudnn(path: str) -> dict[str, Any]:

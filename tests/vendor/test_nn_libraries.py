@@ -40,6 +40,9 @@ def test_cublaslt_gets_products_of_every_layout_and_computes_them_right(tmp_path
     result = run_scenario("cublaslt", tmp_path)
     assert result["runs"] >= 14
     assert result["own"] == 0  # our kernels did those
+    calls, error = result["heads"]
+    assert calls == 2
+    assert error < 1e-5
     tf32, float32, deterministic = result["computes"]
     assert tf32 == [77, 7]  # CUBLAS_COMPUTE_32F_FAST_TF32, every reduction scheme
     assert float32 == [68, 7]  # CUBLAS_COMPUTE_32F
