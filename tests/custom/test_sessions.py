@@ -217,6 +217,27 @@ def test_a_schema_covers_all_versions() -> None:
     assert {tuple(kinds(inputs)) for inputs, _ in schema.combinations} == {("REQUIRED", "OPTIONAL")}
 
 
+def summed(ctx: Lowering, inputs: Sequence[Tensor | None], attributes: Any) -> list[Tensor]:
+    x, *rest = (x for x in inputs if x is not None)
+    for other in rest:
+        x = elementwise(ctx, lambda a, b: a + b, x, other)
+    return [x]
+
+
+@pytest.mark.parametrize(
+    "second", [Port("bias", FLOATS, "T"), Port("rest", FLOATS, "T", PortKind.VARIADIC)], ids=["more", "variadic"]
+)
+def test_versions_with_other_inputs_share_a_schema(second: Port) -> None:
+    registry.register(operator())
+    registry.register(operator(version=2, inputs=(X, second), function=summed))
+    for opset, inputs in ((1, ["x"]), (2, ["x", "x"])):
+        session = stock_session(model([node("Double", *inputs)], {"x": [2, "n"]}, ["y"], opset=opset))
+        assert (session.get_outputs()[0].type, session.get_outputs()[0].shape) == ("tensor(float)", [2, "n"])
+        np.testing.assert_array_equal(session.run(None, {"x": A})[0], 2 * A)
+    with pytest.raises(Exception, match=r"Double-2: (a node needs the input|input 'rest' has 0 tensors, it needs 1)"):
+        stock_session(model([node("Double", "x")], {"x": [2, "n"]}, ["y"], opset=2))
+
+
 def test_types_that_go_together_in_too_many_ways_are_left_open() -> None:
     every = [Port(name, ALL_TENSORS) for name in "abc"]
     ((inputs, _),) = schema_of([operator(inputs=tuple(every))], ALL_TENSORS).combinations
