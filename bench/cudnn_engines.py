@@ -2,10 +2,10 @@
 
     python bench/cudnn_engines.py [MODEL ...] [--batch N ...]
 
-Models are the onnx wheel's light ones, in TF32 and in float16. For each: the launches and library calls of a Run, the
-MB that they move, the convolutions with channels last and those that have tensor cores, the most workspace that one
-takes, and the milliseconds that choosing all engines took. Needs the extra `engines`. Exits with 1 where a convolution
-has no engine.
+Models are the onnx wheel's light ones, or networks with convolutions (mobilenet_v2, unet, ...), in TF32 and in float16.
+For each: the launches and library calls of a Run, the MB that they move, the convolutions with channels last and those
+that have tensor cores, the most workspace that one takes, and the milliseconds that choosing all engines took. Needs
+the extra `libs`. Exits with 1 where a convolution has no engine.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ COLUMNS = ["launches", "calls", "MB", "channels last", "tensor cores", "workspac
 def main() -> int:
     import onnx
 
-    from library_engines import ask, build_asker, calls_of, halved, lowered, optimized, question
+    from library_engines import ask, build_asker, calls_of, halved, lowered, network, optimized, question
     from ort_cuda_plugin import models
+    from ort_cuda_plugin.networks import NETWORKS
     from ort_cuda_plugin.program.libraries import CONV, ProblemFlags
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -39,10 +40,11 @@ def main() -> int:
         if command is None:
             parser.error("cuDNN is not installed: pip install -e .[libs]")
         for name in arguments.models:
-            model = models.with_noise_weights(onnx.load(models.wheel_models()[name]))
+            light = None if name in NETWORKS else onnx.load(models.wheel_models()[name])
             for batch in arguments.batch:
-                single = optimized(model, batch)
-                for precision, form in (("TF32", single), ("float16", halved(single))):
+                single = network(name, batch) if light is None else optimized(models.with_noise_weights(light), batch)
+                half = network(name, batch, onnx.TensorProto.FLOAT16) if light is None else halved(single)
+                for precision, form in (("TF32", single), ("float16", half)):
                     program = lowered(form)
                     calls = calls_of(program, CONV)
                     engines = ask(command, [question(call) for call in calls])
