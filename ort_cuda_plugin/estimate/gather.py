@@ -25,6 +25,7 @@ from ..program.trace import (
     Copy,
     Float32,
     Float64,
+    HostCall,
     Int32,
     Int64,
     Launch,
@@ -267,7 +268,8 @@ class Gatherer:
                     LibraryStep(*shared, kind, problem.dtype, flags, problem.rank, sizes, getattr(launch, "note", ""))
                 )
             else:
-                kind = "copy" if isinstance(launch, Copy) else "fill" if isinstance(launch, Memset) else "read back"
+                kinds: dict[type[Recordable], str] = {Copy: "copy", Memset: "fill", HostCall: "Python"}
+                kind = kinds.get(type(launch), "read back")
                 self.steps.append(CopyStep(*shared, kind))
 
     def _number(self, launches: Sequence[Recordable], inputs: Sequence[str], outputs: Sequence[str]) -> None:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
+from c_programs import build_host
 from contexts import compile_model, load, nothing_compiled
 from custom_models import in_place_of, launches, model, random_rows
 from isolated import HARNESS, python
+from ort_cuda_plugin import get_library_path
 from ort_cuda_plugin.context.container import Container
 from ort_cuda_plugin.context.files import map_context
 from ort_cuda_plugin.custom.kernels import cuda_kernel
 from ort_cuda_plugin.custom.plugin import Phase, register_creator, unregister_creator
 from ort_cuda_plugin.custom.plugin.fields import PluginFieldCollection
 from ort_cuda_plugin.custom.plugin.stored import stored_callback
+from ort_cuda_plugin.ep.context_session import ALLOW_VARIABLE
 from plugins import ProbeCreator
 from test_kernels import SIGNATURE, SOURCE, shift, shift_in_numpy
 from test_plugin_sessions import counter_model, examples, probe_model, run_probe, top_model
+from test_plugin_sessions import model as plugin_model
 
 __all__ = ["examples"]
 
@@ -45,6 +52,32 @@ def test_a_recorded_enqueue_needs_none_of_the_authors_python(tmp_path: Path, exa
     done = python(code, env={"PYTHONPATH": str(HARNESS)})
     found = "[[-49.0, -48.0, -47.0, -46.0], [99, 98, 97, 96], 4]"
     assert done.stdout.splitlines() == [found, "[200]", found, "[300]", "[]"]
+
+
+def test_a_c_host_runs_a_plugin_of_a_compiled_model(tmp_path: Path) -> None:
+    """c = (twice(a) - a) + b, which is what the host expects of a model of a and b; it knows no plugin."""
+    nodes = [
+        helper.make_node("Probe", ["a"], ["twice"], domain="test.plugins", each_run=0),
+        helper.make_node("Sub", ["twice", "a"], ["again"]),
+        helper.make_node("Add", ["again", "b"], ["c"]),
+    ]
+    values = [(name, TensorProto.FLOAT, [8]) for name in "abc"]
+    creator = register_creator(ProbeCreator())
+    try:
+        compile_model(
+            plugin_model(nodes, values[:2], values[2:]), tmp_path / "m.onnx", context_architectures="emulated"
+        )
+    finally:
+        unregister_creator(creator)
+    variables = {
+        "ORT_CUDA_PLUGIN_PYTHON": sys.executable,
+        "ORT_CUDA_PLUGIN_CACHE_DIR": str(tmp_path / "cache"),
+        ALLOW_VARIABLE: "1",
+    }
+    command = [str(build_host("host", tmp_path)), get_library_path(), str(tmp_path / "m.onnx")]
+    done = subprocess.run(command, env=variables, cwd="/", capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+    assert not list((tmp_path / "cache").glob("*.kernel"))
 
 
 def test_the_cubin_of_a_kernel_is_in_the_compiled_model(tmp_path: Path) -> None:

@@ -77,6 +77,19 @@ def check_top(session: Any, n: int, k: int = 4, threshold: float = 0.5) -> None:
     assert count == len(wanted)
 
 
+def on_device(array: np.ndarray) -> Any:
+    import onnxruntime as ort
+
+    return ort.OrtValue.ortvalue_from_numpy(array, "gpu", 0, _vendor())
+
+
+def _vendor() -> int:
+    import onnxruntime as ort
+
+    (device,) = ort_cuda_plugin.register(emulate=True)[:1]
+    return int(device.memory_info(ort.OrtDeviceMemoryType.DEFAULT).device_vendor_id)
+
+
 def test_an_output_has_as_many_elements_as_the_kernel_found(examples: None) -> None:
     session = ort_cuda_plugin.session(top_model(k=4, threshold=0.5), emulate=True)
     check_top(session, 100)
@@ -101,6 +114,24 @@ def test_a_counter_counts_over_runs_in_the_memory_of_its_input(examples: None) -
     assert counted == [110, 113, 118, 123, 128, 133], "also in a CUDA graph"
     again = ort_cuda_plugin.session(counter_model(), emulate=True)
     assert int(again.run(["counted"], {"x": np.ones(1, np.float32)})[0][0]) == 101, "a session has its own"
+
+
+def test_an_alias_that_is_bound_to_one_memory_is_changed_there(examples: None) -> None:
+    node = helper.make_node("Counter", ["x", "start"], ["y", "counted"], domain="my.domain")
+    start, counted = (("start", TensorProto.INT64, [1]), ("counted", TensorProto.INT64, [1]))
+    x, y = (("x", TensorProto.FLOAT, [3]), ("y", TensorProto.FLOAT, [3]))
+    built = model([node], [x, start], [y, counted])
+    session = ort_cuda_plugin.session(built, emulate=True, provider_options={"automatic_cuda_graphs": 0})
+    binding, total = session.io_binding(), on_device(np.array([100], np.int64))
+    binding.bind_ortvalue_input("x", on_device(np.ones(3, np.float32)))
+    binding.bind_ortvalue_input("start", total)
+    binding.bind_ortvalue_output("y", on_device(np.ones(3, np.float32)))
+    binding.bind_ortvalue_output("counted", total)
+    for _ in range(4):
+        before = ort_cuda_plugin.counters()["copies_d2d"]
+        session.run_with_iobinding(binding)
+    assert ort_cuda_plugin.counters()["copies_d2d"] - before == 1, "x to y, and no counter"
+    assert total.numpy().tolist() == [112]
 
 
 @pytest.fixture
@@ -187,25 +218,12 @@ def test_cuda_graphs_of_the_host_refuse_a_call_of_python(probe: dict[str, Any]) 
         emulate=True,
         provider_options={"enable_cuda_graph": 1, "min_num_runs_before_cuda_graph_capture": 1},
     )
-    x = ort_cuda_plugin_array(np.ones(4, np.float32))
+    x = on_device(np.ones(4, np.float32))
     binding = session.io_binding()
     binding.bind_ortvalue_input("x", x)
-    binding.bind_ortvalue_output("y", ort_cuda_plugin_array(np.ones(4, np.float32)))
+    binding.bind_ortvalue_output("y", on_device(np.ones(4, np.float32)))
     with pytest.raises(Exception, match="its code is called in each Run, which a CUDA graph cannot capture"):
         session.run_with_iobinding(binding)
-
-
-def ort_cuda_plugin_array(array: np.ndarray) -> Any:
-    import onnxruntime as ort
-
-    return ort.OrtValue.ortvalue_from_numpy(array, "gpu", 0, _vendor())
-
-
-def _vendor() -> int:
-    import onnxruntime as ort
-
-    (device,) = ort_cuda_plugin.register(emulate=True)[:1]
-    return int(device.memory_info(ort.OrtDeviceMemoryType.DEFAULT).device_vendor_id)
 
 
 def test_plugins_are_right_with_adversarial_streams_in_the_checking_mode() -> None:
