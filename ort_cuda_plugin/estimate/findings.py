@@ -14,6 +14,7 @@ import onnx
 
 from ..compiler.kernel import KernelSpec
 from ..compiler.targets import Target
+from ..kernels.transposed_map import SIDE
 from ..program.steps import Attend, Contract, Sums
 from ..program.symbolic import hint
 from ..program.trace import Step as PlannedStep
@@ -36,6 +37,8 @@ WAYS = 2.01
 """Wavefronts of an access of shared memory, by those that would do: two-way conflicts are allowed."""
 WINDOW = 3
 """A kernel that reads its inputs more often looks at windows: vectors of all their elements need registers."""
+TRANSPOSE = f"cuda.shared.array({SIDE * (SIDE + 1)},"
+"""What is neighbours on one side only goes through such a tile, element by element."""
 FEW = 16
 """A product with fewer rows, columns or steps than a tensor core's tile has none to fill."""
 
@@ -156,7 +159,8 @@ def of_counts(work: Work, products: Products, counts: Mapping[int, Counted]) -> 
         assert isinstance(step, KernelStep)
         texts = bank_conflicts(counted.sites)
         loaded = sum(_bytes(site) for site in counted.sites if site.kind == "load")
-        if step.nodes not in products.all and loaded <= WINDOW * sum(access.nbytes for access in step.reads):
+        is_straight = step.nodes not in products.all and TRANSPOSE not in step.kernel.source
+        if is_straight and loaded <= WINDOW * sum(access.nbytes for access in step.reads):
             texts += narrow_accesses(counted.sites)
         found |= dict.fromkeys(Finding(step.kernel.symbol, "", text) for text in texts)
     return list(found)
