@@ -1,4 +1,7 @@
-"""Attention of 16-bit floats that an Attend step is, by a GPU's tensor cores: one walk over the keys (`stream`)."""
+"""Attention of 16-bit floats that an Attend step is, by a GPU's tensor cores: one walk over the keys (`stream`).
+
+Few rows of many keys leave tensor cores idle, but the walk splits the keys among blocks.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +14,31 @@ from ..program.steps import Attend
 from ..program.symbolic import hint
 from ..program.views import expand
 from .library_attention import Softmax, softmax_of, uncast
-from .stream import FEW_ROWS, Reading, has_matrices, has_matrices_for, stream_attention
+from .stream import FEW_ROWS, SPLIT_KEYS, Reading, has_matrices, has_matrices_for, stream_attention
 
 __all__ = ["attend_by_matrices", "fits_matrices"]
 
 
 def fits_matrices(ctx: Lowering, step: Attend) -> Softmax | None:
     """The softmax of attention that tensor cores can do; None where they cannot, or would be idle."""
+    return _softmax(ctx, step) if hint(step.score_shape[-2]) > FEW_ROWS else None
+
+
+def _softmax(ctx: Lowering, step: Attend) -> Softmax | None:
+    """The softmax of attention that one walk can do."""
     if not has_matrices(ctx) or len(step.outputs) != 1 or uncast(step.outputs[0][0]) is not step.total:
         return None
     operands = _operands(ctx, step)
     if not has_matrices_for(*operands) or any(x.strides[-1] != 1 for x in operands):
         return None
-    return softmax_of(step) if hint(step.score_shape[-2]) > FEW_ROWS else None
+    return softmax_of(step)
 
 
 def attend_by_matrices(ctx: Lowering, step: Attend) -> bool:
-    """Launches attention whose weights are a softmax; False where `fits_matrices` finds none."""
-    softmax = fits_matrices(ctx, step)
+    """Launches attention whose weights are a softmax; False where one walk cannot do it, or gains nothing."""
+    *_, rows, keys = step.score_shape
+    gains = hint(rows) > FEW_ROWS or hint(keys) >= 2 * SPLIT_KEYS
+    softmax = _softmax(ctx, step) if gains else None
     if softmax is None:
         return False
     (q, k, v), batch = _operands(ctx, step), step.batch

@@ -32,12 +32,13 @@ from .stream_kernel import Range, StreamKernel
 from .tiles import Element
 
 MAX_SPLITS = 32
-SPLIT_KEYS = 512
+SPLIT_KEYS = 128
 """Keys of a part, at least. An estimate: no GPU has measured it."""
+BLOCKS_PER_MULTIPROCESSOR = 2
+"""More are enough without splitting."""
+EMULATED_SPLIT_KEYS, EMULATED_MANY_BLOCKS = 512, 128
 FEW_ROWS = 8
 """Rows of a block for which memory is what takes time."""
-MANY_BLOCKS = 128
-"""Blocks that fill a GPU without splitting."""
 
 
 @dataclass(frozen=True)
@@ -197,13 +198,16 @@ def _axes(scores: Map, *names: str) -> list[Axes]:
 def _splits(ctx: Lowering, form: Form, batch: Sequence[Dim], m: Dim, keys: Dim, width: Dim) -> int:
     """Into how many parts the keys are split; a power of two, so that few kernels and plans differ."""
     blocks = product(batch) * ceildiv(m, form.m) * ceildiv(width, form.width)
+    least, many = SPLIT_KEYS, BLOCKS_PER_MULTIPROCESSOR * ctx.device.multiprocessors
+    if ctx.device.emulated:
+        least, many = EMULATED_SPLIT_KEYS, EMULATED_MANY_BLOCKS
     splits = 1
-    while splits < MAX_SPLITS and hint(blocks) * splits < MANY_BLOCKS and hint(keys) >= 2 * splits * SPLIT_KEYS:
+    while splits < MAX_SPLITS and hint(blocks) * splits < many and hint(keys) >= 2 * splits * least:
         splits *= 2
     if splits == 1:
         return 1
     # Other sizes are right in every number of parts: the guard is for time alone.
-    return splits if ctx.settled(le(SPLIT_KEYS * splits, keys)) else 1
+    return splits if ctx.settled(le(least * splits, keys)) else 1
 
 
 def _merge(ctx: Lowering, part: Tensor, statistics: Sequence[Tensor], out: Tensor, reading: Reading) -> None:

@@ -82,8 +82,8 @@ def test_attention_of_ai_onnx_gives_the_same_in_one_walk(monkeypatch: pytest.Mon
 
 
 STEPS = """<ir_version: 10, opset_import: ["" : 20]> half
-    (float16[2, 100, 4, 32] q, float16[2, 70, 4, 32] k, float16[2, 70, 4, 32] v, float16[2, 1, 1, 70] mask)
-    => (float16[2, 100, 128] y)
+    (float16[2, ROWS, 4, 32] q, float16[2, KEYS, 4, 32] k, float16[2, KEYS, 4, 32] v, float16[2, 1, 1, KEYS] mask)
+    => (float16[2, ROWS, 128] y)
     { scale = Constant<value = float16 {12288}>() flat = Constant<value_ints = [0, 0, 128]>()
       a = Transpose<perm = [0, 2, 1, 3]>(q) b = Transpose<perm = [0, 2, 3, 1]>(k) c = Transpose<perm = [0, 2, 1, 3]>(v)
       s = MatMul(a, b) t = Mul(s, scale) u = Add(t, mask) w = Softmax(u) o = MatMul(w, c)
@@ -91,20 +91,26 @@ STEPS = """<ir_version: 10, opset_import: ["" : 20]> half
 """Attention as exporters write it; the scale is 1/8 in the bits of a half."""
 
 
-def test_steps_that_are_attention_use_small_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("rows", "keys", "form"), [(100, 70, "matrix_stream"), (3, 300, "stream_8x64x64_split")], ids=["many", "few"]
+)
+def test_steps_that_are_attention_are_one_walk(
+    monkeypatch: pytest.MonkeyPatch, rows: int, keys: int, form: str
+) -> None:
     """On a GPU without cuDNN. A row whose keys are all left out gives NaN, as the softmax of Softmax does."""
     device = DeviceProperties.gpu((8, 0))
     monkeypatch.setattr(OpenDevice, "properties", lambda self: device)
-    model = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(STEPS))
-    (kernel,) = CompiledCluster(read_model(model), device).prepare().kernels
-    assert kernel.name.startswith("matrix_stream")
-    q, k, v = (noise(2, length, 4, 32, seed=i).astype(np.float16) for i, length in enumerate((100, 70, 70)))
-    mask = np.where(np.arange(70) % 3 == 0, -np.inf, noise(2, 1, 1, 70, seed=3)).astype(np.float16)
+    model = onnx.shape_inference.infer_shapes(
+        onnx.parser.parse_model(STEPS.replace("ROWS", str(rows)).replace("KEYS", str(keys)))
+    )
+    assert CompiledCluster(read_model(model), device).prepare().kernels[0].name.startswith(form)
+    q, k, v = (noise(2, length, 4, 32, seed=i).astype(np.float16) for i, length in enumerate((rows, keys, keys)))
+    mask = np.where(np.arange(keys) % 3 == 0, -np.inf, noise(2, 1, 1, keys, seed=3)).astype(np.float16)
     mask[1] = -np.inf
     wide = [x.astype(np.float64) for x in (q, k, v, mask)]
     scores = np.exp(np.einsum("bqhd,bkhd->bhqk", wide[0], wide[1]) / 8 + wide[3])[:1]
     weights = scores / scores.sum(-1, keepdims=True)
-    expected = np.einsum("bhqk,bkhd->bqhd", weights, wide[2][:1]).reshape(1, 100, 128)
+    expected = np.einsum("bhqk,bkhd->bqhd", weights, wide[2][:1]).reshape(1, rows, 128)
     actual = run_model(model, [q, k, v, mask])[0]
     np.testing.assert_allclose(actual[:1], expected, TOLERANCES[FLOAT16], TOLERANCES[FLOAT16])
     assert np.isnan(actual[1]).all()
