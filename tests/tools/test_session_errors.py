@@ -132,4 +132,4 @@ def test_run_suggests_the_sizes_that_it_had_to_guess(tmp_path: Path, capsys: pyt
     path = tmp_path / "open.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
     assert main(["run", str(path), "--device", "emulated"]) == ExitCode.MODEL_FAILED
-    assert "Sizes that the model leaves open were 1: try --dim n=N --input x=FILE.npy" in capsys.readouterr().err
+    assert "Sizes that the model leaves open were 1: try --dim n=N --dim x.1=N" in capsys.readouterr().err
