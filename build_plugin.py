@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from setuptools.command.build_ext import build_ext
+from setuptools.command.egg_info import manifest_maker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -282,6 +283,9 @@ def build(output: Path = PACKAGE, work: Path = ROOT / "build" / "shim", flags: S
     """
     builder = Builder(output, work, flags)
     return [builder.library(), builder.bridge()]
+
+
+manifest_maker.template = ".manifest.in"  # what the source distribution has; setuptools has no setting for its name
 
 
 class BuildExt(build_ext):

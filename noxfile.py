@@ -60,7 +60,7 @@ def exports(session: nox.Session) -> None:
 def wheels(session: nox.Session) -> None:
     """The source distribution and the wheels, checked and tried, with tools in an environment of their own."""
     session.install("cffi>=2", *nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]["wheels"])
-    session.run("python", "build_wheels.py", *session.posargs)
+    session.run("python", ".ci/build_wheels.py", *session.posargs)
 
 
 @nox.session

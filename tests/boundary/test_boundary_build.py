@@ -74,7 +74,7 @@ def test_the_source_distribution_is_complete_and_makes_a_wheel_for_every_python_
 
 
 def test_the_readme_of_the_package_has_no_links_into_the_source_tree() -> None:
-    assert not re.findall(r"\]\((?!https://)", (ROOT / "PACKAGE.md").read_text())
+    assert not re.findall(r"\]\((?!https://)", (ROOT / "docs" / "package_index.md").read_text())
 
 
 @pytest.mark.parametrize(

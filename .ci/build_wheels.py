@@ -20,7 +20,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[1]
 ARCHITECTURES = ("x86_64", "aarch64")
 GLIBC = "2.27"
 """What the wheels are compiled for: `logf` and others have a new version there."""
