@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from document_blocks import RUN, blocks
+from ort_cuda_plugin import cli
 from ort_cuda_plugin.compiler.cache_folder import CACHE_DIR_VARIABLE, cache_folder
 from ort_cuda_plugin.ep import arena
 from ort_cuda_plugin.ep.options import ALIASES, WITHOUT_EFFECT
@@ -52,6 +55,22 @@ def test_the_blocks_of_a_document_run_in_their_order(document: Path, tmp_path: P
     command = [sys.executable, str(HARNESS / "document_blocks.py"), str(document)]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+COMMAND_LINES = sorted(
+    {found for path in DOCUMENTS for found in re.findall(r"`ort-cuda-plugin ([^`\n]+)`", path.read_text())}
+)
+
+
+@pytest.mark.parametrize("line", COMMAND_LINES)
+def test_a_command_in_the_text_has_the_arguments_that_it_takes(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each command has tests of its own; here it ends where it would begin its work."""
+    words = shlex.split(line)
+    assert words[0] in cli.COMMANDS
+    if len(words) > 1:
+        module = importlib.import_module(f"{cli.__name__}.{cli.COMMANDS[words[0]]}")
+        monkeypatch.setattr(module, "execute", lambda arguments: 0)
+        assert cli.main(words) == 0
 
 
 def test_documents_with_a_test_of_their_own_have_it() -> None:
