@@ -17,7 +17,12 @@ _NO_PROVIDER = (
     r"Could not find an implementation for \S+ node with name '(.*?)'",
     r"node '(.*?)': only \S+ runs \S+, and declined it",  # our own, of an application's operator
 )
-_NO_SUCH_OPERATOR = r"(\S+):(\w+)\(-?\d+\) is not a registered function/op"
+_NO_SUCH_OPERATOR = " is not a registered function/op"
+_OPERATOR = r"(\S+):(\w+)\(-?\d+\)$"
+_LONGEST_OPERATOR = 500
+"""Characters of a domain and a name; those of a hostile model may have any number."""
+#: Domains whose operators come with ONNX Runtime, each with the domains below it.
+_STANDARD_DOMAINS = ("ai.onnx", "com.microsoft", "com.ms")
 #: How the reason of a node ends that runs nowhere.
 NOWHERE = "no other provider runs it"
 _IR_VERSION = r"Unsupported model IR version: (\d+), max supported IR version: (\d+)"
@@ -48,14 +53,17 @@ def explained(error: Exception, model: str | bytes, verdicts: Sequence[NodeVerdi
     for pattern in _NO_PROVIDER:
         if match := re.search(pattern, text, re.DOTALL):
             return _no_provider(error, match[1], verdicts)
-    if match := re.search(_NO_SUCH_OPERATOR, text):
-        return RuntimeError(f"{text}. {_how_to_register(match[1], match[2])}")
+    before, found, _ = text.partition(_NO_SUCH_OPERATOR)
+    if found and (match := re.search(_OPERATOR, before[-_LONGEST_OPERATOR:])):
+        hint = _how_to_register(match[1], match[2])
+        return RuntimeError(f"{text}. {hint}") if hint else error
     if match := re.search(_IR_VERSION, text):
         return ModelFormatError(_newer_format(int(match[1]), int(match[2]), model))
     return error
 
 
 def _how_to_register(domain: str, name: str) -> str:
+    """What an application does so that sessions have its operator; nothing for an operator of a standard domain."""
     domain = "" if domain == "ai.onnx" else domain
     found = [row for row in registry.current().operators if (row.domain, row.name) == (domain, name)]
     if any(not row.is_own_schema for row in found):
@@ -67,6 +75,8 @@ def _how_to_register(domain: str, name: str) -> str:
             f"{names} was registered after these session options got the provider, or is newer than the opset that the "
             "model imports: register operators first, and use new options"
         )
+    if any(f"{domain or 'ai.onnx'}.".startswith(f"{standard}.") for standard in _STANDARD_DOMAINS):
+        return ""
     return f"Nobody registered {domain}::{name} with the plugin: import the module that has it"
 
 
