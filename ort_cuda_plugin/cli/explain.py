@@ -30,7 +30,7 @@ from ort_cuda_plugin.cli.common import (
 )
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.explain_page import page, place
-from ort_cuda_plugin.ep.plan_history import PlanVariant
+from ort_cuda_plugin.ep.plan_history import PlanVariant, built_after
 from ort_cuda_plugin.models import random_inputs, with_input_shapes
 from ort_cuda_plugin.program.plan_record import read_plans
 
@@ -123,16 +123,16 @@ def _print_plans(model: str, path: Path, emulate: bool, texts: list[str]) -> int
     except ValueError as error:
         raise UserError(ExitCode.USAGE, str(error)) from error
     try:
-        before = len(ort_cuda_plugin.plan_variants())
+        before = ort_cuda_plugin.plan_variants()
         with waiting(Console(stderr=True), "creating the session"):
             session = ort_cuda_plugin.session(path, emulate=emulate)
-        _print_built("the session", ort_cuda_plugin.plan_variants()[before:])
+        _print_built("the session", built_after(before))
         for values in feeds:
-            before = len(ort_cuda_plugin.plan_variants())
+            before = ort_cuda_plugin.plan_variants()
             with waiting(Console(stderr=True), "running"):
                 session.run(None, values)
             shown = ", ".join(f"{name}{list(array.shape)}" for name, array in values.items())
-            _print_built(f"a Run with {shown}", ort_cuda_plugin.plan_variants()[before:])
+            _print_built(f"a Run with {shown}", built_after(before))
     except Exception as error:
         raise UserError(ExitCode.MODEL_FAILED, f"{model}: {error}") from error
     return ExitCode.OK

@@ -95,6 +95,12 @@ def plan_variants() -> list[PlanVariant]:
     return list(BUILT)
 
 
+def built_after(earlier: Sequence[PlanVariant]) -> list[PlanVariant]:
+    """The plans that were built since `plan_variants` gave ``earlier``, as far as they are remembered."""
+    known = set(map(id, earlier))
+    return [variant for variant in BUILT if id(variant) not in known]
+
+
 def _shown(values: Sequence[int]) -> str:
     more = ", ..." if len(values) > _MOST_ELEMENTS else ""
     return f"[{', '.join(map(str, values[:_MOST_ELEMENTS]))}{more}]"

@@ -21,6 +21,7 @@ from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
 from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.ep.open_device import kernel_library
+from ort_cuda_plugin.ep.plan_history import BUILT, FIRST, PlanVariant, built_after
 
 BROADCAST = """<ir_version: 9, opset_import: ["" : 18]> m (float[n, 4] a, float[m, 4] b) => (float[k, 4] c)
     { c = Add(a, b) }"""
@@ -32,16 +33,22 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "add.onnx"
 
 
+@pytest.fixture(autouse=True)
+def full_memory() -> None:
+    """As in a process that has built many plans."""
+    BUILT.extend(PlanVariant("other", number, {}, {}, 0.0, FIRST) for number in range(BUILT.maxlen or 0))
+
+
 def test_plans_say_which_shapes_made_them_and_which_guard_failed(
     model: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     options = ort.SessionOptions()
     options.log_severity_level = 1
     session = ort_cuda_plugin.session(model, emulate=True, sess_options=options)
-    before, counted = len(ort_cuda_plugin.plan_variants()), ort_cuda_plugin.counters()["plan_variants_built"]
+    before, counted = ort_cuda_plugin.plan_variants(), ort_cuda_plugin.counters()["plan_variants_built"]
     for rows, others in ((1, 3), (3, 3), (1, 9)):
         session.run(None, {"a": np.ones((rows, 4), np.float32), "b": np.ones((others, 4), np.float32)})
-    first, second = ort_cuda_plugin.plan_variants()[before:]
+    first, second = built_after(before)
     assert ort_cuda_plugin.counters()["plan_variants_built"] == counted + 2
     assert (first.number, first.shapes, first.reason) == (0, {"a": (1, 4), "b": (3, 4)}, "it is the first one")
     assert (second.number, second.shapes) == (1, {"a": (3, 4), "b": (3, 4)})
