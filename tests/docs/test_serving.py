@@ -19,8 +19,8 @@ import psutil
 import pytest
 from onnx import TensorProto, helper
 
-ray = pytest.importorskip("ray", reason="the extra serve is not installed")
-from ray import serve  # noqa: E402
+serve = pytest.importorskip("ray.serve", reason="the extra serve is not installed")
+ray = pytest.importorskip("ray")
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "docs" / "ray_serve.py"
