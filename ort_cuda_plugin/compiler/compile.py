@@ -73,7 +73,8 @@ class KernelCompileError(Exception):
         place = f" ({filename}, line {line})" if line else ""
         source = linecache.getline(filename, line).strip() if line else ""
         shown = f"\n    {source}" if source else ""
-        super().__init__(f"kernel {spec.name!r}{place}: {reason}{shown}")
+        owner = f" of {spec.owner}" if spec.owner else ""
+        super().__init__(f"kernel {spec.name!r}{owner}{place}: {reason}{shown}")
         self.spec, self.filename, self.line = spec, filename, line
 
 
@@ -154,7 +155,9 @@ def kernel_ir(spec: KernelSpec) -> KernelIR:
                 cc=front_end.compute_capability,
                 launch_bounds=spec.launch_bounds or None,
             )
-        return KernelIR(tuple(library.llvm_strs), library._entry_name)
+            result = KernelIR(tuple(library.llvm_strs), library._entry_name)
+            del library, _  # so that the collection of cycles, which goes on now, does not keep them for its next round
+        return result
     except (NumbaError, CudaNumbaError, NameError, TypeError, ValueError, NotImplementedError) as error:
         filename, line, reason = explain(function, error)
         raise KernelCompileError(spec, reason, filename, line) from error
@@ -175,10 +178,12 @@ max_error_lines = 20
 
 def explain(function: Callable[..., None], error: Exception) -> tuple[str, int, str]:
     """File, line and reason of an error that Numba raised; it says the place in its text only."""
-    text = str(error)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     shown = text.split('\nFile "')[0].split("\nDuring: ")[0].splitlines()
     shown = [line for line in shown if line.strip() and not line.startswith("Failed in ")]
     reason = "\n".join(shown[:max_error_lines]) or type(error).__name__
+    if "NRT required" in text:
+        reason = "it makes a new array: give each array as many indices as it has dimensions, and let it make no other"
     if place := re.search(r'File "([^"]+)", line (\d+)', text):
         return place[1], int(place[2]), reason
     line = function.__code__.co_firstlineno
@@ -202,6 +207,16 @@ def find_libdevice() -> None:
         nvvm.LibDevice._cache_ = Path(path).read_bytes()
 
 
+def find_linker(spec: KernelSpec) -> None:
+    """Raises KernelCompileError where there is no nvJitLink: cuda-core would look for a driver in its place."""
+    from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+
+    try:
+        load_nvidia_dynamic_lib("nvJitLink")
+    except DynamicLibNotFoundError as error:
+        raise KernelCompileError(spec, f"nvJitLink is not installed{ADVICE}") from error
+
+
 def compile_cuda(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:
     """The image is a cubin; PTX, which the driver compiles, where the architecture is newer than the toolkit."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
@@ -215,6 +230,7 @@ def compile_cuda(spec: KernelSpec, ir: KernelIR, target: Target) -> KernelImage:
         raise KernelCompileError(spec, f"NVVM: {error}{ADVICE}") from error
     if target.compute_capability > supported_capabilities()[-1]:
         return KernelImage(bytes(ptx) + b"\0", spec.symbol, target, {}, bytes(ptx))
+    find_linker(spec)
     options = LinkerOptions(arch=target.arch, verbose=True)
     linker = Linker(ObjectCode.from_ptx(ptx), options=options)
     try:

@@ -37,7 +37,7 @@ class ForeignCode:
     """
 
     kind: str
-    images: tuple[tuple[str, bytes], ...]
+    images: tuple[tuple[str, bytes], ...] = field(repr=False)
     entry: str
     options: tuple[str, ...] = ()
 
@@ -50,6 +50,14 @@ class ForeignCode:
                 raise ValueError(f"kernel {self.entry}: {arch!r} is no architecture: use one such as sm_90")
             if not arch and self.kind == "cubin":
                 raise ValueError(f"kernel {self.entry}: a cubin is for one architecture: give {{'sm_90': cubin}}")
+        for arch, data in self.images:
+            if not isinstance(data, bytes):
+                raise ValueError(f"kernel {self.entry}: the code for {arch} is {type(data).__name__}, not bytes")
+            if self.kind == "cubin":
+                try:
+                    _sections(data, self.entry, arch)
+                except ForeignCodeError as error:
+                    raise ValueError(f"kernel {self.entry}: {error}") from error
         if not self.images:
             raise ValueError(f"kernel {self.entry}: there is no code")
         if self.options and self.kind != "cuda":
@@ -88,7 +96,7 @@ class ForeignKernel(KernelSpec):
 
     @cached_property
     def digest(self) -> str:
-        """Hex SHA-256 of every field."""
+        """Hex SHA-256 of every field but ``owner``."""
         code = self.foreign
         images = [f"{arch} {base64.b64encode(data).decode()}" for arch, data in code.images]
         own = repr((self.name, self.signature, self.source, self.launch_bounds))
@@ -201,12 +209,18 @@ def _image(
     spec: ForeignKernel, cubin: bytes, entry: str, target: Target, usage: Mapping[str, int], ptx: bytes = b""
 ) -> KernelImage:
     """A cubin that has the entry, and what it says of the entry's shared memory."""
+    sections = _sections(cubin, entry, target.arch)
+    shared = sections.get(f".nv.shared.{entry}", 0)
+    return KernelImage(cubin, entry, target, {**usage, "static_shared_bytes": shared}, ptx)
+
+
+def _sections(cubin: bytes, entry: str, arch: str) -> dict[str, int]:
+    """Names and sizes of the sections of a cubin. Raises ForeignCodeError where it is none, or lacks the entry."""
     try:
         sections = {section.name: section.size for section in Elf(cubin).sections}
     except ValueError as error:
-        raise ForeignCodeError(f"its cubin for {target.arch} is none: {error}") from error
+        raise ForeignCodeError(f"its cubin for {arch} is none: {error}") from error
     if f".text.{entry}" not in sections:
         found = ", ".join(sorted(name[6:] for name in sections if name.startswith(".text."))) or "none"
         raise ForeignCodeError(f"its code has no kernel {entry!r}; it has {found}")
-    shared = sections.get(f".nv.shared.{entry}", 0)
-    return KernelImage(cubin, entry, target, {**usage, "static_shared_bytes": shared}, ptx)
+    return sections

@@ -11,13 +11,19 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
+from numba.core import errors as core_errors
 from numba.core.types.functions import BaseFunction
-from numba.cuda import compiler, dispatcher, lowering, types
-from numba.cuda.core import analysis, ir, postproc, transforms
+from numba.cuda import compiler, dispatcher, extending, lowering, types
+from numba.cuda.core import analysis, base, errors, ir, postproc, transforms, untyped_passes
 from numba.cuda.core.compiler_machinery import PassManager
+from numba.cuda.typing import BaseContext
+
+from ort_cuda_plugin.compiler.single_assignment import reconstruct_ssa
 
 compute_capability = (8, 0)
 """The architecture that Numba gets: the IR is the same for all from here on, and for the emulated device."""
@@ -84,6 +90,65 @@ def remembered(function: Any, context: Any, args: tuple[types.Type, ...], kws: d
     return signature
 
 
+resolve_value = BaseContext.resolve_value_type
+values: dict[tuple[Any, int], tuple[Any, Any]] = {}
+"""Numba's types of functions, modules and types, by typing context and identity, with what they are the types of."""
+kinds_of_names = (FunctionType, BuiltinFunctionType, ModuleType, type, types.Type, extending._Intrinsic)
+
+
+def remembered_value(context: Any, value: Any) -> Any:
+    """`BaseContext.resolve_value_type`, which tries a dozen protocols for each function that a kernel calls."""
+    if not isinstance(value, kinds_of_names):
+        return resolve_value(context, value)
+    key = (context, id(value))
+    found = values.get(key)
+    if found is None:
+        found = values[key] = (resolve_value(context, value), value)
+    return found[0]
+
+
+literal_or_omitted = lowering._lit_or_omitted
+omitted = types.Omitted(ir.UNDEFINED)
+
+
+def literal_if_known(value: Any) -> Any:
+    """`lowering._lit_or_omitted`, which raises and catches an error for each operand that is no constant."""
+    return omitted if value is ir.UNDEFINED else literal_or_omitted(value)
+
+
+takes_location = base._has_loc
+location_takers: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+def remembered_location(function: Any) -> bool:
+    """`base._has_loc`, which looks at the signature of an implementation each time that a kernel uses it."""
+    try:
+        known = location_takers.get(function)
+        if known is None:
+            known = location_takers[function] = takes_location(function)
+    except TypeError:  # it has no hash or cannot be referred to weakly
+        return bool(takes_location(function))
+    return known
+
+
+size_of = base.BaseContext.get_abi_sizeof
+sizes: dict[str, int] = {}
+"""The bytes of LLVM types, by their text: all kernels have one data layout."""
+
+
+def remembered_size(context: Any, kind: Any) -> int:
+    """`BaseContext.get_abi_sizeof`, which has LLVM parse a module for each variable."""
+    text = str(kind)
+    if text not in sizes:
+        sizes[text] = size_of(context, kind)
+    return sizes[text]
+
+
+def unmarked(scheme: Any, text: str, *colours: Any) -> str:
+    """For errors, most of which Numba catches: a terminal's escape sequences take longer than all else of an error."""
+    return text
+
+
 find_lifetimes = postproc.PostProcessor.run
 
 
@@ -134,5 +199,12 @@ def front_end_of_kernels() -> Iterator[None]:
         patch.object(BaseFunction, "get_call_type", remembered),
         patch.object(postproc.PostProcessor, "run", find_lifetimes_once),
         patch.object(lowering.Lower, "_find_singly_assigned_variable", find_singly_assigned),
+        patch.object(lowering, "_lit_or_omitted", literal_if_known),
+        patch.object(BaseContext, "resolve_value_type", remembered_value),
+        patch.object(base, "_has_loc", remembered_location),
+        patch.object(base.BaseContext, "get_abi_sizeof", remembered_size),
+        patch.object(untyped_passes, "reconstruct_ssa", reconstruct_ssa),
+        patch.object(type(errors.termcolor()), "_markup", unmarked, create=True),
+        patch.object(type(core_errors.termcolor()), "_markup", unmarked, create=True),
     ):
         yield

@@ -84,11 +84,12 @@ def assembly(code: str, constraints: str, result: ir.Type, *parameters: ir.Type)
 
 # ---- storage types and bit casts ----
 
-i8, i16, i32, i64, f32, f64 = (
+i8, i16, i32, i64, f16, f32, f64 = (
     ir.IntType(8),
     ir.IntType(16),
     ir.IntType(32),
     ir.IntType(64),
+    ir.HalfType(),
     ir.FloatType(),
     ir.DoubleType(),
 )
@@ -98,8 +99,17 @@ def lower_bf16_to_f32(builder: ir.IRBuilder, args: Any) -> ir.Value:
     return builder.bitcast(builder.shl(builder.zext(args[0], i32), i32(16)), f32)
 
 
-export("f16_to_f32", types.float32, (types.uint16,), assembly("cvt.f32.f16 $0, $1;", "=f,h", f32, i16))
-export("f32_to_f16", types.uint16, (types.float32,), assembly("cvt.rn.f16.f32 $0, $1;", "=h,f", i16, f32))
+def lower_f16_to_f32(builder: ir.IRBuilder, args: Any) -> ir.Value:
+    return builder.fpext(builder.bitcast(args[0], f16), f32)
+
+
+def lower_f32_to_f16(builder: ir.IRBuilder, args: Any) -> ir.Value:
+    return builder.bitcast(builder.fptrunc(args[0], f16), i16)
+
+
+# LLVM sees through these: a sum of two halves that is rounded to a half is one instruction of halves.
+export("f16_to_f32", types.float32, (types.uint16,), lower_f16_to_f32)
+export("f32_to_f16", types.uint16, (types.float32,), lower_f32_to_f16)
 export("bf16_to_f32", types.float32, (types.uint16,), lower_bf16_to_f32)
 export("f32_to_bf16", types.uint16, (types.float32,), assembly("cvt.rn.bf16.f32 $0, $1;", "=h,f", i16, f32))
 
@@ -143,7 +153,35 @@ for suffix, name, ty in (("f", "f32", types.float32), ("", "f64", types.float64)
         export(f"{function}_{name}", ty, (ty, ty), call(f"__nv_{function}{suffix}", value, value, value))
 
 
+HALF_ERF_END = 2.625
+"""From here on erf is 1 in a half type."""
+HALF_ERF = (
+    *(-9.387396744386933e-07, 3.149484837194905e-05, -4.6868715435266495e-04, 4.161106888204813e-03),
+    *(-2.51460000872612e-02, 0.11139236390590668, -0.3756397068500519, 1.1283504962921143),
+)
+"""Coefficients of x * x, the highest power first, of the polynomial that is erf(x) / x, within 2.6e-5 of it."""
+
+
+def lower_half_erf(builder: ir.IRBuilder, args: Any) -> ir.Value:
+    """erf, as exact as a half type can show; NaN for NaN."""
+    (x,) = args
+    end, start = ir.Constant(f32, HALF_ERF_END), ir.Constant(f32, -HALF_ERF_END)
+    x = builder.select(builder.fcmp_ordered(">", x, end), end, x)
+    x = builder.select(builder.fcmp_ordered("<", x, start), start, x)
+    square = builder.fmul(x, x)
+    value: ir.Value = ir.Constant(f32, HALF_ERF[0])
+    for coefficient in HALF_ERF[1:]:
+        value = builder.fma(value, square, ir.Constant(f32, coefficient))
+    return builder.fmul(value, x)
+
+
+export("half_erf", types.float32, (types.float32,), lower_half_erf)
+
+
 # ---- atomics on raw pointers; each returns the old value ----
+
+
+LOAD_ACQUIRE = "ld.acquire.gpu.u32 $0, [$1];"
 
 
 def atomic_rmw(operation: str) -> Lowering:
@@ -170,6 +208,14 @@ def lower_atomic_cas(builder: ir.IRBuilder, args: Any) -> ir.Value:
     return builder.extract_value(pair, 0)
 
 
+def lower_load_acquire(builder: ir.IRBuilder, args: Any) -> ir.Value:
+    address = builder.gep(*args[:1], [args[1]])
+    code = ir.InlineAsm(ir.FunctionType(i32, [address.type]), LOAD_ACQUIRE, "=r,l,~{memory}", side_effect=True)
+    return builder.call(code, [address])
+
+
+# What another block wrote before its `cuda.threadfence` and its atomic update of the number can be read after this.
+export("load_acquire_i32", types.int32, (types.CPointer(types.int32), types.int64), lower_load_acquire)
 for name in ("i32", "u32", "i64", "u64"):
     ty = by_name[name]
     atomic = (types.CPointer(ty), types.int64, ty)

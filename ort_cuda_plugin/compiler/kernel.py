@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
@@ -15,6 +15,10 @@ type_pattern = re.compile(
     r"\*(f16|bf16|f8e4m3fn(uz)?|f8e5m2(fnuz)?|f8e8m0|f4e2m1|f32|f64|b1|[iu](2|4|8|16|32|64))|i32|i64|f32|f64"
 )
 """Parameter types: pointers to elements of a storage type, and four kinds of scalars."""
+
+
+def digest_of(*fields: object) -> str:
+    return hashlib.sha256(repr(fields).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,8 @@ class KernelSpec:
 
     ``source`` is Python text that defines ``def kernel(...)``. Its free names are those of
     `ort_cuda_plugin.compiler.intrinsics`, ``cuda``, ``libdevice``, ``math`` and the sized number types.
-    ``launch_bounds`` is the number of threads of the blocks it is launched with (0: unknown).
+    ``launch_bounds`` is the number of threads of the blocks it is launched with (0: unknown). ``owner`` is the operator
+    whose author wrote it, for messages only.
 
     Raises ValueError for a name that is not an identifier and for an unknown parameter type.
     """
@@ -35,6 +40,7 @@ class KernelSpec:
     signature: tuple[str, ...]
     source: str
     launch_bounds: int = 0
+    owner: str = field(default="", kw_only=True, compare=False)
     tools: ClassVar[tuple[str, ...]] = ()
     """Distributions that compile it for GPUs, beside those of every kernel."""
 
@@ -47,9 +53,13 @@ class KernelSpec:
 
     @cached_property
     def digest(self) -> str:
-        """Hex SHA-256 of every field."""
-        fields = (self.name, self.signature, self.source, self.launch_bounds)
-        return hashlib.sha256(repr(fields).encode()).hexdigest()
+        """Hex SHA-256 of every field but ``owner``."""
+        return digest_of(self.name, *self.contents)
+
+    @property
+    def contents(self) -> tuple[object, ...]:
+        """All that the IR depends on: not the name, nor ``owner``."""
+        return self.signature, self.source, self.launch_bounds
 
     @property
     def symbol(self) -> str:

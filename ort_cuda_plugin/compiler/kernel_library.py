@@ -129,7 +129,7 @@ class KernelLibrary:
 
                 if self.compiling is not None:
                     self.compiling(len(missing), sum(expected_seconds(spec) for spec, _ in missing.values()))
-                compile_many(list(missing.values()), keep, self.cache)
+                compile_many(list(missing.values()), keep, self.cache, is_told=self.compiling is not None)
             return [self.images[key] for key in keys]
 
     def _tell(self, line: str) -> None:
@@ -138,8 +138,8 @@ class KernelLibrary:
 
 
 def expected_seconds(spec: KernelSpec) -> float:
-    """What compiling takes on one core: Numba's front end, over half of it, is linear in the source."""
-    return 0.05 + len(spec.source) / 9500
+    """What compiling takes on one core: Numba's front end, about half of it, is linear in the source."""
+    return 0.04 + len(spec.source) / 15000
 
 
 class Compilation:
@@ -249,16 +249,17 @@ class Compilation:
                         yield index
 
 
-def compile_many(jobs: Sequence[Job], done: Done, cache: KernelCache) -> list[KernelImage]:
+def compile_many(jobs: Sequence[Job], done: Done, cache: KernelCache, *, is_told: bool = False) -> list[KernelImage]:
     """Compiles all, sharing the work with helper processes when it is much. Raises KernelCompileError.
 
     ``done`` is called with the index of each job as it ends, from one thread at a time; ``cache`` has IR, and gets it.
+    A long compilation is a warning in the log, unless ``is_told``: then the user knows.
     Where a signal handler ends the call, what this process is compiling goes on to its end, its ``done`` included.
     """
     compilation = Compilation(jobs, done, cache)
-    long = compilation.seconds >= seconds_to_mention
+    is_news = compilation.seconds >= seconds_to_mention and not is_told
     logger.log(
-        logging.WARNING if long else logging.INFO,
+        logging.WARNING if is_news else logging.INFO,
         "compiling %d kernels, about %.0f s of one core; %s",
         len(jobs),
         compilation.seconds,

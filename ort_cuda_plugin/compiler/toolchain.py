@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ort_cuda_plugin import uninterrupted
-from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.kernel import KernelSpec, digest_of
 from ort_cuda_plugin.compiler.targets import Target
 
 Tools: TypeAlias = tuple[tuple[str, str], ...]
@@ -33,6 +33,7 @@ front_end_sources = (
     "compiler/array_intrinsics.py",
     "compiler/small_floats.py",
     "compiler/front_end.py",
+    "compiler/single_assignment.py",
     "compiler/tile_intrinsics.py",
     "compiler/matrix_intrinsics.py",
     "compiler/vector_intrinsics.py",
@@ -137,8 +138,9 @@ def kernel_key(spec: KernelSpec, target: Target, tools: Tools | None = None) -> 
 
 
 def ir_key(spec: KernelSpec) -> str:
-    """Hex hash of all that a kernel's IR depends on; it is the same for every target."""
-    return joined_digest(spec.digest, "ir", _digest(installed_tools(True)), sources_digest(front_end_sources))
+    """Hex hash of all that a kernel's IR depends on. Targets share it, and kernels whose names alone differ."""
+    contents = digest_of(*spec.contents)
+    return joined_digest(contents, "ir", _digest(installed_tools(True)), sources_digest(front_end_sources))
 
 
 def joined_digest(*parts: str) -> str:

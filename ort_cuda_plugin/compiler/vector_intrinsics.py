@@ -238,6 +238,38 @@ def load_row(typingctx: Any, lanes: Any, pointer: Any, at: Any, step: Any, end: 
     return signature(types.none, lanes, pointer, types.int64, types.int64, types.int64, width, count), codegen
 
 
+def load_around(typingctx: Any, lanes: Any, pointer: Any, at: Any, begin: Any, end: Any, width: Any, reach: Any) -> Any:
+    """Loads a vector, and ``reach`` vectors before and after it; what is not in ``begin``..``end`` becomes 0.
+
+    Vectors are inside as a whole, or outside.
+    """
+    size, more = literal(width), literal(reach)
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        target, source, place, first, limit = args[:5]
+        element = source.type.pointee
+        for number in range(2 * more + 1):
+            where = builder.add(place, i64((number - more) * size))
+            keep = [builder.gep(target, [i64(number * size + i)]) for i in range(size)]
+            for address in keep:
+                builder.store(ir.Constant(element, 0), address)
+            after = builder.icmp_signed(">=", where, first)
+            inside = builder.and_(after, builder.icmp_signed("<=", builder.add(where, i64(size)), limit))
+            with builder.if_then(inside, likely=True):
+                aligned = _is_vector(builder, source, where, limit, size)
+                with builder.if_else(aligned, likely=True) as (then, otherwise):
+                    with then:
+                        for address, value in zip(keep, _load_vector(builder, source, where, size), strict=True):
+                            builder.store(value, address)
+                    with otherwise:
+                        for i, address in enumerate(keep):
+                            builder.store(builder.load(builder.gep(source, [builder.add(where, i64(i))])), address)
+        return context.get_dummy_value()
+
+    known = (types.int64, types.int64, types.int64)
+    return signature(types.none, lanes, pointer, *known, width, reach), codegen
+
+
 def store_row(typingctx: Any, lanes: Any, pointer: Any, at: Any, step: Any, end: Any, width: Any, count: Any) -> Any:
     """Stores what a thread has of a row, which ends before ``end``."""
     size, number = literal(width), literal(count)
@@ -270,6 +302,7 @@ FUNCTIONS: dict[str, Function] = {
         load_lanes,
         store_lanes,
         load_row,
+        load_around,
         store_row,
     )
 }

@@ -68,14 +68,16 @@ def test_kernels_have_the_ir_that_all_passes_make(monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_was_resolved_does_not_pile_up() -> None:
-    source = "def kernel(x, n):\n    i = cuda.grid(1)\n    if i < n:\n        x[i] = float32(int64(x[i]) + 1)\n"
-    spec = KernelSpec("piles", ("*f32", "i32"), source)
+    def resolved_after(added: int) -> tuple[int, int, int]:
+        place = f"i = cuda.grid(1)\n    if i < n:\n        x[i] = float32(int64(x[i]) + {added})"
+        compiler.kernel_ir(KernelSpec("piles", ("*f32", "i32"), f"def kernel(x, n):\n    {place}\n"))
+        return len(front_end.signatures), len(front_end.values), len(front_end.sizes)
+
     compiler.kernel_ir.cache_clear()
-    compiler.kernel_ir(spec)
-    before = len(front_end.signatures)
+    before = resolved_after(added=1)
     compiler.kernel_ir.cache_clear()
-    compiler.kernel_ir(spec)
-    assert len(front_end.signatures) == before
+    assert resolved_after(added=1) == before
+    assert resolved_after(added=2) == before
 
 
 @pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])

@@ -78,6 +78,20 @@ def test_float32_is_rounded_to_nearest_even(name: str, storage: Any) -> None:
     assert_same_floats(actual, expected)
 
 
+@pytest.mark.parametrize("storage", [np.float16, ml_dtypes.bfloat16])
+def test_erf_of_halves_is_one_unit_off_at_most(storage: Any) -> None:
+    x = all_halves.view(storage).astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        actual = apply("half_erf(a)", "f32", x).astype(storage)
+        expected = np.array([math.erf(value) for value in x.tolist()]).astype(np.float32).astype(storage)
+    np.testing.assert_array_equal(np.isnan(actual), np.isnan(x))
+    numbers = ~np.isnan(x)
+    np.testing.assert_array_equal(np.signbit(actual[numbers]), np.signbit(x[numbers]))
+    off = np.abs(actual.view(np.int16)[numbers].astype(int) - expected.view(np.int16)[numbers])
+    assert off.max() <= 1
+    assert np.mean(off) < 0.02
+
+
 @given(arrays(np.float32, 50, elements=st.floats(width=32)))
 @settings(max_examples=20)
 def test_bit_casts_keep_the_bits(x: np.ndarray) -> None:

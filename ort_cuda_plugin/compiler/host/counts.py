@@ -29,6 +29,7 @@ _called = re.compile(r"@([\w.$]+)\(")
 _stack_line = re.compile(
     rf"^\s*({value_name}) = (?:alloca |getelementptr [^@%]*?ptr ({value_name})|bitcast ptr ({value_name}))"
 )
+_cleared = re.compile(rf"@llvm\.memset[\w.]*\(ptr [^,]*?({value_name}),")
 _free = {
     *("phi", "ret", "bitcast", "ptrtoint", "inttoptr", "freeze", "extractelement", "insertelement", "shufflevector"),
     *("extractvalue", "insertvalue", "unreachable", "alloca", "trunc", "zext", "sext", "addrspacecast"),
@@ -55,6 +56,8 @@ _functions = {
     "expm1": (18, 1),
 }
 """Instructions in all, and of the unit of special functions; of others `_other_function`."""
+_integer_functions = {"umul64hi": 9}
+"""Instructions of functions of integers, by nvdisasm of kernels for sm_90 that have more or fewer of them."""
 _other_function = (20, 1)
 _single = (
     *("llvm.fma", "llvm.fmuladd", "llvm.fabs", "llvm.min", "llvm.max", "llvm.s", "llvm.u", "llvm.ct", "llvm.abs"),
@@ -63,7 +66,10 @@ _single = (
 """Beginnings of the names of functions that are one instruction."""
 
 Counts = Counter[str]
-"""By kind: "issued", "float" (of the float units), "double", "special", "matrix", "barriers", "shuffles"."""
+"""By kind: "issued", "float" (of the float units), "double", "special", "matrix", "barriers", "shuffles".
+
+"stack" are those of "issued" that a GPU issues only where a thread's arrays are not in registers.
+"""
 
 
 def add_counts(body: list[str], size_of: Callable[[str], int], stored_type: Callable[[str], str]) -> list[str]:
@@ -88,6 +94,7 @@ def add_counts(body: list[str], size_of: Callable[[str], int], stored_type: Call
             base = match[2] or match[3]
             if base is None or base in on_stack:
                 on_stack.add(match[1])
+                current["stack"] += instructions(line)["issued"]
         if match := access_line.match(line):
             bits, ty, pointer = ATOMIC, match["rmw"] or match["cas"], match["rmw_ptr"] or match["cas_ptr"]
             if match["load"]:
@@ -95,14 +102,16 @@ def add_counts(body: list[str], size_of: Callable[[str], int], stored_type: Call
             elif match["store"]:
                 bits, ty, pointer = STORE, stored_type(match["store"]), match["store_ptr"]
             current["issued"] += 1
-            if pointer not in on_stack:
+            if pointer in on_stack:
+                current["stack"] += 1
+            else:
                 number = len(accesses)
                 accesses.append(len(parts) - 1)
                 what = bits | size_of(ty)
                 out.append(
                     f"  call void @ocp_emu_count_access(ptr %ocp.thread, ptr {pointer}, i32 {what}, i32 {number})"
                 )
-        else:
+        elif not ((match := _cleared.search(line)) and match[1] in on_stack):
             current.update(instructions(line))
         out.append(line)
     for part in parts:
@@ -171,9 +180,13 @@ def _call(rest: str, lanes: int) -> Counts:
         return Counter(issued=1, shuffles=1)
     if name.startswith(("llvm.assume", "llvm.lifetime", "ocp_emu_count", "llvm.experimental")):
         return Counter()
+    if name.startswith("llvm.memset"):  # Numba clears a thread's arrays, which NVVM finds to be in vain
+        return Counter()
     if name.startswith(("ptx.", *_single)):
         is_float = "float" in rest or "f32" in name
         return Counter({"issued": lanes, **({"float": lanes} if is_float else {})})
     plain = name.removeprefix("llvm.").removeprefix("nvvm.").removeprefix("__nv_").split(".")[0].removesuffix("f")
+    if plain in _integer_functions:
+        return Counter(issued=_integer_functions[plain] * lanes)
     issued, special = _functions.get(plain, _other_function)
     return Counter(issued=issued * lanes, float=issued * lanes, special=special * lanes)

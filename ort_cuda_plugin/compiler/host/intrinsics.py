@@ -115,8 +115,16 @@ define internal {ty} @ptx.opaque.{ty}({ty} %x) alwaysinline {{
 """
         for ty in ("i32", "i64")
     },
+    "ptx.load_acquire": """
+define internal i32 @ptx.load_acquire(ptr %p) alwaysinline {
+  %r = load atomic i32, ptr %p acquire, align 4
+  ret i32 %r
+}
+""",
+    # What a block waits for, another host thread computes.
     "ptx.nanosleep": """
 define internal void @ptx.nanosleep(i32 %x) alwaysinline {
+  %r = call i32 @sched_yield()
   ret void
 }
 """,
@@ -126,6 +134,7 @@ declarations = {
     "ocp_emu_warp_barrier": "declare void @ocp_emu_warp_barrier(ptr, i32) nounwind",
     "ocp_emu_shfl": "declare i32 @ocp_emu_shfl(ptr, i32, i32, i32, i32, i32, ptr) nounwind",
     "ocp_emu_vote": "declare i32 @ocp_emu_vote(ptr, i32, i32, i32) nounwind",
+    "sched_yield": "declare i32 @sched_yield() nounwind",
     "ocp_emu_check_load": "declare void @ocp_emu_check_load(ptr, ptr, i32) nounwind",
     "ocp_emu_check_store": "declare void @ocp_emu_check_store(ptr, ptr, i32) nounwind",
     "ocp_emu_check_atomic": "declare void @ocp_emu_check_atomic(ptr, ptr, i32) nounwind",

@@ -20,23 +20,39 @@ from ort_cuda_plugin.compiler.host.entry import UnsupportedIR, access_line, valu
 
 # ---- step 1: text that LLVM can parse for the host ----
 
-simple_pointer = re.compile(r'(?:\bi\d+|\bfloat|\bdouble|\bhalf|\bptr|%"[^"]*")(?: addrspace\(\d+\))?\*+')
-aggregate_pointer = re.compile(
-    r"(?:\{(?:[^{}\n]|\{(?:[^{}\n]|\{[^{}\n]*\})*\})*\}"
-    r"|\[(?:[^\[\]\n]|\[(?:[^\[\]\n]|\[[^\[\]\n]*\])*\])*\]"
-    r"|<\d+ x \w+>)(?: addrspace\(\d+\))?\*+"
-)
+scalar_types = ("i1", "i8", "i16", "i32", "i64", "i128", "float", "double", "half", "ptr")
 address_space = re.compile(r" addrspace\(\d+\)")
+named_pointer = re.compile(r'%"[^"\n]*"\*+')
+end_of_pointed = re.compile(r"[}\]>](?=\*)")
 
 
 def opaque_pointers(text: str) -> str:
-    """The same IR with every typed pointer written as ``ptr`` in the default address space."""
+    """The same IR with every typed pointer written as ``ptr`` in the default address space.
+
+    A text has many pointers to few types: each type is replaced everywhere at once.
+    """
     text = address_space.sub("", text)
-    text = simple_pointer.sub("ptr", text)
-    while aggregate_pointer.search(text):
-        text = aggregate_pointer.sub("ptr", text)
-        text = simple_pointer.sub("ptr", text)
-    return text
+    for scalar in scalar_types:
+        text = text.replace(f"{scalar}*", "ptr")
+    if '"*' in text:
+        text = named_pointer.sub("ptr", text)
+    while True:
+        while "ptr*" in text:
+            text = text.replace("ptr*", "ptr")
+        end = end_of_pointed.search(text)
+        if end is None:
+            return text
+        text = text.replace(f"{aggregate_that_ends(text, end.end())}*", "ptr")
+
+
+def aggregate_that_ends(text: str, end: int) -> str:
+    """The struct, array or vector type whose closing bracket stands before ``end``."""
+    depth = 0
+    for position in range(end - 1, -1, -1):
+        depth += (text[position] in ")]}>") - (text[position] in "([{<")
+        if depth == 0:
+            return text[position:end]
+    raise UnsupportedIR(f"type {text[:end].splitlines()[-1]!r}")
 
 
 asm_functions = {
@@ -47,6 +63,7 @@ asm_functions = {
     "cvt.rn.bf16.f32 $0, $1;": "ptx.cvt.rn.bf16.f32",
     "tanh.approx.f32 $0, $1;": "ptx.tanh.approx.f32",
     "nanosleep.u32 $0;": "ptx.nanosleep",
+    "ld.acquire.gpu.u32 $0, [$1];": "ptx.load_acquire",
     "mov.b32 $0, $1;": "ptx.opaque.i32",
     "mov.b64 $0, $1;": "ptx.opaque.i64",
     **matrices.ASSEMBLY,
