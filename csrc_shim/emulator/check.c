@@ -130,6 +130,12 @@ static void check_device(ocp_emu_thread *thread, emu_access access, uint64_t add
   note(thread, access, address, bytes);
 }
 
+bool emu_is_of_thread(const ocp_emu_thread *thread, uint64_t host, uint32_t bytes, bool loads) {
+  const emu_cpu *cpu = thread->scheduler;
+  bool stack = host - (uint64_t)__builtin_frame_address(0) < NEAR_STACK;
+  return stack || (loads && emu_module_owns(cpu->launch->function->module, host, bytes));
+}
+
 static void check(ocp_emu_thread *thread, const void *pointer, uint32_t bytes, emu_access access) {
   uint64_t host = (uint64_t)pointer, address = host - (uint64_t)emu.alias;
   const emu_cpu *cpu = thread->scheduler;
@@ -156,9 +162,7 @@ static void check(ocp_emu_thread *thread, const void *pointer, uint32_t bytes, e
       refuse(thread, OUT_OF_BOUNDS, access, host, bytes, "page-locked memory that is not allocated");
     return;
   }
-  bool stack = host - (uint64_t)__builtin_frame_address(0) < NEAR_STACK;
-  bool constant = access == EMU_LOAD && emu_module_owns(cpu->launch->function->module, host, bytes);
-  if (!stack && !constant)
+  if (!emu_is_of_thread(thread, host, bytes, access == EMU_LOAD))
     refuse(thread, OUT_OF_BOUNDS, access, address, bytes, "outside of device memory");
 }
 

@@ -15,5 +15,7 @@ CUresult emu_check_op(const emu_op *op, const emu_clock *clock);
 CUresult emu_check_launched(emu_launch *launch);
 /* Reports that some threads of the block wait for others that never come. */
 void emu_check_divergence(emu_cpu *cpu);
+/* Whether these bytes are on the stack that runs, or constants of the thread's kernel, which may only be loaded. */
+bool emu_is_of_thread(const ocp_emu_thread *thread, uint64_t host, uint32_t bytes, bool loads);
 
 #endif

@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "emulator/check.h"
 #include "emulator/fiber.h"
 #include "emulator/kernel.h"
 #include "emulator/state.h"
@@ -35,11 +36,24 @@ static uint32_t index_of(const ocp_emu_thread *thread) {
   return thread->tid[0] + thread->ntid[0] * (thread->tid[1] + thread->ntid[1] * thread->tid[2]);
 }
 
+/* A block may take numbers for places that blocks which do not run would have written. */
+static bool is_outside(const ocp_emu_thread *thread, uint64_t host, uint32_t what) {
+  const emu_cpu *cpu = thread->scheduler;
+  const uint64_t address = host - (uint64_t)emu.alias, shared = host - (uint64_t)cpu->shared;
+  const bool loads = !(what & (OCP_EMU_COUNT_STORE | OCP_EMU_COUNT_ATOMIC));
+  return !emu_is_device_address(address) && shared >= EMU_MAX_SHARED && !emu_is_pinned_address(host) &&
+         !emu_is_of_thread(thread, host, what & UINT16_MAX, loads);
+}
+
 void ocp_emu_count_access(ocp_emu_thread *thread, const void *pointer, uint32_t what, uint32_t place) {
   ocp_emu_count *count = emu_counting();
   uint32_t index = index_of(thread);
   if (!count || place >= count->num_places || index >= EMU_MAX_THREADS)
     return;
+  if (is_outside(thread, (uint64_t)pointer, what)) {
+    count->num_left++;
+    emu_abandon_block(thread);
+  }
   count->executed[place]++;
   uint32_t turn = count->turns[(size_t)place * EMU_MAX_THREADS + index]++;
   if (turn >= count->max_turns || count->num_accesses == count->max_accesses)

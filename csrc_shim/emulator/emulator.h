@@ -64,6 +64,7 @@ typedef struct ocp_emu_count {
   uint32_t num_places; /* of the kernel: places of accesses, and parts without branches */
   uint32_t max_turns;  /* of a thread at a place that are noted */
   uint32_t block;      /* that runs */
+  uint32_t num_left;   /* blocks that ended where they would have accessed no memory of the device */
   uint64_t max_accesses, num_accesses;
   ocp_emu_access *accesses;
   uint64_t *executed; /* how often threads were at each place */

@@ -130,14 +130,17 @@ CUresult emu_stream_wait_event(CUstream stream, CUevent event, unsigned flags) {
   return result;
 }
 
-CUresult emu_event_synchronize(CUevent event) {
-  emu_device *device;
-  CUresult result = emu_enter(&device);
+/* For calls that ask what an event has come to. */
+static CUresult enter_with(CUevent event, emu_device **device) {
+  const CUresult result = emu_enter(device);
   if (result)
     return result;
-  if (!event)
-    return CUDA_ERROR_INVALID_HANDLE;
-  result = emu_capture_event(event);
+  return event ? emu_capture_event(event) : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult emu_event_synchronize(CUevent event) {
+  emu_device *device;
+  CUresult result = enter_with(event, &device);
   if (result)
     return result;
   pthread_mutex_lock(&emu_order);
@@ -154,12 +157,7 @@ CUresult emu_event_synchronize(CUevent event) {
 
 CUresult emu_event_query(CUevent event) {
   emu_device *device;
-  CUresult result = emu_enter(&device);
-  if (result)
-    return result;
-  if (!event)
-    return CUDA_ERROR_INVALID_HANDLE;
-  result = emu_capture_event(event);
+  CUresult result = enter_with(event, &device);
   if (result)
     return result;
   pthread_mutex_lock(&emu_order);

@@ -76,8 +76,8 @@ static emu_cpu *acquire_cpu(emu_launch *launch) {
 
 /* ---- blocks ---- */
 
-/* A checked kernel may leave its block in the middle. */
-static void run_checked(const emu_launch *launch, emu_cpu *cpu, ocp_emu_thread *thread) {
+/* A kernel that is checked or counted may leave its block in the middle. */
+static void run_observed(const emu_launch *launch, emu_cpu *cpu, ocp_emu_thread *thread) {
   if (!setjmp(cpu->abandon))
     launch->function->entry(launch->params, thread);
 }
@@ -87,6 +87,7 @@ static void run_blocks(emu_launch *launch, emu_cpu *cpu, uint64_t first, uint64_
   uint32_t block[3] = {(uint32_t)(first % launch->grid[0]), (uint32_t)(first / launch->grid[0] % launch->grid[1]),
                        (uint32_t)(first / launch->grid[0] / launch->grid[1])};
   bool fibers = launch->function->meta->mode == OCP_EMU_FIBER;
+  bool is_observed = launch->function->meta->checked || emu_counting();
   ocp_emu_thread thread = {
       .ntid = {launch->block[0], launch->block[1], launch->block[2]},
       .nctaid = {launch->grid[0], launch->grid[1], launch->grid[2]},
@@ -101,8 +102,8 @@ static void run_blocks(emu_launch *launch, emu_cpu *cpu, uint64_t first, uint64_
       emu_fibers_run_block(cpu, block);
     } else {
       memcpy(thread.ctaid, block, sizeof block);
-      if (launch->function->meta->checked)
-        run_checked(launch, cpu, &thread);
+      if (is_observed)
+        run_observed(launch, cpu, &thread);
       else
         launch->function->entry(launch->params, &thread);
     }

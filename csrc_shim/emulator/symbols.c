@@ -4,6 +4,7 @@
 #include "emulator/symbols.h"
 
 #include <math.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -133,6 +134,7 @@ static const entry table[] = {
     SAME(roundf),
     SAME(scalbn),
     SAME(scalbnf),
+    SAME(sched_yield),
     SAME(sin),
     SAME(sincos),
     SAME(sincosf),

@@ -7,6 +7,7 @@ places beyond the turns that are noted, is in proportion.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,8 @@ MAX_TURNS = 24
 MAX_ACCESSES = 3_000_000
 _STORE, _ATOMIC, _GLOBAL, _SHARED = 1 << 16, 1 << 17, 1 << 18, 1 << 19
 _ALIGNMENT = 256
+
+logger = logging.getLogger("ort_cuda_plugin")
 
 _record = np.dtype(
     [("address", "u8"), ("what", "u4"), ("turn", "u4"), ("block", "u4"), ("thread", "u2"), ("place", "u2")]
@@ -100,8 +103,9 @@ class BlockCounter:
         blocks = step.grid[0] * step.grid[1] * step.grid[2]
         chosen, weights = sample(blocks)
         records, executed, issued = self._launch(step, image, chosen)
-        widest = {name: self._code[step.kernel].widest(name) for name in ("LDG", "STG", "LDS", "STS")}
-        return summary(records, executed, issued, image.metadata, weights, step.block, widest)
+        code = self._code[step.kernel]
+        widest = {name: code.widest(name) for name in ("LDG", "STG", "LDS", "STS")}
+        return summary(records, executed, issued, image.metadata, weights, step.block, widest, code.uses_stack)
 
     def _launch(
         self, step: KernelStep, image: KernelImage, blocks: NDArray[np.uint64]
@@ -133,6 +137,14 @@ class BlockCounter:
         with _counting(count):
             module.launch(step.kernel.symbol, step.grid, step.block, arguments, shared=step.shared_bytes)
             self._device.synchronize()
+        if count.num_left:
+            logger.warning(
+                "kernel %s: %d of %d blocks of the sample are counted in part, since they take numbers for places that"
+                " blocks outside of the sample would have written; --values gives the inputs values",
+                step.kernel.name,
+                count.num_left,
+                len(blocks),
+            )
         return self._accesses[: count.num_accesses], executed, issued
 
 
@@ -225,10 +237,12 @@ def summary(
     weights: NDArray[np.float64],
     block: tuple[int, int, int],
     widest: Mapping[str, int] | None = None,
+    uses_stack: bool = True,
 ) -> Counted:
     """Of what was noted of the sampled blocks, for the grid.
 
     ``executed`` are threads at each place, ``issued`` warps; ``widest`` has bytes that one access may have at most.
+    Without ``uses_stack`` a thread's arrays are in registers, and no instruction is an access to them.
     """
     accesses, parts = metadata["accesses"], metadata["parts"]
     # Executions are those of all sampled blocks together; what was noted of each block says how they differ.
@@ -239,6 +253,8 @@ def summary(
     for part in range(parts):
         for kind in ("issued", "float", "double", "special", "matrix", "barriers", "shuffles"):
             instructions[kind] += float(total[accesses + part]) * metadata.get(f"part{part}.{kind}", 0)
+        if not uses_stack:
+            instructions["issued"] -= float(total[accesses + part]) * metadata.get(f"part{part}.stack", 0)
     noted = np.bincount(records["place"], minlength=accesses).astype(np.float64)[:accesses]
     grown = np.where(noted > 0, executed[:accesses] / np.maximum(noted, 1), 1.0)
     records = records[np.argsort(records["place"], kind="stable")]

@@ -14,9 +14,11 @@ import onnx
 
 from ..compiler.kernel import KernelSpec
 from ..compiler.targets import Target
-from ..kernels.transposed_map import SIDE
-from ..program.steps import Attend, Contract, Sums
-from ..program.symbolic import hint
+from ..program.shapes import broadcast_strides
+from ..program.steps import Attend, Contract, Map, Sums
+from ..program.symbolic import Dim, hint
+from ..program.tensor import Tensor
+from ..program.trace import Launch
 from ..program.trace import Step as PlannedStep
 from .count import LINE, SECTOR, Counted, Site, count_all
 from .gather import work_of_model
@@ -37,8 +39,6 @@ WAYS = 2.01
 """Wavefronts of an access of shared memory, by those that would do: two-way conflicts are allowed."""
 WINDOW = 3
 """A kernel that reads its inputs more often looks at windows: vectors of all their elements need registers."""
-TRANSPOSE = f"cuda.shared.array({SIDE * (SIDE + 1)},"
-"""What is neighbours on one side only goes through such a tile, element by element."""
 FEW = 16
 """A product with fewer rows, columns or steps than a tensor core's tile has none to fill."""
 
@@ -69,7 +69,7 @@ class Inspector:
         With ``names``, of the kernels of these names. Raises what `gather.work_of_model` does, KernelCompileError, and
         CudaError where a kernel fails.
         """
-        products = Products()
+        products = Watched()
         work = work_of_model(model, {}, libraries=libraries, watch=products)
         if names is not None:
             steps = (step for step in work.steps if isinstance(step, KernelStep) and step.kernel.name in names)
@@ -86,26 +86,34 @@ class Inspector:
         return list(dict.fromkeys([*found, *of_counts(work, products, count_all(work, self.code[COUNTED]))]))
 
 
-class Products:
-    """Watches the passes, and notes the labels of the ONNX nodes of steps that are sums of products.
+class Watched:
+    """Watches the passes, and notes the labels of the ONNX nodes of steps, by what they are.
 
-    ``halves`` are those of 16-bit floats, attention among them, that have whole tiles for tensor cores.
+    ``all`` are those that are sums of products, ``halves`` those of 16-bit floats, attention among them, that have
+    whole tiles for tensor cores. ``apart`` are those whose neighbours are moved one by one: maps with an input whose
+    neighbours lie along another axis than the results', and windows of rows that end within a vector.
     """
 
     def __init__(self) -> None:
         self.all: set[tuple[str, ...]] = set()
         self.halves: set[tuple[str, ...]] = set()
+        self.apart: set[tuple[str, ...]] = set()
         self._last: Sequence[PlannedStep] = ()
 
     def __call__(self, name: str, steps: Sequence[PlannedStep]) -> None:
         if name == "emitted":
             for step in self._last:
-                if isinstance(step, Sums):
-                    labels = tuple(node.label for node in step.nodes)
-                    self.all.add(labels)
-                    if self._fills_tensor_cores(step):
-                        self.halves.add(labels)
+                if isinstance(step, (Map, Launch)):
+                    self._note(step, tuple(node.label for node in step.nodes))
         self._last = steps
+
+    def _note(self, step: Map | Launch, labels: tuple[str, ...]) -> None:
+        if isinstance(step, Sums):
+            self.all.add(labels)
+            if self._fills_tensor_cores(step):
+                self.halves.add(labels)
+        elif _has_broken_windows(step) if isinstance(step, Launch) else type(step) is Map and _is_turned(step):
+            self.apart.add(labels)
 
     @staticmethod
     def _fills_tensor_cores(step: Sums) -> bool:
@@ -114,6 +122,24 @@ class Products:
         a, b = step.operands[:2]
         is_half = all(x.dtype.is_float and x.dtype.itemsize == 2 for x in step.operands)
         return is_half and all(hint(size) >= FEW for size in (*a.shape[-2:], *b.shape[-2:]))
+
+
+def _has_broken_windows(step: Launch) -> bool:
+    """Whether windows are pooled whose rows, or those of the results, are no whole vectors."""
+    tensors = [x for x in step.args if isinstance(x, Tensor)]
+    return "_pool" in step.kernel.name and any(hint(x.shape[-1]) * x.dtype.itemsize % VECTOR for x in tensors)
+
+
+def _is_turned(step: Map) -> bool:
+    """Whether the neighbours of an input lie along another axis than those of a result."""
+    axes = [axis for axis, size in enumerate(step.shape) if size != 1]
+
+    def strides(x: Tensor) -> dict[int, Dim]:
+        return {axis: broadcast_strides(x, step.shape)[axis] for axis in axes}
+
+    inner = {axis for _, y in step.outputs for axis, stride in strides(y).items() if stride == 1}
+    inputs = [strides(x) for _, x in step.inputs]
+    return any(1 in of.values() and any(of[axis] not in (0, 1) for axis in inner) for of in inputs)
 
 
 def of_code(code: Mapping[KernelSpec, Code], arch: str) -> list[Finding]:
@@ -137,7 +163,7 @@ def of_widths(code: Mapping[KernelSpec, Code], other: Mapping[KernelSpec, Code],
     return found
 
 
-def of_products(work: Work, products: Products, code: Mapping[KernelSpec, Code], arch: str) -> list[Finding]:
+def of_products(work: Work, products: Watched, code: Mapping[KernelSpec, Code], arch: str) -> list[Finding]:
     """Products of 16-bit floats none of whose kernels uses tensor cores."""
     kernels: dict[tuple[str, ...], list[KernelSpec]] = {}
     for step in work.steps:
@@ -151,7 +177,7 @@ def _has_tensor_cores(specs: Sequence[KernelSpec], code: Mapping[KernelSpec, Cod
     return any(code[spec].uses_tensor_cores for spec in specs)
 
 
-def of_counts(work: Work, products: Products, counts: Mapping[int, Counted]) -> list[Finding]:
+def of_counts(work: Work, products: Watched, counts: Mapping[int, Counted]) -> list[Finding]:
     """Narrow accesses of neighbours, where no products are made, and bank conflicts. ``counts`` is by step."""
     found: dict[Finding, None] = {}
     for number, counted in counts.items():
@@ -159,7 +185,7 @@ def of_counts(work: Work, products: Products, counts: Mapping[int, Counted]) -> 
         assert isinstance(step, KernelStep)
         texts = bank_conflicts(counted.sites)
         loaded = sum(_bytes(site) for site in counted.sites if site.kind == "load")
-        is_straight = step.nodes not in products.all and TRANSPOSE not in step.kernel.source
+        is_straight = step.nodes not in products.all and step.nodes not in products.apart
         if is_straight and loaded <= WINDOW * sum(access.nbytes for access in step.reads):
             texts += narrow_accesses(counted.sites)
         found |= dict.fromkeys(Finding(step.kernel.symbol, "", text) for text in texts)
@@ -192,11 +218,12 @@ def narrow_accesses(sites: Sequence[Site]) -> list[str]:
 def bank_conflicts(sites: Sequence[Site]) -> list[str]:
     """Accesses of shared memory that take more than twice the wavefronts that they need."""
     total = sum(site.requests for site in sites if _is_shared(site))
-    return [
-        f"{site.kind}s of {site.nbytes} bytes take {site.units:.1f} wavefronts, {site.least:.1f} would do"
-        for site in sites
-        if _is_shared(site) and site.units > WAYS * site.least and site.requests > SHARE * SHARE * total
-    ]
+    found: dict[str, float] = {}
+    for site in sites:
+        if _is_shared(site) and site.units > WAYS * site.least:
+            text = f"{site.kind}s of {site.nbytes} bytes take {site.units:.1f} wavefronts, {site.least:.1f} would do"
+            found[text] = found.get(text, 0.0) + site.requests
+    return [text for text, requests in found.items() if requests > SHARE * SHARE * total]
 
 
 def _is_shared(site: Site) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,7 @@ def optimised(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> 
     in its types stays as it is, since what it makes of that is not for us.
     """
     import onnxruntime as ort
+    from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 
     light = is_wheel_model(path)
     model = onnx.load(path, load_external_data=False)
@@ -72,10 +74,13 @@ def optimised(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> 
         elif changed:
             onnx.load_external_data_for_model(model, str(path.parent))
             source = model.SerializeToString()
-        ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-        optimised = onnx.load(options.optimized_model_filepath)
-        if not _is_for_cpus(optimised):
-            return optimised
+        with suppress(NoKernel):
+            ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+            optimised = onnx.load(options.optimized_model_filepath, load_external_data=False)
+            if not _is_for_cpus(optimised):
+                # What ONNX Runtime left outside is named as the model names it.
+                onnx.load_external_data_for_model(optimised, str(path.parent))
+                return optimised
     return onnx.load_from_string(source) if isinstance(source, bytes) else onnx.load(path)
 
 
@@ -258,7 +263,10 @@ class Gatherer:
                 if 0 not in grid:
                     arguments = tuple(self._argument(launch, number) for number in range(len(launch.args)))
                     shared_bytes = hint(launch.shared_bytes)
-                    self.steps.append(KernelStep(*shared, launch.kernel, grid, launch.block, shared_bytes, arguments))
+                    turns = max(hint(launch.turns), 1)
+                    self.steps.append(
+                        KernelStep(*shared, launch.kernel, grid, launch.block, shared_bytes, arguments, turns)
+                    )
             elif isinstance(launch, LibraryCall):
                 sizes = tuple(hint(arg.value) for arg in launch.args if isinstance(arg, Int64))
                 problem = launch.problem

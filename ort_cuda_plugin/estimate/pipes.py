@@ -16,6 +16,8 @@ from .devices import Gpu
 from .sass import Code
 from .work import KernelStep
 
+HOP = 3
+"""Latencies of the L2 from what one block writes to where another one reads it: a fence, an update, a look."""
 RESERVED_SHARED = 1024
 """Bytes of shared memory of a block that are the system's, on sm_80 and later."""
 REGISTER_UNIT = 256
@@ -85,7 +87,9 @@ def kernel_seconds(
     chain += counted.instructions["barriers"] / each * constants.barrier_cycles
     chain += counted.shared_rounds * constants.shared_cycles
     rounds = counted.load_rounds if not code.mix else counted.loads * code.rounds
-    parts["waiting"] = fits.waves * (chain * cycle + max(rounds, 1.0) * latency)
+    parts["waiting"] = max(fits.waves, step.turns) * (chain * cycle + max(rounds, 1.0) * latency)
+    if step.turns > 1:  # what one block writes, another one sees
+        parts["waiting"] += (step.turns - 1) * HOP * constants.l2_latency
     return {name: seconds for name, seconds in parts.items() if seconds}, fits
 
 

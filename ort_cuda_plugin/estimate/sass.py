@@ -52,6 +52,11 @@ class Code:
         return 16 if f"{name}.128" in self.mix else 8 if f"{name}.64" in self.mix else 4
 
     @property
+    def uses_stack(self) -> bool:
+        """Whether some array of a thread is in memory, or may be: its other arrays are in registers."""
+        return not self.mix or any(name.startswith(("LDL", "STL")) for name in self.mix)
+
+    @property
     def uses_tensor_cores(self) -> bool:
         return any(name.startswith(("HMMA", "IMMA", "DMMA", "HGMMA", "QMMA")) for name in self.mix)
 

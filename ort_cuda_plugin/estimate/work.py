@@ -74,13 +74,14 @@ class Step:
 
 @dataclass(frozen=True)
 class KernelStep(Step):
-    """A launch of a kernel of ours."""
+    """A launch of a kernel of ours. Its grid has ``turns`` parts, each of which waits for the one before."""
 
     kernel: KernelSpec
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int
     arguments: tuple[Argument, ...]
+    turns: int = 1
 
 
 @dataclass(frozen=True)

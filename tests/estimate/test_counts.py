@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 
 from kernel_launch import kernel
+from ort_cuda_plugin.compiler.host.counts import add_counts, instructions, metadata
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
 from ort_cuda_plugin.compiler.targets import Target
@@ -55,6 +56,15 @@ def kernel(x, y, alone):
             total += x[i]
     y[cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x] = total
 """
+# Each thread adds halves: in registers, through an array of its own whose places are not known.
+HALVES = """
+def kernel(x, y, n):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    own = cuda.local.array(16, uint16)
+    for j in range(16):
+        own[(j * n) & 15] = f32_to_f16(f16_to_f32(x[i + j]) + f16_to_f32(x[i]))
+    y[i] = own[i & 15]
+"""
 
 
 @cache
@@ -64,6 +74,7 @@ def spec(name: str) -> KernelSpec:
         "banks": (BANKS, ("*f32", "i64")),
         "sum": (SUM, ("*f32", "*f32", "i64")),
         "lanes": (LANES, ("*f32", "*f32", "i64")),
+        "halves": (HALVES, ("*f16", "*f16", "i64")),
     }[name]
     return kernel(name, signature, source, launch_bounds=THREADS)
 
@@ -130,12 +141,52 @@ def test_lanes_that_wait_for_others_take_as_long_as_these() -> None:
     assert alone.instructions["float"] >= 20 * shared.instructions["float"]
 
 
+def test_arrays_of_a_thread_cost_nothing_where_they_are_registers() -> None:
+    of = work("halves", [THREADS * 2, THREADS], 3, 1)
+    in_memory, in_registers = (counted(of, sass.Code(32, 0, 0, {name: 1}, 1.0)) for name in ("LDL", "LDG"))
+    difference = (in_memory.instructions["issued"] - in_registers.instructions["issued"]) / THREADS
+    assert 32 <= difference <= 3 * 17  # 16 places and stores, and a load
+    # The sums of halves are no sums of floats: nothing is converted.
+    assert not in_memory.instructions["special"]
+    assert in_memory.instructions["float"] / THREADS == pytest.approx(16)
+
+
+def test_a_long_product_has_nine_instructions() -> None:
+    if sass.disassembler() is None:
+        pytest.skip("nvdisasm is not installed (pip install nvidia-cuda-nvdisasm)")
+    specs = []
+    for number in (4, 8):
+        names = [f"d{k}" for k in range(number)]
+        lines = "".join(f"    q = quotient_i32(q, {name})\n" for name in names)
+        source = f"def kernel(x, y, {', '.join(names)}):\n    q = x[0]\n{lines}    y[0] = q\n"
+        specs.append(kernel("products", ("*i32", "*i32", *["i64"] * number), source))
+    few, many = (sum(code.mix.values()) for code in sass.code_of(specs, Target.cuda(9, 0)))
+    # And a parameter and a shift for each, in two halves.
+    assert (many - few) / 4 == pytest.approx(9 + 3, abs=1)
+    assert instructions("  %q = call i64 @__nv_umul64hi(i64 %m, i64 %n)") == {"issued": 9}
+
+
+def test_clearing_an_array_of_a_thread_is_no_call() -> None:
+    clear = "  call void @llvm.memset.p0.i64(ptr nonnull align 2 dereferenceable(16) %a, i8 0, i64 16, i1 false)"
+    body = ["  %a = alloca [8 x i16], align 2", clear, "  %s = add i32 %k, %k"]
+    found = metadata("\n".join(add_counts(body, lambda _: 2, lambda _: "i16")))
+    assert (found["accesses"], found["part0.issued"]) == (0, 1)
+
+
 def test_sampled_blocks_stand_for_all() -> None:
     for blocks in (1, 5, 6, 7, 1000):
         chosen, weights = count.sample(blocks)
         assert len(chosen) == len(set(chosen.tolist())) == len(weights)
         assert chosen.max() == blocks - 1
         assert weights.sum() == pytest.approx(blocks)
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("strided", [64, 64]), ("banks", [64])])
+def test_blocks_that_take_numbers_for_far_places_end_there(
+    name: str, sizes: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    counted(work(name, sizes, 1 << 50, blocks=1))
+    assert f"kernel {name}: 1 of 1 blocks of the sample are counted in part" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def gpu(key: str) -> Gpu:
     """The GPU of that name. Raises KeyError."""
     if key not in names():
         raise KeyError(key)
-    data: dict[str, Any] = json.loads((FOLDER / f"{key}.json").read_text())
+    data: dict[str, Any] = json.loads((FOLDER / f"{key}.json").read_text(encoding="utf-8"))
     major, minor = data["compute_capability"]
     return Gpu(
         key=key,
