@@ -194,7 +194,7 @@ class Decoder:
         heads, size = x.shape[1], head_size or x.shape[3]
         config = path.parent / "genai_config.json"
         if not isinstance(size, int) and config.exists():
-            size = json.loads(config.read_text())["model"]["decoder"]["head_size"]
+            size = json.loads(config.read_text(encoding="utf-8"))["model"]["decoder"]["head_size"]
         if not isinstance(heads, int) or not isinstance(size, int):
             raise ValueError(f"{path} does not say the sizes of {x.name}: pass head_size")
         return self.batch, heads, self.max_length, size

@@ -11,7 +11,9 @@
  * A plan is a list of segments. A segment reads back what it needs from the device (after synchronising the stream),
  * evaluates its expressions, checks its assertions, allocates its outputs and its slab, and enqueues its records.
  * Nearly every plan has one segment and no read-back; an operator whose output size depends on data ends a segment.
- * Guards belong to the whole plan and may depend only on input dimensions and host inputs. */
+ * Guards belong to the whole plan and may depend only on input dimensions and host inputs.
+ *
+ * The version rises with whatever an older library would refuse or misunderstand. A library runs its own only. */
 #ifndef OCP_PLAN_FORMAT_H
 #define OCP_PLAN_FORMAT_H
 
@@ -19,7 +21,7 @@
 #include <stdint.h>
 
 #define OCP_PLAN_MAGIC 0x4E4C504Fu /* "OPLN" */
-#define OCP_PLAN_VERSION 2u
+#define OCP_PLAN_VERSION 3u
 #define OCP_NO_REG 0xFFFFFFFFu
 #define OCP_NO_NODE 0xFFFFFFFFu
 #define OCP_MAX_RANK 16

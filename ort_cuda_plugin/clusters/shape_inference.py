@@ -42,7 +42,7 @@ def infer_results(
     symbols = InputSymbols()
 
     def read_host_input(buffer: Buffer, count: int) -> tuple[Dim, ...]:
-        return symbols.host_values(buffer, [1] * count)
+        return symbols.host_values(buffer, [1] * count, unknown_dim())  # of other nodes they are others
 
     lowering = NodeLowering(
         graph, DeviceProperties(), LoweringOptions(), read_host_input, record=False, guesses=symbols

@@ -20,7 +20,7 @@ from .files import Buffer, check_whole, write_whole
 from .hashing import array_digest
 
 MAGIC = b"\x89OCPCTX\n"
-VERSION = (1, 0)
+VERSION = (1, 1)
 HEADER = struct.Struct("<8sHHIQQQ32s")
 """Magic, version, zero, bytes of the file, offset and bytes of the index, SHA-256 of the index."""
 FIRST_ARRAY = 128

@@ -7,6 +7,7 @@ from typing import Any
 from ..model.ir import DType
 from ..plan.decoder import decode
 from ..plan.format import RecordKind
+from ..plan.format import version as plan_version
 from .container import Container
 from .errors import MALFORMED
 from .graph_data import decode_graph
@@ -20,7 +21,7 @@ MAX_GUARDS = 50
 def describe(container: Container) -> dict[str, Any]:
     """The contents of a context: kernels, and each cluster's plans with their guards and steps.
 
-    Every array is compared with its hash.
+    Plans of another version than this plugin runs are left out. Every array is compared with its hash.
 
     Raises:
         ContextError: the context is damaged.
@@ -66,7 +67,7 @@ def _port(row: Any) -> str:
 
 def _target(context: Context, row: Any, inputs: list[str]) -> dict[str, Any]:
     plans = []
-    for number in row["plans"]:
+    for number in row["plans"] if row["plan_version"] == plan_version else ():
         plan = decode(bytes(context.container.array(number)))
         steps = {kind.name.lower(): sum(record.kind is kind for record in plan.records) for kind in RecordKind}
         plans.append(
@@ -78,6 +79,7 @@ def _target(context: Context, row: Any, inputs: list[str]) -> dict[str, Any]:
     return {
         "arch": row["arch"],
         "toolkit": str(row.get("toolkit", "")),
+        "plan_version": int(row["plan_version"]),
         "libraries": row["libraries"],
         "kernels": len(row["kernels"]),
         "weights": len(row["weights"]),

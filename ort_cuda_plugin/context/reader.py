@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from ..clusters.cluster import CompiledCluster, Variant, WeightReader
 from ..clusters.ranks import Ranks
@@ -171,7 +171,8 @@ class _Partition:
         self.name: str = row["name"]
         self.inputs: list[str] = [port["name"] for port in row["inputs"]]
         self.outputs: list[str] = [port["name"] for port in row["outputs"]]
-        self.options = LoweringOptions(**row["options"])
+        known = {field.name for field in fields(LoweringOptions)}
+        self.options = LoweringOptions(**{name: value for name, value in row["options"].items() if name in known})
         self.why_not = ""
 
     def usable_target(self) -> Json | None:
@@ -204,6 +205,8 @@ class _Partition:
         session, target, arch = self.session, self.session.target, row["arch"]
         if target.is_emulated != arch.startswith("emulated"):
             return "another kind of device"
+        if row["plan_version"] != plan_version:
+            return f"its plans have version {row['plan_version']}, this plugin runs version {plan_version}"
         if target.is_emulated:
             return "" if arch == target.arch and row["cpu"] == cpu_digest(target) else "another CPU or mode"
         if not runs_on(arch, target.compute_capability):
@@ -216,8 +219,6 @@ class _Partition:
         missing = sorted(set(row["libraries"]) - session.device.libraries)
         if missing:
             return f"its plans call {', '.join(missing)}, which this computer lacks; install them"
-        if row["plan_version"] != plan_version:
-            return f"its plans have version {row['plan_version']}, this plugin runs version {plan_version}"
         return "" if row["plans"] else "no plan could be made"
 
     def graph(self) -> Graph:

@@ -32,13 +32,16 @@ PREFIX = "r_"
 RESIDENT_BYTES = 48 << 10
 """Scores of a block that may stand in shared memory beside its tiles, on every device."""
 
+TILE_GAP = 4
+"""Elements between lines of a GPU's tiles in shared memory."""
+
 
 @dataclass(frozen=True)
 class Form:
     """Sizes of a block: ``m`` rows, tiles of ``keys`` keys and ``width`` columns of the result, ``threads`` threads.
 
     ``gap`` stands between the scores of keys in shared memory; it is odd, so that threads of neighbouring keys use all
-    banks.
+    banks. ``tile_gap`` is that of the operands' tiles.
     """
 
     m: int
@@ -47,16 +50,17 @@ class Form:
     threads: int
     resident: bool
     gap: int = 1
+    tile_gap: int = 0
 
     @property
     def scores(self) -> Tile:
         """The product of keys and rows."""
-        return _tile(self.keys, self.m, self.threads)
+        return _tile(self.keys, self.m, self.threads, self.tile_gap)
 
     @property
     def result(self) -> Tile:
         """The product of weights and values."""
-        return _tile(self.m, self.width, self.threads)
+        return _tile(self.m, self.width, self.threads, self.tile_gap)
 
     @property
     def pitch(self) -> int:
@@ -72,15 +76,22 @@ class Form:
         return f"{self.m}x{self.keys}x{self.width}{'_resident' if self.resident else ''}"
 
 
-def _tile(m: int, n: int, threads: int) -> Tile:
-    return Tile(m, n, thread_m=m * n // 8 // threads, thread_n=8)
+def _tile(m: int, n: int, threads: int, gap: int) -> Tile:
+    return Tile(m, n, thread_m=m * n // 8 // threads, thread_n=8, gap=gap)
+
+
+def block_form(ctx: Lowering, m: int, keys: int, width: int, resident: bool) -> Form:
+    """A form with as many threads as the device is fast with."""
+    if ctx.device.emulated:
+        return Form(m, keys, width, 32, resident)
+    return Form(m, keys, width, 4 * m, resident, tile_gap=TILE_GAP)
 
 
 def sized_form(ctx: Lowering, m: int, width: Dim) -> Form:
     """The form with blocks of ``m`` rows that keeps its scores."""
     tile = 64 if m < 32 or ctx.device.emulated else 128
     columns = 64 if hint(width) <= 64 else 128
-    return Form(m, tile, columns, 32 if ctx.device.emulated else 4 * m, resident=True)
+    return block_form(ctx, m, tile, columns, resident=True)
 
 
 def choose_form(ctx: Lowering, rows: Dim, keys: Dim, width: Dim) -> Form:
@@ -185,7 +196,7 @@ class AttentionKernel:
     def prologue(self) -> list[str]:
         form = self.form
         scores, result = form.scores, form.result
-        shared = max(2 * scores.k * (scores.m + scores.n), 2 * result.k * (result.m + result.n), result.m * result.n)
+        shared = max(scores.operands, result.operands, result.m * result.n)
         lines = [
             *self.block_place(),
             f"steps = int32((k_end + {scores.k - 1}) >> {log2(scores.k)})",
@@ -338,11 +349,11 @@ class AttentionKernel:
         sizes = f"{tile.thread_m}, {tile.thread_n}"
         multiply = [
             f"at_a = int64(int32((step - 1) * {tile.k * form.pitch} + thread_row))",
-            f"at_b = int64(int32((1 - filling) * {tile.k * tile.n} + {2 * tile.k * tile.m} + thread_column))",
+            f"at_b = int64(int32((1 - filling) * {tile.k * tile.b_pitch} + {tile.b_first} + thread_column))",
             f"for _ in range({tile.k}):",
             f"    multiply_add_tile_f32(result_sums, element_t, at_a, tile_c, at_b, {sizes})",
             f"    at_a += {form.pitch}",
-            f"    at_b += {tile.n}",
+            f"    at_b += {tile.b_pitch}",
         ]
         return [
             *thread_place(tile),
@@ -472,7 +483,8 @@ def bind_inputs(
 ) -> tuple[tuple[str, ...], ...]:
     """Emits loads of the inputs of ``scores``: lines for each of ``axes``, which loops nest, from the outermost in.
 
-    An input is loaded with the first axes after which its place is known; the first are those of the block.
+    An input is loaded with the first axes after which its place is known. The first are those of the block, where only
+    tensors of one element are loaded: what others have there may not exist.
     """
     emit = builder.emit
     loaded = builder.to_load(scores.inputs)
@@ -488,7 +500,8 @@ def bind_inputs(
         offsets = [place if place == "0" else emit.assign(place) for place in places]
         later = [axis for more in axes[number + 1 :] for axis in more.dims]
         for (leaf, x), pointer, place, strides in zip(loaded, pointers, offsets, placed, strict=True):
-            if number and emit.bound(leaf) is None and all(strides[axis] == 0 for axis in later):
+            exists = number > 0 or x.size == 1
+            if exists and emit.bound(leaf) is None and all(strides[axis] == 0 for axis in later):
                 emit.bind(leaf, emit.assign(load_text(pointer, place, x.dtype)))
         lines.append(tuple(emit.taken()))
     return tuple(lines)

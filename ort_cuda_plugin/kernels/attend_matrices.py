@@ -1,6 +1,6 @@
 """Attention of 16-bit floats that an Attend step is, by a GPU's tensor cores: one walk over the keys (`stream`).
 
-Few rows of many keys leave tensor cores idle, but the walk splits the keys among blocks.
+Heads that share keys and values are rows of one matrix, and many keys of few rows are split among blocks.
 """
 
 from __future__ import annotations
@@ -20,35 +20,47 @@ __all__ = ["attend_by_matrices", "fits_matrices"]
 
 
 def fits_matrices(ctx: Lowering, step: Attend) -> Softmax | None:
-    """The softmax of attention that tensor cores can do; None where they cannot, or would be idle."""
-    return _softmax(ctx, step) if hint(step.score_shape[-2]) > FEW_ROWS else None
+    """The softmax of attention that one walk should do, by tensor cores where they can; None where it gains nothing.
 
-
-def _softmax(ctx: Lowering, step: Attend) -> Softmax | None:
-    """The softmax of attention that one walk can do."""
+    Other types gain where few rows of several heads share keys and values: only such a walk reads these once.
+    """
     if not has_matrices(ctx) or len(step.outputs) != 1 or uncast(step.outputs[0][0]) is not step.total:
         return None
+    *_, rows, keys = step.score_shape
+    if hint(rows) <= FEW_ROWS and hint(keys) < 2 * SPLIT_KEYS:
+        return None
     operands = _operands(ctx, step)
-    if not has_matrices_for(*operands) or any(x.strides[-1] != 1 for x in operands):
+    shared = hint(rows) <= FEW_ROWS and _share_keys(*operands)
+    if not (has_matrices_for(*operands) or shared) or any(x.strides[-1] != 1 for x in operands):
         return None
     return softmax_of(step)
 
 
 def attend_by_matrices(ctx: Lowering, step: Attend) -> bool:
     """Launches attention whose weights are a softmax; False where one walk cannot do it, or gains nothing."""
-    *_, rows, keys = step.score_shape
-    gains = hint(rows) > FEW_ROWS or hint(keys) >= 2 * SPLIT_KEYS
-    softmax = _softmax(ctx, step) if gains else None
+    softmax = fits_matrices(ctx, step)
     if softmax is None:
         return False
-    (q, k, v), batch = _operands(ctx, step), step.batch
-    out = step.outputs[0][1]
-    inputs = tuple((leaf, _of_one_group(ctx, expand(ctx, x, step.score_shape))) for leaf, x in step.score_inputs)
+    batch, out = step.batch, step.outputs[0][1]
     value = s.cast(softmax.logit, DType.FLOAT32)
-    reading = Reading(step.score, inputs, value, step.row, without_keys=math.nan)
-    wide = [expand(ctx, x, (*batch, *x.shape[-2:])) for x in (q, k, v)]
-    stream_attention(ctx, _of_one_group(ctx, wide[0]), wide[1], wide[2], _of_one_group(ctx, out), reading)
+    q, k, v = (expand(ctx, x, (*batch, *x.shape[-2:])) for x in _operands(ctx, step))
+    alike = tuple((leaf, x) for leaf, x in step.score_inputs if x.size == 1)
+    inputs = tuple((leaf, expand(ctx, x, step.score_shape)) for leaf, x in step.score_inputs if x.size != 1)
+    if _share_keys(q, k, v):
+        k, v = (ctx.view(x, (*batch[:-1], *x.shape[-2:]), (*x.strides[:-3], *x.strides[-2:]), x.offset) for x in (k, v))
+    else:
+        inputs = tuple((leaf, _of_one_group(ctx, x)) for leaf, x in inputs)
+        q, out = _of_one_group(ctx, q), _of_one_group(ctx, out)
+    reading = Reading(step.score, (*alike, *inputs), value, step.row, without_keys=math.nan)
+    stream_attention(ctx, q, k, v, out, reading)
     return True
+
+
+def _share_keys(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the last dimension of batches are heads that share keys and values, and their rows are one matrix."""
+    if q.rank < 3 or q.shape[-3] == 1 or q.strides[-3] != q.shape[-2] * q.strides[-2]:
+        return False
+    return k.strides[-3] == 0 and v.strides[-3] == 0
 
 
 def _operands(ctx: Lowering, step: Attend) -> tuple[Tensor, Tensor, Tensor]:

@@ -53,7 +53,12 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Direction:
-    """What one direction reads and writes: the arguments of `recurrent.run_cell`."""
+    """What one direction reads and writes.
+
+    ``parameters`` are leaves of the cell's expressions that stand for an element per hidden element. ``outputs`` is
+    [time, batch, hidden], ``last_hidden`` and ``last_state`` are [batch, hidden]. Steps behind a sequence's length give
+    zeros; ``backward`` starts with the sequence's last element.
+    """
 
     cell: Cell
     given: Sequences
@@ -61,6 +66,7 @@ class Direction:
     outputs: Tensor
     last_hidden: Tensor
     last_state: Tensor | None
+    backward: bool
 
 
 class Elements:
@@ -69,7 +75,7 @@ class Elements:
     def __init__(self, builder: KernelBuilder, tensor: Tensor, *, written: bool = False) -> None:
         self._emit = builder.emit
         self._dtype = tensor.dtype
-        self._pointer = builder.tensor(tensor, written=written)
+        self.pointer = builder.tensor(tensor, written=written)
         self._strides = [builder.stride(stride) for stride in tensor.strides]
 
     def _offset(self, at: Sequence[str]) -> str:
@@ -78,11 +84,11 @@ class Elements:
     def load(self, *at: str) -> str:
         """The name of the element in the type that recurrences compute in."""
         leaf = Scalar(self._dtype, "leaf")
-        self._emit.bind(leaf, self._emit.assign(load_text(self._pointer, self._offset(at), self._dtype)))
+        self._emit.bind(leaf, self._emit.assign(load_text(self.pointer, self._offset(at), self._dtype)))
         return self._emit.value(s.cast(leaf, s.accumulation_type(self._dtype)))
 
     def store(self, value: Scalar, *at: str) -> None:
-        self._emit.store(self._pointer, self._offset(at), s.cast(value, self._dtype))
+        self._emit.store(self.pointer, self._offset(at), s.cast(value, self._dtype))
 
 
 class CellKernel(ABC):

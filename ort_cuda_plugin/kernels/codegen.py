@@ -321,6 +321,8 @@ class Emitter:
         if x.op in ("truncdiv", "truncmod"):
             width = x.dtype.short if x.dtype.itemsize >= 4 else "i32"
             return f"{register_type(x.dtype)}({x.op}_{width}({a}, {b}))"
+        if x.op == "half_erf":
+            return f"half_erf({a})"
         function = "fabs" if x.op == "abs" else x.op
         suffix = "" if x.dtype is DType.FLOAT64 else "f"
         return f"libdevice.{function}{suffix}({', '.join(operands)})"
@@ -433,7 +435,11 @@ class KernelBuilder(Parameters):
             raw = self.integer(x.host[0])
             return self.emit.assign(cast_text(raw, DType.INT64, x.dtype))
         number = constant_number(x)
-        return None if number is None else self.number(float(number), x.dtype)
+        if number is None:
+            return None
+        name = self.number(float(number), x.dtype)
+        # LLVM has to see that it is a half: sums and products with it are then halves' own.
+        return self.emit.assign(f"f16_to_f32(f32_to_f16({name}))") if x.dtype is DType.FLOAT16 else name
 
     def to_load(self, inputs: Iterable[Input]) -> list[Input]:
         """The inputs whose elements a thread loads; leaves of known elements are bound to parameters."""
@@ -458,6 +464,7 @@ class KernelBuilder(Parameters):
         body: str = "",
         bounded: bool = False,
         remake: Remake | None = None,
+        turns: Dim = 1,
     ) -> None:
         """Launches the kernel of what was emitted, or of ``body``, which is written for blocks of this size.
 
@@ -471,7 +478,15 @@ class KernelBuilder(Parameters):
                 raise Unsupported("shape", f"{name} of so many strided dimensions needs {len(names)} parameters")
             spec = _spec(name, names, signature, "\n".join(self.emit.lines), math.prod(block) if bounded else 0)
         ctx.launch(
-            spec, grid, block, self._args, shared_bytes=shared_bytes, writes=self._writes, uses=uses, remake=remake
+            spec,
+            grid,
+            block,
+            self._args,
+            shared_bytes=shared_bytes,
+            writes=self._writes,
+            uses=uses,
+            remake=remake,
+            turns=turns,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ..model.ir import DType
@@ -17,7 +17,7 @@ from .convert import make_element
 from .epilogue import Axes, Epilogue, make_epilogue
 from .lanes import LaneProduct
 from .layout import index_type
-from .matmul import FLAT, SQUARE, TALL, Product, RowProduct, TiledProduct
+from .matmul import FLAT, LONG, SQUARE, TALL, Product, RowProduct, TiledProduct
 from .matrix_product import (
     MatrixProduct,
     choose_matrix_tile,
@@ -44,12 +44,9 @@ EMULATED_TILES = tuple(
 
 
 def choose_tile(device: DeviceProperties, rows: Dim, dtype: DType) -> Tile:
-    """The tile that does the least work for a result of so many rows, padding included. All are as wide.
-
-    Tiles of 8-byte elements are small: larger ones have too many registers and too much shared memory for a GPU.
-    """
+    """The tile that does the least work for a result of so many rows, padding included. All are as wide."""
     if dtype.itemsize == 8:
-        return FLAT
+        return replace(LONG, gap=0) if device.emulated else LONG
     costs = EMULATED_TILES if device.emulated else TILES
     return min(costs, key=lambda entry: entry[1] * hint(ceildiv(rows, entry[0].m)) * entry[0].m)[0]
 

@@ -166,11 +166,10 @@ class TiledConv:
         """Fills copy ``filling`` of b's shared tile for ``step``; zeros stand in the padding."""
         tile = self.tile
         count = tile.k // (tile.threads // tile.n)
-        start = 2 * tile.k * tile.m
         return "\n".join(
             [
                 f"first = int32((thread >> {log2(tile.n)}) * {count})",
-                f"to = int32(filling * {tile.k * tile.n} + {start} + first * {tile.n})",
+                f"to = int32(filling * {tile.k * tile.b_pitch} + {tile.b_first} + first * {tile.b_pitch})",
                 f"to = int64(int32(to + (thread & {tile.n - 1})))",
                 f"entry = int64(int32(step * {tile.k} + first)) * 4",
                 f"for _ in range({count}):",
@@ -179,7 +178,7 @@ class TiledConv:
                 *[f"    at_{axis} = int32({axis}0 + d{axis})" for axis in self.axes],
                 *indented(self._element(element, "at_{}".format), 1),
                 "    tile_c[to] = b_value",
-                f"    to += {tile.n}",
+                f"    to += {tile.b_pitch}",
             ]
         )
 
@@ -203,12 +202,11 @@ class TiledConv:
         tile, patches = self.tile, self.patches
         lanes = tile.n // patches
         count = tile.k // (tile.threads // lanes)
-        start = 2 * tile.k * tile.m
         outer = "".join(f"uint32(at_{axis}) < uint32(in_{axis}) and " for axis in self.axes[:-1])
         return "\n".join(
             [
                 f"first = int32((thread >> {log2(lanes)}) * {count})",
-                f"to = int64(int32(filling * {tile.k * tile.n} + {start} + first * {tile.n} + own))",
+                f"to = int64(int32(filling * {tile.k * tile.b_pitch} + {tile.b_first} + first * {tile.b_pitch} + own))",
                 f"entry = int64(int32(step * {tile.k} + first)) * 4",
                 f"for _ in range({count}):",
                 "    dy, dx, channel, dz = load_i32x4(table, entry)",
@@ -223,6 +221,6 @@ class TiledConv:
                 *[f"            each_{axis} = int32({axis}_of[i] + d{axis})" for axis in self.axes],
                 *indented(self._element(element, "each_{}".format), 3),
                 "            tile_c[to + i] = b_value",
-                f"    to += {tile.n}",
+                f"    to += {tile.b_pitch}",
             ]
         )

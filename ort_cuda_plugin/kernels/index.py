@@ -12,7 +12,7 @@ from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import Reduction, Values
-from ort_cuda_plugin.program.scalar import Operand, Scalar, in_order, reachable
+from ort_cuda_plugin.program.scalar import Operand, Scalar, expression, in_order, reachable
 from ort_cuda_plugin.program.symbolic import Dim, ceildiv, eq, hint, product
 from ort_cuda_plugin.program.trace import Remake, Use, View
 
@@ -47,11 +47,11 @@ class Source:
             self._dims[axis] = self._maps.dim(self.tensor.shape[axis])
         return self._dims[axis]
 
-    def at(self, coordinates: Sequence[Scalar], when: Scalar | None = None, other: Operand = 0) -> Scalar:
+    def at(self, coordinates: Sequence[Scalar | Dim], when: Scalar | None = None, other: Operand = 0) -> Scalar:
         """The element at ``coordinates``, one per dimension; ``other`` where ``when`` is false, which reads nothing."""
         if len(coordinates) != self.rank:
             raise TypeError(f"{len(coordinates)} coordinates of a tensor of rank {self.rank}")
-        operands = tuple(coordinates)
+        operands = tuple(c if isinstance(c, Scalar) else self._maps.dim(c) for c in coordinates)
         if when is not None:
             fallback = other if isinstance(other, Scalar) else s.constant(other, self.dtype)
             operands += (when, fallback)
@@ -151,6 +151,8 @@ class IndexMap(Loads):
         self._loads: dict[Source, int | None] = {}
         """How many elements each coordinate reads, None where a loop reads them."""
         self._loops = 0
+        self._shifts: dict[Scalar, tuple[int, int]] = {}
+        """Of loads beside a coordinate, the axis along which they are, and how far."""
         self._view = view
         self._axes = [axis for axis in order or range(len(shape)) if shape[axis] != 1]
         self._dims = [shape[axis] for axis in self._axes] or [1]
@@ -177,6 +179,19 @@ class IndexMap(Loads):
 
     def source(self, tensor: Tensor) -> Source:
         return Source(self, self._view(tensor))
+
+    def near(self, source: Source, coordinates: Sequence[Scalar], axis: int, shift: int) -> Scalar:
+        """The element ``shift`` places after ``coordinates`` along ``axis``; 0 outside of the source.
+
+        ``coordinates`` are inside. Where neighbours lie along the axis, a thread reads them by vectors.
+        """
+        if shift == 0:
+            return source.at(coordinates)
+        place = coordinates[axis] + shift
+        inside = place >= 0 if shift < 0 else place < source.dim(axis)
+        load = source.at([*coordinates[:axis], place, *coordinates[axis + 1 :]], inside)
+        self._shifts[load] = axis, shift
+        return load
 
     def number(self, x: Tensor) -> Scalar:
         """A tensor of one element as a Scalar. The Run fails where it has another number of elements."""
@@ -284,11 +299,15 @@ class IndexMap(Loads):
         if any(x.op == "fold" for x in expressions) or target.tensor.strides[self._axes[-1]] != 1:
             return False
         moved = [x for x in expressions if x.op == "load" and _has_neighbours(x, column)]
-        width = vector_width(self._dims, [value.dtype, *(x.dtype for x in moved)], _work(value, column, moved))
+        around = self._around(expressions, moved, column)
+        joined = [x for group in around for x in group]
+        work = _work(value, column, [*moved, *joined])
+        width = vector_width(self._dims, [value.dtype, *(x.dtype for x in (*moved, *joined))], work)
+        moved = [x for x in moved if x not in joined]
         while width > 1 and sum(x.dtype.itemsize for x in moved) * width > MOST_LOADED:
             width //= 2
         # Without neighbours to read, a thread of a whole row leaves neighbouring rows to neighbouring threads.
-        if width == 1 or (not moved and self._dims[-1] != width):
+        if width == 1 or (not moved and not joined and self._dims[-1] != width):
             return False
         emit, first = self._builder.emit, self._begin(width)
 
@@ -300,6 +319,7 @@ class IndexMap(Loads):
 
         with emit.block(f"if {self._plane.inside}:"):
             lanes: dict[Scalar, tuple[str, str]] = {}
+            shifted = [x for group in around for x in self._loaded_around(group, column, first, width).items()]
             for x in moved:
                 source, at = x.value, x.operands[: x.value.rank]
                 self._count(source)
@@ -314,6 +334,8 @@ class IndexMap(Loads):
             emit.line(f"{stored} = lanes_of({pointer}, {width})")
             with emit.block(f"for e in range({width}):"):
                 emit.bind(column, emit.assign(f"{first} + e"))
+                for x, text in shifted:
+                    emit.bind(x, emit.assign(text))
                 for x, (name, condition) in lanes.items():
                     text = load_text(name, "e", x.dtype)
                     if condition:
@@ -322,6 +344,40 @@ class IndexMap(Loads):
                 emit.store(stored, "e", value)
             emit.line(f"store_row({stored}, {where})")
         return True
+
+    def _around(self, expressions: Sequence[Scalar], moved: Sequence[Scalar], column: Scalar) -> list[list[Scalar]]:
+        """Groups of loads that are beside each other along ``column``, each with the one at the column itself."""
+        groups: dict[tuple[Source, tuple[Scalar, ...]], list[Scalar]] = {}
+        for x in expressions:
+            if x not in self._shifts:
+                continue
+            axis, _ = self._shifts[x]
+            source: Source = x.value
+            tensor = source.tensor
+            if self.coordinates[axis] is column and tensor.strides[axis] == 1 and tensor.shape[axis] == self._dims[-1]:
+                others = tuple(c for number, c in enumerate(x.operands[: source.rank]) if number != axis)
+                groups.setdefault((source, others), []).append(x)
+        for (source, others), group in groups.items():
+            axis, _ = self._shifts[group[0]]
+            here = (*others[:axis], column, *others[axis:])
+            group += [x for x in moved if x.value is source and x.operands == here]
+        return list(groups.values())
+
+    def _loaded_around(self, group: Sequence[Scalar], column: Scalar, first: str, width: int) -> dict[Scalar, str]:
+        """Emits the vectors that a thread needs for a group of `_around`; gives each load's lane for lane ``e``."""
+        emit, source = self._builder.emit, group[0].value
+        axis, _ = self._shifts[group[0]]
+        shifts = {x: self._shifts[x][1] if x in self._shifts else 0 for x in group}
+        reach = max(ceildiv(abs(shift), width) for shift in shifts.values())
+        pointer, strides = self._place(source)
+        at = [first if number == axis else emit.value(c) for number, c in enumerate(group[0].operands[: source.rank])]
+        place = emit.assign(offset_text(list(zip(at, strides, strict=True))))
+        begin, name = emit.assign(f"{place} - {first}"), emit.fresh("r")
+        self._count(source)
+        emit.line(f"{name} = lanes_of({pointer}, {(2 * reach + 1) * width})")
+        columns = self._builder.integer(self._dims[-1])
+        emit.line(f"load_around({name}, {pointer}, {place}, {begin}, {begin} + {columns}, {width}, {reach})")
+        return {x: load_text(name, f"e + {reach * width + shift}", x.dtype) for x, shift in shifts.items()}
 
     def walk(self, destination: Tensor, axis: int, index: Scalar, value: Scalar) -> None:
         """Emits the writes of ``value`` for each ``index`` of ``axis`` in order, at the coordinates; launches."""
@@ -393,7 +449,14 @@ def gather_into(
     if not result.is_contiguous:
         order.sort(key=lambda axis: hint(result.strides[axis]), reverse=True)
     maps = IndexMap(ctx, result.shape, order, view)
-    maps.store(result, maps.coordinates, fn(maps, maps.coordinates), None, remake=remake)
+    maps.store(result, maps.coordinates, _element_of(result, fn(maps, maps.coordinates)), None, remake=remake)
+
+
+def _element_of(tensor: Tensor, value: object) -> Scalar:
+    element = expression(value)
+    if element.dtype is not tensor.dtype:
+        raise TypeError(f"elements are {tensor.dtype.name}, the function gives {element.dtype.name}: cast() it")
+    return element
 
 
 def walk_map(
@@ -411,7 +474,7 @@ def walk_map(
     result = ctx.empty(shape, dtype)
     maps, index = IndexMap(ctx, [*shape[:axis], *shape[axis + 1 :]]), Scalar(DType.INT64, "index")
     at = [*maps.coordinates[:axis], index, *maps.coordinates[axis:]]
-    maps.walk(result, axis, index, fn(maps, at))
+    maps.walk(result, axis, index, _element_of(result, fn(maps, at)))
     return result
 
 
@@ -429,4 +492,4 @@ def scatter_map(
     """
     maps = IndexMap(ctx, shape)
     coordinates, value, when = fn(maps, maps.coordinates)
-    maps.store(destination, coordinates, value, when, how)
+    maps.store(destination, coordinates, _element_of(destination, value), when, how)

@@ -28,9 +28,11 @@ from .tiles import (
 )
 
 # One width, so that the number of rows alone decides which of them does the least work.
-TALL = Tile(128, 64)
-SQUARE = Tile(64, 64)
-FLAT = Tile(32, 64, thread_m=4)
+TALL = Tile(128, 64, gap=4)
+SQUARE = Tile(64, 64, gap=4)
+FLAT = Tile(32, 64, thread_m=4, gap=4)
+LONG = Tile(32, 64, thread_m=4, gap=2)
+"""For elements of 8 bytes: larger tiles have too many registers and too much shared memory for a GPU."""
 
 
 @dataclass(frozen=True)

@@ -63,10 +63,16 @@ def head(compare: str) -> str:
     return _head.format(compare=indent(compare, 3)).strip("\n")
 
 
+# One axis of the grid for both: the others have 65,535 blocks at most.
+_row_source = """
+    block, blocks = int32(cuda.blockIdx.x), int32(row_blocks)
+    row = int64(block // blocks)
+    block -= int32(row) * blocks
+"""
 _piece_source = """
-    row = int64(cuda.blockIdx.y)
+{row}
     lane = int64(cuda.threadIdx.x)
-    start = int64(cuda.blockIdx.x) * {piece}
+    start = int64(block) * {piece}
     n = min(n_all - start, int64({piece}))
     data = (row * n_all + start) * m
     local = array_pointer(cuda.shared.array({two_pieces}, int32))
@@ -92,20 +98,20 @@ _keep_source = """
         kept[i] = {element}
 """
 _merge_source = """
-    row = int64(cuda.blockIdx.y)
+{row}
     source = (buffer * rows + row) * n
     target = ((1 - buffer) * rows + row) * n
     data = row * n * m
-    i = int64(cuda.blockIdx.x) * {threads} + int64(cuda.threadIdx.x)
+    i = int64(block) * {threads} + int64(cuda.threadIdx.x)
     if i < n:
         if True:
 {place}
 """
 _heads_source = """
-    row = int64(cuda.blockIdx.y)
+{row}
     result = row * n
     data = result * m
-    i = int64(cuda.blockIdx.x) * {threads} + int64(cuda.threadIdx.x)
+    i = int64(block) * {threads} + int64(cuda.threadIdx.x)
     if i < n:
 {head}
 """
@@ -138,7 +144,8 @@ def merge_rows(
     builder = KernelBuilder()
     builder.tensor(orders, "orders", written=True)
     builder.tensor(x, "x")
-    builder.integers(rows=rows, n_all=n, m=m, buffer=buffer)
+    pieces, blocks = ceildiv(n, PIECE), ceildiv(n, THREADS)
+    builder.integers(rows=rows, n_all=n, m=m, buffer=buffer, row_blocks=pieces)
     far = compare(item(x.dtype, "first"), item(x.dtype, "second"))
     keep, near = "", far
     if m == 1:  # a search looks at shared memory alone
@@ -147,20 +154,21 @@ def merge_rows(
         ).strip("\n")
         near = compare("kept[first]", "kept[second]")
     place = merge_step(near, "local")
-    body = _piece_source.format(piece=PIECE, two_pieces=2 * PIECE, threads=THREADS, place=place, keep=keep)
-    builder.launch(ctx, f"sort_pieces_{name}", (ceildiv(n, PIECE), rows, 1), (THREADS, 1, 1), body=body)
-    grid = (ceildiv(n, THREADS), rows, 1)
+    row = _row_source.strip("\n")
+    body = _piece_source.format(row=row, piece=PIECE, two_pieces=2 * PIECE, threads=THREADS, place=place, keep=keep)
+    builder.launch(ctx, f"sort_pieces_{name}", (rows * pieces, 1, 1), (THREADS, 1, 1), body=body)
+    grid = (rows * blocks, 1, 1)
     for number in range(count):
         builder = KernelBuilder()
         builder.tensor(orders, "orders", written=True)
         builder.tensor(x, "x")
-        builder.integers(rows=rows, n=n, m=m, buffer=(buffer + number) % 2, width=PIECE << number)
-        body = _merge_source.format(threads=THREADS, place=merge_step(far))
+        builder.integers(rows=rows, n=n, m=m, buffer=(buffer + number) % 2, width=PIECE << number, row_blocks=blocks)
+        body = _merge_source.format(row=row, threads=THREADS, place=merge_step(far))
         builder.launch(ctx, f"merge_runs_{name}", grid, (THREADS, 1, 1), body=body)
     builder = KernelBuilder()
     builder.tensor(heads, "heads", written=True)
     builder.tensor(orders, "orders")
     builder.tensor(x, "x")
-    builder.integers(n=n, m=m)
-    body = _heads_source.format(threads=THREADS, head=head(far))
+    builder.integers(n=n, m=m, row_blocks=blocks)
+    body = _heads_source.format(row=row, threads=THREADS, head=head(far))
     builder.launch(ctx, f"sorted_heads_{name}", grid, (THREADS, 1, 1), body=body)

@@ -1,4 +1,4 @@
-"""Pooling over windows and local response normalization, one thread per output element."""
+"""Pooling over windows, and local response normalization."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ from dataclasses import dataclass
 from ..model.ir import DType
 from ..program import scalar as s
 from ..program.lowering import Lowering, Tensor
+from ..program.row_program import SUM
 from ..program.scalar import Scalar
-from ..program.symbolic import Dim, ceildiv, hint, product
+from ..program.symbolic import Dim, ceildiv, divides, hint, le, product
 from ..program.trace import Remake
 from ..program.windows import Windows
 from .codegen import KernelBuilder, register_type, text_property
-from .index import IndexMap, gather_into
+from .index import IndexMap, gather_into, gather_map
 from .layout import index_type
-from .tiles import THREADS, Element, element_number, indent, joined
+from .tiles import THREADS, Element, element_number, indent
+from .vector_map import VECTOR_BYTES
 
 EMULATED_WIDTH = 32
 """Neighbours that a thread of pooling computes on the emulated device."""
 
-MAX_TAPS = 64
-"""Elements of a window that a kernel has written out."""
+MAX_TAPS, MAX_CHANNELS = 64, 16
+"""Elements of a window that a kernel has written out, and channels of a normalisation."""
+
+MOST_STRIDE = 4
+"""Vectors of a line that a thread of pooling reads on a GPU."""
 
 _lowest = {"f32": "float32(-math.inf)", "f64": "float64(-math.inf)", "f16": "float32(-math.inf)"}
 _lowest |= {"bf16": "float32(-math.inf)", "i8": "int32(-128)", "u8": "int32(0)"}
@@ -73,8 +78,13 @@ class Pool:
     def name(self) -> str:
         return f"{self.kind}_pool{self.rank}d_{self.storage}"
 
-    @text_property
-    def body(self) -> str:
+    @property
+    def start(self) -> str:
+        """What a total begins with."""
+        return _lowest[self.storage] if self.kind == "max" else f"{self.register}(0)"
+
+    def place(self) -> list[str]:
+        """The thread's first result, ``plane`` and ``row`` in memory, and where its window begins."""
         axes, place = self.axes, register_type(self.index)
         lines = [
             indent(element_number(self.index), 0),
@@ -90,14 +100,17 @@ class Pool:
             ]
         lines += [f"{axis}0 = int32(o{axis} * stride_{axis} - pad_{axis})" for axis in axes]
         lines.append("plane = rest")
-        lines += [f"plane = {place}(plane * in_{axis})" for axis in axes]
+        return [*lines, *(f"plane = {place}(plane * in_{axis})" for axis in axes)]
+
+    @text_property
+    def body(self) -> str:
+        lines = self.place()
         lines.append(f"totals = array_pointer(cuda.local.array({self.width}, {self.register}))")
-        start = _lowest[self.storage] if self.kind == "max" else f"{self.register}(0)"
-        lines += self._for_each([f"totals[i] = {start}"])
+        lines += self._for_each([f"totals[i] = {self.start}"])
         lines += ["best_at = plane"] if self.indices else []
         lines += self._windows()
         lines += self._store()
-        lines += self._index(axes) if self.indices else []
+        lines += self._index(self.axes) if self.indices else []
         return indent("\n".join(lines), 1)
 
     def _for_each(self, body: list[str]) -> list[str]:
@@ -107,12 +120,17 @@ class Pool:
         return [f"for i in range({self.width}):", *(f"    {line}" for line in body)]
 
     def _windows(self) -> list[str]:
-        """The loops over a window, and for averages ``rows``: how many of its rows along x count."""
-        place = register_type(self.index)
-        lines = [
+        """The loops over a window."""
+        return [
             "reach = int32((kernel_x - 1) * dilation_x)",
             f"whole = x0 >= 0 and x0 + {self.width - 1} * {self.step} + reach < in_x",
+            *self.lines_of_windows(self._row("{line}")),
         ]
+
+    def lines_of_windows(self, body: list[str]) -> list[str]:
+        """The loops over the lines of a window, each from {line} on, and for averages ``rows``: how many count."""
+        place = register_type(self.index)
+        lines = []
         if self.kind == "average":
             lines.append("rows = int32(1)")
             for axis in self.axes[:-1]:
@@ -120,16 +138,16 @@ class Pool:
         level, line = 0, "plane"
         for number, axis in enumerate(self.axes[:-1]):
             inner = " * ".join(f"in_{after}" for after in self.axes[number + 1 :])
-            body = [
+            head = [
                 f"for k{axis} in range(kernel_{axis}):",
                 f"    at_{axis} = int32({axis}0 + int32(k{axis}) * dilation_{axis})",
                 f"    if uint32(at_{axis}) >= uint32(in_{axis}):",
                 "        continue",
                 f"    line_{axis} = {place}({line} + {place}(at_{axis} * {place}({inner})))",
             ]
-            lines += ["    " * level + text for text in body]
+            lines += ["    " * level + text for text in head]
             line, level = f"line_{axis}", level + 1
-        return [*lines, indent("\n".join(self._row(line)), level)]
+        return [*lines, indent("\n".join(body).format(line=line), level)]
 
     def _covered(self, axis: str, start: str) -> list[str]:
         """``covered``: how many positions of a window that begins at ``start`` an average divides by."""
@@ -141,12 +159,9 @@ class Pool:
         """The positions along x, in a row of x that begins at ``line``."""
         at = f"{register_type(self.index)}({line} + at)"
         value = f"value = {self.register}({self.element.load('x', at)})"
-        if self.kind == "average":
-            take = [value, "totals[i] += value"]
-        elif self.indices:
+        take = [value, self.taken("totals[i]")]
+        if self.indices:
             take = [value, "if value > totals[i]:", "    totals[i] = value", f"    best_at = {at}"]
-        else:
-            take = [value, "totals[i] = value if value > totals[i] else totals[i]"]
         move = f"at = int32(x0 + int32(kx) * dilation_x + int32(i) * {self.step})"
         checked = [move, "if uint32(at) < uint32(in_x):", *(f"    {text}" for text in take)]
         loop = "for kx in range(kernel_x):"
@@ -156,11 +171,18 @@ class Pool:
         fast = [loop, *(f"    {text}" for text in self._for_each([move, *take]))]
         return ["if whole:", *(f"    {text}" for text in fast), "else:", *(f"    {text}" for text in slow)]
 
+    def taken(self, total: str) -> str:
+        """The line that takes ``value`` into a total."""
+        return f"{total} += value" if self.kind == "average" else f"{total} = value if value > {total} else {total}"
+
+    def result(self, total: str, divisor: str) -> str:
+        """A total in the form that memory has."""
+        value = f"({total} / {self.register}({divisor}))" if self.kind == "average" else total
+        return {"i8": f"int8({value})", "u8": f"uint8({value})"}.get(self.storage, self.element.cast(value))
+
     def _store(self) -> list[str]:
         def write(divisor: str) -> str:
-            value = f"(totals[i] / {self.register}({divisor}))" if self.kind == "average" else "totals[i]"
-            stored = {"i8": f"int8({value})", "u8": f"uint8({value})"}.get(self.storage, self.element.cast(value))
-            return f"out[{register_type(self.index)}(row + ox + int32(i))] = {stored}"
+            return f"out[{register_type(self.index)}(row + ox + int32(i))] = {self.result('totals[i]', divisor)}"
 
         start = f"int32(x0 + int32(i) * {self.step})"
         checked = self._covered("x", start) if self.kind == "average" else []
@@ -193,6 +215,55 @@ class Pool:
         return [*lines, f"indices[row + ox] = plane + {offset}"]
 
 
+@dataclass(frozen=True)
+class VectorPool(Pool):
+    """The kernel on a GPU for windows that lie side by side along x: a thread reads vectors of lines and writes one.
+
+    Its ``width`` windows have ``stride`` elements of a line each. It gives no indices.
+    """
+
+    @property
+    def name(self) -> str:
+        return f"{super().name}_vectors"
+
+    @text_property
+    def body(self) -> str:
+        each = range(self.width)
+        seen = self.width * self.stride
+        lines = [
+            *self.place(),
+            *(f"total_{i} = {self.start}" for i in each),
+            f"seen = lanes_of(x, {seen})",
+            f"found = lanes_of(out, {self.width})",
+            f"aligned = is_aligned(x, {self.width}) & is_aligned(out, {self.width})",
+        ]
+        place = register_type(self.index)
+        take = [f"at = int64({place}({{line}} + x0))"]
+        take.append(f"load_lanes(seen, 0, x, at, {self.width}, at + {seen - 1}, aligned, {self.width}, {self.stride})")
+        for tap in range(self.stride):
+            for i in each:
+                value = f"{self.register}({self.element.load('seen', str(i * self.stride + tap))})"
+                take += [f"value = {value}", self.taken(f"total_{i}")]
+        lines += self.lines_of_windows(take)
+        lines += [f"divisor = max(int32(rows * {self.stride}), int32(1))"] if self.kind == "average" else []
+        lines += [f"found[{i}] = {self.result(f'total_{i}', 'divisor')}" for i in each]
+        lines.append(f"to = int64({place}(row + ox))")
+        lines.append(f"store_lanes(found, 0, out, to, 0, to + {self.width}, aligned, {self.width}, 1)")
+        return indent("\n".join(lines), 1)
+
+
+def window_vectors(ctx: Lowering, x: Tensor, windows: Windows, spatial: Sequence[Dim]) -> int:
+    """How many neighbouring windows a thread has; 1 where they overlap along x, or are no whole vectors."""
+    stride, begin = windows.strides[-1], windows.begin[-1]
+    is_side_by_side = windows.kernel[-1] == stride and (windows.dilations[-1] == 1 or stride == 1) and begin == 0
+    if ctx.device.emulated or not is_side_by_side or stride > MOST_STRIDE:
+        return 1
+    width = VECTOR_BYTES // x.dtype.itemsize
+    while width > 1 and not all(divides(width, size) for size in (spatial[-1], windows.size[-1])):
+        width //= 2
+    return width if width > 1 and ctx.settled(le(spatial[-1] * stride, windows.size[-1])) else 1
+
+
 def launch_pool(
     ctx: Lowering,
     x: Tensor,
@@ -215,6 +286,9 @@ def launch_pool(
     stride = windows.strides[-1] if windows.strides[-1] <= 2 else 0
     short = x.dtype.short
     kernel = Pool(kind, short, rank, indices, column_major and rank > 1, include_pad, index, width, stride)
+    if not indices and (vector := window_vectors(ctx, x, windows, spatial)) > 1:
+        width, stride = vector, windows.strides[-1]
+        kernel = VectorPool(kind, short, rank, include_pad=include_pad, index=index, width=width, stride=stride)
     strips = ceildiv(spatial[-1], width)
     count = product(out.shape[:-1]) * strips
     builder = KernelBuilder()
@@ -268,11 +342,11 @@ def _remade(x: Tensor, out: Tensor, windows: Windows, kind: str, include_pad: bo
 
     def counted(maps: IndexMap, taps: list[list[tuple[Scalar, Scalar]]]) -> Scalar:
         """How many taps an average divides by."""
-        count = s.constant(1, DType.INT64)
+        count = s.constant(1, DType.INT32)
         for axis, of_axis in enumerate(taps):
             end = maps.dim(windows.size[axis] + windows.end[axis])
             counts = [at < end if include_pad else is_in for at, is_in in of_axis]
-            count = count * functools.reduce(operator.add, [s.cast(x, DType.INT64) for x in counts])
+            count = count * functools.reduce(operator.add, [s.cast(x, DType.INT32) for x in counts])
         return count
 
     return lambda ctx, view: gather_into(ctx, view(out), element, view)
@@ -285,33 +359,34 @@ def local_response_normalization(
 
     out = x / (bias + alpha/size * sum(x[c - before .. c + after]^2))^beta, as ONNX defines it.
     """
-    x = ctx.contiguous(x)
-    out = ctx.empty(x.shape, x.dtype)
-    index = index_type(ctx, x.size)
-    element, place = Element(x.dtype.short), register_type(index)
-    body = f"""
-        plane = {place}(number // size)
-        channel = int32(plane - {place}(plane // channels) * channels)
-        first = max(int32(channel - before), int32(0))
-        last = min(int32(channel + after), int32(channels - 1))
-        at = {place}(number + (first - channel) * size)
-        total = {element.accumulator}(0)
-        for _ in range(int32(last - first + 1)):
-            value = {element.load("x", "at")}
-            total += value * value
-            at = {place}(at + size)
-        value = {element.load("x", "number")}
-        scaled = value * math.pow(bias + scale * total, -beta)
-        out[number] = {element.cast("scaled")}
-        """
-    builder = KernelBuilder()
-    builder.tensor(out, "out", written=True)
-    builder.tensor(x, "x")
-    builder.integer(x.size, index, "count")
-    builder.integers(DType.INT32, channels=x.shape[1], before=(size - 1) // 2, after=size // 2)
-    builder.integer(product(x.shape[2:]), index, "size")
-    for name, number in (("scale", alpha / size), ("beta", beta), ("bias", bias)):
-        builder.number(number, x.dtype, name)
-    grid = (ceildiv(x.size, THREADS), 1, 1)
-    builder.launch(ctx, f"lrn_{x.dtype.short}", grid, (THREADS, 1, 1), body=joined([element_number(index), body]))
-    return out
+    real, before, after = s.accumulation_type(x.dtype), (size - 1) // 2, size // 2
+
+    def element(maps: IndexMap, c: list[Scalar]) -> Scalar:
+        source = maps.source(x)
+
+        def square(value: Scalar) -> Scalar:
+            value = s.cast(value, real)
+            return value * value
+
+        def neighbour(k: Scalar) -> list[Scalar]:
+            place = c[1] + k - before
+            inside = (place >= 0) & (place < source.dim(1))
+            return [square(source.at([c[0], place, *c[2:]], inside))]
+
+        if size <= MAX_CHANNELS:
+            squares = [square(maps.near(source, c, 1, shift)) for shift in range(-before, after + 1)]
+            total = functools.reduce(operator.add, squares)
+        else:
+            (total,) = maps.fold(SUM, s.constant(size, DType.INT64), neighbour)
+        scale = s.constant(bias, real) + s.constant(alpha / size, real) * total
+        return s.cast(s.cast(source.at(c), real) * _inverse_power(scale, beta), x.dtype)
+
+    return gather_map(ctx, x.shape, x.dtype, element)
+
+
+def _inverse_power(x: Scalar, exponent: float) -> Scalar:
+    """x**-exponent, by roots for the exponent that nearly all models have: a general power takes five times as long."""
+    if exponent == 0.75:
+        root = s.unary_float("rsqrt", x)
+        return root * s.sqrt(root)
+    return s.power(x, -exponent)

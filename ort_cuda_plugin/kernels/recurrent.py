@@ -1,4 +1,4 @@
-"""One direction of an RNN, GRU or LSTM on a GPU: a block per sequence of the batch walks through time.
+"""One direction of an RNN, GRU or LSTM. Where `recurrent_parts` cannot, a block per sequence walks through time.
 
 Products of the inputs with their weights are made beforehand, for all steps at once. What is left of a step depends on
 the step before: the products of the hidden state with the recurrence weights, and the gates, which are scalar
@@ -11,42 +11,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
-from ort_cuda_plugin.kernels.cells import Cell, CellKernel, Direction, Elements, Gates, Sequences
+from ort_cuda_plugin.kernels.cells import CellKernel, Direction, Elements, Gates
 from ort_cuda_plugin.kernels.codegen import kernel_name
 from ort_cuda_plugin.kernels.layout import no_wider
+from ort_cuda_plugin.kernels.recurrent_parts import PartCell, are_alike, has_parts
 from ort_cuda_plugin.kernels.recurrent_strips import StripCell
 from ort_cuda_plugin.program import scalar as s
-from ort_cuda_plugin.program.lowering import Lowering, Tensor
+from ort_cuda_plugin.program.lowering import Lowering
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.trace import Use
 
-__all__ = ["run_cell"]
+__all__ = ["run_cells"]
 
 THREADS = 128
 
 
-def run_cell(
-    ctx: Lowering,
-    cell: Cell,
-    given: Sequences,
-    parameters: Sequence[tuple[Scalar, Tensor]],
-    outputs: Tensor,
-    last_hidden: Tensor,
-    last_state: Tensor | None,
-    *,
-    backward: bool,
-) -> None:
-    """Launches all steps: writes ``outputs`` [time, batch, hidden], ``last_hidden`` and ``last_state`` [batch, hidden].
-
-    ``parameters`` are leaves of the cell's expressions that stand for an element per hidden element. Steps behind a
-    sequence's length give zeros; ``backward`` starts with the sequence's last element.
-    """
-    size = outputs.shape[2]
-    direction = Direction(cell, given, parameters, outputs, last_hidden, last_state)
-    if ctx.device.emulated and isinstance(size, int) and size > 0:
-        StripCell(ctx, direction, size).launch(backward)
-    else:
-        _BlockCell(ctx, direction).launch(backward)
+def run_cells(ctx: Lowering, directions: Sequence[Direction], *, alike: bool) -> None:
+    """Launches all steps of one or both directions; ones that are ``alike`` differ in their tensors only."""
+    size = directions[0].outputs.shape[2]
+    if alike and are_alike(directions) and isinstance(size, int) and has_parts(ctx, directions[0]):
+        PartCell(ctx, directions, size).launch()
+        return
+    for direction in directions:
+        if ctx.device.emulated and isinstance(size, int) and size > 0:
+            StripCell(ctx, direction, size).launch(direction.backward)
+        elif isinstance(size, int) and has_parts(ctx, direction):
+            PartCell(ctx, [direction], size).launch()
+        else:
+            _BlockCell(ctx, direction).launch(direction.backward)
 
 
 class _BlockCell(CellKernel):

@@ -8,11 +8,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, kernel_name, load_text, offset_text, register_type
 from ort_cuda_plugin.kernels.kept import NOTHING, Kept, find_by_column, find_kept
 from ort_cuda_plugin.kernels.layout import SERIAL_THREADS, Plane, coordinates, extent, index_type
 from ort_cuda_plugin.kernels.row_registers import RowForm, choose_row_form, row_height
+from ort_cuda_plugin.kernels.upright import Upright, choose_upright, row_vectors
 from ort_cuda_plugin.kernels.vector_map import is_dense
 from ort_cuda_plugin.model.ir import NARROW_FLOATS, DType
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -45,14 +47,8 @@ BLOCK = 256
 KEPT_BYTES = 32 << 10
 """What a block keeps of its rows at most: more leaves too few blocks on a multiprocessor."""
 _REGISTERS = {f"{kind}{bits}": f"registers_{kind[0]}{bits}" for kind in ("float", "int", "uint") for bits in (32, 64)}
-MANY_ROWS = 512
-"""Rows for each multiprocessor that keep it busy with one thread each."""
-UPRIGHT_ROWS = 32
-"""Neighbouring rows of a block each of which has several threads."""
-UPRIGHT_PARTS = 8
-"""Threads of such a row, at least; and how many of its elements a thread adds up side by side."""
-SHORT_COLUMNS = 64
-"""Elements of a row for which one thread is enough."""
+Accumulators: TypeAlias = dict[Stage, list[str]]
+"""The names of a row's accumulators."""
 
 
 class RowKernel:
@@ -62,18 +58,27 @@ class RowKernel:
     the threads; partial results meet by shuffles, and across warps in shared memory.
 
     With ``part_form`` a block has one of ``parts`` of a row, as large as the form's capacity. A row's results, of which
-    there is then one for each part, have no elements along the row.
+    there is then one for each part, have no elements along the row. With ``upright_parts`` a block has this part of
+    neighbouring rows, and the form only says how large it is.
     """
 
-    def __init__(self, ctx: Lowering, step: Rows, part_form: RowForm | None = None, parts: Dim = 1) -> None:
-        self.part_form, self.parts = part_form, parts
+    def __init__(
+        self,
+        ctx: Lowering,
+        step: Rows,
+        part_form: RowForm | None = None,
+        parts: Dim = 1,
+        *,
+        upright_parts: bool = False,
+    ) -> None:
+        self.part_form, self.parts, self.upright_parts = part_form, parts, upright_parts
         self.ctx, self.step, self.row = ctx, step, step.row
         self.shape, self.axes = step.shape, step.axes
         self.builder = KernelBuilder()
         self.emit = self.builder.emit
         self.emit.handlers["leaf"] = self._load
         self.emit.handlers["reduced"] = lambda x: self.accumulators[x.value[0]][x.value[1]]
-        self.accumulators: dict[Stage, list[str]] = {}
+        self.accumulators: Accumulators = {}
         self.sources: dict[Scalar, tuple[str, str, list[str]]] = {}
         self.coordinates: list[str] | None = None
         self.walk = -1
@@ -94,8 +99,18 @@ class RowKernel:
         self.lanes: dict[Scalar, str] = {}
         self.pending: list[Scalar] = []
         """Inputs that the pass being emitted needs in lanes."""
-        self.is_upright = False
-        """Whether neighbouring threads have neighbouring rows, and those above each other a row's columns."""
+        self.upright: Upright | None = None
+        """The form of rows whose columns are apart."""
+        self.rows_of_thread: list[Accumulators] = [self.accumulators]
+        """The accumulators of each row that a thread has; those of the row being emitted are ``accumulators``."""
+        self.row_number = 0
+        """Which of a thread's rows is being emitted."""
+        self.beside: set[Scalar] = set()
+        """Inputs of which a thread's rows have neighbours, where it has several."""
+        self.row_lanes: dict[Scalar, str] = {}
+        """Where these stand for the column being emitted."""
+        self.whole_rows = ""
+        """Whether vectors of them may be loaded."""
         self.is_exact = False
         """Whether every lane has an element."""
         self.has_whole_vectors = False
@@ -106,12 +121,17 @@ class RowKernel:
     @property
     def shares_rows(self) -> bool:
         """Whether threads of several rows meet: in a warp, or at a barrier."""
-        return self.is_upright or 1 < self.threads < WARP
+        return self.upright is not None or 1 < self.threads < WARP
 
     @property
     def column0(self) -> str:
         """Source of the first column of the block's part, to be added."""
         return "" if self.part_form is None else "column0 + "
+
+    @property
+    def stop(self) -> str:
+        """Source of the column behind the block's last one."""
+        return self.n if self.part_form is None else "stop"
 
     def launch(self) -> None:
         builder, emit, elements, rows = self.builder, self.emit, self.step.outputs, self.step.row_outputs
@@ -126,12 +146,15 @@ class RowKernel:
         self.column_dtype = index_type(self.ctx, product(column_dims)) if len(column_dims) > 1 else DType.INT64
         self.column_extents = [extent(builder, dim, self.column_dtype) for dim in column_dims[1:]]
         adjacent = not column_strides[0] or column_strides[0][-1] == 1
-        self.threads = self._choose_threads(product(column_dims), product(row_dims), adjacent)
+        loaded = zip(sources, row_strides, column_strides, strict=False)
+        by_axes = [(x, by_row, by_column) for (_, x), by_row, by_column in loaded]
+        width = row_vectors(row_dims, by_axes) if row_dims and not (adjacent or elements) else 1
+        self.threads = self._choose_threads(product(column_dims), product(row_dims), adjacent, width)
         self.long = self.ctx.device.emulated and hint(product(column_dims)) > LONG_COLUMNS
         groups = grouped_stages(x for x, _ in outputs)
         kept = self._find_kept(groups, sources, column_strides)
-        kept = NOTHING if self.is_upright else kept
-        if (self.threads > 1 and adjacent) or self.part_form is not None:
+        kept = NOTHING if self.upright is not None else kept
+        if ((self.threads > 1 and adjacent) or self.part_form is not None) and not self.upright_parts:
             self._choose_form(groups, kept, [x for _, x in sources], column_dims, column_strides)
             self.vectors = {
                 leaf
@@ -152,6 +175,8 @@ class RowKernel:
             places.append((pointer, emit.assign(offset_text(terms)), [builder.stride(stride) for stride in by_column]))
         for (leaf, _), place in zip(sources, places, strict=False):
             self.sources[leaf] = place
+        if self.upright is not None and self.upright.width > 1:
+            self._place_rows(sources, row_strides)
         element_places = places[len(sources) : len(sources) + len(elements)]
         row_places = places[len(sources) + len(elements) :]
 
@@ -171,8 +196,7 @@ class RowKernel:
                             emit.store(pointer, self._offset(base, strides), value)
                 if rows:
                     with emit.block("if lane == 0:"):
-                        for (value, _), (pointer, base, _) in zip(rows, row_places, strict=True):
-                            emit.store(pointer, base if self.part_form is None else f"{base} + part", value)
+                        self._store_rows(row_places, row_strides[len(places) - len(rows) :])
         uses = {x: Use(times=len(self.walks.get(leaf, ()))) for leaf, x in sources}
         bounded = block[0] * block[1] > BLOCK
         builder.launch(self.ctx, kernel_name(self.ctx), grid, block, uses, shared_bytes, bounded=bounded)
@@ -250,14 +274,17 @@ class RowKernel:
             [self.shape[axis] for axis in axes], [tuple(strides[axis] for axis in axes) for strides in placed]
         )
 
-    def _choose_threads(self, columns: Dim, rows: Dim, adjacent: bool) -> int:
+    def _choose_threads(self, columns: Dim, rows: Dim, adjacent: bool, width: int) -> int:
         """By the sizes that are expected; every choice is right for all sizes."""
+        if self.upright_parts:
+            self.upright = Upright(WARP)
+            return WARP
         if self.ctx.device.emulated or hint(columns) <= SERIAL_COLUMNS:
             return 1
         # Where the columns of a row are apart, threads of neighbouring rows read neighbouring elements.
         if not adjacent and hint(rows) >= WARP:
-            self.is_upright = hint(columns) > SHORT_COLUMNS and hint(rows) < MANY_ROWS * self.ctx.device.multiprocessors
-            return 1 if not self.is_upright else WARP if hint(columns) > 64 * UPRIGHT_PARTS else UPRIGHT_PARTS
+            self.upright = choose_upright(self.ctx.device, columns, rows, width)
+            return self.upright.threads if self.upright is not None else 1
         return WARP if hint(columns) <= WARP_COLUMNS else BLOCK
 
     def _rows(self, dims: list[Dim]) -> tuple[tuple[Dim, Dim, Dim], tuple[int, int, int], list[str], str]:
@@ -270,33 +297,37 @@ class RowKernel:
         height = BLOCK // 2 // WARP if self.threads == WARP else 1
         if self.form is not None and self.threads <= WARP:
             height = row_height(self.ctx, rows, self.threads)
-        if self.is_upright:
-            height = UPRIGHT_ROWS
+        across, along, step = "x", "y", 1
+        if self.upright is not None:
+            across, along, height, step = "y", "x", self.upright.rows, self.upright.width
         dtype = index_type(self.ctx, rows)
         index = register_type(dtype)
         n_rows = self.builder.integer(rows, dtype)
         extents = [extent(self.builder, dim, dtype) for dim in dims[1:]]
-        across, along = ("y", "x") if self.is_upright else ("x", "y")
         self.emit.line(f"lane = int64(cuda.threadIdx.{across})")
         block = f"{index}(cuda.blockIdx.x)"
-        self.emit.line(f"row = {index}({block} * {index}(cuda.blockDim.{along}) + {index}(cuda.threadIdx.{along}))")
+        number = f"{block} * {index}(cuda.blockDim.{along}) + {index}(cuda.threadIdx.{along})"
+        self.emit.line(f"row = {index}({number if step == 1 else f'({number}) * {step}'})")
         exists = f"row < {n_rows}"
         if self.shares_rows:
             # All of a warp or block goes the same way: what has no row does another's work and stores nothing.
             self.emit.line(f"exists = {exists}")
-            self.emit.line(f"row = choose(exists, row, {index}({n_rows} - 1))")
+            self.emit.line(f"row = choose(exists, row, {index}({n_rows} - {step}))")
         names = coordinates(self.emit, "row", extents, dtype) if dims else []
         if self.part_form is not None:
             self.emit.line("part = int64(cuda.blockIdx.y)")
             self.emit.line(f"column0 = part * {self.part_form.capacity}")
-        block_shape = (height, self.threads, 1) if self.is_upright else (self.threads, height, 1)
+            self.emit.line(f"stop = min(column0 + {self.part_form.capacity}, {self.n})")
+        block_shape = (self.threads, height, 1)
+        if self.upright is not None:
+            block_shape = (self.upright.side, self.threads, 1)
         return (ceildiv(rows, height), self.parts, 1), block_shape, names, "True" if self.shares_rows else exists
 
     @contextmanager
     def _columns(self, start: str = "lane") -> Iterator[None]:
         """A loop over the thread's share of the row."""
         if self.form is None:
-            with self.emit.block(f"for j in range({start}, {self.n}, {self.threads}):"), self._column("j"):
+            with self.emit.block(f"for j in range({start}, {self.stop}, {self.threads}):"), self._column("j"):
                 yield
             return
         # Which inputs the pass needs is known when its loop has been emitted; they are loaded ahead of it.
@@ -354,6 +385,7 @@ class RowKernel:
                 name = self.emit.assign(f"choose({self.inside}, {name}, int64(0))")
             flat = name if self.column_dtype is DType.INT64 else self.emit.assign(f"int32({name})")
             self.coordinates = coordinates(self.emit, flat, self.column_extents, self.column_dtype)
+            self.row_lanes.clear()
             yield
             for x in self.kept.stored(self.walk):
                 self.emit.line(f"kept[{self._kept_place(x, name)}] = {self.emit.value(x)}")
@@ -382,20 +414,80 @@ class RowKernel:
                 self.pending.append(leaf)
             return self.emit.assign(load_text(self.lanes[leaf], "e", leaf.dtype))
         self.walks.setdefault(leaf, set()).add(self.walk)
+        if leaf in self.beside and self.coordinates is not None:
+            if leaf not in self.row_lanes:
+                self.row_lanes[leaf] = self._loaded_rows(pointer, self.emit.assign(self._offset(base, strides)))
+            return self.emit.assign(load_text(self.row_lanes[leaf], str(self.row_number), leaf.dtype))
+        if leaf in self.beside:
+            base = f"{base} + {self.row_number}"
         return self.emit.assign(load_text(pointer, self._offset(base, strides), leaf.dtype))
+
+    def _place_rows(self, sources: Sequence[Input], row_strides: Sequence[Sequence[Dim]]) -> None:
+        """Says of which inputs a thread's rows have neighbours, and whether addresses allow vectors of them."""
+        assert self.upright is not None
+        self.rows_of_thread = [{} for _ in range(self.upright.width)]
+        pairs = zip(sources, row_strides, strict=False)
+        self.beside = {leaf for (leaf, _), strides in pairs if strides[-1] == 1}
+        pointers = [pointer for leaf, (pointer, _, _) in self.sources.items() if leaf in self.beside]
+        aligned = " & ".join(f"is_aligned({pointer}, {self.upright.width})" for pointer in pointers)
+        self.whole_rows = self.emit.assign(aligned)
+
+    def _loaded_rows(self, pointer: str, place: str) -> str:
+        """A column's elements of the thread's rows, from ``place`` on."""
+        assert self.upright is not None
+        width, name = self.upright.width, self.emit.fresh("r")
+        self.emit.line(f"{name} = lanes_of({pointer}, {width})")
+        last = f"{place} + {width - 1}"
+        self.emit.line(f"load_lanes({name}, 0, {pointer}, {place}, 0, {last}, {self.whole_rows}, {width}, 1)")
+        return name
+
+    def _each_row(self, rows: Sequence[Accumulators] = ()) -> Iterator[int]:
+        """The numbers of the thread's rows, each while it is the one being emitted; ``rows`` come in place of its own.
+
+        What is emitted for one row is not used for another.
+        """
+        for number, own in enumerate(self.rows_of_thread):
+            self.row_number = number
+            self.accumulators.update(own)
+            if rows:
+                self.accumulators.update(rows[number])
+            if len(self.rows_of_thread) == 1:
+                yield number
+                continue
+            with self.emit.scope():
+                yield number
+
+    def _store_rows(self, places: Sequence[tuple[str, str, list[str]]], strides: Sequence[Sequence[Dim]]) -> None:
+        """The results of rows, which have these strides along the rows' dimensions."""
+        emit, width = self.emit, len(self.rows_of_thread)
+        texts = [self.builder.stride(along[-1]) if width > 1 else "" for along in strides]
+        lanes = {pointer: emit.fresh("r") for (pointer, _, _), text in zip(places, texts, strict=True) if text == "1"}
+        for pointer, name in lanes.items():
+            emit.line(f"{name} = lanes_of({pointer}, {width})")
+        for number in self._each_row():
+            for (value, _), (pointer, base, _), stride in zip(self.step.row_outputs, places, texts, strict=True):
+                if pointer in lanes:
+                    emit.store(lanes[pointer], str(number), value)
+                    continue
+                place = base if self.part_form is None else f"{base} + part"
+                emit.store(pointer, f"{place} + {number} * {stride}" if number else place, value)
+        for pointer, base, _ in places:
+            if pointer in lanes:
+                emit.line(f"store_row({lanes[pointer]}, {pointer}, {base}, 0, {base} + {width}, {width}, 1)")
 
     def _reduce(self, stages: Sequence[Stage]) -> None:
         """One pass over the row for all ``stages``."""
         self.walk += 1
-        self.accumulators.update(self._accumulators(stages))
+        for row in self.rows_of_thread:
+            row.update(self._accumulators(stages))
+        if self.upright is not None:
+            self._reduce_upright(stages, self.upright)
+            return
         self._hoist(x for stage in stages for x in stage.elements)
-        start = self._reduce_parts(stages) if self.threads == 1 or self.is_upright else "lane"
+        start = self._reduce_parts(stages) if self.threads == 1 else "lane"
         with self._columns(start):
             self._update(stages, _step)
         if self.threads == 1:
-            return
-        if self.is_upright:
-            self._combine_shared(stages, self.threads, UPRIGHT_ROWS)
             return
         lanes = min(self.threads, WARP)
         with self.emit.block(f"for step in range({lanes.bit_length() - 1}):"):
@@ -422,43 +514,64 @@ class RowKernel:
         Chains of dependent additions are shorter then, which is faster, and rounds less.
         """
         totals = {stage: self.accumulators[stage] for stage in stages}
-        if self.is_upright:
-            parts = [totals, *(self._accumulators(stages) for _ in range(UPRIGHT_PARTS - 1))]
-            step = UPRIGHT_PARTS * self.threads
-            self.emit.line("start = lane")
-            end = f"{self.n} - {step - self.threads}"
-            self._fill_parts(stages, parts, f"range(lane, {end}, {step})", self.threads, f"start = j + {step}")
-            return "start"
         if not self.long:
-            parts = [totals, *(self._accumulators(stages) for _ in range(SERIAL_PARTS - 1))]
+            parts = [[totals], *([self._accumulators(stages)] for _ in range(SERIAL_PARTS - 1))]
             self._fill_parts(stages, parts, f"range(0, {self.n} - {SERIAL_PARTS - 1}, {SERIAL_PARTS})")
             return f"{self.n} & -{SERIAL_PARTS}"
         with self.emit.block(f"for piece in range(0, {self.n} - {LONG_PARTS - 1}, {PIECE}):"):
-            parts = [self._accumulators(stages) for _ in range(LONG_PARTS)]
+            parts = [[self._accumulators(stages)] for _ in range(LONG_PARTS)]
             end = f"min({self.n}, piece + {PIECE})"
             self._fill_parts(stages, parts, f"range(piece, {end} - {LONG_PARTS - 1}, {LONG_PARTS})")
             self.accumulators.update(totals)
             with self.emit.scope():
-                self._update(stages, functools.partial(self._combine_part, other=parts[0]))
+                self._update(stages, functools.partial(self._combine_part, other=parts[0][0]))
         return f"{self.n} & -{LONG_PARTS}"
 
+    def _reduce_upright(self, stages: Sequence[Stage], form: Upright) -> None:
+        if form.width == 1:
+            self._hoist(x for stage in stages for x in stage.elements)
+        own = [{stage: row[stage] for stage in stages} for row in self.rows_of_thread]
+        parts = [own, *([self._accumulators(stages) for _ in own] for _ in range(form.parts - 1))]
+        step = form.parts * form.threads
+        first, end = f"{self.column0}lane", f"{self.stop} - {step - form.threads}"
+        self.emit.line(f"start = {first}")
+        self._fill_parts(stages, parts, f"range({first}, {end}, {step})", form.threads, f"start = j + {step}")
+        with self._columns("start"):
+            for _ in self._each_row():
+                self._update(stages, _step)
+        shared = self._shared_arrays(stages, form.shared)
+        for number in self._each_row():
+            self._to_shared(stages, shared, form.place("lane", number))
+        self.emit.line("cuda.syncthreads()")
+        for number in self._each_row():
+            self._from_shared(stages, shared, form.place("0", number))
+        # Only what goes on with the result in all threads needs it there.
+        alone = not self.step.outputs and self.walk == self.passes - 1
+        end = f"choose(lane == 0, int64({form.threads}), int64(1))" if alone else str(form.threads)
+        with self.emit.block(f"for other in range(1, {end}):"):
+            for number in self._each_row():
+                self._update(stages, self._combine_with(shared, form.place("other", number)))
+
     def _fill_parts(
-        self, stages: Sequence[Stage], parts: list[dict[Stage, list[str]]], columns: str, apart: int = 1, last: str = ""
+        self, stages: Sequence[Stage], parts: list[list[Accumulators]], columns: str, apart: int = 1, last: str = ""
     ) -> None:
-        """Columns into ``parts``, each of ``columns`` and those that follow, and then all parts into the first."""
+        """Columns into ``parts``, each of ``columns`` and those that follow, and then all parts into the first.
+
+        A part has accumulators for each of the thread's rows.
+        """
         with self.emit.block(f"for j in {columns}:"):
             for offset, part in enumerate(parts):
-                self.accumulators.update(part)
                 with self._column(f"j + {offset * apart}"):
-                    self._update(stages, _step)
+                    for _ in self._each_row(part):
+                        self._update(stages, _step)
             if last:
                 self.emit.line(last)
         while len(parts) > 1:
             half = len(parts) // 2
-            for part, other in zip(parts[:half], parts[half:], strict=True):
-                self.accumulators.update(part)
-                with self.emit.scope():
-                    self._update(stages, functools.partial(self._combine_part, other=other))
+            for part, others in zip(parts[:half], parts[half:], strict=True):
+                for number in self._each_row(part):
+                    with self.emit.scope():
+                        self._update(stages, functools.partial(self._combine_part, other=others[number]))
             del parts[half:]
 
     def _combine_part(self, stage: Stage, totals: Values, other: dict[Stage, list[str]]) -> Values:
@@ -489,34 +602,42 @@ class RowKernel:
             others.append(partner)
         return stage.reduction.combine(totals, tuple(others))
 
-    def _combine_shared(self, stages: Sequence[Stage], parts: int, rows: int = 1) -> None:
-        """Partial results of the block's warps, or of the threads of each of its ``rows``, together."""
-        emit = self.emit
-        shared = {}
+    def _combine_shared(self, stages: Sequence[Stage], parts: int) -> None:
+        """Partial results of the block's warps together."""
+        shared = self._shared_arrays(stages, parts)
+        with self.emit.block(f"if lane % {WARP} == 0:"):
+            self._to_shared(stages, shared, f"lane // {WARP}")
+        self.emit.line("cuda.syncthreads()")
+        self._from_shared(stages, shared, "0")
+        with self.emit.block(f"for other in range(1, {parts}):"):
+            self._update(stages, self._combine_with(shared, "other"))
+
+    def _shared_arrays(self, stages: Sequence[Stage], count: int) -> Accumulators:
+        """Arrays of shared memory for the accumulators of ``stages``."""
+        shared: Accumulators = {}
         for stage in stages:
-            shared[stage] = [emit.fresh("shared") for _ in stage.initial]
+            shared[stage] = [self.emit.fresh("shared") for _ in stage.initial]
             for array, initial in zip(shared[stage], stage.initial, strict=True):
-                emit.line(f"{array} = cuda.shared.array({parts * rows}, {register_type(initial.dtype)})")
-        mine = "cuda.threadIdx.x" if rows > 1 else "0"
-        with emit.block("if True:" if rows > 1 else f"if lane % {WARP} == 0:"):
-            place = f"lane * {rows} + {mine}" if rows > 1 else f"lane // {WARP}"
-            for stage in stages:
-                for array, name in zip(shared[stage], self.accumulators[stage], strict=True):
-                    emit.line(f"{array}[{place}] = {name}")
-        emit.line("cuda.syncthreads()")
+                self.emit.line(f"{array} = cuda.shared.array({count}, {register_type(initial.dtype)})")
+        return shared
+
+    def _to_shared(self, stages: Sequence[Stage], shared: Accumulators, place: str) -> None:
         for stage in stages:
             for array, name in zip(shared[stage], self.accumulators[stage], strict=True):
-                emit.line(f"{name} = {array}[{mine}]")
-        # Only what goes on with the result in all threads needs it there.
-        alone = rows > 1 and not self.step.outputs and self.walk == self.passes - 1
-        end = f"choose(lane == 0, int64({parts}), int64(1))" if alone else str(parts)
-        with emit.block(f"for other in range(1, {end}):"):
+                self.emit.line(f"{array}[{place}] = {name}")
 
-            def combine(stage: Stage, totals: Values) -> Values:
-                place = f"other * {rows} + {mine}" if rows > 1 else "other"
-                return self._combine(stage, totals, lambda dtype, name, number: f"{shared[stage][number]}[{place}]")
+    def _from_shared(self, stages: Sequence[Stage], shared: Accumulators, place: str) -> None:
+        for stage in stages:
+            for array, name in zip(shared[stage], self.accumulators[stage], strict=True):
+                self.emit.line(f"{name} = {array}[{place}]")
 
-            self._update(stages, combine)
+    def _combine_with(self, shared: Accumulators, place: str) -> Callable[[Stage, Values], Values]:
+        """Combines accumulators with those that stand in shared memory."""
+
+        def combine(stage: Stage, totals: Values) -> Values:
+            return self._combine(stage, totals, lambda dtype, name, number: f"{shared[stage][number]}[{place}]")
+
+        return combine
 
 
 def _step(stage: Stage, totals: Values) -> Values:

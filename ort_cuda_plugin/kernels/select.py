@@ -1,4 +1,4 @@
-"""Selection by data: stable sorting, counting prefixes for compaction, and greedy suppression of boxes.
+"""Selection by data: stable sorting, and counting prefixes for compaction.
 
 Each kernel here gives a row to one block, whose threads meet at barriers; `merge_sort` and `block_scan` have the forms
 for long rows on a GPU.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from ort_cuda_plugin.kernels.codegen import KernelBuilder
 from ort_cuda_plugin.kernels.merge_sort import head, item, merge_rows, merge_step, merges
 from ort_cuda_plugin.kernels.scan import scan
-from ort_cuda_plugin.kernels.tiles import indent
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program.elementwise import elementwise
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
@@ -18,7 +17,7 @@ from ort_cuda_plugin.program.row_program import SUM
 from ort_cuda_plugin.program.scalar import cast
 from ort_cuda_plugin.program.symbolic import hint, product
 
-__all__ = ["count_prefixes", "sort_rows", "suppress_boxes"]
+__all__ = ["count_prefixes", "sort_rows"]
 
 THREADS = 256
 MANY = 4096
@@ -138,92 +137,3 @@ def count_prefixes(ctx: Lowering, flags: Tensor) -> tuple[Tensor, Tensor]:
     builder.integers(n=n)
     builder.launch(ctx, "count_prefixes", (1, 1, 1), (THREADS, 1, 1), body=_count_source.format(threads=THREADS))
     return before, total
-
-
-_center_corners = """
-{box}_y, {box}_x = boxes[{at} + 1], boxes[{at}]
-{box}_h, {box}_w = float32(boxes[{at} + 3] / float32(2)), float32(boxes[{at} + 2] / float32(2))
-{box}_y1, {box}_y2 = float32({box}_y - {box}_h), float32({box}_y + {box}_h)
-{box}_x1, {box}_x2 = float32({box}_x - {box}_w), float32({box}_x + {box}_w)
-"""
-_any_corners = """
-{box}_y1, {box}_y2 = min(boxes[{at}], boxes[{at} + 2]), max(boxes[{at}], boxes[{at} + 2])
-{box}_x1, {box}_x2 = min(boxes[{at} + 1], boxes[{at} + 3]), max(boxes[{at} + 1], boxes[{at} + 3])
-"""
-
-_suppress_source = """
-    row = int64(cuda.blockIdx.x)
-    lane = int64(cuda.threadIdx.x)
-    base = row * n
-    corners = row // classes * n * 4
-    for i in range(lane, n, {threads}):
-        kept[base + i] = {candidate}
-    cuda.syncthreads()
-    left = int64(limit[0])
-    for i in range(n):
-        if kept[base + i] != 0:
-            if left <= 0:
-                # All threads have to read the flag before one of them clears it.
-                cuda.syncthreads()
-                if lane == 0:
-                    kept[base + i] = 0
-            else:
-                left -= 1
-                at = corners + int64(order[base + i]) * 4
-{first}
-                a_area = float32((a_y2 - a_y1) * (a_x2 - a_x1))
-                for j in range(i + 1 + lane, n, {threads}):
-                    if kept[base + j] != 0:
-                        at = corners + int64(order[base + j]) * 4
-{second}
-                        height = float32(min(a_y2, b_y2) - max(a_y1, b_y1))
-                        width = float32(min(a_x2, b_x2) - max(a_x1, b_x1))
-                        b_area = float32((b_y2 - b_y1) * (b_x2 - b_x1))
-                        if height > float32(0) and width > float32(0) and a_area > float32(0) and b_area > float32(0):
-                            shared = float32(height * width)
-                            union = float32(float32(a_area + b_area) - shared)
-                            if union > float32(0) and shared / union > iou_threshold[0]:
-                                kept[base + j] = 0
-            cuda.syncthreads()
-"""
-
-
-def suppress_boxes(
-    ctx: Lowering,
-    boxes: Tensor,
-    scores: Tensor,
-    order: Tensor,
-    limit: Tensor,
-    iou_threshold: Tensor,
-    score_threshold: Tensor | None,
-    *,
-    center: bool,
-) -> Tensor:
-    """Non-maximum suppression: which boxes are kept, bool [batches * classes, n] in the order of ``order``.
-
-    ``boxes`` is float32 [batches, n, 4], two opposite corners (y, x, y, x) or with ``center`` (x, y, width, height);
-    ``scores`` float32 [batches, classes, n]; ``order`` int64 [batches * classes, n]. ``limit`` (int64) boxes at most
-    are kept per row. The thresholds are float32 and of one element, as ``limit``.
-    """
-    batches, classes, n = scores.shape
-    kept = ctx.empty((batches * classes, n), DType.BOOL)
-    corners = _center_corners if center else _any_corners
-    candidate = "1" if score_threshold is None else "1 if scores[base + order[base + i]] > score_threshold[0] else 0"
-    builder = KernelBuilder()
-    builder.tensor(kept, "kept", written=True)
-    builder.tensor(order, "order")
-    builder.tensor(ctx.contiguous(boxes), "boxes")
-    builder.tensor(ctx.contiguous(scores), "scores")
-    builder.tensor(limit, "limit")
-    builder.tensor(iou_threshold, "iou_threshold")
-    if score_threshold is not None:
-        builder.tensor(score_threshold, "score_threshold")
-    builder.integers(classes=classes, n=n)
-    body = _suppress_source.format(
-        threads=THREADS,
-        candidate=candidate,
-        first=indent(corners.format(box="a", at="at"), 4),
-        second=indent(corners.format(box="b", at="at"), 6),
-    )
-    builder.launch(ctx, "suppress_boxes", (batches * classes, 1, 1), (THREADS, 1, 1), body=body)
-    return kept

@@ -16,7 +16,7 @@ from ..program.row_program import Reduction, Row, Stage, grouped_stages
 from ..program.scalar import Scalar, in_order, reachable
 from ..program.shapes import broadcast_strides, collapse
 from ..program.steps import Input, Map, Output, Rows, Substitution, used_inputs
-from ..program.symbolic import ceildiv, hint, le, product
+from ..program.symbolic import Dim, ceildiv, hint, le, product
 from .map import launch_map
 from .reduce import RowKernel
 from .row_registers import RowForm
@@ -29,6 +29,8 @@ ROWS_PER_MULTIPROCESSOR = 2
 THREADS = 256
 LANES = 16
 MOST_PARTS = 65535
+UPRIGHT = RowForm(32, 1, 64)
+"""Parts of rows that lie side by side, of which a block has several."""
 
 
 def launch_rows(ctx: Lowering, step: Rows) -> None:
@@ -37,7 +39,7 @@ def launch_rows(ctx: Lowering, step: Rows) -> None:
     if form is None:
         RowKernel(ctx, step).launch()
     else:
-        _SplitRows(ctx, step, form).launch()
+        _SplitRows(ctx, step, form, form is UPRIGHT).launch()
 
 
 def _part_form(ctx: Lowering, step: Rows) -> RowForm | None:
@@ -55,7 +57,15 @@ def _part_form(ctx: Lowering, step: Rows) -> RowForm | None:
     sizes = [x.dtype.itemsize for (_, x), along in zip(step.inputs, strides, strict=True) if is_dense(along, dims)]
     width = VECTOR_BYTES // max(sizes) if sizes else 1
     form = RowForm(THREADS, width, LANES // width)
+    if not sizes and _lies_across(step, placed):
+        form = UPRIGHT
     return form if ctx.settled(le(ceildiv(columns, form.capacity), MOST_PARTS)) else None
+
+
+def _lies_across(step: Rows, placed: Sequence[Sequence[Dim]]) -> bool:
+    """Whether neighbouring rows have neighbouring elements."""
+    across = [axis for axis, dim in enumerate(step.shape) if axis not in step.axes and dim != 1]
+    return bool(across) and any(strides[across[-1]] == 1 for strides in placed)
 
 
 def _has_maps(step: Rows) -> bool:
@@ -74,8 +84,8 @@ def _has_maps(step: Rows) -> bool:
 class _SplitRows:
     """Launches one row program in parts."""
 
-    def __init__(self, ctx: Lowering, step: Rows, form: RowForm) -> None:
-        self.ctx, self.step, self.form = ctx, step, form
+    def __init__(self, ctx: Lowering, step: Rows, form: RowForm, is_upright: bool) -> None:
+        self.ctx, self.step, self.form, self.is_upright = ctx, step, form, is_upright
         columns = product(step.shape[axis] for axis in step.axes)
         self.parts = ceildiv(columns, form.capacity)
         self.count = Scalar(DType.INT64, "leaf")
@@ -114,7 +124,7 @@ class _SplitRows:
                 outputs.append((result if dtype is initial.dtype else s.cast(result, dtype), by_row))
         inputs = used_inputs(self.inputs, [x for x, _ in outputs])
         rows = Rows(step.nodes, step.shape, inputs, (), step.axes, step.row, tuple(outputs))
-        RowKernel(ctx, rows, self.form, self.parts).launch()
+        RowKernel(ctx, rows, self.form, self.parts, upright_parts=self.is_upright).launch()
         return partial
 
     def _totals(

@@ -14,20 +14,20 @@ from dataclasses import dataclass, replace
 from ..model.ir import DType
 from ..program import scalar as s
 from ..program.lowering import Lowering, Tensor
-from ..program.row_program import MAX, SUM, Row
+from ..program.row_program import Row
 from ..program.scalar import Scalar
 from ..program.shapes import collapse
-from ..program.steps import Input, Map, Substitution, used_inputs
+from ..program.steps import Input, Map, used_inputs
 from ..program.symbolic import Dim, ceildiv, divides, hint, le, product
 from ..program.trace import Use
-from ..program.views import expand
-from .attend import PREFIX, Form, Pass, Weights, bind_inputs
+from .attend import PREFIX, Form, Pass, Weights, bind_inputs, block_form
 from .codegen import Emitter, KernelBuilder, Parameters
 from .contract import add_batch, batch_strides, contiguous_axis
 from .epilogue import Axes, make_epilogue
-from .index import IndexMap
+from .kept import find_by_column
 from .layout import index_type
-from .matrix_stream import MatrixStreamKernel, matrix_form
+from .matrix_stream import WARP_ROWS, MatrixStreamKernel, matrix_form
+from .merged_parts import MERGED_ROWS, MergeKernel
 from .stream_kernel import Range, StreamKernel
 from .tiles import Element
 
@@ -35,7 +35,10 @@ MAX_SPLITS = 32
 SPLIT_KEYS = 128
 """Keys of a part, at least. An estimate: no GPU has measured it."""
 BLOCKS_PER_MULTIPROCESSOR = 2
-"""More are enough without splitting."""
+"""More are enough without splitting; of blocks of many rows, half as many are."""
+WARP, WARPS_PER_MULTIPROCESSOR = 32, 16
+"""Blocks of one warp need more beside each other. With twice as many parts as tiles, none has two tiles where the
+number of tiles is a little more than a power of two."""
 EMULATED_SPLIT_KEYS, EMULATED_MANY_BLOCKS = 512, 128
 FEW_ROWS = 8
 """Rows of a block for which memory is what takes time."""
@@ -66,7 +69,7 @@ def choose_stream_form(ctx: Lowering, rows: Dim, width: Dim) -> Form:
     m = 8 if hint(rows) <= 8 else 16 if hint(rows) <= 16 else 32
     columns = 64 if hint(width) <= 64 else 128 if hint(width) <= 128 or m > 16 else 256
     tile = 64 if m < 32 or ctx.device.emulated else 128
-    return Form(m, tile, columns, 32 if ctx.device.emulated else 4 * m, resident=False)
+    return block_form(ctx, m, tile, columns, resident=False)
 
 
 def has_matrices(ctx: Lowering) -> bool:
@@ -94,14 +97,14 @@ def stream_attention(
 ) -> None:
     """Writes softmax(``reading`` of q @ k) @ v to ``out`` [batch..., groups, rows, width], a view of any strides.
 
-    q is [batch..., groups, rows, size], dense or of one group; k [batch..., keys, size] and v [batch..., keys, width]
-    have any strides. All groups and rows of a batch share its keys. ``elements`` says how memory holds k and v.
+    q is [batch..., groups, rows, size], whose groups and rows are one dimension, or one group; k [batch..., keys, size]
+    and v [batch..., keys, width] have any strides. All groups and rows of a batch share its keys. ``elements`` says how
+    memory holds k and v.
     """
     *batch, groups, rows, size = q.shape
     width, keys = v.shape[-1], k.shape[-2]
     m = groups * rows
-    along = (*q.strides[:-3], *q.strides[-2:]) if groups == 1 else None
-    a = ctx.view(q, (*batch, m, size), along, q.offset)
+    a = ctx.view(q, (*batch, m, size), (*q.strides[:-3], *q.strides[-2:]), q.offset)
     operands = (a, ctx.view(k, (*batch, size, keys), (*k.strides[:-2], k.strides[-1], k.strides[-2]), k.offset), v)
     contiguous = (
         contiguous_axis(operands[0], "m", "k"),
@@ -109,9 +112,9 @@ def stream_attention(
         contiguous_axis(v, "n", "d"),
     )
     by_matrices = elements is None and contiguous == ("k", "k", "d") and has_matrices_for(q, k, v)
-    by_matrices = by_matrices and has_matrices(ctx) and hint(m) > FEW_ROWS
+    by_matrices = by_matrices and has_matrices(ctx)
     by_matrices = by_matrices and all(divides(2, number) for number in (a.offset, *a.strides[:-1]))
-    form = matrix_form(width) if by_matrices else choose_stream_form(ctx, m, width)
+    form = matrix_form(m, width) if by_matrices else choose_stream_form(ctx, m, width)
     splits = _splits(ctx, form, batch, m, keys, width)
     index = index_type(ctx, *(x.shape[-2] * x.strides[-2] + x.shape[-1] * x.strides[-1] for x in operands))
     dims, strides = collapse(batch, [batch_strides(x, batch) for x in operands])
@@ -161,7 +164,7 @@ def stream_attention(
     uses = {operands[1]: Use(column_blocks * row_blocks), v: Use(row_blocks)}
     builder.launch(ctx, kernel.name, grid, (form.threads, 1, 1), uses, 0, body=kernel.body)
     if part is not None:
-        _merge(ctx, part, statistics, out, reading)
+        _merge(ctx, scores, part, statistics, out, reading)
 
 
 def _weights(ctx: Lowering, scores: Map, reading: Reading) -> tuple[Weights, Parameters]:
@@ -170,6 +173,9 @@ def _weights(ctx: Lowering, scores: Map, reading: Reading) -> tuple[Weights, Par
     builder = KernelBuilder(PREFIX, emit)
     used = replace(scores, inputs=used_inputs(reading.inputs, [reading.value]))
     block_lines, key_lines, row_lines = bind_inputs(ctx, builder, used, _axes(scores, "batch", "key", "row"))
+    alike = {leaf for leaf, x in used.inputs if x.size == 1}
+    emit.hoist([reading.value], find_by_column([[reading.value]], lambda leaf: leaf not in alike))
+    block_lines += tuple(emit.taken())
     emit.bind(reading.score, "total")
     emit.bind(reading.row.index, "int64(key)")
     with emit.scope():
@@ -198,7 +204,11 @@ def _axes(scores: Map, *names: str) -> list[Axes]:
 def _splits(ctx: Lowering, form: Form, batch: Sequence[Dim], m: Dim, keys: Dim, width: Dim) -> int:
     """Into how many parts the keys are split; a power of two, so that few kernels and plans differ."""
     blocks = product(batch) * ceildiv(m, form.m) * ceildiv(width, form.width)
-    least, many = SPLIT_KEYS, BLOCKS_PER_MULTIPROCESSOR * ctx.device.multiprocessors
+    least, many = SPLIT_KEYS, ctx.device.multiprocessors
+    if form.m <= WARP_ROWS:
+        many *= BLOCKS_PER_MULTIPROCESSOR
+    if form.threads <= WARP:
+        least, many = form.keys // 2, WARPS_PER_MULTIPROCESSOR * ctx.device.multiprocessors
     if ctx.device.emulated:
         least, many = EMULATED_SPLIT_KEYS, EMULATED_MANY_BLOCKS
     splits = 1
@@ -210,30 +220,26 @@ def _splits(ctx: Lowering, form: Form, batch: Sequence[Dim], m: Dim, keys: Dim, 
     return splits if ctx.settled(le(least * splits, keys)) else 1
 
 
-def _merge(ctx: Lowering, part: Tensor, statistics: Sequence[Tensor], out: Tensor, reading: Reading) -> None:
-    """Adds up the parts, each with the factor that its maximum lacks to that of all."""
-    maps = IndexMap(ctx, out.shape)
-    c = maps.coordinates
-    sums, (maxima, weights) = maps.source(part), (maps.source(x) for x in statistics)
-    count = maps.dim(part.shape[0])
-    (most,) = maps.fold(MAX, count, lambda i: [maxima.at([i, *c[:-1]])])
-    sink = None
-    if reading.sink is not None:
-        used = used_inputs(reading.inputs, [reading.sink])
-        placed = {leaf: expand(ctx, x, (*out.shape[:-1], 1)) for leaf, x in used}
-        at = [*c[:-1], s.constant(0, DType.INT64)]
-        sink = Substitution({leaf: maps.source(x).at(at) for leaf, x in placed.items()})(reading.sink)
-        most = s.maximum(most, sink)
-    shift = s.where(s.equal(most, -math.inf), 0.0, most)
-
-    def factor(i: Scalar) -> Scalar:
-        return s.exp(maxima.at([i, *c[:-1]]) - shift)
-
-    (weight,) = maps.fold(SUM, count, lambda i: [weights.at([i, *c[:-1]]) * factor(i)])
-    (added,) = maps.fold(SUM, count, lambda i: [sums.at([i, *c]) * factor(i)])
-    if sink is not None:
-        weight = weight + s.exp(sink - shift)
-    if not math.isnan(reading.without_keys):
-        weight = s.where(s.equal(weight, 0.0), 1.0, weight)
-    result = added / weight
-    maps.store(out, c, s.cast(result, out.dtype), None)
+def _merge(
+    ctx: Lowering, scores: Map, part: Tensor, statistics: Sequence[Tensor], out: Tensor, reading: Reading
+) -> None:
+    """Adds up the parts, each with the factor that its maximum lacks to that of all. A warp has a row of the result,
+    and all of its loads are in flight at once.
+    """
+    *batch, groups, rows, width = out.shape
+    splits = part.shape[0]
+    assert isinstance(splits, int)
+    bounds, of_bounds = _range(ctx, scores, replace(reading, first=None, end=None), needs_sink=True)
+    total = Scalar(DType.FLOAT32, "leaf")
+    stored = Map(ctx.nodes, out.shape, (), ((s.cast(total, out.dtype), out),))
+    outer = [Axes("batch", range(len(batch))), Axes("row", [len(batch), len(batch) + 1])]
+    epilogue, of_result = make_epilogue(ctx, stored, total, outer, Axes("column", [len(out.shape) - 1]))
+    builder = KernelBuilder()
+    for name, x in zip(("parts", "maxima", "weights"), (part, *statistics), strict=True):
+        builder.tensor(x, name)
+    builder.integers(DType.INT32, m=groups * rows, rows=product(batch) * groups * rows, d=width)
+    for more in (of_bounds, of_result):
+        builder.include(more)
+    kernel = MergeKernel(splits, epilogue, bounds, math.isnan(reading.without_keys))
+    grid = (ceildiv(product(batch) * groups * rows, MERGED_ROWS), 1, 1)
+    builder.launch(ctx, kernel.name, grid, (32 * MERGED_ROWS, 1, 1), body=kernel.body)

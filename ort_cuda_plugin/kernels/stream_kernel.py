@@ -84,14 +84,16 @@ class StreamKernel(AttentionKernel):
             lines.append(f"tiles = int32((n + {self.form.keys - 1}) >> {log2(self.form.keys)})")
         low = f"int32(max(int64(0), min(int64(n), lower)) >> {log2(self.form.keys)})" if known.first else "int32(0)"
         lines.append(f"tile0 = {low}")
-        if self.split:
-            lines += [
-                "part = int32(cuda.blockIdx.y)",
-                "per_part = int32(truncdiv_i32(int32(max(int32(tiles - tile0), int32(0)) + splits - 1), splits))",
-                "tile0 = int32(tile0 + part * per_part)",
-                "tiles = int32(min(tiles, int32(tile0 + per_part)))",
-            ]
-        return lines
+        return [*lines, *self._part()] if self.split else lines
+
+    def _part(self) -> list[str]:
+        """Narrows the tiles to those of the block's part."""
+        return [
+            "part = int32(cuda.blockIdx.y)",
+            "per_part = int32(truncdiv_i32(int32(max(int32(tiles - tile0), int32(0)) + splits - 1), splits))",
+            "tile0 = int32(tile0 + part * per_part)",
+            "tiles = int32(min(tiles, int32(tile0 + per_part)))",
+        ]
 
     def _walk(self) -> list[str]:
         form = self.form

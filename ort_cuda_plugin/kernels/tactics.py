@@ -17,7 +17,7 @@ from .library_attention import attention_form
 
 LIBRARY = "library"
 """The call of cuBLASLt or cuDNN."""
-MATRICES = "one walk over the keys by tensor cores"
+MATRICES = "one walk over the keys"
 PARTS = "three steps"
 """Attention whose scores are stored: a product, a row program and a product."""
 SMALL_ATTENTION = 1 << 14
@@ -65,14 +65,14 @@ def is_parted(ctx: Lowering, step: Attend) -> bool:
 
     Attention stays whole that cuDNN computes, or a kernel of ours on tensor cores.
     """
-    if attention_form(ctx, step) is not None:
+    if attention_form(ctx, step) is not None or fits_matrices(ctx, step) is not None:
         return False
     if is_decoding(step) and not ctx.device.emulated:
         return True
     if "cublaslt" not in ctx.device.libraries:
         return False
     *_, rows, keys = step.score_shape
-    return fits_matrices(ctx, step) is None and hint(rows) * hint(keys) >= SMALL_ATTENTION
+    return hint(rows) * hint(keys) >= SMALL_ATTENTION
 
 
 def is_decoding(step: Attend) -> bool:

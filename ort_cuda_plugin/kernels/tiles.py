@@ -26,7 +26,9 @@ THREADS = 128
 class Tile:
     """Sizes of a block's tile. Each thread has ``thread_m`` x ``thread_n`` accumulators; all are powers of two.
 
-    A thread moves ``chunk`` neighbouring elements at a time when it fills a tile.
+    A thread moves ``chunk`` neighbouring elements at a time when it fills a tile. ``gap`` elements stand between the
+    lines of the operands' tiles in shared memory, so that a line's elements, which neighbours store where k is
+    contiguous, are in several banks.
     """
 
     m: int
@@ -35,6 +37,27 @@ class Tile:
     thread_m: int = 8
     thread_n: int = 8
     chunk: int = 4
+    gap: int = 0
+
+    @property
+    def a_pitch(self) -> int:
+        """Elements from line to line of a's tile."""
+        return self.m + self.gap
+
+    @property
+    def b_pitch(self) -> int:
+        """Elements from line to line of b's tile."""
+        return self.n + self.gap
+
+    @property
+    def b_first(self) -> int:
+        """Where b's tiles begin."""
+        return 2 * self.k * self.a_pitch
+
+    @property
+    def operands(self) -> int:
+        """Elements of the operands' tiles."""
+        return 2 * self.k * (self.a_pitch + self.b_pitch)
 
     @property
     def columns(self) -> int:
@@ -137,9 +160,8 @@ def declare(tile: Tile, accumulator: str) -> str:
 
     ``tile_c`` holds the operands' tiles, [2][k][m] of a and then [2][k][n] of b, and at last the result's, [m][n].
     """
-    operands = 2 * tile.k * (tile.m + tile.n)
     lines = [
-        f"tile_c = array_pointer(cuda.shared.array({max(operands, tile.m * tile.n)}, {accumulator}, 16))",
+        f"tile_c = array_pointer(cuda.shared.array({max(tile.operands, tile.m * tile.n)}, {accumulator}, 16))",
         "thread = int32(cuda.threadIdx.x)",
         f"thread_row = int32((thread >> {log2(tile.columns)}) * {tile.thread_m})",
         f"thread_column = int32((thread & {tile.columns - 1}) * {tile.thread_n})",
@@ -151,13 +173,13 @@ def declare(tile: Tile, accumulator: str) -> str:
 def multiply(tile: Tile, accumulator: str) -> str:
     """Adds the product of copy ``current`` (0 or 1) of the shared tiles to the accumulators."""
     lines = [
-        f"at_a = int64(int32(current * {tile.k * tile.m} + thread_row))",
-        f"at_b = int64(int32(current * {tile.k * tile.n} + {2 * tile.k * tile.m} + thread_column))",
+        f"at_a = int64(int32(current * {tile.k * tile.a_pitch} + thread_row))",
+        f"at_b = int64(int32(current * {tile.k * tile.b_pitch} + {tile.b_first} + thread_column))",
         f"for _ in range({tile.k}):",
     ]
     sizes = f"{tile.thread_m}, {tile.thread_n}"
     lines.append(f"    multiply_add_tile_{suffix(accumulator)}(sums, tile_c, at_a, tile_c, at_b, {sizes})")
-    lines += [f"    at_a += {tile.m}", f"    at_b += {tile.n}"]
+    lines += [f"    at_a += {tile.a_pitch}", f"    at_b += {tile.b_pitch}"]
     return "\n".join(lines)
 
 
@@ -206,14 +228,14 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
     ``extent`` is the tile's size along x, ``index`` the type of index arithmetic within the matrix.
     """
     total, chunk = tile.k * extent, tile.chunk
-    start = 2 * tile.k * tile.m if operand.name == "b" else 0
+    start, pitch = (tile.b_first, tile.b_pitch) if operand.name == "b" else (0, tile.a_pitch)
     pieces, rest = divmod(total // chunk, tile.threads)
     if rest:
         raise ValueError(f"tile {tile.name}: {total} elements do not divide among {tile.threads} threads")
     per_line = (tile.k if operand.inner_major else extent) // chunk
     line, place = f"int32(chunk >> {log2(per_line)})", f"int32((chunk & {per_line - 1}) * {chunk})"
     x, k = (line, place) if operand.inner_major else (place, line)
-    stride, shared_stride = (operand.inner_stride, extent) if operand.inner_major else (operand.stride, 1)
+    stride, shared_stride = (operand.inner_stride, pitch) if operand.inner_major else (operand.stride, 1)
     last_x, last_k = (0, chunk - 1) if operand.inner_major else (chunk - 1, 0)
     edge_x, edge_k = ("0", "i") if operand.inner_major else ("i", "0")
     name = operand.name
@@ -239,7 +261,7 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
             f"    chunk = int32(thread + piece * {tile.threads})",
             f"    {name}_tile_x = {x}",
             f"    {name}_tile_k = {k}",
-            f"    to = int64(int32(filling * {total} + {start} + {name}_tile_k * {extent} + {name}_tile_x))",
+            f"    to = int64(int32(filling * {tile.k * pitch} + {start} + {name}_tile_k * {pitch} + {name}_tile_x))",
             f"    {name}_x_at = int32({operand.origin} + {name}_tile_x)",
             f"    {name}_k_at = int32(step * {tile.k} + {name}_tile_k)",
             f"    {name}_at = {index}({index}({name}_x_at * {operand.stride}))",
@@ -248,7 +270,7 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
             f"    if {name}_x_at + {last_x} < {operand.bound} and {name}_k_at + {last_k} < {operand.inner_bound}:",
             *indented(before, 2),
             *[f"        {name}_value{i} = {value}" for i, value in enumerate(values)],
-            *[f"        tile_c[to + {i * shared_stride}] = {name}_value{i}" for i in range(chunk)],
+            *indented(_store_chunk(tile, [f"{name}_value{i}" for i in range(chunk)], element, shared_stride), 2),
             "    else:",
             f"        for i in range({chunk}):",
             f"            {name}_edge = {element.accumulator}(0)",
@@ -258,6 +280,13 @@ def fill_matrix(operand: Operand, extent: int, tile: Tile, element: Element, ind
             f"            tile_c[to + i * {shared_stride}] = {name}_edge",
         ]
     )
+
+
+def _store_chunk(tile: Tile, values: list[str], element: Element, stride: int) -> list[str]:
+    """Values to the tile from ``to`` on, so far apart; on a GPU, whose tiles have gaps, by one access if possible."""
+    if tile.gap and stride == 1 and len(values) == 4 and element.accumulator == "float32":
+        return [f"store_f32x4(tile_c, to, {', '.join(values)})"]
+    return [f"tile_c[to + {i * stride}] = {value}" for i, value in enumerate(values)]
 
 
 def fill_packed(pointer: str, base: str, tile: Tile, element: Element) -> str:
@@ -283,9 +312,9 @@ def fill_packed(pointer: str, base: str, tile: Tile, element: Element) -> str:
             f"    chunk = int32(thread + piece * {tile.threads})",
             f"    a_tile_k = int32(chunk >> {log2(per_line)})",
             f"    a_tile_x = int32((chunk & {per_line - 1}) * {chunk})",
-            f"    to = int64(int32(filling * {total} + a_tile_k * {tile.m} + a_tile_x))",
+            f"    to = int64(int32(filling * {tile.k * tile.a_pitch} + a_tile_k * {tile.a_pitch} + a_tile_x))",
             *read,
-            *[f"    tile_c[to + {i}] = {convert.format(f'a_value{i}')}" for i in range(chunk)],
+            *indented(_store_chunk(tile, [convert.format(f"a_value{i}") for i in range(chunk)], element, 1), 1),
         ]
     )
 

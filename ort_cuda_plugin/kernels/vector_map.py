@@ -30,7 +30,7 @@ MANY_ELEMENTS = 1 << 21
 CALL_WORK = 12
 """Operations that a function of the mathematical library stands for."""
 cheap = frozenset({"leaf", "constant", "cast", "abs", "neg", "not", "min", "max", "where", "add", "sub", "mul"})
-cheap |= {"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "shl", "shr"}
+cheap |= {"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "shl", "shr", "rint", "floor", "ceil"}
 MOST_THREADS, LEAST_THREADS = 256, 64
 BLOCKS_PER_MULTIPROCESSOR = 2
 """Smaller blocks come before fewer of them."""
@@ -93,7 +93,8 @@ def choose_vectors(
     largest = max(x.dtype.itemsize for x in (*moved, *(y for _, y in step.outputs)))
     work = max(work_of([x for x, _ in step.outputs]), 1)
     width = VECTOR_BYTES // largest
-    while width > 4 and width * work > MAX_WORK:
+    # Of bytes few are an access even so: they may have more work.
+    while width > 4 and width * work > MAX_WORK * (2 if largest == 1 else 1):
         width //= 2
     while width > 1 and not all(has_vectors(strides, dims, width) for strides in outputs):
         width //= 2

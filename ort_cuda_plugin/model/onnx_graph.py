@@ -18,7 +18,7 @@ def storage(array: Array) -> tuple[Array, DType]:
     if array.dtype.isbuiltin == 2:  # of ml_dtypes
         dtype = DType(helper.np_dtype_to_tensor_dtype(array.dtype))
         return (array.astype(dtype.numpy) if dtype.is_integer else array.view(dtype.numpy)), dtype
-    return array, DType.from_numpy(array.dtype)
+    return array, DType.STRING if array.dtype.kind == "O" else DType.from_numpy(array.dtype)
 
 
 def _attribute(proto: onnx.AttributeProto) -> Any:

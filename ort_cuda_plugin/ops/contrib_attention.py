@@ -381,18 +381,7 @@ def rotary_embedding(
     """
     if scale != 1.0:
         raise Unsupported("attribute", "RotaryEmbedding with a scale, which other providers ignore")
-    if x.rank not in (3, 4) or cos_cache.rank != 2:
-        raise InvalidModel(f"RotaryEmbedding of rank {x.rank} with a cache of rank {cos_cache.rank}")
-    rotated: Dim = rotary_embedding_dim or 2 * cos_cache.shape[1]
-    if x.rank == 4:
-        heads, sequence = x, 2
-    else:
-        if rotary_embedding_dim and num_heads <= 0:
-            raise InvalidModel("RotaryEmbedding with rotary_embedding_dim and without num_heads")
-        size = floordiv(x.shape[2], num_heads) if num_heads > 0 else rotated
-        count = num_heads if num_heads > 0 else floordiv(x.shape[2], size)
-        ctx.require(eq(count * size, x.shape[2]), "RotaryEmbedding: the hidden size is not a multiple of the heads")
-        heads, sequence = reshape(ctx, x, [*x.shape[:2], count, size]), 1
+    heads, sequence, rotated = rotary_heads(ctx, "RotaryEmbedding", x, cos_cache, num_heads, rotary_embedding_dim)
     places = (x.shape[0], x.shape[sequence])
     if position_ids.rank < 2:
         ctx.require(eq(position_ids.size, 1), "RotaryEmbedding: positions of rank 1 are one number")
@@ -400,6 +389,23 @@ def rotary_embedding(
         position_ids = gather_map(ctx, places, DType.INT64, lambda maps, c: c[1] + maps.number(first))
     result = rotate(ctx, heads, sequence, cos_cache, sin_cache, position_ids, rotated, interleaved=bool(interleaved))
     return ctx.view(result, x.shape)
+
+
+def rotary_heads(
+    ctx: Lowering, operator: str, x: Tensor, cos_cache: Tensor, num_heads: int, rotary_embedding_dim: int
+) -> tuple[Tensor, int, Dim]:
+    """The heads apart, the axis of the sequence, and how many elements of a head are rotated."""
+    if x.rank not in (3, 4) or cos_cache.rank != 2:
+        raise InvalidModel(f"{operator} of rank {x.rank} with a cache of rank {cos_cache.rank}")
+    rotated: Dim = rotary_embedding_dim or 2 * cos_cache.shape[1]
+    if x.rank == 4:
+        return x, 2, rotated
+    if rotary_embedding_dim and num_heads <= 0:
+        raise InvalidModel(f"{operator} with rotary_embedding_dim and without num_heads")
+    size = floordiv(x.shape[2], num_heads) if num_heads > 0 else rotated
+    count = num_heads if num_heads > 0 else floordiv(x.shape[2], size)
+    ctx.require(eq(count * size, x.shape[2]), f"{operator}: the hidden size is not a multiple of the heads")
+    return reshape(ctx, x, [*x.shape[:2], count, size]), 1, rotated
 
 
 # ---- grouped queries and their cache ----

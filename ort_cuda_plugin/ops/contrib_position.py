@@ -5,7 +5,7 @@ from __future__ import annotations
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.model.ir import DType, InvalidModel
 from ort_cuda_plugin.ops.attention import rotate
-from ort_cuda_plugin.ops.contrib_attention import INT32, INT64
+from ort_cuda_plugin.ops.contrib_attention import INT32, INT64, rotary_heads
 from ort_cuda_plugin.ops.contrib_fused import UP_TO_FLOAT32
 from ort_cuda_plugin.ops.contrib_padding import FLOAT_OR_HALF, padded_rows
 from ort_cuda_plugin.ops.registry import HostTensor, M, T, U, op
@@ -16,7 +16,7 @@ from ort_cuda_plugin.program.multiply import multiply
 from ort_cuda_plugin.program.reduce import reduce
 from ort_cuda_plugin.program.row_program import SUM
 from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, le, mod
+from ort_cuda_plugin.program.symbolic import eq, floordiv, le, mod
 from ort_cuda_plugin.program.views import part, permute, reshape, unsqueeze
 
 # ---- biases ----
@@ -134,18 +134,7 @@ def multimodal_rotary_embedding(
     """
     if len(mrope_section) != 3 or min(mrope_section) < 0 or mrope_layout not in (0, 1):
         raise InvalidModel(f"MRotaryEmbedding with sections {list(mrope_section)}, layout {mrope_layout}")
-    if x.rank not in (3, 4) or cos_cache.rank != 2:
-        raise InvalidModel(f"MRotaryEmbedding of rank {x.rank} with a cache of rank {cos_cache.rank}")
-    rotated: Dim = rotary_embedding_dim or 2 * cos_cache.shape[1]
-    if x.rank == 4:
-        heads, sequence = x, 2
-    else:
-        if rotary_embedding_dim and num_heads <= 0:
-            raise InvalidModel("MRotaryEmbedding with rotary_embedding_dim and without num_heads")
-        size = floordiv(x.shape[2], num_heads) if num_heads > 0 else rotated
-        count = num_heads if num_heads > 0 else floordiv(x.shape[2], size)
-        ctx.require(eq(count * size, x.shape[2]), "MRotaryEmbedding: the hidden size is not a multiple of the heads")
-        heads, sequence = reshape(ctx, x, [*x.shape[:2], count, size]), 1
+    heads, sequence, rotated = rotary_heads(ctx, "MRotaryEmbedding", x, cos_cache, num_heads, rotary_embedding_dim)
     ctx.require(eq(2 * sum(mrope_section), rotated), "MRotaryEmbedding: the sections are not all that is rotated")
     in_time, in_height, in_width = mrope_section
 

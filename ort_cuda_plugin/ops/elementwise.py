@@ -41,6 +41,12 @@ def unary(
     op(name, since=since, types={constraint: types})(function)
 
 
+def _erf(x: Scalar) -> Scalar:
+    if x.dtype in (DType.FLOAT16, DType.BFLOAT16):
+        return s.half_erf(x)
+    return s.cast(s.erf(s.cast(x, DType.FLOAT64) if x.dtype.is_integer else x), x.dtype)
+
+
 unary("Abs", 1, s.absolute, ARITHMETIC)
 unary("Neg", 1, lambda x: -x, SIGNED)
 unary("Sign", 9, s.sign, ARITHMETIC)
@@ -62,7 +68,7 @@ unary("Cosh", 9, lambda x: s.unary_float("cosh", x))
 unary("Asinh", 9, lambda x: s.unary_float("asinh", x))
 unary("Acosh", 9, lambda x: s.unary_float("acosh", x))
 unary("Atanh", 9, lambda x: s.unary_float("atanh", x))
-unary("Erf", 9, lambda x: s.cast(s.erf(s.cast(x, DType.FLOAT64) if x.dtype.is_integer else x), x.dtype), ARITHMETIC)
+unary("Erf", 9, _erf, ARITHMETIC)
 unary("Not", 1, lambda x: ~x, BOOL)
 unary("BitwiseNot", 18, lambda x: ~x, INTS)
 unary("IsNaN", 9, s.is_nan, FLOATS | FLOATS_8, "T1")

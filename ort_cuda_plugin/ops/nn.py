@@ -215,7 +215,9 @@ def transposed_convolution(
         ctx.require(lt(0, size), "the result has no elements along a spatial dimension")
     window = Windows(plain.size, plain.kernel, plain.strides, plain.dilations, begin, plain.end)
     apart = window.strides == kernel and all(gap == 1 for gap in window.dilations)
-    whole = all(size == n * step for size, n, step in zip(spatial, window.size, window.strides, strict=True))
+    whole = all(pad == 0 for pad in begin) and all(
+        size == n * step for size, n, step in zip(spatial, window.size, window.strides, strict=True)
+    )
     if apart and whole and group == 1 and (not ctx.device.emulated or "cudnn" in ctx.device.libraries):
         return _spread(ctx, x, w, b, window)
     return _convolve(ctx, x, w, b, (x.shape[0], rows, *spatial), window, group, transposed=True)
@@ -230,7 +232,7 @@ def _spread(ctx: Lowering, x: Tensor, w: Tensor, b: Tensor | None, window: Windo
     taps = product(kernel)
     ones = [1] * rank
     turned = ctx.contiguous(permute(ctx, w, (*range(2, w.rank), 1, 0)))
-    weights = reshape(ctx, turned, [taps * rows, x.shape[1], *ones])
+    weights = reshape(ctx, turned, [taps * rows, w.shape[0], *ones])
     bias = None
     if b is not None:
         b = ctx.contiguous(b)
@@ -278,6 +280,8 @@ def average_pool(
 ) -> tuple[Tensor, ...]:
     window = windows(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
     spatial = window.count(ctx, bool(ceil_mode), may_exceed=True)
+    if window.kernel == window.size and not any((*window.begin, *window.end)) and x.rank > 2:
+        return (global_average_pool(ctx, x),)
     return launch_pool(ctx, x, window, spatial, "average", include_pad=bool(count_include_pad))
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ort_cuda_plugin.kernels.cells import Cell, Gates, Sequences
-from ort_cuda_plugin.kernels.recurrent import run_cell
+from ort_cuda_plugin.kernels.cells import Cell, Direction, Gates, Sequences
+from ort_cuda_plugin.kernels.recurrent import run_cells
 from ort_cuda_plugin.model.ir import DType, InvalidModel, Unsupported
 from ort_cuda_plugin.ops.activation import softplus
 from ort_cuda_plugin.ops.indexing import select_index
@@ -73,6 +73,12 @@ def _activations(
     return [clipped(of(name)) for name in names]
 
 
+def _are_alike(names: Sequence[str] | None, alphas: Sequence[float] | None, betas: Sequence[float] | None) -> bool:
+    """Whether two directions have the same functions."""
+    half = len(names or ()) // 2
+    return not alphas and not betas and (names is None or names[:half] == names[half:])
+
+
 def _per_direction(
     direction: str, defaults: Sequence[str], activations: Sequence[str] | None,
     alphas: Sequence[float] | None, betas: Sequence[float] | None, clip: float | None,
@@ -93,9 +99,9 @@ def _per_direction(
 def _run(
     ctx: Lowering, cells: Sequence[tuple[Cell, bool, Sequence[tuple[Scalar, Tensor]]]],
     x: Tensor, w: Tensor, r: Tensor, b: Tensor | None, lengths: Tensor | None,
-    initial_h: Tensor | None, initial_c: Tensor | None, layout: int, peepholes: Tensor | None = None,
+    initial_h: Tensor | None, initial_c: Tensor | None, layout: int, alike: bool, peepholes: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """(Y, last hidden[, last cell]) of one cell per direction."""
+    """(Y, last hidden[, last cell]) of one cell per direction; ``alike`` says that these differ in parameters only."""
     if x.rank != 3 or w.rank != 3 or r.rank != 3:
         raise InvalidModel("a recurrent operator takes X, W and R of rank 3")
     if layout not in (0, 1):
@@ -126,6 +132,7 @@ def _run(
     y = ctx.empty((batch, steps, count, size) if layout else (steps, count, batch, size), x.dtype)
     last_h = state()
     last_c = state() if cells[0][0].has_state else None
+    directions = []
     for number, (cell, backward, parameters) in enumerate(cells):
 
         def own(tensor: Tensor | None, axis: int = 0, number: int = number) -> Tensor | None:
@@ -149,7 +156,8 @@ def _run(
         )
         final_c = own(last_c, direction_axis)
         final_h = select_index(ctx, last_h, direction_axis, number)
-        run_cell(ctx, cell, given, parameters, outputs, final_h, final_c, backward=backward)
+        directions.append(Direction(cell, given, parameters, outputs, final_h, final_c, backward))
+    run_cells(ctx, directions, alike=alike)
     return (y, last_h) if last_c is None else (y, last_h, last_c)
 
 
@@ -175,9 +183,10 @@ def rnn(
     def cell(f: Activation) -> Cell:
         return Cell(1, lambda inputs, sums, hidden, state: (f(inputs[0] + sums[0]), None))
 
+    alike = _are_alike(activations, activation_alpha, activation_beta)
     directions = _per_direction(direction, ["Tanh"], activations, activation_alpha, activation_beta, clip)
     cells = [(cell(*functions), backward, ()) for functions, backward in directions]
-    return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, None, layout)
+    return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, None, layout, alike)
 
 
 def _gru_cell(f: Activation, g: Activation, linear_before_reset: int) -> Cell:
@@ -215,9 +224,10 @@ def gru(
     output_sequence: int = 0,
     linear_before_reset: int = 0,
 ) -> tuple[Tensor, ...]:
+    alike = _are_alike(activations, activation_alpha, activation_beta)
     directions = _per_direction(direction, ["Sigmoid", "Tanh"], activations, activation_alpha, activation_beta, clip)
     cells = [(_gru_cell(f, g, linear_before_reset), backward, ()) for (f, g), backward in directions]
-    return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, None, layout)
+    return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, None, layout, alike)
 
 
 def _lstm_cell(f: Activation, g: Activation, h: Activation, peepholes: Sequence[Scalar], input_forget: int) -> Cell:
@@ -263,6 +273,7 @@ def lstm(
     defaults = ["Sigmoid", "Tanh", "Tanh"]
     compute = s.accumulation_type(x.dtype)
     cells = []
+    alike = _are_alike(activations, activation_alpha, activation_beta)
     directions = _per_direction(direction, defaults, activations, activation_alpha, activation_beta, clip)
     for number, ((f, g, h), backward) in enumerate(directions):
         parameters: list[tuple[Scalar, Tensor]] = []
@@ -272,4 +283,4 @@ def lstm(
                 part = ctx.view(row, (size,), row.strides, row.offset + gate * size * row.strides[0])
                 parameters.append((Scalar(compute, "leaf"), part))
         cells.append((_lstm_cell(f, g, h, [leaf for leaf, _ in parameters], input_forget), backward, parameters))
-    return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, initial_c, layout, p)
+    return _run(ctx, cells, x, w, r, b, sequence_lens, initial_h, initial_c, layout, alike, p)

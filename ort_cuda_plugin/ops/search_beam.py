@@ -14,6 +14,7 @@ import numpy as np
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map
 from ort_cuda_plugin.kernels.scan import scan
 from ort_cuda_plugin.kernels.select import sort_rows
+from ort_cuda_plugin.kernels.top_rows import top_rows
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.elementwise import elementwise, full
@@ -123,9 +124,12 @@ def _candidates(ctx: Lowering, scores: Tensor, now: Beams, end: int) -> _Candida
         return maps.source(scores).at([row, token]) + maps.source(now.scores).at([c[0], beam])
 
     totals = gather_map(ctx, (prompts, beams * vocabulary), DType.FLOAT32, total)
-    order, _ = sort_rows(ctx, reshape(ctx, totals, (prompts, beams * vocabulary, 1)), descending=True)
-    places = reshape(ctx, order, (prompts, beams * vocabulary))
     best = (prompts, beams * 2)
+    if (top := top_rows(ctx, totals, beams * 2, largest=True)) is not None:
+        _, places = top
+    else:
+        order, _ = sort_rows(ctx, reshape(ctx, totals, (prompts, beams * vocabulary, 1)), descending=True)
+        places = reshape(ctx, order, (prompts, beams * vocabulary))
 
     def score(maps: IndexMap, c: list[Scalar]) -> Scalar:
         return maps.source(totals).at([c[0], maps.source(places).at(c)])

@@ -6,7 +6,9 @@ import numpy as np
 
 from ort_cuda_plugin.kernels.index import IndexMap, gather_map, scatter_map
 from ort_cuda_plugin.kernels.scan import scan
-from ort_cuda_plugin.kernels.select import count_prefixes, sort_rows, suppress_boxes
+from ort_cuda_plugin.kernels.select import count_prefixes, sort_rows
+from ort_cuda_plugin.kernels.suppress import suppress_boxes
+from ort_cuda_plugin.kernels.top_rows import top_rows
 from ort_cuda_plugin.model.ir import DType, InvalidModel
 from ort_cuda_plugin.ops.axes import axis_of_input, normalize_axis
 from ort_cuda_plugin.ops.registry import (
@@ -37,7 +39,12 @@ def _top_k(ctx: Lowering, x: Tensor, k: Dim, axis: int, largest: bool) -> tuple[
     ctx.require(logical_and(le(0, k), le(k, n)), "k of TopK is not between 0 and the size of the axis")
     others = [*x.shape[:at], *x.shape[at + 1 :]]
     by_row = permute(ctx, x, [*(a for a in range(x.rank) if a != at), at])
-    order, _ = sort_rows(ctx, reshape(ctx, by_row, (product(others), n, 1)), descending=largest)
+    flat = reshape(ctx, by_row, (product(others), n))
+    if (found := top_rows(ctx, flat, k, largest=largest)) is not None:
+        back = [*range(at), len(others), *range(at, len(others))]
+        values, places = (permute(ctx, reshape(ctx, y, (*others, k)), back) for y in found)
+        return values, places
+    order, _ = sort_rows(ctx, reshape(ctx, flat, (product(others), n, 1)), descending=largest)
     order = reshape(ctx, order, (*others, n))
     shape = [*x.shape[:at], k, *x.shape[at + 1 :]]
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ..program.operations import ExprOp
 
 magic = 0x4E4C504F
-version = 2
+version = 3
 no_register = 0xFFFFFFFF
 
 header_layout = struct.Struct("<20I")

@@ -31,7 +31,7 @@ def elementwise(ctx: Lowering, fn: Callable[..., Scalar], *tensors: Tensor) -> T
     Small integer tensors whose contents are known are computed on the host. Raises TypeError where ``fn`` mixes types.
     """
     leaves = [Scalar(x.dtype, "leaf") for x in tensors]
-    expression = fn(*leaves)
+    expression = s.expression(fn(*leaves))
     shape = broadcast_shapes(ctx, *(x.shape for x in tensors))
 
     def on_device() -> Tensor:
@@ -49,7 +49,7 @@ def elementwise(ctx: Lowering, fn: Callable[..., Scalar], *tensors: Tensor) -> T
 def elementwise_into(ctx: Lowering, fn: Callable[..., Scalar], destination: Tensor, *tensors: Tensor) -> None:
     """As `elementwise`, into a view of any strides. ``tensors`` broadcast to the destination's shape."""
     leaves = [Scalar(x.dtype, "leaf") for x in tensors]
-    expression = fn(*leaves)
+    expression = s.expression(fn(*leaves))
     if expression.dtype is not destination.dtype:
         raise TypeError(f"cannot write {expression.dtype.name} into {destination!r}")
     _record(ctx, leaves, tensors, [expression], [destination])

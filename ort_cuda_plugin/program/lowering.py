@@ -143,7 +143,8 @@ class Lowering:
     hints of host values mean nothing; ``guessed`` then says whether `host_constants` was asked for one since it was
     last set to False. ``trial`` numbers what is assumed then where a rank depends on what nobody knows, see
     `chosen`. ``states`` are those of the cluster's nodes, which all its plans share. Without ``settles``,
-    `settled` answers as for a claim. ``notes`` has what people should know of nodes that run here.
+    `settled` answers as for a claim. ``notes`` has what people should know of nodes that run here. ``checks_bounds``
+    says whether Runs check what the operator says about the values that they compute.
     """
 
     def __init__(
@@ -168,6 +169,7 @@ class Lowering:
         self.guessed = False
         self.trial = trial
         self.notes: dict[Node, str] = {}
+        self.checks_bounds = False
         self._try_step = try_step
         self._speculative = speculative
         self._settles = settles and try_step is None
@@ -398,8 +400,8 @@ class Lowering:
 
         The host waits for that work, reads the elements and goes on: a segment of the plan ends. So call it once for
         all that an operator needs, and where the count of elements is small. ``lower`` and ``upper`` bound each
-        element; they are the operator's word. ``likely`` is what is expected where nothing bounds it. Nothing may be
-        guarded on what was read back: see `guard`.
+        element; they are the word of an operator of the plugin's own, that of others is checked. ``likely`` is what is
+        expected where nothing bounds it. Nothing may be guarded on what was read back: see `guard`.
         """
         if not (x.dtype.is_integer or x.dtype is DType.BOOL):
             raise Unsupported("dtype", f"{what} has element type {x.dtype.name}, which is not an integer type")
@@ -423,7 +425,17 @@ class Lowering:
             self._read_backs[x.buffer] = symbols
         if self._is_recording and count:
             self.trace.steps.append(ReadBack(self.nodes, source, first, count, (source.buffer,)))
+        if self.checks_bounds:
+            for i in range(count):
+                self._check_read_back(symbol(first + i, f"{what}[{i}]", guess, None, None), what, lower, upper)
         return symbols
+
+    def _check_read_back(self, found: Expr, what: str, lower: int | None, upper: Dim | None) -> None:
+        """``found`` is the symbol without the bounds, which it need not have."""
+        if lower is not None:
+            self.require(le(lower, found), f"{what} is less than {lower}, the least that the operator says")
+        if upper is not None:
+            self.require(le(found, upper), f"{what} is more than {upper}, the most that the operator says")
 
     # ---- conditions ----
 
@@ -512,10 +524,11 @@ class Lowering:
         writes: Sequence[Tensor] = (),
         uses: Mapping[Tensor, Use] | None = None,
         remake: Remake | None = None,
+        turns: Dim = 1,
     ) -> None:
         """Records a launch. Tensor arguments are reads unless they are among ``writes`` (in both: read and written).
 
-        ``uses`` tells of arguments that the kernel does not read as a whole and once; for ``remake`` see `Launch`. A
+        ``uses`` tells of arguments that the kernel does not read as a whole and once; for the others see `Launch`. A
         grid with a dimension of 0 launches nothing. Raises TypeError where arguments do not fit the signature.
         """
         signature = kernel.signature
@@ -529,7 +542,9 @@ class Lowering:
             return
         placed = tuple(self.materialize(arg) if isinstance(arg, Tensor) else arg for arg in args)
         read, written = self._uses(placed, reads, writes)
-        step = Launch(self.nodes, kernel, grid, block, placed, shared_bytes, read, written, uses or {}, remake)
+        step = Launch(
+            self.nodes, kernel, grid, block, placed, shared_bytes, read, written, uses or {}, remake, turns=turns
+        )
         self.trace.steps.append(step)
 
     def library(

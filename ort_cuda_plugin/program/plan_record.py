@@ -41,7 +41,7 @@ def read_plans(folder: Path) -> dict[str, dict[str, Any]]:
     """The plan of each cluster that was written last into a folder with the option ``program_folder``."""
     found = {}
     for path in sorted(folder.glob("*.jsonl")):
-        if lines := path.read_text().splitlines():
+        if lines := path.read_text(encoding="utf-8").splitlines():
             plan = json.loads(lines[-1])
             found[plan["cluster"]] = plan
     return found
@@ -56,7 +56,7 @@ def _step(step: Recordable) -> dict[str, Any]:
         "op_types": [node.op_type for node in step.nodes],
         "read": moved.read,
         "written": moved.written,
-        "note": step.note if isinstance(step, LibraryCall) else "",
+        "note": step.note if isinstance(step, Launch | LibraryCall) else "",
     }
 
 

@@ -17,10 +17,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.program.polynomial import Expr
 
 Number: TypeAlias = "int | float | bool"
 Operand: TypeAlias = "Scalar | int | float | bool"
+
+
+class _Sameness:
+    """What ``==`` and ``!=`` give: an answer about two objects, which no expression takes for its operand."""
+
+    __slots__ = ("_answer",)
+
+    def __init__(self, answer: bool) -> None:
+        self._answer = answer
+
+    def __bool__(self) -> bool:
+        return self._answer
+
+    def __repr__(self) -> str:
+        return "what == or != gives"
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +89,15 @@ class Scalar:
     def __xor__(self, other: Operand) -> Scalar:
         return _bitwise("xor", self, other)
 
+    def __mod__(self, other: Operand) -> Scalar:
+        return floor_modulo(self, other)
+
+    def __pow__(self, other: Operand) -> Scalar:
+        return power(self, other)
+
+    def __abs__(self) -> Scalar:
+        return absolute(self)
+
     def __invert__(self) -> Scalar:
         return _bitwise("not", self)
 
@@ -91,6 +118,14 @@ class Scalar:
 
     def __ge__(self, other: Operand) -> Scalar:
         return _compare("ge", self, other)
+
+    def __eq__(self, other: object) -> Any:
+        return _Sameness(self is other)
+
+    def __ne__(self, other: object) -> Any:
+        return _Sameness(self is not other)
+
+    __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
         raise TypeError("an expression has no value yet: use where(), & and | instead of if, and and or")
@@ -135,9 +170,30 @@ def constant(value: Number, dtype: DType) -> Scalar:
     return Scalar(dtype, "constant", (), wrapped)
 
 
+def expression(value: object) -> Scalar:
+    """``value``, which code that is given to a mechanism made. Raises TypeError where it is no expression."""
+    if isinstance(value, Scalar):
+        return value
+    raise TypeError(
+        f"{value!r} is no expression: "
+        + (
+            "== and != compare Python's objects, use equal() and not_equal()"
+            if isinstance(value, _Sameness)
+            else "constant() makes one of a number"
+            if isinstance(value, int | float)
+            else "maps.dim() makes one of a size"
+            if isinstance(value, Expr)
+            else "use the operators of Python and the functions of scalar"
+        )
+    )
+
+
 def _unify(operands: Sequence[Operand]) -> tuple[Scalar, ...]:
     """The operands with numbers made constants of the others' type. Raises TypeError where types differ."""
     dtypes = {x.dtype for x in operands if isinstance(x, Scalar)}
+    for x in operands:
+        if not isinstance(x, Scalar | int | float | np.number | np.bool_):
+            expression(x)
     if len(dtypes) != 1:
         raise TypeError(f"operands of types {sorted(d.name for d in dtypes)}: cast them to one type")
     (dtype,) = dtypes
@@ -204,7 +260,7 @@ def not_equal(a: Operand, b: Operand) -> Scalar:
 
 def where(condition: Scalar, a: Operand, b: Operand) -> Scalar:
     """``a`` where the boolean ``condition`` holds, else ``b``. Both are evaluated."""
-    if condition.dtype is not DType.BOOL:
+    if expression(condition).dtype is not DType.BOOL:
         raise TypeError(f"condition of type {condition.dtype.name}")
     scalars = _unify((a, b))
     return Scalar(scalars[0].dtype, "where", (condition, *scalars))
@@ -266,7 +322,7 @@ def cast(x: Scalar, dtype: DType, *, saturate: bool = True, round_mode: str = "u
     ``saturate``, else infinity, or NaN where it has none. ``round_mode`` ("up", "down", "nearest") is for FLOAT8E8M0,
     the powers of two.
     """
-    if x.dtype is dtype:
+    if expression(x).dtype is dtype:
         return x
     exact = not dtype.is_float or dtype in (DType.FLOAT32, DType.FLOAT64)
     if x.op == "constant" and math.isfinite(x.value) and exact:
@@ -321,6 +377,11 @@ def sqrt(x: Operand) -> Scalar:
 
 def erf(x: Operand) -> Scalar:
     return _float_function("erf", x)
+
+
+def half_erf(x: Operand) -> Scalar:
+    """erf as exact as a half type can show, which takes half as long: for results that are stored in one."""
+    return _float_function("half_erf", x)
 
 
 def tanh(x: Operand) -> Scalar:

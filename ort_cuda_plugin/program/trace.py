@@ -68,7 +68,7 @@ class Launch(Recorded):
 
     ``uses`` has the arguments that the kernel does not read or write as a whole and once. ``remake`` records what does
     the same with other views of the tensors, which the function gives that it takes. ``note`` tells people why it is
-    this kernel.
+    this kernel. The grid has ``turns`` parts, each of which waits for the one before.
     """
 
     kernel: KernelSpec
@@ -81,6 +81,7 @@ class Launch(Recorded):
     uses: Mapping[Tensor, Use] = field(default_factory=dict)
     remake: Remake | None = None
     note: str = ""
+    turns: Dim = 1
 
 
 @dataclass(eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 from onnxruntime.capi import _pybind_state
 
 import ort_cuda_plugin
-from contexts import BINARY, compile_model, row_model
+from contexts import BINARY, assert_same, compile_model, load, rewrite, row_model, rows
+from ort_cuda_plugin.cli import main
+from ort_cuda_plugin.cli.exit_codes import ExitCode
 from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.context.compatibility import Fit, compatibility_info, fit
 from ort_cuda_plugin.context.container import Container
@@ -18,6 +21,7 @@ from ort_cuda_plugin.context.files import map_context
 from ort_cuda_plugin.context.reader import Context, Session, StoredCluster
 from ort_cuda_plugin.ep.context_session import ALLOW_VARIABLE
 from ort_cuda_plugin.model.ir import DType
+from ort_cuda_plugin.plan.format import version as plan_version
 from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
 
 KEY = f"ep_compatibility_info.{ort_cuda_plugin.get_ep_name()}"
@@ -84,3 +88,27 @@ def test_a_gpu_takes_the_best_of_what_is_stored(tmp_path: Path) -> None:
     for row in whole.index["partitions"][0]["targets"]:
         row["libraries"], row["plan_version"] = [], 1
     assert "its plans have version 1, this plugin runs version" in choice(whole, 9, 0)
+
+
+@pytest.mark.parametrize("version", [plan_version - 1, plan_version + 1])
+def test_plans_of_another_version_are_compiled_again(
+    tmp_path: Path, version: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """So a library that is older than a context does not run what it does not know."""
+    source, path = row_model(), tmp_path / BINARY.format("m")
+    compile_model(source, tmp_path / "m_ctx.onnx")
+    (tmp_path / "right.bin").write_bytes(path.read_bytes())
+    right = Container(map_context(tmp_path, "right.bin"), "it")
+    index = copy.deepcopy(right.index)
+    (partition,) = index["partitions"]
+    partition["options"]["of_a_later_minor_version"] = True
+    (target,) = partition["targets"]
+    target["plan_version"] = version
+    blobs = {number: bytearray(right.array(number)) for number in target["plans"]}
+    for blob in blobs.values():
+        blob[4] = version
+    rewrite(right, path, index, {number: bytes(blob) for number, blob in blobs.items()})
+    assert_same(load(tmp_path / "m_ctx.onnx", severity=2), source, [{"x": rows(2, 3)}])
+    assert f"its plans have version {version}, this plugin runs version {plan_version}" in capfd.readouterr().err
+    assert main(["inspect", str(path)]) == ExitCode.OK
+    assert f"plans of version {version}, which this plugin does not read" in capfd.readouterr().out

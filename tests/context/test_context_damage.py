@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from contexts import BINARY, compile_model, load, rows, two_clusters
-from ort_cuda_plugin.context.container import Builder, Container, to_json
+from contexts import BINARY, compile_model, load, rewrite, rows, two_clusters
+from ort_cuda_plugin.context.container import Container, to_json
 from ort_cuda_plugin.context.describe import describe
 from ort_cuda_plugin.context.errors import ContextError
 from ort_cuda_plugin.context.files import map_context
-from ort_cuda_plugin.context.hashing import array_digest
 
 MUTANTS = {"index": 20, "graph": 60}
 JUNK: tuple[Any, ...] = (
@@ -67,14 +66,6 @@ def mutate(value: Any, rng: random.Random) -> Any:
     else:
         owner[last] = rng.choice(JUNK)
     return changed
-
-
-def rewrite(container: Container, path: Path, index: Any, replaced: dict[int, bytes]) -> None:
-    builder = Builder()
-    for number in range(len(container.index["arrays"])):
-        builder.arrays.append(memoryview(replaced.get(number, container.array(number))))
-        builder._hashes.append(array_digest(builder.arrays[-1]))
-    builder.write(path, {key: value for key, value in index.items() if key != "arrays"})
 
 
 @pytest.mark.parametrize("what", ["index", "graph"])

@@ -227,3 +227,14 @@ def test_verdicts_keep_the_identity_of_the_node() -> None:
 def test_a_node_is_labelled_by_its_first_output_where_it_has_no_name() -> None:
     assert Node("", "Add", "", 7, (), (Value("sum", None, None),)).label == "sum (Add)"
     assert Node("", "Add", "", 7, (), ()).label == "(unnamed) (Add)"
+
+
+def test_a_transposed_convolution_runs_where_only_its_weights_say_how_many_channels_there_are() -> None:
+    graph = read_model(
+        parser.parse_model(
+            """<ir_version: 8, opset_import: ["" : 17]> g (float[n, c, h, w] x, float[3, 5, 2, 2] k) => (y)
+            { y = ConvTranspose <strides = [2, 2], kernel_shape = [2, 2]> (x, k) }"""
+        )
+    )
+    for device in (DEVICE, DeviceProperties(False, frozenset(), (9, 0), 132)):
+        assert [verdict.reason for verdict in analyze(graph, device)] == [""]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,6 +13,8 @@ import onnxruntime as ort
 from onnx import NodeProto, helper, numpy_helper
 
 import ort_cuda_plugin
+from ort_cuda_plugin.context.container import Builder, Container
+from ort_cuda_plugin.context.hashing import array_digest
 from session_pair import FLOAT, info
 
 BINARY = f"{{}}_{ort_cuda_plugin.get_ep_name()}.bin"
@@ -115,3 +118,12 @@ def nothing_compiled() -> Iterator[None]:
         "plan_variants_built": 0,
     }
     assert after["runs"] > before["runs"]
+
+
+def rewrite(container: Container, path: Path, index: Any, replaced: Mapping[int, bytes]) -> None:
+    """Writes the arrays of a container, with some replaced, and another index."""
+    builder = Builder()
+    for number in range(len(container.index["arrays"])):
+        builder.arrays.append(memoryview(replaced.get(number, container.array(number))))
+        builder._hashes.append(array_digest(builder.arrays[-1]))
+    builder.write(path, {key: value for key, value in index.items() if key != "arrays"})

@@ -21,9 +21,9 @@ from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
 FORMS = {
     "few threads": attend.Form(32, 64, 64, 32, resident=False),
     "few threads, scores kept": attend.Form(16, 64, 128, 32, resident=True),
-    "large blocks": attend.Form(32, 128, 64, 128, resident=False),
+    "large blocks": attend.Form(32, 128, 64, 128, resident=False, tile_gap=4),
     "large blocks, scores kept": attend.Form(16, 64, 64, 64, resident=True),
-    "one warp": attend.Form(8, 64, 128, 32, resident=False),
+    "one warp": attend.Form(8, 64, 128, 32, resident=False, tile_gap=4),
 }
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 SIZES = {"a tile and a bit": (5, 67, 3), "several blocks": (70, 130, 40), "one key": (9, 1, 16), "wide": (6, 20, 136)}

@@ -1,13 +1,16 @@
-"""Scans and sorts of long rows on a GPU."""
+"""Scans, sorts and suppressions of long rows on a GPU."""
 
 from __future__ import annotations
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from onnx import parser
 
-from kernel_harness import run_model
+import ort_cuda_plugin
+from kernel_harness import Array, make_model, run_model, run_op
 from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.kernels import block_scan
 from ort_cuda_plugin.program.lowering import DeviceProperties
 
 GPU = DeviceProperties(emulated=False)
@@ -19,8 +22,12 @@ SCANS = """<ir_version: 10, opset_import: ["" : 20]> scans
       back = CumSum<exclusive = 1, reverse = 1>(i, one) columns = CumSum<reverse = 1>(h, zero) }"""
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["known", "dynamic"])
-def test_scans(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("dynamic", "most_parts"), [(False, 1280), (True, 1280), (True, 1)], ids=["known", "dynamic", "launches"]
+)
+def test_scans(dynamic: bool, most_parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks look back at the parts before theirs, or launches follow each other."""
+    monkeypatch.setattr(block_scan, "MOST_PARTS", most_parts)
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     rng = np.random.default_rng(0)
     x, i = rng.standard_normal((3, 1500), np.float32), rng.integers(-(2**60), 2**60, (2, 20001))
@@ -30,6 +37,18 @@ def test_scans(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(before, i.cumsum(1) - i)
     np.testing.assert_array_equal(back, i[:, ::-1].cumsum(1)[:, ::-1] - i)
     np.testing.assert_array_equal(columns, h[::-1].cumsum(0)[::-1])
+
+
+def test_a_graph_draws_its_parts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    session = ort_cuda_plugin.session(parser.parse_model(SCANS).SerializeToString(), emulate=True)
+    rng = np.random.default_rng(0)
+    before = ort_cuda_plugin.counters()["graph_replays"]
+    for _ in range(8):
+        i = rng.integers(-(2**60), 2**60, (2, 20001))
+        feeds = {"x": np.zeros((3, 1500), np.float32), "i": i, "h": np.zeros((300, 5), np.float16)}
+        np.testing.assert_array_equal(session.run(["before"], feeds)[0], i.cumsum(1) - i)
+    assert ort_cuda_plugin.counters()["graph_replays"] > before
 
 
 SORTS = """<ir_version: 10, opset_import: ["" : 20]> sorts
@@ -51,3 +70,20 @@ def test_sorts_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(top, np.take_along_axis(x, order, 1))
     np.testing.assert_array_equal(unique, np.unique(i))
     np.testing.assert_array_equal(where, [np.flatnonzero(c)])
+
+
+def test_suppression_by_pieces_equals_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two boxes are more than a block has threads; boxes without an area, alike and of NaN are among them."""
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    rng = np.random.default_rng(2)
+    boxes, scores = rng.random((1, 1026, 4), np.float32), rng.integers(0, 99, (1, 2, 1026)).astype(np.float32) / 99
+    boxes[0, :40:5], boxes[0, 1:40:5], boxes[0, 2:40:5] = np.nan, 0, boxes[0, 2]
+    limits = np.array([1026]), np.array([0.5], np.float32), np.array([0.01], np.float32)
+    inputs: list[Array | None] = [boxes, scores, *limits]
+    model = make_model("NonMaxSuppression", inputs)
+    model.ir_version = 10
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, {f"x{number}": x for number, x in enumerate(inputs)})
+    (actual,) = run_op("NonMaxSuppression", inputs, constant=(2, 3))
+    assert len(expected) > 200
+    np.testing.assert_array_equal(actual, expected)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -17,6 +19,7 @@ from ort_cuda_plugin.kernels import stream
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.ops import attention
 from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.trace import Step
 
 TOKENS, HEADS, KV_HEADS = 70, 4, 2
 
@@ -81,6 +84,24 @@ def test_attention_of_ai_onnx_gives_the_same_in_one_walk(monkeypatch: pytest.Mon
     np.testing.assert_allclose(run(), plain, TOLERANCES[BFLOAT16], TOLERANCES[BFLOAT16])
 
 
+def test_parts_of_keys_are_added_up_with_the_sink(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs: list[Array | None] = [
+        *(noise(1, TOKENS, heads * 40, seed=i) for i, heads in enumerate((HEADS, KV_HEADS, KV_HEADS))),
+        *(None, None, np.array([TOKENS - 1], np.int32), np.array(TOKENS, np.int32), None, None, None, None),
+        noise(HEADS, seed=5),
+    ]
+    attributes = {"num_heads": HEADS, "kv_num_heads": KV_HEADS}
+    model = onnx.load_from_string(node_model("GroupQueryAttention", inputs, attributes, [FLOAT], constant=[6]))
+    given = [x for i, x in enumerate(inputs) if x is not None and i != 6]
+    for info, x in zip(model.graph.input, given, strict=True):
+        info.CopyFrom(onnx.helper.make_tensor_value_info(info.name, info.type.tensor_type.elem_type, x.shape))
+    whole = run_model(model, given)[0]
+    monkeypatch.setattr(stream, "EMULATED_SPLIT_KEYS", 16)
+    kernels = CompiledCluster(read_model(model), DeviceProperties()).prepare().kernels
+    assert any(kernel.name == "merge_4_parts" for kernel in kernels)
+    np.testing.assert_allclose(run_model(model, given)[0], whole, 1e-5, 1e-6)
+
+
 STEPS = """<ir_version: 10, opset_import: ["" : 20]> half
     (float16[2, ROWS, 4, 32] q, float16[2, KEYS, 4, 32] k, float16[2, KEYS, 4, 32] v, float16[2, 1, 1, KEYS] mask)
     => (float16[2, ROWS, 128] y)
@@ -92,7 +113,9 @@ STEPS = """<ir_version: 10, opset_import: ["" : 20]> half
 
 
 @pytest.mark.parametrize(
-    ("rows", "keys", "form"), [(100, 70, "matrix_stream"), (3, 300, "stream_8x64x64_split")], ids=["many", "few"]
+    ("rows", "keys", "form"),
+    [(100, 70, "matrix_stream"), (3, 300, "matrix_stream_16x128x64_split")],
+    ids=["many", "few"],
 )
 def test_steps_that_are_attention_are_one_walk(
     monkeypatch: pytest.MonkeyPatch, rows: int, keys: int, form: str
@@ -123,3 +146,51 @@ def test_the_kernel_for_gpus_keeps_sums_in_registers() -> None:
     (usage,) = report([spec], [Target.cuda(8, 0)])
     assert usage.stack == usage.spill_stores == usage.spill_loads == 0
     assert usage.static_shared <= 48 << 10
+
+
+REPEATED = """<ir_version: 10, opset_import: ["" : 20]> heads
+    (TYPE[2, 6, ROWS, 48] q, TYPE[2, 2, keys, 48] k, TYPE[2, 2, keys, 48] v, TYPE[ROWS, keys] mask)
+    => (TYPE[2, 6, ROWS, 48] y)
+    { scale = Constant<value = TYPE {SCALE}>() axis = Constant<value_ints = [2]>()
+      wide = Constant<value_ints = [1, 1, 3, 1, 1]>() flat = Constant<value_ints = [2, 6, -1, 48]>()
+      ku = Unsqueeze(k, axis) ke = Expand(ku, wide) kr = Reshape(ke, flat) kt = Transpose<perm = [0, 1, 3, 2]>(kr)
+      vu = Unsqueeze(v, axis) ve = Expand(vu, wide) vr = Reshape(ve, flat)
+      s = MatMul(q, kt) t = Mul(s, scale) u = Add(t, mask) w = Softmax(u) y = MatMul(w, vr) }"""
+"""Attention whose keys and values are repeated for three heads, as exporters write it; the scale is 1/8."""
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "real"), [(1, 700, FLOAT16), (27, 70, FLOAT16), (2, 300, FLOAT)], ids=["few", "many", "floats"]
+)
+def test_repeated_heads_are_read_where_they_were(
+    monkeypatch: pytest.MonkeyPatch, rows: int, keys: int, real: int
+) -> None:
+    dtype, device = np.float32 if real == FLOAT else np.float16, DeviceProperties.gpu((8, 0))
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: device)
+    number = {"TYPE": np.dtype(dtype).name.replace("float32", "float"), "SCALE": "0.125" if real == FLOAT else "12288"}
+    text = REPEATED.replace("ROWS", str(rows))
+    for name, value in number.items():
+        text = text.replace(name, value)
+    model = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
+    seen: list[str] = []
+
+    def watch(name: str, steps: Sequence[Step]) -> None:
+        if name == "heads":
+            seen.extend(type(step).__name__ for step in steps)
+
+    cluster = CompiledCluster(read_model(model), device)
+    cluster.watch = watch
+    cluster.prepare()
+    assert seen == ["Attend"]
+    q, k, v = (
+        noise(2, heads, length, 48, seed=i).astype(dtype)
+        for i, (heads, length) in enumerate(((6, rows), (2, keys), (2, keys)))
+    )
+    mask = np.where(np.arange(rows * keys).reshape(rows, keys) % 3 == 0, -np.inf, noise(rows, keys, seed=3)).astype(
+        dtype
+    )
+    wide = [x.astype(np.float64) for x in (q, np.repeat(k, 3, 1), np.repeat(v, 3, 1), mask)]
+    scores = np.exp(np.einsum("bhqd,bhkd->bhqk", wide[0], wide[1]) / 8 + wide[3])
+    expected = np.einsum("bhqk,bhkd->bhqd", scores / scores.sum(-1, keepdims=True), wide[2])
+    actual = run_model(model, [q, k, v, mask])[0]
+    np.testing.assert_allclose(actual, expected, TOLERANCES[real], TOLERANCES[real])

@@ -72,6 +72,39 @@ def test_neighbouring_rows_whose_elements_are_apart_share_a_block(
     np.testing.assert_allclose(mean, x.astype(np.float64).mean(1, keepdims=True), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("multiprocessors", [1, 132])
+def test_a_thread_has_neighbouring_rows_that_are_vectors(multiprocessors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second input's vectors are not where one may be: they begin at its second element."""
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: replace(GPU, multiprocessors=multiprocessors))
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["" : 20]> rows
+        (float[3, 150, 64] x, float[3, 150, 68] z, float16[3, 150, 64] h, uint8[3, 150, 48] u, float[64] w)
+        => (float[3, 64] sum, float16[3, 64] mean, uint8[3, 48] most)
+        { axes = Constant<value_ints = [1]>() last = Constant<value_ints = [2]>()
+          from = Constant<value_ints = [1]>() to = Constant<value_ints = [65]>() part = Slice(z, from, to, last)
+          scaled = Mul(x, w) both = Add(scaled, part) sum = ReduceLogSumExp<keepdims = 0>(both, axes)
+          mean = ReduceMean<keepdims = 0>(h, axes) most = ReduceMax<keepdims = 0>(u, axes) }""")
+    rng = np.random.default_rng(0)
+    x, z = rng.standard_normal((3, 150, 64), np.float32), rng.standard_normal((3, 150, 68), np.float32)
+    h, w = rng.standard_normal((3, 150, 64)).astype(np.float16), rng.standard_normal(64, np.float32)
+    u = rng.integers(0, 200, (3, 150, 48), np.uint8)
+    total, mean, most = run_model(model, [x, z, h, u, w])
+    both = x.astype(np.float64) * w + z[:, :, 1:65]
+    np.testing.assert_allclose(total, np.log(np.exp(both).sum(1)), rtol=1e-5)
+    np.testing.assert_allclose(mean, h.astype(np.float64).mean(1), rtol=1e-3, atol=1e-4)
+    np.testing.assert_array_equal(most, u.max(1))
+
+
+def test_vectors_of_rows_are_read_by_wide_loads() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 20]> rows (float16[64, 49, 2048] x) => (float16[64, 2048] y)
+        { axes = Constant<value_ints = [1]>() y = ReduceMean<keepdims = 0>(x, axes) }"""
+    (spec,) = CompiledCluster(read_model(parser.parse_model(text)), GPU).prepare().kernels
+    image = compile_kernel(spec, Target.cuda(9, 0))
+    assert image.metadata["stack_bytes"] == 0
+    accesses = image.ptx.decode()
+    assert "ld.global.v4" in accesses
+    assert "st.global.v4" in accesses
+
+
 @pytest.mark.parametrize(("columns", "threads"), [(384, 32), (2000, 128), (16000, 512)])
 def test_a_row_is_read_and_written_once_by_vectors(columns: int, threads: int) -> None:
     text = f"""<ir_version: 10, opset_import: ["" : 20]> rows (float16[64, {columns}] x) => (float16[64, {columns}] y)

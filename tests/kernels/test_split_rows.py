@@ -40,6 +40,28 @@ def test_parts_of_rows(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(norm, centred * scale + w[:, None], rtol=1e-4, atol=1e-5)
 
 
+ACROSS = """<ir_version: 10, opset_import: ["" : 20]> rows
+    (float[17011, 3] x, float16[2, 17000, 5] h)
+    => (float[1, 3] total, int64[3] best, float16[2, 5] most, float[17011, 3] soft)
+    { first = Constant<value_ints = [0]>() second = Constant<value_ints = [1]>() total = ReduceSum(x, first)
+      best = ArgMax<axis = 0, keepdims = 0>(x) most = ReduceMax<keepdims = 0>(h, second)
+      soft = Softmax<axis = 0>(x) }"""
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["known", "dynamic"])
+def test_parts_of_rows_side_by_side(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    rng = np.random.default_rng(1)
+    x, h = rng.standard_normal((17011, 3), np.float32), rng.standard_normal((2, 17000, 5)).astype(np.float16)
+    x[17010, 0] = x[4000, 1] = x[16000, 1] = 9
+    total, best, most, soft = run_model(parser.parse_model(ACROSS), [x, h], dynamic)
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(total, wide.sum(0, keepdims=True), rtol=1e-5, atol=1e-2)
+    np.testing.assert_array_equal(best, x.argmax(0))
+    np.testing.assert_array_equal(most, h.max(1))
+    np.testing.assert_allclose(soft, np.exp(wide) / np.exp(wide).sum(0), rtol=1e-5)
+
+
 def launches(rows: int, columns: int) -> int:
     text = f"""<ir_version: 10, opset_import: ["" : 20]> rows (float[{rows}, {columns}] x) => (float[{rows}, 1] y)
         {{ last = Constant<value_ints = [1]>() y = ReduceSum(x, last) }}"""

@@ -18,11 +18,13 @@ from ort_cuda_plugin.program.lowering import DeviceProperties
 GPU = DeviceProperties(emulated=False, libraries=frozenset({"cublaslt", "cudnn"}))
 HALF = """<ir_version: 10, opset_import: ["" : 20]> half
     (float16[8, 128, 384] x, float16[8, 128, 384] r, float16[384] w, float16[8, 12, 128, 512] s, int64[8, 128] i,
-     float16[1000, 384] t)
+     float16[1000, 384] t, uint8[8, 128, 384] codes)
     => (float16[8, 128, 384] norm, float16[8, 12, 128, 512] soft, float16[8, 128, 384] words,
-        float16[8, 384, 128] turned, float[1, 1, 1] total, float16[8, 128, 384] active)
+        float16[8, 384, 128] turned, float[1, 1, 1] total, float16[8, 128, 384] active, uint8[8, 128, 384] again)
     { a = Add(x, r) norm = LayerNormalization(a, w, w) soft = Softmax(s) words = Gather(t, i) b = Mul(x, w)
-      active = Gelu(b) turned = Transpose<perm = [0, 2, 1]>(r) wide = Cast<to = 1>(x) total = ReduceMax(wide) }"""
+      active = Gelu(b) turned = Transpose<perm = [0, 2, 1]>(r) wide = Cast<to = 1>(x) total = ReduceMax(wide)
+      scale = Constant<value_float = 0.03>() number = DequantizeLinear(codes, scale)
+      again = QuantizeLinear(number, scale) }"""
 
 
 def kernels(model: Any, feeds: dict[str, Any]) -> list[KernelSpec]:

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from kernel_harness import run_op
 from nn_reference import check_close, check_op, conv_transpose, noise, tolerance_of
+from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.kernels.conv import OUTSIDE, packed_shape, patch_table
 from ort_cuda_plugin.kernels.matmul import FLAT
 from ort_cuda_plugin.model.ir import NodeError
 from ort_cuda_plugin.model.recipes import pack_tiles
+from ort_cuda_plugin.program.lowering import DeviceProperties
 
 few = settings(max_examples=25)
 
@@ -79,21 +81,33 @@ def test_conv_of_each_type(dtype: str, rows: int) -> None:
     check_op("Conv", inputs, {"pads": [1, 2, 0, 1]}, constant=[1])
 
 
+@pytest.mark.parametrize(("pad", "extra"), [(0, 0), (1, 2)])
+def test_conv_transpose_of_windows_side_by_side_on_a_gpu(monkeypatch: pytest.MonkeyPatch, pad: int, extra: int) -> None:
+    """The result is three times as large in both cases; with pads its first window is cut."""
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: DeviceProperties(emulated=False))
+    x, w = noise(1, (2, 3, 4, 5)), noise(2, (3, 2, 3, 3))
+    attributes = {"strides": [3, 3], "pads": [pad] * 4, "output_padding": [extra] * 2}
+    (result,) = run_op("ConvTranspose", [x, w], attributes)
+    whole = attributes | {"group": 1, "dilations": [1, 1]}
+    check_close(result, conv_transpose(x, w, np.zeros(2, np.float32), whole), tolerance_of(x))
+
+
 @settings(max_examples=12)
-@example(rank=2, group=1, stride=3, dilation=1, pad=0, extra=False)
+@example(rank=2, group=1, stride=3, dilation=1, pad=0, extra=0)
+@example(rank=2, group=1, stride=3, dilation=1, pad=1, extra=2)
 @given(
     rank=st.sampled_from([1, 2]),
     group=st.sampled_from([1, 2]),
     stride=st.sampled_from([1, 2, 3]),
     dilation=st.sampled_from([1, 2]),
     pad=st.sampled_from([0, 1]),
-    extra=st.booleans(),
+    extra=st.sampled_from([0, 1, 2]),
 )
 def test_conv_transpose_adds_a_kernel_for_each_element(
-    rank: int, group: int, stride: int, dilation: int, pad: int, extra: bool
+    rank: int, group: int, stride: int, dilation: int, pad: int, extra: int
 ) -> None:
     attributes: dict[str, Any] = {"group": group, "strides": [stride] * rank, "dilations": [dilation] * rank}
-    attributes |= {"pads": [pad] * (2 * rank), "output_padding": [int(extra and stride > 1)] * rank}
+    attributes |= {"pads": [pad] * (2 * rank), "output_padding": [min(extra, stride - 1)] * rank}
     x, w = noise(1, (2, 2 * group, *[5, 4][:rank])), noise(2, (2 * group, 3, *[3, 3][:rank]))
     b = noise(3, (3 * group,))
     (result,) = run_op("ConvTranspose", [x, w, b], attributes)

@@ -8,10 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import parser
 
-from kernel_harness import Array, run_op
+from kernel_harness import Array, run_model, run_op
 from nn_reference import check_close, check_op, lrn, noise, pool, tolerance_of
+from ort_cuda_plugin.clusters.cluster import CompiledCluster
+from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.model.ir import NodeError
+from ort_cuda_plugin.model.onnx_graph import read_model
+from ort_cuda_plugin.program.lowering import DeviceProperties
 
 few = settings(max_examples=20)
 
@@ -121,6 +126,64 @@ def test_lrn_is_numpys(channels: int, size: int, bias: float) -> None:
     check_close(result, lrn(x, **attributes), 1e-6)
 
 
+@few
+@given(channels=st.integers(1, 40), size=st.sampled_from([17, 18, 30]))
+def test_lrn_over_many_channels_is_numpys(channels: int, size: int) -> None:
+    x = noise(1, (1, channels, 2, 3))
+    attributes: dict[str, Any] = {"size": size, "alpha": 0.1, "beta": 0.75, "bias": 1.0}
+    (result,) = run_op("LRN", [x], attributes)
+    check_close(result, lrn(x, **attributes), 1e-6)
+
+
+ALONG_CHANNELS = """<ir_version: 10, opset_import: ["" : 20]> norms
+    (float[R, 24] x, float16[R, 32] h, float[2, 6, 9, 32] i, float[R, 27] o)
+    => (float[R, 24] few, float[R, 24] many, float16[R, 32] half, float[2, 6, 9, 32] image, float[R, 27] odd) {
+    few = LRN<size = 5, alpha = 0.1>(x) many = LRN<size = 12, alpha = 0.1, beta = 0.5>(x)
+    half = LRN<size = 4, alpha = 0.1>(h) image = LRN<size = 3, alpha = 0.1>(i) odd = LRN<size = 5, alpha = 0.1>(o) }"""
+
+
+def test_a_gpu_reads_neighbouring_channels_by_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: DeviceProperties(emulated=False))
+    model = parser.parse_model(ALONG_CHANNELS.replace("[R", "[70"))
+    made = CompiledCluster(read_model(model), DeviceProperties(emulated=False)).prepare()
+    vectors = [kernel.source.count("load_around(") for kernel in made.kernels]
+    assert sorted(vectors) == [0, 0, 1, 1, 1]
+    x, h, i, o = noise(1, (70, 24)), noise(2, (70, 32)).astype(np.float16), noise(3, (2, 6, 9, 32)), noise(4, (70, 27))
+    few, many, half, image, odd = run_model(model, [x, h, i, o])
+
+    def wanted(x: Array, size: int, beta: float = 0.75) -> Array:
+        rows: Array = x[:, :, None, None] if x.ndim == 2 else x
+        return lrn(rows, size, 0.1, beta, 1.0).reshape(x.shape)
+
+    check_close(few, wanted(x, 5), 1e-6)
+    check_close(many, wanted(x, 12, 0.5), 1e-6)
+    check_close(half, wanted(h, 4), 1e-3)
+    check_close(image, wanted(i, 3), 1e-6)
+    check_close(odd, wanted(o, 5), 1e-6)
+
+
 def test_a_window_without_size_is_named() -> None:
     with pytest.raises(NodeError, match="the kernel has 1 dimensions"):
         run_op("MaxPool", [noise(1, (1, 1, 4, 4))], {"kernel_shape": [2]})
+
+
+def test_windows_side_by_side_are_read_by_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines of 7 have a last window less than they could; above and below the second input are pads."""
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: DeviceProperties(emulated=False))
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["" : 20]> pools
+        (float16[2, 3, 7, 32] h, float[2, 3, 5, 24] x, uint8[1, 2, 128] u)
+        => (float16[2, 3, 3, 16] most, float[2, 3, 5, 12] mean, uint8[1, 2, 32] least)
+        { most = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(h)
+          mean = AveragePool<kernel_shape = [3, 2], strides = [1, 2], pads = [1, 0, 1, 0]>(x)
+          least = MaxPool<kernel_shape = [4], strides = [4]>(u) }""")
+    rng = np.random.default_rng(0)
+    h, x = rng.standard_normal((2, 3, 7, 32)).astype(np.float16), rng.standard_normal((2, 3, 5, 24), np.float32)
+    u = rng.integers(0, 255, (1, 2, 128), np.uint8)
+    most, mean, least = run_model(model, [h, x, u])
+    np.testing.assert_array_equal(most, h[:, :, :6].reshape(2, 3, 3, 2, 16, 2).max((3, 5)))
+    lines = np.pad(x.reshape(2, 3, 5, 12, 2).sum(-1, dtype=np.float64), ((0, 0), (0, 0), (1, 1), (0, 0)))
+    counts = np.array([4, 6, 6, 6, 4])[:, None]
+    np.testing.assert_allclose(mean, sum(lines[:, :, i : i + 5] for i in range(3)) / counts, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(least, u.reshape(1, 2, 32, 4).max(-1))
+    kernels = CompiledCluster(read_model(model), DeviceProperties(emulated=False)).prepare().kernels
+    assert [spec.name for spec in kernels if not spec.name.endswith("_vectors")] == []

@@ -12,6 +12,7 @@ from ..trace import ReadBack, Step
 from .attend import attend
 from .bundle import bundle
 from .fuse import fuse
+from .heads import group_heads
 from .merge import merge
 from .place import place
 from .spread import spread
@@ -77,5 +78,6 @@ PASSES: tuple[tuple[str, Callable[[Sequence[Step]], list[Step]]], ...] = (
     ("merge", merge),
     ("place", place),
     ("attend", attend),
+    ("heads", group_heads),
     ("bundle", bundle),
 )
