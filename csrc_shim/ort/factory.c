@@ -7,6 +7,7 @@
 #include "base/host.h"
 #include "device/devices.h"
 #include "ort/allocator.h"
+#include "ort/callers.h"
 #include "ort/ep.h"
 #include "ort/memory.h"
 #include "ort/stream.h"
@@ -23,6 +24,7 @@ typedef struct ocp_factory {
   OrtEpFactory ort;       /* first member: ORT's view */
   _Atomic int64_t handle; /* Python's; 0 once it is unregistered */
   ocp_identity identity;
+  _Atomic size_t num_devices;
   struct ocp_factory *earlier; /* of `factories` */
 } ocp_factory;
 
@@ -65,9 +67,12 @@ static OrtStatus *get_supported_devices(OrtEpFactory *factory, const OrtHardware
   ocp_error error = {0};
   const int64_t handle = registered_handle(factory, &error);
   const ocp_python *python = handle ? ocp_python_call(&error) : NULL;
-  return python ? ocp_python_status(python->get_supported_devices(handle, factory, devices, num_devices, ep_devices,
-                                                                  max_ep_devices, num_ep_devices))
-                : ocp_status(&error);
+  if (!python)
+    return ocp_status(&error);
+  OrtStatus *status = ocp_python_status(
+      python->get_supported_devices(handle, factory, devices, num_devices, ep_devices, max_ep_devices, num_ep_devices));
+  ((ocp_factory *)(void *)factory)->num_devices = *num_ep_devices;
+  return status;
 }
 
 static OrtStatus *create_ep(OrtEpFactory *factory, const OrtHardwareDevice *const *devices,
@@ -145,7 +150,34 @@ static OrtStatus *custom_op_domains(OrtEpFactory *factory, OrtCustomOpDomain *co
   return python ? ocp_python_status(python->custom_op_domains(domains, count)) : ocp_status(&error);
 }
 
+/* A session that selects its devices asks once for each device of each factory. Before ORT 1.31 it fails where two of
+ * them give a domain of the same name, and ORT does not say what it asks for. So one of the questions of such a session
+ * gets an answer: ORT asks the same number of them for each session, all on one thread. Session options that get
+ * devices ask as well, and drop what they have. */
+static bool is_another_question_of_a_session(void) {
+  size_t num_devices = 0;
+  for (const ocp_factory *factory = atomic_load(&factories); factory; factory = factory->earlier)
+    num_devices += factory->handle ? factory->num_devices : 0;
+  if (num_devices < 2 || ocp_host_version >= 31)
+    return false;
+  const OrtCompileApi *compile = ocp_api->GetCompileApi(); /* NULL in builds that are minimal */
+  void *const makers[] = {
+      (void *)ocp_api->CreateSession,
+      (void *)ocp_api->CreateSessionFromArray,
+      (void *)ocp_api->CreateSessionWithPrepackedWeightsContainer,
+      (void *)ocp_api->CreateSessionFromArrayWithPrepackedWeightsContainer,
+      compile ? (void *)compile->CompileModel : NULL,
+  };
+  if (!ocp_called_from(makers, sizeof makers / sizeof *makers))
+    return false;
+  static _Thread_local uint32_t questions;
+  return questions++ % num_devices != 0;
+}
+
 static OrtStatus *get_num_custom_op_domains(OrtEpFactory *factory, size_t *num_domains) {
+  *num_domains = 0;
+  if (is_another_question_of_a_session())
+    return NULL;
   OrtCustomOpDomain *const *domains = NULL;
   return custom_op_domains(factory, &domains, num_domains);
 }

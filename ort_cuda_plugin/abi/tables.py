@@ -140,6 +140,11 @@ FUNCTION_TABLES: Final[dict[str, str]] = {
     163 1 OrtStatus *KernelInfoGetAttributeArray_int64(const OrtKernelInfo *info, const char *name, int64_t *out,
               size_t *size)
     165 1 OrtStatus *AddRunConfigEntry(OrtRunOptions *options, const char *config_key, const char *config_value)
+    168 1 OrtStatus *CreateSessionWithPrepackedWeightsContainer(const OrtEnv *env, const char *model_path, const
+            OrtSessionOptions *options, OrtPrepackedWeightsContainer *prepacked_weights_container, OrtSession **out)
+    169 1 OrtStatus *CreateSessionFromArrayWithPrepackedWeightsContainer(const OrtEnv *env, const void *model_data,
+            size_t model_data_length, const OrtSessionOptions *options, OrtPrepackedWeightsContainer
+            *prepacked_weights_container, OrtSession **out)
     192 1 OrtStatus *HasValue(const OrtValue *value, int *out)
     193 1 OrtStatus *KernelContext_GetGPUComputeStream(const OrtKernelContext *context, void **out)
     194 1 OrtStatus *GetTensorMemoryInfo(const OrtValue *value, const OrtMemoryInfo **mem_info)
@@ -360,6 +365,9 @@ FUNCTION_TABLES: Final[dict[str, str]] = {
     423 28 OrtStatus *KernelContext_GetSyncStream(const OrtKernelContext *context, OrtSyncStream **out)
     425 30 OrtStatus *KernelContext_GetPreallocatedOutput(const OrtKernelContext *context, size_t output_index,
                OrtValue **output)
+    """,
+    "OrtCompileApi": """
+    8 22 OrtStatus *CompileModel(const OrtEnv *env, const OrtModelCompilationOptions *model_options)
     """,
     "OrtModelEditorApi": """
     6 22 OrtStatus *CreateNode(const char *operator_name, const char *domain_name, const char *node_name,

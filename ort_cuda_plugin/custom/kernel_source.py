@@ -35,7 +35,10 @@ def kernel_source(function: Callable[..., Any]) -> tuple[str, tuple[str, ...]]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(plain)))
     except (OSError, TypeError, SyntaxError) as error:
-        raise KernelSourceError(f"the source of kernel {plain.__qualname__} cannot be read: {error}") from error
+        raise KernelSourceError(
+            f"the source of kernel {plain.__qualname__} cannot be read: {error}; define it in a file or in a notebook, "
+            "or give numba_kernel its text"
+        ) from error
     definition = tree.body[0]
     if not isinstance(definition, ast.FunctionDef):
         raise KernelSourceError(f"kernel {plain.__qualname__} is no function with a name: write it with def")

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..compiler.foreign import ForeignCode, ForeignKernel
 from ..compiler.kernel import KernelSpec
-from ..model.ir import Array, Unsupported
+from ..model.ir import Array, DType, Node, Unsupported
 from ..program.callbacks import Callback, CallStream, DeviceArray
 from ..program.lowering import Arg, Float32, Float64, Int32, Int64, Lowering, Tensor
 from ..program.symbolic import Dim, Expr, eq, is_read_back
@@ -49,11 +49,11 @@ class Kernel:
         """The kernel that a launch with these arguments launches, and the arguments that it gets."""
         return self, args
 
-    def spec(self, signature: tuple[str, ...], threads: int) -> KernelSpec:
+    def spec(self, signature: tuple[str, ...], threads: int, owner: str = "") -> KernelSpec:
         """The kernel for arguments of these types and blocks of so many threads."""
         if self.foreign is None:
-            return KernelSpec(self.name, signature, self.source, threads)
-        return ForeignKernel(self.name, signature, self.source, threads, foreign=self.foreign)
+            return KernelSpec(self.name, signature, self.source, threads, owner=owner)
+        return ForeignKernel(self.name, signature, self.source, threads, owner=owner, foreign=self.foreign)
 
 
 def numba_kernel(function: Function | str, *, name: str = "", signature: Sequence[str] | None = None) -> Kernel:
@@ -155,9 +155,10 @@ def launch(
         TypeError: the arguments are not those of the signature.
         Unsupported: the emulated device has no twin of the kernel to run.
     """
-    threads = tuple(_number(ctx, kernel, size) for size in sizes_of(block))
-    if min(threads) < 1 or threads[0] * threads[1] * threads[2] > 1024:
-        raise TypeError(f"kernel {kernel.name}: a block of {threads} threads, at least 1 and at most 1024 are possible")
+    check_kernel(kernel)
+    blocks = [size_of(kernel, "grid", size) for size in sizes_of(grid)]
+    shared_bytes = size_of(kernel, "shared memory", shared_bytes)
+    threads = checked_block(kernel, [_number(ctx, kernel, size) for size in sizes_of(block)])
     kernel, args = kernel.for_arguments(args)
     placed = arguments(kernel, args)
     for number, arg in enumerate(placed):
@@ -165,16 +166,17 @@ def launch(
             raise TypeError(f"kernel {kernel.name}: argument {number} is not contiguous: use ctx.contiguous")
     if kernel.foreign is not None and not ctx.device.runs_cubins and not kernel.source:
         if kernel.numpy_twin is None:
+            of_node = "" if ctx.node is None else f" of {_name(ctx.node)}"
             raise Unsupported(
                 "op",
-                f"kernel {kernel.name}{_of_node(ctx)} is code for GPUs, and has no twin in Numba or NumPy that the "
+                f"kernel {kernel.name}{of_node} is code for GPUs, and has no twin in Numba or NumPy that the "
                 "emulated device can run",
             )
-        _call_twin(ctx, kernel, kernel.numpy_twin, sizes_of(grid), placed, reads, writes)
+        _call_twin(ctx, kernel, kernel.numpy_twin, blocks, placed, reads, writes)
         return
-    x, y, z = sizes_of(grid)
+    x, y, z = blocks
     bx, by, bz = threads
-    spec = kernel.spec(tuple(map(type_of, placed)), bx * by * bz)
+    spec = kernel.spec(tuple(map(type_of, placed)), bx * by * bz, "" if ctx.node is None else _name(ctx.node))
     ctx.launch(spec, (x, y, z), (bx, by, bz), placed, shared_bytes=shared_bytes, reads=reads, writes=writes)
 
 
@@ -264,13 +266,46 @@ def sizes_of(sizes: Sizes) -> tuple[Dim, Dim, Dim]:
     return x, y, z
 
 
-def _number(ctx: Lowering, kernel: Kernel, size: Dim) -> int:
+def check_kernel(kernel: object) -> None:
+    """Raises TypeError for what cannot be launched."""
+    if not isinstance(kernel, Kernel):
+        makers = "numba_kernel, array_kernel, cuda_kernel, ptx_kernel, cubin_kernel and ltoir_kernel"
+        raise TypeError(f"{kernel!r} is no kernel that can be launched: {makers} make one")
+
+
+def checked_block(kernel: Kernel, sizes: Sequence[Any]) -> tuple[int, int, int]:
+    """The threads of a block whose sizes are numbers. Raises TypeError where a device has no such block."""
+    x, y, z = (operator.index(size_of(kernel, "block", size)) for size in sizes)
+    if min(x, y, z) < 1 or x * y * z > 1024:
+        raise TypeError(
+            f"kernel {kernel.name}: a block of {(x, y, z)} threads, at least 1 and at most 1024 are possible"
+        )
+    return x, y, z
+
+
+def size_of(kernel: Kernel, what: str, size: Any) -> Dim:
+    """A size of a launch as it is. Raises TypeError where it is none."""
+    if isinstance(size, Expr):
+        return size
+    try:
+        number = operator.index(size)
+    except TypeError:
+        raise TypeError(
+            f"kernel {kernel.name}: {size!r} is no size for its {what}: use whole numbers, and ceildiv() or floordiv() "
+            "in place of /"
+        ) from None
+    if not 0 <= number < 1 << 31:
+        raise TypeError(f"kernel {kernel.name}: a {what} of {number} is not possible")
+    return number
+
+
+def _number(ctx: Lowering, kernel: Kernel, size: Any) -> Any:
     if isinstance(size, Expr):
         if is_read_back(size):
             raise TypeError(f"kernel {kernel.name}: a size of its block depends on values that a Run computes")
         ctx.guard(eq(size, size.hint))
         return size.hint
-    return operator.index(size)
+    return size
 
 
 def arguments(kernel: Kernel, args: Sequence[Any]) -> list[Any]:
@@ -285,7 +320,7 @@ def arguments(kernel: Kernel, args: Sequence[Any]) -> list[Any]:
 
 def _argument(kernel: Kernel, number: int, arg: Any, wanted: str | None) -> Any:
     placed: Any
-    if hasattr(arg, "dtype") or isinstance(arg, Int32 | Int64 | Float32 | Float64):
+    if isinstance(getattr(arg, "dtype", None), DType) or isinstance(arg, Int32 | Int64 | Float32 | Float64):
         placed = arg
     elif isinstance(arg, Expr | int):
         if wanted in ("f32", "f64") and not isinstance(arg, int):
@@ -312,5 +347,5 @@ def type_of(arg: Any) -> str:
     return f"*{arg.dtype.short}" if hasattr(arg, "dtype") else scalar_types[type(arg)]
 
 
-def _of_node(ctx: Lowering) -> str:
-    return "" if ctx.node is None else f" of {ctx.node.domain or 'ai.onnx'}::{ctx.node.op_type}"
+def _name(node: Node) -> str:
+    return f"{node.domain or 'ai.onnx'}::{node.op_type}"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from ..model.ir import AttrValue, Constant, DType, InvalidModel, NodeError, Unsupported
-from ..program.lowering import Lowering, Tensor
+from ..program.lowering import Buffer, BufferKind, Lowering, Tensor
 from .report import report_failure
 
 HOST_DOMAINS: Final = frozenset(
@@ -135,6 +135,8 @@ class CustomOperator:
         version: the first version of the domain for which it serves nodes, up to that of a newer one.
         priority: of several that serve a node the one with the highest comes first. The plugin's own operators have 0.
         origin: who registered it, for messages: a package, a module.
+        definition: the name of the function in its module. One of the same definition takes the place of another, as
+            where a cell of a notebook runs again.
     """
 
     name: str
@@ -146,6 +148,7 @@ class CustomOperator:
     function: LowerFunction = field(repr=False)
     priority: int = 0
     origin: str = ""
+    definition: str = ""
 
     def __post_init__(self) -> None:
         """Raises ValueError for what ONNX Runtime would take no model with."""
@@ -153,7 +156,7 @@ class CustomOperator:
             raise ValueError(f"{self.name!r} is not the name of an operator")
         if not re.fullmatch(r"(\w[\w.-]*)?", self.domain, re.ASCII):
             raise ValueError(f"{self.domain!r} is not the name of a domain")
-        if not 1 <= self.version <= MAX_VERSION:
+        if type(self.version) is not int or not 1 <= self.version <= MAX_VERSION:
             raise ValueError(f"{self.label}: a version is a number from 1 to {MAX_VERSION}")
         for what, ports in (("input", self.inputs), ("output", self.outputs)):
             for port in ports[:-1]:
@@ -250,7 +253,16 @@ class CustomOperator:
         """
         types = self.check_inputs([None if x is None else x.dtype for x in inputs])
         bound = self.bound_attributes(attributes)
-        results = self._checked_outputs(self.guarded(self.function, ctx, inputs, bound), types)
+        before, ctx.checks_bounds = ctx.checks_bounds, True
+        first = len(ctx.trace.steps)
+        try:
+            results = self._checked_outputs(self.guarded(self.function, ctx, inputs, bound), types)
+        finally:
+            ctx.checks_bounds = before
+        if not ctx.is_guess:
+            written = {x.buffer for x in inputs if x is not None}
+            written.update(buffer for step in ctx.trace.steps[first:] for buffer in step.writes)
+            self._check_written(results, written)
         for port, result in zip(self.outputs, results, strict=False):
             owner = None if port.alias is None else inputs[port.alias]
             if owner is not None and (owner.dtype, owner.shape) != (result.dtype, result.shape):
@@ -258,6 +270,14 @@ class CustomOperator:
                 alias = self.inputs[port.alias or 0].name
                 raise Unsupported("shape", f"{self.label}: output {port.name!r} is an alias of {alias!r} but is {pair}")
         return results
+
+    def _check_written(self, results: Sequence[Tensor], written: Collection[Buffer]) -> None:
+        """What nothing writes would have what the memory had before."""
+        for index, result in enumerate(results):
+            buffer = result.buffer
+            if buffer.kind is BufferKind.SCRATCH and buffer not in written and result.size != 0:
+                name = self.port(self.outputs, index).name
+                raise InvalidModel(f"{self.label}: nothing writes output {name!r}: launch a kernel that does")
 
     def guarded(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What the author's code gives. Its exceptions become Unsupported, with the traceback in the log."""
@@ -269,14 +289,17 @@ class CustomOperator:
             if error.reason.startswith(self.label):
                 raise
             raise InvalidModel(f"{self.label}: {error.reason}") from error
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             report_failure(self.label, error)
             raise Unsupported("op", f"{self.label} failed with {type(error).__name__}: {error}") from error
 
     def _checked_outputs(self, results: object, types: dict[str, DType]) -> tuple[Tensor, ...]:
         given = tuple(results) if isinstance(results, (tuple, list)) else (results,)
         required = sum(port.kind is PortKind.REQUIRED for port in self.outputs)
-        if len(given) < required:
+        most = None if self.outputs[-1].kind is PortKind.VARIADIC else len(self.outputs)
+        if len(given) < required or len(given) > (most or len(given)):
             raise Unsupported("op", f"{self.label} gave {len(given)} outputs, it has {required}")
         for index, tensor in enumerate(given):
             if not isinstance(tensor, Tensor):

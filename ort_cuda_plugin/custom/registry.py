@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from .. import uninterrupted
 from ..model.ir import Graph, Node, Unsupported
 from ..ops import registry as built_in
-from .operator import CustomOperator
+from .operator import HOST_DOMAINS, CustomOperator
 from .report import report
 
 if TYPE_CHECKING:
@@ -61,7 +61,15 @@ class Snapshot:
         """
         own = (node.domain, node.op_type) in self._table
         if not own:
-            return (built_in.lookup(node.domain, node.op_type, node.since_version),)
+            try:
+                return (built_in.lookup(node.domain, node.op_type, node.since_version),)
+            except Unsupported as error:
+                if node.domain in HOST_DOMAINS:
+                    raise
+                what = (
+                    "no operator of that name is registered; import the module that has it before the session is made"
+                )
+                raise Unsupported(error.kind, f"{error.reason}: {what}") from None
         # ONNX Runtime has one schema of an application's operator, for all of its versions.
         schema_is_ours = any(operator.is_own_schema for operator in self._table[node.domain, node.op_type])
         version = max(opset, node.since_version) if schema_is_ours else node.since_version
@@ -96,8 +104,10 @@ def current() -> Snapshot:
 def register(operator: CustomOperator) -> CustomOperator:
     """Adds an operator for sessions that are made from now on, and gives the record that was added.
 
+    One of the same definition is replaced; sessions that exist keep it.
+
     Raises:
-        ValueError: an operator of this name, version and priority is registered already.
+        ValueError: another operator of this name, version and priority is registered already.
     """
     global _current
     package = getattr(_loading, "package", "")
@@ -105,7 +115,7 @@ def register(operator: CustomOperator) -> CustomOperator:
         operator = replace(operator, origin=package)
     with _lock:
         key = operator.domain, operator.name
-        rows = _current._table.get(key, ())
+        rows = [row for row in _current._table.get(key, ()) if not replaces(operator, row)]
         for row in rows:
             if (row.version, row.priority) == (operator.version, operator.priority):
                 who = f" by {row.origin}" if row.origin else ""
@@ -116,6 +126,15 @@ def register(operator: CustomOperator) -> CustomOperator:
         ordered = sorted([*rows, operator], key=lambda row: (row.version, row.priority))
         _current = Snapshot(_current.generation + 1, {**_current._table, key: tuple(ordered)})
     return operator
+
+
+def replaces(new: CustomOperator, old: CustomOperator) -> bool:
+    """Whether both are of the same definition, which a notebook or a reload has run again."""
+
+    def place(row: CustomOperator) -> tuple[object, ...]:
+        return row.origin, row.definition, row.version, row.priority
+
+    return old is not new and bool(new.definition) and place(old) == place(new)
 
 
 def unregister(operator: CustomOperator) -> None:

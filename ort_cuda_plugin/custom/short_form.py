@@ -17,9 +17,10 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Generic, ParamSpec, TypeVar, get_args, get_origin
 
-from ..model.ir import Constant, DType
+from ..model.ir import Constant, DType, InvalidModel
 from ..ops.registry import FLOATS
 from ..program.lowering import Lowering, Tensor
 from . import registry
@@ -128,6 +129,7 @@ def op(
             tactics.around(_call(function, schema)),
             priority,
             getattr(function, "__module__", ""),
+            getattr(function, "__qualname__", ""),
         )
         made = Op(function, operator, tactics)
         if register:
@@ -148,16 +150,27 @@ class _Schema:
         outputs: Sequence[str],
     ) -> None:
         self._operator, self._types = operator, types
+        if not inspect.isroutine(function):
+            raise TypeError(f"{operator}: op decorates a function, not {function!r}")
         self._hints = _hints(operator, function)
-        context, *parameters = inspect.signature(function).parameters.values()
-        if context.kind not in (context.POSITIONAL_ONLY, context.POSITIONAL_OR_KEYWORD):
-            raise TypeError(f"{operator}: the first parameter is the context")
+        all_parameters = list(inspect.signature(function).parameters.values())
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        first = all_parameters[0] if all_parameters else None
+        if first is None or first.kind not in positional or self._hints.get(first.name, Lowering) is not Lowering:
+            raise TypeError(f"{operator}: the first parameter is the context, as in `ctx: Lowering`")
+        parameters = all_parameters[1:]
         if any(p.kind is p.VAR_KEYWORD for p in parameters):
             raise TypeError(f"{operator}: attributes are named one by one, **{parameters[-1].name} is none")
         self.has_tactic = any(p.name == "tactic" and p.kind is p.KEYWORD_ONLY for p in parameters)
         self.inputs = [self._input(p) for p in parameters if p.kind != p.KEYWORD_ONLY]
         self.attributes = [self._attribute(p) for p in parameters if p.kind == p.KEYWORD_ONLY and p.name != "tactic"]
         self.outputs = self._results(outputs)
+        constraints = {port.constraint for port in (*self.inputs, *self.outputs)}
+        for name, allowed in types.items():
+            if name not in constraints:
+                raise TypeError(f"{operator}: types has {name!r}, with which no input or output is annotated")
+            if not all(isinstance(dtype, DType) for dtype in allowed):
+                raise TypeError(f"{operator}: types[{name!r}] = {allowed!r} are no element types, as DType.FLOAT32 is")
 
     @property
     def num_fixed(self) -> int:
@@ -179,7 +192,7 @@ class _Schema:
         constraint, allowed, on_host, alias = "", FLOATS, False, None
         for mark in get_args(hint)[1:]:
             if isinstance(mark, str):
-                constraint, allowed = mark, self._types.get(mark, FLOATS)
+                constraint, allowed = mark, frozenset(self._types.get(mark, FLOATS))
             elif isinstance(mark, DType):
                 allowed = frozenset({mark})
             elif isinstance(mark, Alias):
@@ -193,12 +206,18 @@ class _Schema:
         hint, optional = _without_none(self._hints.get(parameter.name))
         given = parameter.default
         default = None if given is parameter.empty else given
-        if hint in _SINGLE:
-            return Attribute(parameter.name, _SINGLE[hint], default, optional, hint is bool)
         elements = get_args(hint)
-        if get_origin(hint) in (tuple, list, Sequence) and elements and elements[0] in _SEQUENCES:
-            default = None if default is None else tuple(default)
-            return Attribute(parameter.name, _SEQUENCES[elements[0]], default, optional)
+        attribute = None
+        if hint in _SINGLE:
+            attribute = Attribute(parameter.name, _SINGLE[hint], default, optional, hint is bool)
+        elif get_origin(hint) in (tuple, list, Sequence) and elements and elements[0] in _SEQUENCES:
+            default = tuple(default) if isinstance(default, list) else default
+            attribute = Attribute(parameter.name, _SEQUENCES[elements[0]], default, optional)
+        if attribute is not None:
+            try:
+                return attribute if default is None else replace(attribute, default=attribute.checked(default, "its"))
+            except InvalidModel as error:
+                raise TypeError(f"{self._operator}: the default of {error.reason.removeprefix('its: ')}") from error
         raise TypeError(
             f"{self._operator}: attribute {parameter.name!r} is annotated with {hint!r}; it can be int, float, bool, "
             "str, a tuple of one of these, or Constant"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from c_programs import build_kernels, build_program, run_program
+from c_programs import build_kernels, build_program, fake_library, run_program
 
 
 @pytest.fixture(scope="module")
@@ -28,3 +28,11 @@ def test_the_mock_host_passes_under(sanitize: str, streams: str, seed: int, kern
 def test_the_memory_pool_passes_under(name: str, sanitize: str) -> None:
     done = run_program(build_program(name, [f"{name}.c", "fake_driver.c"], sanitize))
     assert done.returncode == 0, done.stderr[-8000:]
+
+
+@pytest.mark.parametrize("sanitize", ["address", "thread"])
+def test_threads_that_prepare_calls_of_libraries_pass_under(sanitize: str, tmp_path: Path) -> None:
+    program = build_program("library_threads", ["library_threads.c"], sanitize)
+    done = run_program(program, fake_library("cudnn", tmp_path), "30")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-8000:]
+    assert done.stdout == "library_threads passed\n"

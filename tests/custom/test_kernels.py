@@ -101,7 +101,7 @@ def test_ptx_and_ltoir_are_linked(made: dict[str, KernelImage]) -> None:
 
 def test_a_cubin_is_taken_for_its_architecture_and_later_ones_of_the_family(made: dict[str, KernelImage]) -> None:
     cubin = made["sm_90"].data
-    older, newer = b"\x7fELF of sm_80", b"\x7fELF of sm_86"
+    older, newer = cubin + b" of sm_80", cubin + b" of sm_86"
     kernel = cubin_kernel({"sm_80": older, "sm_86": newer, "sm_90": cubin}, "shift", SIGNATURE)
     assert kernel.foreign is not None
     found = [kernel.foreign.image_for(capability) for capability in ((8, 0), (8, 9), (9, 0), (10, 0))]
@@ -118,7 +118,6 @@ def test_a_cubin_is_taken_for_its_architecture_and_later_ones_of_the_family(made
         (cuda_kernel('extern "C" __global__ void f() {}', "g", ()), "NVRTC: .*g"),
         (cuda_kernel(SOURCE, "shift", SIGNATURE, options=["--no-such-option"]), "NVRTC: .*no-such-option"),
         (ptx_kernel(".version 8.0", "f", ()), "nvJitLink: "),
-        (cubin_kernel({"sm_90": b"no cubin"}, "f", ()), "its cubin for sm_90 is none: not a 64-bit"),
     ],
 )
 def test_code_that_does_not_compile_is_an_error_with_the_reason(kernel: Kernel, message: str) -> None:
@@ -154,17 +153,26 @@ def test_a_kernel_travels_to_a_helper_process_and_its_digest_has_all_of_it() -> 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("make", "arguments", "message"),
     [
-        (({"sm90": b""}, "f", ()), "'sm90' is no architecture"),
-        (({"": b""}, "f", ()), "a cubin is for one architecture"),
-        (({}, "f", ()), "there is no code"),
-        (({"sm_90": b""}, "f", ("*f31",)), r"'\*f31' is not a parameter type"),
+        (cubin_kernel, ({"sm90": b""}, "f", ()), "'sm90' is no architecture"),
+        (cubin_kernel, ({"": b""}, "f", ()), "a cubin is for one architecture"),
+        (cubin_kernel, ({}, "f", ()), "there is no code"),
+        (cubin_kernel, ({"sm_90": "text"}, "f", ()), "kernel f: the code for sm_90 is str, not bytes"),
+        (cubin_kernel, ({"sm_90": b"no cubin"}, "f", ()), "kernel f: its cubin for sm_90 is none: not a 64-bit"),
+        (ptx_kernel, ("", "f", ("*f31",)), r"'\*f31' is not a parameter type"),
     ],
 )
-def test_what_cannot_be_a_kernel_is_refused(arguments: tuple[Any, ...], message: str) -> None:
+def test_what_cannot_be_a_kernel_is_refused(make: Any, arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        cubin_kernel(*arguments)
+        make(*arguments)
+
+
+def test_a_cubin_has_its_entry_and_is_not_shown_in_messages(made: dict[str, KernelImage]) -> None:
+    cubin = made["sm_90"].data
+    with pytest.raises(ValueError, match="kernel move: its code has no kernel 'move'; it has shift"):
+        cubin_kernel({"sm_90": cubin}, "move", SIGNATURE)
+    assert "ELF" not in repr(cubin_kernel({"sm_90": cubin}, "shift", SIGNATURE))
 
 
 # ---- the text of a kernel in Numba ----

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto, helper
 
-from c_programs import build_host
+from c_programs import COUNTED, build_host
 from contexts import compile_model
 from custom_operators import DOMAIN, kept_registry
 from environments import borrow_packages, environment_folder
@@ -85,8 +85,7 @@ def environment(model: Path) -> Path:
 
 
 def run_host(model: Path, python: str | Path, cache: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    variables = {"ORT_CUDA_PLUGIN_PYTHON": str(python), "ORT_CUDA_PLUGIN_CACHE_DIR": str(cache), **more}
-    variables["GLIBC_TUNABLES"] = "glibc.malloc.tcache_count=0"
+    variables = COUNTED | {"ORT_CUDA_PLUGIN_PYTHON": str(python), "ORT_CUDA_PLUGIN_CACHE_DIR": str(cache), **more}
     command = [str(model.parent / "host"), get_library_path(), str(model)]
     return subprocess.run(command, env=variables, cwd="/", capture_output=True, text=True, timeout=600)
 

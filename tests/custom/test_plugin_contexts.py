@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from c_programs import build_host
+from c_programs import COUNTED, build_host
 from contexts import compile_model, load, nothing_compiled
 from custom_models import in_place_of, launches, model, random_rows
 from isolated import HARNESS, python
@@ -69,7 +69,7 @@ def test_a_c_host_runs_a_plugin_of_a_compiled_model(tmp_path: Path) -> None:
         )
     finally:
         unregister_creator(creator)
-    variables = {
+    variables = COUNTED | {
         "ORT_CUDA_PLUGIN_PYTHON": sys.executable,
         "ORT_CUDA_PLUGIN_CACHE_DIR": str(tmp_path / "cache"),
         ALLOW_VARIABLE: "1",

@@ -65,15 +65,26 @@ class Clock:
         return [1.0 if any(spec.launch_bounds == 64 for spec in program.kernels) else 2.0 for program in programs]
 
 
-def blocks_of(tuner: MeasuringTuner | None, size: int = 100) -> list[int]:
+def cluster_of(tuner: MeasuringTuner | None, size: int = 100) -> CompiledCluster:
     x, y = Value("x", DType.FLOAT32, (size,)), Value("y", DType.FLOAT32, None)
     node = Node("here", "Scale", DOMAIN, 1, (x,), (y,))
-    cluster = CompiledCluster(Graph("g", [node], [x], [y], {DOMAIN: 1}), DeviceProperties(), tuner=tuner)
-    return [kernel.launch_bounds for kernel in cluster.prepare().kernels]
+    return CompiledCluster(Graph("g", [node], [x], [y], {DOMAIN: 1}), DeviceProperties(), tuner=tuner)
+
+
+def blocks_of(tuner: MeasuringTuner | None, size: int = 100) -> list[int]:
+    return [kernel.launch_bounds for kernel in cluster_of(tuner, size).prepare().kernels]
 
 
 def test_the_first_is_taken_where_nothing_is_measured(scaled: Op[Any, Tensor]) -> None:
     assert blocks_of(None) == [32]
+
+
+def test_the_record_of_a_plan_says_which_and_why(scaled: Op[Any, Tensor]) -> None:
+    cluster = cluster_of(None)
+    records: list[dict[str, Any]] = []
+    cluster.show_plan = records.append
+    cluster.prepare()
+    assert [step["note"] for record in records for step in record["steps"]] == ["tactic 32: the first of its tactics"]
 
 
 def test_the_fastest_is_taken_and_remembered(scaled: Op[Any, Tensor], tmp_path: Path) -> None:

@@ -26,6 +26,10 @@ def build_program(name: str, sources: list[str], sanitize: str = "") -> Path:
     return Builder(work / "bin", work, flags).program(name, [SOURCES / source for source in sources])
 
 
+# The C library counts what a thread freed and keeps for itself as in use, hence as memory that Runs keep.
+COUNTED = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
+
+
 def build_host(name: str, folder: Path, source: Path | None = None) -> Path:
     """An application that is linked to ONNX Runtime's wheel, under the name of its soname, of ``tests/c/<name>.c``.
 

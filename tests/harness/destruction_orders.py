@@ -25,9 +25,10 @@ import onnxruntime as ort
 import pytest
 
 import ort_cuda_plugin as plugin
+from c_programs import COUNTED
 from isolated import ROOT, add_model
 
-OVERWRITE_FREED = {"MALLOC_PERTURB_": "165", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
+OVERWRITE_FREED = COUNTED | {"MALLOC_PERTURB_": "165"}
 
 OBJECTS = {
     "s": "session",

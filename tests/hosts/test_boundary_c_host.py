@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from c_programs import build_host
+from c_programs import COUNTED, build_host
 from destruction_orders import OVERWRITE_FREED
 from environments import borrow_packages, environment_folder
 from hostile import HostileFolder
@@ -36,10 +36,8 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(
     host: Path, library: Path | str, folder: Path = Path("/"), /, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """In ``folder``. What a thread freed and keeps for itself would count as memory that Runs keep."""
     command = [str(host), str(library), str(host.parent / "add.onnx")]
-    environment = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"} | environment
-    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=600)
+    return subprocess.run(command, env=COUNTED | environment, cwd=folder, capture_output=True, text=True, timeout=600)
 
 
 def test_a_run_has_a_profile_of_its_own(host: Path, tmp_path: Path) -> None:
@@ -47,8 +45,7 @@ def test_a_run_has_a_profile_of_its_own(host: Path, tmp_path: Path) -> None:
     folder = tmp_path / "profiles"
     folder.mkdir()
     command = [str(host), get_library_path(), str(host.parent / "add.onnx"), str(folder)]
-    variables |= {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
-    done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, env=COUNTED | variables, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
     (path,) = folder.iterdir()
     profile = Profile(str(path))

@@ -75,3 +75,11 @@ def test_an_application_reads_and_writes_files_of_compiled_models(version: str, 
     done = python("import context_functions; context_functions.main()", env=environment)
     assert "10 the application's function gives no context file" in done.stdout  # INVALID_GRAPH
     assert "the application has no such file" in done.stdout
+
+
+@pytest.mark.parametrize("version", ["1.26.0", "1.28.0"])
+def test_a_session_that_selects_among_devices_gets_operators_once(version: str, installed: Path) -> None:
+    """These versions refuse a domain that two devices give."""
+    environment = {"PYTHONPATH": f"{HARNESS}:{installed / version}", "ORT_CUDA_PLUGIN_EMULATE_DEVICES": "2"}
+    done = python("import automatic_selection; automatic_selection.main()", env=environment)
+    assert done.stdout == "created\n"

@@ -31,9 +31,9 @@ def called(label: str, subject: str, function: Callable[..., T], *arguments: Any
     """What an author's method gives. Raises PluginFailure for its exceptions, and for a status other than 0."""
     try:
         result = function(*arguments)
-    except (Unsupported, InvalidModel, NodeError, PluginFailure):
+    except (Unsupported, InvalidModel, NodeError, PluginFailure, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:
         raise PluginFailure(f"{label}: {subject}: {type(error).__name__}: {error}") from error
     is_status = subject.split(" ")[0] in ("configure_plugin", "on_shape_change", "enqueue", "set_tactic")
     if is_status and isinstance(result, int) and result != 0:

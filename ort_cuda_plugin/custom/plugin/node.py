@@ -133,6 +133,13 @@ class _Plan:
         subject = f"{method} {about}".strip()
         return called(self._label, subject, function, *arguments)
 
+    def _listed(self, method: str, function: Callable[..., object], *arguments: Any, about: str = "") -> list[Any]:
+        """As `_ask`, for what gives one for each output."""
+        given = self._ask(method, function, *arguments, about=about)
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise PluginFailure(f"{self._label}: {method} gave {given!r}, it gives a list with one for each output")
+        return list(given)
+
     def _check(self, method: str, function: Callable[..., Any], *arguments: Any, about: str = "") -> bool:
         """Calls what may refuse sizes. False where it did, but only because of sizes that are guessed."""
         try:
@@ -194,7 +201,7 @@ class _Plan:
 
     def _types(self, count: int) -> list[DType]:
         given = [x.dtype for x in self._inputs if x is not None]
-        types = list(self._ask("get_output_data_types", self._build.get_output_data_types, given))
+        types = self._listed("get_output_data_types", self._build.get_output_data_types, given)
         if len(types) != count or not all(isinstance(dtype, DType) for dtype in types):
             raise PluginFailure(f"{self._label}: get_output_data_types gave {types!r} for {count} outputs")
         return types
@@ -214,7 +221,9 @@ class _Plan:
         ]
         builder = ExprBuilder(self._scope)
         about = f"for inputs of {_shown(inputs)}"
-        given = self._ask("get_output_shapes", self._build.get_output_shapes, inputs, contents, builder, about=about)
+        given = self._listed("get_output_shapes", self._build.get_output_shapes, inputs, contents, builder, about=about)
+        if not all(isinstance(shape, Sequence) for shape in given):
+            raise PluginFailure(f"{self._label}: get_output_shapes gave {given!r}, it gives a shape for each output")
         shapes = [tuple(shape) for shape in given]
         if len(shapes) != len(types):
             raise PluginFailure(f"{self._label}: get_output_shapes gave {len(shapes)} shapes for {len(types)} outputs")

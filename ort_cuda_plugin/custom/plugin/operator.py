@@ -39,7 +39,7 @@ Creator = TypeVar("Creator", bound="PluginCreator | type[PluginCreator]")
 def register_creator(given: Creator, *, priority: int = 0) -> Creator:
     """Adds the operator of a creator for sessions that are made from now on. As a decorator it takes the class.
 
-    ``priority`` as that of `CustomOperator`.
+    ``priority`` as that of `CustomOperator`. A class that is defined again takes the place of the former one.
 
     Raises:
         ValueError: there is one of this name, version and namespace, or what the creator says cannot be an operator.
@@ -64,10 +64,11 @@ def register_creator(given: Creator, *, priority: int = 0) -> Creator:
         PluginNodes(creator).lower,
         priority,
         type(creator).__module__,
+        type(creator).__qualname__ if isinstance(given, type) else "",
     )
     with _lock:
         known = _creators.get(key)
-        if known is not None and _is_current(known):
+        if known is not None and _is_current(known) and not registry.replaces(operator, known.operator):
             raise ValueError(f"a creator of plugin {name}, version {version}, namespace {namespace!r} is registered")
         _creators[key] = _Registered(creator, registry.register(operator))
     return given

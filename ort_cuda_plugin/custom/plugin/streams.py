@@ -13,7 +13,7 @@ from ...model.ir import Array, DType
 from ...program.callbacks import CallStream, DeviceArray
 from ...program.lowering import Arg, Int64, Lowering, Tensor
 from ...program.symbolic import Dim
-from ..kernels import Kernel, arguments, launch, sizes_of, type_of
+from ..kernels import Kernel, arguments, check_kernel, checked_block, launch, size_of, sizes_of, type_of
 from .descriptors import Scope, Size, dim_of
 
 _RECORDED = (
@@ -71,11 +71,21 @@ class RecordedStream:
 
     def launch(self, kernel: Kernel, grid: Any, block: Any, args: Sequence[Any], shared_bytes: Any = 0) -> None:
         """Launches a kernel on tensors, sizes and numbers."""
+        check_kernel(kernel)
         given = [_plain(arg) for arg in args]
         buffers = {x.buffer for x in self._writes}
         writes = [x for x in given if isinstance(x, Tensor) and x.buffer in buffers]
-        sizes = dim_of(shared_bytes)
-        launch(self._ctx, kernel, _dims(grid), _dims(block), given, writes=writes, reads=writes, shared_bytes=sizes)
+        sizes = _plain(shared_bytes)
+        launch(
+            self._ctx,
+            kernel,
+            _plain_sizes(grid),
+            _plain_sizes(block),
+            given,
+            writes=writes,
+            reads=writes,
+            shared_bytes=sizes,
+        )
 
     def copy(self, destination: RecordedTensor, source: RecordedTensor) -> None:
         """Copies all bytes; both have one element type and size."""
@@ -107,8 +117,8 @@ def _plain(arg: Any) -> Any:
     return arg.tensor if isinstance(arg, RecordedTensor) else arg.dim if isinstance(arg, Size) else arg
 
 
-def _dims(sizes: Any) -> Any:
-    return tuple(map(dim_of, sizes)) if isinstance(sizes, Sequence) else dim_of(sizes)
+def _plain_sizes(sizes: Any) -> Any:
+    return tuple(map(_plain, sizes)) if isinstance(sizes, Sequence) else _plain(sizes)
 
 
 class RunStream:
@@ -136,8 +146,9 @@ class RunStream:
 
     def launch(self, kernel: Kernel, grid: Any, block: Any, args: Sequence[Any], shared_bytes: int = 0) -> None:
         """Launches a kernel on `DeviceArray`s and numbers."""
-        threads = tuple(operator.index(size) for size in sizes_of(block))
-        blocks = tuple(operator.index(size) for size in sizes_of(grid))
+        check_kernel(kernel)
+        threads = checked_block(kernel, sizes_of(block))
+        blocks = tuple(operator.index(size_of(kernel, "grid", size)) for size in sizes_of(grid))
         if kernel.foreign is not None and self._stream.is_emulated and not kernel.source:
             self._call_twin(kernel, blocks, args)
             return

@@ -1,0 +1,286 @@
+"""Mistakes that authors make: what each error says, and that nothing is computed wrong in silence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from custom_operators import DOMAIN, kept_registry, model, stock_session
+from ort_cuda_plugin.clusters.shape_inference import infer_results
+from ort_cuda_plugin.compiler.compile import KernelCompileError, kernel_ir
+from ort_cuda_plugin.custom import (
+    DType,
+    HostInt64,
+    Int64,
+    Lowering,
+    Op,
+    T,
+    array_kernel,
+    elementwise,
+    gather_map,
+    launch,
+    op,
+    registry,
+    scalar,
+)
+from ort_cuda_plugin.custom.plugin import register_creator, unregister_creator
+from ort_cuda_plugin.custom.plugin.calls import PluginFailure
+from ort_cuda_plugin.custom.plugin.streams import RunStream
+from ort_cuda_plugin.model.ir import Graph, InvalidModel, Node, Unsupported, Value
+from ort_cuda_plugin.program.trace import Launch
+from plugins import DOUBLE, ProbeCreator, context, lowered, tensor
+
+
+@pytest.fixture(autouse=True)
+def own_operators() -> Any:
+    with kept_registry():
+        yield
+
+
+def made_by(body: Callable[[Lowering, Any], Any], ctx: Lowering | None = None) -> None:
+    """Makes a plan of an operator with this body for x float [n, m]."""
+
+    @op("my.domain::Tried", register=False)
+    def tried(ctx: Lowering, x: T) -> T:
+        return body(ctx, x)  # type: ignore[no-any-return]
+
+    tried.operator.lower(ctx or context(), [tensor(["n", "m"])], {})
+
+
+def per_element(function: Callable[[Any], Any]) -> Callable[[Lowering, Any], Any]:
+    return lambda ctx, x: elementwise(ctx, function, x)
+
+
+def per_place(function: Callable[[Any], Any], dtype: DType = DType.FLOAT32) -> Callable[[Lowering, Any], Any]:
+    return lambda ctx, x: gather_map(ctx, x.shape, dtype, lambda maps, c: function(maps.source(x).at(c)))
+
+
+BODIES: dict[str, tuple[Callable[[Lowering, Any], Any], str]] = {
+    "== in a choice": (per_element(lambda a: scalar.where(a == 0, a, 1)), "== and != compare Python's objects, use eq"),
+    "== beside a condition": (per_element(lambda a: scalar.where((a > 0) & (a != a), a, 1)), "use equal() and"),
+    "== that is cast": (per_element(lambda a: scalar.cast(a == 0, DType.FLOAT32)), "use equal() and"),
+    "== as the result": (per_element(lambda a: a == 0), "use equal() and"),
+    "a number": (per_element(lambda a: 1.0), "1.0 is no expression: constant() makes one"),
+    "a number of a place": (per_place(lambda a: 1.0), "1.0 is no expression: constant() makes one"),
+    "a size": (lambda ctx, x: elementwise(ctx, lambda a: a + x.shape[0], x), "is no expression: maps.dim() makes one"),
+    "another type": (per_place(lambda a: a, DType.INT64), "elements are INT64, the function gives FLOAT32: cast() it"),
+    "too many": (lambda ctx, x: (x, x), "my.domain::Tried-1 gave 2 outputs, it has 1"),
+    "an end of the program": (lambda ctx, x: exit(1), "failed with SystemExit"),
+    "an end of a generator": (lambda ctx, x: next(_ends()), "failed with GeneratorExit"),
+}
+
+
+def _ends() -> Any:
+    raise GeneratorExit
+    yield
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body(name: str) -> None:
+    body, said = BODIES[name]
+    with pytest.raises(
+        Unsupported, match=r"^my\.domain::Tried-1.*" + re.escape(said.removeprefix("my.domain::Tried-1"))
+    ):
+        made_by(body)
+
+
+def test_what_looks_right_is_right() -> None:
+    def body(ctx: Lowering, x: Any) -> Any:
+        y = elementwise(ctx, lambda a: abs(a) ** 2 % 3, x)
+        return gather_map(ctx, y.shape, y.dtype, lambda maps, c: maps.source(y).at([0, c[1]]))
+
+    made_by(body)
+
+
+@array_kernel
+def copy(x: Any, y: Any) -> None:
+    y[0, 0] = x[0, 0]
+
+
+def test_a_result_that_nothing_writes() -> None:
+    said = r"^my\.domain::Tried-1: nothing writes output 'y': launch a kernel that does"
+    with pytest.raises(InvalidModel, match=said):
+        made_by(lambda ctx, x: ctx.empty(x.shape, x.dtype))
+    made_by(lambda ctx, x: x)
+    made_by(lambda ctx, x: ctx.empty((0, 4), x.dtype))
+    register_creator(ProbeCreator(enqueue=lambda *_: None))
+    (probe,) = registry.current().serving("test.plugins", "Probe", 1)
+    with pytest.raises(InvalidModel, match="nothing writes output 'y'"):
+        probe.lower(context(), [tensor(["n"])], {})
+
+
+SIZES: dict[str, tuple[Callable[[Any], Any], Any, Any, str]] = {
+    "a fraction": (lambda x: 1.5, 1, 0, "1.5 is no size for its grid: use whole numbers"),
+    "a negative one": (lambda x: (1, -1), 1, 0, "a grid of -1 is not possible"),
+    "too large": (lambda x: 1 << 40, 1, 0, "a grid of 1099511627776 is not possible"),
+    "a fraction of a block": (lambda x: 1, 2.0, 0, "2.0 is no size for its block"),
+    "shared memory": (lambda x: 1, 1, "4", "'4' is no size for its shared memory"),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_size_of_a_launch(name: str) -> None:
+    grid, block, shared, said = SIZES[name]
+
+    def body(ctx: Lowering, x: Any) -> Any:
+        y = ctx.empty(x.shape, x.dtype)
+        launch(ctx, copy, grid(x), block, [x, y], writes=[y], shared_bytes=shared)
+        return y
+
+    with pytest.raises(
+        Unsupported, match=r"my\.domain::Tried-1 failed with TypeError: kernel copy: " + re.escape(said)
+    ):
+        made_by(body)
+
+
+def test_a_plugin_launches_in_a_run_what_is_not_possible() -> None:
+    stream = RunStream(None)  # type: ignore[arg-type]
+    given: list[tuple[Any, Any, Any, str]] = [
+        (DOUBLE, 1.5, 1, "kernel double: 1.5 is no size for its grid"),
+        (DOUBLE, -1, 1, "kernel double: a grid of -1 is not possible"),
+        (DOUBLE, 1, (64, 64), "kernel double: a block of (64, 64, 1) threads"),
+        (np.exp, 1, 1, "is no kernel that can be launched: numba_kernel, array_kernel"),
+    ]
+    for kernel, grid, block, said in given:
+        with pytest.raises(TypeError, match=re.escape(said)):
+            stream.launch(kernel, grid, block, [])
+
+
+def test_a_plugin_gives_no_list() -> None:
+    for method, given in (("get_output_shapes", None), ("get_output_shapes", [3]), ("get_output_data_types", "f")):
+        with pytest.raises(PluginFailure, match=rf"plugin Probe-1: {method} gave .*, it gives a"):
+            lowered(ProbeCreator(**{method: lambda *_, given=given: given}), tensor(["n"]))
+
+
+def compiled(kernel: Any) -> None:
+    """Compiles a kernel with two arrays of two dimensions, as the operator Probe launches it."""
+    ctx, x = context(), tensor(["n", "m"])
+    y = ctx.empty(x.shape, x.dtype)
+    launch(ctx, kernel, 1, 1, [x, y], writes=[y])
+    (step,) = ctx.trace.steps
+    assert isinstance(step, Launch)
+    kernel_ir(step.kernel)
+
+
+def test_a_kernel_that_does_not_compile_names_its_operator() -> None:
+    @array_kernel
+    def flat(x: Any, y: Any) -> None:
+        y[0] = x[0]
+
+    @array_kernel
+    def wrong(x: Any, y: Any) -> None:
+        y[0, 0] = x[0, 0].part
+
+    with pytest.raises(
+        KernelCompileError, match=r"^kernel 'flat' of test\.plugins::Probe \(.*as many indices as it has"
+    ):
+        compiled(flat)
+    with pytest.raises(
+        KernelCompileError, match=r"^kernel 'wrong' of test\.plugins::Probe \(.*\): Unknown attribute 'p"
+    ):
+        compiled(wrong)
+
+
+def first(x: T) -> T:
+    return x
+
+
+def nothing() -> None: ...
+
+
+def default(ctx: Lowering, x: T, *, k: int = "a") -> T:  # type: ignore[assignment]
+    return x
+
+
+def plain(ctx: Lowering, x: T) -> T:
+    return x
+
+
+SIGNATURES: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
+    "no context": (first, {}, TypeError, "the first parameter is the context"),
+    "no parameter": (nothing, {}, TypeError, "the first parameter is the context"),
+    "no function": (3, {}, TypeError, "op decorates a function, not 3"),
+    "a default of another kind": (
+        default,
+        {},
+        TypeError,
+        "the default of attribute 'k' = 'a' is not of the kind 'int'",
+    ),
+    "types of nothing": (plain, {"types": {"U": {DType.INT8}}}, TypeError, "types has 'U', with which no input"),
+    "types that are none": (plain, {"types": {"T": {"int8"}}}, TypeError, "types['T'] = {'int8'} are no element types"),
+    "a version that is a text": (plain, {"version": "1"}, ValueError, "a version is a number from 1 to"),
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_a_signature(name: str) -> None:
+    function, options, kind, said = SIGNATURES[name]
+    with pytest.raises(kind, match=r"^my\.domain::Sig.*" + re.escape(said)):
+        op("my.domain::Sig", **options)(function)
+
+
+def test_a_cell_of_a_notebook_runs_again() -> None:
+    def cell() -> Op[Any, Any]:
+        @op("my.domain::Again")
+        def again(ctx: Lowering, x: T) -> T:
+            return x
+
+        return again
+
+    _, second = cell(), cell()
+    assert registry.current().serving(DOMAIN, "Again", 1) == [second.operator]
+    with pytest.raises(ValueError, match=r"my\.domain::Again-1 with priority 0 is registered already by"):
+        op("my.domain::Again")(plain)
+
+    def class_of_cell() -> type[ProbeCreator]:
+        @register_creator
+        class Creator(ProbeCreator):
+            pass
+
+        return Creator
+
+    class_of_cell()
+    unregister_creator(class_of_cell())
+    with pytest.raises(LookupError):
+        unregister_creator(ProbeCreator())
+
+
+def test_an_operator_that_nobody_registered_says_what_to_do() -> None:
+    node = Node("here", "Missing", DOMAIN, 1, (), (Value("y", None, None),))
+    with pytest.raises(Unsupported, match=r"my\.domain\.Missing is not implemented: .* import the module that has it"):
+        registry.current().implementations(node, 1)
+    graph = Graph("g", [node], [], [], {DOMAIN: 1})
+    assert registry.snapshot_of(graph) is registry.current()
+
+
+def test_sizes_that_the_host_reads_have_names_of_their_own() -> None:
+    """ONNX Runtime takes equal names for equal sizes."""
+
+    @op("my.domain::Repeat", register=False)
+    def repeat(ctx: Lowering, x: T, count: HostInt64) -> tuple[T, T]:
+        (n,) = ctx.host_values(count, "count")
+        y = gather_map(ctx, [n], x.dtype, lambda maps, c: maps.source(x).at([0]))
+        return y, y
+
+    inputs = [Value("", DType.FLOAT32, (1,)), Value("", DType.INT64, (1,))]
+    names = [[shape for _, shape in infer_results(repeat.operator, inputs, {})] for _ in range(2)]
+    assert names[0][0] == names[0][1] != names[1][0]
+
+
+def test_what_an_operator_says_of_values_that_it_computes_is_checked() -> None:
+    @op("my.domain::Found")
+    def found(ctx: Lowering, x: Int64) -> Int64:
+        (n,) = ctx.read_back(elementwise(ctx, lambda a: a + 1, x), "how many", lower=1, upper=4)
+        return gather_map(ctx, [n], DType.INT64, lambda maps, c: c[0])
+
+    node = helper.make_node("Found", ["x"], ["y"], domain=DOMAIN)
+    session = stock_session(model([node], {"x": [1]}, ["y"], TensorProto.INT64))
+    assert session.run(None, {"x": np.array([3])})[0].tolist() == [0, 1, 2, 3]
+    for x, said in ((4, "how many is more than 4, the most"), (-1, "how many is less than 1, the least")):
+        with pytest.raises(Exception, match=rf"(?s)\[ONNXRuntimeError\].*\(Found\).*{said} that the operator says"):
+            session.run(None, {"x": np.array([x])})
