@@ -111,6 +111,7 @@ def random_inputs(
 
     The offsets keep a network that averages over the image from seeing the same numbers for every seed.
     A symbolic dimension takes its size from ``dims`` by name, else 1. Inputs in ``skip`` are left out.
+    Raises ValueError that names an input for which there are no values.
     """
     rng = np.random.default_rng(seed)
     initializers = {tensor.name for tensor in model.graph.initializer}
@@ -119,19 +120,22 @@ def random_inputs(
         if value.name in initializers or value.name in skip:
             continue
         tensor_type = value.type.tensor_type
-        if not value.type.HasField("tensor_type") or tensor_type.elem_type == onnx.TensorProto.STRING:
-            raise ValueError(
-                f"input {value.name!r} is not a numeric tensor: give it with --input {value.name}=FILE.npy"
-            )
+        if not tensor_type.elem_type:
+            raise ValueError(f"input {value.name!r} is not a tensor: there are no values to run the model with")
+        if tensor_type.elem_type == onnx.TensorProto.STRING:
+            raise ValueError(f"input {value.name!r} has strings, which cannot be made up")
         shape = [
             dim.dim_value if dim.HasField("dim_value") else (dims or {}).get(dim.dim_param, 1)
             for dim in tensor_type.shape.dim
         ]
+        if any(size < 0 for size in shape):
+            raise ValueError(f"input {value.name!r} has the negative size {min(shape)} in the model: a size is from 0")
         dtype = helper.tensor_dtype_to_np_dtype(tensor_type.elem_type)
-        if np.issubdtype(dtype, np.integer) or dtype == np.bool_:
-            values[value.name] = rng.integers(0, 2, shape).astype(dtype)
-        else:
-            values[value.name] = _signal(rng, shape).astype(dtype)
+        try:
+            is_whole = np.issubdtype(dtype, np.integer) or dtype == np.bool_
+            values[value.name] = (rng.integers(0, 2, shape) if is_whole else _signal(rng, shape)).astype(dtype)
+        except MemoryError as error:
+            raise ValueError(f"input {value.name!r} is too large for this machine: {error}") from error
     return values
 
 
@@ -157,9 +161,14 @@ def with_input_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]
 
 
 def relative_error(actual: NDArray[np.generic], expected: NDArray[np.generic]) -> float:
-    """max|a-b| / max|b| over finite values; infinity where the shapes or the places of NaN and infinities differ."""
+    """max|a-b| / max|b| over finite values; infinity where the shapes or the places of NaN and infinities differ.
+
+    Strings are equal, which is 0, or not, which is infinity.
+    """
     if actual.shape != expected.shape:
         return math.inf
+    if expected.dtype.kind in "OSU":
+        return 0.0 if np.array_equal(actual, expected) else math.inf
     if actual.size == 0:
         return 0.0
     a = actual.astype(np.float64)

@@ -136,7 +136,7 @@ def device_milliseconds(task: Task, side: str) -> float | None:
         runner = _runner(task, side, session)
         for _ in range(_PROFILED):
             runner.run()
-        events = json.loads(Path(session.end_profiling()).read_text())
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
     return device_work(events, _PROFILED)
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 import ort_cuda_plugin
 from ort_cuda_plugin.api import chosen_device, is_registered_as
+from ort_cuda_plugin.comparison.differences import UNROUNDED_INPUTS
 from ort_cuda_plugin.ep.identity import Identity
 
 Feeds = Mapping[str, NDArray[np.generic]]
@@ -36,7 +37,7 @@ def _has_cuda(ort: ModuleType) -> bool:
     return "CUDAExecutionProvider" in ort.get_available_providers() and not is_registered_as(Identity.CUDA)
 
 
-def create_session(side: str, source: str, emulate: bool, profile_prefix: str = "") -> Any:
+def create_session(side: str, source: str | bytes, emulate: bool, profile_prefix: str = "") -> Any:
     """A session of one side. Raises SideError where ONNX Runtime lacks the provider."""
     import onnxruntime as ort
 
@@ -47,6 +48,7 @@ def create_session(side: str, source: str, emulate: bool, profile_prefix: str = 
     if side == PLUGIN:
         return ort_cuda_plugin.session(source, emulate=emulate, sess_options=options)
     if side == CPU:
+        options.add_session_config_entry(*UNROUNDED_INPUTS)
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     if not _has_cuda(ort):
         raise SideError(f"{side}: this ONNX Runtime has no CUDAExecutionProvider; onnxruntime-gpu has one")
@@ -72,7 +74,10 @@ class Runner:
 
 
 def runner(side: str, session: Any, emulate: bool, feeds: Feeds, names: Sequence[str]) -> Runner:
-    """Binds inputs and outputs in the side's memory; the first Run, which decides the outputs' shapes, happens here."""
+    """Binds inputs and outputs in the side's memory; the first Run, which decides the outputs' shapes, happens here.
+
+    Raises ValueError for an output that cannot be bound.
+    """
     import onnxruntime as ort
 
     place = _place(side, emulate)
@@ -80,7 +85,11 @@ def runner(side: str, session: Any, emulate: bool, feeds: Feeds, names: Sequence
     binding = session.io_binding()
     for name, value in inputs.items():
         binding.bind_ortvalue_input(name, value)
-    shapes = [(value.shape, value.dtype) for value in session.run(list(names), dict(feeds))]
+    results = session.run(list(names), dict(feeds))
+    for name, value in zip(names, results, strict=True):
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc":
+            raise ValueError(f"output {name!r} is no tensor of numbers, and only such can stay on a device: use `run`")
+    shapes = [(value.shape, value.dtype) for value in results]
     outputs = [ort.OrtValue.ortvalue_from_numpy(np.zeros(*each), *place) for each in shapes]
     for name, value in zip(names, outputs, strict=True):
         binding.bind_ortvalue_output(name, value)

@@ -9,13 +9,19 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import io
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import ort_cuda_plugin
-from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError, printable
 
 COMMANDS = {
     "run": "run",
@@ -40,7 +46,27 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; see `ExitCode`."""
+    _make_streams_safe()
     words = list(sys.argv[1:] if argv is None else argv)
+    name = words[0] if words else ""
+    with _Interrupts() as interrupts:
+        try:
+            code = _run(words)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            code = ExitCode.INTERRUPTED
+        except BrokenPipeError:
+            _drop_output()  # the reader has seen enough, as `head` does
+            code = ExitCode.OUTPUT_CLOSED
+        except Exception as error:
+            # ONNX Runtime makes an error of its own of an interrupt in a callback.
+            code, text = (ExitCode.INTERRUPTED, "") if interrupts.seen else _explained(error)
+            if text:
+                print(printable(f"ort-cuda-plugin {name}: {text}"), file=sys.stderr)
+    return int(ExitCode.INTERRUPTED if interrupts.seen else code)
+
+
+def _run(words: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="ort-cuda-plugin",
         description="Runs ONNX models on NVIDIA GPUs or an emulated one, as an ONNX Runtime plugin.",
@@ -56,28 +82,68 @@ def main(argv: Sequence[str] | None = None) -> int:
             try:
                 implementation = importlib.import_module(f"{__name__}.{module}")
             except ModuleNotFoundError as error:
-                print(f"ort-cuda-plugin {name}: {_what_to_install(error)}", file=sys.stderr)
-                return int(ExitCode.UNAVAILABLE)
+                raise UserError(ExitCode.UNAVAILABLE, _what_to_install(error)) from error
             implementation.add_arguments(command)
     arguments = parser.parse_args(words)
-    try:
-        code = int(implementation.execute(arguments))
-        sys.stdout.flush()
-        return code
-    except UserError as error:
-        print(f"ort-cuda-plugin {arguments.command}: {error}", file=sys.stderr)
-        return int(error.code)
-    except KeyboardInterrupt:
-        return int(ExitCode.INTERRUPTED)
-    except BrokenPipeError:
-        # The reader has seen enough, as `head` does. Python would fail once more when it flushes at its end.
+    return int(implementation.execute(arguments))
+
+
+def _explained(error: Exception) -> tuple[int, str]:
+    """The exit code of an error, and the message. Raises errors that are not for the user."""
+    if isinstance(error, UserError):
+        return error.code, str(error)
+    if not isinstance(error, OSError):
+        raise error
+    _drop_output()
+    reason = error.strerror or str(error)
+    return (
+        ExitCode.USAGE,
+        f"{error.filename}: {reason}" if error.filename else f"the output cannot be written: {reason}",
+    )
+
+
+class _Interrupts:
+    """Notes Ctrl-C while it is entered, beside what Python does; another handler of the process stays."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        self.former: Any = None
+
+    def __enter__(self) -> _Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            self.former = signal.getsignal(signal.SIGINT)
+            if self.former is signal.default_int_handler:
+                signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.former is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self.former)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.seen = True
+        signal.default_int_handler(number, frame)
+
+
+def _make_streams_safe() -> None:
+    """Whatever the locale, no character ends a command, nor does a stream that the caller has closed."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 -- for the rest of the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _drop_output() -> None:
+    """What is still to be written goes nowhere: Python would fail once more when it flushes at its end."""
+    with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return int(ExitCode.OUTPUT_CLOSED)
 
 
 def _docstring(module: str) -> str:
     """What a module says of itself, without importing it."""
-    text = Path(__file__).with_name(f"{module}.py").read_text()
+    text = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
     return ast.get_docstring(ast.parse(text)) or ""
 
 

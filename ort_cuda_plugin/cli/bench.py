@@ -7,7 +7,6 @@ those of the emulated device, and what a GPU would take is estimated: docs/estim
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import onnx
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
@@ -28,15 +28,16 @@ from ort_cuda_plugin.benchmark.measure import ModelReport, SideReport, Task, dev
 from ort_cuda_plugin.benchmark.plot import svg
 from ort_cuda_plugin.cli.common import (
     MODEL_HELP,
-    add_device_argument,
     model_path,
     output_console,
     output_file,
-    select_device,
+    read_model,
     waiting,
     written_model,
 )
+from ort_cuda_plugin.cli.devices import add_device_argument, select_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+from ort_cuda_plugin.cli.plain_text import json_text
 from ort_cuda_plugin.cli.run import add_input_arguments, load
 from ort_cuda_plugin.estimate import devices
 from ort_cuda_plugin.networks import DTYPES, NETWORKS, split_name
@@ -84,9 +85,9 @@ def execute(arguments: argparse.Namespace) -> int:
     if len(reports) > 1:
         print_means(reports, output_console())
     if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(report) for report in reports], indent=1))
+        arguments.json.write_text(json_text([asdict(report) for report in reports]), encoding="utf-8")
     if arguments.plot:
-        arguments.plot.write_text(svg(reports))
+        arguments.plot.write_text(svg(reports), encoding="utf-8")
     return ExitCode.OK if all(report.is_right for report in reports) else ExitCode.MISMATCH
 
 
@@ -107,10 +108,7 @@ class Subject:
     def read(name: str) -> Subject:
         """Raises UserError where there is no such model."""
         path = model_path(name)
-        try:
-            return Subject(name, path, onnx.load(path, load_external_data=False))
-        except Exception as error:
-            raise UserError(ExitCode.MODEL_FAILED, f"{name}: {error}") from error
+        return Subject(name, path, read_model(path, name))
 
     @property
     def has_batch(self) -> bool:
@@ -145,7 +143,7 @@ def _one(
     given.dim = [*arguments.dim, *([f"batch={batch}"] if batch is not None and arguments.batch else [])]
 
     def progress(turns: Sequence[int]) -> Iterable[int]:
-        return track(turns, name, console=console, transient=True, disable=not console.is_terminal)
+        return track(turns, escape(name), console=console, transient=True, disable=not console.is_terminal)
 
     try:
         source, names, feeds = load(subject.path, given, subject.model)
@@ -159,7 +157,10 @@ def _one(
             report.sides[side] = _completed(report.sides[side], task, side, not arguments.no_creation)
         if gpu is not None:
             shapes = {key: value.shape for key, value in feeds.items()}
-            report.estimate = _estimate(file, gpu, shapes)
+            try:
+                report.estimate = _estimate(file, gpu, shapes)
+            except Exception as error:  # what was measured is still worth showing
+                console.print(f"no estimate for {gpu}: {error}", markup=False, soft_wrap=True)
     except UserError:
         raise
     except sides.SideError as error:

@@ -1,4 +1,4 @@
-"""What several commands need: the choice of a device, the model argument, errors made readable."""
+"""What several commands need: the model argument, the console, files that are read and written."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
+import onnx
 from rich.console import Console
+from rich.text import Text
 
-import ort_cuda_plugin
 from ort_cuda_plugin import models
-from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+from ort_cuda_plugin.cli.devices import add_device_argument
+from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError, printable
 from ort_cuda_plugin.networks import NETWORKS, build, split_name
 
 MODEL_HELP = (
@@ -24,9 +27,13 @@ MODEL_HELP = (
     f" type: {', '.join(NETWORKS)} (resnet50:float16, ...)"
 )
 _WIDE = 1000
+_NO_NUMPY_TYPES = frozenset(
+    number
+    for name, number in onnx.TensorProto.DataType.items()
+    if name == "BFLOAT16" or name.startswith(("FLOAT8", "FLOAT4", "INT4", "UINT4", "INT2", "UINT2"))
+)
 SECONDS_TO_MENTION = 1.0
 """Of compilation, where the output is no terminal."""
-DEVICES = ("auto", "cuda", "emulated")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,12 +70,6 @@ def operators_file(text: str) -> Path:
     return Path(text)
 
 
-def add_device_argument(parser: argparse.ArgumentParser, default: str = "auto") -> None:
-    parser.add_argument(
-        "--device", choices=DEVICES, default=default, help="auto: a GPU where there is one, else the emulated device"
-    )
-
-
 def output_file(text: str) -> Path:
     """The type of an argument that names a file to write: a wrong one is refused before the work, not after."""
     path = Path(text)
@@ -96,45 +97,48 @@ def written_model(model: bytes, name: str) -> Path:
     return path
 
 
+def read_model(path: Path, name: str) -> onnx.ModelProto:
+    """The model of a file without its external data; ``name`` is what the user called it."""
+    try:
+        return onnx.load(path, load_external_data=False)
+    except Exception as error:  # protobuf has types of its own
+        raise UserError(ExitCode.MODEL_FAILED, f"{name}: {error}") from error
+
+
+def check_types(model: onnx.ModelProto) -> None:
+    """Raises UserError where ONNX Runtime's Python API has no NumPy arrays for an input or output."""
+    for kind, values in (("input", model.graph.input), ("output", model.graph.output)):
+        for value in values:
+            element_type = value.type.tensor_type.elem_type
+            if element_type in _NO_NUMPY_TYPES:
+                type_name = onnx.TensorProto.DataType.Name(element_type).lower()
+                raise UserError(
+                    ExitCode.MODEL_FAILED,
+                    f"{kind} {value.name!r} is of {type_name}, for which ONNX Runtime has no NumPy arrays: cast it in"
+                    " the model. explain, estimate and compile need no arrays",
+                )
+
+
 def usual_sizes(name_or_path: str) -> dict[str, int]:
     """Sizes of symbolic dimensions that the user need not give: those of a network."""
     parts = split_name(name_or_path)
     return dict(NETWORKS[parts[0]].sizes) if parts and not Path(name_or_path).is_file() else {}
 
 
-def find_device(choice: str) -> bool:
-    """Whether to use the emulated device."""
-    with unavailable_as_user_error():
-        from ort_cuda_plugin.ep.devices import cuda_devices
+class _PlainConsole(Console):
+    """Takes text as it is: names in a model may look like markup, or have what moves a terminal's cursor."""
 
-        found, why = ([], "") if choice == "emulated" else cuda_devices()
-        if choice == "cuda" and not found:
-            raise UserError(ExitCode.UNAVAILABLE, f"no CUDA device: {why}; try --device emulated")
-        return not found
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # `main` knows what to do; rich would exit with 1
 
-
-def select_device(choice: str) -> bool:
-    """Registers the plugin and says whether to use the emulated device."""
-    emulate = find_device(choice)
-    with unavailable_as_user_error():
-        ort_cuda_plugin.register(emulate=emulate)
-    return emulate
-
-
-@contextmanager
-def unavailable_as_user_error() -> Iterator[None]:
-    """ORT missing or too old, a library that cannot be loaded, an environment variable without a valid value."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # ONNX Runtime has types of its own
-        raise UserError(ExitCode.UNAVAILABLE, str(error)) from error
+    def render_str(self, text: str, **settings: Any) -> Text:
+        return super().render_str(printable(text), **settings)
 
 
 def output_console() -> Console:
     """For what a command prints. Where that is no terminal nothing cuts a table off."""
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDE)
+    width = None if sys.stdout.isatty() else _WIDE
+    return _PlainConsole(file=sys.stdout, width=width, markup=False, emoji=False)
 
 
 @contextmanager
@@ -147,13 +151,14 @@ def waiting(console: Console, what: str) -> Iterator[None]:
 
     library = kernel_library()
     asked = done = 0
-    with console.status(what) if console.is_terminal else nullcontext() as status:
+    what = printable(what)
+    with console.status(Text(what)) if console.is_terminal else nullcontext() as status:
 
         def watch(more: int, fewer: int) -> None:
             nonlocal asked, done
             asked, done = asked + more, done + fewer
             if status is not None:
-                status.update(f"{what}: {done} of {asked} kernels")
+                status.update(Text(f"{what}: {done} of {asked} kernels"))
 
         def compiling(kernels: int, seconds: float) -> None:
             if status is None and seconds >= SECONDS_TO_MENTION:

@@ -7,18 +7,18 @@ Outputs may differ as much as their element type allows. Inputs and the outputs 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import onnx
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 import ort_cuda_plugin
 from ort_cuda_plugin.api import create_session
@@ -28,13 +28,14 @@ from ort_cuda_plugin.cli.common import (
     named_values,
     output_console,
     output_file,
-    select_device,
     waiting,
 )
+from ort_cuda_plugin.cli.devices import select_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+from ort_cuda_plugin.cli.plain_text import json_text
 from ort_cuda_plugin.cli.run import add_input_arguments, load
 from ort_cuda_plugin.comparison.bisection import FirstDifference, first_difference
-from ort_cuda_plugin.comparison.differences import TOLERANCES, Difference, differences
+from ort_cuda_plugin.comparison.differences import TOLERANCES, UNROUNDED_INPUTS, Difference, differences
 
 _SHORT = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -94,7 +95,7 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {error}") from error
     if arguments.json:
         plain = {"against": against, "outputs": [asdict(each) for each in found], "why_no_node": why}
-        print(json.dumps(plain | {"first_node": None if first is None else asdict(first)}, indent=2))
+        print(json_text(plain | {"first_node": None if first is None else asdict(first)}))
     else:
         _print(against, found, first, why)
     return ExitCode.OK if is_right else ExitCode.MISMATCH
@@ -129,6 +130,7 @@ class _Sides:
 
         settings = ort.SessionOptions()
         settings.log_severity_level = 3
+        settings.add_session_config_entry(*UNROUNDED_INPUTS)
         settings.add_session_config_entry(_EXTERNAL_FOLDER, str(self.folder.resolve()))
         return settings
 
@@ -158,26 +160,22 @@ def _first(
 def _print(against: str, found: Sequence[Difference], first: FirstDifference | None, why: str) -> None:
     table = Table("output", "type", "shape", "largest error", "allowed", "verdict", title=f"beside {against}")
     for each in found:
-        verdict = "ok" if each.is_small else "[bold red]DIFFERS[/]"
+        verdict: str | Text = "ok" if each.is_small else Text("DIFFERS", "bold red")
         shape = "x".join(map(str, each.shape)) or "scalar"
-        table.add_row(escape(each.name), each.type, shape, _shown(each.error), _shown(each.tolerance), verdict)
+        table.add_row(each.name, each.type, shape, _shown(each.error), _shown(each.tolerance), verdict)
     console = output_console()
     console.print(table)
     if why:
-        console.print(why, markup=False)
+        console.print(why)
     if first is None:
         return
     values = ", ".join(f"{each.name} by {_shown(each.error)}" for each in first.found)
-    console.print(
-        f"the first node that differs is number {first.number}, {first.name} ({first.op_type}): {values}", markup=False
-    )
+    console.print(f"the first node that differs is number {first.number}, {first.name} ({first.op_type}): {values}")
     if first.alone:
         values = ", ".join(f"{each.name} by {_shown(each.error)}" for each in first.alone)
-        console.print(f"with the inputs of {against} it differs as well: {values}", markup=False)
+        console.print(f"with the inputs of {against} it differs as well: {values}")
     else:
-        console.print(
-            f"with the inputs of {against} it agrees: it enlarges differences that are allowed before it", markup=False
-        )
+        console.print(f"with the inputs of {against} it agrees: it enlarges differences that are allowed before it")
 
 
 def _shown(number: float) -> str:
@@ -198,8 +196,10 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         with np.load(path, allow_pickle=False) as file:
             values = {name: file[name] for name in file.files}
-    except (OSError, ValueError, AttributeError, EOFError) as error:
-        raise UserError(ExitCode.USAGE, f"--load {path}: not a file of this command: {error}") from error
+    except OSError as error:
+        raise UserError(ExitCode.USAGE, f"--load {path}: {error.strerror or error}") from error
+    except (ValueError, AttributeError, EOFError, BadZipFile) as error:  # NumPy's advice is to trust the file
+        raise UserError(ExitCode.USAGE, f"--load {path}: not a file of this command, as --save writes it") from error
     if not any(name.startswith("inputs/") for name in values):
         raise UserError(ExitCode.USAGE, f"--load {path}: it has no inputs/NAME, as --save writes them")
     return values

@@ -12,18 +12,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 
 import ort_cuda_plugin
-from ort_cuda_plugin.cli.common import (
-    add_operators_argument,
-    find_device,
-    model_path,
-    output_file,
-    unavailable_as_user_error,
-)
+from ort_cuda_plugin.cli.common import add_operators_argument, model_path, output_file
+from ort_cuda_plugin.cli.devices import find_device, unavailable_as_user_error
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.inspect_context import print_contexts
+from ort_cuda_plugin.session_errors import explained
+
+_NOTHING_COMPILED = "Unable to compile any nodes"
+_HINT = (
+    " `ort-cuda-plugin explain` says where each node runs. ONNX Runtime runs an If, Loop or Scan itself where the"
+    " plugin does not take it into a plan"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +95,8 @@ def execute(arguments: argparse.Namespace) -> int:
                     flags=ort.OrtCompileApiFlags.ERROR_IF_NO_NODES_COMPILED,
                 ).compile_to_file(str(target))
         except Exception as error:
-            raise UserError(ExitCode.MODEL_FAILED, f"{model}: {error}") from error
+            hint = _HINT if _NOTHING_COMPILED in str(error) else ""
+            raise UserError(ExitCode.MODEL_FAILED, f"{model}: {explained(error, str(model), [])}{hint}") from error
     print_contexts(output, as_json=False)
     return ExitCode.OK
 
@@ -103,7 +107,7 @@ def _progress(console: Console, what: str) -> Iterator[None]:
     from ort_cuda_plugin.ep.open_device import kernel_library
 
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=None)
+        task = progress.add_task(escape(what), total=None)
         asked = 0
 
         def watch(more: int, done: int) -> None:

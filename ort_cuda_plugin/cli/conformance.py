@@ -17,7 +17,8 @@ from dataclasses import asdict, replace
 from rich.console import Console
 from rich.progress import Progress
 
-from ort_cuda_plugin.cli.common import add_device_argument, find_device, output_file
+from ort_cuda_plugin.cli.common import output_file
+from ort_cuda_plugin.cli.devices import add_device_argument, find_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 
 
@@ -88,7 +89,7 @@ def execute(arguments: argparse.Namespace) -> int:
     outcomes = measured(mode)
     seconds = time.perf_counter() - started
     if arguments.write:
-        arguments.write.write_text(render(outcomes, measured(replace(mode, optimised=True))))
+        arguments.write.write_text(render(outcomes, measured(replace(mode, optimised=True))), encoding="utf-8")
     if arguments.json:
         print(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
     else:

@@ -8,14 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 
-from rich.text import Text
-
-from ort_cuda_plugin.cli.common import output_console
-from ort_cuda_plugin.cli.exit_codes import ExitCode
+from ort_cuda_plugin.cli.exit_codes import ExitCode, printable
+from ort_cuda_plugin.cli.plain_text import styled
 from ort_cuda_plugin.doctor.examine import examine
 from ort_cuda_plugin.doctor.findings import Finding, Severity
 
-_STYLES = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARNING: "yellow", Severity.PROBLEM: "bold red"}
+_STYLES = {Severity.OK: "32", Severity.NOTE: "36", Severity.WARNING: "33", Severity.PROBLEM: "1;31"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,10 +40,8 @@ def _plain(finding: Finding) -> dict[str, str]:
 
 
 def _print(found: list[Finding]) -> None:
-    console = output_console()
     for finding in found:
         severity = finding.severity
-        text = Text.assemble((f"{severity.value:8}", _STYLES[severity]), f" {finding.subject}: {finding.text}")
-        console.print(text, soft_wrap=True)
+        print(f"{styled(f'{severity.value:8}', _STYLES[severity])} {printable(finding.subject + ': ' + finding.text)}")
         if finding.advice:
-            console.print(Text(f"{'':8} -> {finding.advice}"), soft_wrap=True)
+            print(f"{'':8} -> {printable(finding.advice)}")

@@ -12,16 +12,14 @@ import shutil
 from pathlib import Path
 
 from ort_cuda_plugin import drop_in
-from ort_cuda_plugin.cli.common import DEVICES, find_device
+from ort_cuda_plugin.cli.devices import add_device_argument, find_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.ep.devices import EMULATE_VARIABLE
 from ort_cuda_plugin.ep.identity import AS_VARIABLE, Identity
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--device", choices=DEVICES, default="auto", help="auto: a GPU where there is one, else the emulated device"
-    )
+    add_device_argument(parser)
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ARGUMENTS", help="what to run")
 
 

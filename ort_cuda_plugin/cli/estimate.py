@@ -7,7 +7,6 @@ estimates: docs/estimates.md says what they know and what not.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,17 +21,21 @@ from ort_cuda_plugin.cli.common import (
     output_console,
     output_file,
     shape,
-    unavailable_as_user_error,
     waiting,
 )
+from ort_cuda_plugin.cli.devices import unavailable_as_user_error
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+from ort_cuda_plugin.cli.plain_text import json_text
 from ort_cuda_plugin.estimate import devices
+from ort_cuda_plugin.estimate.gather import ShapeError
+from ort_cuda_plugin.session_errors import explained
 
 if TYPE_CHECKING:
     from ort_cuda_plugin.estimate.constants import Constants
     from ort_cuda_plugin.estimate.model import Estimate
 
 _SHORT_NAME = 60
+_LEAST_SECONDS = 1e-6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,20 +68,22 @@ def execute(arguments: argparse.Namespace) -> int:
     shapes = {name: shape(text) for name, text in named_values(arguments.shapes)}
     values = {name: number(text) for name, text in named_values(arguments.values)}
     try:
-        with unavailable_as_user_error(), waiting(Console(stderr=True), "planning"):
-            constants = _fitted(arguments.measurements) if arguments.measurements else None
+        with unavailable_as_user_error():
+            import onnxruntime  # noqa: F401 -- whether it is there
+        constants = _fitted(arguments.measurements) if arguments.measurements else None
+        with waiting(Console(stderr=True), "planning"):
             found = estimate_model(path, arguments.device, shapes, values, constants)
-    except UserError:
-        raise
+    except ShapeError as error:
+        raise UserError(ExitCode.USAGE, f"--shapes: {error}") from error
     except Exception as error:
-        raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {error}") from error
+        raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {explained(error, str(path), [])}") from error
     print_estimate(found, output_console(), arguments.top)
     if arguments.json:
-        arguments.json.write_text(json.dumps(found.data(), indent=1))
+        arguments.json.write_text(json_text(found.data()), encoding="utf-8")
     if arguments.html:
         from ort_cuda_plugin.estimate.page import page
 
-        arguments.html.write_text(page(arguments.model, found, summary(found)))
+        arguments.html.write_text(page(arguments.model, found, summary(found)), encoding="utf-8")
     return ExitCode.OK
 
 
@@ -87,7 +92,7 @@ def _fitted(path: Path) -> Constants:
     from ort_cuda_plugin.estimate import fit
 
     try:
-        device, measurements = fit.read_measurements(path.read_text())
+        device, measurements = fit.read_measurements(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(ExitCode.USAGE, f"{path}: {error}") from error
     return fit.fit(device, measurements).constants
@@ -127,12 +132,22 @@ def print_estimate(found: Estimate, console: Console, top: int = 0) -> None:
 def summary(found: Estimate) -> list[str]:
     """What is known of the whole Run, in lines."""
     lines = [
-        f"{len(found.steps)} steps take {found.seconds * 1e6:.0f} us and move {found.dram / 1e6:.1f} MB of memory",
-        f"The roofline of the model is {found.roofline * 1e6:.0f} us: {found.compulsory / 1e6:.1f} MB of inputs,"
-        f" weights and outputs, {found.flops / 1e9:.2f} GFLOP. The estimate is {found.ratio:.2f} times that.",
-        f"The rooflines of the steps are {found.steps_roofline * 1e6:.0f} us, with their intermediate tensors and"
-        f" launches. The estimate is {found.steps_ratio:.2f} times that.",
+        f"A Run takes {_microseconds(found.seconds)} and moves {found.dram / 1e6:.1f} MB of memory."
+        f" Steps: {len(found.steps)}.",
+        f"The roofline of the model is {_microseconds(found.roofline)}: {found.compulsory / 1e6:.1f} MB of inputs,"
+        f" weights and outputs, {found.flops / 1e9:.2f} GFLOP.{_times(found.roofline, found.ratio)}",
+        f"The rooflines of the steps are {_microseconds(found.steps_roofline)}, with their intermediate tensors and"
+        f" launches.{_times(found.steps_roofline, found.steps_ratio)}",
     ]
     if found.elsewhere:
-        lines.append(f"{len(found.elsewhere)} nodes run on another provider and are not in it.")
+        lines.append(f"Nodes outside the plans, which are not in it: {len(found.elsewhere)}.")
     return lines
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f} us" if seconds >= _LEAST_SECONDS else "less than 1 us"
+
+
+def _times(roofline: float, ratio: float) -> str:
+    """How far the estimate is from a roofline; nothing where a launch takes longer than the roofline's work."""
+    return f" The estimate is {ratio:.2f} times that." if roofline >= _LEAST_SECONDS else ""

@@ -1,4 +1,4 @@
-"""What the process's exit code says."""
+"""What the process's exit code says, and the error that ends a command."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ class ExitCode(enum.IntEnum):
             ExitCode.INTERRUPTED: "interrupted",
             ExitCode.OUTPUT_CLOSED: "nobody reads the output any more",
         }[self]
+
+
+def printable(text: str) -> str:
+    """The text without what a terminal takes for a command; lines and tabs stay."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else ascii(sign)[1:-1] for sign in text)
 
 
 class UserError(Exception):

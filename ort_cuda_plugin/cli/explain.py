@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import onnx
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 import ort_cuda_plugin
@@ -19,16 +17,18 @@ from ort_cuda_plugin import get_ep_name
 from ort_cuda_plugin.api import placement
 from ort_cuda_plugin.cli.common import (
     add_model_arguments,
+    check_types,
     model_path,
     named_values,
     output_console,
     output_file,
-    select_device,
+    read_model,
     shape,
     usual_sizes,
     waiting,
 )
-from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+from ort_cuda_plugin.cli.devices import select_device
+from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError, printable
 from ort_cuda_plugin.cli.explain_page import page, place
 from ort_cuda_plugin.ep.plan_history import PlanVariant, built_after
 from ort_cuda_plugin.models import random_inputs, with_input_shapes
@@ -83,7 +83,7 @@ def execute(arguments: argparse.Namespace) -> int:
     verdicts = found.verdicts
     line = f"{sum(verdict.supported for verdict in verdicts)} of {len(verdicts)} nodes run on {get_ep_name()}"
     if arguments.html is not None:
-        arguments.html.write_text(page(f"{path.stem}: where its nodes run", found, plans, [line]))
+        arguments.html.write_text(page(f"{path.stem}: where its nodes run", found, plans, [line]), encoding="utf-8")
     shown = [verdict for verdict in verdicts if not (arguments.declined and verdict.supported)]
     if arguments.json:
         print(json.dumps([asdict(verdict) for verdict in shown], indent=2))
@@ -92,7 +92,7 @@ def execute(arguments: argparse.Namespace) -> int:
     for verdict in shown:
         operator = f"{verdict.domain or 'ai.onnx'}.{verdict.op_type}-{verdict.since_version}"
         name = f"{verdict.name or '(unnamed)'} in {verdict.body_of}" if verdict.body_of else verdict.name
-        table.add_row(*map(escape, (name, operator, place(verdict), verdict.reason or verdict.note)))
+        table.add_row(name, operator, place(verdict), verdict.reason or verdict.note)
     console = output_console()
     console.print(table)
     console.print(line)
@@ -109,15 +109,16 @@ def _print_programs(model: str, path: Path, emulate: bool, autotune: bool) -> in
         except Exception as error:
             raise UserError(ExitCode.MODEL_FAILED, f"{model}: {error}") from error
         for file in sorted(Path(folder).glob("*.txt")):
-            print(f"cluster {file.stem}")
-            print(file.read_text())
+            print(f"cluster {printable(file.stem)}")
+            print(printable(file.read_text(encoding="utf-8")))
     return ExitCode.OK
 
 
 def _print_plans(model: str, path: Path, emulate: bool, texts: list[str]) -> int:
     """Prints for each Run the plans that were built for it; the first Runs have sizes of 1 where nothing is given."""
     wanted = [{name: shape(text) for name, text in named_values([one])} for one in texts] or [{}]
-    graph = onnx.load(path, load_external_data=False)
+    graph = read_model(path, model)
+    check_types(graph)
     try:
         feeds = [random_inputs(with_input_shapes(graph, shapes), dims=usual_sizes(model)) for shapes in wanted]
     except ValueError as error:
@@ -139,6 +140,6 @@ def _print_plans(model: str, path: Path, emulate: bool, texts: list[str]) -> int
 
 
 def _print_built(occasion: str, built: Sequence[PlanVariant]) -> None:
-    print(f"{occasion}: plans built: {len(built)}")
+    print(f"{printable(occasion)}: plans built: {len(built)}")
     for variant in built:
-        print(f"  {variant}")
+        print(printable(f"  {variant}"))

@@ -8,11 +8,9 @@ import json
 import platform
 from typing import Any
 
-from rich.table import Table
-
 import ort_cuda_plugin
-from ort_cuda_plugin.cli.common import output_console
-from ort_cuda_plugin.cli.exit_codes import ExitCode
+from ort_cuda_plugin.cli.exit_codes import ExitCode, printable
+from ort_cuda_plugin.cli.plain_text import aligned
 
 PACKAGES = (
     "onnxruntime",
@@ -89,38 +87,33 @@ def collect() -> dict[str, Any]:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    console = output_console()
-    versions = Table("package", "version", title="versions", title_justify="left")
-    versions.add_row("ort-cuda-plugin", report["ort_cuda_plugin"])
-    versions.add_row("python", report["python"])
-    for name, version in report["packages"].items():
-        versions.add_row(name, version or "-")
-    console.print(versions)
-    devices = Table("device", "id", "compute capability", "memory", "driver", title="devices", title_justify="left")
+    versions = {"ort-cuda-plugin": report["ort_cuda_plugin"], "python": report["python"], **report["packages"]}
+    print(aligned("versions", [(name, version or "-") for name, version in versions.items()]))
+    devices = [("name", "id", "compute capability", "memory", "driver")]
     for device in report["devices"]:
         kind = " (emulated)" if device["emulated"] == "1" else ""
         memory = f"{int(device['memory_bytes']) / 2**30:.1f} GiB"
-        devices.add_row(
-            device["name"] + kind,
-            device["cuda_device_id"],
-            device["compute_capability"],
-            memory,
-            device["driver_version"],
+        devices.append(
+            (
+                device["name"] + kind,
+                device["cuda_device_id"],
+                device["compute_capability"],
+                memory,
+                device["driver_version"],
+            )
         )
-    console.print(devices)
+    print(aligned("devices", devices))
     if report["why_no_cuda_device"]:
-        console.print(f"no CUDA device: {report['why_no_cuda_device']}", markup=False)
+        print(printable(f"no CUDA device: {report['why_no_cuda_device']}"))
     for name, place in report["libraries"].items():
         missing = 'not found, kernels of this package take its place; `pip install "ort-cuda-plugin[libs]"` brings it'
-        console.print(f"{name}: {place or missing}", markup=False)
+        print(printable(f"{name}: {place or missing}"))
     cache = report["cache"]
     problem = f" (not used: {cache['problem']})" if cache["problem"] else ""
-    console.print(
-        f"kernel cache: {cache['folder']}, {cache['entries']} files, {cache['bytes'] / 2**20:.1f} MiB{problem}",
-        markup=False,
-    )
+    size = f"{cache['entries']} files, {cache['bytes'] / 2**20:.1f} MiB"
+    print(printable(f"kernel cache: {cache['folder']}, {size}{problem}"))
     if report["problem"]:
-        console.print(f"the plugin cannot be registered: {report['problem']}", markup=False)
+        print(printable(f"the plugin cannot be registered: {report['problem']}"))
 
 
 def _version(package: str) -> str:

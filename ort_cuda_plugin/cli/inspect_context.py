@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from ort_cuda_plugin.cli.common import output_console
@@ -22,6 +21,7 @@ from ort_cuda_plugin.context.describe import describe
 from ort_cuda_plugin.context.errors import ContextError
 from ort_cuda_plugin.context.files import map_context
 from ort_cuda_plugin.ep.identity import EP_NAME
+from ort_cuda_plugin.plan.format import version as plan_version
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,29 +80,33 @@ def _containers(path: Path) -> Iterator[Container]:
 
 
 def _print(console: Console, subject: str, context: dict[str, Any]) -> None:
-    console.print(f"{escape(subject)}, made by version {escape(context['made_by'])}", soft_wrap=True)
+    console.print(f"{subject}, made by version {context['made_by']}", soft_wrap=True)
     sizes = ", ".join(f"{kind} {count}" for kind, count in context["bytes"].items())
     console.print(f"bytes: {sizes}", soft_wrap=True)
     for partition in context["partitions"]:
-        console.print(f"cluster {escape(partition['name'])}: {partition['nodes']} nodes", soft_wrap=True)
+        console.print(f"cluster {partition['name']}: {partition['nodes']} nodes", soft_wrap=True)
         for way in ("inputs", "outputs"):
-            console.print(f"  {way}: {escape(', '.join(partition[way]))}", soft_wrap=True)
+            console.print(f"  {way}: {', '.join(partition[way])}", soft_wrap=True)
         for target in partition["targets"]:
             counts = f"{target['kernels']} kernels, {target['weights']} weights"
-            made_by = f", made by CUDA {escape(target['toolkit'])}" if target["toolkit"] else ""
-            console.print(f"  {escape(target['arch'])}: {counts}{made_by}", soft_wrap=True)
+            made_by = f", made by CUDA {target['toolkit']}" if target["toolkit"] else ""
+            console.print(f"  {target['arch']}: {counts}{made_by}", soft_wrap=True)
+            if target["plan_version"] != plan_version:
+                console.print(
+                    f"    plans of version {target['plan_version']}, which this plugin does not read: it runs version "
+                    f"{plan_version}",
+                    soft_wrap=True,
+                )
             for number, plan in enumerate(target["plans"]):
                 steps = ", ".join(f"{count} {kind}" for kind, count in plan["steps"].items()) or "nothing"
                 console.print(
-                    f"    plan {number}: {steps}; where {escape(' and '.join(plan['guards'])) or 'always'}",
+                    f"    plan {number}: {steps}; where {' and '.join(plan['guards']) or 'always'}",
                     soft_wrap=True,
                 )
             for failure in target["failures"]:
-                console.print(f"    no plan for {escape(failure)}", soft_wrap=True)
+                console.print(f"    no plan for {failure}", soft_wrap=True)
     table = Table("kernel", "architecture", "bytes", "registers", "shared bytes")
     for kernel in context["kernels"]:
         registers = "" if kernel["registers"] is None else str(kernel["registers"])
-        table.add_row(
-            escape(kernel["name"]), kernel["arch"], str(kernel["bytes"]), registers, str(kernel["shared_bytes"])
-        )
+        table.add_row(kernel["name"], kernel["arch"], str(kernel["bytes"]), registers, str(kernel["shared_bytes"]))
     console.print(table)

@@ -15,7 +15,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from ort_cuda_plugin.conformance.coverage import render
 
     if arguments.write:
-        arguments.write.write_text(render())
+        arguments.write.write_text(render(), encoding="utf-8")
     else:
         print(render(), end="")
     return 0

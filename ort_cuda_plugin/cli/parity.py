@@ -43,7 +43,7 @@ def execute(arguments: argparse.Namespace) -> int:
     host_memory = sorted({definition.in_host_memory for definition in definitions} - {""})
     text = render(other, theirs, ours, host_memory)
     if arguments.write:
-        arguments.write.write_text(text)
+        arguments.write.write_text(text, encoding="utf-8")
     else:
         print(text, end="")
     return 0
@@ -56,7 +56,7 @@ def _other(name: str) -> tuple[str, list[Kernel]]:
     path = Path(name)
     try:
         if path.is_file():
-            return path.name, read_digest(path.read_text())
+            return path.name, read_digest(path.read_text(encoding="utf-8"))
         return name, registered(name)
     except (OSError, ValueError) as error:
         raise UserError(ExitCode.USAGE, f"--against {name}: {error}") from None

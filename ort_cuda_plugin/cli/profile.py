@@ -17,15 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 import ort_cuda_plugin
-from ort_cuda_plugin.cli.common import (
-    add_model_arguments,
-    model_path,
-    output_console,
-    output_file,
-    select_device,
-    waiting,
-)
+from ort_cuda_plugin.cli.common import add_model_arguments, model_path, output_console, output_file, waiting
+from ort_cuda_plugin.cli.devices import select_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+from ort_cuda_plugin.cli.plain_text import json_text
 from ort_cuda_plugin.cli.run import add_input_arguments, load
 from ort_cuda_plugin.estimate import devices
 from ort_cuda_plugin.profiles.collect import Plans, Profile, collect
@@ -69,15 +64,18 @@ def execute(arguments: argparse.Namespace) -> int:
     except Exception as error:
         raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {error}") from error
     if not found.steps:
-        raise UserError(ExitCode.UNAVAILABLE, "the profile has nothing of the device: the log says why")
+        reason = "a Run with these sizes has nothing to launch, or ONNX Runtime's log says why"
+        raise UserError(ExitCode.UNAVAILABLE, f"{arguments.model}: the profile has nothing of the device: {reason}")
     if arguments.timeline is not None:
         from ort_cuda_plugin.profiles.timeline import timeline
 
-        arguments.timeline.write_text(json.dumps(timeline(events, plans, found.device_name, estimate)))
+        arguments.timeline.write_text(
+            json.dumps(timeline(events, plans, found.device_name, estimate)), encoding="utf-8"
+        )
     if arguments.html is not None:
-        arguments.html.write_text(page(found, summary(found)))
+        arguments.html.write_text(page(found, summary(found)), encoding="utf-8")
     if arguments.json:
-        print(json.dumps(asdict(found), indent=2))
+        print(json_text(asdict(found)))
     else:
         print_table(found, arguments.by, arguments.top)
     return ExitCode.OK
@@ -101,10 +99,10 @@ def measure(
             session = ort_cuda_plugin.session(source, emulate=emulate, sess_options=options, provider_options=settings)
             for _ in range(_WARM_RUNS + arguments.runs):
                 session.run(names, feeds)
-            text = Path(session.end_profiling()).read_text()
+            text = Path(session.end_profiling()).read_text(encoding="utf-8")
         plans = Plans.read(plan_folder)
     if arguments.trace is not None:
-        arguments.trace.write_text(text)
+        arguments.trace.write_text(text, encoding="utf-8")
     events = json.loads(text)
     device = next(device.name for device in ort_cuda_plugin.devices() if device.emulated == emulate)
     found = collect(events, arguments.runs, plans, path.stem, device)
@@ -127,7 +125,7 @@ def _estimate(path: Path, name: str, shapes: dict[str, tuple[int, ...]]) -> Esti
         with waiting(Console(stderr=True), f"estimating for {name}"):
             return estimate_model(path, name, shapes, {})
     except Exception as error:  # what was measured is still worth showing
-        Console(stderr=True).print(f"no estimate for {name}: {error}", markup=False)
+        Console(stderr=True).print(f"no estimate for {name}: {error}", markup=False, soft_wrap=True)
         return None
 
 
@@ -143,7 +141,7 @@ def print_table(found: Profile, by: str, top: int) -> None:
         table.add_row(*cells)
     console.print(table)
     for line in summary(found):
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False)
 
 
 _HEADS = {
@@ -160,7 +158,7 @@ def summary(found: Profile) -> list[str]:
     copies = sum(step.microseconds for step in found.steps if step.kind == "copy")
     lines = [
         f"A Run takes {found.run:.1f} us; in {found.host_alone:.1f} us of it the host is alone.",
-        f"{len(found.steps)} steps take {found.device:.1f} us on the device, {copies:.1f} of them for copies."
+        f"The device takes {found.device:.1f} us, {copies:.1f} of them for copies. Steps: {len(found.steps)}."
         f" {found.accounted:.1%} of that is for nodes.",
     ]
     estimated = [node.estimated for node in found.nodes if node.estimated is not None]

@@ -7,7 +7,6 @@ before the final Softmax is compared, so that the comparison can fail.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Iterable
@@ -24,15 +23,19 @@ from rich.table import Table
 
 import ort_cuda_plugin
 from ort_cuda_plugin import models
+from ort_cuda_plugin.benchmark import sides
 from ort_cuda_plugin.cli.common import (
     add_model_arguments,
+    check_types,
     model_path,
     output_console,
-    select_device,
+    read_model,
     usual_sizes,
     waiting,
 )
+from ort_cuda_plugin.cli.devices import select_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+from ort_cuda_plugin.cli.plain_text import json_text
 from ort_cuda_plugin.ep.identity import is_our_name
 
 TOLERANCE = 1e-3
@@ -101,9 +104,9 @@ def execute(arguments: argparse.Namespace) -> int:
         raise
     except Exception as error:
         hint = _hint_of_unknown_sizes(path, arguments)
-        raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {error}{hint}") from error
+        raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {str(error).rstrip('.')}{hint}") from error
     if arguments.json:
-        print(json.dumps(asdict(report), indent=2))
+        print(json_text(asdict(report)))
     else:
         print_table(report)
     return ExitCode.OK if report.error <= TOLERANCE else ExitCode.MISMATCH
@@ -111,8 +114,6 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: Console) -> RunReport:
     """Creates the two sessions, runs both, and compares."""
-    import onnxruntime as ort
-
     with waiting(console, f"loading {path.name}"):
         source, names, feeds = load(path, arguments)
     before = ort_cuda_plugin.counters()
@@ -130,7 +131,7 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
         times.append(time.perf_counter() - begun)
     after = ort_cuda_plugin.counters()
     with waiting(console, "comparing with the CPU provider"):
-        cpu = ort.InferenceSession(source, providers=["CPUExecutionProvider"])
+        cpu = sides.create_session(sides.CPU, source, emulate)
         expected = cpu.run(names, feeds)
         begun = time.perf_counter()
         cpu.run(names, feeds)
@@ -162,8 +163,12 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
 def load(
     path: Path, arguments: argparse.Namespace, model: onnx.ModelProto | None = None
 ) -> tuple[str | bytes, list[str], dict[str, NDArray[np.generic]]]:
-    """What a session is made of, the outputs to compare, and the inputs. ``model`` is what the file holds."""
-    model = onnx.load(path, load_external_data=False) if model is None else model
+    """What a session is made of, the outputs to compare, and the inputs. ``model`` is what the file holds.
+
+    Raises UserError where the file is no model, or has no inputs to run with.
+    """
+    model = read_model(path, arguments.model) if model is None else model
+    check_types(model)
     if not models.is_wheel_model(path):
         return str(path), [output.name for output in model.graph.output], _feeds(model, arguments)
     model, compared = models.before_softmax(model)
@@ -220,7 +225,8 @@ def _feeds(model: onnx.ModelProto, arguments: argparse.Namespace) -> dict[str, N
     try:
         feeds = models.random_inputs(model, arguments.seed, sizes, skip=set(arrays))
     except ValueError as error:
-        raise UserError(ExitCode.USAGE, str(error)) from error
+        hint = "--input NAME=FILE.npy gives a tensor's values, --dim NAME=N an open size"
+        raise UserError(ExitCode.USAGE, f"{error}. {hint}") from error
     return {**feeds, **arrays}
 
 

@@ -93,7 +93,7 @@ def read_digest(text: str) -> list[Kernel]:
 
 def packaged_digest() -> tuple[str, list[Kernel]]:
     """What the kernels of the built-in CUDA execution provider are of, and they themselves."""
-    text = files("ort_cuda_plugin.conformance").joinpath("cuda_kernels.json").read_text()
+    text = files("ort_cuda_plugin.conformance").joinpath("cuda_kernels.json").read_text(encoding="utf-8")
     return str(json.loads(text)["about"]), read_digest(text)
 
 

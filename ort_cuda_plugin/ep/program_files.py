@@ -21,8 +21,8 @@ class ProgramFiles:
             safe = f"{safe[:_LONGEST]}_{hashlib.sha256(name.encode()).hexdigest()[:16]}"
         self._name = name
         self._text, self._plans = folder / f"{safe}.txt", folder / f"{safe}.jsonl"
-        self._text.write_text("")
-        self._plans.write_text("")
+        self._text.write_text("", encoding="utf-8")
+        self._plans.write_text("", encoding="utf-8")
 
     def append_program(self, text: str) -> None:
         """Adds a plan's steps after a pass."""
@@ -34,5 +34,5 @@ class ProgramFiles:
 
 
 def _append(path: Path, line: str) -> None:
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         file.write(line + "\n")

@@ -93,6 +93,31 @@ def test_half_types_stay_as_the_model_has_them(tmp_path: Path) -> None:
     assert gather.work_of_model(found, {"x": (4, 8)}).elsewhere == ()
 
 
-@pytest.mark.parametrize("arguments", [["--shapes", "x"], ["--shapes", "x=1xn"], ["--values", "x=y"]])
+def test_command_estimates_types_that_the_cpu_provider_has_no_kernel_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The roofline of so little work is nothing: no ratio is made of it."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.BFLOAT16, ["n"]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Mul", ["x", "x"], ["y"], name="square")], "bf16", [x], [y])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    assert main(["estimate", str(tmp_path / "m.onnx")]) == 0
+    printed = capsys.readouterr().out
+    assert "square (Mul)" in printed
+    assert (
+        "The roofline of the model is less than 1 us: 0.0 MB of inputs, weights and outputs, 0.00 GFLOP.\n" in printed
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--shapes", "x"], ["--shapes", "x=1xn"], ["--values", "x=y"], ["--shapes", "z=1"]]
+)
 def test_command_refuses_what_it_cannot_read(model: Path, arguments: list[str]) -> None:
     assert main(["estimate", str(model), *arguments]) == 2
+
+
+def test_a_model_that_fails_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = small_model()
+    broken.graph.node[0].input[0] = "b"
+    onnx.save(broken, tmp_path / "broken.onnx")
+    assert main(["estimate", str(tmp_path / "broken.onnx")]) == 4
+    assert f"estimate: {tmp_path / 'broken.onnx'}: " in capsys.readouterr().err

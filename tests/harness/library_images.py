@@ -13,11 +13,12 @@ import numpy as np
 import onnx
 from onnx import numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 
-from kernel_harness import run_model
+from kernel_harness import Array, run_model
 from library_engines import halved
 from library_scenarios import number, offer, use
-from nn_reference import noise
+from nn_reference import lrn, noise
 
 NETS = {
     # A copy of the image with a channel of zeros, a pooling, a residual, a mean that reads channels last.
@@ -58,13 +59,18 @@ NETS = {
         k = Constant<value_float = 8.0>() m = Mul(x, k) p = Conv(m, a, ab) low = Constant<value_float = 0.0>()
         high = Constant<value_float = 6.0>() q = Clip(p, low, high) r = Conv<pads = [1, 1, 1, 1]>(q, c, cb)
         s = Sigmoid(r) y = Mul(r, s) }""",
+    # A normalisation along channels, of neighbours in memory, and a pooling of that.
+    "normalised": """(float[N, 4, 12, 11] x, float[24, 4, 3, 3] a, float[24] ab, float[8, 24, 3, 3] c)
+        => (float[N, 8, 3, 3] y) {
+        p = Conv<pads = [1, 1, 1, 1]>(x, a, ab) q = Relu(p) r = LRN<size = 5, alpha = 0.01>(q)
+        s = MaxPool<kernel_shape = [3, 3], strides = [2, 2]>(r) y = Conv(s, c) }""",
     "line": """(float[2, 4, 9] x, float[6, 4, 3] a, float[6] ab, float[6, 6, 1] b) => (float[2, 6, 4] y) {
         p = Conv<strides = [2]>(x, a, ab) q = Relu(p) r = Conv(q, b) y = Add(r, q) }""",
     "volume": """(float[1, 2, 4, 5, 6] x, float[4, 2, 2, 3, 2] a, float[4] ab, float[3, 4, 1, 1, 1] b)
         => (float[1, 3, 3, 3, 5] y) {
         p = Conv(x, a, ab) q = Relu(p) y = Conv(q, b) }""",
 }  # fmt: skip
-HALF = {"residual", "wide depthwise"}
+HALF = {"residual", "wide depthwise", "normalised"}
 HEADS = """(float[2, 33, 96] x) => (float[2, 33, 32] y) {{
     parts = Constant<value_ints = [32, 32, 32]>() q, k, v = Split<axis = 2>(x, parts)
     shape = Constant<value_ints = [0, 0, 2, 16]>() flat = Constant<value_ints = [0, 0, 32]>()
@@ -81,6 +87,13 @@ ATTENTION = {
         masked="g = ReduceMax(x) n = Mul(b, g) m = Add(l, n)"
     ),
 }
+
+
+class LRN(OpRun):
+    """The evaluator's own one normalises as many channels as there are images."""
+
+    def _run(self, x: Array, alpha: float, beta: float, bias: float, size: int) -> tuple[Array]:
+        return (lrn(x, size, alpha, beta, bias).astype(x.dtype),)
 
 
 def net(text: str, batch: int) -> tuple[onnx.ModelProto, list[Any]]:
@@ -105,7 +118,7 @@ def main(path: str) -> list[dict[str, Any]]:
     results = []
     for name, text in NETS.items():
         model, inputs = net(text, 2)
-        wanted = ReferenceEvaluator(model).run(None, {"x": inputs[0]})
+        wanted = ReferenceEvaluator(model, new_ops=[LRN]).run(None, {"x": inputs[0]})
         for half in (False, True) if name in HALF else (False,):
             before = [number(fake, key) for key in ("fake_runs", "fake_channels_last")]
             fed = [x.astype(np.float16) if half else x for x in inputs]

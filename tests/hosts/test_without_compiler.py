@@ -20,7 +20,7 @@ feed = {name: np.arange(8, dtype=np.float32) for name in "ab"}
 session.run(None, feed)
 """
 WITHOUT = """
-import importlib.metadata, sys
+import contextlib, importlib.metadata, sys
 import numpy as np
 import onnxruntime
 
@@ -41,7 +41,8 @@ sys.meta_path.insert(0, Missing())
 importlib.metadata.version = version
 import ort_cuda_plugin
 from ort_cuda_plugin.cli import main
-print(main(["run", sys.argv[1]]), main(["info"]), file=sys.stderr)
+with contextlib.redirect_stdout(sys.stderr):
+    print(main(["run", sys.argv[1]]), main(["info"]))
 """
 RUN = """
 session = ort_cuda_plugin.session(sys.argv[1], emulate=True)
@@ -84,6 +85,6 @@ def test_a_warm_cache_is_enough() -> None:
         assert "the compiler is not installed" in said
         assert '`pip install "ort-cuda-plugin[cpu]"`' in said
         assert "a kernel cache" in said
-        assert done.stderr.count("this command needs more than the package itself. `pip install") == 2
-        assert "\n3 3\n" in done.stderr
+        assert done.stderr.count("this command needs more than the package itself. `pip install") == 1
+        assert "\n3 0\n" in done.stderr
         np.testing.assert_array_equal(np.load(result), 2 * np.arange(8, dtype=np.float32))

@@ -6,9 +6,12 @@ import ast
 import io
 import json
 import logging
+import os
+import signal
 import subprocess
 import sys
 from argparse import Namespace
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +27,7 @@ from isolated import ROOT, add_model, python
 from ort_cuda_plugin.cli import kernel_report, kernels, main, run
 from ort_cuda_plugin.cli.common import output_console, waiting
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+from ort_cuda_plugin.cli.plain_text import aligned, styled
 from ort_cuda_plugin.compiler import kernel_library
 from ort_cuda_plugin.compiler.cache import KernelCache
 from ort_cuda_plugin.compiler.kernel import KernelSpec
@@ -181,21 +185,161 @@ def test_who_waits_sees_what_is_compiled(monkeypatch: pytest.MonkeyPatch, termin
     assert library.watch is library.compiling is None
 
 
-@pytest.mark.parametrize(("seconds", "level"), [(0.0, logging.WARNING), (99.0, logging.INFO)])
-def test_a_long_compilation_is_in_the_log(
+@pytest.mark.parametrize(
+    ("seconds", "is_told", "level"),
+    [(0.0, False, logging.WARNING), (0.0, True, logging.INFO), (99.0, False, logging.INFO)],
+)
+def test_a_long_compilation_is_in_the_log_unless_a_command_says_so(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     seconds: float,
+    is_told: bool,
     level: int,
 ) -> None:
     monkeypatch.setattr(kernel_library, "seconds_to_mention", seconds)
     spec = KernelSpec("add_one", ("*f32",), "def kernel(x):\n    x[0] = x[0] + float32(1)\n")
     with caplog.at_level(logging.INFO, "ort_cuda_plugin"):
-        kernel_library.KernelLibrary(KernelCache(tmp_path), lambda name, by: None).get(spec, Target.emulated())
+        library = kernel_library.KernelLibrary(KernelCache(tmp_path), lambda name, by: None)
+        library.compiling = (lambda kernels, seconds: None) if is_told else None
+        library.get(spec, Target.emulated())
     first, last = caplog.records
     assert (first.levelno, last.levelno) == (level, logging.INFO)
     assert first.getMessage() == (
         f"compiling 1 kernels, about 0 s of one core; later processes find them in {tmp_path}"
     )
     assert last.getMessage().startswith("compiled 1 kernels in ")
+
+
+# ---- without the packages of an extra ----
+
+
+def test_an_environment_that_has_only_a_cache_has_the_commands_about_itself() -> None:
+    code = """
+        import sys
+        for name in ("rich", "onnx", "numba", "llvmlite", "numba_cuda"):
+            sys.modules[name] = None
+        from ort_cuda_plugin.cli import main
+        assert main(["run", "light_squeezenet"]) == 3
+        assert main(["info"]) == 0
+        assert main(["doctor"]) in (0, 1)
+        sys.exit(main(["with", "--device", "emulated", "--", sys.executable, "-c", "print('the program')"]))
+    """
+    done = python(code)
+    assert "  onnxruntime" in done.stdout
+    assert "ok       registration: " in done.stdout
+    assert done.stdout.endswith("the program\n")
+    assert "this command needs more than the package itself" in done.stderr
+
+
+def test_columns_stand_below_each_other() -> None:
+    assert aligned("title", [("name", "id"), ("a device", "0")]) == "title\n  name      id\n  a device  0"
+
+
+def test_only_a_terminal_gets_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert styled("ok", "32") == "ok"
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: True))
+    assert styled("ok", "32") == "\x1b[32mok\x1b[0m"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert styled("ok", "32") == "ok"
+
+
+# ---- where output goes ----
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no device that is always full")
+def test_a_full_disk_is_named() -> None:
+    code = """
+        import sys
+        from ort_cuda_plugin.cli import main
+        sys.stdout = open("/dev/full", "w", buffering=1)
+        sys.exit(main(sys.argv[1:]))
+    """
+    done = python(code, "info", check=False)
+    assert done.returncode == ExitCode.USAGE
+    assert done.stderr == "ort-cuda-plugin info: the output cannot be written: No space left on device\n"
+
+
+def test_a_reader_that_has_seen_enough_is_an_exit_code() -> None:
+    console = output_console()
+    with pytest.raises(BrokenPipeError):
+        console.on_broken_pipe()
+
+
+def test_no_locale_and_no_closed_stream_ends_a_command(tmp_path: Path) -> None:
+    model = onnx.load_from_string(add_model())
+    model.graph.node[0].name = "grün ☃"
+    onnx.save(model, tmp_path / "m.onnx")
+    page = tmp_path / "page.html"
+    code = """
+        import sys
+        from ort_cuda_plugin.cli import main
+        assert main(sys.argv[1:]) == 0
+        sys.stdout = None
+        assert main(["info"]) == 0
+    """
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    arguments = ["explain", str(tmp_path / "m.onnx"), "--html", str(page), "--device", "emulated"]
+    done = python(code, *arguments, env=plain)
+    assert "gr\\xfcn \\u2603" in done.stdout
+    assert "grün ☃" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "ending", [UserError(ExitCode.MODEL_FAILED, "FAIL : KeyboardInterrupt"), RuntimeError("it"), None]
+)
+def test_ctrl_c_is_an_exit_code_whatever_becomes_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ending: Exception | None
+) -> None:
+    """ONNX Runtime makes an error of its own of an interrupt in a callback, or goes on without the provider."""
+    from ort_cuda_plugin.cli import doctor
+
+    def execute(arguments: Namespace) -> int:
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        if ending is not None:
+            raise ending
+        return 0
+
+    monkeypatch.setattr(doctor, "execute", execute)
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background have none
+    try:
+        assert main(["doctor"]) == ExitCode.INTERRUPTED
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, former)
+    assert capsys.readouterr().err == ""
+
+
+def test_every_exit_code_is_documented() -> None:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    for code in ExitCode:
+        assert f"| {code.value} | {code.meaning} |" in text
+
+
+def test_without_the_compilers_for_gpus_what_to_install_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The extra `cpu` has none: `bench` goes on without an estimate."""
+    import cuda.pathfinder
+
+    load = cuda.pathfinder.load_nvidia_dynamic_lib
+
+    def load_others(name: str) -> object:
+        if name == "nvJitLink":
+            raise cuda.pathfinder.DynamicLibNotFoundError("ensure the NVIDIA display driver is installed")
+        return load(name)
+
+    monkeypatch.setattr(cuda.pathfinder, "load_nvidia_dynamic_lib", load_others)
+    monkeypatch.setenv("ORT_CUDA_PLUGIN_CACHE_DIR", str(tmp_path / "cache"))
+    add_model(tmp_path / "m.onnx")
+    said = 'nvJitLink is not installed; `pip install "ort-cuda-plugin[cuda]"` brings what compiles for GPUs'
+    assert main(["estimate", str(tmp_path / "m.onnx")]) == ExitCode.MODEL_FAILED
+    assert said in capsys.readouterr().err
+    arguments = ["--runs", "1", "--warmup", "0", "--no-creation", "--device", "emulated"]
+    assert main(["bench", str(tmp_path / "m.onnx"), *arguments]) == ExitCode.OK
+    error = capsys.readouterr().err
+    assert "no estimate for h100: " in error
+    assert said in error

@@ -87,12 +87,12 @@ def test_compiled_kernels_are_logged_with_their_number(tmp_path: Path) -> None:
 
 
 def test_a_waiting_user_sees_how_many_kernels_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[str] = []
+    shown: list[object] = []
     monkeypatch.setattr(Status, "update", lambda status, text: shown.append(text))
     with common.waiting(Console(force_terminal=True, file=io.StringIO()), "first run"):
         watch = kernel_library().watch
         assert watch is not None
         watch(12, 0)
         watch(0, 3)
-    assert shown == ["first run: 0 of 12 kernels", "first run: 3 of 12 kernels"]
+    assert list(map(str, shown)) == ["first run: 0 of 12 kernels", "first run: 3 of 12 kernels"]
     assert kernel_library().watch is None

@@ -1,0 +1,48 @@
+"""The choice of a device, for commands that work without the packages of an extra."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ort_cuda_plugin
+from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
+
+DEVICES = ("auto", "cuda", "emulated")
+
+
+def add_device_argument(parser: argparse.ArgumentParser, default: str = "auto") -> None:
+    parser.add_argument(
+        "--device", choices=DEVICES, default=default, help="auto: a GPU where there is one, else the emulated device"
+    )
+
+
+def find_device(choice: str) -> bool:
+    """Whether to use the emulated device."""
+    with unavailable_as_user_error():
+        from ort_cuda_plugin.ep.devices import cuda_devices
+
+        found, why = ([], "") if choice == "emulated" else cuda_devices()
+        if choice == "cuda" and not found:
+            raise UserError(ExitCode.UNAVAILABLE, f"no CUDA device: {why}; try --device emulated")
+        return not found
+
+
+def select_device(choice: str) -> bool:
+    """Registers the plugin and says whether to use the emulated device."""
+    emulate = find_device(choice)
+    with unavailable_as_user_error():
+        ort_cuda_plugin.register(emulate=emulate)
+    return emulate
+
+
+@contextmanager
+def unavailable_as_user_error() -> Iterator[None]:
+    """ORT missing or too old, a library that cannot be loaded, an environment variable without a valid value."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # ONNX Runtime has types of its own
+        raise UserError(ExitCode.UNAVAILABLE, str(error)) from error

@@ -1,0 +1,36 @@
+"""Text of commands that work without the packages of an extra."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+
+def json_text(data: Any) -> str:
+    """JSON, which has no number that is not finite: such a one is null."""
+    return json.dumps(_finite(data), indent=2, allow_nan=False)
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    return [_finite(value) for value in data] if isinstance(data, list | tuple) else data
+
+
+def styled(text: str, style: str) -> str:
+    """The text with the style, the number of ECMA-48's, where standard output is a terminal that shows it."""
+    has_styles = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return f"\x1b[{style}m{text}\x1b[0m" if has_styles else text
+
+
+def aligned(title: str, rows: Sequence[Sequence[str]]) -> str:
+    """Lines below a title, whose columns begin below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([styled(title, "1"), *(f"  {line}" for line in lines)])
