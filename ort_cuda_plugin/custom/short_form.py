@@ -229,7 +229,11 @@ class _Schema:
         labels = list(outputs) or (["y"] if len(hints) == 1 else [f"y{number}" for number in range(len(hints))])
         if len(labels) != len(hints):
             raise TypeError(f"{self._operator}: {len(labels)} names for {len(hints)} results")
-        return [self._port(label, each) for label, each in zip(labels, hints, strict=True)]
+        pairs = [(label, *_without_none(each)) for label, each in zip(labels, hints, strict=True)]
+        return [
+            self._port(label, each, PortKind.OPTIONAL if optional else PortKind.REQUIRED)
+            for label, each, optional in pairs
+        ]
 
 
 def _hints(operator: str, function: Callable[..., Any]) -> dict[str, Any]:

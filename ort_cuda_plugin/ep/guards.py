@@ -6,7 +6,6 @@ the error is a bug of the plugin, its traceback goes to ORT's log.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import signal
 import traceback
@@ -141,8 +140,12 @@ def void_guard(function: Callback) -> Callback:
 
     def interrupted(error: BaseException, arguments: Any) -> None:
         if arguments:
-            with contextlib.suppress(LookupError):  # it had begun
+            try:
                 function(*arguments)
+            except (LookupError, KeyboardInterrupt):
+                pass  # it had begun, or an author's code raises this each time
+            except BaseException as again:
+                failed(again, arguments)
         failed(error, arguments)
 
     _install(function.__name__, call, interrupted, None)

@@ -194,6 +194,8 @@ def _unify(operands: Sequence[Operand]) -> tuple[Scalar, ...]:
     for x in operands:
         if not isinstance(x, Scalar | int | float | np.number | np.bool_):
             expression(x)
+    if not dtypes:
+        raise TypeError(f"{' and '.join(map(repr, operands))} are numbers: constant() makes an expression of one")
     if len(dtypes) != 1:
         raise TypeError(f"operands of types {sorted(d.name for d in dtypes)}: cast them to one type")
     (dtype,) = dtypes

@@ -65,6 +65,7 @@ BODIES: dict[str, tuple[Callable[[Lowering, Any], Any], str]] = {
     "== beside a condition": (per_element(lambda a: scalar.where((a > 0) & (a != a), a, 1)), "use equal() and"),
     "== that is cast": (per_element(lambda a: scalar.cast(a == 0, DType.FLOAT32)), "use equal() and"),
     "== as the result": (per_element(lambda a: a == 0), "use equal() and"),
+    "a choice of numbers": (per_element(lambda a: scalar.where(a > 0, 1, 0)), "1 and 0 are numbers: constant() makes"),
     "a number": (per_element(lambda a: 1.0), "1.0 is no expression: constant() makes one"),
     "a number of a place": (per_place(lambda a: 1.0), "1.0 is no expression: constant() makes one"),
     "a size": (lambda ctx, x: elementwise(ctx, lambda a: a + x.shape[0], x), "is no expression: maps.dim() makes one"),
@@ -154,6 +155,12 @@ def test_a_plugin_launches_in_a_run_what_is_not_possible() -> None:
 def test_a_plugin_gives_no_list() -> None:
     for method, given in (("get_output_shapes", None), ("get_output_shapes", [3]), ("get_output_data_types", "f")):
         with pytest.raises(PluginFailure, match=rf"plugin Probe-1: {method} gave .*, it gives a"):
+            lowered(ProbeCreator(**{method: lambda *_, given=given: given}), tensor(["n"]))
+
+
+def test_a_plugin_gives_another_kind() -> None:
+    for method, given in (("get_nb_outputs", 0), ("get_nb_outputs", "1"), ("get_metadata_string", 3)):
+        with pytest.raises(PluginFailure, match=rf"plugin Probe-1: {method} gave {given!r}, it gives "):
             lowered(ProbeCreator(**{method: lambda *_, given=given: given}), tensor(["n"]))
 
 
@@ -284,3 +291,14 @@ def test_what_an_operator_says_of_values_that_it_computes_is_checked() -> None:
     for x, said in ((4, "how many is more than 4, the most"), (-1, "how many is less than 1, the least")):
         with pytest.raises(Exception, match=rf"(?s)\[ONNXRuntimeError\].*\(Found\).*{said} that the operator says"):
             session.run(None, {"x": np.array([x])})
+
+
+def test_ctrl_c_in_a_body_ends_the_session(capfd: pytest.CaptureFixture[str]) -> None:
+    @op("my.domain::Stopped")
+    def stopped(ctx: Lowering, x: T) -> T:
+        raise KeyboardInterrupt
+
+    node = helper.make_node("Stopped", ["x"], ["y"], domain=DOMAIN)
+    with pytest.raises((KeyboardInterrupt, RuntimeError), match=r"KeyboardInterrupt|^$"):
+        stock_session(model([node], {"x": [1]}, ["y"]))
+    assert "Exception ignored from cffi callback" not in capfd.readouterr().err

@@ -202,6 +202,24 @@ def test_an_exception_in_enqueue_is_an_error_of_the_run_and_its_traceback_is_in_
     session.run(None, {"x": np.ones(8, np.float32)})
 
 
+def test_an_enqueue_of_each_run_that_writes_nothing_is_an_error(probe: dict[str, Any]) -> None:
+    def enqueue(input_desc: Any, _: Any, inputs: Any, outputs: Any, workspace: Any, stream: Any) -> None:
+        if inputs[0].size == 2:
+            stream.copy(outputs[0].view(outputs[0].dtype, (2,)), inputs[0])
+        if inputs[0].size == 3:
+            taken.append(outputs[0].__cuda_array_interface__)
+
+    taken: list[Any] = []
+    probe["methods"]["enqueue"] = enqueue
+    session = ort_cuda_plugin.session(probe_model(), emulate=True)
+    message = r"\(Probe\)': .*enqueue for inputs of \[1\]: nothing writes output 0: launch a kernel that does"
+    with pytest.raises(Exception, match=message):
+        session.run(None, {"x": np.ones(1, np.float32)})
+    for size in (0, 2, 3):
+        session.run(None, {"x": np.ones(size, np.float32)})
+    assert taken
+
+
 def test_a_twin_in_numpy_runs_in_an_enqueue_of_each_run(probe: dict[str, Any]) -> None:
     kernel = cuda_kernel(DOUBLE_SOURCE, "twice", ("*f32", "*f32", "i64"), numpy_twin=double_in_numpy)
 

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 import ort_cuda_plugin
 from custom_operators import DOMAIN, X, Y, kept_registry, model, operator, stock_session
-from ort_cuda_plugin.custom import check, count_prefixes, le, registry
+from ort_cuda_plugin.custom import T, check, count_prefixes, le, op, registry, scalar
 from ort_cuda_plugin.custom.operator import Attribute, AttributeKind, Port, PortKind
 from ort_cuda_plugin.ep.custom_domains import MAX_COMBINATIONS, schema_of
 from ort_cuda_plugin.model.ir import DType, InvalidModel
@@ -97,6 +97,19 @@ def test_inputs_may_be_left_out() -> None:
     nodes = [first, node("Biased", "h", "x")]
     session = stock_session(model(nodes, {"x": [2, "n"]}, ["y"]))
     np.testing.assert_array_equal(session.run(None, {"x": A})[0], A * A + A)
+
+
+def test_outputs_may_be_left_out() -> None:
+    @op("my.domain::Parts", outputs=("whole", "rest"))
+    def parts(ctx: Lowering, x: T) -> tuple[T | None, T | None]:
+        whole = elementwise(ctx, scalar.floor, x)
+        return whole, elementwise(ctx, lambda a, b: a - b, x, whole)
+
+    x = np.array([1.5, -2.25], np.float32)
+    for outputs, expected in ((["y"], [1, -3]), (["", "y"], [0.5, 0.75])):
+        made = helper.make_node("Parts", ["x"], outputs, domain=DOMAIN)
+        session = stock_session(model([made], {"x": ["n"]}, ["y"]))
+        assert session.run(None, {"x": x})[0].tolist() == expected
 
 
 def test_dimensions_are_known_by_their_expressions() -> None:

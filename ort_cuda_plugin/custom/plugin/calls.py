@@ -116,8 +116,25 @@ class EnqueueFunction:
         workspace = next(rest) if layout.has_workspace else None
         used = {x.address for x in inputs if x is not None}
         fresh = [x for x in (*outputs, workspace) if x is not None and x.address not in used]
-        arguments = (given, results, inputs, outputs, workspace, RunStream(stream, fresh))
+        watched = [_Watched(x.address, x.shape, x.dtype, x.stream) for x in outputs]
+        arguments = (given, results, inputs, watched, workspace, RunStream(stream, fresh))
         called(self._label, f"enqueue {about}", runtime.enqueue, *arguments)
+        for number, (output, wild) in enumerate(zip(watched, layout.wild, strict=True)):
+            if not output.is_known and output.size != 0 and not wild and outputs[number].address not in used:
+                raise PluginFailure(
+                    f"{self._label}: enqueue {about}: nothing writes output {number}: launch a kernel that does"
+                )
+
+
+class _Watched(DeviceArray):
+    """An output that notes whether anybody asked where it lies: nobody else can have written it."""
+
+    is_known = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "address":
+            object.__setattr__(self, "is_known", True)
+        return super().__getattribute__(name)
 
 
 @dataclass

@@ -154,10 +154,14 @@ class _Plan:
         """By the fastest way, or the one with this name."""
         build = self._build
         count = self._ask("get_nb_outputs", build.get_nb_outputs)
+        if not isinstance(count, int) or count < 1:
+            raise PluginFailure(f"{self._label}: get_nb_outputs gave {count!r}, it gives a number from 1 on")
         types = self._types(count)
         shapes = self._shapes(types)
         aliases = self._aliases(types, shapes)
         note = self._ask("get_metadata_string", build.get_metadata_string)
+        if not isinstance(note, str):
+            raise PluginFailure(f"{self._label}: get_metadata_string gave {note!r}, it gives text")
         if note and self._ctx.node is not None:
             self._ctx.notes[self._ctx.node] = note
         combinations = self._combinations(types, shapes)
