@@ -57,7 +57,7 @@ def make_launches(
     least = narrow(steps) if ctx.options.fusion else steps
     known = fixed_buffers(least) if ctx.options.fusion else {}
     compulsory = traffic(step for step in least if not is_fixed(step, known))
-    is_chosen = bool(ctx.device.libraries) or tuner is not None
+    is_chosen = bool(ctx.device.libraries) or not ctx.device.emulated or tuner is not None
     if is_chosen:
         steps = choose(ctx, steps, tuner)
         if watch:

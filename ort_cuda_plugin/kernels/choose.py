@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from ..program.lowering import Lowering
 from ..program.steps import Attend, Contract, Convolve, Map, Sums, Tactic
@@ -15,7 +16,10 @@ from .depthwise import is_depthwise, launch_depthwise
 from .image_order import in_memory_order, is_channels_last, order_images, wants_channels_last
 from .library_attention import call_cudnn_attention
 from .library_calls import call_cublaslt, call_cudnn
-from .tactics import LIBRARY, PARTS, Tuner, by_rules, is_parted, parts_of, tactics
+from .matrix_conv import launch_matrix_convolution, matrix_convolution_tactics
+from .tactics import LIBRARY, PARTS, Tuner, by_rules, explain, is_parted, parts_of, tactics
+
+AnyStep = TypeVar("AnyStep", bound=Step)
 
 
 def choose(ctx: Lowering, steps: Sequence[Step], tuner: Tuner | None = None) -> list[Step]:
@@ -58,7 +62,7 @@ def _parted(ctx: Lowering, steps: Sequence[Step], tuner: Tuner | None) -> Iterat
         yield from parts_of(ctx, tuned) if is_in_parts else (tuned,)
 
 
-def _without_library(step: Step) -> Step:
+def _without_library(step: AnyStep) -> AnyStep:
     """The step that no library takes after all."""
     return replace(step, tactic=Tactic()) if isinstance(step, Sums) and step.tactic.name == LIBRARY else step
 
@@ -82,17 +86,29 @@ def _readable(ctx: Lowering, step: Step) -> Step:
 
 def _is_called(ctx: Lowering, step: Step) -> bool:
     """Records the call of a library, or the kernel for channels-last images, that computes the step."""
-    if not isinstance(step, Sums) or step.tactic.name not in ("", LIBRARY):
+    if not isinstance(step, Sums):
         return False
-    if _is_depthwise(ctx, step):
-        assert isinstance(step, Convolve)
-        launch_depthwise(ctx, step)
-        return True
-    if not _call(ctx, step):
+    if step.tactic.name in ("", LIBRARY):
+        if _is_depthwise(ctx, step):
+            assert isinstance(step, Convolve)
+            launch_depthwise(ctx, step)
+            return True
+        if _call(ctx, step):
+            for call in ctx.trace.steps:
+                if isinstance(call, LibraryCall):
+                    call.note = f"{call.note} ({step.tactic.why or by_rules(ctx)})"
+            return True
+    return isinstance(step, Convolve) and _is_by_matrices(ctx, _without_library(step))
+
+
+def _is_by_matrices(ctx: Lowering, step: Convolve) -> bool:
+    """Launches the kernel of ours on tensor cores, where it can compute the step and no other was measured faster."""
+    ways = matrix_convolution_tactics(ctx, step)
+    way = ways.get(step.tactic.name or next(iter(ways), ""))
+    if way is None:
         return False
-    for call in ctx.trace.steps:
-        if isinstance(call, LibraryCall):
-            call.note = f"{call.note} ({step.tactic.why or by_rules(ctx)})"
+    launch_matrix_convolution(ctx, step, way)
+    explain(ctx, step)
     return True
 
 

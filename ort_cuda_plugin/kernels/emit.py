@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 from ..program.lowering import Lowering
 from ..program.steps import Attend, Contract, Convolve, Map, Rows, Sums
-from ..program.trace import Launch, Recordable, Step
+from ..program.trace import Recordable, Step
 from .attend import launch_attend
 from .attend_matrices import attend_by_matrices
 from .contract import launch_contract
 from .convolve import launch_convolve
 from .map import launch_map
 from .split_rows import launch_rows
-from .tactics import MATRICES, described
+from .tactics import MATRICES, explain
 
 __all__ = ["emit", "launch_step"]
 
@@ -32,19 +32,10 @@ def emit(ctx: Lowering, steps: Iterable[Step]) -> list[Recordable]:
         ctx.trace.steps, ctx.nodes = [], step.nodes
         launch_step(ctx, step)
         if isinstance(step, Sums):
-            _explain(ctx, step)
+            explain(ctx, step)
         launched += emit(ctx, ctx.trace.steps)
     ctx.trace.steps, ctx.nodes = recorded, nodes
     return launched
-
-
-def _explain(ctx: Lowering, step: Sums) -> None:
-    """Notes at the step's launches why they are these."""
-    launches = [launch for launch in ctx.trace.steps if isinstance(launch, Launch)]
-    if launches:
-        note = described(ctx, step)
-        for launch in launches:
-            launch.note = note
 
 
 def launch_step(ctx: Lowering, step: Map) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from ..model.ir import DType
+from ..program.elementwise import copy_of
 from ..program.lowering import Lowering, Tensor
 from ..program.passes.paths import exact_quotient
 from ..program.passes.place import Copy, with_view
@@ -17,19 +19,26 @@ from ..program.passes.uses import Uses
 from ..program.scalar import Scalar
 from ..program.shapes import broadcast_strides
 from ..program.steps import Attend, Contract, Convolve, Map, dense
-from ..program.symbolic import Dim
+from ..program.symbolic import Dim, divides
 from ..program.tensor import Buffer, BufferKind, contiguous_strides
 from ..program.trace import Launch, Step
 from ..program.views import permute
+from .depthwise import is_depthwise
 from .index import gather_map
 from .library_form import convolution_form
+from .matrix_product import kind_of
+from .matrix_tiles import PIECE
 
 __all__ = [
     "channels_last_strides",
+    "channels_last_weights",
     "in_memory_order",
     "is_channels_last",
+    "matrix_convolution_kind",
     "order_images",
+    "permuted",
     "place_stride",
+    "places_first",
     "to_memory",
     "wants_channels_last",
 ]
@@ -41,6 +50,11 @@ CHANNELS_APART = 4
 def to_memory(rank: int) -> tuple[int, ...]:
     """The dimensions [images, channels, space...] in the order in which they lie in memory, channels last."""
     return (0, *range(2, rank), 1)
+
+
+def places_first(step: Convolve) -> tuple[int, ...]:
+    """The dimensions of the result with those of channels last."""
+    return (0, *step.space, *step.channels)
 
 
 def channels_last_strides(shape: Sequence[Dim], step: Dim | None = None) -> tuple[Dim, ...]:
@@ -71,7 +85,15 @@ def in_memory_order(step: Map) -> Map:
     result, rank = step.outputs[0][1], len(step.shape)
     if rank < 3 or result.is_contiguous or place_stride(result) is None:
         return step
-    axes = to_memory(rank)
+    return permuted(step, to_memory(rank))
+
+
+AnyMap = TypeVar("AnyMap", bound=Map)
+
+
+def permuted(step: AnyMap, axes: Sequence[int]) -> AnyMap:
+    """The step over the same elements, its dimensions in another order; what it sums stays as it is."""
+    rank = len(step.shape)
 
     def moved(x: Tensor) -> Tensor:
         if x.size == 1:
@@ -89,6 +111,22 @@ def in_memory_order(step: Map) -> Map:
     )
 
 
+def channels_last_weights(ctx: Lowering, w: Tensor, channels: Dim, groups: int) -> Tensor:
+    """Weights with their channels last, of which an image that got channels of zeros has more."""
+    axes = to_memory(w.rank)
+    if isinstance(channels, int) and channels != w.shape[1] * groups:
+        shape = [w.shape[0], *w.shape[2:], channels // groups]
+        return gather_map(
+            ctx,
+            shape,
+            w.dtype,
+            lambda maps, c: maps.source(w).at([c[0], c[-1], *c[1:-1]], c[-1] < maps.dim(w.shape[1])),
+        )
+    moved = permute(ctx, w, axes)
+    # What the device computes of weights is computed once, unless each step of a program stays as it is.
+    return moved if moved.is_contiguous else copy_of(ctx, moved) if ctx.options.fusion else ctx.contiguous(moved)
+
+
 def order_images(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
     """The steps with channels last wherever a convolution of cuDNN's gains by it. Guards join the trace's."""
     wanting = {number for number, step in enumerate(steps) if isinstance(step, Convolve) and _gains(ctx, step)}
@@ -96,7 +134,25 @@ def order_images(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:
 
 
 def wants_channels_last(ctx: Lowering, step: Convolve) -> bool:
-    """Whether cuDNN has tensor cores for a convolution only with channels last."""
+    """Whether cuDNN, or a kernel of ours, has tensor cores for a convolution only with channels last."""
+    return _suits_cudnn(ctx, step) or bool(matrix_convolution_kind(ctx, step)) or _is_depthwise_beside(ctx, step)
+
+
+def matrix_convolution_kind(ctx: Lowering, step: Convolve) -> str:
+    """What tensor cores multiply in our kernel for images with channels last, "" where it does not take the step."""
+    x = step.operands[0]
+    channels = _padding(ctx, step) or x.shape[1]
+    if step.transposed or step.is_converted or not isinstance(channels, int) or channels % (step.groups * PIECE):
+        return ""
+    return kind_of(ctx.device, x.dtype.short)
+
+
+def _is_depthwise_beside(ctx: Lowering, step: Convolve) -> bool:
+    """Whether the step is a convolution of each channel by itself, of a type that our kernels convolve as matrices."""
+    return bool(kind_of(ctx.device, step.operands[0].dtype.short)) and is_depthwise(ctx, step)
+
+
+def _suits_cudnn(ctx: Lowering, step: Convolve) -> bool:
     dtype, w = step.operands[0].dtype, step.windows.planar
     return (
         "cudnn" in ctx.device.libraries
@@ -108,7 +164,10 @@ def wants_channels_last(ctx: Lowering, step: Convolve) -> bool:
 
 
 def _gains(ctx: Lowering, step: Convolve) -> bool:
-    return wants_channels_last(ctx, step) and 0 not in step.shape and convolution_form(ctx, step) is not None
+    if 0 in step.shape or not wants_channels_last(ctx, step):
+        return False
+    is_ours = matrix_convolution_kind(ctx, step) or _is_depthwise_beside(ctx, step)
+    return bool(is_ours) or convolution_form(ctx, step) is not None
 
 
 class _Order:
@@ -237,7 +296,8 @@ class _Order:
 
     def _ordered(self, number: int, step: Convolve, x: Tensor) -> tuple[list[Step], Tensor]:
         """x with its channels last, and what makes that."""
-        if is_channels_last(x) and not _is_padded(step):
+        padded = _padding(self.ctx, step)
+        if not padded and (is_channels_last(x) or _is_read_in_pieces(self.ctx, step, x)):
             return [], x
         key = x.buffer, x.offset, x.strides, x.shape
         known = self.copies.get(key)
@@ -245,9 +305,8 @@ class _Order:
             return [], known
         recorded, self.ctx.trace.steps = self.ctx.trace.steps, []
         rank, channels = x.rank, x.shape[1]
-        if _is_padded(step):
+        if padded:
             assert isinstance(channels, int)
-            padded = -(-channels // CHANNELS_APART) * CHANNELS_APART
             memory = gather_map(
                 self.ctx,
                 [*(x.shape[axis] for axis in to_memory(rank)[:-1]), padded],
@@ -271,16 +330,26 @@ class _Order:
         return Map(nodes, source.shape, ((leaf, source),), ((leaf, target),))
 
 
-def _is_padded(step: Convolve) -> bool:
-    """Whether x gets channels of zeros: only an image with next to none, since they are read as others are."""
-    channels = step.operands[0].shape[1]
-    return (
-        step.groups == 1
-        and step.operands[0].dtype is DType.FLOAT32
-        and isinstance(channels, int)
-        and 1 < channels < CHANNELS_APART
-        and step.operands[1].shape[1] == channels
-    )
+def _is_read_in_pieces(ctx: Lowering, step: Convolve, x: Tensor) -> bool:
+    """Whether our kernel takes x, some channels of an image, as it lies: all pieces begin at multiples of 16 bytes."""
+    if _suits_cudnn(ctx, step) or not matrix_convolution_kind(ctx, step):
+        return False
+    stride = place_stride(x)
+    return stride is not None and divides(PIECE, stride) and divides(PIECE, x.offset)
+
+
+def _padding(ctx: Lowering, step: Convolve) -> int:
+    """How many channels x gets, some of zeros; 0 where it stays. Zeros are read as others are, so few may be added.
+
+    So many make a piece of 16 bytes in our kernel. cuDNN takes a float32 image with fewer.
+    """
+    x, w = step.operands
+    channels = x.shape[1]
+    if step.groups != 1 or step.transposed or not isinstance(channels, int) or w.shape[1] != channels:
+        return 0
+    if _suits_cudnn(ctx, step):
+        return CHANNELS_APART if x.dtype is DType.FLOAT32 and 1 < channels < CHANNELS_APART else 0
+    return PIECE if kind_of(ctx.device, x.dtype.short) and channels < PIECE else 0
 
 
 def _whole_image(x: Tensor) -> Tensor | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ort_cuda_plugin.kernels.codegen import Emitter, KernelBuilder, register_type
+from ort_cuda_plugin.kernels.codegen import Emitter, KernelBuilder, Parameters, register_type
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program.lowering import DeviceProperties, Lowering
 from ort_cuda_plugin.program.symbolic import Dim, ceildiv, hint, product, sym_max
@@ -40,11 +40,11 @@ Extent = tuple[str, str]
 """Parameters of a dimension: its size, and what ``quotient_i32`` or ``quotient_i64`` takes to divide by it."""
 
 
-def extent(builder: KernelBuilder, dim: Dim, dtype: DType) -> Extent:
+def extent(builder: Parameters, dim: Dim, dtype: DType, names: tuple[str, str] = ("", "")) -> Extent:
     """The parameters to count in ``dim`` with indices of type ``dtype``. A Run may make the dimension 0."""
     positive = sym_max(dim, 1)
     divisor = 2**62 // positive + 1 if dtype is DType.INT32 else positive
-    return builder.integer(dim, dtype), builder.integer(divisor)
+    return builder.integer(dim, dtype, names[0]), builder.integer(divisor, name=names[1])
 
 
 def coordinates(emit: Emitter, flat: str, inner: Sequence[Extent], dtype: DType) -> list[str]:

@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 
 from ..model.ir import DType
-from ..program.elementwise import copy_of
 from ..program.libraries import CONV, LARGE_WORKSPACE_BYTES, MATMUL, WORKSPACE_BYTES, LibraryProblem, ProblemFlags
 from ..program.lowering import Arg, Int64, Lowering, LoweringOptions, Tensor
 from ..program.scalar import Scalar
@@ -19,8 +18,14 @@ from ..program.symbolic import Dim, le, logical_or, lt, product
 from ..program.tensor import contiguous_strides
 from ..program.views import permute
 from .contract import Folded, folded
-from .image_order import channels_last_strides, is_channels_last, place_stride, to_memory, wants_channels_last
-from .index import gather_map
+from .image_order import (
+    channels_last_strides,
+    channels_last_weights,
+    is_channels_last,
+    place_stride,
+    to_memory,
+    wants_channels_last,
+)
 from .library_form import GELU, RELU, RELU6, SILU, LibraryForm, Offer, convolution_form, find_form, holds
 
 __all__ = ["call_cublaslt", "call_cudnn"]
@@ -110,7 +115,7 @@ def call_cudnn(ctx: Lowering, step: Convolve) -> bool:
     form = convolution_form(ctx, step, dense, compiles=last and _is_compiled_for(ctx, step))
     if form is None:
         return False
-    weights = _channels_last_weights(ctx, weights, x.shape[1], step.groups) if last else ctx.contiguous(weights)
+    weights = channels_last_weights(ctx, weights, x.shape[1], step.groups) if last else ctx.contiguous(weights)
     rows = product(step.shape[axis] for axis in step.channels)
     if form.bias is None and (form.residual is not None or form.activation):
         # It has none of those without a bias.
@@ -147,22 +152,6 @@ def _is_compiled_for(ctx: Lowering, step: Convolve) -> bool:
     channels, rows = step.operands[0].shape[1], step.operands[1].shape[0]
     known = isinstance(channels, int) and isinstance(rows, int) and min(channels, rows) >= MIN_TENSOR_CHANNELS
     return known and step.groups == 1 and len(step.windows.size) == 2 and ctx.options.conv_search != "DEFAULT"
-
-
-def _channels_last_weights(ctx: Lowering, w: Tensor, channels: Dim, groups: int) -> Tensor:
-    """Weights with their channels last, of which an image that got channels of zeros has more."""
-    axes = to_memory(w.rank)
-    if isinstance(channels, int) and channels != w.shape[1] * groups:
-        shape = [w.shape[0], *w.shape[2:], channels // groups]
-        return gather_map(
-            ctx,
-            shape,
-            w.dtype,
-            lambda maps, c: maps.source(w).at([c[0], c[-1], *c[1:-1]], c[-1] < maps.dim(w.shape[1])),
-        )
-    moved = permute(ctx, w, axes)
-    # What the device computes of weights is computed once, unless each step of a program stays as it is.
-    return moved if moved.is_contiguous else copy_of(ctx, moved) if ctx.options.fusion else ctx.contiguous(moved)
 
 
 def _flags(options: LoweringOptions, form: LibraryForm) -> ProblemFlags:

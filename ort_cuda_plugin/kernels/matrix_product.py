@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..model.ir import DType
 from ..program.lowering import DeviceProperties, Lowering, Tensor
 from ..program.scalar import Scalar
-from ..program.steps import Contract, Map, Substitution
+from ..program.steps import Map, Substitution, Sums
 from ..program.symbolic import Dim, ceildiv, hint, product
 from .blocks import BlockElement
 from .codegen import Parameters, text_property
@@ -131,8 +131,8 @@ def parts_epilogue(parts: Tensor) -> tuple[Epilogue, Parameters]:
     return Epilogue((start,), (), ("parts[part_at + int64(column@)] = total@",)), parameters
 
 
-def sum_of_parts(ctx: Lowering, step: Contract, parts: Tensor, splits: int) -> Map:
-    """The step that adds the parts of `parts_epilogue`, in order, and computes the product's epilogue."""
+def sum_of_parts(ctx: Lowering, step: Sums, parts: Tensor, splits: int) -> Map:
+    """The step that adds the parts of `parts_epilogue`, in order, and computes the epilogue of ``step``."""
     size = product(step.shape)
     views = [ctx.view(parts, step.shape, None, parts.offset + number * size) for number in range(splits)]
     leaves = [Scalar(DType.FLOAT32, "leaf") for _ in views]

@@ -9,11 +9,13 @@ from typing import Protocol
 from ..program.lowering import Lowering
 from ..program.steps import Attend, Contract, Convolve, Map, Sums, Tactic
 from ..program.symbolic import hint
+from ..program.trace import Launch
 from .attend import attention_tactics
 from .attend_matrices import fits_matrices
 from .contract import product_tactics
 from .convolve import convolution_tactics
 from .library_attention import attention_form
+from .matrix_conv import matrix_convolution_tactics
 
 LIBRARY = "library"
 """The call of cuBLASLt or cuDNN."""
@@ -39,7 +41,7 @@ def own_tactics(ctx: Lowering, step: Sums) -> list[str]:
         case Contract():
             return list(product_tactics(ctx, step))
         case Convolve():
-            return list(convolution_tactics(ctx, step))
+            return [*matrix_convolution_tactics(ctx, step), *convolution_tactics(ctx, step)]
         case Attend():
             return [*[MATRICES] * (fits_matrices(ctx, step) is not None), *attention_tactics(ctx, step)]
     raise TypeError(f"{type(step).__name__} has no tactics")
@@ -97,6 +99,15 @@ def described(ctx: Lowering, step: Sums) -> str:
     if step.tactic.name:
         return f"{step.tactic.name}: {step.tactic.why}"
     return f"{own_tactics(ctx, step)[0]}: {by_rules(ctx)}"
+
+
+def explain(ctx: Lowering, step: Sums) -> None:
+    """Notes at the step's launches why they are these."""
+    launches = [launch for launch in ctx.trace.steps if isinstance(launch, Launch)]
+    if launches:
+        note = described(ctx, step)
+        for launch in launches:
+            launch.note = note
 
 
 def by_rules(ctx: Lowering) -> str:

@@ -96,7 +96,8 @@ def names(variant: Variant) -> list[str]:
         (ATTENTION, GPU, runs("16x64x64_resident"), "attention_16x64x64_resident", "three steps 2e+03 ms"),
         (ATTENTION, GPU, runs("matmul", 3), "matmul_mma_", "tiles of"),
         (ATTENTION, WITH_LIBRARIES, runs("8x64x64"), "attention_8x64x64", "blocks of 8x64x64"),
-        (CONVOLUTION, GPU, runs("conv2d_16x1_"), "conv2d_16x1_f16", "strips: measured"),
+        (CONVOLUTION, GPU, runs("conv2d_16x1_", 2), "conv2d_16x1_f16", "strips: measured"),
+        (CONVOLUTION, GPU, runs("mma_32x64"), "conv2d_mma_32x64x32_f16", "strips 2e+03 ms"),
     ],
 )
 def test_the_tactic_that_takes_the_least_time_computes_the_step(

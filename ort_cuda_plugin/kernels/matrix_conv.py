@@ -1,0 +1,243 @@
+"""Convolutions by tensor cores of images with channels last, for 16-bit operands on GPUs with ``mma.sync`` (sm_80).
+
+A convolution is the product of a matrix of patches, a row for each place, and of the weights. Patches are gathered on
+their way into shared memory: a piece of a patch is neighbouring channels of one element of the image, or zeros.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..model.ir import DType
+from ..program.lowering import Lowering
+from ..program.steps import Convolve
+from ..program.symbolic import Dim, ceildiv, product
+from .codegen import KernelBuilder, text_property
+from .contract import ProductTactic
+from .convert import type_names
+from .epilogue import Axes, Epilogue, make_epilogue
+from .image_order import channels_last_weights, matrix_convolution_kind, permuted, place_stride, places_first
+from .layout import extent
+from .matrix_product import choose_matrix_tile, choose_splits, matrix_ways, parts_epilogue, sum_of_parts
+from .matrix_tiles import MATRIX_TILES, PIECE, K, Lines, MatrixTile
+from .tiles import Element, Operand, Tile, indented, joined, log2
+
+__all__ = ["launch_matrix_convolution", "matrix_convolution_tactics"]
+
+OUTSIDE = -(2**30)
+"""A coordinate that no tensor has, even after a position of the window is added to it."""
+
+
+@dataclass(frozen=True)
+class PatchTile(MatrixTile):
+    """A tile whose first operand is gathered; ``axes`` are those of windows, none where these are single elements."""
+
+    axes: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where in a line the thread's pieces stand, which is the same in all of its lines."""
+        return f"(thread & {K // PIECE - 1})"
+
+    def _copied(self, lines: Lines) -> list[str]:
+        return self._patches(lines) if lines.name == "a" else super()._copied(lines)
+
+    def _fill(self, lines: Lines, element: Element) -> list[str]:
+        return self._gathered(lines) if lines.name == "a" else super()._fill(lines, element)
+
+    def _patches(self, lines: Lines) -> list[str]:
+        """Where each of the thread's patches begins in the image, and the place in a window of its first piece."""
+        strides = " | ".join(f"int64(image_{axis})" for axis in ("n", *self.axes)) if self.axes else "int64(image_n)"
+        result = [
+            f"x_whole = opaque_i32(int32((address_of(x) & 15) | (({strides}) & {PIECE - 1})))",
+            "group_first = int64(group * channels)",
+        ]
+        for piece in range(self._pieces(lines)):
+            line, place = self._place(lines, f"(thread + {piece * self.tile.threads})")
+            result += [f"patch = int32(row0 + {line})", "inside = patch < m", "patch = min(patch, int32(m - 1))"]
+            places = []
+            for axis in reversed(self.axes):
+                result += [
+                    f"quotient = quotient_i32(patch, by_{axis})",
+                    f"{axis}_at{piece} = int32((patch - quotient * out_{axis}) * stride_{axis} - pad_{axis})",
+                    "patch = int32(quotient)",
+                ]
+                places.append(f"int64({axis}_at{piece}) * image_{axis}")
+            places += ["int64(patch) * image_n", "group_first"]
+            result.append(f"x_from{piece} = {' + '.join(places)}")
+            if self.axes:
+                first = f"{self.axes[0]}_at{piece}"
+                result.append(f"{first} = choose(inside, {first}, int32({OUTSIDE}))")
+            result.append(f"a_to{piece} = int32({lines.first} + {lines.unit(line, place)} * 16)")
+        result.append(f"channel = int32(k0 + {self.place} * {PIECE})")
+        if self.axes:
+            result += ["tap = int32(channel // channels)", "channel = int32(channel - tap * channels)"]
+            for axis in reversed(self.axes[1:]):
+                result += [
+                    f"quotient = int32(tap // taps_{axis})",
+                    f"tap_{axis} = int32(tap - quotient * taps_{axis})",
+                    "tap = quotient",
+                ]
+            result.append(f"tap_{self.axes[0]} = int32(tap)")
+        return result
+
+    def _gathered(self, lines: Lines) -> list[str]:
+        """Fills the stage at ``filled`` with the next pieces of the patches."""
+        axes, pieces = self.axes, range(self._pieces(lines))
+        count = K * lines.extent // PIECE
+        # The place of a piece within its patch; the first axis counts on, past the last element of the window.
+        offset = [f"int64(tap_{axis} * step_{axis}) * image_{axis}" for axis in axes]
+        result = [f"tap_from = {' + '.join([*offset, 'int64(channel)'])}"]
+        inside = "channel < channels"
+        if axes:
+            inside = f"tap_{axes[0]} < taps_{axes[0]}"
+            result += [f"ahead_{axis} = int32(tap_{axis} * step_{axis})" for axis in axes]
+        copies, loads = [], []
+        for piece in pieces:
+            at = [f"uint32({axis}_at{piece} + ahead_{axis}) < uint32(in_{axis})" for axis in axes]
+            condition = " and ".join([inside, *at])
+            to = f"int64((filled + a_to{piece}) >> 2)"
+            zeros = f"    store_f32x4(tile_c, {to}, float32(0), float32(0), float32(0), float32(0))"
+            copy = f"    copy_async(tiles_at + int64(filled + a_to{piece}), x, x_from{piece} + tap_from)"
+            copies += [f"if {condition}:", copy, "else:", zeros]
+            source = f"x_from{piece} + tap_from + int64(word * 2)"
+            pair = f"uint32(x[{source}]) | (uint32(x[{source} + 1]) << uint32(16))"
+            store = f"        tile_c[{to} + int64(word)] = u32_as_f32(uint32({pair}))"
+            loads += [f"if {condition}:", "    for word in range(4):", store, "else:", zeros]
+        body = ["if x_whole == 0:", *indented(copies, 1), "else:", *indented(loads, 1)]
+        result += [f"if thread < {count}:", *indented(body, 1)] if count < self.tile.threads else body
+        result.append(f"channel = int32(channel + {K})")
+        if not axes:
+            return result
+        result += ["while channel >= channels:", "    channel = int32(channel - channels)"]
+        for level, axis in enumerate(reversed(axes[1:]), 1):
+            pad = "    " * level
+            result += [
+                f"{pad}tap_{axis} = int32(tap_{axis} + 1)",
+                f"{pad}if tap_{axis} == taps_{axis}:",
+                f"{pad}    tap_{axis} = int32(0)",
+            ]
+        return [*result, f"{'    ' * len(axes)}tap_{axes[0]} = int32(tap_{axes[0]} + 1)"]
+
+
+@dataclass(frozen=True)
+class MatrixConv:
+    """One block per tile of places and channels of a group, and part of the patches.
+
+    The grid is (tiles along the channels * along the places * ``splits`` * groups, 1, 1). With several parts the
+    epilogue is `parts_epilogue`. Its coordinates are ``row``, which counts images and places, and ``column``.
+    """
+
+    kind: str
+    epilogue: Epilogue
+    tile: Tile = MATRIX_TILES[0]
+    axes: str = ""
+    splits: int = 1
+
+    @property
+    def name(self) -> str:
+        element = Element(self.kind)
+        split = "_split" if self.splits > 1 else ""
+        return f"conv{len(self.axes)}d_mma{split}_{self.tile.name}_{type_names(element, element)}"
+
+    @text_property
+    def body(self) -> str:
+        tile, element = self.tile, Element(self.kind)
+        a = Operand("a", "x", "row0", "m", "k_end", "0", "1", True)
+        b = Operand("b", "weights", "column0", "column_end", "k_end", "k_end", "1", True)
+        matrices = PatchTile(tile, self.kind, a, b, (element, element), "int64", self.axes)
+        prologue = f"""
+            tiles_n = int32((rows + {tile.n - 1}) >> {log2(tile.n)})
+            tiles_m = int32((m + {tile.m - 1}) >> {log2(tile.m)})
+            block = int32(cuda.blockIdx.x)
+            rest = int32(block // tiles_n)
+            column0 = int32((block - rest * tiles_n) * {tile.n})
+            number = int32(rest // tiles_m)
+            row0 = int32((rest - number * tiles_m) * {tile.m})
+            group = int32(number // {self.splits})
+            part = int32(number - group * {self.splits})
+            every = int32((k_end + {K - 1}) >> {log2(K)})
+            share = int32((every + {self.splits - 1}) // {self.splits})
+            steps = int32(min(share, int32(every - part * share)))
+            k0 = int32(part * share * {K})
+            column0 = int32(column0 + group * rows)
+            column_end = int32(group * rows + rows)
+            batch = int32(0)
+            b_base = int64(0)
+            """
+        return joined(
+            [
+                prologue,
+                "\n".join(matrices.declare()),
+                "\n".join(matrices.pipeline()),
+                matrices.store("m", "column_end", self.epilogue),
+            ]
+        )
+
+
+def _sizes(step: Convolve) -> tuple[Dim, int, int]:
+    """Places of all images, channels of the result and elements of a patch, of one group."""
+    x, w = step.operands
+    rows, _, *kernel = w.static_shape
+    depth = operator.index(x.shape[1]) // step.groups * math.prod(kernel)
+    return step.shape[0] * product(step.places), rows // step.groups, depth
+
+
+def matrix_convolution_tactics(ctx: Lowering, step: Convolve) -> dict[str, ProductTactic]:
+    """Our kernels on tensor cores that may be the fastest, by name, first what rules prefer; none where none can."""
+    if not matrix_convolution_kind(ctx, step) or place_stride(step.operands[0]) is None or 0 in step.shape:
+        return {}
+    m, n, k = _sizes(step)
+    tile = choose_matrix_tile(ctx.device, m, n, step.groups)
+    splits = choose_splits(ctx.device, tile, m, n, step.groups, k)
+    ways = matrix_ways(ctx.device, m, n, step.groups, k)
+    found = [ProductTactic(each, parts) for each, parts in dict.fromkeys([(tile, splits), *ways])]
+    return {tactic.name: tactic for tactic in found}
+
+
+def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTactic) -> None:
+    """Launches the kernel for an image with channels last, and records the step that adds its parts."""
+    x, w = step.operands
+    assert tactic.tile is not None
+    tile, splits = tactic.tile, tactic.splits
+    m, n, k = _sizes(step)
+    windows = step.windows.planar
+    weights = channels_last_weights(ctx, w, x.shape[1], step.groups)
+    ordered = permuted(step, places_first(step))
+    if splits == 1:
+        rank = len(step.shape)
+        columns = range(rank - step.channel_axes, rank)
+        rows = [Axes("row", range(rank - step.channel_axes))]
+        epilogue, more = make_epilogue(ctx, ordered, step.total, rows, Axes("column", columns))
+    else:
+        parts = ctx.empty((splits, m, n * step.groups), DType.FLOAT32)
+        epilogue, more = parts_epilogue(parts)
+    axes = "" if windows.pointwise else "zyx"[3 - len(windows.size) :]
+    kernel = MatrixConv(x.dtype.short, epilogue, tile, axes, splits)
+    builder = KernelBuilder()
+    builder.tensor(x, "x")
+    builder.tensor(weights, "weights")
+    builder.integers(DType.INT32, m=m, n=n * step.groups, rows=n, k_end=k, channels=x.shape[1] // step.groups)
+    step_of_place = place_stride(x)
+    assert step_of_place is not None
+    if axes:
+        strides: Sequence[Dim] = x.strides[2:] if len(x.strides) == 2 + len(axes) else (0, *x.strides[2:])
+        builder.integer(x.strides[0], name="image_n")
+        for axis, stride, size in zip(axes, strides, step.places, strict=True):
+            builder.integer(stride, name=f"image_{axis}")
+            extent(builder, size, DType.INT32, (f"out_{axis}", f"by_{axis}"))
+        builder.per_axis(axes, "in", windows.size)
+        builder.per_axis(axes, "stride", windows.strides)
+        builder.per_axis(axes, "pad", windows.begin)
+        builder.per_axis(axes, "step", windows.dilations)
+        builder.per_axis(axes, "taps", windows.kernel)
+    else:
+        builder.integer(step_of_place, name="image_n")
+    builder.include(more)
+    blocks = ceildiv(m, tile.m) * ceildiv(n, tile.n) * (splits * step.groups)
+    builder.launch(ctx, kernel.name, (blocks, 1, 1), (tile.threads, 1, 1), body=kernel.body)
+    if splits > 1:
+        ctx.record(sum_of_parts(ctx, ordered, parts, splits))
