@@ -3,6 +3,8 @@
 All 32 lanes of a warp multiply a matrix a [16, 16] with b [16, 8] and add the product to c [16, 8]. In lane 4 g + t, a
 register of two neighbours holds a[g][2t], a[g + 8][2t], a[g][2t + 8] and a[g + 8][2t + 8]; b[2t][g] and b[2t + 8][g],
 whose neighbours lie along the first dimension. The sums are c[g][2t], c[g][2t + 1], c[g + 8][2t], c[g + 8][2t + 1].
+Of TF32, a is [16, 8] and b [8, 8]. A register holds one number: a[g][t], a[g + 8][t], a[g][t + 4] and a[g + 8][t + 4];
+b[t][g] and b[t + 4][g]. A row of four such numbers is loaded as one of eight numbers of 16 bits.
 `ort_cuda_plugin.compiler.host.matrices` has the forms for the emulated device, here and below.
 
 Operands come from shared memory. Addresses there are int64 numbers of bytes that `shared_address` begins.
@@ -22,7 +24,8 @@ from ort_cuda_plugin.compiler.host.matrices import (
     COPY_WAIT,
     LOAD,
     LOAD_TRANSPOSED,
-    PRODUCT,
+    PRODUCTS,
+    ROUND_TF32,
     SHARED_ADDRESS,
 )
 from ort_cuda_plugin.compiler.tile_intrinsics import literal
@@ -36,7 +39,10 @@ def _address(builder: ir.IRBuilder, base: ir.Value, index: int) -> ir.Value:
 
 
 def matrix_functions(kind: str) -> dict[str, Any]:
-    """``multiply_add_matrix_*(c, at, a0, a1, a2, a3, b0, b1)`` and ``pair_*(x, y)``, which rounds two floats."""
+    """``multiply_add_matrix_*(c, at, a0, a1, a2, a3, b0, b1)``, and what rounds floats for a register of it.
+
+    That is ``pair_*(x, y)``, or ``round_tf32(x)`` to nearest, halfway from zero.
+    """
 
     def multiply_add(typingctx: Any, c: Any, at: Any, a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any) -> Any:
         first = literal(at)
@@ -47,7 +53,7 @@ def matrix_functions(kind: str) -> dict[str, Any]:
             result = ir.LiteralStructType([f32] * 4)
             code = ir.InlineAsm(
                 ir.FunctionType(result, [i32] * 6 + [f32] * 4),
-                PRODUCT.format(kind),
+                PRODUCTS[kind],
                 "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f",
                 side_effect=True,
             )
@@ -66,7 +72,14 @@ def matrix_functions(kind: str) -> dict[str, Any]:
 
         return signature(types.uint32, types.float32, types.float32), codegen
 
-    return {f"multiply_add_matrix_{kind}": multiply_add, f"pair_{kind}": pair}
+    def round_one(typingctx: Any, x: Any) -> Any:
+        def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+            return builder.call(ir.InlineAsm(ir.FunctionType(i32, [f32]), ROUND_TF32, "=r,f"), args)
+
+        return signature(types.uint32, types.float32), codegen
+
+    rounds = {"round_tf32": round_one} if kind == "tf32" else {f"pair_{kind}": pair}
+    return {f"multiply_add_matrix_{kind}": multiply_add, **rounds}
 
 
 def scale_matrix_f32(typingctx: Any, c: Any, first: Any, second: Any, count: Any) -> Any:
@@ -164,6 +177,7 @@ FUNCTIONS: dict[str, Any] = {
     "copy_async_wait": copy_async_wait,
     **matrix_functions("f16"),
     **matrix_functions("bf16"),
+    **matrix_functions("tf32"),
     "scale_matrix_f32": scale_matrix_f32,
     "load_pair_u16": load_pair_u16,
 }

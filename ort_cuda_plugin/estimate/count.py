@@ -251,7 +251,7 @@ def summary(
     total = issued.astype(np.float64) * scale * WARP
     instructions: defaultdict[str, float] = defaultdict(float)
     for part in range(parts):
-        for kind in ("issued", "float", "double", "special", "matrix", "barriers", "shuffles"):
+        for kind in ("issued", "float", "double", "special", "matrix", "matrix_tf32", "barriers", "shuffles"):
             instructions[kind] += float(total[accesses + part]) * metadata.get(f"part{part}.{kind}", 0)
         if not uses_stack:
             instructions["issued"] -= float(total[accesses + part]) * metadata.get(f"part{part}.stack", 0)

@@ -21,7 +21,8 @@ HOP = 3
 RESERVED_SHARED = 1024
 """Bytes of shared memory of a block that are the system's, on sm_80 and later."""
 REGISTER_UNIT = 256
-MATRIX_FLOPS = 16 * 8 * 16 * 2
+MATRIX_FLOPS = {"matrix": 16 * 8 * 16 * 2, "matrix_tf32": 16 * 8 * 8 * 2}
+MATRIX_RATES = {"matrix": "float16", "matrix_tf32": "tf32"}
 OPERATIONS_IN_FLIGHT = 2.5
 """Of one thread, of instructions that do not depend on each other."""
 
@@ -68,7 +69,15 @@ def kernel_seconds(
     per_lane = busiest * cycle
     shared_requests = counted.requests + counted.shared_requests
     moved = counted.read + counted.written
-    matrix = counted.instructions["matrix"] / WARP * MATRIX_FLOPS * busiest * device.multiprocessors
+    # Seconds at the peak rates, of the multiprocessor that is the busiest.
+    matrix = (
+        busiest
+        * device.multiprocessors
+        * sum(
+            counted.instructions[kind] / WARP * flops / device.flops[MATRIX_RATES[kind]]
+            for kind, flops in MATRIX_FLOPS.items()
+        )
+    )
     parts = {
         "dram": dram_bytes / (device.dram * constants.dram),
         "l2": moved / (device.l2_bytes_per_clock * device.clock * constants.l2),
@@ -78,7 +87,7 @@ def kernel_seconds(
         "special": counted.instructions["special"] / device.special_lanes * per_lane,
         "lsu": shared_requests * per_lane,
         "shared": (counted.wavefronts + counted.shared_wavefronts) * per_lane,
-        "tensor": matrix / (device.flops["float16"] * device.tensor_share * constants.tensor_kernel),
+        "tensor": matrix / (device.tensor_share * constants.tensor_kernel),
     }
     fetched = min(dram_bytes / moved, 1.0) if moved else 0.0
     latency = constants.l2_latency + fetched * (constants.dram_latency - constants.l2_latency)

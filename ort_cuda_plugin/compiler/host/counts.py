@@ -66,7 +66,8 @@ _single = (
 """Beginnings of the names of functions that are one instruction."""
 
 Counts = Counter[str]
-"""By kind: "issued", "float" (of the float units), "double", "special", "matrix", "barriers", "shuffles".
+"""By kind: "issued", "float" (of the float units), "double", "special", "matrix" (products of 16-bit numbers),
+"matrix_tf32", "barriers", "shuffles".
 
 "stack" are those of "issued" that a GPU issues only where a thread's arrays are not in registers.
 """
@@ -170,6 +171,8 @@ def _call(rest: str, lanes: int) -> Counts:
     name = match[1] if match else ""
     if "load_matrices" in name:
         return Counter()  # `matrices.with_accesses` has a load for it
+    if name == "ocp.matrix.tf32":
+        return Counter(issued=1, matrix_tf32=1)
     if "matrix" in name:
         return Counter(issued=1, matrix=1)
     if "load_matrices" in name or name in ("ptx.shared_address", "ptx.copy_async_done"):
@@ -182,6 +185,8 @@ def _call(rest: str, lanes: int) -> Counts:
         return Counter()
     if name.startswith("llvm.memset"):  # Numba clears a thread's arrays, which NVVM finds to be in vain
         return Counter()
+    if name == "ptx.cvt.rna.tf32.f32":  # a comparison, a sum and a mask
+        return Counter(issued=3, float=1)
     if name.startswith(("ptx.", *_single)):
         is_float = "float" in rest or "f32" in name
         return Counter({"issued": lanes, **({"float": lanes} if is_float else {})})

@@ -8,12 +8,15 @@ from __future__ import annotations
 import itertools
 import re
 
-KINDS = ("f16", "bf16")
-PRODUCT = (
-    "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32 "
-    "{{$0,$1,$2,$3}}, {{$4,$5,$6,$7}}, {{$8,$9}}, {{$10,$11,$12,$13}};"
-)
-"""What a GPU does instead, of numbers of a kind."""
+DEPTHS = {"f16": 16, "bf16": 16, "tf32": 8}
+"""Of the products of numbers of a kind."""
+PRODUCTS = {
+    kind: f"mma.sync.aligned.m16n8k{depth}.row.col.f32.{kind}.{kind}.f32 "
+    "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
+    for kind, depth in DEPTHS.items()
+}
+"""What a GPU does instead."""
+ROUND_TF32 = "cvt.rna.tf32.f32 $0, $1;"
 SHARED_ADDRESS = "cvta.to.shared.u64 $0, $1;"
 LOAD = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0,$1,$2,$3}, [$4];"
 LOAD_TRANSPOSED = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0,$1,$2,$3}, [$4];"
@@ -21,7 +24,8 @@ COPY = "cp.async.cg.shared.global [$0], [$1], 16;"
 COPY_COMMIT = "cp.async.commit_group;"
 COPY_WAIT = ("cp.async.wait_group 0;", "cp.async.wait_group 1;")
 ASSEMBLY = {
-    **{PRODUCT.format(kind): f"ptx.matrix.{kind}" for kind in KINDS},
+    **{code: f"ptx.matrix.{kind}" for kind, code in PRODUCTS.items()},
+    ROUND_TF32: "ptx.cvt.rna.tf32.f32",
     SHARED_ADDRESS: "ptx.shared_address",
     LOAD: "ptx.load_matrices",
     LOAD_TRANSPOSED: "ptx.load_matrices_transposed",
@@ -35,7 +39,9 @@ _shuffle = "call i32 @ocp_emu_shfl(ptr %thread, i32 -1, i32 0, i32 {}, i32 {}, i
 
 
 def _widened(kind: str, name: str, word: str, high: bool) -> list[str]:
-    """Lines that make the float ``%name`` of a half of a word."""
+    """Lines that make the float ``%name`` of a half of a word, or of the bits of a whole one that TF32 has."""
+    if kind == "tf32":
+        return [f"%{name}.w = and i32 {word}, -8192", f"%{name} = bitcast i32 %{name}.w to float"]
     lines = [f"%{name}.s = lshr i32 {word}, {16 if high else 0}"]
     if kind == "bf16":
         return [*lines, f"%{name}.w = shl i32 %{name}.s, 16", f"%{name} = bitcast i32 %{name}.w to float"]
@@ -44,6 +50,7 @@ def _widened(kind: str, name: str, word: str, high: bool) -> list[str]:
 
 
 def _product(kind: str) -> str:
+    halves = (False, True) if DEPTHS[kind] == 16 else (False,)
     lines = [
         "%predicate = alloca i32",
         "%row = and i32 %lane, 28",
@@ -59,14 +66,14 @@ def _product(kind: str) -> str:
         for name, line in words:
             word = f"{name}.{line}.{s}"
             lines.append(f"%{word} = {_shuffle.format(f'%{name}', f'%from.{line}.{s}')}")
-            for high in (False, True):
+            for high in halves:
                 lines += _widened(kind, f"{word}.{int(high)}", f"%{word}", high)
     for number, (rows, line) in enumerate(((0, "even"), (0, "odd"), (1, "even"), (1, "odd"))):
         total = f"%c{number}"
-        # a0 and a1 have the first eight columns of the two rows, a2 and a3 the last; b0 and b1 the rows of those.
+        # a0 and a1 have the first half of the columns of the two rows, a2 and a3 the last; b0 and b1 the rows of those.
         for part in (0, 1):
             for s in range(4):
-                for high in (False, True):
+                for high in halves:
                     a, b = f"%a{rows + 2 * part}.row.{s}.{int(high)}", f"%b{part}.{line}.{s}.{int(high)}"
                     name = f"%c{number}.{part}.{s}.{int(high)}"
                     lines += [f"{name}.p = fmul float {a}, {b}", f"{name} = fadd float {total}, {name}.p"]
@@ -152,13 +159,25 @@ def with_accesses(body: str) -> str:
 
 
 DEFINITIONS = {
-    **{f"ocp.matrix.{kind}": _product(kind) for kind in KINDS},
+    **{f"ocp.matrix.{kind}": _product(kind) for kind in DEPTHS},
     "ocp.load_matrices": _load(False),
     "ocp.load_matrices_transposed": _load(True),
     "ptx.shared_address": """
 define internal i64 @ptx.shared_address(ptr %x) alwaysinline {
   %r = ptrtoint ptr %x to i64
   ret i64 %r
+}
+""",
+    # As a GPU's code does it: infinities and NaN keep their upper bits.
+    "ptx.cvt.rna.tf32.f32": """
+define internal i32 @ptx.cvt.rna.tf32.f32(float %x) alwaysinline {
+  %i = bitcast float %x to i32
+  %size = and i32 %i, 2147483647
+  %finite = icmp ult i32 %size, 2139095040
+  %half = select i1 %finite, i32 4096, i32 0
+  %up = add i32 %i, %half
+  %r = and i32 %up, -8192
+  ret i32 %r
 }
 """,
     "ptx.copy_async_done": """
@@ -171,7 +190,7 @@ SWITCHING_CALLS = {
     **{
         f"ptx.matrix.{kind}": f"call {{{{float, float, float, float}}}} @ocp.matrix.{kind}"
         "(ptr %ocp.thread, i32 %ocp.laneid, {})"
-        for kind in KINDS
+        for kind in DEPTHS
     },
     **{
         f"ptx.{name}": f"call {{{{i32, i32, i32, i32}}}} @ocp.{name}(ptr %ocp.thread, i32 %ocp.laneid, {{}})"

@@ -1,0 +1,50 @@
+"""Products of small matrices by the lanes of a warp, and the rounding of what they multiply."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from contributed import Array, noise
+from kernel_launch import kernel, run
+
+
+def as_tf32(x: Array) -> Array:
+    """float32 numbers rounded to 10 bits behind the point, halfway from zero."""
+    bits = x.view(np.uint32)
+    up = np.where(np.isfinite(x), bits + np.uint32(0x1000), bits)
+    result: Array = (up & np.uint32(0xFFFFE000)).astype(np.uint32).view(np.float32)
+    return result
+
+
+def test_float32_is_rounded_to_tf32_and_small_matrices_are_multiplied() -> None:
+    """The products are exact; each register of a warp has the number that a GPU expects in it."""
+    spec = kernel(
+        "small",
+        ("*f32", "*f32", "*f32", "*u32"),
+        """
+def kernel(a, b, c, words):
+    lane = int32(cuda.threadIdx.x)
+    g = int32(lane >> 2)
+    t = int32(lane & 3)
+    sums = registers_f32(4)
+    a0 = round_tf32(a[g * 8 + t])
+    a1 = round_tf32(a[(g + 8) * 8 + t])
+    a2 = round_tf32(a[g * 8 + t + 4])
+    a3 = round_tf32(a[(g + 8) * 8 + t + 4])
+    multiply_add_matrix_tf32(sums, 0, a0, a1, a2, a3, round_tf32(b[t * 8 + g]), round_tf32(b[(t + 4) * 8 + g]))
+    for i in range(2):
+        c[g * 8 + 2 * t + i] = sums[i]
+        c[(g + 8) * 8 + 2 * t + i] = sums[2 + i]
+    words[lane] = a0
+""",
+    )
+    a, b = noise(16, 8, seed=1), noise(8, 8, seed=2)
+    a[:8, 0] = [np.inf, -np.inf, np.nan, -0.0, 1 + 2**-11, -1 - 2**-11, 1 + 2**-11 - 2**-23, np.float32(1e-40)]
+    a[:4, 1:] = 0
+    empty = [np.zeros((16, 8), np.float32), np.zeros(32, np.uint32)]
+    _, _, c, words = run(spec, (1, 1, 1), (32, 1, 1), a, b, *empty)
+    np.testing.assert_array_equal(words.view(np.float32).reshape(8, 4), as_tf32(a)[:8, :4])
+    assert words.view(np.float32)[16] == 1 + 2**-10
+    assert words.view(np.float32)[24] == 1
+    expected = as_tf32(a)[3:].astype(np.float64) @ as_tf32(b).astype(np.float64)
+    np.testing.assert_allclose(c[3:], expected, 1e-6, 1e-6)
