@@ -161,5 +161,5 @@ def lower_case(case: Case, device: DeviceProperties) -> list[KernelSpec]:
 
 def sample_specs() -> list[KernelSpec]:
     """Kernels of the operators that models spend their time in, as a GPU without NVIDIA's libraries would run them."""
-    device = DeviceProperties(emulated=False)
+    device = DeviceProperties(emulated=False, tf32=True)
     return list(dict.fromkeys(spec for case in SAMPLE for spec in lower_case(case, device)))

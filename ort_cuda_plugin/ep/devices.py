@@ -129,7 +129,7 @@ def emulated_properties() -> DeviceProperties:
     """
     value = os.environ.get(LOWERING_VARIABLE, "").strip()
     try:
-        return replace(gpu_properties(value), runs_cubins=False) if value else DeviceProperties()
+        return replace(gpu_properties(value), runs_cubins=False, tf32=False) if value else DeviceProperties()
     except ValueError as error:
         raise ValueError(f"{LOWERING_VARIABLE}: {error}") from None
 

@@ -131,7 +131,7 @@ def work_of_model(
     Raises ShapeError, and NodeError for a node that cannot run.
     """
     sizes = input_shapes(model, shapes)
-    device = DeviceProperties(emulated=False, libraries=libraries)
+    device = DeviceProperties(emulated=False, libraries=libraries, tf32=True)
     graph = read_model(model)
     claims = claim(graph, device, options)
     elsewhere = tuple(

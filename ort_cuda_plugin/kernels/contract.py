@@ -136,9 +136,9 @@ def product_tactics(ctx: Lowering, step: Contract) -> dict[str, ProductTactic]:
     found = []
     kind = _kind(ctx, step, call)
     if kind:
-        chosen = choose_matrix_tile(ctx.device, m, n, batches)
+        chosen = choose_matrix_tile(ctx.device, kind, m, n, batches)
         splits = choose_splits(ctx.device, chosen, m, n, batches, k)
-        ways = matrix_ways(ctx.device, m, n, batches, k)
+        ways = matrix_ways(ctx.device, kind, m, n, batches, k)
         found = [ProductTactic(tile, parts) for tile, parts in dict.fromkeys([(chosen, splits), *ways])]
     else:
         first = choose_tile(ctx.device, m, step.total.dtype)
@@ -164,7 +164,7 @@ def _elements(step: Contract) -> tuple[tuple[Element, Element], tuple[Parameters
 
 def _kind(ctx: Lowering, step: Contract, call: Folded) -> str:
     """What tensor cores multiply, "" where they do not do the product."""
-    return matrix_kind(ctx.device, _elements(step)[0]) if all(call.contiguous) else ""
+    return matrix_kind(ctx, _elements(step)[0]) if all(call.contiguous) else ""
 
 
 def launch_contract(ctx: Lowering, step: Contract) -> None:
@@ -193,7 +193,7 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
         _launch_kernel(ctx, call, row, (of_a, of_b, more), blocks, row.threads)
     if few_rows != 0 and is_const(few_rows):
         return
-    kind = matrix_kind(ctx.device, form[0]) if all(call.contiguous) else ""
+    kind = matrix_kind(ctx, form[0]) if all(call.contiguous) else ""
     if kind:
         _launch_matrices(ctx, step, call, form, kind, few_rows, (of_a, of_b, more), tactic)
     else:
@@ -218,7 +218,7 @@ def _launch_matrices(
     if tactic is not None and tactic.tile is not None:
         tile, splits = tactic.tile, tactic.splits
     else:
-        tile = choose_matrix_tile(ctx.device, m, n, batches)
+        tile = choose_matrix_tile(ctx.device, kind, m, n, batches)
         splits = choose_splits(ctx.device, tile, m, n, batches, k) if few_rows == 0 else 1
     blocks = select(few_rows, 0, ceildiv(m, tile.m) * ceildiv(n, tile.n) * splits)
     if splits == 1:

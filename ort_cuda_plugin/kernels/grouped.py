@@ -26,7 +26,7 @@ from .epilogue import Epilogue
 from .index import IndexMap, Loads, gather_map
 from .matmul import Product, RowProduct
 from .matrix_product import kind_of
-from .matrix_tiles import MATRIX_TILES, MatrixTile
+from .matrix_tiles import MatrixTile, matrix_tiles
 from .tiles import Element, Operand, Tile, declare, fill_matrix, joined, log2, pipeline, store_tile
 
 __all__ = ["BLOCK", "Choices", "Shared", "WeightBlock", "WeightElement", "Weights", "group_rows", "grouped_product"]
@@ -265,7 +265,7 @@ def grouped_product(
 ) -> Tensor:
     """float32 [rows, columns]: the result's row i is row i // ``share`` of x [.., k] times its expert's weights.
 
-    Where ``real`` is a 16-bit type, tensor cores may multiply elements that are rounded to it.
+    Tensor cores may multiply elements that are rounded to ``real``, or to TF32 in place of float32.
     """
     x = ctx.contiguous(x)
     result = ctx.empty((choices.rows, weights.columns), DType.FLOAT32)
@@ -295,12 +295,12 @@ def grouped_product(
 def _tiles_of_rows(
     ctx: Lowering, x: Tensor, element: Element, epilogue: Epilogue, tile: Tile, real: DType
 ) -> GroupedTiles | GroupedMatrices:
-    row, kind = "int32(order[int64({})] // share)", kind_of(ctx.device, real.short)
+    row, kind = "int32(order[int64({})] // share)", kind_of(ctx.device, ctx.options, real.short)
     of_rows = _row_element(x, f"int64({row.format(OUTER)}) * a_m + int64({INNER})")
     if not kind:
         return GroupedTiles((of_rows, element), epilogue, tile=tile)
-    of_rows = Element(kind) if x.dtype is real else of_rows
-    (matrix_tile,) = (y for y in MATRIX_TILES if y.m == tile.m)
+    of_rows = Element(real.short) if x.dtype is real else of_rows
+    (matrix_tile,) = (y for y in matrix_tiles(kind) if y.m == tile.m)
     return GroupedMatrices((of_rows, element), epilogue, tile=matrix_tile, kind=kind, a_row=row)
 
 

@@ -27,7 +27,7 @@ from .depthwise import is_depthwise
 from .index import gather_map
 from .library_form import convolution_form
 from .matrix_product import kind_of
-from .matrix_tiles import PIECE
+from .matrix_tiles import piece_of
 
 __all__ = [
     "channels_last_strides",
@@ -141,15 +141,20 @@ def wants_channels_last(ctx: Lowering, step: Convolve) -> bool:
 def matrix_convolution_kind(ctx: Lowering, step: Convolve) -> str:
     """What tensor cores multiply in our kernel for images with channels last, "" where it does not take the step."""
     x = step.operands[0]
-    channels = _padding(ctx, step) or x.shape[1]
-    if step.transposed or step.is_converted or not isinstance(channels, int) or channels % (step.groups * PIECE):
+    channels, kind = _padding(ctx, step) or x.shape[1], _kind(ctx, x.dtype)
+    if not kind or step.transposed or step.is_converted:
         return ""
-    return kind_of(ctx.device, x.dtype.short)
+    return kind if isinstance(channels, int) and channels % (step.groups * piece_of(kind)) == 0 else ""
+
+
+def _kind(ctx: Lowering, dtype: DType) -> str:
+    """What tensor cores multiply in our kernels of convolutions, which take 16-bit types; "" for nothing."""
+    return kind_of(ctx.device, ctx.options, dtype.short) if dtype.itemsize == 2 else ""
 
 
 def _is_depthwise_beside(ctx: Lowering, step: Convolve) -> bool:
     """Whether the step is a convolution of each channel by itself, of a type that our kernels convolve as matrices."""
-    return bool(kind_of(ctx.device, step.operands[0].dtype.short)) and is_depthwise(ctx, step)
+    return bool(_kind(ctx, step.operands[0].dtype)) and is_depthwise(ctx, step)
 
 
 def _suits_cudnn(ctx: Lowering, step: Convolve) -> bool:
@@ -332,10 +337,11 @@ class _Order:
 
 def _is_read_in_pieces(ctx: Lowering, step: Convolve, x: Tensor) -> bool:
     """Whether our kernel takes x, some channels of an image, as it lies: all pieces begin at multiples of 16 bytes."""
-    if _suits_cudnn(ctx, step) or not matrix_convolution_kind(ctx, step):
+    kind = matrix_convolution_kind(ctx, step)
+    if _suits_cudnn(ctx, step) or not kind:
         return False
-    stride = place_stride(x)
-    return stride is not None and divides(PIECE, stride) and divides(PIECE, x.offset)
+    stride, piece = place_stride(x), piece_of(kind)
+    return stride is not None and divides(piece, stride) and divides(piece, x.offset)
 
 
 def _padding(ctx: Lowering, step: Convolve) -> int:
@@ -349,7 +355,8 @@ def _padding(ctx: Lowering, step: Convolve) -> int:
         return 0
     if _suits_cudnn(ctx, step):
         return CHANNELS_APART if x.dtype is DType.FLOAT32 and 1 < channels < CHANNELS_APART else 0
-    return PIECE if kind_of(ctx.device, x.dtype.short) and channels < PIECE else 0
+    kind = _kind(ctx, x.dtype)
+    return piece_of(kind) if kind and channels < piece_of(kind) else 0
 
 
 def _whole_image(x: Tensor) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Convolutions by tensor cores of images with channels last, for 16-bit operands on GPUs with ``mma.sync`` (sm_80).
+"""Convolutions by tensor cores of images with channels last, on GPUs with ``mma.sync`` (sm_80).
 
 A convolution is the product of a matrix of patches, a row for each place, and of the weights. Patches are gathered on
 their way into shared memory: a piece of a patch is neighbouring channels of one element of the image, or zeros.
@@ -17,12 +17,11 @@ from ..program.steps import Convolve
 from ..program.symbolic import Dim, ceildiv, product
 from .codegen import KernelBuilder, text_property
 from .contract import ProductTactic
-from .convert import type_names
 from .epilogue import Axes, Epilogue, make_epilogue
 from .image_order import channels_last_weights, matrix_convolution_kind, permuted, place_stride, places_first
 from .layout import extent
 from .matrix_product import choose_matrix_tile, choose_splits, matrix_ways, parts_epilogue, sum_of_parts
-from .matrix_tiles import MATRIX_TILES, PIECE, K, Lines, MatrixTile
+from .matrix_tiles import STEP, Lines, MatrixTile
 from .tiles import Element, Operand, Tile, indented, joined, log2
 
 __all__ = ["launch_matrix_convolution", "matrix_convolution_tactics"]
@@ -40,7 +39,7 @@ class PatchTile(MatrixTile):
     @property
     def place(self) -> str:
         """Where in a line the thread's pieces stand, which is the same in all of its lines."""
-        return f"(thread & {K // PIECE - 1})"
+        return f"(thread & {STEP // 16 - 1})"
 
     def _copied(self, lines: Lines) -> list[str]:
         return self._patches(lines) if lines.name == "a" else super()._copied(lines)
@@ -52,7 +51,7 @@ class PatchTile(MatrixTile):
         """Where each of the thread's patches begins in the image, and the place in a window of its first piece."""
         strides = " | ".join(f"int64(image_{axis})" for axis in ("n", *self.axes)) if self.axes else "int64(image_n)"
         result = [
-            f"x_whole = opaque_i32(int32((address_of(x) & 15) | (({strides}) & {PIECE - 1})))",
+            f"x_whole = opaque_i32(int32((address_of(x) & 15) | (({strides}) & {self.piece - 1})))",
             "group_first = int64(group * channels)",
         ]
         for piece in range(self._pieces(lines)):
@@ -72,7 +71,7 @@ class PatchTile(MatrixTile):
                 first = f"{self.axes[0]}_at{piece}"
                 result.append(f"{first} = choose(inside, {first}, int32({OUTSIDE}))")
             result.append(f"a_to{piece} = int32({lines.first} + {lines.unit(line, place)} * 16)")
-        result.append(f"channel = int32(k0 + {self.place} * {PIECE})")
+        result.append(f"channel = int32(k0 + {self.place} * {self.piece})")
         if self.axes:
             result += ["tap = int32(channel // channels)", "channel = int32(channel - tap * channels)"]
             for axis in reversed(self.axes[1:]):
@@ -87,7 +86,7 @@ class PatchTile(MatrixTile):
     def _gathered(self, lines: Lines) -> list[str]:
         """Fills the stage at ``filled`` with the next pieces of the patches."""
         axes, pieces = self.axes, range(self._pieces(lines))
-        count = K * lines.extent // PIECE
+        count = STEP * lines.extent // 16
         # The place of a piece within its patch; the first axis counts on, past the last element of the window.
         offset = [f"int64(tap_{axis} * step_{axis}) * image_{axis}" for axis in axes]
         result = [f"tap_from = {' + '.join([*offset, 'int64(channel)'])}"]
@@ -103,13 +102,15 @@ class PatchTile(MatrixTile):
             zeros = f"    store_f32x4(tile_c, {to}, float32(0), float32(0), float32(0), float32(0))"
             copy = f"    copy_async(tiles_at + int64(filled + a_to{piece}), x, x_from{piece} + tap_from)"
             copies += [f"if {condition}:", copy, "else:", zeros]
-            source = f"x_from{piece} + tap_from + int64(word * 2)"
-            pair = f"uint32(x[{source}]) | (uint32(x[{source} + 1]) << uint32(16))"
-            store = f"        tile_c[{to} + int64(word)] = u32_as_f32(uint32({pair}))"
+            source = f"x_from{piece} + tap_from + int64(word * {4 // self.size})"
+            word = f"x[{source}]"
+            if self.size == 2:
+                word = f"u32_as_f32(uint32(uint32({word}) | (uint32(x[{source} + 1]) << uint32(16))))"
+            store = f"        tile_c[{to} + int64(word)] = {word}"
             loads += [f"if {condition}:", "    for word in range(4):", store, "else:", zeros]
         body = ["if x_whole == 0:", *indented(copies, 1), "else:", *indented(loads, 1)]
         result += [f"if thread < {count}:", *indented(body, 1)] if count < self.tile.threads else body
-        result.append(f"channel = int32(channel + {K})")
+        result.append(f"channel = int32(channel + {self.tile.k})")
         if not axes:
             return result
         result += ["while channel >= channels:", "    channel = int32(channel - channels)"]
@@ -131,21 +132,21 @@ class MatrixConv:
     epilogue is `parts_epilogue`. Its coordinates are ``row``, which counts images and places, and ``column``.
     """
 
+    element: Element
     kind: str
     epilogue: Epilogue
-    tile: Tile = MATRIX_TILES[0]
+    tile: Tile
     axes: str = ""
     splits: int = 1
 
     @property
     def name(self) -> str:
-        element = Element(self.kind)
         split = "_split" if self.splits > 1 else ""
-        return f"conv{len(self.axes)}d_mma{split}_{self.tile.name}_{type_names(element, element)}"
+        return f"conv{len(self.axes)}d_mma{split}_{self.tile.name}_{self.kind}"
 
     @text_property
     def body(self) -> str:
-        tile, element = self.tile, Element(self.kind)
+        tile, element = self.tile, self.element
         a = Operand("a", "x", "row0", "m", "k_end", "0", "1", True)
         b = Operand("b", "weights", "column0", "column_end", "k_end", "k_end", "1", True)
         matrices = PatchTile(tile, self.kind, a, b, (element, element), "int64", self.axes)
@@ -159,10 +160,10 @@ class MatrixConv:
             row0 = int32((rest - number * tiles_m) * {tile.m})
             group = int32(number // {self.splits})
             part = int32(number - group * {self.splits})
-            every = int32((k_end + {K - 1}) >> {log2(K)})
+            every = int32((k_end + {tile.k - 1}) >> {log2(tile.k)})
             share = int32((every + {self.splits - 1}) // {self.splits})
             steps = int32(min(share, int32(every - part * share)))
-            k0 = int32(part * share * {K})
+            k0 = int32(part * share * {tile.k})
             column0 = int32(column0 + group * rows)
             column_end = int32(group * rows + rows)
             batch = int32(0)
@@ -188,12 +189,13 @@ def _sizes(step: Convolve) -> tuple[Dim, int, int]:
 
 def matrix_convolution_tactics(ctx: Lowering, step: Convolve) -> dict[str, ProductTactic]:
     """Our kernels on tensor cores that may be the fastest, by name, first what rules prefer; none where none can."""
-    if not matrix_convolution_kind(ctx, step) or place_stride(step.operands[0]) is None or 0 in step.shape:
+    kind = matrix_convolution_kind(ctx, step)
+    if not kind or place_stride(step.operands[0]) is None or 0 in step.shape:
         return {}
     m, n, k = _sizes(step)
-    tile = choose_matrix_tile(ctx.device, m, n, step.groups)
+    tile = choose_matrix_tile(ctx.device, kind, m, n, step.groups)
     splits = choose_splits(ctx.device, tile, m, n, step.groups, k)
-    ways = matrix_ways(ctx.device, m, n, step.groups, k)
+    ways = matrix_ways(ctx.device, kind, m, n, step.groups, k)
     found = [ProductTactic(each, parts) for each, parts in dict.fromkeys([(tile, splits), *ways])]
     return {tactic.name: tactic for tactic in found}
 
@@ -216,7 +218,7 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTact
         parts = ctx.empty((splits, m, n * step.groups), DType.FLOAT32)
         epilogue, more = parts_epilogue(parts)
     axes = "" if windows.pointwise else "zyx"[3 - len(windows.size) :]
-    kernel = MatrixConv(x.dtype.short, epilogue, tile, axes, splits)
+    kernel = MatrixConv(Element(x.dtype.short), matrix_convolution_kind(ctx, step), epilogue, tile, axes, splits)
     builder = KernelBuilder()
     builder.tensor(x, "x")
     builder.tensor(weights, "weights")

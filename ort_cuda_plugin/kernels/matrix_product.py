@@ -1,11 +1,11 @@
-"""Matrix products by tensor cores, for 16-bit operands on GPUs that have ``mma.sync`` (sm_80)."""
+"""Matrix products by tensor cores, for 16-bit and float32 operands on GPUs that have ``mma.sync`` (sm_80)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from ..model.ir import DType
-from ..program.lowering import DeviceProperties, Lowering, Tensor
+from ..program.lowering import DeviceProperties, Lowering, LoweringOptions, Tensor
 from ..program.scalar import Scalar
 from ..program.steps import Map, Substitution, Sums
 from ..program.symbolic import Dim, ceildiv, hint, product
@@ -14,59 +14,65 @@ from .codegen import Parameters, text_property
 from .convert import conversion_setup
 from .epilogue import Epilogue
 from .matmul import Product
-from .matrix_tiles import MATRIX_TILES, K, MatrixTile
+from .matrix_tiles import MatrixTile, matrix_tiles
 from .tiles import Element, Operand, Tile, batch_offsets, joined, log2
 
 RELATIVE_TIMES = (1.0, 1.1, 1.35, 1.8)
-"""Of one multiplication in each of `MATRIX_TILES`. Estimates: larger tiles load less for each."""
-SPLIT_DEPTH = 256
-"""Products along k that a part has at least. An estimate: what the parts' sums cost is small beside that."""
+"""Of one multiplication in each of `matrix_tiles`. Estimates: larger tiles load less for each."""
+SPLIT_STEPS = 8
+"""That a part of k has at least. An estimate: what the parts' sums cost is small beside that."""
 MAX_SPLITS = 8
 MOST_WAYS = 6
 """That are worth a measurement, for which each is compiled."""
 
 
-def matrix_kind(device: DeviceProperties, elements: tuple[Element, Element]) -> str:
+def matrix_kind(ctx: Lowering, elements: tuple[Element, Element]) -> str:
     """The type that tensor cores multiply, "" where they cannot do the product.
 
     Codes of few bits become numbers of the other operand's type.
     """
     a, b = elements
-    return kind_of(device, a.storage) if b.storage == a.storage or isinstance(b, BlockElement) else ""
+    return kind_of(ctx.device, ctx.options, a.storage) if b.storage == a.storage or isinstance(b, BlockElement) else ""
 
 
-def kind_of(device: DeviceProperties, storage: str) -> str:
-    """The storage type itself where the device's tensor cores multiply it, else ""."""
-    able = not device.emulated and device.compute_capability >= (8, 0)
-    return storage if able and storage in ("f16", "bf16") else ""
+def kind_of(device: DeviceProperties, options: LoweringOptions, storage: str) -> str:
+    """As what the device's tensor cores multiply elements of a storage type, a kind of `matrix_tiles`; else ""."""
+    if device.emulated or device.compute_capability < (8, 0):
+        return ""
+    if storage == "f32":
+        return "tf32" if options.use_tf32 and device.tf32 else ""
+    return storage if storage in ("f16", "bf16") else ""
 
 
-def choose_matrix_tile(device: DeviceProperties, rows: Dim, columns: Dim, batch: Dim) -> Tile:
+def choose_matrix_tile(device: DeviceProperties, kind: str, rows: Dim, columns: Dim, batch: Dim) -> Tile:
     """The tile that takes the least time at the sizes expected, where blocks are on all multiprocessors at once."""
+    tiles = matrix_tiles(kind)
 
     def time(number: int) -> float:
-        tile = MATRIX_TILES[number]
+        tile = tiles[number]
         blocks = hint(ceildiv(rows, tile.m) * ceildiv(columns, tile.n) * batch)
         return RELATIVE_TIMES[number] * tile.m * max(blocks, device.multiprocessors)
 
-    return MATRIX_TILES[min(range(len(MATRIX_TILES)), key=time)]
+    return tiles[min(range(len(tiles)), key=time)]
 
 
 def choose_splits(device: DeviceProperties, tile: Tile, rows: Dim, columns: Dim, batch: Dim, depth: Dim) -> int:
     """Into how many parts k is cut, so that few blocks become as many as there are multiprocessors."""
     blocks = max(1, hint(ceildiv(rows, tile.m) * ceildiv(columns, tile.n) * batch))
-    most = min(MAX_SPLITS, device.multiprocessors // blocks, hint(depth) // SPLIT_DEPTH)
+    most = min(MAX_SPLITS, device.multiprocessors // blocks, hint(depth) // (SPLIT_STEPS * tile.k))
     return 1 << (max(1, most).bit_length() - 1)
 
 
-def matrix_ways(device: DeviceProperties, rows: Dim, columns: Dim, batch: Dim, depth: Dim) -> list[tuple[Tile, int]]:
+def matrix_ways(
+    device: DeviceProperties, kind: str, rows: Dim, columns: Dim, batch: Dim, depth: Dim
+) -> list[tuple[Tile, int]]:
     """Tiles and numbers of parts of k that may be the fastest, those of which that is expected first."""
     ways: list[tuple[float, Tile, int]] = []
-    for tile, cost in zip(MATRIX_TILES, RELATIVE_TIMES, strict=True):
+    for tile, cost in zip(matrix_tiles(kind), RELATIVE_TIMES, strict=True):
         blocks = max(1, hint(ceildiv(rows, tile.m) * ceildiv(columns, tile.n) * batch))
         splits = 1
         while splits == 1 or (splits <= MAX_SPLITS and blocks * splits < 2 * device.multiprocessors):
-            if splits > 1 and hint(depth) < splits * (SPLIT_DEPTH // 2):
+            if splits > 1 and hint(depth) < splits * tile.k * SPLIT_STEPS // 2:
                 break
             ways.append((cost * tile.m * max(blocks * splits, device.multiprocessors) / splits, tile, splits))
             splits *= 2
@@ -81,13 +87,14 @@ class MatrixProduct(Product):
     With several parts the epilogue is `parts_epilogue`.
     """
 
-    tile: Tile = MATRIX_TILES[0]
+    tile: Tile = matrix_tiles("f16")[0]
     kind: str = "f16"
     splits: int = 1
 
     @property
     def name(self) -> str:
-        return f"matmul_mma{'_split' if self.splits > 1 else ''}_{self.tile.name}_{self.types}"
+        types = self.types.replace("f32", "tf32", 1) if self.kind == "tf32" else self.types
+        return f"matmul_mma{'_split' if self.splits > 1 else ''}_{self.tile.name}_{types}"
 
     @text_property
     def body(self) -> str:
@@ -105,10 +112,10 @@ class MatrixProduct(Product):
             row0 = int32((rest - number * tiles_m) * {tile.m})
             batch = int32(number // {self.splits})
             part = int32(number - batch * {self.splits})
-            every = int32((k_end + {K - 1}) >> {log2(K)})
+            every = int32((k_end + {tile.k - 1}) >> {log2(tile.k)})
             share = int32((every + {self.splits - 1}) // {self.splits})
             steps = int32(min(share, int32(every - part * share)))
-            k0 = int32(part * share * {K})
+            k0 = int32(part * share * {tile.k})
             """
         return joined(
             [

@@ -1,30 +1,43 @@
-"""Source fragments of products by tensor cores: tiles of 16-bit operands in shared memory, sums in fragments of warps.
+"""Source fragments of products by tensor cores: tiles of operands in shared memory, sums in fragments of warps.
 
-A block of four warps computes a ``m`` x ``n`` tile, stepping through the inner dimension by `K`. Tiles of the operands
-are in shared memory `STAGES` times: copies of those ahead (``cp.async``) run while one is multiplied, and a step needs
-one barrier. A tile has lines of pieces of 8 numbers along the dimension in which they are neighbours in memory. Where
-a piece stands in its line depends on the line, so that neither eight lines' pieces at one place, which a matrix is
-loaded from, nor neighbours, which are stored together, share a bank.
+A block of four warps computes a ``m`` x ``n`` tile, stepping through the inner dimension by 64 bytes. Tiles of the
+operands are in shared memory `STAGES` times: copies of those ahead (``cp.async``) run while one is multiplied, and a
+step needs one barrier. A tile has lines of pieces of 16 bytes along the dimension in which numbers are neighbours in
+memory. Where a piece stands in its line depends on the line, so that neither eight lines' pieces at one place, which a
+matrix is loaded from, nor neighbours, which are stored together, share a bank.
+
+float32 is rounded to TF32 on the way from shared memory to the tensor cores. ``ldmatrix`` takes four such numbers of a
+line for eight of 16 bits, but transposes none: where lines run along x, lanes load numbers one by one, eight
+neighbours of each of four lines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .convert import ConvertedElement
 from .epilogue import Epilogue
 from .tiles import Element, Operand, Tile, indented, log2, store_tile
 
-K = 32
+STEP = 64
+"""Bytes along k of a step."""
 STAGES = 3
-PIECE = 8
-"""Numbers of 16 bytes."""
-MATRIX_TILES = tuple(
-    Tile(m, 64, K, thread_m=rows, thread_n=columns)
-    for m, rows, columns in ((128, 8, 8), (64, 8, 4), (32, 4, 4), (16, 2, 4))
-)
-"""Tiles of blocks of four warps."""
+SIZES = {"f16": 2, "bf16": 2, "tf32": 4}
+"""Bytes in shared memory of a number that is multiplied as a kind."""
+
+
+def piece_of(kind: str) -> int:
+    """Numbers in 16 bytes."""
+    return 16 // SIZES[kind]
+
+
+def matrix_tiles(kind: str) -> tuple[Tile, ...]:
+    """Tiles of blocks of four warps, the largest one first."""
+    shapes = ((128, 8, 8), (64, 8, 4), (32, 4, 4), (16, 2, 4))
+    return tuple(Tile(m, 64, STEP // SIZES[kind], thread_m=rows, thread_n=columns) for m, rows, columns in shapes)
+
+
 GAP = 8
 """Floats between the rows of a result, so that warps store theirs without meeting in a bank."""
 
@@ -36,6 +49,8 @@ class Lines:
     operand: Operand
     extent: int
     first: int
+    size: int
+    """Bytes of a number."""
 
     @property
     def name(self) -> str:
@@ -44,17 +59,27 @@ class Lines:
     @property
     def pieces(self) -> int:
         """Of a line, which runs along k, or along x."""
-        return (K if self.operand.inner_major else self.extent) // PIECE
+        return (STEP // self.size if self.operand.inner_major else self.extent) * self.size // 16
+
+    @property
+    def is_loaded_by_matrices(self) -> bool:
+        return self.operand.inner_major or self.size == 2
+
+    def turn(self, line: str) -> str:
+        """What the numbers of a line's pieces are changed by."""
+        if self.is_loaded_by_matrices:
+            return {2: f"(({line} >> 2) & 1)", 4: f"(({line} >> 1) & 3)"}.get(self.pieces, f"({line} & 7)")
+        # Two neighbours in each of four lines are read together.
+        return f"({line} & 2)" if self.pieces == 4 else f"(({line} & 3) << 1)"
 
     def unit(self, line: str, piece: str) -> str:
         """Where a piece stands, in pieces."""
-        turn = {2: f"(({line} >> 2) & 1)", 4: f"(({line} >> 1) & 3)"}.get(self.pieces, f"({line} & 7)")
-        return f"({line} * {self.pieces} + (({piece}) ^ {turn}))"
+        return f"({line} * {self.pieces} + (({piece}) ^ {self.turn(line)}))"
 
 
 @dataclass(frozen=True)
 class MatrixTile:
-    """The fragments for operands whose numbers are multiplied as ``kind``, "f16" or "bf16"."""
+    """The fragments for operands whose numbers are multiplied as ``kind``, one of `SIZES`; ``tile`` is one of its."""
 
     tile: Tile
     kind: str
@@ -65,12 +90,22 @@ class MatrixTile:
 
     @property
     def lines(self) -> tuple[Lines, Lines]:
-        return Lines(self.a, self.tile.m, 0), Lines(self.b, self.tile.n, self.tile.m * K * 2)
+        return Lines(self.a, self.tile.m, 0, self.size), Lines(self.b, self.tile.n, self.tile.m * STEP, self.size)
+
+    @property
+    def size(self) -> int:
+        """Bytes of a number."""
+        return SIZES[self.kind]
+
+    @property
+    def piece(self) -> int:
+        """Numbers of a piece."""
+        return piece_of(self.kind)
 
     @property
     def stage(self) -> int:
         """Bytes of a stage."""
-        return (self.tile.m + self.tile.n) * K * 2
+        return (self.tile.m + self.tile.n) * STEP
 
     @property
     def warp_columns(self) -> int:
@@ -104,15 +139,19 @@ class MatrixTile:
         """
         operand, name = lines.operand, lines.name
         outer = operand.stride if operand.inner_major else operand.inner_stride
-        whole = "" if operand.inner_major else f" | (int64({operand.bound}) & 7)"
-        start = f"address_of({operand.pointer}) + {name}_base * 2"
-        result = [f"{name}_whole = opaque_i32(int32((({start}) & 15) | (int64({outer}) & 7){whole}))"]
+        odd = self.piece - 1
+        whole = "" if operand.inner_major else f" | (int64({operand.bound}) & {odd})"
+        start = f"address_of({operand.pointer}) + {name}_base * {self.size}"
+        result = [f"{name}_whole = opaque_i32(int32((({start}) & 15) | (int64({outer}) & {odd}){whole}))"]
         for piece in range(self._pieces(lines)):
             line, place = self._place(lines, f"(thread + {piece * self.tile.threads})")
             if operand.inner_major:
-                x, along = f"min(int32({operand.origin} + {line}), int32({operand.bound} - 1))", f"{place} * {PIECE}"
+                x, along = (
+                    f"min(int32({operand.origin} + {line}), int32({operand.bound} - 1))",
+                    f"{place} * {self.piece}",
+                )
             else:
-                x = f"min(int32({operand.origin} + {place} * {PIECE}), int32({operand.bound} - {PIECE}))"
+                x = f"min(int32({operand.origin} + {place} * {self.piece}), int32({operand.bound} - {self.piece}))"
                 along = line
             places = (f"{operand.row.format(x)} * {operand.stride}", f"{self.index}({along}) * {operand.inner_stride}")
             at = " + ".join(f"{self.index}({place})" for place in places)
@@ -124,7 +163,7 @@ class MatrixTile:
 
     def _pieces(self, lines: Lines) -> int:
         """Of a thread; some threads have none where there are more threads than pieces."""
-        return max(1, K * lines.extent // PIECE // self.tile.threads)
+        return max(1, STEP * lines.extent // 16 // self.tile.threads)
 
     def _place(self, lines: Lines, chunk: str) -> tuple[str, str]:
         """The line and the place in it of a piece."""
@@ -147,7 +186,7 @@ class MatrixTile:
             "        cuda.syncthreads()",
             f"    ahead = int32(step + {STAGES - 1})",
             "    if ahead < steps:",
-            f"        k_first = int32(k0 + ahead * {K})",
+            f"        k_first = int32(k0 + ahead * {self.tile.k})",
             *indented(fills, 2),
             f"        filled = choose(filled == {last}, int32(0), int32(filled + {self.stage}))",
             "    copy_async_commit()",
@@ -177,14 +216,14 @@ class MatrixTile:
 
     def _fill(self, lines: Lines, element: Element) -> list[str]:
         """Fills the stage at ``filled`` with k from ``k_first`` on; zeros stand outside the matrix."""
-        operand, name = lines.operand, lines.name
+        operand, name, numbers = lines.operand, lines.name, self.piece
         inner = operand.inner_major
-        count = K * lines.extent // PIECE
+        count = STEP * lines.extent // 16
         threads = self.tile.threads
         line, place = self._place(lines, "chunk")
         row = f"{name}_x_at" if operand.row == "{}" else f"min({name}_x_at, int32({operand.bound} - 1))"
-        x, k = ("line", f"place * {PIECE}") if inner else (f"place * {PIECE}", "line")
-        last_x, last_k = (0, PIECE - 1) if inner else (PIECE - 1, 0)
+        x, k = ("line", f"place * {numbers}") if inner else (f"place * {numbers}", "line")
+        last_x, last_k = (0, numbers - 1) if inner else (numbers - 1, 0)
         converted = isinstance(element, ConvertedElement)
         whole = f"{name}_x_at + {last_x} < {operand.bound} and {name}_k_at + {last_k} < {operand.inner_bound}"
         step = operand.inner_stride if inner else operand.stride
@@ -206,40 +245,41 @@ class MatrixTile:
             body.append(f"if {whole}:")
             if inner and step == "1":
                 before, values = element.neighbours(
-                    operand.pointer, f"{name}_from", f"{name}_x_at", f"{name}_k_at", PIECE, f"{name}_near"
+                    operand.pointer, f"{name}_from", f"{name}_x_at", f"{name}_k_at", numbers, f"{name}_near"
                 )
             else:
                 before = []
                 values = [
                     element.load(operand.pointer, f"{name}_from + int64({i} * {step})", *coordinates(str(i)))
-                    for i in range(PIECE)
+                    for i in range(numbers)
                 ]
-            words = [f"u32_as_f32(pair_{self.kind}({values[i]}, {values[i + 1]}))" for i in range(0, PIECE, 2)]
+            words = [self._word(values[i : i + 4 // self.size]) for i in range(0, numbers, 4 // self.size)]
             body += indented(before, 1)
             body += [f"    {name}_word{i} = {word}" for i, word in enumerate(words)]
             names = ", ".join(f"{name}_word{i}" for i in range(4))
             body.append(f"    store_f32x4(tile_c, int64(to >> 2), {names})")
-        zero = "float32(0)" if converted else "uint32(0)"
+        zero = "float32(0)" if converted or self.size == 4 else "uint32(0)"
         edge = []
-        for half in (0, 1):
-            at = f"int32(word * 2 + {half})"
+        for part in range(4 // self.size):
+            at = f"int32(word * {4 // self.size} + {part})"
             outer, along = coordinates(at)
             place_of = f"{name}_from + int64({at} * {step})"
             value = (
                 element.load(operand.pointer, place_of, outer, along)
-                if converted
+                if converted or self.size == 4
                 else (f"uint32({operand.pointer}[{place_of}])")
             )
             edge += [
-                f"half{half} = {zero}",
+                f"part{part} = {zero}",
                 f"if {outer} < {operand.bound} and {along} < {operand.inner_bound}:",
-                f"    half{half} = {value}",
+                f"    part{part} = {value}",
             ]
-        pair = f"pair_{self.kind}(half0, half1)" if converted else "uint32(half0 | (half1 << uint32(16)))"
+        parts = [f"part{part}" for part in range(4 // self.size)]
+        word = self._word(parts) if converted or self.size == 4 else "u32_as_f32(uint32(part0 | (part1 << uint32(16))))"
         one_by_one = [
             "for word in range(4):",
             *indented(edge, 1),
-            f"    tile_c[int64((to >> 2) + word)] = u32_as_f32({pair})",
+            f"    tile_c[int64((to >> 2) + word)] = {word}",
         ]
         body += ["else:", *indented(one_by_one, 1)] if converted else one_by_one
         few = count < threads
@@ -252,50 +292,75 @@ class MatrixTile:
             for piece in range(self._pieces(lines))
         ]
         return [
-            f"if {name}_whole == 0 and k_first + {K} <= {operand.inner_bound}:",
+            f"if {name}_whole == 0 and k_first + {self.tile.k} <= {operand.inner_bound}:",
             f"    ahead_at = int64({self.index}(k_first * {operand.inner_stride}))",
             *([f"    if thread < {count}:", *indented(copies, 2)] if few else indented(copies, 1)),
             "else:",
             *indented(result, 1),
         ]
 
-    # ---- products ----
+    def _word(self, values: Sequence[str]) -> str:
+        """The float whose bits are those of numbers, 4 bytes of them, of the kind that is multiplied."""
+        return values[0] if self.size == 4 else f"u32_as_f32(pair_{self.kind}({', '.join(values)}))"
 
-    def _addresses(self, lines: Lines, warp: str, number: int, x_bit: str, k_bit: str) -> list[str]:
-        """Names where a lane's rows begin of the matrices that ``number`` loads of a step of 16 take."""
-        name = lines.name
-        result = []
-        for i in range(number):
-            if lines.operand.inner_major:
-                line, piece = f"({warp} + (lane & 7) + 8 * {x_bit} + {16 * i})", f"{k_bit} + sixteen * 2"
-            else:
-                line = f"((lane & 7) + 8 * {k_bit} + sixteen * 16)"
-                piece = f"({warp} >> 3) + {x_bit} + {2 * i}"
-            unit = lines.unit(f"{name}_line{i}", piece)
-            result += [
-                f"{name}_line{i} = int32{line}",
-                f"{name}_at{i} = stage_at + int64(int32({lines.first} + {unit} * 16))",
-            ]
-        return result
+    # ---- products ----
 
     def _multiply(self) -> list[str]:
         height, width = self.warp
         a, b = self.lines
-        low, high = "((lane >> 3) & 1)", "(lane >> 4)"
         rows, pairs = height // 16, width // 16
-
-        def load(lines: Lines) -> str:
-            return "load_matrices" if lines.operand.inner_major else "load_matrices_transposed"
-
-        body = [*self._addresses(a, "warp_row", rows, low, high), *self._addresses(b, "warp_column", pairs, high, low)]
-        for i in range(rows):
-            body.append(f"a{i}_0, a{i}_1, a{i}_2, a{i}_3 = {load(a)}(a_at{i})")
-        for j in range(pairs):
-            body.append(f"b{j}_0, b{j}_1, b{j}_2, b{j}_3 = {load(b)}(b_at{j})")
+        body = [*self._loaded(a, "warp_row", rows, True), *self._loaded(b, "warp_column", pairs, False)]
         for i in range(rows):
             of_a = ", ".join(f"a{i}_{r}" for r in range(4))
             for j in range(2 * pairs):
                 at = 4 * (i * 2 * pairs + j)
                 of_b = f"b{j // 2}_{2 * (j % 2)}, b{j // 2}_{2 * (j % 2) + 1}"
                 body.append(f"multiply_add_matrix_{self.kind}(sums, {at}, {of_a}, {of_b})")
-        return [f"for sixteen in range({K // 16}):", *indented(body, 1)]
+        return ["for half in range(2):", *indented(body, 1)]
+
+    def _loaded(self, lines: Lines, warp: str, number: int, x_first: bool) -> list[str]:
+        """The registers of ``number`` times four matrices of half a step; with ``x_first`` the second is next along x.
+
+        A matrix has eight rows of 16 bytes.
+        """
+        if not lines.is_loaded_by_matrices:
+            return self._loaded_one_by_one(lines, warp, number, x_first)
+        name, inner = lines.name, lines.operand.inner_major
+        low, high = "((lane >> 3) & 1)", "(lane >> 4)"
+        x_bit, k_bit = (low, high) if x_first else (high, low)
+        result = []
+        for i in range(number):
+            if inner:
+                line, piece = f"({warp} + (lane & 7) + 8 * {x_bit} + {16 * i})", f"{k_bit} + half * 2"
+            else:
+                line = f"((lane & 7) + 8 * {k_bit} + half * 16)"
+                piece = f"({warp} >> 3) + {x_bit} + {2 * i}"
+            unit = lines.unit(f"{name}_line{i}", piece)
+            result += [
+                f"{name}_line{i} = int32{line}",
+                f"{name}_at{i} = stage_at + int64(int32({lines.first} + {unit} * 16))",
+            ]
+        for i in range(number):
+            words = [f"{name}{i}_{r}" for r in range(4)]
+            load = "load_matrices" if inner else "load_matrices_transposed"
+            result.append(f"{', '.join(words)} = {load}({name}_at{i})")
+            if self.kind == "tf32":
+                result += [f"{word} = round_tf32(u32_as_f32({word}))" for word in words]
+        return result
+
+    def _loaded_one_by_one(self, lines: Lines, warp: str, number: int, x_first: bool) -> list[str]:
+        """As `_loaded`, of numbers of 4 bytes that are neighbours along x."""
+        name, pitch = lines.name, lines.extent
+        result = [
+            f"{name}_line = int32((lane & 3) + half * 8)",
+            f"{name}_at = int32(((multiplied + {lines.first}) >> 2) + {name}_line * {pitch} + ((lane >> 2) & 3))",
+        ]
+        for eight in range(2 * number):
+            piece = f"(({warp} >> 2) + (lane >> 4) + {2 * eight})"
+            result.append(f"{name}_x{eight} = int32({name}_at + ({piece} ^ {lines.turn(f'{name}_line')}) * 4)")
+        for i in range(number):
+            for r in range(4):
+                along_x, along_k = (r & 1, r >> 1) if x_first else (r >> 1, r & 1)
+                place = f"int64({name}_x{2 * i + along_x} + {4 * along_k * pitch})"
+                result.append(f"{name}{i}_{r} = round_tf32(tile_c[{place}])")
+        return result

@@ -94,7 +94,8 @@ class DeviceProperties:
 
     ``emulated`` says that kernels have the form that is fastest on the emulated device; otherwise it is the one for a
     GPU of that compute capability with so many multiprocessors. ``runs_cubins`` says that it is one, and no emulated
-    device in its place.
+    device in its place. ``tf32`` allows kernels to round float32 to TF32 where the options do: they do so on a GPU. An
+    emulated device that runs a GPU's kernels keeps float32, so that its results compare with those of other providers.
     """
 
     emulated: bool = True
@@ -102,6 +103,7 @@ class DeviceProperties:
     compute_capability: tuple[int, int] = (9, 0)
     multiprocessors: int = 132
     runs_cubins: bool = False
+    tf32: bool = False
 
     @staticmethod
     def gpu(
@@ -109,7 +111,7 @@ class DeviceProperties:
     ) -> DeviceProperties:
         """A GPU; without ``multiprocessors`` one with as many as the large ones of its architecture have."""
         count = multiprocessors or _MULTIPROCESSORS.get(compute_capability, _MULTIPROCESSORS[9, 0])
-        return DeviceProperties(False, libraries, compute_capability, count, runs_cubins=True)
+        return DeviceProperties(False, libraries, compute_capability, count, runs_cubins=True, tf32=True)
 
 
 #: A100, GeForce RTX 3090, Jetson AGX Orin, GeForce RTX 4090, H100, B200, GeForce RTX 5090.

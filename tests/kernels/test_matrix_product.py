@@ -76,7 +76,8 @@ def coded(rows: int, depth: int, columns: int) -> tuple[list[Array], dict[str, A
     return [rounded(noise(rows, depth), FLOAT16), stored, scales], attributes, wide
 
 
-def test_codes_of_four_bits_become_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("real", [FLOAT16, FLOAT])
+def test_codes_of_four_bits_are_multiplied_by_tensor_cores(monkeypatch: pytest.MonkeyPatch, real: int) -> None:
     """Rows of codes that end within a word, a piece and a block."""
     inputs, attributes, wide = coded(40, 75, 20)
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
@@ -85,13 +86,14 @@ def test_codes_of_four_bits_become_halves(monkeypatch: pytest.MonkeyPatch) -> No
         result: Array = (a @ wide.T).astype(np.float32)
         return result
 
-    check_node("MatMulNBits", inputs, attributes, reals=[FLOAT16], reference=reference, constant=[1, 2], tolerance=1e-2)
+    check_node("MatMulNBits", inputs, attributes, reals=[real], reference=reference, constant=[1, 2], tolerance=1e-2)
 
 
-def test_rows_of_each_expert_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("real", [FLOAT16, FLOAT])
+def test_rows_of_each_expert_are_multiplied(monkeypatch: pytest.MonkeyPatch, real: int) -> None:
     """Tokens that are sorted by expert: tiles that are not full, of rows that stand apart."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
-    check_node("MoE", mixture(45), MIXTURE, reals=[FLOAT16], constant=[2, 3, 4, 5], tolerance=1e-2)
+    check_node("MoE", mixture(45), MIXTURE, reals=[real], constant=[2, 3, 4, 5], tolerance=1e-2)
 
 
 MIXTURE = {"k": 2, "activation_type": "relu"}
