@@ -25,6 +25,12 @@ EXACT_LANES = 24
 """As in `SHARES` for a warp, where no lane is without an element."""
 MANY_ROWS = 8
 """For each multiprocessor: then a warp may have several."""
+FEW_ROWS, FEW_LANES = 2, 4
+"""Rows for each multiprocessor that leave it mostly idle with a warp each, and the elements that a thread then has.
+
+What one thread does takes longer than threads take to meet.
+"""
+FEW_ROWS_THREADS = (64, 96, 128, 192, 256, 384, 512)
 MAX_HEIGHT = 4
 """Rows of a block, where each is a warp's."""
 
@@ -88,6 +94,8 @@ def choose_row_form(
         width //= 2
     words = max(inputs, 1) * max(1, max(itemsizes, default=4) // 4)
     by_work = MAX_ROW_WORK // max(_work(step, groups), 1)
+    if (wide := _wide_form(ctx, columns, rows, width)) is not None:
+        return wide
     if (exact := _exact_form(ctx, columns, rows, width, min(by_work, SHARES[WARP][1] // words))) is not None:
         return exact
     for threads, (lanes, registers) in SHARES.items():
@@ -96,6 +104,18 @@ def choose_row_form(
         if count * width <= most:
             # Few numbers of vectors, so that few kernels differ.
             count = count if count < 4 else -(-count // 2) * 2
+            form = RowForm(threads, width, count)
+            return form if ctx.settled(le(columns, form.capacity)) else None
+    return None
+
+
+def _wide_form(ctx: Lowering, columns: Dim, rows: Dim, width: int) -> RowForm | None:
+    """For few rows, the form of the fewest threads that have no more than `FEW_LANES` elements each."""
+    if hint(rows) > FEW_ROWS * ctx.device.multiprocessors or hint(columns) <= WARP * FEW_LANES:
+        return None
+    for threads in FEW_ROWS_THREADS:
+        count = -(-hint(columns) // (threads * width))
+        if count * width <= max(width, FEW_LANES):
             form = RowForm(threads, width, count)
             return form if ctx.settled(le(columns, form.capacity)) else None
     return None

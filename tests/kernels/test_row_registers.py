@@ -105,10 +105,14 @@ def test_vectors_of_rows_are_read_by_wide_loads() -> None:
     assert "st.global.v4" in accesses
 
 
-@pytest.mark.parametrize(("columns", "threads"), [(384, 32), (2000, 128), (16000, 512)])
-def test_a_row_is_read_and_written_once_by_vectors(columns: int, threads: int) -> None:
-    text = f"""<ir_version: 10, opset_import: ["" : 20]> rows (float16[64, {columns}] x) => (float16[64, {columns}] y)
-        {{ y = Softmax<axis = -1>(x) }}"""
+@pytest.mark.parametrize(
+    ("rows", "columns", "threads"),
+    [(600, 384, 32), (4096, 2000, 128), (64, 16000, 512), (64, 384, 64), (64, 768, 96), (64, 2000, 256)],
+)
+def test_a_row_is_read_and_written_once_by_vectors(rows: int, columns: int, threads: int) -> None:
+    """Of few rows each has more threads."""
+    text = f"""<ir_version: 10, opset_import: ["" : 20]> rows
+        (float16[{rows}, {columns}] x) => (float16[{rows}, {columns}] y) {{ y = Softmax<axis = -1>(x) }}"""
     cluster = CompiledCluster(read_model(parser.parse_model(text)), GPU)
     plan = cluster.prepare()
     (spec,) = plan.kernels
