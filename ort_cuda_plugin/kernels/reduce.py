@@ -33,6 +33,8 @@ SERIAL_COLUMNS = 32
 
 Threads of a block share one core there: working together they would only take turns.
 """
+MOST_TURNS = 8
+"""Columns of a thread that are written out, where rows lie side by side."""
 SERIAL_PARTS = 4
 """Partial results that such a thread keeps."""
 LONG_COLUMNS = 1024
@@ -373,10 +375,13 @@ class RowKernel:
                 emit.line(f"store_row({self._row_of(lanes[pointer], pointer, base)})")
 
     @contextmanager
-    def _column(self, index: str) -> Iterator[None]:
-        """A scope whose elements are those of column ``index``."""
+    def _column(self, index: str, inside: str = "") -> Iterator[None]:
+        """A scope whose elements are those of column ``index``, which counts only if ``inside`` says so of its name."""
         with self.emit.scope():
             name = self.emit.assign(index)
+            if inside:
+                self.inside = self.emit.assign(inside.format(name))
+                name = self.emit.assign(f"choose({self.inside}, {name}, int64(0))")
             self.emit.bind(self.row.index, name)
             for x in self.kept.loaded(self.walk):
                 self.emit.bind(x, self.emit.assign(f"kept[{self._kept_place(x, name)}]"))
@@ -531,24 +536,45 @@ class RowKernel:
         if form.width == 1:
             self._hoist(x for stage in stages for x in stage.elements)
         own = [{stage: row[stage] for stage in stages} for row in self.rows_of_thread]
-        parts = [own, *([self._accumulators(stages) for _ in own] for _ in range(form.parts - 1))]
-        step = form.parts * form.threads
-        first, end = f"{self.column0}lane", f"{self.stop} - {step - form.threads}"
-        self.emit.line(f"start = {first}")
-        self._fill_parts(stages, parts, f"range({first}, {end}, {step})", form.threads, f"start = j + {step}")
-        with self._columns("start"):
+        columns = product(self.shape[axis] for axis in self.axes)
+        turns = ceildiv(columns, form.threads)
+        if self.part_form is None and isinstance(turns, int) and turns <= MOST_TURNS:
+            # Written out, so that all loads are in flight at once.
+            count = min(form.parts, 1 << turns.bit_length() - 1)
+            parts = [own, *([self._accumulators(stages) for _ in own] for _ in range(count - 1))]
+            for turn in range(turns):
+                inside = "{} < " + self.n if not le((turn + 1) * form.threads, columns) else ""
+                with self._column(f"lane + {turn * form.threads}", inside):
+                    for _ in self._each_row(parts[turn % len(parts)]):
+                        self._update(stages, _step)
+            self._join_parts(stages, parts)
+            self.accumulators.update(own[0])
+        else:
+            parts = [own, *([self._accumulators(stages) for _ in own] for _ in range(form.parts - 1))]
+            step = form.parts * form.threads
+            first, end = f"{self.column0}lane", f"{self.stop} - {step - form.threads}"
+            self.emit.line(f"start = {first}")
+            self._fill_parts(stages, parts, f"range({first}, {end}, {step})", form.threads, f"start = j + {step}")
+            with self._columns("start"):
+                for _ in self._each_row():
+                    self._update(stages, _step)
+        distance = form.side
+        while distance < WARP:
             for _ in self._each_row():
-                self._update(stages, _step)
-        shared = self._shared_arrays(stages, form.shared)
-        for number in self._each_row():
-            self._to_shared(stages, shared, form.place("lane", number))
+                with self.emit.scope():
+                    self._update(stages, functools.partial(self._combine, other=_shuffled(f"int32({distance})")))
+            distance *= 2
+        shared, warps = self._shared_arrays(stages, form.shared), form.threads // form.above
+        with self.emit.block(f"if lane % {form.above} == 0:"):
+            for number in self._each_row():
+                self._to_shared(stages, shared, form.place(f"lane // {form.above}", number))
         self.emit.line("cuda.syncthreads()")
         for number in self._each_row():
             self._from_shared(stages, shared, form.place("0", number))
         # Only what goes on with the result in all threads needs it there.
         alone = not self.step.outputs and self.walk == self.passes - 1
-        end = f"choose(lane == 0, int64({form.threads}), int64(1))" if alone else str(form.threads)
-        with self.emit.block(f"for other in range(1, {end}):"):
+        own_warps = f"choose(lane == 0, int64({warps}), int64(1))" if alone else str(warps)
+        with self.emit.block(f"for other in range(1, {own_warps}):"):
             for number in self._each_row():
                 self._update(stages, self._combine_with(shared, form.place("other", number)))
 
@@ -566,6 +592,10 @@ class RowKernel:
                         self._update(stages, _step)
             if last:
                 self.emit.line(last)
+        self._join_parts(stages, parts)
+
+    def _join_parts(self, stages: Sequence[Stage], parts: list[list[Accumulators]]) -> None:
+        """All parts into the first."""
         while len(parts) > 1:
             half = len(parts) // 2
             for part, others in zip(parts[:half], parts[half:], strict=True):

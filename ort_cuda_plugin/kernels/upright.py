@@ -23,7 +23,7 @@ SHORT_COLUMNS = 64
 MANY_ROWS = 512
 """Rows for each multiprocessor that keep it busy with one thread each."""
 BLOCKS_PER_MULTIPROCESSOR = 4
-"""Fewer blocks have more threads, where each has enough columns: what they add up, they then join."""
+"""Fewer blocks have more threads, since what one thread does takes longer than theirs to meet."""
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,18 @@ class Upright:
         return PARTS if self.width == 1 else max(1, MOST_PARTS // self.width)
 
     @property
-    def shared(self) -> int:
-        """Partial results of a block, and what stands between them."""
-        return self.threads * self._pitch
+    def above(self) -> int:
+        """Threads of a row in one warp."""
+        return WARP // self.side
 
     @property
-    def _pitch(self) -> int:
-        # Of a warp with vectors, four threads have the same rows: theirs are in different banks.
-        return self.rows + (SIDE if self.width > 1 else 0)
+    def shared(self) -> int:
+        """Partial results of a block, one of each warp."""
+        return self.threads // self.above * self.rows
 
-    def place(self, thread: str, row: int) -> str:
-        """Where the partial result of one of a thread's rows stands, for the threads above each other by number."""
-        return f"{thread} * {self._pitch} + {row * self.side} + cuda.threadIdx.x"
+    def place(self, warp: str, row: int) -> str:
+        """Where the partial result of one of a thread's rows stands, for the block's warps by number."""
+        return f"{warp} * {self.rows} + {row * self.side} + cuda.threadIdx.x"
 
 
 def row_vectors(
@@ -86,8 +86,7 @@ def choose_upright(device: DeviceProperties, columns: Dim, rows: Dim, width: int
     """None where one thread for each row is enough."""
     threads = WARP if hint(columns) > 64 * PARTS else PARTS
     if width > 1 and hint(rows) >= SIDE * width:
-        blocks = hint(ceildiv(rows, SIDE * width))
-        is_few = blocks < BLOCKS_PER_MULTIPROCESSOR * device.multiprocessors and hint(columns) > SHORT_COLUMNS
+        is_few = hint(ceildiv(rows, SIDE * width)) < BLOCKS_PER_MULTIPROCESSOR * device.multiprocessors
         return Upright(WARP if is_few else threads, width)
     if hint(columns) > SHORT_COLUMNS and hint(rows) < MANY_ROWS * device.multiprocessors:
         return Upright(threads)
