@@ -17,7 +17,7 @@ from .image_order import in_memory_order, is_channels_last, order_images, wants_
 from .library_attention import call_cudnn_attention
 from .library_calls import call_cublaslt, call_cudnn
 from .matrix_conv import launch_matrix_convolution, matrix_convolution_tactics
-from .tactics import LIBRARY, PARTS, Tuner, by_rules, explain, is_parted, parts_of, tactics
+from .tactics import LIBRARY, PARTS, Tuner, by_rules, explain, is_parted, parts_of, ruled, tactics
 
 AnyStep = TypeVar("AnyStep", bound=Step)
 
@@ -43,11 +43,12 @@ def choose(ctx: Lowering, steps: Sequence[Step], tuner: Tuner | None = None) -> 
 
 
 def _tuned(ctx: Lowering, step: Step, tuner: Tuner | None) -> Step:
-    """The step with the tactic that is the fastest, where it has none and that is known."""
-    if tuner is None or not isinstance(step, Sums) or step.tactic.name or _is_depthwise(ctx, step):
+    """The step with the tactic that is the fastest where that is known, or that rules prefer to a library."""
+    if not isinstance(step, Sums) or step.tactic.name or _is_depthwise(ctx, step):
         return step
-    names = tactics(ctx, step)
-    return replace(step, tactic=tuner.tactic(ctx, step, names)) if len(names) > 1 else step
+    names = tactics(ctx, step) if tuner is not None else []
+    tuned = tuner.tactic(ctx, step, names) if tuner is not None and len(names) > 1 else Tactic()
+    return replace(step, tactic=tuned if tuned.name else ruled(ctx, step))
 
 
 def _parted(ctx: Lowering, steps: Sequence[Step], tuner: Tuner | None) -> Iterator[Step]:

@@ -27,9 +27,10 @@ from .matrix_product import (
     parts_epilogue,
     sum_of_parts,
 )
+from .row_product import VectorRowProduct, few_row_form, takes
 from .tiles import Element, Tile
 
-__all__ = ["Folded", "choose_tile", "folded", "launch_contract", "product_tactics"]
+__all__ = ["Folded", "choose_tile", "folded", "is_one_row", "launch_contract", "product_tactics"]
 
 MAX_ROWS = 4
 """Products of at most this many rows go to the kernel for few rows."""
@@ -167,6 +168,12 @@ def _kind(ctx: Lowering, step: Contract, call: Folded) -> str:
     return matrix_kind(ctx, _elements(step)[0]) if all(call.contiguous) else ""
 
 
+def is_one_row(ctx: Lowering, step: Contract) -> bool:
+    """Whether the result is one row, of which a GPU's kernel for few rows takes the operands."""
+    call = folded(ctx, step)
+    return not ctx.device.emulated and call.sizes[0] == 1 and takes(_elements(step)[0], *call.contiguous)
+
+
 def launch_contract(ctx: Lowering, step: Contract) -> None:
     """Launches our kernels: where the number of rows is not known, both, one of them with an empty grid."""
     call = folded(ctx, step)
@@ -186,9 +193,7 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
     if tactic is not None:
         few_rows = int(tactic.tile is None)
     if few_rows != 0:
-        row = LaneProduct(*form, n) if ctx.device.emulated and isinstance(n, int) else RowProduct(*form)
-        if isinstance(row, LaneProduct) and not row.is_possible:
-            row = RowProduct(*form)
+        row = _row_product(ctx, call, RowProduct(*form))
         blocks = select(few_rows, ceildiv(n, row.block_columns) * m, 0)
         _launch_kernel(ctx, call, row, (of_a, of_b, more), blocks, row.threads)
     if few_rows != 0 and is_const(few_rows):
@@ -200,6 +205,18 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
         tile = (tactic and tactic.tile) or choose_tile(ctx.device, m, step.total.dtype)
         blocks = select(few_rows, 0, ceildiv(m, tile.m) * ceildiv(n, tile.n))
         _launch_kernel(ctx, call, TiledProduct(*form, tile), (of_a, of_b, more), blocks, tile.threads)
+
+
+def _row_product(ctx: Lowering, call: Folded, general: RowProduct) -> LaneProduct | RowProduct | VectorRowProduct:
+    """The kernel for few rows: the device's own, where the operands are what it takes."""
+    m, n, k = call.sizes
+    if not ctx.device.emulated:
+        return few_row_form(ctx.device, general, product(call.batch) * m, n, k) or general
+    if isinstance(n, int):
+        form = (general.elements, general.epilogue, general.a_contiguous, general.b_contiguous, general.batch_rank)
+        lanes = LaneProduct(*form, general.index, n)
+        return lanes if lanes.is_possible else general
+    return general
 
 
 def _launch_matrices(

@@ -12,7 +12,7 @@ from ..program.symbolic import hint
 from ..program.trace import Launch
 from .attend import attention_tactics
 from .attend_matrices import fits_matrices
-from .contract import product_tactics
+from .contract import is_one_row, product_tactics
 from .convolve import convolution_tactics
 from .library_attention import attention_form
 from .matrix_conv import matrix_convolution_tactics
@@ -59,7 +59,19 @@ def tactics(ctx: Lowering, step: Sums) -> list[str]:
     library = "cudnn" if isinstance(step, Convolve) else "cublaslt"
     refused = step.transposed if isinstance(step, Convolve) else step.is_converted
     may_call = library in ctx.device.libraries and step.operands[0].dtype.is_float and not refused
+    if may_call and ruled(ctx, step).name:
+        return [own[0], LIBRARY, *own[1:]]
     return [*[LIBRARY] * may_call, *own]
+
+
+def ruled(ctx: Lowering, step: Sums) -> Tactic:
+    """The tactic that rules prefer to a library; without a name where they do not.
+
+    One row takes as long as memory does, which our kernel reads as fast; a library's kernel also fills tiles.
+    """
+    if isinstance(step, Contract) and is_one_row(ctx, step):
+        return Tactic(own_tactics(ctx, step)[0], f"one row, as long as memory takes; {by_rules(ctx)}")
+    return Tactic()
 
 
 def is_parted(ctx: Lowering, step: Attend) -> bool:
