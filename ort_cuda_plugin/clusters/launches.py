@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..kernels.chained import chain_convolutions
 from ..kernels.choose import choose
 from ..kernels.emit import emit
 from ..kernels.narrow import narrow
@@ -54,6 +55,10 @@ def make_launches(
     traffic is that of a Run.
     """
     steps = run_passes(ctx.trace.steps, ctx.options.fusion, watch, attention=ctx.options.attention)
+    if ctx.options.fusion:
+        steps = chain_convolutions(ctx, steps)
+        if watch:
+            watch("chain", steps)
     least = narrow(steps) if ctx.options.fusion else steps
     known = fixed_buffers(least) if ctx.options.fusion else {}
     compulsory = traffic(step for step in least if not is_fixed(step, known))
