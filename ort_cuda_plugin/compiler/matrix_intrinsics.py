@@ -41,7 +41,7 @@ def _address(builder: ir.IRBuilder, base: ir.Value, index: int) -> ir.Value:
 def matrix_functions(kind: str) -> dict[str, Any]:
     """``multiply_add_matrix_*(c, at, a0, a1, a2, a3, b0, b1)``, and what rounds floats for a register of it.
 
-    That is ``pair_*(x, y)``, or ``round_tf32(x)`` to nearest, halfway from zero.
+    That is ``pair_*(x, y)``, or ``round_tf32(x)`` to nearest: halfway to even on a GPU from sm_90 on, else from zero.
     """
 
     def multiply_add(typingctx: Any, c: Any, at: Any, a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any) -> Any:

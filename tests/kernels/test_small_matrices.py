@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from contributed import Array, noise
 from kernel_launch import kernel, run
+from ort_cuda_plugin.compiler.compile import compile_kernel
+from ort_cuda_plugin.compiler.targets import Target
+from ort_cuda_plugin.estimate import sass
 
 
 def as_tf32(x: Array) -> Array:
@@ -48,3 +52,12 @@ def kernel(a, b, c, words):
     assert words.view(np.float32)[24] == 1
     expected = as_tf32(a)[3:].astype(np.float64) @ as_tf32(b).astype(np.float64)
     np.testing.assert_allclose(c[3:], expected, 1e-6, 1e-6)
+
+
+@pytest.mark.parametrize(("capability", "instruction"), [((8, 0), "LOP3"), ((9, 0), "F2FP"), ((12, 0), "F2FP")])
+def test_rounding_is_as_short_as_the_gpu_allows(capability: tuple[int, int], instruction: str) -> None:
+    source = "def kernel(x, y):\n    i = cuda.grid(1)\n    y[i] = round_tf32(x[i])\n"
+    image = compile_kernel(kernel("rounds", ("*f32", "*u32"), source), Target.cuda(*capability))
+    assert (b"cvt.rna.tf32.f32" in image.ptx) == (instruction == "LOP3")
+    text = sass.disassembled(image)
+    assert not text or (instruction in sass.mix_of(text) and ("LOP3" in sass.mix_of(text)) == (instruction == "LOP3"))

@@ -185,8 +185,8 @@ def _call(rest: str, lanes: int) -> Counts:
         return Counter()
     if name.startswith("llvm.memset"):  # Numba clears a thread's arrays, which NVVM finds to be in vain
         return Counter()
-    if name == "ptx.cvt.rna.tf32.f32":  # a comparison, a sum and a mask
-        return Counter(issued=3, float=1)
+    if name == "ptx.cvt.rna.tf32.f32":
+        return Counter(issued=1)
     if name.startswith(("ptx.", *_single)):
         is_float = "float" in rest or "f32" in name
         return Counter({"issued": lanes, **({"float": lanes} if is_float else {})})
