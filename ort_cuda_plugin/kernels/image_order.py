@@ -23,6 +23,7 @@ from ..program.symbolic import Dim, divides
 from ..program.tensor import Buffer, BufferKind, contiguous_strides
 from ..program.trace import Launch, Step
 from ..program.views import permute
+from .conv_phases import has_few_phases
 from .depthwise import is_depthwise
 from .index import gather_map
 from .library_form import convolution_form
@@ -142,14 +143,14 @@ def matrix_convolution_kind(ctx: Lowering, step: Convolve) -> str:
     """What tensor cores multiply in our kernel for images with channels last, "" where it does not take the step."""
     x = step.operands[0]
     channels, kind = _padding(ctx, step) or x.shape[1], _kind(ctx, x.dtype)
-    if not kind or step.transposed or step.is_converted:
+    if not kind or step.is_converted or (step.transposed and not has_few_phases(step)):
         return ""
     return kind if isinstance(channels, int) and channels % (step.groups * piece_of(kind)) == 0 else ""
 
 
 def _kind(ctx: Lowering, dtype: DType) -> str:
-    """What tensor cores multiply in our kernels of convolutions, which take 16-bit types; "" for nothing."""
-    return kind_of(ctx.device, ctx.options, dtype.short) if dtype.itemsize == 2 else ""
+    """What tensor cores multiply in our kernels of convolutions, "" for nothing."""
+    return kind_of(ctx.device, ctx.options, dtype.short)
 
 
 def _is_depthwise_beside(ctx: Lowering, step: Convolve) -> bool:

@@ -17,15 +17,17 @@ from ..program.steps import Convolve
 from ..program.symbolic import Dim, ceildiv, product
 from .codegen import KernelBuilder, text_property
 from .contract import ProductTactic
+from .conv_phases import phases
 from .epilogue import Axes, Epilogue, make_epilogue
 from .image_order import channels_last_weights, matrix_convolution_kind, permuted, place_stride, places_first
 from .layout import extent
 from .matrix_product import choose_matrix_tile, choose_splits, matrix_ways, parts_epilogue, sum_of_parts
-from .matrix_tiles import STEP, Lines, MatrixTile
+from .matrix_tiles import STEP, Lines, MatrixTile, matrix_tiles
 from .tiles import Element, Operand, Tile, indented, joined, log2
 
 __all__ = ["launch_matrix_convolution", "matrix_convolution_tactics"]
 
+PHASES = "a convolution on tensor cores for each place within a stride"
 OUTSIDE = -(2**30)
 """A coordinate that no tensor has, even after a position of the window is added to it."""
 
@@ -192,6 +194,8 @@ def matrix_convolution_tactics(ctx: Lowering, step: Convolve) -> dict[str, Produ
     kind = matrix_convolution_kind(ctx, step)
     if not kind or place_stride(step.operands[0]) is None or 0 in step.shape:
         return {}
+    if step.transposed:
+        return {PHASES: ProductTactic(matrix_tiles(kind)[0])}
     m, n, k = _sizes(step)
     tile = choose_matrix_tile(ctx.device, kind, m, n, step.groups)
     splits = choose_splits(ctx.device, tile, m, n, step.groups, k)
@@ -201,7 +205,17 @@ def matrix_convolution_tactics(ctx: Lowering, step: Convolve) -> dict[str, Produ
 
 
 def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTactic) -> None:
-    """Launches the kernel for an image with channels last, and records the step that adds its parts."""
+    """Launches the kernel for an image with channels last, and records the step that adds its parts.
+
+    A transposed convolution is several plain ones, for each of which rules choose.
+    """
+    if step.transposed:
+        for phase in phases(ctx, step):
+            if isinstance(phase, Convolve):
+                launch_matrix_convolution(ctx, phase, next(iter(matrix_convolution_tactics(ctx, phase).values())))
+            else:
+                ctx.record(phase)
+        return
     x, w = step.operands
     assert tactic.tile is not None
     tile, splits = tactic.tile, tactic.splits

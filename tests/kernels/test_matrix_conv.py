@@ -21,10 +21,10 @@ from ort_cuda_plugin.program.lowering import DeviceProperties
 from test_matrix_product import GPU, SMALL_GPU, kernels
 
 
-def expected(x: Array, w: Array, b: Array, attributes: dict[str, Any]) -> Array:
+def expected(x: Array, w: Array, b: Array, attributes: dict[str, Any], op_type: str = "Conv") -> Array:
     """What ONNX Runtime's CPU provider gives for the same numbers in float32."""
     given = [each.astype(np.float32) for each in (x, w, b)]
-    model = make_model("Conv", given, attributes)
+    model = make_model(op_type, given, attributes)
     model.ir_version = 10  # which ONNX Runtime knows
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
@@ -65,6 +65,60 @@ def test_convolutions_of_halves(
         actual = actual.view(dtype)
     tolerance = 2e-3 if dtype is np.float16 else 1.6e-2
     np.testing.assert_allclose(actual.astype(np.float32), expected(x, w, b, attributes), tolerance, tolerance)
+
+
+TF32 = DeviceProperties.gpu((9, 0))
+
+
+@pytest.mark.parametrize(
+    ("image", "weights", "attributes", "device"),
+    [
+        pytest.param((2, 20, 9, 11), (24, 20, 3, 3), {"pads": [1, 1, 1, 1]}, TF32, id="padded"),
+        pytest.param((1, 3, 17, 18), (10, 3, 5, 5), {"pads": [2] * 4, "strides": [2, 2]}, TF32, id="colours"),
+        pytest.param((1, 24, 8, 9), (42, 8, 3, 2), {"group": 3, "pads": [0, 1, 2, 0]}, TF32, id="groups"),
+        pytest.param((1, 64, 5, 6), (24, 64, 3, 3), {}, TF32, id="in parts of k"),
+        pytest.param((3, 36, 8, 9), (70, 36, 1, 1), {}, SMALL_GPU, id="large tiles, single elements"),
+    ],
+)
+def test_convolutions_of_float32_in_tf32(
+    monkeypatch: pytest.MonkeyPatch,
+    image: tuple[int, ...],
+    weights: tuple[int, ...],
+    attributes: dict[str, Any],
+    device: DeviceProperties,
+) -> None:
+    x, w, b = (noise(*shape, seed=i, scale=0.5) for i, shape in enumerate((image, weights, weights[:1])))
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: device)
+    names = [spec.name for spec in kernels(make_model("Conv", [x, w, b], attributes), device)]
+    assert any(re.match(r"conv[0-3]d_mma_.*tf32", name) for name in names), names
+    (actual,) = run_op("Conv", [x, w, b], attributes)
+    wanted = expected(x, w, b, attributes)
+    np.testing.assert_allclose(actual, wanted, 1e-3, 1e-3 * np.abs(wanted).max())
+    assert not np.array_equal(actual, wanted)
+
+
+@pytest.mark.parametrize(
+    ("image", "weights", "attributes"),
+    [
+        pytest.param((2, 16, 5, 6), (16, 20, 4, 4), {"strides": [2, 2], "pads": [1] * 4}, id="overlapping"),
+        pytest.param((1, 16, 5, 6), (16, 9, 3, 3), {"strides": [2, 3], "output_padding": [1, 0]}, id="unequal steps"),
+        pytest.param((1, 8, 7, 4), (8, 10, 2, 2), {"strides": [3, 3]}, id="places that nothing reaches"),
+        pytest.param((1, 32, 6, 5), (32, 6, 3, 4), {"group": 2, "dilations": [2, 3], "strides": [2, 2]}, id="dilated"),
+        pytest.param((1, 24, 9), (24, 12, 5), {"strides": [3], "pads": [4, 2]}, id="lines"),
+        pytest.param((1, 8, 3, 4, 3), (8, 8, 3, 2, 3), {"strides": [2, 1, 2], "pads": [1, 0, 2] * 2}, id="volumes"),
+    ],
+)
+def test_transposed_convolutions_are_plain_ones(
+    monkeypatch: pytest.MonkeyPatch, image: tuple[int, ...], weights: tuple[int, ...], attributes: dict[str, Any]
+) -> None:
+    rows = weights[1] * attributes.get("group", 1)
+    x, w, b = (noise(*shape, seed=i, scale=0.5).astype(np.float16) for i, shape in enumerate((image, weights, (rows,))))
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    names = [spec.name for spec in kernels(make_model("ConvTranspose", [x, w, b], attributes))]
+    assert any(re.match(r"conv[0-3]d_mma_", name) for name in names), names
+    (actual,) = run_op("ConvTranspose", [x, w, b], attributes)
+    wanted = expected(x, w, b, attributes, "ConvTranspose")
+    np.testing.assert_allclose(actual.astype(np.float32), wanted, 2e-3, 2e-3)
 
 
 def network() -> onnx.ModelProto:
