@@ -4,7 +4,7 @@
 
 Each model is planned for a GPU, with NVIDIA's libraries and without them, at each batch. Its kernels are compiled for
 sm_80, sm_90, sm_100 and sm_120, and some of their blocks run in the counting mode of the emulated device. A line for
-each thing that ``estimate/findings.py`` finds: spills, products of float16 without tensor cores, accesses of less than
+each thing that ``estimate/findings.py`` finds: spills, products without tensor cores, accesses of less than
 16 bytes where neighbours lie side by side, bank conflicts above two-way. Ends with 1 where there is any. nvdisasm is
 needed (``pip install nvidia-cuda-nvdisasm``). Without ``--models`` it takes all networks and the wheel's light models.
 """

@@ -141,6 +141,13 @@ SAMPLE = (
 )
 
 
+WITHOUT_TF32 = (
+    Case("MatMul", ((8, 128, 384), (384, 1536))),
+    Case("Conv", ((4, 64, 56, 56), (64, 64, 3, 3)), (("pads", (1, 1, 1, 1)),)),
+)
+"""Those that are compiled as ``use_tf32=0`` does it as well."""
+
+
 def lower_case(case: Case, device: DeviceProperties) -> list[KernelSpec]:
     """The kernels of a graph of that one node. The node's result is made contiguous, so that views are copied."""
     inputs = []
@@ -161,5 +168,6 @@ def lower_case(case: Case, device: DeviceProperties) -> list[KernelSpec]:
 
 def sample_specs() -> list[KernelSpec]:
     """Kernels of the operators that models spend their time in, as a GPU without NVIDIA's libraries would run them."""
-    device = DeviceProperties(emulated=False, tf32=True)
-    return list(dict.fromkeys(spec for case in SAMPLE for spec in lower_case(case, device)))
+    cases = [(case, True) for case in SAMPLE] + [(case, False) for case in WITHOUT_TF32]
+    devices = {tf32: DeviceProperties(emulated=False, tf32=tf32) for tf32 in (True, False)}
+    return list(dict.fromkeys(spec for case, tf32 in cases for spec in lower_case(case, devices[tf32])))

@@ -1,8 +1,8 @@
 """What is not as it should be in the kernels of a Run on GPUs.
 
-A GPU's code tells of spills, and of products of 16-bit floats without tensor cores, on each architecture. What blocks
-access on the emulated device tells of narrow accesses and of bank conflicts: whichever form a kernel was meant to have,
-lanes that move neighbours should move 16 bytes each.
+A GPU's code tells of spills, and of products without tensor cores that have the type for them, on each architecture.
+What blocks access on the emulated device tells of narrow accesses and of bank conflicts: whichever form a kernel was
+meant to have, lanes that move neighbours should move 16 bytes each.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import onnx
 
 from ..compiler.kernel import KernelSpec
 from ..compiler.targets import Target
+from ..model.ir import DType
+from ..program.lowering import LoweringOptions
 from ..program.shapes import broadcast_strides
 from ..program.steps import Attend, Contract, Map, Sums
 from ..program.symbolic import Dim, hint
@@ -62,15 +64,20 @@ class Inspector:
         self.code: dict[str, dict[KernelSpec, Code]] = {arch: {} for arch in (COUNTED, *architectures)}
 
     def look(
-        self, model: onnx.ModelProto, libraries: frozenset[str], names: frozenset[str] | None = None
+        self,
+        model: onnx.ModelProto,
+        libraries: frozenset[str],
+        names: frozenset[str] | None = None,
+        options: LoweringOptions | None = None,
     ) -> list[Finding]:
         """All findings for a model that `gather.optimised` gave, planned for a GPU with these libraries.
 
         With ``names``, of the kernels of these names. Raises what `gather.work_of_model` does, KernelCompileError, and
         CudaError where a kernel fails.
         """
-        products = Watched()
-        work = work_of_model(model, {}, libraries=libraries, watch=products)
+        options = options or LoweringOptions()
+        products = Watched(options.use_tf32)
+        work = work_of_model(model, {}, options=options, libraries=libraries, watch=products)
         if names is not None:
             steps = (step for step in work.steps if isinstance(step, KernelStep) and step.kernel.name in names)
             work = replace(work, steps=tuple(steps))
@@ -89,14 +96,16 @@ class Inspector:
 class Watched:
     """Watches the passes, and notes the labels of the ONNX nodes of steps, by what they are.
 
-    ``all`` are those that are sums of products, ``halves`` those of 16-bit floats, attention among them, that have
-    whole tiles for tensor cores. ``apart`` are those whose neighbours are moved one by one: maps with an input whose
-    neighbours lie along another axis than the results', and windows of rows that end within a vector.
+    ``all`` are those that are sums of products, ``tensor`` those that have whole tiles for tensor cores: of 16-bit
+    floats, attention among them, and with ``tf32`` products of float32. ``apart`` are those whose neighbours are moved
+    one by one: maps with an input whose neighbours lie along another axis than the results', and windows of rows that
+    end within a vector.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tf32: bool = True) -> None:
+        self.tf32 = tf32
         self.all: set[tuple[str, ...]] = set()
-        self.halves: set[tuple[str, ...]] = set()
+        self.tensor: set[tuple[str, ...]] = set()
         self.apart: set[tuple[str, ...]] = set()
         self._last: Sequence[PlannedStep] = ()
 
@@ -111,17 +120,18 @@ class Watched:
         if isinstance(step, Sums):
             self.all.add(labels)
             if self._fills_tensor_cores(step):
-                self.halves.add(labels)
+                self.tensor.add(labels)
         elif _has_broken_windows(step) if isinstance(step, Launch) else type(step) is Map and _is_turned(step):
             self.apart.add(labels)
 
-    @staticmethod
-    def _fills_tensor_cores(step: Sums) -> bool:
+    def _fills_tensor_cores(self, step: Sums) -> bool:
         if not isinstance(step, (Contract, Attend)):
             return False
         a, b = step.operands[:2]
-        is_half = all(x.dtype.is_float and x.dtype.itemsize == 2 for x in step.operands)
-        return is_half and all(hint(size) >= FEW for size in (*a.shape[-2:], *b.shape[-2:]))
+        has_type = all(x.dtype.is_float and x.dtype.itemsize == 2 for x in step.operands)
+        if self.tf32 and isinstance(step, Contract):
+            has_type |= all(x.dtype is DType.FLOAT32 for x in step.operands)
+        return has_type and all(hint(size) >= FEW for size in (*a.shape[-2:], *b.shape[-2:]))
 
 
 def _has_broken_windows(step: Launch) -> bool:
@@ -164,10 +174,10 @@ def of_widths(code: Mapping[KernelSpec, Code], other: Mapping[KernelSpec, Code],
 
 
 def of_products(work: Work, products: Watched, code: Mapping[KernelSpec, Code], arch: str) -> list[Finding]:
-    """Products of 16-bit floats none of whose kernels uses tensor cores."""
+    """Products that tensor cores multiply, none of whose kernels uses them."""
     kernels: dict[tuple[str, ...], list[KernelSpec]] = {}
     for step in work.steps:
-        if isinstance(step, KernelStep) and step.nodes in products.halves:
+        if isinstance(step, KernelStep) and step.nodes in products.tensor:
             kernels.setdefault(step.nodes, []).append(step.kernel)
     plain = {specs[0].symbol: nodes for nodes, specs in kernels.items() if not _has_tensor_cores(specs, code)}
     return [Finding(name, arch, f"no tensor cores in {', '.join(nodes)}") for name, nodes in plain.items()]

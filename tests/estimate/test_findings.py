@@ -21,6 +21,7 @@ from ort_cuda_plugin.estimate.sass import Code, disassembler
 from ort_cuda_plugin.estimate.work import KernelStep, Work
 from ort_cuda_plugin.models import find_model
 from ort_cuda_plugin.networks import build
+from ort_cuda_plugin.program.lowering import LoweringOptions
 
 MANY = 10_000.0
 """Requests that move more than `findings.MUCH` bytes."""
@@ -60,7 +61,7 @@ def test_code_is_compared_and_looked_through() -> None:
     good = {spec: Code(32, 0, 0, {"LDG.128": 1, "HMMA": 4}, 1.0)}
     bad = {spec: Code(32, 0, 8, {"LDG.64": 1, "STL": 2}, 1.0)}
     products = findings.Watched()
-    products.halves.add(LABELS)
+    products.tensor.add(LABELS)
     work = Work((), (KernelStep(LABELS, (), (), spec, (1, 1, 1), (32, 1, 1), 0, ()),))
     assert findings.of_code(good, "sm_90") == findings.of_products(work, products, good, "sm_90") == []
     assert findings.of_widths(good, good, "sm_80") == []
@@ -85,11 +86,12 @@ def test_where_neighbours_are_no_vectors_is_not_looked_at() -> None:
     assert {labels[0].split()[-1] for labels in watched.apart} == {"(Transpose)", "(AveragePool)"}
 
 
-def test_tiles_of_products_have_no_bank_conflicts() -> None:
+@pytest.mark.parametrize("use_tf32", [False, True])
+def test_tiles_of_products_have_no_bank_conflicts(use_tf32: bool) -> None:
     """Neighbours along k are stored to lines of a tile that begin in different banks."""
     model = parser.parse_model("""<ir_version: 10, opset_import: ["" : 20]> product
         (float[64, 96] a, float[128, 96] b) => (float[64, 128] y) { y = Gemm<transB = 1>(a, b) }""")
-    assert Inspector([]).look(model, frozenset()) == []
+    assert Inspector([]).look(model, frozenset(), options=LoweringOptions(use_tf32=use_tf32)) == []
 
 
 def test_kernels_of_models_are_as_they_should_be_on_four_architectures() -> None:
