@@ -62,6 +62,14 @@ def explained(error: Exception, model: str | bytes, verdicts: Sequence[NodeVerdi
     return error
 
 
+def own_operator(error: Exception) -> str:
+    """The operator of an application that another provider's session lacks, as "my.domain::Swish"; "" for others."""
+    before, found, _ = str(error).partition(_NO_SUCH_OPERATOR)
+    match = re.search(_OPERATOR, before[-_LONGEST_OPERATOR:]) if found else None
+    rows = registry.current().operators if match else []
+    return next((row.qualified_name for row in rows if match and (row.domain, row.name) == match.groups()), "")
+
+
 def _how_to_register(domain: str, name: str) -> str:
     """What an application does so that sessions have its operator; nothing for an operator of a standard domain."""
     domain = "" if domain == "ai.onnx" else domain

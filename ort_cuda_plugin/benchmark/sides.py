@@ -15,6 +15,7 @@ import ort_cuda_plugin
 from ort_cuda_plugin.api import chosen_device, is_registered_as
 from ort_cuda_plugin.comparison.differences import UNROUNDED_INPUTS
 from ort_cuda_plugin.ep.identity import Identity
+from ort_cuda_plugin.session_errors import own_operator
 
 Feeds = Mapping[str, NDArray[np.generic]]
 PLUGIN, CPU, CUDA, CUDA_GRAPH = "plugin", "cpu", "cuda", "cuda-graph"
@@ -22,7 +23,7 @@ SIDES = (PLUGIN, CPU, CUDA, CUDA_GRAPH)
 
 
 class SideError(RuntimeError):
-    """A side that this installation of ONNX Runtime does not have."""
+    """A side that this installation of ONNX Runtime does not have, or that lacks an operator of the application."""
 
 
 def available(emulate: bool) -> list[str]:
@@ -38,7 +39,7 @@ def _has_cuda(ort: ModuleType) -> bool:
 
 
 def create_session(side: str, source: str | bytes, emulate: bool, profile_prefix: str = "") -> Any:
-    """A session of one side. Raises SideError where ONNX Runtime lacks the provider."""
+    """A session of one side. Raises SideError where ONNX Runtime lacks the provider or the provider an operator."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -49,7 +50,12 @@ def create_session(side: str, source: str | bytes, emulate: bool, profile_prefix
         return ort_cuda_plugin.session(source, emulate=emulate, sess_options=options)
     if side == CPU:
         options.add_session_config_entry(*UNROUNDED_INPUTS)
-        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        try:
+            return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            if name := own_operator(error):
+                raise SideError(f"{side}: it has no {name}, which only the plugin runs") from error
+            raise
     if not _has_cuda(ort):
         raise SideError(f"{side}: this ONNX Runtime has no CUDAExecutionProvider; onnxruntime-gpu has one")
     graph = {"enable_cuda_graph": "1" if side == CUDA_GRAPH else "0"}

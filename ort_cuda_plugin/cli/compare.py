@@ -36,6 +36,7 @@ from ort_cuda_plugin.cli.plain_text import json_text
 from ort_cuda_plugin.cli.run import add_input_arguments, load
 from ort_cuda_plugin.comparison.bisection import FirstDifference, first_difference
 from ort_cuda_plugin.comparison.differences import TOLERANCES, UNROUNDED_INPUTS, Difference, differences
+from ort_cuda_plugin.session_errors import own_operator
 
 _SHORT = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -122,7 +123,13 @@ class _Sides:
         import onnxruntime as ort
 
         providers = list(dict.fromkeys([self.against, _SHORT["cpu"]]))
-        session = ort.InferenceSession(_plain(source), self._settings(), providers=providers)
+        try:
+            session = ort.InferenceSession(_plain(source), self._settings(), providers=providers)
+        except Exception as error:
+            if name := own_operator(error):
+                text = f"--against {self.against}: it has no {name}, which only the plugin runs"
+                raise UserError(ExitCode.UNAVAILABLE, text) from error
+            raise
         return list(session.run(list(names), dict(feeds)))
 
     def _settings(self) -> Any:

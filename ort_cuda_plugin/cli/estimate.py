@@ -15,6 +15,7 @@ from rich.table import Table
 
 from ort_cuda_plugin.cli.common import (
     MODEL_HELP,
+    add_operators_argument,
     model_path,
     named_values,
     number,
@@ -40,6 +41,7 @@ _LEAST_SECONDS = 1e-6
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    add_operators_argument(parser)
     parser.add_argument("--device", choices=devices.names(), default="h100")
     parser.add_argument(
         "--shapes",

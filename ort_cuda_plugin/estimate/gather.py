@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +36,7 @@ from ..program.trace import (
 )
 from ..program.trace import Step as PlannedStep
 from ..program.traffic import accesses, arithmetic
+from ..session_errors import own_operator
 from .libraries import peak_kind
 from .work import Access, Argument, CopyStep, KernelStep, LibraryStep, Number, Pointer, Product, Region, Step, Work
 
@@ -53,7 +53,7 @@ def optimised(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> 
     """What ONNX Runtime makes of a model before it asks for claims. The wheel's light models get weights.
 
     Sizes that the model states for its inputs give way to those of ``shapes``. A model that the CPU provider cannot run
-    in its types stays as it is, since what it makes of that is not for us.
+    in its types, or for want of an application's operator, stays as it is.
     """
     import onnxruntime as ort
     from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
@@ -74,8 +74,12 @@ def optimised(path: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> 
         elif changed:
             onnx.load_external_data_for_model(model, str(path.parent))
             source = model.SerializeToString()
-        with suppress(NoKernel):
+        try:
             ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            if not (isinstance(error, NoKernel) or own_operator(error)):
+                raise
+        else:
             optimised = onnx.load(options.optimized_model_filepath, load_external_data=False)
             if not _is_for_cpus(optimised):
                 # What ONNX Runtime left outside is named as the model names it.

@@ -91,7 +91,7 @@ class _Reader:
     def _node(self, index: int, proto: onnx.NodeProto) -> Node:
         domain = "" if proto.domain == "ai.onnx" else proto.domain
         version = 1
-        if domain != MICROSOFT:
+        if domain == "" or domain.startswith("ai.onnx."):  # onnx has no schemas of other domains
             version = onnx.defs.get_schema(proto.op_type, self.opsets[domain], domain).since_version
         inputs = tuple(self._named(name) for name in proto.input)
         bodies = {a.name: a.g for a in proto.attribute if a.type == onnx.AttributeProto.GRAPH}

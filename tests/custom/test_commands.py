@@ -1,0 +1,57 @@
+"""Commands with models that have operators of an application, which no other provider runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+
+import ort_cuda_plugin
+from custom_operators import kept_registry
+from ort_cuda_plugin.cli import main
+from ort_cuda_plugin.cli.exit_codes import ExitCode
+
+OPERATORS = """
+from ort_cuda_plugin.custom import Lowering, T, elementwise, op
+
+@op("my.domain::Twice")
+def twice(ctx: Lowering, x: T) -> T:
+    return elementwise(ctx, lambda a: a * 2, x)
+"""
+MODEL = """
+    <ir_version: 8, opset_import: ["" : 17, "my.domain" : 1]>
+    example (float[n] x) => (y) { a = my.domain.Twice (x) y = Neg (a) }
+"""
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> Iterator[list[str]]:
+    operators, model = tmp_path / "twice.py", tmp_path / "model.onnx"
+    operators.write_text(OPERATORS)
+    onnx.save(onnx.parser.parse_model(MODEL), model)
+    ort_cuda_plugin.register(emulate=True)
+    with kept_registry():
+        yield [str(model), "--operators", str(operators)]
+
+
+def test_run_says_why_nothing_is_compared(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *arguments, "--device", "emulated", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["nodes_on_ep"] == 2
+    assert report["not_compared"] == "cpu: it has no my.domain::Twice, which only the plugin runs"
+    assert (report["compared"], report["error"], report["cpu_run"]) == ([], None, None)
+    assert main(["run", *arguments, "--device", "emulated"]) == 0
+    assert "it has no my.domain::Twice" in capsys.readouterr().out
+
+
+def test_compare_says_that_nobody_else_has_it(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", *arguments, "--device", "emulated"]) == ExitCode.UNAVAILABLE
+    assert "--against CPUExecutionProvider: it has no my.domain::Twice" in capsys.readouterr().err
+
+
+def test_a_gpu_is_estimated(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", *arguments, "--shapes", "x=1000"]) == 0
+    assert "(Twice)" in capsys.readouterr().out
