@@ -105,8 +105,7 @@ def execute(arguments: argparse.Namespace) -> int:
     except UserError:
         raise
     except Exception as error:
-        hint = _hint_of_unknown_sizes(path, arguments)
-        raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {str(error).rstrip('.')}{hint}") from error
+        raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {str(error).rstrip('.')}") from error
     if arguments.json:
         print(json_text(asdict(report)))
     else:
@@ -118,12 +117,18 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
     """Creates the two sessions, runs both, and compares."""
     with waiting(console, f"loading {path.name}"):
         source, names, feeds = load(path, arguments)
+    if not names:
+        raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: the model has no outputs: there is nothing to run")
     before = ort_cuda_plugin.counters()
     started = time.perf_counter()
     with waiting(console, "creating the session"):
         session = ort_cuda_plugin.session(source, emulate=emulate)
     with waiting(console, "first run"):
-        actual = session.run(names, feeds)
+        try:
+            actual = session.run(names, feeds)
+        except Exception as error:
+            text = f"{str(error).rstrip('.')}{_hint_of_unknown_sizes(path, arguments)}"
+            raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {text}") from error
     first_run = time.perf_counter() - started
     steady = ort_cuda_plugin.counters()
     times = []
@@ -132,7 +137,7 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
         session.run(names, feeds)
         times.append(time.perf_counter() - begun)
     after = ort_cuda_plugin.counters()
-    error: float | None = None
+    largest: float | None = None
     cpu_run, why = None, ""
     with waiting(console, "comparing with the CPU provider"):
         try:
@@ -145,7 +150,7 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
             cpu.run(names, feeds)
             cpu_run = time.perf_counter() - begun
             pairs = zip(actual, expected, strict=True)
-            error = max(models.relative_error(np.asarray(a), np.asarray(b)) for a, b in pairs)
+            largest = max(models.relative_error(np.asarray(a), np.asarray(b)) for a, b in pairs)
     runs = max(1, arguments.runs)
     assignment = session.get_provider_graph_assignment_info()
     on_ep = sum(len(part.get_nodes()) for part in assignment if is_our_name(part.ep_name))
@@ -164,7 +169,7 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
         cpu_run=cpu_run,
         compared=[] if why else names,
         not_compared=why,
-        error=error,
+        error=largest,
         tolerance=TOLERANCE,
         kernels_compiled=after["kernels_compiled"] - before["kernels_compiled"],
         python_calls_in_steady_runs=after["python_calls"] - steady["python_calls"],

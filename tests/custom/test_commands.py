@@ -55,3 +55,20 @@ def test_compare_says_that_nobody_else_has_it(arguments: list[str], capsys: pyte
 def test_a_gpu_is_estimated(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", *arguments, "--shapes", "x=1000"]) == 0
     assert "(Twice)" in capsys.readouterr().out
+
+
+def test_open_sizes_are_no_reason_why_a_model_cannot_be_loaded(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = onnx.parser.parse_model(MODEL)
+    model.graph.node[0].op_type = "Unheard"
+    onnx.save(model, arguments[0])
+    assert main(["run", *arguments, "--device", "emulated"]) == ExitCode.MODEL_FAILED
+    said = capsys.readouterr().err
+    assert "Nobody registered my.domain::Unheard" in said
+    assert "--dim" not in said
+    del model.graph.node[0], model.graph.output[:]
+    model.graph.node[0].input[0] = "x"
+    onnx.save(model, arguments[0])
+    assert main(["run", *arguments, "--device", "emulated"]) == ExitCode.MODEL_FAILED
+    assert "the model has no outputs: there is nothing to run" in capsys.readouterr().err
