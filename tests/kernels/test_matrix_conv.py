@@ -17,6 +17,9 @@ from kernel_harness import make_model, run_model, run_op
 from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.estimate import sass
+from ort_cuda_plugin.estimate.count import count_all
+from ort_cuda_plugin.estimate.gather import work_of_model
+from ort_cuda_plugin.estimate.work import KernelStep
 from ort_cuda_plugin.program.lowering import DeviceProperties
 from test_matrix_product import GPU, SMALL_GPU, kernels
 
@@ -180,3 +183,17 @@ def test_convolutions_of_halves_use_tensor_cores_without_spills() -> None:
         for spec, code in zip(specs, sass.code_of(specs, Target.cuda(*capability)), strict=True):
             assert code.spilled == 0, (spec.name, capability)
             assert code.uses_tensor_cores or sass.disassembler() is None, (spec.name, capability)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_patches_are_copied_in_pieces_without_bank_conflicts_above_two_way(dtype: type) -> None:
+    given = [np.zeros(shape, dtype) for shape in ((8, 64, 32, 32), (64, 64, 3, 3), (64,))]
+    work = work_of_model(make_model("Conv", given, {"pads": [1] * 4}), {}, libraries=frozenset())
+    step = next(each for each in work.steps if isinstance(each, KernelStep) and "d_mma_" in each.kernel.name)
+    kernels_run = [each for each in work.steps if isinstance(each, KernelStep)]
+    counted = count_all(work, {each.kernel: sass.Code(32, 0, 0, {}, 1.0) for each in kernels_run})
+    sites = counted[work.steps.index(step)].sites
+    assert any(site.kind == "load" and site.nbytes == 16 for site in sites)
+    shared = [site for site in sites if site.kind.startswith("shared")]
+    assert {(site.kind, site.nbytes) for site in shared} >= {("shared load", 16), ("shared store", 16)}
+    assert all(site.units <= 2.01 * site.least for site in shared), shared
