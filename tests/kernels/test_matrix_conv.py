@@ -187,7 +187,7 @@ def test_convolutions_of_halves_use_tensor_cores_without_spills() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_patches_are_copied_in_pieces_without_bank_conflicts_above_two_way(dtype: type) -> None:
-    given = [np.zeros(shape, dtype) for shape in ((8, 64, 32, 32), (64, 64, 3, 3), (64,))]
+    given: list[Array] = [np.zeros(shape, dtype) for shape in ((8, 64, 32, 32), (64, 64, 3, 3), (64,))]
     work = work_of_model(make_model("Conv", given, {"pads": [1] * 4}), {}, libraries=frozenset())
     step = next(each for each in work.steps if isinstance(each, KernelStep) and "d_mma_" in each.kernel.name)
     kernels_run = [each for each in work.steps if isinstance(each, KernelStep)]
