@@ -144,6 +144,7 @@ def parameter_type(entry: str) -> types.Type:
 def kernel_ir(spec: KernelSpec) -> KernelIR:
     """Runs Numba's front end. The last results are kept: a report compiles a kernel for several architectures."""
     function = kernel_function(spec)
+    bounds = (spec.launch_bounds, spec.resident) if spec.resident else spec.launch_bounds
     signature = types.void(*(parameter_type(entry) for entry in spec.signature))
     try:
         with front_end.front_end_of_kernels():
@@ -153,7 +154,7 @@ def kernel_ir(spec: KernelSpec) -> KernelIR:
                 device=False,
                 abi="numba",
                 cc=front_end.compute_capability,
-                launch_bounds=spec.launch_bounds or None,
+                launch_bounds=bounds or None,
             )
             result = KernelIR(tuple(library.llvm_strs), library._entry_name)
             del library, _  # so that the collection of cycles, which goes on now, does not keep them for its next round

@@ -30,8 +30,9 @@ class KernelSpec:
 
     ``source`` is Python text that defines ``def kernel(...)``. Its free names are those of
     `ort_cuda_plugin.compiler.intrinsics`, ``cuda``, ``libdevice``, ``math`` and the sized number types.
-    ``launch_bounds`` is the number of threads of the blocks it is launched with (0: unknown). ``owner`` is the operator
-    whose author wrote it, for messages only.
+    ``launch_bounds`` is the number of threads of the blocks it is launched with (0: unknown). It gets no more registers
+    than leave a multiprocessor room for ``resident`` such blocks (0: for any number). ``owner`` is the operator whose
+    author wrote it, for messages only.
 
     Raises ValueError for a name that is not an identifier and for an unknown parameter type.
     """
@@ -40,6 +41,7 @@ class KernelSpec:
     signature: tuple[str, ...]
     source: str
     launch_bounds: int = 0
+    resident: int = 0
     owner: str = field(default="", kw_only=True, compare=False)
     tools: ClassVar[tuple[str, ...]] = ()
     """Distributions that compile it for GPUs, beside those of every kernel."""
@@ -59,7 +61,7 @@ class KernelSpec:
     @property
     def contents(self) -> tuple[object, ...]:
         """All that the IR depends on: not the name, nor ``owner``."""
-        return self.signature, self.source, self.launch_bounds
+        return self.signature, self.source, self.launch_bounds, self.resident
 
     @property
     def symbol(self) -> str:

@@ -465,14 +465,17 @@ class KernelBuilder(Parameters):
         bounded: bool = False,
         remake: Remake | None = None,
         turns: Dim = 1,
+        resident: int = 0,
     ) -> None:
         """Launches the kernel of what was emitted, or of ``body``, which is written for blocks of this size.
+
+        Of the latter a multiprocessor should hold ``resident`` blocks at once.
 
         What was emitted may have as many registers as blocks of 256 threads leave, or if ``bounded`` as its own do.
         """
         names, signature = tuple(self._names), tuple(self._signature)
         if body:
-            spec = _shared_spec(name, names, signature, body.strip("\n"), math.prod(block))
+            spec = _shared_spec(name, names, signature, body.strip("\n"), math.prod(block), resident)
         else:
             if len(names) > MAX_PARAMETERS:
                 raise Unsupported("shape", f"{name} of so many strided dimensions needs {len(names)} parameters")
@@ -490,9 +493,11 @@ class KernelBuilder(Parameters):
         )
 
 
-def _spec(name: str, names: tuple[str, ...], signature: tuple[str, ...], body: str, launch_bounds: int) -> KernelSpec:
+def _spec(
+    name: str, names: tuple[str, ...], signature: tuple[str, ...], body: str, launch_bounds: int, resident: int = 0
+) -> KernelSpec:
     source = f"def kernel({', '.join(names)}):\n{body}\n"
-    return KernelSpec(name=name, signature=signature, source=source, launch_bounds=launch_bounds)
+    return KernelSpec(name, signature, source, launch_bounds, resident)
 
 
 _shared_spec = cache(_spec)

@@ -262,7 +262,8 @@ def _launch_kernel(
     add_batch(builder, call.batch, a=call.a_batch, b=call.b_batch)
     for parameters in more:
         builder.include(parameters)
-    builder.launch(ctx, kernel.name, (blocks * product(call.batch), 1, 1), (threads, 1, 1), body=kernel.body)
+    grid = (blocks * product(call.batch), 1, 1)
+    builder.launch(ctx, kernel.name, grid, (threads, 1, 1), body=kernel.body, resident=kernel.resident)
 
 
 def add_batch(builder: Parameters, batch: Sequence[Dim], **strides: Sequence[Dim]) -> None:

@@ -26,7 +26,7 @@ from .epilogue import Epilogue
 from .index import IndexMap, Loads, gather_map
 from .matmul import Product, RowProduct
 from .matrix_product import kind_of
-from .matrix_tiles import MatrixTile, matrix_tiles
+from .matrix_tiles import RESIDENT, MatrixTile, matrix_tiles
 from .tiles import Element, Operand, Tile, declare, fill_matrix, joined, log2, pipeline, store_tile
 
 __all__ = ["BLOCK", "Choices", "Shared", "WeightBlock", "WeightElement", "Weights", "group_rows", "grouped_product"]
@@ -240,6 +240,10 @@ class GroupedMatrices(Product):
     a_row: str = field(kw_only=True)
 
     @property
+    def resident(self) -> int:
+        return RESIDENT
+
+    @property
     def name(self) -> str:
         return f"grouped_mma_{self.tile.name}_{self.types}"
 
@@ -288,7 +292,15 @@ def grouped_product(
         builder.integers(DType.INT32, count=count)
         most = (floordiv(rows, tile.m) + chosen) * ceildiv(weights.columns, tile.n)
         blocks = select(few, 0, most)
-        builder.launch(ctx, grouped.name, (blocks, 1, 1), (grouped.tile.threads, 1, 1), uses, body=grouped.body)
+        builder.launch(
+            ctx,
+            grouped.name,
+            (blocks, 1, 1),
+            (grouped.tile.threads, 1, 1),
+            uses,
+            body=grouped.body,
+            resident=grouped.resident,
+        )
     return result
 
 

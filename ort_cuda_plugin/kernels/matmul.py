@@ -72,6 +72,11 @@ class Product:
         return register_type(self.index)
 
     @property
+    def resident(self) -> int:
+        """Blocks that a multiprocessor should hold at once; 0 for any number."""
+        return 0
+
+    @property
     def name(self) -> str:
         raise NotImplementedError
 

@@ -22,7 +22,7 @@ from .epilogue import Axes, Epilogue, make_epilogue
 from .image_order import channels_last_weights, matrix_convolution_kind, permuted, place_stride, places_first
 from .layout import extent
 from .matrix_product import choose_matrix_tile, choose_splits, matrix_ways, parts_epilogue, sum_of_parts
-from .matrix_tiles import STEP, Lines, MatrixTile, matrix_tiles
+from .matrix_tiles import RESIDENT, STEP, Lines, MatrixTile, matrix_tiles
 from .tiles import Element, Operand, Tile, indented, joined, log2
 
 __all__ = ["launch_matrix_convolution", "matrix_convolution_tactics"]
@@ -254,6 +254,6 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTact
         builder.integer(step_of_place, name="image_n")
     builder.include(more)
     blocks = ceildiv(m, tile.m) * ceildiv(n, tile.n) * (splits * step.groups)
-    builder.launch(ctx, kernel.name, (blocks, 1, 1), (tile.threads, 1, 1), body=kernel.body)
+    builder.launch(ctx, kernel.name, (blocks, 1, 1), (tile.threads, 1, 1), body=kernel.body, resident=RESIDENT)
     if splits > 1:
         ctx.record(sum_of_parts(ctx, ordered, parts, splits))

@@ -14,7 +14,7 @@ from .codegen import Parameters, text_property
 from .convert import conversion_setup
 from .epilogue import Epilogue
 from .matmul import Product
-from .matrix_tiles import MatrixTile, matrix_tiles
+from .matrix_tiles import RESIDENT, MatrixTile, matrix_tiles
 from .tiles import Element, Operand, Tile, batch_offsets, joined, log2
 
 RELATIVE_TIMES = (1.0, 1.1, 1.35, 1.8)
@@ -90,6 +90,10 @@ class MatrixProduct(Product):
     tile: Tile = matrix_tiles("f16")[0]
     kind: str = "f16"
     splits: int = 1
+
+    @property
+    def resident(self) -> int:
+        return RESIDENT
 
     @property
     def name(self) -> str:

@@ -23,6 +23,8 @@ from .tiles import Element, Operand, Tile, indented, log2, store_tile
 STEP = 64
 """Bytes along k of a step."""
 STAGES = 3
+RESIDENT = 3
+"""Blocks that a multiprocessor should hold: with two, warps wait. So many leave sums and operands in registers."""
 SIZES = {"f16": 2, "bf16": 2, "tf32": 4}
 """Bytes in shared memory of a number that is multiplied as a kind."""
 

@@ -23,6 +23,7 @@ from ort_cuda_plugin.estimate import sass
 from ort_cuda_plugin.estimate.count import count_all
 from ort_cuda_plugin.estimate.gather import work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep
+from ort_cuda_plugin.kernels.matrix_tiles import RESIDENT
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
 
@@ -117,6 +118,7 @@ def test_products_use_tensor_cores_without_spills(transposed: tuple[int, int]) -
     for capability in ((8, 0), (9, 0), (10, 0), (12, 0)):
         (code,) = sass.code_of([spec], Target.cuda(*capability))
         assert code.spilled == 0, capability
+        assert code.registers <= 65536 // (RESIDENT * spec.launch_bounds), capability
         assert code.uses_tensor_cores or sass.disassembler() is None, capability
 
 
