@@ -48,7 +48,10 @@ _of_alpha_beta: dict[str, tuple[float, float, Callable[[float, float], Activatio
 
 
 def _activations(
-    names: Sequence[str], alphas: Sequence[float] | None, betas: Sequence[float] | None, clip: float | None
+    names: Sequence[str],
+    alphas: Sequence[float] | None,
+    betas: Sequence[float] | None,
+    clips: Sequence[float | None],
 ) -> list[Activation]:
     """The functions by name; each takes its parameters from the front of what is left of ``alphas`` and ``betas``."""
     alpha, beta = iter(alphas or ()), iter(betas or ())
@@ -65,12 +68,12 @@ def _activations(
             raise Unsupported("attribute", f"the activation {name!r}")
         return _plain[key]
 
-    def clipped(function: Activation) -> Activation:
+    def clipped(function: Activation, clip: float | None) -> Activation:
         if clip is None:
             return function
         return lambda x: function(s.minimum(s.maximum(x, -clip), clip))
 
-    return [clipped(of(name)) for name in names]
+    return [clipped(of(name), clip) for name, clip in zip(names, clips, strict=True)]
 
 
 def _are_alike(names: Sequence[str] | None, alphas: Sequence[float] | None, betas: Sequence[float] | None) -> bool:
@@ -91,7 +94,9 @@ def _per_direction(
     names = activations or [*defaults] * len(backward)
     if len(names) < len(defaults) * len(backward):  # the schema's default of RNN has one too many for one direction
         raise InvalidModel(f"{len(names)} activations for {len(backward)} directions of {len(defaults)}")
-    functions = _activations(names, alphas, betas, clip)
+    # ONNX Runtime bounds what goes into the gates, and not the cell, which goes into the third function of LSTM.
+    clips = [clip if number % len(defaults) < 2 else None for number in range(len(names))]
+    functions = _activations(names, alphas, betas, clips)
     for number, reverse in enumerate(backward):
         yield functions[number * len(defaults) : (number + 1) * len(defaults)], reverse
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from onnx.reference import ReferenceEvaluator
 
@@ -257,6 +258,20 @@ def test_activations_take_their_parameters_in_order_and_clip_comes_first() -> No
     first, second = (np.clip(x[0] @ w[d].T, -0.5, 0.5) for d in range(2))
     np.testing.assert_allclose(y[0, 0], 2 * first + 1, 1e-5, 1e-6)
     np.testing.assert_allclose(y[0, 1], np.where(second < 0, 0.5 * second, second), 1e-5, 1e-6)
+
+
+def test_clip_bounds_the_gates_of_lstm_and_not_its_cell() -> None:
+    """As the CPU provider has it; ONNX's reference knows no clip."""
+    x, w, r = random(2, 1, 3), random(1, 8, 3, seed=1), random(1, 8, 2, seed=2)
+    given = [x, w, r, np.array([[[2.0, -3.0]]], np.float32)]
+    inputs = [*given[:3], None, None, None, given[3]]
+    model = make_model("LSTM", inputs, {"hidden_size": 2, "clip": 0.4}, 14, outputs=3)
+    model.ir_version = 8
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [value.name for value in model.graph.input]
+    expected = session.run(None, dict(zip(names, given, strict=True)))
+    for actual, wanted in zip(run_model(model, given, False), expected, strict=True):
+        np.testing.assert_allclose(actual, wanted, 1e-5, 1e-6)
 
 
 @pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
