@@ -29,7 +29,7 @@ from ort_cuda_plugin.program.elementwise import elementwise, full
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.multiply import multiply
 from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, le, logical_or
+from ort_cuda_plugin.program.symbolic import Dim, eq, floordiv, le, logical_or, sym_max
 from ort_cuda_plugin.program.views import part, permute, reshape, unsqueeze
 
 INT32: Final = frozenset({DType.INT32})
@@ -212,15 +212,19 @@ def attended(
     scale: float,
     unidirectional: int,
 ) -> tuple[Tensor, Tensor]:
-    """(the heads' results side by side, scores before anything is added to them)."""
+    """(the heads' results side by side, scores before anything is added to them).
+
+    Where there are more keys than queries and past, the last query sees all keys, as with ONNX Runtime's CUDA provider.
+    """
     batch, _, rows, _ = q.shape
+    before = sym_max(past, k.shape[2] - rows)
     output, scores = attend(
         ctx,
         q,
         k,
         v,
         mask=score_bias(ctx, mask, attention_bias, batch, rows, k.shape[2], masked),
-        position=query_places(ctx, rows, past, None) if unidirectional else None,
+        position=query_places(ctx, rows, before, None) if unidirectional else None,
         reach=Reach(is_causal=bool(unidirectional)),
         scale=scale or None,
     )

@@ -91,7 +91,8 @@ def attended(q: Array, k: Array, v: Array, mask: Array | None = None, causal: bo
     if mask is not None:
         scores = scores - 10000.0 * (mask == 0)[:, None, None]
     if causal:
-        scores = np.where(np.tri(q.shape[1], k.shape[1]) > 0, scores, -np.inf)
+        more = max(0, k.shape[1] - q.shape[1])
+        scores = np.where(np.tri(q.shape[1], k.shape[1], more) > 0, scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     result = np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), v)
     merged: Array = result.reshape(*q.shape[:2], -1).astype(np.float32)
@@ -111,6 +112,18 @@ def test_multi_head_attention_over_packed_inputs() -> None:
     check_node("MultiHeadAttention", inputs, attributes, reference=two, reals=[FLOAT])
     packed = [noise(B, S, N, 3, H)]
     check_node("MultiHeadAttention", packed, attributes | {"unidirectional": 1}, reference=three, reals=[FLOAT])
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7])
+def test_the_last_query_sees_all_keys(rows: int) -> None:
+    """The CPU provider agrees on the last query, and ONNX Runtime's CUDA provider on all."""
+
+    def reference(q: Array, k: Array, v: Array) -> Array:
+        heads = [x.reshape(B, -1, N, H) for x in (q, k, v)]
+        return attended(*heads, causal=True)
+
+    inputs = [noise(B, rows, N * H), noise(B, S, N * H, seed=1), noise(B, S, N * H, seed=2)]
+    check_node("MultiHeadAttention", inputs, {"num_heads": N, "unidirectional": 1}, reference=reference, reals=[FLOAT])
 
 
 @pytest.mark.parametrize("masked", [False, True])
