@@ -17,6 +17,7 @@ from .convert import make_element
 from .epilogue import Axes, Epilogue, make_epilogue
 from .lanes import LaneProduct
 from .layout import index_type
+from .library_form import holds
 from .matmul import FLAT, LONG, SQUARE, TALL, Product, RowProduct, TiledProduct
 from .matrix_product import (
     MatrixProduct,
@@ -169,9 +170,14 @@ def _kind(ctx: Lowering, step: Contract, call: Folded) -> str:
 
 
 def is_one_row(ctx: Lowering, step: Contract) -> bool:
-    """Whether the result is one row, of which a GPU's kernel for few rows takes the operands."""
+    """Whether the result is one row, of which a GPU's kernel for few rows takes the operands.
+
+    Where one row is expected, a guard says that there are no more.
+    """
     call = folded(ctx, step)
-    return not ctx.device.emulated and call.sizes[0] == 1 and takes(_elements(step)[0], *call.contiguous)
+    if ctx.device.emulated or hint(call.sizes[0]) != 1 or not takes(_elements(step)[0], *call.contiguous):
+        return False
+    return holds(ctx, le(call.sizes[0], 1))
 
 
 def launch_contract(ctx: Lowering, step: Contract) -> None:

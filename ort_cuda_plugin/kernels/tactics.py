@@ -69,7 +69,7 @@ def ruled(ctx: Lowering, step: Sums) -> Tactic:
 
     One row takes as long as memory does, which our kernel reads as fast; a library's kernel also fills tiles.
     """
-    if isinstance(step, Contract) and is_one_row(ctx, step):
+    if "cublaslt" in ctx.device.libraries and isinstance(step, Contract) and is_one_row(ctx, step):
         return Tactic(own_tactics(ctx, step)[0], f"one row, as long as memory takes; {by_rules(ctx)}")
     return Tactic()
 

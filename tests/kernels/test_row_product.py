@@ -89,3 +89,11 @@ def test_integers_have_the_general_kernel(monkeypatch: pytest.MonkeyPatch) -> No
     a, b = noise(1, (1, 50), "int32"), noise(2, (50, 70), "int32")
     (actual,) = run_op("MatMul", [a, b])
     np.testing.assert_array_equal(actual, a @ b)
+
+
+@pytest.mark.parametrize(("rows", "called"), [(1, False), (3, True)])
+def test_an_open_number_of_rows_has_a_plan_of_its_own_for_one(rows: int, called: bool) -> None:
+    cluster = CompiledCluster(read_model(product_model("N", "float", 1)), LIBRARIES)
+    variant = cluster.build([(rows, 2048), (1000, 2048), (1000,)], [])
+    assert bool(variant.problems) is called
+    assert any(spec.name.startswith("matmul_row") for spec in variant.kernels) is not called
