@@ -573,10 +573,11 @@ class RowKernel:
             self._from_shared(stages, shared, form.place("0", number))
         # Only what goes on with the result in all threads needs it there.
         alone = not self.step.outputs and self.walk == self.passes - 1
-        own_warps = f"choose(lane == 0, int64({warps}), int64(1))" if alone else str(warps)
-        with self.emit.block(f"for other in range(1, {own_warps}):"):
-            for number in self._each_row():
-                self._update(stages, self._combine_with(shared, form.place("other", number)))
+        with self.emit.block(f"if {'lane == 0' if alone else 'True'}:"):
+            for warp in range(1, warps):
+                for number in self._each_row():
+                    with self.emit.scope():
+                        self._update(stages, self._combine_with(shared, form.place(str(warp), number)))
 
     def _fill_parts(
         self, stages: Sequence[Stage], parts: list[list[Accumulators]], columns: str, apart: int = 1, last: str = ""
