@@ -34,6 +34,8 @@ cheap |= {"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "shl", "shr", 
 MOST_THREADS, LEAST_THREADS = 256, 64
 BLOCKS_PER_MULTIPROCESSOR = 2
 """Smaller blocks come before fewer of them."""
+FEWER_BLOCKS = 0.5
+"""For each multiprocessor, where several inputs have a vector for each column alone: each block reads these anew."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,13 @@ def work_of(expressions: Sequence[Scalar]) -> int:
     return sum(1 if x.op in cheap else CALL_WORK for x in reachable(expressions) if x.operands)
 
 
-def vector_threads(device: DeviceProperties, items: Dim) -> int:
-    """Threads of a block, for so many in all: small blocks where large ones would leave multiprocessors idle."""
+def vector_threads(device: DeviceProperties, items: Dim, blocks: float = BLOCKS_PER_MULTIPROCESSOR) -> int:
+    """Threads of a block, for so many in all: small blocks where large ones would leave multiprocessors idle.
+
+    These have so many ``blocks`` each, if possible.
+    """
     threads = MOST_THREADS
-    while threads > LEAST_THREADS and hint(items) < threads * BLOCKS_PER_MULTIPROCESSOR * device.multiprocessors:
+    while threads > LEAST_THREADS and hint(items) < threads * blocks * device.multiprocessors:
         threads //= 2
     return threads
 
@@ -178,7 +183,9 @@ class VectorMap:
                 emit.store(x.lanes, "e", expression)
         for _, x in written:
             self._store(x)
-        threads = vector_threads(self.ctx.device, ceildiv(product(self.dims), form.lanes))
+        of_columns = sum(any(stride == 0 for stride in x.strides) for _, x in moved)
+        blocks = FEWER_BLOCKS if of_columns > 1 else BLOCKS_PER_MULTIPROCESSOR
+        threads = vector_threads(self.ctx.device, ceildiv(product(self.dims), form.lanes), blocks)
         grid = ceildiv(product(self.dims), threads * form.lanes)
         builder.launch(self.ctx, kernel_name(self.ctx), (grid, 1, 1), (threads, 1, 1))
 

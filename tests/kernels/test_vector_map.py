@@ -150,3 +150,4 @@ def test_blocks_are_small_where_large_ones_leave_multiprocessors_idle() -> None:
     few, many = (DeviceProperties(emulated=False, multiprocessors=count) for count in (16, 132))
     assert vector_map.vector_threads(few, 16384) == 256
     assert vector_map.vector_threads(many, 16384) == 64
+    assert vector_map.vector_threads(many, 16384, vector_map.FEWER_BLOCKS) == 128
