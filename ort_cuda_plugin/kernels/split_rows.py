@@ -29,8 +29,10 @@ ROWS_PER_MULTIPROCESSOR = 2
 THREADS = 256
 LANES = 16
 MOST_PARTS = 65535
-UPRIGHT = RowForm(32, 1, 64)
-"""Parts of rows that lie side by side, of which a block has several."""
+UPRIGHT_THREADS, UPRIGHT_LANES = 32, (64, 32, 16, 8)
+"""Of a part of rows that lie side by side, of which a block has as many: fewer lanes where blocks are too few."""
+UPRIGHT_LONG = 2048
+"""Shorter rows that lie side by side take a block less time than a second launch would."""
 
 
 def launch_rows(ctx: Lowering, step: Rows) -> None:
@@ -39,27 +41,40 @@ def launch_rows(ctx: Lowering, step: Rows) -> None:
     if form is None:
         RowKernel(ctx, step).launch()
     else:
-        _SplitRows(ctx, step, form, form is UPRIGHT).launch()
+        _SplitRows(ctx, step, form, form.threads == UPRIGHT_THREADS).launch()
 
 
 def _part_form(ctx: Lowering, step: Rows) -> RowForm | None:
     """What the threads of a block have of a row, or None where a row is one block's. By the sizes that are expected."""
     columns, rows = product(step.shape[axis] for axis in step.axes), product(step.row_shape)
-    if hint(columns) <= LONG or hint(rows) >= ROWS_PER_MULTIPROCESSOR * ctx.device.multiprocessors:
-        return None
-    stages = [stage for group in grouped_stages(x for x, _ in step.all_outputs) for stage in group]
-    has_constants = all(x.op == "constant" for stage in stages for x in stage.initial)
-    if not stages or not has_constants or not _has_maps(step):
+    if hint(columns) <= UPRIGHT_LONG:
         return None
     axes = sorted(step.axes)
     placed = [broadcast_strides(x, step.shape) for _, x in step.inputs]
     dims, strides = collapse([step.shape[axis] for axis in axes], [tuple(p[axis] for axis in axes) for p in placed])
     sizes = [x.dtype.itemsize for (_, x), along in zip(step.inputs, strides, strict=True) if is_dense(along, dims)]
-    width = VECTOR_BYTES // max(sizes) if sizes else 1
-    form = RowForm(THREADS, width, LANES // width)
     if not sizes and _lies_across(step, placed):
-        form = UPRIGHT
+        form = _upright_form(ctx, columns, rows)
+    elif hint(columns) > LONG and hint(rows) < ROWS_PER_MULTIPROCESSOR * ctx.device.multiprocessors:
+        width = VECTOR_BYTES // max(sizes) if sizes else 1
+        form = RowForm(THREADS, width, LANES // width)
+    else:
+        form = None
+    stages = [stage for group in grouped_stages(x for x, _ in step.all_outputs) for stage in group]
+    has_constants = all(x.op == "constant" for stage in stages for x in stage.initial)
+    if form is None or not stages or not has_constants or not _has_maps(step):
+        return None
     return form if ctx.settled(le(ceildiv(columns, form.capacity), MOST_PARTS)) else None
+
+
+def _upright_form(ctx: Lowering, columns: Dim, rows: Dim) -> RowForm | None:
+    """Of rows that lie side by side, a block for each `UPRIGHT_THREADS` leaves most multiprocessors idle; else None."""
+    blocks = hint(ceildiv(rows, UPRIGHT_THREADS))
+    if ROWS_PER_MULTIPROCESSOR * blocks >= ctx.device.multiprocessors:
+        return None
+    forms = [RowForm(UPRIGHT_THREADS, 1, lanes) for lanes in UPRIGHT_LANES]
+    busy = (x for x in forms if blocks * hint(ceildiv(columns, x.capacity)) >= ctx.device.multiprocessors)
+    return next(busy, forms[-1])
 
 
 def _lies_across(step: Rows, placed: Sequence[Sequence[Dim]]) -> bool:

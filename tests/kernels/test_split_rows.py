@@ -62,12 +62,19 @@ def test_parts_of_rows_side_by_side(dynamic: bool, monkeypatch: pytest.MonkeyPat
     np.testing.assert_allclose(soft, np.exp(wide) / np.exp(wide).sum(0), rtol=1e-5)
 
 
-def launches(rows: int, columns: int) -> int:
-    text = f"""<ir_version: 10, opset_import: ["" : 20]> rows (float[{rows}, {columns}] x) => (float[{rows}, 1] y)
-        {{ last = Constant<value_ints = [1]>() y = ReduceSum(x, last) }}"""
+def launches(first: int, second: int, axis: int = 1) -> int:
+    text = f"""<ir_version: 10, opset_import: ["" : 20]> rows (float[{first}, {second}] x) => (float[N] y)
+        {{ axis = Constant<value_ints = [{axis}]>() y = ReduceSum<keepdims = 0>(x, axis) }}"""
     return len(CompiledCluster(read_model(parser.parse_model(text)), GPU).prepare().kernels)
 
 
 def test_a_sum_of_everything_is_split_and_sums_of_many_rows_are_not() -> None:
     assert launches(1, 1 << 20) == 2
     assert launches(2000, 20000) == 1
+
+
+def test_rows_side_by_side_are_split_where_they_are_few_and_long() -> None:
+    """A block has several of them."""
+    assert launches(12544, 32, axis=0) == 2
+    assert launches(784, 32, axis=0) == 1
+    assert launches(12544, 4096, axis=0) == 1
