@@ -119,8 +119,8 @@ def test_the_last_query_sees_all_keys(rows: int) -> None:
     """The CPU provider agrees on the last query, and ONNX Runtime's CUDA provider on all."""
 
     def reference(q: Array, k: Array, v: Array) -> Array:
-        heads = [x.reshape(B, -1, N, H) for x in (q, k, v)]
-        return attended(*heads, causal=True)
+        q, k, v = (x.reshape(B, -1, N, H) for x in (q, k, v))
+        return attended(q, k, v, causal=True)
 
     inputs = [noise(B, rows, N * H), noise(B, S, N * H, seed=1), noise(B, S, N * H, seed=2)]
     check_node("MultiHeadAttention", inputs, {"num_heads": N, "unidirectional": 1}, reference=reference, reals=[FLOAT])
