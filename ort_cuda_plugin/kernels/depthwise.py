@@ -34,6 +34,10 @@ PLACES = 4
 """Of a thread, at most."""
 FEW_TAPS = 25
 """With more a thread has one place: its weights take the registers."""
+SIDE, LEAST_SIDE = 32, 16
+"""Vectors of channels that neighbouring threads take before they go on to the next places, at most and at least."""
+LITTLE_TAPS = 9
+"""With more, and vectors of halves, a thread has two places: more threads at once are worth more than fewer loads."""
 THREADS = 256
 """For each multiprocessor; a thread has less where there would be fewer of them."""
 
@@ -64,14 +68,28 @@ def _choose_form(ctx: Lowering, step: Convolve, strides: Sequence[Sequence[Dim]]
     width = VECTOR_BYTES // itemsize
     while width > 1 and not all(divides(width, size) for size in (channels, *itertools.chain(*strides)) if size != 1):
         width //= 2
-    places = PLACES if product(step.windows.kernel) <= FEW_TAPS else 1
+    taps, stride = product(step.windows.kernel), step.windows.strides[-1]
+    places = PLACES if taps <= FEW_TAPS else 1
+    if itemsize == 2 and taps > LITTLE_TAPS and stride == 1:
+        places = min(places, 2)
     wanted = THREADS * ctx.device.multiprocessors
     elements = hint(product(step.shape))
-    if elements < wanted * width * places or step.windows.strides[-1] > 2:
+    if stride > 2:
         places = 1
+    while places > 1 and elements < wanted * width * places:
+        places //= 2
     while width * itemsize > 4 and elements < wanted * width:
         width //= 2
     return _Form(width, places)
+
+
+def _side(blocks: int) -> int:
+    """How many of a place's ``blocks`` of channels neighbouring threads take, before they go on to the next places.
+
+    With few, the windows of a block of threads overlap, and it reads less. About a warp's threads go the same way.
+    """
+    side = next(size for size in range(min(SIDE, blocks), 0, -1) if blocks % size == 0)
+    return side if side >= LEAST_SIDE else blocks
 
 
 def launch_depthwise(ctx: Lowering, step: Convolve) -> None:
@@ -99,17 +117,20 @@ class _Depthwise:
 
     def launch(self, x: Tensor, weights: Tensor, out: Tensor) -> None:
         ctx, builder, emit, form = self.ctx, self.builder, self.emit, self.form
-        dims = [self.step.shape[0], *self.step.shape[2:-1]]
-        dims += [ceildiv(self.step.shape[-1], form.places), ceildiv(self.step.shape[1], form.width)]
+        blocks = -(-operator.index(self.step.shape[1]) // form.width)
+        # Kernels of halves wait for instructions: warps that go the same way are worth more there than less to read.
+        side = _side(blocks) if max(y.dtype.itemsize for y in (x, out)) > 2 else blocks
+        dims = [self.step.shape[0], blocks // side, *self.step.shape[2:-1]]
+        dims += [ceildiv(self.step.shape[-1], form.places), side]
         items = product(dims)
         plane = Plane(ctx, builder, [items], vector_threads(ctx.device, items))
         dtype = index_type(ctx, items)
         extents = [extent(builder, dim, dtype) for dim in dims[1:]]
         with emit.block(f"if {plane.inside}:"):
             flat = "column" if dtype is DType.INT64 else emit.assign("int32(column)")
-            image, *places, strip, block = coordinates(emit, flat, extents, dtype)
+            image, group, *places, strip, beside = coordinates(emit, flat, extents, dtype)
             first = emit.assign(f"{strip} * {form.places}")
-            channel = emit.assign(f"{block} * {form.width}")
+            channel = emit.assign(f"({group} * {side} + {beside}) * {form.width}")
             loaded = builder.to_load(self.inputs)
             tensors = [x, weights, *(y for _, y in loaded)]
             pointers = [builder.tensor(y) for y in tensors]

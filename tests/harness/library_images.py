@@ -53,6 +53,10 @@ NETS = {
         float[32, 1, 6, 5] c, float[4, 32, 1, 1] d) => (float[N, 4, 23, 22] y) {
         p = Conv(x, a) q = Conv<group = 32, pads = [1, 1, 1, 1]>(p, b, bb) r = Add(q, p)
         s = Conv<group = 32, pads = [2, 2, 2, 2]>(r, c) t = Sigmoid(s) u = Mul(s, t) v = Conv(u, d) y = Tanh(v) }""",
+    # More channels than neighbouring threads take at a place.
+    "many depthwise": """(float[N, 4, 45, 43] x, float[144, 4, 1, 1] a, float[144, 1, 5, 5] b, float[144] bb,
+        float[4, 144, 1, 1] d) => (float[N, 4, 45, 43] y) {
+        p = Conv(x, a) q = Conv<group = 144, pads = [2, 2, 2, 2]>(p, b, bb) r = Relu(q) y = Conv(r, d) }""",
     # Activations of wide convolutions, which are parts of the calls.
     "activations": """(float[N, 16, 5, 4] x, float[16, 16, 1, 1] a, float[16] ab, float[16, 16, 3, 3] c, float[16] cb)
         => (float[N, 16, 5, 4] y) {
@@ -70,7 +74,7 @@ NETS = {
         => (float[1, 3, 3, 3, 5] y) {
         p = Conv(x, a, ab) q = Relu(p) y = Conv(q, b) }""",
 }  # fmt: skip
-HALF = {"residual", "wide depthwise", "normalised"}
+HALF = {"residual", "wide depthwise", "many depthwise", "normalised"}
 HEADS = """(float[2, 33, 96] x) => (float[2, 33, 32] y) {{
     parts = Constant<value_ints = [32, 32, 32]>() q, k, v = Split<axis = 2>(x, parts)
     shape = Constant<value_ints = [0, 0, 2, 16]>() flat = Constant<value_ints = [0, 0, 32]>()
