@@ -31,6 +31,8 @@ CALL_WORK = 12
 """Operations that a function of the mathematical library stands for."""
 cheap = frozenset({"leaf", "constant", "cast", "abs", "neg", "not", "min", "max", "where", "add", "sub", "mul"})
 cheap |= {"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "shl", "shr", "rint", "floor", "ceil"}
+SOUGHT_WORK = 32
+"""Operations that the place of an element stands for, where neighbours are in several rows."""
 MOST_THREADS, LEAST_THREADS = 256, 64
 BLOCKS_PER_MULTIPROCESSOR = 2
 """Smaller blocks come before fewer of them."""
@@ -106,6 +108,10 @@ def choose_vectors(
     if width == 1:
         return None
     most = MAX_WORK if hint(product(dims)) < MANY_ELEMENTS else 2 * MAX_WORK
+    if not divides(width, dims[-1]):
+        # Each element of an input that lies otherwise is sought by itself.
+        sought = sum(not is_dense(along, dims) for _, along in inputs if any(stride != 0 for stride in along))
+        work += SOUGHT_WORK * sought
     return VectorForm(width, 2 if 2 * width * work <= most and 2 * width <= VECTOR_BYTES else 1)
 
 
