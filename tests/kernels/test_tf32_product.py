@@ -106,6 +106,22 @@ def test_tiles_of_all_sizes(
         check_product(noise(rows, 40, seed=1), noise(40, 72, seed=2), transposed, device, f"mma_{tile}_tf32")
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_products_of_random_shapes(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
+    """Sizes that the plan knows, and those of symbols; matrices in any order in memory, and batches that broadcast."""
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    numbers = np.random.default_rng(5)
+    with configured(check=1):
+        for _ in range(12):
+            m, n, k = (int(numbers.integers(1, most)) for most in (90, 90, 200))
+            a_batch, b_batch = (((), ()), ((2,), ()), ((3,), (1,)), ((1, 3), (2, 1)))[numbers.integers(4)]
+            a, b = noise(*a_batch, m, k, seed=1), noise(*b_batch, k, n, seed=2)
+            transposed = TRANSPOSED[numbers.integers(4)]
+            model, given = model_of(a, b, transposed)
+            (actual,) = run_model(model, given, dynamic)
+            close_to_exact(actual, a, b)
+
+
 # ---- code ----
 
 
