@@ -80,7 +80,7 @@ class Sampling:
         place = g * 0.5 * (length - 1.0) if self.align_corners else (g * length - 1.0) * 0.5
         if self.mode == "nearest":
             return s.round_half_even(place)
-        if self.padding == "zeros" or (self.mode == "cubic" and self.padding != "border"):
+        if self.padding == "zeros" or self.mode == "cubic":  # each element that a cubic reads is moved inside alone
             return place
         if self.padding == "reflection":
             place = self._reflected(place, size)
