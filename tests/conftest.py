@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,14 @@ MANIFEST = Path(__file__).resolve().parent.parent / "build" / "kernels.jsonl"
 # Test machines are shared and stall: how long one example takes says nothing.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C is an exception, also in a process that was started in the background, which ignores it."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
 
 
 @pytest.fixture

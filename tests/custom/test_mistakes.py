@@ -293,6 +293,7 @@ def test_what_an_operator_says_of_values_that_it_computes_is_checked() -> None:
             session.run(None, {"x": np.array([x])})
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_in_a_body_ends_the_session(capfd: pytest.CaptureFixture[str]) -> None:
     @op("my.domain::Stopped")
     def stopped(ctx: Lowering, x: T) -> T:

@@ -287,6 +287,7 @@ def test_no_locale_and_no_closed_stream_ends_a_command(tmp_path: Path) -> None:
     assert "grün ☃" in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     "ending", [UserError(ExitCode.MODEL_FAILED, "FAIL : KeyboardInterrupt"), RuntimeError("it"), None]
 )
@@ -304,12 +305,8 @@ def test_ctrl_c_is_an_exit_code_whatever_becomes_of_it(
         return 0
 
     monkeypatch.setattr(doctor, "execute", execute)
-    former = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background have none
-    try:
-        assert main(["doctor"]) == ExitCode.INTERRUPTED
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, former)
+    assert main(["doctor"]) == ExitCode.INTERRUPTED
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert capsys.readouterr().err == ""
 
 
