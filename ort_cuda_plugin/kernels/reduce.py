@@ -6,19 +6,19 @@ Reductions that do not depend on each other share one pass over the row.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
 
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, kernel_name, load_text, offset_text, register_type
 from ort_cuda_plugin.kernels.kept import NOTHING, Kept, find_by_column, find_kept
 from ort_cuda_plugin.kernels.layout import SERIAL_THREADS, Plane, coordinates, extent, index_type
 from ort_cuda_plugin.kernels.row_registers import RowForm, choose_row_form, row_height
+from ort_cuda_plugin.kernels.row_sums import WARP, Accumulators, PartialResults, stepped
 from ort_cuda_plugin.kernels.upright import Upright, choose_upright, row_vectors
 from ort_cuda_plugin.kernels.vector_map import is_dense
-from ort_cuda_plugin.model.ir import NARROW_FLOATS, DType
+from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
-from ort_cuda_plugin.program.row_program import Stage, Values, grouped_stages
+from ort_cuda_plugin.program.row_program import Stage, grouped_stages
 from ort_cuda_plugin.program.scalar import Scalar
 from ort_cuda_plugin.program.shapes import broadcast_strides, collapse
 from ort_cuda_plugin.program.steps import Input, Rows
@@ -27,7 +27,6 @@ from ort_cuda_plugin.program.trace import Use
 
 __all__ = ["RowKernel"]
 
-WARP = 32
 SERIAL_COLUMNS = 32
 """A row of at most so many elements is reduced by one thread; on the emulated device every row is.
 
@@ -49,8 +48,6 @@ BLOCK = 256
 KEPT_BYTES = 32 << 10
 """What a block keeps of its rows at most: more leaves too few blocks on a multiprocessor."""
 _REGISTERS = {f"{kind}{bits}": f"registers_{kind[0]}{bits}" for kind in ("float", "int", "uint") for bits in (32, 64)}
-Accumulators: TypeAlias = dict[Stage, list[str]]
-"""The names of a row's accumulators."""
 
 
 class RowKernel:
@@ -79,8 +76,8 @@ class RowKernel:
         self.builder = KernelBuilder()
         self.emit = self.builder.emit
         self.emit.handlers["leaf"] = self._load
-        self.emit.handlers["reduced"] = lambda x: self.accumulators[x.value[0]][x.value[1]]
-        self.accumulators: Accumulators = {}
+        self.emit.handlers["reduced"] = lambda x: self.results.current[x.value[0]][x.value[1]]
+        self.results = PartialResults(self.emit)
         self.sources: dict[Scalar, tuple[str, str, list[str]]] = {}
         self.coordinates: list[str] | None = None
         self.walk = -1
@@ -103,8 +100,8 @@ class RowKernel:
         """Inputs that the pass being emitted needs in lanes."""
         self.upright: Upright | None = None
         """The form of rows whose columns are apart."""
-        self.rows_of_thread: list[Accumulators] = [self.accumulators]
-        """The accumulators of each row that a thread has; those of the row being emitted are ``accumulators``."""
+        self.rows_of_thread: list[Accumulators] = [self.results.current]
+        """The accumulators of each row that a thread has; those of the row being emitted are the current ones."""
         self.row_number = 0
         """Which of a thread's rows is being emitted."""
         self.beside: set[Scalar] = set()
@@ -117,8 +114,6 @@ class RowKernel:
         """Whether every lane has an element."""
         self.has_whole_vectors = False
         """Whether all lanes of a vector have an element, or none."""
-        self.inside = ""
-        """Whether the lane being emitted has an element; "" where every one has."""
 
     @property
     def shares_rows(self) -> bool:
@@ -368,7 +363,7 @@ class RowKernel:
                     emit.store(lanes[pointer], "e", value)
                     continue
                 stored, place = emit.memory_form(value), self._offset(base, strides)
-                with emit.block(f"if {self.inside or 'True'}:"):
+                with emit.block(f"if {self.results.inside or 'True'}:"):
                     emit.line(f"{pointer}[{place}] = {stored}")
         for pointer, base, _ in places:
             if pointer in lanes:
@@ -380,14 +375,16 @@ class RowKernel:
         with self.emit.scope():
             name = self.emit.assign(index)
             if inside:
-                self.inside = self.emit.assign(inside.format(name))
-                name = self.emit.assign(f"choose({self.inside}, {name}, int64(0))")
+                self.results.inside = self.emit.assign(inside.format(name))
+                name = self.emit.assign(f"choose({self.results.inside}, {name}, int64(0))")
             self.emit.bind(self.row.index, name)
             for x in self.kept.loaded(self.walk):
                 self.emit.bind(x, self.emit.assign(f"kept[{self._kept_place(x, name)}]"))
             if self.form is not None and not self.is_exact:
-                self.inside = self.emit.assign(f"int32({self.form.distance('e', self.has_whole_vectors)}) < left")
-                name = self.emit.assign(f"choose({self.inside}, {name}, int64(0))")
+                self.results.inside = self.emit.assign(
+                    f"int32({self.form.distance('e', self.has_whole_vectors)}) < left"
+                )
+                name = self.emit.assign(f"choose({self.results.inside}, {name}, int64(0))")
             flat = name if self.column_dtype is DType.INT64 else self.emit.assign(f"int32({name})")
             self.coordinates = coordinates(self.emit, flat, self.column_extents, self.column_dtype)
             self.row_lanes.clear()
@@ -395,7 +392,7 @@ class RowKernel:
             for x in self.kept.stored(self.walk):
                 self.emit.line(f"kept[{self._kept_place(x, name)}] = {self.emit.value(x)}")
             self.coordinates = None
-            self.inside = ""
+            self.results.inside = ""
 
     def _kept_place(self, x: Scalar, column: str) -> str:
         if self.form is not None:
@@ -453,9 +450,9 @@ class RowKernel:
         """
         for number, own in enumerate(self.rows_of_thread):
             self.row_number = number
-            self.accumulators.update(own)
+            self.results.current.update(own)
             if rows:
-                self.accumulators.update(rows[number])
+                self.results.current.update(rows[number])
             if len(self.rows_of_thread) == 1:
                 yield number
                 continue
@@ -484,52 +481,44 @@ class RowKernel:
         """One pass over the row for all ``stages``."""
         self.walk += 1
         for row in self.rows_of_thread:
-            row.update(self._accumulators(stages))
+            row.update(self.results.started(stages))
         if self.upright is not None:
             self._reduce_upright(stages, self.upright)
             return
         self._hoist(x for stage in stages for x in stage.elements)
         start = self._reduce_parts(stages) if self.threads == 1 else "lane"
         with self._columns(start):
-            self._update(stages, _step)
+            self.results.update(stages, stepped)
         if self.threads == 1:
             return
         lanes = min(self.threads, WARP)
         with self.emit.block(f"for step in range({lanes.bit_length() - 1}):"):
-            self._update(stages, functools.partial(self._combine, other=_shuffled(f"int32({lanes // 2} >> step)")))
+            self.results.update(stages, self.results.shuffled(f"int32({lanes // 2} >> step)"))
         if self.threads > WARP:
-            self._combine_shared(stages, self.threads // WARP)
+            self.results.combine_shared(stages, self.threads // WARP)
 
     def _hoist(self, roots: Iterable[Scalar]) -> None:
         """Emits what a pass computes of the row alone, ahead of its loop."""
         if self.by_column:
             self.emit.hoist(roots, self.by_column)
 
-    def _accumulators(self, stages: Sequence[Stage]) -> dict[Stage, list[str]]:
-        """New variables that hold the initial values."""
-        names = {stage: [self.emit.fresh("a") for _ in stage.initial] for stage in stages}
-        for stage in stages:
-            for name, initial in zip(names[stage], stage.initial, strict=True):
-                self.emit.line(f"{name} = {self.emit.value(initial)}")
-        return names
-
     def _reduce_parts(self, stages: Sequence[Stage]) -> str:
         """The columns of one thread in several partial results side by side; gives the first column that is left.
 
         Chains of dependent additions are shorter then, which is faster, and rounds less.
         """
-        totals = {stage: self.accumulators[stage] for stage in stages}
+        totals = {stage: self.results.current[stage] for stage in stages}
         if not self.long:
-            parts = [[totals], *([self._accumulators(stages)] for _ in range(SERIAL_PARTS - 1))]
+            parts = [[totals], *([self.results.started(stages)] for _ in range(SERIAL_PARTS - 1))]
             self._fill_parts(stages, parts, f"range(0, {self.n} - {SERIAL_PARTS - 1}, {SERIAL_PARTS})")
             return f"{self.n} & -{SERIAL_PARTS}"
         with self.emit.block(f"for piece in range(0, {self.n} - {LONG_PARTS - 1}, {PIECE}):"):
-            parts = [[self._accumulators(stages)] for _ in range(LONG_PARTS)]
+            parts = [[self.results.started(stages)] for _ in range(LONG_PARTS)]
             end = f"min({self.n}, piece + {PIECE})"
             self._fill_parts(stages, parts, f"range(piece, {end} - {LONG_PARTS - 1}, {LONG_PARTS})")
-            self.accumulators.update(totals)
+            self.results.current.update(totals)
             with self.emit.scope():
-                self._update(stages, functools.partial(self._combine_part, other=parts[0][0]))
+                self.results.update(stages, functools.partial(self.results.joined, other=parts[0][0]))
         return f"{self.n} & -{LONG_PARTS}"
 
     def _reduce_upright(self, stages: Sequence[Stage], form: Upright) -> None:
@@ -541,43 +530,43 @@ class RowKernel:
         if self.part_form is None and isinstance(turns, int) and turns <= MOST_TURNS:
             # Written out, so that all loads are in flight at once.
             count = min(form.parts, 1 << turns.bit_length() - 1)
-            parts = [own, *([self._accumulators(stages) for _ in own] for _ in range(count - 1))]
+            parts = [own, *([self.results.started(stages) for _ in own] for _ in range(count - 1))]
             for turn in range(turns):
                 inside = "{} < " + self.n if not le((turn + 1) * form.threads, columns) else ""
                 with self._column(f"lane + {turn * form.threads}", inside):
                     for _ in self._each_row(parts[turn % len(parts)]):
-                        self._update(stages, _step)
+                        self.results.update(stages, stepped)
             self._join_parts(stages, parts)
-            self.accumulators.update(own[0])
+            self.results.current.update(own[0])
         else:
-            parts = [own, *([self._accumulators(stages) for _ in own] for _ in range(form.parts - 1))]
+            parts = [own, *([self.results.started(stages) for _ in own] for _ in range(form.parts - 1))]
             step = form.parts * form.threads
             first, end = f"{self.column0}lane", f"{self.stop} - {step - form.threads}"
             self.emit.line(f"start = {first}")
             self._fill_parts(stages, parts, f"range({first}, {end}, {step})", form.threads, f"start = j + {step}")
             with self._columns("start"):
                 for _ in self._each_row():
-                    self._update(stages, _step)
+                    self.results.update(stages, stepped)
         distance = form.side
         while distance < WARP:
             for _ in self._each_row():
                 with self.emit.scope():
-                    self._update(stages, functools.partial(self._combine, other=_shuffled(f"int32({distance})")))
+                    self.results.update(stages, self.results.shuffled(f"int32({distance})"))
             distance *= 2
-        shared, warps = self._shared_arrays(stages, form.shared), form.threads // form.above
+        shared, warps = self.results.shared_arrays(stages, form.shared), form.threads // form.above
         with self.emit.block(f"if lane % {form.above} == 0:"):
             for number in self._each_row():
-                self._to_shared(stages, shared, form.place(f"lane // {form.above}", number))
+                self.results.to_shared(stages, shared, form.place(f"lane // {form.above}", number))
         self.emit.line("cuda.syncthreads()")
         for number in self._each_row():
-            self._from_shared(stages, shared, form.place("0", number))
+            self.results.from_shared(stages, shared, form.place("0", number))
         # Only what goes on with the result in all threads needs it there.
         alone = not self.step.outputs and self.walk == self.passes - 1
         with self.emit.block(f"if {'lane == 0' if alone else 'True'}:"):
             for warp in range(1, warps):
                 for number in self._each_row():
                     with self.emit.scope():
-                        self._update(stages, self._combine_with(shared, form.place(str(warp), number)))
+                        self.results.update(stages, self.results.combined_with(shared, form.place(str(warp), number)))
 
     def _fill_parts(
         self, stages: Sequence[Stage], parts: list[list[Accumulators]], columns: str, apart: int = 1, last: str = ""
@@ -590,7 +579,7 @@ class RowKernel:
             for offset, part in enumerate(parts):
                 with self._column(f"j + {offset * apart}"):
                     for _ in self._each_row(part):
-                        self._update(stages, _step)
+                        self.results.update(stages, stepped)
             if last:
                 self.emit.line(last)
         self._join_parts(stages, parts)
@@ -602,87 +591,5 @@ class RowKernel:
             for part, others in zip(parts[:half], parts[half:], strict=True):
                 for number in self._each_row(part):
                     with self.emit.scope():
-                        self._update(stages, functools.partial(self._combine_part, other=others[number]))
+                        self.results.update(stages, functools.partial(self.results.joined, other=others[number]))
             del parts[half:]
-
-    def _combine_part(self, stage: Stage, totals: Values, other: dict[Stage, list[str]]) -> Values:
-        return self._combine(stage, totals, lambda dtype, name, number: other[stage][number])
-
-    def _update(self, stages: Sequence[Stage], change: Callable[[Stage, Values], Values]) -> None:
-        """Assigns the accumulators of all stages anew; all new values are computed before the first is assigned."""
-        pending = []
-        for stage in stages:
-            names = self.accumulators[stage]
-            totals = tuple(Scalar(x.dtype, "accumulator") for x in stage.initial)
-            for total, name in zip(totals, names, strict=True):
-                self.emit.bind(total, name)
-            values = [self.emit.value(x) for x in change(stage, totals)]
-            pending += list(zip(names, values, strict=True))
-        for name, value in pending:
-            self.emit.line(f"{name} = choose({self.inside}, {value}, {name})" if self.inside else f"{name} = {value}")
-
-    def _combine(self, stage: Stage, totals: Values, other: Callable[[DType, str, int], str]) -> Values:
-        """``totals`` combined with those of another part, whose names ``other`` gives as source text."""
-        others = []
-        for number, (total, name) in enumerate(zip(totals, self.accumulators[stage], strict=True)):
-            partner = Scalar(total.dtype, "accumulator")
-            text = other(total.dtype, name, number)
-            variable = self.emit.fresh()
-            self.emit.line(f"{variable} = {text}")
-            self.emit.bind(partner, variable)
-            others.append(partner)
-        return stage.reduction.combine(totals, tuple(others))
-
-    def _combine_shared(self, stages: Sequence[Stage], parts: int) -> None:
-        """Partial results of the block's warps together."""
-        shared = self._shared_arrays(stages, parts)
-        with self.emit.block(f"if lane % {WARP} == 0:"):
-            self._to_shared(stages, shared, f"lane // {WARP}")
-        self.emit.line("cuda.syncthreads()")
-        self._from_shared(stages, shared, "0")
-        with self.emit.block(f"for other in range(1, {parts}):"):
-            self._update(stages, self._combine_with(shared, "other"))
-
-    def _shared_arrays(self, stages: Sequence[Stage], count: int) -> Accumulators:
-        """Arrays of shared memory for the accumulators of ``stages``."""
-        shared: Accumulators = {}
-        for stage in stages:
-            shared[stage] = [self.emit.fresh("shared") for _ in stage.initial]
-            for array, initial in zip(shared[stage], stage.initial, strict=True):
-                self.emit.line(f"{array} = cuda.shared.array({count}, {register_type(initial.dtype)})")
-        return shared
-
-    def _to_shared(self, stages: Sequence[Stage], shared: Accumulators, place: str) -> None:
-        for stage in stages:
-            for array, name in zip(shared[stage], self.accumulators[stage], strict=True):
-                self.emit.line(f"{array}[{place}] = {name}")
-
-    def _from_shared(self, stages: Sequence[Stage], shared: Accumulators, place: str) -> None:
-        for stage in stages:
-            for array, name in zip(shared[stage], self.accumulators[stage], strict=True):
-                self.emit.line(f"{name} = {array}[{place}]")
-
-    def _combine_with(self, shared: Accumulators, place: str) -> Callable[[Stage, Values], Values]:
-        """Combines accumulators with those that stand in shared memory."""
-
-        def combine(stage: Stage, totals: Values) -> Values:
-            return self._combine(stage, totals, lambda dtype, name, number: f"{shared[stage][number]}[{place}]")
-
-        return combine
-
-
-def _step(stage: Stage, totals: Values) -> Values:
-    return stage.reduction.step(totals, stage.elements)
-
-
-def _shuffled(distance: str) -> Callable[[DType, str, int], str]:
-    """Source of the accumulator of the lane whose number differs in the bit that is set in ``distance``."""
-
-    def text(dtype: DType, name: str, number: int) -> str:
-        if dtype in NARROW_FLOATS:
-            return f"shfl_xor_f32({name}, {distance})"
-        if dtype.itemsize >= 4:
-            return f"shfl_xor_{dtype.short}({name}, {distance})"
-        return f"{register_type(dtype)}(shfl_xor_i32(int32({name}), {distance}))"
-
-    return text
