@@ -34,7 +34,7 @@ class Kind(enum.StrEnum):
     CPU_REFUSES = "only the CPU provider refuses"
     CPU_SLOW = "the CPU provider is too slow, crashes, or needs too much memory"
     NO_MEMORY = "the plugin needs more memory than there is"
-    DOCUMENTED = "differs or refuses as the README says"
+    DOCUMENTED = "differs or refuses as docs/differences.md says"
     HOST_UNDEFINED = "differs where ONNX Runtime leaves a result undefined"
     NOT_FINITE = "differs where a number is infinite, NaN or overflows"
     REFUSES = "only the plugin refuses"
@@ -156,7 +156,7 @@ def _is_undefined_in_the_host(node: onnx.NodeProto) -> bool:
 
 
 def _is_documented(model: onnx.ModelProto, feeds: Feeds) -> bool:
-    """Whether the model does something that the README has as a difference, where only its nodes and inputs tell."""
+    """Whether the model does something that docs/differences.md names, where only its nodes and inputs tell."""
     arrays = [x for x in (*feeds.values(), *_constants(model)) if isinstance(x, np.ndarray)]
     for node in model.graph.node:
         attributes = {attribute.name: attribute.i for attribute in node.attribute}
