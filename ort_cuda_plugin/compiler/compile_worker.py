@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import struct
 import subprocess
@@ -30,6 +31,8 @@ class WorkerClient:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
         self.is_ready = False
+        self.due = math.inf
+        """When the kernel that it compiles should be there, in seconds of `time.monotonic`."""
 
     @staticmethod
     def start(cache: KernelCache) -> WorkerClient | None:

@@ -35,6 +35,10 @@ lock_poll_seconds = 0.02
 """Between looks at a kernel that another process compiles."""
 patience = 30.0
 """How many times longer than expected another process may take for a kernel, before this one compiles it as well."""
+look_seconds = 1.0
+"""Between looks at a helper that has not ended."""
+least_patience_seconds = 60.0
+"""Beside that, for a helper, which may have to share its core."""
 seconds_to_mention = 4.0
 """From here on a compilation is a warning in the log: a user who waits is to know for what."""
 logger = logging.getLogger("ort_cuda_plugin")
@@ -177,9 +181,8 @@ class Compilation:
             self.todo.clear()
             for worker in self.workers:
                 worker.stop_unless_ready()
-            for thread in threads:
-                thread.join()
-            for worker in self.workers:
+            for worker, thread in zip(self.workers, threads, strict=True):
+                self.await_helper(worker, thread)
                 worker.close()
         elsewhere = list(self.elsewhere)
         self.todo.extend([i] for i, image in enumerate(self.images) if image is None and i not in elsewhere)
@@ -198,6 +201,15 @@ class Compilation:
                     self.compile_here(index)
             if self.images[index] is None:
                 time.sleep(lock_poll_seconds)
+
+    @staticmethod
+    def await_helper(worker: WorkerClient, thread: threading.Thread) -> None:
+        """Waits for the thread of a helper, which it ends where it does not come to an end with a kernel."""
+        while thread.is_alive():
+            thread.join(look_seconds)
+            if thread.is_alive() and time.monotonic() > worker.due:
+                logger.warning("a helper that compiles kernels does not answer: its work is done in this process")
+                worker.process.kill()
 
     def abandon(self) -> None:
         """Nobody waits any more: what this process is compiling is the last."""
@@ -220,6 +232,7 @@ class Compilation:
         if not worker.wait_ready():
             return
         for index in self.take():
+            worker.due = time.monotonic() + least_patience_seconds + patience * expected_seconds(self.jobs[index][0])
             image = worker.compile(*self.jobs[index])
             if image is None:
                 return

@@ -219,6 +219,36 @@ def test_a_helper_with_other_tools_is_not_used(tmp_path: Path, monkeypatch: pyte
     assert not started.is_ready
 
 
+def test_the_work_of_a_helper_that_does_not_answer_is_done_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started = WorkerClient.start(KernelCache(tmp_path))
+    assert started is not None
+    stopped = threading.Event()
+    compile_kernel = started.compile
+
+    def stop(spec: KernelSpec, target: Target) -> KernelImage | None:
+        os.kill(started.process.pid, signal.SIGSTOP)
+        stopped.set()
+        return compile_kernel(spec, target)
+
+    def run_here(compilation: kernel_library.Compilation) -> None:
+        stopped.wait(600)
+        here(compilation)
+
+    here = kernel_library.Compilation.run_here
+    monkeypatch.setattr(started, "compile", stop)
+    monkeypatch.setattr(kernel_library.Compilation, "run_here", run_here)
+    monkeypatch.setattr(kernel_library, "start_workers", lambda seconds, cache: [started])
+    monkeypatch.setattr(kernel_library, "least_patience_seconds", 0.0)
+    target, counts = library(tmp_path / "kept")
+    images = target.get_many([spec_number(1), spec_number(2)], emulated)
+    assert [image.entry for image in images] == [spec_number(1).symbol, spec_number(2).symbol]
+    assert counts == {"KERNELS_COMPILED": 2}
+    assert "does not answer" in caplog.text
+    assert started.process.returncode == -signal.SIGKILL
+
+
 def test_a_kernel_that_does_not_compile_raises_and_the_others_survive(tmp_path: Path) -> None:
     target, _ = library(tmp_path)
     wrong = kernel("wrong", ("*f32",), "def kernel(x):\n    x[0] = nothing\n")
