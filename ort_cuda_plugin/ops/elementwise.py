@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
+from typing import Final
 
 from ort_cuda_plugin.kernels.codegen import constant_number
 from ort_cuda_plugin.model.ir import FLOATS_8, DType, InvalidModel, Unsupported
@@ -234,10 +236,20 @@ def _at_most(a: Scalar, bound: Scalar | float) -> Scalar:
     return s.where(a > bound, bound, a) if a.dtype.is_float else s.minimum(a, bound)
 
 
+_LARGEST: Final = {
+    DType.FLOAT16: 65504.0,
+    DType.BFLOAT16: float.fromhex("0x1.fep127"),
+    DType.FLOAT32: float.fromhex("0x1.fffffep127"),
+    DType.FLOAT64: sys.float_info.max,
+}
+"""The largest finite number of each type."""
+
+
 @op("Clip", since=11, types={"T": ARITHMETIC})
 def clip(ctx: Lowering, x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
+    """Without a bound a float still becomes a finite number: ONNX has the type's least and largest one for it."""
     bounds = [bound for bound in (min, max) if bound is not None]
-    if not bounds:
+    if not bounds and not x.dtype.is_float:
         return x
     for bound in bounds:
         ctx.require(eq(bound.size, 1), "min and max of Clip are one number each")
@@ -247,7 +259,11 @@ def clip(ctx: Lowering, x: Tensor, min: Tensor | None = None, max: Tensor | None
         remaining = list(limits)
         if min is not None:
             a = _at_least(a, remaining.pop(0))
-        return _at_most(a, remaining[0]) if remaining else a
+        elif x.dtype.is_float:
+            a = _at_least(a, -_LARGEST[x.dtype])
+        if max is not None:
+            return _at_most(a, remaining[0])
+        return _at_most(a, _LARGEST[x.dtype]) if x.dtype.is_float else a
 
     return elementwise(ctx, clamp, x, *scalars)
 

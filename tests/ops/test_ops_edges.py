@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
@@ -264,6 +265,15 @@ def test_a_bound_of_clip_that_is_no_number_bounds_nothing() -> None:
     x = np.array([math.nan, 1, 5, math.inf, -math.inf], np.float32)
     for low, high in [(math.nan, 2), (0, math.nan), (math.nan, math.nan), (4, 2), (-math.inf, math.inf)]:
         check("Clip", [x, number(low, np.float32), number(high, np.float32)], constant=(1, 2))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_without_a_bound_clip_still_gives_finite_numbers(dtype: Any) -> None:
+    x = np.array([math.nan, 1, 5, math.inf, -math.inf], dtype)
+    for bounds in ([], [number(2, dtype)], [None, number(2, dtype)]):
+        check("Clip", [x, *bounds])
+    (bits,) = run_op("Clip", [x.astype(ml_dtypes.bfloat16)])
+    assert bits.view(np.uint16)[3:].tolist() == [0x7F7F, 0xFF7F]
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
