@@ -5,15 +5,26 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import math
+import sys
 import textwrap
 from collections.abc import Callable
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-_SIZED = tuple(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))
-_KNOWN_NAMES = frozenset({"cuda", "libdevice", "math", "float32", "float64", *_SIZED})
-"""Names that mean the same in every kernel."""
-_KNOWN_MODULES = ("numba", "ort_cuda_plugin.compiler", "math")
+import numpy as np
+
+_ROOTS = ("math", "numba", "numpy")
+"""What a kernel uses of these is imported by its text."""
+_MODULES = ("math", "numba.cuda", "numba.cuda.libdevice", "numba", "numpy", "ort_cuda_plugin.compiler.intrinsics")
+"""Where the names of functions and types are looked for."""
+_KNOWN = {"math": "math", "cuda": "numba.cuda", "libdevice": "numba.cuda.libdevice"}
+"""Modules that every kernel sees, by the names that it sees."""
+_TYPES = frozenset(
+    {"float32", "float64", *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))}
+)  # which every kernel sees as well
+_TAKEN = frozenset({"kernel", "author"})
+"""What the text itself defines."""
 
 
 class KernelSourceError(ValueError):
@@ -24,11 +35,22 @@ class KernelSourceError(ValueError):
 def kernel_source(function: Callable[..., Any]) -> tuple[str, tuple[str, ...]]:
     """The text that `KernelSpec.source` wants, and the names of the parameters.
 
-    Numbers that the function uses of its module or of the function around it become constants of the text.
+    What the function uses of its module or of the function around it is in the text: numbers as constants, functions as
+    device functions.
 
     Raises:
         KernelSourceError: its text cannot be found, or it uses something else of its surroundings.
     """
+    definition, plain = _definition(function, "kernel")
+    around: dict[str, str] = {}
+    _add_surroundings(plain, definition, around, plain.__qualname__)
+    definition.name = "kernel"
+    parts = [around[name] for name in sorted(around)]
+    return "\n".join([*parts, ast.unparse(definition), ""]), tuple(x.arg for x in definition.args.args)
+
+
+def _definition(function: Callable[..., Any], what: str) -> tuple[ast.FunctionDef, FunctionType]:
+    """The text of a function, without decorators and annotations, and the function that Python has."""
     plain = getattr(function, "py_func", function)  # of numba.cuda.jit
     if not isinstance(plain, FunctionType):
         raise KernelSourceError(f"{function!r} is no Python function, which a Numba kernel is")
@@ -36,38 +58,86 @@ def kernel_source(function: Callable[..., Any]) -> tuple[str, tuple[str, ...]]:
         tree = ast.parse(textwrap.dedent(inspect.getsource(plain)))
     except (OSError, TypeError, SyntaxError) as error:
         raise KernelSourceError(
-            f"the source of kernel {plain.__qualname__} cannot be read: {error}; define it in a file or in a notebook, "
+            f"the source of {what} {plain.__qualname__} cannot be read: {error}; define it in a file or in a notebook, "
             "or give numba_kernel its text"
         ) from error
     definition = tree.body[0]
     if not isinstance(definition, ast.FunctionDef):
-        raise KernelSourceError(f"kernel {plain.__qualname__} is no function with a name: write it with def")
+        raise KernelSourceError(f"{what} {plain.__qualname__} is no function with a name: write it with def")
     arguments = definition.args
     if arguments.vararg or arguments.kwarg or arguments.kwonlyargs or arguments.defaults:
-        raise KernelSourceError(f"kernel {plain.__qualname__} has parameters that are not plain positional ones")
-    definition.name, definition.decorator_list, definition.returns = "kernel", [], None
+        raise KernelSourceError(f"{what} {plain.__qualname__} has parameters that are not plain positional ones")
+    definition.decorator_list, definition.returns = [], None
     for argument in arguments.args:
         argument.annotation = None
-    constants = [f"{name} = {_constant(plain, name, value)}" for name, value in _surroundings(plain).items()]
-    return "\n".join([*constants, ast.unparse(definition), ""]), tuple(argument.arg for argument in arguments.args)
+    return definition, plain
 
 
-def _surroundings(function: FunctionType) -> dict[str, Any]:
-    """What the function uses from outside that does not mean the same in every kernel."""
-    outside = inspect.getclosurevars(function)
-    used = {**outside.globals, **outside.nonlocals}
-    return {name: value for name, value in sorted(used.items()) if not _is_known(name, value)}
+def _add_surroundings(function: FunctionType, definition: ast.FunctionDef, around: dict[str, str], kernel: str) -> None:
+    """Adds to ``around`` the text of each name that the function uses from outside."""
+    outside = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+    read = {x.id for x in ast.walk(definition) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)}
+    for name in sorted((read & outside.keys()) - _local_names(function.__code__)):
+        value = outside[name]
+        helper = getattr(value, "py_func", value)
+        text = _text(name, value)
+        if text is None and isinstance(helper, FunctionType):
+            inner, helper = _definition(value, "function")
+            inner.name = name
+            text = f"@cuda.jit(device=True)\n{ast.unparse(inner)}"
+            if name not in around:
+                around[name] = text
+                _add_surroundings(helper, inner, around, kernel)
+        if text is None:
+            raise KernelSourceError(
+                f"kernel {kernel} uses {name!r}, {type(value).__name__}, from outside: numbers, tuples of numbers, "
+                "functions, and what math, numba and numpy have can be used so; give other things as arguments"
+            )
+        if text and name in _TAKEN:
+            raise KernelSourceError(f"kernel {kernel} uses {name!r} from outside, a name that its text has: rename it")
+        if text and around.setdefault(name, text) != text:
+            raise KernelSourceError(f"kernel {kernel} and its functions mean different things by {name!r}: rename one")
 
 
-def _is_known(name: str, value: Any) -> bool:
-    origin = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or ""
-    return name in _KNOWN_NAMES or (not isinstance(value, FunctionType) and origin.startswith(_KNOWN_MODULES))
+def _text(name: str, value: Any) -> str | None:
+    """What makes ``name`` mean ``value``: "" where every kernel sees it so, None where there is no such text."""
+    number = _number(value)
+    if number is not None:
+        return f"{name} = {number}"
+    if isinstance(value, ModuleType):
+        if _KNOWN.get(name) == value.__name__:
+            return ""
+        return f"import {value.__name__} as {name}" if value.__name__.partition(".")[0] in _ROOTS else None
+    kind = value.__name__ if isinstance(value, type) and issubclass(value, np.number) else str(value)
+    if kind in _TYPES and (type(value).__module__.startswith("numba.") or isinstance(value, type)):
+        return "" if kind == name else f"{name} = {kind}"
+    for module in _MODULES:
+        for known, other in list(vars(sys.modules[module]).items()) if module in sys.modules else ():
+            if other is value:
+                own = module.startswith("ort_cuda_plugin") and known == name
+                return "" if own else f"from {module} import {known} as {name}"
+    return None
 
 
-def _constant(function: FunctionType, name: str, value: Any) -> str:
-    if isinstance(value, bool | int | float):
-        return repr(value)
-    raise KernelSourceError(
-        f"kernel {function.__qualname__} uses {name!r}, {type(value).__name__}, from outside: only numbers can be used "
-        "so; give other things as arguments, and write helper functions out"
-    )
+def _number(value: Any) -> str | None:
+    """The text of a number, or of a tuple of them."""
+    if isinstance(value, bool | np.bool_):
+        return repr(bool(value))
+    if isinstance(value, int):
+        return repr(int(value))
+    if isinstance(value, np.integer | np.float32):
+        return f"{value.dtype.name}({_number(value.item())})"
+    if isinstance(value, float | np.floating):
+        return repr(float(value)) if math.isfinite(value) else f"float({str(float(value))!r})"
+    if isinstance(value, tuple):
+        parts = [_number(part) for part in value]
+        return None if None in parts else f"({''.join(f'{part}, ' for part in parts)})"
+    return None
+
+
+def _local_names(code: CodeType) -> set[str]:
+    names = {*code.co_varnames, *code.co_cellvars}
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            names |= _local_names(inner)
+    return names

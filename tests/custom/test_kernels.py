@@ -15,7 +15,7 @@ from ort_cuda_plugin.compiler import compile_worker
 from ort_cuda_plugin.compiler.compile import KernelCompileError, compile_kernel
 from ort_cuda_plugin.compiler.foreign import ForeignKernel
 from ort_cuda_plugin.compiler.targets import KernelImage, Target
-from ort_cuda_plugin.custom.kernel_source import KernelSourceError, kernel_source
+from ort_cuda_plugin.custom.kernel_source import KernelSourceError
 from ort_cuda_plugin.custom.kernels import (
     Kernel,
     cubin_kernel,
@@ -176,40 +176,6 @@ def test_a_cubin_has_its_entry_and_is_not_shown_in_messages(made: dict[str, Kern
 
 
 # ---- the text of a kernel in Numba ----
-
-
-def test_numbers_from_outside_become_constants_of_the_text() -> None:
-    inner = 2.5
-
-    @cuda.jit  # type: ignore[untyped-decorator]
-    def kernel(x: Any, n: int) -> None:
-        x[0] = n + inner + SHIFT
-
-    text, parameters = kernel_source(kernel)
-    assert text == "SHIFT = 3\ninner = 2.5\ndef kernel(x, n):\n    x[0] = n + inner + SHIFT\n"
-    assert parameters == ("x", "n")
-
-
-def uses_a_helper(x: Any) -> None:
-    x[0] = random_rows(1)
-
-
-def has_a_default(x: Any, n: int = 3) -> None:
-    x[0] = n
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (uses_a_helper, "kernel uses_a_helper uses 'random_rows', function, from outside: only numbers"),
-        (has_a_default, "parameters that are not plain positional ones"),
-        (lambda x: None, "no function with a name|cannot be read"),
-        (3, "3 is no Python function"),
-    ],
-)
-def test_a_function_that_is_no_kernel_is_refused(function: Any, message: str) -> None:
-    with pytest.raises(KernelSourceError, match=message):
-        numba_kernel(function)
 
 
 def test_a_twin_has_the_parameters_of_its_kernel() -> None:
