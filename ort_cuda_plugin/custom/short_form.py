@@ -205,7 +205,7 @@ class _Schema:
     def _attribute(self, parameter: inspect.Parameter) -> Attribute:
         hint, optional = _without_none(self._hints.get(parameter.name))
         given = parameter.default
-        default = None if given is parameter.empty else given
+        default, optional = (None, optional) if given is parameter.empty else (given, optional or given is None)
         elements = get_args(hint)
         attribute = None
         if hint in _SINGLE:

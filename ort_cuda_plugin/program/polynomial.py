@@ -6,7 +6,7 @@ Import from `symbolic`, which has the rest of symbolic arithmetic.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, TypeAlias
+from typing import Final, NoReturn, TypeAlias
 
 from .operations import ExprOp
 
@@ -168,7 +168,7 @@ class Expr:
     __le__ = __gt__ = __ge__ = __lt__
 
     def __index__(self) -> int:
-        raise TypeError(f"{self!r} is not a constant")
+        raise TypeError(f"the size {self!r} is an expression, which has no number here")
 
     def __add__(self, other: Dim) -> Dim:
         if isinstance(other, int):
@@ -223,6 +223,11 @@ class Expr:
 
     def __rfloordiv__(self, other: int) -> Dim:
         return floordiv(other, self)
+
+    def __truediv__(self, other: object) -> NoReturn:
+        raise TypeError("sizes are whole numbers: use // or ceildiv() in place of /")
+
+    __rtruediv__ = __truediv__
 
     def __mod__(self, other: Dim) -> Dim:
         return mod(self, other)

@@ -72,10 +72,16 @@ class Scalar:
         return _arithmetic("mul", other, self)
 
     def __truediv__(self, other: Operand) -> Scalar:
-        return _arithmetic("div", self, other)
+        return _divided(self, other)
 
     def __rtruediv__(self, other: Number) -> Scalar:
-        return _arithmetic("div", other, self)
+        return _divided(other, self)
+
+    def __floordiv__(self, other: Operand) -> Scalar:
+        return floor_divide(self, other)
+
+    def __rfloordiv__(self, other: Number) -> Scalar:
+        return floor_divide(other, self)
 
     def __neg__(self) -> Scalar:
         return _arithmetic("neg", self)
@@ -92,8 +98,14 @@ class Scalar:
     def __mod__(self, other: Operand) -> Scalar:
         return floor_modulo(self, other)
 
+    def __rmod__(self, other: Number) -> Scalar:
+        return floor_modulo(other, self)
+
     def __pow__(self, other: Operand) -> Scalar:
         return power(self, other)
+
+    def __rpow__(self, other: Number) -> Scalar:
+        return power(other, self)
 
     def __abs__(self) -> Scalar:
         return absolute(self)
@@ -232,6 +244,13 @@ def _arithmetic(op: str, *operands: Operand) -> Scalar:
     return _operation(op, scalars)
 
 
+def _divided(a: Operand, b: Operand) -> Scalar:
+    scalars = _unify((a, b))
+    if not scalars[0].dtype.is_float:
+        raise TypeError(f"/ of {scalars[0].dtype.name}: divide integers by //, or cast them to a float")
+    return Scalar(scalars[0].dtype, "div", scalars)
+
+
 def _bitwise(op: str, *operands: Operand, booleans: bool = True) -> Scalar:
     scalars = _unify(operands)
     if scalars[0].dtype.is_float or (scalars[0].dtype is DType.BOOL and not booleans):
@@ -291,6 +310,16 @@ def _extreme(op: str, a: Operand, b: Operand) -> Scalar:
 def trunc_divide(a: Operand, b: Operand) -> Scalar:
     """Integer quotient rounded toward zero, as C's ``/``; 0 where ``b == 0``."""
     return _bitwise("truncdiv", a, b, booleans=False)
+
+
+def floor_divide(a: Operand, b: Operand) -> Scalar:
+    """Quotient rounded down, as Python's ``//``. For integers 0 where ``b == 0``."""
+    a, b = _unify((a, b))
+    if a.dtype.is_float:
+        return floor(_divided(a, b))
+    q = trunc_divide(a, b)
+    inexact = not_equal(trunc_modulo(a, b), 0) & ((a < 0) ^ (b < 0))
+    return q if _is_unsigned(a.dtype) else where(inexact, q - 1, q)
 
 
 def trunc_modulo(a: Operand, b: Operand) -> Scalar:

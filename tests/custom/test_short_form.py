@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, get_origin
 
 import pytest
 
 from custom_operators import kept_registry
+from ort_cuda_plugin import custom
 from ort_cuda_plugin.clusters.claims import analyze
 from ort_cuda_plugin.custom import (
     T1,
@@ -22,6 +23,7 @@ from ort_cuda_plugin.custom import (
     Tensor,
     op,
     registry,
+    tensor_types,
 )
 from ort_cuda_plugin.model.ir import Graph, Node, Value
 from ort_cuda_plugin.ops.registry import FLOATS, INTS
@@ -50,6 +52,7 @@ def everything(
     scales: list[float] | None = None,
     names: Sequence[str] = ("a",),
     table: Constant | None = None,
+    unit: str = None,  # type: ignore[assignment]  # noqa: RUF013
 ) -> tuple[T, Annotated[Int64, Alias("sizes")]]:
     raise AssertionError
 
@@ -73,6 +76,7 @@ def test_the_signature_is_the_schema() -> None:
     assert kinds == {
         "alpha": ("FLOAT", None, False),
         "count": ("INT", 3, False),
+        "unit": ("STRING", None, True),
         "flag": ("INT", False, False),
         "mode": ("STRING", "linear", False),
         "pads": ("INTS", (), False),
@@ -81,6 +85,12 @@ def test_the_signature_is_the_schema() -> None:
         "table": ("TENSOR", None, True),
     }
     assert made.attributes[2].is_flag
+
+
+def test_all_types_of_tensors_are_there_to_import() -> None:
+    public = {name for name, value in vars(tensor_types).items() if get_origin(value) is Annotated}
+    assert public - set(custom.__all__) == set()
+    assert all(getattr(custom, name) is getattr(tensor_types, name) for name in public)
 
 
 def test_an_operator_that_is_not_registered_at_once_can_be_later() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from ...model.ir import DType
 from ...program import symbolic as sym
@@ -135,6 +135,11 @@ class Size:
 
     def __neg__(self) -> Any:
         return self._new(0 - self.dim)
+
+    def __truediv__(self, other: object) -> NoReturn:
+        raise TypeError("sizes are whole numbers: use // or the expression builder's ceil_div in place of /")
+
+    __rtruediv__ = __truediv__
 
     def __floordiv__(self, other: Operand) -> Any:
         return self._new(sym.floordiv(self.dim, dim_of(other)))
