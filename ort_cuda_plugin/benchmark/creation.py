@@ -21,7 +21,10 @@ import json, sys, time
 import numpy as np, onnxruntime, ort_cuda_plugin
 from ort_cuda_plugin.benchmark.creation import device_bytes
 from ort_cuda_plugin.benchmark.sides import create_session
-side, source, feeds, names, emulate = json.loads(sys.argv[1])
+from ort_cuda_plugin.custom.files import load_operators
+side, source, feeds, names, emulate, operators = json.loads(sys.argv[1])
+for file in operators:
+    load_operators(file)
 feeds = dict(np.load(feeds))
 if side == "plugin":
     ort_cuda_plugin.register(emulate=emulate)
@@ -52,7 +55,7 @@ def measure_creation(task: Task, side: str) -> Creation:
     with tempfile.TemporaryDirectory() as folder:
         feeds = Path(folder, "feeds.npz")
         np.savez(feeds, allow_pickle=False, **{name: np.asarray(array) for name, array in task.feeds.items()})
-        request = json.dumps([side, task.source, str(feeds), list(task.names), task.emulate])
+        request = json.dumps([side, task.source, str(feeds), list(task.names), task.emulate, list(task.operators)])
         (cold, _), (warm, held) = (_child(request, str(Path(folder, "cache"))) for _ in range(2))
     return Creation(cold, warm, held)
 

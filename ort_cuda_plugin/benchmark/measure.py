@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,9 @@ class SideReport:
 
     ``host_share`` is the part of a median Run in which the device does not work, None where the profile has nothing of
     the device. ``ratio`` is the median, over neighbouring Runs, of this side's time divided by the plugin's.
-    ``error`` is max|a-b|/max|b| beside the CPU provider. ``device_bytes`` is the most that the process held, and with
-    ``cold_s`` and ``warm_s`` comes from processes of their own: session and first Run with an empty and a filled cache.
+    ``error`` is max|a-b|/max|b| beside the CPU provider, None where that cannot run the model. ``device_bytes`` is the
+    most that the process held. It and ``cold_s`` and ``warm_s`` come from processes of their own: session and first Run
+    with an empty and a filled cache.
     """
 
     p50: float
@@ -39,7 +40,7 @@ class SideReport:
     mean: float
     throughput: float
     ratio: float
-    error: float
+    error: float | None
     host_share: float | None = None
     cold_s: float | None = None
     warm_s: float | None = None
@@ -61,12 +62,14 @@ class ModelReport:
     graph_replays: float
     python_calls: int
     sides: dict[str, SideReport] = field(default_factory=dict)
+    not_compared: str = ""
+    """Why the CPU provider cannot run the model; "" where it does."""
     estimate: dict[str, Any] | None = None
     """What the model of a GPU says: its name, microseconds, the roofline's, and bytes of device memory moved."""
 
     @property
     def is_right(self) -> bool:
-        return all(side.error <= self.tolerance for side in self.sides.values())
+        return all(side.error is None or side.error <= self.tolerance for side in self.sides.values())
 
 
 @dataclass(frozen=True)
@@ -82,12 +85,28 @@ class Task:
     emulate: bool
     runs: int
     warmup: int
+    operators: Sequence[str] = ()
+    """Files with operators of the model, for processes of their own."""
 
 
-def measure(task: Task, chosen: Sequence[str], progress: Callable[[Sequence[int]], Iterable[int]]) -> ModelReport:
-    """Compares the results first, then times the sides in turn."""
-    runners = {side: _runner(task, side, sides.create_session(side, task.source, task.emulate)) for side in chosen}
-    errors = _errors(task, runners)
+def measure(
+    task: Task,
+    chosen: Sequence[str],
+    progress: Callable[[Sequence[int]], Iterable[int]],
+    may_lack: Collection[str] = (),
+) -> ModelReport:
+    """Compares the results first, then times the sides in turn. Leaves out those of ``may_lack`` that cannot run it.
+
+    Raises SideError for the others of that kind.
+    """
+    runners = {}
+    for side in chosen:
+        try:
+            runners[side] = _runner(task, side, sides.create_session(side, task.source, task.emulate))
+        except sides.LackingSideError:
+            if side not in may_lack:
+                raise
+    errors, not_compared = _errors(task, runners)
     for each in runners.values():
         for _ in range(task.warmup):
             each.run()
@@ -107,6 +126,7 @@ def measure(task: Task, chosen: Sequence[str], progress: Callable[[Sequence[int]
         library_calls=grown["library_calls"] / task.runs,
         graph_replays=grown["graph_replays"] / task.runs,
         python_calls=grown["python_calls"],
+        not_compared=not_compared,
     )
     for side, seconds in times.items():
         ratio = statistics.median(a / b for a, b in zip(seconds, own, strict=True)) if own else float("nan")
@@ -124,7 +144,7 @@ def alternate(runners: Sequence[Runner], turns: Iterable[int]) -> dict[str, list
     return times
 
 
-def summary(seconds: Sequence[float], batch: int, ratio: float, error: float) -> SideReport:
+def summary(seconds: Sequence[float], batch: int, ratio: float, error: float | None) -> SideReport:
     p50, p90, p99 = (float(value) * 1e3 for value in np.percentile(seconds, [50, 90, 99]))
     return SideReport(p50, p90, p99, statistics.mean(seconds) * 1e3, batch / p50 * 1e3, ratio, error)
 
@@ -156,19 +176,26 @@ def _runner(task: Task, side: str, session: Any) -> Runner:
     return sides.runner(side, session, task.emulate, task.feeds, task.names)
 
 
-def _errors(task: Task, runners: Mapping[str, Runner]) -> dict[str, float]:
-    """Of each side beside the CPU provider, whose own session is made where it is not among the sides."""
+def _errors(task: Task, runners: Mapping[str, Runner]) -> tuple[Mapping[str, float | None], str]:
+    """Of each side beside the CPU provider, whose own session is made where it is not among the sides.
+
+    With the errors comes why there are none: the CPU provider cannot run every model that the plugin can.
+    """
     reference = runners.get(CPU)
     if reference is None:
-        session = sides.create_session(CPU, task.source, task.emulate)
+        try:
+            session = sides.create_session(CPU, task.source, task.emulate)
+        except sides.LackingSideError as error:
+            return dict.fromkeys(runners), str(error)
         expected = session.run(list(task.names), dict(task.feeds))
     for each in runners.values():
         each.run()
     if reference is not None:
         expected = reference.results()
-    return {
+    errors = {
         side: max(
             models.relative_error(np.asarray(a), np.asarray(b)) for a, b in zip(each.results(), expected, strict=True)
         )
         for side, each in runners.items()
     }
+    return errors, ""

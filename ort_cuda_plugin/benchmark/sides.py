@@ -15,7 +15,7 @@ import ort_cuda_plugin
 from ort_cuda_plugin.api import chosen_device, is_registered_as
 from ort_cuda_plugin.comparison.differences import UNROUNDED_INPUTS
 from ort_cuda_plugin.ep.identity import Identity
-from ort_cuda_plugin.session_errors import own_operator
+from ort_cuda_plugin.session_errors import only_ours
 
 Feeds = Mapping[str, NDArray[np.generic]]
 PLUGIN, CPU, CUDA, CUDA_GRAPH = "plugin", "cpu", "cuda", "cuda-graph"
@@ -23,7 +23,11 @@ SIDES = (PLUGIN, CPU, CUDA, CUDA_GRAPH)
 
 
 class SideError(RuntimeError):
-    """A side that this installation of ONNX Runtime does not have, or that lacks an operator of the application."""
+    """A side that this installation of ONNX Runtime does not have, or that cannot run the model."""
+
+
+class LackingSideError(SideError):
+    """A side that cannot run a model, which the plugin may run."""
 
 
 def available(emulate: bool) -> list[str]:
@@ -39,7 +43,10 @@ def _has_cuda(ort: ModuleType) -> bool:
 
 
 def create_session(side: str, source: str | bytes, emulate: bool, profile_prefix: str = "") -> Any:
-    """A session of one side. Raises SideError where ONNX Runtime lacks the provider or the provider an operator."""
+    """A session of one side.
+
+    Raises SideError where ONNX Runtime lacks the provider, LackingSideError where that lacks what the model needs.
+    """
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -53,8 +60,8 @@ def create_session(side: str, source: str | bytes, emulate: bool, profile_prefix
         try:
             return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            if name := own_operator(error):
-                raise SideError(f"{side}: it has no {name}, which only the plugin runs") from error
+            if reason := only_ours(error):
+                raise LackingSideError(f"{side}: {reason}") from error
             raise
     if not _has_cuda(ort):
         raise SideError(f"{side}: this ONNX Runtime has no CUDAExecutionProvider; onnxruntime-gpu has one")

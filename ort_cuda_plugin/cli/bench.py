@@ -28,6 +28,7 @@ from ort_cuda_plugin.benchmark.measure import ModelReport, SideReport, Task, dev
 from ort_cuda_plugin.benchmark.plot import svg
 from ort_cuda_plugin.cli.common import (
     MODEL_HELP,
+    add_operators_argument,
     model_path,
     output_console,
     output_file,
@@ -38,7 +39,7 @@ from ort_cuda_plugin.cli.common import (
 from ort_cuda_plugin.cli.devices import add_device_argument, select_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.plain_text import json_text
-from ort_cuda_plugin.cli.run import add_input_arguments, load
+from ort_cuda_plugin.cli.run import add_input_arguments, load, with_hint
 from ort_cuda_plugin.estimate import devices
 from ort_cuda_plugin.networks import DTYPES, NETWORKS, split_name
 
@@ -48,6 +49,7 @@ SUITE = "suite"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", metavar="MODEL", nargs="+", help=f"{MODEL_HELP}; '{SUITE}': all that have a name")
     add_device_argument(parser)
+    add_operators_argument(parser)
     add_input_arguments(parser)
     parser.add_argument(
         "--against",
@@ -150,10 +152,12 @@ def _one(
         file = written_model(source, subject.path.stem) if isinstance(source, bytes) else subject.path
         first = next(iter(feeds.values()), np.zeros(1))
         size = first.shape[0] if first.ndim else 1
-        task = Task(name, str(file), feeds, names, size, subject.dtype, emulate, arguments.runs, arguments.warmup)
+        operators = [str(path.resolve()) for path in arguments.operators or []]
+        counts = arguments.runs, arguments.warmup
+        task = Task(name, str(file), feeds, names, size, subject.dtype, emulate, *counts, operators)
         with waiting(console, f"{name}: sessions"):
-            report = measure(task, chosen, progress)
-        for side in chosen:
+            report = measure(task, chosen, progress, () if arguments.against else chosen[1:])
+        for side in report.sides:
             report.sides[side] = _completed(report.sides[side], task, side, not arguments.no_creation)
         if gpu is not None:
             shapes = {key: value.shape for key, value in feeds.items()}
@@ -166,7 +170,7 @@ def _one(
     except sides.SideError as error:
         raise UserError(ExitCode.UNAVAILABLE, str(error)) from error
     except Exception as error:
-        raise UserError(ExitCode.MODEL_FAILED, f"{name}: {error}") from error
+        raise UserError(ExitCode.MODEL_FAILED, f"{name}: {with_hint(error, subject.path, given)}") from error
     return report
 
 
@@ -203,7 +207,7 @@ def print_report(report: ModelReport, console: Console) -> None:
         figures = [f"{found.p50:.3f}", f"{found.p90:.3f}", f"{found.p99:.3f}", f"{found.throughput:.1f}"]
         figures += [f"{found.ratio:.2f}", _shown(found.host_share, "{:.0%}")]
         figures += [_shown(found.cold_s, "{:.2f}"), _shown(found.warm_s, "{:.2f}")]
-        figures += [_shown(found.device_bytes and found.device_bytes / 2**20, "{:.1f}"), f"{found.error:.1e}"]
+        figures += [_shown(found.device_bytes and found.device_bytes / 2**20, "{:.1f}"), _shown(found.error, "{:.1e}")]
         table.add_row(side, *figures)
     console.print(table)
     lines = [
@@ -222,8 +226,10 @@ def print_report(report: ModelReport, console: Console) -> None:
     lines += [
         f"WRONG: {side} differs by {found.error:.1e} of at most {report.tolerance:.0e}"
         for side, found in report.sides.items()
-        if found.error > report.tolerance
+        if found.error is not None and found.error > report.tolerance
     ]
+    if report.not_compared:
+        lines.append(f"not compared: {report.not_compared}")
     for line in lines:
         console.print(line, highlight=False)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import importlib.util
 import os
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from rich.text import Text
 from ort_cuda_plugin import models
 from ort_cuda_plugin.cli.devices import add_device_argument
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError, printable
+from ort_cuda_plugin.custom.files import NoOperatorsFileError, load_operators
 from ort_cuda_plugin.networks import NETWORKS, build, split_name
 
 MODEL_HELP = (
@@ -58,13 +58,10 @@ def add_operators_argument(parser: argparse.ArgumentParser) -> None:
 
 def operators_file(text: str) -> Path:
     """The type of an argument that names a Python file with operators: it is run."""
-    spec = importlib.util.spec_from_file_location(Path(text).stem, text)
-    if spec is None or spec.loader is None or not Path(text).is_file():
-        raise argparse.ArgumentTypeError(f"{text} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(spec.name, module)
     try:
-        spec.loader.exec_module(module)
+        load_operators(text)
+    except NoOperatorsFileError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     except Exception as error:
         raise argparse.ArgumentTypeError(f"{text} failed with {type(error).__name__}: {error}") from error
     return Path(text)

@@ -33,10 +33,10 @@ from ort_cuda_plugin.cli.common import (
 from ort_cuda_plugin.cli.devices import select_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.plain_text import json_text
-from ort_cuda_plugin.cli.run import add_input_arguments, load
+from ort_cuda_plugin.cli.run import add_input_arguments, load, with_hint
 from ort_cuda_plugin.comparison.bisection import FirstDifference, first_difference
 from ort_cuda_plugin.comparison.differences import TOLERANCES, UNROUNDED_INPUTS, Difference, differences
-from ort_cuda_plugin.session_errors import own_operator
+from ort_cuda_plugin.session_errors import only_ours
 
 _SHORT = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -93,7 +93,7 @@ def execute(arguments: argparse.Namespace) -> int:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {error}") from error
+        raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {with_hint(error, path, arguments)}") from error
     if arguments.json:
         plain = {"against": against, "outputs": [asdict(each) for each in found], "why_no_node": why}
         print(json_text(plain | {"first_node": None if first is None else asdict(first)}))
@@ -126,9 +126,8 @@ class _Sides:
         try:
             session = ort.InferenceSession(_plain(source), self._settings(), providers=providers)
         except Exception as error:
-            if name := own_operator(error):
-                text = f"--against {self.against}: it has no {name}, which only the plugin runs"
-                raise UserError(ExitCode.UNAVAILABLE, text) from error
+            if reason := only_ours(error):
+                raise UserError(ExitCode.UNAVAILABLE, f"--against {self.against}: {reason}") from error
             raise
         return list(session.run(list(names), dict(feeds)))
 

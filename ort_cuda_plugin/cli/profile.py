@@ -21,7 +21,7 @@ from ort_cuda_plugin.cli.common import add_model_arguments, model_path, output_c
 from ort_cuda_plugin.cli.devices import select_device
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError
 from ort_cuda_plugin.cli.plain_text import json_text
-from ort_cuda_plugin.cli.run import add_input_arguments, load
+from ort_cuda_plugin.cli.run import add_input_arguments, load, with_hint
 from ort_cuda_plugin.estimate import devices
 from ort_cuda_plugin.profiles.collect import Plans, Profile, collect
 from ort_cuda_plugin.profiles.page import megabytes, page, percent, rate
@@ -62,7 +62,7 @@ def execute(arguments: argparse.Namespace) -> int:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {error}") from error
+        raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {with_hint(error, path, arguments)}") from error
     if not found.steps:
         reason = "a Run with these sizes has nothing to launch, or ONNX Runtime's log says why"
         raise UserError(ExitCode.UNAVAILABLE, f"{arguments.model}: the profile has nothing of the device: {reason}")

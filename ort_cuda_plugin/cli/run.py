@@ -39,6 +39,8 @@ from ort_cuda_plugin.cli.plain_text import json_text
 from ort_cuda_plugin.ep.identity import is_our_name
 
 TOLERANCE = 1e-3
+_RUN_FAILED = "returned while running "
+"""Part of ONNX Runtime's text where a node fails in a Run."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,7 +107,7 @@ def execute(arguments: argparse.Namespace) -> int:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {str(error).rstrip('.')}") from error
+        raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {with_hint(error, path, arguments)}") from error
     if arguments.json:
         print(json_text(asdict(report)))
     else:
@@ -124,11 +126,7 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
     with waiting(console, "creating the session"):
         session = ort_cuda_plugin.session(source, emulate=emulate)
     with waiting(console, "first run"):
-        try:
-            actual = session.run(names, feeds)
-        except Exception as error:
-            text = f"{str(error).rstrip('.')}{_hint_of_unknown_sizes(path, arguments)}"
-            raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {text}") from error
+        actual = session.run(names, feeds)
     first_run = time.perf_counter() - started
     steady = ort_cuda_plugin.counters()
     times = []
@@ -142,10 +140,14 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
     with waiting(console, "comparing with the CPU provider"):
         try:
             cpu = sides.create_session(sides.CPU, source, emulate)
-        except sides.SideError as missing:  # an operator of the application, of which nobody else has results
+        except sides.LackingSideError as missing:
             why = str(missing)
         else:
-            expected = cpu.run(names, feeds)
+            try:
+                expected = cpu.run(names, feeds)
+            except Exception as error:  # the README has cases that the CPU provider alone refuses
+                text = f"CPUExecutionProvider, beside which it is compared: {with_hint(error, path, arguments)}"
+                raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {text}") from error
             begun = time.perf_counter()
             cpu.run(names, feeds)
             cpu_run = time.perf_counter() - begun
@@ -256,25 +258,33 @@ def _name_dimensions(model: onnx.ModelProto) -> None:
                 dim.dim_param = f"{value.name}.{axis}"
 
 
-def _hint_of_unknown_sizes(path: Path, arguments: argparse.Namespace) -> str:
-    """What to try after a failure for which sizes that nobody gave may be the reason; "" where all are known."""
+def with_hint(error: Exception, path: Path, arguments: argparse.Namespace) -> str:
+    """The text of an error. After a failed Run it says what to try: sizes and integers that nobody gave may be why."""
+    text = str(error).rstrip(".")
+    if _RUN_FAILED not in text:
+        return text
+    sizes, inputs = _guesses(path, arguments)
+    if sizes:
+        text += f". Sizes that the model leaves open were 1: try {' '.join(f'--dim {name}=N' for name in sizes)}"
+    if inputs:
+        text += f". Integers were noise of 0 and 1: try {' '.join(f'--input {name}=FILE.npy' for name in inputs)}"
+    return text
+
+
+def _guesses(path: Path, arguments: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """The symbolic dimensions and the inputs of integers of which nobody said what they are."""
     try:
         model = onnx.load(path, load_external_data=False)
     except Exception:  # the failure is that of the file
-        return ""
+        return [], []
     stated = {text.partition("=")[0] for text in (*arguments.dim, *arguments.input)}
     _name_dimensions(model)
     constants = {tensor.name for tensor in model.graph.initializer}
-    guessed = []
-    for value in model.graph.input:
-        if value.name in constants | stated:
-            continue
-        for dim in value.type.tensor_type.shape.dim:
-            if not dim.HasField("dim_value") and dim.dim_param not in stated:
-                guessed.append(f"--dim {dim.dim_param}=N")
-    if not guessed:
-        return ""
-    return f". Sizes that the model leaves open were 1: try {' '.join(dict.fromkeys(guessed))}"
+    free = [value for value in model.graph.input if value.name not in constants | stated]
+    dims = [dim for value in free for dim in value.type.tensor_type.shape.dim]
+    sizes = [dim.dim_param for dim in dims if not dim.HasField("dim_value") and dim.dim_param not in stated]
+    integers = (onnx.TensorProto.INT32, onnx.TensorProto.INT64)
+    return list(dict.fromkeys(sizes)), [x.name for x in free if x.type.tensor_type.elem_type in integers]
 
 
 def _check_names(option: str, what: str, given: Iterable[str], known: set[str]) -> None:

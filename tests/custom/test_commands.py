@@ -52,6 +52,18 @@ def test_compare_says_that_nobody_else_has_it(arguments: list[str], capsys: pyte
     assert "--against CPUExecutionProvider: it has no my.domain::Twice" in capsys.readouterr().err
 
 
+def test_bench_times_the_plugin_alone(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "report.json"
+    options = ["--device", "emulated", "--runs", "1", "--warmup", "0"]
+    assert main(["bench", *arguments, *options, "--json", str(report)]) == 0
+    assert "not compared: cpu: it has no my.domain::Twice, which only the plugin runs" in capsys.readouterr().out
+    (found,) = json.loads(report.read_text())
+    assert list(found["sides"]) == ["plugin"]
+    assert found["sides"]["plugin"]["error"] is None
+    assert found["sides"]["plugin"]["cold_s"] > 0  # in a process that has the operator as well
+    assert main(["bench", *arguments, *options, "--against", "cpu"]) == ExitCode.UNAVAILABLE
+
+
 def test_a_gpu_is_estimated(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", *arguments, "--shapes", "x=1000"]) == 0
     assert "(Twice)" in capsys.readouterr().out

@@ -159,7 +159,7 @@ def test_a_dimension_without_a_name_has_that_of_its_axis(tmp_path: Path) -> None
     with pytest.raises(UserError, match=r"no such symbolic dimension; it has n, x\.0"):
         run.load(path, arguments)
     arguments.dim = []
-    assert "try --dim x.0=N --dim n=N" in run._hint_of_unknown_sizes(path, arguments)
+    assert run._guesses(path, arguments) == (["x.0", "n"], [])
 
 
 # ---- while something compiles ----

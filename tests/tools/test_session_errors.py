@@ -133,3 +133,40 @@ def test_run_suggests_the_sizes_that_it_had_to_guess(tmp_path: Path, capsys: pyt
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
     assert main(["run", str(path), "--device", "emulated"]) == ExitCode.MODEL_FAILED
     assert "Sizes that the model leaves open were 1: try --dim n=N --dim x.1=N" in capsys.readouterr().err
+
+
+def test_integers_that_were_made_up_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = """<ir_version: 9, opset_import: ["" : 17]> g (float[2, 6] x, int64[2] shape) => (float[a, b] y)
+        { y = Reshape(x, shape) }"""
+    path = tmp_path / "shape.onnx"
+    onnx.save(onnx.parser.parse_model(text), path)
+    for command in ("run", "compare", "profile", "bench"):
+        assert main([command, str(path), "--device", "emulated"]) == ExitCode.MODEL_FAILED
+        assert "Integers were noise of 0 and 1: try --input shape=FILE.npy" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("compiled", "reason"),
+    [
+        (False, "it has no kernel for MatMul(13) of node 'mm' with these types"),
+        (True, "CudaPluginExecutionProvider compiled the model. The model before that can be compared"),
+    ],
+)
+def test_a_model_that_the_cpu_provider_cannot_run_is_run_and_not_compared(
+    compiled: bool, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """<ir_version: 9, opset_import: ["" : 19]> g (float[2, 2] x) => (float[2, 2] y)
+        { b = Cast <to: int = 16> (x)  [mm] c = MatMul(b, b)  y = Cast <to: int = 1> (c) }"""
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.parser.parse_model(text), path)
+    if compiled:
+        monkeypatch.setenv("ORT_CUDA_PLUGIN_CONTEXT_ALLOW_HOST_CODE", "1")
+        path = tmp_path / "compiled.onnx"
+        source = str(tmp_path / "model.onnx")
+        assert main(["compile", source, "-o", str(path), "--arch", "emulated"]) == 0
+    for command in (["run"], ["bench", "--runs", "1", "--warmup", "0", "--no-creation"]):
+        capsys.readouterr()
+        assert main([*command, str(path), "--device", "emulated"]) == ExitCode.OK
+        assert f"cpu: {reason}" in capsys.readouterr().out
+    assert main(["compare", str(path), "--device", "emulated"]) == ExitCode.UNAVAILABLE
+    assert f"--against CPUExecutionProvider: {reason}" in capsys.readouterr().err
