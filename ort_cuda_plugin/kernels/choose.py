@@ -13,7 +13,13 @@ from ..program.views import part
 from .channel_axes import join_channels, unit_axis_last
 from .dense_batches import call_with_dense_batches
 from .depthwise import is_depthwise, launch_depthwise
-from .image_order import in_memory_order, is_channels_last, order_images, wants_channels_last
+from .image_order import (
+    in_memory_order,
+    is_channels_last,
+    order_images,
+    wants_channels_last,
+    with_channels_last_result,
+)
 from .library_attention import call_cudnn_attention
 from .library_calls import call_cublaslt, call_cudnn
 from .matrix_conv import launch_matrix_convolution, matrix_convolution_tactics
@@ -92,7 +98,9 @@ def _is_called(ctx: Lowering, step: Step) -> bool:
     if step.tactic.name in ("", LIBRARY):
         if _is_depthwise(ctx, step):
             assert isinstance(step, Convolve)
+            step, moves = with_channels_last_result(ctx, step)
             launch_depthwise(ctx, step)
+            ctx.trace.steps += moves
             return True
         if _call(ctx, step):
             for call in ctx.trace.steps:

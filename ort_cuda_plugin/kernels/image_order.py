@@ -33,6 +33,7 @@ from .matrix_tiles import piece_of
 __all__ = [
     "channels_last_strides",
     "channels_last_weights",
+    "empty_channels_last",
     "in_memory_order",
     "is_channels_last",
     "matrix_convolution_kind",
@@ -42,6 +43,7 @@ __all__ = [
     "places_first",
     "to_memory",
     "wants_channels_last",
+    "with_channels_last_result",
 ]
 
 CHANNELS_APART = 4
@@ -110,6 +112,26 @@ def permuted(step: AnyMap, axes: Sequence[int]) -> AnyMap:
         inputs=tuple((leaf, moved(x)) for leaf, x in step.inputs),
         outputs=tuple((value, moved(y)) for value, y in step.outputs),
     )
+
+
+def empty_channels_last(ctx: Lowering, shape: Sequence[Dim], dtype: DType) -> Tensor:
+    """A new image of [images, channels, space...] with its channels last."""
+    return _channels_first(ctx, ctx.empty([shape[axis] for axis in to_memory(len(shape))], dtype))
+
+
+def _channels_first(ctx: Lowering, memory: Tensor) -> Tensor:
+    """A view as [images, channels, space...] of [images, space..., channels]."""
+    return permute(ctx, memory, (0, memory.rank - 1, *range(1, memory.rank - 1)))
+
+
+def with_channels_last_result(ctx: Lowering, step: Convolve) -> tuple[Convolve, list[Map]]:
+    """The step with its one result in memory with channels last, and the map that then moves it to its place."""
+    value, out = step.outputs[0]
+    if place_stride(out) is not None:
+        return step, []
+    moved, leaf = empty_channels_last(ctx, out.shape, out.dtype), Scalar(out.dtype, "leaf")
+    rest = Map(step.nodes, out.shape, ((leaf, moved),), ((leaf, out),))
+    return replace(step, outputs=((value, moved),)), [rest]
 
 
 def channels_last_weights(ctx: Lowering, w: Tensor, channels: Dim, groups: int) -> Tensor:
@@ -224,9 +246,7 @@ class _Order:
         whole = _whole_image(x)
         if whole is None or whole.buffer in self.moves:
             return False
-        rank = whole.rank
-        memory = self.ctx.empty([whole.shape[axis] for axis in to_memory(rank)], x.dtype)
-        move = Copy(0, whole, permute(self.ctx, memory, (0, rank - 1, *range(1, rank - 1))))
+        move = Copy(0, whole, empty_channels_last(self.ctx, whole.shape, x.dtype))
         users = sorted(self.uses.users(whole.buffer))
         refusing = {number for number in users if not self._accepts(number, move)}
         if refusing and not (demanded and self._is_bridged(whole.buffer, refusing)):
@@ -310,19 +330,18 @@ class _Order:
         if known is not None:
             return [], known
         recorded, self.ctx.trace.steps = self.ctx.trace.steps, []
-        rank, channels = x.rank, x.shape[1]
+        channels = x.shape[1]
         if padded:
             assert isinstance(channels, int)
             memory = gather_map(
                 self.ctx,
-                [*(x.shape[axis] for axis in to_memory(rank)[:-1]), padded],
+                [*(x.shape[axis] for axis in to_memory(x.rank)[:-1]), padded],
                 x.dtype,
                 lambda maps, c: maps.source(x).at([c[0], c[-1], *c[1:-1]], c[-1] < channels),
             )
-            result = permute(self.ctx, memory, (0, rank - 1, *range(1, rank - 1)))
+            result = _channels_first(self.ctx, memory)
         else:
-            memory = self.ctx.empty([x.shape[axis] for axis in to_memory(rank)], x.dtype)
-            result = permute(self.ctx, memory, (0, rank - 1, *range(1, rank - 1)))
+            result = empty_channels_last(self.ctx, x.shape, x.dtype)
             self.ctx.trace.steps.append(self._copied(x, result))
         made, self.ctx.trace.steps = self.ctx.trace.steps, recorded
         if not self.uses.writers(x.buffer) or max(self.uses.writers(x.buffer)) < number:

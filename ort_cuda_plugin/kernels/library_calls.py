@@ -16,14 +16,13 @@ from ..program.shapes import collapse
 from ..program.steps import Contract, Convolve, Map, Output, Substitution, Sums, used_inputs
 from ..program.symbolic import Dim, le, logical_or, lt, product
 from ..program.tensor import contiguous_strides
-from ..program.views import permute
 from .contract import Folded, folded
 from .image_order import (
     channels_last_strides,
     channels_last_weights,
+    empty_channels_last,
     is_channels_last,
     place_stride,
-    to_memory,
     wants_channels_last,
 )
 from .library_form import GELU, RELU, RELU6, SILU, LibraryForm, Offer, convolution_form, find_form, holds
@@ -131,11 +130,7 @@ def call_cudnn(ctx: Lowering, step: Convolve) -> bool:
         return [step.shape[0], x.shape[1], rows, step.groups, apart, *spatial]
 
     def new() -> Tensor:
-        if not last:
-            return ctx.empty(step.shape, dtype)
-        rank = len(step.shape)
-        memory = ctx.empty([step.shape[axis] for axis in to_memory(rank)], dtype)
-        return permute(ctx, memory, (0, rank - 1, *range(1, rank - 1)))
+        return empty_channels_last(ctx, step.shape, dtype) if last else ctx.empty(step.shape, dtype)
 
     search = {"DEFAULT": ProblemFlags.BRIEF, "EXHAUSTIVE": ProblemFlags.MEASURED}
     flags = _flags(ctx.options, form) | (ProblemFlags.CHANNELS_LAST if last else ProblemFlags(0))
