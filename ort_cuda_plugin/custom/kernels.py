@@ -24,8 +24,8 @@ from ..program.trace import scalar_types
 from .kernel_source import KernelSourceError, kernel_source
 
 Function: TypeAlias = Callable[..., Any]
-Argument: TypeAlias = "Arg | Dim | float"
-Sizes: TypeAlias = "Dim | Sequence[Dim]"
+Argument: TypeAlias = "Arg | Dim | float | np.integer[Any] | np.floating[Any]"
+Sizes: TypeAlias = "Dim | np.integer[Any] | Sequence[Dim | np.integer[Any]]"
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ def _identifier(function: Function) -> str:
     return re.sub(r"\W", "_", str(getattr(function, "__name__", "kernel")))
 
 
-def sizes_of(sizes: Sizes) -> tuple[Dim, Dim, Dim]:
+def sizes_of(sizes: Sizes) -> tuple[Any, Any, Any]:
     """All three sizes of a grid or a block. Raises TypeError for more."""
     given = tuple(sizes) if isinstance(sizes, Sequence) else (sizes,)
     if not 1 <= len(given) <= 3:
@@ -320,6 +320,8 @@ def arguments(kernel: Kernel, args: Sequence[Any]) -> list[Any]:
 
 def _argument(kernel: Kernel, number: int, arg: Any, wanted: str | None) -> Any:
     placed: Any
+    if isinstance(arg, np.number | np.bool_):
+        arg = arg.item()
     if isinstance(getattr(arg, "dtype", None), DType) or isinstance(arg, Int32 | Int64 | Float32 | Float64):
         placed = arg
     elif isinstance(arg, Expr | int):

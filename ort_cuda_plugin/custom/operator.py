@@ -253,12 +253,12 @@ class CustomOperator:
         """
         types = self.check_inputs([None if x is None else x.dtype for x in inputs])
         bound = self.bound_attributes(attributes)
-        before, ctx.checks_bounds = ctx.checks_bounds, True
+        before, ctx.checks_author = ctx.checks_author, True
         first = len(ctx.trace.steps)
         try:
             results = self._checked_outputs(self.guarded(self.function, ctx, inputs, bound), types)
         finally:
-            ctx.checks_bounds = before
+            ctx.checks_author = before
         if not ctx.is_guess:
             written = {x.buffer for x in inputs if x is not None}
             written.update(buffer for step in ctx.trace.steps[first:] for buffer in step.writes)

@@ -22,7 +22,7 @@ from ort_cuda_plugin.program.tensor import Tensor
 if TYPE_CHECKING:
     from ort_cuda_plugin.program.lowering import Lowering
 
-__all__ = ["copy_into", "copy_of", "elementwise", "elementwise_into", "full", "loadable"]
+__all__ = ["copy_into", "copy_of", "elementwise", "elementwise_into", "full", "leaves_of", "loadable"]
 
 
 def elementwise(ctx: Lowering, fn: Callable[..., Scalar], *tensors: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def elementwise(ctx: Lowering, fn: Callable[..., Scalar], *tensors: Tensor) -> T
 
     Small integer tensors whose contents are known are computed on the host. Raises TypeError where ``fn`` mixes types.
     """
-    leaves = [Scalar(x.dtype, "leaf") for x in tensors]
+    leaves = leaves_of(tensors)
     expression = s.expression(fn(*leaves))
     shape = broadcast_shapes(ctx, *(x.shape for x in tensors))
 
@@ -46,9 +46,17 @@ def elementwise(ctx: Lowering, fn: Callable[..., Scalar], *tensors: Tensor) -> T
     return on_host(ctx, on_symbols, tensors, shape, expression.dtype, on_device)
 
 
+def leaves_of(tensors: Sequence[Tensor]) -> list[Scalar]:
+    """What functions of elements get for the tensors. Raises TypeError for what is none."""
+    for x in tensors:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{type(x).__name__} is no tensor: ctx.constant makes one of an array")
+    return [Scalar(x.dtype, "leaf") for x in tensors]
+
+
 def elementwise_into(ctx: Lowering, fn: Callable[..., Scalar], destination: Tensor, *tensors: Tensor) -> None:
     """As `elementwise`, into a view of any strides. ``tensors`` broadcast to the destination's shape."""
-    leaves = [Scalar(x.dtype, "leaf") for x in tensors]
+    leaves = leaves_of(tensors)
     expression = s.expression(fn(*leaves))
     if expression.dtype is not destination.dtype:
         raise TypeError(f"cannot write {expression.dtype.name} into {destination!r}")

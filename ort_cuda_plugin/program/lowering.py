@@ -38,7 +38,7 @@ from .symbolic import (
     symbol,
     truth,
 )
-from .tensor import MAX_HOST_ELEMENTS, Buffer, BufferKind, DeferredContents, Tensor, contiguous_strides
+from .tensor import MAX_HOST_ELEMENTS, Buffer, BufferKind, DeferredContents, Tensor, contiguous_strides, dims_of
 from .trace import (
     Arg,
     Copy,
@@ -97,8 +97,8 @@ class Lowering:
     hints of host values mean nothing; ``guessed`` then says whether `host_constants` was asked for one since it was
     last set to False. ``trial`` numbers what is assumed then where a rank depends on what nobody knows, see
     `chosen`. ``states`` are those of the cluster's nodes, which all its plans share. Without ``settles``,
-    `settled` answers as for a claim. ``notes`` has what people should know of nodes that run here. ``checks_bounds``
-    says whether Runs check what the operator says about the values that they compute.
+    `settled` answers as for a claim. ``notes`` has what people should know of nodes that run here. ``checks_author``
+    says whether what the operator says of sizes and of values that Runs compute is checked.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Lowering:
         self.guessed = False
         self.trial = trial
         self.notes: dict[Node, str] = {}
-        self.checks_bounds = False
+        self.checks_author = False
         self._try_step = try_step
         self._speculative = speculative
         self._settles = settles and try_step is None
@@ -159,6 +159,7 @@ class Lowering:
 
         Raises InvalidModel where a 64-bit integer does not hold its bytes; so does `view`.
         """
+        shape = dims_of(shape, dtype)
         return Tensor(dtype, shape, Buffer(BufferKind.SCRATCH, self._countable_bytes(shape, dtype)))
 
     def _countable_bytes(self, shape: Sequence[Dim], dtype: DType) -> Dim:
@@ -176,6 +177,7 @@ class Lowering:
 
         Views of constants are constants, views of results of shape arithmetic are such results.
         """
+        shape = dims_of(shape, x.dtype)
         self._countable_bytes(shape, x.dtype)
         return Tensor(x.dtype, shape, x.buffer, strides=strides, offset=offset)
 
@@ -379,7 +381,7 @@ class Lowering:
             self._read_backs[x.buffer] = symbols
         if self._is_recording and count:
             self.trace.steps.append(ReadBack(self.nodes, source, first, count, (source.buffer,)))
-        if self.checks_bounds:
+        if self.checks_author:
             for i in range(count):
                 self._check_read_back(symbol(first + i, f"{what}[{i}]", guess, None, None), what, lower, upper)
         return symbols

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ort_cuda_plugin.program.elementwise import loadable
+from ort_cuda_plugin.program.elementwise import leaves_of, loadable
 from ort_cuda_plugin.program.lowering import Lowering
 from ort_cuda_plugin.program.row_program import Row
 from ort_cuda_plugin.program.scalar import Scalar
-from ort_cuda_plugin.program.shapes import aligned, broadcast_shapes
+from ort_cuda_plugin.program.shapes import aligned, axes_of, broadcast_shapes
 from ort_cuda_plugin.program.steps import Input, Output, Rows, used_inputs
 from ort_cuda_plugin.program.symbolic import Dim
 from ort_cuda_plugin.program.tensor import Tensor
@@ -19,9 +19,9 @@ __all__ = ["reduce", "row_map"]
 def reduce(
     ctx: Lowering, fn: Callable[[Row, Scalar], Scalar], x: Tensor, axes: Iterable[int], keepdims: bool = True
 ) -> Tensor:
-    """``fn`` reduces x along ``axes`` (not negative); those have size 1 in the result, or are gone."""
-    axes = frozenset(axes)
-    leaf, row = Scalar(x.dtype, "leaf"), Row()
+    """``fn`` reduces x along ``axes``; those have size 1 in the result, or are gone."""
+    axes = frozenset(axes_of(axes, x.rank))
+    (leaf,), row = leaves_of([x]), Row()
     expression = fn(row, leaf)
     kept = [1 if axis in axes else dim for axis, dim in enumerate(x.shape)]
     result = ctx.empty(kept, expression.dtype)
@@ -42,10 +42,10 @@ def row_map(
     ``fn(row, *elements)`` returns expressions per element and expressions per row; the results are theirs in order, of
     the broadcast shape, and of that shape with size 1 along ``axes``.
     """
-    axes = frozenset(axes)
-    leaves, row = [Scalar(x.dtype, "leaf") for x in tensors], Row()
+    leaves, row = leaves_of(tensors), Row()
     per_element, per_row = fn(row, *leaves)
     shape = broadcast_shapes(ctx, *(x.shape for x in tensors))
+    axes = frozenset(axes_of(axes, len(shape)))
     kept = [1 if axis in axes else dim for axis, dim in enumerate(shape)]
     elements = [(x, ctx.empty(shape, x.dtype)) for x in per_element]
     rows = [(x, ctx.empty(kept, x.dtype)) for x in per_row]

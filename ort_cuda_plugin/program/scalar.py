@@ -353,6 +353,8 @@ def cast(x: Scalar, dtype: DType, *, saturate: bool = True, round_mode: str = "u
     ``saturate``, else infinity, or NaN where it has none. ``round_mode`` ("up", "down", "nearest") is for FLOAT8E8M0,
     the powers of two.
     """
+    if not isinstance(dtype, DType):
+        raise TypeError(f"{dtype!r} is no element type, as DType.FLOAT32 is")
     if expression(x).dtype is dtype:
         return x
     exact = not dtype.is_float or dtype in (DType.FLOAT32, DType.FLOAT64)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from .symbolic import Dim, eq, logical_or, select
@@ -12,6 +13,14 @@ if TYPE_CHECKING:
     from .lowering import Lowering
 
 Strides = tuple[Dim, ...]
+
+
+def axes_of(axes: Iterable[int], rank: int) -> tuple[int, ...]:
+    """The axes counted from the front; negative ones count from the end. Raises TypeError for one that is not there."""
+    found = [operator.index(axis) for axis in axes]
+    if outside := [axis for axis in found if not -rank <= axis < rank]:
+        raise TypeError(f"there is no axis {outside[0]} in {rank} dimensions")
+    return tuple(axis % rank for axis in found)
 
 
 def broadcast_shapes(ctx: Lowering, *shapes: Sequence[Dim]) -> tuple[Dim, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..model.ir import Array, Constant, DType, Node
 from ..model.recipes import ConstantView
-from .symbolic import Dim, product
+from .symbolic import Dim, Expr, product
 
 MAX_HOST_ELEMENTS = 1024
 """Integer tensors of at most this many elements are followed symbolically. Shape arithmetic has one per dimension."""
@@ -69,6 +69,16 @@ class DeferredContents:
     sources: tuple[Tensor, ...]
     compute: Callable[..., tuple[Dim, ...]]
     contents: tuple[Dim, ...] | None = None
+
+
+def dims_of(shape: Sequence[Dim], dtype: DType) -> tuple[Dim, ...]:
+    """The sizes as plain numbers and expressions. Raises TypeError for what is none, or for another ``dtype``."""
+    if not isinstance(dtype, DType):
+        raise TypeError(f"{dtype!r} is no element type, as DType.FLOAT32 is")
+    try:
+        return tuple(dim if isinstance(dim, int | Expr) else operator.index(dim) for dim in shape)
+    except TypeError as error:
+        raise TypeError(f"{shape!r} is no shape, which has a whole number or an expression for each size") from error
 
 
 class Tensor:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from ort_cuda_plugin.program.shapes import broadcast_shapes, broadcast_strides
-from ort_cuda_plugin.program.symbolic import Dim, hint
-from ort_cuda_plugin.program.tensor import Tensor
+from ort_cuda_plugin.program.shapes import axes_of, broadcast_shapes, broadcast_strides
+from ort_cuda_plugin.program.symbolic import Dim, eq, hint, product
+from ort_cuda_plugin.program.tensor import Tensor, dims_of
 
 if TYPE_CHECKING:
     from ort_cuda_plugin.program.lowering import Lowering
@@ -18,6 +18,7 @@ __all__ = ["expand", "part", "permute", "reshape", "squeeze", "unsqueeze"]
 
 def permute(ctx: Lowering, x: Tensor, axes: Sequence[int]) -> Tensor:
     """The dimensions in another order; zero copy."""
+    axes = axes_of(axes, x.rank)
     return ctx.view(x, [x.shape[axis] for axis in axes], [x.strides[axis] for axis in axes], x.offset)
 
 
@@ -35,14 +36,18 @@ def expand(ctx: Lowering, x: Tensor, shape: Sequence[Dim]) -> Tensor:
 
 def squeeze(ctx: Lowering, x: Tensor, axes: Sequence[int]) -> Tensor:
     """Without the dimensions ``axes``, which have size 1; zero copy."""
-    kept = [axis for axis in range(x.rank) if axis not in axes]
+    gone = axes_of(axes, x.rank)
+    if ctx.checks_author:
+        for axis in gone:
+            ctx.require(eq(x.shape[axis], 1), f"squeeze of {x!r}: the size of dimension {axis} is not 1")
+    kept = [axis for axis in range(x.rank) if axis not in gone]
     return permute(ctx, x, kept)
 
 
 def unsqueeze(ctx: Lowering, x: Tensor, axes: Sequence[int]) -> Tensor:
     """With dimensions of size 1, which are ``axes`` of the result; zero copy."""
     shape, strides = list(x.shape), list(x.strides)
-    for axis in sorted(axes):
+    for axis in sorted(axes_of(axes, x.rank + len(axes))):
         shape.insert(axis, 1)
         strides.insert(axis, 0)
     return ctx.view(x, shape, strides, x.offset)
@@ -50,6 +55,9 @@ def unsqueeze(ctx: Lowering, x: Tensor, axes: Sequence[int]) -> Tensor:
 
 def reshape(ctx: Lowering, x: Tensor, shape: Sequence[Dim]) -> Tensor:
     """The elements in row-major order as ``shape``, which has as many; a copy only where strides cannot express it."""
+    shape = dims_of(shape, x.dtype)
+    if ctx.checks_author:
+        ctx.require(eq(product(shape), x.size), f"reshape of {x!r} to {shape}: another number of elements")
     strides = None if x.is_contiguous else _reshaped_strides(x, shape)
     if strides is None:
         x = ctx.contiguous(x)

@@ -14,6 +14,7 @@ from custom_operators import DOMAIN, kept_registry, model, stock_session
 from ort_cuda_plugin.clusters.shape_inference import infer_results
 from ort_cuda_plugin.compiler.compile import KernelCompileError, kernel_ir
 from ort_cuda_plugin.custom import (
+    SUM,
     DType,
     HostInt64,
     Int64,
@@ -25,8 +26,14 @@ from ort_cuda_plugin.custom import (
     gather_map,
     launch,
     op,
+    permute,
+    reduce,
     registry,
+    reshape,
+    row_map,
     scalar,
+    squeeze,
+    unsqueeze,
 )
 from ort_cuda_plugin.custom.plugin import register_creator, unregister_creator
 from ort_cuda_plugin.custom.plugin.calls import PluginFailure
@@ -60,6 +67,8 @@ def per_place(function: Callable[[Any], Any], dtype: DType = DType.FLOAT32) -> C
     return lambda ctx, x: gather_map(ctx, x.shape, dtype, lambda maps, c: function(maps.source(x).at(c)))
 
 
+NUMPY: Any = np
+NAME: Any = "float32"
 BODIES: dict[str, tuple[Callable[[Lowering, Any], Any], str]] = {
     "== in a choice": (per_element(lambda a: scalar.where(a == 0, a, 1)), "== and != compare Python's objects, use eq"),
     "== beside a condition": (per_element(lambda a: scalar.where((a > 0) & (a != a), a, 1)), "use equal() and"),
@@ -72,6 +81,17 @@ BODIES: dict[str, tuple[Callable[[Lowering, Any], Any], str]] = {
     "/ of a size": (lambda ctx, x: ctx.empty([x.shape[0] / 2], x.dtype), "use // or ceildiv() in place of /"),
     "a size as a number": (lambda ctx, x: [0] * int(x.shape[0]), "the size n is an expression, which has no number"),
     "a size": (lambda ctx, x: elementwise(ctx, lambda a: a + x.shape[0], x), "is no expression: maps.dim() makes one"),
+    "a type of NumPy": (
+        lambda ctx, x: ctx.empty(x.shape, NUMPY.float32),
+        "'numpy.float32'> is no element type, as DType",
+    ),
+    "a name of a type": (per_element(lambda a: scalar.cast(a, NAME)), "'float32' is no element type, as DType"),
+    "an array": (
+        lambda ctx, x: elementwise(ctx, lambda a, b: a * b, x, NUMPY.ones(3)),
+        "ndarray is no tensor: ctx.const",
+    ),
+    "a size as a shape": (lambda ctx, x: ctx.empty(x.size, x.dtype), "m*n is no shape, which has a whole number or"),
+    "no such axis": (lambda ctx, x: permute(ctx, x, [0, 2]), "there is no axis 2 in 2 dimensions"),
     "another type": (per_place(lambda a: a, DType.INT64), "elements are INT64, the function gives FLOAT32: cast() it"),
     "too many": (lambda ctx, x: (x, x), "my.domain::Tried-1 gave 2 outputs, it has 1"),
     "an end of the program": (lambda ctx, x: exit(1), "failed with SystemExit"),
@@ -99,6 +119,48 @@ def test_what_looks_right_is_right() -> None:
         return gather_map(ctx, y.shape, y.dtype, lambda maps, c: maps.source(y).at([0, c[1]]))
 
     made_by(body)
+
+
+def test_axes_count_from_the_end_too() -> None:
+    def body(ctx: Lowering, x: Any) -> Any:
+        y = squeeze(ctx, unsqueeze(ctx, x, [-1]), [-1])
+        assert y.shape == x.shape
+        total = reduce(ctx, lambda row, a: row.reduce(SUM, a), y, [-1], keepdims=False)
+        assert total.shape == x.shape[:1]
+        (y,) = row_map(ctx, lambda row, a: ([a / row.reduce(SUM, a)], []), [-1], permute(ctx, y, [-1, 0]))
+        assert y.shape == x.shape[::-1]
+        return y
+
+    made_by(body)
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (np.int64(2), 3), (1, 5)])
+def test_a_view_has_as_many_elements(shape: tuple[int, ...]) -> None:
+    """A view of fewer would be there without a word."""
+
+    @op("my.domain::Tried")
+    def tried(ctx: Lowering, x: T) -> T:
+        return reshape(ctx, x, shape) if shape[0] > 1 else squeeze(ctx, unsqueeze(ctx, x, [0]), [1])
+
+    session = stock_session(model([helper.make_node("Tried", ["x"], ["y"], domain=DOMAIN)], {"x": ["n"]}, ["y"]))
+    given = session.run(None, {"x": np.ones(int(np.prod(shape)) if shape[0] > 1 else 1, np.float32)})[0]
+    assert given.shape == (shape if shape[0] > 1 else (1,))
+    with pytest.raises(Exception, match=r"another number of elements|the size of dimension 1 is not 1"):
+        session.run(None, {"x": np.ones(12, np.float32)})
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    def body(ctx: Lowering, x: Any) -> Any:
+        y = ctx.empty([NUMPY.int64(4), 4], x.dtype)
+        launch(ctx, filled, np.int64(1), np.int32(64), [y, np.float32(2), np.int64(3)], writes=[y])
+        return y
+
+    made_by(body)
+
+
+@array_kernel
+def filled(y: Any, a: float, b: int) -> None:
+    y[0, 0] = a + b
 
 
 @array_kernel

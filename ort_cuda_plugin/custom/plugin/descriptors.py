@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeAlias
 
+import numpy as np
+
 from ...model.ir import DType
 from ...program import symbolic as sym
 from ...program.symbolic import Dim, Expr
@@ -190,6 +192,8 @@ def dim_of(size: Operand) -> Dim:
     """The expression of a size."""
     if isinstance(size, Size):
         return size.dim
+    if isinstance(size, np.integer):
+        return int(size)
     if isinstance(size, bool) or not isinstance(size, int):
         raise TypeError(f"{size!r} is no size")
     return size

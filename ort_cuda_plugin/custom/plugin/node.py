@@ -258,6 +258,10 @@ class _Plan:
         found: dict[int, int] = {}
         for output, (dtype, shape) in enumerate(zip(types, shapes, strict=True)):
             number = self._ask("get_aliased_input", self._build.get_aliased_input, output, about=f"of output {output}")
+            if not isinstance(number, int):
+                raise PluginFailure(
+                    f"{self._label}: get_aliased_input({output}) gave {number!r}, not the number of an input"
+                )
             if number == -1:
                 continue
             x = self._inputs[number] if 0 <= number < len(self._inputs) else None
