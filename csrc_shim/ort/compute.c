@@ -2,6 +2,7 @@
  * Python, no allocation. */
 #include "ort/compute.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +16,7 @@
 #include "run/input.h"
 #include "run/repeat.h"
 
-enum { INPUTS_ON_STACK = 32 };
+enum { INPUTS_ON_STACK = 32, LABEL_BYTES = 256 };
 
 /* What a call of ORT runs. */
 typedef struct target {
@@ -25,11 +26,13 @@ typedef struct target {
   uint32_t num_inputs;                  /* of the cluster */
   const OrtMemoryDevice *device_memory; /* of our device: where inputs normally are */
   const uint32_t *inputs, *outputs;     /* their positions at ORT's node; NULL: as they are counted here */
+  const char *const *names;             /* of the inputs; NULL where ORT's errors name the node */
 } target;
 
 typedef struct compute_info {
   OrtNodeComputeInfo ort;
   target target;
+  const char *names[]; /* and behind them their texts */
 } compute_info;
 
 typedef struct node_kernel {
@@ -53,17 +56,40 @@ static bool is_empty(const int64_t *dims, size_t rank) {
   return empty;
 }
 
-int ocp_ort_input_of(const OrtValue *value, uint32_t index, const OrtMemoryDevice *device_memory, ocp_input *input,
-                     ocp_error *error) {
+/* "input 'x'", or "input 2" without a name. */
+static const char *label(uint32_t index, const char *name, char text[LABEL_BYTES]) {
+  if (name)
+    snprintf(text, LABEL_BYTES, "input '%.200s'", name);
+  else
+    snprintf(text, LABEL_BYTES, "input %u", index);
+  return text;
+}
+
+static bool has_value(const OrtValue *value) {
+  int has = 0;
+  OrtStatus *status = ocp_api->HasValue(value, &has);
+  if (status)
+    ocp_api->ReleaseStatus(status);
+  return status || has;
+}
+
+int ocp_ort_input_of(const OrtValue *value, uint32_t index, const char *name, const OrtMemoryDevice *device_memory,
+                     ocp_input *input, ocp_error *error) {
+  char text[LABEL_BYTES];
   ONNXTensorElementDataType dtype = ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
   size_t rank = 0;
   OrtStatus *status = ocp_api->GetTensorElementTypeAndShapeDataReference(value, &dtype, &input->dims, &rank);
   if (!status)
     status = ocp_api->GetTensorData(value, &input->data);
+  if (status && !has_value(value)) {
+    ocp_api->ReleaseStatus(status);
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s has no value: bind one, or give it to the Run",
+                    label(index, name, text));
+  }
   if (status)
     return ocp_fail_status(error, status);
   if (!input->data && !is_empty(input->dims, rank))
-    return ocp_fail(error, ORT_EP_FAIL, "input %u has no memory: %s", index, ocp_ort_why_no_memory());
+    return ocp_fail(error, ORT_EP_FAIL, "%s has no memory: %s", label(index, name, text), ocp_ort_why_no_memory());
   input->dtype = (uint32_t)dtype;
   input->rank = (uint32_t)rank;
   /* ORT can hand over host memory; so could a caller with memory of another device of ours. */
@@ -71,20 +97,22 @@ int ocp_ort_input_of(const OrtValue *value, uint32_t index, const OrtMemoryDevic
   input->on_device = ocp_ep_api->MemoryDevice_AreEqual(memory, device_memory);
   if (!input->on_device && ocp_ep_api->MemoryDevice_GetDeviceType(memory) != OrtMemoryInfoDeviceType_CPU &&
       ocp_ep_api->MemoryDevice_GetMemoryType(memory) == OrtDeviceMemoryType_DEFAULT)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "input %u is in the memory of another device", index);
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s is in the memory of another device", label(index, name, text));
   return ORT_OK;
 }
 
 static int gather_input(const target *self, const OrtKernelContext *context, uint32_t number, ocp_input *input,
                         ocp_error *error) {
   const uint32_t index = self->inputs ? self->inputs[number] : number;
+  const char *name = self->names ? self->names[number] : NULL;
   const OrtValue *value = NULL;
   OrtStatus *status = ocp_api->KernelContext_GetInput(context, index, &value);
+  char text[LABEL_BYTES];
   if (status)
     return ocp_fail_status(error, status);
   if (!value)
-    return ocp_fail(error, ORT_INVALID_ARGUMENT, "input %u is missing", index);
-  return ocp_ort_input_of(value, index, self->device_memory, input, error);
+    return ocp_fail(error, ORT_INVALID_ARGUMENT, "%s is missing", label(index, name, text));
+  return ocp_ort_input_of(value, index, name, self->device_memory, input, error);
 }
 
 static int allocate_output(void *context, uint32_t number, const int64_t *dims, uint32_t rank, void **data,
@@ -178,12 +206,15 @@ static OrtStatus *compute_fused(OrtNodeComputeInfo *this_ptr, void *state, OrtKe
 }
 
 static OrtNodeComputeInfo *compute_info_of(ocp_cluster *cluster, const ocp_repeat *repeat, ocp_device *device,
-                                           uint32_t num_inputs, ocp_error *error) {
+                                           const char *const *names, uint32_t num_inputs, ocp_error *error) {
   target made;
   if (make_target(&made, cluster, device, num_inputs, error) != ORT_OK)
     return NULL;
   made.repeat = repeat;
-  compute_info *self = calloc(1, sizeof *self);
+  size_t text_bytes = 0;
+  for (uint32_t i = 0; i < num_inputs; i++)
+    text_bytes += strlen(names[i]) + 1;
+  compute_info *self = calloc(1, sizeof *self + num_inputs * sizeof *self->names + text_bytes);
   if (!self) {
     ocp_fail(error, ORT_FAIL, "out of host memory");
     return NULL;
@@ -193,16 +224,24 @@ static OrtNodeComputeInfo *compute_info_of(ocp_cluster *cluster, const ocp_repea
                                  .Compute = compute_fused,
                                  .ReleaseState = release_state},
                          .target = made};
+  self->target.names = self->names;
+  char *text = (char *)(self->names + num_inputs);
+  for (uint32_t i = 0; i < num_inputs; i++) {
+    const size_t bytes = strlen(names[i]) + 1;
+    self->names[i] = memcpy(text, names[i], bytes);
+    text += bytes;
+  }
   return &self->ort;
 }
 
-OrtNodeComputeInfo *ocp_compute_info_create(ocp_cluster *cluster, ocp_device *device, uint32_t num_inputs,
-                                            ocp_error *error) {
-  return compute_info_of(cluster, NULL, device, num_inputs, error);
+OrtNodeComputeInfo *ocp_compute_info_create(ocp_cluster *cluster, ocp_device *device, const char *const *names,
+                                            uint32_t num_inputs, ocp_error *error) {
+  return compute_info_of(cluster, NULL, device, names, num_inputs, error);
 }
 
-OrtNodeComputeInfo *ocp_compute_info_of_repeat(const ocp_repeat *repeat, ocp_device *device, ocp_error *error) {
-  return compute_info_of(NULL, repeat, device, ocp_repeat_num_inputs(repeat), error);
+OrtNodeComputeInfo *ocp_compute_info_of_repeat(const ocp_repeat *repeat, ocp_device *device, const char *const *names,
+                                               ocp_error *error) {
+  return compute_info_of(NULL, repeat, device, names, ocp_repeat_num_inputs(repeat), error);
 }
 
 void ocp_compute_info_release(OrtNodeComputeInfo *info) { free(info); }

@@ -157,7 +157,7 @@ static int transpose(scan_helper *self, const size_t *permutation, size_t rank, 
   ocp_input source;
   int64_t sizes[OCP_MAX_RANK];
   transposition wanted = {.rank = 0};
-  if (ocp_ort_input_of(input, 0, self->device_memory, &source, error) != ORT_OK)
+  if (ocp_ort_input_of(input, 0, NULL, self->device_memory, &source, error) != ORT_OK)
     return error->code;
   for (uint32_t i = 0; i < source.rank; i++)
     if (source.dims[i] == 0)

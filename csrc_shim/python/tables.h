@@ -175,8 +175,8 @@ typedef struct ocp_core {
   const OrtLogger *(*host_logger)(void);
   /* kind: OCP_INFO_... of ort/allocator.h */
   int (*memory_info)(int emulated, int ordinal, int kind, const OrtMemoryInfo **out, ocp_error *error);
-  OrtNodeComputeInfo *(*compute_info_create)(ocp_cluster *cluster, ocp_device *device, uint32_t num_inputs,
-                                             ocp_error *error);
+  OrtNodeComputeInfo *(*compute_info_create)(ocp_cluster *cluster, ocp_device *device, const char *const *names,
+                                             uint32_t num_inputs, ocp_error *error);
   OrtKernelImpl *(*node_kernel_create)(const ocp_node_kernel_spec *spec, ocp_error *error);
   /* For KernelRegistry_AddKernel: kernels of nodes; and of Shape and Size, whose outputs are in host memory. */
   OrtKernelCreateFunc create_node_kernel, create_shape_kernel;
@@ -208,7 +208,8 @@ typedef struct ocp_core {
   void (*tracer_deliver)(const ocp_trace_record *record);
   ocp_repeat *(*repeat_create)(ocp_device *device, const ocp_repeat_spec *spec, ocp_error *error);
   void (*repeat_release)(ocp_repeat *repeat);
-  OrtNodeComputeInfo *(*compute_info_of_repeat)(const ocp_repeat *repeat, ocp_device *device, ocp_error *error);
+  OrtNodeComputeInfo *(*compute_info_of_repeat)(const ocp_repeat *repeat, ocp_device *device, const char *const *names,
+                                                ocp_error *error);
   /* The index of a callback of the cluster that goes to call_back, or -1. */
   int (*cluster_add_callback)(ocp_cluster *cluster, uint32_t num_pointers, uint32_t num_numbers, ocp_error *error);
   CUstream (*stream_handle)(const ocp_stream *stream);

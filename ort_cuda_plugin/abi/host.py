@@ -5,7 +5,7 @@ All of it works only inside a callback of the plugin, or between the registratio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .core import core, ffi, lib
@@ -69,6 +69,12 @@ def make_status(code: int, message: str) -> Any:
 def text(pointer: Any) -> str:
     """The UTF-8 text of a ``const char *``; "" for NULL."""
     return "" if pointer == ffi.NULL else ffi.string(pointer).decode(errors="replace")
+
+
+def texts(values: Sequence[str]) -> tuple[Any, list[Any]]:
+    """The ``const char *[]`` of texts, and what keeps it alive."""
+    kept = [ffi.new("char[]", value.encode()) for value in values]
+    return ffi.new("const char *[]", kept), kept
 
 
 def key_value_pairs(pairs: Any) -> dict[str, str]:

@@ -110,7 +110,7 @@ def context_node(
                 data, length, kind = ffi.from_buffer(value), len(value), lib.ORT_OP_ATTR_STRING
             host.check_status(api.CreateOpAttr(key.encode(), data, length, kind, slot))
             made[index] = slot[0]
-        ins, outs = _names(inputs), _names(outputs)
+        ins, outs = host.texts(inputs), host.texts(outputs)
         host.check_status(
             api.GetModelEditorApi().CreateNode(
                 OP_TYPE.encode(),
@@ -130,12 +130,6 @@ def context_node(
             if attribute != ffi.NULL:
                 api.ReleaseOpAttr(attribute)
     return node[0]
-
-
-def _names(names: Sequence[str]) -> tuple[Any, list[Any]]:
-    """``const char *[]`` and what keeps it alive."""
-    texts = [ffi.new("char[]", name.encode()) for name in names]
-    return ffi.new("const char *[]", texts), texts
 
 
 class ContextReader:

@@ -438,10 +438,10 @@ class Provider:
         return self._repeated[-1].compute_info()
 
     def _compute_info(self, fused_node: Any, loaded: Loaded, later: bool = False) -> Any:
-        num_inputs = len(_value_names(fused_node, "Inputs"))
+        names, kept = host.texts(_value_names(fused_node, "Inputs"))
         fused = self._fuse(_text("Node_GetName", fused_node), loaded, later)
         error = new_error()
-        info = core().compute_info_create(fused.pointer, self.device.pointer, num_inputs, error)
+        info = core().compute_info_create(fused.pointer, self.device.pointer, names, len(kept), error)
         check(error)
         return info
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..abi import host
 from ..abi.core import check, core, ffi, new_error
 from ..clusters.repetition import Part, Repetition
 from ..model.ir import Graph
@@ -41,12 +42,13 @@ class RepeatedNode:
         error = new_error()
         self.pointer = core().repeat_create(device.pointer, spec, error)
         check(error)
-        self._device = device
+        self._device, self._inputs = device, inputs
 
     def compute_info(self) -> Any:
         """The ``OrtNodeComputeInfo *`` of the fused node, for ORT to hold until the session ends."""
+        names, _kept = host.texts(self._inputs)
         error = new_error()
-        info = core().compute_info_of_repeat(self.pointer, self._device.pointer, error)
+        info = core().compute_info_of_repeat(self.pointer, self._device.pointer, names, error)
         check(error)
         return info
 

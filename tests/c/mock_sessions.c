@@ -217,7 +217,7 @@ static void test_hostile_values_fail_with_a_reason(const session *s) {
   context.inputs[1] = &other;
   check_fails(s->info->Compute(s->info, s->state, &context), "input 1 is in the memory of another device");
   context.inputs[1] = NULL;
-  check_fails(s->info->Compute(s->info, s->state, &context), "input 1 is missing");
+  check_fails(s->info->Compute(s->info, s->state, &context), "input 'y' is missing");
   context.num_inputs = 1;
   check_fails(s->info->Compute(s->info, s->state, &context), "out of range");
   context.num_inputs = 2;
@@ -268,13 +268,14 @@ static void test_a_forked_child_gets_a_clear_error(const session *s) {
 }
 
 void test_sessions(const void *image, size_t bytes, int runs) {
+  static const char *const names[] = {"x", "y"};
   session sessions[2];
   ocp_cluster *clusters[2];
   CUmodule modules[2];
   for (int i = 0; i < 2; i++) {
     ocp_error error = {0};
     clusters[i] = make_cluster(image, bytes, &modules[i]);
-    sessions[i] = (session){.info = ocp_compute_info_create(clusters[i], device, 2, &error), .runs = runs};
+    sessions[i] = (session){.info = ocp_compute_info_create(clusters[i], device, names, 2, &error), .runs = runs};
     CHECK(sessions[i].info);
     check_ok(sessions[i].info->CreateState(sessions[i].info, NULL, &sessions[i].state));
   }

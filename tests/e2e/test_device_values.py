@@ -60,6 +60,18 @@ def test_host_code_cannot_read_device_memory(on_device: Callable[..., ort.OrtVal
             os.close(end)
 
 
+@pytest.mark.parametrize("options", [{}, {"single_nodes": "1"}])
+def test_an_input_that_nobody_bound_is_named(options: dict[str, str]) -> None:
+    """A kernel of a single node has no names, but the error names the node."""
+    session = ort_cuda_plugin.session(add_and_double(), emulate=True, provider_options=options)
+    binding = session.io_binding()
+    binding.bind_cpu_input("a", np.ones(3, np.float32))
+    binding.bind_output("c")
+    name = "input 1" if options else "input 'b'"
+    with pytest.raises(RuntimeError, match=f"Message: {name} has no value: bind one, or give it to the Run"):
+        session.run_with_iobinding(binding)
+
+
 @pytest.mark.usefixtures("collected")
 def test_bound_inputs_and_outputs_stay_on_the_device(on_device: Callable[..., ort.OrtValue]) -> None:
     session = ep_session(add_and_double())
