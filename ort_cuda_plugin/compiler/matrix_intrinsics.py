@@ -5,6 +5,8 @@ register of two neighbours holds a[g][2t], a[g + 8][2t], a[g][2t + 8] and a[g + 
 whose neighbours lie along the first dimension. The sums are c[g][2t], c[g][2t + 1], c[g + 8][2t], c[g + 8][2t + 1].
 Of TF32, a is [16, 8] and b [8, 8]. A register holds one number: a[g][t], a[g + 8][t], a[g][t + 4] and a[g + 8][t + 4];
 b[t][g] and b[t + 4][g]. A row of four such numbers is loaded as one of eight numbers of 16 bits.
+Of bytes, a is [16, 32] and b [32, 8], and sums are int32. A register holds four neighbours, at 4t and 4t + 16, where
+those of 16-bit numbers hold two at 2t and 2t + 8; b has int8, a int8 or uint8 (kinds ``i8`` and ``u8``).
 `ort_cuda_plugin.compiler.host.matrices` has the forms for the emulated device, here and below.
 
 Operands come from shared memory. Addresses there are int64 numbers of bytes that `shared_address` begins.
@@ -22,6 +24,7 @@ from ort_cuda_plugin.compiler.host.matrices import (
     COPY,
     COPY_COMMIT,
     COPY_WAIT,
+    INTEGERS,
     LOAD,
     LOAD_TRANSPOSED,
     PRODUCTS,
@@ -32,6 +35,7 @@ from ort_cuda_plugin.compiler.tile_intrinsics import literal
 
 i16, i32, i64, f32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 sums_type = types.CPointer(types.float32)
+integer_sums_type = types.CPointer(types.int32)
 
 
 def _address(builder: ir.IRBuilder, base: ir.Value, index: int) -> ir.Value:
@@ -42,7 +46,10 @@ def matrix_functions(kind: str) -> dict[str, Any]:
     """``multiply_add_matrix_*(c, at, a0, a1, a2, a3, b0, b1)``, and what rounds floats for a register of it.
 
     That is ``pair_*(x, y)``, or ``round_tf32(x)`` to nearest: halfway to even on a GPU from sm_90 on, else from zero.
+    Sums of bytes wrap.
     """
+    integers = kind in INTEGERS
+    element, pointer, letter = (i32, integer_sums_type, "r") if integers else (f32, sums_type, "f")
 
     def multiply_add(typingctx: Any, c: Any, at: Any, a0: Any, a1: Any, a2: Any, a3: Any, b0: Any, b1: Any) -> Any:
         first = literal(at)
@@ -50,11 +57,11 @@ def matrix_functions(kind: str) -> dict[str, Any]:
         def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
             places = [_address(builder, args[0], first + i) for i in range(4)]
             given = [*args[2:], *(builder.load(place) for place in places)]
-            result = ir.LiteralStructType([f32] * 4)
+            result = ir.LiteralStructType([element] * 4)
             code = ir.InlineAsm(
-                ir.FunctionType(result, [i32] * 6 + [f32] * 4),
+                ir.FunctionType(result, [i32] * 6 + [element] * 4),
                 PRODUCTS[kind],
-                "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f",
+                ",".join([f"={letter}"] * 4 + ["r"] * 6 + [letter] * 4),
                 side_effect=True,
             )
             sums = builder.call(code, given)
@@ -62,7 +69,7 @@ def matrix_functions(kind: str) -> dict[str, Any]:
                 builder.store(builder.extract_value(sums, i), place)
             return context.get_dummy_value()
 
-        return signature(types.none, sums_type, at, *[types.uint32] * 6), codegen
+        return signature(types.none, pointer, at, *[types.uint32] * 6), codegen
 
     def pair(typingctx: Any, x: Any, y: Any) -> Any:
         def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
@@ -78,7 +85,7 @@ def matrix_functions(kind: str) -> dict[str, Any]:
 
         return signature(types.uint32, types.float32), codegen
 
-    rounds = {"round_tf32": round_one} if kind == "tf32" else {f"pair_{kind}": pair}
+    rounds = {} if integers else {"round_tf32": round_one} if kind == "tf32" else {f"pair_{kind}": pair}
     return {f"multiply_add_matrix_{kind}": multiply_add, **rounds}
 
 
@@ -178,6 +185,8 @@ FUNCTIONS: dict[str, Any] = {
     **matrix_functions("f16"),
     **matrix_functions("bf16"),
     **matrix_functions("tf32"),
+    **matrix_functions("i8"),
+    **matrix_functions("u8"),
     "scale_matrix_f32": scale_matrix_f32,
     "load_pair_u16": load_pair_u16,
 }

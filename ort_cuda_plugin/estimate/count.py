@@ -27,6 +27,8 @@ from .sass import Code
 from .work import KernelStep, Pointer, Region, Work
 
 SECTOR, LINE, BANKS, WARP = 32, 128, 32, 32
+KINDS = ("issued", "float", "double", "special", "matrix", "matrix_tf32", "matrix_int8", "barriers", "shuffles")
+"""Of instructions; `compiler.host.counts` says what they are."""
 MAX_BLOCKS = 5
 MAX_TURNS = 24
 MAX_ACCESSES = 3_000_000
@@ -251,7 +253,7 @@ def summary(
     total = issued.astype(np.float64) * scale * WARP
     instructions: defaultdict[str, float] = defaultdict(float)
     for part in range(parts):
-        for kind in ("issued", "float", "double", "special", "matrix", "matrix_tf32", "barriers", "shuffles"):
+        for kind in KINDS:
             instructions[kind] += float(total[accesses + part]) * metadata.get(f"part{part}.{kind}", 0)
         if not uses_stack:
             instructions["issued"] -= float(total[accesses + part]) * metadata.get(f"part{part}.stack", 0)

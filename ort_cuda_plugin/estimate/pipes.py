@@ -21,8 +21,8 @@ HOP = 3
 RESERVED_SHARED = 1024
 """Bytes of shared memory of a block that are the system's, on sm_80 and later."""
 REGISTER_UNIT = 256
-MATRIX_FLOPS = {"matrix": 16 * 8 * 16 * 2, "matrix_tf32": 16 * 8 * 8 * 2}
-MATRIX_RATES = {"matrix": "float16", "matrix_tf32": "tf32"}
+MATRIX_FLOPS = {"matrix": 16 * 8 * 16 * 2, "matrix_tf32": 16 * 8 * 8 * 2, "matrix_int8": 16 * 8 * 32 * 2}
+MATRIX_RATES = {"matrix": "float16", "matrix_tf32": "tf32", "matrix_int8": "int8"}
 OPERATIONS_IN_FLIGHT = 2.5
 """Of one thread, of instructions that do not depend on each other."""
 

@@ -54,6 +54,38 @@ def kernel(a, b, c, words):
     np.testing.assert_allclose(c[3:], expected, 1e-6, 1e-6)
 
 
+@pytest.mark.parametrize("kind", ["i8", "u8"])
+def test_small_matrices_of_bytes_are_multiplied_exactly(kind: str) -> None:
+    """Each register of a warp has the bytes that a GPU expects in it; sums begin with what they were."""
+    source = f"""
+def kernel(a, b, c):
+    lane = int32(cuda.threadIdx.x)
+    g = int32(lane >> 2)
+    t = int32(lane & 3)
+    sums = registers_i32(4)
+    for i in range(2):
+        sums[i] = c[g * 8 + 2 * t + i]
+        sums[2 + i] = c[(g + 8) * 8 + 2 * t + i]
+    at = g * 8 + t
+    multiply_add_matrix_{kind}(sums, 0, a[at], a[at + 64], a[at + 4], a[at + 68], b[at], b[at + 4])
+    for i in range(2):
+        c[g * 8 + 2 * t + i] = sums[i]
+        c[(g + 8) * 8 + 2 * t + i] = sums[2 + i]
+"""
+    spec = kernel(f"bytes_{kind}", ("*u32", "*u32", "*i32"), source)
+    random = np.random.default_rng(1)
+    a = random.integers(0, 256, (16, 32), np.uint8).view(np.int8 if kind == "i8" else np.uint8)
+    b = random.integers(-128, 128, (8, 32), np.int8)  # its columns
+    before = random.integers(-(2**20), 2**20, (16, 8), np.int32)
+    _, _, c = run(spec, (1, 1, 1), (32, 1, 1), a.view(np.uint32), b.view(np.uint32), before.copy())
+    np.testing.assert_array_equal(c, before + a.astype(np.int32) @ b.T.astype(np.int32))
+    for target in (Target.cuda(8, 0), Target.cuda(9, 0), Target.cuda(12, 0)):
+        image = compile_kernel(spec, target)
+        assert f"mma.sync.aligned.m16n8k32.row.col.s32.{'s8' if kind == 'i8' else 'u8'}.s8.s32".encode() in image.ptx
+        text = sass.disassembled(image)
+        assert not text or "IMMA" in sass.mix_of(text), text
+
+
 @pytest.mark.parametrize(("capability", "instruction"), [((8, 0), "LOP3"), ((9, 0), "F2FP"), ((12, 0), "F2FP")])
 def test_rounding_is_as_short_as_the_gpu_allows(capability: tuple[int, int], instruction: str) -> None:
     source = "def kernel(x, y):\n    i = cuda.grid(1)\n    y[i] = round_tf32(x[i])\n"

@@ -67,7 +67,7 @@ _single = (
 
 Counts = Counter[str]
 """By kind: "issued", "float" (of the float units), "double", "special", "matrix" (products of 16-bit numbers),
-"matrix_tf32", "barriers", "shuffles".
+"matrix_tf32", "matrix_int8", "barriers", "shuffles".
 
 "stack" are those of "issued" that a GPU issues only where a thread's arrays are not in registers.
 """
@@ -173,6 +173,8 @@ def _call(rest: str, lanes: int) -> Counts:
         return Counter()  # `matrices.with_accesses` has a load for it
     if name == "ocp.matrix.tf32":
         return Counter(issued=1, matrix_tf32=1)
+    if name in ("ocp.matrix.i8", "ocp.matrix.u8"):
+        return Counter(issued=1, matrix_int8=1)
     if "matrix" in name:
         return Counter(issued=1, matrix=1)
     if "load_matrices" in name or name in ("ptx.shared_address", "ptx.copy_async_done"):

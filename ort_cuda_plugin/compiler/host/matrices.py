@@ -8,10 +8,19 @@ from __future__ import annotations
 import itertools
 import re
 
-DEPTHS = {"f16": 16, "bf16": 16, "tf32": 8}
+DEPTHS = {"f16": 16, "bf16": 16, "tf32": 8, "i8": 32, "u8": 32}
 """Of the products of numbers of a kind."""
+INTEGERS = {"i8": "s8", "u8": "u8"}
+"""The kinds whose sums are integers, by what PTX calls the numbers of a. Those of b are int8."""
+
+
+def _types(kind: str) -> str:
+    """Of d, a, b and c in PTX."""
+    return f"s32.{INTEGERS[kind]}.s8.s32" if kind in INTEGERS else f"f32.{kind}.{kind}.f32"
+
+
 PRODUCTS = {
-    kind: f"mma.sync.aligned.m16n8k{depth}.row.col.f32.{kind}.{kind}.f32 "
+    kind: f"mma.sync.aligned.m16n8k{depth}.row.col.{_types(kind)} "
     "{$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
     for kind, depth in DEPTHS.items()
 }
@@ -34,15 +43,26 @@ ASSEMBLY = {
     **dict.fromkeys(COPY_WAIT, "ptx.copy_async_done"),
 }
 """What code that a GPU runs is called on the way to the emulated device."""
-SUMS = "{float, float, float, float}"
 _shuffle = "call i32 @ocp_emu_shfl(ptr %thread, i32 -1, i32 0, i32 {}, i32 {}, i32 31, ptr %predicate)"
 
 
-def _widened(kind: str, name: str, word: str, high: bool) -> list[str]:
-    """Lines that make the float ``%name`` of a half of a word, or of the bits of a whole one that TF32 has."""
+def _sum(kind: str) -> str:
+    """The type of a sum."""
+    return "i32" if kind in INTEGERS else "float"
+
+
+def _sums(kind: str) -> str:
+    return f"{{{', '.join([_sum(kind)] * 4)}}}"
+
+
+def _widened(kind: str, name: str, word: str, part: int, signed: bool) -> list[str]:
+    """Lines that make ``%name``, of a sum's type, of a half or byte of a word, or of the bits of one that TF32 has."""
     if kind == "tf32":
         return [f"%{name}.w = and i32 {word}, -8192", f"%{name} = bitcast i32 %{name}.w to float"]
-    lines = [f"%{name}.s = lshr i32 {word}, {16 if high else 0}"]
+    if kind in INTEGERS:
+        lines = [f"%{name}.s = lshr i32 {word}, {8 * part}", f"%{name}.t = trunc i32 %{name}.s to i8"]
+        return [*lines, f"%{name} = {'sext' if signed else 'zext'} i8 %{name}.t to i32"]
+    lines = [f"%{name}.s = lshr i32 {word}, {16 * part}"]
     if kind == "bf16":
         return [*lines, f"%{name}.w = shl i32 %{name}.s, 16", f"%{name} = bitcast i32 %{name}.w to float"]
     lines += [f"%{name}.t = trunc i32 %{name}.s to i16", f"%{name}.h = bitcast i16 %{name}.t to half"]
@@ -50,7 +70,8 @@ def _widened(kind: str, name: str, word: str, high: bool) -> list[str]:
 
 
 def _product(kind: str) -> str:
-    halves = (False, True) if DEPTHS[kind] == 16 else (False,)
+    parts = range(DEPTHS[kind] // 8)  # of a word
+    ty, times, plus = (_sum(kind), "mul", "add") if kind in INTEGERS else (_sum(kind), "fmul", "fadd")
     lines = [
         "%predicate = alloca i32",
         "%row = and i32 %lane, 28",
@@ -66,26 +87,28 @@ def _product(kind: str) -> str:
         for name, line in words:
             word = f"{name}.{line}.{s}"
             lines.append(f"%{word} = {_shuffle.format(f'%{name}', f'%from.{line}.{s}')}")
-            for high in halves:
-                lines += _widened(kind, f"{word}.{int(high)}", f"%{word}", high)
+            for part in parts:
+                signed = kind == "i8" or name.startswith("b")
+                lines += _widened(kind, f"{word}.{part}", f"%{word}", part, signed)
     for number, (rows, line) in enumerate(((0, "even"), (0, "odd"), (1, "even"), (1, "odd"))):
         total = f"%c{number}"
         # a0 and a1 have the first half of the columns of the two rows, a2 and a3 the last; b0 and b1 the rows of those.
-        for part in (0, 1):
+        for half in (0, 1):
             for s in range(4):
-                for high in halves:
-                    a, b = f"%a{rows + 2 * part}.row.{s}.{int(high)}", f"%b{part}.{line}.{s}.{int(high)}"
-                    name = f"%c{number}.{part}.{s}.{int(high)}"
-                    lines += [f"{name}.p = fmul float {a}, {b}", f"{name} = fadd float {total}, {name}.p"]
+                for part in parts:
+                    a, b = f"%a{rows + 2 * half}.row.{s}.{part}", f"%b{half}.{line}.{s}.{part}"
+                    name = f"%c{number}.{half}.{s}.{part}"
+                    lines += [f"{name}.p = {times} {ty} {a}, {b}", f"{name} = {plus} {ty} {total}, {name}.p"]
                     total = name
         before = "undef" if number == 0 else f"%r{number - 1}"
-        lines.append(f"%r{number} = insertvalue {SUMS} {before}, float {total}, {number}")
+        lines.append(f"%r{number} = insertvalue {_sums(kind)} {before}, {ty} {total}, {number}")
     words_of = ", ".join(f"i32 %{name}" for name in ("a0", "a1", "a2", "a3", "b0", "b1"))
-    sums_of = ", ".join(f"float %c{i}" for i in range(4))
+    sums_of = ", ".join(f"{ty} %c{i}" for i in range(4))
     body = "\n".join(f"  {line}" for line in lines)
+    given = f"ptr %thread, i32 %lane, {words_of}, {sums_of}"
     return (
-        f"\ndefine internal {SUMS} @ocp.matrix.{kind}(ptr %thread, i32 %lane, {words_of}, {sums_of}) noinline {{\n"
-        f"{body}\n  ret {SUMS} %r3\n}}\n"
+        f"\ndefine internal {_sums(kind)} @ocp.matrix.{kind}({given}) noinline {{\n"
+        f"{body}\n  ret {_sums(kind)} %r3\n}}\n"
     )
 
 
@@ -188,8 +211,7 @@ define internal void @ptx.copy_async_done() alwaysinline {
 }
 SWITCHING_CALLS = {
     **{
-        f"ptx.matrix.{kind}": f"call {{{{float, float, float, float}}}} @ocp.matrix.{kind}"
-        "(ptr %ocp.thread, i32 %ocp.laneid, {})"
+        f"ptx.matrix.{kind}": f"call {{{_sums(kind)}}} @ocp.matrix.{kind}(ptr %ocp.thread, i32 %ocp.laneid, {{}})"
         for kind in DEPTHS
     },
     **{

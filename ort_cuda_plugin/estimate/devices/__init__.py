@@ -17,8 +17,8 @@ class Gpu:
     """A GPU; rates are those at the boost clock, of all multiprocessors together.
 
     ``float32_lanes`` and ``special_lanes`` are results per clock of a multiprocessor; ``tflops`` are those of tensor
-    cores without sparsity, and of float32 and float64 without tensor cores. ``tensor_share`` is the part of that which
-    the largest products reach in long runs, where the power limit holds the clock down.
+    cores without sparsity, of int8 in operations, and of float32 and float64 without tensor cores. ``tensor_share`` is
+    the part of that which the largest products reach in long runs, where the power limit holds the clock down.
     """
 
     key: str
