@@ -122,7 +122,7 @@ def _convolve(
     transposed: bool = False,
 ) -> Tensor:
     """Records a convolution with a bias b for each channel; gives its result of ``shape``. See `Convolve`."""
-    total = Scalar(s.accumulation_type(x.dtype), "leaf")
+    total = Scalar(s.accumulation_type(x.dtype) if x.dtype.is_float else x.dtype, "leaf")
     inputs: list[Input] = []
     value = total
     if b is not None:
