@@ -16,8 +16,8 @@ from .layout import coordinates, extent, index_type
 
 PREFIX = "e_"
 """Begins the names of an epilogue, which no kernel has."""
-MARK = "@"
-"""Stands in element text for what tells apart the elements that a thread has at once."""
+MARK, ROW = "@", "#"
+"""Stand in text for what tells apart the columns that a thread has at once, and the rows."""
 
 
 @dataclass(frozen=True)
@@ -25,19 +25,32 @@ class Epilogue:
     """Source text of a kernel.
 
     ``row_lines`` come where the kernel's names for the outer coordinates are set and the element exists.
-    ``element_lines`` compute what ``store_lines`` store, for one element: its last coordinate is ``column<mark>``, its
-    sum ``total<mark>``.
+    ``column_lines`` are what all elements of a column share, whose coordinate is ``column<mark>``. ``element_lines``
+    compute what ``store_lines`` store, for one element: its sum is ``total<mark>``. A kernel with several rows at once
+    has ``row`` and sums with the row's mark at their end. Other outer coordinates are those of all of its rows.
     """
 
     row_lines: tuple[str, ...]
     element_lines: tuple[str, ...]
     store_lines: tuple[str, ...]
+    column_lines: tuple[str, ...] = ()
+
+    def rows(self, row: str = "") -> list[str]:
+        return [line.replace(ROW, row) for line in self.row_lines]
+
+    def columns(self, mark: str) -> list[str]:
+        return [line.replace(MARK, mark) for line in self.column_lines]
 
     def elements(self, mark: str) -> list[str]:
-        return [line.replace(MARK, mark) for line in self.element_lines]
+        """Of the only row, with what its column needs."""
+        return [*self.columns(mark), *self.inner(mark)]
 
-    def stores(self, mark: str) -> list[str]:
-        return [line.replace(MARK, mark) for line in self.store_lines]
+    def inner(self, mark: str, row: str = "") -> list[str]:
+        """Of a row, after `columns`."""
+        return [line.replace(MARK, mark).replace(ROW, row) for line in self.element_lines]
+
+    def stores(self, mark: str, row: str = "") -> list[str]:
+        return [line.replace(MARK, mark).replace(ROW, row) for line in self.store_lines]
 
 
 @dataclass(frozen=True)
@@ -62,33 +75,69 @@ def make_epilogue(
     pointers = [builder.tensor(x, written=number >= len(loaded)) for number, x in enumerate(tensors)]
     placed = [broadcast_strides(x, step.shape) for x in tensors]
     terms: list[Terms] = [[] for _ in tensors]
+    emit.suffix = ROW
     for axes in outer:
-        count_along(ctx, builder, step, axes, placed, terms)
+        count_along(ctx, builder, step, axes, placed, terms, ROW if axes.name == "row" else "")
     bases = [emit.assign(offset_text(mine)) if mine else "0" for mine in terms]
     along: list[Terms] = [[] for _ in tensors]
     with emit.detached() as counting:
         emit.suffix = MARK
-        count_along(ctx, builder, step, last, placed, along)
-        emit.suffix = ""
+        count_along(ctx, builder, step, last, placed, along, MARK)
+        emit.suffix = ROW
     places = [sum_text(base, offset_text(mine)) for base, mine in zip(bases, along, strict=True)]
-    loads = list(zip(loaded, pointers, places, along, strict=False))
-    for (leaf, x), pointer, place, mine in loads:
+    loads = list(zip(loaded, pointers, places, terms, along, strict=False))
+    for (leaf, x), pointer, place, _, mine in loads:
         if not mine:
             emit.bind(leaf, emit.assign(load_text(pointer, place, x.dtype)))
     row_lines = emit.taken()
     emit.lines += counting
     emit.suffix = MARK
-    for (leaf, x), pointer, place, _ in loads:
+    shared = set()
+    for (leaf, x), pointer, place, beneath, mine in loads:
+        if mine and not beneath:
+            emit.bind(leaf, emit.assign(load_text(pointer, place, x.dtype)))
+            shared.add(leaf)
+    for value in _of_columns([value for value, _ in step.outputs], shared):
+        emit.value(value)
+    column_lines = emit.taken()
+    emit.suffix = f"{MARK}{ROW}"
+    for (leaf, x), pointer, place, *_ in loads:
         if emit.bound(leaf) is None:
             emit.bind(leaf, emit.assign(load_text(pointer, place, x.dtype)))
-    emit.bind(total, f"total{MARK}")
+    emit.bind(total, f"total{MARK}{ROW}")
     stores = []
     for (expression, _), pointer, place in zip(
         step.outputs, pointers[len(loaded) :], places[len(loaded) :], strict=True
     ):
         stores.append(f"{pointer}[{place}] = {emit.assign(emit.memory_form(expression))}")
     element_lines = emit.taken()
-    return Epilogue(tuple(row_lines), tuple(element_lines), tuple(stores)), builder
+    return Epilogue(tuple(row_lines), tuple(element_lines), tuple(stores), tuple(column_lines)), builder
+
+
+def _of_columns(expressions: Sequence[Scalar], shared: set[Scalar]) -> list[Scalar]:
+    """The largest parts of expressions that depend on ``shared`` leaves and constants alone."""
+    alike: dict[Scalar, bool] = {}
+    stack = list(expressions)
+    while stack:
+        x = stack[-1]
+        missing = [operand for operand in x.operands if operand not in alike]
+        if x in alike or not missing:
+            stack.pop()
+            alike[x] = x in shared or x.op == "constant" or bool(x.operands and all(alike[y] for y in x.operands))
+        else:
+            stack += missing
+    found: dict[Scalar, None] = {}
+    seen: set[Scalar] = set()
+    stack = list(expressions)
+    while stack:
+        x = stack.pop()
+        if x not in seen:
+            seen.add(x)
+            if not alike[x]:
+                stack += x.operands
+            elif x.operands:
+                found[x] = None
+    return list(found)
 
 
 Terms: TypeAlias = list[tuple[str, str]]
@@ -96,20 +145,29 @@ Terms: TypeAlias = list[tuple[str, str]]
 
 
 def count_along(
-    ctx: Lowering, builder: KernelBuilder, step: Map, axes: Axes, placed: Sequence[Sequence[Dim]], terms: list[Terms]
+    ctx: Lowering,
+    builder: KernelBuilder,
+    step: Map,
+    axes: Axes,
+    placed: Sequence[Sequence[Dim]],
+    terms: list[Terms],
+    mark: str = "",
 ) -> None:
-    """Emits the coordinates along ``axes`` and adds those that a tensor's offset depends on to its ``terms``."""
+    """Emits the coordinates along ``axes`` and adds those that a tensor's offset depends on to its ``terms``.
+
+    ``mark`` ends the kernel's name for the number that counts them.
+    """
     shape = [step.shape[axis] for axis in axes.dims]
     dims, strides = collapse(shape, [tuple(x[axis] for axis in axes.dims) for x in placed])
     if not dims:
         return
     emit = builder.emit
     if len(dims) == 1:
-        names = [emit.assign(f"int64({axes.name}{emit.suffix})")]
+        names = [emit.assign(f"int64({axes.name}{mark})")]
     else:
         dtype = index_type(ctx, product(dims))
         extents = [extent(builder, dim, dtype) for dim in dims[1:]]
-        names = coordinates(emit, emit.assign(f"{register_type(dtype)}({axes.name}{emit.suffix})"), extents, dtype)
+        names = coordinates(emit, emit.assign(f"{register_type(dtype)}({axes.name}{mark})"), extents, dtype)
     for mine, steps in zip(terms, strides, strict=True):
         pairs = [(name, builder.stride(stride)) for name, stride in zip(names, steps, strict=True)]
         mine += [pair for pair in pairs if pair[1] != "0"]

@@ -280,14 +280,14 @@ def grouped_product(
     uses = {t: Use(elements=floordiv(t.size, sym_max(count, 1)) * chosen) for t in loaded if t.buffer in of_experts}
     if few != 0:
         form = (_row_element(x, f"a_base + int64({INNER})"), element)
-        kernel = GroupedRows(form, _epilogue(weights.bias, "row"), "k", "k")
+        kernel = GroupedRows(form, _epilogue(weights.bias, "row#"), "k", "k")
         builder = _builder(x, result, share, weights, of_weights, experts=choices.experts)
         builder.integers(DType.INT32, m=rows)
         blocks = select(few, ceildiv(weights.columns, kernel.block_columns) * rows, 0)
         builder.launch(ctx, kernel.name, (blocks, 1, 1), (kernel.threads, 1, 1), uses, body=kernel.body)
     if few != 1:
         order, starts, tiles = choices.sorted
-        grouped = _tiles_of_rows(ctx, x, element, _epilogue(weights.bias, "order[int64(row)]"), tile, real)
+        grouped = _tiles_of_rows(ctx, x, element, _epilogue(weights.bias, "order[int64(row#)]"), tile, real)
         builder = _builder(x, result, share, weights, of_weights, order=order, starts=starts, tiles=tiles)
         builder.integers(DType.INT32, count=count)
         most = (floordiv(rows, tile.m) + chosen) * ceildiv(weights.columns, tile.n)
@@ -386,8 +386,9 @@ def _row_element(x: Tensor, place: str) -> Element:
 
 
 def _epilogue(bias: Tensor | None, row: str) -> Epilogue:
-    rows, value = [f"y_base = int64({row}) * int64(n)"], "total@"
+    columns, value = [], "total@#"
     if bias is not None:
-        rows.append("bias_base = expert * int64(n)")
-        value += f" + {load_text('bias', 'bias_base + int64(column@)', bias.dtype)}"
-    return Epilogue(tuple(rows), (f"value@ = {value}",), ("y[y_base + int64(column@)] = value@",))
+        columns.append(f"bias@ = {load_text('bias', 'expert * int64(n) + int64(column@)', bias.dtype)}")
+        value += " + bias@"
+    rows, stores = [f"y_base# = int64({row}) * int64(n)"], ["y[y_base# + int64(column@)] = value@#"]
+    return Epilogue(tuple(rows), (f"value@# = {value}",), tuple(stores), tuple(columns))

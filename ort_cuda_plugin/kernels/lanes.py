@@ -97,7 +97,7 @@ class LaneProduct(Product):
             f"    multiply_add_strip_{storage}(sums, weight, 0, b, at, 1, {width})",
             "    at += int64(b_k)",
             f"copy_strip_{short}(buffer, sums, 0, {width})",
-            *self.epilogue.row_lines,
+            *self.epilogue.rows(),
             f"for i in range(int32(start - column0), {width}):",
             *indented(self._finished("column0 + i", "buffer[int64(i)]"), 1),
         ]
@@ -128,5 +128,5 @@ class LaneProduct(Product):
         for r in columns:
             weight = self.elements[1].load("b", f"b{r} + int64(k)", own[r], "int32(k)")
             lines.append(f"    buffer[{r * width}] += x * {weight}")
-        lines += [*self.epilogue.row_lines, f"for r in range(min(int32({COLUMNS}), int32(n - start))):"]
+        lines += [*self.epilogue.rows(), f"for r in range(min(int32({COLUMNS}), int32(n - start))):"]
         return [*lines, indent("\n".join(self._finished("start + r", f"buffer[int64(r * {width})]")), 1)]

@@ -91,7 +91,7 @@ class Product:
         """What a thread does with ``total`` of the element (``row``, ``column0 + thread``)."""
         epilogue = self.epilogue
         lines = ["column_0 = int32(column0 + thread)", "total_0 = total"]
-        return [*epilogue.row_lines, *lines, *epilogue.elements("_0"), *epilogue.stores("_0")]
+        return [*epilogue.rows(), *lines, *epilogue.elements("_0"), *epilogue.stores("_0")]
 
 
 @dataclass(frozen=True)

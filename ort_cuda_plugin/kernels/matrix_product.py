@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..model.ir import DType
 from ..program.lowering import DeviceProperties, Lowering, LoweringOptions, Tensor
 from ..program.scalar import Scalar
 from ..program.steps import Map, Substitution, Sums
@@ -42,6 +41,11 @@ def kind_of(device: DeviceProperties, options: LoweringOptions, storage: str) ->
     if storage == "f32":
         return "tf32" if options.use_tf32 and device.tf32 else ""
     return storage if storage in ("f16", "bf16") else ""
+
+
+def multiplies_integers(device: DeviceProperties) -> bool:
+    """Whether the device's tensor cores multiply bytes for our kernels."""
+    return not device.emulated and device.compute_capability >= (8, 0)
 
 
 def choose_matrix_tile(device: DeviceProperties, kind: str, rows: Dim, columns: Dim, batch: Dim) -> Tile:
@@ -134,19 +138,19 @@ class MatrixProduct(Product):
 
 
 def parts_epilogue(parts: Tensor) -> tuple[Epilogue, Parameters]:
-    """Stores the sums of each part of k in ``parts`` [splits, rows of all batches, columns]."""
+    """Stores the sums of each part of k in ``parts`` [splits, rows of all batches, columns], of the sums' type."""
     parameters = Parameters()
     parameters.tensor(parts, "parts", written=True)
     parameters.integer(product(parts.shape[1:]), name="part_size")
-    start = "part_at = int64(part) * part_size + (int64(batch) * int64(m) + int64(row)) * int64(n)"
-    return Epilogue((start,), (), ("parts[part_at + int64(column@)] = total@",)), parameters
+    start = "part_at# = int64(part) * part_size + (int64(batch) * int64(m) + int64(row#)) * int64(n)"
+    return Epilogue((start,), (), ("parts[part_at# + int64(column@)] = total@#",)), parameters
 
 
 def sum_of_parts(ctx: Lowering, step: Sums, parts: Tensor, splits: int) -> Map:
     """The step that adds the parts of `parts_epilogue`, in order, and computes the epilogue of ``step``."""
     size = product(step.shape)
     views = [ctx.view(parts, step.shape, None, parts.offset + number * size) for number in range(splits)]
-    leaves = [Scalar(DType.FLOAT32, "leaf") for _ in views]
+    leaves = [Scalar(parts.dtype, "leaf") for _ in views]
     total = leaves[0]
     for leaf in leaves[1:]:
         total = total + leaf

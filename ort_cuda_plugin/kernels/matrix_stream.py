@@ -16,7 +16,7 @@ from ..program.symbolic import Dim, hint
 from .attend import Form
 from .codegen import text_property
 from .stream_kernel import StreamKernel
-from .tiles import Element, indented, log2, store_tile
+from .tiles import indented, log2, store_rows
 
 GAP = 8
 """Elements between rows in shared memory, so that neighbouring rows begin in other banks."""
@@ -341,4 +341,4 @@ class MatrixStreamKernel(StreamKernel):
             for warp in range(WARPS):
                 placed += [f"if warp == {warp}:", *indented(added if warp else own, 1)]
                 placed += ["cuda.syncthreads()"] if warp + 1 < WARPS else []
-        return store_tile(form.result, "m", "d", Element("f32"), self.epilogue, placed=placed, pitch=pitch).splitlines()
+        return store_rows(form.result, "m", "d", "{}", self.epilogue, placed, pitch).splitlines()

@@ -9,24 +9,28 @@ matrix is loaded from, nor neighbours, which are stored together, share a bank.
 float32 is rounded to TF32 on the way from shared memory to the tensor cores. ``ldmatrix`` takes four such numbers of a
 line for eight of 16 bits, but transposes none: where lines run along x, lanes load numbers one by one, eight
 neighbours of each of four lines.
+
+Bytes are loaded as pairs of them are, so their lines run along k. Their sums stand in shared memory as bits of floats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .convert import ConvertedElement
 from .epilogue import Epilogue
-from .tiles import Element, Operand, Tile, indented, log2, store_tile
+from .tiles import Element, Operand, Tile, indented, log2, store_rows
 
 STEP = 64
 """Bytes along k of a step."""
 STAGES = 3
 RESIDENT = 3
 """Blocks that a multiprocessor should hold: with two, warps wait. So many leave sums and operands in registers."""
-SIZES = {"f16": 2, "bf16": 2, "tf32": 4}
+SIZES = {"f16": 2, "bf16": 2, "tf32": 4, "i8": 1, "u8": 1}
 """Bytes in shared memory of a number that is multiplied as a kind."""
+INTEGERS = frozenset({"i8", "u8"})
+"""Kinds whose sums are int32, and whose second operand is int8."""
 
 
 def piece_of(kind: str) -> int:
@@ -128,7 +132,7 @@ class MatrixTile:
             "lane = int32(thread & 31)",
             f"warp_row = int32((thread >> {5 + log2(self.warp_columns)}) * {rows})",
             f"warp_column = int32(((thread >> 5) & {self.warp_columns - 1}) * {columns})",
-            f"sums = registers_f32({rows * columns // 32})",
+            f"sums = registers_{'i32' if self.kind in INTEGERS else 'f32'}({rows * columns // 32})",
         ]
         for of, element in zip(self.lines, self.elements, strict=True):
             lines += [] if isinstance(element, ConvertedElement) else self._copied(of)
@@ -198,7 +202,7 @@ class MatrixTile:
             f"        multiplied = choose(multiplied == {last}, int32(0), int32(multiplied + {self.stage}))",
         ]
 
-    def store(self, rows: str, columns: str, epilogue: Epilogue, setup: Iterable[str] = ()) -> str:
+    def store(self, rows: str, columns: str, epilogue: Epilogue) -> str:
         height, width = self.warp
         pitch = self.tile.n + GAP
         placed = [
@@ -211,8 +215,12 @@ class MatrixTile:
                 for half in (0, 1):
                     at = (16 * i + 8 * half) * pitch + 8 * j
                     first = 4 * (i * (width // 8) + j) + 2 * half
-                    placed.append(f"store_f32x2(tile_c, to + {at}, sums[{first}], sums[{first + 1}])")
-        return store_tile(self.tile, rows, columns, Element("f32"), epilogue, setup, placed=placed, pitch=pitch)
+                    pair = [f"sums[{first + i}]" for i in (0, 1)]
+                    if self.kind in INTEGERS:
+                        pair = [f"i32_as_f32({one})" for one in pair]
+                    placed.append(f"store_f32x2(tile_c, to + {at}, {', '.join(pair)})")
+        total = "f32_as_i32({})" if self.kind in INTEGERS else "{}"
+        return store_rows(self.tile, rows, columns, total, epilogue, placed, pitch)
 
     # ---- operands ----
 
@@ -269,7 +277,7 @@ class MatrixTile:
             value = (
                 element.load(operand.pointer, place_of, outer, along)
                 if converted or self.size == 4
-                else (f"uint32({operand.pointer}[{place_of}])")
+                else self._bits(f"{operand.pointer}[{place_of}]")
             )
             edge += [
                 f"part{part} = {zero}",
@@ -277,7 +285,7 @@ class MatrixTile:
                 f"    part{part} = {value}",
             ]
         parts = [f"part{part}" for part in range(4 // self.size)]
-        word = self._word(parts) if converted or self.size == 4 else "u32_as_f32(uint32(part0 | (part1 << uint32(16))))"
+        word = self._word(parts) if converted or self.size == 4 else self._packed(parts)
         one_by_one = [
             "for word in range(4):",
             *indented(edge, 1),
@@ -304,6 +312,15 @@ class MatrixTile:
     def _word(self, values: Sequence[str]) -> str:
         """The float whose bits are those of numbers, 4 bytes of them, of the kind that is multiplied."""
         return values[0] if self.size == 4 else f"u32_as_f32(pair_{self.kind}({', '.join(values)}))"
+
+    def _bits(self, value: str) -> str:
+        """The bits of a number in memory, of 2 bytes or one, as a uint32."""
+        return f"(uint32({value}) & uint32(255))" if self.size == 1 else f"uint32({value})"
+
+    def _packed(self, parts: Sequence[str]) -> str:
+        """The float whose bits are those of numbers, 4 bytes of them, each in the lowest bits of a uint32."""
+        shifted = [f"({part} << uint32({8 * self.size * i}))" if i else part for i, part in enumerate(parts)]
+        return f"u32_as_f32(uint32({' | '.join(shifted)}))"
 
     # ---- products ----
 

@@ -68,5 +68,5 @@ class MergeKernel:
             "if column_0 < d:",
             *indented([*self.epilogue.elements("_0"), *self.epilogue.stores("_0")], 1),
         ]
-        lines += [*self.epilogue.row_lines, "for first in range(0, d, 32):", *indented(columns, 1)]
+        lines += [*self.epilogue.rows(), "for first in range(0, d, 32):", *indented(columns, 1)]
         return "\n".join(indented(lines, 1))

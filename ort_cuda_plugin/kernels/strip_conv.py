@@ -293,7 +293,7 @@ class StripConv:
                 f"if {row} < left:",
                 f"    copy_strip_{self.accumulator}(buffer, sums, {row}, {self.width})",
                 f"    channel = int32(group * rows + tile * {self.rows} + {row})",
-                *indented(self.epilogue.row_lines, 1),
+                *indented(self.epilogue.rows(), 1),
                 *indented(self._store_row(), 1),
             ]
         return lines

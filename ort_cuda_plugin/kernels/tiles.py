@@ -18,6 +18,8 @@ from .epilogue import Epilogue
 
 CHUNK = 4
 """Consecutive elements that one thread stores at a time."""
+ROWS = 2
+"""That a thread of `store_rows` has at once."""
 THREADS = 128
 """Threads of a block in kernels with one thread per element."""
 
@@ -326,54 +328,90 @@ def store_tile(
     element: Element,
     epilogue: Epilogue,
     setup: Iterable[str] = (),
-    placed: Iterable[str] = (),
-    pitch: int = 0,
 ) -> str:
     """Gives the block's sums to ``epilogue``, whose coordinates are ``column`` and what ``setup`` makes of ``row``.
 
     The block's tile begins at (``row0``, ``column0``) of a matrix of ``rows`` x ``columns``. Through shared memory, so
-    that neighbours in memory are written together. ``placed`` are lines that put the sums there, [m][n] of the tile,
-    where they are not those of `multiply`. Where ``pitch`` is not 0 rows are so far apart, and a thread's elements of a
-    row as far as a line has threads: neighbours store neighbours.
+    that neighbours in memory are written together.
     """
     per_line = tile.n // CHUNK
-    apart, first = (per_line, 1) if pitch else (1, CHUNK)
-    at = f"int64(int32((chunk >> {log2(per_line)}) * {pitch} + (chunk & {per_line - 1})))"
-    vector = element.accumulator == "float32" and not pitch
+    vector = element.accumulator == "float32"
     sizes = f"{tile.thread_m}, {tile.thread_n}"
-    own = [
+    lines = [
         f"to = int64(int32(thread_row * {tile.n} + thread_column))",
         f"store_tile_{suffix(element.accumulator)}(tile_c, to, {tile.n}, sums, {sizes})",
-    ]
-    lines = [
-        *(list(placed) or own),
         "cuda.syncthreads()",
         f"for piece in range({tile.m * tile.n // CHUNK // tile.threads}):",
         f"    chunk = int32(thread + piece * {tile.threads})",
         f"    row = int32(row0 + (chunk >> {log2(per_line)}))",
-        f"    column0_of_chunk = int32(column0 + (chunk & {per_line - 1}) * {first})",
-        f"    at = {at if pitch else 'int64(chunk) * 4'}",
+        f"    column0_of_chunk = int32(column0 + (chunk & {per_line - 1}) * {CHUNK})",
+        "    at = int64(chunk) * 4",
         f"    if row < {rows}:",
-        *indented([*setup, *epilogue.row_lines], 2),
-        f"        if column0_of_chunk + {(CHUNK - 1) * apart} < {columns}:",
+        *indented([*setup, *epilogue.rows()], 2),
+        f"        if column0_of_chunk + {CHUNK - 1} < {columns}:",
     ]
     if vector:
         lines.append(f"            {', '.join(f'total_{i}' for i in range(CHUNK))} = load_f32x4(tile_c, at)")
     for i in range(CHUNK):
         lines += [
-            f"            column_{i} = int32(column0_of_chunk + {i * apart})",
-            *([] if vector else [f"            total_{i} = tile_c[at + {i * apart}]"]),
+            f"            column_{i} = int32(column0_of_chunk + {i})",
+            *([] if vector else [f"            total_{i} = tile_c[at + {i}]"]),
             *indented(epilogue.elements(f"_{i}"), 3),
         ]
     for i in range(CHUNK):
         lines += indented(epilogue.stores(f"_{i}"), 3)
     lines += [
         "        else:",
-        f"            for i in range(0, int32({columns} - column0_of_chunk), {apart}):",
+        f"            for i in range(int32({columns} - column0_of_chunk)):",
         "                column_e = int32(column0_of_chunk + i)",
         "                total_e = tile_c[at + i]",
         *indented([*epilogue.elements("_e"), *epilogue.stores("_e")], 4),
     ]
+    return "\n".join(lines)
+
+
+def store_rows(
+    tile: Tile, rows: str, columns: str, total: str, epilogue: Epilogue, placed: Iterable[str], pitch: int
+) -> str:
+    """As `store_tile`, of sums that ``placed`` lines put into ``tile_c``, whose rows are ``pitch`` apart.
+
+    A thread has the same columns of several rows, as far apart as a line has threads: neighbours store neighbours. What
+    its columns need is loaded once. It has `ROWS` rows at once, so that loads of one do not wait for those of another.
+    ``total`` makes a sum of what stands there.
+    """
+    per_line = tile.n // CHUNK
+    pieces = tile.m * tile.n // CHUNK // tile.threads
+    marks = [f"_r{number}" for number in range(min(ROWS, pieces))]
+    lines = [
+        *placed,
+        "cuda.syncthreads()",
+        f"first_column = int32(column0 + (thread & {per_line - 1}))",
+    ]
+    for i in range(CHUNK):
+        lines += [
+            f"column_{i} = int32(min(int32(first_column + {i * per_line}), int32({columns} - 1)))",
+            *epilogue.columns(f"_{i}"),
+        ]
+    lines.append(f"for piece in range(0, {pieces}, {len(marks)}):")
+    for number, mark in enumerate(marks):
+        lines += [
+            f"    chunk = int32(thread + (piece + {number}) * {tile.threads})",
+            f"    own{mark} = int32(row0 + (chunk >> {log2(per_line)}))",
+            f"    row{mark} = int32(min(own{mark}, int32({rows} - 1)))",
+            *indented(epilogue.rows(mark), 1),
+            f"    at{mark} = int64(int32((chunk >> {log2(per_line)}) * {pitch} + (chunk & {per_line - 1})))",
+        ]
+    for mark in marks:
+        for i in range(CHUNK):
+            value = total.format(f"tile_c[at{mark} + {i * per_line}]")
+            lines += [f"    total_{i}{mark} = {value}", *indented(epilogue.inner(f"_{i}", mark), 1)]
+    for mark in marks:
+        lines.append(f"    if own{mark} < {rows}:")
+        for i in range(CHUNK):
+            lines += [
+                f"        if first_column + {i * per_line} < {columns}:",
+                *indented(epilogue.stores(f"_{i}", mark), 3),
+            ]
     return "\n".join(lines)
 
 
