@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ..kernels.chained import chain_convolutions
 from ..kernels.choose import choose
 from ..kernels.emit import emit
+from ..kernels.image_order import matrix_convolution_kind
 from ..kernels.narrow import narrow
 from ..kernels.packed import pack
 from ..kernels.tactics import Tuner
@@ -14,6 +15,7 @@ from ..model.ir import Node
 from ..program.lowering import Lowering
 from ..program.passes.fixed import fixed_buffers, is_fixed, split
 from ..program.passes.run import Watch, run_passes
+from ..program.steps import Convolve
 from ..program.tensor import BufferKind, Tensor
 from ..program.trace import Recordable
 from ..program.traffic import ProgramTraffic, traffic
@@ -64,6 +66,11 @@ def make_launches(
     compulsory = traffic(step for step in least if not is_fixed(step, known))
     is_chosen = bool(ctx.device.libraries) or not ctx.device.emulated or tuner is not None
     if is_chosen:
+        if ctx.options.fusion:
+            # What tensor cores multiply as it is stored does not become float32 for a library.
+            steps = narrow(steps, lambda step: isinstance(step, Convolve) and bool(matrix_convolution_kind(ctx, step)))
+            if watch:
+                watch("integers", steps)
         steps = choose(ctx, steps, tuner)
         if watch:
             watch("choose", steps)

@@ -57,7 +57,7 @@ def convolution_tactics(ctx: Lowering, step: Convolve) -> dict[str, Tile | None]
     tiles = EMULATED_TILES if ctx.device.emulated else TILES
     others = [] if step.total.dtype.itemsize == 8 else [tile for tile, _ in tiles if tile.m < 2 * rows]
     found: dict[str, Tile | None] = {f"tiles of {tile.name}": tile for tile in dict.fromkeys([first, *others])}
-    if rows > MOST_TUNED_STRIP_ROWS:
+    if rows > MOST_TUNED_STRIP_ROWS or step.conversions[1] is not None:
         return found
     strips: dict[str, Tile | None] = {STRIPS: None}
     return strips | found if rows <= STRIP_ROWS else found | strips
@@ -66,8 +66,11 @@ def convolution_tactics(ctx: Lowering, step: Convolve) -> dict[str, Tile | None]
 def in_strips(step: Convolve) -> bool:
     """Whether `StripConv` takes less time than tiles, which do much for nothing where a group has few outputs.
 
-    Unless it was measured that depends on the weights alone, so that every plan wants them in the same layout.
+    Unless it was measured that depends on the weights alone, so that every plan wants them in the same layout. Strips
+    do not convert weights.
     """
+    if step.conversions[1] is not None:
+        return False
     if step.tactic.name:
         return step.tactic.name == STRIPS
     return step.transposed or step.operands[1].static_shape[0] // step.groups <= STRIP_ROWS

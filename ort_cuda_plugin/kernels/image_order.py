@@ -6,6 +6,7 @@ reads in the order of the model, such as an output of the cluster, is copied the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -26,8 +27,9 @@ from ..program.views import permute
 from .conv_phases import has_few_phases
 from .depthwise import is_depthwise
 from .index import gather_map
+from .integer_products import MAX_DEPTH, integer_form
 from .library_form import convolution_form
-from .matrix_product import kind_of
+from .matrix_product import kind_of, multiplies_integers
 from .matrix_tiles import piece_of
 
 __all__ = [
@@ -165,9 +167,17 @@ def matrix_convolution_kind(ctx: Lowering, step: Convolve) -> str:
     """What tensor cores multiply in our kernel for images with channels last, "" where it does not take the step."""
     x = step.operands[0]
     channels, kind = _padding(ctx, step) or x.shape[1], _kind(ctx, x.dtype)
-    if not kind or step.is_converted or (step.transposed and not has_few_phases(step)):
+    if step.is_converted:
+        form = integer_form(step) if multiplies_integers(ctx.device) else None
+        kind = form.kind if form is not None and _depth(step) <= MAX_DEPTH else ""
+    if not kind or (step.transposed and not has_few_phases(step)):
         return ""
     return kind if isinstance(channels, int) and channels % (step.groups * piece_of(kind)) == 0 else ""
+
+
+def _depth(step: Convolve) -> int:
+    """Products of a sum."""
+    return math.prod(step.operands[1].static_shape[1:])
 
 
 def _kind(ctx: Lowering, dtype: DType) -> str:

@@ -20,6 +20,7 @@ from .contract import ProductTactic
 from .conv_phases import phases
 from .epilogue import Axes, Epilogue, make_epilogue
 from .image_order import channels_last_weights, matrix_convolution_kind, permuted, place_stride, places_first
+from .integer_products import integer_form, integer_step
 from .layout import extent
 from .matrix_product import choose_matrix_tile, choose_splits, matrix_ways, parts_epilogue, sum_of_parts
 from .matrix_tiles import RESIDENT, STEP, Lines, MatrixTile, matrix_tiles
@@ -34,9 +35,13 @@ OUTSIDE = -(2**30)
 
 @dataclass(frozen=True)
 class PatchTile(MatrixTile):
-    """A tile whose first operand is gathered; ``axes`` are those of windows, none where these are single elements."""
+    """A tile whose first operand is gathered; ``axes`` are those of windows, none where these are single elements.
+
+    Outside the image it is 0. For bytes that may be another code, ``zero`` [1].
+    """
 
     axes: str = ""
+    zero: bool = False
 
     @property
     def place(self) -> str:
@@ -56,6 +61,8 @@ class PatchTile(MatrixTile):
             f"x_whole = opaque_i32(int32((address_of(x) & 15) | (({strides}) & {self.piece - 1})))",
             "group_first = int64(group * channels)",
         ]
+        if self.zero:
+            result.append("outside = u32_as_f32(uint32((uint32(zero[0]) & uint32(255)) * uint32(0x01010101)))")
         for piece in range(self._pieces(lines)):
             line, place = self._place(lines, f"(thread + {piece * self.tile.threads})")
             result += [f"patch = int32(row0 + {line})", "inside = patch < m", "patch = min(patch, int32(m - 1))"]
@@ -101,13 +108,13 @@ class PatchTile(MatrixTile):
             at = [f"uint32({axis}_at{piece} + ahead_{axis}) < uint32(in_{axis})" for axis in axes]
             condition = " and ".join([inside, *at])
             to = f"int64((filled + a_to{piece}) >> 2)"
-            zeros = f"    store_f32x4(tile_c, {to}, float32(0), float32(0), float32(0), float32(0))"
+            zeros = f"    store_f32x4(tile_c, {to}, {', '.join(['outside' if self.zero else 'float32(0)'] * 4)})"
             copy = f"    copy_async(tiles_at + int64(filled + a_to{piece}), x, x_from{piece} + tap_from)"
             copies += [f"if {condition}:", copy, "else:", zeros]
             source = f"x_from{piece} + tap_from + int64(word * {4 // self.size})"
             word = f"x[{source}]"
-            if self.size == 2:
-                word = f"u32_as_f32(uint32(uint32({word}) | (uint32(x[{source} + 1]) << uint32(16))))"
+            if self.size < 4:
+                word = self._packed([self._bits(f"x[{source} + {i}]") for i in range(4 // self.size)])
             store = f"        tile_c[{to} + int64(word)] = {word}"
             loads += [f"if {condition}:", "    for word in range(4):", store, "else:", zeros]
         body = ["if x_whole == 0:", *indented(copies, 1), "else:", *indented(loads, 1)]
@@ -140,6 +147,7 @@ class MatrixConv:
     tile: Tile
     axes: str = ""
     splits: int = 1
+    zero: bool = False
 
     @property
     def name(self) -> str:
@@ -151,7 +159,7 @@ class MatrixConv:
         tile, element = self.tile, self.element
         a = Operand("a", "x", "row0", "m", "k_end", "0", "1", True)
         b = Operand("b", "weights", "column0", "column_end", "k_end", "k_end", "1", True)
-        matrices = PatchTile(tile, self.kind, a, b, (element, element), "int64", self.axes)
+        matrices = PatchTile(tile, self.kind, a, b, (element, element), "int64", self.axes, self.zero)
         prologue = f"""
             tiles_n = int32((rows + {tile.n - 1}) >> {log2(tile.n)})
             tiles_m = int32((m + {tile.m - 1}) >> {log2(tile.m)})
@@ -216,6 +224,12 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTact
             else:
                 ctx.record(phase)
         return
+    kind = matrix_convolution_kind(ctx, step)
+    form = integer_form(step)
+    if form is not None:
+        integers = integer_step(ctx, step, form)
+        assert isinstance(integers, Convolve)
+        step = integers
     x, w = step.operands
     assert tactic.tile is not None
     tile, splits = tactic.tile, tactic.splits
@@ -229,13 +243,17 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTact
         rows = [Axes("row", range(rank - step.channel_axes))]
         epilogue, more = make_epilogue(ctx, ordered, step.total, rows, Axes("column", columns))
     else:
-        parts = ctx.empty((splits, m, n * step.groups), DType.FLOAT32)
+        parts = ctx.empty((splits, m, n * step.groups), step.total.dtype if form is not None else DType.FLOAT32)
         epilogue, more = parts_epilogue(parts)
     axes = "" if windows.pointwise else "zyx"[3 - len(windows.size) :]
-    kernel = MatrixConv(Element(x.dtype.short), matrix_convolution_kind(ctx, step), epilogue, tile, axes, splits)
+    # Single elements are never outside, and what follows the last channel meets zeros of the weights.
+    zero = form.zero_codes if form is not None and axes else None
+    kernel = MatrixConv(Element(x.dtype.short), kind, epilogue, tile, axes, splits, zero is not None)
     builder = KernelBuilder()
     builder.tensor(x, "x")
     builder.tensor(weights, "weights")
+    if zero is not None:
+        builder.tensor(zero, "zero")
     builder.integers(DType.INT32, m=m, n=n * step.groups, rows=n, k_end=k, channels=x.shape[1] // step.groups)
     step_of_place = place_stride(x)
     assert step_of_place is not None

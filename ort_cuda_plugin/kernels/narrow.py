@@ -6,7 +6,7 @@ of this: libraries take no such operand, and win more by tensor cores than by fe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..model.ir import DType
@@ -27,20 +27,33 @@ MAX_OPERATIONS = 16
 _NARROW_FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16})
 
 
-def narrow(steps: Sequence[Step]) -> list[Step]:
-    """The steps with operands that are converted as they are loaded, without the steps that stored them wide."""
+def narrow(steps: Sequence[Step], wanted: Callable[[Sums], bool] | None = None) -> list[Step]:
+    """The steps with operands that are converted as they are loaded, without the steps that stored them wide.
+
+    With ``wanted`` only the steps have them for which it holds then, whichever kernel they would have without.
+    """
     result = list(steps)
     uses = Uses(enumerate(steps))
-    for position, step in enumerate(result):
-        for number in _operands(step):
+    for position, step in enumerate(steps):
+        numbers = _operands(step, wanted is None)
+        before = result.copy() if numbers else []
+        for number in numbers:
             _narrow_operand(result, uses, position, number)
+        changed = result[position]
+        if wanted and numbers and changed is not before[position]:
+            assert isinstance(changed, Sums)
+            if wanted(changed):
+                continue
+            for place, (old, new) in enumerate(zip(before, result, strict=True)):
+                if old is not new:
+                    _change(result, uses, place, old)
     return live(result)
 
 
-def _operands(step: Step) -> Sequence[int]:
+def _operands(step: Step, strips: bool) -> Sequence[int]:
     """The operands that the step's kernel can convert. Strips want weights in another order, which is made once."""
     if isinstance(step, Convolve):
-        return () if 0 in step.shape else (0,) if in_strips(step) else (0, 1)
+        return () if 0 in step.shape else (0,) if in_strips(step) and (strips or step.transposed) else (0, 1)
     return (0, 1) if isinstance(step, Contract) else ()
 
 

@@ -14,8 +14,10 @@ from .attend import attention_tactics
 from .attend_matrices import fits_matrices
 from .contract import is_one_row, product_tactics
 from .convolve import convolution_tactics
+from .image_order import matrix_convolution_kind
 from .library_attention import attention_form
 from .matrix_conv import matrix_convolution_tactics
+from .matrix_tiles import INTEGERS
 
 LIBRARY = "library"
 """The call of cuBLASLt or cuDNN."""
@@ -108,9 +110,15 @@ def parts_of(ctx: Lowering, step: Attend) -> Iterator[Map]:
 
 def described(ctx: Lowering, step: Sums) -> str:
     """In words, which kernel of ours the step gets and why."""
-    if step.tactic.name:
-        return f"{step.tactic.name}: {step.tactic.why}"
-    return f"{own_tactics(ctx, step)[0]}: {by_rules(ctx)}"
+    name, why = step.tactic.name or own_tactics(ctx, step)[0], step.tactic.why or by_rules(ctx)
+    return f"{name}{_of_integers(ctx, step, name)}: {why}"
+
+
+def _of_integers(ctx: Lowering, step: Sums, name: str) -> str:
+    """What the kernel of that name multiplies, where that is the codes of dequantised operands."""
+    if isinstance(step, Convolve) and name in matrix_convolution_tactics(ctx, step):
+        return ", bytes as they are stored, exact sums" if matrix_convolution_kind(ctx, step) in INTEGERS else ""
+    return ""
 
 
 def explain(ctx: Lowering, step: Sums) -> None:
