@@ -215,7 +215,7 @@ static void test_hostile_values_fail_with_a_reason(const session *s) {
   context.inputs[1] = &matrix;
   check_fails(s->info->Compute(s->info, s->state, &context), "Python");
   context.inputs[1] = &other;
-  check_fails(s->info->Compute(s->info, s->state, &context), "input 1 is in the memory of another device");
+  check_fails(s->info->Compute(s->info, s->state, &context), "input 'y' is in the memory of another device");
   context.inputs[1] = NULL;
   check_fails(s->info->Compute(s->info, s->state, &context), "input 'y' is missing");
   context.num_inputs = 1;
