@@ -102,11 +102,18 @@ def _vector(builder: ir.IRBuilder, pointer: ir.Value, at: ir.Value, width: int) 
     return builder.bitcast(builder.gep(pointer, [at]), ir.VectorType(item, width // packed).as_pointer()), packed
 
 
-def _load_vector(builder: ir.IRBuilder, pointer: ir.Value, at: ir.Value, width: int) -> list[ir.Value]:
-    element = pointer.type.pointee
+def _load_items(builder: ir.IRBuilder, pointer: ir.Value, at: ir.Value, width: int) -> tuple[list[ir.Value], int]:
+    """The items of a vector, and how many elements are in one."""
     address, packed = _vector(builder, pointer, at, width)
-    loaded = builder.load(address, align=width * _element_bytes(element))
-    items = [builder.extract_element(loaded, i32(i)) for i in range(width // packed)]
+    loaded = builder.load(address, align=width * _element_bytes(pointer.type.pointee))
+    return [builder.extract_element(loaded, i32(i)) for i in range(width // packed)], packed
+
+
+def _load_vector(builder: ir.IRBuilder, pointer: ir.Value, at: ir.Value, width: int) -> list[ir.Value]:
+    return _elements(builder, *_load_items(builder, pointer, at, width), pointer.type.pointee)
+
+
+def _elements(builder: ir.IRBuilder, items: list[ir.Value], packed: int, element: ir.Type) -> list[ir.Value]:
     if packed == 1:
         return items
     return [
@@ -172,6 +179,33 @@ def load_lanes(
 
     known = (types.int64, types.int64, types.int64, types.boolean)
     return signature(types.none, lanes, first, pointer, *known, width, count), codegen
+
+
+def load_lanes_inside(typingctx: Any, lanes: Any, first: Any, pointer: Any, at: Any, inside: Any, width: Any) -> Any:
+    """Loads a vector into the lanes from number ``first`` on, where it is ``inside``, else zeros.
+
+    The vector is where one may be.
+    """
+    start, size = literal(first), literal(width)
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+        target, _, source, place, is_inside = args[:5]
+        element = source.type.pointee
+        before = builder.block
+        with builder.if_then(is_inside, likely=True):
+            items, packed = _load_items(builder, source, place, size)
+            loading = builder.block
+        # Zeros take the place of items, not of elements: these are more.
+        merged = []
+        for item in items:
+            merged.append(builder.phi(item.type))
+            merged[-1].add_incoming(ir.Constant(item.type, 0), before)
+            merged[-1].add_incoming(item, loading)
+        for lane, value in enumerate(_elements(builder, merged, packed, element)):
+            builder.store(value, builder.gep(target, [i64(start + lane)]))
+        return context.get_dummy_value()
+
+    return signature(types.none, lanes, first, pointer, types.int64, types.boolean, width), codegen
 
 
 def store_lanes(
@@ -300,6 +334,7 @@ FUNCTIONS: dict[str, Function] = {
         is_aligned,
         lanes_of,
         load_lanes,
+        load_lanes_inside,
         store_lanes,
         load_row,
         load_around,

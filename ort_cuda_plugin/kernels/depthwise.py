@@ -1,15 +1,16 @@
 """Convolutions of each channel by itself, for images with channels last: neighbouring threads take neighbouring ones.
 
 cuDNN has no tensor cores for these, and takes the engine that it has for all else. That ours is faster is an estimate.
-A thread has a vector of channels at some places that lie side by side along the last dimension, so that what it reads
-of the image serves several windows, and what it reads of the weights serves all of its places.
+A thread has a vector of channels at some places that lie side by side along the last two dimensions, so that what it
+reads of the image serves several windows, and what it reads of the weights serves all of its places.
 """
 
 from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from ..model.ir import DType
@@ -20,24 +21,24 @@ from ..program.scalar import Scalar
 from ..program.shapes import broadcast_strides
 from ..program.steps import Convolve, Input
 from ..program.symbolic import Dim, ceildiv, divides, hint, le, product
-from ..program.tensor import contiguous_strides
+from ..program.tensor import BufferKind, contiguous_strides
 from ..program.views import permute
-from .codegen import KernelBuilder, kernel_name, load_text, offset_text
+from .codegen import KernelBuilder, kernel_name, load_text, offset_text, register_type
 from .layout import Plane, coordinates, extent, index_type
-from .vector_map import VECTOR_BYTES, vector_threads
+from .vector_map import vector_threads
 
 __all__ = ["is_depthwise", "launch_depthwise"]
 
 MAX_TAPS = 49
 """Elements of a window that the kernel has written out."""
-PLACES = 4
-"""Of a thread, at most."""
+WIDTH, PLACES, ROWS = 4, 4, 2
+"""Of a thread, at most: its channels, and its places along the last two dimensions."""
 FEW_TAPS = 25
 """With more a thread has one place: its weights take the registers."""
 SIDE, LEAST_SIDE = 32, 16
 """Vectors of channels that neighbouring threads take before they go on to the next places, at most and at least."""
-LITTLE_TAPS = 9
-"""With more, and vectors of halves, a thread has two places: more threads at once are worth more than fewer loads."""
+BLOCKS = 8
+"""Of each multiprocessor, if possible: the last ones to end are few."""
 THREADS = 256
 """For each multiprocessor; a thread has less where there would be fewer of them."""
 
@@ -56,31 +57,35 @@ def is_depthwise(ctx: Lowering, step: Convolve) -> bool:
 
 @dataclass(frozen=True)
 class _Form:
-    """A thread has ``width`` channels at ``places`` neighbouring places."""
+    """A thread has ``width`` channels at ``places`` neighbouring places of ``rows`` neighbouring lines."""
 
     width: int
     places: int
+    rows: int = 1
+
+    @property
+    def sums(self) -> int:
+        return self.width * self.places * self.rows
 
 
-def _choose_form(ctx: Lowering, step: Convolve, strides: Sequence[Sequence[Dim]], itemsize: int) -> _Form:
+def _choose_form(ctx: Lowering, step: Convolve, strides: Sequence[Sequence[Dim]]) -> _Form:
     """``strides`` are those of what vectors move; they count channels by 1."""
     channels = step.shape[1]
-    width = VECTOR_BYTES // itemsize
+    width = WIDTH
     while width > 1 and not all(divides(width, size) for size in (channels, *itertools.chain(*strides)) if size != 1):
         width //= 2
     taps, stride = product(step.windows.kernel), step.windows.strides[-1]
-    places = PLACES if taps <= FEW_TAPS else 1
-    if itemsize == 2 and taps > LITTLE_TAPS and stride == 1:
-        places = min(places, 2)
+    places = PLACES if taps <= FEW_TAPS and stride <= 2 else 1
+    rows = ROWS if places > 1 and len(step.windows.kernel) > 1 else 1
     wanted = THREADS * ctx.device.multiprocessors
     elements = hint(product(step.shape))
-    if stride > 2:
-        places = 1
+    if rows > 1 and (not divides(rows, step.shape[-2]) or elements < wanted * width * places * rows):
+        rows = 1
     while places > 1 and elements < wanted * width * places:
         places //= 2
-    while width * itemsize > 4 and elements < wanted * width:
+    while width > 2 and elements < wanted * width:
         width //= 2
-    return _Form(width, places)
+    return _Form(width, places, rows)
 
 
 def _side(blocks: int) -> int:
@@ -102,8 +107,7 @@ def launch_depthwise(ctx: Lowering, step: Convolve) -> None:
     inputs = [(leaf, ctx.materialize(y)) for leaf, y in step.inputs]
     moved = [y for y in (x, out, *(y for _, y in inputs)) if y.size != 1]
     vectors = [strides for strides in (broadcast_strides(y, step.shape) for y in moved) if strides[1] == 1]
-    itemsize = max(y.dtype.itemsize for y in moved)
-    _Depthwise(ctx, step, _choose_form(ctx, step, vectors, itemsize), inputs).launch(x, weights, out)
+    _Depthwise(ctx, step, _choose_form(ctx, step, vectors), inputs).launch(x, weights, out)
 
 
 class _Depthwise:
@@ -113,143 +117,277 @@ class _Depthwise:
         self.ctx, self.step, self.form, self.inputs = ctx, step, form, inputs
         self.builder = KernelBuilder()
         self.emit = self.builder.emit
-        self.whole = ""
+        self.value = s.cast(step.outputs[0][0], step.outputs[0][1].dtype)
 
     def launch(self, x: Tensor, weights: Tensor, out: Tensor) -> None:
-        ctx, builder, emit, form = self.ctx, self.builder, self.emit, self.form
-        blocks = -(-operator.index(self.step.shape[1]) // form.width)
-        # Kernels of halves wait for instructions: warps that go the same way are worth more there than less to read.
-        side = _side(blocks) if max(y.dtype.itemsize for y in (x, out)) > 2 else blocks
-        dims = [self.step.shape[0], blocks // side, *self.step.shape[2:-1]]
-        dims += [ceildiv(self.step.shape[-1], form.places), side]
+        ctx, builder, emit, form, shape = self.ctx, self.builder, self.emit, self.form, self.step.shape
+        blocks = -(-operator.index(shape[1]) // form.width)
+        side = _side(blocks)
+        dims = [shape[0], blocks // side, *shape[2:-1], ceildiv(shape[-1], form.places), side]
+        if form.rows > 1:
+            dims[-3] = ceildiv(shape[-2], form.rows)
         items = product(dims)
-        plane = Plane(ctx, builder, [items], vector_threads(ctx.device, items))
-        dtype = index_type(ctx, items)
+        plane = Plane(ctx, builder, [items], vector_threads(ctx.device, items, BLOCKS))
+        dtype = index_type(ctx, items, *(_reach(y) for y in (x, out, *(y for _, y in self.inputs))))
+        self.index = register_type(dtype)
         extents = [extent(builder, dim, dtype) for dim in dims[1:]]
         with emit.block(f"if {plane.inside}:"):
             flat = "column" if dtype is DType.INT64 else emit.assign("int32(column)")
             image, group, *places, strip, beside = coordinates(emit, flat, extents, dtype)
-            first = emit.assign(f"{strip} * {form.places}")
-            channel = emit.assign(f"({group} * {side} + {beside}) * {form.width}")
+            if form.rows > 1:
+                places[-1] = emit.assign(f"{places[-1]} * {form.rows}")
+            first = [image, emit.assign(f"({group} * {side} + {beside}) * {form.width}"), *places]
+            first.append(emit.assign(f"{strip} * {form.places}"))
             loaded = builder.to_load(self.inputs)
-            tensors = [x, weights, *(y for _, y in loaded)]
-            pointers = [builder.tensor(y) for y in tensors]
-            target = builder.tensor(out, written=True)
-            moved = [name for name, y in zip(pointers, tensors, strict=True) if y is weights or self._is_vector(y)]
-            aligned = [f"is_aligned({name}, {form.width})" for name in (*moved, target)]
-            self.whole = emit.assign(" & ".join(aligned))
-            self._sums(x, pointers[0], pointers[1], weights, image, channel, places, first)
-            self._results(loaded, pointers[2:], target, out, [image, channel, *places], first)
+            self.tensors = _Tensors(builder, dtype, self.step, x, weights, out, loaded)
+            anywhere = self.tensors.anywhere(form.width)
+            tests = [f"is_aligned({pointer}, {form.width})" for pointer in anywhere]
+            with emit.block(f"if {' & '.join(tests) or 'True'}:"):
+                self._sums(first)
+                self._results(first)
+            if anywhere:
+                with emit.block("else:"):
+                    self._one_by_one(first)
         builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block)
 
-    def _is_vector(self, y: Tensor) -> bool:
-        return y.size != 1 and broadcast_strides(y, self.step.shape)[1] == 1
+    def _sums(self, first: Sequence[str]) -> None:
+        """The sums of the thread's places, in ``total``; each window's elements come in order.
 
-    def _load(self, lanes: str, number: int, pointer: str, at: str) -> None:
-        width = self.form.width
-        self.emit.line(
-            f"load_lanes({lanes}, {number * width}, {pointer}, {at}, 0, {at} + {width - 1}, {self.whole}, {width}, 1)"
-        )
-
-    def _sums(
-        self,
-        x: Tensor,
-        pointer: str,
-        weights_pointer: str,
-        weights: Tensor,
-        image: str,
-        channel: str,
-        places: Sequence[str],
-        first: str,
-    ) -> None:
-        """The sums of the thread's places, in ``total``; each window's elements come in order."""
-        builder, emit, form, windows = self.builder, self.emit, self.form, self.step.windows
+        A line of the image serves all windows that it is in. Outside of the image there are zeros.
+        """
+        emit, form, tensors, windows = self.emit, self.form, self.tensors, self.step.windows
         kernel = [operator.index(size) for size in windows.kernel]
-        stride, dilation = windows.strides[-1], windows.dilations[-1]
-        steps = [builder.stride(stride) for stride in x.strides]
-        limits = [builder.integer(size) for size in windows.size]
-        begins = [builder.stride(begin) for begin in windows.begin]
-        taps = [builder.stride(stride) for stride in contiguous_strides(weights.shape)[1:-1]]
-        emit.line(f"total = registers_f32({form.width * form.places})")
-        with emit.block(f"for e in range({form.width * form.places}):"):
+        emit.line(f"total = registers_f32({form.sums})")
+        with emit.block(f"for e in range({form.sums}):"):
             emit.line("total[e] = float32(0)")
-        # Places along the last dimension: outside of the image a neighbour is read in their place, and not used.
-        reads: dict[int, list[tuple[int, int]]] = {}
-        for place, tap in itertools.product(range(form.places), range(kernel[-1])):
-            reads.setdefault(place * stride + tap * dilation, []).append((place, tap))
+        # A window's elements at each place along the last dimension, and those of its lines.
+        reads = _reads(form.places, kernel[-1], windows.strides[-1], windows.dilations[-1])
+        lines = {0: [(0, 0)]}
+        if len(kernel) > 1:
+            lines = _reads(form.rows, kernel[-2], windows.strides[-2], windows.dilations[-2])
+        starts = [
+            self._index(f"{place} * {stride} - {begin}")
+            for place, stride, begin in zip(first[2:], windows.strides, tensors.begins, strict=True)
+        ]
         columns = {}
-        origin = emit.assign(f"{first} * {stride} - {begins[-1]}")
         for offset in sorted(reads):
-            at = emit.assign(f"{origin} + {offset}")
-            inside = emit.assign(f"({at} >= 0) & ({at} < {limits[-1]})")
-            columns[offset] = inside, emit.assign(f"choose({inside}, {at}, int64(0)) * {steps[-1]}")
-        emit.line(f"picture = lanes_of({pointer}, {form.width})")
-        emit.line(f"taps = lanes_of({weights_pointer}, {form.width * kernel[-1]})")
-        emit.line(f"weights = registers_f32({form.width * kernel[-1]})")
-        base = emit.assign(f"{image} * {steps[0]} + {channel}")
-        for outer in itertools.product(*(range(size) for size in kernel[:-1])):
-            rows = [
-                emit.assign(f"{place} * {step} - {begin} + {number * apart}")
-                for place, step, begin, number, apart in zip(
-                    places, windows.strides, begins, outer, windows.dilations, strict=False
-                )
-            ]
-            inside = " & ".join(f"({at} >= 0) & ({at} < {limit})" for at, limit in zip(rows, limits, strict=False))
-            with emit.block(f"if {inside or 'True'}:"):
-                terms = list(zip(rows, steps[2:], strict=False))
-                row = emit.assign(" + ".join([base, offset_text(terms)]))
-                for tap in range(kernel[-1]):
-                    terms = [(str(number), step) for number, step in zip((*outer, tap), taps, strict=True) if number]
-                    self._load("taps", tap, weights_pointer, emit.assign(" + ".join([channel, offset_text(terms)])))
-                with emit.block(f"for e in range({form.width * kernel[-1]}):"):
-                    emit.line(f"weights[e] = {load_text('taps', 'e', weights.dtype)}")
-                for offset, windows_of in sorted(reads.items()):
+            inside, at = self._inside(starts[-1], offset, tensors.limits[-1])
+            columns[offset] = inside, self._index(f"{at} * {tensors.steps[-1]}")
+        emit.line(f"picture = lanes_of({tensors.x}, {form.width})")
+        emit.line(f"taps = lanes_of({tensors.weights}, {form.width * kernel[-1]})")
+        for number in range(kernel[-2] if len(kernel) > 1 else 1):
+            emit.line(f"weights{number} = registers_f32({form.width * kernel[-1]})")
+        base = self._index(f"{first[0]} * {tensors.steps[0]} + {first[1]}")
+        for outer in itertools.product(*(range(size) for size in kernel[:-2])):
+            loaded: set[int] = set()
+            for line, windows_of in sorted(lines.items()):
+                for _, tap in windows_of:
+                    if tap not in loaded:
+                        loaded.add(tap)
+                        self._load_weights(first[1], (*outer, tap) if len(kernel) > 1 else ())
+                offsets = [number * apart for number, apart in zip(outer, windows.dilations, strict=False)]
+                within, row = [], base
+                for start, offset, limit, step in zip(
+                    starts[:-1], (*offsets, line), tensors.limits, tensors.steps[2:], strict=False
+                ):
+                    inside, at = self._inside(start, offset, limit)
+                    within.append(inside)
+                    row = self._index(f"{row} + {at} * {step}")
+                for offset, along in sorted(reads.items()):
                     valid, column = columns[offset]
-                    self._load("picture", 0, pointer, emit.assign(f"{row} + {column}"))
+                    at = self._index(f"{row} + {column}")
+                    valid = " & ".join([*within, valid])
+                    emit.line(f"load_lanes_inside(picture, 0, {tensors.x}, int64({at}), {valid}, {form.width})")
                     with emit.block(f"for e in range({form.width}):"):
-                        emit.line(f"value = choose({valid}, {load_text('picture', 'e', x.dtype)}, float32(0))")
-                        for place, tap in windows_of:
-                            number = f"{place * form.width} + e"
-                            emit.line(f"total[{number}] = total[{number}] + value * weights[{tap * form.width} + e]")
+                        emit.line(f"value = {load_text('picture', 'e', tensors.x_type)}")
+                        for (number, tap), (place, beside) in itertools.product(windows_of, along):
+                            total = f"total[{(number * form.places + place) * form.width} + e]"
+                            emit.line(f"{total} = fma_f32(value, weights{tap}[{beside * form.width} + e], {total})")
 
-    def _results(
-        self,
-        loaded: Sequence[Input],
-        pointers: Sequence[str],
-        target: str,
-        out: Tensor,
-        outer: Sequence[str],
-        first: str,
-    ) -> None:
+    def _index(self, text: str) -> str:
+        """A number that counts elements or places."""
+        return self.emit.assign(f"{self.index}({text})")
+
+    def _inside(self, start: str, offset: int, limit: str) -> tuple[str, str]:
+        """Whether a place is in the image along a dimension, and the place."""
+        at = self._index(f"{start} + {offset}")
+        return self.emit.assign(f"({at} >= 0) & ({at} < {limit})"), at
+
+    def _load_weights(self, channel: str, outer: Sequence[int]) -> None:
+        """The weights of a line of the window, from the thread's first channel on."""
+        emit, tensors, width = self.emit, self.tensors, self.form.width
+        count = operator.index(self.step.windows.kernel[-1])
+        for tap in range(count):
+            numbers = zip((*outer, tap), tensors.taps, strict=True)
+            terms = [(str(number), step) for number, step in numbers if number]
+            at = self._index(" + ".join([channel, offset_text(terms)]))
+            emit.line(f"load_lanes_inside(taps, {tap * width}, {tensors.weights}, int64({at}), True, {width})")
+        with emit.block(f"for e in range({width * count}):"):
+            emit.line(f"weights{outer[-1] if outer else 0}[e] = {load_text('taps', 'e', tensors.weights_type)}")
+
+    def _results(self, first: Sequence[str]) -> None:
         """What follows the sums, and the stores."""
-        builder, emit, form, shape = self.builder, self.emit, self.form, self.step.shape
-        value = s.cast(self.step.outputs[0][0], out.dtype)
-        placed = [broadcast_strides(y, shape) for _, y in loaded]
-        texts = [[builder.stride(stride) for stride in strides] for strides in (*placed, broadcast_strides(out, shape))]
-        last = builder.integer(shape[-1])
+        emit, form, tensors = self.emit, self.form, self.tensors
         lanes: dict[Scalar, str] = {}
-        for (leaf, y), pointer, strides in zip(loaded, pointers, placed, strict=True):
-            if all(stride == 0 for stride in strides):
-                emit.bind(leaf, emit.assign(load_text(pointer, "0", y.dtype)))
-            elif strides[1] == 1:
-                lanes[leaf] = emit.fresh("r")
-                emit.line(f"{lanes[leaf]} = lanes_of({pointer}, {form.width})")
-        emit.line(f"stored = lanes_of({target}, {form.width})")
-        for place in range(form.places):
-            with emit.block(f"if {first} + {place} < {last}:" if place else "if True:"):
-                at = [*outer, emit.assign(f"{first} + {place}")]
-                places = [emit.assign(offset_text(list(zip(at, mine, strict=True)))) for mine in texts]
-                for (leaf, _), pointer, where in zip(loaded, pointers, places, strict=False):
-                    if leaf in lanes:
-                        self._load(lanes[leaf], 0, pointer, where)
+        for more in tensors.more:
+            if more.is_vector:
+                lanes[more.leaf] = emit.fresh("r")
+                emit.line(f"{lanes[more.leaf]} = lanes_of({more.pointer}, {form.width})")
+                if more.is_of_channels:
+                    self._load(lanes[more.leaf], more, self._index(more.offset(first)))
+        emit.line(f"stored = lanes_of({tensors.out.pointer}, {form.width})")
+        moved = [tensors.out, *(more for more in tensors.more if more.is_vector and not more.is_of_channels)]
+        begins = {one.leaf: self._index(one.offset(first)) for one in moved}
+        for row, place in itertools.product(range(form.rows), range(form.places)):
+            at = list(first)
+            at[-1] = emit.assign(f"{first[-1]} + {place}")
+            inside = [f"{at[-1]} < {tensors.ends[-1]}"] if place else []
+            if row:
+                at[-2] = emit.assign(f"{first[-2]} + {row}")
+                inside.append(f"{at[-2]} < {tensors.ends[-2]}")
+            with emit.block(f"if {' & '.join(f'({one})' for one in inside) or 'True'}:"):
+                to = {
+                    one.leaf: self._index(
+                        f"{begins[one.leaf]} + {row} * {one.strides[-2]} + {place} * {one.strides[-1]}"
+                    )
+                    for one in moved
+                }
+                for more in moved[1:]:
+                    self._load(lanes[more.leaf], more, to[more.leaf])
                 with emit.block(f"for e in range({form.width}):"):
-                    for (leaf, y), pointer, where, mine in zip(loaded, pointers, places, texts, strict=False):
-                        if leaf in lanes:
-                            emit.bind(leaf, emit.assign(load_text(lanes[leaf], "e", y.dtype)))
-                        elif emit.bound(leaf) is None:
-                            more = "" if mine[1] == "0" else f" + e * {mine[1]}"
-                            emit.bind(leaf, emit.assign(load_text(pointer, f"{where}{more}", y.dtype)))
-                    emit.bind(self.step.total, emit.assign(f"total[{place * form.width} + e]"))
-                    emit.store("stored", "e", value)
-                moved = f"{places[-1]}, 0, {places[-1]} + {form.width}, {self.whole}, {form.width}, 1"
-                emit.line(f"store_lanes(stored, 0, {target}, {moved})")
+                    self._bind(at, lanes)
+                    number = (row * form.places + place) * form.width
+                    emit.bind(self.step.total, emit.assign(f"total[{number} + e]"))
+                    emit.store("stored", "e", self.value)
+                place_of = f"int64({to[tensors.out.leaf]})"
+                emit.line(
+                    f"store_lanes(stored, 0, {tensors.out.pointer}, {place_of}, 0, {place_of} + {form.width}, True,"
+                    f" {form.width}, 1)"
+                )
+
+    def _load(self, lanes: str, more: _Operand, place: str) -> None:
+        self.emit.line(f"load_lanes_inside({lanes}, 0, {more.pointer}, int64({place}), True, {self.form.width})")
+
+    def _bind(self, at: Sequence[str], lanes: Mapping[Scalar, str]) -> None:
+        """Names what the thread's channel ``e`` of a place has of the inputs."""
+        emit = self.emit
+        for more in self.tensors.more:
+            text = load_text(lanes[more.leaf], "e", more.dtype) if more.leaf in lanes else ""
+            if not text:
+                beside = "" if more.strides[1] == "0" else f" + e * {more.strides[1]}"
+                text = load_text(more.pointer, f"{more.offset(at)}{beside}", more.dtype)
+            emit.bind(more.leaf, emit.assign(text))
+
+    def _one_by_one(self, first: Sequence[str]) -> None:
+        """All of it where some tensor begins beside a vector: with as little code as there can be."""
+        emit, builder, form, tensors, windows = self.emit, self.builder, self.form, self.tensors, self.step.windows
+        counts = [builder.integer(count) for count in (form.rows, form.places, form.width)]
+        kernel = [builder.integer(size) for size in windows.kernel]
+        with ExitStack() as stack:
+            at = list(first)
+            for axis, count in ((-2, counts[0]), (-1, counts[1])):
+                if len(kernel) + axis >= 0:
+                    number = emit.fresh()
+                    stack.enter_context(emit.block(f"for {number} in range({count}):"))
+                    at[axis] = emit.assign(f"{first[axis]} + {number}")
+                    stack.enter_context(emit.block(f"if {at[axis]} < {tensors.ends[axis]}:"))
+            stack.enter_context(emit.block(f"for e in range({counts[2]}):"))
+            emit.line("one = float32(0)")
+            with ExitStack() as inner:
+                image, weight = [f"{at[0]} * {tensors.steps[0]} + {at[1]} + e"], [f"{at[1]} + e"]
+                for axis, size in enumerate(kernel):
+                    tap = emit.fresh()
+                    inner.enter_context(emit.block(f"for {tap} in range({size}):"))
+                    place = emit.assign(
+                        f"{at[2 + axis]} * {windows.strides[axis]} - {tensors.begins[axis]}"
+                        f" + {tap} * {windows.dilations[axis]}"
+                    )
+                    limit = tensors.limits[axis]
+                    inner.enter_context(emit.block(f"if ({place} >= 0) & ({place} < {limit}):"))
+                    image.append(f"{place} * {tensors.steps[2 + axis]}")
+                    weight.append(f"{tap} * {tensors.taps[axis]}")
+                element = load_text(tensors.x, " + ".join(image), tensors.x_type)
+                weight_of = load_text(tensors.weights, " + ".join(weight), tensors.weights_type)
+                emit.line(f"one = fma_f32({element}, {weight_of}, one)")
+            self._bind(at, {})
+            emit.bind(self.step.total, "one")
+            emit.store(tensors.out.pointer, f"{tensors.out.offset(at)} + e", self.value)
+
+
+def _reads(places: int, taps: int, stride: int, dilation: int) -> dict[int, list[tuple[int, int]]]:
+    """By offset from where the first window begins: which windows have it, as which of their elements."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for place, tap in itertools.product(range(places), range(taps)):
+        found.setdefault(place * stride + tap * dilation, []).append((place, tap))
+    return found
+
+
+def _reach(x: Tensor) -> Dim:
+    """A number of elements that all of x lies within."""
+    reach: Dim = 0
+    for dim, stride in zip(x.shape, x.strides, strict=True):
+        reach = reach + dim * stride
+    return reach
+
+
+def _number(builder: KernelBuilder, dtype: DType, value: Dim) -> str:
+    """A parameter; "0" and "1" are part of the structure."""
+    return str(value) if isinstance(value, int) and value in (0, 1) else builder.integer(value, dtype)
+
+
+class _Operand:
+    """A tensor over the result's dimensions, as the kernel's parameters name it."""
+
+    def __init__(
+        self, builder: KernelBuilder, dtype: DType, shape: Sequence[Dim], leaf: Scalar, x: Tensor, written: bool = False
+    ) -> None:
+        self.leaf, self.dtype = leaf, x.dtype
+        self.pointer = builder.tensor(x, written=written)
+        placed = broadcast_strides(x, shape)
+        self.is_vector = placed[1] == 1
+        self.is_of_channels = all(stride == 0 for axis, stride in enumerate(placed) if axis != 1)
+        self.strides = [_number(builder, dtype, stride) for stride in placed]
+
+    def offset(self, at: Sequence[str]) -> str:
+        """Where the place ``at`` has its element."""
+        return offset_text(list(zip(at, self.strides, strict=True)))
+
+
+class _Tensors:
+    """The kernel's tensors and sizes, as its parameters name them.
+
+    ``steps`` are the image's strides, ``limits`` and ``begins`` its sizes and pads, ``taps`` the strides of weights,
+    ``ends`` the sizes of the result.
+    """
+
+    def __init__(
+        self,
+        builder: KernelBuilder,
+        dtype: DType,
+        step: Convolve,
+        x: Tensor,
+        weights: Tensor,
+        out: Tensor,
+        loaded: Sequence[Input],
+    ) -> None:
+        self.x, self.x_type = builder.tensor(x), x.dtype
+        self.weights, self.weights_type = builder.tensor(weights), weights.dtype
+        self.more = [_Operand(builder, dtype, step.shape, leaf, y) for leaf, y in loaded]
+        self.out = _Operand(builder, dtype, step.shape, step.total, out, written=True)
+        operands = zip((*self.more, self.out), (*(y for _, y in loaded), out), strict=True)
+        self._moved = [(self.x, x), (self.weights, weights)]
+        self._moved += [(one.pointer, y) for one, y in operands if one.is_vector]
+        lists = (
+            x.strides,
+            step.windows.size,
+            step.windows.begin,
+            contiguous_strides(weights.shape)[1:-1],
+            step.shape[2:],
+        )
+        numbers = [[_number(builder, dtype, number) for number in some] for some in lists]
+        self.steps, self.limits, self.begins, self.taps, self.ends = numbers
+
+    def anywhere(self, width: int) -> list[str]:
+        """The pointers to what may begin beside a vector: memory of the application may be anywhere."""
+        own = (BufferKind.SCRATCH, BufferKind.WEIGHT, BufferKind.STATE)
+        return [name for name, y in self._moved if y.buffer.kind not in own or not divides(width, y.offset)]

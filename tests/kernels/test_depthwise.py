@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from onnx import numpy_helper, parser
 
 from contributed import noise
-from kernel_harness import make_model, run_op
+from kernel_harness import make_model, run_model, run_op
+from ort_cuda_plugin.compiler.targets import Target
 from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.estimate import sass
 from ort_cuda_plugin.program.lowering import DeviceProperties
 from test_matrix_conv import expected
 from test_matrix_product import SMALL_GPU, kernels
 
 GPU = DeviceProperties.gpu((9, 0))
+FEW = DeviceProperties(emulated=False, multiprocessors=1)
+"""A device that small images keep busy: threads have several places."""
+CASES = {
+    "rows": ((2, 32, 48, 46), (3, 3), {"pads": [1] * 4}, 32),
+    "strides": ((2, 24, 52, 49), (5, 5), {"pads": [2] * 4, "strides": [2, 2]}, 32),
+    "dilations": ((1, 64, 12, 61), (3, 2), {"pads": [2, 1, 0, 1], "dilations": [2, 3]}, 32),
+    "odd rows": ((2, 12, 47, 50), (5, 3), {"pads": [2, 1, 2, 1]}, 16),
+    "odd channels": ((2, 9, 64, 50), (3, 3), {}, 8),
+    "line": ((2, 16, 1200), (3,), {"pads": [1, 1]}, 16),
+    "volume": ((1, 16, 6, 20, 24), (2, 3, 3), {"pads": [0, 1, 1, 1, 1, 1]}, 32),
+    "many taps": ((1, 32, 34, 34), (7, 7), {"pads": [3] * 4}, 4),
+    "one place": ((1, 32, 7, 6), (3, 3), {"pads": [1] * 4, "strides": [3, 3]}, 2),
+}
+"""An image, a window, and how many sums a thread has."""
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
@@ -49,3 +67,62 @@ def test_the_result_lies_in_the_order_of_the_model(
         actual = actual.view(dtype)
     tolerance = {np.float16: 2e-3, np.float32: 1e-5}.get(dtype, 1.6e-2)
     np.testing.assert_allclose(actual.astype(np.float32), expected(x, w, b, attributes), tolerance, tolerance)
+
+
+def halves(image: tuple[int, ...], window: tuple[int, ...]) -> tuple[Any, Any, Any]:
+    channels = image[1]
+    shapes = image, (channels, 1, *window), (channels,)
+    x, w, b = (noise(*shape, seed=seed).astype(np.float16) for seed, shape in enumerate(shapes))
+    return x, w, b
+
+
+def check(actual: Any, wanted: Any) -> None:
+    np.testing.assert_allclose(actual.astype(np.float32), wanted, 4e-3, 4e-3)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_place_of_a_thread_is_right(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    image, window, attributes, sums = CASES[case]
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: FEW)
+    x, w, b = halves(image, window)
+    given = {"group": image[1], **attributes}
+    source = next(spec.source for spec in kernels(make_model("Conv", [x, w, b], given), FEW) if "taps" in spec.source)
+    assert re.findall(r"total = registers_f32\((\d+)\)", source) == [str(sums)]
+    (actual,) = run_op("Conv", [x, w, b], given)
+    check(actual, expected(x, w, b, given))
+
+
+def test_what_begins_beside_a_vector_is_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image of single places is as it is fed, and so is a bias that is a part of what is fed."""
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: FEW)
+    x, w, _ = halves((1, 2048, 1, 1), (3, 3))
+    b = noise(2049, seed=4).astype(np.float16)
+    text = """<ir_version: 10, opset_import: ["" : 20]> beside
+        (float16[1, 2048, 1, 1] x, float16[2049] b) => (float16[1, 2048, 2, 3] y)
+        <float16[2048, 1, 3, 3] w = {0}> {
+        one = Constant<value_ints = [1]>() most = Constant<value_ints = [2049]>() part = Slice(b, one, most)
+        shape = Constant<value_ints = [1, -1, 1, 1]>() bias = Reshape(part, shape)
+        p = Conv<group = 2048, pads = [1, 2, 2, 2]>(x, w) q = Add(p, bias) y = Relu(q) }"""
+    model = parser.parse_model(text)
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(w, "w"))
+    sources = [spec.source for spec in kernels(model, FEW) if "taps" in spec.source]
+    assert [source.count("is_aligned(") for source in sources] == [2]
+    (actual,) = run_model(model, [x, b])
+    given = {"group": 2048, "pads": [1, 2, 2, 2]}
+    check(actual, np.maximum(expected(x, w, b[1:], given), 0))
+
+
+def test_images_of_the_plan_are_read_by_vectors_alone() -> None:
+    """No code for single elements stands beside that for vectors, whose loads are in flight together."""
+    x, w, b = halves((8, 64, 56, 56), (3, 3))
+    model = make_model("Conv", [x, w, b], {"group": 64})
+    for value, data in zip(list(model.graph.input)[1:], (w, b), strict=True):
+        model.graph.input.remove(value)
+        model.graph.initializer.append(numpy_helper.from_array(data, value.name))
+    specs = [spec for spec in kernels(model, GPU) if "taps" in spec.source]
+    for capability in ((8, 0), (9, 0), (10, 0), (12, 0)):
+        (code,) = sass.code_of(specs, Target.cuda(*capability))
+        assert code.spilled == 0
+        if sass.disassembler() is not None:
+            assert {name for name in code.mix if name.startswith(("LDG", "LDL"))} == {"LDG.64"}, code.mix
+            assert code.rounds < 0.25
