@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
+import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -46,7 +47,7 @@ class ForeignCode:
         if self.kind not in KINDS:
             raise ValueError(f"{self.kind!r} is none of {', '.join(KINDS)}")
         for arch, _ in self.images:
-            if not re.fullmatch(r"|sm_\d{2,3}[af]?", arch):
+            if not isinstance(arch, str) or not re.fullmatch(r"|sm_\d{2,3}[af]?", arch):
                 raise ValueError(f"kernel {self.entry}: {arch!r} is no architecture: use one such as sm_90")
             if not arch and self.kind == "cubin":
                 raise ValueError(f"kernel {self.entry}: a cubin is for one architecture: give {{'sm_90': cubin}}")
@@ -92,7 +93,7 @@ class ForeignKernel(KernelSpec):
     """A kernel of `ForeignCode` on a GPU. ``source`` is its twin for the emulated device, "" where there is none."""
 
     foreign: ForeignCode = field(kw_only=True)
-    tools = ("nvidia-cuda-nvrtc",)
+    tools = ("nvidia-cuda-nvrtc", "nvidia-cuda-runtime")
 
     @cached_property
     def digest(self) -> str:
@@ -166,7 +167,11 @@ def _compile_cuda(code: ForeignCode, source: bytes, target: Target) -> tuple[byt
     try:
         major, minor = _newest_known(nvrtc, target.compute_capability)
         checked(nvrtc.nvrtcAddNameExpression(program, code.entry.encode()))
-        options = [f"--gpu-architecture=compute_{major}{minor}".encode(), *(o.encode() for o in code.options)]
+        options = [
+            f"--gpu-architecture=compute_{major}{minor}".encode(),
+            *(o.encode() for o in code.options),
+            *_headers(),
+        ]
         (failed,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if failed != 0:
             log = text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
@@ -175,6 +180,14 @@ def _compile_cuda(code: ForeignCode, source: bytes, target: Target) -> tuple[byt
         return text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program), entry
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def _headers() -> list[bytes]:
+    """Options with the folders of CUDA's headers, such as cuda_fp16.h, where they are installed."""
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    folders = [find_nvidia_header_directory(name) for name in ("cudart", "cccl")]
+    return [f"--include-path={folder}".encode() for folder in folders if folder]
 
 
 def _newest_known(nvrtc: Any, compute_capability: tuple[int, int]) -> tuple[int, int]:
@@ -211,7 +224,31 @@ def _image(
     """A cubin that has the entry, and what it says of the entry's shared memory."""
     sections = _sections(cubin, entry, target.arch)
     shared = sections.get(f".nv.shared.{entry}", 0)
+    wanted = [8 if parameter.startswith("*") else int(parameter[1:]) // 8 for parameter in spec.signature]
+    own = _parameter_bytes(cubin, entry)
+    if own and own != wanted:
+        raise ForeignCodeError(f"its parameters have {own} bytes, and those of its signature {wanted}")
     return KernelImage(cubin, entry, target, {**usage, "static_shared_bytes": shared}, ptx)
+
+
+_PARAMETER_INFO = 4, 0x17
+"""Format and number of a cubin's record of a parameter: its place in the list, its offset, and a word with its size."""
+
+
+def _parameter_bytes(cubin: bytes, entry: str) -> list[int]:
+    """The size of each parameter; none where the cubin does not say."""
+    elf = Elf(cubin)
+    records = next((elf.contents(each) for each in elf.sections if each.name == f".nv.info.{entry}"), b"")
+    found: dict[int, int] = {}
+    at = 0
+    while at + 4 <= len(records):
+        kind, number, value = struct.unpack_from("<BBH", records, at)
+        at += 4
+        if (kind, number) == _PARAMETER_INFO and at + 12 <= len(records):
+            _, place, _, word = struct.unpack_from("<IHHI", records, at)
+            found[place] = word >> 18
+        at += value if kind == 4 else 0
+    return [found[place] for place in sorted(found)]
 
 
 def _sections(cubin: bytes, entry: str, arch: str) -> dict[str, int]:

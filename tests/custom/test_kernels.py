@@ -125,6 +125,23 @@ def test_code_that_does_not_compile_is_an_error_with_the_reason(kernel: Kernel, 
         image(kernel)
 
 
+@pytest.mark.parametrize("signature", [("*f32", "*f32", "i32", "f32"), SIGNATURE[:2], (*SIGNATURE, "i64")])
+def test_code_with_other_parameters_is_an_error(made: dict[str, KernelImage], signature: Sequence[str]) -> None:
+    """A launch would read beyond its arguments, or take a part of one for the whole."""
+    message = r"its parameters have \[8, 8, 8, 4\] bytes, and those of its signature \[8, 8"
+    for kernel in (
+        cuda_kernel(SOURCE, "shift", signature),
+        cubin_kernel({"sm_90": made["sm_90"].data}, "shift", signature),
+    ):
+        with pytest.raises(KernelCompileError, match=message):
+            image(kernel)
+
+
+def test_cuda_cpp_finds_the_headers_of_cuda() -> None:
+    source = '#include <cuda_fp16.h>\nextern "C" __global__ void f(__half *x) { x[0] = __hadd(x[0], x[1]); }'
+    assert image(cuda_kernel(source, "f", ("*f16",))).data[:4] == b"\x7fELF"
+
+
 def test_code_without_its_entry_is_an_error_with_the_entries(made: dict[str, KernelImage]) -> None:
     with pytest.raises(KernelCompileError, match="its code has no kernel 'move'; it has shift"):
         image(ptx_kernel(made["sm_90"].ptx, "move", SIGNATURE))
