@@ -324,12 +324,22 @@ def inline_into_kernel(ir: KernelIR, shared: host_ir.SharedMemory, count: bool =
     return str(main)
 
 
+MAX_DECLARED_SHARED = 48 << 10
+"""Bytes of shared memory that a kernel's code may have, on every device."""
+
+
 def emulated_ir(spec: KernelSpec, ir: KernelIR, target: Target) -> str:
     """The kernel's module for the emulated device, before optimisation."""
     sizes = [0 if entry.startswith("*") else int(entry[1:]) // 8 for entry in spec.signature]
     shared = host_ir.SharedMemory()
     try:
         text = inline_into_kernel(ir, shared, target.count)
+        if shared.static_bytes > MAX_DECLARED_SHARED:
+            raise KernelCompileError(
+                spec,
+                f"it declares {shared.static_bytes} bytes of shared memory, more than the {MAX_DECLARED_SHARED} that "
+                "are possible: a launch can ask for more, which is an array of the size 0 in the kernel",
+            )
         modes = (target.check, target.contract, target.count)
         return host_ir.kernel_module(text, ir.mangled_name, spec.symbol, sizes, shared, *modes)
     except host_entry.UnsupportedIR as error:

@@ -8,6 +8,7 @@ from ort_cuda_plugin.compiler.foreign import ForeignKernel
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import BuiltKernel, KernelImage
 
+_OF_THE_LAUNCH = re.compile(r"\bshared\.array\((?:[^()]*\bshape\s*=)?\s*\(?\s*0\b")
 IN_LAUNCH = "shared_bytes_in_launch"
 """The metadata of stored kernels: 1 where a launch may ask for shared memory, else 0."""
 
@@ -18,7 +19,7 @@ def may_ask_in_launch(spec: KernelSpec) -> bool:
         return bool(spec.image.metadata.get(IN_LAUNCH, 1))
     if isinstance(spec, ForeignKernel):
         return True
-    return re.search(r"\bshared\.array\(0\b", spec.source) is not None
+    return _OF_THE_LAUNCH.search(spec.source) is not None
 
 
 def declared_bytes(image: KernelImage) -> int:

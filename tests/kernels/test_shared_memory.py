@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ort_cuda_plugin.compiler.compile import compile_kernel
+from ort_cuda_plugin.compiler.compile import KernelCompileError, compile_kernel
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.shared_memory import IN_LAUNCH, declared_bytes
 from ort_cuda_plugin.compiler.targets import BuiltKernel, KernelImage, Target
@@ -14,13 +14,23 @@ from ort_cuda_plugin.ep.devices import emulated_devices
 from ort_cuda_plugin.ep.open_device import OpenDevice
 
 BODY = """def kernel(x):
-    tile = cuda.shared.array({size}, float32)
+    tile = cuda.shared.array({arguments})
     i = cuda.threadIdx.x
     tile[i] = x[i]
     cuda.syncthreads()
     x[i] = tile[31 - i]
 """
-DECLARED, ASKED = (KernelSpec("turn", ("*f32",), BODY.format(size=size), 32) for size in (32, 0))
+DECLARED, ASKED, NAMED, TUPLE, TYPED, TOO_MUCH = (
+    KernelSpec("turn", ("*f32",), BODY.format(arguments=arguments), 32)
+    for arguments in (
+        "32, float32",
+        "0, float32",
+        "shape=0, dtype=float32",
+        "(0,), float32",
+        "dtype=float32, shape=0",
+        "12289, float32",
+    )
+)
 
 
 class Recorder:
@@ -43,6 +53,9 @@ class Recorder:
     [
         (DECLARED, None, []),
         (ASKED, None, [227 << 10]),
+        (NAMED, None, [227 << 10]),
+        (TUPLE, None, [227 << 10]),
+        (TYPED, None, [227 << 10]),
         (DECLARED, {IN_LAUNCH: 0}, []),
         (DECLARED, {}, [(227 << 10) - 128]),  # stored by an earlier version
         (ASKED, {IN_LAUNCH: 1}, [227 << 10]),
@@ -67,3 +80,9 @@ def test_what_ptx_declares_is_read() -> None:
     assert "static_shared_bytes" not in image.metadata
     assert declared_bytes(image) == 128
     assert declared_bytes(compile_kernel(ASKED, Target.cuda(99, 0))) == 0
+
+
+@pytest.mark.parametrize("target", [Target.emulated(), Target.cuda(9, 0)])
+def test_a_kernel_that_declares_too_much_says_so(target: Target) -> None:
+    with pytest.raises(KernelCompileError, match=r"49168 bytes of shared memory, more than|too much shared data"):
+        compile_kernel(TOO_MUCH, target)
