@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -66,12 +66,15 @@ class Port:
     """
 
     name: str
-    types: frozenset[DType]
+    types: Set[DType]
     constraint: str = ""
     kind: PortKind = PortKind.REQUIRED
     minimum: int = 1
     on_host: bool = False
     alias: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "types", frozenset(self.types))
 
 
 @dataclass(frozen=True)

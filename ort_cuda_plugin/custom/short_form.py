@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Final, Generic, ParamSpec, TypeVar, get_args, get_origin
 
@@ -93,7 +93,7 @@ def op(
     name: str,
     version: int = 1,
     *,
-    types: Mapping[str, frozenset[DType]] | None = None,
+    types: Mapping[str, Set[DType]] | None = None,
     outputs: Sequence[str] = (),
     priority: int = 0,
     register: bool = True,
@@ -146,7 +146,7 @@ class _Schema:
         self,
         operator: str,
         function: Callable[..., Any],
-        types: Mapping[str, frozenset[DType]],
+        types: Mapping[str, Set[DType]],
         outputs: Sequence[str],
     ) -> None:
         self._operator, self._types = operator, types

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 import ort_cuda_plugin
 from custom_operators import kept_registry
 from ort_cuda_plugin.custom.kernels import cuda_kernel
-from ort_cuda_plugin.custom.plugin import register_creator, unregister_creator
+from ort_cuda_plugin.custom.plugin import DType, Port, PortKind, register_creator, unregister_creator
 from plugins import DOUBLE, ProbeCreator
 from test_documentation import run
 
@@ -174,6 +174,37 @@ def test_enqueue_of_each_run_gets_sizes_memory_and_the_stream(probe: dict[str, A
     changes = [inputs[0].dims for inputs, _ in probe["creator"].arguments("on_shape_change")]
     assert changes == [(5,), (9,), (5,)]
     assert len(probe["creator"].arguments("attach_to_context")) == 1
+
+
+@pytest.mark.parametrize("each_run", [False, True])
+def test_an_input_that_is_left_out_is_none_in_each_list(each_run: bool) -> None:
+    def lists(name: str) -> list[list[Any]]:
+        return [list(arguments[0]) for arguments in creator.arguments(name)]
+
+    class Three(ProbeCreator):
+        inputs = tuple(Port(name, {DType.FLOAT32}, "T", PortKind.OPTIONAL) for name in "xbw")
+
+    def enqueue(input_desc: Any, output_desc: Any, inputs: Any, *others: Any) -> None:
+        outputs, _, stream = others
+        assert [desc and desc.dims[0] for desc in input_desc][1:] == [None, 3]
+        assert [x and x.shape[0] for x in inputs][1:] == [None, 3]
+        stream.launch(DOUBLE, 1, 1, [inputs[0], outputs[0], inputs[0].size])
+
+    creator = Three(
+        enqueue=enqueue, get_output_data_types=lambda types: types[:1], get_output_shapes=lambda shapes, *_: shapes[:1]
+    )
+    register_creator(creator)
+    try:
+        node = helper.make_node("Probe", ["x", "", "w"], ["y"], domain="test.plugins", each_run=int(each_run))
+        inputs = [("x", TensorProto.FLOAT, ["n"]), ("w", TensorProto.FLOAT, [3])]
+        session = ort_cuda_plugin.session(model([node], inputs, [("y", TensorProto.FLOAT, ["n"])]), emulate=True)
+        x, w = np.ones(5, np.float32), np.ones(3, np.float32)
+        np.testing.assert_array_equal(session.run(None, {"x": x, "w": w})[0], x * 2)
+    finally:
+        unregister_creator(creator)
+    for method in ("get_output_data_types", "get_output_shapes", "configure_plugin", "on_shape_change"):
+        assert all(len(given) == 3 and given[1] is None for given in lists(method)), method
+    assert {arguments[0] for arguments in creator.arguments("supports_format_combination")} == {0, 2, 3}
 
 
 def test_runs_at_the_same_time_have_clones_of_their_own(probe: dict[str, Any]) -> None:

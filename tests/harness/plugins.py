@@ -82,7 +82,7 @@ class Probe(Plugin, PluginCore, PluginBuild, PluginRuntime):
 class ProbeCreator(PluginCreator):
     """Its ``methods`` are those of the plugins, and where their names begin with "creator." its own."""
 
-    inputs = (Port("x", FLOATS, "T"),)
+    inputs: Sequence[Port] = (Port("x", FLOATS, "T"),)
     outputs = (Port("y", FLOATS, "T"),)
 
     def __init__(self, **methods: Callable[..., Any]) -> None:

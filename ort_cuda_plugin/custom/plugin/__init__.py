@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...model.ir import DType
-from ..operator import Port
+from ..operator import Port, PortKind
 from .descriptors import DynamicPluginTensorDesc, ExprBuilder, PluginTensorDesc, Size, SizeTensor, TensorFormat
 from .fields import PluginField, PluginFieldCollection, PluginFieldType
 from .interfaces import (
@@ -35,6 +35,7 @@ __all__ = [
     "PluginRuntime",
     "PluginTensorDesc",
     "Port",
+    "PortKind",
     "Size",
     "SizeTensor",
     "TensorFormat",

@@ -65,8 +65,8 @@ class Tensors:
     wild: tuple[tuple[int, ...], ...]
     has_workspace: bool
 
-    def descs(self, arrays: Sequence[DeviceArray]) -> tuple[list[PluginTensorDesc], list[PluginTensorDesc]]:
-        """Of inputs and outputs, with the sizes of a Run."""
+    def descs(self, arrays: Sequence[DeviceArray]) -> tuple[list[PluginTensorDesc | None], list[PluginTensorDesc]]:
+        """Of inputs and outputs, with the sizes of a Run; None for an input that is left out."""
         rows = [*self.inputs, *self.outputs]
         descs = []
         for number, ((dtype, format), array) in enumerate(zip(rows, arrays, strict=False)):
@@ -77,7 +77,8 @@ class Tensors:
             if place >= 0:
                 dims = tuple(-1 if axis in self.wild[place] else size for axis, size in enumerate(dims))
             descs.append(PluginTensorDesc(dims, DType[dtype], kind))
-        return descs[: len(self.inputs)], descs[len(self.inputs) :]
+        of_inputs = iter(descs)
+        return [next(of_inputs) if is_given else None for is_given in self.given], descs[len(self.inputs) :]
 
 
 class EnqueueFunction:
@@ -104,7 +105,9 @@ class EnqueueFunction:
     def _enqueue(self, context: _Context, tensors: Sequence[DeviceArray], stream: CallStream) -> None:
         layout, runtime = self._tensors, context.runtime
         given, results = layout.descs(tensors)
-        about = "for inputs of " + (", ".join(str(list(desc.dims)) for desc in given) or "no inputs")
+        about = "for inputs of " + (
+            ", ".join(str(list(desc.dims)) if desc else "nothing" for desc in given) or "no inputs"
+        )
         shapes = tuple(x.shape for x in tensors)
         if context.shapes != shapes:
             context.shapes = None
@@ -152,7 +155,7 @@ def each_run(
     label: str,
     plugin: Plugin,
     tactic: int,
-    given: Sequence[PluginTensorDesc],
+    given: Sequence[PluginTensorDesc | None],
     results: Sequence[PluginTensorDesc],
     inputs: Sequence[Tensor | None],
     writes: Sequence[Tensor],
@@ -160,7 +163,7 @@ def each_run(
     """Records a call of `enqueue` in each Run; ``writes`` are the outputs, and scratch memory."""
     layout = Tensors(
         tuple(x is not None for x in inputs),
-        tuple((desc.type.name, desc.format.name) for desc in given),
+        tuple((desc.type.name, desc.format.name) for desc in given if desc),
         tuple((desc.type.name, desc.format.name) for desc in results),
         tuple(
             tuple(axis for axis, size in enumerate(desc.dims) if isinstance(size, int) and size == -1)

@@ -1,7 +1,8 @@
 """What an author of a plugin derives from, after IPluginV3 and its capabilities.
 
 A method that has no sensible default raises NotImplementedError. Errors are exceptions; a method that TensorRT wants a
-status of may also return a number other than 0, and one that makes a plugin may return None.
+status of may also return a number other than 0, and one that makes a plugin may return None. An input that a node
+leaves out, and after which others come, is None in all lists of inputs.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ class PluginRuntime(ABC):
         workspace: Any,
         stream: Any,
     ) -> Any:
-        """Computes, by launches and copies on the stream. An input that the node leaves out is None."""
+        """Computes, by launches and copies on the stream."""
 
     def attach_to_context(self, context: PluginResourceContext) -> Plugin | None:
         """A clone of the whole plugin that may use the context's resources until it goes."""

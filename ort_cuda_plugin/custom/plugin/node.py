@@ -204,7 +204,7 @@ class _Plan:
     # ---- what there is ----
 
     def _types(self, count: int) -> list[DType]:
-        given = [x.dtype for x in self._inputs if x is not None]
+        given = [None if x is None else x.dtype for x in self._inputs]
         types = self._listed("get_output_data_types", self._build.get_output_data_types, given)
         if len(types) != count or not all(isinstance(dtype, DType) for dtype in types):
             raise PluginFailure(f"{self._label}: get_output_data_types gave {types!r} for {count} outputs")
@@ -216,12 +216,12 @@ class _Plan:
     def _shapes(self, types: Sequence[DType]) -> list[tuple[Any, ...]]:
         """Of sizes and `SizeTensor`."""
         ctx = self._ctx
-        inputs = [self._dims(x.shape) for x in self._inputs if x is not None]
+        inputs = [None if x is None else self._dims(x.shape) for x in self._inputs]
         on_host = [port.on_host for port in self._creator.inputs]
         contents = [
-            self._dims(ctx.host_values(x, f"input {number} of {self._label}"))
+            None if x is None else self._dims(ctx.host_values(x, f"input {number} of {self._label}"))
             for number, x in enumerate(self._inputs)
-            if x is not None and number < len(on_host) and on_host[number]
+            if number < len(on_host) and on_host[number]
         ]
         builder = ExprBuilder(self._scope)
         about = f"for inputs of {_shown(inputs)}"
@@ -279,16 +279,15 @@ class _Plan:
 
     def _descs(
         self, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]], formats: Combination, wild: Any
-    ) -> tuple[list[PluginTensorDesc], list[PluginTensorDesc]]:
+    ) -> tuple[list[PluginTensorDesc | None], list[PluginTensorDesc]]:
         """Of inputs and outputs. ``wild`` stands for a size that a Run computes."""
-        inputs = [(self._dims(x.shape), x.dtype) for x in self._inputs if x is not None]
+        formats = (*formats, *[TensorFormat.LINEAR] * (len(self._inputs) + len(types) - len(formats)))
         sizes = [tuple(wild if isinstance(size, SizeTensor) else size for size in shape) for shape in shapes]
-        rows = [*inputs, *zip(sizes, types, strict=True)]
-        descs = [
-            PluginTensorDesc(dims, dtype, format)
-            for (dims, dtype), format in zip(rows, (*formats, *[TensorFormat.LINEAR] * len(rows)), strict=False)
+        inputs = [
+            None if x is None else PluginTensorDesc(self._dims(x.shape), x.dtype, format)
+            for x, format in zip(self._inputs, formats, strict=False)
         ]
-        return descs[: len(inputs)], descs[len(inputs) :]
+        return inputs, list(map(PluginTensorDesc, sizes, types, formats[len(inputs) :]))
 
     def _combinations(self, types: Sequence[DType], shapes: Sequence[tuple[Any, ...]]) -> list[Combination]:
         """What the plugin supports and can be given, in the order in which it is tried: LINEAR first."""
@@ -302,15 +301,19 @@ class _Plan:
             if pos == len(all_descs):
                 yield chosen
                 return
+            asked = all_descs[pos]
+            if asked is None:
+                yield from search((*chosen, TensorFormat.LINEAR))
+                return
             for format in TensorFormat:
-                if why_not(format, all_descs[pos].type, tuple(map(_dim_or_wild, all_descs[pos].dims))):
+                if why_not(format, asked.type, tuple(map(_dim_or_wild, asked.dims))):
                     continue
                 formats = (*chosen, format)
                 described = [
-                    dynamic(replace(desc, format=kind))
+                    desc and dynamic(replace(desc, format=kind))
                     for desc, kind in zip(all_descs, (*formats, *[TensorFormat.LINEAR] * len(all_descs)), strict=False)
                 ]
-                about = f"at {pos} for {all_descs[pos].type.name}, {format.name}"
+                about = f"at {pos} for {asked.type.name}, {format.name}"
                 if self._ask(
                     "supports_format_combination",
                     self._build.supports_format_combination,
@@ -347,15 +350,10 @@ class _Plan:
         aliases: Mapping[int, int],
     ) -> list[Tensor]:
         ctx = self._ctx
-        given = [number for number, x in enumerate(self._inputs) if x is not None]
-        placed = {
-            number: self._placed(x, format)
-            for (number, x), format in zip(
-                ((n, x) for n, x in enumerate(self._inputs) if x is not None), formats, strict=False
-            )
-        }
+        placed = {n: self._placed(x, formats[n]) for n, x in enumerate(self._inputs) if x is not None}
+        of_outputs = formats[len(self._inputs) :]
         memories: list[_Memory] = []
-        for number, (dtype, shape, format) in enumerate(zip(types, shapes, formats[len(given) :], strict=True)):
+        for number, (dtype, shape, format) in enumerate(zip(types, shapes, of_outputs, strict=True)):
             if number in aliases:
                 placed[aliases[number]] = shared = self._shared(placed[aliases[number]])
                 memories.append(_Memory(shared, shape))
@@ -365,7 +363,7 @@ class _Plan:
                 full = tuple(full[axis] for axis in _LAST[len(full)])
             memories.append(_Memory(ctx.empty(full, dtype), shape))
         self._enqueue(formats, types, shapes, [placed.get(n) for n in range(len(self._inputs))], memories)
-        pairs = zip(memories, formats[len(given) :], strict=True)
+        pairs = zip(memories, of_outputs, strict=True)
         return [self._result(memory, format, memories) for memory, format in pairs]
 
     def _shared(self, x: Tensor) -> Tensor:
@@ -412,11 +410,11 @@ class _Plan:
     ) -> None:
         build, ctx = self._build, self._ctx
         given, results = self._descs(types, shapes, formats, -1)
-        ranges = [[dynamic(desc) for desc in descs] for descs in (given, results)]
-        about = f"for inputs of {_shown(desc.dims for desc in given)}"
+        ranges = [[desc and dynamic(desc) for desc in descs] for descs in (given, results)]
+        about = f"for inputs of {_shown(desc and desc.dims for desc in given)}"
         if not self._check("configure_plugin", build.configure_plugin, *ranges, about=about):
             return
-        sized = [[dynamic(desc, keep=True) for desc in descs] for descs in (given, results)]
+        sized = [[desc and dynamic(desc, keep=True) for desc in descs] for descs in (given, results)]
         nbytes = self._ask("get_workspace_size", build.get_workspace_size, *sized, about=about)
         try:
             size = dim_of(nbytes)
@@ -447,7 +445,7 @@ class _Plan:
     def _record(
         self,
         tactic: int,
-        given: Sequence[PluginTensorDesc],
+        given: Sequence[PluginTensorDesc | None],
         results: Sequence[PluginTensorDesc],
         inputs: Sequence[Tensor | None],
         memories: Sequence[_Memory],
@@ -457,7 +455,7 @@ class _Plan:
         ctx, label = self._ctx, self._label
         _, runtime = attached(label, self._plugin, is_emulated=not ctx.device.runs_cubins)
         self._ask("set_tactic", runtime.set_tactic, tactic, about=str(tactic))
-        about = f"for inputs of {_shown(desc.dims for desc in given)}"
+        about = f"for inputs of {_shown(desc and desc.dims for desc in given)}"
         if not self._check("on_shape_change", runtime.on_shape_change, given, results, about=about):
             return
 
@@ -490,4 +488,5 @@ def dynamic(desc: PluginTensorDesc, *, keep: bool = False) -> DynamicPluginTenso
 
 
 def _shown(shapes: Any) -> str:
-    return ", ".join(f"[{', '.join(map(repr, shape))}]" for shape in shapes) or "no inputs"
+    shown = ["nothing" if shape is None else f"[{', '.join(map(repr, shape))}]" for shape in shapes]
+    return ", ".join(shown) or "no inputs"
