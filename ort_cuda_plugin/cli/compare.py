@@ -39,6 +39,8 @@ from ort_cuda_plugin.comparison.differences import TOLERANCES, UNROUNDED_INPUTS,
 from ort_cuda_plugin.session_errors import only_ours
 
 _SHORT = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+_WHOLE = [f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("", "u")]
+_TYPES = [*TOLERANCES, *_WHOLE, "bool"]
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
@@ -70,26 +72,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     path = model_path(arguments.model)
-    tolerances = {**TOLERANCES, **{name: _tolerance(text) for name, text in named_values(arguments.tolerance)}}
+    tolerances = {**TOLERANCES, **{name: _tolerance(name, text) for name, text in named_values(arguments.tolerance)}}
     options = dict(named_values(arguments.option))
     against = _SHORT.get(arguments.against.lower(), arguments.against)
     emulate = select_device(arguments.device)
     saved = _read(arguments.load) if arguments.load else {}
     source, names, feeds = load(path, arguments)
-    feeds = {name: saved.get(f"inputs/{name}", value) for name, value in feeds.items()}
+    if arguments.load:
+        feeds = _loaded(arguments, feeds, saved)
     sides = _Sides(path.parent, emulate, options, against)
     try:
         with waiting(Console(stderr=True), "running both"):
             actual = sides.own(source, names, feeds)
             kept = [saved.get(f"outputs/{against}/{name}") for name in names]
-            expected = kept if all(value is not None for value in kept) else sides.reference(source, names, feeds)
+            is_kept = all(value is not None for value in kept)
+            expected = kept if is_kept else sides.reference(source, names, feeds)
         found = differences(names, actual, expected, tolerances)
         if arguments.save:
             _write(arguments.save, feeds, names, {ort_cuda_plugin.get_ep_name(): actual, against: expected})
         is_right = all(difference.is_small for difference in found)
         first, why = None, ""
         if not (is_right or arguments.no_bisect):
-            first, why = _first(source, feeds, sides, tolerances)
+            first, why = _first(source, feeds, sides, tolerances, is_kept)
     except UserError:
         raise
     except Exception as error:
@@ -146,9 +150,9 @@ def _plain(source: str | bytes | onnx.ModelProto) -> str | bytes:
 
 
 def _first(
-    source: str | bytes, feeds: Mapping[str, Any], sides: _Sides, tolerances: Mapping[str, float]
+    source: str | bytes, feeds: Mapping[str, Any], sides: _Sides, tolerances: Mapping[str, float], is_kept: bool
 ) -> tuple[FirstDifference | None, str]:
-    """The first node that differs, or why none is known."""
+    """The first node that differs, or why none is known. ``is_kept``: the outputs beside ours are those of a file."""
     if isinstance(source, bytes):
         model = onnx.load_from_string(source)
     else:
@@ -159,8 +163,8 @@ def _first(
             first = first_difference(model, feeds, sides.own, sides.reference, tolerances)
     except Exception as error:  # the outputs' difference is still worth showing
         return None, f"the graph cannot be cut: {error}"
-    why = "" if first else "where all values between nodes are kept none differs: the fusion of nodes is the reason"
-    return first, why
+    reason = "what computed the loaded outputs, or the fusion of nodes," if is_kept else "the fusion of nodes"
+    return first, "" if first else f"where all values between nodes are kept none differs: {reason} is the reason"
 
 
 def _print(against: str, found: Sequence[Difference], first: FirstDifference | None, why: str) -> None:
@@ -188,7 +192,9 @@ def _shown(number: float) -> str:
     return "not comparable" if math.isinf(number) else f"{number:.2e}"
 
 
-def _tolerance(text: str) -> float:
+def _tolerance(name: str, text: str) -> float:
+    if name not in _TYPES:
+        raise UserError(ExitCode.USAGE, f"--tolerance {name}: there is no such type; there are {', '.join(_TYPES)}")
     try:
         value = float(text)
     except ValueError:
@@ -209,6 +215,18 @@ def _read(path: Path) -> dict[str, Any]:
     if not any(name.startswith("inputs/") for name in values):
         raise UserError(ExitCode.USAGE, f"--load {path}: it has no inputs/NAME, as --save writes them")
     return values
+
+
+def _loaded(arguments: argparse.Namespace, feeds: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of a file. Raises UserError where it is not the only source of them, or has not all."""
+    given = {text.partition("=")[0] for text in arguments.input}
+    loaded = {key.removeprefix("inputs/"): value for key, value in saved.items() if key.startswith("inputs/")}
+    if both := sorted(given & loaded.keys()):
+        raise UserError(ExitCode.USAGE, f"--input {both[0]}: --load {arguments.load} has that as well")
+    if missing := sorted(feeds.keys() - given - loaded.keys()):
+        text = f"--load {arguments.load}: it has no input {missing[0]!r}; it has {', '.join(sorted(loaded))}"
+        raise UserError(ExitCode.USAGE, text)
+    return {name: loaded.get(name, value) for name, value in feeds.items()}
 
 
 def _write(path: Path, feeds: Mapping[str, Any], names: Sequence[str], sides: Mapping[str, Sequence[Any]]) -> None:

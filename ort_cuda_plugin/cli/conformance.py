@@ -78,7 +78,7 @@ def execute(arguments: argparse.Namespace) -> int:
         raise UserError(ExitCode.USAGE, f"--adversarial {arguments.adversarial}: a seed is from 0 to {2**32 - 1}")
     cases = [case for key, case in load_cases().items() if any(fnmatch.fnmatch(key, pattern) for pattern in patterns)]
     if not cases:
-        raise UserError(ExitCode.USAGE, f"no test matches {' '.join(patterns)}")
+        raise UserError(ExitCode.USAGE, f"no test matches {' '.join(patterns)}; names are KIND/NAME, as 'node/conv*'")
 
     def measured(mode: Mode) -> list[Outcome]:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -37,13 +37,13 @@ from ort_cuda_plugin.program.plan_record import read_plans
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--declined", action="store_true", help="only nodes that do not run on the EP")
-    parser.add_argument(
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
         "--program",
         action="store_true",
         help="print what each compiled cluster does, after each pass, in place of nodes",
     )
-    parser.add_argument(
+    what.add_argument(
         "--plans",
         action="store_true",
         help="run the model with each of --shapes, and print which plans that builds and why",
@@ -55,9 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=1x3x224x224[,...]",
         help="shapes of the inputs of a Run (repeatable: one Run each)",
     )
-    parser.add_argument(
+    what.add_argument(
         "--html", type=output_file, metavar="FILE", help="write a page there: the graph with clusters, steps and copies"
     )
+    parser.add_argument("--declined", action="store_true", help="only nodes that do not run on the EP")
     parser.add_argument(
         "--autotune", action="store_true", help="with --program: measure the ways to compute products and the like"
     )
@@ -66,13 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     path = model_path(arguments.model)
+    _refuse_what_says_nothing(arguments)
     emulate = select_device(arguments.device)
     if arguments.program:
         return _print_programs(arguments.model, path, emulate, arguments.autotune)
     if arguments.plans:
         return _print_plans(arguments.model, path, emulate, arguments.shapes)
-    if arguments.shapes:
-        raise UserError(ExitCode.USAGE, "--shapes says what --plans runs: give that too")
     try:
         with tempfile.TemporaryDirectory() as folder, waiting(Console(stderr=True), "creating the session"):
             settings = {} if arguments.html is None else {"program_folder": folder}
@@ -91,12 +91,21 @@ def execute(arguments: argparse.Namespace) -> int:
     table = Table("node", "operator", "runs on", "reason")
     for verdict in shown:
         operator = f"{verdict.domain or 'ai.onnx'}.{verdict.op_type}-{verdict.since_version}"
-        name = f"{verdict.name or '(unnamed)'} in {verdict.body_of}" if verdict.body_of else verdict.name
+        name = f"{verdict.label} in {verdict.body_of}" if verdict.body_of else verdict.label
         table.add_row(name, operator, place(verdict), verdict.reason or verdict.note)
     console = output_console()
     console.print(table)
     console.print(line)
     return ExitCode.OK
+
+
+def _refuse_what_says_nothing(arguments: argparse.Namespace) -> None:
+    if arguments.shapes and not arguments.plans:
+        raise UserError(ExitCode.USAGE, "--shapes says what --plans runs: give that too")
+    if arguments.autotune and not arguments.program:
+        raise UserError(ExitCode.USAGE, "--autotune is for --program: give that too")
+    if (arguments.program or arguments.plans) and (arguments.json or arguments.declined):
+        raise UserError(ExitCode.USAGE, "--json and --declined are for the table of nodes, not --program or --plans")
 
 
 def _print_programs(model: str, path: Path, emulate: bool, autotune: bool) -> int:

@@ -81,16 +81,12 @@ def _clusters(verdicts: Sequence[NodeVerdict]) -> dict[str, list[NodeVerdict]]:
     return found
 
 
-def _label(verdict: NodeVerdict) -> str:
-    return verdict.name or next(iter(verdict.outputs), "") or "(unnamed)"
-
-
 def _colour(verdict: NodeVerdict) -> str:
     return OWN if verdict.supported else NOBODY if verdict.reason.endswith(NOWHERE) else OTHER
 
 
 def _hint(verdict: NodeVerdict) -> str:
-    lines = [f"{_label(verdict)} ({verdict.op_type}-{verdict.since_version})", place(verdict)]
+    lines = [f"{verdict.label} ({verdict.op_type}-{verdict.since_version})", place(verdict)]
     return "\n".join([*lines, *([verdict.reason] if verdict.reason else [])])
 
 
@@ -151,7 +147,7 @@ def _group_box(key: Hashable, nodes: Sequence[NodeVerdict], numbers: dict[Hashab
     (first, *others) = nodes
     if not others:
         where = "kernel" if first.supported else place(first).removesuffix("ExecutionProvider")
-        return Box((_label(first), f"{first.op_type}, {where}"), _colour(first), _hint(first))
+        return Box((first.label, f"{first.op_type}, {where}"), _colour(first), _hint(first))
     hint = "\n".join(_hint(node) for node in nodes)
     return Box((f"{len(nodes)} nodes", place(first).removesuffix("ExecutionProvider")), _colour(first), hint)
 
@@ -189,18 +185,18 @@ def _cluster(number: int, name: str, nodes: Sequence[NodeVerdict], plan: _Plan |
             step_of.setdefault(node, index)
     by_steps = len(nodes) > DRAWN_NODES and plan is not None
     keys: list[Hashable] = [
-        ("step", step_of.get(_label(node))) if by_steps else index for index, node in enumerate(nodes)
+        ("step", step_of.get(node.label)) if by_steps else index for index, node in enumerate(nodes)
     ]
     boxes: dict[Hashable, Box] = {}
     for key, node in zip(keys, nodes, strict=True):
-        step = step_of.get(_label(node))
+        step = step_of.get(node.label)
         colour = "#ffffff" if step is None else _STEPS[step % len(_STEPS)]
         told = "no step: a view, a size, or computed once" if step is None else f"step {step}"
         if by_steps:
             boxes.setdefault(key, Box((told, _kind(plan, step)), colour, told))
         else:
             where = "" if plan is None else f", {told.partition(':')[0]}"
-            boxes[key] = Box((_label(node), f"{node.op_type}{where}"), colour, f"{_hint(node)}\n{told}")
+            boxes[key] = Box((node.label, f"{node.op_type}{where}"), colour, f"{_hint(node)}\n{told}")
     made = {value: key for key, node in zip(keys, nodes, strict=True) for value in node.outputs}
     arrows: dict[tuple[Hashable, Hashable], list[str]] = {}
     for key, node in zip(keys, nodes, strict=True):
@@ -248,7 +244,7 @@ def _copies(found: Sequence[CopiedValue]) -> str:
             html.Name(copy.value),
             copy.type,
             "to the device" if copy.to_device else "to the host",
-            html.Name(", ".join(map(_label, copy.causes)), "\n".join(map(_hint, copy.causes))),
+            html.Name(", ".join(cause.label for cause in copy.causes), "\n".join(map(_hint, copy.causes))),
             html.Name(copy.causes[0].reason),
         ]
         for copy in found
@@ -259,7 +255,7 @@ def _copies(found: Sequence[CopiedValue]) -> str:
 def _nodes(placement: Placement) -> str:
     rows: list[list[html.Cell]] = [
         [
-            html.Name(_label(node)),
+            html.Name(node.label),
             html.Name(f"{node.domain or 'ai.onnx'}.{node.op_type}-{node.since_version}"),
             html.Name(place(node)),
             html.Name(node.body_of),

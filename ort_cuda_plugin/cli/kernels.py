@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--manifest",
         metavar="FILE",
         type=Path,
-        help=f"the kernels that a test run recorded (default ${MANIFEST_VARIABLE}, else {DEFAULT_MANIFEST} if it is "
-        "there, else the sample)",
+        help=f"the kernels that a test run recorded (default ${MANIFEST_VARIABLE}, else what a source tree has in"
+        " build/kernels.jsonl, else the sample)",
     )
     parser.add_argument("--arch", action="append", metavar="SM", help="only this architecture, e.g. sm_90 (repeatable)")
     parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")

@@ -51,6 +51,11 @@ class NodeVerdict:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
 
+    @property
+    def label(self) -> str:
+        """What to call the node: its name, or that of its first output."""
+        return self.name or next(iter(self.outputs), "") or "(unnamed)"
+
 
 @dataclass(frozen=True)
 class Claims:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 
 from ..compiler.targets import Target
+from ..compiler.toolchain import OF_EVERY_TOOLKIT
 
 _PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 
@@ -28,6 +29,9 @@ def architectures(text: str) -> tuple[Target, ...]:
         match = re.fullmatch(r"sm_(\d+)(\d)", name)
         if match is None and name != "emulated":
             raise ValueError("use names such as sm_90, and emulated, with commas between them")
+        if match and (int(match[1]), int(match[2])) < OF_EVERY_TOOLKIT[0]:
+            oldest = "sm_{}{}".format(*OF_EVERY_TOOLKIT[0])
+            raise ValueError(f"CUDA 13 does not compile for {name}: use {oldest} or a newer one")
         targets.append(Target.cuda(int(match[1]), int(match[2])) if match else Target.emulated())
     return tuple(targets)
 

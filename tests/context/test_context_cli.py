@@ -76,6 +76,11 @@ def test_what_cannot_be_compiled_or_inspected_is_an_error(
 ) -> None:
     for arguments, code, said in [
         (["compile", str(source), "-o", str(tmp_path / "o.onnx"), "--arch", "sm90"], ExitCode.MODEL_FAILED, "sm_90"),
+        (
+            ["compile", str(source), "-o", str(tmp_path / "o.onnx"), "--arch", "sm_61"],
+            ExitCode.MODEL_FAILED,
+            "use sm_75",
+        ),
         (["compile", str(tmp_path / "none.onnx")], ExitCode.USAGE, "none.onnx"),
         (["inspect", str(tmp_path / "none.bin")], ExitCode.USAGE, "cannot be read"),
         (["inspect", str(source)], ExitCode.USAGE, "no EPContext node"),

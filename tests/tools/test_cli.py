@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,9 @@ def test_run_takes_inputs_from_files(capsys: pytest.CaptureFixture[str], add_mod
         (["run", "MODEL", "--seed", "-1"], "--seed -1: must not"),
         (["run", "MODEL", "--runs", "-1"], "must not be negative"),
         (["explain", "no_such_model"], "light_resnet50"),
+        (["explain", "MODEL", "--shapes", "a=4"], "--shapes says what --plans runs"),
+        (["explain", "MODEL", "--autotune"], "--autotune is for --program"),
+        (["explain", "MODEL", "--plans", "--json"], "--json and --declined are for the table"),
     ],
 )
 def test_wrong_arguments_end_with_the_usage_code_and_name_the_argument(
@@ -140,6 +144,14 @@ def test_explain_names_each_node_and_why_it_runs_elsewhere(capsys: pytest.Captur
     assert verdicts["first"]["supported"]
     assert not verdicts["last"]["supported"]
     assert "a cast to STRING" in verdicts["last"]["reason"]
+
+
+def test_explain_calls_a_node_without_a_name_by_its_output(capsys: pytest.CaptureFixture[str], add_model: str) -> None:
+    model = onnx.load(add_model)
+    model.graph.node[0].name = ""
+    onnx.save(model, add_model)
+    assert main(["explain", add_model, "--device", "emulated"]) == ExitCode.OK
+    assert re.search(rf"│ {model.graph.node[0].output[0]} +│ ai\.onnx\.Add-", capsys.readouterr().out)
 
 
 def test_explain_counts_nodes_in_bodies(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -67,14 +67,28 @@ def test_results_are_saved_and_loaded(capsys: pytest.CaptureFixture[str], model:
     code, found = compared(capsys, model, "--dim", "n=2", "--load", str(file))
     assert code == ExitCode.MISMATCH
     assert found["outputs"][0]["shape"] == [8, 256]
-    assert "none differs" in found["why_no_node"]
+    assert "none differs: what computed the loaded outputs, or the fusion of nodes, is" in found["why_no_node"]
     assert found["first_node"] is None
+
+
+def test_a_file_of_another_model_is_refused(capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path) -> None:
+    file = str(tmp_path / "results.npz")
+    assert compared(capsys, model, "--dim", "n=8", "--save", file)[0] == ExitCode.OK
+    np.save(tmp_path / "x.npy", np.ones((8, 256), np.float32))
+    options = ["--device", "emulated", "--load", file]
+    assert main(["compare", model, *options, "--input", f"x={tmp_path / 'x.npy'}"]) == ExitCode.USAGE
+    assert "--input x: --load" in capsys.readouterr().err
+    renamed = CHAIN.replace("(float[n, 256] x)", "(float[n, 256] z)").replace("Abs(x)", "Abs(z)")
+    onnx.save(parser.parse_model(renamed), tmp_path / "other.onnx")
+    assert main(["compare", str(tmp_path / "other.onnx"), *options]) == ExitCode.USAGE
+    assert "it has no input 'z'; it has x" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (["--tolerance", "float32=-1"], ExitCode.USAGE, "--tolerance -1: a number from 0"),
+        (["--tolerance", "float=1"], ExitCode.USAGE, "--tolerance float: there is no such type; there are float64"),
         (["--tolerance", "float32"], ExitCode.USAGE, "'float32' is not NAME="),
         (["--against", "NoSuchProvider"], ExitCode.UNAVAILABLE, "NoSuchProvider: this ONNX Runtime has "),
         (["--load", __file__], ExitCode.USAGE, "not a file of this command"),
