@@ -255,7 +255,9 @@ def request_of(
     """What the options of a session say of the context that it writes."""
     targets = [ContextTarget(device.target, properties)]
     if asked.context_architectures:
-        libraries = load_libraries() - (frozenset() if asked.enable_cudnn else {"cudnn"})
+        for_gpus = any(not target.is_emulated for target in asked.context_architectures)
+        libraries = load_libraries() if for_gpus else frozenset()  # which warns of those that are missing
+        libraries -= frozenset() if asked.enable_cudnn else {"cudnn"}
         targets = [
             ContextTarget(
                 target,

@@ -14,6 +14,7 @@ from ort_cuda_plugin.cli import compile_model as compile_model_command
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
 from ort_cuda_plugin.context.sample_shapes import sample_shapes
+from ort_cuda_plugin.ep import context_session
 from ort_cuda_plugin.ep.open_device import kernel_library
 from ort_cuda_plugin.ep.options import OptionError, parse
 from ort_cuda_plugin.model.ir import DType, Value
@@ -69,6 +70,17 @@ def test_a_bar_counts_kernels(source: Path, tmp_path: Path, monkeypatch: pytest.
     assert [total for total, _ in shown] == sorted(total for total, _ in shown)
     assert len(shown) >= 4
     assert kernel_library().watch is None
+
+
+def test_for_the_emulated_device_nobody_looks_for_libraries_of_gpus(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warning names those that are missing."""
+    asked: list[str] = []
+    monkeypatch.setattr(context_session, "load_libraries", lambda: asked.append("asked") or frozenset())
+    for arch, times in (("emulated", 0), ("emulated,sm_90", 1)):
+        assert main(["compile", str(source), "-o", str(tmp_path / f"{arch}.onnx"), "--arch", arch]) == ExitCode.OK
+        assert len(asked) == times
 
 
 def test_what_cannot_be_compiled_or_inspected_is_an_error(
