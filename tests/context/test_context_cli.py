@@ -77,7 +77,12 @@ def test_for_the_emulated_device_nobody_looks_for_libraries_of_gpus(
 ) -> None:
     """A warning names those that are missing."""
     asked: list[str] = []
-    monkeypatch.setattr(context_session, "load_libraries", lambda: asked.append("asked") or frozenset())
+
+    def load_libraries() -> frozenset[str]:
+        asked.append("asked")
+        return frozenset()
+
+    monkeypatch.setattr(context_session, "load_libraries", load_libraries)
     for arch, times in (("emulated", 0), ("emulated,sm_90", 1)):
         assert main(["compile", str(source), "-o", str(tmp_path / f"{arch}.onnx"), "--arch", arch]) == ExitCode.OK
         assert len(asked) == times
