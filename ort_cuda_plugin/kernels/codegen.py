@@ -305,6 +305,10 @@ class Emitter:
             return f"int64(uint64({a}) {_infix[x.op]} uint64({b}))"
         if x.op == "div" and x.dtype in _halves and x.operands[1] in self._reciprocals:
             return f"{a} * {self._reciprocals[x.operands[1]]}"
+        if x.dtype in _halves and x.op == "div" and x.operands[0].op == "constant" and x.operands[0].value == 1.0:
+            return f"half_reciprocal({b})"
+        if x.dtype in _halves and x.op == "exp":
+            return f"half_exp({a})"
         if x.op in _infix:
             text = f"{a} {_infix[x.op]} {b}"
             return f"{register_type(x.dtype)}({text})" if x.dtype.is_integer else text

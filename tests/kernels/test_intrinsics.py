@@ -92,6 +92,16 @@ def test_erf_of_halves_is_one_unit_off_at_most(storage: Any) -> None:
     assert np.mean(off) < 0.02
 
 
+@pytest.mark.parametrize("storage", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize(("text", "function"), [("half_exp(a)", np.exp), ("half_reciprocal(a)", np.reciprocal)])
+def test_functions_of_halves_are_the_rounded_ones(storage: Any, text: str, function: Any) -> None:
+    x = all_halves.view(storage).astype(np.float32)
+    with np.errstate(all="ignore"):
+        actual = apply(text, "f32", x).astype(storage).astype(np.float32)
+        expected = function(x.astype(np.float64)).astype(np.float32).astype(storage).astype(np.float32)
+        np.testing.assert_allclose(actual, expected, 2.0 ** (-7 if storage is ml_dtypes.bfloat16 else -10), 6e-8)
+
+
 @given(arrays(np.float32, 50, elements=st.floats(width=32)))
 @settings(max_examples=20)
 def test_bit_casts_keep_the_bits(x: np.ndarray) -> None:

@@ -58,6 +58,8 @@ _functions = {
 """Instructions in all, and of the unit of special functions; of others `_other_function`."""
 _integer_functions = {"umul64hi": 9}
 """Instructions of functions of integers, by nvdisasm of kernels for sm_90 that have more or fewer of them."""
+_approximations = {"ptx.half_exp": (2, 1), "ptx.half_reciprocal": (1, 1)}
+"""The same of what the unit of special functions does alone, with a product."""
 _other_function = (20, 1)
 _single = (
     *("llvm.fma", "llvm.fmuladd", "llvm.fabs", "llvm.min", "llvm.max", "llvm.s", "llvm.u", "llvm.ct", "llvm.abs"),
@@ -187,6 +189,9 @@ def _call(rest: str, lanes: int) -> Counts:
         return Counter()
     if name.startswith("llvm.memset"):  # Numba clears a thread's arrays, which NVVM finds to be in vain
         return Counter()
+    if name in _approximations:
+        issued, special = _approximations[name]
+        return Counter(issued=issued * lanes, float=issued * lanes, special=special * lanes)
     if name == "ptx.cvt.rna.tf32.f32":
         return Counter(issued=1)
     if name.startswith(("ptx.", *_single)):

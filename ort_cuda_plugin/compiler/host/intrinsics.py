@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ort_cuda_plugin.compiler.host import counts, matrices
+from ort_cuda_plugin.compiler.host.vector_math import exp
 
 register_values = {
     **{
@@ -101,6 +102,13 @@ define internal i16 @ptx.cvt.rn.bf16.f32(float %x) alwaysinline {
     "ptx.tanh.approx.f32": """
 define internal float @ptx.tanh.approx.f32(float %x) alwaysinline {
   %r = call float @tanhf(float %x)
+  ret float %r
+}
+""",
+    "ptx.half_exp": exp("ptx.half_exp"),
+    "ptx.half_reciprocal": """
+define internal float @ptx.half_reciprocal(float %x) alwaysinline {
+  %r = fdiv float 1.0, %x
   ret float %r
 }
 """,

@@ -90,9 +90,9 @@ def exponential(b: Body, x: str) -> str:
     return b.binary("fmul", b.binary("fmul", p, b.power_of_two(half)), b.power_of_two(rest))
 
 
-def exp() -> str:
+def exp(name: str = "__nv_expf") -> str:
     b = Body()
-    return b.function("__nv_expf", exponential(b, "%x"))
+    return b.function(name, exponential(b, "%x"))
 
 
 def log() -> str:
