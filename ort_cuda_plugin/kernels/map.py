@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ort_cuda_plugin.kernels.codegen import KernelBuilder, kernel_name, load_text, offset_text
+from ort_cuda_plugin.kernels.interleaved_map import launch_interleaved_map, plane_vectors
 from ort_cuda_plugin.kernels.layout import Plane
 from ort_cuda_plugin.kernels.transposed_map import launch_transposed_map, transposed_axis
 from ort_cuda_plugin.kernels.vector_map import VectorMap, choose_vectors
@@ -71,12 +72,15 @@ def _launch_for_gpu(
     loaded: Sequence[Input],
     strides: Sequence[Strides],
 ) -> bool:
-    """Launches a kernel with tiles or with vectors; False where neither is worth it."""
+    """Launches a kernel with tiles or with vectors; False where none of them is worth it."""
     of_inputs, of_outputs = strides[: len(loaded)], strides[len(loaded) :]
     inputs = list(zip(loaded, of_inputs, strict=True))
     axis = transposed_axis(dims, of_inputs, of_outputs)
     if axis >= 0:
         launch_transposed_map(ctx, builder, step, dims, axis, inputs, of_outputs)
+        return True
+    if (width := plane_vectors(step, dims, inputs, of_outputs)) > 1:
+        launch_interleaved_map(ctx, builder, step, dims, width, inputs)
         return True
     form = choose_vectors(step, dims, [(x, s) for (_, x), s in inputs], of_outputs)
     if form is not None:
