@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,6 +30,9 @@ _LONGEST_OPERATOR = 500
 _STANDARD_DOMAINS = ("ai.onnx", "com.microsoft", "com.ms")
 #: How the reason of a node ends that runs nowhere.
 NOWHERE = "no other provider runs it"
+_NO_PROTOBUF = "INVALID_PROTOBUF|Error parsing message with type 'onnx.ModelProto'"
+"""What ONNX Runtime and what onnx say of a file that is no model."""
+_LFS_POINTER = b"version https://git-lfs.github.com/"
 _IR_VERSION = r"Unsupported model IR version: (\d+), max supported IR version: (\d+)"
 
 
@@ -45,7 +49,7 @@ class NoProviderError(RuntimeError):
 
 
 class ModelFormatError(RuntimeError):
-    """The model is in a newer format than this ONNX Runtime reads."""
+    """The model is in a newer format than this ONNX Runtime reads, or the file is no model."""
 
 
 def explained(error: Exception, model: str | bytes, verdicts: Sequence[NodeVerdict]) -> Exception:
@@ -63,7 +67,22 @@ def explained(error: Exception, model: str | bytes, verdicts: Sequence[NodeVerdi
         return RuntimeError(f"{text}. {hint}") if hint else error
     if match := re.search(_IR_VERSION, text):
         return ModelFormatError(_newer_format(int(match[1]), int(match[2]), model))
+    if re.search(_NO_PROTOBUF, text) and not isinstance(model, bytes) and (hint := what_a_file_is(model)):
+        return ModelFormatError(f"{text.rstrip('.')}. {hint}")
     return error
+
+
+def what_a_file_is(path: str | os.PathLike[str]) -> str:
+    """A sentence about a file that is no model, where its first bytes tell; else nothing."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(len(_LFS_POINTER))
+    except OSError:
+        return ""
+    if start == _LFS_POINTER:
+        return "The file is a pointer of Git LFS: `git lfs pull` brings the model."
+    is_text = start.isascii() and all(byte >= ord(" ") or chr(byte).isspace() for byte in start)
+    return f"The file is text, which begins with {start.decode()!r}." if start and is_text else ""
 
 
 def only_ours(error: Exception) -> str:

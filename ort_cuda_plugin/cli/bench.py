@@ -81,6 +81,10 @@ def execute(arguments: argparse.Namespace) -> int:
     console, reports = Console(stderr=True), []
     for name in suite() if arguments.models == [SUITE] else arguments.models:
         subject = Subject.read(name)
+        if arguments.batch and not subject.has_batch and arguments.models != [SUITE]:
+            raise UserError(
+                ExitCode.USAGE, f"--batch: {name} has no dimension named batch. --dim gives sizes of others"
+            )
         for batch in (arguments.batch or [1]) if subject.has_batch else [None]:
             reports.append(_one(subject, batch, chosen, emulate, gpu, arguments, console))
             print_report(reports[-1], output_console())

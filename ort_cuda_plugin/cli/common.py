@@ -21,6 +21,7 @@ from ort_cuda_plugin.cli.devices import add_device_argument
 from ort_cuda_plugin.cli.exit_codes import ExitCode, UserError, printable
 from ort_cuda_plugin.custom.files import NoOperatorsFileError, load_operators
 from ort_cuda_plugin.networks import NETWORKS, build, split_name
+from ort_cuda_plugin.session_errors import what_a_file_is
 
 MODEL_HELP = (
     "path of an ONNX file, the name of a model in the onnx wheel (light_resnet50, ...), or a network with its element"
@@ -82,7 +83,8 @@ def model_path(name_or_path: str) -> Path:
     try:
         return models.find_model(name_or_path)
     except models.ModelNotFoundError as error:
-        raise UserError(ExitCode.USAGE, str(error)) from None
+        forms = "networks are written NAME:TYPE, as resnet50:float16"
+        raise UserError(ExitCode.USAGE, f"{error}; {forms}, with {', '.join(NETWORKS)}") from None
 
 
 def written_model(model: bytes, name: str) -> Path:
@@ -99,7 +101,7 @@ def read_model(path: Path, name: str) -> onnx.ModelProto:
     try:
         return onnx.load(path, load_external_data=False)
     except Exception as error:  # protobuf has types of its own
-        raise UserError(ExitCode.MODEL_FAILED, f"{name}: {error}") from error
+        raise UserError(ExitCode.MODEL_FAILED, f"{name}: {error}. {what_a_file_is(path)}".rstrip(". ")) from error
 
 
 def check_types(model: onnx.ModelProto) -> None:

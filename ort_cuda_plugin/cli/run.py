@@ -305,10 +305,12 @@ def _array(name: str, file: str) -> NDArray[np.generic]:
         loaded = np.load(file)
     except OSError as error:
         raise UserError(ExitCode.USAGE, f"--input {name}={file}: {error.strerror or error}") from error
-    except ValueError:  # NumPy takes a file that is not an array for a pickle, and advises to trust it
+    except (ValueError, EOFError):  # NumPy takes a file that is not an array for a pickle, and advises to trust it
         loaded = None
     if not isinstance(loaded, np.ndarray):
-        raise UserError(ExitCode.USAGE, f"--input {name}={file}: not an array of numbers as numpy.save writes it")
+        raise UserError(
+            ExitCode.USAGE, f"--input {name}={file}: not an array as numpy.save writes it of numbers or str"
+        )
     return loaded
 
 

@@ -106,6 +106,8 @@ def test_run_takes_inputs_from_files(capsys: pytest.CaptureFixture[str], add_mod
         (["run", "MODEL", "--seed", "-1"], "--seed -1: must not"),
         (["run", "MODEL", "--runs", "-1"], "must not be negative"),
         (["explain", "no_such_model"], "light_resnet50"),
+        (["explain", "resnet50:float17"], "as resnet50:float16, with resnet50, "),
+        (["bench", "MODEL", "--batch", "3"], "has no dimension named batch"),
         (["explain", "MODEL", "--shapes", "a=4"], "--shapes says what --plans runs"),
         (["explain", "MODEL", "--autotune"], "--autotune is for --program"),
         (["explain", "MODEL", "--plans", "--json"], "--json and --declined are for the table"),
@@ -126,6 +128,24 @@ def test_a_truncated_model_ends_with_the_model_code(
     broken.write_bytes(Path(add_model).read_bytes()[:-20])
     assert main(["run", str(broken), "--device", "emulated"]) == ExitCode.MODEL_FAILED
     assert str(broken) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "explain", "profile", "estimate"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "`git lfs pull` brings the model"),
+        ("<!DOCTYPE html>\n<title>Not found</title>", "The file is text, which begins with '<!DOCTYPE html>"),
+    ],
+)
+def test_a_file_that_is_something_else_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, content: str, message: str
+) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_text(content)
+    device = ["--device", "emulated"] if command != "estimate" else []
+    assert main([command, str(path), *device]) == ExitCode.MODEL_FAILED
+    assert message in capsys.readouterr().err
 
 
 def test_explain_names_each_node_and_why_it_runs_elsewhere(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
