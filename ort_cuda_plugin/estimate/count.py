@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ..abi.core import core, ffi
 from ..abi.device import Device, DeviceArray, Module
+from ..compiler.host.matrices import COPY_WAIT
 from ..compiler.kernel import KernelSpec
 from ..compiler.kernel_library import KernelLibrary
 from ..compiler.targets import KernelImage, Target
@@ -32,7 +33,7 @@ KINDS = ("issued", "float", "double", "special", "matrix", "matrix_tf32", "matri
 MAX_BLOCKS = 5
 MAX_TURNS = 24
 MAX_ACCESSES = 3_000_000
-_STORE, _ATOMIC, _GLOBAL, _SHARED = 1 << 16, 1 << 17, 1 << 18, 1 << 19
+_STORE, _ATOMIC, _GLOBAL, _SHARED, _COPY = 1 << 16, 1 << 17, 1 << 18, 1 << 19, 1 << 20
 _ALIGNMENT = 256
 
 logger = logging.getLogger("ort_cuda_plugin")
@@ -59,14 +60,28 @@ class Site:
 
 
 @dataclass(frozen=True)
+class CopyWait:
+    """``times`` that a thread waits for copies to shared memory, but for those of its last ``left`` groups.
+
+    The others are what it does from one such wait to the next.
+    """
+
+    left: int
+    times: float
+    issued: float
+    barriers: float
+    shared_rounds: float
+
+
+@dataclass(frozen=True)
 class Counted:
     """What a launch asks of a GPU in all, estimated from some blocks.
 
     ``requests`` are memory instructions of warps, ``wavefronts`` what these take of the L1 and of shared memory.
     ``read`` and ``written`` are bytes that leave the multiprocessors, in whole sectors; what a block reads again counts
     once, where it fits the L1. ``instructions`` are those of threads, by kind; lanes that wait for others count.
-    ``loads`` is how many loads of global memory a thread makes, ``load_rounds`` in how many parts of the kernel it
-    does, ``shared_rounds`` the same of shared memory.
+    ``loads`` is how many loads of global memory to registers a thread makes, ``load_rounds`` in how many parts of the
+    kernel it does, ``shared_rounds`` the same of shared memory; ``copy_waits`` are for its copies to shared memory.
     """
 
     requests: float
@@ -80,6 +95,7 @@ class Counted:
     load_rounds: float
     shared_rounds: float
     sites: tuple[Site, ...]
+    copy_waits: tuple[CopyWait, ...] = ()
 
 
 class BlockCounter:
@@ -296,11 +312,11 @@ def summary(
                 sums["written"] += units * SECTOR * (2 if kind == "atomic" else 1)
             else:
                 sums["asked"] += units * SECTOR
-                loads_made += float(executed[place])
+                loads_made += float(executed[place]) * (not what & _COPY)
         else:
             continue
         part = metadata[f"access{place}.part"]
-        if kind in loading and part not in loading[kind]:
+        if kind in loading and part not in loading[kind] and not what & _COPY:
             loading[kind].add(part)
             rounds[kind] += float(executed[accesses + part]) / (threads * len(weights))
         sites.append(Site(kind, nbytes, asked, units / max(asked, 1e-9), least / max(asked, 1e-9)))
@@ -318,7 +334,27 @@ def summary(
         load_rounds=rounds["load"],
         shared_rounds=rounds["shared load"],
         sites=tuple(sites),
+        copy_waits=tuple(_copy_waits(metadata, issued[accesses:] / (threads / WARP * len(weights)), loading)),
     )
+
+
+def _copy_waits(
+    metadata: Mapping[str, int], times: NDArray[np.float64], loading: Mapping[str, set[int]]
+) -> Iterator[CopyWait]:
+    """``times`` is how often a thread goes through each part: those as often as the waiting one are in its loop."""
+    for place, often in enumerate(times):
+        for left in range(len(COPY_WAIT)):
+            waits = metadata.get(f"part{place}.waits{left}", 0)
+            if not waits or not often:
+                continue
+            number = float(often) * waits
+            loop = [part for part, each in enumerate(times) if each >= often]
+            issued, barriers = (
+                float(sum(times[part] * metadata.get(f"part{part}.{kind}", 0) for part in loop)) / number
+                for kind in ("issued", "barriers")
+            )
+            shared = float(sum(times[part] for part in loop if part in loading["shared load"])) / number
+            yield CopyWait(left, number, issued, barriers, shared)
 
 
 def _widths(

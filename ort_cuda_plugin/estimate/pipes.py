@@ -92,14 +92,41 @@ def kernel_seconds(
     fetched = min(dram_bytes / moved, 1.0) if moved else 0.0
     latency = constants.l2_latency + fetched * (constants.dram_latency - constants.l2_latency)
     each = grid * threads
-    chain = counted.instructions["issued"] / each * constants.dependent_cycles / OPERATIONS_IN_FLIGHT
-    chain += counted.instructions["barriers"] / each * constants.barrier_cycles
-    chain += counted.shared_rounds * constants.shared_cycles
+    chain = _chain(
+        counted.instructions["issued"] / each,
+        counted.instructions["barriers"] / each,
+        counted.shared_rounds,
+        device,
+        constants,
+    )
     rounds = counted.load_rounds if not code.mix else counted.loads * code.rounds
-    parts["waiting"] = max(fits.waves, step.turns) * (chain * cycle + max(rounds, 1.0) * latency)
+    loaded = max(rounds, 0.0 if counted.copy_waits else 1.0) * latency + _copied(counted, device, constants, latency)
+    parts["waiting"] = max(fits.waves, step.turns) * (chain + loaded)
     if step.turns > 1:  # what one block writes, another one sees
         parts["waiting"] += (step.turns - 1) * HOP * constants.l2_latency
     return {name: seconds for name, seconds in parts.items() if seconds}, fits
+
+
+def _chain(issued: float, barriers: float, shared_rounds: float, device: Gpu, constants: Constants) -> float:
+    """Seconds that a thread by itself takes for instructions, barriers and loads of shared memory."""
+    cycles = issued * constants.dependent_cycles / OPERATIONS_IN_FLIGHT
+    cycles += barriers * constants.barrier_cycles + shared_rounds * constants.shared_cycles
+    return cycles / device.clock
+
+
+def _copied(counted: Counted, device: Gpu, constants: Constants, latency: float) -> float:
+    """Seconds that a thread waits for its copies to shared memory: for the first group, and then by Little's law.
+
+    With n groups left in flight n + 1 arrive in each latency, and what is done between two waits hides as much of that.
+    """
+    seconds = 0.0
+    most = max((wait.times for wait in counted.copy_waits), default=0.0)
+    for wait in counted.copy_waits:
+        between = _chain(wait.issued, wait.barriers, wait.shared_rounds, device, constants)
+        stall = max(latency / (wait.left + 1) - between, 0.0)
+        first = min(wait.times, 1.0) if wait.times == most else 0.0
+        seconds += first * latency + (wait.times - first) * stall
+    return seconds
 
 
 def described(counted: Counted, code: Code, fits: Occupancy, useful: float) -> Mapping[str, object]:

@@ -36,7 +36,7 @@ class Code:
     """A kernel on a GPU.
 
     ``mix`` counts instructions in the code by name, those of memory with their width, such as "LDG.128". ``rounds`` is
-    how many waits there are in the code for one load of global memory: less than 1 where several are in flight.
+    how many waits there are in the code for one load to registers: less than 1 where several are in flight.
     """
 
     registers: int
@@ -113,24 +113,15 @@ def mix_of(text: str) -> dict[str, int]:
 
 
 def rounds_of(text: str) -> float:
-    """Waits for loads, for each load, in the order of the code: a load is waited for where its result is used.
-
-    Copies to shared memory are waited for together. A pipeline of them has begun one step before: that hides half.
-    """
+    """Waits for loads to registers, for each, in the order of the code: one is waited for where its result is used."""
     loads = 0
     waits = 0.0
-    copies = False
     flying: set[int] = set()
     for match in _instruction.finditer(text):
         registers: list[int] = []
         for number, wide in _register.findall(match["operands"]):
             registers += [int(number), int(number) + 1] if wide else [int(number)]
-        if match["name"] == "LDGSTS":
-            loads += 1
-            copies = True
-        elif match["name"] == "DEPBAR" and copies:
-            waits += 0.5
-        elif match["name"] in _loads:
+        if match["name"] in _loads:
             loads += 1
             first, *addresses = registers or [0]
             if flying.intersection(addresses):

@@ -65,6 +65,23 @@ def kernel(x, y, n):
         own[(j * n) & 15] = f32_to_f16(f16_to_f32(x[i + j]) + f16_to_f32(x[i]))
     y[i] = own[i & 15]
 """
+# Each thread copies 16 bytes a step to shared memory, so many steps before it adds them up.
+COPIES = """
+def kernel(x, y, steps):
+    tile = array_pointer(cuda.shared.array(3 * 1024, float32, 16))
+    thread = cuda.threadIdx.x
+    total = float32(0)
+    for step in range(-AHEAD, steps):
+        if step >= 0:
+            copy_async_wait(AHEAD - 1)
+        if step + AHEAD < steps:
+            at = shared_address(tile) + int64(((step + 3) % 3 * 256 + thread) * 16)
+            copy_async(at, x, ((step + AHEAD) * 256 + thread) * 4)
+        copy_async_commit()
+        if step >= 0:
+            total += tile[int64((step % 3 * 256 + thread) * 4)]
+    y[thread] = total
+"""
 
 
 @cache
@@ -75,6 +92,7 @@ def spec(name: str) -> KernelSpec:
         "sum": (SUM, ("*f32", "*f32", "i64")),
         "lanes": (LANES, ("*f32", "*f32", "i64")),
         "halves": (HALVES, ("*f16", "*f16", "i64")),
+        **{f"copies{n}": (COPIES.replace("AHEAD", str(n)), ("*f32", "*f32", "i64")) for n in (1, 2)},
     }[name]
     return kernel(name, signature, source, launch_bounds=THREADS)
 
@@ -222,6 +240,29 @@ def test_few_blocks_leave_a_gpu_waiting() -> None:
         seconds.append(max(parts.values()))
         assert (max(parts, key=lambda name: parts[name]) == "waiting") == (blocks == 4)
     assert seconds[1] < 100 * seconds[0]
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_copies_ahead_are_waited_for_as_little_as_littles_law_says(ahead: int) -> None:
+    steps, h100 = 160, devices.gpu("h100")
+    of = work(f"copies{ahead}", [steps * 1024, THREADS], steps, 1)
+    found = counted(of)
+    (wait,) = found.copy_waits
+    assert (wait.left, wait.times, found.loads) == (ahead - 1, steps, 0)
+    step = of.steps[0]
+    assert isinstance(step, KernelStep)
+    latency = 1e-3  # of which nothing that a thread does hides much
+    slow = Constants(l2_latency=latency, dram_latency=latency)
+    parts, _ = kernel_seconds(step, found, sass.Code(32, 0, 0, {"LDGSTS": 1}, 1.0), h100, slow, 0.0)
+    assert parts["waiting"] == pytest.approx(latency + (steps - 1) * latency / ahead, rel=0.01)
+    # Where a step takes longer than the copies do, only the first of these is waited for.
+    fast = Constants(l2_latency=wait.issued / h100.clock, dram_latency=0.0)
+    none = Constants(l2_latency=0.0, dram_latency=0.0)
+    hidden, chain = (
+        kernel_seconds(step, found, sass.Code(32, 0, 0, {"LDGSTS": 1}, 1.0), h100, constants, 0.0)[0]["waiting"]
+        for constants in (fast, none)
+    )
+    assert hidden - chain == pytest.approx(fast.l2_latency)
 
 
 def test_code_is_read_of_the_disassembly() -> None:

@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Callable
 
 from ort_cuda_plugin.compiler.host.entry import access_line, value_name
+from ort_cuda_plugin.compiler.host.matrices import COPIED
 
 MARK = "; ocp.counted "
-STORE, ATOMIC = 1 << 16, 1 << 17
+STORE, ATOMIC, COPY = 1 << 16, 1 << 17, 1 << 20
 """Bits of ``ocp_emu_access.what``."""
 DECLARATIONS = {
     "ocp_emu_count_access": "declare void @ocp_emu_count_access(ptr, ptr, i32, i32) nounwind",
@@ -69,7 +70,7 @@ _single = (
 
 Counts = Counter[str]
 """By kind: "issued", "float" (of the float units), "double", "special", "matrix" (products of 16-bit numbers),
-"matrix_tf32", "matrix_int8", "barriers", "shuffles".
+"matrix_tf32", "matrix_int8", "barriers", "shuffles", and "waits0" and "waits1" for copies but the last group or two.
 
 "stack" are those of "issued" that a GPU issues only where a thread's arrays are not in registers.
 """
@@ -101,7 +102,7 @@ def add_counts(body: list[str], size_of: Callable[[str], int], stored_type: Call
         if match := access_line.match(line):
             bits, ty, pointer = ATOMIC, match["rmw"] or match["cas"], match["rmw_ptr"] or match["cas_ptr"]
             if match["load"]:
-                bits, ty, pointer = 0, match["load"], match["load_ptr"]
+                bits, ty, pointer = COPY * (COPIED in line), match["load"], match["load_ptr"]
             elif match["store"]:
                 bits, ty, pointer = STORE, stored_type(match["store"]), match["store_ptr"]
             current["issued"] += 1
@@ -179,8 +180,10 @@ def _call(rest: str, lanes: int) -> Counts:
         return Counter(issued=1, matrix_int8=1)
     if "matrix" in name:
         return Counter(issued=1, matrix=1)
-    if "load_matrices" in name or name in ("ptx.shared_address", "ptx.copy_async_done"):
+    if "load_matrices" in name or name in ("ptx.shared_address", "ptx.copy_async_commit"):
         return Counter()  # of loads, a line before it is counted
+    if name.startswith("ptx.copy_async_wait_"):
+        return Counter({"issued": 1, f"waits{name[-1]}": 1})
     if name == "ocp_emu_barrier":
         return Counter(issued=1, barriers=1)
     if "shfl" in name or "vote" in name or "warp_barrier" in name:

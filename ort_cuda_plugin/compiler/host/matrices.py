@@ -30,6 +30,8 @@ SHARED_ADDRESS = "cvta.to.shared.u64 $0, $1;"
 LOAD = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0,$1,$2,$3}, [$4];"
 LOAD_TRANSPOSED = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0,$1,$2,$3}, [$4];"
 COPY = "cp.async.cg.shared.global [$0], [$1], 16;"
+COPIED = "%ocp.copied"
+"""Begins the names of what copies to shared memory load."""
 COPY_COMMIT = "cp.async.commit_group;"
 COPY_WAIT = ("cp.async.wait_group 0;", "cp.async.wait_group 1;")
 ASSEMBLY = {
@@ -39,8 +41,8 @@ ASSEMBLY = {
     LOAD: "ptx.load_matrices",
     LOAD_TRANSPOSED: "ptx.load_matrices_transposed",
     COPY: "ptx.copy_async",
-    COPY_COMMIT: "ptx.copy_async_done",
-    **dict.fromkeys(COPY_WAIT, "ptx.copy_async_done"),
+    COPY_COMMIT: "ptx.copy_async_commit",
+    **{code: f"ptx.copy_async_wait_{left}" for left, code in enumerate(COPY_WAIT)},
 }
 """What code that a GPU runs is called on the way to the emulated device."""
 _shuffle = "call i32 @ocp_emu_shfl(ptr %thread, i32 -1, i32 0, i32 {}, i32 {}, i32 31, ptr %predicate)"
@@ -171,7 +173,7 @@ def with_accesses(body: str) -> str:
     number = itertools.count()
 
     def spread(match: re.Match[str]) -> str:
-        name = f"%ocp.access.{next(number)}"
+        name = f"{COPIED if match['source'] else '%ocp.access'}.{next(number)}"
         pointer = f"  {name}.p = inttoptr i64 {match['address']} to ptr"
         if not match["source"]:
             return f"{pointer}\n  {name} = load <4 x i32>, ptr {name}.p, align 16\n{match['line']}"
@@ -203,11 +205,14 @@ define internal i32 @ptx.cvt.rna.tf32.f32(float %x) alwaysinline {
   ret i32 %r
 }
 """,
-    "ptx.copy_async_done": """
-define internal void @ptx.copy_async_done() alwaysinline {
+    **{
+        f"ptx.copy_async_{name}": f"""
+define internal void @ptx.copy_async_{name}() alwaysinline {{
   ret void
-}
-""",
+}}
+"""
+        for name in ("commit", *(f"wait_{left}" for left in range(len(COPY_WAIT))))
+    },
 }
 SWITCHING_CALLS = {
     **{
