@@ -306,8 +306,9 @@ def summary(
             least = max(asked, wanted / SECTOR)
             lines = _distinct(one, key, nbytes, LINE, factor)
             kind = "atomic" if what & _ATOMIC else "store" if what & _STORE else "load"
-            sums["requests"] += asked
-            sums["wavefronts"] += max(lines, wanted / LINE)
+            if not what & _COPY:  # copies pass the L1 by; what they store in shared memory is counted there
+                sums["requests"] += asked
+                sums["wavefronts"] += max(lines, wanted / LINE)
             if kind != "load":
                 sums["written"] += units * SECTOR * (2 if kind == "atomic" else 1)
             else:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from ..model.ir import DType
 from ..program.lowering import DeviceProperties, Lowering, Tensor
+from ..program.polynomial import divides
 from ..program.shapes import broadcast_strides, collapse
 from ..program.steps import Contract
 from ..program.symbolic import Dim, ceildiv, hint, is_const, le, product, select
@@ -20,18 +21,23 @@ from .layout import index_type
 from .library_form import holds
 from .matmul import FLAT, LONG, SQUARE, TALL, Product, RowProduct, TiledProduct
 from .matrix_product import (
+    TEAMS,
     MatrixProduct,
     choose_matrix_tile,
     choose_splits,
+    count_tiles,
     matrix_kind,
     matrix_ways,
     parts_epilogue,
     sum_of_parts,
+    team_blocks,
+    team_tile,
 )
+from .matrix_tiles import piece_of
 from .row_product import VectorRowProduct, few_row_form, takes
 from .tiles import Element, Tile
 
-__all__ = ["Folded", "choose_tile", "folded", "is_one_row", "launch_contract", "product_tactics"]
+__all__ = ["Folded", "choose_tile", "folded", "is_one_row", "is_small", "launch_contract", "product_tactics"]
 
 MAX_ROWS = 4
 """Products of at most this many rows go to the kernel for few rows."""
@@ -122,12 +128,26 @@ class ProductTactic:
 
     tile: Tile | None
     splits: int = 1
+    teams: int = 1
 
     @property
     def name(self) -> str:
         if self.tile is None:
             return "a block for each row"
-        return f"tiles of {self.tile.name}{f', k in {self.splits} parts' if self.splits > 1 else ''}"
+        parts = f", k in {self.splits} parts" if self.splits > 1 else ""
+        return f"tiles of {self.tile.name}{parts}{f', by {self.teams} teams' if self.teams > 1 else ''}"
+
+
+def matrix_tactics(
+    ctx: Lowering, kind: str, m: Dim, n: Dim, batches: Dim, k: Dim, *, plain: bool = True
+) -> list[ProductTactic]:
+    """Ways by tensor cores that may be the fastest, first what rules prefer. ``plain`` operands are not converted."""
+    teams = team_tile(ctx.device, kind, m, n, batches, k) if plain else None
+    tile = choose_matrix_tile(ctx.device, kind, m, n, batches)
+    splits = choose_splits(ctx.device, tile, m, n, batches, k)
+    ways = [(tile, splits), *matrix_ways(ctx.device, kind, m, n, batches, k)]
+    found = [ProductTactic(tile, parts) for tile, parts in dict.fromkeys(ways)]
+    return found if teams is None else [ProductTactic(teams, 1, TEAMS), *found]
 
 
 def product_tactics(ctx: Lowering, step: Contract) -> dict[str, ProductTactic]:
@@ -138,10 +158,7 @@ def product_tactics(ctx: Lowering, step: Contract) -> dict[str, ProductTactic]:
     found = []
     kind = _kind(ctx, step, call)
     if kind:
-        chosen = choose_matrix_tile(ctx.device, kind, m, n, batches)
-        splits = choose_splits(ctx.device, chosen, m, n, batches, k)
-        ways = matrix_ways(ctx.device, kind, m, n, batches, k)
-        found = [ProductTactic(tile, parts) for tile, parts in dict.fromkeys([(chosen, splits), *ways])]
+        found = matrix_tactics(ctx, kind, m, n, batches, k, plain=not step.is_converted)
     else:
         first = choose_tile(ctx.device, m, step.total.dtype)
         tiles = EMULATED_TILES if ctx.device.emulated else TILES
@@ -178,6 +195,23 @@ def is_one_row(ctx: Lowering, step: Contract) -> bool:
     if ctx.device.emulated or hint(call.sizes[0]) != 1 or not takes(_elements(step)[0], *call.contiguous):
         return False
     return holds(ctx, le(call.sizes[0], 1))
+
+
+def is_small(ctx: Lowering, step: Contract) -> bool:
+    """Whether teams of warps take less for the product than a library's call, as `team_tile` has it.
+
+    They copy pieces of 16 bytes: lines begin at multiples of these. A guard says that there are no more blocks.
+    """
+    call = folded(ctx, step)
+    kind = _kind(ctx, step, call)
+    if not kind or step.is_converted or hint(call.sizes[0]) <= MAX_ROWS or not is_const(call.sizes[2]):
+        return False
+    sizes = (*call.sizes[:2], product(call.batch))
+    tile = team_tile(ctx.device, kind, *sizes, call.sizes[2])
+    lines = [x.strides[-2 if x.strides[-1] == 1 else -1] for x in (call.a, call.b)]
+    if tile is None or not all(divides(piece_of(kind), line) for line in lines):
+        return False
+    return holds(ctx, le(team_blocks(tile, *sizes), ctx.device.multiprocessors))
 
 
 def launch_contract(ctx: Lowering, step: Contract) -> None:
@@ -238,19 +272,19 @@ def _launch_matrices(
     """By tensor cores, where ``few_rows`` is 0: in one launch, or in parts along k and a step that adds them."""
     m, n, k = call.sizes
     batches = product(call.batch)
-    if tactic is not None and tactic.tile is not None:
-        tile, splits = tactic.tile, tactic.splits
-    else:
-        tile = choose_matrix_tile(ctx.device, kind, m, n, batches)
-        splits = choose_splits(ctx.device, tile, m, n, batches, k) if few_rows == 0 else 1
+    if tactic is None or tactic.tile is None:
+        tactic = matrix_tactics(ctx, kind, m, n, batches, k, plain=not step.is_converted)[0]
+    assert tactic.tile is not None
+    tile, splits, teams = tactic.tile, tactic.splits if few_rows == 0 else 1, tactic.teams
     blocks = select(few_rows, 0, ceildiv(m, tile.m) * ceildiv(n, tile.n) * splits)
     if splits == 1:
-        _launch_kernel(ctx, call, MatrixProduct(*form, tile, kind), parameters, blocks, tile.threads)
+        kernel = MatrixProduct(*form, tile, kind, splits, teams)
+        _launch_kernel(ctx, call, kernel, parameters, blocks, kernel.threads)
         return
     parts = ctx.empty((splits, batches * m, n), DType.FLOAT32)
     epilogue, of_parts = parts_epilogue(parts)
-    kernel = MatrixProduct(form[0], epilogue, *form[2:], tile, kind, splits)
-    _launch_kernel(ctx, call, kernel, (*parameters[:2], of_parts), blocks, tile.threads)
+    kernel = MatrixProduct(form[0], epilogue, *form[2:], tile, kind, splits, teams)
+    _launch_kernel(ctx, call, kernel, (*parameters[:2], of_parts), blocks, kernel.threads)
     ctx.record(sum_of_parts(ctx, step, parts, splits))
 
 
@@ -265,11 +299,14 @@ def _launch_kernel(
     for name, stride in zip(("a_m", "a_k", "b_k", "b_n"), (*call.a.strides[-2:], *call.b.strides[-2:]), strict=True):
         if name in kernel.strides:
             builder.integer(stride, kernel.index, name)
+    if isinstance(kernel, MatrixProduct):
+        count_tiles(builder, kernel.tile, m, n)
     add_batch(builder, call.batch, a=call.a_batch, b=call.b_batch)
     for parameters in more:
         builder.include(parameters)
     grid = (blocks * product(call.batch), 1, 1)
-    builder.launch(ctx, kernel.name, grid, (threads, 1, 1), body=kernel.body, resident=kernel.resident)
+    shared, body = kernel.shared_bytes, kernel.body
+    builder.launch(ctx, kernel.name, grid, (threads, 1, 1), shared_bytes=shared, body=body, resident=kernel.resident)
 
 
 def add_batch(builder: Parameters, batch: Sequence[Dim], **strides: Sequence[Dim]) -> None:

@@ -77,6 +77,11 @@ class Product:
         return 0
 
     @property
+    def shared_bytes(self) -> int:
+        """That launches ask for."""
+        return 0
+
+    @property
     def name(self) -> str:
         raise NotImplementedError
 

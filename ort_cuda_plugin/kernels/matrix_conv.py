@@ -14,19 +14,20 @@ from dataclasses import dataclass
 from ..model.ir import DType
 from ..program.lowering import Lowering
 from ..program.steps import Convolve
-from ..program.symbolic import Dim, ceildiv, product
+from ..program.symbolic import Dim, ceildiv, le, product
 from .codegen import KernelBuilder, text_property
-from .contract import ProductTactic
+from .contract import ProductTactic, matrix_tactics
 from .conv_phases import phases
 from .epilogue import Axes, Epilogue, make_epilogue
 from .image_order import channels_last_weights, matrix_convolution_kind, permuted, place_stride, places_first
 from .integer_products import integer_form, integer_step
 from .layout import extent
-from .matrix_product import choose_matrix_tile, choose_splits, matrix_ways, parts_epilogue, sum_of_parts
-from .matrix_tiles import RESIDENT, STEP, Lines, MatrixTile, matrix_tiles
-from .tiles import Element, Operand, Tile, indented, joined, log2
+from .library_form import holds
+from .matrix_product import block_place, count_tiles, form_name, parts_epilogue, sum_of_parts, team_blocks, team_tile
+from .matrix_tiles import RESIDENT, STEP, Lines, MatrixTile, matrix_tiles, shared_bytes
+from .tiles import Element, Operand, Tile, indented, joined
 
-__all__ = ["launch_matrix_convolution", "matrix_convolution_tactics"]
+__all__ = ["is_small_convolution", "launch_matrix_convolution", "matrix_convolution_tactics"]
 
 PHASES = "a convolution on tensor cores for each place within a stride"
 OUTSIDE = -(2**30)
@@ -82,10 +83,10 @@ class PatchTile(MatrixTile):
             result.append(f"a_to{piece} = int32({lines.first} + {lines.unit(line, place)} * 16)")
         result.append(f"channel = int32(k0 + {self.place} * {self.piece})")
         if self.axes:
-            result += ["tap = int32(channel // channels)", "channel = int32(channel - tap * channels)"]
+            result += ["tap = quotient_i32(channel, by_channels)", "channel = int32(channel - tap * channels)"]
             for axis in reversed(self.axes[1:]):
                 result += [
-                    f"quotient = int32(tap // taps_{axis})",
+                    f"quotient = quotient_i32(tap, by_taps_{axis})",
                     f"tap_{axis} = int32(tap - quotient * taps_{axis})",
                     "tap = quotient",
                 ]
@@ -119,7 +120,7 @@ class PatchTile(MatrixTile):
             loads += [f"if {condition}:", "    for word in range(4):", store, "else:", zeros]
         body = ["if x_whole == 0:", *indented(copies, 1), "else:", *indented(loads, 1)]
         result += [f"if thread < {count}:", *indented(body, 1)] if count < self.tile.threads else body
-        result.append(f"channel = int32(channel + {self.tile.k})")
+        result.append(f"channel = int32(channel + {self.depth})")
         if not axes:
             return result
         result += ["while channel >= channels:", "    channel = int32(channel - channels)"]
@@ -148,32 +149,19 @@ class MatrixConv:
     axes: str = ""
     splits: int = 1
     zero: bool = False
+    teams: int = 1
 
     @property
     def name(self) -> str:
-        split = "_split" if self.splits > 1 else ""
-        return f"conv{len(self.axes)}d_mma{split}_{self.tile.name}_{self.kind}"
+        return f"conv{len(self.axes)}d_mma{form_name(self.splits, self.teams)}_{self.tile.name}_{self.kind}"
 
     @text_property
     def body(self) -> str:
         tile, element = self.tile, self.element
         a = Operand("a", "x", "row0", "m", "k_end", "0", "1", True)
         b = Operand("b", "weights", "column0", "column_end", "k_end", "k_end", "1", True)
-        matrices = PatchTile(tile, self.kind, a, b, (element, element), "int64", self.axes, self.zero)
-        prologue = f"""
-            tiles_n = int32((rows + {tile.n - 1}) >> {log2(tile.n)})
-            tiles_m = int32((m + {tile.m - 1}) >> {log2(tile.m)})
-            block = int32(cuda.blockIdx.x)
-            rest = int32(block // tiles_n)
-            column0 = int32((block - rest * tiles_n) * {tile.n})
-            number = int32(rest // tiles_m)
-            row0 = int32((rest - number * tiles_m) * {tile.m})
-            group = int32(number // {self.splits})
-            part = int32(number - group * {self.splits})
-            every = int32((k_end + {tile.k - 1}) >> {log2(tile.k)})
-            share = int32((every + {self.splits - 1}) // {self.splits})
-            steps = int32(min(share, int32(every - part * share)))
-            k0 = int32(part * share * {tile.k})
+        matrices = PatchTile(tile, self.kind, a, b, (element, element), "int64", self.teams, self.axes, self.zero)
+        prologue = """
             column0 = int32(column0 + group * rows)
             column_end = int32(group * rows + rows)
             batch = int32(0)
@@ -181,6 +169,7 @@ class MatrixConv:
             """
         return joined(
             [
+                block_place(tile, matrices.depth, self.splits, "group"),
                 prologue,
                 "\n".join(matrices.declare()),
                 "\n".join(matrices.pipeline()),
@@ -205,11 +194,17 @@ def matrix_convolution_tactics(ctx: Lowering, step: Convolve) -> dict[str, Produ
     if step.transposed:
         return {PHASES: ProductTactic(matrix_tiles(kind)[0])}
     m, n, k = _sizes(step)
-    tile = choose_matrix_tile(ctx.device, kind, m, n, step.groups)
-    splits = choose_splits(ctx.device, tile, m, n, step.groups, k)
-    ways = matrix_ways(ctx.device, kind, m, n, step.groups, k)
-    found = [ProductTactic(each, parts) for each, parts in dict.fromkeys([(tile, splits), *ways])]
-    return {tactic.name: tactic for tactic in found}
+    return {tactic.name: tactic for tactic in matrix_tactics(ctx, kind, m, n, step.groups, k)}
+
+
+def is_small_convolution(ctx: Lowering, step: Convolve) -> bool:
+    """Whether teams of warps take less for the convolution than a library's call: `is_small` of its product."""
+    kind = matrix_convolution_kind(ctx, step)
+    if not kind or place_stride(step.operands[0]) is None or 0 in step.shape or step.transposed:
+        return False
+    m, n, k = _sizes(step)
+    tile = team_tile(ctx.device, kind, m, n, step.groups, k)
+    return tile is not None and holds(ctx, le(team_blocks(tile, m, n, step.groups), ctx.device.multiprocessors))
 
 
 def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTactic) -> None:
@@ -248,13 +243,15 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTact
     axes = "" if windows.pointwise else "zyx"[3 - len(windows.size) :]
     # Single elements are never outside, and what follows the last channel meets zeros of the weights.
     zero = form.zero_codes if form is not None and axes else None
-    kernel = MatrixConv(Element(x.dtype.short), kind, epilogue, tile, axes, splits, zero is not None)
+    teams = tactic.teams
+    kernel = MatrixConv(Element(x.dtype.short), kind, epilogue, tile, axes, splits, zero is not None, teams)
     builder = KernelBuilder()
     builder.tensor(x, "x")
     builder.tensor(weights, "weights")
     if zero is not None:
         builder.tensor(zero, "zero")
-    builder.integers(DType.INT32, m=m, n=n * step.groups, rows=n, k_end=k, channels=x.shape[1] // step.groups)
+    builder.integers(DType.INT32, m=m, n=n * step.groups, rows=n, k_end=k)
+    count_tiles(builder, tile, m, n)
     step_of_place = place_stride(x)
     assert step_of_place is not None
     if axes:
@@ -267,11 +264,22 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTact
         builder.per_axis(axes, "stride", windows.strides)
         builder.per_axis(axes, "pad", windows.begin)
         builder.per_axis(axes, "step", windows.dilations)
-        builder.per_axis(axes, "taps", windows.kernel)
+        extent(builder, x.shape[1] // step.groups, DType.INT32, ("channels", "by_channels"))
+        for axis, size in zip(axes, windows.kernel, strict=True):
+            extent(builder, size, DType.INT32, (f"taps_{axis}", f"by_taps_{axis}"))
     else:
+        builder.integers(DType.INT32, channels=x.shape[1] // step.groups)
         builder.integer(step_of_place, name="image_n")
     builder.include(more)
     blocks = ceildiv(m, tile.m) * ceildiv(n, tile.n) * (splits * step.groups)
-    builder.launch(ctx, kernel.name, (blocks, 1, 1), (tile.threads, 1, 1), body=kernel.body, resident=RESIDENT)
+    builder.launch(
+        ctx,
+        kernel.name,
+        (blocks, 1, 1),
+        (tile.threads * teams, 1, 1),
+        shared_bytes=shared_bytes(tile, teams),
+        body=kernel.body,
+        resident=RESIDENT if teams == 1 else 1,
+    )
     if splits > 1:
         ctx.record(sum_of_parts(ctx, ordered, parts, splits))

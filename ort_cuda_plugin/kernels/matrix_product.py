@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..model.ir import DType
 from ..program.lowering import DeviceProperties, Lowering, LoweringOptions, Tensor
 from ..program.scalar import Scalar
 from ..program.steps import Map, Substitution, Sums
@@ -12,8 +13,9 @@ from .blocks import BlockElement
 from .codegen import Parameters, text_property
 from .convert import conversion_setup
 from .epilogue import Epilogue
+from .layout import extent
 from .matmul import Product
-from .matrix_tiles import RESIDENT, MatrixTile, matrix_tiles
+from .matrix_tiles import RESIDENT, STEP, MatrixTile, matrix_tiles, shared_bytes
 from .tiles import Element, Operand, Tile, batch_offsets, joined, log2
 
 RELATIVE_TIMES = (1.0, 1.1, 1.35, 1.8)
@@ -21,6 +23,14 @@ RELATIVE_TIMES = (1.0, 1.1, 1.35, 1.8)
 SPLIT_STEPS = 8
 """That a part of k has at least. An estimate: what the parts' sums cost is small beside that."""
 MAX_SPLITS = 8
+TEAMS = 4
+"""Of four warps, in a block of a small product."""
+TEAM_ROWS = (16, 32)
+"""Of the tiles for teams."""
+MOST_ROW_STEPS = {"f16": 768, "bf16": 768, "tf32": 576}
+"""Rows of a tile times its steps along k up to which teams take less than a library's call, by the model of an H100."""
+MOST_BYTES = 120 << 10
+"""Of operands for each multiprocessor, up to which they do: a library's blocks share what they read."""
 MOST_WAYS = 6
 """That are worth a measurement, for which each is compiled."""
 
@@ -67,6 +77,25 @@ def choose_splits(device: DeviceProperties, tile: Tile, rows: Dim, columns: Dim,
     return 1 << (max(1, most).bit_length() - 1)
 
 
+def team_tile(device: DeviceProperties, kind: str, rows: Dim, columns: Dim, batch: Dim, depth: Dim) -> Tile | None:
+    """The tile for blocks of `TEAMS` teams, where all run at once and take a few steps; None for larger products.
+
+    A library's call takes longer to begin than such a product does in all. Sums of integers have no teams.
+    """
+    for tile in (tile for tile in reversed(matrix_tiles(kind)) if tile.m in TEAM_ROWS and kind in MOST_ROW_STEPS):
+        blocks, steps = hint(team_blocks(tile, rows, columns, batch)), hint(ceildiv(depth, tile.k))
+        if blocks > device.multiprocessors:
+            continue
+        read = blocks * (tile.m + tile.n) * STEP * steps
+        is_small = steps * tile.m <= MOST_ROW_STEPS[kind] and read <= MOST_BYTES * device.multiprocessors
+        return tile if is_small else None
+    return None
+
+
+def team_blocks(tile: Tile, rows: Dim, columns: Dim, batch: Dim) -> Dim:
+    return ceildiv(rows, tile.m) * ceildiv(columns, tile.n) * batch
+
+
 def matrix_ways(
     device: DeviceProperties, kind: str, rows: Dim, columns: Dim, batch: Dim, depth: Dim
 ) -> list[tuple[Tile, int]]:
@@ -94,47 +123,72 @@ class MatrixProduct(Product):
     tile: Tile = matrix_tiles("f16")[0]
     kind: str = "f16"
     splits: int = 1
+    teams: int = 1
 
     @property
     def resident(self) -> int:
-        return RESIDENT
+        return RESIDENT if self.teams == 1 else 1
+
+    @property
+    def threads(self) -> int:
+        return self.tile.threads * self.teams
+
+    @property
+    def shared_bytes(self) -> int:
+        return shared_bytes(self.tile, self.teams)
 
     @property
     def name(self) -> str:
         types = self.types.replace("f32", "tf32", 1) if self.kind == "tf32" else self.types
-        return f"matmul_mma{'_split' if self.splits > 1 else ''}_{self.tile.name}_{types}"
+        return f"matmul_mma{form_name(self.splits, self.teams)}_{self.tile.name}_{types}"
 
     @text_property
     def body(self) -> str:
         tile = self.tile
         a = Operand("a", "a", "row0", "m", "k_end", self.stride("a_m"), self.stride("a_k"), self.a_contiguous == "k")
         b = Operand("b", "b", "column0", "n", "k_end", self.stride("b_n"), self.stride("b_k"), self.b_contiguous == "k")
-        matrices = MatrixTile(tile, self.kind, a, b, self.elements, self.index_type)
-        prologue = f"""
-            tiles_n = int32((n + {tile.n - 1}) >> {log2(tile.n)})
-            tiles_m = int32((m + {tile.m - 1}) >> {log2(tile.m)})
-            block = int32(cuda.blockIdx.x)
-            rest = int32(block // tiles_n)
-            column0 = int32((block - rest * tiles_n) * {tile.n})
-            number = int32(rest // tiles_m)
-            row0 = int32((rest - number * tiles_m) * {tile.m})
-            batch = int32(number // {self.splits})
-            part = int32(number - batch * {self.splits})
-            every = int32((k_end + {tile.k - 1}) >> {log2(tile.k)})
-            share = int32((every + {self.splits - 1}) // {self.splits})
-            steps = int32(min(share, int32(every - part * share)))
-            k0 = int32(part * share * {tile.k})
-            """
+        matrices = MatrixTile(tile, self.kind, a, b, self.elements, self.index_type, self.teams)
         return joined(
             [
                 conversion_setup(*self.elements),
-                prologue,
+                block_place(tile, matrices.depth, self.splits, "batch"),
                 batch_offsets("ab", "base", self.batch_rank),
                 "\n".join(matrices.declare()),
                 "\n".join(matrices.pipeline()),
                 matrices.store("m", "n", self.epilogue),
             ]
         )
+
+
+def block_place(tile: Tile, depth: int, splits: int, outermost: str) -> str:
+    """Which tile, part of k and number of ``outermost`` a block has; `count_tiles` gives the parameters.
+
+    Divisions are by what the host knows: those of a GPU take as long as some steps.
+    """
+    return f"""
+        block = int32(cuda.blockIdx.x)
+        rest = quotient_i32(block, by_tiles_n)
+        column0 = int32((block - rest * tiles_n) * {tile.n})
+        number = quotient_i32(rest, by_tiles_m)
+        row0 = int32((rest - number * tiles_m) * {tile.m})
+        {outermost} = int32(number >> {log2(splits)})
+        part = int32(number & {splits - 1})
+        every = int32((k_end + {depth - 1}) >> {log2(depth)})
+        share = int32((every + {splits - 1}) >> {log2(splits)})
+        steps = int32(min(share, int32(every - part * share)))
+        k0 = int32(part * share * {depth})
+        """
+
+
+def count_tiles(builder: Parameters, tile: Tile, rows: Dim, columns: Dim) -> None:
+    """The parameters of `block_place`."""
+    for name, dim, size in (("tiles_m", rows, tile.m), ("tiles_n", columns, tile.n)):
+        extent(builder, ceildiv(dim, size), DType.INT32, (name, f"by_{name}"))
+
+
+def form_name(splits: int, teams: int) -> str:
+    """Part of a kernel's name."""
+    return f"{'_split' if splits > 1 else ''}{f'_teams{teams}' if teams > 1 else ''}"
 
 
 def parts_epilogue(parts: Tensor) -> tuple[Epilogue, Parameters]:

@@ -6,6 +6,9 @@ step needs one barrier. A tile has lines of pieces of 16 bytes along the dimensi
 memory. Where a piece stands in its line depends on the line, so that neither eight lines' pieces at one place, which a
 matrix is loaded from, nor neighbours, which are stored together, share a bank.
 
+A product that few blocks compute has several teams of four warps in each, which step through k in turn and have tiles
+of their own. Their sums meet in shared memory at the end: so a block takes as many times fewer steps.
+
 float32 is rounded to TF32 on the way from shared memory to the tensor cores. ``ldmatrix`` takes four such numbers of a
 line for eight of 16 bits, but transposes none: where lines run along x, lanes load numbers one by one, eight
 neighbours of each of four lines.
@@ -46,6 +49,16 @@ def matrix_tiles(kind: str) -> tuple[Tile, ...]:
 
 GAP = 8
 """Floats between the rows of a result, so that warps store theirs without meeting in a bank."""
+
+
+def block_bytes(tile: Tile, teams: int = 1) -> int:
+    """Of shared memory, for the teams' stages and then for their sums."""
+    return teams * max(STAGES * (tile.m + tile.n) * STEP, tile.m * (tile.n + GAP) * 4)
+
+
+def shared_bytes(tile: Tile, teams: int) -> int:
+    """That a launch asks for: those of several teams are more than a kernel may declare."""
+    return block_bytes(tile, teams) if teams > 1 else 0
 
 
 @dataclass(frozen=True)
@@ -93,6 +106,17 @@ class MatrixTile:
     b: Operand
     elements: tuple[Element, Element]
     index: str
+    teams: int = 1
+
+    @property
+    def depth(self) -> int:
+        """Numbers along k that the block's teams multiply in a step."""
+        return self.tile.k * self.teams
+
+    @property
+    def shared_bytes(self) -> int:
+        """That a launch asks for."""
+        return shared_bytes(self.tile, self.teams)
 
     @property
     def lines(self) -> tuple[Lines, Lines]:
@@ -124,11 +148,11 @@ class MatrixTile:
 
     def declare(self) -> list[str]:
         rows, columns = self.warp
-        floats = max(STAGES * self.stage // 4, self.tile.m * (self.tile.n + GAP))
+        floats = 0 if self.shared_bytes else block_bytes(self.tile) // 4
         lines = [
             f"tile_c = array_pointer(cuda.shared.array({floats}, float32, 16))",
             "tiles_at = shared_address(tile_c)",
-            "thread = int32(cuda.threadIdx.x)",
+            *self._team(),
             "lane = int32(thread & 31)",
             f"warp_row = int32((thread >> {5 + log2(self.warp_columns)}) * {rows})",
             f"warp_column = int32(((thread >> 5) & {self.warp_columns - 1}) * {columns})",
@@ -137,6 +161,18 @@ class MatrixTile:
         for of, element in zip(self.lines, self.elements, strict=True):
             lines += [] if isinstance(element, ConvertedElement) else self._copied(of)
         return lines
+
+    def _team(self) -> list[str]:
+        """The thread's number in its team, and what the team begins with."""
+        if self.teams == 1:
+            return ["thread = int32(cuda.threadIdx.x)", "first_stage = int32(0)"]
+        return [
+            "block_thread = int32(cuda.threadIdx.x)",
+            f"team = int32(block_thread >> {log2(self.tile.threads)})",
+            f"thread = int32(block_thread & {self.tile.threads - 1})",
+            f"first_stage = int32(team * {STAGES * self.stage})",
+            f"k0 = int32(k0 + team * {self.tile.k})",
+        ]
 
     def _copied(self, lines: Lines) -> list[str]:
         """Whether pieces can be copied as they are, and for each of the thread's from where at k = 0, and to where.
@@ -184,22 +220,23 @@ class MatrixTile:
             for line in self._fill(lines, element)
         ]
         return [
-            "filled = int32(0)",
-            "multiplied = int32(0)",
+            f"last_stage = int32(first_stage + {last})",
+            "filled = int32(first_stage)",
+            "multiplied = int32(first_stage)",
             f"for step in range({1 - STAGES}, steps):",
             "    if step >= 0:",
             f"        copy_async_wait({STAGES - 2})",
             "        cuda.syncthreads()",
             f"    ahead = int32(step + {STAGES - 1})",
             "    if ahead < steps:",
-            f"        k_first = int32(k0 + ahead * {self.tile.k})",
+            f"        k_first = int32(k0 + ahead * {self.depth})",
             *indented(fills, 2),
-            f"        filled = choose(filled == {last}, int32(0), int32(filled + {self.stage}))",
+            f"        filled = choose(filled == last_stage, first_stage, int32(filled + {self.stage}))",
             "    copy_async_commit()",
             "    if step >= 0:",
             "        stage_at = tiles_at + int64(multiplied)",
             *indented(self._multiply(), 2),
-            f"        multiplied = choose(multiplied == {last}, int32(0), int32(multiplied + {self.stage}))",
+            f"        multiplied = choose(multiplied == last_stage, first_stage, int32(multiplied + {self.stage}))",
         ]
 
     def store(self, rows: str, columns: str, epilogue: Epilogue) -> str:
@@ -210,6 +247,8 @@ class MatrixTile:
             "cuda.syncthreads()",
             f"to = int64(int32((warp_row + (lane >> 2)) * {pitch} + warp_column + (lane & 3) * 2))",
         ]
+        if self.teams > 1:
+            placed.append(f"to += int64(int32(team * {self.tile.m * pitch}))")
         for i in range(height // 16):
             for j in range(width // 8):
                 for half in (0, 1):
@@ -219,8 +258,10 @@ class MatrixTile:
                     if self.kind in INTEGERS:
                         pair = [f"i32_as_f32({one})" for one in pair]
                     placed.append(f"store_f32x2(tile_c, to + {at}, {', '.join(pair)})")
+        if self.teams > 1:
+            placed.append("thread = block_thread")
         total = "f32_as_i32({})" if self.kind in INTEGERS else "{}"
-        return store_rows(self.tile, rows, columns, total, epilogue, placed, pitch)
+        return store_rows(self.tile, rows, columns, total, epilogue, placed, pitch, self.teams)
 
     # ---- operands ----
 
@@ -241,8 +282,9 @@ class MatrixTile:
         def coordinates(i: str) -> tuple[str, str]:
             return (f"{name}_x_at", f"{name}_k_at + {i}") if inner else (f"{name}_x_at + {i}", f"{name}_k_at")
 
+        # What is computed of an opaque number stays here: nearly no step comes here.
         body = [
-            f"chunk = int32(thread + piece * {threads})",
+            f"chunk = int32(opaque_i32(thread) + piece * {threads})",
             f"line = int32{line}",
             f"place = int32{place}",
             f"{name}_x_at = int32({operand.origin} + {x})",
@@ -291,7 +333,11 @@ class MatrixTile:
             *indented(edge, 1),
             f"    tile_c[int64((to >> 2) + word)] = {word}",
         ]
-        body += ["else:", *indented(one_by_one, 1)] if converted else one_by_one
+        if not converted:
+            copy = f"copy_async(tiles_at + int64(to), {operand.pointer}, {name}_from)"
+            body += [f"if {name}_whole == 0 and {whole}:", f"    {copy}", f"elif {name}_k_at >= {operand.inner_bound}:"]
+            body.append(f"    store_f32x4(tile_c, int64(to >> 2), {', '.join(['float32(0)'] * 4)})")
+        body += ["else:", *indented(one_by_one, 1)]
         few = count < threads
         head = ["piece = int32(0)", f"if thread < {count}:"] if few else [f"for piece in range({count // threads}):"]
         result = [*head, *indented(body, 1)]

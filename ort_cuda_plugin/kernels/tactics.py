@@ -12,11 +12,11 @@ from ..program.symbolic import hint
 from ..program.trace import Launch
 from .attend import attention_tactics
 from .attend_matrices import fits_matrices
-from .contract import is_one_row, product_tactics
+from .contract import is_one_row, is_small, product_tactics
 from .convolve import convolution_tactics
 from .image_order import matrix_convolution_kind
 from .library_attention import attention_form
-from .matrix_conv import matrix_convolution_tactics
+from .matrix_conv import is_small_convolution, matrix_convolution_tactics
 from .matrix_tiles import INTEGERS
 
 LIBRARY = "library"
@@ -69,11 +69,21 @@ def tactics(ctx: Lowering, step: Sums) -> list[str]:
 def ruled(ctx: Lowering, step: Sums) -> Tactic:
     """The tactic that rules prefer to a library; without a name where they do not.
 
-    One row takes as long as memory does, which our kernel reads as fast; a library's kernel also fills tiles.
+    One row takes as long as memory does, which our kernel reads as fast; a library's kernel also fills tiles. A small
+    product takes less than a library's call does to begin.
     """
-    if "cublaslt" in ctx.device.libraries and isinstance(step, Contract) and is_one_row(ctx, step):
-        return Tactic(own_tactics(ctx, step)[0], f"one row, as long as memory takes; {by_rules(ctx)}")
+    if "cublaslt" in ctx.device.libraries and isinstance(step, Contract):
+        if is_one_row(ctx, step):
+            return Tactic(own_tactics(ctx, step)[0], f"one row, as long as memory takes; {by_rules(ctx)}")
+        if is_small(ctx, step):
+            return _small(ctx, step)
+    if "cudnn" in ctx.device.libraries and isinstance(step, Convolve) and is_small_convolution(ctx, step):
+        return _small(ctx, step)
     return Tactic()
+
+
+def _small(ctx: Lowering, step: Sums) -> Tactic:
+    return Tactic(own_tactics(ctx, step)[0], f"small, done when a library begins; {by_rules(ctx)}")
 
 
 def is_parted(ctx: Lowering, step: Attend) -> bool:

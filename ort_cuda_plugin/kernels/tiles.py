@@ -371,23 +371,33 @@ def store_tile(
 
 
 def store_rows(
-    tile: Tile, rows: str, columns: str, total: str, epilogue: Epilogue, placed: Iterable[str], pitch: int
+    tile: Tile,
+    rows: str,
+    columns: str,
+    total: str,
+    epilogue: Epilogue,
+    placed: Iterable[str],
+    pitch: int,
+    teams: int = 1,
 ) -> str:
     """As `store_tile`, of sums that ``placed`` lines put into ``tile_c``, whose rows are ``pitch`` apart.
 
     A thread has the same columns of several rows, as far apart as a line has threads: neighbours store neighbours. What
     its columns need is loaded once. It has `ROWS` rows at once, so that loads of one do not wait for those of another.
-    ``total`` makes a sum of what stands there.
+    ``total`` makes a sum of what stands there. A block of several ``teams``, each of as many threads as the tile has,
+    has a tile of float32 sums of each, one after the other; what these add up to is the block's.
     """
-    per_line = tile.n // CHUNK
-    pieces = tile.m * tile.n // CHUNK // tile.threads
+    threads = tile.threads * teams
+    size = min(CHUNK, tile.m * tile.n // threads)
+    per_line = tile.n // size
+    pieces = tile.m * tile.n // size // threads
     marks = [f"_r{number}" for number in range(min(ROWS, pieces))]
     lines = [
         *placed,
         "cuda.syncthreads()",
         f"first_column = int32(column0 + (thread & {per_line - 1}))",
     ]
-    for i in range(CHUNK):
+    for i in range(size):
         lines += [
             f"column_{i} = int32(min(int32(first_column + {i * per_line}), int32({columns} - 1)))",
             *epilogue.columns(f"_{i}"),
@@ -395,19 +405,20 @@ def store_rows(
     lines.append(f"for piece in range(0, {pieces}, {len(marks)}):")
     for number, mark in enumerate(marks):
         lines += [
-            f"    chunk = int32(thread + (piece + {number}) * {tile.threads})",
+            f"    chunk = int32(thread + (piece + {number}) * {threads})",
             f"    own{mark} = int32(row0 + (chunk >> {log2(per_line)}))",
             f"    row{mark} = int32(min(own{mark}, int32({rows} - 1)))",
             *indented(epilogue.rows(mark), 1),
             f"    at{mark} = int64(int32((chunk >> {log2(per_line)}) * {pitch} + (chunk & {per_line - 1})))",
         ]
     for mark in marks:
-        for i in range(CHUNK):
-            value = total.format(f"tile_c[at{mark} + {i * per_line}]")
+        for i in range(size):
+            places = [i * per_line + team * tile.m * pitch for team in range(teams)]
+            value = total.format(" + ".join(f"tile_c[at{mark} + {place}]" for place in places))
             lines += [f"    total_{i}{mark} = {value}", *indented(epilogue.inner(f"_{i}", mark), 1)]
     for mark in marks:
         lines.append(f"    if own{mark} < {rows}:")
-        for i in range(CHUNK):
+        for i in range(size):
             lines += [
                 f"        if first_column + {i * per_line} < {columns}:",
                 *indented(epilogue.stores(f"_{i}", mark), 3),

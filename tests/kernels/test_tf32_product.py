@@ -157,7 +157,7 @@ def test_no_access_to_shared_memory_has_bank_conflicts_above_two_way(transposed:
 
 def test_the_option_keeps_float32() -> None:
     model, _ = model_of(np.zeros((64, 64), np.float32), np.zeros((64, 64), np.float32), (0, 0))
-    assert [spec.name for spec in kernels(model)] == ["matmul_mma_16x64x16_tf32"]
+    assert [spec.name for spec in kernels(model)] == ["matmul_mma_teams4_16x64x16_tf32"]
     for device, use_tf32 in ((GPU, False), (DeviceProperties.gpu((7, 5)), True), (replace(GPU, tf32=False), True)):
         assert [spec.name for spec in kernels(model, device, use_tf32=use_tf32)] == ["matmul_64x64x16_f32"]
 

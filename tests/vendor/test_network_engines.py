@@ -80,9 +80,9 @@ def test_convolutions_have_tensor_cores_where_they_are_due(
     ("name", "activation", "calls"), [("mobilenet_v2", "ReLU6", 17), ("efficientnet_b0", "SiLU", 16)]
 )
 def test_activations_of_wide_convolutions_are_part_of_the_call(name: str, activation: str, calls: int) -> None:
-    convolutions = calls_of(lowered(network(name, 1, FLOAT16)), CONV)
+    convolutions = calls_of(lowered(network(name, 16, FLOAT16)), CONV)
     assert sum(f", {activation}" in call.note for call in convolutions) == calls
-    brief = calls_of(lowered(network(name, 1, FLOAT16), LoweringOptions(conv_search="DEFAULT")), CONV)
+    brief = calls_of(lowered(network(name, 16, FLOAT16), LoweringOptions(conv_search="DEFAULT")), CONV)
     assert not any(f", {activation}" in call.note for call in brief)
 
 

@@ -1,0 +1,117 @@
+"""Small products and convolutions, whose blocks have teams of warps: their numbers, their code, and no library."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from onnx import ModelProto, parser
+
+from contributed import Array, noise
+from emulator_harness import configured
+from kernel_harness import make_model, run_op
+from ort_cuda_plugin.clusters.cluster import CompiledCluster
+from ort_cuda_plugin.compiler.kernel import KernelSpec
+from ort_cuda_plugin.compiler.targets import Target
+from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.estimate import sass
+from ort_cuda_plugin.estimate.count import count_all
+from ort_cuda_plugin.estimate.gather import work_of_model
+from ort_cuda_plugin.estimate.work import KernelStep
+from ort_cuda_plugin.kernels.matrix_product import TEAM_ROWS, TEAMS
+from ort_cuda_plugin.kernels.matrix_tiles import matrix_tiles, shared_bytes
+from ort_cuda_plugin.model.onnx_graph import read_model
+from ort_cuda_plugin.program.lowering import DeviceProperties
+
+GPU = DeviceProperties.gpu((9, 0))
+LIBRARIES = replace(GPU, libraries=frozenset({"cublaslt", "cudnn"}))
+
+
+def kernels(model: ModelProto, device: DeviceProperties = GPU) -> list[KernelSpec]:
+    return CompiledCluster(read_model(model), device).prepare().kernels
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize(
+    ("sizes", "transposed"),
+    [
+        pytest.param((40, 300, 70), (0, 0), id="steps that only some teams have"),
+        pytest.param((17, 136, 72), (0, 1), id="the last step has whole pieces only"),
+        pytest.param((33, 77, 130), (1, 0), id="no rows begin at a multiple of 16 bytes"),
+        pytest.param((800, 24, 200), (0, 1), id="tiles of 32 rows, a single step"),
+    ],
+)
+def test_products_are_sums_of_all_teams(
+    monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int], transposed: tuple[int, int], dtype: type
+) -> None:
+    m, k, n = sizes
+    operands: list[Array] = [noise(*shape, seed=i).astype(dtype) for i, shape in enumerate(((m, k), (k, n), (n,)))]
+    a, b, c = operands
+    given = [np.ascontiguousarray(x.T) if flag else x for x, flag in zip((a, b), transposed, strict=True)]
+    attributes = dict(zip(("transA", "transB"), transposed, strict=True))
+    names = [spec.name for spec in kernels(make_model("Gemm", [*given, c], attributes))]
+    assert any(f"mma_teams{TEAMS}_{32 if m > 700 else 16}x64" in name for name in names), names
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    with configured(check=1):
+        (actual,) = run_op("Gemm", [*given, c], attributes)
+    wide = [x.astype(np.float64) for x in (a, b, c)]
+    size = np.abs(wide[0]) @ np.abs(wide[1]) + np.abs(wide[2])
+    assert (np.abs(actual - (wide[0] @ wide[1] + wide[2])) <= (2**-10 + k * 2**-22) * size).all()
+
+
+def test_their_code_has_no_spills_and_fits_each_gpu() -> None:
+    """And no access to shared memory has bank conflicts above two-way."""
+    specs = []
+    for rows, dtype in ((128, np.float16), (800, np.float16), (800, np.float32)):
+        model = make_model("MatMul", [np.zeros((rows, 128), dtype), np.zeros((128, 192), dtype)], {})
+        work = work_of_model(model, {}, libraries=frozenset())
+        (step,) = work.steps
+        assert isinstance(step, KernelStep)
+        assert f"teams{TEAMS}" in step.kernel.name
+        sites = count_all(work, {step.kernel: sass.Code(32, 0, 0, {}, 1.0)})[0].sites
+        shared = [site for site in sites if site.kind.startswith("shared")]
+        assert all(site.units <= 2.01 * site.least for site in shared), shared
+        specs.append(step.kernel)
+    for capability in ((8, 0), (9, 0), (10, 0), (12, 0)):
+        for spec, code in zip(specs, sass.code_of(specs, Target.cuda(*capability)), strict=True):
+            assert code.spilled == 0, (spec.name, capability)
+            assert code.uses_tensor_cores or sass.disassembler() is None, (spec.name, capability)
+    tiles = [tile for kind in ("f16", "tf32") for tile in matrix_tiles(kind) if tile.m in TEAM_ROWS]
+    assert max(shared_bytes(tile, TEAMS) for tile in tiles) <= 99 << 10  # what a block of sm_86 to sm_120 may have
+
+
+def product(rows: int | str, k: int = 384, n: int = 384) -> ModelProto:
+    return parser.parse_model(
+        f"<ir_version: 10, opset_import: ['' : 20]> g (float16[{rows}, {k}] x, float16[{k}, {n}] w) =>"
+        f" (float16[{rows}, {n}] y) {{ y = MatMul(x, w) }}".replace("'", '"')
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "k", "n", "called"),
+    [
+        (128, 384, 384, False),
+        (4096, 384, 384, True),
+        (128, 4096, 384, True),
+        (128, 384, 388, True),
+        (3, 384, 384, True),
+    ],
+)
+def test_small_products_go_before_a_library(rows: int, k: int, n: int, called: bool) -> None:
+    """Not those of many blocks, of many steps, of lines that are no whole pieces, or of few rows."""
+    assert bool(CompiledCluster(read_model(product(rows, k, n)), LIBRARIES).prepare().problems) is called
+
+
+@pytest.mark.parametrize(("rows", "called"), [(128, False), (4096, True)])
+def test_an_open_number_of_rows_has_a_plan_for_few_blocks(rows: int, called: bool) -> None:
+    variant = CompiledCluster(read_model(product("N")), LIBRARIES).build([(rows, 384), (384, 384)], [])
+    assert bool(variant.problems) is called
+    assert any("teams" in spec.name for spec in variant.kernels) is not called
+
+
+def test_small_convolutions_go_before_a_library() -> None:
+    for size, channels, called in ((14, 64, False), (112, 64, True), (14, 1024, True)):
+        given = [np.zeros(shape, np.float16) for shape in ((1, channels, size, size), (64, channels, 3, 3))]
+        model = make_model("Conv", given, {"pads": [1] * 4})
+        assert bool(CompiledCluster(read_model(model), LIBRARIES).prepare().problems) is called, (size, channels)
