@@ -204,6 +204,18 @@ PROGRAMS = {
         { s = Constant<value_ints = [1, 1, 1]>() a = MatMul(x, v) h = Reshape(a, s) y = Add(h, w) }""",
         1,
     ),
+    "a map of which one result is summed and another added to the sums": (
+        """(float[1, 3, 8, 9] x, float[3, 3, 3, 3] w) => (float[1, 3, 7, 8] y)
+        { p = MaxPool<kernel_shape = [2, 2]>(x) s = Sigmoid(p) e = Exp(s) c = Conv<pads = [1, 1, 1, 1]>(e, w)
+          y = Add(c, s) }""",
+        4,
+    ),
+    "a map of which one result is a product's factor and another added to the product": (
+        """(float[4, 8] x, float[8, 8] w) => (float[4, 8] y)
+        { a = Constant<value_int = 1>() o = CumSum(x, a) s = Sigmoid(o) e = Exp(s) c = MatMul(e, w)
+          y = Add(c, s) }""",
+        3,
+    ),
     "a row of few elements, and what it is subtracted from": (
         """(float[4, 8] x) => (float[4, 8] y)
         { axes = Constant<value_ints = [1]>() m = ReduceMax<keepdims = 1>(x, axes) d = Sub(x, m) y = Exp(d) }""",

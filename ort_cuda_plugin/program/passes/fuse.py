@@ -77,8 +77,8 @@ class _Fusion:
             if len(writers) != 1 or not isinstance(writers[0], Map) or writers[0] is consumer:
                 continue
             producer = writers[0]
-            if isinstance(consumer, Sums) and any(buffer is x.buffer for x in consumer.summed):
-                continue  # the sums need all of it
+            if isinstance(consumer, Sums) and any(x.buffer in producer.writes for x in consumer.summed):
+                continue  # the sums need all of that, also where the map behind them reads another result
             if self._is_better_kept(producer, consumer):
                 continue
             later = self._dependents(producer, consumer, position)
