@@ -12,10 +12,16 @@ class NoOperatorsFileError(ValueError):
 
 
 def load_operators(file: str) -> None:
-    """Runs a Python file that registers operators, with whatever errors that has. Raises NoOperatorsFileError."""
+    """Runs a Python file that registers operators, with whatever errors that has. Raises NoOperatorsFileError.
+
+    It can import the modules beside it; what is installed comes first.
+    """
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     if spec is None or spec.loader is None or not Path(file).is_file():
         raise NoOperatorsFileError(f"{file} is no Python file")
+    folder = str(Path(file).resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(spec.name, module)
     spec.loader.exec_module(module)

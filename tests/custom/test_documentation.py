@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -32,7 +33,10 @@ def clean() -> Iterator[None]:
         yield
 
 
-def test_commands_load_operators_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_load_operators_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
     path, model = tmp_path / "swish.py", tmp_path / "model.onnx"
     code, text = EXAMPLES["Ten lines"].split("session = ")[0].split("model = ")
     path.write_text(code)
@@ -42,7 +46,8 @@ def test_commands_load_operators_of_a_file(tmp_path: Path, capsys: pytest.Captur
     arguments = ["explain", str(model), "--device", "emulated", "--json"]
     assert main([*arguments, "--operators", str(path)]) == 0
     assert [verdict["supported"] for verdict in json.loads(capsys.readouterr().out)] == [True, True]
-    path.write_text("raise KeyError('table')")
+    (tmp_path / "more_operators.py").write_text("NAME = 'table'")
+    path.write_text("import more_operators\nraise KeyError(more_operators.NAME)")
     with pytest.raises(SystemExit):
         main([*arguments, "--operators", str(path)])
     assert "swish.py failed with KeyError: 'table'" in capsys.readouterr().err
