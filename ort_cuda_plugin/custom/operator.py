@@ -161,6 +161,8 @@ class CustomOperator:
             raise ValueError(f"{self.domain!r} is not the name of a domain")
         if type(self.version) is not int or not 1 <= self.version <= MAX_VERSION:
             raise ValueError(f"{self.label}: a version is a number from 1 to {MAX_VERSION}")
+        if type(self.priority) is not int:
+            raise ValueError(f"{self.label}: priority {self.priority!r} is no whole number")
         for what, ports in (("input", self.inputs), ("output", self.outputs)):
             for port in ports[:-1]:
                 if port.kind is PortKind.VARIADIC:

@@ -147,6 +147,9 @@ def test_records_that_onnx_runtime_would_not_take_are_refused() -> None:
         operator(inputs=(Port("x", FLOATS, kind=PortKind.VARIADIC), X))
     with pytest.raises(ValueError, match="a version is a number from 1"):
         operator(version=0)
+    given: Any = "high"
+    with pytest.raises(ValueError, match="priority 'high' is no whole number"):
+        operator(priority=given)
 
 
 def test_an_exception_of_an_author_declines_one_node(told: list[str]) -> None:

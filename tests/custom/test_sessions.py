@@ -209,10 +209,11 @@ def test_the_log_has_the_traceback_of_an_author_s_exception(capfd: pytest.Captur
     assert 'raise KeyError("table")' in capfd.readouterr().err
 
 
-def test_no_operator_joins_a_domain_of_onnx_runtime() -> None:
-    registry.register(operator("Double", domain="com.microsoft"))
-    built = model([helper.make_node("Double", ["x"], ["y"], domain="com.microsoft")], {"x": [2, "n"]}, ["y"])
-    with pytest.raises(RuntimeError, match=r"operators to the domain 'com\.microsoft': use a domain of your own"):
+@pytest.mark.parametrize(("domain", "called"), [("com.microsoft", r"com\.microsoft"), ("", r"ai\.onnx")])
+def test_no_operator_joins_a_domain_of_onnx_runtime(domain: str, called: str) -> None:
+    registry.register(operator("Double", domain=domain))
+    built = model([helper.make_node("Double", ["x"], ["y"], domain=domain)], {"x": [2, "n"]}, ["y"])
+    with pytest.raises(RuntimeError, match=f"operators to the domain '{called}': use a domain of your own"):
         ort_cuda_plugin.session(built, emulate=True)
 
 
