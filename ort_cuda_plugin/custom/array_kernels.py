@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from ..program.callbacks import DeviceArray
 from ..program.lowering import Tensor
 from .kernel_source import kernel_source
-from .kernels import Argument, Function, Kernel
+from .kernels import Function, Kernel
 
 _DEFINITION = re.compile(r"^def kernel\(", re.MULTILINE)
 
@@ -17,16 +19,16 @@ _DEFINITION = re.compile(r"^def kernel\(", re.MULTILINE)
 class ArrayKernel(Kernel):
     """A kernel in Numba that gets, for each tensor, an array of its rank. Made by `array_kernel`."""
 
-    def for_arguments(self, args: Sequence[Argument]) -> tuple[Kernel, list[Argument]]:
+    def for_arguments(self, args: Sequence[Any]) -> tuple[Kernel, list[Any]]:
         """The kernel with pointers and sizes for parameters, and the arguments for it."""
         parameters, passed = [], []
-        flat: list[Argument] = []
+        flat: list[Any] = []
         for number, arg in enumerate(args):
             name = f"p{number}"
             parameters.append(name)
             flat.append(arg)
-            if isinstance(arg, Tensor):
-                sizes = [f"{name}_{axis}" for axis in range(arg.rank)]
+            if isinstance(arg, Tensor | DeviceArray):
+                sizes = [f"{name}_{axis}" for axis in range(len(arg.shape))]
                 parameters += sizes
                 flat += arg.shape
                 name = f"as_array({name}, ({''.join(size + ', ' for size in sizes)}))"

@@ -21,6 +21,7 @@ from ..program.callbacks import Callback, CallStream, DeviceArray
 from ..program.lowering import Arg, Float32, Float64, Int32, Int64, Lowering, Tensor
 from ..program.symbolic import Dim, Expr, eq, is_read_back
 from ..program.trace import scalar_types
+from .half_elements import check_halves
 from .kernel_source import KernelSourceError, kernel_source
 
 Function: TypeAlias = Callable[..., Any]
@@ -45,7 +46,7 @@ class Kernel:
     source: str = ""
     numpy_twin: Function | None = field(default=None, repr=False)
 
-    def for_arguments(self, args: Sequence[Argument]) -> tuple[Kernel, Sequence[Argument]]:
+    def for_arguments(self, args: Sequence[Any]) -> tuple[Kernel, Sequence[Any]]:
         """The kernel that a launch with these arguments launches, and the arguments that it gets."""
         return self, args
 
@@ -159,6 +160,8 @@ def launch(
     blocks = [size_of(kernel, "grid", size) for size in sizes_of(grid)]
     shared_bytes = size_of(kernel, "shared memory", shared_bytes)
     threads = checked_block(kernel, [_number(ctx, kernel, size) for size in sizes_of(block)])
+    if kernel.source and (kernel.foreign is None or not ctx.device.runs_cubins):
+        check_halves(kernel.name, kernel.source, [getattr(arg, "dtype", None) for arg in args])
     kernel, args = kernel.for_arguments(args)
     placed = arguments(kernel, args)
     for number, arg in enumerate(placed):

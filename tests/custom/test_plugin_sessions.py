@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 
 import ort_cuda_plugin
 from custom_operators import kept_registry
+from ort_cuda_plugin.custom.array_kernels import array_kernel
 from ort_cuda_plugin.custom.kernels import cuda_kernel
 from ort_cuda_plugin.custom.plugin import DType, Port, PortKind, register_creator, unregister_creator
 from plugins import DOUBLE, ProbeCreator
@@ -174,6 +175,20 @@ def test_enqueue_of_each_run_gets_sizes_memory_and_the_stream(probe: dict[str, A
     changes = [inputs[0].dims for inputs, _ in probe["creator"].arguments("on_shape_change")]
     assert changes == [(5,), (9,), (5,)]
     assert len(probe["creator"].arguments("attach_to_context")) == 1
+
+
+@array_kernel
+def double_array(x: Any, y: Any) -> None:
+    for i in range(x.shape[0]):
+        y[i] = x[i] * 2
+
+
+@pytest.mark.parametrize("each_run", [0, 1])
+def test_a_kernel_of_arrays_is_launched(probe: dict[str, Any], each_run: int) -> None:
+    probe["methods"].update(enqueue=lambda a, b, x, y, w, stream: stream.launch(double_array, 1, 1, [x[0], y[0]]))
+    session = ort_cuda_plugin.session(probe_model(each_run), emulate=True)
+    for n in (3, 8):
+        run_probe(session, n)
 
 
 @pytest.mark.parametrize("each_run", [False, True])

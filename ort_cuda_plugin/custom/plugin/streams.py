@@ -13,6 +13,7 @@ from ...model.ir import Array, DType
 from ...program.callbacks import CallStream, DeviceArray
 from ...program.lowering import Arg, Int64, Lowering, Tensor
 from ...program.symbolic import Dim
+from ..half_elements import check_halves
 from ..kernels import Kernel, arguments, check_kernel, checked_block, launch, size_of, sizes_of, type_of
 from .descriptors import Scope, Size, dim_of
 
@@ -152,6 +153,9 @@ class RunStream:
         if kernel.foreign is not None and self._stream.is_emulated and not kernel.source:
             self._call_twin(kernel, blocks, args)
             return
+        if kernel.source and (kernel.foreign is None or self._stream.is_emulated):
+            check_halves(kernel.name, kernel.source, [getattr(arg, "dtype", None) for arg in args])
+        kernel, args = kernel.for_arguments(args)
         placed = arguments(kernel, [_Pointer(arg) if isinstance(arg, DeviceArray) else arg for arg in args])
         spec = kernel.spec(tuple(map(type_of, placed)), threads[0] * threads[1] * threads[2])
         values = [x.array if isinstance(x, _Pointer) else _value(x) for x in placed]

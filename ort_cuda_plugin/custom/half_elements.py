@@ -1,0 +1,67 @@
+"""Finds kernels in Numba that compute with the bits of 16-bit floats as if they were numbers."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator, Sequence
+
+from ..model.ir import DType
+
+_HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
+_ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
+_ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+
+
+def check_halves(name: str, source: str, dtypes: Sequence[DType | None]) -> None:
+    """Raises TypeError where the kernel computes with elements of such a parameter; it may move and convert them.
+
+    ``dtypes`` has an entry for each parameter, None for a number.
+    """
+    halves = tuple(number for number, dtype in enumerate(dtypes) if dtype in _HALVES)
+    number = _computed_with(source, halves) if halves else None
+    if number is None:
+        return
+    dtype = dtypes[number]
+    assert dtype is not None
+    convert = f"{dtype.short}_to_f32() and f32_to_{dtype.short}()"
+    raise TypeError(
+        f"kernel {name} computes with elements of parameter {number}, which are the bits of {dtype.name} in uint16: "
+        f"convert them by {convert}, or take Float32"
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _computed_with(source: str, halves: tuple[int, ...]) -> int | None:
+    """The first of the parameters with whose elements the kernel computes."""
+    kernel = next(x for x in ast.parse(source).body if isinstance(x, ast.FunctionDef) and x.name == "kernel")
+    names = {kernel.args.args[number].arg: number for number in halves if number < len(kernel.args.args)}
+
+    def element_of(x: ast.expr) -> int | None:
+        is_element = isinstance(x, ast.Subscript) and isinstance(x.value, ast.Name)
+        return names.get(x.value.id) if is_element else None  # type: ignore[attr-defined]
+
+    held: dict[str, set[int | None]] = {}
+    for x in ast.walk(kernel):
+        if isinstance(x, ast.Assign) and len(x.targets) == 1 and isinstance(x.targets[0], ast.Name):
+            held.setdefault(x.targets[0].id, set()).add(element_of(x.value))
+        elif isinstance(x, ast.AugAssign | ast.For) and isinstance(x.target, ast.Name):
+            held.setdefault(x.target.id, set()).add(None)
+    for operand in _operands(kernel):
+        of_variable = held.get(operand.id, {None}) if isinstance(operand, ast.Name) else {element_of(operand)}
+        if None not in of_variable:
+            return min(number for number in of_variable if number is not None)
+    return None
+
+
+def _operands(kernel: ast.FunctionDef) -> Iterator[ast.expr]:
+    """What the kernel adds, multiplies, compares and so on."""
+    for x in ast.walk(kernel):
+        if isinstance(x, ast.BinOp) and isinstance(x.op, _ARITHMETIC):
+            yield from (x.left, x.right)
+        elif isinstance(x, ast.AugAssign) and isinstance(x.op, _ARITHMETIC):
+            yield from (x.target, x.value)
+        elif isinstance(x, ast.Compare) and all(isinstance(op, _ORDER) for op in x.ops):
+            yield from (x.left, *x.comparators)
+        elif isinstance(x, ast.UnaryOp) and isinstance(x.op, ast.USub):
+            yield x.operand
