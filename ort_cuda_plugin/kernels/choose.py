@@ -20,6 +20,7 @@ from .image_order import (
     wants_channels_last,
     with_channels_last_result,
 )
+from .image_parts import images_in_parts
 from .library_attention import call_cudnn_attention
 from .library_calls import call_cublaslt, call_cudnn
 from .matrix_conv import launch_matrix_convolution, matrix_convolution_tactics
@@ -37,7 +38,7 @@ def choose(ctx: Lowering, steps: Sequence[Step], tuner: Tuner | None = None) -> 
     recorded, nodes = ctx.trace.steps, ctx.nodes
     chosen: list[Step] = []
     joined = [one for step in _parted(ctx, steps, tuner) for one in _joined(ctx, step)]
-    for step in order_images(ctx, joined):
+    for step in images_in_parts(ctx, order_images(ctx, joined)):
         ctx.trace.steps, ctx.nodes = [], step.nodes
         tuned = _tuned(ctx, step, tuner)
         if not _is_called(ctx, tuned):

@@ -1,0 +1,123 @@
+"""Two convolutions in a row, for some images after the others, where what is between them does not fit a GPU's L2.
+
+A network that makes many channels of few, and then convolves each by itself, has its largest images between the two.
+Of all images at once they go to the memory and come back; those of some images stay in the L2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ..program.elementwise import copy_of
+from ..program.lowering import Lowering, Tensor
+from ..program.passes.uses import Uses
+from ..program.steps import Convolve
+from ..program.symbolic import Dim, hint, le
+from ..program.tensor import BufferKind
+from ..program.trace import Step
+from ..program.views import part, permute
+from .depthwise import is_depthwise
+from .image_order import empty_channels_last, is_channels_last, wants_channels_last
+
+L2_BYTES = {(8, 0): 40 << 20, (8, 9): 48 << 20, (9, 0): 50 << 20, (10, 0): 126 << 20, (12, 0): 64 << 20}
+"""Of the smaller cards for servers, by compute capability. Others have too little for some images of a batch."""
+FULL, PART = 0.75, 0.6
+"""Shares of the L2: what both convolutions read and write between them stays there up to the first; parts take up to
+the second."""
+MOST_PARTS = 4
+"""More launches take as long as the memory."""
+
+
+def images_in_parts(ctx: Lowering, steps: Sequence[Step]) -> Iterator[Step]:
+    """The steps, with pairs of convolutions that are done for some images after the others."""
+    size = 0 if ctx.device.emulated else L2_BYTES.get(ctx.device.compute_capability, 0)
+    uses = Uses(enumerate(steps)) if size else None
+    number = 0
+    while number < len(steps):
+        pair = steps[number : number + 2]
+        count = 1 if uses is None else _parts(ctx, uses, number, pair, size)
+        if count > 1:
+            first, second = _convolutions(pair)
+            yield from _in_parts(ctx, first, second, count)
+            number += 2
+        else:
+            yield steps[number]
+            number += 1
+
+
+def _parts(ctx: Lowering, uses: Uses[int], number: int, pair: Sequence[Step], size: int) -> int:
+    """In how many parts a pair of steps is faster; 1 for any other pair."""
+    both = _convolutions(pair)
+    if len(both) < 2 or any(step.transposed or step.is_converted for step in both):
+        return 1
+    first, second = both
+    if len(first.outputs) != 1 or not wants_channels_last(ctx, first) or not is_depthwise(ctx, second):
+        return 1
+    between, images = first.outputs[0][1], first.shape[0]
+    buffer = between.buffer
+    is_between = (
+        buffer.kind is BufferKind.SCRATCH
+        and list(uses.writers(buffer)) == [number]
+        and list(uses.readers(buffer)) == [number + 1]
+        and second.operands[0].strides == between.strides
+        and is_channels_last(between)
+        and is_channels_last(second.operands[0])
+        and all(x.buffer is not buffer for _, x in second.inputs)
+    )
+    if not is_between or not all(_has_images(step, x, images) for step in (first, second) for x in _others(step)):
+        return 1
+    moved = [first.operands[0].nbytes, between.nbytes]
+    if sum(map(hint, moved)) <= FULL * size:
+        return 1
+    moved.append(second.outputs[0][1].nbytes)
+    count = next((count for count in range(2, MOST_PARTS + 1) if sum(map(hint, moved)) <= PART * size * count), 1)
+    return count if count <= hint(images) and ctx.guard(le(count, images)) else 1
+
+
+def _convolutions(steps: Sequence[Step]) -> list[Convolve]:
+    return [step for step in steps if isinstance(step, Convolve)]
+
+
+def _others(step: Convolve) -> list[Tensor]:
+    return [step.operands[0], *(x for _, x in (*step.inputs, *step.outputs))]
+
+
+def _has_images(step: Convolve, x: Tensor, images: Dim) -> bool:
+    """Whether x has all images, or is the same for each of them."""
+    return x.rank < len(step.shape) or x.shape[0] in (1, images)
+
+
+def _in_parts(ctx: Lowering, first: Convolve, second: Convolve, count: int) -> Iterator[Step]:
+    recorded, ctx.trace.steps, ctx.nodes = ctx.trace.steps, [], second.nodes
+    weights = second.operands[1]
+    if ctx.options.fusion:  # all parts share what is turned once
+        last = weights.rank - 1
+        turned = permute(ctx, weights, (*range(1, weights.rank), 0))
+        turned = turned if turned.is_contiguous else copy_of(ctx, turned)
+        weights = permute(ctx, turned, (last, *range(last)))
+    made, ctx.trace.steps = ctx.trace.steps, recorded
+    yield from made
+    images = first.shape[0]
+    for number in range(count):
+        start = images * number // count
+        size = images * (number + 1) // count - start
+        of_first = _part(ctx, first, start, size)
+        between = empty_channels_last(ctx, of_first.shape, first.outputs[0][1].dtype)
+        yield replace(of_first, outputs=((first.outputs[0][0], between),))
+        yield replace(_part(ctx, second, start, size), operands=(between, weights))
+
+
+def _part(ctx: Lowering, step: Convolve, start: Dim, size: Dim) -> Convolve:
+    """The step for ``size`` images."""
+
+    def images(x: Tensor) -> Tensor:
+        return x if x.rank < len(step.shape) or x.shape[0] == 1 else part(ctx, x, 0, start, size)
+
+    return replace(
+        step,
+        shape=(size, *step.shape[1:]),
+        operands=(images(step.operands[0]), *step.operands[1:]),
+        inputs=tuple((leaf, images(x)) for leaf, x in step.inputs),
+        outputs=tuple((value, images(x)) for value, x in step.outputs),
+    )

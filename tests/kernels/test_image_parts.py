@@ -1,0 +1,51 @@
+"""Convolutions in a row are done for some images after the others, where that keeps them in a GPU's L2."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import ModelProto, numpy_helper, parser
+
+from contributed import noise
+from kernel_harness import run_model
+from ort_cuda_plugin.ep.open_device import OpenDevice
+from ort_cuda_plugin.estimate.gather import work_of_model
+from ort_cuda_plugin.estimate.work import KernelStep, LibraryStep
+from ort_cuda_plugin.kernels import image_parts
+from ort_cuda_plugin.program.lowering import DeviceProperties
+
+TEXT = """<ir_version: 10, opset_import: ["" : 20]> images (float16[N, 16, S, S] x) => (float16[N, 16, S, S] y) {
+    p = Conv(x, a, ab) q = Relu(p) r = Conv<group = 64, pads = [1, 1, 1, 1]>(q, b, ab) s = Relu(r)
+    t = Conv(s, c) y = Add(t, x) }"""
+SHAPES = {"a": (64, 16, 1, 1), "ab": (64,), "b": (64, 1, 3, 3), "c": (16, 64, 1, 1)}
+
+
+def network(images: int | str, side: int) -> ModelProto:
+    model = parser.parse_model(TEXT.replace("[N", f"[{images}").replace("S,", f"{side},").replace("S]", f"{side}]"))
+    for seed, (name, shape) in enumerate(SHAPES.items()):
+        data = noise(*shape, seed=seed, scale=0.3).astype(np.float16)
+        model.graph.initializer.append(numpy_helper.from_array(data, name))
+    return model
+
+
+@pytest.mark.parametrize("images", ["N", 5])
+def test_each_part_has_its_images(images: int | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: DeviceProperties(emulated=False))
+    monkeypatch.setattr(image_parts, "L2_BYTES", {(9, 0): 300_000})
+    x = noise(5, 16, 20, 20, seed=9).astype(np.float16)
+    (actual,) = run_model(network(images, 20), [x], images == "N")
+    session = ort.InferenceSession(network(5, 20).SerializeToString(), providers=["CPUExecutionProvider"])
+    (wanted,) = session.run(None, {"x": x})
+    np.testing.assert_allclose(actual.astype(np.float32), np.asarray(wanted, np.float32), 1e-2, 1e-2)
+
+
+@pytest.mark.parametrize(("images", "parts"), [(16, [4, 4, 4, 4]), (10, [3, 3, 4]), (4, [4]), (400, [400])])
+def test_parts_fit_the_cache_if_few_do(images: int, parts: list[int]) -> None:
+    """Of 16 images 52 MB lie between the convolutions; of 400 no four parts would fit."""
+    work = work_of_model(network("N", 160), {"x": (images, 16, 160, 160)})
+    first = [step.sizes[0] for step in work.steps if isinstance(step, LibraryStep) and step.sizes[1:3] == (16, 64)]
+    assert first == parts
+    kernels = [step.kernel for step in work.steps if isinstance(step, KernelStep) and "taps" in step.kernel.source]
+    assert len(kernels) == len(parts)
+    assert len(set(kernels)) == 1
