@@ -166,6 +166,7 @@ bool emu_reuse(CUdeviceptr address, size_t bytes, size_t held, CUstream stream) 
     emu_shadow_reused(address, bytes, held);
     return false;
   }
+  stream = emu_stream_of(emu_device_of(address), stream);
   if (emu_is_capturing(stream, &result) || result) /* allocations are not part of graphs */
     return false;
   return emu_enqueue(stream, &op) == CUDA_SUCCESS; /* fails only when the device is lost, and then nothing runs */

@@ -57,6 +57,16 @@ def both(first: Callable[[], object], second: Callable[[], object]) -> None:
     second()
 
 
+@pytest.mark.parametrize("is_default", [True, False])
+def test_memory_is_used_again_on_any_stream(device: Device, is_default: bool) -> None:
+    """An application's stream may be the default one, whose handle is a number."""
+    array, own = device.empty(64, np.uint8), device.stream()
+    with device.entered():
+        device.driver.ReuseMemory(array.address, 48, 64, ffi.cast("CUstream", 1) if is_default else own.handle)
+    device.synchronize()
+    assert findings() == []
+
+
 def test_a_correct_program_has_no_findings(device: Device, kernels: Module) -> None:
     source, target = device.upload(np.arange(128, dtype=np.int32)), device.empty(128, np.int32)
     total = device.upload(np.zeros(1, np.int32))
