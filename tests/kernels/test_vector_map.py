@@ -156,7 +156,7 @@ def test_blocks_are_small_where_large_ones_leave_multiprocessors_idle() -> None:
 @pytest.mark.parametrize(("size", "vectors"), [(224, 1), (1024, 2)])
 def test_threads_that_seek_each_element_have_one_vector_of_a_small_image(size: int, vectors: int) -> None:
     model = parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 20]> image
-        (float16[1, 3, {size}, {size}] x) => (float16[1, {size}, {size}, 3] y)
+        (float16[1, 5, {size}, {size}] x) => (float16[1, {size}, {size}, 5] y)
         {{ y = Transpose<perm = [0, 2, 3, 1]>(x) }}""")
     (spec,) = CompiledCluster(read_model(model), GPU).prepare().kernels
     assert f"first_element(8, {vectors})" in spec.source
