@@ -56,6 +56,11 @@ class NodeVerdict:
         """What to call the node: its name, or that of its first output."""
         return self.name or next(iter(self.outputs), "") or "(unnamed)"
 
+    def __str__(self) -> str:
+        where = f" in {self.body_of}" if self.body_of else ""
+        said = self.reason or self.note
+        return f"{self.label} ({self.op_type}){where}: {self.provider or 'not the plugin'}{said and f', {said}'}"
+
 
 @dataclass(frozen=True)
 class Claims:

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, parser
 
+import ort_cuda_plugin
 from ort_cuda_plugin.cli import main
 from ort_cuda_plugin.cli.exit_codes import ExitCode
 from ort_cuda_plugin.compiler import kernel_library
@@ -164,6 +165,9 @@ def test_explain_names_each_node_and_why_it_runs_elsewhere(capsys: pytest.Captur
     assert verdicts["first"]["supported"]
     assert not verdicts["last"]["supported"]
     assert "a cast to STRING" in verdicts["last"]["reason"]
+    first, *_, last = map(str, ort_cuda_plugin.explain(path, emulate=True))
+    assert first == "first (Relu): CudaPluginExecutionProvider"
+    assert re.fullmatch(r"last \(Cast\): CPUExecutionProvider, .*a cast to STRING.*", last)
 
 
 def test_explain_calls_a_node_without_a_name_by_its_output(capsys: pytest.CaptureFixture[str], add_model: str) -> None:
