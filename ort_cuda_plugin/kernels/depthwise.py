@@ -21,11 +21,11 @@ from ..program.scalar import Scalar
 from ..program.shapes import broadcast_strides
 from ..program.steps import Convolve, Input
 from ..program.symbolic import Dim, ceildiv, divides, hint, le, product
-from ..program.tensor import BufferKind, contiguous_strides
+from ..program.tensor import contiguous_strides
 from ..program.views import permute
 from .codegen import KernelBuilder, kernel_name, load_text, offset_text, register_type
 from .layout import Plane, coordinates, extent, index_type
-from .vector_map import vector_threads
+from .vector_map import begins_at_vectors, vector_threads
 
 __all__ = ["is_depthwise", "launch_depthwise"]
 
@@ -389,5 +389,4 @@ class _Tensors:
 
     def anywhere(self, width: int) -> list[str]:
         """The pointers to what may begin beside a vector: memory of the application may be anywhere."""
-        own = (BufferKind.SCRATCH, BufferKind.WEIGHT, BufferKind.STATE)
-        return [name for name, y in self._moved if y.buffer.kind not in own or not divides(width, y.offset)]
+        return [name for name, y in self._moved if not begins_at_vectors(y, width)]

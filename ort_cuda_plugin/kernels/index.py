@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from ort_cuda_plugin.kernels.codegen import Combination, KernelBuilder, atomic_type, kernel_name, load_text, offset_text
 from ort_cuda_plugin.kernels.layout import Plane
-from ort_cuda_plugin.kernels.vector_map import CALL_WORK, cheap, vector_width
+from ort_cuda_plugin.kernels.vector_map import CALL_WORK, begins_at_vectors, cheap, vector_width
 from ort_cuda_plugin.model.ir import DType
 from ort_cuda_plugin.program import scalar as s
 from ort_cuda_plugin.program.lowering import Lowering, Tensor
 from ort_cuda_plugin.program.row_program import Reduction, Values
 from ort_cuda_plugin.program.scalar import Operand, Scalar, expression, in_order, reachable
-from ort_cuda_plugin.program.symbolic import Dim, ceildiv, eq, hint, product
+from ort_cuda_plugin.program.symbolic import Dim, ceildiv, divides, eq, hint, product
 from ort_cuda_plugin.program.trace import Remake, Use, View
 
 MOST_LOADED = 192
@@ -314,8 +314,13 @@ class IndexMap(Loads):
         def place(source: Source, at: Sequence[Scalar]) -> tuple[str, str]:
             pointer, strides = self._place(source, written=source is target)
             names = [first if c is column else emit.value(c) for c in at]
-            offset = emit.assign(offset_text(list(zip(names, strides, strict=True))))
-            return pointer, f"{pointer}, {offset}, 0, {offset} + {width}, {width}, 1"
+            return pointer, emit.assign(offset_text(list(zip(names, strides, strict=True))))
+
+        def is_vector(source: Source, at: Sequence[Scalar]) -> bool:
+            """Whether each vector is one, so that no code for single elements is needed beside."""
+            x = source.tensor
+            others = [stride for stride, c in zip(x.strides, at, strict=True) if c is not column]
+            return begins_at_vectors(x, width) and all(divides(width, number) for number in (*others, self._dims[-1]))
 
         with emit.block(f"if {self._plane.inside}:"):
             lanes: dict[Scalar, tuple[str, str]] = {}
@@ -326,8 +331,13 @@ class IndexMap(Loads):
                 (pointer, where), name = place(source, at), emit.fresh("r")
                 emit.line(f"{name} = lanes_of({pointer}, {width})")
                 condition = emit.value(x.operands[source.rank]) if len(x.operands) > source.rank else ""
-                with emit.block(f"if {condition or 'True'}:"):
-                    emit.line(f"load_row({name}, {where})")
+                if is_vector(source, at):
+                    emit.line(f"load_lanes_inside({name}, 0, {pointer}, {where}, {condition or 'True'}, {width})")
+                    if condition and x.operands[-1].op == "constant" and x.operands[-1].value == 0:
+                        condition = ""  # zeros are what it gives
+                else:
+                    with emit.block(f"if {condition or 'True'}:"):
+                        emit.line(f"load_row({name}, {pointer}, {where}, 0, {where} + {width}, {width}, 1)")
                 lanes[x] = name, condition
             pointer, where = place(target, coordinates)
             stored = emit.fresh("r")
@@ -342,7 +352,10 @@ class IndexMap(Loads):
                         text = f"choose({condition}, {text}, {emit.value(x.operands[-1])})"
                     emit.bind(x, emit.assign(text))
                 emit.store(stored, "e", value)
-            emit.line(f"store_row({stored}, {where})")
+            if is_vector(target, coordinates):
+                emit.line(f"store_lanes({stored}, 0, {pointer}, {where}, 0, {where} + {width}, True, {width}, 1)")
+            else:
+                emit.line(f"store_row({stored}, {pointer}, {where}, 0, {where} + {width}, {width}, 1)")
         return True
 
     def _around(self, expressions: Sequence[Scalar], moved: Sequence[Scalar], column: Scalar) -> list[list[Scalar]]:

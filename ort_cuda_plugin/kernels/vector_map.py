@@ -15,7 +15,7 @@ from ..program.lowering import DeviceProperties, Lowering, Tensor
 from ..program.scalar import Scalar, reachable
 from ..program.steps import Input, Map
 from ..program.symbolic import Dim, ceildiv, divides, hint, product
-from ..program.tensor import contiguous_strides
+from ..program.tensor import BufferKind, contiguous_strides
 from .codegen import KernelBuilder, kernel_name, load_text, offset_text, register_type
 from .kept import find_by_column
 from .layout import Extent, coordinates, extent, index_type
@@ -62,6 +62,12 @@ def has_vectors(strides: Sequence[Dim], dims: Sequence[Dim], width: int) -> bool
     if is_dense(strides, dims):
         return True
     return divides(width, dims[-1]) and strides[-1] == 1 and all(divides(width, stride) for stride in strides[:-1])
+
+
+def begins_at_vectors(x: Tensor, width: int) -> bool:
+    """Whether x begins where a vector may, whatever a Run brings: memory of the application may be anywhere."""
+    own = (BufferKind.SCRATCH, BufferKind.WEIGHT, BufferKind.STATE)
+    return x.buffer.kind in own and divides(width, x.offset)
 
 
 def work_of(expressions: Sequence[Scalar]) -> int:
