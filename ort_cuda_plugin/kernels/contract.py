@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ..model.ir import DType
+from ..program.elementwise import copy_of
 from ..program.lowering import DeviceProperties, Lowering, Tensor
 from ..program.polynomial import divides
 from ..program.shapes import broadcast_strides, collapse
 from ..program.steps import Contract
 from ..program.symbolic import Dim, ceildiv, hint, is_const, le, product, select
+from ..program.views import permute
 from .blocks import make_block_element
 from .codegen import KernelBuilder, Parameters
 from .convert import make_element
@@ -200,7 +202,8 @@ def is_one_row(ctx: Lowering, step: Contract) -> bool:
 def is_small(ctx: Lowering, step: Contract) -> bool:
     """Whether teams of warps take less for the product than a library's call, as `team_tile` has it.
 
-    They copy pieces of 16 bytes: lines begin at multiples of these. A guard says that there are no more blocks.
+    They copy pieces of 16 bytes: lines begin at multiples of these. Of float32 only lines along k are loaded as
+    matrices. A guard says that there are no more blocks.
     """
     call = folded(ctx, step)
     kind = _kind(ctx, step, call)
@@ -209,15 +212,36 @@ def is_small(ctx: Lowering, step: Contract) -> bool:
     sizes = (*call.sizes[:2], product(call.batch))
     tile = team_tile(ctx.device, kind, *sizes, call.sizes[2])
     lines = [x.strides[-2 if x.strides[-1] == 1 else -1] for x in (call.a, call.b)]
+    if kind == "tf32" and call.contiguous[1] != "k":
+        if not _has_weights_along_n(call, kind):
+            return False
+        lines[1] = call.sizes[2]
     if tile is None or not all(divides(piece_of(kind), line) for line in lines):
         return False
     return holds(ctx, le(team_blocks(tile, *sizes), ctx.device.multiprocessors))
+
+
+def _has_weights_along_n(call: Folded, kind: str) -> bool:
+    """Whether b are weights in float32 that teams load one by one, and would load as matrices if they lay along k."""
+    return kind == "tf32" and call.contiguous[1] == "n" and call.b.is_constant and call.b.rank == 2
+
+
+def _along_k(ctx: Lowering, call: Folded) -> Folded:
+    """The product with its weights along k: a copy, which the device makes once."""
+    turned = permute(ctx, call.b, (1, 0))
+    copy = copy_of(ctx, turned) if ctx.options.fusion else ctx.contiguous(turned)
+    return replace(call, b=permute(ctx, copy, (1, 0)))
 
 
 def launch_contract(ctx: Lowering, step: Contract) -> None:
     """Launches our kernels: where the number of rows is not known, both, one of them with an empty grid."""
     call = folded(ctx, step)
     tactic = product_tactics(ctx, step).get(step.tactic.name) if step.tactic.name else None
+    kind = _kind(ctx, step, call)
+    if _has_weights_along_n(call, kind) and not step.is_converted:
+        batches, (m, n, k) = product(call.batch), call.sizes
+        way = tactic or matrix_tactics(ctx, kind, m, n, batches, k)[0]
+        call = _along_k(ctx, call) if way.teams > 1 else call
     a, b, (m, n, _) = call.a, call.b, call.sizes
     reach = [x.shape[-2] * x.strides[-2] + x.shape[-1] * x.strides[-1] for x in (a, b)]
     index = index_type(ctx, *reach)
@@ -238,7 +262,6 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
         _launch_kernel(ctx, call, row, (of_a, of_b, more), blocks, row.threads)
     if few_rows != 0 and is_const(few_rows):
         return
-    kind = matrix_kind(ctx, form[0]) if all(call.contiguous) else ""
     if kind:
         _launch_matrices(ctx, step, call, form, kind, few_rows, (of_a, of_b, more), tactic)
     else:

@@ -15,7 +15,7 @@ from .convert import conversion_setup
 from .epilogue import Epilogue
 from .layout import extent
 from .matmul import Product
-from .matrix_tiles import RESIDENT, STEP, MatrixTile, matrix_tiles, shared_bytes
+from .matrix_tiles import INTEGERS, RESIDENT, STEP, MatrixTile, matrix_tiles, shared_bytes
 from .tiles import Element, Operand, Tile, batch_offsets, joined, log2
 
 RELATIVE_TIMES = (1.0, 1.1, 1.35, 1.8)
@@ -27,7 +27,7 @@ TEAMS = 4
 """Of four warps, in a block of a small product."""
 TEAM_ROWS = (16, 32)
 """Of the tiles for teams."""
-MOST_ROW_STEPS = {"f16": 768, "bf16": 768, "tf32": 576}
+MOST_ROW_STEPS = 768
 """Rows of a tile times its steps along k up to which teams take less than a library's call, by the model of an H100."""
 MOST_BYTES = 120 << 10
 """Of operands for each multiprocessor, up to which they do: a library's blocks share what they read."""
@@ -82,12 +82,12 @@ def team_tile(device: DeviceProperties, kind: str, rows: Dim, columns: Dim, batc
 
     A library's call takes longer to begin than such a product does in all. Sums of integers have no teams.
     """
-    for tile in (tile for tile in reversed(matrix_tiles(kind)) if tile.m in TEAM_ROWS and kind in MOST_ROW_STEPS):
+    for tile in (tile for tile in reversed(matrix_tiles(kind)) if tile.m in TEAM_ROWS and kind not in INTEGERS):
         blocks, steps = hint(team_blocks(tile, rows, columns, batch)), hint(ceildiv(depth, tile.k))
         if blocks > device.multiprocessors:
             continue
         read = blocks * (tile.m + tile.n) * STEP * steps
-        is_small = steps * tile.m <= MOST_ROW_STEPS[kind] and read <= MOST_BYTES * device.multiprocessors
+        is_small = steps * tile.m <= MOST_ROW_STEPS and read <= MOST_BYTES * device.multiprocessors
         return tile if is_small else None
     return None
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from onnx import ModelProto, parser
+from onnx import ModelProto, numpy_helper, parser
 
 from contributed import Array, noise
 from emulator_harness import configured
-from kernel_harness import make_model, run_op
+from kernel_harness import make_model, run_model, run_op
 from ort_cuda_plugin.clusters.cluster import CompiledCluster
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.targets import Target
@@ -101,6 +101,28 @@ def product(rows: int | str, k: int = 384, n: int = 384) -> ModelProto:
 def test_small_products_go_before_a_library(rows: int, k: int, n: int, called: bool) -> None:
     """Not those of many blocks, of many steps, of lines that are no whole pieces, or of few rows."""
     assert bool(CompiledCluster(read_model(product(rows, k, n)), LIBRARIES).prepare().problems) is called
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_weights_of_float32_are_laid_along_k_once(monkeypatch: pytest.MonkeyPatch, constant: bool) -> None:
+    """Other operands whose lines run along n are the library's."""
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 20]> g (float[128, 384] x, float[384, 192] w) => (float[128, 192] y)'
+        " { y = MatMul(x, w) }"
+    )
+    x, w = noise(128, 384, seed=1), noise(384, 192, seed=2)
+    if constant:
+        model.graph.input.pop()
+        model.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    variant = CompiledCluster(read_model(model), LIBRARIES).prepare()
+    assert bool(variant.problems) is not constant
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    if constant:
+        assert variant.plan is not None
+        assert len(variant.plan.records) == 1
+        (actual,) = run_model(model, [x])
+        exact = x.astype(np.float64) @ w
+        assert (np.abs(actual - exact) <= 2**-9 * (np.abs(x).astype(np.float64) @ np.abs(w))).all()
 
 
 @pytest.mark.parametrize(("rows", "called"), [(128, False), (4096, True)])
