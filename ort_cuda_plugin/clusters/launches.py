@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from ..kernels.chained import chain_convolutions
 from ..kernels.choose import choose
 from ..kernels.emit import emit
-from ..kernels.image_order import matrix_convolution_kind
-from ..kernels.narrow import narrow
+from ..kernels.narrow import narrow, narrow_inputs
 from ..kernels.packed import pack
-from ..kernels.tactics import Tuner
+from ..kernels.tactics import Tuner, is_of_integers
 from ..model.ir import Node
 from ..program.lowering import Lowering
 from ..program.passes.fixed import fixed_buffers, is_fixed, split
 from ..program.passes.run import Watch, run_passes
-from ..program.steps import Convolve
 from ..program.tensor import BufferKind, Tensor
 from ..program.trace import Recordable
 from ..program.traffic import ProgramTraffic, traffic
@@ -68,7 +66,7 @@ def make_launches(
     if is_chosen:
         if ctx.options.fusion:
             # What tensor cores multiply as it is stored does not become float32 for a library.
-            steps = narrow(steps, lambda step: isinstance(step, Convolve) and bool(matrix_convolution_kind(ctx, step)))
+            steps = narrow_inputs(narrow(steps, lambda step: is_of_integers(ctx, step)))
             if watch:
                 watch("integers", steps)
         steps = choose(ctx, steps, tuner)

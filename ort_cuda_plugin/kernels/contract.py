@@ -9,15 +9,15 @@ from typing import TypeAlias
 from ..model.ir import DType
 from ..program.elementwise import copy_of
 from ..program.lowering import DeviceProperties, Lowering, Tensor
-from ..program.polynomial import divides
 from ..program.shapes import broadcast_strides, collapse
 from ..program.steps import Contract
-from ..program.symbolic import Dim, ceildiv, hint, is_const, le, product, select
+from ..program.symbolic import Dim, ceildiv, divides, hint, is_const, le, lt, product, select
 from ..program.views import permute
 from .blocks import make_block_element
 from .codegen import KernelBuilder, Parameters
 from .convert import make_element
 from .epilogue import Axes, Epilogue, make_epilogue
+from .integer_products import MAX_DEPTH, PIECE, integer_form, integer_step
 from .lanes import LaneProduct
 from .layout import index_type
 from .library_form import holds
@@ -30,16 +30,26 @@ from .matrix_product import (
     count_tiles,
     matrix_kind,
     matrix_ways,
+    multiplies_integers,
     parts_epilogue,
     sum_of_parts,
     team_blocks,
     team_tile,
 )
-from .matrix_tiles import piece_of
+from .matrix_tiles import INTEGERS, piece_of
 from .row_product import VectorRowProduct, few_row_form, takes
 from .tiles import Element, Tile
 
-__all__ = ["Folded", "choose_tile", "folded", "is_one_row", "is_small", "launch_contract", "product_tactics"]
+__all__ = [
+    "Folded",
+    "choose_tile",
+    "folded",
+    "integer_product_kind",
+    "is_one_row",
+    "is_small",
+    "launch_contract",
+    "product_tactics",
+]
 
 MAX_ROWS = 4
 """Products of at most this many rows go to the kernel for few rows."""
@@ -171,6 +181,35 @@ def product_tactics(ctx: Lowering, step: Contract) -> dict[str, ProductTactic]:
     return {tactic.name: tactic for tactic in found}
 
 
+def integer_product_kind(ctx: Lowering, step: Contract) -> str:
+    """As what tensor cores multiply the bytes that both operands are made of; "" where they do not.
+
+    Few rows take as long as the weights' bytes do, which other kernels read as well.
+    """
+    a, b = step.operands
+    depth = a.shape[-1]
+    if not multiplies_integers(ctx.device) or not isinstance(depth, int) or depth % PIECE or depth > MAX_DEPTH:
+        return ""
+    if a.strides[-1] != 1 or not all(divides(PIECE, place) for place in (a.offset, *a.strides[:-1])):
+        return ""
+    form = integer_form(step) if all(dim == 1 for dim in b.shape[:-2]) else None
+    rows = folded(ctx, step).sizes[0]
+    return form.kind if form is not None and hint(rows) > MAX_ROWS and holds(ctx, lt(MAX_ROWS, rows)) else ""
+
+
+def _with_integers(ctx: Lowering, step: Contract) -> Contract:
+    """The step whose operands are codes, in whose weights those along k are neighbours."""
+    form = integer_form(step)
+    assert form is not None
+    changed = integer_step(ctx, step, form)
+    assert isinstance(changed, Contract)
+    b = changed.b
+    if b.strides[-2] != 1 or not divides(PIECE, b.strides[-1]):
+        axes = (*range(b.rank - 2), b.rank - 1, b.rank - 2)
+        b = permute(ctx, ctx.contiguous(permute(ctx, b, axes)), axes)
+    return replace(changed, operands=(changed.a, b))
+
+
 def _elements(step: Contract) -> tuple[tuple[Element, Element], tuple[Parameters, Parameters]]:
     """How the operands are read, and the parameters of that."""
     a_element, of_a = make_element(step.a, step.conversions[0], -2, "pa_")
@@ -185,6 +224,9 @@ def _elements(step: Contract) -> tuple[tuple[Element, Element], tuple[Parameters
 
 def _kind(ctx: Lowering, step: Contract, call: Folded) -> str:
     """What tensor cores multiply, "" where they do not do the product."""
+    integers = integer_product_kind(ctx, step)
+    if integers:
+        return integers
     return matrix_kind(ctx, _elements(step)[0]) if all(call.contiguous) else ""
 
 
@@ -235,10 +277,14 @@ def _along_k(ctx: Lowering, call: Folded) -> Folded:
 
 def launch_contract(ctx: Lowering, step: Contract) -> None:
     """Launches our kernels: where the number of rows is not known, both, one of them with an empty grid."""
-    call = folded(ctx, step)
     tactic = product_tactics(ctx, step).get(step.tactic.name) if step.tactic.name else None
+    call = folded(ctx, step)
     kind = _kind(ctx, step, call)
-    if _has_weights_along_n(call, kind) and not step.is_converted:
+    integers = kind in INTEGERS and (tactic is None or tactic.tile is not None)
+    if integers:
+        step = _with_integers(ctx, step)
+        call = folded(ctx, step)
+    elif _has_weights_along_n(call, kind) and not step.is_converted:
         batches, (m, n, k) = product(call.batch), call.sizes
         way = tactic or matrix_tactics(ctx, kind, m, n, batches, k)[0]
         call = _along_k(ctx, call) if way.teams > 1 else call
@@ -253,7 +299,7 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
     epilogue, more = make_epilogue(ctx, step, step.total, rows, Axes("column", range(columns, end)))
     elements, (of_a, of_b) = _elements(step)
     form: Form = (elements, epilogue, *call.contiguous, len(call.batch), index)
-    few_rows = le(m, MAX_ROWS) if call.contiguous[1] else 0
+    few_rows = le(m, MAX_ROWS) if call.contiguous[1] and not integers else 0
     if tactic is not None:
         few_rows = int(tactic.tile is None)
     if few_rows != 0:
@@ -304,7 +350,7 @@ def _launch_matrices(
         kernel = MatrixProduct(*form, tile, kind, splits, teams)
         _launch_kernel(ctx, call, kernel, parameters, blocks, kernel.threads)
         return
-    parts = ctx.empty((splits, batches * m, n), DType.FLOAT32)
+    parts = ctx.empty((splits, batches * m, n), step.total.dtype if kind in INTEGERS else DType.FLOAT32)
     epilogue, of_parts = parts_epilogue(parts)
     kernel = MatrixProduct(form[0], epilogue, *form[2:], tile, kind, splits, teams)
     _launch_kernel(ctx, call, kernel, (*parameters[:2], of_parts), blocks, kernel.threads)

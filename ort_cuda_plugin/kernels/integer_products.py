@@ -26,6 +26,8 @@ __all__ = ["IntegerForm", "integer_form", "integer_step"]
 
 MAX_DEPTH = 1 << 16
 """Products of two bytes that an int32 holds the sum of."""
+PIECE = 16
+"""Codes that are copied at once; so many make a depth that is read well."""
 KINDS = {DType.INT8: "i8", DType.UINT8: "u8"}
 """As what tensor cores multiply the first operand."""
 _middle = 128

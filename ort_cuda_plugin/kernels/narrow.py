@@ -38,7 +38,7 @@ def narrow(steps: Sequence[Step], wanted: Callable[[Sums], bool] | None = None) 
         numbers = _operands(step, wanted is None)
         before = result.copy() if numbers else []
         for number in numbers:
-            _narrow_operand(result, uses, position, number)
+            _narrow_operand(result, uses, position, number, wanted is not None)
         changed = result[position]
         if wanted and numbers and changed is not before[position]:
             assert isinstance(changed, Sums)
@@ -57,7 +57,8 @@ def _operands(step: Step, strips: bool) -> Sequence[int]:
     return (0, 1) if isinstance(step, Contract) else ()
 
 
-def _narrow_operand(steps: list[Step], uses: Uses[int], position: int, number: int) -> None:
+def _narrow_operand(steps: list[Step], uses: Uses[int], position: int, number: int, twice: bool) -> None:
+    """Where ``twice``, the narrow value is stored even if other steps want the wide one."""
     step = steps[position]
     assert isinstance(step, Sums)
     x = step.operands[number]
@@ -75,7 +76,7 @@ def _narrow_operand(steps: list[Step], uses: Uses[int], position: int, number: i
         return
     kept = _kept(producer, source)
     if kept is None:
-        if any(user != position for user in uses.readers(x.buffer)) or source.op == "leaf":
+        if source.op == "leaf" or (not twice and any(user != position for user in uses.readers(x.buffer))):
             return
         kept = Tensor(source.dtype, producer.shape, Buffer(BufferKind.SCRATCH, made[0][1].size * source.dtype.itemsize))
     placed = [_placed(y, x, producer.shape) for y in (kept, *single.values())]
@@ -100,6 +101,46 @@ def _narrow_operand(steps: list[Step], uses: Uses[int], position: int, number: i
     nodes = tuple(dict.fromkeys((*producer.nodes, *step.nodes))) if source.op == "leaf" else step.nodes
     changed = replace(step, nodes=nodes, operands=tuple(operands), conversions=tuple(conversions))
     _change(steps, uses, position, changed)
+
+
+def narrow_inputs(steps: Sequence[Step]) -> list[Step]:
+    """The steps that read what is stored narrow for a product, in place of the wide value that is made of it."""
+    result = list(steps)
+    uses = Uses(enumerate(steps))
+    for position, step in enumerate(steps):
+        if type(step) in (Map, Contract, Convolve):
+            assert isinstance(step, Map)
+            for leaf, x in step.inputs:
+                changed = _with_narrow_input(result, uses, result[position], leaf, x)
+                if changed is not None:
+                    _change(result, uses, position, changed)
+    return live(result)
+
+
+def _with_narrow_input(steps: list[Step], uses: Uses[int], step: Step, leaf: Scalar, x: Tensor) -> Map | None:
+    """The step with what x is made of in its place; None where that is not in memory, or no narrower."""
+    writers = uses.writers(x.buffer)
+    producer = steps[writers[0]] if len(writers) == 1 else None
+    if x.buffer.kind is not BufferKind.SCRATCH or not isinstance(producer, Map) or not isinstance(step, Map):
+        return None
+    made = [(value, y) for value, y in producer.outputs if y.buffer is x.buffer and y.dtype is x.dtype]
+    if len(made) != 1 or not dense(made[0][1]) or made[0][1].shape != producer.shape:
+        return None
+    single = {old: y for old, y in producer.inputs if _has_one_axis(y, producer.shape)}
+    source = _source(made[0][0], single)
+    kept = None if source is None or source.op == "leaf" else _kept(producer, source)
+    if source is None or kept is None:
+        return None
+    leaves = {old: Scalar(old.dtype, "leaf") for old in (source, *single)}
+    inputs = list(step.inputs)
+    for old, y in ((source, kept), *single.items()):
+        placed = _placed(y, x, producer.shape)
+        if placed is None or any(writer > writers[0] for writer in uses.writers(y.buffer)):
+            return None
+        inputs.append((leaves[old], placed))
+    changed = Substitution({leaf: Substitution(leaves)(stored(made[0][0]))})
+    outputs = tuple((changed(value), y) for value, y in step.outputs)
+    return replace(step, inputs=used_inputs(inputs, [value for value, _ in outputs]), outputs=outputs)
 
 
 def _change(steps: list[Step], uses: Uses[int], position: int, step: Step) -> None:

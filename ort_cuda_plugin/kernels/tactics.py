@@ -12,7 +12,7 @@ from ..program.symbolic import hint
 from ..program.trace import Launch
 from .attend import attention_tactics
 from .attend_matrices import fits_matrices
-from .contract import is_one_row, is_small, product_tactics
+from .contract import integer_product_kind, is_one_row, is_small, product_tactics
 from .convolve import convolution_tactics
 from .image_order import matrix_convolution_kind
 from .library_attention import attention_form
@@ -121,14 +121,24 @@ def parts_of(ctx: Lowering, step: Attend) -> Iterator[Map]:
 def described(ctx: Lowering, step: Sums) -> str:
     """In words, which kernel of ours the step gets and why."""
     name, why = step.tactic.name or own_tactics(ctx, step)[0], step.tactic.why or by_rules(ctx)
-    return f"{name}{_of_integers(ctx, step, name)}: {why}"
+    return f"{name}{_operands(ctx, step, name)}: {why}"
 
 
-def _of_integers(ctx: Lowering, step: Sums, name: str) -> str:
-    """What the kernel of that name multiplies, where that is the codes of dequantised operands."""
-    if isinstance(step, Convolve) and name in matrix_convolution_tactics(ctx, step):
-        return ", bytes as they are stored, exact sums" if matrix_convolution_kind(ctx, step) in INTEGERS else ""
-    return ""
+def is_of_integers(ctx: Lowering, step: Sums) -> bool:
+    """Whether a kernel of ours multiplies the codes of dequantised operands on tensor cores."""
+    if isinstance(step, Convolve):
+        return matrix_convolution_kind(ctx, step) in INTEGERS
+    return isinstance(step, Contract) and bool(integer_product_kind(ctx, step))
+
+
+def _operands(ctx: Lowering, step: Sums, name: str) -> str:
+    """What the kernel of that name multiplies, where that is codes."""
+    if not is_of_integers(ctx, step):
+        return ""
+    ways = matrix_convolution_tactics(ctx, step) if isinstance(step, Convolve) else {}
+    if isinstance(step, Contract):
+        ways = product_tactics(ctx, step)
+    return ", bytes as they are stored, exact sums" if name in ways and ways[name].tile is not None else ""
 
 
 def explain(ctx: Lowering, step: Sums) -> None:

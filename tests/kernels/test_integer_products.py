@@ -102,7 +102,7 @@ CONVOLUTIONS = [
     pytest.param((2, 48, 9, 9), (33, 48, 1, 1), {"strides": [2, 3]}, GPU, "", id="with steps"),
     pytest.param((1, 96, 8, 9), (60, 32, 3, 2), {"group": 3, "pads": [0, 1, 2, 0]}, GPU, "", id="groups"),
     pytest.param((1, 64, 30), (24, 64, 5), {"dilations": [3], "pads": [4, 7]}, GPU, "", id="lines"),
-    pytest.param((1, 128, 5, 6), (24, 128, 3, 3), {}, GPU, "split_", id="in parts of k"),
+    pytest.param((1, 256, 5, 6), (24, 256, 3, 3), {}, GPU, "split_", id="in parts of k"),
     pytest.param((3, 80, 8, 9), (70, 80, 3, 3), {"pads": [1] * 4}, SMALL_GPU, "", id="large tiles"),
 ]
 
@@ -130,26 +130,28 @@ def test_convolutions_of_dequantised_bytes(
     checked(m.proto({"x": x}, [code, y]), {"x": x}, rf"conv[0-3]d_mma_{split}.*_{dtype[0]}8$", device)
 
 
-def block(m: Model, x: str, width: int, seed: int) -> str:
-    """Three convolutions and what they are added to, as quantised residual networks have them."""
+def block(m: Model, x: str, width: int, seed: int, shared: bool) -> str:
+    """Three convolutions and what they are added to: a float, or codes that the first one shares."""
     w = [
         codes(shape, "int8", seed + i) for i, shape in enumerate(((16, width, 1, 1), (16, 16, 3, 3), (width, 16, 1, 1)))
     ]
     y = x
     for number, one in enumerate(w):
         _, given = m.quantized(y, 0.02, np.uint8(0))
+        x = given if shared and number == 0 else x
         pads = {"pads": [one.shape[2] // 2] * 4}
         y = m.node("Conv", given, m.weights(one, 0, seed), m.constant(np.ones(one.shape[0], np.float32)), **pads)
         y = m.node("Relu", y) if number < 2 else y
     return m.node("Relu", m.node("Add", y, x))
 
 
-def test_tensors_between_convolutions_are_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_tensors_between_convolutions_are_bytes(monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
     """Nothing but kernels of convolutions, and of what comes before the first and after the last."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
     m = Model()
     x = np.random.default_rng(0).normal(1, 1, (2, 64, 6, 7)).astype(np.float32)
-    y = m.node("GlobalAveragePool", block(m, block(m, "x", 64, 10), 64, 20))
+    y = m.node("GlobalAveragePool", block(m, block(m, "x", 64, 10, shared), 64, 20, shared))
     model = m.proto({"x": x}, [y])
     (actual,) = run_model(model, [x])
     (expected,) = by_onnx_runtime(model, {"x": x})
@@ -164,6 +166,8 @@ def test_tensors_between_convolutions_are_bytes(monkeypatch: pytest.MonkeyPatch)
     assert len(convolutions) == 6
     assert all("u8[" in line.split("<-")[1] and "i8[" in line.split("<-")[1] for line in convolutions), rest
     assert "bytes as they are stored, exact sums" in rest
+    # Of the first block's result there are only codes, which the second one adds as well.
+    assert sum("f32[" in line.split("<-")[0] for line in convolutions) == (1 if shared else 2), rest
 
 
 def test_weights_of_uint8_are_int8_without_their_zero_point(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,3 +217,61 @@ def test_conv_integer_and_qlinear_conv_are_exact(monkeypatch: pytest.MonkeyPatch
     expected = by_onnx_runtime(model, inputs)
     np.testing.assert_array_equal(actual[0], expected[0])
     is_near(actual[1], expected[1])
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize(
+    ("a", "b", "device", "split"),
+    [
+        pytest.param((40, 96), (96, 75), GPU, "", id="one matrix"),
+        pytest.param((2, 3, 9, 64), (64, 33), GPU, "", id="batches"),
+        pytest.param((20, 2064), (2064, 72), GPU, "split_", id="in parts of k"),
+        pytest.param((136, 80), (80, 72), SMALL_GPU, "", id="large tiles"),
+    ],
+)
+def test_products_of_dequantised_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+    a: tuple[int, ...],
+    b: tuple[int, ...],
+    device: DeviceProperties,
+    split: str,
+    dtype: str,
+) -> None:
+    """With a bias, and a scale for each column; codes as the result, and floats."""
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: device)
+    m = Model()
+    x = codes(a, dtype, 1)
+    zero = np.array(-5 if dtype == "int8" else 131, dtype)
+    given = m.node("DequantizeLinear", "x", m.constant(np.float32(0.03)), m.constant(zero))
+    bias = m.constant(np.random.default_rng(3).normal(0, 1, b[1]).astype(np.float32))
+    y = m.node("Add", bias, m.node("MatMul", given, m.weights(codes(b, "int8", 2), 1)))
+    code, _ = m.quantized(y, 0.2, np.array(3, dtype))
+    checked(m.proto({"x": x}, [code, y]), {"x": x}, rf"matmul_mma_{split}.*{dtype[0]}8(_i8)?$", device)
+
+
+def test_gemm_with_transposed_weights_and_qlinear_matmul(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    m = Model()
+    x, w = codes((24, 32), "uint8", 1), codes((40, 32), "int8", 2)
+    scale, zero = m.constant(np.float32(0.03)), m.constant(np.uint8(100))
+    given = m.node("DequantizeLinear", "x", scale, zero)
+    y = m.node("Gemm", given, m.weights(w, 0), m.constant(np.arange(40, dtype=np.float32)), transB=1)
+    known = m.constant(np.ascontiguousarray(w.T)), m.constant(np.float32(0.01)), m.constant(np.int8(0))
+    code = m.node("QLinearMatMul", "x", scale, zero, *known, m.constant(np.float32(0.5)), m.constant(np.uint8(90)))
+    checked(m.proto({"x": x}, [y, code]), {"x": x}, r"matmul_mma_.*u8_i8$", GPU)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 24])
+def test_matmul_integer_with_a_zero_point_of_the_run(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Few rows have the kernel that reads weights once."""
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    m = Model()
+    inputs = {"x": codes((rows, 64), "uint8", 1), "zero": np.asarray(np.uint8(99))}
+    total = m.node("MatMulInteger", "x", m.constant(codes((64, 40), "int8", 2)), "zero", m.constant(np.int8(0)))
+    y = m.node("Mul", m.node("Cast", total, to=1), m.constant(np.float32(0.01)))
+    model = m.proto(inputs, [total, y])
+    names = [spec.name for spec in kernels(model)]
+    assert any(re.match(r"matmul_mma_.*u8_i8$", name) for name in names) == (rows > 4), names
+    actual = run_model(model, list(inputs.values()), dynamic=True)
+    for one, expected in zip(actual, by_onnx_runtime(model, inputs), strict=True):
+        np.testing.assert_array_equal(one, expected)
