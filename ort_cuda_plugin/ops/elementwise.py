@@ -91,7 +91,7 @@ def aligned(ctx: Lowering, a: Tensor, b: Tensor, axis: int | None, broadcast: in
     for dim, wanted in zip(b.shape, a.shape[start:], strict=False):
         fits = logical_or(eq(dim, wanted), eq(dim, 1)) if broadcast else eq(dim, wanted)
         ctx.require(fits, "the second input does not broadcast to the first")
-    return unsqueeze(ctx, b, range(start + b.rank, a.rank))
+    return unsqueeze(ctx, b, range(b.rank, a.rank - start))
 
 
 def binary(name: str, since: int, fn: Callable[[Scalar, Scalar], Scalar], types: frozenset[DType]) -> None:

@@ -39,14 +39,14 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_work_has_the_steps_of_a_gpu_and_survives_json(model: Path) -> None:
-    work = gather.work_of_model(gather.optimised(model), {"x": (64, 256)})
+    work = gather.work_of_model(gather.optimised(model), {"x": (4096, 256)})
     product, softmax = work.steps
     assert isinstance(product, LibraryStep)
     assert isinstance(softmax, KernelStep)
-    assert product.sizes[:3] == (64, 512, 256)
+    assert product.sizes[:3] == (4096, 512, 256)
     assert {"BIAS", "RELU", "TF32"} <= product.flags
-    assert [access.nbytes for access in product.writes] == [64 * 512 * 4]
-    assert sorted(access.nbytes for access in product.reads) == [512 * 4, 64 * 256 * 4, 256 * 512 * 4]
+    assert [access.nbytes for access in product.writes] == [4096 * 512 * 4]
+    assert sorted(access.nbytes for access in product.reads) == [512 * 4, 256 * 512 * 4, 4096 * 256 * 4]
     assert from_json(to_json(work)) == work
 
 
