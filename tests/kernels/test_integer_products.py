@@ -50,6 +50,13 @@ class Model:
         given = [self.constant(x) for x in (w, scales, zeros)]
         return self.node("DequantizeLinear", *given, axis=axis)
 
+    def operands(self, shape: Sequence[int], dtype: str, columns: int) -> tuple[Array, str, str]:
+        """Codes for the input x, what they stand for, and a bias for so many columns."""
+        zero = np.array(-5 if dtype == "int8" else 131, dtype)
+        given = self.node("DequantizeLinear", "x", self.constant(np.float32(0.03)), self.constant(zero))
+        bias = self.constant(np.random.default_rng(3).normal(0, 1, columns).astype(np.float32))
+        return codes(shape, dtype, 1), given, bias
+
     def quantized(self, x: str, scale: float, zero: Any) -> tuple[str, str]:
         """The codes, and what they stand for."""
         given = self.constant(np.float32(scale)), self.constant(zero)
@@ -121,10 +128,7 @@ def test_convolutions_of_dequantised_bytes(
     """With a bias, Relu and codes as the result; the padding is the zero point, and weights have one a channel."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: device)
     m = Model()
-    x = codes(image, dtype, 1)
-    zero = np.array(-5 if dtype == "int8" else 131, dtype)
-    given = m.node("DequantizeLinear", "x", m.constant(np.float32(0.03)), m.constant(zero))
-    bias = m.constant(np.random.default_rng(3).normal(0, 1, weights[0]).astype(np.float32))
+    x, given, bias = m.operands(image, dtype, weights[0])
     y = m.node("Relu", m.node("Conv", given, m.weights(codes(weights, "int8", 2), 0), bias, **attributes))
     code, _ = m.quantized(y, 0.05, np.array(3, dtype))
     checked(m.proto({"x": x}, [code, y]), {"x": x}, rf"conv[0-3]d_mma_{split}.*_{dtype[0]}8$", device)
@@ -240,10 +244,7 @@ def test_products_of_dequantised_bytes(
     """With a bias, and a scale for each column; codes as the result, and floats."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: device)
     m = Model()
-    x = codes(a, dtype, 1)
-    zero = np.array(-5 if dtype == "int8" else 131, dtype)
-    given = m.node("DequantizeLinear", "x", m.constant(np.float32(0.03)), m.constant(zero))
-    bias = m.constant(np.random.default_rng(3).normal(0, 1, b[1]).astype(np.float32))
+    x, given, bias = m.operands(a, dtype, b[1])
     y = m.node("Add", bias, m.node("MatMul", given, m.weights(codes(b, "int8", 2), 1)))
     code, _ = m.quantized(y, 0.2, np.array(3, dtype))
     checked(m.proto({"x": x}, [code, y]), {"x": x}, rf"matmul_mma_{split}.*{dtype[0]}8(_i8)?$", device)
