@@ -145,7 +145,7 @@ def measure(path: Path, emulate: bool, arguments: argparse.Namespace, console: C
         else:
             try:
                 expected = cpu.run(names, feeds)
-            except Exception as error:  # the README has cases that the CPU provider alone refuses
+            except Exception as error:  # docs/differences.md has cases that it alone refuses
                 text = f"CPUExecutionProvider, beside which it is compared: {with_hint(error, path, arguments)}"
                 raise UserError(ExitCode.MODEL_FAILED, f"{arguments.model}: {text}") from error
             begun = time.perf_counter()
