@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from ..program.elementwise import copy_into
 from ..program.lowering import Lowering
 from ..program.steps import Attend, Contract, Convolve, Map, Sums, Tactic
 from ..program.trace import LibraryCall, Step
@@ -99,9 +100,10 @@ def _is_called(ctx: Lowering, step: Step) -> bool:
     if step.tactic.name in ("", LIBRARY):
         if _is_depthwise(ctx, step):
             assert isinstance(step, Convolve)
-            step, moves = with_channels_last_result(ctx, step)
-            launch_depthwise(ctx, step)
-            ctx.trace.steps += moves
+            placed = with_channels_last_result(ctx, step)
+            launch_depthwise(ctx, placed)
+            if placed is not step:
+                copy_into(ctx, step.outputs[0][1], placed.outputs[0][1])
             return True
         if _call(ctx, step):
             for call in ctx.trace.steps:

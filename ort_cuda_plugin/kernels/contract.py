@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ..model.ir import DType
-from ..program.elementwise import copy_of
+from ..program.elementwise import rearranged
 from ..program.lowering import DeviceProperties, Lowering, Tensor
 from ..program.shapes import broadcast_strides, collapse
 from ..program.steps import Contract
@@ -270,8 +270,7 @@ def _has_weights_along_n(call: Folded, kind: str) -> bool:
 
 def _along_k(ctx: Lowering, call: Folded) -> Folded:
     """The product with its weights along k: a copy, which the device makes once."""
-    turned = permute(ctx, call.b, (1, 0))
-    copy = copy_of(ctx, turned) if ctx.options.fusion else ctx.contiguous(turned)
+    copy = rearranged(ctx, permute(ctx, call.b, (1, 0)))
     return replace(call, b=permute(ctx, copy, (1, 0)))
 
 

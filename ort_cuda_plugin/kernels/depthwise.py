@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ..model.ir import DType
 from ..program import scalar as s
-from ..program.elementwise import copy_of
+from ..program.elementwise import rearranged
 from ..program.lowering import Lowering, Tensor
 from ..program.scalar import Scalar
 from ..program.shapes import broadcast_strides
@@ -101,9 +101,7 @@ def launch_depthwise(ctx: Lowering, step: Convolve) -> None:
     """Launches our kernel for such a convolution and what follows it."""
     x, w = step.operands
     out = step.outputs[0][1]
-    turned = permute(ctx, w, (*range(1, w.rank), 0))
-    # Weights are turned once; see `library_calls`.
-    weights = turned if turned.is_contiguous else copy_of(ctx, turned) if ctx.options.fusion else ctx.contiguous(turned)
+    weights = rearranged(ctx, permute(ctx, w, (*range(1, w.rank), 0)))
     inputs = [(leaf, ctx.materialize(y)) for leaf, y in step.inputs]
     moved = [y for y in (x, out, *(y for _, y in inputs)) if y.size != 1]
     vectors = [strides for strides in (broadcast_strides(y, step.shape) for y in moved) if strides[1] == 1]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ..model.ir import DType
-from ..program.elementwise import copy_of
+from ..program.elementwise import rearranged
 from ..program.lowering import Lowering, Tensor
 from ..program.passes.paths import exact_quotient
 from ..program.passes.place import Copy, with_view
@@ -126,14 +126,12 @@ def _channels_first(ctx: Lowering, memory: Tensor) -> Tensor:
     return permute(ctx, memory, (0, memory.rank - 1, *range(1, memory.rank - 1)))
 
 
-def with_channels_last_result(ctx: Lowering, step: Convolve) -> tuple[Convolve, list[Map]]:
-    """The step with its one result in memory with channels last, and the map that then moves it to its place."""
+def with_channels_last_result(ctx: Lowering, step: Convolve) -> Convolve:
+    """The step itself where its one result has channels last; else with another result that has them."""
     value, out = step.outputs[0]
     if place_stride(out) is not None:
-        return step, []
-    moved, leaf = empty_channels_last(ctx, out.shape, out.dtype), Scalar(out.dtype, "leaf")
-    rest = Map(step.nodes, out.shape, ((leaf, moved),), ((leaf, out),))
-    return replace(step, outputs=((value, moved),)), [rest]
+        return step
+    return replace(step, outputs=((value, empty_channels_last(ctx, out.shape, out.dtype)),))
 
 
 def channels_last_weights(ctx: Lowering, w: Tensor, channels: Dim, groups: int) -> Tensor:
@@ -147,9 +145,7 @@ def channels_last_weights(ctx: Lowering, w: Tensor, channels: Dim, groups: int) 
             w.dtype,
             lambda maps, c: maps.source(w).at([c[0], c[-1], *c[1:-1]], c[-1] < maps.dim(w.shape[1])),
         )
-    moved = permute(ctx, w, axes)
-    # What the device computes of weights is computed once, unless each step of a program stays as it is.
-    return moved if moved.is_contiguous else copy_of(ctx, moved) if ctx.options.fusion else ctx.contiguous(moved)
+    return rearranged(ctx, permute(ctx, w, axes))
 
 
 def order_images(ctx: Lowering, steps: Sequence[Step]) -> list[Step]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ..program.elementwise import copy_of
+from ..program.elementwise import rearranged
 from ..program.lowering import Lowering, Tensor
 from ..program.passes.uses import Uses
 from ..program.steps import Convolve
@@ -93,8 +93,7 @@ def _in_parts(ctx: Lowering, first: Convolve, second: Convolve, count: int) -> I
     weights = second.operands[1]
     if ctx.options.fusion:  # all parts share what is turned once
         last = weights.rank - 1
-        turned = permute(ctx, weights, (*range(1, weights.rank), 0))
-        turned = turned if turned.is_contiguous else copy_of(ctx, turned)
+        turned = rearranged(ctx, permute(ctx, weights, (*range(1, weights.rank), 0)))
         weights = permute(ctx, turned, (last, *range(last)))
     made, ctx.trace.steps = ctx.trace.steps, recorded
     yield from made

@@ -22,7 +22,16 @@ from ort_cuda_plugin.program.tensor import Tensor
 if TYPE_CHECKING:
     from ort_cuda_plugin.program.lowering import Lowering
 
-__all__ = ["copy_into", "copy_of", "elementwise", "elementwise_into", "full", "leaves_of", "loadable"]
+__all__ = [
+    "copy_into",
+    "copy_of",
+    "elementwise",
+    "elementwise_into",
+    "full",
+    "leaves_of",
+    "loadable",
+    "rearranged",
+]
 
 
 def elementwise(ctx: Lowering, fn: Callable[..., Scalar], *tensors: Tensor) -> Tensor:
@@ -72,6 +81,14 @@ def copy_of(ctx: Lowering, x: Tensor) -> Tensor:
     result = ctx.empty(x.shape, x.dtype)
     copy_into(ctx, result, x)
     return result
+
+
+def rearranged(ctx: Lowering, weights: Tensor) -> Tensor:
+    """Weights as they are where they are contiguous, else a copy, which the device makes once.
+
+    Without fusion each step of a program stays as it is, and the copy is made on the host.
+    """
+    return copy_of(ctx, weights) if ctx.options.fusion and not weights.is_contiguous else ctx.contiguous(weights)
 
 
 def full(ctx: Lowering, shape: Sequence[Dim], value: int | float | bool, dtype: DType) -> Tensor:
