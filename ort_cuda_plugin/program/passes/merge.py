@@ -6,15 +6,16 @@ import operator
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from ...model.recipes import Recipe
-from ..scalar import Scalar
-from ..shapes import broadcast_strides
-from ..steps import Contract, Input, Map, dense
+from ..steps import Contract, dense
 from ..symbolic import Dim
 from ..tensor import Buffer, BufferKind, Tensor, contiguous_strides
 from ..trace import Step
+from .alike import joined_constant, joined_inputs, same_leaves
 from .place import Copy, with_view
 from .uses import Uses
+
+COLUMNS = -1
+"""The axis along which the results of products lie side by side."""
 
 
 def merge(steps: Sequence[Step]) -> list[Step]:
@@ -29,7 +30,7 @@ def merge(steps: Sequence[Step]) -> list[Step]:
     for positions in groups.values():
         while len(positions) > 1:
             first, *others = positions
-            alike = [first, *(other for other in others if _leaves(result[first], result[other]) is not None)]
+            alike = [first, *(other for other in others if _are_alike(result[first], result[other]))]
             positions = [position for position in positions if position not in alike]
             if len(alike) > 1 and _merge(result, alike, uses):
                 gone.update(alike[1:])
@@ -42,6 +43,12 @@ def _is_mergeable(step: Contract) -> bool:
         return False
     y = step.outputs[0][1]
     return dense(y) and y.buffer.kind is BufferKind.SCRATCH and isinstance(step.shape[-1], int)
+
+
+def _are_alike(step: Step, other: Step) -> bool:
+    assert isinstance(step, Contract)
+    assert isinstance(other, Contract)
+    return same_leaves(step, other, COLUMNS) is not None
 
 
 def _operand_key(step: Contract) -> Hashable:
@@ -74,12 +81,12 @@ def _merge(steps: list[Step], positions: Sequence[int], uses: Uses[int]) -> bool
             if viewed is None:
                 return False
             changed[user] = viewed
-    inputs = _joined_inputs(first, others, shape)
+    inputs = joined_inputs(first, others, COLUMNS, shape)
     merged = replace(
         first,
         nodes=tuple(dict.fromkeys(node for step in products for node in step.nodes)),
         shape=shape,
-        operands=(first.a, _joined([step.b for step in products], axis=1)),
+        operands=(first.a, joined_constant([step.b for step in products], axis=1)),
         inputs=inputs,
         outputs=((first.outputs[0][0], joined),),
     )
@@ -92,79 +99,3 @@ def _merge(steps: list[Step], positions: Sequence[int], uses: Uses[int]) -> bool
         uses.enter(user, new)
         steps[user] = new
     return True
-
-
-def _leaves(step: Step, other: Step) -> dict[Scalar, Scalar] | None:
-    """The leaves of ``other`` for those of ``step`` where both do the same with their sums, else None.
-
-    What they read beside the sums is the same for all columns and for both, or constant and different along columns.
-    """
-    assert isinstance(step, Contract)
-    assert isinstance(other, Contract)
-    if step.shape[:-1] != other.shape[:-1]:
-        return None
-    pairs: dict[Scalar, Scalar] = {}
-    stack = [(step.outputs[0][0], other.outputs[0][0])]
-    while stack:
-        one, two = stack.pop()
-        if one in pairs:
-            if pairs[one] is not two:
-                return None
-            continue
-        if (one.op, one.dtype, one.value, len(one.operands)) != (two.op, two.dtype, two.value, len(two.operands)):
-            return None
-        if (one is step.total) != (two is other.total):
-            return None
-        pairs[one] = two
-        stack += zip(one.operands, two.operands, strict=True)
-    theirs = dict(other.inputs)
-    for leaf, x in step.inputs:
-        y_leaf = pairs.get(leaf)
-        if y_leaf is None or y_leaf not in theirs or not _are_alike(step, x, other, theirs[y_leaf]):
-            return None
-    return pairs
-
-
-def _are_alike(step: Contract, x: Tensor, other: Contract, y: Tensor) -> bool:
-    if x.dtype is not y.dtype:
-        return False
-    if _is_row_of_constants(step, x):
-        return _is_row_of_constants(other, y)
-    strides = broadcast_strides(x, step.shape)
-    same = x.buffer is y.buffer and x.offset == y.offset and strides == broadcast_strides(y, other.shape)
-    return same and strides[-1] == 0
-
-
-def _is_row_of_constants(step: Contract, x: Tensor) -> bool:
-    """Whether x is constant and has an element for each column, the same in all rows."""
-    strides = broadcast_strides(x, step.shape)
-    return x.is_constant and strides[-1] == 1 and all(stride == 0 for stride in strides[:-1])
-
-
-def _joined_inputs(first: Contract, others: Sequence[Contract], shape: tuple[Dim, ...]) -> tuple[Input, ...]:
-    matches = [(other, _leaves(first, other), dict(other.inputs)) for other in others]
-    inputs: list[Input] = []
-    for leaf, x in first.inputs:
-        if _is_row_of_constants(first, x):
-            rows = [_row(first, x)]
-            for other, pairs, theirs in matches:
-                assert pairs is not None
-                rows.append(_row(other, theirs[pairs[leaf]]))
-            x = _joined(rows, axis=0)
-        else:
-            x = Tensor(x.dtype, shape, x.buffer, strides=broadcast_strides(x, first.shape), offset=x.offset)
-        inputs.append((leaf, x))
-    return tuple(inputs)
-
-
-def _row(step: Map, x: Tensor) -> Tensor:
-    return Tensor(x.dtype, step.shape[-1:], x.buffer, strides=(1,), offset=x.offset)
-
-
-def _joined(tensors: Sequence[Tensor], axis: int) -> Tensor:
-    """A constant of the contents of constants, one after the other along ``axis``; read when a plan needs it."""
-    shape = list(tensors[0].static_shape)
-    shape[axis] = sum(x.static_shape[axis] for x in tensors)
-    recipe = Recipe("join", tuple(x.constant_view() for x in tensors), (axis,))
-    constant = recipe.constant(tensors[0].dtype, tuple(shape))
-    return Tensor(constant.dtype, constant.shape, Buffer(BufferKind.WEIGHT, constant.nbytes, data=constant))
