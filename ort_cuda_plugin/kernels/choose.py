@@ -25,6 +25,7 @@ from .image_parts import images_in_parts
 from .library_attention import call_cudnn_attention
 from .library_calls import call_cublaslt, call_cudnn
 from .matrix_conv import launch_matrix_convolution, matrix_convolution_tactics
+from .merged_convolutions import merge_convolutions
 from .tactics import LIBRARY, PARTS, Tuner, by_rules, explain, is_parted, parts_of, ruled, tactics
 
 AnyStep = TypeVar("AnyStep", bound=Step)
@@ -39,7 +40,7 @@ def choose(ctx: Lowering, steps: Sequence[Step], tuner: Tuner | None = None) -> 
     recorded, nodes = ctx.trace.steps, ctx.nodes
     chosen: list[Step] = []
     joined = [one for step in _parted(ctx, steps, tuner) for one in _joined(ctx, step)]
-    for step in images_in_parts(ctx, order_images(ctx, joined)):
+    for step in merge_convolutions(ctx, images_in_parts(ctx, order_images(ctx, joined))):
         ctx.trace.steps, ctx.nodes = [], step.nodes
         tuned = _tuned(ctx, step, tuner)
         if not _is_called(ctx, tuned):

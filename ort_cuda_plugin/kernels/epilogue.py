@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from ..model.ir import DType
 from ..program.lowering import Lowering
 from ..program.scalar import Scalar
 from ..program.shapes import broadcast_strides, collapse
-from ..program.steps import Map
+from ..program.steps import Convolve, Map
 from ..program.symbolic import Dim, product
 from .codegen import Emitter, KernelBuilder, Parameters, load_text, offset_text, register_type
 from .layout import coordinates, extent, index_type
@@ -66,7 +67,8 @@ def make_epilogue(
 ) -> tuple[Epilogue, Parameters]:
     """The epilogue of a step whose sums are ``total``, and its parameters, which come after those of the kernel itself.
 
-    ``outer`` and ``last`` are all dimensions of the step, in order.
+    ``outer`` and ``last`` are all dimensions of the step, in order. Where outputs have parts of the channels, ``last``
+    is the axis of channels.
     """
     emit = Emitter(PREFIX, indent=0)
     builder = KernelBuilder(PREFIX, emit)
@@ -78,6 +80,13 @@ def make_epilogue(
     emit.suffix = ROW
     for axes in outer:
         count_along(ctx, builder, step, axes, placed, terms, ROW if axes.name == "row" else "")
+    conditions = [""] * len(tensors)
+    if isinstance(step, Convolve) and step.parts:
+        for number, part in enumerate(step.parts, len(loaded)):
+            first, end = (builder.integer(channel, DType.INT32) for channel in (part.start, part.stop))
+            (axis,) = last.dims
+            terms[number].append((builder.integer(-part.start * placed[number][axis]), "1"))
+            conditions[number] = f"if {first} <= {last.name}{MARK} < {end}: "
     bases = [emit.assign(offset_text(mine)) if mine else "0" for mine in terms]
     along: list[Terms] = [[] for _ in tensors]
     with emit.detached() as counting:
@@ -106,10 +115,9 @@ def make_epilogue(
             emit.bind(leaf, emit.assign(load_text(pointer, place, x.dtype)))
     emit.bind(total, f"total{MARK}{ROW}")
     stores = []
-    for (expression, _), pointer, place in zip(
-        step.outputs, pointers[len(loaded) :], places[len(loaded) :], strict=True
-    ):
-        stores.append(f"{pointer}[{place}] = {emit.assign(emit.memory_form(expression))}")
+    written = zip(pointers, places, conditions, strict=True)
+    for (expression, _), (pointer, place, condition) in zip(step.outputs, list(written)[len(loaded) :], strict=True):
+        stores.append(f"{condition}{pointer}[{place}] = {emit.assign(emit.memory_form(expression))}")
     element_lines = emit.taken()
     return Epilogue(tuple(row_lines), tuple(element_lines), tuple(stores), tuple(column_lines)), builder
 

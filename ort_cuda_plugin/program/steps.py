@@ -202,6 +202,8 @@ class Convolve(Sums):
     groups: int = field(default=1, kw_only=True)
     transposed: bool = field(default=False, kw_only=True)
     channel_axes: int = field(default=1, kw_only=True)
+    parts: tuple[range, ...] = field(default=(), kw_only=True)
+    """The channels of the sums that each output has, where it does not have all of them."""
 
     @property
     def channels(self) -> range:

@@ -82,7 +82,7 @@ class _Placement:
             if step is not None and user > position and source in step.writes:
                 return False
         for user in self.uses.writers(target):
-            written = _written(self.steps[user], target)
+            written = written_views(self.steps[user], target)
             if user == position:
                 written.remove(copy.target)
             elif not written:
@@ -92,7 +92,7 @@ class _Placement:
         return True
 
 
-def _written(step: Step | None, buffer: Buffer) -> list[Tensor]:
+def written_views(step: Step | None, buffer: Buffer) -> list[Tensor]:
     """Where in a buffer a step writes, as far as it says so."""
     if isinstance(step, Map):
         return [y for _, y in step.all_outputs if y.buffer is buffer]
