@@ -16,33 +16,94 @@ from ..program.passes.alike import joined_constant, joined_inputs, same_leaves
 from ..program.passes.place import are_apart, written_views
 from ..program.passes.uses import Uses
 from ..program.steps import Convolve, Tactic, joined_nodes
+from ..program.symbolic import Dim, ceildiv, le, product
 from ..program.trace import ReadBack, Step
+from .contract import ProductTactic
 from .image_order import matrix_convolution_kind, place_stride
-from .matrix_conv import is_small_convolution, matrix_convolution_tactics
+from .library_form import holds
+from .matrix_conv import launch_matrix_convolution
+from .matrix_product import TEAMS, team_blocks, team_tile
+from .tactics import explain
+from .tiles import Tile
 
 __all__ = ["merge_convolutions"]
 
 CHANNELS = 1
 """The axis along which results lie side by side."""
-WHY = "several convolutions of one image, done when a library begins"
 
 
 def merge_convolutions(ctx: Lowering, steps: Iterable[Step]) -> list[Step]:
-    """The steps with one convolution in place of those of one image that a kernel of ours computes together.
+    """The steps with one kernel in place of convolutions of one image that it computes in less time.
 
     They are what tensor cores multiply, and all of them are small together. Guards join the trace's.
     """
-    result: list[Step | None] = list(steps)
-    groups: dict[Hashable, list[int]] = {}
-    for position, step in enumerate(result):
-        if isinstance(step, Convolve) and _is_mergeable(ctx, step):
-            groups.setdefault(_operand_key(step), []).append(position)
-    uses = Uses((position, step) for position, step in enumerate(result) if step is not None)
-    for positions in groups.values():
-        left = positions
-        while left:
-            left = _merge_first(ctx, result, uses, left)
-    return [step for step in result if step is not None]
+    return _Merger(ctx, list(steps)).run()
+
+
+class _Merger:
+    def __init__(self, ctx: Lowering, steps: list[Step]) -> None:
+        self.ctx = ctx
+        self.steps: list[Step | None] = [*steps]
+        self.uses = Uses(enumerate(steps))
+        self.made: dict[int, list[Step]] = {}
+        """What comes in place of the first of convolutions that are merged."""
+
+    def run(self) -> list[Step]:
+        groups: dict[Hashable, list[int]] = {}
+        for position, step in enumerate(self.steps):
+            if isinstance(step, Convolve) and _is_mergeable(self.ctx, step):
+                groups.setdefault(_operand_key(step), []).append(position)
+        for positions in groups.values():
+            left = positions
+            while len(left) > 1:
+                left = self._merge_first(left)
+        result: list[Step] = []
+        for position, step in enumerate(self.steps):
+            result += self.made.get(position, [] if step is None else [step])
+        return result
+
+    def _merge_first(self, positions: Sequence[int]) -> list[int]:
+        """Merges the first convolution with as many others as it may; gives the positions of those that are left."""
+        start, *others = positions
+        parts = [self._convolution(start)]
+        taken = [start]
+        for position in others:
+            other = self._convolution(position)
+            if same_leaves(parts[0], other, CHANNELS) is None or not self._may_begin(other, start, position):
+                continue
+            if _tile(self.ctx, [*parts, other]) is not None:
+                parts.append(other)
+                taken.append(position)
+        launched = _launched(self.ctx, parts) if len(parts) > 1 else None
+        if launched is not None:
+            self.made[start] = launched
+            for position in taken:
+                self.steps[position] = None
+        return [position for position in others if position not in taken]
+
+    def _convolution(self, position: int) -> Convolve:
+        step = self.steps[position]
+        assert isinstance(step, Convolve)
+        return step
+
+    def _may_begin(self, step: Convolve, start: int, position: int) -> bool:
+        """Whether a step may be where ``start`` is: what it reads is there, and nobody needs what was in its place."""
+
+        def between(users: Sequence[int]) -> list[int]:
+            return [user for user in users if start <= user < position]
+
+        if any(isinstance(other, ReadBack) for other in self.steps[start:position]):
+            return False
+        if any(between(self.uses.writers(buffer)) for buffer in step.reads):
+            return False
+        for _, target in step.outputs:
+            if between(self.uses.readers(target.buffer)):
+                return False
+            for writer in between(self.uses.writers(target.buffer)):
+                written = written_views(self.steps[writer], target.buffer)
+                if self.steps[writer] is not None and not (written and all(are_apart(y, target) for y in written)):
+                    return False
+        return True
 
 
 def _is_mergeable(ctx: Lowering, step: Convolve) -> bool:
@@ -63,53 +124,42 @@ def _operand_key(step: Convolve) -> Hashable:
     return x.buffer, x.dtype, x.shape, x.strides, x.offset, w.dtype, w.shape[1:], step.windows, y.dtype
 
 
-def _merge_first(ctx: Lowering, steps: list[Step | None], uses: Uses[int], positions: Sequence[int]) -> list[int]:
-    """Merges the first convolution with as many others as it may; gives the positions of those that are left."""
-    start, *others = positions
-    first = steps[start]
-    assert isinstance(first, Convolve)
-    merged, parts, left = first, [first], []
-    for position in others:
-        other = steps[position]
-        assert isinstance(other, Convolve)
-        if same_leaves(first, other, CHANNELS) is not None and _may_begin(steps, uses, other, start, position):
-            joined = _joined(ctx, [*parts, other])
-            if joined is not None:
-                merged = joined
-                parts.append(other)
-                steps[position] = None
-                continue
-        left.append(position)
-    steps[start] = merged
-    return left
-
-
-def _may_begin(steps: Sequence[Step | None], uses: Uses[int], step: Convolve, start: int, position: int) -> bool:
-    """Whether a step may be where ``start`` is: what it reads is there, and nobody needs what was in its place."""
-    if any(isinstance(between, ReadBack) for between in steps[start:position]):
-        return False
-    if any(start <= writer < position for writer in uses.writers(step.operands[0].buffer)):
-        return False
-    for _, target in step.outputs:
-        if any(start <= reader < position for reader in uses.readers(target.buffer)):
-            return False
-        for writer in uses.writers(target.buffer):
-            between = steps[writer]
-            if start <= writer < position and between is not None:
-                written = written_views(between, target.buffer)
-                if not written or not all(are_apart(y, target) for y in written):
-                    return False
-    return True
-
-
-def _joined(ctx: Lowering, steps: Sequence[Convolve]) -> Convolve | None:
-    """The convolution whose channels are those of all steps; None where it is not small."""
-    first, *others = steps
+def _channels(steps: Sequence[Convolve]) -> list[range]:
+    """Those of each step where all lie side by side."""
     parts: list[range] = []
     for step in steps:
         begin = parts[-1].stop if parts else 0
         parts.append(range(begin, begin + operator.index(step.shape[CHANNELS])))
-    shape = (*first.shape[:CHANNELS], parts[-1].stop, *first.shape[CHANNELS + 1 :])
+    return parts
+
+
+def _sizes(steps: Sequence[Convolve]) -> tuple[Dim, int, Dim]:
+    """Places of all images, channels of all steps, and elements of a patch."""
+    x, w = steps[0].operands
+    places = steps[0].shape[0] * product(steps[0].places)
+    return places, _channels(steps)[-1].stop, x.shape[1] * product(w.shape[2:])
+
+
+def _tile(ctx: Lowering, steps: Sequence[Convolve]) -> Tile | None:
+    """The tile for teams of warps that compute all steps, where these take less than their calls of a library.
+
+    What a rule allows in place of one call may be that much deeper for several.
+    """
+    places, channels, depth = _sizes(steps)
+    kind = matrix_convolution_kind(ctx, steps[0])
+    return team_tile(ctx.device, kind, places, channels, 1, ceildiv(depth, len(steps)))
+
+
+def _launched(ctx: Lowering, steps: Sequence[Convolve]) -> list[Step] | None:
+    """The launch of one convolution whose channels are those of all steps; None where only a Run tells its size."""
+    tile = _tile(ctx, steps)
+    assert tile is not None
+    places, channels, _ = _sizes(steps)
+    if not holds(ctx, le(team_blocks(tile, places, channels, 1), ctx.device.multiprocessors)):
+        return None
+    tactic = ProductTactic(tile, 1, TEAMS)
+    first, *others = steps
+    shape = (*first.shape[:CHANNELS], channels, *first.shape[CHANNELS + 1 :])
     merged = replace(
         first,
         nodes=joined_nodes(*steps),
@@ -117,8 +167,13 @@ def _joined(ctx: Lowering, steps: Sequence[Convolve]) -> Convolve | None:
         operands=(first.operands[0], joined_constant([step.operands[1] for step in steps], axis=0)),
         inputs=joined_inputs(first, others, CHANNELS, shape),
         outputs=tuple((first.outputs[0][0], y) for step in steps for _, y in step.outputs),
-        parts=tuple(part for step, part in zip(steps, parts, strict=True) for _ in step.outputs),
+        parts=tuple(part for step, part in zip(steps, _channels(steps), strict=True) for _ in step.outputs),
+        tactic=Tactic(tactic.name, f"{len(steps)} convolutions of one image in less time than calls of a library"),
     )
-    if not is_small_convolution(ctx, merged):
-        return None
-    return replace(merged, tactic=Tactic(next(iter(matrix_convolution_tactics(ctx, merged))), WHY))
+    recorded, nodes = ctx.trace.steps, ctx.nodes
+    ctx.trace.steps, ctx.nodes = [], merged.nodes
+    launch_matrix_convolution(ctx, merged, tactic)
+    explain(ctx, merged)
+    made = ctx.trace.steps
+    ctx.trace.steps, ctx.nodes = recorded, nodes
+    return made

@@ -167,6 +167,21 @@ def test_large_ones_stay_apart() -> None:
     assert len(launches(model)) == 2
 
 
+@pytest.mark.parametrize(("parts", "calls"), [(1, 1), (2, 0)])
+def test_several_may_be_deeper_than_one_that_a_library_does(parts: int, calls: int) -> None:
+    """They take less than several calls."""
+    names = "ab"[:parts]
+    body = " ".join(f"{name} = Conv(r, w{name})" for name in names)
+    model = network(
+        f"r = Concat<axis = 1>({', '.join(['x'] * 28)}) {body} y = Concat<axis = 1>({', '.join(names)}, x)",
+        {f"w{name}": (48, 896, 1, 1) for name in names},
+        np.float32,
+        1,
+    )
+    work = work_of_model(model, {}, libraries=LIBRARIES)
+    assert sum(isinstance(step, LibraryStep) for step in work.steps) == calls
+
+
 def test_a_compiled_model_has_their_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LOWERING_VARIABLE, "sm_90")
     model = network()
