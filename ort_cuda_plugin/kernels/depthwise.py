@@ -25,6 +25,7 @@ from ..program.tensor import contiguous_strides
 from ..program.views import permute
 from .codegen import KernelBuilder, kernel_name, load_text, offset_text, register_type
 from .layout import Plane, coordinates, extent, index_type
+from .places import reach_of, reads_of, size_text
 from .vector_map import begins_at_vectors, vector_threads
 
 __all__ = ["is_depthwise", "launch_depthwise"]
@@ -126,7 +127,7 @@ class _Depthwise:
             dims[-3] = ceildiv(shape[-2], form.rows)
         items = product(dims)
         plane = Plane(ctx, builder, [items], vector_threads(ctx.device, items, BLOCKS))
-        dtype = index_type(ctx, items, *(_reach(y) for y in (x, out, *(y for _, y in self.inputs))))
+        dtype = index_type(ctx, items, *(reach_of(y) for y in (x, out, *(y for _, y in self.inputs))))
         self.index = register_type(dtype)
         extents = [extent(builder, dim, dtype) for dim in dims[1:]]
         with emit.block(f"if {plane.inside}:"):
@@ -159,10 +160,10 @@ class _Depthwise:
         with emit.block(f"for e in range({form.sums}):"):
             emit.line("total[e] = float32(0)")
         # A window's elements at each place along the last dimension, and those of its lines.
-        reads = _reads(form.places, kernel[-1], windows.strides[-1], windows.dilations[-1])
+        reads = reads_of(form.places, kernel[-1], windows.strides[-1], windows.dilations[-1])
         lines = {0: [(0, 0)]}
         if len(kernel) > 1:
-            lines = _reads(form.rows, kernel[-2], windows.strides[-2], windows.dilations[-2])
+            lines = reads_of(form.rows, kernel[-2], windows.strides[-2], windows.dilations[-2])
         starts = [
             self._index(f"{place} * {stride} - {begin}")
             for place, stride, begin in zip(first[2:], windows.strides, tensors.begins, strict=True)
@@ -312,27 +313,6 @@ class _Depthwise:
             emit.store(tensors.out.pointer, f"{tensors.out.offset(at)} + e", self.value)
 
 
-def _reads(places: int, taps: int, stride: int, dilation: int) -> dict[int, list[tuple[int, int]]]:
-    """By offset from where the first window begins: which windows have it, as which of their elements."""
-    found: dict[int, list[tuple[int, int]]] = {}
-    for place, tap in itertools.product(range(places), range(taps)):
-        found.setdefault(place * stride + tap * dilation, []).append((place, tap))
-    return found
-
-
-def _reach(x: Tensor) -> Dim:
-    """A number of elements that all of x lies within."""
-    reach: Dim = 0
-    for dim, stride in zip(x.shape, x.strides, strict=True):
-        reach = reach + dim * stride
-    return reach
-
-
-def _number(builder: KernelBuilder, dtype: DType, value: Dim) -> str:
-    """A parameter; "0" and "1" are part of the structure."""
-    return str(value) if isinstance(value, int) and value in (0, 1) else builder.integer(value, dtype)
-
-
 class _Operand:
     """A tensor over the result's dimensions, as the kernel's parameters name it."""
 
@@ -344,7 +324,7 @@ class _Operand:
         placed = broadcast_strides(x, shape)
         self.is_vector = placed[1] == 1
         self.is_of_channels = all(stride == 0 for axis, stride in enumerate(placed) if axis != 1)
-        self.strides = [_number(builder, dtype, stride) for stride in placed]
+        self.strides = [size_text(builder, dtype, stride) for stride in placed]
 
     def offset(self, at: Sequence[str]) -> str:
         """Where the place ``at`` has its element."""
@@ -382,7 +362,7 @@ class _Tensors:
             contiguous_strides(weights.shape)[1:-1],
             step.shape[2:],
         )
-        numbers = [[_number(builder, dtype, number) for number in some] for some in lists]
+        numbers = [[size_text(builder, dtype, number) for number in some] for some in lists]
         self.steps, self.limits, self.begins, self.taps, self.ends = numbers
 
     def anywhere(self, width: int) -> list[str]:

@@ -15,8 +15,9 @@ from ..program.lowering import Lowering, Tensor
 from ..program.row_program import SUM
 from ..program.scalar import Scalar
 from ..program.symbolic import Dim, ceildiv, divides, hint, le, product
-from ..program.trace import Remake
+from ..program.trace import Remake, View
 from ..program.windows import Windows
+from .channel_pool import launch_channel_pool
 from .codegen import KernelBuilder, register_type, text_property
 from .index import IndexMap, gather_into, gather_map
 from .layout import index_type
@@ -349,7 +350,11 @@ def _remade(x: Tensor, out: Tensor, windows: Windows, kind: str, include_pad: bo
             count = count * functools.reduce(operator.add, [s.cast(x, DType.INT32) for x in counts])
         return count
 
-    return lambda ctx, view: gather_into(ctx, view(out), element, view)
+    def remake(ctx: Lowering, view: View) -> None:
+        if not launch_channel_pool(ctx, view(x), view(out), windows, kind, include_pad):
+            gather_into(ctx, view(out), element, view)
+
+    return remake
 
 
 def local_response_normalization(

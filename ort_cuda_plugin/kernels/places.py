@@ -1,0 +1,35 @@
+"""What kernels have in common whose threads have several places of windows side by side."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TypeAlias
+
+from ..model.ir import DType
+from ..program.lowering import Tensor
+from ..program.symbolic import Dim
+from .codegen import KernelBuilder
+
+Reads: TypeAlias = dict[int, list[tuple[int, int]]]
+"""By offset from where the first window begins: which windows have it, as which of their elements."""
+
+
+def reads_of(places: int, taps: int, stride: int, dilation: int) -> Reads:
+    """What ``places`` neighbouring windows of so many ``taps`` read along a dimension."""
+    found: Reads = {}
+    for place, tap in itertools.product(range(places), range(taps)):
+        found.setdefault(place * stride + tap * dilation, []).append((place, tap))
+    return found
+
+
+def reach_of(x: Tensor) -> Dim:
+    """A number of elements that all of x lies within."""
+    reach: Dim = 0
+    for dim, stride in zip(x.shape, x.strides, strict=True):
+        reach = reach + dim * stride
+    return reach
+
+
+def size_text(builder: KernelBuilder, dtype: DType, value: Dim) -> str:
+    """A parameter; "0" and "1" are part of the structure."""
+    return str(value) if isinstance(value, int) and value in (0, 1) else builder.integer(value, dtype)
