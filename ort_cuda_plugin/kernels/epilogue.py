@@ -10,7 +10,7 @@ from ..model.ir import DType
 from ..program.lowering import Lowering
 from ..program.scalar import Scalar
 from ..program.shapes import broadcast_strides, collapse
-from ..program.steps import Convolve, Map
+from ..program.steps import Map, Sums
 from ..program.symbolic import Dim, product
 from .codegen import Emitter, KernelBuilder, Parameters, load_text, offset_text, register_type
 from .layout import coordinates, extent, index_type
@@ -67,8 +67,8 @@ def make_epilogue(
 ) -> tuple[Epilogue, Parameters]:
     """The epilogue of a step whose sums are ``total``, and its parameters, which come after those of the kernel itself.
 
-    ``outer`` and ``last`` are all dimensions of the step, in order. Where outputs have parts of the channels, ``last``
-    is the axis of channels.
+    ``outer`` and ``last`` are all dimensions of the step, in order. Where outputs have parts of the columns, these
+    are ``last``.
     """
     emit = Emitter(PREFIX, indent=0)
     builder = KernelBuilder(PREFIX, emit)
@@ -81,8 +81,8 @@ def make_epilogue(
     for axes in outer:
         count_along(ctx, builder, step, axes, placed, terms, ROW if axes.name == "row" else "")
     conditions = [""] * len(tensors)
-    if isinstance(step, Convolve) and step.parts:
-        for number, part in enumerate(step.parts, len(loaded)):
+    if isinstance(step, Sums) and step.column_parts:
+        for number, part in enumerate(step.column_parts, len(loaded)):
             first, end = (builder.integer(channel, DType.INT32) for channel in (part.start, part.stop))
             (axis,) = last.dims
             terms[number].append((builder.integer(-part.start * placed[number][axis]), "1"))

@@ -116,6 +116,8 @@ class Sums(Map):
     total: Scalar = field(kw_only=True)
     conversions: tuple[Conversion | None, ...] = field(default=(None, None), kw_only=True)
     tactic: Tactic = field(default=Tactic(), kw_only=True)
+    column_parts: tuple[range, ...] = field(default=(), kw_only=True)
+    """The columns of a product, or channels of a convolution, that each output has where it does not have all."""
 
     @property
     def is_converted(self) -> bool:
@@ -202,8 +204,6 @@ class Convolve(Sums):
     groups: int = field(default=1, kw_only=True)
     transposed: bool = field(default=False, kw_only=True)
     channel_axes: int = field(default=1, kw_only=True)
-    parts: tuple[range, ...] = field(default=(), kw_only=True)
-    """The channels of the sums that each output has, where it does not have all of them."""
 
     @property
     def channels(self) -> range:

@@ -5,71 +5,143 @@ The results of such steps lie side by side along one axis, that of ``columns``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ...model.recipes import Recipe
 from ..scalar import Scalar
 from ..shapes import broadcast_strides
-from ..steps import Input, Sums
+from ..steps import Conversion, Input, Sums
 from ..symbolic import Dim
 from ..tensor import Buffer, BufferKind, Tensor
 
 
-def same_leaves(step: Sums, other: Sums, columns: int) -> dict[Scalar, Scalar] | None:
-    """The leaves of ``other`` for those of ``step`` where both do the same with their sums, else None.
+@dataclass(frozen=True)
+class Expression:
+    """``value``, for each element of ``shape``, of the leaf ``own`` and of ``inputs``."""
 
-    This looks at the first output of each. What they read beside the sums is the same for all columns and for both, or
-    constant and different along columns.
+    value: Scalar
+    own: Scalar
+    inputs: tuple[Input, ...]
+    shape: tuple[Dim, ...]
+
+
+def result_of(step: Sums) -> Expression:
+    """The first output, of a sum."""
+    return Expression(step.outputs[0][0], step.total, step.inputs, step.shape)
+
+
+def converted_by(conversion: Conversion, x: Tensor) -> Expression:
+    """What is multiplied in place of an element of the operand x."""
+    return Expression(conversion.value, conversion.leaf, conversion.inputs, x.shape)
+
+
+def same_leaves(first: Expression, other: Expression, columns: int) -> dict[Scalar, Scalar] | None:
+    """The leaves of ``other`` for those of ``first`` where both are the same expression of their own leaf, else None.
+
+    What they read beside that is the same for all columns and for both, or constant and different along columns.
     """
-    if _beside(step.shape, columns) != _beside(other.shape, columns):
+    if _beside(first.shape, columns) != _beside(other.shape, columns):
         return None
+    pairs = _pairs(first, other)
+    if pairs is None:
+        return None
+    theirs = dict(other.inputs)
+    for leaf, x in first.inputs:
+        y_leaf = pairs.get(leaf)
+        if y_leaf is None or y_leaf not in theirs or not _are_alike(first, x, other, theirs[y_leaf], columns):
+            return None
+    return pairs
+
+
+def are_equal(value: Scalar, other: Scalar, tensors: Mapping[Scalar, Tensor]) -> bool:
+    """Whether two expressions of one step, whose leaves stand for elements of ``tensors``, have the same values."""
+    stack, seen = [(value, other)], set()
+    while stack:
+        one, two = pair = stack.pop()
+        if one is two or pair in seen:
+            continue
+        seen.add(pair)
+        if one in tensors or two in tensors:
+            x, y = tensors.get(one), tensors.get(two)
+            if x is None or y is None or x.shape != y.shape or not _same_elements(x, y):
+                return False
+        elif not _same_operation(one, two) or one.op == "leaf":
+            return False
+        else:
+            stack += zip(one.operands, two.operands, strict=True)
+    return True
+
+
+def _pairs(first: Expression, other: Expression) -> dict[Scalar, Scalar] | None:
+    """What the parts of the other expression are to those of the first, where both have the same operations."""
     pairs: dict[Scalar, Scalar] = {}
-    stack = [(step.outputs[0][0], other.outputs[0][0])]
+    stack = [(first.value, other.value)]
     while stack:
         one, two = stack.pop()
         if one in pairs:
             if pairs[one] is not two:
                 return None
             continue
-        if (one.op, one.dtype, one.value, len(one.operands)) != (two.op, two.dtype, two.value, len(two.operands)):
-            return None
-        if (one is step.total) != (two is other.total):
+        if not _same_operation(one, two) or (one is first.own) != (two is other.own):
             return None
         pairs[one] = two
         stack += zip(one.operands, two.operands, strict=True)
-    theirs = dict(other.inputs)
-    for leaf, x in step.inputs:
-        y_leaf = pairs.get(leaf)
-        if y_leaf is None or y_leaf not in theirs or not _are_alike(step, x, other, theirs[y_leaf], columns):
-            return None
     return pairs
+
+
+def _same_operation(one: Scalar, two: Scalar) -> bool:
+    return (one.op, one.dtype, one.value, len(one.operands)) == (two.op, two.dtype, two.value, len(two.operands))
+
+
+def _same_elements(x: Tensor, y: Tensor) -> bool:
+    """Whether tensors of one shape hold the same: they are one view, or repeat known elements that are equal."""
+    if x.dtype is not y.dtype:
+        return False
+    if x.buffer is y.buffer and x.offset == y.offset and x.strides == y.strides:
+        return True
+    one, two = _only_element(x), _only_element(y)
+    return one is not None and one == two
+
+
+def _only_element(x: Tensor) -> bytes | None:
+    """The bytes of the known element that x repeats; None where it has several."""
+    if any(dim != 1 and stride != 0 for dim, stride in zip(x.shape, x.strides, strict=True)):
+        return None
+    contents = Tensor(x.dtype, (), x.buffer, offset=x.offset).constant
+    return None if contents is None else contents.tobytes()
 
 
 def _beside(shape: Sequence[Dim], columns: int) -> tuple[Dim, ...]:
     return tuple(dim for axis, dim in enumerate(shape) if axis != columns % len(shape))
 
 
-def _are_alike(step: Sums, x: Tensor, other: Sums, y: Tensor, columns: int) -> bool:
+def _are_alike(first: Expression, x: Tensor, other: Expression, y: Tensor, columns: int) -> bool:
     if x.dtype is not y.dtype:
         return False
-    if _is_row_of_constants(step, x, columns):
+    if _is_row_of_constants(first, x, columns):
         return _is_row_of_constants(other, y, columns)
-    strides = broadcast_strides(x, step.shape)
-    same = x.buffer is y.buffer and x.offset == y.offset and strides == broadcast_strides(y, other.shape)
-    return same and strides[columns] == 0
+    one, two = _spread(x, first.shape), _spread(y, other.shape)
+    return one.strides[columns] == two.strides[columns] == 0 and _same_elements(one, two)
 
 
-def _is_row_of_constants(step: Sums, x: Tensor, columns: int) -> bool:
+def _spread(x: Tensor, shape: tuple[Dim, ...]) -> Tensor:
+    return Tensor(x.dtype, shape, x.buffer, strides=broadcast_strides(x, shape), offset=x.offset)
+
+
+def _is_row_of_constants(expression: Expression, x: Tensor, columns: int) -> bool:
     """Whether x is constant and has an element for each column, the same wherever else the result goes on."""
-    strides = broadcast_strides(x, step.shape)
-    beside = zip(_beside(step.shape, columns), _beside(strides, columns), strict=True)
+    strides = broadcast_strides(x, expression.shape)
+    beside = zip(_beside(expression.shape, columns), _beside(strides, columns), strict=True)
     return x.is_constant and strides[columns] == 1 and all(dim == 1 or stride == 0 for dim, stride in beside)
 
 
-def joined_inputs(first: Sums, others: Sequence[Sums], columns: int, shape: tuple[Dim, ...]) -> tuple[Input, ...]:
-    """What the step of all columns, whose result has ``shape``, reads beside its operands.
+def joined_inputs(
+    first: Expression, others: Sequence[Expression], columns: int, shape: tuple[Dim, ...]
+) -> tuple[Input, ...]:
+    """What the expression for all columns, which is over ``shape``, reads beside its own leaf, which is the first's.
 
-    ``others`` are steps for which `same_leaves` has leaves.
+    ``others`` are those for which `same_leaves` has leaves.
     """
     matches = [(other, same_leaves(first, other, columns), dict(other.inputs)) for other in others]
     inputs: list[Input] = []
@@ -82,14 +154,23 @@ def joined_inputs(first: Sums, others: Sequence[Sums], columns: int, shape: tupl
             row = joined_constant(rows, axis=0)
             behind = len(shape) - 1 - columns % len(shape)
             x = Tensor(x.dtype, (*row.shape, *[1] * behind), row.buffer, strides=(1, *[0] * behind))
-        else:
+        elif x.size != 1:
             x = Tensor(x.dtype, shape, x.buffer, strides=broadcast_strides(x, first.shape), offset=x.offset)
         inputs.append((leaf, x))
     return tuple(inputs)
 
 
-def _row(step: Sums, x: Tensor, columns: int) -> Tensor:
-    return Tensor(x.dtype, (step.shape[columns],), x.buffer, strides=(1,), offset=x.offset)
+def joined_conversion(
+    conversions: Sequence[Conversion], operands: Sequence[Tensor], columns: int, joined: Tensor
+) -> Conversion:
+    """The conversion of ``joined``, which has the operands side by side."""
+    first, *others = (converted_by(*pair) for pair in zip(conversions, operands, strict=True))
+    inputs = joined_inputs(first, others, columns, joined.shape)
+    return replace(conversions[0], inputs=tuple((leaf, _spread(x, joined.shape)) for leaf, x in inputs))
+
+
+def _row(expression: Expression, x: Tensor, columns: int) -> Tensor:
+    return Tensor(x.dtype, (expression.shape[columns],), x.buffer, strides=(1,), offset=x.offset)
 
 
 def joined_constant(tensors: Sequence[Tensor], axis: int) -> Tensor:

@@ -10,7 +10,7 @@ from ..steps import Contract, dense
 from ..symbolic import Dim
 from ..tensor import Buffer, BufferKind, Tensor, contiguous_strides
 from ..trace import Step
-from .alike import joined_constant, joined_inputs, same_leaves
+from .alike import joined_constant, joined_inputs, result_of, same_leaves
 from .place import Copy, with_view
 from .uses import Uses
 
@@ -48,7 +48,7 @@ def _is_mergeable(step: Contract) -> bool:
 def _are_alike(step: Step, other: Step) -> bool:
     assert isinstance(step, Contract)
     assert isinstance(other, Contract)
-    return same_leaves(step, other, COLUMNS) is not None
+    return same_leaves(result_of(step), result_of(other), COLUMNS) is not None
 
 
 def _operand_key(step: Contract) -> Hashable:
@@ -81,7 +81,7 @@ def _merge(steps: list[Step], positions: Sequence[int], uses: Uses[int]) -> bool
             if viewed is None:
                 return False
             changed[user] = viewed
-    inputs = joined_inputs(first, others, COLUMNS, shape)
+    inputs = joined_inputs(result_of(first), [result_of(other) for other in others], COLUMNS, shape)
     merged = replace(
         first,
         nodes=tuple(dict.fromkeys(node for step in products for node in step.nodes)),
