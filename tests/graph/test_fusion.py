@@ -288,6 +288,24 @@ def test_an_encoder_takes_seven_steps_a_layer(decomposed: bool) -> None:
     assert counts[0] <= 2 * 7 + 8
 
 
+@pytest.mark.parametrize(("second", "stored"), [("2.0", 1), ("3.0", 2)])
+def test_results_that_are_equal_are_stored_once(second: str, stored: int) -> None:
+    """Also where their constants are equal and not the same."""
+    model = program(
+        f"""(float[9, 8] x, float[8, 6] a, float[8, 6] b) => (float[9, 6] y, float[9, 6] z)
+        {{ k = Constant<value_float = 2.0>() l = Constant<value_float = {second}>() e = Exp(x)
+          s = Mul(e, k) t = Mul(e, l) y = MatMul(s, a) z = MatMul(t, b) }}"""
+    )
+    cluster = CompiledCluster(read_model(model), DeviceProperties(), LoweringOptions(fusion=True))
+    texts: list[str] = []
+    cluster.show_program = texts.append
+    cluster.prepare()
+    (text,) = (text for text in texts if text.startswith("after twins"))
+    (line,) = (line for line in text.splitlines() if " map " in line)
+    assert line.split("<-")[0].count("f32[") == stored
+    compare(model, [weights(9, 8), weights(8, 6, seed=1), weights(8, 6, seed=2)])
+
+
 def test_a_reduction_stays_where_the_copy_beside_it_is_left_out() -> None:
     """One step copies for a Concat of one part and reduces; the part is written in the place of its copy."""
     model = parser.parse_model(

@@ -16,6 +16,7 @@ from .heads import group_heads
 from .merge import merge
 from .place import place
 from .spread import spread
+from .twins import twins
 
 Watch: TypeAlias = Callable[[str, Sequence[Step]], None]
 """Is told the name of a pass, and the steps after it."""
@@ -75,6 +76,7 @@ PASSES: tuple[tuple[str, Callable[[Sequence[Step]], list[Step]]], ...] = (
     ("live", live),
     ("spread", spread),
     ("fuse", fuse),
+    ("twins", twins),
     ("merge", merge),
     ("place", place),
     ("attend", attend),

@@ -1,0 +1,62 @@
+"""Stores results of a step that are equal once, as what several operators quantise alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..steps import Map, Output, dense, used_inputs
+from ..tensor import BufferKind, Tensor
+from ..trace import Step
+from .alike import are_equal
+from .place import Copy, with_view
+from .uses import Uses
+
+
+def twins(steps: Sequence[Step]) -> list[Step]:
+    """The steps without intermediates that are equal to another result of the same step, which is read instead."""
+    result = list(steps)
+    uses = Uses(enumerate(steps))
+    for position in range(len(result)):
+        while _drop_one(result, uses, position):
+            pass
+    return result
+
+
+def _drop_one(steps: list[Step], uses: Uses[int], position: int) -> bool:
+    step = steps[position]
+    if not isinstance(step, Map):
+        return False
+    tensors = dict(step.inputs)
+    for number, (value, y) in enumerate(step.outputs):
+        for other, kept in step.outputs[:number]:
+            is_twin = _may_go(uses, y) and _may_go(uses, kept) and y.shape == kept.shape and y.dtype is kept.dtype
+            if is_twin and are_equal(value, other, tensors) and _drop(steps, uses, position, Copy(number, y, kept)):
+                return True
+    return False
+
+
+def _may_go(uses: Uses[int], y: Tensor) -> bool:
+    """Whether y is all of an intermediate that nothing else writes."""
+    return y.buffer.kind is BufferKind.SCRATCH and dense(y) and len(uses.writers(y.buffer)) == 1
+
+
+def _drop(steps: list[Step], uses: Uses[int], position: int, copy: Copy) -> bool:
+    """Leaves out the copy's output, and has all that read it read the target."""
+    step = steps[position]
+    assert isinstance(step, Map)
+    outputs: tuple[Output, ...] = tuple(y for number, y in enumerate(step.outputs) if number != copy.number)
+    values = [value for value, _ in (*outputs, *replace(step, outputs=()).all_outputs)]
+    changed: dict[int, Step] = {
+        position: replace(step, outputs=outputs, inputs=used_inputs(step.inputs, values)),
+    }
+    for user in dict.fromkeys(uses.readers(copy.source.buffer)):
+        viewed = with_view(steps[user], copy)
+        if viewed is None:
+            return False
+        changed[user] = viewed
+    for user, new in changed.items():
+        uses.leave(user, steps[user])
+        uses.enter(user, new)
+        steps[user] = new
+    return True
