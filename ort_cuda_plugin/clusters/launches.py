@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ..kernels.chained import chain_convolutions
 from ..kernels.choose import choose
 from ..kernels.emit import emit
+from ..kernels.merged_products import merge_integer_products
 from ..kernels.narrow import narrow, narrow_inputs
 from ..kernels.packed import pack
 from ..kernels.tactics import Tuner, is_of_integers
@@ -67,6 +68,7 @@ def make_launches(
         if ctx.options.fusion:
             # What tensor cores multiply as it is stored does not become float32 for a library.
             steps = narrow_inputs(narrow(steps, lambda step: is_of_integers(ctx, step)))
+            steps = merge_integer_products(ctx, steps)
             if watch:
                 watch("integers", steps)
         steps = choose(ctx, steps, tuner)

@@ -1,0 +1,70 @@
+"""One product of integers in place of several of one tensor, as queries, keys and values of a quantised model."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
+
+from ..program.lowering import Lowering
+from ..program.passes.alike import Expression, converted_by, joined_conversion, same_leaves
+from ..program.steps import Contract, Tactic
+from ..program.trace import Step
+from .contract import product_tactics
+from .merged_sums import Merging, has_one_result, merge_sums
+from .tactics import is_of_integers
+
+__all__ = ["merge_integer_products"]
+
+
+def merge_integer_products(ctx: Lowering, steps: Iterable[Step]) -> list[Step]:
+    """The steps with one product in place of those that multiply the same codes with different known weights.
+
+    Tensor cores multiply them, in tiles of all k. Guards join the trace's.
+    """
+    return merge_sums(steps, _Products(ctx))
+
+
+class _Products(Merging[Contract]):
+    columns, weight_columns = -1, 1
+
+    def __init__(self, ctx: Lowering) -> None:
+        self.ctx = ctx
+
+    def candidate(self, step: Step) -> Contract | None:
+        if not isinstance(step, Contract) or not all(step.conversions) or step.tactic.name or 0 in step.shape:
+            return None
+        if step.b.rank != 2 or not step.b.is_constant or step.column_axes != 1 or not has_one_result(step):
+            return None
+        return step if is_of_integers(self.ctx, step) else None
+
+    def key(self, step: Contract) -> Hashable:
+        a, b = step.a, step.b
+        return a.buffer, a.dtype, a.shape, a.strides, a.offset, b.dtype, b.shape[0], step.outputs[0][1].dtype
+
+    def are_alike(self, first: Contract, other: Contract) -> bool:
+        (a, b), (other_a, other_b) = _converted(first), _converted(other)
+        is_same = same_leaves(a, other_a, -1) is not None and same_leaves(b, other_b, -1) is not None
+        return is_same and super().are_alike(first, other)
+
+    def joined(self, steps: Sequence[Contract]) -> Contract:
+        merged = super().joined(steps)
+        of_weights = [conversion for step in steps if (conversion := step.conversions[1]) is not None]
+        conversion = joined_conversion(of_weights, [step.b for step in steps], -1, merged.b)
+        return replace(merged, conversions=(steps[0].conversions[0], conversion))
+
+    def is_faster(self, merged: Contract, count: int) -> bool:
+        """Whether tiles have all of k: a step that adds up parts would not know the results."""
+        way = next(iter(product_tactics(self.ctx, merged).values()))
+        return way.tile is not None and way.splits == 1
+
+    def made(self, merged: Contract, count: int) -> list[Step]:
+        name = next(iter(product_tactics(self.ctx, merged)))
+        return [replace(merged, tactic=Tactic(name, f"{count} products of the same codes"))]
+
+
+def _converted(step: Contract) -> tuple[Expression, Expression]:
+    """What is multiplied, of both operands."""
+    a, b = step.conversions
+    assert a is not None
+    assert b is not None
+    return converted_by(a, step.a), converted_by(b, step.b)
