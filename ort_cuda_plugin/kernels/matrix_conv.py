@@ -11,21 +11,23 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..model.ir import DType
 from ..program.lowering import Lowering
 from ..program.steps import Convolve
 from ..program.symbolic import Dim, ceildiv, le, product
-from .codegen import KernelBuilder, text_property
+from .codegen import KernelBuilder, register_type, text_property
 from .contract import ProductTactic, matrix_tactics
 from .conv_phases import phases
 from .epilogue import Axes, Epilogue, make_epilogue
 from .image_order import channels_last_weights, matrix_convolution_kind, permuted, place_stride, places_first
 from .integer_products import integer_form, integer_step
-from .layout import extent
+from .layout import extent, index_type
 from .library_form import holds
 from .matrix_product import block_place, count_tiles, form_name, parts_epilogue, sum_of_parts, team_blocks, team_tile
 from .matrix_tiles import RESIDENT, STEP, Lines, MatrixTile, matrix_tiles, shared_bytes
-from .tiles import Element, Operand, Tile, indented, joined
+from .tiles import Element, Operand, Tile, indented, joined, log2
 
 __all__ = ["is_small_convolution", "launch_matrix_convolution", "matrix_convolution_tactics"]
 
@@ -57,15 +59,18 @@ class PatchTile(MatrixTile):
 
     def _patches(self, lines: Lines) -> list[str]:
         """Where each of the thread's patches begins in the image, and the place in a window of its first piece."""
+        index = self.index
         strides = " | ".join(f"int64(image_{axis})" for axis in ("n", *self.axes)) if self.axes else "int64(image_n)"
         result = [
             f"x_whole = opaque_i32(int32((address_of(x) & 15) | (({strides}) & {self.piece - 1})))",
-            "group_first = int64(group * channels)",
+            f"group_first = {index}(group * channels)",
         ]
         if self.zero:
             result.append("outside = u32_as_f32(uint32((uint32(zero[0]) & uint32(255)) * uint32(0x01010101)))")
+        else:
+            result.append(f"zeros_at = (address_of(zeros) - address_of(x)) >> {log2(self.size)}")
         for piece in range(self._pieces(lines)):
-            line, place = self._place(lines, f"(thread + {piece * self.tile.threads})")
+            line, _ = self._place(lines, f"(thread + {piece * self.tile.threads})")
             result += [f"patch = int32(row0 + {line})", "inside = patch < m", "patch = min(patch, int32(m - 1))"]
             places = []
             for axis in reversed(self.axes):
@@ -74,14 +79,13 @@ class PatchTile(MatrixTile):
                     f"{axis}_at{piece} = int32((patch - quotient * out_{axis}) * stride_{axis} - pad_{axis})",
                     "patch = int32(quotient)",
                 ]
-                places.append(f"int64({axis}_at{piece}) * image_{axis}")
-            places += ["int64(patch) * image_n", "group_first"]
-            result.append(f"x_from{piece} = {' + '.join(places)}")
+                places.append(f"{index}({index}({axis}_at{piece}) * image_{axis})")
+            places += [f"{index}({index}(patch) * image_n)", "group_first"]
+            result.append(f"x_from{piece} = {_sum(index, places)}")
             if self.axes:
                 first = f"{self.axes[0]}_at{piece}"
                 result.append(f"{first} = choose(inside, {first}, int32({OUTSIDE}))")
-            result.append(f"a_to{piece} = int32({lines.first} + {lines.unit(line, place)} * 16)")
-        result.append(f"channel = int32(k0 + {self.place} * {self.piece})")
+        result += [*self._targets(lines), f"channel = int32(k0 + {self.place} * {self.piece})"]
         if self.axes:
             result += ["tap = quotient_i32(channel, by_channels)", "channel = int32(channel - tap * channels)"]
             for axis in reversed(self.axes[1:]):
@@ -94,30 +98,35 @@ class PatchTile(MatrixTile):
         return result
 
     def _gathered(self, lines: Lines) -> list[str]:
-        """Fills the stage at ``filled`` with the next pieces of the patches."""
-        axes, pieces = self.axes, range(self._pieces(lines))
+        """Fills the stage at ``filled`` with the next pieces of the patches.
+
+        A piece outside the image is copied from ``zeros``: without a branch copies begin one after the other.
+        """
+        axes, index, pieces = self.axes, self.index, range(self._pieces(lines))
         count = STEP * lines.extent // 16
         # The place of a piece within its patch; the first axis counts on, past the last element of the window.
-        offset = [f"int64(tap_{axis} * step_{axis}) * image_{axis}" for axis in axes]
-        result = [f"tap_from = {' + '.join([*offset, 'int64(channel)'])}"]
-        inside = "channel < channels"
-        if axes:
-            inside = f"tap_{axes[0]} < taps_{axes[0]}"
-            result += [f"ahead_{axis} = int32(tap_{axis} * step_{axis})" for axis in axes]
+        result = [f"ahead_{axis} = int32(tap_{axis} * step_{axis})" for axis in axes]
+        offset = [f"{index}({index}(ahead_{axis}) * image_{axis})" for axis in axes]
+        result.append(f"tap_from = {_sum(index, [*offset, f'{index}(channel)'])}")
+        inside = f"tap_{axes[0]} < taps_{axes[0]}" if axes else "channel < channels"
         copies, loads = [], []
         for piece in pieces:
-            at = [f"uint32({axis}_at{piece} + ahead_{axis}) < uint32(in_{axis})" for axis in axes]
-            condition = " and ".join([inside, *at])
+            at = [f"(uint32({axis}_at{piece} + ahead_{axis}) < uint32(in_{axis}))" for axis in axes]
+            condition = " & ".join([f"({inside})", *at])
             to = f"int64((filled + a_to{piece}) >> 2)"
-            zeros = f"    store_f32x4(tile_c, {to}, {', '.join(['outside' if self.zero else 'float32(0)'] * 4)})"
-            copy = f"    copy_async(tiles_at + int64(filled + a_to{piece}), x, x_from{piece} + tap_from)"
-            copies += [f"if {condition}:", copy, "else:", zeros]
-            source = f"x_from{piece} + tap_from + int64(word * {4 // self.size})"
+            first = f"int64({index}(x_from{piece} + tap_from))"
+            filler = f"    store_f32x4(tile_c, {to}, {', '.join(['outside' if self.zero else 'float32(0)'] * 4)})"
+            target = f"tiles_at + int64(int32(filled + a_to{piece}))"
+            if self.zero:
+                copies += [f"if {condition}:", f"    copy_async({target}, x, {first})", "else:", filler]
+            else:
+                copies.append(f"copy_async({target}, x, choose({condition}, {first}, zeros_at))")
+            source = f"{first} + int64(word * {4 // self.size})"
             word = f"x[{source}]"
             if self.size < 4:
                 word = self._packed([self._bits(f"x[{source} + {i}]") for i in range(4 // self.size)])
             store = f"        tile_c[{to} + int64(word)] = {word}"
-            loads += [f"if {condition}:", "    for word in range(4):", store, "else:", zeros]
+            loads += [f"if {condition}:", "    for word in range(4):", store, "else:", filler]
         body = ["if x_whole == 0:", *indented(copies, 1), "else:", *indented(loads, 1)]
         result += [f"if thread < {count}:", *indented(body, 1)] if count < self.tile.threads else body
         result.append(f"channel = int32(channel + {self.depth})")
@@ -132,6 +141,14 @@ class PatchTile(MatrixTile):
                 f"{pad}    tap_{axis} = int32(0)",
             ]
         return [*result, f"{'    ' * len(axes)}tap_{axes[0]} = int32(tap_{axes[0]} + 1)"]
+
+
+def _sum(index: str, terms: Sequence[str]) -> str:
+    """Of terms of an index type, which wrap."""
+    total = terms[0]
+    for term in terms[1:]:
+        total = f"{index}({total} + {term})"
+    return total
 
 
 @dataclass(frozen=True)
@@ -150,6 +167,7 @@ class MatrixConv:
     splits: int = 1
     zero: bool = False
     teams: int = 1
+    index: str = "int64"
 
     @property
     def name(self) -> str:
@@ -160,7 +178,7 @@ class MatrixConv:
         tile, element = self.tile, self.element
         a = Operand("a", "x", "row0", "m", "k_end", "0", "1", True)
         b = Operand("b", "weights", "column0", "column_end", "k_end", "k_end", "1", True)
-        matrices = PatchTile(tile, self.kind, a, b, (element, element), "int64", self.teams, self.axes, self.zero)
+        matrices = PatchTile(tile, self.kind, a, b, (element, element), self.index, self.teams, self.axes, self.zero)
         prologue = """
             column0 = int32(column0 + group * rows)
             column_end = int32(group * rows + rows)
@@ -244,21 +262,25 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTact
     # Single elements are never outside, and what follows the last channel meets zeros of the weights.
     zero = form.zero_codes if form is not None and axes else None
     teams = tactic.teams
-    kernel = MatrixConv(Element(x.dtype.short), kind, epilogue, tile, axes, splits, zero is not None, teams)
+    step_of_place = place_stride(x)
+    assert step_of_place is not None
+    index = index_type(ctx, product([x.shape[0], *x.shape[2:]]) * step_of_place, product(weights.shape))
+    place_type = register_type(index)
+    kernel = MatrixConv(Element(x.dtype.short), kind, epilogue, tile, axes, splits, zero is not None, teams, place_type)
     builder = KernelBuilder()
     builder.tensor(x, "x")
     builder.tensor(weights, "weights")
     if zero is not None:
         builder.tensor(zero, "zero")
+    else:
+        builder.tensor(ctx.constant(np.zeros(16 // x.dtype.itemsize, x.dtype.numpy), x.dtype), "zeros")
     builder.integers(DType.INT32, m=m, n=n * step.groups, rows=n, k_end=k)
     count_tiles(builder, tile, m, n)
-    step_of_place = place_stride(x)
-    assert step_of_place is not None
     if axes:
         strides: Sequence[Dim] = x.strides[2:] if len(x.strides) == 2 + len(axes) else (0, *x.strides[2:])
-        builder.integer(x.strides[0], name="image_n")
+        builder.integer(x.strides[0], index, "image_n")
         for axis, stride, size in zip(axes, strides, step.places, strict=True):
-            builder.integer(stride, name=f"image_{axis}")
+            builder.integer(stride, index, f"image_{axis}")
             extent(builder, size, DType.INT32, (f"out_{axis}", f"by_{axis}"))
         builder.per_axis(axes, "in", windows.size)
         builder.per_axis(axes, "stride", windows.strides)
@@ -269,7 +291,7 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTact
             extent(builder, size, DType.INT32, (f"taps_{axis}", f"by_taps_{axis}"))
     else:
         builder.integers(DType.INT32, channels=x.shape[1] // step.groups)
-        builder.integer(step_of_place, name="image_n")
+        builder.integer(step_of_place, index, "image_n")
     builder.include(more)
     blocks = ceildiv(m, tile.m) * ceildiv(n, tile.n) * (splits * step.groups)
     builder.launch(

@@ -91,6 +91,11 @@ class Lines:
         # Two neighbours in each of four lines are read together.
         return f"({line} & 2)" if self.pieces == 4 else f"(({line} & 3) << 1)"
 
+    @property
+    def period(self) -> int:
+        """Lines after which `turn` repeats."""
+        return 4 if not self.is_loaded_by_matrices else 8
+
     def unit(self, line: str, piece: str) -> str:
         """Where a piece stands, in pieces."""
         return f"({line} * {self.pieces} + (({piece}) ^ {self.turn(line)}))"
@@ -138,13 +143,18 @@ class MatrixTile:
         return (self.tile.m + self.tile.n) * STEP
 
     @property
+    def warps(self) -> int:
+        """Of a team."""
+        return self.tile.threads // 32
+
+    @property
     def warp_columns(self) -> int:
-        return 2 if self.tile.m >= 64 else 4
+        return 1 if self.warps == 1 else 2 if self.tile.m >= 64 else 4
 
     @property
     def warp(self) -> tuple[int, int]:
         """Rows and columns of a warp."""
-        return self.tile.m * self.warp_columns // 4, self.tile.n // self.warp_columns
+        return self.tile.m * self.warp_columns // self.warps, self.tile.n // self.warp_columns
 
     def declare(self) -> list[str]:
         rows, columns = self.warp
@@ -160,6 +170,8 @@ class MatrixTile:
         ]
         for of, element in zip(self.lines, self.elements, strict=True):
             lines += [] if isinstance(element, ConvertedElement) else self._copied(of)
+        for of, warp, number, x_first in self._loads:
+            lines += self._lanes(of, warp, number, x_first) if of.is_loaded_by_matrices else []
         return lines
 
     def _team(self) -> list[str]:
@@ -197,10 +209,20 @@ class MatrixTile:
                 along = line
             places = (f"{operand.row.format(x)} * {operand.stride}", f"{self.index}({along}) * {operand.inner_stride}")
             at = " + ".join(f"{self.index}({place})" for place in places)
-            result += [
-                f"{name}_from{piece} = {name}_base + int64({self.index}({at}))",
-                f"{name}_to{piece} = int32({lines.first} + {lines.unit(line, place)} * 16)",
-            ]
+            result.append(f"{name}_from{piece} = {name}_base + int64({self.index}({at}))")
+        return [*result, *self._targets(lines)]
+
+    def _targets(self, lines: Lines) -> list[str]:
+        """Where in a stage the thread's pieces go. An opaque number is kept, not computed again."""
+        apart = self.tile.threads // lines.pieces
+        result = []
+        for piece in range(self._pieces(lines)):
+            if piece and apart % lines.period == 0:
+                result.append(f"{lines.name}_to{piece} = int32({lines.name}_to0 + {piece * self.tile.threads * 16})")
+                continue
+            line, place = self._place(lines, f"(thread + {piece * self.tile.threads})")
+            unit = f"int32({lines.first} + {lines.unit(line, place)} * 16)"
+            result.append(f"{lines.name}_to{piece} = opaque_i32({unit})")
         return result
 
     def _pieces(self, lines: Lines) -> int:
@@ -220,13 +242,14 @@ class MatrixTile:
             for line in self._fill(lines, element)
         ]
         return [
-            f"last_stage = int32(first_stage + {last})",
+            f"last_stage = opaque_i32(int32(first_stage + {last}))",
             "filled = int32(first_stage)",
             "multiplied = int32(first_stage)",
-            f"for step in range({1 - STAGES}, steps):",
+            "steps = opaque_i32(steps)",
+            f"for step in range(int32({1 - STAGES}), steps):",
             "    if step >= 0:",
             f"        copy_async_wait({STAGES - 2})",
-            "        cuda.syncthreads()",
+            f"        cuda.{'syncwarp' if self.warps == 1 else 'syncthreads'}()",
             f"    ahead = int32(step + {STAGES - 1})",
             "    if ahead < steps:",
             f"        k_first = int32(k0 + ahead * {self.depth})",
@@ -348,7 +371,7 @@ class MatrixTile:
             for piece in range(self._pieces(lines))
         ]
         return [
-            f"if {name}_whole == 0 and k_first + {self.tile.k} <= {operand.inner_bound}:",
+            f"if {name}_whole == 0 and int32(k_first + {self.tile.k}) <= {operand.inner_bound}:",
             f"    ahead_at = int64({self.index}(k_first * {operand.inner_stride}))",
             *([f"    if thread < {count}:", *indented(copies, 2)] if few else indented(copies, 1)),
             "else:",
@@ -370,54 +393,72 @@ class MatrixTile:
 
     # ---- products ----
 
-    def _multiply(self) -> list[str]:
-        height, width = self.warp
+    @property
+    def _loads(self) -> tuple[tuple[Lines, str, int, bool], tuple[Lines, str, int, bool]]:
+        """The arguments of `_loaded` for both operands."""
         a, b = self.lines
-        rows, pairs = height // 16, width // 16
-        body = [*self._loaded(a, "warp_row", rows, True), *self._loaded(b, "warp_column", pairs, False)]
-        for i in range(rows):
-            of_a = ", ".join(f"a{i}_{r}" for r in range(4))
-            for j in range(2 * pairs):
-                at = 4 * (i * 2 * pairs + j)
-                of_b = f"b{j // 2}_{2 * (j % 2)}, b{j // 2}_{2 * (j % 2) + 1}"
-                body.append(f"multiply_add_matrix_{self.kind}(sums, {at}, {of_a}, {of_b})")
-        return ["for half in range(2):", *indented(body, 1)]
+        height, width = self.warp
+        return (a, "warp_row", height // 16, True), (b, "warp_column", width // 16, False)
 
-    def _loaded(self, lines: Lines, warp: str, number: int, x_first: bool) -> list[str]:
+    def _multiply(self) -> list[str]:
+        body = []
+        for half in (0, 1):
+            for of, warp, number, x_first in self._loads:
+                body += self._loaded(of, warp, number, x_first, half)
+            (_, _, rows, _), (_, _, pairs, _) = self._loads
+            for i in range(rows):
+                of_a = ", ".join(f"a{i}_{r}" for r in range(4))
+                for j in range(2 * pairs):
+                    at = 4 * (i * 2 * pairs + j)
+                    of_b = f"b{j // 2}_{2 * (j % 2)}, b{j // 2}_{2 * (j % 2) + 1}"
+                    body.append(f"multiply_add_matrix_{self.kind}(sums, {at}, {of_a}, {of_b})")
+        return body
+
+    def _lanes(self, lines: Lines, warp: str, number: int, x_first: bool) -> list[str]:
+        """The places in a stage that the lane gives to the loads of `_loaded`, of which others are so many bytes on.
+
+        Opaque numbers stay in registers: of what else they are computed is not computed in each step.
+        """
+        low, high = "((lane >> 3) & 1)", "(lane >> 4)"
+        x_bit, k_bit = (low, high) if x_first else (high, low)
+        inner = lines.operand.inner_major
+        result = []
+        for i in range(2 if inner else number):
+            if inner:
+                line, piece = f"({warp} + (lane & 7) + 8 * {x_bit})", f"{k_bit} + {2 * i}"
+            else:
+                line, piece = f"((lane & 7) + 8 * {k_bit})", f"({warp} >> 3) + {x_bit} + {2 * i}"
+            unit = lines.unit(f"{lines.name}_line", piece)
+            result += [
+                f"{lines.name}_line = int32{line}",
+                f"{lines.name}_lane{i} = opaque_i32(int32({lines.first} + {unit} * 16))",
+            ]
+        return result
+
+    def _loaded(self, lines: Lines, warp: str, number: int, x_first: bool, half: int) -> list[str]:
         """The registers of ``number`` times four matrices of half a step; with ``x_first`` the second is next along x.
 
         A matrix has eight rows of 16 bytes.
         """
         if not lines.is_loaded_by_matrices:
-            return self._loaded_one_by_one(lines, warp, number, x_first)
+            return self._loaded_one_by_one(lines, warp, number, x_first, half)
         name, inner = lines.name, lines.operand.inner_major
-        low, high = "((lane >> 3) & 1)", "(lane >> 4)"
-        x_bit, k_bit = (low, high) if x_first else (high, low)
+        load = "load_matrices" if inner else "load_matrices_transposed"
         result = []
         for i in range(number):
-            if inner:
-                line, piece = f"({warp} + (lane & 7) + 8 * {x_bit} + {16 * i})", f"{k_bit} + half * 2"
-            else:
-                line = f"((lane & 7) + 8 * {k_bit} + half * 16)"
-                piece = f"({warp} >> 3) + {x_bit} + {2 * i}"
-            unit = lines.unit(f"{name}_line{i}", piece)
-            result += [
-                f"{name}_line{i} = int32{line}",
-                f"{name}_at{i} = stage_at + int64(int32({lines.first} + {unit} * 16))",
-            ]
-        for i in range(number):
+            lane, sixteens = (half, i) if inner else (i, half)
             words = [f"{name}{i}_{r}" for r in range(4)]
-            load = "load_matrices" if inner else "load_matrices_transposed"
-            result.append(f"{', '.join(words)} = {load}({name}_at{i})")
+            at = f"stage_at + int64({name}_lane{lane}) + {sixteens * 16 * lines.pieces * 16}"
+            result.append(f"{', '.join(words)} = {load}({at})")
             if self.kind == "tf32":
                 result += [f"{word} = round_tf32(u32_as_f32({word}))" for word in words]
         return result
 
-    def _loaded_one_by_one(self, lines: Lines, warp: str, number: int, x_first: bool) -> list[str]:
+    def _loaded_one_by_one(self, lines: Lines, warp: str, number: int, x_first: bool, half: int) -> list[str]:
         """As `_loaded`, of numbers of 4 bytes that are neighbours along x."""
         name, pitch = lines.name, lines.extent
         result = [
-            f"{name}_line = int32((lane & 3) + half * 8)",
+            f"{name}_line = int32((lane & 3) + {half * 8})",
             f"{name}_at = int32(((multiplied + {lines.first}) >> 2) + {name}_line * {pitch} + ((lane >> 2) & 3))",
         ]
         for eight in range(2 * number):
