@@ -22,6 +22,7 @@ from numba.cuda.typing import signature
 
 from ort_cuda_plugin.compiler.host.matrices import (
     COPY,
+    COPY_CACHED,
     COPY_COMMIT,
     COPY_WAIT,
     INTEGERS,
@@ -140,16 +141,22 @@ def _loader(code: str) -> Any:
     return load
 
 
-def copy_async(typingctx: Any, address: Any, pointer: Any, index: Any) -> Any:
-    """Begins a copy of 16 bytes to shared memory; both addresses are multiples of 16."""
+def _copier(code: str) -> Any:
+    def copy(typingctx: Any, address: Any, pointer: Any, index: Any) -> Any:
+        """Begins a copy of 16 bytes to shared memory; both addresses are multiples of 16.
 
-    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-        source = builder.bitcast(builder.gep(args[1], [args[2]]), ir.IntType(8).as_pointer())
-        kind = ir.FunctionType(ir.VoidType(), [i64, source.type])
-        builder.call(ir.InlineAsm(kind, COPY, "l,l,~{memory}", side_effect=True), [args[0], source])
-        return context.get_dummy_value()
+        ``copy_async_cached`` leaves the bytes in the L1 as well, for what a block reads again.
+        """
 
-    return signature(types.none, types.int64, pointer, types.int64), codegen
+        def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+            source = builder.bitcast(builder.gep(args[1], [args[2]]), ir.IntType(8).as_pointer())
+            kind = ir.FunctionType(ir.VoidType(), [i64, source.type])
+            builder.call(ir.InlineAsm(kind, code, "l,l,~{memory}", side_effect=True), [args[0], source])
+            return context.get_dummy_value()
+
+        return signature(types.none, types.int64, pointer, types.int64), codegen
+
+    return copy
 
 
 def copy_async_commit(typingctx: Any) -> Any:
@@ -179,7 +186,8 @@ FUNCTIONS: dict[str, Any] = {
     "shared_address": shared_address,
     "load_matrices": _loader(LOAD),
     "load_matrices_transposed": _loader(LOAD_TRANSPOSED),
-    "copy_async": copy_async,
+    "copy_async": _copier(COPY),
+    "copy_async_cached": _copier(COPY_CACHED),
     "copy_async_commit": copy_async_commit,
     "copy_async_wait": copy_async_wait,
     **matrix_functions("f16"),

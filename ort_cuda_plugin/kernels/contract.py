@@ -23,7 +23,6 @@ from .layout import index_type
 from .library_form import holds
 from .matmul import FLAT, LONG, SQUARE, TALL, Product, RowProduct, TiledProduct
 from .matrix_product import (
-    TEAMS,
     MatrixProduct,
     choose_matrix_tile,
     choose_splits,
@@ -33,11 +32,10 @@ from .matrix_product import (
     multiplies_integers,
     parts_epilogue,
     sum_of_parts,
-    team_blocks,
-    team_tile,
 )
 from .matrix_tiles import INTEGERS, piece_of
 from .row_product import VectorRowProduct, few_row_form, takes
+from .teams import choose_team, most_blocks, team_blocks
 from .tiles import Element, Tile
 
 __all__ = [
@@ -151,15 +149,18 @@ class ProductTactic:
 
 
 def matrix_tactics(
-    ctx: Lowering, kind: str, m: Dim, n: Dim, batches: Dim, k: Dim, *, plain: bool = True
+    ctx: Lowering, kind: str, m: Dim, n: Dim, batches: Dim, k: Dim, *, plain: bool = True, taps: int = 0
 ) -> list[ProductTactic]:
-    """Ways by tensor cores that may be the fastest, first what rules prefer. ``plain`` operands are not converted."""
-    teams = team_tile(ctx.device, kind, m, n, batches, k) if plain else None
+    """Ways by tensor cores that may be the fastest, first what rules prefer.
+
+    ``plain`` operands are not converted; see `choose_team` for ``taps``.
+    """
+    team = choose_team(ctx.device, kind, m, n, batches, k, taps=taps) if plain else None
     tile = choose_matrix_tile(ctx.device, kind, m, n, batches)
     splits = choose_splits(ctx.device, tile, m, n, batches, k)
     ways = [(tile, splits), *matrix_ways(ctx.device, kind, m, n, batches, k)]
     found = [ProductTactic(tile, parts) for tile, parts in dict.fromkeys(ways)]
-    return found if teams is None else [ProductTactic(teams, 1, TEAMS), *found]
+    return found if team is None else [ProductTactic(team.tile, 1, team.teams), *found]
 
 
 def product_tactics(ctx: Lowering, step: Contract) -> dict[str, ProductTactic]:
@@ -242,7 +243,7 @@ def is_one_row(ctx: Lowering, step: Contract) -> bool:
 
 
 def is_small(ctx: Lowering, step: Contract) -> bool:
-    """Whether teams of warps take less for the product than a library's call, as `team_tile` has it.
+    """Whether teams of warps take less for the product than a library's call, as `choose_team` has it.
 
     They copy pieces of 16 bytes: lines begin at multiples of these. Of float32 only lines along k are loaded as
     matrices. A guard says that there are no more blocks.
@@ -252,15 +253,15 @@ def is_small(ctx: Lowering, step: Contract) -> bool:
     if not kind or step.is_converted or hint(call.sizes[0]) <= MAX_ROWS or not is_const(call.sizes[2]):
         return False
     sizes = (*call.sizes[:2], product(call.batch))
-    tile = team_tile(ctx.device, kind, *sizes, call.sizes[2])
+    team = choose_team(ctx.device, kind, *sizes, call.sizes[2])
     lines = [x.strides[-2 if x.strides[-1] == 1 else -1] for x in (call.a, call.b)]
     if kind == "tf32" and call.contiguous[1] != "k":
         if not _has_weights_along_n(call, kind):
             return False
         lines[1] = call.sizes[2]
-    if tile is None or not all(divides(piece_of(kind), line) for line in lines):
+    if team is None or not all(divides(piece_of(kind), line) for line in lines):
         return False
-    return holds(ctx, le(team_blocks(tile, *sizes), ctx.device.multiprocessors))
+    return holds(ctx, le(team_blocks(team, *sizes), most_blocks(ctx.device, team, *sizes)))
 
 
 def _has_weights_along_n(call: Folded, kind: str) -> bool:

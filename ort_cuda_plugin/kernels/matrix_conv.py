@@ -25,11 +25,18 @@ from .image_order import channels_last_weights, matrix_convolution_kind, permute
 from .integer_products import integer_form, integer_step
 from .layout import extent, index_type
 from .library_form import holds
-from .matrix_product import block_place, count_tiles, form_name, parts_epilogue, sum_of_parts, team_blocks, team_tile
-from .matrix_tiles import RESIDENT, STEP, Lines, MatrixTile, matrix_tiles, shared_bytes
+from .matrix_product import block_place, count_tiles, form_name, parts_epilogue, sum_of_parts
+from .matrix_tiles import RESIDENT, STEP, Lines, MatrixTile, Team, matrix_tiles, shared_bytes
+from .teams import choose_team, most_blocks, team_blocks
 from .tiles import Element, Operand, Tile, indented, joined, log2
 
-__all__ = ["is_small_convolution", "launch_matrix_convolution", "matrix_convolution_tactics"]
+__all__ = [
+    "holds_for",
+    "is_small_convolution",
+    "launch_matrix_convolution",
+    "matrix_convolution_tactics",
+    "team_of_convolution",
+]
 
 PHASES = "a convolution on tensor cores for each place within a stride"
 OUTSIDE = -(2**30)
@@ -100,7 +107,8 @@ class PatchTile(MatrixTile):
     def _gathered(self, lines: Lines) -> list[str]:
         """Fills the stage at ``filled`` with the next pieces of the patches.
 
-        A piece outside the image is copied from ``zeros``: without a branch copies begin one after the other.
+        A piece outside the image is copied from ``zeros``: without a branch copies begin one after the other. Windows
+        share what they read.
         """
         axes, index, pieces = self.axes, self.index, range(self._pieces(lines))
         count = STEP * lines.extent // 16
@@ -109,6 +117,7 @@ class PatchTile(MatrixTile):
         offset = [f"{index}({index}(ahead_{axis}) * image_{axis})" for axis in axes]
         result.append(f"tap_from = {_sum(index, [*offset, f'{index}(channel)'])}")
         inside = f"tap_{axes[0]} < taps_{axes[0]}" if axes else "channel < channels"
+        copy = "copy_async_cached" if axes else "copy_async"
         copies, loads = [], []
         for piece in pieces:
             at = [f"(uint32({axis}_at{piece} + ahead_{axis}) < uint32(in_{axis}))" for axis in axes]
@@ -118,9 +127,9 @@ class PatchTile(MatrixTile):
             filler = f"    store_f32x4(tile_c, {to}, {', '.join(['outside' if self.zero else 'float32(0)'] * 4)})"
             target = f"tiles_at + int64(int32(filled + a_to{piece}))"
             if self.zero:
-                copies += [f"if {condition}:", f"    copy_async({target}, x, {first})", "else:", filler]
+                copies += [f"if {condition}:", f"    {copy}({target}, x, {first})", "else:", filler]
             else:
-                copies.append(f"copy_async({target}, x, choose({condition}, {first}, zeros_at))")
+                copies.append(f"{copy}({target}, x, choose({condition}, {first}, zeros_at))")
             source = f"{first} + int64(word * {4 // self.size})"
             word = f"x[{source}]"
             if self.size < 4:
@@ -199,9 +208,14 @@ class MatrixConv:
 def _sizes(step: Convolve) -> tuple[Dim, int, int]:
     """Places of all images, channels of the result and elements of a patch, of one group."""
     x, w = step.operands
-    rows, _, *kernel = w.static_shape
-    depth = operator.index(x.shape[1]) // step.groups * math.prod(kernel)
+    rows = w.static_shape[0]
+    depth = operator.index(x.shape[1]) // step.groups * _taps(step)
     return step.shape[0] * product(step.places), rows // step.groups, depth
+
+
+def _taps(step: Convolve) -> int:
+    """Places of a window."""
+    return math.prod(step.operands[1].static_shape[2:])
 
 
 def matrix_convolution_tactics(ctx: Lowering, step: Convolve) -> dict[str, ProductTactic]:
@@ -212,7 +226,7 @@ def matrix_convolution_tactics(ctx: Lowering, step: Convolve) -> dict[str, Produ
     if step.transposed:
         return {PHASES: ProductTactic(matrix_tiles(kind)[0])}
     m, n, k = _sizes(step)
-    return {tactic.name: tactic for tactic in matrix_tactics(ctx, kind, m, n, step.groups, k)}
+    return {tactic.name: tactic for tactic in matrix_tactics(ctx, kind, m, n, step.groups, k, taps=_taps(step))}
 
 
 def is_small_convolution(ctx: Lowering, step: Convolve) -> bool:
@@ -220,9 +234,21 @@ def is_small_convolution(ctx: Lowering, step: Convolve) -> bool:
     kind = matrix_convolution_kind(ctx, step)
     if not kind or place_stride(step.operands[0]) is None or 0 in step.shape or step.transposed:
         return False
+    team = team_of_convolution(ctx, step)
+    return team is not None and holds_for(ctx, step, team)
+
+
+def team_of_convolution(ctx: Lowering, step: Convolve, convolutions: int = 1) -> Team | None:
+    """See `choose_team`, of an image with channels last; the step may stand for several ``convolutions``."""
     m, n, k = _sizes(step)
-    tile = team_tile(ctx.device, kind, m, n, step.groups, k)
-    return tile is not None and holds(ctx, le(team_blocks(tile, m, n, step.groups), ctx.device.multiprocessors))
+    kind = matrix_convolution_kind(ctx, step)
+    return choose_team(ctx.device, kind, m, n, step.groups, k, taps=_taps(step), products=convolutions)
+
+
+def holds_for(ctx: Lowering, step: Convolve, team: Team) -> bool:
+    """Whether the convolution has no more blocks than the team was chosen for; a guard says so."""
+    m, n, _ = _sizes(step)
+    return holds(ctx, le(team_blocks(team, m, n, step.groups), most_blocks(ctx.device, team, m, n, step.groups)))
 
 
 def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTactic) -> None:

@@ -15,7 +15,7 @@ from .convert import conversion_setup
 from .epilogue import Epilogue
 from .layout import extent
 from .matmul import Product
-from .matrix_tiles import INTEGERS, RESIDENT, STEP, MatrixTile, matrix_tiles, shared_bytes
+from .matrix_tiles import RESIDENT, MatrixTile, matrix_tiles, shared_bytes
 from .tiles import Element, Operand, Tile, batch_offsets, joined, log2
 
 RELATIVE_TIMES = (1.0, 1.1, 1.35, 1.8)
@@ -23,14 +23,6 @@ RELATIVE_TIMES = (1.0, 1.1, 1.35, 1.8)
 SPLIT_STEPS = 8
 """That a part of k has at least. An estimate: what the parts' sums cost is small beside that."""
 MAX_SPLITS = 8
-TEAMS = 4
-"""Of four warps, in a block of a small product."""
-TEAM_ROWS = (16, 32)
-"""Of the tiles for teams."""
-MOST_ROW_STEPS = 768
-"""Rows of a tile times its steps along k up to which teams take less than a library's call, by the model of an H100."""
-MOST_BYTES = 120 << 10
-"""Of operands for each multiprocessor, up to which they do: a library's blocks share what they read."""
 MOST_WAYS = 6
 """That are worth a measurement, for which each is compiled."""
 
@@ -75,25 +67,6 @@ def choose_splits(device: DeviceProperties, tile: Tile, rows: Dim, columns: Dim,
     blocks = max(1, hint(ceildiv(rows, tile.m) * ceildiv(columns, tile.n) * batch))
     most = min(MAX_SPLITS, device.multiprocessors // blocks, hint(depth) // (SPLIT_STEPS * tile.k))
     return 1 << (max(1, most).bit_length() - 1)
-
-
-def team_tile(device: DeviceProperties, kind: str, rows: Dim, columns: Dim, batch: Dim, depth: Dim) -> Tile | None:
-    """The tile for blocks of `TEAMS` teams, where all run at once and take a few steps; None for larger products.
-
-    A library's call takes longer to begin than such a product does in all. Sums of integers have no teams.
-    """
-    for tile in (tile for tile in reversed(matrix_tiles(kind)) if tile.m in TEAM_ROWS and kind not in INTEGERS):
-        blocks, steps = hint(team_blocks(tile, rows, columns, batch)), hint(ceildiv(depth, tile.k))
-        if blocks > device.multiprocessors:
-            continue
-        read = blocks * (tile.m + tile.n) * STEP * steps
-        is_small = steps * tile.m <= MOST_ROW_STEPS and read <= MOST_BYTES * device.multiprocessors
-        return tile if is_small else None
-    return None
-
-
-def team_blocks(tile: Tile, rows: Dim, columns: Dim, batch: Dim) -> Dim:
-    return ceildiv(rows, tile.m) * ceildiv(columns, tile.n) * batch
 
 
 def matrix_ways(

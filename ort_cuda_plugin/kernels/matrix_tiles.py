@@ -6,8 +6,9 @@ step needs one barrier. A tile has lines of pieces of 16 bytes along the dimensi
 memory. Where a piece stands in its line depends on the line, so that neither eight lines' pieces at one place, which a
 matrix is loaded from, nor neighbours, which are stored together, share a bank.
 
-A product that few blocks compute has several teams of four warps in each, which step through k in turn and have tiles
-of their own. Their sums meet in shared memory at the end: so a block takes as many times fewer steps.
+A small product has several teams of warps in a block, which step through k in turn and have tiles of their own. Their
+sums meet in shared memory at the end: so a block takes as many times fewer steps. A team of one warp waits for no
+other warp in a step.
 
 float32 is rounded to TF32 on the way from shared memory to the tensor cores. ``ldmatrix`` takes four such numbers of a
 line for eight of 16 bits, but transposes none: where lines run along x, lanes load numbers one by one, eight
@@ -45,6 +46,47 @@ def matrix_tiles(kind: str) -> tuple[Tile, ...]:
     """Tiles of blocks of four warps, the largest one first."""
     shapes = ((128, 8, 8), (64, 8, 4), (32, 4, 4), (16, 2, 4))
     return tuple(Tile(m, 64, STEP // SIZES[kind], thread_m=rows, thread_n=columns) for m, rows, columns in shapes)
+
+
+@dataclass(frozen=True)
+class Team:
+    """A tile for the warps of a team, and the number of teams in a block, which take the steps along k in turn."""
+
+    tile: Tile
+    teams: int
+
+    @property
+    def warps(self) -> int:
+        """Of a team."""
+        return self.tile.threads // 32
+
+    @property
+    def warp_columns(self) -> int:
+        return 1 if self.warps < 4 else 2 if self.tile.m >= 64 else 4
+
+    @property
+    def warp(self) -> tuple[int, int]:
+        """Rows and columns of a warp."""
+        return self.tile.m * self.warp_columns // self.warps, self.tile.n // self.warp_columns
+
+
+def team_forms(kind: str) -> tuple[Team, ...]:
+    """Teams of one warp, which waits for no other along k, and of more, which share what they load."""
+    shapes = (
+        (16, 16, 2, 4, (2, 4, 8)),
+        (16, 32, 4, 4, (2, 4, 8)),
+        (32, 32, 8, 4, (2, 4, 8)),
+        (64, 32, 8, 4, (2, 4)),
+        (16, 64, 2, 4, (4,)),
+        (32, 64, 4, 4, (4,)),
+        (64, 64, 8, 4, (2, 4)),
+        (128, 64, 8, 8, (2,)),
+    )
+    return tuple(
+        Team(Tile(m, n, STEP // SIZES[kind], thread_m=rows, thread_n=columns), teams)
+        for m, n, rows, columns, numbers in shapes
+        for teams in numbers
+    )
 
 
 GAP = 8
@@ -143,29 +185,20 @@ class MatrixTile:
         return (self.tile.m + self.tile.n) * STEP
 
     @property
-    def warps(self) -> int:
-        """Of a team."""
-        return self.tile.threads // 32
-
-    @property
-    def warp_columns(self) -> int:
-        return 1 if self.warps == 1 else 2 if self.tile.m >= 64 else 4
-
-    @property
-    def warp(self) -> tuple[int, int]:
-        """Rows and columns of a warp."""
-        return self.tile.m * self.warp_columns // self.warps, self.tile.n // self.warp_columns
+    def team(self) -> Team:
+        return Team(self.tile, self.teams)
 
     def declare(self) -> list[str]:
-        rows, columns = self.warp
+        rows, columns = self.team.warp
+        warp_columns = self.team.warp_columns
         floats = 0 if self.shared_bytes else block_bytes(self.tile) // 4
         lines = [
             f"tile_c = array_pointer(cuda.shared.array({floats}, float32, 16))",
             "tiles_at = shared_address(tile_c)",
             *self._team(),
             "lane = int32(thread & 31)",
-            f"warp_row = int32((thread >> {5 + log2(self.warp_columns)}) * {rows})",
-            f"warp_column = int32(((thread >> 5) & {self.warp_columns - 1}) * {columns})",
+            f"warp_row = int32((thread >> {5 + log2(warp_columns)}) * {rows})",
+            f"warp_column = int32(((thread >> 5) & {warp_columns - 1}) * {columns})",
             f"sums = registers_{'i32' if self.kind in INTEGERS else 'f32'}({rows * columns // 32})",
         ]
         for of, element in zip(self.lines, self.elements, strict=True):
@@ -249,7 +282,7 @@ class MatrixTile:
             f"for step in range(int32({1 - STAGES}), steps):",
             "    if step >= 0:",
             f"        copy_async_wait({STAGES - 2})",
-            f"        cuda.{'syncwarp' if self.warps == 1 else 'syncthreads'}()",
+            f"        cuda.{'syncwarp' if self.team.warps == 1 else 'syncthreads'}()",
             f"    ahead = int32(step + {STAGES - 1})",
             "    if ahead < steps:",
             f"        k_first = int32(k0 + ahead * {self.depth})",
@@ -263,7 +296,7 @@ class MatrixTile:
         ]
 
     def store(self, rows: str, columns: str, epilogue: Epilogue) -> str:
-        height, width = self.warp
+        height, width = self.team.warp
         pitch = self.tile.n + GAP
         placed = [
             "copy_async_wait(0)",
@@ -397,7 +430,7 @@ class MatrixTile:
     def _loads(self) -> tuple[tuple[Lines, str, int, bool], tuple[Lines, str, int, bool]]:
         """The arguments of `_loaded` for both operands."""
         a, b = self.lines
-        height, width = self.warp
+        height, width = self.team.warp
         return (a, "warp_row", height // 16, True), (b, "warp_column", width // 16, False)
 
     def _multiply(self) -> list[str]:

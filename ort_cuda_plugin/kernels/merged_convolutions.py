@@ -12,16 +12,12 @@ from dataclasses import replace
 
 from ..program.lowering import Lowering
 from ..program.steps import Convolve, Tactic
-from ..program.symbolic import Dim, ceildiv, le, product
 from ..program.trace import Step
 from .contract import ProductTactic
 from .image_order import matrix_convolution_kind, place_stride
-from .library_form import holds
-from .matrix_conv import launch_matrix_convolution
-from .matrix_product import TEAMS, team_blocks, team_tile
+from .matrix_conv import holds_for, launch_matrix_convolution, team_of_convolution
 from .merged_sums import Merging, has_one_result, merge_sums
 from .tactics import explain
-from .tiles import Tile
 
 __all__ = ["merge_convolutions"]
 
@@ -54,23 +50,13 @@ class _Convolutions(Merging[Convolve]):
         return x.buffer, x.dtype, x.shape, x.strides, x.offset, w.dtype, w.shape[1:], step.windows, y.dtype
 
     def is_faster(self, merged: Convolve, count: int) -> bool:
-        return self._tile(merged, count) is not None
-
-    def _tile(self, merged: Convolve, count: int) -> Tile | None:
-        """The tile for teams of warps, where these take less than so many calls of a library.
-
-        What a rule allows in place of one call may be that much deeper for several.
-        """
-        x, w = merged.operands
-        depth, kind = x.shape[1] * product(w.shape[2:]), matrix_convolution_kind(self.ctx, merged)
-        return team_tile(self.ctx.device, kind, *_sizes(merged), 1, ceildiv(depth, count))
+        return team_of_convolution(self.ctx, merged, count) is not None
 
     def made(self, merged: Convolve, count: int) -> list[Step] | None:
-        ctx, tile = self.ctx, self._tile(merged, count)
-        assert tile is not None
-        if not holds(ctx, le(team_blocks(tile, *_sizes(merged), 1), ctx.device.multiprocessors)):
+        ctx, team = self.ctx, team_of_convolution(self.ctx, merged, count)
+        if team is None or not holds_for(ctx, merged, team):
             return None
-        tactic = ProductTactic(tile, 1, TEAMS)
+        tactic = ProductTactic(team.tile, 1, team.teams)
         why = f"{count} convolutions of one image in less time than calls of a library"
         recorded, nodes = ctx.trace.steps, ctx.nodes
         ctx.trace.steps, ctx.nodes = [], merged.nodes
@@ -79,8 +65,3 @@ class _Convolutions(Merging[Convolve]):
         made = ctx.trace.steps
         ctx.trace.steps, ctx.nodes = recorded, nodes
         return made
-
-
-def _sizes(step: Convolve) -> tuple[Dim, Dim]:
-    """Places of all images, and channels of the result."""
-    return step.shape[0] * product(step.places), step.shape[1]

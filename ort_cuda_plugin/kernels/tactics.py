@@ -70,7 +70,7 @@ def ruled(ctx: Lowering, step: Sums) -> Tactic:
     """The tactic that rules prefer to a library; without a name where they do not.
 
     One row takes as long as memory does, which our kernel reads as fast; a library's kernel also fills tiles. A small
-    product takes less than a library's call does to begin.
+    product takes less than a library's call, which takes long to begin.
     """
     if "cublaslt" in ctx.device.libraries and isinstance(step, Contract):
         if is_one_row(ctx, step):
@@ -83,7 +83,7 @@ def ruled(ctx: Lowering, step: Sums) -> Tactic:
 
 
 def _small(ctx: Lowering, step: Sums) -> Tactic:
-    return Tactic(own_tactics(ctx, step)[0], f"small, done when a library begins; {by_rules(ctx)}")
+    return Tactic(own_tactics(ctx, step)[0], f"takes less than a library's call; {by_rules(ctx)}")
 
 
 def is_parted(ctx: Lowering, step: Attend) -> bool:

@@ -384,8 +384,8 @@ def store_rows(
 
     A thread has the same columns of several rows, as far apart as a line has threads: neighbours store neighbours. What
     its columns need is loaded once. It has `ROWS` rows at once, so that loads of one do not wait for those of another.
-    ``total`` makes a sum of what stands there. A block of several ``teams``, each of as many threads as the tile has,
-    has a tile of float32 sums of each, one after the other; what these add up to is the block's.
+    ``total`` makes a sum, float32 or int32, of what stands there. A block of several ``teams``, each of as many threads
+    as the tile has, has a tile of the sums of each, one after the other; what these add up to is the block's.
     """
     threads = tile.threads * teams
     size = min(CHUNK, tile.m * tile.n // threads)
@@ -414,7 +414,8 @@ def store_rows(
     for mark in marks:
         for i in range(size):
             places = [i * per_line + team * tile.m * pitch for team in range(teams)]
-            value = total.format(" + ".join(f"tile_c[at{mark} + {place}]" for place in places))
+            value = " + ".join(total.format(f"tile_c[at{mark} + {place}]") for place in places)
+            value = f"int32({value})" if total != "{}" else value
             lines += [f"    total_{i}{mark} = {value}", *indented(epilogue.inner(f"_{i}", mark), 1)]
     for mark in marks:
         lines.append(f"    if own{mark} < {rows}:")

@@ -129,7 +129,7 @@ def test_a_library_that_is_the_fastest_is_called(tmp_path: Path) -> None:
 
 
 def test_rules_choose_without_measuring_and_say_so(tmp_path: Path) -> None:
-    for rows, why in (("200", "small, done when a library begins; chosen by rules"), ("8000", "(chosen by rules)")):
+    for rows, why in (("200", "takes less than a library's call; chosen by rules"), ("80000", "(chosen by rules)")):
         cluster = CompiledCluster(read_model(loaded(PRODUCT.replace("200", rows))), WITH_LIBRARIES)
         texts: list[str] = []
         cluster.show_program = texts.append

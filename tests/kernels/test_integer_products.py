@@ -20,6 +20,7 @@ from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering import DeviceProperties
 from ort_cuda_plugin.program.program_text import ProgramText
+from team_choice import use_team
 from test_matrix_product import GPU, SMALL_GPU, kernels
 
 
@@ -127,6 +128,8 @@ def test_convolutions_of_dequantised_bytes(
 ) -> None:
     """With a bias, Relu and codes as the result; the padding is the zero point, and weights have one a channel."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: device)
+    if split:
+        use_team(monkeypatch, None)
     m = Model()
     x, given, bias = m.operands(image, dtype, weights[0])
     y = m.node("Relu", m.node("Conv", given, m.weights(codes(weights, "int8", 2), 0), bias, **attributes))
@@ -243,6 +246,8 @@ def test_products_of_dequantised_bytes(
 ) -> None:
     """With a bias, and a scale for each column; codes as the result, and floats."""
     monkeypatch.setattr(OpenDevice, "properties", lambda self: device)
+    if split:
+        use_team(monkeypatch, None)
     m = Model()
     x, given, bias = m.operands(a, dtype, b[1])
     y = m.node("Add", bias, m.node("MatMul", given, m.weights(codes(b, "int8", 2), 1)))

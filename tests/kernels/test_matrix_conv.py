@@ -162,7 +162,7 @@ def test_a_network_keeps_its_channels_last(monkeypatch: pytest.MonkeyPatch, dyna
         for dim, size in zip(model.graph.input[0].type.tensor_type.shape.dim, x.shape, strict=True):
             dim.dim_value = size
     names = [spec.name for spec in kernels(model) if re.match(r"conv\dd_", spec.name)]
-    assert len(names) == 4, names  # two convolutions share one
+    assert len(set(names)) == 3, names  # two convolutions share one
     assert all("d_mma_" in name for name in names), names
     (actual,) = run_model(model, [x], dynamic)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -178,7 +178,7 @@ def test_convolutions_of_halves_use_tensor_cores_without_spills() -> None:
         next(spec for spec in kernels(make_model("Conv", given, {})) if "d_mma_" in spec.name)
         for given in (halves, small)
     ]
-    assert [re.findall(r"_(\d+x\d+)x", spec.name)[-1] for spec in specs] == ["128x64", "16x64"]
+    assert [re.findall(r"_(\d+x\d+)x", spec.name)[-1] for spec in specs] == ["128x64", "16x16"]
     for capability in ((8, 0), (9, 0), (10, 0), (12, 0)):
         for spec, code in zip(specs, sass.code_of(specs, Target.cuda(*capability)), strict=True):
             assert code.spilled == 0, (spec.name, capability)

@@ -21,6 +21,7 @@ from ort_cuda_plugin.estimate.gather import work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering import DeviceProperties
+from team_choice import use_team
 from test_matrix_attention import prompt
 
 GPU = DeviceProperties.gpu((8, 0))
@@ -54,6 +55,7 @@ def test_products_of_halves(
     given = [np.ascontiguousarray(x.T) if flag else x for x, flag in zip((a, b), transposed, strict=True)]
     attributes = dict(zip(("transA", "transB"), transposed, strict=True))
     monkeypatch.setattr(OpenDevice, "properties", lambda self: device)
+    use_team(monkeypatch, None)
     names = [spec.name for spec in kernels(make_model("Gemm", [*given, c], attributes), device)]
     assert any(name.startswith("matmul_mma_split" if k > 1000 else "matmul_mma_") for name in names)
     (actual,) = run_op("Gemm", [*given, c], attributes)

@@ -19,10 +19,10 @@ from ort_cuda_plugin.estimate import sass
 from ort_cuda_plugin.estimate.count import count_all
 from ort_cuda_plugin.estimate.gather import work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep
-from ort_cuda_plugin.kernels.matrix_product import TEAM_ROWS, TEAMS
-from ort_cuda_plugin.kernels.matrix_tiles import matrix_tiles, shared_bytes
+from ort_cuda_plugin.kernels.matrix_tiles import Team, shared_bytes, team_forms
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering import DeviceProperties
+from team_choice import use_team
 
 GPU = DeviceProperties.gpu((9, 0))
 LIBRARIES = replace(GPU, libraries=frozenset({"cublaslt", "cudnn"}))
@@ -32,6 +32,11 @@ def kernels(model: ModelProto, device: DeviceProperties = GPU) -> list[KernelSpe
     return CompiledCluster(read_model(model), device).prepare().kernels
 
 
+def most_teams(kind: str) -> list[Team]:
+    """Of each tile, as many as a block may have."""
+    return list({team.tile: team for team in team_forms(kind)}.values())
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize(
     ("sizes", "transposed"),
@@ -39,7 +44,7 @@ def kernels(model: ModelProto, device: DeviceProperties = GPU) -> list[KernelSpe
         pytest.param((40, 300, 70), (0, 0), id="steps that only some teams have"),
         pytest.param((17, 136, 72), (0, 1), id="the last step has whole pieces only"),
         pytest.param((33, 77, 130), (1, 0), id="no rows begin at a multiple of 16 bytes"),
-        pytest.param((800, 24, 200), (0, 1), id="tiles of 32 rows, a single step"),
+        pytest.param((200, 24, 200), (0, 1), id="a single step"),
     ],
 )
 def test_products_are_sums_of_all_teams(
@@ -50,35 +55,57 @@ def test_products_are_sums_of_all_teams(
     a, b, c = operands
     given = [np.ascontiguousarray(x.T) if flag else x for x, flag in zip((a, b), transposed, strict=True)]
     attributes = dict(zip(("transA", "transB"), transposed, strict=True))
-    names = [spec.name for spec in kernels(make_model("Gemm", [*given, c], attributes))]
-    assert any(f"mma_teams{TEAMS}_{32 if m > 700 else 16}x64" in name for name in names), names
-    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
-    with configured(check=1):
-        (actual,) = run_op("Gemm", [*given, c], attributes)
     wide = [x.astype(np.float64) for x in (a, b, c)]
     size = np.abs(wide[0]) @ np.abs(wide[1]) + np.abs(wide[2])
-    assert (np.abs(actual - (wide[0] @ wide[1] + wide[2])) <= (2**-10 + k * 2**-22) * size).all()
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    for team in most_teams("f16" if dtype is np.float16 else "tf32"):
+        use_team(monkeypatch, team)
+        names = [spec.name for spec in kernels(make_model("Gemm", [*given, c], attributes))]
+        assert any(f"mma_teams{team.teams}_{team.tile.name}" in name for name in names), names
+        with configured(check=1):
+            (actual,) = run_op("Gemm", [*given, c], attributes)
+        assert (np.abs(actual - (wide[0] @ wide[1] + wide[2])) <= (2**-10 + k * 2**-22) * size).all(), team
 
 
-def test_their_code_has_no_spills_and_fits_each_gpu() -> None:
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_convolutions_are_sums_of_all_teams(monkeypatch: pytest.MonkeyPatch, dtype: type) -> None:
+    """Windows that leave the image, steps over places and between taps, and channels that fill no step."""
+    x: Array = noise(2, 24, 9, 11, seed=1).astype(dtype)
+    w: Array = noise(36, 24, 3, 3, seed=2).astype(dtype)
+    attributes = {"pads": [2, 1, 0, 3], "strides": [2, 1], "dilations": [1, 2]}
+    (expected,) = run_op("Conv", [x.astype(np.float64), w.astype(np.float64)], attributes)
+    (size,) = run_op("Conv", [abs(x).astype(np.float64), abs(w).astype(np.float64)], attributes)
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    for team in most_teams("f16" if dtype is np.float16 else "tf32"):
+        use_team(monkeypatch, team)
+        names = [spec.name for spec in kernels(make_model("Conv", [x, w], attributes))]
+        assert any(f"mma_teams{team.teams}_{team.tile.name}" in name for name in names), names
+        with configured(check=1):
+            (actual,) = run_op("Conv", [x, w], attributes)
+        assert (np.abs(actual - expected) <= (2**-10 + 216 * 2**-22) * size).all(), team
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_their_code_has_no_spills_and_fits_each_gpu(monkeypatch: pytest.MonkeyPatch, dtype: type) -> None:
     """And no access to shared memory has bank conflicts above two-way."""
+    kind = "f16" if dtype is np.float16 else "tf32"
     specs = []
-    for rows, dtype in ((128, np.float16), (800, np.float16), (800, np.float32)):
-        model = make_model("MatMul", [np.zeros((rows, 128), dtype), np.zeros((128, 192), dtype)], {})
+    for team in most_teams(kind):
+        use_team(monkeypatch, team)
+        assert shared_bytes(team.tile, team.teams) <= 99 << 10  # what a block of sm_86 to sm_120 may have
+        model = make_model("MatMul", [np.zeros((128, 128), dtype), np.zeros((128, 192), dtype)], {})
         work = work_of_model(model, {}, libraries=frozenset())
         (step,) = work.steps
         assert isinstance(step, KernelStep)
-        assert f"teams{TEAMS}" in step.kernel.name
+        assert f"teams{team.teams}_{team.tile.name}" in step.kernel.name
         sites = count_all(work, {step.kernel: sass.Code(32, 0, 0, {}, 1.0)})[0].sites
         shared = [site for site in sites if site.kind.startswith("shared")]
-        assert all(site.units <= 2.01 * site.least for site in shared), shared
+        assert all(site.units <= 2.01 * site.least for site in shared), (team, shared)
         specs.append(step.kernel)
-    for capability in ((8, 0), (9, 0), (10, 0), (12, 0)):
+    for capability in ((8, 0), (9, 0), (12, 0)):
         for spec, code in zip(specs, sass.code_of(specs, Target.cuda(*capability)), strict=True):
             assert code.spilled == 0, (spec.name, capability)
             assert code.uses_tensor_cores or sass.disassembler() is None, (spec.name, capability)
-    tiles = [tile for kind in ("f16", "tf32") for tile in matrix_tiles(kind) if tile.m in TEAM_ROWS]
-    assert max(shared_bytes(tile, TEAMS) for tile in tiles) <= 99 << 10  # what a block of sm_86 to sm_120 may have
 
 
 def product(rows: int | str, k: int = 384, n: int = 384) -> ModelProto:
@@ -133,7 +160,7 @@ def test_an_open_number_of_rows_has_a_plan_for_few_blocks(rows: int, called: boo
 
 
 def test_small_convolutions_go_before_a_library() -> None:
-    for size, channels, called in ((14, 64, False), (112, 64, True), (14, 1024, True)):
+    for size, channels, called in ((14, 64, False), (224, 64, True), (14, 1024, True)):
         given = [np.zeros(shape, np.float16) for shape in ((1, channels, size, size), (64, channels, 3, 3))]
         model = make_model("Conv", given, {"pads": [1] * 4})
         assert bool(CompiledCluster(read_model(model), LIBRARIES).prepare().problems) is called, (size, channels)

@@ -26,6 +26,7 @@ from ort_cuda_plugin.estimate.work import KernelStep
 from ort_cuda_plugin.kernels.matrix_tiles import RESIDENT
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
+from team_choice import use_team
 
 GPU = DeviceProperties.gpu((8, 0))
 
@@ -82,6 +83,7 @@ def check_product(a: Array, b: Array, transposed: Sequence[int], device: DeviceP
 @pytest.mark.parametrize("transposed", TRANSPOSED)
 def test_products_of_all_shapes_are_those_of_tf32(monkeypatch: pytest.MonkeyPatch, transposed: tuple[int, int]) -> None:
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    use_team(monkeypatch, None)
     with configured(check=1):
         for name, (a_shape, b_shape) in SHAPES.items():
             part = "" if "no pr" in name or name == "no rows" else "mma_split" if "parts" in name else "mma"
@@ -102,6 +104,7 @@ def test_tiles_of_all_sizes(
 ) -> None:
     device = DeviceProperties.gpu((8, 0), multiprocessors)
     monkeypatch.setattr(OpenDevice, "properties", lambda self: device)
+    use_team(monkeypatch, None)
     with configured(check=1):
         check_product(noise(rows, 40, seed=1), noise(40, 72, seed=2), transposed, device, f"mma_{tile}_tf32")
 
@@ -157,7 +160,7 @@ def test_no_access_to_shared_memory_has_bank_conflicts_above_two_way(transposed:
 
 def test_the_option_keeps_float32() -> None:
     model, _ = model_of(np.zeros((64, 64), np.float32), np.zeros((64, 64), np.float32), (0, 0))
-    assert [spec.name for spec in kernels(model)] == ["matmul_mma_teams4_16x64x16_tf32"]
+    assert [spec.name for spec in kernels(model)] == ["matmul_mma_teams4_16x16x16_tf32"]
     for device, use_tf32 in ((GPU, False), (DeviceProperties.gpu((7, 5)), True), (replace(GPU, tf32=False), True)):
         assert [spec.name for spec in kernels(model, device, use_tf32=use_tf32)] == ["matmul_64x64x16_f32"]
 

@@ -30,6 +30,7 @@ SHARED_ADDRESS = "cvta.to.shared.u64 $0, $1;"
 LOAD = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0,$1,$2,$3}, [$4];"
 LOAD_TRANSPOSED = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0,$1,$2,$3}, [$4];"
 COPY = "cp.async.cg.shared.global [$0], [$1], 16;"
+COPY_CACHED = "cp.async.ca.shared.global [$0], [$1], 16;"
 COPIED = "%ocp.copied"
 """Begins the names of what copies to shared memory load."""
 COPY_COMMIT = "cp.async.commit_group;"
@@ -41,6 +42,7 @@ ASSEMBLY = {
     LOAD: "ptx.load_matrices",
     LOAD_TRANSPOSED: "ptx.load_matrices_transposed",
     COPY: "ptx.copy_async",
+    COPY_CACHED: "ptx.copy_async",
     COPY_COMMIT: "ptx.copy_async_commit",
     **{code: f"ptx.copy_async_wait_{left}" for left, code in enumerate(COPY_WAIT)},
 }

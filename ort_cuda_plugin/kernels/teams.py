@@ -1,0 +1,112 @@
+"""Teams of warps for small products: which tile, how many teams, and whether a library's call takes longer.
+
+Times are in cycles of a multiprocessor, by the model of an H100 (docs/estimates.md); no GPU has measured them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..program.lowering import DeviceProperties
+from ..program.symbolic import Dim, ceildiv, hint
+from .matrix_tiles import SIZES, STEP, Team, team_forms
+
+BEGIN = 3300.0
+"""Of a library's call, before its first block works: 1.8 us, which ours does not take."""
+LAUNCH = 2900.0
+"""From one kernel to the next one: 1.6 us."""
+PARTS = 1800.0
+"""That a library takes more where its tiles are too few, and it cuts k in parts."""
+LIBRARY_RATE = 2000.0
+"""Multiplications and additions of 16-bit numbers in a cycle, of a library's kernels for such sizes."""
+L2_RATE = 24.0
+"""Bytes of the L2 in a cycle, for each multiprocessor."""
+ISSUED = 3.2
+"""Instructions in a cycle of a multiprocessor, and..."""
+WAITED = 2.4
+"""...cycles of an instruction for a warp that has no others to wait with."""
+LATENCY = 800.0
+"""Of the first copies, and of barriers at the end."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A product of the sizes that are expected.
+
+    Its first operand may be patches of an image, with so many ``taps``: places of a window. 0 says that it is not.
+    """
+
+    kind: str
+    rows: int
+    columns: int
+    batch: int
+    depth: int
+    taps: int
+
+    @property
+    def work(self) -> float:
+        """Multiplications and additions, as many as take as long with 16-bit numbers."""
+        return 2.0 * self.rows * self.columns * self.batch * self.depth * SIZES[self.kind] / 2
+
+
+def choose_team(
+    device: DeviceProperties,
+    kind: str,
+    rows: Dim,
+    columns: Dim,
+    batch: Dim,
+    depth: Dim,
+    *,
+    taps: int = 0,
+    products: int = 1,
+) -> Team | None:
+    """The teams that take the least time for the product; None where a library's call takes less.
+
+    It may stand for several ``products``, each of which would be a launch.
+    """
+    problem = Problem(kind, hint(rows), hint(columns), hint(batch), hint(depth), taps)
+    times = {team: _cycles(device, problem, team) for team in team_forms(kind)}
+    best = min(times, key=lambda team: times[team])
+    limit = _library_cycles(device, problem) + (products - 1) * LAUNCH
+    return best if times[best] <= limit else None
+
+
+def team_blocks(team: Team, rows: Dim, columns: Dim, batch: Dim) -> Dim:
+    return ceildiv(rows, team.tile.m) * ceildiv(columns, team.tile.n) * batch
+
+
+def most_blocks(device: DeviceProperties, team: Team, rows: Dim, columns: Dim, batch: Dim) -> int:
+    """Up to how many blocks the choice of a team holds: until the busiest multiprocessor has one more."""
+    return -(-hint(team_blocks(team, rows, columns, batch)) // device.multiprocessors) * device.multiprocessors
+
+
+def _cycles(device: DeviceProperties, problem: Problem, team: Team) -> float:
+    tile = team.tile
+    steps = -(-problem.depth // tile.k)
+    own_steps = -(-steps // team.teams)
+    blocks = hint(team_blocks(team, problem.rows, problem.columns, problem.batch))
+    each = -(-blocks // device.multiprocessors)
+    warps = tile.threads // 32
+    matrices = (tile.m * tile.n) // (16 * 8 * warps) * 2  # a warp multiplies in a step
+    height, width = team.warp
+    loads = (height + width) // 16 * 2
+    lines = (tile.m + tile.n) * (STEP // 16) / tile.threads  # copies of a thread
+    patches = (problem.taps > 0) * tile.m * (STEP // 16) / tile.threads
+    step = 29 + 3.5 * (lines + loads) + matrices + 5 * patches + 4 * loads * (problem.kind == "tf32")
+    issued = 220 + tile.m * tile.n / 8 / warps + 250 * (problem.taps > 1) + own_steps * step
+    wavefronts = steps * ((tile.m + tile.n) / 2 + 4 * loads * warps) + team.teams * tile.m * tile.n / 10 + 100
+    # A block has what the windows of its patches share in its L1.
+    fetched = tile.m * min(1.0, 3 / max(1, problem.taps)) + tile.n
+    read = blocks * fetched * STEP * steps + problem.rows * problem.columns * problem.batch * SIZES[problem.kind]
+    return max(
+        each * warps * team.teams * issued / ISSUED,
+        each * wavefronts,
+        read / (L2_RATE * device.multiprocessors),
+        WAITED * issued + LATENCY,
+    )
+
+
+def _library_cycles(device: DeviceProperties, problem: Problem) -> float:
+    tiles = -(-problem.rows // 64) * -(-problem.columns // 64) * problem.batch
+    few = tiles <= device.multiprocessors // 2 and problem.depth >= 256
+    return BEGIN + PARTS * few + problem.work / (LIBRARY_RATE * device.multiprocessors)

@@ -1,0 +1,14 @@
+"""Which teams of warps products and convolutions on tensor cores have, for tests of one form."""
+
+from __future__ import annotations
+
+import pytest
+
+from ort_cuda_plugin.kernels import contract, matrix_conv
+from ort_cuda_plugin.kernels.matrix_tiles import Team
+
+
+def use_team(monkeypatch: pytest.MonkeyPatch, team: Team | None) -> None:
+    """All have this team, of whatever size they are; None: they have none."""
+    for module in (contract, matrix_conv):
+        monkeypatch.setattr(module, "choose_team", lambda *args, **more: team)
