@@ -18,7 +18,7 @@ from ..program.symbolic import Dim, ceildiv, divides, hint, le, product
 from ..program.windows import Windows
 from .codegen import KernelBuilder, kernel_name, register_type
 from .layout import Plane, coordinates, extent, index_type
-from .places import Reads, reach_of, reads_of, size_text
+from .places import Reads, batches_of, reach_of, reads_of, size_text
 from .tiles import Element
 from .vector_map import VECTOR_BYTES, begins_at_vectors, vector_threads
 
@@ -30,8 +30,6 @@ SIDE = 8
 """Vectors of channels that neighbouring threads take before they go on to the next places: a line of the caches."""
 MAX_READS = 32
 """Vectors that a thread reads, at most: all of them are written out."""
-LOADED = 9
-"""Vectors that a thread has on their way at once, about: more take registers from other threads."""
 THREADS = 512
 """For each multiprocessor; a thread has less where there would be fewer of them."""
 _types = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16)
@@ -187,12 +185,11 @@ class _ChannelPool:
             emit.line(f"total[{e}] = {'float32(0)' if self.is_average else 'float32(-math.inf)'}")
         columns = sorted(self.reads[-1])
         lines = list(itertools.product(*(sorted(along) for along in self.reads[:-1])))
-        at_once = -(-len(lines) // -(-len(lines) // max(LOADED // len(columns), 1)))
-        emit.line(f"found = lanes_of({pointer}, {width * len(columns) * at_once})")
+        batches = batches_of(lines, len(columns))
+        emit.line(f"found = lanes_of({pointer}, {width * len(columns) * len(batches[0])})")
         base = self._index(f"{image} * {self._size(self.x.strides[0])} + {channel}")
-        for begin in range(0, len(lines), at_once):
-            # All of some lines is on its way before the first of it is used.
-            taken = [(*line, column) for line in lines[begin : begin + at_once] for column in columns]
+        for batch in batches:
+            taken = [(*line, column) for line in batch for column in columns]
             for number, offsets in enumerate(taken):
                 if offsets[-1] == columns[0]:
                     outer = [of_axis[offset] for of_axis, offset in zip(places, offsets[:-1], strict=False)]

@@ -25,7 +25,7 @@ from ..program.tensor import contiguous_strides
 from ..program.views import permute
 from .codegen import KernelBuilder, kernel_name, load_text, offset_text, register_type
 from .layout import Plane, coordinates, extent, index_type
-from .places import reach_of, reads_of, size_text
+from .places import batches_of, reach_of, reads_of, size_text
 from .vector_map import begins_at_vectors, vector_threads
 
 __all__ = ["is_depthwise", "launch_depthwise"]
@@ -172,36 +172,50 @@ class _Depthwise:
         for offset in sorted(reads):
             inside, at = self._inside(starts[-1], offset, tensors.limits[-1])
             columns[offset] = inside, self._index(f"{at} * {tensors.steps[-1]}")
-        emit.line(f"picture = lanes_of({tensors.x}, {form.width})")
+        batches = batches_of(sorted(lines), len(reads))
+        emit.line(f"picture = lanes_of({tensors.x}, {form.width * len(reads) * len(batches[0])})")
         emit.line(f"taps = lanes_of({tensors.weights}, {form.width * kernel[-1]})")
         for number in range(kernel[-2] if len(kernel) > 1 else 1):
             emit.line(f"weights{number} = registers_f32({form.width * kernel[-1]})")
         base = self._index(f"{first[0]} * {tensors.steps[0]} + {first[1]}")
         for outer in itertools.product(*(range(size) for size in kernel[:-2])):
             loaded: set[int] = set()
-            for line, windows_of in sorted(lines.items()):
-                for _, tap in windows_of:
-                    if tap not in loaded:
-                        loaded.add(tap)
-                        self._load_weights(first[1], (*outer, tap) if len(kernel) > 1 else ())
-                offsets = [number * apart for number, apart in zip(outer, windows.dilations, strict=False)]
-                within, row = [], base
-                for start, offset, limit, step in zip(
-                    starts[:-1], (*offsets, line), tensors.limits, tensors.steps[2:], strict=False
-                ):
-                    inside, at = self._inside(start, offset, limit)
-                    within.append(inside)
-                    row = self._index(f"{row} + {at} * {step}")
-                for offset, along in sorted(reads.items()):
-                    valid, column = columns[offset]
-                    at = self._index(f"{row} + {column}")
-                    valid = " & ".join([*within, valid])
-                    emit.line(f"load_lanes_inside(picture, 0, {tensors.x}, int64({at}), {valid}, {form.width})")
-                    with emit.block(f"for e in range({form.width}):"):
-                        emit.line(f"value = {load_text('picture', 'e', tensors.x_type)}")
-                        for (number, tap), (place, beside) in itertools.product(windows_of, along):
-                            total = f"total[{(number * form.places + place) * form.width} + e]"
-                            emit.line(f"{total} = fma_f32(value, weights{tap}[{beside * form.width} + e], {total})")
+            for batch in batches:
+                for number, line in enumerate(batch):
+                    offsets = [place * apart for place, apart in zip(outer, windows.dilations, strict=False)]
+                    within, row = [], base
+                    for start, offset, limit, step in zip(
+                        starts[:-1], (*offsets, line), tensors.limits, tensors.steps[2:], strict=False
+                    ):
+                        inside, at = self._inside(start, offset, limit)
+                        within.append(inside)
+                        row = self._index(f"{row} + {at} * {step}")
+                    for _, tap in lines[line]:
+                        if tap not in loaded:
+                            loaded.add(tap)
+                            needed = within if form.rows == 1 else ()
+                            self._load_weights(first[1], (*outer, tap) if len(kernel) > 1 else (), needed)
+                    for beside, offset in enumerate(sorted(reads)):
+                        valid, column = columns[offset]
+                        at = self._index(f"{row} + {column}")
+                        valid = " & ".join([*within, valid])
+                        lane = (number * len(reads) + beside) * form.width
+                        emit.line(
+                            f"load_lanes_inside(picture, {lane}, {tensors.x}, int64({at}), {valid}, {form.width})"
+                        )
+                for number, line in enumerate(batch):
+                    for beside, offset in enumerate(sorted(reads)):
+                        lane = (number * len(reads) + beside) * form.width
+                        self._multiply(lane, lines[line], reads[offset])
+
+    def _multiply(self, lane: int, lines: Sequence[tuple[int, int]], along: Sequence[tuple[int, int]]) -> None:
+        """Adds to the sums what the image's elements from a lane on give to the windows that have them."""
+        emit, form = self.emit, self.form
+        with emit.block(f"for e in range({form.width}):"):
+            emit.line(f"value = {load_text('picture', f'{lane} + e', self.tensors.x_type)}")
+            for (number, tap), (place, beside) in itertools.product(lines, along):
+                total = f"total[{(number * form.places + place) * form.width} + e]"
+                emit.line(f"{total} = fma_f32(value, weights{tap}[{beside * form.width} + e], {total})")
 
     def _index(self, text: str) -> str:
         """A number that counts elements or places."""
@@ -212,15 +226,18 @@ class _Depthwise:
         at = self._index(f"{start} + {offset}")
         return self.emit.assign(f"({at} >= 0) & ({at} < {limit})"), at
 
-    def _load_weights(self, channel: str, outer: Sequence[int]) -> None:
-        """The weights of a line of the window, from the thread's first channel on."""
+    def _load_weights(self, channel: str, outer: Sequence[int], within: Sequence[str]) -> None:
+        """The weights of a line of the window, from the thread's first channel on; zeros where the line is not in x.
+
+        NVVM and ptxas move what has no condition behind the sums before, where it is waited for once more.
+        """
         emit, tensors, width = self.emit, self.tensors, self.form.width
-        count = operator.index(self.step.windows.kernel[-1])
+        count, needed = operator.index(self.step.windows.kernel[-1]), " & ".join(within) or "True"
         for tap in range(count):
             numbers = zip((*outer, tap), tensors.taps, strict=True)
             terms = [(str(number), step) for number, step in numbers if number]
             at = self._index(" + ".join([channel, offset_text(terms)]))
-            emit.line(f"load_lanes_inside(taps, {tap * width}, {tensors.weights}, int64({at}), True, {width})")
+            emit.line(f"load_lanes_inside(taps, {tap * width}, {tensors.weights}, int64({at}), {needed}, {width})")
         with emit.block(f"for e in range({width * count}):"):
             emit.line(f"weights{outer[-1] if outer else 0}[e] = {load_text('taps', 'e', tensors.weights_type)}")
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias, TypeVar
 
 from ..model.ir import DType
 from ..program.lowering import Tensor
 from ..program.symbolic import Dim
 from .codegen import KernelBuilder
 
+Line = TypeVar("Line")
+
+LOADED = 9
+"""Vectors that a thread has on their way at once, about: more take registers from other threads."""
 Reads: TypeAlias = dict[int, list[tuple[int, int]]]
 """By offset from where the first window begins: which windows have it, as which of their elements."""
 
@@ -20,6 +25,13 @@ def reads_of(places: int, taps: int, stride: int, dilation: int) -> Reads:
     for place, tap in itertools.product(range(places), range(taps)):
         found.setdefault(place * stride + tap * dilation, []).append((place, tap))
     return found
+
+
+def batches_of(lines: Sequence[Line], columns: int) -> list[Sequence[Line]]:
+    """The lines of so many ``columns`` in parts. All of a part is on its way before the first of it is used."""
+    parts = -(-len(lines) // max(LOADED // columns, 1))
+    size = -(-len(lines) // parts)
+    return [lines[begin : begin + size] for begin in range(0, len(lines), size)]
 
 
 def reach_of(x: Tensor) -> Dim:

@@ -126,3 +126,16 @@ def test_images_of_the_plan_are_read_by_vectors_alone() -> None:
         if sass.disassembler() is not None:
             assert {name for name in code.mix if name.startswith(("LDG", "LDL"))} == {"LDG.64"}, code.mix
             assert code.rounds < 0.25
+
+
+def test_a_thread_of_few_places_waits_for_its_loads_together() -> None:
+    """Of one image threads have one place: its weights and its window are on their way at once."""
+    x, w, b = (y.astype(np.float32) for y in halves((1, 512, 14, 14), (3, 3)))
+    model = make_model("Conv", [x, w, b], {"group": 512, "pads": [1, 1, 1, 1]})
+    for value, data in zip(list(model.graph.input)[1:], (w, b), strict=True):
+        model.graph.input.remove(value)
+        model.graph.initializer.append(numpy_helper.from_array(data, value.name))
+    (code,) = sass.code_of([spec for spec in kernels(model, GPU) if "taps" in spec.source], Target.cuda(9, 0))
+    assert code.spilled == 0
+    if sass.disassembler() is not None:
+        assert code.rounds < 0.15
