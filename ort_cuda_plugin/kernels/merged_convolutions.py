@@ -15,9 +15,10 @@ from ..program.steps import Convolve, Tactic
 from ..program.trace import Step
 from .contract import ProductTactic
 from .image_order import matrix_convolution_kind, place_stride
-from .matrix_conv import holds_for, launch_matrix_convolution, team_of_convolution
+from .matrix_conv import holds_for, launch_matrix_convolution, matrix_convolution_tactics, team_of_convolution
+from .matrix_tiles import Team
 from .merged_sums import Merging, has_one_result, merge_sums
-from .tactics import explain
+from .tactics import explain, is_of_integers
 
 __all__ = ["merge_convolutions"]
 
@@ -25,7 +26,7 @@ __all__ = ["merge_convolutions"]
 def merge_convolutions(ctx: Lowering, steps: Iterable[Step]) -> list[Step]:
     """The steps with one kernel in place of convolutions of one image that it computes in less time.
 
-    They are what tensor cores multiply, and all of them are small together. Guards join the trace's.
+    They are what tensor cores multiply: integers, or all of them are small together. Guards join the trace's.
     """
     return merge_sums(steps, _Convolutions(ctx))
 
@@ -37,7 +38,9 @@ class _Convolutions(Merging[Convolve]):
         self.ctx = ctx
 
     def candidate(self, step: Step) -> Convolve | None:
-        if not isinstance(step, Convolve) or step.is_converted or step.tactic.name or 0 in step.shape:
+        if not isinstance(step, Convolve) or step.tactic.name or 0 in step.shape:
+            return None
+        if step.is_converted and not (all(step.conversions) and is_of_integers(self.ctx, step)):
             return None
         x, w = step.operands
         if step.transposed or not step.groups == step.channel_axes == 1 or not w.is_constant:
@@ -50,14 +53,24 @@ class _Convolutions(Merging[Convolve]):
         return x.buffer, x.dtype, x.shape, x.strides, x.offset, w.dtype, w.shape[1:], step.windows, y.dtype
 
     def is_faster(self, merged: Convolve, count: int) -> bool:
-        return team_of_convolution(self.ctx, merged, count) is not None
+        return self._team(merged, count) is not None or self._tiles(merged) is not None
+
+    def _team(self, merged: Convolve, count: int) -> Team | None:
+        """The teams of warps that take less than so many calls of a library; None where there are none."""
+        return None if merged.is_converted else team_of_convolution(self.ctx, merged, count)
+
+    def _tiles(self, merged: Convolve) -> ProductTactic | None:
+        """The kernel for sums of integers."""
+        way = next(iter(matrix_convolution_tactics(self.ctx, merged).values()))
+        return way if merged.is_converted and way.splits == 1 else None
 
     def made(self, merged: Convolve, count: int) -> list[Step] | None:
-        ctx, team = self.ctx, team_of_convolution(self.ctx, merged, count)
-        if team is None or not holds_for(ctx, merged, team):
+        ctx, team = self.ctx, self._team(merged, count)
+        if team is not None and not holds_for(ctx, merged, team):
             return None
-        tactic = ProductTactic(team.tile, 1, team.teams)
-        why = f"{count} convolutions of one image in less time than calls of a library"
+        tactic = self._tiles(merged) if team is None else ProductTactic(team.tile, 1, team.teams)
+        assert tactic is not None
+        why = f"{count} convolutions of one image in less time than one by one"
         recorded, nodes = ctx.trace.steps, ctx.nodes
         ctx.trace.steps, ctx.nodes = [], merged.nodes
         launch_matrix_convolution(ctx, merged, tactic)

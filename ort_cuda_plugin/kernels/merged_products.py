@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from ..program.lowering import Lowering
-from ..program.passes.alike import Expression, converted_by, joined_conversion, same_leaves
 from ..program.steps import Contract, Tactic
 from ..program.trace import Step
 from .contract import product_tactics
@@ -41,17 +40,6 @@ class _Products(Merging[Contract]):
         a, b = step.a, step.b
         return a.buffer, a.dtype, a.shape, a.strides, a.offset, b.dtype, b.shape[0], step.outputs[0][1].dtype
 
-    def are_alike(self, first: Contract, other: Contract) -> bool:
-        (a, b), (other_a, other_b) = _converted(first), _converted(other)
-        is_same = same_leaves(a, other_a, -1) is not None and same_leaves(b, other_b, -1) is not None
-        return is_same and super().are_alike(first, other)
-
-    def joined(self, steps: Sequence[Contract]) -> Contract:
-        merged = super().joined(steps)
-        of_weights = [conversion for step in steps if (conversion := step.conversions[1]) is not None]
-        conversion = joined_conversion(of_weights, [step.b for step in steps], -1, merged.b)
-        return replace(merged, conversions=(steps[0].conversions[0], conversion))
-
     def is_faster(self, merged: Contract, count: int) -> bool:
         """Whether tiles have all of k: a step that adds up parts would not know the results."""
         way = next(iter(product_tactics(self.ctx, merged).values()))
@@ -60,11 +48,3 @@ class _Products(Merging[Contract]):
     def made(self, merged: Contract, count: int) -> list[Step]:
         name = next(iter(product_tactics(self.ctx, merged)))
         return [replace(merged, tactic=Tactic(name, f"{count} products of the same codes"))]
-
-
-def _converted(step: Contract) -> tuple[Expression, Expression]:
-    """What is multiplied, of both operands."""
-    a, b = step.conversions
-    assert a is not None
-    assert b is not None
-    return converted_by(a, step.a), converted_by(b, step.b)

@@ -11,7 +11,14 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from ..program.passes.alike import joined_constant, joined_inputs, result_of, same_leaves
+from ..program.passes.alike import (
+    converted_by,
+    joined_constant,
+    joined_conversion,
+    joined_inputs,
+    result_of,
+    same_leaves,
+)
 from ..program.passes.place import are_apart, written_views
 from ..program.passes.uses import Uses
 from ..program.steps import Sums, joined_nodes
@@ -36,7 +43,15 @@ class Merging(ABC, Generic[AnySums]):
 
     def are_alike(self, first: AnySums, other: AnySums) -> bool:
         """Whether steps of one key do the same with their sums, but for constants that differ along columns."""
-        return same_leaves(result_of(first), result_of(other), self.columns) is not None
+        if same_leaves(result_of(first), result_of(other), self.columns, spreads=True) is None:
+            return False
+        pairs = zip(first.conversions, other.conversions, first.operands, other.operands, strict=True)
+        for (one, two, x, y), columns in zip(pairs, (None, self.weight_columns), strict=True):
+            if (one is None) != (two is None):
+                return False
+            if one and two and same_leaves(converted_by(one, x), converted_by(two, y), columns) is None:
+                return False
+        return True
 
     @abstractmethod
     def is_faster(self, merged: AnySums, count: int) -> bool:
@@ -51,13 +66,17 @@ class Merging(ABC, Generic[AnySums]):
         first, parts = steps[0], self._parts(steps)
         shape = list(first.shape)
         shape[self.columns] = parts[-1].stop
-        weights = joined_constant([step.operands[1] for step in steps], self.weight_columns)
+        operands = [step.operands[1] for step in steps]
+        weights = joined_constant(operands, self.weight_columns)
+        conversions = [conversion for step in steps if (conversion := step.conversions[1]) is not None]
+        conversion = joined_conversion(conversions, operands, self.weight_columns, weights) if conversions else None
         one, *others = map(result_of, steps)
         return replace(
             first,
             nodes=joined_nodes(*steps),
             shape=tuple(shape),
             operands=(first.operands[0], weights),
+            conversions=(first.conversions[0], conversion),
             inputs=joined_inputs(one, others, self.columns, tuple(shape)),
             outputs=tuple((first.outputs[0][0], y) for step in steps for _, y in step.outputs),
             column_parts=tuple(part for step, part in zip(steps, parts, strict=True) for _ in step.outputs),

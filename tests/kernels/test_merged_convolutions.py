@@ -19,6 +19,7 @@ from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.estimate.gather import LIBRARIES, work_of_model
 from ort_cuda_plugin.estimate.work import KernelStep, LibraryStep
 from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
+from test_integer_products import Model, by_onnx_runtime, codes
 
 GPU = DeviceProperties.gpu((9, 0))
 HEAD = '<ir_version: 10, opset_import: ["" : 20]> g (T[N, 32, 12, 12] x) => (T[N, C, 12, 12] y{outputs}) {{'
@@ -101,6 +102,7 @@ TOGETHER = {
     "a pair": PAIR,
     "a pooling between them": PAIR.replace("b =", "p = MaxPool<kernel_shape = [1, 1]>(r) b =").replace("{}", "{}, p"),
     "weights of both": PAIR.replace("r, wb, bb", "r, wa, ba"),
+    "a factor of each": PAIR.replace("Relu(a)", "Mul(a, k)").replace("Relu(b)", "Mul(b, l)"),
     "a factor of each channel": PAIR.replace("Relu(a)", "Mul(a, fa)").replace("Relu(b)", "Mul(b, fb)"),
     "windows": PAIR.replace("Conv(r, wa", "Conv<pads = [1, 1, 1, 1]>(r, v3").replace(
         "Conv(r, wb", "Conv<pads = [1, 1, 1, 1]>(r, w3"
@@ -116,6 +118,8 @@ MORE = {
     "bb": (16,),
     "w3": (16, 32, 3, 3),
     "v3": (24, 32, 3, 3),
+    "k": (),
+    "l": (),
     "fa": (24, 1, 1),
     "fb": (16, 1, 1),
     "va": (24, 64, 1, 1),
@@ -189,6 +193,32 @@ def test_a_compiled_model_has_their_weights(tmp_path: Path, monkeypatch: pytest.
     x = noise(2, 32, 12, 12, seed=9).astype(np.float16)
     with nothing_compiled():
         compare(model, load(tmp_path / "m_ctx.onnx").run(None, {"x": x}), x)
+
+
+@pytest.mark.parametrize("images", [1, 40])
+def test_convolutions_of_codes_are_one(monkeypatch: pytest.MonkeyPatch, images: int) -> None:
+    """Small or not, and where their results have other scales."""
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    model = Model()
+    shape = (images, 32, 12, 12)
+    _, image, _ = model.operands(shape, "int8", 1)
+    results = []
+    for number, channels in enumerate((24, 16, 40)):
+        w = model.weights(codes((channels, 32, 1, 1), "int8", number), 0, seed=number)
+        bias = model.constant(np.random.default_rng(number).normal(0, 1, channels).astype(np.float32))
+        y = model.node("Relu", model.node("Conv", image, w, bias))
+        results.append(model.quantized(y, 0.02 + 0.01 * number, np.int8(number - 100))[1])
+    joined = model.node("Concat", results[2], results[0], axis=1)
+    pooled = model.node("MaxPool", results[1], kernel_shape=[3, 3], strides=[3, 3])
+    x = codes(shape, "int8", 1)
+    proto = model.proto({"x": x}, [joined, pooled])
+    assert len(launches(proto)) == 1
+    with configured(check=1):
+        actual = run_model(proto, [x])
+    for one, wanted, scale in zip(actual, by_onnx_runtime(proto, {"x": x}), (0.04, 0.03), strict=True):
+        far = np.abs(one - wanted) > scale / 2
+        assert far.mean() < 1e-3
+        assert np.abs(one - wanted).max() < 1.01 * scale
 
 
 BRANCHES = """<ir_version: 10, opset_import: ["" : 20]> g (float16[2, 32, 12, 12] x, bool flag)

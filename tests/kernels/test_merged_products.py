@@ -23,10 +23,13 @@ ROWS, DEPTH = 1100, 64
 COLUMNS = (48, 160, 48)
 
 
-def network(scales: tuple[float, ...] = (0.02,) * 3, *, shared: bool = True, outputs: int = 0) -> onnx.ModelProto:
+def network(
+    scales: tuple[float, ...] = (0.02,) * 3, *, shared: bool = True, outputs: int = 0, stored: tuple[float, ...] = ()
+) -> onnx.ModelProto:
     """Products of x with weights for each of the scales, with which x is quantised each time unless ``shared``.
 
-    ``outputs`` of them are outputs, beside what is made of each.
+    ``stored`` are scales with which the results are quantised. ``outputs`` of them are outputs, beside what is made of
+    each.
     """
     model = Model()
     x = model.node("Relu", "x")
@@ -37,6 +40,8 @@ def network(scales: tuple[float, ...] = (0.02,) * 3, *, shared: bool = True, out
         w = model.weights(codes((DEPTH, columns), "int8", number), 1, seed=number)
         bias = model.constant(np.random.default_rng(number).normal(0, 1, columns).astype(np.float32))
         results.append(model.node("Add", model.node("MatMul", codes_of_x, w), bias))
+    for number, scale in enumerate(stored):
+        results[number] = model.quantized(results[number], scale, np.int8(number))[1]
     last = [model.node("ReduceMax", result, axes=[1]) for result in results]
     return model.proto({"x": np.zeros((ROWS, DEPTH), np.float32)}, [*last, *results[:outputs]])
 
@@ -74,6 +79,19 @@ def test_products_of_the_same_codes_are_one(
         actual = run_model(model, [feed()])
     for one, wanted in zip(actual, by_onnx_runtime(model, {"x": feed()}), strict=True):
         is_near(one, wanted)
+
+
+def test_results_may_have_scales_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    scales = (0.1, 0.15, 0.2)
+    model = network(stored=scales)
+    assert products(model) == 1
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
+    with configured(check=1):
+        actual = run_model(model, [feed()])
+    for one, wanted, scale in zip(actual, by_onnx_runtime(model, {"x": feed()}), scales, strict=True):
+        far = np.abs(one - wanted) > scale / 2
+        assert far.mean() < 1e-2
+        assert np.abs(one - wanted).max() < 1.01 * scale
 
 
 def test_a_compiled_model_has_their_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

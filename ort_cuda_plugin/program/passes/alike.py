@@ -36,10 +36,13 @@ def converted_by(conversion: Conversion, x: Tensor) -> Expression:
     return Expression(conversion.value, conversion.leaf, conversion.inputs, x.shape)
 
 
-def same_leaves(first: Expression, other: Expression, columns: int) -> dict[Scalar, Scalar] | None:
+def same_leaves(
+    first: Expression, other: Expression, columns: int | None, *, spreads: bool = False
+) -> dict[Scalar, Scalar] | None:
     """The leaves of ``other`` for those of ``first`` where both are the same expression of their own leaf, else None.
 
-    What they read beside that is the same for all columns and for both, or constant and different along columns.
+    What they read beside that is the same for all columns and for both, or constant and different along columns; with
+    ``spreads`` also constant and the same for all columns of each. Without ``columns`` it is the same.
     """
     if _beside(first.shape, columns) != _beside(other.shape, columns):
         return None
@@ -49,7 +52,7 @@ def same_leaves(first: Expression, other: Expression, columns: int) -> dict[Scal
     theirs = dict(other.inputs)
     for leaf, x in first.inputs:
         y_leaf = pairs.get(leaf)
-        if y_leaf is None or y_leaf not in theirs or not _are_alike(first, x, other, theirs[y_leaf], columns):
+        if y_leaf is None or y_leaf not in theirs or not _are_alike(first, x, other, theirs[y_leaf], columns, spreads):
             return None
     return pairs
 
@@ -112,28 +115,38 @@ def _only_element(x: Tensor) -> bytes | None:
     return None if contents is None else contents.tobytes()
 
 
-def _beside(shape: Sequence[Dim], columns: int) -> tuple[Dim, ...]:
-    return tuple(dim for axis, dim in enumerate(shape) if axis != columns % len(shape))
+def _beside(shape: Sequence[Dim], columns: int | None) -> tuple[Dim, ...]:
+    return tuple(dim for axis, dim in enumerate(shape) if columns is None or axis != columns % len(shape))
 
 
-def _are_alike(first: Expression, x: Tensor, other: Expression, y: Tensor, columns: int) -> bool:
+def _are_alike(first: Expression, x: Tensor, other: Expression, y: Tensor, columns: int | None, spreads: bool) -> bool:
     if x.dtype is not y.dtype:
         return False
-    if _is_row_of_constants(first, x, columns):
-        return _is_row_of_constants(other, y, columns)
+    if columns is None:
+        return _same_elements(_spread(x, first.shape), _spread(y, other.shape))
+    if _is_row(first, x, columns, spreads) and _is_row(other, y, columns, spreads):
+        return True
+    return _are_same(first, x, other, y, columns)
+
+
+def _are_same(first: Expression, x: Tensor, other: Expression, y: Tensor, columns: int) -> bool:
+    """Whether both read the same for all columns."""
     one, two = _spread(x, first.shape), _spread(y, other.shape)
-    return one.strides[columns] == two.strides[columns] == 0 and _same_elements(one, two)
+    if one.strides[columns] != 0 or two.strides[columns] != 0:
+        return False
+    return _same_elements(one, Tensor(two.dtype, one.shape, two.buffer, strides=two.strides, offset=two.offset))
 
 
 def _spread(x: Tensor, shape: tuple[Dim, ...]) -> Tensor:
     return Tensor(x.dtype, shape, x.buffer, strides=broadcast_strides(x, shape), offset=x.offset)
 
 
-def _is_row_of_constants(expression: Expression, x: Tensor, columns: int) -> bool:
-    """Whether x is constant and has an element for each column, the same wherever else the result goes on."""
+def _is_row(expression: Expression, x: Tensor, columns: int, spreads: bool) -> bool:
+    """Whether x is constant and has an element for each column, or with ``spreads`` one for all, and no others."""
     strides = broadcast_strides(x, expression.shape)
     beside = zip(_beside(expression.shape, columns), _beside(strides, columns), strict=True)
-    return x.is_constant and strides[columns] == 1 and all(dim == 1 or stride == 0 for dim, stride in beside)
+    has_columns = strides[columns] == 1 or (spreads and strides[columns] == 0)
+    return x.is_constant and has_columns and all(dim == 1 or stride == 0 for dim, stride in beside)
 
 
 def joined_inputs(
@@ -143,14 +156,15 @@ def joined_inputs(
 
     ``others`` are those for which `same_leaves` has leaves.
     """
-    matches = [(other, same_leaves(first, other, columns), dict(other.inputs)) for other in others]
+    matches = [(other, same_leaves(first, other, columns, spreads=True), dict(other.inputs)) for other in others]
     inputs: list[Input] = []
     for leaf, x in first.inputs:
-        if _is_row_of_constants(first, x, columns):
-            rows = [_row(first, x, columns)]
-            for other, pairs, theirs in matches:
-                assert pairs is not None
-                rows.append(_row(other, theirs[pairs[leaf]], columns))
+        beside = []
+        for other, pairs, theirs in matches:
+            assert pairs is not None
+            beside.append((other, theirs[pairs[leaf]]))
+        if not all(_are_same(first, x, other, y, columns) for other, y in beside):
+            rows = [_row(one, y, columns) for one, y in ((first, x), *beside)]
             row = joined_constant(rows, axis=0)
             behind = len(shape) - 1 - columns % len(shape)
             x = Tensor(x.dtype, (*row.shape, *[1] * behind), row.buffer, strides=(1, *[0] * behind))
@@ -170,7 +184,8 @@ def joined_conversion(
 
 
 def _row(expression: Expression, x: Tensor, columns: int) -> Tensor:
-    return Tensor(x.dtype, (expression.shape[columns],), x.buffer, strides=(1,), offset=x.offset)
+    stride = broadcast_strides(x, expression.shape)[columns]
+    return Tensor(x.dtype, (expression.shape[columns],), x.buffer, strides=(stride,), offset=x.offset)
 
 
 def joined_constant(tensors: Sequence[Tensor], axis: int) -> Tensor:
