@@ -26,7 +26,8 @@ __all__ = ["merge_convolutions"]
 def merge_convolutions(ctx: Lowering, steps: Iterable[Step]) -> list[Step]:
     """The steps with one kernel in place of convolutions of one image that it computes in less time.
 
-    They are what tensor cores multiply: integers, or all of them are small together. Guards join the trace's.
+    They are what tensor cores multiply, and all of them are small together, or no library does them. Guards join the
+    trace's.
     """
     return merge_sums(steps, _Convolutions(ctx))
 
@@ -60,9 +61,14 @@ class _Convolutions(Merging[Convolve]):
         return None if merged.is_converted else team_of_convolution(self.ctx, merged, count)
 
     def _tiles(self, merged: Convolve) -> ProductTactic | None:
-        """The kernel for sums of integers."""
+        """The kernel for sums that no library has, or is there for; None where its tiles do not have all of k.
+
+        A step that adds up parts would not know the results. cuDNN's result would have to be one tensor, and it copies
+        images whose places are apart before it reads them.
+        """
         way = next(iter(matrix_convolution_tactics(self.ctx, merged).values()))
-        return way if merged.is_converted and way.splits == 1 else None
+        is_ours = merged.is_converted or "cudnn" not in self.ctx.device.libraries
+        return way if is_ours and way.splits == 1 else None
 
     def made(self, merged: Convolve, count: int) -> list[Step] | None:
         ctx, team = self.ctx, self._team(merged, count)

@@ -160,15 +160,17 @@ def test_a_result_may_be_an_output_as_well(monkeypatch: pytest.MonkeyPatch) -> N
     compare(model, actual, x)
 
 
-def test_large_ones_stay_apart() -> None:
-    """Each of them fills the multiprocessors."""
+def test_large_ones_are_a_librarys() -> None:
+    """Where there is none they are one as well."""
     model = parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 20]> g (float16[16, 256, 56, 56] x) => (float16[16, 128, 56, 56] y) {'
         " r = Relu(x) a = Conv(r, wa) b = Conv(r, wb) y = Concat<axis = 1>(a, b) }"
     )
     for name in ("wa", "wb"):
         model.graph.initializer.append(numpy_helper.from_array(np.zeros((64, 256, 1, 1), np.float16), name))
-    assert len(launches(model)) == 2
+    assert len(launches(model)) == 1
+    calls = [step for step in work_of_model(model, {}, libraries=LIBRARIES).steps if isinstance(step, LibraryStep)]
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize(("parts", "calls"), [(1, 1), (2, 0)])
