@@ -64,6 +64,19 @@ def test_attention_of_an_encoder_is_cudnns(asker: list[str | Path], batch: int) 
     assert engine.saved > 1 << 14, engine  # with the kernel that it compiled
 
 
+def test_a_result_whose_places_are_apart_takes_a_workspace_of_its_size(asker: list[str | Path]) -> None:
+    """So cuDNN writes it there first, and copies it to its places."""
+    images, channels, rows, size = 32, 128, 256, 13
+    text = form((images, channels, rows, 1, size, 3, 1, 1, 1), 1, BIAS | RELU | LAST | ProblemFlags.TF32, 2, False)
+    together, numbers = text.split(), text.split()
+    numbers[7 + 4] = str(rows + 64)
+    dense, apart = ask(asker, [" ".join(together), " ".join(numbers)])
+    assert dense.tensor_cores
+    assert apart.tensor_cores
+    assert dense.workspace < 1 << 12
+    assert 0 <= apart.workspace - images * rows * size**2 * 4 < 1 << 12
+
+
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.engines, id="all"), pytest.param(11, id="sample")])
 def test_cudnn_has_a_plan_for_each_form_of_each_convolution(asker: list[str | Path], step: int) -> None:
     questions = []
