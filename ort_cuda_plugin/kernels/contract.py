@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -289,8 +289,8 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
         way = tactic or matrix_tactics(ctx, kind, m, n, batches, k)[0]
         call = _along_k(ctx, call) if way.teams > 1 else call
     a, b, (m, n, _) = call.a, call.b, call.sizes
-    reach = [x.shape[-2] * x.strides[-2] + x.shape[-1] * x.strides[-1] for x in (a, b)]
-    index = index_type(ctx, *reach)
+    ends = ((a, call.a_batch), (b, call.b_batch))
+    index = index_type(ctx, *(_reach(x, zip(call.batch, strides, strict=True)) for x, strides in ends))
     batch, end = len(step.batch), len(step.shape)
     columns = end - step.column_axes
     rows = [Axes("row", range(columns))]
@@ -314,6 +314,14 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
         tile = (tactic and tactic.tile) or choose_tile(ctx.device, m, step.total.dtype)
         blocks = select(few_rows, 0, ceildiv(m, tile.m) * ceildiv(n, tile.n))
         _launch_kernel(ctx, call, TiledProduct(*form, tile), (of_a, of_b, more), blocks, tile.threads)
+
+
+def _reach(x: Tensor, batch: Iterable[tuple[Dim, Dim]]) -> Dim:
+    """Elements from the first of a batch of matrices to the last; ``batch`` has sizes and strides."""
+    total: Dim = x.shape[-2] * x.strides[-2] + x.shape[-1] * x.strides[-1]
+    for size, stride in batch:
+        total = total + size * stride
+    return total
 
 
 def _row_product(ctx: Lowering, call: Folded, general: RowProduct) -> LaneProduct | RowProduct | VectorRowProduct:

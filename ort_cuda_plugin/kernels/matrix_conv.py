@@ -115,6 +115,7 @@ class PatchTile(MatrixTile):
         # The place of a piece within its patch; the first axis counts on, past the last element of the window.
         result = [f"ahead_{axis} = int32(tap_{axis} * step_{axis})" for axis in axes]
         offset = [f"{index}({index}(ahead_{axis}) * image_{axis})" for axis in axes]
+        result += self._filled(lines)
         result.append(f"tap_from = {_sum(index, [*offset, f'{index}(channel)'])}")
         inside = f"tap_{axes[0]} < taps_{axes[0]}" if axes else "channel < channels"
         copy = "copy_async_cached" if axes else "copy_async"
@@ -122,10 +123,10 @@ class PatchTile(MatrixTile):
         for piece in pieces:
             at = [f"(uint32({axis}_at{piece} + ahead_{axis}) < uint32(in_{axis}))" for axis in axes]
             condition = " & ".join([f"({inside})", *at])
-            to = f"int64((filled + a_to{piece}) >> 2)"
+            target = self._target(lines, piece)
+            to = f"(({target}) - tiles_at) >> 2"
             first = f"int64({index}(x_from{piece} + tap_from))"
             filler = f"    store_f32x4(tile_c, {to}, {', '.join(['outside' if self.zero else 'float32(0)'] * 4)})"
-            target = f"tiles_at + int64(int32(filled + a_to{piece}))"
             if self.zero:
                 copies += [f"if {condition}:", f"    {copy}({target}, x, {first})", "else:", filler]
             else:
@@ -134,7 +135,7 @@ class PatchTile(MatrixTile):
             word = f"x[{source}]"
             if self.size < 4:
                 word = self._packed([self._bits(f"x[{source} + {i}]") for i in range(4 // self.size)])
-            store = f"        tile_c[{to} + int64(word)] = {word}"
+            store = f"        tile_c[({to}) + int64(word)] = {word}"
             loads += [f"if {condition}:", "    for word in range(4):", store, "else:", filler]
         body = ["if x_whole == 0:", *indented(copies, 1), "else:", *indented(loads, 1)]
         result += [f"if thread < {count}:", *indented(body, 1)] if count < self.tile.threads else body

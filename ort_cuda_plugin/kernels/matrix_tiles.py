@@ -75,6 +75,8 @@ def team_forms(kind: str) -> tuple[Team, ...]:
     shapes = (
         (16, 16, 2, 4, (2, 4, 8)),
         (16, 32, 4, 4, (2, 4, 8)),
+        (32, 16, 4, 4, (2, 4, 8)),
+        (64, 16, 8, 4, (4,)),
         (32, 32, 8, 4, (2, 4, 8)),
         (64, 32, 8, 4, (2, 4)),
         (16, 64, 2, 4, (4,)),
@@ -242,7 +244,7 @@ class MatrixTile:
                 along = line
             places = (f"{operand.row.format(x)} * {operand.stride}", f"{self.index}({along}) * {operand.inner_stride}")
             at = " + ".join(f"{self.index}({place})" for place in places)
-            result.append(f"{name}_from{piece} = {name}_base + int64({self.index}({at}))")
+            result.append(f"{name}_from{piece} = {self.index}({name}_base + int64({self.index}({at})))")
         return [*result, *self._targets(lines)]
 
     def _targets(self, lines: Lines) -> list[str]:
@@ -251,12 +253,21 @@ class MatrixTile:
         result = []
         for piece in range(self._pieces(lines)):
             if piece and apart % lines.period == 0:
-                result.append(f"{lines.name}_to{piece} = int32({lines.name}_to0 + {piece * self.tile.threads * 16})")
                 continue
             line, place = self._place(lines, f"(thread + {piece * self.tile.threads})")
             unit = f"int32({lines.first} + {lines.unit(line, place)} * 16)"
             result.append(f"{lines.name}_to{piece} = opaque_i32({unit})")
         return result
+
+    def _filled(self, lines: Lines) -> list[str]:
+        """``<operand>_fill``: the address of the thread's first piece in the stage that is filled."""
+        return [f"{lines.name}_fill = tiles_at + int64(int32(filled + {lines.name}_to0))"]
+
+    def _target(self, lines: Lines, piece: int) -> str:
+        """The address of a piece in that stage."""
+        if self.tile.threads // lines.pieces % lines.period == 0:
+            return f"{lines.name}_fill + {piece * self.tile.threads * 16}"
+        return f"tiles_at + int64(int32(filled + {lines.name}_to{piece}))"
 
     def _pieces(self, lines: Lines) -> int:
         """Of a thread; some threads have none where there are more threads than pieces."""
@@ -323,7 +334,7 @@ class MatrixTile:
 
     def _fill(self, lines: Lines, element: Element) -> list[str]:
         """Fills the stage at ``filled`` with k from ``k_first`` on; zeros stand outside the matrix."""
-        operand, name, numbers = lines.operand, lines.name, self.piece
+        operand, name, numbers, index = lines.operand, lines.name, self.piece, self.index
         inner = operand.inner_major
         count = STEP * lines.extent // 16
         threads = self.tile.threads
@@ -345,8 +356,8 @@ class MatrixTile:
             f"place = int32{place}",
             f"{name}_x_at = int32({operand.origin} + {x})",
             f"{name}_k_at = int32(k_first + {k})",
-            f"{name}_from = {name}_base + int64({self.index}({self.index}({operand.row.format(row)} * {operand.stride})"
-            f" + {self.index}({name}_k_at * {operand.inner_stride})))",
+            f"{name}_from = {name}_base + int64({index}({index}({operand.row.format(row)} * {operand.stride})"
+            f" + {index}({name}_k_at * {operand.inner_stride})))",
             f"to = int32(filled + {lines.first} + {lines.unit('line', 'place')} * 16)",
         ]
         if converted:
@@ -399,13 +410,14 @@ class MatrixTile:
         result = [*head, *indented(body, 1)]
         if converted:
             return result
-        copies = [
-            f"copy_async(tiles_at + int64(filled + {name}_to{piece}), {operand.pointer}, {name}_from{piece} + ahead_at)"
-            for piece in range(self._pieces(lines))
-        ]
+        copies = []
+        for number in range(self._pieces(lines)):
+            source = f"int64({index}({name}_from{number} + ahead_at))"
+            copies.append(f"copy_async({self._target(lines, number)}, {operand.pointer}, {source})")
         return [
             f"if {name}_whole == 0 and int32(k_first + {self.tile.k}) <= {operand.inner_bound}:",
-            f"    ahead_at = int64({self.index}(k_first * {operand.inner_stride}))",
+            f"    ahead_at = {index}({index}(k_first) * {operand.inner_stride})",
+            *indented(self._filled(lines), 1),
             *([f"    if thread < {count}:", *indented(copies, 2)] if few else indented(copies, 1)),
             "else:",
             *indented(result, 1),

@@ -18,7 +18,9 @@ LAUNCH = 2900.0
 PARTS = 1800.0
 """That a library takes more where its tiles are too few, and it cuts k in parts."""
 LIBRARY_RATE = 2000.0
-"""Multiplications and additions of 16-bit numbers in a cycle, of a library's kernels for such sizes."""
+"""Multiplications and additions of 16-bit numbers in a cycle, of a library's kernels for such sizes..."""
+FEW_RATE = 1000.0
+"""...and of those whose tiles are too few, which are smaller."""
 L2_RATE = 24.0
 """Bytes of the L2 in a cycle, for each multiprocessor."""
 ISSUED = 3.2
@@ -109,4 +111,4 @@ def _cycles(device: DeviceProperties, problem: Problem, team: Team) -> float:
 def _library_cycles(device: DeviceProperties, problem: Problem) -> float:
     tiles = -(-problem.rows // 64) * -(-problem.columns // 64) * problem.batch
     few = tiles <= device.multiprocessors // 2 and problem.depth >= 256
-    return BEGIN + PARTS * few + problem.work / (LIBRARY_RATE * device.multiprocessors)
+    return BEGIN + PARTS * few + problem.work / ((FEW_RATE if few else LIBRARY_RATE) * device.multiprocessors)
