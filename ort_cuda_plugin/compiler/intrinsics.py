@@ -176,10 +176,12 @@ def lower_half_erf(builder: ir.IRBuilder, args: Any) -> ir.Value:
 
 
 export("half_erf", types.float32, (types.float32,), lower_half_erf)
-# As exact as a half type can show too: exp within 2**-16, and 1 / x within 2**-22, with 0 for the smallest numbers.
+# As exact as a half type can show too: exp within 2**-16, and 2**x and 1 / x within 2**-22, with 0 for the smallest.
 HALF_EXP = "{ .reg .f32 t; mul.ftz.f32 t, $1, 0f3FB8AA3B; ex2.approx.ftz.f32 $0, t; }"
+HALF_EXP2 = "ex2.approx.ftz.f32 $0, $1;"
 HALF_RECIPROCAL = "rcp.approx.ftz.f32 $0, $1;"
 export("half_exp", types.float32, (types.float32,), assembly(HALF_EXP, "=f,f", f32, f32))
+export("half_exp2", types.float32, (types.float32,), assembly(HALF_EXP2, "=f,f", f32, f32))
 export("half_reciprocal", types.float32, (types.float32,), assembly(HALF_RECIPROCAL, "=f,f", f32, f32))
 
 

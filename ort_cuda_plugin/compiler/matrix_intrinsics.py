@@ -28,13 +28,14 @@ from ort_cuda_plugin.compiler.host.matrices import (
     INTEGERS,
     LOAD,
     LOAD_TRANSPOSED,
+    PAIRS,
     PRODUCTS,
     ROUND_TF32,
     SHARED_ADDRESS,
 )
 from ort_cuda_plugin.compiler.tile_intrinsics import literal
 
-i16, i32, i64, f32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+i32, i64, f32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 sums_type = types.CPointer(types.float32)
 integer_sums_type = types.CPointer(types.int32)
 
@@ -74,9 +75,7 @@ def matrix_functions(kind: str) -> dict[str, Any]:
 
     def pair(typingctx: Any, x: Any, y: Any) -> Any:
         def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-            assembly = ir.InlineAsm(ir.FunctionType(i16, [f32]), f"cvt.rn.{kind}.f32 $0, $1;", "=h,f")
-            low, high = (builder.zext(builder.call(assembly, [value]), i32) for value in args)
-            return builder.or_(low, builder.shl(high, i32(16)))
+            return builder.call(ir.InlineAsm(ir.FunctionType(i32, [f32, f32]), PAIRS[kind], "=r,f,f"), args[::-1])
 
         return signature(types.uint32, types.float32, types.float32), codegen
 

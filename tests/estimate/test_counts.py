@@ -184,6 +184,13 @@ def test_a_long_product_has_nine_instructions() -> None:
     assert instructions("  %q = call i64 @__nv_umul64hi(i64 %m, i64 %n)") == {"issued": 9}
 
 
+def test_the_larger_of_two_floats_is_one_instruction() -> None:
+    source = "def kernel(x, y):\n    i = cuda.threadIdx.x\n    y[i] = fmax_f32(x[i], x[i + 1])\n"
+    (code,) = sass.code_of([kernel("larger", ("*f32", "*f32"), source)], Target.cuda(9, 0))
+    assert code.mix.get("FMNMX", 1) == 1
+    assert instructions("  %m = tail call float @__nv_fmaxf(float %a, float %b)") == {"issued": 1, "float": 1}
+
+
 def test_clearing_an_array_of_a_thread_is_no_call() -> None:
     clear = "  call void @llvm.memset.p0.i64(ptr nonnull align 2 dereferenceable(16) %a, i8 0, i64 16, i1 false)"
     body = ["  %a = alloca [8 x i16], align 2", clear, "  %s = add i32 %k, %k"]

@@ -93,7 +93,10 @@ def test_erf_of_halves_is_one_unit_off_at_most(storage: Any) -> None:
 
 
 @pytest.mark.parametrize("storage", [np.float16, ml_dtypes.bfloat16])
-@pytest.mark.parametrize(("text", "function"), [("half_exp(a)", np.exp), ("half_reciprocal(a)", np.reciprocal)])
+@pytest.mark.parametrize(
+    ("text", "function"),
+    [("half_exp(a)", np.exp), ("half_exp2(a)", np.exp2), ("half_reciprocal(a)", np.reciprocal)],
+)
 def test_functions_of_halves_are_the_rounded_ones(storage: Any, text: str, function: Any) -> None:
     x = all_halves.view(storage).astype(np.float32)
     with np.errstate(all="ignore"):

@@ -59,12 +59,13 @@ _functions = {
 """Instructions in all, and of the unit of special functions; of others `_other_function`."""
 _integer_functions = {"umul64hi": 9}
 """Instructions of functions of integers, by nvdisasm of kernels for sm_90 that have more or fewer of them."""
-_approximations = {"ptx.half_exp": (2, 1), "ptx.half_reciprocal": (1, 1)}
-"""The same of what the unit of special functions does alone, with a product."""
+_approximations = {"ptx.half_exp": (2, 1), "ptx.half_exp2": (1, 1), "ptx.half_reciprocal": (1, 1)}
+"""The same of what the unit of special functions does alone, or with a product."""
 _other_function = (20, 1)
 _single = (
     *("llvm.fma", "llvm.fmuladd", "llvm.fabs", "llvm.min", "llvm.max", "llvm.s", "llvm.u", "llvm.ct", "llvm.abs"),
     *("fmaf", "fma", "fabsf", "fminf", "fmaxf", "llvm.copysign", "llvm.bitreverse", "llvm.bswap", "llvm.fsh"),
+    *("__nv_fminf", "__nv_fmaxf"),
 )
 """Beginnings of the names of functions that are one instruction."""
 

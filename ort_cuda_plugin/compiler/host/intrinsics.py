@@ -106,6 +106,14 @@ define internal float @ptx.tanh.approx.f32(float %x) alwaysinline {
 }
 """,
     "ptx.half_exp": exp("ptx.half_exp"),
+    "ptx.half_exp2": """
+define internal float @ptx.half_exp2(float %x) alwaysinline {
+  %p = call float @exp2f(float %x)
+  %tiny = fcmp olt float %p, 0x3810000000000000
+  %r = select i1 %tiny, float 0.0, float %p
+  ret float %r
+}
+""",
     "ptx.half_reciprocal": """
 define internal float @ptx.half_reciprocal(float %x) alwaysinline {
   %r = fdiv float 1.0, %x

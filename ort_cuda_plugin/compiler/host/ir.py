@@ -63,6 +63,7 @@ asm_functions = {
     "cvt.rn.bf16.f32 $0, $1;": "ptx.cvt.rn.bf16.f32",
     "tanh.approx.f32 $0, $1;": "ptx.tanh.approx.f32",
     "{ .reg .f32 t; mul.ftz.f32 t, $1, 0f3FB8AA3B; ex2.approx.ftz.f32 $0, t; }": "ptx.half_exp",
+    "ex2.approx.ftz.f32 $0, $1;": "ptx.half_exp2",
     "rcp.approx.ftz.f32 $0, $1;": "ptx.half_reciprocal",
     "nanosleep.u32 $0;": "ptx.nanosleep",
     "ld.acquire.gpu.u32 $0, [$1];": "ptx.load_acquire",

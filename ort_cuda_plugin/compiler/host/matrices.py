@@ -26,6 +26,8 @@ PRODUCTS = {
 }
 """What a GPU does instead."""
 ROUND_TF32 = "cvt.rna.tf32.f32 $0, $1;"
+PAIRS = {kind: f"cvt.rn.{kind}x2.f32 $0, $1, $2;" for kind in ("f16", "bf16")}
+"""Rounds two numbers; the first one has the upper half."""
 SHARED_ADDRESS = "cvta.to.shared.u64 $0, $1;"
 LOAD = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0,$1,$2,$3}, [$4];"
 LOAD_TRANSPOSED = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0,$1,$2,$3}, [$4];"
@@ -38,6 +40,7 @@ COPY_WAIT = ("cp.async.wait_group 0;", "cp.async.wait_group 1;")
 ASSEMBLY = {
     **{code: f"ptx.matrix.{kind}" for kind, code in PRODUCTS.items()},
     ROUND_TF32: "ptx.cvt.rna.tf32.f32",
+    **{code: f"ptx.pair.{kind}" for kind, code in PAIRS.items()},
     SHARED_ADDRESS: "ptx.shared_address",
     LOAD: "ptx.load_matrices",
     LOAD_TRANSPOSED: "ptx.load_matrices_transposed",
@@ -207,6 +210,20 @@ define internal i32 @ptx.cvt.rna.tf32.f32(float %x) alwaysinline {
   ret i32 %r
 }
 """,
+    **{
+        f"ptx.pair.{kind}": f"""
+define internal i32 @ptx.pair.{kind}(float %high, float %low) alwaysinline {{
+  %h = call i16 @ptx.cvt.rn.{kind}.f32(float %high)
+  %l = call i16 @ptx.cvt.rn.{kind}.f32(float %low)
+  %h.w = zext i16 %h to i32
+  %l.w = zext i16 %l to i32
+  %h.s = shl i32 %h.w, 16
+  %r = or i32 %h.s, %l.w
+  ret i32 %r
+}}
+"""
+        for kind in PAIRS
+    },
     **{
         f"ptx.copy_async_{name}": f"""
 define internal void @ptx.copy_async_{name}() alwaysinline {{
