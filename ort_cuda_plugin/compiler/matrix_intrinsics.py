@@ -102,16 +102,6 @@ def scale_matrix_f32(typingctx: Any, c: Any, first: Any, second: Any, count: Any
     return signature(types.none, sums_type, types.float32, types.float32, count), codegen
 
 
-def load_pair_u16(typingctx: Any, pointer: Any, index: Any) -> Any:
-    """Two neighbours, the first at an even index, in one register."""
-
-    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
-        address = builder.bitcast(builder.gep(args[0], [args[1]]), i32.as_pointer())
-        return builder.load(address, align=4)
-
-    return signature(types.uint32, types.CPointer(types.uint16), types.int64), codegen
-
-
 def shared_address(typingctx: Any, pointer: Any) -> Any:
     """The address of what a pointer to shared memory points to."""
 
@@ -195,5 +185,4 @@ FUNCTIONS: dict[str, Any] = {
     **matrix_functions("i8"),
     **matrix_functions("u8"),
     "scale_matrix_f32": scale_matrix_f32,
-    "load_pair_u16": load_pair_u16,
 }

@@ -10,6 +10,7 @@ import math
 from ..model.ir import DType
 from ..program import scalar as s
 from ..program.lowering import Lowering, Tensor
+from ..program.scalar import Scalar
 from ..program.steps import Attend
 from ..program.symbolic import hint
 from ..program.views import expand
@@ -42,7 +43,7 @@ def attend_by_matrices(ctx: Lowering, step: Attend) -> bool:
     if softmax is None:
         return False
     batch, out = step.batch, step.outputs[0][1]
-    value = s.cast(softmax.logit, DType.FLOAT32)
+    value, factor = _logit(step, softmax)
     q, k, v = (expand(ctx, x, (*batch, *x.shape[-2:])) for x in _operands(ctx, step))
     alike = tuple((leaf, x) for leaf, x in step.score_inputs if x.size == 1)
     inputs = tuple((leaf, expand(ctx, x, step.score_shape)) for leaf, x in step.score_inputs if x.size != 1)
@@ -51,9 +52,19 @@ def attend_by_matrices(ctx: Lowering, step: Attend) -> bool:
     else:
         inputs = tuple((leaf, _of_one_group(ctx, x)) for leaf, x in inputs)
         q, out = _of_one_group(ctx, q), _of_one_group(ctx, out)
-    reading = Reading(step.score, (*alike, *inputs), value, step.row, without_keys=math.nan)
+    reading = Reading(step.score, (*alike, *inputs), value, step.row, factor=factor, without_keys=math.nan)
     stream_attention(ctx, q, k, v, out, reading)
     return True
+
+
+def _logit(step: Attend, softmax: Softmax) -> tuple[Scalar, float]:
+    """What softmax is taken of, and a positive factor of that; in float32 as cuDNN has it: to round scores takes longer
+    than to multiply them.
+    """
+    score = s.cast(step.score, DType.FLOAT32)
+    if softmax.addend is not None:
+        return score * softmax.scale + s.cast(softmax.addend, DType.FLOAT32), 1.0
+    return (score, softmax.scale) if softmax.scale > 0 else (score * softmax.scale, 1.0)
 
 
 def _share_keys(q: Tensor, k: Tensor, v: Tensor) -> bool:

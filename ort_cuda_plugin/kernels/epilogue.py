@@ -31,9 +31,9 @@ class Epilogue:
     has ``row`` and sums with the row's mark at their end. Other outer coordinates are those of all of its rows.
     """
 
-    row_lines: tuple[str, ...]
-    element_lines: tuple[str, ...]
-    store_lines: tuple[str, ...]
+    row_lines: tuple[str, ...] = ()
+    element_lines: tuple[str, ...] = ()
+    store_lines: tuple[str, ...] = ()
     column_lines: tuple[str, ...] = ()
 
     def rows(self, row: str = "") -> list[str]:
@@ -52,6 +52,57 @@ class Epilogue:
 
     def stores(self, mark: str, row: str = "") -> list[str]:
         return [line.replace(MARK, mark).replace(ROW, row) for line in self.store_lines]
+
+
+@dataclass(frozen=True)
+class RowPlace:
+    """Where a kernel stores neighbours of a row. ``row_lines`` come as those of an `Epilogue`, and ``row`` is set."""
+
+    pointer: str = ""
+    row_lines: tuple[str, ...] = ()
+    base: str = "0"
+    stride: str = "1"
+    dtype: DType = DType.FLOAT32
+
+    def stores(self, column: str, values: Sequence[str]) -> list[str]:
+        """Lines that store four float32 ``values`` from a ``column`` on, which is a multiple of four.
+
+        One access does where the row's neighbours are those in memory and begin at a multiple of its size.
+        """
+        narrow = {DType.FLOAT16: "f32_to_f16({})", DType.BFLOAT16: "f32_to_bf16({})"}.get(self.dtype, "{}")
+        kind = "f32" if self.dtype is DType.FLOAT32 else "u16"
+        names = [f"{PREFIX}value{i}" for i in range(len(values))]
+        lines = [f"{name} = {narrow.format(value)}" for name, value in zip(names, values, strict=True)]
+        step = "" if self.stride == "1" else f" * {self.stride}"
+        lines.append(f"{PREFIX}at = {sum_text(self.base, f'int64({column}){step}')}")
+        single = [f"{self.pointer}[{PREFIX}at + {i}{step}] = {name}" for i, name in enumerate(names)]
+        if step:
+            return [*lines, *single]
+        return [
+            *lines,
+            f"if {PREFIX}is_whole:",
+            f"    store_{kind}x4({self.pointer}, {PREFIX}at, {', '.join(names)})",
+            "else:",
+            *(f"    {line}" for line in single),
+        ]
+
+
+def make_row_place(ctx: Lowering, step: Map, outer: Iterable[Axes], last: Axes) -> tuple[RowPlace, Parameters]:
+    """Where the only output of a step lies, as `make_epilogue` has it; what a kernel stores needs no more than that."""
+    ((_, y),) = step.outputs
+    emit = Emitter(PREFIX, indent=0)
+    builder = KernelBuilder(PREFIX, emit)
+    pointer = builder.tensor(y, written=True)
+    placed = [broadcast_strides(y, step.shape)]
+    terms: list[Terms] = [[]]
+    for axes in outer:
+        count_along(ctx, builder, step, axes, placed, terms)
+    base = emit.assign(offset_text(terms[0])) if terms[0] else "0"
+    (axis,) = last.dims
+    size = y.dtype.itemsize
+    begin = f"int32(address_of({pointer})) + (int32({base}) << {size.bit_length() - 1})"
+    is_whole = f"{PREFIX}is_whole = (({begin}) & {4 * size - 1}) == 0"
+    return RowPlace(pointer, (*emit.taken(), is_whole), base, builder.stride(placed[0][axis]), y.dtype), builder
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,8 @@ class AttentionForm:
 
 @dataclass(frozen=True)
 class Softmax:
-    """Weights that are the softmax of ``logit``: ``scale`` * score + ``addend``, but for how that is rounded."""
+    """Weights that are the softmax of ``scale`` * score + ``addend``, but for how that is rounded."""
 
-    logit: Scalar
     scale: float
     addend: Scalar | None
 
@@ -181,7 +180,7 @@ def softmax_of(step: Attend) -> Softmax | None:
         wanted = powers / powers.sum(-1, keepdims=True)
     if found is None or not np.allclose(found, wanted, rtol=1e-6, atol=1e-12):
         return None
-    return Softmax(stage.elements[0], scale, bias)
+    return Softmax(scale, bias)
 
 
 _operations: dict[str, Callable[..., Array]] = {

@@ -1,22 +1,21 @@
 """Attention by tensor cores: the walk of `stream`, whose two products are those of small matrices.
 
-A warp has 16 rows, whose scores, weights and sums never leave its registers. Keys and values of a tile stand in shared
-memory in their own type; the copies of the next keys go on while those of this tile are used. Where there are many
-rows, the four warps of a block have 64 of them. Few rows are all warps' rows: then each has a part of the keys of
-every tile, and in the end the warps add up what they have.
+A warp has 16 or 32 rows and a part of the keys of each tile. Its scores, weights and sums never leave its registers,
+and it needs no other warp before the walk ends: then the parts of a row meet in shared memory. Keys and values of a
+tile stand there in their own type, twice: the next tile is copied while this one is used, and a step needs one barrier.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ..program.symbolic import Dim, hint
-from .attend import Form
 from .codegen import text_property
+from .epilogue import RowPlace
+from .matrix_forms import MATRIX_ROWS, MatrixForm
 from .stream_kernel import StreamKernel
-from .tiles import indented, log2, store_rows
+from .tiles import batch_offsets, indented, log2
 
 GAP = 8
 """Elements between rows in shared memory, so that neighbouring rows begin in other banks."""
@@ -24,23 +23,25 @@ RESULT_GAP = 8
 """The same of floats, between rows of the result."""
 PIECE = 8
 """Elements of 16 bytes, which are copied at once."""
-WARPS, WARP_ROWS = 4, 16
-FEW_MATRIX_ROWS = WARP_ROWS
-
-
-def matrix_form(rows: Dim, width: Dim) -> Form:
-    """For so many rows, by what is expected, and results of up to 128 columns."""
-    columns = 64 if hint(width) <= 64 else 128
-    if hint(rows) > FEW_MATRIX_ROWS:
-        return Form(WARPS * WARP_ROWS, 64, columns, 32 * WARPS, resident=False)
-    return Form(WARP_ROWS, 128 if columns == 64 else 64, columns, 32 * WARPS, resident=False)
+LANES = 4
+"""Columns of the result that a thread stores at once."""
+MANY_THREADS = 256
+"""Of a block, up to which each has as many registers as there are."""
+MOST_SHARED = 96 << 10
+"""Bytes of a block that every device has for the results of parts."""
+ONES = {"f16": 0x3C003C00, "bf16": 0x3F803F80}
+"""Two ones in a register."""
+LOG2_E = f"float32({math.log2(math.e)!r})"
 
 
 @dataclass(frozen=True)
 class MatrixStreamKernel(StreamKernel):
     """The kernel for heads of ``size`` elements, a multiple of 16 up to 128, of keys and of values."""
 
+    form: MatrixForm
     size: int = 0
+    factor: float = 1.0
+    result: RowPlace = field(default_factory=RowPlace)
 
     @property
     def name(self) -> str:
@@ -51,55 +52,98 @@ class MatrixStreamKernel(StreamKernel):
         return self.size + GAP
 
     @property
+    def rounds(self) -> int:
+        """How often the parts meet: for all columns at once, where their sums fit, or for half of them."""
+        whole = self.form.parts * self.form.m * (self.form.width + RESULT_GAP) * 4
+        return 1 if whole <= MOST_SHARED else 2
+
+    @property
+    def round_columns(self) -> int:
+        return self.form.width // self.rounds
+
+    @property
+    def result_pitch(self) -> int:
+        return self.round_columns + RESULT_GAP
+
+    @property
+    def row_pitch(self) -> int:
+        """From part to part of what each row has: neither rows nor parts that are read together share a bank."""
+        return self.form.m + (32 // self.form.parts if self.form.parts > 1 else 0)
+
+    @property
+    def log2(self) -> str:
+        """What makes powers of 2 of a reading's values."""
+        return f"float32({self.factor * math.log2(math.e)!r})"
+
+    @property
     def tile_bytes(self) -> int:
         """Of the keys of a tile, or of its values."""
         return self.form.keys * self.pitch * 2
 
     @property
-    def shares_rows(self) -> bool:
-        """Whether all warps have the same rows, and each a part of the keys."""
-        return self.form.m == WARP_ROWS
+    def shared_bytes(self) -> int:
+        """That a launch asks for: stages of tiles and the block's rows, and then the sums of parts."""
+        operands = 2 * self.form.stages * self.tile_bytes + self.form.m * self.pitch * 2
+        return max(operands, self.form.parts * self.form.m * self.result_pitch * 4)
 
     @property
-    def warp_keys(self) -> int:
-        """Keys of a tile that a warp has."""
-        return self.form.keys // WARPS if self.shares_rows else self.form.keys
+    def matrices(self) -> range:
+        """Matrices of rows of a warp."""
+        return range(self.form.warp_rows // MATRIX_ROWS)
+
+    @property
+    def halves(self) -> range:
+        """Rows of a thread: every eighth one."""
+        return range(2 * len(self.matrices))
 
     @text_property
     def body(self) -> str:
-        lines = [*self.prologue(), *self._bounds(), *self._walk(), *self._end(), *self.store()]
+        lines = [*self.prologue(), *self._bounds(), *self._walk(), *self._end()]
         return "\n".join(indented(lines, 1))
 
-    def prologue(self) -> list[str]:
+    def block_place(self) -> list[str]:
         form = self.form
-        words = max(2 * self.tile_bytes // 4, form.m * (form.width + RESULT_GAP))
+        return [
+            f"tiles = int32((n + {form.keys - 1}) >> {log2(form.keys)})",
+            "block = int32(cuda.blockIdx.x)",
+            "batch = quotient_i32(block, row_divisor)",
+            f"row0 = int32((block - batch * row_blocks) * {form.m})",
+            "column0 = int32(0)",
+            "thread = int32(cuda.threadIdx.x)",
+            *batch_offsets("abc", "start", self.batch_rank, "quotient_i32(digits, batch{i}_divisor)").splitlines(),
+        ]
+
+    def prologue(self) -> list[str]:
+        form, rows_at = self.form, 2 * self.form.stages * self.tile_bytes
+        parts = form.parts
         return [
             *self.block_place(),
             "lane = int32(thread & 31)",
             "warp = int32(thread >> 5)",
             "lane_row = int32(lane >> 2)",
             "lane_pair = int32((lane & 3) * 2)",
-            f"warp_row = {'int32(0)' if self.shares_rows else f'int32(warp * {WARP_ROWS})'}",
-            f"warp_key = {f'int32(warp * {self.warp_keys})' if self.shares_rows else 'int32(0)'}",
-            f"tile_c = array_pointer(cuda.shared.array({words}, float32, 16))",
+            f"part_of_keys = int32(warp & {parts - 1})",
+            f"warp_row = int32((warp >> {log2(parts)}) * {form.warp_rows})",
+            f"warp_key = int32(part_of_keys * {form.warp_keys})",
+            "tile_c = array_pointer(cuda.shared.array(0, float32, 16))",
             "tile_at = shared_address(tile_c)",
-            # Where the warp's lanes find the rows of its first matrices of keys, and of values.
+            # Where the warp's lanes find the first matrices of its rows, of keys and of values.
             "eight = int32(lane & 7)",
             "low, high = int32(((lane >> 3) & 1) * 8), int32(((lane >> 4) & 1) * 8)",
+            f"rows_at = tile_at + int64(int32(((warp_row + eight + low) * {self.pitch} + high) * 2 + {rows_at}))",
             f"keys_at = tile_at + int64(int32(((warp_key + eight + high) * {self.pitch} + low) * 2))",
             f"values_at = tile_at + int64(int32(((warp_key + eight + low) * {self.pitch} + high) * 2"
             f" + {self.tile_bytes}))",
-            self._aligned("b_whole", "b", "b_start", self._stride("b_n")),
-            self._aligned("c_whole", "c", "c_start", self._stride("c_n")),
-            *self._rows(),
-            f"score_sums = registers_f32({self.warp_keys // 2})",
-            f"result_sums = registers_f32({self.size // 2})",
+            *self._copying(),
+            *(
+                f"row_{half} = int32(min(int32(row0 + warp_row + lane_row + {8 * half}), int32(m - 1)))"
+                for half in self.halves
+            ),
+            *(f"score_sums_{i} = registers_f32({form.warp_keys // 2})" for i in self.matrices),
+            *(f"result_sums_{i} = registers_f32({self.size // 2})" for i in self.matrices),
+            *(f"weight_sums_{i} = registers_f32(4)" for i in self.matrices),
             *self.weights.block_lines,
         ]
-
-    def _aligned(self, name: str, pointer: str, base: str, stride: str) -> str:
-        """Says whether rows begin at multiples of 16 bytes."""
-        return f"{name} = opaque_i32(int32(((address_of({pointer}) + {base} * 2) & 15) | (int64({stride}) & 7)))"
 
     def _bounds(self) -> list[str]:
         """Narrows ``n`` and the tiles to the keys of the block's rows, and to those of its part."""
@@ -126,219 +170,386 @@ class MatrixStreamKernel(StreamKernel):
             lines += self._part()
         return lines
 
-    def _fill(self, pointer: str, base: str, stride: str, tile: str, place: int) -> list[str]:
-        """Begins to copy a tile's rows of keys or values to shared memory; the last row stands for those behind it."""
-        per_row, threads = self.size // PIECE, self.form.threads
-        each = [
-            f"piece = int32(thread + part_of_tile * {threads})",
-            f"line = int32(piece // {per_row})",
-            f"column = int32((piece - line * {per_row}) * {PIECE})",
-            f"source = int32(min(int32({tile} * {self.form.keys} + line), int32(n - 1)))",
-            f"at = {base} + int64({self.index_type}(source * {stride})) + int64(column)",
-            f"to = int32(line * {self.pitch} + column)",
+    # ---- copies to shared memory ----
+
+    @property
+    def _line_pieces(self) -> int:
+        return self.size // PIECE
+
+    @property
+    def _lines_at_once(self) -> int:
+        """Lines that the block's threads copy in one pass; threads that are left over copy nothing."""
+        return self.form.threads // self._line_pieces
+
+    def _copying(self) -> list[str]:
+        """The thread's piece of the lines of a pass, and whether lines begin at multiples of 16 bytes."""
+        pieces = self._line_pieces
+        line = f"thread >> {log2(pieces)}" if pieces & (pieces - 1) == 0 else f"thread // {pieces}"
+        lines = [
+            f"line = int32({line})",
+            f"piece = int32((thread - line * {pieces}) * {PIECE})",
+            f"to_at = tile_at + int64(int32((line * {self.pitch} + piece) * 2))",
         ]
-        count = self.form.keys * per_row // threads
+        lines += [f"{x}_first = {x}_start + int64(piece)" for x in "abc"]
+        places = [f"int32(address_of({x})) + (int32({x}_start) << 1)" for x in "abc"]
+        places += [f"(int32({self._stride(_STRIDES[x])}) << 1)" for x in "abc"]
+        lines.append(f"is_whole = opaque_i32(int32(({' | '.join(f'({place})' for place in places)}) & 15)) == 0")
+        return lines
+
+    def _passes(self, count: int, end: str, body: str) -> list[str]:
+        """``body`` of each pass over ``count`` lines, whose ``{pass}`` copies the thread's line ``{line}``.
+
+        Passes from the line ``end`` on are left out.
+        """
+        lines, at_once = [], self._lines_at_once
+        for number in range(-(-count // at_once)):
+            first = number * at_once
+            conditions = [f"line < {at_once}"] if self.form.threads % self._line_pieces else []
+            conditions += [f"line < {count - first}"] if first + at_once > count else []
+            conditions += [f"{end} > {first}"] if end and first else []
+            each = body.format(first=first, to=first * self.pitch * 2).splitlines()
+            lines += [f"if {' and '.join(conditions)}:", *indented(each, 1)] if conditions else each
+        return lines
+
+    def _one_by_one(self, x: str, count: int, last: str, start: str, to: str) -> list[str]:
+        """Loads and stores ``count`` lines that do not begin at multiples of 16 bytes."""
+        stride, pieces = self._stride(_STRIDES[x]), self._line_pieces
+        words = f"uint32({x}[at + {{}}]) | (uint32({x}[at + {{}}]) << 16)"
         return [
-            f"if {pointer}_whole == 0:",
-            f"    for part_of_tile in range({count}):",
-            *indented(each, 2),
-            f"        copy_async(tile_at + int64(int32(to * 2 + {place})), {pointer}, at)",
+            # What is computed of an opaque number stays here: nearly no step comes here.
+            f"for number in range(opaque_i32(thread), {count * pieces}, {self.form.threads}):",
+            f"    own_line = int32(number // {pieces})",
+            f"    own_piece = int32((number - own_line * {pieces}) * {PIECE})",
+            f"    source = int32(min(own_line, {last}))",
+            f"    at = {start} + int64({self.index_type}(source * {stride})) + int64(own_piece)",
+            f"    place = int32({to} + (own_line * {self.pitch} + own_piece) * 2)",
+            *(f"    word{i} = u32_as_f32({words.format(2 * i, 2 * i + 1)})" for i in range(PIECE // 2)),
+            f"    store_f32x4(tile_c, int64(place >> 2), {', '.join(f'word{i}' for i in range(PIECE // 2))})",
+        ]
+
+    def _fill_rows(self) -> list[str]:
+        """Begins to copy the block's rows; the last one stands for those behind it."""
+        stride, place = self._stride("a_m"), 2 * self.form.stages * self.tile_bytes
+        body = "\n".join(
+            (
+                "source = int32(min(int32(row0 + line + {first}), int32(m - 1)))",
+                f"copy_async(to_at + {{to}} + {place}, a, a_first + int64({self.index_type}(source * {stride})))",
+            )
+        )
+        start = f"a_start + int64({self.index_type}(row0 * {stride}))"
+        return [
+            "if is_whole:",
+            *indented(self._passes(self.form.m, "", body), 1),
             "else:",
-            f"    for part_of_tile in range({count}):",
-            *indented(each, 2),
-            f"        for i in range(0, {PIECE}, 2):",
-            f"            word = uint32({pointer}[at + i]) | (uint32({pointer}[at + i + 1]) << 16)",
-            f"            tile_c[int64(int32((to + i) // 2 + {place // 4}))] = u32_as_f32(word)",
+            *indented(self._one_by_one("a", self.form.m, "int32(m - row0 - 1)", start, str(place)), 1),
+        ]
+
+    def _fill(self, tile: str, stage: str) -> list[str]:
+        """Begins to copy a tile's keys and values; the last one stands for those behind it."""
+        form = self.form
+        places, strides = (0, self.tile_bytes), [self._stride(_STRIDES[x]) for x in "bc"]
+        starts = [f"int64({self.index_type}(key0 * {stride}))" for stride in strides]
+        copies = [f"copy_async(stage_to + {{to}} + {place}, {x}, at_{x}" for x, place in zip("bc", places, strict=True)]
+        quick = [f"at_{x} = {x}_first + {start}" for x, start in zip("bc", starts, strict=True)]
+        source = "source = int32(min(int32(line + {first}), int32(left - 1)))"
+        places_of = [f"int64({self.index_type}(source * {stride}))" for stride in strides]
+        copied = [f"{copy} + {place})" for copy, place in zip(copies, places_of, strict=True)]
+        quick += self._passes(form.keys, "left", "\n".join((source, *copied)))
+        slow = [
+            line
+            for x, start, place in zip("bc", starts, places, strict=True)
+            for line in self._one_by_one(x, form.keys, "int32(left - 1)", f"{x}_start + {start}", f"{stage} + {place}")
+        ]
+        return [
+            f"key0 = int32({tile} * {form.keys})",
+            "left = int32(n - key0)",
+            "if is_whole:",
+            f"    stage_to = to_at + int64({stage})",
+            *indented(quick, 1),
+            "else:",
+            *indented(slow, 1),
             "copy_async_commit()",
         ]
 
-    def _rows(self) -> list[str]:
-        """The warp's rows, which stay in registers."""
-        lines = [
-            f"row_{half} = int32(min(int32(row0 + warp_row + lane_row + {8 * half}), int32(m - 1)))" for half in (0, 1)
-        ]
-        starts = [f"a_start + int64({self.index_type}(row_{half} * {self._stride('a_m')}))" for half in (0, 1)]
-        for step in range(self.size // 16):
-            lines += [
-                f"a{step}_{i} = load_pair_u16(a, {starts[i & 1]} + int64(lane_pair) + {16 * step + 8 * (i >> 1)})"
-                for i in range(4)
-            ]
-        return lines
-
-    def _multiply(self, sums: str, count: int, load: str, step: int, a: Sequence[str]) -> list[str]:
-        """Adds the product of a with each of ``count`` matrices, which ``load`` of an index gives two at a time."""
-        lines = []
-        for i in range(count):
-            if i % 2 == 0:
-                lines.append(f"b0, b1, b2, b3 = {load} + {i // 2 * step})")
-            of_b = "b0, b1" if i % 2 == 0 else "b2, b3"
-            lines.append(f"multiply_add_matrix_{self.storage[0]}({sums}, {4 * i}, {', '.join(a)}, {of_b})")
-        return lines
+    # ---- the walk ----
 
     def _walk(self) -> list[str]:
-        keys = ("b", "b_start", self._stride("b_n"))
-        products = [
-            line
-            for step in range(self.size // 16)
-            for line in self._multiply(
-                "score_sums",
-                self.warp_keys // 8,
-                f"load_matrices(keys_at + {32 * step}",
-                32 * self.pitch,
-                [f"a{step}_{i}" for i in range(4)],
-            )
+        form = self.form
+        of_warp = [
+            f"warp_first = int32(tile * {form.keys} + warp_key)",
+            "if warp_first < n:",
+            *indented([*self._scores(), *self._softmax(), *self._weighted()], 1),
         ]
+        lines = [
+            *(f"top_{half} = float32(-math.inf)" for half in self.halves),
+            *(f"clear_f32(result_sums_{i}, {self.size // 2})" for i in self.matrices),
+            *(f"clear_f32(weight_sums_{i}, 4)" for i in self.matrices),
+            "stage = int32(0)",
+        ]
+        begin = [*self._fill_rows(), *self._fill("tile0", "stage")]
+        arrived = ["copy_async_wait(0)", "cuda.syncthreads()"]
+        kept = [line for step in range(self.size // 16) for line in self._rows(self.kept, step)]
+        if form.stages == 1:
+            return [
+                *lines,
+                "if tile0 < tiles:",
+                *indented([*begin, *arrived, *kept, "tile = tile0", *of_warp], 1),
+            ]
+        other = f"int32({form.stages * self.tile_bytes} - stage)"
         body = [
-            *self._fill("c", "c_start", self._stride("c_n"), "tile", self.tile_bytes),
-            "copy_async_wait(1)",
-            "cuda.syncthreads()",
-            f"clear_f32(score_sums, {self.warp_keys // 2})",
-            *products,
-            "cuda.syncthreads()",
+            *arrived,
+            "if tile == tile0:",
+            *indented(kept, 1),
             "if int32(tile + 1) < tiles:",
-            *indented(self._fill(*keys, "int32(tile + 1)", 0), 1),
-            "else:",
-            "    copy_async_commit()",
-            *self._softmax(),
-            "copy_async_wait(1)",
-            "cuda.syncthreads()",
-            *self._weighted(),
-            "cuda.syncthreads()",
+            *indented(self._fill("int32(tile + 1)", other), 1),
+            *of_warp,
+            f"stage = {other}",
         ]
         return [
-            *(f"top_{half}, weight_{half} = float32(-math.inf), float32(0)" for half in (0, 1)),
-            f"clear_f32(result_sums, {self.size // 2})",
+            *lines,
+            *(f"a{i}_{number} = uint32(0)" for i in self.kept for number in range(self.size // 16 * 4)),
             "if tile0 < tiles:",
-            *indented(self._fill(*keys, "tile0", 0), 1),
+            *indented(begin, 1),
             "for tile in range(tile0, tiles):",
             *indented(body, 1),
-            "copy_async_wait(0)",
-            "cuda.syncthreads()",
         ]
 
-    def _places(self, half: int) -> list[int]:
-        """Where the scores of a thread's first or second row are."""
-        return [4 * number + 2 * half + i for number in range(self.warp_keys // 8) for i in (0, 1)]
+    @property
+    def kept(self) -> range:
+        """Matrices of rows that stay in registers; the others are loaded for each tile, where there are many warps."""
+        return self.matrices if self.form.stages == 1 or self.form.threads <= MANY_THREADS else self.matrices[:1]
+
+    def _rows(self, matrices: range, step: int) -> list[str]:
+        """Loads rows of the warp, for 16 elements of each."""
+        return [
+            f"{', '.join(f'a{i}_{4 * step + part}' for part in range(4))}"
+            f" = load_matrices(rows_at + {i * MATRIX_ROWS * self.pitch * 2 + 32 * step})"
+            for i in matrices
+        ]
+
+    def _multiply(self, sums: str, count: int, load: str, step: int, a: Sequence[str]) -> list[str]:
+        """Adds the products of each a and ``count`` matrices, of which ``load`` of an index gives two at a time."""
+        lines = []
+        for i in range(0, count, 2):
+            lines.append(f"b0, b1, b2, b3 = {load} + {i // 2 * step})")
+            lines += [
+                f"multiply_add_matrix_{self.storage[0]}({sums}_{number}, {4 * i + 4 * j}, {of_a}, {of_b})"
+                for j, of_b in enumerate(("b0, b1", "b2, b3"))
+                for number, of_a in zip(self.matrices, a, strict=True)
+            ]
+        return lines
+
+    def _scores(self) -> list[str]:
+        lines = ["stage_at = keys_at + int64(stage)"]
+        lines += [f"clear_f32(score_sums_{i}, {self.form.warp_keys // 2})" for i in self.matrices]
+        for step in range(self.size // 16):
+            rows = [", ".join(f"a{i}_{4 * step + part}" for part in range(4)) for i in self.matrices]
+            lines += self._rows(self.matrices[len(self.kept) :], step)
+            load = f"load_matrices(stage_at + {32 * step}"
+            lines += self._multiply("score_sums", self.form.warp_keys // 8, load, 32 * self.pitch, rows)
+        return lines
+
+    def _places(self, half: int) -> list[str]:
+        """A thread's scores of one of its rows."""
+        at = [4 * number + 2 * (half & 1) + i for number in range(self.form.warp_keys // 8) for i in (0, 1)]
+        return [f"score_sums_{half >> 1}[{place}]" for place in at]
 
     def _softmax(self) -> list[str]:
-        """Makes weights of the tile's scores; ``factor_*`` is what their new maximum makes of sums so far."""
-        one = self.weights.passes[0]
-        lines = []
-        for number in range(self.warp_keys // 8):
+        """Makes weights of the tile's scores, and fits the sums so far to their new maximum."""
+        one, keys = self.weights.passes[0], self.form.warp_keys
+        lines, beyond = [], []
+        for number in range(keys // 8):
             for i in (0, 1):
-                place = f"tile * {self.form.keys} + warp_key + lane_pair + {8 * number + i}"
-                lines += [
-                    f"key = int32({place})",
-                    "exists = key < n",
-                    "key = int32(min(key, int32(n - 1)))",
-                    *self.weights.key_lines,
-                ]
-                for half in (0, 1):
-                    at = 4 * number + 2 * half + i
-                    lines += [f"row = row_{half}", f"total = score_sums[{at}]", *self.weights.row_lines, *one.lines]
-                    lines.append(f"score_sums[{at}] = choose(exists, {one.value}, float32(-math.inf))")
-        for half in (0, 1):
-            places = self._places(half)
-            lines += [f"most = top_{half}", *(f"most = max(most, score_sums[{at}])" for at in places)]
-            lines += [f"most = max(most, shfl_xor_f32(most, int32({lanes})))" for lanes in (1, 2)]
-            lines += [
-                f"shift = choose(most == float32(-math.inf), float32(0), most) * float32({math.log2(math.e)!r})",
-                f"factor_{half} = libdevice.exp2f(fma_f32(top_{half}, float32({math.log2(math.e)!r}), -shift))",
-                f"top_{half} = most",
-                "weight = float32(0)",
-            ]
-            for at in places:
-                power = f"fma_f32(score_sums[{at}], float32({math.log2(math.e)!r}), -shift)"
-                lines += [f"x = libdevice.exp2f({power})", f"score_sums[{at}] = x", "weight += x"]
-            lines.append(f"weight_{half} = weight_{half} * factor_{half} + weight")
-        return [*lines, self._scale()]
+                at = 2 * number + i
+                place = f"int32(warp_first + lane_pair + {8 * number + i})"
+                lines += [f"key = int32(min({place}, int32(n - 1)))", *self.weights.key_lines]
+                beyond += [f"exists = {place} < n"]
+                for half in self.halves:
+                    score = self._places(half)[at]
+                    lines += [f"row = row_{half}", f"total = {score}", *self.weights.row_lines, *one.lines]
+                    lines.append(f"{score} = {one.value}")
+                    beyond.append(f"{score} = choose(exists, {score}, float32(-math.inf))")
+        lines += [f"if int32(warp_first + {keys}) > n:", *indented(beyond, 1)]
+        for half in self.halves:
+            scores = self._places(half)
+            lines.append(f"most_{half} = {scores[0]}")
+            lines += [f"most_{half} = fmax_f32(most_{half}, {score})" for score in scores[1:]]
+            lines += [f"most_{half} = fmax_f32(most_{half}, shfl_xor_f32(most_{half}, int32({n})))" for n in (1, 2)]
+            lines.append(f"most_{half} = fmax_f32(most_{half}, top_{half})")
+        if self.form.stages > 1:
+            lines += self._fitted()
+        for half in self.halves:
+            lines += [f"top_{half} = most_{half}", self._shift(half)]
+            lines += [f"{x} = half_exp2(fma_f32({x}, {self.log2}, -shift))" for x in self._places(half)]
+        return lines
 
-    def _scale(self) -> str:
-        return f"scale_matrix_f32(result_sums, factor_0, factor_1, {self.size // 8})"
+    def _shift(self, half: int) -> str:
+        """What powers of a row's scores lack: its maximum, and nothing where all keys are left out."""
+        return f"shift = choose(most_{half} == float32(-math.inf), float32(0), most_{half}) * {self.log2}"
+
+    def _fitted(self) -> list[str]:
+        """Fits the sums so far to a new maximum, which most tiles do not have."""
+        grown = " or ".join(f"(most_{half} > top_{half} and top_{half} > float32(-math.inf))" for half in self.halves)
+        fitted = [
+            line
+            for half in self.halves
+            for line in (
+                self._shift(half),
+                f"factor_{half} = half_exp2(fma_f32(top_{half}, {self.log2}, -shift))",
+            )
+        ]
+        fitted += [
+            f"scale_matrix_f32({sums}_sums_{i}, factor_{2 * i}, factor_{2 * i + 1}, {count})"
+            for sums, count in (("result", self.size // 8), ("weight", 1))
+            for i in self.matrices
+        ]
+        return [f"if vote_any({grown}):", *indented(fitted, 1)]
 
     def _weighted(self) -> list[str]:
-        """Adds the products of the tile's weights and values."""
-        lines = []
-        for step in range(self.warp_keys // 16):
+        """Adds the products of the tile's weights and values, and of the weights and ones: their sums."""
+        lines = ["stage_at = values_at + int64(stage)", f"ones = uint32({ONES[self.storage[0]]:#x})"]
+        for step in range(self.form.warp_keys // 16):
             firsts = [8 * step + 2 * (i & 1) + 4 * (i >> 1) for i in range(4)]
+            for number in self.matrices:
+                sums = f"score_sums_{number}"
+                lines += [
+                    f"w{number}_{i} = pair_{self.storage[0]}({sums}[{at}], {sums}[{at + 1}])"
+                    for i, at in enumerate(firsts)
+                ]
+            weights = [", ".join(f"w{number}_{i}" for i in range(4)) for number in self.matrices]
             lines += [
-                f"a{i} = pair_{self.storage[0]}(score_sums[{at}], score_sums[{at + 1}])" for i, at in enumerate(firsts)
+                f"multiply_add_matrix_{self.storage[0]}(weight_sums_{number}, 0, {of_a}, ones, ones)"
+                for number, of_a in zip(self.matrices, weights, strict=True)
             ]
-            lines.append(f"at_b = values_at + {32 * self.pitch * step}")
-            load = "load_matrices_transposed(at_b"
-            lines += self._multiply("result_sums", self.size // 8, load, 32, ("a0", "a1", "a2", "a3"))
+            load = f"load_matrices_transposed(stage_at + {32 * self.pitch * step}"
+            lines += self._multiply("result_sums", self.size // 8, load, 32, weights)
         return lines
+
+    # ---- the end ----
 
     def _end(self) -> list[str]:
-        """``factor_*``: what makes the result, or the sums of a part, of the warp's sums."""
-        halves = (0, 1)
-        lines = [f"weight_{half} += shfl_xor_f32(weight_{half}, int32({lanes}))" for half in halves for lanes in (1, 2)]
-        lines += [f"own_{half} = top_{half}" for half in halves]
-        if self.shares_rows:
-            lines += self._of_all_warps()
-        if self.split:
-            for half in halves:
-                row = f"int32(row0 + warp_row + lane_row + {8 * half})"
-                place = f"(int64(part) * batches + int64(batch)) * int64(m) + int64({row})"
-                once = " and warp == 0" if self.shares_rows else ""
-                lines += [
-                    f"if lane_pair == 0 and {row} < m{once}:",
-                    f"    maxima[{place}] = top_{half}",
-                    f"    weights[{place}] = weight_{half}",
-                ]
-        for half in halves:
-            lines += self._factor(half)
-        return [*lines, self._scale()]
-
-    def _of_all_warps(self) -> list[str]:
-        """``top_*`` and ``weight_*`` of all warps in place of the warp's own."""
+        """Gives the threads the factors of rows and parts, and stores the sums of all parts, columns by columns."""
+        parts, count = self.form.parts, self.form.m * self.form.parts
         lines = [
-            f"{name} = array_pointer(cuda.shared.array({WARPS * WARP_ROWS}, float32, 16))"
-            for name in ("tops_t", "weights_t")
+            f"{name}_t = array_pointer(cuda.shared.array({parts * self.row_pitch}, float32, 16))"
+            for name in ("tops", "weights", "factors")
         ]
-        lines += ["if lane_pair == 0:"]
-        for half in (0, 1):
-            place = f"int64(int32(warp * {WARP_ROWS} + lane_row + {8 * half}))"
-            lines += [f"    tops_t[{place}] = top_{half}", f"    weights_t[{place}] = weight_{half}"]
-        lines.append("cuda.syncthreads()")
-        for half in (0, 1):
-            places = [f"int64(int32(lane_row + {WARP_ROWS * warp + 8 * half}))" for warp in range(WARPS)]
-            lines += [f"top_{half} = max(top_{half}, tops_t[{place}])" for place in places]
-            lines.append(f"shift = choose(top_{half} == float32(-math.inf), float32(0), top_{half})")
-            lines.append("weight = float32(0)")
-            lines += [f"weight += weights_t[{place}] * libdevice.expf(tops_t[{place}] - shift)" for place in places]
-            lines.append(f"weight_{half} = weight")
+        scaled = "" if self.factor == 1.0 else f" * float32({self.factor!r})"
+        lines += [
+            "if lane_pair == 0:",
+            f"    to = int64(int32(part_of_keys * {self.row_pitch} + warp_row + lane_row))",
+        ]
+        for half in self.halves:
+            lines.append(f"    tops_t[to + {8 * half}] = top_{half}{scaled}")
+            lines.append(f"    weights_t[to + {8 * half}] = weight_sums_{half >> 1}[{2 * (half & 1)}]")
+        each = self._factors()
+        lines += [
+            "cuda.syncthreads()",
+            *([f"if thread < {count}:", *indented(each, 1)] if count < self.form.threads else each),
+        ]
+        for number in range(self.rounds):
+            lines += [
+                *(["cuda.syncthreads()"] if number else []),
+                *self._placed(number),
+                "cuda.syncthreads()",
+                *self._added(number),
+            ]
         return lines
 
-    def _factor(self, half: int) -> list[str]:
-        top = f"top_{half}"
-        lines = [f"most = {top}"]
+    def _factors(self) -> list[str]:
+        """The factor of each row and part of its keys: neighbouring threads have the parts of a row."""
+        parts = self.form.parts
+        lanes = [1 << bit for bit in range(log2(parts))]
         sink = "" if self.split else self.range.sink
+        lines = [
+            f"own_row = int32(row0 + (thread >> {log2(parts)}))",
+            f"at = int64(int32((thread & {parts - 1}) * {self.row_pitch} + (thread >> {log2(parts)})))",
+            "top = tops_t[at]",
+            "most = top",
+            *(f"most = fmax_f32(most, shfl_xor_f32(most, int32({lane})))" for lane in lanes),
+        ]
         if sink:
-            lines += [f"row = row_{half}", *self.range.row_lines, f"most = max(most, {sink})"]
-        lines.append("shift = choose(most == float32(-math.inf), float32(0), most)")
-        lines.append(f"factor_{half} = libdevice.expf(own_{half} - shift)")
+            lines += ["row = int32(min(own_row, int32(m - 1)))", *self.range.row_lines]
+            lines.append(f"most = fmax_f32(most, {sink})")
+        lines += [
+            "shift = choose(most == float32(-math.inf), float32(0), most)",
+            f"factor = half_exp2((top - shift) * {LOG2_E})",
+            "weight = weights_t[at] * factor",
+            *(f"weight += shfl_xor_f32(weight, int32({lane}))" for lane in lanes),
+        ]
+        if sink:
+            lines.append(f"weight += half_exp2(({sink} - shift) * {LOG2_E})")
         if self.split:
-            return lines
-        lines.append(f"weight = weight_{half} * libdevice.expf({top} - shift)")
-        if sink:
-            lines.append(f"weight += libdevice.expf({sink} - shift)")
-        if self.nan:
-            return [*lines, f"factor_{half} /= weight"]
-        return [*lines, f"factor_{half} = choose(weight == float32(0), float32(0), factor_{half} / weight)"]
-
-    def store(self) -> list[str]:
-        form = self.form
-        pitch = form.width + RESULT_GAP
-        halves = [(number, half) for number in range(self.size // 8) for half in (0, 1)]
-        each = [(8 * number + half * 8 * pitch, 4 * number + 2 * half) for number, half in halves]
-        own = [f"store_f32x2(tile_c, to + {to}, result_sums[{at}], result_sums[{at + 1}])" for to, at in each]
-        placed = [f"to = int64(int32((warp_row + lane_row) * {pitch} + lane_pair))"]
-        if not self.shares_rows:
-            placed += own
+            place = "(int64(part) * batches + int64(batch)) * int64(m) + int64(own_row)"
+            lines += [
+                f"if (thread & {parts - 1}) == 0 and own_row < m:",
+                f"    maxima[{place}] = most",
+                f"    weights[{place}] = weight",
+            ]
+        elif self.nan:
+            lines.append("factor *= half_reciprocal(weight)")
         else:
-            added = [f"tile_c[to + {to + i}] += result_sums[{at + i}]" for to, at in each for i in (0, 1)]
-            for warp in range(WARPS):
-                placed += [f"if warp == {warp}:", *indented(added if warp else own, 1)]
-                placed += ["cuda.syncthreads()"] if warp + 1 < WARPS else []
-        return store_rows(form.result, "m", "d", "{}", self.epilogue, placed, pitch).splitlines()
+            lines.append("factor = choose(weight == float32(0), float32(0), factor * half_reciprocal(weight))")
+        return [*lines, "factors_t[int64(thread)] = factor"]
+
+    def _placed(self, number: int) -> list[str]:
+        """Puts the warps' sums of a round's columns into shared memory."""
+        pitch, columns = self.result_pitch, self.round_columns
+        place = f"(part_of_keys * {self.form.m} + warp_row + lane_row) * {pitch} + lane_pair"
+        return [
+            f"to = int64(int32({place}))",
+            *(
+                f"store_f32x2(tile_c, to + {(MATRIX_ROWS * i + 8 * half) * pitch + 8 * eight - number * columns},"
+                f" result_sums_{i}[{4 * eight + 2 * half}], result_sums_{i}[{4 * eight + 2 * half + 1}])"
+                for i in self.matrices
+                for eight in range(number * columns // 8, min((number + 1) * columns, self.size) // 8)
+                for half in (0, 1)
+            ),
+        ]
+
+    def _added(self, number: int) -> list[str]:
+        """Stores the sums of all parts: a thread has four neighbouring columns of some rows, or twice as many."""
+        form, pitch, parts = self.form, self.result_pitch, self.form.parts
+        lanes = form.width // 2 // LANES
+        groups = range(0, self.round_columns, form.width // 2)
+        body = [
+            f"own_row = int32(row0 + (chunk >> {log2(lanes)}))",
+            f"at = int64(int32((chunk >> {log2(lanes)}) * {pitch} + (chunk & {lanes - 1}) * {LANES}))",
+            f"of_row = int64(int32((chunk >> {log2(lanes)}) * {parts}))",
+        ]
+        for i in range(0, parts, 4):
+            names = [f"factor_{j}" for j in range(i, min(i + 4, parts))]
+            load = "load_f32x4(factors_t, of_row" if parts > 1 else "factors_t[of_row"
+            body.append(f"{', '.join(names)} = {load} + {i}{')' if parts > 1 else ']'}")
+        stores = ["row = own_row", *self.result.row_lines]
+        for group in groups:
+            for part in range(parts):
+                place = group + part * form.m * pitch
+                stores.append(f"x0, x1, x2, x3 = load_f32x4(tile_c, at + {place})")
+                for i in range(LANES):
+                    product = f"x{i} * factor_{part}" if part == 0 else f"fma_f32(x{i}, factor_{part}, total_{i})"
+                    stores.append(f"total_{i} = {product}")
+            column = number * self.round_columns + group
+            stored = [
+                f"column = int32((chunk & {lanes - 1}) * {LANES} + {column})",
+                *self.result.stores("column", [f"total_{i}" for i in range(LANES)]),
+            ]
+            may_end = column + form.width // 2 > self.size
+            condition = f"if (chunk & {lanes - 1}) * {LANES} + {column} < {self.size}:"
+            stores += [condition, *indented(stored, 1)] if may_end else stored
+        chunks = form.m * lanes
+        if chunks < form.threads:
+            return ["chunk = int32(thread)", f"if chunk < {chunks}:", *indented(self._of_rows(body, stores), 1)]
+        return [
+            line
+            for first in range(0, chunks, form.threads)
+            for line in (f"chunk = int32(thread + {first})", *self._of_rows(body, stores))
+        ]
+
+    @staticmethod
+    def _of_rows(body: Sequence[str], stores: Sequence[str]) -> list[str]:
+        return [*body, "if own_row < m:", *indented(stores, 1)]
+
+
+_STRIDES = {"a": "a_m", "b": "b_n", "c": "c_n"}
+"""The stride between lines of an operand."""

@@ -18,15 +18,16 @@ from ..program.row_program import Row
 from ..program.scalar import Scalar
 from ..program.shapes import collapse
 from ..program.steps import Input, Map, used_inputs
-from ..program.symbolic import Dim, ceildiv, divides, hint, le, product
+from ..program.symbolic import Dim, ceildiv, hint, le, product
 from ..program.trace import Use
 from .attend import PREFIX, Form, Pass, Weights, bind_inputs, block_form
 from .codegen import Emitter, KernelBuilder, Parameters
 from .contract import add_batch, batch_strides, contiguous_axis
-from .epilogue import Axes, make_epilogue
+from .epilogue import Axes, Epilogue, make_epilogue, make_row_place
 from .kept import find_by_column
-from .layout import index_type
-from .matrix_stream import WARP_ROWS, MatrixStreamKernel, matrix_form
+from .layout import extent, index_type
+from .matrix_forms import MATRIX_ROWS, MatrixForm, matrix_form
+from .matrix_stream import MatrixStreamKernel
 from .merged_parts import MERGED_ROWS, MergeKernel
 from .stream_kernel import Range, StreamKernel
 from .tiles import Element
@@ -36,6 +37,8 @@ SPLIT_KEYS = 128
 """Keys of a part, at least. An estimate: no GPU has measured it."""
 BLOCKS_PER_MULTIPROCESSOR = 2
 """More are enough without splitting; of blocks of many rows, half as many are."""
+SHARED_SPLIT_KEYS = 512
+"""The same where warps of a block share the keys: a second launch takes as long as some tiles of them."""
 WARP, WARPS_PER_MULTIPROCESSOR = 32, 16
 """Blocks of one warp need more beside each other. With twice as many parts as tiles, none has two tiles where the
 number of tiles is a little more than a power of two."""
@@ -60,6 +63,8 @@ class Reading:
     first: Scalar | None = None
     end: Scalar | None = None
     sink: Scalar | None = None
+    factor: float = 1.0
+    """What values are multiplied by, a positive number."""
     without_keys: float = 0.0
     """The result of a row that attends to no key: zeros, or NaN as a softmax gives it."""
 
@@ -113,8 +118,12 @@ def stream_attention(
     )
     by_matrices = elements is None and contiguous == ("k", "k", "d") and has_matrices_for(q, k, v)
     by_matrices = by_matrices and has_matrices(ctx)
-    by_matrices = by_matrices and all(divides(2, number) for number in (a.offset, *a.strides[:-1]))
-    form = matrix_form(m, width) if by_matrices else choose_stream_form(ctx, m, width)
+    form = choose_stream_form(ctx, m, width)
+    if by_matrices:
+        is_masked = any(x.size != 1 for _, x in reading.inputs)
+        form = matrix_form(ctx, product(batch), m, keys, width, is_masked)
+    else:
+        reading = replace(reading, value=reading.value * reading.factor, factor=1.0)
     splits = _splits(ctx, form, batch, m, keys, width)
     index = index_type(ctx, *(x.shape[-2] * x.strides[-2] + x.shape[-1] * x.strides[-1] for x in operands))
     dims, strides = collapse(batch, [batch_strides(x, batch) for x in operands])
@@ -133,14 +142,45 @@ def stream_attention(
         stored = Map(ctx.nodes, part.shape, (), ((total, part),))
         lead = len(batch) + 1
         outer = [Axes("part", [0]), Axes("batch", range(1, lead)), Axes("row", [lead, lead + 1])]
-    epilogue, of_result = make_epilogue(ctx, stored, total, outer, Axes("column", [len(stored.shape) - 1]))
+    last = Axes("column", [len(stored.shape) - 1])
     storage = q.dtype.short, k.dtype.short, v.dtype.short
-    common = (storage, contiguous, weights, epilogue, len(dims), index, form)
-    loads = None if elements is None else (Element(q.dtype.short), *elements)
     nan = math.isnan(reading.without_keys)
-    kernel = StreamKernel(*common, range=bounds, split=part is not None, nan=nan, elements=loads)
-    if by_matrices and isinstance(size, int):
-        kernel = MatrixStreamKernel(*common, range=bounds, split=part is not None, nan=nan, size=size)
+    shared = 0
+    kernel: StreamKernel
+    if isinstance(form, MatrixForm) and isinstance(size, int):
+        place, of_result = make_row_place(ctx, stored, outer, last)
+        kernel = MatrixStreamKernel(
+            storage,
+            contiguous,
+            weights,
+            Epilogue(),
+            len(dims),
+            index,
+            form,
+            range=bounds,
+            split=part is not None,
+            nan=nan,
+            size=size,
+            factor=reading.factor,
+            result=place,
+        )
+        shared = kernel.shared_bytes
+    else:
+        epilogue, of_result = make_epilogue(ctx, stored, total, outer, last)
+        loads = None if elements is None else (Element(q.dtype.short), *elements)
+        kernel = StreamKernel(
+            storage,
+            contiguous,
+            weights,
+            epilogue,
+            len(dims),
+            index,
+            form,
+            range=bounds,
+            split=part is not None,
+            nan=nan,
+            elements=loads,
+        )
     builder = KernelBuilder()
     for name, x in zip("abc", operands, strict=True):
         builder.tensor(x, name)
@@ -149,6 +189,11 @@ def stream_attention(
     for name, stride in zip(("a_m", "a_k", "b_k", "b_n", "c_n", "c_d"), places, strict=True):
         if name in kernel.strides:
             builder.integer(stride, index, name)
+    row_blocks, column_blocks = ceildiv(m, form.m), ceildiv(width, form.width)
+    if isinstance(form, MatrixForm):
+        extent(builder, row_blocks, DType.INT32, ("row_blocks", "row_divisor"))
+        for number, dim in enumerate(dims[1:], 1):
+            extent(builder, dim, DType.INT32, (f"size{number}", f"batch{number}_divisor"))
     add_batch(builder, dims, **dict(zip("abc", strides, strict=True)))
     statistics = []
     if part is not None:
@@ -159,10 +204,9 @@ def stream_attention(
             builder.tensor(x, name, written=True)
     for more in (of_weights, of_bounds, of_result):
         builder.include(more)
-    row_blocks, column_blocks = ceildiv(m, form.m), ceildiv(width, form.width)
     grid = (row_blocks * column_blocks * product(dims), splits, 1)
     uses = {operands[1]: Use(column_blocks * row_blocks), v: Use(row_blocks)}
-    builder.launch(ctx, kernel.name, grid, (form.threads, 1, 1), uses, 0, body=kernel.body)
+    builder.launch(ctx, kernel.name, grid, (form.threads, 1, 1), uses, shared, body=kernel.body)
     if part is not None:
         _merge(ctx, scores, part, statistics, out, reading)
 
@@ -205,7 +249,11 @@ def _splits(ctx: Lowering, form: Form, batch: Sequence[Dim], m: Dim, keys: Dim, 
     """Into how many parts the keys are split; a power of two, so that few kernels and plans differ."""
     blocks = product(batch) * ceildiv(m, form.m) * ceildiv(width, form.width)
     least, many = SPLIT_KEYS, ctx.device.multiprocessors
-    if form.m <= WARP_ROWS:
+    if isinstance(form, MatrixForm) and form.stages == 1:
+        return 1
+    if isinstance(form, MatrixForm) and form.is_alone:
+        least, many = SHARED_SPLIT_KEYS, many // 2
+    elif form.m <= MATRIX_ROWS:
         many *= BLOCKS_PER_MULTIPROCESSOR
     if form.threads <= WARP:
         least, many = form.keys // 2, WARPS_PER_MULTIPROCESSOR * ctx.device.multiprocessors

@@ -147,11 +147,14 @@ def element_number(index: DType) -> str:
     """
 
 
-def batch_offsets(operands: str, name: str, rank: int) -> str:
-    """Decodes ``batch`` of ``rank`` dimensions, last first, into an offset ``<operand>_<name>`` of each operand."""
+def batch_offsets(operands: str, name: str, rank: int, quotient: str = "int32(digits // batch{i})") -> str:
+    """Decodes ``batch`` of ``rank`` dimensions, last first, into an offset ``<operand>_<name>`` of each operand.
+
+    ``quotient`` divides the number ``digits`` by the size of dimension i.
+    """
     lines = [*(f"{x}_{name} = int64(0)" for x in operands), "digits = batch"]
     for i in reversed(range(1, rank)):
-        lines += [f"quotient = int32(digits // batch{i})", f"digit = int64(digits - quotient * batch{i})"]
+        lines += [f"quotient = {quotient.format(i=i)}", f"digit = int64(digits - quotient * batch{i})"]
         lines += [f"{x}_{name} += digit * {x}_batch{i}" for x in operands]
         lines.append("digits = quotient")
     return "\n".join([*lines, *(f"{x}_{name} += int64(digits) * {x}_batch0" for x in operands)])

@@ -114,7 +114,7 @@ STEPS = """<ir_version: 10, opset_import: ["" : 20]> half
 
 @pytest.mark.parametrize(
     ("rows", "keys", "form"),
-    [(100, 70, "matrix_stream"), (3, 300, "matrix_stream_16x128x64_split")],
+    [(100, 70, "matrix_stream"), (3, 300, "matrix_stream_16x64x64_4_split")],
     ids=["many", "few"],
 )
 def test_steps_that_are_attention_are_one_walk(
@@ -194,3 +194,117 @@ def test_repeated_heads_are_read_where_they_were(
     expected = np.einsum("bhqk,bhkd->bhqd", scores / scores.sum(-1, keepdims=True), wide[2])
     actual = run_model(model, [q, k, v, mask])[0]
     np.testing.assert_allclose(actual, expected, TOLERANCES[real], TOLERANCES[real])
+
+
+SELF = """<ir_version: 10, opset_import: ["" : 20]> half
+    (TYPE[BATCH, TOKENS, HEADS, SIZE] q, TYPE[BATCH, TOKENS, HEADS, SIZE] k, TYPE[BATCH, TOKENS, HEADS, SIZE] v MASK)
+    => (TYPE[BATCH, HEADS, TOKENS, SIZE] y)
+    { scale = Constant<value = TYPE {SCALE}>()
+      a = Transpose<perm = [0, 2, 1, 3]>(q) b = Transpose<perm = [0, 2, 3, 1]>(k) c = Transpose<perm = [0, 2, 1, 3]>(v)
+      s = MatMul(a, b) t = Mul(s, scale) ADDED w = Softmax(u) y = MatMul(w, c) }"""
+"""Attention of tokens to each other; the scale is 1/8."""
+
+
+def self_attention(batch: int | str, tokens: int | str, heads: int, size: int, real: int, mask: str) -> onnx.ModelProto:
+    name, scale = ("float16", "12288") if real == FLOAT16 else ("bfloat16", "15872")
+    added = f", {name}[{mask}] m" if mask else ""
+    known = {"TYPE": name, "SCALE": scale, "BATCH": batch, "TOKENS": tokens, "HEADS": heads, "SIZE": size}
+    text = SELF.replace("ADDED", "u = Add(t, m)" if mask else "u = Identity(t)").replace("MASK", added)
+    for word, value in known.items():
+        text = text.replace(word, str(value))
+    return onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "size", "multiprocessors", "mask", "form"),
+    [
+        (17, 1, 64, 132, "", "16x128x64_8_once_f16"),
+        (130, 1, 48, 132, "TOKENS, TOKENS", "16x256x64_8_once_bf16"),
+        (197, 3, 64, 30, "", "32x256x64_8_once_f16"),
+        (300, 1, 32, 12, "TOKENS, TOKENS", "32x128x64_8_f16"),
+        (100, 2, 64, 4, "TOKENS, TOKENS", "96x128x64_4_once_f16"),
+        (200, 1, 64, 4, "TOKENS, TOKENS", "96x64x64_4_f16"),
+        (260, 1, 64, 6, "", "96x128x64_4_bf16"),
+        (70, 2, 80, 132, "", "64x32x128_bf16"),
+        (140, 2, 64, 2, "TOKENS, TOKENS", "64x32x64_f16"),
+    ],
+)
+def test_blocks_of_each_size_attend(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, heads: int, size: int, multiprocessors: int, mask: str, form: str
+) -> None:
+    """Neither rows nor keys are whole tiles; a row with a mask of -inf attends to no key."""
+    device = DeviceProperties.gpu((8, 0), multiprocessors)
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: device)
+    real = FLOAT16 if form.endswith("_f16") else BFLOAT16
+    dtype = np.float16 if real == FLOAT16 else ml_dtypes.bfloat16
+    model = self_attention(1, tokens, heads, size, real, mask)
+    (spec,) = CompiledCluster(read_model(model), device).prepare().kernels
+    assert spec.name == f"matrix_stream_{form}"
+    inputs = [noise(1, tokens, heads, size, seed=i).astype(dtype) for i in range(3)]
+    q, k, v = (x.astype(np.float64) for x in inputs)
+    scores = np.einsum("bqhd,bkhd->bhqk", q, k) / 8
+    if mask:
+        left_out = (np.arange(tokens * tokens).reshape(tokens, tokens) % 5 == 0) | (np.arange(tokens) == 3)[:, None]
+        inputs.append(np.where(left_out, -np.inf, noise(tokens, tokens, seed=4)).astype(dtype))
+        scores = scores + inputs[-1].astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        expected = np.einsum("bhqk,bkhd->bhqd", weights / weights.sum(-1, keepdims=True), v)
+    actual = run_model(model, inputs)[0]
+    if real == BFLOAT16:
+        actual = (actual.astype(np.uint32) << 16).view(np.float32)
+    assert np.isnan(actual[:, :, 3]).all() == bool(mask)
+    np.testing.assert_allclose(actual, expected, TOLERANCES[real], TOLERANCES[real])
+
+
+@pytest.mark.parametrize("offset", [0, 1], ids=["whole", "odd"])
+def test_rows_that_begin_anywhere_are_attended_to(monkeypatch: pytest.MonkeyPatch, offset: int) -> None:
+    """Columns of a wider tensor: their rows begin at multiples of 16 bytes, or of 2."""
+    device = DeviceProperties.gpu((8, 0))
+    monkeypatch.setattr(OpenDevice, "properties", lambda self: device)
+    text = """<ir_version: 10, opset_import: ["" : 20]> parts (float16[2, 50, 113] x) => (float16[2, 50, 32] y)
+        { one = Constant<value_ints = [2]>() qb = Constant<value_ints = [B0]>() qe = Constant<value_ints = [E0]>()
+          kb = Constant<value_ints = [B1]>() ke = Constant<value_ints = [E1]>()
+          vb = Constant<value_ints = [B2]>() ve = Constant<value_ints = [E2]>()
+          q = Slice(x, qb, qe, one) k = Slice(x, kb, ke, one) v = Slice(x, vb, ve, one)
+          t = Transpose<perm = [0, 2, 1]>(k) s = MatMul(q, t) w = Softmax(s) y = MatMul(w, v) }"""
+    text = text.replace("113", str(112 + offset))
+    for number in range(3):
+        text = text.replace(f"B{number}", str(32 * number + offset)).replace(
+            f"E{number}", str(32 * number + 32 + offset)
+        )
+    model = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
+    kernels = CompiledCluster(read_model(model), device).prepare().kernels
+    assert [kernel.name for kernel in kernels] == ["matrix_stream_16x128x64_8_once_f16"]
+    x = (noise(2, 50, 112 + offset) / 2).astype(np.float16)
+    q, k, v = np.split(x[..., offset : offset + 96].astype(np.float64), 3, -1)
+    weights = np.exp(q @ k.swapaxes(1, 2))
+    expected = weights @ v / weights.sum(-1, keepdims=True)
+    np.testing.assert_allclose(run_model(model, [x])[0], expected, TOLERANCES[FLOAT16], TOLERANCES[FLOAT16])
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0), (12, 0)])
+def test_forms_of_few_blocks_keep_all_in_registers(capability: tuple[int, int]) -> None:
+    specs = []
+    for tokens, multiprocessors, mask in (
+        (197, 12, ""),
+        (100, 132, "100, 100"),
+        (300, 12, "300, 300"),
+        (1500, 16, ""),
+        (1500, 16, "1500, 1500"),
+        (1500, 16, "1, 1, 1, 1500"),
+    ):
+        model = self_attention(1, tokens, 1, 64, FLOAT16, mask)
+        device = DeviceProperties.gpu(capability, multiprocessors)
+        specs += CompiledCluster(read_model(model), device).prepare().kernels
+    of_decoders = CompiledCluster(read_model(prompt(64, FLOAT16)[0]), DeviceProperties.gpu(capability, 4))
+    specs += [spec for spec in of_decoders.prepare().kernels if spec.name.startswith("matrix_stream")]
+    assert {spec.name.split("_")[2] for spec in specs} == {
+        "16x128x64",
+        "32x128x64",
+        "32x256x64",
+        "96x128x64",
+        "96x64x64",
+    }
+    for usage in report(specs, [Target.cuda(*capability)]):
+        assert usage.stack == usage.spill_stores == usage.spill_loads == 0, usage
