@@ -12,12 +12,14 @@ from ..program import scalar as s
 from ..program.lowering import Lowering, Tensor
 from ..program.scalar import Scalar
 from ..program.steps import Attend
-from ..program.symbolic import hint
+from ..program.symbolic import ceildiv, hint, le, product
 from ..program.views import expand
 from .library_attention import Softmax, softmax_of, uncast
+from .library_form import holds
+from .matrix_forms import small_form
 from .stream import FEW_ROWS, SPLIT_KEYS, Reading, has_matrices, has_matrices_for, stream_attention
 
-__all__ = ["attend_by_matrices", "fits_matrices"]
+__all__ = ["attend_by_matrices", "fits_matrices", "is_small_attention"]
 
 
 def fits_matrices(ctx: Lowering, step: Attend) -> Softmax | None:
@@ -55,6 +57,18 @@ def attend_by_matrices(ctx: Lowering, step: Attend) -> bool:
     reading = Reading(step.score, (*alike, *inputs), value, step.row, factor=factor, without_keys=math.nan)
     stream_attention(ctx, q, k, v, out, reading)
     return True
+
+
+def is_small_attention(ctx: Lowering, step: Attend) -> bool:
+    """Whether the walk has few blocks for tensor cores, as `small_form` has it. A guard says that there are no more."""
+    if fits_matrices(ctx, step) is None or not has_matrices_for(*_operands(ctx, step)):
+        return False
+    q, k, v = (expand(ctx, x, (*step.batch, *x.shape[-2:])) for x in _operands(ctx, step))
+    batch, rows = step.batch, q.shape[-2]
+    if _share_keys(q, k, v):
+        batch, rows = batch[:-1], batch[-1] * rows
+    form = small_form(product(batch), rows, v.shape[-1], ctx.device.multiprocessors)
+    return form is not None and holds(ctx, le(product(batch) * ceildiv(rows, form.m), ctx.device.multiprocessors))
 
 
 def _logit(step: Attend, softmax: Softmax) -> tuple[Scalar, float]:

@@ -11,7 +11,7 @@ from ..program.steps import Attend, Contract, Convolve, Map, Sums, Tactic
 from ..program.symbolic import hint
 from ..program.trace import Launch
 from .attend import attention_tactics
-from .attend_matrices import fits_matrices
+from .attend_matrices import fits_matrices, is_small_attention
 from .contract import integer_product_kind, is_one_row, is_small, product_tactics
 from .convolve import convolution_tactics
 from .image_order import matrix_convolution_kind
@@ -56,7 +56,7 @@ def tactics(ctx: Lowering, step: Sums) -> list[str]:
     own = own_tactics(ctx, step)
     if isinstance(step, Attend):
         if attention_form(ctx, step) is not None:
-            return [LIBRARY, *own, PARTS]
+            return [own[0], LIBRARY, *own[1:], PARTS] if ruled(ctx, step).name else [LIBRARY, *own, PARTS]
         return [PARTS, *own] if is_parted(ctx, step) else [*own, PARTS]
     library = "cudnn" if isinstance(step, Convolve) else "cublaslt"
     refused = step.transposed if isinstance(step, Convolve) else step.is_converted
@@ -70,7 +70,8 @@ def ruled(ctx: Lowering, step: Sums) -> Tactic:
     """The tactic that rules prefer to a library; without a name where they do not.
 
     One row takes as long as memory does, which our kernel reads as fast; a library's kernel also fills tiles. A small
-    product takes less than a library's call, which takes long to begin.
+    product takes less than a library's call, which takes long to begin. A library's attention has blocks of many rows,
+    which keep few multiprocessors busy where there are few rows in all.
     """
     if "cublaslt" in ctx.device.libraries and isinstance(step, Contract):
         if is_one_row(ctx, step):
@@ -79,6 +80,8 @@ def ruled(ctx: Lowering, step: Sums) -> Tactic:
             return _small(ctx, step)
     if "cudnn" in ctx.device.libraries and isinstance(step, Convolve) and is_small_convolution(ctx, step):
         return _small(ctx, step)
+    if isinstance(step, Attend) and attention_form(ctx, step) is not None and is_small_attention(ctx, step):
+        return Tactic(MATRICES, f"small, all blocks run at once; {by_rules(ctx)}")
     return Tactic()
 
 

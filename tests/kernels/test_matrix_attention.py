@@ -18,7 +18,7 @@ from ort_cuda_plugin.ep.open_device import OpenDevice
 from ort_cuda_plugin.kernels import stream
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.ops import attention
-from ort_cuda_plugin.program.lowering import DeviceProperties
+from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
 from ort_cuda_plugin.program.trace import Step
 
 TOKENS, HEADS, KV_HEADS = 70, 4, 2
@@ -308,3 +308,44 @@ def test_forms_of_few_blocks_keep_all_in_registers(capability: tuple[int, int]) 
     }
     for usage in report(specs, [Target.cuda(*capability)]):
         assert usage.stack == usage.spill_stores == usage.spill_loads == 0, usage
+
+
+LIBRARIES = frozenset({"cublaslt", "cudnn"})
+
+
+def program_of(model: onnx.ModelProto, options: LoweringOptions | None = None) -> tuple[str, list[str]]:
+    """The text of the last program, on a GPU with libraries, and the names of the kernels."""
+    cluster = CompiledCluster(read_model(model), DeviceProperties.gpu((9, 0), libraries=LIBRARIES), options)
+    texts: list[str] = []
+    cluster.show_program = texts.append
+    return texts[-1] if (found := cluster.prepare()) and texts else "", [kernel.name for kernel in found.kernels]
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens", "form"), [(1, 128, "16x128x64_8_once"), (1, 197, "32x256x64_8_once"), (1, 500, "96x128x64_4")]
+)
+def test_rules_prefer_few_blocks_to_cudnn(batch: int, tokens: int, form: str) -> None:
+    program, kernels = program_of(self_attention(batch, tokens, 12, 64, FLOAT16, ""))
+    assert kernels == [f"matrix_stream_{form}_f16"]
+    assert "small, all blocks run at once; chosen by rules" in program
+    program, _ = program_of(self_attention(batch, tokens, 12, 64, FLOAT16, ""), LoweringOptions(deterministic=True))
+    assert "small, all blocks run at once; chosen by rules, which deterministic=1 pins" in program
+
+
+@pytest.mark.parametrize(("batch", "tokens", "size"), [(16, 197, 64), (1, 2000, 64), (1, 197, 128)])
+def test_rules_leave_many_blocks_to_cudnn(batch: int, tokens: int, size: int) -> None:
+    program, kernels = program_of(self_attention(batch, tokens, 12, size, FLOAT16, ""))
+    assert not kernels
+    assert "cuDNN: attention (chosen by rules)" in program
+
+
+def test_a_guard_says_that_blocks_are_few() -> None:
+    cluster = CompiledCluster(
+        read_model(self_attention("batch", 128, 12, 64, FLOAT16, "")),
+        DeviceProperties.gpu((9, 0), libraries=LIBRARIES),
+    )
+    shape = (128, 12, 64)
+    for batch, kernels in ((1, 1), (2, 1), (64, 0), (1, 1)):
+        variant = cluster.build([(batch, *shape)] * 3, [])
+        assert len(variant.kernels) == kernels
+        assert len(variant.problems) == 1 - kernels

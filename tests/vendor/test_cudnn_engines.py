@@ -12,6 +12,7 @@ from encoder import encoder, encoder_inputs
 from library_engines import ask, build_asker, calls_of, halved, lowered, optimized, question
 from ort_cuda_plugin import models
 from ort_cuda_plugin.ep.libraries import LIBRARIES
+from ort_cuda_plugin.kernels import tactics
 from ort_cuda_plugin.program.libraries import ATTENTION, CONV, WORKSPACE_BYTES, ProblemFlags
 
 BIAS, RELU, RESIDUAL, LAST = ProblemFlags.BIAS, ProblemFlags.RELU, ProblemFlags.RESIDUAL, ProblemFlags.CHANNELS_LAST
@@ -48,7 +49,10 @@ def form(sizes: tuple[int, ...], dtype: int, flags: ProblemFlags, rank: int, loo
 
 @pytest.mark.engines
 @pytest.mark.parametrize("batch", [1, 8])
-def test_attention_of_an_encoder_is_cudnns(asker: list[str | Path], batch: int) -> None:
+def test_attention_of_an_encoder_is_cudnns(
+    monkeypatch: pytest.MonkeyPatch, asker: list[str | Path], batch: int
+) -> None:
+    monkeypatch.setattr(tactics, "is_small_attention", lambda ctx, step: False)
     model, feeds = encoder(), encoder_inputs(batch, 128)
     for value in model.graph.input:
         for dim, size in zip(value.type.tensor_type.shape.dim, feeds[value.name].shape, strict=True):

@@ -12,6 +12,7 @@ from onnx import TensorProto
 
 from library_engines import ask, build_asker, calls_of, convolution, lowered, network, question
 from ort_cuda_plugin.ep.libraries import LIBRARIES
+from ort_cuda_plugin.kernels import tactics
 from ort_cuda_plugin.program.libraries import ATTENTION, CONV, ProblemFlags
 from ort_cuda_plugin.program.lowering import LoweringOptions
 from ort_cuda_plugin.program.trace import Launch
@@ -99,8 +100,11 @@ def test_activations_of_wide_convolutions_are_part_of_the_call(name: str, activa
         ),
     ],
 )
-def test_attention_of_half_types_is_cudnns(asker: list[str | Path], name: str, batch: int, element: int) -> None:
+def test_attention_of_half_types_is_cudnns(
+    monkeypatch: pytest.MonkeyPatch, asker: list[str | Path], name: str, batch: int, element: int
+) -> None:
     """With a mask for each layer as well: a network of one layer has nobody to share it with."""
+    monkeypatch.setattr(tactics, "is_small_attention", lambda ctx, step: False)
     tokens = {"tokens": 64} if name.startswith(("bert", "llama")) else {}
     (call,) = calls_of(lowered(network(name, batch, element, {"layers": 1, **tokens})), ATTENTION)
     (engine,) = ask(asker, [question(call)])
@@ -116,9 +120,10 @@ def test_attention_of_half_types_is_cudnns(asker: list[str | Path], name: str, b
     ],
 )
 def test_attention_to_a_cache_that_grows_is_not_cudnns(
-    name: str, unknown: list[str], shapes: list[list[int]], calls: int
+    monkeypatch: pytest.MonkeyPatch, name: str, unknown: list[str], shapes: list[list[int]], calls: int
 ) -> None:
     """It would have to compile an engine for each token."""
+    monkeypatch.setattr(tactics, "is_small_attention", lambda ctx, step: False)
     program = lowered(network(name, 1, FLOAT16, {"layers": 1, "tokens": 64}, unknown), shapes=shapes)
     assert len(calls_of(program, ATTENTION)) == calls
 
