@@ -3,6 +3,7 @@
 Libraries choose the tile, and the split along k, that takes the least time here. A convolution is the product of an
 implicit matrix of patches. cuDNN's kernels for tensor cores read channels last: for another layout it transposes what
 it reads and writes, in its workspace, in every Run; where that does not fit, it takes an engine without tensor cores.
+A result whose places are apart, as a part of a concatenation, it writes there first and copies.
 What an installed cuDNN says without a GPU is checked by tests/vendor/test_cudnn_engines.py.
 """
 
@@ -159,7 +160,10 @@ def _convolution(step: LibraryStep, device: Gpu, constants: Constants) -> Call:
         else:
             # Weights of one place have the same order in both layouts.
             transposed = 2.0 * (x + out + (weights if k > step.sizes[1] // groups else 0))
+    kernels = 1 if not transposed else 4
+    if CHANNELS_LAST in step.flags and step.sizes[4] != step.sizes[2]:  # places apart: written elsewhere, and copied
+        transposed += 2.0 * _distinct_bytes(step, "out")
+        kernels += 1
     k += -k % (16 // itemsize)
     seconds, l2 = _tiled(m, n, k, groups, itemsize, kind, device, constants, CONVOLUTION)
-    kernels = 1 if not transposed else 4
     return Call(flops, seconds, max(l2, touched), kernels, transposed, kind not in ("float32", "float64"))

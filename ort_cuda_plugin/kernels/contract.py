@@ -33,7 +33,7 @@ from .matrix_product import (
     parts_epilogue,
     sum_of_parts,
 )
-from .matrix_tiles import INTEGERS, piece_of
+from .matrix_tiles import INTEGERS, Team, piece_of
 from .row_product import VectorRowProduct, few_row_form, takes
 from .teams import choose_team, most_blocks, team_blocks
 from .tiles import Element, Tile
@@ -149,18 +149,20 @@ class ProductTactic:
 
 
 def matrix_tactics(
-    ctx: Lowering, kind: str, m: Dim, n: Dim, batches: Dim, k: Dim, *, plain: bool = True, taps: int = 0
+    ctx: Lowering, kind: str, m: Dim, n: Dim, batches: Dim, k: Dim, team: Team | None
 ) -> list[ProductTactic]:
-    """Ways by tensor cores that may be the fastest, first what rules prefer.
-
-    ``plain`` operands are not converted; see `choose_team` for ``taps``.
-    """
-    team = choose_team(ctx.device, kind, m, n, batches, k, taps=taps) if plain else None
+    """Ways by tensor cores that may be the fastest, first what rules prefer: the team, if there is one."""
     tile = choose_matrix_tile(ctx.device, kind, m, n, batches)
     splits = choose_splits(ctx.device, tile, m, n, batches, k)
     ways = [(tile, splits), *matrix_ways(ctx.device, kind, m, n, batches, k)]
     found = [ProductTactic(tile, parts) for tile, parts in dict.fromkeys(ways)]
     return found if team is None else [ProductTactic(team.tile, 1, team.teams), *found]
+
+
+def _team(ctx: Lowering, step: Contract, kind: str, call: Folded) -> Team | None:
+    """See `choose_team`; operands that are converted have none."""
+    m, n, k = call.sizes
+    return None if step.is_converted else choose_team(ctx.device, kind, m, n, product(call.batch), k)
 
 
 def product_tactics(ctx: Lowering, step: Contract) -> dict[str, ProductTactic]:
@@ -171,7 +173,7 @@ def product_tactics(ctx: Lowering, step: Contract) -> dict[str, ProductTactic]:
     found = []
     kind = _kind(ctx, step, call)
     if kind:
-        found = matrix_tactics(ctx, kind, m, n, batches, k, plain=not step.is_converted)
+        found = matrix_tactics(ctx, kind, m, n, batches, k, _team(ctx, step, kind, call))
     else:
         first = choose_tile(ctx.device, m, step.total.dtype)
         tiles = EMULATED_TILES if ctx.device.emulated else TILES
@@ -253,7 +255,7 @@ def is_small(ctx: Lowering, step: Contract) -> bool:
     if not kind or step.is_converted or hint(call.sizes[0]) <= MAX_ROWS or not is_const(call.sizes[2]):
         return False
     sizes = (*call.sizes[:2], product(call.batch))
-    team = choose_team(ctx.device, kind, *sizes, call.sizes[2])
+    team = _team(ctx, step, kind, call)
     lines = [x.strides[-2 if x.strides[-1] == 1 else -1] for x in (call.a, call.b)]
     if kind == "tf32" and call.contiguous[1] != "k":
         if not _has_weights_along_n(call, kind):
@@ -286,7 +288,7 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
         call = folded(ctx, step)
     elif _has_weights_along_n(call, kind) and not step.is_converted:
         batches, (m, n, k) = product(call.batch), call.sizes
-        way = tactic or matrix_tactics(ctx, kind, m, n, batches, k)[0]
+        way = tactic or matrix_tactics(ctx, kind, m, n, batches, k, _team(ctx, step, kind, call))[0]
         call = _along_k(ctx, call) if way.teams > 1 else call
     a, b, (m, n, _) = call.a, call.b, call.sizes
     ends = ((a, call.a_batch), (b, call.b_batch))
@@ -350,7 +352,7 @@ def _launch_matrices(
     m, n, k = call.sizes
     batches = product(call.batch)
     if tactic is None or tactic.tile is None:
-        tactic = matrix_tactics(ctx, kind, m, n, batches, k, plain=not step.is_converted)[0]
+        tactic = matrix_tactics(ctx, kind, m, n, batches, k, _team(ctx, step, kind, call))[0]
     assert tactic.tile is not None
     tile, splits, teams = tactic.tile, tactic.splits if few_rows == 0 else 1, tactic.teams
     blocks = select(few_rows, 0, ceildiv(m, tile.m) * ceildiv(n, tile.n) * splits)

@@ -16,7 +16,7 @@ import numpy as np
 from ..model.ir import DType
 from ..program.lowering import Lowering
 from ..program.steps import Convolve
-from ..program.symbolic import Dim, ceildiv, le, product
+from ..program.symbolic import Dim, ceildiv, hint, le, product
 from .codegen import KernelBuilder, register_type, text_property
 from .contract import ProductTactic, matrix_tactics
 from .conv_phases import phases
@@ -227,7 +227,8 @@ def matrix_convolution_tactics(ctx: Lowering, step: Convolve) -> dict[str, Produ
     if step.transposed:
         return {PHASES: ProductTactic(matrix_tiles(kind)[0])}
     m, n, k = _sizes(step)
-    return {tactic.name: tactic for tactic in matrix_tactics(ctx, kind, m, n, step.groups, k, taps=_taps(step))}
+    team = team_of_convolution(ctx, step)
+    return {tactic.name: tactic for tactic in matrix_tactics(ctx, kind, m, n, step.groups, k, team)}
 
 
 def is_small_convolution(ctx: Lowering, step: Convolve) -> bool:
@@ -243,7 +244,16 @@ def team_of_convolution(ctx: Lowering, step: Convolve, convolutions: int = 1) ->
     """See `choose_team`, of an image with channels last; the step may stand for several ``convolutions``."""
     m, n, k = _sizes(step)
     kind = matrix_convolution_kind(ctx, step)
-    return choose_team(ctx.device, kind, m, n, step.groups, k, taps=_taps(step), products=convolutions)
+    more = {"taps": _taps(step), "products": convolutions, "copied": _copied_by_cudnn(step)}
+    return choose_team(ctx.device, kind, m, n, step.groups, k, **more)
+
+
+def _copied_by_cudnn(step: Convolve) -> int:
+    """Bytes of a result whose places are apart, as a part of a concatenation: cuDNN writes it together first."""
+    (_, y), *others = step.outputs
+    if others or place_stride(y) in (None, y.shape[1]):
+        return 0
+    return hint(product(y.shape)) * y.dtype.itemsize
 
 
 def holds_for(ctx: Lowering, step: Convolve, team: Team) -> bool:

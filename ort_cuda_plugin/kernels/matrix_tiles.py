@@ -82,7 +82,7 @@ def team_forms(kind: str) -> tuple[Team, ...]:
         (16, 64, 2, 4, (4,)),
         (32, 64, 4, 4, (4,)),
         (64, 64, 8, 4, (2, 4)),
-        (128, 64, 8, 8, (2,)),
+        (128, 64, 8, 8, (1, 2)),
     )
     return tuple(
         Team(Tile(m, n, STEP // SIZES[kind], thread_m=rows, thread_n=columns), teams)

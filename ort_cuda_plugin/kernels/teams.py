@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..program.lowering import DeviceProperties
 from ..program.symbolic import Dim, ceildiv, hint
-from .matrix_tiles import SIZES, STEP, Team, team_forms
+from .matrix_tiles import RESIDENT, SIZES, STEP, Team, team_forms
 
 BEGIN = 3300.0
 """Of a library's call, before its first block works: 1.8 us, which ours does not take."""
@@ -21,12 +21,16 @@ LIBRARY_RATE = 2000.0
 """Multiplications and additions of 16-bit numbers in a cycle, of a library's kernels for such sizes..."""
 FEW_RATE = 1000.0
 """...and of those whose tiles are too few, which are smaller."""
+COPY_RATE = 14.0
+"""Bytes that it copies in a cycle, read and written, for each multiprocessor."""
 L2_RATE = 24.0
 """Bytes of the L2 in a cycle, for each multiprocessor."""
 ISSUED = 3.2
 """Instructions in a cycle of a multiprocessor, and..."""
 WAITED = 2.4
 """...cycles of an instruction for a warp that has no others to wait with."""
+THREADS = 512
+"""Of blocks with teams that a multiprocessor has at once, as their registers allow."""
 LATENCY = 800.0
 """Of the first copies, and of barriers at the end."""
 
@@ -61,15 +65,19 @@ def choose_team(
     *,
     taps: int = 0,
     products: int = 1,
+    copied: int = 0,
 ) -> Team | None:
     """The teams that take the least time for the product; None where a library's call takes less.
 
-    It may stand for several ``products``, each of which would be a launch.
+    It may stand for several ``products``, each of which would be a launch. Of a library's result so many bytes are
+    ``copied`` by a kernel of its own.
     """
     problem = Problem(kind, hint(rows), hint(columns), hint(batch), hint(depth), taps)
     times = {team: _cycles(device, problem, team) for team in team_forms(kind)}
     best = min(times, key=lambda team: times[team])
     limit = _library_cycles(device, problem) + (products - 1) * LAUNCH
+    if copied:
+        limit += LAUNCH + 2 * copied / (COPY_RATE * device.multiprocessors)
     return best if times[best] <= limit else None
 
 
@@ -100,11 +108,12 @@ def _cycles(device: DeviceProperties, problem: Problem, team: Team) -> float:
     # A block has what the windows of its patches share in its L1.
     fetched = tile.m * min(1.0, 3 / max(1, problem.taps)) + tile.n
     read = blocks * fetched * STEP * steps + problem.rows * problem.columns * problem.batch * SIZES[problem.kind]
+    resident = RESIDENT if team.teams == 1 else max(1, THREADS // (tile.threads * team.teams))
     return max(
         each * warps * team.teams * issued / ISSUED,
         each * wavefronts,
         read / (L2_RATE * device.multiprocessors),
-        WAITED * issued + LATENCY,
+        -(-each // resident) * (WAITED * issued + LATENCY),
     )
 
 
