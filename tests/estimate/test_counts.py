@@ -191,6 +191,23 @@ def test_the_larger_of_two_floats_is_one_instruction() -> None:
     assert instructions("  %m = tail call float @__nv_fmaxf(float %a, float %b)") == {"issued": 1, "float": 1}
 
 
+def test_a_constant_beside_the_address_of_an_access_is_free() -> None:
+    specs = []
+    for number in (1, 4):
+        loads = "".join(
+            f"    a, b, c, d = load_matrices(at + {512 * i})\n    total = total ^ a ^ b ^ c ^ d\n"
+            for i in range(number)
+        )
+        head = "    at = shared_address(array_pointer(cuda.shared.array(1024, float32, 16)))\n    total = uint32(0)\n"
+        specs.append(kernel("loads", ("*u32",), f"def kernel(y):\n{head}{loads}    y[0] = total\n"))
+    one, four = sass.code_of(specs, Target.cuda(9, 0))
+    if sass.disassembler() is not None:
+        adds = [sum(code.mix.get(name, 0) for name in ("IADD3", "VIADD", "IMAD", "LEA")) for code in (one, four)]
+        assert (four.mix["LDSM"], adds[1]) == (4, adds[0])
+    body = ["  %b = add i64 %a, 512", "  %p = inttoptr i64 %b to ptr", "  %c = add i64 %a, 512"]
+    assert metadata("\n".join(add_counts(body, lambda _: 2, lambda _: "i16")))["part0.issued"] == 2
+
+
 def test_clearing_an_array_of_a_thread_is_no_call() -> None:
     clear = "  call void @llvm.memset.p0.i64(ptr nonnull align 2 dereferenceable(16) %a, i8 0, i64 16, i1 false)"
     body = ["  %a = alloca [8 x i16], align 2", clear, "  %s = add i32 %k, %k"]

@@ -30,6 +30,8 @@ _called = re.compile(r"@([\w.$]+)\(")
 _stack_line = re.compile(
     rf"^\s*({value_name}) = (?:alloca |getelementptr [^@%]*?ptr ({value_name})|bitcast ptr ({value_name}))"
 )
+_address = re.compile(rf"^\s*{value_name} = inttoptr i64 ({value_name}) to ptr")
+_constant_sum = re.compile(rf"^\s*({value_name}) = (?:add|or disjoint)\b.* i64 {value_name}, -?\d+$")
 _cleared = re.compile(rf"@llvm\.memset[\w.]*\(ptr [^,]*?({value_name}),")
 _free = {
     *("phi", "ret", "bitcast", "ptrtoint", "inttoptr", "freeze", "extractelement", "insertelement", "shufflevector"),
@@ -80,6 +82,7 @@ Counts = Counter[str]
 def add_counts(body: list[str], size_of: Callable[[str], int], stored_type: Callable[[str], str]) -> list[str]:
     """The body with the counting mode's calls; the last line is a comment with what its parts do."""
     on_stack: set[str] = set()
+    addresses = {match[1] for line in body if (match := _address.match(line))}
     accesses: list[int] = []  # their parts
     parts: list[Counts] = []
     out: list[str] = []
@@ -118,7 +121,11 @@ def add_counts(body: list[str], size_of: Callable[[str], int], stored_type: Call
                 out.append(
                     f"  call void @ocp_emu_count_access(ptr %ocp.thread, ptr {pointer}, i32 {what}, i32 {number})"
                 )
-        elif not ((match := _cleared.search(line)) and match[1] in on_stack):
+        elif not (
+            ((match := _cleared.search(line)) and match[1] in on_stack)
+            # An access has room for a constant beside its address.
+            or ((match := _constant_sum.match(line)) and match[1] in addresses)
+        ):
             current.update(instructions(line))
         out.append(line)
     for part in parts:
