@@ -247,8 +247,7 @@ def is_one_row(ctx: Lowering, step: Contract) -> bool:
 def is_small(ctx: Lowering, step: Contract) -> bool:
     """Whether teams of warps take less for the product than a library's call, as `choose_team` has it.
 
-    They copy pieces of 16 bytes: lines begin at multiples of these. Of float32 only lines along k are loaded as
-    matrices. A guard says that there are no more blocks.
+    They copy pieces of 16 bytes: lines begin at multiples of these. A guard says that there are no more blocks.
     """
     call = folded(ctx, step)
     kind = _kind(ctx, step, call)
@@ -257,9 +256,7 @@ def is_small(ctx: Lowering, step: Contract) -> bool:
     sizes = (*call.sizes[:2], product(call.batch))
     team = _team(ctx, step, kind, call)
     lines = [x.strides[-2 if x.strides[-1] == 1 else -1] for x in (call.a, call.b)]
-    if kind == "tf32" and call.contiguous[1] != "k":
-        if not _has_weights_along_n(call, kind):
-            return False
+    if _has_weights_along_n(call, kind):  # which will lie along k
         lines[1] = call.sizes[2]
     if team is None or not all(divides(piece_of(kind), line) for line in lines):
         return False

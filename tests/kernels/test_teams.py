@@ -132,24 +132,25 @@ def test_small_products_go_before_a_library(rows: int, k: int, n: int, called: b
 
 @pytest.mark.parametrize("constant", [False, True])
 def test_weights_of_float32_are_laid_along_k_once(monkeypatch: pytest.MonkeyPatch, constant: bool) -> None:
-    """Other operands whose lines run along n are the library's."""
+    """As matrices are loaded from shared memory; lanes load other operands whose lines run along n one by one."""
     model = parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 20]> g (float[128, 384] x, float[384, 192] w) => (float[128, 192] y)'
         " { y = MatMul(x, w) }"
     )
     x, w = noise(128, 384, seed=1), noise(384, 192, seed=2)
+    inputs: list[Array] = [x] if constant else [x, w]
     if constant:
         model.graph.input.pop()
         model.graph.initializer.append(numpy_helper.from_array(w, "w"))
     variant = CompiledCluster(read_model(model), LIBRARIES).prepare()
-    assert bool(variant.problems) is not constant
+    assert not variant.problems
+    assert variant.plan is not None
+    assert len(variant.plan.records) == 1
+    assert any("b0_3 = load_matrices(" in spec.source for spec in variant.kernels) is constant
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
-    if constant:
-        assert variant.plan is not None
-        assert len(variant.plan.records) == 1
-        (actual,) = run_model(model, [x])
-        exact = x.astype(np.float64) @ w
-        assert (np.abs(actual - exact) <= 2**-9 * (np.abs(x).astype(np.float64) @ np.abs(w))).all()
+    (actual,) = run_model(model, inputs)
+    exact = x.astype(np.float64) @ w
+    assert (np.abs(actual - exact) <= 2**-9 * (np.abs(x).astype(np.float64) @ np.abs(w))).all()
 
 
 @pytest.mark.parametrize(("rows", "called"), [(128, False), (4096, True)])
