@@ -54,6 +54,10 @@ class Finding:
     what: str
 
 
+MULTIPLIES = "multiply_add_matrix_"
+"""In the source of each kernel that multiplies by tensor cores."""
+
+
 class Inspector:
     """Looks at the kernels of models on architectures, the first of which is `COUNTED`.
 
@@ -117,7 +121,9 @@ class Watched:
         self._last = steps
 
     def _note(self, step: Map | Launch, labels: tuple[str, ...]) -> None:
-        if isinstance(step, Sums):
+        if isinstance(step, Launch) and MULTIPLIES in step.kernel.source:
+            self.all.add(labels)
+        elif isinstance(step, Sums):
             self.all.add(labels)
             if self._fills_tensor_cores(step):
                 self.tensor.add(labels)

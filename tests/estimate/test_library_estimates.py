@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ort_cuda_plugin.estimate import devices, libraries
@@ -24,7 +26,8 @@ def product(m: int, n: int, k: int, dtype: int, flags: frozenset[str] = frozense
 
 def convolution(images: int, channels: int, size: int, rows: int, kernel: int, *flags: str) -> LibraryStep:
     axis = (size, kernel, size, 1, 1, kernel // 2, kernel // 2)
-    sizes = (images, channels, rows, 1, rows * size * size, *axis, *axis, 32 << 20)
+    apart = rows if libraries.CHANNELS_LAST in flags else rows * size * size
+    sizes = (images, channels, rows, 1, apart, *axis, *axis, 32 << 20)
     return LibraryStep(("n",), (), (), "conv", SINGLE, frozenset(flags), 2, sizes)
 
 
@@ -70,6 +73,10 @@ def test_layouts_cost_transposes_or_the_tensor_cores() -> None:
     assert (small.tensor, small.transposed > 0, small.kernels) == (True, True, 4)
     assert (large.tensor, large.transposed) == (False, 0)
     assert (last.tensor, last.transposed, last.kernels) == (True, 0, 1)
+    joined = convolution(32, 256, 56, 64, 1, "TF32", libraries.CHANNELS_LAST)
+    joined = replace(joined, sizes=(*joined.sizes[:4], 128, *joined.sizes[5:]))
+    apart = libraries.call(joined, h100, constants)
+    assert (apart.transposed, apart.kernels) == (2 * 32 * 64 * 56 * 56 * 4, 2)
     assert large.seconds > 3 * last.seconds
 
 

@@ -39,17 +39,18 @@ def most_teams(kind: str) -> list[Team]:
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize(
-    ("sizes", "transposed"),
+    ("sizes", "transposed", "first"),
     [
-        pytest.param((40, 300, 70), (0, 0), id="steps that only some teams have"),
-        pytest.param((17, 136, 72), (0, 1), id="the last step has whole pieces only"),
-        pytest.param((33, 77, 130), (1, 0), id="no rows begin at a multiple of 16 bytes"),
-        pytest.param((200, 24, 200), (0, 1), id="a single step"),
+        pytest.param((40, 300, 70), (0, 0), 0, id="steps that only some teams have"),
+        pytest.param((17, 136, 72), (0, 1), 1, id="the last step has whole pieces only"),
+        pytest.param((33, 77, 130), (1, 0), 2, id="no rows begin at a multiple of 16 bytes"),
+        pytest.param((200, 24, 200), (0, 1), 0, id="a single step"),
     ],
 )
 def test_products_are_sums_of_all_teams(
-    monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int], transposed: tuple[int, int], dtype: type
+    monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int], transposed: tuple[int, int], first: int, dtype: type
 ) -> None:
+    """Of each third form of a team, from the ``first`` on."""
     m, k, n = sizes
     operands: list[Array] = [noise(*shape, seed=i).astype(dtype) for i, shape in enumerate(((m, k), (k, n), (n,)))]
     a, b, c = operands
@@ -58,7 +59,7 @@ def test_products_are_sums_of_all_teams(
     wide = [x.astype(np.float64) for x in (a, b, c)]
     size = np.abs(wide[0]) @ np.abs(wide[1]) + np.abs(wide[2])
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
-    for team in most_teams("f16" if dtype is np.float16 else "tf32"):
+    for team in most_teams("f16" if dtype is np.float16 else "tf32")[first::3]:
         use_team(monkeypatch, team)
         names = [spec.name for spec in kernels(make_model("Gemm", [*given, c], attributes))]
         assert any(f"mma_teams{team.teams}_{team.tile.name}" in name for name in names), names
@@ -102,7 +103,7 @@ def test_their_code_has_no_spills_and_fits_each_gpu(monkeypatch: pytest.MonkeyPa
         shared = [site for site in sites if site.kind.startswith("shared")]
         assert all(site.units <= 2.01 * site.least for site in shared), (team, shared)
         specs.append(step.kernel)
-    for capability in ((8, 0), (9, 0), (12, 0)):
+    for capability in ((8, 0), (9, 0)) if dtype is np.float16 else ((9, 0), (12, 0)):
         for spec, code in zip(specs, sass.code_of(specs, Target.cuda(*capability)), strict=True):
             assert code.spilled == 0, (spec.name, capability)
             assert code.uses_tensor_cores or sass.disassembler() is None, (spec.name, capability)
