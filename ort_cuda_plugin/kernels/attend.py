@@ -23,7 +23,7 @@ from ..program.trace import Use
 from .codegen import Emitter, KernelBuilder, Parameters, load_text, offset_text, register_type, text_property
 from .contract import add_batch, batch_strides, contiguous_axis
 from .epilogue import Axes, Epilogue, Terms, count_along, make_epilogue, sum_text
-from .layout import index_type
+from .layout import index_type, reach
 from .reduce import SERIAL_PARTS
 from .tiles import Element, Operand, Tile, batch_offsets, fill_matrix, indented, log2, pipeline, store_tile
 
@@ -401,7 +401,7 @@ def _form(ctx: Lowering, step: Attend) -> Form:
 def launch_attend(ctx: Lowering, step: Attend) -> None:
     a, b, c = step.operands
     m, n, k, d = a.shape[-2], b.shape[-1], a.shape[-1], c.shape[-1]
-    index = index_type(ctx, *(x.shape[-2] * x.strides[-2] + x.shape[-1] * x.strides[-1] for x in step.operands))
+    index = index_type(ctx, *(reach(x.shape[-2:], x.strides[-2:]) for x in step.operands))
     batch, batches = collapse(step.batch, [batch_strides(x, step.batch) for x in step.operands])
     if not batch:
         batch, batches = [1], [(0,), (0,), (0,)]

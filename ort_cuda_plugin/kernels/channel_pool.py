@@ -17,8 +17,8 @@ from ..program.lowering import Lowering, Tensor
 from ..program.symbolic import Dim, ceildiv, divides, hint, le, product
 from ..program.windows import Windows
 from .codegen import KernelBuilder, kernel_name, register_type
-from .layout import Plane, coordinates, extent, index_type
-from .places import Reads, batches_of, reach_of, reads_of, size_text
+from .layout import Plane, coordinates, extent, index_type, reach
+from .places import Reads, batches_of, reads_of, size_text
 from .tiles import Element
 from .vector_map import VECTOR_BYTES, begins_at_vectors, vector_threads
 
@@ -117,7 +117,7 @@ class _ChannelPool:
         dims = [out.shape[0], vectors // side, *spaces, side]
         items = product(dims)
         plane = Plane(ctx, builder, [items], vector_threads(ctx.device, items))
-        self.dtype = index_type(ctx, items, reach_of(self.x), reach_of(out))
+        self.dtype = index_type(ctx, items, reach(self.x.shape, self.x.strides), reach(out.shape, out.strides))
         self.index = register_type(self.dtype)
         extents = [extent(builder, dim, self.dtype) for dim in dims[1:]]
         with emit.block(f"if {plane.inside}:"):

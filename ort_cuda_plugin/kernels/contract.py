@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -19,7 +19,7 @@ from .convert import make_element
 from .epilogue import Axes, Epilogue, make_epilogue
 from .integer_products import MAX_DEPTH, PIECE, integer_form, integer_step
 from .lanes import LaneProduct
-from .layout import index_type
+from .layout import index_type, reach
 from .library_form import holds
 from .matmul import FLAT, LONG, SQUARE, TALL, Product, RowProduct, TiledProduct
 from .matrix_product import (
@@ -35,7 +35,7 @@ from .matrix_product import (
 )
 from .matrix_tiles import INTEGERS, Team, piece_of
 from .row_product import VectorRowProduct, few_row_form, takes
-from .teams import choose_team, most_blocks, team_blocks
+from .teams import choose_team, holds_for
 from .tiles import Element, Tile
 
 __all__ = [
@@ -260,7 +260,7 @@ def is_small(ctx: Lowering, step: Contract) -> bool:
         lines[1] = call.sizes[2]
     if team is None or not all(divides(piece_of(kind), line) for line in lines):
         return False
-    return holds(ctx, le(team_blocks(team, *sizes), most_blocks(ctx.device, team, *sizes)))
+    return holds_for(ctx, team, *sizes)
 
 
 def _has_weights_along_n(call: Folded, kind: str) -> bool:
@@ -289,7 +289,7 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
         call = _along_k(ctx, call) if way.teams > 1 else call
     a, b, (m, n, _) = call.a, call.b, call.sizes
     ends = ((a, call.a_batch), (b, call.b_batch))
-    index = index_type(ctx, *(_reach(x, zip(call.batch, strides, strict=True)) for x, strides in ends))
+    index = index_type(ctx, *(reach((*call.batch, *x.shape[-2:]), (*strides, *x.strides[-2:])) for x, strides in ends))
     batch, end = len(step.batch), len(step.shape)
     columns = end - step.column_axes
     rows = [Axes("row", range(columns))]
@@ -313,14 +313,6 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
         tile = (tactic and tactic.tile) or choose_tile(ctx.device, m, step.total.dtype)
         blocks = select(few_rows, 0, ceildiv(m, tile.m) * ceildiv(n, tile.n))
         _launch_kernel(ctx, call, TiledProduct(*form, tile), (of_a, of_b, more), blocks, tile.threads)
-
-
-def _reach(x: Tensor, batch: Iterable[tuple[Dim, Dim]]) -> Dim:
-    """Elements from the first of a batch of matrices to the last; ``batch`` has sizes and strides."""
-    total: Dim = x.shape[-2] * x.strides[-2] + x.shape[-1] * x.strides[-1]
-    for size, stride in batch:
-        total = total + size * stride
-    return total
 
 
 def _row_product(ctx: Lowering, call: Folded, general: RowProduct) -> LaneProduct | RowProduct | VectorRowProduct:

@@ -24,8 +24,8 @@ from ..program.symbolic import Dim, ceildiv, divides, hint, le, product
 from ..program.tensor import contiguous_strides
 from ..program.views import permute
 from .codegen import KernelBuilder, kernel_name, load_text, offset_text, register_type
-from .layout import Plane, coordinates, extent, index_type
-from .places import batches_of, reach_of, reads_of, size_text
+from .layout import Plane, coordinates, extent, index_type, reach
+from .places import batches_of, reads_of, size_text
 from .vector_map import begins_at_vectors, vector_threads
 
 __all__ = ["is_depthwise", "launch_depthwise"]
@@ -127,7 +127,7 @@ class _Depthwise:
             dims[-3] = ceildiv(shape[-2], form.rows)
         items = product(dims)
         plane = Plane(ctx, builder, [items], vector_threads(ctx.device, items, BLOCKS))
-        dtype = index_type(ctx, items, *(reach_of(y) for y in (x, out, *(y for _, y in self.inputs))))
+        dtype = index_type(ctx, items, *(reach(y.shape, y.strides) for y in (x, out, *(y for _, y in self.inputs))))
         self.index = register_type(dtype)
         extents = [extent(builder, dim, dtype) for dim in dims[1:]]
         with emit.block(f"if {plane.inside}:"):

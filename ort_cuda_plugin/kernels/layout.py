@@ -36,6 +36,14 @@ def index_type(ctx: Lowering, *sizes: Dim) -> DType:
     return DType.INT32 if ctx.index_dtype(*sizes) == "i32" else DType.INT64
 
 
+def reach(shape: Sequence[Dim], strides: Sequence[Dim]) -> Dim:
+    """A number of elements that all of a tensor lies within."""
+    total: Dim = 0
+    for dim, stride in zip(shape, strides, strict=True):
+        total = total + dim * stride
+    return total
+
+
 Extent = tuple[str, str]
 """Parameters of a dimension: its size, and what ``quotient_i32`` or ``quotient_i64`` takes to divide by it."""
 

@@ -16,7 +16,7 @@ import numpy as np
 from ..model.ir import DType
 from ..program.lowering import Lowering
 from ..program.steps import Convolve
-from ..program.symbolic import Dim, ceildiv, hint, le, product
+from ..program.symbolic import Dim, ceildiv, hint, product
 from .codegen import KernelBuilder, register_type, text_property
 from .contract import ProductTactic, matrix_tactics
 from .conv_phases import phases
@@ -24,14 +24,13 @@ from .epilogue import Axes, Epilogue, make_epilogue
 from .image_order import channels_last_weights, matrix_convolution_kind, permuted, place_stride, places_first
 from .integer_products import integer_form, integer_step
 from .layout import extent, index_type
-from .library_form import holds
 from .matrix_product import block_place, count_tiles, form_name, parts_epilogue, sum_of_parts
 from .matrix_tiles import RESIDENT, STEP, Lines, MatrixTile, Team, matrix_tiles, shared_bytes
-from .teams import choose_team, most_blocks, team_blocks
+from .teams import choose_team, holds_for
 from .tiles import Element, Operand, Tile, indented, joined, log2
 
 __all__ = [
-    "holds_for",
+    "holds_for_convolution",
     "is_small_convolution",
     "launch_matrix_convolution",
     "matrix_convolution_tactics",
@@ -237,7 +236,7 @@ def is_small_convolution(ctx: Lowering, step: Convolve) -> bool:
     if not kind or place_stride(step.operands[0]) is None or 0 in step.shape or step.transposed:
         return False
     team = team_of_convolution(ctx, step)
-    return team is not None and holds_for(ctx, step, team)
+    return team is not None and holds_for_convolution(ctx, step, team)
 
 
 def team_of_convolution(ctx: Lowering, step: Convolve, convolutions: int = 1) -> Team | None:
@@ -256,10 +255,10 @@ def _copied_by_cudnn(step: Convolve) -> int:
     return hint(product(y.shape)) * y.dtype.itemsize
 
 
-def holds_for(ctx: Lowering, step: Convolve, team: Team) -> bool:
+def holds_for_convolution(ctx: Lowering, step: Convolve, team: Team) -> bool:
     """Whether the convolution has no more blocks than the team was chosen for; a guard says so."""
     m, n, _ = _sizes(step)
-    return holds(ctx, le(team_blocks(team, m, n, step.groups), most_blocks(ctx.device, team, m, n, step.groups)))
+    return holds_for(ctx, team, m, n, step.groups)
 
 
 def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTactic) -> None:

@@ -15,7 +15,12 @@ from ..program.steps import Convolve, Tactic
 from ..program.trace import Step
 from .contract import ProductTactic
 from .image_order import matrix_convolution_kind, place_stride
-from .matrix_conv import holds_for, launch_matrix_convolution, matrix_convolution_tactics, team_of_convolution
+from .matrix_conv import (
+    holds_for_convolution,
+    launch_matrix_convolution,
+    matrix_convolution_tactics,
+    team_of_convolution,
+)
 from .matrix_tiles import Team
 from .merged_sums import Merging, has_one_result, merge_sums
 from .tactics import explain, is_of_integers
@@ -72,7 +77,7 @@ class _Convolutions(Merging[Convolve]):
 
     def made(self, merged: Convolve, count: int) -> list[Step] | None:
         ctx, team = self.ctx, self._team(merged, count)
-        if team is not None and not holds_for(ctx, merged, team):
+        if team is not None and not holds_for_convolution(ctx, merged, team):
             return None
         tactic = self._tiles(merged) if team is None else ProductTactic(team.tile, 1, team.teams)
         assert tactic is not None

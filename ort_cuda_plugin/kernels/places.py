@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TypeAlias, TypeVar
 
 from ..model.ir import DType
-from ..program.lowering import Tensor
 from ..program.symbolic import Dim
 from .codegen import KernelBuilder
 
@@ -32,14 +31,6 @@ def batches_of(lines: Sequence[Line], columns: int) -> list[Sequence[Line]]:
     parts = -(-len(lines) // max(LOADED // columns, 1))
     size = -(-len(lines) // parts)
     return [lines[begin : begin + size] for begin in range(0, len(lines), size)]
-
-
-def reach_of(x: Tensor) -> Dim:
-    """A number of elements that all of x lies within."""
-    reach: Dim = 0
-    for dim, stride in zip(x.shape, x.strides, strict=True):
-        reach = reach + dim * stride
-    return reach
 
 
 def size_text(builder: KernelBuilder, dtype: DType, value: Dim) -> str:

@@ -25,7 +25,7 @@ from .codegen import Emitter, KernelBuilder, Parameters
 from .contract import add_batch, batch_strides, contiguous_axis
 from .epilogue import Axes, Epilogue, make_epilogue, make_row_place
 from .kept import find_by_column
-from .layout import extent, index_type
+from .layout import extent, index_type, reach
 from .matrix_forms import MATRIX_ROWS, MatrixForm, matrix_form
 from .matrix_stream import MatrixStreamKernel
 from .merged_parts import MERGED_ROWS, MergeKernel
@@ -125,7 +125,7 @@ def stream_attention(
     else:
         reading = replace(reading, value=reading.value * reading.factor, factor=1.0)
     splits = _splits(ctx, form, batch, m, keys, width)
-    index = index_type(ctx, *(x.shape[-2] * x.strides[-2] + x.shape[-1] * x.strides[-1] for x in operands))
+    index = index_type(ctx, *(reach(x.shape[-2:], x.strides[-2:]) for x in operands))
     dims, strides = collapse(batch, [batch_strides(x, batch) for x in operands])
     if not dims:
         dims, strides = [1], [(0,), (0,), (0,)]
@@ -143,44 +143,19 @@ def stream_attention(
         lead = len(batch) + 1
         outer = [Axes("part", [0]), Axes("batch", range(1, lead)), Axes("row", [lead, lead + 1])]
     last = Axes("column", [len(stored.shape) - 1])
-    storage = q.dtype.short, k.dtype.short, v.dtype.short
+    operation = (q.dtype.short, k.dtype.short, v.dtype.short), contiguous, weights
     nan = math.isnan(reading.without_keys)
-    shared = 0
+    shared, split = 0, part is not None
     kernel: StreamKernel
     if isinstance(form, MatrixForm) and isinstance(size, int):
         place, of_result = make_row_place(ctx, stored, outer, last)
-        kernel = MatrixStreamKernel(
-            storage,
-            contiguous,
-            weights,
-            Epilogue(),
-            len(dims),
-            index,
-            form,
-            range=bounds,
-            split=part is not None,
-            nan=nan,
-            size=size,
-            factor=reading.factor,
-            result=place,
-        )
+        given = (*operation, Epilogue(), len(dims), index, form, bounds, split, nan)
+        kernel = MatrixStreamKernel(*given, size=size, factor=reading.factor, result=place)
         shared = kernel.shared_bytes
     else:
         epilogue, of_result = make_epilogue(ctx, stored, total, outer, last)
         loads = None if elements is None else (Element(q.dtype.short), *elements)
-        kernel = StreamKernel(
-            storage,
-            contiguous,
-            weights,
-            epilogue,
-            len(dims),
-            index,
-            form,
-            range=bounds,
-            split=part is not None,
-            nan=nan,
-            elements=loads,
-        )
+        kernel = StreamKernel(*operation, epilogue, len(dims), index, form, bounds, split, nan, loads)
     builder = KernelBuilder()
     for name, x in zip("abc", operands, strict=True):
         builder.tensor(x, name)

@@ -5,10 +5,12 @@ Times are in cycles of a multiprocessor, by the model of an H100 (docs/estimates
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
-from ..program.lowering import DeviceProperties
-from ..program.symbolic import Dim, ceildiv, hint
+from ..program.lowering import DeviceProperties, Lowering
+from ..program.symbolic import Dim, ceildiv, hint, le
+from .library_form import holds
 from .matrix_tiles import RESIDENT, SIZES, STEP, Team, team_forms
 
 BEGIN = 3300.0
@@ -73,29 +75,36 @@ def choose_team(
     ``copied`` by a kernel of its own.
     """
     problem = Problem(kind, hint(rows), hint(columns), hint(batch), hint(depth), taps)
-    times = {team: _cycles(device, problem, team) for team in team_forms(kind)}
-    best = min(times, key=lambda team: times[team])
+    team, cycles = _fastest(device.multiprocessors, problem)
     limit = _library_cycles(device, problem) + (products - 1) * LAUNCH
     if copied:
         limit += LAUNCH + 2 * copied / (COPY_RATE * device.multiprocessors)
-    return best if times[best] <= limit else None
+    return team if cycles <= limit else None
 
 
 def team_blocks(team: Team, rows: Dim, columns: Dim, batch: Dim) -> Dim:
     return ceildiv(rows, team.tile.m) * ceildiv(columns, team.tile.n) * batch
 
 
-def most_blocks(device: DeviceProperties, team: Team, rows: Dim, columns: Dim, batch: Dim) -> int:
-    """Up to how many blocks the choice of a team holds: until the busiest multiprocessor has one more."""
-    return -(-hint(team_blocks(team, rows, columns, batch)) // device.multiprocessors) * device.multiprocessors
+def holds_for(ctx: Lowering, team: Team, rows: Dim, columns: Dim, batch: Dim) -> bool:
+    """Whether the choice of a team holds: the busiest multiprocessor has no block more. A guard says so."""
+    blocks, multiprocessors = team_blocks(team, rows, columns, batch), ctx.device.multiprocessors
+    return holds(ctx, le(blocks, -(-hint(blocks) // multiprocessors) * multiprocessors))
 
 
-def _cycles(device: DeviceProperties, problem: Problem, team: Team) -> float:
+@functools.lru_cache(maxsize=1024)
+def _fastest(multiprocessors: int, problem: Problem) -> tuple[Team, float]:
+    """And its time. A step is asked about when it is chosen, and when it is launched; networks repeat theirs."""
+    times = ((team, _cycles(multiprocessors, problem, team)) for team in team_forms(problem.kind))
+    return min(times, key=lambda entry: entry[1])
+
+
+def _cycles(multiprocessors: int, problem: Problem, team: Team) -> float:
     tile = team.tile
     steps = -(-problem.depth // tile.k)
     own_steps = -(-steps // team.teams)
     blocks = hint(team_blocks(team, problem.rows, problem.columns, problem.batch))
-    each = -(-blocks // device.multiprocessors)
+    each = -(-blocks // multiprocessors)
     warps = tile.threads // 32
     matrices = (tile.m * tile.n) // (16 * 8 * warps) * 2  # a warp multiplies in a step
     height, width = team.warp
@@ -112,7 +121,7 @@ def _cycles(device: DeviceProperties, problem: Problem, team: Team) -> float:
     return max(
         each * warps * team.teams * issued / ISSUED,
         each * wavefronts,
-        read / (L2_RATE * device.multiprocessors),
+        read / (L2_RATE * multiprocessors),
         -(-each // resident) * (WAITED * issued + LATENCY),
     )
 

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from ..steps import Contract, dense
+from ..steps import Contract, dense, joined_nodes
 from ..symbolic import Dim
 from ..tensor import Buffer, BufferKind, Tensor, contiguous_strides
 from ..trace import Step
@@ -84,7 +84,7 @@ def _merge(steps: list[Step], positions: Sequence[int], uses: Uses[int]) -> bool
     inputs = joined_inputs(result_of(first), [result_of(other) for other in others], COLUMNS, shape)
     merged = replace(
         first,
-        nodes=tuple(dict.fromkeys(node for step in products for node in step.nodes)),
+        nodes=joined_nodes(*products),
         shape=shape,
         operands=(first.a, joined_constant([step.b for step in products], axis=1)),
         inputs=inputs,
