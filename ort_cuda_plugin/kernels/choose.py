@@ -26,6 +26,7 @@ from .library_attention import call_cudnn_attention
 from .library_calls import call_cublaslt, call_cudnn
 from .matrix_conv import launch_matrix_convolution, matrix_convolution_tactics
 from .merged_convolutions import merge_convolutions
+from .pointwise import as_product
 from .tactics import LIBRARY, PARTS, Tuner, by_rules, explain, is_parted, parts_of, ruled, tactics
 
 AnyStep = TypeVar("AnyStep", bound=Step)
@@ -42,7 +43,7 @@ def choose(ctx: Lowering, steps: Sequence[Step], tuner: Tuner | None = None) -> 
     joined = [one for step in _parted(ctx, steps, tuner) for one in _joined(ctx, step)]
     for step in merge_convolutions(ctx, images_in_parts(ctx, order_images(ctx, joined))):
         ctx.trace.steps, ctx.nodes = [], step.nodes
-        tuned = _tuned(ctx, step, tuner)
+        tuned = _tuned(ctx, as_product(ctx, step), tuner)
         if not _is_called(ctx, tuned):
             ctx.trace.steps = []
             ctx.trace.steps.append(_readable(ctx, _without_library(tuned)))

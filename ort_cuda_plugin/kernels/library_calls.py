@@ -27,7 +27,7 @@ from .image_order import (
 )
 from .library_form import GELU, RELU, RELU6, SILU, LibraryForm, Offer, convolution_form, find_form, holds
 
-__all__ = ["call_cublaslt", "call_cudnn"]
+__all__ = ["call_cublaslt", "call_cudnn", "product_form"]
 
 MIN_TENSOR_CHANNELS = 16
 
@@ -45,10 +45,7 @@ def call_cublaslt(ctx: Lowering, step: Contract) -> bool:
     call, dtype = folded(ctx, step), step.a.dtype
     if "cublaslt" not in ctx.device.libraries or not dtype.is_float or len(call.batch) > 1 or "" in call.contiguous:
         return False
-    columns = range(len(step.shape) - step.column_axes, len(step.shape))
-    # Nobody says how exact a GELU of doubles is.
-    activations = frozenset({RELU} if dtype is DType.FLOAT64 else {RELU, GELU})
-    form = find_form(ctx, step, Offer("cuBLASLt", columns, factors=True, activations=activations))
+    form = product_form(ctx, step)
     if form is None:
         return False
     flags = _flags(ctx.options, form)
@@ -81,6 +78,14 @@ def call_cublaslt(ctx: Lowering, step: Contract) -> bool:
     problem = LibraryProblem(MATMUL, dtype.onnx, flags, alpha=form.alpha, beta=form.beta, measuring_ms=limit)
     _record(ctx, step, problem, form, "cuBLASLt: product", (call.a, call.b), sizes, WORKSPACE_BYTES)
     return True
+
+
+def product_form(ctx: Lowering, step: Contract) -> LibraryForm | None:
+    """As `find_form`, of cuBLASLt."""
+    columns = range(len(step.shape) - step.column_axes, len(step.shape))
+    # Nobody says how exact a GELU of doubles is.
+    activations = frozenset({RELU} if step.a.dtype is DType.FLOAT64 else {RELU, GELU})
+    return find_form(ctx, step, Offer("cuBLASLt", columns, factors=True, activations=activations))
 
 
 def _product_strides(step: Contract, call: Folded, out: Tensor) -> tuple[Dim, Dim] | None:

@@ -1,10 +1,11 @@
 """What test_nn_libraries.py runs in a process of its own: networks whose convolutions and attention are the stand-in's.
 
-``python library_images.py FAKE_CUDNN.so`` prints a JSON list.
+``python library_images.py FAKE_CUBLASLT.so FAKE_CUDNN.so`` prints a JSON list.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 from typing import Any
@@ -74,6 +75,10 @@ NETS = {
         => (float[1, 3, 3, 3, 5] y) {
         p = Conv(x, a, ab) q = Relu(p) y = Conv(q, b) }""",
 }  # fmt: skip
+PARTS = """(float[N, 4, 6, 5] x, float[8, 4, 3, 3] a, float[8] ab, float[6, 8, 1, 1] b, float[6] bb,
+    float[5, 8, 3, 3] c, float[7, 8, 1, 1] d, float[4, 18, 1, 1] e) => (float[N, 4, 6, 5] y) {
+    p = Conv<pads = [1, 1, 1, 1]>(x, a, ab) q = Relu(p) f = Conv(q, b, bb) r = Relu(f)
+    s = Conv<pads = [1, 1, 1, 1]>(q, c) u = Conv(q, d) v = Concat<axis = 1>(r, s, u) y = Conv(v, e) }"""
 HALF = {"residual", "wide depthwise", "many depthwise", "normalised"}
 HEADS = """(float[2, 33, 96] x) => (float[2, 33, 32] y) {{
     parts = Constant<value_ints = [32, 32, 32]>() q, k, v = Split<axis = 2>(x, parts)
@@ -113,12 +118,24 @@ def net(text: str, batch: int) -> tuple[onnx.ModelProto, list[Any]]:
     return model, [noise(0, tuple(dim.dim_value or batch for dim in x.type.tensor_type.shape.dim))]
 
 
-def main(path: str) -> list[dict[str, Any]]:
+def parts(path: str, cudnn: ctypes.CDLL) -> dict[str, Any]:
+    """Of a concatenation with both libraries."""
+    products = use("cublaslt", 0, path)
+    offer("cublaslt", "cudnn")
+    model, inputs = net(PARTS, 2)
+    wanted = np.asarray(next(iter(ReferenceEvaluator(model).run(None, {"x": inputs[0]}))))
+    before = number(cudnn, "fake_runs")
+    found = run_model(model, inputs)[0].view(np.float32)
+    calls = [number(products, "fake_runs"), number(cudnn, "fake_runs") - before]
+    return {"net": "parts", "error": float(np.max(np.abs(found - wanted))), "calls": calls}
+
+
+def main(cublaslt_path: str, cudnn_path: str) -> list[dict[str, Any]]:
     """Of each net: the largest error of float32 and float16, and the calls, all and those with channels last.
 
-    Of attention: the error, and the calls.
+    Of attention: the error, and the calls. Of a concatenation with both libraries: the error, and the calls of both.
     """
-    fake = use("cudnn", 1, path)
+    fake = use("cudnn", 1, cudnn_path)
     results = []
     for name, text in NETS.items():
         model, inputs = net(text, 2)
@@ -144,8 +161,9 @@ def main(path: str) -> list[dict[str, Any]]:
         found = run_model(halved(model), inputs)
         error = float(np.max(np.abs(found[0].view(np.float16).astype(np.float32) - exact)))
         results.append({"net": name, "error": error, "attention": number(fake, "fake_runs") - attended})
+    results.append(parts(cublaslt_path, fake))
     return results
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1])))
+    print(json.dumps(main(*sys.argv[1:])))

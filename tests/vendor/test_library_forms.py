@@ -12,7 +12,7 @@ from onnx import parser
 from ort_cuda_plugin.clusters.cluster import CompiledCluster, Variant
 from ort_cuda_plugin.model.onnx_graph import read_model
 from ort_cuda_plugin.plan.format import RecordKind
-from ort_cuda_plugin.program.libraries import LibraryProblem, ProblemFlags
+from ort_cuda_plugin.program.libraries import MATMUL, LibraryProblem, ProblemFlags
 from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
 
 BIAS, RELU, GELU, RESIDUAL = ProblemFlags.BIAS, ProblemFlags.RELU, ProblemFlags.GELU, ProblemFlags.RESIDUAL
@@ -210,6 +210,25 @@ def test_a_convolution_is_written_into_a_concatenation() -> None:
     chosen = choose(CONCAT.format("p = Conv(x, k, b) c = Add(p, r)"), use_tf32=False)
     assert (chosen.flags, chosen.maps) == (BIAS | RESIDUAL, 2)
     assert "a map follows: the library cannot write its strides" in chosen.text
+
+
+PARTS = """(float[99, 64, 28, 28] x, float[64, 64, 1, 1] a, float[{rows}, 64, 1, 1] b, float[{rows}] c,
+    float[64, 64, 3, 3] d, float[64, {all}, 1, 1] e) => (float[99, 64, 28, 28] y) {{
+    p = Conv(x, a) q = Relu(p) r = Conv<pads = [1, 1, 1, 1]>(q, d) s = Conv(q, b, c) {activation}
+    u = Concat<axis = 1>(r, t) y = Conv(u, e) }}"""
+
+
+@pytest.mark.parametrize(("activation", "is_product"), [("t = Relu(s)", True), ("g = Sigmoid(s) t = Mul(s, g)", False)])
+def test_a_convolution_of_single_places_is_a_product_where_cudnn_would_copy_it(
+    activation: str, is_product: bool
+) -> None:
+    """cuBLASLt has no SiLU, which cuDNN compiles."""
+    variant, texts = prepare(PARTS.format(rows=224, all=288, activation=activation))
+    kinds = [problem.kind for problem in variant.problems]
+    assert kinds.count(MATMUL) == is_product, texts
+    if is_product:
+        (problem,) = (problem for problem in variant.problems if problem.kind == MATMUL)
+        assert problem.flags & ~ProblemFlags.TF32 == BIAS | RELU | ProblemFlags.B_TRANSPOSED
 
 
 def test_a_product_is_written_into_a_concatenation() -> None:

@@ -113,7 +113,13 @@ def test_a_fused_call_is_the_exact_result_rounded_once(tmp_path: Path) -> None:
 
 
 def test_networks_of_channels_last_and_of_attention_compute_what_they_did(tmp_path: Path) -> None:
-    for result in run_in_process("library_images.py", str(fake_library("cudnn", tmp_path))):
+    stand_ins = [str(fake_library(name, tmp_path)) for name in ("cublaslt", "cudnn")]
+    for result in run_in_process("library_images.py", *stand_ins):
+        if "calls" in result:
+            # Parts of a concatenation that are convolutions of single places are products, whose places may be apart.
+            assert result["calls"] == [2, 3], result
+            assert result["error"] <= 5e-6, result
+            continue
         if "attention" in result:
             assert result["attention"] == 1, result
             assert result["error"] <= 2e-3, result

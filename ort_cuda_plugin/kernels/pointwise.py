@@ -1,0 +1,47 @@
+"""Convolutions of single places as the matrix products that they are, where cuDNN would copy their results.
+
+cuDNN writes a result whose places are apart, as a part of a concatenation, to its workspace, and copies it to its
+places. cuBLASLt writes lines of a result that are apart, and reads such lines.
+"""
+
+from __future__ import annotations
+
+from ..program.lowering import Lowering
+from ..program.steps import Contract, Convolve
+from ..program.trace import Step
+from ..program.views import permute
+from .contract import is_small
+from .image_order import permuted, place_stride, places_first, to_memory
+from .library_calls import product_form
+
+__all__ = ["as_product"]
+
+
+def as_product(ctx: Lowering, step: Step) -> Step:
+    """The step, as a product if it is a convolution whose result cuDNN would copy, and cuBLASLt would not.
+
+    Its rows are the places of all images, whose channels come last. All of the epilogue has to be cuBLASLt's. Small
+    ones stay: a kernel of ours takes less time.
+    """
+    if not isinstance(step, Convolve) or step.tactic.name or not ctx.device.libraries.issuperset({"cublaslt", "cudnn"}):
+        return step
+    x, w = step.operands
+    is_product = step.windows.pointwise and step.groups == step.channel_axes == 1 and not step.transposed
+    if not is_product or step.is_converted or x.shape[1] != w.shape[1] or place_stride(x) is None:
+        return step
+    (_, y), *others = step.outputs
+    if others or place_stride(y) in (None, y.shape[1]):
+        return step
+    ordered = permuted(step, places_first(step))
+    rows, channels = w.static_shape[:2]
+    b = permute(ctx, ctx.view(ctx.contiguous(w), (rows, channels)), (1, 0))
+    made = Contract(
+        step.nodes,
+        ordered.shape,
+        ordered.inputs,
+        ordered.outputs,
+        operands=(permute(ctx, x, to_memory(x.rank)), b),
+        total=step.total,
+    )
+    form = product_form(ctx, made)
+    return step if form is None or form.leftover or is_small(ctx, made) else made
