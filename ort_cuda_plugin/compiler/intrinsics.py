@@ -4,9 +4,10 @@ float16, bfloat16 and smaller floats are storage types: kernels read and write t
 compute in float32. ``f32_to_*`` of an 8-bit float gives infinity or NaN for what is too large, ``f32_to_*_saturated``
 the largest number; `small_floats` has them. ``f64_to_f32_odd`` is for a float64 that is then rounded to a smaller type.
 Atomics take a raw pointer and an index. Shuffles and votes involve all 32 lanes of a warp.
-``truncdiv`` and ``truncmod`` round toward zero and give 0 for a divisor of 0; ``quotient_i32(x, 2**62 // d + 1)`` and
-``quotient_i64(x, d)`` are x // d where x is not negative and d positive. The signatures are in ``intrinsics.pyi``,
-where kernel modules import them from under ``TYPE_CHECKING``; only the compile pipeline imports this module.
+``truncdiv`` and ``truncmod`` round toward zero and give 0 for a divisor of 0. ``quotient_i32(x, (2**63 - 1) // d)`` and
+``quotient_i64(x, d)`` are x // d where x is not negative and d positive; the first wants x below 2**31 - 1. The
+signatures are in ``intrinsics.pyi``, where kernel modules import them from under ``TYPE_CHECKING``; only the compile
+pipeline imports this module.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from numba.cuda.extending import intrinsic
 from numba.cuda.typing import signature
 
 from ort_cuda_plugin.compiler import array_intrinsics, matrix_intrinsics, small_floats, vector_intrinsics
+from ort_cuda_plugin.compiler.host import intrinsics as host_intrinsics
 from ort_cuda_plugin.compiler.tile_intrinsics import strip_functions, tile_functions
 
 __all__: list[str] = []
@@ -255,10 +257,9 @@ for name, long_name in (("f32", "float"), ("f64", "double")):
 
 
 def lower_quotient_i32(builder: ir.IRBuilder, args: Any) -> ir.Value:
-    # A product instead of a division: cheaper everywhere, and LLVM may move it out of loops and past guards.
-    dividend, reciprocal = args
-    scaled = builder.shl(builder.zext(dividend, i64), i64(2))
-    return builder.trunc(call("__nv_umul64hi", i64, i64, i64)(builder, (scaled, reciprocal)), i32)
+    # A product instead of a division is cheaper everywhere. LLVM may move it out of loops, or compute it once for two.
+    function = ir.InlineAsm(ir.FunctionType(i32, (i32, i64)), host_intrinsics.QUOTIENT, "=r,r,l")
+    return builder.call(function, args, attrs=("readnone", "nounwind"))
 
 
 def truncating(remainder: bool, signed: bool) -> Lowering:

@@ -51,7 +51,7 @@ Extent = tuple[str, str]
 def extent(builder: Parameters, dim: Dim, dtype: DType, names: tuple[str, str] = ("", "")) -> Extent:
     """The parameters to count in ``dim`` with indices of type ``dtype``. A Run may make the dimension 0."""
     positive = sym_max(dim, 1)
-    divisor = 2**62 // positive + 1 if dtype is DType.INT32 else positive
+    divisor = (2**63 - 1) // positive if dtype is DType.INT32 else positive
     return builder.integer(dim, dtype, names[0]), builder.integer(divisor, name=names[1])
 
 

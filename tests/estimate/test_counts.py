@@ -169,7 +169,7 @@ def test_arrays_of_a_thread_cost_nothing_where_they_are_registers() -> None:
     assert in_memory.instructions["float"] / THREADS == pytest.approx(16)
 
 
-def test_a_long_product_has_nine_instructions() -> None:
+def test_a_quotient_has_four_instructions() -> None:
     if sass.disassembler() is None:
         pytest.skip("nvdisasm is not installed (pip install nvidia-cuda-nvdisasm)")
     specs = []
@@ -179,9 +179,9 @@ def test_a_long_product_has_nine_instructions() -> None:
         source = f"def kernel(x, y, {', '.join(names)}):\n    q = x[0]\n{lines}    y[0] = q\n"
         specs.append(kernel("products", ("*i32", "*i32", *["i64"] * number), source))
     few, many = (sum(code.mix.values()) for code in sass.code_of(specs, Target.cuda(9, 0)))
-    # And a parameter and a shift for each, in two halves.
-    assert (many - few) / 4 == pytest.approx(9 + 3, abs=1)
-    assert instructions("  %q = call i64 @__nv_umul64hi(i64 %m, i64 %n)") == {"issued": 9}
+    # And a parameter for each.
+    assert (many - few) / 4 == pytest.approx(4 + 1, abs=1)
+    assert instructions("  %q = call i32 @ptx.quotient(i32 %m, i64 %n)") == {"issued": 4}
 
 
 def test_the_larger_of_two_floats_is_one_instruction() -> None:

@@ -59,8 +59,8 @@ _functions = {
     "expm1": (18, 1),
 }
 """Instructions in all, and of the unit of special functions; of others `_other_function`."""
-_integer_functions = {"umul64hi": 9}
-"""Instructions of functions of integers, by nvdisasm of kernels for sm_90 that have more or fewer of them."""
+_quotient = 4
+"""Instructions of a quotient by a reciprocal, by nvdisasm of kernels for sm_90 that have more or fewer of them."""
 _approximations = {"ptx.half_exp": (2, 1), "ptx.half_exp2": (1, 1), "ptx.half_reciprocal": (1, 1)}
 """The same of what the unit of special functions does alone, or with a product."""
 _other_function = (20, 1)
@@ -207,11 +207,11 @@ def _call(rest: str, lanes: int) -> Counts:
         return Counter(issued=issued * lanes, float=issued * lanes, special=special * lanes)
     if name == "ptx.cvt.rna.tf32.f32":
         return Counter(issued=1)
+    if name == "ptx.quotient":
+        return Counter(issued=_quotient * lanes)
     if name.startswith(("ptx.", *_single)):
         is_float = "float" in rest or "f32" in name
         return Counter({"issued": lanes, **({"float": lanes} if is_float else {})})
     plain = name.removeprefix("llvm.").removeprefix("nvvm.").removeprefix("__nv_").split(".")[0].removesuffix("f")
-    if plain in _integer_functions:
-        return Counter(issued=_integer_functions[plain] * lanes)
     issued, special = _functions.get(plain, _other_function)
     return Counter(issued=issued * lanes, float=issued * lanes, special=special * lanes)

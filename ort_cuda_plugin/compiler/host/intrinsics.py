@@ -5,6 +5,11 @@ from __future__ import annotations
 from ort_cuda_plugin.compiler.host import counts, matrices
 from ort_cuda_plugin.compiler.host.vector_math import exp
 
+QUOTIENT = (
+    "{ .reg .u32 l, h, n, t; mov.b64 {l, h}, $2; mad.lo.u32 n, $1, 2, 2; mul.hi.u32 t, n, l;"
+    " mad.lo.cc.u32 l, n, h, t; madc.hi.u32 $0, n, h, 0; }"
+)
+"""The upper 32 bits of 2 x + 2 times a number of 64 bits. ptxas makes two products of it and no sum."""
 register_values = {
     **{
         f"nvvm.read.ptx.sreg.{kind}.{axis}": f"%ocp.{kind}.{axis}"
@@ -131,6 +136,22 @@ define internal {ty} @ptx.opaque.{ty}({ty} %x) alwaysinline {{
 """
         for ty in ("i32", "i64")
     },
+    "ptx.quotient": """
+define internal i32 @ptx.quotient(i32 %x, i64 %reciprocal) alwaysinline {
+  %m = shl i32 %x, 1
+  %even = add i32 %m, 2
+  %n = zext i32 %even to i64
+  %low = and i64 %reciprocal, 4294967295
+  %high = lshr i64 %reciprocal, 32
+  %a = mul i64 %n, %low
+  %b = mul i64 %n, %high
+  %carried = lshr i64 %a, 32
+  %w = add i64 %b, %carried
+  %q = lshr i64 %w, 32
+  %r = trunc i64 %q to i32
+  ret i32 %r
+}
+""",
     "ptx.load_acquire": """
 define internal i32 @ptx.load_acquire(ptr %p) alwaysinline {
   %r = load atomic i32, ptr %p acquire, align 4

@@ -69,6 +69,7 @@ asm_functions = {
     "ld.acquire.gpu.u32 $0, [$1];": "ptx.load_acquire",
     "mov.b32 $0, $1;": "ptx.opaque.i32",
     "mov.b64 $0, $1;": "ptx.opaque.i64",
+    intrinsics.QUOTIENT: "ptx.quotient",
     **matrices.ASSEMBLY,
 }
 inline_asm = re.compile(r'call ([^\n]*?) asm\s+(?:sideeffect\s+)?"([^"]*)", "[^"]*"\s*\(([^\n]*)\)')
