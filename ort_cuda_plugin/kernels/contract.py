@@ -15,6 +15,7 @@ from ..program.symbolic import Dim, ceildiv, divides, hint, is_const, le, lt, pr
 from ..program.views import permute
 from .blocks import make_block_element
 from .codegen import KernelBuilder, Parameters
+from .compact_weights import compact_columns, compact_lines, has_compact_columns, has_compact_lines
 from .convert import make_element
 from .epilogue import Axes, Epilogue, make_epilogue
 from .integer_products import MAX_DEPTH, PIECE, integer_form, integer_step
@@ -162,7 +163,9 @@ def matrix_tactics(
 def _team(ctx: Lowering, step: Contract, kind: str, call: Folded) -> Team | None:
     """See `choose_team`; operands that are converted have none."""
     m, n, k = call.sizes
-    return None if step.is_converted else choose_team(ctx.device, kind, m, n, product(call.batch), k)
+    if step.is_converted:
+        return None
+    return choose_team(ctx.device, kind, m, n, product(call.batch), k, is_compact=has_compact_lines(ctx, step))
 
 
 def product_tactics(ctx: Lowering, step: Contract) -> dict[str, ProductTactic]:
@@ -256,7 +259,7 @@ def is_small(ctx: Lowering, step: Contract) -> bool:
     sizes = (*call.sizes[:2], product(call.batch))
     team = _team(ctx, step, kind, call)
     lines = [x.strides[-2 if x.strides[-1] == 1 else -1] for x in (call.a, call.b)]
-    if _has_weights_along_n(call, kind):  # which will lie along k
+    if has_compact_lines(ctx, step) or _has_weights_along_n(call, kind):  # which will lie along k
         lines[1] = call.sizes[2]
     if team is None or not all(divides(piece_of(kind), line) for line in lines):
         return False
@@ -280,9 +283,21 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
     call = folded(ctx, step)
     kind = _kind(ctx, step, call)
     integers = kind in INTEGERS and (tactic is None or tactic.tile is not None)
+    few_rows = le(call.sizes[0], MAX_ROWS) if call.contiguous[1] and not integers else 0
+    if tactic is not None:
+        few_rows = int(tactic.tile is None)
     if integers:
         step = _with_integers(ctx, step)
         call = folded(ctx, step)
+    elements, (of_a, of_b) = _elements(step)
+    if few_rows == 0 and kind == "tf32" and has_compact_lines(ctx, step):
+        step, lines = compact_lines(ctx, step)
+        call = replace(call, b=permute(ctx, lines, (1, 0)))
+        elements = (elements[0], Element(lines.dtype.short))
+    elif few_rows != 0 and is_const(few_rows) and has_compact_columns(ctx, step):
+        step, b = compact_columns(ctx, step)
+        call = replace(call, b=b)
+        elements = (elements[0], Element(b.dtype.short))
     elif _has_weights_along_n(call, kind) and not step.is_converted:
         batches, (m, n, k) = product(call.batch), call.sizes
         way = tactic or matrix_tactics(ctx, kind, m, n, batches, k, _team(ctx, step, kind, call))[0]
@@ -296,11 +311,7 @@ def launch_contract(ctx: Lowering, step: Contract) -> None:
     if not call.rows_folded:
         rows = [Axes("batch", range(batch)), Axes("row", range(batch, columns))]
     epilogue, more = make_epilogue(ctx, step, step.total, rows, Axes("column", range(columns, end)))
-    elements, (of_a, of_b) = _elements(step)
     form: Form = (elements, epilogue, *call.contiguous, len(call.batch), index)
-    few_rows = le(m, MAX_ROWS) if call.contiguous[1] and not integers else 0
-    if tactic is not None:
-        few_rows = int(tactic.tile is None)
     if few_rows != 0:
         row = _row_product(ctx, call, RowProduct(*form))
         blocks = select(few_rows, ceildiv(n, row.block_columns) * m, 0)

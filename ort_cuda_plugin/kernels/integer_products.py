@@ -8,7 +8,7 @@ round each operand and each product.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ..model.ir import DType
@@ -19,8 +19,7 @@ from ..program.reduce import reduce
 from ..program.row_program import SUM
 from ..program.scalar import Scalar, reachable
 from ..program.steps import Contract, Conversion, Convolve, Input, Substitution, Sums
-from ..program.symbolic import Dim
-from ..program.tensor import contiguous_strides
+from .operand_axes import axes_of_elements, over_result
 
 __all__ = ["IntegerForm", "integer_form", "integer_step"]
 
@@ -83,7 +82,9 @@ def integer_form(step: Sums) -> IntegerForm | None:
             return None
     else:
         outer, own = x.rank - 2, w.rank - 1
-    if not all(_axes(y) <= {outer} for _, y in a.inputs) or not all(_axes(y) <= {own} for _, y in b.inputs):
+    if not all(axes_of_elements(y) <= {outer} for _, y in a.inputs) or not all(
+        axes_of_elements(y) <= {own} for _, y in b.inputs
+    ):
         return None
     return IntegerForm(KINDS[x.dtype], a, b)
 
@@ -102,7 +103,7 @@ def integer_step(ctx: Lowering, step: Sums, form: IntegerForm) -> Sums:
         along = [axis for axis in range(w.rank) if axis != (0 if isinstance(step, Convolve) else w.rank - 1)]
         weights = reduce(ctx, lambda row, code: row.reduce(SUM, s.cast(code, DType.INT32)), w, along)
         leaf = Scalar(DType.INT32, "leaf")
-        inputs.append((leaf, _placed(step, 1, weights)))
+        inputs.append((leaf, over_result(step, 1, weights)))
         value = value - a.zero * leaf
     if a.scale is not None and b.scale is not None:
         value = s.cast(value, DType.FLOAT32) * (a.scale * b.scale)
@@ -151,44 +152,15 @@ def _codes(x: Affine) -> Tensor | None:
     if x.zero is None or x.zero.op != "cast":
         return None
     y = dict(x.inputs).get(x.zero.operands[0])
-    if y is None or y.dtype not in KINDS or _axes(y):
+    if y is None or y.dtype not in KINDS or axes_of_elements(y):
         return None
     return Tensor(y.dtype, (), y.buffer, offset=y.offset)
-
-
-def _axes(x: Tensor) -> set[int | None]:
-    """The dimensions along which x has elements."""
-    return {axis for axis, (dim, stride) in enumerate(zip(x.shape, x.strides, strict=True)) if dim != 1 and stride != 0}
 
 
 def _over_results(step: Sums, number: int, x: Affine) -> tuple[Affine, list[Input]]:
     """An operand's zero point and scale as expressions of the step's results, with new leaves."""
     leaves = {leaf: Scalar(leaf.dtype, "leaf") for leaf, _ in x.inputs}
     changed = Substitution(leaves)
-    inputs = [(leaves[leaf], _placed(step, number, y)) for leaf, y in x.inputs]
+    inputs = [(leaves[leaf], over_result(step, number, y)) for leaf, y in x.inputs]
     zero, scale = (None if y is None else changed(y) for y in (x.zero, x.scale))
     return replace(x, zero=zero, scale=scale), inputs
-
-
-def _placed(step: Sums, number: int, y: Tensor) -> Tensor:
-    """y, over an operand's dimensions, over those of the result that the operand has of its own."""
-    axes = _axes(y)
-    if not axes:
-        return Tensor(y.dtype, (), y.buffer, offset=y.offset)
-    (axis,) = axes
-    assert axis is not None
-    own = _own_axes(step, number)
-    strides: list[Dim] = [0] * len(step.shape)
-    for place, stride in zip(own, contiguous_strides([step.shape[place] for place in own]), strict=True):
-        strides[place] = stride * y.strides[axis]
-    shape = [dim if place in own else 1 for place, dim in enumerate(step.shape)]
-    return Tensor(y.dtype, shape, y.buffer, strides=strides, offset=y.offset)
-
-
-def _own_axes(step: Sums, number: int) -> Sequence[int]:
-    """The dimensions of the result that are the first operand's, or the second's, beside those of batches."""
-    if isinstance(step, Convolve):
-        return step.channels
-    assert isinstance(step, Contract)
-    rank, columns = len(step.shape), step.column_axes
-    return range(rank - columns, rank) if number else range(rank - columns - step.row_axes, rank - columns)

@@ -18,6 +18,7 @@ from ..program.lowering import Lowering
 from ..program.steps import Convolve
 from ..program.symbolic import Dim, ceildiv, hint, product
 from .codegen import KernelBuilder, register_type, text_property
+from .compact_weights import compact_lines, has_compact_lines
 from .contract import ProductTactic, matrix_tactics
 from .conv_phases import phases
 from .epilogue import Axes, Epilogue, make_epilogue
@@ -25,7 +26,7 @@ from .image_order import channels_last_weights, matrix_convolution_kind, permute
 from .integer_products import integer_form, integer_step
 from .layout import extent, index_type
 from .matrix_product import block_place, count_tiles, form_name, parts_epilogue, sum_of_parts
-from .matrix_tiles import RESIDENT, STEP, Lines, MatrixTile, Team, matrix_tiles, shared_bytes
+from .matrix_tiles import RESIDENT, STEP, Lines, MatrixTile, Team, matrix_tiles
 from .teams import choose_team, holds_for
 from .tiles import Element, Operand, Tile, indented, joined, log2
 
@@ -168,7 +169,7 @@ class MatrixConv:
     epilogue is `parts_epilogue`. Its coordinates are ``row``, which counts images and places, and ``column``.
     """
 
-    element: Element
+    elements: tuple[Element, Element]
     kind: str
     epilogue: Epilogue
     tile: Tile
@@ -180,14 +181,12 @@ class MatrixConv:
 
     @property
     def name(self) -> str:
-        return f"conv{len(self.axes)}d_mma{form_name(self.splits, self.teams)}_{self.tile.name}_{self.kind}"
+        compact = "_f16" if self._matrices.is_compact else ""
+        return f"conv{len(self.axes)}d_mma{form_name(self.splits, self.teams)}_{self.tile.name}_{self.kind}{compact}"
 
     @text_property
     def body(self) -> str:
-        tile, element = self.tile, self.element
-        a = Operand("a", "x", "row0", "m", "k_end", "0", "1", True)
-        b = Operand("b", "weights", "column0", "column_end", "k_end", "k_end", "1", True)
-        matrices = PatchTile(tile, self.kind, a, b, (element, element), self.index, self.teams, self.axes, self.zero)
+        matrices = self._matrices
         prologue = """
             column0 = int32(column0 + group * rows)
             column_end = int32(group * rows + rows)
@@ -196,13 +195,25 @@ class MatrixConv:
             """
         return joined(
             [
-                block_place(tile, matrices.depth, self.splits, "group"),
+                block_place(self.tile, matrices.depth, self.splits, "group"),
                 prologue,
                 "\n".join(matrices.declare()),
                 "\n".join(matrices.pipeline()),
                 matrices.store("m", "column_end", self.epilogue),
             ]
         )
+
+    @property
+    def shared_bytes(self) -> int:
+        """That a launch asks for."""
+        return self._matrices.shared_bytes
+
+    @property
+    def _matrices(self) -> PatchTile:
+        a = Operand("a", "x", "row0", "m", "k_end", "0", "1", True)
+        b = Operand("b", "weights", "column0", "column_end", "k_end", "k_end", "1", True)
+        more = (self.index, self.teams, self.axes, self.zero)
+        return PatchTile(self.tile, self.kind, a, b, self.elements, *more)
 
 
 def _sizes(step: Convolve) -> tuple[Dim, int, int]:
@@ -243,8 +254,9 @@ def team_of_convolution(ctx: Lowering, step: Convolve, convolutions: int = 1) ->
     """See `choose_team`, of an image with channels last; the step may stand for several ``convolutions``."""
     m, n, k = _sizes(step)
     kind = matrix_convolution_kind(ctx, step)
+    is_compact = has_compact_lines(ctx, step)
     more = {"taps": _taps(step), "products": convolutions, "copied": _copied_by_cudnn(step)}
-    return choose_team(ctx.device, kind, m, n, step.groups, k, **more)
+    return choose_team(ctx.device, kind, m, n, step.groups, k, is_compact=is_compact, **more)
 
 
 def _copied_by_cudnn(step: Convolve) -> int:
@@ -284,7 +296,10 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTact
     tile, splits = tactic.tile, tactic.splits
     m, n, k = _sizes(step)
     windows = step.windows.planar
-    weights = channels_last_weights(ctx, w, x.shape[1], step.groups)
+    if has_compact_lines(ctx, step):
+        step, weights = compact_lines(ctx, step)
+    else:
+        weights = channels_last_weights(ctx, w, x.shape[1], step.groups)
     ordered = permuted(step, places_first(step))
     if splits == 1:
         rank = len(step.shape)
@@ -302,7 +317,8 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTact
     assert step_of_place is not None
     index = index_type(ctx, product([x.shape[0], *x.shape[2:]]) * step_of_place, product(weights.shape))
     place_type = register_type(index)
-    kernel = MatrixConv(Element(x.dtype.short), kind, epilogue, tile, axes, splits, zero is not None, teams, place_type)
+    elements = (Element(x.dtype.short), Element(weights.dtype.short))
+    kernel = MatrixConv(elements, kind, epilogue, tile, axes, splits, zero is not None, teams, place_type)
     builder = KernelBuilder()
     builder.tensor(x, "x")
     builder.tensor(weights, "weights")
@@ -335,7 +351,7 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTact
         kernel.name,
         (blocks, 1, 1),
         (tile.threads * teams, 1, 1),
-        shared_bytes=shared_bytes(tile, teams),
+        shared_bytes=kernel.shared_bytes,
         body=kernel.body,
         resident=RESIDENT if teams == 1 else 1,
     )

@@ -15,7 +15,7 @@ from .convert import conversion_setup
 from .epilogue import Epilogue
 from .layout import extent
 from .matmul import Product
-from .matrix_tiles import RESIDENT, MatrixTile, matrix_tiles, shared_bytes
+from .matrix_tiles import RESIDENT, MatrixTile, matrix_tiles
 from .tiles import Element, Operand, Tile, batch_offsets, joined, log2
 
 RELATIVE_TIMES = (1.0, 1.1, 1.35, 1.8)
@@ -108,7 +108,7 @@ class MatrixProduct(Product):
 
     @property
     def shared_bytes(self) -> int:
-        return shared_bytes(self.tile, self.teams)
+        return self._matrices.shared_bytes
 
     @property
     def name(self) -> str:
@@ -117,20 +117,23 @@ class MatrixProduct(Product):
 
     @text_property
     def body(self) -> str:
-        tile = self.tile
-        a = Operand("a", "a", "row0", "m", "k_end", self.stride("a_m"), self.stride("a_k"), self.a_contiguous == "k")
-        b = Operand("b", "b", "column0", "n", "k_end", self.stride("b_n"), self.stride("b_k"), self.b_contiguous == "k")
-        matrices = MatrixTile(tile, self.kind, a, b, self.elements, self.index_type, self.teams)
+        matrices = self._matrices
         return joined(
             [
                 conversion_setup(*self.elements),
-                block_place(tile, matrices.depth, self.splits, "batch"),
+                block_place(self.tile, matrices.depth, self.splits, "batch"),
                 batch_offsets("ab", "base", self.batch_rank),
                 "\n".join(matrices.declare()),
                 "\n".join(matrices.pipeline()),
                 matrices.store("m", "n", self.epilogue),
             ]
         )
+
+    @property
+    def _matrices(self) -> MatrixTile:
+        a = Operand("a", "a", "row0", "m", "k_end", self.stride("a_m"), self.stride("a_k"), self.a_contiguous == "k")
+        b = Operand("b", "b", "column0", "n", "k_end", self.stride("b_n"), self.stride("b_k"), self.b_contiguous == "k")
+        return MatrixTile(self.tile, self.kind, a, b, self.elements, self.index_type, self.teams)
 
 
 def block_place(tile: Tile, depth: int, splits: int, outermost: str) -> str:

@@ -14,6 +14,9 @@ float32 is rounded to TF32 on the way from shared memory to the tensor cores. ``
 line for eight of 16 bits, but transposes none: where lines run along x, lanes load numbers one by one, eight
 neighbours of each of four lines.
 
+Weights that are multiplied as TF32 may stand in memory in 16 bits (`compact_weights`). Their lines run along k, eight
+numbers in the order of `COMPACT_ORDER`: what a lane loads at once are the two that it multiplies.
+
 Bytes are loaded as pairs of them are, so their lines run along k. Their sums stand in shared memory as bits of floats.
 """
 
@@ -35,6 +38,10 @@ SIZES = {"f16": 2, "bf16": 2, "tf32": 4, "i8": 1, "u8": 1}
 """Bytes in shared memory of a number that is multiplied as a kind."""
 INTEGERS = frozenset({"i8", "u8"})
 """Kinds whose sums are int32, and whose second operand is int8."""
+
+
+COMPACT_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Which of eight numbers along k stands at each place, of weights in 16 bits that are multiplied as TF32."""
 
 
 def piece_of(kind: str) -> int:
@@ -95,34 +102,36 @@ GAP = 8
 """Floats between the rows of a result, so that warps store theirs without meeting in a bank."""
 
 
-def block_bytes(tile: Tile, teams: int = 1) -> int:
-    """Of shared memory, for the teams' stages and then for their sums."""
-    return teams * max(STAGES * (tile.m + tile.n) * STEP, tile.m * (tile.n + GAP) * 4)
-
-
-def shared_bytes(tile: Tile, teams: int) -> int:
-    """That a launch asks for: those of several teams are more than a kernel may declare."""
-    return block_bytes(tile, teams) if teams > 1 else 0
-
-
 @dataclass(frozen=True)
 class Lines:
-    """How a tile of an operand stands in shared memory; x is its own dimension, ``first`` its first byte in a stage."""
+    """How a tile of an operand stands in shared memory; x is its own dimension, ``first`` its first byte in a stage.
+
+    ``depth`` numbers stand along k, of ``size`` bytes each.
+    """
 
     operand: Operand
     extent: int
+    depth: int
     first: int
     size: int
-    """Bytes of a number."""
 
     @property
     def name(self) -> str:
         return self.operand.name
 
     @property
+    def bytes(self) -> int:
+        return self.extent * self.depth * self.size
+
+    @property
+    def piece(self) -> int:
+        """Numbers of a piece."""
+        return 16 // self.size
+
+    @property
     def pieces(self) -> int:
         """Of a line, which runs along k, or along x."""
-        return (STEP // self.size if self.operand.inner_major else self.extent) * self.size // 16
+        return (self.depth if self.operand.inner_major else self.extent) * self.size // 16
 
     @property
     def is_loaded_by_matrices(self) -> bool:
@@ -163,13 +172,25 @@ class MatrixTile:
         return self.tile.k * self.teams
 
     @property
+    def is_compact(self) -> bool:
+        """Whether the second operand is weights of float32 in 16 bits, all of whose pieces are whole."""
+        return self.kind == "tf32" and self.elements[1].storage == "f16"
+
+    @property
+    def block_bytes(self) -> int:
+        """Of shared memory, for the teams' stages and then for their sums."""
+        return self.teams * max(STAGES * self.stage, self.tile.m * (self.tile.n + GAP) * 4)
+
+    @property
     def shared_bytes(self) -> int:
-        """That a launch asks for."""
-        return shared_bytes(self.tile, self.teams)
+        """That a launch asks for: those of several teams are more than a kernel may declare."""
+        return self.block_bytes if self.teams > 1 else 0
 
     @property
     def lines(self) -> tuple[Lines, Lines]:
-        return Lines(self.a, self.tile.m, 0, self.size), Lines(self.b, self.tile.n, self.tile.m * STEP, self.size)
+        tile = self.tile
+        a = Lines(self.a, tile.m, tile.k, 0, self.size)
+        return a, Lines(self.b, tile.n, tile.k, a.bytes, 2 if self.is_compact else self.size)
 
     @property
     def size(self) -> int:
@@ -184,7 +205,7 @@ class MatrixTile:
     @property
     def stage(self) -> int:
         """Bytes of a stage."""
-        return (self.tile.m + self.tile.n) * STEP
+        return sum(lines.bytes for lines in self.lines)
 
     @property
     def team(self) -> Team:
@@ -193,7 +214,7 @@ class MatrixTile:
     def declare(self) -> list[str]:
         rows, columns = self.team.warp
         warp_columns = self.team.warp_columns
-        floats = 0 if self.shared_bytes else block_bytes(self.tile) // 4
+        floats = 0 if self.shared_bytes else self.block_bytes // 4
         lines = [
             f"tile_c = array_pointer(cuda.shared.array({floats}, float32, 16))",
             "tiles_at = shared_address(tile_c)",
@@ -228,19 +249,21 @@ class MatrixTile:
         """
         operand, name = lines.operand, lines.name
         outer = operand.stride if operand.inner_major else operand.inner_stride
-        odd = self.piece - 1
+        odd = lines.piece - 1
         whole = "" if operand.inner_major else f" | (int64({operand.bound}) & {odd})"
-        start = f"address_of({operand.pointer}) + {name}_base * {self.size}"
+        start = f"address_of({operand.pointer}) + {name}_base * {lines.size}"
         result = [f"{name}_whole = opaque_i32(int32((({start}) & 15) | (int64({outer}) & {odd}){whole}))"]
+        if self._is_whole(lines):
+            result = []
         for piece in range(self._pieces(lines)):
             line, place = self._place(lines, f"(thread + {piece * self.tile.threads})")
             if operand.inner_major:
                 x, along = (
                     f"min(int32({operand.origin} + {line}), int32({operand.bound} - 1))",
-                    f"{place} * {self.piece}",
+                    f"{place} * {lines.piece}",
                 )
             else:
-                x = f"min(int32({operand.origin} + {place} * {self.piece}), int32({operand.bound} - {self.piece}))"
+                x = f"min(int32({operand.origin} + {place} * {lines.piece}), int32({operand.bound} - {lines.piece}))"
                 along = line
             places = (f"{operand.row.format(x)} * {operand.stride}", f"{self.index}({along}) * {operand.inner_stride}")
             at = " + ".join(f"{self.index}({place})" for place in places)
@@ -271,7 +294,11 @@ class MatrixTile:
 
     def _pieces(self, lines: Lines) -> int:
         """Of a thread; some threads have none where there are more threads than pieces."""
-        return max(1, STEP * lines.extent // 16 // self.tile.threads)
+        return max(1, lines.bytes // 16 // self.tile.threads)
+
+    def _is_whole(self, lines: Lines) -> bool:
+        """Whether all pieces of an operand can be copied as they are, which need not be asked."""
+        return self.is_compact and lines.name == self.b.name
 
     def _place(self, lines: Lines, chunk: str) -> tuple[str, str]:
         """The line and the place in it of a piece."""
@@ -334,10 +361,15 @@ class MatrixTile:
 
     def _fill(self, lines: Lines, element: Element) -> list[str]:
         """Fills the stage at ``filled`` with k from ``k_first`` on; zeros stand outside the matrix."""
-        operand, name, numbers, index = lines.operand, lines.name, self.piece, self.index
+        operand, name, numbers, index = lines.operand, lines.name, lines.piece, self.index
         inner = operand.inner_major
-        count = STEP * lines.extent // 16
+        count = lines.bytes // 16
         threads = self.tile.threads
+        few = count < threads
+        if self._is_whole(lines):
+            ahead, none_left = self._copies(lines), [*self._filled(lines), *self._zeros(lines)]
+            copies = [f"if k_first < {operand.inner_bound}:", *indented(ahead, 1), "else:", *indented(none_left, 1)]
+            return [f"if thread < {count}:", *indented(copies, 1)] if few else copies
         line, place = self._place(lines, "chunk")
         row = f"{name}_x_at" if operand.row == "{}" else f"min({name}_x_at, int32({operand.bound} - 1))"
         x, k = ("line", f"place * {numbers}") if inner else (f"place * {numbers}", "line")
@@ -405,23 +437,31 @@ class MatrixTile:
             body += [f"if {name}_whole == 0 and {whole}:", f"    {copy}", f"elif {name}_k_at >= {operand.inner_bound}:"]
             body.append(f"    store_f32x4(tile_c, int64(to >> 2), {', '.join(['float32(0)'] * 4)})")
         body += ["else:", *indented(one_by_one, 1)]
-        few = count < threads
         head = ["piece = int32(0)", f"if thread < {count}:"] if few else [f"for piece in range({count // threads}):"]
         result = [*head, *indented(body, 1)]
         if converted:
             return result
-        copies = []
-        for number in range(self._pieces(lines)):
-            source = f"int64({index}({name}_from{number} + ahead_at))"
-            copies.append(f"copy_async({self._target(lines, number)}, {operand.pointer}, {source})")
+        copies = self._copies(lines)
         return [
             f"if {name}_whole == 0 and int32(k_first + {self.tile.k}) <= {operand.inner_bound}:",
-            f"    ahead_at = {index}({index}(k_first) * {operand.inner_stride})",
-            *indented(self._filled(lines), 1),
             *([f"    if thread < {count}:", *indented(copies, 2)] if few else indented(copies, 1)),
             "else:",
             *indented(result, 1),
         ]
+
+    def _copies(self, lines: Lines) -> list[str]:
+        """Copies the thread's pieces of the step at ``k_first``, all of which are whole, to the stage at ``filled``."""
+        operand, index = lines.operand, self.index
+        result = [f"ahead_at = {index}({index}(k_first) * {operand.inner_stride})", *self._filled(lines)]
+        for number in range(self._pieces(lines)):
+            source = f"int64({index}({lines.name}_from{number} + ahead_at))"
+            result.append(f"copy_async({self._target(lines, number)}, {operand.pointer}, {source})")
+        return result
+
+    def _zeros(self, lines: Lines) -> list[str]:
+        zeros = ", ".join(["float32(0)"] * 4)
+        places = (f"(({self._target(lines, number)}) - tiles_at) >> 2" for number in range(self._pieces(lines)))
+        return [f"store_f32x4(tile_c, {place}, {zeros})" for place in places]
 
     def _word(self, values: Sequence[str]) -> str:
         """The float whose bits are those of numbers, 4 bytes of them, of the kind that is multiplied."""
@@ -468,7 +508,7 @@ class MatrixTile:
         x_bit, k_bit = (low, high) if x_first else (high, low)
         inner = lines.operand.inner_major
         result = []
-        for i in range(2 if inner else number):
+        for i in range(lines.pieces // 2 if inner else number):
             if inner:
                 line, piece = f"({warp} + (lane & 7) + 8 * {x_bit})", f"{k_bit} + {2 * i}"
             else:
@@ -487,6 +527,8 @@ class MatrixTile:
         """
         if not lines.is_loaded_by_matrices:
             return self._loaded_one_by_one(lines, warp, number, x_first, half)
+        if self._is_whole(lines):
+            return self._unpacked(lines, number, half)
         name, inner = lines.name, lines.operand.inner_major
         load = "load_matrices" if inner else "load_matrices_transposed"
         result = []
@@ -497,6 +539,20 @@ class MatrixTile:
             result.append(f"{', '.join(words)} = {load}({at})")
             if self.kind == "tf32":
                 result += [f"{word} = round_tf32(u32_as_f32({word}))" for word in words]
+        return result
+
+    def _unpacked(self, lines: Lines, number: int, half: int) -> list[str]:
+        """As `_loaded`, of weights in 16 bits: what the first half loads has the numbers of the second as well."""
+        name, result = lines.name, []
+        for i in range(number):
+            words = [f"{name}{i}_pair{r}" for r in range(4)]
+            if half == 0:
+                at = f"stage_at + int64({name}_lane0) + {i * 16 * lines.pieces * 16}"
+                result.append(f"{', '.join(words)} = load_matrices({at})")
+            for eight in (0, 1):
+                for r, shift in enumerate(("", " >> uint32(16)")):
+                    bits = f"uint16({words[2 * eight + half]}{shift})"
+                    result.append(f"{name}{i}_{2 * eight + r} = f32_as_u32(f16_to_f32({bits}))")
         return result
 
     def _loaded_one_by_one(self, lines: Lines, warp: str, number: int, x_first: bool, half: int) -> list[str]:

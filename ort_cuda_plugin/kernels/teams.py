@@ -41,7 +41,8 @@ LATENCY = 800.0
 class Problem:
     """A product of the sizes that are expected.
 
-    Its first operand may be patches of an image, with so many ``taps``: places of a window. 0 says that it is not.
+    Its first operand may be patches of an image, with so many ``taps``: places of a window. 0 says that it is not. Of
+    ``is_compact`` weights half as much is read (`compact_weights`).
     """
 
     kind: str
@@ -50,6 +51,7 @@ class Problem:
     batch: int
     depth: int
     taps: int
+    is_compact: bool
 
     @property
     def work(self) -> float:
@@ -66,6 +68,7 @@ def choose_team(
     depth: Dim,
     *,
     taps: int = 0,
+    is_compact: bool = False,
     products: int = 1,
     copied: int = 0,
 ) -> Team | None:
@@ -74,7 +77,7 @@ def choose_team(
     It may stand for several ``products``, each of which would be a launch. Of a library's result so many bytes are
     ``copied`` by a kernel of its own.
     """
-    problem = Problem(kind, hint(rows), hint(columns), hint(batch), hint(depth), taps)
+    problem = Problem(kind, hint(rows), hint(columns), hint(batch), hint(depth), taps, is_compact)
     team, cycles = _fastest(device.multiprocessors, problem)
     limit = _library_cycles(device, problem) + (products - 1) * LAUNCH
     if copied:
@@ -108,14 +111,15 @@ def _cycles(multiprocessors: int, problem: Problem, team: Team) -> float:
     warps = tile.threads // 32
     matrices = (tile.m * tile.n) // (16 * 8 * warps) * 2  # a warp multiplies in a step
     height, width = team.warp
-    loads = (height + width) // 16 * 2
-    lines = (tile.m + tile.n) * (STEP // 16) / tile.threads  # copies of a thread
+    loads = (height * 2 + width * (1 if problem.is_compact else 2)) // 16
+    columns = tile.n / (2 if problem.is_compact else 1)  # as many take as long to read
+    lines = (tile.m + columns) * (STEP // 16) / tile.threads  # copies of a thread
     patches = (problem.taps > 0) * tile.m * (STEP // 16) / tile.threads
     step = 29 + 3.5 * (lines + loads) + matrices + 5 * patches + 4 * loads * (problem.kind == "tf32")
     issued = 220 + tile.m * tile.n / 8 / warps + 250 * (problem.taps > 1) + own_steps * step
-    wavefronts = steps * ((tile.m + tile.n) / 2 + 4 * loads * warps) + team.teams * tile.m * tile.n / 10 + 100
+    wavefronts = steps * ((tile.m + columns) / 2 + 4 * loads * warps) + team.teams * tile.m * tile.n / 10 + 100
     # A block has what the windows of its patches share in its L1.
-    fetched = tile.m * min(1.0, 3 / max(1, problem.taps)) + tile.n
+    fetched = tile.m * min(1.0, 3 / max(1, problem.taps)) + columns
     read = blocks * fetched * STEP * steps + problem.rows * problem.columns * problem.batch * SIZES[problem.kind]
     resident = RESIDENT if team.teams == 1 else max(1, THREADS // (tile.threads * team.teams))
     return max(

@@ -1,0 +1,122 @@
+"""Known weights of float32 products in 16 bits, where a GPU's tensor cores round them to TF32 anyway.
+
+TF32 has as many bits of a number's fraction as float16. So weights are float16 numbers times a power of two for each
+column of a product, or channel of a convolution, and half the bytes are kept and read. A weight is rounded as TF32
+rounds it, but for those below 2**-24 of the largest of its column, which lose bits. Sums are multiplied by the power of
+two, which is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TypeVar
+
+from ..model.ir import DType
+from ..program import scalar as s
+from ..program.elementwise import elementwise_into
+from ..program.lowering import Lowering, Tensor
+from ..program.reduce import reduce
+from ..program.row_program import MAX, Row
+from ..program.scalar import Scalar
+from ..program.steps import Contract, Convolve, Substitution, Sums
+from ..program.views import permute
+from .matrix_product import kind_of
+from .operand_axes import over_result
+
+__all__ = ["compact_columns", "compact_lines", "has_compact_columns", "has_compact_lines"]
+
+AnySums = TypeVar("AnySums", bound=Sums)
+STEP = 16
+"""Numbers along k that tensor cores multiply in a step; lines of weights are whole steps."""
+_largest = 2.0**10
+"""What the largest number of a column is at least, in float16."""
+_bounds = (2.0**-100, 2.0**127)
+"""Of a column's largest number: what is less gets a power of two that is a float32, and so does infinity."""
+
+
+def has_compact_lines(ctx: Lowering, step: Sums) -> bool:
+    """Whether `compact_lines` makes what kernels on tensor cores read in place of the step's weights."""
+    x, w = step.operands
+    if not _may_be_compact(ctx, step):
+        return False
+    if isinstance(step, Convolve):
+        _, channels, *window = w.static_shape
+        is_whole = x.shape[1] == channels * step.groups and channels % 8 == 0
+        return is_whole and not step.transposed and channels * math.prod(window) % STEP == 0
+    return w.static_shape[0] % STEP == 0
+
+
+def has_compact_columns(ctx: Lowering, step: Contract) -> bool:
+    """Whether `compact_columns` makes what kernels for few rows read in place of the step's weights."""
+    return _may_be_compact(ctx, step) and step.b.static_shape[1] % 8 == 0
+
+
+def _may_be_compact(ctx: Lowering, step: Sums) -> bool:
+    """They are made once: not where each step of a program stays as it is."""
+    x, w = step.operands
+    if kind_of(ctx.device, ctx.options, x.dtype.short) != "tf32" or not ctx.options.fusion:
+        return False
+    is_matrix = isinstance(step, Convolve) or (isinstance(step, Contract) and w.rank == 2)
+    return is_matrix and not step.is_converted and w.dtype is DType.FLOAT32 and w.is_constant and 0 not in w.shape
+
+
+def compact_lines(ctx: Lowering, step: AnySums) -> tuple[AnySums, Tensor]:
+    """The step whose sums are those of weights in 16 bits, and these, as [columns, k], for `MatrixTile`.
+
+    Those of a convolution have their channels last.
+    """
+    w, powers = step.operands[1], _powers(ctx, step)
+    if isinstance(step, Convolve):
+        ordered = permute(ctx, w, (0, *range(2, w.rank), 1))
+    else:
+        ordered = permute(ctx, w, (1, 0))
+    *outer, depth = ordered.static_shape
+    *strides, one = ordered.strides
+    eights = (*outer, depth // 8)
+    source = ctx.view(ordered, (*eights, 2, 4), (*strides, 8 * one, 4 * one, one), ordered.offset)
+    codes = ctx.empty((*eights, 4, 2), DType.FLOAT16)
+    last = len(eights)
+    _store_codes(ctx, permute(ctx, codes, (*range(last), last + 1, last)), source, powers, 0)
+    columns = powers.static_shape[0]
+    return _scaled(ctx, step, powers), ctx.view(codes, (columns, math.prod(codes.static_shape) // columns))
+
+
+def compact_columns(ctx: Lowering, step: AnySums) -> tuple[AnySums, Tensor]:
+    """As `compact_lines` of a product, but as [k, columns], for kernels of few rows."""
+    w, powers = step.operands[1], _powers(ctx, step)
+    codes = ctx.empty(w.shape, DType.FLOAT16)
+    _store_codes(ctx, codes, w, powers, 1)
+    return _scaled(ctx, step, powers), codes
+
+
+def _columns(step: Sums) -> int:
+    """The axis of weights that the results have."""
+    return 0 if isinstance(step, Convolve) else 1
+
+
+def _powers(ctx: Lowering, step: Sums) -> Tensor:
+    """What the codes of each column are multiplied by, a vector of float32. Codes of numbers that are none are none."""
+
+    def power(row: Row, x: Scalar) -> Scalar:
+        largest = s.minimum(s.maximum(row.reduce(MAX, s.absolute(x)), _bounds[0]), _bounds[1])
+        return s.cast(s.cast(largest, DType.FLOAT8E8M0, round_mode="down"), DType.FLOAT32) * (1 / _largest)
+
+    w = step.operands[1]
+    return reduce(ctx, power, w, [axis for axis in range(w.rank) if axis != _columns(step)], keepdims=False)
+
+
+def _store_codes(ctx: Lowering, target: Tensor, weights: Tensor, powers: Tensor, axis: int) -> None:
+    shape = [dim if number == axis else 1 for number, dim in enumerate(weights.shape)]
+    placed = ctx.view(powers, shape)
+    elementwise_into(ctx, lambda x, power: s.cast(x / power, DType.FLOAT16), target, weights, placed)
+
+
+def _scaled(ctx: Lowering, step: AnySums, powers: Tensor) -> AnySums:
+    """The step with its sums times ``powers``."""
+    w = step.operands[1]
+    over_weights = ctx.view(powers, [dim if axis == _columns(step) else 1 for axis, dim in enumerate(w.shape)])
+    leaf = Scalar(DType.FLOAT32, "leaf")
+    changed = Substitution({step.total: step.total * leaf})
+    outputs = tuple((changed(value), y) for value, y in step.outputs)
+    return replace(step, inputs=(*step.inputs, (leaf, over_result(step, 1, over_weights))), outputs=outputs)
