@@ -23,8 +23,10 @@ from numba.cuda.typing import signature
 from ort_cuda_plugin.compiler.host.matrices import (
     COPY,
     COPY_CACHED,
+    COPY_CACHED_WHERE,
     COPY_COMMIT,
     COPY_WAIT,
+    COPY_WHERE,
     INTEGERS,
     LOAD,
     LOAD_TRANSPOSED,
@@ -148,6 +150,27 @@ def _copier(code: str) -> Any:
     return copy
 
 
+def _copier_where(code: str) -> Any:
+    def copy(typingctx: Any, address: Any, pointer: Any, index: Any, condition: Any) -> Any:
+        """As ``copy_async``, or ``copy_async_cached``, where a condition holds; else it writes zeros.
+
+        Then it reads nothing, and the index may be any one. The emulated device reads what is at the pointer.
+        """
+
+        def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> ir.Value:
+            address, pointer, index, condition = args
+            bytes_type = ir.IntType(8).as_pointer()
+            sources = [builder.bitcast(place, bytes_type) for place in (builder.gep(pointer, [index]), pointer)]
+            kind = ir.FunctionType(ir.VoidType(), [i64, bytes_type, bytes_type, i32])
+            number = builder.zext(condition, i32)
+            builder.call(ir.InlineAsm(kind, code, "l,l,l,r,~{memory}", side_effect=True), [address, *sources, number])
+            return context.get_dummy_value()
+
+        return signature(types.none, types.int64, pointer, types.int64, types.boolean), codegen
+
+    return copy
+
+
 def copy_async_commit(typingctx: Any) -> Any:
     """Makes a group of the copies that the thread has begun."""
 
@@ -177,6 +200,8 @@ FUNCTIONS: dict[str, Any] = {
     "load_matrices_transposed": _loader(LOAD_TRANSPOSED),
     "copy_async": _copier(COPY),
     "copy_async_cached": _copier(COPY_CACHED),
+    "copy_async_where": _copier_where(COPY_WHERE),
+    "copy_async_cached_where": _copier_where(COPY_CACHED_WHERE),
     "copy_async_commit": copy_async_commit,
     "copy_async_wait": copy_async_wait,
     **matrix_functions("f16"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -93,3 +95,30 @@ def test_rounding_is_as_short_as_the_gpu_allows(capability: tuple[int, int], ins
     assert (b"cvt.rna.tf32.f32" in image.ptx) == (instruction == "LOP3")
     text = sass.disassembled(image)
     assert not text or (instruction in sass.mix_of(text) and ("LOP3" in sass.mix_of(text)) == (instruction == "LOP3"))
+
+
+@pytest.mark.parametrize("function", ["copy_async_where", "copy_async_cached_where"])
+def test_a_copy_without_its_condition_writes_zeros(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads nothing, wherever its index is, and the condition is part of a GPU's instruction."""
+    monkeypatch.setenv("ORT_CUDA_PLUGIN_EMULATE_CHECK", "1")
+    source = f"""
+def kernel(x, y, count):
+    tile = array_pointer(cuda.shared.array(128, float32, 16))
+    lane = int32(cuda.threadIdx.x)
+    index = int64(4 * (3 * lane - 7))
+    {function}(shared_address(tile) + int64(lane * 16), x, index, (index >= 0) & (index < count))
+    copy_async_commit()
+    copy_async_wait(0)
+    cuda.syncthreads()
+    for i in range(4):
+        y[lane * 4 + i] = tile[lane * 4 + i]
+"""
+    spec = kernel(function, ("*f32", "*f32", "i64"), source)
+    x = noise(64, seed=1)
+    _, y = run(spec, (1, 1, 1), (32, 1, 1), x, np.full((32, 4), 7, np.float32), np.int64(64))
+    places = 3 * np.arange(32) - 7
+    inside = (places >= 0) & (places < 16)
+    np.testing.assert_array_equal(y, np.where(inside[:, None], x.reshape(16, 4)[places % 16], 0))
+    if sass.disassembler() is not None:
+        text = sass.disassembled(compile_kernel(spec, Target.cuda(9, 0)))
+        assert re.search(r"LDGSTS[^;]*\], !?P\d", text)

@@ -123,6 +123,8 @@ def add_counts(body: list[str], size_of: Callable[[str], int], stored_type: Call
                 )
         elif not (
             ((match := _cleared.search(line)) and match[1] in on_stack)
+            # A copy's condition is one of its operands.
+            or line.lstrip().startswith(COPIED)
             # An access has room for a constant beside its address.
             or ((match := _constant_sum.match(line)) and match[1] in addresses)
         ):

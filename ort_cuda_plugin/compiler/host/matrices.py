@@ -33,8 +33,14 @@ LOAD = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0,$1,$2,$3}, [$4];"
 LOAD_TRANSPOSED = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0,$1,$2,$3}, [$4];"
 COPY = "cp.async.cg.shared.global [$0], [$1], 16;"
 COPY_CACHED = "cp.async.ca.shared.global [$0], [$1], 16;"
+_where = (
+    "{{ .reg .pred p; .reg .u32 s; setp.ne.u32 p, $3, 0; selp.u32 s, 16, 0, p;"
+    " cp.async.{}.shared.global [$0], [$1], 16, s; }}"
+)
+COPY_WHERE, COPY_CACHED_WHERE = _where.format("cg"), _where.format("ca")
+"""Without a condition ($3) zeros are written, and nothing is read. What is at $2 is read in place of that here."""
 COPIED = "%ocp.copied"
-"""Begins the names of what copies to shared memory load."""
+"""Begins the names of what copies to shared memory load, and of what is computed for that here."""
 COPY_COMMIT = "cp.async.commit_group;"
 COPY_WAIT = ("cp.async.wait_group 0;", "cp.async.wait_group 1;")
 ASSEMBLY = {
@@ -46,6 +52,8 @@ ASSEMBLY = {
     LOAD_TRANSPOSED: "ptx.load_matrices_transposed",
     COPY: "ptx.copy_async",
     COPY_CACHED: "ptx.copy_async",
+    COPY_WHERE: "ptx.copy_async_where",
+    COPY_CACHED_WHERE: "ptx.copy_async_where",
     COPY_COMMIT: "ptx.copy_async_commit",
     **{code: f"ptx.copy_async_wait_{left}" for left, code in enumerate(COPY_WAIT)},
 }
@@ -163,9 +171,10 @@ def _load(transposed: bool) -> str:
     return f"\n{head} {{\n{body}\n  ret {WORDS} %s3\n}}\n"
 
 
+_value = r"(?:[a-z]+ )*([^ ,)]+)"
 _accessing = re.compile(
-    r"^(?P<line>[^\n]*call [^\n]*@ptx\.(?P<name>copy_async|load_matrices(?:_transposed)?)"
-    r"\(i64 (?:noundef )?(?P<address>[^,)]+)(?:, ptr (?:[a-z]+ )*(?P<source>[^,)]+))?\)[^\n]*)$",
+    r"^(?P<line>[^\n]*call [^\n]*@ptx\.(?P<name>copy_async|copy_async_where|load_matrices(?:_transposed)?)"
+    rf"\(i64 {_value}(?:, ptr {_value})?(?:, ptr {_value}, i32 {_value})?\)[^\n]*)$",
     re.MULTILINE,
 )
 
@@ -178,12 +187,21 @@ def with_accesses(body: str) -> str:
     number = itertools.count()
 
     def spread(match: re.Match[str]) -> str:
-        name = f"{COPIED if match['source'] else '%ocp.access'}.{next(number)}"
-        pointer = f"  {name}.p = inttoptr i64 {match['address']} to ptr"
-        if not match["source"]:
-            return f"{pointer}\n  {name} = load <4 x i32>, ptr {name}.p, align 16\n{match['line']}"
-        load = f"  {name} = load <4 x i32>, ptr {match['source']}, align 16"
-        return f"{pointer}\n{load}\n  store <4 x i32> {name}, ptr {name}.p, align 16"
+        line, _, address, source, instead, condition = match.groups()
+        name = f"{COPIED if source else '%ocp.access'}.{next(number)}"
+        pointer = f"{name}.p = inttoptr i64 {address} to ptr"
+        if not source:
+            return f"  {pointer}\n  {name} = load <4 x i32>, ptr {name}.p, align 16\n{line}"
+        lines = [pointer, f"{name} = load <4 x i32>, ptr {source}, align 16"]
+        if condition:
+            lines = [
+                pointer,
+                f"{name}.c = icmp ne i32 {condition}, 0",
+                f"{name}.s = select i1 {name}.c, ptr {source}, ptr {instead}",
+                f"{name}.l = load <4 x i32>, ptr {name}.s, align 16",
+                f"{name} = select i1 {name}.c, <4 x i32> {name}.l, <4 x i32> zeroinitializer",
+            ]
+        return "\n".join(f"  {text}" for text in (*lines, f"store <4 x i32> {name}, ptr {name}.p, align 16"))
 
     return _accessing.sub(spread, body)
 
