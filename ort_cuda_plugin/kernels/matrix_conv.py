@@ -11,8 +11,6 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from ..model.ir import DType
 from ..program.lowering import Lowering
 from ..program.steps import Convolve
@@ -28,7 +26,7 @@ from .layout import extent, index_type
 from .matrix_product import block_place, count_tiles, form_name, parts_epilogue, sum_of_parts
 from .matrix_tiles import RESIDENT, STEP, Lines, MatrixTile, Team, matrix_tiles
 from .teams import choose_team, holds_for
-from .tiles import Element, Operand, Tile, indented, joined, log2
+from .tiles import Element, Operand, Tile, indented, joined, suffix
 
 __all__ = [
     "holds_for_convolution",
@@ -47,11 +45,12 @@ OUTSIDE = -(2**30)
 class PatchTile(MatrixTile):
     """A tile whose first operand is gathered; ``axes`` are those of windows, none where these are single elements.
 
-    Outside the image it is 0. For bytes that may be another code, ``zero`` [1].
+    Outside the image it is 0. For bytes that may be another code, ``zero`` [1]. ``is_one_image``: there is one image.
     """
 
     axes: str = ""
     zero: bool = False
+    is_one_image: bool = False
 
     @property
     def place(self) -> str:
@@ -74,21 +73,24 @@ class PatchTile(MatrixTile):
         ]
         if self.zero:
             result.append("outside = u32_as_f32(uint32((uint32(zero[0]) & uint32(255)) * uint32(0x01010101)))")
-        else:
-            result.append(f"zeros_at = (address_of(zeros) - address_of(x)) >> {log2(self.size)}")
         for piece in range(self._pieces(lines)):
             line, _ = self._place(lines, f"(thread + {piece * self.tile.threads})")
             result += [f"patch = int32(row0 + {line})", "inside = patch < m", "patch = min(patch, int32(m - 1))"]
             places = []
             for axis in reversed(self.axes):
-                result += [
-                    f"quotient = quotient_i32(patch, by_{axis})",
-                    f"{axis}_at{piece} = int32((patch - quotient * out_{axis}) * stride_{axis} - pad_{axis})",
-                    "patch = int32(quotient)",
-                ]
+                own = "patch"
+                if axis != self.axes[0] or not self.is_one_image:
+                    result.append(f"quotient = quotient_i32(patch, by_{axis})")
+                    own = f"(patch - quotient * out_{axis})"
+                result.append(f"{axis}_at{piece} = int32({own} * stride_{axis} - pad_{axis})")
+                if own != "patch":
+                    result.append("patch = int32(quotient)")
                 places.append(f"{index}({index}({axis}_at{piece}) * image_{axis})")
-            places += [f"{index}({index}(patch) * image_n)", "group_first"]
-            result.append(f"x_from{piece} = {_sum(index, places)}")
+            if not self.axes or not self.is_one_image:
+                places.append(f"{index}({index}(patch) * image_n)")
+            places.append("group_first")
+            # An opaque number is kept, not computed again in each step.
+            result.append(f"x_from{piece} = opaque_{suffix(index)}({_sum(index, places)})")
             if self.axes:
                 first = f"{self.axes[0]}_at{piece}"
                 result.append(f"{first} = choose(inside, {first}, int32({OUTSIDE}))")
@@ -107,8 +109,7 @@ class PatchTile(MatrixTile):
     def _gathered(self, lines: Lines) -> list[str]:
         """Fills the stage at ``filled`` with the next pieces of the patches.
 
-        A piece outside the image is copied from ``zeros``: without a branch copies begin one after the other. Windows
-        share what they read.
+        Without a branch copies begin one after the other. Windows share what they read.
         """
         axes, index, pieces = self.axes, self.index, range(self._pieces(lines))
         count = STEP * lines.extent // 16
@@ -130,7 +131,7 @@ class PatchTile(MatrixTile):
             if self.zero:
                 copies += [f"if {condition}:", f"    {copy}({target}, x, {first})", "else:", filler]
             else:
-                copies.append(f"{copy}({target}, x, choose({condition}, {first}, zeros_at))")
+                copies.append(f"{copy}_where({target}, x, {first}, {condition})")
             source = f"{first} + int64(word * {4 // self.size})"
             word = f"x[{source}]"
             if self.size < 4:
@@ -167,6 +168,7 @@ class MatrixConv:
 
     The grid is (tiles along the channels * along the places * ``splits`` * groups, 1, 1). With several parts the
     epilogue is `parts_epilogue`. Its coordinates are ``row``, which counts images and places, and ``column``.
+    ``is_alone`` is that of `block_place`.
     """
 
     elements: tuple[Element, Element]
@@ -178,6 +180,8 @@ class MatrixConv:
     zero: bool = False
     teams: int = 1
     index: str = "int64"
+    is_one_image: bool = False
+    is_alone: bool = False
 
     @property
     def name(self) -> str:
@@ -195,7 +199,7 @@ class MatrixConv:
             """
         return joined(
             [
-                block_place(self.tile, matrices.depth, self.splits, "group"),
+                block_place(self.tile, matrices.depth, self.splits, "group", is_alone=self.is_alone),
                 prologue,
                 "\n".join(matrices.declare()),
                 "\n".join(matrices.pipeline()),
@@ -212,7 +216,7 @@ class MatrixConv:
     def _matrices(self) -> PatchTile:
         a = Operand("a", "x", "row0", "m", "k_end", "0", "1", True)
         b = Operand("b", "weights", "column0", "column_end", "k_end", "k_end", "1", True)
-        more = (self.index, self.teams, self.axes, self.zero)
+        more = (self.index, self.teams, self.axes, self.zero, self.is_one_image)
         return PatchTile(self.tile, self.kind, a, b, self.elements, *more)
 
 
@@ -318,22 +322,23 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTact
     index = index_type(ctx, product([x.shape[0], *x.shape[2:]]) * step_of_place, product(weights.shape))
     place_type = register_type(index)
     elements = (Element(x.dtype.short), Element(weights.dtype.short))
-    kernel = MatrixConv(elements, kind, epilogue, tile, axes, splits, zero is not None, teams, place_type)
+    is_one_image, is_alone = x.shape[0] == 1, splits == step.groups == 1
+    more_form = (zero is not None, teams, place_type, is_one_image, is_alone)
+    kernel = MatrixConv(elements, kind, epilogue, tile, axes, splits, *more_form)
     builder = KernelBuilder()
     builder.tensor(x, "x")
     builder.tensor(weights, "weights")
     if zero is not None:
         builder.tensor(zero, "zero")
-    else:
-        builder.tensor(ctx.constant(np.zeros(16 // x.dtype.itemsize, x.dtype.numpy), x.dtype), "zeros")
     builder.integers(DType.INT32, m=m, n=n * step.groups, rows=n, k_end=k)
-    count_tiles(builder, tile, m, n)
+    count_tiles(builder, tile, m, n, is_alone=is_alone)
     if axes:
         strides: Sequence[Dim] = x.strides[2:] if len(x.strides) == 2 + len(axes) else (0, *x.strides[2:])
         builder.integer(x.strides[0], index, "image_n")
         for axis, stride, size in zip(axes, strides, step.places, strict=True):
             builder.integer(stride, index, f"image_{axis}")
-            extent(builder, size, DType.INT32, (f"out_{axis}", f"by_{axis}"))
+            if axis != axes[0] or not is_one_image:
+                extent(builder, size, DType.INT32, (f"out_{axis}", f"by_{axis}"))
         builder.per_axis(axes, "in", windows.size)
         builder.per_axis(axes, "stride", windows.strides)
         builder.per_axis(axes, "pad", windows.begin)

@@ -136,17 +136,18 @@ class MatrixProduct(Product):
         return MatrixTile(self.tile, self.kind, a, b, self.elements, self.index_type, self.teams)
 
 
-def block_place(tile: Tile, depth: int, splits: int, outermost: str) -> str:
+def block_place(tile: Tile, depth: int, splits: int, outermost: str, *, is_alone: bool = False) -> str:
     """Which tile, part of k and number of ``outermost`` a block has; `count_tiles` gives the parameters.
 
-    Divisions are by what the host knows: those of a GPU take as long as some steps.
+    With ``is_alone`` the last two are 0. Divisions are by what the host knows: a GPU takes long for others.
     """
+    rest = ("rest", "0") if is_alone else ("(rest - number * tiles_m)", "quotient_i32(rest, by_tiles_m)")
     return f"""
         block = int32(cuda.blockIdx.x)
         rest = quotient_i32(block, by_tiles_n)
         column0 = int32((block - rest * tiles_n) * {tile.n})
-        number = quotient_i32(rest, by_tiles_m)
-        row0 = int32((rest - number * tiles_m) * {tile.m})
+        number = int32({rest[1]})
+        row0 = int32({rest[0]} * {tile.m})
         {outermost} = int32(number >> {log2(splits)})
         part = int32(number & {splits - 1})
         every = int32((k_end + {depth - 1}) >> {log2(depth)})
@@ -156,10 +157,11 @@ def block_place(tile: Tile, depth: int, splits: int, outermost: str) -> str:
         """
 
 
-def count_tiles(builder: Parameters, tile: Tile, rows: Dim, columns: Dim) -> None:
+def count_tiles(builder: Parameters, tile: Tile, rows: Dim, columns: Dim, *, is_alone: bool = False) -> None:
     """The parameters of `block_place`."""
-    for name, dim, size in (("tiles_m", rows, tile.m), ("tiles_n", columns, tile.n)):
-        extent(builder, ceildiv(dim, size), DType.INT32, (name, f"by_{name}"))
+    if not is_alone:
+        extent(builder, ceildiv(rows, tile.m), DType.INT32, ("tiles_m", "by_tiles_m"))
+    extent(builder, ceildiv(columns, tile.n), DType.INT32, ("tiles_n", "by_tiles_n"))
 
 
 def form_name(splits: int, teams: int) -> str:

@@ -234,13 +234,17 @@ class MatrixTile:
         """The thread's number in its team, and what the team begins with."""
         if self.teams == 1:
             return ["thread = int32(cuda.threadIdx.x)", "first_stage = int32(0)"]
-        return [
+        lines = [
             "block_thread = int32(cuda.threadIdx.x)",
             f"team = int32(block_thread >> {log2(self.tile.threads)})",
             f"thread = int32(block_thread & {self.tile.threads - 1})",
-            f"first_stage = int32(team * {STAGES * self.stage})",
+            f"first_stage = opaque_i32(team * {STAGES * self.stage})",
             f"k0 = int32(k0 + team * {self.tile.k})",
         ]
+        if self.team.warps == 1:  # no other waits for it in a step
+            own = f"int32((k_end - k0 + {self.depth - 1}) >> {log2(self.depth)})"
+            lines.append(f"steps = int32(min(steps, {own}))")
+        return lines
 
     def _copied(self, lines: Lines) -> list[str]:
         """Whether pieces can be copied as they are, and for each of the thread's from where at k = 0, and to where.
@@ -305,7 +309,10 @@ class MatrixTile:
         return f"({chunk} >> {log2(lines.pieces)})", f"({chunk} & {lines.pieces - 1})"
 
     def pipeline(self) -> list[str]:
-        """The loop over ``steps`` steps, the first of which is at ``k0``; k ends at ``k_end``."""
+        """The loop over ``steps`` steps, the first of which is at ``k0``; k ends at ``k_end``.
+
+        What a step fills, the one before it has multiplied: there are as many stages.
+        """
         last = (STAGES - 1) * self.stage
         fills = [
             line
@@ -315,7 +322,7 @@ class MatrixTile:
         return [
             f"last_stage = opaque_i32(int32(first_stage + {last}))",
             "filled = int32(first_stage)",
-            "multiplied = int32(first_stage)",
+            f"multiplied = int32(first_stage + {self.stage})",
             "steps = opaque_i32(steps)",
             f"for step in range(int32({1 - STAGES}), steps):",
             "    if step >= 0:",
@@ -325,12 +332,12 @@ class MatrixTile:
             "    if ahead < steps:",
             f"        k_first = int32(k0 + ahead * {self.depth})",
             *indented(fills, 2),
-            f"        filled = choose(filled == last_stage, first_stage, int32(filled + {self.stage}))",
             "    copy_async_commit()",
+            "    filled = int32(multiplied)",
             "    if step >= 0:",
             "        stage_at = tiles_at + int64(multiplied)",
             *indented(self._multiply(), 2),
-            f"        multiplied = choose(multiplied == last_stage, first_stage, int32(multiplied + {self.stage}))",
+            f"    multiplied = choose(multiplied == last_stage, first_stage, int32(multiplied + {self.stage}))",
         ]
 
     def store(self, rows: str, columns: str, epilogue: Epilogue) -> str:
