@@ -184,6 +184,20 @@ def test_a_quotient_has_four_instructions() -> None:
     assert instructions("  %q = call i32 @ptx.quotient(i32 %m, i64 %n)") == {"issued": 4}
 
 
+def test_an_opaque_number_is_no_instruction() -> None:
+    if sass.disassembler() is None:
+        pytest.skip("nvdisasm is not installed (pip install nvidia-cuda-nvdisasm)")
+    specs = []
+    for number in (0, 8):
+        lines = "".join(f"    q = opaque_i32(q) ^ d{k & 1}\n" for k in range(8))
+        source = f"def kernel(x, y, d0, d1):\n    q = x[0]\n{lines if number else lines.replace('opaque_i32', 'int32')}"
+        specs.append(kernel("opaque", ("*i32", "*i32", "i32", "i32"), f"{source}    y[0] = q\n"))
+    folded, kept = (code.mix for code in sass.code_of(specs, Target.cuda(9, 0)))
+    assert kept.get("MOV", 0) <= folded.get("MOV", 0) + 1
+    assert sum(kept.values()) <= sum(folded.values()) + 8
+    assert not instructions("  %q = call i32 @ptx.opaque.i32(i32 %m)")
+
+
 def test_the_larger_of_two_floats_is_one_instruction() -> None:
     source = "def kernel(x, y):\n    i = cuda.threadIdx.x\n    y[i] = fmax_f32(x[i], x[i + 1])\n"
     (code,) = sass.code_of([kernel("larger", ("*f32", "*f32"), source)], Target.cuda(9, 0))

@@ -209,6 +209,8 @@ def _call(rest: str, lanes: int) -> Counts:
         return Counter(issued=issued * lanes, float=issued * lanes, special=special * lanes)
     if name == "ptx.cvt.rna.tf32.f32":
         return Counter(issued=1)
+    if name.startswith("ptx.opaque"):  # only LLVM sees that the value has another name
+        return Counter()
     if name == "ptx.quotient":
         return Counter(issued=_quotient * lanes)
     if name.startswith(("ptx.", *_single)):
