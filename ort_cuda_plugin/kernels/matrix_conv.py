@@ -53,6 +53,11 @@ class PatchTile(MatrixTile):
     is_one_image: bool = False
 
     @property
+    def is_in_row(self) -> bool:
+        """Steps side by side are nearly always at one place of a window."""
+        return bool(self.axes)
+
+    @property
     def place(self) -> str:
         """Where in a line the thread's pieces stand, which is the same in all of its lines."""
         return f"(thread & {STEP // 16 - 1})"
@@ -103,8 +108,14 @@ class PatchTile(MatrixTile):
                     f"tap_{axis} = int32(tap - quotient * taps_{axis})",
                     "tap = quotient",
                 ]
-            result.append(f"tap_{self.axes[0]} = int32(tap)")
+            result += [f"tap_{self.axes[0]} = int32(tap)", *self._at_tap()]
         return result
+
+    def _at_tap(self) -> list[str]:
+        """The place in the window, and how far that is from its first element."""
+        offset = [f"{self.index}({self.index}(ahead_{axis}) * image_{axis})" for axis in self.axes]
+        ahead = [f"ahead_{axis} = int32(tap_{axis} * step_{axis})" for axis in self.axes]
+        return [*ahead, f"window_from = {_sum(self.index, offset)}"]
 
     def _gathered(self, lines: Lines) -> list[str]:
         """Fills the stage at ``filled`` with the next pieces of the patches.
@@ -113,11 +124,9 @@ class PatchTile(MatrixTile):
         """
         axes, index, pieces = self.axes, self.index, range(self._pieces(lines))
         count = STEP * lines.extent // 16
-        # The place of a piece within its patch; the first axis counts on, past the last element of the window.
-        result = [f"ahead_{axis} = int32(tap_{axis} * step_{axis})" for axis in axes]
-        offset = [f"{index}({index}(ahead_{axis}) * image_{axis})" for axis in axes]
-        result += self._filled(lines)
-        result.append(f"tap_from = {_sum(index, [*offset, f'{index}(channel)'])}")
+        # The place of a piece within its patch.
+        from_tap = _sum(index, [*(["window_from"] if axes else []), f"{index}(channel)"])
+        result = [*self._filled(lines), f"tap_from = {from_tap}"]
         inside = f"tap_{axes[0]} < taps_{axes[0]}" if axes else "channel < channels"
         copy = "copy_async_cached" if axes else "copy_async"
         copies, loads = [], []
@@ -140,9 +149,10 @@ class PatchTile(MatrixTile):
             loads += [f"if {condition}:", "    for word in range(4):", store, "else:", filler]
         body = ["if x_whole == 0:", *indented(copies, 1), "else:", *indented(loads, 1)]
         result += [f"if thread < {count}:", *indented(body, 1)] if count < self.tile.threads else body
-        result.append(f"channel = int32(channel + {self.depth})")
+        result.append(f"channel = int32(channel + {self.pace})")
         if not axes:
             return result
+        # The first axis counts on, past the last element of the window.
         result += ["while channel >= channels:", "    channel = int32(channel - channels)"]
         for level, axis in enumerate(reversed(axes[1:]), 1):
             pad = "    " * level
@@ -151,7 +161,8 @@ class PatchTile(MatrixTile):
                 f"{pad}if tap_{axis} == taps_{axis}:",
                 f"{pad}    tap_{axis} = int32(0)",
             ]
-        return [*result, f"{'    ' * len(axes)}tap_{axes[0]} = int32(tap_{axes[0]} + 1)"]
+        result.append(f"{'    ' * len(axes)}tap_{axes[0]} = int32(tap_{axes[0]} + 1)")
+        return [*result, *indented(self._at_tap(), 1)]
 
 
 def _sum(index: str, terms: Sequence[str]) -> str:

@@ -182,6 +182,16 @@ class MatrixTile:
         return self.teams * max(STAGES * self.stage, self.tile.m * (self.tile.n + GAP) * 4)
 
     @property
+    def is_in_row(self) -> bool:
+        """Whether a team's steps follow each other along k. Else they are in turn with those of the others."""
+        return False
+
+    @property
+    def pace(self) -> int:
+        """Numbers along k from one step of a team to its next."""
+        return self.tile.k if self.is_in_row else self.depth
+
+    @property
     def shared_bytes(self) -> int:
         """That a launch asks for: those of several teams are more than a kernel may declare."""
         return self.block_bytes if self.teams > 1 else 0
@@ -239,10 +249,10 @@ class MatrixTile:
             f"team = int32(block_thread >> {log2(self.tile.threads)})",
             f"thread = int32(block_thread & {self.tile.threads - 1})",
             f"first_stage = opaque_i32(team * {STAGES * self.stage})",
-            f"k0 = int32(k0 + team * {self.tile.k})",
+            f"k0 = int32(k0 + team * {f'steps * {self.pace}' if self.is_in_row else self.tile.k})",
         ]
         if self.team.warps == 1:  # no other waits for it in a step
-            own = f"int32((k_end - k0 + {self.depth - 1}) >> {log2(self.depth)})"
+            own = f"int32((k_end - k0 + {self.pace - 1}) >> {log2(self.pace)})"
             lines.append(f"steps = int32(min(steps, {own}))")
         return lines
 
@@ -311,7 +321,8 @@ class MatrixTile:
     def pipeline(self) -> list[str]:
         """The loop over ``steps`` steps, the first of which is at ``k0``; k ends at ``k_end``.
 
-        What a step fills, the one before it has multiplied: there are as many stages.
+        The tiles at ``k_first`` are filled, and those of two steps before are multiplied. What a step fills, the one
+        before it has multiplied: there are as many stages.
         """
         last = (STAGES - 1) * self.stage
         fills = [
@@ -323,21 +334,23 @@ class MatrixTile:
             f"last_stage = opaque_i32(int32(first_stage + {last}))",
             "filled = int32(first_stage)",
             f"multiplied = int32(first_stage + {self.stage})",
-            "steps = opaque_i32(steps)",
-            f"for step in range(int32({1 - STAGES}), steps):",
-            "    if step >= 0:",
+            # Opaque numbers are counted in 32 bits, and as they are.
+            "k_first = opaque_i32(k0)",
+            f"k_filled = opaque_i32(k0 + {STAGES - 1} * {self.pace})",
+            f"k_stop = opaque_i32(k0 + steps * {self.pace})",
+            f"while k_first < int32(k_stop + {(STAGES - 1) * self.pace}):",
+            "    if k_first >= k_filled:",
             f"        copy_async_wait({STAGES - 2})",
             f"        cuda.{'syncwarp' if self.team.warps == 1 else 'syncthreads'}()",
-            f"    ahead = int32(step + {STAGES - 1})",
-            "    if ahead < steps:",
-            f"        k_first = int32(k0 + ahead * {self.depth})",
+            "    if k_first < k_stop:",
             *indented(fills, 2),
             "    copy_async_commit()",
             "    filled = int32(multiplied)",
-            "    if step >= 0:",
+            "    if k_first >= k_filled:",
             "        stage_at = tiles_at + int64(multiplied)",
             *indented(self._multiply(), 2),
             f"    multiplied = choose(multiplied == last_stage, first_stage, int32(multiplied + {self.stage}))",
+            f"    k_first = opaque_i32(k_first + {self.pace})",
         ]
 
     def store(self, rows: str, columns: str, epilogue: Epilogue) -> str:
