@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 
 from kernel_launch import kernel
+from ort_cuda_plugin.compiler.compile import compile_kernel
 from ort_cuda_plugin.compiler.host.counts import add_counts, instructions, metadata
 from ort_cuda_plugin.compiler.kernel import KernelSpec
 from ort_cuda_plugin.compiler.kernel_library import KernelLibrary
@@ -196,6 +197,16 @@ def test_an_opaque_number_is_no_instruction() -> None:
     assert kept.get("MOV", 0) <= folded.get("MOV", 0) + 1
     assert sum(kept.values()) <= sum(folded.values()) + 8
     assert not instructions("  %q = call i32 @ptx.opaque.i32(i32 %m)")
+
+
+def test_places_of_a_thread_count_where_they_are_used() -> None:
+    """Numba reads them in all three dimensions."""
+    issued = []
+    for place in ("0", "cuda.threadIdx.x", "cuda.threadIdx.x ^ cuda.threadIdx.y"):
+        spec = kernel("places", ("*i32",), f"def kernel(x):\n    x[0] = {place}\n")
+        found = compile_kernel(spec, Target.counted()).metadata
+        issued.append(sum(found[f"part{part}.issued"] for part in range(found["parts"])))
+    assert issued[1:] == [issued[0] + 1, issued[0] + 3]
 
 
 def test_the_larger_of_two_floats_is_one_instruction() -> None:

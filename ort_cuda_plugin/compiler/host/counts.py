@@ -32,6 +32,8 @@ _stack_line = re.compile(
 )
 _address = re.compile(rf"^\s*{value_name} = inttoptr i64 ({value_name}) to ptr")
 _constant_sum = re.compile(rf"^\s*({value_name}) = (?:add|or disjoint)\b.* i64 {value_name}, -?\d+$")
+_place_read = re.compile(rf"^\s*({value_name}) = add i32 %ocp\.[\w.]+, 0$")
+_value = re.compile(value_name)
 _cleared = re.compile(rf"@llvm\.memset[\w.]*\(ptr [^,]*?({value_name}),")
 _free = {
     *("phi", "ret", "bitcast", "ptrtoint", "inttoptr", "freeze", "extractelement", "insertelement", "shufflevector"),
@@ -83,6 +85,7 @@ def add_counts(body: list[str], size_of: Callable[[str], int], stored_type: Call
     """The body with the counting mode's calls; the last line is a comment with what its parts do."""
     on_stack: set[str] = set()
     addresses = {match[1] for line in body if (match := _address.match(line))}
+    mentioned = Counter(name for line in body for name in _value.findall(line))
     accesses: list[int] = []  # their parts
     parts: list[Counts] = []
     out: list[str] = []
@@ -123,6 +126,8 @@ def add_counts(body: list[str], size_of: Callable[[str], int], stored_type: Call
                 )
         elif not (
             ((match := _cleared.search(line)) and match[1] in on_stack)
+            # Numba reads the thread's place and the block's in all dimensions.
+            or ((match := _place_read.match(line)) and mentioned[match[1]] == 1)
             # A copy's condition is one of its operands.
             or line.lstrip().startswith(COPIED)
             # An access has room for a constant beside its address.
