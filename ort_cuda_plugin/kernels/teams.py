@@ -6,6 +6,7 @@ Times are in cycles of a multiprocessor, by the model of an H100 (docs/estimates
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 from ..program.lowering import DeviceProperties, Lowering
@@ -35,6 +36,10 @@ THREADS = 512
 """Of blocks with teams that a multiprocessor has at once, as their registers allow."""
 LATENCY = 800.0
 """Of the first copies, and of barriers at the end."""
+ROUND = 30.0
+"""Of the loads of a step from shared memory, and of its barrier."""
+ARRIVED = 200.0
+"""From the copies of one step to those of the next, of which two are on their way."""
 
 
 @dataclass(frozen=True)
@@ -98,36 +103,55 @@ def holds_for(ctx: Lowering, team: Team, rows: Dim, columns: Dim, batch: Dim) ->
 @functools.lru_cache(maxsize=1024)
 def _fastest(multiprocessors: int, problem: Problem) -> tuple[Team, float]:
     """And its time. A step is asked about when it is chosen, and when it is launched; networks repeat theirs."""
-    times = ((team, _cycles(multiprocessors, problem, team)) for team in team_forms(problem.kind))
-    return min(times, key=lambda entry: entry[1])
+    times = ((_cycles(multiprocessors, problem, team), team) for team in team_forms(problem.kind))
+    (cycles, _), team = min(times, key=lambda entry: entry[0])
+    return team, cycles
 
 
-def _cycles(multiprocessors: int, problem: Problem, team: Team) -> float:
+def _cycles(multiprocessors: int, problem: Problem, team: Team) -> tuple[float, float]:
+    """And for how long a thread by itself waits, where the slowest pipe is the same."""
     tile = team.tile
     steps = -(-problem.depth // tile.k)
-    own_steps = -(-steps // team.teams)
     blocks = hint(team_blocks(team, problem.rows, problem.columns, problem.batch))
     each = -(-blocks // multiprocessors)
-    warps = tile.threads // 32
-    matrices = (tile.m * tile.n) // (16 * 8 * warps) * 2  # a warp multiplies in a step
-    height, width = team.warp
-    loads = (height * 2 + width * (1 if problem.is_compact else 2)) // 16
+    loads = _loads(problem, team)
     columns = tile.n / (2 if problem.is_compact else 1)  # as many take as long to read
-    lines = (tile.m + columns) * (STEP // 16) / tile.threads  # copies of a thread
-    patches = (problem.taps > 0) * tile.m * (STEP // 16) / tile.threads
-    step = 29 + 3.5 * (lines + loads) + matrices + 5 * patches + 4 * loads * (problem.kind == "tf32")
-    issued = 220 + tile.m * tile.n / 8 / warps + 250 * (problem.taps > 1) + own_steps * step
-    wavefronts = steps * ((tile.m + columns) / 2 + 4 * loads * warps) + team.teams * tile.m * tile.n / 10 + 100
+    begin, own_steps, step = _instructions(problem, team)
+    issued = begin + own_steps * step
+    wavefronts = steps * ((tile.m + columns) / 2 + 4 * loads * team.warps) + team.teams * tile.m * tile.n / 10 + 100
     # A block has what the windows of its patches share in its L1.
     fetched = tile.m * min(1.0, 3 / max(1, problem.taps)) + columns
     read = blocks * fetched * STEP * steps + problem.rows * problem.columns * problem.batch * SIZES[problem.kind]
     resident = RESIDENT if team.teams == 1 else max(1, THREADS // (tile.threads * team.teams))
-    return max(
-        each * warps * team.teams * issued / ISSUED,
-        each * wavefronts,
-        read / (L2_RATE * multiprocessors),
-        -(-each // resident) * (WAITED * issued + LATENCY),
-    )
+    step_waits = max(WAITED * step + ROUND * (2 if team.warps > 1 else 1), ARRIVED)
+    waits = -(-each // resident) * (WAITED * begin + LATENCY + own_steps * step_waits)
+    pipes = (each * team.warps * team.teams * issued / ISSUED, each * wavefronts, read / (L2_RATE * multiprocessors))
+    return max(*pipes, waits), waits
+
+
+def _loads(problem: Problem, team: Team) -> float:
+    """Instructions of a warp that load matrices in a step."""
+    height, width = team.warp
+    return (height * 2 + width * (1 if problem.is_compact else 2)) / 16
+
+
+def _instructions(problem: Problem, team: Team) -> tuple[float, float, float]:
+    """Of a thread before and after its steps; its steps; and the instructions of one."""
+    tile = team.tile
+    height, width = team.warp
+    steps = -(-problem.depth // tile.k) / team.teams
+    if team.warps > 1:  # whose teams wait for each other
+        steps = math.ceil(steps)
+    pieces = STEP // 16 / tile.threads  # of a line, a thread's part
+    loads, copies = _loads(problem, team), (tile.m + tile.n / (2 if problem.is_compact else 1)) * pieces
+    step = 27 + 2.5 * (loads + copies) + height * width / 64  # products
+    if problem.kind == "tf32":
+        step += 4 * height / 8 + (13 * width / 16 if problem.is_compact else 4 * width / 8)
+    begin = 135 + height * width / 8
+    if problem.taps > 1:
+        step += 5 + 4.5 * tile.m * pieces
+        begin += 25 + 12 * tile.m * pieces
+    return begin, steps, step
 
 
 def _library_cycles(device: DeviceProperties, problem: Problem) -> float:
