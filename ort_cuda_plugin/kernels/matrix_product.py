@@ -150,8 +150,8 @@ def block_place(tile: Tile, depth: int, splits: int, outermost: str, *, is_alone
         row0 = int32({rest[0]} * {tile.m})
         {outermost} = int32(number >> {log2(splits)})
         part = int32(number & {splits - 1})
-        every = int32((k_end + {depth - 1}) >> {log2(depth)})
-        share = int32((every + {splits - 1}) >> {log2(splits)})
+        every = int32(int32(k_end + {depth - 1}) >> {log2(depth)})
+        share = int32(int32(every + {splits - 1}) >> {log2(splits)})
         steps = int32(min(share, int32(every - part * share)))
         k0 = int32(part * share * {depth})
         """

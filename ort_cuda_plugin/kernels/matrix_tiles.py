@@ -252,7 +252,7 @@ class MatrixTile:
             f"k0 = int32(k0 + team * {f'steps * {self.pace}' if self.is_in_row else self.tile.k})",
         ]
         if self.team.warps == 1:  # no other waits for it in a step
-            own = f"int32((k_end - k0 + {self.pace - 1}) >> {log2(self.pace)})"
+            own = f"int32(int32(k_end - k0 + {self.pace - 1}) >> {log2(self.pace)})"
             lines.append(f"steps = int32(min(steps, {own}))")
         return lines
 
@@ -387,8 +387,9 @@ class MatrixTile:
         threads = self.tile.threads
         few = count < threads
         if self._is_whole(lines):
-            ahead, none_left = self._copies(lines), [*self._filled(lines), *self._zeros(lines)]
-            copies = [f"if k_first < {operand.inner_bound}:", *indented(ahead, 1), "else:", *indented(none_left, 1)]
+            # Teams that wait for each other may have steps past the last k.
+            is_asked = self.teams > 1 and self.team.warps > 1
+            copies = self._copies(lines, f"k_first < {operand.inner_bound}" if is_asked else "")
             return [f"if thread < {count}:", *indented(copies, 1)] if few else copies
         line, place = self._place(lines, "chunk")
         row = f"{name}_x_at" if operand.row == "{}" else f"min({name}_x_at, int32({operand.bound} - 1))"
@@ -469,19 +470,18 @@ class MatrixTile:
             *indented(result, 1),
         ]
 
-    def _copies(self, lines: Lines) -> list[str]:
-        """Copies the thread's pieces of the step at ``k_first``, all of which are whole, to the stage at ``filled``."""
+    def _copies(self, lines: Lines, condition: str = "") -> list[str]:
+        """Copies the thread's pieces of the step at ``k_first``, all of which are whole, to the stage at ``filled``.
+
+        Without the ``condition``, if there is one, they are zeros.
+        """
         operand, index = lines.operand, self.index
         result = [f"ahead_at = {index}({index}(k_first) * {operand.inner_stride})", *self._filled(lines)]
+        copy, more = ("copy_async_where", f", {condition}") if condition else ("copy_async", "")
         for number in range(self._pieces(lines)):
             source = f"int64({index}({lines.name}_from{number} + ahead_at))"
-            result.append(f"copy_async({self._target(lines, number)}, {operand.pointer}, {source})")
+            result.append(f"{copy}({self._target(lines, number)}, {operand.pointer}, {source}{more})")
         return result
-
-    def _zeros(self, lines: Lines) -> list[str]:
-        zeros = ", ".join(["float32(0)"] * 4)
-        places = (f"(({self._target(lines, number)}) - tiles_at) >> 2" for number in range(self._pieces(lines)))
-        return [f"store_f32x4(tile_c, {place}, {zeros})" for place in places]
 
     def _word(self, values: Sequence[str]) -> str:
         """The float whose bits are those of numbers, 4 bytes of them, of the kind that is multiplied."""
