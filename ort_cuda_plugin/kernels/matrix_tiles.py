@@ -6,7 +6,7 @@ step needs one barrier. A tile has lines of pieces of 16 bytes along the dimensi
 memory. Where a piece stands in its line depends on the line, so that neither eight lines' pieces at one place, which a
 matrix is loaded from, nor neighbours, which are stored together, share a bank.
 
-A small product has several teams of warps in a block, which step through k in turn and have tiles of their own. Their
+A small product has several teams of warps in a block, which share the steps along k and have tiles of their own. Their
 sums meet in shared memory at the end: so a block takes as many times fewer steps. A team of one warp waits for no
 other warp in a step.
 
@@ -57,7 +57,7 @@ def matrix_tiles(kind: str) -> tuple[Tile, ...]:
 
 @dataclass(frozen=True)
 class Team:
-    """A tile for the warps of a team, and the number of teams in a block, which take the steps along k in turn."""
+    """A tile for the warps of a team, and the number of teams in a block, which share the steps along k."""
 
     tile: Tile
     teams: int
