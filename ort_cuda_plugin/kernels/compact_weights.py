@@ -20,6 +20,8 @@ from ..program.reduce import reduce
 from ..program.row_program import MAX, Row
 from ..program.scalar import Scalar
 from ..program.steps import Contract, Convolve, Substitution, Sums
+from ..program.symbolic import ceildiv
+from ..program.tensor import contiguous_strides
 from ..program.views import permute
 from .matrix_product import kind_of
 from .operand_axes import over_result
@@ -27,8 +29,8 @@ from .operand_axes import over_result
 __all__ = ["compact_columns", "compact_lines", "has_compact_columns", "has_compact_lines"]
 
 AnySums = TypeVar("AnySums", bound=Sums)
-STEP = 16
-"""Numbers along k that tensor cores multiply in a step; lines of weights are whole steps."""
+LINE = 32
+"""Numbers that a line is a multiple of, the last ones zeros: kernels read whole steps of it."""
 _largest = 2.0**10
 """What the largest number of a column is at least, in float16."""
 _bounds = (2.0**-100, 2.0**127)
@@ -41,10 +43,9 @@ def has_compact_lines(ctx: Lowering, step: Sums) -> bool:
     if not _may_be_compact(ctx, step):
         return False
     if isinstance(step, Convolve):
-        _, channels, *window = w.static_shape
-        is_whole = x.shape[1] == channels * step.groups and channels % 8 == 0
-        return is_whole and not step.transposed and channels * math.prod(window) % STEP == 0
-    return w.static_shape[0] % STEP == 0
+        channels = w.static_shape[1]
+        return x.shape[1] == channels * step.groups and channels % 8 == 0 and not step.transposed
+    return w.static_shape[0] % 8 == 0
 
 
 def has_compact_columns(ctx: Lowering, step: Contract) -> bool:
@@ -64,22 +65,25 @@ def _may_be_compact(ctx: Lowering, step: Sums) -> bool:
 def compact_lines(ctx: Lowering, step: AnySums) -> tuple[AnySums, Tensor]:
     """The step whose sums are those of weights in 16 bits, and these, as [columns, k], for `MatrixTile`.
 
-    Those of a convolution have their channels last.
+    Those of a convolution have their channels last. Columns are `LINE` numbers apart, or a multiple of it.
     """
     w, powers = step.operands[1], _powers(ctx, step)
     if isinstance(step, Convolve):
         ordered = permute(ctx, w, (0, *range(2, w.rank), 1))
     else:
         ordered = permute(ctx, w, (1, 0))
-    *outer, depth = ordered.static_shape
+    columns, *outer, last = ordered.static_shape
     *strides, one = ordered.strides
-    eights = (*outer, depth // 8)
-    source = ctx.view(ordered, (*eights, 2, 4), (*strides, 8 * one, 4 * one, one), ordered.offset)
-    codes = ctx.empty((*eights, 4, 2), DType.FLOAT16)
-    last = len(eights)
-    _store_codes(ctx, permute(ctx, codes, (*range(last), last + 1, last)), source, powers, 0)
-    columns = powers.static_shape[0]
-    return _scaled(ctx, step, powers), ctx.view(codes, (columns, math.prod(codes.static_shape) // columns))
+    eights = (columns, *outer, last // 8, 2, 4)
+    source = ctx.view(ordered, eights, (*strides, 8 * one, 4 * one, one), ordered.offset)
+    depth = math.prod(outer) * last
+    codes = ctx.empty((columns, ceildiv(depth, LINE) * LINE), DType.FLOAT16)
+    if codes.shape[1] != depth:
+        ctx.memset(codes, 0)
+    along = contiguous_strides((*outer, last // 8))
+    target = ctx.view(codes, eights, (codes.strides[0], *(8 * stride for stride in along), 1, 2))
+    _store_codes(ctx, target, source, powers, 0)
+    return _scaled(ctx, step, powers), ctx.view(codes, (columns, depth), codes.strides)
 
 
 def compact_columns(ctx: Lowering, step: AnySums) -> tuple[AnySums, Tensor]:

@@ -24,7 +24,7 @@ from .image_order import channels_last_weights, matrix_convolution_kind, permute
 from .integer_products import integer_form, integer_step
 from .layout import extent, index_type
 from .matrix_product import block_place, count_tiles, form_name, parts_epilogue, sum_of_parts
-from .matrix_tiles import RESIDENT, STEP, Lines, MatrixTile, Team, matrix_tiles
+from .matrix_tiles import RESIDENT, Lines, MatrixTile, Team, is_compact, matrix_tiles
 from .teams import choose_team, holds_for
 from .tiles import Element, Operand, Tile, indented, joined, suffix
 
@@ -60,7 +60,7 @@ class PatchTile(MatrixTile):
     @property
     def place(self) -> str:
         """Where in a line the thread's pieces stand, which is the same in all of its lines."""
-        return f"(thread & {STEP // 16 - 1})"
+        return f"(thread & {self.lines[0].pieces - 1})"
 
     def _copied(self, lines: Lines) -> list[str]:
         return self._patches(lines) if lines.name == "a" else super()._copied(lines)
@@ -123,7 +123,7 @@ class PatchTile(MatrixTile):
         Without a branch copies begin one after the other. Windows share what they read.
         """
         axes, index, pieces = self.axes, self.index, range(self._pieces(lines))
-        count = STEP * lines.extent // 16
+        count = lines.bytes // 16
         # The place of a piece within its patch.
         from_tap = _sum(index, [*(["window_from"] if axes else []), f"{index}(channel)"])
         result = [*self._filled(lines), f"tap_from = {from_tap}"]
@@ -196,7 +196,7 @@ class MatrixConv:
 
     @property
     def name(self) -> str:
-        compact = "_f16" if self._matrices.is_compact else ""
+        compact = "_f16" if self.is_compact else ""
         return f"conv{len(self.axes)}d_mma{form_name(self.splits, self.teams)}_{self.tile.name}_{self.kind}{compact}"
 
     @text_property
@@ -224,9 +224,15 @@ class MatrixConv:
         return self._matrices.shared_bytes
 
     @property
+    def is_compact(self) -> bool:
+        """Whether weights have `compact_lines`, of which each is ``weights_pitch`` numbers from the one before."""
+        return is_compact(self.kind, self.elements)
+
+    @property
     def _matrices(self) -> PatchTile:
         a = Operand("a", "x", "row0", "m", "k_end", "0", "1", True)
-        b = Operand("b", "weights", "column0", "column_end", "k_end", "k_end", "1", True)
+        pitch = "weights_pitch" if self.is_compact else "k_end"
+        b = Operand("b", "weights", "column0", "column_end", "k_end", pitch, "1", True)
         more = (self.index, self.teams, self.axes, self.zero, self.is_one_image)
         return PatchTile(self.tile, self.kind, a, b, self.elements, *more)
 
@@ -342,6 +348,8 @@ def launch_matrix_convolution(ctx: Lowering, step: Convolve, tactic: ProductTact
     if zero is not None:
         builder.tensor(zero, "zero")
     builder.integers(DType.INT32, m=m, n=n * step.groups, rows=n, k_end=k)
+    if kernel.is_compact:
+        builder.integers(DType.INT32, weights_pitch=weights.strides[0])
     count_tiles(builder, tile, m, n, is_alone=is_alone)
     if axes:
         strides: Sequence[Dim] = x.strides[2:] if len(x.strides) == 2 + len(axes) else (0, *x.strides[2:])

@@ -1,10 +1,11 @@
 """Source fragments of products by tensor cores: tiles of operands in shared memory, sums in fragments of warps.
 
 A block of four warps computes a ``m`` x ``n`` tile, stepping through the inner dimension by 64 bytes. Tiles of the
-operands are in shared memory `STAGES` times: copies of those ahead (``cp.async``) run while one is multiplied, and a
-step needs one barrier. A tile has lines of pieces of 16 bytes along the dimension in which numbers are neighbours in
-memory. Where a piece stands in its line depends on the line, so that neither eight lines' pieces at one place, which a
-matrix is loaded from, nor neighbours, which are stored together, share a bank.
+operands are in shared memory three times: copies of those ahead (``cp.async``) run while one is multiplied, and a step
+needs one barrier. Steps of 128 bytes take longer than a copy, so that two tiles do. A tile has lines of pieces of 16
+bytes along the dimension in which numbers are neighbours in memory. Where a piece stands in its line depends on the
+line, so that neither eight lines' pieces at one place, which a matrix is loaded from, nor neighbours, which are stored
+together, share a bank.
 
 A small product has several teams of warps in a block, which share the steps along k and have tiles of their own. Their
 sums meet in shared memory at the end: so a block takes as many times fewer steps. A team of one warp waits for no
@@ -30,8 +31,9 @@ from .epilogue import Epilogue
 from .tiles import Element, Operand, Tile, indented, log2, store_rows
 
 STEP = 64
-"""Bytes along k of a step."""
-STAGES = 3
+"""Bytes along k of a step, of the first operand; those of some teams are twice as long."""
+BLOCK_BYTES = 99 << 10
+"""Of shared memory that a block may have on each GPU."""
 RESIDENT = 3
 """Blocks that a multiprocessor should hold: with two, warps wait. So many leave sums and operands in registers."""
 SIZES = {"f16": 2, "bf16": 2, "tf32": 4, "i8": 1, "u8": 1}
@@ -42,6 +44,16 @@ INTEGERS = frozenset({"i8", "u8"})
 
 COMPACT_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Which of eight numbers along k stands at each place, of weights in 16 bits that are multiplied as TF32."""
+
+
+def is_compact(kind: str, elements: Sequence[Element]) -> bool:
+    """Whether the second operand is weights of float32 in 16 bits, all of whose pieces are whole."""
+    return kind == "tf32" and elements[1].storage == "f16"
+
+
+def stages_of(kind: str, tile: Tile) -> int:
+    """Tiles in shared memory at once."""
+    return 3 if tile.k * SIZES[kind] <= STEP else 2
 
 
 def piece_of(kind: str) -> int:
@@ -77,8 +89,12 @@ class Team:
         return self.tile.m * self.warp_columns // self.warps, self.tile.n // self.warp_columns
 
 
-def team_forms(kind: str) -> tuple[Team, ...]:
-    """Teams of one warp, which waits for no other along k, and of more, which share what they load."""
+def team_forms(kind: str, compact: bool = False) -> tuple[Team, ...]:
+    """Teams of one warp, which waits for no other along k, and of more, which share what they load.
+
+    First those with steps of 64 bytes, then those with steps of 128. A GPU's block has room for all of them;
+    ``compact`` weights take less.
+    """
     shapes = (
         (16, 16, 2, 4, (2, 4, 8)),
         (16, 32, 4, 4, (2, 4, 8)),
@@ -87,19 +103,33 @@ def team_forms(kind: str) -> tuple[Team, ...]:
         (32, 32, 8, 4, (2, 4, 8)),
         (64, 32, 8, 4, (2, 4)),
         (16, 64, 2, 4, (4,)),
-        (32, 64, 4, 4, (4,)),
+        (32, 64, 4, 4, (2, 4)),
         (64, 64, 8, 4, (2, 4)),
         (128, 64, 8, 8, (1, 2)),
     )
-    return tuple(
-        Team(Tile(m, n, STEP // SIZES[kind], thread_m=rows, thread_n=columns), teams)
+    forms = [
+        Team(Tile(m, n, steps * STEP // SIZES[kind], thread_m=rows, thread_n=columns), teams)
+        for steps in (1, 2)
         for m, n, rows, columns, numbers in shapes
         for teams in numbers
-    )
+    ]
+    sizes = operand_sizes(kind, compact)
+    return tuple(team for team in forms if block_bytes(kind, sizes, team.tile, team.teams) <= BLOCK_BYTES)
 
 
 GAP = 8
 """Floats between the rows of a result, so that warps store theirs without meeting in a bank."""
+
+
+def operand_sizes(kind: str, compact: bool) -> tuple[int, int]:
+    """Bytes in shared memory of numbers of both operands."""
+    return SIZES[kind], 2 if compact else SIZES[kind]
+
+
+def block_bytes(kind: str, sizes: tuple[int, int], tile: Tile, teams: int) -> int:
+    """Of shared memory, for the teams' stages and then for their sums."""
+    stage = tile.k * (tile.m * sizes[0] + tile.n * sizes[1])
+    return teams * max(stages_of(kind, tile) * stage, tile.m * (tile.n + GAP) * 4)
 
 
 @dataclass(frozen=True)
@@ -173,13 +203,16 @@ class MatrixTile:
 
     @property
     def is_compact(self) -> bool:
-        """Whether the second operand is weights of float32 in 16 bits, all of whose pieces are whole."""
-        return self.kind == "tf32" and self.elements[1].storage == "f16"
+        return is_compact(self.kind, self.elements)
+
+    @property
+    def stages(self) -> int:
+        return stages_of(self.kind, self.tile)
 
     @property
     def block_bytes(self) -> int:
-        """Of shared memory, for the teams' stages and then for their sums."""
-        return self.teams * max(STAGES * self.stage, self.tile.m * (self.tile.n + GAP) * 4)
+        """Of shared memory."""
+        return block_bytes(self.kind, operand_sizes(self.kind, self.is_compact), self.tile, self.teams)
 
     @property
     def is_in_row(self) -> bool:
@@ -198,9 +231,9 @@ class MatrixTile:
 
     @property
     def lines(self) -> tuple[Lines, Lines]:
-        tile = self.tile
-        a = Lines(self.a, tile.m, tile.k, 0, self.size)
-        return a, Lines(self.b, tile.n, tile.k, a.bytes, 2 if self.is_compact else self.size)
+        tile, (a_size, b_size) = self.tile, operand_sizes(self.kind, self.is_compact)
+        a = Lines(self.a, tile.m, tile.k, 0, a_size)
+        return a, Lines(self.b, tile.n, tile.k, a.bytes, b_size)
 
     @property
     def size(self) -> int:
@@ -248,7 +281,7 @@ class MatrixTile:
             "block_thread = int32(cuda.threadIdx.x)",
             f"team = int32(block_thread >> {log2(self.tile.threads)})",
             f"thread = int32(block_thread & {self.tile.threads - 1})",
-            f"first_stage = opaque_i32(team * {STAGES * self.stage})",
+            f"first_stage = opaque_i32(team * {self.stages * self.stage})",
             f"k0 = int32(k0 + team * {f'steps * {self.pace}' if self.is_in_row else self.tile.k})",
         ]
         if self.team.warps == 1:  # no other waits for it in a step
@@ -286,25 +319,28 @@ class MatrixTile:
 
     def _targets(self, lines: Lines) -> list[str]:
         """Where in a stage the thread's pieces go. An opaque number is kept, not computed again."""
-        apart = self.tile.threads // lines.pieces
         result = []
-        for piece in range(self._pieces(lines)):
-            if piece and apart % lines.period == 0:
-                continue
+        for piece in range(self._distinct(lines)):
             line, place = self._place(lines, f"(thread + {piece * self.tile.threads})")
             unit = f"int32({lines.first} + {lines.unit(line, place)} * 16)"
             result.append(f"{lines.name}_to{piece} = opaque_i32({unit})")
         return result
 
     def _filled(self, lines: Lines) -> list[str]:
-        """``<operand>_fill``: the address of the thread's first piece in the stage that is filled."""
-        return [f"{lines.name}_fill = tiles_at + int64(int32(filled + {lines.name}_to0))"]
+        """``<operand>_fill*``: addresses of the thread's first pieces in the stage that is filled."""
+        return [
+            f"{lines.name}_fill{piece} = tiles_at + int64(int32(filled + {lines.name}_to{piece}))"
+            for piece in range(self._distinct(lines))
+        ]
 
     def _target(self, lines: Lines, piece: int) -> str:
         """The address of a piece in that stage."""
-        if self.tile.threads // lines.pieces % lines.period == 0:
-            return f"{lines.name}_fill + {piece * self.tile.threads * 16}"
-        return f"tiles_at + int64(int32(filled + {lines.name}_to{piece}))"
+        first = piece % self._distinct(lines)
+        return f"{lines.name}_fill{first} + {(piece - first) * self.tile.threads * 16}"
+
+    def _distinct(self, lines: Lines) -> int:
+        """Pieces of a thread whose places in their lines differ; after so many they repeat."""
+        return min(self._pieces(lines), max(1, lines.period * lines.pieces // self.tile.threads))
 
     def _pieces(self, lines: Lines) -> int:
         """Of a thread; some threads have none where there are more threads than pieces."""
@@ -321,10 +357,10 @@ class MatrixTile:
     def pipeline(self) -> list[str]:
         """The loop over ``steps`` steps, the first of which is at ``k0``; k ends at ``k_end``.
 
-        The tiles at ``k_first`` are filled, and those of two steps before are multiplied. What a step fills, the one
+        The tiles at ``k_first`` are filled, and those that were filled first are multiplied. What a step fills, the one
         before it has multiplied: there are as many stages.
         """
-        last = (STAGES - 1) * self.stage
+        last = (self.stages - 1) * self.stage
         fills = [
             line
             for lines, element in zip(self.lines, self.elements, strict=True)
@@ -336,11 +372,11 @@ class MatrixTile:
             f"multiplied = int32(first_stage + {self.stage})",
             # Opaque numbers are counted in 32 bits, and as they are.
             "k_first = opaque_i32(k0)",
-            f"k_filled = opaque_i32(k0 + {STAGES - 1} * {self.pace})",
+            f"k_filled = opaque_i32(k0 + {self.stages - 1} * {self.pace})",
             f"k_stop = opaque_i32(k0 + steps * {self.pace})",
-            f"while k_first < int32(k_stop + {(STAGES - 1) * self.pace}):",
+            f"while k_first < int32(k_stop + {(self.stages - 1) * self.pace}):",
             "    if k_first >= k_filled:",
-            f"        copy_async_wait({STAGES - 2})",
+            f"        copy_async_wait({self.stages - 2})",
             f"        cuda.{'syncwarp' if self.team.warps == 1 else 'syncthreads'}()",
             "    if k_first < k_stop:",
             *indented(fills, 2),
@@ -507,7 +543,7 @@ class MatrixTile:
 
     def _multiply(self) -> list[str]:
         body = []
-        for half in (0, 1):
+        for half in range(self.tile.k * self.size // 32):
             for of, warp, number, x_first in self._loads:
                 body += self._loaded(of, warp, number, x_first, half)
             (_, _, rows, _), (_, _, pairs, _) = self._loads
@@ -541,9 +577,9 @@ class MatrixTile:
         return result
 
     def _loaded(self, lines: Lines, warp: str, number: int, x_first: bool, half: int) -> list[str]:
-        """The registers of ``number`` times four matrices of half a step; with ``x_first`` the second is next along x.
+        """The registers of ``number`` times four matrices of a step; with ``x_first`` the second is next along x.
 
-        A matrix has eight rows of 16 bytes.
+        A matrix has eight rows of 16 bytes. ``half`` counts 32 bytes along k, which are half a step or less.
         """
         if not lines.is_loaded_by_matrices:
             return self._loaded_one_by_one(lines, warp, number, x_first, half)
@@ -562,16 +598,16 @@ class MatrixTile:
         return result
 
     def _unpacked(self, lines: Lines, number: int, half: int) -> list[str]:
-        """As `_loaded`, of weights in 16 bits: what the first half loads has the numbers of the second as well."""
+        """As `_loaded`, of weights in 16 bits: what each other half loads has the numbers of the next as well."""
         name, result = lines.name, []
         for i in range(number):
             words = [f"{name}{i}_pair{r}" for r in range(4)]
-            if half == 0:
-                at = f"stage_at + int64({name}_lane0) + {i * 16 * lines.pieces * 16}"
+            if half % 2 == 0:
+                at = f"stage_at + int64({name}_lane{half // 2}) + {i * 16 * lines.pieces * 16}"
                 result.append(f"{', '.join(words)} = load_matrices({at})")
             for eight in (0, 1):
                 for r, shift in enumerate(("", " >> uint32(16)")):
-                    bits = f"uint16({words[2 * eight + half]}{shift})"
+                    bits = f"uint16({words[2 * eight + half % 2]}{shift})"
                     result.append(f"{name}{i}_{2 * eight + r} = f32_as_u32(f16_to_f32({bits}))")
         return result
 

@@ -103,7 +103,8 @@ def holds_for(ctx: Lowering, team: Team, rows: Dim, columns: Dim, batch: Dim) ->
 @functools.lru_cache(maxsize=1024)
 def _fastest(multiprocessors: int, problem: Problem) -> tuple[Team, float]:
     """And its time. A step is asked about when it is chosen, and when it is launched; networks repeat theirs."""
-    times = ((_cycles(multiprocessors, problem, team), team) for team in team_forms(problem.kind))
+    forms = team_forms(problem.kind, problem.is_compact)
+    times = ((_cycles(multiprocessors, problem, team), team) for team in forms)
     (cycles, _), team = min(times, key=lambda entry: entry[0])
     return team, cycles
 
@@ -111,6 +112,7 @@ def _fastest(multiprocessors: int, problem: Problem) -> tuple[Team, float]:
 def _cycles(multiprocessors: int, problem: Problem, team: Team) -> tuple[float, float]:
     """And for how long a thread by itself waits, where the slowest pipe is the same."""
     tile = team.tile
+    parts = _parts(problem, team)
     steps = -(-problem.depth // tile.k)
     blocks = hint(team_blocks(team, problem.rows, problem.columns, problem.batch))
     each = -(-blocks // multiprocessors)
@@ -118,12 +120,15 @@ def _cycles(multiprocessors: int, problem: Problem, team: Team) -> tuple[float, 
     columns = tile.n / (2 if problem.is_compact else 1)  # as many take as long to read
     begin, own_steps, step = _instructions(problem, team)
     issued = begin + own_steps * step
-    wavefronts = steps * ((tile.m + columns) / 2 + 4 * loads * team.warps) + team.teams * tile.m * tile.n / 10 + 100
+    wavefronts = steps * ((tile.m + columns) * parts / 2 + 4 * loads * team.warps)
+    wavefronts += team.teams * tile.m * tile.n / 10 + 100
     # A block has what the windows of its patches share in its L1.
     fetched = tile.m * min(1.0, 3 / max(1, problem.taps)) + columns
-    read = blocks * fetched * STEP * steps + problem.rows * problem.columns * problem.batch * SIZES[problem.kind]
+    read = (
+        blocks * fetched * STEP * parts * steps + problem.rows * problem.columns * problem.batch * SIZES[problem.kind]
+    )
     resident = RESIDENT if team.teams == 1 else max(1, THREADS // (tile.threads * team.teams))
-    step_waits = max(WAITED * step + ROUND * (2 if team.warps > 1 else 1), ARRIVED)
+    step_waits = max(WAITED * step + ROUND * (parts + (team.warps > 1)), ARRIVED * parts)
     waits = -(-each // resident) * (WAITED * begin + LATENCY + own_steps * step_waits)
     pipes = (each * team.warps * team.teams * issued / ISSUED, each * wavefronts, read / (L2_RATE * multiprocessors))
     return max(*pipes, waits), waits
@@ -132,7 +137,12 @@ def _cycles(multiprocessors: int, problem: Problem, team: Team) -> tuple[float, 
 def _loads(problem: Problem, team: Team) -> float:
     """Instructions of a warp that load matrices in a step."""
     height, width = team.warp
-    return (height * 2 + width * (1 if problem.is_compact else 2)) / 16
+    return (height * 2 + width * (1 if problem.is_compact else 2)) / 16 * _parts(problem, team)
+
+
+def _parts(problem: Problem, team: Team) -> int:
+    """Of 64 bytes in a step."""
+    return team.tile.k * SIZES[problem.kind] // STEP
 
 
 def _instructions(problem: Problem, team: Team) -> tuple[float, float, float]:
@@ -142,11 +152,12 @@ def _instructions(problem: Problem, team: Team) -> tuple[float, float, float]:
     steps = -(-problem.depth // tile.k) / team.teams
     if team.warps > 1:  # whose teams wait for each other
         steps = math.ceil(steps)
-    pieces = STEP // 16 / tile.threads  # of a line, a thread's part
+    parts = _parts(problem, team)
+    pieces = parts * STEP // 16 / tile.threads  # of a line, a thread's part
     loads, copies = _loads(problem, team), (tile.m + tile.n / (2 if problem.is_compact else 1)) * pieces
-    step = 27 + 2.5 * (loads + copies) + height * width / 64  # products
+    step = 27 + 2.5 * (loads + copies) + parts * height * width / 64  # products
     if problem.kind == "tf32":
-        step += 4 * height / 8 + (13 * width / 16 if problem.is_compact else 4 * width / 8)
+        step += parts * (4 * height / 8 + (13 * width / 16 if problem.is_compact else 4 * width / 8))
     begin = 135 + height * width / 8
     if problem.taps > 1:
         step += 5 + 4.5 * tile.m * pieces

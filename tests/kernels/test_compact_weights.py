@@ -25,7 +25,7 @@ from ort_cuda_plugin.program.lowering import DeviceProperties, LoweringOptions
 from team_choice import use_team
 
 GPU = DeviceProperties.gpu((9, 0))
-TEAMS: list[Team | None] = [None, *{team.tile: team for team in team_forms("tf32")}.values()]
+TEAMS: list[Team | None] = [None, *{team.tile: team for team in team_forms("tf32", compact=True)}.values()]
 """And tiles without teams."""
 
 
