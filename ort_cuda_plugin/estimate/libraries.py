@@ -12,17 +12,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..kernels.library_times import CONVOLUTION, Rates, library_time
 from ..model.ir import DType
 from .constants import Constants
 from .devices import Gpu
 from .work import LibraryStep
 
-TILES = {(256, 128): 1.0, (128, 256): 1.0, (128, 128): 0.92, (128, 64): 0.75, (64, 128): 0.75, (64, 64): 0.55}
-"""Share of `Constants.tensor_library` that a tile reaches on a multiprocessor which has enough of them."""
-SMALL_TILES = {(64, 32): 0.35, (32, 64): 0.35, (32, 32): 0.22}
-SPLITS = (1, 2, 3, 4, 6, 8, 16)
-CONVOLUTION = 0.88
-"""Of a product's rate: patches are gathered."""
 GROUPED = 0.25
 """Of the rate without tensor cores: convolutions whose groups have few channels."""
 ATTENTION = 0.6
@@ -116,21 +111,8 @@ def _tiled(
     rate *= constants.tensor_library * device.tensor_share if tensor else constants.float32_library
     # Two multiprocessors of a cluster share what they read.
     sharing = 2 if device.compute_capability[0] in (9, 10) else 1
-    best = (math.inf, 0.0)
-    for (rows, columns), share in (TILES | SMALL_TILES).items():
-        tiles = -(-m // rows) * -(-n // columns) * batches
-        for split in SPLITS:
-            depth = -(-k // split)
-            if split > 1 and (depth < 128 or tiles * split > 4 * device.multiprocessors):
-                continue
-            waves = -(-tiles * split // device.multiprocessors)
-            seconds = waves * 2.0 * rows * columns * (-(-depth // 32) * 32) / (rate * share)
-            l2 = tiles * (rows + columns) * k * itemsize / sharing + (split > 1) * 8.0 * split * m * n * batches
-            total = max(seconds, l2 / (device.l2_bytes_per_clock * device.clock * constants.l2))
-            total += (split > 1) * 1e-6
-            if total < best[0]:
-                best = total, l2
-    return best
+    l2_rate = device.l2_bytes_per_clock * device.clock * constants.l2
+    return library_time(m, n, k, batches, itemsize, Rates(device.multiprocessors, rate, l2_rate, 1e-6, sharing))
 
 
 def _attention(step: LibraryStep, device: Gpu, constants: Constants) -> Call:

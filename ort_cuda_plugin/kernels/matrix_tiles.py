@@ -89,11 +89,15 @@ class Team:
         return self.tile.m * self.warp_columns // self.warps, self.tile.n // self.warp_columns
 
 
-def team_forms(kind: str, compact: bool = False) -> tuple[Team, ...]:
+def team_forms(
+    kind: str, compact: bool = False, *, along_k: bool = False, capability: tuple[int, int] = (9, 0)
+) -> tuple[Team, ...]:
     """Teams of one warp, which waits for no other along k, and of more, which share what they load.
 
     First those with steps of 64 bytes, then those with steps of 128. A GPU's block has room for all of them;
-    ``compact`` weights take less.
+    ``compact`` weights take less. At last those of two warps that have all columns of a tile, and load less for each
+    multiplication, as far as blocks of a GPU of that compute ``capability`` have room. Tiles of 96 rows or columns fill
+    multiprocessors that others leave empty; lines of both operands have to run ``along_k``.
     """
     shapes = (
         (16, 16, 2, 4, (2, 4, 8)),
@@ -105,16 +109,26 @@ def team_forms(kind: str, compact: bool = False) -> tuple[Team, ...]:
         (16, 64, 2, 4, (4,)),
         (32, 64, 4, 4, (2, 4)),
         (64, 64, 8, 4, (2, 4)),
-        (128, 64, 8, 8, (1, 2)),
+        (128, 64, 8, 8, (1,)),
     )
-    forms = [
-        Team(Tile(m, n, steps * STEP // SIZES[kind], thread_m=rows, thread_n=columns), teams)
-        for steps in (1, 2)
-        for m, n, rows, columns, numbers in shapes
-        for teams in numbers
-    ]
-    sizes = operand_sizes(kind, compact)
-    return tuple(team for team in forms if block_bytes(kind, sizes, team.tile, team.teams) <= BLOCK_BYTES)
+    wide = ((128, 64, 8, 16, (2, 4)),)
+    uneven = ((96, 64, 12, 8, (2, 4)), (96, 80, 12, 10, (2, 4)), (96, 96, 6, 12, (2,)))
+    sizes, found = operand_sizes(kind, compact), []
+    for given, steps, most in (
+        (shapes, (1, 2), BLOCK_BYTES),
+        (wide, (1,), most_shared_bytes(capability)),
+        (uneven if along_k else (), (1,), most_shared_bytes(capability)),
+    ):
+        for count in steps:
+            for m, n, rows, columns, numbers in given:
+                tile = Tile(m, n, count * STEP // SIZES[kind], thread_m=rows, thread_n=columns)
+                found += [Team(tile, teams) for teams in numbers if block_bytes(kind, sizes, tile, teams) <= most]
+    return tuple(found)
+
+
+def most_shared_bytes(capability: tuple[int, int]) -> int:
+    """That a block may have on a GPU of that compute capability."""
+    return {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}.get(capability, 99) << 10
 
 
 GAP = 8
@@ -344,7 +358,12 @@ class MatrixTile:
 
     def _pieces(self, lines: Lines) -> int:
         """Of a thread; some threads have none where there are more threads than pieces."""
-        return max(1, lines.bytes // 16 // self.tile.threads)
+        return -(-lines.bytes // 16 // self.tile.threads)
+
+    def _among(self, lines: Lines, number: int, line: str) -> list[str]:
+        """A line for the threads that have a piece of that number."""
+        left = lines.bytes // 16 - number * self.tile.threads
+        return [f"if thread < {left}:", f"    {line}"] if left < self.tile.threads else [line]
 
     def _is_whole(self, lines: Lines) -> bool:
         """Whether all pieces of an operand can be copied as they are, which need not be asked."""
@@ -425,8 +444,7 @@ class MatrixTile:
         if self._is_whole(lines):
             # Teams that wait for each other may have steps past the last k.
             is_asked = self.teams > 1 and self.team.warps > 1
-            copies = self._copies(lines, f"k_first < {operand.inner_bound}" if is_asked else "")
-            return [f"if thread < {count}:", *indented(copies, 1)] if few else copies
+            return self._copies(lines, f"k_first < {operand.inner_bound}" if is_asked else "")
         line, place = self._place(lines, "chunk")
         row = f"{name}_x_at" if operand.row == "{}" else f"min({name}_x_at, int32({operand.bound} - 1))"
         x, k = ("line", f"place * {numbers}") if inner else (f"place * {numbers}", "line")
@@ -501,7 +519,7 @@ class MatrixTile:
         copies = self._copies(lines)
         return [
             f"if {name}_whole == 0 and int32(k_first + {self.tile.k}) <= {operand.inner_bound}:",
-            *([f"    if thread < {count}:", *indented(copies, 2)] if few else indented(copies, 1)),
+            *indented(copies, 1),
             "else:",
             *indented(result, 1),
         ]
@@ -516,7 +534,8 @@ class MatrixTile:
         copy, more = ("copy_async_where", f", {condition}") if condition else ("copy_async", "")
         for number in range(self._pieces(lines)):
             source = f"int64({index}({lines.name}_from{number} + ahead_at))"
-            result.append(f"{copy}({self._target(lines, number)}, {operand.pointer}, {source}{more})")
+            copied = f"{copy}({self._target(lines, number)}, {operand.pointer}, {source}{more})"
+            result += self._among(lines, number, copied)
         return result
 
     def _word(self, values: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ..program.lowering import DeviceProperties, Lowering
 from ..program.symbolic import Dim, ceildiv, hint, le
 from .library_form import holds
+from .library_times import CONVOLUTION, Rates, library_time
 from .matrix_tiles import RESIDENT, SIZES, STEP, Team, team_forms
 
 BEGIN = 3300.0
@@ -19,11 +20,13 @@ BEGIN = 3300.0
 LAUNCH = 2900.0
 """From one kernel to the next one: 1.6 us."""
 PARTS = 1800.0
-"""That a library takes more where its tiles are too few, and it cuts k in parts."""
-LIBRARY_RATE = 2000.0
-"""Multiplications and additions of 16-bit numbers in a cycle, of a library's kernels for such sizes..."""
-FEW_RATE = 1000.0
-"""...and of those whose tiles are too few, which are smaller."""
+"""That a library takes more where it cuts k in parts."""
+LIBRARY_RATE = 3277.0
+"""Multiplications and additions of 16-bit numbers in a cycle of a multiprocessor, of a library's largest tiles."""
+SHARING = 2
+"""Multiprocessors that share what a library's kernel reads."""
+MATRIX_RATE = 41.0
+"""Sums in a cycle of a multiprocessor to which our kernels add what 64 bytes along k give."""
 COPY_RATE = 14.0
 """Bytes that it copies in a cycle, read and written, for each multiprocessor."""
 L2_RATE = 24.0
@@ -32,8 +35,8 @@ ISSUED = 3.2
 """Instructions in a cycle of a multiprocessor, and..."""
 WAITED = 2.4
 """...cycles of an instruction for a warp that has no others to wait with."""
-THREADS = 512
-"""Of blocks with teams that a multiprocessor has at once, as their registers allow."""
+REGISTERS = 90
+"""Of a thread beside its sums."""
 LATENCY = 800.0
 """Of the first copies, and of barriers at the end."""
 ROUND = 30.0
@@ -58,11 +61,6 @@ class Problem:
     taps: int
     is_compact: bool
 
-    @property
-    def work(self) -> float:
-        """Multiplications and additions, as many as take as long with 16-bit numbers."""
-        return 2.0 * self.rows * self.columns * self.batch * self.depth * SIZES[self.kind] / 2
-
 
 def choose_team(
     device: DeviceProperties,
@@ -83,7 +81,7 @@ def choose_team(
     ``copied`` by a kernel of its own.
     """
     problem = Problem(kind, hint(rows), hint(columns), hint(batch), hint(depth), taps, is_compact)
-    team, cycles = _fastest(device.multiprocessors, problem)
+    team, cycles = _fastest(device.compute_capability, device.multiprocessors, problem)
     limit = _library_cycles(device, problem) + (products - 1) * LAUNCH
     if copied:
         limit += LAUNCH + 2 * copied / (COPY_RATE * device.multiprocessors)
@@ -101,9 +99,9 @@ def holds_for(ctx: Lowering, team: Team, rows: Dim, columns: Dim, batch: Dim) ->
 
 
 @functools.lru_cache(maxsize=1024)
-def _fastest(multiprocessors: int, problem: Problem) -> tuple[Team, float]:
+def _fastest(capability: tuple[int, int], multiprocessors: int, problem: Problem) -> tuple[Team, float]:
     """And its time. A step is asked about when it is chosen, and when it is launched; networks repeat theirs."""
-    forms = team_forms(problem.kind, problem.is_compact)
+    forms = team_forms(problem.kind, problem.is_compact, along_k=problem.taps > 0, capability=capability)
     times = ((_cycles(multiprocessors, problem, team), team) for team in forms)
     (cycles, _), team = min(times, key=lambda entry: entry[0])
     return team, cycles
@@ -127,10 +125,17 @@ def _cycles(multiprocessors: int, problem: Problem, team: Team) -> tuple[float, 
     read = (
         blocks * fetched * STEP * parts * steps + problem.rows * problem.columns * problem.batch * SIZES[problem.kind]
     )
-    resident = RESIDENT if team.teams == 1 else max(1, THREADS // (tile.threads * team.teams))
+    height, width = team.warp
+    registers = height * width // 32 + REGISTERS
+    resident = RESIDENT if team.teams == 1 else max(1, (1 << 16) // registers // (tile.threads * team.teams))
     step_waits = max(WAITED * step + ROUND * (parts + (team.warps > 1)), ARRIVED * parts)
     waits = -(-each // resident) * (WAITED * begin + LATENCY + own_steps * step_waits)
-    pipes = (each * team.warps * team.teams * issued / ISSUED, each * wavefronts, read / (L2_RATE * multiprocessors))
+    pipes = (
+        each * team.warps * team.teams * issued / ISSUED,
+        each * wavefronts,
+        each * steps * parts * tile.m * tile.n / MATRIX_RATE,
+        read / (L2_RATE * multiprocessors),
+    )
     return max(*pipes, waits), waits
 
 
@@ -166,6 +171,7 @@ def _instructions(problem: Problem, team: Team) -> tuple[float, float, float]:
 
 
 def _library_cycles(device: DeviceProperties, problem: Problem) -> float:
-    tiles = -(-problem.rows // 64) * -(-problem.columns // 64) * problem.batch
-    few = tiles <= device.multiprocessors // 2 and problem.depth >= 256
-    return BEGIN + PARTS * few + problem.work / ((FEW_RATE if few else LIBRARY_RATE) * device.multiprocessors)
+    size = SIZES[problem.kind]
+    rate = LIBRARY_RATE * 2 / size * (CONVOLUTION if problem.taps else 1.0)
+    rates = Rates(device.multiprocessors, rate, L2_RATE * device.multiprocessors, PARTS, SHARING)
+    return BEGIN + library_time(problem.rows, problem.columns, problem.depth, problem.batch, size, rates)[0]

@@ -8,6 +8,7 @@ accumulators become registers on a GPU, and on the emulated device LLVM turns a 
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,7 +27,9 @@ THREADS = 128
 
 @dataclass(frozen=True)
 class Tile:
-    """Sizes of a block's tile. Each thread has ``thread_m`` x ``thread_n`` accumulators; all are powers of two.
+    """Sizes of a block's tile. Each thread has ``thread_m`` x ``thread_n`` accumulators.
+
+    All are powers of two, but in products on tensor cores, whose threads have as many accumulators in other shapes.
 
     A thread moves ``chunk`` neighbouring elements at a time when it fills a tile. ``gap`` elements stand between the
     lines of the operands' tiles in shared memory, so that a line's elements, which neighbours store where k is
@@ -391,10 +394,11 @@ def store_rows(
     as the tile has, has a tile of the sums of each, one after the other; what these add up to is the block's.
     """
     threads = tile.threads * teams
-    size = min(CHUNK, tile.m * tile.n // threads)
+    odd = tile.n // (tile.n & -tile.n)  # so that a line has a power of two of threads
+    size = odd if odd > 1 else min(CHUNK, tile.m * tile.n // threads)
     per_line = tile.n // size
     pieces = tile.m * tile.n // size // threads
-    marks = [f"_r{number}" for number in range(min(ROWS, pieces))]
+    marks = [f"_r{number}" for number in range(math.gcd(ROWS, pieces))]
     lines = [
         *placed,
         "cuda.syncthreads()",

@@ -179,8 +179,8 @@ def test_several_may_be_deeper_than_one_that_a_library_does(parts: int, calls: i
     names = "ab"[:parts]
     body = " ".join(f"{name} = Conv(r, w{name})" for name in names)
     model = network(
-        f"r = Concat<axis = 1>({', '.join(['x'] * 96)}) {body} y = Concat<axis = 1>({', '.join(names)}, x)",
-        {f"w{name}": (48, 3072, 1, 1) for name in names},
+        f"r = Concat<axis = 1>({', '.join(['x'] * 160)}) {body} y = Concat<axis = 1>({', '.join(names)}, x)",
+        {f"w{name}": (48, 5120, 1, 1) for name in names},
         np.float32,
         1,
     )

@@ -32,9 +32,9 @@ def kernels(model: ModelProto, device: DeviceProperties = GPU) -> list[KernelSpe
     return CompiledCluster(read_model(model), device).prepare().kernels
 
 
-def most_teams(kind: str) -> list[Team]:
+def most_teams(kind: str, *, along_k: bool = False) -> list[Team]:
     """Of each tile, as many as a block may have."""
-    return list({team.tile: team for team in team_forms(kind)}.values())
+    return list({team.tile: team for team in team_forms(kind, along_k=along_k) if team.teams > 1}.values())
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
@@ -77,7 +77,7 @@ def test_convolutions_are_sums_of_all_teams(monkeypatch: pytest.MonkeyPatch, dty
     (expected,) = run_op("Conv", [x.astype(np.float64), w.astype(np.float64)], attributes)
     (size,) = run_op("Conv", [abs(x).astype(np.float64), abs(w).astype(np.float64)], attributes)
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
-    for team in most_teams("f16" if dtype is np.float16 else "tf32"):
+    for team in most_teams("f16" if dtype is np.float16 else "tf32", along_k=True):
         use_team(monkeypatch, team)
         names = [spec.name for spec in kernels(make_model("Conv", [x, w], attributes))]
         assert any(f"mma_teams{team.teams}_{team.tile.name}" in name for name in names), names
@@ -97,7 +97,8 @@ def test_their_code_has_no_spills_and_fits_each_gpu(monkeypatch: pytest.MonkeyPa
         work = work_of_model(model, {}, libraries=frozenset())
         (step,) = work.steps
         assert isinstance(step, KernelStep)
-        assert step.shared_bytes <= 99 << 10  # what a block of sm_86 to sm_120 may have
+        small = team_forms(kind, capability=(12, 0))
+        assert step.shared_bytes <= (99 << 10 if team in small else 227 << 10)
         assert f"teams{team.teams}_{team.tile.name}" in step.kernel.name
         sites = count_all(work, {step.kernel: sass.Code(32, 0, 0, {}, 1.0)})[0].sites
         shared = [site for site in sites if site.kind.startswith("shared")]
