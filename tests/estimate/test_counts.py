@@ -199,6 +199,12 @@ def test_an_opaque_number_is_no_instruction() -> None:
     assert not instructions("  %q = call i32 @ptx.opaque.i32(i32 %m)")
 
 
+def test_a_choice_of_numbers_is_an_instruction_and_one_of_predicates_is_none() -> None:
+    assert instructions("  %n = select i1 %c, i32 %a, i32 %b") == {"issued": 1}
+    assert instructions("  %n = select i1 %c, i64 %a, i64 %b") == {"issued": 2}
+    assert not instructions("  %n = select i1 %c, i1 %a, i1 false")
+
+
 def test_places_of_a_thread_count_where_they_are_used() -> None:
     """Numba reads them in all three dimensions."""
     issued = []

@@ -177,8 +177,10 @@ def instructions(line: str) -> Counts:
         return Counter({"issued": lanes, "float": lanes, kind: lanes})
     if name == "getelementptr":  # a constant offset is part of the access
         return Counter(issued=0 if _constant_offset.search(rest) else 1)
-    if name in ("and", "or", "xor", "select") and re.match(r" (?:disjoint )?i1 ", rest):
+    if name in ("and", "or", "xor") and re.match(r" (?:disjoint )?i1 ", rest):
         return Counter()  # of predicates
+    if name == "select" and re.match(r" i1 [^,]+, i1 ", rest):
+        return Counter()  # of predicates, by a predicate
     if name == "fdiv":
         return Counter(issued=_float_division * lanes, float=_float_division * lanes, special=lanes)
     if name in _divisions:
