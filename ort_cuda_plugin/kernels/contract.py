@@ -34,9 +34,9 @@ from .matrix_product import (
     parts_epilogue,
     sum_of_parts,
 )
-from .matrix_tiles import INTEGERS, Team, piece_of
 from .row_product import VectorRowProduct, few_row_form, takes
 from .teams import choose_team, holds_for
+from .tile_shapes import INTEGERS, Team, piece_of
 from .tiles import Element, Tile
 
 __all__ = [

@@ -26,7 +26,8 @@ from .epilogue import Epilogue
 from .index import IndexMap, Loads, gather_map
 from .matmul import Product, RowProduct
 from .matrix_product import kind_of
-from .matrix_tiles import RESIDENT, MatrixTile, matrix_tiles
+from .matrix_tiles import MatrixTile
+from .tile_shapes import RESIDENT, matrix_tiles
 from .tiles import Element, Operand, Tile, declare, fill_matrix, joined, log2, pipeline, store_tile
 
 __all__ = ["BLOCK", "Choices", "Shared", "WeightBlock", "WeightElement", "Weights", "group_rows", "grouped_product"]

@@ -30,7 +30,7 @@ from .index import gather_map
 from .integer_products import MAX_DEPTH, integer_form
 from .library_form import convolution_form
 from .matrix_product import kind_of, multiplies_integers
-from .matrix_tiles import piece_of
+from .tile_shapes import piece_of
 
 __all__ = [
     "channels_last_strides",

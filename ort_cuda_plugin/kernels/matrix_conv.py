@@ -24,8 +24,9 @@ from .image_order import channels_last_weights, matrix_convolution_kind, permute
 from .integer_products import integer_form, integer_step
 from .layout import extent, index_type
 from .matrix_product import block_place, count_tiles, form_name, parts_epilogue, sum_of_parts
-from .matrix_tiles import RESIDENT, Lines, MatrixTile, Team, is_compact, matrix_tiles
+from .matrix_tiles import Lines, MatrixTile, is_compact
 from .teams import choose_team, holds_for
+from .tile_shapes import RESIDENT, Team, matrix_tiles
 from .tiles import Element, Operand, Tile, indented, joined, suffix
 
 __all__ = [

@@ -15,7 +15,8 @@ from .convert import conversion_setup
 from .epilogue import Epilogue
 from .layout import extent
 from .matmul import Product
-from .matrix_tiles import RESIDENT, MatrixTile, matrix_tiles
+from .matrix_tiles import MatrixTile
+from .tile_shapes import RESIDENT, matrix_tiles
 from .tiles import Element, Operand, Tile, batch_offsets, joined, log2
 
 RELATIVE_TIMES = (1.0, 1.1, 1.35, 1.8)

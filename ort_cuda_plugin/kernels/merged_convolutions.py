@@ -21,9 +21,9 @@ from .matrix_conv import (
     matrix_convolution_tactics,
     team_of_convolution,
 )
-from .matrix_tiles import Team
 from .merged_sums import Merging, has_one_result, merge_sums
 from .tactics import explain, is_of_integers
+from .tile_shapes import Team
 
 __all__ = ["merge_convolutions"]
 

@@ -17,7 +17,7 @@ from .convolve import convolution_tactics
 from .image_order import matrix_convolution_kind
 from .library_attention import attention_form
 from .matrix_conv import is_small_convolution, matrix_convolution_tactics
-from .matrix_tiles import INTEGERS
+from .tile_shapes import INTEGERS
 
 LIBRARY = "library"
 """The call of cuBLASLt or cuDNN."""

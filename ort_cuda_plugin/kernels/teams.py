@@ -13,7 +13,7 @@ from ..program.lowering import DeviceProperties, Lowering
 from ..program.symbolic import Dim, ceildiv, hint, le
 from .library_form import holds
 from .library_times import CONVOLUTION, Rates, library_time
-from .matrix_tiles import RESIDENT, SIZES, STEP, Team, team_forms
+from .tile_shapes import RESIDENT, SIZES, STEP, Team, team_forms
 
 BEGIN = 3300.0
 """Of a library's call, before its first block works: 1.8 us, which ours does not take."""

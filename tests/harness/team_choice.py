@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ort_cuda_plugin.kernels import contract, matrix_conv
-from ort_cuda_plugin.kernels.matrix_tiles import Team
+from ort_cuda_plugin.kernels.tile_shapes import Team
 
 
 def use_team(monkeypatch: pytest.MonkeyPatch, team: Team | None) -> None:

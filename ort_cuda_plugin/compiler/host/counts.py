@@ -112,9 +112,8 @@ def add_counts(body: list[str], size_of: Callable[[str], int], stored_type: Call
                 bits, ty, pointer = COPY * (COPIED in line), match["load"], match["load_ptr"]
             elif match["store"]:
                 bits, ty, pointer = STORE, stored_type(match["store"]), match["store_ptr"]
-            current["issued"] += (
-                not bits & COPY
-            )  # a copy is one instruction, which the store to shared memory stands for
+            # A copy is one instruction, which the store to shared memory stands for.
+            current["issued"] += not bits & COPY
             if pointer in on_stack:
                 current["stack"] += 1
             else:
