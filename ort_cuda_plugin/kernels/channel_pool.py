@@ -127,7 +127,7 @@ class _ChannelPool:
             first = [self._index(f"{place} * {count}") for place, count in zip(places, self.counts, strict=True)]
             self._totals(image, channel, first)
             self._results(image, channel, first)
-        builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block)
+        builder.launch(ctx, kernel_name(ctx), plane.grid, plane.block, bounded=True)
 
     def _index(self, text: str) -> str:
         """A number that counts elements or places."""

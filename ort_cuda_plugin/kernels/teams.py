@@ -154,7 +154,7 @@ def _instructions(problem: Problem, team: Team) -> tuple[float, float, float]:
     """Of a thread before and after its steps; its steps; and the instructions of one."""
     tile = team.tile
     height, width = team.warp
-    steps = -(-problem.depth // tile.k) / team.teams
+    steps = max(1.0, -(-problem.depth // tile.k) / team.teams)
     if team.warps > 1:  # whose teams wait for each other
         steps = math.ceil(steps)
     parts = _parts(problem, team)

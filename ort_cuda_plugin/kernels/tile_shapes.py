@@ -10,6 +10,8 @@ STEP = 64
 """Bytes along k of a step, of the first operand; those of some teams are twice as long."""
 BLOCK_BYTES = 99 << 10
 """Of shared memory that a block may have on each GPU."""
+MOST_COPIES = 8
+"""Of 16 bytes of the first operand that a thread makes in a step. Each has its place in registers."""
 RESIDENT = 3
 """Blocks that a multiprocessor should hold: with two, warps wait. So many leave sums and operands in registers."""
 SIZES = {"f16": 2, "bf16": 2, "tf32": 4, "i8": 1, "u8": 1}
@@ -89,7 +91,8 @@ def team_forms(
         for count in steps:
             for m, n, rows, columns, numbers in given:
                 tile = Tile(m, n, count * STEP // SIZES[kind], thread_m=rows, thread_n=columns)
-                found += [Team(tile, teams) for teams in numbers if block_bytes(kind, sizes, tile, teams) <= most]
+                if tile.m * tile.k * SIZES[kind] <= MOST_COPIES * 16 * tile.threads:
+                    found += [Team(tile, teams) for teams in numbers if block_bytes(kind, sizes, tile, teams) <= most]
     return tuple(found)
 
 
