@@ -70,14 +70,17 @@ def test_products_are_sums_of_all_teams(
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_convolutions_are_sums_of_all_teams(monkeypatch: pytest.MonkeyPatch, dtype: type) -> None:
-    """Windows that leave the image, steps over places and between taps, and channels that fill no step."""
+    """Windows that leave the image, steps over places and between taps, and channels that fill no step.
+
+    Of every other form of a team; each type has those that the other one has not.
+    """
     x: Array = noise(2, 24, 9, 11, seed=1).astype(dtype)
     w: Array = noise(36, 24, 3, 3, seed=2).astype(dtype)
     attributes = {"pads": [2, 1, 0, 3], "strides": [2, 1], "dilations": [1, 2]}
     (expected,) = run_op("Conv", [x.astype(np.float64), w.astype(np.float64)], attributes)
     (size,) = run_op("Conv", [abs(x).astype(np.float64), abs(w).astype(np.float64)], attributes)
     monkeypatch.setattr(OpenDevice, "properties", lambda self: GPU)
-    for team in most_teams("f16" if dtype is np.float16 else "tf32", along_k=True):
+    for team in most_teams("f16" if dtype is np.float16 else "tf32", along_k=True)[dtype is np.float16 :: 2]:
         use_team(monkeypatch, team)
         names = [spec.name for spec in kernels(make_model("Conv", [x, w], attributes))]
         assert any(f"mma_teams{team.teams}_{team.tile.name}" in name for name in names), names
